@@ -2,14 +2,13 @@
  *
  *   y[r, o] = sum_{k,c} P[r, (k,c)] W[o, (k,c)],  r an output position, k a kernel offset
  *
- * A row of P is kernel runs of kernel x channels values that lie together in the image, so that
- * making P is copying.  P is made for a few rows at a time, small enough to stay in the second level
- * of cache, multiplied at once and forgotten; samples are split over our threads, each with its own
- * tile and BLAS on one thread (where BLAS cannot be told so, one of our threads does all the work and
- * BLAS splits the products).  Weights are turned from [o][c][k] into [o][k][c] once per forward.
+ * A row of P consists of `kernel` runs of kernel x channels adjacent values of the image, so P is made by copying.  P is
+ * made and multiplied in tiles that fit the second-level cache.  Samples are split over the threads of the pool, each
+ * with its own tile and BLAS on one thread; if the number of BLAS threads cannot be changed, one thread of the pool
+ * works and BLAS splits the products.  Weights are transposed from [o][c][k] to [o][k][c] once per forward.
  *
- *   dW = dy' P, a sum of each thread's own; dx: for stride 1 again a convolution, of dy with the
- *   kernel turned round, so that every value is written once; otherwise dP = dy W added up into dx. */
+ *   dW = dy' P, summed over threads.  dx with stride 1: a convolution of dy with the reversed kernel, which writes every
+ *   value once; otherwise dP = dy W, added into dx. */
 #include "node.h"
 #include "patches.h"
 
@@ -17,20 +16,14 @@
 
 enum { TILE = 64 * 1024 }; /* floats of a tile of patches */
 
-typedef struct geometry { /* of one use of the patches: image in, positions out */
-  int64_t batch_rows;     /* positions of one sample */
-  int64_t width;          /* of a row of P           */
-  int64_t rows;           /* of a tile               */
-} geometry;
-
 typedef struct job {
   nn *n;
   node *v;
   int64_t samples;
   int32_t pieces;
-  patches p;    /* forward and dW: of x; dx: of dy, turned round */
+  patches p;    /* forward and dW: of x; dx: of dy */
   int64_t rows; /* of a tile */
-  float *tiles; /* one of patch_tile floats for each piece */
+  float *tiles; /* `tile` floats for each piece */
   int64_t tile;
   float *sums; /* dW of each piece, [o][k][c] */
   const float *turned;
@@ -44,7 +37,7 @@ static patches input_patches(const nn *n, const node *v) {
                    v->shape.width, v->kernel, v->stride,  v->padding};
 }
 
-/* dx at (y, x) sees dy at (y + padding - i): a convolution of dy with stride 1 and this padding. */
+/* dx at (y, x) depends on dy at (y + padding - i): a convolution of dy with stride 1 and this padding. */
 static patches grad_patches(const nn *n, const node *v) {
   const nn_shape s = n->nodes[v->input[0]].shape;
   return (patches){
@@ -69,7 +62,7 @@ static int64_t tile_floats(const nn *n, const node *v) {
   return x > y ? x : y;
 }
 
-/* Scratch: tiles of all threads, then their sums of dW, then the turned kernel. */
+/* Scratch: tiles of all threads, their sums of dW, the reversed kernel. */
 static int64_t scratch(const nn *n, const node *v) {
   const int64_t t = n->threads;
   return (t * tile_floats(n, v) + (t + 1) * weight_count(n, v)) * (int64_t)sizeof(float);
@@ -80,12 +73,11 @@ static int64_t kept(const nn *n, const node *v) {
   return weight_count(n, v) * (int64_t)sizeof(float);
 }
 
-/* ---- turning weights ---------------------------------------------------------------------------*/
+/* ---- order of weights --------------------------------------------------------------------------*/
 
 typedef struct turn {
   const float *from;
   float *to;
-  const float *const *parts; /* dW: the sums of all pieces */
   int64_t out, in, offsets, stride;
   int32_t pieces, sums;
 } turn;
@@ -122,7 +114,7 @@ static void turn_back(void *arg, int32_t i) { /* sum of [o][k][c] -> [o][c][k] *
   }
 }
 
-/* [o][k][c] -> [K-1-k][o][c], what multiplies patches of dy. */
+/* [o][k][c] -> [K-1-k][o][c], the reversed kernel. */
 static void turn_round(void *arg, int32_t i) {
   const turn *t = arg;
   int64_t from, to;
@@ -144,7 +136,7 @@ static turn turn_of(const nn *n, const node *v) {
 
 /* ---- a pass over all samples -------------------------------------------------------------------*/
 
-/* Runs task for each piece, with BLAS on one thread if there are several. */
+/* Run task for each piece; with several pieces BLAS has one thread. */
 static void over_samples(job *j, void (*task)(void *arg, int32_t i)) {
   nn *n = j->n;
   j->pieces = 1;
@@ -166,15 +158,14 @@ static job job_of(nn *n, node *v, int64_t samples) {
   return j;
 }
 
-/* Rows [*from, *to) of this piece: whole samples. */
+/* Rows [*from, *to) of piece i: whole samples. */
 static void rows_of(const job *j, int64_t per_sample, int32_t i, int64_t *from, int64_t *to) {
   nn_range(j->samples, j->pieces, i, 1, from, to);
   *from *= per_sample;
   *to *= per_sample;
 }
 
-/* The tiles of P that a piece goes through, of the patches of `image`; a plain convolution's P is the
- * image, and one tile. */
+/* Iterator over the tiles of P in a piece.  For a 1x1 convolution of stride 1, P is the image, in one tile. */
 typedef struct tiles {
   const job *j;
   const float *image, *p; /* p: rows [at, at + rows) of P */
@@ -248,7 +239,7 @@ static void weight_piece(void *arg, int32_t i) {
   }
 }
 
-/* dx by gathering: patches of dy, [rows, (k,o)], times the turned kernel [(k,o), c]. */
+/* dx by gathering: patches of dy, [rows, (k,o)], times the reversed kernel [(k,o), c]. */
 static void gather_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];
@@ -261,7 +252,7 @@ static void gather_piece(void *arg, int32_t i) {
   }
 }
 
-/* dx by scattering: dP = dy W, added up. */
+/* dx by scattering: dP = dy W, added into dx. */
 static void scatter_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];

@@ -1,5 +1,4 @@
-/* elementwise.c: kinds that look at one value at a time: ReLU, tanh, sigmoid, dropout, and the sum of
- * two.  All of them work in place where they may, and are split over the pool. */
+/* elementwise.c: ReLU, tanh, sigmoid, dropout and the sum of two, in place if possible, split over the pool. */
 #include "node.h"
 #include "common/random.h"
 #include "simd.h"
@@ -7,13 +6,13 @@
 #include <math.h>
 #include <string.h>
 
-/* What one piece works on: y from x (and x2), or dx from dy and y. */
+/* Arrays of one piece: y from x (and x2), or dx from dy and y. */
 typedef struct slice {
   const node *v;
   uint64_t seed, step;
   const float *x, *x2, *y, *dy;
   float *to;
-  int64_t count, first; /* elements; of the whole batch before them */
+  int64_t count, first; /* elements; offset in the batch */
   int32_t pieces;
   bool adds, train;
   void (*kernel)(const struct slice *s, int64_t from, int64_t to);
@@ -70,7 +69,7 @@ NG_CLONES static void relu(const slice *s, int64_t from, int64_t to) {
     s->to[i] = s->x[i] < 0.0F ? 0.0F : s->x[i]; /* NaN stays NaN */
 }
 
-/* dy is read in any case: a load that depends on y would not vectorise. */
+/* Load dy unconditionally: a conditional load would not vectorise. */
 NG_CLONES static void relu_back(const slice *s, int64_t from, int64_t to) {
   const float *y = s->y, *dy = s->dy;
   float *dx = s->to;
@@ -153,8 +152,8 @@ static const nn_op sigmoid_op = {.name = "sigmoid",
                                  .backward = sigmoid_backward};
 
 /* ---- dropout -----------------------------------------------------------------------------------
- * The mask is drawn again in backward instead of being kept: element i of the batch of step t takes word i % 4 of
- * block t 2^32 + i / 4. */
+ * Backward draws the mask again instead of storing it: element i of the batch of step t uses word i % 4 of block
+ * t 2^32 + i / 4. */
 
 static void masked(const slice *s, int64_t from, int64_t to, const float *x) {
   const float scale = (float)(1.0 / (1.0 - s->v->rate));
@@ -210,8 +209,8 @@ static void add_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
 }
 static void add_backward(nn *n, node *v, int64_t samples, bool params) {
   (void)params;
-  backward_by(n, v, samples, 0, sum_back); /* in place nothing happens here ... */
-  backward_by(n, v, samples, 1, sum_back); /* ... so that dy is whole for the second */
+  backward_by(n, v, samples, 0, sum_back); /* in place: no work ... */
+  backward_by(n, v, samples, 1, sum_back); /* ... hence dy is intact for the second input */
 }
 static const nn_op add_op = {
     .name = "add", .in_place = true, .forward = add_forward, .backward = add_backward};

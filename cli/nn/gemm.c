@@ -1,5 +1,4 @@
-/* gemm.c: the one door to matrix multiplication.  Ours are row-major; BLAS is column-major, and reads
- * C = A B as C' = B' A'. */
+/* gemm.c: matrix multiplication.  Matrices are row-major; BLAS is column-major and computes C' = B' A'. */
 #include "node.h"
 
 #include <dlfcn.h>
@@ -34,8 +33,7 @@ void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, con
 #endif
 }
 
-/* OpenBLAS changes its number of threads in a few instructions; others keep theirs, and our own
- * threads then take turns instead of calling at once. */
+/* OpenBLAS can change its number of threads cheaply.  With another BLAS one thread of the pool does all products. */
 typedef union symbol {
   void *object;
   void (*set)(int threads);

@@ -1,7 +1,6 @@
-/* graph.c: a network is made here node by node, and walked: forward in order, backward against it.
+/* graph.c: make a network node by node, and run it forward and backward.
  *
- * Constructors of the kinds call nn_node, nn_param_add and so on; the first mistake is remembered and
- * told by nn_ready.  Memory is planned in plan.c. */
+ * Constructors of the kinds call nn_node, nn_param_add etc.  nn_ready reports the first mistake.  plan.c plans the memory. */
 #include "common/cli.h"
 #include "node.h"
 #include "plan.h"
@@ -12,7 +11,7 @@
 #include <string.h>
 
 int nn_fail(nn *n, const char *format, ...) {
-  if (n->error[0] != 0) return -1; /* the first one is the cause */
+  if (n->error[0] != 0) return -1; /* report the first mistake only */
   va_list args;
   va_start(args, format);
   /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in say.c */
@@ -47,7 +46,6 @@ void nn_destroy(nn **n) {
   *n = NULL;
 }
 
-/* Room for one more of `size` bytes in *list. */
 static void *more(void *list, int count, int *room, size_t size) {
   if (count < *room) return list;
   const int wider = *room > 0 ? 2 * *room : 32;
@@ -81,7 +79,7 @@ node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
 
 static void name_of(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
   if (snprintf(out, NN_NAME, "%s%s%s", name, suffix[0] != 0 ? "." : "", suffix) >= NN_NAME) {
-    (void)nn_fail(n, "%s: a name may have %d letters", name, NN_NAME - 1);
+    (void)nn_fail(n, "%s: a name has at most %d letters", name, NN_NAME - 1);
   }
 }
 
@@ -125,7 +123,7 @@ int nn_norm_add(nn *n, const nn_norm_layer *norm) {
 }
 
 static void input_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  (void)n, (void)v, (void)samples, (void)mode; /* nn_forward has put the caller's pointer in */
+  (void)n, (void)v, (void)samples, (void)mode; /* nn_forward sets v->out */
 }
 static void input_backward(nn *n, node *v, int64_t samples, bool params) {
   (void)n, (void)v, (void)samples, (void)params;
@@ -134,7 +132,7 @@ static const nn_op input_op = {
     .name = "input", .needs_output = true, .forward = input_forward, .backward = input_backward};
 
 int nn_input(nn *n, nn_shape shape) {
-  if (n->n_nodes > 0) return nn_fail(n, "a network has one input, and it comes first");
+  if (n->n_nodes > 0) return nn_fail(n, "the input must be the first node");
   const node *v = nn_node(n, &input_op, -1, -1, shape);
   return v != NULL ? v->number : -1;
 }
@@ -182,7 +180,7 @@ int nn_ready(nn *n, int64_t batch) {
     bool read = false;
     for (int k = i + 1; k < n->n_nodes; k++)
       read = read || n->nodes[k].input[0] == i || n->nodes[k].input[1] == i;
-    if (!read) (void)nn_fail(n, "node %d (%s) is read by nobody", i, n->nodes[i].op->name);
+    if (!read) (void)nn_fail(n, "node %d (%s) has no reader", i, n->nodes[i].op->name);
   }
   if (n->error[0] != 0) return cli_bad("network: %s", n->error);
   n->batch = batch;
@@ -205,7 +203,7 @@ void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void
   }
 }
 
-/* Waking a thread costs some microseconds, in which it could have done this many. */
+/* Waking a thread costs as much as this many cheap operations. */
 enum { WORTH = 16384 };
 
 int32_t nn_pieces(const nn *n, int64_t elements) {
@@ -223,7 +221,7 @@ void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *f
 
 /* ---- walking ---------------------------------------------------------------------------------*/
 
-/* What a watch calls it; -1: nothing to watch. */
+/* The number of a node in nn_watch; -1: not watched. */
 static int watched(const nn *n, const node *v) {
   return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
 }
@@ -240,7 +238,7 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
   n->samples = samples;
   n->step = step;
   n->trained = mode == NN_TRAIN;
-  n->nodes[0].out = (float *)(uintptr_t)x; /* nobody writes over an input */
+  n->nodes[0].out = (float *)(uintptr_t)x; /* no kind writes to the input */
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
     if (watch != NULL && watched(n, v) >= 0) {
@@ -254,7 +252,7 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
   return 0;
 }
 
-static void forget_gradients(nn *n, const node *v) {
+static void zero_gradients(nn *n, const node *v) {
   for (int k = 0; k < 2; k++) {
     const nn_param *p = v->param[k] >= 0 ? &n->params[v->param[k]] : NULL;
     if (p != NULL) memset(p->grad, 0, (size_t)p->count * sizeof *p->grad);
@@ -271,9 +269,10 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
       if (rc != 0) return rc;
     }
     if (n->samples > 0) v->op->backward(n, v, n->samples, params);
-    if (n->samples == 0 && params) forget_gradients(n, v);
+    if (n->samples == 0 && params) zero_gradients(n, v);
     if (!params || n->made == NULL || v->param[0] < 0) continue;
-    const int rc = n->made(n->made_user, v->param[0]); /* nodes have theirs in their own order */
+    const int rc =
+        n->made(n->made_user, v->param[0]); /* parameters are in the order of their nodes */
     if (rc != 0) return rc;
   }
   return 0;

@@ -1,5 +1,4 @@
-/* init.c: the first values of everything that is learned, from the network's seed and the number of the
- * parameter alone. */
+/* init.c: initial values of parameters, a function of the network's seed and the number of the parameter. */
 #include "node.h"
 #include "common/random.h"
 
@@ -7,7 +6,7 @@
 
 void nn_set_start(nn *n, nn_start start) { n->start = start; }
 
-/* Inputs and outputs that meet in one weight: channels times kernel positions. */
+/* Channels times kernel positions. */
 static double fan_in(const nn *n, const nn_param *p) {
   const nn_layer *l = &n->layers[p->layer];
   return (double)l->in * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);

@@ -1,10 +1,8 @@
-/* loss.c: the last node's values and what they should have been, to a number and the gradient that
- * backward starts from.
+/* loss.c: the loss of the last node, and its gradient.
  *
  *   cross entropy   l = -sum_k t_k log s_k, s = softmax(y); dl/dy = s - t
  *   squared error   l = 1/2 ||y - t||^2;                    dl/dy = y - t
- * both divided by the number of samples.  Rows are independent; their losses are added up in order, in
- * double. */
+ * both divided by the number of samples.  Losses of rows are summed in order, in double. */
 #include "node.h"
 #include "common/random.h"
 
@@ -17,7 +15,7 @@ void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing) {
 
 nn_loss_kind nn_loss_of(const nn *n) { return n->loss; }
 
-/* log(sum exp y_k); the largest is taken out first, so nothing overflows. */
+/* log(sum exp y_k), relative to the largest y_k against overflow. */
 static double log_sum(const float *y, int64_t c) {
   float most = y[0];
   double sum = 0.0;
@@ -42,7 +40,7 @@ static double entropy_row(double smoothing, const float *y, int64_t c, int32_t l
   return loss;
 }
 
-/* The gradient of a row alone, for any distribution t. */
+/* The gradient of one row for a distribution t. */
 static void soft_gradient(const float *y, const float *t, int64_t c, double share, float *grad) {
   const double all = log_sum(y, c);
   for (int64_t k = 0; k < c; k++)
@@ -84,7 +82,7 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
   return sum * share;
 }
 
-/* A label with probability softmax(y)_k, by the inverse of the distribution function. */
+/* A label drawn with probability softmax(y)_k by inversion of the distribution function. */
 static int32_t drawn_label(const float *y, int64_t c, double u) {
   const double all = log_sum(y, c);
   double sum = 0.0;
@@ -98,7 +96,7 @@ static int32_t drawn_label(const float *y, int64_t c, double u) {
 void nn_sampled_loss(nn *n, uint64_t step) {
   const int64_t c = nn_outputs(n);
   const double share = 1.0 / (double)n->samples;
-  if (n->loss == NN_SQUARED_ERROR) { /* t - y is normal, whatever y is */
+  if (n->loss == NN_SQUARED_ERROR) { /* t - y is normal for every y */
     random_normal_at(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
                      n->loss_grad);
     return;

@@ -1,17 +1,16 @@
 /* models_resnet.c: residual networks.
  *
  * He et al. 2015 (arXiv 1512.03385): for CIFAR three stages of 16, 32, 64 channels; for ImageNet four
- * stages of basic blocks (18, 34 layers) or bottlenecks (50).  Where a shortcut changes shape it is a
- * 1x1 convolution with a norm (option B; the CIFAR networks of the paper pad with zeros instead, which
- * has no parameters).  A bottleneck has its stride in the 3x3 convolution, as every framework has it.
- * Names are those of torchvision. */
+ * stages of basic blocks (18, 34 layers) or bottlenecks (50).  A shortcut that changes the shape is a 1x1 convolution
+ * with a norm (option B; the CIFAR networks of the paper pad with zeros).  The 3x3 convolution of a bottleneck has the
+ * stride, as in all frameworks.  Names as in torchvision. */
 #include "models_resnet.h"
 
 #include <stdio.h>
 
 enum { PREFIX = 32 };
 
-/* Convolution without bias and norm: NAME.conv and NAME.bn as the caller spells them. */
+/* A convolution without bias, and a norm. */
 static int conv_norm(nn *n, const char *prefix, const char *conv, const char *norm, int x,
                      int64_t out, int64_t kernel, int64_t stride) {
   char name[NN_NAME];
@@ -25,7 +24,7 @@ static bool changes(const nn *n, int x, int64_t out, int64_t stride) {
   return stride != 1 || nn_shape_of(n, x).channels != out;
 }
 
-/* `pooled`: variant D takes the mean of 2x2 before a 1x1 convolution without stride. */
+/* `pooled`: variant D averages 2x2 before a 1x1 convolution of stride 1. */
 static int shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t stride, bool pooled) {
   if (!changes(n, x, out, stride)) return x;
   if (pooled && stride > 1) {
@@ -52,11 +51,11 @@ static void head(nn *n, const model_task *t, int x) {
   (void)nn_linear(n, "fc", nn_global_pool(n, x), t->classes, true);
 }
 
-void resnet_cifar(nn *n, const model_task *t, int x, int depth) {
+void resnet_cifar(nn *n, const model_task *t, int x, const long long number[2]) {
   nn_set_start(n, NN_HE);
   x = nn_relu(n, conv_norm(n, "", "conv1", "bn1", x, 16, 3, 1));
   for (int stage = 0; stage < 3; stage++) {
-    for (int i = 0; i < (depth - 2) / 6; i++) {
+    for (int i = 0; i < (number[0] - 2) / 6; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
       x = basic(n, prefix, x, (int64_t)16 << stage, stage > 0 && i == 0 ? 2 : 1);
@@ -65,7 +64,7 @@ void resnet_cifar(nn *n, const model_task *t, int x, int depth) {
   head(n, t, x);
 }
 
-/* Images up to 64 keep their size: a 3x3 convolution; larger ones are quartered. */
+/* Images up to 64 pixels: a 3x3 convolution of stride 1; larger images are reduced by 4. */
 static int stem(nn *n, const model_task *t, int x, bool d) {
   const bool small = t->input.height <= 64;
   if (d) { /* three 3x3 instead of one 7x7 */
@@ -78,12 +77,14 @@ static int stem(nn *n, const model_task *t, int x, bool d) {
   return small ? x : nn_max_pool(n, x, 3, 2, 1);
 }
 
-static void four_stages(nn *n, const model_task *t, int x, const int blocks[4], bool bottlenecks,
-                        bool d) {
+/* number: depth, and 'd' for variant D */
+void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2]) {
+  static const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
+  const bool bottlenecks = number[0] >= 50, d = number[1] == 'd';
   nn_set_start(n, NN_HE);
   x = stem(n, t, x, d);
   for (int stage = 0; stage < 4; stage++) {
-    for (int i = 0; i < blocks[stage]; i++) {
+    for (int i = 0; i < blocks[number[0] > 18][stage]; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
       const int64_t width = (int64_t)64 << stage, stride = stage > 0 && i == 0 ? 2 : 1;
@@ -94,21 +95,8 @@ static void four_stages(nn *n, const model_task *t, int x, const int blocks[4], 
   head(n, t, x);
 }
 
-void resnet18(nn *n, const model_task *t, int x) {
-  four_stages(n, t, x, (const int[4]){2, 2, 2, 2}, false, false);
-}
-void resnet34(nn *n, const model_task *t, int x) {
-  four_stages(n, t, x, (const int[4]){3, 4, 6, 3}, false, false);
-}
-void resnet50(nn *n, const model_task *t, int x) {
-  four_stages(n, t, x, (const int[4]){3, 4, 6, 3}, true, false);
-}
-void resnet50d(nn *n, const model_task *t, int x) {
-  four_stages(n, t, x, (const int[4]){3, 4, 6, 3}, true, true);
-}
-
-/* Norm and ReLU come before each convolution; the first pair of a block whose shortcut changes shape
- * feeds the shortcut, too, as in the published code.  Dropout between the two convolutions. */
+/* Norm and ReLU precede each convolution; if the shortcut changes the shape, it reads the output of the first pair, as in
+ * the published code.  Dropout between the two convolutions. */
 static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int64_t out,
                       int64_t stride) {
   char name[NN_NAME];
@@ -126,14 +114,15 @@ static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int
   return nn_add(n, y, nn_conv(n, name, active, out, 1, stride, 0, false));
 }
 
-void resnet_wide(nn *n, const model_task *t, int x, int depth, int width) {
+void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]) {
   nn_set_start(n, NN_HE);
   x = nn_conv(n, "conv1", x, 16, 3, 1, 1, false);
   for (int stage = 0; stage < 3; stage++) {
-    for (int i = 0; i < (depth - 4) / 6; i++) {
+    for (int i = 0; i < (number[0] - 4) / 6; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
-      x = wide_block(n, t, prefix, x, ((int64_t)16 << stage) * width, stage > 0 && i == 0 ? 2 : 1);
+      x = wide_block(n, t, prefix, x, ((int64_t)16 << stage) * number[1],
+                     stage > 0 && i == 0 ? 2 : 1);
     }
   }
   head(n, t, nn_relu(n, nn_norm(n, "bn", x)));

@@ -1,14 +1,14 @@
-/* models_resnet.h: residual networks, for the list of models.c. */
+/* models_resnet.h: residual networks, for the table of models.c. */
 #ifndef MODELS_RESNET_H
 #define MODELS_RESNET_H
 
 #include "models.h"
 
-void resnet_cifar(nn *n, const model_task *t, int x, int depth); /* 20, 32, 56, 110 */
-void resnet18(nn *n, const model_task *t, int x);
-void resnet34(nn *n, const model_task *t, int x);
-void resnet50(nn *n, const model_task *t, int x);
-void resnet50d(nn *n, const model_task *t, int x);
-void resnet_wide(nn *n, const model_task *t, int x, int depth, int width);
+/* number[0]: 20, 32, 56 or 110 layers */
+void resnet_cifar(nn *n, const model_task *t, int x, const long long number[2]);
+/* number[0]: 18, 34 or 50 layers; number[1]: 'd' for variant D */
+void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2]);
+/* number[0] layers, number[1] times as wide */
+void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]);
 
 #endif

@@ -1,18 +1,15 @@
 /* nn.h: networks, forward and backward.
  *
- * A network is a list of nodes in the order they run, made once by the nn_<kind> functions; each
- * takes the number of the node it reads and returns its own.  The first mistake (a kernel larger
- * than its image, memory) is remembered: later calls return -1, and nn_ready reports it, so that a
- * model is written without checks (models.c).
+ * A network is a list of nodes in the order of execution, made by the nn_<kind> functions.  Each takes the number of its
+ * input node and returns its own.  After a mistake (a kernel larger than its image) all calls return -1, and nn_ready
+ * reports the first mistake; models.c needs no checks.
  *
  * All arrays are f32.  Images are [batch, height, width, channels] (NHWC), everything else
- * [batch, features], which is the same with height = width = 1.  Weights are what natgrad.h wants:
- * linear [out, in], convolution [out, in, kernel, kernel].  A linear layer after an image reads
- * its values in NHWC order.
+ * [batch, features], which is the same with height = width = 1.  Weights have the order of natgrad.h: linear [out, in],
+ * convolution [out, in, kernel, kernel].  A linear layer after an image reads its values in NHWC order.
  *
- * nn_ready takes all memory; forward, loss and backward allocate nothing.  cli/nn/ knows nothing of
- * natgrad.h's preconditioner: who wants to see inputs and output gradients hangs an nn_watch in.
- */
+ * nn_ready allocates all memory; forward, loss and backward allocate nothing.  cli/nn/ does not depend on the
+ * preconditioner: an nn_watch observes inputs and output gradients. */
 #ifndef NN_H
 #define NN_H
 
@@ -29,14 +26,14 @@ typedef struct nn_shape {
 } nn_shape;
 static inline int64_t nn_count(nn_shape s) { return s.height * s.width * s.channels; }
 
-/* ---- making one ------------------------------------------------------------------------------*/
+/* ---- construction ---------------------------------------------------------------------------*/
 
-/* `pool` runs our loops (NULL: the caller's thread only); it stays the caller's. */
+/* `pool` runs the loops (NULL: only the caller's thread); the caller keeps it. */
 nn *nn_create(ng_pool *pool, uint64_t seed);
 void nn_destroy(nn **n); /* accepts NULL */
 
-/* `name` is the prefix of parameters: "conv1" gives "conv1.weight", "conv1.bias".  x = -1 is
- * answered with -1.  In the formulas x is the input, y the output. */
+/* `name` is the prefix of parameters: "conv1" gives "conv1.weight", "conv1.bias".  x = -1 gives -1.  In the formulas
+ * x is the input, y the output. */
 int nn_input(nn *n, nn_shape shape);
 int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
             int64_t padding, bool bias);
@@ -48,13 +45,12 @@ int nn_norm(nn *n, const char *name, int x);
 int nn_relu(nn *n, int x);
 int nn_tanh(nn *n, int x);
 int nn_sigmoid(nn *n, int x);
-/* y = x / (1 - rate) where kept, 0 with probability `rate`; evaluation: y = x. */
+/* y = 0 with probability `rate`, else x / (1 - rate); evaluation: y = x. */
 int nn_dropout(nn *n, int x, double rate);
-/* Windows that reach over the border ignore (max) or leave out of the mean (average) what is not
- * there. */
+/* A window over the border uses only the positions inside the image. */
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
 int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
-/* The last window may reach over the border: sizes are divided by the stride and rounded up. */
+/* Output sizes are divided by the stride and rounded up: the last window may cross the border. */
 int nn_average_pool_up(nn *n, int x, int64_t kernel, int64_t stride);
 int nn_global_pool(nn *n, int x);         /* mean over all positions: [batch, channels] */
 int nn_add(nn *n, int x, int y);          /* same shapes */
@@ -68,7 +64,7 @@ typedef enum nn_loss_kind { NN_CROSS_ENTROPY = 1, NN_SQUARED_ERROR = 2 } nn_loss
 void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing);
 nn_loss_kind nn_loss_of(const nn *n);
 
-/* First values of weights, for the nodes made from here on (of every output o and input i):
+/* Initial values of the weights of nodes made after this call:
  *   fan in   uniform in +-1/sqrt(in), weights and biases (PyTorch's layers)
  *   he       normal with variance 2 / (out kernel^2), biases 0 (He et al. 2015, as torchvision's
  *            residual networks); linear layers as fan in
@@ -77,20 +73,19 @@ nn_loss_kind nn_loss_of(const nn *n);
 typedef enum nn_start { NN_FAN_IN = 0, NN_HE = 1, NN_GLOROT = 2 } nn_start;
 void nn_set_start(nn *n, nn_start start);
 
-/* The first mistake made in describing it, NULL if there is none. */
+/* The first mistake in the description, or NULL. */
 const char *nn_mistake(const nn *n);
 
-/* The smallest batch that each rank can train it with: 2 where a norm sees one position a sample (the deviation
- * of one value from its own mean is zero, and so is every gradient before it), 1 where there are other norms over a
- * batch, else 0: a rank may have no sample. */
+/* The smallest batch of a rank in training: 2 if a norm has one position a sample (one value equals its mean, and all
+ * gradients before the norm would be zero), 1 with other norms, else 0. */
 int64_t nn_least_batch(const nn *n);
 
-/* Take memory for batches of up to `batch` samples and give the parameters their first values
- * (init.c).  The last node made is the output.  On failure CLI_BAD, told in one line. */
+/* Allocate memory for batches of up to `batch` samples and initialise the parameters (init.c).  The last node is the
+ * output.  On failure CLI_BAD, reported in one line. */
 int nn_ready(nn *n, int64_t batch);
-int64_t nn_bytes(const nn *n); /* all memory it holds */
+int64_t nn_bytes(const nn *n);
 
-/* ---- what it learns --------------------------------------------------------------------------*/
+/* ---- parameters -----------------------------------------------------------------------------*/
 
 enum { NN_NAME = 64 };
 
@@ -100,30 +95,30 @@ typedef struct nn_param {
   char name[NN_NAME]; /* "layer1.0.conv1.weight"                            */
   nn_role role;
   nn_start start;
-  int layer; /* its nn_layer, -1 for a norm's                                */
+  int layer; /* index of its nn_layer, -1 for a norm                         */
   int ndim;
   int64_t shape[4], count;
   float *value, *grad;
 } nn_param;
 
-typedef struct nn_buffer { /* kept in checkpoints, not learned: running mean and variance */
+typedef struct nn_buffer { /* running mean and variance: in checkpoints, not learned */
   char name[NN_NAME];
   int64_t count;
   float *value;
 } nn_buffer;
 
-typedef struct nn_layer { /* what a preconditioner is told about a layer with weights */
+typedef struct nn_layer { /* a layer with weights, for the preconditioner */
   char name[NN_NAME];
   bool conv, bias;
   int64_t in, out;                 /* channels or features               */
   int64_t kernel, stride, padding; /* convolution                        */
   int64_t height, width;           /* of the input image                 */
-  int64_t out_height;              /* of the output's                    */
+  int64_t out_height;              /* of the output image                */
   int64_t positions;               /* of the output, per sample; 1 for linear */
   int weight_param, bias_param;    /* bias_param -1 without              */
 } nn_layer;
 
-typedef struct nn_norm_layer { /* ... and about a norm */
+typedef struct nn_norm_layer { /* a norm, for the preconditioner */
   char name[NN_NAME];
   int64_t channels, height, width;
   double eps;
@@ -140,16 +135,15 @@ int nn_norms(const nn *n);
 const nn_norm_layer *nn_norm_at(const nn *n, int i);
 int64_t nn_weights(const nn *n); /* sum of all counts */
 
-/* ---- running it ------------------------------------------------------------------------------*/
+/* ---- execution ------------------------------------------------------------------------------*/
 
-/* From now on a training forward, too, takes the running values of norms, and leaves them as they are (true), or not
- * (false, as it begins): gradients of what evaluation computes. */
+/* true: training uses the running statistics of norms and does not update these (gradients of the evaluated function);
+ * false, the default: batch statistics. */
 void nn_fix_norms(nn *n, bool fixed);
 
-/* Called for every layer, and for every norm with a number behind those of the layers (norm i is
- * nn_layers + i), with its input in forward and d(loss)/d(its output) in backward, both
- * [samples, height * width * channels of that side], valid during the call; a norm's input until its
- * output gradient was shown.  A result other than 0 ends the pass, which returns it. */
+/* Called for each layer, and for norm i with the number nn_layers + i: with the input in forward and d(loss)/d(output) in
+ * backward, both [samples, height * width * channels].  The array is valid during the call; the input of a norm until
+ * the call with its output gradient.  A nonzero result ends the pass, which returns it. */
 typedef struct nn_watch {
   void *user;
   int (*input)(void *user, int layer, const float *a, int64_t samples, int64_t columns);
@@ -158,26 +152,26 @@ typedef struct nn_watch {
 
 typedef enum nn_mode { NN_EVALUATE = 0, NN_TRAIN = 1 } nn_mode;
 
-/* The batches given from now on begin at this sample of a larger one, of which other ranks have the rest:
- * what is drawn for a sample (dropout, targets) is what it would be in the whole batch. */
+/* Later batches start at this sample of a batch over several ranks: random numbers of a sample (dropout, targets) then
+ * equal those of the whole batch. */
 void nn_set_first(nn *n, int64_t sample);
-/* Running statistics of norms become keep old + (1 - keep) new at every forward of training (0.9). */
+/* Running statistics of norms: keep * old + (1 - keep) * new in each training forward (0.9). */
 void nn_set_norm_keep(nn *n, double keep);
 
-/* x [samples, input shape], samples <= batch of nn_ready; borrowed until the backward of this
- * batch is done.  `step` moves dropout's random numbers on.  samples 0: nothing is computed, watches hear of each layer,
- * and backward, without a loss before it, writes gradients of 0. */
+/* x [samples, input shape], samples <= batch of nn_ready, borrowed until the backward of this batch ends.  `step` selects
+ * dropout's random numbers.  samples 0: no computation, watches are called, and backward, without a loss, writes
+ * zero gradients. */
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
                const nn_watch *watch);
 const float *nn_output(const nn *n); /* [samples, outputs] of the last forward */
 int64_t nn_outputs(const nn *n);
 
-/* Mean loss of the batch of the last forward, summed in double in a fixed order.  labels for
- * cross entropy (each in [0, outputs)), targets [samples, outputs] for squared error; the other is
- * NULL; NN_EVALUATE smooths no label.  Cross entropy with targets, too: the gradient is that of the
- * targets, (softmax(y) - t) / B, the loss and `correct` are still those of the labels (mixup).  *correct (may be NULL): samples whose largest output, the first of equals, is the label; 0
- * for squared error.  After a training forward the gradient at the output is ready for
- * nn_backward. */
+/* Mean loss of the batch of the last forward, summed in double in a fixed order.
+ *   cross entropy   labels, each in [0, outputs); NN_EVALUATE smooths no label.  With targets as well (mixup), the
+ *                   gradient is (softmax(y) - t) / B, while loss and `correct` use the labels
+ *   squared error   targets [samples, outputs]; labels NULL
+ * *correct (may be NULL): samples whose largest output, the first of equals, is the label; 0 for squared error.  After
+ * a training forward, sets the gradient at the output for nn_backward. */
 double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets, int64_t *correct);
 
 /* Instead of nn_loss: the gradient at the output for targets drawn from the model's own
@@ -185,12 +179,11 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
  * matrix (Martens & Grosse 2015, section 5; Kunstner et al. 2019 on what happens without). */
 void nn_sampled_loss(nn *n, uint64_t step);
 
-/* Fills every parameter's grad (written, not added to).  May be called again after another nn_loss
- * or nn_sampled_loss on the same forward.  With `params` false only output gradients are made (for
- * the watch). */
+/* Write the gradients of all parameters.  May be called again after another nn_loss or nn_sampled_loss on the same
+ * forward.  params = false: compute output gradients only, for the watch. */
 int nn_backward(nn *n, bool params, const nn_watch *watch);
-/* From now on told by every nn_backward that writes parameters' grads: those from `first` on are written, down
- * to 0.  A result other than 0 ends the pass, which returns it. */
+/* Later calls of nn_backward call `made` when all gradients from parameter `first` on are written.  A nonzero result ends
+ * the pass, which returns it. */
 typedef int nn_made(void *user, int first);
 void nn_on_gradients(nn *n, nn_made *made, void *user);
 

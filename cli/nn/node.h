@@ -1,13 +1,12 @@
-/* node.h: what the rooms of cli/nn/ share: a node, the table of its kind, the network.
+/* node.h: internals of cli/nn/: a node, the table of its kind, the network.
  *
- * graph.c makes nodes, plans memory and walks them; every kind is a table of functions in its own
- * file.  To add a kind: a file with an nn_op, a constructor in nn.h, a row in tests/t_nn.c.
+ * graph.c makes and runs nodes; each kind is a table of functions in its own file.  To add a kind: a file with an nn_op,
+ * a constructor in nn.h, a row in tests/t_nn.c.
  *
- * Memory plan.  `out` of every node lives from forward to backward, unless the node works in place
- * (its out is its input's: allowed by `in_place` of its kind when the input has one reader and
- * the input's kind does not need its output in backward).  `grad` (d loss / d out) lives from the
- * backward of its first reader to its own backward; graph.c gives the same memory to gradients that
- * do not live at the same time.  A node that works in place shares its gradient, too. */
+ * Memory plan.  `out` of a node lives from forward to backward.  A node works in place (out is its input's) if its kind
+ * allows it, its input has one reader, and the input's kind does not need its output in backward.  `grad`
+ * (d loss / d out) lives from the backward of the first reader to the node's own; plan.c lets gradients of disjoint
+ * lifetimes share memory.  A node that works in place also shares its gradient. */
 #ifndef NN_NODE_H
 #define NN_NODE_H
 
@@ -20,16 +19,15 @@ typedef struct node node;
 typedef struct nn_op {
   const char *name;
   bool in_place;     /* can write over its first input, and its gradient over its output's        */
-  bool needs_output; /* backward reads its own out: nobody may write over it                      */
+  bool needs_output; /* backward reads its own out: no reader may work in place                   */
   bool over_batch;   /* in training it needs two values a channel: samples times positions        */
   void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
-  /* From v->grad to the gradients of its inputs (written, or added to where v->adds[i]; NULL where
-   * nobody wants it) and, if `params`, of its parameters (written). */
+  /* From v->grad to the gradients of its inputs (written, or added if v->adds[i]; skipped if NULL) and, if
+   * `params`, of its parameters (written). */
   void (*backward)(nn *n, node *v, int64_t samples, bool params);
-  /* Bytes of n->scratch it wants for batches of n->batch; NULL: none.  Shared by all nodes, nothing
-   * survives in it from call to call. */
+  /* Bytes of n->scratch for batches of n->batch; NULL: none.  All nodes share it between calls. */
   int64_t (*scratch)(const nn *n, const node *v);
-  /* Bytes of v->kept (zeroed once, 64-byte aligned), its own from forward to backward; NULL: none. */
+  /* Bytes of v->kept (zeroed once, 64-byte aligned), private to the node; NULL: none. */
   int64_t (*kept)(const nn *n, const node *v);
 } nn_op;
 
@@ -44,12 +42,12 @@ struct node {
   int buffer;   /* the first of its buffers; -1: none        */
   int64_t kernel, stride, padding;
   double rate;
-  /* of graph.c */
+  /* of plan.c */
   int readers;
   bool shares; /* works in place */
   bool adds[2];
   bool wants_grad;   /* some parameter lies at or before it */
-  float *out, *grad; /* grad NULL: not wanted */
+  float *out, *grad; /* grad NULL: not needed */
   void *kept;
 };
 
@@ -57,9 +55,9 @@ struct nn {
   ng_pool *pool;
   int threads, blas_threads;
   uint64_t seed, step;
-  int64_t batch, samples; /* room; of the last forward */
-  double norm_keep;       /* of running statistics, at a forward of training */
-  int64_t first;          /* place of its first sample in the batch of all ranks */
+  int64_t batch, samples; /* largest batch; samples of the last forward */
+  double norm_keep;       /* nn_set_norm_keep */
+  int64_t first;          /* nn_set_first */
   node *nodes;
   int n_nodes, room_nodes;
   nn_param *params;
@@ -76,17 +74,16 @@ struct nn {
   bool trained;     /* the last forward was one of training */
   bool fixed_norms; /* nn_fix_norms */
   float *loss_grad; /* = grad of the last node */
-  nn_made *made;    /* nn_on_gradients; NULL: nobody asks */
+  nn_made *made;    /* nn_on_gradients, or NULL */
   void *made_user;
   void *scratch;
   int64_t scratch_bytes;
-  void *memory; /* everything nn_ready took, in one piece */
+  void *memory; /* all memory of nn_ready */
   int64_t bytes;
   char error[256];
 };
 
-/* For constructors.  nn_node returns NULL after a mistake (then answer -1); the node's number is
- * v->number. */
+/* For constructors.  nn_node returns NULL after a mistake; the constructor then returns -1. */
 node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape);
 int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape);
@@ -95,19 +92,18 @@ int nn_layer_add(nn *n, const nn_layer *layer);
 int nn_norm_add(nn *n, const nn_norm_layer *norm);
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...); /* -1 */
 
-/* init.c: the first values of all parameters and buffers, from n->seed. */
+/* init.c: the initial values of all parameters and buffers, from n->seed. */
 void nn_init(nn *n);
 
 /* For kinds. */
 static inline node *nn_in(nn *n, const node *v, int i) { return &n->nodes[v->input[i]]; }
-/* task(arg, i) for i in [0, pieces) on the pool; pieces depend on the work and n->threads only, so
- * sums over pieces come out the same each time. */
+/* task(arg, i) for i in [0, pieces) on the pool.  Pieces depend on the work and n->threads only, so sums over pieces are
+ * reproducible. */
 void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg);
-/* Pieces worth making for `elements` cheap operations; [from, to) of piece i, in whole `unit`s. */
+/* The number of pieces for `elements` cheap operations; the range [from, to) of piece i, in whole `unit`s. */
 int32_t nn_pieces(const nn *n, int64_t elements);
 void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
 
-/* A layer's own copy of its name. */
 static inline void nn_layer_name(nn_layer *l, const char *name) {
   (void)snprintf(l->name, sizeof l->name, "%s", name);
 }
@@ -117,8 +113,8 @@ void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums);
 /* gemm.c: row-major C = alpha op(A) op(B) + beta C, by BLAS, or by plain loops without one. */
 void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
              int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-/* BLAS with one thread a call, so that several of ours may call it at once; answers whether that can
- * be had, and nn_gemm_together undoes it.  Not nested, main thread only. */
+/* Set BLAS to one thread a call, so that several threads may call it at once; false: not possible.  nn_gemm_together
+ * undoes it.  Not nested, main thread only. */
 bool nn_gemm_alone(nn *n);
 void nn_gemm_together(nn *n);
 /* The plain loops, the oracle of the tests: sums in double. */

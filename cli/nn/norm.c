@@ -3,10 +3,9 @@
  *   xh = (x - mean) r, r = 1 / sqrt(var + eps); y = gamma xh + beta
  *   dbeta = sum dy; dgamma = sum dy xh; dx = gamma r (dy - dbeta / R - xh dgamma / R)
  *
- * Two passes each way.  The first adds up two numbers a channel: in f32 over blocks of rows, the
- * blocks in double, pieces in order; values are taken relative to the first row's, so that a mean far
- * from zero costs no digits of the variance.  Narrow images are taken several positions at a time, so
- * that the inner loops stay as wide as a vector register. */
+ * Forward and backward have two passes.  The first sums two numbers a channel: in f32 over blocks of rows, in double over
+ * blocks, pieces in order.  Values are relative to those of the first row, so that a large mean does not cancel digits
+ * of the variance.  Images of few channels are processed several positions at a time to fill the vector registers. */
 #include "node.h"
 #include "simd.h"
 
@@ -16,12 +15,12 @@
 enum { BLOCK = 64, WIDE = 64 };
 static const double eps = 1e-5;
 
-/* kept: mean [C], r [C], then factors a and b of the wide row [2 x W], shift [W]. */
+/* kept: mean [C], r [C], factors a and b of the wide row [2 x W], shift [W]. */
 typedef struct kept_values {
   float *mean, *r, *a, *b, *shift;
 } kept_values;
 
-/* Positions that are taken together. */
+/* Positions of a wide row. */
 static int64_t together(int64_t channels, int64_t rows) {
   const int64_t g = WIDE / channels;
   return g > 1 && WIDE % channels == 0 && rows % g == 0 ? g : 1;
@@ -40,7 +39,7 @@ static int64_t kept(const nn *n, const node *v) {
   return (2 * v->shape.channels + 3 * room(v->shape.channels)) * (int64_t)sizeof(float);
 }
 
-/* Of each piece two sums a column in double, and the f32 sums of a block. */
+/* For each piece two sums a column in double, and the f32 sums of a block. */
 static int64_t scratch(const nn *n, const node *v) {
   return n->threads * room(v->shape.channels) * 2 * (int64_t)(sizeof(double) + sizeof(float));
 }
@@ -228,7 +227,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   widen(s.shift, c, p.width);
   p.shift = s.shift;
   nn_parallel(n, p.pieces, sums_piece, &p);
-  float *factor = p.block; /* free again */
+  float *factor = p.block; /* no longer used */
   for (int64_t k = 0; k < c; k++) {
     double t[2];
     total(&p, c, k, t);

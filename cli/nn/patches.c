@@ -1,13 +1,13 @@
-/* patches.c: images to rows of patches and back.  In NHWC one kernel row of a patch is one run of
- * memory, cut off at the left and right border. */
+/* patches.c: images to rows of patches and back.  In NHWC a kernel row of a patch is one run of memory, clipped at the left
+ * and right border. */
 #include "patches.h"
 
 #include "simd.h"
 
 #include <string.h>
 
-/* What of kernel row i of the patch at (y, x) lies in the image: values [*skip, *skip + *count) of its
- * kernel * channels, from *at of the sample; count 0: nothing. */
+/* The part of kernel row i of the patch at (y, x) inside the image: values [*skip, *skip + *count) of its
+ * kernel * channels, at offset *at of the sample. */
 static void run_of(const patches *p, int64_t y, int64_t x, int64_t i, int64_t *skip, int64_t *count,
                    int64_t *at) {
   const int64_t row = y * p->stride + i - p->padding, left = x * p->stride - p->padding;
@@ -20,7 +20,7 @@ static void run_of(const patches *p, int64_t y, int64_t x, int64_t i, int64_t *s
   *at = (row * p->width + left + from) * p->channels;
 }
 
-/* Short runs (a kernel row of 16 channels) are most of the work of a small network: no call. */
+/* A loop instead of memcpy: in small networks most runs are short. */
 NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y, int64_t x,
                                  float *to) {
   const int64_t width = p->kernel * p->channels;
@@ -38,7 +38,7 @@ NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y
   }
 }
 
-/* Where a patch lies: the output positions of a batch, image by image, line by line. */
+/* The output position of a row. */
 typedef struct place {
   int64_t sample, y, x;
 } place;

@@ -17,7 +17,7 @@ static inline int64_t patches_width(const patches *p) {
 
 /* Rows [first, first + count) of the patches of x [samples, height, width, channels]. */
 void patches_gather(const patches *p, const float *x, int64_t first, int64_t count, float *rows);
-/* The transposed: x += what the rows hold. */
+/* The transposed operation: x += rows. */
 void patches_scatter(const patches *p, const float *rows, int64_t first, int64_t count, float *x);
 
 #endif

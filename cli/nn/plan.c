@@ -1,9 +1,8 @@
-/* plan.c: one piece of memory for a whole network, and who gets which part of it.
+/* plan.c: one block of memory for a network.
  *
- * Values, gradients of parameters and what a kind keeps have their own places.  The gradient of a
- * node's output is alive from the backward of its last reader (the first to run) to its own
- * backward, so few are alive at once: places are handed out in the order of the backward walk, the
- * lowest gap that is wide enough first.  An output lives until backward; only in-place kinds share. */
+ * Values, gradients of parameters, `kept` and outputs have their own places; only kinds that work in place share outputs.
+ * The gradient of an output lives from the backward of its last reader to its own backward.  Gradients get places in the
+ * order of the backward walk: the lowest free gap that is large enough. */
 #include "plan.h"
 
 #include "common/cli.h"
@@ -19,7 +18,7 @@ static int64_t out_bytes(const nn *n, const node *v) {
   return up(n->batch * nn_count(v->shape) * (int64_t)sizeof(float));
 }
 
-/* Readers, who wants a gradient, who works in place, who adds to a gradient that is there. */
+/* Set readers, wants_grad, shares and adds of all nodes. */
 static void decide(nn *n, bool share) {
   for (int i = 0; i < n->n_nodes; i++)
     n->nodes[i].readers = 0;
@@ -38,8 +37,7 @@ static void decide(nn *n, bool share) {
     const node *in = nn_in(n, v, 0);
     v->shares = share && v->op->in_place && in->readers == 1 && !in->op->needs_output;
   }
-  /* Backward order: the first reader met writes, the others add.  Written by the in-place reader it
-   * cannot be otherwise: it is the only one. */
+  /* In backward order the first reader writes the gradient, the others add. */
   bool *written = cli_take((size_t)n->n_nodes, sizeof *written);
   for (int i = n->n_nodes - 1; i > 0; i--) {
     node *v = &n->nodes[i];
@@ -89,15 +87,14 @@ static void drop(alive *a, int number) {
   }
 }
 
-/* The node whose place v's gradient is in: itself, or the first of its in-place chain that a
- * gradient reaches (the last in forward order). */
+/* The node that owns the place of node i's gradient: the last of its in-place chain, in forward order. */
 static int holder(const int *heir, int i) {
   while (heir[i] != i)
     i = heir[i];
   return i;
 }
 
-/* Offsets of all gradients, -1 where there is none; the bytes needed. */
+/* Set the offsets of all gradients, -1: none; return the bytes. */
 static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
   alive a = {cli_take((size_t)n->n_nodes + 1, sizeof *a.list), 0, 0};
   int *heir = cli_take((size_t)n->n_nodes, sizeof *heir);
@@ -118,7 +115,7 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
       if (x <= 0 || !n->nodes[x].wants_grad || offset[x] >= 0) continue;
       offset[x] = v->shares && k == 0 ? offset[i] : put(&a, x, out_bytes(n, &n->nodes[x]));
     }
-    /* v's own gradient is used up, unless its first input goes on in the same place. */
+    /* v's gradient is dead now, unless its first input uses the same place */
     if (!share) continue;
     if (!v->shares) drop(&a, holder(heir, i));
   }
@@ -127,7 +124,7 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
   return a.most;
 }
 
-/* ---- the piece -------------------------------------------------------------------------------*/
+/* ---- the block -------------------------------------------------------------------------------*/
 
 typedef struct cursor {
   char *base; /* NULL while counting */

@@ -1,11 +1,11 @@
-/* plan.h: where every array of a network lives. */
+/* plan.h: the places of all arrays of a network. */
 #ifndef NN_PLAN_H
 #define NN_PLAN_H
 
 #include "node.h"
 
-/* Takes n->memory and points everything into it; false if there is none.  With `share` false
- * nothing works in place and no two gradients share memory: the oracle of the tests. */
+/* Allocate n->memory and set all pointers into it; false: no memory.  share = false, for the tests' oracle: no node works
+ * in place and no two gradients share memory. */
 bool nn_plan(nn *n, bool share);
 
 #endif

@@ -1,5 +1,4 @@
-/* pooling.c: maximum and mean over windows, mean over a whole image.  NHWC: the channels of a position
- * are one run.  Windows that reach over the border take what is there. */
+/* pooling.c: maximum and mean over windows, mean over an image.  A window over the border uses the positions inside. */
 #include "node.h"
 #include "simd.h"
 
@@ -27,8 +26,7 @@ static void span(int64_t position, const node *v, int64_t size, int64_t *from, i
   if (*from < 0) *from = 0;
 }
 
-/* Calls `each` for every output position of this piece's samples: where its values lie, and the window
- * [y0, y1) x [x0, x1). */
+/* Call `each` for every output position of this piece's samples, with its window [y0, y1) x [x0, x1). */
 typedef struct window {
   int64_t sample, out, y0, y1, x0, x1; /* out: offset of the position's channels */
 } window;
@@ -54,12 +52,12 @@ static int64_t at(const job *j, int64_t sample, int64_t y, int64_t x) {
   return ((sample * j->x.height + y) * j->x.width + x) * j->x.channels;
 }
 
-/* ---- maximum: kept holds, for every output, which position of the image won -------------------- */
+/* ---- maximum: kept has the image position of each maximum --------------------------------------- */
 
 NG_CLONES static void take_larger(const float *x, int32_t position, int64_t c, float *y,
                                   int32_t *which) {
   for (int64_t k = 0; k < c; k++) {
-    const int larger = x[k] > y[k] || x[k] != x[k]; /* NaN wins */
+    const int larger = x[k] > y[k] || x[k] != x[k]; /* propagate NaN */
     y[k] = larger ? x[k] : y[k];
     which[k] = larger ? position : which[k];
   }
@@ -203,7 +201,7 @@ int nn_average_pool_up(nn *n, int x, int64_t kernel, int64_t stride) {
   return windows(n, &mean_op, x, kernel, stride, 0, true);
 }
 
-/* One window as large as the image (a square around it: what is outside does not count). */
+/* One square window over the whole image; positions outside do not count. */
 int nn_global_pool(nn *n, int x) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);

@@ -168,7 +168,7 @@ train 2 "--method: is 'sgd', but 'natgrad' in one/config.json; a run goes on as 
 train 2 '--optimizer: method sgd with the sgd update has no use for it' --method sgd --optimizer adamw
 train 2 '--beta1: method natgrad with the sgd update has no use for it' --beta1 0.5
 train 2 '--momentum: method adamw with the adamw update has no use for it' --method adamw --momentum 0
-train 2 '--dropout: vgg16 has it in its head for images of 64 and more, these have 32' --model vgg16 --dropout 0.5 \
+train 2 '--dropout: vgg16 has dropout for images of at least 64 pixels, these have 32' --model vgg16 --dropout 0.5 \
   --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
 train 2 '--batch: wrn-10-1 normalises over a batch, where one pixel is left: at least 2' --model wrn-10-1 \
   --data synthetic:classes=3,image=4x4x3,train=16,test=8 --batch 1
