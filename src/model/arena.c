@@ -1,12 +1,12 @@
-/* arena.c: who asks for which bytes, and where they are.
+/* arena.c: the memory plan: one arena for each use, allocated once at ng_ready.
  *
- * In: requests of blocks, statistics and slots, twice: first counted, then placed.  Out: one arena a
- * use, taken once at ng_ready.  Sums lie block after block, so that what is due goes as few messages;
- * behind them those that go to one owner, by owner; results lie by owner and directions by column of owners, so that what one rank sends to others is one
- * run of bytes, whatever the order in which blocks asked.
+ * In: requests of blocks, statistics and slots, first counted, then placed. Out: addresses. Sums
+ * are contiguous in the order of blocks, so that due sums need few messages; sums that go to one
+ * owner follow, by owner. Results are ordered by owner, directions by column, so that a rank sends
+ * one run of bytes.
  *
- * After ng_ready nothing is allocated: a step cannot fail for memory, on one rank alone least of
- * all, and what ng_memory shows is what a run holds. */
+ * After ng_ready only a larger image allocates: a step cannot fail for memory on one rank alone,
+ * and ng_memory reports the whole run. */
 #include "model/model.h"
 
 static int64_t round_up(int64_t bytes) {
@@ -15,7 +15,8 @@ static int64_t round_up(int64_t bytes) {
 
 /* ---- requests --------------------------------------------------------------------------------*/
 
-/* Counting, a run's end is its length; placing, it is where the next piece goes. */
+/* In the counting pass the end of a run is its length, in the placing pass the place of the next
+ * piece. */
 static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   const int64_t at = run->end;
   run->end = ng_plus(at, round_up(bytes));
@@ -23,9 +24,8 @@ static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
-/* Pieces begin on cache lines, so threads that write neighbours do not share one.  The counting
- * pass gives NULL, and so does a piece of no bytes: who asks must not look at it before the second
- * pass. */
+/* Pieces begin on cache lines, so that threads do not share one. The counting pass returns NULL,
+ * and so does a piece of 0 bytes. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
   if (use == NG_USE_SUMS) return take_run(plan, use, &plan->rest, bytes);
   const int64_t at = plan->bytes[use];
@@ -37,15 +37,14 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
   return take_run(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
 }
 
-/* By column, not by owner: all ranks of a column make the same PD, and each sends it to its own
- * row. */
+/* By column: all ranks of a column compute the same PD, and each sends it to its row. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats) {
   b->keeps_direction = true;
   b->direction = take_run(plan, NG_USE_DIRECTION, &plan->direction[b->column],
                           floats * (int64_t)sizeof(float));
 }
 
-/* One block is at work at a time, so all of them share the room of the largest request. */
+/* Blocks work one after the other and share the scratch of the largest request. */
 void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
   plan->bytes[NG_USE_SCRATCH] = ng_max64(plan->bytes[NG_USE_SCRATCH], round_up(bytes));
 }
@@ -59,8 +58,7 @@ static void *take_sum(ng_plan *plan, const ng_stat *s, int64_t bytes) {
   return take_run(plan, NG_USE_SUMS, run, bytes);
 }
 
-/* fold = direct adds into the average itself, which saves the array of the sums.  What a rank
- * neither keeps nor observes is NULL there, and takes no byte. */
+/* An array that a rank neither keeps nor observes is NULL. */
 void ng_plan_stats(ng_plan *plan, ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
@@ -74,7 +72,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         }
       }
       if (!s->observes) continue;
-      /* What travels lies side by side. */
+      /* Sent data are contiguous. */
       if (s->whole) {
         const int64_t all = ng_times(ng_stat_sent_count(s, part), (int64_t)sizeof(float));
         part->whole = take_sum(plan, s, all);
@@ -89,8 +87,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
 
 /* ---- arenas ----------------------------------------------------------------------------------*/
 
-/* Lengths to places: run after run, each empty again, to be filled in the order of the second
- * pass; where they end. */
+/* Turn lengths into places: consecutive empty runs, filled by the second pass. Return the end. */
 static int64_t lay_out(ng_span *run, int32_t ranks, int64_t at) {
   for (int32_t i = 0; i < ranks; i++) {
     const int64_t bytes = run[i].end;
@@ -100,8 +97,8 @@ static int64_t lay_out(ng_span *run, int32_t ranks, int64_t at) {
   return at;
 }
 
-/* Zeroed: sums start at nothing, and the gaps that rounding leaves inside a message stay 0 when
- * ranks add them up.  What was taken before a failure is given back by ng_arena_release. */
+/* Zeroed: sums start at 0, and rounding gaps inside a message stay 0 when ranks add them.
+ * ng_arena_release frees after a failure. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
     if (plan->bytes[u] == 0) continue;
@@ -124,8 +121,8 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   return NG_OK;
 }
 
-/* The one thing that is taken after ng_ready, and by an observation, which may fail alone: a larger image
- * than was told.  Work that still uses the old one is waited for. */
+/* The only allocation after ng_ready, by an observation of a larger image than declared. Waits for
+ * work on the old scratch. */
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name) {
   const int64_t wanted = round_up(bytes);
   if (wanted <= p->held[NG_USE_SCRATCH]) return NG_OK;

@@ -1,17 +1,16 @@
-/* bind.c: where gradients and weights live, and which numbers of a fused update are theirs.
+/* bind.c: bind arrays of the caller to parameters, and set update groups.
  *
- * In: arrays of the caller's, in lists.  Out: slots that point at them, until they are bound anew or until
- * a step has returned, as the caller said (place.c reads and writes there).
+ * In: arrays in lists. Out: slots that point to them until rebound, or until a step has returned
+ * (place.c reads and writes there).
  *
- * Frameworks free gradients between steps and allocate them elsewhere, so binding is cheap and
- * allowed at any time between steps; what a step needs is looked at when it begins (step/take.c).
- * A binding for one step forgets its pointer when that step returns: what was freed since cannot be
- * written. */
+ * Frameworks free and reallocate gradients between steps, so binding is cheap and allowed at any
+ * time between steps; the step checks what it needs (step/take.c). A binding for one step drops its
+ * pointer when the step returns, so freed memory is never written. */
 #include "model/model.h"
 
 /* ---- a list ----------------------------------------------------------------------------------*/
 
-/* Where the columns of a row begin among the axes: behind axes whose extents make `rows`. */
+/* The number of leading axes whose extents multiply to `rows`; -1: none. */
 static int32_t row_axes(const ng_strided *s, int64_t rows) {
   int64_t have = 1;
   int32_t k = 0;
@@ -21,7 +20,7 @@ static int32_t row_axes(const ng_strided *s, int64_t rows) {
   return have == rows ? k : -1;
 }
 
-/* An axis of extent 1 says nothing. */
+/* Drop axes of extent 1. */
 static void squeeze(ng_strided *s) {
   int32_t n = 0;
   for (int32_t i = 0; i < s->ndim; i++) {
@@ -32,8 +31,8 @@ static void squeeze(ng_strided *s) {
   s->ndim = n;
 }
 
-/* The shape as PyTorch has it, or its rows with everything else in one axis; a bias [out]; a tensor in
- * any shape.  Axes of extent 1 may be there or not. */
+/* Accepted shapes: PyTorch's, or [rows, everything else]; a bias [out]; a tensor in any shape. Axes
+ * of extent 1 do not matter. */
 static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   const ng_layer *d = &slot->entry->d;
   int64_t count = 1, want[4] = {slot->rows, slot->cols, 1, 1};
@@ -60,13 +59,13 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   return false;
 }
 
-/* The array judged, and turned into rows and columns. */
+/* Check an array and describe it as rows and columns. */
 static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
                           ng_place *out) {
   const char *name = slot->entry->d.name;
   ng_strided s;
   memset(out, 0, sizeof *out);
-  if (a->data == NULL) return NG_OK; /* there is none: no shape is asked of what is gone */
+  if (a->data == NULL) return NG_OK; /* no array */
   if (a->dtype != NG_F32 && a->dtype != NG_BF16 && a->dtype != NG_F16) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, bf16 or f16", call,
                    name, ng_dtype_name(a->dtype));
@@ -109,7 +108,7 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
   return NG_OK;
 }
 
-/* `which` of entry `index` is there. */
+/* Check that entry `index` has parameter `which`. */
 static ng_status find(ng_precond *p, int32_t index, ng_param which, const char *call) {
   if (index < 0 || index >= p->entries) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,
@@ -151,7 +150,7 @@ static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, 
   return st;
 }
 
-/* Judged whole before the first is taken. */
+/* Check the whole list before binding its first element. */
 ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call) {
   if (count < 0 || (count > 0 && list == NULL)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: list is %s and count is %d", call,
@@ -185,7 +184,7 @@ void ng_bind_expire(ng_precond *p) {
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
-/* Room for the numbers of each group is taken once, so after ng_ready there is no new one. */
+/* The numbers of groups are allocated at ng_ready, so there is no new group afterwards. */
 ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
                         const char *call) {
   enum { MOST = 1024 };

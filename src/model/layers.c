@@ -1,20 +1,18 @@
-/* layers.c: what the caller describes before ng_ready: layers and tensors.
+/* layers.c: layers and tensors as the caller registers them before ng_ready.
  *
- * In comes a description, out goes an ng_entry with its slots (one for the weight, one for a bias).
- * Every field is checked here, once; the rooms behind assume a valid entry.
+ * In: a description. Out: an ng_entry with its slots (weight, bias). Every field is checked here,
+ * once; other rooms assume a valid entry.
  *
- * A message names the layer, the field, the value and what was expected.  What is known and not
- * supported yet is NG_ERR_ABSENT and says what to do instead; what means nothing is NG_ERR_ARG. */
+ * A message names the layer, the field, the value and the accepted values. Unsupported values are
+ * NG_ERR_ABSENT with an alternative; invalid values are NG_ERR_ARG. */
 #include "model/model.h"
 
-/* Every size is below it, so products of two of them fit an int64_t, and an index map of 32 bits
- * holds one. */
+/* All sizes are below this, so that products of two fit an int64_t, and 32-bit index maps hold one. */
 #define NG_WIDEST (INT64_C(1) << 31)
-/* Padding makes output positions out of nothing: with this they can be counted, and with any image there
- * is their number fits an int64_t. */
+/* Padding creates output positions: below this their number fits an int64_t for any image. */
 #define NG_PADDING (INT64_C(1) << 16)
 
-/* The texts are ours (adopt); the cast takes off the const of the public struct. */
+/* The entry owns its texts (adopt); the cast removes the const of the public struct. */
 void ng_entry_free(ng_precond *p, ng_entry *e) {
   if (e == NULL) return;
   ng_object_text_free(p, (char *)(uintptr_t)e->d.name);
@@ -39,10 +37,9 @@ int32_t ng_entry_named(ng_precond *p, const char *name) {
   return -1;
 }
 
-/* A name is a key in files and messages: not empty, not endless, printable, unique.  255 bytes
- * leave room for the longest field name beside it (state/state.c); quotes and backslashes would
- * have to be escaped wherever a name is shown.  Other bytes above 0x7f are the caller's encoding,
- * and only files ask for UTF-8. */
+/* A name is a key in files and messages: not empty, at most 255 bytes, printable, unique. The
+ * longest field name must fit beside it (state/state.c). Quotes and backslashes would need escapes.
+ * Only files require UTF-8. */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name) {
   if (name == NULL || name[0] == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name is %s", call, name == NULL ? "NULL" : "empty");
@@ -75,15 +72,13 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
   return check_below(p, d, field, value, least, NG_WIDEST);
 }
 
-/* Before any size is read: the fields of an unsupported kind mean something else. */
+/* Before sizes: the fields of an unsupported kind mean something else. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
-  const char *what = NULL;
-  if (d->alias_of != NULL) what = "tied weights (alias_of)";
-  if (what != NULL) {
+  if (d->alias_of != NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "layer '%s': %s are not supported yet; register its parameters with "
-                   "ng_add_tensor",
-                   d->name, what);
+                   "layer '%s': tied weights (alias_of) are not supported yet; register its "
+                   "parameters with ng_add_tensor",
+                   d->name);
   }
   if (d->kind != NG_LINEAR && d->kind != NG_CONV2D && d->kind != NG_NORM &&
       d->kind != NG_EMBEDDING) {
@@ -110,7 +105,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     const int64_t value[5] = {d->kernel[i], d->stride[i], d->padding[i], d->dilation[i],
                               d->image[i]};
     for (int k = 0; k < 5 && st == NG_OK; k++) {
-      /* padding may be 0; so may an image that is not known yet, along both axes */
+      /* padding may be 0; so may an undeclared image, on both axes */
       const bool unknown = k == 4 && d->image[0] == 0 && d->image[1] == 0;
       st = check_below(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1,
                        k == 2 ? NG_PADDING : NG_WIDEST);
@@ -130,7 +125,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  (long long)d->groups, (long long)d->in, (long long)d->out);
   }
   if (st != NG_OK) return st;
-  /* Columns of the weight, which families index with 32 bits. */
+  /* Families index columns of the weight with 32 bits. */
   const int64_t columns = ng_times(d->in / d->groups, ng_times(d->kernel[0], d->kernel[1]));
   if (columns < NG_WIDEST) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG,
@@ -139,7 +134,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  (long long)d->kernel[1], (long long)NG_WIDEST);
 }
 
-/* Rank by rank the same numbers, so NaN is refused by not being in the range. */
+/* The comparison with norm_eps also refuses NaN. */
 static ng_status check_norm(ng_precond *p, const ng_layer *d) {
   ng_status st = check_range(p, d, "in", d->in, 1);
   if (st == NG_OK && d->out != 0 && d->out != d->in) {
@@ -182,7 +177,6 @@ static ng_status check_embedding(ng_precond *p, const ng_layer *d) {
                  d->name, d->bias, ng_dtype_name(d->token_dtype));
 }
 
-/* Parts of a layer: along which axis, and who has the others. */
 static ng_status check_shard(ng_precond *p, const ng_layer *d) {
   if (d->shard_axis == -1) return NG_OK;
   if (d->shard_axis != 0 && d->shard_axis != 1) {
@@ -206,7 +200,7 @@ static ng_status check_shard(ng_precond *p, const ng_layer *d) {
                  d->name, d->shard_axis);
 }
 
-/* Fills the output size of *e, nothing else of it. */
+/* Sets the output size of *e only. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
   const bool norm = d->kind == NG_NORM;
@@ -238,8 +232,7 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
 
 /* ---- adding ----------------------------------------------------------------------------------*/
 
-/* Entries are pointed at, never moved: slots, blocks and tiles keep their addresses when the list
- * grows. */
+/* Entries never move, because slots, blocks and tiles point to them. */
 static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
   if (p->entries == p->entry_capacity) {
     const int32_t grown = p->entry_capacity == 0 ? 16 : 2 * p->entry_capacity;
@@ -260,8 +253,8 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
   return NG_OK;
 }
 
-/* Own copies of the texts, because the caller's may go after the call; on failure nothing of *e is
- * left.  Slots point into their entry, so this comes after the entry has its final place. */
+/* Copy the texts and append; on failure free the entry. Slots point to their entry, so the entry is
+ * in its final place. */
 static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char *options,
                        int32_t *index) {
   ng_status st = NG_ERR_NOMEM;
@@ -283,7 +276,7 @@ static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char 
   return NG_OK;
 }
 
-/* Gamma and beta are a row each; of one without gamma beta is the first slot. */
+/* Gamma and beta are one row each; without gamma, beta is the first slot. */
 static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) {
   const char *name = found->d.name, *options = found->d.options;
   ng_entry *e = ng_object(p, sizeof *e);
@@ -298,9 +291,8 @@ static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) 
   return adopt(p, e, name, options, index);
 }
 
-/* `d` is complete; its name is free and its options were judged.  Judged on a copy first, so that a
- * refused layer leaves no trace.  A weight is [out, in / groups kh kw] as in PyTorch, (channel,
- * kernel offset) along a row. */
+/* `d` is complete, its name unique and its options checked. A refused layer leaves no trace. A
+ * weight is [out, in / groups kh kw] as in PyTorch, (channel, kernel offset) along a row. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   ng_entry found;
   memset(&found, 0, sizeof found);
@@ -318,7 +310,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   }
   found.slot[NG_WEIGHT].rows = d->out;
   found.slot[NG_WEIGHT].cols = patch;
-  if (d->kind == NG_EMBEDDING) { /* a row a token */
+  if (d->kind == NG_EMBEDDING) { /* one row a token */
     found.slot[NG_WEIGHT].rows = d->in;
     found.slot[NG_WEIGHT].cols = d->out;
   }
@@ -331,12 +323,11 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   return adopt(p, e, d->name, d->options, index);
 }
 
-/* Normalisation, embeddings and what else has no curvature: not preconditioned and not clipped, but
- * written by the fused updates, which skip a step whose plain gradients are not finite. */
+/* A parameter without curvature: neither preconditioned nor clipped, but written by fused updates. */
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   ng_entry *e = ng_object(p, sizeof *e);
   if (e == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory to register '%s'", name);
-  e->d.kind = NG_LINEAR; /* one row of `count`, no curvature */
+  e->d.kind = NG_LINEAR; /* one row, no curvature */
   e->d.shard_axis = -1;
   e->tensor = true;
   e->slots = 1;

@@ -1,8 +1,8 @@
-/* partition.c: tasks in a row to contiguous parts, the largest sum as small as it can be.
+/* partition.c: partition a row of weights into contiguous parts, minimising the largest sum.
  *
- * With W(i) the sum of the first i weights, B(1, i) = W(i) and B(p, i) = min over j < i of
- * max(B(p - 1, j), W(i) - W(j)).  The first grows with j and the second falls, so the least is where they cross,
- * which is found by halving: n p log n in all. */
+ * With W(i) the sum of the first i weights, B(1, i) = W(i) and B(p, i) = min over j < i of max(B(p
+ * - 1, j), W(i) - W(j)). The first term grows with j and the second falls, so bisection finds where
+ * they cross: n p log n in all. */
 #include "core/core.h"
 #include "model/assign.h"
 
@@ -10,7 +10,7 @@ static double larger(double a, double b) { return a > b ? a : b; }
 
 /* B(p, i) from B(p - 1, .). */
 static double cell(const double *before, const double *sum, int32_t i) {
-  int32_t lo = 0, hi = i; /* the first j at which before[j] >= W(i) - W(j) */
+  int32_t lo = 0, hi = i; /* the first j with before[j] >= W(i) - W(j) */
   while (lo < hi) {
     const int32_t j = lo + (hi - lo) / 2;
     if (before[j] >= sum[i] - sum[j]) {
@@ -43,7 +43,7 @@ static double bottleneck(int32_t n, const double *weight, int32_t parts, double 
   return before[n];
 }
 
-/* Filled from the left up to the bottleneck; a rounding of the sums above it is none. */
+/* Fill from the left up to the bottleneck, with a margin for the rounding of sums. */
 static int32_t fill(int32_t n, const double *weight, double most, int32_t *part) {
   double load = 0.0;
   int32_t at = 0;

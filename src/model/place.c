@@ -1,22 +1,20 @@
-/* place.c: a row of a bound gradient or weight as f32, and back, however it lies.
+/* place.c: read and write a row of a bound gradient or weight as f32, in any layout.
  *
- * In: a place (model.h), a row, a run of its columns.  Out: the same numbers in a line, or written
- * where they came from.  Rows that are straight are converted in one go.  Of others one axis is
- * followed at a time, the one along which neighbours in memory lie: of a channels-last weight the
+ * In: a place (model.h), a row, a range of its columns. Straight rows are converted at once.
+ * Otherwise the loop follows the axis with the smallest step: for a channels-last weight the
  * channels, whose columns are kernel offsets apart. */
 #include "model/model.h"
 
 /* ---- along an axis ---------------------------------------------------------------------------*/
 
-/* Columns of a row count [outer][axis][inner]; those of one (outer, inner) are lines along `axis`,
+/* Columns of a row are [outer][axis][inner]. Those of one (outer, inner) are a line along `axis`,
  * `inner` columns apart. */
 typedef struct lines {
   const ng_place *v;
   int32_t axis;
-  int64_t extent, inner; /* of the axis; columns behind it */
+  int64_t extent, inner; /* of the axis; columns inside it */
 } lines;
 
-/* The axis with the smallest step. */
 static lines lines_of(const ng_place *v) {
   lines l = {.v = v};
   for (int32_t i = 1; i < v->axes; i++) {
@@ -30,7 +28,7 @@ static lines lines_of(const ng_place *v) {
   return l;
 }
 
-/* Elements from the row's beginning to what lies at (outer, 0, inner). */
+/* Elements from the beginning of the row to (outer, 0, inner). */
 static int64_t base_of(const lines *l, int64_t outer, int64_t inner) {
   int64_t at = 0;
   for (int32_t i = l->v->axes - 1; i > l->axis; i--) {
@@ -44,10 +42,10 @@ static int64_t base_of(const lines *l, int64_t outer, int64_t inner) {
   return at;
 }
 
-/* Line after line of columns [col, col + n): which of the axis, where in memory, where in `x`. */
+/* A line of columns [col, col + n). */
 typedef struct line {
-  int64_t from, to; /* along the axis            */
-  char *memory;     /* of `from`                 */
+  int64_t from, to; /* along the axis */
+  char *memory;     /* of `from` */
   int64_t x;        /* column of `from`, minus col */
 } line;
 
@@ -61,7 +59,7 @@ static void each_line(const ng_place *v, int64_t row, int64_t col, int64_t n, fl
     const int64_t first = ng_max64(col - outer * each, 0);
     const int64_t end = ng_min64(col + n - outer * each, each);
     for (int64_t inner = 0; inner < l.inner;
-         inner++) { /* columns a inner + inner, first <= . < end */
+         inner++) { /* columns a inner + inner in [first, end) */
       line at;
       at.from = first <= inner ? 0 : (first - inner + l.inner - 1) / l.inner;
       at.to = end <= inner ? 0 : (end - inner + l.inner - 1) / l.inner;
@@ -74,7 +72,7 @@ static void each_line(const ng_place *v, int64_t row, int64_t col, int64_t n, fl
   }
 }
 
-/* f32 in one loop; 16 bits by way of a line on the stack. */
+/* 16-bit types go through a line on the stack. */
 static void read_line(const lines *l, const line *at, float *x) {
   const ng_place *v = l->v;
   const int64_t step = v->step[l->axis], n = at->to - at->from;
@@ -115,18 +113,18 @@ static void write_line(const lines *l, const line *at, float *x) {
   }
 }
 
-/* ---- two axes, turned ------------------------------------------------------------------------*/
+/* ---- channels-last weights ------------------------------------------------------------------------*/
 
-/* Columns [channel][offset] of memory [offset][channel], f32: the weights of a convolution whose images
- * are channels-last.  The channels that are whole in [col, col + n); false: not such a place. */
-static bool turned(const ng_place *v, int64_t col, int64_t n, int64_t *c0, int64_t *c1) {
+/* Columns [channel][offset] in memory [offset][channel], f32: the weight of a channels-last
+ * convolution. Sets the whole channels in [col, col + n); false: another layout. */
+static bool is_channels_last(const ng_place *v, int64_t col, int64_t n, int64_t *c0, int64_t *c1) {
   if (v->axes != 2 || v->dtype != NG_F32 || v->step[0] != 1 || v->step[1] < 0) return false;
   *c0 = (col + v->extent[1] - 1) / v->extent[1];
   *c1 = (col + n) / v->extent[1];
-  return *c1 - *c0 >= 4; /* below, lines are as good */
+  return *c1 - *c0 >= 4;
 }
 
-/* What is before the whole channels, and behind them. */
+/* The columns before and after the whole channels. */
 static void ends(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x, line_call *call,
                  int64_t c0, int64_t c1) {
   const int64_t first = c0 * v->extent[1], end = c1 * v->extent[1];
@@ -134,13 +132,13 @@ static void ends(const ng_place *v, int64_t row, int64_t col, int64_t n, float *
   if (end < col + n) each_line(v, row, end, col + n - end, x + (end - col), call);
 }
 
-/* ---- the doors -------------------------------------------------------------------------------*/
+/* ---- read, write -------------------------------------------------------------------------------*/
 
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out) {
   int64_t c0, c1;
   if (v->straight) {
     ng_to_f32(out, ng_place_at(v, row, col), v->dtype, n);
-  } else if (turned(v, col, n, &c0, &c1)) {
+  } else if (is_channels_last(v, col, n, &c0, &c1)) {
     ends(v, row, col, n, out, read_line, c0, c1);
     ng_transpose(ng_place_at(v, row, c0), v->step[1], v->extent[1], c1 - c0,
                  out + (c0 * v->extent[1] - col), v->extent[1]);
@@ -155,7 +153,7 @@ void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, cons
   float *from = (float *)(uintptr_t)x;
   if (v->straight) {
     ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);
-  } else if (turned(v, col, n, &c0, &c1)) {
+  } else if (is_channels_last(v, col, n, &c0, &c1)) {
     ends(v, row, col, n, from, write_line, c0, c1);
     ng_transpose(x + (c0 * v->extent[1] - col), v->extent[1], c1 - c0, v->extent[1],
                  ng_place_at(v, row, c0), v->step[1]);

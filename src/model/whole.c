@@ -1,8 +1,7 @@
-/* whole.c: a linear layer of which ranks have parts, as the one that they make together.
+/* whole.c: the whole of a linear layer whose ranks have shards.
  *
- * In: an entry that was registered as a part, the widths of all parts.  Out: an entry of all of it, for
- * families: they need not know that there are parts.  Who brings gradients and observations together is
- * step/shard.c. */
+ * In: an entry registered as a shard, the widths of all shards. Out: an entry of the whole layer,
+ * which families see. step/shard.c gathers gradients and observations. */
 #include "model/model.h"
 
 enum { OUTPUTS, INPUTS }; /* shard_axis */
@@ -25,7 +24,7 @@ static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
   slot->m = slot->v = NULL;
 }
 
-/* The bias of a layer cut by inputs is whole on every rank. */
+/* The bias of a layer sharded by inputs is whole on every rank. */
 ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
                         int32_t member) {
   const double WIDEST = 2147483648.0;
@@ -70,7 +69,7 @@ void ng_shard_ask(ng_layer_shard *s, ng_plan *plan) {
   const ng_layer *d = &s->whole.d;
   s->grad =
       ng_plan_take(plan, NG_USE_DIRECTION, d->out * (d->in + d->bias) * (int64_t)sizeof *s->grad);
-  if (s->grad == NULL) return; /* counted */
+  if (s->grad == NULL) return; /* counting pass */
   s->whole.slot[NG_WEIGHT].grad.data = s->grad;
   if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->grad + d->out * d->in;
 }

@@ -1,37 +1,31 @@
-/* box.c: sums of patches over samples and positions, without a patch.
+/* box.c: sums of patches over samples and positions, without patches.
  *
- * In: images or rows of positions, in any strides, f32, bf16 or f16.  Out: for every channel and kernel
- * offset the sum, over samples and output positions, of the pixel that the offset sees (zero outside):
- * the mean of the patches of a convolution, times their number.  That is a sum over a box of the summed
- * image for each kernel offset: the image is summed over samples first, then over rows, then over
- * columns.  Sums are in double; they are finite only if every number read was, so nothing is scanned
- * beforehand.
- *
- * This is the closed form of Eva's mean patch (Zhang, Shi & Li 2023): with x the image summed over
- * samples,
+ * In: images or rows of positions, in any strides, f32, bf16 or f16. Out: for every channel and
+ * kernel offset the sum, over samples and output positions, of the pixel under that offset (zero
+ * outside). With x the image summed over samples, and s, d, p stride, dilation and padding,
  *
  *      a[c, i, k] = sum over u, v of x[c, u s + i d - p, v s + k d - p]
  *
- * s, d, p stride, dilation and padding.  The samples are read once; at stride 1 their patches would
- * be kernel[0] kernel[1] times as many numbers. */
+ * which is Eva's mean patch (Zhang, Shi & Li 2023) times the number of patches. The image is summed
+ * over samples, then rows, then columns, so samples are read once. Sums are in double and finite
+ * only if all inputs are, so no scan is needed. */
 #include "stat/gram.h"
 
 #include "simd.h"
 
-/* Doubles of a piece's working set that should stay in the nearest caches (PLANE); channels of a
- * line at least and at most (NARROW, WIDE: a cache line, a few registers); elements converted at
- * once (TILE); flags of pieces (PIECES). */
+/* PLANE: doubles of a piece that stay in the nearest caches; NARROW, WIDE: least and most channels
+ * of a line; TILE: elements converted at once; PIECES: flags. */
 enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512, PIECES = 256 };
 
 typedef struct job {
   const ng_conv *box;
   const ng_view *in;
-  int64_t take; /* samples that count, from the first on */
+  int64_t take; /* the first samples */
   int32_t pieces;
   double *out;      /* [channels][offsets] */
-  double *room;     /* of all pieces       */
+  double *room;     /* of all pieces */
   int64_t each;     /* doubles of `room` for one piece */
-  bool bad[PIECES]; /* by piece: saw a number that is not finite */
+  bool bad[PIECES]; /* by piece: read a non-finite number */
 } job;
 
 /* ---- sums ------------------------------------------------------------------------------------*/
@@ -60,7 +54,7 @@ NG_CLONES static void add_doubles(double *restrict acc, const double *restrict x
   }
 }
 
-/* Adds rows of n elements each, `step` apart, the first from index `at` of the view. */
+/* Add rows of n elements, `step` apart, the first from index `at` of the view. */
 static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t rows, int64_t n,
                 int64_t step) {
   const ng_dtype t = j->in->dtype;
@@ -79,7 +73,7 @@ static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t r
   }
 }
 
-/* x - x is 0 for numbers and NaN for all else, without a branch in the loop. */
+/* x - x is 0 for finite numbers and NaN otherwise, without a branch. */
 static bool all_numbers(const double *x, int64_t n) {
   double zero = 0.0;
   for (int64_t i = 0; i < n; i++) {
@@ -90,8 +84,7 @@ static bool all_numbers(const double *x, int64_t n) {
 
 static void clear(double *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
 
-/* Output positions u of one axis whose tap `k` falls on pixels, as [*from, *to): the others see
- * padding, and a zero adds nothing. */
+/* Output positions [*from, *to) of one axis whose tap `k` is inside the image. */
 static void reach(const ng_conv *b, int axis, int64_t k, int64_t *from, int64_t *to) {
   const int64_t size = axis == 0 ? b->height : b->width, stride = b->stride[axis];
   const int64_t first = b->padding[axis] - k * b->dilation[axis]; /* u stride >= first */
@@ -100,15 +93,15 @@ static void reach(const ng_conv *b, int axis, int64_t k, int64_t *from, int64_t 
   *to = last < 0 ? 0 : ng_min64(last / stride + 1, (axis == 0 ? b->oh : b->ow));
 }
 
-/* The pixel that tap k of output position u sees. */
+/* The pixel of tap k at output position u. */
 static int64_t pixel(const ng_conv *b, int axis, int64_t k, int64_t u) {
   return u * b->stride[axis] + k * b->dilation[axis] - b->padding[axis];
 }
 
 /* ---- channels first: a plane [channel][y][x] at a time ---------------------------------------*/
 
-/* Rows first, for all columns at once; then columns of the one row that is left: kh oh w + kh kw ow
- * additions in place of kh kw oh ow. */
+/* Sum rows for all columns, then columns of the result: kh oh w + kh kw ow additions instead of kh
+ * kw oh ow. */
 static void box_plane(const ng_conv *b, const double *plane, double *rows, double *out) {
   for (int64_t i = 0; i < b->kernel[0]; i++) {
     int64_t from, to;
@@ -132,8 +125,7 @@ static int64_t plane_channels(const ng_conv *b) {
   return ng_max64(1, ng_min64(b->channels, PLANE / ng_times(b->height, b->width)));
 }
 
-/* As many planes as fit the cache: a plane is read in every sample at the same place, one run
- * each. */
+/* As many planes as fit the cache: each sample has a plane as one run. */
 static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
   const ng_conv *b = j->box;
   const int64_t pixels = b->height * b->width, most = plane_channels(b);
@@ -159,15 +151,14 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
 
 /* ---- channels last, and every other way to lie: a row of pixels at a time, some channels of each ------*/
 
-/* Channels lie next to each other (or nothing does), so some of them at a time: all of them at every
- * pixel would leave the cache before the next sample comes. */
+/* Some channels at a time: all of them at every pixel would leave the cache before the next sample. */
 static int64_t line_channels(const ng_conv *b) {
   const int64_t n =
       ng_conv_pointwise(b) ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
   return ng_min64(n, b->channels);
 }
 
-/* sums[i] [x][channel]: rows of pixels that kernel row i sees. */
+/* sums[i] [x][channel]: the rows of pixels under kernel row i. */
 static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *sums, bool *bad) {
   const ng_conv *b = j->box;
   const int64_t wide = b->width * n;
@@ -218,7 +209,7 @@ static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool 
     const ng_view *in = j->in;
     for (int64_t s = 0; s < j->take; s++) {
       int64_t at = 0;
-      do { /* run after run, nearly always one */
+      do { /* usually one run */
         const int64_t first = ng_view_offset(in, s, at) + c * in->by_column;
         add(j, room, first, in->by_position, in->run, n, in->by_column);
       } while ((at += in->run) < pixels);
@@ -228,14 +219,13 @@ static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool 
   }
 }
 
-/* Whole planes that follow each other. */
+/* Whether channels are contiguous planes. */
 static bool planar(const ng_conv *b, const ng_view *v) {
   return !b->linear && v->by_column != 1 && v->by_position == 1 && v->axes == 0 &&
          v->by_column == v->positions;
 }
 
-/* Channels are shared out, so threads write different sums, and the bits do not depend on how many
- * there are. */
+/* Pieces have different channels, so bits do not depend on the number of threads. */
 static void piece(void *arg, int32_t i) {
   job *j = arg;
   int64_t from, to;
@@ -248,9 +238,9 @@ static void piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- the door --------------------------------------------------------------------------------*/
+/* ---- entry --------------------------------------------------------------------------------*/
 
-/* Doubles one piece works with. */
+/* Doubles of scratch of one piece. */
 static int64_t piece_room(const ng_conv *b, bool planes) {
   const int64_t first =
       ng_plus(ng_times(plane_channels(b), ng_times(b->height, b->width)), b->width);
@@ -291,7 +281,7 @@ void ng_box_sample(const ng_conv *box, const ng_view *in, double *out, double *r
   j.in = in;
   j.take = 1;
   j.out = out;
-  bool bad = false; /* the caller has looked */
+  bool bad = false; /* the caller has scanned */
   if (planar(box, in)) {
     first_piece(&j, 0, box->channels, room, &bad);
   } else {

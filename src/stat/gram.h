@@ -1,33 +1,32 @@
-/* gram.h: fresh factors from what was observed (gram_conv.c, gram_rows.c).
+/* gram.h: factors of one observation (gram_conv.c, gram_rows.c).
  *
- * Both add alpha * sum(rows' rows) to a symmetric matrix; what alpha is (the scale table) is the
- * family's business.  Columns inside are ordered (kernel offset, channel), bias last.
- * Scratch is tiled: its size does not depend on the batch.
- */
+ * Both add alpha * sum(rows' rows) to a symmetric matrix; the family chooses alpha. Internal
+ * columns are (kernel offset, channel), bias last. Scratch is tiled: its size does not depend on
+ * the batch. */
 #ifndef NG_STATS_H
 #define NG_STATS_H
 
 #include "core/core.h"
 #include "linalg/linalg.h"
 
-/* An observed array as every statistic reads it: sample n, position s, column c, which is a feature or a
- * channel.  Positions of an image are its pixels, row by row.  Element (n, s, c) is at
+/* An observed array: sample n, position s, column c, which is a feature or a channel. The positions
+ * of an image are its pixels, row by row. Element (n, s, c) is at
  *
- *     n by_sample + c by_column + s % run by_position + what axes say of s / run
+ *     n by_sample + c by_column + s % run by_position + the offset of run s / run along the axes
  *
- * so any strides fit; a batch that lies dense has one run. */
+ * so any strides fit; a dense batch has one run. */
 typedef struct ng_view {
   const void *data;
   ng_dtype dtype;
   int32_t axes; /* of runs, outermost first; 0: run == positions */
   int64_t samples, positions, columns;
   int64_t by_sample, by_position, by_column;
-  int64_t run; /* so many positions are by_position apart */
+  int64_t run; /* positions that are by_position apart */
   int64_t extent[NG_DIMS], step[NG_DIMS];
 } ng_view;
 
 static inline int64_t ng_view_offset(const ng_view *v, int64_t n, int64_t s) {
-  if (v->axes == 0) return n * v->by_sample + s * v->by_position; /* nearly always */
+  if (v->axes == 0) return n * v->by_sample + s * v->by_position; /* the usual case */
   int64_t at = n * v->by_sample + s % v->run * v->by_position, outer = s / v->run;
   for (int32_t i = v->axes - 1; i >= 0; i--) {
     at += outer % v->extent[i] * v->step[i];
@@ -40,16 +39,17 @@ static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int
          (ng_view_offset(v, n, s) + c * v->by_column) * ng_dtype_size(v->dtype);
 }
 
-/* Rows (sample, position) of it that count. */
+/* The rows (sample, position) of a view that are used. */
 typedef struct ng_rows {
   const ng_view *v;
-  int64_t take;   /* first so many samples only                                                   */
-  int64_t c0, c1; /* columns used                                                                 */
-  bool one;       /* append a column of ones (mean over positions of 1 is 1)                      */
-  int reduce;     /* 0: every position is a row; 1: mean over positions; 2: sum over positions    */
+  int64_t take;   /* the first samples only */
+  int64_t c0, c1; /* columns used */
+  bool one;       /* append a column of ones */
+  int reduce;     /* 0: each position is a row; 1: mean over positions; 2: sum over positions */
 } ng_rows;
 
-/* S [c1-c0+one] += alpha sum_rows r r'.  Linear inputs and output gradients of linear layers. */
+/* S [c1-c0+one] += alpha sum_rows r r': inputs and output gradients of linear layers, and pixels of
+ * images. */
 void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch);
 int64_t ng_rows_scratch(int64_t columns); /* floats */
 
@@ -69,25 +69,26 @@ static inline bool ng_conv_pointwise(const ng_conv *c) {
          c->padding[1] == 0;
 }
 
-/* S [kh*kw*(c1-c0) + one] += alpha sum over `take` samples and all output positions of the patch of
- * channels [c0, c1) (zero padded), with a 1 appended if `one`.  reduce as above: the mean or the
- * sum of the patches over positions, one row a sample. */
+/* S [kh*kw*(c1-c0) + one] += alpha sum over `take` samples and all output positions of a a', a the
+ * patch of channels [c0, c1) (zero padded), with a 1 appended if `one`. reduce as above, over the
+ * patches of a sample. */
 void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                          int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                          float *scratch);
-/* The plain version of the same: im2col + Gram matrix, always.  The oracle. */
+/* The same by im2col and a Gram matrix: the oracle. */
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                                int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                                float *scratch);
 /* S [o1-o0] += alpha sum over samples and positions of g g', channels [o0, o1) of the output. */
 void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t o0, int64_t o1,
                         int reduce, float alpha, ng_sym S, float *scratch);
-/* Floats of scratch that serve all three, for channel ranges of at most `c` inputs, `o` outputs. */
+/* Floats of scratch of all three, for at most `c` inputs and `o` outputs. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o);
 
 /* ---- squares.c -------------------------------------------------------------------------------*/
 
-/* out[c] = sum over the first `take` samples and all positions of column c squared; reduce as above. */
+/* out[c] = sum of squares of column c over the first `take` samples and all positions; reduce as
+ * above. */
 void ng_square_sums(ng_context *ctx, const ng_view *v, int64_t take, int reduce, double *out);
 
 /* ---- box.c: mean vectors ---------------------------------------------------------------------*/

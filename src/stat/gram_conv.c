@@ -1,17 +1,16 @@
 /* gram_conv.c: the factors of a convolution from its input and its output gradient (Grosse &
  * Martens 2016, arXiv 1602.01407, equations 11 to 13).
  *
- * In: images in any strides, f32, bf16 or f16.  Out: S += alpha
- * sum over samples and output positions of a a' (a: the zero-padded patch, ordered (kernel offset,
- * channel), and a 1 for a bias) or of g g'.
+ * In: images in any strides, f32, bf16 or f16. Out: S += alpha sum over samples and output
+ * positions of a a' (a: the zero-padded patch in the order (kernel offset, channel), and a 1 for a
+ * bias) or of g g'.
  *
- * The plain way writes tiles of patches and takes their Gram matrix; it knows every geometry and is
- * the oracle of the fast way, which for stride 1 goes by displacements (gram_shift.c), without
- * patches.  What is a matrix of rows in memory already goes to gram_rows.c.
+ * The plain method writes tiles of patches and takes their Gram matrix. It accepts every geometry
+ * and is the oracle of the fast method for stride 1 (gram_shift.c), which needs no patches. Pixels
+ * as rows go to gram_rows.c.
  *
- * One thread calls BLAS, which has threads of its own; ours fill the tile before it.  alpha is
- * applied when a tile is added to S, not to the rows: a factor in front of a sum costs nothing and
- * rounds once. */
+ * One thread calls BLAS, which has its own threads; ours fill the tile before. alpha is applied
+ * when a tile is added to S. */
 #include "core/core.h"
 #include "stat/gram_shift.h"
 #include "stat/read.h"
@@ -19,7 +18,7 @@
 
 /* ---- patches ---------------------------------------------------------------------------------*/
 
-/* Input rows that one output row looks at, and pixels of a row with its padding. */
+/* Input rows of one output row; pixels of a padded row. */
 static int64_t span_of(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
 
@@ -27,22 +26,23 @@ typedef struct patches {
   const ng_conv *c;
   ng_pixels in;         /* channels [c0, c1) of the images */
   bool one;             /* a last column of ones */
-  int64_t first, count; /* rows of the tile: patches first .. first + count of all */
-  int32_t pieces;       /* threads that fill it */
+  int64_t first, count; /* the rows of the tile are patches [first, first + count) */
+  int32_t pieces;       /* threads */
   float *to;            /* the tile [count, ld] */
   int64_t ld;
-  float *window; /* a piece's: span rows of padded_width pixels, image row y in slot y mod span */
+  float
+      *window; /* of each piece: span rows of padded_width pixels, image row y in slot y mod span */
 } patches;
 
 static int64_t window_floats(const ng_conv *c, int64_t channels) {
   return ng_round16(ng_times(ng_times(span_of(c), padded_width(c)), channels));
 }
 
-/* The window is a ring: the next output row needs `stride` new image rows, the others are there.  y
- * may be negative, in the padding above. */
+/* The window is a ring: the next output row needs `stride` new image rows. y is negative in the
+ * padding above. */
 static int64_t slot_of(int64_t y, int64_t span) { return (y % span + span) % span; }
 
-/* Row y of the image, which may lie in the padding, into its slot. */
+/* Load row y of the image, which may be padding, into its slot. */
 static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
   const ng_conv *c = t->c;
   const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide;
@@ -52,8 +52,7 @@ static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
   ng_pixels_load(&t->in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
 }
 
-/* Out of the window into a row of the tile, in the order of S: with dilation 1 a kernel row is one
- * run. */
+/* Copy a patch from the window to a row of the tile; with dilation 1 a kernel row is contiguous. */
 static void patch(const patches *t, const float *window, int64_t y0, int64_t x0, float *out) {
   const ng_conv *c = t->c;
   const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide, span = span_of(c);
@@ -72,7 +71,7 @@ static void patch(const patches *t, const float *window, int64_t y0, int64_t x0,
   if (t->one) *out = 1.0f;
 }
 
-/* A piece has a window of its own, so an image row that two pieces need is loaded twice. */
+/* Each piece has its window, so two pieces may load the same image row. */
 static void patches_piece(void *arg, int32_t i) {
   const patches *t = arg;
   const ng_conv *c = t->c;
@@ -93,7 +92,7 @@ static void patches_piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- mean or sum of the patches of a sample: a box of the image for each tap (box.c) -----------*/
+/* ---- mean or sum of the patches of a sample, by box sums (box.c) ---*/
 
 static ng_conv narrow(const ng_conv *c, int64_t channels) {
   ng_conv n = *c;
@@ -101,8 +100,8 @@ static ng_conv narrow(const ng_conv *c, int64_t channels) {
   return n;
 }
 
-/* Floats of one piece, all for doubles: the sums of all taps, and what they are made with.  In
- * double, because the mean of many positions may cancel to little; one rounding at the end. */
+/* Floats of one piece, used as doubles: the sums of all taps, and scratch. In double, because the
+ * mean of many positions may cancel. */
 static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
   const ng_conv box = narrow(c, channels);
   return 2 *
@@ -114,7 +113,7 @@ typedef struct reduction {
   int how;
 } reduction;
 
-/* Channels [c0, c1) of sample n, as a batch of one. */
+/* Channels [c0, c1) of sample n as a batch of one. */
 static ng_view sample_of(const ng_pixels *p, int64_t n) {
   ng_view one = *p->v;
   one.data = ng_view_at(p->v, n, 0, p->c0);
@@ -124,8 +123,7 @@ static ng_view sample_of(const ng_pixels *p, int64_t n) {
 }
 
 /* A row of the tile is a sample: KFAC-reduce (Eschenhagen et al. 2023) takes the mean (how = 1) or
- * the sum of its patches before the outer product.  The 1 of the bias is summed like everything
- * else. */
+ * the sum of its patches, and of the 1 of the bias, before the outer product. */
 static void reduce_piece(void *arg, int32_t i) {
   const reduction *t = arg;
   const ng_conv *c = t->p.c;
@@ -139,7 +137,7 @@ static void reduce_piece(void *arg, int32_t i) {
     float *out = t->p.to + k * t->p.ld;
     const ng_view in = sample_of(&t->p.in, t->p.first + k);
     ng_box_sample(&box, &in, sum, sum + ng_round16(cols));
-    for (int64_t j = 0; j < cols; j++) { /* [channel][offset] there, [offset][channel] here */
+    for (int64_t j = 0; j < cols; j++) { /* from [channel][offset] to [offset][channel] */
       out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
     }
     if (t->p.one) out[cols] = (float)(positions * factor);
@@ -148,8 +146,8 @@ static void reduce_piece(void *arg, int32_t i) {
 
 /* ---- input -----------------------------------------------------------------------------------*/
 
-/* The wait before the next tile is not for BLAS on a CPU, which is done when it returns: on a
- * device the queue may still read what the next pieces would overwrite. */
+/* On a device the queue may still read the tile that the next pieces would overwrite, hence the
+ * wait. */
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                                int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                                float *scratch) {
@@ -172,7 +170,7 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
       ng_parallel(ctx, r.p.pieces, patches_piece, &r.p);
     }
     ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, cols, scratch, r.p.count, r.p.ld, alpha);
-    ng_queue_wait(ctx->queue); /* the next tile comes into the same place */
+    ng_queue_wait(ctx->queue); /* the next tile overwrites this one */
   }
 }
 
@@ -184,8 +182,8 @@ void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t
   ng_rows_stats(ctx, &rows, alpha, S, scratch);
 }
 
-/* The cheaper of two ways to the same sums.  Costs depend on the geometry and the number of
- * samples, not on values or threads, so the choice is the same in every run. */
+/* The cheaper of two methods for the same sums. The costs depend on the geometry and the number of
+ * samples, not on values or threads, so every run has the same choice. */
 void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                          int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                          float *scratch) {
@@ -200,8 +198,7 @@ void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, in
   }
 }
 
-/* For whichever way is chosen later: the choice depends on the samples, which are not known at
- * ng_ready. */
+/* For both methods: the choice depends on the samples, which are unknown at ng_ready. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o) {
   const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(ng_conv_taps(conv) * c + 1);
   const int64_t piece = ng_max64(window_floats(conv, c), reduce_floats(conv, c));

@@ -1,12 +1,10 @@
-/* gram_rows.c: sums of outer products of rows, the statistics of everything that is a matrix
- * already.
+/* gram_rows.c: sums of outer products of rows (Martens & Grosse 2015, equation 1).
  *
- * In: a view in any strides, f32, bf16 or f16, of which some samples and some columns count.  Out: S += alpha sum_r r r', the r
- * with a 1 appended for a bias (Martens & Grosse 2015, equation 1).
+ * In: a view in any strides, f32, bf16 or f16; the samples and columns to use. Out: S += alpha
+ * sum_r r r', r with a 1 appended for a bias.
  *
- * f32 rows are read where they are, by SYRK with the caller's row stride; the bias coordinate is
- * then a row of column sums, not a copy of the matrix with one more column.  Everything else goes
- * through a tile. */
+ * SYRK reads f32 rows in place, with their stride; then the bias coordinate is a row of column
+ * sums. All other layouts go through tiles. */
 #include "core/core.h"
 #include "stat/read.h"
 #include "simd.h"
@@ -16,8 +14,8 @@
 
 enum { CHUNK = 128, RUN = 64 };
 
-/* acc[j] += sum over rows of X[., j], j < n <= CHUNK.  f32 over short runs, double between them:
- * the error of a run of 64 stays below 32 roundings, as in SYRK's inner loop. */
+/* acc[j] += sum over rows of X[., j], j < n <= CHUNK. f32 over runs, double between them: a run of
+ * 64 has an error below 32 roundings, as SYRK's inner loop. */
 NG_CLONES static void add_columns(const float *X, int64_t rows, int64_t ldx, int64_t n,
                                   double *acc) {
   float part[CHUNK];
@@ -53,14 +51,14 @@ static void sum_chunk(void *arg, int32_t i) {
   }
 }
 
-/* No copy: rows that count are one run of rows.  The column of ones turns into the row of sums and
- * the corner into the number of rows, all times alpha. */
+/* In place: the rows are one run. The column of ones gives the row of sums, and the corner the
+ * number of rows. */
 static void direct(ng_context *ctx, const float *X, int64_t rows, int64_t ldx, int64_t cols,
                    bool one, float alpha, ng_sym S, float *scratch) {
   ng_queue *q = ctx->queue;
   ng_on(q)->add_gram(q, S, 0, cols, X, rows, ldx, alpha);
   if (!one) {
-    ng_queue_wait(q); /* X is the caller's */
+    ng_queue_wait(q); /* the caller may change X */
     return;
   }
   sums s = {.X = X, .rows = rows, .ldx = ldx, .cols = cols, .out = scratch};
@@ -74,7 +72,7 @@ static void direct(ng_context *ctx, const float *X, int64_t rows, int64_t ldx, i
 
 typedef struct tile {
   const ng_rows *r;
-  int64_t first, count; /* rows of the tile are rows first .. first + count of those that count */
+  int64_t first, count; /* the rows of the tile are rows [first, first + count) */
   int32_t pieces;
   float *to;
   int64_t ld;
@@ -134,12 +132,12 @@ static void reduce_piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- the door --------------------------------------------------------------------------------*/
+/* ---- entry --------------------------------------------------------------------------------*/
 
 int64_t ng_rows_scratch(int64_t columns) { return ng_tile_floats(columns + 1); }
 
-/* The stride of rows that BLAS can read where they lie, 0 if it cannot: elements of a row adjacent, all
- * rows that count the same way apart, and no row inside another (an expanded axis). */
+/* The stride of rows that BLAS can read in place, or 0: the elements of a row are adjacent, all
+ * rows have the same distance, and no row overlaps another (an expanded axis). */
 static int64_t row_stride(const ng_rows *r) {
   const ng_view *v = r->v;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
@@ -149,12 +147,11 @@ static int64_t row_stride(const ng_rows *r) {
                      : r->take == v->samples && v->by_position == v->samples * v->by_sample
                          ? v->by_sample
                          : 0;
-  if (r->take * S == 1) return wide; /* one row, whatever comes after it */
+  if (r->take * S == 1) return wide; /* one row */
   return by >= wide && ng_linalg_fits(by) ? by : 0;
 }
 
-/* Positions first with fewer samples than there are is a run of rows for each position, with gaps:
- * that goes through a tile, too. */
+/* Position-first arrays of which only some samples count have gaps, so they use tiles, too. */
 void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch) {
   const ng_view *v = r->v;
   const int64_t cols = r->c1 - r->c0, wide = cols + (r->one ? 1 : 0);
@@ -175,6 +172,6 @@ void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, flo
     t.pieces = ng_pieces(ctx, t.count * cols * (reduced ? v->positions : 1));
     ng_parallel(ctx, t.pieces, reduced ? reduce_piece : copy_piece, &t);
     ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, wide, scratch, t.count, t.ld, alpha);
-    ng_queue_wait(ctx->queue); /* the next tile comes into the same place */
+    ng_queue_wait(ctx->queue); /* the next tile overwrites this one */
   }
 }

@@ -1,30 +1,29 @@
 /* gram_shift.c: the input factor of a stride 1 convolution without patches.
  *
- * With r a pixel that kernel tap k looks at (image coordinates, so taps k and k' of the same output
- * position look at r and r + d, d = (k' - k) dilation), block (k, k') of the factor is
+ * Let r be a pixel that kernel tap k covers, in image coordinates. The taps k and k' of one output
+ * position cover r and r + d, d = (k' - k) dilation. So block (k, k') of the factor is
  *
  *     A[k, k'] = sum over r in W(k) of x[r] x[r + d]'
  *
- * where W(k) is the rectangle that tap k sweeps over, and x is 0 outside the image.  So blocks with
- * the same displacement d sum the same products and differ only at the border.  For every d of a
- * half plane (13 for 3x3, instead of 45 blocks of a symmetric 9x9 grid) we form the sum over all r
- * with r and r + d inside the image, and sums over the few rows, columns and pixels of it that some
- * block lacks; with an index 0 for "all" both in y and in x,
+ * W(k) is the rectangle that tap k sweeps; x is 0 outside the image. Blocks with the same
+ * displacement d sum the same products and differ at the border only. For every d of a half plane
+ * (13 for 3x3, instead of 45 blocks of a symmetric 9x9 grid) this file computes the sum over all r
+ * with r and r + d inside the image, and the sums over the few rows, columns and pixels that some
+ * block lacks. With index 0 for "all" in y and in x,
  *
  *     A[k, k'] = sum over i in {0} + rows lacking, j in {0} + columns lacking of
  *                (-1)^([i > 0] + [j > 0]) M[i, j]
  *
- * which is inclusion and exclusion: all - rows - columns + corners.  This holds for any padding and
- * dilation; padding (k-1)/2 lacks least.  For the idea see Grosse & Martens 2016, section 3.1:
- * there the border is neglected, here it is exact.
+ * by inclusion and exclusion: all - rows - columns + corners. This is exact for any padding and
+ * dilation; Grosse & Martens 2016, section 3.1, neglect the border.
  *
- * A tile holds samples as [y][x][sample][channel].  With samples inside pixels, a run of pixels of
- * an image row at displacement d is a run of rows of the tile at a constant offset: one GEMM
- * without padding the images.  Zero-padded images with samples outside need one GEMM a displacement
- * instead of one an image row, but multiply zeros: 13 % more at 32x32, 3.6 times as much at 4x4.
+ * A tile stores samples as [y][x][sample][channel], so a run of pixels of an image row at
+ * displacement d is a run of tile rows at a constant offset: one GEMM, without padding the images.
+ * Zero-padded images with samples outside need one GEMM a displacement instead of one an image row,
+ * but multiply zeros: 13 % more at 32x32, 3.6 times as much at 4x4.
  *
- * Error: M[0, 0] is larger than the blocks by what it has too much, a share of about (k-1)/size of
- * it, so subtracting loses a fraction of one bit. */
+ * Error: M[0, 0] exceeds the blocks by a share of about (k-1)/size, so the subtraction loses a
+ * fraction of one bit. */
 #include "stat/gram_shift.h"
 
 #include "stat/read.h"
@@ -37,14 +36,14 @@ typedef struct job {
   const ng_conv *c;
   ng_pixels in;
   ng_axis v, h;
-  int64_t C, samples, first; /* samples of the tile, and the first of them */
+  int64_t C, samples, first; /* samples of the tile, and the first of all */
   int64_t edge, columns;
   float *tile, *edges, *product;
-  double *sum; /* [tap][channel], for the bias                                        */
+  double *sum; /* [tap][channel], for the bias */
   float alpha;
   ng_sym S;
   int32_t pieces;
-  /* the displacement under way */
+  /* the present displacement */
   int64_t dy, dx;
   ng_strips sy, sx;
 } job;
@@ -53,8 +52,8 @@ static float *pixel(const job *j, int64_t y, int64_t x) {
   return j->tile + (y * j->h.size + x) * j->samples * j->C;
 }
 
-/* The columns at either end once more as [column][y][sample][channel], so that a column is a run of
- * rows too. */
+/* The columns at either end, copied to [column][y][sample][channel], so that a column is a run of
+ * rows. */
 static float *edge_pixel(const job *j, int64_t x, int64_t y) {
   const int64_t slot = x < j->edge ? x : x - j->h.size + j->columns;
   return j->edges + (slot * j->v.size + y) * j->samples * j->C;
@@ -83,8 +82,8 @@ static void edges_piece(void *arg, int32_t i) {
   }
 }
 
-/* Sums of what each tap sees, for the bias row: channels 64 i .. of every pixel over the samples,
- * then into the taps that sweep over it. */
+/* Sums of the pixels of each tap, for the bias row: WIDE channels of every pixel over the samples,
+ * then into the taps that cover the pixel. */
 enum { WIDE = 64 };
 
 NG_CLONES static void add_samples(const float *from, int64_t samples, int64_t C, int64_t n,
@@ -127,9 +126,8 @@ static float *product_at(const job *j, int64_t i, int64_t k) {
   return j->product + (i * ng_strips_count(&j->sx) + k) * j->C * j->C;
 }
 
-/* M[c, c'] (+)= sum over runs of pixels of x[c] y[c'].  BLAS sums long products in parts of some
- * 400 rows, but small ones, in kernels of their own, in one go: the parts of 1024 bound the
- * rounding error there and cost nothing elsewhere. */
+/* M[c, c'] (+)= sum over runs of pixels of x[c] y[c']. BLAS splits long sums after some 400 rows,
+ * but its kernels for small matrices do not: parts of 1024 bound the rounding error there. */
 static void multiply(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
                      float *M) {
   const int64_t C = j->C, rows = pixels * j->samples;
@@ -151,7 +149,7 @@ static void multiply_all(const job *j, float *gram) {
     ng_on(q)->scale(q, ng_sym_count(G.n), G.a, 0.0);
     ng_on(q)->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
     ng_on(q)->unpack(q, G, M, j->C);
-  } else if (dx == 0) { /* whole rows follow each other */
+  } else if (dx == 0) { /* whole rows are contiguous */
     multiply(j, height * width, pixel(j, 0, 0), pixel(j, dy, 0), 0.0f, M);
   } else {
     for (int64_t y = ry.from; y < ry.to; y++) {
@@ -184,7 +182,7 @@ static void multiply_strips(const job *j) {
 
 enum { PANEL = 32, RUN = 256 };
 
-/* The matrices that make a block, `plus` of them added, the rest subtracted; [0] is all. */
+/* The matrices of a block: the first `plus` are added, the rest subtracted; [0] is all. */
 typedef struct terms {
   const float *at[NG_SHIFT_PRODUCTS];
   int64_t n, plus;
@@ -208,7 +206,7 @@ NG_CLONES static void add_scaled(float *to, const float *from, int64_t n, float 
   }
 }
 
-/* Rows of a product are columns of S: pieces with rs == 1 take them as they are. */
+/* Rows of a product are columns of S: contiguous in pieces with rs == 1. */
 static void add_straight(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
                          float alpha) {
   for (int64_t c = 0; c < p->cols; c++) {
@@ -225,8 +223,8 @@ static void add_straight(const terms *t, int64_t C, const ng_piece *p, int64_t c
   }
 }
 
-/* Pieces held transposed (rs != 1) want rows of S, which are columns of the product: turned in
- * panels that stay in the first cache, 32 x 32. */
+/* Transposed pieces (rs != 1) need rows of S, which are columns of the product: transposed in
+ * panels of 32 x 32, which stay in the nearest cache. */
 static void add_turned(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
                        float alpha) {
   for (int64_t c = 0; c < p->cols; c += PANEL) {
@@ -246,7 +244,7 @@ static void add_turned(const terms *t, int64_t C, const ng_piece *p, int64_t c0,
   }
 }
 
-/* Columns [ca, cb) of block (row tap, column tap) of S. */
+/* Add columns [ca, cb) of block (row tap, column tap) to S. */
 static void add_block(const job *j, const terms *t, int64_t row, int64_t col, int64_t ca,
                       int64_t cb) {
   const int64_t C = j->C;
@@ -268,8 +266,8 @@ static void add_block(const job *j, const terms *t, int64_t row, int64_t col, in
   }
 }
 
-/* Every block of this displacement, a share of its columns.  What is added comes before what is
- * subtracted, and M[0, 0] first of all: one order whatever the threads. */
+/* A share of the columns of all blocks of this displacement. The order of terms is fixed: M[0, 0],
+ * added terms, subtracted terms. */
 static void blocks_piece(void *arg, int32_t i) {
   const job *j = arg;
   const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
@@ -283,7 +281,7 @@ static void blocks_piece(void *arg, int32_t i) {
       const int64_t nx = ng_strips_terms(&j->h, &j->sx, j->dx, x, cols);
       if (nx == 0) continue;
       terms t = {.n = 0};
-      for (int pass = 0; pass < 2; pass++) { /* what is added, then what is subtracted */
+      for (int pass = 0; pass < 2; pass++) { /* added terms, then subtracted terms */
         for (int64_t a = 0; a < ny; a++) {
           for (int64_t b = 0; b < nx; b++) {
             if (((a > 0) != (b > 0)) == (pass == 1)) t.at[t.n++] = product_at(j, rows[a], cols[b]);
@@ -296,10 +294,10 @@ static void blocks_piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- the door --------------------------------------------------------------------------------*/
+/* ---- tiles --------------------------------------------------------------------------------*/
 
-/* Half of all displacements: block (k', k) is the transposed of (k, k'), and S keeps one triangle.
- * Hence dy >= 0, and on dy = 0 only dx >= 0. */
+/* Half of all displacements: block (k', k) is the transpose of (k, k'), and S stores one triangle.
+ * Hence dy >= 0, and dx >= 0 if dy = 0. */
 static void one_tile(job *j, float *gram, bool one) {
   ng_context *ctx = j->ctx;
   j->pieces = ng_pieces(ctx, j->samples * j->v.size * j->h.size * j->C);
@@ -313,7 +311,7 @@ static void one_tile(job *j, float *gram, bool one) {
       if (j->sy.all.from >= j->sy.all.to || j->sx.all.from >= j->sx.all.to) continue;
       multiply_all(j, gram);
       multiply_strips(j);
-      ng_queue_wait(ctx->queue); /* our own threads read the products */
+      ng_queue_wait(ctx->queue); /* our threads read the products */
       const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
       j->pieces = ng_pieces(ctx, (ky.to - ky.from) * (kx.to - kx.from) * j->C * j->C);
       ng_parallel(ctx, j->pieces, blocks_piece, j);
@@ -326,7 +324,7 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
                                float *scratch) {
   if (take <= 0) return;
   const int64_t C = c1 - c0, p = c->kernel[0] * c->kernel[1] * C, most = ng_shift_samples(c, C);
-  /* Even tiles: a last one of few samples has as many GEMMs as a full one, all short. */
+  /* Tiles of equal size: a last tile of few samples would have as many GEMMs, all short. */
   const int64_t tiles = (take + most - 1) / most, even = (take + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
   job j = {.ctx = ctx,

@@ -1,8 +1,7 @@
-/* gram_shift_plan.c: what the displacements of gram_shift.c need to know before they start.
+/* gram_shift_plan.c: geometry, sizes and costs of the displacements of gram_shift.c.
  *
- * In: a convolution's geometry, a number of channels, of samples.  Out: along each axis, which
- * coordinates a block lacks of the sum that all blocks of its displacement share; the scratch that
- * takes; and whether it pays against patches and SYRK. */
+ * In: a convolution, a number of channels and samples. Out: along each axis the coordinates that a
+ * block lacks of the common sum of its displacement; the scratch; the predicted time. */
 #include "stat/gram_shift.h"
 #include "stat/read.h"
 
@@ -20,7 +19,7 @@ static ng_range common(ng_range a, ng_range b) {
   return (ng_range){ng_max64(a.from, b.from), ng_min64(a.to, b.to)};
 }
 
-/* Tap k looks at k step - pad + u for output u (stride 1): a run, cut to the image. */
+/* Tap k covers k step - pad + u for output u (stride 1): a run, cut to the image. */
 ng_range ng_axis_swept(const ng_axis *a, int64_t k) {
   const int64_t first = k * a->step - a->pad;
   return common((ng_range){first, first + a->out}, (ng_range){0, a->size});
@@ -31,8 +30,8 @@ static ng_range paired(const ng_axis *a, int64_t d) {
   return common((ng_range){0, a->size}, (ng_range){-d * a->step, a->size - d * a->step});
 }
 
-/* How many coordinates of `paired` the block (k, k + d) lacks at either end; false: it lacks all.
- */
+/* The number of coordinates of `paired` that block (k, k + d) lacks at either end; false: it lacks
+ * all. */
 static bool lacking(const ng_axis *a, int64_t d, int64_t k, int64_t *low, int64_t *high) {
   const ng_range all = paired(a, d), mine = common(all, ng_axis_swept(a, k));
   if (mine.from >= mine.to) return false;
@@ -45,8 +44,7 @@ ng_range ng_axis_taps_at(const ng_axis *a, int64_t d) {
   return (ng_range){ng_max64(0, -d), ng_min64(a->taps, a->taps - d)};
 }
 
-/* As many single coordinates at each end as the block that lacks most: the others use some of
- * them. */
+/* The most single coordinates at each end that any block lacks. */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
   ng_strips s = {.all = paired(a, d)};
   const ng_range taps = ng_axis_taps_at(a, d);
@@ -80,13 +78,13 @@ int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t
 /* ---- size and cost ---------------------------------------------------------------------------*/
 
 enum {
-  MOST_TAPS = 256,   /* of an axis, for this way */
-  TILE_ROWS = 16384, /* pixels times samples: enough to write the blocks seldom                 */
-  TILE_FLOATS = 1 << 22 /* 16 MiB, what stays near a core */
+  MOST_TAPS = 256,      /* of an axis */
+  TILE_ROWS = 16384,    /* pixels times samples: enough to write blocks rarely */
+  TILE_FLOATS = 1 << 22 /* 16 MiB, which stays near a core */
 };
 
-/* What any block lacks at the left lies before the first column that the last tap sweeps over, and
- * so do the partners of it; likewise at the right. */
+/* The columns that any block lacks at the left, and their partners, are before the first column of
+ * the last tap; likewise at the right. */
 int64_t ng_shift_edge(const ng_conv *c) {
   return ng_max64(0, (c->kernel[1] - 1) * c->dilation[1] - c->padding[1]);
 }
@@ -97,7 +95,7 @@ int64_t ng_shift_rows(const ng_conv *c) {
   return ng_times(c->height, c->width + ng_shift_columns(c));
 }
 
-/* Matrices of one displacement, the most of any: each is channels^2 floats of scratch. */
+/* The most matrices of any displacement: each is channels^2 floats of scratch. */
 static int64_t products_of(const ng_conv *c) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   int64_t most = 0;
@@ -110,16 +108,16 @@ static int64_t products_of(const ng_conv *c) {
   return most;
 }
 
-/* Scratch and the list of products bound it: with much padding, or a kernel as wide as the image,
- * blocks lack so many rows and columns that patches are the smaller evil. */
+/* Limits of scratch and of products: with large padding or a kernel as wide as the image, blocks
+ * lack so many rows and columns that patches are cheaper. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
-  /* products_of walks over all pairs of taps, of a kernel that may have any number of them. */
+  /* products_of visits all pairs of taps */
   if (c->kernel[0] > MOST_TAPS || c->kernel[1] > MOST_TAPS) return false;
   return c->stride[0] == 1 && c->stride[1] == 1 &&
          ng_times(channels, ng_shift_rows(c)) <= TILE_FLOATS && products_of(c) <= NG_SHIFT_PRODUCTS;
 }
 
-/* Samples are inside pixels, so a tile with few of them has short runs and small GEMMs. */
+/* Samples are inside pixels, so few samples mean short runs and small GEMMs. */
 int64_t ng_shift_samples(const ng_conv *c, int64_t channels) {
   const int64_t by_rows = TILE_ROWS / (c->height * c->width);
   return ng_max64(1, ng_min64(by_rows, TILE_FLOATS / (channels * ng_shift_rows(c))));
@@ -137,18 +135,18 @@ ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t t
 }
 
 int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels) {
-  /* Serves every narrower range as well, also when the whole width does not fit. */
+  /* Also enough for every narrower range, and if the whole width does not fit. */
   const int64_t widest = ng_min64(channels, TILE_FLOATS / ng_shift_rows(c));
   const int64_t by_rows = ng_max64(1, TILE_ROWS / (c->height * c->width));
   const int64_t tile = ng_min64(by_rows * widest * ng_shift_rows(c), TILE_FLOATS);
   return ng_shift_layout_of(c, widest, tile).total;
 }
 
-/* Times of one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512: a GEMM of C by
- * C columns runs at C / (C + 16) of that rate, a SYRK of order p at p / (p + 70); a call costs 1
- * us, a float of the tile or of a matrix that is added up 0.15 ns, a float of a patch 0.35 ns, a
- * row of patches 3 ns for each kernel row, reading and writing the factor 0.24 ns a float.  Within
- * 20 % of what was measured for 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples. */
+/* Times of one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512. A GEMM of C by
+ * C columns runs at C / (C + 16) of that rate, a SYRK of order p at p / (p + 70). A call costs 1
+ * us; a float of the tile or of an added matrix 0.15 ns; a float of a patch 0.35 ns; a row of
+ * patches 3 ns for each kernel row; reading and writing the factor 0.24 ns a float. Within 20 % of
+ * measurements for 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   const double C = (double)channels, per_flop = (C + 16.0) / C / 250.0;

@@ -1,25 +1,27 @@
-/* norm_products.c: squares and products of a batch norm's gradients of single samples, see norm_sums.h.
+/* norm_products.c: squares and products of a batch norm's gradients of single samples, see
+ * norm_sums.h.
  *
- * Its raw input has moments of the whole batch, which are known only when it was read; so sums are made
- * relative to a guess, and what it is off = mean - guess is made good in their products:
+ * The moments of a raw input are known only after the whole batch was read. So sums are relative to
+ * a guess, and off = mean - guess corrects their products:
  *
  *     sum_i dgamma_i^2 = r^2 (sum q^2 - 2 off sum q s + off^2 sum s^2),  s = sum_t g,  q = sum_t g (x - guess)
  *
- * One pass over x and g does for all.  The guess is a mean of a few rows, a fraction of a deviation off, and
- * costs no digits.  Pieces depend on the size of the batch only: the same bits for any number of threads. */
+ * One pass reads x and g once. The guess is the mean of a few rows, a fraction of a deviation off,
+ * and costs no digits. Pieces depend on the size of the batch only: the same bits for any number of
+ * threads. */
 #include "stat/norm_sums.h"
 
 #include "simd.h"
 #include "stat/norm_pass.h"
 #include "stat/read.h"
 
-enum { GUESSED = 16, PIECE = 65536 }; /* rows; floats that are worth a piece */
+enum { GUESSED = 16, PIECE = 65536 }; /* rows; least floats of a piece */
 /* Columns that are added together, rows before them that they are asked for, floats of a cache line; columns of a
  * layer that is narrow. */
 enum { STRIP = 64, AHEAD = 8, LINE = 16, NARROW = 256 };
 
-/* sum g, sum g d, sum d, sum d^2 with d = x - shift; four rows together, so that sums are read and written
- * once for all. */
+/* sum g, sum g d, sum d, sum d^2 with d = x - shift; four rows together, so that sums are read and
+ * written once for four. */
 NG_CLONES static void add_all(const float *x, int64_t ldx, const float *g, int64_t ldg,
                               const float *restrict shift, int64_t rows, int64_t C,
                               float *restrict s, float *restrict q, float *restrict t,
@@ -47,8 +49,8 @@ NG_CLONES static void add_all(const float *x, int64_t ldx, const float *g, int64
   }
 }
 
-/* The same of STRIP columns, whose sums stay in registers: where rows are narrow, so that what is asked for
- * AHEAD rows before it is needed has not left the cache by then. */
+/* The same for STRIP columns, with the sums in registers and prefetch AHEAD rows before use: for
+ * narrow rows. */
 NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int64_t ldg,
                                 const float *restrict shift, int64_t rows, float *restrict s,
                                 float *restrict q, float *restrict t, float *restrict u) {
@@ -82,7 +84,7 @@ NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int
   memcpy(u, U, size);
 }
 
-/* Whole strips of whole groups of four rows, then what is left of either. */
+/* Whole strips of whole groups of four rows, then the remainder. */
 static void add_tile(const float *x, int64_t ldx, const float *g, int64_t ldg, const float *shift,
                      int64_t rows, int64_t C, const ng_norm_part *b) {
   const int64_t fours = rows / 4 * 4;
@@ -120,7 +122,7 @@ NG_CLONES static void add_squares(double *restrict to, const double *restrict s,
   }
 }
 
-/* Of one sample: sum g and sum g d into b->sum, sum d and sum d^2 added to b->all. */
+/* One sample: sum g and sum g d into b->sum; sum d and sum d^2 added to b->all. */
 static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
   const float *shift = ng_norm_batch_in(j->room, C).shift;
@@ -145,9 +147,9 @@ static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   }
 }
 
-/* Samples from j->count on have moments only. */
+/* Samples from j->count on only contribute to moments. */
 static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
-  (void)thread; /* sums of a piece stay where they are */
+  (void)thread; /* each piece has its own sums */
   const int64_t C = j->x->columns;
   const float *shift = ng_norm_batch_in(j->room, C).shift;
   ng_norm_part b = ng_norm_part_in(j->room, C, i);
@@ -165,7 +167,7 @@ static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   }
 }
 
-/* A mean of rows from all over the batch. */
+/* The mean of rows spread over the batch. */
 static void guess(const ng_view *x, void *room) {
   const int64_t C = x->columns, S = x->positions, all = x->samples * S;
   const int64_t rows = ng_min64(GUESSED, all);
@@ -212,7 +214,7 @@ bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, co
     const double off = all.sum[c] / rows;
     const double r = ng_norm_root(all.sum[C + c] / rows - off * off, k->eps);
     const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
-    X[c] = gg < 0.0 ? 0.0 : gg; /* rounding may leave a little less than nothing; NaN stays */
+    X[c] = gg < 0.0 ? 0.0 : gg; /* negative by rounding only; NaN stays */
     X[C + c] = ss;
     X[2 * C + c] = r * (qs - off * ss);
     fine = fine && X[c] <= most && ss <= most;

@@ -1,11 +1,11 @@
 /* norm_sums.c: see norm_sums.h.
  *
- * In: views of an input and its output gradient, in any strides, f32, bf16 or f16.  Out: two sums a channel
- * and sample.  Nothing normalised is ever stored: per channel sum g and sum g (x - mean) are added up, and
- * 1 / sqrt(var + eps) multiplies at the end.
+ * In: views of an input and its output gradient, in any strides, f32, bf16 or f16. Out: two sums
+ * for each channel and sample. Normalised inputs are not stored: sum g and sum g (x - mean) are
+ * summed for each channel, and 1 / sqrt(var + eps) multiplies at the end.
  *
- * Moments are relative to the first row, so that a mean far from zero costs no digits of the variance, and
- * cut to a number of pieces that depends on the samples only: the same bits for any number of threads. */
+ * Moments are relative to the first row, so that a large mean costs no digits of the variance. The
+ * number of pieces depends on the samples only: the same bits for any number of threads. */
 #include "stat/norm_sums.h"
 
 #include <math.h>
@@ -102,7 +102,7 @@ NG_CLONES static void add_products(const float *x, int64_t ldx, const float *g, 
   }
 }
 
-/* The same with a mean and a scale for the whole row; the mean is `mean` + rest / scale. */
+/* The same with one mean and scale for the row; the exact mean is `mean` + rest / scale. */
 NG_CLONES static void add_row(const float *x, const float *g, float mean, float scale, float rest,
                               int64_t C, float *restrict s, float *restrict q) {
   for (int64_t c = 0; c < C; c++) {
@@ -177,7 +177,7 @@ static void take_pieces(void *arg, int32_t thread) {
   }
 }
 
-/* Little work is done before another thread is awake. */
+/* Small work stays on one thread. */
 void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples) {
   const int64_t floats = samples * j->x->positions * j->x->columns;
   const int32_t threads = (int32_t)ng_min64(j->pieces, ng_pieces(ctx, floats));
@@ -189,7 +189,7 @@ void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples) {
 }
 
 static void moments_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
-  (void)thread; /* sums of a piece stay where they are */
+  (void)thread; /* each piece has its own sums */
   const int64_t C = j->x->columns;
   ng_norm_part b = ng_norm_part_in(j->room, C, i);
   int64_t from, to;
@@ -233,8 +233,8 @@ void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, voi
 
 /* ---- a sample --------------------------------------------------------------------------------*/
 
-/* Of a group norm: mean and 1 / sqrt(var + eps) of the groups of this sample, for each channel; in `shift`
- * what the f32 mean lacks. */
+/* A group norm: mean and 1 / sqrt(var + eps) of the groups of this sample, for each channel;
+ * `shift`: the rounding error of the f32 mean. */
 static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   const int64_t C = j->x->columns, wide = C / j->k->groups;
   const double S = (double)j->x->positions;
@@ -259,7 +259,7 @@ static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   }
 }
 
-/* sum g into b->sum, sum g (x - mean) behind it; of a layer norm already times its scale. */
+/* sum g and sum g (x - mean) into b->sum; for a layer norm already times its scale. */
 static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const float *mean) {
   const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
   const bool layer = j->k->input == NG_NORM_RAW && j->k->kind == NG_LAYER_NORM;
@@ -281,7 +281,7 @@ static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const 
   }
 }
 
-/* The f32 mean is not quite the mean: what is missing multiplies sum g. */
+/* The rounding error of the f32 mean, times sum g, is subtracted. */
 static void sums_piece(const ng_norm_job *j, int32_t n, int32_t thread) {
   const int64_t C = j->x->columns;
   const ng_norm_batch m = ng_norm_batch_in(j->room, C);

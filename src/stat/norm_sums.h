@@ -4,10 +4,9 @@
  *
  *     dgamma_ic = sum_t g_itc h_itc      dbeta_ic = sum_t g_itc
  *
- * h is what was shown, or (x - mean) / sqrt(var + eps) with the mean and the biased variance of what the
- * kind says: of a channel over the whole micro-batch, of all channels of one position, of a group of
- * channels of one sample.
- */
+ * h is the observed input, or (x - mean) / sqrt(var + eps). The mean and the biased variance are
+ * those of a channel over the whole micro-batch (batch norm), of all channels of one position
+ * (layer norm), or of a group of channels of one sample (group norm). */
 #ifndef NG_NORM_SUMS_H
 #define NG_NORM_SUMS_H
 
@@ -19,19 +18,19 @@ typedef struct ng_norm_of {
   ng_norm_input input;
   double eps;
   int64_t channels, groups;
-  bool gamma, beta; /* which of them there are */
+  bool gamma, beta; /* which of the two exist */
 } ng_norm_of;
 
-/* Of a batch norm that was shown its raw input: mean and variance of each channel, over all samples of x.
- * Of the others nothing.  `room` has ng_norm_room bytes and keeps them. */
+/* Mean and variance of each channel of a batch norm with raw input, over all samples of x;
+ * otherwise nothing. `room` has ng_norm_room bytes and keeps them. */
 void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, void *room);
-/* q [count, ldq]: of samples [from, from + count) all dgamma, then all dbeta.  What is not finite in x or g
- * leaves something that is not finite in q. */
+/* q [count, ldq]: of samples [from, from + count) all dgamma, then all dbeta. Non-finite x or g
+ * give non-finite q. */
 void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
                   int64_t from, int64_t count, float *q, int64_t ldq, void *room);
-/* Of a batch norm with gamma that was shown its raw input, whose moments are made in the same pass, so that
- * each array is read once: X [3 C] = sums over the first `take` samples of dgamma^2, dbeta^2, dgamma dbeta.
- * false: a number of one of them is not finite, or beyond f32. */
+/* A batch norm with gamma and raw input, whose moments are computed in the same pass: X [3 C] =
+ * sums over the first `take` samples of dgamma^2, dbeta^2, dgamma dbeta. false: a number is not
+ * finite, or beyond f32. */
 bool ng_norm_one_pass(const ng_norm_of *k);
 bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
                       int64_t take, double *X, void *room);

@@ -1,36 +1,31 @@
-/* read.c: from the caller's layout and dtype to rows of f32.
+/* read.c: load rows of channels, one row a pixel, as f32 from any layout and dtype.
  *
- * In: images in any strides, f32, bf16 or f16.  Out: rows of channels, one row a pixel, which is
- * what every statistic of a convolution is made of (Grosse & Martens 2016, section 3).
- *
- * Tiles bound the scratch: a batch of any size goes through the same few MiB, and the conversion of
- * a tile is still in the caches when BLAS reads it. */
+ * Tiles bound the scratch: a batch of any size uses the same few MiB, and a converted tile is still
+ * in the caches when BLAS reads it. */
 #include "stat/read.h"
 
 #include "core/core.h"
 
 enum { LEAST_ROWS = 512, MOST_ROWS = 16384, TILE_FLOATS = 1 << 21 };
 
-/* Whole cache lines, so that no two rows share one and threads may fill neighbours. */
+/* Whole cache lines, so that threads fill neighbouring rows without sharing a line. */
 int64_t ng_tile_ld(int64_t cols) { return ng_round16(cols); }
 
-/* 8 MiB of floats, but never fewer rows than SYRK needs to pay for reading and writing S, and no
- * more than MOST_ROWS of narrow ones. */
 int64_t ng_tile_rows(int64_t cols) {
   const int64_t rows = TILE_FLOATS / ng_tile_ld(cols);
   return ng_max64(LEAST_ROWS, ng_min64(MOST_ROWS, rows));
 }
 
 int64_t ng_tile_floats(int64_t cols) {
-  /* Rounding makes rows * ld jump about below TILE_FLOATS; this bound grows with cols, so scratch
-   * that was sized for the widest part serves every narrower one. */
+  /* rows * ld is not monotonic because of rounding; this bound is, so scratch of the widest part
+   * serves narrower ones. */
   const int64_t ld = ng_tile_ld(cols);
   return ng_max64(LEAST_ROWS * ld, ng_min64(MOST_ROWS * ld, TILE_FLOATS));
 }
 
 /* ---- pixels ----------------------------------------------------------------------------------*/
 
-/* Pixels are rows already: one conversion where they follow each other. */
+/* Channels last: one conversion if pixels are contiguous. */
 static void load_last(const ng_pixels *p, const char *src, int64_t count, float *dst,
                       int64_t stride) {
   const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;
@@ -43,8 +38,8 @@ static void load_last(const ng_pixels *p, const char *src, int64_t count, float 
   }
 }
 
-/* f32 is transposed where it lies; 16 bits go through a block on the stack, small enough for the
- * first cache: 16 channels of 64 pixels, 4 KiB. */
+/* Channels first: f32 is transposed in place; 16-bit types go through a block on the stack, 16
+ * channels of 64 pixels, 4 KiB. */
 static void load_first(const ng_pixels *p, const char *src, int64_t count, float *dst,
                        int64_t stride) {
   enum { ROWS = 16, COLS = 64 };
@@ -66,7 +61,7 @@ static void load_first(const ng_pixels *p, const char *src, int64_t count, float
   }
 }
 
-/* Run after run; which way depends on what lies next to what: channels, pixels, or nothing. */
+/* Run after run; the method depends on the contiguous axis: channels, pixels, or none. */
 void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
                     int64_t stride) {
   const ng_view *v = p->v;

@@ -1,9 +1,7 @@
-/* read.h: tiles of f32 rows, filled from what a caller shows; shared by gram_rows.c, gram_conv.c,
- * gram_shift.c.
+/* read.h: tiles of f32 rows, filled from a view; shared by gram_rows.c, gram_conv.c, gram_shift.c.
  *
- * A tile is as many rows as keep BLAS busy, never more for a larger batch.  Loops over tiles are
- * cut into one piece a thread; BLAS is called between them, from one thread.
- */
+ * A tile has enough rows to keep BLAS busy, independent of the batch. Loops over a tile have one
+ * piece a thread; one thread calls BLAS between them. */
 #ifndef NG_PACK_H
 #define NG_PACK_H
 
@@ -11,11 +9,11 @@
 #include "linalg/linalg.h"
 #include "stat/gram.h"
 
-/* Leading dimension of a tile, and the rows it has: at least 512 (below that SYRK spends its time
- * on reading and writing the result), at most 8 MiB beyond it. */
+/* The leading dimension and the rows of a tile: at least 512 rows (SYRK with fewer is bound by
+ * reading and writing the result), otherwise at most 8 MiB. */
 int64_t ng_tile_ld(int64_t cols);
 int64_t ng_tile_rows(int64_t cols);
-int64_t ng_tile_floats(int64_t cols); /* enough for a tile of this many columns or fewer */
+int64_t ng_tile_floats(int64_t cols); /* enough for a tile of at most so many columns */
 
 /* Channels [c0, c1) of images. */
 typedef struct ng_pixels {

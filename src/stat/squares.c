@@ -1,8 +1,10 @@
-/* squares.c: sums of squares of columns: the diagonal of what gram_rows.c and gram_conv.c make, in one pass.
+/* squares.c: sums of squares of columns: the diagonal of the Gram matrices of gram_rows.c and
+ * gram_conv.c.
  *
- * In: a view in any strides, f32, bf16 or f16.  Out: for each column the sum over samples and positions of x^2,
- * or over samples of the square of the sum (or mean) over positions.  A thread has some columns and all rows,
- * so that bits do not depend on threads; f32 over blocks of rows, double between them. */
+ * In: a view in any strides, f32, bf16 or f16. Out: for each column the sum over samples and
+ * positions of x^2, or over samples of the square of the sum (or mean) over positions. A thread has
+ * some columns and all rows, so bits do not depend on threads; f32 over blocks of rows, double
+ * between them. */
 #include "stat/gram.h"
 
 #include "simd.h"
@@ -39,7 +41,7 @@ static void columns(void *arg, int32_t k) {
   const int64_t from = (int64_t)k * WIDE, to = ng_min64(v->columns, from + WIDE);
   const ng_pixels some = {v, from, to};
   const double by = j->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
-  float tile[BLOCK * WIDE] = {0.0f}; /* columns that are not there stay 0 */
+  float tile[BLOCK * WIDE] = {0.0f}; /* absent columns stay 0 */
   double sum[WIDE] = {0.0};
   for (int64_t n = 0; n < j->take; n++) {
     double sample[WIDE] = {0.0};

@@ -1,6 +1,6 @@
 /* stale.c: see stale.h.
  *
- * In: a statistic before and after it was folded.  Out: how much it has changed, and when it is due again. */
+ * In: a statistic before and after a fold. Out: its change, and the step of its next refresh. */
 #include "stat/stat.h"
 
 void ng_stale_advance(ng_stale *s, ng_verdict verdict, int64_t step) {
@@ -12,7 +12,7 @@ void ng_stale_advance(ng_stale *s, ng_verdict verdict, int64_t step) {
   s->next = step + d;
 }
 
-/* Bytes that one refresh sends: what all of its sums take on the wire. */
+/* Bytes on the wire of one refresh. */
 int64_t ng_stat_wire_bytes(const ng_stat *s) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < s->parts && ng_stat_sent(s) && s->observers > 1; i++) {
@@ -21,7 +21,7 @@ int64_t ng_stat_wire_bytes(const ng_stat *s) {
   return bytes;
 }
 
-/* ---- how far apart ---------------------------------------------------------------------------*/
+/* ---- change ---------------------------------------------------------------------------*/
 
 static double value_at(const void *x, ng_dtype t, int64_t i) {
   float f;
@@ -30,7 +30,7 @@ static double value_at(const void *x, ng_dtype t, int64_t i) {
   return (double)f;
 }
 
-/* |a - b|^2 and |b|^2 over n stored numbers. */
+/* Add |a - b|^2 and |b|^2 over n stored numbers. */
 static void add_gap(const void *a, const void *b, ng_dtype t, int64_t from, int64_t n, double times,
                     double sum[2]) {
   enum { LINE = 512 };
@@ -54,7 +54,7 @@ static void add_gap(const void *a, const void *b, ng_dtype t, int64_t from, int6
   }
 }
 
-/* Of the matrix that a part stands for: what is off its diagonal is there twice. */
+/* Elements off the diagonal of a symmetric matrix count twice. */
 static void add_part_gap(const ng_stat *s, const ng_stat_part *p, const void *a, const void *b,
                          double sum[2]) {
   const int64_t n = ng_stat_part_count(s, p);
