@@ -324,7 +324,7 @@ static void test_registered(void **state) {
   refused(ctx, &f, "version is 3, expected 2");
   f = toy_diagonal;
   f.name = "kronecker";
-  refused(ctx, &f, "is there already");
+  refused(ctx, &f, "is already registered");
   refused(ctx, NULL, "NULL");
   char name[NG_FAMILIES_MAX][16];
   ng_family many[NG_FAMILIES_MAX];
@@ -336,7 +336,7 @@ static void test_registered(void **state) {
     if (i < NG_FAMILIES_MAX) {
       assert_int_equal(ng_family_register(ctx, m, NULL, 0), NG_OK);
     } else {
-      refused(ctx, m, "there is room for 16");
+      refused(ctx, m, "at most 16 families");
     }
   }
   ng_context_destroy(&ctx);

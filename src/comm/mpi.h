@@ -77,7 +77,7 @@ ng_status ng_mpi_refuse(ng_mpi_seat *s, ng_status st); /* fail, and return st */
 bool ng_mpi_alarmed(ng_mpi_seat *s);
 /* The same in a wait for all ranks. */
 bool ng_mpi_peer_lost(ng_mpi_seat *s);
-/* Count one more collective of these ranks; false: one of them has already left. */
+/* Count one more collective of these ranks; false: a member has already left. */
 bool ng_mpi_count_in(ng_mpi_seat *s, const ng_mpi_team *t);
 /* Pause between two polls. */
 void ng_mpi_back_off(int64_t looks);

@@ -6,7 +6,7 @@
  * may still finish them. The communicator of a failure is never freed: its collectives do not end.
  *
  * So all ranks free their communicators or none does. A leaving rank sends each rank the number of
- * collectives posted with it. A rank that waits for one more of them fails. When all ranks have
+ * collectives posted with it. A rank that waits for one more collective fails. When all ranks have
  * left with equal numbers and have passed a barrier, no rank can fail any more. */
 #include "comm/mpi.h"
 

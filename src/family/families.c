@@ -1,15 +1,11 @@
-/* families.c: the families there are, who takes which layer, and what every block saves.
+/* families.c: the list of families, the choice for a layer, and the saved arrays and numbers of a
+ * block.
  *
- * In: tables of families; layers with their options.  Out: the family of a block, its defaults
- * filled in; the walk over the arrays and numbers of a block.
+ * A table is checked once, when it is registered. The families of a context are asked from last to
+ * first, so that a caller's family may take layers from the library's.
  *
- * A table is judged when it is registered, once, so that nothing asks later whether an entry is
- * there, but for the groups of which absence has a meaning.  Families of a context are asked from
- * the last to the first, so that one that is added may take layers from those of the library.
- *
- * Nothing outside a family asks which family or solver a block has: what differs is an entry of the
- * table, present or not.  A new family is a file and a line in `own`, or a table of the
- * caller's. */
+ * Code outside a family never asks for its name or solver: differences are entries of the table. A
+ * new family is a file and a line in `own`, or a table of the caller. */
 #include "family/family.h"
 
 static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone,
@@ -33,13 +29,12 @@ static const char *missing(const ng_family *f) {
                                  : NULL;
 }
 
-/* The version first: a table of another version has its entries elsewhere, and reading them would
- * be reading something else.  Tables are not copied, they must outlive the context; a static one
- * does. */
+/* The version first: a table of another version has other entries. Tables are not copied and must
+ * outlive the context. */
 ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size) {
   if (f == NULL || f->name == NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "ng_family: %s is NULL",
-                      f == NULL ? "it" : "name");
+                      f == NULL ? "the table" : "name");
   }
   if (f->version != NG_FAMILY_VERSION) {
     return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': version is %d, expected %d", f->name,
@@ -48,18 +43,17 @@ ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message,
   if (missing(f) != NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': %s is missing", f->name, missing(f));
   }
-  /* Results that nobody is told of, or told of and never made. */
   if ((f->solve == NULL) != (f->shared == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': solve and shared go together",
                       f->name);
   }
   for (int32_t i = 0; i < ctx->families; i++) {
     if (ng_is(ctx->family[i]->name, f->name)) {
-      return ng_fail_to(message, size, NG_ERR_ARG, "family '%s' is there already", f->name);
+      return ng_fail_to(message, size, NG_ERR_ARG, "family '%s' is already registered", f->name);
     }
   }
   if (ctx->families == NG_FAMILIES_MAX) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': there is room for %d", f->name,
+    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': at most %d families", f->name,
                       NG_FAMILIES_MAX);
   }
   ctx->family[ctx->families++] = f;
@@ -76,7 +70,7 @@ ng_status ng_family_register_own(ng_context *ctx) {
 
 /* ---- choosing --------------------------------------------------------------------------------*/
 
-/* Of the library only: options are judged without a context, and know no other families. */
+/* Options are checked without a context, so only the library's families are known. */
 const ng_family *ng_family_find(const char *name) {
   for (int i = 0; name != NULL && i < OWN; i++) {
     if (ng_is(own[i]->name, name)) return own[i];
@@ -84,8 +78,7 @@ const ng_family *ng_family_find(const char *name) {
   return NULL;
 }
 
-/* A family that says yes to what another would also take wins by being younger; NULL is an answer,
- * the gradient of such a layer stays as it is. */
+/* NULL: the gradient of this layer stays unchanged. */
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e) {
   for (int32_t i = ctx->families - 1; i >= 0; i--) {
     if (ctx->family[i]->fits(o, e)) return ctx->family[i];
@@ -95,7 +88,7 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Of the choices of this option one family has some, and one another. */
+/* Each choice of this option belongs to one family. */
 static ng_status check_spread(const char *family, const ng_options *o, char *message, size_t size) {
   const char *whose = ng_is(o->statistics, "sharded") ? "window" : "kronecker";
   if (ng_is(o->statistics, "all") || ng_is(family, whose) || o->own_method) return NG_OK;
@@ -105,8 +98,8 @@ static ng_status check_spread(const char *family, const ng_options *o, char *mes
                     o->statistics, o->method, whose);
 }
 
-/* Compared as texts, as the table has defaults: one comparison for all types.  63 characters are
- * more than any choice or number has.  A layer with a method of its own answers for what layers may have. */
+/* Compare as texts, as defaults are stored; 63 characters hold any value. A layer with its own
+ * method is checked for per-layer options only. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -128,14 +121,14 @@ ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) 
   ng_settings s;
   ng_settings_of(o, &s);
   const ng_family *f = ng_family_find(s.family);
-  if (f == NULL) { /* a row of methods.c names no family of own[]: t_methods says so */
+  if (f == NULL) { /* a wrong row of methods.c, found by t_methods */
     return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", o->method,
                       s.family);
   }
   return f->check(o, &s, message, size);
 }
 
-/* What holds for every family comes after it, since a family's refusal says more. */
+/* The family first: its message says more. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_status st = ng_family_check_line(o, message, size);
   if (st == NG_OK) st = ng_options_verify(o, message, size);
@@ -177,8 +170,7 @@ static ng_status no_memory(ng_block *b) {
   return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
 }
 
-/* Memory of objects, not of an arena: the count is the family's answer, and asked once.  NULL and 0
- * after a failure, which is what `free` expects. */
+/* NULL and 0 after a failure, as ng_block_free_stats expects. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   b->stat = ng_object(b->p, (size_t)count * sizeof *b->stat);
   if (b->stat == NULL) return no_memory(b);
@@ -186,7 +178,7 @@ ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
-/* offsets = 1: published and internal order are the same, until the family says otherwise. */
+/* offsets = 1: the published and the internal order are equal, unless the family changes them. */
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;
   s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);
@@ -199,7 +191,7 @@ ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t ea
   return NG_OK;
 }
 
-/* Also after a failure half way: what was not taken is NULL and 0. */
+/* Also after a partial failure. */
 void ng_block_free_stats(ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_object_free(b->p, b->stat[i].part, (size_t)b->stat[i].parts * sizeof *b->stat[i].part);
@@ -249,7 +241,7 @@ static ng_status visit_average(const ng_stat *s, int32_t i, bool older, ng_field
   return visit(arg, &f);
 }
 
-/* Statistics without an average have nothing that outlives a step, so nothing of them is saved. */
+/* Statistics without an average do not outlive a step, so they are not saved. */
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -263,7 +255,7 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
   return st == NG_OK && b->family->fields != NULL ? b->family->fields(b, visit, arg) : st;
 }
 
-/* Flags and counts are shown as doubles, exact up to 2^53, and taken back after the call. */
+/* Flags and counts are visited as doubles, exact up to 2^53, and read back. */
 static ng_status visit_number(const char *name, const ng_stat *s, const char *what, double *value,
                               ng_number_visit visit, void *arg) {
   ng_number n = {.value = value, .stat = s};
@@ -280,7 +272,7 @@ static ng_status visit_flag(const char *name, const ng_stat *s, const char *what
   return st;
 }
 
-/* A block that was seen before a save must not be called unobserved after a load. */
+/* A block observed before a save must not be reported as unobserved after a load. */
 static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *arg) {
   static const char *const name[NG_SEEN_KINDS] = {"input", "output_grad", "gradient"};
   double count = (double)b->observations[kind];
@@ -291,7 +283,7 @@ static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *
   return st;
 }
 
-/* Of a file: any numbers that are not negative, so intervals of 0 are put right. */
+/* A file may contain any non-negative numbers: replace intervals of 0. */
 static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
   static const char *const name[] = {"_next",   "_interval",   "_interval_before", "_refreshed",
                                      "_passed", "_bytes_sent", "_bytes_passed"};
@@ -317,7 +309,7 @@ size_t ng_block_counts(const ng_block *b) {
   return n;
 }
 
-/* Flags and counts of the engine first: ng_block_counts of them. */
+/* Flags and counts of the engine first: ng_block_counts. */
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = visit_flag("solved", NULL, "", &b->solved, visit, arg);
   for (int kind = 0; kind < NG_SEEN_KINDS && st == NG_OK; kind++) {

@@ -1,22 +1,21 @@
-/* family.h: what a family of curvatures owes the engine, and what the engine lends it.
+/* family.h: the interface between the engine and a family of curvatures.
  *
- * In:   a block with its layer, options and segments; observations; tiles of gradients.
- * Out:  what the block's statistics gain, results of a solve, <D, PD>, |D|^2, |PD|^2, tiles of PD.
- * May call: model, stat, option, linalg, core.  A family never talks to other ranks, never writes a
- * gradient or a weight, and does not know which step, update or clip is at work.
+ * In:   a block with its layer, options and segments; observations; tiles of gradients. Out:  sums
+ * of the block's statistics, results of a solve, <D, PD>, |D|^2, |PD|^2, tiles of PD. May call:
+ * model, stat, option, linalg, core. A family does not communicate, does not write gradients or
+ * weights, and does not know the step, the update or the clip.
  *
- * A step, as a block sees it (step/step.h has the whole table):
+ * A step, as a block sees it (step/step.h has all stations):
  *
- *   observe          adds what is shown to the sums of its statistics
+ *   observe          add an observation to the sums of the statistics
  *   [statistics]     the engine sums over ranks and folds into the averages
- *   choose           what of gradients ranks send is decided by all of them together, in a few small sums
- *   tell             what an owner of one statistic needs to know of another, which another rank keeps
- *   solve, shared    averages to results, on the owner; results are here, on every rank that holds them
- *   measure_tile     each tile of its gradients, by all threads;  then measure, once
- *   [agree]          the engine knows the clip, on all ranks
+ *   choose           ranks decide jointly what to send of gradients, in a few small sums
+ *   tell             the owner of a statistic sends numbers to the owners of the others
+ *   solve, shared    compute results on the owner; results have arrived on every rank that holds them
+ *   measure_tile     each tile of its gradients, by all threads; then measure, once
+ *   [agree]          the engine computes the clip factor, equal on all ranks
  *   emit_tile        each tile of PD, by all threads, into a sink
- *   commit           the step is over
- */
+ *   commit           the step has ended */
 #ifndef NG_FAMILY_H
 #define NG_FAMILY_H
 
@@ -24,24 +23,25 @@
 
 #define NG_FAMILY_VERSION 2
 
-/* ---- what comes in ---------------------------------------------------------------------------*/
+/* ---- input -----------------------------------------------------------------------------------*/
 
-/* An observation on its way to a family, checked against the layer. */
+/* An observation, checked against the layer. */
 typedef struct ng_obs {
-  uint32_t what; /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments       */
+  uint32_t what; /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments */
   ng_view v;
   int64_t samples;
-  int64_t whole, first; /* of all ranks that share the micro-batch, 0: none; place of the first */
-  int64_t positions;    /* of the output                                                     */
-  int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output          */
-  int64_t batch;           /* the number of the micro-batch */
+  int64_t whole,
+      first; /* samples of all ranks of the micro-batch, 0: not shared; index of the first */
+  int64_t positions;       /* of the output */
+  int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output */
+  int64_t batch;           /* number of the micro-batch */
   double loss_scale;
   double lr; /* NG_SEES_FLATGRAD: of the step */
   ng_reduction reduction;
-  double most; /* the largest magnitude in it; of a family that scans, 0 */
+  double most; /* its largest magnitude; 0 if the family scans */
 } ng_obs;
 
-/* g of the mean loss over all ranks' samples, over that of this rank's. */
+/* The factor from gradients of this rank's mean loss to gradients of the mean over all ranks. */
 static inline double ng_obs_share(const ng_obs *o) {
   const bool mean = o->reduction == NG_MEAN && o->whole > 0;
   return mean ? (double)o->samples / (double)o->whole : 1.0;
@@ -57,7 +57,7 @@ static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
   return c;
 }
 
-/* Some whole rows of a parameter, or a part of one row, inside one group of its layer. */
+/* Whole rows of a parameter, or a part of one row, within one group of its layer. */
 struct ng_tile {
   ng_slot *slot;
   ng_block *block; /* NULL: no curvature */
@@ -66,18 +66,18 @@ struct ng_tile {
 };
 enum { NG_TILE_SUMS = 2 };
 
-/* ---- what goes out ---------------------------------------------------------------------------*/
+/* ---- output ----------------------------------------------------------------------------------*/
 
-/* What leaves for n elements of a row: scale * PD where PD is at hand (`values`), or else
- * scale * gradient + k * u with the slot's own bound gradient, read once; u NULL: no second term.
- * wide: in double, for two terms that nearly cancel, or factors that are no f32. */
+/* n elements of a row of PD: scale * values if `values` is set, otherwise scale * gradient + k * u
+ * with the bound gradient, read once; u NULL: no second term. wide: in double, for terms that
+ * nearly cancel, or factors beyond f32. */
 typedef struct ng_pair {
   double scale, k;
   const float *u, *values;
   bool wide;
 } ng_pair;
 
-/* Rows are disjoint, so different rows may be put from different threads. */
+/* Rows are disjoint, so several threads may put different rows. */
 typedef struct ng_sink ng_sink;
 struct ng_sink {
   void (*put)(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
@@ -90,49 +90,49 @@ static inline void ng_put(const ng_sink *s, ng_slot *slot, int64_t row, int64_t 
 
 /* ---- state -----------------------------------------------------------------------------------*/
 
-/* An array that belongs to the state on disk.  Symmetric ones are ng_sym storage. */
+/* An array of the saved state. Symmetric arrays are ng_sym storage. */
 typedef struct ng_field {
   char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
-  ng_dtype dtype;     /* as stored in memory                                                      */
-  bool sym;           /* rows = cols = n, n(n+1)/2 elements in ng_sym order                       */
-  int64_t rows, cols; /* of the array in memory, row-major, dense, unless sym                     */
-  void *data;         /* NULL on ranks that do not hold it                                        */
-  int32_t owner;      /* a rank that holds it                                                     */
-  bool everywhere;    /* all of them do; false: this is not known                                 */
-  bool squares;       /* means of squares, f32: none is below 0                                   */
-  /* [ranks + 1]: rank r holds columns [slice[r], slice[r + 1]) of every row, and `data` are this rank's;
-   * plain order, not sym.  NULL: who holds it holds all */
+  ng_dtype dtype;     /* as stored in memory */
+  bool sym;           /* rows = cols = n, n(n+1)/2 elements in ng_sym order */
+  int64_t rows, cols; /* of the array in memory, row-major, dense, unless sym */
+  void *data;         /* NULL on ranks without it */
+  int32_t owner;      /* a rank that holds it */
+  bool everywhere;    /* all ranks hold it; false: unknown */
+  bool squares;       /* means of squares, f32, never negative */
+  /* [ranks + 1]: rank r holds columns [slice[r], slice[r + 1]) of every row, in `data`; plain
+   * order, not sym. NULL: not sliced. */
   const int64_t *slice;
-  /* Several ranks may hold the same columns, or rows instead (by_rows).  Then there are `slices` of them, slice i is
-   * taken from rank holder[i], and this rank holds [from, to).  NULL: as above. */
+  /* Several ranks may hold the same columns, or rows (by_rows). Then there are `slices`, rank
+   * holder[i] provides slice i, and this rank holds [from, to). NULL: as above. */
   const int32_t *holder;
   int32_t slices;
   bool by_rows;
   int64_t from, to;
   /* Index order: internal i of the rows (cols) is (offset, channel) with `offsets` kernel offsets
-   * and `channels` channels, published is (channel, offset); a trailing bias stays last.
-   * offsets 1 means both are the same. */
+   * and `channels` channels, the published order is (channel, offset); a trailing bias stays last.
+   * offsets 1: both are equal. */
   int64_t row_offsets, row_channels, col_offsets, col_channels;
 } ng_field;
 typedef ng_status (*ng_field_visit)(void *arg, ng_field *f);
 
-/* A dense array in the published order already. */
+/* A dense array in the published order. */
 ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols, void *data,
                         int32_t owner);
 
-/* A number that belongs to the state, saved with 17 digits. */
+/* A number of the saved state, with 17 digits. */
 typedef struct ng_number {
   char name[48];
   double *value;
-  const ng_stat *stat; /* known to the owner of this; NULL: to the block's */
+  const ng_stat *stat; /* the owner of this statistic knows it; NULL: the owner of the block */
 } ng_number;
 typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
 typedef enum ng_scope {
-  NG_SCOPE_LAYER, /* a block for each layer that it fits                  */
-  NG_SCOPE_MODEL  /* one block over the parameters of all that it fits    */
+  NG_SCOPE_LAYER, /* one block for each layer that fits */
+  NG_SCOPE_MODEL  /* one block over the parameters of all layers that fit */
 } ng_scope;
 
 typedef struct ng_family {
@@ -140,62 +140,63 @@ typedef struct ng_family {
   const char *name;
   uint32_t sees;
   ng_scope scope;
-  bool
-      scans; /* observe finds what is not finite by itself, in what it reads; else the engine does */
+  bool scans; /* observe detects non-finite values itself; otherwise the engine scans */
 
-  /* Of NG_SCOPE_MODEL: it looks at slot->out, so some of its parameters may have no part in a step. */
+  /* NG_SCOPE_MODEL: the family respects slot->out, so a step may exclude some of its parameters. */
   bool sits_out;
 
-  /* All it asks of a layer is its block: observations and gradients that ranks have parts of come whole to
-   * those that observe and make PD, and the others have none. */
+  /* Layers may be sharded: ranks that observe and compute PD get whole observations and gradients,
+   * the others none. */
   bool shards;
 
   /* ---- required ---- */
-  /* Whether it takes this layer (or tensor), under the options that hold for it. */
+  /* Whether the family takes this layer (or tensor), under its options. */
   bool (*fits)(const ng_settings *o, const ng_entry *e);
-  /* Options against each other and against what the family has; one line in message. */
+  /* Check options against each other and against the family; one line in message. */
   ng_status (*check)(const ng_options *o, const ng_settings *s, char *message, size_t size);
-  ng_status (*create)(ng_block *b); /* geometry into b->state; b->entry->why, if it has a layer */
-  void (*destroy)(ng_block *b); /* also after a create that failed half way, or was not called */
-  /* Declares b->stat: shapes, what each sees, its rule's `averaged`; the rest is filled in. */
+  ng_status (*create)(
+      ng_block *b);             /* set the geometry in b->state, and b->entry->why for a layer */
+  void (*destroy)(ng_block *b); /* also after create failed or was not called */
+  /* Declare b->stat: shapes, `sees`, `averaged`; the engine sets the rest. */
   ng_status (*statistics)(ng_block *b);
-  /* Results and scratch; called twice.  These three look at the rank's number only where the block is in slices
-   * (b->slice) or its measure partial: ng_plan_ranks makes blocks once for all ranks. */
+  /* Plan results and scratch; called twice. create, statistics and plan read the rank's number only
+   * if the block is sliced (b->slice) or partial: ng_plan_ranks creates blocks once for all ranks. */
   ng_status (*plan)(ng_block *b, ng_plan *plan);
-  /* Adds s->mix.fresh X to every statistic that sees o->what; NG_SKIPPED if not finite, and nothing
+  /* Add s->mix.fresh X to every statistic with `sees` o->what; NG_SKIPPED: not finite, and nothing
    * was added. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
-  /* inner, d2, pd2; NG_SKIPPED: the gradient is not finite; NG_RESCUED: it was made otherwise than asked */
+  /* Set inner, d2, pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: computed with a
+   * fallback. */
   ng_status (*measure)(ng_block *b);
   void (*emit_tile)(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink);
 
   /* ---- optional, with a default ---- */
-  ng_status (*begin)(
-      ng_block *b); /* memory is there: initial values; nothing                       */
-  /* Bytes of scratch that `observe` takes for an image of this size; what `plan` asked for. */
+  ng_status (*begin)(ng_block *b); /* set initial values in planned memory; default: nothing */
+  /* Bytes of scratch of `observe` for an image of this size; default: as planned. */
   int64_t (*room)(const ng_block *b, const ng_obs *o);
-  /* |PD|^2 of each segment, where every rank has PD; a walk over its tiles. */
+  /* |PD|^2 of each segment, if every rank has PD; default: a walk over its tiles. */
   void (*norms)(ng_block *b, double *pd2);
-  /* Arrays and numbers beside those of its statistics; none. */
+  /* Arrays and numbers besides the averages; default: none. */
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
 
   /* ---- optional, absent means that it cannot ---- */
-  /* Both or none.  solve: of what this rank owns; NG_RESCUED and counters for what did not go as asked.
-   * shared: results are here, from this rank, others (fresh) or a file. */
+  /* Both or neither. solve: compute the results that this rank owns; NG_RESCUED and counters for
+   * fallbacks. shared: results have arrived, from this rank, others (fresh) or a file. */
   ng_status (*solve)(ng_block *b);
   void (*shared)(ng_block *b, bool fresh);
-  /* `solve` works where each statistic is kept by an owner alone, of several: tell gives the b->tells numbers
-   * of one that this rank keeps, after the fold, and solve finds those of all in b->told. */
+  /* `solve` supports statistics with different owners that keep them alone: after the fold, tell
+   * writes the b->tells numbers of a statistic of this rank, and solve reads the numbers of all in
+   * b->told. */
   void (*tell)(ng_block *b, int32_t stat, double *numbers);
-  /* Between check and sums, of a block with b->choosing: for rounds 0 to b->rounds - 1 puts b->round[r] numbers into
-   * x, which are summed over ranks; takes those of the round before from there.  Once more, with round = b->rounds,
-   * only takes.  Then its statistics are complete. */
+  /* Between check and sums, for blocks with b->choosing: for rounds 0 to b->rounds - 1 write
+   * b->round[r] numbers into x, which are summed over ranks, and read the sums of the previous round.
+   * A last call with round = b->rounds only reads. Then the statistics are complete. */
   void (*choose)(ng_block *b, int32_t round, double *x);
-  /* A part of what measure needs, tile by tile; b->tile_sum has what it left. */
+  /* Partial sums for measure, tile by tile, collected in b->tile_sum. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
-  void (*commit)(ng_block *b, bool taken); /* the step is over: did it count?   */
-  void (*report)(const ng_block *b, ng_layer_report *report); /* what it knows of its last solve */
+  void (*commit)(ng_block *b, bool taken); /* the step has ended; taken: not skipped */
+  void (*report)(const ng_block *b, ng_layer_report *report); /* about its last solve */
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_norm_full,
@@ -203,38 +204,38 @@ extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, n
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
-/* Adds a family to a context.  NG_ERR_ARG names the entry that is missing, or the name that is taken.
- * Those of the library are there from the beginning; the one that was added last is asked first. */
+/* Add a family to a context. NG_ERR_ARG names the missing entry or the duplicate name. The families
+ * of the library come first; the latest family is asked first. */
 ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size);
 ng_status ng_family_register_own(ng_context *ctx);
-/* Of the library, by name; NULL: no such family. */
+/* A family of the library by name; NULL: unknown. */
 const ng_family *ng_family_find(const char *name);
-/* The one that takes an entry; NULL: none. */
+/* The family that takes an entry; NULL: none. */
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
-/* Options against each other, and as the method's family wants them; also with each line of per_layer. */
+/* Check options against each other and by the method's family; also with each line of per_layer. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size);
-/* As the family wants them, of values that ng_options_override left. */
+/* Check the values of ng_options_override by the family. */
 ng_status ng_family_check_line(const ng_options *o, char *message, size_t size);
-/* The same for values that a block would have, as its own family wants them. */
+/* Check the values of a block by its own family. */
 ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size);
-/* For `check`: options that only another family has hold their defaults. */
+/* For `check`: options of other families must have their defaults. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size);
 
-/* The average of part i as a field: "A", or "A.0", "A.1", ... where there are several parts; "A_older" of one
- * before it. */
+/* The average of part i as a field: "A", or "A.0", "A.1", ... if there are several parts;
+ * "A_older": the one before. */
 ng_field ng_average_field(const ng_stat *s, int32_t i, bool older);
-/* The walks over what a block saves: its statistics, then what its family adds. */
+/* Visit the saved arrays and numbers of a block: its statistics, then its family's. */
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
-size_t ng_block_counts(const ng_block *b); /* the first so many numbers are flags and counts */
+size_t ng_block_counts(const ng_block *b); /* number of leading flags and counts */
 
 /* The geometry of a layer at its declared size (0: undeclared): of its input, or its outputs as pixels. */
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 
-/* Room for `count` statistics; NG_ERR_NOMEM.  Freed with the block. */
+/* Allocate `count` statistics; NG_ERR_NOMEM. Freed with the block. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count);
-/* ... and for the parts of one: groups of `each` parts. */
+/* Allocate the parts of a statistic: `each` parts for each group. */
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each);
 void ng_block_free_stats(ng_block *b);
 

@@ -76,10 +76,10 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
 }
 
-/* fold = direct adds to the average itself: what could leave f32 on the way must not begin.  A quarter
- * of its range for the sample keeps an average of samples, and sums of them over ranks, inside. */
+/* fold = direct adds to the average itself, so a sample that may overflow f32 is refused before. A
+ * quarter of the range keeps averages of samples, and sums over ranks, inside. */
 static bool fits(const ng_obs *o, const ng_stat *s, call_scale c) {
-  const double S = (double)o->positions, most = fmax(o->most, 1.0); /* a bias sees ones */
+  const double S = (double)o->positions, most = fmax(o->most, 1.0); /* the input of a bias is 1 */
   const double x = c.reduce == 2 ? S * most : most;
   const double raw = (double)s->take * (c.reduce != 0 ? 1.0 : S) * x * x;
   const double limit = ng_dtype_most(NG_F32) / 4.0;

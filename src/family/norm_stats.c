@@ -1,19 +1,19 @@
-/* norm_stats.c: what an observation adds to F.
+/* norm_stats.c: add observations to F.
  *
- * In: an input, which waits where it is, and its output gradient, which comes later in the same micro-batch.
- * Out: S <- old S + fresh (1/B) sum_i q_i q_i', q_i the gradient of gamma and beta of sample i, as if it
- * were alone in the loss: c g / loss_scale, c the samples of the micro-batch for a mean loss and 1 for a sum.
- * The scale is the textbook's whatever stat_scale says: the published programs that have another have no
- * norm blocks.  Positions are summed over: they are one sample's.
+ * In: an input, which is borrowed, and its output gradient, later in the same micro-batch. Out: S
+ * <- old S + fresh (1/B) sum_i q_i q_i'. q_i is the gradient of gamma and beta of sample i, as if
+ * it were alone in the loss: c g / loss_scale, c the samples of the micro-batch for a mean loss and
+ * 1 for a sum. stat_scale does not matter: published programs with other scalings have no norm
+ * blocks. Positions are summed: they belong to one sample.
  *
- * Samples go through in chunks, so that scratch does not grow with the batch. */
+ * Samples are processed in chunks, so that scratch does not grow with the batch. */
 #include "family/norm.h"
 
 #include <math.h>
 
 enum { CHUNK = 64 };
 
-/* [X doubles][q of a chunk][room of the sums] */
+/* [X doubles][q of a chunk][scratch of the sums] */
 static int64_t x_floats(const ng_block *b) {
   return ng_norm_of_block(b)->full ? 0 : 2 * ng_round16(3 * ng_norm_of_block(b)->of.channels);
 }
@@ -26,31 +26,30 @@ int64_t ng_norm_scratch(const ng_block *b) {
 
 /* ---- pairs -----------------------------------------------------------------------------------*/
 
-/* Inputs of a micro-batch that is over have nobody to meet. */
+/* Drop inputs of an earlier micro-batch. */
 static ng_status keep_input(ng_block *b, const ng_obs *o) {
   ng_norm *k = ng_norm_of_block(b);
   if (k->batch != o->batch) k->waiting = 0;
   k->batch = o->batch;
   if (k->waiting == NG_NORM_WAITING) {
     return ng_fail(b->ctx, NG_ERR_STATE,
-                   "layer '%s': %d inputs wait for their output gradients, and there is no room "
-                   "for another",
-                   b->name, k->waiting);
+                   "layer '%s': %d inputs wait for their output gradients, at most %d may", b->name,
+                   k->waiting + 1, NG_NORM_WAITING);
   }
   k->shown[k->waiting++] = o->v;
   return NG_OK;
 }
 
-/* The input that was shown last and not met yet.  It stays, should the gradient be refused: the same pair
- * may be shown again. */
+/* The latest input without an output gradient. It stays if the gradient is refused, so that the
+ * caller may repeat the pair. */
 static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
   const ng_norm *k = ng_norm_of_block(b);
   *x = o->v;
-  if (!k->of.gamma) return NG_OK; /* beta has no use for it */
+  if (!k->of.gamma) return NG_OK; /* beta needs no input */
   if (k->waiting == 0 || k->batch != o->batch) {
     return ng_fail(b->ctx, NG_ERR_STATE,
-                   "layer '%s': its output gradient was shown, and no input that belongs to it in "
-                   "this micro-batch",
+                   "layer '%s': an output gradient was observed without its input in this "
+                   "micro-batch",
                    b->name);
   }
   *x = k->shown[k->waiting - 1];
@@ -72,7 +71,7 @@ static bool all_finite(const float *x, int64_t rows, int64_t cols, int64_t ld) {
   return zero == 0.0f;
 }
 
-/* What one sample adds to a unit or diagonal block.  `products`: of gamma and beta. */
+/* Add one sample to a unit or diagonal block. `products`: of gamma and beta. */
 static void add_sample(const ng_norm *k, const float *q, bool products, double *X) {
   const int64_t C = k->of.channels;
   for (int64_t i = 0; i < k->width; i++) {
@@ -122,7 +121,7 @@ static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_
   }
 }
 
-/* Both arrays were scanned: nothing is refused half way. */
+/* Both arrays were scanned before. */
 static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alpha) {
   const ng_norm *k = ng_norm_of_block(b);
   const ng_stat *s = b->stat;
@@ -141,12 +140,12 @@ static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alp
       continue;
     }
     ng_on(queue)->add_gram(queue, S, 0, k->width, q, count, ld, (float)alpha);
-    ng_queue_wait(queue); /* q is filled anew */
+    ng_queue_wait(queue); /* the next chunk overwrites q */
   }
 }
 
-/* fold = direct adds to the average itself: what could leave f32 on the way must not begin.  A quarter of
- * its range for the sample keeps an average of samples, and sums of them over ranks, inside. */
+/* fold = direct adds to the average itself, so a sample that may overflow f32 is refused before. A
+ * quarter of the range keeps averages of samples, and sums over ranks, inside. */
 static bool fits(ng_block *b, const ng_view *x, const ng_view *g, double by2, double *most) {
   const ng_norm *k = ng_norm_of_block(b);
   const ng_stat *s = b->stat;

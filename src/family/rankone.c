@@ -1,6 +1,6 @@
 /* rankone.c: the rank-one family: Eva (Zhang, Shi & Li, ICLR 2023) in two passes over the gradient.
  *
- * The curvature of a layer is (g g') (x) (a a'), a and g mean vectors (rankone_stats.c), so with
+ * The curvature of a layer is (g g') (x) (a a'), with mean vectors a and g (rankone_stats.c). With
  * D [q, p], alpha = <a, a>, beta = <g, g>, s = g' D a, by Sherman and Morrison
  *
  *     PD = (D - c g a') / lambda,   c = s / (alpha beta + lambda)
@@ -9,19 +9,18 @@
  *
  *     <D, PD> = (|D|^2 - s c) / lambda,   |PD|^2 = (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2
  *
- * sides = input (Eva-f) takes I for g g': every row r of D has its own t_r = D_r a,
+ * sides = input (Eva-f) replaces g g' by I: every row r of D has its own t_r = D_r a,
  *
  *     PD = (D - t a' / (alpha + lambda)) / lambda,
  *     <D, PD> = (|D|^2 - |t|^2 / (alpha + lambda)) / lambda
  *
- * sides = none (AdaSGD, of the same repository) has no vectors; the curvature is the gradient's own,
- * and PD = D / (lambda + |D|^2).
+ * sides = none (AdaSGD, of the same repository) has no vectors: PD = D / (lambda + |D|^2).
  *
- * So `measure_tile` reads the gradient once for |D|^2 and s, and `emit_tile` hands D and the rank-one
- * term to the sink in one more walk; tiles of all blocks go through one loop (tiles.c).  Nothing is
- * inverted, stored or sent besides a and g.  A convolution's groups have an a and a g each.
+ * `measure_tile` reads the gradient once for |D|^2 and s, and `emit_tile` passes D and the rank-one
+ * term to the sink in a second pass. Only a and g are stored and sent. Each group of a convolution
+ * has its own a and g.
  *
- * This is the family to copy: every entry of ng_family is here or in rankone_stats.c. */
+ * Copy this family for a new one: every entry of ng_family is here or in rankone_stats.c. */
 #include "family/rankone.h"
 
 #include <math.h>
@@ -45,8 +44,8 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
          ng_is(o->family, "rankone");
 }
 
-/* Options that only the other family has are refused by the table; here what is left of the common
- * ones: a scale of factors, an identity for a vector, positions that `eva` averages in any case. */
+/* The table of options refuses options of other families. Refused here: scalings of factors, an
+ * identity as a start, and `positions` where stat_scale = eva averages positions anyway. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   const bool eva = s->stat_scale == NG_SCALE_EVA;
   const ng_status st = ng_family_check_others("rankone", o, message, size);
@@ -69,8 +68,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   return NG_OK;
 }
 
-/* b->sees shrinks with `sides`: what is not looked at need not be shown, and nobody waits for
- * it. */
+/* An unused observation is removed from b->sees, so that it need not be made. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
@@ -127,7 +125,7 @@ static ng_status statistics(ng_block *b) {
   return st;
 }
 
-/* No results and no direction: PD is made in the tile in which it leaves. */
+/* No results and no direction: tiles compute PD when they emit it. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_plan_scratch(plan, ng_times(ng_rankone_scratch(b), (int64_t)sizeof(double)));
   return NG_OK;
@@ -137,11 +135,10 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 enum { LANES = 32, RUN = 16 };
 
-/* Where D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha
- * beta), sums of f32 leave too few digits of it: 16 roundings, times this.  1 / lambda that is no
- * f32.  The difference has up to (alpha beta + lambda) / lambda times the rounding of |D|^2, which
- * at the published lambda = 0.03, with g as small as autograd leaves it, is hardly more than
- * once. */
+/* If D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha
+ * beta), f32 sums lose too many digits: 16 roundings, times NEARLY. At the published lambda = 0.03
+ * the factor (alpha beta + lambda) / lambda is hardly above 1. LEAST_QUICK: below, 1 / lambda is no
+ * f32. */
 enum { NEARLY = 64 };
 static const double LEAST_QUICK = 1e-36;
 
@@ -156,9 +153,9 @@ static void add_lanes(double xx[LANES], double xu[LANES], double out[2]) {
   out[1] = xu[0];
 }
 
-/* sum x^2 and sum x u: f32 over runs of 16, double between them, so off by at most 16 roundings of
- * f32 of the sum of magnitudes.  Lanes are added at the end, in one order: the same bits for every
- * width of vector. */
+/* sum x^2 and sum x u: f32 over runs of 16, double between them, so the error is at most 16 f32
+ * roundings of the sum of magnitudes. Lanes are added at the end, in one order: the same bits for
+ * every vector width. */
 NG_CLONES static void quick_sums(const float *restrict x, const float *restrict u, int64_t n,
                                  double out[2]) {
   double xx[LANES] = {0.0}, xu[LANES] = {0.0}; /* sum x^2, sum x u */
@@ -187,7 +184,7 @@ NG_CLONES static void quick_sums(const float *restrict x, const float *restrict 
   add_lanes(xx, xu, out);
 }
 
-/* The same in double: no product of two f32 is too large or too small for it. */
+/* The same in double: products of two f32 neither overflow nor underflow. */
 NG_CLONES static void wide_sums(const float *restrict x, const float *restrict u, int64_t n,
                                 double out[2]) {
   double xx[LANES] = {0.0}, xu[LANES] = {0.0};
@@ -202,10 +199,9 @@ NG_CLONES static void wide_sums(const float *restrict x, const float *restrict u
   add_lanes(xx, xu, out);
 }
 
-/* Below LEAST squares may have been lost under the smallest f32 (1e-45); what overflowed is not
- * finite.  Rows of zeros pay for the second look, too.  x u beyond f32 is found by combine_ranks:
- * its sum is not finite, no comparison with it holds, and the whole block is summed again in
- * double. */
+/* Below LEAST, squares may have underflowed (f32 ends at 1e-45); an overflow is not finite. Then
+ * the row is summed in double. An overflow of x u is found by combine_ranks, which repeats the
+ * whole block in double. */
 static void row_sums(const float *x, const float *u, int64_t n, bool wide, double out[2]) {
   const double LEAST = 1e-24;
   if (!wide) quick_sums(x, u, n, out);
@@ -214,24 +210,24 @@ static void row_sums(const float *x, const float *u, int64_t n, bool wide, doubl
   }
 }
 
-/* The bias is one row of the gradient whose columns are outputs: there g (or D a) takes the place of
- * a, and the last entry of a that of g. */
-static const float *along_row(const ng_rankone *k, const ng_tile *t) {
+/* The bias is one row of the gradient whose columns are outputs: g (or D a) replaces a, and the
+ * last entry of a replaces the entry of g. */
+static const float *right_vector(const ng_rankone *k, const ng_tile *t) {
   if (t->slot->which == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + t->group * k->p + t->col;
   return (k->t != NULL ? k->along : ng_rankone_mean(k, NG_MEAN_G)) + t->col;
 }
 
-static double of_row(const ng_rankone *k, const ng_tile *t, int64_t row) {
+static double left_entry(const ng_rankone *k, const ng_tile *t, int64_t row) {
   if (t->slot->which == NG_BIAS)
     return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
   return k->t != NULL ? k->t[row] : (double)ng_rankone_mean(k, NG_MEAN_G)[row];
 }
 
-/* sides = input: whole rows of D leave D a in t, a part of a row in the tile's sum. */
+/* sides = input: whole rows write D a to t, parts of a row to the tile's sum. */
 static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum[NG_TILE_SUMS]) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_place *v = &t->slot->grad;
-  const float *u = k->none ? NULL : along_row(k, t);
+  const float *u = k->none ? NULL : right_vector(k, t);
   const bool straight = v->dtype == NG_F32 && v->straight;
   enum { TILE = 512 };
   float line[TILE];
@@ -252,7 +248,7 @@ static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum
     }
     if (k->none) continue;
     if (k->t == NULL) {
-      sum[1] += of_row(k, t, r) * su;
+      sum[1] += left_entry(k, t, r) * su;
     } else if (t->slot->which == NG_WEIGHT && t->cols == k->p) {
       k->t[r] = su;
     } else {
@@ -261,22 +257,21 @@ static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum
   }
 }
 
-/* By any thread, in any order: a tile writes its own sums and, for sides = input, its own rows of
- * t. */
+/* Thread-safe: a tile writes its own sums and, for sides = input, its own rows of t. */
 static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
   tile_sums(b, t, false, sum);
 }
 
-/* Of the small vectors, always in double: alpha and beta multiply everything after. */
+/* In double, because alpha and beta multiply everything. */
 static double norm2(const float *x, int64_t n) {
   double out[2];
   wide_sums(x, x, n, out);
   return out[0];
 }
 
-/* sides = input: t complete, with the parts of rows and the bias; |t|^2 into s.  Not before all
- * tiles are done, because the square of a row needs the whole row.  Tiles of a row come in column
- * order, so the first one starts it anew. */
+/* sides = input: complete t with parts of rows and the bias, and |t|^2 in s. After all tiles,
+ * because the square of a row needs the whole row. Tiles of a row are in column order; the first
+ * one resets t. */
 static void finish_t(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const double one = (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
@@ -300,7 +295,7 @@ static void finish_t(ng_block *b) {
   }
 }
 
-/* <a, a>, <g, g>, |D|^2, s of each group from the vectors and the sums of the tiles. */
+/* <a, a>, <g, g>, |D|^2, s of each group, from the vectors and the sums of the tiles. */
 static void gather_ranks(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const float *a = k->none ? NULL : ng_rankone_mean(k, NG_MEAN_A);
@@ -325,8 +320,7 @@ static void gather_ranks(ng_block *b) {
   if (k->t != NULL) finish_t(b);
 }
 
-/* One piece of the tiles of one block, again in double.  The whole block, not the tile that was in
- * doubt: what cancels is the sum over all of them. */
+/* Repeat the tiles of a block in double. The whole block, because the sum over all tiles cancels. */
 static void wide_piece(void *arg, int32_t piece) {
   const ng_block *b = arg;
   int64_t from, to;
@@ -338,9 +332,9 @@ static void wide_piece(void *arg, int32_t piece) {
   }
 }
 
-/* <D, PD> and |PD|^2 of all groups; false if a gradient lies so nearly along g a' that what is left
- * of it would be the rounding of the sums.  `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta
- * / damped.  What is below the bounds (Cauchy and Schwarz) is rounding. */
+/* <D, PD> and |PD|^2 of all groups; false: the gradient is so nearly along g a' that the difference
+ * would be rounding. `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta / damped. Values
+ * below the Cauchy-Schwarz bounds are rounding. */
 static bool combine_ranks(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   bool sure = true;
@@ -360,9 +354,8 @@ static bool combine_ranks(ng_block *b) {
   return sure;
 }
 
-/* A square of an f32 fits a double, and so do sums of them: |D|^2 is finite if and only if every
- * entry is.  Every rank that holds a and g measures, and with `statistics = all` that is every
- * rank: then nothing is delivered. */
+/* Squares of f32 and their sums fit a double: |D|^2 is finite if and only if all entries are. Every
+ * rank with a and g measures; with `statistics = all` that is every rank, and no PD is sent. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   gather_ranks(b);
@@ -376,7 +369,7 @@ static ng_status measure(ng_block *b) {
   }
   k->lambda = b->base.damping + (k->none ? b->d2 : 0.0);
   const bool sure = combine_ranks(b);
-  /* D a of a row may be beyond f32 though nothing else is. */
+  /* D a of a row may overflow f32 although all inputs are finite. */
   const bool fits = k->t == NULL || ng_all_finite(k->along, NG_F32, b->entry->d.out);
   k->wide = !sure || !fits || k->lambda < LEAST_QUICK;
   if (sure) return NG_OK;
@@ -386,8 +379,8 @@ static ng_status measure(ng_block *b) {
   return NG_OK;
 }
 
-/* Part by part |D|^2 - 2 c s + c^2 beta alpha, with the s and the alpha of that part; sides = input
- * has |t|^2 for beta.  Without a bias there is one number to give. */
+/* For weight and bias |D|^2 - 2 c s + c^2 beta alpha, with the s and the alpha of each; sides =
+ * input has |t|^2 for beta. */
 static void norms(ng_block *b, double *pd2) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = 1.0 / (k->lambda * k->lambda);
@@ -410,15 +403,15 @@ static void norms(ng_block *b, double *pd2) {
 static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const float one = 1.0f;
-  const double along = -by * k->rank[t->group].c * of_row(k, t, 0);
+  const double along = -by * k->rank[t->group].c * left_entry(k, t, 0);
   for (int64_t c = t->col; c < t->col + t->cols; c++) {
     const ng_pair pair = {.scale = by, .k = along * k->t[c], .u = &one, .wide = true};
     ng_put(sink, t->slot, 0, c, 1, &pair);
   }
 }
 
-/* PD = (D - c g a') / lambda, row by row: a multiple of what is bound and a multiple of a, so no
- * array of PD is ever made.  `factor` is the clip's; it multiplies both terms. */
+/* PD = (D - c g a') / lambda, row by row: a multiple of the bound gradient and a multiple of a,
+ * without an array of PD. The clip factor multiplies both. */
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = factor / k->lambda;
@@ -426,9 +419,9 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
     emit_wide_bias(b, t, by, sink);
     return;
   }
-  const float *u = k->none ? NULL : along_row(k, t);
+  const float *u = k->none ? NULL : right_vector(k, t);
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    const double along = k->none ? 0.0 : -by * k->rank[t->group].c * of_row(k, t, r);
+    const double along = k->none ? 0.0 : -by * k->rank[t->group].c * left_entry(k, t, r);
     const ng_pair pair = {.scale = by, .k = along, .u = u, .wide = k->wide};
     ng_put(sink, t->slot, r, t->col, t->cols, &pair);
   }

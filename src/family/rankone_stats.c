@@ -1,18 +1,18 @@
-/* rankone_stats.c: what an observation adds to the mean vectors a and g of a rank-one block.
+/* rankone_stats.c: add observations to the mean vectors a and g of a rank-one block.
  *
- * In: checked views.  Out: S <- old S + fresh scale m, m the mean over samples and positions; a
- * convolution's a is the mean of its patches (stat/box.c), and no patch is ever made.  Sums are in double;
- * they are finite only if every number read was, so nothing is scanned beforehand.
+ * In: checked views. Out: S <- old S + fresh scale m, m the mean over samples and positions; for a
+ * convolution a is the mean patch (stat/box.c), computed without patches. Sums are in double and
+ * finite only if all inputs are, so no scan is needed.
  *
- * Scale (docs/algorithms.md): S positions of one sample, c the samples of the micro-batch for a mean loss
- * and 1 for a sum,
+ * Scale (docs/algorithms.md): S positions of one sample, c the samples of the micro-batch for a
+ * mean loss and 1 for a sum,
  *
  *                          a            g
  *     eva                  m            u m / loss_scale             lzhangbv/eva
  *     textbook, expand     sqrt(S) m    c m / loss_scale
  *     textbook, reduce     m            c S m / loss_scale
  *
- * u is 1, or of a mean loss over ranks that share the micro-batch this rank's part of the samples. */
+ * u is 1, or for a mean loss over ranks that share the micro-batch this rank's part of the samples. */
 #include "family/rankone.h"
 
 #include <math.h>
@@ -22,13 +22,13 @@ int64_t ng_rankone_scratch(const ng_block *b) {
   int64_t most = 0;
   for (int i = 0; i < 2; i++) {
     const ng_mean *m = &k->side[i];
-    if (m->conv.height == 0) continue; /* no size was told: the first observation takes it */
+    if (m->conv.height == 0) continue; /* undeclared size: the first observation allocates */
     most = ng_max64(most, ng_round16(m->n) + ng_box_room(b->ctx, &m->conv));
   }
   return most;
 }
 
-/* What the mean is multiplied by. */
+/* The factor of the mean. */
 static double scale_of(const ng_block *b, const ng_obs *o) {
   const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   const bool reduce = b->base.positions == NG_POSITIONS_REDUCE, grad = o->what == NG_SEES_OUTGRAD;
@@ -38,7 +38,7 @@ static double scale_of(const ng_block *b, const ng_obs *o) {
 }
 
 int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
-  if (b->entry->d.kind == NG_LINEAR) return 0; /* as planned, whatever the positions */
+  if (b->entry->d.kind == NG_LINEAR) return 0; /* as planned, for any number of positions */
   const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_conv c = ng_obs_conv(&m->conv, o);
   return ng_times(ng_round16(m->n) + ng_box_room(b->ctx, &c), (int64_t)sizeof(double));
@@ -55,7 +55,7 @@ ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   const double mean = scale / ((double)s->take * (double)o->positions);
   float *sum = s->part->sum;
   for (int64_t i = 0; i < m->n; i++) {
-    const double fresh = i < n ? mean * out[i] : scale; /* the bias sees ones */
+    const double fresh = i < n ? mean * out[i] : scale; /* the input of the bias is 1 */
     sum[i] = (float)(s->mix.old * (double)sum[i] + fresh);
   }
   return NG_OK;

@@ -1,4 +1,4 @@
-/* fisher.c: the damped Fisher matrix of m gradients, or diagonal blocks of it:
+/* fisher.c: the damped Fisher matrix of m gradients, or its diagonal blocks:
  *
  *     F = lambda I + G'G / m,   G [m, B]: the coordinates of the block in each gradient
  *

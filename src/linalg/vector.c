@@ -189,7 +189,7 @@ void ng_host_times(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t) 
   }
 }
 
-/* ---- looking at all of them ------------------------------------------------------------------*/
+/* ---- scans ----------------------------------------------------------------------------*/
 
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {
   (void)q;

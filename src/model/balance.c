@@ -101,7 +101,7 @@ static double peak_of(const ng_assigner *x, int32_t c) {
   return most;
 }
 
-/* The three largest columns. Without any two columns, one of them is still the largest. */
+/* The three largest columns. Without any two columns, the largest remaining one is here. */
 typedef struct podium {
   int32_t column[3];
 } podium;
@@ -167,7 +167,7 @@ static bool try_columns(ng_assigner *x, const podium *loads, const podium *eache
   const double load = largest(peak_of(x, c), peak_of(x, d)), each = largest(x->each[c], x->each[d]);
   const double now = weight * largest(load, beside(loads, x->peak, c, d)) +
                      largest(each, beside(eaches, x->each, c, d));
-  /* the price is equal if two columns share the maximum: lower one of them first */
+  /* the price is equal if two columns share the maximum: lower one first */
   if (below(now, price) || (now <= price && below(weight * load + each, pair))) return true;
   ng_assign_take(x, w);
   if (back != NULL) ng_assign_take(x, back);

@@ -190,7 +190,7 @@ static ng_status check_shard(ng_precond *p, const ng_layer *d) {
   }
   if (d->shard_group != NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "layer '%s': shard_group is not NULL; shards are those of the context's "
+                   "layer '%s': shard_group is not NULL; shards belong to the context's "
                    "model_group",
                    d->name);
   }

@@ -203,7 +203,7 @@ struct ng_block {
   bool keeps;            /* this rank keeps all of its averages */
   bool apart;            /* each average is kept by its owner only, and owners differ */
   /* Numbers that the owner of each statistic sends to the others before a solve (ng_family.tell).
-   * If `apart`, `told` has those of all statistics, equal on all ranks of its column; otherwise
+   * If `apart`, `told` has the numbers of all statistics, equal on all ranks of its column; otherwise
    * NULL. */
   int64_t tells;
   double *told;          /* [stats x tells] */

@@ -7,7 +7,7 @@
 
 /* ---- along an axis ---------------------------------------------------------------------------*/
 
-/* Columns of a row are [outer][axis][inner]. Those of one (outer, inner) are a line along `axis`,
+/* Columns of a row are [outer][axis][inner]. The columns of one (outer, inner) are a line along `axis`,
  * `inner` columns apart. */
 typedef struct lines {
   const ng_place *v;

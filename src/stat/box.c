@@ -151,7 +151,7 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
 
 /* ---- channels last, and every other way to lie: a row of pixels at a time, some channels of each ------*/
 
-/* Some channels at a time: all of them at every pixel would leave the cache before the next sample. */
+/* Some channels at a time: all channels at every pixel would leave the cache before the next sample. */
 static int64_t line_channels(const ng_conv *b) {
   const int64_t n =
       ng_conv_pointwise(b) ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));

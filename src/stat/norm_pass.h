@@ -48,7 +48,7 @@ struct ng_norm_job {
 /* Run all pieces; the number of threads depends on the number of samples. */
 void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples);
 
-/* Whether the moments are those of the batch: a batch norm with raw input. */
+/* Whether the moments are the moments of the batch: a batch norm with raw input. */
 bool ng_norm_of_batch(const ng_norm_of *k);
 /* 1 / sqrt(var + eps), where rounding may have made var negative; NaN stays. */
 double ng_norm_root(double var, double eps);

@@ -1,7 +1,7 @@
 /* stale.h: adaptive refresh of statistics: stat_refresh = adaptive, the rule of SP-NGD (Osawa et
  * al. 2020, arXiv 2002.06015, section 4.4).
  *
- * X is the running average after a refresh, X1 and X2 those of the two refreshes before, d1 and d2
+ * X is the running average after a refresh, X1 and X2 the averages after the two refreshes before, d1 and d2
  * the last two intervals in steps. "A like B" is |A - B| < tolerance |B| in the Frobenius norm. The
  * next interval is
  *

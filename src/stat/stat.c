@@ -1,18 +1,18 @@
-/* stat.c: a statistic from observation to average; stat.h has the walk.
+/* stat.c: a statistic from observation to average; stat.h has the sequence.
  *
- * In: the rule of a statistic and the samples of a call.  Out: the few numbers by which its arrays are
- * mixed, and the arrays mixed.  Weighing every call by its samples makes uneven micro-batches and shards
- * equal the whole batch; the published programs' rules (equal weights, one update a call, the last call
- * only) are the other values of the same options.
+ * In: the rule of a statistic and the samples of a call. Out: weights and mixed arrays. Weighting
+ * every call by its samples makes uneven micro-batches and shards equal the whole batch. The rules
+ * of published programs (equal weights, one update a call, the last call only) are other values of
+ * the same options.
  *
- * With w_i the weight of call i, rho the weight of the old average and X_i what the call shows,
+ * With w_i the weight of call i, rho the weight of the old average and X_i the sum of the call,
  *
  *     calls = mean   S = sum w_i X_i                                 F <- rho F + (1 - rho) S / sum w_i
  *     calls = last   S = w_n X_n, only the last                      the same
  *     calls = ema    S = one update of an average a call             F <- rho^n F + S
  *
- * where sums also run over ranks.  calls = ema over ranks is the mean of the ranks' averages, weighted
- * by their samples: a rank multiplies its S by its w before the sum and all divide by the total. */
+ * Sums also run over ranks. calls = ema over ranks is the mean of the ranks' averages, weighted by
+ * samples: a rank multiplies its S by its w before the sum, and all divide by the total. */
 #include "stat/stat.h"
 
 #include <math.h>
@@ -21,16 +21,15 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
   return s->symmetric ? ng_sym_count(p->rows) : p->rows * p->cols;
 }
 
-/* Every sum of this step back to nothing seen.  keep = 1: without a sample the old average stays
- * whole. */
+/* Reset the sums of this step. keep = 1: without a sample the old average stays. */
 static void close(ng_stat *s) {
   s->w = s->total = s->total_keep = 0.0;
   s->keep = 1.0;
   s->posted = s->shown = s->fresh = false;
 }
 
-/* identity is how both published programs begin (KAISA, kfac_pytorch); `first` needs nothing here,
- * the first fold has weight 0 for what is there. */
+/* Both published programs start with the identity (KAISA, kfac_pytorch). `first` needs nothing: the
+ * first fold has weight 0 for the old average. */
 void ng_stat_begin(ng_stat *s) {
   close(s);
   if (!s->keeps || s->rule.start != NG_START_IDENTITY) return;
@@ -55,8 +54,8 @@ static double weight_of(const ng_stat *s) {
   return s->rule.weight == NG_CALL_WEIGHT_EQUAL ? take / (double)s->all : take;
 }
 
-/* Weight of the old average for the coming sample; 0 for the first where the start says so.  With ema
- * a second call of the first step has an old average: the first call. */
+/* Weight of the old average for the next sample; 0 for the first, if the start says so. With ema
+ * the second call of the first step has an old average: the first call. */
 static double rho_of(const ng_stat *s) {
   const bool ema = s->rule.calls == NG_CALLS_EMA;
   const bool first = !s->started && (!ema || s->w == 0.0);
@@ -82,7 +81,7 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
   }
 }
 
-/* Small ones, by the host: no queue has to do with them. */
+/* Small matrices in double are scaled on the host. */
 static void scale(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
   const int64_t n = ng_stat_part_count(s, p);
   if (!ng_stat_wide(s)) {
@@ -100,8 +99,7 @@ void ng_stat_retain(ng_queue *q, const ng_stat *s) {
   }
 }
 
-/* After the family has added, never before: an observation that is refused half way must not have
- * weight. */
+/* Called after the family has added, so that a refused observation has no weight. */
 void ng_stat_count(ng_stat *s) {
   if (!s->rule.averaged) {
     s->w = 1.0;
@@ -114,7 +112,7 @@ void ng_stat_count(ng_stat *s) {
   s->w += weight;
 }
 
-/* What there is of earlier calls stays, unless only the last one counts: this was it, on all ranks. */
+/* Earlier calls stay, unless calls = last: this was the last call on all ranks. */
 void ng_stat_pass(ng_queue *q, ng_stat *s) {
   const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST && !s->rule.direct;
   if (!last || s->w == 0.0) return;
@@ -131,7 +129,7 @@ void ng_stat_weights(const ng_stat *s, double w[2]) {
   w[1] = s->w * s->keep;
 }
 
-/* Where every rank makes the whole by itself, its own weights are those of the sum. */
+/* If every rank computes the whole, its own weights are the totals. */
 void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
   const bool same = s->spread == NG_SPREAD_SAME;
   s->shared = shared;
@@ -183,9 +181,9 @@ void ng_stat_refold(const ng_stat *s) {
 
 /* ---- fold, forget ----------------------------------------------------------------------------*/
 
-/* calls = ema: S is ready made, and weighted by w only if it went through a sum over ranks.  What an owner's
- * first fold refused, others count as started: there is no average that their `keep` could be of, and their
- * S of calls = ema is 1 - keep of a first one. */
+/* calls = ema: S is complete, and weighted by w only if it was summed over ranks. If the owner
+ * refused its first fold, other ranks count the statistic as started, but there is no average for
+ * their `keep`, and their S of calls = ema has weight 1 - keep. */
 static ng_mix fold_mix(const ng_stat *s) {
   const double kept = s->total_keep / s->total;
   const bool first = ng_stat_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
@@ -220,7 +218,7 @@ static bool sums_finite(ng_queue *q, ng_stat *s) {
   return true;
 }
 
-/* The largest element of any part, of its sums or of its average. */
+/* The largest element of all sums or averages. */
 static double largest(ng_queue *q, ng_stat *s, bool sums) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
@@ -237,10 +235,9 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
   return most;
 }
 
-/* Whether the average stays in the range of what it is kept in: an f16 ends at 65504, which inputs of 320,
- * or 65536 positions, are enough for.  A sample in range mixed into an average in range is; the average is
- * only looked at where the sample alone could be too large, or a shift comes on top.  Less a thousandth, for
- * the roundings. */
+/* Whether the average fits its dtype: f16 ends at 65504, which inputs of 320 or 65536 positions
+ * reach. Mixing two values in range stays in range, so the average is scanned only if the sample
+ * may be too large or a shift is added. The margin of a thousandth covers roundings. */
 static bool stays(ng_queue *q, ng_stat *s, ng_mix mix) {
   const double most = ng_dtype_most(ng_stat_wide(s) ? NG_F32 : s->kept) * (1.0 - 0x1p-10);
   double shift = 0.0;
@@ -261,21 +258,20 @@ static void zero(const ng_stat *s) {
   }
 }
 
-/* Posted: other ranks' samples are in it, whatever this one saw. */
+/* A posted sum contains samples of other ranks, even without own samples. */
 void ng_stat_forget(ng_queue *q, ng_stat *s) {
   (void)q;
   if (s->observes && !s->rule.direct && (s->w > 0.0 || s->total > 0.0 || s->posted)) zero(s);
   close(s);
 }
 
-/* What was left to add to the diagonal is divided by all that sum, as if one of them had added it to its average;
- * not where all have, where they are as one, or where one alone keeps the average. */
+/* Ranks that sum share the shift, each adding its part, except where all hold the whole shift,
+ * share their batches, or one rank alone keeps the average. */
 static void add_shift(ng_queue *q, ng_stat *s, double keep) {
   const bool all = s->spread == NG_SPREAD_OWNER || s->rule.undivided || s->shared;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    /* direct: the old average was multiplied by keep when the sample was added */
     const double d = s->rule.direct ? keep * by : by;
     if (s->symmetric && !ng_stat_wide(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, d);
     for (int64_t j = 0; j < p->rows && ng_stat_wide(s); j++) {
@@ -288,9 +284,8 @@ static void add_shift(ng_queue *q, ng_stat *s, double keep) {
   }
 }
 
-/* Vectors are folded in double: they are small, and what reads them multiplies long sums by them.
- * Of matrices n^2 numbers are folded, in f32: they are read through a solve whose rounding is
- * larger. */
+/* Vectors are folded in double: they are small, and multiply long sums. Matrices of n^2 numbers are
+ * folded in f32: the rounding of their solve is larger. */
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
   if (ng_stat_wide(s)) {
@@ -307,8 +302,8 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
   }
 }
 
-/* The sums are scanned although every value was: sums of finite f32 may overflow.  The average is
- * touched only after that, so what a bad step leaves is the average before it. */
+/* Sums of finite f32 may overflow, so they are scanned. The average changes only afterwards, so a
+ * refused step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->total > 0.0)) return NG_OK;
   const bool has = s->observes && (s->keeps || !ng_stat_to_owner(s)); /* the sum over ranks */
@@ -316,7 +311,7 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
     ng_stat_forget(q, s);
     return NG_SKIPPED;
   }
-  if (!s->rule.averaged) return NG_OK; /* read from `sum` until the step is over */
+  if (!s->rule.averaged) return NG_OK; /* stays in `sum` until the step ends */
   if (s->keeps) {
     const ng_mix mix = fold_mix(s);
     if (!stays(q, s, mix)) {
