@@ -193,7 +193,7 @@ struct ng_block {
   ng_entry *entry;     /* its layer; NULL: a block over many layers */
   int32_t number;      /* index among blocks */
   ng_settings base;    /* the model's options with this layer's overrides */
-  uint32_t sees; /* observations that this block uses */
+  uint32_t sees;       /* observations that this block uses */
   ng_stat *stat;
   int32_t stats;
   int32_t first_stat; /* statistics of all blocks before it */
@@ -341,8 +341,8 @@ typedef struct ng_shown {
 
 struct ng_precond {
   ng_context *ctx;
-  ng_options opt;              /* owned texts, as in ng_get, messages and files */
-  ng_settings base;            /* parsed */
+  ng_options opt;   /* owned texts, as in ng_get, messages and files */
+  ng_settings base; /* parsed */
   ng_entry **entry; /* fixed at ng_ready */
   int32_t entries, entry_capacity;
   int32_t named[NG_NAME_BUCKETS]; /* hash buckets: index + 1 of the last entry, 0: none */
