@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the PyTorch front adds to a step outside of the library: microseconds a hooked layer (forward and backward
-hooks, arrays described, gradients bound), and of that a share of a ResNet-18 step.
+"""Cost of the PyTorch front outside of the library: microseconds for each hooked layer (forward and backward hooks,
+array descriptions, bindings), and its share of a ResNet-18 step.
 
     NATGRAD_LIBRARY=build/libnatgrad.so.0 PYTHONPATH=python python3 bench/front.py [--batch 32] [--threads 2]
 
-The time is that of a chain of small layers with the front, whose calls into the library are replaced by one of its
-functions that does nothing, less that of the same chain without it: so the dispatch of hooks by PyTorch is in it.
+The cost is the difference between two chains of small layers, with and without the front.  Calls into the library are
+replaced by a function that does nothing, so the cost includes PyTorch's dispatch of hooks.
 """
 import argparse
 import ctypes
@@ -59,7 +59,7 @@ def main():
     idle(k)
     plain, front = [], []
     for _ in range(args.rounds):
-        # the processor time of this thread, which does all of it: others on the machine do not count
+        # processor time of this thread, which does all the work: other load on the machine does not count
         plain.append(step_ms(chain, x, y, clock=time.thread_time))
         front.append(step_ms(hooked, x, y, k, clock=time.thread_time))
     least = [statistics.median(sorted(times)[:args.rounds // 2]) for times in (plain, front)]

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# hosts.sh [MBIT [OPTIONS...]]: `natgrad train` on two hosts that are network namespaces of this machine, joined
-# by one link of so many Mbit/s each way (tc tbf; 100), over Open MPI and TCP.  OPTIONS are those of natgrad
-# train.  Prints the table of the run's end: what was sent, and how much of it was hidden behind other work.
+# hosts.sh [MBIT [OPTIONS...]]: run `natgrad train OPTIONS` on two network namespaces of this machine, joined by a link
+# of MBIT Mbit/s each way (tc tbf; 100), over Open MPI and TCP.  Prints the final table: bytes sent, and the share
+# of the messages that overlapped other work.
 #
-# Wants root, iproute2 and Open MPI.  77 (skipped), with the reason, where the kernel or a tool is missing.
+# Needs root, iproute2 and Open MPI.  Exit code 77 (skipped) with the reason if the kernel or a tool lacks support.
 # NG_BUILD_DIR: where the program is (build).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

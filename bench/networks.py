@@ -1,4 +1,4 @@
-"""The networks that the scripts beside time in PyTorch: ResNet-18 (100 classes), ResNet-20 (10), 32x32 images."""
+"""The networks of the PyTorch scripts in this folder: ResNet-18 (100 classes), ResNet-20 (10), 32x32 images."""
 import torch.nn as nn
 import torch.nn.functional as F
 

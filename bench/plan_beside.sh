@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # plan_beside.sh [MODEL [BATCH]]: `natgrad plan --calibrate` beside `natgrad train` on 1, 2 and 4 ranks as threads, each
-# with one thread: ms of a step, forward and backward, and all that is added, as planned and as measured over 20
-# steps (four with statistics, two with factorisations, in both).  More ranks than free cores take longer than any
-# plan says, and other work on the machine moves both sides.  NG_BUILD_DIR: where the program is (build).
+# with one thread: planned and measured ms of a step, of forward and backward, and of everything else, over 20 steps
+# (four with statistics, two with factorisations).  The plan assumes a free core for each rank.  NG_BUILD_DIR: the folder
+# of the program (build).
 set -euo pipefail
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 root=$(cd "$(dirname "$0")/.." && pwd)
 natgrad=${NG_BUILD_DIR:-$root/build}/natgrad
-unset NG_BUILD_DIR # the program says of such names that nothing reads them
+unset NG_BUILD_DIR # the program warns about unknown NG_ variables
 model=${1:-resnet20} batch=${2:-32}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -6,10 +6,10 @@ of kfac-pytorch, everything in every step), in turns; medians.
     NATGRAD_LIBRARY=build/libnatgrad.so.0 PYTHONPATH=python python3 bench/vs_torch_front.py [eva] [kfac]
         [--batch 32] [--threads 2] [--rounds 9]
 
-`published` is the sequence of operations of the published program; `at its best` does as few passes over memory as
-PyTorch can (Eva: a product, norms by foreach, one addr_ in place; K-FAC: patches, addmm_ into the average, Cholesky).
-All three begin with the same weights, and the gradients after their first step must agree.
-With one thread the figures are processor time, so that others on the machine do not count.
+`published` is the sequence of operations of the published program; `at its best` uses the fewest passes over memory
+possible in PyTorch (Eva: a product, norms by foreach, one addr_ in place; K-FAC: patches, addmm_ into the average, Cholesky).
+All three start from the same weights; the gradients after the first step must agree.
+With one thread the figures are processor time, which other load on the machine does not change.
 """
 import argparse
 import copy
@@ -265,7 +265,7 @@ def agree(method, runs):
     """The gradients of the first step."""
     for run in runs[1:]:
         worst = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(run.first, runs[0].first))
-        print(f"  {run.name}: gradients of the first step differ by {worst:.1e} from those of '{runs[0].name}'")
+        print(f"  {run.name}: gradients of the first step differ by {worst:.1e} from '{runs[0].name}'")
         if not worst < TOLERANCE:
             sys.exit(f"vs_torch_front.py: {method}: expected at most {TOLERANCE:.0e}: that is not the same method")
 

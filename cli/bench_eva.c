@@ -47,8 +47,8 @@ typedef struct work {
 
 /* ---- the published sequence, one loop an operation -------------------------------------------*/
 
-/* One operation of a tensor library on n elements: x from x, y, z and c; what it returns is added
- * up.  Sums are made in f32 lanes, as such libraries do. */
+/* One operation of a tensor library on n elements: x from x, y, z and c.  Reductions return a sum, computed in f32 lanes
+ * as in such libraries. */
 typedef double (*operation)(float *x, const float *y, const float *z, float c, int64_t n);
 
 #define OPERATION(name, statement)                                                                 \
@@ -101,8 +101,8 @@ NG_CLONES static double total(float *x, const float *y, const float *z, float c,
   return sum;
 }
 
-/* x, y, z: the layer's first element; a NULL one is not used.  by_row: y or z is the layer's vector
- * a, the same in every row, and c the row's entry of g. */
+/* One operation over a layer, row by row.  same_y, same_z: y or z is the layer's vector a, the same for every row; g: c is
+ * the row's entry of g.  Rows keep f32 sums short, like pairwise summation. */
 typedef struct loop {
   operation run;
   float *x;
@@ -118,7 +118,7 @@ static void loop_piece(void *arg, int32_t i) {
   loop *l = arg;
   const int64_t from = l->rows * i / l->pieces, to = l->rows * (i + 1) / l->pieces;
   l->sum[i] = 0;
-  for (int64_t r = from; r < to; r++) { /* in rows: f32 sums stay short, as pairwise ones are */
+  for (int64_t r = from; r < to; r++) {
     float *x = l->x == NULL ? NULL : l->x + r * l->cols;
     const float *y = l->y == NULL || l->same_y ? l->y : l->y + r * l->cols;
     const float *z = l->z == NULL || l->same_z ? l->z : l->z + r * l->cols;
@@ -304,8 +304,8 @@ static int one_step(const bench *b, work *k, int way, double ms[PARTS]) {
   return st == NG_OK ? CLI_OK : bench_failed(b, "a step", st);
 }
 
-/* The weights after the first step must be those of the published sequence, to the rounding of the step and of
- * the weights (at most 0.1) themselves. */
+/* The weights after the first step must equal the weights of the published sequence, up to the rounding of the step and
+ * of the weights (at most 0.1). */
 static int compare(const work *k, int way) {
   double gap = 0, most = 0;
   uint64_t s = BENCH_SEED;

@@ -221,7 +221,7 @@ static int bounds(bench *b) {
   free(m.apply);
   if (!cli_option_is(b->options, "max_factor", "0") ||
       !cli_option_is(b->options, "factor_blocks", "1"))
-    bench_note(b, "bounds are those of whole factors; this run cuts factors into blocks\n");
+    bench_note(b, "bounds: of whole factors; this run cuts factors into blocks\n");
   return CLI_OK;
 }
 

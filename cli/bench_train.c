@@ -305,10 +305,10 @@ static int finish(bench *b) {
   if (k->norms == NULL) return CLI_OK;
   bench_note(b, "norm blocks: %.2f %% of forward and backward", 100 * median[NORMS] / median[BOTH]);
   if (k->whole == NULL) return CLI_OK;
-  bench_note(
-      b, "; of spngd: %.2f %% of a step that recomputes all, %.2f %% of one that recomputes none, ",
-      100 * median[NORMS] / median[FRESH_STEP], 100 * median[STALE_NORMS] / median[STALE_STEP]);
-  bench_note(b, "%.2f %% of one that recomputes norm blocks alone",
+  bench_note(b, "; of a step of spngd: %.2f %% if all is recomputed, %.2f %% if nothing is, ",
+             100 * median[NORMS] / median[FRESH_STEP],
+             100 * median[STALE_NORMS] / median[STALE_STEP]);
+  bench_note(b, "%.2f %% if norm blocks alone are",
              100 * median[NORMS] / (median[STALE_STEP] + median[NORMS] - median[STALE_NORMS]));
   return CLI_OK;
 }

@@ -116,7 +116,7 @@ static int methods(void) {
   return CLI_OK;
 }
 
-/* The variables of the library, then those of the program. */
+/* The variables of the library, then the program's. */
 static int environment(void) {
   static const char *const own[][2] = {
       {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},

@@ -1,6 +1,6 @@
 /* plan_cost.c: the cost of a strategy.
  *
- * Bytes, messages and orders come from ng_plan_ranks, hence equal those of a run.  Seconds: products at the rate
+ * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds: products at the rate
  * `gemm`, factorisations at `solve`, messages by latency and bandwidth, on the slowest rank, without overlap (a run
  * that overlaps messages with backward, ng_batch.last, is faster).
  *
@@ -173,7 +173,7 @@ static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, in
   return rc;
 }
 
-/* Bytes of all sums: those of a run on one rank. */
+/* Bytes of the sums of all blocks, as on one rank. */
 static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, double *bytes) {
   ng_rank_plan plan;
   ng_rank_plan_init(&plan, sizeof plan);

@@ -1,5 +1,5 @@
 /* recording.c: from a folder or a file to a checked recording: layers, and pointers to every array that a replay
- * reads, all of them present, float32 and of the shape that case.json implies.  A recording may come from anybody:
+ * reads, present, float32 and of the shape that case.json implies.  A recording may come from anybody:
  * an entry that does not fit is an error that names the file and the array, before anything is computed. */
 #include "recording.h"
 

@@ -50,7 +50,7 @@ static const char *value_text(const ngio_value *v, char *text, size_t size, char
   return all;
 }
 
-/* As the recording says. */
+/* Set the options of the recording. */
 static int published(const recording *r, const char *path, ng_options *o, double *lr) {
   char message[512] = "";
   if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0) {
@@ -192,7 +192,7 @@ static void print_text(const replay_job *j, const double *error, const answer a[
   }
 }
 
-/* Merge the ranks' errors into those of the first rank, each cell its largest; return the largest of all. */
+/* Set each error of the first rank to the largest over ranks; return the largest error. */
 static answer merge(const recording *r, const replay_rank *ranks, int which) {
   answer a = {.what = NULL};
   for (int k = 0; k < r->steps * r->layers; k++) {

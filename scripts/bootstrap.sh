@@ -1,19 +1,17 @@
 #!/usr/bin/env bash
-# Installs the Debian/Ubuntu packages that building and testing natgrad needs and that are missing.
-# Says nothing and takes no time when nothing is missing.  --dev adds the tools of `make tidy`,
-# `make format` and the fuzz preset.  Without root and sudo it prints the line to run and fails.
-# PyTorch is not among them: it is large, and the tests that run on it are skipped without it
-# (apt-get install python3-torch; scripts/torch.sh).
+# Install the missing Debian/Ubuntu packages that natgrad's build and tests need.  --dev adds the tools of `make tidy`,
+# `make format` and the fuzz preset.  Without root and sudo, print the command and fail.  PyTorch is not included:
+# without it its tests are skipped (apt-get install python3-torch; scripts/torch.sh).
 set -euo pipefail
 
 missing=()
-# need PACKAGE CHECK...: the check decides, so that a tool from elsewhere is as good as the package.
+# need PACKAGE CHECK...: install the package if the check fails; a tool from another source passes.
 need() {
   local package=$1
   shift
   "$@" >/dev/null 2>&1 || missing+=("$package")
 }
-# A header or library is there if the compiler can use it; without a compiler all are asked for.
+# A header or library is present if the compiler can use it; without a compiler all packages are needed.
 links() {
   local out
   out=$(mktemp) || return 1

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# House mistakes that no compiler reports, in base/, src/, io/ and cli/.  Silent and 0 when there are none;
-# otherwise one line each, "file:line: rule: text", and 1.  A folder to look at may be given.
+# Check rules of this project that no compiler checks, in base/, src/, io/ and cli/ of this tree or of the given folder.
+# Print one line "file:line: rule: text" for each mistake; exit code 1 if there is any.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 
 longest=550 # lines; a longer file becomes a folder
 
-# Comments are blanked, line numbers and texts in quotes stay.
+# Blank comments; keep line numbers and quoted text.
 code() {
   awk '
     { line = $0; out = ""
@@ -50,14 +50,14 @@ done
 
 for file in "${files[@]}"; do
   code "$file" >"$work/code"
-  sed -E 's/"([^"\\]|\\.)*"/""/g' "$work/code" >"$work/bare" # what stands in quotes is no code
+  sed -E 's/"([^"\\]|\\.)*"/""/g' "$work/code" >"$work/bare" # without quoted text
   forbid "$file" "use the generator, never rand" '(s?rand|rand_r|random|drand48)[[:space:]]*\('
   forbid "$file" "use strto* and check the end" '(atoi|atol|atoll|atof)[[:space:]]*\('
   forbid "$file" "use a bounded copy" '(strcpy|strcat|sprintf|vsprintf|gets)[[:space:]]*\('
   report "$file" "a size does not fit %d" < <(
     grep -nE '%[-0-9]*[di].*\(int(32_t)?\) *\(*(sizeof|strlen|[A-Za-z0-9_.>-]*(bytes|size|count|rows|cols|length|elements)\b)' "$work/code" || true)
   report "$file" "finish it" < <(grep -nE '\b(TODO|FIXME|XXX|HACK)\b|[Nn]ot implemented|[Uu]nimplemented|\b[Ss]tub\b' "$file" || true)
-  # OpenBLAS of the Python package has a prefix before each symbol: all of them or none.
+  # OpenBLAS of the Python package prefixes all symbols.
   if grep -q NG_BLAS_NAME "$work/code"; then
     report "$file" "a function of BLAS without a #define ... NG_BLAS_NAME" < <(
       grep -nE '^extern [a-z0-9_]+ \**[a-z0-9]+_\(' "$work/code" | while IFS= read -r line; do

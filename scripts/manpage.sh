@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# The man page, from docs/natgrad.1.in and what the program says of itself:
+# Generate the man page from docs/natgrad.1.in and the output of the program:
 #
 #   scripts/manpage.sh build/natgrad >docs/natgrad.1
 #
-# Options, methods and commands are the program's own lists, so they are in the page when they are in
-# the program.  tests/cli/options_in_sync.sh compares the result with the page in the tree.
+# Options, methods and commands come from the program's lists.  tests/cli/options_in_sync.sh compares the result with the
+# page in the tree.
 set -euo pipefail
 export LC_ALL=C
 program=${1:?usage: manpage.sh PROGRAM}
 template=$(dirname "$0")/../docs/natgrad.1.in
 
-# What roff would take for its own: backslashes, hyphens, a line's leading dot or quote.
+# Escape characters with a meaning in roff: backslashes, hyphens, a leading dot or quote.
 roff() { sed -e 's/\\/\\e/g' -e 's/-/\\-/g' -e "s/^\([.']\)/\\\\\&\1/"; }
 
 # name type default range help, in columns of 20, 6, 12, 24 and the rest.

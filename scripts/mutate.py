@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Breaks one line of src/ or cli/train/ at a time and asks whether a test notices: `make mutants`.
+"""Break one line of src/ or cli/train/ at a time and check whether a test fails: `make mutants`.
 
   scripts/mutate.py [--count 300] [--seed 1] [--jobs 1] [--room build-mutants] [--only REGEX]
-  scripts/mutate.py --list        the survivors so far, with the line as it was and as it became
-  scripts/mutate.py --again FILE  only the mutants named in FILE (lines that begin with 12 hexadecimal
-                                  digits, as docs/mutants.txt has them): do tests notice them now?
+  scripts/mutate.py --list        list the survivors, with the original and the changed line
+  scripts/mutate.py --again FILE  run only the mutants named in FILE (lines that begin with 12 hexadecimal
+                                  digits, as in docs/mutants.txt)
 
-Where mutants come from: universalmutator and its rules for C.  A line of code is drawn, each with the same
-chance, then one of its mutants; the same seed draws the same.  One that does not compile, or gives the
-object file of the source as it is or of an earlier mutant, is drawn again.
+Mutants come from universalmutator and its rules for C.  Lines are drawn with equal probability, then one mutant of the
+line; the seed determines the draws.  A mutant that does not compile, or whose object file equals the original's or an
+earlier mutant's, is drawn again.
 
-How: in copies of the tree, in the room; the tree itself is never touched.  One copy is built for gcov, and
-every test runs in it once: a mutant runs the tests that execute its line, up to the first that fails, the
-quickest and those that noticed others of the file first.  The other copies, one a job, are built at -O1; a
-mutant costs one object file and the links of the tests that run.  A test that takes longer than five times
-what it took with counters, and 20 s more, is run again with four times that; late again, it has noticed.  A line that no test executes is told apart.  Left
-out: tests of style and of installing, and cli_bench, which measures time.
+All work happens in copies of the tree under ROOM.  One copy is built for gcov and runs every test once.  A mutant then
+runs the tests that execute its line until one fails: quick tests and tests that noticed other mutants of the file
+first.  The other copies, one a job, are built at -O1; a mutant costs one object file and the links of its tests.
+A test that exceeds five times its time with counters plus 20 s runs again with four times that limit; a second timeout
+counts as noticed.  Lines that no test executes are reported separately.  Tests of style and installation are left
+out, and cli_bench, which measures time.
 
-Results are appended to ROOM/results.jsonl, a mutant a line; a run that was stopped goes on.
+Results are appended to ROOM/results.jsonl, one mutant a line; a stopped run can be continued.
 """
 import argparse
 import hashlib
@@ -55,7 +55,7 @@ def must(command, **keys):
 
 
 class Tree:
-    """A copy of the tracked files and a build of it."""
+    """A copy of the tracked files, with its build."""
 
     def __init__(self, room, name, flags):
         self.source = os.path.join(room, name)
@@ -91,7 +91,7 @@ class Tree:
         return found
 
     def targets(self, test):
-        """What has to be linked before the test runs."""
+        """The programs to link before the test runs."""
         near = [os.path.relpath(c, self.build) for c in test["command"] if c.startswith(self.build)]
         near = [t for t in near if t in self.known]
         if test["command"][0].endswith(".sh"):
@@ -131,7 +131,7 @@ class Tree:
 
 
 def signature(tree):
-    """Of the sources that coverage speaks of: when one changes, all of it is made again."""
+    """A checksum of the covered sources: coverage is measured again if one changes."""
     h = hashlib.sha256()
     for top in TOPS:
         for folder, _, files in sorted(os.walk(os.path.join(tree.source, top))):

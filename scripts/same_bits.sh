@@ -1,23 +1,20 @@
 #!/usr/bin/env bash
-# Does the present tree compute, bit for bit, what another commit computed?  For a change that should
-# move code and nothing else: `make same-bits REV=HEAD~1`.
+# Compare the results of this tree with another commit, bit for bit: `make same-bits REV=HEAD~1`.
 #
-#   scripts/same_bits.sh REV          builds that commit (release, no tests), or finds it built before
-#   scripts/same_bits.sh --base DIR   takes DIR/libnatgrad.so, DIR/natgrad and, if it is there, DIR/bits
+#   scripts/same_bits.sh REV          build that commit (release, no tests), or use its earlier build
+#   scripts/same_bits.sh --base DIR   use DIR/libnatgrad.so, DIR/natgrad and, if present, DIR/bits
 #
-# A program plays some thousand small trainings and prints a hash of each: tests/bits.c.  Either side
-# has its own, built with its own header and helpers, so a header may change between them; a commit
-# without one is played by the present program, on the present header.  The present one plays the cases
-# that the other printed.  Then both sides replay the recordings of tests/golden.  Tells how many cases
-# there are and which of them differ; 1 if any does.  A case can be looked at by itself, on either side:
+# tests/bits.c runs some thousand small trainings and prints a hash of each.  Each side has its own program, built with
+# its own header, so the header may change; if the other commit has none, the present program runs on its library.  The
+# present program runs the cases that the other printed.  Then both sides replay the recordings of tests/golden.
+# Prints the number of cases and the differing ones; exit code 1 if any differs.  Run a single case on either side:
 #   build-bits/now/play 'natgrad solver=eigen ranks=2'
 #   build-bits/base/play 'natgrad solver=eigen ranks=2'
-# Cases that the present tree refuses (an option or a method is gone) are counted apart and listed in
-# build-bits/gone.txt; what is new has nothing to be compared with.  A change of the program itself (what
-# it shows, which answers it adds to the hash) changes hashes, too: make it in a commit of its own.
+# Cases that this tree refuses (removed option or method) are counted separately and listed in build-bits/gone.txt.  A
+# change of tests/bits.c itself changes hashes, too: make it in its own commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# BLAS may cut a product differently for another number of threads; ranks are threads already.
+# One BLAS thread: another number may change the order of sums, and ranks already are threads.
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 LC_ALL=C
 jobs=$(nproc 2>/dev/null || echo 2)
 room=$PWD/build-bits
@@ -124,7 +121,7 @@ replay() {
     ((code <= 1)) || fail "$1/natgrad replay ended with $code: $(tail -2 "$2")"
   done
 }
-# Recordings that the other commit cannot read have nothing to be compared with.
+# Skip recordings that the other commit cannot read.
 recordings=()
 for file in tests/golden/*.safetensors; do
   code=0

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# `make torture`: what is too long for every day.  Prints its figures at the end (they are kept in
-# docs/reliability.md); 1 if anything failed.
+# `make torture`: long tests.  Prints their figures, which docs/reliability.md records; exit code 1 after a failure.
 #
-#   BUILD=build                  where natgrad is built
-#   TORTURE_KILLS=100            times a training run is killed (kill -9) at a random moment
+#   BUILD=build                  the build folder
+#   TORTURE_KILLS=100            number of kills (kill -9) of training runs at random moments
 #   TORTURE_STEPS=600            steps of one training run
-#   TORTURE_FUZZ_SECONDS=600     how long libFuzzer works on the reader of the state
+#   TORTURE_FUZZ_SECONDS=600     seconds of libFuzzer on the reader of the state
 #   TORTURE_FORGED=2000          forged recordings of each of three, read by a build with sanitizers
-#   TORTURE_MIXED=10             times 40 checkpoints made of parts that do not belong together
-#   TORTURE_SEED=$RANDOM         of the moments
+#   TORTURE_MIXED=10             rounds of 40 checkpoints with parts of different checkpoints
+#   TORTURE_SEED=$RANDOM         seed of the moments
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build}
@@ -34,8 +33,7 @@ figure() { # said as it comes, too: the next part may take its time
 }
 
 # ---- kills -----------------------------------------------------------------------------------------
-# One run after the other, each killed until it comes to its end, which must be that of the run that
-# nobody disturbed.
+# Kill and resume a run until it ends; the result must equal the result of an undisturbed run.
 kill_runs() {
   local train=$build/torture_train done_kills=0 rounds=0 saving=0 resumed=0 folder pid ms
   [[ -x $train ]] || fail "$train is not built"
@@ -92,7 +90,7 @@ fuzz() {
     cmake --build "$bin" --target fuzz_state >"$work/ninja" || { cat "$work/ninja"; fail "fuzz_state does not build"; }
   fi
   mkdir -p "$work/corpus"
-  # Fresh inputs go to a folder of this run; one that breaks something stays in the build folder.
+  # New inputs go to a folder of this run; an input that causes a failure stays in the build folder.
   "$bin/fuzz_state" -max_total_time="$fuzz_seconds" -print_final_stats=1 -dict=fuzz/state.dict \
     -artifact_prefix="$bin/" "$work/corpus" fuzz/corpus/state >"$work/fuzz" 2>&1 ||
     { tail -40 "$work/fuzz"; fail "fuzz_state found something; add its input to fuzz/corpus/state"; }

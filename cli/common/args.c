@@ -1,4 +1,4 @@
-/* args.c: parse argv.  One table for getopt_long has the command's own options and those of the library, in both
+/* args.c: parse argv.  One table for getopt_long has the command's own options and the library's options, in both
  * spellings ('-' and '_').  An unknown option is reported with the nearest name. */
 #include "common/cli.h"
 

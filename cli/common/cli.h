@@ -96,7 +96,7 @@ int cli_real(const char *option, const char *text, double lower, double upper, d
 
 /* ---- JSON ------------------------------------------------------------------------------------*/
 
-/* The values of `text`, or CLI_BAD with "PATH: no JSON: line L: what was expected". */
+/* Parse `text`, or report "PATH: no JSON: line L: ..." and return CLI_BAD. */
 int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **out);
 /* Print the text as one line on stdout and free it. */
 int cli_json_print(const char *who, ngio_out *o);

@@ -213,6 +213,6 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->train.index = index + count;
   d->train.n = n - count;
   if (d->images == NULL)
-    statistics(d); /* without the validation samples; those of images are given */
+    statistics(d); /* without the validation samples; image sets have given statistics */
   return CLI_OK;
 }

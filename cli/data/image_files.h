@@ -15,8 +15,8 @@ typedef struct found { /* files in order, with their classes */
 
 void found_free(found *f);
 
-/* Failures are CLI_BAD and one line.  *names == NULL: set names and classes to those of this folder; otherwise every
- * class must be one of *names. */
+/* Failures are CLI_BAD and one line.  *names == NULL: set names and classes from this folder; otherwise every class
+ * must be one of *names. */
 int found_folder(const char *folder, char ***names, int32_t *classes, found *out);
 int found_list(const char *path, const char *root, found *out);
 void names_free(char **names, int32_t n);

@@ -93,7 +93,7 @@ static double npy_at(const ngio_npy *a, int64_t i) {
   return a->dtype == NGIO_F32 ? (double)((const float *)a->data)[i] : ((const double *)a->data)[i];
 }
 
-/* Values in files are those of bytes, 0 to 255.  `image`: [3, height, width] is accepted, too. */
+/* Files have values from 0 to 255.  `image`: [3, height, width] is accepted, too. */
 static int from_npy(data_set *d, const char *key, const char *path, bool image, float to[3]) {
   const int64_t side = d->images->side;
   char message[256] = "";

@@ -4,12 +4,12 @@
  *                                a folder DIR/train that is the training split, and DIR/val or DIR/test
  *                                the test split
  *   images:LIST[,KEY=VALUE...]   a file of lines "PATH LABEL", labels from 0 (a byte order mark is skipped)
- *   test=PATH       the test split, of the same kind; a folder's classes are those of the training split
+ *   test=PATH       the test split, of the same kind; a folder has the classes of the training split
  *   root=DIR        relative paths in lists start here (the folder of the list)
  *   size=N          inputs of the network are N x N (224)
  *   resize=N|none   the shorter side is scaled to N first (8/7 size, rounded up); none: only if it is
  *                   less than size, to size
- *   mean=, std=     R/G/B, of values 0 to 1 (those of ImageNet), or FILE.npy, of values 0 to 255: [3] or,
+ *   mean=, std=     R/G/B, of values 0 to 1 (default: ImageNet), or FILE.npy, of values 0 to 255: [3] or,
  *                   mean only, [3, height, width], of which the upper left size x size is taken
  *   threads=N, queue=N   threads that decode (all processors), decoded images that wait (128); results do not
  *                   depend on them

@@ -1,4 +1,4 @@
-/* picture.h: decode a JPEG or PNG file to 8-bit R, G, B, and cut a square window out of it.
+/* picture.h: decode a JPEG or PNG file to 8-bit R, G, B, and cut out a square window.
  *
  * The bytes are not trusted.  The first bytes select the decoder, not the name.
  *   grey             three equal channels

@@ -152,8 +152,8 @@ typedef struct nn_watch {
 
 typedef enum nn_mode { NN_EVALUATE = 0, NN_TRAIN = 1 } nn_mode;
 
-/* Later batches start at this sample of a batch over several ranks: random numbers of a sample (dropout, targets) then
- * equal those of the whole batch. */
+/* Later batches start at this sample of a batch over several ranks: a sample (dropout, targets) then has the same
+ * random numbers as in the whole batch. */
 void nn_set_first(nn *n, int64_t sample);
 /* Running statistics of norms: keep * old + (1 - keep) * new in each training forward (0.9). */
 void nn_set_norm_keep(nn *n, double keep);

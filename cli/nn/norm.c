@@ -4,7 +4,7 @@
  *   dbeta = sum dy; dgamma = sum dy xh; dx = gamma r (dy - dbeta / R - xh dgamma / R)
  *
  * Forward and backward have two passes.  The first sums two numbers a channel: in f32 over blocks of rows, in double over
- * blocks, pieces in order.  Values are relative to those of the first row, so that a large mean does not cancel digits
+ * blocks, pieces in order.  Values are relative to the first row, so that a large mean does not cancel digits
  * of the variance.  Images of few channels are processed several positions at a time to fill the vector registers. */
 #include "node.h"
 #include "simd.h"
