@@ -4,7 +4,7 @@
  *
  *   observe   the gradient (and window_decay times the weights) enters a store at head; its products with
  *             the rows in use are the new row of the Gram matrix: the block's one statistic, in double
- *   measure   coefficients from the Gram matrix (window_solve.c, window_factor.c), the direction u = by x + G' c, momentum,
+ *   measure   coefficients from the Gram matrix (window_solve.c), the direction u = by x + G' c, momentum,
  *             and <D, u>, |D|^2, |u|^2 of what will leave
  *   emit      tiles of u
  *   commit    if the step counted, head and momentum move on; if not, head's row is zeros again
@@ -231,7 +231,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   const bool fresh = b->stat->due;
   const ng_status st = need_weights(b);
   b->choosing = false;
-  w->beyond = false;
+  w->overflowed = 0;
   if (st != NG_OK) return st;
   w->emptied = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   if (fresh) w->next_lr = o->lr;
@@ -241,7 +241,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
     w->x = w->store->target(b);
     ng_status enters = gather(b, w->x) ? NG_OK : NG_SKIPPED;
     if (enters == NG_OK) enters = ng_window_bounded(b, w->x);
-    if (enters == NG_OK && ng_window_is_first(&b->base)) enters = ng_window_first_enter(b);
+    if (enters == NG_OK && ng_window_is_first(&b->base)) ng_window_first_enter(b);
     if (enters != NG_OK) {
       w->store->drop(b, ng_window_head(w));
       return enters;
@@ -330,8 +330,7 @@ static ng_status measure(ng_block *b) {
   ng_window_use(w, fresh);
   if (fresh) ng_window_put_row(w, b->stat->part->sum);
   if (ng_window_is_first(&b->base)) {
-    st = ng_window_first_direct(b);
-    if (st != NG_OK) return st;
+    ng_window_first_direct(b);
   } else {
     st = is_row(b, fresh) ? direct_row(b) : direct_any(b, fresh);
   }
@@ -347,7 +346,11 @@ static ng_status measure(ng_block *b) {
   b->inner = sum[0];
   b->d2 = sum[1];
   b->pd2 = sum[2];
-  return st;
+  if (w->overflowed == 0) return st;
+  return ng_fail(b->ctx, NG_RESCUED,
+                 "%s: elements of momentum or error feedback that are not finite kept their old "
+                 "value (elements: %lld)",
+                 b->name, (long long)w->overflowed);
 }
 
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
@@ -377,8 +380,6 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (!taken && w->beyond) ng_window_relieve_own(b);
-  w->beyond = false;
   if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* u stays where it is */
     memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);
   } else if (taken && w->v != NULL) {

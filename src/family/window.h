@@ -43,8 +43,8 @@ typedef struct ng_window_part {
   double *gram;               /* [places, places]                                  */
   double *c;                  /* [places] coefficients of the rows in the direction */
   double by;                  /* ... and of x                           */
-  double *factor;             /* [places, places] of window_factor.c; NULL: none is kept */
-  double *along, *next_along; /* [places] of window_average.c: of each row in x; after this step */
+  double *factor;             /* [places, places] the Cholesky factor; NULL: none is kept */
+  double *along, *next_along; /* [places] of each row in the average x; after this step */
 } ng_window_part;
 
 typedef struct ng_window_store {
@@ -66,10 +66,8 @@ typedef struct ng_window_store {
   float *(*left)(
       ng_block *b); /* [d] what stays of what entered, if the step counts; NULL: nothing, and
                        window_check.c refuses window_fill = error */
-  float *(*kept)(ng_block *b); /* [d] what stayed of those before; NULL with `left` */
-  void (*forget)(ng_block *b); /* that becomes zeros; NULL with `left` */
-  void (*taken)(ng_block *b);  /* the step with the row at head counted; NULL: nothing moves */
-  void (*begin)(ng_block *b);  /* ng_ready: initial values; NULL: zeros        */
+  void (*taken)(ng_block *b); /* the step with the row at head counted; NULL: nothing moves */
+  void (*begin)(ng_block *b); /* ng_ready: initial values; NULL: zeros        */
   void (*release)(ng_block *b);
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
 } ng_window_store;
@@ -92,13 +90,13 @@ typedef struct ng_window {
       next_factored;  /* the damping in part->factor, 0: there is none; after this step */
   bool replaced;      /* this step wrote factors anew */
   double lr, next_lr; /* of the step in which the newest row entered; of this one */
-  double updates;     /* of window_first.c */
+  double updates;     /* of Adam */
   float *s, *next_s;  /* [d] second moments; their next values */
   bool emptied;       /* this step drops all rows but its own              */
-  bool beyond;        /* what enters would be beyond what later steps could send */
+  int64_t overflowed; /* elements of this step that kept their old value */
   float *x;           /* [d] the vector that entered                       */
   float *u;           /* [d] the direction; a slice of b->whole, if there are slices */
-  float *v, *next_v;  /* [d] what momentum keeps, of window_average.c the rest; its next value */
+  float *v, *next_v;  /* [d] what momentum keeps, of an average the part r; its next value */
   uint8_t *mask;      /* [d] 1: takes part; NULL: all do                   */
   double *sums;       /* [chunks, 4] of the flat loops                     */
   double *partial;    /* [units, places] of a store's products             */
@@ -151,8 +149,10 @@ void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
 /* to <- gradients, and 0 where the mask is, or a parameter is out; to <- to + decay weights.  False: one is not finite. */
 bool ng_window_gather(ng_block *b, float *to);
 bool ng_window_decay(ng_block *b, double decay, float *to);
-/* Whether no element of x, of w->d, is above `most`. */
-bool ng_window_within(ng_block *b, const float *x, double most);
+/* NG_SKIPPED: an element of x is so large that error feedback or momentum should not keep it. */
+ng_status ng_window_bounded(ng_block *b, float *x);
+/* The sum of w->sums [chunks], of whole numbers. */
+int64_t ng_window_total(const ng_window *w);
 /* mask <- 1 where the weight is not 0; how many of elements [at, at + n) take part. */
 void ng_window_mark(ng_block *b);
 int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n);
@@ -160,8 +160,6 @@ int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n);
 int64_t ng_window_entries(const ng_block *b, int64_t n);
 /* u <- the gradient, or with `error` that, where u is 0; what was taken from `error` is 0 there. */
 void ng_window_replace(ng_block *b, float *error);
-/* to <- old v + take x; v where a parameter is out. */
-void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old, double take);
 /* Sums over all chunks of g u, g g, u u, g as bound. */
 void ng_window_measure(ng_block *b, double out[3]);
 /* ---- window_rows.c ---------------------------------------------------------------------------*/
@@ -208,8 +206,6 @@ static inline uint32_t ng_window_key(float x) { /* ordered as |x|, 31 bits */
 }
 void ng_window_add_error(const ng_window_sum *v, int64_t n); /* the sum alone */
 
-/* ---- window_joint.c --------------------------------------------------------------------------*/
-
 enum { NG_WINDOW_JOINT_ROUNDS = 4 };
 typedef struct ng_window_joint {
   const float *x; /* [n] this rank's elements */
@@ -225,21 +221,19 @@ typedef struct ng_window_joint {
 int64_t ng_window_joint_room(int32_t round, int32_t ranks);
 void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, double *x);
 
-/* ---- window_first.c --------------------------------------------------------------------------*/
+/* ---- window_moments.c ------------------------------------------------------------------------*/
 
+/* to <- old v + take x; v where a parameter is out. */
+void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old, double take);
 static inline bool ng_window_is_first(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;
 }
 void ng_window_sent(ng_block *b,
-                    double by); /* u <- the row at head over `by`; uses that row alone */
-/* x <- what enters instead of it; u <- the direction of what was sent.  NG_SKIPPED: a moment left f32. */
-ng_status ng_window_first_enter(ng_block *b);
-ng_status ng_window_first_direct(ng_block *b);
-void ng_window_first_taken(ng_block *b); /* the step counts */
-
-/* ---- window_average.c ------------------------------------------------------------------------*/
-
+                    double by);           /* u <- the row at head over `by`; uses that row alone */
+void ng_window_first_enter(ng_block *b);  /* x <- the vector that enters instead */
+void ng_window_first_direct(ng_block *b); /* u <- the direction of what was sent */
+void ng_window_first_taken(ng_block *b);  /* the step counts                     */
 bool ng_window_averages(const ng_block *b);
 /* u <- what of x is not along the rows in use; changes which those are. */
 ng_status ng_window_average(ng_block *b, bool fresh);
@@ -256,20 +250,11 @@ void ng_window_use(ng_window *w, bool fresh);
 void ng_window_put_row(ng_window *w, const double *row);
 void ng_window_clear_row(ng_window *w, int64_t place);
 
-/* ---- window_factor.c -------------------------------------------------------------------------*/
-
 bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
                              double *y);
 void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S);
 void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z);
 void ng_window_factor_commit(ng_window *w, bool taken);
-
-/* ---- window_kept.c ---------------------------------------------------------------------------*/
-
-/* Whether what is kept of x can be lived with later; NG_SKIPPED: it is too large. */
-ng_status ng_window_bounded(ng_block *b, const float *x);
-/* Momentum and error of former steps are let go where they dwarf this one: on this rank alone, of its slice. */
-void ng_window_relieve_own(ng_block *b);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/
 

@@ -7,6 +7,9 @@
 
 #include <math.h>
 
+/* 1e12 over a damping of 1e-6 is what AdamW can square. */
+static const double KEPT_MOST = 1e12;
+
 typedef struct each {
   ng_block *b;
   void (*task)(ng_block *b, int32_t chunk);
@@ -20,6 +23,14 @@ static void run_chunk(void *arg, int32_t i) {
 void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk)) {
   each e = {b, task};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, run_chunk, &e);
+}
+
+int64_t ng_window_total(const ng_window *w) {
+  double sum = 0.0;
+  for (int32_t i = 0; i < w->chunks; i++) {
+    sum += w->sums[i];
+  }
+  return (int64_t)sum;
 }
 
 /* ---- reading what is bound -------------------------------------------------------------------*/
@@ -64,40 +75,34 @@ static void gather_chunk(void *arg, int32_t i) {
 }
 
 bool ng_window_gather(ng_block *b, float *to) {
-  const ng_window *w = ng_window_of(b);
   gathering g = {b, 0.0, to};
-  double zero = 0.0;
-  ng_parallel(b->ctx, w->chunks, gather_chunk, &g);
-  for (int32_t i = 0; i < w->chunks; i++) {
-    zero += w->sums[i];
-  }
-  return zero == 0.0;
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, gather_chunk, &g);
+  return ng_window_total(ng_window_of(b)) == 0;
 }
 
-typedef struct weighing {
-  ng_window *w;
-  const float *x;
-  double most;
-} weighing;
-
-static void weigh_chunk(void *arg, int32_t i) {
-  const weighing *g = arg;
-  const ng_window_chunk c = ng_window_chunk_at(g->w, i);
-  int beyond = 0;
+static void bound_chunk(void *arg, int32_t i) {
+  const gathering *g = arg;
+  ng_window *w = ng_window_of(g->b);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  int above = 0;
   for (int64_t k = c.at; k < c.at + c.n; k++) {
-    beyond |= !(fabs((double)g->x[k]) <= g->most);
+    above |= !(fabs((double)g->to[k]) <= KEPT_MOST);
   }
-  g->w->sums[i] = beyond;
+  w->sums[i] = above;
 }
 
-bool ng_window_within(ng_block *b, const float *x, double most) {
-  weighing g = {ng_window_of(b), x, most};
-  double beyond = 0.0;
-  ng_parallel(b->ctx, g.w->chunks, weigh_chunk, &g);
-  for (int32_t i = 0; i < g.w->chunks; i++) {
-    beyond += g.w->sums[i];
-  }
-  return beyond == 0.0;
+/* A row leaves the window by itself and divides its own direction.  Error feedback and averages return in every
+ * step, divided by damping. */
+ng_status ng_window_bounded(ng_block *b, float *x) {
+  const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_averages(b);
+  gathering g = {b, 0.0, x};
+  if (!keeps || ng_window_is_first(&b->base)) return NG_OK;
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, bound_chunk, &g);
+  if (ng_window_total(ng_window_of(b)) == 0) return NG_OK;
+  return ng_fail(b->ctx, NG_SKIPPED,
+                 "%s: a gradient has an element above 1e12, which error feedback or momentum would "
+                 "keep",
+                 b->name);
 }
 
 static void decay_chunk(void *arg, int32_t i) {
@@ -121,14 +126,9 @@ static void decay_chunk(void *arg, int32_t i) {
 }
 
 bool ng_window_decay(ng_block *b, double decay, float *to) {
-  const ng_window *w = ng_window_of(b);
   gathering g = {b, decay, to};
-  double zero = 0.0;
-  ng_parallel(b->ctx, w->chunks, decay_chunk, &g);
-  for (int32_t i = 0; i < w->chunks; i++) {
-    zero += w->sums[i];
-  }
-  return zero == 0.0;
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, decay_chunk, &g);
+  return ng_window_total(ng_window_of(b)) == 0;
 }
 
 static void mark_chunk(ng_block *b, int32_t i) {
@@ -210,35 +210,6 @@ static void fill_chunk(void *arg, int32_t i) {
 void ng_window_replace(ng_block *b, float *error) {
   gathering g = {b, 0.0, error};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, fill_chunk, &g);
-}
-
-/* ---- mixing ----------------------------------------------------------------------------------*/
-
-typedef struct mixing {
-  const ng_block *b;
-  float *to;
-  const float *v, *x;
-  double old, take;
-} mixing;
-
-static void mix_chunk(void *arg, int32_t i) {
-  const mixing *m = arg;
-  const ng_window_chunk c = ng_window_chunk_at(ng_window_of(m->b), i);
-  const float *x = m->x + c.at, *v = m->v + c.at;
-  float *to = m->to + c.at;
-  if (ng_window_is_out(m->b, &c)) {
-    if (to != v) memcpy(to, v, (size_t)c.n * sizeof *to);
-    return;
-  }
-  for (int64_t k = 0; k < c.n; k++) {
-    to[k] = (float)(m->old * (double)v[k] + m->take * (double)x[k]);
-  }
-}
-
-void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old,
-                   double take) {
-  mixing m = {b, to, v, x, old, take};
-  ng_parallel(b->ctx, ng_window_of(b)->chunks, mix_chunk, &m);
 }
 
 /* ---- measuring -------------------------------------------------------------------------------*/

@@ -1,5 +1,26 @@
-/* window_gram.c: the Gram matrix K = G G' of a window's rows: which rows, its new row, and empty places. */
+/* window_gram.c: the Gram matrix K = G G' of a window's rows, and the Cholesky factor of S = K / lambda + M I, kept from
+ * step to step: a step costs O(m^2) instead of m^3 / 3.
+ *
+ * In: products of the row at head.  Out: K with the row; the row of L that belongs to it; solutions of S z = k; after
+ * the step, L without the oldest row.  L is ordered by age, which is the order of places around the ring:
+ *
+ *   append   L y = (S of the new row with the others),  L_nn = sqrt(S_nn - y'y): at least M by theory;
+ *            below M / 2 it is rounding, and S is factorised again
+ *   drop     S = L L' without its first row and column is L2 L2' + l l', l the first column below its diagonal:
+ *            an update by rotations, which never subtracts
+ *
+ * A row is in L for as many steps as it is in the window, so rounding adds up over at most m rotations.  One
+ * thread: the same bits for any number.  Only the free row at head is written before the step counts.
+ *
+ * factor [place of the column][place of the row]: a loop reads one contiguous run or, around the end of the
+ * ring, two.  Entries that no row in use has are 0. */
 #include "family/window.h"
+
+#include <math.h>
+
+#include "simd.h"
+
+/* ---- the Gram matrix -------------------------------------------------------------------------*/
 
 /* The places in use, from the oldest to the newest; with a row at head, the oldest of m + 1 is not. */
 void ng_window_use(ng_window *w, bool fresh) {
@@ -30,4 +51,156 @@ void ng_window_put_row(ng_window *w, const double *row) {
           row[i * w->places + j];
     }
   }
+}
+
+static double *column(const ng_window *w, const ng_window_part *p, int64_t place) {
+  return p->factor + place * w->places;
+}
+
+/* ---- loops over one run ----------------------------------------------------------------------*/
+
+/* The order of additions is the loop's own, whatever the width of vectors. */
+NG_CLONES static double dot(const double *restrict x, const double *restrict y, int64_t n) {
+  enum { LANES = 16 };
+  double sum[LANES] = {0.0}, all = 0.0;
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    for (int k = 0; k < LANES; k++) {
+      sum[k] += x[i + k] * y[i + k];
+    }
+  }
+  for (int k = 0; k < LANES; k++) {
+    all += sum[k];
+  }
+  for (; i < n; i++) {
+    all += x[i] * y[i];
+  }
+  return all;
+}
+
+NG_CLONES static void subtract(double *restrict y, const double *restrict x, int64_t n, double c) {
+  for (int64_t i = 0; i < n; i++) {
+    y[i] -= c * x[i];
+  }
+}
+
+NG_CLONES static void rotate(double *restrict x, double *restrict y, int64_t n, double c,
+                             double s) {
+  for (int64_t i = 0; i < n; i++) {
+    const double old = x[i];
+    x[i] = c * old + s * y[i];
+    y[i] = c * y[i] - s * old;
+  }
+}
+
+/* The places of rows younger than row k: [from, to), and then [0, rest). */
+typedef struct younger {
+  int64_t from, to, rest;
+} younger;
+
+static younger younger_than(const ng_window *w, int64_t k) {
+  const int64_t n = w->uses - 1 - k, from = w->used[k] + 1, whole = w->places - from;
+  return (younger){from, from + ng_min64(n, whole), ng_max64(0, n - whole)};
+}
+
+static double dot_below(const double *x, const double *y, younger r) {
+  return dot(x + r.from, y + r.from, r.to - r.from) + dot(x, y, r.rest);
+}
+
+static void subtract_below(double *y, const double *x, younger r, double c) {
+  subtract(y + r.from, x + r.from, r.to - r.from, c);
+  subtract(y, x, r.rest, c);
+}
+
+/* ---- the row at head -------------------------------------------------------------------------*/
+
+/* y [places]: scratch.  False: L is not good enough, and head's row is as before, 0. */
+bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
+                             double *y) {
+  const int64_t head = ng_window_head(w), n = w->uses;
+  double rest = p->gram[head * w->places + head] / lambda + M;
+  y[head] = 0.0; /* passed over, as the youngest */
+  for (int64_t k = 0; k < n - 1; k++) {
+    y[w->used[k]] = p->gram[head * w->places + w->used[k]] / lambda;
+  }
+  for (int64_t k = 0; k < n - 1; k++) {
+    const int64_t at = w->used[k];
+    const double *L = column(w, p, at);
+    y[at] /= L[at];
+    rest -= y[at] * y[at];
+    subtract_below(y, L, younger_than(w, k), y[at]);
+  }
+  if (!(rest >= M / 2.0) || !(rest - rest == 0.0)) return false;
+  for (int64_t k = 0; k < n - 1; k++) {
+    column(w, p, w->used[k])[head] = y[w->used[k]];
+  }
+  column(w, p, head)[head] = sqrt(rest);
+  return true;
+}
+
+/* From a factor of all rows in use, in ng_sym order. */
+void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S) {
+  const int64_t n = w->uses;
+  memset(p->factor, 0, (size_t)(w->places * w->places) * sizeof *p->factor);
+  for (int64_t k = 0; k < n; k++) {
+    double *L = column(w, p, w->used[k]);
+    for (int64_t i = k; i < n; i++) {
+      L[w->used[i]] = S[ng_sym_at(n, i, k)];
+    }
+  }
+}
+
+/* z [places] <- S^-1 z of the rows in use; `last`: z is 0 but for the row at head. */
+void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z) {
+  const int64_t n = w->uses;
+  for (int64_t k = last ? n - 1 : 0; k < n; k++) {
+    const double *L = column(w, p, w->used[k]);
+    z[w->used[k]] /= L[w->used[k]];
+    subtract_below(z, L, younger_than(w, k), z[w->used[k]]);
+  }
+  for (int64_t k = n - 1; k >= 0; k--) {
+    const double *L = column(w, p, w->used[k]);
+    z[w->used[k]] = (z[w->used[k]] - dot_below(L, z, younger_than(w, k))) / L[w->used[k]];
+  }
+}
+
+/* ---- after the step --------------------------------------------------------------------------*/
+
+static void clear(const ng_window *w, ng_window_part *p, int64_t place) {
+  memset(column(w, p, place), 0, (size_t)w->places * sizeof *p->factor);
+  for (int64_t k = 0; k < w->places; k++) {
+    column(w, p, k)[place] = 0.0;
+  }
+}
+
+/* The oldest of the rows in use leaves; its column is used up. */
+static void drop_oldest(const ng_window *w, ng_window_part *p) {
+  double *l = column(w, p, w->used[0]);
+  for (int64_t k = 1; k < w->uses; k++) {
+    const int64_t at = w->used[k];
+    double *L = column(w, p, at);
+    const double r = hypot(L[at], l[at]), c = L[at] / r, s = l[at] / r;
+    const younger below = younger_than(w, k);
+    L[at] = r;
+    rotate(L + below.from, l + below.from, below.to - below.from, c, s);
+    rotate(L, l, below.rest, c, s);
+  }
+  clear(w, p, w->used[0]);
+}
+
+/* Of a step with a row at head: it counted, or is forgotten. */
+void ng_window_factor_commit(ng_window *w, bool taken) {
+  for (int32_t i = 0; i < w->parts && w->part[i].factor != NULL; i++) {
+    ng_window_part *p = &w->part[i];
+    if (!taken) {
+      clear(w, p, ng_window_head(w));
+    } else if (w->emptied) {
+      const double diagonal = column(w, p, ng_window_head(w))[ng_window_head(w)];
+      memset(p->factor, 0, (size_t)(w->places * w->places) * sizeof *p->factor);
+      column(w, p, ng_window_head(w))[ng_window_head(w)] = diagonal;
+    } else if (w->uses == w->m && w->next_factored > 0.0) {
+      drop_oldest(w, p);
+    }
+  }
+  w->factored = taken ? w->next_factored : w->replaced ? 0.0 : w->factored;
 }

@@ -13,11 +13,12 @@
 
 enum { BINS = NG_WINDOW_BINS, COPIES = 4, FIRST = 20, SECOND = 10, DIGIT = 1023 };
 
-/* x <- error + by x. */
+/* x <- error + by x; error alone where the sum is not finite. */
 NG_CLONES static void add_error(float *restrict x, const float *restrict error, int64_t n,
                                 float by) {
   for (int64_t i = 0; i < n; i++) {
-    x[i] = error[i] + by * x[i];
+    const float sum = error[i] + by * x[i];
+    x[i] = sum - sum == 0.0F ? sum : error[i];
   }
 }
 
@@ -62,6 +63,15 @@ static uint32_t find_bin(const int32_t *count, int32_t bins, int64_t *k) {
   int32_t bin = bins - 1;
   while (bin > 0 && count[bin] < *k) {
     *k -= count[bin--];
+  }
+  return (uint32_t)bin;
+}
+
+/* The same in counts that were summed over ranks. */
+static uint32_t find_bin_joint(const double *count, int32_t bins, int64_t *k) {
+  int32_t bin = bins - 1;
+  while (bin > 0 && (int64_t)count[bin] < *k) {
+    *k -= (int64_t)count[bin--];
   }
   return (uint32_t)bin;
 }
@@ -144,4 +154,72 @@ void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, 
     m += some;
   }
   settle(v->x, chosen, m, bin, rest, count);
+}
+
+/* ---- by several ranks ------------------------------------------------------------------------*/
+
+/* Each rank has a slice of the elements.  Sums over ranks of small histograms give all ranks the choice that one rank
+ * would make: slices follow each other, and of equal magnitudes those of the lower ranks come first.
+ *
+ *   round 0       the histogram of first digits, 11 bits
+ *   round 1, 2    the next digit, 10 bits, of the elements that may still be the k-th largest
+ *   round 3       of each rank, how many are above the k-th largest, and how many are equal to it
+ *   after it      each rank lists its elements */
+
+int64_t ng_window_joint_room(int32_t round, int32_t ranks) {
+  return round == 0 ? NG_WINDOW_BINS : round < 3 ? DIGIT + 1 : 2 * (int64_t)ranks;
+}
+
+/* Of keys that begin with j->top, the digit behind it. */
+static void count_digits(const ng_window_joint *j, int shift, double *count) {
+  for (int64_t i = 0; i < j->n; i++) {
+    const uint32_t key = ng_window_key(j->x[i]);
+    if (key >> (shift + SECOND) == j->top) count[key >> shift & DIGIT] += 1.0;
+  }
+}
+
+/* The last of j->top is found: who has how many. */
+static void count_ends(const ng_window_joint *j, double *count) {
+  for (int64_t i = 0; i < j->n; i++) {
+    const uint32_t key = ng_window_key(j->x[i]);
+    if (key >= j->top) count[2 * j->rank + (key == j->top)] += 1.0;
+  }
+}
+
+/* j->rest are wanted of those that are like the k-th largest, from the first rank on. */
+static void take_joint(ng_window_joint *j, const double *count) {
+  int64_t rest = j->rest, mine = 0, m = 0;
+  j->before = 0;
+  for (int32_t r = 0; r <= j->rank; r++) {
+    const int64_t like = ng_min64((int64_t)count[2 * r + 1], rest);
+    rest -= like;
+    if (r == j->rank) mine = like;
+    if (r < j->rank) j->before += (int64_t)count[2 * r] + like;
+  }
+  for (int64_t i = 0; i < j->n; i++) {
+    const uint32_t key = ng_window_key(j->x[i]);
+    if (key < j->top || (key == j->top && mine-- <= 0)) continue;
+    j->chosen[m++] = (int32_t)i;
+  }
+  j->m = m;
+}
+
+void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, double *x) {
+  if (round == 0) j->rest = j->k;
+  if (round == 1) j->top = find_bin_joint(x, NG_WINDOW_BINS, &j->rest);
+  if (round == 2 || round == 3) j->top = j->top << SECOND | find_bin_joint(x, DIGIT + 1, &j->rest);
+  if (round == 4) {
+    take_joint(j, x);
+    return;
+  }
+  memset(x, 0, (size_t)ng_window_joint_room(round, ranks) * sizeof *x);
+  if (round == 0) {
+    for (int64_t i = 0; i < j->n; i++) {
+      x[ng_window_key(j->x[i]) >> FIRST] += 1.0;
+    }
+  } else if (round < 3) {
+    count_digits(j, round == 1 ? SECOND : 0, x);
+  } else {
+    count_ends(j, x);
+  }
 }

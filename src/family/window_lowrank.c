@@ -15,15 +15,46 @@
  *
  * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix never sees a gradient; P and Q
  * are kept as rows of numbers, column after column of theirs. */
-#include "family/window_lowrank.h"
+#include "family/window.h"
 
+#include <float.h>
 #include <math.h>
+
+typedef struct shape {
+  int64_t rows, cols, rank, at; /* in a row of the store; rank 0: whole */
+} shape;
+
+typedef struct lowrank {
+  int64_t floats;    /* of a row of the store */
+  int64_t all, *cut; /* ... on all ranks; [ranks + 1] their slices */
+  shape *view;       /* [segments] */
+  float *rows;       /* [places, floats] */
+  float *rest,
+      *next_rest; /* [floats] what f32 rounds off the Q of the newest row, and of that at head */
+  float *error, *next;                 /* [d] */
+  float *error_rest, *next_error_rest; /* [d] what f32 rounds off those */
+  double *work;                        /* [floats] */
+} lowrank;
+
+/* Two f32 that are one number of 48 bits; `rest` NULL: there is none. */
+typedef struct pair {
+  float *x, *rest;
+} pair;
+
+static inline void split(double y, float *x, float *rest) {
+  *x = (float)y;
+  *rest = (float)(y - (double)*x);
+}
+
+static inline float *factors_at(const lowrank *s, int64_t place, const shape *v) {
+  return s->rows + place * s->floats + v->at;
+}
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
 static void release(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  ng_lowrank *s = w->own;
+  lowrank *s = w->own;
   ng_object_free(b->p, s->view, (size_t)w->segments * sizeof *s->view);
   ng_object_free(b->p, s->cut, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
   ng_object_free(b->p, s, sizeof *s);
@@ -45,7 +76,7 @@ static int64_t floats_of(const ng_block *b, int32_t k) {
 /* Parameters are whole on one rank; of those that are not here nothing is left to do. */
 static ng_status make(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  ng_lowrank *s = w->own = ng_object(b->p, sizeof *s);
+  lowrank *s = w->own = ng_object(b->p, sizeof *s);
   if (s != NULL) s->view = ng_object(b->p, (size_t)w->segments * sizeof *s->view);
   if (s != NULL) s->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
   if (s == NULL || s->view == NULL || s->cut == NULL) {
@@ -59,7 +90,7 @@ static ng_status make(ng_block *b) {
       if (w->view[k].flat < w->cut[r]) s->cut[r] = s->all;
     }
     if (w->view[k].n == 0) continue;
-    s->view[k] = (ng_lowrank_view){slot->rows, slot->cols, rank_of(b, k), s->floats};
+    s->view[k] = (shape){slot->rows, slot->cols, rank_of(b, k), s->floats};
     s->floats += floats_of(b, k);
   }
   w->units = w->segments;
@@ -70,7 +101,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   const ng_status st = w->own == NULL ? make(b) : NG_OK;
   if (st != NG_OK) return st;
-  ng_lowrank *s = w->own;
+  lowrank *s = w->own;
   const int64_t each = (int64_t)sizeof(float), vector = ng_times(ng_max64(1, w->d), each);
   const int64_t row = ng_max64(1, s->floats);
   s->rows = ng_plan_take(plan, NG_USE_FACTORS, ng_times(ng_times(w->places, row), each));
@@ -84,9 +115,139 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
+/* ---- one step of power iteration -------------------------------------------------------------*/
+
+static double dot(const double *x, const double *y, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += x[i] * y[i];
+  }
+  return sum;
+}
+
+/* P [rank, rows]: orthonormal rows, in order; nothing is left of what depends on those before. */
+static void orthonormal(const shape *v, double *P) {
+  const int64_t n = v->rows;
+  for (int64_t a = 0; a < v->rank; a++) {
+    double *p = P + a * n;
+    double lost = 1e-10 * sqrt(dot(p, p, n));
+    for (int64_t c = 0; c < a; c++) {
+      const double along = dot(p, P + c * n, n);
+      lost += 2.0 * fabs(along) * (1.0 - dot(P + c * n, P + c * n, n));
+      for (int64_t i = 0; i < n; i++) {
+        p[i] -= along * P[c * n + i];
+      }
+    }
+    const double left = sqrt(dot(p, p, n));
+    const double by = left > lost ? 1.0 / (left + 1e-8) : 0.0;
+    for (int64_t i = 0; i < n; i++) {
+      p[i] *= by;
+    }
+  }
+}
+
+static double dot_pairs(pair x, int64_t at, pair y, int64_t n) {
+  double sum = ng_window_dot(x.x + at, y.x, n);
+  if (x.rest != NULL) sum += ng_window_dot(x.rest + at, y.x, n);
+  return y.rest != NULL ? sum + ng_window_dot(x.x + at, y.rest, n) : sum;
+}
+
+/* Column a of Q, rounded, such that with the P of `to`, which is rounded, it makes the row that P Q' is, but for
+ * what no columns of that P make: with D = to.P - P, Q_a - sum over c of <to.P_a, D_c> Q_c. */
+static void round_column(const shape *v, int64_t a, const double *work, pair from, pair to) {
+  const int64_t behind = v->rank * v->rows, n = v->cols;
+  const double *P = work, *Q = work + behind;
+  const float *p = to.x + a * v->rows;
+  double acc[NG_WINDOW_LINE];
+  /* where P has no column Q may have any: that of before, for the next step to begin with */
+  const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
+  for (int64_t at = 0, k; at < n; at += k) {
+    k = ng_min64(NG_WINDOW_LINE, n - at);
+    memcpy(acc, Q + a * n + at, (size_t)k * sizeof *acc);
+    for (int64_t c = 0; c < v->rank && !none; c++) {
+      double along = 0.0;
+      for (int64_t r = 0; r < v->rows; r++) {
+        along += (double)p[r] * ((double)to.x[c * v->rows + r] - P[c * v->rows + r]);
+      }
+      for (int64_t i = 0; i < k; i++) {
+        acc[i] -= along * Q[c * n + at + i];
+      }
+    }
+    for (int64_t i = 0; i < k; i++) {
+      const int64_t q = behind + a * n + at + i;
+      const double before = (double)from.x[q] + (from.rest == NULL ? 0.0 : (double)from.rest[q]);
+      to.x[q] = (float)(none ? before : acc[i]);
+      to.rest[q] = (float)((none ? before : Q[a * n + at + i]) - (double)to.x[q]);
+    }
+  }
+}
+
+static void advance(const shape *v, pair x, pair from, pair to, double *work) {
+  const int64_t behind = v->rank * v->rows;
+  double *P = work, *Q = work + behind;
+  for (int64_t a = 0; a < v->rank; a++) {
+    const int64_t at = behind + a * v->cols;
+    const pair Q0 = {from.x + at, from.rest == NULL ? NULL : from.rest + at};
+    for (int64_t r = 0; r < v->rows; r++) {
+      P[a * v->rows + r] = dot_pairs(x, r * v->cols, Q0, v->cols);
+    }
+  }
+  orthonormal(v, P);
+  memset(Q, 0, (size_t)(v->rank * v->cols) * sizeof *Q);
+  for (int64_t a = 0; a < v->rank; a++) {
+    for (int64_t r = 0; r < v->rows; r++) {
+      const double p = P[a * v->rows + r];
+      to.x[a * v->rows + r] = (float)p;
+      ng_window_add(Q + a * v->cols, x.x + r * v->cols, v->cols, p);
+      if (x.rest != NULL) ng_window_add(Q + a * v->cols, x.rest + r * v->cols, v->cols, p);
+    }
+  }
+  for (int64_t a = 0; a < v->rank; a++) {
+    round_column(v, a, work, from, to);
+  }
+}
+
+/* What is to begin with has only a direction: a column of Q that f32 does not hold, of weights near its
+ * end, goes on with a largest number of 1. */
+static void scale_into_range(const shape *v, const double *work, pair f) {
+  const double *Q = work + v->rank * v->rows;
+  for (int64_t a = 0; a < v->rank; a++, Q += v->cols) {
+    const int64_t at = v->rank * v->rows + a * v->cols;
+    double largest = 0.0;
+    for (int64_t i = 0; i < v->cols; i++) {
+      largest = fmax(largest, fabs(Q[i]));
+    }
+    for (int64_t i = 0; i < v->cols && largest > (double)FLT_MAX; i++) {
+      split(Q[i] / largest, &f.x[at + i], &f.rest[at + i]);
+    }
+  }
+}
+
+static void subtract(const shape *v, const double *work, pair x) {
+  double acc[NG_WINDOW_LINE];
+  for (int64_t r = 0; r < v->rows; r++) {
+    for (int64_t c = 0, n; c < v->cols; c += n) {
+      float *hi = x.x + r * v->cols + c, *lo = x.rest + r * v->cols + c;
+      n = ng_min64(NG_WINDOW_LINE, v->cols - c);
+      for (int64_t i = 0; i < n; i++) {
+        acc[i] = (double)hi[i] + (double)lo[i];
+      }
+      for (int64_t a = 0; a < v->rank; a++) {
+        const double p = work[a * v->rows + r], *Q = work + v->rank * v->rows + a * v->cols + c;
+        for (int64_t i = 0; i < n; i++) {
+          acc[i] -= p * Q[i];
+        }
+      }
+      for (int64_t i = 0; i < n; i++) {
+        split(acc[i], &hi[i], &lo[i]);
+      }
+    }
+  }
+}
+
 /* Columns [col, col + n) of row r of c P Q', added. */
-static void add_product(const ng_lowrank_view *v, const float *f, int64_t r, int64_t col, int64_t n,
-                        double c, double *acc) {
+static void add_product(const shape *v, const float *f, int64_t r, int64_t col, int64_t n, double c,
+                        double *acc) {
   for (int64_t a = 0; a < v->rank; a++) {
     ng_window_add(acc, f + v->rank * v->rows + a * v->cols + col, n,
                   c * (double)f[a * v->rows + r]);
@@ -95,19 +256,18 @@ static void add_product(const ng_lowrank_view *v, const float *f, int64_t r, int
 
 /* ---- entering --------------------------------------------------------------------------------*/
 
-static float *target(ng_block *b) { return ((ng_lowrank *)ng_window_of(b)->own)->next; }
+static float *target(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
 
 static void enter_segment(void *arg, int32_t k) {
   ng_block *b = arg;
   ng_window *w = ng_window_of(b);
-  const ng_lowrank *s = w->own;
-  const ng_lowrank_view *v = &s->view[k];
+  const lowrank *s = w->own;
+  const shape *v = &s->view[k];
   const int64_t head = ng_window_head(w), last = (head + w->places - 1) % w->places;
   const int64_t n = v->rows * v->cols, at = w->view[k].at;
-  const ng_lowrank_pair x = {s->next + at, s->next_error_rest + at},
-                        e = {s->error + at, s->error_rest + at};
-  const ng_lowrank_pair from = {ng_lowrank_factors(s, last, v), s->rest + v->at};
-  const ng_lowrank_pair to = {ng_lowrank_factors(s, head, v), s->next_rest + v->at};
+  const pair x = {s->next + at, s->next_error_rest + at}, e = {s->error + at, s->error_rest + at};
+  const pair from = {factors_at(s, last, v), s->rest + v->at};
+  const pair to = {factors_at(s, head, v), s->next_rest + v->at};
   if (v->rank == 0) { /* nothing was left of it, and nothing is */
     for (int64_t i = 0; i < n; i++) {
       to.x[i] = (float)w->scale * x.x[i];
@@ -125,18 +285,17 @@ static void enter_segment(void *arg, int32_t k) {
     return;
   }
   for (int64_t i = 0; i < n; i++) {
-    ng_lowrank_split((double)e.x[i] + (double)e.rest[i] + w->scale * (double)x.x[i], &x.x[i],
-                     &x.rest[i]);
+    split((double)e.x[i] + (double)e.rest[i] + w->scale * (double)x.x[i], &x.x[i], &x.rest[i]);
   }
-  ng_lowrank_advance(v, x, from, to, s->work + v->at);
-  ng_lowrank_subtract(v, s->work + v->at, x);
+  advance(v, x, from, to, s->work + v->at);
+  subtract(v, s->work + v->at, x);
 }
 
 static void enter(ng_block *b) { ng_parallel(b->ctx, b->segments, enter_segment, b); }
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-static double both_factors(const ng_lowrank_view *v, const float *f, const float *g) {
+static double both_factors(const shape *v, const float *f, const float *g) {
   const int64_t behind = v->rank * v->rows;
   double sum = 0.0;
   for (int64_t a = 0; a < v->rank; a++) {
@@ -148,7 +307,7 @@ static double both_factors(const ng_lowrank_view *v, const float *f, const float
   return sum;
 }
 
-static double with_vector(const ng_lowrank_view *v, const float *f, const float *x) {
+static double with_vector(const shape *v, const float *f, const float *x) {
   double sum = 0.0;
   for (int64_t a = 0; a < v->rank; a++) {
     const float *q = f + v->rank * v->rows + a * v->cols;
@@ -167,12 +326,11 @@ typedef struct job {
 static void product_segment(void *arg, int32_t k) {
   const job *p = arg;
   ng_window *w = ng_window_of(p->b);
-  const ng_lowrank *s = w->own;
-  const ng_lowrank_view *v = &s->view[k];
-  const float *mine = ng_lowrank_factors(s, ng_window_head(w), v);
+  const lowrank *s = w->own;
+  const shape *v = &s->view[k];
+  const float *mine = factors_at(s, ng_window_head(w), v);
   for (int64_t j = 0; j < w->uses; j++) {
-    const float *f = ng_lowrank_factors(s, w->used[j], v),
-                *x = p->x == NULL ? mine : p->x + w->view[k].at;
+    const float *f = factors_at(s, w->used[j], v), *x = p->x == NULL ? mine : p->x + w->view[k].at;
     w->partial[k * w->places + w->used[j]] = v->rank == 0   ? ng_window_dot(f, x, v->rows * v->cols)
                                              : p->x == NULL ? both_factors(v, f, mine)
                                                             : with_vector(v, f, x);
@@ -194,9 +352,9 @@ static void products(ng_block *b, const float *x, double *k) {
 /* A chunk is some rows of its segment, and parts of rows. */
 static void combine_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
-  const ng_lowrank *s = w->own;
+  const lowrank *s = w->own;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const ng_lowrank_view *v = &s->view[c.segment];
+  const shape *v = &s->view[c.segment];
   const double *z = w->part[c.part].c, by = w->part[c.part].by;
   double acc[NG_WINDOW_LINE];
   for (int64_t at = 0, n; at < c.n; at += n) {
@@ -207,7 +365,7 @@ static void combine_chunk(ng_block *b, int32_t i) {
       acc[e] = by == 0.0 ? 0.0 : by * (double)u[e];
     }
     for (int64_t j = 0; j < w->uses; j++) {
-      const float *f = ng_lowrank_factors(s, w->used[j], v);
+      const float *f = factors_at(s, w->used[j], v);
       if (v->rank == 0) {
         ng_window_add(acc, f + c.from + at, n, z[w->used[j]]);
       } else {
@@ -239,15 +397,15 @@ static float drawn(uint64_t *state) {
 /* The first Q waits in the place before head, as the row of a step before the first would. */
 static void begin(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  const ng_lowrank *s = w->own;
+  const lowrank *s = w->own;
   for (int32_t k = 0; k < b->segments; k++) {
-    const ng_lowrank_view *v = &s->view[k];
+    const shape *v = &s->view[k];
     uint64_t state = UINT64_C(14695981039346656037); /* of its name, whatever the order: FNV-1a */
     for (const char *c = b->segment[k].slot->name; *c != 0; c++) {
       state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
     }
     const ng_place *from = &b->segment[k].slot->weight;
-    float *f = ng_lowrank_factors(s, w->places - 1, v), *x = s->next + w->view[k].at;
+    float *f = factors_at(s, w->places - 1, v), *x = s->next + w->view[k].at;
     for (int64_t i = v->rank * v->rows; i < v->rank * (v->rows + v->cols); i++) {
       f[i] = drawn(&state);
     }
@@ -259,30 +417,20 @@ static void begin(ng_block *b) {
       }
     }
     if (!ng_all_finite(x, NG_F32, v->rows * v->cols)) continue;
-    const ng_lowrank_pair to = {f, s->rest + v->at};
-    ng_lowrank_advance(v, (ng_lowrank_pair){x, NULL}, (ng_lowrank_pair){f, NULL}, to,
-                       s->work + v->at);
-    ng_lowrank_within_range(v, s->work + v->at, to);
+    const pair to = {f, s->rest + v->at};
+    advance(v, (pair){x, NULL}, (pair){f, NULL}, to, s->work + v->at);
+    scale_into_range(v, s->work + v->at, to);
     memset(f, 0, (size_t)(v->rank * v->rows) * sizeof *f);
   }
 }
 
 static void drop(ng_block *b, int64_t place) {
-  const ng_lowrank *s = ng_window_of(b)->own;
+  const lowrank *s = ng_window_of(b)->own;
   memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
 }
 
 /* What f32 rounds off it stays where it is. */
-static float *left(ng_block *b) { return ((ng_lowrank *)ng_window_of(b)->own)->next; }
-
-static float *kept(ng_block *b) { return ((ng_lowrank *)ng_window_of(b)->own)->error; }
-
-static void forget(ng_block *b) {
-  const ng_window *w = ng_window_of(b);
-  const ng_lowrank *s = w->own;
-  memset(s->error, 0, (size_t)w->d * sizeof *s->error);
-  memset(s->error_rest, 0, (size_t)w->d * sizeof *s->error_rest);
-}
+static float *left(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
 
 static void swap(float **a, float **b) {
   float *was = *a;
@@ -291,7 +439,7 @@ static void swap(float **a, float **b) {
 }
 
 static void taken(ng_block *b) {
-  ng_lowrank *s = ng_window_of(b)->own;
+  lowrank *s = ng_window_of(b)->own;
   swap(&s->next, &s->error);
   swap(&s->next_error_rest, &s->error_rest);
   swap(&s->next_rest, &s->rest);
@@ -299,7 +447,7 @@ static void taken(ng_block *b) {
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
-  const ng_lowrank *s = w->own;
+  const lowrank *s = w->own;
   ng_field f = ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner);
   ng_field e = ng_window_field(b, "error", NG_F32, 1, s->error);
   ng_field q = ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner);
@@ -322,8 +470,6 @@ const ng_window_store ng_window_lowrank_store = {
     .combine = combine,
     .drop = drop,
     .left = left,
-    .kept = kept,
-    .forget = forget,
     .taken = taken,
     .release = release,
     .fields = fields,

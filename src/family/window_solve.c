@@ -24,7 +24,7 @@
  *     u = G' V [(1 / (Sigma + eps) + 1e-6 / (eps Sigma (Sigma + eps))) V' b - V' q / (eps Sigma (Sigma + eps))],
  *     q_i = sum over j of (1 - a_i a_j) K_ij b_j
  *
- * An average of gradients is r + G' b (window_average.c); its direction is the sum of both.
+ * An average of gradients is r + G' b (window_moments.c); its direction is the sum of both.
  *
  * Rounding.  With g_i = |G_i|, e = 2^-53 and n rows, all roundings (of K, of its factor and the substitutions, of
  * the combination) are entries of K and c that are off by at most about e sqrt(n + 63) of g_i g_j and |c_i|:
@@ -123,7 +123,7 @@ static double least_norm(const ng_window *w, const ng_window_part *p, const ask 
   return fmax(least, sqrt(fmax(0.0, square)));
 }
 
-/* The average's r is kept in f32: its rounding error, see window_average.c, is divided by damping. */
+/* The average's r is kept in f32: its rounding error, see window_moments.c, is divided by damping. */
 static double lost_in_average(const ng_window *w, const ng_window_part *p) {
   return p->next_along == NULL ? 0.0 : p->by * p->next_along[ng_window_unused(w)];
 }

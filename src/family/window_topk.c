@@ -269,13 +269,6 @@ static void drop(ng_block *b, int64_t place) {
 
 static float *left(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->own)->next; }
 
-static float *kept(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->own)->error; }
-
-static void forget(ng_block *b) {
-  const ng_window *w = ng_window_of(b);
-  memset(kept(b), 0, (size_t)w->d * sizeof *w->u);
-}
-
 static void taken(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->own;
   float *error = s->next;
@@ -312,8 +305,6 @@ const ng_window_store ng_window_topk_store = {
     .combine = combine,
     .drop = drop,
     .left = left,
-    .kept = kept,
-    .forget = forget,
     .taken = taken,
     .release = release,
     .fields = fields,

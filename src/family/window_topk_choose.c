@@ -2,7 +2,7 @@
  *
  * In: a gradient in `next`, what was left before in `error`.  Out: the row at head, k values as they are kept, their places in
  * blocks and where each block begins; in `next` what is left now.  By each rank alone, of its groups; or, of all that
- * ranks have slices of, by all of them together (window_joint.c).  The sum of both is made where it is chosen from
+ * ranks have slices of, by all of them together (window_largest.c).  The sum of both is made where it is chosen from
  * (window_largest.c): one pass over e and g in memory. */
 #include "family/window_topk.h"
 

@@ -1,0 +1,273 @@
+/* window_moments.c: vectors that a window keeps beside its rows: first-order moments, the average of gradients.
+ *
+ * An element whose new moment is not finite keeps the old one, and is counted in w->overflowed. */
+#include "family/window.h"
+
+#include <float.h>
+#include <math.h>
+
+static const double ENTERS_MOST = 1e28; /* with window_feedback_lr */
+
+static inline double keep(double x, float old, int64_t *kept) {
+  if (fabs(x) <= (double)FLT_MAX) return x;
+  *kept += 1;
+  return (double)old;
+}
+
+typedef struct mixing {
+  const ng_block *b;
+  float *to;
+  const float *v, *x;
+  double old, take;
+} mixing;
+
+static void mix_chunk(void *arg, int32_t i) {
+  const mixing *m = arg;
+  ng_window *w = ng_window_of(m->b);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const float *x = m->x + c.at, *v = m->v + c.at;
+  float *to = m->to + c.at;
+  int64_t kept = 0;
+  if (ng_window_is_out(m->b, &c)) {
+    if (to != v) memcpy(to, v, (size_t)c.n * sizeof *to);
+  } else {
+    for (int64_t k = 0; k < c.n; k++) {
+      to[k] = (float)keep(m->old * (double)v[k] + m->take * (double)x[k], v[k], &kept);
+    }
+  }
+  w->sums[i] = (double)kept;
+}
+
+void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old,
+                   double take) {
+  mixing m = {b, to, v, x, old, take};
+  ng_window *w = ng_window_of(b);
+  ng_parallel(b->ctx, w->chunks, mix_chunk, &m);
+  w->overflowed += ng_window_total(w);
+}
+
+/* ---- first-order methods ---------------------------------------------------------------------*/
+
+/* A store as the error feedback of a first-order method: x enters, u is the direction of what was sent
+ * (window_function = step, adam, adagrad; window = 1).  With error feedback these are top-k SGD (Stich, Cordonnier &
+ * Jaggi 2018, arXiv 1809.07599), Adam and AdaGrad as EFCP compares itself with.
+ *
+ *     step     v <- mu v + g (heavy-ball), mu v + (1 - mu) g (average);  x = v;  u = sent
+ *     adam     m <- mu m + (1 - mu) g;  s <- f s + (1 - f) g^2, f = window_forget;
+ *              x = m / (1 - mu^t) / (sqrt(s / (1 - f^t)) + eps);  u = sent
+ *     adagrad  x = g;  s <- s + sent^2;  u = sent / (sqrt(s) + eps)
+ *
+ * eps is damping.  With window_feedback_lr = 1 lr x enters and u is sent / lr, so that a weight moves by what was
+ * sent; with lr = 0 nothing is sent, and nothing lost.  A dense store sends all of x.  Moments move when the step
+ * counts: until then the new ones lie beside the old. */
+
+typedef struct pass {
+  const ng_block *b;
+  ng_window *w;
+  double mu, take, forget, by_m, by_s, eps; /* by: 1 / (1 - mu^t), 1 / (1 - f^t) */
+  bool adam;
+} pass;
+
+/* x is what enters, next_v and next_s are the moments that follow. */
+static void enter_chunk(void *arg, int32_t i) {
+  const pass *p = arg;
+  const ng_window *w = p->w;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const size_t bytes = (size_t)c.n * sizeof(float);
+  int64_t kept = 0;
+  w->sums[i] = 0.0;
+  if (ng_window_is_out(p->b, &c)) { /* x is 0 there */
+    memcpy(w->next_v + c.at, w->v + c.at, bytes);
+    if (p->adam) memcpy(w->next_s + c.at, w->s + c.at, bytes);
+    return;
+  }
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
+    const double g = (double)w->x[k];
+    const double m = keep(p->mu * (double)w->v[k] + p->take * g, w->v[k], &kept);
+    w->next_v[k] = w->x[k] = (float)m;
+    if (!p->adam) continue;
+    const double s = keep(p->forget * (double)w->s[k] + (1.0 - p->forget) * g * g, w->s[k], &kept);
+    w->next_s[k] = (float)s;
+    w->x[k] = (float)(m * p->by_m / (sqrt(s * p->by_s) + p->eps));
+  }
+  w->sums[i] = (double)kept;
+}
+
+/* Where lr x is above 1e28, nothing enters: divided by a later lr of 1e-10 it would overflow, and be sent again. */
+static void limit_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  int64_t kept = 0;
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
+    if (fabs((double)w->x[k]) * w->scale <= ENTERS_MOST) continue;
+    w->x[k] = 0.0F;
+    kept++;
+  }
+  w->sums[i] = (double)kept;
+}
+
+void ng_window_first_enter(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  const bool adam = b->base.window_function == NG_WINDOW_ADAM;
+  const double mu = b->base.window_momentum, forget = b->base.window_forget, t = w->updates + 1.0;
+  const bool heavy = b->base.window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
+  pass p = {.b = b,
+            .w = w,
+            .mu = mu,
+            .take = heavy ? 1.0 : 1.0 - mu,
+            .forget = forget,
+            .by_m = 1.0 / (1.0 - pow(mu, t)),
+            .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
+            .eps = b->base.damping,
+            .adam = adam};
+  if (w->v != NULL) {
+    ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
+    w->overflowed += ng_window_total(w);
+  }
+  if (!ng_window_feeds_lr(b)) return;
+  ng_window_each(b, limit_chunk);
+  w->overflowed += ng_window_total(w);
+}
+
+/* AdaGrad: u <- u / (sqrt(s + u^2) + eps). */
+static void divide_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  int64_t kept = 0;
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
+    const double x = (double)w->u[k], s = keep((double)w->s[k] + x * x, w->s[k], &kept);
+    w->u[k] = (float)(x / (sqrt(s) + b->base.damping));
+  }
+  w->sums[i] = (double)kept;
+}
+
+void ng_window_sent(ng_block *b, double by) {
+  ng_window *w = ng_window_of(b);
+  for (int32_t i = 0; i < w->parts; i++) {
+    w->part[i].c[ng_window_head(w)] = 1.0 / by;
+  }
+  w->used[0] = ng_window_head(w);
+  w->uses = 1;
+  ng_window_combine(b, 0.0);
+}
+
+void ng_window_first_direct(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  if (w->scale == 0.0) {
+    memset(w->u, 0, (size_t)w->d * sizeof *w->u);
+    return;
+  }
+  ng_window_sent(b, w->scale);
+  if (b->base.window_function != NG_WINDOW_ADAGRAD) return;
+  ng_window_each(b, divide_chunk);
+  w->overflowed += ng_window_total(w);
+}
+
+static void square_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  int64_t kept = 0;
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
+    const double x = (double)w->u[k];
+    w->s[k] = (float)keep((double)w->s[k] + x * x, w->s[k], &kept);
+  }
+}
+
+void ng_window_first_taken(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  if (b->base.window_function == NG_WINDOW_ADAGRAD) { /* u has left */
+    ng_window_sent(b, 1.0);
+    ng_window_each(b, square_chunk);
+  } else if (w->s != NULL) {
+    float *s = w->next_s;
+    w->next_s = w->s;
+    w->s = s;
+  }
+  w->updates += 1.0;
+}
+
+/* ---- the average of gradients ----------------------------------------------------------------*/
+
+/* The average of gradients that is preconditioned instead of the newest one (window_momentum_form =
+ * gradient, GGT's beta1): x <- mu x + (1 - mu) row, from 0.
+ *
+ * In: the row at head, or in a step off stat_period a gradient that is no row.  Out: x = r + G' a of the rows in use:
+ * numbers a in double, which window_solve.c takes without a difference of large vectors, and the rest r, of rows that
+ * have left the window and gradients that were none, in f32.  In f32 as a whole, x would have lost what it has across the rows:
+ * the direction divides that by damping, and what it has along them by no less than their singular values.
+ *
+ * A row that leaves takes its part of x to r.  So do all of them where the window is emptied, or a parameter sits out:
+ * its numbers in x stay as they are, while those of the others move on. *
+ * The place of `along` that no row has, which is at head between steps, holds the 2-norm of r's rounding error. */
+
+bool ng_window_averages(const ng_block *b) {
+  return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
+}
+
+/* The places whose rows leave x, oldest first, as those in use. */
+static void use_leaving(ng_window *w, bool fresh, bool all) {
+  const int64_t head = ng_window_head(w), count = ng_window_count(w);
+  const int64_t stay = all ? 0 : fresh ? ng_min64(count, w->m - 1) : count;
+  w->uses = 0;
+  for (int64_t age = count; age > stay; age--) {
+    w->used[w->uses++] = (head - age + w->places) % w->places;
+  }
+}
+
+/* w->next_v <- r of before and the parts of what leaves; next_along <- those of what stays, times mu. */
+static void part_with(ng_block *b, bool fresh, bool all) {
+  ng_window *w = ng_window_of(b);
+  const double mu = b->base.window_momentum;
+  use_leaving(w, fresh, all);
+  for (int32_t i = 0; i < w->parts; i++) {
+    ng_window_part *p = &w->part[i];
+    for (int64_t j = 0; j < w->places; j++) {
+      p->next_along[j] = mu * p->along[j];
+    }
+    p->next_along[ng_window_head(w)] = 0.0;
+    for (int64_t k = 0; k < w->uses; k++) {
+      p->c[w->used[k]] = p->along[w->used[k]];
+      p->next_along[w->used[k]] = 0.0;
+    }
+  }
+  if (w->uses > 0) {
+    memcpy(w->u, w->v, (size_t)w->d * sizeof *w->u);
+    ng_window_combine(b, 1.0);
+  }
+  memcpy(w->next_v, w->uses > 0 ? w->u : w->v, (size_t)w->d * sizeof *w->next_v);
+}
+
+/* The step's x: u <- r, next_along <- a, which w->next_v and they are when it counts. */
+ng_status ng_window_average(ng_block *b, bool fresh) {
+  ng_window *w = ng_window_of(b);
+  const double mu = b->base.window_momentum;
+  const bool out = ng_window_some_out(b), in_rest = out || !fresh;
+  ng_status st = NG_OK;
+  part_with(b, fresh, out || (fresh && w->emptied));
+  if (in_rest && fresh) {
+    ng_window_sent(b, 1.0);
+  } else if (in_rest) {
+    st = ng_window_take(b, w->u);
+  }
+  ng_window_mix(b, w->next_v, w->next_v, in_rest ? w->u : w->next_v, mu, in_rest ? 1.0 - mu : 0.0);
+  for (int32_t i = 0; i < w->parts && !in_rest; i++) {
+    w->part[i].next_along[ng_window_head(w)] = 1.0 - mu;
+  }
+  memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
+  ng_window_clear_out(b, w->u);
+  return st;
+}
+
+/* Roundings of two steps are independent; mu of each is left in the next step. */
+void ng_window_average_rounds(const ng_block *b, ng_window_part *p, double size) {
+  const ng_window *w = ng_window_of(b);
+  p->next_along[ng_window_unused(w)] =
+      hypot(b->base.window_momentum * p->along[ng_window_head(w)], 0x1p-25 * size);
+}
+
+void ng_window_average_taken(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  for (int32_t i = 0; i < w->parts; i++) {
+    memcpy(w->part[i].along, w->part[i].next_along, (size_t)w->places * sizeof(double));
+  }
+}
