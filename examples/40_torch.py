@@ -48,7 +48,7 @@ class ng_report(c.Structure):
                 ("d2", c.c_double), ("pd2", c.c_double), ("scaled", c.c_int64),
                 ("scaling_min", c.c_double), ("scaling_25", c.c_double), ("scaling_50", c.c_double),
                 ("scaling_75", c.c_double), ("scaling_max", c.c_double), ("scaling_mean", c.c_double),
-                ("sent_ms", c.c_double), ("hidden_ms", c.c_double)]
+                ("sent_ms", c.c_double), ("hidden_ms", c.c_double), ("overflowed", c.c_int64)]
 
 
 class ng_layer_report(c.Structure):

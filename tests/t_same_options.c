@@ -77,7 +77,7 @@ static bool works(const char *options, bool words) {
 /* The i-th value that is worth trying, or none: all choices, numbers of any size, names. */
 static bool candidate(const ng_option_info *o, int i, char *value) {
   static const char *const number[] = {"3", "0.5", "1", "0", "7", "0.001", "-1", "100"};
-  static const char *const text[] = {"fc", "fc: damping=0.7"};
+  static const char *const text[] = {"fc", "*: damping=0.7"};
   if (o->type == NG_OPTION_CHOICE) {
     const char *at = o->choices;
     for (; i > 0 && at != NULL; i--) {
