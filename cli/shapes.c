@@ -121,113 +121,100 @@ static void pair(reader *in, const ngio_value *object, const char *key, int64_t 
   }
 }
 
-static void read_split(reader *in, const char *split, shape *l) {
-  if (l->conv || l->norm || l->embedding || split == NULL ||
-      (strcmp(split, "output") != 0 && strcmp(split, "input") != 0)) {
-    wrong(in, "split", "\"output\" or \"input\" of a linear layer");
-    return;
-  }
-  l->split = strcmp(split, "output") == 0 ? SPLIT_OUTPUT : SPLIT_INPUT;
-}
-
 static int64_t positions_of(reader *in, const ngio_value *o) {
   const ngio_value *positions = ngio_get(o, "positions");
   return positions == NULL ? 1 : number(in, positions, "positions", 1);
 }
 
-/* Report keys that are not among `taken` ("|a|b|"). */
-static void only(reader *in, const ngio_value *o, const char *taken, const char *kind) {
-  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
-    char bars[32];
-    (void)snprintf(bars, sizeof bars, "|%.20s|", v->key);
-    if (strstr(taken, bars) == NULL) wrong(in, v->key, kind);
-  }
-}
+typedef enum layer_kind { CONV2D, LINEAR, NORM, EMBEDDING, KINDS } layer_kind;
+static const struct {
+  const char *name, *keys, *whose;
+} kinds[KINDS] = {
+    {"conv2d", "|name|kind|in|out|kernel|stride|padding|image|bias|dilation|groups|",
+     "of a conv2d layer"},
+    {"linear", "|name|kind|in|out|positions|bias|split|", "of a linear layer"},
+    {"norm", "|name|kind|in|", "of a norm"},
+    {"embedding", "|name|kind|in|out|positions|", "of an embedding"},
+};
 
-static void read_norm(reader *in, const ngio_value *o, shape *l) {
-  only_planned(in, "kind \"norm\"");
-  only(in, o, "|name|kind|in|", "of a norm");
-  shapes_norm(l, number(in, ngio_get(o, "in"), "in", 1), NG_BATCH_NORM, 1e-5);
-}
-
-static void read_embedding(reader *in, const ngio_value *o, shape *l) {
-  only_planned(in, "kind \"embedding\"");
-  only(in, o, "|name|kind|in|out|positions|", "of an embedding");
-  const int64_t tokens = number(in, ngio_get(o, "in"), "in", 1);
-  shapes_embedding(l, tokens, number(in, ngio_get(o, "out"), "out", 1), positions_of(in, o));
-}
-
-static void read_layer(reader *in, const ngio_value *o, shape *l) {
+static void check_keys(reader *in, const ngio_value *o, layer_kind kind) {
   static const char *const known[] = {"name",   "kind",     "in",    "out",  "kernel",
                                       "stride", "padding",  "image", "bias", "positions",
                                       "split",  "dilation", "groups"};
   enum { KNOWN = sizeof known / sizeof known[0] };
+  for (const ngio_value *v = ngio_first(o); v != NULL && in->rc == CLI_OK; v = ngio_next(o, v)) {
+    char bars[32];
+    (void)snprintf(bars, sizeof bars, "|%.20s|", v->key);
+    if (strstr(kinds[kind].keys, bars) != NULL) continue;
+    bool found = false;
+    for (int i = 0; i < KNOWN; i++)
+      found = found || strcmp(v->key, known[i]) == 0;
+    const char *near = cli_nearest(v->key, known, KNOWN);
+    if (found) wrong(in, v->key, kinds[kind].whose);
+    if (!found)
+      in->rc = cli_bad("%s: layer %d: unknown key '%.40s'%s%s", in->path, in->layer, v->key,
+                       near != NULL ? "; the nearest is " : "", near != NULL ? near : "");
+  }
+}
+
+static void read_conv(reader *in, const ngio_value *o, shape *l) {
+  pair(in, o, "kernel", 1, -1, l->kernel);
+  pair(in, o, "stride", 1, 1, l->stride);
+  pair(in, o, "padding", 0, 0, l->padding);
+  pair(in, o, "image", 1, -1, l->image);
+  pair(in, o, "dilation", 1, 1, l->dilation);
+  const ngio_value *groups = ngio_get(o, "groups");
+  l->groups = groups == NULL ? 1 : number(in, groups, "groups", 1);
+  if (l->in % l->groups != 0 || l->out % l->groups != 0)
+    wrong(in, "groups", "a divisor of in and out");
+  if (l->groups > 1) only_planned(in, "groups");
+  for (int k = 0; k < 2; k++) {
+    if (l->dilation[k] > 1) only_planned(in, "dilation");
+    if (l->image[k] + 2 * l->padding[k] < reach(l, k)) wrong(in, "image", "as large as the kernel");
+  }
+}
+
+static void read_layer(reader *in, const ngio_value *o, shape *l) {
   if (!ngio_is(o, NGIO_OBJECT)) {
     wrong(in, "it", "an object");
     return;
   }
-  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
-    const char *key = v->key;
-    bool found = false;
-    for (int i = 0; i < KNOWN; i++)
-      found = found || strcmp(key, known[i]) == 0;
-    if (found || in->rc != CLI_OK) continue;
-    const char *near = cli_nearest(key, known, KNOWN);
-    in->rc = cli_bad("%s: layer %d: unknown key '%.40s'%s%s", in->path, in->layer, key,
-                     near != NULL ? "; the nearest is " : "", near != NULL ? near : "");
-  }
-  const char *name = ngio_text_of(ngio_get(o, "name"));
-  const char *kind = ngio_text_of(ngio_get(o, "kind"));
+  const char *name = ngio_text_of(ngio_get(o, "name")), *text = ngio_text_of(ngio_get(o, "kind"));
+  const char *split = ngio_text_of(ngio_get(o, "split"));
   const ngio_value *bias = ngio_get(o, "bias");
-  if (name == NULL || name[0] == 0 || strlen(name) >= sizeof l->name) {
+  layer_kind kind = CONV2D;
+  while (kind < KINDS && (text == NULL || strcmp(text, kinds[kind].name) != 0))
+    kind++;
+  check_keys(in, o, kind < KINDS ? kind : CONV2D);
+  if (name == NULL || name[0] == 0 || strlen(name) >= sizeof l->name)
     wrong(in, "name", "a text of 1 to 63 letters");
-    return;
-  }
-  (void)snprintf(l->name, sizeof l->name, "%s", name);
-  const bool norm = kind != NULL && strcmp(kind, "norm") == 0;
-  if (norm || (kind != NULL && strcmp(kind, "embedding") == 0)) {
-    (norm ? read_norm : read_embedding)(in, o, l);
-    return;
-  }
-  if (kind == NULL || (strcmp(kind, "conv2d") != 0 && strcmp(kind, "linear") != 0)) {
+  if (kind == KINDS)
     wrong(in, "kind",
           in->use == SHAPES_OF_PLAN ? "\"conv2d\", \"linear\", \"norm\" or \"embedding\""
                                     : "\"conv2d\" or \"linear\"");
+  if (kind == NORM) only_planned(in, "kind \"norm\"");
+  if (kind == EMBEDDING) only_planned(in, "kind \"embedding\"");
+  if (bias != NULL && !ngio_is_flag(bias)) wrong(in, "bias", "true or false");
+  if (in->rc != CLI_OK) return;
+  (void)snprintf(l->name, sizeof l->name, "%s", name);
+  l->in = number(in, ngio_get(o, "in"), "in", 1);
+  if (kind == NORM) {
+    shapes_norm(l, l->in, NG_BATCH_NORM, 1e-5);
     return;
   }
-  if (bias != NULL && !ngio_is_flag(bias)) wrong(in, "bias", "true or false");
-  l->bias = ngio_is(bias, NGIO_TRUE);
-  l->conv = strcmp(kind, "conv2d") == 0;
-  l->in = number(in, ngio_get(o, "in"), "in", 1);
   l->out = number(in, ngio_get(o, "out"), "out", 1);
-  const ngio_value *split = ngio_get(o, "split");
-  if (split != NULL) read_split(in, ngio_text_of(split), l);
-  for (int i = 0; i < KNOWN; i++) { /* keys of the other kind */
-    const bool of_conv = strcmp(known[i], "kernel") == 0 || strcmp(known[i], "stride") == 0 ||
-                         strcmp(known[i], "padding") == 0 || strcmp(known[i], "image") == 0 ||
-                         strcmp(known[i], "dilation") == 0 || strcmp(known[i], "groups") == 0;
-    const bool other = l->conv ? strcmp(known[i], "positions") == 0 : of_conv;
-    if (other && ngio_get(o, known[i]) != NULL)
-      wrong(in, known[i], l->conv ? "of a conv2d layer" : "of a linear layer");
-  }
   l->positions = positions_of(in, o);
-  if (l->conv) {
-    pair(in, o, "kernel", 1, -1, l->kernel);
-    pair(in, o, "stride", 1, 1, l->stride);
-    pair(in, o, "padding", 0, 0, l->padding);
-    pair(in, o, "image", 1, -1, l->image);
-    pair(in, o, "dilation", 1, 1, l->dilation);
-    const ngio_value *groups = ngio_get(o, "groups");
-    l->groups = groups == NULL ? 1 : number(in, groups, "groups", 1);
-    if (l->in % l->groups != 0 || l->out % l->groups != 0)
-      wrong(in, "groups", "a divisor of in and out");
-    if (l->groups > 1) only_planned(in, "groups");
-    for (int k = 0; k < 2; k++) {
-      if (l->dilation[k] > 1) only_planned(in, "dilation");
-      if (l->image[k] + 2 * l->padding[k] < reach(l, k))
-        wrong(in, "image", "as large as the kernel");
-    }
+  if (kind == EMBEDDING) {
+    shapes_embedding(l, l->in, l->out, l->positions);
+    return;
   }
+  l->bias = ngio_is(bias, NGIO_TRUE);
+  l->conv = kind == CONV2D;
+  if (l->conv) read_conv(in, o, l);
+  if (split != NULL && strcmp(split, "output") == 0) l->split = SPLIT_OUTPUT;
+  if (split != NULL && strcmp(split, "input") == 0) l->split = SPLIT_INPUT;
+  if (ngio_get(o, "split") != NULL && l->split == SPLIT_NOT)
+    wrong(in, "split", "\"output\" or \"input\"");
   if (in->rc == CLI_OK) finish(l);
 }
 
