@@ -333,7 +333,7 @@ static const ngio_tensor *fetch_input(reader *in, const char *name, shape *l,
   return a;
 }
 
-static void take_shown(reader *in, const char *prefix, shape *l, recording_shown *s) {
+static void take_observed(reader *in, const char *prefix, shape *l, recording_observed *s) {
   char name[160];
   int64_t expect[NGIO_MAX_DIMS] = {0};
   (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
@@ -380,7 +380,7 @@ static void take_step(reader *in, int step, const shape *l, recording_step *s) {
 }
 
 /* Observed arrays of one micro-batch, whose names begin with "r1.s0.m2". */
-static void take_micro_batch(reader *in, int rank, int step, int micro, recording_shown *s) {
+static void take_micro_batch(reader *in, int rank, int step, int micro, recording_observed *s) {
   const recording *r = in->r;
   const bool flattens = strcmp(r->system, "chainerkfac") == 0;
   char prefix[64], on[16] = "", part[16] = "";
@@ -388,7 +388,7 @@ static void take_micro_batch(reader *in, int rank, int step, int micro, recordin
   if (r->micro_batches > 1) (void)snprintf(part, sizeof part, ".m%d", micro);
   (void)snprintf(prefix, sizeof prefix, "%ss%d%s", on, step, part);
   for (int i = 0; i < r->layers && in->rc == CLI_OK; i++) {
-    take_shown(in, prefix, &r->layer[i], &s[i]);
+    take_observed(in, prefix, &r->layer[i], &s[i]);
     /* chainerkfac flattens the input of a linear layer: positions are its samples */
     if (flattens) s[i].samples = s[i].rows;
     if (!flattens && s[i].samples != s[0].samples)
@@ -415,8 +415,8 @@ static double *take_rates(reader *in, const char *key) {
 static void make_room(reader *in) {
   recording *r = in->r;
   const int64_t arrays = r->file != NULL ? ngio_tensors_count(r->file) : r->folder.n;
-  const int64_t shown = r->parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
-  const int64_t needs = 2 * r->layers * (shown + r->steps);
+  const int64_t batches = r->parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
+  const int64_t needs = 2 * r->layers * (batches + r->steps);
   if (needs > arrays) {
     wrong(in,
           "case.json: steps, ranks and micro_batches need at least %lld arrays, expected at most "
@@ -425,7 +425,7 @@ static void make_room(reader *in) {
     return;
   }
   r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
-  r->shown = cli_take((size_t)shown, (size_t)r->layers * sizeof *r->shown);
+  r->observed = cli_take((size_t)batches, (size_t)r->layers * sizeof *r->observed);
 }
 
 static void take_all(reader *in) {
@@ -445,7 +445,7 @@ static void take_all(reader *in) {
   for (int64_t k = 0; k < batches && in->rc == CLI_OK; k++) {
     take_micro_batch(in, (int)(k / r->micro_batches / r->steps),
                      (int)(k / r->micro_batches % r->steps), (int)(k % r->micro_batches),
-                     &r->shown[k * r->layers]);
+                     &r->observed[k * r->layers]);
   }
   for (int k = 0; k < r->steps * r->layers && in->rc == CLI_OK; k++)
     take_step(in, k / r->layers, &r->layer[k % r->layers], &r->step[k]);
@@ -491,7 +491,7 @@ int recording_open(const char *path, recording *out) {
 void recording_close(recording *r) {
   ngio_json_free(&r->json);
   free(r->layer);
-  free(r->shown);
+  free(r->observed);
   free(r->step);
   free(r->lr);
   free(r->lr_pre);

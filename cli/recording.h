@@ -34,10 +34,10 @@ void recording_folder_free(recording_folder *f);
 
 /* Observed arrays of one micro-batch on one rank: rows = samples x positions of a linear layer.  chainerkfac counts
  * positions as samples: in its recordings samples = rows, and each layer has its own number. */
-typedef struct recording_shown {
+typedef struct recording_observed {
   const float *a, *g;
   int64_t samples, rows;
-} recording_shown;
+} recording_observed;
 
 /* Gradient and result of one layer in one step; bias pointers are NULL without one. */
 typedef struct recording_step {
@@ -61,9 +61,10 @@ typedef struct recording {
   double *lr, *lr_pre;             /* [steps] */
   int layers, steps, micro_batches, ranks;
   shape *layer; /* image: of the observed input                                                 */
-  recording_shown *shown; /* [rank][step][micro-batch][layer]                                     */
-  recording_step *step;   /* [step][layer]                                                        */
-  ngio_tensors *file;     /* the arrays: in a file ...                                            */
+  recording_observed
+      *observed;        /* [rank][step][micro-batch][layer]                                     */
+  recording_step *step; /* [step][layer]                                                        */
+  ngio_tensors *file;   /* the arrays: in a file ...                                            */
   recording_folder folder; /* ... or in a folder */
 } recording;
 
@@ -76,9 +77,9 @@ void recording_close(recording *r);
 __attribute__((format(printf, 2, 3))) const ngio_tensor *recording_array(const recording *r,
                                                                          const char *format, ...);
 
-static inline const recording_shown *recording_shown_at(const recording *r, int rank, int step,
-                                                        int micro, int layer) {
-  return &r->shown[((rank * r->steps + step) * r->micro_batches + micro) * r->layers + layer];
+static inline const recording_observed *recording_observed_at(const recording *r, int rank,
+                                                              int step, int micro, int layer) {
+  return &r->observed[((rank * r->steps + step) * r->micro_batches + micro) * r->layers + layer];
 }
 static inline const recording_step *recording_step_at(const recording *r, int step, int layer) {
   return &r->step[step * r->layers + layer];

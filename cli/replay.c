@@ -82,7 +82,7 @@ static bool low_rank(const ng_options *o) {
   return strcmp(cli_option_text(o, "window_store").text, "lowrank") == 0;
 }
 
-static bool keeps(const ng_options *o) {
+static bool has_feedback(const ng_options *o) {
   return strcmp(cli_option_text(o, "window_store").text, "dense") != 0;
 }
 
@@ -103,7 +103,7 @@ static int configure(const recording *r, const char *path, const cli_args *args,
   if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
     rc = cli_bad("%s: %s", path, message);
   if (rc == CLI_OK && low_rank(*o))
-    rc = replay_check_drawn(r, path, (int64_t)cli_option_real(*o, "window_rank"));
+    rc = replay_check_start(r, path, (int64_t)cli_option_real(*o, "window_rank"));
   return rc;
 }
 
@@ -213,9 +213,9 @@ static int report(const replay_job *j, const replay_rank *ranks, double toleranc
     a[k] = merge(r, ranks, k);
     a[k].tolerance = tolerance;
   }
-  if (j->moved) a[OF_WEIGHTS].what = "weights";
-  if (j->kept) a[OF_STATE].what = "error feedback";
-  if (j->kept && j->drawn)
+  if (j->weights) a[OF_WEIGHTS].what = "weights";
+  if (j->feedback) a[OF_STATE].what = "error feedback";
+  if (j->feedback && j->low_rank)
     a[OF_STATE].tolerance *= 2; /* of low rank: its rounding is twice as large */
   if (r->updates) a[OF_STATE].what = r->momentum != 0 ? "weights and momentum" : "weights";
   for (int k = 0; k < COMPARED; k++) {
@@ -258,10 +258,10 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
   if (rc == CLI_OK && r.updates) rc = fused_options(options, path, &fused);
   j.options = options;
   j.fused = fused;
-  j.drawn = rc == CLI_OK && low_rank(options);
-  if (rc == CLI_OK) rc = replay_check_weights(&r, path, &j.moved);
-  if (rc == CLI_OK) rc = replay_check_kept(&r, path, &j.kept);
-  j.kept = rc == CLI_OK && j.kept && keeps(options);
+  j.low_rank = rc == CLI_OK && low_rank(options);
+  if (rc == CLI_OK) rc = replay_check_weights(&r, path, &j.weights);
+  if (rc == CLI_OK) rc = replay_check_feedback(&r, path, &j.feedback);
+  j.feedback = rc == CLI_OK && j.feedback && has_feedback(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
   if (rc == CLI_OK)

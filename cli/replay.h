@@ -10,9 +10,9 @@ typedef struct replay_job {
   const ng_options *fused;   /* for steps that update weights; NULL: none recorded                */
   const char *linalg;
   double lr;
-  bool drawn; /* low rank: start from the recorded matrices */
-  bool kept;  /* compare the error feedback */
-  bool moved; /* compare weights of parameters after each step */
+  bool low_rank; /* low rank: start from the recorded matrices */
+  bool feedback; /* compare the error feedback */
+  bool weights;  /* compare weights of parameters after each step */
 } replay_job;
 
 /* Errors of each step and layer: of preconditioned gradients; of weights and momentum, or of the error feedback; of
@@ -36,13 +36,13 @@ typedef struct replay_rank {
 replay_rank *replay_ranks(const replay_job *job); /* [job->r->ranks]                        */
 void replay_ranks_free(replay_rank *ranks, int count, int layers);
 /* replay_window.c.  The checks return 0, or 2 with one line reported. */
-int replay_check_drawn(const recording *r, const char *path, int64_t rank);
-int replay_check_kept(const recording *r, const char *path, bool *some);
+int replay_check_start(const recording *r, const char *path, int64_t rank);
+int replay_check_feedback(const recording *r, const char *path, bool *some);
 int replay_check_weights(const recording *r, const char *path, bool *there);
 /* Replace the library's own start of the low-rank iteration by the recorded one; one rank, of parameters. */
 ng_status replay_set_start(const recording *r, ng_precond *p);
 /* Errors of one step: [layers]. */
-ng_status replay_compare_kept(const recording *r, ng_precond *p, int step, double *error);
+ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, double *error);
 void replay_compare_weights(const recording *r, int step, double lr, float *const *direction,
                             double *error);
 /* max |ours(arg, i) - recorded[i]| and max |recorded[i]|, joined to *gap and *scale; a NaN is an infinite gap. */

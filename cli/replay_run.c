@@ -115,11 +115,12 @@ static ng_status set_up(replay_rank *me, ng_precond *p) {
                 &me->bias_weight[i]);
   }
   if (st >= 0) st = ng_ready(p);
-  return st >= 0 && me->job->drawn ? replay_set_start(r, p) : st;
+  return st >= 0 && me->job->low_rank ? replay_set_start(r, p) : st;
 }
 
 /* The recorded arrays determine the positions of a linear layer. */
-static ng_status observe(ng_precond *p, int32_t layer, const shape *l, const recording_shown *s) {
+static ng_status observe(ng_precond *p, int32_t layer, const shape *l,
+                         const recording_observed *s) {
   if (!ng_wants(p, layer)) return NG_OK;
   shape here = *l;
   if (!l->conv && !l->norm) here.positions = s->rows / s->samples;
@@ -158,11 +159,11 @@ static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   for (int i = 0; i < r->layers && scale > 0; i++) {
     me->cells[OF_DIRECTION][step * r->layers + i] /= scale;
   }
-  if (me->job->moved)
+  if (me->job->weights)
     replay_compare_weights(r, step, me->job->lr, me->grad,
                            &me->cells[OF_WEIGHTS][step * r->layers]);
-  if (!me->job->kept) return NG_OK;
-  return replay_compare_kept(r, p, step, &me->cells[OF_STATE][step * r->layers]);
+  if (!me->job->feedback) return NG_OK;
+  return replay_compare_feedback(r, p, step, &me->cells[OF_STATE][step * r->layers]);
 }
 
 /* chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum; adjust_momentum multiplies m by lr / lr_pre if lr has fallen.
@@ -233,7 +234,7 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
     ng_batch_init(&batch, sizeof batch);
     batch.loss_scale = r->loss_scale;
     for (int i = 0; i < r->layers && st >= 0; i++) {
-      const recording_shown *s = recording_shown_at(r, me->rank, step, m, i);
+      const recording_observed *s = recording_observed_at(r, me->rank, step, m, i);
       if (i == 0 || s->samples != batch.samples) { /* of chainerkfac each layer has its own */
         batch.samples = s->samples;
         st = ng_begin(p, &batch);

@@ -51,7 +51,7 @@ static int64_t rank_of(const shape *l, int64_t rank) {
   return l->out == 1 ? 0 : rank < least ? rank : least;
 }
 
-int replay_check_drawn(const recording *r, const char *path, int64_t rank) {
+int replay_check_start(const recording *r, const char *path, int64_t rank) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     const ngio_tensor *q = recording_array(r, "init.%s.q", l->name);
@@ -220,7 +220,7 @@ ng_status replay_set_start(const recording *r, ng_precond *p) {
 
 /* ---- error feedback --------------------------------------------------------------------------*/
 
-int replay_check_kept(const recording *r, const char *path, bool *some) {
+int replay_check_feedback(const recording *r, const char *path, bool *some) {
   return check_arrays(r, path, "error", some); /* a parameter that is sent whole has none */
 }
 
@@ -251,7 +251,7 @@ static ng_status add_field(ng_precond *p, const char *name, double *to, int64_t 
 
 static double number_at(const void *x, int64_t i) { return ((const double *)x)[i]; }
 
-ng_status replay_compare_kept(const recording *r, ng_precond *p, int step, double *error) {
+ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, double *error) {
   int64_t all = 0, at = 0;
   double scale = 0;
   for (int i = 0; i < r->layers; i++)
@@ -312,13 +312,13 @@ static void rates(const recording *r, int i, double *lr, double *decay) {
   *decay = shrinks(r) ? ngio_number_of(of) : 0;
 }
 
-typedef struct moved {
+typedef struct weight_update {
   const float *before, *direction;
   double rate, decay;
-} moved;
+} weight_update;
 
 static double weight_at(const void *arg, int64_t i) {
-  const moved *m = arg;
+  const weight_update *m = arg;
   return (1 - m->decay) * (double)m->before[i] - m->rate * (double)m->direction[i];
 }
 
@@ -326,7 +326,7 @@ void replay_compare_weights(const recording *r, int step, double lr, float *cons
                             double *error) {
   double scale = 0;
   for (int i = 0; i < r->layers; i++) {
-    moved m = {recording_step_at(r, step, i)->before, direction[i], lr, 0};
+    weight_update m = {recording_step_at(r, step, i)->before, direction[i], lr, 0};
     rates(r, i, &m.rate, &m.decay);
     error[i] = 0;
     replay_measure(weight_at, &m, of_step(r, step, i, "after")->data, elements(r, i), &error[i],

@@ -48,7 +48,7 @@ static ng_status find_them(int32_t rank, ng_transport *t, void *arg) {
   scene *s = arg;
   damaged a;
   const run_ranks r = ranks_of(t);
-  cli_together(&s->once);
+  cli_report_once(&s->once);
   damaged_create(&data, &a);
   for (int k = 0; k < s->rounds && s->rc[rank] == CLI_OK; k++) {
     for (int i = 0; i < 2; i++) {
@@ -64,7 +64,7 @@ static ng_status find_them(int32_t rank, ng_transport *t, void *arg) {
   s->count[rank] = a.count;
   s->text[rank] = damaged_text(&a);
   damaged_free(&a);
-  cli_together(NULL);
+  cli_report_once(NULL);
   return NG_OK;
 }
 

@@ -115,7 +115,7 @@ static void folders_are_classes(void **state) {
   assert_int_equal(data_open(spec("all/train", ""), &e), 0);
   assert_string_equal(said(), ""); /* of several ranks one tells */
   quiet();
-  data_tell(&e);
+  data_print_notes(&e);
   assert_non_null(
       strstr(said(), "2 files are not named .jpg, .jpeg or .png, left out; the first is "));
   assert_true(e.train.n == CLASSES * EACH && e.test.n == 0);
@@ -325,7 +325,8 @@ static void means_are_files_too(void **state) {
   settings_free(&s);
   data_close(&d);
   write_file(in_folder("mean.npy"), bytes, npy_file(bytes, "3, 9, 10", mean, 270));
-  refuses(spec("all", more), "expected mean as f4 or f8 of shape [3], or [3, height, width] of at least size");
+  refuses(spec("all", more),
+          "expected mean as f4 or f8 of shape [3], or [3, height, width] of at least size");
 }
 
 /* ---- threads, resuming, damage -----------------------------------------------------------------*/

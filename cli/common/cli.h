@@ -37,7 +37,7 @@ void cli_help(const cli_command *command); /* print the help of a command */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
 /* Threads that call this with the same flag, initially false, print one line of cli_bad together: the first.  NULL ends
  * it for the calling thread. */
-void cli_together(atomic_bool *told);
+void cli_report_once(atomic_bool *told);
 /* The same for a note that is no error. */
 __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 

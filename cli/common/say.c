@@ -20,7 +20,7 @@ static void say(const char *format, va_list args) {
 
 static _Thread_local atomic_bool *together;
 
-void cli_together(atomic_bool *told) { together = told; }
+void cli_report_once(atomic_bool *told) { together = told; }
 
 int cli_bad(const char *format, ...) {
   va_list args;

@@ -54,8 +54,8 @@ static int read_split(char *const *paths, int n, int classes, data_set *d, data_
     rc = read_file(paths[i], labels + IMAGE, &file[i]);
     total += file[i].count;
   }
-  uint8_t *x = rc == CLI_OK ? data_take(d, total, IMAGE) : NULL;
-  int32_t *y = rc == CLI_OK ? data_take(d, total, (int64_t)sizeof *y) : NULL;
+  uint8_t *x = rc == CLI_OK ? data_alloc(d, total, IMAGE) : NULL;
+  int32_t *y = rc == CLI_OK ? data_alloc(d, total, (int64_t)sizeof *y) : NULL;
   int64_t at = 0;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
     rc = unpack(paths[i], &file[i], labels, classes, x + at * IMAGE, y + at);

@@ -20,7 +20,7 @@ typedef struct piece {
 
 enum { HEAD = 64 }; /* bytes in front of the memory, which keep it aligned */
 
-void *data_take(data_set *d, int64_t count, int64_t size) {
+void *data_alloc(data_set *d, int64_t count, int64_t size) {
   const int64_t most = INT64_MAX / 2 / size;
   piece *p = count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
   if (p == NULL) {
@@ -86,8 +86,8 @@ static double value(const data_set *d, const data_split *s, int64_t i) {
 static void statistics(data_set *d) {
   const int64_t width = d->channels, per = d->height * d->width * width;
   d->statistics = width;
-  d->mean = data_take(d, width, (int64_t)sizeof *d->mean);
-  d->deviation = data_take(d, width, (int64_t)sizeof *d->deviation);
+  d->mean = data_alloc(d, width, (int64_t)sizeof *d->mean);
+  d->deviation = data_alloc(d, width, (int64_t)sizeof *d->deviation);
   double *sum = cli_take((size_t)(2 * width), sizeof *sum);
   const int64_t rows = d->train.n * (per / width);
   for (int32_t i = 0; i < d->train.n; i++) {
@@ -165,7 +165,7 @@ int data_open(const char *spec, data_set *out) {
   return rc;
 }
 
-void data_tell(const data_set *d) {
+void data_print_notes(const data_set *d) {
   for (int i = 0; i < 2; i++) {
     if (d->note[i] != NULL) cli_note("%s", d->note[i]);
   }
@@ -200,7 +200,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   if (count < 1 || count >= n) {
     return cli_bad("--validation: %d of %d training samples, expected 1 to %d", count, n, n - 1);
   }
-  int32_t *index = data_take(d, n, (int64_t)sizeof *index);
+  int32_t *index = data_alloc(d, n, (int64_t)sizeof *index);
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
     index[i] = source(&d->train, index[i]);

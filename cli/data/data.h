@@ -36,12 +36,12 @@ typedef struct data_set {
   data_split validation;    /* empty until data_hold_out */
   struct image_set *images; /* of files, else NULL */
   char *note[2];            /* notes on the splits for the user, or NULL */
-  void *own;                /* memory of data_take */
+  void *own;                /* memory of data_alloc */
 } data_set;
 
 /* On failure CLI_BAD and one line with the file and the expected content. */
 int data_open(const char *spec, data_set *out);
-void data_tell(const data_set *d); /* print its notes, on one rank */
+void data_print_notes(const data_set *d); /* print its notes, on one rank */
 void data_close(data_set *d);
 
 /* CRC of all values and labels, validation samples included; independent of the place of the files. */

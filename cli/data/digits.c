@@ -52,8 +52,8 @@ int data_read_digits(data_set *d) {
   unsigned char *bytes = NULL;
   int64_t count = 0;
   int rc = data_read_plain(path, 1 << 20, &bytes, &count);
-  uint8_t *x = rc == CLI_OK ? data_take(d, ROWS, PIXELS) : NULL;
-  int32_t *y = rc == CLI_OK ? data_take(d, ROWS, (int64_t)sizeof *y) : NULL;
+  uint8_t *x = rc == CLI_OK ? data_alloc(d, ROWS, PIXELS) : NULL;
+  int32_t *y = rc == CLI_OK ? data_alloc(d, ROWS, (int64_t)sizeof *y) : NULL;
   if (rc == CLI_OK) rc = parse(path, bytes, count, x, y);
   free(bytes);
   free(path);

@@ -99,8 +99,8 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
                  (long long)d->width);
   }
   const int64_t values = shape[0] * shape[1] * shape[2];
-  uint8_t *x = rc == CLI_OK ? data_take(d, values, 1) : NULL;
-  int32_t *y = rc == CLI_OK ? data_take(d, n[0], (int64_t)sizeof *y) : NULL;
+  uint8_t *x = rc == CLI_OK ? data_alloc(d, values, 1) : NULL;
+  int32_t *y = rc == CLI_OK ? data_alloc(d, n[0], (int64_t)sizeof *y) : NULL;
   if (rc == CLI_OK) rc = data_stream_read(images, x, values);
   if (rc == CLI_OK) rc = data_stream_end(images);
   if (rc == CLI_OK)

@@ -114,7 +114,7 @@ static int from_npy(data_set *d, const char *key, const char *path, bool image, 
                    image ? "a byte's" : "a number above 0");
   }
   if (rc == CLI_OK && planes && a.count > 3) {
-    float *mean = data_take(d, side * side * 3, (int64_t)sizeof *mean);
+    float *mean = data_alloc(d, side * side * 3, (int64_t)sizeof *mean);
     for (int64_t at = 0; at < side * side * 3; at++) {
       const int64_t k = at % 3, u = at / 3 % side, y = at / 3 / side;
       mean[at] = (float)(npy_at(&a, (k * a.shape[1] + y) * a.shape[2] + u) * d->byte_scale);
@@ -135,8 +135,8 @@ static bool ends_in_npy(const char *text) {
 static int normalisation(data_set *d, const wish *w) {
   static const float mean[3] = {0.485F, 0.456F, 0.406F}, deviation[3] = {0.229F, 0.224F, 0.225F};
   d->statistics = 3;
-  d->mean = data_take(d, 3, (int64_t)sizeof *d->mean);
-  d->deviation = data_take(d, 3, (int64_t)sizeof *d->deviation);
+  d->mean = data_alloc(d, 3, (int64_t)sizeof *d->mean);
+  d->deviation = data_alloc(d, 3, (int64_t)sizeof *d->deviation);
   memcpy(d->mean, mean, sizeof mean);
   memcpy(d->deviation, deviation, sizeof deviation);
   int rc = CLI_OK;
@@ -209,13 +209,13 @@ static char *inside(const char *folder, const char *name) {
 /* Make a split of the found files, in memory of the set. */
 static void keep(data_set *d, const found *f, data_split *to) {
   if (f->n == 0) return;
-  image_list *list = data_take(d, 1, (int64_t)sizeof *list);
+  image_list *list = data_alloc(d, 1, (int64_t)sizeof *list);
   int64_t bytes = 0;
   for (int32_t i = 0; i < f->n; i++)
     bytes += (int64_t)strlen(f->path[i]) + 1;
-  char *text = data_take(d, bytes, 1);
-  char **path = data_take(d, f->n, (int64_t)sizeof *path);
-  int32_t *label = data_take(d, f->n, (int64_t)sizeof *label);
+  char *text = data_alloc(d, bytes, 1);
+  char **path = data_alloc(d, f->n, (int64_t)sizeof *path);
+  int32_t *label = data_alloc(d, f->n, (int64_t)sizeof *label);
   for (int32_t i = 0; i < f->n; i++) {
     const size_t n = strlen(f->path[i]) + 1;
     memcpy(text, f->path[i], n);
@@ -233,7 +233,7 @@ static void keep(data_set *d, const found *f, data_split *to) {
   const char *are = f->other == 1 ? " is" : "s are";
   const int n = snprintf(NULL, 0, form, f->other, are, f->first_other);
   char **note = d->note[0] == NULL ? &d->note[0] : &d->note[1];
-  *note = data_take(d, (int64_t)n + 1, 1);
+  *note = data_alloc(d, (int64_t)n + 1, 1);
   (void)snprintf(*note, (size_t)n + 1, form, f->other, are, f->first_other);
 }
 
@@ -287,7 +287,7 @@ static uint32_t checksum(const data_set *d, const found splits[2]) {
 static int open_set(data_set *d, const wish *w) {
   found splits[2] = {{0}};
   struct stat about;
-  d->images = data_take(d, 1, (int64_t)sizeof *d->images);
+  d->images = data_alloc(d, 1, (int64_t)sizeof *d->images);
   *d->images = (image_set){
       .side = w->side, .resize = w->resize, .threads = (int)w->threads, .queue = (int)w->queue};
   d->height = d->width = w->side;
@@ -306,7 +306,7 @@ static int open_set(data_set *d, const wish *w) {
     keep(d, &splits[0], &d->train);
     keep(d, &splits[1], &d->test);
     d->images->crc = checksum(d, splits);
-    d->images->told = data_take(d, d->images->total, (int64_t)sizeof *d->images->told);
+    d->images->told = data_alloc(d, d->images->total, (int64_t)sizeof *d->images->told);
   }
   found_free(&splits[0]);
   found_free(&splits[1]);

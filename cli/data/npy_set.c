@@ -30,7 +30,7 @@ static int features(const char *path, data_set *d, data_split *s) {
                  path, (long long)h, (long long)w, (long long)c, (long long)d->height,
                  (long long)d->width, (long long)d->channels);
   }
-  float *x = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *x) : NULL;
+  float *x = rc == CLI_OK ? data_alloc(d, a.count, (int64_t)sizeof *x) : NULL;
   for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
     x[i] = a.dtype == NGIO_F32   ? ((const float *)a.data)[i]
            : a.dtype == NGIO_F64 ? (float)((const double *)a.data)[i]
@@ -61,7 +61,7 @@ static int labels(const char *path, data_set *d, data_split *s) {
   } else if (a.count != s->n) {
     rc = cli_bad("--data: %s: %lld labels for %d samples", path, (long long)a.count, s->n);
   }
-  int32_t *y = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *y) : NULL;
+  int32_t *y = rc == CLI_OK ? data_alloc(d, a.count, (int64_t)sizeof *y) : NULL;
   for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
     const int64_t v = a.dtype == NGIO_I32   ? ((const int32_t *)a.data)[i]
                       : a.dtype == NGIO_I64 ? ((const int64_t *)a.data)[i]

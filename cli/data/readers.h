@@ -15,7 +15,7 @@ int data_read_images(const char *settings, data_set *d);
 int data_make_synthetic(const char *settings, data_set *d);
 
 /* Zeroed memory that data_close frees.  Without memory the program ends with one line. */
-void *data_take(data_set *d, int64_t count, int64_t size);
+void *data_alloc(data_set *d, int64_t count, int64_t size);
 
 /* Call `set` for each part of "KEY=VALUE,KEY=VALUE"; changes the text. */
 int data_settings(const char *source, char *text,

@@ -92,8 +92,8 @@ int data_make_synthetic(const char *settings, data_set *d) {
     return cli_bad("--data: synthetic: %lld samples of %lld values are too many", (long long)rows,
                    (long long)per);
   }
-  float *x = data_take(d, rows * per, (int64_t)sizeof *x);
-  int32_t *y = data_take(d, rows, (int64_t)sizeof *y);
+  float *x = data_alloc(d, rows * per, (int64_t)sizeof *x);
+  int32_t *y = data_alloc(d, rows, (int64_t)sizeof *y);
   float *centre = cli_take((size_t)((r.classes + 1) * per), sizeof *centre);
   const uint64_t seed = (uint64_t)r.seed;
   for (int64_t k = 0; k < r.classes; k++) {

@@ -235,7 +235,7 @@ static int compare(compare_plan *p, const char *out) {
   bool complete = true;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
-  data_tell(&d);
+  data_print_notes(&d);
   char *dir = folder(&d, &p->base, out);
   p->dir = dir;
   for (int i = 0; i < p->methods; i++)

@@ -130,7 +130,7 @@ static int open_subject(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK && threads > 1) p->pool = ng_pool_create(threads, NULL);
   if (rc == CLI_OK) rc = data_open(s->data, &p->d);
   p->opened = rc == CLI_OK;
-  if (rc == CLI_OK) data_tell(&p->d);
+  if (rc == CLI_OK) data_print_notes(&p->d);
   if (rc == CLI_OK && s->validation > 0) {
     rc = s->validation < p->d.train.n
              ? data_hold_out(&p->d, (int32_t)s->validation, (uint64_t)s->seed)

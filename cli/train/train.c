@@ -184,7 +184,7 @@ typedef struct one_rank {
 static void *on_thread(void *arg) {
   static const train_show nothing = {.label = ""};
   one_rank *r = arg;
-  cli_together(r->told);
+  cli_report_once(r->told);
   r->rc = train_run_on(&r->t, r->s, r->d, &nothing, &r->result);
   return NULL;
 }
@@ -214,7 +214,7 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
     r[i].d = d;
     if (ng_threads_transport(group, i, &r[i].t, sizeof r[i].t) != NG_OK) rc = CLI_BAD;
   }
-  cli_together(&told);
+  cli_report_once(&told);
   for (; made < n && rc == CLI_OK; made++) {
     if (pthread_create(&r[made].thread, NULL, on_thread, &r[made]) == 0) continue;
     rc = cli_bad("--ranks: no thread for rank %d", made);
@@ -222,7 +222,7 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
     break;
   }
   if (rc == CLI_OK) rc = train_run_on(&r[0].t, s, d, show, out);
-  cli_together(NULL);
+  cli_report_once(NULL);
   for (int32_t i = 1; i < made; i++) {
     (void)pthread_join(r[i].thread, NULL);
     if (r[i].rc == CLI_OK) train_result_free(&r[i].result);
@@ -261,7 +261,7 @@ static int train(const settings *s, bool quiet, const launch *l) {
     if ((k.rank == 0) == (turn == 0)) {
       rc = open_data(s, &d);
       opened = rc == CLI_OK;
-      if (opened && turn == 0) data_tell(&d);
+      if (opened && turn == 0) data_print_notes(&d);
     }
     rc = ranks_agree(&k, rc);
   }
