@@ -8,10 +8,10 @@
  *   H  of the whole file, checksums and all
  *   J  the rest is a manifest
  * anything else: the bytes are the file. */
+#include "json_edit.h"
 #include "fuzz.h"
 
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -103,14 +103,18 @@ static void publish(const ngio_tensors *f, const char *manifest, bool fix_tensor
   for (int32_t i = 0; i < n; i++) {
     t[i] = *ngio_tensors_at(f, i);
   }
-  json_t *m = fix_tensors ? json_loads(manifest, 0, NULL) : NULL;
+  ngio_json *m = NULL;
+  if (fix_tensors) (void)ngio_json_parse(manifest, strlen(manifest), &m, NULL, 0);
+  if (m != NULL) text = strdup(manifest);
   for (int32_t i = 0; i < n && m != NULL; i++) {
-    (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, t[i].data, (uInt)t[i].bytes));
-    (void)json_object_set_new(json_object_get(json_object_get(m, "tensors"), t[i].name), "crc32",
-                              json_string(sum));
+    char path[256];
+    (void)snprintf(sum, sizeof sum, "\"%08lx\"", crc32(0, t[i].data, (uInt)t[i].bytes));
+    (void)snprintf(path, sizeof path, "tensors|%s|crc32", t[i].name);
+    const ngio_value *entry = ngio_get(ngio_get(ngio_json_root(m), "tensors"), t[i].name);
+    if (ngio_is(entry, NGIO_OBJECT) && strchr(t[i].name, '|') == NULL)
+      json_change(&text, path, sum);
   }
-  if (m != NULL) text = json_dumps(m, JSON_COMPACT);
-  json_decref(m);
+  ngio_json_free(&m);
   const char *final = text == NULL ? manifest : text;
   (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *) final, (uInt)strlen(final)));
   const ngio_text meta[2] = {{"natgrad", final}, {"natgrad.crc32", sum}};

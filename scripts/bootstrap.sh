@@ -26,7 +26,6 @@ need make command -v make
 need cmake command -v cmake
 need ninja-build command -v ninja
 need pkg-config command -v pkg-config
-need libjansson-dev pkg-config --exists jansson
 need zlib1g-dev links -lz -include zlib.h
 need libcmocka-dev pkg-config --exists cmocka
 need librandom123-dev links -include Random123/philox.h

@@ -1,7 +1,7 @@
 /* stream.c: see stream.h. */
 #include "stream.h"
+#include "json.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,37 +74,42 @@ ng_status walk_take(ng_precond *p, int32_t rank, walked *mine) {
 
 ng_status walk_compose(ng_precond *p, const walked *all, stream *to) {
   static const char *const dtype[] = {"", "F32", "F64", "F16", "BF16", "I32", "I64", "U8"};
-  json_t *root = json_object();
+  ngio_out o = {0};
   char sum[16];
   int64_t at = 0;
   ng_status st = NG_OK;
   ng_field_info info;
   (void)snprintf(sum, sizeof sum, "%08lx",
                  crc32(0, (const Bytef *)all[0].manifest, (uInt)strlen(all[0].manifest)));
-  json_object_set_new(root, "__metadata__",
-                      json_pack("{s:s, s:s}", "natgrad.crc32", sum, "natgrad", all[0].manifest));
+  ngio_open(&o, NULL, '{');
+  ngio_open(&o, "__metadata__", '{');
+  ngio_put_text(&o, "natgrad.crc32", sum);
+  ngio_put_text(&o, "natgrad", all[0].manifest);
+  ngio_shut(&o, '}');
   for (int32_t i = 0; i < all[0].fields && st == NG_OK; i++) {
     st = field_at(p, i, &info);
     if (st != NG_OK) break;
-    json_t *shape = json_array();
+    ngio_open(&o, info.name, '{');
+    ngio_open(&o, "data_offsets", '[');
+    ngio_put_integer(&o, NULL, at);
+    ngio_put_integer(&o, NULL, at + info.bytes);
+    ngio_shut(&o, ']');
+    ngio_open(&o, "shape", '[');
     for (int32_t k = 0; k < info.ndim; k++)
-      json_array_append_new(shape, json_integer(info.shape[k]));
-    json_object_set_new(root, info.name,
-                        json_pack("{s:[I,I], s:o, s:s}", "data_offsets", (json_int_t)at,
-                                  (json_int_t)(at + info.bytes), "shape", shape, "dtype",
-                                  dtype[info.dtype]));
+      ngio_put_integer(&o, NULL, info.shape[k]);
+    ngio_shut(&o, ']');
+    ngio_put_text(&o, "dtype", dtype[info.dtype]);
+    ngio_shut(&o, '}');
     at += info.bytes;
   }
-  char *text = json_dumps(root, JSON_COMPACT);
-  json_decref(root);
-  if (text == NULL) return NG_ERR_NOMEM;
+  ngio_shut(&o, '}');
+  if (o.lost) return NG_ERR_NOMEM;
   unsigned char length[8];
-  const size_t n = strlen(text);
   for (int i = 0; i < 8; i++)
-    length[i] = (unsigned char)((uint64_t)n >> (8 * i));
-  if (stream_write(to, length, 8) != 0 || stream_write(to, text, (int64_t)n) != 0)
+    length[i] = (unsigned char)((uint64_t)o.used >> (8 * i));
+  if (stream_write(to, length, 8) != 0 || stream_write(to, o.text, (int64_t)o.used) != 0)
     st = NG_ERR_NOMEM;
-  free(text);
+  ngio_out_free(&o);
   for (int32_t i = 0; i < all[0].fields && st == NG_OK; i++) {
     st = field_at(p, i, &info);
     const void *data = all[0].data[i] != NULL ? all[0].data[i] : all[info.owner].data[i];

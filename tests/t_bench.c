@@ -15,7 +15,6 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,7 +127,8 @@ int __wrap_nn_backward(nn *n, bool params, const nn_watch *watch) {
 /* ---- a bench ---------------------------------------------------------------------------------*/
 
 enum { LINES = 60, WORDS = 16 };
-static json_t *line[LINES];
+static ngio_json *json[LINES];
+static const ngio_value *line[LINES];
 static int lines;
 
 /* A layer of the list: linear with `high` positions where there is no kernel; the others differ from a
@@ -205,30 +205,30 @@ static void play(const char *words) {
   assert_non_null(f);
   for (lines = 0; fgets(text, sizeof text, f) != NULL; lines++) {
     assert_true(lines < LINES);
-    line[lines] = json_loads(text, 0, NULL);
-    assert_non_null(line[lines]);
+    assert_int_equal(cli_json_parse("the bench", text, strlen(text), &json[lines]), CLI_OK);
+    line[lines] = ngio_json_root(json[lines]);
   }
   (void)fclose(f);
 }
 
 static void forget(void) {
   for (int i = 0; i < lines; i++)
-    json_decref(line[i]);
+    ngio_json_free(&json[i]);
   lines = 0;
 }
 
 /* Six digits are written. */
-static void figure(const json_t *o, const char *of, const char *key, double expected) {
-  const json_t *v = json_object_get(o, key);
-  if (!json_is_number(v)) fail_msg("%s: no number '%s'", of, key);
-  const double got = json_number_value(v);
+static void figure(const ngio_value *o, const char *of, const char *key, double expected) {
+  const ngio_value *v = ngio_get(o, key);
+  if (!ngio_is_number(v)) fail_msg("%s: no number '%s'", of, key);
+  const double got = ngio_number_of(v);
   if (!(fabs(got - expected) <= 1e-5 * fabs(expected)))
     fail_msg("%s: %s is %.7g instead of %.7g", of, key, got, expected);
 }
 
-static const json_t *case_of(const char *name) {
+static const ngio_value *case_of(const char *name) {
   for (int i = 0; i < lines; i++) {
-    const char *is = json_string_value(json_object_get(line[i], "case"));
+    const char *is = ngio_text_of(ngio_get(line[i], "case"));
     if (is != NULL && strcmp(is, name) == 0) return line[i];
   }
   fail_msg("no case '%s'", name);
@@ -258,7 +258,7 @@ static void kfac(const char *words, double each, double applies) {
   char name[64];
   play(words);
   assert_int_equal(lines, 1 + 3 * (LAYERS + 1) + 1);
-  const json_t *machine = json_object_get(line[0], "machine");
+  const ngio_value *machine = ngio_get(line[0], "machine");
   figure(machine, "machine", "sgemm_gflops", gflops());
   figure(machine, "machine", "copy_gbs", copy_gbs());
   figure(machine, "machine", "threads", cli_cores());
@@ -280,7 +280,7 @@ static void kfac(const char *words, double each, double applies) {
     figure(case_of(name), name, "median_ms", scale * MEDIAN * LAYERS * (LAYERS + 1) / 2);
   }
   figure(case_of("list.json/4/sum/step"), "step", "median_ms", MEDIAN + TICK);
-  assert_true(json_is_null(json_object_get(case_of("list.json/4/sum/step"), "floor_ms")));
+  assert_true(ngio_is(ngio_get(case_of("list.json/4/sum/step"), "floor_ms"), NGIO_NULL));
   forget();
 }
 
@@ -306,7 +306,7 @@ static void eva_figures(void **state) {
               {"50000/with sgd/fused", 24, 2 * 0.5 + 2.5}};
   assert_int_equal(lines, 6);
   for (int i = 0; i < 5; i++) {
-    const json_t *o = case_of(want[i].name);
+    const ngio_value *o = case_of(want[i].name);
     figure(o, want[i].name, "floor_ms", 1e-6 * want[i].bytes * (double)count / copy_gbs());
     figure(o, want[i].name, "median_ms", want[i].median);
     figure(o, want[i].name, "parameters", (double)count);

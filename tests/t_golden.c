@@ -8,6 +8,7 @@
 #include "golden.h"
 #include "oracle.h"
 #include "ranks.h"
+#include "json_edit.h"
 #include "scene.h"
 
 #include <math.h>
@@ -20,7 +21,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-#include <jansson.h>
 
 /* The list has nine significant digits; the largest numbers are about 30, most are below 1. */
 static const double digits = 6e-9;
@@ -498,15 +498,14 @@ static void saved_factor(const char *path, const char *layer, const char *side, 
   char *text = malloc((size_t)length);
   assert_non_null(text);
   assert_int_equal(fread(text, 1, (size_t)length, f), length);
-  json_error_t error;
-  json_t *root = json_loadb(text, (size_t)length, 0, &error);
-  assert_non_null(root);
-  json_t *entry = json_object_get(root, tensor);
+  ngio_json *json = json_must(text, (size_t)length);
+  const ngio_value *root = ngio_json_root(json);
+  const ngio_value *entry = ngio_get(root, tensor);
   if (!entry) fail_msg("no tensor %s in the saved state", tensor);
-  json_t *offsets = json_object_get(entry, "data_offsets");
-  long begin = (long)json_integer_value(json_array_get(offsets, 0));
-  long end = (long)json_integer_value(json_array_get(offsets, 1));
-  assert_string_equal(json_string_value(json_object_get(entry, "dtype")), "F32");
+  const ngio_value *offsets = ngio_get(entry, "data_offsets");
+  long begin = (long)ngio_integer_of(ngio_at(offsets, 0));
+  long end = (long)ngio_integer_of(ngio_at(offsets, 1));
+  assert_string_equal(ngio_text_of(ngio_get(entry, "dtype")), "F32");
   assert_int_equal(end - begin, 2 * n * (n + 1)); /* f32, the lower triangle, row after row */
   assert_int_equal(fseek(f, 8 + (long)length + begin, SEEK_SET), 0);
   for (int64_t i = 0; i < n; i++) {
@@ -516,15 +515,15 @@ static void saved_factor(const char *path, const char *layer, const char *side, 
       out[i * n + j] = out[j * n + i] = (double)x;
     }
   }
-  json_t *meta = json_object_get(root, "__metadata__");
-  json_t *manifest = json_loads(json_string_value(json_object_get(meta, "natgrad")), 0, &error);
-  json_t *shift =
-      json_object_get(json_object_get(json_object_get(manifest, "blocks"), layer), leak);
-  assert_true(shift == NULL || json_is_number(shift)); /* kept only where damping leaks */
+  const char *manifest = ngio_text_of(json_find(root, "__metadata__|natgrad"));
+  ngio_json *inner = json_must(manifest, strlen(manifest));
+  const ngio_value *shift =
+      ngio_get(ngio_get(ngio_get(ngio_json_root(inner), "blocks"), layer), leak);
+  assert_true(shift == NULL || ngio_is_number(shift)); /* kept only where damping leaks */
   for (int64_t i = 0; i < n; i++)
-    out[i * n + i] += json_number_value(shift);
-  json_decref(manifest);
-  json_decref(root);
+    out[i * n + i] += ngio_number_of(shift);
+  ngio_json_free(&inner);
+  ngio_json_free(&json);
   free(text);
   fclose(f);
 }

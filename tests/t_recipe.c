@@ -2,6 +2,7 @@
  * here step by step, and whole runs cut into micro-batches against whole batches. */
 #include "nn/models.h"
 #include "common/random.h"
+#include "train/disk.h"
 #include "train/lr.h"
 #include "train/recipe.h"
 #include "train/train.h"
@@ -12,7 +13,6 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <dirent.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,20 +111,26 @@ static void every_key_is_used(void **state) {
   DIR *d = opendir(NG_SOURCE_DIR "/configs");
   assert_non_null(d);
   for (const struct dirent *e; (e = readdir(d)) != NULL;) {
-    const char *dot = strrchr(e->d_name, '.'), *key;
+    const char *dot = strrchr(e->d_name, '.');
     if (dot == NULL || strcmp(dot, ".json") != 0) continue;
     settings s;
     char needs[SETTINGS_NEEDS] = "", *path = cli_join(NG_SOURCE_DIR "/configs", e->d_name);
-    json_t *object = json_load_file(path, JSON_REJECT_DUPLICATES, NULL), *value;
-    assert_non_null(object);
+    ngio_json *json;
+    char *text;
+    assert_int_equal(disk_read(path, &text), CLI_OK);
+    assert_int_equal(cli_json_parse(path, text, strlen(text), &json), CLI_OK);
+    free(text);
+    const ngio_value *object = ngio_json_root(json);
     read_config(e->d_name, &s);
-    json_object_foreach(object, key, value) {
+    for (const ngio_value *value = ngio_first(object); value != NULL;
+         value = ngio_next(object, value)) {
+      const char *key = value->key;
       if (!settings_knows(&s, key)) fail_msg("%s: nobody uses %s", e->d_name, key);
       if (settings_idle(&s, key, needs, sizeof needs))
         fail_msg("%s: %s needs %s", e->d_name, key, needs);
       keys++;
     }
-    json_decref(object);
+    ngio_json_free(&json);
     free(path);
     settings_free(&s);
   }

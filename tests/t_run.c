@@ -123,7 +123,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
     loss_sum += loss;
     accuracy_sum += accuracy;
     if (step % 2 == 0) {
-      const json_t *o = r.line[at++];
+      const ngio_value *o = r.line[at++];
       assert_true(is_event(o, "step"));
       must_be_near(o, "schema", 1, 0);
       must_be_near(o, "step", step, 0);
@@ -132,10 +132,10 @@ static void by_hand(const char *name, const char *set, const update *u) {
       must_be_near(o, "train_loss", loss, NEAR);
       must_be_near(o, "train_accuracy", accuracy, 1e-9);
       must_be_near(o, "clip", 1, 0);
-      assert_true(json_is_null(json_object_get(o, "cosine"))); /* there is no curvature */
+      assert_true(ngio_is(ngio_get(o, "cosine"), NGIO_NULL)); /* there is no curvature */
     }
     if (step % EACH == 0 || step == STEPS) {
-      const json_t *o = r.line[at++];
+      const ngio_value *o = r.line[at++];
       const double n = step % EACH == 0 ? EACH : step % EACH;
       int32_t good = 0;
       assert_int_equal(feed_test(&f, 0, d.test.n, &good), CLI_OK);
@@ -156,7 +156,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
       loss_sum = accuracy_sum = 0.0;
     }
   }
-  const json_t *end = r.line[at++];
+  const ngio_value *end = r.line[at++];
   assert_int_equal(at, r.lines);
   assert_true(is_event(end, "end") && r.r.epochs == 3 && r.r.steps == STEPS && r.r.first == 0);
   must_be_near(end, "step", STEPS, 0);
@@ -174,7 +174,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
   must_be_near(end, "precond_bytes", (double)precond_bytes(p), 0);
   precond_destroy(&p);
   ng_pool_destroy(pool);
-  assert_string_equal(json_string_value(json_object_get(end, "why")), "done");
+  assert_string_equal(ngio_text_of(ngio_get(end, "why")), "done");
   for (int k = 0; k < CLASSES; k++) {
     const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
     for (int c = 0; c < FEATURES; c++)
@@ -387,7 +387,7 @@ static void clip_is_what_the_weights_did(void **state) {
     if (!is_event(r.line[i], "step")) continue;
     /* differences of f32 weights, which move by a hundredth or more: 6e-8 was seen */
     must_be_near(r.line[i], "clip", moved.clip[step], 1e-5);
-    const double lr = json_number_value(json_object_get(r.line[i], "lr"));
+    const double lr = ngio_number_of(ngio_get(r.line[i], "lr"));
     const double cosine = moved.cosine[step];
     must_be_near(r.line[i], "cosine", cosine, 1e-5);
     must_be_near(r.line[i], "rotation", 90 * (1 - cosine), 1e-3);

@@ -67,7 +67,7 @@ static void tests_are_of_the_weights_that_are_kept(void **state) {
     if (held == 1) assert_int_equal(data_hold_out(&d, 13, 1), CLI_OK);
     train(&d, held == 1 ? "held" : "tested", held == 1 ? HARD " validation=13" : HARD, &r);
     evaluate(&r, &d, held == 1 ? &d.validation : &d.test, &loss, &accuracy);
-    const json_t *epoch = last_event(&r, "epoch"), *end = last_event(&r, "end");
+    const ngio_value *epoch = last_event(&r, "epoch"), *end = last_event(&r, "end");
     /* f32 sums of up to 576 terms, added in another order for another batch: 5e-8 was seen */
     must_be_near(epoch, "test_loss", loss, 1e-6);
     must_be_near(epoch, "test_accuracy", accuracy, 1e-9);
@@ -96,9 +96,9 @@ static void testing_changes_nothing(void **state) {
   }
   assert_int_equal(with.lines, without.lines);
   for (int i = 0; i < with.lines; i++) {
-    const json_t *a = with.line[i], *b = without.line[i];
+    const ngio_value *a = with.line[i], *b = without.line[i];
     must_be_near(a, "train_loss", number_of(b, "train_loss"), 0.0);
-    if (!is_event(a, "step")) assert_true(json_is_null(json_object_get(b, "test_accuracy")));
+    if (!is_event(a, "step")) assert_true(ngio_is(ngio_get(b, "test_accuracy"), NGIO_NULL));
   }
   drop_trained(&with);
   drop_trained(&without);
@@ -179,7 +179,7 @@ static void weights_are_averaged(void **state) {
   ngio_tensors_close(&r.model);
   r.model = file;
   evaluate(&r, &d, &d.test, &loss, &accuracy);
-  const json_t *end = last_event(&r, "end");
+  const ngio_value *end = last_event(&r, "end");
   must_be_near(end, "averaged", 3, 0.0);
   must_be_near(end, "average_test_loss", loss, 1e-6);
   must_be_near(end, "average_test_accuracy", accuracy, 1e-9);

@@ -112,28 +112,27 @@ void __wrap_progress_epoch(progress *p, const train_epoch *e, double samples_per
 static void times_are(const trained *r) {
   int last[2] = {0, 0};
   for (int i = 0; i < r->lines; i++) {
-    const json_t *l = r->line[i], *ms = json_object_get(l, "ms");
+    const ngio_value *l = r->line[i], *ms = ngio_get(l, "ms");
     const int step = (int)number_of(l, "step"), event = is_event(l, "step")    ? 0
                                                         : is_event(l, "epoch") ? 1
                                                                                : 2;
     const int from = event == 2 ? 0 : last[event];
     const double unit = (step + from + 1) / 2.0; /* mean of from + 1 ... step */
     const double total = step * (step + 1) / 2.0;
-    const char *name;
-    json_t *v;
     int k = 0;
     if (event < 2) last[event] = step;
-    json_object_foreach((json_t *)(uintptr_t)ms, name, v) {
+    for (const ngio_value *v = ngio_first(ms); v != NULL; v = ngio_next(ms, v)) {
+      const char *name = v->key;
       static const char *const own[] = {"data", "forward", "backward", "observe"};
       static const double cost[] = {FEED, FORWARD, BACKWARD, SEEN_IN + SEEN_OUT};
       if (k < 4) assert_string_equal(name, own[k]);
-      const double expected = unit * (k < 4 ? cost[k] : (k - 3) * STEP), got = json_number_value(v);
+      const double expected = unit * (k < 4 ? cost[k] : (k - 3) * STEP), got = ngio_number_of(v);
       if (fabs(got - expected) > 1e-4) /* four decimals are written */
         fail_msg("%s of step %d: %g ms instead of %g", name, step, got, expected);
       k++;
     }
     assert_true(k > 4); /* the trainer's, then the library's stations */
-    assert_non_null(json_object_get(ms, "emit"));
+    assert_non_null(ngio_get(ms, "emit"));
     if (event > 0) {
       must_be_near(l, "seconds",
                    1e-3 * total * (FEED + FORWARD + BACKWARD + SEEN_IN + SEEN_OUT + STEP), 1e-12);
@@ -177,7 +176,7 @@ static void times_by_another_clock(void **state) {
   times_are(&two);
   speeds_are(6, (const int[]){8, 10}, 2);
   /* Counts of the first half are in the second's. */
-  const json_t *end = last_event(&two, "end");
+  const ngio_value *end = last_event(&two, "end");
   must_be_near(end, "skipped", SKIPPED, 0);
   must_be_near(end, "rescued", RESCUED, 0);
   must_be_near(end, "unobserved", UNOBSERVED, 0);

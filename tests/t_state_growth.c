@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "json_edit.h"
 #include "fixture.h"
 #include "safetensors.h"
 #include "state/work.h"
@@ -73,19 +73,16 @@ static void make(subject *s, int32_t layers) {
   fixture_ok(&s->f, ng_step(s->f.p, 0.1));
 }
 
-/* Keys from the last to the first. */
-static json_t *reversed(json_t *map) {
-  const size_t n = json_object_size(map);
-  const char **key = calloc(n + 1, sizeof *key);
-  json_t *to = json_object(), *value;
-  const char *name;
-  size_t at = n;
-  assert_non_null(key);
-  json_object_foreach(map, name, value) key[--at] = name;
-  for (size_t i = 0; i < n; i++)
-    json_object_set(to, key[i], json_object_get(map, key[i]));
-  free(key);
-  return to;
+/* The members of `path` from the last to the first. */
+static void reverse(char **text, const char *path) {
+  ngio_json *json = json_must(*text, strlen(*text));
+  ngio_out o = {0};
+  const json_edit edit = {.at = json_find(ngio_json_root(json), path), .reverse = 1};
+  json_show(&o, NULL, ngio_json_root(json), &edit);
+  ngio_out_bytes(&o, "", 1);
+  ngio_json_free(&json);
+  free(*text);
+  *text = o.text;
 }
 
 static void reorder(subject *s) {
@@ -95,12 +92,9 @@ static void reorder(subject *s) {
   assert_int_equal(ngio_tensors_parse(s->saved.bytes, (size_t)s->saved.n, "saved", NULL, &f,
                                       message, sizeof message),
                    NGIO_OK);
-  json_t *root = json_loads(ngio_tensors_text(f, NG_MANIFEST), 0, NULL);
-  for (int i = 0; i < 2; i++) {
-    const char *of = i == 0 ? "tensors" : "blocks";
-    json_object_set_new(root, of, reversed(json_object_get(root, of)));
-  }
-  char *text = json_dumps(root, JSON_COMPACT);
+  char *text = strdup(ngio_tensors_text(f, NG_MANIFEST));
+  reverse(&text, "tensors");
+  reverse(&text, "blocks");
   const ng_hex crc = ng_hex_of(ng_crc_of(text, (int64_t)strlen(text)));
   const ngio_text texts[2] = {{NG_MANIFEST, text}, {NG_MANIFEST_CRC, crc.text}};
   const int32_t n = ngio_tensors_count(f);
@@ -120,7 +114,6 @@ static void reorder(subject *s) {
   s->other.n = to.n;
   free(t);
   free(text);
-  json_decref(root);
   ngio_tensors_close(&f);
 }
 

@@ -91,13 +91,11 @@ static void sgd_by_hand(void **state) {
     if (!is_event(r.line[i], "step")) continue;
     const bool late = lines++ >= 6;
     must_be_near(r.line[i], "lr", seen.lr[lines - 1], 1e-12);
-    assert_true(json_is_null(json_object_get(r.line[i], "cosine")) == late);
-    const json_t *ms = json_object_get(r.line[i], "ms");
-    const char *name;
-    json_t *took;
-    json_object_foreach((json_t *)(uintptr_t)ms, name,
-                        took) { /* times go on, they do not begin again */
-      if (json_number_value(took) < 0.0) fail_msg("%s took %g ms", name, json_number_value(took));
+    assert_true(ngio_is(ngio_get(r.line[i], "cosine"), NGIO_NULL) == late);
+    const ngio_value *ms = ngio_get(r.line[i], "ms");
+    for (const ngio_value *took = ngio_first(ms); took != NULL;
+         took = ngio_next(ms, took)) { /* times go on, they do not begin again */
+      if (ngio_number_of(took) < 0.0) fail_msg("%s took %g ms", took->key, ngio_number_of(took));
     }
   }
   assert_int_equal(lines, STEPS);

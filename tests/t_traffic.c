@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <jansson.h>
 
 #include "ranks.h"
+#include "json_edit.h"
 #include "train/traffic.h"
 
 enum { RANKS = 3, STATIONS = 2, STEPS = 10 };
@@ -74,14 +74,15 @@ static void test_gathered(void **state) {
   assert_non_null(f);
   traffic_json(&all[0], f);
   (void)fclose(f);
-  json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-  assert_int_equal(json_array_size(json), RANKS);
-  const json_t *second = json_array_get(json, 1);
-  must_be(json_number_value(json_object_get(second, "hidden_ms")), 10);
-  const json_t *sums = json_object_get(json_object_get(second, "stations"), "sums");
-  must_be(json_number_value(json_object_get(sums, "idle_ms")), 30);
-  must_be(json_number_value(json_object_get(sums, "bytes")), 4000);
-  json_decref(json);
+  ngio_json *doc = json_must(text, strlen(text));
+  const ngio_value *json = ngio_json_root(doc);
+  assert_int_equal(ngio_count(json), RANKS);
+  const ngio_value *second = ngio_at(json, 1);
+  must_be(ngio_number_of(ngio_get(second, "hidden_ms")), 10);
+  const ngio_value *sums = ngio_get(ngio_get(second, "stations"), "sums");
+  must_be(ngio_number_of(ngio_get(sums, "idle_ms")), 30);
+  must_be(ngio_number_of(ngio_get(sums, "bytes")), 4000);
+  ngio_json_free(&doc);
   free(text);
   for (int r = 0; r < RANKS; r++)
     traffic_free(&all[r]);

@@ -12,9 +12,9 @@
 #include "family/family.h"
 #include "fixture.h"
 #include "safetensors.h"
+#include "json_edit.h"
 #include "window_oracle.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,8 @@ enum { D_MOST = 4096 };
 
 typedef struct recording {
   ngio_tensors *file;
-  json_t *root;
+  ngio_json *json;
+  const ngio_value *root;
   int32_t parameters, steps;
   const char *name[WINDOW_PARTS];
   int64_t size[WINDOW_PARTS], rows[WINDOW_PARTS], d;
@@ -58,25 +59,23 @@ static bool flat(const recording *r, const char *format, int step, float *out) {
 }
 
 static void configure(recording *r) {
-  const json_t *config = json_object_get(r->root, "config");
-  const char *key;
-  json_t *v;
+  const ngio_value *config = ngio_get(r->root, "config");
   ng_options_standard(&r->o);
-  assert_int_equal(ng_options_set_system(&r->o,
-                                         json_string_value(json_object_get(config, "system")),
-                                         json_string_value(json_object_get(config, "method")),
-                                         message, sizeof message),
+  assert_int_equal(ng_options_set_system(&r->o, ngio_text_of(ngio_get(config, "system")),
+                                         ngio_text_of(ngio_get(config, "method")), message,
+                                         sizeof message),
                    NG_OK);
-  json_object_foreach((json_t *)(uintptr_t)config, key, v) {
+  for (const ngio_value *v = ngio_first(config); v != NULL; v = ngio_next(config, v)) {
+    const char *key = v->key;
     char number[40] = "";
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0 || strcmp(key, "class") == 0)
       continue;
-    if (json_is_number(v)) (void)snprintf(number, sizeof number, "%.17g", json_number_value(v));
-    if (json_is_integer(v))
-      (void)snprintf(number, sizeof number, "%lld", (long long)json_integer_value(v));
-    const char *text = json_is_string(v)    ? json_string_value(v)
-                       : json_is_boolean(v) ? (json_is_true(v) ? "true" : "false")
-                                            : number;
+    if (ngio_is_number(v)) (void)snprintf(number, sizeof number, "%.17g", ngio_number_of(v));
+    if (ngio_is(v, NGIO_INTEGER))
+      (void)snprintf(number, sizeof number, "%lld", (long long)ngio_integer_of(v));
+    const char *text = ngio_is(v, NGIO_STRING) ? ngio_text_of(v)
+                       : ngio_is_flag(v)       ? (ngio_is(v, NGIO_TRUE) ? "true" : "false")
+                                               : number;
     if (ng_options_set_published(&r->o, key, text, &r->lr, message, sizeof message) != NG_OK)
       fail_msg("%s", message);
   }
@@ -89,19 +88,20 @@ static recording open_recording(const char *name) {
   (void)snprintf(path, sizeof path, "%s/tests/golden/%s.safetensors", NG_SOURCE_DIR, name);
   if (ngio_tensors_read(path, NULL, &r.file, message, sizeof message) != NGIO_OK)
     fail_msg("%s", message);
-  r.root = json_loads(ngio_tensors_text(r.file, "case.json"), 0, NULL);
-  assert_non_null(r.root);
-  const json_t *list = json_object_get(r.root, "parameters");
-  r.parameters = (int32_t)json_array_size(list);
-  r.steps = (int32_t)json_integer_value(json_object_get(r.root, "steps"));
+  const char *text = ngio_tensors_text(r.file, "case.json");
+  r.json = json_must(text, strlen(text));
+  r.root = ngio_json_root(r.json);
+  const ngio_value *list = ngio_get(r.root, "parameters");
+  r.parameters = (int32_t)ngio_count(list);
+  r.steps = (int32_t)ngio_integer_of(ngio_get(r.root, "steps"));
   assert_true(r.parameters > 0 && r.parameters <= WINDOW_PARTS && r.steps > 0);
   for (int32_t i = 0; i < r.parameters; i++) {
-    const json_t *p = json_array_get(list, (size_t)i), *shape = json_object_get(p, "shape");
-    r.name[i] = json_string_value(json_object_get(p, "name"));
+    const ngio_value *p = ngio_at(list, (size_t)i), *shape = ngio_get(p, "shape");
+    r.name[i] = ngio_text_of(ngio_get(p, "name"));
     r.size[i] = 1;
-    for (size_t k = 0; k < json_array_size(shape); k++)
-      r.size[i] *= json_integer_value(json_array_get(shape, k));
-    r.rows[i] = json_array_size(shape) == 1 ? 1 : json_integer_value(json_array_get(shape, 0));
+    for (size_t k = 0; k < ngio_count(shape); k++)
+      r.size[i] *= ngio_integer_of(ngio_at(shape, k));
+    r.rows[i] = ngio_count(shape) == 1 ? 1 : ngio_integer_of(ngio_at(shape, 0));
     r.d += r.size[i];
   }
   assert_true(r.d <= D_MOST);
@@ -227,7 +227,7 @@ static void recordings(void **state) {
     if (x.errors != (strcmp(r.o.window_store, "dense") == 0 ? 0 : r.steps))
       fail_msg("%s: error feedback of %d steps", name, x.errors);
     if (!(x.error <= (lowrank ? 2e-3 : 1e-6))) fail_msg("%s: error off by %g", name, x.error);
-    json_decref(r.root);
+    ngio_json_free(&r.json);
     ngio_tensors_close(&r.file);
   }
 }

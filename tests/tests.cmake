@@ -192,6 +192,7 @@ set(natgrad_test_support_sources
     tests/shard_scene.c
     tests/sim.c
     tests/state_scene.c
+    tests/json_edit.c
     tests/stream.c
     tests/strided.c
     tests/tap.c
@@ -206,7 +207,7 @@ foreach(test IN LISTS natgrad_unit_tests)
   target_include_directories(${test} PRIVATE include src base io tests)
   target_compile_definitions(${test} PRIVATE NG_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(${test} PRIVATE natgrad_test_support natgrad_static ${natgrad_needs}
-                        PkgConfig::CMOCKA PkgConfig::JANSSON)
+                        PkgConfig::CMOCKA)
   natgrad_test(${test} LABEL unit COMMAND ${test})
 endforeach()
 # Helpers of a few tests: natgrad_share(FILE TEST...) compiles tests/FILE.c into each.
@@ -240,7 +241,7 @@ foreach(test IN LISTS natgrad_mpi_tests)
     target_include_directories(${test}_mpi PRIVATE include src base io tests)
     target_compile_definitions(${test}_mpi PRIVATE NG_TEST_MPI)
     target_compile_options(${test}_mpi PRIVATE -Wno-unused-function -Wno-unused-const-variable) # tests of threads alone
-    target_link_libraries(${test}_mpi PRIVATE natgrad_mpi_support natgrad_static ${natgrad_needs} PkgConfig::JANSSON)
+    target_link_libraries(${test}_mpi PRIVATE natgrad_mpi_support natgrad_static ${natgrad_needs})
   endif()
   foreach(ranks 2 3 4)
     if(ranks EQUAL 3 AND NOT test MATCHES "t_comm|t_mpi_")
@@ -281,15 +282,15 @@ set(natgrad_trainer_tests
     t_traffic
     t_train
     t_weights)
-add_library(natgrad_trainer_support STATIC tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
+add_library(natgrad_trainer_support STATIC tests/json_edit.c tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
 target_include_directories(natgrad_trainer_support PRIVATE include base io cli tests)
-target_link_libraries(natgrad_trainer_support PRIVATE PkgConfig::CMOCKA PkgConfig::JANSSON)
+target_link_libraries(natgrad_trainer_support PRIVATE PkgConfig::CMOCKA)
 foreach(test IN LISTS natgrad_trainer_tests)
   add_executable(${test} tests/${test}.c $<TARGET_OBJECTS:natgrad_io>)
   target_include_directories(${test} PRIVATE include base io cli tests)
   target_compile_definitions(${test} PRIVATE NG_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(${test} PRIVATE natgrad_trainer_support natgrad_trainer natgrad ${natgrad_needs}
-                        PkgConfig::CMOCKA PkgConfig::JANSSON)
+                        PkgConfig::CMOCKA)
   natgrad_test(${test} LABEL unit COMMAND ${test})
 endforeach()
 target_link_options(t_traffic PRIVATE -Wl,--wrap=ng_now_ms)
@@ -327,7 +328,7 @@ foreach(program t_images t_picture cli_pictures)
   endforeach()
 endforeach()
 foreach(test t_images t_picture)
-  target_link_libraries(${test} PRIVATE natgrad_trainer_support natgrad_trainer natgrad ${natgrad_needs} PkgConfig::CMOCKA PkgConfig::JANSSON)
+  target_link_libraries(${test} PRIVATE natgrad_trainer_support natgrad_trainer natgrad ${natgrad_needs} PkgConfig::CMOCKA)
   natgrad_test(${test} LABEL unit COMMAND ${test})
 endforeach()
 target_link_options(t_disk PRIVATE -Wl,--wrap=rename,--wrap=close)
@@ -344,9 +345,10 @@ natgrad_test(linalg_9216 LABEL long TIMEOUT 18000
 # unpacks recordings, one forges them, one is the program once more with a BLAS that picks the wrong kernels.
 add_executable(cli_helper tests/cli/helper.c $<TARGET_OBJECTS:natgrad_io>)
 target_include_directories(cli_helper PRIVATE io)
-target_link_libraries(cli_helper PRIVATE PkgConfig::JANSSON ZLIB::ZLIB)
-add_executable(cli_forge tests/cli/forge.c)
-target_link_libraries(cli_forge PRIVATE PkgConfig::JANSSON)
+target_link_libraries(cli_helper PRIVATE ZLIB::ZLIB)
+add_executable(cli_forge tests/cli/forge.c tests/json_edit.c $<TARGET_OBJECTS:natgrad_io>)
+target_include_directories(cli_forge PRIVATE io tests)
+target_link_libraries(cli_forge PRIVATE ZLIB::ZLIB)
 add_executable(cli_fake_openblas ${natgrad_cli_sources} tests/cli/fake_openblas.c
                $<TARGET_OBJECTS:natgrad_io>)
 target_include_directories(cli_fake_openblas PRIVATE base io cli)

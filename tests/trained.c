@@ -19,8 +19,9 @@ static void read_log(trained *out) {
   assert_int_equal(disk_read(path, &text), CLI_OK);
   for (char *at = text, *stop; (stop = strchr(at, '\n')) != NULL; at = stop + 1) {
     assert_true(out->lines < TRAINED_LINES);
-    out->line[out->lines++] = json_loadb(at, (size_t)(stop - at), JSON_REJECT_DUPLICATES, NULL);
-    assert_non_null(out->line[out->lines - 1]);
+    ngio_json **json = &out->json[out->lines];
+    assert_int_equal(cli_json_parse(path, at, (size_t)(stop - at), json), CLI_OK);
+    out->line[out->lines++] = ngio_json_root(*json);
   }
   free(path);
   free(text);
@@ -49,31 +50,31 @@ void train(const data_set *d, const char *name, const char *set, trained *out) {
 
 void drop_trained(trained *r) {
   for (int i = 0; i < r->lines; i++)
-    json_decref(r->line[i]);
+    ngio_json_free(&r->json[i]);
   ngio_tensors_close(&r->model);
   train_result_free(&r->r);
   settings_free(&r->s);
 }
 
-bool is_event(const json_t *line, const char *event) {
-  return strcmp(json_string_value(json_object_get(line, "event")), event) == 0;
+bool is_event(const ngio_value *line, const char *event) {
+  return strcmp(ngio_text_of(ngio_get(line, "event")), event) == 0;
 }
 
-const json_t *last_event(const trained *r, const char *event) {
-  const json_t *found = NULL;
+const ngio_value *last_event(const trained *r, const char *event) {
+  const ngio_value *found = NULL;
   for (int i = 0; i < r->lines; i++)
     found = is_event(r->line[i], event) ? r->line[i] : found;
   assert_non_null(found);
   return found;
 }
 
-double number_of(const json_t *line, const char *key) {
-  const json_t *v = json_object_get(line, key);
-  if (!json_is_number(v)) fail_msg("no number '%s'", key);
-  return json_number_value(v);
+double number_of(const ngio_value *line, const char *key) {
+  const ngio_value *v = ngio_get(line, key);
+  if (!ngio_is_number(v)) fail_msg("no number '%s'", key);
+  return ngio_number_of(v);
 }
 
-void must_be_near(const json_t *line, const char *key, double expected, double within) {
+void must_be_near(const ngio_value *line, const char *key, double expected, double within) {
   const double got = number_of(line, key);
   if (!(fabs(got - expected) <= within * (1.0 + fabs(expected)))) {
     fail_msg("%s of step %g: %.9g instead of %.9g", key, number_of(line, "step"), got, expected);

@@ -3,15 +3,15 @@
 #define TESTS_TRAINED_H
 
 #include "safetensors.h"
+#include "json.h"
 #include "train/train.h"
-
-#include <jansson.h>
 
 enum { TRAINED_LINES = 64 };
 typedef struct trained {
   char folder[512];
   settings s;
-  json_t *line[TRAINED_LINES];
+  ngio_json *json[TRAINED_LINES];
+  const ngio_value *line[TRAINED_LINES];
   int lines;
   train_result r;
   ngio_tensors *model;
@@ -24,11 +24,11 @@ void drop_trained(trained *r);
 nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed);
 
 /* Lines of the log. */
-bool is_event(const json_t *line, const char *event);
-const json_t *last_event(const trained *r, const char *event);
-double number_of(const json_t *line, const char *key);
+bool is_event(const ngio_value *line, const char *event);
+const ngio_value *last_event(const trained *r, const char *event);
+double number_of(const ngio_value *line, const char *key);
 /* |got - expected| <= within (1 + |expected|) */
-void must_be_near(const json_t *line, const char *key, double expected, double within);
+void must_be_near(const ngio_value *line, const char *key, double expected, double within);
 
 /* Of one sample with the outputs y: -log softmax(y)_label, or with smoothed labels; whether the label's is the largest. */
 double entropy(const double *y, int n, int32_t label, double smoothing);

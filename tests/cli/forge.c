@@ -5,7 +5,9 @@
  * Each has one to four changes: of the tree of case.json (types, numbers, texts, lists, depth, keys that are
  * missing, new or there twice), of its text, of the header (names, types, shapes, places of arrays) or of any byte.
  * The same seed makes the same files. */
-#include <jansson.h>
+#include "json_edit.h"
+
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,34 +20,31 @@ static uint64_t draw(uint64_t n) {
   return (state >> 33) % n;
 }
 
-static json_t *of_depth(int depth) {
-  json_t *v = json_array();
+static void put_depth(ngio_out *o, int depth) {
+  char shut[2101];
   for (int i = 0; i < depth; i++) {
-    json_t *outer = draw(2) == 0 ? json_array() : json_object();
-    if (json_is_array(outer))
-      (void)json_array_append_new(outer, v);
-    else
-      (void)json_object_set_new(outer, "x", v);
-    v = outer;
+    const bool list = draw(2) == 0;
+    ngio_out_put(o, list ? "[" : "{\"x\":");
+    shut[depth - 1 - i] = list ? ']' : '}';
   }
-  return v;
+  ngio_out_put(o, "[]");
+  ngio_out_bytes(o, shut, (size_t)depth);
 }
 
-static json_t *of_letters(size_t n) {
+static void put_letters(ngio_out *o, size_t n) {
   static const char letter[] = "aaaa((((*+|)[]{},19\\^$.%n\" \n\t\x7f";
   char *text = calloc(n + 1, 1);
   for (size_t i = 0; i < n; i++)
     text[i] = letter[draw(sizeof letter - 1)];
-  json_t *v = json_string(text);
+  ngio_put_text(o, NULL, text);
   free(text);
-  return v;
 }
 
-/* A value that is seldom right. */
-static json_t *strange(void) {
-  static const json_int_t whole[] = {
-      0,     1,       -1,      2,      3,          7,          64,         1000,      4096,
-      65536, 1 << 20, 1 << 24, 100000, 2147483647, 2147483648, 4294967296, INT64_MAX, INT64_MIN};
+/* The text of a value that is seldom right. */
+static char *strange(void) {
+  static const int64_t whole[] = {0,      1,          -1,         2,          3,         7,
+                                  64,     1000,       4096,       65536,      1 << 20,   1 << 24,
+                                  100000, 2147483647, 2147483648, 4294967296, INT64_MAX, INT64_MIN};
   static const double real[] = {0.0, -0.0, 0.5, 1e-320, 1e308, -1e308, 0.003, 1e30, 1e-30};
   static const char *const text[] = {
       "",         "fc1",      "conv1",
@@ -54,35 +53,47 @@ static json_t *strange(void) {
       "bfloat16", "COMM_OPT", "%s%n%s",
       "../../x",  "true",     "linear",
       "conv2d",   "\xc3\xa9", "((((((((a{9}){9}){9}){9}){9}){9}){9}){9}"};
-  json_t *v;
+  ngio_out o = {0};
   switch (draw(9)) {
   case 0:
-    return json_null();
+    ngio_put_null(&o, NULL);
+    break;
   case 1:
-    return json_boolean(draw(2));
+    ngio_put_flag(&o, NULL, draw(2) != 0);
+    break;
   case 2:
   case 3:
-    return json_integer(whole[draw(sizeof whole / sizeof whole[0])]);
+    ngio_put_integer(&o, NULL, whole[draw(sizeof whole / sizeof whole[0])]);
+    break;
   case 4:
-    return json_real(real[draw(sizeof real / sizeof real[0])]);
+    ngio_put_real(&o, NULL, real[draw(sizeof real / sizeof real[0])]);
+    break;
   case 5:
-    return json_string(text[draw(sizeof text / sizeof text[0])]);
+    ngio_put_text(&o, NULL, text[draw(sizeof text / sizeof text[0])]);
+    break;
   case 6:
-    return of_letters(draw(2) == 0 ? draw(100) : draw(9000));
+    put_letters(&o, draw(2) == 0 ? draw(100) : draw(9000));
+    break;
   case 7:
-    return of_depth((int)(draw(3) == 0 ? draw(2100) : draw(4)));
-  default:
-    v = json_array(); /* of texts, as skip_layers is */
+    put_depth(&o, (int)(draw(3) == 0 ? draw(2100) : draw(4)));
+    break;
+  default: /* of texts, as skip_layers is */
+    ngio_open(&o, NULL, '[');
     for (uint64_t n = draw(5) == 0 ? draw(5000) : draw(5); n > 0; n--) {
-      const char *t = text[draw(sizeof text / sizeof text[0])];
-      (void)json_array_append_new(v, draw(20) == 0 ? json_integer(3) : json_string(t));
+      if (draw(20) == 0) {
+        ngio_put_integer(&o, NULL, 3);
+      } else {
+        ngio_put_text(&o, NULL, text[draw(sizeof text / sizeof text[0])]);
+      }
     }
-    return v;
+    ngio_shut(&o, ']');
   }
+  ngio_out_bytes(&o, "", 1);
+  return o.text;
 }
 
-/* One place of the tree, chosen by going down. */
-static void change(json_t *v) {
+/* `text` with one place changed, chosen by going down from the root. */
+static char *change(char *text) {
   static const char *const name[] = {"damping",
                                      "skip_layers",
                                      "kl_clip",
@@ -109,51 +120,43 @@ static void change(json_t *v) {
                                      "inv_update_steps",
                                      "factor_update_steps",
                                      "accumulation_steps"};
-  for (;;) {
-    if (json_is_array(v) && json_array_size(v) > 0) {
-      const size_t i = (size_t)draw(json_array_size(v));
-      json_t *inner = json_array_get(v, i);
-      const uint64_t what = draw(6);
-      if (what < 2 && (json_is_array(inner) || json_is_object(inner))) {
-        v = inner;
-        continue;
-      }
-      if (what == 2)
-        (void)json_array_remove(v, i);
-      else if (what == 3)
-        (void)json_array_append(v, inner);
-      else
-        (void)json_array_set_new(v, i, strange());
-      return;
+  ngio_json *json = NULL;
+  if (ngio_json_parse(text, strlen(text), &json, NULL, 0) != NGIO_OK) return text;
+  const ngio_value *v = ngio_json_root(json), *inner = NULL;
+  json_edit edit = {0};
+  char key[256], *other = strange();
+  for (bool down = true; down; v = down ? inner : v) {
+    const bool map = ngio_is(v, NGIO_OBJECT);
+    down = false;
+    if (!map && !ngio_is(v, NGIO_ARRAY)) break;
+    if (v->count == 0 || (map && draw(12) == 0)) {
+      if (map)
+        edit = (json_edit){v, NULL, NULL, other, name[draw(sizeof name / sizeof name[0])], 0};
+      break;
     }
-    if (!json_is_object(v)) return;
-    if (json_object_size(v) == 0 || draw(12) == 0) {
-      (void)json_object_set_new(v, name[draw(sizeof name / sizeof name[0])], strange());
-      return;
-    }
-    void *at = json_object_iter(v);
-    for (uint64_t k = draw(json_object_size(v)); k > 0; k--)
-      at = json_object_iter_next(v, at);
-    json_t *inner = json_object_iter_value(at);
-    char key[256];
-    (void)snprintf(key, sizeof key, "%s", json_object_iter_key(at));
+    inner = ngio_first(v);
+    for (uint64_t k = draw(v->count); k > 0; k--)
+      inner = ngio_next(v, inner);
     const uint64_t what = draw(8);
-    if (what < 5 && (json_is_array(inner) || json_is_object(inner))) {
-      v = inner;
-      continue;
-    }
-    if (what == 5) {
-      (void)json_object_del(v, key);
-    } else if (what == 6) { /* under another name */
-      (void)json_incref(inner);
-      (void)json_object_del(v, key);
+    down = what < 4 && (ngio_is(inner, NGIO_ARRAY) || ngio_is(inner, NGIO_OBJECT));
+    if (down) continue;
+    if (what == 4) {
+      edit.at = inner;             /* removed */
+    } else if (what == 5 && map) { /* under another name */
+      (void)snprintf(key, sizeof key, "%s", inner->key);
       key[draw(strlen(key) + 1)] = (char)('a' + draw(26));
-      (void)json_object_set_new(v, key[0] == 0 ? "x" : key, inner);
+      edit = (json_edit){.at = inner, .key = key[0] == 0 ? "x" : key};
     } else {
-      (void)json_object_set_new(v, key, strange());
+      edit = (json_edit){.at = inner, .with = other};
     }
-    return;
   }
+  ngio_out o = {0};
+  json_show(&o, NULL, ngio_json_root(json), &edit);
+  ngio_out_bytes(&o, "", 1);
+  ngio_json_free(&json);
+  free(other);
+  free(text);
+  return o.text;
 }
 
 /* Bytes: turned, left out, doubled, cut off; in JSON also a key that is there twice. */
@@ -185,7 +188,7 @@ static char *change_text(char *text, size_t *n) {
 }
 
 typedef struct base {
-  json_t *header;
+  char *header; /* JSON text */
   char *data;
   size_t bytes;
 } base;
@@ -196,8 +199,7 @@ static int read_base(const char *path, base *b) {
   if (f == NULL || fread(&n, sizeof n, 1, f) != 1 || n > 1 << 24) return 1;
   char *text = calloc(n + 1, 1);
   if (fread(text, 1, n, f) != n) return 1;
-  b->header = json_loadb(text, n, 0, NULL);
-  free(text);
+  b->header = text;
   b->data = calloc(1 << 24, 1);
   b->bytes = fread(b->data, 1, 1 << 24, f);
   return fclose(f) != 0 || b->header == NULL;
@@ -215,43 +217,39 @@ static int write_file(const char *path, const char *head, size_t n, const char *
 
 /* One forgery; the rest of the file follows its header wherever that ends. */
 static int forge(const base *b, const char *path) {
-  json_t *header = json_deep_copy(b->header);
-  json_t *meta = json_object_get(header, "__metadata__");
-  json_t *root = json_loads(json_string_value(json_object_get(meta, "case.json")), 0, NULL);
+  char *header = strdup(b->header), *text;
   size_t bytes = b->bytes;
   const uint64_t kind = draw(8);
+  ngio_json *json = json_must(header, strlen(header));
+  text = strdup(ngio_text_of(json_find(ngio_json_root(json), "__metadata__|case.json")));
+  ngio_json_free(&json);
   for (uint64_t i = 1 + draw(4); i > 0; i--) {
     if (kind < 6)
-      change(root);
+      text = change(text);
     else if (kind == 6)
-      change(header);
+      header = change(header);
   }
-  char *text = json_dumps(root, JSON_COMPACT);
-  size_t n = text != NULL ? strlen(text) : 0;
+  size_t n = strlen(text);
   if (kind < 7 && draw(10) == 0 && n > 1) text = change_text(text, &n);
-  meta = json_object_get(header, "__metadata__");
-  if (kind < 6 && json_is_object(meta) && text != NULL) {
-    json_t *t = json_string(text); /* NULL: bytes that are no UTF-8 */
-    if (t != NULL) (void)json_object_set_new(meta, "case.json", t);
+  if (kind < 6) {
+    ngio_out o = {0};
+    ngio_put_text(&o, NULL, text); /* lost: bytes that are not UTF-8 */
+    ngio_out_bytes(&o, "", 1);
+    if (!o.lost) json_change(&header, "__metadata__|case.json", o.text);
+    ngio_out_free(&o);
   }
   free(text);
-  char *head = json_dumps(header, JSON_COMPACT);
-  n = head != NULL ? strlen(head) : 0;
-  if (head != NULL && kind == 7) head = change_text(head, &n);
+  char *head = header;
+  n = strlen(head);
+  if (kind == 7) head = change_text(head, &n);
   if (kind == 7 && draw(2) == 0) bytes = (size_t)draw(bytes + 1);
-  while (head != NULL && n % 8 != 0 &&
-         kind < 7) { /* room behind the text: jansson's block is cut to fit */
-    char *more = calloc(n + 9, 1);
-    memcpy(more, head, n);
-    memset(more + n, ' ', 8 - n % 8);
-    n += 8 - n % 8;
-    free(head);
-    head = more;
+  if (kind < 7) { /* padded to eight bytes */
+    head = realloc(head, n + 9);
+    memset(head + n, ' ', 8 - n % 8);
+    n += (8 - n % 8) % 8;
   }
-  const int rc = head == NULL ? 0 : write_file(path, head, n, b->data, bytes);
+  const int rc = write_file(path, head, n, b->data, bytes);
   free(head);
-  json_decref(root);
-  json_decref(header);
   return rc;
 }
 
@@ -270,7 +268,7 @@ int main(int argc, char **argv) {
       return 1;
     }
   }
-  json_decref(b.header);
+  free(b.header);
   free(b.data);
   return 0;
 }

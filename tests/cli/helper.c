@@ -10,9 +10,9 @@
  *   helper finite FILE          the f32 tensors of a safetensors file are finite
  *
  * Silent and 0, or one line on stderr and 1. */
+#include "json.h"
 #include "safetensors.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,33 +23,34 @@ static int complain(const char *what, const char *about) {
   return 1;
 }
 
-static int has(const json_t *line, const char *key) {
+static int has(const ngio_value *line, const char *key) {
   char name[64];
   (void)snprintf(name, sizeof name, "%s", key);
   char *kind = strchr(name, ':');
   if (kind != NULL) *kind = 0;
-  const json_t *v = json_object_get(line, name);
-  return v != NULL && (kind == NULL || json_is_number(v) || json_is_null(v));
+  const ngio_value *v = ngio_get(line, name);
+  return v != NULL && (kind == NULL || ngio_is_number(v) || ngio_is(v, NGIO_NULL));
 }
 
 static int check_json(char **key, int keys) {
   static char line[1 << 20];
   int full = 0;
   while (fgets(line, sizeof line, stdin) != NULL) {
-    json_error_t error;
-    json_t *o = json_loads(line, JSON_REJECT_DUPLICATES, &error);
-    if (!json_is_object(o)) {
-      json_decref(o);
+    ngio_json *json = NULL;
+    (void)ngio_json_parse(line, strlen(line), &json, NULL, 0);
+    const ngio_value *o = ngio_json_root(json);
+    if (!ngio_is(o, NGIO_OBJECT)) {
+      ngio_json_free(&json);
       return complain("no JSON object", line);
     }
     const int counts = has(o, key[0]);
     for (int i = 0; i < keys && counts; i++) {
       if (has(o, key[i])) continue;
-      json_decref(o);
+      ngio_json_free(&json);
       return complain(key[i], line);
     }
     full += counts;
-    json_decref(o);
+    ngio_json_free(&json);
   }
   return full > 0 ? 0 : complain("no line has", key[0]);
 }
