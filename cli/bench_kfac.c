@@ -230,12 +230,18 @@ static int finish(bench *b) {
   if (k->rescued > 0)
     bench_note(b, "%lld steps raised the damping of a factor\n", (long long)k->rescued);
   bench_note(b, "bytes held:");
-  for (int32_t i = 0; i < ng_memory_count(k->p); i++) {
-    ng_memory_info info = {.struct_size = sizeof info};
-    if (ng_memory(k->p, i, &info) == NG_OK && info.bytes > 0)
-      bench_note(b, " %s %lld", info.use, (long long)info.bytes);
+  ng_report r = {.struct_size = sizeof r};
+  const ng_status st = ng_report_read(k->p, &r);
+  const struct {
+    const char *use;
+    int64_t bytes;
+  } held[] = {{"factors", r.factors},     {"sums", r.sums},       {"results", r.results},
+              {"direction", r.direction}, {"moments", r.moments}, {"scratch", r.scratch},
+              {"objects", r.objects}};
+  for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+    if (held[i].bytes > 0) bench_note(b, " %s %lld", held[i].use, (long long)held[i].bytes);
   }
-  return CLI_OK;
+  return st == NG_OK ? CLI_OK : bench_failed(b, "kfac", st);
 }
 
 static void close_kfac(bench *b) {

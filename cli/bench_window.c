@@ -40,12 +40,10 @@ static int open_window(bench *b) {
   k->grad = bench_floats(k->count);
   ng_status st = k->grad == NULL ? NG_ERR_NOMEM : ng_precond_create_from(b->ctx, b->options, &k->p);
   if (st >= 0) st = bench_linear(k->p, &list, k->grad, NULL);
-  for (int32_t i = 0; st >= 0 && i < ng_memory_count(k->p); i++) {
-    ng_memory_info m;
-    ng_memory_info_init(&m, sizeof m);
-    st = ng_memory(k->p, i, &m);
-    *(strcmp(m.use, "factors") == 0 ? &k->stored : &k->other) += m.bytes;
-  }
+  ng_report r = {.struct_size = sizeof r};
+  if (st >= 0) st = ng_report_read(k->p, &r);
+  k->stored = r.factors;
+  k->other = r.sums + r.results + r.direction + r.moments + r.scratch + r.objects;
   (void)bench_add(b, "%s", list.name);
   shapes_free(&list);
   if (st < 0) return bench_failed(b, "window", st);
@@ -90,12 +88,10 @@ static int fill(const bench *b, work *k) {
 static int stations(bench *b, const work *k, int r) {
   int row = STEP + 1;
   char name[96];
-  ng_report report;
-  ng_report_init(&report, sizeof report);
+  ng_report report = {.struct_size = sizeof report};
   ng_status st = ng_report_read(k->p, &report);
   for (int32_t i = 0; i < report.stations && st >= 0; i++) {
-    ng_station_report s;
-    ng_station_report_init(&s, sizeof s);
+    ng_station_report s = {.struct_size = sizeof s};
     st = ng_report_station(k->p, i, &s);
     (void)snprintf(name, sizeof name, "%.60s/%.30s", b->row[STEP].work, s.name);
     if (r < 0 && s.last_ms > 0.01) (void)bench_add(b, "%s", name);

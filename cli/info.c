@@ -26,8 +26,8 @@ static int machine(void) {
   fputs(text, stdout);
   cli_processor(processor, sizeof processor);
   printf("processor = %s\nthreads = %d\n", processor, cli_cores());
-  for (int32_t i = 0; i < ng_component_count(); i++) {
-    ng_component c = {.struct_size = sizeof c};
+  ng_component c = {.struct_size = sizeof c};
+  for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++) {
     if (ng_component_info(i, &c) != NG_OK) continue;
     printf("%s %s = %s%s%s\n", c.kind, c.name, c.built_in ? "built in" : "absent",
            c.absent[0] != 0 ? ": " : "", c.absent);
@@ -122,10 +122,8 @@ static int environment(void) {
       {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},
       {"NATGRAD_KEEP_KERNEL", "1: do not restart with a faster OPENBLAS_CORETYPE"},
   };
-  for (int32_t i = 0; i < ng_variable_count(); i++) {
-    ng_variable_info v;
-    ng_variable_info_init(&v, sizeof v);
-    if (ng_variable_at(i, &v) != NG_OK) return cli_bad("info: variable %d cannot be read", (int)i);
+  ng_variable_info v = {.struct_size = sizeof v};
+  for (int32_t i = 0; ng_variable_at(i, &v) == NG_OK; i++) {
     printf("%-24s %s\n", v.name, v.meaning);
   }
   for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {

@@ -66,8 +66,7 @@ static int counts(plan_command *c, const char *text) {
 
 /* A list of choices of the library's option. */
 static int placements(plan_command *c, const char *text) {
-  ng_option_info info;
-  ng_option_info_init(&info, sizeof info);
+  ng_option_info info = {.struct_size = sizeof info};
   for (int32_t i = 0; ng_option_at(i, &info) == NG_OK && strcmp(info.name, "placement") != 0; i++) {
   }
   c->placements = 0;

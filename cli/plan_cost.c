@@ -137,8 +137,8 @@ static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, in
   ng_rank_plan *all = cli_take((size_t)ranks, sizeof *all);
   out->held_least = INT64_MAX;
   for (int32_t r = 0; r < ranks; r++)
-    ng_rank_plan_init(&all[r], sizeof all[r]);
-  const int rc = ng_plan_ranks(p, ranks, all) == NG_OK ? CLI_OK : failed(ctx, s, "ranks");
+    all[r] = (ng_rank_plan){.struct_size = sizeof all[r]};
+  const int rc = ng_plan_ranks(p, ranks, 0, ranks, all) == NG_OK ? CLI_OK : failed(ctx, s, "ranks");
   for (int32_t r = 0; r < ranks && rc == CLI_OK; r++) {
     const ng_rank_plan plan = all[r];
     const int64_t held = plan.factors + plan.sums + plan.results + plan.direction + plan.moments;
@@ -175,9 +175,8 @@ static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, in
 
 /* Bytes of the sums of all blocks, as on one rank. */
 static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, double *bytes) {
-  ng_rank_plan plan;
-  ng_rank_plan_init(&plan, sizeof plan);
-  if (ng_plan_rank(p, 1, 0, &plan) != NG_OK) return failed(ctx, s, "one rank");
+  ng_rank_plan plan = {.struct_size = sizeof plan};
+  if (ng_plan_ranks(p, 1, 0, 1, &plan) != NG_OK) return failed(ctx, s, "one rank");
   *bytes = (double)plan.sums;
   return CLI_OK;
 }

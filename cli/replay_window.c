@@ -227,8 +227,7 @@ int replay_check_feedback(const recording *r, const char *path, bool *some) {
 ng_status replay_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there) {
   *there = false;
   for (int32_t i = 0; i < ng_state_count(p); i++) {
-    ng_field_info field;
-    ng_field_info_init(&field, sizeof field);
+    ng_field_info field = {.struct_size = sizeof field};
     const ng_status st = ng_state_at(p, i, &field);
     if (st < 0) return st;
     if (strcmp(field.name, name) != 0) continue;

@@ -42,6 +42,13 @@ template <class T> T filled(void (*init)(T *, std::size_t)) {
   return value;
 }
 
+/* A struct for the library to fill. */
+template <class T> T empty() {
+  T value{};
+  value.struct_size = sizeof value;
+  return value;
+}
+
 /* Memory and its description; no copies, since the description points at the memory. */
 class tensor {
 public:
@@ -227,15 +234,15 @@ struct network {
 bool tell(const preconditioner &ng) {
   bool right = true;
   for (std::int32_t i = 0; i < ng_explain_count(ng.get()); i++) {
-    auto row = filled(ng_explain_row_init);
-    auto layer = filled(ng_layer_report_init);
+    auto row = empty<ng_explain_row>();
+    auto layer = empty<ng_layer_report>();
     ng.done(ng_explain(ng.get(), i, &row));
     ng.done(ng_report_layer(ng.get(), row.index, &layer));
     std::printf("  %-12s %3lld numbers, %s, %s\n", row.name, static_cast<long long>(row.count),
                 row.family, row.why);
     right = right && row.covered == 1 && layer.observations == 2 * STEPS;
   }
-  auto report = filled(ng_report_init);
+  auto report = empty<ng_report>();
   ng.done(ng_report_read(ng.get(), &report));
   return right && report.steps == STEPS && report.skipped == 0 && ng.warnings == 0 && ng.tasks > 0;
 }

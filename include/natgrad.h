@@ -38,10 +38,11 @@
  *   Errors:  the status says what remains valid (NG_STATUS_LIST); ng_last_error gives the reason in
  *            one line.  The library never exits, aborts, prints or installs signal handlers.
  *
- * Structs begin with struct_size, so header and library may have different versions.  Each struct
- * has an initialiser, ng_batch_init(&batch, sizeof batch), which sets struct_size and the defaults
- * of the first `size` bytes; it cannot fail and ignores NULL.  Output structs need struct_size, too.
- * If all other defaults are 0, C may write {.struct_size = sizeof x, ...} instead.
+ * Structs begin with struct_size, so header and library may have different versions.  Structs with
+ * defaults other than 0 have an initialiser, ng_batch_init(&batch, sizeof batch), which sets
+ * struct_size and the defaults of the first `size` bytes; it cannot fail and ignores NULL.  All other
+ * structs, also those that the library fills, start as zeros with struct_size: in C
+ * ng_report r = {.struct_size = sizeof r}.
  *
  * Declarations behind NG_EXPERIMENTAL may change in any version; define that macro before the
  * include to use them.  All others are only extended.
@@ -184,7 +185,6 @@ typedef struct ng_collective {
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather */
   void *stream;          /* device memory: stream to be ordered after; NULL on the host */
 } ng_collective;
-NG_API void ng_collective_init(ng_collective *c, size_t size);
 
 struct ng_transport {
   size_t struct_size;
@@ -210,7 +210,6 @@ struct ng_transport {
    * read, wait is not called; 0: call again later.  Called by the thread that started the request. */
   ng_status (*test)(void *user, void *request, int32_t *done);
 };
-NG_API void ng_transport_init(ng_transport *t, size_t size); /* rank 0 of 1, without `run` */
 
 /* Create ranks as threads of one process.  Sums are taken in rank order: same bits in every run.
  * ng_threads_transport fills a table of `size` bytes for one rank.
@@ -319,8 +318,7 @@ typedef struct ng_component {
   int32_t built_in;
   const char *absent; /* how to get it; "" if built in */
 } ng_component;
-NG_API void ng_component_init(ng_component *out, size_t size);
-NG_API int32_t ng_component_count(void);
+/* Components 0, 1, ...; NG_ERR_ARG after the last. */
 NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
 
 /* ---- 6. Options ------------------------------------------------------------------------------
@@ -576,14 +574,12 @@ NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char 
 /* The environment variables that the library reads, in a context or in ng_options_from_env.  Any other
  * NG_... is named in the log of every context that is made, as a warning and with the nearest of these.
  * Threads: any.
- * Errors:  NG_ERR_ARG (NULL, no such number). */
+ * Errors:  NG_ERR_ARG (NULL; i is past the last). */
 typedef struct ng_variable_info {
   size_t struct_size;
   char name[48]; /* "NG_THREADS", "NG_DAMPING"; the last is "NG_TEST_*", of the tests        */
   const char *meaning; /* one line                                                                */
 } ng_variable_info;
-NG_API void ng_variable_info_init(ng_variable_info *v, size_t size); /* size = sizeof *v          */
-NG_API int32_t ng_variable_count(void);
 NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 
 /* Take every NG_<NAME> found in the environment (NG_METHOD=eva, NG_DAMPING=0.003), or none if one of
@@ -641,7 +637,6 @@ typedef struct ng_option_info {
   const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
   const char *needs;  /* the first option that decides whether it has any effect: ng_options_idle */
 } ng_option_info;
-NG_API void ng_option_info_init(ng_option_info *out, size_t size);
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
 
@@ -650,7 +645,6 @@ typedef struct ng_method_info {
   const char *name, *family, *help, *paper;
   int32_t published; /* how many published names the row knows                                    */
 } ng_method_info;
-NG_API void ng_method_info_init(ng_method_info *out, size_t size);
 NG_API int32_t ng_method_count(void);
 NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);
 
@@ -660,7 +654,6 @@ typedef struct ng_published_info {
   const char *option;  /* ours; "" when it is the lr argument of ng_step or has nothing to set    */
   const char *meaning; /* how its value becomes ours                                              */
 } ng_published_info;
-NG_API void ng_published_info_init(ng_published_info *out, size_t size);
 NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
                                                    ng_published_info *out);
 
@@ -711,7 +704,7 @@ typedef struct ng_layer {
   int64_t groups; /* at most 4,194,304 */
   int64_t
       image[2]; /* H, W of the input for which scratch is planned; 0, 0: unknown.  A larger image
-                     * grows the scratch once; ng_memory counts it. */
+                     * grows the scratch once; ng_report counts it. */
   /* norm; see norm_kind */
   double norm_eps; /* 1e-5; >= 0 */
   ng_norm_input norm_input;
@@ -832,7 +825,7 @@ NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param 
 
 /* Plan memory and placement and take the memory; nothing is allocated after it.
  *
- * Memory:  see ng_memory.
+ * Memory:  see ng_report.
  * Ranks:   collective; compares a hash of layers and options over ranks.
  * Errors:  NG_ERR_STATE (twice; no layer), NG_ERR_ARG (per_layer has an entry for no layer),
  *          NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message names the first difference kind).
@@ -1023,8 +1016,9 @@ typedef struct ng_report {
   /* Elements of weights, moments or gradients that kept their old value, since the new one was not finite; on this
    * rank, since ng_ready. */
   int64_t overflowed;
+  /* Bytes held on this rank, by use; their sum is what the allocator counted for this object. */
+  int64_t factors, sums, results, direction, moments, scratch, objects;
 } ng_report;
-NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
@@ -1039,7 +1033,6 @@ typedef struct ng_station_report {
   int64_t last_messages, total_messages; /* ... in so many calls                                  */
   double last_wait_ms, total_wait_ms; /* of last_ms, total_ms: in collectives, doing nothing else */
 } ng_station_report;
-NG_API void ng_station_report_init(ng_station_report *out, size_t size);
 
 typedef struct ng_layer_report {
   size_t struct_size;
@@ -1056,7 +1049,6 @@ typedef struct ng_layer_report {
   double damping_f;     /* added to the diagonal of a norm block's F, in its units; 0 if none  */
   const char *block, *method; /* as in ng_explain_row */
 } ng_layer_report;
-NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 
 /* One of a layer's statistics: its A, its G, the F of a norm; of several a_mean, ...  Counts of steps that
  * counted, since ng_ready; saved with stat_refresh = adaptive. */
@@ -1068,10 +1060,9 @@ typedef struct ng_statistic_report {
   int64_t bytes_sent, bytes_passed; /* its sums, handed to collectives by this rank in the first  */
                                     /* steps; not handed in the second                            */
 } ng_statistic_report;
-NG_API void ng_statistic_report_init(ng_statistic_report *out, size_t size);
 
-/* Fill *out, as far as its struct_size reaches: an initialiser sets that.  The same holds for
- * every struct that the library fills (components, options' rows, methods, memory, explain).
+/* Fill the first struct_size bytes of *out, which the caller sets, as for every struct that the
+ * library fills.
  * Errors:  NG_ERR_ARG (NULL, no such index, struct_size not set). */
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *out);
 NG_API NG_CHECKED ng_status ng_report_station(const ng_precond *p, int32_t i,
@@ -1081,24 +1072,17 @@ NG_API NG_CHECKED ng_status ng_report_statistic(const ng_precond *p, int32_t i,
 NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index,
                                             ng_layer_report *out);
 
-/* Bytes held on this rank, by use; their sum is what the allocator counted for this object. */
-typedef struct ng_memory_info {
-  size_t struct_size;
-  const char *use; /* "factors", "sums", "results", "direction", "moments", "scratch", "objects"  */
-  int64_t bytes;
-} ng_memory_info;
-NG_API void ng_memory_info_init(ng_memory_info *out, size_t size);
-NG_API int32_t ng_memory_count(const ng_precond *p);
-NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);
-
-/* Predict the memory and traffic of one rank of many: the plan of ng_ready without allocation,
- * collectives or transport.  Call before ng_ready, for any number of ranks; the model is unchanged.
+/* Predict the memory and traffic of ranks first to first + count - 1 of `ranks`: the plan of ng_ready
+ * without allocation, collectives or transport.  Call before ng_ready, for any number of ranks; the
+ * model is unchanged.  All ranks at once are faster than single calls, except with
+ * statistics = sharded or sharded layers.
  *
  * Math:    solve_cost = sum of n^3 over the symmetric statistics of order n that the rank solves;
  *          apply_cost = sum of q p (p + q) over the blocks whose PD it computes.
- * Units:   bytes as in ng_memory and ng_report_station, in a step in which everything is refreshed.
+ * Units:   bytes as in ng_report and ng_report_station, in a step in which everything is refreshed.
  *          With ng_batch.last, messages may be cut elsewhere (differences below 64 bytes per gap).
- * Errors:  NG_ERR_ARG (ranks < 1; no such rank; grad_worker_fraction does not fit; ranks is not a
+ * Shapes:  out [count], with the same struct_size in each.
+ * Errors:  NG_ERR_ARG (ranks < 1; no such ranks; struct_size; grad_worker_fraction does not fit; ranks is not a
  *          multiple of the model group of ng_plan_shard), NG_ERR_STATE (after ng_ready),
  *          NG_ERR_NOMEM, NG_ERR_ABSENT (a layer was registered as a shard). */
 typedef struct ng_rank_plan {
@@ -1107,7 +1091,7 @@ typedef struct ng_rank_plan {
   int32_t owned;   /* ... that this rank owns                                               */
   int32_t held;    /* ... of which it makes PD                                              */
   int32_t workers; /* ranks that make PD of a block: m of a grid of m x n                   */
-  int64_t factors, sums, results, direction, moments, scratch; /* bytes held, as ng_memory's uses */
+  int64_t factors, sums, results, direction, moments, scratch; /* bytes held, as ng_report's uses */
   int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
@@ -1121,18 +1105,10 @@ typedef struct ng_rank_plan {
   int64_t verdict_bytes; /* of each micro-batch, beside parts of observations                    */
   int64_t shown_bytes;   /* parts of observations, of each sample in f32                         */
 } ng_rank_plan;
-NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
-NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,
-                                         ng_rank_plan *out);
+NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t count,
+                                          ng_rank_plan *out);
 
-/* Predict all ranks: out[r] = ng_plan_rank of rank r.  Faster than single calls, except with
- * statistics = sharded or sharded layers.
- *
- * Shapes:  out [ranks], each initialised by ng_rank_plan_init with the same size.
- * Errors:  as ng_plan_rank; NG_ERR_ARG (struct_size).  On an error `out` is undefined. */
-NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, ng_rank_plan *out);
-
-/* Let ng_plan_rank treat layer `index`, registered whole, as sharded (shard_axis = axis) over model
+/* Let ng_plan_ranks treat layer `index`, registered whole, as sharded (shard_axis = axis) over model
  * groups of `members` ranks.  Rank r is member r % members of group r / members.  Shards are as even
  * as possible, the first ones larger by one.  ng_ready rejects such a model: there each rank
  * registers its shard.
@@ -1160,7 +1136,6 @@ typedef struct ng_explain_row {
                        * and the first layer of those with that line; "" if none                */
   const char *method; /* the model's, or that of its line; "" without a block                   */
 } ng_explain_row;
-NG_API void ng_explain_row_init(ng_explain_row *out, size_t size);
 NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 
@@ -1233,7 +1208,6 @@ typedef struct ng_field_info {
   int64_t bytes;
   int32_t owner; /* a rank that holds it; others may, too */
 } ng_field_info;
-NG_API void ng_field_info_init(ng_field_info *info, size_t size);
 
 /* Read the arrays of a state one by one, for programs that store them (state_dict).  Arrays 0, 1,
  * ... in this order, with the metadata

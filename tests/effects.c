@@ -108,14 +108,12 @@ void gradient_of(int32_t step, float *D) {
 }
 
 static ng_status look(struct outcome *r, ng_precond *p) {
-  for (int32_t i = 0; i < ng_memory_count(p); i++) {
-    ng_memory_info m = {.struct_size = sizeof m};
-    TRY(ng_memory(p, i, &m));
-    if (strcmp(m.use, "sums") == 0) r->sums = m.bytes;
-    if (strcmp(m.use, "factors") == 0) r->factors = m.bytes;
-    if (strcmp(m.use, "results") == 0) r->results = m.bytes;
-    if (strcmp(m.use, "moments") == 0) r->moments = m.bytes;
-  }
+  ng_report held = {.struct_size = sizeof held};
+  TRY(ng_report_read(p, &held));
+  r->sums = held.sums;
+  r->factors = held.factors;
+  r->results = held.results;
+  r->moments = held.moments;
   for (int32_t i = 0; i < ng_explain_count(p); i++) {
     ng_explain_row e = {.struct_size = sizeof e};
     TRY(ng_explain(p, i, &e));

@@ -272,9 +272,8 @@ enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* The linear algebras built in, one after the other: its name, NULL behind the last. */
 static const char *next_linalg(int32_t *i) {
-  while (*i < ng_component_count()) {
-    ng_component c = {.struct_size = sizeof c};
-    assert_int_equal(ng_component_info((*i)++, &c), NG_OK);
+  ng_component c = {.struct_size = sizeof c};
+  while (ng_component_info((*i)++, &c) == NG_OK) {
     if (strcmp(c.kind, "linalg") == 0 && c.built_in) return c.name;
   }
   return NULL;

@@ -12,6 +12,11 @@ cat >"$work/a.c" <<'END'
 #include <natgrad.h>
 #include <stdio.h>
 #define INIT(type, name) type name; type##_init(&name, sizeof name)
+#ifdef __cplusplus
+#define OUT(type, name) type name{}; name.struct_size = sizeof name
+#else
+#define OUT(type, name) type name = {.struct_size = sizeof name}
+#endif
 int main(void) {
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
@@ -22,20 +27,19 @@ int main(void) {
   INIT(ng_batch, batch);
   INIT(ng_sgd, sgd);
   INIT(ng_adamw, adamw);
-  INIT(ng_component, component);
-  INIT(ng_option_info, option);
-  INIT(ng_method_info, method);
-  INIT(ng_published_info, published);
-  INIT(ng_report, report);
-  INIT(ng_station_report, station);
-  INIT(ng_layer_report, layer);
-  INIT(ng_memory_info, memory);
-  INIT(ng_explain_row, row);
+  OUT(ng_component, component);
+  OUT(ng_option_info, option);
+  OUT(ng_method_info, method);
+  OUT(ng_published_info, published);
+  OUT(ng_report, report);
+  OUT(ng_station_report, station);
+  OUT(ng_layer_report, layer);
+  OUT(ng_explain_row, row);
   const ng_transport *none = config.transport;
 #if defined(NG_EXPERIMENTAL)
-  INIT(ng_transport, transport);
-  INIT(ng_collective, collective);
-  INIT(ng_field_info, field);
+  OUT(ng_transport, transport);
+  OUT(ng_collective, collective);
+  OUT(ng_field_info, field);
   if (field.struct_size != sizeof field || ng_state_count(p) != 0) return 1;
   ng_threads *group = NULL;
   if (ng_threads_create(2, &group) != NG_OK ||
@@ -52,7 +56,7 @@ int main(void) {
   batch.samples = 2;
   if (ng_begin(p, &batch) != NG_OK || ng_report_read(p, &report) != NG_OK ||
       ng_report_station(p, 0, &station) != NG_OK || ng_report_layer(p, index, &layer) != NG_OK ||
-      ng_memory(p, 0, &memory) != NG_OK || ng_explain(p, 0, &row) != NG_OK ||
+      ng_explain(p, 0, &row) != NG_OK ||
       ng_component_info(0, &component) != NG_OK || ng_option_at(0, &option) != NG_OK ||
       ng_method_at(0, &method) != NG_OK || ng_method_published_at(1, 0, &published) != NG_OK)
     return puts(ng_last_error(ctx)), 1;

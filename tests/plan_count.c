@@ -5,21 +5,11 @@
 #include <string.h>
 
 ng_status plan_count(const ng_precond *p, ng_rank_plan *out) {
-  int64_t *const use[] = {&out->factors,   &out->sums,    &out->results,
-                          &out->direction, &out->moments, &out->scratch};
-  ng_status st = NG_OK;
-  for (int32_t i = 0; i < 6 && st == NG_OK; i++) {
-    ng_memory_info info;
-    ng_memory_info_init(&info, sizeof info);
-    st = ng_memory(p, i, &info);
-    *use[i] = info.bytes;
-  }
-  ng_report r;
-  ng_report_init(&r, sizeof r);
-  if (st == NG_OK) st = ng_report_read(p, &r);
+  ng_report r = {.struct_size = sizeof r};
+  ng_status st = ng_report_read(p, &r);
+  memcpy(&out->factors, &r.factors, 6 * sizeof r.factors);
   for (int32_t i = 0; i < r.stations && st == NG_OK; i++) {
-    ng_station_report s;
-    ng_station_report_init(&s, sizeof s);
+    ng_station_report s = {.struct_size = sizeof s};
     st = ng_report_station(p, i, &s);
     const struct {
       const char *name;

@@ -43,7 +43,7 @@ void stream_drop(stream *s) {
 /* ---- a state by hand -------------------------------------------------------------------------*/
 
 static ng_status field_at(ng_precond *p, int32_t i, ng_field_info *info) {
-  ng_field_info_init(info, sizeof *info);
+  *info = (ng_field_info){.struct_size = sizeof *info};
   return ng_state_at(p, i, info);
 }
 

@@ -16,15 +16,13 @@
 /* ---- absent gradients ------------------------------------------------------------------------*/
 
 static ng_report report_of(const model *m) {
-  ng_report r;
-  ng_report_init(&r, sizeof r);
+  ng_report r = {.struct_size = sizeof r};
   assert_int_equal(ng_report_read(m->f.p, &r), NG_OK);
   return r;
 }
 
 static ng_layer_report layer_of(const model *m, int32_t k) {
-  ng_layer_report r;
-  ng_layer_report_init(&r, sizeof r);
+  ng_layer_report r = {.struct_size = sizeof r};
   assert_int_equal(ng_report_layer(m->f.p, k, &r), NG_OK);
   return r;
 }

@@ -135,7 +135,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
     st = one_step(l, &f, rank, step);
   }
   for (int32_t i = 0; st == NG_OK; i++) {
-    ng_station_report_init(&l->sums[rank], sizeof l->sums[rank]);
+    l->sums[rank] = (ng_station_report){.struct_size = sizeof l->sums[rank]};
     st = ng_report_station(f.p, i, &l->sums[rank]);
     if (st == NG_OK && strcmp(l->sums[rank].name, "sums") == 0) break;
   }

@@ -320,15 +320,11 @@ static void a_is_a_vector(void **state) {
   const plane g = plane_of(grad, 50000, 16, NG_F32);
   fixture_ok(&f, plane_bind_grad(f.p, 0, NG_WEIGHT, &g));
   fixture_ok(&f, ng_ready(f.p));
-  for (int32_t i = 0; i < ng_memory_count(f.p); i++) {
-    ng_memory_info m;
-    ng_memory_info_init(&m, sizeof m);
-    assert_int_equal(ng_memory(f.p, i, &m), NG_OK);
-    if (strcmp(m.use, "factors") == 0) held = m.bytes;
-  }
+  ng_report report = {.struct_size = sizeof report};
+  assert_int_equal(ng_report_read(f.p, &report), NG_OK);
+  held = report.factors;
   assert_in_range(held, 4 * 50000, 4 * 50000 + 4096);
-  ng_explain_row row;
-  ng_explain_row_init(&row, sizeof row);
+  ng_explain_row row = {.struct_size = sizeof row};
   assert_int_equal(ng_explain(f.p, 0, &row), NG_OK);
   assert_string_equal(row.why, "A diagonal of 50000, G 16x16");
   assert_string_equal(row.family, "embedding");
@@ -428,7 +424,7 @@ static void windows_take_it(void **state) {
   fixture_ok(&f, plane_bind_grad(f.p, 0, NG_WEIGHT, &grad));
   fixture_ok(&f, ng_ready(f.p));
   assert_int_equal(ng_wants(f.p, 0), 0);
-  ng_explain_row_init(&row, sizeof row);
+  row = (ng_explain_row){.struct_size = sizeof row};
   assert_int_equal(ng_explain(f.p, 0, &row), NG_OK);
   assert_int_equal(row.covered, 1);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);

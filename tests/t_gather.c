@@ -109,11 +109,9 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
              k == SLOTS - 1 ? sizeof m.half : sizeof m.w[k]);
     if (s == 1 && st == NG_OK && l->save != NULL) st = ng_save(f.p, l->save);
   }
-  for (int32_t i = 0; i < ng_memory_count(f.p) && st == NG_OK; i++) {
-    ng_memory_info info = {.struct_size = sizeof info};
-    st = ng_memory(f.p, i, &info);
-    if (strcmp(info.use, "moments") == 0) l->moments[rank] = info.bytes;
-  }
+  ng_report held = {.struct_size = sizeof held};
+  if (st == NG_OK) st = ng_report_read(f.p, &held);
+  l->moments[rank] = held.moments;
   if (rank == 0 && st != NG_OK)
     (void)snprintf(l->why, sizeof l->why, "%s", f.ctx ? ng_last_error(f.ctx) : f.message);
   fixture_close(&f);

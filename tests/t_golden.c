@@ -331,8 +331,8 @@ static void test_oracle(void **state) {
 static const char *algebras[] = {"ref", "cpu"};
 
 static bool built_in(const char *name) {
-  for (int32_t i = 0; i < ng_component_count(); i++) {
-    ng_component c = {.struct_size = sizeof c};
+  ng_component c = {.struct_size = sizeof c};
+  for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++) {
     assert_int_equal(ng_component_info(i, &c), NG_OK);
     if (strcmp(c.kind, "linalg") == 0 && strcmp(c.name, name) == 0) return c.built_in != 0;
   }

@@ -242,8 +242,7 @@ static void inners(const char *set, double inner[LAYERS]) {
 
 static ng_report clipped(const char *set, const int32_t *group, const double lr[GROUPS], model *m) {
   numbers how = make(false);
-  ng_report r;
-  ng_report_init(&r, sizeof r);
+  ng_report r = {.struct_size = sizeof r};
   for (int g = 0; g < GROUPS; g++) {
     how.sgd[g].lr = lr[g];
   }
@@ -457,8 +456,7 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   how = make(false);
   if (st == NG_ERR_ARG) st = ng_step_sgd(m.f.p, how.sgd, GROUPS);
   j->last[rank] = st;
-  ng_report r;
-  ng_report_init(&r, sizeof r);
+  ng_report r = {.struct_size = sizeof r};
   if (st == NG_OK) st = ng_report_read(m.f.p, &r);
   j->nu[rank] = r.clip;
   memcpy(j->weight[rank], m.weight, sizeof m.weight);
@@ -524,8 +522,7 @@ static void one_block_of_two_groups(void **state) {
     fixture_ok(&f, ng_ready(f.p));
     ng_sgd how[2] = {fixture_sgd(0.1, 0.0), fixture_sgd(0.3, 0.0)};
     fixture_ok(&f, ng_step_sgd(f.p, how, 2));
-    ng_report r;
-    ng_report_init(&r, sizeof r);
+    ng_report r = {.struct_size = sizeof r};
     fixture_ok(&f, ng_report_read(f.p, &r));
     const double nu = sqrt(1e-4 / (0.3 * 0.3 * 91.0 / 91.5));
     assert_true(fabs(r.clip - nu) <=

@@ -411,9 +411,9 @@ static void what_the_report_counts(void **state) {
     pair m, d;
     ng_report r, q;
     ng_layer_report l;
-    ng_report_init(&r, sizeof r);
-    ng_report_init(&q, sizeof q);
-    ng_layer_report_init(&l, sizeof l);
+    r = (ng_report){.struct_size = sizeof r};
+    q = (ng_report){.struct_size = sizeof q};
+    l = (ng_layer_report){.struct_size = sizeof l};
     (void)snprintf(set, sizeof set, "damping=0.1 missing=keep %s", clips[k]);
     open_pair(&m, set);
     (void)snprintf(set, sizeof set, "damping=0.1 skip_layers=fc2 %s", clips[k]);
@@ -442,7 +442,7 @@ static void what_the_report_counts(void **state) {
   fixture f;
   ng_report r;
   float g[2] = {1, 2};
-  ng_report_init(&r, sizeof r);
+  r = (ng_report){.struct_size = sizeof r};
   fixture_ok(&f, fixture_open(&f, "missing=keep", NULL));
   fixture_ok(&f, ng_add_tensor(f.p, "gamma", 2, NULL));
   fixture_ok(&f, ng_ready(f.p));

@@ -38,9 +38,8 @@ static void solves(const char *options, double cost[2]) {
   for (int i = 0; i < 4; i++)
     fixture_ok(&f, ng_add_linear(f.p, name[i], order[i][0], order[i][1], 0, NULL));
   for (int32_t r = 0; r < 2; r++) {
-    ng_rank_plan plan;
-    ng_rank_plan_init(&plan, sizeof plan);
-    fixture_ok(&f, ng_plan_rank(f.p, 2, r, &plan));
+    ng_rank_plan plan = {.struct_size = sizeof plan};
+    fixture_ok(&f, ng_plan_ranks(f.p, 2, r, 1, &plan));
     cost[r] = plan.solve_cost;
   }
   fixture_close(&f);

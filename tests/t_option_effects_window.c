@@ -251,7 +251,7 @@ static void effect_quantify(void **state) {
     fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
     fixture_ok(&f, ng_ready(f.p));
     fixture_ok(&f, ng_step(f.p, 1.0));
-    ng_report_init(&r, sizeof r);
+    r = (ng_report){.struct_size = sizeof r};
     fixture_ok(&f, ng_report_read(f.p, &r));
     assert_true(r.scaled == 2 * k && fabs(r.scaling_max - 0.5 * k) < 1e-7);
     fixture_close(&f);

@@ -119,8 +119,7 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
   for (int i = 0; i < 20 * LAYERS; i++) {
     weight[i / 20][i % 20] = (float)(i % 7) - 3.0F;
   }
-  ng_transport t;
-  ng_transport_init(&t, sizeof t);
+  ng_transport t = {.struct_size = sizeof t, .size = 1};
   t.name = "slow";
   t.user = &wire;
   t.size = 2;
@@ -138,8 +137,7 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
   fixture_ok(&f, ng_ready(f.p));
   double sent = 0, hidden = 0;
   for (int i = 0; i < STEPS; i++) {
-    ng_report r;
-    ng_report_init(&r, sizeof r);
+    ng_report r = {.struct_size = sizeof r};
     fixture_ok(&f, ng_report_read(f.p, &r));
     sent = r.sent_ms;
     hidden = r.hidden_ms;
@@ -149,8 +147,7 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
     out.hidden = r.hidden_ms - hidden;
   }
   for (int i = 0; i < NG_STATIONS; i++) {
-    ng_station_report s;
-    ng_station_report_init(&s, sizeof s);
+    ng_station_report s = {.struct_size = sizeof s};
     fixture_ok(&f, ng_report_station(f.p, i, &s));
     out.ms[i] = s.last_ms;
     out.wait[i] = s.last_wait_ms;

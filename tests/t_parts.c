@@ -151,8 +151,7 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   weigh *x = arg;
   purse money = {0};
   listener ear = {.inner = *t};
-  ng_transport mine;
-  ng_transport_init(&mine, sizeof mine);
+  ng_transport mine = {.struct_size = sizeof mine, .size = 1};
   mine.user = &ear;
   mine.name = "listener";
   mine.rank = t->rank;
@@ -189,12 +188,9 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
     st = fixture_observe(&f, i, &v, &v);
   }
   if (st == NG_OK) st = ng_step(f.p, 0.1);
-  for (int32_t i = 0; i < ng_memory_count(f.p) && st >= NG_OK; i++) {
-    ng_memory_info use = {.struct_size = sizeof use};
-    st = ng_memory(f.p, i, &use);
-    if (strcmp(use.use, "factors") == 0 || strcmp(use.use, "results") == 0)
-      x->held[rank] += use.bytes;
-  }
+  ng_report held = {.struct_size = sizeof held};
+  if (st >= NG_OK) st = ng_report_read(f.p, &held);
+  x->held[rank] += held.factors + held.results;
   ear.bytes = 0;
   money.most = money.now;
   int64_t before = money.now;

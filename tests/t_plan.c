@@ -1,4 +1,4 @@
-/* t_plan.c: ng_plan_rank against what ng_ready took and a step sent, on every rank of many settings; the plan of
+/* t_plan.c: ng_plan_ranks against what ng_ready took and a step sent, on every rank of many settings; the plan of
  * KAISA's published volumes (spec: SC'21, arXiv 2107.01739); and that planning leaves a model as it was. */
 #include "draw.h"
 #include "fixture.h"
@@ -111,8 +111,8 @@ static void plan_all(trial *l) {
   assert_int_equal(fixture_open(&f, l->options, &how), NG_OK);
   fixture_ok(&f, add(f.p));
   for (int32_t r = 0; r < l->ranks; r++) {
-    ng_rank_plan_init(&l->plan[r], sizeof l->plan[r]);
-    fixture_ok(&f, ng_plan_rank(f.p, l->ranks, r, &l->plan[r]));
+    l->plan[r] = (ng_rank_plan){.struct_size = sizeof l->plan[r]};
+    fixture_ok(&f, ng_plan_ranks(f.p, l->ranks, r, 1, &l->plan[r]));
   }
   fixture_close(&f);
 }
@@ -198,11 +198,11 @@ static void at_once_as_one_by_one(void **state) {
       assert_int_equal(fixture_open(&f, line[i].options, &(fixture_how){.threads = 1}), NG_OK);
       fixture_ok(&f, add(f.p));
       for (int32_t r = 0; r < n; r++)
-        ng_rank_plan_init(&all[r], sizeof all[r]);
-      const ng_status st = ng_plan_ranks(f.p, n, all);
+        all[r] = (ng_rank_plan){.struct_size = sizeof all[r]};
+      const ng_status st = ng_plan_ranks(f.p, n, 0, n, all);
       for (int32_t r = 0; r < n; r++) {
-        ng_rank_plan_init(&one, sizeof one);
-        assert_int_equal(ng_plan_rank(f.p, n, r, &one), st);
+        one = (ng_rank_plan){.struct_size = sizeof one};
+        assert_int_equal(ng_plan_ranks(f.p, n, r, 1, &one), st);
         if (st == NG_OK && memcmp(&all[r], &one, sizeof one) != 0)
           fail_msg("%s: rank %d of %d differs", line[i].options, r, n);
       }
@@ -236,9 +236,8 @@ static void equals_published(void **state) {
     }
     double solved = 0.0;
     for (int32_t r = 0; r < W; r++) {
-      ng_rank_plan plan;
-      ng_rank_plan_init(&plan, sizeof plan);
-      fixture_ok(&f, ng_plan_rank(f.p, W, r, &plan));
+      ng_rank_plan plan = {.struct_size = sizeof plan};
+      fixture_ok(&f, ng_plan_ranks(f.p, W, r, 1, &plan));
       assert_int_equal(plan.workers, m);
       assert_int_equal(plan.factors, sums); /* every rank has every average */
       assert_in_range(plan.sums_bytes, sums - 63, sums);
@@ -276,13 +275,12 @@ static void fractions_are_whole_ranks(void **state) {
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     fixture f;
     char options[64];
-    ng_rank_plan plan;
-    ng_rank_plan_init(&plan, sizeof plan);
+    ng_rank_plan plan = {.struct_size = sizeof plan};
     (void)snprintf(options, sizeof options, "method=kaisa grad_worker_fraction=%s",
                    row[i].fraction);
     assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
     fixture_ok(&f, add(f.p));
-    const ng_status st = ng_plan_rank(f.p, row[i].ranks, 0, &plan);
+    const ng_status st = ng_plan_ranks(f.p, row[i].ranks, 0, 1, &plan);
     assert_int_equal(st, row[i].workers > 0 ? NG_OK : NG_ERR_ARG);
     if (st == NG_OK) assert_int_equal(plan.workers, row[i].workers);
     if (st != NG_OK) assert_non_null(strstr(ng_last_error(f.ctx), "grad_worker_fraction is "));
@@ -312,9 +310,8 @@ static void resnet50_in_sixteen_bits(void **state) {
       (void)snprintf(name, sizeof name, "layer%d", i);
       fixture_ok(&f, ng_add_linear(f.p, name, resnet50[i][0], resnet50[i][1], 0, NULL));
     }
-    ng_rank_plan plan;
-    ng_rank_plan_init(&plan, sizeof plan);
-    fixture_ok(&f, ng_plan_rank(f.p, 16, 5, &plan));
+    ng_rank_plan plan = {.struct_size = sizeof plan};
+    fixture_ok(&f, ng_plan_ranks(f.p, 16, 5, 1, &plan));
     bytes[k] = plan.sums_bytes;
     fixture_close(&f);
   }
@@ -327,40 +324,36 @@ static void resnet50_in_sixteen_bits(void **state) {
 static void leaves_it_as_it_was(void **state) {
   (void)state;
   fixture f, plain;
-  ng_rank_plan plan;
-  ng_rank_plan_init(&plan, sizeof plan);
+  ng_rank_plan plan = {.struct_size = sizeof plan};
   int64_t bytes[2];
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
   assert_int_equal(fixture_open(&plain, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
   fixture_ok(&f, add(f.p));
   fixture_ok(&plain, add(plain.p));
-  fixture_ok(&f, ng_plan_rank(f.p, 4096, 4095, &plan));
+  fixture_ok(&f, ng_plan_ranks(f.p, 4096, 4095, 1, &plan));
   assert_int_equal(plan.owned, 0); /* four blocks, and many ranks */
   ng_context_allocated(f.ctx, &bytes[0], NULL, NULL);
   for (int32_t ranks = 1; ranks < 100; ranks += 9)
-    fixture_ok(&f, ng_plan_rank(f.p, ranks, ranks / 2, &plan));
+    fixture_ok(&f, ng_plan_ranks(f.p, ranks, ranks / 2, 1, &plan));
   ng_context_allocated(f.ctx, &bytes[1], NULL, NULL);
   assert_int_equal(bytes[0], bytes[1]); /* one placement is remembered, and goes with ng_ready */
-  assert_int_equal(ng_plan_rank(f.p, 4, 4, &plan), NG_ERR_ARG);
-  assert_string_equal(ng_last_error(f.ctx),
-                      "ng_plan_rank: rank is 4 of 4, expected 0 <= rank < ranks");
-  assert_int_equal(ng_plan_rank(f.p, 0, 0, &plan), NG_ERR_ARG);
-  assert_int_equal(ng_plan_rank(f.p, 4, 0, NULL), NG_ERR_ARG);
-  assert_int_equal(ng_plan_ranks(f.p, 0, &plan), NG_ERR_ARG);
-  assert_string_equal(ng_last_error(f.ctx), "ng_plan_ranks: ranks is 0, expected at least 1");
+  assert_int_equal(ng_plan_ranks(f.p, 4, 4, 1, &plan), NG_ERR_ARG);
+  assert_non_null(strstr(ng_last_error(f.ctx), "first = 4, count = 1 of 4 ranks: expected"));
+  assert_int_equal(ng_plan_ranks(f.p, 0, 0, 1, &plan), NG_ERR_ARG);
+  assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_plan_ranks(f.p, 4, 0, 0, &plan), NG_ERR_ARG);
   ng_rank_plan two[2] = {{.struct_size = sizeof two[0]}, {.struct_size = 8}};
-  assert_int_equal(ng_plan_ranks(f.p, 2, two), NG_ERR_ARG);
-  assert_non_null(strstr(ng_last_error(f.ctx), "ng_plan_ranks: struct_size is not that"));
+  assert_int_equal(ng_plan_ranks(f.p, 4, 2, 3, two), NG_ERR_ARG);
+  assert_int_equal(ng_plan_ranks(f.p, 2, 0, 2, two), NG_ERR_ARG);
+  assert_non_null(strstr(ng_last_error(f.ctx), "struct_size is not set, or differs"));
   fixture_ok(&f, ng_ready(f.p));
   fixture_ok(&plain, ng_ready(plain.p));
-  for (int32_t i = 0; i < ng_memory_count(f.p); i++) {
-    ng_memory_info a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
-    fixture_ok(&f, ng_memory(f.p, i, &a));
-    fixture_ok(&plain, ng_memory(plain.p, i, &b));
-    assert_int_equal(a.bytes, b.bytes);
-  }
-  assert_int_equal(ng_plan_rank(f.p, 4, 0, &plan), NG_ERR_STATE);
-  assert_int_equal(ng_plan_ranks(f.p, 1, &plan), NG_ERR_STATE);
+  ng_report a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
+  fixture_ok(&f, ng_report_read(f.p, &a));
+  fixture_ok(&plain, ng_report_read(plain.p, &b));
+  assert_memory_equal(&a.factors, &b.factors, 7 * sizeof a.factors);
+  assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, &plan), NG_ERR_STATE);
+  assert_int_equal(ng_plan_ranks(f.p, 1, 0, 1, &plan), NG_ERR_STATE);
   fixture_close(&f);
   fixture_close(&plain);
 }

@@ -84,9 +84,9 @@ static void check(const plan_case *c) {
   assign(c, work, task);
   for (int32_t r = 0; r < W; r++) {
     ng_rank_plan plan, want;
-    ng_rank_plan_init(&plan, sizeof plan);
+    plan = (ng_rank_plan){.struct_size = sizeof plan};
     memset(&want, 0, sizeof want);
-    fixture_ok(&f, ng_plan_rank(f.p, W, r, &plan));
+    fixture_ok(&f, ng_plan_ranks(f.p, W, r, 1, &plan));
     for (int i = 0; i < LAYERS; i++) {
       const bool held = r % (W / c->m) == work[i].column;
       for (int k = 0; k < 2; k++) {
@@ -221,12 +221,12 @@ static void same_as_new(fixture *f, int layers, int32_t ranks, const char *cost)
   for (int32_t r = 0; r < ranks; r++) {
     fixture fresh;
     ng_rank_plan a, b;
-    ng_rank_plan_init(&a, sizeof a);
-    ng_rank_plan_init(&b, sizeof b);
+    a = (ng_rank_plan){.struct_size = sizeof a};
+    b = (ng_rank_plan){.struct_size = sizeof b};
     open_with(&fresh, layers, cost);
-    fixture_ok(&fresh, ng_plan_rank(fresh.p, ranks, r, &b));
+    fixture_ok(&fresh, ng_plan_ranks(fresh.p, ranks, r, 1, &b));
     fixture_close(&fresh);
-    fixture_ok(f, ng_plan_rank(f->p, ranks, r, &a));
+    fixture_ok(f, ng_plan_ranks(f->p, ranks, r, 1, &a));
     assert_memory_equal(&a, &b, sizeof a);
   }
 }

@@ -1,4 +1,4 @@
-/* t_plan_shards.c: ng_plan_shard: what ng_plan_rank says of layers in shards, beside what ranks of a run hold and send: every
+/* t_plan_shards.c: ng_plan_shard: what ng_plan_ranks says of layers in shards, beside what ranks of a run hold and send: every
  * byte of every use and station, on every rank; what is refused, and that a model is as it was afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -67,8 +67,8 @@ static void equals_counted(void **state) {
       assert_int_equal(fixture_open(&f, options[m], &(fixture_how){.threads = 1}), NG_OK);
       fixture_ok(&f, add_whole(f.p, model));
       for (int32_t r = 0; r < W; r++) {
-        ng_rank_plan_init(&b.plan[r], sizeof b.plan[r]);
-        fixture_ok(&f, ng_plan_rank(f.p, W, r, &b.plan[r]));
+        b.plan[r] = (ng_rank_plan){.struct_size = sizeof b.plan[r]};
+        fixture_ok(&f, ng_plan_ranks(f.p, W, r, 1, &b.plan[r]));
         for (int64_t call = 0; call < MICRO; call++)
           b.samples[r] += samples_of(r / model, call);
         assert_true((b.plan[r].shown_bytes > 0) == (model > 1));
@@ -97,12 +97,11 @@ static void moments_are_of_parts(void **state) {
   static const int64_t floats[2] = {32 * 40 + 32, 64 * 20 + 64};
   for (int32_t axis = 0; axis < 2; axis++) {
     fixture f;
-    ng_rank_plan plan;
-    ng_rank_plan_init(&plan, sizeof plan);
+    ng_rank_plan plan = {.struct_size = sizeof plan};
     assert_int_equal(fixture_open(&f, OURS "update=sgd", &(fixture_how){.threads = 1}), NG_OK);
     fixture_ok(&f, ng_add_linear(f.p, "fc", 40, 64, 1, NULL));
     fixture_ok(&f, ng_plan_shard(f.p, 0, axis, 2));
-    fixture_ok(&f, ng_plan_rank(f.p, 2, 1, &plan));
+    fixture_ok(&f, ng_plan_ranks(f.p, 2, 1, 1, &plan));
     assert_int_equal(plan.moments, floats[axis] * 4);
     fixture_close(&f);
   }
@@ -113,20 +112,19 @@ static void leaves_it_whole(void **state) {
   (void)state;
   ng_rank_plan first, again;
   fixture f;
-  ng_rank_plan_init(&first, sizeof first);
+  first = (ng_rank_plan){.struct_size = sizeof first};
   again = first;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
   fixture_ok(&f, add_whole(f.p, 3));
-  fixture_ok(&f, ng_plan_rank(f.p, 6, 4, &first));
-  fixture_ok(&f, ng_plan_rank(f.p, 3, 2, &again));
-  fixture_ok(&f, ng_plan_rank(f.p, 6, 4, &again));
+  fixture_ok(&f, ng_plan_ranks(f.p, 6, 4, 1, &first));
+  fixture_ok(&f, ng_plan_ranks(f.p, 3, 2, 1, &again));
+  fixture_ok(&f, ng_plan_ranks(f.p, 6, 4, 1, &again));
   assert_memory_equal(&first, &again, sizeof first);
   for (int i = 0; i < 2; i++) {
-    ng_explain_row row;
-    ng_explain_row_init(&row, sizeof row);
+    ng_explain_row row = {.struct_size = sizeof row};
     fixture_ok(&f, ng_explain(f.p, 0, &row));
     assert_int_equal(row.count, layer[0].in * layer[0].out);
-    assert_int_equal(ng_plan_rank(f.p, 4, 0, &again), NG_ERR_ARG);
+    assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, &again), NG_ERR_ARG);
     assert_non_null(strstr(ng_last_error(f.ctx), "4 ranks; layers are in shards over 3 of them"));
   }
   assert_int_equal(ng_ready(f.p), NG_ERR_STATE);
@@ -196,18 +194,18 @@ static void no_memory(void **state) {
   ng_rank_plan want, got;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.config = &c}), NG_OK);
   fixture_ok(&f, add_whole(f.p, 2));
-  ng_rank_plan_init(&want, sizeof want);
-  fixture_ok(&f, ng_plan_rank(f.p, 4, 1, &want));
+  want = (ng_rank_plan){.struct_size = sizeof want};
+  fixture_ok(&f, ng_plan_ranks(f.p, 4, 1, 1, &want));
   int met = 0;
   for (int32_t k = 1;; k++, met++) {
     m.fail_at = m.calls + k;
-    ng_rank_plan_init(&got, sizeof got);
-    const ng_status st = ng_plan_rank(f.p, 4, 1, &got);
+    got = (ng_rank_plan){.struct_size = sizeof got};
+    const ng_status st = ng_plan_ranks(f.p, 4, 1, 1, &got);
     m.fail_at = 0;
     if (st == NG_OK) break;
     assert_int_equal(st, NG_ERR_NOMEM);
-    ng_rank_plan_init(&got, sizeof got);
-    fixture_ok(&f, ng_plan_rank(f.p, 4, 1, &got));
+    got = (ng_rank_plan){.struct_size = sizeof got};
+    fixture_ok(&f, ng_plan_ranks(f.p, 4, 1, 1, &got));
     assert_memory_equal(&got, &want, sizeof got);
   }
   assert_true(met > 20);

@@ -96,8 +96,8 @@ static void plan(const ng_options *o, ng_rank_plan out[RANKS]) {
   for (int i = 0; i < LAYERS; i++)
     assert_int_equal(ng_add_linear(p, name[i], order[i][0], order[i][1], 0, NULL), NG_OK);
   for (int32_t r = 0; r < RANKS; r++) {
-    ng_rank_plan_init(&out[r], sizeof out[r]);
-    if (ng_plan_rank(p, RANKS, r, &out[r]) != NG_OK) fail_msg("%s", ng_last_error(ctx));
+    out[r] = (ng_rank_plan){.struct_size = sizeof out[r]};
+    if (ng_plan_ranks(p, RANKS, r, 1, &out[r]) != NG_OK) fail_msg("%s", ng_last_error(ctx));
   }
   ng_precond_destroy(&p);
   ng_context_destroy(&ctx);

@@ -76,7 +76,7 @@ static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
     const ng_sgd how_far = fixture_sgd(1.0, 0.0);
     if (st == NG_OK) st = fused ? fixture_step(&f, &how_far) : ng_step(f.p, 1.0);
   }
-  ng_report_init(&l->report[rank], sizeof l->report[rank]);
+  l->report[rank] = (ng_report){.struct_size = sizeof l->report[rank]};
   if (st == NG_OK) st = ng_report_read(f.p, &l->report[rank]);
   for (int64_t i = 0; i < D && rank == 0; i++) {
     l->u[i] = fused ? -w[i] : g[i];
@@ -172,7 +172,7 @@ static void published_numbers(void **state) {
                               NULL));
   fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
   fixture_ok(&f, ng_ready(f.p));
-  ng_report_init(&r, sizeof r);
+  r = (ng_report){.struct_size = sizeof r};
   fixture_ok(&f, ng_report_read(f.p, &r));
   assert_true(r.scaled == 0 && r.scaling_max == 0.0);
   for (int k = 0; k < 2; k++) {
@@ -224,7 +224,7 @@ static void states_do_not_have_it(void **state) {
       fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
       fixture_ok(&f, ng_ready(f.p));
       if (part == 1) fixture_ok(&f, ng_load(f.p, file));
-      ng_report_init(&r, sizeof r);
+      r = (ng_report){.struct_size = sizeof r};
       fixture_ok(&f, ng_report_read(f.p, &r));
       assert_int_equal(r.scaled, 0);
       fixture_ok(&f, ng_step(f.p, 1.0));

@@ -85,7 +85,7 @@ static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
     if (rank == 0) memcpy(l->before, w, sizeof l->before);
     if (st == NG_OK) st = take_step(&f, l);
   }
-  ng_report_init(&l->report[rank], sizeof l->report[rank]);
+  l->report[rank] = (ng_report){.struct_size = sizeof l->report[rank]};
   if (st == NG_OK) st = ng_report_read(f.p, &l->report[rank]);
   if (st != NG_OK && rank == 0) (void)snprintf(l->message, sizeof l->message, "%s", f.message);
   if (g != NULL) fixture_close(&f);
@@ -237,7 +237,7 @@ static void measure(float *w, int64_t n, ng_report *r) {
   how.lr = 0.0;
   how.weight_decay = 1.0;
   fixture_ok(&f, ng_step_sgd(f.p, &how, 1));
-  ng_report_init(r, sizeof *r);
+  *r = (ng_report){.struct_size = sizeof *r};
   fixture_ok(&f, ng_report_read(f.p, r));
   fixture_close(&f);
   free(g);
@@ -311,7 +311,7 @@ static void only_without_blocks(void **state) {
     fixture_ok(&f, ng_ready(f.p));
     const ng_sgd how = fixture_sgd(1.0, 0.0);
     fixture_ok(&f, fixture_step(&f, &how));
-    ng_report_init(&r, sizeof r);
+    r = (ng_report){.struct_size = sizeof r};
     fixture_ok(&f, ng_report_read(f.p, &r));
     assert_true(r.scaled == 3 * k && r.d2 == 14.0 * k && r.pd2 == 14.0 * k && r.inner == 14.0 * k);
     fixture_close(&f);

@@ -222,12 +222,9 @@ static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
     if (strcmp(report.name, "deliver") == 0 || strcmp(report.name, "share") == 0)
       out->deliver[rank] += report.total_bytes;
   }
-  ng_memory_info m = {.struct_size = sizeof m};
-  for (int32_t i = 0; i < ng_memory_count(f.p) && st == NG_OK; i++) {
-    st = ng_memory(f.p, i, &m);
-    if (strcmp(m.use, "direction") == 0 || strcmp(m.use, "results") == 0)
-      out->deliver[rank] += m.bytes;
-  }
+  ng_report held = {.struct_size = sizeof held};
+  if (st == NG_OK) st = ng_report_read(f.p, &held);
+  out->deliver[rank] += held.direction + held.results;
   fixture_close(&f);
   return st;
 }

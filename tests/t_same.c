@@ -140,8 +140,8 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static bool has_cpu(void) {
-  for (int32_t i = 0; i < ng_component_count(); i++) {
-    ng_component c = {.struct_size = sizeof c};
+  ng_component c = {.struct_size = sizeof c};
+  for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++) {
     if (ng_component_info(i, &c) == NG_OK && strcmp(c.name, "cpu") == 0) return c.built_in != 0;
   }
   return false;

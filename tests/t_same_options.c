@@ -126,8 +126,7 @@ static void every_option(void **state) {
   int tried = 0;
   (void)state;
   for (int32_t i = 0; i < ng_option_count(); i++) {
-    ng_option_info o;
-    ng_option_info_init(&o, sizeof o);
+    ng_option_info o = {.struct_size = sizeof o};
     assert_int_equal(ng_option_at(i, &o), NG_OK);
     if (strcmp(o.name, "method") == 0) continue;
     int here = 0;

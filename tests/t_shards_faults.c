@@ -164,9 +164,8 @@ static void refused_layers(void **state) {
       assert_non_null(strstr(ng_last_error(f.ctx), "shard_group is not NULL"));
       d.shard_group = NULL;
       assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_OK);
-      ng_rank_plan plan;
-      ng_rank_plan_init(&plan, sizeof plan);
-      assert_int_equal(ng_plan_rank(f.p, 4, 0, &plan), NG_ERR_ABSENT);
+      ng_rank_plan plan = {.struct_size = sizeof plan};
+      assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, &plan), NG_ERR_ABSENT);
       assert_non_null(strstr(ng_last_error(f.ctx), "layer 'fc' is in shards"));
       ng_layer_init(&d, NG_EMBEDDING, sizeof d);
       d.name = "words";

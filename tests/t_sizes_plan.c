@@ -1,7 +1,7 @@
 /* t_sizes_plan.c: what is planned for one layer, or one chunk of a window, does not grow with the size that is
  * described, or has a limit that is named.
  *
- * Each row is asked of ng_plan_rank and of ng_ready with an allocator that has ROOM bytes.  A list whose length grew
+ * Each row is asked of ng_plan_ranks and of ng_ready with an allocator that has ROOM bytes.  A list whose length grew
  * with the size would not fit, and be NG_ERR_NOMEM where NG_OK or a refusal by name is expected; at a limit whose
  * lists are larger than ROOM, NG_ERR_NOMEM says that the size was taken. */
 #include <setjmp.h>
@@ -40,7 +40,7 @@ typedef struct row {
   ng_kind kind;
   int64_t in, out, groups, kernel;
   int32_t bias, ranks;
-  ng_status want;   /* of ng_plan_rank, or of ng_add_layer */
+  ng_status want;   /* of ng_plan_ranks, or of ng_add_layer */
   const char *says; /* what a refusal names */
 } row;
 
@@ -111,7 +111,7 @@ static void describe(const row *r, ng_layer *l) {
 /* 15 s of one processor were 65,536 slices of 2^31 entries when each looked at all blocks; now 0.01 s. */
 static const double MOST_SECONDS = 5.0;
 
-/* NG_OK of ng_plan_rank; ng_ready of the same takes the memory, which is not there. */
+/* NG_OK of ng_plan_ranks; ng_ready of the same takes the memory, which is not there. */
 static int judge(const row *r, bool ready) {
   size_t left = ROOM;
   fixture f;
@@ -125,10 +125,10 @@ static int judge(const row *r, bool ready) {
   const fixture_how how = {.linalg = "ref", .threads = 1, .config = &c};
   fixture_ok(&f, fixture_open(&f, r->options, &how));
   describe(r, &l);
-  ng_rank_plan_init(&plan, sizeof plan);
+  plan = (ng_rank_plan){.struct_size = sizeof plan};
   const clock_t before = clock();
   ng_status st = ng_add_layer(f.p, &l, NULL);
-  if (st == NG_OK) st = ready ? ng_ready(f.p) : ng_plan_rank(f.p, r->ranks, 1, &plan);
+  if (st == NG_OK) st = ready ? ng_ready(f.p) : ng_plan_ranks(f.p, r->ranks, 1, 1, &plan);
   const double took = (double)(clock() - before) / CLOCKS_PER_SEC;
   const ng_status want = ready && r->want == NG_OK ? NG_ERR_NOMEM : r->want;
   const char *says = r->says == NULL ? "ng_ready: no memory" : r->says;

@@ -492,8 +492,7 @@ static void norms_of_long_rows(void **state) {
   }
   for (int way = 0; way < 2; way++) {
     fixture f;
-    ng_report report;
-    ng_report_init(&report, sizeof report);
+    ng_report report = {.struct_size = sizeof report};
     fixture_ok(&f, fixture_open(&f, "method=eva damping=0.1 clip=ratio clip_bound=1e-6", NULL));
     fixture_ok(&f, ng_add_linear(f.p, "fc", LONG, TWO, 0, NULL));
     const int64_t shape[2] = {TWO, LONG}, stride[2] = {1, TWO};

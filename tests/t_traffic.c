@@ -118,8 +118,7 @@ static ng_status slow_test(void *user, void *request, int32_t *done) {
 }
 
 static ng_transport slow_wire(double *done_at) {
-  ng_transport t;
-  ng_transport_init(&t, sizeof t);
+  ng_transport t = {.struct_size = sizeof t, .size = 1};
   t.user = done_at;
   t.size = 2;
   t.run = slow_run;

@@ -191,15 +191,6 @@ static void values_move(void **state) {
 
 /* ---- planned, saved --------------------------------------------------------------------------*/
 
-static int64_t held(const model *m, const char *use) {
-  for (int32_t i = 0; i < ng_memory_count(m->f.p); i++) {
-    ng_memory_info info = {.struct_size = sizeof info};
-    assert_int_equal(ng_memory(m->f.p, i, &info), NG_OK);
-    if (strcmp(info.use, use) == 0) return info.bytes;
-  }
-  return -1;
-}
-
 /* A plan counts the windows of lines; asking for it leaves the model as it was. */
 static void planned(void **state) {
   (void)state;
@@ -207,13 +198,15 @@ static void planned(void **state) {
   ng_rank_plan plan = {.struct_size = sizeof plan};
   assert_int_equal(
       open_model(&m, "per_layer='b,c: method=mfac window=9; d: method=eva'", "abcdX", NULL), NG_OK);
-  fixture_ok(&m.f, ng_plan_rank(m.f.p, 3, 1, &plan));
+  fixture_ok(&m.f, ng_plan_ranks(m.f.p, 3, 1, 1, &plan));
   assert_int_equal(plan.blocks, 3);
-  fixture_ok(&m.f, ng_plan_rank(m.f.p, 1, 0, &plan));
+  fixture_ok(&m.f, ng_plan_ranks(m.f.p, 1, 0, 1, &plan));
   fixture_ok(&m.f, ng_ready(m.f.p));
-  assert_int_equal(plan.factors, held(&m, "factors"));
-  assert_int_equal(plan.sums, held(&m, "sums"));
-  assert_int_equal(plan.results, held(&m, "results"));
+  ng_report held = {.struct_size = sizeof held};
+  fixture_ok(&m.f, ng_report_read(m.f.p, &held));
+  assert_int_equal(plan.factors, held.factors);
+  assert_int_equal(plan.sums, held.sums);
+  assert_int_equal(plan.results, held.results);
   assert_true(plan.factors > 2 * N * 10 * (int64_t)sizeof(float)); /* the window's rows at least */
   fixture_close(&m.f);
 }

@@ -108,11 +108,8 @@ static ng_status live_on(life *l, fixture *f, int32_t rank, float *g, float *w) 
     if (t == AT - 1 && l->save != NULL && st >= NG_OK) st = ng_save(f->p, l->save);
   }
   if (l->bad) l->wrong[rank] += in_parts(f->p) == 0;
-  for (int32_t i = 0; i < ng_memory_count(f->p); i++) {
-    ng_memory_info m = {.struct_size = sizeof m};
-    if (ng_memory(f->p, i, &m) == NG_OK && strcmp(m.use, "factors") == 0)
-      l->factors[rank] = m.bytes;
-  }
+  ng_report held = {.struct_size = sizeof held};
+  if (ng_report_read(f->p, &held) == NG_OK) l->factors[rank] = held.factors;
   return st < NG_OK ? st : NG_OK;
 }
 

@@ -117,12 +117,11 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
 
 static void plan(job *j) {
   fixture f;
-  ng_rank_plan r;
-  ng_rank_plan_init(&r, sizeof r);
+  ng_rank_plan r = {.struct_size = sizeof r};
   assert_int_equal(fixture_open(&f, j->options, &(fixture_how){.threads = 1}), NG_OK);
   for (int i = 0; i < LAYERS; i++)
     fixture_ok(&f, add(f.p, i));
-  fixture_ok(&f, ng_plan_rank(f.p, RANKS, 0, &r));
+  fixture_ok(&f, ng_plan_ranks(f.p, RANKS, 0, 1, &r));
   j->planned = r.sums_bytes;
   fixture_close(&f);
 }

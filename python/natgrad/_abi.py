@@ -58,7 +58,9 @@ ng_adamw { size_t struct_size; double lr; double beta1; double beta2; double eps
 ng_report { size_t struct_size; int64_t steps; int64_t skipped; double clip; double inner; int64_t more_damping;
   int64_t in_double; int64_t kept_last; int64_t plain; int32_t stations; int64_t kept; int64_t unobserved;
   int32_t statistics; double d2; double pd2; int64_t scaled; double scaling_min; double scaling_25; double scaling_50;
-  double scaling_75; double scaling_max; double scaling_mean; double sent_ms; double hidden_ms; }
+  double scaling_75; double scaling_max; double scaling_mean; double sent_ms; double hidden_ms; int64_t overflowed;
+  int64_t factors; int64_t sums; int64_t results; int64_t direction; int64_t moments; int64_t scratch;
+  int64_t objects; }
 ng_station_report { size_t struct_size; const char *name; int32_t collective; int64_t runs; double last_ms;
   double total_ms; int64_t last_bytes; int64_t total_bytes; int64_t last_messages; int64_t total_messages;
   double last_wait_ms; double total_wait_ms; }
@@ -67,7 +69,6 @@ ng_layer_report { size_t struct_size; const char *name; double observe_ms; doubl
   int64_t unobserved; double damping_f; const char *block; const char *method; }
 ng_statistic_report { size_t struct_size; const char *layer; const char *name; int64_t refreshed; int64_t passed;
   int64_t interval; int64_t next; int64_t bytes_sent; int64_t bytes_passed; }
-ng_memory_info { size_t struct_size; const char *use; int64_t bytes; }
 ng_explain_row { size_t struct_size; const char *name; int32_t index; int64_t count; int32_t covered;
   const char *family; const char *why; int64_t bytes; int32_t owner; const char *block; const char *method; }
 """
@@ -119,8 +120,6 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out);
 ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out);
 ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *out);
 ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *out);
-int32_t ng_memory_count(const ng_precond *p);
-ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);
 int32_t ng_explain_count(const ng_precond *p);
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
@@ -181,13 +180,16 @@ for _name, _fields in structs():
 globals().update(NUMBERS)
 
 
+# Structs with an initialiser, besides ng_layer; all others start as zeros.
+INITIALISED = ("ng_context_config", "ng_batch", "ng_sgd", "ng_adamw")
+
+
 def declare(library):
-    """Tell ctypes what the functions take and give; the initialisers of the structs among them."""
+    """Tell ctypes the arguments and results of the functions."""
     for name, result, arguments in calls():
         function = getattr(library, name)
         function.restype, function.argtypes = _kind(result), [_field(text)[1] for text in arguments]
-    for name, fields in structs():
-        if fields[0] == "size_t struct_size" and name != "ng_layer":
-            function = getattr(library, name + "_init")
-            function.restype, function.argtypes = None, [c.c_void_p, c.c_size_t]
+    for name in INITIALISED:
+        function = getattr(library, name + "_init")
+        function.restype, function.argtypes = None, [c.c_void_p, c.c_size_t]
     library.ng_layer_init.restype, library.ng_layer_init.argtypes = None, [c.c_void_p, c.c_int, c.c_size_t]

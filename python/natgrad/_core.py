@@ -30,9 +30,12 @@ def failure(status, text):
 
 
 def filled(struct, *arguments):
-    """A struct as its initialiser leaves it."""
+    """A struct with its defaults."""
     value = struct()
-    getattr(load(), struct.__name__ + "_init")(c.byref(value), *arguments, c.sizeof(value))
+    if arguments or struct.__name__ in _abi.INITIALISED:
+        getattr(load(), struct.__name__ + "_init")(c.byref(value), *arguments, c.sizeof(value))
+    else:
+        value.struct_size = c.sizeof(value)
     return value
 
 

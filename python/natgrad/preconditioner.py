@@ -375,8 +375,9 @@ class Preconditioner(Binding, _state.Uncopied):
 
     def memory_usage(self):
         """Bytes on this rank by use, and their `total`."""
-        rows = [_core.as_dict(row) for row in self._read_all("memory", _abi.ng_memory_info)]
-        found = {row["use"]: row["bytes"] for row in rows}
+        report = self._core.read("report_read", _abi.ng_report)
+        uses = ("factors", "sums", "results", "direction", "moments", "scratch", "objects")
+        found = {use: report[use] for use in uses}
         return {**found, "total": sum(found.values())}
 
     def report(self):

@@ -1,4 +1,4 @@
-/* init.c: every struct that crosses the header, before either side has written to it.
+/* init.c: the initialisers of structs whose defaults are not all 0.
  *
  * In: the caller's struct and the caller's sizeof.  Out: struct_size = that size, defaults in the
  * fields there are, zeros elsewhere, nothing behind `size`: an older header's struct ends earlier, a
@@ -16,8 +16,6 @@ static void fill(void *out, size_t size, const void *standard, size_t ours) {
   memcpy(out, standard, size < ours ? size : ours);
   memcpy(out, &size, sizeof size);
 }
-
-/* ---- what the caller fills -------------------------------------------------------------------*/
 
 void ng_context_config_init(ng_context_config *c, size_t size) {
   static const ng_context_config d = {.log_level = NG_LOG_WARN};
@@ -60,35 +58,3 @@ void ng_adamw_init(ng_adamw *a, size_t size) {
       .lr = NAN, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
   fill(a, size, &d, sizeof d);
 }
-
-void ng_transport_init(ng_transport *t, size_t size) {
-  static const ng_transport d = {.size = 1};
-  fill(t, size, &d, sizeof d);
-}
-
-void ng_collective_init(ng_collective *c, size_t size) {
-  static const ng_collective d = {.mem = NG_HOST};
-  fill(c, size, &d, sizeof d);
-}
-
-/* ---- what the library fills ------------------------------------------------------------------*/
-
-/* Zeros, so that a call that failed leaves no text to follow and no number to believe. */
-#define OUT(type)                                                                                  \
-  void type##_init(type *out, size_t size) {                                                       \
-    static const type d = {0};                                                                     \
-    fill(out, size, &d, sizeof d);                                                                 \
-  }
-
-OUT(ng_component)
-OUT(ng_option_info)
-OUT(ng_method_info)
-OUT(ng_published_info)
-OUT(ng_report)
-OUT(ng_station_report)
-OUT(ng_layer_report)
-OUT(ng_statistic_report)
-OUT(ng_memory_info)
-OUT(ng_rank_plan)
-OUT(ng_explain_row)
-OUT(ng_field_info)

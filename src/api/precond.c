@@ -11,7 +11,7 @@
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
 /* Options are judged before anything is taken.  What an object holds is counted from the first byte,
- * so ng_memory adds up to what the context lent. */
+ * so ng_report adds up to what the context lent. */
 static ng_status create(ng_context *ctx, const ng_options *options, ng_precond **out) {
   char message[NG_MESSAGE] = "";
   ng_status st = ng_family_check(options, message, sizeof message);

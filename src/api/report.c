@@ -70,6 +70,13 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.scaling_mean = s->mean;
   r.sent_ms = p->ctx->comm->meter.sent_ms;
   r.overflowed = p->overflowed;
+  r.factors = p->held[NG_USE_FACTORS];
+  r.sums = p->held[NG_USE_SUMS];
+  r.results = p->held[NG_USE_RESULTS];
+  r.direction = p->held[NG_USE_DIRECTION];
+  r.moments = p->held[NG_USE_MOMENTS];
+  r.scratch = p->held[NG_USE_SCRATCH];
+  r.objects = p->held[NG_USE_OBJECTS];
   r.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
   return ng_give_struct(out, &r, sizeof r);
 }
@@ -138,22 +145,6 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *o
   return ng_give_struct(out, &r, sizeof r);
 }
 
-/* By ng_use; names are part of the interface. */
-static const char *const use_name[NG_USES] = {"factors", "sums",    "results", "direction",
-                                              "moments", "scratch", "objects"};
-
-int32_t ng_memory_count(const ng_precond *p) { return p == NULL ? 0 : NG_USES; }
-
-ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out) {
-  const ng_status st = may_tell(p, "ng_memory", i, NG_USES, out);
-  if (st != NG_OK) return st;
-  ng_memory_info m;
-  memset(&m, 0, sizeof m);
-  m.use = use_name[i];
-  m.bytes = p->held[i];
-  return ng_give_struct(out, &m, sizeof m);
-}
-
 ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t members) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
@@ -194,31 +185,10 @@ ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t memb
   return NG_OK;
 }
 
-static ng_status may_plan(const ng_precond *p, const char *call, const void *out) {
-  const ng_status st = may_tell(p, call, 0, 1, out);
-  if (st != NG_OK || !(p->ready || p->broken)) return st;
-  return ng_fail(p->ctx, NG_ERR_STATE, "%s: the model is ready, expected one before ng_ready",
-                 call);
-}
-
-/* Of a rank that may be any: nothing of this one is in it but what the caller described. */
-ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
-  const ng_status st = may_plan(p, "ng_plan_rank", out);
-  if (st != NG_OK) return st;
-  if (ranks < 1 || rank < 0 || rank >= ranks) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_rank: rank is %d of %d, expected 0 <= rank < ranks",
-                   rank, ranks);
-  }
-  ng_rank_plan r;
-  memset(&r, 0, sizeof r);
-  const ng_status made = ng_step_plan(p, ranks, rank, &r);
-  return made != NG_OK ? made : ng_give_struct(out, &r, sizeof r);
-}
-
-/* The structs of one version lie side by side. */
-static bool of_one_size(const ng_rank_plan *out, int32_t ranks, size_t size) {
+/* The structs lie side by side, all of the caller's size. */
+static bool of_one_size(const ng_rank_plan *out, int32_t count, size_t size) {
   bool same = size >= sizeof size && size % sizeof(void *) == 0;
-  for (int32_t r = 0; r < ranks && same; r++) {
+  for (int32_t r = 0; r < count && same; r++) {
     size_t given;
     memcpy(&given, (const char *)out + (size_t)r * size, sizeof given);
     same = given == size;
@@ -226,17 +196,24 @@ static bool of_one_size(const ng_rank_plan *out, int32_t ranks, size_t size) {
   return same;
 }
 
-ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, ng_rank_plan *out) {
-  ng_status st = may_plan(p, "ng_plan_ranks", out);
+ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t count,
+                        ng_rank_plan *out) {
+  const ng_status st = may_tell(p, "ng_plan_ranks", 0, 1, out);
   if (st != NG_OK) return st;
-  if (ranks < 1)
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_ranks: ranks is %d, expected at least 1", ranks);
-  if (!of_one_size(out, ranks, out->struct_size)) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_plan_ranks: struct_size is not that of ng_rank_plan_init in each of %d",
-                   ranks);
+  if (p->ready || p->broken) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "ng_plan_ranks: the model is ready, expected one before ng_ready");
   }
-  return ng_step_plan_all(p, ranks, out, out->struct_size);
+  if (ranks < 1 || first < 0 || count < 1 || count > ranks - first) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_ranks: first = %d, count = %d of %d ranks: expected count >= 1 and "
+                   "first + count <= ranks",
+                   first, count, ranks);
+  }
+  if (!of_one_size(out, count, out->struct_size)) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_ranks: struct_size is not set, or differs, in out");
+  }
+  return ng_step_plan(p, ranks, first, count, out, out->struct_size);
 }
 
 /* The name of a parameter is made once, when the layer is added: no buffer to own here. */

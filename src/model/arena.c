@@ -6,7 +6,7 @@
  * one run of bytes.
  *
  * After ng_ready only a larger image allocates: a step cannot fail for memory on one rank alone,
- * and ng_memory reports the whole run. */
+ * and ng_report reports the whole run. */
 #include "model/model.h"
 
 static int64_t round_up(int64_t bytes) {

@@ -36,19 +36,10 @@ void ng_variable_name(const char *name, char *out, size_t size) {
 
 /* ---- the list --------------------------------------------------------------------------------*/
 
-void ng_variable_info_init(ng_variable_info *v, size_t size) {
-  if (v == NULL || size < sizeof v->struct_size) return;
-  memset(v, 0, size);
-  memcpy(v, &size, sizeof size);
-}
-
-int32_t ng_variable_count(void) { return NAMED + 1; }
-
 /* The last one is a family of names: those of the tests, which the library leaves alone. */
 ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
-  if (out == NULL || i < 0 || i >= ng_variable_count()) return NG_ERR_ARG;
-  ng_variable_info v;
-  ng_variable_info_init(&v, sizeof v);
+  if (out == NULL || i < 0 || i > NAMED) return NG_ERR_ARG;
+  ng_variable_info v = {.struct_size = sizeof v};
   if (i == NAMED) {
     (void)snprintf(v.name, sizeof v.name, "%s", OF_TESTS "*");
     v.meaning = "settings of the library's own tests";

@@ -73,8 +73,7 @@ ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
   info.bytes = ng_field_bytes(&s.field);
   info.owner = s.field.owner;
   if (ng_give_struct(out, &info, sizeof info) == NG_OK) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_ARG,
-                 "ng_state_at: struct_size is not set: call ng_field_info_init");
+  return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_at: struct_size of out is not set");
 }
 
 ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes) {

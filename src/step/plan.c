@@ -1,4 +1,4 @@
-/* plan.c: ng_plan_rank, ng_plan_ranks: what any rank of many would hold and send, and what each of them would.
+/* plan.c: ng_plan_ranks: what any rank of many would hold and send, and what each of them would.
  *
  * In: a model that is described and not ready, ranks, a rank.  Out: bytes, messages, costs.  The same steps as
  * ng_ready up to the counting pass, with the numbers of another rank; then all of it goes again.  No memory
@@ -129,10 +129,11 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
 static ng_status check_whole(const ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     if (p->entry[i]->d.shard_axis == -1) continue;
-    return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "ng_plan_rank: layer '%s' is in shards, whose widths other ranks know; register "
-                   "it whole and call ng_plan_shard",
-                   p->entry[i]->d.name);
+    return ng_fail(
+        p->ctx, NG_ERR_ABSENT,
+        "ng_plan_ranks: layer '%s' is in shards, whose widths other ranks know; register "
+        "it whole and call ng_plan_shard",
+        p->entry[i]->d.name);
   }
   return NG_OK;
 }
@@ -152,7 +153,7 @@ static ng_status count(ng_precond *p, ng_rank_plan *out) {
 }
 
 /* The context says which rank of how many it is in one place; nothing else has it while this runs. */
-ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
+static ng_status plan_one(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
   ng_context *c = p->ctx;
   ng_status st = check_whole(p);
   if (st != NG_OK) return st;
@@ -239,18 +240,19 @@ static ng_status walk(ng_precond *p, twins *t, ng_rank_plan *out, size_t size) {
   return st;
 }
 
-static ng_status one_by_one(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size) {
+static ng_status one_by_one(ng_precond *p, int32_t ranks, int32_t first, int32_t n,
+                            ng_rank_plan *out, size_t size) {
   ng_status st = NG_OK;
-  for (int32_t r = 0; r < ranks && st == NG_OK; r++) {
+  for (int32_t i = 0; i < n && st == NG_OK; i++) {
     ng_rank_plan plan;
     memset(&plan, 0, sizeof plan);
-    st = ng_step_plan(p, ranks, r, &plan);
-    if (st == NG_OK) st = ng_give_struct(at(out, size, r), &plan, sizeof plan);
+    st = plan_one(p, ranks, first + i, &plan);
+    if (st == NG_OK) st = ng_give_struct(at(out, size, i), &plan, sizeof plan);
   }
   return st;
 }
 
-ng_status ng_step_plan_all(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size) {
+static ng_status plan_all(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size) {
   ng_context *c = p->ctx;
   const size_t W = (size_t)ranks, flags = W * sizeof(bool), answers = (W + 1) * sizeof(int32_t);
   ng_status st = check_whole(p);
@@ -272,5 +274,11 @@ ng_status ng_step_plan_all(ng_precond *p, int32_t ranks, ng_rank_plan *out, size
   ng_object_free(p, t.owns, flags);
   ng_object_free(p, t.filled, flags);
   ng_object_free(p, t.answer, answers);
-  return st == NG_OK && cut ? one_by_one(p, ranks, out, size) : st;
+  return st == NG_OK && cut ? one_by_one(p, ranks, 0, ranks, out, size) : st;
+}
+
+ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
+                       size_t size) {
+  return n == ranks && n > 1 ? plan_all(p, ranks, out, size)
+                             : one_by_one(p, ranks, first, n, out, size);
 }

@@ -28,7 +28,7 @@ static ng_status meet(ng_precond *p, int32_t members) {
   s->holder = ng_object(p, (size_t)members * sizeof *s->holder);
   s->member = ng_object(p, (size_t)W * sizeof *s->member);
   if (s->rank == NULL || s->holder == NULL || s->member == NULL) {
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_rank: no memory");
+    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_ranks: no memory");
   }
   for (int32_t i = 0; i < members; i++) {
     s->rank[i] = first + i;
@@ -60,14 +60,14 @@ ng_status ng_shards_plan(ng_precond *p) {
   if (M == 0) return NG_OK;
   if (p->ctx->ranks % M != 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_plan_rank: %d ranks; layers are in shards over %d of them (ng_plan_shard), "
+                   "ng_plan_ranks: %d ranks; layers are in shards over %d of them (ng_plan_shard), "
                    "expected a multiple",
                    p->ctx->ranks, M);
   }
   ng_status st = meet(p, M);
   double *width = ng_object(p, (size_t)M * sizeof *width);
   if (st == NG_OK && width == NULL) {
-    st = ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_rank: no memory");
+    st = ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_ranks: no memory");
   }
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     if (p->entry[i]->plan_members > 0) st = cut(p, p->entry[i], width);
@@ -91,7 +91,7 @@ ng_status ng_shards_real(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     if (p->entry[i]->plan_members == 0) continue;
     return ng_fail(p->ctx, NG_ERR_STATE,
-                   "ng_ready: layer '%s' is whole, and in shards for ng_plan_rank alone "
+                   "ng_ready: layer '%s' is whole, and in shards for ng_plan_ranks alone "
                    "(ng_plan_shard); register this rank's part of it",
                    p->entry[i]->d.name);
   }

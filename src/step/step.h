@@ -398,8 +398,8 @@ void ng_block_free(ng_block *b);
 void ng_blocks_leave_out(ng_precond *p);
 /* plan.c: the same for `rank` of `ranks`, or for each of them, in numbers; its parts in ready.c: who owns what, the
  * same as another rank sees it, and a pass over all requests for memory. */
-ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out);
-ng_status ng_step_plan_all(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size);
+ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
+                       size_t size);
 ng_status ng_step_place(ng_precond *p);
 ng_status ng_step_turn(ng_precond *p, int32_t rank);
 ng_status ng_step_ask(ng_precond *p, ng_plan *plan);
