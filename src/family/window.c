@@ -1,19 +1,17 @@
 /* window.c: the window family: M-FAC and GGT over all parameters at once, or over each.
  *
- * A step, see window.h for what a window holds:
- *
- *   observe   the gradient (and window_decay times the weights) enters a store at head; its products with
- *             the rows in use are the new row of the Gram matrix: the block's one statistic, in double
+ *   observe   the gradient (plus window_decay times the weights) enters a store at head; its products with
+ *             the rows in use are the new row of the Gram matrix, the block's statistic, in double
  *   measure   coefficients from the Gram matrix (window_solve.c), the direction u = by x + G' c, momentum,
- *             and <D, u>, |D|^2, |u|^2 of what will leave
+ *             and <D, u>, |D|^2, |u|^2
  *   emit      tiles of u
- *   commit    if the step counted, head and momentum move on; if not, head's row is zeros again
+ *   commit    if the step counts, head and momentum move on; otherwise head's row becomes zeros
  *
- * In steps off stat_period nothing enters, and the gradient is preconditioned with the window as it is.
- * Every rank has the same gradients and makes all of it by itself.
+ * Off stat_period no row enters, and the window preconditions the gradient.  All ranks have the same gradients, so each
+ * computes everything, or with statistics = sharded its slice.
  *
- * Momentum, v from 0: average u <- mu v + (1 - mu) u, v <- u; heavy-ball u <- mu v + u, v <- u; gradient
- * x <- mu v + (1 - mu) x, v <- x, and the direction is that of x (GGT's beta1). */
+ * Momentum v, from 0: average u <- mu v + (1 - mu) u, v <- u; heavy-ball u <- mu v + u, v <- u; gradient
+ * x <- mu v + (1 - mu) x, v <- x, with the direction of x (GGT's beta1). */
 #include "family/window.h"
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
@@ -53,8 +51,8 @@ static ng_status create(ng_block *b) {
   return w->used == NULL ? no_memory(b) : ng_window_cut(b);
 }
 
-/* The new row of Gram matrices.  Of every rank by itself: gradients are the same everywhere; with slices, the
- * sum over ranks, and so are the products with what enters no row, of every step that has such. */
+/* "row": the new row of the Gram matrices.  "along": with slices, the products of an x that is no row.  With slices both are
+ * sums over ranks. */
 static ng_status statistics(ng_block *b) {
   static const char *const name[] = {"row", "along"};
   const ng_window *w = ng_window_of(b);
@@ -104,11 +102,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     }
   }
   if (ng_window_averages(b)) {
-    double *along = doubles(plan, NG_USE_FACTORS, w->parts, w->places);
+    double *row_coefficient = doubles(plan, NG_USE_FACTORS, w->parts, w->places);
     double *next = doubles(plan, NG_USE_SUMS, w->parts, w->places);
     for (int32_t i = 0; i < w->parts && next != NULL; i++) {
-      w->part[i].along = along + i * w->places;
-      w->part[i].next_along = next + i * w->places;
+      w->part[i].row_coefficient = row_coefficient + i * w->places;
+      w->part[i].next_row_coefficient = next + i * w->places;
     }
   }
   if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
@@ -133,7 +131,6 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-/* A mask needs the weights as they are now. */
 static ng_status begin(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   for (int32_t k = 0; k < b->segments && w->mask != NULL; k++) {
@@ -170,7 +167,6 @@ static bool gather(ng_block *b, float *to) {
 
 /* ---- the direction ---------------------------------------------------------------------------*/
 
-/* A gradient that is not to enter. */
 ng_status ng_window_take(ng_block *b, float *to) {
   if (!gather(b, to)) {
     return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
@@ -192,10 +188,10 @@ static void square_chunk(ng_block *b, int32_t i) {
   w->sums[i] = ng_window_dot(w->u + c.at, w->u + c.at, c.n);
 }
 
-/* Whether x of this step is the row at head, of which the products are those of the Gram matrix. */
+/* Whether x is the row at head, so that the Gram matrix has its products. */
 static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_averages(b); }
 
-/* u <- x, where that is no row; of an average what is not along the rows in use. */
+/* u <- x, or r of an average. */
 static ng_status take_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const ng_status st =
@@ -204,7 +200,7 @@ static ng_status take_x(ng_block *b, bool fresh) {
   return st;
 }
 
-/* k [parts, places] += products of u with the rows in use, and its square. */
+/* k [parts, places] += products of u with the rows in use; its square at the unused place. */
 static void take_products(ng_block *b, double *k) {
   ng_window *w = ng_window_of(b);
   w->store->products(b, w->u, k);
@@ -214,7 +210,7 @@ static void take_products(ng_block *b, double *k) {
   }
 }
 
-/* With slices the products of every x are sums over ranks, so they are made here. */
+/* With slices the products are sums over ranks, so they must be ready before the statistics are reduced. */
 static ng_status add_products(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_is_first(&b->base)) return NG_OK;
@@ -225,7 +221,7 @@ static ng_status add_products(ng_block *b, bool fresh) {
   return st;
 }
 
-/* Where ranks choose together what enters, they do so when `check` has heard of all that it is finite. */
+/* With a selection over ranks, the row enters after `check` found all gradients finite. */
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->due;
@@ -233,7 +229,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   b->choosing = false;
   w->overflowed = 0;
   if (st != NG_OK) return st;
-  w->emptied = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
+  w->drops_rows = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   if (fresh) w->next_lr = o->lr;
   ng_window_use(w, fresh);
   if (fresh) {
@@ -257,16 +253,16 @@ static void choose(ng_block *b, int32_t round, double *x) {
   ng_window *w = ng_window_of(b);
   w->store->choose(b, round, x);
   ng_window_use(w, true);
-  if (round == b->rounds) (void)add_products(b, true); /* of rows, which are finite */
+  if (round == b->rounds) (void)add_products(b, true); /* the rows are finite */
 }
 
-/* While the window is filled. */
+/* Whether the window is not full yet and window_fill is `how`. */
 static bool fills(const ng_block *b, ng_window_fill how) {
   const ng_window *w = ng_window_of(b);
-  return b->base.window_fill == how && (w->emptied || ng_window_count(w) < w->m);
+  return b->base.window_fill == how && (w->drops_rows || ng_window_count(w) < w->m);
 }
 
-/* u <- D less the row at head, rounded once: in a sum with decay g would be rounded before they cancel. */
+/* u <- D less the row at head, rounded before decay is added: the two nearly cancel. */
 static void take_rest(ng_block *b) {
   ng_window *w = ng_window_of(b);
   (void)gather(b, w->u);
@@ -279,14 +275,13 @@ static void take_rest(ng_block *b) {
   ng_window_use(w, true);
 }
 
-/* u <- the direction of the row at head. */
 static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const bool rest = b->base.window_rest == NG_REST_ADDED || fills(b, NG_FILL_REST);
   const bool decay = decays(b, NG_DECAY_DIRECTION);
   if (rest && decay) take_rest(b);
   const ng_status st = ng_window_solve(b, NULL, rest);
-  if (rest && !decay) { /* + (g - row) / damping, in one sum */
+  if (rest && !decay) { /* + (g - row) / damping, in the same sum */
     (void)gather(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
@@ -295,14 +290,15 @@ static ng_status direct_row(ng_block *b) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
   }
   if (decay)
-    (void)ng_window_decay(b, b->base.window_decay, w->u); /* the sums find what is not finite */
+    (void)ng_window_decay(b, b->base.window_decay,
+                          w->u); /* ng_window_measure finds non-finite elements */
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
   if (fills(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
-  if (fills(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->left(b));
+  if (fills(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->residual(b));
   return st;
 }
 
-/* Any x: u <- its direction. */
+/* u <- the direction of any x. */
 static ng_status direct_any(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   double *k = w->sliced ? b->stat[1].part->sum : w->row;
@@ -314,7 +310,7 @@ static ng_status direct_any(ng_block *b, bool fresh) {
   }
   st = ng_window_solve(b, k, false);
   w->store->combine(b);
-  /* Last: in x it would be rounded with g, before most of x / lambda goes. */
+  /* Added last: in x it would be rounded with g before most of x / lambda cancels. */
   if (decays(b, NG_DECAY_DIRECTION))
     (void)ng_window_decay(b, b->base.window_decay / b->base.damping, w->u);
   return st;
@@ -365,7 +361,7 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-/* Of all rows but that at head nothing is left. */
+/* Drop all rows except the one at head. */
 static void empty(ng_block *b) {
   ng_window *w = ng_window_of(b);
   for (int64_t place = 0; place < w->places; place++) {
@@ -380,7 +376,7 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* u stays where it is */
+  if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* u is a slice of b->whole */
     memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);
   } else if (taken && w->v != NULL) {
     float *v = *next;
@@ -391,14 +387,14 @@ static void commit(ng_block *b, bool taken) {
   if (taken && ng_window_averages(b)) ng_window_average_taken(b);
   if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
-    const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0; /* nothing was sent */
-    if (w->store->taken != NULL && !idle) w->store->taken(b);
-    if (w->emptied) empty(b);
+    const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0;
+    if (w->store->commit != NULL && !idle) w->store->commit(b);
+    if (w->drops_rows) empty(b);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
     w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);
     w->lr = w->next_lr;
   }
-  w->emptied = false;
+  w->drops_rows = false;
   if (taken && !fresh) return;
   w->store->drop(b, ng_window_head(w));
   ng_window_clear_row(w, ng_window_head(w));
@@ -414,7 +410,8 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_field factor =
       ng_field_plain("factor", NG_F64, w->parts * w->places, w->places, w->part->factor, b->owner);
   if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factor);
-  ng_field along = ng_field_plain("along", NG_F64, w->parts, w->places, w->part->along, b->owner);
+  ng_field along =
+      ng_field_plain("along", NG_F64, w->parts, w->places, w->part->row_coefficient, b->owner);
   if (st == NG_OK && ng_window_averages(b)) st = visit(arg, &along);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);

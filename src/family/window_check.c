@@ -1,7 +1,7 @@
-/* window_check.c: options of windows against each other, and against what windows have. */
+/* window_check.c: which options of windows exclude each other. */
 #include "family/window.h"
 
-/* There are no averages of observations here. */
+/* A window keeps gradients, not running averages. */
 static ng_status check_statistics(const ng_options *o, char *message, size_t size) {
   static const ng_option_id unused[] = {
       NG_OPTION_stat_decay, NG_OPTION_stat_start, NG_OPTION_stat_scale, NG_OPTION_positions,
@@ -17,7 +17,7 @@ static ng_status check_statistics(const ng_options *o, char *message, size_t siz
   return NG_OK;
 }
 
-/* First-order methods have one gradient, all of it in every step. */
+/* First-order methods keep one row and use it in every step. */
 static ng_status check_first(const ng_options *o, const ng_settings *s, char *message,
                              size_t size) {
   const bool adam = s->window_function == NG_WINDOW_ADAM;

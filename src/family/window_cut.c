@@ -1,11 +1,11 @@
-/* window_cut.c: which elements of a window are where: parts, slices of ranks, chunks of loops.
+/* window_cut.c: the layout of a window: parts, slices of ranks, chunks of loops.
  *
- * In: a block's segments, its options, the ranks.  Out: the elements of this rank in flat order, cut into
- * parts (of one Gram matrix each) and chunks (of one loop each).  A rank has all elements, or with
- * statistics = sharded those from cut[rank] to cut[rank + 1]: as near to 1/W of them as the store can be cut. */
+ * In: a block's segments, its options, the ranks.  Out: this rank's elements in flat order, divided into parts (one
+ * Gram matrix each) and chunks (one task each).  A rank has all elements, or with statistics = sharded the elements from
+ * cut[rank] to cut[rank + 1], about 1/W of them. */
 #include "family/window.h"
 
-/* Four doubles of each have a number of 32 bits. */
+/* w->sums has four doubles per chunk, indexed by 32 bits. */
 enum { MOST_CHUNKS = INT32_MAX / 4 };
 
 static ng_status no_memory(const ng_block *b) {
@@ -23,8 +23,7 @@ void ng_window_uncut(ng_block *b) {
 
 /* ---- parts -----------------------------------------------------------------------------------*/
 
-/* One part over everything, one for each parameter, or one for each group of them, the lowest first; flat order
- * is that of the parts. */
+/* One part for the model, for each parameter, or for each group, in ascending order; flat order follows the parts. */
 static void set_parts(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const ng_window_scope scope = b->base.window_scope;
@@ -74,7 +73,7 @@ static void slice(ng_block *b) {
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
-/* What of a segment is this rank's: n elements from *from of its slot on. */
+/* The part of a segment on this rank: returns n, elements from *from on. */
 static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
   const int64_t first = ng_max64(flat, w->from);
   const int64_t end = ng_min64(flat + g->to - g->from, w->from + w->d);
@@ -82,7 +81,7 @@ static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64
   return ng_max64(0, end - first);
 }
 
-/* What is here of segments and parts; how many chunks that is. */
+/* Sizes of segments and parts on this rank; returns the number of chunks. */
 static int64_t number(ng_block *b) {
   ng_window *w = ng_window_of(b);
   int64_t at = 0, chunks = 0;
@@ -102,7 +101,7 @@ static int64_t number(ng_block *b) {
 }
 
 ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i) {
-  int32_t low = 0, high = w->segments; /* the last that begins at i or before */
+  int32_t low = 0, high = w->segments; /* the last segment that begins at or before chunk i */
   while (high - low > 1) {
     const int32_t k = low + (high - low) / 2;
     if (w->first[k] <= i) {
@@ -146,7 +145,6 @@ ng_status ng_window_cut(ng_block *b) {
   return NG_OK;
 }
 
-/* Columns of a field of one number an element. */
 ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_t rows,
                          void *data) {
   const ng_window *w = ng_window_of(b);

@@ -1,8 +1,8 @@
-/* window_dense.c: the store of whole rows: [places, d] in f32, or in bf16.
+/* window_dense.c: the store of whole rows: [places, d] in f32 or bf16.
  *
- * Both products read the store once, chunk of columns after chunk of columns: a chunk of x, or of doubles
- * to add to, stays in the first caches while the same columns of all rows pass by, several rows at once.  bf16: what enters is
- * rounded, and the direction is that of the rounded gradient. */
+ * Both products read the store once, chunk by chunk: a chunk of x, or of the sums, stays in the first-level cache while the
+ * same columns of all rows pass, several rows at once.  With bf16 the entering gradient is rounded first, and the direction is
+ * computed from the rounded gradient. */
 #include "family/window.h"
 
 typedef struct dense {
@@ -16,7 +16,7 @@ static void *row_at(const ng_window *w, int64_t place, int64_t at) {
   return s->rows + (place * w->d + at) * ng_dtype_size(s->type);
 }
 
-/* The columns of a row as f32: where they are, or widened into `room`. */
+/* Columns of a row as f32: in place, or converted into `room`. */
 static const float *as_f32(const ng_window *w, int64_t place, int64_t at, int64_t n, float *room) {
   const dense *s = w->own;
   if (s->type == NG_F32) return row_at(w, place, at);
@@ -73,8 +73,8 @@ typedef struct product {
   const float *x;
 } product;
 
-/* `many` rows in use from the j-th on, at `at`; the last ones again, where there are fewer; after all of them the
- * first ones, n elements further. */
+/* Addresses of `many` rows in use from the j-th on; the last row repeats.  Past the last row: the first rows, n elements
+ * further, for prefetching. */
 static void rows_from(const ng_window *w, int64_t j, int64_t many, int64_t at, int64_t n,
                       const void **row) {
   if (j >= w->uses) at += n;

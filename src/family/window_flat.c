@@ -1,8 +1,7 @@
 /* window_flat.c: loops over all parameters of a window, in flat order.
  *
- * In: bound gradients and weights.  Out: a vector of d numbers, sums in double.  A loop is cut into chunks
- * of one segment each, once, at ng_ready; the sums of a chunk do not depend on who made them, and are added
- * in the order of chunks, so no bit depends on the number of threads. */
+ * In: bound gradients and weights.  Out: a vector of d numbers, sums in double.  The sums of a chunk are added in the
+ * order of chunks, so the result does not depend on the number of threads. */
 #include "family/window.h"
 
 #include <math.h>
@@ -33,7 +32,7 @@ int64_t ng_window_total(const ng_window *w) {
   return (int64_t)sum;
 }
 
-/* ---- reading what is bound -------------------------------------------------------------------*/
+/* ---- reading gradients and weights ------------------------------------------------------------- */
 
 /* Elements [from, from + n) of a parameter, in the order of its rows. */
 static void read_flat(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *out) {
@@ -91,8 +90,8 @@ static void bound_chunk(void *arg, int32_t i) {
   w->sums[i] = above;
 }
 
-/* A row leaves the window by itself and divides its own direction.  Error feedback and averages return in every
- * step, divided by damping. */
+/* A large row leaves the window after m steps, and its own direction is divided by it.  Error feedback and averages
+ * return in every step, divided by damping. */
 ng_status ng_window_bounded(ng_block *b, float *x) {
   const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_averages(b);
   gathering g = {b, 0.0, x};

@@ -22,10 +22,10 @@
 
 /* ---- the Gram matrix -------------------------------------------------------------------------*/
 
-/* The places in use, from the oldest to the newest; with a row at head, the oldest of m + 1 is not. */
+/* The rows in use, oldest first.  With a row at head, the oldest of m + 1 is not used. */
 void ng_window_use(ng_window *w, bool fresh) {
   const int64_t head = ng_window_head(w);
-  const int64_t there = fresh && w->emptied ? 0 : ng_window_count(w);
+  const int64_t there = fresh && w->drops_rows ? 0 : ng_window_count(w);
   const int64_t old = ng_min64(there, fresh ? w->m - 1 : w->m);
   w->uses = 0;
   for (int64_t age = old; age > 0; age--) {
@@ -59,7 +59,7 @@ static double *column(const ng_window *w, const ng_window_part *p, int64_t place
 
 /* ---- loops over one run ----------------------------------------------------------------------*/
 
-/* The order of additions is the loop's own, whatever the width of vectors. */
+/* 16 lanes: the order of additions does not depend on the vector width. */
 NG_CLONES static double dot(const double *restrict x, const double *restrict y, int64_t n) {
   enum { LANES = 16 };
   double sum[LANES] = {0.0}, all = 0.0;
@@ -93,7 +93,7 @@ NG_CLONES static void rotate(double *restrict x, double *restrict y, int64_t n, 
   }
 }
 
-/* The places of rows younger than row k: [from, to), and then [0, rest). */
+/* The places of rows younger than the k-th: [from, to) and, around the ring, [0, rest). */
 typedef struct younger {
   int64_t from, to, rest;
 } younger;
@@ -114,12 +114,12 @@ static void subtract_below(double *y, const double *x, younger r, double c) {
 
 /* ---- the row at head -------------------------------------------------------------------------*/
 
-/* y [places]: scratch.  False: L is not good enough, and head's row is as before, 0. */
+/* y [places]: scratch.  False: the pivot is too small; the row at head of L stays 0. */
 bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
                              double *y) {
   const int64_t head = ng_window_head(w), n = w->uses;
   double rest = p->gram[head * w->places + head] / lambda + M;
-  y[head] = 0.0; /* passed over, as the youngest */
+  y[head] = 0.0; /* never read: the youngest */
   for (int64_t k = 0; k < n - 1; k++) {
     y[w->used[k]] = p->gram[head * w->places + w->used[k]] / lambda;
   }
@@ -138,7 +138,7 @@ bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambd
   return true;
 }
 
-/* From a factor of all rows in use, in ng_sym order. */
+/* Copy a factor of all rows in use from ng_sym order. */
 void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S) {
   const int64_t n = w->uses;
   memset(p->factor, 0, (size_t)(w->places * w->places) * sizeof *p->factor);
@@ -173,7 +173,7 @@ static void clear(const ng_window *w, ng_window_part *p, int64_t place) {
   }
 }
 
-/* The oldest of the rows in use leaves; its column is used up. */
+/* Remove the oldest row; overwrites its column. */
 static void drop_oldest(const ng_window *w, ng_window_part *p) {
   double *l = column(w, p, w->used[0]);
   for (int64_t k = 1; k < w->uses; k++) {
@@ -188,13 +188,13 @@ static void drop_oldest(const ng_window *w, ng_window_part *p) {
   clear(w, p, w->used[0]);
 }
 
-/* Of a step with a row at head: it counted, or is forgotten. */
+/* After a step with a row at head. */
 void ng_window_factor_commit(ng_window *w, bool taken) {
   for (int32_t i = 0; i < w->parts && w->part[i].factor != NULL; i++) {
     ng_window_part *p = &w->part[i];
     if (!taken) {
       clear(w, p, ng_window_head(w));
-    } else if (w->emptied) {
+    } else if (w->drops_rows) {
       const double diagonal = column(w, p, ng_window_head(w))[ng_window_head(w)];
       memset(p->factor, 0, (size_t)(w->places * w->places) * sizeof *p->factor);
       column(w, p, ng_window_head(w))[ng_window_head(w)] = diagonal;

@@ -1,19 +1,18 @@
-/* window_largest.c: the k entries of a vector that are largest in magnitude.
+/* window_largest.c: select the k largest magnitudes of a vector, by one thread, several threads or several ranks.
  *
- * In: n floats, and what is added to them first.  Out: which k of them, ascending; of equal ones the first.  O(n), and
- * the same for any number of threads.
+ * In: n floats, and an error that is added first.  Out: the indices of k of them, ascending; of equal magnitudes the first.
+ * O(n); the result does not depend on the number of threads.
  *
- * Magnitudes are ordered as their bits without the sign, 31 of them, which are taken from the top as digits of
- * 11, 10 and 10 bits: a histogram of the first digit of all, then of the second and the third of those that may
- * still be the k-th largest.  x is passed over twice: for the sum and the histogram, and for all at or above the
- * bin of the k-th largest. */
+ * Magnitudes are ordered as the 31 bits of the float without its sign, read as digits of 11, 10 and 10 bits.  A histogram of
+ * first digits finds the bin of the k-th largest; the second and third digits decide among the elements of that bin.  Two
+ * passes over x: one for the sum and the histogram, one to collect the elements at or above the bin. */
 #include "family/window.h"
 
 #include "simd.h"
 
 enum { BINS = NG_WINDOW_BINS, COPIES = 4, FIRST = 20, SECOND = 10, DIGIT = 1023 };
 
-/* x <- error + by x; error alone where the sum is not finite. */
+/* x <- error + by x; error where the sum is not finite. */
 NG_CLONES static void add_error(float *restrict x, const float *restrict error, int64_t n,
                                 float by) {
   for (int64_t i = 0; i < n; i++) {
@@ -26,10 +25,10 @@ void ng_window_add_error(const ng_window_sum *v, int64_t n) {
   if (v->error != NULL) add_error(v->x, v->error, n, v->by);
 }
 
-/* Equal bins in a row wait for each other: four histograms, added up in the first. */
+/* Four histograms, since an increment waits for the one before if their bins are equal; added at the end. */
 static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_t *count) {
   memset(count, 0, (size_t)COPIES * BINS * sizeof *count);
-  for (int64_t at = from, n; at < to; at += n) { /* what is added stays in the first cache */
+  for (int64_t at = from, n; at < to; at += n) { /* the sums stay in the first-level cache */
     float *x = v->x + at;
     int64_t i = 0;
     n = ng_min64(NG_WINDOW_LINE, to - at);
@@ -48,7 +47,7 @@ static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_
   }
 }
 
-/* All from `low` on, into the same part of `chosen`; how many. */
+/* Collect the elements with keys >= low into the same range of `chosen`; returns the number. */
 static int64_t take(const float *x, int64_t from, int64_t to, uint32_t low, int32_t *chosen) {
   int64_t m = from;
   for (int64_t i = from; i < to; i++) {
@@ -58,7 +57,7 @@ static int64_t take(const float *x, int64_t from, int64_t to, uint32_t low, int3
   return m - from;
 }
 
-/* The bin in which the k-th largest is; k <- which of that bin it is. */
+/* Return the bin of the k-th largest; k <- its order within the bin. */
 static uint32_t find_bin(const int32_t *count, int32_t bins, int64_t *k) {
   int32_t bin = bins - 1;
   while (bin > 0 && count[bin] < *k) {
@@ -67,7 +66,7 @@ static uint32_t find_bin(const int32_t *count, int32_t bins, int64_t *k) {
   return (uint32_t)bin;
 }
 
-/* The same in counts that were summed over ranks. */
+/* The same for counts summed over ranks. */
 static uint32_t find_bin_joint(const double *count, int32_t bins, int64_t *k) {
   int32_t bin = bins - 1;
   while (bin > 0 && (int64_t)count[bin] < *k) {
@@ -76,7 +75,7 @@ static uint32_t find_bin_joint(const double *count, int32_t bins, int64_t *k) {
   return (uint32_t)bin;
 }
 
-/* Of the m chosen, those whose bits above `shift` are `top`: the next digit of the k-th largest of them. */
+/* Return `top` extended by the next digit of the k-th largest among the chosen whose key begins with `top`. */
 static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uint32_t top,
                            int shift, int32_t *count, int64_t *k) {
   memset(count, 0, (DIGIT + 1) * sizeof *count);
@@ -87,13 +86,13 @@ static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uin
   return top << SECOND | find_bin(count, DIGIT + 1, k);
 }
 
-/* Of the m chosen at or above bin `bin` those that are wanted: `rest` of that bin, and all above. */
+/* Keep all chosen above the bin, and the `rest` largest within it. */
 static void settle(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int64_t rest,
                    int32_t *count) {
   int64_t out = 0;
   const uint32_t upper = find_digit(x, chosen, m, bin, FIRST, count, &rest);
   const uint32_t least = find_digit(x, chosen, m, upper, SECOND, count, &rest);
-  for (int64_t i = 0; i < m; i++) { /* `rest` of those that are equal to the least one */
+  for (int64_t i = 0; i < m; i++) { /* `rest` of the elements equal to the least one */
     const uint32_t key = ng_window_key(x[chosen[i]]);
     if (key < least || (key == least && rest-- <= 0)) continue;
     chosen[out++] = chosen[i];
@@ -124,7 +123,7 @@ static void count_piece(void *arg, int32_t piece) {
   count_first(g->v, from, to, g->count + (int64_t)piece * NG_WINDOW_COUNTS);
 }
 
-/* How many is left behind the histogram, which is folded by now. */
+/* Leaves the number after the first histogram, where the copies are no longer needed. */
 static void take_piece(void *arg, int32_t piece) {
   const wide *g = arg;
   int64_t from, to;
@@ -158,19 +157,18 @@ void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, 
 
 /* ---- by several ranks ------------------------------------------------------------------------*/
 
-/* Each rank has a slice of the elements.  Sums over ranks of small histograms give all ranks the choice that one rank
- * would make: slices follow each other, and of equal magnitudes those of the lower ranks come first.
+/* Each rank has a slice of the elements.  Sums over ranks of small histograms give every rank the selection that one rank
+ * would make.  Slices follow each other, so of equal magnitudes the lower rank's come first.
  *
  *   round 0       the histogram of first digits, 11 bits
- *   round 1, 2    the next digit, 10 bits, of the elements that may still be the k-th largest
- *   round 3       of each rank, how many are above the k-th largest, and how many are equal to it
+ *   round 1, 2    the next digit, 10 bits, of elements that begin like the k-th largest
+ *   round 3       per rank, the numbers of elements above the k-th largest and equal to it
  *   after it      each rank lists its elements */
 
 int64_t ng_window_joint_room(int32_t round, int32_t ranks) {
   return round == 0 ? NG_WINDOW_BINS : round < 3 ? DIGIT + 1 : 2 * (int64_t)ranks;
 }
 
-/* Of keys that begin with j->top, the digit behind it. */
 static void count_digits(const ng_window_joint *j, int shift, double *count) {
   for (int64_t i = 0; i < j->n; i++) {
     const uint32_t key = ng_window_key(j->x[i]);
@@ -178,7 +176,7 @@ static void count_digits(const ng_window_joint *j, int shift, double *count) {
   }
 }
 
-/* The last of j->top is found: who has how many. */
+/* The key of the k-th largest is known: count the elements above and equal. */
 static void count_ends(const ng_window_joint *j, double *count) {
   for (int64_t i = 0; i < j->n; i++) {
     const uint32_t key = ng_window_key(j->x[i]);
@@ -186,7 +184,7 @@ static void count_ends(const ng_window_joint *j, double *count) {
   }
 }
 
-/* j->rest are wanted of those that are like the k-th largest, from the first rank on. */
+/* Of the elements equal to the k-th largest, the first j->rest are taken. */
 static void take_joint(ng_window_joint *j, const double *count) {
   int64_t rest = j->rest, mine = 0, m = 0;
   j->before = 0;

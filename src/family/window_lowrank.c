@@ -1,42 +1,39 @@
-/* window_lowrank.c: the store of factors: a gradient of r rows and c columns, and what was left of it
- * before, as P Q' of rank at most window_rank (EFCP's low-rank M-FAC, arXiv 2306.06098; the power iteration
- * of PowerSGD, Vogels et al. 2019, arXiv 1905.13727, warm-started by the last Q):
+/* window_lowrank.c: the store of low-rank factors: a gradient of r rows and c columns plus its error feedback, as
+ * P Q' of rank at most window_rank (EFCP's low-rank M-FAC, arXiv 2306.06098; the power iteration of PowerSGD, Vogels et
+ * al. 2019, arXiv 1905.13727, warm-started by the last Q):
  *
  *     a = e + g;  P <- orthonormal columns of a Q;  Q <- a' P;  row <- P Q';  e <- a - row
  *
- * A bias or a tensor is kept whole.  P is made orthonormal in double, column by column, p / (|p| + 1e-8) as
- * published; a column of which nothing is left but rounding, or what those before are short of 1 by that 1e-8, is 0 (the
- * published one makes that a column of length 1, along those before).  The first Q is drawn, and, where the weights
- * are bound at ng_ready, advanced once with them.
+ * Biases and tensors are stored whole.  Gram-Schmidt makes P orthonormal in double, column by column, p / (|p| + 1e-8) as
+ * published.  A column that is only rounding, or only the 1e-8 that earlier columns are short of 1, becomes 0; the published
+ * code scales it to length 1.  The first Q is random; if the weights are bound at ng_ready, one step with them follows.
  *
- * What goes round from step to step, e and the last Q, is kept to 48 bits, as two f32, and P of a step is in double: what
- * f32 would round off goes through many power iterations and over lambda.  The rows are f32, so what is sent and e are
- * a to the rounding of P and Q in that row alone.
+ * e and the last Q have 48 bits, as two f32, and P of a step is in double: rounding in f32 would feed back through many power
+ * iterations and 1 / lambda.  The rows are f32, so row + e equals a up to the rounding of P and Q in that row.
  *
- * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix never sees a gradient; P and Q
- * are kept as rows of numbers, column after column of theirs. */
+ * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix needs no dense gradient.  P and Q are stored
+ * column after column. */
 #include "family/window.h"
 
 #include <float.h>
 #include <math.h>
 
 typedef struct shape {
-  int64_t rows, cols, rank, at; /* in a row of the store; rank 0: whole */
+  int64_t rows, cols, rank, at; /* position in a row of the store; rank 0: stored whole */
 } shape;
 
 typedef struct lowrank {
-  int64_t floats;    /* of a row of the store */
-  int64_t all, *cut; /* ... on all ranks; [ranks + 1] their slices */
-  shape *view;       /* [segments] */
-  float *rows;       /* [places, floats] */
-  float *rest,
-      *next_rest; /* [floats] what f32 rounds off the Q of the newest row, and of that at head */
-  float *error, *next;                 /* [d] */
-  float *error_rest, *next_error_rest; /* [d] what f32 rounds off those */
+  int64_t floats;          /* of a row */
+  int64_t all, *cut;       /* ... on all ranks; [ranks + 1] their slices */
+  shape *view;             /* [segments] */
+  float *rows;             /* [places, floats] */
+  float *rest, *next_rest; /* [floats] low part of the Q of the newest row; of the row at head */
+  float *error, *next;     /* [d] */
+  float *error_rest, *next_error_rest; /* [d] low parts of both */
   double *work;                        /* [floats] */
 } lowrank;
 
-/* Two f32 that are one number of 48 bits; `rest` NULL: there is none. */
+/* A number of 48 bits as two f32; `rest` NULL: no low part. */
 typedef struct pair {
   float *x, *rest;
 } pair;
@@ -73,7 +70,7 @@ static int64_t floats_of(const ng_block *b, int32_t k) {
   return rank > 0 ? rank * (slot->rows + slot->cols) : slot->rows * slot->cols;
 }
 
-/* Parameters are whole on one rank; of those that are not here nothing is left to do. */
+/* Parameters are not divided between ranks; those of other ranks need no shape. */
 static ng_status make(ng_block *b) {
   ng_window *w = ng_window_of(b);
   lowrank *s = w->own = ng_object(b->p, sizeof *s);
@@ -125,7 +122,7 @@ static double dot(const double *x, const double *y, int64_t n) {
   return sum;
 }
 
-/* P [rank, rows]: orthonormal rows, in order; nothing is left of what depends on those before. */
+/* P [rank, rows] <- orthonormal rows, in order; dependent rows become 0. */
 static void orthonormal(const shape *v, double *P) {
   const int64_t n = v->rows;
   for (int64_t a = 0; a < v->rank; a++) {
@@ -152,14 +149,14 @@ static double dot_pairs(pair x, int64_t at, pair y, int64_t n) {
   return y.rest != NULL ? sum + ng_window_dot(x.x + at, y.rest, n) : sum;
 }
 
-/* Column a of Q, rounded, such that with the P of `to`, which is rounded, it makes the row that P Q' is, but for
- * what no columns of that P make: with D = to.P - P, Q_a - sum over c of <to.P_a, D_c> Q_c. */
+/* Column a of Q, rounded so that with the rounded P (to.P) it represents P Q', except for what is outside the columns of
+ * to.P: with D = to.P - P, Q_a - sum over c of <to.P_a, D_c> Q_c. */
 static void round_column(const shape *v, int64_t a, const double *work, pair from, pair to) {
   const int64_t behind = v->rank * v->rows, n = v->cols;
   const double *P = work, *Q = work + behind;
   const float *p = to.x + a * v->rows;
   double acc[NG_WINDOW_LINE];
-  /* where P has no column Q may have any: that of before, for the next step to begin with */
+  /* if P has no such column, the next step starts with the old Q */
   const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
   for (int64_t at = 0, k; at < n; at += k) {
     k = ng_min64(NG_WINDOW_LINE, n - at);
@@ -207,8 +204,7 @@ static void advance(const shape *v, pair x, pair from, pair to, double *work) {
   }
 }
 
-/* What is to begin with has only a direction: a column of Q that f32 does not hold, of weights near its
- * end, goes on with a largest number of 1. */
+/* Only the direction of the first Q matters: scale a column that overflows f32 to a largest element of 1. */
 static void scale_into_range(const shape *v, const double *work, pair f) {
   const double *Q = work + v->rank * v->rows;
   for (int64_t a = 0; a < v->rank; a++, Q += v->cols) {
@@ -245,7 +241,7 @@ static void subtract(const shape *v, const double *work, pair x) {
   }
 }
 
-/* Columns [col, col + n) of row r of c P Q', added. */
+/* acc += columns [col, col + n) of row r of c P Q'. */
 static void add_product(const shape *v, const float *f, int64_t r, int64_t col, int64_t n, double c,
                         double *acc) {
   for (int64_t a = 0; a < v->rank; a++) {
@@ -268,14 +264,14 @@ static void enter_segment(void *arg, int32_t k) {
   const pair x = {s->next + at, s->next_error_rest + at}, e = {s->error + at, s->error_rest + at};
   const pair from = {factors_at(s, last, v), s->rest + v->at};
   const pair to = {factors_at(s, head, v), s->next_rest + v->at};
-  if (v->rank == 0) { /* nothing was left of it, and nothing is */
+  if (v->rank == 0) { /* no residual */
     for (int64_t i = 0; i < n; i++) {
       to.x[i] = (float)w->scale * x.x[i];
       x.x[i] = x.rest[i] = 0.0F;
     }
     return;
   }
-  if (b->segment[k].slot->out) { /* a row of zeros, and the next one begins with the Q of before */
+  if (b->segment[k].slot->out) { /* a row of zeros; the next step starts with the same Q */
     const int64_t P = v->rank * v->rows, Q = v->rank * v->cols;
     memset(to.x, 0, (size_t)P * sizeof *to.x);
     memcpy(to.x + P, from.x + P, (size_t)Q * sizeof *to.x);
@@ -349,7 +345,7 @@ static void products(ng_block *b, const float *x, double *k) {
   }
 }
 
-/* A chunk is some rows of its segment, and parts of rows. */
+/* A chunk is some rows of its segment and parts of rows. */
 static void combine_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const lowrank *s = w->own;
@@ -382,7 +378,7 @@ static void combine(ng_block *b) { ng_window_each(b, combine_chunk); }
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-/* About N(0, 1): the sum of twelve numbers in [0, 1), less 6; SplitMix64 (Steele, Lea & Flood 2014). */
+/* Approximately N(0, 1): the sum of twelve uniform numbers less 6; SplitMix64 (Steele, Lea & Flood 2014). */
 static float drawn(uint64_t *state) {
   double sum = -6.0;
   for (int k = 0; k < 12; k++) {
@@ -394,13 +390,14 @@ static float drawn(uint64_t *state) {
   return (float)sum;
 }
 
-/* The first Q waits in the place before head, as the row of a step before the first would. */
+/* The first Q is at the place before head, as if from an earlier row. */
 static void begin(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const lowrank *s = w->own;
   for (int32_t k = 0; k < b->segments; k++) {
     const shape *v = &s->view[k];
-    uint64_t state = UINT64_C(14695981039346656037); /* of its name, whatever the order: FNV-1a */
+    uint64_t state =
+        UINT64_C(14695981039346656037); /* seeded by the name, not by the order: FNV-1a */
     for (const char *c = b->segment[k].slot->name; *c != 0; c++) {
       state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
     }
@@ -429,8 +426,8 @@ static void drop(ng_block *b, int64_t place) {
   memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
 }
 
-/* What f32 rounds off it stays where it is. */
-static float *left(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
+/* The low part stays where it is. */
+static float *residual(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
 
 static void swap(float **a, float **b) {
   float *was = *a;
@@ -438,7 +435,7 @@ static void swap(float **a, float **b) {
   *b = was;
 }
 
-static void taken(ng_block *b) {
+static void commit_row(ng_block *b) {
   lowrank *s = ng_window_of(b)->own;
   swap(&s->next, &s->error);
   swap(&s->next_error_rest, &s->error_rest);
@@ -469,8 +466,8 @@ const ng_window_store ng_window_lowrank_store = {
     .products = products,
     .combine = combine,
     .drop = drop,
-    .left = left,
-    .taken = taken,
+    .residual = residual,
+    .commit = commit_row,
     .release = release,
     .fields = fields,
 };

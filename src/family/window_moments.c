@@ -1,6 +1,6 @@
-/* window_moments.c: vectors that a window keeps beside its rows: first-order moments, the average of gradients.
+/* window_moments.c: vectors that a window keeps beside its rows: momentum, first-order moments, the average of gradients.
  *
- * An element whose new moment is not finite keeps the old one, and is counted in w->overflowed. */
+ * If the new value of an element is not finite, the element keeps the old value and is counted in w->overflowed. */
 #include "family/window.h"
 
 #include <float.h>
@@ -48,18 +48,17 @@ void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, doubl
 
 /* ---- first-order methods ---------------------------------------------------------------------*/
 
-/* A store as the error feedback of a first-order method: x enters, u is the direction of what was sent
- * (window_function = step, adam, adagrad; window = 1).  With error feedback these are top-k SGD (Stich, Cordonnier &
- * Jaggi 2018, arXiv 1809.07599), Adam and AdaGrad as EFCP compares itself with.
+/* First-order methods (window_function = step, adam, adagrad; window = 1) use a store for error feedback: x enters, and
+ * the direction u is computed from the row that was sent.  These are top-k SGD (Stich, Cordonnier & Jaggi 2018, arXiv
+ * 1809.07599), and Adam and AdaGrad as in EFCP's comparison.
  *
  *     step     v <- mu v + g (heavy-ball), mu v + (1 - mu) g (average);  x = v;  u = sent
  *     adam     m <- mu m + (1 - mu) g;  s <- f s + (1 - f) g^2, f = window_forget;
  *              x = m / (1 - mu^t) / (sqrt(s / (1 - f^t)) + eps);  u = sent
  *     adagrad  x = g;  s <- s + sent^2;  u = sent / (sqrt(s) + eps)
  *
- * eps is damping.  With window_feedback_lr = 1 lr x enters and u is sent / lr, so that a weight moves by what was
- * sent; with lr = 0 nothing is sent, and nothing lost.  A dense store sends all of x.  Moments move when the step
- * counts: until then the new ones lie beside the old. */
+ * eps is damping.  With window_feedback_lr = 1, lr x enters and u = sent / lr, so a weight moves by the sent value; with
+ * lr = 0 nothing is sent or lost.  A dense store sends all of x. */
 
 typedef struct pass {
   const ng_block *b;
@@ -68,7 +67,7 @@ typedef struct pass {
   bool adam;
 } pass;
 
-/* x is what enters, next_v and next_s are the moments that follow. */
+/* x <- the vector that enters; next_v, next_s <- the next moments. */
 static void enter_chunk(void *arg, int32_t i) {
   const pass *p = arg;
   const ng_window *w = p->w;
@@ -76,7 +75,7 @@ static void enter_chunk(void *arg, int32_t i) {
   const size_t bytes = (size_t)c.n * sizeof(float);
   int64_t kept = 0;
   w->sums[i] = 0.0;
-  if (ng_window_is_out(p->b, &c)) { /* x is 0 there */
+  if (ng_window_is_out(p->b, &c)) { /* x is 0 */
     memcpy(w->next_v + c.at, w->v + c.at, bytes);
     if (p->adam) memcpy(w->next_s + c.at, w->s + c.at, bytes);
     return;
@@ -93,7 +92,7 @@ static void enter_chunk(void *arg, int32_t i) {
   w->sums[i] = (double)kept;
 }
 
-/* Where lr x is above 1e28, nothing enters: divided by a later lr of 1e-10 it would overflow, and be sent again. */
+/* If |lr x| > 1e28, the element does not enter: sent / lr at a later lr of 1e-10 would overflow in every step. */
 static void limit_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
@@ -175,7 +174,7 @@ static void square_chunk(ng_block *b, int32_t i) {
 
 void ng_window_first_taken(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  if (b->base.window_function == NG_WINDOW_ADAGRAD) { /* u has left */
+  if (b->base.window_function == NG_WINDOW_ADAGRAD) { /* u may be overwritten now */
     ng_window_sent(b, 1.0);
     ng_window_each(b, square_chunk);
   } else if (w->s != NULL) {
@@ -188,23 +187,23 @@ void ng_window_first_taken(ng_block *b) {
 
 /* ---- the average of gradients ----------------------------------------------------------------*/
 
-/* The average of gradients that is preconditioned instead of the newest one (window_momentum_form =
- * gradient, GGT's beta1): x <- mu x + (1 - mu) row, from 0.
+/* The average of gradients, preconditioned instead of the newest gradient (window_momentum_form = gradient, GGT's
+ * beta1): x <- mu x + (1 - mu) row, from 0.
  *
- * In: the row at head, or in a step off stat_period a gradient that is no row.  Out: x = r + G' a of the rows in use:
- * numbers a in double, which window_solve.c takes without a difference of large vectors, and the rest r, of rows that
- * have left the window and gradients that were none, in f32.  In f32 as a whole, x would have lost what it has across the rows:
- * the direction divides that by damping, and what it has along them by no less than their singular values.
+ * In: the row at head or, off stat_period, a gradient.  Out: x = r + G' b.  The coefficients b of the rows in the window are
+ * doubles, which window_solve.c uses without a difference of large vectors.  r, in f32, holds rows that left the window and
+ * gradients that never entered.  As one f32 vector, x would lose |x| / damping roundings across the rows.
  *
- * A row that leaves takes its part of x to r.  So do all of them where the window is emptied, or a parameter sits out:
- * its numbers in x stay as they are, while those of the others move on. *
- * The place of `along` that no row has, which is at head between steps, holds the 2-norm of r's rounding error. */
+ * A row that leaves the window adds its part of x to r.  If the window is emptied or a parameter has no gradient, all
+ * of x goes to r: the parameter's elements of x stay while the others move.
+ *
+ * Between steps, the entry of `row_coefficient` at head, which belongs to no row, holds the 2-norm of r's rounding error. */
 
 bool ng_window_averages(const ng_block *b) {
   return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
 }
 
-/* The places whose rows leave x, oldest first, as those in use. */
+/* w->used <- the rows that leave x, oldest first. */
 static void use_leaving(ng_window *w, bool fresh, bool all) {
   const int64_t head = ng_window_head(w), count = ng_window_count(w);
   const int64_t stay = all ? 0 : fresh ? ng_min64(count, w->m - 1) : count;
@@ -214,7 +213,7 @@ static void use_leaving(ng_window *w, bool fresh, bool all) {
   }
 }
 
-/* w->next_v <- r of before and the parts of what leaves; next_along <- those of what stays, times mu. */
+/* next_v <- r plus the rows that leave; next_row_coefficient <- mu times the coefficients of the others. */
 static void part_with(ng_block *b, bool fresh, bool all) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
@@ -222,12 +221,12 @@ static void part_with(ng_block *b, bool fresh, bool all) {
   for (int32_t i = 0; i < w->parts; i++) {
     ng_window_part *p = &w->part[i];
     for (int64_t j = 0; j < w->places; j++) {
-      p->next_along[j] = mu * p->along[j];
+      p->next_row_coefficient[j] = mu * p->row_coefficient[j];
     }
-    p->next_along[ng_window_head(w)] = 0.0;
+    p->next_row_coefficient[ng_window_head(w)] = 0.0;
     for (int64_t k = 0; k < w->uses; k++) {
-      p->c[w->used[k]] = p->along[w->used[k]];
-      p->next_along[w->used[k]] = 0.0;
+      p->c[w->used[k]] = p->row_coefficient[w->used[k]];
+      p->next_row_coefficient[w->used[k]] = 0.0;
     }
   }
   if (w->uses > 0) {
@@ -237,13 +236,13 @@ static void part_with(ng_block *b, bool fresh, bool all) {
   memcpy(w->next_v, w->uses > 0 ? w->u : w->v, (size_t)w->d * sizeof *w->next_v);
 }
 
-/* The step's x: u <- r, next_along <- a, which w->next_v and they are when it counts. */
+/* u <- r of this step; next_v and next_row_coefficient are committed if the step counts. */
 ng_status ng_window_average(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
   const bool out = ng_window_some_out(b), in_rest = out || !fresh;
   ng_status st = NG_OK;
-  part_with(b, fresh, out || (fresh && w->emptied));
+  part_with(b, fresh, out || (fresh && w->drops_rows));
   if (in_rest && fresh) {
     ng_window_sent(b, 1.0);
   } else if (in_rest) {
@@ -251,23 +250,24 @@ ng_status ng_window_average(ng_block *b, bool fresh) {
   }
   ng_window_mix(b, w->next_v, w->next_v, in_rest ? w->u : w->next_v, mu, in_rest ? 1.0 - mu : 0.0);
   for (int32_t i = 0; i < w->parts && !in_rest; i++) {
-    w->part[i].next_along[ng_window_head(w)] = 1.0 - mu;
+    w->part[i].next_row_coefficient[ng_window_head(w)] = 1.0 - mu;
   }
   memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
   ng_window_clear_out(b, w->u);
   return st;
 }
 
-/* Roundings of two steps are independent; mu of each is left in the next step. */
+/* Rounding errors of different steps are independent; each decays by mu per step. */
 void ng_window_average_rounds(const ng_block *b, ng_window_part *p, double size) {
   const ng_window *w = ng_window_of(b);
-  p->next_along[ng_window_unused(w)] =
-      hypot(b->base.window_momentum * p->along[ng_window_head(w)], 0x1p-25 * size);
+  p->next_row_coefficient[ng_window_unused(w)] =
+      hypot(b->base.window_momentum * p->row_coefficient[ng_window_head(w)], 0x1p-25 * size);
 }
 
 void ng_window_average_taken(ng_block *b) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
-    memcpy(w->part[i].along, w->part[i].next_along, (size_t)w->places * sizeof(double));
+    memcpy(w->part[i].row_coefficient, w->part[i].next_row_coefficient,
+           (size_t)w->places * sizeof(double));
   }
 }

@@ -1,9 +1,8 @@
-/* window_rows.c: the loops over rows of a window's store, f32 or bf16, in double: several rows at once, so
- * that what they meet (x, or the doubles that they are added to) is read once for all of them.
+/* window_rows.c: loops over rows in f32 or bf16, in double, several rows at once so that x, or the sums, are read once.
  *
- * Which rows go together changes no bit: each row's lanes are added in one order, whatever the width of
- * vectors, and rows are added to a vector four by four, in their order.  A product of two f32 fits a double.
- * Sparse rows go one by one: what they meet is a block that stays in the caches. */
+ * Grouping rows changes no bit: each row's lanes are added in one order, whatever the vector width, and rows are added to a
+ * vector four by four, in order.  A product of two f32 is exact in double.  Sparse rows are processed one by one: their block
+ * stays in the caches. */
 #include "family/window.h"
 
 #include "simd.h"
@@ -12,7 +11,7 @@ enum { LANES = 32, LINE_BYTES = 64, ENTRIES = 256 };
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Known where it is inlined: one text makes a loop for each dtype. */
+/* `half` is a constant after inlining: one text gives a loop for each dtype. */
 INLINE double at(const void *row, bool half, int64_t i) {
   if (!half) return (double)((const float *)row)[i];
   const uint32_t bits = (uint32_t)((const uint16_t *)row)[i] << 16;
@@ -21,23 +20,22 @@ INLINE double at(const void *row, bool half, int64_t i) {
   return (double)x;
 }
 
-/* Elements 2 i (odd false) and 2 i + 1 of a row in bf16: two at once are taken apart with two operations for both. */
+/* Elements 2 i (odd false) and 2 i + 1 of a bf16 row: a mask or a shift converts two at once. */
 INLINE double of_pair(const void *row, bool odd, int64_t i) {
   uint32_t bits;
   float x;
   memcpy(&bits, (const char *)row + i * (int64_t)sizeof bits, sizeof bits);
-  bits = odd ? bits & 0xffff0000U : bits << 16; /* the host is little-endian, as io.c has it */
+  bits = odd ? bits & 0xffff0000U : bits << 16; /* little-endian, as io.c requires */
   memcpy(&x, &bits, sizeof x);
   return (double)x;
 }
 
-/* Memory is asked for NG_FETCH_AHEAD bytes ahead in the same row, and at the end of a row's elements, from `turn`
- * on, at the beginning of the next one's. */
+/* Prefetch NG_FETCH_AHEAD bytes ahead in the row and, from `turn` on, the beginning of the next row. */
 INLINE int64_t turn_of(int64_t whole, int64_t each) {
   return ng_max64(0, whole - NG_FETCH_AHEAD / each);
 }
 
-/* What is asked for at element i is at the result + i elements. */
+/* Element i prefetches the address of the result plus i elements. */
 INLINE uintptr_t ahead_of(const void *row, const void *next, bool turned, int64_t turn,
                           int64_t each) {
   return turned ? (uintptr_t)next - (uintptr_t)(turn * each) : (uintptr_t)row + NG_FETCH_AHEAD;
@@ -73,7 +71,7 @@ NG_CLONES static double dot(const float *restrict x, const float *restrict y, in
   return sum_of(sum);
 }
 
-/* LANES elements from c on.  Lanes of bf16 are first the even elements, then the odd ones. */
+/* LANES elements from c on.  bf16 lanes hold the even elements first, then the odd ones. */
 INLINE void dots_lanes(const void *const row[4], bool half, const float *restrict y, int64_t c,
                        double *restrict s0, double *restrict s1, double *restrict s2,
                        double *restrict s3) {
@@ -99,7 +97,7 @@ INLINE void dots_lanes(const void *const row[4], bool half, const float *restric
   }
 }
 
-/* The lanes of a row in their order, the elements from `whole` on, and all of it. */
+/* Restore the order of lanes, add the elements from `whole` on, and return the sum. */
 INLINE double finish(const double *lane, const void *row, bool half, const float *y, int64_t whole,
                      int64_t n) {
   double sum[LANES];
@@ -182,7 +180,6 @@ INLINE void sums_lanes(double *restrict acc, const void *const r[8], bool half, 
   }
 }
 
-/* `rows` of them, 4 or 8. */
 INLINE void sums(double *restrict acc, const void *const *row, const void *const *next, bool half,
                  int rows, int64_t n, const double *c) {
   const void *const r[8] = {row[0],        row[1],        row[2],        row[3],
@@ -242,7 +239,7 @@ NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x
   }
 }
 
-/* Values [from, from + n) in double, so that the loop over places has nothing else to do. */
+/* Values as doubles, so that the loop over indices has nothing else to do. */
 static void widen(double *to, const void *value, ng_dtype type, int64_t from, int64_t n) {
   if (type == NG_F32) {
     widen_f32(to, (const float *)value + from, n);
@@ -296,7 +293,7 @@ void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value
   }
 }
 
-/* The clones are of this file: those of a name that others see would be seen outside of the library, too. */
+/* NG_CLONES functions must be static: clones of an external name would be exported by the library. */
 double ng_window_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
 void ng_window_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
 void ng_window_dots(const void *const row[4], const void *const next[4], ng_dtype type,

@@ -42,7 +42,7 @@
 #include <math.h>
 
 static const double GGT_FLOOR = 1e-6;
-/* Of one Gram matrix, such that the sum of a thousand is within f32. */
+/* Per Gram matrix: sums of 64 remain in f32. */
 static const double COMBINATION_MOST = (double)FLT_MAX / 64.0;
 /* Of the direction: as asked, and with the damping that is raised last. */
 static const double LOSS_MOST = 1e-5, LOSS_LAST = 0.1;
@@ -50,7 +50,7 @@ static const double LOSS_MOST = 1e-5, LOSS_LAST = 0.1;
 static const double SPREAD_MOST = 1e13;
 enum { RAISES = 3 };
 
-/* What one Gram matrix is asked for. */
+/* The arguments of one solve. */
 typedef struct ask {
   const double *k; /* G r by place; NULL: x is the row at head */
   double r;        /* |r|, 0 without k                         */
@@ -84,7 +84,7 @@ static double norm(const ng_window *w, const ng_window_part *p, int64_t i) {
 
 /* The part of row i in x beside r. */
 static double along(const ng_window *w, const ng_window_part *p, const ask *a, int64_t i) {
-  if (p->next_along != NULL) return p->next_along[w->used[i]];
+  if (p->next_row_coefficient != NULL) return p->next_row_coefficient[w->used[i]];
   return a->k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
 }
 
@@ -125,10 +125,11 @@ static double least_norm(const ng_window *w, const ng_window_part *p, const ask 
 
 /* The average's r is kept in f32: its rounding error, see window_moments.c, is divided by damping. */
 static double lost_in_average(const ng_window *w, const ng_window_part *p) {
-  return p->next_along == NULL ? 0.0 : p->by * p->next_along[ng_window_unused(w)];
+  return p->next_row_coefficient == NULL ? 0.0
+                                         : p->by * p->next_row_coefficient[ng_window_unused(w)];
 }
 
-/* What the rows add to the direction is within f32.  Of the Gram matrix, so the same on all ranks. */
+/* Whether the combination of rows cannot overflow f32; the same on all ranks. */
 static bool within_range(const ng_window *w, const ng_window_part *p) {
   double sum = 0.0;
   for (int64_t i = 0; i < w->uses; i++) {
@@ -182,7 +183,7 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
   }
 }
 
-/* Whether the kept factor, with the row at head, is that of S. */
+/* Append the row at head to the kept factor.  False: there is no factor of this S. */
 static bool extend_kept(ng_block *b, ng_window_part *p, double lambda, double M) {
   const ng_window *w = ng_window_of(b);
   const bool fresh = w->used[w->uses - 1] == ng_window_head(w);
@@ -190,7 +191,7 @@ static bool extend_kept(ng_block *b, ng_window_part *p, double lambda, double M)
   return fresh && (same || w->uses == 1) && ng_window_factor_append(w, p, lambda, M, ng_scratch(b));
 }
 
-/* For the coming steps. */
+/* Keep the factor for later steps. */
 static void keep(ng_window *w, ng_window_part *p, bool whole, const double *S) {
   if (w->used[w->uses - 1] != ng_window_head(w)) return;
   w->replaced = true;
@@ -449,7 +450,7 @@ ng_status ng_window_solve(ng_block *b, const double *k, bool rest) {
     const double *mine = k == NULL ? NULL : k + i * w->places;
     ask a = {.k = mine, .rest = rest};
     if (k != NULL) a.r = sqrt(mine[ng_window_unused(w)]);
-    if (w->part[i].along != NULL) ng_window_average_rounds(b, &w->part[i], a.r);
+    if (w->part[i].row_coefficient != NULL) ng_window_average_rounds(b, &w->part[i], a.r);
     if (solve_part(b, &w->part[i], &a) != NG_OK) worst = NG_RESCUED;
   }
   return worst;

@@ -1,16 +1,14 @@
-/* window_topk.c: the store of the k largest entries of a gradient and what was left of it before: EFCP's
- * sparse M-FAC (Modoranu et al. 2023, arXiv 2306.06098), error feedback as in Seide et al. 2014.
+/* window_topk.c: the store of the k largest elements of a gradient plus its error feedback: EFCP's sparse M-FAC (Modoranu
+ * et al. 2023, arXiv 2306.06098), error feedback as in Seide et al. 2014.
  *
- *     a = e + g;  row <- the k largest |a|, rounded as they are kept;  e <- a - row
+ *     a = e + g;  row <- the k largest |a|, rounded to window_dtype;  e <- a - row
  *
- * so what was sent and what is kept is all that came.  window_topk: k of each part, of each parameter, or of
- * each block of 32,768 elements.  Of equal entries the first ones win.
+ * k counts per part, per parameter, or per block of 32,768 elements (window_topk); of equal elements the first win.  With
+ * a mask k counts unmasked elements; the unused places at the end of a group have value 0.
  *
- * With a mask k is of what takes part; there is room for k of all, and what of it is not used, behind the entries of a
- * group, is of value 0.  A row is k values, their places in blocks as 16-bit numbers, ascending, and where each block begins.  Both
- * products go block by block: a tile of x in f32, or of doubles to add to, stays in the second cache while the same
- * block of all rows passes by; its entries lie far apart, so memory is asked for those of rows to come.  What enters is
- * chosen in window_topk_choose.c. */
+ * A row is k values, their 16-bit indices within blocks, ascending, and the position where each block begins.  Both products
+ * go block by block: a tile of x in f32, or of sums in double, stays in the second-level cache while the block of all
+ * rows passes.  Entries of different rows lie far apart, so rows to come are prefetched.  window_topk_choose.c selects. */
 #include "family/window_topk.h"
 
 #include "simd.h"
@@ -19,7 +17,7 @@ enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4 };
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-/* The next run of elements, of those of all ranks, in which blocks are cut: a parameter, or a part. */
+/* The next run of elements, of all ranks, that is divided into blocks: a parameter or a part. */
 static bool next_run(const ng_block *b, int32_t *i, ng_window_range *run) {
   const ng_window *w = ng_window_of(b);
   if (*i == w->segments) return false;
@@ -38,8 +36,7 @@ static bool is_joint(const ng_block *b) {
          b->base.window_scope == NG_WINDOW_MODEL;
 }
 
-/* The end of a block, or of a run, nearest to `at`, the first of two as near: of each run those on both sides of it are
- * looked at. */
+/* The nearest end of a block or run, the first of two; per run the ends on both sides of `at` are candidates. */
 static int64_t cut_at(const ng_block *b, int64_t at) {
   const bool blocks = b->base.window_topk == NG_TOPK_BLOCK || is_joint(b);
   int64_t best = 0;
@@ -56,14 +53,13 @@ static int64_t cut_at(const ng_block *b, int64_t at) {
   return best;
 }
 
-/* Groups and blocks of this rank, and how many numbers the others have.  Counts first (s->block NULL), then
- * fills. */
+/* Groups and blocks of this rank, and sizes of the others.  The first call counts (s->block NULL), the second fills. */
 static void lay_out(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   ng_topk_rows *s = w->own;
   const bool fill = s->block != NULL, by_block = b->base.window_topk == NG_TOPK_BLOCK;
   const int32_t ranks = b->ctx->ranks + 1;
-  int32_t owner = 0; /* cut[owner] is the end of the slice in which a block begins */
+  int32_t owner = 0; /* cut[owner]: the end of the slice in which a block begins */
   ng_window_range run;
   s->joint = is_joint(b);
   s->k = s->all = s->groups = s->blocks = s->all_blocks = s->first = 0;
@@ -155,7 +151,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-/* The entries of a row in a block.  From a file they may be any numbers: never beyond row and block. */
+/* The entries of a row in a block.  Numbers from a state file are limited to the row and the block. */
 typedef struct run {
   const uint16_t *index;
   const char *value;
@@ -170,13 +166,12 @@ static run run_of(const ng_topk_rows *s, int64_t place, int64_t block) {
   return (run){s->index + at, s->value + at * ng_dtype_size(s->type), to - from};
 }
 
-/* Asks for the lines of a run that is needed soon. */
 static void fetch_run(const run *r, ng_dtype t) {
   NG_FETCH_LINES(r->index, r->n * (int64_t)sizeof *r->index);
   NG_FETCH_LINES(r->value, r->n * ng_dtype_size(t));
 }
 
-/* The entries of the j-th row in use in a block, of a loop over all of them. */
+/* The entries of the j-th row in use; prefetches a later row. */
 static run next_of(const ng_window *w, int64_t j, int64_t block) {
   const ng_topk_rows *s = w->own;
   if (j + ROWS_AHEAD < w->uses) {
@@ -195,7 +190,8 @@ static void product_piece(void *arg, int32_t piece) {
   const job *p = arg;
   ng_window *w = ng_window_of(p->b);
   const ng_topk_rows *s = w->own;
-  float *tile = (float *)(void *)(s->tile + (int64_t)piece * BLOCK); /* a row is exact in f32 */
+  float *tile =
+      (float *)(void *)(s->tile + (int64_t)piece * BLOCK); /* row values are exact in f32 */
   int64_t from, to;
   ng_share(s->blocks, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
@@ -267,9 +263,9 @@ static void drop(ng_block *b, int64_t place) {
   memset(s->begin + place * s->row_blocks, 0, (size_t)s->row_blocks * sizeof *s->begin);
 }
 
-static float *left(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->own)->next; }
+static float *residual(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->own)->next; }
 
-static void taken(ng_block *b) {
+static void commit_row(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->own;
   float *error = s->next;
   s->next = s->error;
@@ -304,8 +300,8 @@ const ng_window_store ng_window_topk_store = {
     .products = products,
     .combine = combine,
     .drop = drop,
-    .left = left,
-    .taken = taken,
+    .residual = residual,
+    .commit = commit_row,
     .release = release,
     .fields = fields,
 };

@@ -1,20 +1,20 @@
-/* window_topk.h: the state of the store of largest entries, shared by window_topk.c (geometry, products, life) and
- * window_topk_choose.c (what enters). */
+/* window_topk.h: the state of the top-k store, shared by window_topk.c (layout, products, commit) and window_topk_choose.c
+ * (selection). */
 #ifndef NG_WINDOW_TOPK_H
 #define NG_WINDOW_TOPK_H
 
 #include "family/window.h"
 
-/* Elements [at, at + n): what is chosen from, or a block of one part. */
+/* Elements [at, at + n): a group, from which k are selected, or a block. */
 typedef struct ng_window_range {
-  int64_t at, n, k, first; /* k of them, first in a row */
+  int64_t at, n, k, first; /* k selected; their position in a row */
   int32_t part;
 } ng_window_range;
 
 typedef struct ng_topk_rows {
-  int64_t k, all, before; /* of a row: here, on all ranks, on the ranks before this one */
-  /* The k largest of all that ranks have slices of.  Any number of them may lie in one slice, so every rank keeps whole rows:
-   * k of them, all blocks; its blocks for products begin at `first`. */
+  int64_t k, all, before; /* of a row: on this rank, on all ranks, on the ranks before */
+  /* The ranks select k of all elements together.  Any number may lie in one slice, so every rank stores whole rows with all
+   * blocks; its own blocks begin at `first`. */
   bool joint;
   int32_t row_blocks, first;
   ng_window_joint choice;
@@ -26,8 +26,8 @@ typedef struct ng_topk_rows {
   char *value;         /* [places, k] */
   int32_t *begin;      /* [places, blocks] in a row of all ranks */
   float *error, *next; /* [d] */
-  float by;            /* of what enters, in its sum with error */
-  bool counted;        /* k of groups may be of some parameters only */
+  float by;            /* factor of the gradient in a = e + by g */
+  bool counted;        /* k of groups depends on mask or missing gradients */
   int32_t *count;      /* [pieces, NG_WINDOW_COUNTS] */
   double *tile;        /* [pieces, BLOCK] */
 } ng_topk_rows;
@@ -35,7 +35,7 @@ typedef struct ng_topk_rows {
 static inline float *ng_window_topk_target(ng_block *b) {
   return ((ng_topk_rows *)ng_window_of(b)->own)->next;
 }
-/* What is in target becomes the row at head, and its rest stays there; the same in rounds, where ranks choose together. */
+/* The vector in target becomes the row at head, and the residual replaces it; the same by rounds over ranks. */
 void ng_window_topk_enter(ng_block *b);
 void ng_window_topk_choose(ng_block *b, int32_t round, double *x);
 

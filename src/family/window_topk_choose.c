@@ -1,9 +1,8 @@
-/* window_topk_choose.c: what of a gradient enters a store of largest entries.
+/* window_topk_choose.c: select the elements that enter a top-k row.
  *
- * In: a gradient in `next`, what was left before in `error`.  Out: the row at head, k values as they are kept, their places in
- * blocks and where each block begins; in `next` what is left now.  By each rank alone, of its groups; or, of all that
- * ranks have slices of, by all of them together (window_largest.c).  The sum of both is made where it is chosen from
- * (window_largest.c): one pass over e and g in memory. */
+ * In: a gradient in `next`, the error feedback in `error`.  Out: the row at head (k values, their indices in blocks, where each
+ * block begins), and the new residual in `next`.  Each rank selects in its own groups or, with one group over all slices,
+ * together with the others (window_largest.c).  The selection adds e and g itself, to read memory once. */
 #include "family/window_topk.h"
 
 enum { WIDE = 2 * NG_WINDOW_BLOCK, VALUES = 256 };
@@ -15,12 +14,12 @@ static ng_window_sum sum_of(const ng_window *w, const ng_window_range *g) {
   return (ng_window_sum){s->next + g->at, s->error + g->at, s->by};
 }
 
-/* u is not needed before the direction: its bytes hold the candidates. */
+/* u is unused before measure: its memory holds the candidates. */
 static int32_t *chosen_of(const ng_window *w, const ng_window_range *g) {
   return (int32_t *)(void *)w->u + g->at;
 }
 
-/* One that is as large as many blocks is for all threads. */
+/* A group of many blocks is divided among all threads. */
 static bool is_wide(const ng_topk_rows *s, const ng_window_range *g) {
   return s->pieces > 1 && g->n >= s->pieces * WIDE;
 }
@@ -52,7 +51,7 @@ static void choose(ng_block *b) {
   }
 }
 
-/* n chosen entries, rounded as they are kept, to a row's places from `to` on; what rounding leaves stays. */
+/* Store n chosen entries, rounded, from place `to` of the row on; the rounding error stays in a. */
 static void keep_values(const ng_topk_rows *s, int64_t head, int64_t to, float *a,
                         const int32_t *chosen, int64_t n) {
   char *value = s->value + (head * s->k + to) * ng_dtype_size(s->type);
@@ -92,9 +91,9 @@ static void write_row(ng_window *w) {
   }
 }
 
-/* ---- parameters without a part in the step ---------------------------------------------------*/
+/* ---- parameters without a gradient ------------------------------------------------------------ */
 
-/* Their sum is 0, so nothing of what was left of them is sent.  The bits of the others are the same. */
+/* Their e + g becomes 0, so that nothing of their error is sent. */
 static void hold_chunk(ng_block *b, int32_t i) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;
@@ -125,7 +124,7 @@ static void restore(ng_block *b) {
   if (ng_window_some_out(b)) ng_window_each(b, restore_chunk);
 }
 
-/* Whenever something enters: the mask may have come from a state since. */
+/* In every step: the mask may come from a loaded state. */
 static void count_groups(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   ng_topk_rows *s = w->own;
@@ -147,8 +146,8 @@ void ng_window_topk_enter(ng_block *b) {
 
 /* ---- choosing together -----------------------------------------------------------------------*/
 
-/* An entry is one exact double: the bits of its value, and its place in its block above them.  In a sum over ranks all
- * but one say 0.  Behind all entries: how many there are in each block. */
+/* Each entry is one exact double: 32 bits of the value and above them the index in its block.  All other ranks add 0.  After
+ * the entries: their number in each block. */
 static void put_entries(const ng_block *b, double *x) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;
@@ -162,7 +161,7 @@ static void put_entries(const ng_block *b, double *x) {
   }
   for (int64_t i = 0; i < j->m; i++) {
     const int64_t to = j->before + i;
-    uint32_t bits = 0; /* of bf16 the first half, in memory */
+    uint32_t bits = 0; /* bf16 uses the first half */
     memcpy(&bits, s->value + (size_t)(head * s->k + to) * size, size);
     while (j->chosen[i] >= s->block[block].at + s->block[block].n) {
       block++;
@@ -204,7 +203,7 @@ void ng_window_topk_choose(ng_block *b, int32_t round, double *x) {
                                   .rank = b->ctx->rank,
                                   .chosen = (int32_t *)(void *)w->u};
   }
-  /* Behind the counts of the first round: of how many elements k is. */
+  /* After the counts of round 0: the number of included elements. */
   const int64_t behind = ng_window_joint_room(0, b->ctx->ranks);
   const bool some = w->mask != NULL || ng_window_some_out(b);
   if (round == 1 && some) {
