@@ -9,6 +9,7 @@
  *
  * A table outlives contexts, so its memory is malloc's. */
 #include "comm/mpi.h"
+#include "comm/tile.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -20,8 +21,6 @@ typedef ng_mpi_seat seat;
 enum { LIMIT = 1 << 28 }; /* elements of one collective: counts and offsets stay below 2^31 */
 
 /* ---- ops -------------------------------------------------------------------------------------*/
-
-static bool is_sum(ng_coll_kind k) { return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER; }
 
 static int64_t sum_of(const int64_t *counts, int32_t n) {
   int64_t sum = 0;
@@ -89,28 +88,6 @@ static bool complete(const op *o) {
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-static int32_t member_of(const team *t, int32_t rank) {
-  for (int32_t i = 0; i < t->n; i++) {
-    if (t->rank[i] == rank) return i;
-  }
-  return -1;
-}
-
-static ng_status check_call(const team *t, const ng_collective *c) {
-  if (c->mem != NG_HOST) return NG_ERR_ABSENT;
-  if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
-    return NG_ERR_ARG;
-  }
-  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers are moved only */
-  if (c->kind == NG_BROADCAST && member_of(t, c->root) < 0) return NG_ERR_ARG;
-  if (!ng_mpi_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
-  if (c->counts == NULL) return NG_ERR_ARG;
-  for (int32_t m = 0; m < t->n; m++) {
-    if (c->counts[m] < 0 || c->counts[m] > INT_MAX) return NG_ERR_ARG;
-  }
-  return sum_of(c->counts, t->n) > INT_MAX ? NG_ERR_ARG : NG_OK;
-}
-
 /* Elements [from, from + count) of the call; all for kinds with counts. */
 static op *post(seat *s, team *t, const ng_collective *c, int64_t from, int64_t count) {
   const int64_t size = ng_dtype_size(c->dtype);
@@ -120,7 +97,7 @@ static op *post(seat *s, team *t, const ng_collective *c, int64_t from, int64_t 
   if (o == NULL) return NULL;
   o->c = *c;
   o->c.count = count;
-  if (!ng_mpi_counts(c->kind)) {
+  if (!ng_call_counts(c->kind)) {
     o->c.send = (const char *)c->send + from * size;
     o->c.recv = (char *)c->recv + from * size;
   }
@@ -138,14 +115,14 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   team *t = c->group != NULL ? c->group : s->world;
   *request = NULL;
   if (s->stopped) return NG_ERR_COMM;
-  const ng_status st = check_call(t, c);
+  const ng_status st = ng_call_check(c, t->rank, t->n, INT_MAX);
   if (st != NG_OK) return ng_mpi_refuse(s, st);
   if (!ng_mpi_count_in(s, t)) return ng_mpi_refuse(s, NG_ERR_COMM);
-  const int64_t count = ng_mpi_counts(c->kind) ? sum_of(c->counts, t->n) : c->count;
+  const int64_t count = ng_call_counts(c->kind) ? sum_of(c->counts, t->n) : c->count;
   op **sibling = (op **)request, *o;
   int64_t from = 0;
   do {
-    const int64_t n = ng_mpi_counts(c->kind) ? count : ng_min64(s->limit, count - from);
+    const int64_t n = ng_call_counts(c->kind) ? count : ng_min64(s->limit, count - from);
     o = post(s, t, c, from, n);
     if (o == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
     *sibling = o;
@@ -266,7 +243,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
     t = team_new(n);
     if (t == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
     memcpy(t->rank, ranks, (size_t)n * sizeof *ranks);
-    t->index = member_of(t, s->world->index);
+    t->index = ng_call_member(t->rank, n, s->world->index);
     t->next = s->groups;
     s->groups = t;
     if (!ng_mpi_count_in(s, s->world)) return ng_mpi_refuse(s, NG_ERR_COMM);

@@ -56,10 +56,6 @@ typedef struct ng_mpi_seat {
   ng_mpi_peer peer[]; /* [ranks] */
 } ng_mpi_seat;
 
-static inline bool ng_mpi_counts(ng_coll_kind k) {
-  return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER;
-}
-
 /* Elements of buffer for a call of `count` elements; *two: it takes two collectives. */
 int64_t ng_mpi_buffer_size(const ng_mpi_team *t, const ng_collective *c, int64_t count, bool *two);
 /* The op has its call, team and buffer. These return what MPI returns. */

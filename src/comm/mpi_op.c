@@ -52,7 +52,7 @@ static int64_t share_at(const op *o, int32_t m) { return o->c.count * m / o->tea
 
 /* Elements of member m: its part of a call with `counts`, or its share. */
 static int64_t part_of(const op *o, int32_t m) {
-  if (ng_mpi_counts(o->c.kind) && !o->two) return o->c.counts[m];
+  if (ng_call_counts(o->c.kind) && !o->two) return o->c.counts[m];
   return share_at(o, m + 1) - share_at(o, m);
 }
 

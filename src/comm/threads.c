@@ -95,12 +95,8 @@ static team *team_new(ng_threads *g, const int32_t *rank, int32_t n) {
   return t;
 }
 
-/* -1: the rank is no member. */
 static int32_t member_of(const team *t, int32_t rank) {
-  for (int32_t i = 0; i < t->n; i++) {
-    if (t->rank[i] == rank) return i;
-  }
-  return -1;
+  return ng_call_member(t->rank, t->n, rank);
 }
 
 /* Every op fits all ranks, so that any team can reuse it. */
@@ -152,9 +148,6 @@ static ng_status refuse(seat *s, ng_status st) {
 
 /* ---- moving elements -------------------------------------------------------------------------*/
 
-static bool is_sum(ng_coll_kind k) { return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER; }
-static bool has_counts(ng_coll_kind k) { return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER; }
-
 static const char *send_at(const op *o, int32_t m, int64_t i) {
   return (const char *)o->call[m]->send + i * ng_dtype_size(o->call[m]->dtype);
 }
@@ -192,7 +185,7 @@ static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t
  * concatenation of the members' parts. Different ranges touch different elements of every buffer. */
 static void work(const op *o, int64_t b, int64_t e) {
   const ng_collective *c = o->call[0];
-  if (!has_counts(c->kind)) {
+  if (!ng_call_counts(c->kind)) {
     if (c->kind == NG_ALL_REDUCE) {
       sum_range(o, b, e, 0, o->team->n, b);
     } else {
@@ -218,7 +211,8 @@ static void work(const op *o, int64_t b, int64_t e) {
 static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {
   if (a->kind != b->kind || a->dtype != b->dtype || a->mem != b->mem) return false;
   if (a->kind == NG_BROADCAST && a->root != b->root) return false;
-  if (has_counts(a->kind)) return memcmp(a->counts, b->counts, (size_t)n * sizeof *a->counts) == 0;
+  if (ng_call_counts(a->kind))
+    return memcmp(a->counts, b->counts, (size_t)n * sizeof *a->counts) == 0;
   if (a->count != b->count) return false;
   return a->kind != (ng_coll_kind)MAKE_TEAM ||
          memcmp(a->send, b->send, (size_t)a->count * sizeof(int32_t)) == 0;
@@ -235,7 +229,7 @@ static bool op_open(ng_threads *g, op *o) {
   if (c->kind == (ng_coll_kind)MAKE_TEAM) {
     o->made = team_new(g, c->send, (int32_t)c->count);
     if (o->made == NULL) return false;
-  } else if (has_counts(c->kind)) {
+  } else if (ng_call_counts(c->kind)) {
     for (int32_t m = 0; m < t->n; m++) {
       o->total += c->counts[m];
     }
@@ -334,22 +328,6 @@ static ng_status progress(ng_threads *g, op *o, int32_t *done) {
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-static ng_status check_call(const seat *s, const team *t, const ng_collective *c) {
-  if (c->mem != NG_HOST) return NG_ERR_ABSENT;
-  if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
-    return NG_ERR_ARG;
-  }
-  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers are moved only */
-  if (member_of(t, s->rank) < 0) return NG_ERR_ARG;
-  if (c->kind == NG_BROADCAST && member_of(t, c->root) < 0) return NG_ERR_ARG;
-  if (!has_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
-  if (c->counts == NULL) return NG_ERR_ARG;
-  for (int32_t m = 0; m < t->n; m++) {
-    if (c->counts[m] < 0) return NG_ERR_ARG;
-  }
-  return NG_OK;
-}
-
 static team *team_of(const seat *s, const ng_collective *c) {
   return c->group != NULL ? c->group : s->g->world;
 }
@@ -358,7 +336,8 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   seat *s = user;
   team *t = team_of(s, c);
   *request = NULL;
-  ng_status st = check_call(s, t, c);
+  ng_status st =
+      member_of(t, s->rank) < 0 ? NG_ERR_ARG : ng_call_check(c, t->rank, t->n, INT64_MAX);
   if (st != NG_OK) return refuse(s, st);
   op *o = NULL;
   (void)pthread_mutex_lock(&s->g->lock);

@@ -38,4 +38,39 @@ static inline void ng_tile_give(const double *acc, void *to, ng_dtype t, int64_t
   ng_from_f32(to, t, narrow, n);
 }
 
+/* ---- calls of both transports -----------------------------------------------------------------*/
+
+static inline bool ng_call_sums(ng_coll_kind k) {
+  return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER;
+}
+/* Kinds with a count for each member. */
+static inline bool ng_call_counts(ng_coll_kind k) {
+  return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER;
+}
+/* The index of a rank among n ascending ranks; -1: no member. */
+static inline int32_t ng_call_member(const int32_t *ranks, int32_t n, int32_t rank) {
+  for (int32_t i = 0; i < n; i++) {
+    if (ranks[i] == rank) return i;
+  }
+  return -1;
+}
+/* Check a call among n ranks with at most `most` elements in counts. */
+static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ranks, int32_t n,
+                                      int64_t most) {
+  int64_t total = 0;
+  if (c->mem != NG_HOST) return NG_ERR_ABSENT;
+  if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
+    return NG_ERR_ARG;
+  }
+  if (ng_call_sums(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers are moved only */
+  if (c->kind == NG_BROADCAST && ng_call_member(ranks, n, c->root) < 0) return NG_ERR_ARG;
+  if (!ng_call_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
+  if (c->counts == NULL) return NG_ERR_ARG;
+  for (int32_t m = 0; m < n; m++) {
+    if (c->counts[m] < 0 || c->counts[m] > most) return NG_ERR_ARG;
+    total = ng_plus(total, c->counts[m]);
+  }
+  return total > most ? NG_ERR_ARG : NG_OK;
+}
+
 #endif

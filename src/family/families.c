@@ -164,6 +164,14 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
   return c;
 }
 
+void ng_count_rung(ng_precond *p, int32_t rung) {
+  if (rung == 0) return;
+  p->rescued[rung < NG_RUNG_DOUBLE    ? NG_RESCUE_DAMPING
+             : rung == NG_RUNG_DOUBLE ? NG_RESCUE_DOUBLE
+             : rung == NG_RUNG_LAST   ? NG_RESCUE_LAST
+                                      : NG_RESCUE_PLAIN]++;
+}
+
 /* ---- the statistics of a block ---------------------------------------------------------------*/
 
 static ng_status no_memory(ng_block *b) {

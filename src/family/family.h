@@ -233,6 +233,10 @@ size_t ng_block_counts(const ng_block *b); /* number of leading flags and counts
 /* The geometry of a layer at its declared size (0: undeclared): of its input, or its outputs as pixels. */
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 
+/* Rungs of the ladder: 0 as asked, 1 to 3 damping x 10, x 100, x 1000, then these; ng_layer_report.rung. */
+enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
+void ng_count_rung(ng_precond *p, int32_t rung);
+
 /* Allocate `count` statistics; NG_ERR_NOMEM. Freed with the block. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count);
 /* Allocate the parts of a statistic: `each` parts for each group. */

@@ -83,8 +83,6 @@ static inline bool ng_kron_one_owner(const ng_kron *k) {
   return k->side[NG_SIDE_A].stat->owner == k->side[NG_SIDE_G].stat->owner;
 }
 
-/* Rungs of the ladder: 0 as asked, 1 to 3 damping x 10, x 100, x 1000, then these; ng_layer_report.rung. */
-enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
 /* Compute R, or V and d, of a part, on the owner of its side. Return the rung. The average contains `shift`;
  * `on` is the present damping. */
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,

@@ -122,14 +122,6 @@ void ng_kron_tell(ng_block *b, int32_t stat, double *mean) {
   }
 }
 
-static void count(ng_block *b, int32_t rung) {
-  if (rung == 0) return;
-  b->p->rescued[rung < NG_RUNG_DOUBLE    ? NG_RESCUE_DAMPING
-                : rung == NG_RUNG_DOUBLE ? NG_RESCUE_DOUBLE
-                : rung == NG_RUNG_LAST   ? NG_RESCUE_LAST
-                                         : NG_RESCUE_PLAIN]++;
-}
-
 /* Solve one group of a side on its owner; return the highest rung of its parts. */
 static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bool finite) {
   int32_t worst = 0;
@@ -137,7 +129,7 @@ static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bo
     ng_part *part = &s->part[j];
     int32_t rung = part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     if (finite) rung = ng_kron_solve_part(b, s, part, s->shift[group], on);
-    count(b, rung);
+    ng_count_rung(b->p, rung);
     part->good = part->good || rung < NG_RUNG_LAST;
     worst = rung > worst ? rung : worst;
   }

@@ -34,7 +34,8 @@ static call_scale scale_of(const ng_block *b, const ng_obs *o, const ng_stat *st
   const double all = (double)stat->all * u;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   call_scale s = {0.0, 0};
-  if (b->base.positions == NG_POSITIONS_REDUCE && o->positions > 1 && (!conv || textbook || kaisa)) {
+  if (b->base.positions == NG_POSITIONS_REDUCE && o->positions > 1 &&
+      (!conv || textbook || kaisa)) {
     s.reduce = grad && textbook ? 2 : 1;
   }
   const double rows = s.reduce != 0 ? B : B * S;

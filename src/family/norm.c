@@ -127,16 +127,6 @@ static double damping(const ng_block *b) { return b->base.damping * b->base.norm
 
 /* ---- full: solve -----------------------------------------------------------------------------*/
 
-enum { RUNG_LAST = NG_DAMPED_DOUBLE + 1, RUNG_PLAIN };
-
-static void count(ng_block *b, int32_t rung) {
-  if (rung == 0) return;
-  b->p->rescued[rung < NG_DAMPED_DOUBLE    ? NG_RESCUE_DAMPING
-                : rung == NG_DAMPED_DOUBLE ? NG_RESCUE_DOUBLE
-                : rung == RUNG_LAST        ? NG_RESCUE_LAST
-                                           : NG_RESCUE_PLAIN]++;
-}
-
 static int32_t solve_own(ng_block *b, double d) {
   ng_norm *k = ng_norm_of_block(b);
   const bool had = k->says[NG_NORM_GOOD] != 0.0f;
@@ -148,7 +138,7 @@ static int32_t solve_own(ng_block *b, double d) {
                        .info = k->info};
   const int32_t rung = ng_damped_solve(b->ctx->queue, &m, d, ng_scratch(b));
   ng_queue_wait(b->ctx->queue);
-  return rung != NG_DAMPED_NONE ? rung : had ? RUNG_LAST : RUNG_PLAIN;
+  return rung != NG_DAMPED_NONE ? rung : had ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
 static ng_status full_solve(ng_block *b) {
@@ -159,11 +149,11 @@ static ng_status full_solve(ng_block *b) {
   if (b->stat->owner == b->ctx->rank) {
     rung = solve_own(b, k->shift + d);
     k->says[NG_NORM_RUNG] = (float)rung;
-    if (rung < RUNG_LAST) k->says[NG_NORM_GOOD] = 1.0f;
+    if (rung < NG_RUNG_LAST) k->says[NG_NORM_GOOD] = 1.0f;
     k->says[NG_NORM_DAMPED] = (float)d;
   }
   if (b->base.damping_leak) k->shift += d; /* on every rank with the average */
-  count(b, rung);
+  ng_count_rung(b->p, rung);
   return rung > 0 ? NG_RESCUED : NG_OK;
 }
 
@@ -247,7 +237,7 @@ static void apply_units(ng_block *b, const float *D) {
       b->direction[i] = (float)((double)D[i] / ((double)F[i] + d));
     }
   }
-  count(b, k->rung < 4 ? k->rung : RUNG_PLAIN);
+  ng_count_rung(b->p, k->rung < 4 ? k->rung : NG_RUNG_PLAIN);
 }
 
 /* ---- PD --------------------------------------------------------------------------------------*/
@@ -292,9 +282,10 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 static void report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!b->holds) return;
-  const float rung = k->full ? k->says[NG_NORM_RUNG] : (float)(k->rung < 4 ? k->rung : RUNG_PLAIN);
-  r->rung =
-      rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN; /* of a file: any */
+  const float rung =
+      k->full ? k->says[NG_NORM_RUNG] : (float)(k->rung < 4 ? k->rung : NG_RUNG_PLAIN);
+  r->rung = rung >= 0.0f && rung <= (float)NG_RUNG_PLAIN ? (int32_t)rung
+                                                         : NG_RUNG_PLAIN; /* of a file: any */
   r->damping_f = k->full ? (double)k->says[NG_NORM_DAMPED] : k->damped;
 }
 

@@ -23,33 +23,23 @@ int64_t ng_stat_wire_bytes(const ng_stat *s) {
 
 /* ---- change ---------------------------------------------------------------------------*/
 
-static double value_at(const void *x, ng_dtype t, int64_t i) {
-  float f;
-  if (t == NG_F64) return ((const double *)x)[i];
-  ng_to_f32(&f, (const char *)x + i * ng_dtype_size(t), t, 1);
-  return (double)f;
-}
-
-/* Add |a - b|^2 and |b|^2 over n stored numbers. */
+/* Add |a - b|^2 and |b|^2 over stored numbers [from, from + n). */
 static void add_gap(const void *a, const void *b, ng_dtype t, int64_t from, int64_t n, double times,
                     double sum[2]) {
   enum { LINE = 512 };
   const int64_t size = ng_dtype_size(t);
   float x[LINE], y[LINE];
-  for (int64_t i = from; i < from + n && t == NG_F64; i++) {
-    const double was = value_at(b, t, i), d = value_at(a, t, i) - was;
-    sum[0] += times * d * d;
-    sum[1] += times * was * was;
-  }
-  if (t == NG_F64) return;
-  for (int64_t i = 0, m; i < n; i += m) {
-    m = ng_min64(LINE, n - i);
-    ng_to_f32(x, (const char *)a + (from + i) * size, t, m);
-    ng_to_f32(y, (const char *)b + (from + i) * size, t, m);
+  for (int64_t i = from, m; i < from + n; i += m) {
+    m = ng_min64(LINE, from + n - i);
+    if (t != NG_F64) {
+      ng_to_f32(x, (const char *)a + i * size, t, m);
+      ng_to_f32(y, (const char *)b + i * size, t, m);
+    }
     for (int64_t k = 0; k < m; k++) {
-      const double d = (double)x[k] - (double)y[k];
+      const double was = t == NG_F64 ? ((const double *)b)[i + k] : (double)y[k];
+      const double d = (t == NG_F64 ? ((const double *)a)[i + k] : (double)x[k]) - was;
       sum[0] += times * d * d;
-      sum[1] += times * (double)y[k] * (double)y[k];
+      sum[1] += times * was * was;
     }
   }
 }
@@ -66,10 +56,7 @@ static void add_part_gap(const ng_stat *s, const ng_stat_part *p, const void *a,
   }
   add_gap(a, b, s->kept, 0, n, 2.0, sum);
   for (int64_t i = 0; i < p->rows; i++) {
-    const int64_t at = ng_sym_at(p->rows, i, i);
-    const double x = value_at(a, s->kept, at), y = value_at(b, s->kept, at);
-    sum[0] -= (x - y) * (x - y);
-    sum[1] -= y * y;
+    add_gap(a, b, s->kept, ng_sym_at(p->rows, i, i), 1, -1.0, sum);
   }
 }
 
