@@ -217,7 +217,7 @@ static void forget(void) {
   lines = 0;
 }
 
-/* Six digits are written. */
+/* JSON has six digits. */
 static void figure(const ngio_value *o, const char *of, const char *key, double expected) {
   const ngio_value *v = ngio_get(o, key);
   if (!ngio_is_number(v)) fail_msg("%s: no number '%s'", of, key);
@@ -235,7 +235,7 @@ static const ngio_value *case_of(const char *name) {
   return NULL;
 }
 
-/* ---- what the floors must be -----------------------------------------------------------------*/
+/* ---- expected lower bounds --------------------------------------------------------------------*/
 
 static double gflops(void) {
   const double work = 2e-6 * 4096 * 4096 * 4096;
@@ -251,7 +251,7 @@ static double apply_of(const layer *l) {
   return 2e-6 * (l->q * l->p * l->p + l->q * l->q * l->p) + TICK;
 }
 
-/* One repeat's figures are known, so are the medians; `each` ms for an order in the solve. */
+/* `each`: ms for each order in the solve. */
 static void kfac(const char *words, double each, double applies) {
   static const char *const part[] = {"statistics", "solve", "apply"};
   double sum[3] = {0.0};

@@ -1,6 +1,6 @@
-/* t_data: readers, which believe nothing; batches; augmentation; what is held out.  Files are made here,
- * in a folder of their own; the real sets are looked at where $NATGRAD_DATA_DIR says (mnist/, cifar10/)
- * or beside the source tree, and skipped where they are not. */
+/* t_data: readers of good and damaged files, batches, augmentation, validation samples.  The test writes its files to a
+ * scratch folder.  Tests of the real sets need $NATGRAD_DATA_DIR (mnist/, cifar10/) or a folder beside the source tree,
+ * and are skipped otherwise. */
 #include "data/data.h"
 #include "common/random.h"
 
@@ -53,7 +53,7 @@ static void put(const char *name, const void *bytes, size_t n, bool zipped) {
   assert_int_equal(fclose(f), 0);
 }
 
-/* data_open, with what it says on stderr. */
+/* data_open, with its output on stderr. */
 static int open_said(const char *spec, data_set *d, char *line, size_t size) {
   int end[2];
   assert_int_equal(pipe(end), 0);
@@ -413,7 +413,7 @@ static void unknown_sets(void **state) {
 
 /* ---- batches -----------------------------------------------------------------------------------*/
 
-/* A sample's augmented image against the shifted and mirrored one made here. */
+/* Compare an augmented image with one shifted and mirrored by the test. */
 static void augmentation(void **state) {
   (void)state;
   data_set d;

@@ -1,5 +1,5 @@
-/* t_images: sets of image files: which files there are, what is refused, what a batch holds, and that no
- * bit of it depends on the threads that decode or on where a run begins. */
+/* t_images: image sets: files found, errors, contents of batches; batches do not depend on decoding threads or on the
+ * first step of a run. */
 #include "data/images.h"
 #include "picture_files.h"
 #include "common/random.h"
@@ -19,7 +19,7 @@
 
 enum { H = 14, W = 18, SIDE = 10, CLASSES = 3, EACH = 40 };
 
-/* Pixel (y, x, c) of image n, which is PNG and H x W. */
+/* Pixel (y, x, c) of image n, a PNG of H x W. */
 static uint8_t pixel(int n, int y, int x, int c) {
   return (uint8_t)(n * 37 + y * 11 + x * 5 + c * 70 + n * x);
 }
@@ -172,7 +172,7 @@ static void lists_name_files(void **state) {
   }
 }
 
-static void what_is_refused(void **state) {
+static void errors_name_the_entry(void **state) {
   (void)state;
   if (!made_folder()) skip();
   static const char *const bad[][2] = {
@@ -235,7 +235,7 @@ static void feed_of(const data_set *d, const char *augment, settings *s, feed *f
   assert_int_equal(feed_create(s, d, NULL, false, NULL, f), CLI_OK);
 }
 
-/* resize=none: windows of pixels as they are.  Every one is where its draw says. */
+/* resize=none: unscaled windows, at the drawn offsets. */
 static void windows_are_drawn(void **state) {
   (void)state;
   data_set d;
@@ -294,7 +294,7 @@ static size_t npy_file(unsigned char *to, const char *shape, const double *value
   return 128 + n * sizeof *values;
 }
 
-/* The published mean: an image larger than the window, of which the upper left part is subtracted. */
+/* The published mean image is larger than the window: its upper left part is subtracted. */
 static void means_are_files_too(void **state) {
   (void)state;
   enum { MH = SIDE + 2, MW = SIDE + 5 };
@@ -340,7 +340,7 @@ static uint64_t digest(uint64_t sum, const feed *f, int count) {
   return sum;
 }
 
-/* Three epochs of 7 steps of 2 batches, tests between; `first`: begun there. */
+/* Three epochs of 7 steps of 2 batches, with evaluations between epochs; `first`: the first step. */
 static void play(const char *path, const char *more, int first, uint64_t sums[42]) {
   data_set d;
   settings s;
@@ -393,8 +393,8 @@ static void threads_change_no_bit(void **state) {
   assert_non_null(strstr(said(), "07.png: left out, 1 of 123: ")); /* it had a part in it */
 }
 
-/* What is replaced, by what, and what is said. */
-static void damage_is_left_out(void **state) {
+/* A damaged file, its replacement, and the message. */
+static void damaged_files_are_skipped(void **state) {
   (void)state;
   enum { BAD = EACH + 7 };
   data_set d;
@@ -451,10 +451,10 @@ static void damage_is_left_out(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(folders_are_classes), cmocka_unit_test(lists_name_files),
-      cmocka_unit_test(what_is_refused),     cmocka_unit_test(windows_are_drawn),
-      cmocka_unit_test(means_are_files_too), cmocka_unit_test(threads_change_no_bit),
-      cmocka_unit_test(damage_is_left_out),
+      cmocka_unit_test(folders_are_classes),       cmocka_unit_test(lists_name_files),
+      cmocka_unit_test(errors_name_the_entry),     cmocka_unit_test(windows_are_drawn),
+      cmocka_unit_test(means_are_files_too),       cmocka_unit_test(threads_change_no_bit),
+      cmocka_unit_test(damaged_files_are_skipped),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

@@ -1,5 +1,4 @@
-/* t_models: networks by name: as many parameters as the published ones, layers as natgrad.h wants to
- * hear of them, first values with the variance they should have. */
+/* t_models: networks by name: published numbers of parameters, descriptions of layers, variance of initial values. */
 #include "nn/models.h"
 #include "common/random.h"
 
@@ -97,7 +96,7 @@ static void layers_are_described(void **state) {
   nn_destroy(&n);
 }
 
-/* The task a model names for itself is one it can be built for. */
+/* Every model can be built for its default task. */
 static void every_listed_model_builds(void **state) {
   (void)state;
   for (int i = 0; i < model_count(); i++) {
@@ -115,7 +114,7 @@ static void every_listed_model_builds(void **state) {
   }
 }
 
-/* Sizes that no stride divides: both ways around a block round up. */
+/* For sizes that no stride divides, both branches of a block round up. */
 static void odd_images(void **state) {
   (void)state;
   static const char *const names[] = {"resnet18", "resnet50", "resnet50d", "wrn-10-2", "resnet20"};
@@ -173,7 +172,7 @@ static void first_values(void **state) {
   nn_destroy(&b);
 }
 
-/* Signals neither die nor explode on the way through a fresh network. */
+/* Signals neither vanish nor explode in an initialised network. */
 static void fresh_networks_are_sane(void **state) {
   (void)state;
   static const char *const names[] = {"resnet20", "wrn-10-1", "resnet18"};
@@ -198,7 +197,7 @@ static void fresh_networks_are_sane(void **state) {
   }
 }
 
-/* What the user reads when it does not fit: caught from stderr. */
+/* Messages about unsuitable names and tasks, from stderr. */
 static void wrong_names_and_tasks(void **state) {
   (void)state;
   static const struct {

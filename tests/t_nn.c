@@ -1,10 +1,10 @@
-/* t_nn: networks.  Every kind against central differences of the loss, forward against plain loops in
- * double, and what the plan of memory promises.
+/* t_nn: gradients of every kind against central differences of the loss, forward against plain loops in double, and the
+ * memory plan.
  *
  * Central differences: for a random direction d of one parameter, (L(w + h d) - L(w - h d)) / 2 h is
- * compared with <dL/dw, d>, whose typical size is ||dL/dw||.  L is added up in double over f32 outputs,
- * so its error is about 1e-7 L, some 1e-6 L / h after the division; what is of third order in h and
- * kinks near the border of h have 1e-2 of ||dL/dw||.  A wrong element of n
+ * compared with <dL/dw, d>, whose typical size is ||dL/dw||.  L is summed in double over f32 outputs,
+ * so its error is about 1e-7 L, or 1e-6 L / h after the division; terms of third order in h and kinks
+ * within h may contribute 1e-2 of ||dL/dw||.  A wrong element of n
  * changes <dL/dw, d> by about ||dL/dw|| / sqrt(n), so parameters here are small. */
 #include "draw.h"
 #include "nn/models.h"
@@ -24,7 +24,7 @@ static int64_t taken; /* calls to an allocator from our own code */
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_aligned_alloc(size_t to, size_t bytes);
-/* Libraries may be linked to them, too. */
+/* Linked libraries call these, too. */
 #define SEEN __attribute__((visibility("default")))
 SEEN void *__wrap_malloc(size_t bytes);
 SEEN void *__wrap_calloc(size_t n, size_t bytes);
@@ -257,7 +257,7 @@ static void gradients(void **state) {
 
 /* ---- the plan of memory ------------------------------------------------------------------------*/
 
-/* Loss, output, every gradient of a step, one after another; for comparing bits. */
+/* Concatenate loss, output and all gradients of a step, to compare bits. */
 static float *record(const scene *s, int64_t *count) {
   const int64_t out = s->k->samples * nn_outputs(s->n);
   *count = out + nn_weights(s->n);
@@ -296,7 +296,7 @@ static void shared_memory_changes_nothing(void **state) {
   }
 }
 
-static void same_bits_again_and_nothing_taken(void **state) {
+static void same_bits_again_without_allocation(void **state) {
   (void)state;
   ng_pool *pool = two_threads();
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
@@ -323,7 +323,7 @@ static void same_bits_again_and_nothing_taken(void **state) {
   ng_pool_destroy(pool);
 }
 
-/* One thread or two: sums are split differently, so to rounding only. */
+/* Another number of threads splits sums differently: results agree up to rounding. */
 static void threads_agree(void **state) {
   (void)state;
   const kase k = {"wide residual", {24, 24, 3}, 16, b_residual, NN_CROSS_ENTROPY, 0};
@@ -361,7 +361,7 @@ static double conv_at(const nn_layer *l, const float *x, const float *w, const f
   return sum;
 }
 
-static void convolution_is_convolution(void **state) {
+static void convolution_matches_plain_loops(void **state) {
   (void)state;
   ng_pool *pool = two_threads();
   int checked = 0;
@@ -400,7 +400,7 @@ static void convolution_is_convolution(void **state) {
   ng_pool_destroy(pool);
 }
 
-static void normalisation_is_normalisation(void **state) {
+static void normalisation_matches_plain_loops(void **state) {
   (void)state;
   static const int64_t widths[] = {1, 3, 16, 64, 80};
   for (int w = 0; w < 5; w++) {
@@ -456,7 +456,7 @@ static void one_value_has_no_unbiased_variance(void **state) {
   nn_destroy(&n);
 }
 
-static void pools_take_what_is_there(void **state) {
+static void pools_ignore_positions_outside(void **state) {
   (void)state;
   const float x[9] = {1, 2, 3, 4, 9, 6, 7, 8, 5};
   /* 3x3 windows, stride 2, padding 1: four corners of 2x2 values each */
@@ -473,9 +473,9 @@ static void pools_take_what_is_there(void **state) {
   }
 }
 
-/* Samples 3 to 6 of a batch of seven lose what they lose in the whole batch; 5 values a sample, so that no
+/* Dropout drops the same values of samples 3 to 6 alone as in the batch of seven; 5 values a sample, so that no
  * share begins with a new block of random words. */
-static void a_share_of_a_batch_draws_its_own(void **state) {
+static void part_of_a_batch_draws_as_the_whole(void **state) {
   (void)state;
   enum { ALL = 7, FROM = 3, WIDE = 5 };
   float x[ALL * WIDE], whole[ALL * WIDE];
@@ -525,7 +525,7 @@ static void dropout_keeps_the_mean(void **state) {
   nn_destroy(&n);
 }
 
-static void gemm_is_the_plain_one(void **state) {
+static void gemm_matches_plain_loops(void **state) {
   (void)state;
   enum { M = 7, N = 5, K = 9, LD = 11 };
   float a[LD * LD], b[LD * LD], c[LD * LD], want[LD * LD];
@@ -572,7 +572,7 @@ static void losses_by_hand(void **state) {
   nn_destroy(&n);
 }
 
-/* The second moment of drawn gradients is diag(s) - s s' of a softmax (per sample, times 1/B^2). */
+/* Gradients of drawn targets have the second moment diag(s) - s s' of a softmax (per sample, times 1/B^2). */
 static void drawn_targets_have_the_fisher_moment(void **state) {
   (void)state;
   enum { DRAWS = 20000 };
@@ -674,7 +674,7 @@ static void a_watch_sees_every_layer(void **state) {
 
 /* ---- mistakes ----------------------------------------------------------------------------------*/
 
-static void mistakes_are_remembered(void **state) {
+static void first_mistake_is_reported(void **state) {
   (void)state;
   for (int kind = 0; kind < 7; kind++) {
     nn *n = nn_create(NULL, 1);
@@ -700,19 +700,19 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(gradients),
       cmocka_unit_test(shared_memory_changes_nothing),
-      cmocka_unit_test(same_bits_again_and_nothing_taken),
+      cmocka_unit_test(same_bits_again_without_allocation),
       cmocka_unit_test(threads_agree),
-      cmocka_unit_test(convolution_is_convolution),
-      cmocka_unit_test(normalisation_is_normalisation),
+      cmocka_unit_test(convolution_matches_plain_loops),
+      cmocka_unit_test(normalisation_matches_plain_loops),
       cmocka_unit_test(one_value_has_no_unbiased_variance),
-      cmocka_unit_test(pools_take_what_is_there),
+      cmocka_unit_test(pools_ignore_positions_outside),
       cmocka_unit_test(dropout_keeps_the_mean),
-      cmocka_unit_test(a_share_of_a_batch_draws_its_own),
-      cmocka_unit_test(gemm_is_the_plain_one),
+      cmocka_unit_test(part_of_a_batch_draws_as_the_whole),
+      cmocka_unit_test(gemm_matches_plain_loops),
       cmocka_unit_test(losses_by_hand),
       cmocka_unit_test(drawn_targets_have_the_fisher_moment),
       cmocka_unit_test(a_watch_sees_every_layer),
-      cmocka_unit_test(mistakes_are_remembered),
+      cmocka_unit_test(first_mistake_is_reported),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
-/* t_npy.c: the reader of npy.  Witnesses written by another program (the Python package numpy;
- * their bytes are below), and damage of every kind: headers that lie, cut at every length, every
- * bit turned.  The reader may refuse or may return something consistent; under the address
- * sanitizer this program also shows that it does nothing else. */
+/* t_npy.c: the reader of npy: files of numpy (their bytes are below), and damaged files: wrong headers, truncation at every
+ * length, every bit flipped.  The reader must fail or return a consistent array; the address sanitizer checks its memory
+ * accesses. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

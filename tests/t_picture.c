@@ -1,5 +1,5 @@
-/* t_picture: pixels that were written are the pixels that are read, every kind of file has its defined
- * answer, damage is told and nothing else; scaling against a plain version in double. */
+/* t_picture: decoded pixels equal the written ones, every kind of file has its defined result, damage gives an error;
+ * scaling against a plain version in double. */
 #include "data/picture.h"
 #include "picture_files.h"
 
@@ -203,7 +203,7 @@ static made packed_text(const char *front, size_t front_n, int mb) {
   return out;
 }
 
-/* A chunk that says it is longer than the file, and one that grows when it is unpacked: neither takes memory. */
+/* Neither a chunk longer than the file nor one that expands when unpacked may cause large allocations. */
 static void png_chunks_take_no_memory(void **state) {
   (void)state;
   enum { MB = 300 };
@@ -265,7 +265,7 @@ static void jpeg_bombs(void **state) {
 
 /* ---- damage ------------------------------------------------------------------------------------*/
 
-static void damage_is_told(void **state) {
+static void damage_is_reported(void **state) {
   (void)state;
   int tried = 0;
   for (int k = 0; k < 5; k++) {
@@ -396,7 +396,7 @@ int main(void) {
       cmocka_unit_test(png_chunks_take_no_memory),
       cmocka_unit_test(jpeg_colours),
       cmocka_unit_test(jpeg_bombs),
-      cmocka_unit_test(damage_is_told),
+      cmocka_unit_test(damage_is_reported),
       cmocka_unit_test(png_checksums_count),
       cmocka_unit_test(no_files),
       cmocka_unit_test(scaling_is_the_triangle_filter),

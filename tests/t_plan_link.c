@@ -1,5 +1,5 @@
-/* t_plan_link.c: latency and bandwidth as `natgrad plan --calibrate` measures them, on a transport of which they are known:
- * on a clock of the test's its calls take as long as the model says, or longer, so the model's own numbers must come back. */
+/* t_plan_link.c: `natgrad plan --calibrate` measures latency and bandwidth.  The clock and the transport are fakes whose calls
+ * take at least the times of the model, so the measurement must return the model's numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static ng_transport table_of(wire *w) {
   return t;
 }
 
-/* What else runs makes calls longer and none shorter: the least is taken. */
+/* Other load only makes calls longer: the least time counts. */
 static void measures(void **state) {
   static const int32_t ranks[] = {2, 4, 6};
   (void)state;
@@ -55,8 +55,8 @@ static void measures(void **state) {
   }
 }
 
-/* Whatever the two numbers are, the times that they give come back as these numbers. */
-static void goes_back(void **state) {
+/* plan_link_of inverts the model for every latency and bandwidth. */
+static void inverts_the_model(void **state) {
   (void)state;
   for (int32_t ranks = 2; ranks < 70; ranks++) {
     for (int e = -7; e < -2; e++) {
@@ -84,7 +84,7 @@ static void fails(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(measures),
-      cmocka_unit_test(goes_back),
+      cmocka_unit_test(inverts_the_model),
       cmocka_unit_test(fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

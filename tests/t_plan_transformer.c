@@ -1,6 +1,6 @@
-/* t_plan_transformer.c: what `natgrad plan` says of a small transformer (embeddings, layer norms, linear layers with
- * positions) from a FILE.json, beside what runs of the same layers hold and send: every strategy on 2 and 4 ranks, which
- * are threads.  The layers of the run are registered here, by hand. */
+/* t_plan_transformer.c: compare `natgrad plan` for a small transformer of a FILE.json (embeddings, layer norms, linear layers
+ * with positions) with the bytes that runs hold and send: each strategy on 2 and 4 ranks as threads.  The test registers
+ * the layers of the run by hand. */
 #include "plan.h"
 #include "plan_count.h"
 #include "ranks.h"
@@ -37,7 +37,7 @@ static const part layer[LAYERS] = {
     {"pooler", "linear\", \"in\": 6, \"out\": 6, \"bias\": true", NG_LINEAR, WIDTH, WIDTH, 1},
 };
 
-/* Methods that take neither embeddings nor norms have them as tensors: one for a weight, one for a bias. */
+/* Methods without blocks for embeddings and norms have one tensor for each weight and bias. */
 typedef struct trial {
   const char *options;
   bool tensors;
@@ -181,7 +181,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Of all ranks: what one of them has most of, and the mean. */
+/* The largest value over ranks, and the mean. */
 static plan_answer answer_of(const trial *x) {
   plan_answer a = {.held_least = INT64_MAX};
   ng_rank_plan most = {0};

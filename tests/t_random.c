@@ -1,5 +1,4 @@
-/* t_random: the generator against the known answers that Random123 ships (kat_vectors, philox4x32 10),
- * and the shapes made from it. */
+/* t_random: the generator against Random123's known answers (kat_vectors, philox4x32 10), and its distributions. */
 #include "common/random.h"
 
 #include <math.h>
@@ -64,7 +63,7 @@ static void uniform_and_normal(void **state) {
   assert_true(fabs(third) < 0.062 && fabs(fourth - 3.0) < 0.16);
 }
 
-/* The same numbers wherever one begins and however many one asks for. */
+/* A number depends on its index only, not on the first index or the count. */
 static void a_number_has_its_place(void **state) {
   (void)state;
   float few[7];

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Commands, options and help: every way to get them wrong, and the ways to get them right.
+# Commands, options and help, right and wrong.
 . "$(dirname "$0")/lib.sh"
 file=$golden/kaisa-eigen-0.safetensors
 
@@ -58,7 +58,7 @@ expect 0 'natgrad *1503.05671*damping = *kaisa *2107.01739*stat_scale = kaisa*mp
 expect 0 '*factor_decay *stat_decay *weight of the new*' "$natgrad" info --published dp-kfac
 expect 0 '*no published names*' "$natgrad" info --published natgrad
 
-# A full disk is no success.
+# A full disk is an error.
 if [[ -w /dev/full ]]; then
   "$natgrad" info --options >/dev/full 2>"$scratch/err"
   [[ $? == 2 ]] || fail "writing to a full disk exits 0"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The bench on a small list of layers, and lists of layers that are wrong.
+# All cases of `natgrad bench` on a small list of layers, and errors in such lists.
 . "$(dirname "$0")/lib.sh"
 list=$scratch/list.json
 cat >"$list" <<'J'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# natgrad train on files as they are downloaded: every kind of data set trains, every damage is
-# refused with its file's name, and nothing of the run is left behind.
+# natgrad train on downloaded files: every kind of data set trains; damage gives an error with the file's name, and no
+# part of a run remains.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 train() { expect "$1" "$2" "$natgrad" train --model logreg --batch 4 --epochs 1 --quiet --out run "${@:3}"; }
@@ -60,7 +60,7 @@ good npy:x.npy,y.npy
 printf '\0\1\0\1\0\1\0\1\0\1\0\1' | npy '|u1' '(12, 1)' >column.npy
 good npy:x.npy,column.npy
 
-# A run goes on with the same samples wherever they lie, and with no others.
+# A resumed run accepts the same samples in another place, and no other samples.
 train 0 '' --data mnist:plain
 cp -r plain moved
 stretched='natgrad: --epochs: another length of the run changes the schedule linear: after step * lr is *, it would have been 0'
@@ -80,7 +80,7 @@ mnist torn
 gzip torn/train-images-idx3-ubyte
 head -c 30 torn/train-images-idx3-ubyte.gz >short && mv short torn/train-images-idx3-ubyte.gz
 bad mnist:torn 'torn/train-images-idx3-ubyte.gz: damaged or cut short (unexpected end of file)'
-# A compressed file is judged by its header: what it announces, and not a byte more, is unpacked.
+# A compressed file may expand to exactly the size in its header.
 mnist bomb
 (images && head -c 300000000 /dev/zero) | gzip >bomb/train-images-idx3-ubyte.gz
 rm bomb/train-images-idx3-ubyte
@@ -143,7 +143,7 @@ mkfifo pipe.npy
 bad npy:pipe.npy,y.npy 'pipe.npy: not a regular file'
 bad npy:x.npy 'npy: expected FEATURES,LABELS or *'
 bad npy:x.npy,gone.npy 'gone.npy: *'
-# Root reads everything, so it becomes nobody, where nobody may run the program.
+# As root, test as the user `nobody` if that user can run the program.
 program=$natgrad
 if [[ $(id -u) == 0 ]]; then
   natgrad=$scratch/as_nobody

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# What surrounds the program: closed streams and pipes, full disks, limits, folders that are gone or may
-# not be written.  Every command: one line, the right exit code, nothing of one file in another, and the
-# checkpoint before stays.
+# Closed streams and pipes, full disks, limits, missing and read-only folders: every command prints one line and exits with
+# the right code, writes no output into another file, and keeps the previous checkpoint.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --lr-schedule constant)
@@ -61,7 +60,7 @@ for name in "${!command[@]}"; do
   fi
 done
 
-# Disks that are full at each size (a limit of a file's size stands for them): whatever is left can go on.
+# A disk that is full at each size (simulated by a file size limit): the rest can be resumed.
 for size in 1 2 4 40 100 200; do # kilobytes; a checkpoint has 250, config.json and the log 2 to 6
   for name in train ranks compare export pack prune; do
     run "$name"
@@ -83,7 +82,7 @@ rm -rf T && cp -a whole T && cksum T/checkpoint-* >before # a checkpoint that ca
 [[ $? == 2 && $(cat err) == 'natgrad: T/checkpoint-24.safetensors: cannot write: File too large' ]] || fail "the next checkpoint: $(cat err)"
 expect 0 'T: had its 16 steps already; *' "$natgrad" train --resume --out T --epochs 2
 diff before <(cksum T/checkpoint-*) || fail "the checkpoint before is another"
-# A real one, where a file system may be mounted.
+# A real full disk, if a file system can be mounted.
 if unshare -m sh -c 'mkdir small && mount -t tmpfs -o size=300k none small' 2>/dev/null; then
   # shellcheck disable=SC2016
   unshare -m bash -c 'mount -t tmpfs -o size=300k none small
@@ -96,7 +95,7 @@ if unshare -m sh -c 'mkdir small && mount -t tmpfs -o size=300k none small' 2>/d
     fail "a small disk: $? $(cat err)"
 fi
 
-# Folders that are gone, or nobody's; no environment at all.
+# Missing folders, folders of another user, an empty environment.
 mkdir gone
 before_gone=$failures
 (
@@ -110,7 +109,7 @@ before_gone=$failures
 expect 0 '*epoch 1/1 *' env -i "$natgrad" train "${tiny[@]}" --epochs 1
 expect 0 '*epoch 1/1 *' env HOME=/nowhere TERM=nonsense "$natgrad" train "${tiny[@]}" --epochs 1
 
-# Few files, little memory: an answer, and soon.
+# Limits of open files and memory: an error without delay.
 for files in 4 5 6 8; do # 0 to 2 and one more is the least with which a shared library can be loaded
   rm -rf T
   (exec >out 2>err && ulimit -n $files && exec "$natgrad" train "${tiny[@]}" --epochs 2 --checkpoint-every 3 --quiet --out T)

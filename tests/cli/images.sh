@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# natgrad train on folders of JPEG and PNG: a published configuration for large batches on generated
-# files, one of them damaged; the same bits with any number of threads, killed or not; what is refused.
+# natgrad train on folders of JPEG and PNG: a published configuration on generated files, one damaged; equal bits for any
+# number of threads and after kills; errors.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 configs=$NG_SOURCE_DIR/configs
@@ -16,7 +16,7 @@ expect 0 '*images jpeg = built in: libjpeg*images png = built in: libpng *' "$na
 [[ $(find folder -type f | wc -l) == 256 ]] || fail "not 256 files"
 head -c 200 folder/class_01/image_010.jpg >cut && mv cut folder/class_01/image_010.jpg
 
-# A configuration as it is, but for a network and a size of image that are soon done.
+# A shipped configuration with a small network and small images.
 run() { # OUT THREADS ARGS...
   expect 0 "$3" "$natgrad" train --config "$configs/resnet50-bs32k.json" --data "images:folder,size=16,resize=20,threads=$2" --model resnet20 \
     --acc-iters 2 --batch 16 --quiet --out "$1" "${@:4}"
@@ -38,7 +38,7 @@ expect 0 '*test accuracy * %*' "$natgrad" train --data images:folder,size=16,res
 accuracy=$(sed -nE 's/.*test accuracy ([0-9.]+) %.*/\1/p' "$scratch/out" | tail -1)
 awk "BEGIN { exit !($accuracy >= 70) }" || fail "test accuracy is only $accuracy %"
 
-# More than 1 % of the files is too much, whatever has been learnt.
+# More than 1 % damaged files end the run.
 mkdir worse && cp -r folder/* worse/
 for i in 1 3 5; do echo no >worse/class_02/image_00$i.png; done
 expect 2 'natgrad: *' "$natgrad" train --data images:folder,size=16,resize=20 --model resnet20 --batch 512

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The program starts itself again for AVX-512 kernels, once, and only where nobody has chosen.
-# Tried on a copy of the program with an OpenBLAS that picks AVX2 (fake_openblas.c).
+# The program restarts itself once for AVX-512 kernels, unless the user set the variable.  Tested on a copy with an OpenBLAS
+# that selects AVX2 (fake_openblas.c).
 . "$(dirname "$0")/lib.sh"
 fake=$NG_BUILD_DIR/cli_fake_openblas
 unset OPENBLAS_CORETYPE NATGRAD_KEEP_KERNEL NATGRAD_STARTED_AGAIN FAKE_DEAF

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# natgrad plan: published volumes of a ResNet-50, times of the model done again by hand, what is recommended, and
-# every way to ask wrongly.  That planned bytes are those of a run is for t_plan and plan_run.sh.
+# natgrad plan: published volumes of a ResNet-50, times computed by hand, recommendations, and errors.  t_plan and
+# plan_run.sh compare planned bytes with runs.
 . "$(dirname "$0")/lib.sh"
 
 # KAISA's ResNet-50 (54 layers): one triangle of every factor is 76,967,027 numbers, a gradient of every layer
@@ -155,7 +155,7 @@ done <<'BAD'
 "kind": "linear", "out": 12, "groups": 2;groups is not of a linear layer
 BAD
 
-# Ours costs no more than KAISA's, for every fraction; A and G apart are solved no later; wrong names are told.
+# natgrad costs at most as much as KAISA for every fraction; A and G on different ranks are solved no later; unknown names.
 "$natgrad" plan --json --ranks 4,6 --placement kaisa,balanced >"$scratch/places" || fail "plan of two placements"
 "$natgrad" plan --json --ranks 4,6 --placement kaisa,balanced --colocate 0 >"$scratch/apart" || fail "plan of A and G apart"
 for m in comm-opt "hybrid-opt 1/2" mem-opt "statistics=owner"; do
@@ -177,7 +177,7 @@ for row in "bert-base 109482240" "bert-large 335141888" "gpt-24 354823168"; do
 done
 expect 0 '*gpt-24 on 2 ranks*natgrad, mem-opt*fastest that fits: natgrad*' "$natgrad" plan --model gpt-24 --ranks 2
 
-# Memory decides which is recommended, and whether any is.
+# The recommendation respects --memory.
 expect 0 '*fastest that fits: natgrad, comm-opt (grad_worker_fraction = 1)*' "$natgrad" plan --ranks 4 --latency 1e5
 expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900MB --latency 1e5
 expect 0 '*nothing fits into --memory: the smallest needs * MB' "$natgrad" plan --ranks 4 --memory 100MiB
@@ -198,14 +198,14 @@ expect 0 '*"within_overhead":true}' "$natgrad" plan --json --ranks 1 --overhead 
 expect 0 '*"within_overhead":false}' "$natgrad" plan --json --ranks 4 --model "$scratch/fc.json" --overhead 0.001
 expect 0 '*stat_period = 1 and solve_period = 1 add*' "$natgrad" plan --ranks 1 --overhead 100000
 
-# What was given wins over what is measured, and the first line says where each pair of rates comes from.
+# Given rates override measured ones; the first line has the origin of each pair of rates.
 one=(--model "$scratch/fc.json" --ranks 2)
 expect 0 'assumed: products 1e+04 GFLOP/s, *; network, assumed: 12.5 GB/s, 10 us; *' "$natgrad" plan "${one[@]}"
 expect 0 'assumed and given: products 5 GFLOP/s, factorisations 500 *; network, given: 2 GB/s, 0 us; *' \
   "$natgrad" plan "${one[@]}" --gemm 5G --bandwidth 2GB/s --latency 0
 expect 0 'measured and given: products 5 GFLOP/s, *; network, assumed and given: 12.5 GB/s, 3 us; *' \
   "$natgrad" plan "${one[@]}" --calibrate --gemm 5G --latency 3
-# Under a launcher the link of its ranks is measured, and one of them has the word (numbers: t_plan_link).
+# Under a launcher the link is measured, and rank 0 prints (numbers: t_plan_link).
 if [[ -e $NG_BUILD_DIR/launch_mpi.so ]] && command -v "${NG_TEST_MPIRUN:-mpirun}" >/dev/null; then
   "$NG_SOURCE_DIR/tests/mpirun.sh" 2 "$natgrad" plan "${one[@]}" --calibrate >"$scratch/two" 2>&1 || fail "plan on 2 ranks: $(cat "$scratch/two")"
   [[ $(grep -c '^measured: .*; network, measured: ' "$scratch/two") == 1 && $(grep -c '^natgrad, mem-opt' "$scratch/two") == 1 ]] ||

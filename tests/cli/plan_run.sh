@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# natgrad plan beside natgrad train on two ranks: a ResNet-20 with its norms, everything due in one step.  Bytes of sums,
-# and of all messages of the library, are those that the run counts, strategy by strategy.
+# natgrad plan and natgrad train on two ranks: ResNet-20 with norms, all work due in one step.  For each strategy, planned
+# bytes of sums and of all messages equal the bytes that the run counts.
 . "$(dirname "$0")/lib.sh"
 
 "$natgrad" plan --json --model resnet20 --ranks 2 --stat-period 1 --solve-period 1 >"$scratch/plan" || fail "plan of a resnet20"
 # of STRATEGY FIELD: a number of that strategy
 of() { grep -F "\"strategy\":\"$1\"," "$scratch/plan" | sed -E "s/.*\"$2\":([-+.e0-9]+).*/\1/"; }
-# sent STATION...: bytes that rank 0 handed over there
+# sent STATION...: bytes sent by rank 0 in these stations
 sent() {
   local station all=0
   for station; do

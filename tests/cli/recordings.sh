@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Recordings that are damaged, incomplete or not what they say: one line that names the culprit, and
-# exit 2.  A tolerance that is exceeded: exit 1.  Folder and file are the same thing.
+# Damaged, incomplete or inconsistent recordings: one line that names the entry, exit code 2.  A larger error than the
+# tolerance: exit code 1.  A folder and its packed file give the same result.
 . "$(dirname "$0")/lib.sh"
 file=$golden/kaisa-eigen-0.safetensors
 bad=$scratch/bad.safetensors
@@ -65,7 +65,7 @@ expect 2 '*array s1.conv2.g is missing' "$natgrad" replay "$scratch/f2"
 echo '{"config": ' >"$scratch/f2/case.json"
 expect 2 '*case.json is no JSON: line *' "$natgrad" replay "$scratch/f2"
 
-# Two lists of texts: nothing that was borrowed from the first is left (the address sanitizer looks).
+# Two lists of texts: no dangling pointer to the first (address sanitizer).
 cp "$folder"/*.npy "$scratch/f2"
 edited() { # SED-EXPRESSION
   sed "$1" "$folder/case.json" >"$scratch/f2/case.json"
@@ -76,12 +76,12 @@ expect 0 '*: ok' "$natgrad" replay "$scratch/f2"
 edited 's/"config": {/&"skip_layers": ["((((a{9}){9}){9}){9}){9}", "x"], /'
 expect 2 "*config: skip_layers: '((((a{9}*', expected texts*" "$natgrad" replay "$scratch/f2"
 
-# Numbers that ask for more than the file has: no memory is taken by them, and nobody waits.
+# Counts larger than the file allows: an immediate error without allocation.
 edited 's/"order": \[/&"conv1", /'; expect 2 '*case.json: order has conv1 twice' "$natgrad" replay "$scratch/f2"
 edited 's/"steps": 4/"steps": 100000/; s/"micro_batches": 1/"micro_batches": 1000/; s/"batch"/"ranks": 64, "batch"/'
 expect 2 '*case.json: steps, ranks and micro_batches need at least *' timeout $patience "$natgrad" replay "$scratch/f2"
 
-# Linear layers over positions in a recording of chainerkfac, which flattens them: the numbers are those of the rows.
+# chainerkfac flattens positions of linear layers: samples are rows.
 folder=$scratch/positions
 mkdir "$folder"
 rm -r "$scratch/f2"
@@ -99,7 +99,7 @@ for array in "$folder"/s?.fc[12].[ag].npy; do # twice as many rows
 done
 expect 1 '*: exceeded' "$natgrad" replay "$scratch/f2" # read, and of another recording
 
-# Weights and momentum after each step, where a recording has them.
+# Recordings with weights and momentum after each step.
 folder=$scratch/updates
 mkdir "$folder"
 rm -r "$scratch/f2"
@@ -219,7 +219,7 @@ else
 fi
 cp "$folder"/*.npy "$folder/case.json" "$scratch/f2/"
 
-# The same of a program that looks at gradients only.
+# The same for a program that uses gradients only.
 folder=$scratch/window
 mkdir "$folder"
 rm -r "$scratch/f2"
@@ -234,15 +234,14 @@ expect 2 '*case.json: parameter fc1.weight has more than 1073741824 elements in 
 edited 's/"steps": [0-9]*/"steps": 100000/'
 expect 2 '*case.json: steps, ranks and micro_batches need at least *' timeout $patience "$natgrad" replay "$scratch/f2"
 
-# What exceeds the tolerance exits 1; a bad recording among good ones exits 2 and the others are
-# still answered.
+# An exceeded tolerance exits 1; one bad recording among good ones exits 2, and the others are replayed.
 expect 1 '*tolerance 1e-12: exceeded' "$natgrad" replay "$file" --tolerance 1e-12
 expect 1 '*: exceeded' "$natgrad" replay "$file" --damping 0.004
 expect 1 '*: exceeded' "$natgrad" replay "$file" --stat_decay=0.9
 "$natgrad" replay "$file" "$scratch/none" "$golden/kaisa-inverse-0.safetensors" >"$scratch/out" 2>&1
 [[ $? == 2 && $(grep -c ': ok$' "$scratch/out") == 2 ]] || fail "one bad among three: $(cat "$scratch/out")"
 
-# One recorded number changed is seen, and a NaN is not equal to everything.  (The last four bytes of
+# One changed number or NaN is noticed.  (The last four bytes of
 # the file are those of the last tensor, a result; the first after the header are conv1's input.)
 overwrite() { # OFFSET BYTES
   printf '%b' "$2" | dd of="$bad" bs=1 seek="$1" conv=notrunc status=none

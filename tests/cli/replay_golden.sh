@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Every recording of the project, on both linear algebras, within 1e-5 of the largest recorded entry
-# of each step and layer.  eigen-0 and eigen_dp-0 get 3e-5: there the published programs' own float32
-# rounding, seen against their double results, is that large.
+# Replay all recordings with both linear algebras: errors at most 1e-5 of the largest recorded entry of each step and
+# layer.  eigen-0 and eigen_dp-0 get 3e-5, the float32 rounding of the published programs (compared with double).
 . "$(dirname "$0")/lib.sh"
 
 loose=("$golden/eigen-0.safetensors" "$golden/eigen_dp-0.safetensors")
@@ -32,7 +31,7 @@ for linalg in "${linalgs[@]}"; do
   [[ $(grep -c '^  error feedback after each step: largest [0-9.e+-]* (step [0-9]*, [^ ]*)$' "$scratch/out") == 6 ]] ||
     fail "$linalg: windows: not 6 times error feedback"
 done
-# their rounding goes round through the matrix that the next step begins with
+# rounding accumulates in the matrix from which the next step starts
 lowrank=("$golden"/window-lowrank-*.safetensors)
 [[ ${#lowrank[@]} == 4 ]] || fail "${#lowrank[@]} recordings of low rank, expected 4"
 for linalg in "${linalgs[@]}"; do
@@ -46,7 +45,7 @@ expect 2 "*window-mfac-ring.safetensors: array init.conv1.weight.q is missing: l
 expect 2 '*window-lowrank-1.safetensors: array init.*.q: expected float32 ?*,2?, of window_rank 2' \
   "$natgrad" replay "$golden/window-lowrank-1.safetensors" --window-rank 2
 expect 1 '*: exceeded' "$natgrad" replay --tolerance 2e-4 "$golden/window-mfac-ring.safetensors" --window 4
-# what was kept after two steps, changed for each other: directions are as before
+# swap the error feedback of two steps: directions stay the same
 for case in sparse-mfac-0 lowrank-1; do
   sed 's/"s3\.fc1\.weight\.error"/"s3.fc1.weight.other"/; s/"s9\.fc1\.weight\.error"/"s3.fc1.weight.error"/
     s/"s3\.fc1\.weight\.other"/"s9.fc1.weight.error"/' "$golden/window-$case.safetensors" >"$scratch/changed.safetensors"
@@ -58,7 +57,7 @@ done
 sed 's/"s3\.fc1\.weight\.error":{"dtype":"F32"/"s3.fc1.weight.error":{"dtype":"I32"/' "$golden/window-lowrank-1.safetensors" \
   >"$scratch/changed.safetensors"
 expect 2 '*array s3.fc1.weight.error: expected float32, *' "$natgrad" replay "$scratch/changed.safetensors"
-# every field that a recording of a window has is looked at: two arrays of it change places, and it is told by name
+# every field of a window recording is checked: swap two arrays and expect the name
 swapped() { # CASE FIRST SECOND
   sed "s/\"$2\":/\"change\":/; s/\"$3\":/\"$2\":/; s/\"change\":/\"$3\":/" "$golden/window-$1.safetensors" >"$scratch/changed.safetensors"
   cmp -s "$golden/window-$1.safetensors" "$scratch/changed.safetensors" && fail "$1 has no $2 or $3"

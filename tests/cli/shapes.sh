@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The layer lists of `bench` against what is known from elsewhere: ResNet-18 for 32 x 32 images has
-# sum (p + q) = 36,416; ResNet-50's orders, layer by layer, are those of the published model.
+# The layer lists of `bench` against published values: ResNet-18 for 32 x 32 images has sum (p + q) = 36,416; ResNet-50 has
+# the published orders in each layer.
 . "$(dirname "$0")/lib.sh"
 
 A='147 64 576 64 64 256 576 64 256 576 64 256 1152 128 256 512 1152 128 512 1152 128 512 1152 128
@@ -21,7 +21,7 @@ positions() { "$natgrad" bench kfac --model "$1" --list | awk 'NR > 1 && $1 !~ /
 expect 0 '*54 layers, sum of orders 82492, parameters 25503912' "$natgrad" bench kfac --model resnet50 --list
 expect 0 '*21 layers, sum of orders 36416, parameters 11210532' "$natgrad" bench kfac --model resnet18 --list
 
-# A list of the user's own: what a kind does not have is refused, by name.
+# A user's list: a key that a kind does not have is an error with its name.
 own() { echo "[{\"name\": \"a\", $1}]" >"$scratch/own.json"; }
 conv='"kind": "conv2d", "in": 3, "out": 5, "kernel": 3, "image": 8'
 own "$conv, \"positions\": 7"

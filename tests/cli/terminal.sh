@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a terminal there is a bar, and it is gone in the end.  77 where there is no terminal to be had.
+# On a terminal natgrad train draws a progress bar and erases it.  77: no terminal available.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 if ! script -qec true /dev/null >out 2>&1 </dev/null; then
