@@ -78,6 +78,20 @@ while IFS=: read -r file line included; do
 done < <(grep -nE '^#include "' -r src --include='*.[ch]' |
   sed -nE 's/^([^:]+):([0-9]+):#include "([^"]+)".*/\1:\2:\3/p')
 
+# The program: cli/common, then cli/nn and cli/data, then cli/train; the other commands in cli/*.c use all of them.
+declare -A cli_below=([common]="" [nn]="common" [data]="common" [train]="common nn data")
+while IFS=: read -r file line included; do
+  room=$(cut -d/ -f2 <<<"$file")
+  other=${included%%/*}
+  if [[ $included == */* ]]; then
+    [[ $other == "$room" || " ${cli_below[$room]} " == *" $other "* ]] ||
+      complain "$file:$line: cli/$room/ may not use $included; it may use: ${cli_below[$room]:-nothing}"
+  elif [[ ! -e cli/$room/$included && -e cli/$included ]]; then
+    complain "$file:$line: cli/$room/ may not use cli/$included, which is above it"
+  fi
+done < <(grep -nE '^#include "' -r cli/common cli/nn cli/data cli/train --include='*.[ch]' 2>/dev/null |
+  sed -nE 's/^([^:]+):([0-9]+):#include "([^"]+)".*/\1:\2:\3/p')
+
 # Names are unique, so that an object says its file.
 while read -r twice; do
   complain "src: there are two files $twice"

@@ -18,6 +18,9 @@ fresh() {
   printf '#include "model/model.h"\n#include "simd.h"\n' >"$tree/src/family/kronecker.h"
   printf '#include "family/kronecker.h"\n#include <math.h>\n' >"$tree/src/family/kronecker_solve.c"
   printf '#include "state/state.h"\n#include "io.h"\n' >"$tree/src/state/manifest.c"
+  mkdir -p "$tree"/cli/{common,nn,data,train}
+  touch "$tree"/cli/plan.h "$tree"/cli/train/run.h
+  printf '#include "common/cli.h"\n#include "nn/nn.h"\n#include "run.h"\n#include "json.h"\n' >"$tree/cli/train/loop.c"
 }
 
 fresh
@@ -50,6 +53,10 @@ plant src/family/rankone.c '#include "family/kronecker.h"'
 plant src/model/b.c '#include "stat/read.h"'
 plant src/model/c.c '#include "core.h"'
 plant src/step/c.c '#include "io.h"'
+plant cli/train/a.c '#include "plan.h"'
+plant cli/nn/a.c '#include "train/run.h"'
+plant cli/data/a.c '#include "nn/nn.h"'
+plant cli/common/a.c '#include "data/data.h"'
 fresh
 mkdir "$tree/src/attic"
 if "$rooms" "$tree" >/dev/null; then

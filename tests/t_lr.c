@@ -1,5 +1,6 @@
 /* t_lr.c: the learning rate of a training run against its formulas, and how a schedule is read. */
 #include "train/lr.h"
+#include "train/recipe.h"
 #include "trainer_help.h"
 
 #include <setjmp.h>
@@ -20,7 +21,7 @@ static void check_lr(const char *schedule, const char *warm_up, double epoch, do
   must_set(&s, "lr", "0.5");
   must_set(&s, "lr-schedule", schedule);
   must_set(&s, "warm-up", warm_up);
-  const double got = lr_at(&s, epoch, total);
+  const double got = recipe_lr(&s, epoch, total);
   if (fabs(got - 0.5 * expected) > NEAR)
     fail_msg("%s at %g of %g: %.17g instead of %.17g", schedule, epoch, total, got, 0.5 * expected);
   settings_free(&s);
@@ -84,9 +85,9 @@ static void lr_is_continuous_and_bounded(void **state) {
       must_set(&s, "lr-schedule", schedule[k]);
       must_set(&s, "warm-up", w == 1 ? "1.5" : "0");
       int jumps = 0;
-      double last = lr_at(&s, 0, 10);
+      double last = recipe_lr(&s, 0, 10);
       for (int i = 1; i <= STEPS; i++) {
-        const double lr = lr_at(&s, 10.0 * i / STEPS, 10);
+        const double lr = recipe_lr(&s, 10.0 * i / STEPS, 10);
         assert_true(lr >= 0 && lr <= 1 + NEAR);
         /* The steepest is cyclic:0.5, 1.8 in half a period of 0.25: 0.0036 a step. */
         jumps += fabs(lr - last) > 0.005;
@@ -142,14 +143,14 @@ static void lr_schedules_are_read_strictly(void **state) {
       fail_msg("'%s' is taken", bad[i]);
   }
   char many[512] = "step:1"; /* one more than there is room for */
-  for (int i = 2; i <= LR_POINTS + 1; i++) {
+  for (int i = 2; i <= LR_VALUES + 1; i++) {
     const size_t n = strlen(many);
     (void)snprintf(many + n, sizeof many - n, ",%d", i);
   }
   assert_int_equal(lr_parse(many, &l, message, sizeof message), CLI_BAD);
   *strrchr(many, ',') = 0;
   assert_int_equal(lr_parse(many, &l, message, sizeof message), CLI_OK);
-  assert_int_equal(l.points, LR_POINTS);
+  assert_int_equal(l.values, LR_VALUES);
 }
 
 static void lr_default_is_the_update_s(void **state) {

@@ -59,12 +59,12 @@ static void lr_is_the_published_polynomial(void **state) {
     must_set(&s, "lr", known[i].lr);
     must_set(&s, "lr-schedule", known[i].schedule);
     for (int k = 0; k < 5; k++) {
-      const double got = lr_at(&s, epoch[k], known[i].epochs);
+      const double got = recipe_lr(&s, epoch[k], known[i].epochs);
       if (fabs(got / known[i].eta[k] - 1.0) > 1e-6) /* the seven digits that are known */
         fail_msg("%s at %g: %.7g, not %.7g", known[i].schedule, epoch[k], got, known[i].eta[k]);
     }
     /* A run longer than END: END is the run's (max(epoch, polynomial_epoch)). */
-    assert_true(lr_at(&s, 100, 200) > 0.0 && lr_at(&s, 200, 200) == 0.0);
+    assert_true(recipe_lr(&s, 100, 200) > 0.0 && recipe_lr(&s, 200, 200) == 0.0);
     settings_free(&s);
   }
 }
@@ -159,7 +159,7 @@ static void configurations_are_the_published_ones(void **state) {
     assert_int_equal(settings_samples(&s), known[i].samples);
     assert_true(s.epochs == known[i].epochs && s.momentum == known[i].momentum);
     assert_true(settings_damping(&s) == known[i].damping && s.mixup_alpha == known[i].alpha);
-    assert_true(fabs(lr_at(&s, 10, s.epochs) / known[i].lr10 - 1.0) < 1e-6);
+    assert_true(fabs(recipe_lr(&s, 10, s.epochs) / known[i].lr10 - 1.0) < 1e-6);
     assert_true(s.running_mixup && s.erase_rate == 0.5 && s.erase_area_high == 0.25);
     assert_true(strcmp(s.adjust_momentum, "ratio") == 0 &&
                 strcmp(s.rescale_weights, "shrink") == 0);

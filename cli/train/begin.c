@@ -4,7 +4,6 @@
  * a run that goes on, it tells the others. */
 #include "disk.h"
 #include "launch.h"
-#include "lr.h"
 #include "nn/models.h"
 #include "run.h"
 #include "switch.h"
@@ -108,8 +107,8 @@ static void say_what_changes(const run *r, const settings *was) {
     cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
   const double by = r->state.step >= r->switch_at ? r->sgd.lr / settings_lr(r->s) : 1.0;
-  const double then = by * lr_at(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
-  const double next = by * lr_at(r->s, at, (double)r->total / per_epoch);
+  const double then = by * recipe_lr(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
+  const double next = by * recipe_lr(r->s, at, (double)r->total / per_epoch);
   if (r->state.step < r->total && next != then) {
     cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g, "
              "it would have been %.4g",

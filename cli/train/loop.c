@@ -6,7 +6,6 @@
  * belongs to it, and what comes after it can be written again. */
 #include "clock.h"
 #include "disk.h"
-#include "lr.h"
 #include "run.h"
 #include "switch.h"
 
@@ -224,7 +223,7 @@ static int after_step(run *r, double lr, int64_t correct) {
 
 static double lr_of(const run *r, int64_t step) {
   const double per_epoch = (double)r->feed.per_epoch, at = fmax((double)step, 0.0);
-  const double lr = lr_at(r->s, at / per_epoch, (double)r->total / per_epoch);
+  const double lr = recipe_lr(r->s, at / per_epoch, (double)r->total / per_epoch);
   return average_lr(r->s, &r->mean, step, lr);
 }
 

@@ -1,6 +1,6 @@
-/* lr.c: the learning rate of a step: a pure function of the settings and of how far the run is, so
- * that a resumed run needs nothing but its step.  The formulas are on the card in lr.h. */
+/* lr.c: the formulas are in lr.h.  The factor depends on the epoch only, so that a resumed run needs no more than its step. */
 #include "lr.h"
+#include "common/cli.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,141 +9,108 @@
 
 static const double PI = 3.14159265358979323846;
 
-static int refuse(const char *text, const char *expected, char *message, size_t size) {
+typedef struct form {
+  const char *name, *expected;
+  int least, most;     /* values */
+  double lower, upper; /* of each value */
+  double standard;     /* the value, if it may be missing; else that of the first extra */
+  int extras;          /* exactly, or none */
+  double most_extra;
+} form;
+
+static const form forms[] = {
+    [LR_CONSTANT] = {"constant", "constant alone", 0, 0, 0, 0, 0, 0, 0},
+    [LR_STEP] = {"step",
+                 "step:E1,E2,...[@FACTOR] with epochs that ascend from above 0 (at most 32) and a "
+                 "factor from 0 to 1",
+                 1, LR_VALUES, 0, 1e6, 0.1, 1, 1},
+    [LR_COSINE] = {"cosine", "cosine[:FINAL] with FINAL from 0 to 1", 0, 1, 0, 1, 0, 0, 0},
+    [LR_LINEAR] = {"linear", "linear[:FINAL] with FINAL from 0 to 1", 0, 1, 0, 1, 0, 0, 0},
+    [LR_POLYNOMIAL] = {"polynomial",
+                       "polynomial:POWER[@START,END] with POWER from 0 to 100 and epochs, END "
+                       "above START",
+                       1, 1, 0, 100, 0, 2, 1e6},
+    [LR_CYCLIC] = {"cyclic",
+                   "cyclic:PERIOD[@LOW] with a period above 0, in epochs, and LOW from 0 to 1", 1,
+                   1, 1e-6, 1e6, 0.1, 1, 1},
+};
+
+/* Numbers between commas up to '@' or the end; -1: not that, too many, or out of range. */
+static int numbers(const char **at, int most, double lower, double upper, double *out) {
+  for (int n = 0; n < most; n++) {
+    char *end = NULL;
+    out[n] = strtod(*at, &end);
+    if (end == *at || !(out[n] >= lower && out[n] <= upper)) return -1;
+    *at = end;
+    if (*end != ',') return n + 1;
+    (*at)++;
+  }
+  return -1;
+}
+
+static bool parse(const form *f, const char *at, lr_schedule *out) {
+  out->value[0] = out->extra[0] = f->standard;
+  if (*at == 0) return f->least == 0;
+  at++; /* ':' */
+  out->values = numbers(&at, f->most, f->lower, f->upper, out->value);
+  if (out->values < f->least || (*at == '@' && f->extras == 0)) return false;
+  if (*at == '@') {
+    at++;
+    out->extras = numbers(&at, f->extras, 0.0, f->most_extra, out->extra);
+    if (out->extras != f->extras) return false;
+  }
+  for (int i = 0; i < out->values && out->kind == LR_STEP; i++) {
+    if (out->value[i] <= (i > 0 ? out->value[i - 1] : 0.0)) return false;
+  }
+  if (out->kind == LR_POLYNOMIAL && out->extras > 0 && out->extra[1] <= out->extra[0]) return false;
+  return *at == 0;
+}
+
+int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
+  const char *expected = "constant, step:E1,E2,...[@FACTOR], cosine[:FINAL], linear[:FINAL], "
+                         "polynomial:POWER[@START,END] or cyclic:PERIOD[@LOW]";
+  const size_t n = strcspn(text, ":");
+  memset(out, 0, sizeof *out);
+  for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+    if (strlen(forms[i].name) != n || strncmp(forms[i].name, text, n) != 0) continue;
+    out->kind = (lr_kind)i;
+    if (parse(&forms[i], text + n, out)) return CLI_OK;
+    expected = forms[i].expected;
+  }
   (void)snprintf(message, size, "'%s', expected %s", text, expected);
   return CLI_BAD;
 }
 
-/* A number in [lower, upper] that reaches to one of the characters of `ends`. */
-static bool number(const char **at, const char *ends, double lower, double upper, double *out) {
-  char *end = NULL;
-  *out = strtod(*at, &end);
-  const bool good = end != *at && strchr(ends, *end) != NULL && *out >= lower && *out <= upper;
-  *at = end;
-  return good;
-}
-
-static int parse_step(const char *text, const char *at, lr_schedule *out, char *message,
-                      size_t size) {
-  const char *expected =
-      "step:E1,E2,...[@FACTOR] with epochs that ascend from above 0 (at most 32) "
-      "and a factor from 0 to 1";
-  double last = 0.0;
-  out->number = 0.1;
-  for (;;) {
-    double v;
-    if (out->points == LR_POINTS || !number(&at, ",@", 0.0, 1e6, &v) || v <= last)
-      return refuse(text, expected, message, size);
-    out->point[out->points++] = last = v;
-    if (*at != ',') break;
-    at++;
-  }
-  if (*at == 0) return CLI_OK;
-  at++;
-  return number(&at, "", 0.0, 1.0, &out->number) ? CLI_OK : refuse(text, expected, message, size);
-}
-
-static int parse_cyclic(const char *text, const char *at, lr_schedule *out, char *message,
-                        size_t size) {
-  out->number = 0.1;
-  bool good = number(&at, "@", 1e-6, 1e6, &out->period);
-  if (good && *at == '@') {
-    at++;
-    good = number(&at, "", 0.0, 1.0, &out->number);
-  }
-  if (good) return CLI_OK;
-  return refuse(text, "cyclic:PERIOD[@LOW] with a period above 0, in epochs, and LOW from 0 to 1",
-                message, size);
-}
-
-static int parse_polynomial(const char *text, const char *at, lr_schedule *out, char *message,
-                            size_t size) {
-  bool good = number(&at, "@", 0.0, 100.0, &out->number);
-  if (good && *at == '@') {
-    at++;
-    good = number(&at, ",", 0.0, 1e6, &out->start) && *at == ',';
-    if (good) at++;
-    good = good && number(&at, "", 0.0, 1e6, &out->end) && out->end > out->start;
-  }
-  if (good) return CLI_OK;
-  return refuse(text,
-                "polynomial:POWER[@START,END] with POWER from 0 to 100 and epochs, END above START",
-                message, size);
-}
-
-int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
-  static const struct {
-    const char *name, *expected;
-    lr_kind kind;
-    double standard, lower, upper;
-    bool needs;
-  } form[] = {
-      {"constant", "constant alone", LR_CONSTANT, 0, 0, -1, false},
-      {"step", "step:E1,E2,...[@FACTOR]", LR_STEP, 0, 0, 0, true},
-      {"cosine", "cosine[:FINAL] with FINAL from 0 to 1", LR_COSINE, 0, 0, 1, false},
-      {"linear", "linear[:FINAL] with FINAL from 0 to 1", LR_LINEAR, 0, 0, 1, false},
-      {"polynomial", "polynomial:POWER[@START,END]", LR_POLYNOMIAL, 0, 0, 0, true},
-      {"cyclic", "cyclic:PERIOD[@LOW]", LR_CYCLIC, 0, 0, 0, true},
-  };
-  memset(out, 0, sizeof *out);
-  const size_t n = strcspn(text, ":");
-  for (size_t i = 0; i < sizeof form / sizeof form[0]; i++) {
-    if (strlen(form[i].name) != n || strncmp(form[i].name, text, n) != 0) continue;
-    out->kind = form[i].kind;
-    out->number = form[i].standard;
-    if (text[n] == 0) {
-      return form[i].needs ? refuse(text, form[i].expected, message, size) : CLI_OK;
-    }
-    const char *at = text + n + 1;
-    if (out->kind == LR_STEP) return parse_step(text, at, out, message, size);
-    if (out->kind == LR_POLYNOMIAL) return parse_polynomial(text, at, out, message, size);
-    if (out->kind == LR_CYCLIC) return parse_cyclic(text, at, out, message, size);
-    if (number(&at, "", form[i].lower, form[i].upper, &out->number)) return CLI_OK;
-    return refuse(text, form[i].expected, message, size);
-  }
-  return refuse(text,
-                "constant, step:E1,E2,...[@FACTOR], cosine[:FINAL], linear[:FINAL], "
-                "polynomial:POWER[@START,END] or cyclic:PERIOD[@LOW]",
-                message, size);
-}
-
-/* How much of a polynomial's own stretch is over; without one, of the run. */
-static double over(const lr_schedule *l, double epoch, double total, double p) {
-  if (l->end <= 0.0) return p;
-  const double end = fmax(l->end, total);
-  return epoch < l->start ? 0.0 : epoch >= end ? 1.0 : (epoch - l->start) / (end - l->start);
+/* The part of a polynomial's own stretch that is over. */
+static double polynomial_part(const lr_schedule *l, double epoch, double total) {
+  const double start = l->extra[0], end = fmax(l->extra[1], total);
+  return epoch < start ? 0.0 : epoch >= end ? 1.0 : (epoch - start) / (end - start);
 }
 
 static double shape(const lr_schedule *l, double epoch, double total, double p) {
+  const double v = l->value[0], low = l->extra[0];
+  double f = 1.0;
   switch (l->kind) {
   case LR_CONSTANT:
     break;
-  case LR_STEP: {
-    double f = 1.0;
-    for (int i = 0; i < l->points && l->point[i] <= epoch; i++)
-      f *= l->number;
-    return f;
-  }
+  case LR_STEP:
+    for (int i = 0; i < l->values && l->value[i] <= epoch; i++)
+      f *= low;
+    break;
   case LR_COSINE:
-    return l->number + (1.0 - l->number) * 0.5 * (1.0 + cos(PI * p));
+    return v + (1.0 - v) * 0.5 * (1.0 + cos(PI * p));
   case LR_LINEAR:
-    return 1.0 + (l->number - 1.0) * p;
+    return 1.0 + (v - 1.0) * p;
   case LR_POLYNOMIAL:
-    return pow(1.0 - over(l, epoch, total, p), l->number);
-  case LR_CYCLIC: {
-    const double at = fmod(epoch, l->period) / l->period;
-    return l->number + (1.0 - l->number) * (1.0 - fabs(2.0 * at - 1.0));
+    return pow(1.0 - (l->extras > 0 ? polynomial_part(l, epoch, total) : p), v);
+  case LR_CYCLIC:
+    return low + (1.0 - low) * (1.0 - fabs(2.0 * fmod(epoch, v) / v - 1.0));
   }
-  }
-  return 1.0;
+  return f;
 }
 
-double lr_at(const settings *s, double epoch, double total) {
-  char message[256];
-  lr_schedule l;
-  if (lr_parse(s->lr_schedule, &l, message, sizeof message) != CLI_OK) return 0.0; /* was checked */
-  const double w = s->warm_up, rest = total - w;
-  const double p = epoch <= w ? 0.0 : rest > 0.0 ? fmin(1.0, (epoch - w) / rest) : 1.0;
-  const double rise = epoch < w ? epoch / w : 1.0;
-  return settings_lr(s) * rise * shape(&l, epoch, total, p);
+double lr_factor(const lr_schedule *l, double warm_up, double epoch, double total) {
+  const double rest = total - warm_up;
+  const double p = epoch <= warm_up ? 0.0 : rest > 0.0 ? fmin(1.0, (epoch - warm_up) / rest) : 1.0;
+  return (epoch < warm_up ? epoch / warm_up : 1.0) * shape(l, epoch, total, p);
 }

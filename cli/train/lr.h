@@ -1,8 +1,8 @@
-/* lr.h: the learning rate at any time of a run. */
+/* lr.h: learning rate schedules: their text, and the factor at any time of a run. */
 #ifndef LR_H
 #define LR_H
 
-#include "settings.h"
+#include <stddef.h>
 
 typedef enum lr_kind {
   LR_CONSTANT,
@@ -13,29 +13,26 @@ typedef enum lr_kind {
   LR_CYCLIC
 } lr_kind;
 
-enum { LR_POINTS = 32 };
+/* NAME[:value,value,...][@extra,extra]: defaults are filled in. */
+enum { LR_VALUES = 32, LR_EXTRAS = 2 };
 typedef struct lr_schedule {
   lr_kind kind;
-  double number;     /* FACTOR, FINAL, POWER or LOW */
-  double period;     /* cyclic */
-  double start, end; /* polynomial, in epochs; end 0: the run's */
-  int points;        /* step  */
-  double point[LR_POINTS];
+  int values, extras;
+  double value[LR_VALUES]; /* epochs of step, FINAL, POWER, PERIOD */
+  double extra[LR_EXTRAS]; /* FACTOR of step, START and END of polynomial, LOW of cyclic */
 } lr_schedule;
 
-/* CLI_BAD: `message` has what was expected. */
+/* CLI_OK, or CLI_BAD with the expected form in `message`. */
 int lr_parse(const char *text, lr_schedule *out, char *message, size_t size);
 
-/* `epoch` >= 0 passes are over, of `total`.  With e = epoch, w = warm_up, and
- * p = (e - w) / (total - w) in [0, 1], the part of the run after the warm-up that is over:
+/* The factor of lr after `epoch` of `total` epochs, with e = epoch, w = warm_up, and p = (e - w) / (total - w) in [0, 1]:
  *   constant    1
- *   step        FACTOR^(points <= e), FACTOR 0.1
+ *   step        FACTOR^(epochs <= e), FACTOR 0.1
  *   cosine      FINAL + (1 - FINAL) (1 + cos(pi p)) / 2, FINAL 0   (Loshchilov & Hutter 2017)
  *   linear      1 + (FINAL - 1) p, FINAL 0
- *   polynomial  (1 - p)^POWER; with @START,END, epochs of the run: 1 before START, then p is
- *               (e - START) / (max(END, total) - START): the run may be over before lr is 0
- *   cyclic      a triangle of PERIOD epochs: LOW at its ends, 1 in the middle, LOW 0.1 (Smith 2017)
- * times lr, and times e / w while e < w. */
-double lr_at(const settings *s, double epoch, double total);
+ *   polynomial  (1 - p)^POWER; with @START,END: 1 before START, then p = (e - START) / (max(END, total) - START)
+ *   cyclic      a triangle of PERIOD epochs: LOW at its ends, 1 in the middle, LOW 0.1   (Smith 2017)
+ * times e / w while e < w. */
+double lr_factor(const lr_schedule *l, double warm_up, double epoch, double total);
 
 #endif

@@ -1,10 +1,18 @@
 /* recipe.c: the formulas are on the cards in recipe.h. */
 #include "recipe.h"
+#include "lr.h"
 
 #include <math.h>
 #include <string.h>
 
 /* ---- numbers of a step -------------------------------------------------------------------------*/
+
+double recipe_lr(const settings *s, double epoch, double total) {
+  char message[256];
+  lr_schedule l;
+  if (lr_parse(s->lr_schedule, &l, message, sizeof message) != CLI_OK) return 0.0; /* was checked */
+  return settings_lr(s) * lr_factor(&l, s->warm_up, epoch, total);
+}
 
 double recipe_momentum(const settings *s, double lr, double before) {
   if (strcmp(s->adjust_momentum, "none") == 0) return s->momentum;

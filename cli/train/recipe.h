@@ -7,6 +7,9 @@
 #include "nn/nn.h"
 #include "settings.h"
 
+/* The learning rate after `epoch` of `total` epochs (lr.h). */
+double recipe_lr(const settings *s, double epoch, double total);
+
 /* Momentum for ng_step_sgd, which keeps v <- m' v + PD, w <- w - lr v.  The published update is
  * v <- m v - lr PD, w <- w + v with
  *   ratio          m = momentum min(1, lr / before)     (the code)
