@@ -234,12 +234,12 @@ static void differences(void **state) {
   table_text(&t, f);
   table_free(&t);
   (void)fclose(f);
-  assert_string_equal(text, "less sgd of the same seed: mean and its 95 % interval (Student's t)\n"
+  assert_string_equal(text, "difference to sgd of the same seed: mean and its 95 % interval (Student's t)\n"
                             "method  pairs      final training loss          final test loss  "
                             "best test accuracy, points\n"
                             "efcp        5  -0.500 [-0.991, -0.009]  -1.000 [-1.982, -0.018]     "
                             "+12.50 [+12.50, +12.50]\n"
-                            "less efcp of the same seed: mean\n"
+                            "difference to efcp of the same seed: mean\n"
                             "method  pairs  final training loss\n"
                             "sgd         1                 +0.5\n");
   free(text);
@@ -307,10 +307,10 @@ static void lists(void **state) {
       {"sgd:lr", "natgrad: --methods: sgd: 'lr', expected option=value\n"},
       {"sgd:lr=-1", "natgrad: --methods: sgd: lr: '-1' is no number from 0 to 1e+06\n"},
       {"sgd:seed=3", "natgrad: --methods: sgd: seed is the same for all methods\n"},
-      {"sgd:damping=0.1", "natgrad: --methods: sgd has no use for damping\n"},
-      {"adamw:momentum=0.1", "natgrad: --methods: adamw has no use for momentum\n"},
+      {"sgd:damping=0.1", "natgrad: --methods: sgd: damping has no effect\n"},
+      {"adamw:momentum=0.1", "natgrad: --methods: adamw: momentum has no effect\n"},
       {"natgrad:dampnig=1",
-       "natgrad: --methods: natgrad: dampnig: there is no such setting; the nearest is damping\n"},
+       "natgrad: --methods: natgrad: dampnig: unknown setting; the nearest is damping\n"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     quiet();
@@ -335,7 +335,7 @@ static void left_out(void **state) {
   assert_int_equal(p.method[1].s.n_library, 1);
   assert_string_equal(p.method[1].s.fisher, "sampled");
   (void)fflush(p.notes);
-  assert_string_equal(p.note, "sgd: has no use for damping\nsgd: has no use for fisher\n");
+  assert_string_equal(p.note, "sgd: damping has no effect\nsgd: fisher has no effect\n");
   compare_plan_free(&p);
 }
 
@@ -374,7 +374,7 @@ static void grids(void **state) {
       {"lr=1,2,1", "natgrad: --grid: lr has '1' twice\n"},
       {"seed=1,2", "natgrad: --grid: seed is the same for all runs\n"},
       {"epochs=1,2", "natgrad: --grid: epochs is the same for all runs\n"},
-      {"lrr=1", "natgrad: --grid: lrr: there is no such setting; the nearest is lr\n"},
+      {"lrr=1", "natgrad: --grid: lrr: unknown setting; the nearest is lr\n"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     assert_int_equal(parse(&p, "sgd"), CLI_OK);

@@ -123,7 +123,7 @@ static void too_many_of_all_ranks_ends_all_with_one_line(void **state) {
   assert_int_equal(lines_with(line, "\n"), 4);
   assert_int_equal(lines_with(line, "left out"), 3);
   assert_int_equal(lines_with(line,
-                              "natgrad: --data: images: 4 of 300 files are no good, more than 1 %; "
+                              "natgrad: --data: images: 4 of 300 files are unreadable, more than 1 %; "
                               "the last is file4.: it is empty\n"),
                    1);
   end(&s);
@@ -170,7 +170,7 @@ static void what_is_known_stays_known(void **state) {
 static ng_status hear(int32_t rank, ng_transport *t, void *arg) {
   damaged *a = arg;
   const run_ranks r = ranks_of(t);
-  return damaged_tell(&a[rank], &r) == CLI_OK ? NG_OK : NG_ERR_COMM;
+  return damaged_share(&a[rank], &r) == CLI_OK ? NG_OK : NG_ERR_COMM;
 }
 
 static void ranks_hear_of_a_checkpoint(void **state) {

@@ -162,7 +162,7 @@ static void a_folder_is_locked(void **state) {
   assert_true(first >= 0);
   quiet();
   const int rc = disk_lock(path, "train", &second);
-  assert_non_null(strstr(said(), "--out: another natgrad train is at work in "));
+  assert_non_null(strstr(said(), "--out: another natgrad train is running in "));
   assert_int_equal(rc, CLI_BAD);
   assert_int_equal(second, -1);
   assert_int_equal(close(first), 0);

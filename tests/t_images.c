@@ -443,7 +443,7 @@ static void damaged_files_are_skipped(void **state) {
   quiet();
   assert_int_equal(feed_test(&f, 0, 3, &good), CLI_BAD);
   assert_non_null(
-      strstr(said(), "--data: images: 2 of 123 files are no good, more than 1 %; the last is "));
+      strstr(said(), "--data: images: 2 of 123 files are unreadable, more than 1 %; the last is "));
   feed_free(&f);
   settings_free(&s);
   data_close(&d);

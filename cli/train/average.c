@@ -1,4 +1,4 @@
-/* average.c: the formulas are on the card in average.h. */
+/* average.c: the formulas are in average.h. */
 #include "average.h"
 
 #include <math.h>
@@ -47,7 +47,7 @@ void average_take(const average *a, nn *net) {
   }
 }
 
-int average_tell(average *a, const run_ranks *k) {
+int average_share(average *a, const run_ranks *k) {
   int rc = ranks_tell(k, &a->count, sizeof a->count);
   if (rc == CLI_OK && a->count > 0)
     rc = ranks_tell(k, a->mean, a->weights * (int64_t)sizeof *a->mean);

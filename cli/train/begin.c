@@ -1,7 +1,7 @@
-/* begin.c: what a training run is made of, and its folder: a new one, or that of a run that goes on.
+/* begin.c: set up a run and its directory, for a new run or a resumed one.
  *
- * In: settings, data, ranks.  Out: a run that can take its next step.  Rank 0 has the files; what it reads of
- * a run that goes on, it tells the others. */
+ * In: settings, data, ranks. Out: a run that can take its next step. Rank 0 reads the files of a resumed run and
+ * sends their contents to the other ranks. */
 #include "disk.h"
 #include "launch.h"
 #include "nn/models.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ranks of one machine share its processors, unless NG_THREADS says otherwise. */
+/* Ranks of one machine share its processors, unless NG_THREADS is set. */
 static int make_pool(const run_ranks *ranks, ng_pool **out) {
   int threads = 1;
   const char *given = getenv("NG_THREADS");
@@ -49,7 +49,7 @@ static int64_t total_of(const settings *s, int64_t per_epoch) {
   return s->steps > 0 ? s->steps : (int64_t)llround(fmax(1.0, wanted));
 }
 
-/* config.json, unless it has that text already. */
+/* Write config.json if its text differs. */
 static int write_config(run *r, const char *path) {
   size_t size;
   char *was = NULL;
@@ -66,7 +66,7 @@ static int from_the_start(run *r, const char *config, const char *log) {
   return rc == CLI_OK ? log_create(log, &r->log) : rc;
 }
 
-/* The folder of a run that begins. */
+/* Create the directory of a new run. */
 static int make_folder(run *r, const char *config, const char *log) {
   int64_t step = -1;
   if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
@@ -96,7 +96,7 @@ static int fits(const run *r, int64_t data) {
   return CLI_OK;
 }
 
-/* What is allowed, and changes the numbers to come. */
+/* Report changes that --resume allows but that change the results: another build or machine, another length. */
 static void say_what_changes(const run *r, const settings *was) {
   char differs[1024];
   run_state now;
@@ -117,7 +117,7 @@ static void say_what_changes(const run *r, const settings *was) {
   }
 }
 
-/* What rank 0 is about to read. */
+/* What rank 0 loads; sent to the other ranks. */
 typedef enum found { FOUND_NOTHING, FOUND_CHECKPOINT, FOUND_SWITCHED } found;
 
 static int tell_loading(const run *r, found what, int64_t step) {
@@ -129,14 +129,14 @@ checkpoint run_checkpoint(run *r) {
   return (checkpoint){r->s->out, &r->ranks, r->net, &r->feed, &r->mean, r->p, &r->state};
 }
 
-/* The state in it is that of the method, or of SGD. */
+/* After the switch to SGD the checkpoint holds the state of SGD. */
 static int load(run *r, int64_t step, bool switched) {
   int rc = switched ? switch_now(r) : CLI_OK;
   const checkpoint c = run_checkpoint(r);
   return rc == CLI_OK ? checkpoint_load(&c, step) : rc;
 }
 
-/* What rank 0 has read, weights and numbers; the library has shared its own. */
+/* Send weights and counters from rank 0 to all ranks. The library has sent its own state. */
 static int share_loaded(run *r) {
   int rc = CLI_OK;
   if (r->ranks.size == 1) return rc;
@@ -148,12 +148,12 @@ static int share_loaded(run *r) {
     const nn_buffer *b = nn_buffer_at(r->net, i);
     rc = ranks_tell(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
   }
-  if (rc == CLI_OK) rc = average_tell(&r->mean, &r->ranks);
-  if (rc == CLI_OK) rc = damaged_tell(&r->feed.damaged, &r->ranks);
+  if (rc == CLI_OK) rc = average_share(&r->mean, &r->ranks);
+  if (rc == CLI_OK) rc = damaged_share(&r->feed.damaged, &r->ranks);
   return rc == CLI_OK ? ranks_tell(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 
-/* Ranks without files of their own; of a state in parts each reads what it needs. */
+/* Ranks other than 0: load what rank 0 sends, or their parts of the state. */
 static int follow(run *r) {
   double x[2] = {FOUND_NOTHING, 0.0};
   if (!r->s->resume) return CLI_OK;
@@ -176,7 +176,7 @@ int run_share_buffers(run *r) {
   return rc;
 }
 
-/* Settings of the run in the folder: those of its checkpoint, else of config.json. */
+/* The settings with which the run in the directory began: from its checkpoint, else from config.json. */
 static int read_was(const run *r, const char *config, int64_t step, settings *was) {
   if (step >= 0) return checkpoint_settings(r->s->out, step, was);
   if (disk_regular(config) != CLI_OK) return CLI_BAD;
@@ -184,7 +184,7 @@ static int read_was(const run *r, const char *config, int64_t step, settings *wa
   return settings_read(was, config);
 }
 
-/* There is no checkpoint yet.  Everything is a function of the seed. */
+/* Start again: the run had no checkpoint yet. All random numbers depend on the seed only. */
 static int begin_again(run *r, const char *config, const char *log) {
   bool ended = false;
   int rc = log_ended(log, &ended);
@@ -220,7 +220,7 @@ static int go_on(run *r, int64_t step, const char *config, const char *log, cons
   return rc;
 }
 
-/* The folder of a run that goes on.  Nothing in it changes before all of it is known to be good. */
+/* Resume a run. Nothing in the directory changes until all of it has been checked. */
 static int open_folder(run *r, const char *config, const char *log) {
   settings was;
   int64_t step = -1;
@@ -251,7 +251,7 @@ int train_check(const settings *s, const data_set *d) {
   return rc;
 }
 
-/* All that a rank does without the others. */
+/* The part of the setup without communication. */
 static int make_own(run *r) {
   const run_ranks *k = &r->ranks;
   const int64_t first = ranks_first(k, k->rank, r->s->batch);
@@ -272,8 +272,9 @@ static int make_own(run *r) {
 
 int run_begin(run *r) {
   const run_ranks *k = &r->ranks;
-  int rc = ranks_agree(k, k->rank == 0 ? make_own(r)
-                                       : CLI_OK); /* what is wrong everywhere is told once */
+  int rc = ranks_agree(k, k->rank == 0
+                              ? make_own(r)
+                              : CLI_OK); /* rank 0 first, so that a common error is reported once */
   if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? make_own(r) : CLI_OK);
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
   r->damping = settings_damping(r->s);

@@ -90,7 +90,7 @@ const char *checkpoint_lost(const nn *net);
 /* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a mean that
  * checkpoint_write_model wrote. */
 int checkpoint_check_average(const char *dir, bool resumed);
-/* Is `path`, by whatever name or link, a file of the run in DIR, or named like a checkpoint of it? */
+/* Is `path`, by any name or link, a file of the run in DIR, or a name of its checkpoints? */
 bool checkpoint_owns(const char *dir, const char *path);
 
 #endif

@@ -42,7 +42,7 @@ typedef struct file_reader {
  * `why`. */
 bool file_open(const char *path, bool sealed, file_reader *out, char why[CHECKPOINT_MESSAGE]);
 void file_close(file_reader *r);
-/* The counters; says what is missing. */
+/* Read the counters; CLI_BAD after a message names a missing one. */
 int file_read_state(const file_reader *r, run_state *s);
 /* A tensor of this name and shape, with the right checksum, to `to`. */
 int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to);

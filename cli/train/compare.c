@@ -1,8 +1,8 @@
-/* compare.c: `natgrad compare`: the same network on the same data from the same weights, in the same
- * order of samples, by several methods and several seeds; what each of them reached, in what time.
+/* compare.c: `natgrad compare`: train the same network on the same data by several methods and seeds. For a seed,
+ * all methods start from the same weights and see the samples in the same order.
  *
- * Seeds are the outer loop and methods the inner one: when somebody stops it, what is there can be
- * compared, and what else the machine does while it runs falls on all methods alike. */
+ * Seeds are the outer loop and methods the inner one: so an interrupted comparison has comparable runs, and other
+ * load on the machine affects all methods alike. */
 #include "commands.h"
 #include "compare.h"
 #include "nn/models.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 typedef struct wish {
-  cli_setting *shared; /* of the table, in the order given */
+  cli_setting *shared; /* settings of the table, in order */
   const char **grid;
   int n_shared, grids;
   const char *methods, *seeds, *seed, *target, *out, *validation, *grid_epochs, *grid_seeds,
@@ -62,17 +62,17 @@ static int read_numbers(compare_plan *p, const wish *w) {
   if (w->target != NULL && cli_real("target", w->target, 0.0, 1e30, &p->target) != CLI_OK)
     return CLI_BAD;
   if (w->validation != NULL) {
-    if (w->grids == 0) return cli_bad("--validation: is for tuning, expected --grid beside it");
+    if (w->grids == 0) return cli_bad("--validation: needs --grid");
     if (cli_int("validation", w->validation, 1, 1LL << 31, &validation) != CLI_OK) return CLI_BAD;
   }
   if (w->grid_epochs != NULL) {
-    if (w->grids == 0) return cli_bad("--grid-epochs: is for tuning, expected --grid beside it");
+    if (w->grids == 0) return cli_bad("--grid-epochs: needs --grid");
     double epochs = 0.0;
     if (cli_real("grid-epochs", w->grid_epochs, 0.0, 1e6, &epochs) != CLI_OK) return CLI_BAD;
     if (epochs <= 0.0) return cli_bad("--grid-epochs: expected a number above 0");
   }
   if (w->grid_seeds != NULL) {
-    if (w->grids == 0) return cli_bad("--grid-seeds: is for tuning, expected --grid beside it");
+    if (w->grids == 0) return cli_bad("--grid-seeds: needs --grid");
     if (cli_int("grid-seeds", w->grid_seeds, 1, COMPARE_GRID_SEEDS, &grid_seeds) != CLI_OK)
       return CLI_BAD;
   }
@@ -91,7 +91,7 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
                                      : settings_set(&p->base, name, args->settings[i].value);
   }
   if (rc == CLI_OK && w->seed != NULL) rc = settings_set(&p->base, "seed", w->seed);
-  /* Every run has a folder; which, one_run says. */
+  /* Every run has a folder, set by one_run. */
   if (rc == CLI_OK) rc = settings_set(&p->base, "out", "runs");
   if (rc == CLI_OK) rc = read_numbers(p, w);
   if (rc == CLI_OK && w->methods == NULL) rc = cli_bad("compare: --methods is missing");
@@ -109,7 +109,7 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
   return rc;
 }
 
-/* ./compare-DATA-MODEL, of the data's name and not its path. */
+/* The default is ./compare-DATA-MODEL, with the name of the data, not its path. */
 static char *folder(const data_set *d, const settings *base, const char *given) {
   char name[512];
   (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, base->model);
@@ -122,7 +122,7 @@ static char *folder(const data_set *d, const settings *base, const char *given) 
   return out;
 }
 
-/* Builds the network once, to know whether it has an accuracy, and that it fits the data. */
+/* Build the network once, to find its metric and whether it fits the data. */
 static int metric_of(const compare_plan *p, const data_set *d, compare_metric *metric) {
   const model_task task = {.input = {d->height, d->width, d->channels},
                            .classes = d->classes,
@@ -139,7 +139,7 @@ static int metric_of(const compare_plan *p, const data_set *d, compare_metric *m
   return rc;
 }
 
-/* The validation split, and whether a batch fits what is left: before DIR is made. */
+/* Check the validation split and the batch before DIR is created. */
 static int split(compare_plan *p, const data_set *d) {
   if (p->grids > 0 && p->validation == 0) p->validation = d->train.n / 10;
   if (p->grids > 0 && (p->validation < 1 || p->validation >= d->train.n)) {
@@ -155,7 +155,7 @@ static int split(compare_plan *p, const data_set *d) {
   return CLI_OK;
 }
 
-/* Every method, and every point of its grid, before DIR is made. */
+/* Check every method and every point of its grid before DIR is created. */
 static int check_methods(const compare_plan *p, const data_set *d) {
   int rc = CLI_OK;
   for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
@@ -206,8 +206,9 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
 }
 
 static int stopped(const compare_plan *p, const char *what) {
-  (void)fprintf(stderr, "natgrad: stopped %s; the same command with --out %s --resume goes on\n",
-                what, p->dir);
+  (void)fprintf(stderr,
+                "natgrad: stopped %s; continue with the same command and --out %s --resume\n", what,
+                p->dir);
   return CLI_NO;
 }
 
@@ -266,7 +267,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     settings_init(&p.base);
     p.notes = open_memstream(&p.note, &p.note_size);
     if (args.operands > 0) {
-      rc = cli_bad("compare: '%s' is not wanted here", args.operand[0]);
+      rc = cli_bad("compare: unexpected argument '%s'", args.operand[0]);
     } else if (p.notes == NULL) {
       rc = cli_bad("compare: no memory");
     } else {
@@ -284,16 +285,16 @@ static int run(const cli_command *self, int argc, char **argv) {
 static const cli_option own[] = {
     {"methods", "LIST", "name or name:option=value,option=value; separated by ','"},
     {"seeds", "N", "runs of each method (3)"},
-    {"grid", "OPTION=A,B,C", "tune every method by it first; again: their product"},
-    {"grid-epochs", "E", "length of a tuning run (that of the others)"},
-    {"grid-seeds", "N", "tuning runs of each point, whose mean counts (1)"},
-    {"validation", "N", "training samples held out for tuning (a tenth of them)"},
-    {"target", "X", "accuracy 0..1, or loss (what the mean of every method reaches)"},
-    {"baseline", "METHOD", "whom the others are compared with, seed by seed (the first)"},
+    {"grid", "OPTION=A,B,C", "tune every method on it first; given again: the product"},
+    {"grid-epochs", "E", "epochs of a tuning run (as the other runs)"},
+    {"grid-seeds", "N", "tuning runs of each point, averaged (1)"},
+    {"validation", "N", "training samples held out for tuning (one tenth)"},
+    {"target", "X", "accuracy 0..1, or loss (reached by the mean of every method)"},
+    {"baseline", "METHOD", "the method to compare with, seed by seed (the first)"},
     {"out", "DIR", "a new folder (compare-DATA-MODEL)"},
-    {"resume", NULL, "go on with DIR: what is finished is not run again"},
-    {"seed", "N", "the first of the seeds (1)"},
-    {"quiet", NULL, "no bar, no line a run"},
+    {"resume", NULL, "continue in DIR without repeating finished runs"},
+    {"seed", "N", "the first seed (1)"},
+    {"quiet", NULL, "no bar, no line per run"},
 #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) {name, takes, help},
     SETTINGS_SHARED(ROW)
 #undef ROW
@@ -304,33 +305,33 @@ const cli_command cli_compare = {
     .usage = "--methods LIST [--grid OPTION=A,B,C]... [OPTIONS]",
     .summary = "train a network by several methods and seeds; table and curves",
     .text =
-        "For each seed all methods see the same samples in the same order and begin with the same\n"
-        "weights.  A method may have settings of its own, natgrad:lr=0.1,damping=0.01; an item\n"
-        "without '=' begins the next one.  What is given for all, and means nothing to one, is "
-        "left\n"
-        "out there, with a note.\n"
+        "For each seed all methods start from the same weights and see the samples in the same\n"
+        "order. A method may have its own settings, natgrad:lr=0.1,damping=0.01; an item without "
+        "'='\n"
+        "starts the next method. A shared setting without meaning for a method is dropped there,\n"
+        "with a note.\n"
         "\n"
-        "--grid trains every method with every point of the same grid, on the training data\n"
-        "without a validation split and with the seed before the first, and takes the point with\n"
-        "the best validation accuracy (autoencoders: the least loss).  With few samples held out\n"
-        "that is a noisy choice: --grid-seeds N takes the mean over N seeds, the others from\n"
-        "SEED + 1001 on, each with a split of its own.  Then every seed is trained on all "
-        "training\n"
-        "data and tested on the test split.\n"
+        "--grid first trains every method at every point of the grid, on the training data "
+        "without\n"
+        "a validation split and with the seed before the first one. It takes the point with the "
+        "best\n"
+        "validation accuracy (autoencoders: lowest loss). --grid-seeds N averages N seeds, from\n"
+        "SEED + 1001 on, each with its own split; this reduces the noise of the choice. Then "
+        "every\n"
+        "seed is trained on all training data and tested on the test split.\n"
         "\n"
-        "The second table has differences: of each method and --baseline (a name in the first "
-        "table,\n"
-        "natgrad-2 is the second natgrad) with the same seed; their mean, and the interval in "
-        "which\n"
-        "it is with 95 % probability (Student's t), if seeds were drawn for ever.\n"
+        "The second table has differences between each method and --baseline (a name of the first\n"
+        "table; natgrad-2 is the second natgrad) at the same seed: mean and 95 % interval of the\n"
+        "mean (Student's t).\n"
         "\n"
-        "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, made into curves.svg and\n"
-        "curves.png by gnuplot, and runs/METHOD-seedN/ with what `natgrad train` writes there,\n"
-        "without the weights.  A comparison that was stopped or killed goes on with --resume;\n"
-        "methods and seeds may be added or left out then (what is left out stays in runs/, and is\n"
-        "not in the table), other settings must be the same.\n"
-        "Data sets, schedules of lr and all else are as in `natgrad help train`.  Exit code 1:\n"
-        "stopped by a signal, there is no table yet.\n",
+        "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, and by gnuplot "
+        "curves.svg\n"
+        "and curves.png. DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have the config.json\n"
+        "and log.jsonl of each run. --resume continues after a stop or a kill; methods and seeds "
+        "may\n"
+        "be added or left out, other settings must be the same. Runs of methods left out stay on\n"
+        "disk. Data sets and schedules are as in `natgrad help train`. Exit code 1: stopped by a\n"
+        "signal, without a table.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

@@ -32,7 +32,7 @@ char *compare_path(const compare_plan *p, const char *format, ...) {
 
 /* ---- a run -----------------------------------------------------------------------------------*/
 
-/* Remove what a run without a checkpoint left behind, and nothing else. */
+/* Remove the files of a run that has no checkpoint, and nothing else. */
 static void begin_again(const char *dir) {
   static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
   for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
@@ -42,7 +42,7 @@ static void begin_again(const char *dir) {
   }
 }
 
-/* The settings of the run in the folder are those of this comparison. */
+/* Check that the run was made with the settings `s`. */
 static int check_config(const char *path, const char *text, const settings *s) {
   settings was;
   char *who = cli_take(strlen(path) + 3, 1);
@@ -57,7 +57,7 @@ static int check_config(const char *path, const char *text, const settings *s) {
   return rc;
 }
 
-/* The result of the run in s->out, if it is over. */
+/* Read the result of the run in s->out if it is over. */
 static int read_result(const settings *s, train_result *r, bool *over) {
   char *config = cli_join(s->out, "config.json"), *log = cli_join(s->out, "log.jsonl");
   char *text = NULL;
@@ -90,16 +90,16 @@ int compare_run(settings *s, const data_set *d, const train_show *show, train_re
     if (rc == CLI_OK && !s->resume) begin_again(s->out);
     if (rc == CLI_OK) rc = train_run(s, d, show, r);
     *ran = rc == CLI_OK && !r->stopped;
-    if (*ran) { /* as a later --resume will */
+    if (*ran) { /* read the log, as a later --resume does */
       train_result_free(r);
       rc = read_result(s, r, &over);
     }
   }
-  if (over) checkpoint_remove(s->out); /* also if the program was killed before this */
+  if (over) checkpoint_remove(s->out); /* also after a kill before this line */
   return rc;
 }
 
-/* ---- what is compared ------------------------------------------------------------------------*/
+/* ---- settings of the comparison ----------------------------------------------------------------- */
 
 static void pair(ngio_out *o, const char *label, const char *name, const char *value) {
   char key[192];
@@ -232,7 +232,7 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
     rc = method_pairs(&p->method[i].s, p->method[i].label, &now);
   if (rc == CLI_OK && !p->resume) rc = is_new(p);
   if (rc == CLI_OK && !p->resume) rc = disk_folder(p->dir);
-  int held; /* until the program ends */
+  int held; /* the lock lasts until the program ends */
   if (rc == CLI_OK) rc = disk_lock(p->dir, "compare", &held);
   if (rc == CLI_OK && p->resume) {
     rc = disk_exists(path) ? read_json(path, &was)

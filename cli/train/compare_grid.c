@@ -1,9 +1,9 @@
-/* compare_grid.c: tuning: every method is trained with every point of the same grid, on training
- * samples without the validation split, and keeps the point that does best there.  The test split is
- * not looked at, and no seed is one of those that count; each has a validation split of its own.
+/* compare_grid.c: tuning: train every method at every point of the grid, on training samples without the
+ * validation split, and choose the best point. The test split is not used, tuning seeds are not seeds of the
+ * comparison, and each tuning seed has its own validation split.
  *
- * Score: the seeds' mean of the best validation accuracy over epochs (squared error: of the least
- * validation loss), then the lower training loss at the end, then the point that comes first. */
+ * Score: the mean over seeds of the best validation accuracy over epochs (squared error: of the lowest validation
+ * loss), then the lower final training loss, then the order of the points. */
 #include "compare.h"
 #include "settings_rows.h"
 
@@ -36,7 +36,7 @@ static double end_loss(const train_result *r) {
   return r->epochs > 0 ? r->epoch[r->epochs - 1].train_loss : (double)NAN;
 }
 
-/* What a point's runs reached: means over its seeds, of those that did not diverge if there are any. */
+/* Means over the seeds of a point, over the runs that did not diverge if there are any. */
 typedef struct reached {
   int diverged;
   double score, loss;
@@ -79,7 +79,7 @@ int compare_edge(const compare_grid *g, int i) {
   for (int k = 0; k < g->n; k++) {
     char *end = NULL;
     const double v = strtod(g->value[k], &end), chosen = strtod(g->value[i], NULL);
-    if (end == g->value[k] || *end != 0) return 0; /* words have no edge */
+    if (end == g->value[k] || *end != 0) return 0; /* words are not ordered */
     least = least && v >= chosen;
     largest = largest && v <= chosen;
   }
@@ -125,7 +125,7 @@ int64_t compare_tuning_seed(const compare_plan *p, int k) {
   return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
 
-/* The folder of the run of point k, for free(). */
+/* The folder of a tuning run, for free(). */
 static char *folder_of(const compare_plan *p, const compare_method *m, int k, int seed) {
   if (seed == 0) return compare_path(p, "tuning/%s-%d", m->label, k);
   return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k,
@@ -152,7 +152,7 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
   settings_copy(&s, &m->s);
   s.validation = p->validation;
   s.seed = compare_tuning_seed(p, seed);
-  s.checkpoint_every = 0; /* short enough to be repeated */
+  s.checkpoint_every = 0; /* a killed point is repeated from its start */
   free(s.out);
   s.out = folder_of(p, m, k, seed);
   int rc = CLI_OK;
@@ -171,7 +171,7 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
 static void note_choice(compare_plan *p, const compare_method *m, const bool *use,
                         const train_result *all, int points) {
   const int runs = points * p->grid_seeds;
-  int diverged = 0, chosen = 0; /* runs: of all points, of the chosen one */
+  int diverged = 0, chosen = 0; /* diverged runs: all, of the chosen point */
   for (int i = 0; i < runs; i++) {
     diverged += all[i].diverged;
     chosen += all[i].diverged && i / p->grid_seeds == m->tuned;
@@ -197,17 +197,17 @@ static void note_left_out(compare_plan *p, const compare_method *m, const bool *
     const char *name = p->grid[g].name;
     if (use[g]) continue;
     (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, name,
-                  compare_uses(p, m, name) ? "its own is given" : "it has no use for it");
+                  compare_uses(p, m, name) ? "its own is given" : "it has no effect");
   }
 }
 
-/* Every point with one seed. */
+/* Run every point with one seed. */
 static int run_points(compare_plan *p, compare_method *m, int seed, const data_set *d,
                       bool *complete) {
   bool use[COMPARE_GRIDS] = {false};
   const int points = compare_points(p, m, use);
   int rc = CLI_OK;
-  if (points == 1) return CLI_OK; /* nothing to choose from */
+  if (points == 1) return CLI_OK; /* there is no choice */
   if (m->point == NULL) {
     m->points = points * p->grid_seeds;
     m->point = cli_take((size_t)m->points, sizeof *m->point);

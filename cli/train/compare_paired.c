@@ -1,16 +1,16 @@
-/* compare_paired.c: differences of methods, run by run: every method less the baseline with the same
- * seed, which sees the same samples in the same order and begins with the same weights.
+/* compare_paired.c: differences between each method and the baseline at the same seed, which start from the same
+ * weights and see the samples in the same order.
  *
- * In: finished runs.  Out: mean over the seeds and its 95 % interval, mean +- t s / sqrt(n) with t the
- * 0.975 quantile of Student's distribution with n - 1 degrees of freedom; a table, and the same for
- * programs.  A pair counts if neither run diverged. */
+ * In: finished runs. Out: mean over the seeds and its 95 % interval, mean +- t s / sqrt(n), with t the 0.975
+ * quantile of Student's distribution with n - 1 degrees of freedom; a table and JSON. Pairs with a diverged run
+ * are left out. */
 #include "compare.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const double TAIL = 0.975; /* both sides: 95 % */
+static const double TAIL = 0.975; /* two-sided 95 % */
 
 /* ---- arithmetic ------------------------------------------------------------------------------*/
 
@@ -55,11 +55,11 @@ difference compare_difference(compare_metric m, compare_end what, const train_re
   return (difference){s.n, s.mean, s.deviation, s.mean - half, s.mean + half};
 }
 
-/* ---- what is said ----------------------------------------------------------------------------*/
+/* ---- output ------------------------------------------------------------------------------------- */
 
 static bool is_accuracy(compare_metric m) { return m == TEST_ACCURACY || m == TRAIN_ACCURACY; }
 
-/* Without a test split there is no test loss; of squared errors there is no accuracy. */
+/* Without a test split there is no test loss; autoencoders have no accuracy. */
 static bool has(compare_metric m, compare_end what) {
   return what == END_TRAIN_LOSS  ? true
          : what == END_TEST_LOSS ? m == TEST_ACCURACY || m == TEST_LOSS
@@ -73,7 +73,7 @@ static const char *name_of(compare_metric m, compare_end what) {
                                  : "best training accuracy, points";
 }
 
-/* "-0.0123 [-0.0246, -0.0001]": so many decimals; decimals < 0: three digits of half the interval. */
+/* "-0.0123 [-0.0246, -0.0001]" with this number of decimals; decimals < 0: three digits of half the interval. */
 static void say_difference(char *text, size_t size, const difference *d, double scale,
                            int decimals) {
   const double half = 0.5 * scale * (d->high - d->low);
@@ -121,7 +121,7 @@ void compare_paired_table(const compare_plan *p, compare_metric metric, table *t
 }
 
 void compare_paired_heading(const compare_plan *p, FILE *f) {
-  (void)fprintf(f, "less %s of the same seed: mean%s\n", p->method[p->baseline].label,
+  (void)fprintf(f, "difference to %s of the same seed: mean%s\n", p->method[p->baseline].label,
                 p->seeds > 1 ? " and its 95 % interval (Student's t)" : "");
 }
 

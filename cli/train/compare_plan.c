@@ -1,8 +1,8 @@
-/* compare_plan.c: what is compared, from text: the list of methods with settings of their own, and
- * the grid.  Every name and value is tried here, before a run begins.
+/* compare_plan.c: parse and check the methods with their settings, and the grid. Every name and value is tried
+ * before a run begins.
  *
- * A setting given to all methods, or a grid of it, may mean nothing to one of them (damping to SGD):
- * there it is left out, and a note says so once.  Given to that method by name it is an error. */
+ * A shared setting or grid may have no meaning for a method (damping for SGD): it is dropped there, with one note.
+ * Given after the name of that method, it is an error. */
 #include "compare.h"
 #include "settings_rows.h"
 
@@ -12,7 +12,7 @@
 
 enum { MESSAGE = 512 };
 
-/* What belongs to the comparison and not to a method. */
+/* Settings that are the same for all methods. */
 static bool is_common(const char *name) {
   static const char *const common[] = {"data",  "model",      "method",           "seed",
                                        "out",   "validation", "checkpoint_every", "log_every",
@@ -27,7 +27,7 @@ static bool is_common(const char *name) {
 
 static void drop_option(compare_plan *p, compare_method *m, int i) {
   settings *s = &m->s;
-  (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, s->library[i].name);
+  (void)fprintf(p->notes, "%s: %s has no effect\n", m->label, s->library[i].name);
   free(s->library[i].name);
   free(s->library[i].value);
   s->n_library--;
@@ -44,7 +44,7 @@ static void drop_library(compare_plan *p, compare_method *m) {
   }
 }
 
-/* Is there an option whose effect hangs on this one? */
+/* Does the effect of another option depend on this one? */
 static bool decides(const char *name) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
@@ -53,7 +53,7 @@ static bool decides(const char *name) {
   return false;
 }
 
-/* settings_idle, unless the grid has what decides it. */
+/* settings_idle, unless the grid contains the option it depends on. */
 static bool idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
                  size_t size) {
   for (int g = 0; g < p->grids; g++) {
@@ -74,25 +74,25 @@ bool compare_owns(const compare_method *m, const char *name) {
   return false;
 }
 
-/* Once the method has its own settings: which can do nothing beside them? */
+/* Drop shared options without effect beside its own settings. */
 static int check_idle(compare_plan *p, compare_method *m) {
   for (int i = m->s.n_library - 1; i >= 0; i--) {
     const char *name = m->s.library[i].name;
     char needs[SETTINGS_NEEDS];
     if (!idle(p, m, name, needs, sizeof needs)) continue;
     if (compare_owns(m, name))
-      return cli_bad("--methods: %s makes no use of %s without %s", m->label, name, needs);
+      return cli_bad("--methods: %s: %s has no effect unless %s", m->label, name, needs);
     drop_option(p, m, i);
   }
   return CLI_OK;
 }
 
-/* What is given for all and means nothing to this one goes back to its default. */
+/* Reset shared settings without meaning for this method to their defaults. */
 static int drop_useless(compare_plan *p, compare_method *m) {
   char message[MESSAGE] = "";
   int rc = CLI_OK;
   for (const settings_row *row; rc == CLI_OK && (row = settings_useless(&m->s)) != NULL;) {
-    (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, row->name);
+    (void)fprintf(p->notes, "%s: %s has no effect\n", m->label, row->name);
     rc = settings_put(&m->s, row->name, row->standard, message, sizeof message);
   }
   return rc;
@@ -157,7 +157,7 @@ static bool begins_method(const char *item) {
   return item[word] != '=';
 }
 
-/* Where the item at `text` ends: at the next comma that no digit follows. */
+/* The end of the item: the next comma that is not followed by a digit. */
 static char *item_end(char *text) {
   char *end = strchr(text, ',');
   while (end != NULL && end[1] >= '0' && end[1] <= '9')
@@ -186,7 +186,7 @@ int compare_methods(compare_plan *p, const char *list) {
     compare_method *m = &p->method[i];
     for (int k = 0; rc == CLI_OK && k < m->n_own; k++) {
       if (!settings_knows(&m->s, m->own[k].name)) {
-        rc = cli_bad("--methods: %s has no use for %s", m->label, m->own[k].name);
+        rc = cli_bad("--methods: %s: %s has no effect", m->label, m->own[k].name);
       }
     }
     if (rc == CLI_OK) rc = check_idle(p, m);
@@ -212,7 +212,7 @@ int compare_baseline(compare_plan *p, const char *label) {
 
 /* ---- grid ------------------------------------------------------------------------------------*/
 
-/* Is the value one that some method takes? */
+/* Check that the last value is valid for some method. */
 static int try_value(const compare_grid *g) {
   char message[MESSAGE] = "";
   settings s;

@@ -1,8 +1,8 @@
-/* compare_report.c: from runs to what is read: tables and notes (table.txt, table.md), the same
- * for programs (result.json), the curves (curves.csv) and their pictures (plot.c).
+/* compare_report.c: output of a comparison: tables and notes (table.txt, table.md), result.json, curves.csv,
+ * plot.gp and pictures.
  *
- * Means and spreads are over the runs that did not diverge; how many did is in the table and in a
- * note.  Seconds are of training, without evaluation, logs and checkpoints. */
+ * Means and deviations are over the runs that did not diverge; tables and notes give the number of diverged runs.
+ * Seconds are of training, without evaluation, logs and checkpoints. */
 #include "compare.h"
 #include "disk.h"
 
@@ -12,10 +12,10 @@
 
 enum { TEXT = 1024, SHOWN = 2 * TRAIN_STATIONS };
 
-typedef struct summary { /* of one method */
+typedef struct summary { /* one method */
   int runs, diverged, reached;
   spread epochs, seconds, best, loss, step_ms;
-  double station[SHOWN]; /* ms a step, mean over runs */
+  double station[SHOWN]; /* ms per step, mean over runs */
   int64_t network, precond;
 } summary;
 
@@ -28,7 +28,7 @@ typedef struct report {
   plot_curve *curve;
   summary *sum;
   int stations;
-  const char *station[SHOWN]; /* names, in order of their first appearance */
+  const char *station[SHOWN]; /* names, in order of first appearance */
   int64_t skipped, rescued, unobserved;
 } report;
 
@@ -94,7 +94,7 @@ static void sum_up(report *r, int i) {
 
 /* ---- texts -----------------------------------------------------------------------------------*/
 
-/* "93.15 ± 0.42", with so many decimals; or, decimals < 0, three digits and two of the spread. */
+/* "93.15 ± 0.42" with this number of decimals; decimals < 0: three digits of the mean and two of the deviation. */
 static void say_spread(char *text, size_t size, const spread *s, double scale, int decimals) {
   if (s->n == 0) {
     (void)snprintf(text, size, "-");
@@ -119,7 +119,7 @@ static void say_bytes(char *text, size_t size, int64_t bytes) {
   (void)snprintf(text, size, u == 0 ? "%.0f %s" : "%.1f %s", v, unit[u]);
 }
 
-/* The values that make this method differ: its own, then those that tuning chose. */
+/* The method's own settings, then the tuned ones. */
 static void say_settings(const compare_plan *p, const compare_method *m, char *text, size_t size) {
   size_t n = 0;
   text[0] = 0;
@@ -191,7 +191,7 @@ static void results_table(const report *r, table *t) {
   }
 }
 
-/* Shown are the stations that take more than 1 % of some method's step. */
+/* Show stations above 1 % of the step of some method. */
 static bool station_shown(const report *r, int column) {
   for (int i = 0; i < r->p->methods; i++) {
     if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
@@ -293,18 +293,20 @@ static void note_runs(const report *r) {
     }
     (void)fprintf(r->p->notes, "); %s\n",
                   r->sum[i].diverged < r->p->seeds ? "means are over the others"
-                                                   : "nothing is left");
+                                                   : "no run is left");
   }
   if (r->skipped > 0) {
     (void)fprintf(r->p->notes, "%lld steps were skipped, a value was not finite\n",
                   (long long)r->skipped);
   }
   if (r->rescued > 0) {
-    (void)fprintf(r->p->notes, "%lld steps needed more damping or the last good result\n",
-                  (long long)r->rescued);
+    (void)fprintf(
+        r->p->notes,
+        "%lld steps were rescued: more damping, the last good result, or old values kept\n",
+        (long long)r->rescued);
   }
   if (r->unobserved > 0) {
-    (void)fprintf(r->p->notes, "%lld steps used an average that should have been observed anew\n",
+    (void)fprintf(r->p->notes, "%lld steps used a stale statistic, as nothing was observed\n",
                   (long long)r->unobserved);
   }
   (void)fflush(r->p->notes);
@@ -483,7 +485,7 @@ static int draw(const report *r) {
                         .curve = curve};
   char *script = compare_path(r->p, "plot.gp");
   const int rc = plot_write(&picture, script);
-  bool any = false; /* an empty picture is an error to gnuplot */
+  bool any = false; /* gnuplot fails on an empty picture */
   for (int i = 0; i < r->p->methods; i++)
     any = any || r->sum[i].diverged < r->p->seeds;
   if (rc == CLI_OK && any) (void)plot_draw(r->p->dir);
@@ -495,7 +497,7 @@ static int draw(const report *r) {
   return rc;
 }
 
-/* Methods of which nothing is left set no target. */
+/* The common target of methods with at least one run that did not diverge. */
 static double common_target(const report *r) {
   plot_curve *sound = cli_take((size_t)r->p->methods, sizeof *sound);
   int n = 0;

@@ -1,5 +1,5 @@
-/* compare_stats.c: arithmetic on finished runs: when a target was reached, mean and spread over
- * seeds, the mean curve of a method, and the target that all methods reach. */
+/* compare_stats.c: statistics of finished runs: when a target was reached, mean and deviation over seeds, the mean
+ * curve of a method, the target that all methods reach. */
 #include "compare.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ double compare_score(compare_metric m, const train_epoch *e) {
                                : e->train_loss;
 }
 
-/* NaN is better than nothing, and everything is better than NaN. */
+/* Is a better than b? Any number is better than NaN. */
 bool compare_better(compare_metric m, double a, double b) {
   if (isnan(b)) return !isnan(a);
   return m == TEST_ACCURACY || m == TRAIN_ACCURACY ? a > b : a < b;
@@ -35,7 +35,7 @@ int compare_reaches(compare_metric m, const train_result *r, double target) {
   return -1;
 }
 
-/* Two passes: the deviation of nearly equal values keeps its digits. */
+/* Two passes, because the deviation of nearly equal values would lose its digits in one. */
 spread compare_spread(const double *x, int n) {
   spread s = {0, 0.0, (double)NAN, (double)NAN, (double)NAN};
   double sum = 0.0, squares = 0.0;

@@ -51,7 +51,7 @@ static bool too_many(const damaged *a, int64_t count) { return count * 100 > a->
 
 bool damaged_too_many(const damaged *a) { return too_many(a, (int64_t)a->count + a->n_found); }
 
-/* The n files that ranks have found, in the order of ranks; *first: this rank's first. */
+/* Gather the n files that the ranks found, in the order of ranks; *first: the first of this rank. */
 static int gather(const damaged *a, const run_ranks *r, double *files, int64_t n, int64_t *first) {
   double *each = cli_take((size_t)r->size, sizeof *each);
   each[r->rank] = a->n_found;
@@ -65,9 +65,9 @@ static int gather(const damaged *a, const run_ranks *r, double *files, int64_t n
   return rc == CLI_OK ? ranks_sum(r, files, n) : rc;
 }
 
-/* Becomes known to all.  `mine`: this rank found it, and says so; else NULL. */
+/* Add a file to the common list. `mine`: found by this rank, which reports it; else NULL. */
 static bool agree_on(damaged *a, int32_t file, const damaged_file *mine) {
-  if (a->known[file] == AGREED) return true; /* two have found it */
+  if (a->known[file] == AGREED) return true; /* found twice */
   a->known[file] = AGREED;
   a->count++;
   const bool goes_on = !too_many(a, a->count);
@@ -77,8 +77,9 @@ static bool agree_on(damaged *a, int32_t file, const damaged_file *mine) {
   if (goes_on) {
     cli_note("%s: left out, %d of %d: %s", path, a->count, a->set->total, mine->why);
   } else {
-    (void)cli_bad("--data: images: %d of %d files are no good, more than 1 %%; the last is %s: %s",
-                  a->count, a->set->total, path, mine->why);
+    (void)cli_bad(
+        "--data: images: %d of %d files are unreadable, more than 1 %%; the last is %s: %s",
+        a->count, a->set->total, path, mine->why);
   }
   return goes_on;
 }
@@ -96,7 +97,7 @@ int damaged_agree(damaged *a, const run_ranks *r, int64_t n) {
   a->n_found = 0;
   free(files);
   if (rc == CLI_OK && !goes_on) {
-    ranks_gather(r); /* nobody leaves before it is told */
+    ranks_gather(r); /* wait until the message is out */
     rc = CLI_BAD;
   }
   return rc;
@@ -122,7 +123,7 @@ static void take_over(damaged *a, int32_t file) {
 }
 
 bool damaged_read(damaged *a, const char *text) {
-  for (int turn = 0; turn < 2; turn++) { /* all is good before any is taken */
+  for (int turn = 0; turn < 2; turn++) { /* check everything, then apply */
     for (const char *at = text; at != NULL;) {
       char *end = NULL;
       errno = 0;
@@ -136,7 +137,7 @@ bool damaged_read(damaged *a, const char *text) {
   return true;
 }
 
-int damaged_tell(damaged *a, const run_ranks *r) {
+int damaged_share(damaged *a, const run_ranks *r) {
   if (a->set == NULL) return CLI_OK;
   int32_t n = a->count, at = 0;
   int rc = ranks_tell(r, &n, sizeof n);

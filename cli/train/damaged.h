@@ -1,8 +1,8 @@
-/* damaged.h: which files of a set of images are no good, as a run finds out.  Each is counted once, however
- * often and by whichever rank it was met, and named once; more than 1 % of the files is an error.
+/* damaged.h: unreadable files of a set of images. Each is counted and named once, whichever rank finds it; more
+ * than 1 % of the files is an error.
  *
- * A rank notes what it finds; damaged_agree makes it what all ranks know.  With the same runs behind
- * them all ranks know the same, so all of them end with the same.  A checkpoint has the list. */
+ * Each rank records the files that it finds; damaged_agree shares them, so that all ranks decide alike.
+ * Checkpoints contain the list. */
 #ifndef DAMAGED_H
 #define DAMAGED_H
 
@@ -10,28 +10,28 @@
 #include "ranks.h"
 
 typedef struct damaged {
-  image_set *set;             /* NULL: the data are no files, and nothing below is used */
+  image_set *set;             /* NULL: the data are no files; nothing below is used */
   uint8_t *known;             /* [files] */
-  int32_t count;              /* of them, known to all ranks */
-  struct damaged_file *found; /* by this rank since then */
+  int32_t count;              /* files known to all ranks */
+  struct damaged_file *found; /* found by this rank since the last damaged_agree */
   int32_t n_found, room;
 } damaged;
 
-/* What an earlier run of this process knew of the set is known. */
+/* Start with the files that earlier runs of this process found. */
 void damaged_create(const data_set *d, damaged *out);
 void damaged_free(damaged *a);
 
 void damaged_found(damaged *a, const image_list *list, int32_t row, const char *why);
-/* Of what this rank has found alone: there is no going on. */
+/* True: this rank alone has found too many. */
 bool damaged_too_many(const damaged *a);
-/* `n`: how many all ranks have found, the sum of their n_found.  Collective unless that is 0.  Who found a file
- * names it.  CLI_BAD, told by one rank for all: these are more than 1 %. */
+/* Share the `n` files that all ranks have found (the sum of n_found); collective unless n is 0. The finder names
+ * each file. CLI_BAD after one message: more than 1 %. */
 int damaged_agree(damaged *a, const run_ranks *r, int64_t n);
 
-/* Numbers of files with commas between, for free(); NULL: there are none. */
+/* The numbers of the files, separated by commas, for free(); NULL: none. */
 char *damaged_text(const damaged *a);
-/* And back; false: these are no such numbers, and nothing is known. */
+/* Read that text; false: invalid, nothing changed. */
 bool damaged_read(damaged *a, const char *text);
-int damaged_tell(damaged *a, const run_ranks *r); /* rank 0's, to all; collective */
+int damaged_share(damaged *a, const run_ranks *r); /* Send the list of rank 0 to all; collective. */
 
 #endif

@@ -1,5 +1,4 @@
-/* disk.c: files of a run directory.  A run is killed at any moment; what bears a file's final name
- * is complete. */
+/* disk.c: files of a run directory. A run may be killed at any moment, so a file under its final name is complete. */
 #include "disk.h"
 #include "common/cli.h"
 
@@ -30,10 +29,10 @@ static bool write_all(int fd, const char *bytes, size_t size) {
   return true;
 }
 
-/* Some file systems cannot flush a folder, some folders cannot be read: only a failing disk counts. */
+/* Some file systems cannot flush a folder, and some folders cannot be read: only EIO is an error. */
 static bool flush_folder(const char *path) {
   char *folder = cli_join(path, "");
-  char *slash = strrchr(folder, '/'); /* the one that cli_join put */
+  char *slash = strrchr(folder, '/'); /* added by cli_join */
   *slash = 0;
   slash = strrchr(folder, '/');
   if (slash != NULL) slash[slash == folder] = 0;
@@ -48,7 +47,7 @@ static int unwritable(const char *path, int why) {
   return cli_bad("%s: cannot be written: %s", path, strerror(why));
 }
 
-/* Opening a pipe that nobody reads would wait for ever; a reader that is just starting gets a second. */
+/* Opening a pipe without a reader would block forever; a reader that is starting gets one second. */
 static int open_through(const char *path) {
   const struct timespec pause = {0, 20 * 1000 * 1000};
   for (int attempt = 0;; attempt++) {
@@ -62,7 +61,7 @@ static int open_through(const char *path) {
   }
 }
 
-/* Neither flushed nor renamed: a device, a pipe. */
+/* Write to a device or a pipe, without flush and rename. */
 static int write_through(const char *path, const void *bytes, size_t size) {
   const int fd = open_through(path);
   bool done = fd >= 0 && write_all(fd, bytes, size);
@@ -71,7 +70,7 @@ static int write_through(const char *path, const void *bytes, size_t size) {
     done = false;
     why = errno;
   }
-  if (!done && why == ENXIO) return cli_bad("%s: is a pipe that nobody reads", path);
+  if (!done && why == ENXIO) return cli_bad("%s: is a pipe without a reader", path);
   return done ? CLI_OK : unwritable(path, why);
 }
 
@@ -117,10 +116,10 @@ int disk_write(const char *path, const void *bytes, size_t size) {
 int disk_export(const char *path, const void *bytes, size_t size) {
   struct stat st;
   if (stat(path, &st) != 0)
-    return disk_write(path, bytes, size); /* nothing, or a link to nothing */
+    return disk_write(path, bytes, size); /* nothing there, or a dangling link */
   if (S_ISDIR(st.st_mode)) return unwritable(path, EISDIR);
   if (!S_ISREG(st.st_mode)) return write_through(path, bytes, size);
-  char *file = realpath(path, NULL); /* what a link points to is replaced, not the link */
+  char *file = realpath(path, NULL); /* replace the target of a link, not the link */
   const int rc = replace(file != NULL ? file : path, bytes, size);
   free(file);
   return rc;
@@ -143,12 +142,12 @@ int disk_lock(const char *dir, const char *who, int *fd) {
   const bool taken = errno == EWOULDBLOCK;
   (void)close(*fd);
   *fd = -1;
-  return taken ? cli_bad("--out: another natgrad %s is at work in %s", who, dir) : CLI_OK;
+  return taken ? cli_bad("--out: another natgrad %s is running in %s", who, dir) : CLI_OK;
 }
 
 int disk_open(const char *path, int *fd) {
   struct stat st;
-  *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe does not make us wait */
+  *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
   const int why = errno;
   if (*fd < 0 && why != ENXIO) return cli_bad("%s: cannot be read: %s", path, strerror(why));
   if (*fd >= 0 && fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return CLI_OK;
@@ -171,7 +170,7 @@ int disk_read(const char *path, char **out) {
     const ssize_t got = read(fd, text + n, (size_t)st.st_size - n);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) why = errno;
-    if (got <= 0) break; /* it got shorter */
+    if (got <= 0) break; /* truncated meanwhile */
     n += (size_t)got;
   }
   (void)close(fd);

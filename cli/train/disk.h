@@ -1,4 +1,4 @@
-/* disk.h: files of a run directory: whole or not at all. */
+/* disk.h: files of a run directory, complete or absent. */
 #ifndef DISK_H
 #define DISK_H
 
@@ -6,32 +6,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* All CLI_BAD, told in one line that names the path. */
+/* All functions return CLI_BAD after one line that names the path. */
 
-/* `path` becomes these bytes, or stays what it was: written to PATH.natgrad-part, flushed to the disk,
- * renamed; the folder is flushed.  What is there and no regular file, a link among them, is refused. */
+/* Replace `path` by these bytes, or leave it unchanged: write PATH.natgrad-part, flush, rename, flush the folder.
+ * If `path` exists and is no regular file (a link, for instance), refuse. */
 int disk_write(const char *path, const void *bytes, size_t size);
-/* The same for a name that the user gave: what a link points to is replaced, a device or a pipe is
- * written to as it is. */
+/* The same for a path given by the user: the target of a link is replaced, a device or a pipe is written directly. */
 int disk_export(const char *path, const void *bytes, size_t size);
-/* What is there is a regular file, and no link to one. */
+/* Check that `path` is a regular file, not a link, or does not exist. */
 int disk_regular(const char *path);
-/* A regular file for reading, through links. */
+/* Open a regular file for reading; links are followed. */
 int disk_open(const char *path, int *fd);
-/* The whole of it, 0-terminated, for free(). */
+/* Read the whole text; 0-terminated, for free(). */
 int disk_read(const char *path, char **out);
-/* `from` becomes `to`, on the disk when CLI_OK. */
+/* Rename and flush the folder. */
 int disk_give_name(const char *from, const char *to);
-/* A regular file, and no link, is removed; tells nobody. */
+/* Remove a regular file, not a link; without messages. */
 void disk_remove(const char *path);
-/* A folder, and those above it, unless it is there. */
+/* Create a folder and its parents, unless it exists. */
 int disk_folder(const char *path);
-/* The same for one of our own inside another: a link to a folder is none. */
+/* The same for a folder inside a run directory: a link is refused. */
 int disk_own_folder(const char *path);
 uint32_t disk_crc(const void *bytes, size_t size); /* CRC-32, as zlib has it */
 bool disk_exists(const char *path);
-/* Two programs in one folder would write the same files: `who` ("train") holds it until *fd is closed
- * or the program ends, however it does.  *fd is -1 where folders cannot be held, or are not there. */
+/* Lock the folder against a second program until *fd is closed or the program ends; `who` ("train") is for the
+ * message. *fd is -1 where folders cannot be locked or do not exist. */
 int disk_lock(const char *dir, const char *who, int *fd);
 
 #endif

@@ -1,9 +1,8 @@
-/* event_file.c: TensorBoard's event files, the few parts of them that scalars need, written by hand
- * so that no protobuf and no TensorFlow has to be there.
+/* event_file.c: TensorBoard event files with scalars, without protobuf and TensorFlow.
  *
- * A file is a row of records (TensorFlow, core/lib/io/record_writer.h):
+ * A file is a sequence of records (TensorFlow, core/lib/io/record_writer.h):
  *   length u64 | masked CRC-32C of the length u32 | data | masked CRC-32C of the data u32
- * all little-endian; masked: rotated right by 15, plus 0xa282ead8.  The data are protobuf messages
+ * all little-endian; masked: rotated right by 15, plus 0xa282ead8. The data are protobuf messages
  * (core/util/event.proto, core/framework/summary.proto):
  *   Event   1 wall_time double, 2 step int64, 3 file_version string, 5 summary Summary
  *   Summary 1 value Value;  Value 1 tag string, 2 simple_value float */
@@ -13,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Castagnoli's polynomial, bits reversed; a bit at a time: an export has thousands of records, not
- * millions. */
+/* CRC-32C bit by bit: an export has thousands of records, not millions. */
 uint32_t event_file_crc(const void *bytes, size_t n) {
   const unsigned char *b = bytes;
   uint32_t crc = 0xffffffffu;

@@ -10,13 +10,13 @@ typedef struct event_file {
   size_t size, room;
 } event_file;
 
-/* The first record, which says what the file is. */
+/* Write the first record, which gives the format. */
 void event_file_begin(event_file *f, double wall_time);
-/* One scalar; TensorBoard holds values in f32. */
+/* Add a scalar; TensorBoard stores values as f32. */
 void event_file_scalar(event_file *f, double wall_time, int64_t step, const char *tag,
                        double value);
 void event_file_free(event_file *f);
 
-uint32_t event_file_crc(const void *bytes, size_t n); /* CRC-32C, for its test */
+uint32_t event_file_crc(const void *bytes, size_t n); /* CRC-32C, public for its test */
 
 #endif

@@ -1,9 +1,8 @@
-/* export.c: `natgrad export`: the log of a run (log.jsonl, see log.h) for other programs: as a table
- * (CSV) or as TensorBoard's event files.
+/* export.c: `natgrad export`: the log of a run (log.jsonl, see log.h) as CSV or as TensorBoard event files.
  *
- * Whatever fields the log has are taken along, in the order in which they appear first; those of
- * "ms" get the name of their station.  A last line that is cut off (a run that was killed, or is
- * running) is left out; anything else that is no object is an error that names the line. */
+ * All fields are exported, in the order of first appearance; fields of "ms" get the name of their station. An
+ * incomplete last line (a run that is running or was killed) is left out; any other line that is no object is an
+ * error with its number. */
 #include "checkpoint.h"
 #include "commands.h"
 #include "disk.h"
@@ -78,7 +77,7 @@ static int read_record(const char *path, record *r) {
     }
   }
   free(text);
-  if (rc == CLI_OK && r->lines == 0) rc = cli_bad("%s: there is no whole line in it yet", path);
+  if (rc == CLI_OK && r->lines == 0) rc = cli_bad("%s: has no complete line yet", path);
   return rc;
 }
 
@@ -123,7 +122,7 @@ static void csv_value(FILE *f, const ngio_value *v) {
   }
 }
 
-static const char standard_output[] = "-"; /* as a FILE */
+static const char standard_output[] = "-"; /* as FILE */
 
 static int write_csv(const record *r, const char *path) {
   char *text = NULL;
@@ -144,7 +143,7 @@ static int write_csv(const record *r, const char *path) {
   }
   int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
   if (rc == CLI_OK && strcmp(path, standard_output) == 0) {
-    (void)fwrite(text, 1, size, stdout); /* main says what fails */
+    (void)fwrite(text, 1, size, stdout); /* main reports errors of stdout */
   } else if (rc == CLI_OK) {
     rc = disk_export(path, text, size);
   }
@@ -154,8 +153,8 @@ static int write_csv(const record *r, const char *path) {
 
 /* ---- TensorBoard -----------------------------------------------------------------------------*/
 
-/* Seconds of training at a step: lines that tell them ("epoch" and "end") are joined by straight
- * lines, what comes after the last one goes on at its speed. */
+/* Seconds of training at a step, interpolated linearly between the lines that have seconds ("epoch", "end"), and
+ * extrapolated after the last. */
 static double seconds_at(const record *r, double step) {
   double step0 = 0.0, at0 = 0.0, speed = 0.0;
   for (int i = 0; i < r->lines; i++) {
@@ -172,7 +171,7 @@ static double seconds_at(const record *r, double step) {
 
 static int write_events(const record *r, const char *dir, double modified) {
   event_file f;
-  /* The log tells how long, not when; it was written last when it ended. */
+  /* The log has durations only; its time of modification is the end. */
   const ngio_value *last = ngio_json_root(r->line[r->lines - 1]);
   const double end = seconds_at(r, ngio_number_of(ngio_get(last, "step")));
   const double begin = modified - end;
@@ -187,7 +186,7 @@ static int write_events(const record *r, const char *dir, double modified) {
       const ngio_value *v = field(line, name);
       char tag[256];
       if (!ngio_is_number(v) || strcmp(name, "step") == 0) continue;
-      const bool time = strncmp(name, "ms.", 3) == 0; /* a group of its own: there are many */
+      const bool time = strncmp(name, "ms.", 3) == 0; /* stations get a group of their own */
       (void)snprintf(tag, sizeof tag, "%s%s/%s", event, time ? "_ms" : "", time ? name + 3 : name);
       event_file_scalar(&f, wall, step, tag, ngio_number_of(v));
     }
@@ -247,9 +246,9 @@ static int run(const cli_command *self, int argc, char **argv) {
   if (rc < 0) return CLI_OK;
   if (rc != CLI_OK) return rc;
   if (args.operands == 0) {
-    rc = cli_bad("export: which run? expected the folder that natgrad train --out made");
+    rc = cli_bad("export: expected the folder of a run (natgrad train --out)");
   } else if (args.operands > 1) {
-    rc = cli_bad("export: one run at a time, got '%s' too", args.operand[1]);
+    rc = cli_bad("export: unexpected second folder '%s'", args.operand[1]);
   } else if (w.csv == NULL && w.tensorboard == NULL) {
     rc = cli_bad("export: --csv FILE or --tensorboard DIR is missing");
   } else {
@@ -260,14 +259,14 @@ static int run(const cli_command *self, int argc, char **argv) {
 }
 
 static const cli_option own[] = {
-    {"csv", "FILE", "a row for each line of the log, a column for each field"},
+    {"csv", "FILE", "a row per line of the log, a column per field"},
     {"tensorboard", "DIR", "an event file; tensorboard --logdir DIR shows it"},
 };
 
 const cli_command cli_export = {
     .name = "export",
     .usage = "RUN_DIR --csv FILE | --tensorboard DIR",
-    .summary = "the log of a training run for other programs",
+    .summary = "export the log of a training run",
     .text =
         "RUN_DIR is a folder made by `natgrad train --out`, or one of runs/ of `natgrad compare`.\n"
         "Exported again, a file is replaced; --csv - is standard output.  TensorBoard's values "

@@ -1,6 +1,6 @@
-/* feed.c: which samples a step sees.  The order of an epoch is a permutation drawn by (seed,
- * epoch), and what happens to a sample depends on (seed, epoch, sample): nothing but the batch before
- * of mixup is carried from step to step, so a run may begin anywhere. */
+/* feed.c: which samples a step uses. The order of an epoch is a permutation drawn from (seed, epoch), the
+ * augmentation of a sample is drawn from (seed, epoch, sample). Only the previous batch of mixup passes from step
+ * to step, so a run can start at any step. */
 #include "feed.h"
 #include "common/random.h"
 
@@ -104,7 +104,7 @@ static int32_t row_of(const data_split *s, int32_t sample) {
   return s->index != NULL ? s->index[sample] : sample;
 }
 
-/* Threads and queue are made when the first batch is wanted. */
+/* Start the threads at the first batch. */
 static int open_loader(feed *f) {
   if (f->loader != NULL) return CLI_OK;
   f->spare = cli_take((size_t)(f->d->height * f->d->width), 3);
@@ -117,7 +117,7 @@ static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const ui
   f->rows[at] = row;
 }
 
-/* Instead of the image at `place`, which cannot be read, the next one that can. */
+/* Replace the unreadable image at `place` by the next readable one. */
 static int replace(feed *f, const piece *p, int64_t place, int32_t at) {
   const int32_t n = p->split->n;
   for (int64_t i = 1; i < n && !damaged_too_many(&f->damaged); i++) {
@@ -129,18 +129,17 @@ static int replace(feed *f, const piece *p, int64_t place, int32_t at) {
     }
     damaged_found(&f->damaged, p->split->images, row, why);
   }
-  if (damaged_too_many(&f->damaged)) return CLI_OK; /* nobody takes a step with this batch */
+  if (damaged_too_many(&f->damaged)) return CLI_OK; /* no step uses this batch */
   return cli_bad("--data: images: none of %d can be read", n);
 }
 
-/* Where sample i of this rank is in the epoch. */
+/* The place of sample i of this rank in the epoch. */
 static int64_t place_of(const feed *f, int64_t i) {
   return i / f->batch * f->whole + f->first + i % f->batch;
 }
 
-/* A training batch that begins at sample `from` of this rank, and orders for those after it.  What is found to
- * be damaged is noted when it is taken, not when it is decoded, so that the number of threads does not
- * matter. */
+/* Fill a training batch that begins at sample `from` of this rank, and request the next samples. An unreadable
+ * image is recorded when it is used, not when it is decoded: so the number of threads does not matter. */
 static int train_images(feed *f, const piece *p, int64_t from) {
   const int64_t end = f->per_epoch * f->acc_iters * f->batch;
   int rc = open_loader(f);
@@ -148,7 +147,7 @@ static int train_images(feed *f, const piece *p, int64_t from) {
     image_loader_drop(f->loader);
     f->next_taken = f->next_asked = from;
   }
-  for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) { /* once more, for the next batch */
+  for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) { /* one more round, for the next batch */
     while (f->next_asked < end &&
            image_loader_ask(f->loader, p->split->images,
                             row_of(p->split, f->order[place_of(f, f->next_asked)]), &p->how))
@@ -190,7 +189,7 @@ static int test_images(feed *f, const piece *p, int32_t *good) {
   return rc;
 }
 
-/* One rank has nobody to wait for. */
+/* A single rank decides at once. */
 static int found_alone(feed *f) {
   const run_ranks one = {.size = 1};
   return f->alone ? feed_agree(f, &one, f->damaged.n_found) : CLI_OK;

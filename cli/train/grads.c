@@ -25,7 +25,7 @@ static void cut(grads *g, double cap) {
   }
 }
 
-/* Those that are complete; and the oldest under way gets on: a transport may only work when it is called. */
+/* Send complete buckets, and let the oldest one make progress: a transport may work only when called. */
 static int post(grads *g) {
   int rc = CLI_OK;
   for (; g->posted < g->buckets && g->list[g->posted].first >= g->added && rc == CLI_OK;

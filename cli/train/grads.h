@@ -1,11 +1,11 @@
-/* grads.h: the mean gradient of a step's batches over all ranks; each batch writes its own into the network.
+/* grads.h: the mean gradient of a step over micro-batches and ranks.
  *
- * Over ranks it travels in buckets, each begun as soon as backward has made the gradients in it and waited for
- * before the step: parameters from the last to the first, one bucket as long as it has at most `cap` bytes
- * (a parameter that is larger has one of its own).  Cuts depend on the network and the cap alone, so all ranks
- * begin the same sums in the same order; every element is summed by itself, so no bit depends on them.
+ * Gradients travel in buckets: parameters from last to first, each bucket at most `cap` bytes (a larger parameter
+ * has its own). A bucket is sent as soon as the backward pass has computed its gradients, and the step waits for
+ * it. The cuts depend on the network and the cap only, so all ranks start the same sums in the same order; each
+ * element is summed by itself, so cuts change no bit.
  *
- * All ranks go through backward, also one whose loss is not finite; one that cannot, gives up. */
+ * All ranks run the backward pass, even if their loss is not finite; a rank that cannot, aborts. */
 #ifndef GRADS_H
 #define GRADS_H
 
@@ -13,7 +13,7 @@
 #include "ranks.h"
 
 typedef struct grad_bucket {
-  int first;           /* parameters from here to the bucket before it */
+  int first;           /* first parameter of the bucket */
   int64_t from, count; /* of `sum` */
   ranks_request request;
 } grad_bucket;
@@ -22,22 +22,24 @@ typedef struct grads {
   nn *net;
   const run_ranks *ranks;
   int64_t batches;
-  double share; /* of this rank's samples among all */
-  float *sum;   /* [nn_weights]; NULL with one batch on one rank, whose gradients are the mean */
+  double share; /* this rank's share of the samples */
+  float *sum;   /* [nn_weights]; NULL for one batch on one rank */
   int64_t batch;
-  int added;          /* parameters from here on are in the sum of the batch under way */
-  int64_t at;         /* where they begin */
+  int added;          /* parameters from here on are in the sum of the current batch */
+  int64_t at;         /* their offset in `sum` */
   int buckets;        /* 0 on one rank */
-  grad_bucket *list;  /* in the order in which they leave */
-  int posted, waited; /* of this step: the first so many */
+  grad_bucket *list;  /* in the order of sending */
+  int posted, waited; /* buckets of this step that were sent; that have arrived */
 } grads;
 
-/* `net` is ready, and tells from now on what its backward has made.  CLI_BAD, told: no memory. */
+/* Register with the backward pass of `net`, which is ready. CLI_BAD after a message: no memory. */
 int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share, double cap,
                  grads *out);
 void grads_free(grads *g);
-void grads_begin(grads *g, int64_t batch); /* before its backward; batch 0 begins a new step */
-/* After the last backward of a step: the mean to the network.  Collective; CLI_BAD as ranks_wait. */
+void grads_begin(
+    grads *g,
+    int64_t batch); /* call before the backward pass of each micro-batch; 0 starts a new step */
+/* After the last backward pass of a step: write the mean into the network. Collective; CLI_BAD as ranks_wait. */
 int grads_end(grads *g);
 
 #endif

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- what a launcher has said ----------------------------------------------------------------*/
+/* ---- variables of the launcher ---------------------------------------------------------------- */
 
-/* The number that the first variable of the list that is set has; 0: none is. */
+/* The value of the first variable that is set; 0: none. */
 static int32_t number_of(const char *const *names) {
   for (; *names != NULL; names++) {
     const char *text = getenv(*names);
@@ -37,7 +37,7 @@ int32_t launch_neighbours(int32_t size) {
 
 /* ---- the module ------------------------------------------------------------------------------*/
 
-/* Beside the program in its build folder, and in the libraries' folder where it is installed. */
+/* Load the module from the build folder or from the installed libraries. */
 static void *load(char *why, size_t size) {
   char self[PATH_MAX], path[2 * PATH_MAX];
   const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -48,7 +48,7 @@ static void *load(char *why, size_t size) {
   for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
     (void)snprintf(path, sizeof path, "%s/%s", self, places[i]);
     if (access(path, R_OK) != 0) continue;
-    /* Open MPI's own modules look its names up among those of the program. */
+    /* Open MPI's modules look up its symbols in the global scope. */
     void *module = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (module == NULL) (void)snprintf(why, size, "%s", dlerror());
     return module;
@@ -59,7 +59,6 @@ static void *load(char *why, size_t size) {
   return NULL;
 }
 
-/* A pointer to a function, from one to an object, as POSIX has it. */
 static void *find(void *module, const char *name) {
   return module != NULL ? dlsym(module, name) : NULL;
 }
@@ -81,7 +80,7 @@ static int over_mpi(launch *l) {
       want, l->table.size);
 }
 
-/* ---- the doors -------------------------------------------------------------------------------*/
+/* ---- public ------------------------------------------------------------------------------------ */
 
 int launch_begin(const char *wanted, launch *out) {
   long long threads = 1;

@@ -1,28 +1,27 @@
-/* launch.h: where the ranks of a run come from: the launcher of an MPI that has started this process, or
- * threads.
+/* launch.h: the ranks of a run: processes started by an MPI launcher, or threads.
  *
- * The program knows no MPI.  What does is a module beside it, launch_mpi.so, that is loaded when a launcher
- * has started several processes; so one program serves machines with and without MPI. */
+ * The program itself does not link to MPI. If a launcher has started several processes, it loads the module
+ * launch_mpi.so beside it. So one program serves machines with and without MPI. */
 #ifndef LAUNCH_H
 #define LAUNCH_H
 
 #include "ranks.h"
 
 typedef struct launch {
-  int32_t threads;    /* ranks to make as threads of this process; 1: none */
-  ng_transport table; /* of this process; size 1: none                     */
+  int32_t threads;    /* ranks to create as threads of this process; 1: none */
+  ng_transport table; /* of this process; size 1: no MPI */
   void *module;
 } launch;
 
-/* `wanted`: "auto" (MPI under its launcher, else one rank), "mpi", or a number of threads.  CLI_BAD, told:
- * no such thing, a module that is missing or does not fit the launcher. */
+/* `wanted`: "auto" (MPI under a launcher, else one rank), "mpi", or a number of threads. CLI_BAD after a message:
+ * unknown value, or a module that is missing or does not fit the launcher. */
 int launch_begin(const char *wanted, launch *out);
-/* What the ranks of other processes use; NULL: there are none. */
+/* The transport of MPI; NULL: none. */
 const ng_transport *launch_transport(const launch *l);
-/* After the last use; `failed`: the others may be waiting for this one. */
+/* Call after the last use; `failed`: others may be waiting for this rank. */
 void launch_end(launch *l, bool failed);
 
-/* Of `size` ranks, those that share this machine. */
+/* How many of `size` ranks run on this machine. */
 int32_t launch_neighbours(int32_t size);
 
 #endif

@@ -1,6 +1,5 @@
-/* log.c: log.jsonl, the record of a run.  Lines are made whole in memory by a buffered file; an
- * error of the disk shows at the latest when the checkpoint or the end flushes it, and ends the
- * run: a record with a hole is worse than none.  The card of the format is in log.h. */
+/* log.c: log.jsonl; the format is in log.h. Lines pass through a buffered file; an error of the disk appears at
+ * the latest at the next checkpoint or at the end, and ends the run. */
 #include "log.h"
 #include "disk.h"
 
@@ -19,8 +18,8 @@ enum { STEP, EPOCH, END, MARKS };
 struct run_log {
   FILE *f;
   char *path;
-  bool told;     /* one line is enough */
-  int64_t bytes; /* so many have the CRC-32 `crc` */
+  bool told;     /* an error was reported */
+  int64_t bytes; /* length of the part with CRC-32 `crc` */
   uint32_t crc;
   struct {
     double ms[TRAIN_STATIONS];
@@ -56,7 +55,7 @@ int log_create(const char *path, run_log **out) {
   return open_log(path, O_CREAT | O_TRUNC | O_APPEND, out);
 }
 
-/* `crc` of what came before, and of the bytes from..to of the file; false: not all could be read. */
+/* Extend `crc` by the bytes from..to of the file; false: unreadable. */
 static bool add_crc(int fd, int64_t from, int64_t to, uint32_t *crc) {
   unsigned char piece[1 << 14];
   uLong sum = *crc;
@@ -104,12 +103,12 @@ bool log_begins(const char *path, int64_t bytes, uint32_t crc) {
   return same;
 }
 
-/* Whole lines from there on that no run wrote. */
+/* Count complete lines after `from` that no run wrote. */
 static int64_t foreign_lines(int fd, int64_t from) {
   static const char ours[] = "{\"schema\": ";
   char piece[1 << 14];
   int64_t lines = 0;
-  size_t at = 0; /* in the line, as far as it is like ours */
+  size_t at = 0; /* position in the line while it equals ours */
   bool same = true;
   for (ssize_t got; (got = pread(fd, piece, sizeof piece, (off_t)from)) > 0; from += got) {
     for (ssize_t i = 0; i < got; i++) {
@@ -140,13 +139,12 @@ int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t
     return rc;
   }
   if (foreign > 0) {
-    cli_note(
-        "--resume: %s: %lld lines after the checkpoint are no records of a run, and are cut off",
-        path, (long long)foreign);
+    cli_note("--resume: %s: %lld lines after the checkpoint are not of a run and were removed",
+             path, (long long)foreign);
   }
   l->bytes = bytes;
   l->crc = crc;
-  for (int m = 0; m < MARKS - 1; m++) { /* "end" tells of the whole run */
+  for (int m = 0; m < MARKS - 1; m++) { /* "end" covers the whole run */
     for (int i = 0; i < t->stations; i++)
       l->mark[m].ms[i] = t->station[i].total_ms;
     l->mark[m].steps = t->steps;
@@ -249,12 +247,12 @@ int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
   real(l, "test_accuracy", e->test_accuracy);
   real(l, "seconds", e->seconds);
   const int rc = end(l, EPOCH, t);
-  return rc == CLI_OK && fflush(l->f) != 0 ? failed(l) : rc; /* somebody may be following it */
+  return rc == CLI_OK && fflush(l->f) != 0 ? failed(l) : rc; /* for readers that follow the log */
 }
 
 static const char seal_mark[] = ", \"crc32\": \"";
 
-/* The last member of the last line. */
+/* Add the checksum as the last member of the last line. */
 static int seal(run_log *l, const char *config) {
   int64_t bytes;
   uint32_t crc;
@@ -356,7 +354,7 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
 
 /* ---- a finished run --------------------------------------------------------------------------*/
 
-/* The checksum in the last line is that of config.json and of all before it. */
+/* Does the checksum in the last line fit config.json and the log before it? */
 static bool seal_holds(const char *text, const char *last, const char *config) {
   char want[sizeof seal_mark + 16];
   const char *mark = strstr(last, seal_mark);

@@ -1,9 +1,7 @@
-/* loop.c: a training run: settings and data go in, steps are taken, a result comes out; on the way
- * the log is written, checkpoints are made, and somebody may be told how it goes.
+/* loop.c: a training run from settings and data to a result, with log, checkpoints and progress.
  *
- * A step, and what is said and kept after it, always come in the same order: step, "step" line,
- * (end of an epoch: test, "epoch" line), checkpoint.  So a checkpoint knows how much of the log
- * belongs to it, and what comes after it can be written again. */
+ * The order is always: step, "step" line, at the end of an epoch test and "epoch" line, checkpoint. So a
+ * checkpoint stores the length of the log at its time, and a resumed run writes the lines after it again. */
 #include "clock.h"
 #include "disk.h"
 #include "run.h"
@@ -38,7 +36,7 @@ log_times run_times(run *r) {
   return (log_times){t, n, r->state.step};
 }
 
-/* Losses and gradients are told each other at "gradients", also those that leave while backward goes on. */
+/* Losses and gradients travel at the station "gradients", also those sent during the backward pass. */
 static int gather_traffic(run *r) {
   traffic_rank mine = {.sent_ms = r->sent_ms, .hidden_ms = r->hidden_ms};
   for (int i = 0; i < RUN_STATIONS; i++) {
@@ -58,7 +56,7 @@ static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e
 
 /* ---- an epoch's end --------------------------------------------------------------------------*/
 
-/* Every rank its share. */
+/* Test the network; each rank tests its share of the samples. */
 static int test(run *r, double *loss, double *accuracy) {
   const run_ranks *k = &r->ranks;
   const int32_t first = (int32_t)ranks_first(k, k->rank, r->feed.test->n);
@@ -84,7 +82,7 @@ static int test(run *r, double *loss, double *accuracy) {
   sum = x[0];
   right = (int64_t)x[1];
   all = (int64_t)x[2];
-  r->out->diverged = all > 0 && !isfinite(sum); /* weights may be lost in the last step */
+  r->out->diverged = all > 0 && !isfinite(sum); /* the last step may have made weights non-finite */
   if (all > 0 && !r->out->diverged) {
     *loss = sum / (double)all;
     *accuracy = run_accuracy(r, right, all);
@@ -121,14 +119,14 @@ static int end_epoch(run *r, double lr) {
 
 /* ---- keeping ---------------------------------------------------------------------------------*/
 
-/* Numbers may be finite and worth nothing.  The loss of a step is that of the weights before it, so what the very
- * last step did is not seen. */
+/* Diverged with finite numbers: the mean loss is far above that of the first step. The loss of a step belongs to
+ * the weights before it, so the effect of the very last step is not included. */
 static bool is_far(const run *r) {
   const double limit = TRAIN_FAR * fmax(1.0, r->state.first_loss);
   return r->steps_since > 0 && r->loss_since / (double)r->steps_since > limit;
 }
 
-/* A request that came meanwhile, or comes late to this rank, is answered: it is the same state. */
+/* This checkpoint serves all requests so far. */
 static void was_kept(run *r) {
   r->keeps = train_keep_wanted();
   r->out->kept = r->state.step;
@@ -136,15 +134,15 @@ static void was_kept(run *r) {
   r->steps_since = 0;
 }
 
-/* Weights that are lost never replace those of the checkpoint before: the run ends as diverged. */
+/* Save a checkpoint, unless the run has diverged: then the last checkpoint stays. */
 static int save(run *r) {
-  if (is_far(r)) { /* on one rank, on all: the loss is that of all of them */
+  if (is_far(r)) { /* the same on all ranks, as the loss is */
     r->out->diverged = true;
     r->out->far = r->loss_since / (double)r->steps_since;
     return CLI_OK;
   }
   if (run_share_buffers(r) != CLI_OK) return CLI_BAD;
-  const char *lost = checkpoint_lost(r->net); /* on one rank, on all: their weights are the same */
+  const char *lost = checkpoint_lost(r->net); /* the same on all ranks, as the weights are */
   if (lost != NULL) {
     r->out->diverged = true;
     (void)snprintf(r->out->lost, sizeof r->out->lost, "%s", lost);
@@ -153,7 +151,7 @@ static int save(run *r) {
   const log_times t = run_times(r);
   run_state *s = &r->state;
   uint32_t log_crc;
-  int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* rank 0 has a log */
+  int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* on other ranks there is no log */
   s->log_crc = log_crc;
   s->seconds = seconds(r);
   s->stations = t.stations;
@@ -165,14 +163,14 @@ static int save(run *r) {
   return rc;
 }
 
-/* SIGUSR1, to this rank or another. */
+/* Serve SIGUSR1, sent to any rank. */
 static int save_asked(run *r) {
   const bool tells = r->ranks.rank == 0;
   int rc = CLI_OK;
   if (r->s->out[0] != 0 && r->out->kept != r->state.step) rc = save(r);
   r->keeps = train_keep_wanted();
   if (rc != CLI_OK || r->out->diverged || !tells) return rc;
-  progress_end(&r->progress); /* its line */
+  progress_end(&r->progress); /* end the line of the bar */
   if (r->s->out[0] != 0) {
     cli_note("SIGUSR1: the checkpoint of step %lld is in %s", (long long)r->out->kept, r->s->out);
   } else {
@@ -183,7 +181,7 @@ static int save_asked(run *r) {
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* What comes after a step. */
+/* Log, test and save after a step. */
 static int after_step(run *r, double lr, int64_t correct) {
   r->state.step++;
   if (r->state.first_loss == 0.0) r->state.first_loss = r->loss;
@@ -246,8 +244,8 @@ static int steps(run *r) {
   return CLI_OK;
 }
 
-/* The network becomes that of the mean weights, which is what a run that averages is for.  The last checkpoint is
- * made by now, and nothing is trained after this. */
+/* Replace the weights by their mean, recompute the running statistics of norms, test and write the result. The
+ * last checkpoint exists already, and no training follows. */
 static int end_with_average(run *r) {
   const int64_t batches = r->feed.per_epoch * r->s->acc_iters;
   const int64_t first = (r->state.step - 1) / r->feed.per_epoch * r->feed.per_epoch;
@@ -264,7 +262,7 @@ static int end_with_average(run *r) {
   rc = ranks_agree(&r->ranks, rc);
   if (rc == CLI_OK) rc = test(r, &out->average_loss, &out->average_accuracy);
   out->averaged = r->mean.count;
-  out->diverged = false; /* the run itself is not */
+  out->diverged = false; /* only the averaged network is */
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
   char *path = cli_join(r->s->out, CHECKPOINT_AVERAGE);
   rc = disk_regular(path);
@@ -275,7 +273,7 @@ static int end_with_average(run *r) {
 
 static int finish(run *r) {
   int rc = CLI_OK;
-  /* A run that has lost its way is not kept: the checkpoint before it is worth more. */
+  /* A diverged run keeps its last checkpoint. */
   if (r->s->out[0] != 0 && !r->out->diverged && r->out->kept != r->state.step) rc = save(r);
   if (rc == CLI_OK && !r->out->diverged && !r->out->stopped && average_carries(&r->mean))
     rc = ranks_agree(&r->ranks, end_with_average(r));
@@ -307,7 +305,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
                  const train_show *show, train_result *out) {
   memset(out, 0, sizeof *out);
   run r;
-  settings decided = *s; /* only looked at */
+  settings decided = *s; /* a shallow copy, never freed */
   decided.lr = settings_lr(s);
   memset(&r, 0, sizeof r);
   r.s = &decided;

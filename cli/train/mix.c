@@ -1,4 +1,4 @@
-/* mix.c: the formulas are on the card in mix.h. */
+/* mix.c: the formulas are in mix.h. */
 #include "mix.h"
 #include "common/random.h"
 
@@ -92,7 +92,7 @@ void mix_free(mix *m) {
   memset(m, 0, sizeof *m);
 }
 
-/* now <- l now + (1 - l) last; last <- what now was, or, running, what it is. */
+/* now <- l now + (1 - l) last; last <- the old `now`, or the new one with running mixup. */
 static void blend(float *now, float *last, int64_t count, double l, bool running) {
   const float a = (float)l, b = (float)(1.0 - l);
   for (int64_t k = 0; k < count; k++) {
@@ -109,7 +109,7 @@ static void erase(const mix *m, const mix_box *b, float *x) {
   }
 }
 
-/* The label as a target, smoothed as the loss would. */
+/* The label as a vector, with label smoothing. */
 static void target(const mix *m, int32_t label, float *t) {
   const double smooth = m->s->label_smoothing;
   for (int64_t k = 0; k < m->classes; k++)
@@ -122,7 +122,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
   for (int32_t i = 0; i < m->batch; i++) {
     float *image = x + i * per;
     if (m->last != NULL) {
-      /* Before the first batch there is nothing: all of the weight is on the newer one. */
+      /* without a previous batch the weight is 1 */
       const double l =
           m->began ? mix_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
       float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;
@@ -153,7 +153,7 @@ void mix_shape(const mix *m, int64_t shape[4]) {
 
 static float *own(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
 
-/* Floats of tensor i that lie before those of rank `rank`. */
+/* Offset of the part of rank `rank` in tensor i. */
 static int64_t before(const mix *m, int i, int32_t rank) {
   const int64_t each = i == 0 ? m->height * m->width * m->channels : m->classes;
   return each * ranks_first(&m->ranks, rank, m->s->batch);

@@ -1,17 +1,14 @@
-/* mix.h: what is done to a training batch after it was normalised, shifted and mirrored: mixup with
- * the batch before (Zhang et al. 2018, arXiv 1710.09412, in the forms of Osawa et al. 2019) and random
- * erasing (Zhong et al. 2017, arXiv 1708.04896), as chainerkfac has them.
+/* mix.h: augmentation of whole batches, after normalisation, shift and mirror: mixup with the previous batch
+ * (Zhang et al. 2018, arXiv 1710.09412, in the variants of Osawa et al. 2019) and random erasing (Zhong et al.
+ * 2017, arXiv 1708.04896), as in chainerkfac.
  *
  *   mixup     every sample n draws l ~ Beta(alpha, alpha), l <- max(l, 1 - l);
  *             x_n <- l x_n + (1 - l) x'_n,  t_n <- l t_n + (1 - l) t'_n
- *             x', t': the batch before, sample by sample; as it was, or, running, as it was mixed (and
- *             erased: what is erased stays so in later mixes).  The first batch is not mixed.
- *   erasing   every sample with probability `rate` has a rectangle of zeros, its area U(low, high) of
- *             the image, its sides in the ratio U(aspect low, 1) or the inverse, anywhere inside
+ *             x', t': sample n of the previous batch, before mixing, or with running mixup after mixing and erasing. The first batch is not mixed
+ *   erasing   with probability `rate` a rectangle of zeros: area U(low, high) of the image, ratio of the sides U(aspect low, 1) or its inverse, at a uniform position
  *
- * Draws depend on (seed, epoch, sample) only; the batch before is the one thing that a run carries from
- * step to step, and is a part of its checkpoints.  Rank r of several has the same places of every batch, so what
- * it mixes is its part of what one rank would: bit for bit the same data.  A checkpoint has the whole batch. */
+ * Draws depend on (seed, epoch, sample) only. The previous batch is part of a checkpoint, as the batch of all
+ * ranks; rank r holds the same samples of every batch, so the data are the same bits for any number of ranks. */
 #ifndef MIX_H
 #define MIX_H
 
@@ -24,29 +21,29 @@ typedef struct mix {
   const settings *s;
   run_ranks ranks;
   int64_t height, width, channels, classes;
-  int32_t batch;              /* this rank's samples */
-  bool began;                 /* there is a batch before */
-  float *targets;             /* [batch, classes] of the present batch; NULL without mixup */
-  float *last, *last_targets; /* the batch before: [batch, h, w, c], [batch, classes] */
+  int32_t batch;              /* samples of this rank */
+  bool began;                 /* there is a previous batch */
+  float *targets;             /* [batch, classes] of the current batch; NULL without mixup */
+  float *last, *last_targets; /* the previous batch: [batch, h, w, c], [batch, classes] */
 } mix;
 
-/* CLI_BAD, told: no images to erase from, no labels to mix (`reconstructs`).  ranks NULL: one. */
+/* CLI_BAD after a message: no images to erase from, no labels to mix (`reconstructs`). ranks NULL: one rank. */
 int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                mix *out);
 void mix_free(mix *m);
 
-/* x [batch, h, w, c], its labels, and which rows of the source they are. */
+/* Mix and erase x [batch, h, w, c]; rows: the rows of the source, for the draws. */
 void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *labels, float *x);
 
-/* The draws.  Weight of the newer sample, 1/2 to 1; a rectangle, empty if nothing is erased. */
+/* Random draws: weight of the newer sample, 1/2 to 1; rectangle, empty if nothing is erased. */
 typedef struct mix_box {
   int64_t top, left, height, width;
 } mix_box;
 double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row);
 mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width);
 
-/* Does a checkpoint need the previous batch, as tensors of the whole batch: images of this shape, and targets?  CLI_BAD,
- * told. */
+/* Does a checkpoint need the previous batch? It stores the whole batch as two tensors: images of this shape, and
+ * targets. CLI_BAD after a message. */
 bool mix_carries(const mix *m);
 void mix_shape(const mix *m, int64_t shape[4]);
 int mix_checksums(const mix *m, int64_t crc[2]); /* CRC-32 of both; collective, as the next */

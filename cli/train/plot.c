@@ -1,8 +1,8 @@
-/* plot.c: three panels, side by side: training loss over epochs, the same over seconds, and the
- * score over epochs.  A curve is the mean over seeds, in a band from the least to the largest.
+/* plot.c: three panels: training loss over epochs, training loss over seconds, score over epochs. A curve is the
+ * mean over seeds, its band the range.
  *
- * Colours are those of Okabe and Ito (2008), which people with any colour blindness tell apart; from
- * the eighth method on they come again, dashed. */
+ * Colours are the palette of Okabe and Ito (2008), distinguishable with colour blindness; from the eighth method
+ * on they repeat with dashes. */
 #include "plot.h"
 #include "common/cli.h"
 #include "disk.h"
@@ -106,7 +106,7 @@ static void place(FILE *f, int k, double top) {
                 left, left + 0.25, top);
 }
 
-/* A panel as wide as the picture that has nothing but the names: no curve lies under them. */
+/* The legend is a panel of its own above the others, so that no curve lies under the names. */
 static void legend(const plot *p, FILE *f, double top, int columns) {
   (void)fprintf(f,
                 "  set lmargin at screen 0.02\n"
@@ -160,7 +160,7 @@ static void terminals(FILE *f, int height) {
                 height, height, height);
 }
 
-/* Does one method take so much longer than another that it would leave no room for it? */
+/* Use a logarithmic axis if one method takes more than 6 times as long as another. */
 static bool seconds_differ(const plot *p) {
   double least = HUGE_VAL, largest = 0.0;
   for (int i = 0; i < p->n; i++) {
@@ -172,8 +172,8 @@ static bool seconds_differ(const plot *p) {
   return least > 0.0 && largest > 6.0 * least;
 }
 
-/* An accuracy's axis begins where the last three quarters of all curves do: in the first epochs it
- * comes from far below, and what matters later would be lines on top of each other. */
+/* The accuracy axis starts at the lowest value of the last three quarters of the curves: the first epochs would
+ * compress the rest. */
 static double floor_of(const plot *p) {
   double least = HUGE_VAL;
   for (int i = 0; i < p->n; i++) {
@@ -241,10 +241,10 @@ int plot_write(const plot *p, const char *path) {
 
 enum { NO_PROGRAM = 127, NO_FOLDER = 126 };
 
-/* No shell: DIR may have any name.  What gnuplot says goes to DIR/plot.log. */
+/* Run gnuplot without a shell, as DIR may have any name. Its messages go to DIR/plot.log. */
 static void become_gnuplot(const char *dir) {
   if (chdir(dir) != 0) _exit(NO_FOLDER);
-  (void)signal(SIGPIPE, SIG_DFL); /* as programs expect; main.c ignores them */
+  (void)signal(SIGPIPE, SIG_DFL); /* the defaults; main.c ignores both */
   (void)signal(SIGXFSZ, SIG_DFL);
   const int log = open("plot.log", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK, 0666),
             null = open("/dev/null", O_RDWR);

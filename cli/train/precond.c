@@ -1,11 +1,9 @@
-/* precond.c: the one file of the trainer that makes and steps a preconditioner.
+/* precond.c: the only file of the trainer that creates and steps a preconditioner.
  *
- * In come a network with its arrays and the settings; layers are registered as they are (NHWC
- * images, one position for linear layers), norms as layers unless norm_block = none, then as tensors; gradients and weights are bound once,
- * and every step is ng_step_sgd or ng_step_adamw.  For sgd and adamw all parameters are tensors:
- * the library then only updates, by the same code.
- *
- * The library's loops run on the trainer's pool, so that there is one; BLAS has its own. */
+ * Layers are registered as described (NHWC images; linear layers with one position), norms as layers unless
+ * norm_block = none. Gradients and weights are bound once; each step is ng_step_sgd or ng_step_adamw. For sgd and
+ * adamw all parameters are tensors, so the library only updates, by the same code. The loops of the library run on
+ * the trainer's pool; BLAS has its own threads. */
 #include "precond.h"
 #include "clock.h"
 #include "ranks.h"
@@ -15,19 +13,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE = 2048 }; /* as long as a line of the program */
+enum { MESSAGE = 2048 }; /* length of a message */
 
 struct precond {
   const settings *s;
   nn *net;
   ng_context *ctx;
   ng_precond *p;
-  int32_t *index; /* of each nn_layer, then of each norm; NULL: all are tensors */
-  int norms;      /* that are layers of the library: all or none */
+  int32_t *index; /* of each nn_layer, then of each norm; NULL: only tensors */
+  int norms;      /* number of norms registered as layers: all or 0 */
   nn_watch watch;
   double observe_ms, momentum;
-  bool together;        /* with other ranks */
-  int64_t whole, first; /* of ng_batch: each batch is shared by the ranks, or 0 */
+  bool together;        /* more than one rank */
+  int64_t whole, first; /* ng_batch.whole, ng_batch.first; 0: not set */
 };
 
 static int told(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
@@ -40,7 +38,7 @@ static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
 
 static int watched(const precond *p) { return nn_layers(p->net) + p->norms; }
 
-/* What a layer, or a norm behind them, sees: read only. */
+/* The activations or gradients of a layer or norm; read only. */
 static ng_array array_of(const nn *net, int layer, const float *x, int64_t samples, int64_t columns,
                          bool grad) {
   float *data = (float *)(uintptr_t)x;
@@ -55,9 +53,9 @@ static ng_array array_of(const nn *net, int layer, const float *x, int64_t sampl
   return ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32);
 }
 
-/* NG_SKIPPED: not finite; the step will leave everything alone and say so. */
-static int show(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
-                bool grad) {
+/* Not finite (NG_SKIPPED) is no error here: the step reports it. */
+static int observe(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
+                   bool grad) {
   if (layer >= watched(p)) return CLI_OK;
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
@@ -69,17 +67,17 @@ static int show(precond *p, int layer, const float *x, int64_t samples, int64_t 
   return st < 0 ? told(p) : CLI_OK;
 }
 
-static int show_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
-  return show(user, layer, a, samples, columns, false);
+static int observe_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
+  return observe(user, layer, a, samples, columns, false);
 }
 
-static int show_output_grad(void *user, int layer, const float *g, int64_t samples,
-                            int64_t columns) {
-  return show(user, layer, g, samples, columns, true);
+static int observe_output_grad(void *user, int layer, const float *g, int64_t samples,
+                               int64_t columns) {
+  return observe(user, layer, g, samples, columns, true);
 }
 
-/* ng_batch.last is of all ranks or of none: one that has nothing to show (dp-kfac, on more ranks than layers)
- * begins, too. */
+/* All ranks must agree on ng_batch.last, so a rank without layers to observe (dp-kfac on more ranks than layers)
+ * calls ng_begin as well. */
 int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
   for (int i = 0; p->index != NULL && i < watched(p) && !*wants; i++)
@@ -131,7 +129,7 @@ static int fits_no_layer(const settings *s, const nn *net, const char *option, c
   return cli_bad("--%s: '%s' fits no layer of %s (%s)", option, value, s->model, names);
 }
 
-/* Does the option alone leave out any layer? */
+/* Does this option by itself exclude any layer? */
 static int check_skip(const settings *s, const nn *net, const ng_option_info *info,
                       const char *value) {
   char message[MESSAGE] = "";
@@ -155,8 +153,7 @@ static int check_skip(const settings *s, const nn *net, const ng_option_info *in
   return by[0] != 0 ? CLI_OK : fits_no_layer(s, net, info->name, value);
 }
 
-/* The library's group "layers" are the options that leave layers out, at their defaults none; and per_layer, of which
- * ng_ready itself says whom it does not find. */
+/* Check the options of group "layers", which exclude layers. ng_ready checks per_layer. */
 int precond_check(const settings *s, const nn *net) {
   ng_options *o = NULL;
   int rc = settings_options(s, &o);
@@ -165,7 +162,7 @@ int precond_check(const settings *s, const nn *net) {
     ng_option_info info;
     if (!cli_option_find(s->library[i].name, &info) || strcmp(info.group, "layers") != 0) continue;
     if (strcmp(info.name, "per_layer") == 0) continue;
-    const char *value = s->library[i].value; /* 011 is 11; a long expression is what it is */
+    const char *value = s->library[i].value; /* normalised, if it fits */
     if (ng_options_get(o, info.name, read, sizeof read) == NG_OK) value = read;
     if (strcmp(value, info.standard) != 0) rc = check_skip(s, net, &info, value);
   }
@@ -181,7 +178,7 @@ static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   return st == NG_OK ? ng_add_layer(p->p, &d, index) : st;
 }
 
-/* A weight is [out, everything else]; the rest is one row. */
+/* A weight is [out, rest]; other parameters are one row. */
 static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param *q, int64_t rows) {
   const ng_array grad = ng_array_matrix(q->grad, rows, q->count / rows, NG_F32);
   const ng_array weight = ng_array_matrix(q->value, rows, q->count / rows, NG_F32);
@@ -247,7 +244,7 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
     p->whole = s->batch;
     p->first = ranks_first(&k, k.rank, s->batch);
   }
-  p->watch = (nn_watch){p, show_input, show_output_grad};
+  p->watch = (nn_watch){p, observe_input, observe_output_grad};
   int rc = cli_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = told(p);
   const bool norms = strcmp(cli_option_text(o, "norm_block").text, "none") != 0;
@@ -301,7 +298,7 @@ static ng_status step_adamw(const precond *p, double lr) {
   return ng_step_adamw(p->p, &how, 1);
 }
 
-/* Factors that did not go as asked so far: a step says one status only, and this may not be it. */
+/* The number of rescues so far: the status of a step may report something else. */
 static int64_t rescues(const precond *p) {
   ng_report r = {.struct_size = sizeof r};
   return ng_report_read(p->p, &r) < 0 ? 0 : r.more_damping + r.in_double + r.kept_last + r.plain;
@@ -388,7 +385,7 @@ int64_t precond_bytes(const precond *p) {
   return bytes;
 }
 
-/* The last message of the library, with the file in place of "the stream" (NULL: as it is). */
+/* Report the last message of the library, with `path` in place of "the stream" (NULL: unchanged). */
 static int told_of(const precond *p, const char *path) {
   static const char stream[] = "the stream: ";
   const char *text = ng_last_error(p->ctx);
@@ -397,7 +394,7 @@ static int told_of(const precond *p, const char *path) {
   return cli_bad("%s: natgrad.state: %s", path, text);
 }
 
-/* A file is the same error on all ranks, told by rank 0. */
+/* An error of a file is the same on all ranks and reported once. */
 static int saved(const precond *p, ng_status st, bool tells) {
   if (st >= 0) return CLI_OK;
   return st == NG_ERR_FILE && !tells ? CLI_BAD : told(p);

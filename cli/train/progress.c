@@ -1,5 +1,5 @@
-/* progress.c: a bar on a terminal, one line an epoch everywhere.  The bar goes to stderr and is
- * erased before anything else is said, so a file never sees it. */
+/* progress.c: a bar on a terminal, one line per epoch on stdout. The bar goes to stderr and is erased before other
+ * output, so files never contain it. */
 #include "progress.h"
 #include "clock.h"
 
@@ -61,7 +61,7 @@ void progress_step(progress *p, int64_t step, double loss, double accuracy) {
       snprintf(tail, sizeof tail, " epoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld",
                (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss, rate,
                speed * (double)p->batch, left / 60, left % 60);
-  /* What does not fit would begin another row, which could not be erased: cells go first. */
+  /* A longer line would wrap and could not be erased: shorten the bar first. */
   const int width = columns() - 1, spare = width - before - after - 2;
   const int cells = spare < 0 ? 0 : spare < CELLS ? spare : CELLS;
   for (int i = 0; i < cells; i++)

@@ -1,4 +1,4 @@
-/* progress.h: what a person sees of a run. */
+/* progress.h: progress bar and lines of a run. */
 #ifndef PROGRESS_H
 #define PROGRESS_H
 
@@ -8,19 +8,19 @@ typedef struct progress {
   train_show show;
   bool bar; /* asked for, and stderr is a terminal */
   bool drawn;
-  double last_ms; /* when the bar was drawn last */
+  double last_ms; /* time of the last drawing */
   int64_t total, per_epoch, batch;
   double epochs;
-  int64_t first; /* step at which this process began, and when */
+  int64_t first; /* first step of this process, and its time */
   double began_ms;
 } progress;
 
 void progress_begin(progress *p, const train_show *show, int64_t first, int64_t total,
                     int64_t per_epoch, int64_t batch);
-/* After `step` steps; loss and accuracy are means of the epoch so far, accuracy NaN if there is
- * none.  Draws ten times a second at most. */
+/* After `step` steps; loss and accuracy are means of the epoch so far, accuracy NaN if undefined. Draws at most
+ * ten times a second. */
 void progress_step(progress *p, int64_t step, double loss, double accuracy);
 void progress_epoch(progress *p, const train_epoch *e, double samples_per_second);
-void progress_end(progress *p); /* takes the bar away */
+void progress_end(progress *p); /* erase the bar */
 
 #endif

@@ -1,7 +1,7 @@
-/* prune.c: `natgrad prune`: weights of a trained network go, those that stay make up for them (pruning.h).
+/* prune.c: `natgrad prune`: prune the weights of a trained network (pruning.h).
  *
- * In: the folder of a run, or a file that this command wrote.  Out: a file with the weights of a checkpoint,
- * and what the network is worth before and after. */
+ * In: the directory of a run, or a file written by this command. Out: a file of weights; loss and accuracy before
+ * and after. */
 #include "commands.h"
 #include "checkpoint.h"
 #include "disk.h"
@@ -85,7 +85,7 @@ static int take(void *user, const char *name, const char *value) {
   return rc;
 }
 
-/* ---- the network, and what it is worth -------------------------------------------------------*/
+/* ---- the network and its test loss ----------------------------------------------------------- */
 
 typedef struct subject {
   settings s;
@@ -96,7 +96,7 @@ typedef struct subject {
   nn *net;
   feed feed;
   run_state state;
-  char *weights; /* the checkpoint; NULL: there is none */
+  char *weights; /* the checkpoint; NULL: none */
 } subject;
 
 static int read_run(const char *dir, const wish *w, subject *p) {
@@ -116,7 +116,7 @@ static int read_run(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
   if (lock >= 0) (void)close(lock);
   free(config);
-  /* Batches as they are: what a network is worth, and its curvature, are of the samples themselves. */
+  /* No mixup, erasing or augmentation: curvature and test use the samples themselves. */
   p->s.batch = w->batch;
   p->s.acc_iters = 1;
   p->s.mixup_alpha = p->s.erase_rate = 0.0;
@@ -188,9 +188,9 @@ static int tell(subject *p, const char *when) {
   return CLI_OK;
 }
 
-/* Better known before the work than after it. */
+/* Check --out before the work. */
 static int check_out(const char *dir, const char *path) {
-  if (disk_exists(path)) return cli_bad("--out: %s is there already", path);
+  if (disk_exists(path)) return cli_bad("--out: %s exists", path);
   if (checkpoint_owns(dir, path)) return cli_bad("--out: %s is a part of the run itself", path);
   char *folder = cli_copy(path), *end = strrchr(folder, '/');
   if (end != NULL) end[end == folder] = 0;
@@ -220,8 +220,7 @@ static int prune(const char *dir, const wish *w) {
   if (rc == CLI_OK) rc = tell(&p, "before");
   if (rc == CLI_OK) rc = pruning_run(p.ctx, &w->how, p.reconstructs, &p.feed, p.net);
   if (rc == CLI_OK && checkpoint_lost(p.net) != NULL)
-    rc = cli_bad("prune: %s is not finite any more; a larger --damping may help",
-                 checkpoint_lost(p.net));
+    rc = cli_bad("prune: %s is not finite; try a larger --damping", checkpoint_lost(p.net));
   if (rc == CLI_OK) rc = tell(&p, "after ");
   if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0);
   close_subject(&p);
@@ -239,11 +238,11 @@ static int run(const cli_command *self, int argc, char **argv) {
   if (rc != CLI_OK) return rc;
   w.how.sparsity = w.sparsity;
   if (args.operands == 0) {
-    rc = cli_bad("prune: which run? expected the folder that natgrad train --out made");
+    rc = cli_bad("prune: expected the folder of a run (natgrad train --out)");
   } else if (args.operands > 1) {
-    rc = cli_bad("prune: one run at a time, got '%s' too", args.operand[1]);
+    rc = cli_bad("prune: unexpected second folder '%s'", args.operand[1]);
   } else if (w.sparsity < 0.0) {
-    rc = cli_bad("prune: --sparsity is missing: the part of the weights that is 0 in the end");
+    rc = cli_bad("prune: --sparsity is missing");
   } else if (w.out == NULL || w.out[0] == 0) {
     rc = cli_bad("prune: --out FILE is missing");
   } else {
@@ -254,34 +253,31 @@ static int run(const cli_command *self, int argc, char **argv) {
 }
 
 static const cli_option own[] = {
-    {"sparsity", "S", "part of the weights that is 0 in the end, 0 <= S < 1"},
-    {"out", "FILE", "the pruned weights, as in a checkpoint: .safetensors"},
+    {"sparsity", "S", "final part of zero weights, 0 <= S < 1"},
+    {"out", "FILE", "file for the pruned weights (.safetensors)"},
     {"score", "WHICH", "mfac | magnitude (mfac)"},
-    {"layer-wise", NULL, "S of each layer's weights, not of all"},
-    {"steps", "K", "recomputations on the way; each leaves the same part (16)"},
-    {"gradients", "M", "of mini-batches, anew in each step (64)"},
-    {"batch", "N", "samples of one of them (32)"},
+    {"layer-wise", NULL, "apply S to each layer, not to all weights"},
+    {"steps", "K", "steps; each keeps the same part of the weights (16)"},
+    {"gradients", "M", "mini-batch gradients of each step (64)"},
+    {"batch", "N", "samples of a mini-batch (32)"},
     {"damping", "X", "lambda of lambda I + G'G / M (1e-5)"},
-    {"block", "HOW", "blocks of that matrix: weights in one, layer, or whole (128)"},
-    {"data", "SPEC", "the data set, if it is elsewhere now"},
-    {"weights", "FILE", "weights to begin with, instead of the checkpoint's: FILE of --out"},
+    {"block", "HOW", "diagonal blocks: number of weights, layer, or whole (128)"},
+    {"data", "SPEC", "the data set, if it has moved"},
+    {"weights", "FILE", "weights to start from instead of the checkpoint, as of --out"},
 };
 
 const cli_command cli_prune = {
     .name = "prune",
     .usage = "RUN_DIR --sparsity S --out FILE [OPTIONS]",
-    .summary = "remove weights of a trained network",
+    .summary = "prune the weights of a trained network",
     .text =
-        "RUN_DIR is a folder made by `natgrad train --out`.  Weights of layers go, biases and "
-        "norms "
-        "stay.\n"
-        "mfac (Frantar, Kurtic & Alistarh 2021): those with the smallest w^2 / (2 [F^-1]_ii) go, "
-        "and\n"
-        "the others move by F^-1 t, t = -w / [F^-1]_ii of what goes, F = lambda I + G'G / M.  "
-        "magnitude:\n"
-        "the smallest |w| go, nothing else changes.  Gradients are taken as in evaluation.  There "
-        "is no\n"
-        "training in between.  One line before and one after tell the test loss and accuracy.\n",
+        "RUN_DIR is a folder of `natgrad train --out`. Weights of layers are pruned, biases and\n"
+        "norms are kept.\n"
+        "mfac (Frantar, Kurtic & Alistarh 2021): prune the weights with the smallest\n"
+        "w^2 / (2 [F^-1]_ii) and move the others by F^-1 t, t = -w / [F^-1]_ii of pruned weights,\n"
+        "F = lambda I + G'G / M. magnitude: prune the smallest |w|. Gradients are taken in\n"
+        "evaluation mode, without training in between. Prints test loss and accuracy before and\n"
+        "after.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = false,

@@ -1,4 +1,4 @@
-/* pruning.c: one step over flat numbers, and the steps over a network. */
+/* pruning.c: see pruning.h. */
 #include "pruning.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static void choose(const double *score, int64_t from, int64_t to, int64_t drop, 
   free(list);
 }
 
-/* Ends of the blocks of F, for free(); *blocks of them. */
+/* Ends of the *blocks diagonal blocks of F, for free(). */
 static int64_t *blocks_of(const pruning *how, const pruning_set *s, int64_t *blocks) {
   const int64_t fixed = how->block > 0 ? how->block : s->n;
   const int64_t most = how->block == PRUNING_LAYERS ? s->layers : (s->n + fixed - 1) / fixed;
@@ -78,7 +78,7 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
     score[i] = mfac ? s->w[i] * s->w[i] / (2.0 * diagonal[i]) : fabs(s->w[i]);
   if (rc == CLI_OK) choose_all(how, s, score);
-  double *t = score; /* the scores have been used */
+  double *t = score; /* reuse the array */
   for (int64_t i = 0; i < s->n && rc == CLI_OK && mfac; i++)
     t[i] = s->gone[i] ? -s->w[i] / diagonal[i] : 0.0;
   if (rc == CLI_OK && mfac && ng_fisher_solve(f, t, t) != NG_OK)
@@ -98,8 +98,8 @@ typedef struct pruned {
   const nn_param **layer; /* [layers] its weights */
   int layers;
   int64_t all, left;
-  int64_t *first, *zeros; /* [layers] of each: where its weights begin; how many are gone */
-  int64_t *began;         /* [layers] ... at the beginning */
+  int64_t *first, *zeros; /* [layers] offset of the weights; pruned weights */
+  int64_t *began;         /* [layers] pruned at the start */
   bool *dead;             /* [all] */
 } pruned;
 
@@ -151,12 +151,12 @@ int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, 
   const double was = (double)(d - began) / (double)d, wanted = 1.0 - sparsity;
   if (wanted >= was) return 0;
   const double left = was * pow(wanted / was, (double)k / (double)K);
-  /* 1e-9: of 0.9 of 1,000 weights none is lost to rounding */
+  /* 1e-9: rounding must not lose a weight */
   const int64_t gone = (int64_t)((double)d * (1.0 - (k == K ? wanted : left)) + 1e-9);
   return gone > zeros ? gone - zeros : 0;
 }
 
-/* x <- what is left of an array of all weights, layer after layer, `value` (else the gradient). */
+/* Gather the remaining weights (`value`) or gradients of all layers into x. */
 static void gather(const pruned *p, bool value, float *x) {
   for (int l = 0; l < p->layers; l++) {
     const nn_param *q = p->layer[l];

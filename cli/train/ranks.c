@@ -30,7 +30,7 @@ static void begins(const run_ranks *r, const ng_collective *c) {
   ng_meter_begin(&r->count->meter);
 }
 
-/* `waited` since then: this rank did nothing else. */
+/* `waited`: this rank was blocked since `since`. */
 static void ends(const run_ranks *r, bool waited, double since) {
   if (r->count == NULL) return;
   ng_meter_end(&r->count->meter);
@@ -59,7 +59,7 @@ int ranks_sum_floats(const run_ranks *r, float *x, int64_t n) {
   return call(r, NG_ALL_REDUCE, NG_F32, x, n);
 }
 
-/* A transport without `start` does it here. */
+/* A transport without `start` runs it at once. */
 int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *out) {
   *out = (ranks_request){.c = describe(NG_ALL_REDUCE, NG_F32, x, n)};
   if (r->size == 1) return CLI_OK;

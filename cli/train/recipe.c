@@ -1,4 +1,4 @@
-/* recipe.c: the formulas are on the cards in recipe.h. */
+/* recipe.c: the formulas are in recipe.h. */
 #include "recipe.h"
 #include "lr.h"
 

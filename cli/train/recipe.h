@@ -1,6 +1,5 @@
-/* recipe.h: what large batches need around a step (Osawa et al. 2019, arXiv 1811.12019, and
- * chainerkfac, its published program): momentum that follows the learning rate, weights
- * of a fixed norm, damping that begins higher. */
+/* recipe.h: learning rate, momentum, damping and weight norms of a step (large batches: Osawa et al. 2019, arXiv
+ * 1811.12019, and its program chainerkfac). */
 #ifndef RECIPE_H
 #define RECIPE_H
 

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-void refreshed_add(refreshed *r, const char *name, int64_t anew, int64_t passed, int64_t sent,
+void refreshed_add(refreshed *r, const char *name, int64_t refreshes, int64_t passed, int64_t sent,
                    int64_t not_sent) {
   int i = 0;
   while (i < r->kinds && strcmp(r->kind[i].name, name) != 0)
@@ -15,7 +15,7 @@ void refreshed_add(refreshed *r, const char *name, int64_t anew, int64_t passed,
     (void)snprintf(k->name, sizeof k->name, "%s", name);
     r->kinds++;
   }
-  k->refreshed += anew;
+  k->refreshed += refreshes;
   k->passed += passed;
   k->bytes_sent += sent;
   k->bytes_passed += not_sent;
@@ -24,7 +24,7 @@ void refreshed_add(refreshed *r, const char *name, int64_t anew, int64_t passed,
 void refreshed_print(const refreshed *r, FILE *f) {
   int64_t sent = 0, passed = 0;
   if (r->kinds == 0) return;
-  (void)fputs("statistics made anew:", f);
+  (void)fputs("statistics refreshed:", f);
   for (int i = 0; i < r->kinds; i++) {
     const struct refreshed_kind *k = &r->kind[i];
     const int64_t all = k->refreshed + k->passed;

@@ -1,4 +1,4 @@
-/* run.h: a training run while it lasts, of loop.c, step.c and begin.c. */
+/* run.h: the state of a running training run, for begin.c, loop.c, step.c and switch.c. */
 #ifndef RUN_H
 #define RUN_H
 
@@ -19,61 +19,61 @@ enum {
   RUN_OBSERVE,
   RUN_SUM,
   RUN_STATIONS
-}; /* our own stations */
+}; /* stations of the trainer */
 
 typedef struct run {
   const settings *s;
   const data_set *d;
   ng_pool *pool;
   nn *net;
-  bool reconstructs; /* the target is the input, and there is no accuracy */
+  bool reconstructs; /* the target is the input (autoencoder): no accuracy */
   precond *p;
   feed feed;
   run_log *log;
-  int lock; /* of the folder; -1: none */
+  int lock; /* file descriptor of the locked directory; -1: none */
   progress progress;
   run_state state;
   int64_t total;                        /* steps of the run */
-  double own_ms[RUN_STATIONS], step_ms; /* of this process; step_ms: all of a step */
+  double own_ms[RUN_STATIONS], step_ms; /* of this process; step_ms: of whole steps */
   double seconds_before;
-  run_state before; /* of the checkpoint that was resumed, with its totals */
+  run_state before; /* of the resumed checkpoint: adds its totals to the times */
   char *config;     /* the text of config.json, on rank 0 */
-  grads grads;      /* of a step's micro-batches */
-  double damping;   /* the library's option */
+  grads grads;      /* sum over micro-batches and ranks */
+  double damping;   /* the option `damping` */
   double base[SCHEDULED],
-      moved[SCHEDULED]; /* options that --schedule moves: as given, as last set */
-  average mean;         /* of the weights */
-  settings sgd;         /* of the part after the switch, and its first step: switch.h */
+      moved[SCHEDULED]; /* options that --schedule changes: initial values, current values */
+  average mean;         /* mean of the weights */
+  settings sgd; /* settings after --switch-to-sgd, and the first step with them (switch.h) */
   int64_t switch_at;
   bool switched;
-  double loss;       /* of the last step */
-  double loss_since; /* sum over the steps since the last checkpoint, and their number */
+  double loss;       /* loss of the last step */
+  double loss_since; /* sum of losses since the last checkpoint, and the number of steps */
   int64_t steps_since;
   run_ranks ranks;
   traffic_wire wire;
-  ranks_count said, in_steps; /* by the trainer itself; in steps alone            */
-  double sent_ms, hidden_ms;  /* by it and the library, over the wire, in steps */
-  bool asked;                 /* some rank was asked to stop */
-  bool asked_to_keep;         /* ... for a checkpoint, since the last one */
-  int keeps;                  /* train_keep_wanted that this rank's checkpoints have answered */
+  ranks_count said, in_steps; /* collectives of the trainer: all, and within steps */
+  double sent_ms, hidden_ms;  /* time messages were under way in steps; hidden behind other work */
+  bool asked;                 /* some rank received SIGINT or SIGTERM */
+  bool asked_to_keep;         /* some rank received SIGUSR1 since the last checkpoint */
+  int keeps;                  /* requests for checkpoints that have been served */
   train_result *out;
 } run;
 
-/* Totals of all stations, with those of the run before it was resumed. */
+/* Total times by station, including those before a resume. */
 log_times run_times(run *r);
 
-/* step.c: one step, `before` the learning rate of the step before; *correct grows by what was right in its batches.
- * CLI_BAD, told.  Collective. */
+/* step.c: one step with learning rate `lr`, `before` in the previous step; *correct grows by the correct samples.
+ * Collective; CLI_BAD after a message. */
 int run_step(run *r, double lr, double before, int64_t *correct);
-double run_loss(run *r, nn_mode mode, int64_t *correct);        /* of the batch at hand */
-double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN: there is none   */
+double run_loss(run *r, nn_mode mode, int64_t *correct);        /* the loss of the current batch */
+double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN for autoencoders */
 
-/* All that belongs to a checkpoint of this run. */
+/* The parts of a checkpoint of this run. */
 checkpoint run_checkpoint(run *r);
 
-/* begin.c: from settings and data to a run that can take its first step.  CLI_BAD, told. */
+/* begin.c: set up the run. CLI_BAD after a message. */
 int run_begin(run *r);
-/* The mean of running statistics, which every rank gathers from its own samples.  Collective. */
+/* Average the running statistics over the ranks, each of which has its own samples. Collective. */
 int run_share_buffers(run *r);
 
 #endif

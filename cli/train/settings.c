@@ -1,8 +1,5 @@
-/* settings.c: the table of settings (settings_table.h) at work: defaults, one value from text and
- * back.
- *
- * In come names and texts, wherever they were written; out go a struct that holds no nonsense, and
- * lines that say what is wrong with a name or a value. */
+/* settings.c: defaults, and settings from text and back, by the table in settings_table.h. Invalid names and
+ * values are refused with a message. */
 #include "settings.h"
 #include "settings_rows.h"
 #include "io.h"
@@ -95,8 +92,8 @@ static int unknown(const char *name, char *message, size_t size) {
     if (ng_option_at(i, &info) == NG_OK) names[n++] = info.name;
   }
   const char *near = cli_nearest(name, names, n);
-  (void)snprintf(message, size, "there is no such setting%s%s",
-                 near != NULL ? "; the nearest is " : "", near != NULL ? near : "");
+  (void)snprintf(message, size, "unknown setting%s%s", near != NULL ? "; the nearest is " : "",
+                 near != NULL ? near : "");
   return CLI_BAD;
 }
 
@@ -142,7 +139,7 @@ static int word_form(const char *name, const char *value, char *message, size_t 
                                            {"rescale-weights", "none|shrink|always"},
                                            {"damping-rule", "none|keep-ratio"}};
   size_t i = 0;
-  while (strcmp(name, choices[i][0]) != 0) /* every row of kind WORD is there */
+  while (strcmp(name, choices[i][0]) != 0) /* every row of kind WORD is in the list */
     i++;
   return one_of(value, choices[i][1], message, size);
 }
@@ -160,7 +157,7 @@ static int set_real(settings *s, const settings_row *row, const char *value, cha
   double v = -1.0;
   const bool own = row->kind == SETTINGS_OWN && strcmp(value, "default") == 0;
   if (!own && (!read_real(value, &v) || !(v >= row->lower && v <= row->upper))) {
-    const bool open = row->upper > 0.999 && row->upper < 1.0; /* %g would say 1 */
+    const bool open = row->upper > 0.999 && row->upper < 1.0; /* %g would print 1 */
     (void)snprintf(message, size, "'%s' is no number from %g to %s%g", value, row->lower,
                    open ? "below " : "", open ? 1.0 : row->upper);
     return CLI_BAD;
@@ -233,7 +230,7 @@ static int set_library(settings *s, const char *name, const char *value, char *m
   if (st >= 0) st = ng_options_set(o, name, value, message, size);
   ng_options_destroy(&o);
   if (st < 0) {
-    const size_t n = strlen(name); /* the library's message names the option, as ours will */
+    const size_t n = strlen(name); /* remove the name: the caller adds it */
     if (strncmp(message, name, n) == 0 && strncmp(message + n, ": ", 2) == 0)
       memmove(message, message + n + 2, strlen(message + n + 2) + 1);
     return CLI_BAD;

@@ -1,9 +1,9 @@
-/* settings.h: everything a training run is told, in one table.
+/* settings.h: the settings of a training run.
  *
- * One table (settings_table.h) holds name, what it takes, default, bounds and help of each; the
- * command line, --config FILE.json, a method's own settings in `compare` ("natgrad:lr=0.1"), its
- * grid, DIR/config.json and the help all come from it.  A name that is not in it is an option of
- * the library ("damping", or "solve-period"); a trainer's name wins. */
+ * One table (settings_table.h) has name, value, default, bounds and help of each setting. The command line,
+ * --config FILE.json, the settings of a method in `compare` ("natgrad:lr=0.1"), its grid, DIR/config.json and the
+ * help use it. Any other name is an option of the library ("damping", "solve-period"); a name of the trainer takes
+ * precedence. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 
@@ -11,24 +11,22 @@
 
 typedef struct settings {
   char *data, *model;
-  char *method;    /* "sgd", "adamw" (no curvature), or a row of the library */
-  char *optimizer; /* "sgd" | "adamw": the update behind a row of the library */
-  double epochs;   /* 0: steps decides; setting one of the two puts the other to 0 */
-  int64_t steps;   /* 0: epochs decides                                         */
-  int64_t batch;   /* global; of a micro-batch                                  */
-  double lr;       /* negative: the method's own default                        */
+  char *method;    /* "sgd", "adamw" (no curvature), or a method of the library */
+  char *optimizer; /* the update of a method of the library */
+  double epochs;   /* 0: use steps; setting one of the two resets the other */
+  int64_t steps;   /* 0: use epochs */
+  int64_t batch;   /* samples of a micro-batch, over all ranks */
+  double lr;       /* negative: the default of the method */
   double momentum, beta1, beta2, eps, weight_decay, label_smoothing, dropout;
   bool nesterov, decoupled;
-  char *lr_schedule;  /* constant | step:E1,E2,...[@FACTOR] | cosine[:FINAL] | linear[:FINAL] |
-                        polynomial:POWER[@START,END] | cyclic:PERIOD[@LOW]; epochs, fractions of
-                        lr */
-  double warm_up;     /* epochs over which lr rises linearly from 0 */
+  char *lr_schedule;  /* see lr.h */
+  double warm_up;     /* epochs of linear increase from 0 */
   char *augment;      /* auto | none | crop | flip | crop+flip */
-  char *fisher;       /* empirical | sampled: targets of the backward that the statistics see */
-  int64_t validation; /* training samples held out, on which accuracy is measured instead */
+  char *fisher;       /* labels for the statistics */
+  int64_t validation; /* training samples held out for testing */
   int64_t seed;
   char *out;                /* DIR, "" none */
-  int64_t checkpoint_every; /* steps; 0: at the end only */
+  int64_t checkpoint_every; /* steps; 0: only at the end */
   int64_t log_every;        /* steps between "step" lines of log.jsonl */
   bool resume;
   int64_t acc_iters;                     /* micro-batches of a step, `batch` samples each */
@@ -45,56 +43,56 @@ typedef struct settings {
   double average_lr;      /* negative: the schedule's */
   double switch_to_sgd;   /* epochs; 0: never */
   double switch_lr, switch_momentum, switch_weight_decay;
-  double bucket_mb;      /* of the messages in which gradients travel between ranks */
-  bool checkpoint_parts; /* every rank writes its own part of the state */
-  bool own_batches;      /* ng_batch.whole is not said */
-  /* options of the library that were set, in order; the method's row comes first */
+  double bucket_mb;      /* size of gradient messages between ranks, MB */
+  bool checkpoint_parts; /* every rank writes its part of the state */
+  bool own_batches;      /* ng_batch.whole stays 0 */
+  /* options of the library, in the order given; the method comes first */
   int n_library;
   struct {
     char *name, *value;
   } * library;
 } settings;
 
-void settings_init(settings *s); /* defaults; the method is that of NG_METHOD, if there is one */
+void settings_init(settings *s); /* defaults; the method from NG_METHOD, if set */
 void settings_copy(settings *to, const settings *from);
 void settings_free(settings *s);
 
-/* One setting by name ('-' or '_').  CLI_BAD, told in one line with the nearest name or the bounds;
+/* Set one setting by name, with '-' or '_'. CLI_BAD after a message with the nearest name or the bounds; then
  * nothing changed. */
 int settings_set(settings *s, const char *name, const char *value);
-/* What a command line gives, in its order: one length only, and none of 0. */
+/* Apply settings of a command line in order: only one of epochs and steps, above 0. */
 int settings_given(settings *s, const cli_setting *given, int n);
-/* The value of one of the table as text that settings_set would take; false: no such name. */
+/* The value of a setting as text that settings_set accepts; false: unknown name. */
 bool settings_get(const settings *s, const char *name, char *value, size_t size);
-/* Settings against each other and against the library (an unknown method, a damping of 0; an option
- * of the library beside sgd or adamw, which have no use for it). */
+/* Check settings against each other and the library (unknown method, damping 0, library options with sgd or
+ * adamw). CLI_BAD after a message. */
 int settings_check(const settings *s);
-/* The options for ng_precond_create_from: row, NG_<NAME> of the environment, then `library`. */
+/* The options for ng_precond_create_from: method, then NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options **out);
-/* A setting's name, or that of an option of the library, as its table has it; NULL: in none. */
+/* The canonical name of a setting or library option; NULL: unknown. */
 const char *settings_name(const char *name);
-/* Do two names mean one setting, or option of the library?  Spellings and short names are the same. */
+/* Do two names denote the same setting? Spellings and short names are equal. */
 bool settings_same_name(const char *a, const char *b);
-/* Has the method any use for this setting, or option of the library? */
+/* Does this setting or library option apply to the method? */
 bool settings_knows(const settings *s, const char *name);
-/* Has this option of the library no effect in this run?  What it needs to have one ("clip = kl") goes to
- * `needs`. */
+/* Is this library option without effect in the run? `needs` gets its condition ("clip = kl"). */
 enum { SETTINGS_NEEDS = 128 };
 bool settings_idle(const settings *s, const char *name, char *needs, size_t size);
 bool settings_first_order(const settings *s); /* method is sgd or adamw */
-bool settings_adamw(const settings *s);       /* the update is AdamW's   */
-double settings_lr(const settings *s);        /* lr, or the default in its place */
-int64_t settings_samples(const settings *s);  /* of a step: batch acc_iters */
-double settings_damping(const settings *s);   /* the library's option; 0 without curvature */
+bool settings_adamw(const settings *s);       /* the update is AdamW */
+double settings_lr(const settings *s);        /* lr or its default */
+int64_t settings_samples(const settings *s);  /* samples of a step: batch x acc_iters */
+double settings_damping(const settings *s);   /* option damping; 0 without curvature */
 
-/* FILE.json: an object of settings, {"model": "lenet", "damping": 0.01}. */
+/* Read an object of settings, {"model": "lenet", "damping": 0.01}, from a file. */
 int settings_read(settings *s, const char *path);
-int settings_parse(settings *s, const char *text, const char *path); /* the same from its text */
-/* All of them, and the library's version and options in full, as they go to DIR/config.json: `path`, for
- * messages.  For free(). */
+int settings_parse(settings *s, const char *text,
+                   const char *path); /* The same from text; `path` is for messages. */
+/* All settings, with the version and all options of the library, as in DIR/config.json; `path` is for messages.
+ * For free(). */
 int settings_text(const settings *s, const char *path, char **text, size_t *size);
-/* May a run that began as `was` go on as `now`?  CLI_BAD names the first setting that differs and
- * shapes the run, after `who` ("--"); `where` is the file that `was` came from. */
+/* May a run that began as `was` continue as `now`? CLI_BAD names the first setting that differs and may not
+ * change, after `who` ("--"); `where` names the file of `was`. */
 int settings_same(const settings *was, const settings *now, const char *who, const char *where);
 
 #endif

@@ -1,5 +1,5 @@
-/* settings_check.c: settings against each other and against the library; the options that it is given;
- * whether a run may go on with other settings than it began with. */
+/* settings_check.c: check settings against each other and the library; build the options of the library; compare
+ * the settings of a resumed run. */
 #include "schedule.h"
 #include "settings_rows.h"
 
@@ -25,7 +25,7 @@ static bool among(const char *name, const char *const *list, size_t n) {
   return false;
 }
 
-/* Of the library's options what says nothing about curvature. */
+/* Library options that also apply without curvature. */
 static bool for_all(const char *option) { return strcmp(option, "quantify") == 0; }
 
 bool settings_knows(const settings *s, const char *name) {
@@ -37,7 +37,7 @@ bool settings_knows(const settings *s, const char *name) {
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
-  if (settings_find(name) == NULL) return !first_order || for_all(spelt); /* the library's */
+  if (settings_find(name) == NULL) return !first_order || for_all(spelt); /* a library option */
   if (first_order && among(spelt, curvature, sizeof curvature / sizeof *curvature)) return false;
   return settings_adamw(s) ? !among(spelt, sgd, 4) : !among(spelt, adamw, 3);
 }
@@ -54,7 +54,8 @@ static int options_of(const settings *s, ng_options **out, char *message, size_t
     if (st >= 0) st = ng_options_set(o, "method", s->method, message, size);
   }
   for (int i = 0; i < s->n_library && st >= 0; i++) {
-    if (first_order && !for_all(s->library[i].name)) continue; /* of the method before a switch */
+    if (first_order && !for_all(s->library[i].name))
+      continue; /* an option of the method before the switch */
     st = ng_options_set(o, s->library[i].name, s->library[i].value, message, size);
   }
   if (st >= 0) st = ng_options_set(o, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
@@ -69,11 +70,10 @@ static bool is_of(const settings *s, const char *family) {
   return cli_method_find(s->method, &info) >= 0 && strcmp(info.family, family) == 0;
 }
 
-/* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend, of which momentum 0.9
- * behind Adam's step makes ten times as much.  PD of the rank-one family is D / damping in all directions but one,
- * so the same step takes damping times the rate; K-FAC's PD has no such scale, and its clip keeps the step bounded.
- * M-FAC's rows have a weight of 1 / window, so that PD is long: at 0.03 and 0.003 mlp diverged with dense, sparse and
- * low-rank windows, at 0.001 lenet with the last, at 0.0003 neither; 0.0001 does as well or better. */
+/* The default learning rate. 0.03 trains all models here with momentum 0.9. 0.001 for AdamW is the value of Kingma
+ * & Ba 2015. For the rank-one family PD is D / damping in all directions but one, so the rate is multiplied by
+ * damping. M-FAC windows weigh a row by 1 / window, so PD is long: 0.03 and 0.003 diverged on mlp, 0.001 on lenet,
+ * 0.0003 on neither; 0.0001 is safe. */
 double settings_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001, small = 0.0001;
   char message[MESSAGE], function[32] = "";
@@ -122,7 +122,7 @@ static bool at_default(const settings *s, const settings_row *row) {
   return strcmp(row->standard, value) == 0;
 }
 
-/* A setting whose name begins so and that was changed. */
+/* The first changed setting whose name starts with `begin`. */
 static const settings_row *changed(const settings *s, const char *begin) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
@@ -139,8 +139,8 @@ const settings_row *settings_useless(const settings *s) {
   return NULL;
 }
 
-/* The library takes these in silence, for ng_set and a layer's own options could make use of them; the
- * trainer has neither. */
+/* The library accepts options without effect, as ng_set or a layer may make them effective later; the trainer does
+ * neither. */
 bool settings_idle(const settings *s, const char *name, char *needs, size_t size) {
   char message[MESSAGE];
   ng_option_info info;
@@ -154,13 +154,13 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
   return idle;
 }
 
-/* `name` moves damping; nothing else may. */
+/* The schedule must not change damping if `name` does. */
 static int check_alone(const settings *s, const char *name) {
   if (!schedule_moves(s->schedule, "damping")) return CLI_OK;
-  return cli_bad("--%s: the schedule '%s' changes damping, too", name, s->schedule);
+  return cli_bad("--%s: the schedule '%s' changes damping as well", name, s->schedule);
 }
 
-/* The two numbers of a damping that begins higher, against each other and the library's. */
+/* Check --damping-rule, --damping-start and --damping-warm-up. */
 static int check_damping(const settings *s, const ng_options *o) {
   const bool rule = strcmp(s->damping_rule, "none") != 0;
   char needs[MESSAGE];
@@ -171,11 +171,9 @@ static int check_damping(const settings *s, const ng_options *o) {
   }
   if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0)
     return rule ? check_alone(s, "damping-rule") : CLI_OK;
-  if (rule) return cli_bad("--damping-rule: --damping-start moves damping, too");
-  if (s->damping_start <= 0.0)
-    return cli_bad("--damping-warm-up: needs --damping-start, to come down from");
-  if (s->damping_warm_up <= 0.0)
-    return cli_bad("--damping-start: needs --damping-warm-up, epochs to come down in");
+  if (rule) return cli_bad("--damping-rule: excludes --damping-start");
+  if (s->damping_start <= 0.0) return cli_bad("--damping-warm-up: needs --damping-start");
+  if (s->damping_warm_up <= 0.0) return cli_bad("--damping-start: needs --damping-warm-up");
   const double damping = cli_option_real(o, "damping");
   if (s->damping_start <= damping) {
     return cli_bad("--damping-start: %g is not above damping, which is %g", s->damping_start,
@@ -187,18 +185,17 @@ static int check_damping(const settings *s, const ng_options *o) {
 int settings_check(const settings *s) {
   ng_options *o = NULL;
   if (s->epochs <= 0.0 && s->steps <= 0)
-    return cli_bad("--epochs: expected it, or --steps, above 0");
+    return cli_bad("--epochs: expected --epochs or --steps above 0");
   for (int i = 0; i < s->n_library && settings_first_order(s); i++) {
     if (for_all(s->library[i].name)) continue;
-    return cli_bad("--%s: method %s has no curvature and no use for it", s->library[i].name,
-                   s->method);
+    return cli_bad("--%s: method %s has no curvature", s->library[i].name, s->method);
   }
   if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0) {
-    return cli_bad("--fisher: method %s has no statistics to sample labels for", s->method);
+    return cli_bad("--fisher: method %s has no statistics", s->method);
   }
   const settings_row *useless = settings_useless(s);
   if (useless != NULL) {
-    return cli_bad("--%s: method %s with the %s update has no use for it", useless->name, s->method,
+    return cli_bad("--%s: has no effect with method %s and the %s update", useless->name, s->method,
                    settings_adamw(s) ? "adamw" : "sgd");
   }
   if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0) {
@@ -210,24 +207,23 @@ int settings_check(const settings *s) {
   if (s->running_mixup && s->mixup_alpha <= 0.0)
     return cli_bad("--running-mixup: needs a --mixup-alpha above 0");
   if (s->average_weights <= 0.0 && s->average_every > 0)
-    return cli_bad("--average-every: needs --average-weights, the epoch to begin at");
+    return cli_bad("--average-every: needs --average-weights");
   if (s->average_weights <= 0.0 && s->average_lr >= 0.0)
-    return cli_bad("--average-lr: needs --average-weights, the epoch to begin at");
+    return cli_bad("--average-lr: needs --average-weights");
   const settings_row *idle = s->erase_rate <= 0.0 ? changed(s, "erase-a") : NULL;
   if (idle != NULL) return cli_bad("--%s: needs an --erase-rate above 0", idle->name);
   const settings_row *alone = s->switch_to_sgd <= 0.0 ? changed(s, "switch-") : NULL;
-  if (alone != NULL)
-    return cli_bad("--%s: needs --switch-to-sgd, the epoch to switch at", alone->name);
+  if (alone != NULL) return cli_bad("--%s: needs --switch-to-sgd", alone->name);
   if (s->erase_area_low > s->erase_area_high) {
     return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
                    s->erase_area_high);
   }
-  if (s->out[0] == 0 && s->resume) return cli_bad("--resume: needs --out DIR, to go on with");
+  if (s->out[0] == 0 && s->resume) return cli_bad("--resume: needs --out DIR");
   if (s->out[0] == 0 && s->checkpoint_every > 0) {
-    return cli_bad("--checkpoint-every: needs --out DIR, to write to");
+    return cli_bad("--checkpoint-every: needs --out DIR");
   }
   if (s->out[0] == 0 && s->checkpoint_parts) {
-    return cli_bad("--checkpoint-parts: needs --out DIR, to write to");
+    return cli_bad("--checkpoint-parts: needs --out DIR");
   }
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
@@ -242,14 +238,14 @@ int settings_check(const settings *s) {
   return rc;
 }
 
-/* The same kind of files may lie elsewhere by now; whether they hold the same, a checksum tells. */
+/* Files may have moved; a checksum of the data is compared later. */
 static bool same_data(const char *was, const char *now) {
   const size_t n = strcspn(was, ":");
   if (strcmp(was, now) == 0) return true;
   return was[n] == ':' && strncmp(was, now, n + 1) == 0 && strncmp(was, "synthetic:", n + 1) != 0;
 }
 
-/* Where results are kept and who makes them: what they are does not depend on it (ng_load). */
+/* Options about where results are stored and computed; they do not change results (ng_load). */
 static bool only_moves(const char *option, const char *was, const char *now) {
   static const char *const all[] = {"placement", "placement_cost", "colocate",
                                     "grad_worker_fraction"};
@@ -274,8 +270,8 @@ int settings_same(const settings *was, const settings *now, const char *who, con
       settings_write_real(settings_lr(now), b, sizeof b);
     }
     if (strcmp(a, b) != 0) {
-      return cli_bad("%s%s: is '%s', but '%s' in %s; a run goes on as it began", who, row->name, b,
-                     a, where);
+      return cli_bad("%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings", who,
+                     row->name, b, a, where);
     }
   }
   ng_options *x = NULL, *y = NULL;
@@ -288,8 +284,8 @@ int settings_same(const settings *was, const settings *now, const char *who, con
         only_moves(info.name, a, b)) {
       continue;
     }
-    rc = cli_bad("%s%s: is '%s', but '%s' in %s; a run goes on as it began", who, info.name, b, a,
-                 where);
+    rc = cli_bad("%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings", who, info.name,
+                 b, a, where);
   }
   ng_options_destroy(&x);
   ng_options_destroy(&y);

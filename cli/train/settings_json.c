@@ -2,8 +2,8 @@
  *
  *   {"model": "lenet", "lr": 0.1, "nesterov": true, "damping": 0.01}
  *
- * What is written here can be read here, and gives the same run: options of the library are written
- * in full, so that neither another default nor the environment gets between. */
+ * A written file gives the same run when read: it has all options of the library, so that other defaults or
+ * environments have no effect. */
 #include "settings_rows.h"
 #include "disk.h"
 
@@ -13,12 +13,12 @@
 
 enum { MESSAGE = 512, VALUE = 4096 };
 
-/* Written for the reader of config.json; no settings. */
+/* Information for readers, no settings. */
 static bool about(const char *name) {
   return strcmp(name, "schema") == 0 || strcmp(name, "natgrad") == 0;
 }
 
-/* The value as the text that the command line would have; NULL if it is of the wrong type. */
+/* The value as command-line text; NULL: wrong type. */
 static const char *text_of(const ngio_value *v, const char *expected, char *text, size_t size) {
   const bool number = strcmp(expected, "a number") == 0,
              whole = strcmp(expected, "a whole number") == 0;
@@ -45,15 +45,15 @@ static const char *type_of(const char *name) {
            : row->kind == SETTINGS_BOOL                              ? "true or false"
                                                                      : "a text";
   }
-  if (!cli_option_find(name, &info)) return "a text"; /* settings_put will complain */
+  if (!cli_option_find(name, &info)) return "a text"; /* settings_put reports it */
   return info.type == NG_OPTION_INT    ? "a whole number"
          : info.type == NG_OPTION_REAL ? "a number"
          : info.type == NG_OPTION_BOOL ? "true or false"
                                        : "a text";
 }
 
-/* A second spelling of a key that was there: of two values one would be dropped.  What is no setting is refused where
- * it is read, so there are never more names to compare than there are settings. */
+/* Refuse two spellings of one setting. Unknown names are refused elsewhere, so the list is never longer than the
+ * table. */
 static int check_twice(const ngio_value *o, const char *path) {
   typedef struct key {
     const char *given, *name;
@@ -66,7 +66,7 @@ static int check_twice(const ngio_value *o, const char *path) {
     const char *name = rc == CLI_OK ? settings_name(given) : NULL;
     for (size_t i = 0; name != NULL && i < n && rc == CLI_OK; i++) {
       if (strcmp(seen[i].name, name) == 0)
-        rc = cli_bad("%s: %s and %s are one setting, given twice", path, seen[i].given, given);
+        rc = cli_bad("%s: %s and %s are the same setting", path, seen[i].given, given);
     }
     if (name != NULL) seen[n++] = (key){given, name};
   }

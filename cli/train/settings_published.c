@@ -1,7 +1,5 @@
-/* settings_published.c: keys of chainerkfac's training scripts and configurations (arXiv 1811.12019, 2002.06015) that
- * are no settings here.
- *
- * In: a key that nobody knows.  Out: what is there instead, or why there is nothing; NULL: not theirs either. */
+/* settings_published.c: keys of chainerkfac's training scripts and configurations (arXiv 1811.12019, 2002.06015)
+ * without a setting of that name here, and their replacement ("nothing": why there is none). */
 #include "settings_rows.h"
 
 #include <string.h>

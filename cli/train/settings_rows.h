@@ -1,4 +1,4 @@
-/* settings_rows.h: what settings.c, settings_check.c and settings_json.c share. */
+/* settings_rows.h: shared by settings.c, settings_check.c and settings_json.c. */
 #ifndef SETTINGS_ROWS_H
 #define SETTINGS_ROWS_H
 
@@ -18,7 +18,7 @@ typedef struct settings_row {
   settings_kind kind;
   const char *name, *standard;
   double lower, upper;
-  size_t offset; /* in `settings` */
+  size_t offset; /* offset in `settings` */
   bool shapes;
 } settings_row;
 
@@ -26,13 +26,13 @@ extern const settings_row settings_rows[];
 extern const int settings_rows_count;
 
 const settings_row *settings_find(const char *name); /* or NULL */
-/* What there is instead of a key of chainerkfac's scripts that is none here; NULL: not theirs. */
+/* The replacement of a key of chainerkfac; NULL: unknown key. */
 const char *settings_published(const char *name);
-/* The first that is not at its default although the method has no use for it; NULL: none. */
+/* The first setting that was changed but does not apply to the method; NULL: none. */
 const settings_row *settings_useless(const settings *s);
-/* settings_set that tells nobody: the reason, without the name, goes to `message`. */
+/* settings_set without output: the reason, without the name, goes to `message`. */
 int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
-/* 15 digits read well, 17 always read back. */
+/* 15 digits if they give the same number, else 17. */
 void settings_write_real(double v, char *text, size_t size);
 
 #endif

@@ -1,5 +1,4 @@
-/* settings_table.h: the table of settings, as rows that whoever includes it makes something of:
- * settings.c its readers, a command its options:
+/* settings_table.h: the table of settings, as a list of macros:
  *
  *   static const cli_option own[] = {
  *   #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) \
@@ -9,100 +8,98 @@
  *       {"quiet", NULL, "..."},
  *   };
  *
- * kind      TEXT; WORD (a text that settings_form checks); REAL; OWN (a real, or "default" for the
- *           method's or model's own, kept as -1); INT; BOOL (on the command line a flag)
- * takes     for the help; NULL: a flag
- * lower     is allowed, infinity is not
- * shapes    1: a run that is resumed must have the same value
+ * kind      TEXT; WORD (a text that word_form checks); REAL; OWN (a real, or "default", stored as -1); INT; BOOL
+ * (a flag)
+ * takes     the value in the help; NULL: a flag
+ * lower     inclusive; so is upper
+ * shapes    1: a resumed run must have the same value
  *
- * To add a setting: a field at the end of `settings`, a row here, a line in tests/t_settings.c. */
+ * To add a setting: a field in `settings`, a row here, a line in tests/t_settings.c. */
 #ifndef SETTINGS_TABLE_H
 #define SETTINGS_TABLE_H
 
-#define SETTINGS_MANY 1e15 /* whole numbers up to here are doubles, too */
+#define SETTINGS_MANY 1e15 /* every whole number up to this is a double */
 
-/* What `compare` takes as it is, for all its methods. */
+/* Settings shared by `train` and `compare`. */
 #define SETTINGS_SHARED(X)                                                                         \
   X(TEXT, data, "data", "SPEC", "digits", 0, 0, 1, "the data set, see above (digits)")             \
   X(TEXT, model, "model", "NAME", "mlp", 0, 0, 1,                                                  \
     "the network; `natgrad train --models` lists them (mlp)")                                      \
   X(WORD, optimizer, "optimizer", "NAME", "sgd", 0, 0, 1,                                          \
-    "sgd | adamw: the update behind a row of the library (sgd)")                                   \
-  X(REAL, epochs, "epochs", "E", "10", 0, 1e6, 0, "so many passes over the data (10)")             \
-  X(INT, steps, "steps", "N", "0", 0, SETTINGS_MANY, 0, "so many steps instead of epochs")         \
+    "sgd | adamw: the update of a method of the library (sgd)")                                    \
+  X(REAL, epochs, "epochs", "E", "10", 0, 1e6, 0, "passes over the data (10)")                     \
+  X(INT, steps, "steps", "N", "0", 0, SETTINGS_MANY, 0, "steps, instead of epochs")                \
   X(INT, batch, "batch", "N", "64", 1, 1 << 20, 1,                                                 \
-    "samples of a step, or of each of its micro-batches (64); what is left over of an epoch is "   \
-    "left out")                                                                                    \
+    "samples of a step, or of each micro-batch (64); an incomplete batch at the end of "           \
+    "an epoch is left out")                                                                        \
   X(OWN, lr, "lr", "R", "default", 0, 1e6, 1,                                                      \
-    "learning rate (0.03 with the sgd update, times damping for eva and its kin, 0.0001 for "      \
-    "M-FAC's windows and topk-adam; 0.001 with adamw)")                                            \
-  X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1, "of the sgd update (0.9)")            \
-  X(BOOL, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov's form of it")                   \
+    "learning rate (0.03 with the sgd update, times damping for eva, 0.0001 for windows "          \
+    "of mfac and topk-adam; 0.001 with adamw)")                                                    \
+  X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1, "momentum of the sgd update (0.9)")   \
+  X(BOOL, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov momentum")                       \
   X(REAL, beta1, "beta1", "R", "0.9", 0, 0.9999999, 1, "of the adamw update (0.9)")                \
   X(REAL, beta2, "beta2", "R", "0.999", 0, 0.9999999, 1, "of the adamw update (0.999)")            \
   X(REAL, eps, "eps", "R", "1e-08", 0, 1, 1, "of the adamw update (1e-8)")                         \
-  X(REAL, weight_decay, "weight-decay", "R", "0", 0, 1e3, 1,                                       \
-    "pulls every parameter towards 0 (0)")                                                         \
+  X(REAL, weight_decay, "weight-decay", "R", "0", 0, 1e3, 1, "weight decay of all parameters (0)") \
   X(BOOL, decoupled, "decoupled", NULL, "false", 0, 0, 1,                                          \
-    "the sgd update applies it beside the gradient, as adamw always does")                         \
+    "decoupled weight decay with the sgd update, as in adamw")                                     \
   X(REAL, label_smoothing, "label-smoothing", "R", "0", 0, 0.9999999, 1,                           \
-    "share of a label given to all classes (0)")                                                   \
+    "part of a label spread over all classes (0)")                                                 \
   X(OWN, dropout, "dropout", "R", "default", 0, 0.9999999, 1,                                      \
-    "rate of the models that have dropout (the model's own)")                                      \
+    "dropout rate (the default of the model)")                                                     \
   X(WORD, lr_schedule, "lr-schedule", "S", "linear", 0, 0, 1,                                      \
-    "how lr changes, see above (linear)")                                                          \
-  X(REAL, warm_up, "warm-up", "E", "0", 0, 1e6, 1, "epochs over which lr rises from 0 (0)")        \
+    "schedule of lr, see above (linear)")                                                          \
+  X(REAL, warm_up, "warm-up", "E", "0", 0, 1e6, 1, "epochs of linear increase of lr from 0 (0)")   \
   X(WORD, augment, "augment", "HOW", "auto", 0, 0, 1,                                              \
     "auto | none | crop | flip | crop+flip (auto: crop+flip for CIFAR, images)")                   \
   X(WORD, fisher, "fisher", "WHOSE", "empirical", 0, 0, 1,                                         \
-    "empirical | sampled: labels behind the statistics (empirical)")                               \
+    "empirical | sampled: labels for the statistics (empirical)")                                  \
   X(INT, checkpoint_every, "checkpoint-every", "N", "0", 0, SETTINGS_MANY, 0,                      \
     "steps between checkpoints in DIR (0: one at the end)")                                        \
   X(INT, log_every, "log-every", "N", "10", 1, SETTINGS_MANY, 0,                                   \
     "steps between \"step\" lines of DIR/log.jsonl (10)")                                          \
   X(INT, acc_iters, "acc-iters", "N", "1", 1, 1 << 20, 1,                                          \
-    "micro-batches of a step, each of --batch samples; gradients and statistics are their mean "   \
-    "(1)")                                                                                         \
+    "micro-batches of a step, each of --batch samples; gradients and statistics are "              \
+    "averaged (1)")                                                                                \
   X(WORD, adjust_momentum, "adjust-momentum", "HOW", "none", 0, 0, 1,                              \
     "none | ratio | proportional: momentum that follows lr, see above (none)")                     \
   X(WORD, rescale_weights, "rescale-weights", "WHEN", "none", 0, 0, 1,                             \
     "none | shrink | always: weights to the norm sqrt(2 outputs) after a step (none)")             \
   X(REAL, damping_start, "damping-start", "R", "0", 0, 1e9, 1,                                     \
-    "damping of the first step, which --damping-warm-up leads down to damping (0: none)")          \
-  X(REAL, damping_warm_up, "damping-warm-up", "E", "0", 0, 1e6, 1,                                 \
-    "epochs over which it comes down (0)")                                                         \
+    "damping of the first step, decreased to damping over --damping-warm-up (0: off)")             \
+  X(REAL, damping_warm_up, "damping-warm-up", "E", "0", 0, 1e6, 1, "epochs of this decrease (0)")  \
   X(REAL, mixup_alpha, "mixup-alpha", "R", "0", 0, 4, 1,                                           \
-    "mix samples with those of the batch before, weights from Beta(R, R) (0: not)")                \
+    "mix samples with the previous batch, weights from Beta(R, R) (0: off)")                       \
   X(BOOL, running_mixup, "running-mixup", NULL, "false", 0, 0, 1,                                  \
-    "with the batch before as it was mixed itself")                                                \
+    "mix with the previous batch after mixing")                                                    \
   X(REAL, erase_rate, "erase-rate", "R", "0", 0, 1, 1,                                             \
-    "share of the training images that lose a rectangle (0)")                                      \
+    "part of the training images with an erased rectangle (0)")                                    \
   X(REAL, erase_area_low, "erase-area-low", "R", "0.02", 0, 1, 1,                                  \
-    "its area, as a share of the image, from here (0.02)")                                         \
-  X(REAL, erase_area_high, "erase-area-high", "R", "0.25", 0, 1, 1, "... to here (0.25)")          \
+    "smallest area of the rectangle, as part of the image (0.02)")                                 \
+  X(REAL, erase_area_high, "erase-area-high", "R", "0.25", 0, 1, 1, "largest area (0.25)")         \
   X(REAL, erase_aspect_low, "erase-aspect-low", "R", "0.3", 0.001, 1, 1,                           \
-    "the ratio of its sides from here to 1, or the inverse (0.3)")                                 \
+    "smallest ratio of its sides, up to 1, or the inverse (0.3)")                                  \
   X(WORD, damping_rule, "damping-rule", "HOW", "none", 0, 0, 1,                                    \
-    "none | keep-ratio: damping that follows lr, damping lr / --lr (none)")                        \
+    "none | keep-ratio: damping follows lr as damping lr / --lr (none)")                           \
   X(WORD, schedule, "schedule", "S", "", 0, 0, 1,                                                  \
-    "options that change with the step t, entries separated by blanks: NAME*F@T1,T2 (value times " \
-    "F "                                                                                           \
-    "at each step T), NAME*=F@T1,T2 (the current value times F, periods cut to whole steps), "     \
-    "stat_decay~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N (damping f((t+1)/N): RULE L, Q, "   \
-    "C, "                                                                                          \
-    "EK or SK, WAY up or down); NAME is damping, stat_decay, kl_clip or a period")
+    "options that change with the step t, entries separated by blanks: NAME*F@T1,T2 (the initial " \
+    "value times F at each step T), NAME*=F@T1,T2 (the current value times F, periods cut to "     \
+    "whole "                                                                                       \
+    "steps), stat_decay~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N (damping f((t+1)/N): RULE " \
+    "L, "                                                                                          \
+    "Q, C, EK or SK, WAY up or down); NAME is damping, stat_decay, kl_clip or a period")
 
-/* What it sets itself, run by run. */
+/* Settings that `compare` sets for each run. */
 #define SETTINGS_SINGLE(X)                                                                         \
   X(TEXT, method, "method", "NAME", "natgrad", 0, 0, 1,                                            \
-    "sgd, adamw, or a row of `natgrad info --methods` (natgrad)")                                  \
+    "sgd, adamw, or a method of `natgrad info --methods` (natgrad)")                               \
   X(INT, validation, "validation", "N", "0", 0, SETTINGS_MANY, 1,                                  \
-    "hold out so many training samples, and test on them")                                         \
-  X(INT, seed, "seed", "N", "1", 0, SETTINGS_MANY, 1, "of everything random (1)")                  \
+    "training samples held out for testing (0)")                                                   \
+  X(INT, seed, "seed", "N", "1", 0, SETTINGS_MANY, 1, "seed of all random numbers (1)")            \
   X(TEXT, out, "out", "DIR", "", 0, 0, 0,                                                          \
-    "the folder of the run: config.json, log.jsonl, checkpoint-STEP.safetensors")                    \
+    "the folder of the run: config.json, log.jsonl, checkpoint-STEP.safetensors")                  \
   X(BOOL, resume, "resume", NULL, "false", 0, 0, 0,                                                \
-    "go on from the checkpoint in DIR, as if nothing had happened")                                \
+    "continue from the checkpoint in DIR, with the same bits")                                     \
   X(REAL, average_weights, "average-weights", "E", "0", 0, 1e6, 1,                                 \
     "from epoch E on average the weights; tested at the end, in DIR/average.safetensors (0: not)") \
   X(INT, average_every, "average-every", "N", "0", 0, SETTINGS_MANY, 1,                            \
@@ -118,7 +115,7 @@
     "ranks sum gradients in messages of at most so many MB, of whole parameters, while backward "  \
     "goes on (1)")                                                                                 \
   X(BOOL, checkpoint_parts, "checkpoint-parts", NULL, "false", 0, 0, 0,                            \
-    "ranks write their own parts of the library's state, to a DIR that all of them see")           \
+    "every rank writes its part of the library's state; DIR is shared by all ranks")               \
   X(BOOL, own_batches, "own-batches", NULL, "false", 0, 0, 1,                                      \
     "a rank's samples are a batch of their own for stat_batch, published scales and "              \
     "damping_leak, "                                                                               \

@@ -1,8 +1,7 @@
-/* signals.c: a run that is asked to end finishes its step and keeps what it has; one that is asked to keep what
- * it has goes on.
+/* signals.c: SIGINT and SIGTERM let a run finish its step and save; SIGUSR1 requests a checkpoint.
  *
- * Launchers pass a signal on to their ranks, and some who sent it did so already: what follows within half a second
- * is the same request. */
+ * Launchers pass a signal on to ranks that may have received it already: signals within half a second count as
+ * one. */
 #include "train.h"
 
 #include <signal.h>
@@ -11,9 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Any thread may be the one that a signal interrupts, and two may come at once: hence no sig_atomic_t. */
+/* A signal may interrupt any thread, and two may come at once: sig_atomic_t is not enough. */
 static atomic_int interrupted, on_terminal, wanted;
-static atomic_llong first; /* when, in milliseconds; 0: not yet */
+static atomic_llong first; /* time of the first signal in ms; 0: none */
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
                "handlers may use atomics without locks only");
@@ -29,12 +28,13 @@ static void on_end(int number) {
   const long long now = now_ms();
   long long before = 0;
   if (atomic_compare_exchange_strong(&first, &before, now)) {
-    static const char line[] = "\nnatgrad: stopping after this step; again to end at once\n";
-    const size_t skip = on_terminal ? 0 : 1; /* there a bar or ^C stands in this line */
+    static const char line[] =
+        "\nnatgrad: stopping after this step; repeat the signal to end at once\n";
+    const size_t skip = on_terminal ? 0 : 1; /* on a terminal the line already has a bar or ^C */
     (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
   } else if (now - before >= 500) {
     (void)signal(number, SIG_DFL);
-    (void)raise(number); /* comes when this handler returns */
+    (void)raise(number); /* delivered when this handler returns */
   }
   interrupted = 1;
 }
@@ -48,7 +48,7 @@ static void set_handler(int number, void (*handler)(int number)) {
   struct sigaction how;
   memset(&how, 0, sizeof how);
   how.sa_handler = handler;
-  how.sa_flags = SA_RESTART; /* a write in progress is not broken off */
+  how.sa_flags = SA_RESTART; /* do not interrupt writes */
   (void)sigemptyset(&how.sa_mask);
   (void)sigaddset(&how.sa_mask, SIGINT);
   (void)sigaddset(&how.sa_mask, SIGTERM);

@@ -1,7 +1,7 @@
-/* step.c: one step of a training run: batches, gradients of all ranks, the library's step, and what it cost.
+/* step.c: one step of a run: batches, gradients summed over ranks, the update of the library, and its cost.
  *
- * In: a run that has begun, the learning rate of this step and of the one before.  Out: weights that have moved, or
- * a run that has diverged; times, losses and counts in the run. */
+ * In: a run that has begun, learning rates of this step and the previous one. Out: updated weights, or a diverged
+ * run; times, losses and counters. */
 #include "clock.h"
 #include "run.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Adds what went over the wire since then. */
+/* Add the messages since `said` and `wire`. */
 static void count_step(run *r, const ranks_count *said, const ng_meter *wire) {
   const double sent = r->wire.meter.sent_ms - wire->sent_ms;
   const double waited = r->wire.meter.wait_ms - wire->wait_ms;
@@ -31,14 +31,14 @@ double run_accuracy(const run *r, int64_t correct, int64_t of) {
   return r->reconstructs || of == 0 ? (double)NAN : (double)correct / (double)of;
 }
 
-/* A number for what is drawn anew in every batch. */
+/* The number of the batch, for random draws (dropout, sampled labels). */
 static uint64_t batch_number(const run *r, int64_t micro) {
   return (uint64_t)(r->state.step * r->s->acc_iters + micro);
 }
 
-/* Backward with the library watching: by the labels of the batch, or, for the true Fisher matrix,
- * by drawn ones first; the gradients are always those of the batch.  A rank without samples has no loss, and goes the same
- * way: what leaves on it leaves in one order on all ranks. */
+/* The backward pass; the library observes the output gradients. With fisher = sampled it observes a first pass
+ * with drawn labels; the gradients are those of the second, with the labels of the batch. A rank without samples
+ * takes part without a loss, so that all ranks call collectives in the same order. */
 static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *correct) {
   const nn_watch *watch = wants ? precond_watch(r->p) : NULL;
   int rc = CLI_OK;
@@ -50,11 +50,12 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
   }
   *loss = some ? run_loss(r, NN_TRAIN, correct) : 0.0;
   if (!isfinite(*loss)) r->out->diverged = true;
-  const bool goes_on = r->ranks.size > 1 || !r->out->diverged; /* others send in theirs, too */
+  const bool goes_on =
+      r->ranks.size > 1 || !r->out->diverged; /* the other ranks wait for its gradients */
   return rc == CLI_OK && goes_on ? nn_backward(r->net, true, watch) : rc;
 }
 
-/* One of a step's batches: its loss, and its gradient added to theirs. */
+/* One micro-batch: its loss, and its gradient added to the sum. */
 static int one_batch(run *r, int64_t micro, int64_t *correct) {
   const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
   int rc = feed_train(&r->feed, r->state.step, micro);
@@ -81,8 +82,8 @@ static int one_batch(run *r, int64_t micro, int64_t *correct) {
   return rc;
 }
 
-/* The loss of all ranks' samples, and how it goes: all of them leave with the same.  A rank that failed is not
- * here: it has given up, since others may wait for what it did not send. */
+/* Average loss and requests over the ranks, so that all take the same decisions. A rank that failed has left:
+ * others may wait for messages that it did not send. */
 static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
   const bool stop = train_interrupted() || r->out->unheard;
@@ -101,23 +102,23 @@ static int agree_on_step(run *r, int64_t *correct) {
   r->asked = x[3] > 0.0;
   r->asked_to_keep = x[4] > 0.0;
   if (x[2] > 0.0 && !r->out->diverged)
-    r->loss = (double)NAN; /* that of another rank is not finite */
+    r->loss = (double)NAN; /* the loss of another rank is not finite */
   r->out->diverged = x[2] > 0.0;
   return CLI_OK;
 }
 
-/* The library leaves a step out whose result would not be finite.  One may be an accident; so many in a
- * row have nowhere to go. */
+/* The library skips a step whose gradients are not finite. After so many skipped steps in a row the run ends as
+ * diverged. */
 enum { MOST_SKIPPED = 4 };
 
-/* Options that --schedule moves, before the step observes: their values of this step. */
+/* Set the options that --schedule changes to their values for this step, before it observes. */
 static int move_options(run *r) {
   double value[SCHEDULED];
   char message[128] = "";
   if (r->s->schedule[0] == 0) return CLI_OK;
   memcpy(value, r->base, sizeof value);
   (void)schedule_at(r->s->schedule, r->base, r->state.step, value, message,
-                    sizeof message); /* settings_check read it */
+                    sizeof message); /* settings_check has read it */
   for (int k = 0; k < SCHEDULED; k++) {
     if (!schedule_moves(r->s->schedule, schedule_option[k]) || value[k] == r->moved[k]) continue;
     if (precond_set(r->p, schedule_option[k], value[k]) != CLI_OK) return CLI_BAD;
@@ -126,7 +127,7 @@ static int move_options(run *r) {
   return CLI_OK;
 }
 
-/* Damping of the coming step, where a setting moves it. */
+/* Set the damping of the next step, if a setting changes it. */
 static int move_damping(run *r, double lr) {
   if (r->s->damping_start > 0.0)
     return precond_set(r->p, "damping",
@@ -160,7 +161,7 @@ int run_step(run *r, double lr, double before, int64_t *correct) {
   r->state.in_a_row = skipped ? r->state.in_a_row + 1 : 0;
   if (rc == CLI_OK && r->state.in_a_row >= MOST_SKIPPED) {
     r->out->diverged = true;
-    (void)snprintf(r->out->lost, sizeof r->out->lost, "all that the last %d steps would write",
+    (void)snprintf(r->out->lost, sizeof r->out->lost, "the gradient of each of the last %d steps",
                    MOST_SKIPPED);
   }
   r->state.rescued += (outcome & PRECOND_RESCUED) != 0;

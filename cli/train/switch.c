@@ -1,4 +1,4 @@
-/* switch.c: the card is in switch.h. */
+/* switch.c: see switch.h. */
 #include "switch.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 static char none[] = "none", nothing[] = "", empirical[] = "empirical", sgd[] = "sgd";
 
-/* Texts are only looked at. */
+/* The settings after the switch; a shallow copy. */
 static settings after(const settings *s) {
   settings out = *s;
   out.method = out.optimizer = sgd;
@@ -31,7 +31,7 @@ void switch_plan(run *r) {
     cli_note("--switch-to-sgd: this run ends before, with step %lld", (long long)r->total);
 }
 
-/* Into the totals of the run before, which are added to those of the new one. */
+/* Keep the times of the method, to which those of SGD are added. */
 static void keep_times(run *r) {
   train_station now[TRAIN_STATIONS];
   const int n = precond_stations(r->p, now, TRAIN_STATIONS);

@@ -1,5 +1,4 @@
-/* table.c: texts in rows and columns, for a person (aligned by blanks) and for a page (markdown).
- * Nothing is cut: a table is as wide as what it says. */
+/* table.c: tables of text, aligned by blanks or as markdown. Cells are never cut. */
 #include "table.h"
 #include "common/cli.h"
 
@@ -50,7 +49,7 @@ void table_free(table *t) {
   memset(t, 0, sizeof *t);
 }
 
-/* Characters: bytes that do not go on with one. */
+/* Count the characters of UTF-8. */
 static int width_of(const char *text) {
   int n = 0;
   for (; *text != 0; text++)
@@ -83,7 +82,7 @@ void table_text(const table *t, FILE *f) {
     }
   }
   for (int row = 0; row < t->rows; row++) {
-    int owed = 0; /* blanks that only something after them makes visible */
+    int owed = 0; /* pending blanks, dropped at the end of a line */
     for (int c = 0; c < t->columns; c++) {
       const char *text = at(t, row, c);
       const int gap = width[c] - width_of(text);

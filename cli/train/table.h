@@ -1,22 +1,22 @@
-/* table.h: a table of texts, written aligned or as markdown. */
+/* table.h: a table of texts, printed aligned or as markdown. */
 #ifndef TABLE_H
 #define TABLE_H
 
 #include <stdio.h>
 
 typedef struct table {
-  int columns, rows; /* rows with the headings */
-  char **cell;       /* [rows, columns], each of its own, NULL for "" */
+  int columns, rows; /* rows include the heading */
+  char **cell;       /* [rows, columns]; NULL for "" */
 } table;
 
-/* The headings, ended by NULL. */
+/* `headings` ends with NULL. */
 void table_begin(table *t, const char *const *headings);
-void table_row(table *t); /* a new row; table_put fills the last one */
+void table_row(table *t); /* add a row; table_put fills the last row */
 __attribute__((format(printf, 3, 4))) void table_put(table *t, int column, const char *format, ...);
 void table_free(table *t);
 
-/* Columns whose texts all begin with a digit, a sign or '-' are set to the right, all others to
- * the left.  Widths count characters of UTF-8, not bytes. */
+/* Columns of numbers (all cells start with a digit, a sign or a point) are right-aligned, others left-aligned.
+ * Widths count characters of UTF-8. */
 void table_text(const table *t, FILE *f);
 void table_markdown(const table *t, FILE *f);
 

@@ -193,9 +193,10 @@ void traffic_print(const traffic *t, FILE *f) {
   table_free(&out);
   for (int r = 0; r < t->ranks; r++)
     sent += t->rank[r].sent_ms;
-  (void)fprintf(f, "%d ranks: messages under way %.3f ms a step, %.1f %% of it hidden\n", t->ranks,
+  (void)fprintf(f, "%d ranks: messages under way %.3f ms a step, %.1f %% hidden\n", t->ranks,
                 sent / t->steps / t->ranks, 100.0 * traffic_hidden(t));
-  (void)fprintf(f, "solve: the busiest rank has %.2f of the mean\n", traffic_balance(t, "solve"));
+  (void)fprintf(f, "solve: the slowest rank takes %.2f times the mean\n",
+                traffic_balance(t, "solve"));
 }
 
 void traffic_json(const traffic *t, FILE *f) {

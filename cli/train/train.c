@@ -1,5 +1,5 @@
-/* train.c: `natgrad train`: settings from the command line, a file and the folder of a run that
- * goes on, in that order of who wins; the data; one run; what to say about its end. */
+/* train.c: `natgrad train`. Settings come from the command line, then from --config, then, for a resumed run, from
+ * its config.json. */
 #include "commands.h"
 #include "checkpoint.h"
 #include "disk.h"
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 typedef struct wish {
-  cli_setting *own; /* of the table, in the order given; no value: a flag */
+  cli_setting *own; /* settings of the table, in order; no value: a flag */
   int n_own;
   const char *config, *ranks;
   bool quiet, list;
@@ -38,7 +38,8 @@ static int take(void *user, const char *name, const char *value) {
   return CLI_OK;
 }
 
-/* A file, or the name of one that comes with the program: resnet50-bs32k, with or without .json. */
+/* The path of --config: a file, or a configuration shipped with the program (resnet50-bs32k, with or without
+ * .json). */
 static char *config_path(const char *given) {
   if (access(given, F_OK) == 0 || strchr(given, '/') != NULL) return cli_copy(given);
   char name[256];
@@ -49,10 +50,10 @@ static char *config_path(const char *given) {
   char *path = cli_shipped(name, name);
   if (access(path, F_OK) == 0) return path;
   free(path);
-  return cli_copy(given); /* settings_read says that it is not there */
+  return cli_copy(given); /* settings_read reports that it is missing */
 }
 
-/* The file, then the command line. */
+/* Apply the file, then the command line. */
 static int apply(settings *s, const wish *w, const cli_args *args) {
   char *path = w->config != NULL ? config_path(w->config) : NULL;
   int rc = path != NULL ? settings_read(s, path) : CLI_OK;
@@ -63,7 +64,7 @@ static int apply(settings *s, const wish *w, const cli_args *args) {
   return rc;
 }
 
-/* Before a data set is looked for under a name that somebody may have edited. */
+/* Check the checkpoint before the data set is opened. */
 static int find_checkpoint(const char *dir) {
   int64_t step;
   int lock;
@@ -73,8 +74,8 @@ static int find_checkpoint(const char *dir) {
   return rc;
 }
 
-/* A run that goes on has the settings it began with, under those given now; train_run sees to it
- * that they do not differ. */
+/* A resumed run starts from the settings of its config.json; the command line may repeat them. train_run refuses
+ * differences. */
 static int read_settings(settings *s, const wish *w, const cli_args *args, bool first) {
   settings_init(s);
   int rc = apply(s, w, args);
@@ -83,21 +84,22 @@ static int read_settings(settings *s, const wish *w, const cli_args *args, bool 
   if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
     return cli_bad("--out: this name is too long");
   rc = first ? find_checkpoint(s->out) : CLI_OK;          /* rank 0 has the folder */
-  if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run says what is missing */
+  if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run reports missing files */
   settings_free(s);
   settings_init(s);
   rc = settings_read(s, path);
   char was[64];
   (void)snprintf(was, sizeof was, "%s", s->method);
   if (rc == CLI_OK) rc = apply(s, w, args);
-  if (rc == CLI_OK && strcmp(was, s->method) != 0) { /* before its options are held against it */
-    rc = cli_bad("--method: is '%s', but '%s' in %s; a run goes on as it began", s->method, was,
-                 path);
+  if (rc == CLI_OK &&
+      strcmp(was, s->method) != 0) { /* before the options of the method are checked */
+    rc = cli_bad("--method: is '%s', but '%s' in %s; a resumed run keeps its settings", s->method,
+                 was, path);
   }
   return rc;
 }
 
-/* What the program ends with, on every rank the same. */
+/* The exit code, the same on every rank. */
 static int outcome(const train_result *r) {
   if (r->diverged) return CLI_NO;
   if (r->unheard && r->stopped) return CLI_BAD;
@@ -112,7 +114,7 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   if (r->diverged) {
     char kept[64] = "";
     const int64_t step =
-        r->kept < 0 && r->first > 0 ? r->first : r->kept; /* that it went on from */
+        r->kept < 0 && r->first > 0 ? r->first : r->kept; /* the checkpoint that was resumed */
     if (step >= 0)
       (void)snprintf(kept, sizeof kept, "; the checkpoint of step %lld stays", (long long)step);
     if (r->far > 0.0) {
@@ -130,14 +132,14 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   if (r->unheard && r->stopped) {
     return cli_bad("standard output could not be written; stopped after step %lld%s%s",
                    (long long)r->steps,
-                   s->out[0] != 0 ? ", natgrad train --resume goes on in " : "", s->out);
+                   s->out[0] != 0 ? ", continue with natgrad train --resume --out " : "", s->out);
   }
   if (r->stopped && s->out[0] != 0) {
-    (void)fprintf(stderr,
-                  "natgrad: stopped after step %lld; natgrad train --resume --out %s goes on\n",
-                  (long long)r->steps, s->out);
+    (void)fprintf(
+        stderr, "natgrad: stopped after step %lld; continue with natgrad train --resume --out %s\n",
+        (long long)r->steps, s->out);
   } else if (r->stopped) {
-    (void)fprintf(stderr, "natgrad: stopped after step %lld; without --out nothing was kept\n",
+    (void)fprintf(stderr, "natgrad: stopped after step %lld; nothing was saved without --out\n",
                   (long long)r->steps);
   }
   if (r->stopped) return CLI_NO;
@@ -149,7 +151,7 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   if (!quiet) refreshed_print(&r->refreshed, stdout);
   if (s->out[0] == 0 || quiet) return CLI_OK;
   if (r->steps == r->first) {
-    printf("%s: had its %lld steps already; a larger --epochs or --steps goes on\n", s->out,
+    printf("%s: has all its %lld steps; use a larger --epochs or --steps to continue\n", s->out,
            (long long)r->steps);
   } else {
     printf("%s: log.jsonl, weights in checkpoint-%lld.safetensors\n", s->out, (long long)r->steps);
@@ -157,14 +159,14 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   return CLI_OK;
 }
 
-/* What the command line gives must be able to do something; a file of settings may serve several
- * methods, and so may the environment. */
+/* Refuse options of the command line without effect in this run. Files of settings and the environment may serve
+ * several methods. */
 static int check_given(const settings *s, const cli_args *args) {
   for (int i = 0; i < args->n_settings; i++) {
     const char *name = args->settings[i].name;
     char needs[SETTINGS_NEEDS];
     if (settings_idle(s, name, needs, sizeof needs))
-      return cli_bad("--%s: method %s makes no use of it without %s", name, s->method, needs);
+      return cli_bad("--%s: has no effect with method %s unless %s", name, s->method, needs);
   }
   return CLI_OK;
 }
@@ -177,7 +179,7 @@ typedef struct one_rank {
   ng_transport t;
   train_result result;
   int rc;
-  atomic_bool *told; /* of all ranks */
+  atomic_bool *told; /* shared by all ranks */
   pthread_t thread;
 } one_rank;
 
@@ -189,7 +191,7 @@ static void *on_thread(void *arg) {
   return NULL;
 }
 
-/* OpenBLAS's threads serve one caller at a time; where ranks are threads, each works alone. */
+/* OpenBLAS threads serve one caller at a time, so ranks that are threads use one BLAS thread each. */
 static void one_blas_thread(void) {
   union {
     void *object;
@@ -198,7 +200,7 @@ static void one_blas_thread(void) {
   if (symbol.object != NULL) symbol.set(1);
 }
 
-/* This thread is rank 0.  A rank whose thread cannot be had gives up for the others. */
+/* Run the ranks as threads; this thread is rank 0. If a thread cannot be created, all ranks give up. */
 static int run_threads(int32_t n, const settings *s, const data_set *d, const train_show *show,
                        train_result *out) {
   ng_threads *group = NULL;
@@ -206,7 +208,7 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
   one_rank *r = cli_take((size_t)n, sizeof *r);
   one_blas_thread();
   int rc = ng_threads_create(n, &group) == NG_OK ? CLI_OK : cli_bad("--ranks: no memory for %d", n);
-  atomic_bool told = false; /* what fails on one fails on all, and is told once */
+  atomic_bool told = false; /* an error on one rank fails all ranks and is reported once */
   int32_t made = 1;
   for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
     r[i].s = s;
@@ -239,7 +241,7 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
 /* ---- the command -------------------------------------------------------------------------------*/
 
 static int open_data(const settings *s, data_set *d) {
-  int rc = settings_check(s); /* before a large file is read */
+  int rc = settings_check(s); /* check before a large file is read */
   if (rc != CLI_OK) return rc;
   rc = data_open(s->data, d);
   if (rc != CLI_OK || s->validation == 0) return rc;
@@ -257,7 +259,7 @@ static int train(const settings *s, bool quiet, const launch *l) {
   bool opened = false;
   int rc = CLI_OK;
   for (int turn = 0; turn < 2 && rc == CLI_OK;
-       turn++) { /* rank 0 first: what is wrong is told once */
+       turn++) { /* rank 0 first, so that an error is reported once */
     if ((k.rank == 0) == (turn == 0)) {
       rc = open_data(s, &d);
       opened = rc == CLI_OK;
@@ -276,14 +278,14 @@ static int train(const settings *s, bool quiet, const launch *l) {
       rc = k.rank == 0 ? report(s, &r, quiet) : outcome(&r);
       train_result_free(&r);
     } else {
-      train_leave_signals(); /* a launcher ends the last ranks when the first has told why */
+      train_leave_signals(); /* the launcher ends the other ranks after the first error */
     }
   }
   if (opened) data_close(&d);
   return rc;
 }
 
-/* Rank 0 first: it looks at the folder, and the others read what it found good. */
+/* Rank 0 checks the directory before the other ranks read it. */
 static int settings_on_ranks(settings *s, const wish *w, const cli_args *args, const run_ranks *k) {
   int rc = k->rank == 0 ? read_settings(s, w, args, true) : CLI_OK;
   rc = ranks_agree(k, rc);
@@ -311,7 +313,7 @@ static int run(const cli_command *self, int argc, char **argv) {
   int rc = cli_parse(self, argc, argv, take, &w, &args);
   if (rc == CLI_OK) {
     if (args.operands > 0) {
-      rc = cli_bad("train: '%s' is not wanted here", args.operand[0]);
+      rc = cli_bad("train: unexpected argument '%s'", args.operand[0]);
     } else if (w.list) {
       for (int i = 0; i < model_count(); i++)
         printf("%-14s %s\n", model_at(i).name, model_at(i).help);
@@ -342,10 +344,11 @@ const cli_command cli_train = {
     .usage = "--data SPEC --model NAME --method NAME [OPTIONS]",
     .summary = "train a network with a method",
     .text =
-        "A step: batch, forward, backward, and the library preconditions and updates in one pass.\n"
-        "sgd and adamw are the same without curvature.  One line an epoch is printed, and on a\n"
-        "terminal a bar.  The command line wins over --config; what is given there and can do\n"
-        "nothing in the run (kl_clip without clip = kl) is refused.\n"
+        "A step: batch, forward, backward; the library preconditions and updates in one pass. The\n"
+        "methods sgd and adamw are the same without curvature. One line per epoch is printed, and "
+        "a\n"
+        "bar on a terminal. The command line overrides --config; options of the command line\n"
+        "without effect in the run (kl_clip without clip = kl) are refused.\n"
         "\n"
         "Data sets\n"
         "  digits                    UCI digits, shipped\n"

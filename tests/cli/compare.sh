@@ -6,12 +6,12 @@ cd "$scratch" || exit 1
 bad() { expect 2 "natgrad: $1" "$natgrad" compare "${@:2}"; }
 
 bad 'compare: --methods is missing'
-bad "compare: 'digits' is not wanted here" digits --methods sgd
+bad "compare: unexpected argument 'digits'" digits --methods sgd
 bad 'compare: --method: expected --methods with a list' --method sgd
 bad 'compare: unknown option --sedes; the nearest is --seeds' --sedes 3 --methods sgd
 bad "--methods: unknown method 'natgard'; the nearest is natgrad" --methods sgd,natgard
-bad "--methods: natgrad: dampnig: there is no such setting; the nearest is damping" --methods natgrad:dampnig=1
-bad '--methods: sgd has no use for damping' --methods sgd:damping=0.1
+bad "--methods: natgrad: dampnig: unknown setting; the nearest is damping" --methods natgrad:dampnig=1
+bad '--methods: sgd: damping has no effect' --methods sgd:damping=0.1
 bad '--methods: sgd: seed is the same for all methods' --methods sgd:seed=2
 bad '--methods: more than 64 methods' --methods "$(printf 'sgd,%.0s' {1..64})adamw"
 bad "--seeds: '0' is no whole number from 1 to 1000" --methods sgd --seeds 0
@@ -30,10 +30,10 @@ bad "--grid: lr has '1' twice" --methods sgd --grid lr=1,1
 bad '--grid: seed is the same for all runs' --methods sgd --grid seed=1,2
 bad '--grid: momentum comes twice' --methods sgd --grid momentum=0,0.9 --grid momentum=0.5
 bad '--grid: more than 4096 points' --methods sgd --grid lr="$(seq -s, 1 60)" --grid momentum="$(seq -s, 0.01 0.01 0.6)" --grid warm-up="$(seq -s, 1 3)"
-bad '--validation: is for tuning, expected --grid beside it' --methods sgd --validation 3
-bad '--grid-epochs: is for tuning, expected --grid beside it' --methods sgd --grid-epochs 3
+bad '--validation: needs --grid' --methods sgd --validation 3
+bad '--grid-epochs: needs --grid' --methods sgd --grid-epochs 3
 bad '--grid-epochs: expected a number above 0' --methods sgd --grid lr=1 --grid-epochs 0
-bad '--grid-seeds: is for tuning, expected --grid beside it' --methods sgd --grid-seeds 3
+bad '--grid-seeds: needs --grid' --methods sgd --grid-seeds 3
 bad "--grid-seeds: '0' is no whole number from 1 to 100" --methods sgd --grid lr=1 --grid-seeds 0
 bad '--validation: 1437 samples, but digits has 1437 to train on' --methods sgd --grid lr=1,2 --validation 1437
 bad "*lenett*lenet*" --methods sgd --model lenett
@@ -45,7 +45,7 @@ bad '--out: full is not empty, expected a new folder' --methods sgd --out full
 bad '--out: full/file: Not a directory' --methods sgd --out full/file
 bad "--skip_layers: 'bogus' fits no layer of mlp (fc1, fc2, fc3)" --methods sgd,natgrad --skip-layers bogus --out skip
 bad "--skip_layers: 'bogus' fits no layer of mlp (fc1, fc2, fc3)" --methods natgrad --grid skip-layers=fc1,bogus --out skip
-bad '--methods: natgrad makes no use of kl_clip without clip = kl' --methods natgrad:clip=none,kl-clip=0.01 --out idle
+bad '--methods: natgrad: kl_clip has no effect unless clip = kl' --methods natgrad:clip=none,kl-clip=0.01 --out idle
 [[ $(ls) == $'err\nfull\nout' ]] || fail "bad input left something: $(ls)"
 
 # Two methods, two seeds, a grid; lr 1e6 diverges or does worse than anything.
@@ -60,7 +60,7 @@ done
 [[ $(ls one/tuning | wc -l) == 6 ]] || fail "not 2 + 4 tuning runs"
 [[ $(grep -c '^tuning ' one.err) == 6 && $(grep -cE '^[1-4]/4 (sgd|natgrad) seed [12]: best accuracy' one.err) == 4 ]] ||
   fail "lines of progress: $(cat one.err)"
-for want in 'sgd: damping of the grid is left out: it has no use for it' \
+for want in 'sgd: damping of the grid is left out: it has no effect' \
   'sgd: lr 0.05 is the largest of the grid; a wider one may do better'; do
   grep -qxF "$want" one.txt || fail "no note '$want'"
 done
@@ -151,13 +151,13 @@ bad "--resume: grid-seeds is '1', but '2' in many/compare.json; *" "${many[@]}" 
 short=("${tiny[@]:0:6}" --steps 2 --seeds 1 --quiet)
 "$natgrad" compare "${short[@]}" --methods natgrad,adasgd,natgrad:clip=none --kl-clip 0.01 --grid stat-decay=0.9,0.95 --out shared >shared.txt 2>err ||
   fail "a shared option: $(cat err)"
-for want in 'adasgd: has no use for kl_clip' 'natgrad-2: has no use for kl_clip' 'adasgd: stat-decay of the grid is left out: it has no use for it'; do
+for want in 'adasgd: kl_clip has no effect' 'natgrad-2: kl_clip has no effect' 'adasgd: stat-decay of the grid is left out: it has no effect'; do
   grep -qxF "$want" shared.txt || fail "no note '$want': $(cat shared.txt)"
 done
-[[ $(grep -c 'has no use for' shared.txt) == 3 ]] || fail "notes: $(cat shared.txt)"
+[[ $(grep -c 'has no effect' shared.txt) == 3 ]] || fail "notes: $(cat shared.txt)"
 "$natgrad" compare "${short[@]}" --methods natgrad --clip-bound 1 --grid clip=none,kl,norm --grid kl-clip=0.001,0.01 --out decided >shared.txt 2>err ||
   fail "a grid of clips: $(cat err)"
-[[ $(ls decided/tuning | wc -l) == 6 ]] && ! grep -q 'has no use' shared.txt || fail "a grid of clips: $(ls decided/tuning; cat shared.txt)"
+[[ $(ls decided/tuning | wc -l) == 6 ]] && ! grep -q 'has no effect' shared.txt || fail "a grid of clips: $(ls decided/tuning; cat shared.txt)"
 
 losses() { cut -d, -f1-3,5- "$1/curves.csv"; } # all but the seconds
 
@@ -181,11 +181,11 @@ diff again.txt one.txt && [[ ! -s again.err ]] || fail "--resume of a finished o
 # The table anew: the other way round, of one seed, of one method.
 "$natgrad" compare "${tiny[@]}" --out one --resume --baseline natgrad >again.txt 2>again.err && [[ ! -s again.err ]] ||
   fail "--baseline of a finished one: $(cat again.err)"
-grep -qx "less natgrad of the same seed: mean and its 95 % interval (Student's t)" again.txt && diff again.txt one/table.txt ||
+grep -qx "difference to natgrad of the same seed: mean and its 95 % interval (Student's t)" again.txt && diff again.txt one/table.txt ||
   fail "--baseline: $(cat again.txt)"
-sizes() { grep -A2 '^less' "$1" | tail -1 | grep -oE '[0-9]+\.[0-9]*' | sort; }
+sizes() { grep -A2 '^difference' "$1" | tail -1 | grep -oE '[0-9]+\.[0-9]*' | sort; }
 [[ $(sizes one.txt | wc -l) == 9 ]] && diff <(sizes one.txt) <(sizes again.txt) || fail "the other way round: $(cat again.txt)"
-"$natgrad" compare "${tiny[@]}" --seeds 1 --out one --resume >again.txt 2>again.err && grep -qx 'less sgd of the same seed: mean' again.txt ||
+"$natgrad" compare "${tiny[@]}" --seeds 1 --out one --resume >again.txt 2>again.err && grep -qx 'difference to sgd of the same seed: mean' again.txt ||
   fail "one seed: $(cat again.txt again.err)"
 rm one/runs/natgrad-seed1/log.jsonl one/tuning/sgd-1/config.json
 "$natgrad" compare "${tiny[@]}" --out one --resume >/dev/null 2>again.err || fail "--resume fails: $(cat again.err)"
@@ -194,7 +194,7 @@ diff <(losses one) <(losses two) || fail "going on differs"
 "$natgrad" compare "${tiny[@]}" --seeds 3 --out two --resume >/dev/null 2>again.err || fail "more seeds"
 [[ $(wc -l <again.err) == 2 ]] || fail "a third seed is not two runs: $(cat again.err)"
 
-expect 2 'natgrad: --out: another natgrad compare is at work in one' flock one "$natgrad" compare "${tiny[@]}" --out one --resume
+expect 2 'natgrad: --out: another natgrad compare is running in one' flock one "$natgrad" compare "${tiny[@]}" --out one --resume
 bad "--resume: sgd.momentum is '0.9', but '0.5' in one/compare.json; *" "${tiny[@]}" --momentum 0.9 --out one --resume
 bad "--resume: grid is 'lr=0.05,1e-4*damping=0.1,2', but *" "${tiny[@]:0:14}" --grid damping=0.1,2 --momentum 0.5 --out one --resume
 bad "--resume: natgrad.damping is '0.25', but *" "${tiny[@]}" --out one --resume --damping 0.25
@@ -221,7 +221,7 @@ interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has F
 }
 interrupt INT stopped log.jsonl
 [[ $? == 1 && ! -s cut.txt ]] || fail "SIGINT: exit code or a table: $(cat cut.txt)"
-grep -q '^natgrad: stopped after 1 of 2 runs; the same command with --out stopped --resume goes on$' cut.err ||
+grep -q '^natgrad: stopped after 1 of 2 runs; continue with the same command and --out stopped --resume$' cut.err ||
   fail "SIGINT: $(cat cut.err)"
 interrupt KILL killed 'checkpoint-*.safetensors' --checkpoint-every 50
 for dir in stopped killed; do
@@ -237,7 +237,7 @@ done
 # A method that diverges is counted and shown; squared error has losses.
 "$natgrad" compare "${tiny[@]:0:8}" --methods sgd,sgd:lr=1e6 --model mlp --seeds 2 --quiet --out lost >lost.txt 2>&1 || fail "divergence"
 grep -qE '^sgd-2 +2, 2 diverged ' lost.txt || fail "not shown: $(cat lost.txt)"
-grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+, 2 after step [0-9]+\); nothing is left$' lost.txt ||
+grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+, 2 after step [0-9]+\); no run is left$' lost.txt ||
   fail "no note: $(cat lost.txt)"
 expect 0 '*target: test accuracy 50.00 %'$'\n''*epochs to 50.00 %*' \
   "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --target 0.5 --quiet --out given
@@ -272,7 +272,7 @@ grep -q 'linked/runs/sgd-seed1: is a symbolic link, expected a folder' link.txt 
 "$natgrad" compare --data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --steps 12 --seeds 2 \
   --methods sgd --grid lr=1e6,1e5 --weight-decay 1000 --lr-schedule constant --quiet --out gone >lost.txt 2>lost.err ||
   fail "lost: $(cat lost.err)"
-grep -q 'sgd: 2 of 2 runs diverged (seed 1 after step [0-9]*, 2 after step [0-9]*); nothing is left' lost.txt || fail "lost: $(cat lost.txt)"
+grep -q 'sgd: 2 of 2 runs diverged (seed 1 after step [0-9]*, 2 after step [0-9]*); no run is left' lost.txt || fail "lost: $(cat lost.txt)"
 grep -q 'wider one' lost.txt && fail "lost, but advised: $(cat lost.txt)"
 [[ ! -e gone/curves.png ]] && ! grep -vE 'natgrad: NG_(SKIPPED|RESCUED): ' lost.err || fail "lost, but drawn: $(cat lost.err)"
 finish

@@ -27,8 +27,8 @@ for name in "${!command[@]}"; do
   want=$([[ $silent ]] && echo 0 || echo 2)
   line='natgrad: standard output could not be written'
   # Ranks stop together, one step after one of them was told.
-  [[ $name == train ]] && line+='; stopped after step 8, natgrad train --resume goes on in T'
-  [[ $name == ranks ]] && line+='; stopped after step [89], natgrad train --resume goes on in T'
+  [[ $name == train ]] && line+='; stopped after step 8, continue with natgrad train --resume --out T'
+  [[ $name == ranks ]] && line+='; stopped after step [89], continue with natgrad train --resume --out T'
   told=$([[ $silent ]] || echo "$line")
   # A reader that has gone, a stream that was never there, a device that is full.
   run "$name" && timeout $patience "$natgrad" "${words[@]}" 2>err >&4
@@ -80,7 +80,7 @@ done
 rm -rf T && cp -a whole T && cksum T/checkpoint-* >before # a checkpoint that cannot be followed by another
 (ulimit -f 100 && exec "$natgrad" train --resume --out T --epochs 3 --quiet >out 2>err)
 [[ $? == 2 && $(cat err) == 'natgrad: T/checkpoint-24.safetensors: cannot write: File too large' ]] || fail "the next checkpoint: $(cat err)"
-expect 0 'T: had its 16 steps already; *' "$natgrad" train --resume --out T --epochs 2
+expect 0 'T: has all its 16 steps; *' "$natgrad" train --resume --out T --epochs 2
 diff before <(cksum T/checkpoint-*) || fail "the checkpoint before is another"
 # A real full disk, if a file system can be mounted.
 if unshare -m sh -c 'mkdir small && mount -t tmpfs -o size=300k none small' 2>/dev/null; then

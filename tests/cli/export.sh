@@ -67,16 +67,16 @@ bad_log() { # TEXT MESSAGE
   export_ 2 "natgrad: bad/log.jsonl: $2" bad --csv bad.csv
   [[ ! -e bad.csv ]] || fail "a damaged log gave a file"
 }
-bad_log '' 'there is no whole line in it yet'
-bad_log '{"schema": 1' 'there is no whole line in it yet'
+bad_log '' 'has no complete line yet'
+bad_log '{"schema": 1' 'has no complete line yet'
 bad_log $'{"schema": 1, "event": "step", "step": 1}\n{"schema": 1, "ev\n{}\n' 'line 2: expected an object *'
 bad_log $'{"schema": 2, "event": "step", "step": 1}\n' 'line 1: expected an object with "schema": 1, *'
 bad_log $'[]\n' 'line 1: expected an object *'
 
-export_ 2 'natgrad: export: which run? *'
-export_ 2 'natgrad: export: which run? *' --csv x.csv
+export_ 2 'natgrad: export: expected the folder of a run *'
+export_ 2 'natgrad: export: expected the folder of a run *' --csv x.csv
 export_ 2 'natgrad: export: --csv FILE or --tensorboard DIR is missing' run
-export_ 2 "natgrad: export: one run at a time, got 'bad' too" run bad --csv x.csv
+export_ 2 "natgrad: export: unexpected second folder 'bad'" run bad --csv x.csv
 export_ 2 'natgrad: export: unknown option --tensorbord; the nearest is --tensorboard' run --tensorbord x
 export_ 2 'natgrad: export: option --csv needs a value' run --csv
 export_ 2 'natgrad: --csv: expected a name' run --csv ''
@@ -97,7 +97,7 @@ cat pipe >piped.csv &
 export_ 0 '*' run --csv pipe
 wait $!
 [[ -p pipe ]] && cmp -s real.csv piped.csv || fail "a pipe was replaced, or got something else"
-export_ 2 'natgrad: pipe: is a pipe that nobody reads' run --csv pipe
+export_ 2 'natgrad: pipe: is a pipe without a reader' run --csv pipe
 export_ 2 'natgrad: events: cannot be written: Is a directory' run --csv events
 mkdir piped && mkfifo piped/log.jsonl
 export_ 2 'natgrad: piped/log.jsonl: cannot be read: not a regular file' piped --csv x.csv

@@ -34,7 +34,7 @@ done
 got=0
 on "$n" --data images:three,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
 [[ $got == 2 && $(said | wc -l) == 3 && $(said | grep -c 'left out, [12] of 200: ') == 2 &&
-  $(said | grep -c '^natgrad: --data: images: 3 of 200 files are no good, more than 1 %; the last is three/class_00/image_0') == 1 ]] ||
+  $(said | grep -c '^natgrad: --data: images: 3 of 200 files are unreadable, more than 1 %; the last is three/class_00/image_0') == 1 ]] ||
   fail "three of 200: exit $got: $(said)"
 
 # Stopped after the first and after the second of three; the count goes on, also with another number of ranks.
@@ -55,7 +55,7 @@ done
 ((second > 0)) || fail "no second one in 27 steps"
 got=0
 on 1 --data images:three,size=16 "${how[@]}" --steps 60 --out run --resume >/dev/null 2>"$scratch/said" || got=$?
-[[ $got == 2 && $(said | wc -l) == 1 && $(said) == *': 3 of 200 files are no good'* ]] || fail "resumed: exit $got: $(said)"
+[[ $got == 2 && $(said | wc -l) == 1 && $(said) == *': 3 of 200 files are unreadable'* ]] || fail "resumed: exit $got: $(said)"
 
 # Other files are worth a note, once.
 touch two/class_00/notes.txt

@@ -43,7 +43,7 @@ mkdir worse && cp -r folder/* worse/
 for i in 1 3 5; do echo no >worse/class_02/image_00$i.png; done
 expect 2 'natgrad: *' "$natgrad" train --data images:folder,size=16,resize=20 --model resnet20 --batch 512
 "$natgrad" train --data images:worse,size=16,resize=20 --model resnet20 --batch 16 --epochs 2 --quiet 2>err
-[[ $? == 2 && $(tail -1 err) == 'natgrad: --data: images: 3 of 256 files are no good, more than 1 %; the last is worse/class_0'* ]] ||
+[[ $? == 2 && $(tail -1 err) == 'natgrad: --data: images: 3 of 256 files are unreadable, more than 1 %; the last is worse/class_0'* ]] ||
   fail "worse: $(cat err)"
 mkfifo folder/class_03/pipe
 expect 2 'natgrad: --data: folder/class_03/pipe: is neither a file nor a folder' \

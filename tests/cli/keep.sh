@@ -90,7 +90,7 @@ done
 again rm run/config.json run/log.jsonl
 train 2 'natgrad: run/*: is missing, *' "${tiny[@]}" --out run
 again eval 'printf "one\ntwo\n" >>run/log.jsonl'
-train 0 '*run/log.jsonl: 2 lines after the checkpoint are no records of a run, and are cut off*' --out run --resume
+train 0 '*run/log.jsonl: 2 lines after the checkpoint are not of a run and were removed*' --out run --resume
 ! grep -q '^two' run/log.jsonl || fail 'run/log.jsonl: keeps lines of others'
 
 # What a killed save left is removed: a temporary file, a part, the checkpoint that was replaced.  Files of others stay.

@@ -32,7 +32,7 @@ begin() {
 ended() {
   local dir=$1 got=0 step
   wait "$job" || got=$?
-  step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume .*/\1/p' "$dir.err")
+  step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); continue with natgrad train --resume .*/\1/p' "$dir.err")
   [[ $got == 1 && -n $step && $(step_of "$dir") == "$step" ]] || fail "$dir: exit $got, $(step_of "$dir") kept: $(cat "$dir.err")"
   whole "$dir" "$step" "$n"
   expect 0 '*' on 2 --out "$dir" --resume --steps $((step + 1)) --checkpoint-every 0 --quiet

@@ -44,8 +44,8 @@ if command -v python3 >/dev/null; then # not in a bare Debian
     fail "running values changed"
 fi
 
-prune 2 'natgrad: prune: which run? *'
-prune 2 "natgrad: prune: one run at a time, got 'copy' too" run copy
+prune 2 'natgrad: prune: expected the folder of a run *'
+prune 2 "natgrad: prune: unexpected second folder 'copy'" run copy
 prune 2 'natgrad: prune: --sparsity is missing*' run --out x
 prune 2 'natgrad: prune: --out FILE is missing' run --sparsity 0.5
 for sparsity in 1 -0.1 nan 0.5x ''; do
@@ -59,7 +59,7 @@ prune 2 "natgrad: --steps: '0' *" run --steps 0
 prune 2 "natgrad: --gradients: '0' *" run --gradients 0
 prune 2 "natgrad: --damping: '0' *" run --damping 0
 prune 2 'natgrad: prune: unknown option --sparsty; the nearest is --sparsity' run --sparsty 0.5
-prune 2 'natgrad: --out: mfac.safetensors is there already' run --sparsity 0.5 --out mfac.safetensors
+prune 2 'natgrad: --out: mfac.safetensors exists' run --sparsity 0.5 --out mfac.safetensors
 prune 2 'natgrad: nowhere: expected the folder of a run, but there is no config.json in it' nowhere --sparsity 0.5 --out x
 prune 2 "natgrad: --batch: 2000 samples, but digits has 1437 to train on" run --sparsity 0.5 --batch 2000 --out x
 prune 2 "natgrad: norms.safetensors: has *tensors, this model *" run --weights norms.safetensors --sparsity 0.5 --out x

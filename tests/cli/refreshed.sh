@@ -10,12 +10,12 @@ how=(--data synthetic:classes=3,image=8x8x1,train=240,test=30 --model mlp --meth
 of() { tail -n 1 "$1/log.jsonl" | sed -nE "s/.*\"statistics\": .*\"$2\": \{([^}]*)\}.*/\1/p" | sed -nE "s/.*\"$3\": ([0-9]+).*/\1/p"; }
 
 # Nothing is like anything: three layers, each step anew.  All is alike: refreshes of each in the same steps.
-expect 0 '*statistics made anew: A 100.0 % of 60, G 100.0 % of 60*' "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1e-30 --out never
-expect 0 '*statistics made anew: A *' "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1000 --out alike
+expect 0 '*statistics refreshed: A 100.0 % of 60, G 100.0 % of 60*' "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1e-30 --out never
+expect 0 '*statistics refreshed: A *' "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1000 --out alike
 anew=$(of alike A refreshed)
 [[ $anew -gt 0 && $anew -lt 30 && $((anew % 3)) == 0 && $(of alike G refreshed) == "$anew" ]] || fail "alike: $anew A, $(of alike G refreshed) G"
 [[ $(of alike A passed) == $((60 - anew)) && $(of alike A bytes_sent) == 0 && $(of alike A bytes_passed) == 0 ]] || fail "alike: $(tail -n 1 alike/log.jsonl)"
-expect 0 "*statistics made anew: A $(awk "BEGIN { printf \"%.1f\", 100 * $anew / 60 }") % of 60, G *" \
+expect 0 "*statistics refreshed: A $(awk "BEGIN { printf \"%.1f\", 100 * $anew / 60 }") % of 60, G *" \
   "$natgrad" train "${how[@]}" --steps 20 --refresh-tolerance 1000
 
 # Stopped and resumed, the totals are of the whole run; on two ranks bytes are those of the steps.
@@ -34,10 +34,10 @@ for kind in A G; do
 done
 
 # Norms apart; where nothing is adaptive nothing is said; the part before a switch is kept.
-expect 0 '*statistics made anew: A *, G *, F *' "$natgrad" train --data synthetic:classes=3,image=8x8x3,train=64,test=6 --model resnet20 \
+expect 0 '*statistics refreshed: A *, G *, F *' "$natgrad" train --data synthetic:classes=3,image=8x8x3,train=64,test=6 --model resnet20 \
   --method spngd --batch 32 --lr 0.001 --steps 2 --stat-refresh adaptive
 expect 0 '*' "$natgrad" train "${how[@]}" --stat-refresh period --steps 3 --out period
 grep -q 'statistics made' "$scratch/out" && fail "period: $(cat "$scratch/out")"
 grep -q '"statistics": {' period/log.jsonl && fail "period: $(tail -n 1 period/log.jsonl)"
-expect 0 '*statistics made anew: A 100.0 % of 15, G 100.0 % of 15*' "$natgrad" train "${how[@]}" --steps 8 --refresh-tolerance 1e-30 --switch-to-sgd 1
+expect 0 '*statistics refreshed: A 100.0 % of 15, G 100.0 % of 15*' "$natgrad" train "${how[@]}" --steps 8 --refresh-tolerance 1e-30 --switch-to-sgd 1
 finish

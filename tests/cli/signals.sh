@@ -46,7 +46,7 @@ ends() {
     kill -9 "$pid"
   fi
   wait "$pid" || got=$?
-  step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume .*/\1/p' "$dir.err")
+  step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); continue with natgrad train --resume .*/\1/p' "$dir.err")
   [[ $got == 1 && -n $step && $(step_of "$dir") == "$step" ]] || fail "$dir: SIGINT: exit $got, $(step_of "$dir") kept: $(cat "$dir.err")"
   expect 0 '*' "$natgrad" train --out "$dir" --resume --steps $((step + 1)) --quiet
 }
@@ -66,7 +66,7 @@ if [[ -z $processes ]]; then
   until_so $pid "without --out: SIGUSR1" test -s nowhere.err
   kill -TERM $pid
   wait $pid
-  [[ $? == 1 && $(cat nowhere.err) == 'natgrad: SIGUSR1: without --out nothing is kept'*'without --out nothing was kept' ]] ||
+  [[ $? == 1 && $(cat nowhere.err) == 'natgrad: SIGUSR1: without --out nothing is kept'*'nothing was saved without --out' ]] ||
     fail "without --out: $(cat nowhere.err)"
 else
   last=$((processes - 1))

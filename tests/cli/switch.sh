@@ -29,5 +29,5 @@ fi
 # The resumed run takes no other numbers, and its settings stay those it began with.
 expect 2 'natgrad: --switch-lr: is *' "$natgrad" train --out alone --resume --steps 20 --switch-lr 0.5
 grep -q '"method": "natgrad"' parts/config.json || fail "config.json: $(cat parts/config.json)"
-expect 2 'natgrad: --switch-to-sgd: method adamw *' "$natgrad" train "${run[@]}" --steps 16 --method adamw
+expect 2 'natgrad: --switch-to-sgd: has no effect with method adamw *' "$natgrad" train "${run[@]}" --steps 16 --method adamw
 finish

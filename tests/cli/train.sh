@@ -8,7 +8,7 @@ train() { expect "$1" "natgrad: $2" "$natgrad" train "${@:3}"; }
 train 2 'train: unknown option --epohcs; the nearest is --epochs' --epohcs 3
 train 2 'train: unknown option --dampnig; the nearest is --damping' --dampnig 3
 train 2 'train: option --lr needs a value' --lr
-train 2 "train: 'digits' is not wanted here" digits
+train 2 "train: unexpected argument 'digits'" digits
 train 2 "--batch: '0' is no whole number from 1 to 1048576" --batch 0
 train 2 "--lr: '-1' is no number from 0 to 1e+06" --lr -1
 train 2 "--epochs: 'many' is no number from 0 to 1e+06" --epochs many
@@ -21,16 +21,16 @@ train 2 "--lr-schedule: 'cosin', expected constant, step:E1,E2,...*" --lr-schedu
 train 2 "--lr-schedule: 'step:4,2', expected step:E1,E2,...* ascend *" --lr-schedule step:4,2
 train 2 "--damping: '0' is out of range, expected 0 < damping *" --damping 0
 train 2 '--update: the trainer sets it; use optimizer' --update gradient
-train 2 '--damping: method sgd has no curvature and no use for it' --method sgd --damping 0.1
-train 2 '--clip_bound: method natgrad makes no use of it without clip = norm, ratio, rms or value' --clip-bound 0.1
-train 2 '--kl_clip: method natgrad makes no use of it without clip = kl' --clip none --kl-clip 0.01
-train 2 '--stat_decay: method adasgd makes no use of it without sides = both or input' --method adasgd --stat-decay 0.9
-train 2 '--damping: method topk-sgd makes no use of it without window_function = mfac, ggt, adam or adagrad' --method topk-sgd --damping 0.1
+train 2 '--damping: method sgd has no curvature' --method sgd --damping 0.1
+train 2 '--clip_bound: has no effect with method natgrad unless clip = norm, ratio, rms or value' --clip-bound 0.1
+train 2 '--kl_clip: has no effect with method natgrad unless clip = kl' --clip none --kl-clip 0.01
+train 2 '--stat_decay: has no effect with method adasgd unless sides = both or input' --method adasgd --stat-decay 0.9
+train 2 '--damping: has no effect with method topk-sgd unless window_function = mfac, ggt, adam or adagrad' --method topk-sgd --damping 0.1
 train 2 '--damping-start: method topk-sgd has no damping' --method topk-sgd --damping-start 1 --damping-warm-up 1
 train 2 '--damping-rule: method topk-sgd has no damping' --method topk-sgd --damping-rule keep-ratio
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
-train 2 '--resume: needs --out DIR, to go on with' --resume
-train 2 '--checkpoint-every: needs --out DIR, to write to' --checkpoint-every 3
+train 2 '--resume: needs --out DIR' --resume
+train 2 '--checkpoint-every: needs --out DIR' --checkpoint-every 3
 expect 2 "natgrad: NG_THREADS is 'two', expected a whole number from 1 to 1024" env NG_THREADS=two "$natgrad" train
 expect 2 "natgrad: *damping*" env NG_DAMPING=-1 "$natgrad" train
 
@@ -54,7 +54,7 @@ bad_file() { # TEXT MESSAGE
 }
 bad_file '{"batch": 3' 'no JSON: line *'
 bad_file '[]' 'expected a JSON object of settings'
-bad_file '{"bacth": 3}' 'bacth: there is no such setting; the nearest is batch'
+bad_file '{"bacth": 3}' 'bacth: unknown setting; the nearest is batch'
 bad_file '{"batch": "3"}' 'batch: expected a whole number'
 bad_file '{"nesterov": 1}' 'nesterov: expected true or false'
 bad_file '{"model": 7}' 'model: expected a text'
@@ -94,7 +94,7 @@ expect 0 '*epoch 1/5  step 22  *epoch 5/5  step 110  lr *  loss *  accuracy * % 
   "$natgrad" train --data digits --model mlp --method natgrad --epochs 5 --lr 0.03 \
   --lr-schedule linear --out run --checkpoint-every 50 --log-every 5 # eight seeds: 91.9 to 93.6 %
 cp "$scratch/out" learnt
-expect 0 'run: had its 110 steps already; a larger --epochs or --steps goes on' "$natgrad" train --out run --resume
+expect 0 'run: has all its 110 steps; use a larger --epochs or --steps to continue' "$natgrad" train --out run --resume
 cp learnt "$scratch/out"
 accuracy=$(sed -nE 's/.*test accuracy ([0-9.]+) %.*/\1/p' "$scratch/out" | tail -1)
 awk "BEGIN { exit !($accuracy >= 90) }" || fail "digits: test accuracy is only $accuracy %"
@@ -116,8 +116,8 @@ same_run run again || fail "config.json does not repeat the run"
 expect 0 '*epoch 1/1  step 2  *' "$natgrad" train --config run/config.json --steps 2 --out short
 
 # A run goes on as it began, or not at all.
-train 2 "--batch: is '32', but '64' in run/checkpoint-110.safetensors; a run goes on as it began" --out run --resume --batch 32
-train 2 "--damping: is '0.5', but '0.*' in run/checkpoint-110.safetensors; a run goes on as it began" --out run --resume --damping 0.5
+train 2 "--batch: is '32', but '64' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --batch 32
+train 2 "--damping: is '0.5', but '0.*' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --damping 0.5
 train 2 '--epochs: the run in run has taken 110 steps already, this asks for 88' --out run --resume --epochs 4
 expect 0 '*epoch 6/6  step 132 *natgrad: --epochs: another length of the run changes the schedule linear: after step 110 lr is 0.005, it would have been 0' \
   "$natgrad" train --out run --resume --epochs 6
@@ -128,19 +128,19 @@ expect 0 '*epoch 6/6  step 132 *natgrad: --epochs: another length of the run cha
 "$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --out stopped >ran 2>ran.err &
 pid=$!
 until_so $pid "a first epoch" test -s ran
-train 2 '--out: another natgrad train is at work in stopped' --out stopped --resume
+train 2 '--out: another natgrad train is running in stopped' --out stopped --resume
 kill -TERM $pid
 wait $pid
 got=$?
-step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume --out stopped goes on$/\1/p' ran.err)
+step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); .*/\1/p' ran.err)
 [[ $got == 1 && -n $step && -e stopped/checkpoint-$step.safetensors ]] || fail "SIGTERM: exit $got, $(cat ran.err)"
 [[ $(tail -1 stopped/log.jsonl) == *'"why": "stopped"'* ]] || fail "SIGTERM: $(tail -1 stopped/log.jsonl)"
 "$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --quiet >out 2>err &
 pid=$!
-until_so $pid "a handler of SIGINT" catches $pid 2
+until_so $pid "its handlers" catches $pid 10
 kill -INT $pid
 wait $pid
-[[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; again to end at once'*'natgrad: stopped after step '*'; without --out nothing was kept' ]] || fail "SIGINT: $(cat err)"
+[[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; repeat the signal to end at once'*'natgrad: stopped after step '*'; nothing was saved without --out' ]] || fail "SIGINT: $(cat err)"
 
 # A loss that is not finite ends the run, and keeps nothing of it.
 expect 1 '*natgrad: diverged: the loss after step * is not finite' "$natgrad" train --data digits --model mlp --method sgd \
@@ -162,12 +162,12 @@ expect 0 'epoch 1/1  step 8  *natgrad: --resume: early was left before its first
 same_run never early || fail "a run that begins again has other weights"
 numbers() { sed -E 's/"(ms|seconds|crc32)": *(\{[^}]*\}|[^,}]*)//g' "$1"; }
 diff <(numbers never/log.jsonl) <(numbers early/log.jsonl) >/dev/null || fail "a run that begins again is another"
-train 2 "--method: is 'sgd', but 'natgrad' in one/config.json; a run goes on as it began" --out one --resume --method sgd
+train 2 "--method: is 'sgd', but 'natgrad' in one/config.json; a resumed run keeps its settings" --out one --resume --method sgd
 
 # Settings that would mean nothing; lines that stay one line.
-train 2 '--optimizer: method sgd with the sgd update has no use for it' --method sgd --optimizer adamw
-train 2 '--beta1: method natgrad with the sgd update has no use for it' --beta1 0.5
-train 2 '--momentum: method adamw with the adamw update has no use for it' --method adamw --momentum 0
+train 2 '--optimizer: has no effect with method sgd and the sgd update' --method sgd --optimizer adamw
+train 2 '--beta1: has no effect with method natgrad and the sgd update' --beta1 0.5
+train 2 '--momentum: has no effect with method adamw and the adamw update' --method adamw --momentum 0
 train 2 '--dropout: vgg16 has dropout for images of at least 64 pixels, these have 32' --model vgg16 --dropout 0.5 \
   --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
 train 2 '--batch: wrn-10-1 normalises over a batch, where one pixel is left: at least 2' --model wrn-10-1 \
