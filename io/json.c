@@ -181,7 +181,7 @@ static void new_line(ngio_out *o) {
 }
 
 /* A comma, unless this is the first of its list: a value never ends in an opening bracket. */
-static void next(ngio_out *o, const char *key) {
+void ngio_put_key(ngio_out *o, const char *key) {
   const char last = o->used > 0 ? o->text[o->used - 1] : '[';
   if (last != '{' && last != '[') ngio_out_put(o, ",");
   if (o->indent && o->depth > 0) new_line(o);
@@ -191,7 +191,7 @@ static void next(ngio_out *o, const char *key) {
 }
 
 void ngio_open(ngio_out *o, const char *key, char bracket) {
-  next(o, key);
+  ngio_put_key(o, key);
   ngio_out_bytes(o, &bracket, 1);
   o->depth++;
 }
@@ -204,7 +204,7 @@ void ngio_shut(ngio_out *o, char bracket) {
 }
 
 void ngio_put_null(ngio_out *o, const char *key) {
-  next(o, key);
+  ngio_put_key(o, key);
   ngio_out_put(o, "null");
 }
 
@@ -214,12 +214,12 @@ void ngio_put_text(ngio_out *o, const char *key, const char *text) {
     return;
   }
   if (!ngio_is_utf8(text)) o->lost = 1;
-  next(o, key);
+  ngio_put_key(o, key);
   ngio_out_string(o, text);
 }
 
 void ngio_put_integer(ngio_out *o, const char *key, int64_t x) {
-  next(o, key);
+  ngio_put_key(o, key);
   ngio_out_integer(o, x);
 }
 
@@ -228,12 +228,12 @@ void ngio_put_real(ngio_out *o, const char *key, double x) {
     ngio_put_null(o, key);
     return;
   }
-  next(o, key);
+  ngio_put_key(o, key);
   ngio_out_real(o, x);
 }
 
 void ngio_put_flag(ngio_out *o, const char *key, int x) {
-  next(o, key);
+  ngio_put_key(o, key);
   ngio_out_put(o, x ? "true" : "false");
 }
 

@@ -34,6 +34,8 @@ void ngio_put_integer(ngio_out *o, const char *key, int64_t x);
 void ngio_put_real(ngio_out *o, const char *key, double x); /* not finite: null */
 void ngio_put_flag(ngio_out *o, const char *key, int x);
 void ngio_put_null(ngio_out *o, const char *key);
+/* Only the comma and the key: the caller appends the value. */
+void ngio_put_key(ngio_out *o, const char *key);
 
 /* Reserve room for n more bytes; 0, and lost, if there is no memory. */
 int ngio_out_reserve(ngio_out *o, size_t n);

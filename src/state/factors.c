@@ -281,17 +281,9 @@ done:
 
 /* NULL: the array of the file is this field. */
 static const char *misfit(const ng_field *f, const ngio_tensor *t) {
-  int32_t ndim;
-  int64_t shape[2];
-  ng_tensor_shape(f, &ndim, shape);
-  if ((int)t->dtype != (int)f->dtype) return "has another dtype than in this model";
-  if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
-    return "has another shape than in this model";
-  }
-  if (!ng_all_finite(t->data, f->dtype, ng_field_count(f))) {
-    return "holds a number that is not finite";
-  }
-  return NULL;
+  const char *why = ng_tensor_misfit(f, t);
+  const bool finite = why != NULL || ng_all_finite(t->data, f->dtype, ng_field_count(f));
+  return finite ? why : "holds a number that is not finite";
 }
 
 static void refuse(factors *x, const char *name, const char *why) {

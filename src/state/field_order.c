@@ -31,7 +31,8 @@ ng_rect ng_slice_rect(const ng_field *f, int32_t i) {
 }
 
 ng_rect ng_field_mine(const ng_field *f, int32_t rank) {
-  if (f->slice == NULL) return f->data != NULL ? ng_field_rect(f, 0, f->cols) : (ng_rect){0, 0, 0, 0};
+  if (f->slice == NULL)
+    return f->data != NULL ? ng_field_rect(f, 0, f->cols) : (ng_rect){0, 0, 0, 0};
   return f->holder != NULL ? ng_field_rect(f, f->from, f->to) : ng_slice_rect(f, rank);
 }
 

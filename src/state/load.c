@@ -110,23 +110,11 @@ static void find_entry(ng_work *w, ng_item *item) {
 
 /* Every array of this model is announced, as it should be. */
 static ng_status check_shape(ng_work *w, ng_item *item) {
-  const ng_field *f = &item->f;
-  int32_t ndim;
-  int64_t shape[2];
-  const char *why = NULL;
   if (w->st != NG_OK) return NG_OK;
-  const ngio_tensor *t = item->t = tensor_of(w, item->name);
+  item->t = tensor_of(w, item->name);
   if (w->tensors != NULL) find_entry(w, item);
-  ng_tensor_shape(f, &ndim, shape);
-  if (t == NULL) {
-    why = "is missing";
-  } else if ((int)t->dtype != (int)f->dtype) {
-    why = "has another dtype than in this model";
-  } else if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
-    why = "has another shape than in this model";
-  } else if (item->crc == NULL) {
-    why = "is not in the manifest";
-  }
+  const char *why = ng_tensor_misfit(&item->f, item->t);
+  if (why == NULL && item->crc == NULL) why = "is not in the manifest";
   return refuse(w, item->name, why);
 }
 

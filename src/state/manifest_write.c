@@ -5,35 +5,10 @@
 #include "io.h"
 #include "state/manifest.h"
 
-/* Except for the first of an object. */
-static void comma(ngio_out *o) {
-  if (o->used > 0 && !o->lost && o->text[o->used - 1] != '{') ngio_out_bytes(o, ",", 1);
-}
-
-static void key(ngio_out *o, const char *name) {
-  comma(o);
-  ngio_out_string(o, name);
-  ngio_out_bytes(o, ":", 1);
-}
-
+/* can_be_written has checked that texts are UTF-8. */
 static void put_string(ngio_out *o, const char *name, const char *text) {
-  key(o, name);
+  ngio_put_key(o, name);
   ngio_out_string(o, text);
-}
-
-static void put_integer(ngio_out *o, const char *name, int64_t x) {
-  key(o, name);
-  ngio_out_integer(o, x);
-}
-
-static void put_real(ngio_out *o, const char *name, double x) {
-  key(o, name);
-  ngio_out_real(o, x);
-}
-
-static void begin_object(ngio_out *o, const char *name) {
-  key(o, name);
-  ngio_out_put(o, "{");
 }
 
 /* Every option, as text that ng_options_set takes: no number format of JSON comes between. */
@@ -42,7 +17,7 @@ static void make_options(const ng_precond *p, ngio_out *o) {
   char *text = ng_alloc(p->ctx, room);
   ng_option_info info;
   if (text == NULL) o->lost = 1;
-  begin_object(o, "options");
+  ngio_open(o, "options", '{');
   for (int32_t i = 0; i < ng_option_count() && text != NULL; i++) {
     if (!ng_manifest_option(i, &info) || ng_options_get(&p->opt, info.name, text, room) != NG_OK) {
       o->lost = 1;
@@ -50,26 +25,25 @@ static void make_options(const ng_precond *p, ngio_out *o) {
     }
     put_string(o, info.name, text);
   }
-  ngio_out_put(o, "}");
+  ngio_shut(o, '}');
   if (text != NULL) ng_free(p->ctx, text, room);
 }
 
 /* In the order of registration, which is what read_layers compares. */
 static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) {
   char is[NG_MESSAGE];
-  key(o, "layers");
-  ngio_out_put(o, "[");
+  ngio_open(o, "layers", '[');
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     ng_manifest_describe(ng_entry_seen(e), is, sizeof is);
-    ngio_out_put(o, i > 0 ? ",{" : "{");
+    ngio_open(o, NULL, '{');
     put_string(o, "name", e->d.name);
     put_string(o, "is", is);
     put_string(o, "options", e->d.options == NULL ? "" : e->d.options);
-    if (missed[i] > 0.0) put_integer(o, "missed", (int64_t)missed[i]);
-    ngio_out_put(o, "}");
+    if (missed[i] > 0.0) ngio_put_integer(o, "missed", (int64_t)missed[i]);
+    ngio_shut(o, '}');
   }
-  ngio_out_put(o, "]");
+  ngio_shut(o, ']');
 }
 
 typedef struct block_writer {
@@ -81,20 +55,20 @@ typedef struct block_writer {
 /* The walk of ng_state_get again, so places and names meet. */
 static ng_status write_number(void *arg, ng_number *n) {
   block_writer *w = arg;
-  put_real(w->to, n->name, w->from[w->at++]);
+  ngio_put_real(w->to, n->name, w->from[w->at++]);
   return NG_OK;
 }
 
 /* A block by its name, a number by its own. */
 static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
   block_writer w = {o, values, 0};
-  begin_object(o, "blocks");
+  ngio_open(o, "blocks", '{');
   for (int32_t i = 0; i < p->blocks; i++) {
-    begin_object(o, p->block[i]->name);
+    ngio_open(o, p->block[i]->name, '{');
     (void)ng_block_numbers(p->block[i], write_number, &w);
-    ngio_out_put(o, "}");
+    ngio_shut(o, '}');
   }
-  ngio_out_put(o, "}");
+  ngio_shut(o, '}');
 }
 
 /* What ng_report shows of the last step is no reason to refuse a save. */
@@ -134,38 +108,37 @@ ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int
   if (st != NG_OK) return st;
   (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
                  NG_VERSION_PATCH);
-  ngio_out_put(o, "{");
-  put_integer(o, "format", format);
+  ngio_open(o, NULL, '{');
+  ngio_put_integer(o, "format", format);
   put_string(o, "library", version); /* for people */
   put_string(o, "method", p->opt.method);
   make_options(p, o);
-  begin_object(o, "counters");
-  put_integer(o, "steps", p->steps);
-  put_integer(o, "updates", p->updates);
-  put_integer(o, "skipped", p->skipped);
+  ngio_open(o, "counters", '{');
+  ngio_put_integer(o, "steps", p->steps);
+  ngio_put_integer(o, "updates", p->updates);
+  ngio_put_integer(o, "skipped", p->skipped);
   for (int i = 0; i < NG_RESCUES; i++) {
-    put_integer(o, ng_rung_name[i], rungs[i]);
+    ngio_put_integer(o, ng_rung_name[i], rungs[i]);
   }
-  ngio_out_put(o, "}");
-  begin_object(o, "last");
-  put_real(o, "clip", finite_or(p->step->nu, 1.0));
-  put_real(o, "inner", finite_or(p->step->inner, 0.0));
-  ngio_out_put(o, "}");
+  ngio_shut(o, '}');
+  ngio_open(o, "last", '{');
+  ngio_put_real(o, "clip", finite_or(p->step->nu, 1.0));
+  ngio_put_real(o, "inner", finite_or(p->step->inner, 0.0));
+  ngio_shut(o, '}');
   return NG_OK;
 }
 
 void ng_manifest_layers(ng_precond *p, const double *values, int64_t count, ngio_out *o) {
   make_layers(p, values + count - p->entries, o);
   make_blocks(p, values, o);
-  begin_object(o, "tensors");
+  ngio_open(o, "tensors", '{');
 }
 
 /* With a comma in front, if it is not the first; room for all of it is taken once. */
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite) {
-  comma(o);
-  ngio_out_string(o, name);
+  ngio_put_key(o, name);
   if (!ngio_out_reserve(o, 64)) return;
-  char *to = stpcpy(o->text + o->used, ":{\"crc32\":\"");
+  char *to = stpcpy(o->text + o->used, "{\"crc32\":\"");
   to = stpcpy(to, crc); /* digits */
   to = stpcpy(to, finite ? "\",\"finite\":true}" : "\",\"finite\":false}");
   o->used = (size_t)(to - o->text);

@@ -5,55 +5,40 @@ int64_t ng_part_room(const char *path) { return (int64_t)strlen(path) + NGIO_PAR
 
 /* ---- pieces, written -------------------------------------------------------------------------*/
 
-static void comma(ngio_out *o) {
-  const char last = o->used > 0 && !o->lost ? o->text[o->used - 1] : '{';
-  if (last != '{' && last != '[') ngio_out_put(o, ",");
-}
-
-static void number(ngio_out *o, const char *key, int64_t x) {
-  comma(o);
-  ngio_out_string(o, key);
-  ngio_out_put(o, ":");
-  ngio_out_integer(o, x);
-}
-
 void ng_pieces_begin(ngio_out *o, const ng_item *item) {
   int32_t ndim;
   int64_t shape[2];
   ng_tensor_shape(&item->f, &ndim, shape);
-  comma(o);
-  ngio_out_string(o, item->name);
-  ngio_out_put(o, ":{\"shape\":[");
-  for (int32_t i = 0; i < ndim; i++) {
-    comma(o);
-    ngio_out_integer(o, shape[i]);
-  }
-  ngio_out_put(o, "],\"pieces\":[");
+  ngio_open(o, item->name, '{');
+  ngio_open(o, "shape", '[');
+  for (int32_t i = 0; i < ndim; i++)
+    ngio_put_integer(o, NULL, shape[i]);
+  ngio_shut(o, ']');
+  ngio_open(o, "pieces", '[');
 }
 
 void ng_pieces_put(ngio_out *o, const ng_part_piece *q) {
-  comma(o);
-  ngio_out_put(o, "{");
-  number(o, "part", q->part);
+  ngio_open(o, NULL, '{');
+  ngio_put_integer(o, "part", q->part);
   if (!q->whole) {
-    number(o, q->by_rows ? "from_row" : "from", q->from);
-    number(o, q->by_rows ? "to_row" : "to", q->to);
+    ngio_put_integer(o, q->by_rows ? "from_row" : "from", q->from);
+    ngio_put_integer(o, q->by_rows ? "to_row" : "to", q->to);
   }
-  ngio_out_put(o, ",\"crc32\":\"");
-  ngio_out_put(o, q->crc);
-  ngio_out_put(o, q->finite ? "\",\"finite\":true}" : "\",\"finite\":false}");
+  ngio_put_text(o, "crc32", q->crc);
+  ngio_put_flag(o, "finite", q->finite);
+  ngio_shut(o, '}');
 }
 
 void ng_pieces_end(ngio_out *o) { ngio_out_put(o, "]}"); }
 
 void ng_parts_end(ngio_out *o, const int64_t *bytes, const int64_t *tensors, int32_t parts) {
-  ngio_out_put(o, "},\"parts\":[");
+  ngio_shut(o, '}');
+  ngio_open(o, "parts", '[');
   for (int32_t r = 0; r < parts; r++) {
-    comma(o);
-    ngio_out_put(o, "{");
-    number(o, "bytes", bytes[r]);
-    number(o, "tensors", tensors[r]);
-    ngio_out_put(o, "}");
+    ngio_open(o, NULL, '{');
+    ngio_put_integer(o, "bytes", bytes[r]);
+    ngio_put_integer(o, "tensors", tensors[r]);
+    ngio_shut(o, '}');
   }
   ngio_out_bytes(o, "]}", sizeof "]}");
 }

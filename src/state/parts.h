@@ -37,7 +37,8 @@ void ng_parts_end(ngio_out *o, const int64_t *bytes, const int64_t *tensors, int
  * is ->count, and all are good then. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
 ng_part_piece ng_part_piece_of(const ngio_value *v, const ng_field *f); /* one of these */
-ng_rect ng_part_piece_rect(const ng_part_piece *q, const ng_field *f); /* not of a symmetric array */
+ng_rect ng_part_piece_rect(const ng_part_piece *q,
+                           const ng_field *f); /* not of a symmetric array */
 /* Dtype and shape that a piece has in its file. */
 ngio_tensor ng_part_piece_tensor(const ng_item *item, const ng_part_piece *q);
 

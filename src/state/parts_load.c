@@ -13,7 +13,7 @@ enum { CHUNK = 1 << 18 };
 typedef struct wanted {
   const ngio_value *pieces; /* of the manifest */
   int32_t part;             /* of an array in one piece; else -1 */
-  ng_rect box;               /* what this rank holds of it; nothing: zeros */
+  ng_rect box;              /* what this rank holds of it; nothing: zeros */
   int64_t at;               /* where that begins in `staged` */
 } wanted;
 
@@ -85,7 +85,7 @@ static bool piece_in(const loading *x, int32_t i, int32_t part, ng_part_piece *o
 
 static ng_rect both(const ng_rect *a, const ng_rect *b) {
   return (ng_rect){ng_max64(a->top, b->top), ng_min64(a->bottom, b->bottom),
-                  ng_max64(a->left, b->left), ng_min64(a->right, b->right)};
+                   ng_max64(a->left, b->left), ng_min64(a->right, b->right)};
 }
 
 static bool wants(const ng_field *f, const wanted *q, const ng_part_piece *piece) {

@@ -70,6 +70,17 @@ ngio_tensor ng_tensor_of(const ng_item *item) {
   return t;
 }
 
+const char *ng_tensor_misfit(const ng_field *f, const ngio_tensor *t) {
+  int32_t ndim;
+  int64_t shape[2];
+  if (t == NULL) return "is missing";
+  ng_tensor_shape(f, &ndim, shape);
+  if ((int)t->dtype != (int)f->dtype) return "has another dtype than in this model";
+  const bool same =
+      t->ndim == ndim && t->shape[0] == shape[0] && (ndim < 2 || t->shape[1] == shape[1]);
+  return same ? NULL : "has another shape than in this model";
+}
+
 /* ng_alloc has no blocks of no bytes; the same size goes to ng_free. */
 static size_t some(int64_t bytes) { return bytes > 0 ? (size_t)bytes : 1; }
 

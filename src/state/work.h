@@ -83,6 +83,8 @@ ngio_threads ng_work_threads(ng_work *w); /* for io/: those of the context, or {
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f); /* for any number of ranks */
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
 ngio_tensor ng_tensor_of(const ng_item *item);                            /* without data */
+/* Why the tensor of a file is not this field, or NULL. */
+const char *ng_tensor_misfit(const ng_field *f, const ngio_tensor *t);
 
 bool ng_work_take(ng_work *w, void *at, int64_t bytes); /* at: a pointer to a pointer */
 void ng_work_give(ng_work *w, void *ptr, int64_t bytes);
