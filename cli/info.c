@@ -7,13 +7,14 @@
 #include <string.h>
 
 typedef struct wish {
-  bool options, methods, environment;
+  bool options, full, methods, environment;
   const char *published;
 } wish;
 
 static int take(void *user, const char *name, const char *value) {
   wish *w = user;
   if (strcmp(name, "options") == 0) w->options = true;
+  if (strcmp(name, "long") == 0) w->full = true;
   if (strcmp(name, "methods") == 0) w->methods = true;
   if (strcmp(name, "environment") == 0) w->environment = true;
   if (strcmp(name, "published") == 0) w->published = value;
@@ -64,7 +65,27 @@ static void bound(double v, char *text, size_t size) {
   if (fabs(v) < 1e15) (void)snprintf(text, size, "%.17g", v);
 }
 
-static int options(void) {
+/* "NAME: TYPE, default VALUE, RANGE; ...", then the lines of the help, indented. */
+static void full_row(const ng_option_info *o, const char *range) {
+  printf("%s: %s, default %s%s%s%s%s%s%s%s%s\n", o->name, type_name(o->type),
+         o->standard[0] != 0 ? o->standard : "\"\"", range[0] != 0 ? ", " : "", range,
+         o->unit[0] != 0 ? ", unit " : "", o->unit, o->per_layer ? ", per layer" : "",
+         o->live ? ", live" : "", o->family[0] != 0 ? ", family " : "", o->family);
+  for (const char *line = o->help; *line != 0; line += line[0] == '\n') {
+    const size_t n = strcspn(line, "\n");
+    printf("  %.*s\n", (int)n, line);
+    line += n;
+  }
+}
+
+/* Length of the first line, without its full stop. */
+static int summary(const char *help) {
+  const size_t n = strcspn(help, "\n");
+  return (int)(n > 0 && help[n - 1] == '.' ? n - 1 : n);
+}
+
+static int options(bool full) {
+  const char *group = "";
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info o = {.struct_size = sizeof o};
     if (ng_option_at(i, &o) != NG_OK) return cli_bad("info: option %d cannot be read", (int)i);
@@ -79,9 +100,15 @@ static int options(void) {
     } else if (o.type == NG_OPTION_BOOL) {
       (void)snprintf(range, sizeof range, "0|1");
     }
-    printf("%-20s %-6s %-12s %-24s %s%s%s%s%s%s%s\n", o.name, type_name(o.type),
-           o.standard[0] != 0 ? o.standard : "\"\"", range[0] != 0 ? range : "-", o.help,
-           o.unit != NULL && o.unit[0] != 0 ? "; unit: " : "", o.unit != NULL ? o.unit : "",
+    if (full) {
+      if (strcmp(group, o.group) != 0) printf("[%s]\n", o.group);
+      group = o.group;
+      full_row(&o, range);
+      continue;
+    }
+    printf("%-20s %-6s %-12s %-24s %.*s%s%s%s%s%s%s\n", o.name, type_name(o.type),
+           o.standard[0] != 0 ? o.standard : "\"\"", range[0] != 0 ? range : "-", summary(o.help),
+           o.help, o.unit != NULL && o.unit[0] != 0 ? "; unit: " : "", o.unit != NULL ? o.unit : "",
            o.per_layer ? "; per layer" : "", o.live ? "; live" : "",
            o.family[0] != 0 ? "; family: " : "", o.family);
   }
@@ -164,8 +191,10 @@ static int run(const cli_command *self, int argc, char **argv) {
                  (w.published != NULL ? 1 : 0) >
              1) {
     rc = cli_bad("info: expected at most one of --options, --methods, --environment, --published");
+  } else if (w.full && !w.options) {
+    rc = cli_bad("info: --long needs --options");
   } else if (w.options) {
-    rc = options();
+    rc = options(w.full);
   } else if (w.methods) {
     rc = methods();
   } else if (w.environment) {
@@ -181,6 +210,7 @@ static int run(const cli_command *self, int argc, char **argv) {
 
 static const cli_option own[] = {
     {"options", NULL, "all options: name, type, default, range or choices, help"},
+    {"long", NULL, "with --options: the full help, by purpose"},
     {"methods", NULL, "all methods: paper and option values"},
     {"environment", NULL, "all environment variables and their meaning"},
     {"published", "METHOD", "the published option names of a method, and their options here"},
@@ -188,11 +218,11 @@ static const cli_option own[] = {
 
 const cli_command cli_info = {
     .name = "info",
-    .usage = "[--options | --methods | --environment | --published METHOD]",
+    .usage = "[--options [--long] | --methods | --environment | --published METHOD]",
     .summary =
         "print the version, build, BLAS kernel, threads, components, options, methods, environment",
     .text = "",
     .options = own,
-    .n_options = 4,
+    .n_options = 5,
     .run = run,
 };

@@ -13,20 +13,15 @@ template=$(dirname "$0")/../docs/natgrad.1.in
 # Escape characters with a meaning in roff: backslashes, hyphens, a leading dot or quote.
 roff() { sed -e 's/\\/\\e/g' -e 's/-/\\-/g' -e "s/^\([.']\)/\\\\\&\1/"; }
 
-# name type default range help, in columns of 20, 6, 12, 24 and the rest.
+# Groups as subsections, options with all lines of their help.
 options() {
-  local line
-  while IFS= read -r line; do
-    if [[ ! $line =~ ^([^ ]+)\ +([^ ]+)\ +([^ ]+)\ +(above\ [^ ]+|[^ ]+)\ +([^ ].*)$ ]]; then
-      echo "manpage.sh: cannot read: $line" >&2
-      return 1
-    fi
-    local range=${BASH_REMATCH[4]}
-    printf '.TP\n.B %s\n' "$(roff <<<"--${BASH_REMATCH[1]//_/-}")"
-    printf '.RI ( "%s, default %s' "${BASH_REMATCH[2]}" "$(sed 's/"/\\(dq/g' <<<"${BASH_REMATCH[3]}" | sed 's/-/\\-/g')"
-    [[ $range == - ]] || printf ', %s' "$(roff <<<"$range")"
-    printf '" )\n%s\n' "$(roff <<<"${BASH_REMATCH[5]}")"
-  done < <("$program" info --options)
+  "$program" info --options --long | awk '
+    function roff(s) { gsub(/\\/, "\\e", s); gsub(/-/, "\\-", s); sub(/^[.\047]/, "\\\\\\&&", s); return s }
+    /^\[/ { printf ".SS %s\n", toupper(substr($0, 2, 1)) substr($0, 3, length($0) - 3); next }
+    /^[^ ]/ { i = index($0, ":"); name = substr($0, 1, i - 1); gsub(/_/, "-", name)
+              s = roff(substr($0, i + 2)); gsub(/"/, "\\(dq", s)
+              printf ".TP\n.B %s\n.RI ( \"%s\" )\n", roff("--" name), s; next }
+    { s = substr($0, 3); if (s !~ /^  /) print ".br"; sub(/^  /, "", s); print roff(s) }'
 }
 
 methods() {

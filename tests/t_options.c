@@ -28,31 +28,20 @@ static char *file_text(const char *path) {
   return text;
 }
 
-/* The manual lists every option in the table's order, and nothing else; a choice with its choices. */
-static void rows_are_the_manual(void **state) {
+/* A help that describes values describes each of them. */
+static void helps_name_every_value(void **state) {
   (void)state;
-  char *header = file_text("include/natgrad.h");
-  char *at = strstr(header, "/* ---- 6. Options ----");
-  char *end = at == NULL ? NULL : strstr(at, "typedef struct ng_options ng_options;");
-  assert_non_null(end);
-  *end = 0;
-  int32_t i = 0;
-  for (char *line = strtok(at, "\n"); line != NULL; line = strtok(NULL, "\n")) {
-    char name[64];
-    if (strncmp(line, " *   ", 5) != 0 || sscanf(line + 5, "%63[a-z_]", name) != 1) continue;
-    const ng_option_info info = option_info(i++);
-    assert_string_equal(info.name, name);
-    char list[256];
+  int32_t listed = 0;
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info info = option_info(i);
+    char list[256], *save = NULL;
+    if (info.choices[0] == 0 || strstr(info.help, "\n- ") == NULL) continue;
     (void)snprintf(list, sizeof list, "%s", info.choices);
-    for (char *word = list, *next; word[0] != 0 && strcmp(name, "clip") != 0; word = next) {
-      next = word + strcspn(word, "|");
-      if (*next != 0) *next++ = 0;
-      assert_contains(line, word);
-    }
+    for (char *word = strtok_r(list, "|", &save); word != NULL; word = strtok_r(NULL, "|", &save))
+      assert_contains(info.help, word);
+    listed++;
   }
-  assert_int_equal(i, ng_option_count());
-  assert_true(i >= 30);
-  free(header);
+  assert_true(listed >= 15);
 }
 
 static void rows_are_complete(void **state) {
@@ -61,7 +50,7 @@ static void rows_are_complete(void **state) {
     const ng_option_info a = option_info(i);
     assert_true(a.name[0] != 0 && a.group[0] != 0 && strlen(a.help) > 10);
     assert_true(a.type >= NG_OPTION_REAL && a.type <= NG_OPTION_TEXT);
-    assert_true(strstr(a.help, "  ") == NULL && strchr(a.help, '\n') == NULL);
+    assert_true(strlen(a.help) == strcspn(a.help, "\n") || strcspn(a.help, "\n") < 160);
     assert_int_equal(ng_option_find(a.name), i);
     for (int32_t k = 0; k < i; k++) {
       assert_string_not_equal(a.name, option_info(k).name);
@@ -358,7 +347,7 @@ static void nearest(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(rows_are_the_manual),
+      cmocka_unit_test(helps_name_every_value),
       cmocka_unit_test(rows_are_complete),
       cmocka_unit_test(every_row_has_its_test),
       cmocka_unit_test(every_row),

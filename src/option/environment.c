@@ -45,7 +45,7 @@ ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
     v.meaning = "settings of the library's own tests";
   } else {
     ng_variable_name(small_name(i), v.name, sizeof v.name);
-    v.meaning = i < FIXED ? fixed[i].meaning : ng_option_table[i - FIXED].help;
+    v.meaning = i < FIXED ? fixed[i].meaning : "the option of this name, see natgrad info --options";
   }
   return ng_give_struct(out, &v, sizeof v);
 }

@@ -1,32 +1,28 @@
-/* option_table.c: every option, once.
+/* option_table.c: every option, once: default, bounds, choices, help.
  *
- * In comes nothing, out goes a const table: name, default, bounds, choices, help, and the test that
- * shows two values of the option giving different results.  ng_options_create, NG_<NAME> in the
- * environment, --<name> on the command line, `natgrad info --options` and the man page are all read
- * from here; tests/t_options.c and tests/cli/options_in_sync.sh walk them against each other.
+ * The command line, the environment, `natgrad info --options`, docs/options.md, the man page and the PyTorch front
+ * read this table.  The first line of a help is a summary; a line "- value: meaning" describes one value.
  *
- * To add an option: a line in the list of natgrad.h, one in NG_OPTION_LIST of settings.h, a row here,
- * and write effect_<name> in tests/t_option_effects*.c.
+ * To add an option: a line in NG_OPTION_LIST of settings.h, a row here in the same place, effect_<name> in
+ * tests/t_option_effects*.c, and `scripts/options_doc.sh build/natgrad > docs/options.md`.
  *
- * The defaults are those of method "natgrad"; what other methods change is in methods.c. */
+ * Defaults are those of method "natgrad"; methods.c has the values of the other methods. */
 #include "option/option.h"
 
 /* The kind of an option by its name, so that a row need not repeat it. */
 #define KIND(kind, name, type) KIND_##name = NG_OPTION_##kind,
 enum { NG_OPTION_LIST(KIND) };
 
-/* The id places the row, so the order in which rows are written does not matter (it is the header's
- * for people), and a second row for one option is a warning of the compiler. */
+/* The id places the row; a second row for one option is a warning of the compiler. */
 #define ROW(field, ...)                                                                            \
   [NG_OPTION_##field] = {.name = #field,                                                           \
                          .type = (ng_option_type)KIND_##field,                                     \
                          .offset = offsetof(ng_options, field),                                    \
+                         .test = "effect_" #field,                                                 \
                          __VA_ARGS__}
 
-/* Pairs of an enum's value and its text.  The texts are needed twice, as one list for people, in
- * this order, and each at the place of its value, for the parser; both come from the same literals.
- * A dtype's values are those of ng_dtype, so its list has holes. */
-#define ONE_OF_1(a, at) .choices = at, .choice = {[a] = at}
+/* Pairs of an enum's value and its text, for the list in messages and for the parser.  The values of a dtype are
+ * those of ng_dtype, so its list has holes. */
 #define ONE_OF_2(a, at, b, bt) .choices = at "|" bt, .choice = {[a] = at, [b] = bt}
 #define ONE_OF_3(a, at, b, bt, c, ct)                                                              \
   .choices = at "|" bt "|" ct, .choice = {[a] = at, [b] = bt, [c] = ct}
@@ -42,460 +38,420 @@ enum { NG_OPTION_LIST(KIND) };
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
 
-/* Options that the other families have no use for: with a method of theirs they stay as they are;
- * ng_family_check_others sees to it. */
+/* With a method of another family the option must keep its default: ng_family_check_others. */
 #define KRONECKER .family = "kronecker"
 
-/* Has an effect only where another option has one of some values, a bit each.  Not for what is an error
- * then: that is for the check of the family. */
+/* The option has an effect only if another option has one of these values, a bit each. */
 #define NEED(which, values)                                                                        \
   { .there = true, .option = NG_OPTION_##which, .one_of = (values) }
 #define NEEDS(which, values) .needs = {NEED(which, values)}
-/* Or of another choice. */
+/* One of two conditions is enough. */
 #define NEEDS_EITHER(which, values, other, others)                                                 \
   .needs = {NEED(which, values), NEED(other, others)}
-/* Where a number is above 0. */
+/* A number must be above 0. */
 #define NEEDS_ABOVE(which) .needs = {NEED(which, 0)}
 #define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
-/* What a window keeps is decided at ng_ready, for all layers in it: those with the same line. */
-#define WINDOW .group = "window", .family = "window", .per_layer = true
+#define WINDOW .group = "windows", .family = "window", .per_layer = true
 
-/* Bounds are those of the arithmetic behind, not of taste: a value that only trains badly is the
- * user's to choose.  A bound that is too narrow cannot be lifted by the user. */
-/* Counts stop where a double still holds every whole number, because the bounds are doubles. */
+/* Bounds exclude only what the arithmetic cannot hold: a double holds every whole number up to COUNT_MAX; lambda
+ * times an eigenvalue up to 3e8 must fit f32. */
 #define COUNT_MAX 1e15
-/* f32 arithmetic has to hold lambda times an eigenvalue.  FLT_MAX leaves 3e8 for the latter. */
 #define REAL_MAX 1e30
 
 const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
-    /* Curvature: what is inverted and how.  All of it is work done for one layer alone, so a layer
-     * may have its own; radius, which scales by the gradient of all, may not. */
+    /* Curvature. */
     ROW(solver, .group = "curvature", .standard = "cholesky",
         ONE_OF_3(NG_SOLVER_CHOLESKY, "cholesky", NG_SOLVER_EIGEN, "eigen", NG_SOLVER_PRODUCT,
                  "product"),
-        .help = "how a damped factor is inverted: cholesky damps each factor, eigen can damp the "
-                "product of both; product multiplies by the factors instead, see radius",
-        .test = "effect_solver", KRONECKER, .per_layer = true),
+        KRONECKER, .per_layer = true,
+        .help = "How the damped curvature A (x) G is inverted (arXiv 1503.05671; convolutions: "
+                "1602.01407).\n"
+                "- cholesky: invert each damped factor.\n"
+                "- eigen: PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + damping)) Q_A', which can damp the "
+                "product of eigenvalues.\n"
+                "- product: multiply by the factors instead of inverting them, see radius."),
     ROW(cholesky_form, .group = "curvature", .standard = "auto",
         ONE_OF_3(NG_FORM_AUTO, "auto", NG_FORM_INVERSE, "inverse", NG_FORM_FACTOR, "factor"),
-        .help =
-            "cholesky: keep the inverse, or the triangular factor and solve with it; auto takes "
-            "what solve_period makes cheaper",
-        .test = "effect_cholesky_form", KRONECKER, .per_layer = true),
-    ROW(prediv, .group = "curvature", .standard = "0",
-        .help = "eigen: keep 1/(d_G d_A + lambda) as it was at the last solve, instead of dividing "
-                "anew by the damping of the step",
-        .test = "effect_prediv", KRONECKER, .per_layer = true),
+        KRONECKER, .per_layer = true,
+        .help = "solver = cholesky: the stored result.\n"
+                "- auto: the cheaper form at this solve_period.\n"
+                "- inverse: (F + damping I)^-1.\n"
+                "- factor: the triangular factor L; each step solves with L."),
+    ROW(prediv, .group = "curvature", .standard = "0", KRONECKER, .per_layer = true,
+        .help = "solver = eigen: 1 stores 1 / (d_G d_A + damping) at the solve; 0 divides by the "
+                "damping of each step."),
     ROW(eigen_floor, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "eigenvalue", .help = "eigen: eigenvalues at or below it count as 0",
-        .test = "effect_eigen_floor", KRONECKER, .per_layer = true, .live = true),
+        .unit = "eigenvalue", KRONECKER, .per_layer = true, .live = true,
+        .help = "solver = eigen: eigenvalues at or below this value count as 0."),
     ROW(damping, .group = "curvature", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "curvature",
-        .help = "lambda, added to the curvature before it is inverted", .test = "effect_damping",
-        .per_layer = true, .live = true,
+        .lower_open = true, .unit = "curvature", .per_layer = true, .live = true,
         NEEDS(window_function, 1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM |
-                                   1U << NG_WINDOW_ADAGRAD)),
+                                   1U << NG_WINDOW_ADAGRAD),
+        .help = "lambda, added to the curvature before it is inverted."),
     ROW(damping_split, .group = "curvature", .standard = "pi",
         ONE_OF_4(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi", NG_SPLIT_ROOT,
                  "root"),
-        .help =
-            "where lambda goes: joint on the product of eigenvalues, full on each factor, pi as "
-            "sqrt(lambda) pi on A and sqrt(lambda)/pi on G, root as sqrt(lambda) on both",
-        .test = "effect_damping_split", KRONECKER, .per_layer = true),
-    ROW(damping_leak, .group = "curvature", .standard = "0",
-        .help = "leave the shift in the running average after a solve, as published MPD-KFAC and "
-                "DP-KFAC do",
-        .test = "effect_damping_leak", KRONECKER, .per_layer = true),
+        KRONECKER, .per_layer = true,
+        .help = "How lambda = damping is divided between A [p, p] and G [q, q].\n"
+                "- joint: d_G d_A + lambda for each product of eigenvalues, the exact F + lambda "
+                "I; needs solver = eigen.\n"
+                "- full: A + lambda I and G + lambda I.\n"
+                "- pi: A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, pi = sqrt((tr A / p) / "
+                "(tr G / q)).\n"
+                "- root: A + sqrt(lambda) I and G + sqrt(lambda) I."),
+    ROW(damping_leak, .group = "curvature", .standard = "0", KRONECKER, .per_layer = true,
+        .help = "1 leaves the damping in the running average after each solve, as the published "
+                "MPD-KFAC and DP-KFAC do."),
+    ROW(leak_ranks, .group = "curvature", .standard = "owner",
+        ONE_OF_2(NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), KRONECKER,
+        NEEDS(damping_leak, 1U << 1), .per_layer = true,
+        .help = "damping_leak = 1: the ranks whose running average receives the damping.\n"
+                "- owner: the rank that solves; the next sum over ranks divides the damping by "
+                "their number (MPD-KFAC).\n"
+                "- all: every rank, as where each rank solves everything (eva-kfac). Ranks that "
+                "share a batch always use all."),
+    ROW(output_factor, .group = "curvature", .standard = "full",
+        ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"), KRONECKER,
+        .per_layer = true,
+        .help = "G as a matrix (cut as max_factor and factor_blocks say), or only its diagonal."),
+    ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
+        .unit = "norm", KRONECKER,
+        .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
+                "(arXiv 2010.01412).\n"
+                "Must be above 0 with product, else 0; damping has no effect on PD."),
+    ROW(sides, .group = "curvature", .standard = "both",
+        ONE_OF_3(NG_SIDES_BOTH, "both", NG_SIDES_INPUT, "input", NG_SIDES_NONE, "none"),
+        .family = "rankone", .per_layer = true,
+        .help = "Rank-one curvature (Eva, arXiv 2308.02123) from the mean input a and the mean "
+                "output gradient g.\n"
+                "- both: (a a') (x) (g g').\n"
+                "- input: (a a') (x) I; output gradients are not observed.\n"
+                "- none: PD = D / (damping + ||D||^2) (AdaSGD); nothing is observed."),
 
-    /* Statistics: what enters the running averages, and when.  Published programs differ here most,
-     * so most of the choices are theirs. */
+    /* Statistics. */
     ROW(stat_decay, STATISTICS, .standard = "0.95", .lower = 0, .upper = 1, .unit = "weight",
-        .help = "rho, the weight of the old running average", .test = "effect_stat_decay",
-        .per_layer = true, .live = true),
+        .per_layer = true, .live = true,
+        .help = "rho, the weight of the old running average: F <- rho F + (1 - rho) new."),
     ROW(stat_start, STATISTICS, .standard = "first",
         ONE_OF_3(NG_START_FIRST, "first", NG_START_IDENTITY, "identity", NG_START_ZERO, "zero"),
-        .help = "the running average before the first sample; first takes the first statistics "
-                "unweighted",
-        .test = "effect_stat_start", .per_layer = true),
+        .per_layer = true,
+        .help = "The running average before the first statistics.\n"
+                "- first: none; the first statistics enter with weight 1.\n"
+                "- identity: the identity matrix.\n"
+                "- zero: zeros."),
     ROW(stat_scale, STATISTICS, .standard = "textbook",
         ONE_OF_4(NG_SCALE_TEXTBOOK, "textbook", NG_SCALE_KAISA, "kaisa", NG_SCALE_MPD_KFAC,
                  "mpd-kfac", NG_SCALE_EVA, "eva"),
-        .help =
-            "what the statistics are divided by: textbook makes damping mean the same for every "
-            "batch, image and rank count; eva takes plain means",
-        .test = "effect_stat_scale", .per_layer = true),
+        .per_layer = true,
+        .help = "The divisors of the statistics.\n"
+                "- textbook: damping means the same for every batch, image and rank count.\n"
+                "- kaisa, mpd-kfac: as these programs divide.\n"
+                "- eva: plain means over the rows (rank-one family only)."),
     ROW(positions, STATISTICS, .standard = "expand",
-        ONE_OF_2(NG_POSITIONS_EXPAND, "expand", NG_POSITIONS_REDUCE, "reduce"),
-        .help = "positions of a sequence or image are samples of their own, or are averaged first",
-        .test = "effect_positions", .per_layer = true),
+        ONE_OF_2(NG_POSITIONS_EXPAND, "expand", NG_POSITIONS_REDUCE, "reduce"), .per_layer = true,
+        .help = "Positions of a sequence or image.\n"
+                "- expand: each position is a sample.\n"
+                "- reduce: positions are averaged first."),
     ROW(stat_batch, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "samples",
-        .help = "use the first so many samples of a micro-batch only; 0 means all",
-        .test = "effect_stat_batch", .per_layer = true),
+        .per_layer = true, .help = "Use only the first samples of each micro-batch; 0: all."),
     ROW(calls, STATISTICS, .standard = "mean",
         ONE_OF_3(NG_CALLS_MEAN, "mean", NG_CALLS_EMA, "ema", NG_CALLS_LAST, "last"),
-        .help =
-            "several observations of a layer in one step: their mean, one running average update "
-            "each, or the last one only",
-        .test = "effect_calls", .per_layer = true),
+        .per_layer = true,
+        .help = "Several observations of a layer in one step.\n"
+                "- mean: their mean.\n"
+                "- ema: one update of the running average each.\n"
+                "- last: only the last one."),
     ROW(call_weight, STATISTICS, .standard = "samples",
         ONE_OF_2(NG_CALL_WEIGHT_SAMPLES, "samples", NG_CALL_WEIGHT_EQUAL, "equal"),
-        .help = "weight of one observation in the mean over a step and over ranks",
-        .test = "effect_call_weight", .per_layer = true),
+        .per_layer = true,
+        .help = "The weight of one observation in the mean over a step and over ranks: its "
+                "samples, or 1."),
     ROW(fold, STATISTICS, .standard = "sum", ONE_OF_2(NG_FOLD_SUM, "sum", NG_FOLD_DIRECT, "direct"),
-        .help = "sum observations of a step before they enter the running average, or add the only "
-                "one directly, which halves the memory of the factors",
-        .test = "effect_fold", KRONECKER),
+        KRONECKER,
+        .help = "How observations enter the running average.\n"
+                "- sum: the observations of a step are summed first.\n"
+                "- direct: the only observation is added directly, which halves the memory of the "
+                "factors."),
     ROW(stat_period, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
-        .help = "steps from one observation to the next", .test = "effect_stat_period",
-        .per_layer = true, .live = true),
+        .per_layer = true, .live = true, .help = "Steps between observations of statistics."),
     ROW(solve_period, STATISTICS, .standard = "10", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
-        .help = "steps from one solve to the next", .test = "effect_solve_period", KRONECKER,
-        .per_layer = true, .live = true),
+        KRONECKER, .per_layer = true, .live = true,
+        .help = "Steps between solves (inverses, eigenbases)."),
+    ROW(stat_refresh, STATISTICS, .standard = "period",
+        ONE_OF_2(NG_REFRESH_PERIOD, "period", NG_REFRESH_ADAPTIVE, "adaptive"),
+        .help = "When statistics are refreshed; the inverse is recomputed at each refresh.\n"
+                "- period: every stat_period steps, solved every solve_period.\n"
+                "- adaptive: as in SP-NGD (arXiv 2002.06015): the slower a statistic changes, the "
+                "longer its interval. X is the average at\n"
+                "  a refresh, X1 and X2 are those of the two refreshes before, d1 and d2 the last "
+                "intervals. The next interval is\n"
+                "  max(1, d1/2) if |X - X1| >= refresh_tolerance |X1|, else d1 if X and X2 differ "
+                "as much, else d1 + d2."),
+    ROW(refresh_tolerance, .group = "statistics", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
+        .lower_open = true, .unit = "norm", NEEDS(stat_refresh, 1U << NG_REFRESH_ADAPTIVE),
+        .help = "stat_refresh = adaptive: the relative change above which two averages differ."),
     ROW(max_factor, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "columns",
-        .help = "a wider factor becomes diagonal blocks no wider than this; 0 never cuts",
-        .test = "effect_max_factor", KRONECKER, .per_layer = true),
+        KRONECKER, .per_layer = true,
+        .help = "Cut a wider factor into diagonal blocks of at most this width; 0: never."),
     ROW(factor_blocks, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX,
-        .unit = "blocks", .help = "cut every factor into at least so many diagonal blocks",
-        .test = "effect_factor_blocks", KRONECKER, .per_layer = true),
+        .unit = "blocks", KRONECKER, .per_layer = true,
+        .help = "Cut every factor into at least this number of diagonal blocks."),
     ROW(factor_dtype, STATISTICS, .standard = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64",
-        .help =
-            "how running averages of factors are kept; of norm blocks and an embedding's A: f32",
-        .test = "effect_factor_dtype", KRONECKER, .per_layer = true),
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", KRONECKER,
+        .per_layer = true,
+        .help = "The type of running averages of factors; norm layers and A of an embedding always "
+                "use f32."),
     ROW(inverse_dtype, STATISTICS, .standard = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64",
-        .help = "how inverses and eigenvectors are kept; of norm blocks: f32",
-        .test = "effect_inverse_dtype", KRONECKER, .per_layer = true),
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", KRONECKER,
+        .per_layer = true,
+        .help = "The type of inverses and eigenvectors; norm layers always use f32."),
 
-    /* Clip: one for the whole model, since the bound is on the step of all layers. */
+    /* Norm layers. */
+    ROW(norm_block, .group = "norm layers", .standard = "unit",
+        ONE_OF_4(NG_NORM_UNIT, "unit", NG_NORM_FULL, "full", NG_NORM_DIAGONAL, "diagonal",
+                 NG_NORM_NONE, "none"),
+        .per_layer = true,
+        .help = "The curvature F of gamma and beta: second moments of the gradients of single "
+                "samples; PD = (F + damping norm_damping I)^-1 D.\n"
+                "- unit: the 2x2 block of each channel (SP-NGD, arXiv 2002.06015).\n"
+                "- full: all channels, [2C, 2C].\n"
+                "- diagonal: the diagonal of F (arXiv 1811.12019).\n"
+                "- none: the gradient is not changed."),
+    ROW(norm_damping, .group = "norm layers", .standard = "1", .lower = 0, .upper = REAL_MAX,
+        .lower_open = true, .unit = "damping", .per_layer = true, .live = true,
+        NEEDS(norm_block, 1U << NG_NORM_UNIT | 1U << NG_NORM_FULL | 1U << NG_NORM_DIAGONAL),
+        .help = "The factor of damping in norm layers."),
+
+    /* Clip. */
     ROW(clip, .group = "clip", .standard = "kl",
         ONE_OF_7(NG_CLIP_KL, "kl", NG_CLIP_RESCALE, "rescale", NG_CLIP_NORM, "norm", NG_CLIP_RATIO,
                  "ratio", NG_CLIP_RMS, "rms", NG_CLIP_NONE, "none", NG_CLIP_VALUE, "value"),
-        .help =
-            "what preconditioned gradients are multiplied by: kl bounds the step in distribution, "
-            "rescale keeps the norm of the gradient, norm bounds the norm of all, ratio and rms "
-            "that of each weight and bias; value bounds each number instead",
-        .test = "effect_clip", .live = true),
+        .live = true,
+        .help = "The clip factor nu, which multiplies every preconditioned gradient PD of a "
+                "gradient D.\n"
+                "- kl: nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0.\n"
+                "- rescale: nu = sqrt(sum ||D||^2 / sum ||PD||^2), 1 if the divisor is 0.\n"
+                "- norm: nu = min(1, clip_bound / sqrt(sum ||PD||^2)).\n"
+                "- ratio: each weight w and each bias has min(50, clip_bound ||w|| / ||PD||), 1 if "
+                "a norm is 0 (LARS, arXiv 1708.03888);\n"
+                "  weights must be bound.\n"
+                "- rms: each weight and each bias has 1 / max(1, rms(PD) / clip_bound) (Adafactor, "
+                "arXiv 1804.04235).\n"
+                "- none: nu = 1.\n"
+                "- value: nu = 1, and each element of PD is limited to [-clip_bound, clip_bound]."),
     ROW(kl_clip, .group = "clip", .standard = "0.001", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "KL", .help = "kappa, the bound of clip = kl",
-        .test = "effect_kl_clip", .live = true, NEEDS(clip, 1U << NG_CLIP_KL)),
+        .lower_open = true, .unit = "KL", .live = true, NEEDS(clip, 1U << NG_CLIP_KL),
+        .help = "clip = kl: the bound kappa."),
+    ROW(clip_bound, .group = "clip", .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "norm",
+        .live = true,
+        NEEDS(clip,
+              1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS | 1U << NG_CLIP_VALUE),
+        .help = "clip = norm, ratio, rms, value: the bound, which must be above 0."),
 
-    /* Layers: who keeps its gradient as it is. */
-    ROW(skip_layers, .group = "layers", .standard = "",
-        .help = "globs separated by commas, with *, ?, [...] and \\, each for the whole name or "
-                "kind of a "
-                "layer: \"fc*,conv2d\"; layers that match keep their gradient",
-        .test = "effect_skip_layers", .form = ng_globs_form),
+    /* Layers. */
+    ROW(skip_layers, .group = "layers", .standard = "", .form = ng_globs_form,
+        .help =
+            "Layers that keep their gradient: globs separated by commas, as in \"fc*,conv2d\".\n"
+            "A glob must match the whole name or kind of a layer (\"linear\", \"Linear\", "
+            "\"conv2d\", \"Conv2d\", \"norm\", \"embedding\", ...).\n"
+            "- \"*\" matches any text, \"?\" one byte, [ab0-9] a byte of the set, [!ab] a byte "
+            "outside "
+            "it.\n"
+            "- A backslash makes the next byte literal, also a comma.\n"
+            "Globs that match no layer are logged, and ng_explain lists them."),
     ROW(exclude_width, .group = "layers", .standard = "0", .lower = 0, .upper = COUNT_MAX,
         .unit = "outputs",
-        .help = "linear layers with so many outputs keep their gradient; 0: none",
-        .test = "effect_exclude_width"),
+        .help = "Linear layers with exactly this number of outputs keep their gradient; 0: none."),
+    ROW(per_layer, .group = "layers", .standard = "", .form = ng_lines_form,
+        .help = "Options of single layers: entries \"GLOBS: NAME=VALUE ...\" separated by ';'.\n"
+                "Example: \"conv2d: solver=eigen; fc*,head: method=mfac window=16 damping=1e-4\".\n"
+                "- The first entry with a glob that matches a layer's name or kind (a tensor's "
+                "name) applies; globs are those of skip_layers.\n"
+                "- A layer with options of its own (ng_layer.options) keeps those. An entry that "
+                "matches no layer is an error of ng_ready.\n"
+                "- method=NAME takes all per-layer options from that method's row; clip, ranks, "
+                "messages and update stay the model's.\n"
+                "- Layers of the window family with identical lines share one window."),
 
-    /* Ranks: where things are kept; but for `statistics`, no number depends on it. */
+    /* Ranks. */
     ROW(statistics, .group = "ranks", .standard = "all",
         ONE_OF_4(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local", NG_STATISTICS_OWNER,
                  "owner", NG_STATISTICS_SHARDED, "sharded"),
-        .help =
-            "factors over the batches of all ranks, kept by all; over the owner's batch only; over "
-            "those of all, kept by the owner; windows: all, or sharded, each rank its part of "
-            "every "
-            "row",
-        .test = "effect_statistics"),
+        .help = "Whose batches enter the statistics, and which ranks store them.\n"
+                "- all: summed over all ranks, stored by all.\n"
+                "- local: the owner's batch only, never sent.\n"
+                "- owner: summed over all ranks, stored by the owner.\n"
+                "- sharded: windows only: each rank stores a slice of about 1/W of every row and "
+                "computes that slice of PD."),
     ROW(placement, .group = "ranks", .standard = "balanced",
         ONE_OF_6(NG_PLACEMENT_ROUND_ROBIN, "round-robin", NG_PLACEMENT_KAISA, "kaisa",
                  NG_PLACEMENT_MPD_KFAC, "mpd-kfac", NG_PLACEMENT_CONTIGUOUS, "contiguous",
                  NG_PLACEMENT_SPNGD, "spngd", NG_PLACEMENT_BALANCED, "balanced"),
-        .help = "who solves what: block i on rank i mod W (mpd-kfac: A and G apart on more ranks "
-                "than blocks); the dearest to who has least; runs of blocks of the least largest "
-                "cost, of equal number; balanced, never dearer than kaisa",
-        .test = "effect_placement"),
+        .help = "Which rank solves a block. Results do not depend on it, except with statistics = "
+                "local.\n"
+                "- round-robin: block i on rank i mod W.\n"
+                "- kaisa: the most expensive block first, always to the least-loaded rank.\n"
+                "- mpd-kfac: round-robin; with more ranks than blocks, A and G of a block on two "
+                "ranks.\n"
+                "- contiguous: runs of consecutive blocks that minimise the largest load.\n"
+                "- spngd: runs of equal length in the order of names; colocate must be 1.\n"
+                "- balanced: counts the products of each step, too; never more expensive than "
+                "kaisa by that count."),
+    ROW(placement_cost, .group = "ranks", .standard = "compute",
+        ONE_OF_2(NG_COST_COMPUTE, "compute", NG_COST_MEMORY, "memory"),
+        NEEDS(placement, 1U << NG_PLACEMENT_KAISA | 1U << NG_PLACEMENT_CONTIGUOUS |
+                             1U << NG_PLACEMENT_BALANCED),
+        .help = "The cost of a factor of order n in a placement: n^3 (compute) or n^2 (memory)."),
+    ROW(colocate, .group = "ranks", .standard = "1",
+        .help = "1: one rank solves A and G of a layer. 0: each factor is placed by itself on the "
+                "ranks that store the layer's inverse.\n"
+                "Must be 1 with placement = spngd, and with statistics = local unless one rank "
+                "stores the inverse."),
     ROW(grad_worker_fraction, .group = "ranks", .standard = "1", .lower = 0, .upper = 1,
-        .unit = "ranks/W",
-        .help = "share of the ranks that hold the inverse of a block; 0: the owner only",
-        .test = "effect_grad_worker_fraction", KRONECKER),
+        .unit = "ranks/W", KRONECKER,
+        .help = "The share of ranks that store the inverse of a block; 0: the owner only."),
 
-    /* Update: decides memory, so it is chosen before ng_ready and not by the call. */
+    /* Messages. */
+    ROW(wire_dtype, .group = "messages", .standard = "f32",
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"),
+        .help = "The type in which sums of averaged statistics are sent.\n"
+                "Each rank rounds its sums to this type, the transport adds in f32 or better, and "
+                "the sum is rounded again. f16 sends means."),
+    ROW(stat_bucket_mb, .group = "messages", .standard = "25", .lower = 0, .upper = 1e5,
+        .unit = "MB",
+        .help = "The largest message of statistics (MB = 10^6 bytes); a larger statistic has its "
+                "own message, with 0 every one has.\n"
+                "A message is posted when all its statistics are observed (ng_batch.last), or in "
+                "the step. The option changes no bit."),
+    ROW(symmetry_aware, .group = "messages", .standard = "1",
+        .help = "1: sums of symmetric statistics are sent as one triangle. 0: as whole matrices, "
+                "twice the bytes, the same numbers.\n"
+                "Must be 1 with statistics = owner."),
+
+    /* Update. */
     ROW(update, .group = "update", .standard = "gradient",
         ONE_OF_3(NG_UPDATE_GRADIENT, "gradient", NG_UPDATE_SGD, "sgd", NG_UPDATE_ADAMW, "adamw"),
-        .help = "which step will be called: ng_step, ng_step_sgd or ng_step_adamw",
-        .test = "effect_update"),
-
-    /* The rank-one family's own.  Appended, hence not beside its group. */
-    ROW(sides, .group = "curvature", .standard = "both",
-        ONE_OF_3(NG_SIDES_BOTH, "both", NG_SIDES_INPUT, "input", NG_SIDES_NONE, "none"),
-        .help =
-            "rank one: mean vectors of inputs and output gradients, or of inputs only, or none, "
-            "and the squared norm of the gradient",
-        .test = "effect_sides", .family = "rankone", .per_layer = true),
-
-    /* Came later. */
-    ROW(clip_bound, .group = "clip", .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "norm",
-        .help = "the bound of clip = norm, ratio, rms, value: |PD|, |PD|/|w|, rms(PD), a number",
-        .test = "effect_clip_bound", .live = true,
-        NEEDS(clip,
-              1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS | 1U << NG_CLIP_VALUE)),
-    ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "norm", .help = "solver = product: PD = D + radius/|D| G D A", KRONECKER,
-        .test = "effect_radius"),
+        .help = "The step function that will be called: ng_step, ng_step_sgd or ng_step_adamw."),
+    ROW(update_ranks, .group = "update", .standard = "all",
+        ONE_OF_2(NG_UPDATE_RANKS_ALL, "all", NG_UPDATE_RANKS_OWNER, "owner"),
+        NEEDS(update, 1U << NG_UPDATE_SGD | 1U << NG_UPDATE_ADAMW),
+        .help = "update = sgd, adamw: the ranks that update a weight.\n"
+                "- all: every rank.\n"
+                "- owner: the owner of the block (of tensor i: rank i mod W), which alone stores "
+                "the moments and broadcasts the weights."),
     ROW(missing, .group = "update", .standard = "refuse",
         ONE_OF_2(NG_MISSING_REFUSE, "refuse", NG_MISSING_KEEP, "keep"),
-        .help =
-            "what a gradient that is absent at a step means: an error, or a layer (a tensor) that "
-            "stays as it is and is counted in the report",
-        .test = "effect_missing"),
-    ROW(norm_block, .group = "curvature", .standard = "unit",
-        ONE_OF_4(NG_NORM_UNIT, "unit", NG_NORM_FULL, "full", NG_NORM_DIAGONAL, "diagonal",
-                 NG_NORM_NONE, "none"),
-        .help = "norm layers: unit takes gamma and beta of a channel together, full all channels, "
-                "diagonal each number alone; none keeps the gradient",
-        .test = "effect_norm_block", .per_layer = true),
-    ROW(norm_damping, .group = "curvature", .standard = "1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "damping", .help = "norm layers: what damping is multiplied by",
-        .test = "effect_norm_damping", .per_layer = true, .live = true,
-        NEEDS(norm_block, 1U << NG_NORM_UNIT | 1U << NG_NORM_FULL | 1U << NG_NORM_DIAGONAL)),
+        .help = "A layer or tensor whose gradients are absent at a step (never bound, or bound "
+                "with data NULL).\n"
+                "- refuse: an error.\n"
+                "- keep: it stays as it is and is counted in the report; in a window its elements "
+                "are zeros.\n"
+                "A layer with only some of its gradients, or with an expired binding, is always an "
+                "error."),
+    ROW(quantify, .group = "update", .standard = "0",
+        .help = "1: report how far each element is scaled, |PD_i / (D_i + 1e-8)|: least, "
+                "quartiles, largest, mean (EFCP).\n"
+                "Costs two more passes over gradients and PD, and 128 KiB a thread."),
 
-    /* The window family's own. */
+    /* Windows. */
     ROW(window, WINDOW, .standard = "64", .lower = 1, .upper = COUNT_MAX, .unit = "gradients",
-        .help = "how many gradients are kept, m", .test = "effect_window"),
+        .help = "m, the number of stored gradients. Windows need no observation; with G [m, d] the "
+                "stored gradients and x the newest:\n"
+                "- mfac: PD = (damping I + G'G / m)^-1 x (M-FAC, arXiv 2107.03356).\n"
+                "- ggt: PD = U (1 / (S + damping) - 1 / damping) U' x + x / damping, G' = U S V' "
+                "(GGT, arXiv 1806.02958).\n"
+                "In steps off stat_period no gradient enters the window, and x is the gradient of "
+                "the step."),
     ROW(window_function, WINDOW, .standard = "mfac",
         ONE_OF_5(NG_WINDOW_MFAC, "mfac", NG_WINDOW_GGT, "ggt", NG_WINDOW_STEP, "step",
                  NG_WINDOW_ADAM, "adam", NG_WINDOW_ADAGRAD, "adagrad"),
-        .help = "what is made of them: mfac inverts damping I + their mean outer product, ggt "
-                "divides by their singular values + damping; of one: step is what is sent of it, "
-                "with momentum, adam of Adam's step, adagrad divides what is sent",
-        .test = "effect_window_function"),
+        .help = "The direction that a window computes.\n"
+                "- mfac, ggt: see window.\n"
+                "- step: window = 1; x = v with v the momentum of D.\n"
+                "- adam: window = 1; x = m / (sqrt(s) + damping) with unbiased moments of D.\n"
+                "- adagrad: window = 1; s <- s + x^2, PD = x / (sqrt(s) + damping)."),
     ROW(window_scope, WINDOW, .standard = "model",
         ONE_OF_3(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter", NG_WINDOW_GROUP,
                  "group"),
-        .help = "one curvature over all parameters, one for each weight and bias, or one for each "
-                "group of ng_set_group",
-        .test = "effect_window_scope",
         NEEDS_EITHER(window_function, 1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_GGT, window_store,
-                     1U << NG_STORE_TOPK)),
+                     1U << NG_STORE_TOPK),
+        .help = "One curvature for all parameters, for each parameter, or for each group of "
+                "ng_set_group (as it is at ng_ready)."),
     ROW(window_dtype, WINDOW, .standard = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
-        .later = "f16|f64", .help = "how the gradients are kept", .test = "effect_window_dtype"),
+        .later = "f16|f64", .help = "The type of stored gradients; bf16 also rounds x."),
     ROW(window_divisor, WINDOW, .standard = "window",
         ONE_OF_2(NG_DIVISOR_WINDOW, "window", NG_DIVISOR_FILLED, "filled"),
-        .help = "mfac: the mean is over window gradients from the first step on, or over those "
-                "that there are",
-        .test = "effect_window_divisor"),
+        .help = "mfac: while the window is not full, divide by m (window) or by the number of "
+                "stored gradients (filled)."),
     ROW(window_forget, WINDOW, .standard = "1", .lower = 0, .upper = 1, .unit = "weight",
-        .help = "ggt: each step multiplies the gradients in the Gram matrix by it; adam: the "
-                "weight of the "
-                "old second moment",
-        .test = "effect_window_forget"),
+        .help = "ggt: in S^2 a gradient of k steps ago counts window_forget^(2k). adam: the weight "
+                "of the old second moment."),
     ROW(window_momentum, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "weight",
-        .help = "mu, the weight of what momentum keeps; see window_momentum_form",
-        .test = "effect_window_momentum"),
+        .help = "mu, the weight of the old momentum v, see window_momentum_form; the clip applies "
+                "to the result."),
     ROW(window_momentum_form, WINDOW, .standard = "average",
         ONE_OF_3(NG_MOMENTUM_AVERAGE, "average", NG_MOMENTUM_HEAVY_BALL, "heavy-ball",
                  NG_MOMENTUM_GRADIENT, "gradient"),
-        .help = "average: mu v + (1 - mu) u of the preconditioned u; heavy-ball: mu v + u; "
-                "gradient: the average before it is preconditioned",
-        .test = "effect_window_momentum_form", NEEDS_ABOVE(window_momentum)),
+        NEEDS_ABOVE(window_momentum),
+        .help = "The momentum, from v = 0.\n"
+                "- average: v = mu v + (1 - mu) PD.\n"
+                "- heavy-ball: v = mu v + PD.\n"
+                "- gradient: x = v = mu v + (1 - mu) D, and D enters the window."),
     ROW(window_decay, WINDOW, .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "weight",
-        .help = "weight decay inside the preconditioner, see window_decay_form; weights must be "
-                "bound",
-        .test = "effect_window_decay",
-        NEEDS(window_decay_form, 1U << NG_DECAY_GRADIENT | 1U << NG_DECAY_DIRECTION)),
+        NEEDS(window_decay_form, 1U << NG_DECAY_GRADIENT | 1U << NG_DECAY_DIRECTION),
+        .help = "Weight decay inside the preconditioner; above 0 weights must be bound."),
     ROW(window_decay_form, WINDOW, .standard = "gradient",
         ONE_OF_3(NG_DECAY_GRADIENT, "gradient", NG_DECAY_DIRECTION, "direction", NG_DECAY_NONE,
                  "none"),
-        .help = "gradient: decay times the weight is part of the gradient; direction: over "
-                "damping, part of the direction; none",
-        .test = "effect_window_decay_form", NEEDS_ABOVE(window_decay)),
+        NEEDS_ABOVE(window_decay),
+        .help = "How window_decay is applied to the weight w.\n"
+                "- gradient: D + window_decay w enters the window.\n"
+                "- direction: window_decay / damping w is added to PD (mfac, as in EFCP).\n"
+                "- none: not at all."),
     ROW(window_mask, WINDOW, .standard = "0",
-        .help = "weights that are 0 at ng_ready have no gradient and no direction",
-        .test = "effect_window_mask"),
-    ROW(output_factor, .group = "statistics", .standard = "full",
-        ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"),
-        .help = "G whole (or as it is cut), or its diagonal only", .test = "effect_output_factor",
-        KRONECKER, .per_layer = true),
-    ROW(stat_refresh, STATISTICS, .standard = "period",
-        ONE_OF_2(NG_REFRESH_PERIOD, "period", NG_REFRESH_ADAPTIVE, "adaptive"),
-        .help =
-            "when statistics are made anew: every stat_period, or each the more seldom the less "
-            "it changes; what is inverted of it then is inverted",
-        .test = "effect_stat_refresh"),
-    ROW(refresh_tolerance, .group = "statistics", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "norm",
-        .help = "stat_refresh = adaptive: two averages are alike if they differ by less than this "
-                "part of the older one",
-        .test = "effect_refresh_tolerance", NEEDS(stat_refresh, 1U << NG_REFRESH_ADAPTIVE)),
-    ROW(update_ranks, .group = "update", .standard = "all",
-        ONE_OF_2(NG_UPDATE_RANKS_ALL, "all", NG_UPDATE_RANKS_OWNER, "owner"),
-        .help = "sgd, adamw: every rank moves every weight, or the owner of its block alone, which "
-                "keeps its moments; then the weights go round",
-        .test = "effect_update_ranks", NEEDS(update, 1U << NG_UPDATE_SGD | 1U << NG_UPDATE_ADAMW)),
+        .help = "1: weights that are 0 at ng_ready, where they must be bound, get no gradient and "
+                "no direction."),
     ROW(window_store, WINDOW, .standard = "dense",
         ONE_OF_3(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_LOWRANK, "lowrank"),
-        .help = "whole gradients, or their largest entries, or factors of low rank, with error "
-                "feedback for what is left out",
-        .test = "effect_window_store"),
+        .help = "What is stored of a = e + D, with error feedback e <- a - stored (EFCP, arXiv "
+                "2306.06098); x is the stored part, too.\n"
+                "- dense: whole gradients, no error feedback.\n"
+                "- topk: the largest entries.\n"
+                "- lowrank: factors P Q' of each weight (PowerSGD, arXiv 1905.13727)."),
     ROW(window_density, WINDOW, .standard = "0.01", .lower = 0, .upper = COUNT_MAX,
-        .lower_open = true, .unit = "entries/all",
-        .help = "topk: how much of a gradient is kept, at least one entry; above 1: how many "
-                "entries, at most all (window_topk = global)",
-        .test = "effect_window_density", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+        .lower_open = true, .unit = "entries/all", NEEDS(window_store, 1U << NG_STORE_TOPK),
+        .help = "topk: the stored share k / d, at least one entry; above 1: k itself (with "
+                "window_topk = global)."),
     ROW(window_topk, WINDOW, .standard = "global",
         ONE_OF_3(NG_TOPK_GLOBAL, "global", NG_TOPK_LAYER, "layer", NG_TOPK_BLOCK, "block"),
-        .help = "topk: the largest of all, of each weight and bias, or of each run of 32,768",
-        .test = "effect_window_topk", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+        NEEDS(window_store, 1U << NG_STORE_TOPK),
+        .help = "topk: select the largest entries of all, of each parameter, or of each 32,768 "
+                "consecutive elements; of equal entries the first."),
+    ROW(window_rank, WINDOW, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
+        NEEDS(window_store, 1U << NG_STORE_LOWRANK),
+        .help = "lowrank: columns of P and Q of each weight, at most its rows and columns; biases "
+                "and tensors are stored whole."),
     ROW(window_rest, WINDOW, .standard = "kept",
         ONE_OF_2(NG_REST_KEPT, "kept", NG_REST_ADDED, "added"),
-        .help = "what did not enter: kept for later steps only, or also added to the direction, "
-                "over damping",
-        .test = "effect_window_rest",
-        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK)),
-    ROW(window_feedback_lr, WINDOW, .standard = "0",
-        .help = "topk, lowrank: what enters is lr times the gradient, and what was left before",
-        .test = "effect_window_feedback_lr",
-        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK)),
-    ROW(window_rank, WINDOW, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
-        .help = "lowrank: columns of the factors of a weight, at most its rows and its columns",
-        .test = "effect_window_rank", NEEDS(window_store, 1U << NG_STORE_LOWRANK)),
-    ROW(wire_dtype, .group = "ranks", .standard = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"),
-        .help =
-            "how sums of averaged statistics travel; each rank's is rounded to it, and so is their "
-            "sum",
-        .test = "effect_wire_dtype"),
+        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
+        .help = "The part D - x that was not stored.\n"
+                "- kept: only error feedback uses it.\n"
+                "- added: (D - x) / damping is also added to PD (mfac)."),
     ROW(window_fill, WINDOW, .standard = "none",
         ONE_OF_4(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
                  NG_FILL_REST, "rest"),
+        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
         .help =
-            "topk, lowrank, until the window is full: numbers of the direction that are 0 become "
-            "those of the gradient, or of what was left out, which leaves with them; rest: as "
-            "window_rest = added",
-        .test = "effect_window_fill",
-        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK)),
+            "topk, lowrank: PD until the window is full.\n"
+            "- none: no change.\n"
+            "- gradient: elements of PD that are 0 become those of D.\n"
+            "- error: elements of PD that are 0 become those of e, which is 0 there afterwards.\n"
+            "- rest: as window_rest = added."),
+    ROW(window_feedback_lr, WINDOW, .standard = "0",
+        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
+        .help = "1: a = e + lr D, and PD is the stored part over lr."),
     ROW(window_empty, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
-        .help = "the window is emptied by a step whose lr is at most this part of that of the last "
-                "gradient's; 0: never",
-        .test = "effect_window_empty"),
-    ROW(quantify, .group = "update", .standard = "0",
-        .help = "measure how far each element is scaled, |PD_i / (D_i + 1e-8)|: quartiles, least, "
-                "largest and mean in the report",
-        .test = "effect_quantify"),
-    ROW(placement_cost, .group = "ranks", .standard = "compute",
-        ONE_OF_2(NG_COST_COMPUTE, "compute", NG_COST_MEMORY, "memory"),
-        .help = "what a placement counts of a factor of order n: n^3, or n^2",
-        .test = "effect_placement_cost",
-        NEEDS(placement, 1U << NG_PLACEMENT_KAISA | 1U << NG_PLACEMENT_CONTIGUOUS |
-                             1U << NG_PLACEMENT_BALANCED)),
-    ROW(colocate, .group = "ranks", .standard = "1",
-        .help = "A and G of a layer on one rank, or each on its own of those that hold the results",
-        .test = "effect_colocate"),
-    ROW(stat_bucket_mb, .group = "ranks", .standard = "25", .lower = 0, .upper = 1e5, .unit = "MB",
-        .help = "sums of statistics travel in messages of at most so many MB, of whole statistics",
-        .test = "effect_stat_bucket_mb"),
-    ROW(per_layer, .group = "layers", .standard = "",
-        .help =
-            "options of some layers: GLOBS: NAME=VALUE ..., entries separated by ';'; the first "
-            "entry "
-            "that matches a layer's name or kind counts; method=NAME takes that method's values",
-        .test = "effect_per_layer", .form = ng_lines_form),
-    ROW(symmetry_aware, .group = "ranks", .standard = "1",
-        .help =
-            "sums of symmetric statistics travel as one triangle, or as whole matrices: twice the "
-            "bytes, the same numbers",
-        .test = "effect_symmetry_aware"),
-    ROW(leak_ranks, .group = "ranks", .standard = "owner",
-        ONE_OF_2(NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"),
-        .help =
-            "in whose average the shift of damping_leak stays: the owner's, so that the next sum "
-            "divides it by the ranks, or each rank's; ranks that share a batch keep it whole",
-        .test = "effect_leak_ranks", KRONECKER, NEEDS(damping_leak, 1U << 1), .per_layer = true),
+        .help = "Empty the window when lr is at most this part of the lr of the last stored "
+                "gradient; error and momentum stay. 0: never."),
 };
-
-int32_t ng_option_count(void) { return NG_OPTION_COUNT; }
-
-/* Only a part of a row is public: where a field lies and how a text is checked are ours. */
-ng_status ng_option_at(int32_t i, ng_option_info *out) {
-  if (out == NULL || i < 0 || i >= NG_OPTION_COUNT) return NG_ERR_ARG;
-  const ng_option_row *row = &ng_option_table[i];
-  const bool number = row->type == NG_OPTION_REAL || row->type == NG_OPTION_INT;
-  const ng_option_info info = {
-      .struct_size = sizeof info,
-      .name = row->name,
-      .group = row->group,
-      .type = row->type,
-      .standard = row->standard,
-      .lower = number ? row->lower : 0,
-      .upper = number                        ? row->upper
-               : row->type == NG_OPTION_BOOL ? 1
-                                             : 0,
-      .lower_open = row->lower_open,
-      .choices = row->choices == NULL ? "" : row->choices,
-      .unit = row->unit == NULL ? "" : row->unit,
-      .help = row->help,
-      .test = row->test,
-      .per_layer = row->per_layer,
-      .live = row->live,
-      .family = row->family == NULL ? "" : row->family,
-      .needs = row->needs[0].there ? ng_option_name(row->needs[0].option) : "",
-  };
-  return ng_give_struct(out, &info, sizeof info);
-}
-
-/* Command lines write '-' where C writes '_'. */
-/* (A name that only differs so is not a near miss but the same one: nearest.c agrees.) */
-static bool same_name(const char *a, const char *b) {
-  for (; *a != 0 || *b != 0; a++, b++) {
-    if ((*a == '-' ? '_' : *a) != (*b == '-' ? '_' : *b)) return false;
-  }
-  return true;
-}
-
-/* Strings are searched when something is set or shown; the rooms use ids. */
-int32_t ng_option_find(const char *name) {
-  if (name == NULL) return -1;
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    if (same_name(name, ng_option_table[i].name)) return i;
-  }
-  return -1;
-}
-
-/* `standard` is the default that the option had: a state with that value still loads. */
-const ng_option_gone ng_options_gone[] = {
-    {"schedule", "",
-     "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
-     "functions of the step"},
-    {NULL, NULL, NULL}};
-
-const ng_option_gone *ng_option_removed(const char *name) {
-  const ng_option_gone *g = ng_options_gone;
-  while (g->name != NULL && !same_name(name, g->name)) {
-    g++;
-  }
-  return g->name == NULL ? NULL : g;
-}
-
-/* With the method: it is set and read like them. */
-static const char *name_at(int32_t i) {
-  return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
-}
-
-/* For names that a person typed: says what was meant.  ng_option_find is for those that may be
- * something else. */
-ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message,
-                           size_t size) {
-  const int32_t i = ng_option_find(name);
-  if (i >= 0) {
-    *row = &ng_option_table[i];
-    return NG_OK;
-  }
-  if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "the option's name is NULL");
-  const ng_option_gone *gone = ng_option_removed(name);
-  if (gone != NULL) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "option '%s' was removed: %s", gone->name,
-                      gone->instead);
-  }
-  /* Where it is set or read, it has been looked at before. */
-  if (ng_is(name, "method")) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "method is a name, the row of a table");
-  }
-  return ng_fail_to(message, size, NG_ERR_ARG, "there is no option '%s'%s", ng_quote(name).text,
-                    ng_hint_of(ng_nearest(name, name_at, NG_OPTION_COUNT + 1)).text);
-}

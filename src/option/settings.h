@@ -120,6 +120,10 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, damping, double)                                                                         \
   X(CHOICE, damping_split, ng_split)                                                               \
   X(BOOL, damping_leak, bool)                                                                      \
+  X(CHOICE, leak_ranks, ng_leak_ranks)                                                             \
+  X(CHOICE, output_factor, ng_output_factor)                                                       \
+  X(REAL, radius, double)                                                                          \
+  X(CHOICE, sides, ng_sides)                                                                       \
   X(REAL, stat_decay, double)                                                                      \
   X(CHOICE, stat_start, ng_start)                                                                  \
   X(CHOICE, stat_scale, ng_stat_scale)                                                             \
@@ -130,24 +134,32 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, fold, ng_fold)                                                                         \
   X(INT, stat_period, int64_t)                                                                     \
   X(INT, solve_period, int64_t)                                                                    \
+  X(CHOICE, stat_refresh, ng_refresh)                                                              \
+  X(REAL, refresh_tolerance, double)                                                               \
   X(INT, max_factor, int64_t)                                                                      \
   X(INT, factor_blocks, int64_t)                                                                   \
   X(CHOICE, factor_dtype, ng_dtype)                                                                \
   X(CHOICE, inverse_dtype, ng_dtype)                                                               \
-  X(CHOICE, clip, ng_clip_kind)                                                                    \
-  X(REAL, kl_clip, double)                                                                         \
-  X(TEXT, skip_layers, )                                                                           \
-  X(INT, exclude_width, int64_t)                                                                   \
-  X(CHOICE, statistics, ng_statistics)                                                             \
-  X(CHOICE, placement, ng_placement)                                                               \
-  X(REAL, grad_worker_fraction, double)                                                            \
-  X(CHOICE, update, ng_update)                                                                     \
-  X(CHOICE, sides, ng_sides)                                                                       \
-  X(REAL, clip_bound, double)                                                                      \
-  X(REAL, radius, double)                                                                          \
-  X(CHOICE, missing, ng_missing)                                                                   \
   X(CHOICE, norm_block, ng_norm_block)                                                             \
   X(REAL, norm_damping, double)                                                                    \
+  X(CHOICE, clip, ng_clip_kind)                                                                    \
+  X(REAL, kl_clip, double)                                                                         \
+  X(REAL, clip_bound, double)                                                                      \
+  X(TEXT, skip_layers, )                                                                           \
+  X(INT, exclude_width, int64_t)                                                                   \
+  X(TEXT, per_layer, )                                                                             \
+  X(CHOICE, statistics, ng_statistics)                                                             \
+  X(CHOICE, placement, ng_placement)                                                               \
+  X(CHOICE, placement_cost, ng_placement_cost)                                                     \
+  X(BOOL, colocate, bool)                                                                          \
+  X(REAL, grad_worker_fraction, double)                                                            \
+  X(CHOICE, wire_dtype, ng_dtype)                                                                  \
+  X(REAL, stat_bucket_mb, double)                                                                  \
+  X(BOOL, symmetry_aware, bool)                                                                    \
+  X(CHOICE, update, ng_update)                                                                     \
+  X(CHOICE, update_ranks, ng_update_ranks)                                                         \
+  X(CHOICE, missing, ng_missing)                                                                   \
+  X(BOOL, quantify, bool)                                                                          \
   X(INT, window, int64_t)                                                                          \
   X(CHOICE, window_function, ng_window_function)                                                   \
   X(CHOICE, window_scope, ng_window_scope)                                                         \
@@ -159,26 +171,14 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, window_decay, double)                                                                    \
   X(CHOICE, window_decay_form, ng_decay_form)                                                      \
   X(BOOL, window_mask, bool)                                                                       \
-  X(CHOICE, output_factor, ng_output_factor)                                                       \
-  X(CHOICE, stat_refresh, ng_refresh)                                                              \
-  X(REAL, refresh_tolerance, double)                                                               \
-  X(CHOICE, update_ranks, ng_update_ranks)                                                         \
   X(CHOICE, window_store, ng_store_kind)                                                           \
   X(REAL, window_density, double)                                                                  \
   X(CHOICE, window_topk, ng_window_topk)                                                           \
-  X(CHOICE, window_rest, ng_window_rest)                                                           \
-  X(BOOL, window_feedback_lr, bool)                                                                \
   X(INT, window_rank, int64_t)                                                                     \
-  X(CHOICE, wire_dtype, ng_dtype)                                                                  \
+  X(CHOICE, window_rest, ng_window_rest)                                                           \
   X(CHOICE, window_fill, ng_window_fill)                                                           \
-  X(REAL, window_empty, double)                                                                    \
-  X(BOOL, quantify, bool)                                                                          \
-  X(CHOICE, placement_cost, ng_placement_cost)                                                     \
-  X(BOOL, colocate, bool)                                                                          \
-  X(REAL, stat_bucket_mb, double)                                                                  \
-  X(TEXT, per_layer, )                                                                             \
-  X(BOOL, symmetry_aware, bool)                                                                    \
-  X(CHOICE, leak_ranks, ng_leak_ranks)
+  X(BOOL, window_feedback_lr, bool)                                                                \
+  X(REAL, window_empty, double)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

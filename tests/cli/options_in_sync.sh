@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The option table, the header's struct, the command line, the environment and the man page name the
-# same options in the same order.
+# The option table, the command line, the environment, docs/options.md and the man page name the same options in
+# the same order.
 . "$(dirname "$0")/lib.sh"
 cd "$NG_SOURCE_DIR"
 file=$golden/kaisa-eigen-0.safetensors
@@ -15,10 +15,12 @@ sed -nE 's/^ *ROW\(([a-z_]+), .*/\1/p' src/option/option_table.c >"$scratch/tabl
 "$natgrad" info --options | awk '{ print $1 }' >"$scratch/info"
 same "natgrad info --options" "$scratch/info"
 
-# The list in the manual.
-sed -n '/^\/\* ---- 6. Options/,/^typedef struct ng_options/p' include/natgrad.h |
-  sed -nE 's/^ \*   ([a-z_]+) .*/\1/p' >"$scratch/manual"
-same "the list in natgrad.h" "$scratch/manual"
+# docs/options.md is what the program says today, and has every option.
+scripts/options_doc.sh "$natgrad" >"$scratch/options.md" || fail "scripts/options_doc.sh fails"
+diff docs/options.md "$scratch/options.md" >"$scratch/diff" ||
+  fail "docs/options.md is out of date, run scripts/options_doc.sh build/natgrad >docs/options.md: $(head -5 "$scratch/diff")"
+sed -nE 's/^### (.*)$/\1/p' docs/options.md >"$scratch/page"
+same "docs/options.md" "$scratch/page"
 
 # The page in the tree is what the program says today, and has every option.
 scripts/manpage.sh "$natgrad" >"$scratch/natgrad.1" || fail "scripts/manpage.sh fails"

@@ -1,0 +1,93 @@
+/* option_find.c: rows of the option table: public descriptions, look-up by name, options of earlier versions. */
+#include "option/option.h"
+
+int32_t ng_option_count(void) { return NG_OPTION_COUNT; }
+
+/* Only a part of a row is public: where a field lies and how a text is checked are ours. */
+ng_status ng_option_at(int32_t i, ng_option_info *out) {
+  if (out == NULL || i < 0 || i >= NG_OPTION_COUNT) return NG_ERR_ARG;
+  const ng_option_row *row = &ng_option_table[i];
+  const bool number = row->type == NG_OPTION_REAL || row->type == NG_OPTION_INT;
+  const ng_option_info info = {
+      .struct_size = sizeof info,
+      .name = row->name,
+      .group = row->group,
+      .type = row->type,
+      .standard = row->standard,
+      .lower = number ? row->lower : 0,
+      .upper = number                        ? row->upper
+               : row->type == NG_OPTION_BOOL ? 1
+                                             : 0,
+      .lower_open = row->lower_open,
+      .choices = row->choices == NULL ? "" : row->choices,
+      .unit = row->unit == NULL ? "" : row->unit,
+      .help = row->help,
+      .test = row->test,
+      .per_layer = row->per_layer,
+      .live = row->live,
+      .family = row->family == NULL ? "" : row->family,
+      .needs = row->needs[0].there ? ng_option_name(row->needs[0].option) : "",
+  };
+  return ng_give_struct(out, &info, sizeof info);
+}
+
+/* Command lines write '-' where C writes '_'. */
+/* (A name that only differs so is not a near miss but the same one: nearest.c agrees.) */
+static bool same_name(const char *a, const char *b) {
+  for (; *a != 0 || *b != 0; a++, b++) {
+    if ((*a == '-' ? '_' : *a) != (*b == '-' ? '_' : *b)) return false;
+  }
+  return true;
+}
+
+/* Strings are searched when something is set or shown; the rooms use ids. */
+int32_t ng_option_find(const char *name) {
+  if (name == NULL) return -1;
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    if (same_name(name, ng_option_table[i].name)) return i;
+  }
+  return -1;
+}
+
+/* `standard` is the default that the option had: a state with that value still loads. */
+const ng_option_gone ng_options_gone[] = {
+    {"schedule", "",
+     "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
+     "functions of the step"},
+    {NULL, NULL, NULL}};
+
+const ng_option_gone *ng_option_removed(const char *name) {
+  const ng_option_gone *g = ng_options_gone;
+  while (g->name != NULL && !same_name(name, g->name)) {
+    g++;
+  }
+  return g->name == NULL ? NULL : g;
+}
+
+/* With the method: it is set and read like them. */
+static const char *name_at(int32_t i) {
+  return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
+}
+
+/* For names that a person typed: says what was meant.  ng_option_find is for those that may be
+ * something else. */
+ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message,
+                           size_t size) {
+  const int32_t i = ng_option_find(name);
+  if (i >= 0) {
+    *row = &ng_option_table[i];
+    return NG_OK;
+  }
+  if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "the option's name is NULL");
+  const ng_option_gone *gone = ng_option_removed(name);
+  if (gone != NULL) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "option '%s' was removed: %s", gone->name,
+                      gone->instead);
+  }
+  /* Where it is set or read, it has been looked at before. */
+  if (ng_is(name, "method")) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "method is a name, the row of a table");
+  }
+  return ng_fail_to(message, size, NG_ERR_ARG, "there is no option '%s'%s", ng_quote(name).text,
+                    ng_hint_of(ng_nearest(name, name_at, NG_OPTION_COUNT + 1)).text);
+}
