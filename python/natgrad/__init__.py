@@ -6,8 +6,7 @@
     preconditioner.step()
     optimizer.step()
 
-Options are the library's own: natgrad.options() lists them.  PyTorch is imported when one of the names that
-need it is first used.
+natgrad.options() lists the options.  PyTorch is imported on first use of a class.
 """
 import importlib
 

@@ -1,7 +1,6 @@
-"""natgrad.h as this package calls it: structs, functions and numbers, in the words of the header.
+"""natgrad.h for ctypes: structs, functions and numbers as C texts.
 
-The texts below are C; a test compiles them beside natgrad.h, where a struct, a field or a function that is
-not what the header says is an error.  From them come the ctypes types.
+The ctypes types are made from these texts.  A test compiles them beside natgrad.h and fails on any difference.
 """
 import ctypes as c
 import re
@@ -135,7 +134,7 @@ _plain = dict(int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=
 
 
 def _kind(text):
-    """The ctypes type of a C type without its name.  Every pointer but a text is an address."""
+    """Return the ctypes type of a C type.  Every pointer except const char * is an address."""
     words = text.replace("const", "").split()
     if "*" in text:
         return c.c_char_p if text.replace(" ", "") == "constchar*" else c.c_void_p
@@ -143,7 +142,7 @@ def _kind(text):
 
 
 def _split(text, by):
-    """Cut at `by` outside of parentheses."""
+    """Split at `by` outside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -163,13 +162,13 @@ def _field(text):
 
 
 def structs():
-    """(name, the C text of each field) of every struct."""
+    """Yield (name, C texts of the fields) of every struct."""
     for name, body in re.findall(r"^(ng_\w+) \{(.*?)\}$", STRUCTS, re.S | re.M):
         yield name, _split(body, ";")
 
 
 def calls():
-    """(name, result, arguments) of every function, as C texts."""
+    """Yield (name, result, arguments) of every function, as C texts."""
     for text in _split(CALLS, ";"):
         result, name, arguments = re.match(r"(.*?[\s*])(ng_\w+)\((.*)\)$", text, re.S).groups()
         yield name, result, [] if arguments == "void" else _split(arguments, ",")

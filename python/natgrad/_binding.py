@@ -1,4 +1,4 @@
-"""What a step needs of the model: its parameters, bound for it, and that it is the model of construction."""
+"""Bind the parameters for a step, and check that the model is still the one of construction."""
 import ctypes as c
 
 from . import _abi, _layers
@@ -7,10 +7,10 @@ from ._tensors import Described, Flat, wrong
 
 
 class Binding:
-    """The part of a preconditioner that looks at parameters."""
+    """The parameters of a preconditioner."""
 
     def _bound(self):
-        """What a step needs: of every layer, and of all parameters if it updates or keeps them."""
+        """Return the parameters that a step binds: of layers; of all entries if it updates or stores them."""
         return [(entry, place) for entry in self.entries for place in entry.places
                 if not entry.frozen and (self._all or isinstance(entry, _layers.Layer))]
 
@@ -35,7 +35,7 @@ class Binding:
                           for path, parent in self.model.named_modules() for name, child in parent._modules.items()
                           if child is not None and any(id(m) in mine for m in child.modules())]
         self._bindings = (_abi.ng_binding * len(rows))()
-        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # of weights, until they move
+        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # weights, bound until they move
         self._moved = False
         for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._bindings, rows)):
             kind = Flat if getattr(entry, "axes", 0) > 1 else Described
@@ -51,18 +51,18 @@ class Binding:
     # ---- at each step
 
     def _check_model(self):
-        """The modules and what they share are those that the preconditioner was made of."""
+        """Check that modules, parameters and sharing are unchanged."""
         for modules, name, child, full in self._children:
             if modules.get(name) is not child:
-                raise failure(_abi.NG_ERR_STATE, f"module '{full}' was replaced or taken out: make a new preconditioner")
+                raise failure(_abi.NG_ERR_STATE, f"module '{full}' was replaced or removed: make a new preconditioner")
         for parameters, attribute, full in self._places:
             if parameters.get(attribute) is None:
-                raise failure(_abi.NG_ERR_STATE, f"'{full}' is gone: it was a parameter when the preconditioner was made")
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' was removed: it was a parameter when the preconditioner was made")
         if len({id(parameters[attribute]) for parameters, attribute, _ in self._places}) < len(self._places):
             self._refuse_tied()
         for parent, count, path in self._sizes:
             if len(parent._modules) > count:
-                self._look_at_added(parent, count, path)
+                self._check_added(parent, count, path)
         for parameters, attribute, first, full in self._shared:
             if parameters.get(attribute) is not first._parameters.get(attribute):
                 raise failure(_abi.NG_ERR_STATE, f"'{full}' was shared by several modules when the preconditioner was made, "
@@ -76,15 +76,15 @@ class Binding:
                 raise failure(_abi.NG_ERR_STATE, f"'{full}' and '{other}' were not the same parameter when the preconditioner "
                               "was made, and are now: make a new one")
 
-    def _look_at_added(self, parent, count, path):
-        """A module that came later has no hook: it may not compute with a parameter that has."""
+    def _check_added(self, parent, count, path):
+        """Reject a later module that shares a parameter: it has no hook."""
         mine = {id(parameters[attribute]): full for parameters, attribute, full in self._places}
         for name, child in list(parent._modules.items())[count:]:
             for parameter in () if child is None else child.parameters():
                 if id(parameter) in mine:
                     full = f"{path}.{name}" if path else name
-                    raise failure(_abi.NG_ERR_STATE, f"module '{full}' came after the preconditioner was made, and shares "
-                                  f"'{mine[id(parameter)]}': make a new one")
+                    raise failure(_abi.NG_ERR_STATE, f"module '{full}' was added after the preconditioner was made, and "
+                                  f"shares '{mine[id(parameter)]}': make a new one")
 
     def _bind(self):
         self._check_model()
@@ -97,8 +97,7 @@ class Binding:
         self._bind_arrays()
 
     def _bind_arrays(self):
-        """Gradients for one step; weights where one of them is elsewhere than it was, since the library looks through
-        those that are bound anew before it updates any."""
+        """Bind gradients for one step; bind weights again only if one moved."""
         weights = self._weights
         for entry, parameters, attribute, grad, weight in self._rows:
             parameter = parameters[attribute]
@@ -115,7 +114,7 @@ class Binding:
         self._core.call("bind", self._bindings, len(self._bindings))
 
     def _follow_freezing(self, entry):
-        """requires_grad may change between steps: of all parameters of a layer, which is one block."""
+        """Freeze or thaw an entry after a change of requires_grad, which must cover all its parameters."""
         learn = {full: parameter.requires_grad
                  for (_, _, _, full), parameter in zip(entry.places, entry.parameters())}
         if entry.frozen:

@@ -1,4 +1,4 @@
-"""The library without PyTorch: contexts, options, models.  An error is an exception, a note is returned."""
+"""The library without PyTorch: contexts, options, models.  Errors are exceptions; notes are returned."""
 import ctypes as c
 import logging
 
@@ -13,7 +13,7 @@ _ROOM = 1024
 
 
 class Error(RuntimeError):
-    """The library refused; `status` is its ng_status, the text its one line."""
+    """An error of the library: `status` is its ng_status, the text its message."""
 
     def __init__(self, text, status=_abi.NG_ERR_STATE):
         super().__init__(text)
@@ -21,7 +21,7 @@ class Error(RuntimeError):
 
 
 class ArgumentError(Error, ValueError):
-    """An option or an argument is wrong, or asks for what is not there."""
+    """A wrong or unsupported option or argument."""
 
 
 def failure(status, text):
@@ -40,14 +40,14 @@ def filled(struct, *arguments):
 
 
 def as_dict(struct):
-    """The fields of what the library filled, texts decoded."""
+    """Return the fields of a struct, texts decoded."""
     names = [name for name, *_ in struct._fields_ if name != "struct_size"]
     values = [getattr(struct, name) for name in names]
     return {n: v.decode() if isinstance(v, bytes) else v for n, v in zip(names, values)}
 
 
 def rows(call, struct, *before):
-    """Every row of a table that `call(*before, i, out)` reads, until it says that there is none."""
+    """Return the rows 0, 1, ... of a table, read by `call(*before, i, out)`."""
     found = []
     while True:
         row = filled(struct)
@@ -57,7 +57,7 @@ def rows(call, struct, *before):
 
 
 def build_info():
-    """What is built in, and which BLAS with which kernels is in use."""
+    """Return version, components, BLAS and its kernels."""
     library = load()
     text = c.create_string_buffer(library.ng_build_info(None, 0) + 1)
     library.ng_build_info(text, len(text))
@@ -65,26 +65,26 @@ def build_info():
 
 
 def options():
-    """The library's table of options: name, type, default (`standard`), bounds, choices, help, ..."""
+    """Return the option table: name, type, default (`standard`), bounds, choices, help, ..."""
     return rows(load().ng_option_at, _abi.ng_option_info)
 
 
 def methods():
-    """The methods: name, family, help, paper, number of published names."""
+    """Return the methods: name, family, help, paper, number of published names."""
     return rows(load().ng_method_at, _abi.ng_method_info)
 
 
 def published(method):
-    """The published names that a method knows, what they are here and what their values mean."""
+    """Return the published names of a method with their options here and the meaning of their values."""
     names = [row["name"] for row in methods()]
     return rows(load().ng_method_published_at, _abi.ng_published_info, names.index(method))
 
 
 def spell(value):
-    """A value of Python's as the option table reads it; numbers of numpy and tensors of one number as Python's."""
+    """Return the text of a Python value, a numpy number or a tensor with one element, for the option table."""
     if hasattr(value, "item") and hasattr(value, "dtype"):
         if getattr(value, "size", None) != 1 and not (callable(getattr(value, "numel", None)) and value.numel() == 1):
-            raise failure(_abi.NG_ERR_ARG, f"an option is given {type(value).__name__} of several numbers, expected one")
+            raise failure(_abi.NG_ERR_ARG, f"an option got {type(value).__name__} with several numbers, expected one")
         value = value.item()
     if isinstance(value, bool):
         return "1" if value else "0"

@@ -21,7 +21,7 @@ _ABORT, _DESTROY = c.CFUNCTYPE(None, c.c_void_p), c.CFUNCTYPE(None, c.c_void_p, 
 
 
 def transport(group):
-    """Of a process group, or of the module horovod.torch; None where there is none, or this process is alone."""
+    """Return the transport of a process group or of the module horovod.torch; None for a single process."""
     if hasattr(group, "allreduce_async_"):
         if not group.is_initialized():
             raise failure(_abi.NG_ERR_ARG, "process_group: horovod.torch.init() was not called")
@@ -40,8 +40,8 @@ def _ranks_of(group):
 
 
 def peers(data, model):
-    """The group of all processes that groups of data and of model join to this one, whatever stage others are in.
-    Collective over all processes."""
+    """Create the group of all processes connected to this one by data and model groups: the ranks of its pipeline
+    stage.  Collective over all processes."""
     dist = torch.distributed
     if data is None:
         return None
@@ -51,7 +51,7 @@ def peers(data, model):
     dist.all_gather_object(lists, mine, group=meeting)
     dist.destroy_process_group(meeting)
     sets = [{rank, *lists[rank]} for rank in range(world)]
-    for _ in range(2):  # ranks of a grid: those of my model group have data groups of their own
+    for _ in range(2):  # a grid: the ranks of the model group have data groups of their own
         sets = [set().union(*(sets[other] for other in joined)) for joined in sets]
     found = None
     for joined in sorted({tuple(sorted(one)) for one in sets}):
@@ -61,16 +61,16 @@ def peers(data, model):
 
 
 def _memory(address, count, dtype):
-    """A tensor over memory of the library."""
+    """Return a tensor over the library's memory."""
     size = torch.empty((), dtype=dtype).element_size()
     return torch.frombuffer((c.c_char * (count * size)).from_address(address), dtype=dtype)
 
 
 class _Table:
-    """The table of one rank.  A callback that raised gives NG_ERR_COMM; its exception is the cause of the error.
+    """The transport table of one rank.  If a callback raises, it returns NG_ERR_COMM, and the exception becomes the cause.
 
-    A subclass has rank, size, _sum(tensor, group) and _send(tensor, root, group), which begin a collective in place and
-    return what is_completed() and wait() are asked of.
+    A subclass has rank, size, _sum(tensor, group) and _send(tensor, root, group).  These start an in-place collective and
+    return an object with is_completed() and wait().
     """
 
     def __init__(self, name, groups):
@@ -93,7 +93,7 @@ class _Table:
             try:
                 function(*arguments)
                 return _abi.NG_OK
-            except BaseException as error:  # nothing may pass through C
+            except BaseException as error:  # exceptions must not cross C
                 self._failure = error
                 return _abi.NG_ERR_COMM
         return call
@@ -103,7 +103,7 @@ class _Table:
         return error
 
     def _abort(self, _user):
-        """Wakes the others, where that can be done."""
+        """Wake the other ranks, if the backend can."""
 
     def close(self):
         pass
@@ -111,7 +111,7 @@ class _Table:
     # ---- a collective
 
     def _begin(self, do):
-        """(work, what to do after it), or None: there is nothing to move."""
+        """Return (work, completion function), or None if nothing moves."""
         if do.count == 0:
             return None
         group = self._groups[do.group] if do.group else None
@@ -148,16 +148,16 @@ class _Table:
         begun = self._requests[key]
         done[0] = int(begun is None or begun[0].is_completed())
         if done[0]:
-            self._wait(None, key)  # which says how it ended
+            self._wait(None, key)  # raises if it failed
 
     def any(self, yes):
-        """Whether it is so on some rank."""
+        """Return whether `yes` is true on some rank."""
         count = torch.tensor([float(yes)])
         self._sum(count, None).wait()
         return count.item() > 0
 
     def share(self, data):
-        """Bytes of rank 0 on every rank."""
+        """Return rank 0's bytes on every rank."""
         size = torch.tensor([len(data)])
         self._send(size, 0, None).wait()
         body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == 0 else torch.empty(
@@ -167,20 +167,20 @@ class _Table:
 
 
 class Transport(_Table):
-    """A process group of torch.distributed, or rather one of its own with the same ranks, which abort() closes so that
-    no other rank waits for this one.  Memory is the host's: beside nccl that group is one of gloo."""
+    """A private process group with the ranks of a group of torch.distributed.  abort() closes it, so that no other rank
+    waits for this one.  Beside nccl it uses gloo, since memory is the host's."""
 
     _host = ("gloo", "mpi", "ucc")
 
     def __init__(self, group):
         self._dist, self._given = torch.distributed, group
         self.rank, self.size = self._dist.get_rank(group), self._dist.get_world_size(group)
-        self._group = self._own = self._of_its_own()
-        if self._own is None:  # an older PyTorch, where all processes would have to make it
+        self._group = self._own = self._private_group()
+        if self._own is None:  # older PyTorch: only all processes together can create one
             self._group = group
-        super().__init__(b"torch.distributed", group is None)  # new_group is a call of all processes
+        super().__init__(b"torch.distributed", group is None)  # new_group is collective over all processes
 
-    def _of_its_own(self):
+    def _private_group(self):
         backend = str(self._dist.get_backend(self._given))
         host = any(name in backend for name in self._host)
         if self._given is None:
@@ -189,7 +189,7 @@ class Transport(_Table):
             return self._dist.new_group(self._dist.get_process_group_ranks(self._given), use_local_synchronization=True,
                                         backend=backend if host else "gloo")
         if not host:
-            raise failure(_abi.NG_ERR_ABSENT, f"process_group: backend '{backend}' does not carry host memory: give a "
+            raise failure(_abi.NG_ERR_ABSENT, f"process_group: backend '{backend}' cannot send host memory: pass a "
                           "group of torch.distributed.new_group(backend='gloo')")
         return None
 
@@ -203,10 +203,10 @@ class Transport(_Table):
 
     def _group_create(self, _user, ranks, count, out):
         key = next(self._numbers)
-        self._groups[key] = self._dist.new_group([ranks[i] for i in range(count)], backend=self._backend_of_own())
+        self._groups[key] = self._dist.new_group([ranks[i] for i in range(count)], backend=self._private_backend())
         out[0] = key
 
-    def _backend_of_own(self):
+    def _private_backend(self):
         return str(self._dist.get_backend(self._group))
 
     def _group_destroy(self, _user, key):
@@ -216,11 +216,11 @@ class Transport(_Table):
         if group is not None and self._dist.is_initialized():
             try:
                 self._dist.destroy_process_group(group)
-            except Exception:  # of a group that this rank is no member of, or at the end of the process
+            except Exception:  # not a member, or the process is ending
                 self._failure = None
 
     def close(self):
-        """No collective comes after it."""
+        """Close the private group; no collective follows."""
         own, self._own = self._own, None
         self._group = None
         self._close(own)
@@ -242,7 +242,7 @@ class _Handle:
 
 
 class Horovod(_Table):
-    """The ranks of horovod.torch.  Tensors are known by names there, the same on all ranks."""
+    """The ranks of horovod.torch, where every collective has a name, the same on all ranks."""
 
     _made = itertools.count()
 

@@ -1,9 +1,8 @@
-"""What the library is shown while a model runs: of each call of a layer its input and its output gradient.
+"""Hooks: observe the input and the output gradient of each call of a layer.
 
-Both are shown when the output gradient arrives, so a call counts if a backward pass went through it and not
-otherwise: a forward whose loss is dropped, or the second forward of activation checkpointing, leaves no trace.
-Rows whose numbers depend on the order of several calls (calls = ema, last) show the input in forward, as the
-published programs do.
+Both are observed when the output gradient arrives.  A call counts only if a backward pass goes through it: a forward
+whose loss is dropped, or the first forward of activation checkpointing, leaves no observation.  Methods with
+calls = ema or last observe the input in forward, as the published programs do.
 """
 import ctypes as c
 import inspect
@@ -24,7 +23,7 @@ _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 
 
 def _called_by_backward():
-    """PyTorch 1 does not say whether a backward pass runs; on the CPU it does in the thread that has called it."""
+    """PyTorch 1 cannot report a running backward pass.  On the CPU it runs in the calling thread: search the stack."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code not in _BACKWARD:
         frame = frame.f_back
@@ -36,8 +35,8 @@ _compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: F
 
 
 def _made_by_layer(output, x):
-    """The tensor that the layer made, if its output is another view of that: an in-place operation on a view leaves
-    the node of the view behind, and goes on at the tensor."""
+    """Return the base tensor if the output is a view: an in-place operation on a view continues the graph at
+    the base."""
     base = output._base if output._is_view() else None
     if base is None or base.grad_fn is None or base.numel() != output.numel() or base is x or base is x._base:
         return None
@@ -45,7 +44,7 @@ def _made_by_layer(output, x):
 
 
 def _as_output(output, base):
-    """What turns a gradient of base into one of output."""
+    """Return a function from gradients of base to gradients of output."""
     shape = output.shape
     if output.is_contiguous() and base.is_contiguous():
         return lambda g: g.reshape(shape)
@@ -59,7 +58,7 @@ def _as_output(output, base):
 
 
 def _on_gradient(output, x, arrived):
-    """Calls arrived(gradient of output) in the backward pass; by the node that made it, which is quicker, where it can."""
+    """Call arrived(gradient of output) in the backward pass.  A hook on the node is faster than one on the tensor."""
     base, turned = _made_by_layer(output, x), None
     if base is not None:
         turned = _as_output(output, base)
@@ -80,7 +79,7 @@ def _on_gradient(output, x, arrived):
 
 
 def _nothing(*_arguments, **_more):
-    """What a copied or pickled model has in place of a hook: the preconditioner is not of that model."""
+    """Replaces a hook in a copied or pickled model, to which the preconditioner does not belong."""
 
 
 def _first_tensor(values):
@@ -99,7 +98,7 @@ def _no_hook():
 
 
 class _Uncopied:
-    """A copied or pickled model has `_nothing` in its place."""
+    """A hook that copies and pickles as `_nothing`."""
 
     __slots__ = ()
 
@@ -111,7 +110,7 @@ class _Uncopied:
 
 
 class RootHook(_Uncopied):
-    """The first tensor that the whole model is given says how many samples there are."""
+    """Count the samples on the first tensor passed to the model."""
 
     def __init__(self, observer):
         self.observer = weakref.ref(observer)
@@ -125,7 +124,7 @@ class RootHook(_Uncopied):
 
 
 class RootEnd(_Uncopied):
-    """The count of samples ends with the forward of the model: a layer that is called by itself counts its own."""
+    """Clear the sample count after the model's forward: layers called alone count their own samples."""
 
     def __init__(self, observer):
         self.observer = weakref.ref(observer)
@@ -137,7 +136,7 @@ class RootEnd(_Uncopied):
 
 
 class Pass:
-    """One backward pass.  The engine calls it when the pass is over, and drops it uncalled when that has failed."""
+    """One backward pass.  The autograd engine calls it at the end, or drops it uncalled if the pass failed."""
 
     __slots__ = ("observer", "over")
 
@@ -174,14 +173,14 @@ class Hook(_Uncopied):
             module._forward_hooks.move_to_end(handle.id, last=False)
 
     def lost(self):
-        """A module whose hook somebody has removed, or None."""
+        """Return a module whose hook was removed, or None."""
         for module, handle in self.handles:
             if handle.id not in module._forward_hooks:
                 return module
         return None
 
     def changed(self):
-        """What a module computes with that is not as it was, or ''."""
+        """Return the name of a changed setting of a module, or ''."""
         for module, said in self.said:
             now = _layers.geometry(module)
             if now != said:
@@ -204,7 +203,7 @@ class Hook(_Uncopied):
             return
         if observer.failed and _in_backward() == -1:
             observer.forget_failed()
-        if not module.training or not output.requires_grad:  # which nothing does without gradients
+        if not module.training or not output.requires_grad:  # False under no_grad
             layer.asleep_calls += 1
             if module.training and not _grad_enabled():
                 observer.without_gradients(self, inputs[0] if inputs else named.get("input"))
@@ -216,7 +215,7 @@ class Hook(_Uncopied):
         if lead is None:
             raise failure(_abi.NG_ERR_STATE, f"layer '{layer.name}': its {layer.lead} is no parameter any more: make a new "
                           "preconditioner")
-        if layer.asleep == lead.requires_grad and not layer.frozen:  # changed since the last step
+        if layer.asleep == lead.requires_grad and not layer.frozen:  # requires_grad changed
             layer.asleep = not layer.asleep
             observer.core.call("freeze", layer.index, int(layer.asleep))
         if not observer.wants(observer.p, layer.index):
@@ -231,7 +230,7 @@ class Hook(_Uncopied):
 
 
 class Observer:
-    """Opens micro-batches and shows what hooks bring."""
+    """Begins micro-batches and passes the arrays of hooks to the library."""
 
     def __init__(self, precond, layers, model, early, samples, first, reduction, expand):
         self.core, self.p, library = precond, precond.p, precond.library
@@ -242,22 +241,22 @@ class Observer:
         library.ng_batch_init(c.byref(self.batch), c.sizeof(self.batch))
         self._batch = c.byref(self.batch)
         self.batch.reduction = _abi.NG_SUM if reduction == "sum" else _abi.NG_MEAN
-        # A of T frames of a sample, each shown as a sample, is 1/T of that of T times the positions: G gets T times as much.
+        # T frames of a sample, observed as T samples: A is 1/T of its value over T positions, so G is scaled by T.
         self.frames = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
         self.early, self.first, self.by_model = early, first, samples == "model"
         self.enabled = True
-        self.open = None  # (samples, scale, whole, first) of the micro-batch that the library is in
-        self.given = None  # samples, loss scale, whole and first that the user said
-        self.share = None  # (rank, ranks): each has an equal part of one batch
-        self.seen = None  # samples of the model's input, while it runs
-        self.owed = {}  # early: calls without gradients, which checkpointing may run again with them
-        self.runs = {}  # of (layer, shape of an input): what was said of such calls, how many are not run again, the round
-        self.passing = self.failed = False  # a backward pass that has shown something runs; one ended with an error
-        self.round = 0  # of what was observed since the last step
-        self.marked = None  # a weight's gradient when the last pass was over, and its version
-        self.gathered = False  # gradients are taken away between micro-batches, and come back before the step
+        self.open = None  # (samples, scale, whole, first) of the library's micro-batch
+        self.given = None  # arguments of begin()
+        self.share = None  # (rank, ranks): equal shares of one batch
+        self.seen = None  # samples of the model's input, during its forward
+        self.owed = {}  # early: calls without gradients; checkpointing may repeat them with gradients
+        self.runs = {}  # (layer, input shape) -> [(samples, begin()), calls not repeated yet, round]
+        self.passing = self.failed = False  # an observed backward pass is running; one failed
+        self.round = 0  # counts steps and resets
+        self.marked = None  # a gradient after the last pass, and its version
+        self.gathered = False  # gradients are stored elsewhere between micro-batches
         self.warned = False
-        self.fixed, self.scale = None, None  # the loss scale, or a function that gives it
+        self.fixed, self.scale = None, None  # the loss scale, or a function that returns it
         self.hooks = [Hook(self, layer) for layer in layers]
         extra = {"with_kwargs": True} if _KWARGS else {}
         self.model = model
@@ -271,7 +270,7 @@ class Observer:
         self.end.remove()
 
     def lost_root(self):
-        """Whether somebody has removed the hooks that count the samples."""
+        """Return whether the hooks that count samples were removed."""
         return self.by_model and (self.root.id not in self.model._forward_pre_hooks
                                   or self.end.id not in self.model._forward_hooks)
 
@@ -287,30 +286,30 @@ class Observer:
         given = self.given
         self.core.call("reset_batch")
         self.close_batch()
-        self.given = given  # of what comes now
+        self.given = given  # it describes the coming micro-batch
 
     def forget_failed(self):
-        """A backward pass that ended with an error has shown some layers and not others."""
+        """Drop the observations of a failed backward pass: they cover only some layers."""
         self._forget()
         self.runs.clear()
-        warnings.warn("natgrad: a backward pass ended with an error: what was observed since the last step is forgotten",
+        warnings.warn("natgrad: a backward pass failed: the observations since the last step are dropped",
                       stacklevel=4)
 
     def _gradients(self):
-        """Of the weights of layers that learn, those that are there."""
+        """Existing gradients of the weights of trainable layers."""
         for hook in self.hooks:
             weight = hook.layer.modules[0]._parameters.get(hook.layer.lead)
             if weight is not None and weight.requires_grad and weight.grad is not None:
                 yield weight.grad
 
     def mark(self):
-        """A pass is over: one gradient that it left tells later whether all were dropped."""
+        """After a pass, remember one gradient, to detect later whether all were dropped."""
         first = next(self._gradients(), None)
         self.marked = None if first is None else (first, first._version)
 
     def _dropped(self):
-        """Have the gradients of earlier passes gone since, or were set to zero, or never came?  Zeros are looked for
-        only where somebody has written to them."""
+        """Return whether the gradients of earlier passes are gone, zero or never came.  Values are tested only if a
+        gradient was written since."""
         first = next(self._gradients(), None)
         if first is None:
             return True
@@ -319,24 +318,24 @@ class Observer:
         return not any(bool(g.any()) for g in self._gradients())
 
     def _enter(self):
-        """Follows the backward pass that runs, to its end.  What earlier passes showed goes with their gradients."""
+        """Enter a backward pass.  If the gradients of earlier passes were dropped, drop their observations, too."""
         if self.open is not None and not self.early and not self.gathered and self._dropped():
             self._forget()
             if not self.warned:
                 self.warned = True
-                warnings.warn("natgrad: gradients of a backward pass were dropped without a step, or it left none: what was "
-                              "observed in it is forgotten, here and from now on", stacklevel=3)
+                warnings.warn("natgrad: gradients of a backward pass were dropped without a step, or it left none: its "
+                              "observations are dropped, now and in later passes", stacklevel=3)
         self.passing = True
         _queue_callback(Pass(self))
 
     # ---- one call of a layer
 
     def without_gradients(self, hook, x):
-        """A call of a forward in training mode that activation checkpointing may run again in backward."""
+        """A training-mode call without gradients: activation checkpointing may repeat it in backward."""
         index = hook.layer.index
         if self.early:
             self.owed[index] = self.owed.get(index, 0) + 1
-        if x is None or _in_backward() != -1:  # checkpointing within another one
+        if x is None or _in_backward() != -1:  # nested checkpointing
             return
         said, run = (self.seen, self.given), self.runs.get((index, x.shape))
         if run is None or not run[1]:
@@ -346,26 +345,26 @@ class Observer:
         run[1:] = run[1] + 1, self.round
 
     def _said_before(self, hook, x):
-        """Samples and what begin() said of a call that is run again in backward, of its own forward, whatever came
-        between; or why that is not known."""
+        """Return (samples, arguments of begin()) of the forward that checkpointing repeats, and '' or the reason why
+        they are unknown."""
         run = self.runs.get((hook.layer.index, x.shape))
         if run is not None:
             run[1] = max(run[1] - 1, 0)
             if run[0] is not None:
                 return (*run[0], "")
-            return None, None, "two forwards that had other samples gave it an input of this shape"
+            return None, None, "two forwards with different numbers of samples gave it an input of this shape"
         if self.seen is not None or not self.by_model or self.given is not None:
             return self.seen, self.given, ""
-        return None, None, "no forward since the last step has shown it"
+        return None, None, "no forward since the last step called it"
 
     def forward(self, hook, module, x, output):
         used = [getattr(module, name) for name in hook.names]
         again, why = _in_backward() != -1, ""
-        seen, given = self.seen, self.given  # of this forward, whatever is said of the next one before backward
+        seen, given = self.seen, self.given  # of this forward; begin() may be called again before backward
         if again:  # activation checkpointing
             seen, given, why = self._said_before(hook, x)
         samples = seen if given is None else given[0]
-        if self.early and not hook.layer.both:  # some need both at once, whatever the order of calls
+        if self.early and not hook.layer.both:  # norms and embeddings need both at once
             x = x.detach()
             if again and not self.passing:
                 self._enter()
@@ -373,14 +372,14 @@ class Observer:
             if not again or owed:
                 if again:
                     self.owed[hook.layer.index] = owed - 1
-                self._known(hook, why)
-                self.show(hook, x, samples, None, given)
+                self._check_samples(hook, why)
+                self.observe(hook, x, samples, None, given)
 
-            def came(g):
-                self._own(hook, module, used)
-                self._known(hook, why)
-                self.show(hook, None, samples, g, given)
-            _on_gradient(output, x, came)
+            def arrived_early(g):
+                self._check_parameters(hook, module, used)
+                self._check_samples(hook, why)
+                self.observe(hook, None, samples, g, given)
+            _on_gradient(output, x, arrived_early)
             return
         if again and not self.passing:
             self._enter()
@@ -392,8 +391,8 @@ class Observer:
                 return
             if not self.passing:
                 self._enter()
-            self._own(hook, module, used)
-            self._known(hook, why)
+            self._check_parameters(hook, module, used)
+            self._check_samples(hook, why)
             if shown == self.round:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': a second backward pass goes through the same "
                               "forward: call backward once, of the sum of the losses, or set hook_enabled = False around "
@@ -402,47 +401,47 @@ class Observer:
             if x._version != version:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its input was changed in place between "
                               "forward and backward, so it cannot be observed")
-            self.show(hook, x, samples, g, given)
+            self.observe(hook, x, samples, g, given)
 
         _on_gradient(output, x, arrived)
 
-    def _own(self, hook, module, used):
-        """The parameters of the forward are those of the module, which functional_call has put back."""
+    def _check_parameters(self, hook, module, used):
+        """Check that the forward used the module's parameters (functional_call replaces them)."""
         parameters = module._parameters
         for name, one in zip(hook.names, used):
             if parameters.get(name) is not one and self.enabled:
-                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} was another one in the forward "
-                              "(functional_call): set hook_enabled = False around a forward with parameters that are not "
-                              "those of the model")
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} was replaced in the forward "
+                              "(functional_call): set hook_enabled = False around a forward with other parameters than "
+                              "the model's")
 
-    def _known(self, hook, why):
+    def _check_samples(self, hook, why):
         if why and self.enabled:
-            raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': activation checkpointing runs it again, and its "
-                          f"samples are not known: {why}.  Step after each backward pass, give use_reentrant=False, or "
+            raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': activation checkpointing repeats it, and its "
+                          f"samples are not known: {why}.  Step after each backward pass, set use_reentrant=False, or "
                           "set hook_enabled = False around a forward that is not of the loss")
 
     def _place(self, layer, count, given):
-        """Of a batch that ranks share its samples, as this layer counts them, and the place of the first of them here."""
+        """Return (whole, first) of ng_batch, in samples as this layer counts them."""
         if given is not None and given[2] is not None:
             samples, _, whole, first = given
             if count % samples:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{layer.name}' has {count} samples of its own, not a multiple of the "
-                              f"{samples} that begin() said: which part of {whole} they are is not known")
+                              f"{samples} of begin(): their place among {whole} is unknown")
             return whole * (count // samples), first * (count // samples)
         if self.share is None:
             return 0, 0
         rank, ranks = self.share
         return count * ranks, count * rank
 
-    def show(self, hook, x, samples, g, given):
+    def observe(self, hook, x, samples, g, given):
         if not self.enabled:
             return
         if g is not None and not self.passing:
             self._enter()
         layer = hook.layer
-        if g is not None and not g.numel() or x is not None and not x.numel():  # an expert that no token reached
+        if g is not None and not g.numel() or x is not None and not x.numel():  # an unused expert
             return
-        if x is not None and x.is_neg():  # its memory has the other sign
+        if x is not None and x.is_neg():  # a lazy negation
             x = x.resolve_neg()
         if g is not None and g.is_neg():
             g = g.resolve_neg()
@@ -463,7 +462,7 @@ class Observer:
             scale *= layer.scale
         if layer.conv and samples and count != samples and count % samples == 0:  # frames of the samples
             scale *= (count // samples) ** self.frames
-        other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library holds one against the other
+        other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library compares both sizes
         whole, first = self._place(layer, count, given)
         if self.open != (count, scale, whole, first) or other:
             hook.size = g.shape[2:] if g is not None else None
@@ -471,13 +470,13 @@ class Observer:
             self.batch.whole, self.batch.first = whole, first
             self.core.check(self._begin(self.p, self._batch))
             self.open = (count, scale, whole, first)
-        if layer.norm:  # its input is read when its output gradient is shown
+        if layer.norm:  # the library reads its input together with the output gradient
             status = self._input(self.p, layer.index, hook.input.of(x), _abi.NG_BORROW)
             x = None
             if status:
                 self.core.check(status)
                 return
-        if g is not None:  # first: of a scaled loss that overflowed the input is not shown, either
+        if g is not None:  # first: if a scaled loss overflowed, the input is not observed either
             status = self._output(self.p, layer.index, hook.output.of(g), _abi.NG_COPY)
             if status:
                 self.core.check(status)

@@ -1,7 +1,6 @@
-"""From modules to layers: what each parameter of a model becomes, and how a layer's arrays are laid out.
+"""From modules to layers: the entry of each parameter, and the array layout of each layer.
 
-Nothing is left out silently: a parameter is part of a layer that has curvature, or stands for itself with a
-reason, which explain() prints.
+Every parameter is part of a layer with curvature, or an entry of its own with a reason, which explain() prints.
 """
 import math
 import re
@@ -16,16 +15,15 @@ from ._core import failure, filled, log
 _REFUSED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
     "FSDPModule": "parameters that FSDP has sharded are not supported",
-    "OptimizedModule": "hooks of a compiled module may not run: give the model that torch.compile was given, "
-                       "uncompiled",
+    "OptimizedModule": "hooks of a compiled module may not run: pass the uncompiled model",
     "DataParallel": "DataParallel runs copies of the model in threads: use DistributedDataParallel",
-    "ScriptModule": "hooks of a scripted module may not run: give the model before torch.jit",
-    "RecursiveScriptModule": "hooks of a scripted module may not run: give the model before torch.jit",
+    "ScriptModule": "hooks of a scripted module may not run: pass the model before torch.jit",
+    "RecursiveScriptModule": "hooks of a scripted module may not run: pass the model before torch.jit",
 }
 
 
 def unwrap(model):
-    """The model inside of DistributedDataParallel."""
+    """Return the model inside DistributedDataParallel."""
     while type(model).__name__ == "DistributedDataParallel":
         model = model.module
     return model
@@ -42,24 +40,24 @@ def refuse(model):
 
 
 class Entry:
-    """One index of the library: parameters of the model.  `reason` says why there is no curvature."""
+    """One index of the library: parameters of the model.  `reason`: why it has no curvature."""
 
     def __init__(self, name, reason=""):
         self.name, self.reason = name, reason
         self.index = -1
         self.places = []  # (ng_param, module, name of the attribute, full name)
-        self.frozen = False  # registered so: no memory, never
-        self.asleep = False  # by ng_freeze
+        self.frozen = False  # registered as frozen
+        self.asleep = False  # frozen by ng_freeze
 
     def parameters(self):
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
 
     def described(self, options=None):
-        """The ng_layer; None: a tensor."""
+        """Return the ng_layer; None: a tensor."""
 
 
 class Matrix(Entry):
-    """A parameter of rows, [out, ...], that no module is known to compute with."""
+    """A parameter [out, ...] without a known module."""
 
     def described(self, options=None):
         shape = tuple(self.parameters()[0].shape)
@@ -74,20 +72,20 @@ class Matrix(Entry):
 
 
 class Layer(Entry):
-    """A linear or a convolution layer, of one module or of several that share their parameters."""
+    """A linear or convolution layer, of one module or of several that share their parameters."""
 
     norm = embedding = False
-    both = False  # its input is shown with its output gradient
-    shard_axis = -1  # of a linear layer of which ranks have parts: 0 outputs, 1 inputs
-    lead = "weight"  # the parameter that says whether the layer is frozen
+    both = False  # input and output gradient are observed together
+    shard_axis = -1  # sharded linear layers: 0 outputs, 1 inputs
+    lead = "weight"  # its requires_grad decides whether the layer is frozen
 
     def __init__(self, name, module, bias):
         super().__init__(name)
         self.modules, self.bias = [module], bias
         self.conv = isinstance(module, (nn.Conv1d, nn.Conv2d))
-        self.pad = None  # what F.pad is given before the library sees the input
+        self.pad = None  # arguments of F.pad, applied before the observation
         self.padding = (0, 0)
-        self.calls = self.asleep_calls = 0  # forwards that were observed; those in eval mode or without gradients
+        self.calls = self.asleep_calls = 0  # observed forwards; forwards in eval mode or without gradients
         if self.conv:
             self._set_padding(module)
 
@@ -122,10 +120,10 @@ class Layer(Entry):
             getattr(layer, field)[0:2] = value
         return layer
 
-    # ---- arrays, as the library wants to see them
+    # ---- arrays in the library's layout
 
     def input(self, x, samples, first):
-        """The input of a call and how many samples it has."""
+        """Return the input of a call and its number of samples."""
         if not self.conv:
             return self.rows(x, samples, first)
         if x.dim() == len(self.modules[0].kernel_size) + 1:
@@ -141,11 +139,11 @@ class Layer(Entry):
 
     @staticmethod
     def image(x):
-        """A convolution of one axis has images of height 1."""
+        """Give images of a 1-D convolution height 1."""
         return x.unsqueeze(2) if x.dim() == 3 else x
 
     def rows(self, x, samples, first):
-        """[samples, positions, ..., features], as a view; `samples` None: the leading axis counts them."""
+        """Return a view [samples, positions, ..., features]; `samples` None: the leading axis counts samples."""
         axes, shape = x.dim(), x.shape
         if axes == 2 and (samples is None or shape[0] == samples):
             return x, shape[0]
@@ -166,25 +164,25 @@ class Layer(Entry):
             return x.reshape(x.shape[0] // samples, samples, *x.shape[1:]).transpose(0, 1), samples
         rows = x.numel() // x.shape[-1]
         if rows % samples:
-            raise failure(_abi.NG_ERR_SHAPE, f"layer '{self.name}': an array is {list(x.shape)}, and the model's input "
-                          f"has {samples} samples, which do not divide its {rows} rows; samples='layer' counts the "
-                          "leading axis of each layer")
+            raise failure(_abi.NG_ERR_SHAPE, f"layer '{self.name}': an array is {list(x.shape)}; the model's input has "
+                          f"{samples} samples, which do not divide its {rows} rows; samples='layer' counts the leading "
+                          "axis of each layer")
         return x.reshape(samples, rows // samples, x.shape[-1]), samples
 
 
-# The norms that are layers, and over what each takes its mean and variance.
+# Norm modules and their kind.
 _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM, nn.BatchNorm3d: _abi.NG_BATCH_NORM,
           nn.LayerNorm: _abi.NG_LAYER_NORM, nn.GroupNorm: _abi.NG_GROUP_NORM, nn.InstanceNorm1d: _abi.NG_GROUP_NORM,
           nn.InstanceNorm2d: _abi.NG_GROUP_NORM, nn.InstanceNorm3d: _abi.NG_GROUP_NORM}
 
 
 def _norm_of(module):
-    """The class of PyTorch that a norm is of, or None."""
+    """Return the norm class of PyTorch that a module derives from, or None."""
     return next((kind for kind in type(module).__mro__ if kind in _NORMS), None)
 
 
 class Norm(Layer):
-    """Gamma and beta of a batch, layer, group or instance norm; those that are frozen are left out."""
+    """Trainable gamma and beta of a batch, layer, group or instance norm."""
 
     norm = both = True
 
@@ -193,7 +191,7 @@ class Norm(Layer):
         self.gamma, self.lead = gamma, "weight" if gamma else "bias"
         self.kind = _NORMS[_norm_of(module)]
         self.channels = getattr(module, self.lead).numel()
-        self.axes = len(getattr(module, "normalized_shape", ()))  # of a layer norm: how many it takes together
+        self.axes = len(getattr(module, "normalized_shape", ()))  # layer norm: axes normalised together
 
     def described(self, options=None):
         m = self.modules[0]
@@ -213,10 +211,10 @@ class Norm(Layer):
             return self.rows(x if self.axes == 1 else x.flatten(-self.axes), samples, first)
         if isinstance(self.modules[0], nn.modules.instancenorm._InstanceNorm) and x.shape[0] == self.channels and (
                 x.dim() == {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}[_norm_of(self.modules[0])]):
-            x = x.unsqueeze(0)  # one sample without its axis
+            x = x.unsqueeze(0)  # one sample without batch axis
         count = x.shape[0]
         if self.kind == _abi.NG_BATCH_NORM and samples and count != samples and count % samples == 0:
-            # rows or frames of the samples, one behind the other: positions
+            # consecutive rows or frames of a sample are its positions
             x = x.reshape(samples, count // samples, *x.shape[1:]) if first else x.reshape(
                 count // samples, samples, *x.shape[1:]).transpose(0, 1)
             x, count = x.transpose(1, 2), samples
@@ -227,11 +225,11 @@ class Norm(Layer):
 
 
 class Embedding(Layer):
-    """A table of tokens.  Positions of the padding token are none: not counted, their output gradients not looked at.
+    """An embedding.  Padding tokens are not counted, and their output gradients are set to 0.
 
-    `scale` times the loss scale is that of the output gradient as it is shown.  G is a mean over the positions that
-    count; and a table that is read once for all samples, as with torch.arange(T), is shown the mean of B gradients,
-    whose square, if they are independent, is 1/B of the mean square of one.
+    The observed output gradient has the loss scale times `scale`, so that G is a mean over the counted positions.  An
+    input without samples, as torch.arange(T), receives the sum over B samples; independent gradients are assumed, so
+    its square is divided by B.
     """
 
     embedding = both = True
@@ -252,7 +250,7 @@ class Embedding(Layer):
 
     @staticmethod
     def _of_all(shape, samples, first):
-        """Is an input of this shape that of all samples together?"""
+        """Return whether all samples share an input of this shape."""
         rows = math.prod(shape)
         return samples is not None and (rows % samples != 0 or (
             len(shape) > 1 and samples > 1 and shape[0 if first else 1] == 1))
@@ -282,11 +280,11 @@ class Embedding(Layer):
 
 
 def _layer_problem(name, module, parent, linear):
-    """'' for a module that is a layer as the library means it; None for another kind; else why it is none."""
+    """Return '' for a supported layer, None for a module of another kind, else the reason."""
     if linear is not None and linear(module):
         return ""
     if isinstance(module, nn.SyncBatchNorm):
-        return "SyncBatchNorm takes its mean over all ranks, which is not seen here"
+        return "SyncBatchNorm takes its mean over all ranks, which hooks cannot observe"
     kind, plain = type(module), _norm_of(module)
     if plain is not None and module.weight is None and module.bias is None:
         return None
@@ -301,22 +299,21 @@ def _layer_problem(name, module, parent, linear):
     if plain is None:
         return None
     if isinstance(parent, nn.MultiheadAttention):
-        return "MultiheadAttention computes with it without calling it, so nothing can be observed"
+        return "MultiheadAttention does not call it, so hooks cannot observe it"
     if "forward" in module.__dict__ or kind.forward is not plain.forward or (hasattr(plain, "_conv_forward") and
                                              kind._conv_forward is not plain._conv_forward):
-        return f"{kind.__name__} has a forward of its own: what it computes is not known"
+        return f"{kind.__name__} has a custom forward: its computation is not known"
     if module.weight is not None and module._parameters.get("weight") is None:
         return "its weight is computed (weight_norm, spectral_norm, a parametrization)"
     return ""
 
 
 def plan(model, accept=None, linear=None, embeddings=""):
-    """The entries of a model, layers and parameters for themselves, in the order of its modules.  accept(name,
-    module) may say why a layer shall have no curvature; linear(module) that one of another class computes x W' + b;
-    embeddings: why those have none."""
+    """Return the entries of a model in module order.  accept(name, module): '' or the reason for no curvature;
+    linear(module): True if another class computes x W' + b; embeddings: the reason for embeddings without curvature."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
-    users = {}  # of each parameter: (module, full name)
+    users = {}  # id of a parameter -> [(module, full name)]
     for name, module in modules:
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
@@ -331,7 +328,7 @@ def plan(model, accept=None, linear=None, embeddings=""):
         if problem == "":
             problem = _add_layer(name or "root", module, users, layers, entries, taken)
         if problem is None and isinstance(module, nn.MultiheadAttention):
-            problem = "MultiheadAttention keeps it for itself, without a layer"
+            problem = "MultiheadAttention uses it without a layer"
         for attribute, parameter in module._parameters.items():
             if parameter is None or id(parameter) in taken:
                 continue
@@ -339,7 +336,7 @@ def plan(model, accept=None, linear=None, embeddings=""):
             full = users[id(parameter)][0][1]
             others = [other for _, other in users[id(parameter)][1:]]
             if problem == "":
-                reason = "frozen; its layer goes on without it"
+                reason = "frozen; its layer has curvature without it"
             elif others and not problem:
                 reason = f"tied to '{others[0]}'"
             else:
@@ -396,7 +393,7 @@ _SAID = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups"
 
 
 def geometry(module):
-    """What a module computes with beside its parameters: {name: value}."""
+    """Return the settings of a module beside its parameters: {name: value}."""
     own = module.__dict__
     found = {name: own[name] for name in _SAID if name in own}
     found["class"], found["forward"] = type(module), own.get("forward")
@@ -405,14 +402,14 @@ def geometry(module):
 
 
 def _add_layer(name, module, users, layers, entries, taken):
-    """'' when the module became a layer, or one more module of a layer that there is; else why not."""
+    """Add the module as a layer or to an existing one; return '' or the reason against it."""
     weight, bias = module.weight, getattr(module, "bias", None)
     key = (id(weight), id(bias))
     if key in layers:
         other = layers[key]
         if geometry(module) != geometry(other.modules[0]):
-            raise failure(_abi.NG_ERR_ABSENT, f"'{name}' and '{other.name}' share their weight, and compute "
-                          "differently with it: not supported")
+            raise failure(_abi.NG_ERR_ABSENT, f"'{name}' and '{other.name}' share their weight with "
+                          "different settings: not supported")
         other.modules.append(module)
         return ""
     for parameter in (weight, bias):
@@ -430,7 +427,7 @@ def _add_layer(name, module, users, layers, entries, taken):
     else:
         if wants == [False, True]:
             return "its weight is frozen, its bias is not"
-        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias stands for itself
+        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias is an entry of its own
         layer = Layer(name, module, has[1])
     for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
         if mine:

@@ -1,7 +1,5 @@
-"""Finds and loads libnatgrad, once for the process.
-
-The first of these that is there: the file that NATGRAD_LIBRARY names; natgrad/lib of this package, where
-`pip install .` puts it with a BLAS of its own; libnatgrad.so.0 of the system.
+"""Load libnatgrad, once per process: the file named by NATGRAD_LIBRARY; else natgrad/lib of this package (installed by
+`pip install .` with a private BLAS); else the system's libnatgrad.so.0.
 """
 import contextlib
 import ctypes
@@ -17,7 +15,7 @@ _loaded = None
 
 
 def _avx512():
-    """Has this processor what OpenBLAS's SkylakeX kernels are made of?"""
+    """Return whether this processor can run OpenBLAS's SkylakeX kernels."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
@@ -29,8 +27,8 @@ def _avx512():
 
 @contextlib.contextmanager
 def _best_kernels():
-    """OpenBLAS chooses its kernels while it is loaded, and takes AVX2 ones on processors that it does not
-    know.  It reads the environment; what the user has set there counts, and other libraries see nothing."""
+    """Select AVX-512 kernels while OpenBLAS loads: on unknown processors it would choose AVX2.  A value set by the user
+    wins; other libraries do not see ours."""
     name = "OPENBLAS_CORETYPE"
     if name in os.environ or not _avx512():
         yield
@@ -43,11 +41,11 @@ def _best_kernels():
 
 
 def _candidates():
-    """(file, where that name comes from)"""
+    """Yield (file, origin of the name)."""
     given = os.environ.get("NATGRAD_LIBRARY")
     if given:
         yield given, "NATGRAD_LIBRARY"
-        return  # what the user names is what the user gets, or an error
+        return  # no fallback for a file named by the user
     own = os.path.join(_BESIDE, "libnatgrad.so.0")
     if os.path.exists(own):
         yield own, "the package"
@@ -55,7 +53,7 @@ def _candidates():
 
 
 def load():
-    """The library, its functions declared.  ImportError says what was tried."""
+    """Return the library with declared functions.  ImportError lists the files tried."""
     global _loaded
     with _lock:
         if _loaded is None:
@@ -70,7 +68,7 @@ def load():
                 try:
                     library.ng_version.restype = ctypes.c_int32
                 except AttributeError:
-                    raise ImportError(f"natgrad: {file} ({origin}) is another library") from None
+                    raise ImportError(f"natgrad: {file} ({origin}) is not libnatgrad") from None
                 if library.ng_version() // 100 != _abi.VERSION // 100:  # 0.x: a minor version may change anything
                     raise ImportError(f"natgrad: {file} ({origin}) is version {library.ng_version()}, this package "
                                       f"is for {_abi.VERSION}")

@@ -15,13 +15,13 @@ _META = ("natgrad", "natgrad.crc32")  # the manifest and its checksum, as the li
 
 
 def shared(core):
-    """The bytes of the state on every rank."""
+    """Return the bytes of the state, on every rank."""
     transport = core.transport
     return core.save() if transport is None else transport.share(core.save(transport.rank == 0))
 
 
 def unpack(data):
-    """{"manifest", "crc32", "fields": {"fc1/A": tensor, ...}} of the bytes, which are a safetensors file."""
+    """Return {"manifest", "crc32", "fields": {"fc1/A": tensor, ...}} from the bytes of a safetensors file."""
     size, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + size])
     meta = header.pop("__metadata__")
@@ -35,12 +35,12 @@ def unpack(data):
 
 
 def pack(state):
-    """The bytes again.  What somebody else has put there is refused by the library, by name."""
+    """Return the bytes of unpack().  The library rejects foreign fields by name."""
     if not isinstance(state, dict):
         raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state).__name__}, expected a dict")
     missing = [key for key in ("manifest", "crc32", "fields", "steps") if key not in state]
     if missing:
-        raise failure(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not one of natgrad")
+        raise failure(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not a state of natgrad")
     if not isinstance(state["fields"], dict):
         raise failure(_abi.NG_ERR_FILE, f"the state: fields is a {type(state['fields']).__name__}, expected a dict of tensors")
     header, pieces, at = {"__metadata__": dict(zip(_META, (state["manifest"], state["crc32"])))}, [], 0
@@ -48,7 +48,7 @@ def pack(state):
         if not isinstance(tensor, torch.Tensor):
             raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is a {type(tensor).__name__}, expected a tensor")
         if tensor.dtype not in _NAMES:
-            raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is {tensor.dtype}, which natgrad does not keep")
+            raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is {tensor.dtype}, which natgrad does not store")
         flat = tensor.detach().cpu().contiguous()
         piece = ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
@@ -61,7 +61,7 @@ def pack(state):
 
 
 def steps_of(state):
-    """Steps that the manifest counts; None: it cannot be read, which the library says when it is given the state."""
+    """Return the steps in the manifest; None: unreadable (the library then rejects the state)."""
     try:
         return json.loads(state["manifest"])["counters"]["steps"]
     except (KeyError, TypeError, ValueError):
@@ -69,7 +69,7 @@ def steps_of(state):
 
 
 def steps_in(path):
-    """... of a file of the library's; None: it is none, which the library says when it loads it."""
+    """Return the steps in the manifest of a state file; None: unreadable (the library then rejects it)."""
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -80,7 +80,7 @@ def steps_in(path):
 
 
 class Uncopied:
-    """What holds hooks and memory of the library is not copied or pickled: a line says so."""
+    """An object with hooks and memory of the library, which cannot be copied or pickled."""
 
     def __reduce_ex__(self, protocol):
         raise failure(_abi.NG_ERR_STATE, f"{type(self).__name__} cannot be copied or pickled, since it belongs to one model: "
@@ -88,7 +88,7 @@ class Uncopied:
 
 
 class Table(list):
-    """Rows (dicts) whose text is a table of some of their columns."""
+    """Rows (dicts) that print as a table of some columns."""
 
     def __init__(self, rows, columns):
         super().__init__(rows)

@@ -1,4 +1,4 @@
-"""Tensors as the library sees them: an address, a dtype, a shape and strides.  Nothing is copied."""
+"""Describe tensors for the library: address, dtype, shape, strides.  No data is copied."""
 import ctypes as c
 
 import torch
@@ -13,7 +13,7 @@ _ROOM = 4  # axes whose extents and strides fit into an ng_array itself
 
 
 def wrong(name, tensor, dtypes=DTYPES):
-    """Why the library cannot read or write this tensor, or ''."""
+    """Return why the library cannot use this tensor, or ''."""
     kind = type(tensor).__name__
     if kind in ("DTensor", "FakeTensor", "ShardedTensor"):
         return f"'{name}' is a {kind}: sharded and traced tensors are not supported"
@@ -30,7 +30,7 @@ def wrong(name, tensor, dtypes=DTYPES):
 
 
 class Described:
-    """An ng_array that follows one tensor after another; `of` is cheap when only the address has changed."""
+    """An ng_array for a sequence of tensors; `of` is cheap if only the address changed."""
 
     __slots__ = ("array", "reference", "name", "_seen", "_lists")
     dtypes = DTYPES
@@ -51,12 +51,12 @@ class Described:
         try:
             self.array.data = tensor.data_ptr()
         except RuntimeError:
-            raise failure(_abi.NG_ERR_ARG, f"{self.name} has no memory of its own, as under torch.func: set hook_enabled = "
-                          "False around what is not the backward pass of the loss") from None
+            raise failure(_abi.NG_ERR_ARG, f"{self.name} has no memory, as under torch.func: set hook_enabled = "
+                          "False around backward passes of something other than the loss") from None
         return self.reference
 
     def moved(self, tensor):
-        """Follows it, and says whether that changed anything."""
+        """Describe the tensor; return whether the description changed."""
         before = self.array.data, self._seen
         self.of(tensor)
         return before != (self.array.data, self._seen)
@@ -83,7 +83,7 @@ class Described:
 
 
 class Flat(Described):
-    """Of a parameter of several axes that the library knows as one."""
+    """A parameter flattened to one axis."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ class Flat(Described):
 
 
 class Tokens(Described):
-    """Of token numbers."""
+    """Token numbers."""
 
     __slots__ = ()
     dtypes = {torch.int64: _abi.NG_I64}

@@ -1,4 +1,4 @@
-"""What every torch.optim.Optimizer of this package is: parameter groups around a preconditioner."""
+"""Base class of the optimizers of this package: parameter groups around a preconditioner."""
 import torch
 
 from . import _abi
@@ -7,15 +7,15 @@ from ._state import Uncopied
 
 
 class Wrapped(Uncopied, torch.optim.Optimizer):
-    """Its `preconditioner` does the work; state_dict() has that of both.
+    """An optimizer around `preconditioner`; state_dict() covers both.
 
-    What Lightning puts around an optimizer is of a class derived from it, and asks it for what neither has: so
-    `preconditioner` is no attribute of the class.
+    Lightning derives a class from an optimizer's class and looks up missing attributes on it, so `preconditioner` must
+    not be a class attribute.
     """
 
     def add_param_group(self, param_group):
         if getattr(self, "preconditioner", None) is not None:
-            raise failure(_abi.NG_ERR_STATE, "param_groups are fixed once the optimizer is made: give all of them as params")
+            raise failure(_abi.NG_ERR_STATE, "param_groups are fixed after construction: pass all groups as params")
         super().add_param_group(param_group)
 
     @staticmethod
@@ -30,7 +30,7 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         return self.preconditioner.steps
 
     def state_dict(self):
-        """The optimizer's, and beside it what the preconditioner keeps."""
+        """Return the optimizer's state and, as "natgrad", the preconditioner's."""
         return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict):
@@ -38,7 +38,7 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
 
     def _checked(self, state_dict):
-        """The preconditioner's state; the rest of it fits this optimizer."""
+        """Return the preconditioner's state after checking that the rest fits this optimizer."""
         self._check_state_of(state_dict, "natgrad")
         return state_dict["natgrad"]
 
@@ -47,11 +47,11 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
             raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state_dict).__name__}, expected a dict")
         for name in (*names, "state", "param_groups"):
             if name not in state_dict:
-                raise failure(_abi.NG_ERR_FILE, f"the state has no '{name}': it is not one of this optimizer")
+                raise failure(_abi.NG_ERR_FILE, f"the state has no '{name}': it is not a state of this optimizer")
         groups = state_dict["param_groups"]
         if not (isinstance(groups, list) and all(isinstance(group, dict) and isinstance(group.get("params"), list)
                                                  for group in groups)):
-            raise failure(_abi.NG_ERR_FILE, "the state: param_groups is no list of dicts with their params")
+            raise failure(_abi.NG_ERR_FILE, "the state: param_groups is not a list of dicts with params")
         mine, theirs = ([len(group["params"]) for group in some] for some in (self.param_groups, groups))
         if mine != theirs:
             raise failure(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
@@ -62,14 +62,14 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
             self._check_group(group)
 
     def _check_group(self, group):
-        """Refuses numbers that a step would refuse."""
+        """Reject values that a step would reject."""
 
     def begin(self, samples, loss_scale=None):
-        """Preconditioner.begin: how many samples the coming micro-batch has, and what its loss is multiplied by."""
+        """See Preconditioner.begin."""
         self.preconditioner.begin(samples, loss_scale)
 
     def reset_batch(self):
-        """Forget what was observed since the last step (its gradients were dropped)."""
+        """Drop the observations since the last step."""
         self.preconditioner.reset_batch()
 
     def explain(self):
@@ -82,5 +82,5 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         return self.preconditioner.memory_usage()
 
     def close(self):
-        """Take the hooks out of the model and give the memory back."""
+        """Remove the hooks from the model and free the memory."""
         self.preconditioner.close()

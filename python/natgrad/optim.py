@@ -4,7 +4,7 @@
     loss.backward()
     optimizer.step()
 
-They are torch.optim.Optimizer: param_groups are read at each step, so schedulers and trainers work on them.
+Both are torch.optim.Optimizer.  param_groups are read at each step, so schedulers and trainers work.
 """
 import ctypes as c
 import inspect
@@ -16,9 +16,9 @@ from ._core import failure
 from ._wrapped import Wrapped
 from .preconditioner import Preconditioner
 
-# The in-place update is seen by autograd where PyTorch has a way to say so.
+# Report the in-place update to autograd, if PyTorch can.
 _changed = getattr(torch.autograd.graph, "increment_version", None)
-# Accelerate looks for the name of this argument.
+# Accelerate looks up this argument by name.
 _SET_TO_NONE = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default
 
 
@@ -41,25 +41,24 @@ class _Updating(Preconditioner):
                 parameter = module._parameters[attribute]
                 group = self._group.pop(id(parameter), None)
                 if group is None and parameter.requires_grad:
-                    raise failure(_abi.NG_ERR_ARG, f"'{full}' wants a gradient and is in none of the param_groups: put it "
-                                  "into one, or freeze it")
+                    raise failure(_abi.NG_ERR_ARG, f"'{full}' requires a gradient but is in no param_group: add it to "
+                                  "one, or freeze it")
                 if group is not None and not entry.frozen:
                     mine[entry.index, which] = group
         if self._group:
             raise failure(_abi.NG_ERR_ARG, f"{self._names[next(iter(self._group.values()))]} has a parameter that is not "
-                          "of the model")
+                          "in the model")
         self._of_groups = [(module._parameters, attribute, module._parameters[attribute], full) for entry in self.entries
                            for _, module, attribute, full in entry.places]
-        self.groups = sorted(set(mine.values()))  # those that have a parameter with a gradient
+        self.groups = sorted(set(mine.values()))  # groups with a trainable parameter
         for (index, which), group in mine.items():
             self._core.call("set_group", index, which, self.groups.index(group))
-
 
     def _check_model(self):
         super()._check_model()
         for parameters, attribute, first, full in self._of_groups:
             if parameters.get(attribute) is not first:
-                raise failure(_abi.NG_ERR_STATE, f"'{full}' is another parameter than that of the param_groups: make a new "
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' differs from the parameter in param_groups: make a new "
                               "optimizer")
 
 
@@ -78,11 +77,11 @@ class _Optimizer(Wrapped):
     def _check_names(self, groups):
         for i, group in enumerate(groups):
             for name in self._options.intersection(group):
-                raise failure(_abi.NG_ERR_ARG, f"param_groups[{i}] has '{name}', which is no number of a group: give it as a "
-                              "keyword, which may be a function of the step, or to single layers in layer_options")
+                raise failure(_abi.NG_ERR_ARG, f"param_groups[{i}] has '{name}', which is not per group: pass it as a "
+                              "keyword (live options may be functions of the step), or per layer in layer_options")
 
     def step(self, closure=None):
-        """One step; returns what the closure returns.  `note` is the library's: 0 done, 2 skipped, ..."""
+        """Take one step; return the closure's result.  `note` is the status: 0 done, 2 skipped, ..."""
         loss = self._evaluate(closure)
         self._check_names(self.param_groups)
         for numbers, group in zip(self._numbers, self.preconditioner.groups):
@@ -97,15 +96,15 @@ class _Optimizer(Wrapped):
         return loss
 
     def zero_grad(self, set_to_none=_SET_TO_NONE):
-        """Gradients that are dropped without a step (a GradScaler skipped it) take their observations along."""
+        """Drop gradients and, if no step used them (GradScaler), their observations."""
         if self.preconditioner._observer.open is not None or self.preconditioner._observer.failed:
             self.preconditioner.reset_batch()
         super().zero_grad(set_to_none)
 
 
 class SGD(_Optimizer):
-    """torch.optim.SGD of preconditioned gradients.  `decoupled` takes weight decay from the weights as AdamW does.
-    Beside params (param groups) and `method`, all keywords of a preconditioner and all options."""
+    """torch.optim.SGD of preconditioned gradients.  `decoupled`: weight decay as in AdamW.  Accepts params (param
+    groups), method, all keywords of Preconditioner and all options."""
 
     _update, _struct = "sgd", _abi.ng_sgd
 

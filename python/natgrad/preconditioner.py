@@ -1,4 +1,4 @@
-"""The preconditioners: what stands between loss.backward() and optimizer.step()."""
+"""The preconditioners: step() between loss.backward() and optimizer.step()."""
 import ctypes as c
 import math
 import numbers
@@ -23,23 +23,23 @@ class Preconditioner(Binding, _state.Uncopied):
         optimizer.step()
 
     model              any nn.Module, or DistributedDataParallel around one, its parameters on the CPU
-    lr                 the optimizer's, which the clip reads; a number, or a function of the step
-    accumulation_steps the loss of each backward was divided by it
-    grad_scaler        a GradScaler (its get_scale), or a function that gives the loss scale
-    samples            'model': the first tensor that the model is given counts them; 'layer': each layer's own input
-    batch_first        False: the second axis counts samples, the first positions, as in [T, B, F]
-    reduction          'mean' | 'sum': what the loss is over the samples
-    process_group      of torch.distributed; None: the default one, if there is one; False: this process alone
-    own_batches        True: each rank's samples are a batch of their own for stat_batch, published scales and damping_leak,
-                       as in the published programs; False: ranks have equal shares of one batch, and the results of one
-                       rank with all of it (begin() says which part, where shares are not equal)
-    threads            of the library's own loops; 0: one for each processor
+    lr                 the optimizer's learning rate, used by the clip; a number, or a function of the step
+    accumulation_steps the divisor of each loss
+    grad_scaler        a GradScaler, or a function that returns the loss scale
+    samples            'model': the first tensor passed to the model counts samples; 'layer': each layer's input does
+    batch_first        False: arrays are [T, B, F], the second axis counts samples
+    reduction          'mean' | 'sum': the loss over the samples
+    process_group      of torch.distributed; None: the default group, if initialised; False: this process alone
+    own_batches        False: ranks have equal shares of one batch, with the results of one rank on the whole batch
+                       (uneven shares: see begin()).  True: each rank's samples are a batch of their own for stat_batch,
+                       published scales and damping_leak, as in the published programs
+    threads            of the library's loops; 0: one per processor
     linalg             'cpu' | 'ref'
-    options            the library's own (natgrad.options()); live ones may be functions of the step
+    options            of the library (natgrad.options()); live options may be functions of the step
 
-    Options that belong to all of a model's layers are one line here; `layer_options` maps a layer's name to a line of
-    its own, {"fc": "damping=0.1"}, the option `per_layer` globs: "fc*: method=mfac window=16; conv2d: damping=0.3".
-    `skip_layers` is one of Python's regular expressions or a list; re.search finds it in a layer's name or class.
+    `layer_options` maps a layer's name to own options, {"fc": "damping=0.1"}; the option `per_layer` maps globs: "fc*:
+    method=mfac window=16; conv2d: damping=0.3".  `skip_layers` is one or several regular expressions of Python,
+    searched in a layer's name and class.
     """
 
     family = method = None
@@ -54,7 +54,7 @@ class Preconditioner(Binding, _state.Uncopied):
     # ---- making one
 
     def _options(self, given):
-        """The options object; functions of the step are called with 0, and again before each step."""
+        """Return the options; functions of the step are called with 0 now, and before each step."""
         self._functions = {}
         chosen = _core.Options()
         chosen.set("method", given.pop("method", None) or self.method or "natgrad")
@@ -64,7 +64,7 @@ class Preconditioner(Binding, _state.Uncopied):
         for name, value in given.items():
             if callable(value):
                 if name not in live:
-                    raise failure(_abi.NG_ERR_ARG, f"{name}: it does not change while a model lives, so it is no "
+                    raise failure(_abi.NG_ERR_ARG, f"{name}: it is fixed after construction, so it cannot be a "
                                   "function of the step")
                 self._functions[name] = value
                 value = value(0)
@@ -76,21 +76,22 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' is of {name}")
         return chosen
 
-    def _setup(self, model, chosen, lr, accumulation_steps, grad_scaler, samples, batch_first, reduction, process_group,
-               threads, linalg, layer_options, accept=None, own_batches=True):
+    def _setup(self, model, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
+               reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, accept=None,
+               own_batches=True):
         if not isinstance(accumulation_steps, numbers.Integral):
             raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected a whole number")
         if accumulation_steps < 1:
             raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected at least 1")
         if not (grad_scaler is None or hasattr(grad_scaler, "get_scale") or callable(grad_scaler)):
-            raise failure(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that gives "
+            raise failure(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that returns "
                           "the loss scale")
         if not isinstance(threads, numbers.Integral):
             raise failure(_abi.NG_ERR_ARG, f"threads is {threads!r}, expected a whole number")
         if not (linalg is None or isinstance(linalg, str)):
             raise failure(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu' or 'ref'")
         if not all(isinstance(line, str) for line in (layer_options or {}).values()):
-            raise failure(_abi.NG_ERR_ARG, f"layer_options is {layer_options}, expected a line of options for each name")
+            raise failure(_abi.NG_ERR_ARG, f"layer_options is {layer_options}, expected {{layer name: options}}")
         if not isinstance(own_batches, bool):
             raise failure(_abi.NG_ERR_ARG, f"own_batches is {own_batches!r}, expected True or False")
         if samples not in ("model", "layer"):
@@ -102,8 +103,8 @@ class Preconditioner(Binding, _state.Uncopied):
         _layers.refuse(self.model)
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
         self._chosen = chosen
-        # A window is over the gradients of all parameters, and its own weight decay reads them.
-        lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # may have a window of their own
+        # A window covers all parameters, and its weight decay reads the weights.
+        lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # may have windows
         self._all = (chosen.get("update") != "gradient" or _family_of(chosen) == "window" or "method=" in lines)
         masked = chosen.get("window_mask") == "1" or "window_mask" in lines
         self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
@@ -112,7 +113,7 @@ class Preconditioner(Binding, _state.Uncopied):
         if self._searched:
             chosen.set("skip_layers", _layers.found(self._searched, self.entries))
         self._warned, self._steps = set(), 0
-        self.rescued = self.unobserved = 0  # steps with such a note, of this object
+        self.rescued = self.unobserved = 0  # steps with this status
         self._check_parameters()
         self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg,
                                   *self._other_groups())
@@ -122,7 +123,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._register(layer_options or {})
         self._before_ready()
         self._make_bindings()
-        if masked:  # which weights are 0 is looked at here
+        if masked:  # ng_ready reads which weights are 0
             self._bind_arrays()
         self._core.call("ready")
         self._observer = Observer(self._core, self._observed(), self.model, chosen.get("calls") != "mean", samples,
@@ -131,13 +132,13 @@ class Preconditioner(Binding, _state.Uncopied):
         self._observer.fixed = self._scale() if grad_scaler is None else None
         if self._core.transport is not None and not own_batches and self._speaks_of_a_batch(lines):
             self._observer.share = self._core.transport.rank, self._core.transport.size
-        self._say_left_out()
+        self._warn_excluded()
 
     def _plan(self, accept):
         return _layers.plan(self.model, accept, embeddings=self._without_embeddings())
 
     def _without_embeddings(self):
-        """Why embeddings keep their gradients, or ''."""
+        """Return why embeddings keep their gradients, or ''."""
         method = self._chosen.get("method")
         row = next(row for row in _core.methods() if row["name"] == method)
         if row["family"] == "window":
@@ -169,7 +170,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return _distributed.transport(group)
 
     def _other_groups(self):
-        """Transports of ranks that have shards of the same layers, of ranks of other pipeline stages."""
+        """Return the transports of the model group and of the pipeline stages."""
         return None, None
 
     def _register(self, layer_options):
@@ -177,7 +178,7 @@ class Preconditioner(Binding, _state.Uncopied):
         for entry in self.entries:
             layer = entry.described(layer_options.get(entry.name))
             if layer is None and window and not entry.parameters()[0].requires_grad:
-                entry.frozen = True  # a window is over all that is registered
+                entry.frozen = True  # a window covers every registered parameter
                 continue
             if layer is not None:
                 layer_options.pop(entry.name, None)
@@ -187,19 +188,19 @@ class Preconditioner(Binding, _state.Uncopied):
                 self._core.call("add_tensor", entry.name.encode(), count, c.byref(index))
             entry.index = index.value
         if layer_options:
-            raise failure(_abi.NG_ERR_ARG, f"layer_options: there is no layer '{next(iter(layer_options))}'")
+            raise failure(_abi.NG_ERR_ARG, f"layer_options: no layer '{next(iter(layer_options))}'")
 
     def _before_ready(self):
-        """For optimizers: groups of parameters."""
+        """For optimizers: set groups of parameters."""
 
     def _observed(self):
-        """The layers that are shown: not those of a window, nor those that an option leaves out."""
+        """Return the layers to observe: without windows and excluded layers."""
         family = {row.index: row.family for row in self._read_all("explain", _abi.ng_explain_row)}
         return [e for e in self.entries
                 if isinstance(e, _layers.Layer) and family[e.index] not in (b"window", b"none")]
 
-    def _say_left_out(self):
-        """A linear or convolution layer without curvature is said aloud, once; explain() tells it of all."""
+    def _warn_excluded(self):
+        """Warn once about attention layers without curvature; explain() lists all."""
         left = [e for e in self.entries if not isinstance(e, _layers.Layer) and "MultiheadAttention" in e.reason]
         if left:
             names = ", ".join(sorted({e.name.rsplit(".", 1)[0] for e in left}))
@@ -210,7 +211,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @property
     def steps(self):
-        """Steps that were taken; those that were skipped are not counted."""
+        """Counted steps, without skipped ones."""
         return self._steps
 
     def _scale(self):
@@ -222,25 +223,24 @@ class Preconditioner(Binding, _state.Uncopied):
         return float(scale) / self.accumulation_steps
 
     def begin(self, samples, loss_scale=None, whole=None, first=None):
-        """Say how many samples the coming micro-batch has, and what its loss is multiplied by: for uneven
-        micro-batches samples / all samples of the step, times the scale of mixed precision.  Of a batch that ranks
-        share in unequal parts `whole` is its samples on all of them, `first` the place in it of this rank's first."""
+        """Describe the coming micro-batch: its samples, and the factor of its loss (uneven micro-batches: samples / all
+        samples of the step, times the scale of mixed precision).  For uneven shares of ranks, `whole` counts the samples
+        of all ranks and `first` is the index of this rank's first sample."""
         if not isinstance(samples, numbers.Integral) or samples < 1:
             raise failure(_abi.NG_ERR_ARG, f"samples is {samples}, expected a whole number of at least 1")
         if (whole is None) != (first is None) or whole is not None and not (
                 isinstance(whole, numbers.Integral) and isinstance(first, numbers.Integral)
                 and 0 <= first <= whole - samples):
-            raise failure(_abi.NG_ERR_ARG, f"first is {first} and whole {whole}, expected neither, or a place of the {samples} "
-                          "samples in so many of all ranks")
+            raise failure(_abi.NG_ERR_ARG, f"first is {first} and whole {whole}, expected neither, or 0 <= first <= whole - "
+                          f"{samples}")
         scale = None if loss_scale is None else float(loss_scale)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             raise failure(_abi.NG_ERR_ARG, f"loss_scale is {loss_scale}, expected a finite number above 0")
         self._observer.given = (int(samples), scale, whole, first)
 
     def step(self, lr=None):
-        """Precondition every gradient of every layer, in place.  Returns the library's note: 0 done, 1 some block
-        was rescued, 2 skipped since something was not finite (gradients are as they were), 3 something was due and
-        not observed."""
+        """Precondition the gradients in place.  Return the status: 0 done, 1 a block was rescued, 2 skipped (a value was not
+        finite; gradients are unchanged), 3 a statistic was due and not observed."""
         if lr is None:
             lr = self.lr(self._steps) if callable(self.lr) else self.lr
         try:
@@ -252,8 +252,8 @@ class Preconditioner(Binding, _state.Uncopied):
     def _step(self, call, *arguments):
         self._core.check_open()
         if self._observer.failed:
-            raise failure(_abi.NG_ERR_STATE, "a backward pass ended with an error, and none came after it: its gradients are "
-                          "not whole.  Go on with zero_grad() and the next batch")
+            raise failure(_abi.NG_ERR_STATE, "the last backward pass failed, so gradients are incomplete: "
+                          "continue with zero_grad() and the next batch")
         self._check_hooks()
         self._bind()
         try:
@@ -268,11 +268,11 @@ class Preconditioner(Binding, _state.Uncopied):
             self.rescued += 1
         elif status == _abi.NG_UNOBSERVED:
             self.unobserved += 1
-            self._say_unobserved()
+            self._warn_unobserved()
         return status
 
     def _move(self):
-        """Functions of the step give what holds at the coming one."""
+        """Set the options that are functions of the step for the coming step."""
         for name, value in self._coming(self._steps).items():
             self._core.set(name, value)
 
@@ -285,22 +285,22 @@ class Preconditioner(Binding, _state.Uncopied):
         if not self._observer.enabled:
             return
         if self._observer.lost_root():
-            raise failure(_abi.NG_ERR_STATE, "the hooks of the model that count its samples were removed: make a new "
-                          "preconditioner, or give samples='layer'")
+            raise failure(_abi.NG_ERR_STATE, "the hooks that count the model's samples were removed: make a new "
+                          "preconditioner, or set samples='layer'")
         for hook in self._observer.hooks:
             if hook.lost() is not None:
-                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its hook was removed, so it is not observed "
-                              "any more: make a new preconditioner")
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its hook was removed: make "
+                              "a new preconditioner")
             name = hook.changed()
             if name:
-                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} is not what it was when the "
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} changed after the "
                               "preconditioner was made: make a new one")
 
     def _explained(self, error):
-        """What the front knows of a layer that was never observed."""
+        """Add the reason to an error about an unobserved layer."""
         if "ng_batch.whole differs" in str(error):
-            return failure(error.status, f"{error}: they have other numbers of samples.  begin(samples, whole=..., first=...) "
-                           "says of which batch they are a part, own_batches=True that each is a batch of its own")
+            return failure(error.status, f"{error}: their numbers of samples differ.  Call "
+                           "begin(samples, whole=..., first=...), or set own_batches=True")
         if "was never observed" not in str(error):
             return error
         for hook in self._observer.hooks:
@@ -310,17 +310,17 @@ class Preconditioner(Binding, _state.Uncopied):
             if not self._observer.enabled:
                 why = "hook_enabled is False, so nothing is observed"
             elif layer.calls:
-                why = "it was called, and no gradient came back to its output, or one without rows"
+                why = "it was called, but its output received no gradient"
             elif layer.asleep_calls:
                 why = "it was only called in eval mode, or without gradients"
             else:
-                why = ("its module was not called: it is not used, was replaced in the model, or its weight is used "
-                       "without it")
-            return failure(error.status, f"{error}; {why}.  skip_layers leaves a layer out, missing='keep' one that "
-                           "has no gradient")
+                why = ("its module was not called: it is unused, was replaced, or its weight is used "
+                       "elsewhere")
+            return failure(error.status, f"{error}; {why}.  Exclude it with skip_layers, or set "
+                           "missing='keep'")
         return error
 
-    def _say_unobserved(self):
+    def _warn_unobserved(self):
         for hook in self._observer.hooks:
             layer = hook.layer
             if layer.name in self._warned or layer.frozen:
@@ -331,7 +331,7 @@ class Preconditioner(Binding, _state.Uncopied):
                               "due: its last average was used", stacklevel=4)
 
     def reset_batch(self):
-        """Forget what was observed since the last step (its gradients were dropped)."""
+        """Drop the observations since the last step."""
         self._core.call("reset_batch")
         self._observer.close_batch()
 
@@ -341,22 +341,22 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @hook_enabled.setter
     def hook_enabled(self, on):
-        """False: nothing is observed, as for a backward pass that is not of the loss."""
+        """Set False for a backward pass of something other than the loss: nothing is observed."""
         self._core.check_open()
         if isinstance(on, str):
             raise failure(_abi.NG_ERR_ARG, f"hook_enabled is '{on}', expected True or False")
         self._observer.enabled = bool(on)
 
     def close(self):
-        """Take the hooks out of the model and give the memory back."""
+        """Remove the hooks from the model and free the memory."""
         self._observer.remove()
-        self._observer.enabled = False  # a backward pass may be to come
+        self._observer.enabled = False  # a backward pass may follow
         self._core.close()
 
-    # ---- what is held, what happened
+    # ---- reports
 
     def explain(self):
-        """What happens to each parameter and why: a list of dicts, and as text a table."""
+        """Return one dict per parameter: its curvature, or the reason against it; prints as a table."""
         reasons = {entry.index: entry.reason for entry in self.entries if entry.reason}
         rows = [_core.as_dict(row) for row in self._read_all("explain", _abi.ng_explain_row)]
         for row in rows:
@@ -370,7 +370,7 @@ class Preconditioner(Binding, _state.Uncopied):
         for name, p in self.model.named_parameters():
             if id(p) not in known:
                 rows.append(dict(name=name, index=-1, count=p.numel(), covered=0, family="none",
-                                 why="it came after the preconditioner was made", bytes=0, owner=-1))
+                                 why="added after the preconditioner was made", bytes=0, owner=-1))
         return _state.Table(rows, ("name", "count", "covered", "family", "why", "bytes"))
 
     def memory_usage(self):
@@ -381,8 +381,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return {**found, "total": sum(found.values())}
 
     def report(self):
-        """What happened: the last clip, counts of what was rescued, times of the stations, each statistic (made anew and
-        passed over, bytes sent and not), each layer."""
+        """Return the clip factor, rescued solves, times of the stations, refreshes and bytes of each statistic, each layer."""
         found = self._core.read("report_read", _abi.ng_report)
         found["stations"] = [self._core.read("report_station", _abi.ng_station_report, i)
                              for i in range(found["stations"])]
@@ -402,20 +401,19 @@ class Preconditioner(Binding, _state.Uncopied):
     # ---- state
 
     def state_dict(self):
-        """Tensors, numbers and texts; exact.  Collective: every rank calls it and gets the same."""
+        """Return the exact state: tensors, numbers, texts; the same on all ranks.  Collective."""
         return {**_state.unpack(_state.shared(self._core)), "steps": self._steps}
 
     def load_state_dict(self, state):
-        """What state_dict() gave, of the same model and options; on any error nothing has changed."""
+        """Load a state of the same model and options; an error changes nothing.  Collective."""
         self._load(lambda: state)
 
     def save_parts(self, path):
-        """The state in as many files as there are ranks: each writes what it holds, and no tensor travels; `path` is rank
-        0's and names the others.  Collective; all ranks see its folder."""
+        """Save one file per rank, without sending tensors; `path` (rank 0) names the others.  Collective; shared folder."""
         self._core.call("save_parts", os.fsencode(path))
 
     def load_parts(self, path):
-        """What save_parts() wrote, on any number of ranks; on any error nothing has changed.  Collective."""
+        """Load a state of save_parts() on any number of ranks; an error changes nothing.  Collective."""
         def checked():
             steps = _state.steps_in(path)
             if steps is not None:
@@ -428,7 +426,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._move()
 
     def _agreed(self, given):
-        """What given() returns; where it refuses, all ranks do.  Collective."""
+        """Return given(); if it fails on one rank, all ranks fail.  Collective."""
         problem = found = None
         try:
             found = given()
@@ -439,11 +437,11 @@ class Preconditioner(Binding, _state.Uncopied):
         if problem is not None:
             raise problem
         if others:
-            raise failure(_abi.NG_ERR_FILE, "another rank refuses the state that it was given")
+            raise failure(_abi.NG_ERR_FILE, "another rank rejected its state")
         return found
 
     def _load(self, given):
-        """Of what given() returns or refuses: all ranks refuse, or all load."""
+        """Load given() on all ranks, or on none."""
         def checked():
             state = given()
             data = _state.pack(state)
@@ -456,7 +454,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._move()
 
     def _check_state(self, state):
-        """What is not the library's, before anything changes."""
+        """Check the entries of this package before anything changes."""
         steps, counted = state["steps"], _state.steps_of(state)
         if type(steps) is not int or steps < 0:
             raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")

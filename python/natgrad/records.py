@@ -20,8 +20,8 @@ _NUMBERS = ("lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", 
 
 
 def _turn(report):
-    """How far the last step's direction PD turns and stretches the gradient D, over all that was preconditioned (or, of a
-    model without any such layer and with quantify=True, what lr multiplies in the fused update)."""
+    """Return angle and stretch between the last step's direction PD and gradient D (without preconditioned layers and with
+    quantify=True: the direction of the fused update)."""
     d2, pd2 = report["d2"], report["pd2"]
     if not (d2 > 0 and pd2 > 0):
         return dict.fromkeys(("cosine", "angle", "rotation", "stretch"))
@@ -31,18 +31,18 @@ def _turn(report):
 
 
 def _scaling(report):
-    """quantify=True: how far it scales single elements, |PD_i / (D_i + 1e-8)|."""
+    """quantify=True: the scaling of single elements, |PD_i / (D_i + 1e-8)|."""
     return {key: report[key] for key in report if key.startswith("scaling_")} if report["scaled"] else {}
 
 
 class Log:
     """Lines of one run: "step", "epoch", "end", one JSON object each, with "schema": 1.
 
-    path           a new file; its folder is made
-    preconditioner of this package, or one of its optimizers: steps, clip, milliseconds of the stations come from it
+    path           a new file; its folder is created
+    preconditioner a preconditioner or optimizer of this package: source of steps, clip and times
     every          steps between "step" lines
-    model          for the bytes of the network in the last line; None: the preconditioner's
-    forward        a function that is given each object, after it was written
+    model          counted in network_bytes of the last line; None: the preconditioner's model
+    forward        a function called with each object after it was written
     """
 
     def __init__(self, path, preconditioner, every=10, model=None, forward=None):
@@ -83,18 +83,18 @@ class Log:
             self._forward(row)
 
     def step(self, epoch, lr, loss, accuracy=None):
-        """After a step: its loss and the accuracy of its batch, in [0, 1]; every so many steps it is a line."""
+        """Record a step: loss, and accuracy of the batch in [0, 1]; writes a line every `every` steps."""
         if (self._preconditioner.steps % self._every) == 0:
             self._write("step", epoch, lr=lr, train_loss=loss, train_accuracy=accuracy)
 
     def epoch(self, epoch, lr, train_loss, train_accuracy=None, test_loss=None, test_accuracy=None):
-        """After an epoch: means over it."""
+        """Write the line of an epoch: means over it."""
         self._last = dict(epoch=epoch, train_loss=train_loss, test_accuracy=test_accuracy)
         self._write("epoch", epoch, lr=lr, train_loss=train_loss, train_accuracy=train_accuracy, test_loss=test_loss,
                     test_accuracy=test_accuracy)
 
     def end(self, why="done"):
-        """The last line; `why` is "done", "stopped" or "diverged"."""
+        """Write the last line; `why` is "done", "stopped" or "diverged"."""
         if why not in ("done", "stopped", "diverged"):
             raise failure(_abi.NG_ERR_ARG, f"why is '{why}', expected done, stopped or diverged")
         self._write("end", self._last["epoch"], why=why, train_loss=self._last["train_loss"],

@@ -113,7 +113,7 @@ class Others(Case):
                 loss = F.cross_entropy(functional_call(model, others, (data()[0],)), data()[1])
                 with self.subTest(kind=kind.__name__, which=which, **options):
                     if which:
-                        with self.refused(f"layer 'f1': its {which[3:]} was another one in the forward .functional_call"):
+                        with self.refused(f"layer 'f1': its {which[3:]} was replaced in the forward .functional_call"):
                             loss.backward()
                         model.zero_grad()
                         k.hook_enabled = False  # which is what it says
@@ -142,7 +142,7 @@ class Changed(Case):
         model.zero_grad()
         model(x).sum().backward()
         before = gradients(model)
-        with self.subTest(pattern), self.refused(f"layer '0': its {pattern} is not what it was when"):
+        with self.subTest(pattern), self.refused(f"layer '0': its {pattern} changed after"):
             k.step()
         self.same(gradients(model), before)
         k.close()
@@ -180,7 +180,7 @@ class Changed(Case):
         k = make(model)
         model.late = nn.Linear(2, 2)
         self.assertEqual([row["why"] for row in k.explain() if row["name"] == "late.weight"],
-                         ["it came after the preconditioner was made"])
+                         ["added after the preconditioner was made"])
 
     def test_hooks_that_are_off_are_said(self):
         model = Net()
@@ -194,7 +194,7 @@ class Changed(Case):
         """They would be passed over."""
         for kind in (natgrad.SGD, natgrad.AdamW):
             model = Net()
-            with self.refused("param_groups.0. has 'damping', which is no number of a group"):
+            with self.refused("param_groups.0. has 'damping', which is not per group"):
                 kind(model, 0.1, params=[dict(params=list(model.parameters()), damping=5.0)])
             optimizer = kind(model, 0.1)
             loss_of(model, *data()).backward()

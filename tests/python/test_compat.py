@@ -196,7 +196,7 @@ class Arguments(Case):
             loss_of(model, *batch()).backward()
             self.assertEqual(k.step(None, epoch=3), 0)
             self.assertEqual(k.steps, 1)
-        with self.refused("'adasgd2' is not supported, there is eigen"):
+        with self.refused("'adasgd2' is not supported, expected eigen"):
             kfac.get_kfac_module("adasgd2")
         with self.refused("exclude_parts"):
             kfac.EVA(net(), exclude_parts="ComputeFactor")
@@ -318,7 +318,7 @@ class State(Case):
         other.load_state_dict(k.state_dict(include_factors=False))
         self.assertEqual(other.damping, 0.25)
         self.assertEqual(float(other._core.get("damping")), 0.25)
-        with self.refused("not one of natgrad.compat"):
+        with self.refused("not a state of natgrad.compat"):
             other.load_state_dict({"steps": 3, "layers": {}})
         self.assertIn("damping=0.25", repr(k))
 

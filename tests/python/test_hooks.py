@@ -373,7 +373,7 @@ class LeftOut(Case):
         data = batch(6, shape=(4,))
         why = self.untouched(model, lambda m: loss_of(m, *data), ["0.weight_v", "0.bias", "1.weight"])
         self.assertIn("computed", why["0.weight_v"])
-        self.assertIn("forward of its own", why["1.weight"])
+        self.assertIn("custom forward", why["1.weight"])
 
     def test_frozen_between_steps(self):
         model, data = net(), batch()
@@ -442,7 +442,7 @@ class Refused(Case):
 
             def forward(self, x):
                 return self.b(F.linear(x, self.a.weight, self.a.bias))
-        self.stepped(Around(), torch.randn(5, 4), "'a' was never observed.*its weight is used without it")
+        self.stepped(Around(), torch.randn(5, 4), "'a' was never observed.*its weight is used elsewhere")
         model = Around()
         model.a.eval()
         model.forward = lambda x: model.b(model.a(x))
@@ -483,7 +483,7 @@ class Refused(Case):
         model = net()
         k = make(model)
         model[6] = nn.Linear(48, 5)
-        self.stepped(model, batch()[0], "module '6' was replaced or taken out", k)
+        self.stepped(model, batch()[0], "module '6' was replaced or removed", k)
 
     def test_later_without_observation(self):
         model = net()

@@ -89,8 +89,8 @@ class Atomic(Case):
                                 (gone, "numbers is None"), (lambda s: {**s, "steps": 1.5}, "steps is 1.5")):
             self.unchanged(lambda m: KFACPreconditioner(m, damping=0.1), change, pattern)
         k = KFACPreconditioner(net(), damping=0.25)
-        for state, pattern in (({"steps": -1, "numbers": {}}, "steps is -1"), ({"steps": 4}, "not one of natgrad.compat"),
-                               ({"steps": 4, "numbers": {"lr": -1}}, "lr"), (None, "not one of natgrad.compat")):
+        for state, pattern in (({"steps": -1, "numbers": {}}, "steps is -1"), ({"steps": 4}, "not a state of natgrad.compat"),
+                               ({"steps": 4, "numbers": {"lr": -1}}, "lr"), (None, "not a state of natgrad.compat")):
             with self.refused(pattern):
                 k.load_state_dict(state)
             self.assertEqual((k.steps, k.lr, k.damping), (0, 0.1, 0.25))
@@ -144,7 +144,7 @@ class Atomic(Case):
 
     def test_ranks_refuse_together(self):
         found = ranks.run(2, of_two)
-        mine, others = "the state: steps is -1, expected a count", "another rank refuses the state that it was given"
+        mine, others = "the state: steps is -1, expected a count", "another rank rejected its state"
         self.assertEqual(found, [[mine, others], [others, mine]])
 
 
@@ -199,8 +199,8 @@ class Foreign(Case):
         self.assertEqual([one for one in first if isinstance(one, float)], [0.001, 0.001])
         self.assertEqual([one for one in second if isinstance(one, float)], [0.001, 0.001])
         self.assertIn("NoneType", first[0])
-        self.assertIn("another rank refuses", first[2])
-        self.assertIn("another rank refuses", second[0])
+        self.assertIn("another rank rejected", first[2])
+        self.assertIn("another rank rejected", second[0])
 
 
 class Copies(Case):
@@ -280,9 +280,9 @@ class Arguments(Case):
         def of_them():
             return torch.func.grad(lambda p: nn.functional.cross_entropy(torch.func.functional_call(model, p, (x,)), y))(
                 parameters)
-        with self.refused("layer '2': its weight was another one in the forward .functional_call.: set hook_enabled = False"):
+        with self.refused("layer '2': its weight was replaced in the forward .functional_call.: set hook_enabled = False"):
             of_them()
-        with self.refused("the output gradient of 2 has no memory of its own, as under torch.func: set hook_enabled"):
+        with self.refused("the output gradient of 2 has no memory, as under torch.func: set hook_enabled"):
             torch.func.grad(lambda x: nn.functional.cross_entropy(model(x), y))(x)
         k.hook_enabled = False
         got = of_them()

@@ -1,4 +1,4 @@
-"""Published programs by their own names: change the import, keep the script.
+"""Published classes under their own names: change the import, keep the script.
 
     from kfac.preconditioner import KFACPreconditioner     ->  from natgrad.compat.preconditioner import KFACPreconditioner
     import kfac; kfac.preconditioner.KFACPreconditioner    ->  import natgrad.compat as kfac
@@ -7,8 +7,8 @@
     from optim.mfac import MFAC                            ->  from natgrad.compat import MFAC
     from ista_daslab_optimizers import SparseMFAC          ->  from natgrad.compat import SparseMFAC
 
-Every argument works or is refused by name; docs/migrating.md has them side by side.  Numbers are the published ones,
-but where a published program is known to be wrong: dilated and grouped convolutions, padding modes.
+Every argument works or is rejected by name; docs/migrating.md lists them.  Numbers are the published ones, except
+where a published program is wrong: dilated and grouped convolutions, padding modes.
 """
 from . import backend, enums, gpt_neox, hyperparams, preconditioner, scheduler
 from ._chainerkfac import SPNGD

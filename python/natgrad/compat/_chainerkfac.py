@@ -1,4 +1,4 @@
-"""tyohei/chainerkfac (SP-NGD): its optimizer, for a model of PyTorch."""
+"""tyohei/chainerkfac (SP-NGD): its optimizer, for PyTorch models."""
 import torch
 from torch import nn
 
@@ -11,9 +11,8 @@ from ..preconditioner import Preconditioner
 class _Inner(Preconditioner):
     def __init__(self, model, chosen, loss_scale, process_group, layer_options):
         self._functions = {}
-        self._setup(model, chosen, lr=None, accumulation_steps=1, grad_scaler=None if loss_scale is None else
-                    lambda: float(loss_scale), samples="layer", batch_first=True, reduction="mean",
-                    process_group=process_group, threads=0, linalg=None, layer_options=layer_options, accept=_accept)
+        self._setup(model, chosen, grad_scaler=None if loss_scale is None else lambda: float(loss_scale),
+                    process_group=process_group, layer_options=layer_options, accept=_accept)
 
 
 def _accept(_name, module):
@@ -23,12 +22,11 @@ def _accept(_name, module):
 
 
 class SPNGD(Wrapped):
-    """SP-NGD as chainerkfac has it, with the arguments of its optimizer; weight_decay is the hook of Chainer.
+    """SP-NGD of chainerkfac with the arguments of its optimizer; weight_decay is the hook of Chainer.
 
-    v = m v - lr N, w = w + v: N the preconditioned gradient, m the momentum, with adjust_momentum times
-    min(1, lr / lr of the step before).  With acc_iters = n every n-th step() moves the weights by the mean of n gradients.
-    loss_scale: what the loss was multiplied by.  diagonalize: names of layers whose output factor, or of batch norms whose
-    block, is its diagonal.
+    v = m v - lr PD, w = w + v.  adjust_momentum multiplies m by min(1, lr / lr of the step before).  acc_iters = n: every
+    n-th step() moves the weights by the mean of n gradients.  loss_scale: factor of the loss.  diagonalize: names of layers
+    with a diagonal output factor, or of batch norms with a diagonal block.
     """
 
     def __init__(self, model, lr=0.001, momentum=0.9, cov_ema_decay=0.99, damping=0.03, stab_coeff=16.0,
@@ -46,7 +44,7 @@ class SPNGD(Wrapped):
         modules = dict(_layers.unwrap(model).named_modules())
         for name in diagonalize:
             if name not in modules:
-                raise failure(_abi.NG_ERR_ARG, f"diagonalize: there is no layer '{name}'")
+                raise failure(_abi.NG_ERR_ARG, f"diagonalize: no layer '{name}'")
         norms = (nn.BatchNorm1d, nn.BatchNorm2d)
         own = {name: "norm_block=diagonal" if isinstance(modules[name], norms) else "output_factor=diagonal"
                for name in diagonalize}
@@ -56,7 +54,7 @@ class SPNGD(Wrapped):
         self.preconditioner = _Inner(model, chosen, loss_scale, process_group, own)
 
     def _gather(self):
-        """True when gradients are the mean of all micro-batches; unscaled, with what the weights give."""
+        """Return True if the gradients are complete: mean of all micro-batches, unscaled, with weight decay."""
         parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
         if self.acc_iters > 1:
             for p in parameters:
@@ -78,7 +76,7 @@ class SPNGD(Wrapped):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step, or one of acc_iters micro-batches.  `note` is the library's, None between them."""
+        """Take a step, or one of acc_iters micro-batches.  `note` is the status, None between steps."""
         loss, self.note = self._evaluate(closure), None
         if not self._gather():
             return loss
@@ -104,7 +102,7 @@ class SPNGD(Wrapped):
         self.preconditioner._observer.gathered = False
 
     def reset_batch(self):
-        """With the micro-batches that were gathered."""
+        """Drop the observations and the gathered micro-batches."""
         super().reset_batch()
         self._start_again()
 
@@ -112,7 +110,7 @@ class SPNGD(Wrapped):
         return {**super().state_dict(), "lr_before": self._lr_before}
 
     def load_state_dict(self, state_dict):
-        own = isinstance(state_dict, dict)  # else it is refused, by all ranks
+        own = isinstance(state_dict, dict)  # else all ranks reject it
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_before"} if own
                                 else state_dict)
         self._lr_before = state_dict.get("lr_before")

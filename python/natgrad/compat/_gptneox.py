@@ -1,4 +1,4 @@
-"""gpauloski/kfac-pytorch: its preconditioner of GPT-NeoX, models of DeepSpeed's PipelineModule."""
+"""gpauloski/kfac-pytorch: its GPT-NeoX preconditioner, for models of DeepSpeed's PipelineModule."""
 import ctypes as c
 import logging
 import os
@@ -14,19 +14,18 @@ _LAYERS = ("columnparallellinear", "rowparallellinear")
 
 
 def _size(group):
-    """Ranks of a group of torch.distributed, or of one that says so itself."""
+    """Return the number of ranks of a group."""
     if group is None:
         return 1
     return group.size() if callable(getattr(group, "size", None)) else torch.distributed.get_world_size(group)
 
 
 class GPTNeoXKFACPreconditioner(KFACPreconditioner):
-    """KFACPreconditioner of the column- and row-parallel linear layers of a pipeline stage, eigenbases on their owner.
+    """KFACPreconditioner for the column- and row-parallel linear layers of a pipeline stage, eigenbases on their owner.
 
-    As published, compute_eigenvalue_outer_product is not looked at; nu is of the layers of all stages of
-    pipeline_parallel_group, which have the same options and take each step together.
-    Ranks are those that data_parallel_group and model_parallel_group join; of each layer the second has parts: outputs of
-    a ColumnParallelLinear (gather_output=False), inputs of a RowParallelLinear (input_is_parallel=True).
+    compute_eigenvalue_outer_product is ignored, as published.  nu covers the layers of all stages of
+    pipeline_parallel_group, which have the same options and step together.  Ranks of model_parallel_group hold shards:
+    outputs of a ColumnParallelLinear (gather_output=False), inputs of a RowParallelLinear (input_is_parallel=True).
     """
 
     def __init__(self, model, *, factor_update_steps=1, inv_update_steps=1, damping=0.001, factor_decay=0.95,
@@ -40,10 +39,10 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
         if not any(kind.__name__ == "PipelineModule" for kind in type(model).__mro__):
             raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a PipelineModule of DeepSpeed")
         if _core.spell(compute_method).upper() == "INVERSE":
-            raise failure(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, there is eigen")
+            raise failure(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, expected eigen")
         if _size(pipeline_parallel_group) > 1 and data_parallel_group is None:
-            raise failure(_abi.NG_ERR_ARG, "data_parallel_group: it must be given where there are several stages, since "
-                          "ranks of a preconditioner have the same layers")
+            raise failure(_abi.NG_ERR_ARG, "data_parallel_group: required with several stages, since "
+                          "the ranks of a preconditioner have the same layers")
         if factor_checkpoint_dir is not None:
             factor_checkpoint_dir = os.fspath(factor_checkpoint_dir)
         self.factor_checkpoint_dir = factor_checkpoint_dir
@@ -65,7 +64,7 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
                          inv_dtype=inv_dtype, skip_layers=skip_layers, update_factors_in_hook=update_factors_in_hook,
                          loglevel=loglevel, process_group=data_parallel_group)
 
-    # ---- state: with factor_checkpoint_dir a file for each layer, and no factors in the dict
+    # ---- state: with factor_checkpoint_dir one file per layer, and no factors in the dict
 
     def state_dict(self, include_factors=True):
         if include_factors and self.factor_checkpoint_dir is not None:
@@ -75,19 +74,19 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
 
     def load_state_dict(self, state_dict, compute_inverses=True):
         if self.factor_checkpoint_dir is not None and "steps" in state_dict:
-            self.load_factors_from_dir(compute_inverses)  # first: it changes nothing if it fails
+            self.load_factors_from_dir(compute_inverses)  # first: a failure changes nothing
         super().load_state_dict(state_dict, compute_inverses)
 
     def save_factors_to_dir(self):
-        """FACTOR_CHECKPOINT_DIR/LAYER.safetensors of each layer, by its owner.  Collective."""
+        """Write FACTOR_CHECKPOINT_DIR/LAYER.safetensors for each layer, on its owner.  Collective."""
         self._core.call("save_factors", self._folder())
 
     def load_factors_from_dir(self, compute_inverses=True):
-        """Those that are there; bases are made anew in the next step.  Collective; returns how many layers were found."""
+        """Load existing files; the next step recomputes the bases.  Collective; return the number of layers found."""
         found = c.c_int32(0)
         self._core.call("load_factors", self._folder(), c.byref(found))
         if not os.path.isdir(self.factor_checkpoint_dir):
-            warnings.warn(f"factor_checkpoint_dir: there is no folder '{self.factor_checkpoint_dir}', no factors were loaded",
+            warnings.warn(f"factor_checkpoint_dir: no folder '{self.factor_checkpoint_dir}', no factors were loaded",
                           stacklevel=2)
         return found.value
 

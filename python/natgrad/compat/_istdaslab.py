@@ -1,7 +1,7 @@
 """IST-DASLab: M-FAC (its optimizer), EFCP (dense, sparse and low-rank M-FAC, GGT), ISTA-DASLab-Optimizers (SparseMFAC).
 
-They are optimizers over parameters, not over a model.  A step leaves the direction in the gradients and moves the
-weights as the program does; `lr` and, where the program reads it there, `weight_decay` are those of the group.
+The classes are optimizers over parameters, not over a model.  A step writes the direction into the gradients and moves
+the weights; `lr` and, if the program reads it there, `weight_decay` come from the group.
 """
 import inspect
 
@@ -24,15 +24,14 @@ class _OfParameters(Preconditioner):
         for i, group in enumerate(groups):
             names = group.get("param_names", [f"param_groups[{i}][{k}]" for k in range(len(group["params"]))])
             holder._parameters.update(zip(names, group["params"]))
-        self._setup(holder, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
-                    reduction="mean", process_group=process_group, threads=0, linalg=None, layer_options=None)
+        self._setup(holder, chosen, process_group=process_group)
 
     def _plan(self, _accept):
-        matrices = self._chosen.get("window_store") == "lowrank"  # which is of rows and columns
+        matrices = self._chosen.get("window_store") == "lowrank"  # needs rows and columns
         entries = []
         for name, parameter in self.model._parameters.items():
             kind = _layers.Matrix if matrices and parameter.dim() > 1 else _layers.Entry
-            entry = kind(name, "a parameter by itself")
+            entry = kind(name, "a parameter")
             entry.places.append((_abi.NG_WEIGHT, self.model, name, name))
             entry.frozen = not parameter.requires_grad
             entries.append(entry)
@@ -40,16 +39,16 @@ class _OfParameters(Preconditioner):
 
 
 def _none_for_cpu(name, value):
-    """Devices: gradients are kept where they are."""
+    """Reject devices other than the CPU."""
     given = value if isinstance(value, (list, tuple)) else [value]
     if all(one is None or str(one) == "cpu" for one in given):
         return None
-    raise failure(_abi.NG_ERR_ABSENT, f"{name}: {value}: gradients are kept where they are, on the CPU; expected None")
+    raise failure(_abi.NG_ERR_ABSENT, f"{name}: {value}: gradients stay on the CPU; expected None")
 
 
 class _Window(Wrapped):
     """`system`, `variant`: a row of the library; `arguments`: (name, default or _NEEDED) in the published order;
-    `shrink`: what the weights lose in a step, of a group: nothing, weight_decay, or lr times it."""
+    `shrink`: "group" if weight_decay is read from the group."""
 
     system = variant = shrink = None
     arguments = ()
@@ -87,22 +86,22 @@ class _Window(Wrapped):
             chosen.set_published(name, value)
 
     def _check_groups(self):
-        """What the program reads of its constructor only is the same in all groups."""
+        """Check that arguments of the constructor alone are equal in all groups."""
         for i, group in enumerate(self.param_groups):
             if self.shrink is None and group.get("weight_decay", self._decay) != self._decay:
                 raise failure(_abi.NG_ERR_ARG, f"weight_decay of param_groups[{i}]: {type(self).__name__} has one for all "
                               f"parameters, {self._decay}")
         if self._chosen.get("window_feedback_lr") == "1" and len({group["lr"] for group in self.param_groups}) > 1:
-            raise failure(_abi.NG_ERR_ARG, "topk_lr_on_update=False: the groups have different lr, and one enters the "
-                          "window")
+            raise failure(_abi.NG_ERR_ARG, "topk_lr_on_update=False: the groups have different lr, but a window needs "
+                          "one")
 
     def _shrunk(self, group):
-        """The factor of the weights."""
+        """Return the factor of the weights (weight decay)."""
         return 1.0
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step; returns what the closure returns.  `note` is the library's: 0 done, 2 skipped, ..."""
+        """Take one step; return the closure's result.  `note` is the status: 0 done, 2 skipped, ..."""
         loss = self._evaluate(closure)
         self._check_groups()
         self.note = self.preconditioner.step(float(self.param_groups[0]["lr"]))
@@ -163,7 +162,7 @@ class SparseGradientMFAC(DenseMFAC):
 
 class SparseMFAC(_Window):
     """ISTA-DASLab-Optimizers, SparseMFAC(params, lr, damp, m, k_init, weight_decay, use_bf16): the largest entries of each
-    block of 32,768, where the program takes blocks of the size of a GPU's shared memory."""
+    block of 32,768, where the program has blocks of the size of a GPU's shared memory."""
 
     system, variant, shrink = "EFCP", "sparse-mfac", "group"
     arguments = _needed("lr damp m k_init weight_decay use_bf16")

@@ -1,7 +1,7 @@
 """gpauloski/kfac-pytorch (KAISA): its preconditioner, its scheduler, its enums.
 
-The option table of the library knows what each argument means (natgrad.published("kaisa")); here is what a
-program of Python's adds: functions of the step, enums, regular expressions as `re` has them, which modules count.
+The option table of the library translates the arguments (natgrad.published("kaisa")).  This file adds functions of the
+step, enums, regular expressions and the choice of modules.
 """
 import enum
 import logging
@@ -32,13 +32,13 @@ class DistributedStrategy(enum.Enum):
     HYBRID_OPT = 3
 
 
-# Six numbers that may be functions of the step, and the option of each; lr is the argument of a step.
+# The six arguments that may be functions of the step, with their options; lr is an argument of a step.
 _LIVE = {"factor_update_steps": "stat_period", "inv_update_steps": "solve_period", "damping": "damping",
          "factor_decay": "stat_decay", "kl_clip": "kl_clip", "lr": None}
 
 
 def exp_decay_factor_averaging(min_value=0.95):
-    """factor_decay(t) = min(1 - 1 / max(t, 1), min_value): all of the first factors count alike."""
+    """factor_decay(t) = min(1 - 1 / max(t, 1), min_value): the first factors have equal weight."""
     if min_value <= 0:
         raise ValueError("min_value must be greater than 0")
 
@@ -79,16 +79,14 @@ class KFACPreconditioner(Preconditioner):
         if eigen and compute_eigenvalue_outer_product and not colocate_factors:
             raise failure(_abi.NG_ERR_ARG, "colocate_factors must be True to use compute_eigenvalue_outer_product")
         if accumulation_steps == 1 and update_factors_in_hook:
-            chosen.set("calls", "ema")  # a module that runs twice in a step moves its averages twice
+            chosen.set("calls", "ema")  # a module that runs twice in a step updates its averages twice
         periods = [self._values.get(name) for name in ("inv_update_steps", "factor_update_steps")]
         if None not in periods and periods[0] % periods[1]:
             warnings.warn("It is suggested that inv_update_steps be an integer multiple of factor_update_steps",
                           stacklevel=2)
         self._skip = [re.compile(text) for text in ([skip_layers] if isinstance(skip_layers, str) else skip_layers or [])]
         self._functions = {}
-        self._setup(model, chosen, lr=None, accumulation_steps=1, grad_scaler=grad_scaler, samples="layer",
-                    batch_first=True, reduction="mean", process_group=process_group, threads=0, linalg=None,
-                    layer_options=None, accept=self._accept)
+        self._setup(model, chosen, grad_scaler=grad_scaler, process_group=process_group, accept=self._accept)
         self._follow()
         for layer in self.report()["layers"]:
             _core.log.log(loglevel, "Registered layer %s", layer["name"])
@@ -100,7 +98,7 @@ class KFACPreconditioner(Preconditioner):
         return isinstance(module, (nn.Linear, nn.Conv2d))
 
     def _accept(self, name, module):
-        """The leaves that are a Linear or a Conv2d, no parameter of which is frozen."""
+        """Accept Linear and Conv2d modules without frozen parameters."""
         for pattern in self._skip:
             if pattern.search(name) or pattern.search(self._class_name(module)):
                 return f"matches skip_layers: '{pattern.pattern}'"
@@ -116,7 +114,7 @@ class KFACPreconditioner(Preconditioner):
         return self._of_step[name](step) if name in self._of_step else self._values[name]
 
     def _follow(self):
-        """All of them as they are at the coming step."""
+        """Set the six arguments for the coming step."""
         for name, option in _LIVE.items():
             value = self._value(name, self._steps)
             if name == "kl_clip":
@@ -152,33 +150,33 @@ class KFACPreconditioner(Preconditioner):
 
     @lr.setter
     def lr(self, value):
-        if value is not None:  # of the base class, which keeps none here
+        if value is not None:  # the base class passes None
             self._of_step.pop("lr", None)
             self._values["lr"] = value
 
     # ---- state
 
     def state_dict(self, include_factors=True):
-        """The library's state, exact, and the numbers that are no functions; without factors: those and `steps`."""
+        """Return the exact state and the arguments that are not functions; without factors: those and `steps`."""
         state = super().state_dict() if include_factors else {"steps": self._steps}
         return {**state, "numbers": dict(self._values)}
 
     def load_state_dict(self, state_dict, compute_inverses=True):
-        """Results of a state are loaded as they were, so compute_inverses asks for nothing."""
+        """Load a state with its inverses; compute_inverses is ignored."""
         if isinstance(state_dict, dict) and "fields" in state_dict:
             super().load_state_dict(state_dict)
         elif isinstance(state_dict, dict) and set(state_dict) == {"steps", "numbers"}:
             self._check_state(state_dict)
             self._steps = state_dict["steps"]
         else:
-            raise failure(_abi.NG_ERR_FILE, "the state is not one of natgrad.compat")
+            raise failure(_abi.NG_ERR_FILE, "the state is not a state of natgrad.compat")
         for name, value in state_dict["numbers"].items():
             self._of_step.pop(name, None)
             self._values[name] = value
         self._follow()
 
     def _check_state(self, state):
-        """Its steps may be others than those of the manifest, where a state without factors was loaded."""
+        """Check a state.  Its steps may differ from the manifest if a state without factors was loaded before."""
         steps, numbers = state["steps"], state.get("numbers")
         if type(steps) is not int or steps < 0:
             raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
@@ -196,7 +194,7 @@ class KFACPreconditioner(Preconditioner):
 
 
 class LambdaParamScheduler:
-    """Multiplies numbers of a KFACPreconditioner by functions of the step, once a call of step(), cumulatively."""
+    """Multiplies arguments of a KFACPreconditioner by functions of the step at each step(), cumulatively."""
 
     def __init__(self, preconditioner, *, factor_update_steps_lambda=None, inv_update_steps_lambda=None,
                  damping_lambda=None, factor_decay_lambda=None, kl_clip_lambda=None, lr_lambda=None):
@@ -212,7 +210,7 @@ class LambdaParamScheduler:
                                  "LambdaParamScheduler.")
 
     def step(self, step=None):
-        """Changes them by the functions at `step`, or at the preconditioner's own count."""
+        """Apply the functions at `step`, or at the preconditioner's count."""
         at = self._preconditioner.steps if step is None else step
         for name, function in self._functions.items():
             value = getattr(self._preconditioner, name) * function(at)

@@ -1,7 +1,7 @@
 """lzhangbv/kfac_pytorch (MPD-KFAC, DP-KFAC), lzhangbv/eva and ffhh927/fused_eva: their classes and schedulers.
 
-They are optimizers over all parameters of which one group has the numbers that schedulers change: lr, damping,
-fac_update_freq, kfac_update_freq, read again at each step.
+The classes are optimizers over all parameters with one group.  Its lr, damping, fac_update_freq and kfac_update_freq are
+read at each step, so schedulers may change them.
 """
 import torch
 
@@ -19,15 +19,13 @@ _ORDER = _GROUP + ("kfac_batch_size", "diag_blocks", "communicate_inverse_or_not
 class _Inner(Preconditioner):
     def __init__(self, model, chosen, process_group):
         self._functions = {}
-        self._setup(model, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
-                    reduction="mean", process_group=process_group, threads=0, linalg=None, layer_options=None,
-                    accept=lambda name, m: "" if type(m).__name__ in ("Linear", "Conv2d") else
-                    f"its class is {type(m).__name__}, not Linear or Conv2d")
+        self._setup(model, chosen, process_group=process_group, accept=lambda name, m: "" if type(m).__name__ in (
+            "Linear", "Conv2d") else f"its class is {type(m).__name__}, not Linear or Conv2d")
 
 
 class _Published(Wrapped):
-    """One class of the programs: `system` and `variant` are a row of the library, `_standard` their defaults, `_forced`
-    what it does not take by position."""
+    """One published class: `system` and `variant` are a row of the library, `_standard` the defaults, `_forced` the
+    keyword-only arguments."""
 
     system = variant = None
     _standard, _forced = {}, ()
@@ -40,7 +38,7 @@ class _Published(Wrapped):
         self._options = {name: names.get(name, "") for name in _GROUP}
         super().__init__(list(_layers.unwrap(model).parameters()), {name: values[name] for name in _GROUP})
         self.preconditioner = _Inner(model, chosen, backend.group() if process_group is None else process_group)
-        self._period = values["fac_update_freq"]  # that the hooks have
+        self._period = values["fac_update_freq"]  # used by the hooks
         self.set_hook_enabled(enabled)
 
     def _set(self, values):
@@ -66,7 +64,7 @@ class _Published(Wrapped):
         return {**dict(zip(names, given)), **named}
 
     def set_hook_enabled(self, mode=True):
-        """False: nothing is observed."""
+        """False: hooks observe nothing."""
         self.preconditioner.hook_enabled = mode
 
     def _take(self, *names):
@@ -77,22 +75,22 @@ class _Published(Wrapped):
                 self._period = self.param_groups[0][name]
 
     def step(self, closure=None, epoch=None):
-        """Precondition gradients in place.  Both arguments are taken and not looked at, as published."""
+        """Precondition gradients in place.  Both arguments are ignored, as published."""
         group = self.param_groups[0]
         if group["fac_update_freq"] != self._period:
             self._check_group(group)
         self._take("damping", "kfac_update_freq")
         if self.system == "DP-KFACrepo" and self.steps % group["fac_update_freq"]:
-            # its hooks look at the period of the step before, its averages at that of now
+            # as published: hooks use the period of the step before, averages the present one
             if self.preconditioner._observer.open is not None and not self.preconditioner._observer.failed:
                 self.preconditioner.reset_batch()
             self._take("fac_update_freq")
         note = self.preconditioner.step(float(group["lr"]))
-        self._take("fac_update_freq")  # what hooks look at from now on
+        self._take("fac_update_freq")  # used by the hooks from now on
         return note
 
     def load_state_dict(self, state_dict):
-        """Of a state of the published classes, too, which lose the averages."""
+        """Load a state, or one of the published classes, which have no averages."""
         if isinstance(state_dict, dict) and "natgrad" in state_dict:
             super().load_state_dict(state_dict)
         else:
@@ -106,7 +104,7 @@ _KFAC = dict(lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_cl
 _EVA = dict(lr=0.1, damping=0.03, fac_update_freq=1, kfac_update_freq=1, kfac_batch_size=16, kl_clip=0.001,
             factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="")
 
-# class, system, variant, what differs from the defaults of its program
+# class, system, variant, defaults of the program, differences
 _CLASSES = (
     ("KFAC_EIGEN", "DP-KFACrepo", "eigen", _KFAC, dict(communicate_inverse_or_not=True,
                                                        distribute_layer_factors=None)),
@@ -134,24 +132,24 @@ kfac_mappers = {"eigen": KFAC_EIGEN, "inverse": KFAC_INV, "eigen_dp": KFAC_EIGEN
 
 
 def get_kfac_module(kfac="eigen_dp"):
-    """The class of a published name."""
+    """Return the class of a published name."""
     if kfac not in kfac_mappers:
-        raise failure(_abi.NG_ERR_ABSENT, f"get_kfac_module: '{kfac}' is not supported, there is "
+        raise failure(_abi.NG_ERR_ABSENT, f"get_kfac_module: '{kfac}' is not supported, expected "
                       + ", ".join(kfac_mappers))
     return kfac_mappers[kfac]
 
 
 def DP_KFAC(model, inv_type="eigen", lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001,
             factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="", **options):
-    """The DP class of a kind of inverse: "eigen", or anything else for inverse."""
+    """Return a DP preconditioner: inv_type "eigen", any other value for inverse."""
     return get_kfac_module("eigen_dp" if inv_type == "eigen" else "inverse_dp")(
         model, lr, damping, fac_update_freq, kfac_update_freq, kl_clip=kl_clip, factor_decay=factor_decay,
         exclude_vocabulary_size=exclude_vocabulary_size, hook_enabled=hook_enabled, exclude_parts=exclude_parts, **options)
 
 
 class KFACParamScheduler:
-    """damping = base damping_alpha^n, both periods int(base update_freq_alpha^n); n points of the schedule that the
-    epoch has passed."""
+    """damping = base damping_alpha^n, both periods int(base update_freq_alpha^n); n: points of the schedule up to the
+    epoch."""
 
     def __init__(self, kfac, damping_alpha=1, damping_schedule=None, update_freq_alpha=1, update_freq_schedule=None,
                  start_epoch=0):

@@ -1,4 +1,4 @@
-"""kfac.backend of lzhangbv's programs: which library carries the messages, and the messages of scripts (comm)."""
+"""kfac.backend of lzhangbv's programs: choice of the communication library, and collectives for scripts (comm)."""
 import enum
 import os
 
@@ -7,7 +7,7 @@ import torch
 from .. import _abi
 from .._core import failure
 
-_group = None  # what a preconditioner takes where it is given no process group
+_group = None  # default process group of preconditioners
 
 
 class Ops(enum.Enum):
@@ -16,7 +16,7 @@ class Ops(enum.Enum):
 
 
 def init(name):
-    """"Torch": the default process group of torch.distributed, if there is one; "Horovod": horovod.torch."""
+    """"Choose "Torch" (the default process group of torch.distributed) or "Horovod" (horovod.torch)."""
     global _group
     if name == "Torch":
         _group = None
@@ -28,7 +28,7 @@ def init(name):
         horovod.torch.init()
         _group = horovod.torch
     else:
-        raise failure(_abi.NG_ERR_ABSENT, f"backend '{name}': not supported, there are Torch and Horovod")
+        raise failure(_abi.NG_ERR_ABSENT, f"backend '{name}': not supported, expected Torch or Horovod")
 
 
 def group():
@@ -36,13 +36,13 @@ def group():
 
 
 def _torch():
-    """torch.distributed where it is initialised, else None: this process is alone."""
+    """Return torch.distributed if it is initialised, else None (one process)."""
     dist = torch.distributed
     return dist if dist.is_available() and dist.is_initialized() else None
 
 
 class _Sum:
-    """A sum on its way, which synchronize() waits for."""
+    """A pending sum; synchronize() waits for it."""
 
     def __init__(self, work, tensor, divisor):
         self._work, self._tensor, self._divisor = work, tensor, divisor
@@ -57,7 +57,7 @@ class _Sum:
 
 
 class _Comm:
-    """Ranks and collectives of what init() chose; all of them in place, as published."""
+    """Ranks and in-place collectives of the chosen library, as published."""
 
     Average, Sum = Ops.Average, Ops.Sum
 
@@ -75,7 +75,7 @@ class _Comm:
         if _torch() is None:
             return 0
         if "LOCAL_RANK" not in os.environ:
-            raise failure(_abi.NG_ERR_ABSENT, "local_rank: the environment has no LOCAL_RANK, which torchrun sets")
+            raise failure(_abi.NG_ERR_ABSENT, "local_rank: LOCAL_RANK is not set in the environment (torchrun sets it)")
         return int(os.environ["LOCAL_RANK"])
 
     def new_group(self, ranks):
