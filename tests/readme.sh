@@ -41,7 +41,7 @@ short=("$NG_TEST_PROGRAM" "${command[@]:1}" --grid-epochs 1 --epochs 1 --seeds 2
 shape() { # headings without the target, labels, the constant part of the second table's heading
   sed -E 's/ to [0-9.]+ %/ to X/g' | awk '
     /^method +runs/ { gsub(/  +/, " | "); print; on = 1; next }
-    /^less/         { print; on = 1; next }
+    /^difference/         { print; on = 1; next }
     /^method +ms/   { print $1, $2, $3, $4, $(NF - 1), $NF; on = 1; next }
     NF == 0 || /^curves/ { on = 0 }
     on              { print $1 }'
