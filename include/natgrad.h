@@ -40,8 +40,8 @@
  *
  * Structs begin with struct_size, so header and library may have different versions.  Structs with
  * defaults other than 0 have an initialiser, ng_batch_init(&batch, sizeof batch), which sets
- * struct_size and the defaults of the first `size` bytes; it cannot fail and ignores NULL.  All other
- * structs, also those that the library fills, start as zeros with struct_size: in C
+ * struct_size and the defaults of the first `size` bytes; it cannot fail and ignores NULL.  All
+ * other structs, also those that the library fills, start as zeros with struct_size: in C
  * ng_report r = {.struct_size = sizeof r}.
  *
  * Declarations behind NG_EXPERIMENTAL may change in any version; define that macro before the
@@ -160,8 +160,8 @@ typedef struct ng_transport ng_transport; /* section 3 */
 /* ---- 3. Transport: experimental --------------------------------------------------------------
  * A transport is a table of the caller's collectives; the library itself needs no MPI.  Ready made:
  * none (one rank), ng_threads (ranks as threads), MPI (natgrad_mpi.h).  A callback returns NG_OK or
- * an error.  After an error the library calls `abort`, so that no other rank waits for this one, and
- * every rank gets NG_ERR_COMM. */
+ * an error.  After an error the library calls `abort`, so that no other rank waits for this one,
+ * and every rank gets NG_ERR_COMM. */
 
 typedef enum ng_coll_kind {
   NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` */
@@ -206,8 +206,9 @@ struct ng_transport {
   uint32_t kinds;
   /* optional: this rank fails; wake the other ranks, whose calls then fail. */
   void (*abort)(void *user);
-  /* optional, with start and wait: make progress without blocking.  *done = 1: complete, recv may be
-   * read, wait is not called; 0: call again later.  Called by the thread that started the request. */
+  /* optional, with start and wait: make progress without blocking.  *done = 1: complete, recv may
+   * be read, wait is not called; 0: call again later.  Called by the thread that started the
+   * request. */
   ng_status (*test)(void *user, void *request, int32_t *done);
 };
 
@@ -247,10 +248,10 @@ typedef struct ng_context_config {
    * NULL: a pool of `threads` threads. */
   void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor_user;
-  /* Threads of the library's loops: the caller's thread and threads - 1 of a pool.  0: NG_THREADS of
-   * the environment, or one per online processor.  BLAS has threads of its own; the library never
-   * calls BLAS from two threads at once.  Contexts that run at the same time share the processors:
-   * set `threads` and OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
+  /* Threads of the library's loops: the caller's thread and threads - 1 of a pool.  0: NG_THREADS
+   * of the environment, or one per online processor.  BLAS has threads of its own; the library
+   * never calls BLAS from two threads at once.  Contexts that run at the same time share the
+   * processors: set `threads` and OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
   int32_t threads;
   /* Log: one line without newline, as "step: n = 12 clip = 0.031".  NULL: silent. */
   void (*log)(void *user, ng_log_level level, const char *line);
@@ -262,8 +263,8 @@ typedef struct ng_context_config {
    * any other value is NG_ERR_ABSENT. */
   void *queue;
   /* Tensor parallelism: ranks of `transport` that work on the same samples and share layers
-   * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size.  Copied;
-   * NULL: no sharded layers.  All ranks set it or none (else ng_ready: NG_ERR_COMM). */
+   * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size.
+   * Copied; NULL: no sharded layers.  All ranks set it or none (else ng_ready: NG_ERR_COMM). */
   const ng_transport *model_group;
   /* Pipeline parallelism: a group with one rank of each stage; `transport` has the ranks of one
    * stage.  All stages have the same options and largest lr.  ng_ready and each step are collective
@@ -276,15 +277,15 @@ NG_API void ng_context_config_init(ng_context_config *c, size_t size);
 
 /* Create a context; header_version is NG_VERSION.  config may be NULL: all defaults.
  *
- * Memory:  *out is NULL unless the status is NG_OK.  `message` (may be NULL) of `message_size` bytes
- *          receives the reason of a failure.
+ * Memory:  *out is NULL unless the status is NG_OK.  `message` (may be NULL) of `message_size`
+ *          bytes receives the reason of a failure.
  * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in, a queue without a device),
  *          NG_ERR_NOMEM, NG_ERR_STATE (header newer than the library). */
 NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
                                               const ng_context_config *config, char *message,
                                               size_t message_size, ng_context **out);
 
-/* Destroy a context and set *ctx to NULL; accepts NULL.  Destroy every ng_precond of it before.
+/* Destroy a context and set *ctx to NULL; accepts NULL.  Destroy its ng_precond objects before.
  *
  * After fork() the child must not use the parent's context: calls return NG_ERR_STATE.  It may
  * destroy its copy, which frees memory only, and create a new context. */
@@ -328,85 +329,85 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  */
 typedef struct ng_options ng_options;
 
-/* Make options: the defaults of method "natgrad", and what a line says beside them; NULL or "":
- * nothing.  Only who sets options from several places needs an object; ng_precond_create takes a
- * line.
+/* Create options with the defaults of method "natgrad" and the values of a line (NULL or "": none).
+ * ng_precond_create takes a line directly.
  *
  * Line:    "method=eva damping=0.01 skip_layers='fc1, head 2'": NAME=VALUE, separated by blanks, in
- *          any order; a value with blanks in '..' or "..".  The same name twice is an error.
- * Memory:  *out is NULL unless the status is NG_OK; one allocation of some 15 kB, which no context
- *          counts.  `message` (may be NULL) receives one line on failure, here and below.
- * Threads: an object is used by one thread at a time, or read by any number of them together.
+ *          any order; values with blanks in '..' or "..".  A repeated name is an error.
+ * Memory:  *out is NULL unless the status is NG_OK.  One allocation of about 15 kB, which no
+ *          context counts.  `message` (may be NULL) receives the reason of a failure, here and
+ *          below.
+ * Threads: one thread at a time, or any number of readers.
  * Errors:  as ng_options_set; NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_options_create(const char *line, char *message, size_t message_size,
                                               ng_options **out);
 NG_API void ng_options_destroy(ng_options **o); /* accepts NULL, sets *o to NULL                  */
 
-/* Another object with the same values; what is set in one is not set in the other.
- * Errors:  NG_ERR_ARG, NG_ERR_NOMEM; *out is NULL then. */
+/* Copy options.
+ *
+ * Errors:  NG_ERR_ARG, NG_ERR_NOMEM; then *out is NULL. */
 NG_API NG_CHECKED ng_status ng_options_copy(const ng_options *o, ng_options **out);
 
-/* Set one option from text, as the command line does.  `name` takes '-' for '_'.  "method" is one of
- * ng_method_at's names ("natgrad", ...): every option that was never given gets the value of its
- * row, every other keeps what it was given, so the order of calls has no effect; of two calls for
- * one option the last counts.  The method also decides the family: options that only another family
- * has (ng_option_info.family) must keep their defaults.
- * Memory:  texts are copied; a free text (skip_layers, per_layer) has at most 4,095 bytes.
- * Errors:  NG_ERR_ARG for an unknown name (the message has the nearest) or a value out of range
- *          (the message has the range), NG_ERR_ABSENT for a choice or method known but not
- *          supported yet; nothing changed. */
+/* Set one option from text.  `name` may have '-' for '_'; of two calls the last one counts.
+ * "method" takes a name of ng_method_at: options that were never set get the values of its row, so
+ * the order of calls has no effect.  Options of another family (ng_option_info.family) must keep
+ * their defaults.
+ *
+ * Memory:  texts are copied; a free text has at most 4,095 bytes.
+ * Errors:  nothing is set: NG_ERR_ARG (unknown name: the message has the nearest; value out of
+ *          range: the message has the range), NG_ERR_ABSENT (unsupported value or method). */
 NG_API NG_CHECKED ng_status ng_options_set(ng_options *o, const char *name, const char *value,
                                            char *message, size_t message_size);
-/* The same from a number: reals, whole numbers, flags (0 or 1). */
+/* Set one option from a number: real, integer, flag (0 or 1). */
 NG_API NG_CHECKED ng_status ng_options_set_real(ng_options *o, const char *name, double value,
                                                 char *message, size_t message_size);
-/* All of a line, see ng_options_create, or nothing of it. */
+/* Set all options of a line (see ng_options_create), or none. */
 NG_API NG_CHECKED ng_status ng_options_set_line(ng_options *o, const char *line, char *message,
                                                 size_t message_size);
 
-/* The value of one option as text that ng_options_set would take, or as a number.
- * Errors:  NG_ERR_ARG (NULL, no such option, no room for the value; of _real also a choice or a
- *          free text). */
+/* Get one option as text for ng_options_set, or as a number.
+ *
+ * Errors:  NG_ERR_ARG (NULL; unknown option; `size` too small; _real: a choice or free text). */
 NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name, char *value,
                                            size_t size);
 NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char *name, double *out);
 
-/* The environment variables that the library reads, in a context or in ng_options_from_env.  Any other
- * NG_... is named in the log of every context that is made, as a warning and with the nearest of these.
- * Threads: any.
- * Errors:  NG_ERR_ARG (NULL; i is past the last). */
+/* Environment variables of the library.  Other variables NG_* are logged as warnings when a context
+ * is created, with the nearest name.  Variables 0, 1, ...; NG_ERR_ARG after the last.
+ *
+ * Threads: any. */
 typedef struct ng_variable_info {
   size_t struct_size;
-  char name[48]; /* "NG_THREADS", "NG_DAMPING"; the last is "NG_TEST_*", of the tests        */
+  char name[48];       /* "NG_THREADS", "NG_DAMPING"; last "NG_TEST_*", for the tests */
   const char *meaning; /* one line                                                                */
 } ng_variable_info;
 NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 
-/* Take every NG_<NAME> found in the environment (NG_METHOD=eva, NG_DAMPING=0.003), or none if one of
- * them is wrong: the message names it. */
+/* Set all options found as NG_<NAME> in the environment (NG_METHOD=eva, NG_DAMPING=0.003), or none
+ * if one is wrong. */
 NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size);
 
-/* Check options against each other (a joint damping needs eigen, ...).  Each for itself is in its
- * range already.
+/* Check combinations of options, e.g. damping_split = joint needs solver = eigen.
+ *
  * Errors:  NG_ERR_ARG. */
 NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
                                              size_t message_size);
 
-/* What another option must be for this one to have any effect beside these values: "clip = kl" for a
- * kl_clip beside clip = none, "window_momentum above 0" for a form of that, "" if it has one.  A value without effect is no error, since ng_set and
- * a layer's own options may give it one; a program that offers neither may want to say so.
- * Memory:  `needs` has room for `size` bytes; 64 are enough.
- * Errors:  NG_ERR_ARG (NULL, no such option, no room); *needs is 0 then. */
+/* Write to `needs` the condition under which an option has an effect beside the present values,
+ * e.g. "clip = kl" for kl_clip, or "" if it has one.  An idle option is no error: ng_set or a
+ * layer's own options may give it an effect.
+ *
+ * Memory:  `needs` has `size` bytes; 64 are enough.
+ * Errors:  NG_ERR_ARG (NULL; unknown option; `size` too small); then *needs is 0. */
 NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *option, char *needs,
                                             size_t size);
 
-/* Published names.  A row knows the option names of the program it comes from, and what they
- * meant there (factor_decay weighs the old average in one program and the new sample in another).
+/* Published option names.  A method knows the names of its program and their meaning there
+ * (factor_decay weighs the old average in one program, the new sample in another).
  *
- * ng_options_set_system picks the row and its variant: ("KAISA", "eigen"), ("DP-KFACrepo",
- * "inverse_dp"), ...; every option has that value then, and none counts as given.
+ * ng_options_set_system selects a program and variant, ("KAISA", "eigen"), and resets all options.
  * ng_options_set_published sets one option by its published name.  *lr (may be NULL) receives the
- * value of a published option that is the lr argument of ng_step here. */
+ * value if the option is the lr argument of ng_step. */
 NG_API NG_CHECKED ng_status ng_options_set_system(ng_options *o, const char *system,
                                                   const char *variant, char *message,
                                                   size_t message_size);
@@ -426,16 +427,16 @@ typedef struct ng_option_info {
   size_t struct_size;
   const char *name, *group;
   ng_option_type type;
-  const char *standard; /* default of method "natgrad", as text                                  */
-  double lower, upper;  /* bounds of real and int, inclusive unless lower_open                   */
-  int32_t lower_open;   /* 1: lower itself is not allowed                                        */
-  const char *choices;  /* "a|b|c"; choices known but not supported yet are not listed           */
+  const char *standard; /* default, as text */
+  double lower, upper;  /* bounds of real and int, inclusive except lower_open */
+  int32_t lower_open;   /* 1: lower itself is excluded */
+  const char *choices;  /* "a|b|c" */
   const char *unit, *help;
-  const char *test;   /* the test in which two of its values give different results            */
-  int32_t per_layer;  /* may be given in ng_layer.options and per_layer                        */
-  int32_t live;       /* may be changed after ng_ready (ng_set)                                */
-  const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
-  const char *needs;  /* the first option that decides whether it has any effect: ng_options_idle */
+  const char *test;   /* test in which two values give different results */
+  int32_t per_layer;  /* 1: allowed in ng_layer.options and per_layer */
+  int32_t live;       /* 1: ng_set may change it after ng_ready */
+  const char *family; /* the only family with this option; "": all */
+  const char *needs;  /* first option that decides its effect: ng_options_idle */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -443,16 +444,16 @@ NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
 typedef struct ng_method_info {
   size_t struct_size;
   const char *name, *family, *help, *paper;
-  int32_t published; /* how many published names the row knows                                    */
+  int32_t published; /* number of published names */
 } ng_method_info;
 NG_API int32_t ng_method_count(void);
 NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);
 
 typedef struct ng_published_info {
   size_t struct_size;
-  const char *name;    /* as in the published program                                             */
-  const char *option;  /* ours; "" when it is the lr argument of ng_step or has nothing to set    */
-  const char *meaning; /* how its value becomes ours                                              */
+  const char *name;    /* in the published program */
+  const char *option;  /* option here; "" if it is the lr of ng_step or sets nothing */
+  const char *meaning; /* conversion of its value */
 } ng_published_info;
 NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
                                                    ng_published_info *out);
@@ -461,10 +462,11 @@ NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
 
 typedef struct ng_precond ng_precond;
 
-/* Make an empty preconditioner from a line of options ("method=eva damping=0.01", see
- * ng_options_create; NULL: the defaults), or from an object of them, which is copied.  Neither reads
- * the environment: ng_options_from_env does.
- * Errors:  NG_ERR_ARG (an option unknown, out of range or against another), NG_ERR_ABSENT (a choice that is not supported yet), NG_ERR_NOMEM. */
+/* Create an empty preconditioner from a line of options (see ng_options_create; NULL: defaults), or
+ * from options, which are copied.  The environment is not read: see ng_options_from_env.
+ *
+ * Errors:  NG_ERR_ARG (an option is unknown, out of range, or conflicts with another),
+ *          NG_ERR_ABSENT (unsupported value), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out);
 NG_API NG_CHECKED ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options,
                                                    ng_precond **out);
@@ -486,8 +488,9 @@ enum { NG_NO_TOKEN = -1 };
 
 /* Describe a layer.  ng_layer_init sets defaults; set name, widths and other fields that differ.
  *
- * Shapes:  weight [out, in]; of a convolution [out, in/groups, kernel[0], kernel[1]]; of an embedding
- *          [in, out].  Any strides (channels-last: ng_array_nhwc); see ng_bind, ng_observe_input. */
+ * Shapes:  weight [out, in]; of a convolution [out, in/groups, kernel[0], kernel[1]]; of an
+ *          embedding [in, out].  Any strides (channels-last: ng_array_nhwc); see ng_bind,
+ *          ng_observe_input. */
 typedef struct ng_layer {
   size_t struct_size;
   const char *name; /* unique; key in saved state and messages; copied */
@@ -498,8 +501,8 @@ typedef struct ng_layer {
   /* linear */
   int64_t positions; /* positions per sample; 0: any number */
   ng_order order;    /* NG_SAMPLES_FIRST */
-  /* conv2d: [0] vertical, [1] horizontal; defaults 1, 1, 0, 1, one group.  Output size along an axis:
-   * floor((image + 2 padding - dilation (kernel - 1) - 1) / stride) + 1. */
+  /* conv2d: [0] vertical, [1] horizontal; defaults 1, 1, 0, 1, one group.  Output size along an
+   * axis: floor((image + 2 padding - dilation (kernel - 1) - 1) / stride) + 1. */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t groups; /* at most 4,194,304 */
   int64_t
@@ -512,10 +515,10 @@ typedef struct ng_layer {
    * NG_NO_TOKEN: that position counts, its token does not.  A is diagonal and exact (frequency of
    * each token).  Kronecker and window families only. */
   ng_dtype token_dtype; /* NG_I64; NG_I32 */
-  /* tensor parallelism: each rank of model_group holds consecutive outputs (rows of weight and bias)
-   * or inputs (columns of the weight, and all of the bias) of a linear layer, in rank order, possibly
-   * uneven.  in and out, bindings and observations are those of the shard; A, G, PD and the clip
-   * belong to the whole layer.  Kronecker family only. */
+  /* tensor parallelism: each rank of model_group holds consecutive outputs (rows of weight and
+   * bias) or inputs (columns of the weight, and all of the bias) of a linear layer, in rank order,
+   * possibly uneven.  in and out, bindings and observations describe the shard; A, G, PD and the
+   * clip belong to the whole layer.  Kronecker family only. */
   int32_t shard_axis;   /* -1: whole; 0: outputs, 1: inputs are sharded */
   void *shard_group;    /* NULL */
   const char *alias_of; /* layer with the same weights, or NULL; not supported yet */
@@ -528,18 +531,18 @@ typedef struct ng_layer {
 
 NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
 
-/* Which option leaves a layer like this one out, so that its gradient stays as it is: *option becomes
- * "skip_layers" or "exclude_width", or "" if none does.  Only its name, kind and out are looked at; what
- * happens to a layer that is registered, ng_explain tells.
- * Memory:  *option is the library's; `message` (may be NULL) receives one line on failure.
+/* Return the option that excludes a layer of this name, kind and `out`: *option is "skip_layers",
+ * "exclude_width" or "".  For registered layers use ng_explain.
+ *
+ * Memory:  *option belongs to the library.
  * Threads: any.
  * Errors:  NG_ERR_ARG (no name). */
 NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer *layer,
                                             const char **option, char *message,
                                             size_t message_size);
 
-/* Register a layer.  *index (may be NULL) receives its number; layers and tensors share one sequence
- * from 0.
+/* Register a layer.  *index (may be NULL) receives its number; layers and tensors share one
+ * sequence from 0.
  *
  * Errors:  NG_ERR_ARG (names the field), NG_ERR_ABSENT (names the unsupported value), NG_ERR_STATE
  *          (after ng_ready), NG_ERR_NOMEM. */
@@ -603,9 +606,9 @@ NG_API NG_CHECKED ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param 
 NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which,
                                            const ng_array *weight);
 
-/* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  While frozen it needs no
- * gradient or observation (ng_wants returns 0), is not clipped, and its gradient, weight, moments,
- * averages and inverses stay.  A window stores zeros in its place.
+/* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  While frozen it needs
+ * no gradient or observation (ng_wants returns 0), is not clipped, and its gradient, weight,
+ * moments, averages and inverses stay.  A window stores zeros in its place.
  *
  * Memory:  stays allocated.
  * Ranks:   same change on every rank; else ng_ready returns NG_ERR_COMM, a later step NG_ERR_STATE,
@@ -618,18 +621,18 @@ NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
  *
  * Ranks:   same call on every rank; else ng_ready returns NG_ERR_COMM, or the next fused step
  *          NG_ERR_STATE, on all ranks.
- * Errors:  NG_ERR_ARG (no such index; no bias; group not in 0 to 1023, or after ng_ready not a group
- *          that existed then). */
+ * Errors:  NG_ERR_ARG (no such index; no bias; group not in 0 to 1023, or after ng_ready not a
+ *          group that existed then). */
 NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
                                          int32_t group);
 
-/* Plan memory and placement and take the memory; nothing is allocated after it.
+/* Plan memory and placement, and allocate.  Nothing is allocated later.
  *
  * Memory:  see ng_report.
  * Ranks:   collective; compares a hash of layers and options over ranks.
- * Errors:  NG_ERR_STATE (twice; no layer), NG_ERR_ARG (per_layer has an entry for no layer),
- *          NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message names the first difference kind).
- */
+ * Errors:  NG_ERR_STATE (second call; no layer), NG_ERR_ARG (an entry of per_layer matches no
+ *          layer), NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message has the first
+ *          difference). */
 NG_API NG_CHECKED ng_status ng_ready(ng_precond *p);
 
 /* ---- 8. Observe ------------------------------------------------------------------------------*/
@@ -640,8 +643,8 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 typedef struct ng_batch {
   size_t struct_size;
   /* B of this rank; must be set (default -1).  0: this rank has no samples, but takes part in the
-   * collectives.  Arrays that it observes are ignored.  It observes like the others if calls = last,
-   * or if `last` is set and the caller uses the same transport before the step. */
+   * collectives.  Arrays that it observes are ignored.  It observes like the others if calls =
+   * last, or if `last` is set and the caller uses the same transport before the step. */
   int64_t samples;
   ng_reduction reduction; /* the loss is the mean (default) or the sum over samples */
   /* The loss was multiplied by this before backward; g is divided by it.  Not 0; default 1.  Mixed
@@ -651,11 +654,11 @@ typedef struct ng_batch {
   int32_t
       last; /* 1: last micro-batch before a step; each layer is observed at most once.  Complete */
             /* sums are sent while other layers are observed. */
-  /* Ranks share one micro-batch: its samples on all ranks, and the index of this rank's first sample.
-   * Statistics are then those of one rank with all samples: stat_batch, call_weight = equal and
-   * stat_scale = eva, kaisa apply to the whole; damping_leak is not divided by ranks.  All calls of a
-   * step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in the
-   * published programs.  Ignored with statistics = local. */
+  /* Ranks share one micro-batch: its samples on all ranks, and the index of this rank's first
+   * sample.  Statistics then equal one rank with all samples: stat_batch, call_weight = equal and
+   * stat_scale = eva, kaisa apply to the whole; damping_leak is not divided by ranks.  All calls of
+   * a step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in
+   * the published programs.  Ignored with statistics = local. */
   int64_t whole, first;
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
@@ -676,8 +679,8 @@ NG_API NG_CHECKED ng_status ng_begin_samples(ng_precond *p, int64_t samples, dou
 /* Return 1 if observing this layer now has an effect (period, owner, frozen), else 0. */
 NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
 
-/* Observe the input of a layer (forward), its output gradient (backward).  The call adds to the sums
- * of the layer's statistics.  Arrays that ng_wants rejects are not read.
+/* Observe the input of a layer (forward), its output gradient (backward).  The call adds to the
+ * sums of the layer's statistics.  Arrays that ng_wants rejects are not read.
  *
  * Math:    "textbook": A = (1/B) sum_n sum_s a a',  G = (1/(B S)) sum_n sum_s delta delta', with
  *          delta = B g / loss_scale (mean loss) or g / loss_scale (sum); a ends with 1 for a bias.
@@ -692,7 +695,7 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          unchanged until its output gradient is observed.  A norm called several times observes
  *          output gradients in reverse order; at most 8 inputs wait.
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
- *          in the same order; one of them adds the whole, and all get the same status.
+ *          in the same order; one rank adds the whole, and all get the same status.
  * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct the average might overflow;
  *          nothing was added, and the next step leaves gradients and weights unchanged.  (Rank-one
  *          methods test only values that they use.)  NG_ERR_SHAPE; NG_ERR_ARG (token out of range,
@@ -722,16 +725,17 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  * Errors:  several notes: the first in this order is returned.
  *          NG_SKIPPED     a gradient, an observation or PD of some rank is not finite; nothing
  *                         changed, the step is not counted
- *          NG_UNOBSERVED  done; a statistic was due and no rank observed it, so its last average was
- *                         used (ng_report, ng_layer_report count them)
- *          NG_RESCUED     done; a solve used the ladder (ng_report), or elements of nu PD do not fit
- *                         the dtype of their gradient and keep the raw gradient (ng_report.overflowed)
- *          NG_ERR_STATE names a layer that was never observed or a gradient that is not bound;
+ *          NG_UNOBSERVED  done; a statistic was due and no rank observed it, so its last average
+ *                         was used (ng_report, ng_layer_report count them)
+ *          NG_RESCUED     done; a solve used the ladder (ng_report), or elements of nu PD do not
+ *                         fit the dtype of their gradient and keep the raw gradient
+ *                         (ng_report.overflowed)
+ *          NG_ERR_STATE names a layer that was never observed, or a gradient that is not bound;
  *          NG_ERR_ARG; NG_ERR_COMM. */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
-/* Precondition every gradient and update every bound weight in one pass over memory.  how[i] has the
- * numbers of group i of ng_set_group; lr has no default.
+/* Precondition every gradient and update every bound weight in one pass over memory.  how[i] has
+ * the numbers of group i of ng_set_group; lr has no default.
  *
  * Math:    d = nu PD, or the gradient of a tensor [+ weight_decay w if not decoupled]
  *          sgd:   v <- momentum v + (1 - dampening) d (first step, or momentum 0: v = d);
@@ -744,8 +748,8 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *          value stays, each of the three by itself; the element is counted (NG_RESCUED).
  * Shapes:  weights as bound; momentum and moments in f32; how[count].
  * Ranks:   collective, with the same numbers; wrong or different numbers are an error on all ranks.
- *          If only some ranks write an element (update_ranks = owner, shards), they return NG_RESCUED
- *          in this step, all ranks in the next one.
+ *          If only some ranks write an element (update_ranks = owner, shards), they return
+ *          NG_RESCUED in this step, all ranks in the next one.
  * Errors:  as ng_step; NG_ERR_ARG names field and group (lr not given; count is not the number of
  *          groups; different struct_size); NG_ERR_STATE (option update names another step; a weight
  *          is not bound). */
@@ -765,100 +769,89 @@ NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_
 NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
 
 /* Change a live option (ng_option_info.live: damping, stat_decay, kl_clip, periods, eigen_floor,
- * clip, clip_bound) from the next step on.  A schedule is a call before each step.
- * ng_get reads the value of the coming step.
- * Ranks:   every rank makes the same change before the same step, which is NG_ERR_STATE otherwise.
- * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed once ng_ready was called). */
+ * clip, clip_bound) from the next step on.  ng_get returns the value for the coming step.
+ *
+ * Ranks:   same change on every rank before the same step; else that step returns NG_ERR_STATE.
+ * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed after ng_ready). */
 NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *option, const char *value);
 NG_API NG_CHECKED ng_status ng_set_real(ng_precond *p, const char *option, double value);
 NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *option, char *value,
                                    size_t size);
 
-/* ---- 10. What happened, what is held ---------------------------------------------------------*/
-
-/* Units:   ms are milliseconds of wall clock on this rank; bytes are of this rank; counts begin at 0 with
- *          ng_ready and are in the state where it says "saved"; everything else is a pure number, or in
- *          the units of the loss as named.  What a step agreed on (clip, inner, the counts of steps) is
- *          the same on all ranks; times, bytes and rungs are those of the rank that is asked. */
+/* ---- 10. Reports ------------------------------------------------------------------------------
+ * Units:   ms: wall clock on this rank.  Bytes: on this rank.  Counts start at 0 in ng_ready; those
+ *          marked "saved" are in the state.
+ * Ranks:   clip, inner, d2, pd2 and the counts of steps are the same on all ranks; times, bytes and
+ *          rungs belong to this rank. */
 typedef struct ng_report {
   size_t struct_size;
-  int64_t steps;   /* steps taken, saved; skipped ones are not counted                   */
-  int64_t skipped; /* steps that ended with NG_SKIPPED, saved                            */
-  double clip;     /* nu of the last step; of clip = ratio, rms the smallest factor; 1 before any */
-  double inner;    /* sum <PD, D> of the last step, all blocks: loss per unit of step, before the
-                         * clip and without lr                                                */
-  /* factors solved after raising the damping, since ng_ready; of windows, too: directions that may be off by 1e-5 */
+  int64_t steps;   /* counted steps, without skipped ones; saved */
+  int64_t skipped; /* steps that returned NG_SKIPPED; saved */
+  double clip;     /* nu of the last step; clip = ratio, rms: the smallest factor; 1 before any */
+  double inner;    /* sum <PD, D> of the last step, before the clip, without lr */
+  /* The ladder: factors (and directions of windows) solved with raised damping; */
   int64_t more_damping;
-  int64_t in_double; /* ... only in double precision                                      */
-  int64_t kept_last; /* ... not solved: the last good result stayed                       */
-  int64_t plain;     /* ... not solved and none before: the block's gradient stays plain  */
-  int32_t stations;  /* how many ng_report_station tells of */
-  /* layers and tensors that the last step left as they were, for want of a gradient (missing = keep);
-   * ng_layer_report.kept says which */
-  int64_t kept;
-  int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
-  int32_t statistics; /* how many ng_report_statistic tells of */
-  /* sum ||D||^2 and sum ||PD||^2 of the last step, all blocks, before the clip: with inner the angle between
-   * gradient and direction, and how much longer it is.  0 before any step and after loading.  Without any
-   * block: 0, and inner too; with quantify = 1 those of the fused update, as below. */
+  int64_t in_double;  /* in double precision; */
+  int64_t kept_last;  /* not solved: the last good result was used; */
+  int64_t plain;      /* not solved, no earlier result: the gradient stays plain */
+  int32_t stations;   /* rows of ng_report_station */
+  int64_t kept;       /* layers and tensors without gradient in the last step (missing = keep) */
+  int64_t unobserved; /* statistics x steps: due, but observed on no rank */
+  int32_t statistics; /* rows of ng_report_statistic */
+  /* sum ||D||^2 and sum ||PD||^2 of the last step, before the clip; 0 before any step and after
+   * loading.  Without blocks: 0, as inner; with quantify = 1: of the fused update, see below. */
   double d2, pd2;
-  /* quantify = 1: r_i = |PD_i / (D_i + 1e-8)| of the last step that counted, before the clip, over the
-   * `scaled` elements of all blocks: the scaling of EFCP (arXiv 2306.06098).  Quartiles are means of two
-   * neighbours ("midpoint"), each known to 2^-18 of itself (below 2^-96: to 2^-114; below 2^-113 it counts as 0);
-   * the others are exact.  Where nothing is preconditioned, PD is what lr multiplies in the fused update: SGD's
-   * momentum buffer with what decay adds to it (its Nesterov form; D without either), or AdamW's corrected m /
-   * (sqrt v + eps), decoupled decay apart.  All 0 otherwise, and after loading */
+  /* quantify = 1: r_i = |PD_i / (D_i + 1e-8)| of the last counted step, before the clip, over the
+   * `scaled` elements of all blocks (scaling of EFCP, arXiv 2306.06098).  Quartiles are midpoints,
+   * known to 2^-18 of themselves; the other numbers are exact.  Without blocks, PD is the direction
+   * of the fused update: SGD's momentum buffer with weight decay (Nesterov form), AdamW's m / (sqrt
+   * v + eps), bias-corrected.  All 0 otherwise, and after loading. */
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
-  /* Of the context, by this rank's clock: while a message was under way, which is from the call that began it
-   * until this rank knew that it was complete; of that, while it did something else than wait for one. */
+  /* Time with a message in flight; of this, the time not spent waiting. */
   double sent_ms, hidden_ms;
-  /* Elements of weights, moments or gradients that kept their old value, since the new one was not finite; on this
-   * rank, since ng_ready. */
+  /* Elements of weights, moments or gradients that kept their old value, since the new one was not
+   * finite; on this rank. */
   int64_t overflowed;
-  /* Bytes held on this rank, by use; their sum is what the allocator counted for this object. */
+  /* Bytes held, by use; the sum is what the allocator counted for this object. */
   int64_t factors, sums, results, direction, moments, scratch, objects;
 } ng_report;
 
 typedef struct ng_station_report {
   size_t struct_size;
-  /* look, check, choose, sums, statistics, tell, solve, share, shards, measure, deliver, agree, probe, quantify,
-   * emit, weights */
-  const char *name;
-  int32_t collective; /* 1: all ranks meet there                                              */
-  int64_t runs;       /* in how many steps it was due, since ng_ready                         */
-  double last_ms,
-      total_ms; /* of its last run, of all; waiting for other ranks included            */
-  int64_t last_bytes, total_bytes; /* handed to collectives by this rank                          */
-  int64_t last_messages, total_messages; /* ... in so many calls                                  */
-  double last_wait_ms, total_wait_ms; /* of last_ms, total_ms: in collectives, doing nothing else */
+  const char *name;         /* a row of the step's table, in order: "check", "solve", "emit", ... */
+  int32_t collective;       /* 1: all ranks take part */
+  int64_t runs;             /* steps in which it ran */
+  double last_ms, total_ms; /* including waits for other ranks */
+  int64_t last_bytes, total_bytes;       /* passed to collectives by this rank */
+  int64_t last_messages, total_messages; /* calls of collectives */
+  double last_wait_ms, total_wait_ms;    /* time in collectives without other work */
 } ng_station_report;
 
 typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
-  double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened */
-  double pi; /* of the last solve on this rank, see damping_split; 0 if none                      */
-  double damping_a; /* added to the diagonal of A, in its units; of the last solve, 0 if none     */
-  double damping_g; /* ... of G                                                                   */
-  int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
-  int64_t observations; /* inputs and output gradients that were read on this rank, saved         */
-  int64_t kept;         /* steps that left it as it was for want of a gradient (missing = keep)  */
-  int32_t frozen;       /* 1: registered so, or by ng_freeze                                 */
-  int64_t unobserved;   /* steps in which one of its statistics was due and shown by no rank */
-  double damping_f;     /* added to the diagonal of a norm block's F, in its units; 0 if none  */
+  double observe_ms, solve_ms, measure_ms; /* in the last step that had it */
+  double pi;            /* of the last solve on this rank, see damping_split; 0: none */
+  double damping_a;     /* added to the diagonal of A in the last solve; 0: none */
+  double damping_g;     /* ... of G */
+  int32_t rung;         /* 0 normal, 1-3 damping raised, 4 double, 5 last good result, 6 plain */
+  int64_t observations; /* arrays read on this rank; saved */
+  int64_t kept;         /* steps without gradient (missing = keep) */
+  int32_t frozen;       /* 1: registered as frozen, or by ng_freeze */
+  int64_t unobserved;   /* steps with a statistic that was due, but observed on no rank */
+  double damping_f;     /* added to the diagonal of a norm block's F; 0: none */
   const char *block, *method; /* as in ng_explain_row */
 } ng_layer_report;
 
-/* One of a layer's statistics: its A, its G, the F of a norm; of several a_mean, ...  Counts of steps that
- * counted, since ng_ready; saved with stat_refresh = adaptive. */
+/* One statistic of a layer: A, G, F, a_mean, ...  Counts of counted steps; saved with
+ * stat_refresh = adaptive. */
 typedef struct ng_statistic_report {
   size_t struct_size;
   const char *layer, *name;
-  int64_t refreshed, passed; /* steps in which it was made anew, in which it was not              */
-  int64_t interval, next;    /* adaptive: steps to the next refresh, the step of it; else 0       */
-  int64_t bytes_sent, bytes_passed; /* its sums, handed to collectives by this rank in the first  */
-                                    /* steps; not handed in the second                            */
+  int64_t refreshed, passed; /* steps with and without a refresh */
+  int64_t interval, next;    /* adaptive: present interval, step of the next refresh; else 0 */
+  int64_t bytes_sent, bytes_passed; /* sums passed to collectives; sums saved by stale steps */
 } ng_statistic_report;
 
 /* Fill the first struct_size bytes of *out, which the caller sets, as for every struct that the
@@ -872,9 +865,9 @@ NG_API NG_CHECKED ng_status ng_report_statistic(const ng_precond *p, int32_t i,
 NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index,
                                             ng_layer_report *out);
 
-/* Predict the memory and traffic of ranks first to first + count - 1 of `ranks`: the plan of ng_ready
- * without allocation, collectives or transport.  Call before ng_ready, for any number of ranks; the
- * model is unchanged.  All ranks at once are faster than single calls, except with
+/* Predict the memory and traffic of ranks first to first + count - 1 of `ranks`: the plan of
+ * ng_ready without allocation, collectives or transport.  Call before ng_ready, for any number of
+ * ranks; the model is unchanged.  All ranks at once are faster than single calls, except with
  * statistics = sharded or sharded layers.
  *
  * Math:    solve_cost = sum of n^3 over the symmetric statistics of order n that the rank solves;
@@ -882,60 +875,58 @@ NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index,
  * Units:   bytes as in ng_report and ng_report_station, in a step in which everything is refreshed.
  *          With ng_batch.last, messages may be cut elsewhere (differences below 64 bytes per gap).
  * Shapes:  out [count], with the same struct_size in each.
- * Errors:  NG_ERR_ARG (ranks < 1; no such ranks; struct_size; grad_worker_fraction does not fit; ranks is not a
- *          multiple of the model group of ng_plan_shard), NG_ERR_STATE (after ng_ready),
- *          NG_ERR_NOMEM, NG_ERR_ABSENT (a layer was registered as a shard). */
+ * Errors:  NG_ERR_ARG (ranks < 1; no such ranks; struct_size; grad_worker_fraction does not fit;
+ *          ranks is not a multiple of the model group of ng_plan_shard), NG_ERR_STATE (after
+ *          ng_ready), NG_ERR_NOMEM, NG_ERR_ABSENT (a layer was registered as a shard). */
 typedef struct ng_rank_plan {
   size_t struct_size;
-  int32_t blocks;  /* of the model                                                          */
-  int32_t owned;   /* ... that this rank owns                                               */
-  int32_t held;    /* ... of which it makes PD                                              */
-  int32_t workers; /* ranks that make PD of a block: m of a grid of m x n                   */
-  int64_t factors, sums, results, direction, moments, scratch; /* bytes held, as ng_report's uses */
+  int32_t blocks;  /* of the model */
+  int32_t owned;   /* owned by this rank */
+  int32_t held;    /* whose PD this rank computes */
+  int32_t workers; /* ranks that compute PD of a block: m of a grid of m x n */
+  int64_t factors, sums, results, direction, moments, scratch; /* bytes, as in ng_report */
   int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
-  int64_t scatter_bytes,
-      scatter_messages; /* of sums_...: reduce-scattered, each to its owner       */
-  int64_t tell_bytes;   /* in one message, of statistics = owner with colocate = 0              */
-  int64_t choose_bytes,
-      choose_messages; /* of windows in slices with window_topk = global            */
-  /* Of layers in shards (ng_plan_shard), in the model group; station "shards" counts all of it: */
-  int64_t shards_bytes, shards_messages; /* parts of gradients                                  */
-  int64_t verdict_bytes; /* of each micro-batch, beside parts of observations                    */
-  int64_t shown_bytes;   /* parts of observations, of each sample in f32                         */
+  int64_t scatter_bytes, scatter_messages; /* of sums_*: reduce-scattered to owners */
+  int64_t tell_bytes;                    /* traces, one message; statistics = owner, colocate = 0 */
+  int64_t choose_bytes, choose_messages; /* joint top-k selection of sharded windows */
+  /* Sharded layers, in the model group; the station "shards" counts all: */
+  int64_t shards_bytes, shards_messages; /* gradients */
+  int64_t verdict_bytes;                 /* status, per micro-batch */
+  int64_t shown_bytes;                   /* observations, per sample in f32 */
 } ng_rank_plan;
-NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t count,
-                                          ng_rank_plan *out);
+NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first,
+                                          int32_t count, ng_rank_plan *out);
 
-/* Let ng_plan_ranks treat layer `index`, registered whole, as sharded (shard_axis = axis) over model
- * groups of `members` ranks.  Rank r is member r % members of group r / members.  Shards are as even
- * as possible, the first ones larger by one.  ng_ready rejects such a model: there each rank
- * registers its shard.
+/* Let ng_plan_ranks treat layer `index`, registered whole, as sharded (shard_axis = axis) over
+ * model groups of `members` ranks.  Rank r is member r % members of group r / members.  Shards are
+ * as even as possible, the first ones larger by one.  ng_ready rejects such a model: there each
+ * rank registers its shard.
  *
  * Errors:  NG_ERR_ARG (no such index; not a linear layer registered whole; axis not 0 or 1; members
- *          < 1, above the layer's outputs or inputs, or different from another layer's), NG_ERR_STATE
- *          (after ng_ready). */
+ *          < 1, above the layer's outputs or inputs, or different from another layer's),
+ *          NG_ERR_STATE (after ng_ready). */
 NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis,
                                           int32_t members);
 
-/* What happens to each registered parameter, and why.  Nothing is skipped silently. */
+/* One registered parameter: how it is treated, and why. */
 typedef struct ng_explain_row {
   size_t struct_size;
   const char
-      *name;     /* "conv1.weight"; behind all parameters: a glob of skip_layers without a layer */
-  int32_t index; /* of ng_add_layer / ng_add_tensor; -1: a glob                               */
-  int64_t count; /* elements                                                                  */
-  int32_t covered; /* 1: preconditioned                                                         */
-  const char *family; /* "kronecker", or "none" */
-  const char *why; /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ...  */
-  int64_t bytes;   /* curvature held for its layer on this rank (at its weight's row)           */
-  int32_t owner;   /* rank that solves; -1 if none                                              */
+      *name;       /* "conv1.weight"; after all parameters: a glob of skip_layers without a layer */
+  int32_t index;   /* of ng_add_layer, ng_add_tensor; -1: a glob */
+  int64_t count;   /* elements */
+  int32_t covered; /* 1: preconditioned */
+  const char *family; /* "kronecker", ...; "none" */
+  const char *why;    /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ... */
+  int64_t bytes;      /* curvature of its layer on this rank (in the row of the weight) */
+  int32_t owner;      /* rank that solves; -1: none */
   const char
-      *block; /* whose name is its key in messages and files: the layer, "window", or "window."
-                       * and the first layer of those with that line; "" if none                */
-  const char *method; /* the model's, or that of its line; "" without a block                   */
+      *block; /* key in messages and files: the layer, "window", "window.<first layer>"; "" */
+  const char *method; /* of the model or of the layer's own options; "" without a block */
 } ng_explain_row;
+/* Return the number of rows; read row i. */
 NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 
@@ -949,15 +940,16 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  * Not saved: weights, gradients and bindings (save weights beside the state); ng_freeze (a loaded
  *            model is not frozen) and ng_set_group; learning rates and other arguments of steps;
  *            times; threads, linear algebra, transport, ranks.
- * Loading:   sets the live options from the file.  All other options must equal those of the model,
+ * Loading:   sets the live options from the file.  All other options must equal the model's,
  *            except placement, grad_worker_fraction and quantify; so must names, order, shapes,
  *            frozen flags and own options of layers.
  *
  * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build, ranks
  *          and threads, with the weights of step k.
  * Memory:  temporary buffers only.
- * Ranks:   collective; rank 0 reads and writes the file.  ng_load also reads files of ng_save_parts,
- *          on every rank.  Sharded layers are saved whole: any other sharding reads them.
+ * Ranks:   collective; rank 0 reads and writes the file.  ng_load also reads files of
+ *          ng_save_parts, on every rank.  Sharded layers are saved whole: any other sharding reads
+ *          them.
  * Errors:  NG_ERR_FILE names the tensor or field.  A failed ng_load changes nothing.  A failed
  *          ng_save leaves an earlier file intact (temporary name, flush, rename).  NG_ERR_STATE
  *          before ng_ready, or between ng_begin and a step. */
@@ -982,14 +974,14 @@ NG_API NG_CHECKED ng_status ng_save_to(ng_precond *p, ng_writer write, void *use
 NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
 
 #if defined(NG_EXPERIMENTAL)
-/* Save a state as one file per rank: each rank writes its own arrays, and none is sent.  `path` (rank
- * 0) has the manifest; rank r of n writes PATH.<id>-<r>of<n>, where id is the checksum of the
+/* Save a state as one file per rank: each rank writes its own arrays, and none is sent.  `path`
+ * (rank 0) has the manifest; rank r of n writes PATH.<id>-<r>of<n>, where id is the checksum of the
  * manifest ("natgrad.crc32", 8 digits).  ng_load reads `path` on any number of ranks, with any
  * placement and window slices; arrays are the saved ones, bit for bit.  To rename a state, rename
  * all parts and keep their suffix.
  *
- * Memory:  saving: the largest array of this rank and the manifest; loading: one copy of this rank's
- *          arrays, 256 kB and the manifest.
+ * Memory:  saving: the largest array of this rank and the manifest; loading: one copy of this
+ *          rank's arrays, 256 kB and the manifest.
  * Ranks:   collective; same path, in a folder that all ranks can write.  One rank: as ng_save.
  * Errors:  as ng_save and ng_load, with one status and message on all ranks; a missing, damaged or
  *          foreign part is named.  `path` is renamed last, so until then an earlier state stays
@@ -1018,7 +1010,8 @@ typedef struct ng_field_info {
  *   ng_state_at        describe array i
  *   ng_state_read      copy its elements, dense, in the published order, to `to`
  *   ng_state_manifest  write the JSON text to `text` (cut to `size`, 0-terminated; NULL with size 0
- *                      asks); return the length of the whole text without its 0, or a negative status
+ *                      asks); return the length of the whole text without its 0, or a negative
+ *                      status
  *
  * Memory:  `to` has exactly `bytes` bytes, aligned for the dtype.
  * Ranks:   local; ng_state_manifest is collective.
@@ -1031,10 +1024,11 @@ NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, in
 NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t size);
 
 /* Save or load running averages alone, one safetensors file per layer (factor_checkpoint_dir of
- * GPT-NeoX, gpauloski/kfac-pytorch), to start a new run, with other ranks or options, with curvature.
- * FOLDER/LAYER.safetensors has "A", "G", ... in the published order; its metadata has the layer's
- * name and a CRC-32.  In file names, characters other than letters, digits, '_', '-', '.' (and a
- * leading '.') become %XX.  Statistics without samples are left out; windows have no averages.
+ * GPT-NeoX, gpauloski/kfac-pytorch), to start a new run, with other ranks or options, with
+ * curvature. FOLDER/LAYER.safetensors has "A", "G", ... in the published order; its metadata has
+ * the layer's name and a CRC-32.  In file names, characters other than letters, digits, '_', '-',
+ * '.' (and a leading '.') become %XX.  Statistics without samples are left out; windows have no
+ * averages.
  *
  *   ng_save_factors   rank 0 creates the folder, each owner writes its layers, atomically
  *   ng_load_factors   *layers (may be NULL) receives the number of layers found.  Missing folders
@@ -1050,15 +1044,15 @@ NG_API NG_CHECKED ng_status ng_save_factors(ng_precond *p, const char *folder);
 NG_API NG_CHECKED ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 
 /* ---- 12. Fisher matrix of given gradients: experimental ---------------------------------------
- * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): from m gradients
- * compute products with the inverse, and the diagonal of the inverse, of
+ * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): from m
+ * gradients compute products with the inverse, and the diagonal of the inverse, of
  *
  *     F = lambda I + (1/m) sum_r g_r g_r'
  *
  * for the pruning score w_i^2 / (2 [F^-1]_ii).  Several blocks keep only diagonal blocks of F.
  *
- *   ng_fisher_create     end[blocks]: end of each block of coordinates, rising, last d; or NULL with
- *                        blocks = 1
+ *   ng_fisher_create     end[blocks]: end of each block of coordinates, rising, last d; or NULL
+ *                        with blocks = 1
  *   ng_fisher_solve      out = F^-1 x; out may be x
  *   ng_fisher_diagonal   out_i = [F^-1]_ii
  *   ng_fisher_destroy    accepts NULL; call before ng_context_destroy
@@ -1068,8 +1062,8 @@ NG_API NG_CHECKED ng_status ng_load_factors(ng_precond *p, const char *folder, i
  * Shapes:  gradients [m, d], f32, contiguous rows; x, out [d].
  * Memory:  gradients stay borrowed until ng_fisher_destroy; k (k + 1) / 2 doubles per block,
  *          k = min(m, B).
- * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (damping <= 0 or too small for double; ends do not rise; a value
- *          is not finite); NG_ERR_ABSENT (k exceeds LAPACK's sizes); NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (damping <= 0 or too small for double; ends do not rise; a
+ *          value is not finite); NG_ERR_ABSENT (k exceeds LAPACK's sizes); NG_ERR_NOMEM. */
 typedef struct ng_fisher ng_fisher;
 NG_API NG_CHECKED ng_status ng_fisher_create(ng_context *ctx, const ng_array *gradients,
                                              double damping, const int64_t *end, int64_t blocks,
