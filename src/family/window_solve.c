@@ -282,20 +282,23 @@ static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised
 /* [n] each; V [n, n] has the eigenvectors as rows. */
 typedef struct spectrum {
   double *age, *value, *q, *q_off; /* q_off: the rounding error of q */
-  double *on_b, *on_q;             /* V'b, V'q                       */
+  double *at_b, *at_q; /* of_b, of_q at each eigenvalue less its error; in place of age and q */
+  double *on_b, *on_q; /* V'b, V'q                       */
   double *V;
 } spectrum;
 
 static spectrum spectrum_of(const ng_block *b) {
   const int64_t vector = vector_bytes(ng_window_of(b)) / (int64_t)sizeof(double);
   double *x = ng_scratch(b);
-  return (spectrum){x,
-                    x + vector,
-                    x + 2 * vector,
-                    x + 3 * vector,
-                    x + 4 * vector,
-                    x + 5 * vector,
-                    x + 6 * vector};
+  return (spectrum){.age = x,
+                    .at_b = x,
+                    .value = x + vector,
+                    .q = x + 2 * vector,
+                    .at_q = x + 2 * vector,
+                    .q_off = x + 3 * vector,
+                    .on_b = x + 4 * vector,
+                    .on_q = x + 5 * vector,
+                    .V = x + 6 * vector};
 }
 
 static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const spectrum *s) {
@@ -341,58 +344,63 @@ static double of_b(double value, double eps) {
   return 1.0 / (sqrt(fmax(value, GGT_FLOOR)) + eps) + GGT_FLOOR * of_q(value, eps);
 }
 
-/* An upper bound of |G'v|. */
-static double size_of(const ng_window *w, const ng_window_part *p, const double *v) {
-  double square = 0.0, terms = 0.0;
+/* An upper bound of |G'v_i|; without forgetting |G'v_i|^2 is the eigenvalue less the floor. */
+static double size_of(const ng_block *b, const ng_window_part *p, const spectrum *s, int64_t i) {
+  const ng_window *w = ng_window_of(b);
+  const double *v = s->V + i * w->uses, e = unit(w);
+  const bool forgets = b->base.window_forget != 1.0;
+  double square = forgets ? 0.0 : s->value[i] - GGT_FLOOR + e * s->value[w->uses - 1], terms = 0.0;
   for (int64_t j = 0; j < w->uses; j++) {
     double row = 0.0;
-    for (int64_t l = 0; l < w->uses; l++) {
+    for (int64_t l = 0; l < w->uses && forgets; l++) {
       row += entry(w, p, j, l) * v[l];
     }
     square += row * v[j];
     terms += fabs(v[j]) * norm(w, p, j);
   }
-  return sqrt(fmax(0.0, square) + unit(w) * terms * terms);
+  return sqrt(fmax(0.0, square) + e * terms * terms);
 }
 
 /* How far u may be off where G'v_i is added, because eigenvalues are known to `noise` only.  In the eigenbasis a
  * function f of the matrix then changes by noise |f(i) - f(j)| / |i - j| (Daleckii & Krein 1965), which for of_b and of_q is
  * at most 2 noise f(lesser) / greater. */
-static double lost_beside(const ng_window *w, const ng_window_part *p, const ask *a,
+static double lost_beside(const ng_block *b, const ng_window_part *p, const ask *a,
                           const spectrum *s, int64_t i) {
+  const ng_window *w = ng_window_of(b);
   const int64_t n = w->uses;
-  const double eps = a->damping, noise = unit(w) * s->value[n - 1];
-  const double *v = s->V + i * n, low = s->value[i] - noise;
-  const double from_b = of_b(low, eps), from_q = of_q(low, eps);
-  double off = 0.0;
+  const double e = unit(w), noise = e * s->value[n - 1], *v = s->V + i * n;
+  double off = 0.0, own = 0.0;
   for (int64_t j = 0; j < n; j++) {
-    const double least = s->value[i < j ? i : j] - noise;
-    const double most = fmax(GGT_FLOOR, s->value[i < j ? j : i]);
-    off += fmin(1.0, 2.0 * noise / most) *
-           (of_b(least, eps) * fabs(s->on_b[j]) + of_q(least, eps) * fabs(s->on_q[j]));
-    off += fabs(v[j]) * (from_b * unit(w) * fabs(along(w, p, a, j)) + from_q * s->q_off[j]);
+    const int64_t lesser = i < j ? i : j;
+    const double greater = fmax(GGT_FLOOR, s->value[i < j ? j : i]);
+    off += fmin(1.0, 2.0 * noise / greater) *
+           (s->at_b[lesser] * fabs(s->on_b[j]) + s->at_q[lesser] * fabs(s->on_q[j]));
+    own += fabs(v[j]) * (s->at_b[i] * e * fabs(along(w, p, a, j)) + s->at_q[i] * s->q_off[j]);
   }
-  return size_of(w, p, v) * off;
+  return size_of(b, p, s, i) * (off + own);
 }
 
 /* The spectrum does not depend on eps. */
 static double try_ggt(ng_block *b, ng_window_part *p, const ask *a, const spectrum *s) {
   const ng_window *w = ng_window_of(b);
   const int64_t n = w->uses;
-  const double eps = a->damping;
+  const double eps = a->damping, e = unit(w);
   double lost = 0.0;
   p->by = a->k == NULL ? 0.0 : 1.0 / eps;
   for (int64_t j = 0; j < n; j++) {
+    const double low = s->value[j] - unit(w) * s->value[n - 1];
+    s->at_b[j] = of_b(low, eps);
+    s->at_q[j] = of_q(low, eps);
     p->c[w->used[j]] = 0.0;
   }
   for (int64_t i = 0; i < n; i++) {
     const double *v = s->V + i * n, value = s->value[i];
     const double y = of_b(value, eps) * s->on_b[i] - of_q(value, eps) * s->on_q[i];
-    lost += lost_beside(w, p, a, s, i);
+    lost += lost_beside(b, p, a, s, i);
     if (value < 0x1p-53 * s->value[n - 1]) continue;
     for (int64_t j = 0; j < n; j++) {
       p->c[w->used[j]] += v[j] * y;
-      lost += unit(w) * fabs(v[j] * y) * norm(w, p, j);
+      lost += e * fabs(v[j] * y) * norm(w, p, j);
     }
   }
   const double sum = sum_of_norms(w, p, a), least = least_norm(w, p, a, sum);
