@@ -153,11 +153,11 @@ set(natgrad_unit_tests
     t_unobserved
     t_vector
     t_window
-    t_window_decay
+   
     t_window_digits
     t_window_engine
     t_window_factor
-    t_window_fill
+   
     t_window_golden
     t_window_idle
     t_window_joint
@@ -167,7 +167,7 @@ set(natgrad_unit_tests
     t_window_lowrank
     t_window_mixed
     t_window_out
-    t_window_programs
+   
     t_window_ranks
     t_window_rows
     t_window_slices
