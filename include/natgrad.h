@@ -1,7 +1,7 @@
 /* natgrad.h: precondition the gradients of a neural network with curvature.
  *
- * This header is the reference of the library; a C or C++ trainer includes nothing else.  Formulas
- * are in docs/algorithms.md, programs in examples/.
+ * This header is the reference of the library; a C or C++ trainer includes nothing else.  Options
+ * are in docs/options.md, formulas in docs/algorithms.md, programs in examples/.
  *
  * Life of a model
  *
@@ -125,7 +125,6 @@ typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
  *   shape   [ndim], each >= 1; NULL: extents and strides are in `room`, as ng_array_matrix() fills
  *           it, so the struct can be copied and returned
  *   stride  [ndim]; NULL: dense, last axis fastest
- *
  * Memory:  shape and stride are read during the call only. */
 enum { NG_DIMS = 8 };
 typedef struct ng_array {
@@ -178,10 +177,11 @@ typedef struct ng_collective {
   ng_mem mem;
   void *group;  /* from group_create; NULL: all ranks */
   int32_t root; /* broadcast: rank in the whole transport */
-  const void
-      *send;     /* disjoint from recv, or in place: send == recv; all-gather: send == own part */
-  void *recv;    /* of recv; reduce-scatter: recv == own part of send */
-  int64_t count; /* elements; all-reduce and broadcast */
+  /* disjoint, or in place: send == recv; all-gather: send == own part of recv; reduce-scatter: recv
+   * == own part of send */
+  const void *send;
+  void *recv;
+  int64_t count;         /* elements; all-reduce and broadcast */
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather */
   void *stream;          /* device memory: stream to be ordered after; NULL on the host */
 } ng_collective;
@@ -214,7 +214,6 @@ struct ng_transport {
 
 /* Create ranks as threads of one process.  Sums are taken in rank order: same bits in every run.
  * ng_threads_transport fills a table of `size` bytes for one rank.
- *
  * Memory:  the group outlives every context that uses it.
  * Threads: create and destroy in one thread; use the table of rank r in the thread of rank r.
  * Errors:  NG_ERR_ARG (ranks < 1, rank out of range), NG_ERR_NOMEM. */
@@ -276,7 +275,6 @@ typedef struct ng_context_config {
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
 
 /* Create a context; header_version is NG_VERSION.  config may be NULL: all defaults.
- *
  * Memory:  *out is NULL unless the status is NG_OK.  `message` (may be NULL) of `message_size`
  *          bytes receives the reason of a failure.
  * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in, a queue without a device),
@@ -323,36 +321,30 @@ typedef struct ng_component {
 NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
 
 /* ---- 6. Options ------------------------------------------------------------------------------
- * docs/options.md and the man page describe every option: name, default, bounds, values, formulas.  Both are generated
- * from one table, which ng_option_at reads; ng_method_at lists the methods, rows of option values.  A line of options,
- * NG_<NAME> in the environment and --<name> on the command line set the same options.
- */
+ * docs/options.md and the man page describe every option: name, default, bounds, values, formulas.
+ * ng_option_at reads the table of options, ng_method_at the methods (rows of option values).  Lines
+ * of options, NG_<NAME> in the environment and --<name> on the command line set the same options. */
 typedef struct ng_options ng_options;
 
 /* Create options with the defaults of method "natgrad" and the values of a line (NULL or "": none).
  * ng_precond_create takes a line directly.
- *
  * Line:    "method=eva damping=0.01 skip_layers='fc1, head 2'": NAME=VALUE, separated by blanks, in
  *          any order; values with blanks in '..' or "..".  A repeated name is an error.
  * Memory:  *out is NULL unless the status is NG_OK.  One allocation of about 15 kB, which no
- *          context counts.  `message` (may be NULL) receives the reason of a failure, here and
- *          below.
+ *          context counts.  `message` (may be NULL) receives the reason of a failure.
  * Threads: one thread at a time, or any number of readers.
  * Errors:  as ng_options_set; NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_options_create(const char *line, char *message, size_t message_size,
                                               ng_options **out);
-NG_API void ng_options_destroy(ng_options **o); /* accepts NULL, sets *o to NULL                  */
+NG_API void ng_options_destroy(ng_options **o); /* accepts NULL, sets *o to NULL */
 
-/* Copy options.
- *
- * Errors:  NG_ERR_ARG, NG_ERR_NOMEM; then *out is NULL. */
+/* Copy options.  On NG_ERR_ARG and NG_ERR_NOMEM *out is NULL. */
 NG_API NG_CHECKED ng_status ng_options_copy(const ng_options *o, ng_options **out);
 
 /* Set one option from text.  `name` may have '-' for '_'; of two calls the last one counts.
  * "method" takes a name of ng_method_at: options that were never set get the values of its row, so
  * the order of calls has no effect.  Options of another family (ng_option_info.family) must keep
  * their defaults.
- *
  * Memory:  texts are copied; a free text has at most 4,095 bytes.
  * Errors:  nothing is set: NG_ERR_ARG (unknown name: the message has the nearest; value out of
  *          range: the message has the range), NG_ERR_ABSENT (unsupported value or method). */
@@ -366,7 +358,6 @@ NG_API NG_CHECKED ng_status ng_options_set_line(ng_options *o, const char *line,
                                                 size_t message_size);
 
 /* Get one option as text for ng_options_set, or as a number.
- *
  * Errors:  NG_ERR_ARG (NULL; unknown option; `size` too small; _real: a choice or free text). */
 NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name, char *value,
                                            size_t size);
@@ -374,12 +365,11 @@ NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char 
 
 /* Environment variables of the library.  Other variables NG_* are logged as warnings when a context
  * is created, with the nearest name.  Variables 0, 1, ...; NG_ERR_ARG after the last.
- *
  * Threads: any. */
 typedef struct ng_variable_info {
   size_t struct_size;
   char name[48];       /* "NG_THREADS", "NG_DAMPING"; last "NG_TEST_*", for the tests */
-  const char *meaning; /* one line                                                                */
+  const char *meaning; /* one line */
 } ng_variable_info;
 NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 
@@ -387,16 +377,13 @@ NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
  * if one is wrong. */
 NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size);
 
-/* Check combinations of options, e.g. damping_split = joint needs solver = eigen.
- *
- * Errors:  NG_ERR_ARG. */
+/* Check combinations of options, e.g. damping_split = joint needs solver = eigen. */
 NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
                                              size_t message_size);
 
 /* Write to `needs` the condition under which an option has an effect beside the present values,
  * e.g. "clip = kl" for kl_clip, or "" if it has one.  An idle option is no error: ng_set or a
  * layer's own options may give it an effect.
- *
  * Memory:  `needs` has `size` bytes; 64 are enough.
  * Errors:  NG_ERR_ARG (NULL; unknown option; `size` too small); then *needs is 0. */
 NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *option, char *needs,
@@ -464,7 +451,6 @@ typedef struct ng_precond ng_precond;
 
 /* Create an empty preconditioner from a line of options (see ng_options_create; NULL: defaults), or
  * from options, which are copied.  The environment is not read: see ng_options_from_env.
- *
  * Errors:  NG_ERR_ARG (an option is unknown, out of range, or conflicts with another),
  *          NG_ERR_ABSENT (unsupported value), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out);
@@ -487,7 +473,6 @@ typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM 
 enum { NG_NO_TOKEN = -1 };
 
 /* Describe a layer.  ng_layer_init sets defaults; set name, widths and other fields that differ.
- *
  * Shapes:  weight [out, in]; of a convolution [out, in/groups, kernel[0], kernel[1]]; of an
  *          embedding [in, out].  Any strides (channels-last: ng_array_nhwc); see ng_bind,
  *          ng_observe_input. */
@@ -533,7 +518,6 @@ NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
 
 /* Return the option that excludes a layer of this name, kind and `out`: *option is "skip_layers",
  * "exclude_width" or "".  For registered layers use ng_explain.
- *
  * Memory:  *option belongs to the library.
  * Threads: any.
  * Errors:  NG_ERR_ARG (no name). */
@@ -543,7 +527,6 @@ NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer 
 
 /* Register a layer.  *index (may be NULL) receives its number; layers and tensors share one
  * sequence from 0.
- *
  * Errors:  NG_ERR_ARG (names the field), NG_ERR_ABSENT (names the unsupported value), NG_ERR_STATE
  *          (after ng_ready), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
@@ -591,7 +574,6 @@ typedef struct ng_binding {
 /* Set the addresses of gradients and weights; allowed between steps.  Bind with NG_ONE_STEP what a
  * framework frees after each step: a step over an expired binding fails and names the parameter.
  * Bind data NULL if a parameter has no gradient in this step (option `missing`).
- *
  * Shapes:  weight as in ng_layer, or [out, all the rest]; bias [out]; tensors in any shape; any
  *          strides without overlap.
  * Memory:  data is read and written in place as long as `hold` says; the list and its arrays are
@@ -609,7 +591,6 @@ NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_para
 /* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  While frozen it needs
  * no gradient or observation (ng_wants returns 0), is not clipped, and its gradient, weight,
  * moments, averages and inverses stay.  A window stores zeros in its place.
- *
  * Memory:  stays allocated.
  * Ranks:   same change on every rank; else ng_ready returns NG_ERR_COMM, a later step NG_ERR_STATE,
  *          on all ranks.
@@ -618,7 +599,6 @@ NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 
 /* Put a parameter into a group (default 0).  ng_step_sgd and ng_step_adamw take one set of numbers
  * per group.  Moments stay with the parameter.
- *
  * Ranks:   same call on every rank; else ng_ready returns NG_ERR_COMM, or the next fused step
  *          NG_ERR_STATE, on all ranks.
  * Errors:  NG_ERR_ARG (no such index; no bias; group not in 0 to 1023, or after ng_ready not a
@@ -627,7 +607,6 @@ NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param 
                                          int32_t group);
 
 /* Plan memory and placement, and allocate.  Nothing is allocated later.
- *
  * Memory:  see ng_report.
  * Ranks:   collective; compares a hash of layers and options over ranks.
  * Errors:  NG_ERR_STATE (second call; no layer), NG_ERR_ARG (an entry of per_layer matches no
@@ -666,7 +645,6 @@ NG_API void ng_batch_init(ng_batch *b, size_t size);
 /* Begin a micro-batch.  Sums are weighted by samples.  With stat_scale = textbook, calls = mean,
  * call_weight = samples and stat_batch = 0 (method "natgrad"), uneven micro-batches and ranks give
  * the statistics of the whole batch.  Published methods depend on the split (docs/algorithms.md).
- *
  * Ranks:   local.  `last` and `whole` are the same on all ranks, also if samples = 0; else the next
  *          step returns NG_ERR_STATE, or NG_ERR_COMM if sums were already sent.  After `last`,
  *          ng_observe_* may send, and ng_reset_batch is collective.
@@ -681,7 +659,6 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
 
 /* Observe the input of a layer (forward), its output gradient (backward).  The call adds to the
  * sums of the layer's statistics.  Arrays that ng_wants rejects are not read.
- *
  * Math:    "textbook": A = (1/B) sum_n sum_s a a',  G = (1/(B S)) sum_n sum_s delta delta', with
  *          delta = B g / loss_scale (mean loss) or g / loss_scale (sum); a ends with 1 for a bias.
  *          Other scales: docs/algorithms.md.
@@ -707,14 +684,12 @@ NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer,
                                                    ng_loan loan);
 
 /* Drop all observations since the last step.  With fold = direct they stay in the averages.
- *
  * Ranks:   local; collective in the last micro-batch before a step (ng_batch.last). */
 NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 
 /* ---- 9. Step ---------------------------------------------------------------------------------*/
 
 /* Precondition every bound gradient in place.
- *
  * Math:    grad = nu PD.  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
  *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A';  rank one:
  *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
@@ -736,7 +711,6 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
 /* Precondition every gradient and update every bound weight in one pass over memory.  how[i] has
  * the numbers of group i of ng_set_group; lr has no default.
- *
  * Math:    d = nu PD, or the gradient of a tensor [+ weight_decay w if not decoupled]
  *          sgd:   v <- momentum v + (1 - dampening) d (first step, or momentum 0: v = d);
  *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
@@ -770,7 +744,6 @@ NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, in
 
 /* Change a live option (ng_option_info.live: damping, stat_decay, kl_clip, periods, eigen_floor,
  * clip, clip_bound) from the next step on.  ng_get returns the value for the coming step.
- *
  * Ranks:   same change on every rank before the same step; else that step returns NG_ERR_STATE.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed after ng_ready). */
 NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *option, const char *value);
@@ -869,7 +842,6 @@ NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index,
  * ng_ready without allocation, collectives or transport.  Call before ng_ready, for any number of
  * ranks; the model is unchanged.  All ranks at once are faster than single calls, except with
  * statistics = sharded or sharded layers.
- *
  * Math:    solve_cost = sum of n^3 over the symmetric statistics of order n that the rank solves;
  *          apply_cost = sum of q p (p + q) over the blocks whose PD it computes.
  * Units:   bytes as in ng_report and ng_report_station, in a step in which everything is refreshed.
@@ -903,7 +875,6 @@ NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t 
  * model groups of `members` ranks.  Rank r is member r % members of group r / members.  Shards are
  * as even as possible, the first ones larger by one.  ng_ready rejects such a model: there each
  * rank registers its shard.
- *
  * Errors:  NG_ERR_ARG (no such index; not a linear layer registered whole; axis not 0 or 1; members
  *          < 1, above the layer's outputs or inputs, or different from another layer's),
  *          NG_ERR_STATE (after ng_ready). */
@@ -943,7 +914,6 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  * Loading:   sets the live options from the file.  All other options must equal the model's,
  *            except placement, grad_worker_fraction and quantify; so must names, order, shapes,
  *            frozen flags and own options of layers.
- *
  * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build, ranks
  *          and threads, with the weights of step k.
  * Memory:  temporary buffers only.
@@ -964,7 +934,6 @@ typedef int32_t (*ng_writer)(void *user, const void *data, int64_t bytes);
 typedef int64_t (*ng_reader)(void *user, void *data, int64_t bytes);
 
 /* Write a state to, read it from a stream; same bytes as the file.
- *
  * Memory:  ng_load_from holds one copy of the arrays until all are checked; it allocates them after
  *          the header was accepted.
  * Ranks:   collective; rank 0 calls the function, other ranks may pass NULL.
@@ -979,7 +948,6 @@ NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *us
  * manifest ("natgrad.crc32", 8 digits).  ng_load reads `path` on any number of ranks, with any
  * placement and window slices; arrays are the saved ones, bit for bit.  To rename a state, rename
  * all parts and keep their suffix.
- *
  * Memory:  saving: the largest array of this rank and the manifest; loading: one copy of this
  *          rank's arrays, 256 kB and the manifest.
  * Ranks:   collective; same path, in a folder that all ranks can write.  One rank: as ng_save.
@@ -1012,7 +980,6 @@ typedef struct ng_field_info {
  *   ng_state_manifest  write the JSON text to `text` (cut to `size`, 0-terminated; NULL with size 0
  *                      asks); return the length of the whole text without its 0, or a negative
  *                      status
- *
  * Memory:  `to` has exactly `bytes` bytes, aligned for the dtype.
  * Ranks:   local; ng_state_manifest is collective.
  * Errors:  NG_ERR_ARG (no such array; wrong `bytes`; struct_size not set); NG_ERR_STATE (before
@@ -1034,7 +1001,6 @@ NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t si
  *   ng_load_factors   *layers (may be NULL) receives the number of layers found.  Missing folders
  *                     (logged) and files are no error.  Loaded averages count as observed; the next
  *                     step solves them.
- *
  * Memory:  temporary buffers; loading holds one copy of this rank's averages.
  * Ranks:   collective; the folder is shared.
  * Errors:  NG_ERR_FILE names the file (damaged, other layer, shape or dtype, unreadable): nothing
@@ -1056,7 +1022,6 @@ NG_API NG_CHECKED ng_status ng_load_factors(ng_precond *p, const char *folder, i
  *   ng_fisher_solve      out = F^-1 x; out may be x
  *   ng_fisher_diagonal   out_i = [F^-1]_ii
  *   ng_fisher_destroy    accepts NULL; call before ng_context_destroy
- *
  * Math:    in double; relative error about 1e-16 (1 + max |g|^2 / lambda).  Time, for blocks of B
  *          coordinates: m d min(m, B) to create and for the diagonal, d min(m, B) per product.
  * Shapes:  gradients [m, d], f32, contiguous rows; x, out [d].
