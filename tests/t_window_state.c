@@ -1,34 +1,189 @@
-/* t_window_state.c: a state of a window that is none of today's: of M-FAC before its factor was kept, and with one
- * array less of each store; refused by the name of what is missing, and nothing has changed. */
+/* t_window_state.c: the state of windows: a loaded run continues with the bits of the run that saved, M-FAC's factor
+ * included; a skipped step changes nothing; a state without one of its arrays is refused by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "json_edit.h"
 #include "draw.h"
 #include "fixture.h"
+#include "json_edit.h"
 #include "safetensors.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <zlib.h>
 
-enum { ROWS = 6, COLS = 5, D = ROWS * COLS, SAVED = 4, MORE = 3, TENSORS = 16 };
+enum { LONG = 40, STEPS = 30 };
 
-static void open_window(fixture *f, const char *options, float g[D]) {
+typedef struct life {
+  float P[STEPS][LONG];
+} life;
+
+/* Steps [from, to); gone on with from `load`, left in `save`.  `bad`: before each a gradient that is not finite. */
+static void live(int from, int to, const char *load, const char *save, bool bad, life *l) {
+  float g[LONG];
+  fixture f;
+  const plane v = plane_of(g, 1, LONG, NG_F32);
+  fixture_ok(&f, fixture_open(&f, "method=mfac window=7 damping=1e-6", NULL));
+  fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  if (load != NULL) fixture_ok(&f, ng_load(f.p, load));
+  for (int t = from; t < to; t++) {
+    if (t == 17) fixture_ok(&f, ng_set(f.p, "damping", "1e-7"));
+    rng r = {(uint64_t)t + test_seed()};
+    for (int i = 0; i < LONG; i++)
+      g[i] = (float)(cos(i) + 0.3 * rng_value(&r));
+    const float first = g[LONG - 1];
+    g[LONG - 1] = NAN;
+    if (bad) assert_int_equal(ng_step(f.p, 1.0), NG_SKIPPED);
+    g[LONG - 1] = first;
+    fixture_ok(&f, ng_step(f.p, 1.0));
+    memcpy(l->P[t], g, sizeof g);
+  }
+  fixture_ok(&f, ng_save(f.p, save));
+  fixture_close(&f);
+}
+
+static void same_factor(const char *a, const char *b) {
+  char message[512];
+  ngio_tensors *x, *y;
+  int found = 0;
+  assert_int_equal(ngio_tensors_read(a, NULL, &x, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_tensors_read(b, NULL, &y, message, sizeof message), NGIO_OK);
+  for (int32_t i = 0; i < (int32_t)ngio_tensors_count(x); i++) {
+    const ngio_tensor *p = ngio_tensors_at(x, i), *q = ngio_tensors_find(y, p->name);
+    assert_non_null(q);
+    assert_memory_equal(p->data, q->data, (size_t)p->bytes);
+    found += strcmp(p->name, "window/factor") == 0;
+  }
+  assert_int_equal(found, 1);
+  ngio_tensors_close(&x);
+  ngio_tensors_close(&y);
+}
+
+static void goes_on(void **state) {
+  static const int at[] = {1, 6, 7, 8, 16, 17, 18, 25};
+  static life whole, parts, refused;
+  static const char *const name[] = {"factor-whole", "factor-first", "factor-second"};
+  char file[3][FIXTURE_FILE];
+  (void)state;
+  for (int i = 0; i < 3; i++)
+    fixture_file(file[i], name[i]);
+  live(0, STEPS, NULL, file[0], false, &whole);
+  live(0, STEPS, NULL, file[1], true, &refused);
+  assert_memory_equal(&whole, &refused, sizeof whole);
+  same_factor(file[0], file[1]);
+  for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
+    live(0, at[i], NULL, file[1], false, &parts);
+    live(at[i], STEPS, file[1], file[2], false, &parts);
+    assert_memory_equal(&whole, &parts, sizeof whole);
+    same_factor(file[0], file[2]);
+  }
+  for (int i = 0; i < 3; i++)
+    (void)unlink(file[i]);
+}
+
+/* ---- refused after the solve -----------------------------------------------------------------*/
+
+enum { LATE = 14 };
+
+/* A parameter without curvature has a NaN for a gradient: the window is solved, then the step is skipped. */
+static void refuse(fixture *f, float *plain, const float g[LONG], const float w[LONG]) {
+  const ng_sgd far = fixture_sgd(1, 0);
+  float g0[LONG], w0[LONG];
+  memcpy(g0, g, sizeof g0);
+  memcpy(w0, w, sizeof w0);
+  *plain = NAN;
+  assert_int_equal(ng_step_sgd(f->p, &far, 1), NG_SKIPPED);
+  *plain = 0;
+  assert_memory_equal(g, g0, sizeof g0);
+  assert_memory_equal(w, w0, sizeof w0);
+}
+
+/* Weights after each step.  Refused before it, if at all, is one of this damping, 0: of none. */
+static void live_refused(const char *store, double damping, const char *save,
+                         float out[LATE][LONG]) {
+  const ng_sgd sgd = fixture_sgd(0.1, 0);
+  float g[LONG] = {0}, w[LONG] = {0}, plain[2] = {0};
+  const plane vg = plane_of(g, 1, LONG, NG_F32), vw = plane_of(w, 1, LONG, NG_F32);
+  const plane pg[2] = {plane_of(&plain[0], 1, 1, NG_F32)},
+              pw[2] = {plane_of(&plain[1], 1, 1, NG_F32)};
+  char options[200];
+  fixture f;
+  (void)snprintf(options, sizeof options,
+                 "method=mfac window=5 damping=1e-3 update=sgd skip_layers=plain %s", store);
+  fixture_ok(&f, fixture_open(&f, options, NULL));
+  fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
+  fixture_ok(&f, fixture_linear(&f, "plain", pg, pw));
+  fixture_ok(&f, ng_ready(f.p));
+  for (int t = 0; t <= LATE; t++) {
+    rng r = {(uint64_t)t + test_seed()};
+    for (int i = 0; i < LONG; i++)
+      g[i] = (float)(cos(i) + 0.3 * rng_value(&r));
+    if (damping > 0) {
+      fixture_ok(&f, ng_set_real(f.p, "damping", damping));
+      refuse(&f, &plain[0], g, w);
+      fixture_ok(&f, ng_set_real(f.p, "damping", 1e-3));
+    }
+    if (t == LATE) break; /* a refused step is the last before the file */
+    fixture_ok(&f, ng_step_sgd(f.p, &sgd, 1));
+    memcpy(out[t], w, sizeof w);
+  }
+  fixture_ok(&f, ng_save(f.p, save));
+  fixture_close(&f);
+}
+
+/* Of the same damping: the same bits.  Of another one S was factorised with it, over what was kept, and the next
+ * step does that once more: the same coefficients but for rounding in double, of which f32 weights see their last
+ * bit, 14 times; 1e-5 of the largest is ten times that. */
+static void refused_late_with(const char *store) {
+  static float whole[LATE][LONG], same[LATE][LONG], other[LATE][LONG];
+  static const char *const name[] = {"factor-refused", "factor-late"};
+  char file[2][FIXTURE_FILE];
+  for (int i = 0; i < 2; i++)
+    fixture_file(file[i], name[i]);
+  live_refused(store, 0, file[0], whole);
+  live_refused(store, 1e-3, file[1], same);
+  assert_memory_equal(whole, same, sizeof whole);
+  same_factor(file[0], file[1]);
+  live_refused(store, 1e-5, file[1], other); /* smaller: what is kept then looks good enough */
+  for (int t = 0; t < LATE; t++) {
+    double most = 0;
+    for (int i = 0; i < LONG; i++)
+      most = fmax(most, fabs((double)whole[t][i]));
+    for (int i = 0; i < LONG; i++)
+      assert_true(fabs((double)whole[t][i] - (double)other[t][i]) <= 1e-5 * most);
+  }
+  for (int i = 0; i < 2; i++)
+    (void)unlink(file[i]);
+}
+
+static void refused_late(void **state) {
+  (void)state;
+  refused_late_with("");
+  refused_late_with("window_store=topk window_density=0.2");
+  refused_late_with("window_store=lowrank");
+}
+
+/* ---- states without an array -----------------------------------------------------------------*/
+
+enum { ROWS = 6, COLS = 5, WEIGHTS = ROWS * COLS, SAVED = 4, MORE = 3, TENSORS = 16 };
+
+static void open_window(fixture *f, const char *options, float g[WEIGHTS]) {
   const plane v[2] = {plane_of(g, ROWS, COLS, NG_F32), {0}};
   fixture_ok(f, fixture_open(f, options, NULL));
   fixture_ok(f, fixture_linear(f, "fc", v, NULL));
   fixture_ok(f, ng_ready(f->p));
 }
 
-static void step(fixture *f, int t, float g[D]) {
+static void step(fixture *f, int t, float g[WEIGHTS]) {
   rng r = {(uint64_t)t + test_seed()};
-  for (int i = 0; i < D; i++)
+  for (int i = 0; i < WEIGHTS; i++)
     g[i] = (float)rng_value(&r);
   fixture_ok(f, ng_step(f->p, 1.0));
 }
@@ -72,14 +227,14 @@ static const struct {
     {"method=ggt window=3 damping=0.1 window_momentum=0.5", "window/along", NULL}};
 
 /* The run that met such a file goes on as the one that did not. */
-static void refused(void **state) {
+static void incomplete(void **state) {
   char file[2][FIXTURE_FILE];
   (void)state;
   fixture_file(file[0], "window-state");
   fixture_file(file[1], "window-state-old");
   for (size_t k = 0; k < sizeof old / sizeof old[0]; k++) {
     fixture f[2];
-    float g[2][D];
+    float g[2][WEIGHTS];
     for (int i = 0; i < 2; i++) {
       open_window(&f[i], old[k].options, g[i]);
       for (int t = 0; t < SAVED; t++)
@@ -108,6 +263,7 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(goes_on), cmocka_unit_test(refused_late),
+                                     cmocka_unit_test(incomplete)};
   return cmocka_run_group_tests_name("states of windows", tests, NULL, NULL);
 }

@@ -18,6 +18,7 @@
 #include "fixture.h"
 #include "window_oracle.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -216,9 +217,198 @@ static void sent_and_kept(void **state) {
   }
 }
 
+/* ---- how low rank starts ---------------------------------------------------------------------*/
+
+enum { ROWS = 7, COLS = 9, D = ROWS * COLS, RANK = 2, WINDOW = 3, ROW = RANK * (ROWS + COLS) };
+enum { BEHIND = RANK * ROWS }; /* Q stands behind P */
+
+/* Opens, and copies the place that the first step begins with. */
+static void open_lowrank(fixture *f, const char *name, float g[D], float w[D], float out[ROW]) {
+  const plane vg[2] = {plane_of(g, ROWS, COLS, NG_F32), {0}};
+  const plane vw[2] = {plane_of(w, ROWS, COLS, NG_F32), {0}};
+  fixture_ok(f, fixture_open(f, "method=lowrank-mfac window=3 window_rank=2 damping=0.1", NULL));
+  fixture_ok(f, fixture_linear(f, name, vg, w == NULL ? NULL : vw));
+  fixture_ok(f, ng_ready(f->p));
+  memcpy(out, window_field(f, "factors") + (ptrdiff_t)WINDOW * ROW, ROW * sizeof *out);
+}
+
+/* W' P, P the orthonormal columns of W Q0. */
+static void advance(const float w[D], const float *q0, double q[RANK * COLS]) {
+  double P[RANK][ROWS] = {{0}};
+  for (int a = 0; a < RANK; a++) {
+    double norm = 0;
+    for (int i = 0; i < D; i++)
+      P[a][i / COLS] += (double)w[i] * (double)q0[a * COLS + i % COLS];
+    for (int c = 0; c < a; c++) {
+      double along = 0;
+      for (int r = 0; r < ROWS; r++)
+        along += P[c][r] * P[a][r];
+      for (int r = 0; r < ROWS; r++)
+        P[a][r] -= along * P[c][r];
+    }
+    for (int r = 0; r < ROWS; r++)
+      norm += P[a][r] * P[a][r];
+    for (int r = 0; r < ROWS; r++)
+      P[a][r] /= sqrt(norm) + 1e-8;
+    for (int c = 0; c < COLS; c++)
+      q[a * COLS + c] = 0;
+    for (int i = 0; i < D; i++)
+      q[a * COLS + i % COLS] += (double)w[i] * P[a][i / COLS];
+  }
+}
+
+static void weights(uint64_t seed, float w[D]) {
+  rng r = {test_seed() + seed};
+  for (int i = 0; i < D; i++)
+    w[i] = (float)rng_value(&r);
+}
+
+static void begins_with_the_weights(void **state) {
+  fixture f;
+  float g[D] = {0}, w[D], drawn[ROW], advanced[ROW];
+  double q[RANK * COLS], most = 0;
+  (void)state;
+  weights(0, w);
+  open_lowrank(&f, "fc", g, NULL, drawn);
+  fixture_close(&f);
+  open_lowrank(&f, "fc", g, w, advanced);
+  fixture_close(&f);
+  advance(w, drawn + BEHIND, q);
+  for (int i = 0; i < RANK * COLS; i++)
+    most = fmax(most, fabs(q[i]));
+  /* Q is rounded to f32: 6e-8 */
+  for (int i = 0; i < RANK * COLS; i++)
+    if (!(fabs((double)advanced[BEHIND + i] - q[i]) <= 1e-6 * most))
+      fail_msg("number %d of Q is %g, expected %g", i, (double)advanced[BEHIND + i], q[i]);
+  for (int i = 0; i < BEHIND; i++) /* the place is no row of the window */
+    assert_true(drawn[i] == 0 && advanced[i] == 0);
+}
+
+/* Weights that are no numbers, or of which f32 does not hold the products. */
+static void begins_without_the_weights(void **state) {
+  fixture f;
+  float g[D] = {0}, w[D], drawn[ROW], got[ROW];
+  (void)state;
+  weights(1, w);
+  open_lowrank(&f, "fc", g, NULL, drawn);
+  fixture_close(&f);
+  w[5] = NAN;
+  open_lowrank(&f, "fc", g, w, got);
+  fixture_close(&f);
+  assert_memory_equal(drawn, got, sizeof got);
+  for (int i = 0; i < D; i++)
+    w[i] = (i % 2 ? -1.0F : 1.0F) * FLT_MAX;
+  open_lowrank(&f, "fc", g, w, got);
+  fixture_close(&f);
+  for (int a = 0; a < RANK; a++) {
+    float most = 0;
+    for (int i = 0; i < COLS; i++)
+      most = fmaxf(most, fabsf(got[BEHIND + a * COLS + i]));
+    if (a == 0) assert_true(most == 1.0F); /* a direction; the second has nothing left, and none */
+    assert_true(isfinite(most));
+  }
+}
+
+/* Of each name its own; mean 0 and variance 1 of 7,000: five deviations are 0.06 and 0.085 (of a square: sqrt 2;
+ * less, of a sum of twelve). */
+static void drawn_by_name(void **state) {
+  static float last[ROW];
+  double sum = 0, square = 0;
+  int64_t n = 0;
+  (void)state;
+  for (int k = 0; k < 400; k++) {
+    const char name[] = {'l', (char)('a' + k % 20), (char)('a' + k / 20), 0};
+    fixture f;
+    float g[D] = {0}, q[ROW];
+    open_lowrank(&f, name, g, NULL, q);
+    fixture_close(&f);
+    for (int i = BEHIND; i < ROW; i++, n++) {
+      sum += (double)q[i];
+      square += (double)q[i] * (double)q[i];
+    }
+    assert_true(memcmp(q + BEHIND, last + BEHIND, sizeof q - BEHIND * sizeof *q) != 0);
+    memcpy(last, q, sizeof q);
+  }
+  assert_true(n == 7200);
+  if (!(fabs(sum / (double)n) < 0.06 && fabs(square / (double)n - 1) < 0.085))
+    fail_msg("mean %g, variance %g", sum / (double)n, square / (double)n);
+}
+
+/* Gradients of rank 1, of any size: the second column of P has nothing of its own, and is 0; its column of Q waits,
+ * and what is sent is the gradient, but for rounding of P and Q.  (A column of length 1 made of what is left would
+ * be that of before, and the gradient would be sent twice.) */
+static void less_than_its_rank(void **state) {
+  (void)state;
+  for (int k = 0; k < 6; k++) {
+    fixture f;
+    float g[D], first[ROW], before[ROW], a[ROWS], b[COLS], most = 0;
+    rng r = {test_seed() + (uint64_t)k};
+    open_lowrank(&f, "fc", g, NULL, before);
+    for (int i = 0; i < ROWS; i++)
+      a[i] = (float)(1 + rng_below(&r, 9));
+    for (int i = 0; i < COLS; i++)
+      b[i] = ldexpf((float)(1 + rng_below(&r, 9)), 2 - 5 * k);
+    for (int i = 0; i < D; i++)
+      most = fmaxf(most, g[i] = a[i / COLS] * b[i % COLS]); /* exactly */
+    fixture_ok(&f, ng_step(f.p, 1));
+    memcpy(first, window_field(&f, "factors"), sizeof first);
+    for (int i = 0; i < ROWS; i++)
+      assert_true(first[ROWS + i] == 0 && first[i] != 0);
+    for (int c = COLS; c < 2 * COLS; c++)
+      assert_true(first[BEHIND + c] == before[BEHIND + c]);
+    /* 1e-8 beside |p|, the gradient's size at least, is what the first column is short of 1 */
+    const float *e = window_field(&f, "error"), short_of = 3e-8F / most;
+    for (int i = 0; i < D; i++)
+      assert_true(fabsf(e[i]) <= (1e-6F + short_of) * most);
+    fixture_close(&f);
+  }
+}
+
+/* What was left in the direction of a step that was refused, a NaN, has no part in the next, which makes its own from
+ * a row: after a step off the period, whose gradient was not finite, every step is one on it. */
+static void after_a_refused_step(void **state) {
+  static const char *const stores[] = {"window_store=lowrank window_rank=2", "window_store=dense",
+                                       "window_store=topk window_density=0.3"};
+  (void)state;
+  for (int k = 0; k < 3; k++) {
+    char options[160];
+    float out[2][D];
+    (void)snprintf(options, sizeof options, "method=mfac window=3 damping=0.1 stat_period=2 %s",
+                   stores[k]);
+    for (int broken = 0; broken < 2; broken++) {
+      fixture f;
+      float g[D];
+      const plane v[2] = {plane_of(g, ROWS, COLS, NG_F32), {0}};
+      fixture_ok(&f, fixture_open(&f, options, NULL));
+      fixture_ok(&f, fixture_linear(&f, "fc", v, NULL));
+      fixture_ok(&f, ng_ready(f.p));
+      weights(0, g);
+      fixture_ok(&f, ng_step(f.p, 1));
+      if (broken) {
+        for (int i = 0; i < D; i++)
+          g[i] = NAN;
+        assert_int_equal(ng_step(f.p, 1), NG_SKIPPED);
+      }
+      fixture_ok(&f, ng_set(f.p, "stat_period", "1"));
+      weights(1, g);
+      fixture_ok(&f, ng_step(f.p, 1));
+      memcpy(out[broken], g, sizeof g);
+      fixture_close(&f);
+    }
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(lowrank), cmocka_unit_test(topk), cmocka_unit_test(topk_on_threads),
-      cmocka_unit_test(all_of_a_gradient), cmocka_unit_test(sent_and_kept)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  const struct CMUnitTest tests[] = {cmocka_unit_test(lowrank),
+                                     cmocka_unit_test(topk),
+                                     cmocka_unit_test(topk_on_threads),
+                                     cmocka_unit_test(all_of_a_gradient),
+                                     cmocka_unit_test(sent_and_kept),
+                                     cmocka_unit_test(begins_with_the_weights),
+                                     cmocka_unit_test(begins_without_the_weights),
+                                     cmocka_unit_test(drawn_by_name),
+                                     cmocka_unit_test(less_than_its_rank),
+                                     cmocka_unit_test(after_a_refused_step)};
+  return cmocka_run_group_tests_name("stores of windows", tests, NULL, NULL);
 }

@@ -156,21 +156,16 @@ set(natgrad_unit_tests
    
     t_window_digits
     t_window_engine
-    t_window_factor
    
     t_window_golden
     t_window_idle
-    t_window_joint
-    t_window_largest
+    t_window_kernels
     t_window_layers
     t_window_listed
-    t_window_lowrank
     t_window_mixed
     t_window_out
    
     t_window_ranks
-    t_window_rows
-    t_window_slices
     t_window_state
     t_window_stores
     t_wire_bytes)

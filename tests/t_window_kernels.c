@@ -1,0 +1,353 @@
+/* t_window_kernels.c: loops of windows against plain ones.
+ *
+ *   selection   (window_largest.c) the k largest elements are those of a full sort; by threads and by ranks as by one
+ *   rows        (window_rows.c) several rows at once have the bits of one at a time, f32 and bf16, sparse and whole
+ *
+ * and the memory of a large sparse window. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "draw.h"
+#include "family/window.h"
+#include "fixture.h"
+#include "ranks.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 3000 };
+
+typedef struct entry {
+  float size;
+  int32_t at;
+} entry;
+
+static int by_size(const void *x, const void *y) {
+  const entry *a = x, *b = y;
+  if (a->size != b->size) return a->size < b->size ? 1 : -1;
+  return a->at < b->at ? -1 : 1;
+}
+
+/* Few different values, any, tiny ones, alike but for the last bits, mostly nothing. */
+static float drawn(rng *r, int how) {
+  const double sign = rng_below(r, 2) == 0 ? 1.0 : -1.0, x = rng_real(r);
+  if (how == 0) return (float)(sign * (double)rng_below(r, 4));
+  if (how == 1) return (float)(sign * ldexp(x, (int)rng_below(r, 200) - 100));
+  if (how == 2) return (float)(sign * x * 1e-42);
+  if (how == 3) return (float)(sign * (1.0 + 4e-4 * x));
+  return x < 0.97 ? 0.0f : (float)(sign * x);
+}
+
+static void those_of_a_sort(void **state) {
+  (void)state;
+  static float x[MOST];
+  static entry want[MOST];
+  static int32_t chosen[MOST + 1], count[NG_WINDOW_COUNTS];
+  rng r = {test_seed()};
+  for (int64_t t = 0; t < test_times(300); t++) {
+    const int64_t n = 1 + rng_below(&r, t % 2 == 0 ? 40 : MOST);
+    const int64_t k = t % 7 == 0 ? n : 1 + rng_below(&r, n);
+    bool in[MOST] = {false};
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = drawn(&r, (int)(t % 5));
+      want[i] = (entry){fabsf(x[i]), (int32_t)i};
+    }
+    qsort(want, (size_t)n, sizeof *want, by_size);
+    for (int64_t i = 0; i < k; i++)
+      in[want[i].at] = true;
+    memset(count, 0x5a, sizeof count); /* scratch may hold anything */
+    chosen[n] = -7;
+    const ng_window_sum v = {.x = x};
+    ng_window_largest(&v, n, k, count, chosen);
+    for (int64_t i = 0, out = 0; i < n; i++)
+      if (in[i] && chosen[out++] != i)
+        fail_msg("draw %lld: %lld of %lld: the one at %lld is not chosen in its turn", (long long)t,
+                 (long long)k, (long long)n, (long long)i);
+    assert_int_equal(chosen[n], -7);
+  }
+}
+
+/* In pieces, of a sum: those, and the sum, that one thread has. */
+static void by_several_threads(void **state) {
+  (void)state;
+  enum { PIECES = 5 };
+  static float x[2][MOST], error[MOST];
+  static int32_t chosen[2][MOST], count[PIECES * NG_WINDOW_COUNTS];
+  rng r = {test_seed()};
+  for (int32_t threads = 1; threads <= 3; threads++) {
+    fixture f;
+    fixture_ok(&f, fixture_open(&f, "method=mfac", &(fixture_how){.threads = threads}));
+    for (int64_t t = 0; t < test_times(150); t++) {
+      const int64_t n = 1 + rng_below(&r, t % 2 == 0 ? 12 : MOST), k = 1 + rng_below(&r, n);
+      const int32_t pieces = 1 + (int32_t)rng_below(&r, PIECES);
+      const float by = t % 3 == 0 ? 1 : 0.3F;
+      for (int64_t i = 0; i < n; i++) {
+        x[0][i] = x[1][i] = drawn(&r, (int)(t % 5));
+        error[i] = t % 4 == 0 ? -by * x[0][i] : drawn(&r, (int)(t % 5));
+      }
+      const ng_window_sum one = {x[0], error, by}, all = {x[1], error, by};
+      const float last = error[n - 1] + by * x[0][n - 1];
+      memset(count, 0x5a, sizeof count);
+      ng_window_largest(&one, n, k, count, chosen[0]);
+      memset(count, 0x5a, sizeof count);
+      ng_window_largest_wide(f.ctx, &all, n, k, pieces, count, chosen[1]);
+      assert_true(x[0][n - 1] == last);
+      assert_memory_equal(x[0], x[1], (size_t)n * sizeof **x);
+      if (memcmp(chosen[0], chosen[1], (size_t)k * sizeof **chosen) != 0)
+        fail_msg("%lld of %lld in %d pieces are not those of one", (long long)k, (long long)n,
+                 pieces);
+    }
+    fixture_close(&f);
+  }
+}
+
+/* A sparse row and the same as a whole one, in a block. */
+static void sparse_loops(void **state) {
+  (void)state;
+  static double tile[NG_WINDOW_BLOCK], got[NG_WINDOW_BLOCK], row[NG_WINDOW_BLOCK];
+  static float f[MOST], x[NG_WINDOW_BLOCK], put[NG_WINDOW_BLOCK];
+  static uint16_t h[MOST], index[MOST];
+  rng r = {test_seed()};
+  for (int64_t t = 0; t < test_times(40); t++) {
+    const bool half = t % 2 == 1;
+    const int64_t n = rng_below(&r, t % 3 == 0 ? 9 : MOST);
+    const void *value = half ? (const void *)h : (const void *)f;
+    const ng_dtype type = half ? NG_BF16 : NG_F32;
+    const double c = 2 * rng_real(&r) - 1;
+    double plain = 0, size = 0;
+    memset(row, 0, sizeof row);
+    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++) {
+      got[i] = tile[i] = 2 * rng_real(&r) - 1;
+      x[i] = put[i] = (float)tile[i];
+    }
+    for (int64_t i = 0, at = rng_below(&r, 5); i < n; i++) {
+      h[i] = ng_f32_to_bf16((float)(2 * rng_real(&r) - 1));
+      f[i] = half ? ng_bf16_to_f32(h[i]) : (float)(2 * rng_real(&r) - 1);
+      index[i] = (uint16_t)at;
+      row[at] = (double)f[i];
+      at += 1 + rng_below(&r, NG_WINDOW_BLOCK / MOST - 1);
+    }
+    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++) {
+      plain += row[i] * (double)x[i];
+      size += fabs(row[i] * (double)x[i]);
+    }
+    /* n additions of 1e-16 */
+    assert_true(fabs(ng_window_sparse_dot(x, index, value, type, n) - plain) <= 1e-12 * size);
+    ng_window_sparse_add(got, index, value, type, n, c);
+    ng_window_sparse_put(put, index, value, type, n);
+    for (int64_t i = 0; i < n; i++)
+      x[index[i]] += f[i];
+    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++)
+      assert_true(got[i] == tile[i] + c * row[i] && put[i] == x[i]);
+  }
+}
+
+/* ---- by several ranks ------------------------------------------------------------------------*/
+
+enum { ALL = 700, RANKS = 5, ROOM = NG_WINDOW_BINS };
+
+/* Few magnitudes, of both signs and with zeros; or any, among them those that differ in their last bits. */
+static float joint_value(rng *r, int kind) {
+  const float sign = rng_below(r, 2) ? -1.0F : 1.0F;
+  if (kind == 0) return sign * (float)rng_below(r, 4);
+  if (kind == 1) return (float)rng_value(r);
+  if (kind == 2) return sign * (1.0F + (float)rng_below(r, 3) * 0x1p-23F);
+  return sign * ldexpf(1.0F, (int)rng_below(r, 277) - 149);
+}
+
+static void as_one_rank(void **state) {
+  static float x[ALL];
+  static int32_t single[ALL], mine[RANKS][ALL], count[NG_WINDOW_COUNTS];
+  static double sum[ROOM], part[RANKS][ROOM];
+  rng r = {test_seed()};
+  (void)state;
+  for (int64_t t = 0; t < test_times(400); t++) {
+    const int64_t n = 1 + rng_below(&r, ALL), k = 1 + rng_below(&r, t % 5 == 0 ? n : n / 4 + 1);
+    const int32_t W = 1 + (int32_t)rng_below(&r, RANKS);
+    int64_t cut[RANKS + 1] = {0}, before = 0;
+    ng_window_joint j[RANKS];
+    for (int64_t i = 0; i < n; i++)
+      x[i] = joint_value(&r, (int)(t % 4));
+    for (int32_t q = 1; q <= W; q++) /* slices of any size, none too */
+      cut[q] = q == W ? n : cut[q - 1] + rng_below(&r, n - cut[q - 1] + 1);
+    ng_window_largest(&(ng_window_sum){.x = x}, n, k, count, single);
+    for (int32_t q = 0; q < W; q++)
+      j[q] = (ng_window_joint){
+          .x = x + cut[q], .n = cut[q + 1] - cut[q], .k = k, .rank = q, .chosen = mine[q]};
+    for (int32_t round = 0; round <= NG_WINDOW_JOINT_ROUNDS; round++) {
+      for (int32_t q = 0; q < W; q++) {
+        memcpy(part[q], sum, sizeof sum);
+        ng_window_joint_round(&j[q], round, W, part[q]);
+      }
+      memset(sum, 0, sizeof sum);
+      for (int64_t i = 0; i < ng_window_joint_room(round, W) && round < 4; i++)
+        for (int32_t q = 0; q < W; q++)
+          sum[i] += part[q][i];
+    }
+    for (int32_t q = 0; q < W; q++) {
+      if (j[q].before != before) fail_msg("rank %d of %d begins at %d", q, W, (int)j[q].before);
+      for (int64_t i = 0; i < j[q].m; i++, before++) {
+        if (before >= k || single[before] != cut[q] + mine[q][i])
+          fail_msg("%d of %d, %d ranks, kind %d: entry %d is another", (int)k, (int)n, W,
+                   (int)(t % 4), (int)before);
+      }
+    }
+    assert_int_equal(before, k);
+  }
+}
+
+/* What enters is not finite on single rank alone, which has that weight in its slice: no rank waits for a choice, all
+ * refuse, and the steps after it are the same on both. */
+enum { LONG = 70000 };
+
+static ng_status refused_by_one(int32_t rank, ng_transport *t, void *arg) {
+  float(*out)[LONG] = arg, *g = calloc(2 * LONG, sizeof *g), *w = g + LONG;
+  fixture f = {0};
+  ng_status st =
+      g == NULL
+          ? NG_ERR_NOMEM
+          : fixture_open(&f,
+                         "method=efcp window=3 damping=0.1 window_density=0.1 window_decay=0.1 "
+                         "window_decay_form=gradient statistics=sharded",
+                         &(fixture_how){.threads = 1, .transport = t});
+  const plane grad = plane_of(g, 1, LONG, NG_F32), weight = plane_of(w, 1, LONG, NG_F32);
+  if (st == NG_OK) st = fixture_tensor(&f, "long", &grad, &weight);
+  if (st == NG_OK) st = ng_ready(f.p);
+  for (int step = 0; step < 4 && st == NG_OK; step++) {
+    for (int i = 0; i < LONG; i++) {
+      g[i] = (float)((i * 7 + step * 11) % 101 - 50);
+      w[i] = (float)(i % 3);
+    }
+    w[LONG - 1] = step == 1 ? NAN : 1.0F;
+    st = ng_step(f.p, 1);
+    if (step == 1) st = st == NG_SKIPPED ? NG_OK : NG_ERR_STATE;
+    if (step == 1 && g[5] != (float)((5 * 7 + 11) % 101 - 50)) st = NG_ERR_STATE;
+  }
+  if (st == NG_OK) memcpy(out[rank], g, LONG * sizeof *g);
+  fixture_close(&f);
+  free(g);
+  return st;
+}
+
+static void together(void **state) {
+  static float out[2][LONG];
+  (void)state;
+  assert_int_equal(ranks_run(2, refused_by_one, out, NULL), NG_OK);
+  assert_memory_equal(out[0], out[1], sizeof out[0]);
+}
+
+/* ---- whole rows ------------------------------------------------------------------------------*/
+
+enum { LINE = 1300, AT_ONCE = 8 }; /* 2 KiB of bf16 and more: memory is asked for in two ways */
+
+typedef struct rows {
+  float f[AT_ONCE][LINE]; /* as f32, of the bf16 */
+  uint16_t h[AT_ONCE][LINE];
+} rows;
+
+static void draw_rows(rng *r, rows *x, bool half) {
+  for (int q = 0; q < AT_ONCE; q++) {
+    for (int i = 0; i < LINE; i++) {
+      x->f[q][i] = (float)ldexp(2 * rng_real(r) - 1, (int)rng_below(r, 21) - 10);
+      if (!half) continue;
+      x->h[q][i] = ng_f32_to_bf16(x->f[q][i]);
+      x->f[q][i] = ng_bf16_to_f32(x->h[q][i]);
+    }
+  }
+}
+
+static void at_once(void **state) {
+  (void)state;
+  rng r = {test_seed()};
+  static rows x;
+  for (int64_t t = 0; t < test_times(400); t++) {
+    const bool half = t % 2 == 1;
+    const int64_t n = 1 + rng_below(&r, t % 4 < 2 ? 200 : LINE - 1), guard = n;
+    const ng_dtype type = half ? NG_BF16 : NG_F32;
+    float y[LINE];
+    double got[4], by[AT_ONCE], acc[LINE], one[LINE], most[LINE];
+    const void *row[AT_ONCE];
+    draw_rows(&r, &x, half);
+    for (int64_t i = 0; i < LINE; i++) {
+      y[i] = (float)(2 * rng_real(&r) - 1);
+      acc[i] = one[i] = 2 * rng_real(&r) - 1;
+      most[i] = fabs(one[i]);
+    }
+    for (int q = 0; q < AT_ONCE; q++) {
+      row[q] = half ? (const void *)x.h[q] : (const void *)x.f[q];
+      by[q] = 2 * rng_real(&r) - 1;
+    }
+    ng_window_dots(row, row + 4, type, y, n, got);
+    for (int q = 0; q < 4; q++) {
+      double plain = 0, size = 0;
+      for (int64_t i = 0; i < n; i++) {
+        plain += (double)x.f[q][i] * (double)y[i];
+        size += fabs((double)x.f[q][i] * (double)y[i]);
+      }
+      assert_true(got[q] == ng_window_dot(x.f[q], y, n));
+      assert_true(fabs(got[q] - plain) <= 1e-13 * size); /* n additions of 1e-16 */
+    }
+    /* 8 rows are 4 and 4, each four added before they are; the rows one by one, but for the order of additions */
+    double pairs[LINE], plain[LINE];
+    memcpy(pairs, acc, sizeof pairs);
+    memcpy(plain, acc, sizeof plain);
+    for (int64_t i = 0; i < n; i++)
+      for (int q = 0; q < AT_ONCE; q += 4)
+        plain[i] += by[q] * (double)x.f[q][i] + by[q + 1] * (double)x.f[q + 1][i] +
+                    by[q + 2] * (double)x.f[q + 2][i] + by[q + 3] * (double)x.f[q + 3][i];
+    ng_window_sums(acc, row, row, type, 8, n, by);
+    ng_window_sums(pairs, row, row + 4, type, 4, n, by);
+    ng_window_sums(pairs, row + 4, row, type, 4, n, by + 4);
+    for (int q = 0; q < AT_ONCE; q++) {
+      ng_window_add(one, x.f[q], n, by[q]);
+      for (int64_t i = 0; i < n; i++)
+        most[i] += fabs(by[q] * (double)x.f[q][i]);
+    }
+    assert_memory_equal(acc, pairs, sizeof acc);
+    assert_memory_equal(acc, plain, sizeof acc);
+    for (int64_t i = 0; i < n; i++)
+      assert_true(fabs(acc[i] - one[i]) <= 1e-14 * most[i]);
+    for (int64_t i = guard; i < LINE; i++)
+      assert_true(acc[i] == one[i]); /* not touched */
+  }
+}
+
+/* ResNet-18's 11.2 million parameters, 1,024 rows of 1 % in bf16 and the error feedback: at most 0.5 GiB.
+ * The memory is planned and taken; nothing is done with it. */
+static void sparse_memory(void **state) {
+  (void)state;
+  const fixture_how how = {.threads = 2};
+  const int64_t d = 11200000;
+  int64_t kept = 0;
+  fixture f;
+  static float nothing[4];
+  fixture_ok(
+      &f, fixture_open(&f, "method=efcp window=1024 window_density=0.01 window_dtype=bf16", &how));
+  int32_t index;
+  assert_int_equal(ng_add_tensor(f.p, "all", d, &index), NG_OK);
+  const ng_array g = ng_array_matrix(nothing, 1, d, NG_F32); /* never read */
+  fixture_ok(&f, ng_bind_grad(f.p, index, NG_WEIGHT, &g));
+  fixture_ok(&f, ng_ready(f.p));
+  ng_report report = {.struct_size = sizeof report};
+  assert_int_equal(ng_report_read(f.p, &report), NG_OK);
+  kept = report.factors;
+  /* 1,025 rows of 112,000 entries of 4 bytes, e, the Gram matrix and its factor; and where
+   * 342 blocks begin */
+  const int64_t least = 1025 * 112000 * 4 + 4 * d + 2 * 1025 * 1025 * 8;
+  if (!(kept >= least && kept <= least + (1 << 22) && kept <= INT64_C(1) << 29))
+    fail_msg("%lld bytes are kept, at least %lld, at most 2^29", (long long)kept, (long long)least);
+  fixture_close(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(those_of_a_sort), cmocka_unit_test(by_several_threads),
+      cmocka_unit_test(as_one_rank),     cmocka_unit_test(together),
+      cmocka_unit_test(sparse_loops),    cmocka_unit_test(at_once),
+      cmocka_unit_test(sparse_memory)};
+  return cmocka_run_group_tests_name("loops of windows", tests, NULL, NULL);
+}
