@@ -152,7 +152,7 @@ static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, in
 #define MOST(field) t->most.field = larger(t->most.field, plan.field)
     MOST(check_bytes);
     MOST(agree_bytes);
-    MOST(tell_bytes);
+    MOST(trace_bytes);
     MOST(sums_bytes);
     MOST(sums_messages);
     MOST(scatter_bytes);
@@ -235,7 +235,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
       plan_broadcast_seconds(m, ranks, (double)r->weights_bytes, (double)r->weights_messages);
   s[PLAN_SMALL] = plan_sum_seconds(m, ranks, (double)r->check_bytes, 1) +
                   plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1) +
-                  plan_sum_seconds(m, r->workers, (double)r->tell_bytes, r->tell_bytes > 0) / I;
+                  plan_sum_seconds(m, r->workers, (double)r->trace_bytes, r->trace_bytes > 0) / I;
   price_shards(w, r, &s[PLAN_SHARDS], out);
   out->sums_bytes = r->sums_bytes;
   out->scatter_bytes = r->scatter_bytes;
@@ -245,7 +245,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   out->compute = 1e3 * 3 * products / m->gemm;
   out->sent = (double)r->sums_bytes / F + (double)r->share_bytes / I + (double)r->deliver_bytes +
               (double)r->weights_bytes + (double)(r->check_bytes + r->agree_bytes) +
-              (double)r->tell_bytes / I + (double)r->shards_bytes +
+              (double)r->trace_bytes / I + (double)r->shards_bytes +
               (double)(out->shards_bytes - r->shards_bytes) / F;
   for (int i = 0; i < PLAN_PARTS; i++) {
     out->ms[i] = 1e3 * s[i];

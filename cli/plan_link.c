@@ -14,7 +14,7 @@ enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 static double quickest(const ng_transport *t, float *x, int64_t count, int times) {
   ng_collective c;
   double least = HUGE_VAL;
-  c = (ng_collective){.struct_size = sizeof c};
+  c = (ng_collective){.struct_size = sizeof c, .mem = NG_HOST};
   c.kind = NG_ALL_REDUCE;
   c.dtype = NG_F32;
   c.send = c.recv = x;
@@ -46,7 +46,7 @@ int plan_link(const ng_transport *t, plan_machine *m) {
   seen[0] = quickest(t, x, SMALL, SMALL_TIMES);
   seen[1] = seen[0] < 0 ? -1.0 : quickest(t, x, LARGE, LARGE_TIMES);
   free(x);
-  ng_collective c = {.struct_size = sizeof c};
+  ng_collective c = {.struct_size = sizeof c, .mem = NG_HOST};
   c.kind = NG_BROADCAST;
   c.dtype = NG_F64;
   c.send = c.recv = seen;

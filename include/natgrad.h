@@ -792,10 +792,11 @@ typedef struct ng_report {
 
 typedef struct ng_station_report {
   size_t struct_size;
-  const char *name;         /* a row of the step's table, in order: "check", "solve", "emit", ... */
-  int32_t collective;       /* 1: all ranks take part */
-  int64_t runs;             /* steps in which it ran */
-  double last_ms, total_ms; /* including waits for other ranks */
+  /* gradients, check, statistics, solve, share, measure, deliver, agree, emit, weights */
+  const char *name;
+  int32_t collective;                    /* 1: all ranks take part */
+  int64_t runs;                          /* steps in which it ran */
+  double last_ms, total_ms;              /* including waits for other ranks */
   int64_t last_bytes, total_bytes;       /* passed to collectives by this rank */
   int64_t last_messages, total_messages; /* calls of collectives */
   double last_wait_ms, total_wait_ms;    /* time in collectives without other work */
@@ -861,9 +862,9 @@ typedef struct ng_rank_plan {
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
   int64_t scatter_bytes, scatter_messages; /* of sums_*: reduce-scattered to owners */
-  int64_t tell_bytes;                    /* traces, one message; statistics = owner, colocate = 0 */
-  int64_t choose_bytes, choose_messages; /* joint top-k selection of sharded windows */
-  /* Sharded layers, in the model group; the station "shards" counts all: */
+  int64_t trace_bytes;               /* at "solve": traces, if A and G have two owners; 1 message */
+  int64_t topk_bytes, topk_messages; /* at "statistics": joint top-k of sharded windows */
+  /* Sharded layers, in the model group, at "share": */
   int64_t shards_bytes, shards_messages; /* gradients */
   int64_t verdict_bytes;                 /* status, per micro-batch */
   int64_t shown_bytes;                   /* observations, per sample in f32 */

@@ -126,7 +126,7 @@ static ng_status look(struct outcome *r, ng_precond *p) {
   for (int32_t i = 0; i < report.stations; i++) {
     ng_station_report s = {.struct_size = sizeof s};
     TRY(ng_report_station(p, i, &s));
-    if (strcmp(s.name, "sums") == 0) {
+    if (strcmp(s.name, "statistics") == 0) {
       r->sums_bytes = s.total_bytes;
       r->sums_messages = s.total_messages;
     }

@@ -14,13 +14,11 @@ ng_status plan_count(const ng_precond *p, ng_rank_plan *out) {
     const struct {
       const char *name;
       int64_t *bytes;
-    } at[] = {{"check", &out->check_bytes},  {"sums", &out->sums_bytes},
-              {"share", &out->share_bytes},  {"deliver", &out->deliver_bytes},
-              {"agree", &out->agree_bytes},  {"weights", &out->weights_bytes},
-              {"tell", &out->tell_bytes},    {"choose", &out->choose_bytes},
-              {"shards", &out->shards_bytes}};
-    if (strcmp(s.name, "sums") == 0) out->sums_messages = s.last_messages;
-    if (strcmp(s.name, "choose") == 0) out->choose_messages = s.last_messages;
+    } at[] = {{"check", &out->check_bytes}, {"statistics", &out->sums_bytes},
+              {"share", &out->share_bytes}, {"deliver", &out->deliver_bytes},
+              {"agree", &out->agree_bytes}, {"weights", &out->weights_bytes},
+              {"solve", &out->trace_bytes}};
+    if (strcmp(s.name, "statistics") == 0) out->sums_messages = s.last_messages;
     bool known = false;
     for (size_t k = 0; k < sizeof at / sizeof at[0]; k++) {
       if (strcmp(s.name, at[k].name) != 0) continue;
@@ -38,10 +36,11 @@ bool plan_same(const char *options, int32_t rank, const ng_rank_plan *a, const n
     int64_t planned, counted;
   } row[] = {
 #define ROW(field) {#field, a->field, b->field},
+      {"statistics", a->sums_bytes + a->topk_bytes, b->sums_bytes},
+      {"messages of statistics", a->sums_messages + a->topk_messages, b->sums_messages},
+      {"share", a->share_bytes + a->shards_bytes, b->share_bytes},
       ROW(factors) ROW(sums) ROW(results) ROW(direction) ROW(moments) ROW(scratch) ROW(check_bytes)
-          ROW(sums_bytes) ROW(share_bytes) ROW(deliver_bytes) ROW(agree_bytes) ROW(weights_bytes)
-              ROW(sums_messages) ROW(shards_bytes) ROW(tell_bytes) ROW(choose_bytes)
-                  ROW(choose_messages)
+          ROW(deliver_bytes) ROW(agree_bytes) ROW(weights_bytes) ROW(trace_bytes)
 #undef ROW
   };
   bool all = true;

@@ -137,7 +137,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   for (int32_t i = 0; st == NG_OK; i++) {
     l->sums[rank] = (ng_station_report){.struct_size = sizeof l->sums[rank]};
     st = ng_report_station(f.p, i, &l->sums[rank]);
-    if (st == NG_OK && strcmp(l->sums[rank].name, "sums") == 0) break;
+    if (st == NG_OK && strcmp(l->sums[rank].name, "statistics") == 0) break;
   }
   if (st != NG_OK) print_error("%s\n", f.ctx == NULL ? f.message : ng_last_error(f.ctx));
   fixture_close(&f);

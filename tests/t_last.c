@@ -154,7 +154,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   }
   (void)snprintf(l->why[rank], sizeof l->why[0], "%s",
                  f.ctx == NULL ? f.message : ng_last_error(f.ctx));
-  if (st >= NG_OK && ng_report_station(f.p, NG_AT_SUMS, &sums) == NG_OK)
+  if (st >= NG_OK && ng_report_station(f.p, NG_AT_STATISTICS, &sums) == NG_OK)
     l->bytes[rank] = sums.total_bytes;
   l->calls[rank] = between.calls;
   l->tests[rank] = between.tests;

@@ -98,7 +98,7 @@ static void check(const plan_case *c) {
         if (c->m > 1) want.share_bytes += held ? results_of(c, i, k) : 0;
       }
       /* a mean of A and one of G, to the other's owner */
-      if (held && owner && task[i][0].owner != task[i][1].owner) want.tell_bytes += 16;
+      if (held && owner && task[i][0].owner != task[i][1].owner) want.trace_bytes += 16;
       const int64_t pd = piece(order[i][0] * order[i][1] * 4);
       want.direction += pd;
       if (c->m < W) want.deliver_bytes += pd;
@@ -114,7 +114,7 @@ static void check(const plan_case *c) {
                {"direction", plan.direction, want.direction},
                {"share", plan.share_bytes, want.share_bytes},
                {"deliver", plan.deliver_bytes, want.deliver_bytes},
-               {"tell", plan.tell_bytes, want.tell_bytes},
+               {"tell", plan.trace_bytes, want.trace_bytes},
                {"held", plan.held, want.held},
                {"owned", plan.owned, want.owned},
                {"scattered", plan.scatter_bytes, all || local ? 0 : plan.sums_bytes},

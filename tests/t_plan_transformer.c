@@ -193,7 +193,7 @@ static plan_answer answer_of(const trial *x) {
     a.held_mean += (double)held / x->ranks;
 #define MOST_OF(field) most.field = larger(most.field, c->field)
     MOST_OF(check_bytes);
-    MOST_OF(tell_bytes);
+    MOST_OF(trace_bytes);
     MOST_OF(sums_bytes);
     MOST_OF(share_bytes);
     MOST_OF(deliver_bytes);
@@ -205,7 +205,7 @@ static plan_answer answer_of(const trial *x) {
   a.share_bytes = most.share_bytes;
   a.deliver_bytes = most.deliver_bytes;
   a.weights_bytes = most.weights_bytes;
-  a.sent = (double)(most.check_bytes + most.tell_bytes + most.sums_bytes + most.share_bytes +
+  a.sent = (double)(most.check_bytes + most.trace_bytes + most.sums_bytes + most.share_bytes +
                     most.deliver_bytes + most.agree_bytes + most.weights_bytes);
   return a;
 }

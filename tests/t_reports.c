@@ -161,8 +161,8 @@ static void inner_and_clip_are_of_the_gradients(void **state) {
 static void times_are(const char *options, double solve_ms, double measure_ms) {
   scene s;
   open_scene(&s, options);
-  double sum[16] = {0.0};
-  int64_t runs[16] = {0};
+  double sum[32] = {0.0};
+  int64_t runs[32] = {0};
   for (int k = 0; k < 4; k++) {
     step(&s, 0.1, k % 2 == 0 ? 1 + k : 0);
     const ng_layer_report l = layer_of(&s);
@@ -303,7 +303,7 @@ static ng_status send(int32_t rank, ng_transport *t, void *arg) {
       total[i] = one.total_bytes;
       /* of its last run: where it was not due nothing is added, and the last is told again */
       if (st == NG_OK && now_sent != 0 && now_sent != one.last_bytes) st = NG_ERR_STATE;
-      if (strcmp(one.name, "sums") == 0) out->sums[k] = now_sent;
+      if (strcmp(one.name, "statistics") == 0) out->sums[k] = now_sent;
       if (strcmp(one.name, "share") == 0) out->share[k] = now_sent;
       if (strcmp(one.name, "agree") == 0) out->agree[k] = now_sent;
     }

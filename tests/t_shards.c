@@ -267,7 +267,12 @@ static void states_are_whole(void **state) {
 static void gathers_are_counted(void **state) {
   (void)state;
   scene *x = begin(&(scene){
-      .options = methods[0], .data = 1, .model = 2, .bias = true, .rows_first = true, .wrong = -1});
+      .options = "method=natgrad damping=0.3 stat_period=1 solve_period=1 grad_worker_fraction=0",
+      .data = 1,
+      .model = 2,
+      .bias = true,
+      .rows_first = true,
+      .wrong = -1}); /* no results are shared */
   ng_status each[RANKS];
   int64_t floats = 0, calls = 0;
   for (int i = 0; i < LAYERS; i++) {

@@ -219,7 +219,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
                    f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
   ng_station_report s = {.struct_size = sizeof s};
   for (int32_t i = 0; st >= NG_OK && ng_report_station(f.p, i, &s) == NG_OK; i++)
-    if (strcmp(s.name, "sums") == 0) l->sums[rank] = s.total_bytes;
+    if (strcmp(s.name, "statistics") == 0) l->sums[rank] = s.total_bytes;
   l->scattered[rank] = p.scattered;
   l->others[rank] = p.others;
   fixture_close(&f);

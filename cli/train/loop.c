@@ -15,8 +15,7 @@
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
-static const char *const own[RUN_STATIONS] = {"data", "forward", "backward", "observe",
-                                              "gradients"};
+static const char *const own[RUN_STATIONS] = {"data", "forward", "backward", "observe", "reduce"};
 
 log_times run_times(run *r) {
   train_station *t = r->out->station;
@@ -36,7 +35,7 @@ log_times run_times(run *r) {
   return (log_times){t, n, r->state.step};
 }
 
-/* Losses and gradients travel at the station "gradients", also those sent during the backward pass. */
+/* Losses and gradients travel at the station "reduce", also those sent during the backward pass. */
 static int gather_traffic(run *r) {
   traffic_rank mine = {.sent_ms = r->sent_ms, .hidden_ms = r->hidden_ms};
   for (int i = 0; i < RUN_STATIONS; i++) {

@@ -9,7 +9,7 @@ run_ranks ranks_of(const ng_transport *t) {
 int64_t ranks_first(const run_ranks *r, int32_t rank, int64_t n) { return n * rank / r->size; }
 
 static ng_collective describe(ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
-  ng_collective c = {.struct_size = sizeof c};
+  ng_collective c = {.struct_size = sizeof c, .mem = NG_HOST};
   c.kind = kind;
   c.dtype = dtype;
   c.mem = NG_HOST;

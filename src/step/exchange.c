@@ -42,7 +42,7 @@ ng_status ng_exchange_failed(ng_precond *p, const char *what) {
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 /* In the column that holds their results; no other rank has to do with them. */
-int64_t ng_exchange_told_count(const ng_precond *p) {
+int64_t ng_traces_count(const ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -86,13 +86,13 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
-  x->told_count = ng_exchange_told_count(p);
+  x->traces_count = ng_traces_count(p);
   if (owned) x->counts = ng_object(p, counts_bytes(p));
-  if (x->told_count > 0) x->told = ng_object(p, (size_t)x->told_count * sizeof *x->told);
-  x->choice_count = ng_choose_count(p);
+  if (x->traces_count > 0) x->told = ng_object(p, (size_t)x->traces_count * sizeof *x->told);
+  x->choice_count = ng_topk_count(p);
   if (x->choice_count > 0) x->choice = ng_object(p, (size_t)x->choice_count * sizeof *x->choice);
   const bool told =
-      (x->told_count == 0 || x->told != NULL) && (x->choice_count == 0 || x->choice != NULL);
+      (x->traces_count == 0 || x->told != NULL) && (x->choice_count == 0 || x->choice != NULL);
   if (x->small == NULL || x->message == NULL || x->spans == NULL || !told ||
       (owned && x->counts == NULL)) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
@@ -107,7 +107,7 @@ void ng_exchange_release(ng_precond *p) {
   ng_object_free(p, x->message, (size_t)x->messages_most * sizeof *x->message);
   ng_object_free(p, x->spans, (size_t)x->spans_most * sizeof *x->spans);
   ng_object_free(p, x->counts, counts_bytes(p));
-  ng_object_free(p, x->told, (size_t)x->told_count * sizeof *x->told);
+  ng_object_free(p, x->told, (size_t)x->traces_count * sizeof *x->told);
   ng_object_free(p, x->choice, (size_t)x->choice_count * sizeof *x->choice);
   memset(x, 0, sizeof *x);
 }
@@ -124,7 +124,7 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
 /* ---- told ------------------------------------------------------------------------------------*/
 
 /* The same on all ranks of a column: what is apart, and what is solved. */
-bool ng_exchange_tells(const ng_precond *p) {
+bool ng_traces_are_due(const ng_precond *p) {
   bool due = false;
   for (int32_t i = 0; i < p->blocks; i++) {
     due = due || (p->block[i]->told != NULL && ng_solve_due(p, p->block[i]));
@@ -133,10 +133,10 @@ bool ng_exchange_tells(const ng_precond *p) {
 }
 
 /* Every number from one rank, the owner of its statistic: a sum with zeros hands it on as it is. */
-ng_status ng_exchange_tell(ng_precond *p) {
+ng_status ng_exchange_traces(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   ng_comm *c = p->ctx->comm;
-  memset(x->told, 0, (size_t)x->told_count * sizeof *x->told);
+  memset(x->told, 0, (size_t)x->traces_count * sizeof *x->told);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (b->told == NULL || !ng_solve_due(p, b)) continue;
@@ -144,8 +144,8 @@ ng_status ng_exchange_tell(ng_precond *p) {
       if (b->stat[k].keeps) b->family->tell(b, k, b->told + k * b->tells);
     }
   }
-  if (ng_comm_sum(c, &p->grid.column_group, x->told, x->told_count, NG_F64) != NG_OK) {
-    return ng_exchange_failed(p, "tell");
+  if (ng_comm_sum(c, &p->grid.column_group, x->told, x->traces_count, NG_F64) != NG_OK) {
+    return ng_exchange_failed(p, "traces");
   }
   return NG_OK;
 }

@@ -379,7 +379,7 @@ static bool looks(const ng_precond *p, const ng_block *b) {
   return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) && wants(b, NG_SEES_FLATGRAD);
 }
 
-bool ng_look_due(const ng_precond *p) {
+bool ng_gradients_are_due(const ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     if (looks(p, p->block[i])) return true;
   }
@@ -400,7 +400,7 @@ static bool grads_finite(const ng_block *b) {
 /* Gradients are bound: the step has seen to that.  No samples weigh them: a statistic of gradients
  * sees one of them a step.  Nobody returns from here, `check` is next: what was found waits in
  * `refused` and `trouble`. */
-ng_status ng_look(ng_precond *p) {
+ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const ng_obs o = {.what = NG_SEES_FLATGRAD,
@@ -421,7 +421,7 @@ ng_status ng_look(ng_precond *p) {
 
 /* The step could not begin: gradients will be looked at again by the next one.  So what they were
  * found to be is forgotten, and what `check` heard of other ranks: those will say it again. */
-void ng_look_undo(ng_precond *p) {
+void ng_gradients_undo(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     bool looked = false;

@@ -100,11 +100,11 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t r = 0; r < p->block[i]->rounds; r++) {
-      out->choose_bytes += p->block[i]->round[r] * (int64_t)sizeof(double);
-      out->choose_messages++;
+      out->topk_bytes += p->block[i]->round[r] * (int64_t)sizeof(double);
+      out->topk_messages++;
     }
   }
-  out->tell_bytes = ng_exchange_told_count(p) * (int64_t)sizeof(double);
+  out->trace_bytes = ng_traces_count(p) * (int64_t)sizeof(double);
   out->agree_bytes = ng_exchange_agree_count(p) * (int64_t)sizeof(double);
   add_statistics(p, false, out);
   out->scatter_bytes = -out->sums_bytes;

@@ -391,7 +391,7 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
   }
   const ng_group all = ng_group_world(p->ctx->model);
   if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, NG_F32) != NG_OK) {
-    return ng_exchange_failed(p, "shards");
+    return ng_exchange_failed(p, "shards of gradients");
   }
   if (!outputs) {
     weave(shard, (const char *)room, d->out, (int64_t)sizeof(float), (char *)shard->grad);

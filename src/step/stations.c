@@ -1,17 +1,12 @@
-/* stations.c: a step is this table of stations, walked in order by take.c.
+/* stations.c: the step is a table of ten stations; take.c runs them in order.
  *
- *   look -> check -> choose -> sums -> statistics -> tell -> solve -> share -> shards -> measure -> deliver
- *   -> agree -> quantify -> emit -> weights
+ * In: observations, results of earlier steps.  Out: averages, results, PD, sums over all ranks, new gradients or weights.
+ * A row states when its station is due, whether ranks communicate in it, which messages it waits for or leaves under way,
+ * and whether all ranks may end the step after it.  No station runs another.  After a local failure, `trouble` has the
+ * status, and the rank continues with harmless data until the next small reduction, where all ranks leave with one status.
  *
- * In: what was observed, results of earlier steps.  Out: averages, results, PD, the sums of all ranks, what
- * emit writes.  Each is due or not, local or collective; the table says what is waited for before it runs,
- * what it leaves under way, and where all ranks may end the step together.  No station runs another.  A
- * local failure is recorded in `trouble`; the rank goes on to the next small reduction with harmless data,
- * and there all ranks leave with the same status.
- *
- * What the order is for: nothing is summed, folded or solved before `check` has heard every rank,
- * so a call that was wrong on one leaves all as they were; no gradient or weight is written before
- * `agree`, so a step counts on all ranks or on none. */
+ * Nothing is summed, folded or solved before `check` knows every rank's status, so a call that was wrong on one rank
+ * changes nothing.  No gradient or weight is written before `agree`, so a step counts on all ranks or on none. */
 #include "step/step.h"
 
 /* ---- what is due -----------------------------------------------------------------------------*/
@@ -70,7 +65,7 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
   return !b->solved || !period || p->steps % b->base.solve_period == 0;
 }
 
-/* ---- look, check, sums, statistics, solve, share ---------------------------------------------*/
+/* ---- statistics, solve, share ----------------------------------------------------------------*/
 
 /* A fold, and with stat_refresh = adaptive what has become of the average by it. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
@@ -104,10 +99,22 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
   return st;
 }
 
-/* An overflow is known to this rank only (statistics = local has one rank that sums), so it waits
- * in `refused` until `agree` has spread it; the walk leaves here only for what `check` told
- * everybody. */
+static bool any_stat(const ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (ng_stat_due(p, p->block[i])) return true;
+  }
+  return false;
+}
+
+/* Reduce the due sums and fold them into their averages.  An overflow is known to this rank only (with
+ * statistics = local one rank sums), so `refused` keeps it until `agree` spreads it; the step ends here only for what
+ * `check` told all ranks. */
 static ng_status statistics(ng_precond *p) {
+  ng_status st = ng_topk_is_due(p) ? ng_topk_select(p) : NG_OK;
+  if (st != NG_OK || !any_stat(p)) return st;
+  st = ng_exchange_post_statistics(p);
+  if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
+  if (st != NG_OK) return st;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (!ng_stat_due(p, b)) continue;
@@ -140,6 +147,8 @@ static void tell_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], 
 static ng_status solve(ng_precond *p) {
   int64_t before[NG_RESCUES];
   const char *first = "";
+  const ng_status sent = ng_traces_are_due(p) ? ng_exchange_traces(p) : NG_OK;
+  if (sent != NG_OK) return sent;
   memcpy(before, p->rescued, sizeof before);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -154,6 +163,13 @@ static ng_status solve(ng_precond *p) {
   }
   tell_rescued(p, before, first);
   return NG_OK;
+}
+
+/* Post results to the workers of their blocks; make sharded gradients whole. */
+static ng_status share(ng_precond *p) {
+  ng_status st = p->step->solving ? ng_exchange_post_results(p) : NG_OK;
+  if (st == NG_OK && ng_shards_due(p)) st = ng_shards_gather(p);
+  return st;
 }
 
 /* ---- measure, deliver, agree, emit -----------------------------------------------------------*/
@@ -209,17 +225,16 @@ static bool always(const ng_precond *p) {
   return true;
 }
 
-static bool look_due(const ng_precond *p) { return p->step->trouble >= NG_OK && ng_look_due(p); }
-
-static bool any_stat(const ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    if (ng_stat_due(p, p->block[i])) return true;
-  }
-  return false;
+static bool gradients_due(const ng_precond *p) {
+  return p->step->trouble >= NG_OK && ng_gradients_are_due(p);
 }
+
+static bool statistics_due(const ng_precond *p) { return ng_topk_is_due(p) || any_stat(p); }
 
 /* `solve` marks blocks as solved, so what `share` is due for is remembered from before the walk. */
 static bool solving(const ng_precond *p) { return p->step->solving; }
+
+static bool share_due(const ng_precond *p) { return p->step->solving || ng_shards_due(p); }
 
 /* Where owners update, PD stays with them, and their weights go round instead. */
 static bool gathers(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
@@ -233,55 +248,32 @@ static bool delivers(const ng_precond *p) {
 }
 
 const ng_station ng_stations[NG_STATIONS] = {
-    [NG_AT_LOOK] = {.name = "look", .run = ng_look, .due = look_due},
+    [NG_AT_GRADIENTS] = {.name = "gradients", .run = ng_gradients_observe, .due = gradients_due},
     [NG_AT_CHECK] = {.name = "check",
                      .run = ng_exchange_check,
                      .due = always,
                      .collective = true,
-                     .tells = true,
+                     .spreads = true,
                      .leave = NG_LEAVE_ERRORS},
-    [NG_AT_CHOOSE] = {.name = "choose", .run = ng_choose, .due = ng_choose_due, .collective = true},
-    [NG_AT_SUMS] = {.name = "sums",
-                    .run = ng_exchange_post_statistics,
-                    .due = any_stat,
-                    .collective = true,
-                    .posts = NG_MAIL_STATISTICS},
     [NG_AT_STATISTICS] = {.name = "statistics",
                           .run = statistics,
-                          .due = any_stat,
-                          .waits = NG_MAIL_STATISTICS,
+                          .due = statistics_due,
+                          .collective = true,
                           .leave = NG_LEAVE_REFUSED},
-    [NG_AT_TELL] = {.name = "tell",
-                    .run = ng_exchange_tell,
-                    .due = ng_exchange_tells,
-                    .collective = true},
-    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .due = solving},
-    [NG_AT_SHARE] = {.name = "share",
-                     .run = ng_exchange_post_results,
-                     .due = solving,
-                     .collective = true,
-                     .posts = NG_MAIL_RESULTS},
-    [NG_AT_SHARDS] = {.name = "shards",
-                      .run = ng_shards_gather,
-                      .due = ng_shards_due,
-                      .collective = true},
+    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .due = solving, .collective = true},
+    [NG_AT_SHARE] = {.name = "share", .run = share, .due = share_due, .collective = true},
     [NG_AT_MEASURE] = {.name = "measure", .run = measure, .due = always, .waits = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
                        .due = delivers,
-                       .collective = true,
-                       .posts = NG_MAIL_DIRECTION},
+                       .collective = true},
     [NG_AT_AGREE] = {.name = "agree",
                      .run = agree,
                      .due = always,
                      .collective = true,
-                     .tells = true,
+                     .spreads = true,
                      .waits = NG_MAIL_DIRECTION,
                      .leave = NG_LEAVE_REFUSED},
-    [NG_AT_QUANTIFY] = {.name = "quantify",
-                        .run = ng_quantify_step,
-                        .due = ng_quantify_due,
-                        .collective = true},
     [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = always},
     [NG_AT_WEIGHTS] = {.name = "weights",
                        .run = ng_gather_weights,

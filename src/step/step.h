@@ -15,7 +15,7 @@
  *   deliver.c   PD for ranks that cannot make it       plan.c     ng_ready in numbers
  *   gather.c    weights from the ranks that move them
  *   sums.c      sums of statistics, over ranks or to owners wire.c    ... in 16 bits
- *   choose.c    what ranks decide together of what they observed
+ *   topk.c      the joint top-k selection of sharded windows
  *   stages.c    pipeline stages: one clip, one verdict
  *   quantify.c  how far each element is scaled         shard.c   layers of which ranks have parts
  */
@@ -105,8 +105,7 @@ void ng_deliver_norms(ng_block *b, double *pd2);
 
 /* ---- the exchange: exchange.c, of statistics sums.c, one verdict agree.c ---------------------*/
 
-/* What travels without being waited for.  Posting and waiting are apart; the table of stations says
- * which of them posts and which waits. */
+/* Messages under way: a station posts them, a later one waits (ng_station.waits). */
 typedef enum ng_mail {
   NG_MAIL_STATISTICS = 1 << 0,
   NG_MAIL_RESULTS = 1 << 1,
@@ -138,9 +137,9 @@ typedef struct ng_exchange {
   int32_t held;  /* ... and from there to here those that wait for their message's others */
   int64_t held_bytes;
   int64_t bytes, sent; /* sent ahead, in so many messages; counted at sums */
-  double *told;        /* [told_count] of blocks that are apart, of this rank's column */
-  int64_t told_count;
-  double *choice; /* [choice_count] of a round of choose.c */
+  double *told;        /* [traces_count] of blocks that are apart, of this rank's column */
+  int64_t traces_count;
+  double *choice; /* [choice_count] of a round of topk.c */
   int64_t choice_count;
   ng_request *spans; /* [spans_most] results or directions under way, of ranks, then slices */
   int32_t spans_most;
@@ -177,15 +176,15 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
 ng_status ng_exchange_check(ng_precond *p);
 void ng_exchange_mark_seen(ng_block *b); /* what is about to be folded */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
-/* What owners of statistics of one block tell each other before it is solved. */
-bool ng_exchange_tells(const ng_precond *p);
-ng_status ng_exchange_tell(ng_precond *p);
-int64_t ng_exchange_told_count(const ng_precond *p);
+/* Owners of A and G of one block exchange the traces of both before its solve. */
+bool ng_traces_are_due(const ng_precond *p);
+ng_status ng_exchange_traces(ng_precond *p);
+int64_t ng_traces_count(const ng_precond *p);
 
-/* choose.c */
-int64_t ng_choose_count(const ng_precond *p); /* the most numbers of a round */
-bool ng_choose_due(const ng_precond *p);
-ng_status ng_choose(ng_precond *p);
+/* topk.c: ranks select the largest entries of a sharded window jointly, in rounds of sums. */
+int64_t ng_topk_count(const ng_precond *p); /* the most numbers of a round */
+bool ng_topk_is_due(const ng_precond *p);
+ng_status ng_topk_select(ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* Post what is due and was not posted; all ranks in the same order.  wait ends all of it. */
 ng_status ng_exchange_post_statistics(ng_precond *p);
@@ -305,19 +304,14 @@ ng_shard_sink ng_shard_sink_to(const ng_sink *next);
 /* ---- stations --------------------------------------------------------------------------------*/
 
 typedef enum ng_station_id {
-  NG_AT_LOOK,
+  NG_AT_GRADIENTS,
   NG_AT_CHECK,
-  NG_AT_CHOOSE,
-  NG_AT_SUMS,
   NG_AT_STATISTICS,
-  NG_AT_TELL,
   NG_AT_SOLVE,
   NG_AT_SHARE,
-  NG_AT_SHARDS,
   NG_AT_MEASURE,
   NG_AT_DELIVER,
   NG_AT_AGREE,
-  NG_AT_QUANTIFY,
   NG_AT_EMIT,
   NG_AT_WEIGHTS,
   NG_STATIONS
@@ -326,8 +320,8 @@ typedef enum ng_station_id {
 /* Where the walk may end.  All ranks end it there together, because they know the same. */
 typedef enum ng_leave {
   NG_LEAVE_NEVER,
-  NG_LEAVE_ERRORS, /* an error of any rank; what was refused still goes into the statistics */
-  NG_LEAVE_REFUSED /* something was not finite somewhere: the step does not count           */
+  NG_LEAVE_ERRORS, /* after an error of any rank; a refused value does not end the step here */
+  NG_LEAVE_REFUSED /* after a value that is not finite on any rank: the step does not count  */
 } ng_leave;
 
 typedef struct ng_station {
@@ -335,9 +329,8 @@ typedef struct ng_station {
   ng_status (*run)(ng_precond *p);
   bool (*due)(const ng_precond *p);
   bool collective;
-  bool tells;     /* after it all ranks know what any of them refused */
+  bool spreads;   /* afterwards all ranks know whether any of them refused a value */
   unsigned waits; /* ng_mail that is waited for before it runs */
-  unsigned posts; /* ... that it leaves under way              */
   ng_leave leave; /* after it, due or not                      */
 } ng_station;
 extern const ng_station ng_stations[NG_STATIONS];
@@ -383,9 +376,9 @@ bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
 bool ng_solve_due(const ng_precond *p, const ng_block *b);
 
 /* observe.c: families that see the gradients themselves. */
-bool ng_look_due(const ng_precond *p);
-ng_status ng_look(ng_precond *p);
-void ng_look_undo(ng_precond *p);
+bool ng_gradients_are_due(const ng_precond *p);
+ng_status ng_gradients_observe(ng_precond *p);
+void ng_gradients_undo(ng_precond *p);
 
 /* What api/ calls; arguments are checked. */
 ng_status ng_step_ready(ng_precond *p);
@@ -412,7 +405,8 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 void ng_step_reset(ng_precond *p);
 /* out and lr are set, or `wrong` says that they cannot be, and all ranks fail together. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong);
-void ng_step_values(ng_precond *p);   /* after options have changed: numbers that are copied from them */
+void ng_step_values(
+    ng_precond *p); /* after options have changed: numbers that are copied from them */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
 
 #endif

@@ -163,7 +163,7 @@ static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
 }
 
 /* Those that are held, in the order in which their sums lie. */
-static ng_status let_go(ng_precond *p) {
+static ng_status post_held(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   const int32_t first = x->messages;
   const ng_stat *before = NULL;
@@ -191,18 +191,18 @@ static ng_status post_ahead(ng_precond *p, bool all) {
   for (; x->ahead > 0 && st == NG_OK; x->ahead--) {
     const ng_block *b = p->block[x->ahead - 1];
     const int64_t more = bytes_of(p, b);
-    if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > x->cap) st = let_go(p);
+    if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > x->cap) st = post_held(p);
     if (st != NG_OK || (b->ahead && !all && !complete(b))) break;
     x->held_bytes += more;
   }
-  if (st == NG_OK && x->ahead == 0) st = let_go(p);
+  if (st == NG_OK && x->ahead == 0) st = post_held(p);
   x->bytes += p->ctx->comm->bytes - bytes;
   x->sent += p->ctx->comm->messages - messages;
   return st;
 }
 
 /* Transports that work only when they are called get on with it; the oldest first, as it was posted. */
-static ng_status push(ng_precond *p) {
+static ng_status progress(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   while (x->waited < x->messages) {
     ng_request *r = &x->message[x->waited].request;
@@ -215,7 +215,7 @@ static ng_status push(ng_precond *p) {
 
 ng_status ng_exchange_ahead(ng_precond *p) {
   ng_status st = post_ahead(p, false);
-  if (st == NG_OK && p->step->exchange.waited < p->step->exchange.messages) st = push(p);
+  if (st == NG_OK && p->step->exchange.waited < p->step->exchange.messages) st = progress(p);
   return st;
 }
 

@@ -102,11 +102,11 @@ static ng_status run_station(ng_precond *p, int i) {
   ng_exchange *x = &p->step->exchange;
   ng_shards *s = &p->step->shards;
   ng_traffic was = ng_exchange_said(p);
-  if (i == NG_AT_SUMS) { /* what was sent ahead is counted there */
+  if (i == NG_AT_STATISTICS) { /* messages that left ahead of the step count here */
     was.bytes -= x->bytes;
     was.messages -= x->sent;
     x->bytes = x->sent = 0;
-  } else if (i == NG_AT_SHARDS) { /* and there what was brought together for observations */
+  } else if (i == NG_AT_SHARE) { /* and the shards of observations here */
     was.bytes -= s->bytes;
     was.messages -= s->messages;
     s->bytes = s->messages = 0;
@@ -143,11 +143,15 @@ static ng_status walk(ng_precond *p) {
   s->known = false;
   s->solving = any_solve(p);
   for (int i = 0; i < NG_STATIONS; i++) {
+    if (i == NG_AT_EMIT && ng_quantify_due(p)) {
+      const ng_status st = ng_quantify_step(p);
+      if (st < NG_OK) return st;
+    }
     if (ng_stations[i].due(p)) {
       const ng_status st = run_station(p, i);
       if (st == NG_ERR_COMM) p->broken = true;
       if (st < NG_OK) return st;
-      if (ng_stations[i].tells) s->known = s->refused;
+      if (ng_stations[i].spreads) s->known = s->refused;
     }
     if (ng_stations[i].leave == NG_LEAVE_REFUSED && s->known) return NG_SKIPPED;
   }
@@ -187,7 +191,7 @@ static void close_step(ng_precond *p, bool taken) {
 }
 
 /* Who was left out is decided anew by the next step; observations until then are not of this one. */
-static void let_in(ng_precond *p) {
+static void include_all(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->out = false;
   }
@@ -228,14 +232,14 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   if (ng_exchange_end_last(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = walk(p);
   if (st < NG_OK) {
-    if (!p->broken) ng_look_undo(p);
-    let_in(p);
+    if (!p->broken) ng_gradients_undo(p);
+    include_all(p);
     return st;
   }
   /* Sums that were posted ahead and then were not due: a period was changed in between. */
   if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
   close_step(p, st != NG_SKIPPED);
-  let_in(p);
+  include_all(p);
   if (st == NG_SKIPPED) {
     p->skipped++;
     return ng_fail(

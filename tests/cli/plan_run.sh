@@ -26,8 +26,8 @@ while IFS= read -r row; do
   rm -rf "$scratch/run"
   "$natgrad" train --ranks 2 --data synthetic:classes=10,image=32x32x3,train=8,test=4 --model resnet20 --batch 8 --steps 1 "${how[@]}" \
     --stat-period 1 --solve-period 1 --quiet --out "$scratch/run" || fail "a run with $options"
-  [[ $(of "$row" sums_bytes) == "$(sent sums)" ]] || fail "$row: sums planned $(of "$row" sums_bytes), sent $(sent sums)"
-  all=$(sent check tell sums share deliver agree weights)
+  [[ $(of "$row" sums_bytes) == "$(sent statistics)" ]] || fail "$row: sums planned $(of "$row" sums_bytes), sent $(sent statistics)"
+  all=$(sent check statistics solve share deliver agree weights)
   awk -v a="$(of "$row" sent_a_step)" -v b="$all" 'BEGIN { exit !(a == b && b > 0) }' ||
     fail "$row: planned $(of "$row" sent_a_step) bytes a step, sent $all"
   rows=$((rows + 1))

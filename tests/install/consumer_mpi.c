@@ -11,7 +11,7 @@ int main(int argc, char **argv) {
   if (MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) return 1;
   if (ng_mpi_transport(MPI_COMM_WORLD, &t, sizeof t) == NG_OK) {
     double x = 1.0;
-    ng_collective c = {.struct_size = sizeof c};
+    ng_collective c = {.struct_size = sizeof c, .mem = NG_HOST};
     c.kind = NG_ALL_REDUCE;
     c.dtype = NG_F64;
     c.mem = NG_HOST;

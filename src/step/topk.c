@@ -6,7 +6,7 @@
  * A few small sums a block, one after the other, since each round asks what the one before it has left open. */
 #include "step/step.h"
 
-int64_t ng_choose_count(const ng_precond *p) {
+int64_t ng_topk_count(const ng_precond *p) {
   int64_t most = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -18,7 +18,7 @@ int64_t ng_choose_count(const ng_precond *p) {
 }
 
 /* `refused` is what all ranks know by now; `choosing` was said by each, of the same blocks unless something was refused. */
-bool ng_choose_due(const ng_precond *p) {
+bool ng_topk_is_due(const ng_precond *p) {
   bool due = false;
   for (int32_t i = 0; i < p->blocks && !p->step->refused; i++) {
     due = due || p->block[i]->choosing;
@@ -26,7 +26,7 @@ bool ng_choose_due(const ng_precond *p) {
   return due;
 }
 
-ng_status ng_choose(ng_precond *p) {
+ng_status ng_topk_select(ng_precond *p) {
   double *x = p->step->exchange.choice;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -34,7 +34,7 @@ ng_status ng_choose(ng_precond *p) {
     const double t0 = ng_now_ms();
     for (int32_t r = 0; r < b->rounds; r++) {
       b->family->choose(b, r, x);
-      const ng_status st = ng_exchange_sum(p, x, b->round[r], "choose");
+      const ng_status st = ng_exchange_sum(p, x, b->round[r], "top-k selection");
       if (st != NG_OK) return st;
     }
     b->family->choose(b, b->rounds, x);
