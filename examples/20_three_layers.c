@@ -1,9 +1,8 @@
-/* 20_three_layers: a perceptron trained by fused SGD, two micro-batches a step; then the same run with
- * everything destroyed half way and taken up again from memory: the weights are equal, bit for bit.
+/* 20_three_layers: train a perceptron with fused SGD, two micro-batches a step; then repeat the run,
+ * destroy everything half way and resume from memory: the weights are equal, bit for bit.
  *
- * What natgrad needs beside an ordinary training loop are the lines with a number at their end, and a
- * test counts them.  (Others that call it are for failing and for saving.)  The loop's matrices are
- * ng_arrays, so that it and the library speak of the same thing. */
+ * The numbered lines are all that natgrad needs beside an ordinary training loop; a test counts them.
+ * (Other calls are for errors and saving.)  The loop's matrices are ng_arrays. */
 #include <natgrad.h>
 
 #include <math.h>
@@ -18,7 +17,7 @@ static const int width[LAYERS + 1] = {8, 24, 24, 4};
 static ng_context *ctx;
 static char why[256];
 
-/* A program's own way to fail.  A positive status is a note; the run goes on. */
+/* Error handling of this program.  A positive status is a note; the run continues. */
 static void must(ng_status status) {
   if (status >= NG_OK) return;
   fprintf(stderr, "20_three_layers: %s\n", ctx == NULL ? why : ng_last_error(ctx));
@@ -73,7 +72,7 @@ static void start(net *n) {
   n->want = matrix(n, ROWS, width[LAYERS]);
 }
 
-/* Micro-batch m of a step: what a product and a sine of the inputs are. */
+/* Micro-batch m of a step: targets are products and sines of the inputs. */
 static void fetch(net *n, int step, int m) {
   seed = (unsigned long long)(step * MICRO + m + 100);
   for (int r = 0; r < ROWS; r++) {
@@ -116,7 +115,7 @@ static double loss(net *n, float scale) {
   return sum;
 }
 
-/* Adds to the gradients. */
+/* Add to the gradients. */
 static void backward(net *n) {
   for (int i = LAYERS - 1; i >= 0; i--) {
     layer *l = &n->l[i];
@@ -187,8 +186,8 @@ static void save(ng_precond *p, state *s) {
 
 /* ---- the training loop -----------------------------------------------------------------------*/
 
-/* Steps [from, to): with what an earlier call left in `kept`, if anything, which gets what this one
- * leaves.  Returns the loss of the last step. */
+/* Run steps [from, to).  Resume from the state in `kept`, if any, and save the new state there.  Return
+ * the loss of the last step. */
 static double train(net *n, int from, int to, state *kept) {
   ng_precond *p = NULL;
   double mean = 0.0;

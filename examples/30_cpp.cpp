@@ -1,9 +1,9 @@
-/* 30_cpp: natgrad from C++17: handles that close themselves, exceptions for errors, std::vector for weights
- * and gradients, lambdas as callbacks, and a convolution whose images and weights are channels-last.
+/* 30_cpp: natgrad from C++17: RAII handles, exceptions for errors, std::vector for weights and gradients,
+ * lambdas as callbacks, and a channels-last convolution.
  *
- * The model is a 3x3 convolution, ReLU, the mean over the image and a linear layer, which tell
- * horizontal stripes from vertical ones.  It is trained twice, its memory once in the order [n, h, w, c]
- * and once in the order [n, c, h, w]: the library is told strides only, so the losses have to agree. */
+ * The model (3x3 convolution, ReLU, mean over the image, linear layer) separates horizontal from vertical
+ * stripes.  It is trained twice, with memory in the order [n, h, w, c] and [n, c, h, w]; only the strides
+ * differ, so the losses must agree. */
 #include <natgrad.h>
 
 #include <cmath>

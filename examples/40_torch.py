@@ -3,12 +3,10 @@
 
     40_torch.py [path of libnatgrad.so]
 
-A small network of two convolutions and a linear layer learns in which corner of an image a spot is:
-channels-last, bf16 autocast, gradients that are freed after each step (set_to_none=True) and therefore
-bound for one step, batches of uneven size, weight decay for weights but not for biases, and a layer that
-is not used, so has no gradient, and stays as it is.  natgrad preconditions and updates the weights in
-place; there is no torch.optim.  Options travel as text; the few structs are checked against natgrad.h by
-a test.
+Two convolutions and a linear layer learn which corner of an image has a spot.  The example shows channels-last,
+bf16 autocast, gradients freed after each step (set_to_none=True, bound for one step), uneven batches, weight decay
+for weights only, and an unused layer without a gradient.  natgrad preconditions and updates the weights in place,
+without torch.optim.  A test compares the structs with natgrad.h.
 """
 import ctypes as c
 import sys

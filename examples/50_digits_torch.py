@@ -8,7 +8,7 @@
     fused       natgrad.SGD: the same, its update in the same pass over memory
     kaisa       natgrad.compat.KFACPreconditioner, as a script for kfac-pytorch has it
 
-Nothing is tuned: it shows how to write it, not which is better (`make demo` compares).
+Nothing is tuned; `make demo` compares methods.
 """
 import argparse
 import os
