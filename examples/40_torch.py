@@ -46,7 +46,9 @@ class ng_report(c.Structure):
                 ("d2", c.c_double), ("pd2", c.c_double), ("scaled", c.c_int64),
                 ("scaling_min", c.c_double), ("scaling_25", c.c_double), ("scaling_50", c.c_double),
                 ("scaling_75", c.c_double), ("scaling_max", c.c_double), ("scaling_mean", c.c_double),
-                ("sent_ms", c.c_double), ("hidden_ms", c.c_double), ("overflowed", c.c_int64)]
+                ("sent_ms", c.c_double), ("hidden_ms", c.c_double), ("overflowed", c.c_int64),
+                ("factors", c.c_int64), ("sums", c.c_int64), ("results", c.c_int64), ("direction", c.c_int64),
+                ("moments", c.c_int64), ("scratch", c.c_int64), ("objects", c.c_int64)]
 
 
 class ng_layer_report(c.Structure):
@@ -108,9 +110,10 @@ class Natgrad:
         return status
 
     def filled(self, struct):
-        init = getattr(self.lib, struct.__name__ + "_init")
-        init.argtypes, init.restype, value = [P, c.c_size_t], None, struct()
-        init(c.byref(value), c.sizeof(value))
+        value, init = struct(c.sizeof(struct)), getattr(self.lib, struct.__name__ + "_init", None)
+        if init is not None:  # defaults other than 0
+            init.argtypes, init.restype = [P, c.c_size_t], None
+            init(c.byref(value), c.sizeof(value))
         return value
 
     def close(self):
