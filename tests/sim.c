@@ -1,5 +1,6 @@
 /* sim.c: see sim.h. */
 #include "sim.h"
+#include "settings_number.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -224,7 +225,7 @@ static ng_status hash_number(void *arg, ng_number *n) {
 
 static uint64_t hash_live(uint64_t h, const ng_settings *s) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const double value = ng_settings_number(s, (ng_option_id)i);
+    const double value = settings_number(s, (ng_option_id)i);
     if (ng_option_table[i].live) h = hash(h, &value, sizeof value);
   }
   return h;

@@ -1,6 +1,7 @@
 /* t_option_settings.c: options as the rooms read them: ids, rows and fields in step, choices as
  * enums, sets of any size, and which value holds: the model's, after ng_set, a layer's own. */
 #include "options_help.h"
+#include "settings_number.h"
 
 #include "step/step.h"
 #include "option/option.h"
@@ -41,7 +42,7 @@ static void choices_are_enums(void **state) {
       if (row->choice[v] == NULL) continue;
       assert_int_equal(ng_options_set(&o, row->name, row->choice[v], NULL, 0), NG_OK);
       ng_settings_of(&o, &s);
-      assert_true(ng_settings_number(&s, (ng_option_id)i) == (double)v);
+      assert_true(settings_number(&s, (ng_option_id)i) == (double)v);
       assert_string_equal(ng_choice_text((ng_option_id)i, v), row->choice[v]);
       assert_int_equal(ng_option_chosen(&o, (ng_option_id)i), v);
       assert_true(ng_in_list(row->choices, row->choice[v]));
@@ -68,7 +69,7 @@ static void settings_are_the_options(void **state) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     if (row->type == NG_OPTION_CHOICE || row->type == NG_OPTION_TEXT) continue;
-    assert_true(ng_settings_number(&s, (ng_option_id)i) == ng_option_number(row, &o));
+    assert_true(settings_number(&s, (ng_option_id)i) == ng_option_number(row, &o));
   }
   /* the method decides the family */
   assert_int_equal(ng_options_set(&o, "method", "eva", NULL, 0), NG_OK);

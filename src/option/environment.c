@@ -1,8 +1,5 @@
-/* environment.c: the variables that somebody knows, and those that look like it and are not.
- *
- * In: the environment of the process.  Out: a line in the log for each NG_... that nobody reads, since a
- * misspelt NG_DAMPNG otherwise changes nothing and says nothing; the list of those that are read, for
- * `natgrad info`.  What a variable may hold is judged by its reader: ng_options_from_env, a context. */
+/* environment.c: NG_... variables: the list of known ones, and a warning for each unknown one, because a misspelt NG_DAMPNG
+ * would otherwise have no effect. */
 #include "option/option.h"
 
 #include <stdlib.h>
@@ -11,7 +8,7 @@
 #define PREFIX "NG_"
 #define OF_TESTS "NG_TEST_"
 
-/* Without the prefix and in small letters, as options are: one spelling for names and for near ones. */
+/* In the spelling of options: lower case, without the prefix. */
 static const struct {
   const char *name, *meaning;
 } fixed[] = {
@@ -26,7 +23,7 @@ static const char *small_name(int32_t i) {
   return i < FIXED ? fixed[i].name : ng_option_table[i - FIXED].name;
 }
 
-/* NG_STAT_DECAY of stat_decay.  Cut to fit, though no name of the table is so long. */
+/* NG_STAT_DECAY of stat_decay. */
 void ng_variable_name(const char *name, char *out, size_t size) {
   size_t n = (size_t)snprintf(out, size, PREFIX "%s", name);
   for (size_t i = 0; i < n && i < size; i++) {
@@ -36,7 +33,7 @@ void ng_variable_name(const char *name, char *out, size_t size) {
 
 /* ---- the list --------------------------------------------------------------------------------*/
 
-/* The last one is a family of names: those of the tests, which the library leaves alone. */
+/* The last entry stands for all variables of the tests. */
 ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
   if (out == NULL || i < 0 || i > NAMED) return NG_ERR_ARG;
   ng_variable_info v = {.struct_size = sizeof v};
@@ -45,14 +42,14 @@ ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
     v.meaning = "settings of the library's own tests";
   } else {
     ng_variable_name(small_name(i), v.name, sizeof v.name);
-    v.meaning = i < FIXED ? fixed[i].meaning : "the option of this name, see natgrad info --options";
+    v.meaning =
+        i < FIXED ? fixed[i].meaning : "the option of this name, see natgrad info --options";
   }
   return ng_give_struct(out, &v, sizeof v);
 }
 
 /* ---- the environment -------------------------------------------------------------------------*/
 
-/* Capitals and all: getenv finds no other spelling. */
 static bool known(const char *variable) {
   char name[64];
   if (strncmp(variable, OF_TESTS, strlen(OF_TESTS)) == 0) return true;
@@ -63,7 +60,7 @@ static bool known(const char *variable) {
   return false;
 }
 
-/* The value is not shown: it may be another program's, and nobody's business. */
+/* The value may be a secret of another program: only the name is logged. */
 void ng_environment_tell(ng_context *ctx) {
   for (char *const *at = environ; at != NULL && *at != NULL; at++) {
     char variable[64], near[64] = "";

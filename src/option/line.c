@@ -1,21 +1,19 @@
-/* line.c: many values in one text: "method=eva damping=0.01 skip_layers='^fc [12]$'".
+/* line.c: many values in one text: "method=eva damping=0.01 skip_layers='fc1, head 2'".
  *
  *   line  = { blank } [ word { blank { blank } word } { blank } ]
- *   word  = NAME "=" VALUE        VALUE: all up to a blank; or, if it begins with ' or ", all up to the
- *                                 next of that kind, behind which a blank or the end must follow
+ *   word  = NAME "=" VALUE        VALUE: the text up to a blank; or a text in '..' or "..", behind which a blank or the
+ *                                 end must follow
  *
- * In come the options of a model and the values of one layer over them; all of a line is taken, or
- * nothing of it.  There is no other escape: a value with both kinds of quotes is for ng_options_set. */
+ * There is no escape: ng_options_set accepts a value with both kinds of quotes.  A line is read whole or not at all. */
 #include "option/option.h"
 
-/* Cut at its equals sign and out of its quotes, hence a copy: the line is the caller's. */
+/* A copy: the line belongs to the caller. */
 typedef struct word {
   char name[64]; /* longer than any */
   char value[NG_TEXT_ROOM];
 } word;
 
-/* What a line has set so far; nothing may be set twice in one: the last would win, and the first would
- * look as if it counted. */
+/* The options that the line has set: setting one twice is an error. */
 typedef struct seen {
   ng_option_mask options;
   bool method;
@@ -30,7 +28,7 @@ static const char *skip_blanks(const char *at) {
   return at;
 }
 
-/* *at stands behind the equals sign, and then behind the value. */
+/* *at: behind the equals sign, and then behind the value. */
 static ng_status next_value(const char **at, word *w, char *message, size_t size) {
   const char quote = **at == '\'' || **at == '"' ? **at : 0;
   const char *from = quote == 0 ? *at : *at + 1, *to = from;
@@ -57,7 +55,7 @@ static ng_status next_value(const char **at, word *w, char *message, size_t size
   return NG_OK;
 }
 
-/* The next NAME=VALUE of a text that has one; *at moves behind it. */
+/* Read the next NAME=VALUE; *at moves behind it. */
 static ng_status next_word(const char **at, word *w, char *message, size_t size) {
   size_t n = 0;
   while ((*at)[n] != 0 && (*at)[n] != '=' && !is_blank((*at)[n])) {
@@ -66,7 +64,7 @@ static ng_status next_word(const char **at, word *w, char *message, size_t size)
   if ((*at)[n] != '=' || n == 0) {
     return ng_fail_to(message, size, NG_ERR_ARG, "'%s': expected NAME=VALUE", ng_quote(*at).text);
   }
-  const size_t kept = n < sizeof w->name ? n : sizeof w->name - 1; /* enough not to be found */
+  const size_t kept = n < sizeof w->name ? n : sizeof w->name - 1; /* too long for any option */
   memcpy(w->name, *at, kept);
   w->name[kept] = 0;
   *at += n + 1;
@@ -125,7 +123,7 @@ ng_status ng_options_set_line(ng_options *o, const char *line, char *message, si
   return st;
 }
 
-/* The per_layer options, or all others. */
+/* The set of per-layer options, or of all others. */
 static ng_option_mask of_layers(bool per_layer) {
   ng_option_mask mask = {{0}};
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -134,9 +132,8 @@ static ng_option_mask of_layers(bool per_layer) {
   return mask;
 }
 
-/* A method is more than a layer may have of its own where its row sets what holds for the model: the model must
- * have that, too.  But for the clip, which is one for all, and for who does what.  All blocks ascend (radius), or
- * none. */
+/* A layer may name a method only if the model has that method's values of options that hold for the whole model, except
+ * clip and ranks.  `radius` is compared even at its default: all blocks ascend (SAM), or none. */
 static ng_status check_method(const ng_options *full, char *message, size_t size) {
   ng_options row;
   ng_options_standard(&row);
@@ -157,10 +154,8 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
   return st;
 }
 
-/* The result is checked with the layer's values in place: a layer may choose what the model's other
- * values would not allow.  With a method, all
- * that a layer may have is that of its row, but for what the line says; the model's values, which may be meant
- * for another curvature, are not among it. */
+/* Check the result with the layer's values in place.  With a method, per-layer options come from that method's row, not
+ * from the model, which may have another curvature. */
 ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size) {
   ng_options full = *o;
   seen s;

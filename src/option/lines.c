@@ -13,7 +13,7 @@ typedef struct entry {
 
 struct ng_lines {
   entry *list;
-  char *text; /* a copy that was cut */
+  char *text; /* a copy, cut by zeros */
   int32_t count;
   size_t bytes;
 };
@@ -25,7 +25,7 @@ void ng_lines_close(ng_lines **lines) {
   *lines = NULL;
 }
 
-/* One run of memory: the object, its entries, the copy of the text. */
+/* One allocation: the object, its entries, a copy of the text. */
 static ng_lines *take(const char *text) {
   const size_t length = strlen(text) + 1;
   int32_t count = 1;
@@ -123,7 +123,7 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message
   return st;
 }
 
-/* Whether a line goes with the model's other options is asked when all of them are set. */
+/* The lines are checked against the model's options when all are set. */
 ng_status ng_lines_form(const char *text, char *message, size_t size) {
   ng_lines *l;
   const ng_status st = ng_lines_open(text, &l, message, size);

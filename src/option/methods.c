@@ -1,23 +1,18 @@
-/* methods.c: methods are rows of data: a family and option values.
+/* methods.c: methods are rows of data: a family and the option values that differ from the defaults.
  *
- * In comes the name of a method, or of a published system and its variant; out go values of the
- * table in option_table.c.  A method lists only what differs from the table's defaults, which are
- * method "natgrad".
- *
- * To add a method: a list of values, a list of published names in published.c if there is a
- * published program, a row in `method`, and its variants in `variant`. */
+ * To add a method: a list of values, a list of published names in published.c if there is a published program, a row in
+ * `method`, and its variants in `variant`. */
 #include "option/option.h"
 
 /* ---- rows of values --------------------------------------------------------------------------*/
 
-/* The option's own name, so that nothing but the value can be wrong; a choice is its enum, a flag
- * 0 or 1. */
+/* A choice is its enum, a flag 0 or 1. */
 #define SET(name, to)                                                                              \
   { NG_OPTION_##name, to }
 
 static const ng_value natgrad_values[] = {NG_VALUES_END};
 
-/* The published programs without norm blocks leave the gradients of norm layers alone: so do their rows. */
+/* norm_block = none: the published program does not precondition norm layers. */
 
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
 static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
@@ -31,7 +26,7 @@ static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                         SET(norm_block, NG_NORM_NONE),
                                         SET(placement, NG_PLACEMENT_KAISA),
                                         NG_VALUES_END};
-/* Each factor gets the whole damping, on a copy. */
+/* Each factor is damped with the whole damping, on a copy. */
 const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv, 0),
                                      SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
 
@@ -44,12 +39,11 @@ const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv
       SET(norm_block, NG_NORM_NONE)
 static const ng_value mpd_values[] = {MPD_VALUES, SET(placement, NG_PLACEMENT_MPD_KFAC),
                                       NG_VALUES_END};
-/* Statistics never leave their owner, nor do inverses. */
+/* Neither statistics nor inverses are sent. */
 static const ng_value dp_values[] = {MPD_VALUES, SET(statistics, NG_STATISTICS_LOCAL),
                                      SET(grad_worker_fraction, 0),
                                      SET(placement, NG_PLACEMENT_ROUND_ROBIN), NG_VALUES_END};
-/* The published inverse damps in place, and its numbers need that; gradients travel, not inverses; A and G are
- * never apart. */
+/* The published inverse damps in place and sends gradients instead of inverses; A and G are on one rank. */
 static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                       SET(eigen_floor, 0),
                                       SET(damping_split, NG_SPLIT_PI),
@@ -57,7 +51,7 @@ static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                       SET(grad_worker_fraction, 0),
                                       SET(placement, NG_PLACEMENT_ROUND_ROBIN),
                                       NG_VALUES_END};
-/* A variant that is the method itself. */
+/* A variant with the values of the method. */
 static const ng_value as_the_row[] = {NG_VALUES_END};
 
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  Plain means over the first 16 samples of each
@@ -80,7 +74,7 @@ static const ng_value eva_f_values[] = {SET(damping, 0.03),
                                         SET(norm_block, NG_NORM_NONE),
                                         NG_VALUES_END};
 static const ng_value eva_natgrad_values[] = {NG_VALUES_END};
-/* The K-FAC of the same program: one row a sample, neither of its factors scaled; each rank solves, and damps, all. */
+/* The K-FAC of the same program: one row a sample, unscaled factors; every rank solves and damps all factors. */
 static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(stat_decay, 0.05),
                                            SET(stat_scale, NG_SCALE_KAISA),
@@ -93,8 +87,8 @@ static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(solve_period, 1),
                                            SET(norm_block, NG_NORM_NONE),
                                            NG_VALUES_END};
-/* The rest of that program: AdaSGD has no statistics and no clip; SAM ascends along the same K-FAC
- * factors, undamped, and does not clip. */
+/* Two more of that program: AdaSGD has no statistics and no clip; SAM ascends along the K-FAC factors, undamped,
+ * without a clip. */
 static const ng_value adasgd_values[] = {SET(sides, NG_SIDES_NONE), SET(damping, 0.03),
                                          SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),
                                          NG_VALUES_END};
@@ -123,9 +117,8 @@ static const ng_value ggt_values[] = {SET(window, 100),
                                       SET(norm_block, NG_NORM_NONE),
                                       NG_VALUES_END};
 
-/* SP-NGD: Osawa et al., arXiv 2002.06015, and its code chainerkfac, of which each update solves anew.  The
- * paper has units of 2x2 where the code has whole matrices, whose damping stays in the average; its micro-batches and
- * ranks count the same, however many samples they have. */
+/* SP-NGD: Osawa et al., arXiv 2002.06015.  Its code chainerkfac solves in each step, uses whole matrices for norm layers
+ * where the paper has 2x2 units, leaves their damping in the average, and weighs micro-batches and ranks equally. */
 static const ng_value spngd_values[] = {SET(damping, 0.03),
                                         SET(stat_decay, 0.01),
                                         SET(solve_period, 1),
@@ -139,7 +132,7 @@ static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL), SET
                                               SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                               NG_VALUES_END};
 
-/* EFCP: its sparse M-FAC, of which the dense one is a variant; sparse GGT; low-rank M-FAC. */
+/* EFCP: sparse M-FAC (its dense M-FAC is a variant), sparse GGT, low-rank M-FAC. */
 #define EFCP_VALUES                                                                                \
   SET(window, 1024), SET(damping, 1e-6), SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),   \
       SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL), SET(window_decay_form, NG_DECAY_NONE)
@@ -177,8 +170,7 @@ static const ng_value topk_adam_values[] = {TOPK_VALUES,
 static const ng_value topk_adagrad_values[] = {TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD),
                                                SET(damping, 1e-10), NG_VALUES_END};
 
-/* Cannot fail: names and choices are the compiler's business, and t_methods checks every row's
- * numbers against their ranges. */
+/* Names and choices are checked by the compiler, ranges by t_methods. */
 void ng_options_set_values(ng_options *full, const ng_value *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
     ng_option_store(&ng_option_table[values->option], full, values->value);
@@ -189,8 +181,7 @@ void ng_options_set_values(ng_options *full, const ng_value *values) {
 
 #define COUNT(list) (int32_t)(sizeof(list) / sizeof(list)[0])
 
-/* What a method is: no code of its own.  Code belongs to families and looks at options only, so two
- * methods that set the same options are the same. */
+/* A method has no code: families read options, so two methods with the same options are the same. */
 static const struct method {
   const char *name;
   const char *family; /* name of its table in family/ */
@@ -199,7 +190,7 @@ static const struct method {
   const ng_names *names; /* NULL: no published program */
 } method[] = {
     {"natgrad", "kronecker",
-     "ours: textbook scaling, so damping means the same for every batch and rank count",
+     "textbook scaling: damping means the same for every batch and rank count",
      "Martens & Grosse 2015, arXiv 1503.05671; Grosse & Martens 2016, arXiv 1602.01407",
      natgrad_values, NULL},
     {"kaisa", "kronecker", "gpauloski/kfac-pytorch as published",
@@ -215,7 +206,7 @@ static const struct method {
      "Zhang, Shi & Li 2023, arXiv 2308.02123; FOOF: Benzing 2022, arXiv 2201.12250", eva_f_values,
      &ng_names_eva},
     {"eva-natgrad", "rankone",
-     "ours: Eva with all samples and the textbook scale, so damping means what it means in natgrad",
+     "Eva with all samples and the textbook scale: damping means the same as in natgrad",
      "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123; scale: arXiv 1602.01407", eva_natgrad_values,
      NULL},
     {"eva-kfac", "kronecker", "the K-FAC that lzhangbv/eva compares itself with",
@@ -252,9 +243,8 @@ static const struct method {
      &ng_names_topk_adagrad},
 };
 
-/* A published system and its variants.  `systems` are names as letters() leaves them: programs are
- * known by their papers, their repositories and their authors.  `shown` is
- * the name in messages. */
+/* A published system and its variants.  `systems`: accepted names in the form of letters(); `shown`: the name in
+ * messages. */
 static const struct variant {
   const char *shown, *systems, *variant, *method;
   const ng_value *values;
@@ -279,8 +269,6 @@ static const struct variant {
     {"chainerkfac", "chainerkfac|tyoheichainerkfac", "spngd", "spngd", chainerkfac_values},
 };
 
-/* A handful of rows, and never in a step.  Names are exact: a method is what a paper is reproduced
- * with, so nothing is guessed here; set_method says what is near. */
 static const struct method *find_method(const char *name) {
   for (int32_t i = 0; i < COUNT(method); i++) {
     if (ng_is(method[i].name, name)) return &method[i];
@@ -288,25 +276,22 @@ static const struct method *find_method(const char *name) {
   return NULL;
 }
 
-/* Names from files and callers, so each may be unknown. */
-
 const char *ng_method_family(const char *name) {
   const struct method *m = find_method(name);
   return m == NULL ? NULL : m->family;
 }
 
-/* A string that outlives the caller's. */
 const char *ng_method_name(const char *name) {
   const struct method *m = find_method(name);
   return m == NULL ? NULL : m->name;
 }
 
-/* Lists for messages, made from the tables: a new row is named without being told. */
+/* Lists of names for messages. */
 typedef struct name_list {
   char text[NG_MESSAGE];
 } name_list;
 
-/* What does not fit is cut: the message around it could not hold it either. */
+/* A list that does not fit is cut. */
 static void join(name_list *list, const char *between, const char *name) {
   const size_t n = strlen(list->text);
   (void)snprintf(list->text + n, sizeof list->text - n, "%s%s", n == 0 ? "" : between, name);
@@ -320,7 +305,7 @@ static name_list methods_there_are(void) {
   return list;
 }
 
-/* "KAISA, DP-KFACrepo and Eva": the rows of one system stand together. */
+/* "KAISA, DP-KFACrepo and Eva"; the rows of a system are adjacent. */
 static name_list systems_there_are(void) {
   name_list list = {""};
   const char *last = variant[COUNT(variant) - 1].shown;
@@ -332,15 +317,14 @@ static name_list systems_there_are(void) {
   return list;
 }
 
-/* From the defaults, so that the order in which methods are tried leaves no trace. */
+/* Start from the defaults: a method set before has no effect. */
 static void set_row(ng_options *o, const struct method *m) {
   ng_options_standard(o);
   o->method = m->name;
   ng_options_set_values(o, m->values);
 }
 
-/* A row is where an option begins that nobody gave; what was given holds in any row, so that words
- * may come in any order. */
+/* Options that were given keep their values in every row. */
 ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t message_size) {
   if (name == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
@@ -358,7 +342,7 @@ ng_status ng_options_choose(ng_options *o, const char *name, char *message, size
                     ng_hint_list(name, methods_there_are().text).text);
 }
 
-/* "DP-KFAC repo", "dp_kfac_repo", "DP-KFACrepo": letters and digits count. */
+/* "DP-KFAC repo", "dp_kfac_repo" and "DP-KFACrepo" are the same: keep letters and digits, in lower case. */
 static void letters(const char *name, char *out, size_t size) {
   size_t n = 0;
   for (; *name != 0 && n < size - 1; name++) {
@@ -372,7 +356,6 @@ static void letters(const char *name, char *out, size_t size) {
   out[n] = 0;
 }
 
-/* Two answers for what is not there: a system without that variant, and one that nobody knows. */
 ng_status ng_options_set_system(ng_options *o, const char *system, const char *which, char *message,
                                 size_t message_size) {
   char word[64];
@@ -390,7 +373,7 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
       ng_options_set_values(o, variant[i].values);
       return NG_OK;
     }
-    /* The variant without a name is what the system alone means: nobody asks for it. */
+    /* The variant "" is not listed in messages. */
     if (variant[i].variant[0] != 0) join(&there_are, "|", variant[i].variant);
   }
   if (there_are.text[0] != 0) {
@@ -403,8 +386,8 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
                     ng_quote(system).text, systems_there_are().text);
 }
 
-/* The names are those of the method's own program: the same name may mean something else in
- * another, so there is no list of all names. *lr changes only if all went well. */
+/* Each method has its own list of names, because programs use the same name with different meanings.  *lr changes only
+ * on success. */
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,
                                    char *message, size_t message_size) {
   if (o == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options: it is NULL");
@@ -418,7 +401,7 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
                       "'%s': method %s has no published names; use ng_options_set",
                       ng_quote(name).text, m->name);
   }
-  ng_options full = *o; /* one name may set several options, and fail between them */
+  ng_options full = *o;
   double given = 0;
   bool gives_lr = false;
   const ng_status st = ng_names_take(m->names, m->name, name, value, &full, &given, &gives_lr,
@@ -431,7 +414,6 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
 
 /* ---- walking the tables ----------------------------------------------------------------------*/
 
-/* The program's `info`, the man page read these, so that nothing is listed twice. */
 int32_t ng_method_count(void) { return COUNT(method); }
 
 ng_status ng_method_at(int32_t i, ng_method_info *out) {
@@ -444,7 +426,6 @@ ng_status ng_method_at(int32_t i, ng_method_info *out) {
 
 ng_status ng_method_published_at(int32_t m, int32_t i, ng_published_info *out) {
   if (out == NULL || m < 0 || m >= COUNT(method) || i < 0) return NG_ERR_ARG;
-  /* Many have none: then there is no first one either. */
   const ng_names *names = method[m].names;
   if (names == NULL || i >= names->count) return NG_ERR_ARG;
   const ng_published *p = &names->row[i];

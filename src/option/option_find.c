@@ -3,7 +3,6 @@
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }
 
-/* Only a part of a row is public: where a field lies and how a text is checked are ours. */
 ng_status ng_option_at(int32_t i, ng_option_info *out) {
   if (out == NULL || i < 0 || i >= NG_OPTION_COUNT) return NG_ERR_ARG;
   const ng_option_row *row = &ng_option_table[i];
@@ -31,8 +30,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
   return ng_give_struct(out, &info, sizeof info);
 }
 
-/* Command lines write '-' where C writes '_'. */
-/* (A name that only differs so is not a near miss but the same one: nearest.c agrees.) */
+/* Command lines write '-' for '_'. */
 static bool same_name(const char *a, const char *b) {
   for (; *a != 0 || *b != 0; a++, b++) {
     if ((*a == '-' ? '_' : *a) != (*b == '-' ? '_' : *b)) return false;
@@ -40,7 +38,6 @@ static bool same_name(const char *a, const char *b) {
   return true;
 }
 
-/* Strings are searched when something is set or shown; the rooms use ids. */
 int32_t ng_option_find(const char *name) {
   if (name == NULL) return -1;
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -64,13 +61,12 @@ const ng_option_gone *ng_option_removed(const char *name) {
   return g->name == NULL ? NULL : g;
 }
 
-/* With the method: it is set and read like them. */
+/* The method is set and read like an option. */
 static const char *name_at(int32_t i) {
   return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
 }
 
-/* For names that a person typed: says what was meant.  ng_option_find is for those that may be
- * something else. */
+/* The message of a refusal has the nearest name. */
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message,
                            size_t size) {
   const int32_t i = ng_option_find(name);
@@ -84,7 +80,6 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
     return ng_fail_to(message, size, NG_ERR_ARG, "option '%s' was removed: %s", gone->name,
                       gone->instead);
   }
-  /* Where it is set or read, it has been looked at before. */
   if (ng_is(name, "method")) {
     return ng_fail_to(message, size, NG_ERR_ARG, "method is a name, the row of a table");
   }

@@ -6,7 +6,7 @@
  * To add an option: a line in NG_OPTION_LIST of settings.h, a row here in the same place, effect_<name> in
  * tests/t_option_effects*.c, and `scripts/options_doc.sh build/natgrad > docs/options.md`.
  *
- * Defaults are those of method "natgrad"; methods.c has the values of the other methods. */
+ * Defaults are those of method "natgrad"; methods.c has the rows of other methods. */
 #include "option/option.h"
 
 /* The kind of an option by its name, so that a row need not repeat it. */
@@ -21,8 +21,8 @@ enum { NG_OPTION_LIST(KIND) };
                          .test = "effect_" #field,                                                 \
                          __VA_ARGS__}
 
-/* Pairs of an enum's value and its text, for the list in messages and for the parser.  The values of a dtype are
- * those of ng_dtype, so its list has holes. */
+/* Pairs of an enum's value and its text, for the list in messages and for the parser.  A dtype has the values of
+ * ng_dtype, so its list has holes. */
 #define ONE_OF_2(a, at, b, bt) .choices = at "|" bt, .choice = {[a] = at, [b] = bt}
 #define ONE_OF_3(a, at, b, bt, c, ct)                                                              \
   .choices = at "|" bt "|" ct, .choice = {[a] = at, [b] = bt, [c] = ct}
@@ -184,7 +184,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- period: every stat_period steps, solved every solve_period.\n"
                 "- adaptive: as in SP-NGD (arXiv 2002.06015): the slower a statistic changes, the "
                 "longer its interval. X is the average at\n"
-                "  a refresh, X1 and X2 are those of the two refreshes before, d1 and d2 the last "
+                "  a refresh, X1 and X2 at the two refreshes before, d1 and d2 the last "
                 "intervals. The next interval is\n"
                 "  max(1, d1/2) if |X - X1| >= refresh_tolerance |X1|, else d1 if X and X2 differ "
                 "as much, else d1 + d2."),
@@ -267,7 +267,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "Options of single layers: entries \"GLOBS: NAME=VALUE ...\" separated by ';'.\n"
                 "Example: \"conv2d: solver=eigen; fc*,head: method=mfac window=16 damping=1e-4\".\n"
                 "- The first entry with a glob that matches a layer's name or kind (a tensor's "
-                "name) applies; globs are those of skip_layers.\n"
+                "name) applies; globs as in skip_layers.\n"
                 "- A layer with options of its own (ng_layer.options) keeps those. An entry that "
                 "matches no layer is an error of ng_ready.\n"
                 "- method=NAME takes all per-layer options from that method's row; clip, ranks, "
@@ -414,7 +414,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "no direction."),
     ROW(window_store, WINDOW, .standard = "dense",
         ONE_OF_3(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_LOWRANK, "lowrank"),
-        .help = "What is stored of a = e + D, with error feedback e <- a - stored (EFCP, arXiv "
+        .help = "The stored part of a = e + D, with error feedback e <- a - stored (EFCP, arXiv "
                 "2306.06098); x is the stored part, too.\n"
                 "- dense: whole gradients, no error feedback.\n"
                 "- topk: the largest entries.\n"
@@ -442,12 +442,12 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         ONE_OF_4(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
                  NG_FILL_REST, "rest"),
         NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
-        .help =
-            "topk, lowrank: PD until the window is full.\n"
-            "- none: no change.\n"
-            "- gradient: elements of PD that are 0 become those of D.\n"
-            "- error: elements of PD that are 0 become those of e, which is 0 there afterwards.\n"
-            "- rest: as window_rest = added."),
+        .help = "topk, lowrank: PD until the window is full.\n"
+                "- none: no change.\n"
+                "- gradient: elements of PD that are 0 become the elements of D.\n"
+                "- error: elements of PD that are 0 become the elements of e, which is 0 there "
+                "afterwards.\n"
+                "- rest: as window_rest = added."),
     ROW(window_feedback_lr, WINDOW, .standard = "0",
         NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
         .help = "1: a = e + lr D, and PD is the stored part over lr."),

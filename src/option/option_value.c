@@ -1,22 +1,16 @@
-/* option_value.c: option values: one from text and back, and all of them as numbers.
+/* option_value.c: read and write one option value; parse all values into ng_settings.
  *
- * In comes a text of the command line, the environment or a file; out goes a number or one of the
- * table's own strings, or a message that names the option, what was given and what is allowed.
- * Reading is strict: the whole text must be the value.  Numbers have a decimal point in every
- * locale, because the program around this library may have set one.
- *
- * Fields of ng_options are found by the offset in their row, so one text of code serves all of them.
- * Nothing else writes them: a field that is out of its range does not exist. */
+ * Reading is strict: the whole text must be the value.  Numbers have a decimal point in every locale.  A refusal names the
+ * option, the given text and the accepted values.  Fields of ng_options are found by the offset in their row. */
 #include "option/option.h"
 
-#include <float.h>
 #include <locale.h>
 #include <math.h>
 #include <stdlib.h>
 
 /* ---- numbers --------------------------------------------------------------------------------*/
 
-/* Not isdigit, which asks the locale. */
+/* isdigit depends on the locale. */
 static const char *skip_digits(const char *s) {
   while (*s >= '0' && *s <= '9') {
     s++;
@@ -24,8 +18,8 @@ static const char *skip_digits(const char *s) {
   return s;
 }
 
-/* [+-] digits [. digits] [e [+-] digits], at least one digit before the exponent.  strtod alone
- * would also take blanks, hex, inf and nan. */
+/* [+-] digits [. digits] [e [+-] digits], with a digit before the exponent.  strtod alone also accepts blanks, hex, inf
+ * and nan. */
 static bool is_decimal(const char *s) {
   if (*s == '+' || *s == '-') s++;
   const char *whole = s;
@@ -47,8 +41,7 @@ static bool is_decimal(const char *s) {
   return *s == 0;
 }
 
-/* The C locale for this thread only; the caller's is put back by leave_c_locale.  setlocale would
- * move all threads of a program that is not ours. */
+/* Set the C locale for this thread; leave_c_locale restores the caller's.  setlocale would change all threads. */
 static locale_t enter_c_locale(locale_t *made) {
   *made = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   return *made == (locale_t)0 ? (locale_t)0 : uselocale(*made);
@@ -60,7 +53,7 @@ static void leave_c_locale(locale_t made, locale_t before) {
   freelocale(made);
 }
 
-/* Of "1e999" strtod makes Inf, which is no value of any option. */
+/* strtod reads "1e999" as Inf, which no option accepts. */
 bool ng_read_real(const char *text, double *out) {
   if (!is_decimal(text)) return false;
   locale_t made;
@@ -72,8 +65,7 @@ bool ng_read_real(const char *text, double *out) {
   return true;
 }
 
-/* Digits only: no 1e3, no 10.0, which would be a real number where a count is asked.  The test
- * before each digit is what keeps v in range. */
+/* Digits only: 1e3 and 10.0 are refused where a count is expected. */
 bool ng_read_int(const char *text, int64_t *out) {
   const bool negative = *text == '-';
   const char *s = text + (*text == '+' || *text == '-');
@@ -88,7 +80,7 @@ bool ng_read_int(const char *text, int64_t *out) {
   return true;
 }
 
-/* Words of shells, files and Python; 2 is not yes. */
+/* The words of shells, files and Python. */
 bool ng_read_bool(const char *text, int32_t *out) {
   static const char *const word[2][4] = {{"0", "false", "off", "no"}, {"1", "true", "on", "yes"}};
   for (int32_t v = 0; v < 2; v++) {
@@ -102,8 +94,7 @@ bool ng_read_bool(const char *text, int32_t *out) {
   return false;
 }
 
-/* 15 digits read well, 17 always read back.  0.1 stays "0.1" in files and messages, and a value
- * that was saved is the value that is loaded. */
+/* 15 digits keep 0.1 as "0.1"; 17 always read back as the same number. */
 void ng_write_real(double value, char *text, size_t size) {
   locale_t made;
   const locale_t before = enter_c_locale(&made);
@@ -117,8 +108,7 @@ void ng_write_real(double value, char *text, size_t size) {
 
 /* ---- messages --------------------------------------------------------------------------------*/
 
-/* "0 < damping <= 1e+30", "cholesky|eigen", ...  Cut to what a message has room for: %.15s and %.20s
- * are wider than any bound or name of the table. */
+/* "0 < damping <= 1e+30", "cholesky|eigen", ... */
 static ng_quoted expected(const ng_option_row *row) {
   ng_quoted q = {""};
   char low[32], high[32];
@@ -143,8 +133,7 @@ static ng_quoted expected(const ng_option_row *row) {
   return q;
 }
 
-/* One form for all: name, what was given (quoted, cut, printable), why not, what is expected, the
- * nearest. */
+/* "NAME: 'GIVEN' WHY, expected VALUES; did you mean ..." */
 static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
                         const char *hint, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s, expected %s%s", row->name,
@@ -153,7 +142,7 @@ static ng_status refuse(const ng_option_row *row, const char *given, const char 
 
 /* ---- the field of a row ----------------------------------------------------------------------*/
 
-/* memcpy in and out, no cast of the pointer: no question of aliasing or alignment. */
+/* Fields are copied with memcpy, which needs no alignment. */
 static const char *field(const ng_option_row *row, const ng_options *o) {
   return (const char *)o + row->offset;
 }
@@ -174,17 +163,16 @@ static size_t field_size(const ng_option_row *row) {
   return sizeof(const char *);
 }
 
-/* One option alone: a method leaves the others as they were given. */
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to) {
   memcpy((char *)to + row->offset, field(row, from), field_size(row));
 }
 
-/* The bytes of a field, whatever their type but a free text: `value` points at one of it. */
+/* `value` points at a value of the field's type; not for texts. */
 static void store(const ng_option_row *row, ng_options *o, const void *value) {
   memcpy((char *)o + row->offset, value, field_size(row));
 }
 
-/* One number type for code that walks options.  The casts are exact, see ng_option_store. */
+/* The casts are exact, see ng_option_store. */
 double ng_option_number(const ng_option_row *row, const ng_options *o) {
   double real;
   int64_t whole;
@@ -206,7 +194,7 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
   return 0;
 }
 
-/* Not for numbers: a choice is a pointer to its text, a free text lies in the struct. */
+/* A choice is a pointer to its text, a free text lies in the struct. */
 const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
   const char *text;
   if (row->type == NG_OPTION_TEXT) return field(row, o);
@@ -214,8 +202,7 @@ const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
   return text;
 }
 
-/* All places are looked at: the list of a dtype has holes.  Exact spelling: a choice is a word of
- * an interface, and misspelt ones get a hint. */
+/* The list of a dtype has holes, so the loop visits all indices. */
 int32_t ng_option_choice(const ng_option_row *row, const char *text) {
   for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
     if (row->choice[i] != NULL && ng_is(row->choice[i], text)) return i;
@@ -227,7 +214,7 @@ int32_t ng_option_chosen(const ng_options *o, ng_option_id id) {
   return ng_option_choice(&ng_option_table[id], ng_option_text(&ng_option_table[id], o));
 }
 
-/* Casts lose nothing: whole numbers are below 2^53 by the table's bounds. */
+/* The casts are exact: the bounds of the table keep whole numbers below 2^53. */
 void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   const int64_t whole = (int64_t)value;
   const int32_t flag = (int32_t)value;
@@ -249,28 +236,20 @@ void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   }
 }
 
-/* Written so that NaN is out of range.  That is, as what must hold and not as what must not. */
+/* NaN is out of range. */
 bool ng_option_in_range(const ng_option_row *row, double v) {
   return (row->lower_open ? v > row->lower : v >= row->lower) && v <= row->upper;
 }
 
-/* An open bound has no nearest value; the smallest normal f32 is still a number for the solvers. */
-double ng_option_clamp(const ng_option_row *row, double v) {
-  if (v > row->upper) return row->upper;
-  if (v > row->lower) return v;
-  return row->lower_open ? row->lower + (double)FLT_MIN : row->lower;
-}
-
 /* ---- read, write -----------------------------------------------------------------------------*/
 
-/* A method that is chosen later leaves it alone. */
+/* A method set later does not change the option. */
 static ng_status now_given(const ng_option_row *row, ng_options *o) {
   ng_bits_add(o->given.word, (int32_t)(row - ng_option_table));
   return NG_OK;
 }
 
-/* Stored is the table's own string, so the caller's text may go.  Known but not supported yet is
- * another answer than misspelt. */
+/* Store the text of the table; the caller may free its text. */
 static ng_status read_choice(const ng_option_row *row, const char *text, ng_options *o,
                              char *message, size_t size) {
   const int32_t choice = ng_option_choice(row, text);
@@ -285,7 +264,6 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
   return refuse(row, text, "is not a choice", ng_hint_list(text, row->choices).text, message, size);
 }
 
-/* The room is that of every free text; the message has no part of what is too long to be shown. */
 static ng_status read_text(const ng_option_row *row, const char *text, ng_options *o, char *message,
                            size_t size) {
   const size_t bytes = strlen(text);
@@ -297,11 +275,10 @@ static ng_status read_text(const ng_option_row *row, const char *text, ng_option
     const ng_status st = row->form(text, message, size);
     if (st != NG_OK) return st;
   }
-  memmove((char *)o + row->offset, text, bytes + 1); /* of an object onto itself is no mistake */
+  memmove((char *)o + row->offset, text, bytes + 1); /* `text` may be the field itself */
   return now_given(row, o);
 }
 
-/* A number for a choice or a text is refused in the words that a wrong text would get. */
 ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
                               size_t size) {
   char text[32];
@@ -323,7 +300,7 @@ ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options
   return now_given(row, o);
 }
 
-/* Nothing is stored before all checks have passed: after a refusal *o is as it was. */
+/* A refusal leaves *o unchanged. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size) {
   double real = 0;
@@ -363,7 +340,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
   return read_text(row, text, o, message, size);
 }
 
-/* All or nothing: half a value would read as another one. */
+/* A value that does not fit is not written at all. */
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size) {
   char number[32];
   const char *from = number;
@@ -386,11 +363,9 @@ bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, 
   return true;
 }
 
-/* ---- all of them, as settings.h ---------------------------------------------------------------*/
+/* ---- ng_settings ----------------------------------------------------------------------------*/
 
-/* What all other rooms read, made from NG_OPTION_LIST: nothing is to be kept in step when an option is
- * added.  One macro for each kind, applied to the list: the compiler sees every field with its own type, so
- * a line of NG_OPTION_LIST with the wrong one is a warning (-Wconversion) or an error. */
+/* One macro for each kind, applied to NG_OPTION_LIST: a wrong type in the list does not compile. */
 #define PARSE_REAL(name, type) out->name = o->name;
 #define PARSE_INT(name, type) out->name = o->name;
 #define PARSE_BOOL(name, type) out->name = o->name != 0;
@@ -404,38 +379,13 @@ static int32_t chosen(const ng_options *o, ng_option_id id) {
   return value;
 }
 
-/* The family with it: a method is a row of values and a family, and whoever has settings has
- * both. */
 void ng_settings_of(const ng_options *o, ng_settings *out) {
   out->family = ng_method_family(o->method);
   NG_OPTION_LIST(PARSE)
 }
 
-/* ---- values by id ----------------------------------------------------------------------------*/
-
-/* A switch over ids rather than offsets into the struct: a field keeps its type, and an id without
- * a case is a warning (-Wswitch). */
-#define NUMBER_REAL(name) (double)s->name
-#define NUMBER_INT(name) (double)s->name
-#define NUMBER_BOOL(name) (double)s->name
-#define NUMBER_CHOICE(name) (double)s->name
-#define NUMBER_TEXT(name) 0.0 /* a text counts as nothing */
-#define NUMBER(kind, name, type)                                                                   \
-  case NG_OPTION_##name:                                                                           \
-    return NUMBER_##kind(name);
-
-double ng_settings_number(const ng_settings *s, ng_option_id id) {
-  switch (id) {
-    NG_OPTION_LIST(NUMBER)
-  case NG_OPTION_COUNT:
-    break;
-  }
-  return 0.0;
-}
-
 /* ---- names ------------------------------------------------------------------------------------*/
 
-/* For the other rooms, which have ids and no table. */
 const char *ng_option_name(ng_option_id id) { return ng_option_table[id].name; }
 
 const char *ng_choice_text(ng_option_id id, int32_t value) {

@@ -1,11 +1,8 @@
 /* options.c: the options as an object: make, copy, set, get, check.
  *
- * In come names, texts and numbers (a program's, the environment's); out goes an object whose every
- * option is in the table's range.  Whether they go together is asked when all are set.  Where one
- * call sets several, work is done on a copy and put back at the end, so a failure changes nothing.
- *
- * An object knows which options were given.  The others follow the method, so the order in which
- * method and options are set has no effect. */
+ * An object knows which options were given; the others follow the method, so the order of calls has no effect.  A call that
+ * sets several options works on a copy: a failure changes nothing.  Options are checked against each other by
+ * ng_options_check, when all are set. */
 #include "option/option.h"
 
 #include <stdlib.h>
@@ -16,9 +13,7 @@ static ng_status no_object(char *message, size_t size) {
 
 /* ---- make, copy ------------------------------------------------------------------------------*/
 
-/* The defaults are kept as text, because that is what the table shows to people; they are read by
- * the same code as anybody's text, so a default out of its range would be found by the first
- * test. */
+/* The table has the defaults as texts; they are read like any other text. */
 void ng_options_standard(ng_options *full) {
   memset(full, 0, sizeof *full);
   full->method = ng_method_name("natgrad");
@@ -31,7 +26,7 @@ void ng_options_standard(ng_options *full) {
   memset(&full->given, 0, sizeof full->given);
 }
 
-/* There is no context yet whose allocator could be asked. */
+/* Without a context there is no allocator of the caller. */
 static ng_status make(const ng_options *values, char *message, size_t size, ng_options **out) {
   ng_options *o = ng_plain_alloc(NULL, sizeof *o);
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_options: no memory");
@@ -63,7 +58,6 @@ void ng_options_destroy(ng_options **o) {
 
 /* ---- set and get -----------------------------------------------------------------------------*/
 
-/* One option alone: whether it goes with the others is asked when all are set, by _check. */
 ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message,
                          size_t message_size) {
   const ng_option_row *row = NULL;
@@ -83,7 +77,6 @@ ng_status ng_options_set_real(ng_options *o, const char *name, double value, cha
   return st == NG_OK ? ng_option_read_real(row, value, o, message, message_size) : st;
 }
 
-/* No message: the callers are reports and files, which name the option themselves. */
 ng_status ng_options_get(const ng_options *o, const char *name, char *value, size_t size) {
   const ng_option_row *row = NULL;
   if (value == NULL || size == 0) return NG_ERR_ARG;
@@ -109,8 +102,7 @@ ng_status ng_options_get_real(const ng_options *o, const char *name, double *out
   return NG_OK;
 }
 
-/* The whole environment or nothing of it; the message names the variable, since nobody remembers
- * what a shell exported.  An empty variable is a value, and is refused as such. */
+/* One wrong variable refuses the whole environment, by its name.  An empty variable is a value. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size) {
   char variable[64], why[NG_MESSAGE];
   if (o == NULL) return no_object(message, message_size);
@@ -138,10 +130,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* What a family has to say about its own options is in its table (family/family.h): this room knows none.
- * Comparisons are of the parsed struct, texts are for messages: a choice that is misspelt does not
- * compile.  Every refusal says what to change, in words that ng_options_set takes. */
-
+/* Rules of all families; the rules of one family are in its table (family/family.h). */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size) {
   ng_settings s;
   ng_settings_of(full, &s);
@@ -150,7 +139,7 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
     return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0",
                       full->clip);
   }
-  /* The average before a refresh is what the one after it is compared with. */
+  /* A refresh compares the average with the one before. */
   if (s.stat_refresh == NG_REFRESH_ADAPTIVE && s.fold == NG_FOLD_DIRECT) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "stat_refresh = adaptive needs fold = sum, it is direct");
@@ -161,22 +150,21 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
   }
   if (!s.symmetry_aware && s.statistics == NG_STATISTICS_OWNER) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "symmetry_aware = 0 sends whole matrices to all ranks; to owners, with "
-                      "statistics = owner, go triangles: symmetry_aware must be 1");
+                      "statistics = owner sends triangles: symmetry_aware must be 1, it is 0");
   }
   return NG_OK;
 }
 
 /* ---- effect ----------------------------------------------------------------------------------*/
 
-/* The place of a choice, or a flag. */
+/* The enum value of a choice, or a flag. */
 static int32_t value_of(const ng_options *o, ng_option_id id) {
   const ng_option_row *row = &ng_option_table[id];
   return row->type == NG_OPTION_BOOL ? (int32_t)ng_option_number(row, o) : ng_option_chosen(o, id);
 }
 
-/* "clip = norm, ratio, rms or value", in the order of the enum, or "window_momentum above 0", behind the n letters that are
- * there; how many there are then, `size` or more: no room. */
+/* Append "clip = norm, ratio, rms or value" or "window_momentum above 0" at `n`; return the new length, at least `size` if
+ * it does not fit. */
 static size_t write_need(const ng_option_need *need, char *text, size_t size, size_t n) {
   const ng_option_row *other = &ng_option_table[need->option];
   const uint32_t set = need->one_of;
@@ -198,7 +186,6 @@ static bool is_met(const ng_options *o, const ng_option_need *need) {
   return (need->one_of >> value_of(o, need->option) & 1U) != 0;
 }
 
-/* From the row alone: what a value does beside the others is said where they are listed. */
 ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, size_t size) {
   const ng_option_row *row = NULL;
   if (needs == NULL || size == 0) return NG_ERR_ARG;

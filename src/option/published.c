@@ -1,22 +1,19 @@
-/* published.c: the option names of the published programs, and what their values mean here; those of
- * window methods are in published_window.c.
+/* published.c: the option names of the published programs and the meaning of their values here; published_window.c has the
+ * names of window methods.
  *
- * In comes an option as the published program spells it; out go values of the table in
- * option_table.c.  The same name can mean different things in different programs, so every program
- * has its own list; a method's row in methods.c says which.
+ * Each program has its own list, because the same name may mean something else in another program:
  *
  *      factor_decay      weight of the old average (KAISA); of the new sample (kfac_pytorch, eva)
- *      kl_clip <= 0      refused (KAISA); no clip (kfac_pytorch); 0 rescales, below 0 none (eva)
+ *      kl_clip <= 0      refused (KAISA); no clip (kfac_pytorch); 0 rescales, below 0 no clip (eva)
  *      kl_clip           the radius, with SAM
  *      lr                not an option here: an argument of the step
  *      cov_ema_decay     weight of the new sample (chainerkfac)
  *
- * take_*: sets what the value means.  check_*: there is nothing to set, since it changes no number
- * here, or is not known; but a value that the published program would refuse, or that would ask for
- * something else, is refused with a reason.  A script that runs here means what it meant there. */
+ * take_*: set options.  check_*: nothing to set; a value that the published program refuses, or that asks for another
+ * result, is refused with a reason. */
 #include "option/published.h"
 
-/* What one published name says of several options of ours, which count as given then. */
+/* Set several options, which then count as given. */
 static void put_values(const job *j, const ng_value *values) {
   ng_options_set_values(j->full, values);
   for (; values->option != NG_OPTION_COUNT; values++) {
@@ -24,20 +21,19 @@ static void put_values(const job *j, const ng_value *values) {
   }
 }
 
-/* A clip of ours, for names whose value also says which. */
 static ng_status choose_clip(const job *j, ng_clip_kind kind) {
   put_values(j, (const ng_value[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
   return NG_OK;
 }
 
-/* KAISA.  None is documented there, though its constructor refuses it. */
+/* KAISA documents None, though its constructor refuses it. */
 static ng_status take_kl_clip(job *j) {
   if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
   const ng_status st = put(j, "kl_clip", j->value);
   return st == NG_OK ? choose_clip(j, NG_CLIP_KL) : st;
 }
 
-/* There, 0 and negative numbers switch the clip off.  kfac_pytorch, MPD and DP. */
+/* kfac_pytorch: 0 and negative numbers switch the clip off. */
 static ng_status take_kl_clip_sign(job *j) {
   double v;
   if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0)
@@ -45,8 +41,7 @@ static ng_status take_kl_clip_sign(job *j) {
   return take_kl_clip(j);
 }
 
-/* There, 0 rescales to the norm of the gradient; none and negative numbers switch the clip off.
- * Three methods behind one number: here they have three names (clip = kl, rescale, none). */
+/* eva: 0 rescales to the norm of the gradient; None and negative numbers switch the clip off. */
 static ng_status take_kl_clip_zero(job *j) {
   double v;
   const bool number = !is_none(j->value) && ng_read_real(j->value, &v);
@@ -61,14 +56,14 @@ static ng_status take_radius(job *j) {
   return put(j, "radius", j->value);
 }
 
-/* At least one: 0 would mean all of them here and none there. */
+/* 0 is refused: it means all samples here and no sample there. */
 static ng_status take_samples(job *j) {
   int64_t n;
   if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
   return put(j, j->row->option, j->value);
 }
 
-/* tracenorm; there any other text means pi = 1, without a word. */
+/* chainerkfac takes any text other than tracenorm as pi = 1. */
 static ng_status take_pi_type(job *j) {
   const ng_split split = ng_is(j->value, "tracenorm") ? NG_SPLIT_PI : NG_SPLIT_ROOT;
   put_values(j, (const ng_value[]){{NG_OPTION_damping_split, split}, NG_VALUES_END});
@@ -109,7 +104,7 @@ static ng_status take_compute_method(job *j) {
   return NG_OK;
 }
 
-/* The published inverse method accepts the flag and does not look at it.  Here prediv = 1 beside
+/* The published inverse method accepts the flag and ignores it.  Here prediv = 1 beside
  * Cholesky is refused, so it is not set. */
 static ng_status take_prediv(job *j) {
   int32_t flag;
@@ -178,13 +173,12 @@ static ng_status take_communicate(job *j) {
   return put(j, j->row->option, flag ? "1" : "0");
 }
 
-/* Nothing to set: the value is only checked. */
 static ng_status check_bool(job *j) {
   int32_t flag;
   return ng_read_bool(j->value, &flag) ? NG_OK : refuse(j, NG_ERR_ARG, "true or false");
 }
 
-/* Periods of what this method never does: checked as the published program would. */
+/* A period of work that this method does not have. */
 static ng_status check_count(job *j) {
   int64_t n;
   return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
@@ -209,8 +203,7 @@ static ng_status take_bool(job *j) {
   return put(j, j->row->option, flag ? "1" : "0");
 }
 
-/* none: apart where there are more ranks than layers.  The published class `inverse` and the DP classes have no
- * such argument; one owner keeps both there. */
+/* none: A and G on two ranks if there are more ranks than layers.  Only MPD-KFAC's eigen class has this argument. */
 static ng_status take_distribute(job *j) {
   int32_t flag = 0;
   const bool none = is_none(j->value);
@@ -223,35 +216,33 @@ static ng_status take_distribute(job *j) {
   return st == NG_OK ? put(j, j->row->option, flag ? "0" : "1") : st;
 }
 
-/* hook_enabled: showing no observations is the same, and says so in the program. */
+/* hook_enabled = False: the caller observes nothing instead. */
 static ng_status check_true(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
-  return flag ? NG_OK : refuse(j, NG_ERR_ABSENT, "true; to pause, show no observations");
+  return flag ? NG_OK : refuse(j, NG_ERR_ABSENT, "true; to pause, observe nothing");
 }
 
-/* The scale is said with each micro-batch, so any is as good as another. */
+/* The loss scale is an argument of each micro-batch here. */
 static ng_status check_scale(job *j) {
   double v;
   if (is_none(j->value) || (ng_read_real(j->value, &v) && v > 0)) return NG_OK;
   return refuse(j, NG_ERR_ARG, "none or a number > 0");
 }
 
-/* Gradients arrive scaled; the scale is said with each micro-batch. */
+/* The loss scale is an argument of each micro-batch here. */
 static ng_status check_none(job *j) {
   return is_none(j->value) ? NG_OK : refuse(j, NG_ERR_ABSENT, "none; give ng_batch.loss_scale");
 }
 
-/* An ablation switch: with a part left out a step has no meaning (kfac_pytorch uses it for
- * timing). */
+/* An ablation switch of kfac_pytorch, for timing. */
 static ng_status check_no_parts(job *j) {
   return is_none(j->value) ? NG_OK
                            : refuse(j, NG_ERR_ABSENT, "nothing: all parts of a step are needed");
 }
 
 /* gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739): its constructor's arguments.
- * Columns: name there, option here ("" for none), what becomes of it (natgrad info --published),
- * how. */
+ * Columns: name there, option here ("": none), meaning here (natgrad info --published), function. */
 static const ng_published kaisa_names[] = {
     {"factor_update_steps", "stat_period", "the same", take_same},
     {"inv_update_steps", "solve_period", "the same", take_same},
@@ -260,7 +251,7 @@ static const ng_published kaisa_names[] = {
     {"kl_clip", "kl_clip", "the same, with clip = kl; none: clip = none", take_kl_clip},
     {"lr", "", "the lr argument of ng_step", take_lr},
     {"accumulation_steps", "",
-     "nothing to set: calls = mean averages the micro-batches shown before a step", check_count},
+     "nothing to set: calls = mean averages the micro-batches before a step", check_count},
     {"compute_method", "solver",
      "eigen: eigen with damping_split = joint; inverse: cholesky with damping_split = full and "
      "prediv = 0",
@@ -281,14 +272,13 @@ static const ng_published kaisa_names[] = {
     {"colocate_factors", "colocate", "the same; false goes with prediv, too", take_bool},
     {"assignment_strategy", "placement_cost", "COMPUTE: compute; MEMORY: memory", take_strategy},
     {"update_factors_in_hook", "",
-     "nothing to set: statistics are summed as they are shown and completed in the step; a layer "
+     "nothing to set: statistics are summed when observed and completed in the step; a layer "
      "that runs twice in a step with accumulation_steps = 1 is calls = ema",
      check_bool},
     {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_none},
 };
 
-/* lzhangbv's two programs, kfac_pytorch and eva, share rows.  Macros, because a list is one array
- * in the order in which people see it. */
+/* Rows that kfac_pytorch and eva share. */
 #define LZ_DAMPING                                                                                 \
   { "damping", "damping", "the same", take_same }
 #define LZ_FACTORS                                                                                 \
@@ -300,7 +290,7 @@ static const ng_published kaisa_names[] = {
   { "kfac_update_freq", "solve_period", "the same", take_same }
 #define LZ_LAYERS                                                                                  \
   {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},                   \
-      {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true}, {  \
+      {"hook_enabled", "", "nothing to set: true; to pause, observe nothing", check_true}, {       \
     "exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",  \
         check_no_parts                                                                             \
   }
@@ -333,7 +323,7 @@ static const ng_published lz_names[] = {
 /* Zhang, Shi & Li, ICLR 2023, arXiv 2308.02123. */
 static const ng_published eva_names[] = {
     LZ_FACTORS,
-    {"kfac_update_freq", "", "nothing to set: the published Eva takes it and does not look at it",
+    {"kfac_update_freq", "", "nothing to set: the published Eva takes it and ignores it",
      check_count},
     LZ_DAMPING,
     EVA_CLIP,
@@ -353,7 +343,7 @@ static const ng_published eva_kfac_names[] = {
     LZ_LAYERS,
 };
 
-/* One signature for all classes of that program; what a class does not look at is checked only. */
+/* All classes of that program have the same arguments; arguments that a class ignores are checked only. */
 static const ng_published adasgd_names[] = {
     LZ_DAMPING,
     LZ_LR,
@@ -361,7 +351,7 @@ static const ng_published adasgd_names[] = {
     {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count},
     {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count},
     {"factor_decay", "", "nothing to set: there are no averages", check_size},
-    {"kl_clip", "", "nothing to set: the published class takes it and does not look at it",
+    {"kl_clip", "", "nothing to set: the published class takes it and ignores it",
      check_size_or_none},
     LZ_LAYERS,
 };
@@ -372,8 +362,7 @@ static const ng_published sam_names[] = {
      "nothing to set: nothing is solved; how often that program sums averages over ranks",
      check_count},
     {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius},
-    {"damping", "", "nothing to set: the published class takes it and does not look at it",
-     check_size},
+    {"damping", "", "nothing to set: the published class takes it and ignores it", check_size},
     LZ_LR,
     EVA_SAMPLES,
     LZ_LAYERS,
@@ -394,7 +383,7 @@ static const ng_published spngd_names[] = {
     {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_scale},
     {"adjust_momentum", "",
      "nothing to set: momentum times min(1, lr / the lr before), given to ng_step_sgd", check_bool},
-    {"acc_iters", "", "nothing to set: calls = mean averages the micro-batches shown before a step",
+    {"acc_iters", "", "nothing to set: calls = mean averages the micro-batches before a step",
      check_count},
     {"weight_decay", "", "nothing to set: it is added to gradients before the step", check_size},
     {"communicate_after_forward", "", "nothing to set: it changes no number; see ng_batch.last",
@@ -412,7 +401,7 @@ const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names
                ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
                ng_names_spngd = NAMES(spngd_names);
 
-/* The list of names is only joined for a message: an unknown name gets the nearest one. */
+/* The message of an unknown name has the nearest name. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,
                         char *message, size_t size) {
@@ -429,9 +418,9 @@ ng_status ng_names_take(const ng_names *names, const char *method, const char *n
     *gives_lr = j.gives_lr;
     return st;
   }
-  for (const ng_left_out *out = names->out; out != NULL && out->name != NULL; out++) {
-    if (!ng_is(out->name, name)) continue;
-    return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is left out here: %s", method, name,
+  for (const ng_left_out *out = names->out; out != NULL && out->names != NULL; out++) {
+    if (!ng_in_list(out->names, name)) continue;
+    return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported: %s", method, name,
                       out->why);
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "%s has no option '%s'%s", method,

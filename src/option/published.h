@@ -1,5 +1,5 @@
-/* published.h: what the lists of published names share: refusing a value, setting options of ours, and
- * the names whose value is ours as it is.  Inline, as a list may need only some of it. */
+/* published.h: helpers of the lists of published names: refuse a value, set an option, names with the same value here.
+ * Inline, because a list may use only some. */
 #ifndef NG_PUBLISHED_H
 #define NG_PUBLISHED_H
 
@@ -7,14 +7,13 @@
 
 typedef struct ng_published_job job;
 
-/* Names the published option, since that is what the user typed. */
+/* The message names the published option. */
 static inline ng_status refuse(const job *j, ng_status st, const char *expected) {
   return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
                     ng_quote(j->value).text, expected);
 }
 
-/* Sets one of our options; a refusal names both.  The range is the table's, whatever the published
- * one was. */
+/* Set one of our options; the range is our table's, and a refusal names both options. */
 static inline ng_status put(job *j, const char *option, const char *value) {
   char why[NG_MESSAGE];
   const ng_option_row *row = NULL;
@@ -24,23 +23,22 @@ static inline ng_status put(job *j, const char *option, const char *value) {
   return NG_OK;
 }
 
-/* Python writes None; nothing and null come from files. */
+/* Python writes None; files may have nothing or null. */
 static inline bool is_none(const char *text) {
   return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
 }
 
-/* Same meaning, same range: the table's own check and message are enough. */
+/* The same meaning and range. */
 static inline ng_status take_same(job *j) { return put(j, j->row->option, j->value); }
 
-/* The preconditioner there has an lr of its own, for the clip alone; here the clip uses the
- * step's. */
+/* The published preconditioner has its own lr for the clip; here the clip uses the lr of the step. */
 static inline ng_status take_lr(job *j) {
   if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
   j->gives_lr = true;
   return NG_OK;
 }
 
-/* Taken there, looked at by nobody. */
+/* The published program ignores the value. */
 static inline ng_status check_size(job *j) {
   double v;
   return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");

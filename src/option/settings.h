@@ -1,17 +1,10 @@
-/* settings.h: the options as people set them, and as the rooms read them: choices are enums, parsed
- * once.
+/* settings.h: options as callers set them (ng_options: choices are texts, and the object knows which options were given)
+ * and as the rooms read them (ng_settings: choices are enums, parsed once).
  *
- * ng_options is what callers hold by a pointer: choices are texts, and which options were given is
- * known.  Inside, nobody compares texts: a choice that is misspelt does not compile, and what is
- * asked for every observation or tile is one comparison of numbers.  option_value.c reads texts into
- * ng_options and turns it into ng_settings, and step/values.c moves that.
- *
- *   p->opt    ng_options, a copy: what ng_get, messages and the state on disk show
+ *   p->opt    ng_options, a copy: ng_get, messages and the state read it
  *   p->base   the same, parsed; b->base: with the layer's own values
- *   p->base    the coming step: p->base; b->base: the same for a block
  *
- * Rooms read p->base and b->base.  base is for what is decided once, at ng_ready: memory must not
- * depend on the step at which it was asked for. */
+ * ng_set changes both.  Memory is planned at ng_ready and must not depend on options that ng_set may change. */
 #ifndef NG_SETTINGS_H
 #define NG_SETTINGS_H
 
@@ -22,9 +15,8 @@
 
 /* ---- choices ---------------------------------------------------------------------------------*/
 
-/* A value is the place of its text in ng_option_row.choice: option_table.c writes that list with
- * these names as designators, so neither can move without the other.  The first is not always the
- * default; a struct of zeros is therefore no valid ng_settings. */
+/* An enum value is the index of its text in ng_option_row.choice.  The first value is not always the default, so a
+ * struct of zeros is no valid ng_settings. */
 typedef enum ng_solver { NG_SOLVER_CHOLESKY, NG_SOLVER_EIGEN, NG_SOLVER_PRODUCT } ng_solver;
 typedef enum ng_form { NG_FORM_AUTO, NG_FORM_INVERSE, NG_FORM_FACTOR } ng_form;
 typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI, NG_SPLIT_ROOT } ng_split;
@@ -108,10 +100,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
 
 /* ---- the one list ----------------------------------------------------------------------------*/
 
-/* Every option in the order of the header: kind as in ng_option_type, name, type in ng_settings.
- * Ids, fields of ng_options and ng_settings, the kinds of the rows and their parsing are all made from
- * it; a row of option_table.c is placed by its id.  dtypes are choices whose values are the header's.
- * A text has no type there: it is read where it is kept. */
+/* Every option, by purpose: kind as in ng_option_type, name, type in ng_settings.  Ids, the fields of ng_options and
+ * ng_settings, the kinds of the rows and their parsing come from this list.  A text has no field in ng_settings. */
 #define NG_OPTION_LIST(X)                                                                          \
   X(CHOICE, solver, ng_solver)                                                                     \
   X(CHOICE, cholesky_form, ng_form)                                                                \
@@ -191,7 +181,7 @@ typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option
 #define NG_FIELD_TEXT(name, type) /* p->opt.skip_layers */
 #define NG_AS_FIELD(kind, name, type) NG_FIELD_##kind(name, type)
 typedef struct ng_settings {
-  const char *family; /* name of the method's, for ng_family_find */
+  const char *family; /* of the method, for ng_family_find */
   NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
 #undef NG_AS_FIELD
@@ -203,7 +193,7 @@ typedef struct ng_settings {
 
 /* ---- sets of options -------------------------------------------------------------------------*/
 
-/* One bit a member, as many words as that takes: the table may grow beyond any word. */
+/* One bit for each option, in as many words as the table needs. */
 #define NG_BIT_WORDS(count) (((count) + 63) / 64)
 
 static inline bool ng_bits_has(const uint64_t *word, int32_t i) {
@@ -219,21 +209,20 @@ typedef struct ng_option_mask {
 
 /* ---- what callers hold ------------------------------------------------------------------------*/
 
-/* Room of a free text, its 0 included.  In the struct and not behind a pointer: what is copied by
- * assignment is a copy, and nothing of the caller's is kept. */
+/* The size of a free text, with its 0.  The text lies in the struct, so an assignment copies it. */
 enum { NG_TEXT_ROOM = 4096 };
 
 #define NG_HELD_REAL(name) double name;
 #define NG_HELD_INT(name) int64_t name;
 #define NG_HELD_BOOL(name) int32_t name;
-#define NG_HELD_CHOICE(name) const char *name; /* the table's own text */
+#define NG_HELD_CHOICE(name) const char *name; /* a text of the table */
 #define NG_HELD_TEXT(name) char name[NG_TEXT_ROOM];
 #define NG_AS_HELD(kind, name, type) NG_HELD_##kind(name)
 struct ng_options {
-  const char *method; /* the table's own name */
+  const char *method; /* a name of the table */
   NG_OPTION_LIST(NG_AS_HELD)
-  ng_option_mask given; /* set by name: a method that is chosen leaves these alone */
-  bool own_method;      /* of a layer that named its method: what is not per_layer is the model's */
+  ng_option_mask given; /* set by name: a method does not change these */
+  bool own_method;      /* options of a layer that named its method */
 };
 #undef NG_AS_HELD
 #undef NG_HELD_REAL
@@ -246,11 +235,8 @@ struct ng_options {
 
 void ng_settings_of(const ng_options *o, ng_settings *out);
 
-/* A value by its id, for code that walks options.  A choice counts as its enum, a text as 0. */
-double ng_settings_number(const ng_settings *s, ng_option_id id);
-
 const char *ng_option_name(ng_option_id id);
-/* Text of a choice for messages: ng_choice_text(NG_OPTION_solver, NG_SOLVER_EIGEN) is "eigen". */
+/* Return the text of a choice: ng_choice_text(NG_OPTION_solver, NG_SOLVER_EIGEN) is "eigen". */
 const char *ng_choice_text(ng_option_id id, int32_t value);
 
 #endif
