@@ -395,6 +395,7 @@ static void commit(ng_block *b, bool taken) {
     w->lr = w->next_lr;
   }
   w->drops_rows = false;
+  w->overflowed = 0; /* off stat_period no gradient is observed */
   if (taken && !fresh) return;
   w->store->drop(b, ng_window_head(w));
   ng_window_clear_row(w, ng_window_head(w));
