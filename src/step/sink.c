@@ -1,23 +1,21 @@
-/* sink.c: where a gradient leaves: written once for all families.
+/* sink.c: write gradients, or weights and moments, for all families.
  *
- * In: tiles of PD, or of a gradient and what PD adds to it, times the clip.  Out: a gradient, or through
- * SGD or AdamW the weight itself, in the caller's dtype.  The formulas are those of torch.optim.SGD and
- * torch.optim.AdamW (decoupled weight decay, arXiv 1711.05101).  The optimizer state is f32 whatever the
- * weight's dtype.
+ * In: tiles of D or PD with coefficients and the clip factor.  Out: gradients in place, or weights
+ * updated by SGD or AdamW as in torch.optim (AdamW: decoupled weight decay, arXiv 1711.05101), in
+ * the
+ * caller's dtype; moments are f32.
  *
- * Rows are disjoint and nothing is kept between calls, so any thread may put any tile.  Each parameter
- * has a group, and each group its numbers (ng_set_group).
- *
- * With d the preconditioned gradient times the clip, w the weight, m and v the moments, t the
- * update:
+ * With d = clip factor times PD, w the weight, m and v the moments, t the number of the update:
  *
  *      SGD    g = d + wd w;  m <- mu m + (1 - damp) g;  w <- w - lr m, or w - lr (g + mu m)
  *      AdamW  m <- b1 m + (1-b1) d;  v <- b2 v + (1-b2) d^2
  *             w <- (1 - lr wd) w - lr / (1-b1^t) m / (sqrt(v / (1-b2^t)) + eps)
  *
- * Weight decay comes after the preconditioner, which never sees it; decoupled SGD decays as AdamW
- * does.  After a rank-one family a step moves 12 bytes a parameter for a gradient in f32 (two reads
- * with measure's, one write), 24 with SGD and momentum. */
+ * An element whose new weight, momentum or moment is not finite keeps the old value and is counted.
+ * Rows are disjoint and nothing is kept between calls, so any thread may write any tile.  After a
+ * rank-one family a step moves 12 bytes per parameter in f32 (two reads, one write), 24 with SGD
+ * and
+ * momentum. */
 #include "step/step.h"
 
 #include <float.h>
@@ -25,25 +23,26 @@
 
 #include "simd.h"
 
-/* One tile of a row, small enough for the stack and the first cache: where 16 bits are
- * converted. */
+/* Part of a row that fits on the stack and in the first cache, for conversions. */
 enum { TILE = 512 };
 
-/* The direction of an update: scale d + k u, or scale d if u is NULL.  A family whose PD is a multiple of
- * the gradient plus a rank-one term needs no array for PD. */
+/* The direction of an update: scale d + k u, or scale d if u is NULL.  A family whose PD is a
+ * multiple
+ * of the gradient plus a rank-one term needs no array for PD. */
 typedef struct direction {
   const float *d, *u;
   float scale, k;
 } direction;
 
-/* Every f32 below this magnitude rounds to a finite number of the dtype: f16 ends at 65504, and 65520, halfway
- * to the next power of 2, rounds to Inf. */
+/* Every f32 below this magnitude rounds to a finite number of the dtype: f16 ends at 65504, and
+ * 65520,
+ * halfway to the next power of 2, rounds to Inf. */
 static float limit_of(ng_dtype t) {
   return t == NG_F16 ? 65520.0f : t == NG_BF16 ? 0x1.ffp127f : INFINITY;
 }
 
-/* x <- scale d + k u, with d = x unless `values`.  An element that would reach `limit` keeps its x.  Returns how
- * many do.  Flags are constants where this is inlined, so every variant is a loop without branches. */
+/* x <- scale d + k u, with d = x unless `values`.  An element that would reach `limit` keeps its x;
+ * return how many do.  Flags are constants where this is inlined, so no variant branches. */
 static inline __attribute__((always_inline)) int32_t
 rescale_loop(float *restrict x, const float *restrict values, const float *restrict u, int64_t n,
              float scale, float k, float limit, bool at_hand, bool pair) {
@@ -170,20 +169,20 @@ static void count_overflow(ng_slot *slot, int32_t elements) {
 
 /* ---- the ways out ----------------------------------------------------------------------------*/
 
-/* n elements of a row as f32: where they are, or converted or gathered into `room`. */
+/* n elements of a row as f32: in place, or converted into `room`. */
 static float *as_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, float *room) {
   if (v->dtype == NG_F32 && v->straight) return ng_place_at(v, row, col);
   ng_place_read(v, row, col, n, room);
   return room;
 }
 
-/* In double: where two terms nearly cancel, or a factor is no f32. */
+/* Use double where two terms nearly cancel, or where a factor does not fit f32. */
 static bool is_wide(const ng_pair *pair) {
   return pair->wide || fabs(pair->scale) > (double)FLT_MAX || fabs(pair->k) > (double)FLT_MAX;
 }
 
-/* Write a gradient in place.  f32 in straight rows needs no copy: each element is read and written once.  Other
- * gradients pass through a tile. */
+/* Write a gradient in place.  f32 in straight rows needs no copy; other gradients pass through a
+ * tile. */
 static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                          const ng_pair *pair) {
   float tile[TILE], wide[TILE];
@@ -209,8 +208,9 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
   count_overflow(slot, overflowed);
 }
 
-/* The direction for the update of m elements from column c: the gradient where it lies, or converted into `room`.
- * With `wide` PD is made in double first and enters as f32. */
+/* The direction for m elements from column c; the gradient in place, or converted into `room`.
+ * With
+ * `wide`, compute PD in double and round it. */
 static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int64_t c, int64_t m,
                               const ng_pair *pair, float *room) {
   const float *u = pair->u == NULL ? NULL : pair->u + c;
@@ -221,8 +221,9 @@ static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int
   return (direction){room, NULL, 1.0f, 0.0f};
 }
 
-/* The gradient stays as it is: the caller may want it for its own norms.  `straight` needs no tile:
- * all of a row in one loop.  Moments are dense, whatever the stride of the weight. */
+/* The gradient stays unchanged: the caller may need its norm.  `straight` needs no tile.  Moments
+ * are
+ * dense for any stride of the weight. */
 static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                        const ng_pair *pair) {
   const ng_update_sink *s = (const ng_update_sink *)(const void *)sink;
@@ -275,8 +276,7 @@ ng_status ng_overflow_end(ng_precond *p) {
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
 
-/* What depends on how many updates there were.  The first has m <- g without dampening, as torch has it: its
- * buffer starts as a copy.  Numbers are made in double and rounded once. */
+/* In its first update m <- g without dampening, as in torch, where the buffer starts as a copy. */
 static void sgd_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
   out[0] = updates == 0 ? 1.0f : (float)(1.0 - of->dampening);
   out[1] = updates == 0 ? 0.0f : (float)of->momentum;
@@ -300,8 +300,9 @@ void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
   };
 }
 
-/* sqrt(v / (1 - b2^t)) as sqrt(v) times a constant: no division an element for the correction.
- * 1 - b^t in double: at t = 1 and b2 = 0.999 an f32 would have lost three digits of it. */
+/* sqrt(v / (1 - b2^t)) = sqrt(v) times a constant, without a division per element.  1 - b^t in
+ * double:
+ * at t = 1, b2 = 0.999 an f32 would lose three digits. */
 static void adamw_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
   const double t = (double)(updates + 1);
   out[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
@@ -326,7 +327,7 @@ void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates)
   };
 }
 
-/* torch counts the updates of each parameter: one that was frozen, or had no gradient, has had fewer. */
+/* As torch, count updates per parameter: a frozen or absent one had fewer. */
 void ng_update_late(ng_precond *p) {
   const ng_update_sink *s = &p->step->out;
   for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
@@ -343,8 +344,9 @@ void ng_update_late(ng_precond *p) {
   }
 }
 
-/* u <- what lr multiplies in the update of n elements without a block, at most TILE: that of w = 0 (but for decay that is
- * part of the gradient) with lr = 1.  0 where the weight is not finite and stays. */
+/* The update of w = 0 with lr = 1, without decoupled decay; at most TILE elements.  0 where the
+ * weight
+ * is not finite. */
 void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, int64_t col,
                          int64_t n, float *u) {
   const ng_update_sink *s = &p->step->out;

@@ -11,8 +11,9 @@
 
 /* ---- what is due -----------------------------------------------------------------------------*/
 
-/* stat_refresh = adaptive: by the rule of stat/stale.h.  What sees the same observation is made anew
- * together: a family adds to all of it at once. */
+/* stat_refresh = adaptive: the rule of stat/stale.h.  Statistics of the same observation are
+ * refreshed
+ * together, because a family adds to all of them at once. */
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
@@ -21,10 +22,11 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
   return false;
 }
 
-/* Counted in steps that counted: step 0 is due for everything, whatever the period. */
-/* Also while there is something of it that no rank has ever shown: a layer that was left out at its first
- * due step begins when it comes back.  `out` is of the step under way: with fold = direct what was observed
- * before is in the average already, and has to be carried through. */
+/* Only counted steps advance the period, so step 0 is always due.  A kind of array that no rank has
+ * shown yet is due off the period: a layer excluded at its first due step starts when it returns.
+ * An
+ * excluded block (`out`) is due with fold = direct only, because its average already has the
+ * sum. */
 static bool block_due(const ng_precond *p, const ng_block *b) {
   bool period = p->steps % b->base.stat_period == 0;
   if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) {
@@ -36,7 +38,7 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
   if (b->out) return period && b->base.fold == NG_FOLD_DIRECT;
   if (b->entry != NULL && b->entry->asleep) return false;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    if (!b->seen[kind]) return true; /* agreed: the same on all ranks */
+    if (!b->seen[kind]) return true; /* equal on all ranks */
   }
   return period;
 }
@@ -54,10 +56,9 @@ bool ng_stat_due(const ng_precond *p, const ng_block *b) {
   return (every && !b->out) || block_due(p, b);
 }
 
-/* Also at the first step that got so far, if those before were skipped: without results there is no
- * PD. */
+/* Also at the first step that reaches solve: PD needs results. */
 bool ng_solve_due(const ng_precond *p, const ng_block *b) {
-  /* A method that has no period of solves may have such blocks beside its own: every step. */
+  /* A method without solve_period solves such blocks in every step. */
   const char *owner = ng_option_table[NG_OPTION_solve_period].family;
   const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (b->family->solve == NULL || b->out) return false;
@@ -67,7 +68,7 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
 
 /* ---- statistics, solve, share ----------------------------------------------------------------*/
 
-/* A fold, and with stat_refresh = adaptive what has become of the average by it. */
+/* Fold a sum into its average; with stat_refresh = adaptive, judge how much the average changed. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
   const bool anew = s->total > 0.0;
   if (anew && s->stale.on) ng_stat_remember(s, p->arena[NG_USE_SCRATCH]);
@@ -80,7 +81,7 @@ static ng_status refresh(ng_precond *p, ng_stat *s) {
   return NG_OK;
 }
 
-/* NG_SKIPPED of one statistic leaves the others folded: their sums were sound. */
+/* If the fold of one statistic fails, the others stay folded. */
 static ng_status fold_block(ng_precond *p, ng_block *b) {
   static const char *const what[NG_SEEN_KINDS] = {"inputs", "output gradients", "gradients"};
   ng_status st = NG_OK;
@@ -106,9 +107,10 @@ static bool any_stat(const ng_precond *p) {
   return false;
 }
 
-/* Reduce the due sums and fold them into their averages.  An overflow is known to this rank only (with
- * statistics = local one rank sums), so `refused` keeps it until `agree` spreads it; the step ends here only for what
- * `check` told all ranks. */
+/* Reduce the due sums and fold them into their averages.  Only this rank knows of an overflow (with
+ * statistics = local one rank sums), so `refused` keeps it until `agree`; the step ends here only
+ * for
+ * a refusal that `check` spread. */
 static ng_status statistics(ng_precond *p) {
   ng_status st = ng_topk_is_due(p) ? ng_topk_select(p) : NG_OK;
   if (st != NG_OK || !any_stat(p)) return st;
@@ -127,7 +129,7 @@ static ng_status statistics(ng_precond *p) {
   return NG_OK;
 }
 
-/* One line for all that were rescued in this step. */
+/* One log line for all blocks that needed the ladder. */
 static void tell_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], const char *first) {
   int64_t now[NG_RESCUES], all = 0;
   for (int i = 0; i < NG_RESCUES; i++) {
@@ -142,8 +144,8 @@ static void tell_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], 
          (long long)now[NG_RESCUE_LAST], (long long)now[NG_RESCUE_PLAIN], first);
 }
 
-/* Every rank marks the block as solved, also those that keep nothing of it: what is due must be the
- * same everywhere. */
+/* Every rank marks the block as solved, also ranks without its results, so that due work is
+ * equal. */
 static ng_status solve(ng_precond *p) {
   int64_t before[NG_RESCUES];
   const char *first = "";
@@ -174,9 +176,9 @@ static ng_status share(ng_precond *p) {
 
 /* ---- measure, deliver, agree, emit -----------------------------------------------------------*/
 
-/* Results first, then all tiles in one loop, then what a family makes of their sums.  A rank that
- * does not hold a block leaves zeros; `agree` takes each block from its owner, or everybody's share
- * of a partial one. */
+/* Prepare results, measure all tiles in one loop, then let each family add up its sums.  A rank
+ * without
+ * the block's results leaves zeros; `agree` takes each block from its owner. */
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];
@@ -185,7 +187,7 @@ static ng_status measure(ng_precond *p) {
   ng_tiles_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    /* measure_ms has the block's share of the loop already */
+    /* measure_ms already has the block's share of the loop */
     b->inner = b->d2 = b->pd2 = 0.0;
     if (!b->holds || b->out) continue;
     const double t0 = ng_now_ms();
@@ -199,8 +201,6 @@ static ng_status measure(ng_precond *p) {
   return NG_OK;
 }
 
-/* The sums come back the same on all ranks, and so is everything that is concluded from them
- * here. */
 static ng_status agree(ng_precond *p) {
   ng_sums sums[2];
   const ng_status st = ng_exchange_agree(p, sums);
@@ -210,7 +210,7 @@ static ng_status agree(ng_precond *p) {
   return NG_OK;
 }
 
-/* Cannot fail: everything that could refuse the step has been asked. */
+/* Cannot fail: all refusals came before. */
 static ng_status emit(ng_precond *p) {
   ng_overflow_begin(p);
   ng_tiles_emit(p, &p->step->out.sink);
@@ -231,12 +231,12 @@ static bool gradients_due(const ng_precond *p) {
 
 static bool statistics_due(const ng_precond *p) { return ng_topk_is_due(p) || any_stat(p); }
 
-/* `solve` marks blocks as solved, so what `share` is due for is remembered from before the walk. */
+/* `solve` marks blocks as solved, so take.c decides before the first station. */
 static bool solving(const ng_precond *p) { return p->step->solving; }
 
 static bool share_due(const ng_precond *p) { return p->step->solving || ng_shards_due(p); }
 
-/* Where owners update, PD stays with them, and their weights go round instead. */
+/* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
 static bool gathers(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
 
 static bool delivers(const ng_precond *p) {

@@ -1,17 +1,17 @@
-/* take.c: one step, from the call that ends it to what it leaves.
+/* take.c: one step: check the call, run the stations, close the step.
  *
- * In: what was observed, gradients and weights as they are bound, p->step->out and lr.  Out: the status of the step, the
- * same on all ranks; what was observed is used up, steps and what was left out are counted.
- *
- * What a call has to bring is looked at; the stations are walked, and time, bytes, waiting and leaving are taken care of
- * around their table, once; then the step is closed.  What a station does it does not know: the table (stations.c) says
- * whether it is due, what is waited for and where all ranks may leave. */
+ * In: observations, bound gradients and weights, p->step->out and lr.  Out: the status, equal on
+ * all
+ * ranks; counters.  The observations are used up.  This file measures time and bytes of the
+ * stations;
+ * stations.c says which one is due, what it waits for, and where all ranks may end the step. */
 #include "step/step.h"
 
 /* ---- before the walk -------------------------------------------------------------------------*/
 
-/* Where the step reads or writes: gradients of blocks, and with clip = ratio their weights; with a
- * fused update both of every parameter that is not frozen, with or without curvature. */
+/* Gradients of blocks, also weights with clip = ratio; for a fused update both of every parameter
+ * that
+ * is not frozen. */
 static bool needs_slot(const ng_precond *p, const ng_slot *s) {
   return s->block != NULL || p->step->out.kind != NG_OUT_GRADIENT;
 }
@@ -20,9 +20,9 @@ static bool needs_weight(const ng_precond *p, const ng_slot *s) {
   return p->step->out.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
 }
 
-/* A gradient that is absent leaves its entry out of the step where that is allowed: one that was bound
- * for a step that is over is not absent, it was forgotten.  A layer of which some parameters have one has
- * no D to precondition. */
+/* With missing = keep a layer without any gradient is excluded from the step.  An expired binding
+ * is an
+ * error, not an absent gradient.  A layer with only some gradients has no D. */
 static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   int32_t missing = 0, needed = 0;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -42,7 +42,7 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   return NG_OK;
 }
 
-/* Frameworks free gradients between steps, so all of this is asked anew. */
+/* In every step, because frameworks free gradients between steps. */
 static ng_status check_bound(ng_precond *p, ng_entry *e) {
   bool absent = false;
   if (e->d.frozen) return NG_OK;
@@ -71,13 +71,12 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
   return NG_OK;
 }
 
-/* Into `trouble`, not out of the call: the other ranks are on their way to `check`, and a rank that
- * returned here would leave them waiting there. */
+/* Store the status instead of returning it: the other ranks enter `check` and would wait there. */
 static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
   ng_engine *s = p->step;
   s->trouble = wrong;
-  if (wrong != NG_OK) return; /* its message stays */
+  if (wrong != NG_OK) return; /* keep its message */
   if (p->base.update != update[s->out.kind]) {
     s->trouble =
         ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
@@ -135,9 +134,9 @@ static bool any_solve(const ng_precond *p) {
   return false;
 }
 
-/* `leave` is looked at also after a station that was not due: what was refused may be known from
- * before.  An error that a station returns is the same on all ranks (check, agree) or a broken
- * transport. */
+/* Test `leave` also after a station that was not due: the refusal may be older.  An error of a
+ * station
+ * is either equal on all ranks (check, agree) or a failed transport. */
 static ng_status walk(ng_precond *p) {
   ng_engine *s = p->step;
   s->known = false;
@@ -160,16 +159,15 @@ static ng_status walk(ng_precond *p) {
 
 /* ---- the end of a step -----------------------------------------------------------------------*/
 
-/* Not made anew in this step: what it would have sent stayed here. */
+/* Count the bytes that a statistic without refresh did not send. */
 static void count_passed(ng_stat *s) {
   if (s->fresh) return;
   s->stale.passed++;
   s->stale.bytes_passed += ng_stat_wire_bytes(s);
 }
 
-/* The step is over, taken or skipped: what was observed is used up, and memory that moves with the
- * step moves.  Commit before forget: a family may still read this step's sums when it learns
- * whether the step counted. */
+/* Commit before the reset: a family may read this step's sums when it learns whether the step
+ * counts. */
 static void close_step(ng_precond *p, bool taken) {
   p->kept = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -190,15 +188,14 @@ static void close_step(ng_precond *p, bool taken) {
   ng_bind_expire(p);
 }
 
-/* Who was left out is decided anew by the next step; observations until then are not of this one. */
+/* The next step decides again who is excluded. */
 static void include_all(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->out = false;
   }
 }
 
-/* Nothing is lost, but an average that should have moved did not: a hook that is missing looks like this.
- * Known from `check`, the same on all ranks. */
+/* A due statistic without observations: often a missing hook.  All ranks know it from `check`. */
 static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st) {
   const ng_block *first = NULL;
   int32_t layers = 0;
@@ -220,9 +217,8 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
 
 /* ---- the whole -------------------------------------------------------------------------------*/
 
-/* What `check` finds wrong consumes nothing: the caller may put it right
- * and step again with the same observations; only gradients, which may be bound anew, are looked at
- * again. */
+/* An error in `check` keeps the observations: the caller may mend the cause and step again.  Only
+ * gradients, which may be rebound, are observed again. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   ng_update_sink_begin(&s->out);
@@ -236,7 +232,7 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
     include_all(p);
     return st;
   }
-  /* Sums that were posted ahead and then were not due: a period was changed in between. */
+  /* Messages posted ahead whose statistics are no longer due, since a period changed. */
   if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
   close_step(p, st != NG_SKIPPED);
   include_all(p);
