@@ -1,7 +1,11 @@
 /* log.h: DIR/log.jsonl, one JSON object per line, each with "schema": 1 and
- *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, cosine, angle, rotation, stretch (precond.h; null for sgd and adamw without --quantify), ms; with --quantify also scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean
+ *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch),
+ *     clip, cosine, angle, rotation, stretch (precond.h; null for sgd and adamw without --quantify), ms (with --quantify also scaling_min,
+ *     scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean)
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss, test_accuracy, seconds, ms
- *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy, skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms; averaged, average_test_loss, average_test_accuracy with averaged weights; statistics if adaptive (refreshed.h); ranks if there are several (traffic.h: totals of each rank); last "crc32", of config.json and the log before it
+ *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"),
+ *     train_loss, test_accuracy, skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms (averaged, average_test_loss, average_test_accuracy with averaged weights;
+ *     statistics if adaptive, refreshed.h; ranks if there are several, traffic.h; last "crc32", of config.json and the log before it)
  * ms: milliseconds per step by station since the last line of that event, or since the resumed checkpoint ("end":
  * of the whole run). Doubles have 17 digits and read back exactly; values that are not finite are null. */
 #ifndef LOG_H

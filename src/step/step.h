@@ -161,7 +161,7 @@ typedef struct ng_sums {
 
 /* Mix x into a hash of numbers that must be equal on all ranks. */
 uint64_t ng_step_number(uint64_t so_far, double x);
-uint64_t ng_options_number(const ng_precond *p); /* a hash of p->now */
+uint64_t ng_options_number(const ng_precond *p); /* a hash of p->base */
 /* Write this rank's hashes of options and update; check their sums: NG_ERR_STATE if they differ. */
 enum { NG_SAME = 8, NG_SAME_PIECES = 4 };
 /* Encode a number for a sum over ranks; ng_same_sums tests whether all ranks gave the same one. */

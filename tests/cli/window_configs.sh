@@ -28,5 +28,5 @@ grep -q '"window_rank": 2' rank2/config.json || fail "--rank: $(grep rank rank2/
   fail "compare: $(cat err)"
 grep -q 'density 0.25' both/table.txt || fail "compare: $(cat both/table.txt)"
 expect 2 "natgrad: --window_density: '0' *" "$natgrad" train --method efcp --density 0
-expect 0 '*--store, --density, --rank*' "$natgrad" help train
+expect 0 '*--store, --density and --rank*' "$natgrad" help train
 finish
