@@ -135,7 +135,7 @@ class Again(Case):
     def test_what_is_not_known_is_refused(self):
         m = Rows(True)
         k = make(m)
-        with self.refused("layer 'c': activation checkpointing runs it again, and its samples are not known: two forwards"):
+        with self.refused("layer 'c': activation checkpointing repeats it, and its samples are not known: two forwards"):
             (loss_of(m, data(6, 4)) + loss_of(m, data(4, 6))).backward()
         self.quiet()
         m.zero_grad()

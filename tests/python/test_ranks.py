@@ -168,7 +168,7 @@ def one_broken(rank, world):
 
 
 def as_nccl(rank, world, given=False):
-    """A group that does not carry host memory, the default one or one of the caller's: one of gloo is made beside it."""
+    """A group that cannot send host memory, the default one or one of the caller's: one of gloo is made beside it."""
     dist, real = torch.distributed, torch.distributed.get_backend
     new_group, asked = dist.new_group, []
     own = new_group(list(range(world))) if given else None
@@ -391,7 +391,7 @@ class Ranks(Case):
             if "use_local_synchronization" in inspect.signature(torch.distributed.new_group).parameters:
                 self.assertEqual((found, asked), (0, {"gloo"}))
             else:  # PyTorch 1.13 cannot make a group of some without the others
-                self.assertIn("process_group: backend 'nccl' does not carry host memory", found)
+                self.assertIn("process_group: backend 'nccl' cannot send host memory", found)
 
     def test_horovod(self):
         found = ranks.run(2, horovod)
