@@ -9,8 +9,8 @@
  *
  *   observe          add an observation to the sums of the statistics
  *   [statistics]     the engine sums over ranks and folds into the averages
- *   choose           ranks decide jointly what to send of gradients, in a few small sums
- *   tell             the owner of a statistic sends numbers to the owners of the others
+ *   select_topk      ranks decide jointly what to send of gradients, in a few small sums
+ *   put_traces       the owner of a statistic sends numbers to the owners of the others
  *   solve, shared    compute results on the owner; results have arrived on every rank that holds them
  *   measure_tile     each tile of its gradients, by all threads; then measure, once
  *   [agree]          the engine computes the clip factor, equal on all ranks
@@ -185,14 +185,14 @@ typedef struct ng_family {
    * fallbacks. shared: results have arrived, from this rank, others (fresh) or a file. */
   ng_status (*solve)(ng_block *b);
   void (*shared)(ng_block *b, bool fresh);
-  /* `solve` supports statistics with different owners that keep them alone: after the fold, tell
-   * writes the b->tells numbers of a statistic of this rank, and solve reads the numbers of all in
-   * b->told. */
-  void (*tell)(ng_block *b, int32_t stat, double *numbers);
-  /* Between check and sums, for blocks with b->choosing: for rounds 0 to b->rounds - 1 write
+  /* `solve` supports statistics with different owners that keep them alone: after the fold, put_traces
+   * writes the b->traces_each numbers of a statistic of this rank, and solve reads the numbers of all in
+   * b->traces. */
+  void (*put_traces)(ng_block *b, int32_t stat, double *numbers);
+  /* Between check and sums, for blocks with b->selecting: for rounds 0 to b->rounds - 1 write
    * b->round[r] numbers into x, which are summed over ranks, and read the sums of the previous round.
    * A last call with round = b->rounds only reads. Then the statistics are complete. */
-  void (*choose)(ng_block *b, int32_t round, double *x);
+  void (*select_topk)(ng_block *b, int32_t round, double *x);
   /* Partial sums for measure, tile by tile, collected in b->tile_sum. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
   void (*commit)(ng_block *b, bool taken); /* the step has ended; taken: not skipped */

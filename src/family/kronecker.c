@@ -289,7 +289,7 @@ static ng_status check_embedding(const ng_options *o, const ng_settings *s, char
 static ng_status statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = ng_block_take_stats(b, 2);
-  b->tells = k->groups;
+  b->traces_each = k->groups;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
     ng_side *of = &k->side[side];
     const bool diagonal = of->part->diagonal;
@@ -470,7 +470,7 @@ const ng_family ng_family_kronecker = {
     .numbers = numbers,
     .solve = ng_kron_solve,
     .shared = ng_kron_shared,
-    .tell = ng_kron_tell,
+    .put_traces = ng_kron_put_traces,
     .report = ng_kron_report,
 };
 
@@ -493,6 +493,6 @@ const ng_family ng_family_embedding = {
     .numbers = numbers,
     .solve = ng_kron_solve,
     .shared = ng_kron_shared,
-    .tell = ng_kron_tell,
+    .put_traces = ng_kron_put_traces,
     .report = ng_kron_report,
 };

@@ -90,7 +90,7 @@ int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, d
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 int64_t ng_kron_room(const ng_block *b, const ng_obs *o);
-void ng_kron_tell(ng_block *b, int32_t stat, double *mean);
+void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b);
 void ng_kron_shared(ng_block *b, bool fresh);
 ng_status ng_kron_measure(ng_block *b);

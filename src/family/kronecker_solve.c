@@ -114,7 +114,7 @@ static bool mean_eigenvalue(const ng_block *b, const ng_side *s, int32_t group, 
 }
 
 /* The owner of the other side needs the means only. */
-void ng_kron_tell(ng_block *b, int32_t stat, double *mean) {
+void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
   ng_kron *k = ng_kron_of(b);
   for (int32_t group = 0; group < k->groups; group++) {
     measure_averages(b, group);
@@ -159,13 +159,13 @@ static bool is_new(const ng_block *b, const ng_stat *s) {
 /* Every rank with the averages computes the same traces, pi and shifts; only the owner of a side inverts. So
  * no rank waits for pi, and damping_leak shifts the averages of all ranks equally. (The published program
  * shifts the owner's average only, until the next reduction.) If each side is kept by its owner alone,
- * b->told contains the means of both. Each group has its own pi. */
+ * b->traces contains the means of both. Each group has its own pi. */
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const double lambda = b->base.damping;
   int32_t worst[2] = {0, 0};
   bool own[2]; /* this rank solves the side */
-  if (!b->keeps && b->told == NULL) return NG_OK;
+  if (!b->keeps && b->traces == NULL) return NG_OK;
   for (int i = 0; i < 2; i++) {
     const ng_stat *s = k->side[i].stat;
     own[i] = s->owner == b->ctx->rank && is_new(b, s);
@@ -176,7 +176,7 @@ ng_status ng_kron_solve(ng_block *b) {
     measure_averages(b, group);
     for (int i = 0; i < 2; i++) {
       finite[i] = k->side[i].stat->keeps && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
-      if (b->told != NULL) mean[i] = b->told[i * b->tells + group];
+      if (b->traces != NULL) mean[i] = b->traces[i * b->traces_each + group];
     }
     const double pi = balance(mean);
     ng_kron_split(b, lambda, pi, on);

@@ -226,7 +226,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->due;
   const ng_status st = need_weights(b);
-  b->choosing = false;
+  b->selecting = false;
   w->overflowed = 0;
   if (st != NG_OK) return st;
   w->drops_rows = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
@@ -242,16 +242,16 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
       w->store->drop(b, ng_window_head(w));
       return enters;
     }
-    b->choosing = b->rounds > 0;
-    if (b->choosing) return NG_OK;
+    b->selecting = b->rounds > 0;
+    if (b->selecting) return NG_OK;
     w->store->enter(b);
   }
   return add_products(b, fresh);
 }
 
-static void choose(ng_block *b, int32_t round, double *x) {
+static void select_topk(ng_block *b, int32_t round, double *x) {
   ng_window *w = ng_window_of(b);
-  w->store->choose(b, round, x);
+  w->store->select_topk(b, round, x);
   ng_window_use(w, true);
   if (round == b->rounds) (void)add_products(b, true); /* the rows are finite */
 }
@@ -451,7 +451,7 @@ const ng_family ng_family_window = {
     .plan = plan,
     .observe = observe,
     .measure = measure,
-    .choose = choose,
+    .select_topk = select_topk,
     .emit_tile = emit_tile,
     .begin = begin,
     .fields = fields,

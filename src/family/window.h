@@ -56,8 +56,8 @@ typedef struct ng_window_store {
   ng_status (*plan)(ng_block *b, ng_plan *plan);
   float *(*target)(ng_block *b); /* [d] where the caller writes the vector that enters */
   void (*enter)(ng_block *b);    /* the vector in target becomes the row at head */
-  /* The same by rounds of sums over ranks, if b->rounds > 0: see ng_family.choose. */
-  void (*choose)(ng_block *b, int32_t round, double *x);
+  /* The same by rounds of sums over ranks, if b->rounds > 0: see ng_family.select_topk. */
+  void (*select_topk)(ng_block *b, int32_t round, double *x);
   /* k [parts, places] += <row, x> of the rows in use; x NULL: the row at head. */
   void (*products)(ng_block *b, const float *x, double *k);
   /* u <- by u + sum over places of c row, by and c of each part. */

@@ -202,11 +202,11 @@ struct ng_block {
   int32_t owner, column; /* the solver, unless statistics have their own owners */
   bool keeps;            /* this rank keeps all of its averages */
   bool apart;            /* each average is kept by its owner only, and owners differ */
-  /* Numbers that the owner of each statistic sends to the others before a solve (ng_family.tell).
-   * If `apart`, `told` has the numbers of all statistics, equal on all ranks of its column; otherwise
+  /* Numbers that the owner of each statistic sends to the others before a solve (ng_family.put_traces).
+   * If `apart`, `traces` has the numbers of all statistics, equal on all ranks of its column; otherwise
    * NULL. */
-  int64_t tells;
-  double *told;          /* [stats x tells] */
+  int64_t traces_each;
+  double *traces;        /* [stats x traces_each] */
   bool keeps_everywhere; /* every rank keeps all of them */
   bool holds;            /* this rank can compute PD: it has the results of the solve */
   bool partial;          /* inner, d2, pd2 are partial sums of this rank */
@@ -222,12 +222,12 @@ struct ng_block {
    * the engine gathers the others. NULL: not sliced. */
   float *whole;
   const int64_t *slice; /* [ranks + 1] */
-  /* A joint choice over ranks: `rounds` sums of round[i] numbers, see ng_family.choose. 0: none. */
+  /* A joint choice over ranks: `rounds` sums of round[i] numbers, see ng_family.select_topk. 0: none. */
   int32_t rounds;
   int64_t round[NG_ROUNDS];
   /* this step */
-  bool choosing; /* observed, and the joint choice is pending */
-  bool out;      /* excluded: its layer is frozen, or its gradient is missing and may be */
+  bool selecting; /* observed, and the joint choice is pending */
+  bool out;       /* excluded: its layer is frozen, or its gradient is missing and may be */
   double inner, d2, pd2;
   double ascent;
   bool ahead;          /* its sums are posted before the step */

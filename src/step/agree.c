@@ -1,37 +1,38 @@
-/* agree.c: small reductions after which every rank has the same verdict on the step.
+/* agree.c: small reductions after which all ranks have the same verdict on the step.
  *
- * In: what this rank found: status, refusals, sample weights, sums for the clip.  Out: the same of all ranks.
+ * In: this rank's status, refusals, sample weights, clip sums.  Out: those of all ranks.
  *
- * same        in ng_ready: status of every rank, whether options, layers, owners are the same
- * check       one small double reduction before anything changes: status of every rank, observations
- *             refused, whether options and numbers of the update are the same, sample weights of every
- *             statistic
- * agree       one small double reduction: status, refusals, clip sums
+ * same        at ng_ready: status; do ranks have the same options, layers, owners?
+ * check       before anything changes: status, refusals, hashes of options and update, sample
+ * weights of
+ *             every statistic
+ * agree       before anything is written: status, refusals, clip sums
  *
- * How numbers travel it does not know (exchange.c), nor how far the step goes (clip.c).  Between two
- * collectives nobody returns: a rank in trouble goes on with harmless data, its status rides in the next small
- * reduction, and all ranks leave together (style: PCReduceFailedReason). */
+ * Between two collectives no rank returns: after a failure it continues with harmless data, sends
+ * its
+ * status in the next small reduction, and all ranks leave together (as PETSc's
+ * PCReduceFailedReason). */
 #include "step/step.h"
 
 enum {
-  WEIGHTS = 2, /* numbers of a statistic in check                              */
-  SUMS = 3,    /* ... of a kind of block in agree; WEIGHTED where there are groups */
+  WEIGHTS = 2, /* numbers of a statistic in check */
+  SUMS = 3,    /* numbers of a kind of block in agree; WEIGHTED with several groups */
   WEIGHTED = 5,
-  REFUSED = NG_CODES,             /* ranks that refused something    */
-  OVERFLOWED,                     /* elements that the step before left on some ranks alone */
-  LAST,                           /* ... that had ng_batch.last      */
-  BEGUN,                          /* ... that began a micro-batch     */
-  SHARED,                         /* of those, whether they have the same ng_batch.whole */
-  SAME = SHARED + NG_SAME_PIECES, /* whether all ranks have the same options and numbers */
-  FIRST_OUT = SAME + NG_SAME      /* ranks that leave an entry out     */
+  REFUSED = NG_CODES, /* ranks that refused a value */
+  OVERFLOWED, /* elements that kept their old value in the last step, if ranks count differently */
+  LAST,       /* ranks with ng_batch.last */
+  BEGUN,      /* ranks that began a micro-batch */
+  SHARED,     /* do the ranks that began one have the same ng_batch.whole? */
+  SAME = SHARED + NG_SAME_PIECES, /* do all ranks have the same options and numbers? */
+  FIRST_OUT = SAME + NG_SAME      /* ranks that exclude an entry */
 };
 
 /* ---- same ------------------------------------------------------------------------------------*/
 
-/* Says that another rank failed, where this one has nothing to report itself. */
+/* Report the worst status of all ranks; the message counts the ranks that failed with it. */
 static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
   const ng_status st = ng_codes_worst(slots);
-  double ranks = 0.0; /* of all stages that were heard */
+  double ranks = 0.0; /* of all stages */
   for (int i = 0; i < NG_CODES; i++) {
     ranks += slots[i];
   }
@@ -42,8 +43,9 @@ static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
   return st;
 }
 
-/* Rank 0's hash goes around and each says whether it has another: a difference of hashes could not
- * be summed.  The verdict is a sum, so all ranks have it. */
+/* Each rank compares its hashes with rank 0's and sends 0 or 1, because differences of hashes do
+ * not
+ * sum.  All ranks have the sum and thus the verdict. */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
   static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
                                               "linear algebra"};
@@ -75,8 +77,8 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* A kind of array that no rank has ever shown, although the block looks at it.  On agreed totals,
- * so every rank comes to the same answer; not after a refusal, which explains what is missing. */
+/* Refuse a kind of array that no rank has ever shown.  Totals are equal on all ranks.  Not after a
+ * refusal, which explains the missing array. */
 static ng_status check_seen(ng_precond *p, ng_block *b) {
   static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -93,8 +95,8 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
   return NG_OK;
 }
 
-/* For good, and saved: a layer that the data of a later step leaves out keeps its averages, and is
- * no error.  Not before the sums have come: until then what nobody had shown before is due off its period. */
+/* Permanent, and saved: later steps may lack the layer.  Only after the sums were reduced, because
+ * block_due reads `seen`. */
 void ng_exchange_mark_seen(ng_block *b) {
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
@@ -103,8 +105,7 @@ void ng_exchange_mark_seen(ng_block *b) {
   }
 }
 
-/* On some ranks it has a part in the step and on others not: a gradient that only some have, or a
- * difference in what was frozen. */
+/* An entry without gradient, or frozen, on some ranks only is an error. */
 static ng_status check_out(ng_precond *p, const double *out) {
   const double W = (double)p->ctx->ranks;
   for (int32_t i = 0; i < p->entries; i++) {
@@ -117,8 +118,9 @@ static ng_status check_out(ng_precond *p, const double *out) {
   return NG_OK;
 }
 
-/* Each rank gives one code, so they add up to the ranks, unless this met another rank's sums of a block,
- * of the same length: then what was received is nobody's. */
+/* Each rank adds one code.  Another sum means that this reduction met a rank's statistics of the
+ * same
+ * length: the received data are invalid. */
 static ng_status check_meeting(ng_precond *p, const double *x) {
   double ranks = 0.0;
   for (int i = 0; i < NG_CODES; i++) {
@@ -135,7 +137,7 @@ static ng_status check_meeting(ng_precond *p, const double *x) {
                  (int)x[LAST], p->ctx->ranks);
 }
 
-/* Ranks share their micro-batches, or none does: who has none is not asked. */
+/* ng_batch.whole must be equal on all ranks that began a micro-batch. */
 static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
   for (int i = 0; i < NG_SAME_PIECES; i++) {
     *shared = *shared || x[SHARED + i] > 0.0;
@@ -146,12 +148,12 @@ static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
       "ng_batch.whole differs between ranks, expected the samples of all of them, or 0 on all");
 }
 
-/* Ranks that write different elements do not count the same: owners of updates, shards. */
+/* Ranks that write different elements count differently: owners of updates, shards. */
 static bool overflows_alone(const ng_precond *p) {
   return ng_update_is_owned(p) || p->step->shards.members > 1;
 }
 
-/* The step before returned NG_RESCUED on the ranks that counted; this one returns it on all. */
+/* The last step returned NG_RESCUED on the ranks that counted; this one returns it on all. */
 static void note_overflow(ng_precond *p, double elements) {
   const ng_status st = ng_fail(
       p->ctx, NG_RESCUED,
@@ -161,7 +163,7 @@ static void note_overflow(ng_precond *p, double elements) {
   p->step->trouble = ng_worse(p->step->trouble, st);
 }
 
-/* Of this stage: `total` is only set once the worst status is known. */
+/* The verdict of this stage; totals are set only without an error. */
 static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
@@ -193,7 +195,7 @@ static ng_status check_stage(ng_precond *p) {
   s->overflowed = 0;
   bool shared = false;
   st = check_whole(p, x, &shared);
-  if (st == NG_OK) st = check_out(p, out); /* first: the numbers of `same` depend on who is out */
+  if (st == NG_OK) st = check_out(p, out); /* first: the hashes depend on excluded entries */
   if (st == NG_OK) st = ng_same_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
@@ -210,10 +212,10 @@ static ng_status check_stage(ng_precond *p) {
   return st;
 }
 
-/* Nothing of the model has changed yet, and after an error nothing will. */
+/* Nothing of the model has changed yet; after an error nothing will. */
 ng_status ng_exchange_check(ng_precond *p) {
   ng_status st = check_stage(p);
-  if (st == NG_ERR_COMM) return st; /* the other stages have been told */
+  if (st == NG_ERR_COMM) return st; /* the other stages know */
   st = ng_stages_check(p, st < NG_OK ? st : p->step->trouble);
   if (st >= NG_OK) return NG_OK;
   if (st != NG_ERR_COMM) p->step->trouble = st;
@@ -222,7 +224,7 @@ ng_status ng_exchange_check(ng_precond *p) {
 
 /* ---- agree -----------------------------------------------------------------------------------*/
 
-/* One number each of the statistics that may go stale: the owner's verdict, if it was refreshed. */
+/* One number per statistic with adaptive refresh: the owner's verdict after a refresh. */
 static int64_t put_verdicts(const ng_precond *p, double *x) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -235,7 +237,7 @@ static int64_t put_verdicts(const ng_precond *p, double *x) {
   return n;
 }
 
-/* Refreshed on all ranks or on none, so that 0 says no. */
+/* A statistic is refreshed on all ranks or none; 0 means not refreshed. */
 static void take_verdicts(ng_precond *p, const double *x) {
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
@@ -247,9 +249,9 @@ static void take_verdicts(ng_precond *p, const double *x) {
   }
 }
 
-/* What is this rank's to add: all of a block that it owns, its share of one that every rank has a part
- * of.  Blocks that ascend are summed apart: their three numbers are of H, and turn into those of PD
- * when the clip knows the common factor.  With one group the weighted sums are the others. */
+/* A rank adds the blocks that it owns, and its part of partial ones.  Blocks with ascent are summed
+ * separately: their numbers are of H until the clip knows the common factor.  With one group the
+ * weighted sums equal the others. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
   const int64_t each = p->update_groups > 1 ? WEIGHTED : SUMS;

@@ -1,18 +1,20 @@
-/* blocks.c: from what the caller described to blocks: which layer gets which family, and who owns it.
+/* blocks.c: assign layers to families and blocks, at ng_ready.
  *
- * In: entries, options, ranks.  Out: blocks with their statistics, in an order that is the same on every rank;
- * of each the ranks that solve it, hold its results, observe and keep its averages. */
+ * In: entries, options, ranks.  Out: blocks and statistics in an order that is equal on all ranks,
+ * with
+ * the ranks that solve, hold results, observe and keep averages. */
 #include "step/step.h"
 
 #include <stdlib.h>
 
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
-/* `why` is what ng_explain shows: nothing is left out silently.  Last layers of language models
- * have an output for each word, which is what exclude_width is for. */
+/* ng_explain shows `why`.  exclude_width is for the last layers of language models, with one output
+ * per
+ * word. */
 static bool may_have_block(ng_entry *e, const ng_options *o) {
   ng_layer d = ng_entry_seen(e)->d;
-  if (e->tensor) d.kind = 0; /* by its name alone */
+  if (e->tensor) d.kind = 0; /* by its name only */
   const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(o, &d);
   const char *why = e->d.frozen                     ? "frozen: never touched"
                     : by == NG_OPTION_skip_layers   ? "matches skip_layers"
@@ -22,7 +24,7 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
   return why == NULL;
 }
 
-/* The options of a layer: the model's with its own.  `texts` receives them as texts. */
+/* The model's options with the layer's own; `texts` receives them as text. */
 static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts, ng_settings *s) {
   char message[NG_MESSAGE] = "";
   *texts = p->opt;
@@ -36,13 +38,14 @@ static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts
   return NG_OK;
 }
 
-/* The message names a layer: which one it was tells how far the plan got. */
+/* The layer in the message says how far ng_ready got. */
 static ng_status no_memory(ng_precond *p, const char *name) {
   return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", name);
 }
 
-/* Number and order of blocks come from the order of registration, the same on every rank: owners,
- * messages and the hash rest on it. */
+/* Blocks are numbered in the order of registration, equal on all ranks; owners, messages and the
+ * hash
+ * depend on it. */
 static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, int32_t segments,
                            ng_block **out) {
   ng_block *b = ng_object(p, sizeof *b);
@@ -59,13 +62,12 @@ static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, 
   b->name = name;
   b->number = p->blocks;
   b->sees = f->sees;
-  p->block[p->blocks++] = b; /* from here on ng_step_release frees it */
+  p->block[p->blocks++] = b; /* ng_step_release frees it from here on */
   *out = b;
   return NG_OK;
 }
 
-/* Slots from segment `at` on know their block, and it them.  Whole slots: no family of the library
- * splits a parameter. */
+/* Link slots and segments from `at` on.  No family of the library splits a parameter. */
 static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++, at++) {
@@ -83,7 +85,7 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
   return at;
 }
 
-/* The block has what families see; what was registered knows it, too. */
+/* The block gets the whole layer; the registered shard links to the block. */
 static void adopt_shard(ng_block *b, ng_entry *e) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -92,14 +94,15 @@ static void adopt_shard(ng_block *b, ng_entry *e) {
   }
 }
 
-/* What the engine knows of a statistic, beside what its family said of it.  statistics = local is
- * DP-KFAC: the owner's samples stand for all (Zhang et al. 2022, arXiv 2206.15143); a family that
- * spreads one in its own way keeps that. */
+/* The engine's rules for a statistic.  statistics = local is DP-KFAC: the owner's samples stand for
+ * all
+ * (Zhang et al. 2022, arXiv 2206.15143).  A family's own spread stays. */
 static void set_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    /* Gradients are looked at before it is known whether the step can begin: that must be undone. */
+    /* Gradients are observed before `check`, which may fail: their sums must be separate to be
+     * undone. */
     s->rule.direct = s->rule.averaged && o->fold == NG_FOLD_DIRECT && s->sees != NG_SEES_FLATGRAD;
     s->rule.calls = o->calls;
     s->rule.weight = o->call_weight;
@@ -110,7 +113,7 @@ static void set_rules(ng_block *b) {
     if (s->kept == 0) s->kept = NG_F32;
     if (s->wire == 0) s->wire = NG_F32;
     s->travels = s->rule.averaged && s->wire == NG_F32 ? o->wire_dtype : s->wire;
-    /* What is rounded on the way must not be the average itself. */
+    /* A sum that is rounded for the wire cannot be the average itself. */
     if (s->travels != s->wire) s->rule.direct = false;
     if (s->rule.averaged && s->spread == NG_SPREAD_ALL) {
       s->spread = o->statistics == NG_STATISTICS_LOCAL   ? NG_SPREAD_LOCAL
@@ -130,7 +133,7 @@ static ng_status cannot(const ng_block *b, const ng_stat *s, const char *why) {
                  s->name, why);
 }
 
-/* What a family (or a test that places by hand) may not ask of a statistic. */
+/* Refuse a spread or owner that the engine does not support. */
 static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   const bool one = s->sees != 0 && (s->sees & (s->sees - 1)) == 0 && (s->sees & ~b->sees) == 0;
   const bool sixteen = s->kept == NG_BF16 || s->kept == NG_F16;
@@ -147,14 +150,14 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
     return cannot(b, s, "its owner is no rank of the block's column");
   }
   if (!b->apart) return NG_OK;
-  /* The curvature is the product of two expectations over the same samples. */
+  /* Curvature is the product of two expectations over the same samples. */
   if (s->spread == NG_SPREAD_LOCAL) {
     return cannot(
         b, s,
         "statistics = local: it has its owner's samples, and another statistic, of another owner, "
         "has others; colocate = 1 gives both to one");
   }
-  if (b->family->tell == NULL) {
+  if (b->family->put_traces == NULL) {
     return cannot(
         b, s,
         "only its owner keeps it, and another statistic, which the family needs beside it, has "
@@ -163,7 +166,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   return NG_OK;
 }
 
-/* A family sizes statistics by its geometry; placement, which comes when all blocks are there, reads their sizes. */
+/* Placement reads the sizes of statistics, so it comes after all blocks. */
 static ng_status fill_block(ng_block *b) {
   ng_status st = b->family->create(b);
   if (st == NG_OK) st = b->family->statistics(b);
@@ -171,9 +174,9 @@ static ng_status fill_block(ng_block *b) {
   return st;
 }
 
-/* Who holds a block follows from its owner and from the spread of its statistics.  A family with results holds
- * them in the block's column; one without makes PD from the averages themselves, so keeping is holding; then all
- * of the column must keep it, or some row of the grid would have nobody to hear PD from. */
+/* A family with results holds them in the block's column.  One without makes PD from averages, so
+ * the
+ * ranks that keep averages hold the block, and each row needs one of them. */
 static ng_status settle_block(ng_block *b) {
   ng_status st = NG_OK;
   ng_place_stats(b);
@@ -194,10 +197,10 @@ static ng_status settle_block(ng_block *b) {
                    "sent; take grad_worker_fraction = 0 or statistics = all",
                    b->name, b->family->name);
   }
-  /* Columns, not owners: all m ranks of a column get the results. */
+  /* All m ranks of a column get the results. */
   b->holds = b->family->solve != NULL ? b->column == b->p->grid.column : b->keeps;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* nobody waits for it */
+    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* this family needs none */
   }
   return NG_OK;
 }
@@ -210,8 +213,7 @@ ng_status ng_blocks_settle(ng_precond *p) {
   return st;
 }
 
-/* Checked once more with the layer's own values: each was in its range, together they may not
- * go. */
+/* The layer's own values are in range; check the combination. */
 static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   ng_block *b = NULL;
   ng_options texts;
@@ -234,13 +236,13 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
 
 /* ---- blocks over many layers -----------------------------------------------------------------*/
 
-/* An entry that a family takes, and the first one with the same line. */
+/* An entry, and the first entry with the same line. */
 typedef struct member {
   ng_entry *e;
   int32_t at, first;
 } member;
 
-/* Layers with the same line, to a letter, or without one. */
+/* By text; layers without a line are equal. */
 static int compare_lines(const member *x, const member *y) {
   const char *a = x->e->d.options, *b = y->e->d.options;
   if (a == NULL || b == NULL) return (a != NULL) - (b != NULL);
@@ -253,7 +255,7 @@ static int by_line(const void *a, const void *b) {
   return lines != 0 ? lines : (x->at > y->at) - (x->at < y->at);
 }
 
-/* That of the layers without a line first. */
+/* Layers without a line come first. */
 static int by_block(const void *a, const void *b) {
   const member *x = a, *y = b;
   const int lined = (x->e->d.options != NULL) - (y->e->d.options != NULL);
@@ -262,8 +264,8 @@ static int by_block(const void *a, const void *b) {
   return first != 0 ? first : (x->at > y->at) - (x->at < y->at);
 }
 
-/* The name of a block over many layers: its family's; with a line, that and the first name among its layers, so
- * that the order in which they are registered has no part in it. */
+/* The family's name; with a line also the first name in alphabetical order, so that the order of
+ * registration does not matter. */
 static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **out) {
   char name[NG_FIELD_KEY];
   const char *least = of->e->d.name;
@@ -282,7 +284,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
   return *out == NULL ? no_memory(p, name) : NG_OK;
 }
 
-/* One block over all that the family takes with one line.  A view of the slots, never a flattened copy. */
+/* One block over all entries with one line; segments are views, not copies. */
 static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   const ng_family *f = of->e->taken_by;
   ng_block *b = NULL;
@@ -313,7 +315,7 @@ static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   return fill_block(b);
 }
 
-/* Sorted, so that as many lines as layers cost no more than a few. */
+/* Sort, so that many lines cost O(n log n). */
 static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   ng_status st = NG_OK;
   int32_t n = 0;
@@ -343,7 +345,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 
 /* ---- all of them -----------------------------------------------------------------------------*/
 
-/* With the layer's own options, since `fits` may look at them. */
+/* With the layer's own options, which `fits` may read. */
 static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
@@ -371,8 +373,8 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
   return st;
 }
 
-/* The lines of per_layer become the layers' own, where they have none.  Pipeline stages have layers of their own:
- * there an expression may be for those of another. */
+/* Apply per_layer to layers without own options.  With pipeline stages an entry may be for another
+ * stage. */
 static ng_status take_lines(ng_precond *p) {
   char message[NG_MESSAGE] = "";
   ng_lines *lines;
@@ -381,7 +383,7 @@ static ng_status take_lines(ng_precond *p) {
   for (int32_t i = 0; i < p->entries && lines != NULL && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     ng_layer d = ng_entry_seen(e)->d;
-    if (e->tensor) d.kind = 0; /* by its name alone */
+    if (e->tensor) d.kind = 0; /* by its name only */
     const bool given = e->d.options != NULL && !e->lined;
     const char *line = given ? NULL : ng_lines_for(lines, &d);
     if (line == NULL || e->lined) continue;
@@ -412,8 +414,9 @@ static bool is_used(const ng_precond *p, const ng_glob *g) {
   return used;
 }
 
-/* Globs of skip_layers that match nothing are logged, and ng_explain lists them behind the parameters.  With
- * pipeline stages a glob may be for the layers of another stage. */
+/* Log globs of skip_layers that match nothing; ng_explain lists them last.  With pipeline stages a
+ * glob
+ * may be for another stage. */
 static ng_status list_unused_globs(ng_precond *p) {
   const char *list = p->opt.skip_layers;
   const size_t bytes = strlen(list) + 1;
@@ -436,7 +439,7 @@ static ng_status list_unused_globs(ng_precond *p) {
   return NG_OK;
 }
 
-/* Layers in order, then families that take the whole model, over what the layers left them. */
+/* First layers in order, then families of whole models over the remaining ones. */
 ng_status ng_blocks_make(ng_precond *p) {
   p->block_capacity = p->entries + NG_FAMILIES_MAX;
   p->block = ng_object(p, (size_t)p->block_capacity * sizeof *p->block);
@@ -460,7 +463,7 @@ ng_status ng_blocks_make(ng_precond *p) {
   return st;
 }
 
-/* Slots forget their block: after a failure the caller may add a layer and call ng_ready again. */
+/* Unlink slots: after a failure the caller may add a layer and call ng_ready again. */
 void ng_block_free(ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     ng_slot *s = b->segment[k].slot;

@@ -1,9 +1,10 @@
-/* clip.c: how far a step goes.
+/* clip.c: the clip factor (docs/options.md: clip).
  *
- * In come the sums over all blocks of all ranks and, for the kinds that look at one tensor at a time,
- * the norms of its weight and of its PD; out go nu and, for every segment, what its part of PD is
- * multiplied by.  Everything here is the same on every rank: gradients and weights are, and PD was
- * delivered.  Formulas: options.clip in the header. */
+ * In: the sums of all blocks over all ranks; for clip = ratio and rms the norms of each weight and
+ * its
+ * PD.  Out: nu, and a factor per segment.  Everything is equal on all ranks, since gradients,
+ * weights
+ * and delivered PD are. */
 #include "step/step.h"
 
 #include <float.h>
@@ -19,7 +20,7 @@ bool ng_clip_reads_weights(const ng_precond *p) { return p->base.clip == NG_CLIP
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
-/* Of rows that lie in pieces: line by line, in order. */
+/* Rows that are not straight, line by line, in order. */
 static double gathered_norm2(const ng_slot *s) {
   double sum = 0.0;
   float line[NG_LINE];
@@ -35,8 +36,7 @@ static double gathered_norm2(const ng_slot *s) {
   return sum;
 }
 
-/* By every rank for itself: weights are the same everywhere, so the sums are too, and nothing is
- * sent. */
+/* Each rank for itself: weights are equal on all ranks, so nothing is sent. */
 void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
   ng_queue *q = p->ctx->queue;
@@ -44,7 +44,7 @@ void ng_clip_measure(ng_precond *p) {
     for (int32_t k = 0; k < p->block[i]->segments && !p->block[i]->out; k++) {
       ng_segment *g = &p->block[i]->segment[k];
       const ng_place *w = &g->slot->weight;
-      if (g->slot->out) continue; /* perhaps it is not bound */
+      if (g->slot->out) continue; /* it may be unbound */
       if (!w->straight) {
         g->w2 = gathered_norm2(g->slot);
         continue;
@@ -68,9 +68,9 @@ void ng_clip_measure(ng_precond *p) {
 
 /* ---- learning rates of groups ----------------------------------------------------------------*/
 
-/* kl bounds the sum of lr^2 <PD, D>, where each block moves with the lr of its weight's group; of a
- * block over many layers, whose sum cannot be taken apart, the largest of theirs.  As a ratio, so that
- * equal learning rates leave every sum as it is, bit for bit. */
+/* kl bounds the sum of lr^2 <PD, D> with the lr of each block's weight; a block of several layers
+ * counts
+ * with the largest.  As a ratio, so that equal lr leave all sums bit-identical. */
 double ng_clip_weight(const ng_block *b) {
   const ng_engine *step = b->p->step;
   if (step->out.kind == NG_OUT_GRADIENT || !(step->lr > 0.0)) return 1.0;
@@ -85,10 +85,10 @@ double ng_clip_weight(const ng_block *b) {
 
 /* ---- the common factor -----------------------------------------------------------------------*/
 
-/* Blocks that ascend make H, and PD = D + k H with k = radius / |D| over all of them, so what they
- * summed (<H, D>, |D|^2, |H|^2) becomes that of PD only here. */
+/* PD = D + k H with k = radius / |D|, both over all blocks with ascent.  Turn the sums of H
+ * (<H, D>, |D|^2, |H|^2) into those of PD. */
 static ng_sums ascend(ng_precond *p, ng_sums h) {
-  const double MOST = (double)FLT_MAX / 64.0; /* times any factor still an f32 */
+  const double MOST = (double)FLT_MAX / 64.0; /* times any factor it still fits f32 */
   const double k = h.d2 > 0.0 ? fmin(p->base.radius / sqrt(h.d2), MOST) : 0.0;
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->ascent = p->block[i]->ascends ? k : 0.0;
@@ -100,8 +100,7 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
                    .weighted_d2 = h.weighted_d2};
 }
 
-/* The sums of all blocks as those of PD.  kronecker.c lets all of its blocks ascend or none, but a
- * family of the caller's may stand beside them. */
+/* Blocks with ascent may stand beside others. */
 static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
   bool plain = false, ascends = sums[1].d2 > 0.0; /* of another stage */
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -118,9 +117,10 @@ static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
                    .weighted_d2 = sums[0].weighted_d2 + up.weighted_d2};
 }
 
-/* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes.  The norm of a step in
- * the Fisher metric would be P'FP; for P = (F + lambda)^-1 D the two differ by lambda |P|^2.  Only
- * rounding makes the sum negative, hence the absolute value. */
+/* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes.  The Fisher norm would
+ * be
+ * P'FP; for P = (F + lambda)^-1 D the two differ by lambda |P|^2.  Rounding alone can make the sum
+ * negative. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   if (p->base.clip == NG_CLIP_KL) {
     const double kl = fabs(lr * lr * s->weighted_inner);
@@ -139,16 +139,18 @@ void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
   step->pd2 = s.pd2;
   step->nu = common_factor(p, step->lr, &s);
   if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {
-    step->refused = true; /* sums overflowed: the same on every rank */
+    step->refused = true; /* sums overflowed, on all ranks */
     step->nu = 1.0;
   }
 }
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/
 
-/* LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888) bounded as in the published Eva, where a
- * weight of zeros could never leave zero: here it goes unclipped.  RMS as in Adafactor (Shazeer &
- * Stern 2018, arXiv 1804.04235, section 6). */
+/* ratio: LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888), bounded as in the published Eva, but
+ * a
+ * zero weight is not clipped (it could never leave zero).  rms: Adafactor (Shazeer & Stern 2018,
+ * arXiv
+ * 1804.04235, section 6). */
 static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
   const double bound = p->base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;

@@ -1,10 +1,10 @@
-/* deliver.c: PD of a block, wherever it comes from: the one place that asks who can make it.
+/* deliver.c: PD of a block, from its family or from the rank that computed it.
  *
- * In: tiles.  Out: the same tiles of PD, from the family on ranks that hold the block's results, or from
- * the message in which they came.  A family that keeps PD itself (kronecker) lays it out as it likes and
- * reads it back in emit_tile on every rank; for the others PD is written, segment after segment in the
- * order of rows, by the family's own emit_tile into a sink that keeps it, and then *all* ranks read it
- * from there: so they have the same bits. */
+ * A family that stores PD itself (Kronecker) reads it back in emit_tile on all ranks.  For the
+ * others
+ * the ranks with results write PD, segment after segment, row after row, through emit_tile into a
+ * sink
+ * that stores it; then *all* ranks read it from there and have the same bits. */
 #include "step/step.h"
 
 /* ---- kept PD ---------------------------------------------------------------------------------*/
@@ -14,24 +14,24 @@ static int64_t count_of(const ng_block *b) {
   return last->at + last->to - last->from;
 }
 
-/* Only where some rank lacks what the family needs; with every result everywhere tiles are made when
- * they are written.  PD is then as large as the gradients, in f32, on every rank. */
+/* Needed if some rank lacks the results.  PD is as large as the gradients, in f32, on every
+ * rank. */
 void ng_deliver_plan(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
   b->delivered =
       !b->keeps_direction && p->grid.n > 1 && (b->family->solve != NULL || !b->keeps_everywhere);
   if (!b->delivered) return;
   ng_plan_direction(plan, b, count_of(b));
-  b->keeps_direction = false; /* the engine does */
+  b->keeps_direction = false; /* the engine stores PD */
 }
 
-/* Element (row, col) of a segment's slot in `direction`.  Rows are dense there. */
+/* Element (row, col) of a segment in `direction`, with dense rows. */
 static float *place(const ng_block *b, int32_t segment, int64_t row, int64_t col) {
   const ng_segment *g = &b->segment[segment];
   return b->direction + g->at + row * g->slot->cols + col - g->from;
 }
 
-/* Any thread, any tile: each writes its own places. */
+/* Thread-safe: tiles are disjoint. */
 static void keep(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                  const ng_pair *pair) {
   (void)s;
@@ -56,7 +56,7 @@ static void fill_tile(void *arg, int32_t i) {
   b->family->emit_tile(b, &b->tile[i], 1.0, &keeper);
 }
 
-/* With factor 1: the clip is not agreed yet, and multiplies on the way out, on every rank alike. */
+/* With factor 1: the clip factor is not known yet and multiplies in emit. */
 void ng_deliver_fill(ng_block *b) {
   if (b->delivered && b->holds && !b->out) ng_parallel(b->ctx, b->tiles, fill_tile, b);
 }
@@ -77,7 +77,7 @@ void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink) {
 
 /* ---- norms -----------------------------------------------------------------------------------*/
 
-/* |PD|^2 of what passes: of one block, from one thread. */
+/* Sum |PD|^2 of one block, on one thread. */
 typedef struct norm_sink {
   ng_sink sink;
   double *pd2;
@@ -101,13 +101,13 @@ static void add_norm(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, 
 }
 
 void ng_deliver_norms(ng_block *b, double *pd2) {
-  if (b->family->norms != NULL && !b->delivered) { /* else this rank may lack what it needs */
+  if (b->family->norms != NULL && !b->delivered) { /* else this rank may lack the results */
     b->family->norms(b, pd2);
     return;
   }
   const norm_sink sink = {{add_norm}, pd2};
   memset(pd2, 0, (size_t)b->segments * sizeof *pd2);
-  for (int32_t i = 0; i < b->tiles; i++) { /* in order: the same bits on all ranks */
+  for (int32_t i = 0; i < b->tiles; i++) { /* in order, so all ranks have the same bits */
     ng_deliver_tile(&b->tile[i], 1.0, &sink.sink);
   }
 }

@@ -1,17 +1,16 @@
-/* exchange.c: what ranks send each other in a step; sums of statistics are in sums.c, weights in gather.c.
+/* exchange.c: messages of a step; sums of statistics are in sums.c, weights in gather.c.
  *
- * In: numbers and places of this rank.  Out: those of the others, in memory that is taken once, by ng_ready.
+ * small sums  for agree.c, topk.c, quantify.c and ng_ready
+ * traces      of A and G with different owners, before their solve
+ * results     from each owner to its column, one message per owner
+ * direction   from each column to the rows, one message per column
  *
- * small sums  of whoever asks: agree.c, choose.c, quantify.c, ng_ready
- * tell        a few doubles of blocks whose averages several ranks keep, each its own: what their solves need
- * results     from each owner to its column, one message an owner
- * direction   from each column to the rows, one message a column
- *
- * It moves bytes and judges nothing: what they mean it does not know.  When a transport has failed, all who wait
- * for this rank hear of it. */
+ * This file moves bytes and does not interpret them.  If a transport fails, the ranks that wait for
+ * this
+ * one are woken with an error. */
 #include "step/step.h"
 
-/* Whoever waits for this rank, in its stage, its model group or another stage, hears of it. */
+/* Wake the ranks that wait in this stage, the model group or another stage. */
 void ng_exchange_give_up(ng_precond *p) {
   ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
   p->broken = true;
@@ -20,7 +19,7 @@ void ng_exchange_give_up(ng_precond *p) {
   }
 }
 
-ng_traffic ng_exchange_said(const ng_precond *p) {
+ng_traffic ng_exchange_traffic(const ng_precond *p) {
   const ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
   ng_traffic x = {0, 0, 0.0};
   for (int i = 0; i < 3; i++) {
@@ -32,8 +31,8 @@ ng_traffic ng_exchange_said(const ng_precond *p) {
   return x;
 }
 
-/* After a broken transport ranks may be at different collectives, and no further one can put that
- * right: the model is only good for being destroyed. */
+/* After a failed transport, ranks may be at different collectives; the model can only be
+ * destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
   ng_exchange_give_up(p);
   return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in %s; every rank gets this", what);
@@ -41,23 +40,23 @@ ng_status ng_exchange_failed(ng_precond *p, const char *what) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* In the column that holds their results; no other rank has to do with them. */
+/* In the column with the results. */
 int64_t ng_traces_count(const ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    if (b->apart && b->holds) n += b->stats * b->tells;
+    if (b->apart && b->holds) n += b->stats * b->traces_each;
   }
   return n;
 }
 
-static void place_told(ng_precond *p) {
-  double *to = p->step->exchange.told;
+static void place_traces(ng_precond *p) {
+  double *to = p->step->exchange.traces;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (!b->apart || !b->holds) continue;
-    b->told = to;
-    to += b->stats * b->tells;
+    b->traces = to;
+    to += b->stats * b->traces_each;
   }
 }
 
@@ -66,8 +65,7 @@ static size_t counts_bytes(const ng_precond *p) {
   return messages * (size_t)p->ctx->ranks * sizeof *p->step->exchange.counts;
 }
 
-/* Sized once for the most that a step may say.  Every statistic is posted at most once a step
- * (`posted`), so there are never more messages than statistics. */
+/* Sized once for the largest step: each statistic is posted at most once (`posted`). */
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   int32_t stats = 0, sliced = 0;
@@ -88,16 +86,16 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
   x->traces_count = ng_traces_count(p);
   if (owned) x->counts = ng_object(p, counts_bytes(p));
-  if (x->traces_count > 0) x->told = ng_object(p, (size_t)x->traces_count * sizeof *x->told);
+  if (x->traces_count > 0) x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
   x->choice_count = ng_topk_count(p);
   if (x->choice_count > 0) x->choice = ng_object(p, (size_t)x->choice_count * sizeof *x->choice);
-  const bool told =
-      (x->traces_count == 0 || x->told != NULL) && (x->choice_count == 0 || x->choice != NULL);
-  if (x->small == NULL || x->message == NULL || x->spans == NULL || !told ||
+  const bool taken =
+      (x->traces_count == 0 || x->traces != NULL) && (x->choice_count == 0 || x->choice != NULL);
+  if (x->small == NULL || x->message == NULL || x->spans == NULL || !taken ||
       (owned && x->counts == NULL)) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   }
-  place_told(p);
+  place_traces(p);
   return NG_OK;
 }
 
@@ -107,44 +105,44 @@ void ng_exchange_release(ng_precond *p) {
   ng_object_free(p, x->message, (size_t)x->messages_most * sizeof *x->message);
   ng_object_free(p, x->spans, (size_t)x->spans_most * sizeof *x->spans);
   ng_object_free(p, x->counts, counts_bytes(p));
-  ng_object_free(p, x->told, (size_t)x->traces_count * sizeof *x->told);
+  ng_object_free(p, x->traces, (size_t)x->traces_count * sizeof *x->traces);
   ng_object_free(p, x->choice, (size_t)x->choice_count * sizeof *x->choice);
   memset(x, 0, sizeof *x);
 }
 
 /* ---- small sums ------------------------------------------------------------------------------*/
 
-/* In double: counts of ranks and of samples add up exactly, whatever the order of ranks. */
+/* In double: sums of counts are exact in any order of ranks. */
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what) {
   const ng_group world = ng_group_world(p->ctx->comm);
   if (ng_comm_sum(p->ctx->comm, &world, x, n, NG_F64) != NG_OK) return ng_exchange_failed(p, what);
   return NG_OK;
 }
 
-/* ---- told ------------------------------------------------------------------------------------*/
+/* ---- traces ----------------------------------------------------------------------------------*/
 
-/* The same on all ranks of a column: what is apart, and what is solved. */
+/* Equal on all ranks of a column. */
 bool ng_traces_are_due(const ng_precond *p) {
   bool due = false;
   for (int32_t i = 0; i < p->blocks; i++) {
-    due = due || (p->block[i]->told != NULL && ng_solve_due(p, p->block[i]));
+    due = due || (p->block[i]->traces != NULL && ng_solve_due(p, p->block[i]));
   }
   return due;
 }
 
-/* Every number from one rank, the owner of its statistic: a sum with zeros hands it on as it is. */
+/* One rank has each number and the others add zeros, so the sum is exact. */
 ng_status ng_exchange_traces(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   ng_comm *c = p->ctx->comm;
-  memset(x->told, 0, (size_t)x->traces_count * sizeof *x->told);
+  memset(x->traces, 0, (size_t)x->traces_count * sizeof *x->traces);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->told == NULL || !ng_solve_due(p, b)) continue;
+    if (b->traces == NULL || !ng_solve_due(p, b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].keeps) b->family->tell(b, k, b->told + k * b->tells);
+      if (b->stat[k].keeps) b->family->put_traces(b, k, b->traces + k * b->traces_each);
     }
   }
-  if (ng_comm_sum(c, &p->grid.column_group, x->told, x->traces_count, NG_F64) != NG_OK) {
+  if (ng_comm_sum(c, &p->grid.column_group, x->traces, x->traces_count, NG_F64) != NG_OK) {
     return ng_exchange_failed(p, "traces");
   }
   return NG_OK;
@@ -152,9 +150,9 @@ ng_status ng_exchange_traces(ng_precond *p) {
 
 /* ---- results and directions ------------------------------------------------------------------*/
 
-/* Results travel as bytes: they hold several dtypes.  Only inside the column that makes PD of these
- * blocks (KAISA's gradient workers); columns are disjoint and owners walked in one order, so no two
- * of them wait for each other. */
+/* As bytes, because results have several dtypes, inside the column that makes PD of these blocks
+ * (KAISA's gradient workers).  Columns are disjoint and owners come in one order, so there is no
+ * deadlock. */
 ng_status ng_exchange_post_results(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->grid.m == 1) return NG_OK;
@@ -170,7 +168,7 @@ ng_status ng_exchange_post_results(ng_precond *p) {
   return NG_OK;
 }
 
-/* What each rank makes of a block's PD, to all. */
+/* Broadcast the slices of a block's PD. */
 static ng_status post_slices(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   const ng_group world = ng_group_world(c);
@@ -189,7 +187,8 @@ static ng_status post_slices(ng_precond *p) {
   return NG_OK;
 }
 
-/* Each row hears from its own member of the column: m broadcasts side by side, none across rows.  Where
+/* Each row receives from its own member of the column: m broadcasts in parallel, none across rows.
+ * If
  * owners update, PD of other blocks stays with them. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
@@ -208,7 +207,7 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
   return NG_OK;
 }
 
-/* Ranks outside a group never posted, and have nothing to wait for. */
+/* Ranks outside a group never posted. */
 static ng_status wait_spans(ng_precond *p, const char *what) {
   for (int32_t i = 0; i < p->step->exchange.spans_most; i++) {
     if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK)
@@ -218,7 +217,7 @@ static ng_status wait_spans(ng_precond *p, const char *what) {
   return NG_OK;
 }
 
-/* Spans serve results, then directions: the first are waited for before the second are posted. */
+/* Spans serve results, then directions: wait for the first before posting the second. */
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
   ng_status st = NG_OK;
   if (p->ctx->ranks == 1) return st;

@@ -1,11 +1,14 @@
-/* gather.c: weights from the ranks that update them: update_ranks = owner, as SP-NGD does it (arXiv 2002.06015).
+/* gather.c: broadcast weights from their owners: update_ranks = owner, as SP-NGD (arXiv
+ * 2002.06015).
  *
- * In: weights, each moved on one rank.  Out: the same weights on all.  A parameter of a block is its owner's, one
- * without curvature that of rank index mod W; its moments are there alone.  One broadcast a parameter, or several
- * of a large one, in the order of registration, as f32: exact for any dtype that a weight may have. */
+ * The owner of a block updates its parameters and keeps their moments; a parameter without
+ * curvature
+ * belongs to rank index mod W.  One broadcast per parameter, several for a large one, in the order
+ * of
+ * registration, as f32: exact for all weight dtypes. */
 #include "step/step.h"
 
-enum { PIECE = 1 << 20 }; /* floats of one message */
+enum { PIECE = 1 << 20 }; /* floats per message */
 
 bool ng_update_is_owned(const ng_precond *p) {
   return p->base.update_ranks == NG_UPDATE_RANKS_OWNER && p->base.update != NG_UPDATE_GRADIENT;
@@ -26,7 +29,7 @@ int64_t ng_gather_scratch(const ng_precond *p) {
   return most * (int64_t)sizeof(float);
 }
 
-/* Elements [from, from + n) of a weight, row after row: into `x`, or from it. */
+/* Copy elements [from, from + n) of a weight, row-major, into or from x. */
 static void move(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *x, bool out) {
   for (int64_t i = 0, m; i < n; i += m) {
     const int64_t row = (from + i) / cols, col = (from + i) % cols;
@@ -53,7 +56,7 @@ static ng_status gather_slot(ng_precond *p, const ng_slot *s, int32_t root) {
   return st;
 }
 
-/* Who is left out of a step is agreed: the same on all ranks. */
+/* Excluded parameters are equal on all ranks. */
 ng_status ng_gather_weights(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {

@@ -1,18 +1,19 @@
-/* observe.c: where activations, output gradients and, for some families, gradients enter.
+/* observe.c: add activations, output gradients and, for some families, gradients to the sums.
  *
- * In: an array of the caller's, its arguments checked (api/observing.c).  Out: its share in the sums of a
- * block's statistics.  Nothing of the size of the activations is kept.  What is not finite is refused
- * before it touches a sum; the coming step then leaves gradients alone (a loss scale overflowed, an
- * input was broken), and says so.  A family that finds such values while it reads (`scans`) is not
- * scanned for: then only what is read counts.
+ * In: the caller's array, with arguments checked by api/observing.c.  Out: its part of the sums of
+ * a
+ * block's statistics; nothing of activation size is stored.  A non-finite array is refused before
+ * any
+ * sum changes, and the next step is skipped.  A family with `scans` finds such values itself, in
+ * what it
+ * reads.
  *
- * Called between ng_begin and a step, any number of times a layer (once with fold = direct); local,
- * never collective, so ranks may observe in any order and as often as they like; in the micro-batch that
- * is the last one before a step, each layer once, and what is complete is posted (sums.c). */
+ * Local: ranks may observe in any order, any number of times per layer (once with fold = direct;
+ * once
+ * per layer in the micro-batch with ng_batch.last, where complete sums are posted: sums.c). */
 #include "step/step.h"
 
-/* Later micro-batches of a step may have other sizes and scales: each observation takes those of
- * its own. */
+/* Micro-batches of a step may differ in size and scale; each observation uses its own. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   if (p->step->last) {
     return ng_fail(
@@ -26,11 +27,11 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->last = batch->last != 0;
   if (p->step->last) ng_exchange_begin_last(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
-  p->step->refused = true; /* an overflowed scaler: a step to be skipped, not a mistake */
+  p->step->refused = true; /* an overflowed loss scale is expected now and then: skip the step */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
 }
 
-/* Some statistic of the block is made on this rank from such an array. */
+/* Does this rank add such an array to a due statistic of the block? */
 static bool wants(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
@@ -39,8 +40,8 @@ static bool wants(const ng_block *b, uint32_t what) {
   return false;
 }
 
-/* False off the period and for layers that this rank need not see: the caller may then skip making
- * the array at all. */
+/* 0 if no statistic is due or another rank observes the layer; then the caller may skip the
+ * array. */
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
   return b != NULL && ng_stat_due(p, b) && wants(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
@@ -55,7 +56,7 @@ static ng_status misfit(ng_precond *p, const ng_layer *d, const ng_strided *s, b
                  (long long)p->step->batch.samples);
 }
 
-/* Position axes into runs: the last of them, and what is around it. */
+/* Join position axes; the last one is the run, the others are outer axes. */
 static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const int64_t *step) {
   int64_t e[NG_DIMS], by[NG_DIMS];
   v->positions = 1;
@@ -78,7 +79,7 @@ static int64_t columns_of(const ng_layer *d, bool grad) {
   return grad ? d->out : d->kind == NG_EMBEDDING ? 1 : d->in;
 }
 
-/* Texts are made only for a refusal: an observation may be small. */
+/* Make texts only for errors: an observation may be small. */
 static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad) {
   char expected[96];
   (void)snprintf(expected, sizeof expected,
@@ -88,8 +89,9 @@ static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided 
   return misfit(p, d, s, grad, expected);
 }
 
-/* One leading axis has samples and positions in one: they divide evenly, or it is an error.  More than one:
- * the first counts samples (the second if positions come first), the others positions. */
+/* A single leading axis has samples times positions.  With more axes, one counts samples (the
+ * first,
+ * or the second with NG_POSITIONS_FIRST) and the others positions. */
 static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                            ng_obs *o) {
   const ng_layer *d = &e->d;
@@ -125,8 +127,9 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
   return NG_OK;
 }
 
-/* An output gradient has the size of what some image of this micro-batch gave, if any was shown: a caller
- * that shows none, or more sizes than are remembered, is believed. */
+/* An output gradient must have an output size of an image observed in this micro-batch.  If none
+ * was
+ * observed, or more than NG_SHOWN sizes, any size is accepted. */
 static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
   if (e->shown_in != p->step->batches || e->shown_count == 0 || e->shown_count > NG_SHOWN) {
     return true;
@@ -180,7 +183,7 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   return NG_OK;
 }
 
-/* [B, C] or [B, C, ...]: a batch or group norm; everything behind the channels counts positions. */
+/* [B, C] or [B, C, ...] of a batch or group norm: the axes after the channels are positions. */
 static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                                ng_obs *o) {
   const ng_layer *d = &e->d;
@@ -200,7 +203,7 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
   return NG_OK;
 }
 
-/* [B], [B, S], ...: tokens, one column that is not there. */
+/* [B], [B, S], ...: tokens, as rows with one column. */
 static ng_status view_tokens(ng_precond *p, const ng_entry *e, const ng_strided *s, ng_obs *o) {
   ng_strided rows = *s;
   if (s->ndim == NG_DIMS || s->ndim < 1) {
@@ -218,8 +221,9 @@ static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
   return channels ? view_channels(p, e, s, grad, o) : view_rows(p, e, s, grad, o);
 }
 
-/* What is complete already: one observation under fold = direct, sums that are on their way.  An
- * error and not a refusal: the caller's program is wrong, its numbers may be fine. */
+/* Refuse an observation of a complete statistic (fold = direct, or sums already sent).  This is an
+ * error
+ * of the program, not a non-finite value. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
   const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
@@ -249,8 +253,8 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
 
 /* ---- into the block --------------------------------------------------------------------------*/
 
-/* Every statistic made from it: weighed before, counted after, so that what the family refused half
- * way has no weight. */
+/* Weigh the statistics before and count them after the family, so that a refused array has no
+ * weight. */
 static ng_status enter(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
   bool every = false, none = false;
@@ -264,7 +268,7 @@ static ng_status enter(ng_block *b, const ng_obs *o) {
     if (s->due) ng_stat_prepare(s, o->samples, o->first, o->whole);
     none = none || (s->due && s->take == 0);
   }
-  /* All of a block take the same samples; of those that ranks share this rank may have none. */
+  /* With ng_batch.whole this rank may have none of the samples that stat_batch takes. */
   if (!none) st = b->family->observe(b, o);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -278,23 +282,22 @@ static ng_status enter(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
-/* The first image that is larger than any before: more scratch, taken and counted, or the call fails and
- * nothing is folded. */
+/* An image larger than any before needs more scratch; if there is no memory, nothing is folded. */
 static ng_status make_room(ng_block *b, const ng_obs *o) {
-  const ng_status st = check_open(b, o); /* before anything is taken */
+  const ng_status st = check_open(b, o); /* before memory is taken */
   if (st != NG_OK || b->family->room == NULL) return st;
   return ng_scratch_grow(b->p, b->family->room(b, o), b->name);
 }
 
-/* One layer's: a block of many is shown each of them. */
+/* Only for blocks of one layer: a block of several gets many arrays. */
 static void mark_shown(ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats && b->entry != NULL; i++) {
     if ((b->stat[i].sees & what) != 0) b->stat[i].shown = true;
   }
 }
 
-/* Of a layer in shards: all ranks of the model group come here, whatever they have to show, and leave with one
- * verdict; its primary with the whole. */
+/* For a sharded layer: all ranks of the model group enter, also with an error, and return the same
+ * status; the primary gets the whole array. */
 static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_status st,
                           ng_obs *o, ng_strided *whole) {
   if (st == NG_OK) st = check_open(e->block, o);
@@ -309,26 +312,27 @@ static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool 
   return st;
 }
 
-/* No largest number, no room: the block hears of it, and what is complete may leave. */
+/* Add the array to the block's sums if it is finite and its scratch is available. */
 static ng_status look_at(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   ng_block *b = e->block;
   if (o->samples == 0) return enter(b, o);
-  const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* of unit vectors the largest is 1 */
+  const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* one-hot vectors */
   o->most = tokens ? 1.0 : b->family->scans ? 0.0 : ng_strided_most(p->ctx, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->most - o->most == 0.0;
   const ng_status st = finite ? make_room(b, o) : NG_SKIPPED;
   return st == NG_OK ? enter(b, o) : st;
 }
 
-/* The shape is checked also where nothing is wanted: a mistake should not wait for the next due
- * step to be found.  A rank without samples has no array: it shows that it has none. */
+/* Check the shape also if no statistic is due, so that a mistake shows at once.  A rank without
+ * samples
+ * passes no array. */
 static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                          ng_status wrong) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
   const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, columns_of(&e->d, grad)}};
-  ng_obs o; /* field by field: most of it are lists that are not used */
+  ng_obs o; /* field by field: most of the struct is unused lists */
   o.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT;
   o.samples = step->batch.samples;
   o.loss_scale = step->batch.loss_scale;
@@ -351,7 +355,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   if (st == NG_OK && (!part || e->shard->primary)) st = look_at(p, e, part ? &whole : s, grad, &o);
   b->observing_ms += ng_now_ms() - t0;
   if (step->last && st >= NG_OK) mark_shown(b, o.what);
-  /* Refused, not failed: training with a loss scaler runs into this now and then. */
+  /* A refusal is no error: loss scalers cause it now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
   const bool pair = e->d.kind == NG_NORM && b->family->scans; /* read together */
@@ -364,7 +368,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
                         : "input");
 }
 
-/* What was refused is complete all the same: the step will skip, but its messages are sent. */
+/* A refused array is complete, too: the step skips, but its messages are sent. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                           ng_status wrong) {
   const ng_status st = observe(p, layer, s, grad, wrong);
@@ -386,7 +390,7 @@ bool ng_gradients_are_due(const ng_precond *p) {
   return false;
 }
 
-/* As they are bound, in any dtype: asked of families that do not scan. */
+/* For families that do not scan; any dtype. */
 static bool grads_finite(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
@@ -397,9 +401,9 @@ static bool grads_finite(const ng_block *b) {
   return true;
 }
 
-/* Gradients are bound: the step has seen to that.  No samples weigh them: a statistic of gradients
- * sees one of them a step.  Nobody returns from here, `check` is next: what was found waits in
- * `refused` and `trouble`. */
+/* take.c has checked the bindings.  A gradient counts as one sample.  Do not return early:
+ * `refused` and
+ * `trouble` keep the result for `check`. */
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -410,7 +414,8 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!looks(p, b)) continue;
     const double t0 = ng_now_ms();
-    const bool scans = b->family->scans && b->slice == NULL; /* of slices, its own alone */
+    const bool scans =
+        b->family->scans && b->slice == NULL; /* a slice is scanned by its own rank only */
     const ng_status st = scans || grads_finite(b) ? enter(b, &o) : NG_SKIPPED;
     b->observing_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
@@ -419,13 +424,14 @@ ng_status ng_gradients_observe(ng_precond *p) {
   return NG_OK;
 }
 
-/* The step could not begin: gradients will be looked at again by the next one.  So what they were
- * found to be is forgotten, and what `check` heard of other ranks: those will say it again. */
+/* The step could not begin, so the next one observes the gradients again.  Forget their sums, and
+ * the
+ * refusals of other ranks, which those will repeat. */
 void ng_gradients_undo(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     bool looked = false;
-    b->choosing = false;
+    b->selecting = false;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].sees != NG_SEES_FLATGRAD) continue;
       looked = looked || b->stat[k].w > 0.0;
@@ -440,8 +446,8 @@ void ng_gradients_undo(ng_precond *p) {
 
 /* ---- forget ----------------------------------------------------------------------------------*/
 
-/* Everything observed since the last step, and the verdicts on it; averages stay as they are, which
- * with fold = direct is with what was observed. */
+/* Forget all observations since the last step.  Averages stay (with fold = direct they contain the
+ * observations). */
 void ng_step_reset(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -449,7 +455,7 @@ void ng_step_reset(ng_precond *p) {
       ng_stat_forget(p->ctx->queue, &b->stat[k]);
     }
     b->observing_ms = 0.0;
-    b->choosing = false;
+    b->selecting = false;
   }
   p->step->refused = false;
   p->step->begun = p->step->last = false;

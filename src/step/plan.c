@@ -1,10 +1,12 @@
-/* plan.c: ng_plan_ranks: what any rank of many would hold and send, and what each of them would.
+/* plan.c: ng_plan_ranks: bytes, messages and costs of any rank of any number.
  *
- * In: a model that is described and not ready, ranks, a rank.  Out: bytes, messages, costs.  The same steps as
- * ng_ready up to the counting pass, with the numbers of another rank; then all of it goes again.  No memory
- * but objects, no collective: so a laptop plans for thousands of ranks.  For all of them blocks are made and placed
- * once, and only ranks that own something, or the first of their column, are counted: as many as there are statistics
- * and columns with blocks, not as there are ranks.  One rank after the other is the oracle of that (t_plan). */
+ * As ng_ready up to the counting pass, with the number of another rank; then everything is
+ * released.  No
+ * memory but objects and no collective, so a laptop plans thousands of ranks.  For all ranks at
+ * once,
+ * blocks are made and placed once; ranks that own nothing have the plan of the first such rank of
+ * their
+ * column.  One rank after the other is the oracle (t_plan). */
 #include "step/step.h"
 
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {
@@ -30,7 +32,7 @@ static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
   }
 }
 
-/* Elements from the beginning of its first piece to the end of its last; pieces begin on cache lines. */
+/* Elements from the start of the first part to the end of the last; parts start on cache lines. */
 static int64_t length_of(const ng_stat *s) {
   const int64_t size = ng_dtype_size(s->wire);
   int64_t n = 0;
@@ -41,12 +43,11 @@ static int64_t length_of(const ng_stat *s) {
 }
 
 typedef struct sums {
-  const ng_stat *before; /* the last one, if it is at the end of the message at hand */
-  int64_t message;       /* elements of that */
+  const ng_stat *before; /* the last statistic of the current message */
+  int64_t message;       /* elements of that message */
 } sums;
 
-/* As add_message of sums.c joins them, by lengths instead of places: a message ends with the last element of
- * its last piece. */
+/* Cut messages as add_message of sums.c does, with lengths instead of addresses. */
 static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_rank_plan *out) {
   const ng_stat *before = x->before;
   x->before = NULL;
@@ -65,7 +66,7 @@ static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_ran
   if (!s->alone) x->before = s;
 }
 
-/* Those that go to owners, or the others. */
+/* Statistics that go to owners, or the others. */
 static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   sums x = {NULL, 0};
   for (int32_t i = 0; i < p->owned && owned; i++) {
@@ -83,7 +84,7 @@ static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   }
 }
 
-/* Parts of PD that ranks make of a block, to all. */
+/* Slices of PD, to all ranks. */
 static void add_slices(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const int64_t *slice = p->block[i]->slice;
@@ -94,7 +95,7 @@ static void add_slices(const ng_precond *p, ng_rank_plan *out) {
   }
 }
 
-/* Of a step in which everything is due, and all that it posts leaves at its station. */
+/* A step in which everything is due, with all messages at its stations. */
 static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   if (p->ctx->ranks == 1) return;
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
@@ -115,7 +116,7 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   add_slices(p, out);
   for (int32_t i = 0; i < p->ctx->ranks; i++) {
     const int64_t result = p->grid.m > 1 ? p->result_span[i].end : 0;
-    const bool travels = p->grid.n > 1 && !ng_update_is_owned(p); /* weights do instead */
+    const bool travels = p->grid.n > 1 && !ng_update_is_owned(p); /* weights travel instead */
     const int64_t direction = travels ? p->direction_span[i].end : 0;
     out->share_bytes += result;
     out->share_messages += result > 0;
@@ -138,7 +139,7 @@ static ng_status check_whole(const ng_precond *p) {
   return NG_OK;
 }
 
-/* Of the rank that the context says, when all is placed. */
+/* Count for the rank in the context, after placement. */
 static ng_status count(ng_precond *p, ng_rank_plan *out) {
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   const ng_status st = ng_step_ask(p, &plan);
@@ -152,7 +153,7 @@ static ng_status count(ng_precond *p, ng_rank_plan *out) {
   return NG_OK;
 }
 
-/* The context says which rank of how many it is in one place; nothing else has it while this runs. */
+/* The context has rank and size in one place, so replace them for the time of the plan. */
 static ng_status plan_one(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
   ng_context *c = p->ctx;
   ng_status st = check_whole(p);
@@ -170,7 +171,7 @@ static ng_status plan_one(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_pl
   return st;
 }
 
-/* Families and shards look at the number of the rank where they cut, and nowhere else. */
+/* Do families or shards cut by the rank's number? */
 static bool differs_by_number(const ng_precond *p) {
   bool cut = false;
   for (int32_t i = 0; i < p->blocks && !cut; i++) {
@@ -184,11 +185,12 @@ static bool differs_by_number(const ng_precond *p) {
 
 enum { NOBODY = -1 };
 
-/* Ranks that own nothing differ by their column alone, and not at all where no block is theirs. */
+/* Ranks that own nothing have equal plans within a column; without a block in the column, all of
+ * them. */
 typedef struct twins {
-  bool *owns;      /* [ranks] a block, a statistic, or a weight */
-  bool *filled;    /* [ranks] columns that have a block         */
-  int32_t *answer; /* [ranks + 1] the first such rank of each column; of empty ones */
+  bool *owns;      /* [ranks] owns a block, a statistic or a weight */
+  bool *filled;    /* [ranks] the column has a block */
+  int32_t *answer; /* [ranks + 1] first such rank of each column; of all empty columns */
 } twins;
 
 static void find_owners(const ng_precond *p, twins *t) {
@@ -208,7 +210,7 @@ static void find_owners(const ng_precond *p, twins *t) {
   }
 }
 
-/* The rank whose plan is this one's, too, or itself. */
+/* The first rank with the same plan, or the rank itself. */
 static int32_t twin_of(const ng_precond *p, twins *t, int32_t rank) {
   const int32_t column = rank % p->grid.n;
   int32_t *first = &t->answer[t->filled[column] ? column : p->ctx->ranks];
@@ -221,7 +223,7 @@ static ng_rank_plan *at(ng_rank_plan *out, size_t size, int32_t rank) {
   return (ng_rank_plan *)(void *)((char *)out + (size_t)rank * size);
 }
 
-/* Placed once, then seen by one rank after the other; a step of the walk counts what its rank has. */
+/* Place once, then take the view of one rank after the other. */
 static ng_status walk(ng_precond *p, twins *t, ng_rank_plan *out, size_t size) {
   ng_status st = NG_OK;
   find_owners(p, t);

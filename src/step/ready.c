@@ -1,19 +1,19 @@
-/* ready.c: from blocks to a model that can step: memory, and the same on every rank.
+/* ready.c: ng_ready: memory, and the comparison of all ranks.
  *
- * In: entries, options, ranks.  Out: where every byte is; and the certainty that all ranks have the same.
- * Nothing is allocated after it.
- *
- * Families are asked twice for memory, first to count, then to be placed.  A rank that fails on the
- * way does not return: it brings its status to ng_exchange_same, where all ranks learn the worst,
- * and all of them release what they have. */
+ * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families
+ * request
+ * memory twice, first to count, then to place.  After a failure a rank does not return: it sends
+ * its
+ * status in ng_exchange_same, and all ranks release what they have. */
 #include "step/step.h"
 
 #include <stdlib.h>
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* The same questions in the same order in both passes, or the places would be those of something
- * else.  curvature_bytes of a block is what it added to averages, sums and results. */
+/* Both passes request in the same order.  curvature_bytes is what a block adds to averages, sums
+ * and
+ * results. */
 ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -40,7 +40,8 @@ ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
   return NG_OK;
 }
 
-/* Groups are counted by the largest number: a fused update has one set of numbers for each. */
+/* The number of groups is the largest index + 1: a fused update takes one set of numbers for
+ * each. */
 static ng_status take_groups(ng_precond *p) {
   int32_t most = 0;
   for (int32_t i = 0; i < p->entries; i++) {
@@ -54,7 +55,7 @@ static ng_status take_groups(ng_precond *p) {
   return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
 }
 
-/* Before memory: moments are where a weight is moved. */
+/* Before memory: moments exist only where a weight is updated. */
 static ng_status take_slots(ng_precond *p) {
   const bool owned = ng_update_is_owned(p);
   for (int32_t i = 0; i < p->entries; i++) {
@@ -71,7 +72,7 @@ static ng_status take_slots(ng_precond *p) {
       p->opt.clip);
 }
 
-/* Initial values come last: identities are written into averages that were zeroed. */
+/* Last, initial values: identities overwrite zeroed averages. */
 static ng_status take_memory(ng_precond *p) {
   int32_t most = 1;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -96,7 +97,7 @@ static ng_status take_memory(ng_precond *p) {
 
 /* ---- the same model on every rank? -----------------------------------------------------------*/
 
-/* Not against malice, only against mistakes; compared between ranks of one run and never kept. */
+/* Detects mistakes, not attacks; compared between ranks of one run, never stored. */
 static uint64_t mix(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
   const unsigned char *c = data;
   for (size_t i = 0; i < bytes; i++) {
@@ -109,9 +110,9 @@ static uint64_t mix_text(uint64_t h, const char *text) {
   return text == NULL ? mix(h, "", 1) : mix(h, text, strlen(text) + 1);
 }
 
-/* Every field of a description but the texts, which are mixed as texts, struct_size, which may differ, and
- * shard_group, which is a rank's own.  A field that is appended to ng_layer changes its size: then it is
- * named here. */
+/* All fields but texts (hashed as texts), struct_size (may differ) and shard_group (local).  A new
+ * field
+ * of ng_layer changes its size and must be added here. */
 /* clang-format off */
 #define LAYER_FIELDS(X)                                                                            \
   X(kind) X(in) X(out) X(bias) X(frozen) X(positions) X(order) X(kernel) X(stride) X(padding)      \
@@ -128,8 +129,10 @@ static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
   return h;
 }
 
-/* What must be the same on all ranks for collectives and bits to match: [0] options, [1] layers, [2] owners, [3] what
- * rounds, so that the message can say which of them differ.  Values as they are written out, not as they were typed. */
+/* What must be equal for collectives and bits to match: [0] options, [1] layers, [2] owners, [3]
+ * linear
+ * algebra.  Separate, so that the message says which one differs.  Values are hashed as normal
+ * text. */
 static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   hash[0] = hash[1] = hash[2] = UINT64_C(14695981039346656037);
   hash[3] = mix_text(hash[0], p->ctx->queue->la->name);
@@ -142,7 +145,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   }
   hash[0] = mix_text(hash[0], p->opt.skip_layers);
   hash[0] = mix_text(hash[0], p->opt.per_layer);
-  hash[0] = mix_text(hash[0], p->opt.method); /* it chooses the family */
+  hash[0] = mix_text(hash[0], p->opt.method); /* it selects the family */
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
@@ -171,7 +174,7 @@ static int earlier(const void *x, const void *y) {
   return a->stat < b->stat ? -1 : a->stat > b->stat;
 }
 
-/* What goes to one owner, in the order in which its sums lie (model/arena.c). */
+/* Statistics that go to their owner, in memory order (model/arena.c). */
 static ng_status order_owned(ng_precond *p) {
   for (int pass = 0; pass < 2; pass++) {
     int32_t n = 0;
@@ -192,8 +195,9 @@ static ng_status order_owned(ng_precond *p) {
   return NG_OK;
 }
 
-/* From options, layers and ranks alone: who owns what.  Spans are objects and not part of an arena: the
- * counting pass needs them already. */
+/* Owners depend on options, layers and ranks only.  Spans are objects, because the counting pass
+ * needs
+ * them before the arenas. */
 ng_status ng_step_place(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_status st = ng_grid_make(p);
@@ -210,8 +214,9 @@ ng_status ng_step_place(ng_precond *p) {
   return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
 }
 
-/* Everything is placed, by one rank of the same ranks; nothing has memory yet.  Blocks in slices and layers in
- * shards are another thing on each rank: not those. */
+/* Change the view to another rank after placement, before memory.  Not for sliced blocks and
+ * sharded
+ * layers, which differ by rank. */
 ng_status ng_step_turn(ng_precond *p, int32_t rank) {
   const size_t W = (size_t)p->ctx->ranks;
   p->ctx->rank = rank;
@@ -225,8 +230,7 @@ ng_status ng_step_turn(ng_precond *p, int32_t rank) {
   return st;
 }
 
-/* Groups are made last: it is a collective that only ranks with the same grid may enter
- * together. */
+/* Create groups last: only ranks with the same grid may enter this collective. */
 ng_status ng_step_ready(ng_precond *p) {
   ng_status st = ng_groups_same(p);
   if (st == NG_OK) st = ng_shards_meet(p);
@@ -254,7 +258,7 @@ ng_status ng_step_ready(ng_precond *p) {
     ng_exchange_give_up(p);
   }
   if (st != NG_OK) {
-    /* The transport failed, or ranks differ and would again: only destroy is left. */
+    /* A failed transport, or ranks differ: only destroy remains. */
     if (st == NG_ERR_COMM) p->broken = true;
     ng_step_release(p);
     return st;
@@ -266,10 +270,10 @@ ng_status ng_step_ready(ng_precond *p) {
   return NG_OK;
 }
 
-/* Also of a model that was never ready, or got half way: every piece is NULL or 0 then. */
+/* Also for a model that was never or partly ready: all members are NULL or 0 then. */
 void ng_step_release(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
-  /* What is on its way has nowhere to arrive afterwards. */
+  /* Complete messages under way before their memory goes. */
   if (p->ready && !p->broken && ng_exchange_end_last(p) == NG_OK) {
     (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
   }

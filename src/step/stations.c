@@ -130,7 +130,7 @@ static ng_status statistics(ng_precond *p) {
 }
 
 /* One log line for all blocks that needed the ladder. */
-static void tell_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], const char *first) {
+static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], const char *first) {
   int64_t now[NG_RESCUES], all = 0;
   for (int i = 0; i < NG_RESCUES; i++) {
     now[i] = p->rescued[i] - before[i];
@@ -163,7 +163,7 @@ static ng_status solve(ng_precond *p) {
     b->solve_ms = ng_now_ms() - t0;
     b->solved = true;
   }
-  tell_rescued(p, before, first);
+  log_rescued(p, before, first);
   return NG_OK;
 }
 

@@ -143,7 +143,7 @@ typedef struct ng_exchange {
   int32_t held;  /* blocks [ahead, held) are complete and wait for the rest of their message */
   int64_t held_bytes;
   int64_t bytes, sent; /* posted before the step; counted at "statistics" */
-  double *told;        /* [traces_count] traces of blocks whose A and G have different owners */
+  double *traces;      /* [traces_count] traces of blocks whose A and G have different owners */
   int64_t traces_count;
   double *choice; /* [choice_count] numbers of one round of topk.c */
   int64_t choice_count;
@@ -204,7 +204,7 @@ typedef struct ng_traffic {
   double wait_ms;
 } ng_traffic;
 /* What this rank has sent so far to all its groups. */
-ng_traffic ng_exchange_said(const ng_precond *p);
+ng_traffic ng_exchange_traffic(const ng_precond *p);
 /* Numbers in the small reductions: an upper bound for `stats` statistics, then each reduction's. */
 int64_t ng_exchange_small_count(const ng_precond *p, int32_t stats);
 int64_t ng_exchange_check_count(const ng_precond *p);

@@ -1,17 +1,20 @@
-/* sums.c: sums of statistics on their way over ranks.
+/* sums.c: reduce the sums of statistics over ranks.
  *
- * In: sums of this rank, block after block, or by owner where only the owner keeps the average.  Out: those of
- * all ranks: on every rank, or each on its owner, in as few messages as they lie in, of at most `cap` bytes.
- * They are posted at a step, and waited for before the first is folded.  In the micro-batch that ng_batch.last
- * names the last one, a message is posted ahead of the step, as soon as all in it was shown. */
+ * In: this rank's sums, block after block, then by owner where only the owner keeps the average.
+ * Out:
+ * the sums of all ranks, on all ranks or on the owner, in messages of at most `cap` bytes.
+ * Messages are
+ * posted at a step and waited for before the first fold.  In the micro-batch with ng_batch.last a
+ * message is posted as soon as all its statistics are observed. */
 #include "step/step.h"
 
 /* ---- messages --------------------------------------------------------------------------------*/
 
-/* The same on all ranks: spread and totals are agreed, posted is the caller's order of layers,
- * which the header demands to be one. */
+/* Equal on all ranks: spread and totals are agreed; the header demands one order of
+ * observations. */
 static bool sends(const ng_stat *s) {
-  /* fold = direct: what no rank observed is the average itself, the same everywhere; f16 needs the totals */
+  /* with fold = direct an unobserved sum is the average itself, equal everywhere; f16 needs the
+   * totals */
   const bool any = s->total > 0.0 || !(s->rule.direct || ng_stat_as_mean(s));
   return ng_stat_sent(s) && s->observes && !s->posted && any;
 }
@@ -20,11 +23,12 @@ int64_t ng_step_bucket(const ng_precond *p) {
   return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5);
 }
 
-/* Joins the message before it, unless that is full, if `before`, the statistic before it in the walk over all blocks, is
- * at the end of that: then its sums lie right behind (gaps between arrays are zeros).  Where
- * messages are cut depends on what is the same on all ranks only, never on where this one has its
- * memory.  Sums of all blocks lie in one arena in the order of the walk, so a step in which all are
- * due usually has one message, or one more of those that go to owners. */
+/* Append to the previous message if `before`, the previous statistic, ends it and the message is
+ * below
+ * the bucket size.  Gaps between arrays are zeros.  Cuts depend only on numbers that are equal on
+ * all
+ * ranks.  Sums lie in one arena in this order, so a step with all statistics due usually has one
+ * message, plus one for owners. */
 static void add_message(ng_exchange *x, int32_t ranks, const ng_stat *before, const ng_stat *s) {
   const ng_stat_part *last = &s->part[s->parts - 1];
   const int64_t size = ng_dtype_size(s->wire);
@@ -35,7 +39,7 @@ static void add_message(ng_exchange *x, int32_t ranks, const ng_stat *before, co
       (end - m->buffer) / size * ng_dtype_size(s->travels) <= x->cap) {
     NG_ASSERT(from >= m->buffer + m->count * size &&
               from - (m->buffer + m->count * size) < NG_ALIGN);
-    if (m->counts != NULL) { /* a gap goes with what is before it */
+    if (m->counts != NULL) { /* a gap belongs to the array before it */
       m->counts[before->owner] += (from - m->buffer) / size - m->count;
       m->counts[s->owner] += (end - from) / size;
     }
@@ -56,7 +60,7 @@ static void add_message(ng_exchange *x, int32_t ranks, const ng_stat *before, co
                                            .request = {.done = true}};
 }
 
-/* A transport without `start` does its work here, and waiting finds it done. */
+/* A transport without `start` completes here, and wait finds the request done. */
 static ng_status post(ng_precond *p, int32_t first) {
   ng_comm *c = p->ctx->comm;
   ng_exchange *x = &p->step->exchange;
@@ -73,7 +77,7 @@ static ng_status post(ng_precond *p, int32_t first) {
   return NG_OK;
 }
 
-/* Returns it if it is at the end of the last message. */
+/* Return s if the next statistic may join its message. */
 static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
   if (!sends(s) || !ng_one_due(p, b, s)) return NULL;
@@ -84,8 +88,7 @@ static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
   return s->alone ? NULL : s;
 }
 
-/* Its statistics that do not go to their owner.  The queue is waited for before the transport reads: that does
- * not know the queue. */
+/* Add the statistics that are all-reduced.  Wait for the queue: the transport reads the sums. */
 static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
   for (int32_t k = 0; k < b->stats; k++) {
     ng_stat *s = &b->stat[k];
@@ -95,7 +98,8 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
   return before;
 }
 
-/* Those that do, by owners, of all blocks or of those that leave ahead. */
+/* Add the statistics that go to their owners; with `ahead`, only of blocks that leave before the
+ * step. */
 static void add_owned(ng_precond *p, bool ahead) {
   const ng_stat *before = NULL;
   for (int32_t i = 0; i < p->owned; i++) {
@@ -105,7 +109,7 @@ static void add_owned(ng_precond *p, bool ahead) {
   ng_queue_wait(p->ctx->queue);
 }
 
-/* In the order in which they lie: of blocks, then of owners. */
+/* In memory order: by blocks, then by owners. */
 ng_status ng_exchange_post_statistics(ng_precond *p) {
   const int32_t first = p->step->exchange.messages;
   const ng_stat *before = NULL;
@@ -120,9 +124,10 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 
 /* ---- ahead of the step -----------------------------------------------------------------------*/
 
-/* Whose sums may leave before `check`: the same on all ranks, so decided when the micro-batch begins, since
- * a period may be set anew before it ends.  Not where gradients are looked at, nor where one block is shown
- * many layers; with fold = direct the scale on the wire needs the totals of `check`, so `sends` says no. */
+/* Decide at the begin of the micro-batch whose sums may leave before `check`, because a period may
+ * change
+ * before its end.  Not for families that read gradients, nor blocks of several layers; with
+ * fold = direct the wire scale needs the totals of `check`. */
 void ng_exchange_begin_last(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -147,7 +152,7 @@ static bool complete(const ng_block *b) {
   return true;
 }
 
-/* What it will send, with the gaps behind its pieces; what was not shown of it is sent, too. */
+/* Bytes that the block will send, with gaps between its arrays, observed or not. */
 static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
   int64_t bytes = 0;
   for (int32_t k = 0; k < b->stats && b->ahead; k++) {
@@ -162,7 +167,7 @@ static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
   return bytes;
 }
 
-/* Those that are held, in the order in which their sums lie. */
+/* Post the held blocks in memory order. */
 static ng_status post_held(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   const int32_t first = x->messages;
@@ -181,9 +186,10 @@ static ng_status post_held(ng_precond *p) {
   return post(p, first);
 }
 
-/* One after the other in a fixed order, from the layer registered last, as backward goes: a block that is
- * complete waits for those before it, and for the others of its message, so every rank posts the same in the
- * same order, whatever it was shown first.  `all`: there will be nothing more. */
+/* Post complete blocks in a fixed order, from the last registered layer on, as backward proceeds.
+ * A
+ * block waits for all before it and for the rest of its message, so that all ranks post the same.
+ * `all`: no more observations come. */
 static ng_status post_ahead(ng_precond *p, bool all) {
   ng_exchange *x = &p->step->exchange;
   const int64_t bytes = p->ctx->comm->bytes, messages = p->ctx->comm->messages;
@@ -201,7 +207,7 @@ static ng_status post_ahead(ng_precond *p, bool all) {
   return st;
 }
 
-/* Transports that work only when they are called get on with it; the oldest first, as it was posted. */
+/* Let transports that work only when called make progress, oldest message first. */
 static ng_status progress(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   while (x->waited < x->messages) {
@@ -219,10 +225,10 @@ ng_status ng_exchange_ahead(ng_precond *p) {
   return st;
 }
 
-/* A rank that has given up on its batch has told the others a part of it: they need the rest, too. */
+/* Also after an error of this rank: the others wait for the rest of the messages. */
 ng_status ng_exchange_end_last(ng_precond *p) { return post_ahead(p, true); }
 
-/* In the order of posting, which is that of all ranks. */
+/* In the order of posting, equal on all ranks. */
 ng_status ng_exchange_wait_statistics(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   for (; x->waited < x->messages; x->waited++) {

@@ -100,7 +100,7 @@ static ng_status run_station(ng_precond *p, int i) {
   const double t0 = ng_now_ms();
   ng_exchange *x = &p->step->exchange;
   ng_shards *s = &p->step->shards;
-  ng_traffic was = ng_exchange_said(p);
+  ng_traffic was = ng_exchange_traffic(p);
   if (i == NG_AT_STATISTICS) { /* messages that left ahead of the step count here */
     was.bytes -= x->bytes;
     was.messages -= x->sent;
@@ -115,7 +115,7 @@ static ng_status run_station(ng_precond *p, int i) {
   t->runs++;
   t->last_ms = ng_now_ms() - t0;
   t->total_ms += t->last_ms;
-  const ng_traffic is = ng_exchange_said(p);
+  const ng_traffic is = ng_exchange_traffic(p);
   t->last_bytes = is.bytes - was.bytes;
   t->total_bytes += t->last_bytes;
   t->last_messages = is.messages - was.messages;

@@ -1,25 +1,27 @@
-/* tiles.c: one loop over the gradients of many layers.
+/* tiles.c: one loop over the gradients of all layers.
  *
- * In: the slots of all blocks, and parameters without curvature that a fused update writes.  Out: tiles
- * of about the same size, cut once at ng_ready: some whole rows of a parameter, or a part of one row,
- * inside one group of its layer.
+ * In: the slots of blocks, and parameters without curvature that a fused update writes.  Out: tiles
+ * of
+ * about equal size, cut once at ng_ready: whole rows, or part of one row, inside one group of a
+ * layer.
  *
- * A step is two walks over them: measure (of blocks where PD of an element needs that element and a few
- * numbers of its block) and emit.  Threads share the tiles of all layers, so a small layer costs no fork
- * of its own; the sums of a tile do not depend on who made them, and `measure` adds them in order, so the
- * bits do not depend on the number of threads. */
+ * A step walks the tiles twice: measure and emit.  Threads share the tiles of all layers, so a
+ * small
+ * layer costs no fork.  Sums are kept per tile and added in order, so bits do not depend on the
+ * number
+ * of threads. */
 #include "step/step.h"
 
 #include <math.h>
 
-/* A rank's tiles are a list, of 80 bytes each: 2^24 are those of 2.7e11 elements that lie in long rows. */
+/* A tile has 80 bytes; 2^24 tiles hold 2.7e11 elements in long rows. */
 enum { ELEMENTS = 16384, PIECES = 256, MOST = 1 << 24 };
 
 /* ---- cutting ---------------------------------------------------------------------------------*/
 
-/* Rows [row, row + rows) by columns [col, col + cols) of one group, as tiles; counts them, and
- * writes them if `to` is not NULL.  16384 elements are 64 KiB of f32: enough to hide the cost of a
- * tile, few enough to share out evenly. */
+/* Cut rows x cols of one group into tiles; return their number; to NULL: count only.  16384
+ * elements
+ * are 64 KiB of f32: large enough to hide a tile's cost, small enough to balance threads. */
 static int64_t cut(ng_tile *to, const ng_tile *whole) {
   const int64_t wide = whole->cols > ELEMENTS ? ELEMENTS : whole->cols;
   const int64_t high = whole->cols > ELEMENTS ? 1 : ng_max64(1, ELEMENTS / whole->cols);
@@ -37,9 +39,9 @@ static int64_t cut(ng_tile *to, const ng_tile *whole) {
   return n;
 }
 
-/* No tile crosses a group, since families have numbers for each group of a layer. */
+/* Families have numbers per group, so no tile crosses a group. */
 static int64_t cut_slot(ng_slot *s, ng_tile *to) {
-  const bool flat = s->rows == 1; /* a bias or a tensor: groups are runs of its columns */
+  const bool flat = s->rows == 1; /* a bias or a tensor: groups are runs of columns */
   const int64_t rows = flat ? 1 : s->rows / s->groups, cols = flat ? s->cols / s->groups : s->cols;
   int64_t n = 0;
   for (int64_t g = 0; g < s->groups; g++) {
@@ -66,8 +68,7 @@ static int64_t cut_block(ng_block *b, ng_tile *to) {
   return n;
 }
 
-/* Blocks whose tiles are measured (or not).  One run of tiles a block, so that it finds its own by
- * two numbers. */
+/* Cut blocks with (or without) measure_tile.  The tiles of a block are contiguous. */
 static int64_t cut_blocks(ng_precond *p, bool measured, int64_t at, ng_tiles *t) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -84,7 +85,7 @@ static int64_t cut_blocks(ng_precond *p, bool measured, int64_t at, ng_tiles *t)
   return n;
 }
 
-/* What only a fused update touches.  Without one such parameters belong to the caller alone. */
+/* Parameters without a block belong to the caller unless an update is fused. */
 static int64_t cut_plain(ng_precond *p, int64_t at, ng_tiles *t) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->entries && p->base.update != NG_UPDATE_GRADIENT; i++) {
@@ -97,8 +98,8 @@ static int64_t cut_plain(ng_precond *p, int64_t at, ng_tiles *t) {
   return n;
 }
 
-/* Pieces of about the same number of elements each.  Cut once: with our own pool a piece meets the
- * same thread in every step. */
+/* Equal numbers of elements per piece.  Cut once: a piece meets the same thread of our pool in each
+ * step. */
 static void share_out(ng_precond *p, ng_walk *w, const ng_tile *tile) {
   int64_t all = 0, at = 0;
   int32_t t = 0;
@@ -116,8 +117,8 @@ static void share_out(ng_precond *p, ng_walk *w, const ng_tile *tile) {
   w->cut[w->pieces] = w->count;
 }
 
-/* Counted, taken, cut again into place.  Measured tiles come first, so that `measured` is a prefix
- * of `all`. */
+/* Count, allocate, then cut again.  Measured tiles come first, so `measured` is a prefix of
+ * `all`. */
 ng_status ng_tiles_plan(ng_precond *p) {
   ng_tiles *t = &p->step->tiles;
   const int64_t first = cut_blocks(p, true, 0, NULL), plain = cut_plain(p, 0, NULL);
@@ -164,8 +165,9 @@ static bool is_finite(const ng_tile *t) {
   return true;
 }
 
-/* A parameter without curvature leaves 1 in place of a sum if its gradient is not finite.  A tile of a block whose
- * averages are elsewhere leaves zeros. */
+/* sum[0] = 1 for a non-finite gradient without curvature.  A rank without the block's results
+ * leaves
+ * zeros. */
 static void measure_piece(void *arg, int32_t piece) {
   const ng_tiles *tiles = arg;
   const int32_t *at = tiles->measured.cut + piece;
@@ -182,8 +184,7 @@ static void measure_piece(void *arg, int32_t piece) {
   }
 }
 
-/* One loop for all: a layer's time is its share of the elements.  ng_report would otherwise have no
- * time for it. */
+/* A layer's time is its share of the elements of the common loop. */
 static void share_time(ng_precond *p, double ms) {
   const ng_tiles *t = &p->step->tiles;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -196,7 +197,7 @@ static void share_time(ng_precond *p, double ms) {
   }
 }
 
-/* Sums of blocks stay by tile: their families add them up, in order. */
+/* Families add up the sums of their tiles, in order. */
 void ng_tiles_measure(ng_precond *p) {
   ng_tiles *t = &p->step->tiles;
   const double t0 = ng_now_ms();
@@ -216,8 +217,7 @@ typedef struct emission {
   const ng_sink *sink;
 } emission;
 
-/* From the last tile to the first: what measure read last is still in the caches.  The two walks
- * share pieces only where all tiles are measured; then the same core finds its own. */
+/* From the last tile to the first: what measure read last is still cached. */
 static void emit_piece(void *arg, int32_t piece) {
   const emission *e = arg;
   const int32_t *at = e->tiles->all.cut + piece;
@@ -235,9 +235,9 @@ static void emit_piece(void *arg, int32_t piece) {
   }
 }
 
-/* clip = value: PD is made line by line, bounded, and handed on. */
+/* clip = value: make PD line by line, bound it, pass it on. */
 typedef struct bounded_sink {
-  ng_sink sink; /* first: what families see */
+  ng_sink sink; /* first member: the interface for families */
   const ng_sink *next;
   float bound;
 } bounded_sink;

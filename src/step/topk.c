@@ -1,9 +1,9 @@
-/* choose.c: the station in which ranks decide together what they have observed: see ng_family.choose.
+/* topk.c: ranks select the largest entries of a sharded window jointly (ng_family.select_topk).
  *
- * In: blocks that observe with parts on all ranks, after `check`, which has told every rank that what was looked at is
- * finite.  Out: their statistics, complete as those of other blocks were when they were observed.
- *
- * A few small sums a block, one after the other, since each round asks what the one before it has left open. */
+ * In: blocks with a part of the gradient on every rank, after `check`.  Out: their statistics,
+ * complete as
+ * those of other blocks after their observation.  Each round is a small sum and narrows the
+ * threshold. */
 #include "step/step.h"
 
 int64_t ng_topk_count(const ng_precond *p) {
@@ -17,11 +17,11 @@ int64_t ng_topk_count(const ng_precond *p) {
   return most;
 }
 
-/* `refused` is what all ranks know by now; `choosing` was said by each, of the same blocks unless something was refused. */
+/* `refused` is known to all ranks; without a refusal `selecting` is equal on all of them. */
 bool ng_topk_is_due(const ng_precond *p) {
   bool due = false;
   for (int32_t i = 0; i < p->blocks && !p->step->refused; i++) {
-    due = due || p->block[i]->choosing;
+    due = due || p->block[i]->selecting;
   }
   return due;
 }
@@ -30,15 +30,15 @@ ng_status ng_topk_select(ng_precond *p) {
   double *x = p->step->exchange.choice;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!b->choosing) continue;
+    if (!b->selecting) continue;
     const double t0 = ng_now_ms();
     for (int32_t r = 0; r < b->rounds; r++) {
-      b->family->choose(b, r, x);
+      b->family->select_topk(b, r, x);
       const ng_status st = ng_exchange_sum(p, x, b->round[r], "top-k selection");
       if (st != NG_OK) return st;
     }
-    b->family->choose(b, b->rounds, x);
-    b->choosing = false;
+    b->family->select_topk(b, b->rounds, x);
+    b->selecting = false;
     b->observing_ms += ng_now_ms() - t0;
   }
   return NG_OK;

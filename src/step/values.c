@@ -12,7 +12,7 @@ void ng_step_values(ng_precond *p) {
 
 /* ---- the same on every rank? -----------------------------------------------------------------*/
 
-/* Bits, not values: they are compared between ranks of one run and never kept. */
+/* Hash bits: they are compared between ranks of one run and never stored. */
 uint64_t ng_step_number(uint64_t so_far, double x) {
   uint64_t bits;
   x += 0.0; /* -0 is 0 */
@@ -25,7 +25,7 @@ uint64_t ng_step_number(uint64_t so_far, double x) {
 #define MIX_INT(name, type) h = ng_step_number(h, (double)s->name);
 #define MIX_BOOL(name, type) h = ng_step_number(h, (double)s->name);
 #define MIX_CHOICE(name, type) h = ng_step_number(h, (double)s->name);
-#define MIX_TEXT(name, type) /* fixed at creation, and compared by ng_ready */
+#define MIX_TEXT(name, type) /* fixed at creation, compared by ng_ready */
 #define MIX(kind, name, type) MIX_##kind(name, type)
 uint64_t ng_options_number(const ng_precond *p) {
   const ng_settings *s = &p->base;
@@ -34,12 +34,13 @@ uint64_t ng_options_number(const ng_precond *p) {
   return h;
 }
 
-enum { PIECES = 2 }; /* of 16 bits each, that are looked at */
+enum { PIECES = 2 }; /* of 16 bits each */
 _Static_assert(NG_SAME_PIECES == 2 * PIECES && NG_SAME == 2 * NG_SAME_PIECES,
                "two numbers, two sums of each piece");
 
-/* A sum tells whether all have the same v: W sum v^2 - (sum v)^2 is the sum of (v_i - v_j)^2 over pairs.
- * v < 2^16, so all of it is exact up to 46,000 ranks. */
+/* All v are equal iff W sum v^2 - (sum v)^2 = 0, the sum of (v_i - v_j)^2 over pairs.  v < 2^16, so
+ * sums
+ * are exact up to 46,000 ranks. */
 void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
   for (int i = 0; i < PIECES; i++) {
     const double v = (double)(number >> (16 * i) & 0xffff);
@@ -48,8 +49,8 @@ void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
   }
 }
 
-/* What the step does with its results: lr, which update, its numbers, whose they are, and to what it rounds what
- * it writes: weights, or gradients. */
+/* A hash of lr, the update with its numbers and groups, excluded parameters, and the dtypes it
+ * rounds to. */
 static uint64_t update_number(const ng_precond *p) {
   const ng_engine *s = p->step;
   uint64_t h = ng_step_number(ng_step_number(s->numbers, s->lr), (double)s->out.kind);
@@ -73,7 +74,7 @@ bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks) {
   return true;
 }
 
-/* What ng_ready compared, and what came after it: ng_set, the learning rate, the numbers of groups. */
+/* Changes since ng_ready: ng_set, learning rates, the numbers of groups. */
 ng_status ng_same_check(ng_precond *p, const double *x) {
   if (p->ctx->ranks == 1) return NG_OK;
   if (!ng_same_sums(x, p->ctx->ranks)) {
@@ -102,7 +103,7 @@ void ng_same_put(const ng_precond *p, double x[NG_SAME]) {
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
 
-/* *o is the model's: the layer's own values over it, or why they do not go together. */
+/* *o: the model's options; add the layer's own and check the combination. */
 static ng_status with_overrides(const ng_block *b, ng_options *o, char *message, size_t size) {
   ng_status st = NG_OK;
   if (b->options != NULL) {
@@ -112,8 +113,7 @@ static ng_status with_overrides(const ng_block *b, ng_options *o, char *message,
   return st == NG_OK ? ng_block_check(b, o, message, size) : st;
 }
 
-/* Values arrive as text whatever they are, so that a number from a program passes the checks that
- * one from a command line passes. */
+/* As text, so that a number from a program passes the checks of the command line. */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   const int32_t row = ng_option_find(option);
   char message[NG_MESSAGE] = "";
@@ -131,11 +131,11 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is given to ng_precond_create", r->name);
     }
   }
-  /* On a copy: the option may be in its range and still not go with the others. */
+  /* On a copy: a value in its range may still contradict others. */
   ng_status st = ng_options_set(&o, option, value, message, sizeof message);
   if (st == NG_OK) st = ng_family_check(&o, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_set: %s", message);
-  /* A layer's overrides were accepted with the old value: ask them all before anything changes. */
+  /* Check the options of all layers before anything changes. */
   for (int apply = 0; apply < 2; apply++) {
     for (int32_t i = 0; i < p->blocks; i++) {
       ng_options mine = o;
