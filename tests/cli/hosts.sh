@@ -30,7 +30,7 @@ for mb in 0.2 1000; do
   over $mb
   same_run "$scratch"/{threads,over.$mb} !natgrad. || fail "$mb MB: other weights than those of threads"
 done
-for station in gradients sums; do
+for station in reduce statistics; do
   few=$(messages 1000 $station) many=$(messages 0.2 $station)
   [[ -n $few && $few -gt 0 && $many -gt $few ]] || fail "$station: $few messages of 1000 MB, $many of 0.2"
 done
