@@ -16,7 +16,7 @@
 
 static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
 
-int64_t norm_width(const ng_layer *l) { return oracle_cols(l) * l->in; }
+static int64_t norm_width(const ng_layer *l) { return oracle_cols(l) * l->in; }
 
 /* ---- one micro-batch -------------------------------------------------------------------------*/
 
@@ -51,8 +51,8 @@ static double *normalised(const ng_layer *l, int64_t B, int64_t S, const double 
   return h;
 }
 
-void norm_add(const ng_layer *l, const ng_batch *b, int64_t positions, const double *a,
-              const double *g, int64_t take, double weight, double *F) {
+static void norm_add(const ng_layer *l, const ng_batch *b, int64_t positions, const double *a,
+                     const double *g, int64_t take, double weight, double *F) {
   const int64_t C = l->in, w = norm_width(l);
   const double by = (b->reduction == NG_MEAN ? (double)b->samples : 1) / b->loss_scale;
   double *h = normalised(l, b->samples, positions, a), *q = zeros(w);
@@ -76,7 +76,8 @@ static bool keeps(const ng_layer *l, const char *block, int64_t r, int64_t c) {
          (strcmp(block, "unit") == 0 && r % l->in == c % l->in);
 }
 
-double norm_solve(const ng_layer *l, const char *block, const double *F, double d, double *x) {
+static double norm_solve(const ng_layer *l, const char *block, const double *F, double d,
+                         double *x) {
   const int64_t w = norm_width(l);
   double *M = zeros(w * w), trace = 0;
   for (int64_t k = 0; k < w * w; k++) {
@@ -102,9 +103,10 @@ static double *rows_of(const scene *s, int32_t l, int64_t B, const double *v) {
   return x;
 }
 
-/* F <- rho F + (1 - rho) what step t shows; the first as it is. */
+/* F <- rho (F + left / ranks I) + (1 - rho) fresh, the first as it is.  `left`: damping_leak of the steps since
+ * the last fold. */
 static void average(const scene *s, const ng_options *o, int32_t t, int32_t l, double *F,
-                    bool *started) {
+                    bool *started, double *left) {
   const ng_layer *d = &s->layer[l];
   const int64_t w = norm_width(d);
   double *fresh = zeros(w * w), total = 0;
@@ -123,6 +125,10 @@ static void average(const scene *s, const ng_options *o, int32_t t, int32_t l, d
     }
   }
   const double rho = *started ? o->stat_decay : 0;
+  const bool all = strcmp(o->leak_ranks, "all") == 0 || strcmp(o->statistics, "owner") == 0;
+  for (int64_t i = 0; i < w; i++)
+    F[i * w + i] += *left / (all ? 1 : s->ranks);
+  *left = 0;
   for (int64_t k = 0; k < w * w && total > 0; k++)
     F[k] = rho * F[k] + (1 - rho) * fresh[k] / total;
   *started = *started || total > 0;
@@ -131,13 +137,13 @@ static void average(const scene *s, const ng_options *o, int32_t t, int32_t l, d
 
 /* Of a norm, D [C, gamma beta] is x of norm_solve. */
 static double precondition(const scene *s, const ng_options *o, int32_t l, const double *F,
-                           const double *D, double *P) {
+                           double damping, const double *D, double *P) {
   const ng_layer *d = &s->layer[l];
   const int64_t w = norm_width(d), C = d->in, p = oracle_cols(d);
   double *x = zeros(w);
   for (int64_t k = 0; k < w; k++)
     x[k] = D[k % C * p + k / C];
-  const double condition = norm_solve(d, o->norm_block, F, o->damping * o->norm_damping, x);
+  const double condition = norm_solve(d, o->norm_block, F, damping, x);
   for (int64_t k = 0; k < w; k++)
     P[k % C * p + k / C] = x[k];
   free(x);
@@ -156,7 +162,7 @@ void norm_predict(const scene *s, const ng_options *opt,
                   scene_result *out) {
   scene rest = *s;
   ng_options o = *opt;
-  double *F[SCENE_LAYERS] = {NULL};
+  double *F[SCENE_LAYERS] = {NULL}, left[SCENE_LAYERS] = {0};
   bool started[SCENE_LAYERS] = {false};
   if (strcmp(o.stat_start, "first") != 0 || strcmp(o.calls, "mean") != 0 ||
       strcmp(o.call_weight, "samples") != 0)
@@ -177,8 +183,13 @@ void norm_predict(const scene *s, const ng_options *opt,
       double *P = out->P[t][l];
       if (s->layer[l].frozen) continue;
       if (F[l] != NULL) {
-        if (t % o.stat_period == 0) average(s, &o, t, l, F[l], &started[l]);
-        out->condition[t][l] = precondition(s, &o, l, F[l], D, P);
+        const bool folds = t % o.stat_period == 0;
+        const bool adds = o.damping_leak && (folds || strcmp(o.norm_block, "full") == 0);
+        if (folds) average(s, &o, t, l, F[l], &started[l], &left[l]);
+        const double lambda = o.damping * o.norm_damping;
+        const double on = !o.damping_leak ? lambda : adds ? left[l] + lambda : left[l];
+        out->condition[t][l] = precondition(s, &o, l, F[l], on, D, P);
+        if (adds) left[l] += lambda;
       }
       for (int64_t i = 0; i < n; i++) {
         inner += D[i] * P[i];

@@ -13,17 +13,7 @@
 #include "oracle.h"
 #include "scene.h"
 
-int64_t norm_width(const ng_layer *l); /* gammas and betas */
-
-/* F [w, w] += weight sum q_i q_i' over the first `take` samples of a micro-batch; a, g [B, S, C]. */
-void norm_add(const ng_layer *l, const ng_batch *b, int64_t positions, const double *a,
-              const double *g, int64_t take, double weight, double *F);
-
-/* x [w] <- (F + d I)^-1 x, with what norm_block = `block` keeps of F; returns (tr F + d) / d. */
-double norm_solve(const ng_layer *l, const char *block, const double *F, double d, double *x);
-
-/* What the library should say of a scene, freed by scene_forget: of all layers but its norms what `others`
- * says.  Options must have stat_start = first and calls = mean, weighed by samples. */
+/* The results of a scene, freed by scene_forget; `others` predicts all layers but norms.  Options must have stat_start = first and calls = mean, weighed by samples. */
 void norm_predict(const scene *s, const ng_options *opt,
                   void (*others)(const scene *s, const ng_options *opt, scene_result *out),
                   scene_result *out);

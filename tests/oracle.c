@@ -84,8 +84,7 @@ static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const dou
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-/* Rows of the statistics matrix of one group: [samples * positions, n]. */
-static double *stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
+double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
                          int64_t samples, int64_t positions, int64_t n) {
   double *X = reals(samples * positions * n);
   if (l->kind == NG_EMBEDDING && !grad) {
@@ -160,7 +159,7 @@ int64_t oracle_fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
   if (!out) return n;
   int64_t take = b->samples, S = positions;
   if (opt->stat_batch > 0 && opt->stat_batch < take) take = opt->stat_batch;
-  double *X = stat_rows(l, grad, group, data, b->samples, S, n);
+  double *X = oracle_stat_rows(l, grad, group, data, b->samples, S, n);
   bool published_conv = is(opt->stat_scale, "mpd-kfac") && l->kind == NG_CONV2D;
   if (is(opt->positions, "reduce") && S > 1 && !published_conv) {
     bool sum = grad && is(opt->stat_scale, "textbook");
@@ -449,7 +448,8 @@ static void solve(const oracle *o, layer *l, int64_t g) {
       if (!eigen) M[i * n + i] += shift[k];
     }
     for (int32_t r = 0; r < o->ranks && l->opt.damping_leak; r++) {
-      if (r != l->owner && !is(l->opt.leak_ranks, "all")) continue;
+      const bool all = is(l->opt.leak_ranks, "all") || is(l->opt.statistics, "owner");
+      if (r != l->owner && !all) continue;
       for (int64_t i = 0; i < n; i++)
         f->F[r][(g * n + i) * n + i] += shift[k];
     }

@@ -55,6 +55,10 @@ double oracle_condition(const oracle *o, int32_t layer);
 int64_t oracle_fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                      int64_t group, const double *data, int64_t positions, double *out);
 
+/* The rows of the statistic of one group, [samples * positions, n]: patches, vectors, unit vectors of tokens. */
+double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
+                         int64_t samples, int64_t positions, int64_t n);
+
 /* Sizes of a layer: output positions of a convolution (1 for linear), q, p (with bias). */
 int64_t oracle_positions(const ng_layer *l);
 int64_t oracle_out(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */

@@ -15,57 +15,23 @@ static int64_t length(const ng_layer *l, bool grad) {
   return grad ? l->out : groups_of(l) * oracle_cols(l);
 }
 
-/* The patch of one output position, [group][channel of the group][kernel], then 1 for the bias. */
-static void patch_at(const ng_layer *l, const double *x, int64_t pos, double *to) {
-  int64_t ow =
-      (l->image[1] + 2 * l->padding[1] - l->dilation[1] * (l->kernel[1] - 1) - 1) / l->stride[1] +
-      1;
-  int64_t cg = l->in / l->groups, u = pos / ow, v = pos % ow;
-  for (int64_t c = 0; c < l->in; c++) {
-    for (int64_t i = 0; i < l->kernel[0]; i++) {
-      for (int64_t j = 0; j < l->kernel[1]; j++) {
-        int64_t y = u * l->stride[0] + i * l->dilation[0] - l->padding[0];
-        int64_t z = v * l->stride[1] + j * l->dilation[1] - l->padding[1];
-        bool inside = y >= 0 && z >= 0 && y < l->image[0] && z < l->image[1];
-        int64_t k = (c % cg * l->kernel[0] + i) * l->kernel[1] + j;
-        to[c / cg * oracle_cols(l) + k] = inside ? x[(c * l->image[0] + y) * l->image[1] + z] : 0;
-      }
-    }
-  }
-}
-
-/* What one call shows, as the vector that is averaged. */
+/* The mean row of one call, scaled. */
 static void fresh(const ng_options *o, const ng_layer *l, const ng_batch *b, bool grad, int64_t S,
                   const double *x, int64_t take, double *to) {
-  int64_t n = length(l, grad), p = oracle_cols(l);
-  double *row = zeros(n), c = b->reduction == NG_MEAN ? (double)b->samples : 1;
-  memset(to, 0, (size_t)n * sizeof *to);
-  for (int64_t s = 0; s < take; s++) {
-    for (int64_t pos = 0; pos < S; pos++) {
-      if (grad && l->kind == NG_CONV2D) {
-        for (int64_t k = 0; k < n; k++)
-          row[k] = x[(s * n + k) * S + pos];
-      } else if (grad) {
-        memcpy(row, x + (s * S + pos) * n, (size_t)n * sizeof *row);
-      } else if (l->kind == NG_CONV2D) {
-        patch_at(l, x + s * l->in * l->image[0] * l->image[1], pos, row);
-      } else {
-        memcpy(row, x + (s * S + pos) * l->in, (size_t)l->in * sizeof *row);
-      }
-      for (int64_t g = 0; !grad && l->bias && g < groups_of(l); g++)
-        row[(g + 1) * p - 1] = 1;
-      for (int64_t k = 0; k < n; k++)
-        to[k] += row[k] / (double)(take * S);
-    }
-  }
+  const int64_t groups = groups_of(l), n = length(l, grad) / groups;
+  const double c = b->reduction == NG_MEAN ? (double)b->samples : 1;
   double scale = grad ? 1 / b->loss_scale : 1;
   if (strcmp(o->stat_scale, "textbook") == 0) {
-    bool expand = strcmp(o->positions, "expand") == 0;
+    const bool expand = strcmp(o->positions, "expand") == 0;
     scale *= grad ? (expand ? c : c * (double)S) : expand ? sqrt((double)S) : 1;
   }
-  for (int64_t k = 0; k < n; k++)
-    to[k] *= scale;
-  free(row);
+  memset(to, 0, (size_t)(groups * n) * sizeof *to);
+  for (int64_t g = 0; g < groups; g++) {
+    double *rows = oracle_stat_rows(l, grad, g, x, b->samples, S, n);
+    for (int64_t k = 0; k < take * S * n; k++)
+      to[g * n + k % n] += scale * rows[k] / (double)(take * S);
+    free(rows);
+  }
 }
 
 /* One step's average of one vector over calls and ranks: m is changed in place. */
@@ -195,22 +161,4 @@ void r1_predict(const scene *s, const ng_options *opt, scene_result *out) {
     free(m[l][0]);
     free(m[l][1]);
   }
-}
-
-/* The largest error of results, nu and <D, PD>, in units of rounding times condition. */
-double r1_error_of(const scene *s, const scene_result *x, const scene_result *y) {
-  double worst = 0;
-  for (int32_t t = 0; t < s->steps; t++) {
-    double c = 1;
-    for (int32_t l = 0; l < s->layers; l++)
-      c = fmax(c, y->condition[t][l]);
-    worst = fmax(worst, fabs(x->nu[t] - y->nu[t]) / y->nu[t] / (unit * c));
-    if (y->inner[t] > 0)
-      worst = fmax(worst, fabs(x->inner[t] - y->inner[t]) / y->inner[t] / (unit * c));
-    for (int32_t l = 0; l < s->layers; l++) {
-      double e = scene_gap(s, t, l, x, y) / (unit * c);
-      worst = isfinite(e) ? fmax(worst, e) : INFINITY;
-    }
-  }
-  return worst;
 }

@@ -19,8 +19,4 @@ enum { R1_GROWTH = 8 };
 /* What the library should say of a scene, freed by scene_forget. */
 void r1_predict(const scene *s, const ng_options *opt, scene_result *out);
 
-/* The largest error of x's results, nu and <D, PD> against the oracle's y, in units of rounding
- * times condition; INFINITY if a result is not finite. */
-double r1_error_of(const scene *s, const scene_result *x, const scene_result *y);
-
 #endif

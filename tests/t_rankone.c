@@ -1,12 +1,7 @@
-/* t_rankone.c: the rank-one family (Eva) against a dense float64 inverse (rankone_oracle.h, which
- * explains the tolerance), and both against golden numbers of the published program.
- *
- * Options, ranks, micro-batches, layouts and types are random; a failure prints the seed
- * (NG_TEST_SEED, NG_TEST_MULT). */
+/* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program. */
 #include "fixture.h"
 #include "rankone_oracle.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,115 +11,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-/* ---- random cases ----------------------------------------------------------------------------*/
-
-static const char *pick(rng *r, const char *const *words, int64_t n) {
-  return words[rng_below(r, n)];
-}
-#define PICK(r, ...)                                                                               \
-  pick(r, (const char *const[]){__VA_ARGS__},                                                      \
-       (int64_t)(sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *)))
-
-static ng_options random_options(rng *r) {
-  ng_options o =
-      fixture_parse(PICK(r, "method=eva", "method=eva-natgrad", "method=eva-f", "method=adasgd"));
-  char text[40];
-  fixture_set(&o, "stat_scale", PICK(r, "eva", "textbook"));
-  if (strcmp(o.stat_scale, "textbook") == 0)
-    fixture_set(&o, "positions", PICK(r, "expand", "reduce"));
-  fixture_set(&o, "stat_decay", PICK(r, "0", "0.05", "0.5", "0.95", "1"));
-  fixture_set(&o, "stat_start", PICK(r, "first", "first", "zero"));
-  fixture_set(&o, "stat_batch", PICK(r, "0", "0", "1", "2", "16"));
-  fixture_set(&o, "calls", PICK(r, "mean", "ema", "last"));
-  fixture_set(&o, "call_weight", PICK(r, "samples", "equal"));
-  fixture_set(&o, "stat_period", PICK(r, "1", "1", "2"));
-  fixture_set(&o, "clip", PICK(r, "kl", "kl", "rescale", "none"));
-  (void)snprintf(text, sizeof text, "%.17g", pow(10, -3 + 3 * rng_real(r)));
-  fixture_set(&o, "damping", text);
-  (void)snprintf(text, sizeof text, "%.17g", pow(10, -4 * rng_real(r)));
-  fixture_set(&o, "kl_clip", text);
-  return o;
-}
-
-static void random_layer(rng *r, scene *s) {
-  bool bias = rng_below(r, 3) > 0;
-  if (rng_below(r, 2)) {
-    scene_linear(s, 1 + rng_below(r, 40), 1 + rng_below(r, 5), bias, 1 + 2 * rng_below(r, 2));
-    return;
-  }
-  int64_t groups = rng_below(r, 3) ? 1 : 2;
-  int64_t k = 1 + rng_below(r, 3), kw = rng_below(r, 3) ? k : 1 + rng_below(r, 3);
-  ng_layer *l = scene_conv(s, groups * (1 + rng_below(r, 4)), groups * (1 + rng_below(r, 3)), k, kw,
-                           3 + rng_below(r, 4), 3 + rng_below(r, 4), bias);
-  l->groups = groups;
-  for (int i = 0; i < 2; i++) {
-    l->stride[i] = 1 + rng_below(r, 3);
-    l->padding[i] = rng_below(r, 4); /* more than the kernel, sometimes */
-    int64_t room = l->image[i] + 2 * l->padding[i];
-    l->dilation[i] = (l->kernel[i] - 1) * 2 + 1 <= room ? 1 + rng_below(r, 2) : 1;
-  }
-}
-
-static scene *random_scene(rng *r) {
-  static const int32_t ranks_of[] = {1, 1, 1, 2, 3, 5};
-  scene *s = scene_create(2 + (int32_t)rng_below(r, 3), ranks_of[rng_below(r, 6)]);
-  int64_t layers = 1 + rng_below(r, 4);
-  for (int64_t l = 0; l < layers; l++) {
-    random_layer(r, s);
-    if (rng_below(r, 6) == 0) s->uses[l] = 2;
-  }
-  if (layers > 1 && rng_below(r, 6) == 0) s->layer[layers - 1].frozen = 1;
-  scene_close(s);
-  for (int32_t t = 0; t < s->steps; t++) {
-    if (rng_below(r, 4) == 0) s->damping[t] = 0.01 + rng_real(r);
-    for (int32_t k = 0; k < s->ranks; k++) {
-      int64_t calls = k > 0 && rng_below(r, 5) == 0 ? 0 : 1 + rng_below(r, 3);
-      for (int64_t c = 0; c < calls; c++) {
-        scene_micro *m = scene_call(s, t, k, 1 + rng_below(r, 5));
-        m->batch.reduction = rng_below(r, 3) ? NG_MEAN : NG_SUM;
-        m->batch.loss_scale = rng_below(r, 3) ? 1 : rng_below(r, 2) ? 64 : 0.5;
-      }
-    }
-  }
-  scene_fill(s, r);
-  return s;
-}
-
-static double run_case(uint64_t seed) {
-  static const ng_dtype types[] = {NG_F32, NG_F32, NG_BF16, NG_F16};
-  rng r = {seed};
-  ng_options o = random_options(&r);
-  scene *s = random_scene(&r);
-  scene_look k = {.shown = types[rng_below(&r, 4)],
-                  .pad = rng_below(&r, 2) * 3,
-                  .layout = rng_below(&r, 2) ? PLANE_NCHW : PLANE_NHWC,
-                  .order = rng_below(&r, 2) ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST,
-                  .declare_positions = rng_below(&r, 2),
-                  .show_unwanted = rng_below(&r, 4) == 0,
-                  .reverse = s->ranks == 1 && rng_below(&r, 4) == 0};
-  k.threads = s->ranks > 1 ? 1 : 1 + (int32_t)rng_below(&r, 3);
-  scene_result want, got;
-  r1_predict(s, &o, &want);
-  scene_play(s, &o, &k, &got);
-  double e = got.status == NG_OK ? r1_error_of(s, &got, &want) : INFINITY;
-  if (!(e <= R1_GROWTH) || got.rank_gap > 0) {
-    print_message("NG_TEST_SEED=%" PRIu64 ": %s %s scale %s %s calls %s start %s, %d ranks: %g "
-                  "units, ranks differ by %g; %s\n",
-                  seed, o.method, o.clip, o.stat_scale, o.positions, o.calls, o.stat_start,
-                  s->ranks, e, got.rank_gap, got.message);
-    e = INFINITY;
-  }
-  scene_forget(&want);
-  scene_forget(&got);
-  scene_destroy(&s);
-  return e;
-}
-
-static void random_cases(void **state) {
-  (void)state;
-  test_cases(run_case, 300, R1_GROWTH);
-}
 
 /* ---- golden numbers: spec of the published program, float64 ----------------------------------*/
 
@@ -305,9 +191,10 @@ static void golden_neighbours(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(golden_eva),        cmocka_unit_test(golden_eva_kfac),
-      cmocka_unit_test(golden_neighbours), cmocka_unit_test(golden_eva_f),
-      cmocka_unit_test(random_cases),
+      cmocka_unit_test(golden_eva),
+      cmocka_unit_test(golden_eva_kfac),
+      cmocka_unit_test(golden_neighbours),
+      cmocka_unit_test(golden_eva_f),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);
 }

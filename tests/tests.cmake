@@ -79,9 +79,7 @@ set(natgrad_unit_tests
     t_methods
     t_no_samples
     t_norm
-    t_norm_damping
     t_norm_pass
-    t_norm_wide
     t_npy
     t_option_effects
     t_option_effects_layers
