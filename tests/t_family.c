@@ -5,8 +5,11 @@
  *
  * Tolerance.  Ranks that see the same samples have the statistics of one rank but for the rounding of
  * a sum and a division: 1e-5 is some 80 roundings.  Everything else is compared bit for bit. */
-#include "family_life.h"
+#include "draw.h"
+#include "plane.h"
 #include "ranks.h"
+#include "step/step.h"
+#include "toys.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,6 +20,250 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+/* ---- a model of every family -----------------------------------------------------------------*/
+
+enum { FC, CONV, R1, TOY, TOY2, ALL, ALL_FC, PLAIN, ENTRIES, STEPS = 5, MOST_RANKS = 4 };
+enum { B = 4, SHOWN = 4 * 3 * 5 * 5, BIGGEST = 130, PARAMETERS = 2 * BIGGEST };
+
+typedef struct entry {
+  const char *name;
+  int64_t in, out, weights, biases; /* out 0: a tensor */
+} entry;
+
+static const entry model[ENTRIES] = {
+    [FC] = {"fc", 6, 4, 24, 4},         [CONV] = {"conv", 2, 3, 2 * 3 * 9, 0},
+    [R1] = {"r1", 5, 3, 15, 3},         [TOY] = {"toy", 0, 0, 130, 0},
+    [TOY2] = {"toy2", 0, 0, 7, 0},      [ALL] = {"all", 0, 0, 90, 0},
+    [ALL_FC] = {"all.fc", 5, 6, 30, 6}, [PLAIN] = {"plain", 0, 0, 11, 0},
+};
+
+typedef struct life {
+  const char *set; /* options "name=value ..." */
+  int32_t ranks;
+  const char *save, *load;     /* after step 2; before step 2, of a life that begins there */
+  int32_t bad_step, bad_entry; /* a NaN in this gradient, at this step and again not; -1: none */
+  bool plain;                  /* no toys are registered */
+  const ng_family *extra;      /* one more family, asked first */
+  ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* just before each ng_step */
+  void (*place)(ng_block *b, ng_stat *s);
+  int32_t post_until; /* only before this step; 0: always */
+  bool post;          /* ng_batch.last: statistics are posted while others are seen */
+  float out[MOST_RANKS][STEPS][ENTRIES][PARAMETERS];
+  double clip[MOST_RANKS][STEPS];
+  ng_status status[MOST_RANKS][STEPS];
+  char why[MOST_RANKS][256];
+  toy_commits commits[MOST_RANKS];
+  double reported[MOST_RANKS];
+  char explained[MOST_RANKS][ENTRIES][32];
+  int32_t in_flight[MOST_RANKS], again[MOST_RANKS], changed[MOST_RANKS];
+} life;
+
+static void draw(float *x, int64_t n, int32_t step, int32_t at) {
+  rng r = {test_seed() ^ (uint64_t)(step * 100 + at)};
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = (float)rng_value(&r);
+  }
+}
+
+static ng_status add(ng_precond *p, const entry *e) {
+  int32_t index;
+  if (e->out == 0) return ng_add_tensor(p, e->name, e->weights, &index);
+  if (e == &model[CONV]) return plane_conv2d(p, e->name, e->in, e->out, 3, 1, 1, 5, 5, 0, &index);
+  return ng_add_linear(p, e->name, e->in, e->out, 1, &index);
+}
+
+static ng_status bind(ng_precond *p, int32_t i, float *grad) {
+  const entry *e = &model[i];
+  const int64_t rows = e->out == 0 ? 1 : e->out;
+  const plane w = plane_of(grad, rows, e->weights / rows, NG_F32);
+  const plane b = plane_of(grad + e->weights, 1, e->biases, NG_F32);
+  const ng_status st = plane_bind_grad(p, i, NG_WEIGHT, &w);
+  return st == NG_OK && e->biases > 0 ? plane_bind_grad(p, i, NG_BIAS, &b) : st;
+}
+
+static ng_status show(ng_precond *p, int32_t i, int32_t step) {
+  float a[SHOWN], g[SHOWN];
+  const entry *e = &model[i];
+  const int64_t pixels = i == CONV ? 25 : 1;
+  if (e->out == 0 || i == ALL_FC) return NG_OK;
+  draw(a, B * e->in * pixels, step, 20 + i);
+  draw(g, B * e->out * pixels, step, 40 + i);
+  plane in = plane_of(a, B, e->in, NG_F32), out = plane_of(g, B, e->out, NG_F32);
+  if (i == CONV) {
+    in = plane_images(a, PLANE_NCHW, B, e->in, 5, 5, NG_F32);
+    out = plane_images(g, PLANE_NCHW, B, e->out, 5, 5, NG_F32);
+  }
+  const ng_status st = plane_input(p, i, &in, NG_COPY);
+  return st == NG_OK ? plane_output_grad(p, i, &out, NG_COPY) : st;
+}
+
+/* ---- a transport that is in no hurry ---------------------------------------------------------*/
+
+/* start only notes what is wanted; wait does it: as late as it may, in the same order on all ranks. */
+typedef struct lazy {
+  ng_transport inner;
+  int32_t under_way;
+} lazy;
+
+static ng_status lazy_run(void *user, const ng_collective *c) {
+  return ((lazy *)user)->inner.run(((lazy *)user)->inner.user, c);
+}
+static ng_status lazy_start(void *user, const ng_collective *c, void **request) {
+  ((lazy *)user)->under_way++;
+  memcpy(request, &c, sizeof c);
+  return NG_OK;
+}
+static ng_status lazy_wait(void *user, void *request) {
+  ((lazy *)user)->under_way--;
+  return lazy_run(user, request);
+}
+static ng_status lazy_group(void *user, const int32_t *ranks, int32_t n, void **group) {
+  return ((lazy *)user)->inner.group_create(((lazy *)user)->inner.user, ranks, n, group);
+}
+static void lazy_ungroup(void *user, void *group) {
+  ((lazy *)user)->inner.group_destroy(((lazy *)user)->inner.user, group);
+}
+static void lazy_abort(void *user) { ((lazy *)user)->inner.abort(((lazy *)user)->inner.user); }
+
+/* ---- living ----------------------------------------------------------------------------------*/
+
+static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, lazy *wire,
+                          int32_t bad) {
+  float *grad = &l->out[rank][step][0][0];
+  ng_batch batch;
+  ng_batch_init(&batch, sizeof batch);
+  batch.samples = B;
+  batch.last = l->post && (l->post_until == 0 || step < l->post_until);
+  ng_status st = ng_begin(p, &batch);
+  for (int32_t k = 0; k < ENTRIES && st == NG_OK; k++) {
+    const int32_t i = batch.last ? ENTRIES - 1 - k : k; /* as backward goes */
+    float *mine = grad + i * PARAMETERS;
+    draw(mine, model[i].weights + model[i].biases, step, i);
+    if (step == l->bad_step && i == bad) mine[model[i].weights - 1] = NAN;
+    st = bind(p, i, mine);
+    if (st == NG_OK) st = show(p, i, step);
+    if (st == NG_OK && batch.last && i == FC) {
+      l->in_flight[rank] += wire->under_way;
+      l->again[rank] = show(p, FC, step) == NG_ERR_STATE;
+    }
+  }
+  if (st == NG_OK && l->hook != NULL) st = l->hook(rank, p, step);
+  return st == NG_OK ? ng_step(p, 0.1) : st;
+}
+
+/* Gradients that are not what was drawn. */
+static int32_t changed(const life *l, int32_t rank, int32_t step) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < ENTRIES; i++) {
+    float d[PARAMETERS];
+    draw(d, model[i].weights + model[i].biases, step, i);
+    for (int64_t e = 0; e < model[i].weights + model[i].biases; e++) {
+      const float x = l->out[rank][step][i][e];
+      n += x - x == 0.0f && memcmp(&x, &d[e], sizeof x) != 0;
+    }
+  }
+  return n;
+}
+
+static void look_at(life *l, int32_t rank, const ng_precond *p) {
+  ng_explain_row row = {.struct_size = sizeof row};
+  ng_layer_report report = {.struct_size = sizeof report};
+  for (int32_t i = 0; ng_explain(p, i, &row) == NG_OK; i++) {
+    (void)snprintf(l->explained[rank][row.index], sizeof l->explained[0][0], "%s", row.family);
+    if (i + 1 == ng_explain_count(p)) break;
+  }
+  if (l->plain) return;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (p->block[i]->family == &toy_total) l->commits[rank] = toy_total_commits(p->block[i]);
+  }
+  if (ng_report_layer(p, ALL, &report) == NG_OK) l->reported[rank] = report.pi;
+}
+
+static ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
+  life *l = arg;
+  const ng_family beside = toy_beside();
+  ng_context_config c;
+  ng_context *ctx = NULL;
+  ng_precond *p = NULL;
+  char *why = l->why[rank];
+  lazy wire = {.inner = *t};
+  ng_transport slow = *t;
+  slow.user = &wire;
+  slow.run = lazy_run;
+  slow.start = lazy_start;
+  slow.wait = lazy_wait;
+  slow.test = NULL;
+  slow.abort = lazy_abort;
+  if (slow.group_create != NULL) {
+    slow.group_create = lazy_group;
+    slow.group_destroy = lazy_ungroup;
+  }
+  ng_context_config_init(&c, sizeof c);
+  c.threads = 1 + rank % 2;
+  c.linalg = "ref";
+  if (l->ranks > 1) c.transport = l->post ? &slow : t;
+  ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
+  const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};
+  for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++) {
+    st = ng_family_register(ctx, toy[i], why, 256);
+  }
+  if (st == NG_OK && l->extra != NULL) st = ng_family_register(ctx, l->extra, why, 256);
+  if (st == NG_OK) ctx->place = l->place;
+  if (st == NG_OK) st = ng_precond_create(ctx, l->set, &p);
+  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
+    st = add(p, &model[i]);
+  }
+  if (st == NG_OK) st = ng_ready(p);
+  if (st == NG_OK && l->load != NULL) st = ng_load(p, l->load);
+  for (int32_t step = l->load != NULL ? 2 : 0; step < STEPS && st == NG_OK; step++) {
+    if (step == 2 && l->save != NULL) st = ng_save(p, l->save);
+    if (st == NG_OK) st = one_step(l, rank, p, step, &wire, l->bad_entry);
+    l->status[rank][step] = st;
+    if (st == NG_SKIPPED) { /* and again, as it should have been */
+      l->changed[rank] += changed(l, rank, step);
+      (void)snprintf(why, 256, "%s", ng_last_error(ctx));
+      st = one_step(l, rank, p, step, &wire, -1);
+    }
+    ng_report r = {.struct_size = sizeof r};
+    if (st == NG_OK) st = ng_report_read(p, &r);
+    l->clip[rank][step] = r.clip;
+  }
+  if (st < NG_OK && why[0] == 0) (void)snprintf(why, 256, "%s", ng_last_error(ctx));
+  if (st == NG_OK) look_at(l, rank, p);
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  return st;
+}
+
+static life *new_life(const char *set, int32_t ranks) {
+  life *l = calloc(1, sizeof *l);
+  assert_non_null(l);
+  l->set = set;
+  l->ranks = ranks;
+  l->bad_step = l->bad_entry = -1;
+  return l;
+}
+
+/* Every rank ends well and with the same bits. */
+static life *lived(life *l) {
+  if (ranks_run(l->ranks, life_of, l, NULL) != NG_OK) {
+    for (int32_t r = 0; r < l->ranks; r++) {
+      print_error("%s, rank %d: %s\n", l->set, r, l->why[r]);
+    }
+    fail();
+  }
+  for (int32_t r = 1; r < l->ranks; r++) {
+    assert_memory_equal(l->out[0], l->out[r], sizeof l->out[0]);
+    assert_memory_equal(l->clip[0], l->clip[r], sizeof l->clip[0]);
+  }
+  return l;
+}
+
+static void same_from(const life *x, const life *y, int32_t step) {
+  assert_memory_equal(x->out[0][step], y->out[0][step],
+                      sizeof x->out[0][0] * (size_t)(STEPS - step));
+}
 
 /* ---- what the toys should give ---------------------------------------------------------------*/
 
@@ -278,7 +525,8 @@ static void test_posted(void **state) {
     (void)lived(l);
     same_from(l, waited, 0);
     for (int32_t r = 0; r < ranks; r++) {
-      assert_int_equal(l->in_flight[r], 2 * 3 * STEPS); /* A and G of each layer, and nothing else */
+      assert_int_equal(l->in_flight[r],
+                       2 * 3 * STEPS); /* A and G of each layer, and nothing else */
       assert_true(l->again[r]);
     }
     free(l);
@@ -342,13 +590,250 @@ static void test_registered(void **state) {
   ng_context_destroy(&ctx);
 }
 
+#define UNCLIPPED "damping=0.3 stat_decay=0.9 solve_period=1 clip=none "
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+static bool first_fits(const ng_settings *o, const ng_entry *e) {
+  (void)o;
+  return strcmp(e->d.name, "fc") == 0;
+}
+
+/* Sums that are sent, around sums that only their owner has: every rank cuts the same messages.  (Three
+ * ranks failed: who had the local sums sent one message more.) */
+static void test_messages(void **state) {
+  (void)state;
+  ng_family first = toy_total; /* of its own statistic: before conv, whose factors are local */
+  first.name = "first";
+  first.scope = NG_SCOPE_LAYER;
+  first.fits = first_fits;
+  for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
+    life *l = new_life(UNCLIPPED "statistics=local grad_worker_fraction=0", ranks);
+    l->extra = &first;
+    free(lived(l));
+  }
+}
+
+/* PD of a rank-one layer that only its owner can make: its norms come from what was delivered. */
+static void test_delivered_norms(void **state) {
+  (void)state;
+  free(lived(
+      new_life("damping=0.3 clip=rms clip_bound=0.1 statistics=local grad_worker_fraction=0", 2)));
+}
+
+/* A and G on different ranks: what divides ahead is made when the block was solved, not when another
+ * was. */
+static void apart(ng_block *b, ng_stat *s) {
+  const ng_grid *g = &b->p->grid;
+  s->owner = b->column + (int32_t)(s - b->stat + b->number) % g->m * g->n;
+}
+
+static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
+  (void)rank;
+  if (step > 0 && ng_set_real(p, "damping", step == 1 ? 0.15 : 0.075) != NG_OK) return NG_ERR_STATE;
+  p->block[1]->base.solve_period = 1;
+  ng_step_values(p);
+  return NG_OK;
+}
+
+static void test_divided_ahead(void **state) {
+  (void)state;
+  const char *set =
+      "solver=eigen damping_split=joint prediv=1 damping=0.3 clip=none solve_period=3";
+  for (int32_t ranks = 2; ranks <= 3; ranks++) {
+    life *l = new_life(set, ranks), *together = new_life(set, ranks);
+    l->place = apart;
+    l->hook = together->hook = own_period;
+    same_from(lived(l), lived(together), 0);
+    free(l);
+    free(together);
+  }
+}
+
+/* ---- steps that do not begin -----------------------------------------------------------------*/
+
+/* Step 1 is called without one of the gradients, then as it should be. */
+static ng_status trip(int32_t rank, ng_precond *p, int32_t step) {
+  ng_slot *s = &p->entry[PLAIN - 1]->slot[NG_WEIGHT]; /* all.fc: bound again below */
+  const ng_place bound = s->grad;
+  (void)rank;
+  if (step != 1) return NG_OK;
+  s->grad.data = NULL;
+  if (ng_step(p, 0.1) != NG_ERR_STATE) return NG_ERR_ARG;
+  s->grad = bound;
+  return NG_OK;
+}
+
+/* ... on one rank only: the others have looked at their gradients by then. */
+static ng_status trip_one(int32_t rank, ng_precond *p, int32_t step) {
+  ng_slot *s = &p->entry[TOY]->slot[NG_WEIGHT];
+  const ng_place bound = s->grad;
+  if (step != 1) return NG_OK;
+  if (rank == 1) s->grad.data = NULL;
+  if (ng_step(p, 0.1) != NG_ERR_STATE) return NG_ERR_ARG;
+  s->grad = bound;
+  return NG_OK;
+}
+
+static void test_tripped(void **state) {
+  (void)state;
+  static const char *const set[] = {UNCLIPPED "fold=sum", UNCLIPPED "fold=direct"};
+  for (int f = 0; f < 2; f++) {
+    for (int32_t ranks = 2; ranks <= 3; ranks++) {
+      for (int k = 0; k < 2; k++) {
+        life *l = new_life(set[f], ranks), *good = lived(new_life(set[f], ranks));
+        l->hook = k == 0 ? trip : trip_one;
+        same_from(lived(l), good, 0);
+        free(l);
+        free(good);
+      }
+    }
+  }
+}
+
+/* Posted, and then not due because the period was changed: nothing stays under way. */
+static ng_status late_period(int32_t rank, ng_precond *p, int32_t step) {
+  (void)rank;
+  return step == 1 ? ng_set(p, "stat_period", "3") : NG_OK;
+}
+
+static void test_period_changed(void **state) {
+  (void)state;
+  life *l = new_life(UNCLIPPED, 2), *waited = new_life(UNCLIPPED, 2);
+  l->hook = waited->hook = late_period;
+  l->post_until = 2;
+  l->post = true;
+  same_from(lived(l), lived(waited), 0);
+  free(l);
+  free(waited);
+}
+
+/* ---- refused at ng_ready, by name ------------------------------------------------------------*/
+
+static void refused_life(life *l, const char *says) {
+  assert_int_equal(ranks_run(l->ranks, life_of, l, NULL), NG_ERR_ARG);
+  for (int32_t r = 0; r < l->ranks; r++) {
+    if (strstr(l->why[r], says) == NULL) fail_msg("rank %d: '%s', not '%s'", r, l->why[r], says);
+  }
+  free(l);
+}
+
+static void far_owner(ng_block *b, ng_stat *s) { s->owner = b->ctx->ranks; }
+static void other_column(ng_block *b, ng_stat *s) { s->owner = (b->column + 1) % b->p->grid.n; }
+static void split_owners(ng_block *b, ng_stat *s) {
+  if (b->stats == 2) s->spread = NG_SPREAD_OWNER;
+  s->owner = (int32_t)(s - b->stat) % b->ctx->ranks;
+}
+/* One rank thinks that another solves: its messages would be other ones. */
+static void own_idea(ng_block *b, ng_stat *s) {
+  if (b->ctx->rank == 1) s->owner = (s->owner + 1) % b->ctx->ranks;
+}
+
+static void test_other_owners(void **state) {
+  (void)state;
+  life *l = new_life(UNCLIPPED "grad_worker_fraction=1", 3);
+  l->place = own_idea;
+  assert_int_equal(ranks_run(l->ranks, life_of, l, NULL), NG_ERR_COMM);
+  for (int32_t r = 0; r < l->ranks; r++)
+    assert_non_null(strstr(l->why[r], "1 of 3 ranks have other owners of blocks than rank 0"));
+  free(l);
+}
+
+static void half_vector(ng_block *b, ng_stat *s) {
+  if (!s->symmetric) s->kept = NG_BF16;
+  (void)b;
+}
+static void wide_average(ng_block *b, ng_stat *s) {
+  if (s->rule.averaged) s->wire = NG_F64;
+  (void)b;
+}
+static void sees_two(ng_block *b, ng_stat *s) {
+  s->sees = NG_SEES_INPUT | NG_SEES_OUTGRAD;
+  (void)b;
+}
+
+static void test_refused_life(void **state) {
+  (void)state;
+  static const struct {
+    void (*place)(ng_block *b, ng_stat *s);
+    const char *set, *says;
+  } wrong[] = {
+      {far_owner, UNCLIPPED, "its owner is no rank of the block's column"},
+      {other_column, UNCLIPPED "grad_worker_fraction=0",
+       "its owner is no rank of the block's column"},
+      {split_owners, UNCLIPPED,
+       "another statistic, which the family needs beside it, has another owner"},
+      {half_vector, UNCLIPPED, "averages are f32"},
+      {wide_average, UNCLIPPED, "over sums in f32"},
+      {sees_two, UNCLIPPED, "from one thing"},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    life *l = new_life(wrong[i].set, 2);
+    l->place = wrong[i].place;
+    refused_life(l, wrong[i].says);
+  }
+  ng_family named = toy_total; /* "plain" is a tensor of the model: two keys of one name */
+  named.name = "plain";
+  life *l = new_life(UNCLIPPED, 1);
+  named.fits = first_fits;
+  l->extra = &named;
+  refused_life(l, "'plain' has the name of a family");
+  ng_family shares = toy_diagonal;
+  shares.name = "shares";
+  shares.create = toy_total.create; /* partial, and something to solve */
+  shares.destroy = toy_total.destroy;
+  shares.fits = first_fits;
+  l = new_life(UNCLIPPED "grad_worker_fraction=0", 2);
+  l->extra = &shares;
+  refused_life(l, "needs grad_worker_fraction = 1");
+}
+
+/* A family is asked about values that ng_set would give its block. */
+static ng_status no_half(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+  (void)o;
+  if (s->damping != 0.5) return NG_OK;
+  return ng_fail_to(message, size, NG_ERR_ARG, "damping = 0.5 is not for toys");
+}
+
+static ng_status set_half(int32_t rank, ng_precond *p, int32_t step) {
+  (void)rank;
+  if (step != 1) return NG_OK;
+  const double before = p->block[0]->base.damping;
+  if (ng_set(p, "damping", "0.5") != NG_ERR_ARG) return NG_ERR_STATE;
+  if (strstr(ng_last_error(p->ctx), "not for toys") == NULL) return NG_ERR_STATE;
+  return p->block[0]->base.damping == before ? NG_OK : NG_ERR_STATE;
+}
+
+static void test_set(void **state) {
+  (void)state;
+  ng_family picky = toy_diagonal;
+  picky.name = "picky";
+  picky.check = no_half;
+  life *l = new_life(UNCLIPPED, 1);
+  l->extra = &picky;
+  l->hook = set_half;
+  free(lived(l));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_explained),  cmocka_unit_test(test_ranks_and_fractions),
-      cmocka_unit_test(test_norm),       cmocka_unit_test(test_resume),
-      cmocka_unit_test(test_skip),       cmocka_unit_test(test_owners),
-      cmocka_unit_test(test_posted),     cmocka_unit_test(test_spreads),
+      cmocka_unit_test(test_explained),
+      cmocka_unit_test(test_ranks_and_fractions),
+      cmocka_unit_test(test_norm),
+      cmocka_unit_test(test_resume),
+      cmocka_unit_test(test_skip),
+      cmocka_unit_test(test_owners),
+      cmocka_unit_test(test_spreads),
+      cmocka_unit_test(test_posted),
       cmocka_unit_test(test_registered),
+      cmocka_unit_test(test_messages),
+      cmocka_unit_test(test_delivered_norms),
+      cmocka_unit_test(test_divided_ahead),
+      cmocka_unit_test(test_tripped),
+      cmocka_unit_test(test_period_changed),
+      cmocka_unit_test(test_other_owners),
+      cmocka_unit_test(test_refused_life),
+      cmocka_unit_test(test_set),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -103,7 +103,10 @@ static void random_norms(rng *r, ng_options *o) {
   fixture_set(o, "call_weight", "samples");
   const bool owner = strcmp(o->statistics, "owner") == 0 && strcmp(o->norm_block, "full") == 0;
   if (!owner) fixture_set(o, "statistics", "all");
-  if (strcmp(o->method, "natgrad") == 0) fixture_set(o, "solve_period", "1");
+  if (strcmp(o->method, "natgrad") != 0) return;
+  fixture_set(o, "solve_period", "1");
+  fixture_set(o, "stat_period", pick(r, "1 2"));
+  if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 1"));
 }
 
 static void random_norm(rng *r, scene *s) {

@@ -58,7 +58,6 @@ set(natgrad_unit_tests
     t_expected
     t_factor_files
     t_family
-    t_family_faults
     t_finite
     t_finite_norm
     t_finite_state
@@ -144,7 +143,6 @@ set(natgrad_unit_tests
     t_state_refused
     t_state_stream
     t_stats
-    t_stats_rounding
     t_strides
     t_sym
     t_to_owner
@@ -212,14 +210,12 @@ endfunction()
 natgrad_share(bound t_absent t_bindings)
 natgrad_share(effects t_option_effects t_option_effects_layers t_option_effects_norm t_option_effects_place
               t_option_effects_ranks t_option_effects_window t_option_effects_wire)
-natgrad_share(family_life t_family t_family_faults)
-natgrad_share(gram_check t_stats t_stats_rounding)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
 natgrad_share(late t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(quartiles t_quantify t_quantify_updates)
-natgrad_share(toys t_family t_family_faults t_groups t_left_out t_spread)
+natgrad_share(toys t_family t_groups t_left_out t_spread)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_no_samples t_shards t_to_owner t_stages t_mpi_leave t_mpi_free)
 if(NATGRAD_HAVE_MPI)
