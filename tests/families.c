@@ -13,8 +13,7 @@
 
 #include <cmocka.h>
 
-#include "norm_oracle.h"
-#include "rankone_oracle.h"
+#include "layer_oracle.h"
 #include "window_oracle.h"
 
 /* ---- predictions -----------------------------------------------------------------------------*/

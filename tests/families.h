@@ -7,7 +7,7 @@
  * Tolerance.  Two runs that are equal in exact arithmetic differ in f32 by rounding of the curvature,
  * which reaches the result times the condition of the damped curvature, as the row's prediction
  * tells it.  `growth` is how many units 2^-24 of that one run may be off: 64 for factors, as measured
- * in t_oracle.c, 8 for mean vectors, as in rankone_oracle.h.
+ * in t_oracle.c, 8 for mean vectors, as in layer_oracle.h.
  */
 #ifndef TESTS_FAMILIES_H
 #define TESTS_FAMILIES_H

@@ -7,7 +7,7 @@
  *
  * Arrays are in published order: linear inputs [B, S, in], convolutions [B, C, H, W], tokens [B, S],
  * gradients and results D [q, p] with the bias as last column.  A token is a unit vector of a linear
- * layer, no token is none.  Norms are only carried along: they must be frozen (see norm_oracle.h).
+ * layer, no token is none.  Norms are only carried along: they must be frozen (see layer_oracle.h).
  */
 #ifndef TESTS_ORACLE_H
 #define TESTS_ORACLE_H

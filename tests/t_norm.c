@@ -2,6 +2,8 @@
  * compares random norm layers with a dense solve. */
 #include "fixture.h"
 #include "draw.h"
+#include "core/core.h"
+#include "stat/norm_sums.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -178,12 +180,244 @@ static void large_layers_share_out(void **state) {
   }
 }
 
+/* ---- one pass over a batch norm --------------------------------------------------------------*/
+
+/* Squares and products of a batch norm's gradients of single samples, made in one pass
+ * relative to a guess of the mean (stat/norm_products.c), against loops over everything in double.
+ *
+ * Tolerance.  Sums of a sample are f32 over blocks of 64 rows, four of them added first: at most 20 additions
+ * and 2 roundings a term, all of |g| |x - guess|.  With M = sum_t |g| (|x - mean| + |off|) / deviation the error
+ * of one dgamma is at most 22 units of 2^-24 M, of dbeta 22 units of sum |g|, and of the variance, in which
+ * off counts squared, 22 units of 1 + (off / deviation)^2; of a product of two of these their sum. */
+
+enum { B = 9, MOST = 300, ALL = 160000 };
+/* Narrow rows; strips of 64 columns and some that are left, rows that make no fours; wide rows; strips alone. */
+static const struct shape {
+  int S, C;
+} shapes[] = {{802, 21}, {67, 150}, {50, 300}, {3, 64}, {66, 256}};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+static int S, C;
+
+static void shape(size_t k) {
+  S = shapes[k].S;
+  C = shapes[k].C;
+  assert_true(B * S * C <= ALL && C <= MOST);
+}
+
+static const double unit = 0x1p-24, EPS = 1e-3;
+
+static ng_context *context(int32_t threads) {
+  ng_context_config config;
+  char message[256] = "";
+  ng_context *ctx = NULL;
+  ng_context_config_init(&config, sizeof config);
+  config.threads = threads;
+  if (ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx) != NG_OK)
+    fail_msg("%s", message);
+  return ctx;
+}
+
+static void *room_of(const ng_context *ctx) {
+  void *p = NULL;
+  assert_int_equal(posix_memalign(&p, 64, (size_t)ng_norm_room(ctx, C)), 0);
+  memset(p, 0xff, (size_t)ng_norm_room(ctx, C)); /* NaN */
+  return p;
+}
+
+/* [B, S, C] as it lies, or with its channels apart, [B, C, S]. */
+static ng_view view_of(const float *x, bool apart) {
+  return (ng_view){.data = x,
+                   .dtype = NG_F32,
+                   .samples = B,
+                   .positions = S,
+                   .columns = C,
+                   .by_sample = S * C,
+                   .by_position = apart ? 1 : C,
+                   .by_column = apart ? S : 1,
+                   .run = S};
+}
+
+static ng_norm_of raw_norm(void) {
+  return (ng_norm_of){.kind = NG_BATCH_NORM,
+                      .input = NG_NORM_RAW,
+                      .eps = 1e-3,
+                      .channels = C,
+                      .groups = 1,
+                      .gamma = true,
+                      .beta = true};
+}
+
+typedef struct data {
+  float x[ALL], g[ALL];
+} data;
+
+/* Rows that the guess looks at, `off` deviations away from all others. */
+static data *data_of(rng *r, double off, double mean) {
+  data *d = malloc(sizeof *d);
+  assert_non_null(d);
+  for (int i = 0; i < B * S * C; i++) {
+    d->x[i] = (float)(mean + rng_value(r));
+    d->g[i] = (float)rng_value(r);
+  }
+  for (int k = 0; k < 16; k++) {
+    for (int c = 0; c < C; c++)
+      d->x[k * (B * S) / 16 * C + c] += (float)off;
+  }
+  return d;
+}
+
+/* X of channel c, and how much of each may be wrong. */
+static void dense(const data *d, int64_t take, int c, double X[3], double may[3]) {
+  double mean = 0, var = 0, guess = 0, most[2] = {0, 0}, size[3] = {0};
+  for (int i = 0; i < B * S; i++)
+    mean += (double)d->x[i * C + c] / (B * S);
+  for (int i = 0; i < B * S; i++)
+    var += pow((double)d->x[i * C + c] - mean, 2) / (B * S);
+  for (int k = 0; k < 16; k++)
+    guess += (double)d->x[k * (B * S) / 16 * C + c] / 16;
+  const double r = 1 / sqrt(var + EPS), off = fabs(mean - guess);
+  memset(X, 0, 3 * sizeof *X);
+  memset(may, 0, 3 * sizeof *may);
+  for (int n = 0; n < take; n++) {
+    double gamma = 0, beta = 0;
+    most[0] = most[1] = 0;
+    for (int i = n * S; i < (n + 1) * S; i++) {
+      const double g = (double)d->g[i * C + c], h = ((double)d->x[i * C + c] - mean) * r;
+      gamma += g * h;
+      beta += g;
+      most[0] += fabs(g) * (fabs(h) + off * r);
+      most[1] += fabs(g);
+    }
+    X[0] += gamma * gamma;
+    X[1] += beta * beta;
+    X[2] += gamma * beta;
+    may[0] += 2 * fabs(gamma) * most[0];
+    may[1] += 2 * fabs(beta) * most[1];
+    may[2] += fabs(gamma) * most[1] + fabs(beta) * most[0];
+    size[0] += gamma * gamma;
+    size[2] += fabs(gamma * beta) / 2;
+  }
+  for (int k = 0; k < 3; k++)
+    may[k] = 22 * unit * (may[k] + size[k] * (1 + off * off * r * r));
+}
+
+static void one_pass_is_dense(void **state) {
+  static const struct {
+    double off, mean;
+    int64_t take;
+  } how[] = {{0, 0, B}, {0, 1000, B}, {30, 0, B}, {300, -5, B}, {3, 0, 1}, {3, 0, B - 1}};
+  (void)state;
+  double worst = 0;
+  for (size_t i = 0; i < SHAPES * sizeof how / sizeof how[0]; i++) {
+    const size_t k = i / SHAPES;
+    rng r = {test_seed() + i};
+    shape(i % SHAPES);
+    const ng_norm_of raw = raw_norm();
+    data *d = data_of(&r, how[k].off, how[k].mean);
+    double X[3 * MOST];
+    ng_context *ctx = context(1);
+    void *room = room_of(ctx);
+    const ng_view x = view_of(d->x, false), g = view_of(d->g, false);
+    assert_true(ng_norm_one_pass(&raw));
+    assert_true(ng_norm_products(ctx, &raw, &x, &g, how[k].take, X, room));
+    for (int c = 0; c < C; c++) {
+      double want[3], may[3];
+      dense(d, how[k].take, c, want, may);
+      for (int n = 0; n < 3; n++) {
+        const double e = fabs(X[n * C + c] - want[n]) / may[n];
+        if (!(e <= 1))
+          fail_msg("case %d, C %d, channel %d, %d: %g, not %g", (int)k, C, c, n, X[n * C + c],
+                   want[n]);
+        worst = fmax(worst, e);
+      }
+    }
+    free(room);
+    ng_context_destroy(&ctx);
+    free(d);
+  }
+  print_message("worst = %.3g of what is allowed\n", worst);
+}
+
+/* Any layout, any threads. */
+static void same_bits(void) {
+  rng r = {test_seed()};
+  const ng_norm_of raw = raw_norm();
+  data *d = data_of(&r, 1, 0), *apart = malloc(sizeof *apart);
+  double X[3 * MOST], Y[3 * MOST];
+  assert_non_null(apart);
+  for (int i = 0; i < B * S * C; i++) {
+    const int to = i / (S * C) * S * C + i % C * S + i / C % S;
+    apart->x[to] = d->x[i];
+    apart->g[to] = d->g[i];
+  }
+  for (int32_t threads = 1; threads <= 4; threads++) {
+    for (int k = 0; k < 2; k++) {
+      ng_context *ctx = context(threads);
+      void *room = room_of(ctx);
+      const data *from = k ? apart : d;
+      const ng_view x = view_of(from->x, k == 1), g = view_of(from->g, k == 1);
+      double *to = threads == 1 && k == 0 ? X : Y;
+      assert_true(ng_norm_products(ctx, &raw, &x, &g, B - 2, to, room));
+      if (to == Y) assert_memory_equal(X, Y, 3 * (size_t)C * sizeof *X);
+      free(room);
+      ng_context_destroy(&ctx);
+    }
+  }
+  free(d);
+  free(apart);
+}
+
+/* What is not finite anywhere is refused: the last samples have a part in the moments only. */
+static void not_finite_refused(void) {
+  static const float bad[] = {INFINITY, -INFINITY, NAN};
+  rng r = {test_seed()};
+  const ng_norm_of raw = raw_norm();
+  ng_context *ctx = context(1);
+  void *room = room_of(ctx);
+  for (int k = 0; k < 3 * 3; k++) {
+    data *d = data_of(&r, 0, 0);
+    double X[3 * MOST];
+    const ng_view x = view_of(d->x, false), g = view_of(d->g, false);
+    if (k / 3 == 0) d->x[(S + S / 2) * C + 5] = bad[k % 3];
+    if (k / 3 == 1) d->g[(S + S / 2) * C + 5] = bad[k % 3];
+    if (k / 3 == 2) d->x[((B - 1) * S + S / 2) * C + 5] = bad[k % 3];
+    assert_false(ng_norm_products(ctx, &raw, &x, &g, 2, X, room));
+    if (k / 3 == 1) { /* beyond what is taken, nobody reads it */
+      d->g[(S + S / 2) * C + 5] = 1;
+      d->g[(2 * S + S / 2) * C + 5] = bad[k % 3];
+      assert_true(ng_norm_products(ctx, &raw, &x, &g, 2, X, room));
+    }
+    free(d);
+  }
+  free(room);
+  ng_context_destroy(&ctx);
+}
+
+static void any_layout_and_threads(void **state) {
+  (void)state;
+  for (size_t k = 0; k < SHAPES; k++) {
+    shape(k);
+    same_bits();
+  }
+}
+
+static void not_finite(void **state) {
+  (void)state;
+  for (size_t k = 0; k < SHAPES; k++) {
+    shape(k);
+    not_finite_refused();
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(refuses_what_does_not_fit),
       cmocka_unit_test(a_singular_unit_is_rescued),
       cmocka_unit_test(large_layers_share_out),
       cmocka_unit_test(none_keeps_the_gradient),
+      cmocka_unit_test(one_pass_is_dense),
+      cmocka_unit_test(any_layout_and_threads),
+      cmocka_unit_test(not_finite),
   };
   return cmocka_run_group_tests_name("norm", tests, NULL, NULL);
 }

@@ -12,9 +12,8 @@
  * is printed as `worst`).
  */
 #include "fixture.h"
-#include "norm_oracle.h"
 #include "oracle.h"
-#include "rankone_oracle.h"
+#include "layer_oracle.h"
 #include "scene.h"
 
 #include <inttypes.h>

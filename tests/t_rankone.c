@@ -1,6 +1,9 @@
-/* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program. */
+/* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program; fused
+ * updates of tiles, messages, and refused options. */
 #include "fixture.h"
-#include "rankone_oracle.h"
+#include "plane.h"
+#include "layer_oracle.h"
+#include "ranks.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -51,6 +54,18 @@ static scene *golden_scene(void) {
   return s;
 }
 
+static ng_options system_of(const char *system) {
+  char message[256];
+  ng_options o = fixture_parse("method=natgrad");
+  assert_int_equal(ng_options_set_system(&o, "Eva", system, message, sizeof message), NG_OK);
+  return o;
+}
+
+static void played(const scene *s, const ng_options *o, scene_result *r) {
+  scene_play(s, o, &(scene_look){0}, r);
+  assert_int_equal(r->status, NG_OK);
+}
+
 typedef struct golden {
   double v, nu, rescale, linear[8], conv[12];
 } golden;
@@ -79,13 +94,9 @@ static void near(double x, double y, const char *what) {
 static void golden_eva(void **state) {
   (void)state;
   scene *s = golden_scene();
-  scene_look look = {0};
   scene_result r, dense;
-  char message[256];
-  ng_options o = fixture_parse("method=natgrad");
-  assert_int_equal(ng_options_set_system(&o, "Eva", "", message, sizeof message), NG_OK);
-  scene_play(s, &o, &look, &r);
-  assert_int_equal(r.status, NG_OK);
+  ng_options o = system_of("");
+  played(s, &o, &r);
   r1_predict(s, &o, &dense); /* the oracle has them, too */
   for (int t = 0; t < 2; t++) {
     near(0.01 * r.inner[t], eva[t].v, "V");
@@ -101,8 +112,7 @@ static void golden_eva(void **state) {
   scene_forget(&r);
   scene_forget(&dense);
   assert_int_equal(ng_options_set_published(&o, "kl_clip", "0", NULL, NULL, 0), NG_OK);
-  scene_play(s, &o, &look, &r);
-  assert_int_equal(r.status, NG_OK);
+  played(s, &o, &r);
   for (int t = 0; t < 2; t++)
     near(r.nu[t], eva[t].rescale, "nu, kl_clip = 0");
   scene_forget(&r);
@@ -115,12 +125,10 @@ static void golden_eva_f(void **state) {
   static const double want[8] = {4.49795021,   6.23377827,  4.75516723,  -0.615276684,
                                  -0.405750378, -4.95952117, -6.64931057, 0.488469587};
   scene *s = golden_scene();
-  scene_look look = {0};
   scene_result r;
   ng_options o = fixture_parse("method=eva-f");
   fixture_set(&o, "clip", "none");
-  scene_play(s, &o, &look, &r);
-  assert_int_equal(r.status, NG_OK);
+  played(s, &o, &r);
   for (int i = 0; i < 8; i++) /* entries of six: six times the 1e-6 of the others */
     assert_true(fabs(r.P[0][0][i] - want[i]) <= 6e-6);
   scene_forget(&r);
@@ -139,14 +147,10 @@ static void golden_eva_kfac(void **state) {
        -0.178652318, -0.304235108, -0.293005362, 0.0328637161}};
   for (int clean = 0; clean < 2; clean++) {
     scene *s = golden_scene();
-    scene_look look = {0};
     scene_result r;
-    char message[256];
-    ng_options o = fixture_parse("method=natgrad");
-    assert_int_equal(ng_options_set_system(&o, "Eva", "kfac", message, sizeof message), NG_OK);
+    ng_options o = system_of("kfac");
     if (clean) fixture_set(&o, "damping_leak", "0");
-    scene_play(s, &o, &look, &r);
-    assert_int_equal(r.status, NG_OK);
+    played(s, &o, &r);
     for (int t = 0; t < 2; t++) {
       const double *w = want[t == 0 ? 0 : 1 + clean];
       near(0.01 * r.inner[t], w[0], "V");
@@ -173,14 +177,9 @@ static void golden_neighbours(void **state) {
                 -0.199979584, 0.18194748}}};
   for (int k = 0; k < 2; k++) {
     scene *s = golden_scene();
-    scene_look look = {0};
     scene_result r;
-    char message[256];
-    ng_options o = fixture_parse("method=natgrad");
-    assert_int_equal(ng_options_set_system(&o, "Eva", want[k].system, message, sizeof message),
-                     NG_OK);
-    scene_play(s, &o, &look, &r);
-    assert_int_equal(r.status, NG_OK);
+    ng_options o = system_of(want[k].system);
+    played(s, &o, &r);
     for (int i = 0; i < 8; i++)
       near(r.P[0][0][i], want[k].linear[i], want[k].system);
     assert_true(r.nu[0] == 1);
@@ -189,12 +188,257 @@ static void golden_neighbours(void **state) {
   }
 }
 
+/* ---- fused, in layers that are cut -----------------------------------------------------------*/
+
+enum { WIDE = 20011, HIGH = 3, TENSOR = 40000, ALL = WIDE * HIGH + HIGH + TENSOR };
+
+typedef struct wide {
+  fixture f;
+  void *grad, *weight; /* of all parameters */
+  ng_dtype grads, weights;
+} wide;
+
+static plane part(void *data, ng_dtype t, int64_t at, int64_t rows, int64_t cols) {
+  return plane_of((char *)data + at * ng_dtype_size(t), rows, cols, t);
+}
+
+static void wide_open(wide *m, const char *update) {
+  static const int64_t at[3] = {0, WIDE * HIGH, WIDE * HIGH + HIGH}, rows[3] = {HIGH, 1, 1},
+                       cols[3] = {WIDE, HIGH, TENSOR};
+  char set[64];
+  plane g[3], w[3];
+  m->grad = calloc(ALL, (size_t)ng_dtype_size(m->grads));
+  m->weight = calloc(ALL, (size_t)ng_dtype_size(m->weights));
+  assert_true(m->grad != NULL && m->weight != NULL);
+  for (int k = 0; k < 3; k++) {
+    g[k] = part(m->grad, m->grads, at[k], rows[k], cols[k]);
+    w[k] = part(m->weight, m->weights, at[k], rows[k], cols[k]);
+  }
+  (void)snprintf(set, sizeof set, "method=eva-natgrad update=%s", update);
+  fixture_ok(&m->f, fixture_open(&m->f, set, &(fixture_how){.threads = 3}));
+  fixture_ok(&m->f, fixture_linear(&m->f, "fc", g, w));
+  fixture_ok(&m->f, fixture_tensor(&m->f, "table", &g[2], &w[2]));
+  fixture_ok(&m->f, ng_ready(m->f.p));
+}
+
+static float read_at(const void *x, ng_dtype t, int64_t i) {
+  uint32_t u;
+  float f;
+  if (t == NG_F32) return ((const float *)x)[i];
+  u = (uint32_t)((const uint16_t *)x)[i] << 16; /* bf16 */
+  memcpy(&f, &u, sizeof f);
+  return f;
+}
+
+/* Exact in bf16: multiples of 1/64 up to 2. */
+static void write_at(void *x, ng_dtype t, int64_t i, float f) {
+  uint32_t u;
+  memcpy(&u, &f, sizeof u);
+  if (t == NG_F32)
+    ((float *)x)[i] = f;
+  else
+    ((uint16_t *)x)[i] = (uint16_t)(u >> 16);
+}
+
+static float some(int64_t i, int64_t salt) {
+  return (float)((i * 7919 + salt * 104729) % 255 - 127) / 64;
+}
+
+static void wide_show(wide *m, int64_t t) {
+  static float a[2 * WIDE], g[2 * HIGH];
+  for (int64_t i = 0; i < 2 * WIDE; i++)
+    a[i] = some(i, t);
+  for (int64_t i = 0; i < 2 * HIGH; i++)
+    g[i] = some(i, t + 50);
+  for (int64_t i = 0; i < ALL; i++)
+    write_at(m->grad, m->grads, i, some(i, t + 100));
+  const plane x = plane_of(a, 2, WIDE, NG_F32), y = plane_of(g, 2, HIGH, NG_F32);
+  fixture_ok(&m->f, fixture_show(&m->f, 2, 0, &x, &y));
+}
+
+static void wide_close(wide *m) {
+  fixture_close(&m->f);
+  free(m->grad);
+  free(m->weight);
+}
+
+/* SGD and AdamW of rows that are cut into tiles, in f32 and bf16, against ng_step in f32 and the
+ * formulas of PyTorch in double: 1e-6 of what goes in, as t_emit says, and half a unit of bf16. */
+static void fused_wide(void **state) {
+  (void)state;
+  static const ng_dtype types[4][2] = {
+      {NG_F32, NG_F32}, {NG_BF16, NG_F32}, {NG_F32, NG_BF16}, {NG_BF16, NG_BF16}};
+  double *w = zeros(ALL), *v = zeros(ALL), *d = zeros(ALL), *second = zeros(ALL);
+  for (int k = 0; k < 8; k++) {
+    const bool adamw = k >= 4;
+    wide m = {.grads = types[k % 4][0], .weights = types[k % 4][1]}, plain = {0};
+    plain.grads = plain.weights = NG_F32;
+    wide_open(&m, adamw ? "adamw" : "sgd");
+    wide_open(&plain, "gradient");
+    memset(v, 0, ALL * sizeof *v);
+    memset(second, 0, ALL * sizeof *second);
+    ng_sgd sgd = fixture_sgd(0.1, 0.9);
+    ng_adamw adam;
+    ng_adamw_init(&adam, sizeof adam);
+    adam.lr = 0.1;
+    sgd.weight_decay = 0.05;
+    for (int t = 1; t <= 3; t++) {
+      wide_show(&m, t);
+      wide_show(&plain, t);
+      assert_int_equal(ng_step(plain.f.p, 0.1), NG_OK);
+      assert_int_equal(adamw ? ng_step_adamw(m.f.p, &adam, 1) : ng_step_sgd(m.f.p, &sgd, 1), NG_OK);
+      for (int64_t i = 0; i < ALL; i++)
+        d[i] = (double)read_at(plain.grad, NG_F32, i);
+      if (adamw)
+        oracle_adamw(&adam, t, ALL, d, w, v, second);
+      else
+        oracle_sgd(&sgd, t, ALL, d, w, v);
+      for (int64_t i = 0; i < ALL; i++) {
+        const double x = (double)read_at(m.weight, m.weights, i);
+        /* momentum holds up to 2.7 times, AdamW a step of 1; moments carry their rounding along */
+        const double size = fabs(w[i]) + 0.1 * (adamw ? 3 : 3 * (2 + fabs(d[i])));
+        const double half = m.weights == NG_BF16 ? 0x1p-8 * fabs(w[i]) : 0;
+        if (!(fabs(x - w[i]) <= 1e-6 * size + half)) {
+          fail_msg("case %d, step %d, entry %d: %.9g, should be %.9g", k, t, (int)i, x, w[i]);
+        }
+        w[i] = x;
+      }
+    }
+    memset(w, 0, ALL * sizeof *w);
+    wide_close(&m);
+    wide_close(&plain);
+  }
+  free(w);
+  free(v);
+  free(d);
+  free(second);
+}
+
+/* One number that is none, far into a parameter without curvature: nothing moves. */
+static void plain_not_finite(void **state) {
+  (void)state;
+  wide m = {.grads = NG_F32, .weights = NG_F32};
+  const ng_sgd sgd = fixture_sgd(0.1, 0);
+  wide_open(&m, "sgd");
+  wide_show(&m, 1);
+  ((float *)m.grad)[ALL - 1] = NAN;
+  assert_int_equal(ng_step_sgd(m.f.p, &sgd, 1), NG_SKIPPED);
+  for (int64_t i = 0; i < ALL; i++)
+    assert_true(((const float *)m.weight)[i] == 0);
+  wide_close(&m);
+}
+
+/* ---- traffic ---------------------------------------------------------------------------------*/
+
+enum { RANKS = 3, IN = 5, OUT = 4 };
+
+typedef struct tap {
+  ng_transport inner;
+  int64_t calls, floats, doubles;
+} tap;
+
+static ng_status tap_run(void *user, const ng_collective *c) {
+  tap *t = user;
+  t->calls++;
+  if (c->dtype == NG_F32) t->floats += c->count;
+  if (c->dtype == NG_F64) t->doubles += c->count;
+  return t->inner.run(t->inner.user, c);
+}
+
+typedef struct traffic {
+  int64_t calls[RANKS], floats[RANKS], deliver[RANKS];
+} traffic;
+
+static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
+  traffic *out = arg;
+  tap wire = {*t, 0, 0, 0};
+  ng_transport table = *t;
+  table.user = &wire;
+  table.run = tap_run;
+  table.start = NULL;
+  table.wait = NULL;
+  table.test = NULL;
+  table.group_create = NULL;
+  table.group_destroy = NULL;
+  table.abort = NULL;
+  fixture f;
+  float a[IN] = {1, 2, 3, 4, 5}, g[OUT] = {1, -1, 2, 1}, d[6][OUT * IN + OUT];
+  const plane x = plane_of(a, 1, IN, NG_F32), y = plane_of(g, 1, OUT, NG_F32);
+  const fixture_how how = {.threads = 1, .transport = &table};
+  ng_status st = fixture_open(&f, "method=eva", &how);
+  for (int i = 0; i < 6 && st == NG_OK; i++) {
+    char name[16];
+    (void)snprintf(name, sizeof name, "l%d", i);
+    for (int k = 0; k < OUT * IN + OUT; k++)
+      d[i][k] = (float)k;
+    const plane grad[2] = {plane_of(d[i], OUT, IN, NG_F32),
+                           plane_of(d[i] + OUT * IN, 1, OUT, NG_F32)};
+    st = fixture_linear(&f, name, grad, NULL);
+  }
+  if (st == NG_OK) st = ng_ready(f.p);
+  wire.calls = wire.floats = 0;
+  if (st == NG_OK) st = fixture_begin(&f, 1);
+  for (int32_t i = 0; i < 6 && st == NG_OK; i++)
+    st = fixture_observe(&f, i, &x, &y);
+  if (st == NG_OK) st = ng_step(f.p, 0.1);
+  out->calls[rank] = wire.calls;
+  out->floats[rank] = wire.floats;
+  ng_station_report report = {.struct_size = sizeof report};
+  for (int32_t i = 0; ng_report_station(f.p, i, &report) == NG_OK; i++) {
+    if (strcmp(report.name, "deliver") == 0 || strcmp(report.name, "share") == 0)
+      out->deliver[rank] += report.total_bytes;
+  }
+  ng_report held = {.struct_size = sizeof held};
+  if (st == NG_OK) st = ng_report_read(f.p, &held);
+  out->deliver[rank] += held.direction + held.results;
+  fixture_close(&f);
+  return st;
+}
+
+/* An update says three things: check, all vectors in one message, agree.  The message has six a of
+ * 5 + 1 and six g of 4, each in room of 64 bytes but for the end of the last.  No PD is kept or sent. */
+static void one_message(void **state) {
+  (void)state;
+  traffic t = {{0}, {0}, {0}};
+  assert_int_equal(ranks_run(RANKS, one_update, &t, NULL), NG_OK);
+  for (int r = 0; r < RANKS; r++) {
+    assert_int_equal(t.calls[r], 3);
+    assert_int_equal(t.floats[r], 6 * (16 + 16) - (16 - 4));
+    assert_int_equal(t.deliver[r], 0);
+  }
+}
+
+/* ---- what makes no sense is refused ----------------------------------------------------------*/
+
+static void refusals(void **state) {
+  (void)state;
+  static const char *const wrong[][3] = {
+      {"solver", "eigen", "kronecker"},      {"damping_leak", "1", "kronecker"},
+      {"solve_period", "1", "kronecker"},    {"max_factor", "64", "kronecker"},
+      {"factor_dtype", "bf16", "kronecker"}, {"statistics", "local", "kronecker"},
+      {"fold", "direct", "kronecker"},       {"grad_worker_fraction", "0", "kronecker"},
+      {"stat_scale", "kaisa", "stat_scale"}, {"stat_start", "identity", "stat_start"},
+      {"positions", "reduce", "positions"},  {"factor_blocks", "2", "factor_blocks"}};
+  char message[256];
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    ng_options o = fixture_parse("method=eva");
+    fixture_set(&o, wrong[i][0], wrong[i][1]);
+    message[0] = 0;
+    assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
+    if (strstr(message, wrong[i][2]) == NULL) fail_msg("%s: '%s'", wrong[i][0], message);
+  }
+  ng_options o = fixture_parse("");
+  fixture_set(&o, "stat_scale", "eva");
+  assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
+  assert_non_null(strstr(message, "stat_scale"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(golden_eva),
-      cmocka_unit_test(golden_eva_kfac),
-      cmocka_unit_test(golden_neighbours),
-      cmocka_unit_test(golden_eva_f),
+      cmocka_unit_test(golden_eva),        cmocka_unit_test(golden_eva_kfac),
+      cmocka_unit_test(golden_neighbours), cmocka_unit_test(golden_eva_f),
+      cmocka_unit_test(fused_wide),        cmocka_unit_test(plain_not_finite),
+      cmocka_unit_test(one_message),       cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);
 }

@@ -78,7 +78,6 @@ set(natgrad_unit_tests
     t_methods
     t_no_samples
     t_norm
-    t_norm_pass
     t_npy
     t_option_effects
     t_option_effects_layers
@@ -116,7 +115,6 @@ set(natgrad_unit_tests
     t_quantify_updates
     t_queue
     t_rankone
-    t_rankone_engine
     t_ranks
     t_reports
     t_safetensors_read
@@ -171,12 +169,11 @@ set(natgrad_test_support_sources
     tests/families.c
     tests/families_scenes.c
     tests/fixture.c
-    tests/norm_oracle.c
+    tests/layer_oracle.c
     tests/oracle.c
     tests/oracle_tools.c
     tests/plan_count.c
     tests/plane.c
-    tests/rankone_oracle.c
     tests/ranks.c
     tests/scene.c
     tests/scene_play.c
