@@ -270,7 +270,7 @@ static void test_forgotten(void **state) {
       if (when == 2) {
         assert_int_equal(ng_stat_fold(ctx->queue, &e[r].s), NG_SKIPPED);
       } else {
-        ng_stat_forget(ctx->queue, &e[r].s);
+        ng_stat_forget(&e[r].s);
       }
       assert_false(e[r].s.started);
       assert_closed(&e[r]);
@@ -300,7 +300,7 @@ static void test_plain_sum(void **state) {
         assert_true((wide ? ((const double *)sum)[i] : (double)((const float *)sum)[i]) ==
                     2.0 * RANKS);
       }
-      ng_stat_forget(ctx->queue, &e[r].s);
+      ng_stat_forget(&e[r].s);
       assert_closed(&e[r]);
     }
     observe(&e[0], 1, ones);

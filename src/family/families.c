@@ -164,6 +164,10 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
   return c;
 }
 
+int32_t ng_rung_of(float says) {
+  return says >= 0.0f && says <= (float)NG_RUNG_PLAIN ? (int32_t)says : NG_RUNG_PLAIN;
+}
+
 void ng_count_rung(ng_precond *p, int32_t rung) {
   if (rung == 0) return;
   p->rescued[rung < NG_RUNG_DOUBLE    ? NG_RESCUE_DAMPING
@@ -174,14 +178,14 @@ void ng_count_rung(ng_precond *p, int32_t rung) {
 
 /* ---- the statistics of a block ---------------------------------------------------------------*/
 
-static ng_status no_memory(ng_block *b) {
+ng_status ng_block_no_memory(const ng_block *b) {
   return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
 }
 
 /* NULL and 0 after a failure, as ng_block_free_stats expects. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   b->stat = ng_object(b->p, (size_t)count * sizeof *b->stat);
-  if (b->stat == NULL) return no_memory(b);
+  if (b->stat == NULL) return ng_block_no_memory(b);
   b->stats = count;
   return NG_OK;
 }
@@ -190,7 +194,7 @@ ng_status ng_block_take_stats(ng_block *b, int32_t count) {
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;
   s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);
-  if (s->part == NULL) return no_memory(b);
+  if (s->part == NULL) return ng_block_no_memory(b);
   s->parts = groups * each;
   for (int32_t i = 0; i < s->parts; i++) {
     s->part[i].group = i / each;
@@ -226,15 +230,21 @@ ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols
   return f;
 }
 
-ng_field ng_average_field(const ng_stat *s, int32_t i, bool older) {
-  const ng_stat_part *part = &s->part[i];
-  ng_field f = ng_field_plain(s->name, s->kept, part->rows, part->cols,
-                              older ? part->older : part->average, s->owner);
+ng_field ng_part_field(const ng_stat *s, int32_t i, const char *suffix, ng_dtype t, int64_t rows,
+                       int64_t cols, void *data) {
+  ng_field f = ng_field_plain(s->name, t, rows, cols, data, s->owner);
   if (s->parts > 1) {
     ng_name_add(f.name, sizeof f.name, ".");
     ng_name_count(f.name, sizeof f.name, i);
   }
-  if (older) ng_name_add(f.name, sizeof f.name, "_older");
+  ng_name_add(f.name, sizeof f.name, suffix);
+  return f;
+}
+
+ng_field ng_average_field(const ng_stat *s, int32_t i, bool older) {
+  const ng_stat_part *part = &s->part[i];
+  ng_field f = ng_part_field(s, i, older ? "_older" : "", s->kept, part->rows, part->cols,
+                             older ? part->older : part->average);
   f.sym = s->symmetric;
   if (s->symmetric) {
     f.row_offsets = f.col_offsets = part->offsets;

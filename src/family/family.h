@@ -222,8 +222,11 @@ ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, 
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size);
 
-/* The average of part i as a field: "A", or "A.0", "A.1", ... if there are several parts;
- * "A_older": the one before. */
+/* A field of part i: "A_inverse", or "A.0_inverse", "A.1_inverse" if there are several parts. Saved files contain
+ * these names. */
+ng_field ng_part_field(const ng_stat *s, int32_t i, const char *suffix, ng_dtype t, int64_t rows,
+                       int64_t cols, void *data);
+/* The average of part i, or the average before ("_older"). */
 ng_field ng_average_field(const ng_stat *s, int32_t i, bool older);
 /* Visit the saved arrays and numbers of a block: its statistics, then its family's. */
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
@@ -236,6 +239,8 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 /* Rungs of the ladder: 0 as asked, 1 to 3 damping x 10, x 100, x 1000, then these; ng_layer_report.rung. */
 enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
 void ng_count_rung(ng_precond *p, int32_t rung);
+int32_t ng_rung_of(float says); /* a sent or loaded rung; any other number is NG_RUNG_PLAIN */
+ng_status ng_block_no_memory(const ng_block *b);
 
 /* Allocate `count` statistics; NG_ERR_NOMEM. Freed with the block. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count);

@@ -41,10 +41,6 @@ static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offse
   return low;
 }
 
-static ng_status no_memory(ng_block *b) {
-  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->entry->d.name);
-}
-
 /* Create the parts of all groups, group after group. A factor too large for 32-bit LAPACK is refused here. */
 static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_kron *k = ng_kron_of(b);
@@ -66,7 +62,7 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   s->parts = (int32_t)(each * k->groups);
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);
   s->shift = ng_object(b->p, (size_t)k->groups * sizeof *s->shift);
-  if (s->part == NULL || s->shift == NULL) return no_memory(b);
+  if (s->part == NULL || s->shift == NULL) return ng_block_no_memory(b);
   for (int64_t g = 0; g < k->groups; g++) {
     int64_t channel = g * channels, column = 0;
     for (int64_t i = 0; i < each; i++) {
@@ -118,7 +114,7 @@ static ng_status make_map(ng_block *b) {
   }
   k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
   k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
-  if (k->map == NULL || k->unmap == NULL) return no_memory(b);
+  if (k->map == NULL || k->unmap == NULL) return ng_block_no_memory(b);
   fill_map(k);
   return NG_OK;
 }
@@ -143,11 +139,10 @@ static void explain(ng_block *b) {
   }
 }
 
-/* Sizes depend on b->base, not on b->base, because they must not change between steps. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
-  if (k == NULL) return no_memory(b);
+  if (k == NULL) return ng_block_no_memory(b);
   b->state = k;
   const bool conv = d->kind == NG_CONV2D, embedding = d->kind == NG_EMBEDDING;
   k->groups = conv ? d->groups : 1;
@@ -368,43 +363,30 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- state -----------------------------------------------------------------------------------*/
 
-/* A field of one part: "A_inverse", "G.1_eigenvectors". Saved files contain these names. */
-static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suffix, ng_dtype t,
-                         int64_t rows, int64_t cols, void *data) {
-  const ng_side *s = &k->side[side];
-  ng_field f = ng_field_plain(s->stat->name, t, rows, cols, data, s->stat->owner);
-  if (s->parts > 1) {
-    ng_name_add(f.name, sizeof f.name, ".");
-    ng_name_count(f.name, sizeof f.name, i);
-  }
-  ng_name_add(f.name, sizeof f.name, suffix);
-  return f;
-}
-
 /* Results are saved, not recomputed: a resumed run must refresh at the same steps as an uninterrupted run. */
 static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
                             void *arg) {
   const ng_part *part = &k->side[side].part[i];
+  const ng_stat *s = k->side[side].stat;
   const int64_t n = part->n;
   if (part->diagonal) {
-    ng_field f =
-        field_of(k, side, i, k->eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, part->d);
+    ng_field f = ng_part_field(s, i, k->eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, part->d);
     return visit(arg, &f);
   }
   if (k->eigen) {
-    ng_field f = field_of(k, side, i, "_eigenvectors", k->inverse_dtype, n, n, part->V);
-    f.col_offsets = k->side[side].stat->part[i].offsets; /* rows count eigenvectors */
+    ng_field f = ng_part_field(s, i, "_eigenvectors", k->inverse_dtype, n, n, part->V);
+    f.col_offsets = s->part[i].offsets; /* rows count eigenvectors */
     f.col_channels = part->hi - part->lo;
     const ng_status st = visit(arg, &f);
     if (st != NG_OK) return st;
-    f = field_of(k, side, i, "_eigenvalues", NG_F32, 1, n, part->d);
+    f = ng_part_field(s, i, "_eigenvalues", NG_F32, 1, n, part->d);
     return visit(arg, &f);
   }
   const char *suffix = k->product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse";
-  ng_field f = field_of(k, side, i, suffix, k->inverse_dtype, n, n, part->R);
+  ng_field f = ng_part_field(s, i, suffix, k->inverse_dtype, n, n, part->R);
   f.sym = true;
   if (!part->is_factor) { /* a triangular factor stays in internal order */
-    f.row_offsets = f.col_offsets = k->side[side].stat->part[i].offsets;
+    f.row_offsets = f.col_offsets = s->part[i].offsets;
     f.row_channels = f.col_channels = part->hi - part->lo;
   }
   return visit(arg, &f);

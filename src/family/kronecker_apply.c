@@ -258,24 +258,15 @@ ng_status ng_kron_measure(ng_block *b) {
   return NG_OK;
 }
 
-/* Row r of `direction` in published order: in place, or in `room`. */
-static const float *published_row(const ng_block *b, int64_t r, float *room) {
-  const ng_kron *k = ng_kron_of(b);
-  const float *row = b->direction + r * k->p;
-  if (k->offsets == 1) return row;
-  for (int64_t c = 0; c < k->p; c++) {
-    room[k->map[c]] = row[c];
-  }
-  return room;
-}
-
 /* Rows of `direction` in published order; for product also of the gradient. */
 static void publish_rows(void *arg, int32_t piece) {
   const rows_job *j = arg;
   const ng_kron *k = ng_kron_of(j->b);
   const int64_t to = ng_min64(j->rows, (piece + 1) * j->each);
   for (int64_t r = piece * j->each; r < to; r++) {
-    (void)published_row(j->b, r, j->H + r * k->p);
+    for (int64_t c = 0; c < k->p && k->offsets > 1; c++) {
+      j->H[r * k->p + k->map[c]] = j->b->direction[r * k->p + c];
+    }
     if (k->product) (void)read_row(j->b, r, j->D + r * k->p);
   }
 }

@@ -16,7 +16,7 @@
 
 #include <math.h>
 
-/* b->base, not b->base: the answer sizes memory and names a field in files. */
+/* The answer sizes memory and names a field in files. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
   if (k->eigen || k->product || b->base.cholesky_form == NG_FORM_INVERSE) return false;
@@ -228,9 +228,7 @@ void ng_kron_report(const ng_block *b, ng_layer_report *r) {
   const ng_kron *k = ng_kron_of(b);
   if (!b->holds) return;
   for (int i = 0; i < 2; i++) {
-    const float rung = k->side[i].says[NG_SAYS_RUNG]; /* a file may contain any number */
-    const int32_t known =
-        rung >= 0.0f && rung <= (float)NG_RUNG_PLAIN ? (int32_t)rung : NG_RUNG_PLAIN;
+    const int32_t known = ng_rung_of(k->side[i].says[NG_SAYS_RUNG]);
     r->rung = known > r->rung ? known : r->rung;
   }
   r->pi = (double)k->side[NG_SIDE_A].says[NG_SAYS_PI];

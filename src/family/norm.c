@@ -44,7 +44,7 @@ static ng_status create(ng_block *b) {
       [NG_NORM_UNIT] = "units of 2x2", [NG_NORM_FULL] = "full", [NG_NORM_DIAGONAL] = "diagonal"};
   const ng_layer *d = &b->entry->d;
   ng_norm *k = ng_object(b->p, sizeof *k);
-  if (k == NULL) return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+  if (k == NULL) return ng_block_no_memory(b);
   b->state = k;
   k->of = (ng_norm_of){.kind = d->norm_kind,
                        .input = d->norm_input,
@@ -282,10 +282,7 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 static void report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!b->holds) return;
-  const float rung =
-      k->full ? k->says[NG_NORM_RUNG] : (float)(k->rung < 4 ? k->rung : NG_RUNG_PLAIN);
-  r->rung = rung >= 0.0f && rung <= (float)NG_RUNG_PLAIN ? (int32_t)rung
-                                                         : NG_RUNG_PLAIN; /* of a file: any */
+  r->rung = k->full ? ng_rung_of(k->says[NG_NORM_RUNG]) : k->rung < 4 ? k->rung : NG_RUNG_PLAIN;
   r->damping_f = k->full ? (double)k->says[NG_NORM_DAMPED] : k->damped;
 }
 

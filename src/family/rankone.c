@@ -88,7 +88,7 @@ static ng_status create(ng_block *b) {
     if (input_only) k->along = ng_object(b->p, (size_t)d->out * sizeof *k->along);
   }
   if (k == NULL || k->rank == NULL || (input_only && (k->t == NULL || k->along == NULL))) {
-    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+    return ng_block_no_memory(b);
   }
   k->side[NG_MEAN_A].conv = ng_layer_conv(b->entry, false);
   k->side[NG_MEAN_G].conv = ng_layer_conv(b->entry, true);

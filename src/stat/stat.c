@@ -259,8 +259,7 @@ static void zero(const ng_stat *s) {
 }
 
 /* A posted sum contains samples of other ranks, even without own samples. */
-void ng_stat_forget(ng_queue *q, ng_stat *s) {
-  (void)q;
+void ng_stat_forget(ng_stat *s) {
   if (s->observes && !s->rule.direct && (s->w > 0.0 || s->total > 0.0 || s->posted)) zero(s);
   close(s);
 }
@@ -308,14 +307,14 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->total > 0.0)) return NG_OK;
   const bool has = s->observes && (s->keeps || !ng_stat_to_owner(s)); /* the sum over ranks */
   if (!s->rule.direct && has && !sums_finite(q, s)) {
-    ng_stat_forget(q, s);
+    ng_stat_forget(s);
     return NG_SKIPPED;
   }
   if (!s->rule.averaged) return NG_OK; /* stays in `sum` until the step ends */
   if (s->keeps) {
     const ng_mix mix = fold_mix(s);
     if (!stays(q, s, mix)) {
-      ng_stat_forget(q, s);
+      ng_stat_forget(s);
       return NG_SKIPPED;
     }
     if (s->shift != NULL) {

@@ -171,6 +171,6 @@ void ng_stat_refold(const ng_stat *s);
  * finite, or the average would exceed its dtype; the average stays. Without samples nothing
  * happens. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
-void ng_stat_forget(ng_queue *q, ng_stat *s); /* discard the sums of this step */
+void ng_stat_forget(ng_stat *s); /* discard the sums of this step */
 
 #endif

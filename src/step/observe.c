@@ -435,7 +435,7 @@ void ng_gradients_undo(ng_precond *p) {
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].sees != NG_SEES_FLATGRAD) continue;
       looked = looked || b->stat[k].w > 0.0;
-      ng_stat_forget(p->ctx->queue, &b->stat[k]);
+      ng_stat_forget(&b->stat[k]);
     }
     for (int kind = 0; kind < NG_SEEN_KINDS && looked; kind++) {
       if (ng_sees(kind) == NG_SEES_FLATGRAD) b->observations[kind]--;
@@ -452,7 +452,7 @@ void ng_step_reset(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
-      ng_stat_forget(p->ctx->queue, &b->stat[k]);
+      ng_stat_forget(&b->stat[k]);
     }
     b->observing_ms = 0.0;
     b->selecting = false;
