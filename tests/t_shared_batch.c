@@ -1,6 +1,6 @@
-/* t_shared_batch.c: ranks that say of which micro-batch their samples are a part (ng_batch.whole) are one rank with all
- * of it, in every row whose statistics are summed over ranks: uneven shards, a mean loss on each, stat_batch as
- * published, in the middle of a shard, and within the first. */
+/* t_shared_batch.c: ranks that share a micro-batch (ng_batch.whole) equal one rank with the whole batch, in every row
+ * whose statistics are summed over ranks: uneven shards, ranks without samples, means and sums, every stat_batch.
+ * Over threads, and over MPI. */
 #include "families.h"
 #include "ranks.h"
 
@@ -8,50 +8,160 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-enum { STEPS = 3 }; /* what a solve leaves in an average shows from the second on */
+enum { STEPS = 2 };
 
-/* One micro-batch a step; g as if losses were summed. */
-static scene *shards(const variant *v, int32_t steps, int32_t ranks) {
-  rng r = {test_seed() ^ 41};
+#if defined(NG_TEST_MPI)
+enum { CROWDS = 1, PATTERNS = 1, MANNERS = 2 };
+static int32_t crowd_of(int k) { return k + ranks_there(); } /* all processes */
+#else
+static const int32_t crowd[] = {2, 3, 5};
+enum { CROWDS = sizeof crowd / sizeof crowd[0], PATTERNS = 2, MANNERS = 4 };
+static int32_t crowd_of(int k) { return crowd[k]; }
+#endif
+
+/* Every second rank, in turn; all but the last; SHARED: every rank has its own number. */
+enum { SHARED = 2 };
+static int64_t samples_of(int pattern, int32_t t, int32_t rank, int32_t ranks) {
+  if (pattern == SHARED) return 1 + (3 * rank + t) % 5;
+  if (pattern == 1) return rank == ranks - 1 ? 5 : 0;
+  return (rank + t) % 2 == 0 ? 0 : 1 + (3 * rank + t) % 5;
+}
+
+static scene *shards(const variant *v, int32_t steps, int32_t ranks, int pattern) {
+  rng r = {test_seed() ^ 43};
   scene *s = v_layers_of(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++)
-      scene_call(s, t, k, 1 + (3 * k + t) % 5)->batch.reduction = NG_SUM;
+      scene_call(s, t, k, samples_of(pattern, t, k, ranks))->batch.reduction = NG_SUM;
   }
   scene_fill(s, &r);
   return s;
 }
 
-static void say_whole(scene *s) {
+/* How the same is said. */
+typedef struct manner {
+  bool mean, last, silent, whole; /* silent: what is not there is not shown either */
+} manner;
+
+static void say(scene *s, const manner *m) {
   for (int32_t t = 0; t < s->steps; t++) {
     int64_t whole = 0;
     for (int32_t k = 0; k < s->ranks; k++) {
-      s->micro[t][k][0].batch.first = whole;
-      whole += s->micro[t][k][0].batch.samples;
+      scene_micro *x = &s->micro[t][k][0];
+      x->batch.first = m->whole ? whole : 0;
+      x->batch.last = m->last;
+      whole += x->batch.samples;
+      if (x->batch.samples > 0) continue;
+      if (m->mean) x->batch.loss_scale = 0; /* its part of all samples */
+      for (int32_t l = 0; l < s->layers && m->silent; l++) {
+        free(x->a[l][0]);
+        free(x->g[l][0]);
+        x->a[l][0] = x->g[l][0] = NULL;
+      }
     }
     for (int32_t k = 0; k < s->ranks; k++)
-      s->micro[t][k][0].batch.whole = whole;
+      s->micro[t][k][0].batch.whole = m->whole ? whole : 0;
   }
 }
 
 static void as_one_rank(const variant *v) {
+  static const manner row[] = {{true, true, true, true},
+                               {true, false, true, false},
+                               {false, false, false, true},
+                               {false, true, false, false}};
+  const ng_options o = v_options(v);
+  if (v->f->shards == NO_PARTS)
+    return; /* an owner's samples alone; batches that normalise themselves */
+  /* The shift that stays in an average is divided by the ranks (as published): it shows from the second step on. */
+  const int32_t steps = o.damping_leak ? 1 : STEPS;
+  for (int i = 0; i < CROWDS * PATTERNS; i++) {
+    for (size_t k = 0; k < MANNERS; k++) {
+      if (!row[k].whole && v->f->shards != ANY_PARTS) continue;
+      scene *s = shards(v, steps, crowd_of(i / PATTERNS), i % PATTERNS), *whole = scene_merge(s);
+      if (row[k].mean) {
+        v_means(s);
+        v_means(whole);
+      }
+      say(s, &row[k]);
+      char what[80];
+      (void)snprintf(what, sizeof what, "%d ranks, pattern %d, manner %d", s->ranks, i % PATTERNS,
+                     (int)k);
+      v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
+      scene_destroy(&s);
+      scene_destroy(&whole);
+    }
+  }
+}
+
+/* calls = last: of a rank that has none in the last call nothing counts, as of one rank nothing before it does. */
+static void last_call(const variant *v) {
+  enum { RANKS = 2, B = 4 };
+  rng r = {test_seed() ^ 44};
+  const ng_options usual = v_options(v); /* of one call the same */
+  ng_options o = usual;
+  if (v->f->shards != ANY_PARTS || crowd_of(0) != RANKS) return;
+  fixture_set(&o, "calls", "last");
+  scene *s = v_layers_of(v, 1, RANKS), *one = v_layers_of(v, 1, 1);
+  for (int32_t k = 0; k < RANKS; k++) {
+    scene_call(s, 0, k, 3 - k)->batch.reduction = NG_SUM;
+    scene_call(s, 0, k, k == 0 ? B : 0)->batch.reduction = NG_SUM;
+  }
+  scene_call(one, 0, 0, B)->batch.reduction = NG_SUM;
+  scene_fill(s, &r);
+  scene_fill(one, &r);
+  for (int32_t l = 0; l < s->layers; l++) {
+    const scene_micro *from = &s->micro[0][0][1], *to = &one->micro[0][0][0];
+    memcpy(one->D[0][l], s->D[0][l], sizeof(double) * (size_t)scene_weights(s, l));
+    memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)scene_in_count(s, l, B));
+    memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)scene_out_count(s, l, B));
+  }
+  v_equal(v, "no samples in the last call", s, &o, one, &usual, v_tolerance(v, one, &usual));
+  scene_destroy(&s);
+  scene_destroy(&one);
+}
+
+/* Nobody else has any; and a number that nobody said. */
+static void refused(const variant *v) {
+  static const struct {
+    int64_t samples;
+    const char *message;
+  } bad[] = {{0, "samples is 0, expected at least 1 where no other rank has any"},
+             {-1, "samples is -1, expected the number"}};
+  const ng_options o = v_options(v);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    scene *s = v_even(v, 1, 1, 45);
+    scene_result r;
+    s->micro[0][0][0].batch.samples = bad[i].samples;
+    scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
+    if (r.status != NG_ERR_ARG || strstr(r.message, bad[i].message) == NULL)
+      v_fail(v, "samples %d: %s %s", (int)bad[i].samples, ng_status_name(r.status), r.message);
+    scene_forget(&r);
+    scene_destroy(&s);
+  }
+}
+
+/* ---- ng_batch.whole: uneven shards, stat_batch within and across shards ----*/
+
+#if !defined(NG_TEST_MPI)
+static void shared_as_one_rank(const variant *v) {
   static const double take[] = {-1, 0, 2, 5};
-  static const int32_t crowd[] = {2, 5};
+  static const int32_t many[] = {2, 5};
   ng_options usual = v_options(v);
   if (v->f->shards == NO_PARTS)
     return; /* an owner's samples alone; batches that normalise themselves */
-  for (size_t k = 0; k < sizeof crowd / sizeof crowd[0]; k++) {
-    scene *s = shards(v, STEPS, crowd[k]), *whole = scene_merge(s);
+  for (size_t k = 0; k < sizeof many / sizeof many[0]; k++) {
+    scene *s = shards(v, 3, many[k], SHARED), *whole = scene_merge(s);
     for (int mean = 0; mean < 2; mean++) {
       if (mean != 0) {
         v_means(s);
         v_means(whole);
       }
-      say_whole(s);
+      say(s, &(manner){.whole = true});
       for (size_t i = 0; i < sizeof take / sizeof take[0]; i++) {
         ng_options o = usual;
         if (take[i] == (double)usual.stat_batch) continue; /* that is as published */
@@ -66,7 +176,7 @@ static void as_one_rank(const variant *v) {
 }
 
 /* What cannot be is refused, and nothing has begun. */
-static void refused(const variant *v) {
+static void places_refused(const variant *v) {
   static const struct {
     int64_t samples, whole, first;
   } bad[] = {{3, 0, 1},        {3, 2, 0},  {3, 4, 2},
@@ -93,7 +203,7 @@ static void of_one_batch(const variant *v) {
   for (int by = -3; by <= 3; by += 6) { /* its samples are 3 */
     scene *s = v_even(v, 2, 3, 43);
     scene_result r;
-    say_whole(s);
+    say(s, &(manner){.whole = true});
     s->micro[1][1][0].batch.whole += by < 0 ? -s->micro[1][1][0].batch.whole : by;
     if (by < 0) s->micro[1][1][0].batch.first = 0;
     scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
@@ -104,9 +214,18 @@ static void of_one_batch(const variant *v) {
   }
 }
 
+#endif
+
 int main(void) {
-  static const property list[] = {{"as one rank", READS_INPUT, as_one_rank},
-                                  {"refused", EVERYONE, refused},
-                                  {"of one batch", READS_INPUT, of_one_batch}};
+  static const property list[] = {
+    {"as one rank", READS_INPUT, as_one_rank},
+    {"the last call", READS_INPUT, last_call},
+#if !defined(NG_TEST_MPI)
+    {"a shared batch as one rank", READS_INPUT, shared_as_one_rank},
+    {"places refused", EVERYONE, places_refused},
+    {"of one batch", READS_INPUT, of_one_batch},
+#endif
+    {"refused", EVERYONE, refused}
+  };
   return PROPERTIES_MAIN("shared batches", list);
 }
