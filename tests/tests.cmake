@@ -165,11 +165,9 @@ set(natgrad_unit_tests
 # Shared by several tests; an archive, so that each links only the files that it calls.
 set(natgrad_test_support_sources
     tests/families.c
-    tests/families_scenes.c
     tests/fixture.c
     tests/layer_oracle.c
     tests/oracle.c
-    tests/oracle_tools.c
     tests/plan_count.c
     tests/plane.c
     tests/ranks.c
