@@ -128,22 +128,6 @@ static void examples_of_kaisa(void **state) {
   }
 }
 
-/* GPT-NeoX's: a rank each.  Of equal ones it takes the last by name first, we the one registered first. */
-static void examples_of_gptneox(void **state) {
-  (void)state;
-  static const double cost[2][3][2] = {{{1, 1}, {1, 1}}, {{10, 10}, {1, 1}, {1, 1}}};
-  static const int32_t layers[] = {2, 2, 3}, peers[] = {2, 3, 2}, owner[] = {0, 1, 1};
-  for (int i = 0; i < 3; i++) {
-    model m = {0};
-    for (int l = 0; l < layers[i]; l++)
-      add(&m, "layer", 2, cost[layers[i] - 2][l], 0);
-    assign(&m, NG_PLACEMENT_KAISA, peers[i], 1, true);
-    for (int32_t l = 0; l < m.a.works; l++)
-      assert_int_equal(m.work[l].owner, owner[l]);
-    done(&m);
-  }
-}
-
 /* The load balance of its first version, which has ranks alone. */
 static void examples_of_hybrid_opt(void **state) {
   (void)state;
@@ -501,7 +485,6 @@ static void near_the_best(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(examples_of_kaisa),
-                                     cmocka_unit_test(examples_of_gptneox),
                                      cmocka_unit_test(examples_of_hybrid_opt),
                                      cmocka_unit_test(resnet50_of_kaisa),
                                      cmocka_unit_test(round_robin),

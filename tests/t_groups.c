@@ -280,27 +280,6 @@ static void clip(void **state) {
   }
 }
 
-/* Groups with equal numbers: every bit is that of one group. */
-static void equal(void **state) {
-  (void)state;
-  static const char *const way[] = {"method=natgrad", "method=eva-natgrad",
-                                    "method=natgrad solver=product radius=0.5"};
-  const double lr[GROUPS] = {0.3, 0.3, 0.3};
-  for (int i = 0; i < 3; i++) {
-    char set[160];
-    model m, one;
-    const int32_t layers[SLOTS] = {0, 0, 2, 2, 1};
-    (void)snprintf(set, sizeof set, "%s update=sgd clip=kl kl_clip=1e-6", way[i]);
-    const ng_report r = clipped(set, layers, lr, &m), s = clipped(set, NULL, lr, &one);
-    assert_true(r.clip == s.clip && r.inner == s.inner && r.clip < 1);
-    /* the numbers of group 0 hold for the first layer in both */
-    assert_memory_equal(m.weight[0], one.weight[0], sizeof m.weight[0]);
-    assert_memory_equal(m.weight[1], one.weight[1], sizeof m.weight[1]);
-    fixture_close(&m.f);
-    fixture_close(&one.f);
-  }
-}
-
 /* ---- what is refused -------------------------------------------------------------------------*/
 
 #define WRONG(call, word, which)                                                                   \
@@ -570,7 +549,6 @@ int main(void) {
       cmocka_unit_test(formulas),
       cmocka_unit_test(moved),
       cmocka_unit_test(clip),
-      cmocka_unit_test(equal),
       cmocka_unit_test(refused),
       cmocka_unit_test(strides),
       cmocka_unit_test(numbers_of_groups),
