@@ -12,7 +12,7 @@
  *     combine    u = by u + G' c, in double, rounded once
  *
  * Flat order: the elements of one part are contiguous, segment after segment, row after row.  With statistics =
- * sharded a rank has a slice of them; d and all positions then refer to the slice. */
+ * sharded each rank has a slice; d and all positions then refer to the slice. */
 #ifndef NG_WINDOW_H
 #define NG_WINDOW_H
 
@@ -206,7 +206,7 @@ void ng_window_add_error(const ng_window_sum *v, int64_t n); /* the sum alone */
 enum { NG_WINDOW_JOINT_ROUNDS = 4 };
 typedef struct ng_window_joint {
   const float *x; /* [n] this rank's elements */
-  int64_t n, k;   /* k of those of all ranks  */
+  int64_t n, k;   /* k are selected over all ranks */
   int32_t rank;
   uint32_t top;      /* the leading digits of the k-th largest key */
   int64_t rest;      /* its order among the keys with these digits */
@@ -229,7 +229,7 @@ static inline bool ng_window_is_first(const ng_settings *s) {
 void ng_window_sent(ng_block *b,
                     double by);           /* u <- the row at head over `by`; uses that row alone */
 void ng_window_first_enter(ng_block *b);  /* x <- the vector that enters instead */
-void ng_window_first_direct(ng_block *b); /* u <- the direction of what was sent */
+void ng_window_first_direct(ng_block *b); /* u <- the direction of the sent row */
 void ng_window_first_taken(ng_block *b);  /* the step counts                     */
 bool ng_window_averages(const ng_block *b);
 /* u <- r of x = r + G' b; changes the rows in use. */

@@ -2,7 +2,7 @@
  *
  * In: a block's segments, its options, the ranks.  Out: this rank's elements in flat order, divided into parts (one
  * Gram matrix each) and chunks (one task each).  A rank has all elements, or with statistics = sharded the elements from
- * cut[rank] to cut[rank + 1], about 1/W of them. */
+ * cut[rank] to cut[rank + 1], about 1/W of all elements. */
 #include "family/window.h"
 
 /* w->sums has four doubles per chunk, indexed by 32 bits. */

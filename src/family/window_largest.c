@@ -1,6 +1,6 @@
 /* window_largest.c: select the k largest magnitudes of a vector, by one thread, several threads or several ranks.
  *
- * In: n floats, and an error that is added first.  Out: the indices of k of them, ascending; of equal magnitudes the first.
+ * In: n floats, and an error that is added first.  Out: k indices, ascending; of equal magnitudes the first.
  * O(n); the result does not depend on the number of threads.
  *
  * Magnitudes are ordered as the 31 bits of the float without its sign, read as digits of 11, 10 and 10 bits.  A histogram of

@@ -70,7 +70,7 @@ static int64_t floats_of(const ng_block *b, int32_t k) {
   return rank > 0 ? rank * (slot->rows + slot->cols) : slot->rows * slot->cols;
 }
 
-/* Parameters are not divided between ranks; those of other ranks need no shape. */
+/* Parameters are not divided between ranks.  A parameter of another rank needs no shape. */
 static ng_status make(ng_block *b) {
   ng_window *w = ng_window_of(b);
   lowrank *s = w->own = ng_object(b->p, sizeof *s);
@@ -149,7 +149,7 @@ static double dot_pairs(pair x, int64_t at, pair y, int64_t n) {
   return y.rest != NULL ? sum + ng_window_dot(x.x + at, y.rest, n) : sum;
 }
 
-/* Column a of Q, rounded so that with the rounded P (to.P) it represents P Q', except for what is outside the columns of
+/* Column a of Q, rounded so that with the rounded P (to.P) it represents P Q', except for the part outside the columns of
  * to.P: with D = to.P - P, Q_a - sum over c of <to.P_a, D_c> Q_c. */
 static void round_column(const shape *v, int64_t a, const double *work, pair from, pair to) {
   const int64_t behind = v->rank * v->rows, n = v->cols;

@@ -6,7 +6,7 @@
  * memory that the caller names and a device can write: not to the caller's stack. The host may
  *   - read what an entry wrote, or write what an entry reads, only after ng_queue_wait;
  *   - read infos and numbers only through ng_info_read and ng_numbers_read. With NG_DEBUG an assertion there detects a missing wait, on a CPU as well.
- * A device implements the same table; tests/t_queue.c has one that does all work as late as
+ * A device implements the same table. The device of tests/t_queue.c does all work as late as
  * allowed.
  *
  * ng_sym owns symmetric storage: LAPACK's rectangular full packed format, TRANSR = 'N', UPLO = 'L'
