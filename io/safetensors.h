@@ -49,22 +49,11 @@ ngio_status ngio_tensors_parse(const void *bytes, size_t n, const char *label,
                                const ngio_alloc *alloc, ngio_tensors **out, char *message,
                                size_t size);
 
-/* Who knows what a file should hold says it, in the order of the data: a name that outlives the result, dtype and
- * shape.  A header that says just that in the words of our writer is compared, not parsed, which takes a
- * quarter of the time.  Any other is read as if nobody had said anything. */
-typedef struct ngio_expected {
-  int32_t count;
-  void (*tensor)(void *user, int32_t i, ngio_tensor *t);
-  void *user;
-} ngio_expected;
-
-/* The same in two halves, for who wants to see the header before memory is taken for the data: a
- * stream, unlike a file, may announce any amount.  After _begin everything is known but the data
- * (NULL); `expected` may be NULL.  _finish takes them, up to the end of `s`, and leaves f as it is on failure.  `s` stays
- * open, and the caller's. */
-ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc,
-                               const ngio_expected *expected, ngio_tensors **out, char *message,
-                               size_t size);
+/* The same in two halves: the caller checks the header before memory for the data is allocated, because a
+ * stream may announce any amount.  After _begin the data pointers are NULL.  _finish reads the data up to the
+ * end of `s`; a failure leaves f unchanged.  The caller closes `s`. */
+ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
+                               char *message, size_t size);
 ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, size_t size);
 void ngio_tensors_close(ngio_tensors **f);
 
@@ -77,12 +66,6 @@ int64_t ngio_tensors_bytes(const ngio_tensors *f); /* of all data               
 int32_t ngio_tensors_text_count(const ngio_tensors *f);
 const ngio_text *ngio_tensors_text_at(const ngio_tensors *f, int32_t i);
 const char *ngio_tensors_text(const ngio_tensors *f, const char *key); /* value, or NULL          */
-
-/* ---- inside io/ ------------------------------------------------------------------------------*/
-
-struct ngio_out; /* json.h */
-/* The entry of a header, whose data stand from `begin` to `end`. */
-void ngio_tensor_entry(struct ngio_out *o, const ngio_tensor *t, int64_t begin, int64_t end);
 
 /* ---- write -----------------------------------------------------------------------------------*/
 
@@ -104,12 +87,11 @@ ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int
  * nowhere else: after a failure, what it has got is for the caller to drop.  `label` stands for the
  * path in messages. */
 ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
-                               const ngio_text *text, int32_t texts, const ngio_threads *threads,
-                               ngio_writer **out, char *message, size_t size);
+                               const ngio_text *text, int32_t texts, ngio_writer **out,
+                               char *message, size_t size);
 ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
                                const ngio_tensor *tensors, int32_t n, const ngio_text *text,
-                               int32_t texts, const ngio_threads *threads, ngio_writer **out,
-                               char *message, size_t size);
+                               int32_t texts, ngio_writer **out, char *message, size_t size);
 ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
                             size_t size);
 ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size);

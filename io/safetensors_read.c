@@ -16,14 +16,13 @@
 #include <string.h>
 
 static const int64_t header_limit = 100 * 1000 * 1000;
-enum { MANY = 1000 }; /* tensors: worth a second thread */
 
 struct ngio_tensors {
   char *head; /* names and texts live in it */
   ngio_json *header;
   ngio_tensor *tensor;
   int64_t *begin;
-  int32_t count, known; /* known: what was expected is there, and not in `header` */
+  int32_t count;
   ngio_text *text;
   int32_t texts;
   void *data;
@@ -175,158 +174,11 @@ static bool room_for_tensors(ngio_tensors *f, size_t n) {
   return f->tensor != NULL && f->begin != NULL;
 }
 
-/* ---- a header that is known ------------------------------------------------------------------*/
-
-/* Entry i as it would be written behind others, into *o, and its place; the ones before it have theirs. */
-static bool make_expected(ngio_tensors *f, const ngio_expected *e, int32_t i, ngio_out *o) {
-  ngio_tensor *t = &f->tensor[i];
-  const int64_t at = i > 0 ? f->begin[i - 1] + f->tensor[i - 1].bytes : 0;
-  e->tensor(e->user, i, t);
-  t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
-  if (t->bytes < 0 || t->bytes > INT64_MAX - at || at % ngio_dtype_size(t->dtype) != 0)
-    return false;
-  f->begin[i] = at;
-  o->used = 0;
-  ngio_out_bytes(o, ",", 1);
-  ngio_tensor_entry(o, t, at, at + t->bytes);
-  return !o->lost;
-}
-
-/* All of them, from `at` to the bracket at `end`. */
-static bool all_expected(ngio_tensors *f, const ngio_expected *e, const char *at, const char *end,
-                         ngio_out *o) {
-  for (int32_t i = 0; i < e->count; i++) {
-    if (!make_expected(f, e, i, o) || o->used > (size_t)(end - at) ||
-        (i > 0 && memcmp(at, o->text, o->used) != 0)) { /* the first is there: find_first */
-      return false;
-    }
-    at += o->used;
-  }
-  const int32_t last = e->count - 1;
-  return at == end && (f->bytes < 0 || f->bytes == f->begin[last] + f->tensor[last].bytes);
-}
-
-/* If the header ends with these entries, and blanks, they are cut off: what is left is closed by a bracket.  An
- * entry in the middle of a string would be no JSON behind its first quote, so what is left is a JSON text if and
- * only if all was one.  Each place where the first stands is tried; names are different, so no byte is compared
- * more than a few times. */
-typedef struct cutting {
-  ngio_tensors *f;
-  const ngio_expected *e;
-  ngio_out first, o; /* the first entry, and the one that is looked at */
-  char *at;          /* where the first stands; NULL: nowhere (any more) */
-  const char *end;   /* the bracket behind the last */
-  bool same;         /* all stand there */
-  ngio_status st;    /* of what is left as JSON */
-  char why[80];
-} cutting;
-
-static void find_first(cutting *c) {
-  c->at = memmem(c->at, (size_t)(c->end - c->at), c->first.text, c->first.used);
-}
-
-static bool begin_cut(cutting *c, size_t length) {
-  const char *head = c->f->head;
-  while (head[length - 1] == ' ') /* it begins with a bracket */
-    length--;
-  c->at = c->f->head;
-  c->end = head + length - 1;
-  if (!room_for_tensors(c->f, (size_t)c->e->count)) return false;
-  if (*c->end != '}' || !make_expected(c->f, c->e, 0, &c->first)) c->at = NULL;
-  if (c->at != NULL) find_first(c);
-  return true;
-}
-
-static size_t cut_off(cutting *c) {
-  *c->at = '}';
-  c->f->known = c->e->count;
-  return (size_t)(c->at - c->f->head) + 1;
-}
-
-static void end_cut(cutting *c) {
-  ngio_out_free(&c->first);
-  ngio_out_free(&c->o);
-  if (c->f->known > 0) return;
-  free(c->f->tensor);
-  free(c->f->begin);
-  c->f->tensor = NULL;
-  c->f->begin = NULL;
-}
-
-/* Side by side: the entries are compared, and what stands before them is read, in its place and as if all were the
- * same.  Both leave the first entry's bytes to the other. */
-enum { ENTRIES, REST, SIDES };
-
-static void one_side(void *arg, int32_t side) {
-  cutting *c = (cutting *)arg;
-  if (side == ENTRIES) {
-    c->same = all_expected(c->f, c->e, c->at, c->end, &c->o);
-  } else {
-    *c->at = '}';
-    c->st = ngio_json_parse_here(c->f->head, (size_t)(c->at - c->f->head) + 1, &c->f->header,
-                                 c->why, sizeof c->why);
-  }
-}
-
-static ngio_status no_memory(const ngio_source *s, char *message, size_t size) {
-  return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", s->label);
-}
-
-/* The header as values, of all tensors or of what is not expected.  What was read in its place for nothing is taken
- * anew, which a stream cannot do. */
-static ngio_status read_header(ngio_tensors *f, ngio_source *s, size_t length,
-                               const ngio_expected *e, char *message, size_t size) {
-  cutting c = {.f = f, .e = e};
-  ngio_status st = NGIO_OK;
-  size_t left = length;
-  if (e != NULL && e->count > 0 && !begin_cut(&c, length)) return no_memory(s, message, size);
-  if (c.at != NULL && e->count >= MANY && s->threads.all != NULL) {
-    ngio_all(&s->threads, SIDES, one_side, &c);
-    if (c.same) {
-      f->known = e->count;
-      left = 0;
-    } else {
-      ngio_json_free(&f->header);
-      st = ngio_source_read(s, 8, f->head, (int64_t)length, message, size);
-    }
-  }
-  while (st == NGIO_OK && left > 0 && c.at != NULL && !c.o.lost && f->known == 0) {
-    if (all_expected(f, e, c.at, c.end, &c.o)) {
-      left = cut_off(&c);
-    } else {
-      c.at += c.first.used;
-      find_first(&c);
-    }
-  }
-  const bool lost = c.o.lost || c.first.lost;
-  if (e != NULL && e->count > 0) end_cut(&c);
-  if (st != NGIO_OK) return st;
-  if (lost) return no_memory(s, message, size);
-  if (left > 0) c.st = ngio_json_parse_here(f->head, left, &f->header, c.why, sizeof c.why);
-  return c.st == NGIO_OK ? NGIO_OK
-                         : ngio_say(message, size, c.st, "%s: header: %s", s->label, c.why);
-}
-
-/* Of what is left only the metadata may be there. */
-static ngio_status take_known(ngio_tensors *f, const char *label, char *message, size_t size) {
-  const ngio_value *root = ngio_json_root(f->header);
-  ngio_status st = NGIO_OK;
-  for (const ngio_value *v = ngio_first(root); v != NULL && st == NGIO_OK; v = ngio_next(root, v)) {
-    if (strcmp(v->key, "__metadata__") != 0)
-      return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' is not expected", label,
-                      ngio_quote(v->key).text);
-    st = take_texts(f, label, v, message, size);
-  }
-  f->count = f->known;
-  return st == NGIO_OK ? check_places(f, label, message, size) : st;
-}
-
 static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
   ngio_value *root = ngio_json_root(f->header);
   ngio_status st = NGIO_OK;
   bool in_order = true;
   const int64_t limit = f->bytes < 0 ? INT64_MAX : f->bytes;
-  if (f->known > 0) return take_known(f, label, message, size);
   if (!room_for_tensors(f, root->count))
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
   for (uint32_t i = 1; i < root->span; i += root[i].span) {
@@ -348,12 +200,12 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
   return check_places(f, label, message, size);
 }
 
-ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc,
-                               const ngio_expected *expected, ngio_tensors **out, char *message,
-                               size_t size) {
+ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
+                               char *message, size_t size) {
   const char *label = s->label;
   const bool stream = s->size < 0;
   unsigned char first[8];
+  char why[80];
   uint64_t length = 0;
   ngio_status st = NGIO_OK;
   ngio_tensors *f = calloc(1, sizeof *f);
@@ -400,8 +252,11 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc,
   }
   f->start = 8 + (int64_t)length;
   f->bytes = stream ? -1 : s->size - f->start;
-  st = read_header(f, s, (size_t)length, expected, message, size);
-  if (st != NGIO_OK) goto done;
+  st = ngio_json_parse_here(f->head, (size_t)length, &f->header, why, sizeof why);
+  if (st != NGIO_OK) {
+    (void)ngio_say(message, size, st, "%s: header: %s", label, why);
+    goto done;
+  }
   if (ngio_json_root(f->header)->count > INT32_MAX - 1) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: too many tensors", label);
     goto done;
@@ -432,7 +287,7 @@ ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, 
 
 static ngio_status read_all(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
                             char *message, size_t size) {
-  ngio_status st = ngio_tensors_begin(s, alloc, NULL, out, message, size);
+  ngio_status st = ngio_tensors_begin(s, alloc, out, message, size);
   if (st == NGIO_OK) st = ngio_tensors_finish(*out, s, message, size);
   if (st != NGIO_OK) ngio_tensors_close(out);
   return st;
@@ -479,9 +334,6 @@ const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i) {
 }
 
 const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name) {
-  for (int32_t i = 0; i < f->known; i++) { /* who expects tensors knows where they are */
-    if (strcmp(f->tensor[i].name, name) == 0) return &f->tensor[i];
-  }
   const ngio_value *v = ngio_get(ngio_json_root(f->header), name);
   return v == NULL || v->tag == 0 ? NULL : &f->tensor[v->tag - 1];
 }

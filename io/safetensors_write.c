@@ -35,7 +35,6 @@ struct ngio_writer {
 };
 
 enum { HELD = 1 << 18, AHEAD = 1 << 22 };
-enum { MANY = 1000, LIKELY = 120 }; /* tensors that are worth a second thread; bytes of an entry */
 
 static const char *dtype_name(ngio_dtype t) {
   switch (t) {
@@ -68,7 +67,7 @@ static char *text_join(const char *a, const char *b) {
 }
 
 /* Room for all of it is taken once: a state has tens of thousands of entries. */
-void ngio_tensor_entry(ngio_out *o, const ngio_tensor *t, int64_t begin, int64_t end) {
+static void tensor_entry(ngio_out *o, const ngio_tensor *t, int64_t begin, int64_t end) {
   static const char dtype[] = ":{\"dtype\":\"", shape[] = "\",\"shape\":[",
                     offsets[] = "],\"data_offsets\":[";
   ngio_out_string(o, t->name);
@@ -105,7 +104,7 @@ static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t,
   if (!ngio_is_utf8(t->name))
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': its name is not UTF-8", w->path,
                     ngio_quote(t->name).text);
-  ngio_tensor_entry(o, t, w->expect, w->expect + bytes);
+  tensor_entry(o, t, w->expect, w->expect + bytes);
   w->expect += bytes;
   return NGIO_OK;
 }
@@ -163,67 +162,25 @@ static ngio_status add_texts(const ngio_writer *w, ngio_out *o, const ngio_text 
   return NGIO_OK;
 }
 
-/* All that stands before the data, in pieces that are made side by side. */
-enum { TEXTS, ENTRIES, NAMES, PIECES };
-
-typedef struct head {
-  ngio_writer *w;
-  const ngio_tensor *tensor;
-  int32_t n;
-  const ngio_text *text;
-  int32_t texts;
-  ngio_out out[PIECES];
-  struct {
-    ngio_status st;
-    char message[512];
-  } said[PIECES];
-} head;
-
-static void make_piece(void *arg, int32_t i) {
-  head *h = (head *)arg;
-  ngio_out *o = &h->out[i];
-  ngio_status st = NGIO_OK;
-  char *message = h->said[i].message;
-  const size_t size = sizeof h->said[i].message;
-  if (i == TEXTS) {
-    size_t likely = 64;
-    for (int32_t t = 0; t < h->texts; t++)
-      likely += strlen(h->text[t].value) / 4 * 5;
-    (void)ngio_out_reserve(o, likely);
-    ngio_out_put(o, "        {"); /* eight bytes for the length */
-    if (h->texts > 0) st = add_texts(h->w, o, h->text, h->texts, message, size);
-  } else if (i == NAMES) {
-    st = all_different(h->w, h->tensor, h->n, message, size);
+/* The length, the header, and blanks (JSON allows them) so that the data start at a multiple of 8. */
+static ngio_status make_head(ngio_writer *w, ngio_out *o, const ngio_tensor *tensors, int32_t n,
+                             const ngio_text *text, int32_t texts, char *message, size_t size) {
+  ngio_status st = all_different(w, tensors, n, message, size);
+  ngio_out_put(o, "        {"); /* eight bytes for the length */
+  if (st == NGIO_OK && texts > 0) st = add_texts(w, o, text, texts, message, size);
+  for (int32_t t = 0; t < n && st == NGIO_OK; t++) {
+    if (t > 0 || texts > 0) ngio_out_put(o, ",");
+    st = add_tensor(w, o, &tensors[t], message, size);
   }
-  if (i == ENTRIES) (void)ngio_out_reserve(o, LIKELY * (size_t)h->n); /* so that little is moved */
-  for (int32_t t = 0; i == ENTRIES && t < h->n && st == NGIO_OK; t++) {
-    if (t > 0 || h->texts > 0) ngio_out_put(o, ",");
-    st = add_tensor(h->w, o, &h->tensor[t], message, size);
-  }
-  h->said[i].st = st;
-}
-
-/* How long the header is, when all of it is there.  Blanks after it (JSON allows them) start the data at a
- * multiple of 8. */
-static ngio_status close_head(const ngio_writer *w, head *h, char *message, size_t size) {
-  ngio_out *first = &h->out[TEXTS], *last = &h->out[ENTRIES];
-  ngio_out_put(last, "}");
-  while ((first->used + last->used) % 8 != 0 && !last->lost)
-    ngio_out_put(last, " ");
-  if (first->lost || last->lost)
+  if (st != NGIO_OK) return st;
+  ngio_out_put(o, "}");
+  while (o->used % 8 != 0 && !o->lost)
+    ngio_out_put(o, " ");
+  if (o->lost)
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", w->path);
   for (int i = 0; i < 8; i++)
-    first->text[i] = (char)(unsigned char)((uint64_t)(first->used + last->used - 8) >> (8 * i));
+    o->text[i] = (char)(unsigned char)((uint64_t)(o->used - 8) >> (8 * i));
   return NGIO_OK;
-}
-
-static ngio_status make_head(head *h, const ngio_threads *threads, char *message, size_t size) {
-  ngio_all(h->n < MANY ? NULL : threads, PIECES, make_piece, h);
-  for (int i = 0; i < PIECES; i++) {
-    if (h->said[i].st != NGIO_OK)
-      return ngio_say(message, size, h->said[i].st, "%s", h->said[i].message);
-  }
-  return close_head(h->w, h, message, size);
 }
 
 static ngio_status to_stream(const ngio_writer *w, const void *data, int64_t n, char *message,
@@ -316,11 +273,10 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
 
 /* `write` NULL: a file. */
 static ngio_status begin(const char *path, ngio_write write, void *user, const ngio_tensor *tensors,
-                         int32_t n, const ngio_text *text, int32_t texts,
-                         const ngio_threads *threads, ngio_writer **out, char *message,
-                         size_t size) {
+                         int32_t n, const ngio_text *text, int32_t texts, ngio_writer **out,
+                         char *message, size_t size) {
   *out = NULL;
-  head h = {.tensor = tensors, .n = n, .text = text, .texts = texts};
+  ngio_out o = {0};
   ngio_status st = NGIO_ERR_NOMEM;
   ngio_writer *w = calloc(1, sizeof *w);
   if (w) {
@@ -336,34 +292,30 @@ static ngio_status begin(const char *path, ngio_write write, void *user, const n
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
     goto done;
   }
-  h.w = w;
-  st = make_head(&h, threads, message, size);
+  st = make_head(w, &o, tensors, n, text, texts, message, size);
   if (st == NGIO_OK && write == NULL) st = open_part(w, message, size);
-  for (int i = 0; i < PIECES && st == NGIO_OK; i++)
-    st = append(w, h.out[i].text, (int64_t)h.out[i].used, message, size);
+  if (st == NGIO_OK) st = append(w, o.text, (int64_t)o.used, message, size);
 done:
-  for (int i = 0; i < PIECES; i++)
-    ngio_out_free(&h.out[i]);
+  ngio_out_free(&o);
   if (st != NGIO_OK) ngio_writer_abandon(&w);
   *out = w;
   return st;
 }
 
 ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
-                               const ngio_text *text, int32_t texts, const ngio_threads *threads,
-                               ngio_writer **out, char *message, size_t size) {
+                               const ngio_text *text, int32_t texts, ngio_writer **out,
+                               char *message, size_t size) {
   *out = NULL;
   if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
-  return begin(path, NULL, NULL, tensors, n, text, texts, threads, out, message, size);
+  return begin(path, NULL, NULL, tensors, n, text, texts, out, message, size);
 }
 
 ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
                                const ngio_tensor *tensors, int32_t n, const ngio_text *text,
-                               int32_t texts, const ngio_threads *threads, ngio_writer **out,
-                               char *message, size_t size) {
+                               int32_t texts, ngio_writer **out, char *message, size_t size) {
   *out = NULL;
   if (write == NULL) return ngio_say(message, size, NGIO_ERR_ARG, "%s: no writer given", label);
-  return begin(label, write, user, tensors, n, text, texts, threads, out, message, size);
+  return begin(label, write, user, tensors, n, text, texts, out, message, size);
 }
 
 ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
@@ -472,7 +424,7 @@ ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int
       if (ngio_dtype_size(tensors[i].dtype) == width) order[placed++] = tensors[i];
     }
   }
-  st = ngio_writer_create(path, order, n, text, texts, NULL, &w, message, size);
+  st = ngio_writer_create(path, order, n, text, texts, &w, message, size);
   for (int32_t i = 0; st == NGIO_OK && i < n; i++) {
     int64_t bytes = ngio_bytes_of(order[i].dtype, order[i].shape, order[i].ndim);
     st = ngio_writer_put(w, order[i].data, bytes, message, size);

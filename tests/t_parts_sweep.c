@@ -160,7 +160,7 @@ static void strangers_stay_and_ours_go(void **state) {
   assert_int_equal(mkdir(in_folder("a.0123456e-1of3").text, 0777), 0);
   ngio_writer *busy;
   assert_int_equal(
-      ngio_writer_create(in_folder("a.0123456f-1of3").text, NULL, 0, NULL, 0, NULL, &busy, NULL, 0),
+      ngio_writer_create(in_folder("a.0123456f-1of3").text, NULL, 0, NULL, 0, &busy, NULL, 0),
       NGIO_OK);
   const names strangers = list_folder();
   /* Of a state before, and what a killed rank left at any moment. */

@@ -48,7 +48,7 @@ static void same_as_a_stream(const void *bytes, size_t n, const ngio_tensors *f)
   ngio_tensors *g = NULL;
   char why[256] = "";
   ngio_source_stream(&s, "drip", drip_read, &d);
-  ngio_status st = ngio_tensors_begin(&s, &little, NULL, &g, why, sizeof why);
+  ngio_status st = ngio_tensors_begin(&s, &little, &g, why, sizeof why);
   if (st == NGIO_OK) {
     for (int32_t i = 0; i < ngio_tensors_count(g); i++)
       assert_null(ngio_tensors_at(g, i)->data);

@@ -105,8 +105,7 @@ static void reorder(subject *s) {
   sink to = {malloc((size_t)s->saved.n + 4096), 0, s->saved.n + 4096};
   assert_non_null(to.bytes);
   assert_int_equal(
-      ngio_writer_stream("other", take, &to, t, n, texts, 2, NULL, &w, message, sizeof message),
-      NGIO_OK);
+      ngio_writer_stream("other", take, &to, t, n, texts, 2, &w, message, sizeof message), NGIO_OK);
   for (int32_t i = 0; i < n; i++)
     assert_int_equal(ngio_writer_put(w, t[i].data, t[i].bytes, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_OK);

@@ -55,7 +55,6 @@ set(natgrad_unit_tests
     t_embedding
     t_emit
     t_engine
-    t_expected
     t_factor_files
     t_family
     t_finite
@@ -135,7 +134,6 @@ set(natgrad_unit_tests
     t_state
     t_state_faults
     t_state_growth
-    t_state_many
     t_state_refused
     t_state_stream
     t_stats

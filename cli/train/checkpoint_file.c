@@ -197,8 +197,8 @@ int file_head_write(file_head *h, const char *path, ngio_writer **out) {
   ngio_text *text = cli_take((size_t)h->texts, sizeof *text);
   for (int32_t i = 0; i < h->texts; i++)
     text[i] = (ngio_text){h->key[i], h->value[i]};
-  const ngio_status st = ngio_writer_create(path, h->tensor, h->tensors, text, h->texts, NULL, out,
-                                            message, sizeof message);
+  const ngio_status st =
+      ngio_writer_create(path, h->tensor, h->tensors, text, h->texts, out, message, sizeof message);
   free(text);
   return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
 }
@@ -220,8 +220,7 @@ static bool seal_holds(const ngio_tensors *f) {
 bool file_open(const char *path, bool sealed, file_reader *out, char why[CHECKPOINT_MESSAGE]) {
   *out = (file_reader){.path = path, .source = {.fd = -1}};
   if (ngio_source_open(&out->source, path, why, CHECKPOINT_MESSAGE) != NGIO_OK) return false;
-  if (ngio_tensors_begin(&out->source, NULL, NULL, &out->file, why, CHECKPOINT_MESSAGE) ==
-      NGIO_OK) {
+  if (ngio_tensors_begin(&out->source, NULL, &out->file, why, CHECKPOINT_MESSAGE) == NGIO_OK) {
     if (!sealed || seal_holds(out->file)) return true;
     (void)snprintf(why, CHECKPOINT_MESSAGE,
                    "%s: its metadata is damaged or was edited: the checksum differs", path);

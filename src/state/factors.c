@@ -241,8 +241,8 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
   const ng_hex hex = ng_hex_of(crc);
   const ngio_text text[2] = {{LAYER, b->name}, {CRC, hex.text}};
   char *why = w->message;
-  bool ok = ng_work_fine(w, ngio_writer_create(x->path, x->tensor, n, text, 2, NULL, &w->writer,
-                                               why, sizeof w->message));
+  bool ok = ng_work_fine(
+      w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer, why, sizeof w->message));
   for (int32_t i = 0; i < n && ok; i++) {
     const ng_field *f = &x->field[i];
     ok = ng_work_fine(

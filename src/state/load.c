@@ -15,74 +15,11 @@
 
 static const char *const no_memory = "no memory for the manifest";
 
-/* Two thirds of a manifest are entries of tensors.  Where those are as this model would write them, the rest is a
- * JSON text if its bracket is closed; a second list of entries in it would be a key that is there twice.  Of many,
- * the first place where they may begin is looked at while the rest is read as if it were the one. */
-typedef struct parsing {
-  ng_work *w;
-  const char *at, *end;
-  bool same, lost;
-  ngio_status st;
-  char why[80];
-} parsing;
-
-enum { ENTRIES, REST, SIDES };
-
-static void one_side(void *arg, int32_t side) {
-  parsing *x = arg;
-  ng_work *w = x->w;
-  if (side == ENTRIES) {
-    x->same = ng_expected_entries(w, x->at, (size_t)(x->end - x->at), &x->lost);
-  } else {
-    x->st =
-        ngio_json_parse_here(w->cut, (size_t)w->cut_bytes - 1, &w->manifest, x->why, sizeof x->why);
-  }
-}
-
-/* What stands before x->at, and the bracket. */
-static bool copy_rest(parsing *x, const char *text) {
-  ng_work *w = x->w;
-  const int64_t n = x->at - text;
-  ng_work_give(w, w->cut, w->cut_bytes);
-  w->cut = NULL;
-  w->cut_bytes = n + 2; /* the bracket and a 0 */
-  if (!ng_work_take(w, &w->cut, w->cut_bytes)) return false;
-  memcpy(w->cut, text, (size_t)n);
-  w->cut[n] = '}';
-  return true;
-}
-
-static void next_place(parsing *x) {
-  x->at++;
-  x->at = ng_expected_place(x->at, (size_t)(x->end - x->at));
-}
-
 static bool parse_manifest(ng_work *w, const char *text, size_t n) {
-  parsing x = {.w = w, .at = ng_expected_place(text, n), .end = text + n};
-  if (x.at != NULL && w->fields >= NG_MANY && ng_threads_of(w->p->ctx) > 1) {
-    x.lost = !copy_rest(&x, text);
-    if (!x.lost) ng_parallel(w->p->ctx, SIDES, one_side, &x);
-    if (!x.same) ngio_json_free(&w->manifest);
-    if (!x.same) next_place(&x);
-  }
-  while (x.at != NULL && !x.same && !x.lost) { /* a block of that name */
-    one_side(&x, ENTRIES);
-    if (!x.same) {
-      next_place(&x);
-      continue;
-    }
-    x.lost = !copy_rest(&x, text);
-    if (!x.lost) one_side(&x, REST);
-  }
-  if (!x.same && !x.lost) {
-    x.st = ngio_json_parse(text, n, &w->manifest, x.why, sizeof x.why);
-    w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
-  } else if (x.st == NGIO_OK && ngio_get(ngio_json_root(w->manifest), "tensors") != NULL) {
-    x.st = NGIO_ERR_FILE;
-  }
-  return x.lost || x.st == NGIO_ERR_NOMEM ? ng_work_holds(w, NG_ERR_NOMEM, no_memory)
-         : x.st != NGIO_OK ? ng_work_holds(w, NG_ERR_FILE, "the manifest is no JSON text")
-                           : true;
+  const ngio_status st = ngio_json_parse(text, n, &w->manifest, NULL, 0);
+  if (st == NGIO_ERR_NOMEM) return ng_work_holds(w, NG_ERR_NOMEM, no_memory);
+  w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
+  return ng_work_holds(w, st == NGIO_OK ? NG_OK : NG_ERR_FILE, "the manifest is no JSON text");
 }
 
 static ng_status refuse(ng_work *w, const char *name, const char *why) {
@@ -112,17 +49,16 @@ static void find_entry(ng_work *w, ng_item *item) {
 static ng_status check_shape(ng_work *w, ng_item *item) {
   if (w->st != NG_OK) return NG_OK;
   item->t = tensor_of(w, item->name);
-  if (w->tensors != NULL) find_entry(w, item);
+  find_entry(w, item);
   const char *why = ng_tensor_misfit(&item->f, item->t);
   if (why == NULL && item->crc == NULL) why = "is not in the manifest";
   return refuse(w, item->name, why);
 }
 
 /* ... and came whole, with numbers that a run may have. */
-static void check_data(ng_work *w, int32_t i, int32_t lane) {
+static void check_data(ng_work *w, int32_t i) {
   ng_item *item = &w->item[i];
   const ngio_tensor *t = item->t;
-  (void)lane;
   if (memcmp(item->crc, ng_hex_of(ng_crc_of(t->data, t->bytes)).text, NG_HEX) != 0) {
     item->why = "is damaged (its checksum differs)";
   } else {
@@ -156,11 +92,16 @@ static void check_extra(ng_work *w) {
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
+/* Large reads are split between the threads of the context. */
+static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
+  ng_parallel(user, n, each, arg);
+}
+
 static bool open_source(ng_work *w) {
   const ng_outside *from = w->place;
   if (!from->stream) {
     const ngio_status st = ngio_source_open(&w->source, from->path, w->message, sizeof w->message);
-    w->source.threads = ng_work_threads(w);
+    w->source.threads = (ngio_threads){all_threads, w->p->ctx};
     return ng_work_fine(w, st);
   }
   ngio_source_stream(&w->source, w->label, from->read, from->user);
@@ -182,11 +123,9 @@ static bool check_file(ng_work *w) {
 
 static void read_file(ng_work *w) {
   const ngio_alloc alloc = {payload_take, payload_give, w->p->ctx};
-  const ngio_expected expected = {w->fields, ng_expected_tensor, w};
   char why[NG_MESSAGE] = "";
-  if (!open_source(w) ||
-      !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &expected, &w->file, w->message,
-                                          sizeof w->message))) {
+  if (!open_source(w) || !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &w->file,
+                                                             w->message, sizeof w->message))) {
     return;
   }
   const char *text = ngio_tensors_text(w->file, NG_MANIFEST);
@@ -270,9 +209,8 @@ static ng_status load_field(ng_work *w, ng_item *item) {
 }
 
 /* Alone: into its own memory, which nobody else has. */
-static void take_field(ng_work *w, int32_t i, int32_t lane) {
+static void take_field(ng_work *w, int32_t i) {
   const ng_item *item = &w->item[i];
-  (void)lane;
   ng_field_import(&item->f, item->t->data, item->f.data);
 }
 

@@ -366,30 +366,6 @@ static ng_status read_blocks(ng_precond *p, const ngio_value *blocks, double *va
   return NG_OK;
 }
 
-/* Layers and blocks are most of it, and are read side by side. */
-enum { LAYERS, BLOCKS, SIDES };
-
-typedef struct sides {
-  ng_precond *p;
-  const ngio_value *manifest;
-  double *values;
-  int64_t count; /* of these, of blocks */
-  ng_status st[SIDES];
-  char message[SIDES][NG_MESSAGE];
-} sides;
-
-static void one_side(void *arg, int32_t i) {
-  sides *x = arg;
-  char *message = x->message[i];
-  x->st[i] = i == LAYERS ? read_layers(x->p, ngio_get(x->manifest, "layers"), message, NG_MESSAGE)
-                         : read_blocks(x->p, ngio_get(x->manifest, "blocks"), x->values, &x->count,
-                                       message, NG_MESSAGE);
-}
-
-static ng_status said(const sides *x, int32_t i, char *message, size_t size) {
-  return ng_fail_to(message, size, x->st[i], "%s", x->message[i]);
-}
-
 /* The format before all else, as it says what the rest means.  Layers before options: who loads the
  * wrong file should read about layers. */
 ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapshot *s,
@@ -409,15 +385,15 @@ ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapsho
     }
     s->parts = (int32_t)parts->count;
   }
-  sides x = {.p = p, .manifest = manifest, .values = values};
-  ng_parallel(p->ctx, p->entries < NG_MANY ? 1 : SIDES, one_side, &x);
-  if (x.st[LAYERS] != NG_OK) return said(&x, LAYERS, message, size);
-  ng_status st = read_options(p, manifest, &s->opt, message, size);
+  const ngio_value *layers = ngio_get(manifest, "layers");
+  int64_t count = 0; /* values of blocks */
+  ng_status st = read_layers(p, layers, message, size);
+  if (st == NG_OK) st = read_options(p, manifest, &s->opt, message, size);
   if (st == NG_OK) st = read_counters(manifest, s, message, size);
-  if (p->entries < NG_MANY) one_side(&x, BLOCKS);
-  if (st != NG_OK) return st;
-  if (x.st[BLOCKS] != NG_OK) return said(&x, BLOCKS, message, size);
-  return read_missed(p, ngio_get(manifest, "layers"), s->updates, values + x.count, message, size);
+  if (st == NG_OK) {
+    st = read_blocks(p, ngio_get(manifest, "blocks"), values, &count, message, size);
+  }
+  return st == NG_OK ? read_missed(p, layers, s->updates, values + count, message, size) : st;
 }
 
 /* A layer's own options are applied again over the new ones. */

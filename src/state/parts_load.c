@@ -203,7 +203,7 @@ static void open_part(loading *x, int32_t part) {
   ngio_part_path(x->path, (size_t)x->path_room, w->place->path, x->id.text, part,
                  w->snapshot.parts);
   if (ng_work_fine(w, ngio_source_open(&s, x->path, w->message, sizeof w->message)) &&
-      ng_work_fine(w, ngio_tensors_begin(&s, NULL, NULL, &file, w->message, sizeof w->message)) &&
+      ng_work_fine(w, ngio_tensors_begin(&s, NULL, &file, w->message, sizeof w->message)) &&
       belongs(x, file, part)) {
     read_part(x, file, &s, part);
   }

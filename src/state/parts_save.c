@@ -220,7 +220,7 @@ static void write_part(saving *x) {
   const ngio_text first[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, x->id.text}};
   const ngio_text other[2] = {{NGIO_PART, says}, {NGIO_PART_WHOLE, x->id.text}};
   bool ok = ng_work_fine(w, ngio_writer_create(x->path, w->tensor, x->own, w->first ? first : other,
-                                               2, NULL, &w->writer, w->message, sizeof w->message));
+                                               2, &w->writer, w->message, sizeof w->message));
   for (int32_t i = 0; i < w->fields && ok; i++) {
     int64_t bytes;
     if (!piece_of(&w->item[i].f, ctx->rank, &q)) continue;

@@ -40,27 +40,14 @@ static double *sum_of(const ng_work *w, int32_t i) {
 }
 
 /* Of the very bytes that are going to be written. */
-static void check_sum(const ng_work *w, int32_t i, void *room) {
-  const ng_field *f = &w->item[i].f;
-  const bool mine = w->missing[i] ? f->owner == w->p->ctx->rank : w->first;
-  if (!mine) return; /* 0 */
-  const void *bytes = ng_field_published(f, f->data, room);
-  *sum_of(w, i) = ng_seal(ng_crc_of(bytes, ng_field_bytes(f)),
-                          ng_all_finite(bytes, f->dtype, ng_field_count(f)));
-}
-
-/* Small ones by all threads, each with a room of its own. */
-static bool is_small(const ng_work *w, const ng_field *f) {
-  return f->slice == NULL && ng_field_bytes(f) <= w->lane_bytes;
-}
-
-static void check_small(ng_work *w, int32_t i, int32_t lane) {
-  if (is_small(w, &w->item[i].f)) check_sum(w, i, w->lanes + lane * w->lane_bytes);
-}
-
-static ng_status check_large(ng_work *w, ng_item *item) {
-  if (item->f.slice != NULL) return check_parts(w, &item->f, sum_of(w, w->at));
-  if (!is_small(w, &item->f)) check_sum(w, w->at, w->published);
+static ng_status check_sum(ng_work *w, ng_item *item) {
+  const ng_field *f = &item->f;
+  const bool mine = w->missing[w->at] ? f->owner == w->p->ctx->rank : w->first;
+  if (f->slice != NULL) return check_parts(w, f, sum_of(w, w->at));
+  if (!mine) return NG_OK; /* the checksum is 0 here */
+  const void *bytes = ng_field_published(f, f->data, w->published);
+  *sum_of(w, w->at) = ng_seal(ng_crc_of(bytes, ng_field_bytes(f)),
+                              ng_all_finite(bytes, f->dtype, ng_field_count(f)));
   return NG_OK;
 }
 
@@ -74,36 +61,14 @@ static ng_status gather(ng_work *w) {
   for (int i = 0; i < NG_RESCUES; i++) {
     rung[i] = (double)w->p->rescued[i];
   }
-  ng_work_spread(w, check_small);
-  const ng_status summed = ng_work_each(w, check_large);
+  const ng_status summed = ng_work_each(w, check_sum);
   return summed == NG_OK ? ng_work_sum(w, w->values, w->doubles) : summed;
-}
-
-/* Layers and blocks are as much text as the tensors: two threads write it. */
-enum { LAYERS, TENSORS, TEXTS };
-
-typedef struct texts {
-  ng_work *w;
-  ngio_out tensors;
-} texts;
-
-static void make_text(void *arg, int32_t which) {
-  texts *x = arg;
-  ng_work *w = x->w;
-  if (which == LAYERS) ng_manifest_layers(w->p, w->values, w->value_count, &w->out);
-  for (int32_t i = 0; which == TENSORS && i < w->fields; i++) {
-    bool finite;
-    const ng_hex crc = ng_seal_of(*sum_of(w, i), &finite);
-    w->tensor[i] = ng_tensor_of(&w->item[i]);
-    ng_manifest_tensor(&x->tensors, w->tensor[i].name, crc.text, finite);
-  }
 }
 
 /* As text, from what was gathered.  A failure stays in *w. */
 static bool make_manifest(ng_work *w) {
   int64_t rungs[NG_RESCUES];
   char why[NG_MESSAGE] = "";
-  texts x = {.w = w};
   for (int i = 0; i < NG_RESCUES; i++) {
     rungs[i] = (int64_t)w->values[w->value_count + i];
   }
@@ -113,11 +78,13 @@ static bool make_manifest(ng_work *w) {
                      why)) {
     return false;
   }
-  const ngio_threads threads = ng_work_threads(w);
-  ngio_all(w->fields < NG_MANY ? NULL : &threads, TEXTS, make_text, &x);
-  ngio_out_bytes(&w->out, x.tensors.text, x.tensors.used);
-  if (x.tensors.lost) w->out.lost = 1;
-  ngio_out_free(&x.tensors);
+  ng_manifest_layers(w->p, w->values, w->value_count, &w->out);
+  for (int32_t i = 0; i < w->fields; i++) {
+    bool finite;
+    const ng_hex crc = ng_seal_of(*sum_of(w, i), &finite);
+    w->tensor[i] = ng_tensor_of(&w->item[i]);
+    ng_manifest_tensor(&w->out, w->tensor[i].name, crc.text, finite);
+  }
   return ng_work_holds(w, ng_manifest_end(&w->out, why, sizeof why), why);
 }
 
@@ -153,11 +120,10 @@ static void begin_file(ng_work *w) {
   if (!make_manifest(w)) return;
   const ng_hex crc = id_of(w);
   const ngio_text text[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, crc.text}};
-  const ngio_threads threads = ng_work_threads(w);
   const ngio_status st =
       to->stream ? ngio_writer_stream(w->label, to->write, to->user, w->tensor, w->fields, text, 2,
-                                      &threads, &w->writer, w->message, sizeof w->message)
-                 : ngio_writer_create(to->path, w->tensor, w->fields, text, 2, &threads, &w->writer,
+                                      &w->writer, w->message, sizeof w->message)
+                 : ngio_writer_create(to->path, w->tensor, w->fields, text, 2, &w->writer,
                                       w->message, sizeof w->message);
   (void)ng_work_fine(w, st);
 }

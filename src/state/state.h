@@ -6,7 +6,6 @@
  * May call: step, family, model, stat, option, comm, core, and io/.
  *
  * save.c and load.c are the protocol: who writes, who reads, what is checked before anything changes.
- * expected.c understands files that were written here in one look.
  * work.c has what they share: memory, and how all ranks learn the verdict.  walk.c shows single arrays.
  * parts.c, parts_save.c and parts_load.c are the same for a state of several files, one for each rank.
  * factors.c is apart: running averages alone, a folder with a file for each layer.
@@ -22,8 +21,6 @@
 #define NG_STATE_FORMAT 2 /* 1: before statistics were the engine's */
 #define NG_STATE_PARTS 3  /* of several files */
 #define NG_PARTS_MOST (1 << 24)
-
-enum { NG_MANY = 1000 }; /* arrays, layers: worth a second thread */
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 

@@ -18,35 +18,22 @@ ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *)) {
   return st;
 }
 
-/* Small blocks in turns: arrays of one size often stand together. */
-enum { TOGETHER = 64 };
+enum { LANES = 16 };
 
 typedef struct spread {
   ng_work *w;
-  void (*each)(ng_work *w, int32_t i, int32_t lane);
+  void (*each)(ng_work *w, int32_t i);
 } spread;
 
 static void one_lane(void *arg, int32_t lane) {
   const spread *s = arg;
-  for (int64_t at = (int64_t)lane * TOGETHER; at < s->w->fields; at += NG_LANES * TOGETHER) {
-    const int64_t end = ng_min64(at + TOGETHER, s->w->fields);
-    for (int64_t i = at; i < end; i++)
-      s->each(s->w, (int32_t)i, lane);
-  }
+  for (int32_t i = lane; i < s->w->fields; i += LANES)
+    s->each(s->w, i);
 }
 
-void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i, int32_t lane)) {
+void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i)) {
   spread s = {w, each};
-  ng_parallel(w->p->ctx, NG_LANES, one_lane, &s);
-}
-
-static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
-  ng_parallel(user, n, each, arg);
-}
-
-ngio_threads ng_work_threads(ng_work *w) {
-  const bool several = ng_threads_of(w->p->ctx) > 1;
-  return several ? (ngio_threads){all_threads, w->p->ctx} : (ngio_threads){NULL, NULL};
+  ng_parallel(w->p->ctx, LANES, one_lane, &s);
 }
 
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f) {
@@ -99,104 +86,44 @@ static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)siz
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
-/* Each lane has keys that stand together.  All is counted before anything is taken: then it is known where each
- * lane writes. */
-typedef struct lane {
-  int64_t fields, names; /* counted; then where the next goes */
-  int64_t values, widths, largest;
-} lane;
-
-typedef struct listing {
+typedef struct lister {
   ng_work *w;
-  lane lane[NG_LANES];
-} listing;
+  int64_t width; /* list the fields with elements of so many bytes */
+  char *name;    /* where the next name is written */
+} lister;
 
-typedef struct visit {
-  ng_work *w;
-  lane *lane;
-} visit;
-
-/* Fields of all ranks, held here or not: data may be NULL, sizes are known. */
+/* Every rank counts all fields: `data` may be NULL, the sizes are known. */
 static ng_status count_field(void *arg, const char *key, ng_field *f) {
-  lane *l = ((visit *)arg)->lane;
-  l->fields++;
-  l->names += (int64_t)(strlen(key) + strlen(f->name)) + 2;
-  l->widths |= ng_dtype_size(f->dtype);
-  l->largest = ng_max64(l->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
+  ng_work *w = arg;
+  w->fields++;
+  w->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
+  w->largest = ng_max64(w->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
   return NG_OK;
 }
 
 static ng_status list_field(void *arg, const char *key, ng_field *f) {
-  const visit *v = arg;
-  char *name = v->w->names + v->lane->names;
-  v->w->item[v->lane->fields++] = (ng_item){.f = *f, .key = key, .name = name};
-  v->lane->names = stpcpy(stpcpy(stpcpy(name, key), "/"), f->name) + 1 - v->w->names;
+  lister *l = arg;
+  if (ng_dtype_size(f->dtype) != l->width) return NG_OK;
+  l->w->item[l->w->fields++] = (ng_item){.f = *f, .key = key, .name = l->name};
+  l->name = stpcpy(stpcpy(stpcpy(l->name, key), "/"), f->name) + 1;
   return NG_OK;
 }
 
-static void walk_lane(listing *x, int32_t i, ng_field_keyed each) {
-  ng_precond *p = x->w->p;
-  const int64_t keys = ng_state_keys(p);
-  lane own = x->lane[i]; /* not on one cache line with that of another thread */
-  visit v = {x->w, &own};
-  for (int64_t k = keys * i / NG_LANES; k < keys * (i + 1) / NG_LANES; k++) {
-    (void)ng_state_key_fields(p, (int32_t)k, each, &v);
-    if (each == count_field) own.values += ng_state_key_values(p, (int32_t)k);
-  }
-  x->lane[i] = own;
-}
-
-/* Threads have neighbours of tasks, and the first keys have most of the fields: neighbours get lanes far apart. */
-static const int8_t far_apart[NG_LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
-
-static void count_lane(void *arg, int32_t i) { walk_lane(arg, far_apart[i], count_field); }
-static void list_lane(void *arg, int32_t i) { walk_lane(arg, far_apart[i], list_field); }
-
-static void lanes_do(listing *x, void (*each)(void *arg, int32_t i)) {
-  const ngio_threads threads = ng_work_threads(x->w);
-  ngio_all(ng_state_keys(x->w->p) < NG_MANY ? NULL : &threads, NG_LANES, each, x);
-}
-
-/* Wide dtypes first, else as it was; most models have one width. */
-static bool sort_items(ng_work *w) {
-  ng_item *from = w->item;
-  const int64_t room = w->fields;
-  int32_t at = 0;
-  if ((w->widths & (w->widths - 1)) == 0) return true;
-  if (!ng_work_take(w, &w->item, items_bytes(room))) {
-    ng_work_give(w, from, items_bytes(room));
+/* Wide dtypes first, so that all data of the file is aligned. */
+static bool list_fields(ng_work *w) {
+  lister l = {.w = w};
+  (void)ng_state_fields(w->p, count_field, w);
+  w->value_count = ng_state_values(w->p);
+  w->room = w->fields;
+  w->fields = 0;
+  if (!ng_work_take(w, &w->item, items_bytes(w->room)) ||
+      !ng_work_take(w, &w->names, w->names_bytes)) {
     return false;
   }
-  for (int64_t width = NG_WIDEST; width > 0; width /= 2) {
-    for (int32_t i = 0; i < w->fields; i++) {
-      if (ng_dtype_size(from[i].f.dtype) == width) w->item[at++] = from[i];
-    }
-  }
-  ng_work_give(w, from, items_bytes(room));
+  l.name = w->names;
+  for (l.width = NG_WIDEST; l.width > 0; l.width /= 2)
+    (void)ng_state_fields(w->p, list_field, &l);
   return true;
-}
-
-/* Two walks over the model for all walks of the call. */
-static bool list_fields(ng_work *w) {
-  listing x = {.w = w};
-  int64_t fields = 0;
-  lanes_do(&x, count_lane);
-  for (int32_t i = 0; i < NG_LANES; i++) {
-    lane *l = &x.lane[i];
-    const lane counted = *l;
-    l->fields = fields;
-    l->names = w->names_bytes;
-    fields += counted.fields;
-    w->names_bytes += counted.names;
-    w->value_count += counted.values;
-    w->widths |= counted.widths;
-    w->largest = ng_max64(w->largest, counted.largest);
-  }
-  if (fields > INT32_MAX || !ng_work_take(w, &w->item, items_bytes(fields))) return false;
-  w->fields = (int32_t)fields;
-  if (!ng_work_take(w, &w->names, w->names_bytes)) return false;
-  lanes_do(&x, list_lane);
-  return sort_items(w);
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
@@ -245,14 +172,12 @@ ng_status ng_work_prepare(ng_work *w, ng_work_for what) {
   }
   bool ok = list_fields(w);
   w->doubles = w->value_count + NG_RESCUES + checksums(w, what);
-  w->lane_bytes = ng_min64(w->largest, NG_LANE_MOST);
   ok = ok && ng_work_take(w, &w->values, values_bytes(w));
   if (ok && w->p->ctx->ranks > 1 && what != NG_WORK_PARTS) {
     ok = ng_work_take(w, &w->memory, w->largest);
   }
   if (ok && what == NG_WORK_SAVE) {
     ok = ng_work_take(w, &w->missing, w->fields) && ng_work_take(w, &w->published, w->largest) &&
-         ng_work_take(w, &w->lanes, NG_LANES * w->lane_bytes) &&
          ng_work_take(w, &w->tensor, tensors_bytes(w));
   }
   if (!ok) return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory", w->call);
@@ -267,16 +192,14 @@ void ng_work_close(ng_work *w) {
   ngio_source_close(&w->source);
   ngio_json_free(&w->manifest);
   ngio_out_free(&w->out);
-  ng_work_give(w, w->cut, w->cut_bytes);
   ng_work_give(w, w->text, w->text_bytes);
   ng_work_give(w, w->tensor, tensors_bytes(w));
-  ng_work_give(w, w->lanes, NG_LANES * w->lane_bytes);
   ng_work_give(w, w->published, w->largest);
   ng_work_give(w, w->missing, w->fields);
   ng_work_give(w, w->memory, w->largest);
   ng_work_give(w, w->values, values_bytes(w));
   ng_work_give(w, w->names, w->names_bytes);
-  ng_work_give(w, w->item, items_bytes(w->fields));
+  ng_work_give(w, w->item, items_bytes(w->room));
 }
 
 /* ---- what ranks say to each other ------------------------------------------------------------*/

@@ -37,31 +37,24 @@ typedef struct ng_work {
   bool first;               /* this is rank 0 */
   double *values;           /* of the blocks; the rung counters; save: a checksum for each field */
   int64_t value_count;
-  ng_item *item; /* all fields, wide dtypes first: so all data is aligned in the file */
-  int32_t fields;
-  int64_t names_bytes; /* taken at `names` */
+  ng_item *item;        /* all fields, wide dtypes first: so all data is aligned in the file */
+  int32_t fields, room; /* listed; places at `item` */
+  int64_t names_bytes;  /* taken at `names` */
   char *names;
-  int64_t widths;      /* 8, 4, 2, 1, as far as fields have elements of so many bytes: their sum */
-  int64_t largest;     /* bytes of the largest field */
-  int64_t doubles;     /* taken at `values` */
-  uint8_t *missing;    /* save: fields that rank 0 does not hold */
-  ngio_tensor *tensor; /* save */
-  void *memory, *published; /* one field, in the order of memory and of the file */
-  char *lanes;              /* save: as `published`, `lane_bytes` for each of NG_LANES */
-  int64_t lane_bytes;       /* of fields that all threads turn; larger ones go one by one */
-  ngio_out out;             /* save: the manifest, with a 0 */
-  char *text;               /* load: the manifest, on its way to the other ranks */
-  int64_t text_bytes;       /* with its 0 */
-  ngio_json *manifest;      /* load */
-  char *cut;                /* load: what of the manifest is read as JSON */
-  int64_t cut_bytes;
-  const ngio_value
-      *tensors,         /* load, rank 0: of the manifest, NULL if `crc` of all items is known */
-      *entry;           /* the one after the last look */
-  ngio_writer *writer;  /* save, rank 0 */
-  ngio_source source;   /* load, rank 0 */
-  ngio_tensors *file;   /* load, rank 0 */
-  ng_snapshot snapshot; /* load: what the manifest says */
+  int64_t largest;                   /* bytes of the largest field */
+  int64_t doubles;                   /* taken at `values` */
+  uint8_t *missing;                  /* save: fields that rank 0 does not hold */
+  ngio_tensor *tensor;               /* save */
+  void *memory, *published;          /* one field, in the order of memory and of the file */
+  ngio_out out;                      /* save: the manifest, with a 0 */
+  char *text;                        /* load: the manifest, on its way to the other ranks */
+  int64_t text_bytes;                /* with its 0 */
+  ngio_json *manifest;               /* load */
+  const ngio_value *tensors, *entry; /* load, rank 0: in the manifest; the next expected entry */
+  ngio_writer *writer;               /* save, rank 0 */
+  ngio_source source;                /* load, rank 0 */
+  ngio_tensors *file;                /* load, rank 0 */
+  ng_snapshot snapshot;              /* load: what the manifest says */
   ng_status st; /* rank 0: the first failure that the others do not know yet, with its message */
   char message[NG_MESSAGE];
   int32_t at; /* number of the field that a walk is at */
@@ -76,10 +69,8 @@ void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is
 
 /* Every field, in the order of files, which is the same on all ranks. */
 ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *));
-/* Every field, by all threads; `lane` counts from 0 to NG_LANES - 1, and no two threads have the same. */
-enum { NG_LANES = 16, NG_LANE_MOST = 1 << 16 };
-void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i, int32_t lane));
-ngio_threads ng_work_threads(ng_work *w); /* for io/: those of the context, or {0} if it has one */
+/* Every field, by all threads. */
+void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i));
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f); /* for any number of ranks */
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
 ngio_tensor ng_tensor_of(const ng_item *item);                            /* without data */
@@ -108,16 +99,6 @@ ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row);
 bool ng_work_fine(ng_work *w, ngio_status st);
 /* ... and one of our own. */
 bool ng_work_holds(ng_work *w, ng_status st, const char *why);
-
-/* ---- expected.c: a file that this model wrote ------------------------------------------------*/
-
-/* For ngio_tensors_begin; `work` is an ng_work. */
-void ng_expected_tensor(void *work, int32_t i, ngio_tensor *t);
-/* Of a manifest's `n` bytes: the next place where entries may begin, which is the comma in front of them, or NULL. */
-const char *ng_expected_place(const char *at, size_t n);
-/* From such a place to the end there are the entries of this model's tensors, in the words of ng_manifest_tensor: then
- * `crc` and `finite` of all items are known.  *lost: no memory. */
-bool ng_expected_entries(ng_work *w, const char *at, size_t n, bool *lost);
 
 enum { NG_HEX = 8 }; /* digits */
 typedef struct ng_hex {

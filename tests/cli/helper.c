@@ -146,7 +146,7 @@ static int hurt(const char *path, const char *name) {
   ngio_tensors *f = NULL;
   long at = -1;
   if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK ||
-      ngio_tensors_begin(&s, NULL, NULL, &f, message, sizeof message) != NGIO_OK)
+      ngio_tensors_begin(&s, NULL, &f, message, sizeof message) != NGIO_OK)
     return complain("cannot read", message);
   const ngio_tensor *t = ngio_tensors_find(f, name);
   if (t != NULL) at = (long)(ngio_tensors_place(f, t) + t->bytes - 1);
