@@ -1,10 +1,9 @@
-/* scene.h: a small training run, written down once, to be played by the library and by the oracle.
+/* scene.h: a test case: one small training run, given to the library and to the oracle.
  *
- * A scene holds layers and, for every step, rank and micro-batch, what the layers saw; and the
- * averaged gradient of every step.  Numbers are doubles in the oracle's (published) order; tokens are
- * numbers, too.  Of a norm D is [C, gamma beta], of an embedding [out, in].  A look
- * says how the library gets to see them: types, strides, layouts, threads, linear algebra.
- */
+ * A scene holds the layers, the observations of every step, rank and micro-batch, and the averaged
+ * gradient of every step.  Numbers, tokens included, are doubles in the oracle's (published) order.
+ * D of a norm is [C, gamma beta], D of an embedding [out, in].  A scene_look sets the types, strides,
+ * layouts, threads and linear algebra of the arrays that the library receives. */
 #ifndef TESTS_SCENE_H
 #define TESTS_SCENE_H
 

@@ -1,6 +1,6 @@
-/* shard_scene.h: four linear layers, three of them in shards, trained by a grid of ranks: `data` model groups of
- * `model` ranks.  Numbers are a function of (step, model group, call, layer, place), so what the parts make
- * together is that of whole layers on `data` ranks.  Ranks assert nothing. */
+/* shard_scene.h: four linear layers, three of them sharded, trained by a grid of ranks: `data` model groups of
+ * `model` ranks.  Numbers are a function of (step, model group, call, layer, element), so all shards together must
+ * equal whole layers on `data` ranks.  Ranks never assert. */
 #ifndef TESTS_SHARD_SCENE_H
 #define TESTS_SHARD_SCENE_H
 

@@ -1,8 +1,6 @@
-/* sim.h: a small model and its training, made up but repeatable: what a rank sees and the gradient
- * of a step depend on (step, rank, weights) only.  Tests of the state, of allocation failures and
- * the fuzz entry of the state reader play it.  It asserts nothing: it returns what the library
- * said.
- */
+/* sim.h: a small model with repeatable training: observations and gradients of a step depend on
+ * (step, rank, weights) only.  Used by tests of the state, of allocation failures, and by the fuzz
+ * entry of the state reader.  Functions return the status of the library and never assert. */
 #ifndef TESTS_SIM_H
 #define TESTS_SIM_H
 

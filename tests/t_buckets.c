@@ -1,6 +1,6 @@
-/* t_buckets: sums of statistics travel in messages of at most stat_bucket_mb.  Which elements are in each, and
- * what was observed when it left: counted in a transport, against a table made by hand; the same bits of all;
- * what the report says of them. */
+/* t_buckets: sums of statistics are sent in messages of at most stat_bucket_mb.  A counting transport compares the
+ * elements of each message, and the number of observations before it, with a table.  All bucket sizes must give equal
+ * bits, and the report must have the same counts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

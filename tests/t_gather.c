@@ -1,5 +1,5 @@
-/* t_gather.c: update_ranks = owner: each weight is moved on one rank, which alone keeps its moments, and goes
- * round.  The oracle is update_ranks = all: the same arithmetic on every rank, so the same bits. */
+/* t_gather.c: update_ranks = owner: one rank updates each weight, keeps its moments and sends the
+ * weight to all ranks.  The oracle is update_ranks = all: the same arithmetic on every rank, so the same bits. */
 #include "draw.h"
 #include "fixture.h"
 #include "ranks.h"
@@ -184,7 +184,7 @@ static void resumes(void **state) {
   (void)unlink(file);
 }
 
-/* What looks at each preconditioned gradient on all ranks cannot. */
+/* A clip that needs each preconditioned gradient on all ranks is refused. */
 static void clips_of_one_tensor_are_refused(void **state) {
   (void)state;
   life *l = new_life(LINE "sgd update_ranks=owner clip=ratio clip_bound=0.1", 2, false);

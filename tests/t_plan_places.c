@@ -231,7 +231,7 @@ static void same_as_new(fixture *f, int layers, int32_t ranks, const char *cost)
   }
 }
 
-/* The last placement is remembered; it is no answer to another question. */
+/* ng_plan_ranks reuses its last placement for equal inputs only. */
 static void asked_again(void **state) {
   (void)state;
   fixture f;

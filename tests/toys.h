@@ -1,7 +1,7 @@
-/* toys.h: families that only tests have, as somebody who adds one would write them.
+/* toys.h: families for tests, written as a contributor would write a new family.
  *
  * diagonal   a block for each tensor "toy...": v the running average of its squared gradient,
- *            PD = D / (damping + sqrt(v)), the divisors made by the owner and shared
+ *            PD = D / (damping + sqrt(v)); the owner computes and shares the divisors
  * total      one block over all of "all...", tensors and layers: PD = D / (damping + |D|^2 of all of them),
  *            each rank adding the squares of its share of the elements, in double
  * beside     the library's rank-one family under another name, for linear layers "r1..." of any method */
@@ -13,7 +13,7 @@
 extern const ng_family toy_diagonal, toy_total;
 ng_family toy_beside(void);
 
-/* What commit of `total` has seen since it was created. */
+/* Calls of commit of `total` since the block was created. */
 typedef struct toy_commits {
   int32_t taken, skipped;
 } toy_commits;

@@ -1,4 +1,4 @@
-/* transports.h: the transports that the tests of the comm room run on, and how a rank checks.
+/* transports.h: the transports under test in t_comm and t_comm_faults, and the checks of a rank.
  *
  * Values are small whole numbers wherever sums are compared exactly: at most 8 * 5 in size, exact
  * even in bf16. */
@@ -13,8 +13,8 @@
 
 enum { MOST = 8 }; /* ranks of a trial */
 
-/* A rank cannot assert: it says what was wrong and returns; run_trial then aborts its transport, so
- * that the others end. */
+/* cmocka asserts on the main thread only: a rank prints the failed check and returns; run_trial then
+ * aborts its transport, so that the other ranks end. */
 #define NEED(x)                                                                                    \
   do {                                                                                             \
     if (!(x)) {                                                                                    \

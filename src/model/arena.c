@@ -24,8 +24,8 @@ static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
-/* Pieces begin on cache lines, so that threads do not share one. The counting pass returns NULL,
- * and so does a piece of 0 bytes. */
+/* Pieces begin on cache lines, so that threads do not share one. Returns NULL in the counting
+ * pass and for a piece of 0 bytes. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
   if (use == NG_USE_SUMS) return take_run(plan, use, &plan->rest, bytes);
   const int64_t at = plan->bytes[use];

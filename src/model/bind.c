@@ -4,7 +4,7 @@
  * (place.c reads and writes there).
  *
  * Frameworks free and reallocate gradients between steps, so binding is cheap and allowed at any
- * time between steps; the step checks what it needs (step/take.c). A binding for one step drops its
+ * time between steps; the step checks the bindings (step/take.c). A binding for one step drops its
  * pointer when the step returns, so freed memory is never written. */
 #include "model/model.h"
 

@@ -207,7 +207,7 @@ struct ng_block {
    * NULL. */
   int64_t traces_each;
   double *traces;        /* [stats x traces_each] */
-  bool keeps_everywhere; /* every rank keeps all of them */
+  bool keeps_everywhere; /* every rank keeps all averages */
   bool holds;            /* this rank can compute PD: it has the results of the solve */
   bool partial;          /* inner, d2, pd2 are partial sums of this rank */
   bool ascends;          /* it measures H; PD = D + ascent H, and the clip sets ascent */
