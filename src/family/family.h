@@ -70,9 +70,9 @@ enum { NG_TILE_SUMS = 2 };
 
 /* n elements of a row of PD: scale * values if `values` is set, otherwise scale * gradient + k * u
  * with the bound gradient, read once; u NULL: no second term. wide: in double, for terms that
- * nearly cancel, or factors beyond f32. */
+ * nearly cancel, or factors beyond f32. most: no element is larger in magnitude; 0: unknown. */
 typedef struct ng_pair {
-  double scale, k;
+  double scale, k, most;
   const float *u, *values;
   bool wide;
 } ng_pair;

@@ -411,7 +411,8 @@ static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const
 }
 
 /* PD = (D - c g a') / lambda, row by row: a multiple of the bound gradient and a multiple of a,
- * without an array of PD. The clip factor multiplies both. */
+ * without an array of PD. The clip factor multiplies both. No element of D exceeds |D| of its
+ * group, and none of a exceeds |a|. */
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = factor / k->lambda;
@@ -420,9 +421,13 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
     return;
   }
   const float *u = k->none ? NULL : right_vector(k, t);
+  const bool weight = t->slot->which == NG_WEIGHT;
+  const double most = weight ? fabs(by) * sqrt(k->rank[t->group].d2) : 0.0;
+  const double most_u = weight ? sqrt(k->rank[t->group].alpha) : 0.0;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     const double along = k->none ? 0.0 : -by * k->rank[t->group].c * left_entry(k, t, r);
-    const ng_pair pair = {.scale = by, .k = along, .u = u, .wide = k->wide};
+    const ng_pair pair = {
+        .scale = by, .k = along, .most = most + fabs(along) * most_u, .u = u, .wide = k->wide};
     ng_put(sink, t->slot, r, t->col, t->cols, &pair);
   }
 }

@@ -67,6 +67,17 @@ NG_CLONES static int32_t rescale(float *x, const float *values, const float *u, 
                    : rescale_loop(x, NULL, NULL, n, scale, k, limit, false, false);
 }
 
+/* x <- scale x + k u without a test, for results known to fit. */
+NG_CLONES static void rescale_known(float *restrict x, const float *restrict u, int64_t n,
+                                    float scale, float k) {
+  for (int64_t i = 0; i < n && u == NULL; i++) {
+    x[i] = scale * x[i];
+  }
+  for (int64_t i = 0; i < n && u != NULL; i++) {
+    x[i] = scale * x[i] + k * u[i];
+  }
+}
+
 /* y <- scale d + k u in double, rounded once; y may be d. */
 NG_CLONES static void rescale_wide(float *y, const float *d, const float *u, int64_t n,
                                    double scale, double k) {
@@ -181,17 +192,15 @@ static bool is_wide(const ng_pair *pair) {
   return pair->wide || fabs(pair->scale) > (double)FLT_MAX || fabs(pair->k) > (double)FLT_MAX;
 }
 
-/* Write a gradient in place.  f32 in straight rows needs no copy; other gradients pass through a
- * tile. */
-static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                         const ng_pair *pair) {
+/* Write a gradient in place and test each element.  f32 in straight rows needs no copy; other
+ * gradients pass through a tile. */
+static void put_tested(ng_slot *slot, int64_t row, int64_t col, int64_t n, const ng_pair *pair) {
   float tile[TILE], wide[TILE];
   const ng_place *v = &slot->grad;
   const bool there = v->dtype == NG_F32 && v->straight, in_double = is_wide(pair);
   const int64_t most = ng_place_columns(v);
   const float limit = limit_of(v->dtype);
   int32_t overflowed = 0;
-  (void)s;
   for (int64_t c = 0, m; c < n; c += m) {
     m = there && !in_double ? n : ng_min64(most, n - c);
     float *x = as_f32(v, row, col + c, m, tile);
@@ -206,6 +215,19 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
     if (x == tile) ng_place_write(v, row, col + c, m, tile);
   }
   count_overflow(slot, overflowed);
+}
+
+/* Half the range of f32 leaves room for the rounding of `most` and of the result. */
+static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                         const ng_pair *pair) {
+  const ng_place *v = &slot->grad;
+  (void)s;
+  if (pair->most > 0.0 && pair->most < 0.5 * (double)FLT_MAX && pair->values == NULL &&
+      !is_wide(pair) && v->dtype == NG_F32 && v->straight) {
+    rescale_known(ng_place_at(v, row, col), pair->u, n, (float)pair->scale, (float)pair->k);
+    return;
+  }
+  put_tested(slot, row, col, n, pair);
 }
 
 /* The direction for m elements from column c; the gradient in place, or converted into `room`.
