@@ -136,9 +136,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 enum { LANES = 32, RUN = 16 };
 
 /* If D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha
- * beta), f32 sums lose too many digits: 16 roundings, times NEARLY. At the published lambda = 0.03
- * the factor (alpha beta + lambda) / lambda is hardly above 1. LEAST_QUICK: below, 1 / lambda is no
- * f32. */
+ * beta), f32 sums lose too many digits: 16 roundings, times NEARLY. Below LEAST_QUICK, 1 / lambda
+ * does not fit f32. */
 enum { NEARLY = 64 };
 static const double LEAST_QUICK = 1e-36;
 
@@ -270,8 +269,7 @@ static double norm2(const float *x, int64_t n) {
 }
 
 /* sides = input: complete t with parts of rows and the bias, and |t|^2 in s. After all tiles,
- * because the square of a row needs the whole row. Tiles of a row are in column order; the first
- * one resets t. */
+ * because the square of a row needs the whole row. Tiles of a row are in column order. */
 static void finish_t(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const double one = (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
@@ -295,7 +293,6 @@ static void finish_t(ng_block *b) {
   }
 }
 
-/* <a, a>, <g, g>, |D|^2, s of each group, from the vectors and the sums of the tiles. */
 static void gather_ranks(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const float *a = k->none ? NULL : ng_rankone_mean(k, NG_MEAN_A);
@@ -410,9 +407,7 @@ static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const
   }
 }
 
-/* PD = (D - c g a') / lambda, row by row: a multiple of the bound gradient and a multiple of a,
- * without an array of PD. The clip factor multiplies both. No element of D exceeds |D| of its
- * group, and none of a exceeds |a|. */
+/* The clip factor multiplies both terms. |D| and |a| bound their elements. */
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = factor / k->lambda;

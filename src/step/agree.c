@@ -9,8 +9,7 @@
  * agree       before anything is written: status, refusals, clip sums
  *
  * Between two collectives no rank returns: after a failure it continues with harmless data, sends
- * its
- * status in the next small reduction, and all ranks leave together (as PETSc's
+ * its status in the next small reduction, and all ranks leave together (as PETSc's
  * PCReduceFailedReason). */
 #include "step/step.h"
 
@@ -44,8 +43,7 @@ static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
 }
 
 /* Each rank compares its hashes with rank 0's and sends 0 or 1, because differences of hashes do
- * not
- * sum.  All ranks have the sum and thus the verdict. */
+ * not sum.  All ranks have the sum and thus the verdict. */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
   static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
                                               "linear algebra"};
@@ -119,8 +117,7 @@ static ng_status check_out(ng_precond *p, const double *out) {
 }
 
 /* Each rank adds one code.  Another sum means that this reduction met a rank's statistics of the
- * same
- * length: the received data are invalid. */
+ * same length: the received data are invalid. */
 static ng_status check_meeting(ng_precond *p, const double *x) {
   double ranks = 0.0;
   for (int i = 0; i < NG_CODES; i++) {

@@ -1,8 +1,7 @@
 /* blocks.c: assign layers to families and blocks, at ng_ready.
  *
  * In: entries, options, ranks.  Out: blocks and statistics in an order that is equal on all ranks,
- * with
- * the ranks that solve, hold results, observe and keep averages. */
+ * with the ranks that solve, hold results, observe and keep averages. */
 #include "step/step.h"
 
 #include <stdlib.h>
@@ -10,8 +9,7 @@
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
 /* ng_explain shows `why`.  exclude_width is for the last layers of language models, with one output
- * per
- * word. */
+ * per word. */
 static bool may_have_block(ng_entry *e, const ng_options *o) {
   ng_layer d = ng_entry_seen(e)->d;
   if (e->tensor) d.kind = 0; /* by its name only */
@@ -44,8 +42,7 @@ static ng_status no_memory(ng_precond *p, const char *name) {
 }
 
 /* Blocks are numbered in the order of registration, equal on all ranks; owners, messages and the
- * hash
- * depend on it. */
+ * hash depend on it. */
 static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, int32_t segments,
                            ng_block **out) {
   ng_block *b = ng_object(p, sizeof *b);
@@ -95,8 +92,7 @@ static void adopt_shard(ng_block *b, ng_entry *e) {
 }
 
 /* The engine's rules for a statistic.  statistics = local is DP-KFAC: the owner's samples stand for
- * all
- * (Zhang et al. 2022, arXiv 2206.15143).  A family's own spread stays. */
+ * all (Zhang et al. 2022, arXiv 2206.15143).  A family's own spread stays. */
 static void set_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -175,8 +171,7 @@ static ng_status fill_block(ng_block *b) {
 }
 
 /* A family with results holds them in the block's column.  One without makes PD from averages, so
- * the
- * ranks that keep averages hold the block, and each row needs one of them. */
+ * the ranks that keep averages hold the block, and each row needs one of them. */
 static ng_status settle_block(ng_block *b) {
   ng_status st = NG_OK;
   ng_place_stats(b);
@@ -415,8 +410,7 @@ static bool is_used(const ng_precond *p, const ng_glob *g) {
 }
 
 /* Log globs of skip_layers that match nothing; ng_explain lists them last.  With pipeline stages a
- * glob
- * may be for another stage. */
+ * glob may be for another stage. */
 static ng_status list_unused_globs(ng_precond *p) {
   const char *list = p->opt.skip_layers;
   const size_t bytes = strlen(list) + 1;

@@ -1,10 +1,8 @@
 /* clip.c: the clip factor (docs/options.md: clip).
  *
  * In: the sums of all blocks over all ranks; for clip = ratio and rms the norms of each weight and
- * its
- * PD.  Out: nu, and a factor per segment.  Everything is equal on all ranks, since gradients,
- * weights
- * and delivered PD are. */
+ * its PD.  Out: nu, and a factor per segment.  Everything is equal on all ranks, since gradients,
+ * weights and delivered PD are. */
 #include "step/step.h"
 
 #include <float.h>
@@ -69,8 +67,7 @@ void ng_clip_measure(ng_precond *p) {
 /* ---- learning rates of groups ----------------------------------------------------------------*/
 
 /* kl bounds the sum of lr^2 <PD, D> with the lr of each block's weight; a block of several layers
- * counts
- * with the largest.  As a ratio, so that equal lr leave all sums bit-identical. */
+ * counts with the largest.  As a ratio, so that equal lr leave all sums bit-identical. */
 double ng_clip_weight(const ng_block *b) {
   const ng_engine *step = b->p->step;
   if (step->out.kind == NG_OUT_GRADIENT || !(step->lr > 0.0)) return 1.0;
@@ -118,9 +115,8 @@ static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
 }
 
 /* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes.  The Fisher norm would
- * be
- * P'FP; for P = (F + lambda)^-1 D the two differ by lambda |P|^2.  Rounding alone can make the sum
- * negative. */
+ * be P'FP; for P = (F + lambda)^-1 D the two differ by lambda |P|^2.  Rounding alone can make the
+ * sum negative. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   if (p->base.clip == NG_CLIP_KL) {
     const double kl = fabs(lr * lr * s->weighted_inner);
@@ -147,10 +143,8 @@ void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
 /* ---- the factors of each tensor --------------------------------------------------------------*/
 
 /* ratio: LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888), bounded as in the published Eva, but
- * a
- * zero weight is not clipped (it could never leave zero).  rms: Adafactor (Shazeer & Stern 2018,
- * arXiv
- * 1804.04235, section 6). */
+ * a zero weight is not clipped (it could never leave zero).  rms: Adafactor (Shazeer & Stern 2018,
+ * arXiv 1804.04235, section 6). */
 static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
   const double bound = p->base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;

@@ -1,10 +1,8 @@
 /* deliver.c: PD of a block, from its family or from the rank that computed it.
  *
  * A family that stores PD itself (Kronecker) reads it back in emit_tile on all ranks.  For the
- * others
- * the ranks with results write PD, segment after segment, row after row, through emit_tile into a
- * sink
- * that stores it; then *all* ranks read it from there and have the same bits. */
+ * others the ranks with results write PD, segment after segment, row after row, through emit_tile
+ * into a sink that stores it; then *all* ranks read it from there and have the same bits. */
 #include "step/step.h"
 
 /* ---- kept PD ---------------------------------------------------------------------------------*/

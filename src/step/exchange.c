@@ -6,8 +6,7 @@
  * direction   from each column to the rows, one message per column
  *
  * This file moves bytes and does not interpret them.  If a transport fails, the ranks that wait for
- * this
- * one are woken with an error. */
+ * this one are woken with an error. */
 #include "step/step.h"
 
 /* Wake the ranks that wait in this stage, the model group or another stage. */
@@ -188,8 +187,7 @@ static ng_status post_slices(ng_precond *p) {
 }
 
 /* Each row receives from its own member of the column: m broadcasts in parallel, none across rows.
- * If
- * owners update, PD of other blocks stays with them. */
+ * If owners update, PD of other blocks stays with them. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->ctx->ranks > 1 && post_slices(p) != NG_OK) return NG_ERR_COMM;

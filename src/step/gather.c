@@ -2,10 +2,8 @@
  * 2002.06015).
  *
  * The owner of a block updates its parameters and keeps their moments; a parameter without
- * curvature
- * belongs to rank index mod W.  One broadcast per parameter, several for a large one, in the order
- * of
- * registration, as f32: exact for all weight dtypes. */
+ * curvature belongs to rank index mod W.  One broadcast per parameter, several for a large one, in
+ * the order of registration, as f32: exact for all weight dtypes. */
 #include "step/step.h"
 
 enum { PIECE = 1 << 20 }; /* floats per message */

@@ -1,16 +1,12 @@
 /* observe.c: add activations, output gradients and, for some families, gradients to the sums.
  *
  * In: the caller's array, with arguments checked by api/observing.c.  Out: its part of the sums of
- * a
- * block's statistics; nothing of activation size is stored.  A non-finite array is refused before
- * any
- * sum changes, and the next step is skipped.  A family with `scans` finds such values itself, in
- * what it
- * reads.
+ * a block's statistics; nothing of activation size is stored.  A non-finite array is refused before
+ * any sum changes, and the next step is skipped.  A family with `scans` finds such values itself,
+ * in what it reads.
  *
  * Local: ranks may observe in any order, any number of times per layer (once with fold = direct;
- * once
- * per layer in the micro-batch with ng_batch.last, where complete sums are posted: sums.c). */
+ * once per layer in the micro-batch with ng_batch.last, where complete sums are posted: sums.c). */
 #include "step/step.h"
 
 /* Micro-batches of a step may differ in size and scale; each observation uses its own. */
@@ -90,8 +86,7 @@ static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided 
 }
 
 /* A single leading axis has samples times positions.  With more axes, one counts samples (the
- * first,
- * or the second with NG_POSITIONS_FIRST) and the others positions. */
+ * first, or the second with NG_POSITIONS_FIRST) and the others positions. */
 static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                            ng_obs *o) {
   const ng_layer *d = &e->d;
@@ -128,8 +123,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
 }
 
 /* An output gradient must have an output size of an image observed in this micro-batch.  If none
- * was
- * observed, or more than NG_SHOWN sizes, any size is accepted. */
+ * was observed, or more than NG_SHOWN sizes, any size is accepted. */
 static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
   if (e->shown_in != p->step->batches || e->shown_count == 0 || e->shown_count > NG_SHOWN) {
     return true;
@@ -222,8 +216,7 @@ static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
 }
 
 /* Refuse an observation of a complete statistic (fold = direct, or sums already sent).  This is an
- * error
- * of the program, not a non-finite value. */
+ * error of the program, not a non-finite value. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
   const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
@@ -324,8 +317,7 @@ static ng_status look_at(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
 }
 
 /* Check the shape also if no statistic is due, so that a mistake shows at once.  A rank without
- * samples
- * passes no array. */
+ * samples passes no array. */
 static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                          ng_status wrong) {
   ng_entry *e = p->entry[layer];
@@ -402,8 +394,7 @@ static bool grads_finite(const ng_block *b) {
 }
 
 /* take.c has checked the bindings.  A gradient counts as one sample.  Do not return early:
- * `refused` and
- * `trouble` keep the result for `check`. */
+ * `refused` and `trouble` keep the result for `check`. */
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -425,8 +416,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
 }
 
 /* The step could not begin, so the next one observes the gradients again.  Forget their sums, and
- * the
- * refusals of other ranks, which those will repeat. */
+ * the refusals of other ranks, which those will repeat. */
 void ng_gradients_undo(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];

@@ -1,12 +1,9 @@
 /* plan.c: ng_plan_ranks: bytes, messages and costs of any rank of any number.
  *
  * As ng_ready up to the counting pass, with the number of another rank; then everything is
- * released.  No
- * memory but objects and no collective, so a laptop plans thousands of ranks.  For all ranks at
- * once,
- * blocks are made and placed once; ranks that own nothing have the plan of the first such rank of
- * their
- * column.  One rank after the other is the oracle (t_plan). */
+ * released.  No memory but objects and no collective, so a laptop plans thousands of ranks.  For
+ * all ranks at once, blocks are made and placed once; ranks that own nothing have the plan of the
+ * first such rank of their column.  One rank after the other is the oracle (t_plan). */
 #include "step/step.h"
 
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {

@@ -1,10 +1,8 @@
 /* ready.c: ng_ready: memory, and the comparison of all ranks.
  *
  * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families
- * request
- * memory twice, first to count, then to place.  After a failure a rank does not return: it sends
- * its
- * status in ng_exchange_same, and all ranks release what they have. */
+ * request memory twice, first to count, then to place.  After a failure a rank does not return: it
+ * sends its status in ng_exchange_same, and all ranks release what they have. */
 #include "step/step.h"
 
 #include <stdlib.h>
@@ -12,8 +10,7 @@
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 /* Both passes request in the same order.  curvature_bytes is what a block adds to averages, sums
- * and
- * results. */
+ * and results. */
 ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -111,8 +108,7 @@ static uint64_t mix_text(uint64_t h, const char *text) {
 }
 
 /* All fields but texts (hashed as texts), struct_size (may differ) and shard_group (local).  A new
- * field
- * of ng_layer changes its size and must be added here. */
+ * field of ng_layer changes its size and must be added here. */
 /* clang-format off */
 #define LAYER_FIELDS(X)                                                                            \
   X(kind) X(in) X(out) X(bias) X(frozen) X(positions) X(order) X(kernel) X(stride) X(padding)      \
@@ -130,9 +126,8 @@ static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
 }
 
 /* What must be equal for collectives and bits to match: [0] options, [1] layers, [2] owners, [3]
- * linear
- * algebra.  Separate, so that the message says which one differs.  Values are hashed as normal
- * text. */
+ * linear algebra.  Separate, so that the message says which one differs.  Values are hashed as
+ * normal text. */
 static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   hash[0] = hash[1] = hash[2] = UINT64_C(14695981039346656037);
   hash[3] = mix_text(hash[0], p->ctx->queue->la->name);
@@ -196,8 +191,7 @@ static ng_status order_owned(ng_precond *p) {
 }
 
 /* Owners depend on options, layers and ranks only.  Spans are objects, because the counting pass
- * needs
- * them before the arenas. */
+ * needs them before the arenas. */
 ng_status ng_step_place(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_status st = ng_grid_make(p);
@@ -215,8 +209,7 @@ ng_status ng_step_place(ng_precond *p) {
 }
 
 /* Change the view to another rank after placement, before memory.  Not for sliced blocks and
- * sharded
- * layers, which differ by rank. */
+ * sharded layers, which differ by rank. */
 ng_status ng_step_turn(ng_precond *p, int32_t rank) {
   const size_t W = (size_t)p->ctx->ranks;
   p->ctx->rank = rank;

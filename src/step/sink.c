@@ -2,8 +2,7 @@
  *
  * In: tiles of D or PD with coefficients and the clip factor.  Out: gradients in place, or weights
  * updated by SGD or AdamW as in torch.optim (AdamW: decoupled weight decay, arXiv 1711.05101), in
- * the
- * caller's dtype; moments are f32.
+ * the caller's dtype; moments are f32.
  *
  * With d = clip factor times PD, w the weight, m and v the moments, t the number of the update:
  *
@@ -14,8 +13,7 @@
  * An element whose new weight, momentum or moment is not finite keeps the old value and is counted.
  * Rows are disjoint and nothing is kept between calls, so any thread may write any tile.  After a
  * rank-one family a step moves 12 bytes per parameter in f32 (two reads, one write), 24 with SGD
- * and
- * momentum. */
+ * and momentum. */
 #include "step/step.h"
 
 #include <float.h>
@@ -27,16 +25,14 @@
 enum { TILE = 512 };
 
 /* The direction of an update: scale d + k u, or scale d if u is NULL.  A family whose PD is a
- * multiple
- * of the gradient plus a rank-one term needs no array for PD. */
+ * multiple of the gradient plus a rank-one term needs no array for PD. */
 typedef struct direction {
   const float *d, *u;
   float scale, k;
 } direction;
 
 /* Every f32 below this magnitude rounds to a finite number of the dtype: f16 ends at 65504, and
- * 65520,
- * halfway to the next power of 2, rounds to Inf. */
+ * 65520, halfway to the next power of 2, rounds to Inf. */
 static float limit_of(ng_dtype t) {
   return t == NG_F16 ? 65520.0f : t == NG_BF16 ? 0x1.ffp127f : INFINITY;
 }
@@ -230,8 +226,7 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
   put_tested(slot, row, col, n, pair);
 }
 
-/* The direction for m elements from column c; the gradient in place, or converted into `room`.
- * With
+/* The direction for m elements from column c; the gradient in place, or converted into `room`. With
  * `wide`, compute PD in double and round it. */
 static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int64_t c, int64_t m,
                               const ng_pair *pair, float *room) {
@@ -244,8 +239,7 @@ static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int
 }
 
 /* The gradient stays unchanged: the caller may need its norm.  `straight` needs no tile.  Moments
- * are
- * dense for any stride of the weight. */
+ * are dense for any stride of the weight. */
 static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                        const ng_pair *pair) {
   const ng_update_sink *s = (const ng_update_sink *)(const void *)sink;
@@ -323,8 +317,7 @@ void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
 }
 
 /* sqrt(v / (1 - b2^t)) = sqrt(v) times a constant, without a division per element.  1 - b^t in
- * double:
- * at t = 1, b2 = 0.999 an f32 would lose three digits. */
+ * double: at t = 1, b2 = 0.999 an f32 would lose three digits. */
 static void adamw_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
   const double t = (double)(updates + 1);
   out[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
@@ -367,8 +360,7 @@ void ng_update_late(ng_precond *p) {
 }
 
 /* The update of w = 0 with lr = 1, without decoupled decay; at most TILE elements.  0 where the
- * weight
- * is not finite. */
+ * weight is not finite. */
 void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, int64_t col,
                          int64_t n, float *u) {
   const ng_update_sink *s = &p->step->out;

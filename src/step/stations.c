@@ -12,8 +12,7 @@
 /* ---- what is due -----------------------------------------------------------------------------*/
 
 /* stat_refresh = adaptive: the rule of stat/stale.h.  Statistics of the same observation are
- * refreshed
- * together, because a family adds to all of them at once. */
+ * refreshed together, because a family adds to all of them at once. */
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
@@ -24,8 +23,7 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
 
 /* Only counted steps advance the period, so step 0 is always due.  A kind of array that no rank has
  * shown yet is due off the period: a layer excluded at its first due step starts when it returns.
- * An
- * excluded block (`out`) is due with fold = direct only, because its average already has the
+ * An excluded block (`out`) is due with fold = direct only, because its average already has the
  * sum. */
 static bool block_due(const ng_precond *p, const ng_block *b) {
   bool period = p->steps % b->base.stat_period == 0;
@@ -109,8 +107,7 @@ static bool any_stat(const ng_precond *p) {
 
 /* Reduce the due sums and fold them into their averages.  Only this rank knows of an overflow (with
  * statistics = local one rank sums), so `refused` keeps it until `agree`; the step ends here only
- * for
- * a refusal that `check` spread. */
+ * for a refusal that `check` spread. */
 static ng_status statistics(ng_precond *p) {
   ng_status st = ng_topk_is_due(p) ? ng_topk_select(p) : NG_OK;
   if (st != NG_OK || !any_stat(p)) return st;
@@ -177,8 +174,7 @@ static ng_status share(ng_precond *p) {
 /* ---- measure, deliver, agree, emit -----------------------------------------------------------*/
 
 /* Prepare results, measure all tiles in one loop, then let each family add up its sums.  A rank
- * without
- * the block's results leaves zeros; `agree` takes each block from its owner. */
+ * without the block's results leaves zeros; `agree` takes each block from its owner. */
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];

@@ -289,8 +289,7 @@ ng_status ng_shards_settle(ng_precond *p);              /* after placement */
 void ng_shards_ask(const ng_precond *p, ng_plan *plan); /* request whole gradients and the buffer */
 void ng_shards_release(ng_precond *p);
 ng_status ng_shards_check(ng_precond *p);
-/* Gather one observation of a sharded layer (s NULL: this rank has none; st: its local status).
- * All
+/* Gather one observation of a sharded layer (s NULL: this rank has none; st: its local status). All
  * ranks of the model group return the same status; the primary gets the whole array. */
 ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
                          ng_strided *whole);

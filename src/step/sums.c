@@ -1,11 +1,9 @@
 /* sums.c: reduce the sums of statistics over ranks.
  *
  * In: this rank's sums, block after block, then by owner where only the owner keeps the average.
- * Out:
- * the sums of all ranks, on all ranks or on the owner, in messages of at most `cap` bytes.
- * Messages are
- * posted at a step and waited for before the first fold.  In the micro-batch with ng_batch.last a
- * message is posted as soon as all its statistics are observed. */
+ * Out: the sums of all ranks, on all ranks or on the owner, in messages of at most `cap` bytes.
+ * Messages are posted at a step and waited for before the first fold.  In the micro-batch with
+ * ng_batch.last a message is posted as soon as all its statistics are observed. */
 #include "step/step.h"
 
 /* ---- messages --------------------------------------------------------------------------------*/
@@ -24,11 +22,9 @@ int64_t ng_step_bucket(const ng_precond *p) {
 }
 
 /* Append to the previous message if `before`, the previous statistic, ends it and the message is
- * below
- * the bucket size.  Gaps between arrays are zeros.  Cuts depend only on numbers that are equal on
- * all
- * ranks.  Sums lie in one arena in this order, so a step with all statistics due usually has one
- * message, plus one for owners. */
+ * below the bucket size.  Gaps between arrays are zeros.  Cuts depend only on numbers that are
+ * equal on all ranks.  Sums lie in one arena in this order, so a step with all statistics due
+ * usually has one message, plus one for owners. */
 static void add_message(ng_exchange *x, int32_t ranks, const ng_stat *before, const ng_stat *s) {
   const ng_stat_part *last = &s->part[s->parts - 1];
   const int64_t size = ng_dtype_size(s->wire);
@@ -125,8 +121,7 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 /* ---- ahead of the step -----------------------------------------------------------------------*/
 
 /* Decide at the begin of the micro-batch whose sums may leave before `check`, because a period may
- * change
- * before its end.  Not for families that read gradients, nor blocks of several layers; with
+ * change before its end.  Not for families that read gradients, nor blocks of several layers; with
  * fold = direct the wire scale needs the totals of `check`. */
 void ng_exchange_begin_last(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -186,8 +181,7 @@ static ng_status post_held(ng_precond *p) {
   return post(p, first);
 }
 
-/* Post complete blocks in a fixed order, from the last registered layer on, as backward proceeds.
- * A
+/* Post complete blocks in a fixed order, from the last registered layer on, as backward proceeds. A
  * block waits for all before it and for the rest of its message, so that all ranks post the same.
  * `all`: no more observations come. */
 static ng_status post_ahead(ng_precond *p, bool all) {

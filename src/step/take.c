@@ -1,17 +1,15 @@
 /* take.c: one step: check the call, run the stations, close the step.
  *
  * In: observations, bound gradients and weights, p->step->out and lr.  Out: the status, equal on
- * all
- * ranks; counters.  The observations are used up.  This file measures time and bytes of the
- * stations;
- * stations.c says which one is due, what it waits for, and where all ranks may end the step. */
+ * all ranks; counters.  The observations are used up.  This file measures time and bytes of the
+ * stations; stations.c says which one is due, what it waits for, and where all ranks may end the
+ * step. */
 #include "step/step.h"
 
 /* ---- before the walk -------------------------------------------------------------------------*/
 
 /* Gradients of blocks, also weights with clip = ratio; for a fused update both of every parameter
- * that
- * is not frozen. */
+ * that is not frozen. */
 static bool needs_slot(const ng_precond *p, const ng_slot *s) {
   return s->block != NULL || p->step->out.kind != NG_OUT_GRADIENT;
 }
@@ -21,8 +19,7 @@ static bool needs_weight(const ng_precond *p, const ng_slot *s) {
 }
 
 /* With missing = keep a layer without any gradient is excluded from the step.  An expired binding
- * is an
- * error, not an absent gradient.  A layer with only some gradients has no D. */
+ * is an error, not an absent gradient.  A layer with only some gradients has no D. */
 static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   int32_t missing = 0, needed = 0;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -135,8 +132,7 @@ static bool any_solve(const ng_precond *p) {
 }
 
 /* Test `leave` also after a station that was not due: the refusal may be older.  An error of a
- * station
- * is either equal on all ranks (check, agree) or a failed transport. */
+ * station is either equal on all ranks (check, agree) or a failed transport. */
 static ng_status walk(ng_precond *p) {
   ng_engine *s = p->step;
   s->known = false;

@@ -1,15 +1,12 @@
 /* tiles.c: one loop over the gradients of all layers.
  *
  * In: the slots of blocks, and parameters without curvature that a fused update writes.  Out: tiles
- * of
- * about equal size, cut once at ng_ready: whole rows, or part of one row, inside one group of a
+ * of about equal size, cut once at ng_ready: whole rows, or part of one row, inside one group of a
  * layer.
  *
  * A step walks the tiles twice: measure and emit.  Threads share the tiles of all layers, so a
- * small
- * layer costs no fork.  Sums are kept per tile and added in order, so bits do not depend on the
- * number
- * of threads. */
+ * small layer costs no fork.  Sums are kept per tile and added in order, so bits do not depend on
+ * the number of threads. */
 #include "step/step.h"
 
 #include <math.h>
@@ -20,8 +17,8 @@ enum { ELEMENTS = 16384, PIECES = 256, MOST = 1 << 24 };
 /* ---- cutting ---------------------------------------------------------------------------------*/
 
 /* Cut rows x cols of one group into tiles; return their number; to NULL: count only.  16384
- * elements
- * are 64 KiB of f32: large enough to hide a tile's cost, small enough to balance threads. */
+ * elements are 64 KiB of f32: large enough to hide a tile's cost, small enough to balance threads.
+ * */
 static int64_t cut(ng_tile *to, const ng_tile *whole) {
   const int64_t wide = whole->cols > ELEMENTS ? ELEMENTS : whole->cols;
   const int64_t high = whole->cols > ELEMENTS ? 1 : ng_max64(1, ELEMENTS / whole->cols);
@@ -166,8 +163,7 @@ static bool is_finite(const ng_tile *t) {
 }
 
 /* sum[0] = 1 for a non-finite gradient without curvature.  A rank without the block's results
- * leaves
- * zeros. */
+ * leaves zeros. */
 static void measure_piece(void *arg, int32_t piece) {
   const ng_tiles *tiles = arg;
   const int32_t *at = tiles->measured.cut + piece;

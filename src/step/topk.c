@@ -1,9 +1,8 @@
 /* topk.c: ranks select the largest entries of a sharded window jointly (ng_family.select_topk).
  *
  * In: blocks with a part of the gradient on every rank, after `check`.  Out: their statistics,
- * complete as
- * those of other blocks after their observation.  Each round is a small sum and narrows the
- * threshold. */
+ * complete as those of other blocks after their observation.  Each round is a small sum and narrows
+ * the threshold. */
 #include "step/step.h"
 
 int64_t ng_topk_count(const ng_precond *p) {

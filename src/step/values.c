@@ -39,8 +39,7 @@ _Static_assert(NG_SAME_PIECES == 2 * PIECES && NG_SAME == 2 * NG_SAME_PIECES,
                "two numbers, two sums of each piece");
 
 /* All v are equal iff W sum v^2 - (sum v)^2 = 0, the sum of (v_i - v_j)^2 over pairs.  v < 2^16, so
- * sums
- * are exact up to 46,000 ranks. */
+ * sums are exact up to 46,000 ranks. */
 void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
   for (int i = 0; i < PIECES; i++) {
     const double v = (double)(number >> (16 * i) & 0xffff);
