@@ -234,6 +234,12 @@ static int make_options(bench *b, const bench_case *c) {
 
 static int check_options(const bench *b, const bench_case *c) {
   char message[512] = "";
+  ng_method_info m = {.struct_size = sizeof m};
+  if (c->family != NULL && cli_method_find(cli_option_text(b->options, "method").text, &m) >= 0 &&
+      strcmp(m.family, c->family) != 0) {
+    return cli_bad("bench %s: method %s is of the %s family; expected %s", c->name, m.name,
+                   m.family, c->expected);
+  }
   if (c->check != NULL && c->check(b) != CLI_OK) return CLI_BAD;
   return ng_options_check(b->options, message, sizeof message) < 0 ? cli_bad("%s", message)
                                                                    : CLI_OK;
@@ -291,8 +297,6 @@ static int take(void *user, const char *name, const char *value) {
   int rc = CLI_OK;
   if (strcmp(name, "json") == 0) b->json = true;
   if (strcmp(name, "list") == 0) b->list = true;
-  if (strcmp(name, "table") == 0) b->table = true;
-  if (strcmp(name, "steps") == 0) b->steps = true;
   if (strcmp(name, "no-floors") == 0) b->no_floors = true;
   if (strcmp(name, "model") == 0) b->model = value;
   if (strcmp(name, "linalg") == 0) b->linalg = value;
@@ -344,8 +348,6 @@ static const cli_option own[] = {
     {"repeat", "R", "rounds measured after a warm-up (5)"},
     {"linalg", "NAME", "linear algebra: cpu, ref"},
     {"no-floors", NULL, "do not measure the lower bounds"},
-    {"table", NULL, "fused-eva: also whole iterations of the model for batches 1 to 256"},
-    {"steps", NULL, "train: also whole steps of spngd"},
     {"layers", "N", "state: linear layers of the model (10000)"},
     {"list", NULL, "kfac: only list the layers and the orders of their factors"},
     {"json", NULL, "print one JSON object a line instead of a table"},
@@ -358,28 +360,25 @@ const cli_command cli_bench = {
     .summary = "time K-FAC by layer, a network, Eva steps, saving and loading, or a window",
     .text =
         "Each row has the median, the distance between the quartiles, the least time, a lower\n"
-        "bound measured in the same process, and the ratio of the median to that bound.\n\n"
+        "bound measured in the same process, and the ratio of the median to that bound.  Bytes\n"
+        "count at the rate of a copy.\n\n"
         "kfac       random activations and gradients; every step observes and solves\n"
         "           (stat_period 1, solve_period 1, cholesky_form inverse, unless set otherwise)\n"
-        "  statistics  bound: a plain im2col of the inputs, timed, plus SYRK's arithmetic,\n"
+        "  statistics  bound: one copy of the inputs to patches, plus SYRK's arithmetic,\n"
         "              rows p (p+1) and rows q (q+1), at the rate of SGEMM at 4096\n"
         "  solve       bound: spotrf and spotri of orders p and q (eigen: ssyevd)\n"
         "  apply       bound: the GEMMs, 2 q p (p+q) operations (eigen: twice that)\n"
-        "train      forward and backward of a network on random data; bound: the arithmetic at "
-        "the\n"
-        "           rate of SGEMM at 4096.  Blocks of batch norms; bound: one read of their "
-        "inputs\n"
-        "           and output gradients.  --steps: whole steps of spngd that recompute all\n"
-        "           statistics and inverses, and steps that recompute none\n"
-        "fused-eva  an Eva step on random gradients: the published sequence of tensor operations,\n"
-        "           ng_step and a loop of SGD, ng_step_sgd; bounds: 12 and 24 bytes a parameter "
-        "at\n"
-        "           the rate of a copy.  Without --model: resnet18, 1e7 and 1e8 parameters\n"
+        "train      forward and backward of a network on random data; bound: the arithmetic at\n"
+        "           the rate of SGEMM at 4096.  Blocks of batch norms; bound: one read of their\n"
+        "           inputs and output gradients\n"
+        "fused-eva  an Eva step on random gradients: ng_step and a loop of SGD, or ng_step_sgd;\n"
+        "           bounds: 12 and 24 bytes a parameter.  Without --model: resnet18, 1e7 and 1e8\n"
+        "           parameters\n"
         "state      ng_save and ng_load of many small layers and some depthwise convolutions of\n"
         "           512 channels; bounds: write and flush, or read, the same bytes\n"
         "window     a step of mfac (or another window method) on random gradients, once the "
         "window\n"
-        "           is full; bound: two reads of the stored window at the rate of a copy.\n"
+        "           is full; bound: two reads of the stored window.\n"
         "           Without --model: 272474 parameters\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),

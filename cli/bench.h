@@ -21,7 +21,7 @@ typedef struct bench {
   const char *model, *linalg;
   int64_t batch, layers;
   int repeat;
-  bool json, list, no_floors, table, steps;
+  bool json, list, no_floors;
   const cli_args *args;
   ng_options *options;
   /* made by the harness before the case opens */
@@ -45,6 +45,7 @@ typedef struct bench_case {
   const char *name;
   const char *options; /* the case's values of library options; NULL: the case takes none */
   const char *models;  /* without --model, separated by blanks; NULL: --model is required */
+  const char *family, *expected; /* of methods, and their names; NULL: any */
   int (*check)(const bench *b);  /* of options; NULL: none */
   int (*list)(const bench *b);   /* --list; NULL: no such option */
   int (*open)(bench *b);         /* make the work, add rows, bench_title */
@@ -81,9 +82,6 @@ static inline float bench_number(uint64_t *s) {
 void bench_fill(float *x, int64_t n, float scale);
 /* An array of n floats at a cache line, zeroed; NULL: no memory (reported). */
 float *bench_floats(int64_t n);
-
-/* Time `repeat` rounds of forward, loss and backward of the trainer's network b->model into a row; bench_train.c. */
-int bench_passes(bench *b, int64_t batch, int row);
 
 /* Layers of a model, or of a number of parameters: matrices of `cols` columns and at most `rows` rows. */
 int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out);

@@ -149,18 +149,20 @@ static int round_of(bench *b, int r) {
 
 /* ---- lower bounds ----------------------------------------------------------------------------*/
 
-static bool same_patches(const shape *a, const shape *b) {
-  return a->conv == b->conv && a->in == b->in &&
-         memcmp(a->kernel, b->kernel, sizeof a->kernel) == 0 &&
-         memcmp(a->stride, b->stride, sizeof a->stride) == 0 &&
-         memcmp(a->padding, b->padding, sizeof a->padding) == 0 &&
-         memcmp(a->image, b->image, sizeof a->image) == 0;
+/* Bytes of a copy of the inputs to patches [in kh kw, positions]; 0 for linear layers and 1x1 convolutions of stride 1. */
+static double patch_bytes(const shape *l, int64_t batch) {
+  bool needed = false;
+  for (int k = 0; k < 2 && l->conv; k++)
+    needed = needed || l->kernel[k] > 1 || l->stride[k] > 1 || l->padding[k] > 0;
+  if (!needed) return 0;
+  const int64_t patches = batch * l->positions * l->in * l->kernel[0] * l->kernel[1];
+  return (double)sizeof(float) * (double)(input_floats(l, batch) + patches);
 }
 
 /* Bounds by order and by shape, measured once: shapes repeat in every network. */
 typedef struct known {
   int64_t *order;
-  double *solve, *patches, *apply;
+  double *solve, *apply;
   int orders;
   bool eigen, invert;
 } known;
@@ -178,17 +180,15 @@ static double solve_bound(known *m, int64_t n) {
 
 static void layer_bounds(bench *b, const work *k, known *m, int i, double bound[PARTS]) {
   const shape *all = k->model.layer, *l = &all[i];
-  int twin = 0; /* the first layer of the same shape */
-  while (!same_patches(&all[twin], l))
-    twin++;
-  m->patches[i] = twin < i ? m->patches[twin] : floor_im2col(l, b->batch);
-  for (twin = 0; all[twin].p != l->p || all[twin].q != l->q;)
+  int twin = 0; /* the first layer of the same orders */
+  while (all[twin].p != l->p || all[twin].q != l->q)
     twin++;
   m->apply[i] = twin < i ? m->apply[twin] : (m->eigen ? 2 : 1) * floor_apply(l->q, l->p);
   const double flops =
       (double)(b->batch * l->positions) * (double)(l->p * (l->p + 1) + l->q * (l->q + 1));
   const double a = solve_bound(m, l->p), g = solve_bound(m, l->q);
-  bound[STATISTICS] = m->patches[i] < 0 ? -1 : m->patches[i] + 1e-6 * flops / bench_gflops(b);
+  bound[STATISTICS] =
+      1e-6 * (patch_bytes(l, b->batch) / bench_copy_gbs(b) + flops / bench_gflops(b));
   bound[SOLVE] = a < 0 || g < 0 ? -1 : a + g;
   bound[APPLY] = m->apply[i];
 }
@@ -196,14 +196,12 @@ static void layer_bounds(bench *b, const work *k, known *m, int i, double bound[
 static int bounds(bench *b) {
   const work *k = b->user;
   const int n = k->model.n;
-  if (!floors_possible() || bench_gflops(b) <= 0) return CLI_OK;
+  if (!floors_possible() || bench_gflops(b) <= 0 || bench_copy_gbs(b) <= 0) return CLI_OK;
   known m = {.eigen = cli_option_is(b->options, "solver", "eigen"),
              .invert = !cli_option_is(b->options, "cholesky_form", "factor")};
   m.order = cli_take((size_t)(2 * n), sizeof *m.order);
   m.solve = cli_take((size_t)(2 * n), sizeof *m.solve);
-  m.patches = cli_take((size_t)n, sizeof *m.patches);
   m.apply = cli_take((size_t)n, sizeof *m.apply);
-  (void)bench_copy_gbs(b);
   double sum[PARTS] = {0.0};
   for (int i = 0; i < n; i++) {
     double bound[PARTS];
@@ -217,7 +215,6 @@ static int bounds(bench *b) {
     b->row[row_of(n, part)].bound = sum[part];
   free(m.order);
   free(m.solve);
-  free(m.patches);
   free(m.apply);
   if (!cli_option_is(b->options, "max_factor", "0") ||
       !cli_option_is(b->options, "factor_blocks", "1"))

@@ -7,8 +7,8 @@
  * loads a state only once. */
 #include "bench.h"
 #include "clock.h"
+#include "train/disk.h"
 
-#include <fcntl.h>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -25,7 +25,7 @@ typedef struct work {
   ng_precond *p;
   float *grad, *observed;
   int64_t convolutions, bytes; /* of the saved file */
-  char folder[64], saved[96], written[96], part[112];
+  char folder[64], saved[96], written[96];
   char *content; /* bytes to write */
   double least[PARTS];
 } work;
@@ -76,39 +76,19 @@ static int make_folder(work *k) {
   }
   (void)snprintf(k->saved, sizeof k->saved, "%s/saved", k->folder);
   (void)snprintf(k->written, sizeof k->written, "%s/written", k->folder);
-  (void)snprintf(k->part, sizeof k->part, "%s.part", k->written);
   return CLI_OK;
 }
 
-static bool write_file(const work *k) {
-  const int fd = open(k->part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  bool fine = fd >= 0;
-  for (int64_t at = 0; at < k->bytes && fine;) {
-    const ssize_t n = write(fd, k->content + at, (size_t)(k->bytes - at));
-    fine = n > 0;
-    at += n;
-  }
-  fine = fine && fsync(fd) == 0;
-  if (fd >= 0) fine = close(fd) == 0 && fine;
-  fine = fine && rename(k->part, k->written) == 0;
-  const int folder = open(k->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  fine = fine && folder >= 0 && fsync(folder) == 0;
-  if (folder >= 0) (void)close(folder);
-  return fine;
-}
-
-static bool read_file(const work *k) {
+/* Read into new memory. */
+static int read_file(const work *k) {
   char *bytes = malloc((size_t)k->bytes);
-  const int fd = open(k->saved, O_RDONLY | O_CLOEXEC);
-  bool fine = bytes != NULL && fd >= 0;
-  for (int64_t at = 0; at < k->bytes && fine;) {
-    const ssize_t n = read(fd, bytes + at, (size_t)(k->bytes - at));
-    fine = n > 0;
-    at += n;
-  }
-  if (fd >= 0) (void)close(fd);
+  int fd = -1;
+  const int rc = disk_open(k->saved, &fd);
+  const bool done =
+      rc == CLI_OK && bytes != NULL && read(fd, bytes, (size_t)k->bytes) == (ssize_t)k->bytes;
+  if (rc == CLI_OK) (void)close(fd);
   free(bytes);
-  return fine;
+  return rc == CLI_OK && !done ? cli_bad("bench state: %s cannot be read", k->saved) : rc;
 }
 
 /* ---- the case --------------------------------------------------------------------------------*/
@@ -151,21 +131,18 @@ static int round_of(bench *b, int r) {
   work *k = b->user;
   for (int part = 0; part < (b->no_floors ? WRITE : PARTS); part++) {
     ng_status st = NG_OK;
-    bool fine = true;
+    int rc = CLI_OK;
 #ifdef __GLIBC__
     (void)malloc_trim(0);
 #endif
     const double start = ng_now_ms();
     if (part == SAVE) st = ng_save(k->p, k->saved);
     if (part == LOAD) st = ng_load(k->p, k->saved);
-    if (part == WRITE) fine = write_file(k);
-    if (part == READ) fine = read_file(k);
+    if (part == WRITE) rc = disk_write(k->written, k->content, (size_t)k->bytes);
+    if (part == READ) rc = read_file(k);
     const double ms = ng_now_ms() - start;
     if (st < 0) return bench_failed(b, "state", st);
-    if (!fine) {
-      return cli_bad("bench state: %s: the file cannot be %s", k->folder,
-                     part == WRITE ? "written" : "read");
-    }
+    if (rc != CLI_OK) return rc;
     if (part < WRITE) bench_time(b, part, r, ms);
     if (r >= 0 && (r == 0 || ms < k->least[part])) k->least[part] = ms;
   }
@@ -185,7 +162,6 @@ static void close_state(bench *b) {
   if (k->folder[0] != 0) {
     (void)unlink(k->saved);
     (void)unlink(k->written);
-    (void)unlink(k->part);
     (void)rmdir(k->folder);
   }
   ng_precond_destroy(&k->p);

@@ -1,24 +1,18 @@
-/* bench_train.c: `natgrad bench train`: forward and backward of a trainer's network on random data, its norm blocks, and
- * whole steps of spngd.
+/* bench_train.c: `natgrad bench train`: forward and backward of a trainer's network on random data, and its norm blocks.
  *
  * Lower bound of a pass: 2 in out kernel^2 positions operations a layer and sample forward, and twice that backward
  * (one product for the weights, one for the input, which the first layer does not need), at the rate of SGEMM.
  * Norm blocks are layers of the library with the options of spngd, observed in a pass of their own, so that the time
- * is theirs alone.  Their lower bound is a plain sum over the same arrays at the same places of another pass. */
+ * is theirs alone.  Their lower bound is one read of the observed arrays at the rate of a copy. */
 #include "bench.h"
 #include "clock.h"
 #include "common/random.h"
-#include "floors.h"
 #include "nn/models.h"
-#include "simd.h"
-#include "train/precond.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FORWARD, BACKWARD, BOTH, NORMS, STALE_NORMS, FRESH_STEP, STALE_STEP };
-enum { READERS = 64, SMALL = 1 << 18 }; /* floats that one thread reads faster */
+enum { FORWARD, BACKWARD, BOTH, NORMS, STALE_NORMS };
 
 typedef struct work {
   nn *n;
@@ -28,14 +22,7 @@ typedef struct work {
   int32_t *labels;
   int64_t samples;
   ng_precond *norms; /* NULL: the network has none, or another loss */
-  settings set;
-  bool settled;
-  precond *whole; /* --steps */
-  /* of the arrays of norm layers in one pass */
-  double ms, read_ms, sum;
-  const float *array;
-  int64_t floats;
-  float part[READERS];
+  double ms;         /* of the arrays of norm layers in one pass */
   const bench *b;
 } work;
 
@@ -86,18 +73,6 @@ static int timed_pass(bench *b, work *k, int r) {
   bench_time(b, FORWARD, r, middle - start);
   bench_time(b, BACKWARD, r, end - middle);
   bench_time(b, BOTH, r, end - start);
-  return rc;
-}
-
-int bench_passes(bench *b, int64_t batch, int row) {
-  work k = {.samples = batch};
-  int rc = make_network(&k, b->model, batch);
-  for (int r = -1; r < b->repeat && rc == CLI_OK; r++) {
-    const double start = ng_now_ms();
-    rc = pass(&k, r, NULL, NULL);
-    bench_time(b, row, r, ng_now_ms() - start);
-  }
-  drop_network(&k);
   return rc;
 }
 
@@ -156,85 +131,6 @@ static int norm_round(bench *b, work *k, int r) {
   return st < 0 ? bench_failed(b, "norm blocks", st) : CLI_OK;
 }
 
-NG_CLONES static float sum_of(const float *x, int64_t n) {
-  enum { LANES = 128 };
-  float s[LANES] = {0.0f}, all = 0.0f;
-  for (int64_t i = 0; i + LANES <= n; i += LANES) {
-    for (int k = 0; k < LANES; k++)
-      s[k] += x[i + k];
-  }
-  for (int k = 0; k < LANES; k++)
-    all += s[k];
-  return all;
-}
-
-static int readers(const work *k) {
-  const int threads = k->pool != NULL && k->floats >= SMALL ? ng_pool_threads(k->pool) : 1;
-  return threads < READERS ? threads : READERS;
-}
-
-static void read_part(void *arg, int32_t i) {
-  work *k = arg;
-  const int64_t parts = readers(k), from = k->floats * i / parts;
-  k->part[i] = sum_of(k->array + from, k->floats * (i + 1) / parts - from);
-}
-
-static int read_array(void *user, int layer, const float *x, int64_t samples, int64_t columns) {
-  work *k = user;
-  if (layer < nn_layers(k->n)) return CLI_OK;
-  const double start = ng_now_ms();
-  k->array = x;
-  k->floats = samples * columns;
-  if (readers(k) > 1) {
-    ng_pool_run(k->pool, readers(k), read_part, k);
-  } else {
-    read_part(k, 0);
-  }
-  k->ms += ng_now_ms() - start;
-  for (int i = 0; i < readers(k); i++)
-    k->sum += (double)k->part[i];
-  return CLI_OK;
-}
-
-static int read_round(work *k, int r) {
-  const nn_watch watch = {k, read_array, read_array};
-  k->ms = 0.0;
-  const int rc = pass(k, r, &watch, NULL);
-  if (r < 0 || k->ms < k->read_ms) k->read_ms = k->ms;
-  return rc == CLI_OK && isnan(k->sum) ? cli_bad("bench train: a norm layer has NaN") : rc;
-}
-
-/* ---- whole steps -----------------------------------------------------------------------------*/
-
-static int make_steps(const bench *b, work *k) {
-  static const char *const own[][2] = {
-      {"method", "spngd"}, {"stat_period", "2"}, {"solve_period", "2"}};
-  settings_init(&k->set);
-  k->settled = true;
-  int rc = settings_set(&k->set, "model", b->model);
-  for (size_t i = 0; i < sizeof own / sizeof own[0] && rc == CLI_OK; i++)
-    rc = settings_set(&k->set, own[i][0], own[i][1]);
-  return rc == CLI_OK ? precond_create(&k->set, NULL, k->n, k->pool, &k->whole) : rc;
-}
-
-/* Even steps recompute all statistics and inverses, odd steps none. */
-static int step_round(bench *b, work *k, int r) {
-  const double lr = 1e-6; /* keeps the weights about as they are */
-  int rc = CLI_OK;
-  for (int row = FRESH_STEP; row <= STALE_STEP && rc == CLI_OK; row++) {
-    bool wants = false;
-    unsigned what = 0;
-    const double start = ng_now_ms();
-    rc = precond_begin(k->whole, k->samples, true, &wants);
-    if (rc == CLI_OK) rc = pass(k, r, wants ? precond_watch(k->whole) : NULL, NULL);
-    if (rc == CLI_OK) rc = precond_step(k->whole, lr, &what);
-    bench_time(b, row, r, ng_now_ms() - start);
-    if (rc == CLI_OK && wants != (row == FRESH_STEP))
-      rc = cli_bad("bench train: round %d: the library observes at the wrong step", r);
-  }
-  return rc;
-}
-
 /* ---- the case --------------------------------------------------------------------------------*/
 
 static void operations(const work *k, double *forward, double *backward) {
@@ -250,22 +146,16 @@ static void operations(const work *k, double *forward, double *backward) {
 }
 
 static int open_train(bench *b) {
-  static const char *const names[] = {"forward",
-                                      "loss and backward",
-                                      "both",
-                                      "norm blocks",
-                                      "norm blocks, stale",
-                                      "spngd, all recomputed",
-                                      "spngd, none recomputed"};
+  static const char *const names[] = {"forward", "loss and backward", "both", "norm blocks",
+                                      "norm blocks, stale"};
   double forward, backward;
   work *k = b->user = cli_take(1, sizeof *k);
   k->b = b;
   int rc = make_network(k, b->model, b->batch);
   const bool norms = rc == CLI_OK && nn_norms(k->n) > 0 && nn_loss_of(k->n) == NN_CROSS_ENTROPY;
   if (norms) rc = make_norms(b, k);
-  if (norms && rc == CLI_OK && b->steps) rc = make_steps(b, k);
   if (rc != CLI_OK) return rc;
-  for (int i = 0; i < (k->whole != NULL ? STALE_STEP : norms ? STALE_NORMS : BOTH) + 1; i++)
+  for (int i = 0; i < (norms ? STALE_NORMS : BOTH) + 1; i++)
     (void)bench_add(b, "%s", names[i]);
   operations(k, &forward, &backward);
   bench_common(b, "parameters", nn_weights(k->n));
@@ -277,11 +167,8 @@ static int open_train(bench *b) {
 
 static int round_of(bench *b, int r) {
   work *k = b->user;
-  int rc = timed_pass(b, k, r);
-  if (k->norms == NULL || rc != CLI_OK) return rc;
-  rc = norm_round(b, k, r);
-  if (rc == CLI_OK && !b->no_floors) rc = read_round(k, r);
-  return rc == CLI_OK && k->whole != NULL ? step_round(b, k, r) : rc;
+  const int rc = timed_pass(b, k, r);
+  return rc == CLI_OK && k->norms != NULL ? norm_round(b, k, r) : rc;
 }
 
 static int bounds(bench *b) {
@@ -293,31 +180,28 @@ static int bounds(bench *b) {
     b->row[BACKWARD].bound = 1e-6 * backward / b->gflops;
     b->row[BOTH].bound = b->row[FORWARD].bound + b->row[BACKWARD].bound;
   }
-  if (k->norms != NULL) b->row[NORMS].bound = k->read_ms;
+  double floats = 0.0; /* inputs and output gradients */
+  for (int i = 0; i < nn_norms(k->n); i++) {
+    const nn_norm_layer *l = nn_norm_at(k->n, i);
+    floats += 2.0 * (double)(k->samples * l->channels * l->height * l->width);
+  }
+  if (k->norms != NULL && bench_copy_gbs(b) > 0)
+    b->row[NORMS].bound = 1e-6 * sizeof(float) * floats / b->copy_gbs;
   return CLI_OK;
 }
 
 static int finish(bench *b) {
   const work *k = b->user;
-  double median[STALE_STEP + 1];
-  for (int i = 0; i < b->rows; i++)
-    median[i] = bench_median(b->row[i].ms, b->repeat);
-  if (k->norms == NULL) return CLI_OK;
-  bench_note(b, "norm blocks: %.2f %% of forward and backward", 100 * median[NORMS] / median[BOTH]);
-  if (k->whole == NULL) return CLI_OK;
-  bench_note(b, "; of a step of spngd: %.2f %% if all is recomputed, %.2f %% if nothing is, ",
-             100 * median[NORMS] / median[FRESH_STEP],
-             100 * median[STALE_NORMS] / median[STALE_STEP]);
-  bench_note(b, "%.2f %% if norm blocks alone are",
-             100 * median[NORMS] / (median[STALE_STEP] + median[NORMS] - median[STALE_NORMS]));
+  if (k->norms != NULL)
+    bench_note(b, "norm blocks: %.2f %% of forward and backward",
+               100 * bench_median(b->row[NORMS].ms, b->repeat) /
+                   bench_median(b->row[BOTH].ms, b->repeat));
   return CLI_OK;
 }
 
 static void close_train(bench *b) {
   work *k = b->user;
   if (k == NULL) return;
-  precond_destroy(&k->whole);
-  if (k->settled) settings_free(&k->set);
   ng_precond_destroy(&k->norms);
   drop_network(k);
   free(k);

@@ -17,18 +17,6 @@ typedef struct work {
   uint64_t state;
 } work;
 
-static int check(const bench *b) {
-  ng_method_info m = {.struct_size = sizeof m};
-  if (cli_method_find(cli_option_text(b->options, "method").text, &m) >= 0 &&
-      strcmp(m.family, "window") != 0) {
-    return cli_bad(
-        "bench window: method %s is of the %s family; expected mfac, efcp, ggt, sparse-ggt "
-        "or lowrank-mfac",
-        m.name, m.family);
-  }
-  return CLI_OK;
-}
-
 static int open_window(bench *b) {
   shapes list = {.n = 0};
   work *k = b->user = cli_take(1, sizeof *k);
@@ -127,7 +115,8 @@ static void close_window(bench *b) {
 const bench_case bench_window = {.name = "window",
                                  .options = "method=mfac",
                                  .models = "272474",
-                                 .check = check,
+                                 .family = "window",
+                                 .expected = "mfac, efcp, ggt, sparse-ggt or lowrank-mfac",
                                  .open = open_window,
                                  .round = round_of,
                                  .bounds = bounds,

@@ -28,39 +28,25 @@ static double best_of(double (*f)(void *), void *arg) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* One thread for each processor, each with its share of the work. */
+/* One thread for each processor copies its share. */
 typedef struct team {
   ng_pool *pool;
   int32_t n;
-  void (*share)(void *team, int32_t i);
-  /* copy */
   char *from, *to;
   int64_t bytes;
-  /* im2col */
-  const shape *layer;
-  const float *x;
-  float *patches; /* [n] of one sample */
-  int64_t batch;
 } team;
-
-static double team_run(void *arg) {
-  team *t = arg;
-  const double start = ng_now_ms();
-  ng_pool_run(t->pool, t->n, t->share, t);
-  return ng_now_ms() - start;
-}
-
-static double team_best(team *t) {
-  t->pool = ng_pool_create(t->n, NULL);
-  const double ms = t->pool != NULL ? best_of(team_run, t) : -1;
-  ng_pool_destroy(t->pool);
-  return ms;
-}
 
 static void copy_share(void *arg, int32_t i) {
   const team *t = arg;
   const int64_t from = t->bytes * i / t->n, to = t->bytes * (i + 1) / t->n;
   memcpy(t->to + from, t->from + from, (size_t)(to - from));
+}
+
+static double copy_run(void *arg) {
+  team *t = arg;
+  const double start = ng_now_ms();
+  ng_pool_run(t->pool, t->n, copy_share, t);
+  return ng_now_ms() - start;
 }
 
 /* The kernel's list first: inside virtual machines the C library's answer can be the host's. */
@@ -83,81 +69,20 @@ int64_t floor_cache(void) {
 }
 
 double floor_copy_gbs(void) {
-  team t = {.share = copy_share, .n = cli_cores(), .bytes = 4 * floor_cache()};
+  team t = {.n = cli_cores(), .bytes = 4 * floor_cache()};
+  t.pool = ng_pool_create(t.n, NULL);
   t.from = malloc((size_t)t.bytes);
   t.to = malloc((size_t)t.bytes);
   double ms = -1;
-  if (t.from != NULL && t.to != NULL) {
+  if (t.pool != NULL && t.from != NULL && t.to != NULL) {
     memset(t.from, 1, (size_t)t.bytes); /* map the pages */
     memset(t.to, 2, (size_t)t.bytes);
-    ms = team_best(&t);
+    ms = best_of(copy_run, &t);
   }
+  ng_pool_destroy(t.pool);
   free(t.from);
   free(t.to);
   return ms > 0 ? 2e-6 * (double)t.bytes / ms : -1;
-}
-
-/* Patches of one sample x [in, H, W] as a matrix [in kh kw, OH OW]. */
-static void im2col(const shape *l, const float *x, float *to) {
-  const int64_t H = l->image[0], W = l->image[1];
-  const int64_t OH = (H + 2 * l->padding[0] - l->kernel[0]) / l->stride[0] + 1;
-  const int64_t OW = (W + 2 * l->padding[1] - l->kernel[1]) / l->stride[1] + 1;
-  for (int64_t c = 0; c < l->in; c++) {
-    for (int64_t ky = 0; ky < l->kernel[0]; ky++) {
-      for (int64_t kx = 0; kx < l->kernel[1]; kx++) {
-        const int64_t dx = kx - l->padding[1], s = l->stride[1];
-        int64_t first = dx < 0 ? (-dx + s - 1) / s : 0; /* outputs [first, last) see the image */
-        int64_t last = W - 1 - dx < 0 ? 0 : (W - 1 - dx) / s + 1;
-        if (last > OW) last = OW;
-        if (first > last) first = last;
-        for (int64_t oy = 0; oy < OH; oy++, to += OW) {
-          const int64_t y = oy * l->stride[0] + ky - l->padding[0];
-          if (y < 0 || y >= H) {
-            memset(to, 0, (size_t)OW * sizeof *to);
-            continue;
-          }
-          const float *row = x + (c * H + y) * W + dx;
-          for (int64_t ox = 0; ox < first; ox++)
-            to[ox] = 0;
-          if (s == 1) {
-            memcpy(to + first, row + first, (size_t)(last - first) * sizeof *to);
-          } else {
-            for (int64_t ox = first; ox < last; ox++)
-              to[ox] = row[ox * s];
-          }
-          for (int64_t ox = last; ox < OW; ox++)
-            to[ox] = 0;
-        }
-      }
-    }
-  }
-}
-
-static void im2col_share(void *arg, int32_t i) {
-  const team *t = arg;
-  const shape *l = t->layer;
-  float *to = t->patches + i * l->in * l->kernel[0] * l->kernel[1] * l->positions;
-  for (int64_t b = t->batch * i / t->n; b < t->batch * (i + 1) / t->n; b++)
-    im2col(l, t->x + b * l->in * l->image[0] * l->image[1], to);
-}
-
-double floor_im2col(const shape *l, int64_t batch) {
-  const bool needed = l->conv && (l->kernel[0] > 1 || l->kernel[1] > 1 || l->stride[0] > 1 ||
-                                  l->stride[1] > 1 || l->padding[0] > 0 || l->padding[1] > 0);
-  if (!needed) return 0;
-  const int64_t floats = batch * l->in * l->image[0] * l->image[1];
-  team t = {.share = im2col_share, .n = cli_cores(), .layer = l, .batch = batch};
-  float *x = bench_floats(floats);
-  t.patches = bench_floats(t.n * l->in * l->kernel[0] * l->kernel[1] * l->positions);
-  double ms = -1;
-  if (x != NULL && t.patches != NULL) {
-    bench_fill(x, floats, 1.0F);
-    t.x = x;
-    ms = team_best(&t);
-  }
-  free(x);
-  free(t.patches);
-  return ms;
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------*/

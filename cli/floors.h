@@ -5,19 +5,14 @@
 #ifndef CLI_FLOORS_H
 #define CLI_FLOORS_H
 
-#include "shapes.h"
-
 #include <stdbool.h>
 #include <stdint.h>
 
 bool floors_possible(void); /* false in a build without BLAS */
 
-double floor_sgemm_gflops(int order); /* 2 n^3 / time                        */
-double floor_copy_gbs(void);          /* bytes read and written / time       */
-int64_t floor_cache(void);            /* bytes of the last-level cache       */
-/* A plain im2col of `batch` samples in NCHW, one sample's patches [in kh kw, positions] at a time in each thread.
- * 0 for linear layers and 1x1 convolutions of stride 1, which need none. */
-double floor_im2col(const shape *l, int64_t batch);
+double floor_sgemm_gflops(int order);          /* 2 n^3 / time                        */
+double floor_copy_gbs(void);                   /* bytes read and written / time       */
+int64_t floor_cache(void);                     /* bytes of the last-level cache       */
 double floor_cholesky(int64_t n, bool invert); /* spotrf [and spotri] of order n  */
 double floor_eigen(int64_t n);                 /* ssyevd of order n               */
 double floor_apply(int64_t q, int64_t p);      /* [q,p] x [p,p] and [q,q] x [q,p] */

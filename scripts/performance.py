@@ -24,9 +24,8 @@ TABLES = {
     "window-bf16": ("window --method mfac --window 1024 --window-dtype bf16 --repeat 15", r"^[^/]*$"),
     "window-topk": ("window --method efcp --model 11.2e6 --window 1024 --window-dtype bf16 --window-topk block", r""),
     "eva": ("fused-eva", r""),
-    "eva-iterations": ("fused-eva --model resnet18 --table", r"batch \d+"),
     "train": ("train --model resnet18 --batch 32", r""),
-    "norms": ("train --model resnet50 --batch 8 --repeat 3 --steps", r"norm|spngd|both"),
+    "norms": ("train --model resnet50 --batch 8 --repeat 3", r"norm|both"),
     "state": ("state", r""),
 }
 
