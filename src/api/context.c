@@ -1,13 +1,13 @@
-/* context.c: a context, and what it stands on: memory, threads, log, linear algebra, transport.
+/* context.c: create and free a context: memory, threads, log, linear algebra, transport.
  *
  * In: a config, the environment.  Out: an ng_context whose config holds real values (an allocator,
  * a number of threads), with a pool, a queue and a transport of its own.
  *
- * Everything that changes hangs from the context; the library has no globals.  What a context takes
- * from the environment is read once, here: NG_THREADS, NG_LINALG, NG_LOG; what looks like ours and is
- * read by nobody is named in the log.  A context and all that is made in it belong to one thread at a time; two contexts know nothing of each other.
+ * The library has no mutable globals: all state belongs to a context.  The environment is read once, here:
+ * NG_THREADS, NG_LINALG, NG_LOG.  Unknown variables with the prefix NG_ are logged.  One thread at a time
+ * may use a context and its objects; contexts are independent.
  *
- * Whatever fails before there is a context has no place for a message but the caller's buffer. */
+ * Errors before the context exists are written to the caller's buffer. */
 #include "comm/comm.h"
 #include "core/core.h"
 #include "family/family.h"
@@ -21,8 +21,8 @@
 
 static const char *const level_name[] = {"none", "error", "warn", "info", "trace"};
 
-/* The program's own choice wins over NG_THREADS and NG_LINALG: who sets them in code means it.
- * NG_LOG wins over the program: it is for whoever has to find out what it does. */
+/* The config overrides NG_THREADS and NG_LINALG.  NG_LOG overrides the config, so that a user can trace a
+ * program without changing it. */
 static ng_status read_environment(ng_context_config *c, char *message, size_t size) {
   const char *threads = getenv("NG_THREADS");
   if (threads != NULL && c->threads == 0) {
@@ -50,7 +50,7 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
   return NG_OK;
 }
 
-/* What the environment fills in is not there yet: 0 threads and no linalg are answers. */
+/* threads = 0 and linalg = NULL are valid: read_environment replaces them. */
 static ng_status check_config(const ng_context_config *c, char *message, size_t size) {
   if ((c->alloc == NULL) != (c->free == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
@@ -72,7 +72,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
   return NG_OK;
 }
 
-/* A context and what lower rooms know by pointer only: one block, so that one failure is all there is. */
+/* One allocation for the context and the objects it points to, so that only one can fail. */
 typedef struct home {
   ng_context ctx;
   ng_comm comm, model, stages;
@@ -88,8 +88,8 @@ static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
-/* A newer header may hold structs and functions that this library lacks; an older one is fine,
- * struct_size sees to that.  Compared to major and minor. */
+/* A newer header may declare structs and functions that this library lacks, so it is refused.  struct_size
+ * handles older headers.  Only major and minor versions are compared. */
 ng_status ng_context_create(int32_t header_version, const ng_context_config *config, char *message,
                             size_t message_size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");

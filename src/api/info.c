@@ -1,6 +1,5 @@
-/* info.c: what this library is: version, build, BLAS, components.  The only file that is told the
- * commit, so that a new commit rebuilds one file.  No context: it can be asked before there is
- * one. */
+/* info.c: version, build, BLAS and components of this library.  No other file contains the commit, so a new
+ * commit rebuilds one file.  The functions need no context. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
@@ -29,7 +28,7 @@ int32_t ng_build_info(char *text, size_t size) {
   return n < (int)sizeof line ? n : (int)sizeof line - 1;
 }
 
-/* What is known and not here is listed, too, with what to do about it. */
+/* Components that this build lacks are listed with a hint. */
 static const ng_component component[] = {
 #if defined(NG_HAVE_BLAS)
     {sizeof(ng_component), "linalg", "cpu", 1, ""},

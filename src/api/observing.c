@@ -1,9 +1,8 @@
 /* observing.c: the public functions of a micro-batch: begin, wants, observe, reset.
  *
- * In: an ng_batch, arrays of activations and output gradients.  Out: the same, checked, to
- * step/observe.c, which has what they mean.  No call here is collective, but for reset in the
- * last micro-batch before a step, in which observing may send, and for showing the side along which a layer
- * is cut, among the ranks of its model group. */
+ * In: an ng_batch, arrays of activations and output gradients.  Out: checked arguments for
+ * step/observe.c.  Two calls are collective: a reset in the last micro-batch before a step, where observing
+ * may send, and an observation of the side along which a layer is sharded (in its model group). */
 #include "step/step.h"
 
 static ng_status may_observe(ng_precond *p, const char *call) {
@@ -142,7 +141,7 @@ ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g
   return observe(p, layer, g, loan, true, "ng_observe_output_grad");
 }
 
-/* What is on its way to other ranks arrives there; nobody will use it. */
+/* Messages already sent still arrive; the receivers discard them. */
 ng_status ng_reset_batch(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;

@@ -2,10 +2,9 @@
  *
  * In: a context, options, descriptions of layers and tensors.  Out: an ng_precond, ready to step.
  *
- * Arguments are checked here; what they mean is the business of model/ and step/.  Each call that
- * can fail opens with ng_enter, so that ng_last_error is about this call, and leaves the object as
- * it was when it fails (but for a transport that breaks in ng_ready).  Nothing is collective before ng_ready, which is: until then ranks need not
- * agree on anything. */
+ * Arguments are checked here and used in model/ and step/.  Each call that can fail starts with ng_enter,
+ * which clears ng_last_error.  A failed call leaves the object unchanged, unless the transport breaks in
+ * ng_ready.  ng_ready is the first collective call. */
 #include "step/step.h"
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
@@ -219,7 +218,7 @@ ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_
   return bind_one(p, (ng_binding){index, which, NULL, weight, NG_HOLD}, false, "ng_bind_weight");
 }
 
-/* A block over many layers has one memory for all of them, which cannot wait in part. */
+/* Layers that share a block share its memory, so none can be frozen alone. */
 ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
@@ -250,8 +249,7 @@ ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t gro
   return ng_slot_group(p, index, which, group, "ng_set_group");
 }
 
-/* Collective.  A broken transport is told before all else: no rank may start what others cannot
- * join. */
+/* Collective.  Check for a broken transport first: no rank may start a collective that others cannot join. */
 ng_status ng_ready(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;

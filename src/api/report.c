@@ -1,12 +1,10 @@
-/* report.c: the public functions that tell: what happened, what is held, what happens to each
- * parameter.
+/* report.c: the public functions that report steps, memory, the plan and the treatment of each parameter.
  *
- * In: a model, an index.  Out: a struct cut to the size that the caller knows.  Local: ranks may
- * ask alone, and hear their own numbers (times, bytes, rungs); what a step agreed on is the same
- * everywhere. */
+ * In: a model, an index.  Out: a struct, truncated to the size that the caller knows.  The calls are local.
+ * Times, bytes and rungs are for this rank only; results of a collective step are equal on all ranks. */
 #include "step/step.h"
 
-/* The i-th of n things is asked for, with room for the answer. */
+/* Check that 0 <= i < n and that `out` is not NULL. */
 static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int64_t n,
                           const void *out) {
   if (p == NULL) return NG_ERR_ARG;

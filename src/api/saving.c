@@ -1,4 +1,4 @@
-/* saving.c: the public functions that save, load and show the state; state/ has what they do.
+/* saving.c: the public functions that save, load and list the state; state/ implements them.
  *
  * Saving, loading and the manifest are collective; only rank 0 touches the file or the stream; parts of a state
  * and files of factors are written by their owners. */

@@ -1,7 +1,7 @@
-/* setting.c: the public functions that need families to judge options, and those of a model's values.
+/* setting.c: ng_options_check, ng_set and ng_get.
  *
- * What a single option may be is known in option/, whose functions need no context and no lock.  A
- * value that is set holds from the coming step on. */
+ * option/ checks each option alone; the families check combinations.  A value from ng_set is used from the
+ * next step on. */
 #include "step/step.h"
 
 ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {

@@ -2,8 +2,8 @@
  * AdamW.
  *
  * In: the learning rate, or the numbers of an update, a set for each group.  Out: p->step->out and lr,
- * for step/take.c, which has what happens.  Numbers that are wrong do not end the call here: the
- * other ranks are on their way to `check`, and there all of them leave together. */
+ * for step/take.c, which has what happens.  A rank with invalid numbers does not return here:
+ * the other ranks wait for it in `check`, where all ranks return together. */
 #include "step/step.h"
 
 #include <math.h>
@@ -41,7 +41,7 @@ typedef struct bound {
   const char *expected;
 } bound;
 
-/* What a group has, for `check` to compare: all of it, in order. */
+/* Hash the numbers of a group; `check` compares the hashes of all ranks. */
 static void note(const set *s, const bound *b, int32_t n) {
   for (int32_t i = 0; i < n; i++)
     s->p->step->numbers = ng_step_number(s->p->step->numbers, b[i].value);

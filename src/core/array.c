@@ -61,8 +61,8 @@ ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, n
   return a;
 }
 
-/* No element is further from `data` than that many bytes, nor are there more of them: an index never
- * overflows behind this. */
+/* The largest accepted distance in bytes of an element from `data`, and the largest size of an array.  Within
+ * these bounds no index overflows. */
 static const int64_t MOST = INT64_C(1) << 60;
 
 /* Extents at least 1, and both the count and the reach of its bytes fit.  By what the processor says of

@@ -46,8 +46,8 @@ static inline bool ng_is(const char *a, const char *b) { return strcmp(a, b) == 
 static inline int64_t ng_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Sizes that somebody described may be anything.  What is beyond NG_MOST stays there, so a request for it
- * finds no memory, and products and sums of a few such stay numbers. */
+/* Sizes from the caller are not bounded.  Sums and products saturate at NG_MOST: an allocation of that size
+ * fails, and sums of a few saturated sizes do not overflow. */
 #define NG_MOST (INT64_C(1) << 56)
 static inline int64_t ng_times(int64_t a, int64_t b) {
   int64_t r;
@@ -95,27 +95,26 @@ void ng_plain_free(void *user, void *ptr, size_t bytes);
 void *ng_alloc(ng_context *ctx, size_t bytes);
 void ng_free(ng_context *ctx, void *ptr, size_t bytes);
 
-/* Every public function that can fail opens with ng_enter, and returns what it returns unless that is
- * NG_OK: it forgets the old message, and refuses a forked child of the process that made the context.
- * ng_fail keeps the first message since then and returns `status`.  Messages name the culprit and the
- * numbers. */
+/* Every public function that can fail calls ng_enter first and returns its status if that is not NG_OK.
+ * ng_enter clears the old message and refuses a forked child of the process that created the context.  ng_fail
+ * keeps the first message since then and returns `status`.  A message names the argument and its value. */
 NG_CHECKED ng_status ng_enter(ng_context *ctx);
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG_PRINTF(3, 4);
 
-/* Behind the message of the failure at hand: what else became of it. */
+/* Append a consequence to the message of the current failure. */
 void ng_fail_also(ng_context *ctx, const char *format, ...) NG_PRINTF(2, 3);
 
 /* The same for functions without a context: writes to the caller's buffer (may be NULL). */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);
 
-/* process.c: which process a context belongs to; for those that cannot fail, or only let go. */
+/* process.c: the process that created a context.  Functions that return no status ask ng_process_same. */
 void ng_process_mark(ng_context *ctx);
 void ng_process_unmark(ng_context *ctx);
 bool ng_process_same(const ng_context *ctx);
 
 /* Structs with struct_size first.  take: check *src (at least `least` bytes, unknown tail zero) and
- * copy what it knows over *dst.  give: copy as much of *src as *dst says it has room for. */
+ * copy its fields to *dst.  give: copy *src, at most the struct_size of *dst. */
 ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size);
 ng_status ng_give_struct(void *dst, const void *src, size_t ours);
@@ -132,20 +131,19 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRI
 
 /* Calls task(arg, i) for i in [0, n); static partition, so the same i meets the same thread. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
-int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth making */
+int32_t ng_threads_of(const ng_context *ctx); /* threads that a loop can use */
 
-/* Pieces worth making of a loop that moves so many floats; share i of them is [*from, *to). */
+/* The number of pieces for a loop over `floats` numbers; piece i of ng_share is [*from, *to). */
 int32_t ng_pieces(const ng_context *ctx, int64_t floats);
 void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
 static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 /* ---- text.c: words in messages ---------------------------------------------------------------*/
 
-/* Nearest name of a list, for messages; NULL if nothing is near.  at(i) gives the i-th name. */
+/* Return the name nearest to `word` (base/words.h), or NULL.  at(i) returns name i. */
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n);
 
-/* Behind what is there already, cut where `size` ends: what snprintf's "%s" and "%d" give, for names that
- * are made by the hundred thousand. */
+/* Append a text or a number to `name`, truncated to `size`.  Faster than snprintf, for 100,000 names. */
 void ng_name_add(char *name, size_t size, const char *more);
 void ng_name_count(char *name, size_t size, int64_t count); /* not negative */
 bool ng_same_word(const char *a, const char *b);            /* ASCII, any case */
@@ -175,8 +173,8 @@ uint16_t ng_f32_to_f16(float f); /* round to nearest even; subnormals; overflow 
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
 bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* any dtype */
-/* Bits of the largest |x|: the order of magnitudes is that of their bits.  From NG_INF_BITS on it is not
- * finite; 0 of nothing. */
+/* Return the bits of the largest |x|, 0 if n is 0.  Bits compare as magnitudes do; from NG_INF_BITS on a value is
+ * not finite. */
 #define NG_INF_BITS UINT32_C(0x7f800000)
 uint32_t ng_most_bits(const float *x, int64_t n);
 uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n); /* as f32 */
@@ -193,12 +191,12 @@ typedef struct ng_strided {
   int64_t shape[NG_DIMS], stride[NG_DIMS];
 } ng_strided;
 
-/* NULL, or what is wrong with it.  Behind it no index of an element overflows. */
+/* Check an array; return NULL or an error text.  No index into an accepted array overflows. */
 const char *ng_array_take(const ng_array *a, ng_strided *out);
-/* No two elements share memory, as far as strides alone can tell: what is written must be so. */
+/* Return whether the strides prove that no two elements share memory, as outputs require. */
 bool ng_strided_distinct(const ng_strided *s);
 double ng_strided_most(ng_context *ctx, const ng_strided *s); /* the largest |x|; Inf: not finite */
-/* Neighbours that continue each other become one, extents of 1 go; returns how many are left. */
+/* Merge axes that are contiguous with each other, drop extents of 1; return the number of axes. */
 int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step);
 
 /* "[4, 3, 8, 8]", for messages. */

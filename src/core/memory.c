@@ -45,8 +45,7 @@ void ng_free(ng_context *ctx, void *ptr, size_t bytes) {
 
 /* ---- log, loops -----------------------------------------------------------------------------*/
 
-/* A line that nobody wants costs one comparison.  Lines of many ranks may share a terminal, hence
- * the number. */
+/* A line above the log level costs one comparison.  The rank is printed because ranks may share a terminal. */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   if (ctx->config.log == NULL || level > ctx->config.log_level) return;
   char line[NG_MESSAGE + 64];

@@ -2,13 +2,13 @@
  *
  * In: a context, when it is made and at each call.  Out: whether this is the process that made it.
  *
- * A forked child has a copy of the context, and of nothing that makes it work: no thread of the pool, no
- * place among the ranks.  A loop would wait for threads that are not there, a collective would speak with
- * the parent's voice.  So a child is told that it has to make a context of its own.
+ * A forked child inherits the context but not the threads of its pool, and it is not a rank.  A loop would wait
+ * for missing threads, and a collective would use the connections of the parent.  So a child is refused: it
+ * must create its own context.
  *
- * Asked at every call, observations of a few hundred numbers included, so it must not be a system call:
- * each context has a page that the kernel empties in a child (MADV_WIPEONFORK, Linux 4.14).  Where there
- * is no such page the number of the process is asked for.  No handlers (pthread_atfork), no globals. */
+ * Every call checks this, so the check must not be a system call.  Each context has a page that the kernel
+ * clears in a child (MADV_WIPEONFORK, Linux 4.14).  Without such a page getpid is compared.  There are no
+ * handlers (pthread_atfork) and no globals. */
 #include "core/core.h"
 
 #include <sys/mman.h>

@@ -34,7 +34,7 @@ const char *ng_status_meaning(ng_status s) {
   return "not a status of this library";
 }
 
-/* 0 for what is no dtype: callers that check an array use it as the answer. */
+/* Return 0 for an invalid dtype. */
 int64_t ng_dtype_size(ng_dtype t) {
   switch (t) {
   case NG_F32:
@@ -123,7 +123,7 @@ ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *f
 /* Never NULL: it goes straight into a printf. */
 const char *ng_last_error(const ng_context *ctx) { return ctx == NULL ? "" : ctx->error; }
 
-/* Larger than any of them will be: what lies on a stack that nobody initialised is seldom less. */
+/* A bound above every struct_size.  An uninitialised struct_size usually exceeds it. */
 enum { NG_STRUCT_MOST = 4096 };
 
 /* Structs that cross the header carry their size.  A smaller one comes from an older header: the
@@ -142,7 +142,7 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
     if (((const unsigned char *)src)[i] != 0) {
       return ng_fail_to(message, size, NG_ERR_ARG,
                         "%s: struct_size is %zu and byte %zu is set, but this library knows only "
-                        "%zu bytes of it",
+                        "%zu bytes",
                         what, given, i, ours);
     }
   }
@@ -151,8 +151,8 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
   return NG_OK;
 }
 
-/* The way back: *dst says how much of it the caller knows.  Cleared first, so that a field the
- * library does not know reads as 0. */
+/* Copy to the caller at most its struct_size.  *dst is cleared first, so that fields unknown to the library
+ * are 0. */
 ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
   size_t given;
   memcpy(&given, dst, sizeof given);

@@ -1,11 +1,10 @@
-/* text.c: words in messages: what a misspelt name was probably meant to be, and what is safe to print.
+/* text.c: words in messages: suggest a name for a misspelt word, and quote text from the caller.
  *
- * In come a word and the names there are, out goes the nearest name or nothing.  A name is near if
- * about a quarter of its letters, put in, left out, changed or swapped, would do (base/words.h).
+ * In: a word and the valid names.  Out: the nearest name, if at most about a quarter of its letters are
+ * inserted, missing, changed or swapped (base/words.h).
  *
- * In any case and with '-' for '_', as people type; nothing here depends on the locale.  Messages
- * may hold anything a caller sent, so what is shown of it goes through ng_quote: one line, no
- * control characters, short. */
+ * Names are compared without case, '-' equals '_', and the locale has no effect.  ng_quote makes text
+ * from the caller safe for a message: one short line without control characters. */
 #include "core/core.h"
 #include "words.h"
 
@@ -54,7 +53,7 @@ static const char *next_word(const char *list, size_t n) {
   return list[n] == '|' ? list + n + 1 : list + n;
 }
 
-/* Exactly: what is nearly in it is for the hint. */
+/* Exact comparison; ng_nearest finds misspelt words for the hint. */
 bool ng_in_list(const char *list, const char *word) {
   const size_t typed = strlen(word);
   for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
@@ -96,7 +95,7 @@ bool ng_same_word(const char *a, const char *b) {
   return lower_case(*a) == lower_case(*b);
 }
 
-/* Cut with dots, so nobody takes the beginning of a text for all of it. */
+/* A truncated text ends with dots. */
 ng_quoted ng_quote(const char *text) {
   ng_quoted q;
   size_t n = 0;

@@ -1,7 +1,7 @@
 /* transpose.c: a matrix of f32 turned, in blocks that stay in the first cache.
  *
- * Channels of NCHW images are strided by whole images, those of a channels-last weight are neighbours
- * where its columns are kernel offsets apart: what should be neighbours is made so here. */
+ * Loops over channels need adjacent elements.  Channels of NCHW images are one image plane apart, and columns of a
+ * channels-last weight are one kernel offset apart. */
 #include "core/core.h"
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
