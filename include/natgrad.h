@@ -673,17 +673,16 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          output gradients in reverse order; at most 8 inputs wait.
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
  *          in the same order; one rank adds the whole, and all get the same status.
- * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct the average might overflow;
- *          nothing was added, and the next step leaves gradients and weights unchanged.  (Rank-one
- *          methods test only values that they use.)  NG_ERR_SHAPE; NG_ERR_ARG (token out of range,
- *          ...); NG_ERR_STATE (no ng_begin; second observation with fold = direct or `last`);
- *          NG_ERR_COMM; NG_ERR_NOMEM. */
+ * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients
+ *          and weights unchanged.  (Rank-one methods test only values that they use.)
+ *          NG_ERR_SHAPE; NG_ERR_ARG (token out of range, ...); NG_ERR_STATE (no ng_begin; second
+ *          observation with `last`); NG_ERR_COMM; NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a,
                                              ng_loan loan);
 NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g,
                                                    ng_loan loan);
 
-/* Drop all observations since the last step.  With fold = direct they stay in the averages.
+/* Drop all observations since the last step.
  * Ranks:   local; collective in the last micro-batch before a step (ng_batch.last). */
 NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 

@@ -121,9 +121,6 @@ static void ranks(const char *method) {
       " grad_worker_fraction=0",
       " grad_worker_fraction=0.5",
       " statistics=local",
-      " statistics=local grad_worker_fraction=0 fold=direct",
-      " fold=direct grad_worker_fraction=0.5",
-      " fold=direct miss=2 part=1",
       " miss=1 part=2 stat_decay=0.7",
       " micro=2 calls=ema part=1",
       " stat_period=2 grad_worker_fraction=0",
@@ -241,7 +238,6 @@ static const char *const plays[] = {
     "factor_dtype=bf16 inverse_dtype=bf16 solver=eigen",
     "factor_dtype=f16 inverse_dtype=f16 size=300",
     "damping_leak=1 damping_split=pi steps=6",
-    "damping_leak=1 damping_split=full fold=direct",
     "damping_leak=1 damping_split=full stat_period=3 solve_period=1 steps=6",
     "damping_leak=1 damping_split=pi stat_period=2 solve_period=1 steps=6 solver=eigen "
     "eigen_floor=0",

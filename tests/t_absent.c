@@ -193,11 +193,9 @@ static void frozen_from_the_start(void **state) {
  * the same step. */
 static void a_late_layer_begins(void **state) {
   (void)state;
-  static const char *const settings[] = {
-      "damping=0.1 missing=keep stat_period=10 solve_period=10",
-      "method=eva damping=0.1 missing=keep stat_period=10",
-      "damping=0.1 missing=keep stat_period=10 solve_period=10 fold=direct"};
-  for (int way = 0; way < 6; way++) {
+  static const char *const settings[] = {"damping=0.1 missing=keep stat_period=10 solve_period=10",
+                                         "method=eva damping=0.1 missing=keep stat_period=10"};
+  for (int way = 0; way < 4; way++) {
     model m;
     fixture_ok(&m.f, open_model(&m, settings[way / 2], NULL));
     if (way % 2 == 0) fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 1));
@@ -297,57 +295,6 @@ static void updates_are_counted_by_parameter(void **state) {
   }
 }
 
-/* What was observed before its layer was left out: with fold = direct it is in the average, and goes on
- * from there, on two ranks as on one. */
-typedef struct direct_run {
-  const char *options;
-  int left; /* 0: it is not, 1: for want of a gradient, 2: frozen */
-  float out[2][OUT * MID];
-} direct_run;
-
-static ng_status direct_rank(int32_t rank, ng_transport *t, void *arg) {
-  direct_run *d = arg;
-  model m;
-  ng_status st = open_model(&m, d->options, t);
-  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
-  const ng_binding unbind = {FC2, NG_WEIGHT, &none, NULL, NG_HOLD};
-  for (int32_t k = 0; k < 4 && st == NG_OK; k++) {
-    draw(&m, k);
-    st = show(&m, 10 * k + rank, 3);
-    if (k == 1 && d->left == 1 && st == NG_OK) st = ng_bind(m.f.p, &unbind, 1);
-    if (k == 1 && d->left == 2 && st == NG_OK) st = ng_freeze(m.f.p, FC2, 1);
-    if (st == NG_OK) st = ng_step(m.f.p, 0.1);
-    if (k == 1 && st == NG_OK) st = ng_freeze(m.f.p, FC2, 0);
-    if (k == 1 && st == NG_OK) st = bind_one(&m, FC2, m.grad[FC2], NULL, NG_HOLD);
-  }
-  memcpy(d->out[rank], m.grad[FC2], sizeof d->out[rank]);
-  if (st != NG_OK) {
-    print_error("%s\n", m.f.ctx == NULL ? m.f.message : ng_last_error(m.f.ctx));
-  }
-  fixture_close(&m.f);
-  return st;
-}
-
-/* The average is then that of a run in which the layer was never left out, and so is the PD of the last
- * gradient, bit for bit. */
-static void direct_folds_of_a_layer_left_out(void **state) {
-  (void)state;
-  static const char *const options[] = {
-      "damping=0.1 missing=keep fold=direct clip=none stat_decay=0.5",
-      "method=kaisa damping=0.1 missing=keep fold=direct clip=none stat_decay=0.5"};
-  for (int way = 0; way < 4; way++) {
-    const int32_t ranks = 1 + way % 2;
-    direct_run d[3];
-    for (int left = 0; left < 3; left++) {
-      memset(&d[left], 0, sizeof d[left]);
-      d[left].options = options[way / 2];
-      d[left].left = left;
-      assert_int_equal(ranks_run(ranks, direct_rank, &d[left], NULL), NG_OK);
-      assert_memory_equal(d[0].out, d[left].out, sizeof d[0].out);
-    }
-  }
-}
-
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 typedef struct odd {
@@ -395,7 +342,6 @@ int main(void) {
       cmocka_unit_test(ranks_agree_who_is_left_out),
       cmocka_unit_test(a_late_layer_begins),
       cmocka_unit_test(updates_are_counted_by_parameter),
-      cmocka_unit_test(direct_folds_of_a_layer_left_out),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

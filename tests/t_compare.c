@@ -234,14 +234,15 @@ static void differences(void **state) {
   table_text(&t, f);
   table_free(&t);
   (void)fclose(f);
-  assert_string_equal(text, "difference to sgd of the same seed: mean and its 95 % interval (Student's t)\n"
-                            "method  pairs      final training loss          final test loss  "
-                            "best test accuracy, points\n"
-                            "efcp        5  -0.500 [-0.991, -0.009]  -1.000 [-1.982, -0.018]     "
-                            "+12.50 [+12.50, +12.50]\n"
-                            "difference to efcp of the same seed: mean\n"
-                            "method  pairs  final training loss\n"
-                            "sgd         1                 +0.5\n");
+  assert_string_equal(
+      text, "difference to sgd of the same seed: mean and its 95 % interval (Student's t)\n"
+            "method  pairs      final training loss          final test loss  "
+            "best test accuracy, points\n"
+            "efcp        5  -0.500 [-0.991, -0.009]  -1.000 [-1.982, -0.018]     "
+            "+12.50 [+12.50, +12.50]\n"
+            "difference to efcp of the same seed: mean\n"
+            "method  pairs  final training loss\n"
+            "sgd         1                 +0.5\n");
   free(text);
   ngio_out line = {0};
   ngio_json *json = NULL;

@@ -122,10 +122,10 @@ static void too_many_of_all_ranks_ends_all_with_one_line(void **state) {
   assert_int_equal(s.rc[0], CLI_BAD);
   assert_int_equal(lines_with(line, "\n"), 4);
   assert_int_equal(lines_with(line, "left out"), 3);
-  assert_int_equal(lines_with(line,
-                              "natgrad: --data: images: 4 of 300 files are unreadable, more than 1 %; "
-                              "the last is file4.: it is empty\n"),
-                   1);
+  assert_int_equal(
+      lines_with(line, "natgrad: --data: images: 4 of 300 files are unreadable, more than 1 %; "
+                       "the last is file4.: it is empty\n"),
+      1);
   end(&s);
 }
 

@@ -76,8 +76,7 @@ static uint64_t averages(const sim *s) {
 static const sim_setup rows[] = {
     {.method = "natgrad", .set = "stat_period=1 solve_period=1"},
     {.method = "natgrad", .set = "stat_period=1 solve_period=1 factor_dtype=bf16 factor_blocks=2"},
-    {.method = "natgrad",
-     .set = "stat_period=1 solve_period=1 solver=eigen damping_split=joint fold=direct"},
+    {.method = "natgrad", .set = "stat_period=1 solve_period=1 solver=eigen damping_split=joint"},
     {.method = "eva", .set = "stat_period=1"},
     {.method = "mpd-kfac", .set = "stat_period=1 solve_period=1"},
 };

@@ -1,6 +1,6 @@
 /* t_family.c: families that the library does not know, mixed with those that it has: what a family owes
  * is all that it owes.  The toys of toys.c run beside Kronecker and rank-one layers, on 1 to 4 ranks, at
- * every fraction of workers, with both folds; they are saved, resumed, skipped and reported by code that
+ * every fraction of workers, they are saved, resumed, skipped and reported by code that
  * has never heard of them.
  *
  * Tolerance.  Ranks that see the same samples have the statistics of one rank but for the rounding of
@@ -320,7 +320,6 @@ static void close_to(const life *x, const life *y) {
 }
 
 #define COMMON "damping=0.3 stat_decay=0.9 kl_clip=0.01 solve_period=1 "
-static const char *const folds[] = {COMMON "fold=sum", COMMON "fold=direct"};
 
 static const char *with(char text[512], const char *set, const char *more) {
   (void)snprintf(text, 512, "%.250s %.250s", set, more);
@@ -334,7 +333,7 @@ static void test_explained(void **state) {
   static const char *const family[ENTRIES] = {
       [FC] = "kronecker",  [CONV] = "kronecker", [R1] = "beside",    [TOY] = "diagonal",
       [TOY2] = "diagonal", [ALL] = "total",      [ALL_FC] = "total", [PLAIN] = "none"};
-  life *l = lived(new_life(folds[0], 1));
+  life *l = lived(new_life(COMMON, 1));
   for (int32_t i = 0; i < ENTRIES; i++) {
     assert_string_equal(l->explained[0][i], family[i]);
   }
@@ -342,7 +341,7 @@ static void test_explained(void **state) {
   assert_int_equal(l->commits[0].taken, STEPS);
   assert_int_equal(l->commits[0].skipped, 0);
   /* Without toys the others are the library's, and the tensor of a toy stays as it is. */
-  life *plain = new_life(folds[0], 1);
+  life *plain = new_life(COMMON, 1);
   plain->plain = true;
   (void)ranks_run(1, life_of, plain, NULL); /* "all.fc" is never observed: refused by name */
   assert_non_null(strstr(plain->why[0], "'all.fc' was never observed"));
@@ -350,34 +349,32 @@ static void test_explained(void **state) {
   free(l);
 }
 
-/* 1 to 4 ranks, every fraction, both folds: formulas hold, fractions do not matter to a bit. */
+/* 1 to 4 ranks, every fraction: formulas hold, fractions do not matter to a bit. */
 static void test_ranks_and_fractions(void **state) {
   (void)state;
   static const char *const fraction[] = {"grad_worker_fraction=0", "grad_worker_fraction=0.5",
                                          "grad_worker_fraction=1"};
   static const char *const clip[] = {"clip=kl", "clip=rms clip_bound=0.1", "clip=none"};
   char text[512], more[512];
-  for (int f = 0; f < 2; f++) {
-    for (int c = 0; c < 3; c++) {
-      life *one = lived(new_life(with(more, folds[f], clip[c]), 1));
-      if (c != 1) as_predicted(one);
-      for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-        life *whole = NULL;
-        for (int k = 2; k >= 0; k--) {
-          if (k == 1 && ranks % 2 != 0) continue;
-          life *l = lived(new_life(with(text, more, fraction[k]), ranks));
-          close_to(l, one);
-          if (whole == NULL) {
-            whole = l;
-            continue;
-          }
-          same_from(l, whole, 0);
-          free(l);
+  for (int c = 0; c < 3; c++) {
+    life *one = lived(new_life(with(more, COMMON, clip[c]), 1));
+    if (c != 1) as_predicted(one);
+    for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
+      life *whole = NULL;
+      for (int k = 2; k >= 0; k--) {
+        if (k == 1 && ranks % 2 != 0) continue;
+        life *l = lived(new_life(with(text, more, fraction[k]), ranks));
+        close_to(l, one);
+        if (whole == NULL) {
+          whole = l;
+          continue;
         }
-        free(whole);
+        same_from(l, whole, 0);
+        free(l);
       }
-      free(one);
+      free(whole);
     }
+    free(one);
   }
 }
 
@@ -414,16 +411,14 @@ static void test_resume(void **state) {
   assert_true(fd >= 0);
   (void)close(fd);
   for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-    for (int f = 0; f < 2; f++) {
-      const char *set = with(text, folds[f], ranks % 2 == 0 ? "grad_worker_fraction=0.5" : "");
-      life *whole = new_life(set, ranks), *rest = new_life(set, ranks);
-      whole->save = rest->load = path;
-      (void)lived(whole);
-      (void)lived(rest);
-      same_from(rest, whole, 2);
-      free(whole);
-      free(rest);
-    }
+    const char *set = with(text, COMMON, ranks % 2 == 0 ? "grad_worker_fraction=0.5" : "");
+    life *whole = new_life(set, ranks), *rest = new_life(set, ranks);
+    whole->save = rest->load = path;
+    (void)lived(whole);
+    (void)lived(rest);
+    same_from(rest, whole, 2);
+    free(whole);
+    free(rest);
   }
   (void)unlink(path);
 }
@@ -436,7 +431,7 @@ static void test_skip(void **state) {
   char text[512];
   for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks += 3) {
     for (int k = 0; k < 5; k++) {
-      const char *set = with(text, folds[0], "grad_worker_fraction=0 clip=none");
+      const char *set = with(text, COMMON, "grad_worker_fraction=0 clip=none");
       life *good = lived(new_life(set, ranks)), *l = new_life(set, ranks);
       l->bad_step = 2;
       l->bad_entry = bad[k];
@@ -476,7 +471,7 @@ static void test_owners(void **state) {
   char text[512], more[512];
   for (int k = 0; k < 4; k++) {
     for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-      const char *set = with(more, folds[k % 2], solver[k]);
+      const char *set = with(more, COMMON, solver[k]);
       if (ranks == 4) set = with(text, set, "grad_worker_fraction=0.5");
       life *l = new_life(set, ranks), *together = lived(new_life(set, ranks));
       l->place = elsewhere;
@@ -499,16 +494,14 @@ static void test_spreads(void **state) {
   (void)state;
   static const ng_spread spreads[] = {NG_SPREAD_OWNER, NG_SPREAD_SAME};
   char text[512];
-  for (int f = 0; f < 2; f++) {
-    for (int k = 0; k < 2; k++) {
-      for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-        const char *set = with(text, folds[f], "grad_worker_fraction=0");
-        life *l = new_life(set, ranks);
-        spread_of_v = spreads[k];
-        l->place = spread_v;
-        as_predicted(lived(l));
-        free(l);
-      }
+  for (int k = 0; k < 2; k++) {
+    for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
+      const char *set = with(text, COMMON, "grad_worker_fraction=0");
+      life *l = new_life(set, ranks);
+      spread_of_v = spreads[k];
+      l->place = spread_v;
+      as_predicted(lived(l));
+      free(l);
     }
   }
 }
@@ -518,7 +511,7 @@ static void test_spreads(void **state) {
 static void test_posted(void **state) {
   (void)state;
   char text[512];
-  const char *set = with(text, folds[0], "stat_bucket_mb=0");
+  const char *set = with(text, COMMON, "stat_bucket_mb=0");
   for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
     life *l = new_life(set, ranks), *waited = lived(new_life(set, ranks));
     l->post = true;
@@ -677,16 +670,13 @@ static ng_status trip_one(int32_t rank, ng_precond *p, int32_t step) {
 
 static void test_tripped(void **state) {
   (void)state;
-  static const char *const set[] = {UNCLIPPED "fold=sum", UNCLIPPED "fold=direct"};
-  for (int f = 0; f < 2; f++) {
-    for (int32_t ranks = 2; ranks <= 3; ranks++) {
-      for (int k = 0; k < 2; k++) {
-        life *l = new_life(set[f], ranks), *good = lived(new_life(set[f], ranks));
-        l->hook = k == 0 ? trip : trip_one;
-        same_from(lived(l), good, 0);
-        free(l);
-        free(good);
-      }
+  for (int32_t ranks = 2; ranks <= 3; ranks++) {
+    for (int k = 0; k < 2; k++) {
+      life *l = new_life(UNCLIPPED, ranks), *good = lived(new_life(UNCLIPPED, ranks));
+      l->hook = k == 0 ? trip : trip_one;
+      same_from(lived(l), good, 0);
+      free(l);
+      free(good);
     }
   }
 }

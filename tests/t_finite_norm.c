@@ -182,32 +182,29 @@ static void live(trial n, bool refused) {
  * 1e30 are not; f16 ends at 65504, of which 30 squared is far, and a twentieth of 3e4 squared beyond. */
 static void each(const char *with, int32_t ranks, bool half) {
   static const char *const block[] = {"unit", "full", "diagonal"};
-  for (int fold = 0; fold < 2; fold++)
-    for (int k = 0; k < KINDS; k++)
-      for (int b = 0; b < (k < WORDS ? 3 : 2); b++)
-        for (int i = 0; i < (k < WORDS ? 2 : 1); i++) {
-          trial n = {.kind = (kind)k,
-                     .input = i ? NG_NORM_NORMALISED : NG_NORM_RAW,
-                     .ranks = ranks,
-                     .calls = 1};
-          (void)snprintf(n.options, sizeof n.options,
-                         "method=natgrad clip=none damping=0.1 fold=%s %s=%s %s",
-                         fold ? "direct" : "sum", k < WORDS ? "norm_block" : "output_factor",
-                         k < WORDS ? block[b]
-                         : b       ? "full"
-                                   : "diagonal",
-                         with);
-          const bool narrow = half && k >= WORDS;                /* norm blocks are kept in f32 */
-          if (fold == 1 && strstr(with, "16") != NULL) continue; /* it has f32 averages only */
-          n.huge = narrow ? 30 : 1e8f;
-          live(n, false);
-          n.huge = narrow ? 3e4f : 1e25f;
-          live(n, true);
-          n.huge = 1e30f;
-          live(n, true);
-          n.calls = 2; /* an ordinary call comes behind the huge one */
-          if (fold == 0) live(n, true);
-        }
+  for (int k = 0; k < KINDS; k++)
+    for (int b = 0; b < (k < WORDS ? 3 : 2); b++)
+      for (int i = 0; i < (k < WORDS ? 2 : 1); i++) {
+        trial n = {.kind = (kind)k,
+                   .input = i ? NG_NORM_NORMALISED : NG_NORM_RAW,
+                   .ranks = ranks,
+                   .calls = 1};
+        (void)snprintf(n.options, sizeof n.options, "method=natgrad clip=none damping=0.1 %s=%s %s",
+                       k < WORDS ? "norm_block" : "output_factor",
+                       k < WORDS ? block[b]
+                       : b       ? "full"
+                                 : "diagonal",
+                       with);
+        const bool narrow = half && k >= WORDS; /* norm blocks are kept in f32 */
+        n.huge = narrow ? 30 : 1e8f;
+        live(n, false);
+        n.huge = narrow ? 3e4f : 1e25f;
+        live(n, true);
+        n.huge = 1e30f;
+        live(n, true);
+        n.calls = 2; /* an ordinary call comes behind the huge one */
+        live(n, true);
+      }
 }
 
 static void one_rank(void **state) {

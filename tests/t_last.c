@@ -58,9 +58,6 @@ static void draw(float *x, int64_t n, int32_t rank, int32_t step, int32_t at) {
   }
 }
 
-/* A direct fold is shown each layer once. */
-static int32_t micros(const life *l) { return strstr(l->set, "direct") == NULL ? MICRO : 1; }
-
 /* ---- a life ----------------------------------------------------------------------------------*/
 
 static int64_t width(const life *l, int32_t i) {
@@ -75,9 +72,9 @@ static ng_status show(const life *l, ng_precond *p, int32_t rank, int32_t step, 
   const int32_t i = grad ? (2 * LAYERS - 1 - k + rank) % LAYERS : (k + rank) % LAYERS;
   const bool bad = l->what == NOT_FINITE && step == 1 && rank == l->ranks - 1 && i == 1;
   const int64_t cols = grad ? layer[i].out : width(l, i);
-  if (l->what == UNSHOWN && micro == micros(l) - 1 && rank == l->ranks - 1 && i == 2) return NG_OK;
+  if (l->what == UNSHOWN && micro == MICRO - 1 && rank == l->ranks - 1 && i == 2) return NG_OK;
   draw(x, B * cols, rank, step, 10 + micro * 20 + k);
-  if (bad && !grad && micro == micros(l) - 1) x[1] = NAN;
+  if (bad && !grad && micro == MICRO - 1) x[1] = NAN;
   const plane v = plane_of(x, B, cols, NG_F32);
   const ng_status st = grad ? plane_output_grad(p, i, &v, NG_COPY) : plane_input(p, i, &v, NG_COPY);
   return st == NG_SKIPPED ? NG_OK : st; /* the step tells everybody */
@@ -112,11 +109,10 @@ static ng_status one_step(life *l, ng_precond *p, int32_t rank, int32_t step) {
     draw(l->out[rank][step][i], layer[i].out * width(l, i), 0, step, i);
     st = bind(l, p, i, l->out[rank][step][i]);
   }
-  for (int32_t micro = 0; micro < micros(l) && st == NG_OK; micro++) {
+  for (int32_t micro = 0; micro < MICRO && st == NG_OK; micro++) {
     const bool mine = l->what != ONE_HAS_LAST || rank == 0;
-    st = begin(p, micro == micros(l) - 1 && mine ? l->last : 0);
-    const int32_t most =
-        now && micro == micros(l) - 1 && l->what == DESTROY ? 2 * rank : 2 * LAYERS;
+    st = begin(p, micro == MICRO - 1 && mine ? l->last : 0);
+    const int32_t most = now && micro == MICRO - 1 && l->what == DESTROY ? 2 * rank : 2 * LAYERS;
     for (int32_t k = 0; k < most && st == NG_OK; k++) {
       st = show(l, p, rank, step, micro, k);
     }
@@ -198,7 +194,6 @@ static const char *const sets[] = {
     "method=natgrad solver=eigen damping_split=joint grad_worker_fraction=0",
     "method=natgrad calls=ema stat_start=identity",
     "method=natgrad calls=last stat_period=2 solve_period=2",
-    "method=natgrad fold=direct",
     "method=natgrad statistics=local grad_worker_fraction=0",
     "method=kaisa",
     "method=eva",
@@ -221,8 +216,7 @@ static void same(const char *set, int32_t ranks, event what, tap_way way) {
     if (what == NOTHING) assert_true(gaps < (int64_t)STEPS * LAYERS * NG_ALIGN);
     assert_int_equal(plain->ahead[r], 0);
   }
-  const bool sends = strstr(set, "local") == NULL && strstr(set, "direct") == NULL &&
-                     strstr(set, "adasgd") == NULL;
+  const bool sends = strstr(set, "local") == NULL && strstr(set, "adasgd") == NULL;
   if (what == NOTHING) assert_true((ranks > 1 && sends) == (total(l->ahead) > 0));
   if (ranks == 1 || way != WHOLE) assert_int_equal(total(l->tests), 0);
   if (ranks > 1 && sends && what == NOTHING && way == WHOLE) assert_true(total(l->tests) > 0);

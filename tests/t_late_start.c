@@ -111,7 +111,6 @@ static const char *const sets[] = {
     "grad_worker_fraction=0.5",
     "damping=0.1 stat_period=3 solve_period=6 statistics=owner grad_worker_fraction=0",
     "damping=0.1 stat_period=3 solve_period=6 statistics=local grad_worker_fraction=0",
-    "damping=0.1 stat_period=3 solve_period=6 fold=direct",
     "method=kaisa damping=0.1 stat_period=3 solve_period=6",
     "method=eva-natgrad damping=0.1 stat_period=3",
 };
@@ -125,9 +124,7 @@ static void what_is_shown_first_is_folded(void **state) {
       char set[200];
       (void)snprintf(set, sizeof set, "%s clip=none missing=keep", sets[k]);
       life *first = lived(set, ranks, FIRST_STEP, 0);
-      /* fold = direct has put what was shown of a layer without a gradient into its average: that is its first */
-      const bool direct = strstr(sets[k], "direct") != NULL;
-      for (way w = ASLEEP; w < (direct ? ABSENT : WAYS); w++) {
+      for (way w = ASLEEP; w < WAYS; w++) {
         for (int last = 0; last < 2; last++) {
           life *l = lived(set, ranks, w, last);
           for (int32_t r = 0; r < ranks; r++) {

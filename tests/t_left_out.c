@@ -173,7 +173,6 @@ static const char *const sets[] = {
     "damping=0.1 solver=eigen damping_split=joint grad_worker_fraction=0.5",
     "damping=0.1 grad_worker_fraction=0",
     "damping=0.1 statistics=local grad_worker_fraction=0",
-    "damping=0.1 fold=direct",
     "method=kaisa damping=0.1 grad_worker_fraction=0",
     "method=eva damping=0.1",
     "method=eva-natgrad damping=0.1 sides=input",

@@ -204,22 +204,6 @@ static void effect_call_weight(void **state) {
   assert_within(gap(&even, &equal), DIFFERENT);
 }
 
-/* The same averages without the memory for sums; a second observation has nowhere to go. */
-static void effect_fold(void **state) {
-  (void)state;
-  run r = usual;
-  r.calls = 1;
-  r.settings = "damping=0.1 solve_period=1 fold=sum";
-  const run sum = play(r);
-  r.settings = "damping=0.1 solve_period=1 fold=direct";
-  const run direct = play(r);
-  assert_within(gap(&sum, &direct), DIFFERENT);
-  assert_true(direct.rank[0].sums < sum.rank[0].sums / 4);
-  assert_int_equal(direct.rank[0].factors, sum.rank[0].factors);
-  r.calls = 2;
-  assert_int_equal(try_play(&r), NG_ERR_STATE);
-}
-
 static void effect_stat_period(void **state) {
   (void)state;
   const run a = with("damping=0.1 solve_period=1 stat_decay=0.5 stat_period=1");
@@ -898,27 +882,47 @@ static void effect_missing(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_same_run_twice),   cmocka_unit_test(effect_solver),
-      cmocka_unit_test(effect_cholesky_form), cmocka_unit_test(effect_prediv),
-      cmocka_unit_test(effect_eigen_floor),   cmocka_unit_test(effect_damping),
-      cmocka_unit_test(effect_damping_split), cmocka_unit_test(effect_damping_leak),
-      cmocka_unit_test(effect_stat_decay),    cmocka_unit_test(effect_stat_start),
-      cmocka_unit_test(effect_stat_scale),    cmocka_unit_test(effect_positions),
-      cmocka_unit_test(effect_stat_batch),    cmocka_unit_test(effect_calls),
-      cmocka_unit_test(effect_call_weight),   cmocka_unit_test(effect_fold),
-      cmocka_unit_test(effect_stat_period),   cmocka_unit_test(effect_solve_period),
-      cmocka_unit_test(effect_max_factor),    cmocka_unit_test(effect_factor_blocks),
-      cmocka_unit_test(effect_factor_dtype),  cmocka_unit_test(effect_inverse_dtype),
-      cmocka_unit_test(effect_clip),          cmocka_unit_test(effect_kl_clip),
-      cmocka_unit_test(effect_skip_layers),   cmocka_unit_test(effect_exclude_width),
-      cmocka_unit_test(effect_statistics),    cmocka_unit_test(effect_grad_worker_fraction),
-      cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
-      cmocka_unit_test(live_options_move),    cmocka_unit_test(rank_one_options),
-      cmocka_unit_test(effect_sides),         cmocka_unit_test(effect_clip_bound),
-      cmocka_unit_test(effect_radius),        cmocka_unit_test(effect_missing),
-      cmocka_unit_test(effect_output_factor), cmocka_unit_test(effect_statistics_owner),
-      cmocka_unit_test(effect_stat_refresh),  cmocka_unit_test(effect_refresh_tolerance),
-      cmocka_unit_test(effect_update_ranks),  cmocka_unit_test(effect_wire_dtype),
+      cmocka_unit_test(the_same_run_twice),
+      cmocka_unit_test(effect_solver),
+      cmocka_unit_test(effect_cholesky_form),
+      cmocka_unit_test(effect_prediv),
+      cmocka_unit_test(effect_eigen_floor),
+      cmocka_unit_test(effect_damping),
+      cmocka_unit_test(effect_damping_split),
+      cmocka_unit_test(effect_damping_leak),
+      cmocka_unit_test(effect_stat_decay),
+      cmocka_unit_test(effect_stat_start),
+      cmocka_unit_test(effect_stat_scale),
+      cmocka_unit_test(effect_positions),
+      cmocka_unit_test(effect_stat_batch),
+      cmocka_unit_test(effect_calls),
+      cmocka_unit_test(effect_call_weight),
+      cmocka_unit_test(effect_stat_period),
+      cmocka_unit_test(effect_solve_period),
+      cmocka_unit_test(effect_max_factor),
+      cmocka_unit_test(effect_factor_blocks),
+      cmocka_unit_test(effect_factor_dtype),
+      cmocka_unit_test(effect_inverse_dtype),
+      cmocka_unit_test(effect_clip),
+      cmocka_unit_test(effect_kl_clip),
+      cmocka_unit_test(effect_skip_layers),
+      cmocka_unit_test(effect_exclude_width),
+      cmocka_unit_test(effect_statistics),
+      cmocka_unit_test(effect_grad_worker_fraction),
+      cmocka_unit_test(effect_update),
+      cmocka_unit_test(overrides_reach_one_layer),
+      cmocka_unit_test(live_options_move),
+      cmocka_unit_test(rank_one_options),
+      cmocka_unit_test(effect_sides),
+      cmocka_unit_test(effect_clip_bound),
+      cmocka_unit_test(effect_radius),
+      cmocka_unit_test(effect_missing),
+      cmocka_unit_test(effect_output_factor),
+      cmocka_unit_test(effect_statistics_owner),
+      cmocka_unit_test(effect_stat_refresh),
+      cmocka_unit_test(effect_refresh_tolerance),
+      cmocka_unit_test(effect_update_ranks),
+      cmocka_unit_test(effect_wire_dtype),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,7 +18,6 @@ static run on_ranks(const char *more, int whole) {
   (void)snprintf(settings, sizeof settings, "damping=0.1 symmetry_aware=%d %s", !whole, more);
   r.ranks = RANKS;
   r.settings = settings;
-  if (strstr(more, "direct") != NULL) r.calls = 1;
   r = play(r);
   r.settings = NULL;
   return r;
@@ -27,10 +26,9 @@ static run on_ranks(const char *more, int whole) {
 /* The same bits, in twice the bytes but for the diagonals; without gaps where each statistic is a message. */
 static void effect_symmetry_aware(void **state) {
   (void)state;
-  static const char *const more[] = {
-      "stat_bucket_mb=0",      "",
-      "wire_dtype=bf16",       "fold=direct",
-      "stat_refresh=adaptive", "factor_dtype=bf16 grad_worker_fraction=0"};
+  static const char *const more[] = {"stat_bucket_mb=0", "", "wire_dtype=bf16",
+                                     "stat_refresh=adaptive",
+                                     "factor_dtype=bf16 grad_worker_fraction=0"};
   for (size_t k = 0; k < sizeof more / sizeof more[0]; k++) {
     const run one = on_ranks(more[k], 0), all = on_ranks(more[k], 1);
     for (int r = 0; r < RANKS; r++) {

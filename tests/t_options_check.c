@@ -135,10 +135,6 @@ static void options_against_each_other(void **state) {
   o = standard_options();
   fixture_set(&o, "cholesky_form", "factor");
   check_is(&o, NG_OK, "");
-  fixture_set(&o, "fold", "direct");
-  check_is(&o, NG_OK, "");
-  fixture_set(&o, "factor_dtype", "bf16");
-  check_is(&o, NG_ERR_ARG, "fold = direct");
   /* setting does not look at the others: any order of the same settings is possible */
   ng_options set = standard_options();
   assert_int_equal(ng_options_set(&set, "damping_split", "joint", NULL, 0), NG_OK);

@@ -68,7 +68,6 @@ static void random_factors(rng *r, ng_options *o) {
   fixture_set(o, "stat_batch", pick(r, "0 0 0 1 2"));
   fixture_set(o, "calls", pick(r, "mean mean ema last"));
   fixture_set(o, "call_weight", pick(r, "samples samples equal"));
-  fixture_set(o, "fold", pick(r, "sum sum sum direct"));
   fixture_set(o, "stat_period", pick(r, "1 1 2"));
   fixture_set(o, "solve_period", pick(r, "1 1 2 3"));
   fixture_set(o, "factor_blocks", pick(r, "1 1 1 2 3"));
@@ -76,8 +75,7 @@ static void random_factors(rng *r, ng_options *o) {
   fixture_set(o, "clip", pick(r, "kl kl rescale none"));
   set_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
   fixture_set(o, "output_factor", pick(r, "full full full diagonal"));
-  const bool direct = strcmp(o->fold, "direct") == 0;
-  fixture_set(o, "statistics", pick(r, direct ? "all all local" : "all all owner local"));
+  fixture_set(o, "statistics", pick(r, "all all owner local"));
   fixture_set(o, "placement", "round-robin"); /* as the oracle has owners */
 }
 
@@ -107,7 +105,6 @@ static void random_norms(rng *r, ng_options *o) {
   if (!owner) fixture_set(o, "statistics", "all");
   if (strcmp(o->method, "natgrad") != 0) return;
   fixture_set(o, "solve_period", "1");
-  fixture_set(o, "fold", "sum");
   fixture_set(o, "stat_period", pick(r, "1 2"));
   if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 1"));
 }
@@ -167,20 +164,19 @@ static void random_layer(rng *r, scene *s, const ng_options *o, bool norms) {
 
 static scene *random_scene(rng *r, const ng_options *o, bool norms) {
   static const int32_t ranks_of[] = {1, 1, 1, 2, 3, 5};
-  const bool direct = strcmp(o->fold, "direct") == 0;
-  bool even = direct || strcmp(o->calls, "ema") == 0;
+  bool even = strcmp(o->calls, "ema") == 0;
   bool local = strcmp(o->statistics, "local") == 0;
   scene *s = scene_create(2 + (int32_t)rng_below(r, 3), ranks_of[rng_below(r, 6)]);
   int64_t layers = 1 + rng_below(r, 4);
   for (int64_t l = 0; l < layers; l++) {
     random_layer(r, s, o, norms);
-    if (!direct && rng_below(r, 6) == 0) s->uses[l] = 2;
+    if (rng_below(r, 6) == 0) s->uses[l] = 2;
   }
   if (layers > 1 && rng_below(r, 8) == 0) s->layer[layers - 1].frozen = 1;
   scene_close(s);
   for (int32_t t = 0; t < s->steps; t++) {
     if (rng_below(r, 4) == 0) s->damping[t] = o->damping * (0.5 + 2 * rng_real(r));
-    int64_t calls = direct ? 1 : 1 + rng_below(r, 3), B = 1 + rng_below(r, 5);
+    int64_t calls = 1 + rng_below(r, 3), B = 1 + rng_below(r, 5);
     for (int32_t k = 0; k < s->ranks; k++) {
       int64_t mine = even ? calls : 1 + rng_below(r, 3);
       if (k > 0 && !even && !local && rng_below(r, 5) == 0) mine = 0;

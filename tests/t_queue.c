@@ -333,7 +333,6 @@ static const sim_setup rows[] = {
     {.method = "natgrad", .set = "max_factor=8 factor_blocks=2", .vary = SIM_NHWC},
     {.method = "natgrad", .set = "calls=ema stat_start=identity factor_dtype=f16", .micro = 2},
     {.method = "natgrad", .set = "calls=last", .micro = 3},
-    {.method = "natgrad", .set = "fold=direct stat_period=2 stat_start=identity"},
     {.method = "kaisa", .set = "solver=cholesky prediv=0 damping_split=full factor_dtype=bf16"},
     {.method = "mpd-kfac",
      .set = "solver=cholesky eigen_floor=0 damping_split=pi damping_leak=1 " PERIODS},
@@ -366,7 +365,6 @@ static void ranks_wait(void **state) {
       {.method = "natgrad", .set = "grad_worker_fraction=0 update=sgd"},
       {.method = "kaisa", .set = "grad_worker_fraction=0 " PERIODS},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=1"},
-      {.method = "natgrad", .set = "fold=direct calls=last"},
   };
   for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
     compare(&spread[i], &ng_linalg_ref, RANKS);

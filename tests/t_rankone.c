@@ -413,12 +413,12 @@ static void one_message(void **state) {
 static void refusals(void **state) {
   (void)state;
   static const char *const wrong[][3] = {
-      {"solver", "eigen", "kronecker"},      {"damping_leak", "1", "kronecker"},
-      {"solve_period", "1", "kronecker"},    {"max_factor", "64", "kronecker"},
-      {"factor_dtype", "bf16", "kronecker"}, {"statistics", "local", "kronecker"},
-      {"fold", "direct", "kronecker"},       {"grad_worker_fraction", "0", "kronecker"},
-      {"stat_scale", "kaisa", "stat_scale"}, {"stat_start", "identity", "stat_start"},
-      {"positions", "reduce", "positions"},  {"factor_blocks", "2", "factor_blocks"}};
+      {"solver", "eigen", "kronecker"},           {"damping_leak", "1", "kronecker"},
+      {"solve_period", "1", "kronecker"},         {"max_factor", "64", "kronecker"},
+      {"factor_dtype", "bf16", "kronecker"},      {"statistics", "local", "kronecker"},
+      {"grad_worker_fraction", "0", "kronecker"}, {"stat_scale", "kaisa", "stat_scale"},
+      {"stat_start", "identity", "stat_start"},   {"positions", "reduce", "positions"},
+      {"factor_blocks", "2", "factor_blocks"}};
   char message[256];
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     ng_options o = fixture_parse("method=eva");

@@ -33,7 +33,7 @@ typedef enum trouble {
 
 typedef struct plan {
   trouble what;
-  const char *fraction, *fold, *method; /* NULL: natgrad */
+  const char *fraction, *method; /* NULL: natgrad */
   int64_t
       fail; /* the call of the transport that fails on ODD; 0: none                            */
   ng_status status[RANKS];
@@ -107,8 +107,8 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   const char *const method = job->method != NULL    ? job->method
                              : what == OTHER_METHOD ? "eva-natgrad"
                                                     : "natgrad";
-  (void)snprintf(set, sizeof set, "method=%s grad_worker_fraction=%s fold=%s%s", method,
-                 job->fraction, job->fold, what == OTHER_OPTION ? " damping=0.5" : "");
+  (void)snprintf(set, sizeof set, "method=%s grad_worker_fraction=%s%s", method, job->fraction,
+                 what == OTHER_OPTION ? " damping=0.5" : "");
   ng_status st = fixture_open(&f, set, &how);
   if (st == NG_OK) st = ng_add_linear(f.p, "a", 3, 2, 0, &index);
   if (st == NG_OK) st = ng_add_linear(f.p, what == OTHER_LAYER ? "c" : "b", 3, 2, 0, &index);
@@ -127,23 +127,23 @@ static void play(plan *job, ng_status want) {
   }
 }
 
-static const char *const fraction[] = {"0", "1"}, *const fold[] = {"sum", "direct"};
+static const char *const fraction[] = {"0", "1"};
 
 static void test_one_in_trouble(void **state) {
   (void)state;
   static const ng_status want[TROUBLES] = {NG_OK,      NG_SKIPPED,  NG_SKIPPED, NG_ERR_STATE,
                                            NG_ERR_ARG, NG_ERR_COMM, NG_ERR_COMM};
   for (int what = 0; what < TROUBLES; what++) {
-    for (int k = 0; k < 4; k++) {
-      plan job = {.what = (trouble)what, .fraction = fraction[k / 2], .fold = fold[k % 2]};
+    for (int k = 0; k < 2; k++) {
+      plan job = {.what = (trouble)what, .fraction = fraction[k]};
       play(&job, want[what]);
     }
-    plan rankone = {.what = (trouble)what, .fraction = "1", .fold = "sum", .method = "eva"};
+    plan rankone = {.what = (trouble)what, .fraction = "1", .method = "eva"};
     play(&rankone, want[what]);
-    plan window = {.what = (trouble)what, .fraction = "1", .fold = "sum", .method = SLICES};
+    plan window = {.what = (trouble)what, .fraction = "1", .method = SLICES};
     if (what != BAD_INPUT) play(&window, want[what]); /* it is not looked at */
   }
-  plan other = {.what = OTHER_METHOD, .fraction = "1", .fold = "sum"};
+  plan other = {.what = OTHER_METHOD, .fraction = "1"};
   play(&other, NG_ERR_COMM);
   assert_int_equal(other.calls[ODD],
                    3); /* groups; seen when hashes are compared, not in a message */
@@ -151,14 +151,14 @@ static void test_one_in_trouble(void **state) {
 
 static void test_every_call_fails(void **state) {
   (void)state;
-  for (int k = 0; k < 6; k++) { /* the last two: rank one, a window in slices */
-    const char *const f = k < 4 ? fraction[k / 2] : "1", *const how = k < 4 ? fold[k % 2] : "sum";
-    const char *const method = k < 4 ? NULL : k == 4 ? "eva" : SLICES;
-    plan whole = {.fraction = f, .fold = how, .method = method};
+  for (int k = 0; k < 4; k++) { /* the last two: rank one, a window in slices */
+    const char *const f = k < 2 ? fraction[k] : "1";
+    const char *const method = k < 2 ? NULL : k == 2 ? "eva" : SLICES;
+    plan whole = {.fraction = f, .method = method};
     play(&whole, NG_OK);
     assert_true(whole.calls[ODD] >= 8);
     for (int64_t call = 1; call <= whole.calls[ODD]; call++) {
-      plan job = {.fraction = f, .fold = how, .method = method, .fail = call};
+      plan job = {.fraction = f, .method = method, .fail = call};
       play(&job, NG_ERR_COMM);
     }
   }

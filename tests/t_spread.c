@@ -292,21 +292,6 @@ static void test_no_average(void **state) {
   free(l);
 }
 
-/* fold = direct: a layer that no rank shows in a step keeps its average, and is not divided by none. */
-static void test_direct_unseen(void **state) {
-  (void)state;
-  life *one = new_life(COMMON "fold=direct", 1);
-  one->unseen = 2;
-  (void)lived(one);
-  for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-    life *l = new_life(COMMON "fold=direct", ranks);
-    l->unseen = 2;
-    close_to(lived(l), one);
-    free(l);
-  }
-  free(one);
-}
-
 /* A sum that overflows on one rank only: all skip that step, and no other. */
 static void test_one_overflows(void **state) {
   (void)state;
@@ -529,11 +514,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_dtypes),           cmocka_unit_test(test_delivered),
       cmocka_unit_test(test_delivered_values), cmocka_unit_test(test_owner_keeps),
-      cmocka_unit_test(test_no_average),       cmocka_unit_test(test_direct_unseen),
-      cmocka_unit_test(test_one_overflows),    cmocka_unit_test(test_taken_again),
-      cmocka_unit_test(test_tensor_factors),   cmocka_unit_test(test_look_refused),
-      cmocka_unit_test(test_refused),          cmocka_unit_test(test_left_by_ready),
-      cmocka_unit_test(test_wide_rows),
+      cmocka_unit_test(test_no_average),       cmocka_unit_test(test_one_overflows),
+      cmocka_unit_test(test_taken_again),      cmocka_unit_test(test_tensor_factors),
+      cmocka_unit_test(test_look_refused),     cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_left_by_ready),    cmocka_unit_test(test_wide_rows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,7 +65,7 @@ static void make(each e[RANKS], bool symmetric, ng_rule rule, ng_spread spread, 
     s->keeps = r == owner || spread == NG_SPREAD_ALL;
     s->observers = ng_stat_sent(s) ? RANKS : 1;
     if (s->keeps) s->part->average = e[r].average;
-    if (s->observes) s->part->sum = rule.direct ? (void *)e[r].average : (void *)e[r].room;
+    if (s->observes) s->part->sum = e[r].room;
     ng_stat_begin(s);
   }
 }
@@ -122,7 +122,7 @@ static void exchange(each e[RANKS]) { exchange_of(e, false); }
 static void assert_closed(const each *e) {
   assert_true(e->s.w == 0.0 && e->s.total == 0.0 && e->s.total_keep == 0.0 && e->s.keep == 1.0);
   assert_false(e->s.posted);
-  for (int i = 0; i < TRI && e->s.observes && !e->s.rule.direct; i++) {
+  for (int i = 0; i < TRI && e->s.observes; i++) {
     assert_true(e->room[i] == 0.0);
   }
 }
@@ -134,9 +134,9 @@ static void assert_near(double got, double want) {
 /* ---- every rule, against its formula ---------------------------------------------------------*/
 
 /* Calls of one rank in a step: none for the last rank in every second step. */
-static int32_t calls_of(int32_t step, int32_t r, const ng_rule *rule) {
+static int32_t calls_of(int32_t step, int32_t r) {
   if (r == RANKS - 1 && step % 2 == 1) return 0;
-  return rule->direct ? 1 : 1 + (step + r) % MOST_CALLS;
+  return 1 + (step + r) % MOST_CALLS;
 }
 
 static void fresh(int32_t step, int32_t r, int32_t call, float x[TRI]) {
@@ -153,19 +153,19 @@ static void one_rank(const ng_rule *o, int32_t step, int32_t r, bool started, in
                      double out[3]) {
   double w = 0, keep = 1, S = 0;
   bool any = started;
-  for (int32_t c = 0; c < calls_of(step, r, o); c++) {
+  for (int32_t c = 0; c < calls_of(step, r); c++) {
     float x[TRI];
     fresh(step, r, c, x);
     const int64_t take =
         o->stat_batch > 0 && o->stat_batch < samples_of(r, c) ? o->stat_batch : samples_of(r, c);
     const double weight = o->weight == NG_CALL_WEIGHT_EQUAL ? 1.0 : (double)take;
     const double rho = !any && o->start == NG_START_FIRST ? 0.0 : o->decay, v = (double)x[i];
-    if (o->calls == NG_CALLS_EMA && !o->direct) {
+    if (o->calls == NG_CALLS_EMA) {
       S = c == 0 ? (1 - rho) * v : rho * S + (1 - rho) * v;
       keep *= rho;
       w += weight;
       any = true;
-    } else if (o->calls == NG_CALLS_LAST && !o->direct) {
+    } else if (o->calls == NG_CALLS_LAST) {
       S = weight * v;
       keep = rho;
       w = weight;
@@ -177,7 +177,7 @@ static void one_rank(const ng_rule *o, int32_t step, int32_t r, bool started, in
   }
   out[0] = w;
   out[1] = w * keep;
-  out[2] = o->calls == NG_CALLS_EMA && !o->direct ? w * S : S;
+  out[2] = o->calls == NG_CALLS_EMA ? w * S : S;
 }
 
 static double predicted(const ng_rule *o, int32_t step, bool started, double F, int i,
@@ -192,7 +192,7 @@ static double predicted(const ng_rule *o, int32_t step, bool started, double F, 
     S += mine[2];
   }
   const double keep = wk / w;
-  return keep * F + (o->calls == NG_CALLS_EMA && !o->direct ? S / w : (1 - keep) * S / w);
+  return keep * F + (o->calls == NG_CALLS_EMA ? S / w : (1 - keep) * S / w);
 }
 
 static void play(ng_rule rule, bool symmetric, ng_spread spread) {
@@ -205,7 +205,7 @@ static void play(ng_rule rule, bool symmetric, ng_spread spread) {
   }
   for (int32_t step = 0; step < FOLDS; step++) {
     for (int32_t r = 0; r < RANKS; r++) {
-      for (int32_t c = 0; c < calls_of(step, r, &rule) && e[r].s.observes; c++) {
+      for (int32_t c = 0; c < calls_of(step, r) && e[r].s.observes; c++) {
         float x[TRI];
         fresh(step, r, c, x);
         observe(&e[r], samples_of(r, c), x);
@@ -235,18 +235,15 @@ static void test_rules(void **state) {
   static const ng_call_weight weights[] = {NG_CALL_WEIGHT_SAMPLES, NG_CALL_WEIGHT_EQUAL};
   static const ng_start starts[] = {NG_START_FIRST, NG_START_ZERO, NG_START_IDENTITY};
   static const ng_spread spreads[] = {NG_SPREAD_ALL, NG_SPREAD_OWNER, NG_SPREAD_LOCAL};
-  for (int k = 0; k < 3 * 2 * 3 * 3 * 2 * 2; k++) {
-    const bool symmetric = k / 54 % 2 == 0, direct = k >= 108;
+  for (int k = 0; k < 3 * 2 * 3 * 3 * 2; k++) {
+    const bool symmetric = k / 54 % 2 == 0;
     const ng_rule rule = {.averaged = true,
-                          .direct = direct,
                           .calls = calls[k % 3],
                           .weight = weights[k / 3 % 2],
                           .start = starts[k / 6 % 3],
                           .stat_batch = k % 5 == 0 ? 2 : 0,
                           .decay = 0.75};
-    const ng_spread spread = spreads[k / 18 % 3];
-    if (direct && (spread != NG_SPREAD_ALL || !symmetric)) continue; /* the average is the sum */
-    play(rule, symmetric, spread);
+    play(rule, symmetric, spreads[k / 18 % 3]);
   }
 }
 
@@ -319,12 +316,11 @@ static void test_plain_sum(void **state) {
  * all of them have it in their averages, or share their micro-batches. */
 static void test_shift(void **state) {
   (void)state;
-  for (int k = 0; k < 2 * 4; k++) {
+  for (int k = 0; k < 4; k++) {
     each e[RANKS];
     ng_rule rule = mean;
-    rule.direct = k % 2 != 0;
-    rule.undivided = k / 2 == 1 || k / 2 == 3;
-    const bool shared = k / 2 >= 2;
+    rule.undivided = k % 2 != 0;
+    const bool shared = k >= 2;
     const double shift = 0.6 * (rule.undivided || shared ? 1 : RANKS);
     make(e, true, rule, NG_SPREAD_ALL, 0);
     for (int step = 0; step < 2; step++) {

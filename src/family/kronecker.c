@@ -250,11 +250,6 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
         "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
         "factor");
   }
-  if (s->fold == NG_FOLD_DIRECT && s->factor_dtype != NG_F32) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
-                      o->factor_dtype);
-  }
   /* Eigenvalues may be 0, so 1 / damping must fit. */
   if (s->solver == NG_SOLVER_EIGEN && s->prediv && s->inverse_dtype == NG_F16 &&
       s->damping * ng_dtype_most(NG_F16) < 1.0) {

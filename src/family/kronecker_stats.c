@@ -77,16 +77,6 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
 }
 
-/* fold = direct adds to the average itself, so a sample that may overflow f32 is refused before. A
- * quarter of the range keeps averages of samples, and sums over ranks, inside. */
-static bool fits(const ng_obs *o, const ng_stat *s, call_scale c) {
-  const double S = (double)o->positions, most = fmax(o->most, 1.0); /* the input of a bias is 1 */
-  const double x = c.reduce == 2 ? S * most : most;
-  const double raw = (double)s->take * (c.reduce != 0 ? 1.0 : S) * x * x;
-  const double limit = ng_dtype_most(NG_F32) / 4.0;
-  return raw <= limit && c.alpha <= limit && c.alpha * raw <= limit;
-}
-
 /* output_factor = diagonal: every part of G has order 1. */
 static bool single(const ng_obs *o, const ng_side *side) {
   return o->what == NG_SEES_OUTGRAD && side->parts > 1 && side->parts == o->v.columns;
@@ -145,13 +135,6 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const ng_side *side = &ng_kron_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_stat *s = side->stat;
   const call_scale c = scale_of(b, o, s);
-  if (s->rule.direct && !fits(o, s, c)) {
-    return ng_fail(
-        b->ctx, NG_SKIPPED,
-        "layer '%s': %s of up to %g could leave f32 in the average %s, which fold = direct "
-        "adds to; nothing was folded",
-        b->name, o->what == NG_SEES_OUTGRAD ? "output gradients" : "inputs", o->most, s->name);
-  }
   if (side->part->diagonal) return add_tokens(b, o, side, c.alpha);
   ng_stat_retain(b->ctx->queue, s);
   if (single(o, side)) {

@@ -144,29 +144,6 @@ static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alp
   }
 }
 
-/* fold = direct adds to the average itself, so a sample that may overflow f32 is refused before. A
- * quarter of the range keeps averages of samples, and sums over ranks, inside. */
-static bool fits(ng_block *b, const ng_view *x, const ng_view *g, double by2, double *most) {
-  const ng_norm *k = ng_norm_of_block(b);
-  const ng_stat *s = b->stat;
-  const int64_t ld = ng_round16(k->width);
-  const double limit = ng_dtype_most(NG_F32) / 4.0;
-  float *q = (float *)ng_scratch(b) + x_floats(b);
-  void *room = q + CHUNK * ld;
-  *most = 0.0;
-  ng_norm_moments(b->ctx, &k->of, x, room);
-  for (int64_t from = 0, count; from < s->take; from += count) {
-    count = ng_min64(CHUNK, s->take - from);
-    ng_norm_sums(b->ctx, &k->of, x, g, from, count, q, ld, room);
-    if (!all_finite(q, count, k->width, ld)) *most = (double)INFINITY;
-    for (int64_t i = 0; i < count; i++) {
-      *most = fmax(*most, (double)ng_float_of_bits(ng_most_bits(q + i * ld, k->width)));
-    }
-  }
-  const double raw = (double)s->take * *most * *most;
-  return raw <= limit && by2 <= limit && by2 * raw <= limit;
-}
-
 ng_status ng_norm_observe(ng_block *b, const ng_obs *o) {
   ng_norm *k = ng_norm_of_block(b);
   const ng_stat *s = b->stat;
@@ -176,13 +153,6 @@ ng_status ng_norm_observe(ng_block *b, const ng_obs *o) {
   if (st != NG_OK) return st;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0, by = c / o->loss_scale;
   const double alpha = s->mix.fresh * by * by / (double)s->take;
-  double most;
-  if (s->rule.direct && !fits(b, &x, &o->v, by * by / (double)s->take, &most)) {
-    return ng_fail(b->ctx, NG_SKIPPED,
-                   "layer '%s': gradients of single samples of up to %g could leave f32 in the "
-                   "average %s, which fold = direct adds to; nothing was folded",
-                   b->name, most, s->name);
-  }
   if (k->full) {
     add_full(b, &x, &o->v, alpha);
   } else {

@@ -77,9 +77,8 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         const int64_t all = ng_times(ng_stat_sent_count(s, part), (int64_t)sizeof(float));
         part->whole = take_sum(plan, s, all);
       }
-      part->sum = s->rule.direct ? part->average
-                  : s->whole ? take_run(plan, NG_USE_SUMS, &plan->apart, n * (int64_t)sizeof(float))
-                             : take_sum(plan, s, n * ng_dtype_size(s->wire));
+      part->sum = s->whole ? take_run(plan, NG_USE_SUMS, &plan->apart, n * (int64_t)sizeof(float))
+                           : take_sum(plan, s, n * ng_dtype_size(s->wire));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }

@@ -260,8 +260,6 @@ void ng_place_stats(ng_block *b) {
     ng_stat *s = &b->stat[i];
     if (b->ctx->place != NULL) b->ctx->place(b, s);
     const bool own = s->owner == rank;
-    /* Direct addition needs the average on every rank that observes. */
-    if (s->spread == NG_SPREAD_OWNER) s->rule.direct = false;
     s->observes = s->spread != NG_SPREAD_LOCAL || own;
     const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;
     s->keeps = own || everywhere;

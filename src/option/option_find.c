@@ -48,6 +48,7 @@ int32_t ng_option_find(const char *name) {
 
 /* `standard` is the default that the option had: a state with that value still loads. */
 const ng_option_gone ng_options_gone[] = {
+    {"fold", "sum", "observations of a step are always summed first"},
     {"schedule", "",
      "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
      "functions of the step"},

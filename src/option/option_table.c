@@ -167,12 +167,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .per_layer = true,
         .help = "The weight of one observation in the mean over a step and over ranks: its "
                 "samples, or 1."),
-    ROW(fold, STATISTICS, .standard = "sum", ONE_OF_2(NG_FOLD_SUM, "sum", NG_FOLD_DIRECT, "direct"),
-        KRONECKER,
-        .help = "How observations enter the running average.\n"
-                "- sum: the observations of a step are summed first.\n"
-                "- direct: the only observation is added directly, which halves the memory of the "
-                "factors."),
     ROW(stat_period, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
         .per_layer = true, .live = true, .help = "Steps between observations of statistics."),
     ROW(solve_period, STATISTICS, .standard = "10", .lower = 1, .upper = COUNT_MAX, .unit = "steps",

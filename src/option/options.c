@@ -139,11 +139,6 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
     return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0",
                       full->clip);
   }
-  /* A refresh compares the average with the one before. */
-  if (s.stat_refresh == NG_REFRESH_ADAPTIVE && s.fold == NG_FOLD_DIRECT) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "stat_refresh = adaptive needs fold = sum, it is direct");
-  }
   if (s.placement == NG_PLACEMENT_SPNGD && !s.colocate) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "placement = spngd gives whole layers to ranks: colocate must be 1");

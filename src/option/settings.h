@@ -31,7 +31,6 @@ typedef enum ng_stat_scale {
 typedef enum ng_positions { NG_POSITIONS_EXPAND, NG_POSITIONS_REDUCE } ng_positions;
 typedef enum ng_calls { NG_CALLS_MEAN, NG_CALLS_EMA, NG_CALLS_LAST } ng_calls;
 typedef enum ng_call_weight { NG_CALL_WEIGHT_SAMPLES, NG_CALL_WEIGHT_EQUAL } ng_call_weight;
-typedef enum ng_fold { NG_FOLD_SUM, NG_FOLD_DIRECT } ng_fold;
 typedef enum ng_clip_kind {
   NG_CLIP_KL,
   NG_CLIP_RESCALE,
@@ -121,7 +120,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(INT, stat_batch, int64_t)                                                                      \
   X(CHOICE, calls, ng_calls)                                                                       \
   X(CHOICE, call_weight, ng_call_weight)                                                           \
-  X(CHOICE, fold, ng_fold)                                                                         \
   X(INT, stat_period, int64_t)                                                                     \
   X(INT, solve_period, int64_t)                                                                    \
   X(CHOICE, stat_refresh, ng_refresh)                                                              \

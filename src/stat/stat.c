@@ -72,9 +72,7 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
     return;
   }
   const double rho = rho_of(s);
-  if (s->rule.direct) {
-    s->mix = (ng_mix){rho, 1.0 - rho};
-  } else if (s->rule.calls == NG_CALLS_EMA) {
+  if (s->rule.calls == NG_CALLS_EMA) {
     s->mix = (ng_mix){more ? rho : 1.0, 1.0 - rho};
   } else {
     s->mix = (ng_mix){s->rule.calls == NG_CALLS_LAST && more ? 0.0 : 1.0, weight_of(s)};
@@ -106,15 +104,15 @@ void ng_stat_count(ng_stat *s) {
     return;
   }
   const double weight = weight_of(s), rho = rho_of(s);
-  const bool ema = s->rule.calls == NG_CALLS_EMA && !s->rule.direct;
-  if (s->rule.calls == NG_CALLS_LAST && !s->rule.direct) s->w = 0.0;
+  const bool ema = s->rule.calls == NG_CALLS_EMA;
+  if (s->rule.calls == NG_CALLS_LAST) s->w = 0.0;
   s->keep = ema && s->w > 0.0 ? s->keep * rho : rho;
   s->w += weight;
 }
 
 /* Earlier calls stay, unless calls = last: this was the last call on all ranks. */
 void ng_stat_pass(ng_queue *q, ng_stat *s) {
-  const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST && !s->rule.direct;
+  const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST;
   if (!last || s->w == 0.0) return;
   s->mix.old = 0.0;
   ng_stat_retain(q, s);
@@ -140,18 +138,16 @@ void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
 /* The numbers of f16 end at 65504, which a sum over a batch soon is. */
 bool ng_stat_as_mean(const ng_stat *s) { return s->travels == NG_F16 && s->observers > 1; }
 
-/* fold = direct sends averages: each counts by its share of the samples.  Otherwise raw sums travel
- * and the fold divides by the weight of all ranks, so uneven shards count as they should. */
+/* Raw sums are sent; the fold divides by the weight of all ranks, so uneven shards count as they
+ * should. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   double own = 1.0;
   if (!s->rule.averaged || !s->observes) return;
-  if (s->rule.direct) {
-    own = s->w / s->total;
-  } else if (s->rule.calls == NG_CALLS_EMA && s->w > 0.0) {
+  if (s->rule.calls == NG_CALLS_EMA && s->w > 0.0) {
     own = s->w;
   }
   if (ng_stat_as_mean(s)) own /= s->total;
-  for (int32_t i = 0; i < s->parts && (own != 1.0 || s->rule.direct); i++) {
+  for (int32_t i = 0; i < s->parts && own != 1.0; i++) {
     scale(q, s, &s->part[i], own);
   }
 }
@@ -244,10 +240,9 @@ static bool stays(ng_queue *q, ng_stat *s, ng_mix mix) {
   for (int32_t i = 0; i < s->groups && s->shift != NULL; i++) {
     shift = fmax(shift, fabs(s->shift[i]));
   }
-  const double fresh = s->rule.direct ? 0.0 : mix.fresh * largest(q, s, true);
+  const double fresh = mix.fresh * largest(q, s, true);
   if (shift == 0.0 && fresh <= (1.0 - mix.old) * most) return true;
   const double old = largest(q, s, false);
-  if (s->rule.direct) return old + mix.old * shift <= most;
   return old + shift <= most && mix.old * (old + shift) + fresh <= most;
 }
 
@@ -260,25 +255,24 @@ static void zero(const ng_stat *s) {
 
 /* A posted sum contains samples of other ranks, even without own samples. */
 void ng_stat_forget(ng_stat *s) {
-  if (s->observes && !s->rule.direct && (s->w > 0.0 || s->total > 0.0 || s->posted)) zero(s);
+  if (s->observes && (s->w > 0.0 || s->total > 0.0 || s->posted)) zero(s);
   close(s);
 }
 
 /* Ranks that sum share the shift, each adding its part, except where all hold the whole shift,
  * share their batches, or one rank alone keeps the average. */
-static void add_shift(ng_queue *q, ng_stat *s, double keep) {
+static void add_shift(ng_queue *q, ng_stat *s) {
   const bool all = s->spread == NG_SPREAD_OWNER || s->rule.undivided || s->shared;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    const double d = s->rule.direct ? keep * by : by;
-    if (s->symmetric && !ng_stat_wide(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, d);
+    if (s->symmetric && !ng_stat_wide(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, by);
     for (int64_t j = 0; j < p->rows && ng_stat_wide(s); j++) {
-      ((double *)p->average)[ng_sym_at(p->rows, j, j)] += d;
+      ((double *)p->average)[ng_sym_at(p->rows, j, j)] += by;
     }
     for (int64_t j = 0; j < p->diagonal && !s->symmetric; j++) {
       float *x = (float *)p->average + j;
-      *x = (float)((double)*x + d);
+      *x = (float)((double)*x + by);
     }
   }
 }
@@ -306,7 +300,7 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->total > 0.0)) return NG_OK;
   const bool has = s->observes && (s->keeps || !ng_stat_to_owner(s)); /* the sum over ranks */
-  if (!s->rule.direct && has && !sums_finite(q, s)) {
+  if (has && !sums_finite(q, s)) {
     ng_stat_forget(s);
     return NG_SKIPPED;
   }
@@ -318,14 +312,14 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
       return NG_SKIPPED;
     }
     if (s->shift != NULL) {
-      add_shift(q, s, mix.old);
+      add_shift(q, s);
       memset(s->shift, 0, (size_t)s->groups * sizeof *s->shift);
     }
-    for (int32_t i = 0; i < s->parts && !s->rule.direct; i++) {
+    for (int32_t i = 0; i < s->parts; i++) {
       fold_part(q, s, &s->part[i], mix);
     }
     ng_queue_wait(q);
-  } else if (s->observes && !s->rule.direct) {
+  } else if (s->observes) {
     zero(s);
   }
   s->started = true;

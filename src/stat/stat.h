@@ -53,7 +53,6 @@ typedef struct ng_mix {
 /* Options of the same names. */
 typedef struct ng_rule {
   bool averaged; /* false: no `average`, and the other fields are unused */
-  bool direct;   /* fold = direct: `sum` is `average`, one observation a step                     */
   ng_calls calls;
   ng_call_weight weight;
   ng_start start;
@@ -120,8 +119,7 @@ int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of one of its arrays */
 /* Whether both may be sent in one message: contiguous, of the same type. */
 static inline bool ng_stat_joins(const ng_stat *before, const ng_stat *s) {
-  return before->wire == s->wire && before->travels == s->travels &&
-         before->rule.direct == s->rule.direct && (!s->rule.direct || before->whole == s->whole);
+  return before->wire == s->wire && before->travels == s->travels;
 }
 /* The sent elements of an array: their number and address. */
 int64_t ng_stat_sent_count(const ng_stat *s, const ng_stat_part *p);
@@ -160,7 +158,7 @@ void ng_stat_weights(const ng_stat *s, double w[2]);
 void ng_stat_agreed(ng_stat *s, const double total[2], bool shared);
 /* Sent sums add up to a mean, not a sum: the totals must be known. */
 bool ng_stat_as_mean(const ng_stat *s);
-/* Scale own sums so that the sums of all ranks add up. fold = direct and f16 need the totals. */
+/* Scale own sums so that the sums of all ranks add up. f16 needs the totals. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 
 /* With `whole`: copy this rank's sums to both triangles; copy the reduced triangles back. */

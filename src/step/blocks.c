@@ -97,9 +97,6 @@ static void set_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    /* Gradients are observed before `check`, which may fail: their sums must be separate to be
-     * undone. */
-    s->rule.direct = s->rule.averaged && o->fold == NG_FOLD_DIRECT && s->sees != NG_SEES_FLATGRAD;
     s->rule.calls = o->calls;
     s->rule.weight = o->call_weight;
     s->rule.start = o->stat_start;
@@ -109,8 +106,6 @@ static void set_rules(ng_block *b) {
     if (s->kept == 0) s->kept = NG_F32;
     if (s->wire == 0) s->wire = NG_F32;
     s->travels = s->rule.averaged && s->wire == NG_F32 ? o->wire_dtype : s->wire;
-    /* A sum that is rounded for the wire cannot be the average itself. */
-    if (s->travels != s->wire) s->rule.direct = false;
     if (s->rule.averaged && s->spread == NG_SPREAD_ALL) {
       s->spread = o->statistics == NG_STATISTICS_LOCAL   ? NG_SPREAD_LOCAL
                   : o->statistics == NG_STATISTICS_OWNER ? NG_SPREAD_OWNER

@@ -5,8 +5,8 @@
  * any sum changes, and the next step is skipped.  A family with `scans` finds such values itself,
  * in what it reads.
  *
- * Local: ranks may observe in any order, any number of times per layer (once with fold = direct;
- * once per layer in the micro-batch with ng_batch.last, where complete sums are posted: sums.c). */
+ * Local: ranks may observe in any order, any number of times per layer (once
+ * per layer in the micro-batch with ng_batch.last, where complete sums are posted: sums.c). */
 #include "step/step.h"
 
 /* Micro-batches of a step may differ in size and scale; each observation uses its own. */
@@ -215,7 +215,7 @@ static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
   return channels ? view_channels(p, e, s, grad, o) : view_rows(p, e, s, grad, o);
 }
 
-/* Refuse an observation of a complete statistic (fold = direct, or sums already sent).  This is an
+/* Refuse an observation of a complete statistic: its sums were sent.  This is an
  * error of the program, not a non-finite value. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
   const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
@@ -232,12 +232,6 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
       return ng_fail(b->ctx, NG_ERR_STATE,
                      "layer '%s': its %s was observed after what was seen of it was sent to other "
                      "ranks",
-                     b->name, what);
-    }
-    if (s->rule.direct && s->w > 0.0) {
-      return ng_fail(b->ctx, NG_ERR_STATE,
-                     "layer '%s': its %s was observed a second time in this step; fold = direct "
-                     "allows one observation, fold = sum any number",
                      b->name, what);
     }
   }
@@ -436,8 +430,7 @@ void ng_gradients_undo(ng_precond *p) {
 
 /* ---- forget ----------------------------------------------------------------------------------*/
 
-/* Forget all observations since the last step.  Averages stay (with fold = direct they contain the
- * observations). */
+/* Forget all observations since the last step; averages stay. */
 void ng_step_reset(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];

@@ -22,9 +22,8 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
 }
 
 /* Only counted steps advance the period, so step 0 is always due.  A kind of array that no rank has
- * shown yet is due off the period: a layer excluded at its first due step starts when it returns.
- * An excluded block (`out`) is due with fold = direct only, because its average already has the
- * sum. */
+ * shown yet is due off the period: a layer excluded at its first due step starts when it returns. An excluded
+ * block (`out`) is never due. */
 static bool block_due(const ng_precond *p, const ng_block *b) {
   bool period = p->steps % b->base.stat_period == 0;
   if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) {
@@ -33,8 +32,7 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
       period = period || stale_due(p, b, &b->stat[i]);
     }
   }
-  if (b->out) return period && b->base.fold == NG_FOLD_DIRECT;
-  if (b->entry != NULL && b->entry->asleep) return false;
+  if (b->out || (b->entry != NULL && b->entry->asleep)) return false;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     if (!b->seen[kind]) return true; /* equal on all ranks */
   }

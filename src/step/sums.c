@@ -11,9 +11,7 @@
 /* Equal on all ranks: spread and totals are agreed; the header demands one order of
  * observations. */
 static bool sends(const ng_stat *s) {
-  /* with fold = direct an unobserved sum is the average itself, equal everywhere; f16 needs the
-   * totals */
-  const bool any = s->total > 0.0 || !(s->rule.direct || ng_stat_as_mean(s));
+  const bool any = s->total > 0.0 || !ng_stat_as_mean(s); /* f16 needs the totals */
   return ng_stat_sent(s) && s->observes && !s->posted && any;
 }
 
@@ -121,8 +119,7 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 /* ---- ahead of the step -----------------------------------------------------------------------*/
 
 /* Decide at the begin of the micro-batch whose sums may leave before `check`, because a period may
- * change before its end.  Not for families that read gradients, nor blocks of several layers; with
- * fold = direct the wire scale needs the totals of `check`. */
+ * change before its end.  Not for families that read gradients, nor blocks of several layers. */
 void ng_exchange_begin_last(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
