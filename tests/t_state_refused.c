@@ -188,7 +188,7 @@ static void publish(forgery *f, const char *name, const char *crc) {
 }
 
 /* Changes of the tensor fc1/A. */
-enum { KEPT, MISSING, FURTHER, OTHER_TYPE, OTHER_RANK, SHORTER, NOT_A_NUMBER, INFINITE };
+enum { KEPT, MISSING, FURTHER, OLDER, OTHER_TYPE, OTHER_RANK, SHORTER, NOT_A_NUMBER, INFINITE };
 
 static void spoil(forgery *f, int how, float *room) {
   int32_t i = 0;
@@ -199,8 +199,9 @@ static void spoil(forgery *f, int how, float *room) {
     f->t[i] = f->t[--f->n];
     break;
   case FURTHER:
+  case OLDER:
     f->t[f->n] = f->t[i];
-    f->t[f->n++].name = "fc1/B";
+    f->t[f->n++].name = how == OLDER ? "window/gram_rest" : "fc1/B";
     break;
   case OTHER_TYPE:
     f->t[i].dtype = NGIO_I32;
@@ -230,6 +231,8 @@ static const struct {
 } lies[] = {
     {MISSING, NULL, NULL, "tensor 'fc1/A' is missing"},
     {FURTHER, NULL, NULL, "tensor 'fc1/B' does not belong"},
+    {OLDER, NULL, NULL,
+     "tensor 'window/gram_rest' was written by an older version (0.2.0); this version cannot load"},
     {OTHER_TYPE, NULL, NULL, "tensor 'fc1/A' has another dtype"},
     {OTHER_RANK, NULL, NULL, "tensor 'fc1/A' has another shape"},
     {SHORTER, NULL, NULL, "tensor 'fc1/A' has another shape"},

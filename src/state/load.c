@@ -83,7 +83,10 @@ static void check_extra(ng_work *w) {
   for (int32_t i = 0; i < ngio_tensors_count(w->file) && w->st == NG_OK; i++) {
     const char *name = ngio_tensors_at(w->file, i)->name;
     if (!belongs(w, name)) {
-      (void)refuse(w, ngio_quote(name).text, "does not belong to this model");
+      (void)refuse(w, ngio_quote(name).text,
+                   ng_is(name, "window/gram_rest")
+                       ? "was written by an older version (0.2.0); this version cannot load it"
+                       : "does not belong to this model");
     }
   }
 }
