@@ -86,43 +86,48 @@ static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)siz
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
+/* Position of the next field by the size of its elements: 1, 2, 4, 8 bytes. */
 typedef struct lister {
   ng_work *w;
-  int64_t width; /* list the fields with elements of so many bytes */
-  char *name;    /* where the next name is written */
+  int32_t next[NG_WIDEST + 1];
+  char *name; /* where the next name is written */
 } lister;
 
 /* Every rank counts all fields: `data` may be NULL, the sizes are known. */
 static ng_status count_field(void *arg, const char *key, ng_field *f) {
-  ng_work *w = arg;
-  w->fields++;
-  w->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
-  w->largest = ng_max64(w->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
+  lister *l = arg;
+  l->w->fields++;
+  l->next[ng_dtype_size(f->dtype)]++;
+  l->w->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
+  l->w->largest = ng_max64(l->w->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
   return NG_OK;
 }
 
 static ng_status list_field(void *arg, const char *key, ng_field *f) {
   lister *l = arg;
-  if (ng_dtype_size(f->dtype) != l->width) return NG_OK;
-  l->w->item[l->w->fields++] = (ng_item){.f = *f, .key = key, .name = l->name};
+  l->w->item[l->next[ng_dtype_size(f->dtype)]++] = (ng_item){.f = *f, .key = key, .name = l->name};
   l->name = stpcpy(stpcpy(stpcpy(l->name, key), "/"), f->name) + 1;
   return NG_OK;
 }
 
-/* Wide dtypes first, so that all data of the file is aligned. */
+/* Wide dtypes come first, so all data of the file are aligned. */
 static bool list_fields(ng_work *w) {
   lister l = {.w = w};
-  (void)ng_state_fields(w->p, count_field, w);
+  (void)ng_state_fields(w->p, count_field, &l);
   w->value_count = ng_state_values(w->p);
   w->room = w->fields;
-  w->fields = 0;
   if (!ng_work_take(w, &w->item, items_bytes(w->room)) ||
       !ng_work_take(w, &w->names, w->names_bytes)) {
+    w->fields = 0; /* nothing is listed */
     return false;
   }
   l.name = w->names;
-  for (l.width = NG_WIDEST; l.width > 0; l.width /= 2)
-    (void)ng_state_fields(w->p, list_field, &l);
+  for (int32_t width = NG_WIDEST, at = 0; width > 0; width /= 2) {
+    const int32_t count = l.next[width];
+    l.next[width] = at;
+    at += count;
+  }
+  (void)ng_state_fields(w->p, list_field, &l);
   return true;
 }
 
