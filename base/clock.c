@@ -1,5 +1,5 @@
-/* clock.c: one monotonic clock for the library, the trainer and the benches, so that what they
- * report can be subtracted from each other. */
+/* clock.c: one monotonic clock for the library, the trainer and the benches, so their times
+ * can be compared. */
 #include "clock.h"
 
 #include <time.h>

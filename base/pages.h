@@ -7,7 +7,7 @@
 
 /* At a multiple of `align` (a power of two, of pointers at least); free() takes it back.  NULL: none left. */
 void *ng_pages_take(size_t bytes, size_t align);
-/* The large pages that lie inside `at`, memory that nobody has touched yet: a wish. */
+/* Ask for large pages inside `at`, which must be untouched memory. A hint only. */
 void ng_pages_wish(void *at, size_t bytes);
 
 #endif

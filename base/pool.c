@@ -3,7 +3,7 @@
  * No OpenMP: a second runtime in a Python process throttles the first, and thread sanitizers cannot
  * see through it.  The partition is static (piece i of n is in share i T / n), so the same pieces run after
  * each other on every call, and nearly always the same work meets the same thread.  A share that its worker
- * has not begun when the caller is done with its own is the caller's: nobody waits for a thread to wake up,
+ * has not begun when the caller has finished its own share goes to the caller. No call waits for a thread to wake up,
  * which on a busy machine takes longer than the work of most loops. */
 #include "pool.h"
 
@@ -41,8 +41,8 @@ static void run_share(const ng_pool *pool, int32_t me) {
   }
 }
 
-/* All that is shared is read and written under the lock, but the job, which stays until the round's last share
- * is done; a worker that comes later finds its share taken and reads none of it. */
+/* Shared fields are read and written under the lock. The job needs no lock: it stays until the last share of the
+ * round is done, and a late worker finds its share taken and does not read the job. */
 static void *worker(void *arg) {
   ng_pool *pool = arg;
   (void)pthread_mutex_lock(&pool->lock);

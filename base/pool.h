@@ -21,12 +21,12 @@ typedef struct ng_pool_alloc {
  * system has no more (ng_pool_threads tells). */
 ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc);
 void ng_pool_destroy(ng_pool *pool); /* accepts NULL */
-/* In a forked child, which has none of the threads: gives back the memory and waits for nobody. */
+/* In a forked child, which has none of the threads: free the memory; wait for no thread. */
 void ng_pool_leave(ng_pool *pool);
 int32_t ng_pool_threads(const ng_pool *pool);
 
-/* task(arg, i) for every i in [0, n), in T shares of neighbours, each of them in one thread; returns when all
- * are done.  The caller has the first, and every other that no thread has begun by then: all shares may run
+/* task(arg, i) for every i in [0, n), in T contiguous shares, each in one thread; returns when every share
+ * is done.  The caller has the first, and every other that no thread has begun by then: all shares may run
  * in one thread, so none may wait for another.  Called by one thread at a time, and not from within a task. */
 void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 

@@ -19,7 +19,7 @@
 #define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + NG_FETCH_AHEAD))
 /* For the line at a number, wherever that is. */
 #define NG_FETCH_LINE(number) __builtin_prefetch((const void *)(number))
-/* All lines of `bytes` from `address` on: what is read soon, and does not follow what is read now. */
+/* Fetch all lines of `bytes` from `address`: data needed soon and not contiguous with the current data. */
 #define NG_FETCH_LINES(address, bytes)                                                             \
   do {                                                                                             \
     for (int64_t line = 0; line < (bytes); line += 64) {                                           \

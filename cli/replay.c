@@ -111,7 +111,7 @@ static int configure(const recording *r, const char *path, const cli_args *args,
 
 /* The largest error of one comparison. */
 typedef struct answer {
-  const char *what; /* what was compared after each step; NULL: nothing */
+  const char *what; /* the array compared after each step; NULL: none */
   double largest, tolerance;
   int step, layer;
 } answer;

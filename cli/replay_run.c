@@ -343,7 +343,7 @@ int replay_run(const replay_job *j, replay_rank *runs, bool fused) {
   }
   ng_threads_destroy(&group);
   free(thread);
-  /* Report a rank that failed by itself, not one that failed because another left (NG_ERR_COMM). */
+  /* Report the first cause: a rank with NG_ERR_COMM failed only because another rank left. */
   const replay_rank *worst = NULL;
   for (int i = 0; i < r->ranks && rc == CLI_OK; i++) {
     if (runs[i].status == NG_OK) continue;

@@ -1,7 +1,6 @@
 /* io.c: bytes of a file or of memory, one-line messages, payload memory.
  *
- * In: a path or a buffer.  Out: exact pieces of it; a read that comes up short is an error, never a
- * shorter result.  Files are read, not mapped: a mapped file that somebody cuts short raises a
+ * In: a path or a buffer.  Out: exactly the requested bytes; a short read is an error.  Files are read, not mapped: a mapped file that somebody cuts short raises a
  * signal in the middle of the caller's program.
  */
 #include "io.h"

@@ -5,7 +5,7 @@
  * returns an ngio_status and writes one line to the caller's buffer (`message` may be NULL); text
  * that comes out of a file is cleaned of control characters before it is quoted there.
  *
- * Everything on disk is little-endian, and so must the host be.
+ * Files are little-endian; the host must be little-endian, too.
  */
 #ifndef NGIO_IO_H
 #define NGIO_IO_H
@@ -20,12 +20,12 @@ extern "C" {
 
 typedef enum ngio_status {
   NGIO_OK = 0,
-  NGIO_ERR_FILE = -1, /* unreadable, damaged, not what was expected, or not writable             */
+  NGIO_ERR_FILE = -1, /* unreadable, damaged, of another kind, or not writable                   */
   NGIO_ERR_NOMEM = -2,
   NGIO_ERR_ARG = -3 /* the caller asked for something that cannot be written                   */
 } ngio_status;
 
-/* The values equal those of ng_dtype; src/state/work.c asserts it. */
+/* The values equal the values of ng_dtype; src/state/work.c asserts it. */
 typedef enum ngio_dtype {
   NGIO_F32 = 1,
   NGIO_F64 = 2,
@@ -84,7 +84,7 @@ void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void 
 /* All n bytes, or an error.  A stream is read in order: offset is where it stands. */
 ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n, char *message,
                              size_t size);
-/* A stream has nothing after what was read (the size of the others has told). */
+/* Fail if the stream has more bytes; the size of a file is known from the start. */
 ngio_status ngio_source_end(ngio_source *s, char *message, size_t size);
 void ngio_source_close(ngio_source *s);
 

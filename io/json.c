@@ -62,7 +62,7 @@ static char *escape(char *to, unsigned char c) {
   return to;
 }
 
-/* Names: short, and nothing to escape.  The last eight bytes are looked at together, some of them twice. */
+/* Names: short, and nothing to escape.  The last eight bytes are tested together, so some bytes are tested twice. */
 static int short_string(ngio_out *o, const char *text, size_t n) {
   if (n > PIECE || !ngio_out_reserve(o, n + 2)) return 0;
   char *to = o->text + o->used;
@@ -84,7 +84,7 @@ static int short_string(ngio_out *o, const char *text, size_t n) {
   return 1;
 }
 
-/* Eight bytes are copied at once, and only those in front of one that must be escaped count. */
+/* Copy eight bytes at once; only the bytes before the first escaped byte count. */
 void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
   const char *end = text + n;
   while (text < end) {

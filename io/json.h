@@ -88,7 +88,7 @@ typedef struct ngio_value {
 
 typedef struct ngio_json ngio_json;
 
-/* Parse a copy of the n bytes.  NGIO_ERR_FILE with "line L: what was expected", or NGIO_ERR_NOMEM;
+/* Parse a copy of the n bytes.  NGIO_ERR_FILE with "line L: expected ...", or NGIO_ERR_NOMEM;
  * *out is NULL then. */
 ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
                             size_t size);

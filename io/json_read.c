@@ -1,7 +1,7 @@
 /* json_read.c: the suspicious half of the JSON room: a text of anybody's to values, in one pass.
  *
- * Values lie in one array in the order of the text, those of a list or map right behind it; strings stay
- * where they were in a copy of the text.  So a hundred thousand lines cost two blocks of memory, not half
+ * Values lie in one array in the order of the text: the values of a list or map follow it. Strings stay
+ * in place in a copy of the text.  So a hundred thousand lines cost two blocks of memory, not half
  * a million.  Strict (RFC 8259): UTF-8 without a NUL, no key twice, no number that does not fit.
  */
 #include "io.h"
@@ -24,7 +24,7 @@ typedef struct slot {
 
 typedef struct ngio_index {
   struct ngio_index *next;
-  uint64_t seed; /* an address, so that nobody can write a file all of whose keys meet */
+  uint64_t seed; /* an address: no file can force all its keys into one place */
   uint32_t mask; /* places - 1 */
   slot slots[];
 } ngio_index;
@@ -39,7 +39,7 @@ struct ngio_json {
 typedef struct parser {
   ngio_json *doc;
   char *at, *end;          /* *end is a 0 */
-  const char *why, *twice; /* what is wrong; or a key that is there twice */
+  const char *why, *twice; /* the mistake; or a duplicate key */
   int memory;
 } parser;
 
@@ -87,7 +87,7 @@ static char *utf8(char *to, uint32_t c) {
   return to;
 }
 
-/* Behind "\u"; never longer than what it replaces. */
+/* After "\u"; never longer than the escape that it replaces. */
 static int unicode(parser *p, char **to) {
   uint32_t c, low;
   if (!hex4(p->at, &c)) return wrong(p, "\\u without four hexadecimal digits");
@@ -127,7 +127,7 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
     uint64_t eight;
     memcpy(&eight, at, 8);
     *high |= n < 8 ? eight & ((UINT64_C(1) << (8 * n)) - 1) : eight;
-    if (n == 8 || at - to >= 8) { /* what is overwritten has been read */
+    if (n == 8 || at - to >= 8) { /* the overwritten bytes have been read */
       memcpy(to, &eight, 8);
     } else if (to != at) {
       for (int i = 0; i < n; i++)
@@ -418,7 +418,7 @@ static int all(parser *p) {
   return p->at == p->end ? 1 : wrong(p, "something behind the value");
 }
 
-/* *why: what is wrong, or NULL with *place the duplicate key; *place: where in `text`. */
+/* *why: the mistake, or NULL with *place the duplicate key; *place: where in `text`. */
 static ngio_status parse(char *text, size_t n, ngio_json **out, const char **why,
                          const char **place) {
   ngio_json *d = calloc(1, sizeof *d);

@@ -1,8 +1,8 @@
 /* npy.h: read NumPy's .npy files (format versions 1.0, 2.0, 3.0).
  *
  * Read are C-ordered little-endian arrays of f4, f8, i4, i8 and u1 with at most NGIO_MAX_DIMS axes.
- * Anything else is refused by name, and so is a file whose length differs from what its header
- * says, by a single byte.
+ * Other arrays are refused by name. A file whose length differs from its header by a single
+ * byte is refused.
  */
 #ifndef NGIO_NPY_H
 #define NGIO_NPY_H

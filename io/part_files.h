@@ -7,7 +7,7 @@
  * everything else.  A name may be anybody's: nothing is removed that does not say this of itself.
  *
  * In:  a path.
- * Out: names; parts that nobody needs any more are removed. */
+ * Out: names; parts that no whole needs are removed. */
 #ifndef NGIO_PART_FILES_H
 #define NGIO_PART_FILES_H
 
@@ -19,7 +19,7 @@ extern "C" {
 
 #define NGIO_PART "natgrad.part"
 #define NGIO_PART_WHOLE "natgrad.whole"
-/* Room for what is added to a path, and for "r of n"; digits of an id. */
+/* Bytes for the suffix of a path and for "r of n"; digits of an id. */
 enum { NGIO_PART_ROOM = 64, NGIO_PART_ID = 8 };
 
 /* Into `out`, of strlen(path) + NGIO_PART_ROOM; part 0 has the path itself. */
@@ -31,17 +31,17 @@ void ngio_part_says(char out[NGIO_PART_ROOM], int32_t part, int32_t parts); /* "
  * being written. */
 int ngio_part_named(const char *end, int passing);
 
-/* Room for the name of any file in the folder of `path`. */
+/* Bytes for the name of any file in the folder of `path`. */
 size_t ngio_parts_room(const char *path);
-/* The name, in `room`, of every file beside `path` that is called like one of its parts, whatever it is, until
- * each() does not return 0; a folder that cannot be read: as if there were none. */
+/* Call each() with the name, in `room`, of every file beside `path` that is named like a part, until each() does not
+ * return 0.  An unreadable folder counts as empty. */
 int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const char *name),
                     void *user);
 
-/* Removes the parts of `path` that are not of the whole `id` (NULL: all of them), and what a rank that was killed left of
- * one.  They are regular files and begin as the writer of a part begins them, with what their name says; one that is
- * being written, and so is locked, stays.  For who keeps other writers away from `path`:
- * ngio_writer_finish_whole, or the owner of a folder. */
+/* Remove the parts of `path` that belong to another whole than `id` (NULL: every part), and the unfinished files of
+ * killed ranks.  Only regular files whose first bytes agree with their name are removed; a locked file is being written
+ * and stays.  The caller must keep other writers of `path` away, as ngio_writer_finish_whole and the owner of a folder
+ * do. */
 void ngio_parts_sweep(const char *path, const char *id, char *room);
 
 #ifdef __cplusplus

@@ -6,8 +6,8 @@
  *
  * The reader believes nothing: a key twice, an offset outside the file, tensors that overlap or
  * leave a gap, a shape that does not give the bytes, a byte too many or too few, all are errors
- * that name the tensor.  What it returns is consistent; whether it is *right* (a checksum, a finite
- * number) is for the caller to ask.
+ * that name the tensor.  The result is consistent; the caller checks the values (checksums,
+ * finite numbers).
  *
  * The writer leaves an earlier file of the same name whole until the new one is complete and on
  * the disk: it writes PATH.natgrad-part in the same folder, flushes it, renames it, flushes the folder.  On
@@ -60,7 +60,7 @@ void ngio_tensors_close(ngio_tensors **f);
 int32_t ngio_tensors_count(const ngio_tensors *f);
 const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i); /* in order of the data     */
 const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name); /* or NULL         */
-/* Where in the file the data of one of its tensors begin: for who reads some of them by ngio_source_read. */
+/* Offset of the data of a tensor in the file, for ngio_source_read. */
 int64_t ngio_tensors_place(const ngio_tensors *f, const ngio_tensor *t);
 int64_t ngio_tensors_bytes(const ngio_tensors *f); /* of all data                                 */
 int32_t ngio_tensors_text_count(const ngio_tensors *f);
@@ -78,13 +78,13 @@ ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int
 
 /* Piece by piece, when the data do not exist all at once.  _create announces everything and writes
  * the header; _put appends data, tensor after tensor in the order announced (any cut); _finish makes
- * the file appear under its name and ends the writer, whatever the result.  _flush does what of that may
- * want room: after it all is on the disk, still under the other name.  _abandon ends the writer without
+ * the file appear under its name and ends the writer, whatever the result.  _flush writes
+ * everything to the disk under the temporary name, so a full disk fails here.  _abandon ends the writer without
  * a trace.  Nothing is needed of `tensors` and `text` after _create.  Wider dtypes must come first,
  * so that all data is aligned: anything else is NGIO_ERR_ARG.
  *
- * _stream is a _create whose bytes, those of a file, go to the caller's `write` in order, and
- * nowhere else: after a failure, what it has got is for the caller to drop.  `label` stands for the
+ * _stream passes the bytes of the file to the caller's `write` in order. After a failure the
+ * caller drops the bytes that it received.  `label` stands for the
  * path in messages. */
 ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
                                const ngio_text *text, int32_t texts, ngio_writer **out,
@@ -96,9 +96,8 @@ ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, cha
                             size_t size);
 ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size);
 ngio_status ngio_writer_finish(ngio_writer **w, char *message, size_t size);
-/* As _finish, of a state or of the first file of one in parts, whose id is `id`: then parts of PATH that are of another
- * whole go (part_files.h), under the lock that keeps other writers of PATH away; if one of them was there first, they are
- * its own to remove. */
+/* As _finish, for a state or the first file of a state in parts with id `id`.  Then remove parts of PATH that belong to
+ * another whole (part_files.h), under the lock of PATH.  If another writer has the lock, that writer removes them. */
 ngio_status ngio_writer_finish_whole(ngio_writer **w, const char *id, char *message, size_t size);
 void ngio_writer_abandon(ngio_writer **w);
 

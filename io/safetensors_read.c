@@ -110,7 +110,7 @@ typedef struct placed {
   int64_t begin;
 } placed;
 
-/* Order of the data; an empty tensor comes before the one that starts where it stands. */
+/* Order of the data; an empty tensor precedes the tensor that starts at the same place. */
 static int by_place(const void *a, const void *b) {
   const placed *x = (const placed *)a, *y = (const placed *)b;
   if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;

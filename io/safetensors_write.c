@@ -27,7 +27,7 @@ struct ngio_writer {
   ngio_write write;  /* of a stream; NULL: a file */
   void *user;
   int64_t expect, written;
-  int flushed; /* all of it is on the disk */
+  int flushed; /* every byte is on the disk */
   char *held;  /* of a file: bytes that wait for company; NULL: a stream */
   char *parts; /* of a file: room for the names of its parts */
   int64_t holds;
@@ -66,7 +66,7 @@ static char *text_join(const char *a, const char *b) {
   return out;
 }
 
-/* Room for all of it is taken once: a state has tens of thousands of entries. */
+/* Reserve memory for a whole entry once: a state has tens of thousands of entries. */
 static void tensor_entry(ngio_out *o, const ngio_tensor *t, int64_t begin, int64_t end) {
   static const char dtype[] = ":{\"dtype\":\"", shape[] = "\",\"shape\":[",
                     offsets[] = "],\"data_offsets\":[";
@@ -97,7 +97,7 @@ static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t,
   if (bytes < 0 || bytes > INT64_MAX - w->expect)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': bad dtype or shape", w->path,
                     ngio_quote(t->name).text);
-  /* Our own reader refuses what is not aligned. */
+  /* Our reader refuses unaligned tensors. */
   if (w->expect % ngio_dtype_size(t->dtype) != 0)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': wider dtypes go first", w->path,
                     ngio_quote(t->name).text);
@@ -190,8 +190,8 @@ static ngio_status to_stream(const ngio_writer *w, const void *data, int64_t n, 
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: the writer failed (%ld)", w->path, (long)said);
 }
 
-/* The disk begins with what is there while the rest is made, so that less is left to wait for at the
- * end.  A wish: whether all is on the disk is for fsync to say. */
+/* Ask the kernel to start writing now, so that the final fsync waits less. A hint only: fsync
+ * reports errors. */
 static void start_writing(ngio_writer *w) {
   if (w->given - w->started < AHEAD) return;
 #ifdef SYNC_FILE_RANGE_WRITE
@@ -235,8 +235,8 @@ static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *mes
   return NGIO_OK;
 }
 
-/* Open and lock PATH.natgrad-part, a name that nobody else gives.  A killed writer leaves one behind: its lock died with it, so it is
- * taken over.  Between open and lock a living writer may rename it away; then it is opened anew. */
+/* Open and lock PATH.natgrad-part, a reserved name. The file of a killed writer has no lock and is taken over.
+ * Another writer may rename the file between open and lock; then open it again. */
 static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   struct stat target, mine, named;
   if (stat(w->path, &target) == 0 && !S_ISREG(target.st_mode))
@@ -356,8 +356,8 @@ ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
   return st;
 }
 
-/* The lock went with the name, so it is taken anew, and held while parts go.  Another writer may have come in between: what
- * is needed then is for that one to say. */
+/* The rename released the locked name, so lock it again while parts are removed.  If another writer
+ * replaced PATH in between, that writer removes the parts. */
 static void sweep(ngio_writer *w, int done, const char *id) {
   struct stat mine, named;
   if (open_part(w, NULL, 0) != NGIO_OK) return;

@@ -220,7 +220,7 @@ static int go_on(run *r, int64_t step, const char *config, const char *log, cons
   return rc;
 }
 
-/* Resume a run. Nothing in the directory changes until all of it has been checked. */
+/* Resume a run. Nothing in the directory changes before every file is checked. */
 static int open_folder(run *r, const char *config, const char *log) {
   settings was;
   int64_t step = -1;
@@ -280,7 +280,7 @@ int run_begin(run *r) {
   r->damping = settings_damping(r->s);
   settings_base(r->s, r->base);
   for (int i = 0; i < SCHEDULED; i++)
-    r->moved[i] = (double)NAN; /* a resumed run sets all of them */
+    r->moved[i] = (double)NAN; /* a resumed run sets every value */
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   if (k->rank > 0) return ranks_agree(k, follow(r));

@@ -224,7 +224,7 @@ static int try_value(const compare_grid *g) {
 }
 
 int compare_grid_add(compare_plan *p, const char *text) {
-  if (p->grids == COMPARE_GRIDS) return cli_bad("--grid: more than %d of them", COMPARE_GRIDS);
+  if (p->grids == COMPARE_GRIDS) return cli_bad("--grid: more than %d grids", COMPARE_GRIDS);
   compare_grid *g = &p->grid[p->grids++];
   memset(g, 0, sizeof *g);
   g->text = cli_copy(text);

@@ -118,7 +118,7 @@ static int end_epoch(run *r, double lr) {
 
 /* ---- keeping ---------------------------------------------------------------------------------*/
 
-/* Diverged with finite numbers: the mean loss is far above that of the first step. The loss of a step belongs to
+/* Diverged with finite numbers: the mean loss is far above the loss of the first step. The loss of a step belongs to
  * the weights before it, so the effect of the very last step is not included. */
 static bool is_far(const run *r) {
   const double limit = TRAIN_FAR * fmax(1.0, r->state.first_loss);

@@ -13,7 +13,7 @@ typedef struct form {
   const char *name, *expected;
   int least, most;     /* values */
   double lower, upper; /* of each value */
-  double standard;     /* the value, if it may be missing; else that of the first extra */
+  double standard;     /* default of an optional value, else of the first extra */
   int extras;          /* exactly, or none */
   double most_extra;
 } form;

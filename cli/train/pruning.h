@@ -46,7 +46,7 @@ typedef struct pruning_count {
 } pruning_count;
 pruning_count pruning_counted(const nn *net);
 
-/* Of d weights, `began` of them 0 at the start and `zeros` now: the number to prune in step k of K. */
+/* Of d weights, `began` are 0 at the start and `zeros` now. Return the number to prune in step k of K. */
 int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
                       int64_t K);
 

@@ -20,7 +20,7 @@ enum { SCHEDULED = 5 };
 extern const char *const schedule_option[SCHEDULED];
 
 /* Values at step t (the first is 0): value[i] receives base[i] moved by the entry of schedule_option[i]; it stays as it
- * is without one.  CLI_BAD: `message` has what was expected. */
+ * is without one.  CLI_BAD: `message` names the accepted values. */
 int schedule_at(const char *text, const double base[SCHEDULED], int64_t t, double value[SCHEDULED],
                 char *message, size_t size);
 

@@ -171,7 +171,8 @@ int settings_text(const settings *s, const char *path, char **text, size_t *size
                 v / 100 % 100, v % 100, commit);
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (strcmp(row->name, "resume") == 0) continue; /* how it was started, not what it is */
+    if (strcmp(row->name, "resume") == 0)
+      continue; /* it tells how the run started, not how it trains */
     (void)settings_get(&full, row->name, value, sizeof value);
     add(f, row->name, value,
         row->kind == SETTINGS_TEXT || row->kind == SETTINGS_WORD || strcmp(value, "default") == 0);

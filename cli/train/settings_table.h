@@ -11,7 +11,7 @@
  * kind      TEXT; WORD (a text that word_form checks); REAL; OWN (a real, or "default", stored as -1); INT; BOOL
  * (a flag)
  * takes     the value in the help; NULL: a flag
- * lower     inclusive; so is upper
+ * lower     inclusive, as is upper
  * shapes    1: a resumed run must have the same value
  *
  * To add a setting: a field in `settings`, a row here, a line in tests/t_settings.c. */

@@ -37,7 +37,7 @@ static uint64_t batch_number(const run *r, int64_t micro) {
 }
 
 /* The backward pass; the library observes the output gradients. With fisher = sampled it observes a first pass
- * with drawn labels; the gradients are those of the second, with the labels of the batch. A rank without samples
+ * with drawn labels; a second pass with the labels of the batch gives the gradients. A rank without samples
  * takes part without a loss, so that all ranks call collectives in the same order. */
 static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *correct) {
   const nn_watch *watch = wants ? precond_watch(r->p) : NULL;

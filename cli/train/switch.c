@@ -31,7 +31,7 @@ void switch_plan(run *r) {
     cli_note("--switch-to-sgd: this run ends before, with step %lld", (long long)r->total);
 }
 
-/* Keep the times of the method, to which those of SGD are added. */
+/* Keep the times of the method; the times of SGD are added. */
 static void keep_times(run *r) {
   train_station now[TRAIN_STATIONS];
   const int n = precond_stations(r->p, now, TRAIN_STATIONS);

@@ -1,10 +1,8 @@
 /* switch.h: runs that continue with plain SGD (switch_to_sgd of EFCP's ImageNet script, in epochs here, so that a
  * longer run switches at the same step).
  *
- *   from step S = switch_to_sgd epochs on: v starts from 0; switch_momentum, switch_weight_decay (added to the gradient), and the schedule with switch_lr in place of lr
- *
- * The state of the method is dropped: checkpoints after step S hold SGD's momentum only, that of step S the state
- * of the method. */
+ * From step S = switch_to_sgd epochs on: the momentum starts from 0; switch_momentum, switch_weight_decay (added to the
+ * gradient) and the schedule of switch_lr apply. The state of the method is in the checkpoint of step S, not later. */
 #ifndef SWITCH_H
 #define SWITCH_H
 

@@ -45,7 +45,7 @@ typedef struct train_result {
   bool
       diverged; /* diverged: the loss or a weight is not finite, or many steps in a row were skipped */
   bool unheard;  /* stopped because stdout is full or closed */
-  char lost[64]; /* what is not finite; "": the loss */
+  char lost[64]; /* the non-finite quantity; "": the loss */
   double far;    /* diverged with finite numbers: the mean loss since the last checkpoint; else 0 */
   int64_t averaged; /* number of averaged weights; 0: none, or the run is not over */
   double average_loss, average_accuracy; /* of the averaged network, on the test split */
@@ -69,7 +69,7 @@ int train_check(const settings *s, const data_set *d);
 /* Run the training. `d` is open and may serve many runs. CLI_OK also after a signal or divergence (see the
  * result); CLI_BAD after a message. */
 int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out);
-/* The same on several ranks, each of which calls it with its transport (NULL: one rank). Results equal those of
+/* The same on several ranks, each of which calls it with its transport (NULL: one rank). Results equal the results of
  * one rank with the whole batch, up to the order of sums; batch norms use the samples of their own rank, running
  * statistics are averaged. Rank 0 has the directory and shows progress. */
 int train_run_on(const ng_transport *t, const settings *s, const data_set *d,

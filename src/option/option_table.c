@@ -6,7 +6,7 @@
  * To add an option: a line in NG_OPTION_LIST of settings.h, a row here in the same place, effect_<name> in
  * tests/t_option_effects*.c, and `scripts/options_doc.sh build/natgrad > docs/options.md`.
  *
- * Defaults are those of method "natgrad"; methods.c has the rows of other methods. */
+ * Defaults belong to method "natgrad"; methods.c has the rows of other methods. */
 #include "option/option.h"
 
 /* The kind of an option by its name, so that a row need not repeat it. */

@@ -3,9 +3,9 @@
  * In: a model between two steps, a folder.  Out: files that their owners wrote; or averages that came from
  * such files, on every rank that keeps them.
  *
- * As in GPT-NeoX's preconditioner of gpauloski/kfac-pytorch: each owner writes its layers, so no rank holds those
- * of others, and what is not there is skipped.  Unlike there, what is there is believed only when it is whole,
- * on all ranks: every owner reads and checks all of its files before the first average moves. */
+ * As in GPT-NeoX's preconditioner of gpauloski/kfac-pytorch: each owner writes its own layers, and
+ * missing files are skipped.  Unlike there, every owner reads and checks all its files, and all ranks agree, before the
+ * first average changes. */
 #include "state/work.h"
 
 #include <errno.h>
@@ -21,12 +21,12 @@ enum {
 };
 
 typedef struct factors {
-  ng_work w; /* of it: messages, two buffers, the ranks' words */
+  ng_work w; /* only messages, two buffers and collectives are used */
   const char *folder;
   char *path; /* FOLDER/NAME.safetensors */
   int64_t path_room;
   int32_t most; /* arrays of a block */
-  char *guest;  /* those of one that is apart, where they are brought together */
+  char *guest;  /* arrays of a block with several owners, gathered here */
   int64_t guest_bytes;
   ng_field *field;
   ngio_tensor *tensor;
@@ -211,7 +211,7 @@ static ng_status find_started(factors *x) {
   return p->ctx->ranks > 1 ? ng_work_sum(&x->w, found, p->blocks) : NG_OK;
 }
 
-/* Its n arrays, of which those of other owners come to this rank; by all ranks, whatever has failed. */
+/* Gather the n arrays of the block on this rank. Collective, also after a failure. */
 static ng_status bring(factors *x, const ng_block *b, int32_t n) {
   char *to = x->guest;
   ng_status st = NG_OK;
@@ -347,7 +347,7 @@ static void check_file(factors *x, const ng_block *b, double *found) {
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
-/* This rank's, all of them: what is wrong with one is known before anything changes. */
+/* Read all files of this rank: any error is known before an average changes. */
 static void read_files(factors *x) {
   ng_work *w = &x->w;
   ng_precond *p = w->p;

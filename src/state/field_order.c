@@ -1,8 +1,7 @@
 /* field_order.c: one array, from the order in memory to the published order and back.
  *
  * Inside, the columns of a convolution's A are (kernel offset, channel), so that blocks of one
- * shift are contiguous, and symmetric matrices are rectangular full packed.  In a file nobody
- * should need to know that: columns are (channel, kernel offset), as in the weight [out, in, kh,
+ * shift are contiguous, and symmetric matrices are rectangular full packed.  Files hide this order: columns are (channel, kernel offset), as in the weight [out, in, kh,
  * kw], and a symmetric matrix is its lower triangle, row after row.  Elements are moved, never
  * converted. */
 #include "state/state.h"
@@ -38,8 +37,8 @@ ng_rect ng_field_mine(const ng_field *f, int32_t rank) {
 
 int64_t ng_rect_count(const ng_rect *b) { return (b->bottom - b->top) * (b->right - b->left); }
 
-/* Place in memory of published index i: (channel, offset) -> (offset, channel); what comes after
- * all of them (a bias) stays where it is. */
+/* Place in memory of published index i: (channel, offset) -> (offset, channel); a bias column
+ * after them stays in place. */
 static int64_t place(int64_t i, int64_t offsets, int64_t channels) {
   if (offsets <= 1 || i >= offsets * channels) return i;
   return i % offsets * channels + i / offsets;

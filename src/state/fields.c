@@ -33,8 +33,8 @@ static void cut(ng_precond *p, const ng_slot *slot, ng_field *f) {
   f->to = s->at[s->member + 1];
 }
 
-/* On every rank, if each moves its own copy of the weights, with owner 0, who writes the file; else on the
- * one that moves them. */
+/* If each rank updates its own copy of the weights, every rank has the moment and rank 0 writes it.  Else only the
+ * updating rank has the moment. */
 static ng_status moment(field_walk *w, ng_precond *p, const ng_slot *slot, const char *name,
                         float *data, int32_t owner, bool everywhere) {
   ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
@@ -53,8 +53,8 @@ static bool below_zero(const float *x, int64_t n) {
   return found != 0;
 }
 
-/* No run keeps such a number, and none gets rid of one: what an average or a moment makes of it is not finite, so no
- * step would count. */
+/* A run never stores such a number, and could not recover from it: every later average or moment would be non-finite,
+ * and every step would be skipped. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n) {
   return !ng_all_finite(data, f->dtype, n)   ? "holds a number that is not finite"
          : f->squares && below_zero(data, n) ? "holds a number below 0, expected means of squares"

@@ -7,8 +7,8 @@
  * when all that is this model's, memory for the arrays is taken and they are read: nothing is
  * believed before it has been checked, above all not how long a stream is.
  *
- * In: a model between two steps, a place.  Out: a model that goes on to the same bits, or one that is
- * as it was. */
+ * In: a model between two steps, a place.  Out: a model that continues bit for bit, or the
+ * unchanged model. */
 #include "state/parts.h"
 
 /* ---- rank 0 verifies -------------------------------------------------------------------------*/
@@ -30,8 +30,7 @@ static ng_status refuse(ng_work *w, const char *name, const char *why) {
   return NG_OK;
 }
 
-/* Names find what is in a file; but the files that we wrote have the order of the walk, so what is at its
- * place is looked at first. */
+/* Find a tensor by name.  Our own files have the order of the walk, so try that place first. */
 static const ngio_tensor *tensor_of(const ng_work *w, const char *name) {
   const ngio_tensor *t = ngio_tensors_at(w->file, w->at);
   return t != NULL && ng_is(t->name, name) ? t : ngio_tensors_find(w->file, name);
@@ -200,8 +199,8 @@ static ng_status load_parts(ng_work *w, const ng_field *f, const ngio_tensor *t)
   return st;
 }
 
-/* Every rank takes what it holds of a field, whoever held it when it was saved: that is what makes
- * a state independent of the number of ranks. */
+/* Every rank copies the part of a field that it stores, whichever rank stored it at the save.  So a
+ * state does not depend on the number of ranks. */
 static ng_status load_field(ng_work *w, ng_item *item) {
   const ng_field *f = &item->f;
   if (f->slice != NULL) return load_parts(w, f, item->t);
@@ -211,14 +210,14 @@ static ng_status load_field(ng_work *w, ng_item *item) {
   return st;
 }
 
-/* Alone: into its own memory, which nobody else has. */
+/* One rank: copy straight to the field. */
 static void take_field(ng_work *w, int32_t i) {
   const ng_item *item = &w->item[i];
   ng_field_import(&item->f, item->t->data, item->f.data);
 }
 
-/* shared with fresh = false: what was saved is taken as it is, nothing is made anew with the
- * options of now. */
+/* shared with fresh = false: saved results are used unchanged, and are not recomputed with the
+ * present options. */
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from) {
   ng_work w;
   ng_status st = NG_OK;

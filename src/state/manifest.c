@@ -12,10 +12,10 @@
  * same that was fixed at ng_ready; live options are taken from the state, and the ones that only
  * say where results are kept do not matter.
  *
- * In: a model, or a JSON text of anybody's.  Out: the text; or what it says, verified, in places of
- * its own (ng_snapshot, `values`), from where ng_snapshot_apply cannot fail.  Nothing of the model
- * changes before all of the text has been understood.  A text is never trusted: every key may be
- * missing, have another type, or a number beyond what it counts. */
+ * In: a model, or an untrusted JSON text.  Out: the text; or its verified values in separate memory
+ * (ng_snapshot, `values`), from where ng_snapshot_apply cannot fail.  Nothing of the model
+ * changes before all of the text has been understood.  Every key may be missing, have another
+ * type, or a number out of range. */
 #include "io.h"
 #include "state/manifest.h"
 
@@ -84,7 +84,7 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   }
 }
 
-/* Both sides as they are written: which layer, what it was, what it is. */
+/* Name the layer, the value in the file and the value in the model. */
 static ng_status differs(char *message, size_t size, const char *what, const char *name,
                          const char *theirs, const char *ours) {
   return ng_fail_to(message, size, NG_ERR_FILE, "%s '%s' is '%s' in the state and '%s' here", what,
@@ -137,14 +137,14 @@ static ng_status read_layers(const ng_precond *p, const ngio_value *layers, char
 /* ---- options ---------------------------------------------------------------------------------*/
 
 /* Where results are kept and who owns what: a state does not depend on it, and a run may go on with
- * another number of ranks; nor on what is only measured. */
+ * another number of ranks; nor on options that only measure. */
 static bool does_not_matter(const char *option) {
   const int32_t id = ng_option_find(option);
   return id == NG_OPTION_placement || id == NG_OPTION_placement_cost || id == NG_OPTION_colocate ||
          id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify;
 }
 
-/* Statistics of all samples, by each rank or by all of them together. */
+/* Statistics of all samples, stored whole on each rank or divided between ranks. */
 static bool holds_all(const char *statistics) {
   return ng_is(statistics, "all") || ng_is(statistics, "sharded");
 }
@@ -347,7 +347,7 @@ static ng_status read_blocks(ng_precond *p, const ngio_value *blocks, double *va
   for (int32_t i = 0; i < p->blocks; i++) {
     r.layer = p->block[i]->name;
     r.from = ngio_get(blocks, r.layer);
-    r.seen = 0; /* counted anew for each block */
+    r.seen = 0; /* counted for each block */
     r.counts = ng_block_counts(p->block[i]);
     const ng_status st = ng_block_numbers(p->block[i], read_number, &r);
     if (st != NG_OK) return st;

@@ -99,7 +99,7 @@ static ng_status can_be_written(const ng_precond *p, const double *values, int64
   return NG_OK;
 }
 
-/* Keys in this order, which is that of the file: the same state gives the same bytes. */
+/* Keys are written in this fixed order: the same state gives the same bytes. */
 ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int64_t count,
                             const int64_t rungs[NG_RESCUES], ngio_out *o, char *message,
                             size_t size) {
@@ -134,7 +134,7 @@ void ng_manifest_layers(ng_precond *p, const double *values, int64_t count, ngio
   ngio_open(o, "tensors", '{');
 }
 
-/* With a comma in front, if it is not the first; room for all of it is taken once. */
+/* With a comma in front, unless it is the first; memory for the entry is reserved once. */
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite) {
   ngio_put_key(o, name);
   if (!ngio_out_reserve(o, 64)) return;

@@ -76,14 +76,14 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
   return true;
 }
 
-/* Nothing is said of it that this version does not know. */
+/* Refuse keys that this version does not know. */
 static bool well_said(const ngio_value *v, const ng_part_piece *q) {
   const ngio_value *finite = ngio_get(v, "finite");
   return v->count == (q->whole ? 3 : 5) && q->crc != NULL && strlen(q->crc) == NG_HEX &&
          (ngio_is(finite, NGIO_TRUE) || ngio_is(finite, NGIO_FALSE));
 }
 
-/* Nobody writes two pieces of one array; parts are in order, but where ranks are in the order of a model group. */
+/* A rank writes one piece of an array at most.  Parts are in order of ranks, except within a model group. */
 static bool parts_twice(const ngio_value *pieces) {
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {

@@ -1,7 +1,7 @@
 /* parts.h: a state in several files, one for each rank that saved it (part_files.h); for the files of state/ alone.
  *
  *   PATH                   rank 0's arrays, and the manifest of all: format 3
- *   PATH.<id>-<r>of<n>     those of rank r; <id>: the checksum of the manifest, 8 digits
+ *   PATH.<id>-<r>of<n>     arrays of rank r; <id>: the checksum of the manifest, 8 digits
  *
  * In the manifest an array has its whole shape and its pieces, and the list of parts what each file holds:
  *   "tensors": {"fc1/A": {"shape": [64], "pieces": [{"part": 1, "crc32": "89abcdef", "finite": true}]}, ...}
@@ -42,7 +42,7 @@ ng_rect ng_part_piece_rect(const ng_part_piece *q,
 /* Dtype and shape that a piece has in its file. */
 ngio_tensor ng_part_piece_tensor(const ng_item *item, const ng_part_piece *q);
 
-/* load.c calls it when all ranks know the manifest: every rank reads what it needs, then all take it, or nobody. */
+/* Called when all ranks know the manifest: every rank reads its pieces; then all ranks apply them, or none. */
 ng_status ng_parts_load(ng_work *w);
 
 #endif

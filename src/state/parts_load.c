@@ -1,11 +1,11 @@
 /* parts_load.c: a state of several files, on any number of ranks; see parts.h.
  *
- * Ranks: each opens the files that have something for it, in a folder that all of them see, and reads of
- * them what it holds, through a buffer, whoever wrote it; so a state is of no number of ranks and of no placement.
- * What nobody but the writer would miss, an empty part among them, is looked at by one of the ranks.
+ * Ranks: each rank opens the files with data for it, in a folder visible to all ranks, and reads its arrays through
+ * a buffer, whichever rank wrote them.  So a state depends on no number of ranks and on no placement.  One rank checks
+ * the parts that no rank needs, an empty part for example.
  *
- * In: a manifest that fits this model, on all ranks.  Out: a copy of what this rank holds, every piece of it
- * checked; when all ranks say so, it is taken.  Or nothing has changed. */
+ * In: a manifest that fits this model, on all ranks.  Out: a checked copy of the arrays of this rank,
+ * applied when all ranks succeed; else nothing changes. */
 #include "state/parts.h"
 
 enum { CHUNK = 1 << 18 };
@@ -13,7 +13,7 @@ enum { CHUNK = 1 << 18 };
 typedef struct wanted {
   const ngio_value *pieces; /* of the manifest */
   int32_t part;             /* of an array in one piece; else -1 */
-  ng_rect box;              /* what this rank holds of it; nothing: zeros */
+  ng_rect box;              /* this rank's slice; none: zeros */
   int64_t at;               /* where that begins in `staged` */
 } wanted;
 
@@ -211,7 +211,7 @@ static void open_part(loading *x, int32_t part) {
   ngio_source_close(&s);
 }
 
-/* A part that nobody wants is looked at by one of the ranks. */
+/* One rank checks a part that no rank needs. */
 static void read_all(loading *x) {
   ng_work *w = x->w;
   for (int32_t part = 0; part < w->snapshot.parts && w->st == NG_OK; part++) {
@@ -224,7 +224,7 @@ static void read_all(loading *x) {
   }
 }
 
-/* ---- all of it -------------------------------------------------------------------------------*/
+/* ---- load ----------------------------------------------------------------------------------*/
 
 static void take(const loading *x) {
   const ng_work *w = x->w;

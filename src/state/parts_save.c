@@ -4,8 +4,8 @@
  * and no array travels: what ranks tell each other are the numbers of blocks and a checksum for each piece.
  *
  * In: a model between two steps, a path.  Out: n files, or the earlier state as it was (and, after a failure in between,
- * parts of a new one, which no manifest names).  All of them are on the disk
- * under a passing name before the first gets its own; rank 0's, which says what belongs together, gets it last.
+ * parts of a new one, which no manifest names).  All files are on the disk
+ * under temporary names before the first is renamed; rank 0's, which says what belongs together, gets it last.
  * Names of parts say which whole they are of, so the files of an earlier state are not touched before that; then
  * they go. */
 #include "state/parts.h"

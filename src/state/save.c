@@ -65,7 +65,7 @@ static ng_status gather(ng_work *w) {
   return summed == NG_OK ? ng_work_sum(w, w->values, w->doubles) : summed;
 }
 
-/* As text, from what was gathered.  A failure stays in *w. */
+/* Write the manifest from the gathered values.  A failure stays in *w. */
 static bool make_manifest(ng_work *w) {
   int64_t rungs[NG_RESCUES];
   char why[NG_MESSAGE] = "";

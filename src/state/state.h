@@ -5,8 +5,8 @@
  *       the arrays one by one.
  * May call: step, family, model, stat, option, comm, core, and io/.
  *
- * save.c and load.c are the protocol: who writes, who reads, what is checked before anything changes.
- * work.c has what they share: memory, and how all ranks learn the verdict.  walk.c shows single arrays.
+ * save.c and load.c are the protocol: writer, readers, and the checks before anything changes.
+ * work.c has their common code: memory, and the agreement of all ranks.  walk.c shows single arrays.
  * parts.c, parts_save.c and parts_load.c are the same for a state of several files, one for each rank.
  * factors.c is apart: running averages alone, a folder with a file for each layer.
  * manifest_write.c turns options, counters and layers into a JSON text, manifest.c understands one.
@@ -51,7 +51,7 @@ ng_rect ng_slice_rect(const ng_field *f, int32_t i);
 ng_rect ng_field_mine(const ng_field *f, int32_t rank); /* what this rank holds, of any array */
 /* `memory` as f describes it, `published` row-major (sym: the lower triangle, row after row). */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
-/* What is wrong with `n` elements of a file, or NULL. */
+/* Describe the first mistake in `n` elements of a file, or return NULL. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
 /* `memory` itself, where it has the published order; else `room`, after an export to it. */
@@ -62,7 +62,7 @@ const void *ng_field_published(const ng_field *f, const void *memory, void *room
 /* Numbers of all blocks in one array, the same places on every rank.  get: this rank's; put: into
  * the blocks.  Blocks that this rank does not own are left as they are in x by get. */
 int64_t ng_state_values(ng_precond *p); /* counts them; the last are one of each entry */
-int64_t ng_state_key_values(ng_precond *p, int32_t k); /* those of one key */
+int64_t ng_state_key_values(ng_precond *p, int32_t k); /* count the values of one key */
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
 

@@ -1,11 +1,11 @@
 /* walk.c: one array of the state after the other, for a program that keeps them by itself.
  *
  * In: a model, a number.  Out: what the array of that number is; its elements in published order.  The
- * numbers are the order of files (wide dtypes first), and the same on every rank.  Local: a rank has
- * what it holds.
+ * numbers are the order of files (wide dtypes first), and the same on every rank.  Local: a rank
+ * returns its own arrays.
  *
- * The model knows its arrays by block only; so that a walk over all of them does not begin anew for
- * each, it remembers where the last look ended (ng_precond.shown). */
+ * The model knows its arrays by block only; to avoid a new search for each
+ * array, it remembers the end of the last search (ng_precond.shown). */
 #include "state/work.h"
 
 static ng_status count_one(void *arg, const char *key, ng_field *f) {

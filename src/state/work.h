@@ -4,9 +4,8 @@
  * In:  a model between two steps.
  * Out: its fields in the order of files, memory for the call, one verdict on all ranks.
  *
- * Rank 0 has the file or the stream.  Between two collectives nobody returns: what goes wrong on rank
- * 0 stays in `st` and `message` until ng_work_share tells it, so that every rank can say what was
- * wrong. */
+ * Rank 0 has the file or the stream.  No rank returns between two collectives: an error of rank 0
+ * stays in `st` and `message` until ng_work_share sends it, so that every rank can report it. */
 #ifndef NG_STATE_WORK_H
 #define NG_STATE_WORK_H
 
@@ -27,7 +26,7 @@ typedef struct ng_item {
   const char *key, *name; /* the block, or the layer; "key/field", in `names` */
   const ngio_tensor *t;   /* load, rank 0: in the file */
   const char *crc; /* load, rank 0: its checksum, 8 digits of the manifest; NULL: not there */
-  const char *why; /* load, rank 0: what is wrong with its data */
+  const char *why; /* load, rank 0: the mistake in its data */
 } ng_item;
 
 typedef struct ng_work {
@@ -61,7 +60,7 @@ typedef struct ng_work {
 } ng_work;
 
 void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
-/* What is checked and taken before the first word between ranks.  Saving needs more; for parts, buffers and the
+/* Check arguments and allocate before the first collective.  Saving needs more; for parts, buffers and the
  * list of tensors are the caller's to take. */
 typedef enum ng_work_for { NG_WORK_LOAD, NG_WORK_SAVE, NG_WORK_PARTS } ng_work_for;
 ng_status ng_work_prepare(ng_work *w, ng_work_for what);
@@ -89,8 +88,8 @@ ng_status ng_work_share(ng_work *w); /* what rank 0 found, on all ranks, with it
  * Of `count` doubles the first NG_CODES + ranks are for it; those behind are the caller's, and summed, too. */
 ng_status ng_work_tell(ng_work *w, double *told, int64_t count);
 
-/* Row `row` of a field of which ranks hold parts: this rank's part between w->memory and the field; all of it
- * into w->memory, on all ranks.  In slices of rows all of them are one row. */
+/* Row `row` of a field of which ranks hold parts: copy this rank's part between w->memory and the field; gather
+ * the row in w->memory on all ranks.  A field sliced by rows counts as one row. */
 int64_t ng_work_rows(const ng_field *f);
 void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out);
 ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row);
@@ -109,7 +108,7 @@ uint32_t ng_crc_of(const void *data, int64_t bytes);
 uint32_t ng_crc_on(uint32_t crc, const void *data,
                    int64_t bytes); /* ... of what came before, too */
 ng_hex ng_hex_of(uint32_t crc);
-/* A checksum and whether all is finite, in one number for a sum over ranks: exact in double, and so is 0 + x. */
+/* A checksum and whether all is finite, in one number for a sum over ranks: exact in double, as is 0 + x. */
 double ng_seal(uint32_t crc, bool finite);
 ng_hex ng_seal_of(double seal, bool *finite);
 

@@ -1,6 +1,6 @@
 /* agree.c: small reductions after which all ranks have the same verdict on the step.
  *
- * In: this rank's status, refusals, sample weights, clip sums.  Out: those of all ranks.
+ * In: this rank's status, refusals, sample weights, clip sums.  Out: the same of all ranks.
  *
  * same        at ng_ready: status; do ranks have the same options, layers, owners?
  * check       before anything changes: status, refusals, hashes of options and update, sample

@@ -166,7 +166,7 @@ static ng_status fill_block(ng_block *b) {
 }
 
 /* A family with results holds them in the block's column.  One without makes PD from averages, so
- * the ranks that keep averages hold the block, and each row needs one of them. */
+ * the ranks that keep averages hold the block; each row needs at least one such rank. */
 static ng_status settle_block(ng_block *b) {
   ng_status st = NG_OK;
   ng_place_stats(b);
@@ -333,7 +333,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   return st;
 }
 
-/* ---- all of them -----------------------------------------------------------------------------*/
+/* ---- all blocks -----------------------------------------------------------------------------*/
 
 /* With the layer's own options, which `fits` may read. */
 static ng_status choose(ng_precond *p, ng_entry *e) {

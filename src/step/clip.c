@@ -82,8 +82,8 @@ double ng_clip_weight(const ng_block *b) {
 
 /* ---- the common factor -----------------------------------------------------------------------*/
 
-/* PD = D + k H with k = radius / |D|, both over all blocks with ascent.  Turn the sums of H
- * (<H, D>, |D|^2, |H|^2) into those of PD. */
+/* PD = D + k H with k = radius / |D|, both over all blocks with ascent.  Convert the sums of H
+ * (<H, D>, |D|^2, |H|^2) to the sums of PD. */
 static ng_sums ascend(ng_precond *p, ng_sums h) {
   const double MOST = (double)FLT_MAX / 64.0; /* times any factor it still fits f32 */
   const double k = h.d2 > 0.0 ? fmin(p->base.radius / sqrt(h.d2), MOST) : 0.0;

@@ -3,7 +3,7 @@
  * In: the caller's array, with arguments checked by api/observing.c.  Out: its part of the sums of
  * a block's statistics; nothing of activation size is stored.  A non-finite array is refused before
  * any sum changes, and the next step is skipped.  A family with `scans` finds such values itself,
- * in what it reads.
+ * in the elements that it reads.
  *
  * Local: ranks may observe in any order, any number of times per layer (once
  * per layer in the micro-batch with ng_batch.last, where complete sums are posted: sums.c). */

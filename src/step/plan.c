@@ -122,7 +122,7 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   }
 }
 
-/* ---- a rank, and all of them -----------------------------------------------------------------*/
+/* ---- one rank, all ranks ---------------------------------------------------------------------*/
 
 static ng_status check_whole(const ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {

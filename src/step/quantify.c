@@ -1,21 +1,21 @@
-/* quantify.c: how far a step scales each element, the other half of EFCP's measure of it
+/* quantify.c: how far a step scales each element, the other half of EFCP's measure
  * (arXiv 2306.06098): r_i = |u_i / (g_i + 1e-8)| of gradient g = D and direction u = PD before the clip.
  *
- * In: tiles, before what leaves is written over the gradients.  Out: least, quartiles, largest and mean of r.
+ * In: tiles, before directions overwrite the gradients.  Out: least, quartiles, largest and mean of r.
  *
  * Where nothing is preconditioned u is what lr multiplies in the fused update, as EFCP has it of SGD: SGD's v (the
  * gradient itself, without momentum), Adam's m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).  Its <g, u>, |g|^2 and |u|^2
  * are then made here, too.
  *
  * No array of d numbers, no sort: the first pass counts r by the leading bits of its f32, 64 bins an octave; the second
- * counts what is in the bins of the six numbers that are wanted, the two neighbours of each quartile, by the next 11
+ * counts the elements in six bins, the two neighbours of each quartile, by the next 11
  * bits.  So each neighbour, the middle of a bin, is known to 2^-18 of itself; a quartile is the mean of two, as published
  * ("midpoint").  f32 holds 2^-30 r: the largest that f32 make is within, and r below 2^-96 is known to 2^-114, below 2^-113 it counts as 0.  Least,
  * largest and mean are of the numbers themselves.  Every thread has its own counts, and a tile its own sums: added in
  * their order, the same for any number of threads.
  *
- * Every rank has PD of all blocks and counts for itself; with update_ranks = owner each counts what it
- * moves, and the counts are added. */
+ * Every rank has PD of all blocks and counts for itself; with update_ranks = owner each rank counts its own
+ * updates, and the counts are added. */
 #include "step/step.h"
 
 #include <float.h>
@@ -71,7 +71,7 @@ void ng_quantify_release(ng_precond *p) {
 
 bool ng_quantify_due(const ng_precond *p) { return p->step->quantify.piece != NULL; }
 
-/* Stages of a pipeline agree on one inner; what is of one stage alone is not in it. */
+/* Stages of a pipeline agree on one inner product, without values of a single stage. */
 static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_there(p); }
 
 /* ---- counting --------------------------------------------------------------------------------*/

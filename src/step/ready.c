@@ -2,7 +2,7 @@
  *
  * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families
  * request memory twice, first to count, then to place.  After a failure a rank does not return: it
- * sends its status in ng_exchange_same, and all ranks release what they have. */
+ * sends its status in ng_exchange_same, and all ranks free their memory. */
 #include "step/step.h"
 
 #include <stdlib.h>

@@ -3,17 +3,17 @@
  * In: widths of parts (ng_ready), parts of observations and of gradients.  Out: layers, observations and gradients as
  * one rank would have them that had all of the layer; and parts of PD again, on their way out.
  *
- *   ng_ready   who has how much of which layer; of each block the *primary* of every model group, the rank that
- *              stands in it where the owner stands in its own group, as in GPT-NeoX's preconditioner of
+ *   ng_ready   the shards of each layer; for each block the *primary* of every model group, the rank with the
+ *              position of the owner in its group, as in GPT-NeoX's preconditioner of
  *              gpauloski/kfac-pytorch
- *   observe    parts of what is cut are gathered along the features; the primary adds them to its sums, once,
- *              and so it does with what all ranks of the group have whole; the others add nothing
+ *   observe    sharded arrays are gathered along the features; only the primary adds them, and arrays that all
+ *              ranks of the group have whole, to its sums
  *   step       parts of gradients are gathered where a rank of the group makes PD (station shards); PD of all
  *              is what every rank then has, or is sent, and each writes its part
  *
- * So statistics, placement and clip are those of whole layers, and know of no parts; in a state moments are
- * whole, too, each part from one rank (state/fields.c).  A gather is an all-gather (or broadcasts, where the transport has none): of n numbers of a whole each rank sends its
- * part and receives the others'. */
+ * So statistics, placement and clip belong to whole layers and know no shards; in a state moments are
+ * whole, too, each part from one rank (state/fields.c).  A gather is an all-gather, or broadcasts where the
+ * transport has none: each rank sends its part of the n numbers and receives the others. */
 #include "step/step.h"
 
 /* ---- ng_ready: who has what ------------------------------------------------------------------*/
@@ -32,7 +32,7 @@ static int32_t count_cut(const ng_precond *p) {
   return n;
 }
 
-/* A failure stays with the caller until the world has heard of it; only a broken transport returns. */
+/* A failure stays with the caller until all ranks know it; only a broken transport returns. */
 static ng_status widths(ng_precond *p, double *x, ng_status *local) {
   ng_shards *s = &p->step->shards;
   const ng_comm *c = p->ctx->model;
@@ -143,7 +143,7 @@ static ng_status places(ng_precond *p, double *x, ng_status local) {
 }
 
 /* Behind ng_groups_same: all ranks of the world have a model group, of the same size, or none has.  So it is
- * collective over the groups, then over the world, and nobody returns between its sums but with all others. */
+ * collective over the groups, then over the world; all ranks return together. */
 ng_status ng_shards_meet(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
@@ -409,7 +409,7 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
 /* All of a group or none: blocks, their places and who is left out are the same on its ranks. */
 ng_status ng_shards_gather(ng_precond *p) {
   ng_status st = NG_OK;
-  ng_queue_wait(p->ctx->queue); /* nobody else is in the scratch */
+  ng_queue_wait(p->ctx->queue); /* no queued work uses the scratch */
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     if (e->shard == NULL || e->block == NULL || e->block->out || !e->shard->gathers) continue;

@@ -1,7 +1,7 @@
 /* shard_plan.c: layers that ng_plan_shard says are in shards, as one rank of many would have them.
  *
  * In: layers that were registered whole, cuts, ranks, a rank.  Out: entries with this rank's part and the whole, as
- * ng_shards_meet makes them of what ranks say to each other; what is gathered; and the entries as they were again.
+ * ng_shards_meet makes them; the gathered bytes; and the restored entries.
  * Ranks of a model group follow each other (rank r is member r % M of its group), parts are as even as they can be, and the first
  * ones are larger by one. */
 #include "step/step.h"
@@ -98,7 +98,7 @@ ng_status ng_shards_real(ng_precond *p) {
   return NG_OK;
 }
 
-/* Of a step that everything is due in: gradients; of a micro-batch: verdicts; of a sample: what is shown. */
+/* Bytes of a step with everything due: gradients; of a micro-batch: verdicts; of a sample: observed arrays. */
 void ng_shards_count(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];

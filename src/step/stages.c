@@ -1,10 +1,10 @@
 /* stages.c: which groups ranks were given; pipeline stages, which have other layers and one step.
  *
- * In: what the ranks of this stage have agreed on, the same on all of them.  Out: the same of all stages: the clip is of
+ * In: the agreed values of this stage, equal on all its ranks.  Out: the same of all stages: the clip is of
  * all layers, each counted once by the stage that has it, and no stage steps alone.
  *
- * Each rank speaks to its like in the other stages; what it brings is the same on every rank of its stage, so
- * all such groups come to the same sums. */
+ * Each rank sums with the ranks of the same position in the other stages.  All ranks of a stage send equal values, so
+ * all such groups get the same sums. */
 #include "step/step.h"
 
 bool ng_stages_there(const ng_precond *p) {

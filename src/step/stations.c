@@ -9,10 +9,10 @@
  * changes nothing.  No gradient or weight is written before `agree`, so a step counts on all ranks or on none. */
 #include "step/step.h"
 
-/* ---- what is due -----------------------------------------------------------------------------*/
+/* ---- due work --------------------------------------------------------------------------------*/
 
 /* stat_refresh = adaptive: the rule of stat/stale.h.  Statistics of the same observation are
- * refreshed together, because a family adds to all of them at once. */
+ * refreshed together, because a family adds to all at once. */
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
@@ -66,10 +66,10 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
 
 /* Fold a sum into its average; with stat_refresh = adaptive, judge how much the average changed. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
-  const bool anew = s->total > 0.0;
-  if (anew && s->stale.on) ng_stat_remember(s, p->arena[NG_USE_SCRATCH]);
+  const bool folds = s->total > 0.0;
+  if (folds && s->stale.on) ng_stat_remember(s, p->arena[NG_USE_SCRATCH]);
   const ng_status st = ng_stat_fold(p->ctx->queue, s);
-  if (!anew || st != NG_OK) return st;
+  if (!folds || st != NG_OK) return st;
   s->fresh = true;
   if (s->stale.on) ng_stat_judge(s, p->arena[NG_USE_SCRATCH]);
   s->stale.refreshed++;

@@ -279,7 +279,7 @@ typedef struct ng_shards {
   int32_t *rank;           /* [members] rank of each member of this model group */
   int32_t *member;         /* [ranks] index of each rank in its model group */
   int32_t *holder;         /* [members] rank of each member of rank 0's model group */
-  char *room;              /* gathered shards, and arrays made of them */
+  char *room;              /* gathered shards, and whole arrays */
   int64_t room_bytes;
   int64_t bytes, messages; /* of observations since the last step, in the model group */
 } ng_shards;
@@ -337,7 +337,7 @@ typedef struct ng_station {
   ng_status (*run)(ng_precond *p);
   bool (*due)(const ng_precond *p);
   bool collective;
-  bool spreads;   /* afterwards all ranks know whether any of them refused a value */
+  bool spreads;   /* afterwards all ranks know whether any rank refused a value */
   unsigned waits; /* ng_mail to wait for before it runs */
   ng_leave leave; /* also if it was not due */
 } ng_station;
@@ -391,7 +391,7 @@ void ng_gradients_undo(ng_precond *p);
 
 /* Arguments are already checked. */
 ng_status ng_step_ready(ng_precond *p);
-/* After a failure ng_step_release frees what was made. */
+/* After a failure ng_step_release frees the blocks. */
 ng_status ng_blocks_make(ng_precond *p);
 ng_status ng_blocks_settle(ng_precond *p); /* after placement: memory and tiles of this rank */
 void ng_block_free(ng_block *b);
@@ -407,7 +407,7 @@ ng_status ng_step_ask(ng_precond *p, ng_plan *plan);
 void ng_step_release(ng_precond *p);
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);
-/* s NULL: no array, because of `wrong`; a sharded layer's other ranks must learn of it. */
+/* s NULL: no array, because of `wrong`; other ranks of a sharded layer must learn it. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                           ng_status wrong);
 void ng_step_reset(ng_precond *p);

@@ -2,7 +2,7 @@
  *
  * In: observations, bound gradients and weights, p->step->out and lr.  Out: the status, equal on
  * all ranks; counters.  The observations are used up.  This file measures time and bytes of the
- * stations; stations.c says which one is due, what it waits for, and where all ranks may end the
+ * stations; stations.c decides which station is due, its waits, and where all ranks may end the
  * step. */
 #include "step/step.h"
 

@@ -1,7 +1,7 @@
 /* topk.c: ranks select the largest entries of a sharded window jointly (ng_family.select_topk).
  *
  * In: blocks with a part of the gradient on every rank, after `check`.  Out: their statistics,
- * complete as those of other blocks after their observation.  Each round is a small sum and narrows
+ * complete as for other blocks after an observation.  Each round is a small sum and narrows
  * the threshold. */
 #include "step/step.h"
 
@@ -16,7 +16,7 @@ int64_t ng_topk_count(const ng_precond *p) {
   return most;
 }
 
-/* `refused` is known to all ranks; without a refusal `selecting` is equal on all of them. */
+/* `refused` is known to all ranks; without a refusal `selecting` is equal on all ranks. */
 bool ng_topk_is_due(const ng_precond *p) {
   bool due = false;
   for (int32_t i = 0; i < p->blocks && !p->step->refused; i++) {

@@ -1,7 +1,7 @@
 /* wire.c: sums on the way between ranks in 16 bits.
  *
  * In: n f32 where they were summed.  Out: n numbers of 16 bits in the first half of the same memory, and back.
- * Nothing is allocated, and what is sent is one message as before. */
+ * Nothing is allocated; the number of messages stays. */
 #include "step/step.h"
 
 enum { TILE = 512 };
