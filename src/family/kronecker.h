@@ -84,7 +84,8 @@ static inline bool ng_kron_one_owner(const ng_kron *k) {
 }
 
 /* Compute R, or V and d, of a part, on the owner of its side. Return the rung. The average contains `shift`;
- * `on` is the present damping. */
+ * `on` is the present damping of the
+ * side; if joint, the smallest that a direction meets. */
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                            double on);
 

@@ -13,6 +13,11 @@
  * n = 16000 and far below the values of an indefinite matrix. */
 #define NEGATIVE 1e-3
 
+/* f32 eigenvalues are off by about 2^-24 of the largest.  If that exceeds this share of the damping, they are computed
+ * in double, because eigenvectors of small eigenvalues e would get a wrong weight 1 / (e + damping).  The limit is that
+ * of the residual in linalg/damped.c. */
+#define LOST 1e-2
+
 /* ---- scratch: cholesky  ng_damped_scratch
  *               eigen     V [n n], work;  or V64 [n n] doubles, V, work64 ------------------- */
 
@@ -124,9 +129,9 @@ static void store_eigen(const ng_block *b, ng_part *part, const float *V, const 
   store_eigenvalues(b, part, e, leak);
 }
 
-/* In f32, or `twice` in double. */
+/* In f32, or `twice` in double; *top is the largest eigenvalue. */
 static bool decompose(const ng_block *b, const ng_side *s, ng_part *part, double leak, bool twice,
-                      float *scratch) {
+                      double *top, float *scratch) {
   const int64_t n = part->n;
   double *V64 = (double *)(void *)scratch;
   float *V = twice ? scratch + 2 * ng_round16(n * n) : scratch;
@@ -155,14 +160,18 @@ static bool decompose(const ng_block *b, const ng_side *s, ng_part *part, double
   }
   if (!check_eigen(b, s, F, V, e, x, y)) return false;
   store_eigen(b, part, V, e, leak);
+  *top = (double)e[n - 1];
   return true;
 }
 
-/* The ladder without damping, which only shifts eigenvalues. */
-static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double leak,
+/* The ladder without damping, which only shifts eigenvalues.  `least`: the smallest damping of a direction. */
+static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double leak, double least,
                      float *scratch) {
-  if (decompose(b, s, part, leak, false, scratch)) return 0;
-  if (decompose(b, s, part, leak, true, scratch)) return NG_RUNG_DOUBLE;
+  double top = 0.0;
+  const bool single = decompose(b, s, part, leak, false, &top, scratch);
+  if (single && 0x1p-24 * top <= LOST * least) return 0;
+  if (decompose(b, s, part, leak, true, &top, scratch)) return single ? 0 : NG_RUNG_DOUBLE;
+  if (single) return 0;
   return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
@@ -200,6 +209,6 @@ int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, d
   const ng_kron *k = ng_kron_of(b);
   if (part->diagonal) return solve_diagonal(b, s, part, shift, on, ng_scratch(b));
   if (k->product) return copy(b, s, part, ng_scratch(b));
-  if (k->eigen) return eigen(b, s, part, shift, ng_scratch(b));
+  if (k->eigen) return eigen(b, s, part, shift, on, ng_scratch(b));
   return cholesky(b, s, part, shift + on, ng_scratch(b));
 }

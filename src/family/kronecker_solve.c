@@ -113,6 +113,19 @@ static bool mean_eigenvalue(const ng_block *b, const ng_side *s, int32_t group, 
   return finite;
 }
 
+/* The smallest damping that an eigenvector of a side meets: on[side], or with joint damping lambda over the
+ * largest eigenvalue of the other side, of which the trace is a bound. */
+static double least_damping(const ng_block *b, int side, int32_t group, const double mean[2],
+                            const double on[2]) {
+  const ng_side *other = &ng_kron_of(b)->side[1 - side];
+  double n = 0.0;
+  if (b->base.damping_split != NG_SPLIT_JOINT) return on[side];
+  for (int32_t i = group * other->each; i < (group + 1) * other->each; i++) {
+    n += (double)other->part[i].n;
+  }
+  return b->base.damping / (n * mean[1 - side]);
+}
+
 /* The owner of the other side needs the means only. */
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
   ng_kron *k = ng_kron_of(b);
@@ -183,7 +196,8 @@ ng_status ng_kron_solve(ng_block *b) {
     for (int i = 0; i < 2; i++) {
       ng_side *s = &k->side[i];
       if (own[i]) {
-        const int32_t rung = solve_group(b, s, group, on[i], finite[i]);
+        const double d = k->eigen ? least_damping(b, i, group, mean, on) : on[i];
+        const int32_t rung = solve_group(b, s, group, d, finite[i]);
         worst[i] = rung > worst[i] ? rung : worst[i];
         s->says[NG_SAYS_PI + group] = (float)pi;
         if (group == 0) s->says[NG_SAYS_DAMPING] = (float)on[i];
