@@ -239,7 +239,6 @@ endforeach()
 set(natgrad_trainer_tests
     t_bench
     t_compare
-    t_damaged
     t_data
     t_disk
     t_grads

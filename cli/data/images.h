@@ -14,8 +14,8 @@
  *   threads=N, queue=N   threads that decode (all processors), decoded images that wait (128); results do not
  *                   depend on them
  * Training: a random window, mirrored with probability 1/2 (--augment); otherwise the central window.
- * A file that is no image is reported, counted and skipped; more than 1 % of all files are an error (train/damaged.h:
- * over all ranks and resumed runs).  Opening fails for entries that are neither files nor folders, and for links in a
+ * A file that is no image is reported, counted and skipped; more than 1 % of all files are an error (counted
+ * by each process).  Opening fails for entries that are neither files nor folders, and for links in a
  * circle. */
 #ifndef DATA_IMAGES_H
 #define DATA_IMAGES_H
@@ -33,10 +33,11 @@ typedef struct image_list { /* of a split; row i of its labels */
 typedef struct image_set {
   int64_t side, resize; /* resize 0: none */
   int threads, queue;
-  float *mean_image;  /* [side, side, 3] in place of the channels' means, or NULL */
-  uint32_t crc;       /* of names, sizes and labels of all files, and of the settings */
-  int32_t total;      /* files */
-  atomic_uchar *told; /* [total] the file is damaged and was reported: train/damaged.h */
+  float *mean_image;     /* [side, side, 3] in place of the channels' means, or NULL */
+  uint32_t crc;          /* of names, sizes and labels of all files, and of the settings */
+  int32_t total;         /* files */
+  atomic_uchar *told;    /* [total] the file is unreadable and was reported */
+  atomic_int unreadable; /* their number */
 } image_set;
 
 /* Decode and cut one sample: [side, side, 3] bytes, not mirrored yet.  false: see `why`. */

@@ -149,7 +149,6 @@ static int share_loaded(run *r) {
     rc = ranks_tell(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
   }
   if (rc == CLI_OK) rc = average_share(&r->mean, &r->ranks);
-  if (rc == CLI_OK) rc = damaged_share(&r->feed.damaged, &r->ranks);
   return rc == CLI_OK ? ranks_tell(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 

@@ -18,8 +18,7 @@ enum { NAME = 96 };
 static const char state_tensor[] = "natgrad.state", average_tensor[] = "natgrad.average",
                   images_tensor[] = "natgrad.mixup.images",
                   targets_tensor[] = "natgrad.mixup.targets";
-static const char config_key[] = "config", id_key[] = "state_id", left_out_key[] = "left_out",
-                  averaged_key[] = "averaged";
+static const char config_key[] = "config", id_key[] = "state_id", averaged_key[] = "averaged";
 
 void checkpoint_init(run_state *s) {
   memset(s, 0, sizeof *s);
@@ -230,12 +229,9 @@ static void mixup_of(const mix *m, ngio_tensor t[2]) {
 /* The header of what rank 0 is about to write. */
 static void describe(const checkpoint *c, const char *config, const bytes *state, const char *id,
                      const int64_t mixup_crc[2], file_head *h) {
-  char *left_out = damaged_text(&c->feed->damaged);
   file_head_state(h, c->state);
   file_head_text(h, config_key, config);
   if (id[0] != 0) file_head_text(h, id_key, id);
-  if (left_out != NULL) file_head_text(h, left_out_key, left_out);
-  free(left_out);
   file_head_net(h, c->net);
   if (average_carries(c->mean)) {
     const ngio_tensor t = average_of(c->mean);
@@ -337,14 +333,6 @@ static int64_t give(void *user, void *data, int64_t n) {
   return n;
 }
 
-/* If the data are others, their list of unreadable files means nothing; fits() refuses them. */
-static int take_left_out(const file_reader *r, const run_state *s, damaged *a, const data_set *d) {
-  const char *text = ngio_tensors_text(r->file, left_out_key);
-  if (text == NULL || d->images == NULL || s->data_crc != data_checksum(d)) return CLI_OK;
-  if (damaged_read(a, text)) return CLI_OK;
-  return cli_bad("%s: its metadata has no valid '%s'", r->path, left_out_key);
-}
-
 static int read_mixup(file_reader *r, const mix *m, float *whole[2]) {
   ngio_tensor t[2];
   int rc = CLI_OK;
@@ -370,7 +358,6 @@ static int read_average(file_reader *r, const run_state *s, average *mean) {
 static int read_own(file_reader *r, const checkpoint *c, float *mixup[2]) {
   int rc = file_read_state(r, c->state);
   if (rc == CLI_OK) rc = file_read_net(r, c->net);
-  if (rc == CLI_OK) rc = take_left_out(r, c->state, &c->feed->damaged, c->feed->d);
   if (rc == CLI_OK) rc = read_average(r, c->state, c->mean);
   if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = read_mixup(r, &c->feed->mix, mixup);
   return rc;

@@ -49,9 +49,7 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .x = cli_take(values, sizeof(float)),
                 .labels = cli_take((size_t)room, sizeof(int32_t)),
                 .rows = cli_take((size_t)room, sizeof(int32_t)),
-                .next_taken = -1,
-                .alone = ranks == NULL || ranks->size == 1};
-  damaged_create(d, &out->damaged);
+                .next_taken = -1};
   const int rc = mix_create(s, d, ranks, reconstructs, &out->mix);
   if (rc != CLI_OK) feed_free(out);
   return rc;
@@ -65,7 +63,6 @@ void feed_free(feed *f) {
   free(f->spare);
   image_loader_destroy(&f->loader);
   mix_free(&f->mix);
-  damaged_free(&f->damaged);
   memset(f, 0, sizeof *f);
 }
 
@@ -117,19 +114,30 @@ static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const ui
   f->rows[at] = row;
 }
 
+/* Count and name an unreadable file once in this process. CLI_BAD: more than 1 % of all files. */
+static int unreadable(const feed *f, const image_list *list, int32_t row, const char *why) {
+  image_set *set = f->d->images;
+  if (atomic_exchange(&set->told[list->first + row], 1) != 0) return CLI_OK;
+  const int n = atomic_fetch_add(&set->unreadable, 1) + 1;
+  if (n * 100LL > set->total)
+    return cli_bad(
+        "--data: images: %d of %d files are unreadable, more than 1 %%; the last is %s: %s", n,
+        set->total, list->path[row], why);
+  cli_note("%s: left out, %d of %d: %s", list->path[row], n, set->total, why);
+  return CLI_OK;
+}
+
 /* Replace the unreadable image at `place` by the next readable one. */
-static int replace(feed *f, const piece *p, int64_t place, int32_t at) {
+static int replace(feed *f, const piece *p, int64_t place, int32_t at, char *why) {
   const int32_t n = p->split->n;
-  for (int64_t i = 1; i < n && !damaged_too_many(&f->damaged); i++) {
-    char why[PICTURE_WHY];
+  for (int64_t i = 0; i < n; i++) {
     const int32_t row = row_of(p->split, f->order[(place + i) % n]);
-    if (image_load(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
+    if (i > 0 && image_load(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
       put_image(f, p, at, row, f->spare);
       return CLI_OK;
     }
-    damaged_found(&f->damaged, p->split->images, row, why);
+    if (unreadable(f, p->split->images, row, why) != CLI_OK) return CLI_BAD;
   }
-  if (damaged_too_many(&f->damaged)) return CLI_OK; /* no step uses this batch */
   return cli_bad("--data: images: none of %d can be read", n);
 }
 
@@ -160,8 +168,7 @@ static int train_images(feed *f, const piece *p, int64_t from) {
     if (bytes != NULL) {
       put_image(f, p, i, row, bytes);
     } else {
-      damaged_found(&f->damaged, p->split->images, row, why);
-      rc = replace(f, p, place_of(f, from + i), i);
+      rc = replace(f, p, place_of(f, from + i), i, why);
     }
   }
   return rc;
@@ -183,20 +190,10 @@ static int test_images(feed *f, const piece *p, int32_t *good) {
     if (bytes != NULL) {
       put_image(f, p, (*good)++, row, bytes);
     } else {
-      damaged_found(&f->damaged, p->split->images, row, why);
+      rc = unreadable(f, p->split->images, row, why);
     }
   }
   return rc;
-}
-
-/* A single rank decides at once. */
-static int found_alone(feed *f) {
-  const run_ranks one = {.size = 1};
-  return f->alone ? feed_agree(f, &one, f->damaged.n_found) : CLI_OK;
-}
-
-int feed_agree(feed *f, const run_ranks *ranks, int64_t found) {
-  return damaged_agree(&f->damaged, ranks, found);
 }
 
 /* ---- batches -----------------------------------------------------------------------------------*/
@@ -215,7 +212,7 @@ int feed_train(feed *f, int64_t step, int64_t micro) {
       .f = f, .split = &f->d->train, .order = f->order + place, .how = f->how, .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
   if (f->d->images != NULL) {
-    if (train_images(f, &p, from) != CLI_OK || found_alone(f) != CLI_OK) return CLI_BAD;
+    if (train_images(f, &p, from) != CLI_OK) return CLI_BAD;
   } else {
     fill(f, &p);
     for (int32_t i = 0; i < f->batch; i++)
@@ -229,10 +226,7 @@ int feed_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   piece p = {.f = f, .split = f->test, .how = f->how, .first = first, .count = count};
   p.how.crop = p.how.flip = false;
   *good = count;
-  if (f->d->images != NULL) {
-    const int rc = test_images(f, &p, good);
-    return rc == CLI_OK ? found_alone(f) : rc;
-  }
+  if (f->d->images != NULL) return test_images(f, &p, good);
   fill(f, &p);
   return CLI_OK;
 }

@@ -2,7 +2,6 @@
 #ifndef FEED_H
 #define FEED_H
 
-#include "damaged.h"
 #include "data/images.h"
 #include "mix.h"
 #include "ranks.h"
@@ -29,9 +28,7 @@ typedef struct feed {
   uint8_t *spare; /* room for a replacement image */
   int64_t next_taken,
       next_asked; /* samples of this rank in the epoch `ordered`; -1: none requested */
-  damaged damaged;
-  bool alone;
-  mix mix; /* mix.targets replaces the labels; NULL without mixup */
+  mix mix;        /* mix.targets replaces the labels; NULL without mixup */
 } feed;
 
 /* CLI_BAD after a message: a batch larger than the training split, augmentation of data that are no images. ranks
@@ -39,15 +36,11 @@ typedef struct feed {
 int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                 ng_pool *pool, feed *out);
 void feed_free(feed *f);
-/* Fill micro-batch 0 .. acc_iters - 1 of step 0, 1, .... An unreadable image is recorded and replaced by the next
- * one in the order of the epoch. CLI_BAD after a message: too many unreadable images, on one rank; with several
- * ranks feed_agree decides. */
+/* Fill micro-batch 0 .. acc_iters - 1 of step 0, 1, .... An unreadable image is named once and replaced by the next
+ * one in the order of the epoch. CLI_BAD after a message: this process has met too many unreadable images. */
 int feed_train(feed *f, int64_t step, int64_t micro);
 /* Fill samples first .. first + count of the test split, count <= room; *good are readable, in order. CLI_BAD as
  * above. */
 int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
-/* Agree on unreadable images; `found` is the sum of damaged.n_found over the ranks. Collective unless it is 0.
- * CLI_BAD as above, on all ranks. */
-int feed_agree(feed *f, const run_ranks *ranks, int64_t found);
 
 #endif

@@ -107,13 +107,6 @@ int ranks_agree(const run_ranks *r, int rc) {
   return bad > 0.0 ? CLI_BAD : CLI_OK;
 }
 
-void ranks_gather(const run_ranks *r) {
-  double none = 0.0;
-  if (r->size == 1) return;
-  const ng_collective c = describe(NG_ALL_REDUCE, NG_F64, &none, 1);
-  (void)r->t->run(r->t->user, &c);
-}
-
 void ranks_leave(const run_ranks *r) {
   if (r->size > 1 && r->t->abort != NULL) r->t->abort(r->t->user);
 }

@@ -47,8 +47,6 @@ int ranks_tell_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes);
 /* CLI_OK if rc is CLI_OK on all ranks, else CLI_BAD; the failing rank has reported why. */
 int ranks_agree(const run_ranks *r, int rc);
 
-/* Wait for all ranks before they give up; ranks that have left are ignored, without a message. */
-void ranks_gather(const run_ranks *r);
 void ranks_leave(const run_ranks *r); /* abort the transport */
 
 #endif

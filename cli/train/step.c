@@ -88,15 +88,9 @@ static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
   const bool stop = train_interrupted() || r->out->unheard;
   const bool keep = train_keep_wanted() != r->keeps;
-  double x[] = {r->out->diverged ? 0.0 : r->loss * share,
-                (double)*correct,
-                r->out->diverged,
-                stop,
-                keep,
-                r->feed.damaged.n_found};
-  const int64_t n = (int64_t)(sizeof x / sizeof *x) - (r->d->images == NULL);
-  if (ranks_sum(&r->ranks, x, n) != CLI_OK) return CLI_BAD;
-  if (feed_agree(&r->feed, &r->ranks, (int64_t)x[5]) != CLI_OK) return CLI_BAD;
+  double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop,
+                keep};
+  if (ranks_sum(&r->ranks, x, sizeof x / sizeof *x) != CLI_OK) return CLI_BAD;
   if (!r->out->diverged) r->loss = x[0];
   *correct = (int64_t)x[1];
   r->asked = x[3] > 0.0;
