@@ -4,6 +4,6 @@
 
 #include "common/cli.h"
 
-extern const cli_command cli_info, cli_replay, cli_pack, cli_bench, cli_plan;
+extern const cli_command cli_info, cli_replay, cli_bench, cli_plan;
 
 #endif

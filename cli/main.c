@@ -24,9 +24,9 @@ static const cli_command cli_help_command = {
     .run = help,
 };
 
-static const cli_command *const cli_commands[] = {
-    &cli_info,  &cli_train, &cli_compare, &cli_export, &cli_replay,
-    &cli_bench, &cli_plan,  &cli_pack,    &cli_prune,  &cli_help_command};
+static const cli_command *const cli_commands[] = {&cli_info,   &cli_train,  &cli_compare,
+                                                  &cli_export, &cli_replay, &cli_bench,
+                                                  &cli_plan,   &cli_prune,  &cli_help_command};
 static const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
 
 static const cli_command *find_command(const char *name) {

@@ -1,4 +1,4 @@
-/* recording.c: from a folder or a file to a checked recording: layers, and pointers to every array that a replay
+/* recording.c: from a file to a checked recording: layers, and pointers to every array that a replay
  * reads, present, float32 and of the shape that case.json implies.  A recording may come from anybody:
  * an entry that does not fit is an error that names the file and the array, before anything is computed. */
 #include "recording.h"
@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* ---- case.json -------------------------------------------------------------------------------*/
 
@@ -273,8 +272,7 @@ const ngio_tensor *recording_array(const recording *r, const char *format, ...) 
   va_start(args, format);
   (void)vsnprintf(name, sizeof name, format, args);
   va_end(args);
-  return r->file != NULL ? ngio_tensors_find(r->file, name)
-                         : recording_folder_find(&r->folder, name);
+  return ngio_tensors_find(r->file, name);
 }
 
 static void shape_text(const int64_t *lengths, int32_t n, char text[128]) {
@@ -414,7 +412,7 @@ static double *take_rates(reader *in, const char *key) {
  * of its own for each layer, so their number in the file is a bound. */
 static void make_room(reader *in) {
   recording *r = in->r;
-  const int64_t arrays = r->file != NULL ? ngio_tensors_count(r->file) : r->folder.n;
+  const int64_t arrays = ngio_tensors_count(r->file);
   const int64_t batches = r->parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
   const int64_t needs = 2 * r->layers * (batches + r->steps);
   if (needs > arrays) {
@@ -467,19 +465,11 @@ static void name_of(const char *path, char *name, size_t size) {
 int recording_open(const char *path, recording *out) {
   memset(out, 0, sizeof *out);
   reader in = {path, out, CLI_OK};
-  struct stat st;
   char message[1024] = "";
-  const char *text = NULL;
-  if (stat(path, &st) != 0) return cli_bad("%s: there is no such file or folder", path);
-  if (S_ISDIR(st.st_mode)) {
-    in.rc = recording_folder_read(path, &out->folder);
-    text = out->folder.text;
-  } else if (ngio_tensors_read(path, NULL, &out->file, message, sizeof message) != NGIO_OK) {
-    in.rc = cli_bad("%s", message);
-  } else {
-    text = ngio_tensors_text(out->file, "case.json");
-    if (text == NULL) wrong(&in, "no recording: its metadata has no case.json");
-  }
+  if (ngio_tensors_read(path, NULL, &out->file, message, sizeof message) != NGIO_OK)
+    return cli_bad("%s", message);
+  const char *text = ngio_tensors_text(out->file, "case.json");
+  if (text == NULL) wrong(&in, "no recording: its metadata has no case.json");
   name_of(path, out->name, sizeof out->name);
   if (in.rc == CLI_OK) read_case(&in, text);
   if (in.rc == CLI_OK && !out->parameters) check_case(&in);
@@ -496,6 +486,5 @@ void recording_close(recording *r) {
   free(r->lr);
   free(r->lr_pre);
   ngio_tensors_close(&r->file);
-  recording_folder_free(&r->folder);
   memset(r, 0, sizeof *r);
 }

@@ -1,8 +1,7 @@
 /* recording.h: a recorded run of a published program: configuration, layers and arrays.
  *
- * A case is a folder with case.json and NAME.npy files, or one safetensors file with the text of
- * case.json in its metadata and tensors of the same names.  Names: sT.L.a and sT.L.g (input and
- * output gradient of layer L at step T), sT.mK.L.a with micro-batches, rR.sT.L.a with ranks;
+ * A recording is one safetensors file with a JSON text, case.json, in its metadata.  Names of tensors: sT.L.a and
+ * sT.L.g (input and output gradient of layer L at step T), sT.mK.L.a with micro-batches, rR.sT.L.a with ranks;
  * sT.L.weight.grad, .bias.grad before and .out after the program's step (of a batch norm sT.L.gamma.*, .beta.*).
  * With weight_decay, sT.L.weight.before has the weights.  Recordings with updates also have sT.L.weight.after and .v,
  * the weights and their momentum after the step, and the lists lr_steps and lr_pre_steps: the learning rates of each
@@ -21,17 +20,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The case.json and .npy files of a folder. */
-typedef struct recording_folder {
-  char *text; /* of case.json                                                                     */
-  int n;
-  ngio_tensor *tensor; /* names without ".npy", sorted                                            */
-  void *arrays;        /* their memory                                                            */
-} recording_folder;
-int recording_folder_read(const char *path, recording_folder *out); /* 0, or 2: reported          */
-const ngio_tensor *recording_folder_find(const recording_folder *f, const char *name); /* or NULL */
-void recording_folder_free(recording_folder *f);
-
 /* Observed arrays of one micro-batch on one rank: rows = samples x positions of a linear layer.  chainerkfac counts
  * positions as samples: in its recordings samples = rows, and each layer has its own number. */
 typedef struct recording_observed {
@@ -49,7 +37,7 @@ typedef struct recording_step {
 
 typedef struct recording {
   char
-      name[128]; /* of the folder or file, without ".safetensors"                                 */
+      name[128]; /* of the file, without ".safetensors"                                           */
   ngio_json *json; /* case.json: root, and its member "config" */
   const ngio_value *root, *config;
   const char *system, *method;
@@ -64,8 +52,7 @@ typedef struct recording {
   recording_observed
       *observed;        /* [rank][step][micro-batch][layer]                                     */
   recording_step *step; /* [step][layer]                                                        */
-  ngio_tensors *file;   /* the arrays: in a file ...                                            */
-  recording_folder folder; /* ... or in a folder */
+  ngio_tensors *file;   /* the arrays                                                           */
 } recording;
 
 /* Read everything and check all shapes.  Returns 0, or 2 with one line that names the file and the array; *out is then

@@ -149,7 +149,7 @@ static int print_json(const replay_job *j, const double *error, const answer a[C
   ngio_put_integer(&line, "ranks", r->ranks);
   ngio_put_integer(&line, "steps", r->steps);
   ngio_put_real(&line, "largest", a[OF_DIRECTION].largest);
-  put_largest(&line, "updated", &a[r->updates ? OF_STATE : OF_WEIGHTS]);
+  put_largest(&line, "updated", r->updates ? &a[OF_STATE] : &none);
   put_largest(&line, "error_feedback", r->updates ? &none : &a[OF_STATE]);
   ngio_put_real(&line, "tolerance", a[OF_DIRECTION].tolerance);
   ngio_put_integer(&line, "rescued", rescued);
@@ -213,7 +213,6 @@ static int report(const replay_job *j, const replay_rank *ranks, double toleranc
     a[k] = merge(r, ranks, k);
     a[k].tolerance = tolerance;
   }
-  if (j->weights) a[OF_WEIGHTS].what = "weights";
   if (j->feedback) a[OF_STATE].what = "error feedback";
   if (j->feedback && j->low_rank)
     a[OF_STATE].tolerance *= 2; /* of low rank: its rounding is twice as large */
@@ -259,7 +258,6 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
   j.options = options;
   j.fused = fused;
   j.low_rank = rc == CLI_OK && low_rank(options);
-  if (rc == CLI_OK) rc = replay_check_weights(&r, path, &j.weights);
   if (rc == CLI_OK) rc = replay_check_feedback(&r, path, &j.feedback);
   j.feedback = rc == CLI_OK && j.feedback && has_feedback(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
@@ -288,8 +286,7 @@ static int run(const cli_command *self, int argc, char **argv) {
   cli_args args;
   int rc = cli_parse(self, argc, argv, take, &w, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  if (args.operands == 0)
-    rc = cli_bad("replay: no recording given, expected folders or .safetensors files");
+  if (args.operands == 0) rc = cli_bad("replay: no recording given, expected .safetensors files");
   for (int i = 0; i < args.operands; i++) { /* replay all; return the worst exit code */
     const int one = replay(args.operand[i], &w, &args);
     if (one > rc) rc = one;
@@ -308,14 +305,13 @@ static const cli_option own[] = {
 
 const cli_command cli_replay = {
     .name = "replay",
-    .usage = "DIR_OR_FILE... [OPTIONS]",
+    .usage = "FILE... [OPTIONS]",
     .summary = "replay recordings of published programs and compare the results",
-    .text = "A recording is a folder with case.json and .npy files, or the same packed into one\n"
-            ".safetensors file (`natgrad pack`).  The preconditioned gradients of each step are\n"
+    .text = "A recording is a .safetensors file.  The preconditioned gradients of each step are\n"
             "compared.  If the recording has weights after each step, a second run updates the\n"
             "weights, and weights and momentum are compared.  Recordings of window methods also\n"
-            "compare the weights to which the directions lead, and the error feedback (low rank:\n"
-            "twice the tolerance).  Exit code 1: an error exceeds the tolerance.\n",
+            "compare the error feedback (low rank: twice the tolerance).  Exit code 1: an error "
+            "exceeds the tolerance.\n",
     .options = own,
     .n_options = 3,
     .library = true,

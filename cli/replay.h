@@ -12,12 +12,10 @@ typedef struct replay_job {
   double lr;
   bool low_rank; /* low rank: start from the recorded matrices */
   bool feedback; /* compare the error feedback */
-  bool weights;  /* compare weights of parameters after each step */
 } replay_job;
 
-/* Errors of each step and layer: of preconditioned gradients; of weights and momentum, or of the error feedback; of
- * the weights of parameters after the step. */
-enum { OF_DIRECTION, OF_STATE, OF_WEIGHTS, COMPARED };
+/* Errors of each step and layer: of preconditioned gradients; of weights and momentum, or of the error feedback. */
+enum { OF_DIRECTION, OF_STATE, COMPARED };
 
 /* One rank's run. */
 typedef struct replay_rank {
@@ -38,16 +36,13 @@ void replay_ranks_free(replay_rank *ranks, int count, int layers);
 /* replay_window.c.  The checks return 0, or 2 with one line reported. */
 int replay_check_start(const recording *r, const char *path, int64_t rank);
 int replay_check_feedback(const recording *r, const char *path, bool *some);
-int replay_check_weights(const recording *r, const char *path, bool *there);
 /* Replace the library's own start of the low-rank iteration by the recorded one; one rank, of parameters. */
 ng_status replay_set_start(const recording *r, ng_precond *p);
 /* Errors of one step: [layers]. */
 ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, double *error);
-void replay_compare_weights(const recording *r, int step, double lr, float *const *direction,
-                            double *error);
-/* max |ours(arg, i) - recorded[i]| and max |recorded[i]|, joined to *gap and *scale; a NaN is an infinite gap. */
-void replay_measure(double (*ours)(const void *arg, int64_t i), const void *arg,
-                    const float *recorded, int64_t n, double *gap, double *scale);
+/* max |ours - recorded| and max |recorded|, joined to *gap and *scale; a NaN is an infinite gap. */
+void replay_measure(const float *ours, const float *recorded, int64_t n, double *gap,
+                    double *scale);
 /* Copy the n numbers of a field of the state; *there is false if the state has no such field. */
 ng_status replay_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there);
 /* Run all steps on all ranks; 0, or 2: reported. */

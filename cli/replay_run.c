@@ -130,13 +130,6 @@ static ng_status observe(ng_precond *p, int32_t layer, const shape *l,
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
 }
 
-static double float_at(const void *x, int64_t i) { return (double)((const float *)x)[i]; }
-
-static void measure(const float *ours, const float *recorded, int64_t n, double *gap,
-                    double *scale) {
-  replay_measure(float_at, ours, recorded, n, gap, scale);
-}
-
 /* Errors are relative to the largest entry of the step over all parameters. */
 static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
@@ -153,15 +146,12 @@ static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   for (int i = 0; i < r->layers; i++) {
     double *gap = &me->cells[OF_DIRECTION][step * r->layers + i];
     *gap = 0;
-    measure(me->grad[i], recording_step_at(r, step, i)->out, r->layer[i].in * r->layer[i].out, gap,
-            &scale);
+    replay_measure(me->grad[i], recording_step_at(r, step, i)->out,
+                   r->layer[i].in * r->layer[i].out, gap, &scale);
   }
   for (int i = 0; i < r->layers && scale > 0; i++) {
     me->cells[OF_DIRECTION][step * r->layers + i] /= scale;
   }
-  if (me->job->weights)
-    replay_compare_weights(r, step, me->job->lr, me->grad,
-                           &me->cells[OF_WEIGHTS][step * r->layers]);
   if (!me->job->feedback) return NG_OK;
   return replay_compare_feedback(r, p, step, &me->cells[OF_STATE][step * r->layers]);
 }
@@ -196,7 +186,7 @@ static ng_status measure_momentum(ng_precond *p, const char *name, double lr, co
   ng_status st = replay_field(p, name, v, n, &there);
   for (int64_t k = 0; k < n && there && st >= 0; k++)
     v[k] = (float)(-lr * (double)v[k]);
-  if (there) measure(v, recorded, n, gap, scale);
+  if (there) replay_measure(v, recorded, n, gap, scale);
   free(v);
   /* a missing field: only if moments are renamed */
   return st >= 0 && !there ? NG_ERR_STATE : st;
@@ -209,8 +199,8 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
     const shape *l = &r->layer[i];
     const recording_step *s = recording_step_at(r, step, i);
     double gap = 0, scale = 0, v_gap = 0, v_scale = 0;
-    measure(me->weight[i], s->after, l->out * inputs(l), &gap, &scale);
-    if (l->bias) measure(me->bias_weight[i], s->bias_after, l->out, &gap, &scale);
+    replay_measure(me->weight[i], s->after, l->out * inputs(l), &gap, &scale);
+    if (l->bias) replay_measure(me->bias_weight[i], s->bias_after, l->out, &gap, &scale);
     for (int k = 0; k < (l->bias ? 2 : 1) && r->momentum != 0 && st >= 0; k++) {
       char name[128];
       (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
@@ -260,8 +250,8 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
     const shape *l = &r->layer[i];
     const recording_step *s = recording_step_at(r, step, i);
     double gap = 0, scale = 0;
-    measure(me->grad[i], s->out, l->out * inputs(l), &gap, &scale);
-    if (l->bias) measure(me->bias[i], s->bias_out, l->out, &gap, &scale);
+    replay_measure(me->grad[i], s->out, l->out * inputs(l), &gap, &scale);
+    if (l->bias) replay_measure(me->bias[i], s->bias_out, l->out, &gap, &scale);
     me->cells[OF_DIRECTION][step * r->layers + i] = gap == 0 ? 0 : gap / scale;
   }
   return NG_OK;

@@ -11,8 +11,8 @@ expect 2 "*help: there is no command 'reply'*" "$natgrad" help reply
 expect 2 '*help: one command at a time*' "$natgrad" help replay bench
 
 expect 0 'natgrad [0-9]*.[0-9]*.[0-9]* (*)' "$natgrad" --version
-expect 0 '*natgrad COMMAND*info*replay*bench*pack*Exit codes*' "$natgrad" --help
-for command in info train compare export replay bench plan pack prune help; do
+expect 0 '*natgrad COMMAND*info*replay*bench*prune*Exit codes*' "$natgrad" --help
+for command in info train compare export replay bench plan prune help; do
   expect 0 "natgrad $command *" "$natgrad" help "$command"
 done
 expect 0 'natgrad replay *--tolerance*All options of the library*' "$natgrad" replay --help
@@ -42,8 +42,6 @@ expect 2 '*linalg*' "$natgrad" replay "$file" --linalg cup
 expect 2 "*info: unexpected argument 'now'" "$natgrad" info now
 expect 2 '*info: expected at most one of *' "$natgrad" info --options --methods
 expect 2 "*info: unknown method 'dpkfac'; the nearest is 'dp-kfac'" "$natgrad" info --published dpkfac
-expect 2 '*pack: expected DIR and OUT.safetensors, got 1 name' "$natgrad" pack "$scratch"
-expect 2 '*pack: unknown option --jason*' "$natgrad" pack --jason
 expect 2 '*bench: one of: kfac, train, fused-eva, state, window' "$natgrad" bench
 expect 2 "*bench: unknown bench 'kfca'; the nearest is kfac" "$natgrad" bench kfca
 expect 2 '*bench kfac: --model is missing*' "$natgrad" bench kfac

@@ -5,18 +5,17 @@
 cd "$scratch" || exit 1
 tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --lr-schedule constant)
 "$natgrad" train "${tiny[@]}" --epochs 2 --quiet --out whole || fail "whole"
-mkdir unpacked && "$helper" unpack "$golden/kaisa-eigen-0.safetensors" unpacked || fail "unpack"
 
 declare -A command=(
   [info]="info" [options]="info --options" [methods]="info --methods" [models]="train --models" [help]="help train" [version]="--version"
   [train]="train ${tiny[*]} --epochs 2 --out T" [compare]="compare ${tiny[*]} --epochs 1 --methods sgd --seeds 1 --quiet --out C"
   [replay]="replay $golden/kaisa-eigen-0.safetensors" [list]="bench kfac --model lenet --list"
   [bench]="bench kfac --model lenet --batch 2 --repeat 1 --no-floors"
-  [export]="export whole --csv x.csv" [pack]="pack unpacked p.safetensors"
+  [export]="export whole --csv x.csv"
   [ranks]="train ${tiny[*]} --epochs 2 --ranks 2 --out T" [plan]="plan --model lenet --ranks 2"
   [prune]="prune whole --score magnitude --sparsity 0.5 --out q.safetensors"
 )
-run() { rm -rf T C x.csv p.safetensors q.safetensors && read -ra words <<<"${command[$1]}"; }
+run() { rm -rf T C x.csv q.safetensors && read -ra words <<<"${command[$1]}"; }
 
 # Descriptor 4 writes to a pipe whose reader is gone before any program starts.
 mkfifo unread
@@ -62,7 +61,7 @@ done
 
 # A disk that is full at each size (simulated by a file size limit): the rest can be resumed.
 for size in 1 2 4 40 100 200; do # kilobytes; a checkpoint has 250, config.json and the log 2 to 6
-  for name in train ranks compare export pack prune; do
+  for name in train ranks compare export prune; do
     run "$name"
     [[ $name == train || $name == ranks ]] && words+=(--quiet --log-every 1 --checkpoint-every 4)
     (ulimit -f $size && exec "$natgrad" "${words[@]}" >out 2>err)

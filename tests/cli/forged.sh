@@ -23,7 +23,7 @@ run() {
     tail -n 40 "$scratch/err"
     finish
   fi
-  if grep -nvE '^natgrad: (.*/)?forged-[0-9]+(\.safetensors)?(/[^:]*)?: .' "$scratch/err"; then
+  if grep -nvE '^natgrad: (.*/)?forged-[0-9]+\.safetensors: .' "$scratch/err"; then
     fail "seed $seed: a line that does not name its file"
   fi
   answered=$((answered + ok)) refused=$((refused + lines)) files=$((files + ${#list[@]}))
@@ -33,12 +33,6 @@ run() {
 for case in kaisa-eigen-0 ranks2-eigen eva-0 window-mfac-momentum; do
   for ((done_files = 0; done_files < count; done_files += batch)); do
     "$NG_BUILD_DIR/cli_forge" "$golden/$case.safetensors" "$scratch/forged" "$seed" "$batch" || fail "forge"
-    # every tenth that can be unpacked is read as a folder, too
-    for ((k = 0; k < batch; k += 10)); do
-      mkdir "$scratch/forged/forged-$((batch + k))"
-      "$helper" unpack "$scratch/forged/forged-$k.safetensors" "$scratch/forged/forged-$((batch + k))" 2>"$scratch/unpack" ||
-        rm -rf "$scratch/forged/forged-$((batch + k))"
-    done
     run
     seed=$((seed + 1))
   done

@@ -4,6 +4,7 @@
  *                               first KEY have all of them, and there is at least one.  A KEY with
  *                               ":n" at the end must be a number or null
  *   helper unpack FILE DIR      a recording's file as case.json and .npy files in DIR
+ *   helper pack DIR FILE        the reverse
  *   helper same FILE FILE [HEAD]  two safetensors files have the same tensors, bit for bit; only those whose names
  *                               begin with HEAD, or with "!HEAD" those whose names do not
  *   helper hurt FILE TENSOR      changes the last byte of that tensor
@@ -11,8 +12,10 @@
  *
  * Silent and 0, or one line on stderr and 1. */
 #include "json.h"
+#include "npy.h"
 #include "safetensors.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,6 +97,40 @@ static int unpack(const char *path, const char *dir) {
     rc = t->dtype == NGIO_F32 ? write_npy(to, t) : complain("not float32", t->name);
   }
   ngio_tensors_close(&file);
+  return rc;
+}
+
+static int pack(const char *dir, const char *file) {
+  enum { MOST = 4096 };
+  static char name[MOST][128], json[1 << 20];
+  static ngio_npy array[MOST];
+  static ngio_tensor tensor[MOST];
+  char path[4096], message[512] = "";
+  int32_t n = 0, rc = 0;
+  DIR *d = opendir(dir);
+  for (const struct dirent *e; d != NULL && rc == 0 && (e = readdir(d)) != NULL;) {
+    const char *end = strstr(e->d_name, ".npy");
+    if (end == NULL) continue;
+    (void)snprintf(name[n], sizeof name[n], "%.*s", (int)(end - e->d_name), e->d_name);
+    (void)snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+    if (ngio_npy_read(path, &array[n], message, sizeof message) != NGIO_OK)
+      rc = complain("cannot read", message);
+    tensor[n] = (ngio_tensor){.name = name[n], .dtype = array[n].dtype, .ndim = array[n].ndim};
+    memcpy(tensor[n].shape, array[n].shape, sizeof tensor[n].shape);
+    tensor[n].data = array[n].data;
+    n++;
+  }
+  if (d != NULL) (void)closedir(d);
+  (void)snprintf(path, sizeof path, "%s/case.json", dir);
+  FILE *f = fopen(path, "rb");
+  if (f == NULL) return complain("cannot read", path);
+  json[fread(json, 1, sizeof json - 1, f)] = 0;
+  (void)fclose(f);
+  const ngio_text text[] = {{"case.json", json}};
+  if (rc == 0 && ngio_tensors_write(file, tensor, n, text, 1, message, sizeof message) != NGIO_OK)
+    rc = complain("cannot write", message);
+  for (int32_t i = 0; i < n; i++)
+    ngio_npy_free(&array[i]);
   return rc;
 }
 
@@ -180,6 +217,7 @@ static int check_finite(const char *path) {
 int main(int argc, char **argv) {
   if (argc >= 3 && strcmp(argv[1], "json") == 0) return check_json(argv + 2, argc - 2);
   if (argc == 4 && strcmp(argv[1], "unpack") == 0) return unpack(argv[2], argv[3]);
+  if (argc == 4 && strcmp(argv[1], "pack") == 0) return pack(argv[2], argv[3]);
   if ((argc == 4 || argc == 5) && strcmp(argv[1], "same") == 0)
     return same(argv[2], argv[3], argc == 5 ? argv[4] : "");
   if (argc == 4 && strcmp(argv[1], "hurt") == 0) return hurt(argv[2], argv[3]);

@@ -158,13 +158,6 @@ wrong_result "$r: is a symbolic link, expected a folder" link $r
 mkfifo pipe.json
 expect 2 'natgrad: pipe.json: cannot be read: not a regular file' timeout $patience "$natgrad" train "${tiny[@]}" --config pipe.json
 expect 2 'natgrad: pipe.json: not a regular file' timeout $patience "$natgrad" replay pipe.json
-mkdir odd && mkfifo odd/case.json
-expect 2 'natgrad: odd/case.json: not a regular file' timeout $patience "$natgrad" replay odd
-mkdir unpacked && "$helper" unpack "$golden/kaisa-eigen-0.safetensors" unpacked || fail "unpack"
-expect 2 'natgrad: pipe.json: is there and is not a regular file' timeout $patience "$natgrad" pack unpacked pipe.json
-array=$(echo unpacked/*.npy | cut -d ' ' -f 1)
-rm "$array" && mkfifo "$array"
-expect 2 "natgrad: $array: not a regular file" timeout $patience "$natgrad" replay unpacked
 
 # Weights that are lost do not replace a checkpoint; --resume finds the one before.
 grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --method sgd

@@ -26,8 +26,6 @@ for linalg in "${linalgs[@]}"; do
   # window methods: what the originals lose in f32 (t_window_golden has the formulas in double beside them)
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" "${windows[@]}"
   [[ $(grep -c 'tolerance 2e-04: ok$' "$scratch/out") == 14 ]] || fail "$linalg: windows: not 14 times ok"
-  [[ $(grep -c '^  weights after each step: largest [0-9.e+-]* (step [0-9]*, [^ ]*)$' "$scratch/out") == 14 ]] ||
-    fail "$linalg: windows: not 14 times weights"
   [[ $(grep -c '^  error feedback after each step: largest [0-9.e+-]* (step [0-9]*, [^ ]*)$' "$scratch/out") == 6 ]] ||
     fail "$linalg: windows: not 6 times error feedback"
 done
@@ -67,20 +65,5 @@ for case in mfac-ring lowrank-1; do
     swapped $case s3.fc1.weight.$field s9.fc1.weight.$field
     expect 1 '*  largest [0-9.]*e[+-]0[0-3] (step *exceeded' "$natgrad" replay "$scratch/changed.safetensors"
   done
-  for step in 0 3; do
-    swapped $case s$step.fc1.weight.before s9.fc1.weight.before
-    expect 2 '*array *.fc1.weight.* is not *s*.fc1.weight.*' "$natgrad" replay "$scratch/changed.safetensors"
-  done
-  swapped $case s3.fc1.weight.after s9.fc1.weight.after
-  expect 2 '*array s4.fc1.weight.before is not s3.fc1.weight.after' "$natgrad" replay "$scratch/changed.safetensors"
-  sed 's/"s5\.fc2\.bias\.after"/"s5.fc2.bias.other"/' "$golden/window-$case.safetensors" >"$scratch/changed.safetensors"
-  expect 2 '*array s5.fc2.bias.after is missing' "$natgrad" replay "$scratch/changed.safetensors"
 done
-swapped lowrank-1 init.fc1.weight.q init.fc1.weight.q0
-expect 2 '*array init.fc1.weight.q is not what s0.fc1.weight.before makes of init.fc1.weight.q0' "$natgrad" replay "$scratch/changed.safetensors"
-# another learning rate, another decay of a group: directions are as before, weights go elsewhere
-sed 's/\(\\"lr\\": 0\.\)02/\105/g' "$golden/window-mfac-ring.safetensors" >"$scratch/changed.safetensors"
-expect 1 '*  weights after each step: largest [0-9.]*e-0[0-3] *exceeded' "$natgrad" replay "$scratch/changed.safetensors"
-sed 's/\(\\"weight_decay\\": 0\.0\)1/\19/2g' "$golden/window-efcp-mfac-wd.safetensors" >"$scratch/changed.safetensors"
-expect 1 '*  weights after each step: largest [0-9.]*e-0[0-3] *exceeded' "$natgrad" replay "$scratch/changed.safetensors"
 finish
