@@ -81,7 +81,7 @@ def our_times(program, model, threads, steps):
                          env={"NG_THREADS": str(threads), "PATH": "/usr/bin:/bin"}).stdout
     lines = [json.loads(line) for line in out.splitlines()]
     found = {line["case"].split("/", 1)[1]: line for line in lines if "case" in line}
-    return found["precondition/two passes"], found["with sgd/fused"]
+    return found["precondition"], found["with sgd"]
 
 
 def main():

@@ -19,7 +19,7 @@ typedef struct bench_row {
 typedef struct bench {
   /* arguments */
   const char *model, *linalg;
-  int64_t batch, layers;
+  int64_t batch;
   int repeat;
   bool json, list, no_floors;
   const cli_args *args;
@@ -88,5 +88,9 @@ int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out);
 /* Add these layers as linear ones without bias, q x p each, bound to successive parts of grad and, unless it is
  * NULL, of weight; then ng_ready. */
 ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *weight);
+/* Observe the first elements of x [samples * bench_longest] as input and as output gradient of each layer. */
+ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t samples);
+int64_t bench_count(const shapes *list);   /* parameters */
+int64_t bench_longest(const shapes *list); /* the largest order of a factor */
 
 #endif

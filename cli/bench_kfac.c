@@ -159,12 +159,12 @@ static double patch_bytes(const shape *l, int64_t batch) {
   return (double)sizeof(float) * (double)(input_floats(l, batch) + patches);
 }
 
-/* Bounds by order and by shape, measured once: shapes repeat in every network. */
+/* Bounds of the solve by order, measured once: orders repeat in every network. */
 typedef struct known {
   int64_t *order;
-  double *solve, *apply;
+  double *solve;
   int orders;
-  bool eigen, invert;
+  bool invert;
 } known;
 
 static double solve_bound(known *m, int64_t n) {
@@ -173,49 +173,33 @@ static double solve_bound(known *m, int64_t n) {
     i++;
   if (i == m->orders) {
     m->order[m->orders] = n;
-    m->solve[m->orders++] = m->eigen ? floor_eigen(n) : floor_cholesky(n, m->invert);
+    m->solve[m->orders++] = floor_cholesky(n, m->invert);
   }
   return m->solve[i];
-}
-
-static void layer_bounds(bench *b, const work *k, known *m, int i, double bound[PARTS]) {
-  const shape *all = k->model.layer, *l = &all[i];
-  int twin = 0; /* the first layer of the same orders */
-  while (all[twin].p != l->p || all[twin].q != l->q)
-    twin++;
-  m->apply[i] = twin < i ? m->apply[twin] : (m->eigen ? 2 : 1) * floor_apply(l->q, l->p);
-  const double flops =
-      (double)(b->batch * l->positions) * (double)(l->p * (l->p + 1) + l->q * (l->q + 1));
-  const double a = solve_bound(m, l->p), g = solve_bound(m, l->q);
-  bound[STATISTICS] =
-      1e-6 * (patch_bytes(l, b->batch) / bench_copy_gbs(b) + flops / bench_gflops(b));
-  bound[SOLVE] = a < 0 || g < 0 ? -1 : a + g;
-  bound[APPLY] = m->apply[i];
 }
 
 static int bounds(bench *b) {
   const work *k = b->user;
   const int n = k->model.n;
   if (!floors_possible() || bench_gflops(b) <= 0 || bench_copy_gbs(b) <= 0) return CLI_OK;
-  known m = {.eigen = cli_option_is(b->options, "solver", "eigen"),
-             .invert = !cli_option_is(b->options, "cholesky_form", "factor")};
+  const bool eigen = cli_option_is(b->options, "solver", "eigen");
+  known m = {.invert = !cli_option_is(b->options, "cholesky_form", "factor")};
   m.order = cli_take((size_t)(2 * n), sizeof *m.order);
   m.solve = cli_take((size_t)(2 * n), sizeof *m.solve);
-  m.apply = cli_take((size_t)n, sizeof *m.apply);
-  double sum[PARTS] = {0.0};
   for (int i = 0; i < n; i++) {
-    double bound[PARTS];
-    layer_bounds(b, k, &m, i, bound);
+    const shape *l = &k->model.layer[i];
+    const double p = (double)l->p, q = (double)l->q, rows = (double)(b->batch * l->positions);
+    const double bound[PARTS] = {1e-6 * (patch_bytes(l, b->batch) / b->copy_gbs +
+                                         rows * (p * (p + 1) + q * (q + 1)) / b->gflops),
+                                 eigen ? 0 : solve_bound(&m, l->p) + solve_bound(&m, l->q),
+                                 1e-6 * (eigen ? 4 : 2) * q * p * (p + q) / b->gflops};
     for (int part = 0; part < PARTS; part++) {
       b->row[row_of(i, part)].bound = bound[part];
-      sum[part] = bound[part] < 0 || sum[part] < 0 ? -1 : sum[part] + bound[part];
+      b->row[row_of(n, part)].bound += bound[part];
     }
   }
-  for (int part = 0; part < PARTS; part++)
-    b->row[row_of(n, part)].bound = sum[part];
   free(m.order);
   free(m.solve);
-  free(m.apply);
   if (!cli_option_is(b->options, "max_factor", "0") ||
       !cli_option_is(b->options, "factor_blocks", "1"))
     bench_note(b, "bounds: of whole factors; this run cuts factors into blocks\n");

@@ -1,7 +1,6 @@
 /* bench_state.c: `natgrad bench state`: save and load a model of many layers.
  *
- * The model: N linear layers of 16 x 16, and 13 depthwise convolutions (at least one) of 512 channels, which have
- * 1,024 factors each, for 10,000 linear layers.  One step on random arrays fills averages and inverses.
+ * One step on random arrays fills averages and inverses.
  * Lower bounds: a new file with the same bytes, written, flushed to the disk and renamed as ng_save does; the file
  * read into new memory as ng_load does.  Freed memory returns to the system before each part, because a program
  * loads a state only once. */
@@ -18,51 +17,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { WIDTH = 16, CHANNELS = 512, SIDE = 4, SAMPLES = 4 };
+enum { WIDTH = 16, SAMPLES = 4 };
 enum { SAVE, LOAD, WRITE, READ, PARTS };
 
 typedef struct work {
   ng_precond *p;
   float *grad, *observed;
-  int64_t convolutions, bytes; /* of the saved file */
+  shapes list;
+  int64_t bytes; /* of the saved file */
   char folder[64], saved[96], written[96];
   char *content; /* bytes to write */
   double least[PARTS];
 } work;
-
-/* ---- the model -------------------------------------------------------------------------------*/
-
-static ng_status add_layers(const bench *b, work *k) {
-  static const int64_t one[2] = {1, 1}, kernel[2] = {3, 3}, image[2] = {SIDE, SIDE};
-  ng_status st = NG_OK;
-  float *grad = k->grad;
-  for (int64_t i = 0; i < b->layers + k->convolutions && st >= 0; i++) {
-    const bool linear = i < b->layers;
-    char name[32];
-    int32_t index = -1;
-    (void)snprintf(name, sizeof name, "%s%lld", linear ? "fc" : "depthwise", (long long)i);
-    const ng_array w = linear ? ng_array_matrix(grad, WIDTH, WIDTH, NG_F32)
-                              : ng_array_nchw(grad, CHANNELS, 1, 3, 3, NG_F32);
-    st = linear ? ng_add_linear(k->p, name, WIDTH, WIDTH, 0, &index)
-                : ng_add_conv2d(k->p, name, CHANNELS, CHANNELS, kernel, one, one, one, CHANNELS,
-                                image, 0, &index);
-    if (st >= 0) st = ng_bind_grad(k->p, index, NG_WEIGHT, &w);
-    grad += linear ? WIDTH * WIDTH : CHANNELS * 9;
-  }
-  return st < 0 ? st : ng_ready(k->p);
-}
-
-static ng_status one_step(const bench *b, const work *k) {
-  const ng_array row = ng_array_matrix(k->observed, SAMPLES, WIDTH, NG_F32);
-  const ng_array map = ng_array_nchw(k->observed, SAMPLES, CHANNELS, SIDE, SIDE, NG_F32);
-  ng_status st = ng_begin_samples(k->p, SAMPLES, 1.0);
-  for (int64_t i = 0; i < b->layers + k->convolutions && st >= 0; i++) {
-    const ng_array *x = i < b->layers ? &row : &map;
-    st = ng_observe_input(k->p, (int32_t)i, x, NG_COPY);
-    if (st >= 0) st = ng_observe_output_grad(k->p, (int32_t)i, x, NG_COPY);
-  }
-  return st < 0 ? st : ng_step(k->p, 0.1);
-}
 
 /* ---- files -----------------------------------------------------------------------------------*/
 
@@ -95,18 +61,18 @@ static int read_file(const work *k) {
 
 static int open_state(bench *b) {
   work *k = b->user = cli_take(1, sizeof *k);
-  k->convolutions = b->layers < 800 ? 1 : b->layers * 13 / 10000;
-  if (make_folder(k) != CLI_OK) return CLI_BAD;
-  const int64_t weights = b->layers * WIDTH * WIDTH + k->convolutions * CHANNELS * 9;
-  const int64_t observed = SAMPLES * CHANNELS * SIDE * SIDE;
+  if (bench_layers(b->model, WIDTH, WIDTH, &k->list) != CLI_OK || make_folder(k) != CLI_OK)
+    return CLI_BAD;
+  const int64_t weights = bench_count(&k->list), observed = SAMPLES * bench_longest(&k->list);
   k->grad = bench_floats(weights);
   k->observed = bench_floats(observed);
   if (k->grad == NULL || k->observed == NULL) return CLI_BAD;
   bench_fill(k->grad, weights, 0.01F);
   bench_fill(k->observed, observed, 1.0F);
   ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p);
-  if (st >= 0) st = add_layers(b, k);
-  if (st >= 0) st = one_step(b, k);
+  if (st >= 0) st = bench_linear(k->p, &k->list, k->grad, NULL);
+  if (st >= 0) st = bench_observe(k->p, &k->list, k->observed, SAMPLES);
+  if (st >= 0) st = ng_step(k->p, 0.1);
   if (st >= 0) st = ng_save(k->p, k->saved);
   if (st < 0) return bench_failed(b, "state", st);
   struct stat info;
@@ -116,14 +82,11 @@ static int open_state(bench *b) {
   memset(k->content, 1, (size_t)k->bytes);
   (void)bench_add(b, "save");
   (void)bench_add(b, "load");
-  bench_common(b, "layers", b->layers + k->convolutions);
+  bench_common(b, "layers", k->list.n);
   bench_common(b, "bytes", k->bytes);
-  bench_title(
-      b,
-      "bench state: method %s, %lld linear layers of %d x %d, %lld depthwise convolutions of "
-      "%d channels, %.1f MB",
-      cli_option_text(b->options, "method").text, (long long)b->layers, WIDTH, WIDTH,
-      (long long)k->convolutions, CHANNELS, 1e-6 * (double)k->bytes);
+  bench_title(b, "bench state: method %s, %s, %d layers, %.1f MB",
+              cli_option_text(b->options, "method").text, k->list.name, k->list.n,
+              1e-6 * (double)k->bytes);
   return CLI_OK;
 }
 
@@ -168,12 +131,13 @@ static void close_state(bench *b) {
   free(k->content);
   free(k->grad);
   free(k->observed);
+  shapes_free(&k->list);
   free(k);
 }
 
 const bench_case bench_state = {.name = "state",
                                 .options = "",
-                                .models = "state",
+                                .models = "2560000",
                                 .open = open_state,
                                 .round = round_of,
                                 .bounds = bounds,

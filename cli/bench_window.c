@@ -23,8 +23,7 @@ static int open_window(bench *b) {
   k->state = BENCH_SEED;
   k->window = (int64_t)cli_option_real(b->options, "window");
   if (bench_layers(b->model, INT64_MAX / 2, 1024, &list) != CLI_OK) return CLI_BAD;
-  for (int i = 0; i < list.n; i++)
-    k->count += list.layer[i].q * list.layer[i].p;
+  k->count = bench_count(&list);
   k->grad = bench_floats(k->count);
   ng_status st = k->grad == NULL ? NG_ERR_NOMEM : ng_precond_create_from(b->ctx, b->options, &k->p);
   if (st >= 0) st = bench_linear(k->p, &list, k->grad, NULL);
@@ -72,30 +71,13 @@ static int fill(const bench *b, work *k) {
   return CLI_OK;
 }
 
-/* Times of the last step's stations, as rows behind the whole step; round -1 adds those that take time. */
-static int stations(bench *b, const work *k, int r) {
-  int row = STEP + 1;
-  char name[96];
-  ng_report report = {.struct_size = sizeof report};
-  ng_status st = ng_report_read(k->p, &report);
-  for (int32_t i = 0; i < report.stations && st >= 0; i++) {
-    ng_station_report s = {.struct_size = sizeof s};
-    st = ng_report_station(k->p, i, &s);
-    (void)snprintf(name, sizeof name, "%.60s/%.30s", b->row[STEP].work, s.name);
-    if (r < 0 && s.last_ms > 0.01) (void)bench_add(b, "%s", name);
-    if (r < 0 || row == b->rows || strcmp(name, b->row[row].work) != 0) continue;
-    bench_time(b, row++, r, s.last_ms);
-  }
-  return st < 0 ? bench_failed(b, "a report", st) : CLI_OK;
-}
-
 static int round_of(bench *b, int r) {
   work *k = b->user;
   double ms;
-  if (r < 0) return fill(b, k) == CLI_OK ? stations(b, k, r) : CLI_BAD;
+  if (r < 0) return fill(b, k);
   const ng_status st = step(k, &ms);
   bench_time(b, STEP, r, ms);
-  return st < 0 ? bench_failed(b, "a step", st) : stations(b, k, r);
+  return st < 0 ? bench_failed(b, "a step", st) : CLI_OK;
 }
 
 static int bounds(bench *b) {

@@ -92,15 +92,10 @@ double floor_copy_gbs(void) {
 bool floors_possible(void) { return true; }
 
 typedef struct sizes {
-  int64_t n, q, p;
+  int64_t n;
   bool invert;
   float *a, *b, *c;
 } sizes;
-
-static void gemm(int m, int n, int k, const float *a, const float *b, float *c) {
-  const float one = 1, zero = 0;
-  sgemm_("N", "N", &m, &n, &k, &one, a, &m, b, &k, &zero, c, &m, 1, 1);
-}
 
 static bool make_arrays(sizes *s, int64_t a, int64_t b, int64_t c) {
   s->a = malloc((size_t)a * sizeof(float));
@@ -121,8 +116,10 @@ static void free_arrays(sizes *s) {
 
 static double gemm_run(void *arg) {
   const sizes *s = arg;
+  const int n = (int)s->n;
+  const float one = 1, zero = 0;
   const double start = ng_now_ms();
-  gemm((int)s->n, (int)s->n, (int)s->n, s->a, s->b, s->c);
+  sgemm_("N", "N", &n, &n, &n, &one, s->a, &n, s->b, &n, &zero, s->c, &n, 1, 1);
   return ng_now_ms() - start;
 }
 
@@ -132,25 +129,6 @@ double floor_sgemm_gflops(int order) {
   const double ms = make_arrays(&s, nn, nn, nn) ? best_of(gemm_run, &s) : -1;
   free_arrays(&s);
   return ms > 0 ? 2e-6 * (double)nn * order / ms : -1;
-}
-
-/* Row-major D [q,p] is column-major [p,q]: D A^-1 is [p,p] x [p,q], G^-1 (...) is [p,q] x [q,q]. */
-static double apply_run(void *arg) {
-  const sizes *s = arg;
-  float *second = s->c + s->q * s->p;
-  const double start = ng_now_ms();
-  gemm((int)s->p, (int)s->q, (int)s->p, s->a, s->b, s->c);
-  gemm((int)s->p, (int)s->q, (int)s->q, s->c, s->a, second);
-  return ng_now_ms() - start;
-}
-
-double floor_apply(int64_t q, int64_t p) {
-  const int64_t larger = p > q ? p : q;
-  sizes s = {.q = q, .p = p};
-  const double ms =
-      make_arrays(&s, larger * larger, q * p, 2 * q * p) ? best_of(apply_run, &s) : -1;
-  free_arrays(&s);
-  return ms;
 }
 
 /* a [n,n] := 1 on the diagonal, at most 1/n beside it: positive definite for every n. */
@@ -187,32 +165,6 @@ double floor_cholesky(int64_t n, bool invert) {
   return ms;
 }
 
-static double eigen_run(void *arg) {
-  const sizes *s = arg;
-  const int n = (int)s->n, lwork = (int)(1 + 6 * s->n + 2 * s->n * s->n), liwork = 3 + 5 * n;
-  int *iwork = malloc((size_t)liwork * sizeof *iwork), info = -1;
-  memcpy(s->b, s->a, (size_t)(s->n * s->n) * sizeof(float));
-  const double start = ng_now_ms();
-  if (iwork != NULL) {
-    ssyevd_("V", "L", &n, s->b, &n, s->c, s->c + n, &lwork, iwork, &liwork, &info, 1, 1);
-  }
-  const double ms = ng_now_ms() - start;
-  free(iwork);
-  return info == 0 ? ms : -1;
-}
-
-double floor_eigen(int64_t n) {
-  sizes s = {.n = n};
-  double ms = -1;
-  /* Work by formula: the workspace query returns a float, which is too small from n = 2900 on. */
-  if (n <= 32000 && make_arrays(&s, n * n, n * n, n + 1 + 6 * n + 2 * n * n)) {
-    fill_definite(s.a, n);
-    ms = best_of(eigen_run, &s);
-  }
-  free_arrays(&s);
-  return ms;
-}
-
 #else
 
 bool floors_possible(void) { return false; }
@@ -220,16 +172,8 @@ double floor_sgemm_gflops(int order) {
   (void)order;
   return -1;
 }
-double floor_apply(int64_t q, int64_t p) {
-  (void)q, (void)p;
-  return -1;
-}
 double floor_cholesky(int64_t n, bool invert) {
   (void)n, (void)invert;
-  return -1;
-}
-double floor_eigen(int64_t n) {
-  (void)n;
   return -1;
 }
 

@@ -14,7 +14,5 @@ double floor_sgemm_gflops(int order);          /* 2 n^3 / time                  
 double floor_copy_gbs(void);                   /* bytes read and written / time       */
 int64_t floor_cache(void);                     /* bytes of the last-level cache       */
 double floor_cholesky(int64_t n, bool invert); /* spotrf [and spotri] of order n  */
-double floor_eigen(int64_t n);                 /* ssyevd of order n               */
-double floor_apply(int64_t q, int64_t p);      /* [q,p] x [p,p] and [q,q] x [q,p] */
 
 #endif

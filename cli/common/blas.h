@@ -10,8 +10,5 @@ void sgemm_(const char *transa, const char *transb, const int *m, const int *n, 
             const float *beta, float *c, const int *ldc, size_t la, size_t lb);
 void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t lu);
 void spotri_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t lu);
-void ssyevd_(const char *jobz, const char *uplo, const int *n, float *a, const int *lda, float *w,
-             float *work, const int *lwork, int *iwork, const int *liwork, int *info, size_t lj,
-             size_t lu);
 
 #endif

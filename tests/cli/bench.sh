@@ -48,11 +48,11 @@ exec 3<&-
 [[ $line == 'bench window: method mfac, store dense, 272474: '*', window 1024' ]] || fail "bench window: first line '$line'"
 expect 2 '*bench window: method eva is of the rankone family; expected mfac*' "$natgrad" bench window --method eva
 
-# Eva: both ways agree, or the bench fails; each has its figures.
+# Eva.
 "$natgrad" bench fused-eva --model "$list" --repeat 2 --json >"$scratch/lines" || fail "bench fused-eva --json"
 "$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench fused-eva --json"
-[[ $(wc -l <"$scratch/lines") == 4 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 4"
-expect 0 '*list.json, 621 parameters in 4 layers*precondition/two passes*with sgd/fused*' \
+[[ $(wc -l <"$scratch/lines") == 3 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 3"
+expect 0 '*list.json, 621 parameters in 4 layers*precondition *with sgd *' \
   "$natgrad" bench fused-eva --model "$list" --repeat 1 --no-floors
 expect 0 '*50000, 46080 parameters in 1 layers*' "$natgrad" bench fused-eva --model 50000 --repeat 1 --no-floors --method eva-natgrad
 expect 2 '*--model: 7 parameters, expected 4608 to 1e9' "$natgrad" bench fused-eva --model 7
