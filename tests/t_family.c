@@ -551,7 +551,6 @@ static void test_registered(void **state) {
   WITHOUT(fits);
   WITHOUT(check);
   WITHOUT(create);
-  WITHOUT(destroy);
   WITHOUT(statistics);
   WITHOUT(plan);
   WITHOUT(observe);
@@ -562,7 +561,7 @@ static void test_registered(void **state) {
   refused(ctx, &f, "solve and shared");
   f = toy_diagonal;
   f.version = NG_FAMILY_VERSION + 1;
-  refused(ctx, &f, "version is 3, expected 2");
+  refused(ctx, &f, "version is 4, expected 3");
   f = toy_diagonal;
   f.name = "kronecker";
   refused(ctx, &f, "is already registered");
@@ -771,7 +770,6 @@ static void test_refused_life(void **state) {
   ng_family shares = toy_diagonal;
   shares.name = "shares";
   shares.create = toy_total.create; /* partial, and something to solve */
-  shares.destroy = toy_total.destroy;
   shares.fits = first_fits;
   l = new_life(UNCLIPPED "grad_worker_fraction=0", 2);
   l->extra = &shares;

@@ -208,56 +208,8 @@ static void methods_hold_what_they_say(void **state) {
   }
 }
 
-/* A model with the first `layers`, asked about ranks from the first on. */
-static void open_with(fixture *f, int layers, const char *cost) {
-  assert_int_equal(fixture_open(f, "method=natgrad solve_period=20", &(fixture_how){.threads = 1}),
-                   NG_OK);
-  fixture_ok(f, ng_set(f->p, "placement_cost", cost));
-  for (int i = 0; i < layers; i++)
-    fixture_ok(f, ng_add_linear(f->p, name[i], order[i][0], order[i][1], 0, NULL));
-}
-
-static void same_as_new(fixture *f, int layers, int32_t ranks, const char *cost) {
-  for (int32_t r = 0; r < ranks; r++) {
-    fixture fresh;
-    ng_rank_plan a, b;
-    a = (ng_rank_plan){.struct_size = sizeof a};
-    b = (ng_rank_plan){.struct_size = sizeof b};
-    open_with(&fresh, layers, cost);
-    fixture_ok(&fresh, ng_plan_ranks(fresh.p, ranks, r, 1, &b));
-    fixture_close(&fresh);
-    fixture_ok(f, ng_plan_ranks(f->p, ranks, r, 1, &a));
-    assert_memory_equal(&a, &b, sizeof a);
-  }
-}
-
-/* ng_plan_ranks reuses its last placement for equal inputs only. */
-static void asked_again(void **state) {
-  (void)state;
-  fixture f;
-  open_with(&f, LAYERS - 2, "compute");
-  same_as_new(&f, LAYERS - 2, W, "compute");
-  same_as_new(&f, LAYERS - 2, 5, "compute");
-  for (int i = LAYERS - 2; i < LAYERS; i++) {
-    fixture_ok(&f, ng_add_linear(f.p, name[i], order[i][0], order[i][1], 0, NULL));
-    same_as_new(&f, i + 1, 5, "compute");
-  }
-  /* With solve_period 20 a decomposition has weight 1 under both: only the costs differ. */
-  for (int32_t ranks = 2; ranks <= W; ranks++) {
-    for (int k = 0; k < 2; k++) {
-      const char *cost = k == 0 ? "compute" : "memory";
-      fixture_ok(&f, ng_set(f.p, "placement_cost", cost));
-      same_as_new(&f, LAYERS, ranks, cost);
-    }
-  }
-  fixture_ok(&f, ng_ready(f.p));
-  assert_true(f.p->placed == NULL);
-  fixture_close(&f);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(as_published),
-                                     cmocka_unit_test(methods_hold_what_they_say),
-                                     cmocka_unit_test(asked_again)};
+                                     cmocka_unit_test(methods_hold_what_they_say)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

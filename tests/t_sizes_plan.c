@@ -131,7 +131,7 @@ static int judge(const row *r, bool ready) {
   if (st == NG_OK) st = ready ? ng_ready(f.p) : ng_plan_ranks(f.p, r->ranks, 1, 1, &plan);
   const double took = (double)(clock() - before) / CLOCKS_PER_SEC;
   const ng_status want = ready && r->want == NG_OK ? NG_ERR_NOMEM : r->want;
-  const char *says = r->says == NULL ? "ng_ready: no memory" : r->says;
+  const char *says = r->says == NULL ? "no memory" : r->says;
   const bool named = st == NG_OK || strstr(ng_last_error(f.ctx), says) != NULL;
   const bool sound = st == want && named && took < MOST_SECONDS;
   if (!sound) {

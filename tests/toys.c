@@ -28,14 +28,9 @@ static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
 
 static ng_status diagonal_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(diagonal));
-  if (b->state == NULL) return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for '%s'", b->name);
+  if (b->state == NULL) return NG_ERR_NOMEM;
   (void)snprintf(b->entry->why, sizeof b->entry->why, "v %lld", (long long)b->segment->to);
   return NG_OK;
-}
-
-static void diagonal_destroy(ng_block *b) {
-  ng_object_free(b->p, b->state, sizeof(diagonal));
-  b->state = NULL;
 }
 
 static ng_status diagonal_statistics(ng_block *b) {
@@ -123,7 +118,6 @@ const ng_family toy_diagonal = {
     .fits = diagonal_fits,
     .check = any_options,
     .create = diagonal_create,
-    .destroy = diagonal_destroy,
     .statistics = diagonal_statistics,
     .plan = diagonal_plan,
     .observe = diagonal_observe,
@@ -151,12 +145,7 @@ static bool total_fits(const ng_settings *o, const ng_entry *e) {
 static ng_status total_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(total));
   b->partial = true; /* inner, d2, pd2 of its share */
-  return b->state != NULL ? NG_OK : ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for '%s'", b->name);
-}
-
-static void total_destroy(ng_block *b) {
-  ng_object_free(b->p, b->state, sizeof(total));
-  b->state = NULL;
+  return b->state != NULL ? NG_OK : NG_ERR_NOMEM;
 }
 
 static ng_status total_statistics(ng_block *b) {
@@ -232,7 +221,6 @@ const ng_family toy_total = {
     .fits = total_fits,
     .check = any_options,
     .create = total_create,
-    .destroy = total_destroy,
     .statistics = total_statistics,
     .plan = total_plan,
     .observe = total_observe,

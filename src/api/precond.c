@@ -76,13 +76,8 @@ void ng_precond_destroy(ng_precond **precond) {
     p->broken = true;
   }
   ng_step_release(p);
-  ng_place_forget(p);
-  for (int32_t i = 0; i < p->entries; i++) {
-    ng_entry_free(p, p->entry[i]);
-  }
-  ng_object_free(p, p->entry, (size_t)p->entry_capacity * sizeof(ng_entry *));
-  ng_object_free(p, p->step, sizeof *p->step);
-  if (p->unused_globs != NULL) ng_object_free(p, p->unused_globs, strlen(p->opt.skip_layers) + 1);
+  p->lasting = NULL;
+  ng_objects_close(p);
   ng_free(ctx, p, sizeof *p);
 }
 

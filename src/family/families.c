@@ -20,7 +20,6 @@ static const char *missing(const ng_family *f) {
   return f->fits == NULL         ? "fits"
          : f->check == NULL      ? "check"
          : f->create == NULL     ? "create"
-         : f->destroy == NULL    ? "destroy"
          : f->statistics == NULL ? "statistics"
          : f->plan == NULL       ? "plan"
          : f->observe == NULL    ? "observe"
@@ -178,14 +177,9 @@ void ng_count_rung(ng_precond *p, int32_t rung) {
 
 /* ---- the statistics of a block ---------------------------------------------------------------*/
 
-ng_status ng_block_no_memory(const ng_block *b) {
-  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
-}
-
-/* NULL and 0 after a failure, as ng_block_free_stats expects. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   b->stat = ng_object(b->p, (size_t)count * sizeof *b->stat);
-  if (b->stat == NULL) return ng_block_no_memory(b);
+  if (b->stat == NULL) return NG_ERR_NOMEM;
   b->stats = count;
   return NG_OK;
 }
@@ -194,23 +188,13 @@ ng_status ng_block_take_stats(ng_block *b, int32_t count) {
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;
   s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);
-  if (s->part == NULL) return ng_block_no_memory(b);
+  if (s->part == NULL) return NG_ERR_NOMEM;
   s->parts = groups * each;
   for (int32_t i = 0; i < s->parts; i++) {
     s->part[i].group = i / each;
     s->part[i].offsets = 1;
   }
   return NG_OK;
-}
-
-/* Also after a partial failure. */
-void ng_block_free_stats(ng_block *b) {
-  for (int32_t i = 0; i < b->stats; i++) {
-    ng_object_free(b->p, b->stat[i].part, (size_t)b->stat[i].parts * sizeof *b->stat[i].part);
-  }
-  ng_object_free(b->p, b->stat, (size_t)b->stats * sizeof *b->stat);
-  b->stat = NULL;
-  b->stats = 0;
 }
 
 /* ---- what a block saves ----------------------------------------------------------------------*/

@@ -21,7 +21,7 @@
 
 #include "model/model.h"
 
-#define NG_FAMILY_VERSION 2
+#define NG_FAMILY_VERSION 3
 
 /* ---- input -----------------------------------------------------------------------------------*/
 
@@ -154,9 +154,8 @@ typedef struct ng_family {
   bool (*fits)(const ng_settings *o, const ng_entry *e);
   /* Check options against each other and against the family; one line in message. */
   ng_status (*check)(const ng_options *o, const ng_settings *s, char *message, size_t size);
-  ng_status (*create)(
-      ng_block *b);             /* set the geometry in b->state, and b->entry->why for a layer */
-  void (*destroy)(ng_block *b); /* also after create failed or was not called */
+  /* Set the geometry in b->state, and b->entry->why for a layer. Its objects (ng_object) are freed with the block. */
+  ng_status (*create)(ng_block *b);
   /* Declare b->stat: shapes, `sees`, `averaged`; the engine sets the rest. */
   ng_status (*statistics)(ng_block *b);
   /* Plan results and scratch; called twice. create, statistics and plan read the rank's number only
@@ -240,12 +239,10 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
 void ng_count_rung(ng_precond *p, int32_t rung);
 int32_t ng_rung_of(float says); /* a sent or loaded rung; any other number is NG_RUNG_PLAIN */
-ng_status ng_block_no_memory(const ng_block *b);
 
 /* Allocate `count` statistics; NG_ERR_NOMEM. Freed with the block. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count);
 /* Allocate the parts of a statistic: `each` parts for each group. */
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each);
-void ng_block_free_stats(ng_block *b);
 
 #endif

@@ -62,7 +62,7 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   s->parts = (int32_t)(each * k->groups);
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);
   s->shift = ng_object(b->p, (size_t)k->groups * sizeof *s->shift);
-  if (s->part == NULL || s->shift == NULL) return ng_block_no_memory(b);
+  if (s->part == NULL || s->shift == NULL) return NG_ERR_NOMEM;
   for (int64_t g = 0; g < k->groups; g++) {
     int64_t channel = g * channels, column = 0;
     for (int64_t i = 0; i < each; i++) {
@@ -114,7 +114,7 @@ static ng_status make_map(ng_block *b) {
   }
   k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
   k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
-  if (k->map == NULL || k->unmap == NULL) return ng_block_no_memory(b);
+  if (k->map == NULL || k->unmap == NULL) return NG_ERR_NOMEM;
   fill_map(k);
   return NG_OK;
 }
@@ -142,7 +142,7 @@ static void explain(ng_block *b) {
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
-  if (k == NULL) return ng_block_no_memory(b);
+  if (k == NULL) return NG_ERR_NOMEM;
   b->state = k;
   const bool conv = d->kind == NG_CONV2D, embedding = d->kind == NG_EMBEDDING;
   k->groups = conv ? d->groups : 1;
@@ -168,20 +168,6 @@ static ng_status create(ng_block *b) {
   if (st == NG_OK) st = make_map(b);
   if (st == NG_OK) explain(b);
   return st;
-}
-
-/* Also after a create that failed half way. Averages, sums and results are in the arenas. */
-static void destroy(ng_block *b) {
-  ng_kron *k = ng_kron_of(b);
-  if (k == NULL) return;
-  for (int i = 0; i < 2; i++) {
-    ng_object_free(b->p, k->side[i].part, (size_t)k->side[i].parts * sizeof(ng_part));
-    ng_object_free(b->p, k->side[i].shift, (size_t)k->groups * sizeof(double));
-  }
-  ng_object_free(b->p, k->map, (size_t)k->p * sizeof *k->map);
-  ng_object_free(b->p, k->unmap, (size_t)k->p * sizeof *k->unmap);
-  ng_object_free(b->p, k, sizeof *k);
-  b->state = NULL;
 }
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
@@ -435,7 +421,6 @@ const ng_family ng_family_kronecker = {
     .fits = fits,
     .check = check,
     .create = create,
-    .destroy = destroy,
     .statistics = statistics,
     .plan = plan,
     .observe = ng_kron_observe,
@@ -460,7 +445,6 @@ const ng_family ng_family_embedding = {
     .fits = fits_embedding,
     .check = check_embedding,
     .create = create,
-    .destroy = destroy,
     .statistics = statistics,
     .plan = plan,
     .observe = ng_kron_observe,

@@ -34,17 +34,12 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                     o->norm_block);
 }
 
-static void destroy(ng_block *b) {
-  ng_object_free(b->p, b->state, sizeof(ng_norm));
-  b->state = NULL;
-}
-
 static ng_status create(ng_block *b) {
   static const char *const kind[] = {
       [NG_NORM_UNIT] = "units of 2x2", [NG_NORM_FULL] = "full", [NG_NORM_DIAGONAL] = "diagonal"};
   const ng_layer *d = &b->entry->d;
   ng_norm *k = ng_object(b->p, sizeof *k);
-  if (k == NULL) return ng_block_no_memory(b);
+  if (k == NULL) return NG_ERR_NOMEM;
   b->state = k;
   k->of = (ng_norm_of){.kind = d->norm_kind,
                        .input = d->norm_input,
@@ -295,7 +290,6 @@ const ng_family ng_family_norm = {
     .fits = fits,
     .check = check,
     .create = create,
-    .destroy = destroy,
     .statistics = statistics,
     .plan = plan,
     .observe = ng_norm_observe,
@@ -313,7 +307,6 @@ const ng_family ng_family_norm_full = {
     .fits = fits_full,
     .check = check,
     .create = create,
-    .destroy = destroy,
     .statistics = statistics,
     .plan = plan,
     .observe = ng_norm_observe,

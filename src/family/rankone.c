@@ -29,16 +29,6 @@
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
-static void destroy(ng_block *b) {
-  ng_rankone *k = ng_rankone_of(b);
-  if (k == NULL) return;
-  ng_object_free(b->p, k->rank, (size_t)k->groups * sizeof *k->rank);
-  ng_object_free(b->p, k->t, (size_t)b->entry->d.out * sizeof *k->t);
-  ng_object_free(b->p, k->along, (size_t)b->entry->d.out * sizeof *k->along);
-  ng_object_free(b->p, k, sizeof *k);
-  b->state = NULL;
-}
-
 static bool fits(const ng_settings *o, const ng_entry *e) {
   return !e->tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
          ng_is(o->family, "rankone");
@@ -88,7 +78,7 @@ static ng_status create(ng_block *b) {
     if (input_only) k->along = ng_object(b->p, (size_t)d->out * sizeof *k->along);
   }
   if (k == NULL || k->rank == NULL || (input_only && (k->t == NULL || k->along == NULL))) {
-    return ng_block_no_memory(b);
+    return NG_ERR_NOMEM;
   }
   k->side[NG_MEAN_A].conv = ng_layer_conv(b->entry, false);
   k->side[NG_MEAN_G].conv = ng_layer_conv(b->entry, true);
@@ -436,7 +426,6 @@ const ng_family ng_family_rankone = {
     .fits = fits,
     .check = check,
     .create = create,
-    .destroy = destroy,
     .statistics = statistics,
     .plan = plan,
     .observe = ng_rankone_observe,

@@ -21,23 +21,9 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-static ng_status no_memory(const ng_block *b) {
-  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
-}
-
-static void destroy(ng_block *b) {
-  ng_window *w = ng_window_of(b);
-  if (w == NULL) return;
-  if (w->own != NULL) w->store->release(b);
-  ng_window_uncut(b);
-  ng_object_free(b->p, w->used, (size_t)w->places * sizeof *w->used);
-  ng_object_free(b->p, w, sizeof *w);
-  b->state = NULL;
-}
-
 static ng_status create(ng_block *b) {
   ng_window *w = b->state = ng_object(b->p, sizeof *w);
-  if (w == NULL) return no_memory(b);
+  if (w == NULL) return NG_ERR_NOMEM;
   if (!ng_linalg_fits(b->base.window)) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: more than the linear algebra can take",
                    (long long)b->base.window);
@@ -48,7 +34,7 @@ static ng_status create(ng_block *b) {
   w->m = b->base.window;
   w->places = w->m + 1;
   w->used = ng_object(b->p, (size_t)w->places * sizeof *w->used);
-  return w->used == NULL ? no_memory(b) : ng_window_cut(b);
+  return w->used == NULL ? NG_ERR_NOMEM : ng_window_cut(b);
 }
 
 /* "row": the new row of the Gram matrices.  "along": with slices, the products of an x that is no row.  With slices both are
@@ -446,7 +432,6 @@ const ng_family ng_family_window = {
     .fits = fits,
     .check = ng_window_check,
     .create = create,
-    .destroy = destroy,
     .statistics = statistics,
     .plan = plan,
     .observe = observe,

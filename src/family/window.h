@@ -67,7 +67,6 @@ typedef struct ng_window_store {
       ng_block *b); /* [d] the residual after the row at head; NULL: this store has none */
   void (*commit)(ng_block *b); /* the step counts; NULL: nothing to do */
   void (*begin)(ng_block *b);  /* ng_ready: initial values; NULL: zeros        */
-  void (*release)(ng_block *b);
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
 } ng_window_store;
 extern const ng_window_store ng_window_dense, ng_window_topk_store, ng_window_lowrank_store;
@@ -126,7 +125,6 @@ static inline bool ng_window_feeds_lr(const ng_block *b) {
 /* ---- window_cut.c ----------------------------------------------------------------------------*/
 
 ng_status ng_window_cut(ng_block *b); /* w->store is set */
-void ng_window_uncut(ng_block *b);    /* also after ng_window_cut failed */
 /* Chunk i of w->chunks; computed, since a list would grow with the model. */
 ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i);
 /* A store's cut_at: the nearest border of two parameters. */

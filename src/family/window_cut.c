@@ -8,19 +8,6 @@
 /* w->sums has four doubles per chunk, indexed by 32 bits. */
 enum { MOST_CHUNKS = INT32_MAX / 4 };
 
-static ng_status no_memory(const ng_block *b) {
-  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
-}
-
-void ng_window_uncut(ng_block *b) {
-  ng_window *w = ng_window_of(b);
-  ng_object_free(b->p, w->cut, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
-  ng_object_free(b->p, w->part, (size_t)w->parts * sizeof *w->part);
-  ng_object_free(b->p, w->view, (size_t)w->segments * sizeof *w->view);
-  ng_object_free(b->p, w->order, (size_t)w->segments * sizeof *w->order);
-  ng_object_free(b->p, w->first, (size_t)w->segments * sizeof *w->first);
-}
-
 /* ---- parts -----------------------------------------------------------------------------------*/
 
 /* One part for the model, for each parameter, or for each group, in ascending order; flat order follows the parts. */
@@ -126,7 +113,7 @@ ng_status ng_window_cut(ng_block *b) {
   w->order = ng_object(b->p, (size_t)w->segments * sizeof *w->order);
   w->first = ng_object(b->p, (size_t)w->segments * sizeof *w->first);
   if (w->cut == NULL || w->view == NULL || w->order == NULL || w->first == NULL) {
-    return no_memory(b);
+    return NG_ERR_NOMEM;
   }
   set_parts(b);
   if (w->store->most > 0 && w->all > w->store->most) {
@@ -134,7 +121,7 @@ ng_status ng_window_cut(ng_block *b) {
                    w->store->name, (long long)w->all, (long long)w->store->most);
   }
   w->part = ng_object(b->p, (size_t)w->parts * sizeof *w->part);
-  if (w->part == NULL) return no_memory(b);
+  if (w->part == NULL) return NG_ERR_NOMEM;
   slice(b);
   const int64_t chunks = number(b);
   if (chunks > MOST_CHUNKS) {

@@ -28,7 +28,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
   if (w->own == NULL) {
     dense *s = w->own = ng_object(b->p, sizeof *s);
-    if (s == NULL) return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+    if (s == NULL) return NG_ERR_NOMEM;
     s->type = b->base.window_dtype;
   }
   dense *s = w->own;
@@ -39,11 +39,6 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     s->wide = ng_plan_take(plan, NG_USE_SUMS, ng_times(ng_max64(1, w->d), (int64_t)sizeof(float)));
   }
   return NG_OK;
-}
-
-static void release(ng_block *b) {
-  ng_object_free(b->p, ng_window_of(b)->own, sizeof(dense));
-  ng_window_of(b)->own = NULL;
 }
 
 /* ---- the three products ----------------------------------------------------------------------*/
@@ -174,6 +169,5 @@ const ng_window_store ng_window_dense = {
     .products = products,
     .combine = combine,
     .drop = drop,
-    .release = release,
     .fields = fields,
 };

@@ -49,15 +49,6 @@ static inline float *factors_at(const lowrank *s, int64_t place, const shape *v)
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-static void release(ng_block *b) {
-  ng_window *w = ng_window_of(b);
-  lowrank *s = w->own;
-  ng_object_free(b->p, s->view, (size_t)w->segments * sizeof *s->view);
-  ng_object_free(b->p, s->cut, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
-  ng_object_free(b->p, s, sizeof *s);
-  w->own = NULL;
-}
-
 static int64_t rank_of(const ng_block *b, int32_t k) {
   const ng_slot *slot = b->segment[k].slot;
   const int64_t r = slot->rows, c = slot->cols;
@@ -77,7 +68,7 @@ static ng_status make(ng_block *b) {
   if (s != NULL) s->view = ng_object(b->p, (size_t)w->segments * sizeof *s->view);
   if (s != NULL) s->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
   if (s == NULL || s->view == NULL || s->cut == NULL) {
-    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+    return NG_ERR_NOMEM;
   }
   for (int32_t i = 0; i < w->segments; i++) {
     const int32_t k = w->order[i];
@@ -468,6 +459,5 @@ const ng_window_store ng_window_lowrank_store = {
     .drop = drop,
     .residual = residual,
     .commit = commit_row,
-    .release = release,
     .fields = fields,
 };

@@ -97,21 +97,12 @@ static void lay_out(ng_block *b) {
   s->row_blocks = s->joint ? s->all_blocks : s->blocks;
 }
 
-static void release(ng_block *b) {
-  ng_topk_rows *s = ng_window_of(b)->own;
-  ng_object_free(b->p, s->group, (size_t)(s->groups + 1) * sizeof *s->group);
-  ng_object_free(b->p, s->block, (size_t)(s->blocks + 1) * sizeof *s->block);
-  ng_object_free(b->p, s->cut, (size_t)(3 * (b->ctx->ranks + 1)) * sizeof *s->cut);
-  ng_object_free(b->p, s, sizeof *s);
-  ng_window_of(b)->own = NULL;
-}
-
 static ng_status make(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_topk_rows *s = w->own = ng_object(b->p, sizeof *s);
   if (s != NULL) s->cut = ng_object(b->p, (size_t)(3 * (b->ctx->ranks + 1)) * sizeof *s->cut);
   if (s == NULL || s->cut == NULL) {
-    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+    return NG_ERR_NOMEM;
   }
   s->type = b->base.window_dtype;
   s->pieces = ng_threads_of(b->ctx);
@@ -119,7 +110,7 @@ static ng_status make(ng_block *b) {
   s->group = ng_object(b->p, (size_t)(s->groups + 1) * sizeof *s->group);
   s->block = ng_object(b->p, (size_t)(s->blocks + 1) * sizeof *s->block);
   if (s->block == NULL || s->group == NULL) {
-    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+    return NG_ERR_NOMEM;
   }
   lay_out(b);
   w->units = s->blocks;
@@ -302,6 +293,5 @@ const ng_window_store ng_window_topk_store = {
     .drop = drop,
     .residual = residual,
     .commit = commit_row,
-    .release = release,
     .fields = fields,
 };

@@ -153,26 +153,56 @@ void ng_arena_release(ng_precond *p) {
 
 /* ---- objects ---------------------------------------------------------------------------------*/
 
+/* Precedes each object; its size keeps the alignment of malloc. */
+struct ng_object_head {
+  _Alignas(16) ng_object_head *older;
+  ng_object_head *newer;
+  size_t bytes; /* with this head */
+};
+
 void *ng_object(ng_precond *p, size_t bytes) {
-  void *o = ng_alloc(p->ctx, bytes);
-  if (o == NULL) return NULL;
-  memset(o, 0, bytes);
-  p->held[NG_USE_OBJECTS] += (int64_t)bytes;
-  return o;
+  if (bytes == 0) return NULL;
+  ng_object_head *h = ng_alloc(p->ctx, sizeof *h + bytes);
+  if (h == NULL) {
+    p->starved = true;
+    (void)ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for %zu bytes", bytes);
+    return NULL;
+  }
+  memset(h, 0, sizeof *h + bytes);
+  h->bytes = sizeof *h + bytes;
+  h->older = p->objects;
+  if (h->older != NULL) h->older->newer = h;
+  p->objects = h;
+  p->held[NG_USE_OBJECTS] += (int64_t)h->bytes;
+  return h + 1;
 }
 
-void ng_object_free(ng_precond *p, void *ptr, size_t bytes) {
-  if (ptr == NULL) return;
-  p->held[NG_USE_OBJECTS] -= (int64_t)bytes;
-  ng_free(p->ctx, ptr, bytes);
+static void free_object(ng_precond *p, ng_object_head *h) {
+  *(h->newer != NULL ? &h->newer->older : &p->objects) = h->older;
+  if (h->older != NULL) h->older->newer = h->newer;
+  p->held[NG_USE_OBJECTS] -= (int64_t)h->bytes;
+  ng_free(p->ctx, h, h->bytes);
 }
+
+void ng_object_free(ng_precond *p, void *object) {
+  if (object != NULL) free_object(p, (ng_object_head *)object - 1);
+}
+
+void ng_objects_open(ng_precond *p) {
+  p->lasting = p->objects;
+  p->starved = false;
+}
+
+void ng_objects_close(ng_precond *p) {
+  while (p->objects != p->lasting) {
+    free_object(p, p->objects);
+  }
+}
+
+ng_status ng_objects_status(const ng_precond *p) { return p->starved ? NG_ERR_NOMEM : NG_OK; }
 
 char *ng_object_text(ng_precond *p, const char *text) {
   char *copy = ng_object(p, strlen(text) + 1);
   if (copy != NULL) memcpy(copy, text, strlen(text) + 1);
   return copy;
-}
-
-void ng_object_text_free(ng_precond *p, char *text) {
-  if (text != NULL) ng_object_free(p, text, strlen(text) + 1);
 }

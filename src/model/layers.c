@@ -12,14 +12,6 @@
 /* Padding creates output positions: below this their number fits an int64_t for any image. */
 #define NG_PADDING (INT64_C(1) << 16)
 
-/* The entry owns its texts (adopt); the cast removes the const of the public struct. */
-void ng_entry_free(ng_precond *p, ng_entry *e) {
-  if (e == NULL) return;
-  ng_object_text_free(p, (char *)(uintptr_t)e->d.name);
-  ng_object_text_free(p, (char *)(uintptr_t)e->d.options);
-  ng_object_free(p, e, sizeof *e);
-}
-
 /* ---- checks ----------------------------------------------------------------------------------*/
 
 static int32_t *bucket_of(ng_precond *p, const char *name) {
@@ -239,7 +231,7 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
     ng_entry **list = ng_object(p, (size_t)grown * sizeof *list);
     if (list == NULL) return NG_ERR_NOMEM;
     if (p->entries > 0) memcpy(list, p->entry, (size_t)p->entries * sizeof *list);
-    ng_object_free(p, p->entry, (size_t)p->entry_capacity * sizeof *list);
+    ng_object_free(p, p->entry);
     p->entry = list;
     p->entry_capacity = grown;
   }
@@ -258,8 +250,10 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
 static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char *options,
                        int32_t *index) {
   ng_status st = NG_ERR_NOMEM;
-  e->d.name = ng_object_text(p, name);
-  e->d.options = options == NULL ? NULL : ng_object_text(p, options);
+  char *const own_name = ng_object_text(p, name);
+  char *const own_options = options == NULL ? NULL : ng_object_text(p, options);
+  e->d.name = own_name;
+  e->d.options = own_options;
   (void)snprintf(e->slot_name[NG_WEIGHT], sizeof e->slot_name[0], "%s%s", name,
                  e->tensor ? "" : ".weight");
   (void)snprintf(e->slot_name[NG_BIAS], sizeof e->slot_name[0], "%s.bias", name);
@@ -268,19 +262,19 @@ static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char 
     e->slot[k].which = ng_entry_param(e, k);
     e->slot[k].name = e->slot_name[e->slot[k].which];
   }
-  if (e->d.name != NULL && (options == NULL || e->d.options != NULL)) st = append(p, e, index);
-  if (st != NG_OK) {
-    ng_entry_free(p, e);
-    return ng_fail(p->ctx, st, "no memory to register '%s'", name);
-  }
-  return NG_OK;
+  if (own_name != NULL && (options == NULL || own_options != NULL)) st = append(p, e, index);
+  if (st == NG_OK) return NG_OK;
+  ng_object_free(p, own_options);
+  ng_object_free(p, own_name);
+  ng_object_free(p, e);
+  return st;
 }
 
 /* Gamma and beta are one row each; without gamma, beta is the first slot. */
 static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) {
   const char *name = found->d.name, *options = found->d.options;
   ng_entry *e = ng_object(p, sizeof *e);
-  if (e == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory to register '%s'", name);
+  if (e == NULL) return NG_ERR_NOMEM;
   *e = *found;
   e->d.out = e->d.in;
   e->slots = (e->d.norm_no_weight == 0) + (e->d.bias != 0);
@@ -318,7 +312,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   found.slot[NG_BIAS].cols = d->out;
   found.slot[NG_WEIGHT].groups = found.slot[NG_BIAS].groups = groups;
   ng_entry *e = ng_object(p, sizeof *e);
-  if (e == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory to register '%s'", d->name);
+  if (e == NULL) return NG_ERR_NOMEM;
   *e = found;
   return adopt(p, e, d->name, d->options, index);
 }
@@ -326,7 +320,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
 /* A parameter without curvature: neither preconditioned nor clipped, but written by fused updates. */
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   ng_entry *e = ng_object(p, sizeof *e);
-  if (e == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory to register '%s'", name);
+  if (e == NULL) return NG_ERR_NOMEM;
   e->d.kind = NG_LINEAR; /* one row, no curvature */
   e->d.shard_axis = -1;
   e->tensor = true;

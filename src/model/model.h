@@ -22,6 +22,7 @@ struct ng_engine;
 typedef struct ng_block ng_block;
 typedef struct ng_entry ng_entry;
 typedef struct ng_layer_shard ng_layer_shard;
+typedef struct ng_object_head ng_object_head;
 
 /* ---- what the caller described: layers.c -----------------------------------------------------*/
 
@@ -61,7 +62,7 @@ enum { NG_NAME_BUCKETS = 1024 };
 struct ng_entry {
   ng_layer d;             /* copied; name and options are owned; alias_of is unsupported */
   bool tensor;            /* registered by ng_add_tensor */
-  bool lined;             /* d.options come from per_layer */
+  bool lined;             /* d.options come from per_layer, until ng_step_release */
   bool asleep;            /* ng_freeze */
   int64_t kept;           /* steps without a gradient */
   int64_t missed;         /* fused updates that skipped it, for any reason; saved */
@@ -122,7 +123,6 @@ static inline bool ng_shard_cuts(const ng_entry *e, bool grad) { /* outputs, or 
 /* `width`: the registered width of each member. */
 ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
                         int32_t member);
-void ng_shard_free(ng_precond *p, ng_entry *e);
 void ng_shard_follow(ng_entry *e); /* copy the flags of the entry to the whole layer */
 
 /* Most elements of a parameter: bytes are 64-bit, tiles 32-bit numbers. */
@@ -135,7 +135,6 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
 int32_t ng_entry_named(ng_precond *p, const char *name); /* its index; -1: unknown */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name);
-void ng_entry_free(ng_precond *p, ng_entry *e);
 /* Size of a convolution's output along an axis; false: the kernel exceeds the padded image. */
 bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out);
 /* ---- where they live: bind.c -----------------------------------------------------------------*/
@@ -187,7 +186,6 @@ struct ng_block {
   ng_precond *p;
   ng_context *ctx;
   const char *name;    /* its key in messages and files: the layer's name, or the family's */
-  char *own_name;      /* ... owned if neither */
   const char *options; /* its options line; NULL: none */
   const char *method;  /* the model's, or the one of its line */
   ng_entry *entry;     /* its layer; NULL: a block over many layers */
@@ -287,11 +285,14 @@ void ng_arena_release(ng_precond *p);
 /* Grow the scratch to at least `bytes`, for `name`; its contents are lost. */
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name);
 
-/* Objects of a preconditioner: counted under NG_USE_OBJECTS, zeroed. */
+/* Objects of a preconditioner: counted under NG_USE_OBJECTS, zeroed. NULL for 0 bytes, or without memory, which
+ * is reported. ng_step_release frees all objects since ng_objects_open, ng_precond_destroy the others. */
 void *ng_object(ng_precond *p, size_t bytes);
-void ng_object_free(ng_precond *p, void *ptr, size_t bytes);
 char *ng_object_text(ng_precond *p, const char *text);
-void ng_object_text_free(ng_precond *p, char *text);
+void ng_object_free(ng_precond *p, void *object);
+void ng_objects_open(ng_precond *p);
+void ng_objects_close(ng_precond *p);
+ng_status ng_objects_status(const ng_precond *p); /* NG_ERR_NOMEM: one of them got no memory */
 
 /* ---- ranks: placement.c ----------------------------------------------------------------------*/
 
@@ -302,15 +303,12 @@ typedef struct ng_grid {
   int32_t *ranks; /* scratch for lists of ranks */
 } ng_grid;
 
-typedef struct ng_placed ng_placed;
-
 ng_status ng_grid_make(ng_precond *p);
 ng_status ng_grid_groups(ng_precond *p); /* collective */
 void ng_grid_release(ng_precond *p);
 /* Assign columns and owners to blocks and statistics by their costs. */
 ng_status ng_place_blocks(ng_precond *p);
-void ng_place_forget(ng_precond *p); /* free the last placement */
-void ng_place_stats(ng_block *b);    /* set which ranks observe and keep its statistics */
+void ng_place_stats(ng_block *b); /* set which ranks observe and keep its statistics */
 double ng_stat_cost(const ng_stat *s, ng_placement_cost cost);
 double ng_block_apply_cost(const ng_block *b);
 
@@ -347,7 +345,7 @@ struct ng_precond {
   int32_t entries, entry_capacity;
   int32_t named[NG_NAME_BUCKETS]; /* hash buckets: index + 1 of the last entry, 0: none */
   ng_block **block;
-  int32_t blocks, block_capacity;
+  int32_t blocks;
   int32_t update_groups; /* number of update groups, fixed at ng_ready, 0 before */
   char *unused_globs;    /* of skip_layers: [unused] texts, each ended by a 0 */
   int32_t unused;
@@ -355,9 +353,10 @@ struct ng_precond {
   bool expires; /* some binding is for one step */
   bool broken;  /* NG_ERR_COMM was returned: only destroy */
   ng_grid grid;
-  ng_placed *placed; /* the last placement, while ranks are planned one after the other */
   char *arena[NG_USES];
   int64_t held[NG_USES];                 /* bytes by use */
+  ng_object_head *objects, *lasting;     /* the newest; the newest before ng_objects_open */
+  bool starved;                          /* ... after which an object got no memory */
   ng_span *result_span, *direction_span; /* [ranks] by owner, by column */
   ng_span *sum_span;                     /* [ranks] sums that go to each owner */
   ng_owned *by_owner; /* [owned] statistics that go to one owner, in order of owners */

@@ -49,8 +49,7 @@ ng_status ng_grid_make(ng_precond *p) {
   p->grid.row = p->ctx->rank / p->grid.n;
   p->grid.column = p->ctx->rank % p->grid.n;
   p->grid.ranks = ng_object(p, (size_t)W * sizeof *p->grid.ranks);
-  if (p->grid.ranks == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  return NG_OK;
+  return ng_objects_status(p);
 }
 
 /* Collective: every rank creates every column, then every row, and keeps its own. */
@@ -92,7 +91,6 @@ void ng_grid_release(ng_precond *p) {
     ng_group_destroy(p->ctx->comm, &p->grid.column_group);
     ng_group_destroy(p->ctx->comm, &p->grid.row_group);
   }
-  ng_object_free(p, p->grid.ranks, (size_t)p->ctx->ranks * sizeof *p->grid.ranks);
   memset(&p->grid, 0, sizeof p->grid);
 }
 
@@ -148,105 +146,41 @@ static ng_placement placement_of(const ng_settings *o) {
   return o->placement == NG_PLACEMENT_MPD_KFAC && whole ? NG_PLACEMENT_ROUND_ROBIN : o->placement;
 }
 
-/* An assignment with its inputs. `natgrad plan` asks the same once for each rank. */
-struct ng_placed {
-  ng_assignment a;
-  ng_task *task; /* of all works */
-};
-
-static bool same_inputs(const ng_assignment *a, const ng_assignment *b) {
-  bool same = a->placement == b->placement && a->together == b->together && a->m == b->m &&
-              a->n == b->n && a->weight == b->weight && a->works == b->works &&
-              a->tasks == b->tasks;
-  for (int32_t i = 0; i < a->works && same; i++) {
-    const ng_work *x = &a->work[i], *y = &b->work[i];
-    same = x->name == y->name && x->tasks == y->tasks && x->each == y->each;
-    for (int32_t k = 0; k < x->tasks && same; k++) {
-      same = x->task[k].name == y->task[k].name && x->task[k].cost == y->task[k].cost;
-    }
-  }
-  return same;
-}
-
-static size_t works_bytes(const ng_assignment *a) {
-  return (size_t)(a->works + 1) * sizeof *a->work;
-}
-static size_t tasks_bytes(const ng_assignment *a) {
-  return (size_t)(a->tasks + 1) * sizeof(ng_task);
-}
-
-static void free_placed(ng_precond *p, ng_placed *x) {
-  if (x == NULL) return;
-  ng_object_free(p, x->task, tasks_bytes(&x->a));
-  ng_object_free(p, x->a.work, works_bytes(&x->a));
-  ng_object_free(p, x, sizeof *x);
-}
-
-void ng_place_forget(ng_precond *p) {
-  free_placed(p, p->placed);
-  p->placed = NULL;
-}
-
-static ng_placed *describe(ng_precond *p) {
-  ng_placed *x = ng_object(p, sizeof *x);
-  if (x == NULL) return NULL;
-  x->a = (ng_assignment){.placement = placement_of(&p->base),
-                         .together = p->base.colocate,
-                         .m = p->grid.m,
-                         .n = p->grid.n,
-                         .weight = weight_of(&p->base),
-                         .works = p->blocks};
+ng_status ng_place_blocks(ng_precond *p) {
+  ng_assignment a = {.placement = placement_of(&p->base),
+                     .together = p->base.colocate,
+                     .m = p->grid.m,
+                     .n = p->grid.n,
+                     .weight = weight_of(&p->base),
+                     .works = p->blocks};
   for (int32_t i = 0; i < p->blocks; i++) {
-    x->a.tasks += p->block[i]->stats;
+    a.tasks += p->block[i]->stats;
   }
-  ng_task *task = x->task = ng_object(p, tasks_bytes(&x->a));
-  x->a.work = ng_object(p, works_bytes(&x->a));
-  if (x->task == NULL || x->a.work == NULL) {
-    free_placed(p, x);
-    return NULL;
-  }
+  ng_task *const tasks = ng_object(p, (size_t)a.tasks * sizeof *tasks), *task = tasks;
+  a.work = ng_object(p, (size_t)a.works * sizeof *a.work);
+  a.room = ng_object(p, ng_assign_room(&a));
+  if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    x->a.work[i] = (ng_work){.name = b->name, .task = task, .tasks = b->stats, .each = each_of(b)};
+    a.work[i] = (ng_work){.name = b->name, .task = task, .tasks = b->stats, .each = each_of(b)};
     for (int32_t k = 0; k < b->stats; k++) {
       *task++ = (ng_task){.name = b->stat[k].name,
                           .cost = ng_stat_cost(&b->stat[k], p->base.placement_cost)};
     }
   }
-  return x;
-}
-
-/* Replace p->placed by x, assigned, unless the inputs are the same; false: no memory. */
-static bool place(ng_precond *p, ng_placed *x) {
-  if (x == NULL) return false;
-  if (p->placed != NULL && same_inputs(&x->a, &p->placed->a)) {
-    free_placed(p, x);
-    return true;
-  }
-  const size_t room = ng_assign_room(&x->a);
-  x->a.room = ng_object(p, room);
-  if (x->a.room == NULL) {
-    free_placed(p, x);
-    return false;
-  }
-  ng_assign(&x->a);
-  ng_object_free(p, x->a.room, room);
-  ng_place_forget(p);
-  p->placed = x;
-  return true;
-}
-
-ng_status ng_place_blocks(ng_precond *p) {
-  if (!place(p, describe(p))) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  ng_assign(&a);
+  task = tasks;
   for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_work *w = &p->placed->a.work[i];
     ng_block *b = p->block[i];
-    b->owner = w->owner;
-    b->column = w->column;
+    b->owner = a.work[i].owner;
+    b->column = a.work[i].column;
     for (int32_t k = 0; k < b->stats; k++) {
-      b->stat[k].owner = w->task[k].owner;
+      b->stat[k].owner = (task++)->owner;
     }
   }
+  ng_object_free(p, a.room);
+  ng_object_free(p, a.work);
+  ng_object_free(p, tasks);
   return NG_OK;
 }
 

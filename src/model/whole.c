@@ -38,7 +38,7 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   }
   ng_layer_shard *s = ng_object(p, sizeof *s);
   e->shard = s;
-  if (s == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  if (s == NULL) return NG_ERR_NOMEM;
   s->members = members;
   s->member = member;
   s->whole.local = e;
@@ -49,9 +49,7 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   s->at = ng_object(p, ((size_t)members + 1) * sizeof *s->at);
   s->saved = ng_object(p, ((size_t)members + 1) * sizeof *s->saved);
   s->counts = ng_object(p, (size_t)members * sizeof *s->counts);
-  if (s->at == NULL || s->saved == NULL || s->counts == NULL) {
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  }
+  if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < members; i++) {
     s->at[i + 1] = s->at[i] + (int64_t)width[i];
   }
@@ -72,16 +70,6 @@ void ng_shard_ask(ng_layer_shard *s, ng_plan *plan) {
   if (s->grad == NULL) return; /* counting pass */
   s->whole.slot[NG_WEIGHT].grad.data = s->grad;
   if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->grad + d->out * d->in;
-}
-
-void ng_shard_free(ng_precond *p, ng_entry *e) {
-  ng_layer_shard *s = e->shard;
-  if (s == NULL) return;
-  ng_object_free(p, s->counts, (size_t)s->members * sizeof *s->counts);
-  ng_object_free(p, s->saved, ((size_t)s->members + 1) * sizeof *s->saved);
-  ng_object_free(p, s->at, ((size_t)s->members + 1) * sizeof *s->at);
-  ng_object_free(p, s, sizeof *s);
-  e->shard = NULL;
 }
 
 void ng_shard_follow(ng_entry *e) {

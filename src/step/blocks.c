@@ -36,22 +36,14 @@ static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts
   return NG_OK;
 }
 
-/* The layer in the message says how far ng_ready got. */
-static ng_status no_memory(ng_precond *p, const char *name) {
-  return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", name);
-}
-
 /* Blocks are numbered in the order of registration, equal on all ranks; owners, messages and the
  * hash depend on it. */
 static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, int32_t segments,
                            ng_block **out) {
   ng_block *b = ng_object(p, sizeof *b);
-  if (b == NULL) return no_memory(p, name);
+  if (b == NULL) return NG_ERR_NOMEM;
   b->segment = ng_object(p, (size_t)segments * sizeof *b->segment);
-  if (b->segment == NULL) {
-    ng_object_free(p, b, sizeof *b);
-    return no_memory(p, name);
-  }
+  if (b->segment == NULL) return NG_ERR_NOMEM;
   b->segments = segments;
   b->family = f;
   b->p = p;
@@ -59,7 +51,7 @@ static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, 
   b->name = name;
   b->number = p->blocks;
   b->sees = f->sees;
-  p->block[p->blocks++] = b; /* ng_step_release frees it from here on */
+  p->block[p->blocks++] = b;
   *out = b;
   return NG_OK;
 }
@@ -271,7 +263,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
                    name);
   }
   *out = ng_object_text(p, name);
-  return *out == NULL ? no_memory(p, name) : NG_OK;
+  return ng_objects_status(p);
 }
 
 /* One block over all entries with one line; segments are views, not copies. */
@@ -286,12 +278,7 @@ static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   }
   ng_status st = name_block(p, of, n, &name);
   if (st == NG_OK) st = new_block(p, f, name, segments, &b);
-  if (b == NULL) {
-    ng_object_text_free(p, name);
-    return st;
-  }
-  b->own_name = name;
-  st = settings_of(p, of->e, &texts, &b->base);
+  if (st == NG_OK) st = settings_of(p, of->e, &texts, &b->base);
   if (st != NG_OK) return st;
   b->options = of->e->d.options;
   b->method = texts.method;
@@ -314,7 +301,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   }
   if (n == 0) return NG_OK;
   member *of = ng_object(p, (size_t)n * sizeof *of);
-  if (of == NULL) return no_memory(p, f->name);
+  if (of == NULL) return NG_ERR_NOMEM;
   for (int32_t i = 0, k = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     if (e->taken_by == f && e->block == NULL) of[k++] = (member){e, i, i};
@@ -329,7 +316,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
     }
     st = model_block(p, of + i, end - i);
   }
-  ng_object_free(p, of, (size_t)n * sizeof *of);
+  ng_object_free(p, of);
   return st;
 }
 
@@ -374,13 +361,12 @@ static ng_status take_lines(ng_precond *p) {
     ng_entry *e = p->entry[i];
     ng_layer d = ng_entry_seen(e)->d;
     if (e->tensor) d.kind = 0; /* by its name only */
-    const bool given = e->d.options != NULL && !e->lined;
-    const char *line = given ? NULL : ng_lines_for(lines, &d);
-    if (line == NULL || e->lined) continue;
+    const char *line = e->d.options != NULL ? NULL : ng_lines_for(lines, &d);
+    if (line == NULL) continue;
+    e->lined = true;
     e->d.options = ng_object_text(p, line);
-    e->lined = e->d.options != NULL;
     if (e->shard != NULL) e->shard->whole.d.options = e->d.options;
-    if (!e->lined) st = no_memory(p, e->d.name);
+    st = ng_objects_status(p);
   }
   const char *idle = p->ctx->stages == NULL ? ng_lines_idle(lines) : NULL;
   if (st == NG_OK && idle != NULL) {
@@ -408,14 +394,10 @@ static bool is_used(const ng_precond *p, const ng_glob *g) {
  * glob may be for another stage. */
 static ng_status list_unused_globs(ng_precond *p) {
   const char *list = p->opt.skip_layers;
-  const size_t bytes = strlen(list) + 1;
   ng_glob g;
   if (list[0] == 0 || p->ctx->stages != NULL) return NG_OK;
-  if (p->unused_globs != NULL) ng_object_free(p, p->unused_globs, bytes); /* of a failed ng_ready */
-  p->unused = 0;
-  p->unused_globs = ng_object(p, bytes);
-  if (p->unused_globs == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  memset(p->unused_globs, 0, bytes);
+  p->unused_globs = ng_object(p, strlen(list) + 1);
+  if (p->unused_globs == NULL) return NG_ERR_NOMEM;
   char *to = p->unused_globs;
   for (const char *at = list; ng_globs_next(&at, &g);) {
     if (is_used(p, &g)) continue;
@@ -430,9 +412,8 @@ static ng_status list_unused_globs(ng_precond *p) {
 
 /* First layers in order, then families of whole models over the remaining ones. */
 ng_status ng_blocks_make(ng_precond *p) {
-  p->block_capacity = p->entries + NG_FAMILIES_MAX;
-  p->block = ng_object(p, (size_t)p->block_capacity * sizeof *p->block);
-  if (p->block == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  p->block = ng_object(p, (size_t)(p->entries + NG_FAMILIES_MAX) * sizeof *p->block);
+  if (p->block == NULL) return NG_ERR_NOMEM;
   ng_status st = take_lines(p);
   if (st == NG_OK) st = list_unused_globs(p);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
@@ -450,21 +431,6 @@ ng_status ng_blocks_make(ng_precond *p) {
     p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
   }
   return st;
-}
-
-/* Unlink slots: after a failure the caller may add a layer and call ng_ready again. */
-void ng_block_free(ng_block *b) {
-  for (int32_t k = 0; k < b->segments; k++) {
-    ng_slot *s = b->segment[k].slot;
-    if (s == NULL) continue;
-    s->block = ng_slot_own(s)->block = NULL;
-    s->entry->block = ng_slot_own(s)->entry->block = NULL;
-  }
-  b->family->destroy(b);
-  ng_block_free_stats(b);
-  ng_object_text_free(b->p, b->own_name);
-  ng_object_free(b->p, b->segment, (size_t)b->segments * sizeof *b->segment);
-  ng_object_free(b->p, b, sizeof *b);
 }
 
 /* ---- a step ----------------------------------------------------------------------------------*/

@@ -59,11 +59,6 @@ static void place_traces(ng_precond *p) {
   }
 }
 
-static size_t counts_bytes(const ng_precond *p) {
-  const size_t messages = (size_t)p->step->exchange.messages_most;
-  return messages * (size_t)p->ctx->ranks * sizeof *p->step->exchange.counts;
-}
-
 /* Sized once for the largest step: each statistic is posted at most once (`posted`). */
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
@@ -76,37 +71,20 @@ ng_status ng_exchange_plan(ng_precond *p) {
       owned = owned || ng_stat_to_owner(&p->block[i]->stat[k]);
     }
   }
-  x->small_count = ng_exchange_small_count(p, stats);
-  x->messages_most = stats + 1;
+  const size_t messages = (size_t)stats + 1;
   x->cap = ng_step_bucket(p);
   x->spans_most = (1 + sliced) * p->ctx->ranks;
-  x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
-  x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
+  x->small = ng_object(p, (size_t)ng_exchange_small_count(p, stats) * sizeof *x->small);
+  x->message = ng_object(p, messages * sizeof *x->message);
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
   x->traces_count = ng_traces_count(p);
-  if (owned) x->counts = ng_object(p, counts_bytes(p));
-  if (x->traces_count > 0) x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
-  x->choice_count = ng_topk_count(p);
-  if (x->choice_count > 0) x->choice = ng_object(p, (size_t)x->choice_count * sizeof *x->choice);
-  const bool taken =
-      (x->traces_count == 0 || x->traces != NULL) && (x->choice_count == 0 || x->choice != NULL);
-  if (x->small == NULL || x->message == NULL || x->spans == NULL || !taken ||
-      (owned && x->counts == NULL)) {
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  if (owned) {
+    x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
   }
-  place_traces(p);
-  return NG_OK;
-}
-
-void ng_exchange_release(ng_precond *p) {
-  ng_exchange *x = &p->step->exchange;
-  ng_object_free(p, x->small, (size_t)x->small_count * sizeof *x->small);
-  ng_object_free(p, x->message, (size_t)x->messages_most * sizeof *x->message);
-  ng_object_free(p, x->spans, (size_t)x->spans_most * sizeof *x->spans);
-  ng_object_free(p, x->counts, counts_bytes(p));
-  ng_object_free(p, x->traces, (size_t)x->traces_count * sizeof *x->traces);
-  ng_object_free(p, x->choice, (size_t)x->choice_count * sizeof *x->choice);
-  memset(x, 0, sizeof *x);
+  x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
+  x->choice = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->choice);
+  if (x->traces != NULL) place_traces(p);
+  return ng_objects_status(p);
 }
 
 /* ---- small sums ------------------------------------------------------------------------------*/

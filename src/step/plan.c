@@ -1,8 +1,8 @@
 /* plan.c: ng_plan_ranks: bytes, messages and costs of any rank of any number.
  *
  * As ng_ready up to the counting pass, with the number of another rank; then everything is
- * released.  No memory but objects and no collective, so a laptop plans thousands of ranks.  For
- * all ranks at once, blocks are made and placed once; ranks that own nothing have the plan of the
+ * released.  No memory but objects and no collective, so a laptop plans thousands of ranks.  Blocks
+ * are placed once, if the rank's number does not matter; ranks that own nothing have the plan of the
  * first such rank of their column.  One rank after the other is the oracle (t_plan). */
 #include "step/step.h"
 
@@ -150,24 +150,6 @@ static ng_status count(ng_precond *p, ng_rank_plan *out) {
   return NG_OK;
 }
 
-/* The context has rank and size in one place, so replace them for the time of the plan. */
-static ng_status plan_one(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
-  ng_context *c = p->ctx;
-  ng_status st = check_whole(p);
-  if (st != NG_OK) return st;
-  const int32_t own[2] = {c->ranks, c->rank};
-  c->ranks = ranks;
-  c->rank = rank;
-  st = ng_shards_plan(p);
-  if (st == NG_OK) st = ng_step_place(p);
-  if (st == NG_OK) st = count(p, out);
-  ng_shards_unplan(p);
-  ng_step_release(p);
-  c->ranks = own[0];
-  c->rank = own[1];
-  return st;
-}
-
 /* Do families or shards cut by the rank's number? */
 static bool differs_by_number(const ng_precond *p) {
   bool cut = false;
@@ -220,64 +202,54 @@ static ng_rank_plan *at(ng_rank_plan *out, size_t size, int32_t rank) {
   return (ng_rank_plan *)(void *)((char *)out + (size_t)rank * size);
 }
 
-/* Place once, then take the view of one rank after the other. */
-static ng_status walk(ng_precond *p, twins *t, ng_rank_plan *out, size_t size) {
-  ng_status st = NG_OK;
-  find_owners(p, t);
-  for (int32_t r = 0; r < p->ctx->ranks && st == NG_OK; r++) {
-    const int32_t twin = twin_of(p, t, r);
-    ng_rank_plan plan;
-    memset(&plan, 0, sizeof plan);
-    if (twin < r) {
-      memcpy(at(out, size, r), at(out, size, twin), size);
-      continue;
-    }
-    st = ng_step_turn(p, r);
-    if (st == NG_OK) st = count(p, &plan);
-    if (st == NG_OK) st = ng_give_struct(at(out, size, r), &plan, sizeof plan);
-  }
-  return st;
-}
-
-static ng_status one_by_one(ng_precond *p, int32_t ranks, int32_t first, int32_t n,
-                            ng_rank_plan *out, size_t size) {
-  ng_status st = NG_OK;
-  for (int32_t i = 0; i < n && st == NG_OK; i++) {
-    ng_rank_plan plan;
-    memset(&plan, 0, sizeof plan);
-    st = plan_one(p, ranks, first + i, &plan);
-    if (st == NG_OK) st = ng_give_struct(at(out, size, i), &plan, sizeof plan);
-  }
-  return st;
-}
-
-static ng_status plan_all(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size) {
-  ng_context *c = p->ctx;
-  const size_t W = (size_t)ranks, flags = W * sizeof(bool), answers = (W + 1) * sizeof(int32_t);
-  ng_status st = check_whole(p);
-  if (st != NG_OK) return st;
-  twins t = {ng_object(p, flags), ng_object(p, flags), ng_object(p, answers)};
-  const int32_t own[2] = {c->ranks, c->rank};
-  c->ranks = ranks;
-  c->rank = 0;
-  if (t.owns == NULL || t.filled == NULL || t.answer == NULL)
-    st = ng_fail(c, NG_ERR_NOMEM, "ng_plan_ranks: no memory");
+/* Blocks and owners for the rank in the context. */
+static ng_status place(ng_precond *p, twins *t) {
+  const size_t W = (size_t)p->ctx->ranks;
+  ng_objects_open(p);
+  *t = (twins){ng_object(p, W * sizeof *t->owns), ng_object(p, W * sizeof *t->filled),
+               ng_object(p, (W + 1) * sizeof *t->answer)};
+  ng_status st = ng_objects_status(p);
   if (st == NG_OK) st = ng_shards_plan(p);
   if (st == NG_OK) st = ng_step_place(p);
-  const bool cut = differs_by_number(p);
-  if (st == NG_OK && !cut) st = walk(p, &t, out, size);
-  ng_shards_unplan(p);
-  ng_step_release(p);
-  c->ranks = own[0];
-  c->rank = own[1];
-  ng_object_free(p, t.owns, flags);
-  ng_object_free(p, t.filled, flags);
-  ng_object_free(p, t.answer, answers);
-  return st == NG_OK && cut ? one_by_one(p, ranks, 0, ranks, out, size) : st;
+  if (st == NG_OK) find_owners(p, t);
+  return st;
 }
 
+static void release(ng_precond *p) {
+  ng_shards_unplan(p);
+  ng_step_release(p);
+}
+
+/* Place once and take the view of one rank after the other, or place each rank if its number matters.  The context has
+ * rank and size in one place, so replace them for the time of the plan. */
 ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
                        size_t size) {
-  return n == ranks && n > 1 ? plan_all(p, ranks, out, size)
-                             : one_by_one(p, ranks, first, n, out, size);
+  ng_context *c = p->ctx;
+  const int32_t own[2] = {c->ranks, c->rank};
+  twins t;
+  bool placed = false;
+  ng_status st = check_whole(p);
+  if (st != NG_OK) return st;
+  c->ranks = ranks;
+  for (int32_t r = first; r < first + n && st == NG_OK; r++) {
+    ng_rank_plan plan;
+    memset(&plan, 0, sizeof plan);
+    c->rank = r;
+    if (!placed) st = place(p, &t);
+    if (st != NG_OK) break;
+    const int32_t twin = twin_of(p, &t, r);
+    if (twin < r) {
+      memcpy(at(out, size, r - first), at(out, size, twin - first), size);
+      continue;
+    }
+    if (placed) st = ng_step_turn(p, r);
+    if (st == NG_OK) st = count(p, &plan);
+    if (st == NG_OK) st = ng_give_struct(at(out, size, r - first), &plan, sizeof plan);
+    placed = !differs_by_number(p);
+    if (!placed) release(p);
+  }
+  release(p);
+  c->ranks = own[0];
+  c->rank = own[1];
+  return st;
 }

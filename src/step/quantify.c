@@ -30,43 +30,15 @@ static const double SHRINK = 0x1p-30;
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-static size_t piece_bytes(const ng_precond *p) {
-  return (size_t)p->step->tiles.all.pieces * sizeof(ng_scaling_piece);
-}
-
-static size_t count_bytes(const ng_precond *p) {
-  return (size_t)p->step->tiles.all.pieces * BINS * sizeof(int64_t);
-}
-
-static size_t sum_bytes(const ng_precond *p) {
-  return (size_t)p->step->tiles.all.count * SUMS * sizeof(double);
-}
-
-static size_t wire_bytes(const ng_precond *p) {
-  const bool travels = p->ctx->ranks > 1 && ng_update_is_owned(p);
-  return travels ? (BINS + ALONE * (size_t)p->ctx->ranks) * sizeof(double) : 0;
-}
-
 ng_status ng_quantify_plan(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
+  const size_t pieces = (size_t)p->step->tiles.all.pieces, W = (size_t)p->ctx->ranks;
   if (!p->base.quantify || p->step->tiles.all.count == 0) return NG_OK;
-  q->piece = ng_object(p, piece_bytes(p));
-  q->count = ng_object(p, count_bytes(p));
-  q->sum = ng_object(p, sum_bytes(p));
-  if (wire_bytes(p) > 0) q->wire = ng_object(p, wire_bytes(p));
-  const bool whole = q->piece != NULL && q->count != NULL && q->sum != NULL;
-  if (whole && (q->wire != NULL || wire_bytes(p) == 0)) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-}
-
-/* Before the tiles are: their number is asked for. */
-void ng_quantify_release(ng_precond *p) {
-  ng_quantify *q = &p->step->quantify;
-  ng_object_free(p, q->piece, piece_bytes(p));
-  ng_object_free(p, q->count, count_bytes(p));
-  ng_object_free(p, q->sum, sum_bytes(p));
-  ng_object_free(p, q->wire, wire_bytes(p));
-  memset(q, 0, sizeof *q);
+  q->piece = ng_object(p, pieces * sizeof *q->piece);
+  q->count = ng_object(p, pieces * BINS * sizeof *q->count);
+  q->sum = ng_object(p, (size_t)p->step->tiles.all.count * SUMS * sizeof *q->sum);
+  if (W > 1 && ng_update_is_owned(p)) q->wire = ng_object(p, (BINS + ALONE * W) * sizeof *q->wire);
+  return ng_objects_status(p);
 }
 
 bool ng_quantify_due(const ng_precond *p) { return p->step->quantify.piece != NULL; }

@@ -48,8 +48,7 @@ static ng_status take_groups(ng_precond *p) {
   }
   p->update_groups = most + 1;
   p->step->out.group = ng_object(p, (size_t)p->update_groups * sizeof *p->step->out.group);
-  if (p->step->out.group != NULL) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  return ng_objects_status(p);
 }
 
 /* Before memory: moments exist only where a weight is updated. */
@@ -75,9 +74,8 @@ static ng_status take_memory(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     most = (int32_t)ng_max64(most, p->block[i]->segments);
   }
-  p->step->norms_most = most;
   p->step->norms = ng_object(p, (size_t)most * sizeof *p->step->norms);
-  if (p->step->norms == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  if (p->step->norms == NULL) return NG_ERR_NOMEM;
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   ng_status st = ng_step_ask(p, &plan);
   if (st == NG_OK) st = ng_plan_commit(p, &plan);
@@ -183,7 +181,7 @@ static ng_status order_owned(ng_precond *p) {
     }
     if (pass == 1 || n == 0) break;
     p->by_owner = ng_object(p, (size_t)n * sizeof *p->by_owner);
-    if (p->by_owner == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+    if (p->by_owner == NULL) return NG_ERR_NOMEM;
     p->owned = n;
   }
   if (p->owned > 0) qsort(p->by_owner, (size_t)p->owned, sizeof *p->by_owner, earlier);
@@ -204,8 +202,7 @@ ng_status ng_step_place(ng_precond *p) {
   p->result_span = ng_object(p, W * sizeof *p->result_span);
   p->direction_span = ng_object(p, W * sizeof *p->direction_span);
   p->sum_span = ng_object(p, W * sizeof *p->sum_span);
-  if (p->result_span != NULL && p->direction_span != NULL && p->sum_span != NULL) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  return ng_objects_status(p);
 }
 
 /* Change the view to another rank after placement, before memory.  Not for sliced blocks and
@@ -225,6 +222,7 @@ ng_status ng_step_turn(ng_precond *p, int32_t rank) {
 
 /* Create groups last: only ranks with the same grid may enter this collective. */
 ng_status ng_step_ready(ng_precond *p) {
+  ng_objects_open(p);
   ng_status st = ng_groups_same(p);
   if (st == NG_OK) st = ng_shards_meet(p);
   if (st != NG_OK) { /* all ranks of the stage know */
@@ -235,7 +233,6 @@ ng_status ng_step_ready(ng_precond *p) {
   }
   st = ng_shards_real(p);
   if (st == NG_OK) st = ng_step_place(p);
-  ng_place_forget(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
@@ -263,39 +260,25 @@ ng_status ng_step_ready(ng_precond *p) {
   return NG_OK;
 }
 
-/* Also for a model that was never or partly ready: all members are NULL or 0 then. */
+/* Also for a model that was never or partly ready.  The caller may add layers and call ng_ready again. */
 void ng_step_release(ng_precond *p) {
-  const size_t W = (size_t)p->ctx->ranks;
   /* Complete messages under way before their memory goes. */
   if (p->ready && !p->broken && ng_exchange_end_last(p) == NG_OK) {
     (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
   }
   ng_grid_release(p);
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block_free(p->block[i]);
-  }
-  ng_object_free(p, p->by_owner, (size_t)p->owned * sizeof *p->by_owner);
-  ng_object_free(p, p->block, (size_t)p->block_capacity * sizeof *p->block);
-  for (int32_t i = 0; i < p->entries; i++) {
-    p->entry[i]->taken_by = NULL;
-  }
-  ng_object_free(p, p->result_span, W * sizeof *p->result_span);
-  ng_object_free(p, p->direction_span, W * sizeof *p->direction_span);
-  ng_object_free(p, p->sum_span, W * sizeof *p->sum_span);
   ng_arena_release(p);
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_entry *e = p->entry[i];
+    e->taken_by = NULL;
+    e->block = e->slot[NG_WEIGHT].block = e->slot[NG_BIAS].block = NULL;
+    e->shard = NULL;
+    if (e->lined) e->d.options = NULL;
+    e->lined = false;
+  }
   p->block = NULL;
   p->by_owner = NULL;
-  p->blocks = p->block_capacity = p->owned = 0;
-  p->result_span = p->direction_span = p->sum_span = NULL;
-  if (p->step == NULL) return; /* a create that failed */
-  ng_quantify_release(p);
-  ng_tiles_release(p);
-  ng_exchange_release(p);
-  ng_shards_release(p);
-  ng_object_free(p, p->step->norms, (size_t)p->step->norms_most * sizeof *p->step->norms);
-  p->step->norms = NULL;
-  p->step->norms_most = 0;
-  ng_object_free(p, p->step->out.group, (size_t)p->update_groups * sizeof *p->step->out.group);
-  p->step->out.group = NULL;
-  p->update_groups = 0;
+  p->blocks = p->owned = p->update_groups = p->unused = 0;
+  if (p->step != NULL) *p->step = (ng_engine){.nu = 1.0};
+  ng_objects_close(p);
 }

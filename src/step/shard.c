@@ -154,26 +154,11 @@ ng_status ng_shards_meet(ng_precond *p) {
   s->member = ng_object(p, (size_t)W * sizeof *s->member);
   s->holder = ng_object(p, (size_t)M * sizeof *s->holder);
   s->members = M;
-  ng_status local = NG_OK;
-  if (x == NULL || s->rank == NULL || s->member == NULL || s->holder == NULL) {
-    local = ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  }
+  ng_status local = ng_objects_status(p);
   ng_status st = widths(p, x, &local);
   if (st == NG_OK) st = places(p, x, local);
-  ng_object_free(p, x, numbers * sizeof *x);
+  ng_object_free(p, x);
   return st;
-}
-
-void ng_shards_release(ng_precond *p) {
-  ng_shards *s = &p->step->shards;
-  for (int32_t i = 0; i < p->entries; i++) {
-    ng_shard_free(p, p->entry[i]);
-  }
-  ng_object_free(p, s->rank, (size_t)s->members * sizeof *s->rank);
-  ng_object_free(p, s->member, (size_t)p->ctx->ranks * sizeof *s->member);
-  ng_object_free(p, s->holder, (size_t)s->members * sizeof *s->holder);
-  ng_object_free(p, s->room, (size_t)s->room_bytes);
-  memset(s, 0, sizeof *s);
 }
 
 /* Blocks are placed: who shows, who gathers. */
@@ -191,7 +176,7 @@ static bool take_room(ng_precond *p, int64_t bytes) {
   if (bytes <= s->room_bytes) return true;
   char *room = ng_object(p, (size_t)bytes);
   if (room == NULL) return false;
-  ng_object_free(p, s->room, (size_t)s->room_bytes);
+  ng_object_free(p, s->room);
   s->room = room;
   s->room_bytes = bytes;
   return true;
@@ -336,9 +321,7 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
   const int64_t bytes = ng_times(ng_times(rows, total), size);
   const int64_t apart = ng_plus(bytes, NG_ALIGN) / NG_ALIGN * NG_ALIGN;
   if (st == NG_OK && !take_room(p, shard->primary ? ng_plus(apart, bytes) : bytes)) {
-    st =
-        ng_fail(p->ctx, NG_ERR_NOMEM, "layer '%s': no memory for %lld bytes of a whole observation",
-                e->d.name, (long long)bytes);
+    st = NG_ERR_NOMEM;
   }
   uint64_t call = ng_step_number(ng_step_number(0, e->block->number), grad);
   call = ng_step_number(ng_step_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);

@@ -27,9 +27,7 @@ static ng_status meet(ng_precond *p, int32_t members) {
   s->rank = ng_object(p, (size_t)members * sizeof *s->rank);
   s->holder = ng_object(p, (size_t)members * sizeof *s->holder);
   s->member = ng_object(p, (size_t)W * sizeof *s->member);
-  if (s->rank == NULL || s->holder == NULL || s->member == NULL) {
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_ranks: no memory");
-  }
+  if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < members; i++) {
     s->rank[i] = first + i;
     s->holder[i] = i;
@@ -66,13 +64,11 @@ ng_status ng_shards_plan(ng_precond *p) {
   }
   ng_status st = meet(p, M);
   double *width = ng_object(p, (size_t)M * sizeof *width);
-  if (st == NG_OK && width == NULL) {
-    st = ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_ranks: no memory");
-  }
+  if (width == NULL) st = NG_ERR_NOMEM;
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     if (p->entry[i]->plan_members > 0) st = cut(p, p->entry[i], width);
   }
-  ng_object_free(p, width, (size_t)M * sizeof *width);
+  ng_object_free(p, width);
   return st;
 }
 

@@ -93,7 +93,6 @@ typedef struct ng_tiles {
 } ng_tiles;
 
 ng_status ng_tiles_plan(ng_precond *p);
-void ng_tiles_release(ng_precond *p);
 void ng_tiles_measure(
     ng_precond *p); /* fill `sum`; set `refused` for a non-finite plain gradient */
 /* Write every tile: PD times the factor of its segment, or the plain gradient. */
@@ -133,20 +132,18 @@ void ng_wire_narrow(char *x, int64_t n, ng_dtype t);
 void ng_wire_widen(char *x, int64_t n, ng_dtype t);
 
 typedef struct ng_exchange {
-  double *small; /* [small_count] buffer of the small reductions */
-  int64_t small_count;
-  ng_message *message; /* [messages_most] in the order of posting */
-  int64_t *counts;     /* [messages_most x ranks]; NULL: no sum goes to its owner only */
-  int32_t messages, messages_most, waited; /* the first `waited` messages are complete */
-  int64_t cap;                             /* largest message of several statistics, in bytes */
-  int32_t ahead; /* blocks [0, ahead) may still be posted before the step; */
-  int32_t held;  /* blocks [ahead, held) are complete and wait for the rest of their message */
+  double *small;            /* buffer of the small reductions */
+  ng_message *message;      /* in the order of posting; one more than all statistics */
+  int64_t *counts;          /* [messages x ranks]; NULL: no sum goes to its owner only */
+  int32_t messages, waited; /* the first `waited` messages are complete */
+  int64_t cap;              /* largest message of several statistics, in bytes */
+  int32_t ahead;            /* blocks [0, ahead) may still be posted before the step; */
+  int32_t held; /* blocks [ahead, held) are complete and wait for the rest of their message */
   int64_t held_bytes;
   int64_t bytes, sent; /* posted before the step; counted at "statistics" */
   double *traces;      /* [traces_count] traces of blocks whose A and G have different owners */
   int64_t traces_count;
-  double *choice; /* [choice_count] numbers of one round of topk.c */
-  int64_t choice_count;
+  double *choice; /* numbers of one round of topk.c */
   ng_request
       *spans; /* [spans_most] broadcasts of results or directions under way: by rank, then slices */
   int32_t spans_most;
@@ -171,7 +168,6 @@ void ng_same_put(const ng_precond *p, double x[NG_SAME]);
 ng_status ng_same_check(ng_precond *p, const double *x);
 
 ng_status ng_exchange_plan(ng_precond *p);
-void ng_exchange_release(ng_precond *p);
 ng_status ng_exchange_failed(ng_precond *p, const char *what); /* a collective failed */
 void ng_exchange_give_up(ng_precond *p);                       /* abort all transports */
 ng_status ng_exchange_wait_statistics(ng_precond *p);
@@ -268,7 +264,6 @@ typedef struct ng_quantify {
   ng_scaling found;
 } ng_quantify;
 ng_status ng_quantify_plan(ng_precond *p); /* after ng_tiles_plan */
-void ng_quantify_release(ng_precond *p);   /* before ng_tiles_release */
 bool ng_quantify_due(const ng_precond *p);
 ng_status ng_quantify_step(ng_precond *p); /* after agree, before emit */
 
@@ -287,7 +282,6 @@ typedef struct ng_shards {
 ng_status ng_shards_meet(ng_precond *p);                /* before blocks are made; collective */
 ng_status ng_shards_settle(ng_precond *p);              /* after placement */
 void ng_shards_ask(const ng_precond *p, ng_plan *plan); /* request whole gradients and the buffer */
-void ng_shards_release(ng_precond *p);
 ng_status ng_shards_check(ng_precond *p);
 /* Gather one observation of a sharded layer (s NULL: this rank has none; st: its local status). All
  * ranks of the model group return the same status; the primary gets the whole array. */
@@ -369,8 +363,7 @@ typedef struct ng_engine {
   int64_t
       overflowed; /* elements that kept their old value on this rank in the last emit; the next check clears it */
   double nu, inner, d2, pd2; /* of the last step */
-  double *norms;             /* [norms_most] |PD|^2 of the segments of one block */
-  int64_t norms_most;
+  double *norms;             /* |PD|^2 of the segments of one block */
   ng_station_time time[NG_STATIONS];
 } ng_engine;
 
@@ -391,10 +384,8 @@ void ng_gradients_undo(ng_precond *p);
 
 /* Arguments are already checked. */
 ng_status ng_step_ready(ng_precond *p);
-/* After a failure ng_step_release frees the blocks. */
 ng_status ng_blocks_make(ng_precond *p);
 ng_status ng_blocks_settle(ng_precond *p); /* after placement: memory and tiles of this rank */
-void ng_block_free(ng_block *b);
 /* Exclude blocks of several layers from the step if none of their layers has a gradient. */
 void ng_blocks_leave_out(ng_precond *p);
 /* plan.c: count for n ranks from `first`; place, turn and ask are its parts in ready.c: placement,

@@ -132,24 +132,13 @@ ng_status ng_tiles_plan(ng_precond *p) {
   t->sum = ng_object(p, (size_t)(count * NG_TILE_SUMS) * sizeof *t->sum);
   t->all.cut = ng_object(p, (PIECES + 1) * sizeof *t->all.cut);
   t->measured.cut = ng_object(p, (PIECES + 1) * sizeof *t->measured.cut);
-  if (t->tile == NULL || t->sum == NULL || t->all.cut == NULL || t->measured.cut == NULL) {
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  }
+  if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
   (void)cut_blocks(p, true, 0, t);
   (void)cut_plain(p, first, t);
   (void)cut_blocks(p, false, first + plain, t);
   share_out(p, &t->all, t->tile);
   share_out(p, &t->measured, t->tile);
   return NG_OK;
-}
-
-void ng_tiles_release(ng_precond *p) {
-  ng_tiles *t = &p->step->tiles;
-  ng_object_free(p, t->sum, (size_t)t->all.count * NG_TILE_SUMS * sizeof *t->sum);
-  ng_object_free(p, t->tile, (size_t)t->all.count * sizeof *t->tile);
-  ng_object_free(p, t->all.cut, (PIECES + 1) * sizeof *t->all.cut);
-  ng_object_free(p, t->measured.cut, (PIECES + 1) * sizeof *t->measured.cut);
-  memset(t, 0, sizeof *t);
 }
 
 /* ---- measure ---------------------------------------------------------------------------------*/
