@@ -1,6 +1,6 @@
 /* t_clip: the clips that look at norms, where numbers are awkward: every method with f32 and bf16
  * gradients and weights in rows with room between them; weights of zeros, a gradient of zeros, of
- * 1e-44 and 1e25, a weight that is not a number, fused SGD.  Formulas: t_option_effects. */
+ * 1e-44 and 1e25, a weight that is not a number, fused SGD.  Formulas: t_option_clip. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* t_options.c: the option table and texts: every row, what each takes, how it reads back, what is near.  Options against
  * each other, the environment and a layer's overrides are in t_options_check.c, any text at all in t_options_text.c, the
  * object, its lines and its methods in t_options_object.c; published names and globs have programs of their own;
- * that an option does something is shown in t_option_effects*.c. */
+ * that an option has an effect is in t_option_effects.c. */
 #include "options_help.h"
 
 #include <locale.h>
@@ -10,23 +10,6 @@
 static char message[512];
 
 /* ---- the table -------------------------------------------------------------------------------*/
-
-static char *file_text(const char *path) {
-  char full[1024];
-  (void)snprintf(full, sizeof full, "%s/%s", NG_SOURCE_DIR, path);
-  FILE *f = fopen(full, "rb");
-  if (f == NULL) {
-    print_error("cannot open %s\n", full);
-    fail();
-    return NULL;
-  }
-  char *text = calloc(1, 1 << 20);
-  assert_non_null(text);
-  const size_t n = fread(text, 1, (1 << 20) - 1, f);
-  assert_true(n > 0 && n < (1 << 20) - 1);
-  fclose(f);
-  return text;
-}
 
 /* A help that describes values describes each of them. */
 static void helps_name_every_value(void **state) {
@@ -64,31 +47,6 @@ static void rows_are_complete(void **state) {
   assert_int_equal(ng_option_at(-1, &info), NG_ERR_ARG);
   assert_int_equal(ng_option_at(ng_option_count(), &info), NG_ERR_ARG);
   assert_int_equal(ng_option_at(0, NULL), NG_ERR_ARG);
-}
-
-/* The row names a test that exists and is run. */
-static void every_row_has_its_test(void **state) {
-  (void)state;
-  char *source[7] = {
-      file_text("tests/t_option_effects.c"),        file_text("tests/t_option_effects_norm.c"),
-      file_text("tests/t_option_effects_window.c"), file_text("tests/t_option_effects_place.c"),
-      file_text("tests/t_option_effects_ranks.c"),  file_text("tests/t_option_effects_layers.c"),
-      file_text("tests/t_option_effects_wire.c")};
-  for (int32_t i = 0; i < ng_option_count(); i++) {
-    const ng_option_info info = option_info(i);
-    char text[128];
-    (void)snprintf(text, sizeof text, "effect_%s", info.name);
-    assert_string_equal(info.test, text);
-    (void)snprintf(text, sizeof text, "static void %s(void **state)", info.test);
-    int k = 0;
-    while (k < 6 && strstr(source[k], text) == NULL)
-      k++;
-    assert_contains(source[k], text);
-    (void)snprintf(text, sizeof text, "cmocka_unit_test(%s)", info.test);
-    assert_contains(source[k], text);
-  }
-  for (int k = 0; k < 7; k++)
-    free(source[k]);
 }
 
 /* ---- set and get -----------------------------------------------------------------------------*/
@@ -349,7 +307,6 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(helps_name_every_value),
       cmocka_unit_test(rows_are_complete),
-      cmocka_unit_test(every_row_has_its_test),
       cmocka_unit_test(every_row),
       cmocka_unit_test(numbers_read_back),
       cmocka_unit_test(numbers_have_a_point_in_every_locale),

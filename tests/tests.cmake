@@ -77,15 +77,9 @@ set(natgrad_unit_tests
     t_methods
     t_norm
     t_npy
+    t_option_clip
     t_option_effects
-    t_option_effects_layers
-    t_option_effects_norm
-    t_option_effects_place
-    t_option_effects_ranks
-    t_option_effects_window
-    t_option_effects_wire
     t_option_questions
-    t_option_settings
     t_options
     t_options_check
     t_options_object
@@ -199,8 +193,7 @@ function(natgrad_share file)
   endforeach()
 endfunction()
 natgrad_share(bound t_absent t_bindings)
-natgrad_share(effects t_option_effects t_option_effects_layers t_option_effects_norm t_option_effects_place
-              t_option_effects_ranks t_option_effects_window t_option_effects_wire)
+natgrad_share(effects t_option_clip t_option_effects)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
 natgrad_share(late t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)

@@ -43,7 +43,6 @@ typedef struct ng_option_row {
   const char *choice[NG_CHOICES_MAX]; /* [value of its enum in settings.h]; NULL: no such value */
   const char *later;                  /* "c|d": refused as not supported; NULL: none             */
   const char *unit, *help;
-  const char *test;
   const char *family;      /* only methods of this family have the option; NULL: all   */
   ng_option_need needs[2]; /* the option has an effect if one condition holds */
   bool per_layer, live;

@@ -21,7 +21,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .choices = row->choices == NULL ? "" : row->choices,
       .unit = row->unit == NULL ? "" : row->unit,
       .help = row->help,
-      .test = row->test,
+      .test = "t_option_effects",
       .per_layer = row->per_layer,
       .live = row->live,
       .family = row->family == NULL ? "" : row->family,

@@ -3,8 +3,8 @@
  * The command line, the environment, `natgrad info --options`, docs/options.md, the man page and the PyTorch front
  * read this table.  The first line of a help is a summary; a line "- value: meaning" describes one value.
  *
- * To add an option: a line in NG_OPTION_LIST of settings.h, a row here in the same place, effect_<name> in
- * tests/t_option_effects*.c, and `scripts/options_doc.sh build/natgrad > docs/options.md`.
+ * To add an option: a line in NG_OPTION_LIST of settings.h, a row here in the same place, a row in
+ * tests/t_option_effects.c, and `scripts/options_doc.sh build/natgrad > docs/options.md`.
  *
  * Defaults belong to method "natgrad"; methods.c has the rows of other methods. */
 #include "option/option.h"
@@ -18,7 +18,6 @@ enum { NG_OPTION_LIST(KIND) };
   [NG_OPTION_##field] = {.name = #field,                                                           \
                          .type = (ng_option_type)KIND_##field,                                     \
                          .offset = offsetof(ng_options, field),                                    \
-                         .test = "effect_" #field,                                                 \
                          __VA_ARGS__}
 
 /* Pairs of an enum's value and its text, for the list in messages and for the parser.  A dtype has the values of
