@@ -133,36 +133,15 @@ static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64
   NOTE(gemm, ta, tb, m, n, k, lda, ldb, ldc, alpha, beta, C, A, B);
 }
 
-typedef struct add_product_args {
-  ng_sym S;
-  int64_t r0, m, c0, k, ldx, ldy, rows;
-  const float *X, *Y;
-  float alpha;
-} add_product_args;
-
-static void add_product_work(ng_queue *q, const void *record) {
-  const add_product_args *x = record;
-  real->add_product(q, x->S, x->r0, x->m, x->c0, x->k, x->X, x->ldx, x->Y, x->ldy, x->rows,
-                    x->alpha);
-}
-
-static void late_add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
-                             const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
-                             float alpha) {
-  NOTE(add_product, S, r0, m, c0, k, ldx, ldy, rows, X, Y, alpha);
-}
-
 /* Sizes are known at once. */
 static int64_t late_eigen_work(const ng_queue *q, int64_t n) { return real->eigen_work(q, n); }
 static int64_t late_eigen64_work(const ng_queue *q, int64_t n) { return real->eigen64_work(q, n); }
 
 static const ng_linalg_ops late = {
-    .api_version = 3,
     .name = "late",
     .wait = late_wait,
     .gemm = late_gemm,
     .add_gram = late_add_gram,
-    .add_product = late_add_product,
     .add_row = late_add_row,
     .factor = late_factor,
     .invert = late_invert,

@@ -31,7 +31,6 @@ typedef size_t length;
 #define dpftrf_ NG_BLAS_NAME(dpftrf_)
 #define dpftri_ NG_BLAS_NAME(dpftri_)
 #define dpftrs_ NG_BLAS_NAME(dpftrs_)
-#define dpftrs_ NG_BLAS_NAME(dpftrs_)
 #define ssyevd_ NG_BLAS_NAME(ssyevd_)
 #define dsyevd_ NG_BLAS_NAME(dsyevd_)
 #endif
@@ -131,23 +130,6 @@ static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_
                      int64_t ldc) {
   (void)q;
   gemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
-}
-
-/* One GEMM a piece, at most three. */
-static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
-                        const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
-                        float alpha) {
-  (void)q;
-  ng_piece p[3];
-  const int32_t n = ng_sym_pieces(S, r0, m, c0, k, p);
-  for (int32_t i = 0; i < n; i++) {
-    const float *x = X + (p[i].row - r0), *y = Y + (p[i].col - c0);
-    if (p[i].rs == 1) {
-      gemm('N', 'T', p[i].rows, p[i].cols, rows, alpha, x, ldx, y, ldy, 1.0f, p[i].a, p[i].cs);
-    } else { /* stored transposed: P' += alpha Y'X */
-      gemm('N', 'T', p[i].cols, p[i].rows, rows, alpha, y, ldy, x, ldx, 1.0f, p[i].a, p[i].rs);
-    }
-  }
 }
 
 /* The two triangles by SYRK, half the work of GEMM; the rectangle between by GEMM. */
@@ -371,11 +353,9 @@ static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, in
 }
 
 const ng_linalg_ops ng_linalg_cpu = {
-    .api_version = 3,
     .name = "cpu",
     .gemm = cpu_gemm,
     .add_gram = add_gram,
-    .add_product = add_product,
     .factor = factor,
     .invert = invert,
     .solve_right = solve_right,

@@ -52,7 +52,7 @@ static double residual_wide(const ng_damped *m, double d, int64_t j, const doubl
   for (int64_t i = 0; i < m->n; i++) {
     double r = d * x[i] - (i == j ? 1.0 : 0.0);
     for (int64_t k = 0; k < m->n; k++) {
-      r += F[k <= i ? ng_sym_at(m->n, i, k) : ng_sym_at(m->n, k, i)] * x[k];
+      r += F[ng_sym_at(m->n, i, k)] * x[k];
     }
     if (!(fabs(r) <= worst)) worst = fabs(r);
   }
@@ -154,24 +154,12 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
     if (!(w > 0.0)) return false;
     if (m->is_factor ? w < best : w > best) j = i;
   }
-  if (m->is_factor) { /* L L' x = e_j, by substitution */
-    for (int64_t i = 0; i < n; i++) {
-      double sum = i == j ? 1.0 : 0.0;
-      for (int64_t c = 0; c < i; c++) {
-        sum -= W[ng_sym_at(n, i, c)] * x[c];
-      }
-      x[i] = sum / W[ng_sym_at(n, i, i)];
-    }
-    for (int64_t i = n - 1; i >= 0; i--) {
-      for (int64_t c = i + 1; c < n; c++) {
-        x[i] -= W[ng_sym_at(n, c, i)] * x[c];
-      }
-      x[i] /= W[ng_sym_at(n, i, i)];
-    }
-  } else {
-    for (int64_t i = 0; i < n; i++) {
-      x[i] = W[ng_sym_at(n, i, j)];
-    }
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = !m->is_factor ? W[ng_sym_at(n, i, j)] : i == j ? 1.0 : 0.0;
+  }
+  if (m->is_factor) {
+    ng_on(q)->solve64(q, n, W, x);
+    ng_queue_wait(q);
   }
   if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL)) return false;
   for (int64_t i = 0; i < tri; i++) {

@@ -97,7 +97,6 @@ typedef struct ng_spectrum {
 /* Operations of one implementation, all required. Inputs are valid. dtypes are f32, bf16 or f16,
  * for stored vectors and symmetric matrices. */
 struct ng_linalg_ops {
-  int32_t api_version; /* 3 */
   const char *name;
   void (*wait)(ng_queue *q); /* through ng_queue_wait only */
 
@@ -110,10 +109,6 @@ struct ng_linalg_ops {
   /* S[r0:r0+m, r0:r0+m] += alpha X'X, X [rows, m].  One triangle of work. */
   void (*add_gram)(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                    int64_t ldx, float alpha);
-  /* S[r0:r0+m, c0:c0+k] += alpha X'Y, X [rows, m], Y [rows, k];  r0 >= c0 + k. */
-  void (*add_product)(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
-                      const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
-                      float alpha);
   /* S[r, c0:c0+k] += alpha v, r >= c0+k-1: the row of the bias. */
   void (*add_row)(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
                   float alpha);
@@ -245,7 +240,5 @@ void ng_sym_unpack(ng_sym S, float *full, int64_t ld);     /* both triangles    
 void ng_sym_pack(ng_sym S, const float *full, int64_t ld); /* from the lower triangle */
 void ng_sym_column(ng_sym S, int64_t j, float *out); /* S e_j                                    */
 void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double */
-/* S[r, c0:c0+k] += alpha v, r >= c0+k-1. */
-void ng_sym_add_row(ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v, float alpha);
 
 #endif

@@ -36,27 +36,20 @@ static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
   }
 }
 
-/* S_ij += alpha sum over rows l of X_li Y_lj. */
-static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
-                        const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
-                        float alpha) {
+/* S_ij += alpha sum over rows l of X_li X_lj. */
+static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
+                     int64_t ldx, float alpha) {
   (void)q;
   for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < k; j++) {
-      if (c0 + j > r0 + i) break; /* of a diagonal block the lower triangle only */
+    for (int64_t j = 0; j <= i; j++) {
       double sum = 0.0;
       for (int64_t l = 0; l < rows; l++) {
-        sum += (double)X[l * ldx + i] * (double)Y[l * ldy + j];
+        sum += (double)X[l * ldx + i] * (double)X[l * ldx + j];
       }
-      float *s = &S.a[ng_sym_at(S.n, r0 + i, c0 + j)];
+      float *s = &S.a[ng_sym_at(S.n, r0 + i, r0 + j)];
       *s = (float)((double)*s + (double)alpha * sum);
     }
   }
-}
-
-static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
-                     int64_t ldx, float alpha) {
-  add_product(q, S, r0, m, r0, m, X, ldx, X, ldx, rows, alpha);
 }
 
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
@@ -411,11 +404,9 @@ static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *i
 }
 
 const ng_linalg_ops ng_linalg_ref = {
-    .api_version = 3,
     .name = "ref",
     .gemm = gemm,
     .add_gram = add_gram,
-    .add_product = add_product,
     .factor = factor,
     .invert = invert,
     .solve_right = solve_right,

@@ -132,9 +132,3 @@ void ng_sym_vector(ng_sym S, const double *x, double *y) {
     y[f] += sum;
   }
 }
-
-void ng_sym_add_row(ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v, float alpha) {
-  for (int64_t c = 0; c < k; c++) {
-    S.a[ng_sym_at(S.n, r, c0 + c)] += alpha * v[c];
-  }
-}
