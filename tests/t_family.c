@@ -206,9 +206,9 @@ static ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
   const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};
   for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++) {
-    st = ng_family_register(ctx, toy[i], why, 256);
+    ng_family_register(ctx, toy[i]);
   }
-  if (st == NG_OK && l->extra != NULL) st = ng_family_register(ctx, l->extra, why, 256);
+  if (st == NG_OK && l->extra != NULL) ng_family_register(ctx, l->extra);
   if (st == NG_OK) ctx->place = l->place;
   if (st == NG_OK) st = ng_precond_create(ctx, l->set, &p);
   for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
@@ -527,61 +527,6 @@ static void test_posted(void **state) {
   }
 }
 
-/* ---- registration ----------------------------------------------------------------------------*/
-
-static void refused(ng_context *ctx, const ng_family *f, const char *says) {
-  char why[256] = "";
-  const int32_t before = ctx->families;
-  assert_int_equal(ng_family_register(ctx, f, why, sizeof why), NG_ERR_ARG);
-  if (strstr(why, says) == NULL) fail_msg("'%s' does not say '%s'", why, says);
-  assert_int_equal(ctx->families, before);
-}
-
-static void test_registered(void **state) {
-  (void)state;
-  ng_context *ctx = NULL;
-  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
-  const int32_t own = ctx->families; /* the library's */
-#define WITHOUT(entry)                                                                             \
-  do {                                                                                             \
-    ng_family f = toy_diagonal;                                                                    \
-    f.entry = NULL;                                                                                \
-    refused(ctx, &f, "'diagonal': " #entry " is missing");                                         \
-  } while (0)
-  WITHOUT(fits);
-  WITHOUT(check);
-  WITHOUT(create);
-  WITHOUT(statistics);
-  WITHOUT(plan);
-  WITHOUT(observe);
-  WITHOUT(measure);
-  WITHOUT(emit_tile);
-  ng_family f = toy_diagonal;
-  f.shared = NULL;
-  refused(ctx, &f, "solve and shared");
-  f = toy_diagonal;
-  f.version = NG_FAMILY_VERSION + 1;
-  refused(ctx, &f, "version is 4, expected 3");
-  f = toy_diagonal;
-  f.name = "kronecker";
-  refused(ctx, &f, "is already registered");
-  refused(ctx, NULL, "NULL");
-  char name[NG_FAMILIES_MAX][16];
-  ng_family many[NG_FAMILIES_MAX];
-  for (int32_t i = own; i <= NG_FAMILIES_MAX; i++) {
-    ng_family *m = &many[i - own];
-    *m = toy_diagonal;
-    (void)snprintf(name[i - own], sizeof name[0], "f%d", i);
-    m->name = name[i - own];
-    if (i < NG_FAMILIES_MAX) {
-      assert_int_equal(ng_family_register(ctx, m, NULL, 0), NG_OK);
-    } else {
-      refused(ctx, m, "at most 16 families");
-    }
-  }
-  ng_context_destroy(&ctx);
-}
-
 #define UNCLIPPED "damping=0.3 stat_decay=0.9 solve_period=1 clip=none "
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
@@ -805,23 +750,14 @@ static void test_set(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_explained),
-      cmocka_unit_test(test_ranks_and_fractions),
-      cmocka_unit_test(test_norm),
-      cmocka_unit_test(test_resume),
-      cmocka_unit_test(test_skip),
-      cmocka_unit_test(test_owners),
-      cmocka_unit_test(test_spreads),
-      cmocka_unit_test(test_posted),
-      cmocka_unit_test(test_registered),
-      cmocka_unit_test(test_messages),
-      cmocka_unit_test(test_delivered_norms),
-      cmocka_unit_test(test_divided_ahead),
-      cmocka_unit_test(test_tripped),
-      cmocka_unit_test(test_period_changed),
-      cmocka_unit_test(test_other_owners),
-      cmocka_unit_test(test_refused_life),
-      cmocka_unit_test(test_set),
+      cmocka_unit_test(test_explained),      cmocka_unit_test(test_ranks_and_fractions),
+      cmocka_unit_test(test_norm),           cmocka_unit_test(test_resume),
+      cmocka_unit_test(test_skip),           cmocka_unit_test(test_owners),
+      cmocka_unit_test(test_spreads),        cmocka_unit_test(test_posted),
+      cmocka_unit_test(test_messages),       cmocka_unit_test(test_delivered_norms),
+      cmocka_unit_test(test_divided_ahead),  cmocka_unit_test(test_tripped),
+      cmocka_unit_test(test_period_changed), cmocka_unit_test(test_other_owners),
+      cmocka_unit_test(test_refused_life),   cmocka_unit_test(test_set),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -139,7 +139,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   int32_t index;
   ng_station_report sums = {.struct_size = sizeof sums};
   ng_status st = fixture_open(&f, l->set, &how);
-  if (st == NG_OK && l->family != NULL) st = ng_family_register(f.ctx, l->family, NULL, 0);
+  if (st == NG_OK && l->family != NULL) ng_family_register(f.ctx, l->family);
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
     st = ng_add_linear(f.p, layer[i].name, width(l, i), layer[i].out, 0, &index);
   }

@@ -105,7 +105,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   if (l->ranks > 1) c.transport = t;
   ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
   for (int i = 0; i < 4 && st == NG_OK && l->family[i] != NULL; i++) {
-    st = ng_family_register(ctx, l->family[i], why, 256);
+    ng_family_register(ctx, l->family[i]);
   }
   if (st == NG_OK) ctx->place = l->place;
   if (st == NG_OK) st = ng_precond_create(ctx, l->set, &p);
@@ -414,7 +414,7 @@ static void test_left_by_ready(void **state) {
   int32_t index;
   f.check = no_options;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
-  assert_int_equal(ng_family_register(ctx, &f, NULL, 0), NG_OK);
+  ng_family_register(ctx, &f);
   assert_int_equal(ng_precond_create(ctx, NULL, &p), NG_OK);
   assert_int_equal(ng_add_linear(p, "fc", 6, 4, 1, &index), NG_OK);
   assert_int_equal(ng_add_tensor(p, "toy", 5, &index), NG_OK);

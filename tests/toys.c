@@ -111,7 +111,6 @@ static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
 }
 
 const ng_family toy_diagonal = {
-    .version = NG_FAMILY_VERSION,
     .name = "diagonal",
     .sees = NG_SEES_FLATGRAD,
     .scope = NG_SCOPE_LAYER,
@@ -214,7 +213,6 @@ static void total_report(const ng_block *b, ng_layer_report *r) {
 }
 
 const ng_family toy_total = {
-    .version = NG_FAMILY_VERSION,
     .name = "total",
     .sees = NG_SEES_FLATGRAD,
     .scope = NG_SCOPE_MODEL,

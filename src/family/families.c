@@ -1,11 +1,10 @@
 /* families.c: the list of families, the choice for a layer, and the saved arrays and numbers of a
  * block.
  *
- * A table is checked once, when it is registered. The families of a context are asked from last to
- * first, so that a caller's family may take layers from the library's.
+ * The families of a context are asked from last to first, so that a family of a test may take layers from the library's.
  *
  * Code outside a family never asks for its name or solver: differences are entries of the table. A
- * new family is a file and a line in `own`, or a table of the caller. */
+ * new family is a file and a line in `own`. */
 #include "family/family.h"
 
 static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone,
@@ -15,56 +14,15 @@ enum { OWN = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/
 
-/* The required group of family.h, in its order. */
-static const char *missing(const ng_family *f) {
-  return f->fits == NULL         ? "fits"
-         : f->check == NULL      ? "check"
-         : f->create == NULL     ? "create"
-         : f->statistics == NULL ? "statistics"
-         : f->plan == NULL       ? "plan"
-         : f->observe == NULL    ? "observe"
-         : f->measure == NULL    ? "measure"
-         : f->emit_tile == NULL  ? "emit_tile"
-                                 : NULL;
-}
-
-/* The version first: a table of another version has other entries. Tables are not copied and must
- * outlive the context. */
-ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size) {
-  if (f == NULL || f->name == NULL) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "ng_family: %s is NULL",
-                      f == NULL ? "the table" : "name");
-  }
-  if (f->version != NG_FAMILY_VERSION) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': version is %d, expected %d", f->name,
-                      f->version, NG_FAMILY_VERSION);
-  }
-  if (missing(f) != NULL) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': %s is missing", f->name, missing(f));
-  }
-  if ((f->solve == NULL) != (f->shared == NULL)) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': solve and shared go together",
-                      f->name);
-  }
-  for (int32_t i = 0; i < ctx->families; i++) {
-    if (ng_is(ctx->family[i]->name, f->name)) {
-      return ng_fail_to(message, size, NG_ERR_ARG, "family '%s' is already registered", f->name);
-    }
-  }
-  if (ctx->families == NG_FAMILIES_MAX) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': at most %d families", f->name,
-                      NG_FAMILIES_MAX);
-  }
+void ng_family_register(ng_context *ctx, const ng_family *f) {
+  NG_ASSERT(ctx->families < NG_FAMILIES_MAX);
   ctx->family[ctx->families++] = f;
-  return NG_OK;
 }
 
-ng_status ng_family_register_own(ng_context *ctx) {
-  ng_status st = NG_OK;
-  for (int i = 0; i < OWN && st == NG_OK; i++) {
-    st = ng_family_register(ctx, own[i], NULL, 0);
+void ng_family_register_own(ng_context *ctx) {
+  for (int i = 0; i < OWN; i++) {
+    ng_family_register(ctx, own[i]);
   }
-  return st;
 }
 
 /* ---- choosing --------------------------------------------------------------------------------*/

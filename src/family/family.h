@@ -21,8 +21,6 @@
 
 #include "model/model.h"
 
-#define NG_FAMILY_VERSION 3
-
 /* ---- input -----------------------------------------------------------------------------------*/
 
 /* An observation, checked against the layer. */
@@ -136,7 +134,6 @@ typedef enum ng_scope {
 } ng_scope;
 
 typedef struct ng_family {
-  int32_t version; /* NG_FAMILY_VERSION */
   const char *name;
   uint32_t sees;
   ng_scope scope;
@@ -203,10 +200,9 @@ extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, n
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
-/* Add a family to a context. NG_ERR_ARG names the missing entry or the duplicate name. The families
- * of the library come first; the latest family is asked first. */
-ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size);
-ng_status ng_family_register_own(ng_context *ctx);
+/* Add a family, which must outlive the context. The families of the library come first; the latest family is asked first. */
+void ng_family_register(ng_context *ctx, const ng_family *f);
+void ng_family_register_own(ng_context *ctx);
 /* A family of the library by name; NULL: unknown. */
 const ng_family *ng_family_find(const char *name);
 /* The family that takes an entry; NULL: none. */

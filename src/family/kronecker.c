@@ -414,7 +414,6 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
 
 const ng_family ng_family_kronecker = {
     .shards = true,
-    .version = NG_FAMILY_VERSION,
     .name = "kronecker",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .scope = NG_SCOPE_LAYER,
@@ -438,7 +437,6 @@ const ng_family ng_family_kronecker = {
 
 /* Embeddings are not sharded, and their norms are sums over tiles: PD is computed in chunks of rows. */
 const ng_family ng_family_embedding = {
-    .version = NG_FAMILY_VERSION,
     .name = "embedding",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .scope = NG_SCOPE_LAYER,

@@ -282,7 +282,6 @@ static void report(const ng_block *b, ng_layer_report *r) {
 }
 
 const ng_family ng_family_norm = {
-    .version = NG_FAMILY_VERSION,
     .name = "norm",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .scope = NG_SCOPE_LAYER,
@@ -300,7 +299,6 @@ const ng_family ng_family_norm = {
 };
 
 const ng_family ng_family_norm_full = {
-    .version = NG_FAMILY_VERSION,
     .name = "norm-full",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .scope = NG_SCOPE_LAYER,

@@ -418,7 +418,6 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 }
 
 const ng_family ng_family_rankone = {
-    .version = NG_FAMILY_VERSION,
     .name = "rankone",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .scope = NG_SCOPE_LAYER,

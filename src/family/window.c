@@ -423,7 +423,6 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
 }
 
 const ng_family ng_family_window = {
-    .version = NG_FAMILY_VERSION,
     .name = "window",
     .sees = NG_SEES_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
