@@ -123,15 +123,32 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- first pass ------------------------------------------------------------------------------*/
 
-enum { LANES = 32, RUN = 16 };
+enum { LANES = 32 };
 
 /* If D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha
- * beta), f32 sums lose too many digits: 16 roundings, times NEARLY. Below LEAST_QUICK, 1 / lambda
- * does not fit f32. */
+ * beta), or 1 / lambda does not fit f32, PD is emitted in double. */
 enum { NEARLY = 64 };
-static const double LEAST_QUICK = 1e-36;
+static const double LEAST_F32 = 1e-36;
 
-static void add_lanes(double xx[LANES], double xu[LANES], double out[2]) {
+/* sum x^2 and sum x u in double, at the rate of memory: products of two f32 neither overflow nor underflow. Lanes are
+ * added at the end, in one order: the same bits for every vector width. */
+NG_CLONES static void row_sums(const float *restrict x, const float *restrict u, int64_t n,
+                               double out[2]) {
+  double xx[LANES] = {0.0}, xu[LANES] = {0.0};
+  const int64_t whole = n / LANES * LANES;
+  for (int64_t c = 0; c < whole; c += LANES) {
+    NG_FETCH(x + c);
+    NG_FETCH(x + c + LANES / 2);
+    for (int i = 0; i < LANES; i++) {
+      const double v = (double)x[c + i];
+      xx[i] += v * v;
+      xu[i] += v * (double)u[c + i];
+    }
+  }
+  for (int64_t c = whole; c < n; c++) {
+    xx[c - whole] += (double)x[c] * (double)x[c];
+    xu[c - whole] += (double)x[c] * (double)u[c];
+  }
   for (int half = LANES / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; i++) {
       xx[i] += xx[i + half];
@@ -140,63 +157,6 @@ static void add_lanes(double xx[LANES], double xu[LANES], double out[2]) {
   }
   out[0] = xx[0];
   out[1] = xu[0];
-}
-
-/* sum x^2 and sum x u: f32 over runs of 16, double between them, so the error is at most 16 f32
- * roundings of the sum of magnitudes. Lanes are added at the end, in one order: the same bits for
- * every vector width. */
-NG_CLONES static void quick_sums(const float *restrict x, const float *restrict u, int64_t n,
-                                 double out[2]) {
-  double xx[LANES] = {0.0}, xu[LANES] = {0.0}; /* sum x^2, sum x u */
-  const int64_t whole = n / LANES * LANES;
-  for (int64_t c = 0; c < whole;) {
-    const int64_t end = ng_min64(c + RUN * LANES, whole);
-    float fx[LANES] = {0.0f}, fu[LANES] = {0.0f};
-    for (; c < end; c += LANES) {
-      NG_FETCH(x + c);
-      NG_FETCH(x + c + LANES / 2);
-      for (int i = 0; i < LANES; i++) {
-        const float v = x[c + i];
-        fx[i] += v * v;
-        fu[i] += v * u[c + i];
-      }
-    }
-    for (int i = 0; i < LANES; i++) {
-      xx[i] += (double)fx[i];
-      xu[i] += (double)fu[i];
-    }
-  }
-  for (int64_t c = whole; c < n; c++) {
-    xx[c - whole] += (double)x[c] * (double)x[c];
-    xu[c - whole] += (double)x[c] * (double)u[c];
-  }
-  add_lanes(xx, xu, out);
-}
-
-/* The same in double: products of two f32 neither overflow nor underflow. */
-NG_CLONES static void wide_sums(const float *restrict x, const float *restrict u, int64_t n,
-                                double out[2]) {
-  double xx[LANES] = {0.0}, xu[LANES] = {0.0};
-  for (int64_t c = 0; c < n; c += LANES) {
-    const int64_t end = ng_min64(LANES, n - c);
-    for (int64_t i = 0; i < end; i++) {
-      const double v = (double)x[c + i];
-      xx[i] += v * v;
-      xu[i] += v * (double)u[c + i];
-    }
-  }
-  add_lanes(xx, xu, out);
-}
-
-/* Below LEAST, squares may have underflowed (f32 ends at 1e-45); an overflow is not finite. Then
- * the row is summed in double. An overflow of x u is found by combine_ranks, which repeats the
- * whole block in double. */
-static void row_sums(const float *x, const float *u, int64_t n, bool wide, double out[2]) {
-  const double LEAST = 1e-24;
-  if (!wide) quick_sums(x, u, n, out);
-  if (wide || !(out[0] > LEAST) || !(out[0] - out[0] == 0.0)) {
-    wide_sums(x, u, n, out);
-  }
 }
 
 /* The bias is one row of the gradient whose columns are outputs: g (or D a) replaces a, and the
@@ -212,8 +172,9 @@ static double left_entry(const ng_rankone *k, const ng_tile *t, int64_t row) {
   return k->t != NULL ? k->t[row] : (double)ng_rankone_mean(k, NG_MEAN_G)[row];
 }
 
-/* sides = input: whole rows write D a to t, parts of a row to the tile's sum. */
-static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum[NG_TILE_SUMS]) {
+/* sides = input: whole rows write D a to t, parts of a row to the tile's sum. Thread-safe: a tile writes its own sums
+ * and its own rows of t. */
+static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_place *v = &t->slot->grad;
   const float *u = k->none ? NULL : right_vector(k, t);
@@ -224,14 +185,14 @@ static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum
     double part[2], su = 0.0;
     if (straight) {
       const float *row = ng_place_at(v, r, t->col);
-      row_sums(row, u == NULL ? row : u, t->cols, wide, part);
+      row_sums(row, u == NULL ? row : u, t->cols, part);
       sum[0] += part[0];
       su = part[1];
     }
     for (int64_t c = 0, n; !straight && c < t->cols; c += n) {
       n = ng_min64(ng_place_columns(v), t->cols - c);
       ng_place_read(v, r, t->col + c, n, line);
-      row_sums(line, u == NULL ? line : u + c, n, wide, part);
+      row_sums(line, u == NULL ? line : u + c, n, part);
       sum[0] += part[0];
       su += part[1];
     }
@@ -246,15 +207,9 @@ static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum
   }
 }
 
-/* Thread-safe: a tile writes its own sums and, for sides = input, its own rows of t. */
-static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
-  tile_sums(b, t, false, sum);
-}
-
-/* In double, because alpha and beta multiply everything. */
 static double norm2(const float *x, int64_t n) {
   double out[2];
-  wide_sums(x, x, n, out);
+  row_sums(x, x, n, out);
   return out[0];
 }
 
@@ -307,21 +262,9 @@ static void gather_ranks(ng_block *b) {
   if (k->t != NULL) finish_t(b);
 }
 
-/* Repeat the tiles of a block in double. The whole block, because the sum over all tiles cancels. */
-static void wide_piece(void *arg, int32_t piece) {
-  const ng_block *b = arg;
-  int64_t from, to;
-  ng_share(b->tiles, ng_threads_of(b->ctx), piece, &from, &to);
-  for (int64_t i = from; i < to; i++) {
-    double *sum = b->tile_sum + i * NG_TILE_SUMS;
-    memset(sum, 0, NG_TILE_SUMS * sizeof *sum);
-    tile_sums(b, &b->tile[i], true, sum);
-  }
-}
-
-/* <D, PD> and |PD|^2 of all groups; false: the gradient is so nearly along g a' that the difference
- * would be rounding. `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta / damped. Values
- * below the Cauchy-Schwarz bounds are rounding. */
+/* <D, PD> and |PD|^2 of all groups; false: the gradient is so nearly along g a' that emission in f32 would lose too many
+ * digits. `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta / damped. Values below the Cauchy-Schwarz bounds are
+ * rounding. */
 static bool combine_ranks(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   bool sure = true;
@@ -358,11 +301,7 @@ static ng_status measure(ng_block *b) {
   const bool sure = combine_ranks(b);
   /* D a of a row may overflow f32 although all inputs are finite. */
   const bool fits = k->t == NULL || ng_all_finite(k->along, NG_F32, b->entry->d.out);
-  k->wide = !sure || !fits || k->lambda < LEAST_QUICK;
-  if (sure) return NG_OK;
-  ng_parallel(b->ctx, ng_threads_of(b->ctx), wide_piece, b);
-  gather_ranks(b);
-  (void)combine_ranks(b);
+  k->wide = !sure || !fits || k->lambda < LEAST_F32;
   return NG_OK;
 }
 
