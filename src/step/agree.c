@@ -13,11 +13,11 @@
  * PCReduceFailedReason). */
 #include "step/step.h"
 
+enum { WEIGHTS = 2 }; /* numbers of a statistic in check */
+
+/* check */
 enum {
-  WEIGHTS = 2, /* numbers of a statistic in check */
-  SUMS = 3,    /* numbers of a kind of block in agree; WEIGHTED with several groups */
-  WEIGHTED = 5,
-  REFUSED = NG_CODES, /* ranks that refused a value */
+  REFUSED = NG_CODES, /* ranks that refused a value; also in agree */
   OVERFLOWED, /* elements that kept their old value in the last step, if ranks count differently */
   LAST,       /* ranks with ng_batch.last */
   BEGUN,      /* ranks that began a micro-batch */
@@ -26,20 +26,25 @@ enum {
   FIRST_OUT = SAME + NG_SAME      /* ranks that exclude an entry */
 };
 
+/* agree: after REFUSED two ng_sums, then verdicts */
+enum { SUMS = REFUSED + 1, AGREED = SUMS + 2 * (int)(sizeof(ng_sums) / sizeof(double)) };
+
 /* ---- same ------------------------------------------------------------------------------------*/
 
-/* Report the worst status of all ranks; the message counts the ranks that failed with it. */
-static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
-  const ng_status st = ng_codes_worst(slots);
-  double ranks = 0.0; /* of all stages */
+static double reported(const double code[NG_CODES]) {
+  double ranks = 0.0;
   for (int i = 0; i < NG_CODES; i++) {
-    ranks += slots[i];
+    ranks += code[i];
   }
-  if (st < NG_OK && st != mine) {
-    (void)ng_fail(p->ctx, st, "%d of %d ranks failed with %s (%s)", ng_codes_count(slots, st),
-                  (int)ranks, ng_status_name(st), ng_status_meaning(st));
-  }
-  return st;
+  return ranks;
+}
+
+ng_status ng_exchange_verdict(ng_precond *p, const double code[NG_CODES], ng_status mine,
+                              const char *who) {
+  const ng_status st = ng_codes_worst(code);
+  if (st >= NG_OK || st == mine) return st;
+  return ng_fail(p->ctx, st, "%d of %d %s failed with %s (%s)", ng_codes_count(code, st),
+                 (int)reported(code), who, ng_status_name(st), ng_status_meaning(st));
 }
 
 /* Each rank compares its hashes with rank 0's and sends 0 or 1, because differences of hashes do
@@ -62,7 +67,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
   }
   const ng_status st = ng_exchange_sum(p, x, NG_CODES + NG_HASHES, "ng_ready");
   if (st != NG_OK) return st;
-  const ng_status worst = spread(p, x, local);
+  const ng_status worst = ng_exchange_verdict(p, x, local, "ranks");
   if (worst < NG_OK) return worst;
   for (int i = 0; i < NG_HASHES; i++) {
     if (x[NG_CODES + i] > 0.0) {
@@ -119,10 +124,7 @@ static ng_status check_out(ng_precond *p, const double *out) {
 /* Each rank adds one code.  Another sum means that this reduction met a rank's statistics of the
  * same length: the received data are invalid. */
 static ng_status check_meeting(ng_precond *p, const double *x) {
-  double ranks = 0.0;
-  for (int i = 0; i < NG_CODES; i++) {
-    ranks += x[i];
-  }
+  const double ranks = reported(x);
   if (ranks != (double)p->ctx->ranks) {
     ng_exchange_give_up(p);
     return ng_fail(p->ctx, NG_ERR_COMM,
@@ -183,7 +185,7 @@ static ng_status check_stage(ng_precond *p) {
   if (st != NG_OK) return st;
   const ng_status met = check_meeting(p, x);
   if (met == NG_ERR_COMM) return met;
-  st = spread(p, x, s->trouble);
+  st = ng_exchange_verdict(p, x, s->trouble, "ranks");
   if (st >= NG_OK && met != NG_OK) st = met;
   s->trouble = st;
   if (x[REFUSED] > 0.0) s->refused = true;
@@ -247,50 +249,39 @@ static void take_verdicts(ng_precond *p, const double *x) {
 }
 
 /* A rank adds the blocks that it owns, and its part of partial ones.  Blocks with ascent are summed
- * separately: their numbers are of H until the clip knows the common factor.  With one group the
- * weighted sums equal the others. */
+ * separately: their numbers are of H until the clip knows the common factor. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
-  const int64_t each = p->update_groups > 1 ? WEIGHTED : SUMS;
-  double *x = s->exchange.small, *sum = x + NG_CODES;
-  ng_codes_put(x, s->trouble);
-  memset(sum, 0, (1 + 2 * WEIGHTED) * sizeof *sum);
-  sum[0] = s->refused;
+  double *x = s->exchange.small;
+  memset(sums, 0, 2 * sizeof *sums);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    double *to = sum + 1 + (b->ascends ? each : 0);
+    ng_sums *to = &sums[b->ascends];
     if (b->owner != p->ctx->rank && !b->partial) continue;
-    to[0] += b->inner;
-    to[1] += b->d2;
-    to[2] += b->pd2;
-    if (each == SUMS) continue;
     const double weight = ng_clip_weight(b);
-    to[3] += weight * b->inner;
-    to[4] += weight * b->d2;
+    to->inner += b->inner;
+    to->d2 += b->d2;
+    to->pd2 += b->pd2;
+    to->weighted_inner += weight * b->inner;
+    to->weighted_d2 += weight * b->d2;
   }
-  double *verdict = sum + 1 + 2 * each;
-  const int64_t verdicts = put_verdicts(p, verdict);
-  ng_status st = ng_exchange_sum(p, x, NG_CODES + 1 + 2 * each + verdicts, "agree");
+  ng_codes_put(x, s->trouble);
+  x[REFUSED] = s->refused;
+  memcpy(x + SUMS, sums, 2 * sizeof *sums);
+  const int64_t verdicts = put_verdicts(p, x + AGREED);
+  ng_status st = ng_exchange_sum(p, x, AGREED + verdicts, "agree");
   if (st != NG_OK) return st;
-  take_verdicts(p, verdict);
-  st = ng_stages_agree(p, x, sum, each == WEIGHTED);
+  take_verdicts(p, x + AGREED);
+  st = ng_stages_sum(p, x, AGREED, "agree");
   if (st != NG_OK) return st;
-  st = spread(p, x, s->trouble);
+  st = ng_exchange_verdict(p, x, s->trouble, "ranks");
   s->trouble = st;
-  s->refused = sum[0] > 0.0;
-  const int64_t came = ng_stages_there(p) ? WEIGHTED : each;
-  for (int i = 0; i < 2; i++) {
-    const double *from = sum + 1 + i * came, *weighted = came == SUMS ? from : from + 3;
-    sums[i] = (ng_sums){from[0], from[1], from[2], weighted[0], weighted[1]};
-  }
+  s->refused = x[REFUSED] > 0.0;
+  memcpy(sums, x + SUMS, 2 * sizeof *sums);
   return st < NG_OK ? st : NG_OK;
 }
 
 /* ---- how many --------------------------------------------------------------------------------*/
-
-int64_t ng_exchange_small_count(const ng_precond *p, int32_t stats) {
-  return FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED + stats);
-}
 
 int64_t ng_exchange_check_count(const ng_precond *p) {
   int64_t n = FIRST_OUT + p->entries;
@@ -301,7 +292,7 @@ int64_t ng_exchange_check_count(const ng_precond *p) {
 }
 
 int64_t ng_exchange_agree_count(const ng_precond *p) {
-  int64_t n = NG_CODES + 1 + 2 * (int64_t)(p->update_groups > 1 ? WEIGHTED : SUMS);
+  int64_t n = AGREED;
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       n += p->block[i]->stat[k].stale.on;

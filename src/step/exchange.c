@@ -74,7 +74,8 @@ ng_status ng_exchange_plan(ng_precond *p) {
   const size_t messages = (size_t)stats + 1;
   x->cap = ng_step_bucket(p);
   x->spans_most = (1 + sliced) * p->ctx->ranks;
-  x->small = ng_object(p, (size_t)ng_exchange_small_count(p, stats) * sizeof *x->small);
+  const int64_t small = ng_max64(ng_exchange_check_count(p), ng_exchange_agree_count(p));
+  x->small = ng_object(p, (size_t)small * sizeof *x->small);
   x->message = ng_object(p, messages * sizeof *x->message);
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
   x->traces_count = ng_traces_count(p);
@@ -90,10 +91,13 @@ ng_status ng_exchange_plan(ng_precond *p) {
 /* ---- small sums ------------------------------------------------------------------------------*/
 
 /* In double: sums of counts are exact in any order of ranks. */
+ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what) {
+  const ng_group world = ng_group_world(c);
+  return ng_comm_sum(c, &world, x, n, NG_F64) == NG_OK ? NG_OK : ng_exchange_failed(p, what);
+}
+
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what) {
-  const ng_group world = ng_group_world(p->ctx->comm);
-  if (ng_comm_sum(p->ctx->comm, &world, x, n, NG_F64) != NG_OK) return ng_exchange_failed(p, what);
-  return NG_OK;
+  return ng_exchange_sum_over(p, p->ctx->comm, x, n, what);
 }
 
 /* ---- traces ----------------------------------------------------------------------------------*/

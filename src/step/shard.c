@@ -18,12 +18,6 @@
 
 /* ---- ng_ready: who has what ------------------------------------------------------------------*/
 
-static ng_status sum_group(ng_precond *p, double *x, int64_t n, const char *what) {
-  const ng_group all = ng_group_world(p->ctx->model);
-  return ng_comm_sum(p->ctx->model, &all, x, n, NG_F64) == NG_OK ? NG_OK
-                                                                 : ng_exchange_failed(p, what);
-}
-
 static int32_t count_cut(const ng_precond *p) {
   int32_t n = 0;
   for (int32_t i = 0; i < p->entries; i++) {
@@ -32,114 +26,79 @@ static int32_t count_cut(const ng_precond *p) {
   return n;
 }
 
-/* A failure stays with the caller until all ranks know it; only a broken transport returns. */
-static ng_status widths(ng_precond *p, double *x, ng_status *local) {
-  ng_shards *s = &p->step->shards;
-  const ng_comm *c = p->ctx->model;
-  const int32_t M = c->size, cut = count_cut(p);
-  double head[NG_CODES + 2];
-  ng_codes_put(head, *local);
-  head[NG_CODES] = cut;
-  head[NG_CODES + 1] = (double)cut * cut;
-  ng_status st = sum_group(p, head, NG_CODES + 2, "ng_ready");
+/* The worst status of all ranks of `c`; have they the same number of sharded layers? */
+static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
+  double x[NG_CODES + NG_SAME_PIECES];
+  ng_codes_put(x, local);
+  ng_same_number(x + NG_CODES, (uint64_t)count_cut(p));
+  const ng_status st = ng_exchange_sum_over(p, c, x, NG_CODES + NG_SAME_PIECES, "ng_ready");
   if (st != NG_OK) return st;
-  const ng_status worst = ng_codes_worst(head);
-  if (worst < NG_OK) {
-    *local = ng_fail(p->ctx, worst, "ng_ready: %d of %d ranks of the model group failed with %s",
-                     ng_codes_count(head, worst), M, ng_status_name(worst));
-    return NG_OK;
-  }
-  if (!ng_sums_equal(head + NG_CODES, M)) {
-    *local = ng_fail(p->ctx, NG_ERR_COMM,
-                     "ng_ready: ranks of the model group have other numbers of layers in shards");
-    return NG_OK;
-  }
-  memset(x, 0, ((size_t)cut + 1) * (size_t)M * sizeof *x);
-  x[c->rank] = p->ctx->rank;
+  const ng_status worst = ng_exchange_verdict(p, x, local, who);
+  if (worst < NG_OK || ng_same_sums(x + NG_CODES, c->size)) return worst;
+  return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %s have other numbers of layers in shards", who);
+}
+
+/* The ranks of this model group, and the widths of their shards. */
+static ng_status make_shards(ng_precond *p, double *x) {
+  ng_shards *s = &p->step->shards;
+  ng_comm *c = p->ctx->model;
+  const int32_t M = c->size;
+  const int64_t numbers = ((int64_t)count_cut(p) + 1) * M;
   double *width = x + M;
+  memset(x, 0, (size_t)numbers * sizeof *x);
+  x[c->rank] = p->ctx->rank;
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_layer *d = &p->entry[i]->d;
     if (d->shard_axis == -1) continue;
     width[c->rank] = (double)(d->shard_axis == 0 ? d->out : d->in);
     width += M;
   }
-  st = sum_group(p, x, ((int64_t)cut + 1) * M, "ng_ready");
+  ng_status st = ng_exchange_sum_over(p, c, x, numbers, "ng_ready");
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < M; i++) {
     s->rank[i] = (int32_t)x[i];
   }
   width = x + M;
-  for (int32_t i = 0; i < p->entries && *local == NG_OK; i++) {
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     if (p->entry[i]->d.shard_axis == -1) continue;
-    *local = ng_shard_make(p, p->entry[i], width, M, c->rank);
+    st = ng_shard_make(p, p->entry[i], width, M, c->rank);
     width += M;
   }
-  return NG_OK;
+  return st;
 }
 
-/* Who gives parts of moments to a state, and where these parts begin: the group of rank 0. */
-static ng_status holders(ng_precond *p, double *x) {
+static ng_status of_first(ng_precond *p, void *x, int64_t n, ng_dtype t) {
+  const ng_group world = ng_group_world(p->ctx->comm);
+  return ng_comm_broadcast(p->ctx->comm, &world, x, n, t, 0) == NG_OK
+             ? NG_OK
+             : ng_exchange_failed(p, "ng_ready");
+}
+
+/* The group of rank 0 gives parts of moments to a state: its ranks, and where their parts begin. */
+static ng_status name_holders(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   const int32_t M = s->members;
-  const int64_t numbers = ((int64_t)count_cut(p) + 1) * M;
-  double *begins = x + M;
-  memset(x, 0, (size_t)numbers * sizeof *x);
-  for (int32_t i = 0; i < M && p->ctx->rank == 0; i++) {
-    x[i] = s->rank[i];
-  }
-  for (int32_t i = 0; i < p->entries; i++) {
-    const ng_layer_shard *shard = p->entry[i]->shard;
+  memcpy(s->holder, s->rank, (size_t)M * sizeof *s->holder);
+  ng_status st = of_first(p, s->holder, M, NG_I32);
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+    ng_layer_shard *shard = p->entry[i]->shard;
     if (shard == NULL) continue;
-    for (int32_t k = 0; k < M && p->ctx->rank == 0; k++) {
-      begins[k] = (double)shard->at[k];
-    }
-    begins += M;
+    memcpy(shard->saved, shard->at, ((size_t)M + 1) * sizeof *shard->saved);
+    st = of_first(p, shard->saved, M + 1, NG_I64);
   }
-  const ng_status st = ng_exchange_sum(p, x, numbers, "ng_ready");
-  if (st != NG_OK) return st;
-  for (int32_t i = 0; i < M; i++) {
-    s->holder[i] = (int32_t)x[i];
-  }
-  begins = x + M;
-  for (int32_t i = 0; i < p->entries; i++) {
-    const ng_layer_shard *shard = p->entry[i]->shard;
-    if (shard == NULL) continue;
-    for (int32_t k = 0; k < M; k++) {
-      shard->saved[k] = (int64_t)begins[k];
-    }
-    shard->saved[M] = shard->at[M]; /* the same in all groups: hashed with the layer */
-    begins += M;
-  }
-  return NG_OK;
+  return st;
 }
 
 /* Where every rank of the world stands in its model group. */
-static ng_status places(ng_precond *p, double *x, ng_status local) {
-  ng_shards *s = &p->step->shards;
-  const int32_t W = p->ctx->ranks, cut = count_cut(p);
-  double code[NG_CODES + 2];
-  ng_codes_put(code, local);
-  code[NG_CODES] = cut;
-  code[NG_CODES + 1] = (double)cut * cut;
-  ng_status st = ng_exchange_sum(p, code, NG_CODES + 2, "ng_ready");
-  if (st != NG_OK) return st;
-  const ng_status worst = ng_codes_worst(code);
-  if (worst < NG_OK) {
-    return ng_fail(p->ctx, worst, "ng_ready: %d of %d ranks failed with %s (%s)",
-                   ng_codes_count(code, worst), W, ng_status_name(worst), ng_status_meaning(worst));
-  }
-  if (!ng_sums_equal(code + NG_CODES, W)) {
-    return ng_fail(p->ctx, NG_ERR_COMM,
-                   "ng_ready: model groups have other numbers of layers in shards");
-  }
+static ng_status number_members(ng_precond *p, double *x) {
+  const int32_t W = p->ctx->ranks;
   memset(x, 0, (size_t)W * sizeof *x);
   x[p->ctx->rank] = p->ctx->model->rank;
-  st = ng_exchange_sum(p, x, W, "ng_ready");
-  if (st != NG_OK) return st;
-  for (int32_t r = 0; r < W; r++) {
-    s->member[r] = (int32_t)x[r];
+  const ng_status st = ng_exchange_sum(p, x, W, "ng_ready");
+  for (int32_t r = 0; r < W && st == NG_OK; r++) {
+    p->step->shards.member[r] = (int32_t)x[r];
   }
-  return holders(p, x);
+  return st;
 }
 
 /* Behind ng_groups_same: all ranks of the world have a model group, of the same size, or none has.  So it is
@@ -148,15 +107,16 @@ ng_status ng_shards_meet(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
   const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
-  const size_t numbers = (size_t)ng_max64(((int64_t)count_cut(p) + 1) * M, W);
-  double *x = ng_object(p, numbers * sizeof *x);
+  double *x = ng_object(p, (size_t)ng_max64(((int64_t)count_cut(p) + 1) * M, W) * sizeof *x);
   s->rank = ng_object(p, (size_t)M * sizeof *s->rank);
   s->member = ng_object(p, (size_t)W * sizeof *s->member);
   s->holder = ng_object(p, (size_t)M * sizeof *s->holder);
   s->members = M;
-  ng_status local = ng_objects_status(p);
-  ng_status st = widths(p, x, &local);
-  if (st == NG_OK) st = places(p, x, local);
+  ng_status st = compare(p, p->ctx->model, ng_objects_status(p), "ranks of the model group");
+  if (st == NG_OK) st = make_shards(p, x);
+  if (!p->broken) st = compare(p, p->ctx->comm, st, "ranks");
+  if (st == NG_OK) st = number_members(p, x);
+  if (st == NG_OK) st = name_holders(p);
   ng_object_free(p, x);
   return st;
 }
@@ -275,16 +235,14 @@ static int64_t rows_of(const ng_strided *s) {
 static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t call) {
   const int32_t M = p->ctx->model->size;
   double x[NG_CODES + NG_SAME_PIECES];
+  char who[320];
   ng_codes_put(x, st);
   ng_same_number(x + NG_CODES, call);
-  const ng_status sent = sum_group(p, x, NG_CODES + NG_SAME_PIECES, "observe");
+  const ng_status sent =
+      ng_exchange_sum_over(p, p->ctx->model, x, NG_CODES + NG_SAME_PIECES, "observe");
   if (sent != NG_OK) return sent;
-  const ng_status worst = ng_codes_worst(x);
-  if (worst < NG_OK && worst != st) {
-    return ng_fail(p->ctx, worst,
-                   "layer '%s': %d of %d ranks of the model group failed with %s (%s)", e->d.name,
-                   ng_codes_count(x, worst), M, ng_status_name(worst), ng_status_meaning(worst));
-  }
+  (void)snprintf(who, sizeof who, "ranks of the model group at layer '%s'", e->d.name);
+  const ng_status worst = ng_exchange_verdict(p, x, st, who);
   if (worst < NG_OK) return worst;
   if (ng_codes_count(x, NG_SKIPPED) > 0) return NG_SKIPPED;
   if (ng_same_sums(x + NG_CODES, M)) return NG_OK;

@@ -189,6 +189,10 @@ int64_t ng_topk_count(const ng_precond *p); /* the most numbers of a round */
 bool ng_topk_is_due(const ng_precond *p);
 ng_status ng_topk_select(ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
+ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what);
+/* The worst status in summed codes; if it is not `mine`, the message says how many of `who` failed. */
+ng_status ng_exchange_verdict(ng_precond *p, const double code[NG_CODES], ng_status mine,
+                              const char *who);
 /* Post all due messages that are not posted yet, in the same order on all ranks. */
 ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
@@ -201,8 +205,7 @@ typedef struct ng_traffic {
 } ng_traffic;
 /* What this rank has sent so far to all its groups. */
 ng_traffic ng_exchange_traffic(const ng_precond *p);
-/* Numbers in the small reductions: an upper bound for `stats` statistics, then each reduction's. */
-int64_t ng_exchange_small_count(const ng_precond *p, int32_t stats);
+/* Numbers in the small reductions. */
 int64_t ng_exchange_check_count(const ng_precond *p);
 int64_t ng_exchange_agree_count(const ng_precond *p);
 /* In the last micro-batch before a step (ng_batch.last): at its begin; after each observation, to
@@ -216,17 +219,11 @@ void ng_exchange_forget(ng_precond *p); /* at the end of a step, or after ng_res
 
 /* At the start of ng_ready: NG_ERR_COMM unless all ranks have the same groups, of equal sizes. */
 ng_status ng_groups_same(ng_precond *p);
-bool ng_sums_equal(
-    const double x[2],
-    int32_t
-        ranks); /* Do all ranks have the same number? x: sums of the number and of its square. */
 bool ng_stages_there(const ng_precond *p); /* more than one stage */
 /* Sum over one rank of each stage; x is equal on the ranks of a stage. */
 ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* One verdict of all stages; NG_ERR_STATE if their options or lr differ. */
 ng_status ng_stages_check(ng_precond *p, ng_status local);
-/* Sum codes x and agreed sums over all stages. */
-ng_status ng_stages_agree(ng_precond *p, double *x, double *sum, bool weighted);
 
 /* ---- weights: gather.c -----------------------------------------------------------------------*/
 
