@@ -212,11 +212,8 @@ static void moved(void **state) {
   *strchr(at, '1') = '2';
   put(&x, text, n, room);
   assert_int_equal(ranks_run(1, play, &load, NULL), NG_ERR_FILE);
-  int has, should;
-  char *says = strstr(load.says, "-1of3: has ");
-  if (says == NULL ||
-      sscanf(says, "-1of3: has %d tensors, the manifest says %d", &has, &should) != 2 ||
-      has != should + 1)
+  if (strstr(load.says, "-1of3: tensor '") == NULL ||
+      strstr(load.says, "' is not in this part, by the manifest") == NULL)
     fail_msg("%s", load.says);
   assert_false(load.changed[0]);
   clear_folder();

@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "shard_scene.h"
-#include "state/parts.h"
+#include "state/work.h"
 #include "state_scene.h"
 
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1 "

@@ -16,7 +16,7 @@ static ng_status may_begin(ng_precond *p, const char *call) {
 ng_status ng_save(ng_precond *p, const char *path) {
   const ng_outside to = {.path = path};
   const ng_status st = may_begin(p, "ng_save");
-  return st == NG_OK ? ng_state_save(p, "ng_save", &to) : st;
+  return st == NG_OK ? ng_state_save(p, "ng_save", &to, false) : st;
 }
 
 ng_status ng_load(ng_precond *p, const char *path) {
@@ -28,7 +28,7 @@ ng_status ng_load(ng_precond *p, const char *path) {
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user) {
   const ng_outside to = {.stream = true, .write = write, .user = user};
   const ng_status st = may_begin(p, "ng_save_to");
-  return st == NG_OK ? ng_state_save(p, "ng_save_to", &to) : st;
+  return st == NG_OK ? ng_state_save(p, "ng_save_to", &to, false) : st;
 }
 
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
@@ -40,7 +40,7 @@ ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
 ng_status ng_save_parts(ng_precond *p, const char *path) {
   const ng_outside to = {.path = path};
   const ng_status st = may_begin(p, "ng_save_parts");
-  return st == NG_OK ? ng_state_save_parts(p, "ng_save_parts", &to) : st;
+  return st == NG_OK ? ng_state_save(p, "ng_save_parts", &to, true) : st;
 }
 
 ng_status ng_save_factors(ng_precond *p, const char *folder) {

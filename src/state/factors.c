@@ -21,22 +21,17 @@ enum {
 };
 
 typedef struct factors {
-  ng_work w; /* only messages, two buffers and collectives are used */
+  ng_work w; /* told: 1 bit for each statistic found, of each block */
   const char *folder;
   char *path; /* FOLDER/NAME.safetensors */
   int64_t path_room;
-  int32_t most; /* arrays of a block */
-  char *guest;  /* arrays of a block with several owners, gathered here */
-  int64_t guest_bytes;
+  char *guest; /* arrays of a block with several owners, gathered here */
   ng_field *field;
   ngio_tensor *tensor;
   ngio_tensors **file; /* [blocks] load: those that this rank has read */
-  double
-      *told; /* codes; 1 for each rank that failed; bits of the statistics found, of each block */
 } factors;
 
-static int64_t told_count(const ng_precond *p) { return NG_CODES + p->ctx->ranks + p->blocks; }
-static double *found_of(const factors *x) { return x->told + NG_CODES + x->w.p->ctx->ranks; }
+static double *found_of(const factors *x) { return x->w.told + NG_CODES + x->w.p->ctx->ranks; }
 
 /* Whose file it is.  It keeps all averages of the block, or of one that is apart the first; the others come to
  * it, and go from it. */
@@ -113,65 +108,46 @@ static ng_status check_names(factors *x) {
   return NG_OK;
 }
 
-static ng_status prepare(factors *x) {
-  ng_precond *p = x->w.p;
-  const ng_status st = check_names(x);
+static ng_status prepare(factors *x, ng_precond *p, const char *call, const char *folder) {
+  ng_work *w = &x->w;
+  int64_t most = 0,
+          gathered = 0; /* arrays of a block; their bytes, where they have several owners */
+  ng_status st = ng_work_open(w, p, call, NULL, p->blocks);
+  x->folder = folder;
+  if (st == NG_OK) st = check_names(x);
   if (st != NG_OK) return st;
-  if (p->step->begun) {
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "%s: between ng_begin and a step; factors are saved and loaded between steps",
-                   x->w.call);
-  }
   for (int32_t i = 0; i < p->blocks; i++) {
-    int32_t n = 0;
-    int64_t guest = 0;
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      const ng_stat *s = &p->block[i]->stat[k];
+    const ng_block *b = p->block[i];
+    int64_t n = 0, guest = 0;
+    for (int32_t k = 0; k < b->stats; k++) {
+      const ng_stat *s = &b->stat[k];
       n += s->parts;
       for (int32_t j = 0; j < s->parts; j++) {
         const int64_t bytes = ng_stat_part_count(s, &s->part[j]) * ng_dtype_size(s->kept);
-        x->w.largest = ng_max64(x->w.largest, bytes);
+        w->largest = ng_max64(w->largest, bytes);
         guest += bytes;
       }
     }
-    x->most = (int32_t)ng_max64(x->most, n);
-    if (p->block[i]->apart) x->guest_bytes = ng_max64(x->guest_bytes, guest);
+    most = ng_max64(most, n);
+    if (b->apart) gathered = ng_max64(gathered, guest);
   }
-  x->path_room = (int64_t)strlen(x->folder) + 1 + (int64_t)sizeof(file_name);
-  const bool ok = ng_work_take(&x->w, &x->path, x->path_room) &&
-                  ng_work_take(&x->w, &x->field, x->most * (int64_t)sizeof *x->field) &&
-                  ng_work_take(&x->w, &x->tensor, x->most * (int64_t)sizeof *x->tensor) &&
-                  ng_work_take(&x->w, &x->file, p->blocks * (int64_t)sizeof *x->file) &&
-                  ng_work_take(&x->w, &x->told, told_count(p) * (int64_t)sizeof *x->told) &&
-                  ng_work_take(&x->w, &x->guest, x->guest_bytes) &&
-                  ng_work_take(&x->w, &x->w.memory, x->w.largest) &&
-                  ng_work_take(&x->w, &x->w.published, x->w.largest);
-  if (x->file != NULL) memset(x->file, 0, (size_t)p->blocks * sizeof *x->file);
-  return ok ? NG_OK : ng_fail(p->ctx, NG_ERR_NOMEM, "%s: no memory", x->w.call);
-}
-
-static void open_factors(factors *x, ng_precond *p, const char *call, const char *folder) {
-  memset(x, 0, sizeof *x);
-  ng_work_open(&x->w, p, call, NULL);
-  x->folder = folder;
+  x->path_room = (int64_t)strlen(folder) + 1 + (int64_t)sizeof(file_name);
+  x->path = ng_work_take(w, x->path_room);
+  x->field = ng_work_take(w, most * (int64_t)sizeof *x->field);
+  x->tensor = ng_work_take(w, most * (int64_t)sizeof *x->tensor);
+  x->guest = ng_work_take(w, gathered);
+  w->memory = ng_work_take(w, w->largest);
+  w->published = ng_work_take(w, w->largest);
+  x->file = ng_work_take(w, p->blocks * (int64_t)sizeof(ngio_tensors *));
+  if (x->file != NULL) memset(x->file, 0, (size_t)p->blocks * sizeof(ngio_tensors *));
+  return ng_work_all(w, NG_OK);
 }
 
 static void close_factors(factors *x) {
-  ng_precond *p = x->w.p;
-  for (int32_t i = 0; i < p->blocks && x->file != NULL; i++) {
+  for (int32_t i = 0; i < x->w.p->blocks && x->file != NULL; i++)
     ngio_tensors_close(&x->file[i]);
-  }
-  ng_work_give(&x->w, x->told, told_count(p) * (int64_t)sizeof *x->told);
-  ng_work_give(&x->w, x->file, p->blocks * (int64_t)sizeof *x->file);
-  ng_work_give(&x->w, x->guest, x->guest_bytes);
-  ng_work_give(&x->w, x->tensor, x->most * (int64_t)sizeof(ngio_tensor));
-  ng_work_give(&x->w, x->field, x->most * (int64_t)sizeof(ng_field));
-  ng_work_give(&x->w, x->path, x->path_room);
   ng_work_close(&x->w);
 }
-
-/* What the ranks found, in one sum. */
-static ng_status tell(factors *x) { return ng_work_tell(&x->w, x->told, told_count(x->w.p)); }
 
 /* ---- save ------------------------------------------------------------------------------------*/
 
@@ -185,16 +161,12 @@ static void make_folder(factors *x) {
     if (end != '/' && end != 0) continue;
     *c = 0;
     if (mkdir(x->path, 0777) != 0 && (stat(x->path, &at) != 0 || !S_ISDIR(at.st_mode))) {
-      w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE,
-                         "%s: cannot make the folder '%s': %s", w->call, x->path, strerror(errno));
+      (void)ng_work_refuse(w, NG_ERR_FILE, "cannot make the folder '%s': %s", x->path,
+                           strerror(errno));
     }
     *c = end;
     if (end == 0) return;
   }
-}
-
-static const void *published(factors *x, const ng_field *f) {
-  return ng_field_published(f, f->data, x->w.published);
 }
 
 /* As each statistic's owner has it: what that refused others take for folded. */
@@ -234,9 +206,8 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
   set_path(x, b);
   for (int32_t i = 0; i < n; i++) {
     const ng_field *f = &x->field[i];
-    x->tensor[i] = (ngio_tensor){.name = f->name, .dtype = (ngio_dtype)f->dtype};
-    ng_tensor_shape(f, &x->tensor[i].ndim, x->tensor[i].shape);
-    crc = ng_crc_on(crc, published(x, f), ng_field_bytes(f));
+    x->tensor[i] = ng_tensor_of(f->name, f, NULL);
+    crc = ng_crc_on(crc, ng_field_published(f, w->published), ng_field_bytes(f));
   }
   const ng_hex hex = ng_hex_of(crc);
   const ngio_text text[2] = {{LAYER, b->name}, {CRC, hex.text}};
@@ -245,8 +216,8 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
       w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer, why, sizeof w->message));
   for (int32_t i = 0; i < n && ok; i++) {
     const ng_field *f = &x->field[i];
-    ok = ng_work_fine(
-        w, ngio_writer_put(w->writer, published(x, f), ng_field_bytes(f), why, sizeof w->message));
+    ok = ng_work_fine(w, ngio_writer_put(w->writer, ng_field_published(f, w->published),
+                                         ng_field_bytes(f), why, sizeof w->message));
   }
   if (ok) {
     (void)ng_work_fine(w, ngio_writer_finish(&w->writer, why, sizeof w->message));
@@ -256,13 +227,11 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
 }
 
 ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
-  factors x;
-  ng_status st = NG_OK;
-  open_factors(&x, p, "ng_save_factors", folder);
-  NG_TRY(ng_work_agree(&x.w, prepare(&x)));
+  factors x = {.file = NULL};
+  ng_status st = prepare(&x, p, "ng_save_factors", folder);
+  NG_TRY(ng_work_agree(&x.w, st));
   if (x.w.first) make_folder(&x);
-  NG_TRY(ng_work_share(&x.w));
-  memset(x.told, 0, (size_t)told_count(p) * sizeof *x.told);
+  NG_TRY(ng_work_tell(&x.w));
   NG_TRY(find_started(&x));
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -270,7 +239,7 @@ ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
     NG_TRY(bring(&x, b, n));
     if (keeper(b) == p->ctx->rank && x.w.st == NG_OK) save_block(&x, b, n);
   }
-  NG_TRY(tell(&x));
+  NG_TRY(ng_work_tell(&x.w));
   ng_log(p->ctx, NG_LOG_INFO, "factors: saved = %s", folder);
 done:
   close_factors(&x);
@@ -281,15 +250,9 @@ done:
 
 /* NULL: the array of the file is this field. */
 static const char *misfit(const ng_field *f, const ngio_tensor *t) {
-  const char *why = ng_tensor_misfit(f, t);
-  const bool finite = why != NULL || ng_all_finite(t->data, f->dtype, ng_field_count(f));
-  return finite ? why : "holds a number that is not finite";
-}
-
-static void refuse(factors *x, const char *name, const char *why) {
-  ng_work *w = &x->w;
-  w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE, "%s: tensor '%s' %s", w->label,
-                     name, why);
+  const ngio_tensor want = ng_tensor_of(f->name, f, NULL);
+  const char *why = ng_tensor_misfit(&want, t);
+  return why != NULL ? why : ng_field_fault(f, t->data, ng_field_count(f));
 }
 
 /* All parts of a statistic or none; returns how many there are, negative after a refusal. */
@@ -301,7 +264,7 @@ static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
     const char *why = t == NULL ? n > 0 ? "is missing" : NULL : misfit(&f, t);
     if (why == NULL && t != NULL && n < k) why = "is there, and those before it are not";
     if (why != NULL) {
-      refuse(x, f.name, why);
+      (void)ng_work_refuse(&x->w, NG_ERR_FILE, "tensor '%s' %s", f.name, why);
       return -1;
     }
     n += t != NULL;
@@ -310,7 +273,7 @@ static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
 }
 
 /* Against damage: one checksum over all arrays; shapes, names and the layer are compared. */
-static void check_file(factors *x, const ng_block *b, double *found) {
+static bool check_file(factors *x, const ng_block *b, double *found) {
   ng_work *w = &x->w;
   const ngio_tensors *file = x->file[b->number];
   const char *layer = ngio_tensors_text(file, LAYER), *crc = ngio_tensors_text(file, CRC);
@@ -318,40 +281,33 @@ static void check_file(factors *x, const ng_block *b, double *found) {
   uint32_t sum = 0;
   double bit = 1.0;
   if (layer == NULL || crc == NULL || ngio_tensors_text_count(file) != 2) {
-    (void)ng_work_holds(w, NG_ERR_FILE, "is a safetensors file, but has no factors of natgrad");
-    return;
+    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file, but has no factors of natgrad");
   }
   if (!ng_is(layer, b->name)) {
-    (void)ng_work_holds(w, NG_ERR_FILE, "has the factors of another layer");
-    return;
+    return ng_work_refuse(w, NG_ERR_FILE, "has the factors of another layer");
   }
   for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
     const ngio_tensor *t = ngio_tensors_at(file, i);
     sum = ng_crc_on(sum, t->data, t->bytes);
   }
   if (!ng_is(crc, ng_hex_of(sum).text)) {
-    (void)ng_work_holds(w, NG_ERR_FILE, "is damaged (its checksum differs)");
-    return;
+    return ng_work_refuse(w, NG_ERR_FILE, "is damaged (its checksum differs)");
   }
   for (int32_t i = 0; i < b->stats; i++, bit *= 2.0) {
     const int32_t n = b->stat[i].rule.averaged ? match(x, &b->stat[i], file) : 0;
-    if (n < 0) return;
+    if (n < 0) return false;
     known += n;
     *found += n > 0 ? bit : 0.0;
   }
-  if (known != ngio_tensors_count(file) || known == 0) {
-    (void)ng_work_holds(w, NG_ERR_FILE, "has other factors than this layer");
-  }
+  return (known == ngio_tensors_count(file) && known > 0) ||
+         ng_work_refuse(w, NG_ERR_FILE, "has other factors than this layer");
 }
-
-static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
-static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
 /* Read all files of this rank: any error is known before an average changes. */
 static void read_files(factors *x) {
   ng_work *w = &x->w;
   ng_precond *p = w->p;
-  const ngio_alloc alloc = {payload_take, payload_give, p->ctx};
+  const ngio_alloc alloc = ng_work_payload(w);
   struct stat at;
   for (int32_t i = 0; i < p->blocks && w->st == NG_OK; i++) {
     const ng_block *b = p->block[i];
@@ -360,7 +316,7 @@ static void read_files(factors *x) {
     if (stat(x->path, &at) != 0 && errno == ENOENT) continue;
     if (ng_work_fine(
             w, ngio_tensors_read(x->path, &alloc, &x->file[i], w->message, sizeof w->message))) {
-      check_file(x, b, found_of(x) + i);
+      (void)check_file(x, b, found_of(x) + i);
     }
   }
 }
@@ -402,38 +358,31 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
 }
 
 /* Rank 0 looks whether there is a folder. */
-static ng_status look(factors *x, bool *there) {
+static ng_status find_folder(factors *x, bool *there) {
+  ng_work *w = &x->w;
   struct stat at;
-  if (x->w.first) {
-    *there = stat(x->folder, &at) == 0;
-    if (!*there && errno != ENOENT) {
-      x->w.st = ng_fail_to(x->w.message, sizeof x->w.message, NG_ERR_FILE, "%s: '%s': %s",
-                           x->w.call, x->folder, strerror(errno));
-    } else if (*there && !S_ISDIR(at.st_mode)) {
-      x->w.st = ng_fail_to(x->w.message, sizeof x->w.message, NG_ERR_FILE, "%s: '%s' is no folder",
-                           x->w.call, x->folder);
-    }
+  double found = w->first && stat(x->folder, &at) == 0;
+  if (w->first && found == 0.0 && errno != ENOENT) {
+    (void)ng_work_refuse(w, NG_ERR_FILE, "'%s': %s", x->folder, strerror(errno));
+  } else if (w->first && found > 0.0 && !S_ISDIR(at.st_mode)) {
+    (void)ng_work_refuse(w, NG_ERR_FILE, "'%s' is no folder", x->folder);
   }
-  const ng_status st = ng_work_share(&x->w);
-  if (st != NG_OK) return st;
-  double seen = *there;
-  if (x->w.p->ctx->ranks > 1 && ng_work_sum(&x->w, &seen, 1) != NG_OK) return NG_ERR_COMM;
-  *there = seen > 0.0;
-  return NG_OK;
+  ng_status st = ng_work_tell(w);
+  if (st == NG_OK) st = ng_work_broadcast(w, &found, (int64_t)sizeof found, 0);
+  *there = found > 0.0;
+  return st;
 }
 
 ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *layers) {
-  factors x;
-  ng_status st = NG_OK;
+  factors x = {.file = NULL};
   bool there = false;
   int32_t count = 0;
-  open_factors(&x, p, "ng_load_factors", folder);
-  NG_TRY(ng_work_agree(&x.w, prepare(&x)));
-  NG_TRY(look(&x, &there));
+  ng_status st = prepare(&x, p, "ng_load_factors", folder);
+  NG_TRY(ng_work_agree(&x.w, st));
+  NG_TRY(find_folder(&x, &there));
   if (there) {
-    memset(x.told, 0, (size_t)told_count(p) * sizeof *x.told);
     read_files(&x);
-    NG_TRY(tell(&x));
+    NG_TRY(ng_work_tell(&x.w));
     /* From here on only a broken transport can fail. */
     for (int32_t i = 0; i < p->blocks; i++) {
       NG_TRY(take_block(&x, p->block[i], found_of(&x)[i]));

@@ -174,8 +174,8 @@ void ng_field_import(const ng_field *f, const void *published, void *memory) {
   }
 }
 
-const void *ng_field_published(const ng_field *f, const void *memory, void *room) {
-  if (straight(f) && !f->sym) return memory;
-  ng_field_export(f, memory, room);
+void *ng_field_published(const ng_field *f, void *room) {
+  if (straight(f) && !f->sym) return f->data;
+  ng_field_export(f, f->data, room);
   return room;
 }

@@ -1,7 +1,11 @@
-/* load.c: the state of a preconditioner, from a file or a stream.
+/* load.c: the state of a preconditioner, from a file, a stream, or the files that ranks wrote.
  *
- * Ranks: rank 0 reads and verifies everything, all ranks compare the manifest with their model, and
- * only when all agree does data travel and anything change.
+ * Rank 0 reads the header of the first file, and all ranks compare the manifest in it with their model.  Then
+ * - of one file or a stream rank 0 reads everything, and data travels when all is verified;
+ * - of parts each rank opens the files with data for it, in a folder visible to all ranks, and reads its arrays
+ *   through a buffer, whichever rank wrote them.  One rank checks the parts that no rank needs, an empty part for
+ *   example.
+ * So a state depends on no number of ranks and on no placement.
  *
  * The header first, the checksum of the manifest in it, its meaning, the shapes of the arrays; only
  * when all that is this model's, memory for the arrays is taken and they are read: nothing is
@@ -9,242 +13,420 @@
  *
  * In: a model between two steps, a place.  Out: a model that continues bit for bit, or the
  * unchanged model. */
-#include "state/parts.h"
+#include "state/work.h"
 
-/* ---- rank 0 verifies -------------------------------------------------------------------------*/
+enum { CHUNK = 1 << 18, LANES = 16 };
+
+/* A piece of an array, as the manifest has it. */
+typedef struct piece {
+  ng_part_piece is;
+  int32_t item;
+  bool wanted;          /* this rank needs some of it */
+  char *to;             /* parts: where the array is staged */
+  const ngio_tensor *t; /* in the file that is open */
+  const char *why;      /* the mistake in its data */
+} piece;
+
+typedef struct loading {
+  ng_work w;
+  ng_snapshot snapshot;
+  bool alone; /* all in one file or stream, which rank 0 reads */
+  ng_hex id;  /* of the state */
+  char *text; /* the manifest, on its way to the other ranks */
+  int64_t text_bytes;
+  piece *piece; /* in the order of items */
+  int64_t pieces;
+  bool *open; /* [parts] this rank reads the part */
+  char *path, *buffer;
+  char *staged; /* parts: what this rank holds, in published order, array after array */
+} loading;
+
+static bool refuse(loading *x, int32_t item, const char *why) {
+  return ng_work_refuse(&x->w, NG_ERR_FILE, "tensor '%s' %s", x->w.item[item].name, why);
+}
+
+/* ---- the manifest ----------------------------------------------------------------------------*/
 
 static const char *const no_memory = "no memory for the manifest";
 
-static bool parse_manifest(ng_work *w, const char *text, size_t n) {
+static bool understand(loading *x, const char *text, size_t n) {
+  ng_work *w = &x->w;
   const ngio_status st = ngio_json_parse(text, n, &w->manifest, NULL, 0);
-  if (st == NGIO_ERR_NOMEM) return ng_work_holds(w, NG_ERR_NOMEM, no_memory);
-  w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
-  return ng_work_holds(w, st == NGIO_OK ? NG_OK : NG_ERR_FILE, "the manifest is no JSON text");
+  if (st == NGIO_ERR_NOMEM) return ng_work_refuse(w, NG_ERR_NOMEM, "%s", no_memory);
+  if (st != NGIO_OK) return ng_work_refuse(w, NG_ERR_FILE, "the manifest is no JSON text");
+  x->id = ng_hex_of(ng_crc_of(text, (int64_t)n));
+  return ng_manifest_read(w, &x->snapshot);
 }
-
-static ng_status refuse(ng_work *w, const char *name, const char *why) {
-  if (why != NULL) {
-    w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE, "%s: tensor '%s' %s", w->label,
-                       name, why);
-  }
-  return NG_OK;
-}
-
-/* Find a tensor by name.  Our own files have the order of the walk, so try that place first. */
-static const ngio_tensor *tensor_of(const ng_work *w, const char *name) {
-  const ngio_tensor *t = ngio_tensors_at(w->file, w->at);
-  return t != NULL && ng_is(t->name, name) ? t : ngio_tensors_find(w->file, name);
-}
-
-static void find_entry(ng_work *w, ng_item *item) {
-  const ngio_value *next = w->at == 0 ? ngio_first(w->tensors) : w->entry;
-  if (next == NULL || !ng_is(next->key, item->name)) next = ngio_get(w->tensors, item->name);
-  w->entry = next == NULL ? NULL : ngio_next(w->tensors, next);
-  const char *crc = ngio_text_of(ngio_get(next, "crc32"));
-  item->crc = crc != NULL && strlen(crc) == NG_HEX ? crc : NULL;
-}
-
-/* Every array of this model is announced, as it should be. */
-static ng_status check_shape(ng_work *w, ng_item *item) {
-  if (w->st != NG_OK) return NG_OK;
-  item->t = tensor_of(w, item->name);
-  find_entry(w, item);
-  const char *why = ng_tensor_misfit(&item->f, item->t);
-  if (why == NULL && item->crc == NULL) why = "is not in the manifest";
-  return refuse(w, item->name, why);
-}
-
-/* ... and came whole, with numbers that a run may have. */
-static void check_data(ng_work *w, int32_t i) {
-  ng_item *item = &w->item[i];
-  const ngio_tensor *t = item->t;
-  if (memcmp(item->crc, ng_hex_of(ng_crc_of(t->data, t->bytes)).text, NG_HEX) != 0) {
-    item->why = "is damaged (its checksum differs)";
-  } else {
-    item->why = ng_field_fault(&item->f, t->data, ng_field_count(&item->f));
-  }
-}
-
-static ng_status say_why(ng_work *w, ng_item *item) {
-  return w->st == NG_OK ? refuse(w, item->name, item->why) : NG_OK;
-}
-
-/* Looked through one by one, and only where the numbers of tensors differ: on the way to an error. */
-static bool belongs(const ng_work *w, const char *name) {
-  for (int32_t i = 0; i < w->fields; i++) {
-    if (ng_is(w->item[i].name, name)) return true;
-  }
-  return false;
-}
-
-/* ... and nothing else is. */
-static void check_extra(ng_work *w) {
-  for (int32_t i = 0; i < ngio_tensors_count(w->file) && w->st == NG_OK; i++) {
-    const char *name = ngio_tensors_at(w->file, i)->name;
-    if (!belongs(w, name)) {
-      (void)refuse(w, ngio_quote(name).text,
-                   ng_is(name, "window/gram_rest")
-                       ? "was written by an older version (0.2.0); this version cannot load it"
-                       : "does not belong to this model");
-    }
-  }
-}
-
-/* Payload of files is counted like all else. */
-static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
-static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
 /* Large reads are split between the threads of the context. */
 static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
   ng_parallel(user, n, each, arg);
 }
 
-static bool open_source(ng_work *w) {
+/* Rank 0; *text: the manifest, in the open file.  A failure stays in *w. */
+static bool read_header(loading *x, const char **text) {
+  ng_work *w = &x->w;
   const ng_outside *from = w->place;
-  if (!from->stream) {
-    const ngio_status st = ngio_source_open(&w->source, from->path, w->message, sizeof w->message);
+  const ngio_alloc alloc = ng_work_payload(w);
+  ngio_status st = NGIO_OK;
+  if (from->stream) {
+    ngio_source_stream(&w->source, w->label, from->read, from->user);
+  } else {
+    st = ngio_source_open(&w->source, from->path, w->message, sizeof w->message);
     w->source.threads = (ngio_threads){all_threads, w->p->ctx};
-    return ng_work_fine(w, st);
   }
-  ngio_source_stream(&w->source, w->label, from->read, from->user);
-  return true;
-}
-
-/* All in one file. */
-static bool check_file(ng_work *w) {
-  (void)ng_work_each(w, check_shape);
-  if (w->st == NG_OK && ngio_tensors_count(w->file) != w->fields) check_extra(w);
-  if (w->st != NG_OK ||
-      !ng_work_fine(w, ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
+  if (!ng_work_fine(w, st) || !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &w->file,
+                                                                  w->message, sizeof w->message))) {
     return false;
   }
-  ng_work_spread(w, check_data);
-  (void)ng_work_each(w, say_why);
-  return w->st == NG_OK;
-}
-
-static void read_file(ng_work *w) {
-  const ngio_alloc alloc = {payload_take, payload_give, w->p->ctx};
-  char why[NG_MESSAGE] = "";
-  if (!open_source(w) || !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &w->file,
-                                                             w->message, sizeof w->message))) {
-    return;
-  }
-  const char *text = ngio_tensors_text(w->file, NG_MANIFEST);
+  *text = ngio_tensors_text(w->file, NG_MANIFEST);
   const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
   const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
-    w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE,
-                       "%s: is part %s of a state; load the one whose name is without its end",
-                       w->label, ngio_quote(part).text);
-    return;
+    return ng_work_refuse(w, NG_ERR_FILE,
+                          "is part %s of a state; load the one whose name is without its end",
+                          ngio_quote(part).text);
   }
-  if (text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
-    (void)ng_work_holds(w, NG_ERR_FILE, "is a safetensors file, but no state of natgrad");
-    return;
+  if (*text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
+    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file, but no state of natgrad");
   }
-  const int64_t bytes = (int64_t)strlen(text) + 1;
-  if (!ng_is(crc, ng_hex_of(ng_crc_of(text, bytes - 1)).text)) {
-    (void)ng_work_holds(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
-    return;
+  x->text_bytes = (int64_t)strlen(*text);
+  if (!ng_is(crc, ng_hex_of(ng_crc_of(*text, x->text_bytes)).text)) {
+    return ng_work_refuse(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
   }
-  if (!parse_manifest(w, text, (size_t)bytes - 1)) return;
-  if (!ng_work_holds(w,
-                     ng_manifest_read(w->p, ngio_json_root(w->manifest), &w->snapshot, w->values,
-                                      why, sizeof why),
-                     why))
-    return;
-  if (w->snapshot.parts > 0 && w->place->stream) {
-    (void)ng_work_holds(w, NG_ERR_FILE, "is one of several files of a state; ng_load has them all");
-    return;
-  }
-  if (w->snapshot.parts == 0 && !check_file(w)) return;
-  if (w->p->ctx->ranks == 1) return;
-  if (!ng_work_take(w, &w->text, bytes)) {
-    (void)ng_work_holds(w, NG_ERR_NOMEM, no_memory);
-    return;
-  }
-  w->text_bytes = bytes;
-  memcpy(w->text, text, (size_t)bytes);
+  if (!understand(x, *text, (size_t)x->text_bytes)) return false;
+  return x->snapshot.parts == 1 || !from->stream ||
+         ng_work_refuse(w, NG_ERR_FILE, "is one of several files of a state; ng_load has them all");
 }
 
-/* ---- the other ranks compare, then everybody takes -------------------------------------------*/
-
-static ng_status room_for_text(ng_work *w) {
-  if (w->first || ng_work_take(w, &w->text, w->text_bytes)) return NG_OK;
-  return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory for the manifest", w->call);
+/* All ranks know the manifest, and compare it with their model. */
+static ng_status share_manifest(loading *x) {
+  ng_work *w = &x->w;
+  const char *text = NULL;
+  ng_status st = NG_OK;
+  if (w->first) (void)read_header(x, &text);
+  NG_TRY(ng_work_tell(w));
+  if (w->p->ctx->ranks == 1) return NG_OK;
+  NG_TRY(ng_work_broadcast(w, &x->text_bytes, (int64_t)sizeof x->text_bytes, 0));
+  x->text = ng_work_take(w, x->text_bytes);
+  if (x->text == NULL) (void)ng_work_refuse(w, NG_ERR_NOMEM, "%s", no_memory);
+  NG_TRY(ng_work_tell(w));
+  if (w->first) memcpy(x->text, text, (size_t)x->text_bytes);
+  NG_TRY(ng_work_broadcast(w, x->text, x->text_bytes, 0));
+  if (!w->first) (void)understand(x, x->text, (size_t)x->text_bytes);
+  NG_TRY(ng_work_tell(w));
+done:
+  return st;
 }
 
-static ng_status understand(ng_work *w) {
-  char why[NG_MESSAGE] = "";
-  if (w->first) return NG_OK;
-  if (parse_manifest(w, w->text, (size_t)w->text_bytes - 1)) {
-    (void)ng_work_holds(w,
-                        ng_manifest_read(w->p, ngio_json_root(w->manifest), &w->snapshot, w->values,
-                                         why, sizeof why),
-                        why);
+/* ---- what this rank reads --------------------------------------------------------------------*/
+
+/* What this rank reads of an array: all, or as much as it holds. */
+static ng_rect box_of(const loading *x, const ng_field *f) {
+  return x->alone ? (ng_rect){0, f->rows, 0, f->cols} : ng_field_mine(f, x->w.p->ctx->rank);
+}
+
+static int64_t box_bytes(const ng_field *f, const ng_rect *box) {
+  const int64_t n = ng_rect_count(box);
+  return n == 0 ? 0 : f->sym ? ng_field_bytes(f) : n * ng_dtype_size(f->dtype);
+}
+
+static ng_rect both(ng_rect a, ng_rect b) {
+  return (ng_rect){ng_max64(a.top, b.top), ng_min64(a.bottom, b.bottom), ng_max64(a.left, b.left),
+                   ng_min64(a.right, b.right)};
+}
+
+/* The pieces of the next array. */
+static void list_pieces(loading *x, int32_t i, const ngio_value *entry, char *to) {
+  const ng_field *f = &x->w.item[i].f;
+  const ngio_value *pieces = ngio_get(entry, "pieces");
+  const ngio_value *v = x->alone ? entry : ngio_first(pieces);
+  for (; v != NULL; v = x->alone ? NULL : ngio_next(pieces, v)) {
+    piece *q = &x->piece[x->pieces++];
+    *q = (piece){.is = ng_piece_of(v, f), .item = i, .to = to};
+    if (x->alone) q->is.part = 0;
+    const ng_rect common = both(box_of(x, f), ng_piece_rect(&q->is, f));
+    q->wanted = common.top < common.bottom && common.left < common.right;
+    if (q->wanted) x->open[q->is.part] = true;
   }
-  return w->st == NG_OK ? NG_OK : ng_fail(w->p->ctx, w->st, "%s", w->message);
+}
+
+/* Every array of this model has a good entry in the manifest, and there is no other. */
+static bool plan(loading *x) {
+  ng_work *w = &x->w;
+  const int32_t parts = x->snapshot.parts;
+  const ngio_value *all = ngio_get(ngio_json_root(w->manifest), "tensors"), *next = ngio_first(all);
+  const ngio_value **entry = ng_work_take(w, w->fields * (int64_t)sizeof *entry);
+  int64_t pieces = 0, bytes = 0;
+  for (int32_t i = 0; i < w->fields && entry != NULL; i++) {
+    ng_item *item = &w->item[i];
+    entry[i] = ngio_get_at(all, next, item->name);
+    if (entry[i] == NULL) return refuse(x, i, "is not in the manifest");
+    next = ngio_next(all, entry[i]);
+    const ngio_value *list = x->alone ? NULL : ng_pieces_read(entry[i], &item->f, parts);
+    if (x->alone ? ng_piece_of(entry[i], &item->f).crc == NULL : list == NULL) {
+      return refuse(x, i, "has an entry in the manifest that does not fit this model");
+    }
+    pieces += list == NULL ? 1 : list->count;
+    const ng_rect box = box_of(x, &item->f);
+    bytes += x->alone ? 0 : box_bytes(&item->f, &box);
+  }
+  if (!x->alone && all->count != (uint32_t)w->fields) {
+    return ng_work_refuse(w, NG_ERR_FILE, "has tensors that do not belong to this model");
+  }
+  x->piece = ng_work_take(w, pieces * (int64_t)sizeof *x->piece);
+  x->open = ng_work_take(w, parts);
+  x->staged = ng_work_take(w, bytes);
+  x->buffer = ng_work_take(w, x->alone ? 0 : CHUNK);
+  x->path = ng_work_take(w, x->alone ? 0 : (int64_t)strlen(w->place->path) + NGIO_PART_ROOM);
+  if (w->lost) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the arrays");
+  memset(x->open, 0, (size_t)parts);
+  bytes = 0;
+  for (int32_t i = 0; i < w->fields; i++) {
+    const ng_rect box = box_of(x, &w->item[i].f);
+    list_pieces(x, i, entry[i], x->staged + bytes);
+    w->item[i].data = x->staged + bytes;
+    bytes += x->alone ? 0 : box_bytes(&w->item[i].f, &box);
+  }
+  return true;
+}
+
+/* ---- one file --------------------------------------------------------------------------------*/
+
+/* Is it what the manifest says of this part?  Its name may be anybody's. */
+static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
+  ng_work *w = &x->w;
+  char says[NGIO_PART_ROOM];
+  const ngio_value *v = ngio_at(ngio_get(ngio_json_root(w->manifest), "parts"), (size_t)part);
+  const ngio_value *bytes = ngio_get(v, "bytes"), *count = ngio_get(v, "tensors");
+  const char *whole = ngio_tensors_text(file, part == 0 ? NG_MANIFEST_CRC : NGIO_PART_WHOLE);
+  const char *is = ngio_tensors_text(file, NGIO_PART);
+  ngio_part_says(says, part, x->snapshot.parts);
+  if (whole == NULL || (part > 0) != (is != NULL) || ngio_tensors_text_count(file) != 2) {
+    return ng_work_refuse(w, NG_ERR_FILE, "is no part of a state");
+  }
+  if (!ng_is(whole, x->id.text) || (part > 0 && !ng_is(is, says))) {
+    return ng_work_refuse(w, NG_ERR_FILE, "is a part of another state");
+  }
+  return (ngio_is(bytes, NGIO_INTEGER) && bytes->is.integer == ngio_tensors_bytes(file) &&
+          ngio_is(count, NGIO_INTEGER) && count->is.integer == ngio_tensors_count(file) &&
+          v->count == 2) ||
+         ng_work_refuse(w, NG_ERR_FILE, "does not hold what the manifest says");
+}
+
+/* Looked through one by one, and only where the numbers of tensors differ: on the way to an error. */
+static bool refuse_extra(loading *x, const ngio_tensors *file, int32_t part) {
+  ng_work *w = &x->w;
+  const char *name = NULL;
+  for (int32_t i = 0; name == NULL; i++) {
+    int64_t k = 0;
+    name = ngio_tensors_at(file, i)->name;
+    while (k < x->pieces &&
+           (x->piece[k].is.part != part || !ng_is(w->item[x->piece[k].item].name, name)))
+      k++;
+    if (k < x->pieces) name = NULL;
+  }
+  return ng_work_refuse(w, NG_ERR_FILE, "tensor '%s' %s", ngio_quote(name).text,
+                        !x->alone ? "is not in this part, by the manifest"
+                        : ng_is(name, "window/gram_rest")
+                            ? "was written by an older version (0.2.0); this version cannot load it"
+                            : "does not belong to this model");
+}
+
+/* Every piece of this part is announced, as it should be, and nothing else is.  Our own files have the order of the
+ * walk, so try that place first. */
+static bool match(loading *x, const ngio_tensors *file, int32_t part) {
+  int32_t at = 0;
+  for (int64_t k = 0; k < x->pieces; k++) {
+    piece *q = &x->piece[k];
+    const ng_item *item = &x->w.item[q->item];
+    if (q->is.part != part) continue;
+    q->t = ngio_tensors_at(file, at++);
+    if (q->t == NULL || !ng_is(q->t->name, item->name)) q->t = ngio_tensors_find(file, item->name);
+    const ngio_tensor want = ng_tensor_of(item->name, &item->f, &q->is);
+    const char *why = ng_tensor_misfit(&want, q->t);
+    if (why != NULL) return refuse(x, q->item, why);
+  }
+  return at == ngio_tensors_count(file) || refuse_extra(x, file, part);
+}
+
+/* Stage the bytes [done, done + n) of a piece in the buffer, as far as this rank holds them. */
+static void keep(const loading *x, const piece *q, int64_t done, int64_t n) {
+  const ng_field *f = &x->w.item[q->item].f;
+  const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f), common = both(box, there);
+  const int64_t size = ng_dtype_size(f->dtype), mine = (box.right - box.left) * size;
+  const int64_t whole = (there.right - there.left) * size;
+  const int64_t low = (common.left - there.left) * size, high = (common.right - there.left) * size;
+  for (int64_t row = done / whole; row * whole < done + n; row++) {
+    const int64_t a = ng_max64(done, row * whole + low), b = ng_min64(done + n, row * whole + high);
+    const int64_t at = there.top + row;
+    if (a >= b || at < common.top || at >= common.bottom) continue;
+    const int64_t col = a - row * whole + (there.left - box.left) * size;
+    memcpy(q->to + (at - box.top) * mine + col, x->buffer + (a - done), (size_t)(b - a));
+  }
+}
+
+/* A piece in memory, or (s) of a file: is it as it was written, with numbers that a run may have? */
+static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
+  ng_work *w = &x->w;
+  const ng_field *f = &w->item[q->item].f;
+  const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f);
+  const bool straight = f->sym || memcmp(&box, &there, sizeof there) == 0;
+  uint32_t crc = 0;
+  for (int64_t done = 0, n; done < q->t->bytes; done += n) {
+    n = ng_min64(CHUNK, q->t->bytes - done);
+    const char *from = (const char *)q->t->data + done;
+    if (s != NULL) {
+      char *to = straight ? q->to + done : x->buffer;
+      if (!ng_work_fine(w, ngio_source_read(s, place + done, to, n, w->message, sizeof w->message)))
+        return false;
+      if (!straight) keep(x, q, done, n);
+      from = to;
+    }
+    crc = ng_crc_on(crc, from, n);
+    if (q->why == NULL) q->why = ng_field_fault(f, from, n / ng_dtype_size(f->dtype));
+  }
+  if (memcmp(q->is.crc, ng_hex_of(crc).text, NG_HEX) != 0) {
+    q->why = "is damaged (its checksum differs)";
+  }
+  return true;
+}
+
+/* ---- all files -------------------------------------------------------------------------------*/
+
+static void check_lane(void *arg, int32_t lane) {
+  loading *x = arg;
+  for (int64_t k = lane; k < x->pieces; k += LANES)
+    (void)check_piece(x, &x->piece[k], NULL, 0);
+}
+
+/* All in one file: in large reads, checked by all threads. */
+static bool read_alone(loading *x) {
+  ng_work *w = &x->w;
+  if (!match(x, w->file, 0) ||
+      !ng_work_fine(w, ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
+    return false;
+  }
+  ng_parallel(w->p->ctx, LANES, check_lane, x);
+  for (int64_t k = 0; k < x->pieces; k++) {
+    const piece *q = &x->piece[k];
+    if (q->why != NULL) return refuse(x, q->item, q->why);
+    w->item[q->item].data = q->t->data;
+  }
+  return true;
+}
+
+static void read_part(loading *x, int32_t part) {
+  ng_work *w = &x->w;
+  ngio_source s = {.fd = -1};
+  ngio_tensors *file = NULL;
+  ngio_part_path(x->path, (size_t)NGIO_PART_ROOM + strlen(w->place->path), w->place->path,
+                 x->id.text, part, x->snapshot.parts);
+  w->label = x->path;
+  if (ng_work_fine(w, ngio_source_open(&s, x->path, w->message, sizeof w->message)) &&
+      ng_work_fine(w, ngio_tensors_begin(&s, NULL, &file, w->message, sizeof w->message)) &&
+      belongs(x, file, part) && match(x, file, part)) {
+    for (int64_t k = 0; k < x->pieces && w->st == NG_OK; k++) {
+      piece *q = &x->piece[k];
+      if (q->is.part != part || !q->wanted) continue;
+      if (check_piece(x, q, &s, ngio_tensors_place(file, q->t)) && q->why != NULL)
+        (void)refuse(x, q->item, q->why);
+    }
+  }
+  ngio_tensors_close(&file);
+  ngio_source_close(&s);
+}
+
+/* A failure stays in *w. */
+static void read_arrays(loading *x) {
+  const ng_context *ctx = x->w.p->ctx;
+  if (x->alone && !x->w.first) return;
+  if (!plan(x)) return;
+  if (x->alone) {
+    (void)read_alone(x);
+    return;
+  }
+  for (int32_t part = 0; part < x->snapshot.parts && x->w.st == NG_OK; part++) {
+    if (x->open[part] || part % ctx->ranks == ctx->rank) read_part(x, part);
+  }
+}
+
+/* ---- everybody takes -------------------------------------------------------------------------*/
+
+/* What this rank read of an array goes straight to the field. */
+static void take_lane(void *arg, int32_t lane) {
+  const loading *x = arg;
+  for (int32_t i = lane; i < x->w.fields; i += LANES) {
+    const ng_item *item = &x->w.item[i];
+    const ng_rect box = ng_field_mine(&item->f, x->w.p->ctx->rank);
+    const int64_t bytes = box_bytes(&item->f, &box);
+    if (bytes == 0) continue;
+    if (item->f.slice != NULL) {
+      memcpy(item->f.data, item->data, (size_t)bytes);
+    } else {
+      ng_field_import(&item->f, item->data, item->f.data);
+    }
+  }
 }
 
 /* Row by row: of each every rank takes its part. */
-static ng_status load_parts(ng_work *w, const ng_field *f, const ngio_tensor *t) {
+static ng_status send_rows(ng_work *w, const ng_item *item) {
+  const ng_field *f = &item->f;
   const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
   for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
-    if (w->first) memcpy(w->memory, (const char *)t->data + row * bytes, (size_t)bytes);
+    if (w->first) memcpy(w->memory, (const char *)item->data + row * bytes, (size_t)bytes);
     st = ng_work_broadcast(w, w->memory, bytes, 0);
     if (st == NG_OK) ng_work_part(w, f, row, false);
   }
   return st;
 }
 
-/* Every rank copies the part of a field that it stores, whichever rank stored it at the save.  So a
- * state does not depend on the number of ranks. */
-static ng_status load_field(ng_work *w, ng_item *item) {
+/* From rank 0: every rank copies the part of a field that it stores, whichever rank stored it at the save. */
+static ng_status send_field(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->f;
-  if (f->slice != NULL) return load_parts(w, f, item->t);
-  if (w->first) ng_field_import(f, item->t->data, w->memory);
+  if (f->slice != NULL) return send_rows(w, item);
+  if (w->first) ng_field_import(f, item->data, w->memory);
   const ng_status st = ng_work_broadcast(w, w->memory, ng_field_bytes(f), 0);
   if (st == NG_OK && f->data != NULL) memcpy(f->data, w->memory, (size_t)ng_field_bytes(f));
   return st;
 }
 
-/* One rank: copy straight to the field. */
-static void take_field(ng_work *w, int32_t i) {
-  const ng_item *item = &w->item[i];
-  ng_field_import(&item->f, item->t->data, item->f.data);
+static ng_status prepare(ng_work *w, ng_precond *p, const char *call, const ng_outside *from) {
+  ng_status st = ng_work_open(w, p, call, from, 0);
+  if (st == NG_OK) st = ng_work_list(w);
+  if (st != NG_OK) return st;
+  w->values = ng_work_take(w, w->value_count * (int64_t)sizeof *w->values);
+  if (p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
+  return ng_work_all(w, NG_OK);
 }
 
 /* shared with fresh = false: saved results are used unchanged, and are not recomputed with the
  * present options. */
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from) {
-  ng_work w;
-  ng_status st = NG_OK;
-  ng_work_open(&w, p, call, from);
-  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, NG_WORK_LOAD)));
-  if (w.first) read_file(&w);
-  NG_TRY(ng_work_share(&w));
-  if (p->ctx->ranks > 1) {
-    NG_TRY(ng_work_agree(&w, room_for_text(&w)));
-    NG_TRY(ng_work_broadcast(&w, w.text, w.text_bytes, 0));
-    NG_TRY(ng_work_agree(&w, understand(&w)));
-  }
-  /* But for parts only a broken transport can fail from here on, and that ends the object anyway. */
-  if (w.snapshot.parts > 0) {
-    NG_TRY(ng_parts_load(&w)); /* takes all or nothing */
-  } else if (p->ctx->ranks == 1) {
-    ng_work_spread(&w, take_field);
+  loading x = {.alone = true};
+  ng_work *w = &x.w;
+  ng_status st = prepare(w, p, call, from);
+  NG_TRY(ng_work_agree(w, st));
+  NG_TRY(share_manifest(&x));
+  x.alone = x.snapshot.parts == 1;
+  read_arrays(&x);
+  NG_TRY(ng_work_tell(w));
+  /* Only a broken transport can fail from here on, and that ends the object anyway. */
+  if (!x.alone || p->ctx->ranks == 1) {
+    ng_parallel(p->ctx, LANES, take_lane, &x);
   } else {
-    NG_TRY(ng_work_each(&w, load_field));
+    for (int32_t i = 0; i < w->fields; i++)
+      NG_TRY(send_field(w, &w->item[i]));
   }
-  ng_snapshot_apply(p, &w.snapshot, w.values);
+  ng_snapshot_apply(p, &x.snapshot, w->values);
   for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    if (b->holds && b->family->shared != NULL) b->family->shared(p->block[i], false);
+    ng_block *b = p->block[i];
+    if (b->holds && b->family->shared != NULL) b->family->shared(b, false);
   }
-  ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld", w.label, (long long)p->steps);
+  ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld",
+         from->stream ? w->label : from->path, (long long)p->steps);
 done:
-  ng_work_close(&w);
+  ng_work_close(w);
   return st;
 }

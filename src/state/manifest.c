@@ -16,8 +16,7 @@
  * (ng_snapshot, `values`), from where ng_snapshot_apply cannot fail.  Nothing of the model
  * changes before all of the text has been understood.  Every key may be missing, have another
  * type, or a number out of range. */
-#include "io.h"
-#include "state/manifest.h"
+#include "state/work.h"
 
 /* ---- layers ----------------------------------------------------------------------------------*/
 
@@ -84,35 +83,27 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   }
 }
 
-/* Name the layer, the value in the file and the value in the model. */
-static ng_status differs(char *message, size_t size, const char *what, const char *name,
-                         const char *theirs, const char *ours) {
-  return ng_fail_to(message, size, NG_ERR_FILE, "%s '%s' is '%s' in the state and '%s' here", what,
-                    name, theirs, ours);
-}
-
 /* In order, one by one: the first that differs is what the message is about. */
-static ng_status read_layers(const ng_precond *p, const ngio_value *layers, char *message,
-                             size_t size) {
-  const size_t n = layers == NULL ? 0 : layers->count;
+static bool read_layers(ng_work *w, const ngio_value *layers) {
+  const ng_precond *p = w->p;
+  const size_t n = ngio_count(layers);
   const ngio_value *l = ngio_first(layers);
   char is[NG_MESSAGE];
   if (!ngio_is(layers, NGIO_ARRAY)) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no list of layers");
+    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has no list of layers");
   }
   for (size_t i = 0; i < n || i < (size_t)p->entries;
        i++, l = l == NULL ? NULL : ngio_next(layers, l)) {
     const char *name = ngio_text_of(ngio_get(l, "name"));
     if (i >= n) {
-      return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s' is not in the state",
-                        p->entry[i]->d.name);
+      return ng_work_refuse(w, NG_ERR_FILE, "layer '%s' is not in the state", p->entry[i]->d.name);
     }
     if (name == NULL) {
-      return ng_fail_to(message, size, NG_ERR_FILE, "layer %zu of the manifest has no name", i);
+      return ng_work_refuse(w, NG_ERR_FILE, "layer %zu of the manifest has no name", i);
     }
     if (i >= (size_t)p->entries) {
-      return ng_fail_to(message, size, NG_ERR_FILE,
-                        "layer '%.255s' of the state is not in this model", name);
+      return ng_work_refuse(w, NG_ERR_FILE, "layer '%.255s' of the state is not in this model",
+                            name);
     }
     const ng_entry *e = p->entry[i];
     const char *theirs = ngio_text_of(ngio_get(l, "is"));
@@ -120,18 +111,20 @@ static ng_status read_layers(const ng_precond *p, const ngio_value *layers, char
     const char *ours = e->d.options == NULL ? "" : e->d.options;
     ng_manifest_describe(ng_entry_seen(e), is, sizeof is);
     if (!ng_is(name, e->d.name)) {
-      return ng_fail_to(message, size, NG_ERR_FILE,
-                        "layer %zu is '%.160s' in the state and '%.160s' here", i, name, e->d.name);
+      return ng_work_refuse(w, NG_ERR_FILE, "layer %zu is '%.160s' in the state and '%.160s' here",
+                            i, name, e->d.name);
     }
     if (theirs == NULL || !ng_is(theirs, is)) {
-      return differs(message, size, "layer", name, theirs == NULL ? "nothing" : theirs, is);
+      return ng_work_refuse(w, NG_ERR_FILE, "layer '%s' is '%s' in the state and '%s' here", name,
+                            theirs == NULL ? "nothing" : theirs, is);
     }
     if (options == NULL || !ng_is(options, ours)) {
-      return differs(message, size, "options of layer", name, options == NULL ? "none" : options,
-                     ours);
+      return ng_work_refuse(w, NG_ERR_FILE,
+                            "options of layer '%s' is '%s' in the state and '%s' here", name,
+                            options == NULL ? "none" : options, ours);
     }
   }
-  return NG_OK;
+  return true;
 }
 
 /* ---- options ---------------------------------------------------------------------------------*/
@@ -163,160 +156,225 @@ bool ng_manifest_option(int32_t i, ng_option_info *info) {
 
 /* Fixed options must be the same, as texts; live ones are taken; what this version does not know is
  * refused by read_options. */
-static ng_status read_option(const ng_precond *p, const ngio_value *options, const char *method,
-                             const ng_option_info *info, ng_options *o, char *ours, size_t room,
-                             char *message, size_t size) {
+static bool read_option(ng_work *w, const ngio_value *options, const char *method,
+                        const ng_option_info *info, ng_options *o, char *ours, size_t room) {
+  const ng_precond *p = w->p;
   char why[NG_MESSAGE] = "";
   const ngio_value *v = ngio_get(options, info->name);
   /* A library that did not know the option yet did what the option's default does. */
   const char *theirs = v == NULL ? info->standard : ngio_text_of(v);
   if (theirs == NULL) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "option '%s' of the manifest is not a text",
-                      info->name);
+    return ng_work_refuse(w, NG_ERR_FILE, "option '%s' of the manifest is not a text", info->name);
   }
   if (info->live) {
-    if (ng_options_set(o, info->name, theirs, why, sizeof why) == NG_OK) return NG_OK;
-    return ng_fail_to(message, size, NG_ERR_FILE, "option of the state: %s", why);
+    return ng_options_set(o, info->name, theirs, why, sizeof why) == NG_OK ||
+           ng_work_refuse(w, NG_ERR_FILE, "option of the state: %s", why);
   }
-  if (does_not_matter(info->name)) return NG_OK;
+  if (does_not_matter(info->name)) return true;
   if (ng_options_get(&p->opt, info->name, ours, room) != NG_OK) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "option '%s' has no text", info->name);
+    return ng_work_refuse(w, NG_ERR_FILE, "option '%s' has no text", info->name);
   }
-  if (ng_is(theirs, ours) || (ng_option_find(info->name) == NG_OPTION_statistics &&
-                              holds_all(theirs) && holds_all(ours))) {
-    return NG_OK;
-  }
-  return ng_fail_to(message, size, NG_ERR_FILE,
-                    "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
-                    "(method '%.40s')",
-                    info->name, theirs, method, ours, p->opt.method);
+  return ng_is(theirs, ours) ||
+         (ng_option_find(info->name) == NG_OPTION_statistics && holds_all(theirs) &&
+          holds_all(ours)) ||
+         ng_work_refuse(w, NG_ERR_FILE,
+                        "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
+                        "(method '%.40s')",
+                        info->name, theirs, method, ours, p->opt.method);
 }
 
-/* On a copy, to be put in place later.  Each may be in its range and still not go with the others
- * or with a layer's own, so all that is asked of a new model is asked again. */
-static ng_status read_options(const ng_precond *p, const ngio_value *manifest, ng_options *o,
-                              char *message, size_t size) {
+/* Each option of the state is one of this version, or one that was removed and had its default. */
+static bool know_options(ng_work *w, const ngio_value *options) {
+  for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
+    const ng_option_gone *gone = ng_option_removed(v->key);
+    const char *was = ngio_text_of(v);
+    if (gone == NULL && ng_option_find(v->key) < 0) {
+      return ng_work_refuse(w, NG_ERR_FILE,
+                            "option '%.80s' of the state is not known to this version", v->key);
+    }
+    if (gone != NULL && (was == NULL || !ng_is(was, gone->standard))) {
+      return ng_work_refuse(w, NG_ERR_FILE,
+                            "option '%s' is '%.80s' in the state; it was removed: %s", gone->name,
+                            was == NULL ? "" : was, gone->instead);
+    }
+  }
+  return true;
+}
+
+/* Options may be valid one by one and not together, or not with a layer's own: all checks of a new model. */
+static bool check_options(ng_work *w, const ng_options *o) {
+  const ng_precond *p = w->p;
   char why[NG_MESSAGE] = "";
+  ng_status st = ng_family_check(o, why, sizeof why);
+  if (st != NG_OK) {
+    return ng_work_refuse(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s",
+                          why);
+  }
+  /* Of blocks without options of their own, one for each family is enough. */
+  const ng_family *asked = NULL;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    ng_options own = *o;
+    if (b->options == NULL && b->family == asked) continue;
+    if (b->options == NULL) asked = b->family;
+    if (b->options != NULL) st = ng_options_override(&own, b->options, why, sizeof why);
+    if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
+    if (st != NG_OK) {
+      return ng_work_refuse(w, NG_ERR_FILE, "options of the state, layer '%s': %s", b->name, why);
+    }
+  }
+  return true;
+}
+
+/* On a copy, to be put in place later. */
+static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) {
+  const ng_precond *p = w->p;
   const ngio_value *options = ngio_get(manifest, "options");
   const char *method = ngio_text_of(ngio_get(manifest, "method"));
   if (!ngio_is(options, NGIO_OBJECT) || method == NULL) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no options or no method");
+    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has no options or no method");
   }
-  for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
-    const ng_option_gone *gone = ng_option_removed(v->key);
-    if (gone != NULL) {
-      const char *was = ngio_text_of(v);
-      if (was != NULL && ng_is(was, gone->standard)) continue;
-      return ng_fail_to(message, size, NG_ERR_FILE,
-                        "option '%s' is '%.80s' in the state; it was removed: %s", gone->name,
-                        was == NULL ? "" : was, gone->instead);
-    }
-    if (ng_option_find(v->key) < 0) {
-      return ng_fail_to(message, size, NG_ERR_FILE,
-                        "option '%.80s' of the state is not known to this version", v->key);
-    }
-  }
+  if (!know_options(w, options)) return false;
   const size_t room = ng_manifest_room(p);
-  char *ours = ng_alloc(p->ctx, room);
-  if (ours == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory");
-  ng_status st = NG_OK;
+  char *ours = ng_work_take(w, (int64_t)room);
+  if (ours == NULL) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
   ng_option_info info;
   *o = p->opt;
-  for (int32_t i = 0; i < ng_option_count() && st == NG_OK; i++) {
-    if (ng_manifest_option(i, &info)) {
-      st = read_option(p, options, method, &info, o, ours, room, message, size);
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    if (ng_manifest_option(i, &info) && !read_option(w, options, method, &info, o, ours, room)) {
+      return false;
     }
   }
-  ng_free(p->ctx, ours, room);
-  if (st == NG_OK) {
-    st = ng_family_check(o, why, sizeof why);
-    if (st != NG_OK) {
-      st = ng_fail_to(message, size, st == NG_ERR_NOMEM ? st : NG_ERR_FILE,
-                      "options of the state: %s", why);
-    }
-  }
-  const ng_family *asked =
-      NULL; /* of blocks without options of their own, one for each family is enough */
-  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    const ng_block *b = p->block[i];
-    if (b->options == NULL && b->family == asked) continue;
-    if (b->options == NULL) {
-      asked = b->family;
-      st = ng_block_check(b, o, why, sizeof why);
-    } else {
-      ng_options own = *o;
-      st = ng_options_override(&own, b->options, why, sizeof why);
-      if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
-    }
-    if (st != NG_OK) {
-      st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state, layer '%s': %s", b->name,
-                      why);
-    }
-  }
-  return st;
+  return check_options(w, o);
 }
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
 const char *const ng_rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
 
-static ng_status read_count(const ngio_value *object, const char *where, const char *name,
-                            int64_t most, int64_t *out, char *message, size_t size) {
+static bool read_count(ng_work *w, const ngio_value *object, const char *where, const char *name,
+                       int64_t most, int64_t *out) {
   const ngio_value *v = ngio_get(object, name);
   *out = ngio_is(v, NGIO_INTEGER) ? v->is.integer : -1;
-  if (*out >= 0 && *out <= most) return NG_OK;
-  return ng_fail_to(message, size, NG_ERR_FILE,
-                    "%s '%s' of the manifest is no whole number from 0 to %lld", where, name,
-                    (long long)most);
+  return (*out >= 0 && *out <= most) ||
+         ng_work_refuse(w, NG_ERR_FILE, "%s '%s' of the manifest is no whole number from 0 to %lld",
+                        where, name, (long long)most);
 }
 
 /* updates <= steps: a bias correction that begins in the future has no meaning. */
-static ng_status read_counters(const ngio_value *manifest, ng_snapshot *s, char *message,
-                               size_t size) {
+static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s) {
   const int64_t most = NG_COUNT_MOST;
   const ngio_value *c = ngio_get(manifest, "counters");
   const ngio_value *last = ngio_get(manifest, "last");
-  ng_status st = read_count(c, "counter", "steps", most, &s->steps, message, size);
-  if (st == NG_OK) st = read_count(c, "counter", "updates", s->steps, &s->updates, message, size);
-  if (st == NG_OK) st = read_count(c, "counter", "skipped", most, &s->skipped, message, size);
-  for (int i = 0; i < NG_RESCUES && st == NG_OK; i++) {
-    st = read_count(c, "counter", ng_rung_name[i], most, &s->rung[i], message, size);
-  }
-  if (st != NG_OK) return st;
   const ngio_value *nu = ngio_get(last, "clip"), *inner = ngio_get(last, "inner");
-  if (!ngio_is_number(nu) || !ngio_is_number(inner)) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "'last' of the manifest has no clip or no inner");
+  bool ok = read_count(w, c, "counter", "steps", most, &s->steps) &&
+            read_count(w, c, "counter", "updates", s->steps, &s->updates) &&
+            read_count(w, c, "counter", "skipped", most, &s->skipped);
+  for (int i = 0; i < NG_RESCUES && ok; i++)
+    ok = read_count(w, c, "counter", ng_rung_name[i], most, &s->rung[i]);
+  if (ok && (!ngio_is_number(nu) || !ngio_is_number(inner))) {
+    return ng_work_refuse(w, NG_ERR_FILE, "'last' of the manifest has no clip or no inner");
   }
   s->nu = ngio_number_of(nu); /* what ng_report shows, until the next step */
   s->inner = ngio_number_of(inner);
-  return NG_OK;
+  return ok;
 }
 
 /* Of layers that missed no update nothing is said. */
-static ng_status read_missed(const ng_precond *p, const ngio_value *layers, int64_t updates,
-                             double *missed, char *message, size_t size) {
-  ng_status st = NG_OK;
+static bool read_missed(ng_work *w, const ngio_value *layers, int64_t updates) {
+  const ng_precond *p = w->p;
+  double *missed = w->values + w->value_count - p->entries;
   const ngio_value *l = ngio_first(layers); /* as many as entries: read_layers */
-  for (int32_t i = 0; i < p->entries && st == NG_OK; i++, l = ngio_next(layers, l)) {
+  for (int32_t i = 0; i < p->entries; i++, l = ngio_next(layers, l)) {
     int64_t n = 0;
-    if (ngio_get(l, "missed") != NULL) {
-      st = read_count(l, p->entry[i]->d.name, "missed", updates, &n, message, size);
+    if (ngio_get(l, "missed") != NULL &&
+        !read_count(w, l, p->entry[i]->d.name, "missed", updates, &n)) {
+      return false;
     }
     missed[i] = (double)n;
   }
-  return st;
+  return true;
+}
+
+/* ---- pieces of arrays ------------------------------------------------------------------------*/
+
+/* -1: no such number. */
+static int64_t number_of(const ngio_value *v, const char *key) {
+  const ngio_value *x = ngio_get(v, key);
+  return ngio_is(x, NGIO_INTEGER) ? x->is.integer : -1;
+}
+
+ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f) {
+  const bool by_rows = ngio_get(v, "from_row") != NULL;
+  ng_part_piece q = {.part = (int32_t)number_of(v, "part"),
+                     .to = f->cols,
+                     .by_rows = by_rows,
+                     .whole = !by_rows && ngio_get(v, "from") == NULL,
+                     .crc = ngio_text_of(ngio_get(v, "crc32")),
+                     .finite = ngio_is(ngio_get(v, "finite"), NGIO_TRUE)};
+  if (!q.whole) {
+    q.from = number_of(v, by_rows ? "from_row" : "from");
+    q.to = number_of(v, by_rows ? "to_row" : "to");
+  }
+  if (q.crc != NULL && strlen(q.crc) != NG_HEX) q.crc = NULL;
+  return q;
+}
+
+static bool same_shape(const ngio_value *v, const ng_field *f) {
+  const ngio_tensor t = ng_tensor_of(NULL, f, NULL);
+  const ngio_value *x = ngio_first(v);
+  if (ngio_count(v) != (size_t)t.ndim) return false;
+  for (int32_t i = 0; i < t.ndim; i++, x = ngio_next(v, x)) {
+    if (!ngio_is(x, NGIO_INTEGER) || x->is.integer != t.shape[i]) return false;
+  }
+  return true;
+}
+
+/* A rank writes one piece of an array at most.  Parts are in order of ranks, except within a model group. */
+static bool parts_twice(const ngio_value *pieces) {
+  for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
+    for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {
+      if (number_of(x, "part") == number_of(y, "part")) return true;
+    }
+  }
+  return false;
+}
+
+/* Keys that this version does not know are refused. */
+const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
+  const ngio_value *pieces = ngio_get(v, "pieces"), *x = ngio_first(pieces);
+  const bool by_rows = ngio_get(x, "from_row") != NULL;
+  const int64_t all = by_rows ? f->rows : f->cols;
+  int64_t at = 0, part = -1;
+  bool ordered = true;
+  if (!same_shape(ngio_get(v, "shape"), f) || v->count != 2 || ngio_count(pieces) == 0) {
+    return NULL;
+  }
+  for (; x != NULL; x = ngio_next(pieces, x)) {
+    const int64_t its = number_of(x, "part");
+    const ng_part_piece q = ng_piece_of(x, f);
+    if (its < 0 || its >= parts || q.by_rows != by_rows || x->count != (q.whole ? 3 : 5) ||
+        q.crc == NULL || !ngio_is_flag(ngio_get(x, "finite"))) {
+      return NULL;
+    }
+    if (q.whole ? pieces->count != 1 : f->sym || q.from != at || q.to <= q.from || q.to > all) {
+      return NULL;
+    }
+    ordered = ordered && its > part;
+    part = its;
+    at = q.to;
+  }
+  return at == all && (ordered || !parts_twice(pieces)) ? pieces : NULL;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------*/
 
 typedef struct block_reader {
+  ng_work *w;
   const ngio_value *from;
   const char *layer;
-  double *to;
-  int64_t at;
+  double *to;          /* the next number's place */
   size_t seen, counts; /* the first so many are flags and counts */
-  char *message;       /* of the call, as everywhere here */
-  size_t size;
 } block_reader;
 
 /* Flags and counts are bounded here, because they turn into integers; what a family adds is its own
@@ -324,76 +382,62 @@ typedef struct block_reader {
 static ng_status read_number(void *arg, ng_number *n) {
   block_reader *r = arg;
   const ngio_value *v = ngio_get(r->from, n->name);
-  if (!ngio_is_number(v)) {
-    return ng_fail_to(r->message, r->size, NG_ERR_FILE,
-                      "block '%s' of the manifest has no number '%s'", r->layer, n->name);
-  }
   const double x = ngio_number_of(v);
-  if (r->seen < r->counts && !(x >= 0.0 && x <= (double)NG_COUNT_MOST)) {
-    return ng_fail_to(r->message, r->size, NG_ERR_FILE,
-                      "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
-                      r->layer, x);
+  if (!ngio_is_number(v)) {
+    (void)ng_work_refuse(r->w, NG_ERR_FILE, "block '%s' of the manifest has no number '%s'",
+                         r->layer, n->name);
+  } else if (r->seen++ < r->counts && !(x >= 0.0 && x <= (double)NG_COUNT_MOST)) {
+    (void)ng_work_refuse(r->w, NG_ERR_FILE,
+                         "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
+                         r->layer, x);
   }
-  r->to[r->at++] = x;
-  r->seen++;
-  return NG_OK;
+  *r->to++ = x;
+  return r->w->st;
 }
 
 /* Numbers are found by name and counted: with none missing and as many as there are, none is
  * extra. */
-static ng_status read_blocks(ng_precond *p, const ngio_value *blocks, double *values,
-                             int64_t *count, char *message, size_t size) {
-  block_reader r = {.to = values, .message = message, .size = size};
+static bool read_blocks(ng_work *w, const ngio_value *blocks) {
+  const ng_precond *p = w->p;
+  block_reader r = {.w = w, .to = w->values};
   for (int32_t i = 0; i < p->blocks; i++) {
     r.layer = p->block[i]->name;
     r.from = ngio_get(blocks, r.layer);
-    r.seen = 0; /* counted for each block */
+    r.seen = 0;
     r.counts = ng_block_counts(p->block[i]);
-    const ng_status st = ng_block_numbers(p->block[i], read_number, &r);
-    if (st != NG_OK) return st;
+    if (ng_block_numbers(p->block[i], read_number, &r) != NG_OK) return false;
     if (r.from->count != r.seen) { /* a map: it had numbers */
-      return ng_fail_to(message, size, NG_ERR_FILE,
-                        "block '%s' of the manifest has numbers that this version does not know",
-                        r.layer);
+      return ng_work_refuse(w, NG_ERR_FILE,
+                            "block '%s' of the manifest has numbers that this version does not "
+                            "know",
+                            r.layer);
     }
   }
   const size_t n = ngio_is(blocks, NGIO_OBJECT) ? blocks->count : 0;
-  if (n != (size_t)p->blocks) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "the state has %zu blocks and this model %d", n,
-                      p->blocks);
-  }
-  *count = r.at;
-  return NG_OK;
+  return n == (size_t)p->blocks ||
+         ng_work_refuse(w, NG_ERR_FILE, "the state has %zu blocks and this model %d", n, p->blocks);
 }
 
 /* The format before all else, as it says what the rest means.  Layers before options: who loads the
  * wrong file should read about layers. */
-ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapshot *s,
-                           double *values, char *message, size_t size) {
+bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
+  const ngio_value *manifest = ngio_json_root(w->manifest);
+  const ngio_value *layers = ngio_get(manifest, "layers"), *parts = ngio_get(manifest, "parts");
+  const int64_t is = ngio_integer_of(ngio_get(manifest, "format"));
   memset(s, 0, sizeof *s);
-  const ngio_value *format = ngio_get(manifest, "format");
-  const int64_t is = ngio_is(format, NGIO_INTEGER) ? format->is.integer : 0;
   if (is != NG_STATE_FORMAT && is != NG_STATE_PARTS) {
-    return ng_fail_to(message, size, NG_ERR_FILE,
-                      "format %lld of the state is not known to this version (it reads %d and %d)",
-                      (long long)is, NG_STATE_FORMAT, NG_STATE_PARTS);
+    return ng_work_refuse(
+        w, NG_ERR_FILE,
+        "format %lld of the state is not known to this version (it reads %d and %d)", (long long)is,
+        NG_STATE_FORMAT, NG_STATE_PARTS);
   }
-  if (is == NG_STATE_PARTS) {
-    const ngio_value *parts = ngio_get(manifest, "parts");
-    if (!ngio_is(parts, NGIO_ARRAY) || parts->count < 2 || parts->count > NG_PARTS_MOST) {
-      return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no good list of parts");
-    }
-    s->parts = (int32_t)parts->count;
+  s->parts = is == NG_STATE_FORMAT ? 1 : (int32_t)ng_min64((int64_t)ngio_count(parts), INT32_MAX);
+  if (is == NG_STATE_PARTS && (s->parts < 2 || s->parts > NG_PARTS_MOST)) {
+    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has no good list of parts");
   }
-  const ngio_value *layers = ngio_get(manifest, "layers");
-  int64_t count = 0; /* values of blocks */
-  ng_status st = read_layers(p, layers, message, size);
-  if (st == NG_OK) st = read_options(p, manifest, &s->opt, message, size);
-  if (st == NG_OK) st = read_counters(manifest, s, message, size);
-  if (st == NG_OK) {
-    st = read_blocks(p, ngio_get(manifest, "blocks"), values, &count, message, size);
-  }
-  return st == NG_OK ? read_missed(p, layers, s->updates, values + count, message, size) : st;
+  return read_layers(w, layers) && read_options(w, manifest, &s->opt) &&
+         read_counters(w, manifest, s) && read_blocks(w, ngio_get(manifest, "blocks")) &&
+         read_missed(w, layers, s->updates);
 }
 
 /* A layer's own options are applied again over the new ones. */

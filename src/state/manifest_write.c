@@ -2,14 +2,7 @@
  *
  * In: a model, numbers of all ranks.  Out: text behind text.  A model of 10,000 layers has a hundred
  * thousand lines, so they are written as they come, without a tree of values. */
-#include "io.h"
-#include "state/manifest.h"
-
-/* can_be_written has checked that texts are UTF-8. */
-static void put_string(ngio_out *o, const char *name, const char *text) {
-  ngio_put_key(o, name);
-  ngio_out_string(o, text);
-}
+#include "state/work.h"
 
 /* Every option, as text that ng_options_set takes: no number format of JSON comes between. */
 static void make_options(const ng_precond *p, ngio_out *o) {
@@ -23,7 +16,7 @@ static void make_options(const ng_precond *p, ngio_out *o) {
       o->lost = 1;
       continue;
     }
-    put_string(o, info.name, text);
+    ngio_put_text(o, info.name, text);
   }
   ngio_shut(o, '}');
   if (text != NULL) ng_free(p->ctx, text, room);
@@ -37,9 +30,9 @@ static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) 
     const ng_entry *e = p->entry[i];
     ng_manifest_describe(ng_entry_seen(e), is, sizeof is);
     ngio_open(o, NULL, '{');
-    put_string(o, "name", e->d.name);
-    put_string(o, "is", is);
-    put_string(o, "options", e->d.options == NULL ? "" : e->d.options);
+    ngio_put_text(o, "name", e->d.name);
+    ngio_put_text(o, "is", is);
+    ngio_put_text(o, "options", e->d.options == NULL ? "" : e->d.options);
     if (missed[i] > 0.0) ngio_put_integer(o, "missed", (int64_t)missed[i]);
     ngio_shut(o, '}');
   }
@@ -74,64 +67,59 @@ static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
 /* What ng_report shows of the last step is no reason to refuse a save. */
 static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
 
-/* JSON is UTF-8 and knows finite numbers only; texts are the callers'.  Asked before the file is
- * begun: what cannot be read back must not replace a state that can. */
-static ng_status can_be_written(const ng_precond *p, const double *values, int64_t count,
-                                char *message, size_t size) {
+/* JSON is UTF-8 and has finite numbers only; texts are the callers'.  Checked before the file is
+ * begun: a state that cannot be read back must not replace a state that can. */
+static bool can_be_written(ng_work *w) {
+  const ng_precond *p = w->p;
   if (p->steps > NG_COUNT_MOST || p->skipped > NG_COUNT_MOST) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "it counts more than 2^53 steps");
+    return ng_work_refuse(w, NG_ERR_FILE, "it counts more than 2^53 steps");
   }
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_layer *d = &p->entry[i]->d;
     if (!ngio_is_utf8(d->name) || (d->options != NULL && !ngio_is_utf8(d->options))) {
-      return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
+      return ng_work_refuse(w, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
     }
   }
   if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.per_layer)) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers or per_layer is not UTF-8");
+    return ng_work_refuse(w, NG_ERR_FILE, "skip_layers or per_layer is not UTF-8");
   }
-  for (int64_t i = 0; i < count; i++) {
-    if (!(values[i] - values[i] == 0.0)) {
-      return ng_fail_to(message, size, NG_ERR_FILE, "number %lld of the blocks is not finite",
-                        (long long)i);
+  for (int64_t i = 0; i < w->value_count; i++) {
+    if (!(w->values[i] - w->values[i] == 0.0)) {
+      return ng_work_refuse(w, NG_ERR_FILE, "number %lld of the blocks is not finite",
+                            (long long)i);
     }
   }
-  return NG_OK;
+  return true;
 }
 
 /* Keys are written in this fixed order: the same state gives the same bytes. */
-ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int64_t count,
-                            const int64_t rungs[NG_RESCUES], ngio_out *o, char *message,
-                            size_t size) {
+bool ng_manifest_begin(ng_work *w, int format) {
+  ng_precond *p = w->p;
+  ngio_out *o = &w->out;
   char version[32];
-  const ng_status st = can_be_written(p, values, count, message, size);
-  if (st != NG_OK) return st;
+  if (!can_be_written(w)) return false;
   (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
                  NG_VERSION_PATCH);
   ngio_open(o, NULL, '{');
   ngio_put_integer(o, "format", format);
-  put_string(o, "library", version); /* for people */
-  put_string(o, "method", p->opt.method);
+  ngio_put_text(o, "library", version); /* for people */
+  ngio_put_text(o, "method", p->opt.method);
   make_options(p, o);
   ngio_open(o, "counters", '{');
   ngio_put_integer(o, "steps", p->steps);
   ngio_put_integer(o, "updates", p->updates);
   ngio_put_integer(o, "skipped", p->skipped);
-  for (int i = 0; i < NG_RESCUES; i++) {
-    ngio_put_integer(o, ng_rung_name[i], rungs[i]);
-  }
+  for (int i = 0; i < NG_RESCUES; i++)
+    ngio_put_integer(o, ng_rung_name[i], (int64_t)w->values[w->value_count + i]);
   ngio_shut(o, '}');
   ngio_open(o, "last", '{');
   ngio_put_real(o, "clip", finite_or(p->step->nu, 1.0));
   ngio_put_real(o, "inner", finite_or(p->step->inner, 0.0));
   ngio_shut(o, '}');
-  return NG_OK;
-}
-
-void ng_manifest_layers(ng_precond *p, const double *values, int64_t count, ngio_out *o) {
-  make_layers(p, values + count - p->entries, o);
-  make_blocks(p, values, o);
+  make_layers(p, w->values + w->value_count - p->entries, o);
+  make_blocks(p, w->values, o);
   ngio_open(o, "tensors", '{');
+  return true;
 }
 
 /* With a comma in front, unless it is the first; memory for the entry is reserved once. */
@@ -144,8 +132,39 @@ void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool fin
   o->used = (size_t)(to - o->text);
 }
 
-ng_status ng_manifest_end(ngio_out *o, char *message, size_t size) {
-  ngio_out_bytes(o, "}}", sizeof "}}"); /* with a 0 behind it */
-  if (!o->lost) return NG_OK;
-  return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory for the manifest");
+void ng_manifest_open(ngio_out *o, const ng_item *item) {
+  const ngio_tensor t = ng_tensor_of(item->name, &item->f, NULL);
+  ngio_open(o, item->name, '{');
+  ngio_open(o, "shape", '[');
+  for (int32_t i = 0; i < t.ndim; i++)
+    ngio_put_integer(o, NULL, t.shape[i]);
+  ngio_shut(o, ']');
+  ngio_open(o, "pieces", '[');
+}
+
+void ng_manifest_piece(ngio_out *o, const ng_part_piece *q) {
+  ngio_open(o, NULL, '{');
+  ngio_put_integer(o, "part", q->part);
+  if (!q->whole) {
+    ngio_put_integer(o, q->by_rows ? "from_row" : "from", q->from);
+    ngio_put_integer(o, q->by_rows ? "to_row" : "to", q->to);
+  }
+  ngio_put_text(o, "crc32", q->crc);
+  ngio_put_flag(o, "finite", q->finite);
+  ngio_shut(o, '}');
+}
+
+bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, int32_t parts) {
+  ngio_out *o = &w->out;
+  ngio_shut(o, '}');
+  if (parts > 1) ngio_open(o, "parts", '[');
+  for (int32_t r = 0; r < parts && parts > 1; r++) {
+    ngio_open(o, NULL, '{');
+    ngio_put_integer(o, "bytes", bytes[r]);
+    ngio_put_integer(o, "tensors", tensors[r]);
+    ngio_shut(o, '}');
+  }
+  if (parts > 1) ngio_shut(o, ']');
+  ngio_out_bytes(o, "}", sizeof "}"); /* with a 0 */
+  return !o->lost || ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
 }

@@ -35,18 +35,11 @@ static ng_status put_one(void *arg, ng_number *n) {
 /* One walk for counting, getting and putting: the places in the array are the order of the walk,
  * the same on every rank and in every run of this version.  In a file numbers have names, so
  * another order there is no matter. */
-int64_t ng_state_key_values(ng_precond *p, int32_t k) {
-  cursor c = {0};
-  if (k >= p->blocks) return 1; /* the updates that an entry missed */
-  (void)ng_block_numbers(p->block[k], count_one, &c);
-  return c.at;
-}
-
 int64_t ng_state_values(ng_precond *p) {
-  int64_t n = 0;
-  for (int32_t k = 0; k < ng_state_keys(p); k++)
-    n += ng_state_key_values(p, k);
-  return n;
+  cursor c = {0};
+  for (int32_t i = 0; i < p->blocks; i++)
+    (void)ng_block_numbers(p->block[i], count_one, &c);
+  return c.at + p->entries; /* the updates that each entry missed */
 }
 
 /* Each number from one owner alone: the sum over ranks (save.c) is then everybody's array. */

@@ -1,181 +1,367 @@
-/* save.c: the state of a preconditioner, to a file or a stream; its manifest alone.
+/* save.c: the state of a preconditioner, to a file, a stream, or one file for each rank; its manifest alone.
  *
  * A file is safetensors: every array of ng_state_fields as a tensor "block/field" in published
  * order, and in its metadata a manifest (manifest.c) with the CRC-32 of each tensor, and the
  * CRC-32 of the manifest itself.  So every bit of the file is either compared or checked.
  *
  * The manifest stands in front of the arrays, and a stream cannot go back: so arrays are walked
- * twice, first for their checksums, each on the rank that will send it, then for their bytes.  An array
- * that rank 0 does not hold is broadcast by its owner.
+ * twice, first for their checksums, each on the rank that supplies it, then for their bytes.  One file: an array
+ * that rank 0 does not hold is broadcast by its owner.  In parts no array travels; ranks only exchange the numbers of
+ * blocks and a checksum for each piece:
  *
- * In: a model between two steps, a place.  Out: a file that replaces the old one in one go (io/:
- * written beside it, flushed, renamed), or the old one untouched; or the same bytes in order. */
+ *   PATH                   rank 0's arrays, and the manifest of all: format 3
+ *   PATH.<id>-<r>of<n>     arrays of rank r; <id>: the checksum of the manifest, 8 digits
+ *
+ * In: a model between two steps, a place.  Out: files that replace the old ones in one go, or the old ones untouched
+ * (and, after a failure in between, parts of a new state, which no manifest names).  All files are on the disk under
+ * temporary names before the first is renamed; rank 0's, which says what belongs together, is renamed last.  Names of
+ * parts say which whole they are of, so the files of an earlier state are not touched before that; then they go. */
 #include "state/work.h"
+
+#include <sys/stat.h>
+
+typedef struct saving {
+  ng_work w;
+  int32_t parts;          /* files: 1, or one for each rank */
+  bool writes;            /* this rank has a file */
+  int64_t *bytes, *count; /* [parts] data and arrays of each */
+  uint8_t *here;          /* [fields] one file: rank 0 holds the array */
+  ngio_tensor *tensor;    /* [fields] of this rank's file */
+  char *path;             /* of a part */
+  int64_t path_room;
+  ng_hex id;
+} saving;
+
+/* ---- pieces ----------------------------------------------------------------------------------*/
+
+static ng_part_piece slice_of(const ng_field *f, int32_t i) {
+  return (ng_part_piece){.part = ng_slice_rank(f, i),
+                         .from = f->slice[i],
+                         .to = f->slice[i + 1],
+                         .by_rows = f->by_rows};
+}
+
+/* The piece of an array in file r; false: none. */
+static bool piece_of(const saving *x, const ng_field *f, int32_t r, ng_part_piece *q) {
+  int32_t i = r;
+  if (x->parts == 1 || f->slice == NULL) {
+    *q = (ng_part_piece){.part = r, .to = f->cols, .whole = true};
+    return x->parts == 1 || f->owner == r;
+  }
+  if (f->holder != NULL) {
+    for (i = 0; i < f->slices && f->holder[i] != r;)
+      i++;
+    if (i == f->slices) return false; /* it holds what another one writes */
+  }
+  *q = slice_of(f, i);
+  return q->to > q->from;
+}
+
+/* The bytes that this rank supplies, as they will be written; false: none.  *bytes is known on all ranks. */
+static bool supplies(const saving *x, const ng_field *f, void **data, int64_t *bytes) {
+  ng_part_piece q;
+  if (f->slice == NULL) {
+    *bytes = ng_field_bytes(f);
+    if (f->owner != x->w.p->ctx->rank) return false;
+    *data = ng_field_published(f, x->w.published);
+    return true;
+  }
+  if (!piece_of(x, f, x->w.p->ctx->rank, &q)) return false;
+  const ng_rect box = ng_piece_rect(&q, f);
+  *bytes = ng_rect_count(&box) * ng_dtype_size(f->dtype);
+  *data = f->data;
+  return true;
+}
+
+/* One file: ranks hold pieces of the array, and rank 0 writes it row by row. */
+static bool by_row(const saving *x, const ng_field *f) { return x->parts == 1 && f->slice != NULL; }
+
+/* Seals of an array: one, or one for each rank's piece. */
+static int64_t seals(const saving *x, const ng_field *f) {
+  return x->parts == 1 || f->slice == NULL ? 1 : x->parts;
+}
+
+/* ---- memory ----------------------------------------------------------------------------------*/
+
+/* What every rank holds, such as the moments of weights that each moves, goes to whoever has least to write; the same
+ * choice on all ranks. */
+static void share_out(saving *x) {
+  ng_work *w = &x->w;
+  int64_t *load = x->bytes;
+  ng_part_piece q;
+  memset(load, 0, (size_t)x->parts * sizeof *load);
+  for (int32_t i = 0; i < w->fields; i++) {
+    const ng_field *f = &w->item[i].f;
+    for (int32_t r = 0; r < x->parts && !f->everywhere; r++) {
+      if (piece_of(x, f, r, &q)) load[r] += ng_tensor_of(NULL, f, &q).bytes;
+    }
+  }
+  for (int32_t i = 0; i < w->fields; i++) {
+    ng_field *f = &w->item[i].f;
+    int32_t least = 0;
+    if (!f->everywhere) continue;
+    for (int32_t r = 1; r < x->parts; r++)
+      least = load[r] < load[least] ? r : least;
+    f->owner = least;
+    load[least] += ng_field_bytes(f);
+  }
+}
+
+/* In parts a buffer for the largest array of this rank, and not of all. */
+static int64_t largest(const saving *x) {
+  const ng_work *w = &x->w;
+  int64_t most = 0;
+  ng_part_piece q;
+  if (x->parts == 1) return w->largest;
+  for (int32_t i = 0; i < w->fields; i++) {
+    const ng_field *f = &w->item[i].f;
+    if (piece_of(x, f, w->p->ctx->rank, &q) && q.whole) most = ng_max64(most, ng_field_bytes(f));
+  }
+  return most;
+}
+
+/* All memory at once: between two collectives nothing may fail on one rank alone. */
+static ng_status prepare(saving *x, ng_precond *p, const char *call, const ng_outside *to) {
+  ng_work *w = &x->w;
+  ng_status st = ng_work_open(w, p, call, to, 0);
+  if (st == NG_OK) st = ng_work_list(w);
+  if (st != NG_OK) return st;
+  x->writes = x->parts > 1 || w->first;
+  x->bytes = ng_work_take(w, x->parts * (int64_t)sizeof *x->bytes);
+  x->count = ng_work_take(w, x->parts * (int64_t)sizeof *x->count);
+  if (x->parts > 1 && x->bytes != NULL) share_out(x);
+  int64_t values = w->value_count + NG_RESCUES;
+  for (int32_t i = 0; i < w->fields; i++)
+    values += seals(x, &w->item[i].f);
+  w->values = ng_work_take(w, values * (int64_t)sizeof *w->values);
+  w->published = ng_work_take(w, largest(x));
+  if (x->parts == 1 && p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
+  x->here = ng_work_take(w, w->fields);
+  x->tensor = ng_work_take(w, w->fields * (int64_t)sizeof *x->tensor);
+  x->path_room = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
+  x->path = ng_work_take(w, x->path_room);
+  if (!w->lost) memset(w->values, 0, (size_t)values * sizeof *w->values);
+  return ng_work_all(w, NG_OK);
+}
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-/* Rank 0 says which fields it lacks, and only those are sent. */
-static ng_status note_missing(ng_work *w, ng_item *item) {
-  w->missing[w->at] = item->f.data == NULL && item->f.slice == NULL;
-  return NG_OK;
+/* One file: only arrays that rank 0 lacks are sent, by their owners; it supplies the others. */
+static ng_status find_suppliers(saving *x) {
+  ng_work *w = &x->w;
+  if (x->parts > 1) return NG_OK;
+  for (int32_t i = 0; i < w->fields && w->first; i++)
+    x->here[i] = w->item[i].f.data != NULL;
+  const ng_status st = ng_work_broadcast(w, x->here, w->fields, 0);
+  for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
+    if (x->here[i] != 0) w->item[i].f.owner = 0;
+  }
+  return st;
 }
 
-/* Of parts that ranks hold: row by row, as they will be written. */
-static ng_status check_parts(ng_work *w, const ng_field *f, double *sum) {
-  const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
+/* An array in slices: its seal, or (NULL) its bytes to the file.  Collective, also after a failure. */
+static ng_status each_row(saving *x, const ng_field *f, double *seal) {
+  ng_work *w = &x->w;
+  const int64_t n = ng_field_piece(f), bytes = n * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
   uint32_t crc = 0;
   bool finite = true;
   for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
     st = ng_work_row(w, f, row);
-    crc = ng_crc_on(crc, w->memory, bytes);
-    finite = finite && ng_all_finite(w->memory, f->dtype, ng_field_piece(f));
+    if (st != NG_OK || !w->first || w->st != NG_OK) continue;
+    if (seal != NULL) {
+      crc = ng_crc_on(crc, w->memory, bytes);
+      finite = finite && ng_all_finite(w->memory, f->dtype, n);
+    } else {
+      (void)ng_work_fine(
+          w, ngio_writer_put(w->writer, w->memory, bytes, w->message, sizeof w->message));
+    }
   }
-  if (w->first) *sum = ng_seal(crc, finite);
+  if (seal != NULL && w->first) *seal = ng_seal(crc, finite);
   return st;
 }
 
-static double *sum_of(const ng_work *w, int32_t i) {
-  return w->values + w->value_count + NG_RESCUES + i;
-}
-
-/* Of the very bytes that are going to be written. */
-static ng_status check_sum(ng_work *w, ng_item *item) {
-  const ng_field *f = &item->f;
-  const bool mine = w->missing[w->at] ? f->owner == w->p->ctx->rank : w->first;
-  if (f->slice != NULL) return check_parts(w, f, sum_of(w, w->at));
-  if (!mine) return NG_OK; /* the checksum is 0 here */
-  const void *bytes = ng_field_published(f, f->data, w->published);
-  *sum_of(w, w->at) = ng_seal(ng_crc_of(bytes, ng_field_bytes(f)),
-                              ng_all_finite(bytes, f->dtype, ng_field_count(f)));
-  return NG_OK;
-}
-
 /* The sum of arrays that have each number on one rank: 0 + x is exact. */
-static ng_status gather(ng_work *w) {
-  double *rung = w->values + w->value_count;
-  if (w->first) (void)ng_work_each(w, note_missing);
-  const ng_status st = ng_work_broadcast(w, w->missing, w->fields, 0);
+static ng_status gather(saving *x) {
+  ng_work *w = &x->w;
+  double *rung = w->values + w->value_count, *seal = rung + NG_RESCUES;
+  ng_status st = find_suppliers(x);
   if (st != NG_OK) return st;
   ng_state_get(w->p, w->values); /* zero where another rank is the owner */
-  for (int i = 0; i < NG_RESCUES; i++) {
+  for (int i = 0; i < NG_RESCUES; i++)
     rung[i] = (double)w->p->rescued[i];
+  for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
+    const ng_field *f = &w->item[i].f;
+    void *data;
+    int64_t bytes;
+    if (by_row(x, f)) {
+      st = each_row(x, f, seal);
+    } else if (supplies(x, f, &data, &bytes)) {
+      const bool finite = ng_all_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype));
+      seal[f->slice == NULL ? 0 : w->p->ctx->rank] = ng_seal(ng_crc_of(data, bytes), finite);
+    }
+    seal += seals(x, f);
   }
-  const ng_status summed = ng_work_each(w, check_sum);
-  return summed == NG_OK ? ng_work_sum(w, w->values, w->doubles) : summed;
+  return st == NG_OK ? ng_work_sum(w, w->values, seal - w->values) : st;
+}
+
+static void list_piece(saving *x, const ng_item *item, const double *seal, ng_part_piece q) {
+  const ng_hex crc = ng_seal_of(seal[q.whole ? 0 : q.part], &q.finite);
+  x->bytes[q.part] += ng_tensor_of(NULL, &item->f, &q).bytes;
+  x->count[q.part]++;
+  if (x->parts == 1) {
+    ng_manifest_tensor(&x->w.out, item->name, crc.text, q.finite);
+    return;
+  }
+  q.crc = crc.text;
+  ng_manifest_piece(&x->w.out, &q);
+}
+
+/* In the order of columns, or of rows. */
+static void list_array(saving *x, const ng_item *item, const double *seal) {
+  const ng_field *f = &item->f;
+  ng_part_piece q;
+  if (x->parts > 1) ng_manifest_open(&x->w.out, item);
+  if (seals(x, f) == 1 && piece_of(x, f, x->parts == 1 ? 0 : f->owner, &q))
+    list_piece(x, item, seal, q);
+  for (int32_t i = 0; seals(x, f) > 1 && i < ng_field_slices(f, x->parts); i++) {
+    q = slice_of(f, i);
+    if (q.to > q.from) list_piece(x, item, seal, q);
+  }
+  if (x->parts > 1) {
+    ngio_shut(&x->w.out, ']');
+    ngio_shut(&x->w.out, '}');
+  }
 }
 
 /* Write the manifest from the gathered values.  A failure stays in *w. */
-static bool make_manifest(ng_work *w) {
-  int64_t rungs[NG_RESCUES];
-  char why[NG_MESSAGE] = "";
-  for (int i = 0; i < NG_RESCUES; i++) {
-    rungs[i] = (int64_t)w->values[w->value_count + i];
-  }
-  if (!ng_work_holds(w,
-                     ng_manifest_begin(w->p, NG_STATE_FORMAT, w->values, w->value_count, rungs,
-                                       &w->out, why, sizeof why),
-                     why)) {
-    return false;
-  }
-  ng_manifest_layers(w->p, w->values, w->value_count, &w->out);
+static void make_manifest(saving *x) {
+  ng_work *w = &x->w;
+  const double *seal = w->values + w->value_count + NG_RESCUES;
+  if (!ng_manifest_begin(w, x->parts == 1 ? NG_STATE_FORMAT : NG_STATE_PARTS)) return;
+  memset(x->bytes, 0, (size_t)x->parts * sizeof *x->bytes);
+  memset(x->count, 0, (size_t)x->parts * sizeof *x->count);
   for (int32_t i = 0; i < w->fields; i++) {
-    bool finite;
-    const ng_hex crc = ng_seal_of(*sum_of(w, i), &finite);
-    w->tensor[i] = ng_tensor_of(&w->item[i]);
-    ng_manifest_tensor(&w->out, w->tensor[i].name, crc.text, finite);
+    list_array(x, &w->item[i], seal);
+    seal += seals(x, &w->item[i].f);
   }
-  return ng_work_holds(w, ng_manifest_end(&w->out, why, sizeof why), why);
+  if (!ng_manifest_end(w, x->bytes, x->count, x->parts)) return;
+  x->id = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
 }
 
 /* Every rank makes the text, from sums that all ranks have; the same text. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length) {
-  ng_work w;
-  ng_status st = NG_OK;
-  ng_work_open(&w, p, "ng_state_manifest", NULL);
-  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, NG_WORK_SAVE)));
-  NG_TRY(gather(&w));
-  if (!make_manifest(&w)) st = ng_fail(p->ctx, w.st, "%s", w.message);
-  NG_TRY(ng_work_agree(&w, st));
-  *length = (int64_t)w.out.used - 1;
+  saving x = {.parts = 1};
+  ng_work *w = &x.w;
+  ng_status st = prepare(&x, p, "ng_state_manifest", NULL);
+  NG_TRY(ng_work_agree(w, st));
+  NG_TRY(gather(&x));
+  make_manifest(&x);
+  NG_TRY(ng_work_tell(w));
+  *length = (int64_t)w->out.used - 1;
   if (text != NULL && size > 0) {
     const size_t fits = (size_t)*length < size ? (size_t)*length : size - 1;
-    memcpy(text, w.out.text, fits);
+    memcpy(text, w->out.text, fits);
     text[fits] = 0;
   }
 done:
-  ng_work_close(&w);
+  ng_work_close(w);
   return st;
 }
 
-/* ---- the arrays ------------------------------------------------------------------------------*/
+/* ---- the files -------------------------------------------------------------------------------*/
 
-static ng_hex id_of(const ng_work *w) {
-  return ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
-}
-
-/* Rank 0.  A failure stays in *w: the others wait in ng_work_share, and learn it there. */
-static void begin_file(ng_work *w) {
+/* A failure stays in *w. */
+static void begin_file(saving *x) {
+  ng_work *w = &x->w;
   const ng_outside *to = w->place;
-  if (!make_manifest(w)) return;
-  const ng_hex crc = id_of(w);
-  const ngio_text text[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, crc.text}};
-  const ngio_status st =
-      to->stream ? ngio_writer_stream(w->label, to->write, to->user, w->tensor, w->fields, text, 2,
-                                      &w->writer, w->message, sizeof w->message)
-                 : ngio_writer_create(to->path, w->tensor, w->fields, text, 2, &w->writer,
-                                      w->message, sizeof w->message);
-  (void)ng_work_fine(w, st);
-}
-
-static ng_status save_parts(ng_work *w, const ng_field *f) {
-  const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
-  ng_status st = NG_OK;
-  for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
-    st = ng_work_row(w, f, row);
-    if (st != NG_OK || !w->first || w->st != NG_OK) continue;
-    (void)ng_work_fine(w,
-                       ngio_writer_put(w->writer, w->memory, bytes, w->message, sizeof w->message));
+  const int32_t rank = w->p->ctx->rank;
+  char says[NGIO_PART_ROOM];
+  ng_part_piece q;
+  int32_t n = 0;
+  for (int32_t i = 0; i < w->fields; i++) {
+    const ng_item *item = &w->item[i];
+    if (piece_of(x, &item->f, rank, &q)) x->tensor[n++] = ng_tensor_of(item->name, &item->f, &q);
   }
-  return st;
+  ngio_part_says(says, rank, x->parts);
+  const ngio_text first[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, x->id.text}};
+  const ngio_text other[2] = {{NGIO_PART, says}, {NGIO_PART_WHOLE, x->id.text}};
+  const ngio_text *text = w->first ? first : other;
+  if (to->stream) {
+    (void)ng_work_fine(w, ngio_writer_stream(w->label, to->write, to->user, x->tensor, n, text, 2,
+                                             &w->writer, w->message, sizeof w->message));
+    return;
+  }
+  ngio_part_path(x->path, (size_t)x->path_room, to->path, x->id.text, rank, x->parts);
+  (void)ng_work_fine(w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer, w->message,
+                                           sizeof w->message));
 }
 
-/* After a failure rank 0 goes on receiving: the others do not know yet. */
-static ng_status save_field(ng_work *w, ng_item *item) {
-  const ng_field *f = &item->f;
-  const void *from = f->data;
-  const int64_t bytes = ng_field_bytes(f);
-  if (f->slice != NULL) return save_parts(w, f);
-  if (w->missing[w->at]) {
-    const bool own = f->owner == w->p->ctx->rank;
-    const ng_status st = ng_work_broadcast(w, own ? f->data : w->memory, bytes, f->owner);
+/* Fields go one after the other, so rank 0 needs memory for the largest and not for all.  After a failure it goes on
+ * receiving: the others do not know yet. */
+static ng_status put_field(saving *x, const ng_field *f) {
+  ng_work *w = &x->w;
+  void *data;
+  int64_t bytes;
+  if (by_row(x, f)) return each_row(x, f, NULL);
+  bool has = supplies(x, f, &data, &bytes);
+  if (x->parts == 1 && f->owner != 0) {
+    if (!has) data = w->memory;
+    const ng_status st = ng_work_broadcast(w, data, bytes, f->owner);
     if (st != NG_OK) return st;
-    from = w->memory;
+    has = w->first;
   }
-  if (!w->first || w->st != NG_OK) return NG_OK;
-  (void)ng_work_fine(w, ngio_writer_put(w->writer, ng_field_published(f, from, w->published), bytes,
-                                        w->message, sizeof w->message));
+  if (has && x->writes && w->st == NG_OK) {
+    (void)ng_work_fine(w, ngio_writer_put(w->writer, data, bytes, w->message, sizeof w->message));
+  }
   return NG_OK;
 }
 
-/* Fields go one after the other, so rank 0 needs room for the largest and not for all. */
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to) {
-  ng_work w;
-  ng_status st = NG_OK;
-  ng_work_open(&w, p, call, to);
-  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, NG_WORK_SAVE)));
-  NG_TRY(gather(&w));
-  if (w.first) begin_file(&w);
-  NG_TRY(ng_work_share(&w));
-  NG_TRY(ng_work_each(&w, save_field));
-  if (w.first && w.st == NG_OK) {
-    /* It may take the place of a state in parts. */
-    (void)ng_work_fine(
-        &w, ngio_writer_finish_whole(&w.writer, id_of(&w).text, w.message, sizeof w.message));
+/* Rank 0, before it names what belongs together: a folder that each host has for itself is no place for parts. */
+static bool all_there(saving *x) {
+  ng_work *w = &x->w;
+  struct stat is;
+  for (int32_t r = 1; r < x->parts; r++) {
+    ngio_part_path(x->path, (size_t)x->path_room, w->place->path, x->id.text, r, x->parts);
+    if (stat(x->path, &is) == 0 && S_ISREG(is.st_mode)) continue;
+    w->label = x->path;
+    return ng_work_refuse(w, NG_ERR_FILE,
+                          "rank %d wrote it, and rank 0 does not see it; all ranks need one folder",
+                          (int)r);
   }
-  NG_TRY(ng_work_share(&w));
-  ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s steps = %lld", w.label, (long long)p->steps);
+  return true;
+}
+
+/* Only a rename and a flushed folder are left to fail after the first name was given. */
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts) {
+  saving x = {.parts = in_parts ? p->ctx->ranks : 1};
+  ng_work *w = &x.w;
+  ng_status st = prepare(&x, p, call, to);
+  NG_TRY(ng_work_agree(w, st));
+  NG_TRY(gather(&x));
+  if (w->first) make_manifest(&x);
+  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_broadcast(w, &x.id, (int64_t)sizeof x.id, 0));
+  if (x.writes) begin_file(&x);
+  NG_TRY(ng_work_tell(w));
+  for (int32_t i = 0; i < w->fields; i++)
+    NG_TRY(put_field(&x, &w->item[i].f));
+  if (x.writes && w->st == NG_OK) {
+    (void)ng_work_fine(w, ngio_writer_flush(w->writer, w->message, sizeof w->message));
+  }
+  NG_TRY(ng_work_tell(w));
+  if (x.writes && !w->first) {
+    (void)ng_work_fine(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
+  }
+  NG_TRY(ng_work_tell(w));
+  if (w->first && all_there(&x)) { /* parts of an earlier state go */
+    (void)ng_work_fine(
+        w, ngio_writer_finish_whole(&w->writer, x.id.text, w->message, sizeof w->message));
+  }
+  NG_TRY(ng_work_tell(w));
+  ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s parts = %d steps = %lld",
+         to->stream ? w->label : to->path, x.parts, (long long)p->steps);
 done:
-  ng_work_close(&w);
+  ng_work_close(w);
   return st;
 }

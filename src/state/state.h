@@ -5,9 +5,8 @@
  *       the arrays one by one.
  * May call: step, family, model, stat, option, comm, core, and io/.
  *
- * save.c and load.c are the protocol: writer, readers, and the checks before anything changes.
- * work.c has their common code: memory, and the agreement of all ranks.  walk.c shows single arrays.
- * parts.c, parts_save.c and parts_load.c are the same for a state of several files, one for each rank.
+ * save.c and load.c are the protocol: one file, a stream, or a file for each rank; and the checks before anything
+ * changes.  work.c has their common code: memory, and the agreement of all ranks.  walk.c shows single arrays.
  * factors.c is apart: running averages alone, a folder with a file for each layer.
  * manifest_write.c turns options, counters and layers into a JSON text, manifest.c understands one.
  * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
@@ -54,42 +53,16 @@ void ng_field_export(const ng_field *f, const void *memory, void *published);
 /* Describe the first mistake in `n` elements of a file, or return NULL. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
-/* `memory` itself, where it has the published order; else `room`, after an export to it. */
-const void *ng_field_published(const ng_field *f, const void *memory, void *room);
+/* The data of f itself, where it has the published order; else `room`, after an export to it. */
+void *ng_field_published(const ng_field *f, void *room);
 
 /* ---- numbers.c ------------------------------------------------------------------------*/
 
 /* Numbers of all blocks in one array, the same places on every rank.  get: this rank's; put: into
  * the blocks.  Blocks that this rank does not own are left as they are in x by get. */
 int64_t ng_state_values(ng_precond *p); /* counts them; the last are one of each entry */
-int64_t ng_state_key_values(ng_precond *p, int32_t k); /* count the values of one key */
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
-
-/* ---- manifest_write.c, manifest.c ------------------------------------------------------------------------*/
-
-/* The manifest up to its layers; these and the blocks, up to the tensors; each of these; what is behind them, and
- * a 0, which is counted.  `values`: the `count` numbers; `rungs`: four counters over all ranks.  A lack of memory is
- * known at the end.  Layers and tensors may be written side by side, to texts of their own. */
-ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int64_t count,
-                            const int64_t rungs[4], ngio_out *o, char *message, size_t size);
-void ng_manifest_layers(ng_precond *p, const double *values, int64_t count, ngio_out *o);
-void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
-ng_status ng_manifest_end(ngio_out *o, char *message, size_t size);
-
-/* What a manifest says about this model, verified and ready to be put in place. */
-typedef struct ng_snapshot {
-  ng_options opt; /* texts borrowed from p */
-  int64_t steps, updates, skipped, rung[4];
-  int32_t parts; /* files that the state is in; 0: one */
-  double nu, inner;
-} ng_snapshot;
-
-/* Compare `manifest` with this model and fill *s and `values`.  Nothing of p changes. */
-ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapshot *s,
-                           double *values, char *message, size_t size);
-/* Cannot fail. */
-void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values);
 
 /* ---- save.c, load.c, walk.c: what api/ calls -------------------------------------------------*/
 
@@ -103,10 +76,8 @@ typedef struct ng_outside {
 } ng_outside;
 
 /* `call` is the public function, for messages. */
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to);
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts);
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from);
-/* To a path; of one rank it is ng_state_save. */
-ng_status ng_state_save_parts(ng_precond *p, const char *call, const ng_outside *to);
 /* *length without the 0; `text` may be NULL. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
 

@@ -24,7 +24,7 @@ typedef struct seek {
   int64_t width;
   int32_t left; /* fields of this width before the one */
   bool found;
-  const char *key;
+  char name[NG_FIELD_KEY]; /* "key/field" */
   ng_field field;
 } seek;
 
@@ -33,7 +33,9 @@ static ng_status seek_one(void *arg, const char *key, ng_field *f) {
   if (s->found || ng_dtype_size(f->dtype) != s->width) return NG_OK;
   if (s->left-- > 0) return NG_OK;
   s->found = true;
-  s->key = key;
+  ng_name_add(s->name, sizeof s->name, key);
+  ng_name_add(s->name, sizeof s->name, "/");
+  ng_name_add(s->name, sizeof s->name, f->name);
   s->field = *f;
   return NG_OK;
 }
@@ -65,8 +67,7 @@ ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
   if (i < 0 || !find(p, i, &s)) return no_number(p, "ng_state_at", i);
   ng_field_info info;
   memset(&info, 0, sizeof info);
-  const ng_tensor_name name = ng_tensor_name_of(s.key, &s.field);
-  memcpy(p->shown_name, name.text, sizeof name.text);
+  memcpy(p->shown_name, s.name, sizeof s.name);
   info.name = p->shown_name;
   info.dtype = s.field.dtype;
   ng_tensor_shape(&s.field, &info.ndim, info.shape);
@@ -79,14 +80,13 @@ ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
 ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes) {
   seek s;
   if (i < 0 || !find(p, i, &s)) return no_number(p, "ng_state_read", i);
-  const ng_tensor_name name = ng_tensor_name_of(s.key, &s.field);
   if (bytes != ng_field_bytes(&s.field)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_read: '%s' has %lld bytes, room is for %lld",
-                   name.text, (long long)ng_field_bytes(&s.field), (long long)bytes);
+                   s.name, (long long)ng_field_bytes(&s.field), (long long)bytes);
   }
   if (to == NULL || (uintptr_t)to % (uintptr_t)ng_dtype_size(s.field.dtype) != 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_state_read: '%s': expected memory that is aligned for %s", name.text,
+                   "ng_state_read: '%s': expected memory that is aligned for %s", s.name,
                    ng_dtype_name(s.field.dtype));
   }
   if (p->step->begun) {
@@ -96,11 +96,11 @@ ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes)
   if (s.field.slice != NULL) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "ng_state_read: each rank holds a part of '%s'; ng_save puts it together",
-                   name.text);
+                   s.name);
   }
   if (s.field.data == NULL) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_state_read: rank %d does not hold '%s', rank %d does",
-                   p->ctx->rank, name.text, s.field.owner);
+                   p->ctx->rank, s.name, s.field.owner);
   }
   ng_field_export(&s.field, s.field.data, to);
   return NG_OK;

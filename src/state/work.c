@@ -3,47 +3,46 @@
 
 #include "crc.h"
 
+#include <stdarg.h>
+
 _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (int)NGIO_F16 &&
                    NG_BF16 == (int)NGIO_BF16 && NG_I32 == (int)NGIO_I32 &&
                    NG_I64 == (int)NGIO_I64 && NG_U8 == (int)NGIO_U8,
                "the dtypes of the files are those of the library");
 
-/* ---- walking, allocating ---------------------------------------------------------------------*/
+/* ---- memory ----------------------------------------------------------------------------------*/
 
-ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *)) {
-  ng_status st = NG_OK;
-  for (w->at = 0; w->at < w->fields && st == NG_OK; w->at++) {
-    st = each(w, &w->item[w->at]);
+/* In front of each block, which stays aligned. */
+typedef struct ng_taken {
+  struct ng_taken *next;
+  size_t bytes;
+} ng_taken;
+
+void *ng_work_take(ng_work *w, int64_t bytes) {
+  const size_t all = NG_ALIGN + (size_t)bytes;
+  ng_taken *t = ng_alloc(w->p->ctx, all);
+  if (t == NULL) {
+    w->lost = true;
+    return NULL;
   }
-  return st;
+  *t = (ng_taken){w->taken, all};
+  w->taken = t;
+  return (char *)t + NG_ALIGN;
 }
 
-enum { LANES = 16 };
-
-typedef struct spread {
-  ng_work *w;
-  void (*each)(ng_work *w, int32_t i);
-} spread;
-
-static void one_lane(void *arg, int32_t lane) {
-  const spread *s = arg;
-  for (int32_t i = lane; i < s->w->fields; i += LANES)
-    s->each(s->w, i);
+ng_status ng_work_all(ng_work *w, ng_status st) {
+  if (st < NG_OK || !w->lost) return st;
+  return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory", w->call);
 }
 
-void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i)) {
-  spread s = {w, each};
-  ng_parallel(w->p->ctx, LANES, one_lane, &s);
+static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
+static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
+
+ngio_alloc ng_work_payload(ng_work *w) {
+  return (ngio_alloc){payload_take, payload_give, w->p->ctx};
 }
 
-ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f) {
-  ng_tensor_name n;
-  n.text[0] = 0;
-  ng_name_add(n.text, sizeof n.text, key);
-  ng_name_add(n.text, sizeof n.text, "/");
-  ng_name_add(n.text, sizeof n.text, f->name);
-  return n;
-}
+/* ---- tensors ---------------------------------------------------------------------------------*/
 
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]) {
   *ndim = f->sym ? 1 : 2;
@@ -51,38 +50,25 @@ void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]) {
   shape[1] = f->sym ? 0 : f->cols;
 }
 
-ngio_tensor ng_tensor_of(const ng_item *item) {
-  ngio_tensor t = {.name = item->name, .dtype = (ngio_dtype)item->f.dtype};
-  ng_tensor_shape(&item->f, &t.ndim, t.shape);
+ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q) {
+  ngio_tensor t = {.name = name, .dtype = (ngio_dtype)f->dtype};
+  ng_tensor_shape(f, &t.ndim, t.shape);
+  if (q != NULL && !q->whole) t.shape[q->by_rows ? 0 : 1] = q->to - q->from;
+  t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
   return t;
 }
 
-const char *ng_tensor_misfit(const ng_field *f, const ngio_tensor *t) {
-  int32_t ndim;
-  int64_t shape[2];
+const char *ng_tensor_misfit(const ngio_tensor *want, const ngio_tensor *t) {
   if (t == NULL) return "is missing";
-  ng_tensor_shape(f, &ndim, shape);
-  if ((int)t->dtype != (int)f->dtype) return "has another dtype than in this model";
-  const bool same =
-      t->ndim == ndim && t->shape[0] == shape[0] && (ndim < 2 || t->shape[1] == shape[1]);
+  if (t->dtype != want->dtype) return "has another dtype than in this model";
+  const bool same = t->ndim == want->ndim && t->shape[0] == want->shape[0] &&
+                    (t->ndim < 2 || t->shape[1] == want->shape[1]);
   return same ? NULL : "has another shape than in this model";
 }
 
-/* ng_alloc has no blocks of no bytes; the same size goes to ng_free. */
-static size_t some(int64_t bytes) { return bytes > 0 ? (size_t)bytes : 1; }
-
-/* memcpy: a double ** is no void **. */
-bool ng_work_take(ng_work *w, void *at, int64_t bytes) {
-  void *ptr = ng_alloc(w->p->ctx, some(bytes));
-  memcpy(at, &ptr, sizeof ptr);
-  return ptr != NULL;
+ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
+  return q->by_rows ? (ng_rect){q->from, q->to, 0, f->cols} : (ng_rect){0, f->rows, q->from, q->to};
 }
-
-void ng_work_give(ng_work *w, void *ptr, int64_t bytes) { ng_free(w->p->ctx, ptr, some(bytes)); }
-
-static int64_t values_bytes(const ng_work *w) { return w->doubles * (int64_t)sizeof *w->values; }
-static int64_t items_bytes(int64_t items) { return items * (int64_t)sizeof(ng_item); }
-static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->tensor; }
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
@@ -90,6 +76,7 @@ static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)siz
 typedef struct lister {
   ng_work *w;
   int32_t next[NG_WIDEST + 1];
+  int64_t names_bytes;
   char *name; /* where the next name is written */
 } lister;
 
@@ -98,7 +85,7 @@ static ng_status count_field(void *arg, const char *key, ng_field *f) {
   lister *l = arg;
   l->w->fields++;
   l->next[ng_dtype_size(f->dtype)]++;
-  l->w->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
+  l->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
   l->w->largest = ng_max64(l->w->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
   return NG_OK;
 }
@@ -111,37 +98,22 @@ static ng_status list_field(void *arg, const char *key, ng_field *f) {
 }
 
 /* Wide dtypes come first, so all data of the file are aligned. */
-static bool list_fields(ng_work *w) {
+ng_status ng_work_list(ng_work *w) {
   lister l = {.w = w};
   (void)ng_state_fields(w->p, count_field, &l);
   w->value_count = ng_state_values(w->p);
-  w->room = w->fields;
-  if (!ng_work_take(w, &w->item, items_bytes(w->room)) ||
-      !ng_work_take(w, &w->names, w->names_bytes)) {
-    w->fields = 0; /* nothing is listed */
-    return false;
-  }
-  l.name = w->names;
+  w->item = ng_work_take(w, w->fields * (int64_t)sizeof *w->item);
+  l.name = ng_work_take(w, l.names_bytes);
+  if (w->lost) return ng_work_all(w, NG_OK);
   for (int32_t width = NG_WIDEST, at = 0; width > 0; width /= 2) {
     const int32_t count = l.next[width];
     l.next[width] = at;
     at += count;
   }
-  (void)ng_state_fields(w->p, list_field, &l);
-  return true;
+  return ng_state_fields(w->p, list_field, &l);
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
-
-void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place) {
-  memset(w, 0, sizeof *w);
-  w->p = p;
-  w->call = call;
-  w->place = place;
-  w->label = place == NULL ? call : place->stream ? "the stream" : place->path;
-  w->first = p->ctx->rank == 0;
-  w->source.fd = -1;
-}
 
 /* Callbacks of other ranks are not called, and may be missing there. */
 static ng_status check_place(const ng_work *w) {
@@ -157,37 +129,27 @@ static ng_status check_place(const ng_work *w) {
   return NG_OK;
 }
 
-/* One for each array; in parts, for each rank's slice of one. */
-static int64_t checksums(const ng_work *w, ng_work_for what) {
-  int64_t n = what == NG_WORK_LOAD ? 0 : w->fields;
-  for (int32_t i = 0; i < w->fields && what == NG_WORK_PARTS; i++) {
-    if (w->item[i].f.slice != NULL) n += w->p->ctx->ranks - 1;
-  }
-  return n;
-}
-
-/* All memory at once: between two collectives nothing may fail on one rank alone. */
-ng_status ng_work_prepare(ng_work *w, ng_work_for what) {
+ng_status ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place,
+                       int64_t more) {
+  memset(w, 0, sizeof *w);
+  w->p = p;
+  w->call = call;
+  w->place = place;
+  w->label = place == NULL ? call : place->stream ? "the stream" : place->path;
+  w->first = p->ctx->rank == 0;
+  w->source.fd = -1;
+  w->more = more;
   const ng_status st = check_place(w);
   if (st != NG_OK) return st;
-  if (w->p->step->begun) {
-    return ng_fail(w->p->ctx, NG_ERR_STATE,
+  if (p->step->begun) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
                    "%s: between ng_begin and a step; state is saved and loaded between steps",
-                   w->call);
+                   call);
   }
-  bool ok = list_fields(w);
-  w->doubles = w->value_count + NG_RESCUES + checksums(w, what);
-  ok = ok && ng_work_take(w, &w->values, values_bytes(w));
-  if (ok && w->p->ctx->ranks > 1 && what != NG_WORK_PARTS) {
-    ok = ng_work_take(w, &w->memory, w->largest);
-  }
-  if (ok && what == NG_WORK_SAVE) {
-    ok = ng_work_take(w, &w->missing, w->fields) && ng_work_take(w, &w->published, w->largest) &&
-         ng_work_take(w, &w->tensor, tensors_bytes(w));
-  }
-  if (!ok) return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory", w->call);
-  memset(w->values, 0, (size_t)values_bytes(w));
-  return NG_OK;
+  const size_t bytes = (size_t)(NG_CODES + p->ctx->ranks + more) * sizeof *w->told;
+  w->told = ng_work_take(w, (int64_t)bytes);
+  if (!w->lost) memset(w->told, 0, bytes);
+  return ng_work_all(w, NG_OK);
 }
 
 /* In the reverse order of use. */
@@ -197,14 +159,10 @@ void ng_work_close(ng_work *w) {
   ngio_source_close(&w->source);
   ngio_json_free(&w->manifest);
   ngio_out_free(&w->out);
-  ng_work_give(w, w->text, w->text_bytes);
-  ng_work_give(w, w->tensor, tensors_bytes(w));
-  ng_work_give(w, w->published, w->largest);
-  ng_work_give(w, w->missing, w->fields);
-  ng_work_give(w, w->memory, w->largest);
-  ng_work_give(w, w->values, values_bytes(w));
-  ng_work_give(w, w->names, w->names_bytes);
-  ng_work_give(w, w->item, items_bytes(w->room));
+  for (ng_taken *t = w->taken, *next; t != NULL; t = next) {
+    next = t->next;
+    ng_free(w->p->ctx, t, t->bytes);
+  }
 }
 
 /* ---- what ranks say to each other ------------------------------------------------------------*/
@@ -266,31 +224,16 @@ ng_status ng_work_agree(ng_work *w, ng_status local) {
                  ng_codes_count(code, st), c->size, ng_status_name(st), ng_status_meaning(st));
 }
 
-ng_status ng_work_share(ng_work *w) {
-  struct {
-    int64_t text_bytes;
-    int32_t status;
-    char message[NG_MESSAGE];
-  } v;
-  memset(&v, 0, sizeof v);
-  v.status = w->st;
-  v.text_bytes = w->text_bytes;
-  memcpy(v.message, w->message, sizeof v.message);
-  const ng_status st = ng_work_broadcast(w, &v, (int64_t)sizeof v, 0);
-  if (st != NG_OK) return st;
-  if (!w->first) w->text_bytes = v.text_bytes;
-  if (v.status == NG_OK) return NG_OK;
-  return ng_fail(w->p->ctx, (ng_status)v.status, "%s", v.message);
-}
-
-ng_status ng_work_tell(ng_work *w, double *told, int64_t count) {
+ng_status ng_work_tell(ng_work *w) {
   ng_context *ctx = w->p->ctx;
-  double *failed = told + NG_CODES;
-  ng_codes_put(told, w->st);
+  double *failed = w->told + NG_CODES;
+  ng_codes_put(w->told, w->st);
   memset(failed, 0, (size_t)ctx->ranks * sizeof *failed);
   failed[ctx->rank] = w->st < NG_OK;
-  if (ctx->ranks > 1 && ng_work_sum(w, told, count) != NG_OK) return NG_ERR_COMM;
-  const ng_status worst = ng_codes_worst(told);
+  if (ctx->ranks > 1 && ng_work_sum(w, w->told, NG_CODES + ctx->ranks + w->more) != NG_OK) {
+    return NG_ERR_COMM;
+  }
+  const ng_status worst = ng_codes_worst(w->told);
   if (worst >= NG_OK) return NG_OK;
   int32_t first = 0;
   while (failed[first] == 0.0)
@@ -306,9 +249,16 @@ bool ng_work_fine(ng_work *w, ngio_status st) {
   return st == NGIO_OK;
 }
 
-bool ng_work_holds(ng_work *w, ng_status st, const char *why) {
-  if (st != NG_OK) w->st = ng_fail_to(w->message, sizeof w->message, st, "%s: %s", w->label, why);
-  return st == NG_OK;
+bool ng_work_refuse(ng_work *w, ng_status st, const char *format, ...) {
+  va_list args;
+  if (w->st != NG_OK) return false;
+  w->st = st;
+  const int at = snprintf(w->message, sizeof w->message, "%s: ", w->label);
+  if (at < 0 || at >= (int)sizeof w->message) return false;
+  va_start(args, format);
+  (void)vsnprintf(w->message + at, sizeof w->message - (size_t)at, format, args);
+  va_end(args);
+  return false;
 }
 
 /* ---- checksums -------------------------------------------------------------------------------*/

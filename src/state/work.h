@@ -4,11 +4,12 @@
  * In:  a model between two steps.
  * Out: its fields in the order of files, memory for the call, one verdict on all ranks.
  *
- * Rank 0 has the file or the stream.  No rank returns between two collectives: an error of rank 0
- * stays in `st` and `message` until ng_work_share sends it, so that every rank can report it. */
+ * No rank returns between two collectives: a failure of one rank stays in its `st` and `message` until ng_work_tell
+ * sends it, so that every rank reports the same. */
 #ifndef NG_STATE_WORK_H
 #define NG_STATE_WORK_H
 
+#include "part_files.h"
 #include "safetensors.h"
 #include "state/state.h"
 
@@ -16,77 +17,71 @@
 #define NG_MANIFEST "natgrad"
 #define NG_MANIFEST_CRC "natgrad.crc32"
 
-typedef struct ng_tensor_name {
-  char text[NG_FIELD_KEY];
-} ng_tensor_name;
-
 /* One array of the state, as this rank has it. */
 typedef struct ng_item {
   ng_field f;
-  const char *key, *name; /* the block, or the layer; "key/field", in `names` */
-  const ngio_tensor *t;   /* load, rank 0: in the file */
-  const char *crc; /* load, rank 0: its checksum, 8 digits of the manifest; NULL: not there */
-  const char *why; /* load, rank 0: the mistake in its data */
+  const char *key, *name; /* the block, or the layer; "key/field" */
+  const void *data;       /* load: verified, in published order, as much as this rank reads */
 } ng_item;
+
+/* A piece of an array: columns [from, to) of every row, or rows (by_rows), or the whole array. */
+typedef struct ng_part_piece {
+  int32_t part; /* the file that has it */
+  int64_t from, to;
+  bool whole, by_rows;
+  const char *crc; /* NG_HEX digits */
+  bool finite;
+} ng_part_piece;
 
 typedef struct ng_work {
   ng_precond *p;
-  const char *call, *label; /* the public function; what messages call the file                 */
+  const char *call, *label; /* the public function; what messages call the file */
   const ng_outside *place;  /* NULL: nothing is written, and nothing read */
   bool first;               /* this is rank 0 */
-  double *values;           /* of the blocks; the rung counters; save: a checksum for each field */
+  struct ng_taken *taken;   /* memory of the call */
+  bool lost;                /* some of it could not be allocated */
+  ng_item *item;            /* [fields] wide dtypes first: so all data is aligned in the file */
+  int32_t fields;
+  int64_t largest; /* bytes of the largest field, or of its largest row if ranks hold columns */
   int64_t value_count;
-  ng_item *item;        /* all fields, wide dtypes first: so all data is aligned in the file */
-  int32_t fields, room; /* listed; places at `item` */
-  int64_t names_bytes;  /* taken at `names` */
-  char *names;
-  int64_t largest;                   /* bytes of the largest field */
-  int64_t doubles;                   /* taken at `values` */
-  uint8_t *missing;                  /* save: fields that rank 0 does not hold */
-  ngio_tensor *tensor;               /* save */
-  void *memory, *published;          /* one field, in the order of memory and of the file */
-  ngio_out out;                      /* save: the manifest, with a 0 */
-  char *text;                        /* load: the manifest, on its way to the other ranks */
-  int64_t text_bytes;                /* with its 0 */
-  ngio_json *manifest;               /* load */
-  const ngio_value *tensors, *entry; /* load, rank 0: in the manifest; the next expected entry */
-  ngio_writer *writer;               /* save, rank 0 */
-  ngio_source source;                /* load, rank 0 */
-  ngio_tensors *file;                /* load, rank 0 */
-  ng_snapshot snapshot;              /* load: what the manifest says */
-  ng_status st; /* rank 0: the first failure that the others do not know yet, with its message */
+  double *values;      /* of the blocks and entries; save: rung counters and seals follow */
+  void *memory;        /* one field, or a row, in the order of memory */
+  void *published;     /* one field in published order */
+  ngio_out out;        /* save: the manifest, with a 0 */
+  ngio_json *manifest; /* load */
+  ngio_writer *writer;
+  ngio_source source; /* load, rank 0 */
+  ngio_tensors *file; /* load, rank 0 */
+  double *told;       /* for ng_work_tell: status codes, a mark for each rank, and `more` doubles */
+  int64_t more;
+  ng_status
+      st; /* the first failure of this rank that the others do not know yet, with its message */
   char message[NG_MESSAGE];
-  int32_t at; /* number of the field that a walk is at */
 } ng_work;
 
-void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
-/* Check arguments and allocate before the first collective.  Saving needs more; for parts, buffers and the
- * list of tensors are the caller's to take. */
-typedef enum ng_work_for { NG_WORK_LOAD, NG_WORK_SAVE, NG_WORK_PARTS } ng_work_for;
-ng_status ng_work_prepare(ng_work *w, ng_work_for what);
-void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is taken away */
+/* Check the arguments and the moment of the call, and allocate `told` with `more` doubles of the caller. */
+ng_status ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place,
+                       int64_t more);
+ng_status ng_work_list(ng_work *w); /* fill `item`: the same order on all ranks */
+void ng_work_close(ng_work *w);     /* at any stage; an unfinished file is removed */
 
-/* Every field, in the order of files, which is the same on all ranks. */
-ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *));
-/* Every field, by all threads. */
-void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i));
-ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f); /* for any number of ranks */
+/* Memory until ng_work_close; NULL: there is none, and `lost` is set. */
+void *ng_work_take(ng_work *w, int64_t bytes);
+ng_status ng_work_all(ng_work *w, ng_status st); /* NG_ERR_NOMEM if memory was lost */
+
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
-ngio_tensor ng_tensor_of(const ng_item *item);                            /* without data */
-/* Why the tensor of a file is not this field, or NULL. */
-const char *ng_tensor_misfit(const ng_field *f, const ngio_tensor *t);
-
-bool ng_work_take(ng_work *w, void *at, int64_t bytes); /* at: a pointer to a pointer */
-void ng_work_give(ng_work *w, void *ptr, int64_t bytes);
+/* Dtype and shape of a piece in its file; q NULL: of the whole array. */
+ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q);
+/* Why the tensor of a file is not the expected one, or NULL. */
+const char *ng_tensor_misfit(const ngio_tensor *want, const ngio_tensor *t);
+ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* not of a symmetric array */
 
 /* The doubles are summed over ranks; all may fail with NG_ERR_COMM. */
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root);
 ng_status ng_work_agree(ng_work *w, ng_status local); /* the worst status of all ranks, on all */
-ng_status ng_work_share(ng_work *w); /* what rank 0 found, on all ranks, with its message */
-/* What every rank found, each in its `st` and `message`: the worst, with the message of the first that failed.
- * Of `count` doubles the first NG_CODES + ranks are for it; those behind are the caller's, and summed, too. */
-ng_status ng_work_tell(ng_work *w, double *told, int64_t count);
+/* The worst status that a rank has in `st`, with the message of the first that failed.  The `more` doubles are summed. */
+ng_status ng_work_tell(ng_work *w);
 
 /* Row `row` of a field of which ranks hold parts: copy this rank's part between w->memory and the field; gather
  * the row in w->memory on all ranks.  A field sliced by rows counts as one row. */
@@ -94,10 +89,11 @@ int64_t ng_work_rows(const ng_field *f);
 void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out);
 ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row);
 
-/* Rank 0: note a failure of io/, whose messages begin with the label ... */
+/* Note a failure of io/, whose messages begin with the label; false: it failed. */
 bool ng_work_fine(ng_work *w, ngio_status st);
-/* ... and one of our own. */
-bool ng_work_holds(ng_work *w, ng_status st, const char *why);
+/* Note a failure of our own, unless there is one, with the label in front; return false. */
+bool ng_work_refuse(ng_work *w, ng_status st, const char *format, ...) NG_PRINTF(3, 4);
+ngio_alloc ng_work_payload(ng_work *w); /* payloads of files come from the context */
 
 enum { NG_HEX = 8 }; /* digits */
 typedef struct ng_hex {
@@ -111,5 +107,42 @@ ng_hex ng_hex_of(uint32_t crc);
 /* A checksum and whether all is finite, in one number for a sum over ranks: exact in double, as is 0 + x. */
 double ng_seal(uint32_t crc, bool finite);
 ng_hex ng_seal_of(double seal, bool *finite);
+
+/* ---- manifest_write.c, manifest.c ------------------------------------------------------------------------*/
+
+/* JSON numbers are doubles elsewhere: counts are exact up to here, and no larger one is written or taken. */
+#define NG_COUNT_MOST (INT64_C(1) << 53)
+extern const char *const ng_rung_name[NG_RESCUES];
+void ng_manifest_describe(const ng_entry *e, char *text,
+                          size_t size);       /* a layer, for people, too */
+size_t ng_manifest_room(const ng_precond *p); /* for the text of any option */
+bool ng_manifest_option(int32_t i, ng_option_info *info);
+
+/* Write the manifest up to its tensors, from w->values, to w->out. */
+bool ng_manifest_begin(ng_work *w, int format);
+/* The entry of an array in one file; or begin an array, and its pieces. */
+void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
+void ng_manifest_open(ngio_out *o, const ng_item *item);
+void ng_manifest_piece(ngio_out *o, const ng_part_piece *q);
+/* After all entries: the list of parts (parts > 1) and a 0, which is counted. */
+bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, int32_t parts);
+
+/* What a manifest says about this model, verified and ready to be put in place. */
+typedef struct ng_snapshot {
+  ng_options opt; /* texts borrowed from p */
+  int64_t steps, updates, skipped, rung[4];
+  int32_t parts; /* files that the state is in */
+  double nu, inner;
+} ng_snapshot;
+
+/* Compare w->manifest with this model; fill *s and w->values.  Nothing of the model changes. */
+bool ng_manifest_read(ng_work *w, ng_snapshot *s);
+/* Cannot fail. */
+void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values);
+
+/* The pieces of an array of this model, in its entry `v` of a manifest of `parts` files; NULL: not as they should
+ * be.  Their number is ->count, and all are good then. */
+const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
+ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f); /* one of these */
 
 #endif
