@@ -1,6 +1,6 @@
 /* stream.c: read one file in order, plain or gzip, so that a reader can check the header before it allocates.
  *
- * A gzip file (RFC 1952) has one or several members; other bytes after a member are an error. */
+ * A gzip file (RFC 1952) has one or several members; zlib ignores other bytes after the last, as gzip does. */
 #include "readers.h"
 
 #include "common/cli.h"
@@ -17,27 +17,10 @@ enum { PIECE = 1 << 16, RATIO = 1032 }; /* deflate makes at most RATIO bytes of 
 
 struct data_stream {
   const char *path;
-  int fd;
-  int64_t size;       /* of the file */
-  bool zipped, ended; /* ended: between two members */
-  z_stream z;
-  unsigned char in[PIECE];
+  gzFile file;
+  int64_t size; /* of the file */
+  bool zipped;
 };
-
-static int64_t damaged(const data_stream *s, const char *why) {
-  (void)cli_bad("--data: %s: damaged or cut short (%s)", s->path, why);
-  return -1;
-}
-
-/* Read up to n bytes: their number, 0 at the end of the file, -1: reported. */
-static int64_t take(const data_stream *s, void *to, size_t n) {
-  ssize_t got;
-  do {
-    got = read(s->fd, to, n);
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) (void)cli_bad("--data: %s: %s", s->path, strerror(errno));
-  return (int64_t)got;
-}
 
 int data_stream_open(const char *path, data_stream **out) {
   *out = NULL;
@@ -53,23 +36,22 @@ int data_stream_open(const char *path, data_stream **out) {
     (void)close(fd);
     return cli_bad("--data: %s: not a regular file", path);
   }
-  data_stream *s = cli_take(1, sizeof *s);
-  *s = (data_stream){.path = path, .fd = fd, .size = (int64_t)about.st_size};
   unsigned char mark[2] = {0, 0};
-  s->zipped = pread(fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
-  if (s->zipped && inflateInit2(&s->z, 16 + MAX_WBITS) != Z_OK) {
+  const bool zipped = pread(fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
+  const gzFile file = gzdopen(fd, "rb");
+  if (file == NULL) {
     (void)close(fd);
-    free(s);
     return cli_bad("--data: %s: no memory", path);
   }
-  *out = s;
+  (void)gzbuffer(file, PIECE);
+  data_stream *s = *out = cli_take(1, sizeof *s);
+  *s = (data_stream){path, file, (int64_t)about.st_size, zipped};
   return CLI_OK;
 }
 
 void data_stream_close(data_stream **s) {
   if (*s == NULL) return;
-  if ((*s)->zipped) (void)inflateEnd(&(*s)->z);
-  (void)close((*s)->fd);
+  (void)gzclose((*s)->file);
   free(*s);
   *s = NULL;
 }
@@ -81,39 +63,26 @@ int64_t data_stream_most(const data_stream *s) {
   return s->size < INT64_MAX / RATIO ? s->size * RATIO : INT64_MAX;
 }
 
-/* Inflate up to n bytes: their number, 0 at the end of the last member, -1: reported. */
-static int64_t inflate_some(data_stream *s, unsigned char *to, size_t n) {
-  s->z.next_out = to;
-  s->z.avail_out = (uInt)(n < 1U << 30 ? n : 1U << 30);
-  const uInt room = s->z.avail_out;
-  while (s->z.avail_out == room) {
-    if (s->z.avail_in == 0) {
-      const int64_t got = take(s, s->in, sizeof s->in);
-      if (got < 0) return -1;
-      if (got == 0 && s->ended) return 0;
-      if (got == 0) return damaged(s, "unexpected end of file");
-      s->z.next_in = s->in;
-      s->z.avail_in = (uInt)got;
-    }
-    if (s->ended && s->z.next_in[0] != 0x1f) return damaged(s, "garbage after its end");
-    if (s->ended && inflateReset(&s->z) != Z_OK) return damaged(s, "zlib");
-    s->ended = false;
-    const int code = inflate(&s->z, Z_NO_FLUSH);
-    if (code != Z_OK && code != Z_STREAM_END)
-      return damaged(s, s->z.msg != NULL ? s->z.msg : zError(code));
-    s->ended = code == Z_STREAM_END;
+/* Read up to n bytes: their number, 0 at the end of the file, -1: reported. */
+static int64_t some(const data_stream *s, void *to, int64_t n) {
+  const int got = gzread(s->file, to, (unsigned)(n < 1 << 30 ? n : 1 << 30));
+  int code = Z_OK;
+  const char *why = gzerror(s->file, &code); /* "<fd:N>: reason" */
+  if (got > 0 || code == Z_OK || code == Z_STREAM_END) return got;
+  if (code == Z_ERRNO) {
+    (void)cli_bad("--data: %s: %s", s->path, strerror(errno));
+    return -1;
   }
-  return (int64_t)(room - s->z.avail_out);
-}
-
-static int64_t some(data_stream *s, unsigned char *to, size_t n) {
-  return s->zipped ? inflate_some(s, to, n) : take(s, to, n);
+  const char *reason = strstr(why, ": ");
+  (void)cli_bad("--data: %s: damaged or cut short (%s)", s->path,
+                reason != NULL ? reason + 2 : why);
+  return -1;
 }
 
 int data_stream_read(data_stream *s, void *to, int64_t n) {
   unsigned char *at = to;
   for (int64_t left = n; left > 0;) {
-    const int64_t got = some(s, at, (size_t)(left < 1 << 30 ? left : 1 << 30));
+    const int64_t got = some(s, at, left);
     if (got < 0) return CLI_BAD;
     if (got == 0) {
       return cli_bad("--data: %s: ends %lld bytes before the end that it announces", s->path,

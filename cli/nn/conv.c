@@ -326,26 +326,19 @@ int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t
   node *v = nn_node(n, &op, x, -1, to);
   if (v == NULL) return -1;
   const int64_t shape[4] = {out, from.channels, kernel, kernel};
-  const int layer = n->n_layers, number = v->number;
-  nn_layer l = {.conv = true,
-                .bias = bias,
-                .in = from.channels,
-                .out = out,
-                .kernel = kernel,
-                .stride = stride,
-                .padding = padding,
-                .height = from.height,
-                .width = from.width,
-                .out_height = to.height,
-                .positions = to.height * to.width,
-                .bias_param = -1};
+  const nn_layer l = {.conv = true,
+                      .bias = bias,
+                      .in = from.channels,
+                      .out = out,
+                      .kernel = kernel,
+                      .stride = stride,
+                      .padding = padding,
+                      .height = from.height,
+                      .width = from.width,
+                      .out_height = to.height,
+                      .positions = to.height * to.width};
   v->kernel = kernel;
   v->stride = stride;
   v->padding = padding;
-  v->layer = layer;
-  v->param[0] = l.weight_param = nn_param_add(n, name, "weight", NN_WEIGHT, layer, 4, shape);
-  if (bias) v->param[1] = l.bias_param = nn_param_add(n, name, "bias", NN_BIAS, layer, 1, shape);
-  nn_layer_name(&l, name);
-  (void)nn_layer_add(n, &l);
-  return number;
+  return nn_layer_add(n, v, name, &l, 4, shape);
 }

@@ -6,17 +6,25 @@
 #include <math.h>
 #include <string.h>
 
-/* Arrays of one piece: y from x (and x2), or dx from dy and y. */
+/* Arrays of one call: y from x (and x2), or dx from dy and y. */
 typedef struct slice {
+  const nn *n;
   const node *v;
-  uint64_t seed, step;
   const float *x, *x2, *y, *dy;
   float *to;
-  int64_t count, first; /* elements; offset in the batch */
+  int64_t count; /* elements */
   int32_t pieces;
   bool adds, train;
   void (*kernel)(const struct slice *s, int64_t from, int64_t to);
 } slice;
+
+typedef struct kind {
+  nn_op op;
+  void (*forward)(const slice *s, int64_t from, int64_t to);
+  void (*backward)(const slice *s, int64_t from, int64_t to);
+} kind;
+
+static const kind *kind_of(const node *v) { return (const kind *)(const void *)v->op; }
 
 static void run_piece(void *arg, int32_t i) {
   const slice *s = arg;
@@ -25,41 +33,35 @@ static void run_piece(void *arg, int32_t i) {
   s->kernel(s, from, to);
 }
 
-static void run(nn *n, slice *s) {
-  s->pieces = nn_pieces(n, s->count);
-  nn_parallel(n, s->pieces, run_piece, s);
+static void run(nn *n, const node *v, int64_t samples, slice s) {
+  s.n = n;
+  s.v = v;
+  s.count = samples * nn_count(v->shape);
+  s.pieces = nn_pieces(n, s.count);
+  nn_parallel(n, s.pieces, run_piece, &s);
 }
 
-static void forward_by(nn *n, node *v, int64_t samples, bool train,
-                       void (*kernel)(const slice *, int64_t, int64_t)) {
-  slice s = {.v = v,
-             .seed = n->seed,
-             .step = n->step,
-             .x = nn_in(n, v, 0)->out,
-             .x2 = v->input[1] >= 0 ? nn_in(n, v, 1)->out : NULL,
-             .to = v->out,
-             .count = samples * nn_count(v->shape),
-             .first = n->first * nn_count(v->shape),
-             .train = train,
-             .kernel = kernel};
-  run(n, &s);
+static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  run(n, v, samples,
+      (slice){.x = nn_in(n, v, 0)->out,
+              .x2 = v->input[1] >= 0 ? nn_in(n, v, 1)->out : NULL,
+              .to = v->out,
+              .train = mode == NN_TRAIN,
+              .kernel = kind_of(v)->forward});
 }
 
-static void backward_by(nn *n, node *v, int64_t samples, int k,
-                        void (*kernel)(const slice *, int64_t, int64_t)) {
-  const node *in = nn_in(n, v, k);
-  if (in->grad == NULL) return;
-  slice s = {.v = v,
-             .seed = n->seed,
-             .step = n->step,
-             .y = v->out,
-             .dy = v->grad,
-             .to = in->grad,
-             .count = samples * nn_count(v->shape),
-             .first = n->first * nn_count(v->shape),
-             .adds = v->adds[k],
-             .kernel = kernel};
-  run(n, &s);
+static void backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  for (int k = 0; k < 2 && v->input[k] >= 0; k++) {
+    const node *in = nn_in(n, v, k);
+    if (in->grad == NULL) continue;
+    run(n, v, samples,
+        (slice){.y = v->out,
+                .dy = v->grad,
+                .to = in->grad,
+                .adds = v->adds[k],
+                .kernel = kind_of(v)->backward});
+  }
 }
 
 /* ---- ReLU: y = max(x, 0); dx = dy where y > 0 --------------------------------------------------*/
@@ -86,19 +88,6 @@ NG_CLONES static void relu_back(const slice *s, int64_t from, int64_t to) {
   }
 }
 
-static void relu_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  forward_by(n, v, samples, mode == NN_TRAIN, relu);
-}
-static void relu_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)params;
-  backward_by(n, v, samples, 0, relu_back);
-}
-static const nn_op relu_op = {.name = "relu",
-                              .in_place = true,
-                              .needs_output = true,
-                              .forward = relu_forward,
-                              .backward = relu_backward};
-
 /* ---- tanh: dx = dy (1 - y^2); sigmoid: dx = dy y (1 - y) ---------------------------------------*/
 
 static void hyperbolic(const slice *s, int64_t from, int64_t to) {
@@ -113,19 +102,6 @@ NG_CLONES static void hyperbolic_back(const slice *s, int64_t from, int64_t to) 
   }
 }
 
-static void tanh_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  forward_by(n, v, samples, mode == NN_TRAIN, hyperbolic);
-}
-static void tanh_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)params;
-  backward_by(n, v, samples, 0, hyperbolic_back);
-}
-static const nn_op tanh_op = {.name = "tanh",
-                              .in_place = true,
-                              .needs_output = true,
-                              .forward = tanh_forward,
-                              .backward = tanh_backward};
-
 static void logistic(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
     s->to[i] = 1.0F / (1.0F + expf(-s->x[i]));
@@ -138,31 +114,19 @@ NG_CLONES static void logistic_back(const slice *s, int64_t from, int64_t to) {
   }
 }
 
-static void sigmoid_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  forward_by(n, v, samples, mode == NN_TRAIN, logistic);
-}
-static void sigmoid_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)params;
-  backward_by(n, v, samples, 0, logistic_back);
-}
-static const nn_op sigmoid_op = {.name = "sigmoid",
-                                 .in_place = true,
-                                 .needs_output = true,
-                                 .forward = sigmoid_forward,
-                                 .backward = sigmoid_backward};
-
 /* ---- dropout -----------------------------------------------------------------------------------
  * Backward draws the mask again instead of storing it: element i of the batch of step t uses word i % 4 of block
  * t 2^32 + i / 4. */
 
 static void masked(const slice *s, int64_t from, int64_t to, const float *x) {
   const float scale = (float)(1.0 / (1.0 - s->v->rate));
+  const int64_t first = s->n->first * nn_count(s->v->shape);
   uint32_t w[4] = {0, 0, 0, 0};
   for (int64_t i = from; i < to; i++) {
-    const int64_t at = s->first + i;
+    const int64_t at = first + i;
     if (at % 4 == 0 || i == from) {
-      random_words(s->seed, RANDOM_DROPOUT, (uint32_t)s->v->number,
-                   (s->step << 32) + (uint64_t)(at / 4), w);
+      random_words(s->n->seed, RANDOM_DROPOUT, (uint32_t)s->v->number,
+                   (s->n->step << 32) + (uint64_t)(at / 4), w);
     }
     const float y = random_unit(w[at % 4]) >= s->v->rate ? x[i] * scale : 0.0F;
     s->to[i] = s->adds ? s->to[i] + y : y;
@@ -178,17 +142,7 @@ static void drop(const slice *s, int64_t from, int64_t to) {
 }
 static void drop_back(const slice *s, int64_t from, int64_t to) { masked(s, from, to, s->dy); }
 
-static void dropout_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  forward_by(n, v, samples, mode == NN_TRAIN, drop);
-}
-static void dropout_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)params;
-  backward_by(n, v, samples, 0, drop_back);
-}
-static const nn_op dropout_op = {
-    .name = "dropout", .in_place = true, .forward = dropout_forward, .backward = dropout_backward};
-
-/* ---- sum of two: both get dy -------------------------------------------------------------------*/
+/* ---- sum of two: both get dy.  In place, the first is dy itself, which is intact for the second -------------------------------------------------------------------*/
 
 NG_CLONES static void sum(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
@@ -204,35 +158,52 @@ NG_CLONES static void sum_back(const slice *s, int64_t from, int64_t to) {
   }
 }
 
-static void add_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  forward_by(n, v, samples, mode == NN_TRAIN, sum);
-}
-static void add_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)params;
-  backward_by(n, v, samples, 0, sum_back); /* in place: no work ... */
-  backward_by(n, v, samples, 1, sum_back); /* ... hence dy is intact for the second input */
-}
-static const nn_op add_op = {
-    .name = "add", .in_place = true, .forward = add_forward, .backward = add_backward};
-
 /* ---- constructors ------------------------------------------------------------------------------*/
 
-static int unary(nn *n, const nn_op *op, int x, double rate) {
+static const kind relu_kind = {{.name = "relu",
+                                .in_place = true,
+                                .needs_output = true,
+                                .forward = forward,
+                                .backward = backward},
+                               relu,
+                               relu_back};
+static const kind tanh_kind = {{.name = "tanh",
+                                .in_place = true,
+                                .needs_output = true,
+                                .forward = forward,
+                                .backward = backward},
+                               hyperbolic,
+                               hyperbolic_back};
+static const kind sigmoid_kind = {{.name = "sigmoid",
+                                   .in_place = true,
+                                   .needs_output = true,
+                                   .forward = forward,
+                                   .backward = backward},
+                                  logistic,
+                                  logistic_back};
+static const kind dropout_kind = {
+    {.name = "dropout", .in_place = true, .forward = forward, .backward = backward},
+    drop,
+    drop_back};
+static const kind add_kind = {
+    {.name = "add", .in_place = true, .forward = forward, .backward = backward}, sum, sum_back};
+
+static int unary(nn *n, const kind *of, int x, double rate) {
   if (x < 0) return -1;
-  node *v = nn_node(n, op, x, -1, nn_shape_of(n, x));
+  node *v = nn_node(n, &of->op, x, -1, nn_shape_of(n, x));
   if (v == NULL) return -1;
   v->rate = rate;
   return v->number;
 }
 
-int nn_relu(nn *n, int x) { return unary(n, &relu_op, x, 0.0); }
-int nn_tanh(nn *n, int x) { return unary(n, &tanh_op, x, 0.0); }
-int nn_sigmoid(nn *n, int x) { return unary(n, &sigmoid_op, x, 0.0); }
+int nn_relu(nn *n, int x) { return unary(n, &relu_kind, x, 0.0); }
+int nn_tanh(nn *n, int x) { return unary(n, &tanh_kind, x, 0.0); }
+int nn_sigmoid(nn *n, int x) { return unary(n, &sigmoid_kind, x, 0.0); }
 
 int nn_dropout(nn *n, int x, double rate) {
   if (!(rate >= 0.0 && rate < 1.0))
     return nn_fail(n, "dropout: a rate of %g is not in [0, 1)", rate);
-  return unary(n, &dropout_op, x, rate);
+  return unary(n, &dropout_kind, x, rate);
 }
 
 int nn_add(nn *n, int x, int y) {
@@ -243,6 +214,6 @@ int nn_add(nn *n, int x, int y) {
                    (long long)a.width, (long long)a.channels, (long long)b.height,
                    (long long)b.width, (long long)b.channels);
   }
-  const node *v = nn_node(n, &add_op, x, y, a);
+  const node *v = nn_node(n, &add_kind.op, x, y, a);
   return v != NULL ? v->number : -1;
 }

@@ -110,10 +110,18 @@ int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
   return n->n_buffers++;
 }
 
-int nn_layer_add(nn *n, const nn_layer *layer) {
+int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
+                 const int64_t *shape) {
   n->layers = more(n->layers, n->n_layers, &n->room_layers, sizeof *n->layers);
-  n->layers[n->n_layers] = *layer;
-  return n->n_layers++;
+  nn_layer *l = &n->layers[n->n_layers];
+  v->layer = n->n_layers++;
+  *l = *layer;
+  (void)snprintf(l->name, sizeof l->name, "%s", name);
+  l->weight_param = nn_param_add(n, name, "weight", NN_WEIGHT, v->layer, ndim, shape);
+  l->bias_param = l->bias ? nn_param_add(n, name, "bias", NN_BIAS, v->layer, 1, shape) : -1;
+  v->param[0] = l->weight_param;
+  v->param[1] = l->bias_param;
+  return v->number;
 }
 
 int nn_norm_add(nn *n, const nn_norm_layer *norm) {

@@ -47,12 +47,6 @@ int nn_linear(nn *n, const char *name, int x, int64_t out, bool bias) {
   node *v = nn_node(n, &op, x, -1, (nn_shape){1, 1, out});
   if (v == NULL) return -1;
   const int64_t in = nn_count(from), shape[2] = {out, in};
-  nn_layer l = {.in = in, .out = out, .bias = bias, .positions = 1, .bias_param = -1};
-  const int layer = n->n_layers, number = v->number;
-  v->layer = layer;
-  v->param[0] = l.weight_param = nn_param_add(n, name, "weight", NN_WEIGHT, layer, 2, shape);
-  if (bias) v->param[1] = l.bias_param = nn_param_add(n, name, "bias", NN_BIAS, layer, 1, shape);
-  nn_layer_name(&l, name);
-  (void)nn_layer_add(n, &l);
-  return number;
+  const nn_layer l = {.in = in, .out = out, .bias = bias, .positions = 1};
+  return nn_layer_add(n, v, name, &l, 2, shape);
 }

@@ -106,9 +106,6 @@ void nn_sampled_loss(nn *n, uint64_t step) {
     uint32_t w[4];
     random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)(n->first + i), w);
     const int32_t label = drawn_label(y, c, random_unit(w[0]));
-    const double all = log_sum(y, c);
-    for (int64_t k = 0; k < c; k++)
-      n->loss_grad[i * c + k] =
-          (float)((exp((double)y[k] - all) - (k == label ? 1.0 : 0.0)) * share);
+    (void)entropy_row(0.0, y, c, label, share, n->loss_grad + i * c);
   }
 }

@@ -94,13 +94,14 @@ static void vgg16(nn *n, const model_task *t, int x, const long long number[2]) 
 
 /* ---- the table ---------------------------------------------------------------------------------*/
 
-/* A prefix stands for names with two numbers, as in "wrn-28-10". */
+enum { IMAGES = 1, RECONSTRUCTS = 2, DROPOUT = 4 };
+
 typedef struct row {
   model_info info;
   void (*build)(nn *n, const model_task *t, int x, const long long number[2]);
   long long number[2];
-  const char *prefix, *example; /* NULL: the name is fixed */
-  bool images, reconstructs, dropout;
+  unsigned traits;
+  const char *example; /* of a name with two numbers, "wrn-28-10"; NULL: the name is fixed */
 } row;
 
 #define MNIST {28, 28, 1}, 10
@@ -108,81 +109,75 @@ typedef struct row {
 #define SMALL {32, 32, 3}, 100
 #define IMAGENET {224, 224, 3}, 1000
 static const row rows[] = {
-    {{"logreg", "softmax regression", MNIST}, .build = logreg},
-    {{"mlp", "perceptron in-128-64-out, ReLU", MNIST}, .build = mlp, .number = {128, 64}},
-    {{"mlp-1000", "perceptron in-1000-1000-out, ReLU", MNIST},
-     .build = mlp,
-     .number = {1000, 1000}},
+    {{"logreg", "softmax regression", MNIST}, logreg, {0}, 0, NULL},
+    {{"mlp", "perceptron in-128-64-out, ReLU", MNIST}, mlp, {128, 64}, 0, NULL},
+    {{"mlp-1000", "perceptron in-1000-1000-out, ReLU", MNIST}, mlp, {1000, 1000}, 0, NULL},
     {{"autoencoder", "in-1000-500-250-30 and back, tanh (Hinton & Salakhutdinov 2006)", MNIST},
-     .build = autoencoder,
-     .reconstructs = true},
-    {{"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", MNIST},
-     .build = lenet,
-     .images = true},
+     autoencoder,
+     {0},
+     RECONSTRUCTS,
+     NULL},
+    {{"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", MNIST}, lenet, {0}, IMAGES, NULL},
     {{"resnet20", "He et al. 2015 for CIFAR, projections as shortcuts", CIFAR},
-     .build = resnet_cifar,
-     .number = {20},
-     .images = true},
-    {{"resnet32", "the same with 32 layers", CIFAR},
-     .build = resnet_cifar,
-     .number = {32},
-     .images = true},
-    {{"resnet56", "the same with 56 layers", CIFAR},
-     .build = resnet_cifar,
-     .number = {56},
-     .images = true},
-    {{"resnet110", "the same with 110 layers", CIFAR},
-     .build = resnet_cifar,
-     .number = {110},
-     .images = true},
+     resnet_cifar,
+     {20},
+     IMAGES,
+     NULL},
+    {{"resnet32", "the same with 32 layers", CIFAR}, resnet_cifar, {32}, IMAGES, NULL},
+    {{"resnet56", "the same with 56 layers", CIFAR}, resnet_cifar, {56}, IMAGES, NULL},
+    {{"resnet110", "the same with 110 layers", CIFAR}, resnet_cifar, {110}, IMAGES, NULL},
     {{"resnet18", "He et al. 2015; a 3x3 stem for images up to 64", SMALL},
-     .build = resnet_imagenet,
-     .number = {18},
-     .images = true},
-    {{"resnet34", "the same with 34 layers", SMALL},
-     .build = resnet_imagenet,
-     .number = {34},
-     .images = true},
+     resnet_imagenet,
+     {18},
+     IMAGES,
+     NULL},
+    {{"resnet34", "the same with 34 layers", SMALL}, resnet_imagenet, {34}, IMAGES, NULL},
     {{"resnet50", "the same with bottlenecks, 50 layers", IMAGENET},
-     .build = resnet_imagenet,
-     .number = {50},
-     .images = true},
+     resnet_imagenet,
+     {50},
+     IMAGES,
+     NULL},
     {{"resnet50d", "resnet50 with the D changes of He et al. 2019 (1812.01187)", IMAGENET},
-     .build = resnet_imagenet,
-     .number = {50, 'd'},
-     .images = true},
+     resnet_imagenet,
+     {50, 'd'},
+     IMAGES,
+     NULL},
     {{"vgg16", "Simonyan & Zisserman 2015 with batch normalisation", CIFAR},
-     .build = vgg16,
-     .images = true,
-     .dropout = true},
+     vgg16,
+     {0},
+     IMAGES | DROPOUT,
+     NULL},
     {{"mlp-W-D", "perceptron of D hidden layers of W, ReLU, as mlp-512-2", MNIST},
-     .build = perceptron,
-     .prefix = "mlp-",
-     .example = "mlp-512-2"},
+     perceptron,
+     {0},
+     0,
+     "mlp-512-2"},
     {{"wrn-D-W",
       "wide residual network, D = 6 k + 4 layers, W times as wide, as wrn-28-10 (Zagoruyko & "
       "Komodakis 2016)",
       CIFAR},
-     .build = resnet_wide,
-     .prefix = "wrn-",
-     .example = "wrn-28-10",
-     .images = true,
-     .dropout = true},
+     resnet_wide,
+     {0},
+     IMAGES | DROPOUT,
+     "wrn-28-10"},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
 int model_count(void) { return ROWS; }
 model_info model_at(int i) { return rows[i].info; }
 
+/* The length of "wrn-" in a row of "wrn-28-10", else 0. */
+static size_t prefix(const row *r) { return r->example != NULL ? strcspn(r->example, "-") + 1 : 0; }
+
 static int unknown(const char *name) {
   const char *names[ROWS];
   for (int i = 0; i < ROWS; i++) {
     const row *r = &rows[i];
-    if (r->prefix != NULL && strncmp(name, r->prefix, strlen(r->prefix)) == 0) {
+    if (r->example != NULL && strncmp(name, r->example, prefix(r)) == 0) {
       return cli_bad("--model: unknown model '%s'; expected %s with numbers from 1 to 99999, as %s",
                      name, r->info.name, r->example);
     }
-    names[i] = r->prefix != NULL ? r->example : r->info.name;
+    names[i] = r->example != NULL ? r->example : r->info.name;
   }
   const char *near = cli_nearest(name, names, ROWS);
   if (near != NULL) return cli_bad("--model: unknown model '%s'; the nearest is '%s'", name, near);
@@ -194,13 +189,11 @@ static int find(const char *name, row *out) {
   const row *found = NULL;
   long long number[2] = {0, 0};
   for (int i = 0; i < ROWS && found == NULL; i++) {
-    if (rows[i].prefix == NULL && strcmp(rows[i].info.name, name) == 0) found = &rows[i];
-  }
-  const bool fixed = found != NULL;
-  for (int i = 0; i < ROWS && found == NULL; i++) {
-    const size_t n = rows[i].prefix != NULL ? strlen(rows[i].prefix) : 0;
-    if (n > 0 && strncmp(name, rows[i].prefix, n) == 0 && cli_counts(name + n, '-', 2, number))
-      found = &rows[i];
+    const row *r = &rows[i];
+    const size_t n = prefix(r);
+    if (n == 0 ? strcmp(r->info.name, name) == 0
+               : strncmp(name, r->example, n) == 0 && cli_counts(name + n, '-', 2, number))
+      found = r;
   }
   if (found == NULL || (found->build == resnet_wide && number[1] > 999)) return unknown(name);
   if (found->build == resnet_wide && (number[0] < 10 || (number[0] - 4) % 6 != 0)) {
@@ -210,7 +203,7 @@ static int find(const char *name, row *out) {
   if (found->build == perceptron && number[1] > MOST_HIDDEN)
     return cli_bad("--model: '%s': a perceptron has 1 to %d hidden layers", name, MOST_HIDDEN);
   *out = *found;
-  if (!fixed) memcpy(out->number, number, sizeof number);
+  if (found->example != NULL) memcpy(out->number, number, sizeof number);
   return CLI_OK;
 }
 
@@ -225,17 +218,17 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   row r;
   if (find(name, &r) != CLI_OK) return CLI_BAD;
   const nn_shape in = task->input;
-  if (r.images && in.height * in.width < 2) {
+  if ((r.traits & IMAGES) && in.height * in.width < 2) {
     return cli_bad("--model: %s needs images, and the data has %lld features", name,
                    (long long)in.channels);
   }
-  if (task->dropout > 0.0 && !r.dropout)
+  if (task->dropout > 0.0 && !(r.traits & DROPOUT))
     return cli_bad("--dropout: %s has no dropout; expected vgg16 or wrn-D-W", name);
   if (task->dropout > 0.0 && r.build == vgg16 && in.height < VGG_HEAD) {
     return cli_bad("--dropout: %s has dropout for images of at least %d pixels, these have %lld",
                    name, VGG_HEAD, (long long)in.height);
   }
-  *reconstructs = r.reconstructs;
+  *reconstructs = (r.traits & RECONSTRUCTS) != 0;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
   r.build(n, task, nn_input(n, in), r.number);
   if (nn_mistake(n) == NULL) return CLI_OK;

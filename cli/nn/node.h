@@ -88,7 +88,9 @@ node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape);
 int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape);
 int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count);
-int nn_layer_add(nn *n, const nn_layer *layer);
+/* Add a layer, its weight of this shape and, if it has one, its bias to node v; return the node's number. */
+int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
+                 const int64_t *shape);
 int nn_norm_add(nn *n, const nn_norm_layer *norm);
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...); /* -1 */
 
@@ -104,9 +106,6 @@ void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void
 int32_t nn_pieces(const nn *n, int64_t elements);
 void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
 
-static inline void nn_layer_name(nn_layer *l, const char *name) {
-  (void)snprintf(l->name, sizeof l->name, "%s", name);
-}
 /* linear.c: sums[k] = sum over rows of x [rows, columns]. */
 void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums);
 

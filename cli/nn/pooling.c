@@ -4,20 +4,28 @@
 
 #include <string.h>
 
+/* The window [y0, y1) x [x0, x1) of an output position. */
+typedef struct window {
+  int64_t sample, out, y0, y1, x0, x1; /* out: offset of the position's channels */
+} window;
+
 typedef struct job {
   nn *n;
   node *v;
   nn_shape x;
   int64_t samples;
   int32_t pieces;
+  float *clears; /* the gradient of the input to set to 0 first, or NULL */
+  void (*each)(const struct job *j, const window *w);
 } job;
 
-static job job_of(nn *n, node *v, int64_t samples) {
-  const int64_t work = samples * nn_count(nn_in(n, v, 0)->shape);
-  int64_t pieces = nn_pieces(n, work);
-  if (pieces > samples) pieces = samples;
-  return (job){n, v, nn_in(n, v, 0)->shape, samples, (int32_t)pieces};
-}
+typedef struct kind {
+  nn_op op;
+  void (*forward)(const job *j, const window *w);
+  void (*backward)(const job *j, const window *w);
+} kind;
+
+static const kind *kind_of(const node *v) { return (const kind *)(const void *)v->op; }
 
 /* The part of a window that lies in the image, along one axis. */
 static void span(int64_t position, const node *v, int64_t size, int64_t *from, int64_t *to) {
@@ -26,15 +34,19 @@ static void span(int64_t position, const node *v, int64_t size, int64_t *from, i
   if (*from < 0) *from = 0;
 }
 
-/* Call `each` for every output position of this piece's samples, with its window [y0, y1) x [x0, x1). */
-typedef struct window {
-  int64_t sample, out, y0, y1, x0, x1; /* out: offset of the position's channels */
-} window;
+static int64_t at(const job *j, int64_t sample, int64_t y, int64_t x) {
+  return ((sample * j->x.height + y) * j->x.width + x) * j->x.channels;
+}
 
-static void over_windows(const job *j, int32_t i, void (*each)(const job *j, const window *w)) {
+/* Call `each` for every output position of this piece's samples. */
+static void piece(void *arg, int32_t i) {
+  const job *j = arg;
   const node *v = j->v;
   int64_t first, last;
   nn_range(j->samples, j->pieces, i, 1, &first, &last);
+  if (j->clears != NULL)
+    memset(j->clears + at(j, first, 0, 0), 0,
+           (size_t)((last - first) * nn_count(j->x)) * sizeof *j->clears);
   for (int64_t s = first; s < last; s++) {
     for (int64_t y = 0; y < v->shape.height; y++) {
       for (int64_t x = 0; x < v->shape.width; x++) {
@@ -42,14 +54,29 @@ static void over_windows(const job *j, int32_t i, void (*each)(const job *j, con
         w.out = ((s * v->shape.height + y) * v->shape.width + x) * v->shape.channels;
         span(y, v, j->x.height, &w.y0, &w.y1);
         span(x, v, j->x.width, &w.x0, &w.x1);
-        each(j, &w);
+        j->each(j, &w);
       }
     }
   }
 }
 
-static int64_t at(const job *j, int64_t sample, int64_t y, int64_t x) {
-  return ((sample * j->x.height + y) * j->x.width + x) * j->x.channels;
+static void run(nn *n, node *v, int64_t samples, float *clears,
+                void (*each)(const job *j, const window *w)) {
+  const nn_shape x = nn_in(n, v, 0)->shape;
+  const int64_t pieces = nn_pieces(n, samples * nn_count(x));
+  job j = {n, v, x, samples, (int32_t)(pieces < samples ? pieces : samples), clears, each};
+  nn_parallel(n, j.pieces, piece, &j);
+}
+
+static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  (void)mode;
+  run(n, v, samples, NULL, kind_of(v)->forward);
+}
+
+static void backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  float *dx = nn_in(n, v, 0)->grad;
+  if (dx != NULL) run(n, v, samples, v->adds[0] ? NULL : dx, kind_of(v)->backward);
 }
 
 /* ---- maximum: kept has the image position of each maximum --------------------------------------- */
@@ -116,55 +143,16 @@ static void mean_window_back(const job *j, const window *w) {
 
 /* ---- kinds ------------------------------------------------------------------------------------ */
 
-static void max_piece(void *arg, int32_t i) { over_windows(arg, i, max_window); }
-static void mean_piece(void *arg, int32_t i) { over_windows(arg, i, mean_window); }
-
-static void clear(const job *j, int32_t i) {
-  const node *x = &j->n->nodes[j->v->input[0]];
-  int64_t first, last;
-  nn_range(j->samples, j->pieces, i, 1, &first, &last);
-  if (j->v->adds[0]) return;
-  memset(x->grad + at(j, first, 0, 0), 0,
-         (size_t)((last - first) * nn_count(j->x)) * sizeof *x->grad);
-}
-
-static void max_piece_back(void *arg, int32_t i) {
-  clear(arg, i);
-  over_windows(arg, i, max_window_back);
-}
-static void mean_piece_back(void *arg, int32_t i) {
-  clear(arg, i);
-  over_windows(arg, i, mean_window_back);
-}
-
-static void max_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  (void)mode;
-  job j = job_of(n, v, samples);
-  nn_parallel(n, j.pieces, max_piece, &j);
-}
-static void max_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)params;
-  job j = job_of(n, v, samples);
-  if (nn_in(n, v, 0)->grad != NULL) nn_parallel(n, j.pieces, max_piece_back, &j);
-}
 static int64_t max_kept(const nn *n, const node *v) {
   return n->batch * nn_count(v->shape) * (int64_t)sizeof(int32_t);
 }
-static const nn_op max_op = {
-    .name = "max pool", .forward = max_forward, .backward = max_backward, .kept = max_kept};
-
-static void mean_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  (void)mode;
-  job j = job_of(n, v, samples);
-  nn_parallel(n, j.pieces, mean_piece, &j);
-}
-static void mean_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)params;
-  job j = job_of(n, v, samples);
-  if (nn_in(n, v, 0)->grad != NULL) nn_parallel(n, j.pieces, mean_piece_back, &j);
-}
-static const nn_op mean_op = {
-    .name = "average pool", .forward = mean_forward, .backward = mean_backward};
+static const kind max_kind = {
+    {.name = "max pool", .forward = forward, .backward = backward, .kept = max_kept},
+    max_window,
+    max_window_back};
+static const kind mean_kind = {{.name = "average pool", .forward = forward, .backward = backward},
+                               mean_window,
+                               mean_window_back};
 
 static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride, int64_t padding,
                    bool up) {
@@ -190,22 +178,22 @@ static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride
 }
 
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
-  return windows(n, &max_op, x, kernel, stride, padding, false);
+  return windows(n, &max_kind.op, x, kernel, stride, padding, false);
 }
 
 int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
-  return windows(n, &mean_op, x, kernel, stride, padding, false);
+  return windows(n, &mean_kind.op, x, kernel, stride, padding, false);
 }
 
 int nn_average_pool_up(nn *n, int x, int64_t kernel, int64_t stride) {
-  return windows(n, &mean_op, x, kernel, stride, 0, true);
+  return windows(n, &mean_kind.op, x, kernel, stride, 0, true);
 }
 
 /* One square window over the whole image; positions outside do not count. */
 int nn_global_pool(nn *n, int x) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);
-  node *v = nn_node(n, &mean_op, x, -1, (nn_shape){1, 1, s.channels});
+  node *v = nn_node(n, &mean_kind.op, x, -1, (nn_shape){1, 1, s.channels});
   if (v == NULL) return -1;
   v->kernel = v->stride = s.height > s.width ? s.height : s.width;
   return v->number;
