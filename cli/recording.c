@@ -356,24 +356,24 @@ static void step_name(const recording *r, int step, const shape *l, int bias, in
   (void)snprintf(name, 160, "s%d.%s%s.%s", step, l->name, r->parameters ? "" : which, ending[k]);
 }
 
-static void take_step(reader *in, int step, const shape *l, recording_step *s) {
+static void take_step(reader *in, int step, const shape *l, int bias, recording_step *s) {
   const recording *r = in->r;
   const int arrays = r->updates                              ? STEP_ARRAYS
                      : r->parameters || r->weight_decay != 0 ? AFTER
                                                              : BEFORE;
-  const float **to[2][STEP_ARRAYS] = {
-      {&s->grad, &s->out, &s->before, &s->after, &s->v},
-      {&s->bias_grad, &s->bias_out, &s->bias_before, &s->bias_after, &s->bias_v}};
+  const float **to[STEP_ARRAYS] = {&s->grad, &s->out, &s->before, &s->after, &s->v};
   const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
-  for (int i = 0; i < (l->bias ? 2 : 1) * arrays && in->rc == CLI_OK; i++) {
-    const int bias = i / arrays, k = i % arrays, axes = bias || l->norm ? 1 : l->conv ? 4 : 2;
+  for (int k = 0; k < arrays && in->rc == CLI_OK; k++) {
     char name[160];
     step_name(r, step, l, bias, k, name);
-    const ngio_tensor *t = fetch(in, name, r->parameters ? NULL : expect, axes);
+    const ngio_tensor *t = fetch(in, name, r->parameters ? NULL : expect,
+                                 bias || l->norm ? 1
+                                 : l->conv       ? 4
+                                                 : 2);
     if (t != NULL && r->parameters && t->bytes != 4 * l->in * l->out)
       wrong(in, "array %s has %lld elements, its parameter %lld", name, (long long)(t->bytes / 4),
             (long long)(l->in * l->out));
-    if (t != NULL) *to[bias][k] = t->data;
+    if (t != NULL) *to[k] = t->data;
   }
 }
 
@@ -422,7 +422,7 @@ static void make_room(reader *in) {
           (long long)needs, (long long)arrays);
     return;
   }
-  r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
+  r->step = cli_take((size_t)r->steps, 2 * (size_t)r->layers * sizeof *r->step);
   r->observed = cli_take((size_t)batches, (size_t)r->layers * sizeof *r->observed);
 }
 
@@ -445,8 +445,10 @@ static void take_all(reader *in) {
                      (int)(k / r->micro_batches % r->steps), (int)(k % r->micro_batches),
                      &r->observed[k * r->layers]);
   }
-  for (int k = 0; k < r->steps * r->layers && in->rc == CLI_OK; k++)
-    take_step(in, k / r->layers, &r->layer[k % r->layers], &r->step[k]);
+  for (int k = 0; k < 2 * r->steps * r->layers && in->rc == CLI_OK; k++) {
+    const shape *l = &r->layer[k / 2 % r->layers];
+    if (k % 2 == 0 || l->bias) take_step(in, k / 2 / r->layers, l, k % 2, &r->step[k]);
+  }
 }
 
 /* The last part of the path, without ".safetensors". */

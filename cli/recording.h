@@ -27,12 +27,10 @@ typedef struct recording_observed {
   int64_t samples, rows;
 } recording_observed;
 
-/* Gradient and result of one layer in one step; bias pointers are NULL without one. */
+/* A weight or bias in one step: its gradient, the result, and the value before the step (of parameters, with weight_decay,
+ * with updates; else NULL); with updates also its value and momentum after the step, else NULL. */
 typedef struct recording_step {
-  const float *grad, *out, *bias_grad, *bias_out;
-  const float *before,
-      *bias_before; /* weights: of parameters, with weight_decay, with updates; else NULL */
-  const float *after, *bias_after, *v, *bias_v; /* updates; else NULL */
+  const float *grad, *out, *before, *after, *v;
 } recording_step;
 
 typedef struct recording {
@@ -51,7 +49,7 @@ typedef struct recording {
   shape *layer; /* image: of the observed input                                                 */
   recording_observed
       *observed;        /* [rank][step][micro-batch][layer]                                     */
-  recording_step *step; /* [step][layer]                                                        */
+  recording_step *step; /* [step][layer][bias]                                                  */
   ngio_tensors *file;   /* the arrays                                                           */
 } recording;
 
@@ -68,8 +66,9 @@ static inline const recording_observed *recording_observed_at(const recording *r
                                                               int step, int micro, int layer) {
   return &r->observed[((rank * r->steps + step) * r->micro_batches + micro) * r->layers + layer];
 }
-static inline const recording_step *recording_step_at(const recording *r, int step, int layer) {
-  return &r->step[step * r->layers + layer];
+static inline const recording_step *recording_step_at(const recording *r, int step, int layer,
+                                                      int bias) {
+  return &r->step[2 * (step * r->layers + layer) + bias];
 }
 
 #endif

@@ -13,7 +13,6 @@
 
 typedef struct wish {
   double tolerance; /* negative: the method's, see tolerance_of */
-  bool json;
   const char *linalg;
 } wish;
 
@@ -132,46 +131,8 @@ static void print_table(const recording *r, const double *error) {
   printf("\n");
 }
 
-static void put_largest(ngio_out *o, const char *key, const answer *a) {
-  ngio_put_real(o, key, a->what != NULL ? a->largest : (double)NAN);
-}
-
-static int print_json(const replay_job *j, const double *error, const answer a[COMPARED],
-                      int64_t rescued, int rc) {
-  const recording *r = j->r;
-  const answer none = {.what = NULL};
-  ngio_out line = {.digits = 9};
-  ngio_open(&line, NULL, '{');
-  ngio_put_text(&line, "case", r->name);
-  ngio_put_text(&line, "system", r->system);
-  ngio_put_text(&line, "variant", r->method);
-  ngio_put_text(&line, "method", cli_option_text(j->options, "method").text);
-  ngio_put_integer(&line, "ranks", r->ranks);
-  ngio_put_integer(&line, "steps", r->steps);
-  ngio_put_real(&line, "largest", a[OF_DIRECTION].largest);
-  put_largest(&line, "updated", r->updates ? &a[OF_STATE] : &none);
-  put_largest(&line, "error_feedback", r->updates ? &none : &a[OF_STATE]);
-  ngio_put_real(&line, "tolerance", a[OF_DIRECTION].tolerance);
-  ngio_put_integer(&line, "rescued", rescued);
-  ngio_put_flag(&line, "ok", rc == CLI_OK);
-  ngio_open(&line, "layers", '[');
-  for (int i = 0; i < r->layers; i++)
-    ngio_put_text(&line, NULL, r->layer[i].name);
-  ngio_shut(&line, ']');
-  ngio_open(&line, "errors", '[');
-  for (int s = 0; s < r->steps; s++) {
-    ngio_open(&line, NULL, '[');
-    for (int i = 0; i < r->layers; i++)
-      ngio_put_real(&line, NULL, error[s * r->layers + i]);
-    ngio_shut(&line, ']');
-  }
-  ngio_shut(&line, ']');
-  ngio_shut(&line, '}');
-  return cli_json_print(r->name, &line) == CLI_OK ? rc : CLI_BAD;
-}
-
-static void print_text(const replay_job *j, const double *error, const answer a[COMPARED],
-                       int64_t rescued, int rc) {
+static void print(const replay_job *j, const double *error, const answer a[COMPARED],
+                  int64_t rescued, int rc) {
   const recording *r = j->r;
   printf("%s: %s %s, row %s, %d layers, %d steps, %d rank%s\n", r->name, r->system, r->method,
          cli_option_text(j->options, "method").text, r->layers, r->steps, r->ranks,
@@ -205,7 +166,7 @@ static answer merge(const recording *r, const replay_rank *ranks, int which) {
   return a;
 }
 
-static int report(const replay_job *j, const replay_rank *ranks, double tolerance, bool json) {
+static int report(const replay_job *j, const replay_rank *ranks, double tolerance) {
   const recording *r = j->r;
   answer a[COMPARED];
   int rc = CLI_OK;
@@ -220,10 +181,8 @@ static int report(const replay_job *j, const replay_rank *ranks, double toleranc
   for (int k = 0; k < COMPARED; k++) {
     if (!within(&a[k])) rc = CLI_NO;
   }
-  const double *error = ranks[0].cells[OF_DIRECTION];
-  const int64_t rescued = ranks[0].rescued; /* a step's status is the same on all ranks */
-  if (json) return print_json(j, error, a, rescued, rc);
-  print_text(j, error, a, rescued, rc);
+  /* a step's status is the same on all ranks */
+  print(j, ranks[0].cells[OF_DIRECTION], a, ranks[0].rescued, rc);
   return rc;
 }
 
@@ -262,8 +221,7 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
   j.feedback = rc == CLI_OK && j.feedback && has_feedback(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
-  if (rc == CLI_OK)
-    rc = report(&j, ranks, w->tolerance < 0 ? tolerance_of(options) : w->tolerance, w->json);
+  if (rc == CLI_OK) rc = report(&j, ranks, w->tolerance < 0 ? tolerance_of(options) : w->tolerance);
   replay_ranks_free(ranks, r.ranks, r.layers);
   ng_options_destroy(&fused);
   ng_options_destroy(&options);
@@ -275,14 +233,13 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
 
 static int take(void *user, const char *name, const char *value) {
   wish *w = user;
-  if (strcmp(name, "json") == 0) w->json = true;
   if (strcmp(name, "linalg") == 0) w->linalg = value;
   if (strcmp(name, "tolerance") == 0) return cli_real(name, value, 0, 1e300, &w->tolerance);
   return CLI_OK;
 }
 
 static int run(const cli_command *self, int argc, char **argv) {
-  wish w = {-1, false, NULL};
+  wish w = {-1, NULL};
   cli_args args;
   int rc = cli_parse(self, argc, argv, take, &w, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
@@ -300,7 +257,6 @@ static const cli_option own[] = {
      "largest accepted error relative to the largest recorded entry (1e-5; windows 2e-4, low "
      "rank 1e-3)"},
     {"linalg", "NAME", "linear algebra: cpu, ref"},
-    {"json", NULL, "print one JSON object a line, one for each recording"},
 };
 
 const cli_command cli_replay = {
@@ -313,7 +269,7 @@ const cli_command cli_replay = {
             "compare the error feedback (low rank: twice the tolerance).  Exit code 1: an error "
             "exceeds the tolerance.\n",
     .options = own,
-    .n_options = 3,
+    .n_options = 2,
     .library = true,
     .run = run,
 };

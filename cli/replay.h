@@ -17,16 +17,20 @@ typedef struct replay_job {
 /* Errors of each step and layer: of preconditioned gradients; of weights and momentum, or of the error feedback. */
 enum { OF_DIRECTION, OF_STATE, COMPARED };
 
+/* Bound memory of a weight or bias: its gradient, and its value or NULL. */
+typedef struct replay_arrays {
+  float *grad, *value;
+} replay_arrays;
+
 /* One rank's run. */
 typedef struct replay_rank {
   const replay_job *job;
   int rank;
   ng_transport transport;
-  bool fused;              /* the step updates weights, which are compared */
-  double *cells[COMPARED]; /* [step][layer] */
-  float **grad, **bias;
-  float **weight, **bias_weight; /* of parameters: before the step */
-  int64_t rescued;               /* steps with status NG_RESCUED */
+  bool fused;                 /* the step updates weights, which are compared */
+  double *cells[COMPARED];    /* [step][layer] */
+  replay_arrays (*arrays)[2]; /* [layer]: weight, bias */
+  int64_t rescued;            /* steps with status NG_RESCUED */
   ng_status status;
   char message[512];
 } replay_rank;

@@ -21,31 +21,28 @@ replay_rank *replay_ranks(const replay_job *job) {
   const recording *r = job->r;
   replay_rank *ranks = cli_take((size_t)r->ranks, sizeof *ranks);
   for (int i = 0; i < r->ranks; i++) {
-    float ***list[] = {&ranks[i].grad, &ranks[i].bias, &ranks[i].weight, &ranks[i].bias_weight};
     ranks[i].job = job;
     ranks[i].rank = i;
     for (int k = 0; k < COMPARED; k++)
       ranks[i].cells[k] = cli_take((size_t)r->steps, (size_t)r->layers * sizeof(double));
-    for (int k = 0; k < 4; k++)
-      *list[k] = cli_take((size_t)r->layers, sizeof(float *));
+    ranks[i].arrays = cli_take((size_t)r->layers, sizeof *ranks[i].arrays);
   }
   return ranks;
 }
 
 static void free_arrays(const replay_rank *me, int layers) {
-  float **list[] = {me->grad, me->bias, me->weight, me->bias_weight};
-  for (int k = 0; k < 4 * layers; k++) {
-    free(list[k / layers][k % layers]);
-    list[k / layers][k % layers] = NULL;
+  for (int i = 0; i < 2 * layers; i++) {
+    replay_arrays *x = &me->arrays[i / 2][i % 2];
+    free(x->grad);
+    free(x->value);
+    *x = (replay_arrays){NULL, NULL};
   }
 }
 
 void replay_ranks_free(replay_rank *ranks, int count, int layers) {
   for (int i = 0; i < count; i++) {
-    float **list[] = {ranks[i].grad, ranks[i].bias, ranks[i].weight, ranks[i].bias_weight};
     free_arrays(&ranks[i], layers);
-    for (int k = 0; k < 4; k++)
-      free(list[k]);
+    free(ranks[i].arrays);
     for (int k = 0; k < COMPARED; k++)
       free(ranks[i].cells[k]);
   }
@@ -55,6 +52,11 @@ void replay_ranks_free(replay_rank *ranks, int count, int layers) {
 static int64_t inputs(const shape *l) {
   return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
+
+static int parameters(const shape *l) { return l->bias ? 2 : 1; }
+
+/* Elements of its weight or bias. */
+static int64_t elements(const shape *l, int bias) { return bias ? l->out : l->out * inputs(l); }
 
 /* chainerkfac's flag of single layers, as options of the layer. */
 static const char *own_options(const recording *r, const shape *l) {
@@ -67,28 +69,29 @@ static const char *own_options(const recording *r, const shape *l) {
   return NULL;
 }
 
-/* The gradient that the recorded optimizer sees: unscaled, plus weight_decay times the weights; or 0. */
+/* The gradient that the recorded optimizer sees: unscaled, plus weight_decay times the weights; or 0.  For recordings of
+ * parameters the library adds the decay. */
 static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
                            int64_t n, bool none) {
-  for (int64_t i = 0; i < n; i++) {
-    if (none) to[i] = 0.0f;
-    if (none) continue;
-    to[i] = (float)((double)grad[i] / r->loss_scale +
-                    (before == NULL ? 0.0 : r->weight_decay * (double)before[i]));
-  }
+  const double decay = r->parameters || before == NULL ? 0.0 : r->weight_decay;
+  for (int64_t i = 0; i < n; i++)
+    to[i] = none ? 0.0F
+                 : (float)((double)grad[i] / r->loss_scale +
+                           (decay == 0.0 ? 0.0 : decay * (double)before[i]));
 }
 
-/* Bind the gradient of a parameter and, if `before` is given, a copy of its weight. */
-static ng_status bind(ng_precond *p, int32_t index, ng_param which, int64_t rows, int64_t cols,
-                      const float *before, float **grad, float **weight) {
-  const size_t n = (size_t)(rows * cols);
-  *grad = cli_take(n, sizeof(float));
-  const ng_array g = ng_array_matrix(*grad, rows, cols, NG_F32);
+/* Bind the gradient of a weight or bias and, if `before` is given, a copy of its value. */
+static ng_status bind(ng_precond *p, int32_t index, const shape *l, int bias, const float *before,
+                      replay_arrays *to) {
+  const int64_t n = elements(l, bias), rows = bias ? 1 : l->out;
+  const ng_param which = bias ? NG_BIAS : NG_WEIGHT;
+  to->grad = cli_take((size_t)n, sizeof(float));
+  const ng_array g = ng_array_matrix(to->grad, rows, n / rows, NG_F32);
   const ng_status st = ng_bind_grad(p, index, which, &g);
   if (before == NULL || st < 0) return st;
-  *weight = cli_take(n, sizeof(float));
-  memcpy(*weight, before, n * sizeof(float));
-  const ng_array w = ng_array_matrix(*weight, rows, cols, NG_F32);
+  to->value = cli_take((size_t)n, sizeof(float));
+  memcpy(to->value, before, (size_t)n * sizeof(float));
+  const ng_array w = ng_array_matrix(to->value, rows, n / rows, NG_F32);
   return ng_bind_weight(p, index, which, &w);
 }
 
@@ -99,7 +102,6 @@ static ng_status set_up(replay_rank *me, ng_precond *p) {
   ng_status st = NG_OK;
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const shape *l = &r->layer[i];
-    const recording_step *s = recording_step_at(r, 0, i);
     int32_t index = -1;
     ng_layer layer;
     st = shapes_describe(l, &layer);
@@ -107,12 +109,9 @@ static ng_status set_up(replay_rank *me, ng_precond *p) {
     if (st >= 0)
       st = r->parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
                                         : ng_add_layer(p, &layer, &index);
-    if (st >= 0)
-      st = bind(p, index, NG_WEIGHT, l->out, inputs(l), weights ? s->before : NULL, &me->grad[i],
-                &me->weight[i]);
-    if (st >= 0 && l->bias)
-      st = bind(p, index, NG_BIAS, 1, l->out, weights ? s->bias_before : NULL, &me->bias[i],
-                &me->bias_weight[i]);
+    for (int k = 0; k < parameters(l) && st >= 0; k++)
+      st = bind(p, index, l, k, weights ? recording_step_at(r, 0, i, k)->before : NULL,
+                &me->arrays[i][k]);
   }
   if (st >= 0) st = ng_ready(p);
   return st >= 0 && me->job->low_rank ? replay_set_start(r, p) : st;
@@ -128,32 +127,6 @@ static ng_status observe(ng_precond *p, int32_t layer, const shape *l,
   const ng_array g = shapes_output(&here, s->g, s->samples);
   const ng_status st = ng_observe_input(p, layer, &a, NG_BORROW);
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
-}
-
-/* Errors are relative to the largest entry of the step over all parameters. */
-static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
-  const recording *r = me->job->r;
-  double scale = 0;
-  for (int i = 0; i < r->layers; i++) {
-    const recording_step *s = recording_step_at(r, step, i);
-    const size_t bytes = (size_t)(r->layer[i].in * r->layer[i].out) * sizeof(float);
-    memcpy(me->grad[i], s->grad, bytes);
-    memcpy(me->weight[i], s->before, bytes);
-  }
-  const ng_status st = ng_step(p, me->job->lr);
-  if (st < 0 || st == NG_SKIPPED) return st;
-  if (st == NG_RESCUED) me->rescued++;
-  for (int i = 0; i < r->layers; i++) {
-    double *gap = &me->cells[OF_DIRECTION][step * r->layers + i];
-    *gap = 0;
-    replay_measure(me->grad[i], recording_step_at(r, step, i)->out,
-                   r->layer[i].in * r->layer[i].out, gap, &scale);
-  }
-  for (int i = 0; i < r->layers && scale > 0; i++) {
-    me->cells[OF_DIRECTION][step * r->layers + i] /= scale;
-  }
-  if (!me->job->feedback) return NG_OK;
-  return replay_compare_feedback(r, p, step, &me->cells[OF_STATE][step * r->layers]);
 }
 
 /* chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum; adjust_momentum multiplies m by lr / lr_pre if lr has fallen.
@@ -194,67 +167,83 @@ static ng_status measure_momentum(ng_precond *p, const char *name, double lr, co
 
 static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
-  ng_status st = NG_OK;
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
-    const recording_step *s = recording_step_at(r, step, i);
     double gap = 0, scale = 0, v_gap = 0, v_scale = 0;
-    replay_measure(me->weight[i], s->after, l->out * inputs(l), &gap, &scale);
-    if (l->bias) replay_measure(me->bias_weight[i], s->bias_after, l->out, &gap, &scale);
-    for (int k = 0; k < (l->bias ? 2 : 1) && r->momentum != 0 && st >= 0; k++) {
+    for (int k = 0; k < parameters(l); k++) {
+      const recording_step *s = recording_step_at(r, step, i, k);
       char name[128];
+      replay_measure(me->arrays[i][k].value, s->after, elements(l, k), &gap, &scale);
+      if (r->momentum == 0) continue;
       (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
-      st = measure_momentum(p, name, scale_of(r, step), k == 0 ? s->v : s->bias_v,
-                            k == 0 ? l->out * inputs(l) : l->out, &v_gap, &v_scale);
+      const ng_status st =
+          measure_momentum(p, name, scale_of(r, step), s->v, elements(l, k), &v_gap, &v_scale);
+      if (st < 0) return st;
     }
-    if (st < 0) return st;
     gap = gap == 0 ? 0 : gap / scale;
     v_gap = v_gap == 0 ? 0 : v_gap / v_scale;
     me->cells[OF_STATE][step * r->layers + i] = v_gap > gap ? v_gap : gap;
+  }
+  return NG_OK;
+}
+
+/* Errors are relative to the largest entry of a layer; of parameters, to the largest of all. */
+static void compare_directions(const replay_rank *me, int step) {
+  const recording *r = me->job->r;
+  double *error = &me->cells[OF_DIRECTION][step * r->layers], most = 0;
+  for (int i = 0; i < r->layers; i++) {
+    const shape *l = &r->layer[i];
+    double gap = 0, scale = 0;
+    for (int k = 0; k < parameters(l); k++)
+      replay_measure(me->arrays[i][k].grad, recording_step_at(r, step, i, k)->out, elements(l, k),
+                     &gap, &scale);
+    most = fmax(most, scale);
+    error[i] = gap == 0 || r->parameters ? gap : gap / scale;
+  }
+  for (int i = 0; i < r->layers && r->parameters && most > 0; i++)
+    error[i] /= most;
+}
+
+static ng_status observe_all(const replay_rank *me, ng_precond *p, int step) {
+  const recording *r = me->job->r;
+  ng_status st = NG_OK;
+  for (int m = 0; m < r->micro_batches && st == NG_OK; m++) {
+    ng_batch batch;
+    ng_batch_init(&batch, sizeof batch);
+    batch.loss_scale = r->loss_scale;
+    for (int i = 0; i < r->layers && st == NG_OK; i++) {
+      const recording_observed *s = recording_observed_at(r, me->rank, step, m, i);
+      if (i == 0 || s->samples != batch.samples) { /* of chainerkfac each layer has its own */
+        batch.samples = s->samples;
+        st = ng_begin(p, &batch);
+      }
+      if (st == NG_OK) st = observe(p, i, &r->layer[i], s);
+    }
   }
   return st;
 }
 
 static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
-  if (r->parameters) return step_parameters(me, p, step);
-  ng_status st = NG_OK;
-  for (int m = 0; m < r->micro_batches && st >= 0; m++) {
-    ng_batch batch;
-    ng_batch_init(&batch, sizeof batch);
-    batch.loss_scale = r->loss_scale;
-    for (int i = 0; i < r->layers && st >= 0; i++) {
-      const recording_observed *s = recording_observed_at(r, me->rank, step, m, i);
-      if (i == 0 || s->samples != batch.samples) { /* of chainerkfac each layer has its own */
-        batch.samples = s->samples;
-        st = ng_begin(p, &batch);
-      }
-      if (st >= 0) st = observe(p, i, &r->layer[i], s);
-      if (st == NG_SKIPPED) return st;
-    }
-  }
+  ng_status st = r->parameters ? NG_OK : observe_all(me, p, step);
+  if (st != NG_OK) return st;
   const bool none = me->fused && r->lr[step] == 0;
-  for (int i = 0; i < r->layers && st >= 0; i++) {
-    const shape *l = &r->layer[i];
-    const recording_step *s = recording_step_at(r, step, i);
-    write_gradient(r, me->grad[i], s->grad, s->before, l->out * inputs(l), none);
-    if (l->bias) write_gradient(r, me->bias[i], s->bias_grad, s->bias_before, l->out, none);
+  for (int i = 0; i < 2 * r->layers; i++) {
+    const shape *l = &r->layer[i / 2];
+    const recording_step *s = recording_step_at(r, step, i / 2, i % 2);
+    const replay_arrays *x = &me->arrays[i / 2][i % 2];
+    if (s->grad == NULL) continue;
+    write_gradient(r, x->grad, s->grad, s->before, elements(l, i % 2), none);
+    if (r->parameters) memcpy(x->value, s->before, (size_t)elements(l, 0) * sizeof(float));
   }
-  if (st < 0) return st;
   const ng_sgd sgd = me->fused ? sgd_of(r, step) : (ng_sgd){0};
   st = me->fused ? ng_step_sgd(p, &sgd, 1) : ng_step(p, me->job->lr);
   if (st < 0 || st == NG_SKIPPED) return st;
   if (me->fused) return compare_updates(me, p, step);
   if (st == NG_RESCUED) me->rescued++;
-  for (int i = 0; i < r->layers; i++) {
-    const shape *l = &r->layer[i];
-    const recording_step *s = recording_step_at(r, step, i);
-    double gap = 0, scale = 0;
-    replay_measure(me->grad[i], s->out, l->out * inputs(l), &gap, &scale);
-    if (l->bias) replay_measure(me->bias[i], s->bias_out, l->out, &gap, &scale);
-    me->cells[OF_DIRECTION][step * r->layers + i] = gap == 0 ? 0 : gap / scale;
-  }
-  return NG_OK;
+  compare_directions(me, step);
+  if (!me->job->feedback) return NG_OK;
+  return replay_compare_feedback(r, p, step, &me->cells[OF_STATE][step * r->layers]);
 }
 
 static void *run_rank(void *arg) {

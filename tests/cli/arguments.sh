@@ -26,7 +26,7 @@ expect 2 '*replay: unknown option --stat_decya; the nearest is --stat-decay' "$n
 expect 2 '*replay: unknown option --qqqqqqqq; *natgrad help replay*' "$natgrad" replay --qqqqqqqq "$file"
 expect 2 '*replay: unknown option -x; *' "$natgrad" replay -x "$file"
 expect 2 '*replay: option --tolerance needs a value' "$natgrad" replay "$file" --tolerance
-expect 2 '*replay: option --json takes no value' "$natgrad" replay "$file" --json=yes
+expect 2 '*bench: option --json takes no value' "$natgrad" bench kfac --json=yes
 expect 2 'natgrad: replay: option --dampi is ambiguous: --damping, --damping-split, --damping-leak' "$natgrad" replay "$file" --dampi 1 --damp 1
 expect 2 'natgrad: replay: option --s is ambiguous: --solver, --s*' "$natgrad" replay "$file" --s 1
 expect 2 '*--tolerance: '"'small'"' is no number*' "$natgrad" replay "$file" --tolerance small

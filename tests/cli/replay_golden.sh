@@ -50,7 +50,6 @@ for case in sparse-mfac-0 lowrank-1; do
   expect 1 '*: exceeded' "$natgrad" replay "$scratch/changed.safetensors"
   grep -q '^  error feedback after each step: largest [0-9.]*e[+-]0[01] (step [39], fc1.weight)' "$scratch/out" ||
     fail "$case: an error of another step is not told"
-  expect 1 '*"error_feedback":[0-9]*"ok":false*' "$natgrad" replay --json "$scratch/changed.safetensors"
 done
 sed 's/"s3\.fc1\.weight\.error":{"dtype":"F32"/"s3.fc1.weight.error":{"dtype":"I32"/' "$golden/window-lowrank-1.safetensors" \
   >"$scratch/changed.safetensors"
