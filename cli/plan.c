@@ -10,13 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 384, MOST_PLACEMENTS = 6 };
+enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 160 }; /* 120 divisors at most */
 
 typedef struct plan_command {
   plan_wish wish;
   const char *model;
-  char placement[MOST_PLACEMENTS][16]; /* "": the method's default */
-  int placements, colocate;
   int32_t ranks[MOST_COUNTS];
   int counts;
   plan_machine given;      /* from the command line, overrides measured rates; < 0: not given */
@@ -64,27 +62,6 @@ static int counts(plan_command *c, const char *text) {
   return CLI_OK;
 }
 
-/* A list of choices of the library's option. */
-static int placements(plan_command *c, const char *text) {
-  ng_option_info info = {.struct_size = sizeof info};
-  for (int32_t i = 0; ng_option_at(i, &info) == NG_OK && strcmp(info.name, "placement") != 0; i++) {
-  }
-  c->placements = 0;
-  for (const char *at = text; at != NULL; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-    const size_t n = strcspn(at, ",");
-    char one[16] = "", whole[32], among[256];
-    if (n > 0 && n < sizeof one) memcpy(one, at, n);
-    (void)snprintf(whole, sizeof whole, "|%s|", one);
-    (void)snprintf(among, sizeof among, "|%s|", info.choices);
-    if (one[0] == 0 || strstr(among, whole) == NULL || c->placements == MOST_PLACEMENTS) {
-      return cli_bad("plan: --placement is '%s', expected up to %d of %s with commas", text,
-                     MOST_PLACEMENTS, info.choices);
-    }
-    memcpy(c->placement[c->placements++], one, sizeof one);
-  }
-  return CLI_OK;
-}
-
 static int take(void *user, const char *name, const char *value) {
   plan_command *c = user;
   plan_machine *m = &c->given;
@@ -101,17 +78,11 @@ static int take(void *user, const char *name, const char *value) {
     if (strcmp(name, amounts[i].name) == 0) return amount(name, value, amounts[i].to);
   }
   if (strcmp(name, "model") == 0) c->model = value;
-  if (strcmp(name, "per-layer") == 0) c->wish.per_layer = value;
   if (strcmp(name, "model-parallel") == 0) {
     rc = cli_int(name, value, 1, MOST_RANKS, &number);
     c->wish.members = (int32_t)number;
   }
   if (strcmp(name, "ranks") == 0) rc = counts(c, value);
-  if (strcmp(name, "placement") == 0) rc = placements(c, value);
-  if (strcmp(name, "colocate") == 0) {
-    rc = cli_int(name, value, 0, 1, &number);
-    c->colocate = (int)number;
-  }
   if (strcmp(name, "calibrate") == 0) c->calibrate = true;
   if (strcmp(name, "json") == 0) c->json = true;
   if (strcmp(name, "latency") == 0) {
@@ -142,18 +113,7 @@ static void add(plan_strategy *row, int *n, const char *name, const char *option
   (void)snprintf(s->name, sizeof s->name, "%s", name);
   (void)snprintf(s->options, sizeof s->options, "%s grad_worker_fraction=%.17g", options, fraction);
   s->fraction = fraction;
-}
-
-/* A row of natgrad under placement k. */
-static void add_ours(const plan_command *c, int k, plan_strategy *row, int *n, const char *name,
-                     const char *more, double fraction) {
-  const char *placement = c->placement[k];
-  char full[64], options[160];
-  (void)snprintf(full, sizeof full, "natgrad, %s%s%s", name, placement[0] == 0 ? "" : ", ",
-                 placement);
-  (void)snprintf(options, sizeof options, "method=natgrad colocate=%d%s%s%s", c->colocate, more,
-                 placement[0] == 0 ? "" : " placement=", placement);
-  add(row, n, full, options, fraction);
+  s->ours = strncmp(name, "natgrad", 7) == 0;
 }
 
 /* For each divisor of `ranks` a row with that many ranks that hold a block's inverses (KAISA's COMM-OPT, HYBRID-OPT,
@@ -162,17 +122,16 @@ static void add_ours(const plan_command *c, int k, plan_strategy *row, int *n, c
 static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
   const bool whole = c->wish.members == 1;
   int n = 0;
-  char name[40];
-  for (int k = 0; k < c->placements; k++) {
-    for (int32_t m = ranks; m >= 1; m--) {
-      if (ranks % m != 0 || n > MOST_ROWS - 32) continue;
-      (void)snprintf(name, sizeof name, "%s", m == ranks ? "comm-opt" : "mem-opt");
-      if (m != ranks && m != 1) (void)snprintf(name, sizeof name, "hybrid-opt 1/%d", ranks / m);
-      add_ours(c, k, row, &n, name, "", (double)m / ranks);
-    }
-    add_ours(c, k, row, &n, "statistics=owner", " statistics=owner", 0);
-    if (whole) add_ours(c, k, row, &n, "statistics=local", " statistics=local", 0);
+  for (int32_t m = ranks; m >= 1; m--) {
+    char name[40];
+    if (ranks % m != 0) continue;
+    (void)snprintf(name, sizeof name, "natgrad, %s", m == ranks ? "comm-opt" : "mem-opt");
+    if (m != ranks && m != 1)
+      (void)snprintf(name, sizeof name, "natgrad, hybrid-opt 1/%d", ranks / m);
+    add(row, &n, name, "method=natgrad", (double)m / ranks);
   }
+  add(row, &n, "natgrad, statistics=owner", "method=natgrad statistics=owner", 0);
+  if (whole) add(row, &n, "natgrad, statistics=local", "method=natgrad statistics=local", 0);
   add(row, &n, "kaisa, comm-opt", "method=kaisa", 1);
   if (ranks % 2 == 0 && ranks > 2) add(row, &n, "kaisa, hybrid-opt 1/2", "method=kaisa", 0.5);
   if (ranks > 1) add(row, &n, "kaisa, mem-opt", "method=kaisa", 0);
@@ -216,11 +175,11 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   ngio_put_integer(&line, "held_most", a->held_most);
   ngio_put_integer(&line, "held_least", a->held_least);
   ngio_put_real(&line, "held_mean", a->held_mean);
-  ngio_put_integer(&line, "sums_bytes", a->sums_bytes);
-  ngio_put_integer(&line, "scatter_bytes", a->scatter_bytes);
-  ngio_put_integer(&line, "share_bytes", a->share_bytes);
-  ngio_put_integer(&line, "deliver_bytes", a->deliver_bytes);
-  ngio_put_integer(&line, "weights_bytes", a->weights_bytes);
+  ngio_put_integer(&line, "sums_bytes", a->most.sums_bytes);
+  ngio_put_integer(&line, "scatter_bytes", a->most.scatter_bytes);
+  ngio_put_integer(&line, "share_bytes", a->most.share_bytes);
+  ngio_put_integer(&line, "deliver_bytes", a->most.deliver_bytes);
+  ngio_put_integer(&line, "weights_bytes", a->most.weights_bytes);
   ngio_put_integer(&line, "shards_bytes", a->shards_bytes);
   ngio_put_real(&line, "sent_a_step", a->sent);
   ngio_put_real(&line, "compute_ms", a->compute);
@@ -234,8 +193,6 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   return print_line(&line);
 }
 
-static int name_width(const plan_command *c) { return c->placement[0][0] == 0 ? 28 : 40; }
-
 static int parts_shown(const plan_command *c) {
   return c->wish.members > 1 ? PLAN_PARTS : PLAN_SHARDS;
 }
@@ -248,7 +205,7 @@ static void print_head(const plan_command *c, int32_t ranks, const plan_answer *
       "\n%s on %d rank%s%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
       c->wish.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->wish.batch,
       a->compute, a->ms[PLAN_GRADIENT]);
-  printf("%-*s %8s %8s %9s", name_width(c), "strategy", "held", "mean", "sent");
+  printf("%-28s %8s %8s %9s", "strategy", "held", "mean", "sent");
   for (int i = PLAN_OBSERVE; i < parts_shown(c); i++)
     printf(" %8s", plan_part_name[i]);
   printf(" %9s %8s\n", "added", "step");
@@ -256,7 +213,7 @@ static void print_head(const plan_command *c, int32_t ranks, const plan_answer *
 
 static void print_row(const plan_command *c, const plan_strategy *s, const plan_answer *a) {
   char held[16], mean[16], sent[16];
-  printf("%-*s %8s %8s %9s", name_width(c), s->name, size_text((double)a->held_most, held),
+  printf("%-28s %8s %8s %9s", s->name, size_text((double)a->held_most, held),
          size_text(a->held_mean, mean), size_text(a->sent, sent));
   for (int i = PLAN_OBSERVE; i < parts_shown(c); i++)
     printf(" %8.3g", a->ms[i]);
@@ -333,8 +290,7 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
     if (c->json) rc = print_json(c, ranks, &row[i], &a);
     if (!c->json) print_row(c, &row[i], &a);
     /* recommend natgrad only; statistics = local is another estimate of the curvature */
-    const bool ours =
-        strncmp(row[i].name, "natgrad", 7) == 0 && strstr(row[i].name, "local") == NULL;
+    const bool ours = row[i].ours && strstr(row[i].name, "local") == NULL;
     if (a.held_most < smallest && ours) smallest = a.held_most;
     if (!ours || (c->memory > 0 && (double)a.held_most > c->memory)) continue;
     if (best == NULL || a.step < least) {
@@ -421,21 +377,23 @@ static int run(const cli_command *self, int argc, char **argv) {
                     .ranks = {1, 4, 16, 64},
                     .counts = 4,
                     .given = {-1, -1, -1, -1},
-                    .overhead = 0.1,
-                    .placements = 1,
-                    .colocate = 1};
+                    .overhead = 0.1};
   cli_args args;
-  shapes model;
+  shapes model = {.n = 0};
   int rc = cli_parse(self, argc, argv, take, &c, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
   if (args.operands > 0) rc = cli_bad("plan: unexpected argument '%s'", args.operand[0]);
-  cli_args_free(&args);
+  for (int i = 0; i < args.n_settings && rc == CLI_OK; i++) {
+    if (strcmp(args.settings[i].name, "method") == 0)
+      rc = cli_bad("plan: --method: every row has its method; expected other options");
+  }
   if (rc == CLI_OK) rc = shapes_make(c.model, SHAPES_OF_PLAN, &model);
-  if (rc != CLI_OK) return rc;
   c.wish.model = &model;
-  rc = check_groups(&c);
+  c.wish.args = &args;
+  if (rc == CLI_OK) rc = check_groups(&c);
   if (rc == CLI_OK) rc = plan_all(&c);
   shapes_free(&model);
+  cli_args_free(&args);
   return rc;
 }
 
@@ -445,12 +403,8 @@ static const cli_option options[] = {
     {"ranks", "N,N,...", "numbers of ranks (1,4,16,64)"},
     {"batch", "N", "samples of a rank, or of a model group, in a step (32)"},
     {"model-parallel", "N", "ranks of a model group, which shares each layer that has a split (1)"},
-    {"per-layer", "TEXT", "options of single layers for all rows: the library's per_layer"},
     {"stat-period", "N", "steps between statistics (10)"},
     {"solve-period", "N", "steps between factorisations (100)"},
-    {"placement", "NAME,...",
-     "list the rows of natgrad under each of these placements (its default)"},
-    {"colocate", "0|1", "rows of natgrad: A and G of a layer on the same rank (1)"},
     {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)"},
     {"overhead", "PERCENT", "share of a step that the recommended periods may add (10)"},
     {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)"},
@@ -496,8 +450,11 @@ const cli_command cli_plan = {
         "  embedding  `in` is the number of tokens\n\n"
         "The shipped transformers are cut as in Megatron-LM, except embeddings.  With\n"
         "--model-parallel, rows with local statistics or weights updated by owners are left out.\n"
-        "With --per-layer, bytes follow each layer's method; times assume K-FAC for all layers.\n",
+        "Options of the library, as --placement kaisa or --per-layer TEXT, apply to rows of "
+        "natgrad;\n"
+        "times assume K-FAC for all layers.\n",
     .options = options,
     .n_options = sizeof options / sizeof options[0],
+    .library = true,
     .run = run,
 };

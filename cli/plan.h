@@ -17,6 +17,7 @@ typedef struct plan_machine {
 typedef struct plan_strategy {
   char name[64], options[240];
   double fraction;
+  bool ours; /* a row of natgrad */
 } plan_strategy;
 
 enum {
@@ -37,8 +38,7 @@ extern const char *const plan_part_name[PLAN_PARTS];
 typedef struct plan_answer {
   int64_t held_most, held_least; /* bytes of curvature and directions on a rank */
   double held_mean;
-  int64_t sums_bytes, scatter_bytes, share_bytes, deliver_bytes,
-      weights_bytes; /* in a step in which they are due, of the rank with most */
+  ng_rank_plan most; /* the largest bytes and messages of a rank, field by field, when due */
   int64_t
       shards_bytes; /* shards of gradients in a step, and of the observations of a micro-batch */
   double sent;      /* bytes that a rank passes to collectives, the mean over steps */
@@ -49,10 +49,10 @@ typedef struct plan_answer {
 
 typedef struct plan_wish {
   const shapes *model;
-  const char *per_layer; /* the library's option; NULL: none */
-  int32_t members;       /* ranks of a model group; 1: no sharded layer */
-  int64_t batch;         /* samples of a rank, or of a model group */
-  int64_t every[2];      /* stat_period, solve_period */
+  const cli_args *args; /* options of the library for rows of natgrad; NULL: none */
+  int32_t members;      /* ranks of a model group; 1: no sharded layer */
+  int64_t batch;        /* samples of a rank, or of a model group */
+  int64_t every[2];     /* stat_period, solve_period */
   plan_machine machine;
 } plan_wish;
 

@@ -60,9 +60,8 @@ static int options_of(const plan_wish *w, const plan_strategy *s, ng_options **o
   (void)snprintf(line, sizeof line, "%s stat_period=%lld solve_period=%lld", s->options,
                  (long long)w->every[0], (long long)w->every[1]);
   ng_status st = ng_options_create(line, why, sizeof why, out);
-  if (st == NG_OK && w->per_layer != NULL)
-    st = ng_options_set(*out, "per_layer", w->per_layer, why, sizeof why);
-  return st == NG_OK ? CLI_OK : cli_bad("plan: %s: options: %s", s->name, why);
+  if (st != NG_OK) return cli_bad("plan: %s: options: %s", s->name, why);
+  return s->ours && w->args != NULL ? cli_apply(w->args, *out) : CLI_OK;
 }
 
 /* As in natgrad train and the PyTorch front, norms and embeddings are layers, unless the method has no norm blocks: then
@@ -125,7 +124,6 @@ static int cut(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_p
 
 /* The largest cost of any rank. */
 typedef struct totals {
-  ng_rank_plan most;         /* the largest bytes and messages, field by field */
   bool tables;               /* embeddings are observed */
   double solve, apply, sums; /* sums in bytes */
 } totals;
@@ -148,8 +146,8 @@ static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, in
     if (plan.solve_cost > t->solve) t->solve = plan.solve_cost;
     if (plan.apply_cost > t->apply) t->apply = plan.apply_cost;
     if ((double)plan.sums > t->sums) t->sums = (double)plan.sums;
-    t->most.workers = plan.workers;
-#define MOST(field) t->most.field = larger(t->most.field, plan.field)
+    out->most.workers = plan.workers;
+#define MOST(field) out->most.field = larger(out->most.field, plan.field)
     MOST(check_bytes);
     MOST(agree_bytes);
     MOST(trace_bytes);
@@ -203,7 +201,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
                   plan_answer *out) {
   const plan_machine *m = &w->machine;
   const double F = (double)w->every[0], I = (double)w->every[1], B = (double)w->batch;
-  const ng_rank_plan *r = &t->most;
+  const ng_rank_plan *r = &out->most;
   const int32_t columns = ranks / r->workers;
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
@@ -237,11 +235,6 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
                   plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1) +
                   plan_sum_seconds(m, r->workers, (double)r->trace_bytes, r->trace_bytes > 0) / I;
   price_shards(w, r, &s[PLAN_SHARDS], out);
-  out->sums_bytes = r->sums_bytes;
-  out->scatter_bytes = r->scatter_bytes;
-  out->share_bytes = r->share_bytes;
-  out->deliver_bytes = r->deliver_bytes;
-  out->weights_bytes = r->weights_bytes;
   out->compute = 1e3 * 3 * products / m->gemm;
   out->sent = (double)r->sums_bytes / F + (double)r->share_bytes / I + (double)r->deliver_bytes +
               (double)r->weights_bytes + (double)(r->check_bytes + r->agree_bytes) +
@@ -262,8 +255,8 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   totals t;
   double all_sums = 0.0;
   memset(&t, 0, sizeof t);
-  t.most.workers = 1;
   memset(out, 0, sizeof *out);
+  out->most.workers = 1;
   ng_context_config_init(&config, sizeof config);
   config.threads = 1;
   int rc = cli_context(&config, &ctx);

@@ -184,14 +184,13 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 /* The largest value over ranks, and the mean. */
 static plan_answer answer_of(const trial *x) {
   plan_answer a = {.held_least = INT64_MAX};
-  ng_rank_plan most = {0};
   for (int32_t r = 0; r < x->ranks; r++) {
     const ng_rank_plan *c = &x->counted[r];
     const int64_t held = c->factors + c->sums + c->results + c->direction + c->moments;
     a.held_most = larger(a.held_most, held);
     if (held < a.held_least) a.held_least = held;
     a.held_mean += (double)held / x->ranks;
-#define MOST_OF(field) most.field = larger(most.field, c->field)
+#define MOST_OF(field) a.most.field = larger(a.most.field, c->field)
     MOST_OF(check_bytes);
     MOST_OF(trace_bytes);
     MOST_OF(sums_bytes);
@@ -201,12 +200,9 @@ static plan_answer answer_of(const trial *x) {
     MOST_OF(weights_bytes);
 #undef MOST_OF
   }
-  a.sums_bytes = most.sums_bytes;
-  a.share_bytes = most.share_bytes;
-  a.deliver_bytes = most.deliver_bytes;
-  a.weights_bytes = most.weights_bytes;
-  a.sent = (double)(most.check_bytes + most.trace_bytes + most.sums_bytes + most.share_bytes +
-                    most.deliver_bytes + most.agree_bytes + most.weights_bytes);
+  const ng_rank_plan *most = &a.most;
+  a.sent = (double)(most->check_bytes + most->trace_bytes + most->sums_bytes + most->share_bytes +
+                    most->deliver_bytes + most->agree_bytes + most->weights_bytes);
   return a;
 }
 
@@ -216,8 +212,8 @@ static bool same(const trial *x, const plan_answer *planned, const plan_answer *
     double planned, counted;
   } row[] = {
 #define ROW(field) {#field, (double)planned->field, (double)counted->field},
-      ROW(held_most) ROW(held_least) ROW(held_mean) ROW(sums_bytes) ROW(share_bytes)
-          ROW(deliver_bytes) ROW(weights_bytes) ROW(sent)
+      ROW(held_most) ROW(held_least) ROW(held_mean) ROW(most.sums_bytes) ROW(most.share_bytes)
+          ROW(most.deliver_bytes) ROW(most.weights_bytes) ROW(sent)
 #undef ROW
   };
   bool all = true;
