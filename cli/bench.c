@@ -91,7 +91,11 @@ double bench_copy_gbs(bench *b) {
 int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out) {
   char *end = NULL;
   const double number = strtod(model, &end);
-  if (*end != 0 || end == model) return shapes_make(model, SHAPES_OF_BENCH, out);
+  if (*end != 0 || end == model) {
+    if (shapes_make(model, out) != CLI_OK) return CLI_BAD;
+    shapes_keep_weights(out);
+    return CLI_OK;
+  }
   if (!(number >= (double)cols && number <= 1e9))
     return cli_bad("--model: %s parameters, expected %lld to 1e9", model, (long long)cols);
   const int64_t all = (int64_t)(number / (double)cols);
@@ -102,7 +106,7 @@ int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out) {
     shape *l = &out->layer[out->n];
     (void)snprintf(l->name, sizeof l->name, "layer%d", out->n++);
     l->p = cols;
-    l->q = left < rows ? left : rows;
+    l->q = l->out = left < rows ? left : rows;
   }
   return CLI_OK;
 }
@@ -113,14 +117,14 @@ ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *we
   for (int i = 0; i < list->n && st >= 0; i++) {
     const shape *l = &list->layer[i];
     int32_t index = -1;
-    const ng_array g = ng_array_matrix(grad + at, l->q, l->p, NG_F32);
-    st = ng_add_linear(p, l->name, l->p, l->q, 0, &index);
+    const ng_array g = ng_array_matrix(grad + at, l->out, l->p, NG_F32);
+    st = ng_add_linear(p, l->name, l->p, l->out, 0, &index);
     if (st >= 0) st = ng_bind_grad(p, index, NG_WEIGHT, &g);
     if (st >= 0 && weight != NULL) {
-      const ng_array w = ng_array_matrix(weight + at, l->q, l->p, NG_F32);
+      const ng_array w = ng_array_matrix(weight + at, l->out, l->p, NG_F32);
       st = ng_bind_weight(p, index, NG_WEIGHT, &w);
     }
-    at += l->q * l->p;
+    at += l->out * l->p;
   }
   return st < 0 ? st : ng_ready(p);
 }
@@ -129,7 +133,7 @@ ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t sam
   ng_status st = ng_begin_samples(p, samples, 1.0);
   for (int32_t i = 0; i < list->n && st >= 0; i++) {
     const ng_array a = ng_array_matrix(x, samples, list->layer[i].p, NG_F32);
-    const ng_array g = ng_array_matrix(x, samples, list->layer[i].q, NG_F32);
+    const ng_array g = ng_array_matrix(x, samples, list->layer[i].out, NG_F32);
     st = ng_observe_input(p, i, &a, NG_COPY);
     if (st >= 0) st = ng_observe_output_grad(p, i, &g, NG_COPY);
   }
@@ -139,14 +143,14 @@ ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t sam
 int64_t bench_count(const shapes *list) {
   int64_t count = 0;
   for (int i = 0; i < list->n; i++)
-    count += list->layer[i].q * list->layer[i].p;
+    count += list->layer[i].out * list->layer[i].p;
   return count;
 }
 
 int64_t bench_longest(const shapes *list) {
   int64_t longest = 0;
   for (int i = 0; i < list->n; i++) {
-    const int64_t q = list->layer[i].q, p = list->layer[i].p;
+    const int64_t q = list->layer[i].out, p = list->layer[i].p;
     longest = p > longest ? p : longest;
     longest = q > longest ? q : longest;
   }

@@ -85,10 +85,10 @@ float *bench_floats(int64_t n);
 
 /* Layers of a model, or of a number of parameters: matrices of `cols` columns and at most `rows` rows. */
 int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out);
-/* Add these layers as linear ones without bias, q x p each, bound to successive parts of grad and, unless it is
+/* Add these layers as linear ones without bias, out x p each, bound to successive parts of grad and, unless it is
  * NULL, of weight; then ng_ready. */
 ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *weight);
-/* Observe the first elements of x [samples * bench_longest] as input and as output gradient of each layer. */
+/* Observe the first elements of x [samples * bench_longest] as input and as output gradient of each such layer. */
 ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t samples);
 int64_t bench_count(const shapes *list);   /* parameters */
 int64_t bench_longest(const shapes *list); /* the largest order of a factor */

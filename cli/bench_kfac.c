@@ -46,7 +46,7 @@ static int make_pool(const bench *b, work *k) {
   int64_t most = 0;
   for (int i = 0; i < k->model.n; i++) {
     const shape *l = &k->model.layer[i];
-    const int64_t sizes[] = {input_floats(l, b->batch), output_floats(l, b->batch), l->p * l->q};
+    const int64_t sizes[] = {input_floats(l, b->batch), output_floats(l, b->batch), l->p * l->out};
     for (int j = 0; j < 3; j++) {
       if (sizes[j] > most) most = sizes[j];
     }
@@ -70,7 +70,7 @@ static ng_status make_precond(const bench *b, work *k) {
     int32_t index = -1;
     st = shapes_describe(l, &layer);
     if (st >= 0) st = ng_add_layer(k->p, &layer, &index);
-    k->grad[i] = cli_take((size_t)(l->q * l->p), sizeof(float));
+    k->grad[i] = cli_take((size_t)(l->out * l->p), sizeof(float));
     const ng_array w = ng_array_matrix(k->grad[i], l->out, in, NG_F32);
     const ng_array bias = ng_array_matrix(k->grad[i] + l->out * in, 1, l->out, NG_F32);
     if (st >= 0) st = ng_bind_grad(k->p, index, NG_WEIGHT, &w);
@@ -81,7 +81,8 @@ static ng_status make_precond(const bench *b, work *k) {
 
 static int open_kfac(bench *b) {
   work *k = b->user = cli_take(1, sizeof *k);
-  int rc = shapes_make(b->model, SHAPES_OF_BENCH, &k->model);
+  int rc = shapes_make(b->model, &k->model);
+  shapes_keep_weights(&k->model);
   if (rc == CLI_OK) rc = make_pool(b, k);
   if (rc != CLI_OK) return rc;
   const ng_status st = make_precond(b, k);
@@ -102,7 +103,7 @@ static int open_kfac(bench *b) {
 
 static ng_status one_step(const bench *b, work *k, double *ms) {
   for (int i = 0; i < k->model.n; i++) { /* the last step has overwritten the gradients */
-    const int64_t n = k->model.layer[i].q * k->model.layer[i].p;
+    const int64_t n = k->model.layer[i].out * k->model.layer[i].p;
     memcpy(k->grad[i], next_array(k, n), (size_t)n * sizeof(float));
   }
   const double start = ng_now_ms();
@@ -188,11 +189,13 @@ static int bounds(bench *b) {
   m.solve = cli_take((size_t)(2 * n), sizeof *m.solve);
   for (int i = 0; i < n; i++) {
     const shape *l = &k->model.layer[i];
-    const double p = (double)l->p, q = (double)l->q, rows = (double)(b->batch * l->positions);
+    const double p = (double)l->p, q = (double)l->q, groups = (double)l->out / q;
+    const double rows = (double)(b->batch * l->positions);
     const double bound[PARTS] = {1e-6 * (patch_bytes(l, b->batch) / b->copy_gbs +
-                                         rows * (p * (p + 1) + q * (q + 1)) / b->gflops),
-                                 eigen ? 0 : solve_bound(&m, l->p) + solve_bound(&m, l->q),
-                                 1e-6 * (eigen ? 4 : 2) * q * p * (p + q) / b->gflops};
+                                         groups * rows * (p * (p + 1) + q * (q + 1)) / b->gflops),
+                                 eigen ? 0
+                                       : groups * (solve_bound(&m, l->p) + solve_bound(&m, l->q)),
+                                 1e-6 * groups * (eigen ? 4 : 2) * q * p * (p + q) / b->gflops};
     for (int part = 0; part < PARTS; part++) {
       b->row[row_of(i, part)].bound = bound[part];
       b->row[row_of(n, part)].bound += bound[part];
@@ -251,7 +254,8 @@ static int check(const bench *b) {
 
 static int print_list(const bench *b) {
   shapes list, *model = &list;
-  if (shapes_make(b->model, SHAPES_OF_BENCH, model) != CLI_OK) return CLI_BAD;
+  if (shapes_make(b->model, model) != CLI_OK) return CLI_BAD;
+  shapes_keep_weights(model);
   int64_t sum = 0, product = 0;
   printf("%-22s %7s %7s %10s\n", "layer", "A", "G", "positions");
   for (int i = 0; i < model->n; i++) {
@@ -259,7 +263,7 @@ static int print_list(const bench *b) {
     printf("%-22s %7lld %7lld %10lld\n", l->name, (long long)l->p, (long long)l->q,
            (long long)l->positions);
     sum += l->p + l->q;
-    product += l->p * l->q;
+    product += l->p * l->out;
   }
   printf("%d layers, sum of orders %lld, parameters %lld\n", model->n, (long long)sum,
          (long long)product);

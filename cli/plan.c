@@ -387,7 +387,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     if (strcmp(args.settings[i].name, "method") == 0)
       rc = cli_bad("plan: --method: every row has its method; expected other options");
   }
-  if (rc == CLI_OK) rc = shapes_make(c.model, SHAPES_OF_PLAN, &model);
+  if (rc == CLI_OK) rc = shapes_make(c.model, &model);
   c.wish.model = &model;
   c.wish.args = &args;
   if (rc == CLI_OK) rc = check_groups(&c);

@@ -47,7 +47,7 @@ void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positi
   l->positions = positions;
 }
 
-static int from_model(const char *model, shapes_use use, shapes *out) {
+static int from_model(const char *model, shapes *out) {
   model_task task;
   bool reconstructs = false;
   if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
@@ -69,7 +69,7 @@ static int from_model(const char *model, shapes_use use, shapes *out) {
     l->positions = 1;
     finish(l);
   }
-  for (int i = 0; rc == CLI_OK && use == SHAPES_OF_PLAN && i < nn_norms(n) && out->n < MOST; i++) {
+  for (int i = 0; rc == CLI_OK && i < nn_norms(n) && out->n < MOST; i++) {
     const nn_norm_layer *from = nn_norm_at(n, i);
     shape *l = &out->layer[out->n++];
     (void)snprintf(l->name, sizeof l->name, "%s", from->name);
@@ -83,7 +83,6 @@ static int from_model(const char *model, shapes_use use, shapes *out) {
 
 typedef struct reader {
   const char *path;
-  shapes_use use;
   int layer;
   int rc;
 } reader;
@@ -92,12 +91,6 @@ static void wrong(reader *in, const char *key, const char *expected) {
   if (in->rc == CLI_OK) {
     in->rc = cli_bad("%s: layer %d: %s is not %s", in->path, in->layer, key, expected);
   }
-}
-
-static void only_planned(reader *in, const char *what) {
-  if (in->rc == CLI_OK && in->use != SHAPES_OF_PLAN)
-    in->rc =
-        cli_bad("%s: layer %d: %s: only natgrad plan supports this", in->path, in->layer, what);
 }
 
 static int64_t number(reader *in, const ngio_value *v, const char *key, int64_t lower) {
@@ -167,9 +160,7 @@ static void read_conv(reader *in, const ngio_value *o, shape *l) {
   l->groups = groups == NULL ? 1 : number(in, groups, "groups", 1);
   if (l->in % l->groups != 0 || l->out % l->groups != 0)
     wrong(in, "groups", "a divisor of in and out");
-  if (l->groups > 1) only_planned(in, "groups");
   for (int k = 0; k < 2; k++) {
-    if (l->dilation[k] > 1) only_planned(in, "dilation");
     if (l->image[k] + 2 * l->padding[k] < reach(l, k)) wrong(in, "image", "as large as the kernel");
   }
 }
@@ -188,12 +179,7 @@ static void read_layer(reader *in, const ngio_value *o, shape *l) {
   check_keys(in, o, kind < KINDS ? kind : CONV2D);
   if (name == NULL || name[0] == 0 || strlen(name) >= sizeof l->name)
     wrong(in, "name", "a text of 1 to 63 letters");
-  if (kind == KINDS)
-    wrong(in, "kind",
-          in->use == SHAPES_OF_PLAN ? "\"conv2d\", \"linear\", \"norm\" or \"embedding\""
-                                    : "\"conv2d\" or \"linear\"");
-  if (kind == NORM) only_planned(in, "kind \"norm\"");
-  if (kind == EMBEDDING) only_planned(in, "kind \"embedding\"");
+  if (kind == KINDS) wrong(in, "kind", "\"conv2d\", \"linear\", \"norm\" or \"embedding\"");
   if (bias != NULL && !ngio_is_flag(bias)) wrong(in, "bias", "true or false");
   if (in->rc != CLI_OK) return;
   (void)snprintf(l->name, sizeof l->name, "%s", name);
@@ -218,7 +204,7 @@ static void read_layer(reader *in, const ngio_value *o, shape *l) {
   if (in->rc == CLI_OK) finish(l);
 }
 
-static int from_file(const char *path, shapes_use use, shapes *out) {
+static int from_file(const char *path, shapes *out) {
   char *text = NULL;
   ngio_json *json = NULL;
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
@@ -226,7 +212,7 @@ static int from_file(const char *path, shapes_use use, shapes *out) {
   free(text);
   if (rc != CLI_OK) return rc;
   const ngio_value *root = ngio_json_root(json), *o = ngio_first(root);
-  reader in = {path, use, 0, CLI_OK};
+  reader in = {path, 0, CLI_OK};
   const size_t n = ngio_count(root);
   if (n < 1 || n > MOST) in.rc = cli_bad("%s: no list of 1 to %d layers", path, MOST);
   for (; in.rc == CLI_OK && o != NULL; o = ngio_next(root, o), in.layer++)
@@ -237,16 +223,24 @@ static int from_file(const char *path, shapes_use use, shapes *out) {
   return in.rc;
 }
 
-int shapes_make(const char *model, shapes_use use, shapes *out) {
+int shapes_make(const char *model, shapes *out) {
   memset(out, 0, sizeof *out);
   out->layer = cli_take(MOST, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
   const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
-  const int rc = file                                  ? from_file(model, use, out)
-                 : shapes_transformer(model, use, out) ? CLI_OK
-                                                       : from_model(model, use, out);
+  const int rc = file                             ? from_file(model, out)
+                 : shapes_transformer(model, out) ? CLI_OK
+                                                  : from_model(model, out);
   if (rc != CLI_OK) shapes_free(out);
   return rc;
+}
+
+void shapes_keep_weights(shapes *s) {
+  int n = 0;
+  for (int i = 0; i < s->n; i++) {
+    if (!s->layer[i].norm && !s->layer[i].embedding) s->layer[n++] = s->layer[i];
+  }
+  s->n = n;
 }
 
 ng_status shapes_describe(const shape *from, ng_layer *to) {

@@ -30,9 +30,6 @@ typedef struct shapes {
   int n;
 } shapes;
 
-/* Plans need all layers of a run; benches only those with K-FAC statistics. */
-typedef enum shapes_use { SHAPES_OF_BENCH, SHAPES_OF_PLAN } shapes_use;
-
 /* A model of nn/models.h, bert-base, bert-large or gpt-24, or a JSON file: a list of objects
  *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias", "dilation", "groups"}
  *   {"name", "kind": "linear", "in", "out", "positions", "bias", "split": "output" | "input"}
@@ -40,14 +37,14 @@ typedef enum shapes_use { SHAPES_OF_BENCH, SHAPES_OF_PLAN } shapes_use;
  *   {"name", "kind": "embedding", "in", "out", "positions"}
  * where kernel, stride, padding, image and dilation are one number or a pair.  Defaults: stride 1, padding 0, dilation 1,
  * groups 1, positions 1, bias false, no split.
- * SHAPES_OF_PLAN: norms of a model of nn/models.h follow its layers, as in natgrad train; norms and embeddings of a
- * transformer are in the order of its modules; p = q = 0 for norms, p = 0 for embeddings.  SHAPES_OF_BENCH: norms and
- * embeddings are left out, and a file with norms, embeddings, groups or dilation is an error.
- * Returns 0, or 2: reported in one line. */
-int shapes_make(const char *model, shapes_use use, shapes *out);
+ * Norms of a model of nn/models.h follow its layers, as in natgrad train; norms and embeddings of a transformer are in
+ * the order of its modules; p = q = 0 for norms, p = 0 for embeddings.  Returns 0, or 2: reported in one line. */
+int shapes_make(const char *model, shapes *out);
+/* Leave out norms and embeddings. */
+void shapes_keep_weights(shapes *s);
 void shapes_free(shapes *s);
 /* false: no such name */
-bool shapes_transformer(const char *name, shapes_use use, shapes *out);
+bool shapes_transformer(const char *name, shapes *out);
 void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps);
 void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions);
 

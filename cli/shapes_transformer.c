@@ -1,5 +1,4 @@
-/* shapes_transformer.c: layers of transformer encoders and decoders by name; plans also get embeddings and norms.  Heads are
- * left out: the head over all words shares the weight of the first embedding. */
+/* shapes_transformer.c: layers of transformer encoders and decoders by name.  Heads are left out: the head over all words shares the weight of the first embedding. */
 #include "shapes.h"
 
 #include <stdio.h>
@@ -26,7 +25,6 @@ enum { TABLE = sizeof table / sizeof table[0] };
 typedef struct list {
   const transformer *t;
   shapes *out;
-  bool all; /* also norms and embeddings */
 } list;
 
 static shape *next(list *to, int block, const char *part) {
@@ -54,23 +52,21 @@ static void add(list *to, int64_t in, int64_t out, int64_t positions, int block,
 }
 
 static void add_norm(list *to, int block, const char *part) {
-  if (!to->all) return;
   shape *l = next(to, block, part);
   shapes_norm(l, to->t->width, NG_LAYER_NORM, 1e-5);
 }
 
 static void add_table(list *to, int64_t tokens, const char *part) {
-  if (to->all && tokens > 0)
-    shapes_embedding(next(to, -1, part), tokens, to->t->width, to->t->tokens);
+  if (tokens > 0) shapes_embedding(next(to, -1, part), tokens, to->t->width, to->t->tokens);
 }
 
-bool shapes_transformer(const char *name, shapes_use use, shapes *out) {
+bool shapes_transformer(const char *name, shapes *out) {
   const transformer *t = NULL;
   for (int i = 0; i < TABLE; i++) {
     if (strcmp(table[i].name, name) == 0) t = &table[i];
   }
   if (t == NULL) return false;
-  list to = {t, out, use == SHAPES_OF_PLAN};
+  list to = {t, out};
   add_table(&to, t->words, "embeddings.word");
   add_table(&to, t->tokens, "embeddings.position");
   add_table(&to, t->types, "embeddings.type");

@@ -244,7 +244,7 @@ static void equals_counted(void **state) {
   shapes model;
   bool all = true;
   write_file(path);
-  const int read = shapes_make(path, SHAPES_OF_PLAN, &model);
+  const int read = shapes_make(path, &model);
   (void)unlink(path);
   assert_int_equal(read, CLI_OK);
   assert_int_equal(model.n, LAYERS);

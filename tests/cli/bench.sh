@@ -69,7 +69,7 @@ wrong '{}' '*list.json: no list of 1 to 4096 layers'
 wrong '[3]' '*layer 0: it is not an object'
 wrong '[{"name": "x", "kind": "linear", "in": 3}]' '*layer 0: out is not a whole number from 1*'
 wrong '[{"name": "x", "kind": "linear", "in": 0, "out": 1}]' '*layer 0: in is not a whole number from 1*'
-wrong '[{"name": "x", "kind": "dense", "in": 1, "out": 1}]' '*layer 0: kind is not "conv2d" or "linear"'
+wrong '[{"name": "x", "kind": "dense", "in": 1, "out": 1}]' '*layer 0: kind is not "conv2d", "linear", "norm" or "embedding"'
 wrong '[{"kind": "linear", "in": 1, "out": 1}]' '*layer 0: name is not a text*'
 wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "baias": true}]' "*layer 0: unknown key 'baias'; the nearest is bias"
 wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "bias": 1}]' '*layer 0: bias is not true or false'
