@@ -284,7 +284,7 @@ static void begins_with_the_weights(void **state) {
     assert_true(drawn[i] == 0 && advanced[i] == 0);
 }
 
-/* Weights that are no numbers, or of which f32 does not hold the products. */
+/* Weights that are no numbers, or whose norm f32 does not hold: the first Q stays random. */
 static void begins_without_the_weights(void **state) {
   fixture f;
   float g[D] = {0}, w[D], drawn[ROW], got[ROW];
@@ -300,13 +300,7 @@ static void begins_without_the_weights(void **state) {
     w[i] = (i % 2 ? -1.0F : 1.0F) * FLT_MAX;
   open_lowrank(&f, "fc", g, w, got);
   fixture_close(&f);
-  for (int a = 0; a < RANK; a++) {
-    float most = 0;
-    for (int i = 0; i < COLS; i++)
-      most = fmaxf(most, fabsf(got[BEHIND + a * COLS + i]));
-    if (a == 0) assert_true(most == 1.0F); /* a direction; the second has nothing left, and none */
-    assert_true(isfinite(most));
-  }
+  assert_memory_equal(drawn, got, sizeof got);
 }
 
 /* Of each name its own; mean 0 and variance 1 of 7,000: five deviations are 0.06 and 0.085 (of a square: sqrt 2;

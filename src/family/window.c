@@ -146,19 +146,14 @@ static ng_status need_weights(const ng_block *b) {
   return NG_OK;
 }
 
-static bool gather(ng_block *b, float *to) {
-  const bool finite = ng_window_gather(b, to);
-  return finite && (!decays(b, NG_DECAY_GRADIENT) || ng_window_decay(b, b->base.window_decay, to));
+ng_status ng_window_take(ng_block *b, float *to) {
+  const ng_status st = ng_window_gather(b, to);
+  if (st != NG_OK || !decays(b, NG_DECAY_GRADIENT)) return st;
+  if (ng_window_decay(b, b->base.window_decay, to)) return NG_OK;
+  return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient with window_decay is not finite", b->name);
 }
 
 /* ---- the direction ---------------------------------------------------------------------------*/
-
-ng_status ng_window_take(ng_block *b, float *to) {
-  if (!gather(b, to)) {
-    return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
-  }
-  return ng_window_averages(b) ? ng_window_bounded(b, to) : NG_OK;
-}
 
 void ng_window_combine(ng_block *b, double by) {
   ng_window *w = ng_window_of(b);
@@ -186,10 +181,23 @@ static ng_status take_x(ng_block *b, bool fresh) {
   return st;
 }
 
+/* k [parts, places] += <row, x> of the rows in use; x NULL: the row at head. */
+static void products(ng_block *b, const float *x, double *k) {
+  ng_window *w = ng_window_of(b);
+  ng_window_product p = {b, x};
+  ng_parallel(b->ctx, w->pieces, w->store->product, &p);
+  for (int32_t i = 0; i < w->units; i++) {
+    double *to = k + w->store->part_of(w, i) * w->places;
+    for (int64_t j = 0; j < w->uses; j++) {
+      to[w->used[j]] += w->partial[i * w->places + w->used[j]];
+    }
+  }
+}
+
 /* k [parts, places] += products of u with the rows in use; its square at the unused place. */
 static void take_products(ng_block *b, double *k) {
   ng_window *w = ng_window_of(b);
-  w->store->products(b, w->u, k);
+  products(b, w->u, k);
   ng_window_each(b, square_chunk);
   for (int32_t i = 0; i < w->chunks; i++) {
     k[ng_window_chunk_at(w, i).part * w->places + ng_window_unused(w)] += w->sums[i];
@@ -200,7 +208,7 @@ static void take_products(ng_block *b, double *k) {
 static ng_status add_products(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_is_first(&b->base)) return NG_OK;
-  if (fresh) w->store->products(b, NULL, b->stat->part->sum);
+  if (fresh) products(b, NULL, b->stat->part->sum);
   if (!w->sliced || is_row(b, fresh)) return NG_OK;
   const ng_status st = take_x(b, fresh);
   if (st == NG_OK) take_products(b, b->stat[1].part->sum);
@@ -221,13 +229,12 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   if (fresh) {
     w->scale = ng_window_feeds_lr(b) ? o->lr : 1.0;
     w->x = w->store->target(b);
-    ng_status enters = gather(b, w->x) ? NG_OK : NG_SKIPPED;
-    if (enters == NG_OK) enters = ng_window_bounded(b, w->x);
-    if (enters == NG_OK && ng_window_is_first(&b->base)) ng_window_first_enter(b);
+    const ng_status enters = ng_window_take(b, w->x);
     if (enters != NG_OK) {
       w->store->drop(b, ng_window_head(w));
       return enters;
     }
+    if (ng_window_is_first(&b->base)) ng_window_first_enter(b);
     b->selecting = b->rounds > 0;
     if (b->selecting) return NG_OK;
     w->store->enter(b);
@@ -251,7 +258,7 @@ static bool fills(const ng_block *b, ng_window_fill how) {
 /* u <- D less the row at head, rounded before decay is added: the two nearly cancel. */
 static void take_rest(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  (void)gather(b, w->u);
+  (void)ng_window_take(b, w->u);
   for (int32_t i = 0; i < w->parts; i++) {
     w->part[i].c[ng_window_head(w)] = -1.0;
   }
@@ -268,7 +275,7 @@ static ng_status direct_row(ng_block *b) {
   if (rest && decay) take_rest(b);
   const ng_status st = ng_window_solve(b, NULL, rest);
   if (rest && !decay) { /* + (g - row) / damping, in the same sum */
-    (void)gather(b, w->u);
+    (void)ng_window_take(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
     }

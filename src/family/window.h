@@ -47,6 +47,13 @@ typedef struct ng_window_part {
       *next_row_coefficient; /* [places] coefficient of each row in the average x */
 } ng_window_part;
 
+/* x NULL: the row at head. */
+typedef struct ng_window_product {
+  ng_block *b;
+  const float *x;
+} ng_window_product;
+
+struct ng_window;
 typedef struct ng_window_store {
   const char *name;
   int64_t most; /* elements of all ranks; 0: any number */
@@ -58,8 +65,9 @@ typedef struct ng_window_store {
   void (*enter)(ng_block *b);    /* the vector in target becomes the row at head */
   /* The same by rounds of sums over ranks, if b->rounds > 0: see ng_family.select_topk. */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  /* k [parts, places] += <row, x> of the rows in use; x NULL: the row at head. */
-  void (*products)(ng_block *b, const float *x, double *k);
+  /* w->pieces tasks (arg: ng_window_product) write <row, x> of the rows in use to w->partial, for each unit. */
+  void (*product)(void *arg, int32_t piece);
+  int32_t (*part_of)(const struct ng_window *w, int32_t unit);
   /* u <- by u + sum over places of c row, by and c of each part. */
   void (*combine)(ng_block *b);
   void (*drop)(ng_block *b, int64_t place); /* the row becomes zeros */
@@ -97,12 +105,12 @@ typedef struct ng_window {
   float *v, *next_v;  /* [d] momentum, or the part r of an average; after this step */
   uint8_t *mask;      /* [d] 1: takes part; NULL: all do                   */
   double *sums;       /* [chunks, 4] of the flat loops                     */
-  double *partial;    /* [units, places] of a store's products             */
+  double *partial;    /* [units, places] products of a store's units       */
   double *row;        /* [parts, places] products that are not in the statistic */
   int64_t *used;      /* [places] the places of the rows in use, oldest first; how many */
   int64_t uses;
-  int64_t units; /* pieces of a store's products                      */
-  void *own;     /* the store's                                       */
+  int32_t units, pieces; /* of a store's products; tasks that compute them */
+  void *own;             /* the store's                                       */
 } ng_window;
 
 static inline ng_window *ng_window_of(const ng_block *b) { return b->state; }
@@ -142,11 +150,11 @@ static inline bool ng_window_is_out(const ng_block *b, const ng_window_chunk *c)
 bool ng_window_some_out(const ng_block *b);
 void ng_window_clear_out(ng_block *b, float *to); /* zeros for such parameters */
 void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
-/* to <- gradients, with zeros where masked or excluded; to <- to + decay weights.  False: an element is not finite. */
-bool ng_window_gather(ng_block *b, float *to);
+/* to <- gradients, with zeros where masked or excluded.  NG_SKIPPED: an element is not finite, or so large that error
+ * feedback or momentum should not keep it. */
+ng_status ng_window_gather(ng_block *b, float *to);
+/* to <- to + decay weights.  False: an element is not finite. */
 bool ng_window_decay(ng_block *b, double decay, float *to);
-/* NG_SKIPPED: an element of x is so large that error feedback or momentum should not keep it. */
-ng_status ng_window_bounded(ng_block *b, float *x);
 /* The sum of w->sums [chunks], of whole numbers. */
 int64_t ng_window_total(const ng_window *w);
 /* mask <- 1 where the weight is not 0; the number of unmasked, included elements in [at, at + n). */
@@ -187,12 +195,9 @@ typedef struct ng_window_sum {
   float by;
 } ng_window_sum;
 /* chosen <- the indices of the k largest |x| of n, ascending; of equal ones the first.  chosen: room for n;
- * count [NG_WINDOW_COUNTS]: scratch. */
-void ng_window_largest(const ng_window_sum *v, int64_t n, int64_t k, int32_t *count,
-                       int32_t *chosen);
-/* The same by several threads; count [pieces, NG_WINDOW_COUNTS]. */
-void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
-                            int32_t pieces, int32_t *count, int32_t *chosen);
+ * count [pieces, NG_WINDOW_COUNTS]: scratch. */
+void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
+                       int32_t pieces, int32_t *count, int32_t *chosen);
 
 static inline uint32_t ng_window_key(float x) { /* ordered as |x|, 31 bits */
   uint32_t bits;
@@ -235,7 +240,7 @@ ng_status ng_window_average(ng_block *b, bool fresh);
 /* |r| of this step is known. */
 void ng_window_average_rounds(const ng_block *b, ng_window_part *p, double size);
 void ng_window_average_taken(ng_block *b);
-/* window.c: to <- a gradient that enters no row. */
+/* window.c: to <- gradients, and window_decay in its form gradient. */
 ng_status ng_window_take(ng_block *b, float *to);
 
 /* ---- window_gram.c ---------------------------------------------------------------------------*/

@@ -33,7 +33,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   }
   dense *s = w->own;
   const int64_t bytes = ng_times(ng_times(w->places, ng_max64(1, w->d)), ng_dtype_size(s->type));
-  w->units = w->chunks;
+  w->units = w->pieces = w->chunks;
   s->rows = ng_plan_take(plan, NG_USE_FACTORS, bytes);
   if (s->type != NG_F32) {
     s->wide = ng_plan_take(plan, NG_USE_SUMS, ng_times(ng_max64(1, w->d), (int64_t)sizeof(float)));
@@ -63,11 +63,6 @@ static void enter(ng_block *b) {
   if (s->type != NG_F32) ng_window_each(b, round_chunk);
 }
 
-typedef struct product {
-  ng_block *b;
-  const float *x;
-} product;
-
 /* Addresses of `many` rows in use from the j-th on; the last row repeats.  Past the last row: the first rows, n elements
  * further, for prefetching. */
 static void rows_from(const ng_window *w, int64_t j, int64_t many, int64_t at, int64_t n,
@@ -79,32 +74,23 @@ static void rows_from(const ng_window *w, int64_t j, int64_t many, int64_t at, i
   }
 }
 
+static int32_t part_of(const ng_window *w, int32_t i) { return ng_window_chunk_at(w, i).part; }
+
 static void product_chunk(void *arg, int32_t i) {
   enum { AT_ONCE = 4 };
-  const product *p = arg;
+  const ng_window_product *p = arg;
   ng_window *w = ng_window_of(p->b);
   const dense *s = w->own;
+  const float *x = p->x == NULL ? w->x : p->x;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   double *k = w->partial + i * w->places, out[AT_ONCE];
   for (int64_t j = 0; j < w->uses; j += AT_ONCE) {
     const void *row[AT_ONCE], *next[AT_ONCE];
     rows_from(w, j, AT_ONCE, c.at, c.n, row);
     rows_from(w, j + AT_ONCE, AT_ONCE, c.at, c.n, next);
-    ng_window_dots(row, next, s->type, p->x + c.at, c.n, out);
+    ng_window_dots(row, next, s->type, x + c.at, c.n, out);
     for (int64_t q = 0; q < AT_ONCE && j + q < w->uses; q++) {
       k[w->used[j + q]] = out[q];
-    }
-  }
-}
-
-static void products(ng_block *b, const float *x, double *k) {
-  ng_window *w = ng_window_of(b);
-  product p = {b, x == NULL ? w->x : x};
-  ng_parallel(b->ctx, w->chunks, product_chunk, &p);
-  for (int32_t i = 0; i < w->chunks; i++) {
-    double *to = k + ng_window_chunk_at(w, i).part * w->places;
-    for (int64_t j = 0; j < w->uses; j++) {
-      to[w->used[j]] += w->partial[i * w->places + w->used[j]];
     }
   }
 }
@@ -166,7 +152,8 @@ const ng_window_store ng_window_dense = {
     .plan = plan,
     .target = target,
     .enter = enter,
-    .products = products,
+    .product = product_chunk,
+    .part_of = part_of,
     .combine = combine,
     .drop = drop,
     .fields = fields,

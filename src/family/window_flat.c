@@ -4,8 +4,6 @@
  * order of chunks, so the result does not depend on the number of threads. */
 #include "family/window.h"
 
-#include <math.h>
-
 /* 1e12 over a damping of 1e-6 is what AdamW can square. */
 static const double KEPT_MOST = 1e12;
 
@@ -47,13 +45,9 @@ static void read_flat(const ng_place *v, int64_t cols, int64_t from, int64_t n, 
 
 typedef struct gathering {
   ng_block *b;
-  double decay;
+  double number; /* a factor, or the largest accepted magnitude */
   float *to;
 } gathering;
-
-static double not_finite(const float *x, int64_t n) {
-  return ng_all_finite(x, NG_F32, n) ? 0.0 : 1.0;
-}
 
 static void gather_chunk(void *arg, int32_t i) {
   const gathering *g = arg;
@@ -67,41 +61,22 @@ static void gather_chunk(void *arg, int32_t i) {
     return;
   }
   read_flat(&s->grad, s->cols, c.from, c.n, to);
-  w->sums[i] = not_finite(to, c.n);
+  w->sums[i] = (double)ng_float_of_bits(ng_most_bits_of(to, NG_F32, c.n)) <= g->number ? 0.0 : 1.0;
   for (int64_t k = 0; k < c.n && w->mask != NULL; k++) {
     if (w->mask[c.at + k] == 0) to[k] = 0.0f;
   }
 }
 
-bool ng_window_gather(ng_block *b, float *to) {
-  gathering g = {b, 0.0, to};
-  ng_parallel(b->ctx, ng_window_of(b)->chunks, gather_chunk, &g);
-  return ng_window_total(ng_window_of(b)) == 0;
-}
-
-static void bound_chunk(void *arg, int32_t i) {
-  const gathering *g = arg;
-  ng_window *w = ng_window_of(g->b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  int above = 0;
-  for (int64_t k = c.at; k < c.at + c.n; k++) {
-    above |= !(fabs((double)g->to[k]) <= KEPT_MOST);
-  }
-  w->sums[i] = above;
-}
-
 /* A large row leaves the window after m steps, and its own direction is divided by it.  Error feedback and averages
  * return in every step, divided by damping. */
-ng_status ng_window_bounded(ng_block *b, float *x) {
+ng_status ng_window_gather(ng_block *b, float *to) {
   const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_averages(b);
-  gathering g = {b, 0.0, x};
-  if (!keeps || ng_window_is_first(&b->base)) return NG_OK;
-  ng_parallel(b->ctx, ng_window_of(b)->chunks, bound_chunk, &g);
+  const bool bounded = keeps && !ng_window_is_first(&b->base);
+  gathering g = {b, bounded ? KEPT_MOST : ng_dtype_most(NG_F32), to};
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, gather_chunk, &g);
   if (ng_window_total(ng_window_of(b)) == 0) return NG_OK;
-  return ng_fail(b->ctx, NG_SKIPPED,
-                 "%s: a gradient has an element above 1e12, which error feedback or momentum would "
-                 "keep",
-                 b->name);
+  return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
+                 bounded ? ", or above 1e12, which error feedback or momentum would keep" : "");
 }
 
 static void decay_chunk(void *arg, int32_t i) {
@@ -117,9 +92,9 @@ static void decay_chunk(void *arg, int32_t i) {
     read_flat(&s->weight, s->cols, c.from + at, n, line);
     for (int64_t k = 0; k < n; k++) {
       if (w->mask != NULL && w->mask[c.at + at + k] == 0) continue;
-      to[k] = (float)((double)to[k] + g->decay * (double)line[k]);
+      to[k] = (float)((double)to[k] + g->number * (double)line[k]);
     }
-    bad += not_finite(to, n);
+    bad += ng_all_finite(to, NG_F32, n) ? 0.0 : 1.0;
   }
   w->sums[i] = bad;
 }

@@ -99,25 +99,26 @@ static void settle(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int
   }
 }
 
-void ng_window_largest(const ng_window_sum *v, int64_t n, int64_t k, int32_t *count,
-                       int32_t *chosen) {
-  int64_t rest = k;
-  count_first(v, 0, n, count);
-  const uint32_t bin = find_bin(count, BINS, &rest);
-  settle(v->x, chosen, take(v->x, 0, n, bin << FIRST, chosen), bin, rest, count);
-}
+/* ---- by threads ------------------------------------------------------------------------------*/
 
-/* ---- by several threads ----------------------------------------------------------------------*/
-
-typedef struct wide {
+typedef struct selection {
   const ng_window_sum *v;
   int64_t n;
   int32_t pieces, *count, *chosen;
   uint32_t low;
-} wide;
+} selection;
+
+/* One piece runs in the calling thread, which may be a task. */
+static void each_piece(ng_context *ctx, selection *g, void (*task)(void *arg, int32_t piece)) {
+  if (g->pieces > 1) {
+    ng_parallel(ctx, g->pieces, task, g);
+  } else {
+    task(g, 0);
+  }
+}
 
 static void count_piece(void *arg, int32_t piece) {
-  const wide *g = arg;
+  const selection *g = arg;
   int64_t from, to;
   ng_share(g->n, g->pieces, piece, &from, &to);
   count_first(g->v, from, to, g->count + (int64_t)piece * NG_WINDOW_COUNTS);
@@ -125,18 +126,18 @@ static void count_piece(void *arg, int32_t piece) {
 
 /* Leaves the number after the first histogram, where the copies are no longer needed. */
 static void take_piece(void *arg, int32_t piece) {
-  const wide *g = arg;
+  const selection *g = arg;
   int64_t from, to;
   ng_share(g->n, g->pieces, piece, &from, &to);
   g->count[(int64_t)piece * NG_WINDOW_COUNTS + BINS] =
       (int32_t)take(g->v->x, from, to, g->low, g->chosen);
 }
 
-void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
-                            int32_t pieces, int32_t *count, int32_t *chosen) {
-  wide g = {.v = v, .n = n, .pieces = pieces, .count = count, .chosen = chosen};
+void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
+                       int32_t pieces, int32_t *count, int32_t *chosen) {
+  selection g = {.v = v, .n = n, .pieces = pieces, .count = count, .chosen = chosen};
   int64_t rest = k, m = 0;
-  ng_parallel(ctx, pieces, count_piece, &g);
+  each_piece(ctx, &g, count_piece);
   for (int32_t i = 1; i < pieces; i++) {
     for (int bin = 0; bin < BINS; bin++) {
       count[bin] += count[(int64_t)i * NG_WINDOW_COUNTS + bin];
@@ -144,7 +145,7 @@ void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, 
   }
   const uint32_t bin = find_bin(count, BINS, &rest);
   g.low = bin << FIRST;
-  ng_parallel(ctx, pieces, take_piece, &g);
+  each_piece(ctx, &g, take_piece);
   for (int32_t i = 0; i < pieces; i++) {
     int64_t from, to;
     const int64_t some = count[(int64_t)i * NG_WINDOW_COUNTS + BINS];

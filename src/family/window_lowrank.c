@@ -33,7 +33,7 @@ typedef struct lowrank {
   double *work;                        /* [floats] */
 } lowrank;
 
-/* A number of 48 bits as two f32; `rest` NULL: no low part. */
+/* Numbers of 48 bits as two f32. */
 typedef struct pair {
   float *x, *rest;
 } pair;
@@ -81,7 +81,7 @@ static ng_status make(ng_block *b) {
     s->view[k] = (shape){slot->rows, slot->cols, rank_of(b, k), s->floats};
     s->floats += floats_of(b, k);
   }
-  w->units = w->segments;
+  w->units = w->pieces = w->segments;
   return NG_OK;
 }
 
@@ -134,10 +134,9 @@ static void orthonormal(const shape *v, double *P) {
   }
 }
 
-static double dot_pairs(pair x, int64_t at, pair y, int64_t n) {
-  double sum = ng_window_dot(x.x + at, y.x, n);
-  if (x.rest != NULL) sum += ng_window_dot(x.rest + at, y.x, n);
-  return y.rest != NULL ? sum + ng_window_dot(x.x + at, y.rest, n) : sum;
+static double dot_pairs(pair x, int64_t at, pair y, int64_t from, int64_t n) {
+  return ng_window_dot(x.x + at, y.x + from, n) + ng_window_dot(x.rest + at, y.x + from, n) +
+         ng_window_dot(x.x + at, y.rest + from, n);
 }
 
 /* Column a of Q, rounded so that with the rounded P (to.P) it represents P Q', except for the part outside the columns of
@@ -163,7 +162,7 @@ static void round_column(const shape *v, int64_t a, const double *work, pair fro
     }
     for (int64_t i = 0; i < k; i++) {
       const int64_t q = behind + a * n + at + i;
-      const double before = (double)from.x[q] + (from.rest == NULL ? 0.0 : (double)from.rest[q]);
+      const double before = (double)from.x[q] + (double)from.rest[q];
       to.x[q] = (float)(none ? before : acc[i]);
       to.rest[q] = (float)((none ? before : Q[a * n + at + i]) - (double)to.x[q]);
     }
@@ -174,10 +173,8 @@ static void advance(const shape *v, pair x, pair from, pair to, double *work) {
   const int64_t behind = v->rank * v->rows;
   double *P = work, *Q = work + behind;
   for (int64_t a = 0; a < v->rank; a++) {
-    const int64_t at = behind + a * v->cols;
-    const pair Q0 = {from.x + at, from.rest == NULL ? NULL : from.rest + at};
     for (int64_t r = 0; r < v->rows; r++) {
-      P[a * v->rows + r] = dot_pairs(x, r * v->cols, Q0, v->cols);
+      P[a * v->rows + r] = dot_pairs(x, r * v->cols, from, behind + a * v->cols, v->cols);
     }
   }
   orthonormal(v, P);
@@ -187,26 +184,11 @@ static void advance(const shape *v, pair x, pair from, pair to, double *work) {
       const double p = P[a * v->rows + r];
       to.x[a * v->rows + r] = (float)p;
       ng_window_add(Q + a * v->cols, x.x + r * v->cols, v->cols, p);
-      if (x.rest != NULL) ng_window_add(Q + a * v->cols, x.rest + r * v->cols, v->cols, p);
+      ng_window_add(Q + a * v->cols, x.rest + r * v->cols, v->cols, p);
     }
   }
   for (int64_t a = 0; a < v->rank; a++) {
     round_column(v, a, work, from, to);
-  }
-}
-
-/* Only the direction of the first Q matters: scale a column that overflows f32 to a largest element of 1. */
-static void scale_into_range(const shape *v, const double *work, pair f) {
-  const double *Q = work + v->rank * v->rows;
-  for (int64_t a = 0; a < v->rank; a++, Q += v->cols) {
-    const int64_t at = v->rank * v->rows + a * v->cols;
-    double largest = 0.0;
-    for (int64_t i = 0; i < v->cols; i++) {
-      largest = fmax(largest, fabs(Q[i]));
-    }
-    for (int64_t i = 0; i < v->cols && largest > (double)FLT_MAX; i++) {
-      split(Q[i] / largest, &f.x[at + i], &f.rest[at + i]);
-    }
   }
 }
 
@@ -305,13 +287,10 @@ static double with_vector(const shape *v, const float *f, const float *x) {
   return sum;
 }
 
-typedef struct job {
-  ng_block *b;
-  const float *x;
-} job;
+static int32_t part_of(const ng_window *w, int32_t k) { return w->view[k].part; }
 
 static void product_segment(void *arg, int32_t k) {
-  const job *p = arg;
+  const ng_window_product *p = arg;
   ng_window *w = ng_window_of(p->b);
   const lowrank *s = w->own;
   const shape *v = &s->view[k];
@@ -321,18 +300,6 @@ static void product_segment(void *arg, int32_t k) {
     w->partial[k * w->places + w->used[j]] = v->rank == 0   ? ng_window_dot(f, x, v->rows * v->cols)
                                              : p->x == NULL ? both_factors(v, f, mine)
                                                             : with_vector(v, f, x);
-  }
-}
-
-static void products(ng_block *b, const float *x, double *k) {
-  ng_window *w = ng_window_of(b);
-  job p = {b, x};
-  ng_parallel(b->ctx, b->segments, product_segment, &p);
-  for (int32_t i = 0; i < b->segments; i++) {
-    double *to = k + w->view[i].part * w->places;
-    for (int64_t j = 0; j < w->uses; j++) {
-      to[w->used[j]] += w->partial[i * w->places + w->used[j]];
-    }
   }
 }
 
@@ -404,10 +371,10 @@ static void begin(ng_block *b) {
         ng_place_read(from, r, c, n, x + r * v->cols + c);
       }
     }
-    if (!ng_all_finite(x, NG_F32, v->rows * v->cols)) continue;
-    const pair to = {f, s->rest + v->at};
-    advance(v, (pair){x, NULL}, (pair){f, NULL}, to, s->work + v->at);
-    scale_into_range(v, s->work + v->at, to);
+    if (!(sqrt(ng_window_dot(x, x, v->rows * v->cols)) <= (double)FLT_MAX))
+      continue; /* |Q| <= |x| */
+    const pair first = {f, s->rest + v->at};
+    advance(v, (pair){x, s->next_error_rest + w->view[k].at}, first, first, s->work + v->at);
     memset(f, 0, (size_t)(v->rank * v->rows) * sizeof *f);
   }
 }
@@ -454,7 +421,8 @@ const ng_window_store ng_window_lowrank_store = {
     .begin = begin,
     .target = target,
     .enter = enter,
-    .products = products,
+    .product = product_segment,
+    .part_of = part_of,
     .combine = combine,
     .drop = drop,
     .residual = residual,

@@ -114,6 +114,7 @@ static ng_status make(ng_block *b) {
   }
   lay_out(b);
   w->units = s->blocks;
+  w->pieces = s->pieces;
   b->rounds = s->joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
   for (int32_t r = 0; r < NG_WINDOW_JOINT_ROUNDS && s->joint; r++) {
     b->round[r] = ng_window_joint_room(r, b->ctx->ranks) + (r == 0);
@@ -172,13 +173,12 @@ static run next_of(const ng_window *w, int64_t j, int64_t block) {
   return run_of(s, w->used[j], block);
 }
 
-typedef struct job {
-  ng_block *b;
-  const float *x;
-} job;
+static int32_t part_of(const ng_window *w, int32_t i) {
+  return ((const ng_topk_rows *)w->own)->block[i].part;
+}
 
 static void product_piece(void *arg, int32_t piece) {
-  const job *p = arg;
+  const ng_window_product *p = arg;
   ng_window *w = ng_window_of(p->b);
   const ng_topk_rows *s = w->own;
   float *tile =
@@ -198,18 +198,6 @@ static void product_piece(void *arg, int32_t piece) {
       const run r = next_of(w, j, i);
       w->partial[i * w->places + w->used[j]] =
           ng_window_sparse_dot(tile, r.index, r.value, s->type, r.n);
-    }
-  }
-}
-
-static void products(ng_block *b, const float *x, double *k) {
-  ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
-  job p = {b, x};
-  ng_parallel(b->ctx, s->pieces, product_piece, &p);
-  for (int32_t i = 0; i < s->blocks; i++) {
-    for (int64_t j = 0; j < w->uses; j++) {
-      k[s->block[i].part * w->places + w->used[j]] += w->partial[i * w->places + w->used[j]];
     }
   }
 }
@@ -288,7 +276,8 @@ const ng_window_store ng_window_topk_store = {
     .target = ng_window_topk_target,
     .enter = ng_window_topk_enter,
     .select_topk = ng_window_topk_choose,
-    .products = products,
+    .product = product_piece,
+    .part_of = part_of,
     .combine = combine,
     .drop = drop,
     .residual = residual,

@@ -34,7 +34,7 @@ static void choose_piece(void *arg, int32_t piece) {
     const ng_window_range *g = &s->group[i];
     const ng_window_sum v = sum_of(w, g);
     if (is_wide(s, g)) continue;
-    ng_window_largest(&v, g->n, g->k, s->count + (int64_t)piece * NG_WINDOW_COUNTS,
+    ng_window_largest(b->ctx, &v, g->n, g->k, 1, s->count + (int64_t)piece * NG_WINDOW_COUNTS,
                       chosen_of(w, g));
   }
 }
@@ -47,7 +47,7 @@ static void choose(ng_block *b) {
     const ng_window_range *g = &s->group[i];
     const ng_window_sum v = sum_of(w, g);
     if (!is_wide(s, g)) continue;
-    ng_window_largest_wide(b->ctx, &v, g->n, g->k, s->pieces, s->count, chosen_of(w, g));
+    ng_window_largest(b->ctx, &v, g->n, g->k, s->pieces, s->count, chosen_of(w, g));
   }
 }
 
