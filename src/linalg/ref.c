@@ -3,8 +3,7 @@
  *
  * Every sum is in double, in index order, rounded once. Vectors and storage: vector.c.
  *
- * Eigenvalues: Householder reduction to tridiagonal form, then implicit QL with Wilkinson's shift
- * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), in double.
+ * Eigenvalues: Jacobi rotations in double (Golub & Van Loan, Matrix Computations, 4th ed., 8.5).
  *
  * The bits are the same on every machine with IEEE arithmetic and without contraction. */
 #include "linalg/linalg.h"
@@ -84,7 +83,8 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
  * L_ij = (S_ij - sum over l < j of L_il L_jl) / L_jj, and L_ii the root of S_ii - sum L_il^2 (Golub & Van
  * Loan, 4.2). If that is not positive, or NaN, info is i + 1, the order of the failing leading minor.
  *
- * Row by row in place, the same text for float and double. `invert` first computes X = L^-1: (i, j) needs row i
+ * Row by row in place, the same text for float and double. Each element of a solution is rounded to its type, as by
+ * BLAS. `invert` first computes X = L^-1: (i, j) needs row i
  * from column j on and the finished rows above. Then X'X: (i, j) needs column i and column j from row i down, so
  * row i is overwritten after the rows above, its diagonal last. */
 #define AT(i, j) a[ng_sym_at(n, (i), (j))]
@@ -131,6 +131,23 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
       }                                                                                            \
     }                                                                                              \
     return 0;                                                                                      \
+  }                                                                                                \
+  /* x <- (L L')^-1 x: L y = x, then L' x = y, whose row i is column i of L. */                    \
+  static void solve_##suffix(int64_t n, const number *a, number *x, int64_t stride) {              \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+      double sum = (double)x[i * stride];                                                          \
+      for (int64_t l = 0; l < i; l++) {                                                            \
+        sum -= (double)AT(i, l) * (double)x[l * stride];                                           \
+      }                                                                                            \
+      x[i * stride] = (number)(sum / (double)AT(i, i));                                            \
+    }                                                                                              \
+    for (int64_t i = n - 1; i >= 0; i--) {                                                         \
+      double sum = (double)x[i * stride];                                                          \
+      for (int64_t l = i + 1; l < n; l++) {                                                        \
+        sum -= (double)AT(l, i) * (double)x[l * stride];                                           \
+      }                                                                                            \
+      x[i * stride] = (number)(sum / (double)AT(i, i));                                            \
+    }                                                                                              \
   }
 CHOLESKY(float, f32)
 CHOLESKY(double, f64)
@@ -157,216 +174,91 @@ static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
   *info = invert_f64(n, a);
 }
 
-/* x <- (L L')^-1 x, x strided: forward, then backward. Each element is rounded to f32, as by BLAS. */
-static void solve_vector(ng_sym L, float *x, int64_t stride) {
-  for (int64_t i = 0; i < L.n; i++) { /* L y = x */
-    double sum = (double)x[i * stride];
-    for (int64_t l = 0; l < i; l++) {
-      sum -= (double)L.a[ng_sym_at(L.n, i, l)] * (double)x[l * stride];
-    }
-    x[i * stride] = (float)(sum / (double)L.a[ng_sym_at(L.n, i, i)]);
-  }
-  for (int64_t i = L.n - 1; i >= 0; i--) { /* L' x = y; row i of L' is column i of L */
-    double sum = (double)x[i * stride];
-    for (int64_t l = i + 1; l < L.n; l++) {
-      sum -= (double)L.a[ng_sym_at(L.n, l, i)] * (double)x[l * stride];
-    }
-    x[i * stride] = (float)(sum / (double)L.a[ng_sym_at(L.n, i, i)]);
-  }
-}
-
 static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
   (void)q;
-  for (int64_t i = 0; i < n; i++) {
-    double sum = x[i];
-    for (int64_t l = 0; l < i; l++) {
-      sum -= a[ng_sym_at(n, i, l)] * x[l];
-    }
-    x[i] = sum / a[ng_sym_at(n, i, i)];
-  }
-  for (int64_t i = n - 1; i >= 0; i--) {
-    double sum = x[i];
-    for (int64_t l = i + 1; l < n; l++) {
-      sum -= a[ng_sym_at(n, l, i)] * x[l];
-    }
-    x[i] = sum / a[ng_sym_at(n, i, i)];
-  }
+  solve_f64(n, a, x, 1);
 }
 
 /* Rows of B are independent, as are columns below. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   for (int64_t r = 0; r < m; r++) {
-    solve_vector(L, B + r * ldb, 1);
+    solve_f32(L.n, L.a, B + r * ldb, 1);
   }
 }
 
 static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   for (int64_t c = 0; c < m; c++) {
-    solve_vector(L, B + c, ldb);
+    solve_f32(L.n, L.a, B + c, ldb);
   }
 }
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
-/* A = Q T Q' with Q = H_0 H_1 ... H_{n-3}, H_k = I - beta v v' on indices from k+1. d, e: diagonal
- * and subdiagonal of T. On return A contains Q'. p: n numbers of scratch. */
-static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
-  for (int64_t k = 0; k + 2 < n; k++) {
-    double *v = A + k * n; /* row k from k+1 on becomes v, and stays until Q' is formed */
-    /* H x = e[k] e_1 for x = row k behind its diagonal: v = x - e[k] e_1, |e[k]| = |x|. */
-    double norm = 0.0;
-    for (int64_t i = k + 1; i < n; i++) {
-      norm += v[i] * v[i];
-    }
-    norm = norm > 1e-280 ? sqrt(norm)
-                         : 0.0; /* negligible beside the largest entry, which is 1/2 to 1 */
-    d[k] = v[k];
-    e[k] = v[k + 1] > 0.0 ? -norm : norm; /* this sign avoids cancellation in v[k+1] - e[k] */
-    v[k + 1] -= e[k];
-    /* ||v||^2 = 2 norm (norm + |x|) = -2 e[k] v[k+1] */
-    const double beta = norm > 0.0 ? -1.0 / (e[k] * v[k + 1]) : 0.0;
-    v[k] = beta;
-    /* H A H = A - v w' - w v' with p = beta A v and w = p - (beta <p, v> / 2) v (Golub & Van Loan,
-     * 8.3.1). */
-    double pv = 0.0;
-    for (int64_t i = k + 1; i < n; i++) {
-      double sum = 0.0;
-      for (int64_t j = k + 1; j < n; j++) {
-        sum += A[i * n + j] * v[j];
-      }
-      p[i] = beta * sum;
-      pv += p[i] * v[i];
-    }
-    for (int64_t i = k + 1; i < n; i++) {
-      p[i] -= 0.5 * beta * pv * v[i];
-    }
-    for (int64_t i = k + 1; i < n; i++) {
-      for (int64_t j = k + 1; j < n; j++) {
-        A[i * n + j] -= v[i] * p[j] + p[i] * v[j];
-      }
-    }
-  }
-  if (n > 1) {
-    d[n - 2] = A[(n - 2) * n + n - 2];
-    e[n - 2] = A[(n - 1) * n + n - 2];
-  }
-  d[n - 1] = A[(n - 1) * n + n - 1];
-  e[n - 1] = 0.0;
-  /* Q' = H_{n-3} ... H_0, from the last: each H_k meets a matrix that is the identity outside the
-   * indices above k+1; line k+1 is set just before. */
-  for (int64_t k = n - 1; k >= 0; k--) {
-    double *v = A + (k > 0 ? k - 1 : 0) * n;
-    for (int64_t i = k; i < n; i++) {
-      A[k * n + i] = A[i * n + k] = i == k ? 1.0 : 0.0;
-    }
-    if (k == 0 || k == n - 1) continue;
-    const double beta = v[k - 1];
-    for (int64_t i = k; i < n; i++) {
-      double sum = 0.0;
-      for (int64_t j = k; j < n; j++) {
-        sum += A[i * n + j] * v[j];
-      }
-      for (int64_t j = k; j < n; j++) {
-        A[i * n + j] -= beta * sum * v[j];
-      }
-    }
+/* Lines of n numbers, `stride` apart: x <- c x - s y, y <- s x + c y. */
+static void rotate(double *x, double *y, int64_t n, int64_t stride, double c, double s) {
+  for (int64_t i = 0; i < n * stride; i += stride) {
+    const double old = x[i];
+    x[i] = c * old - s * y[i];
+    y[i] = s * old + c * y[i];
   }
 }
 
-/* Implicit QL on (d, e); V collects the rotations in its rows. m is the first index from l where
- * the matrix splits (e[m] is negligible); the shift by the eigenvalue of the 2 x 2 corner nearer to
- * d[l] makes e[l] vanish cubically; each rotation moves the bulge up by one. info: l + 1 for an
- * eigenvalue without convergence, as LAPACK. */
-static int ql(int64_t n, double *V, double *d, double *e) {
-  int64_t left = 30 * n; /* LAPACK's bound; 2 n sweeps are usual */
-  for (int64_t l = 0; l < n; l++) {
-    for (;;) {
-      int64_t m = l;
-      while (m + 1 < n && !(fabs(e[m]) <= DBL_EPSILON * (fabs(d[m]) + fabs(d[m + 1])) ||
-                            fabs(e[m]) <= DBL_MIN)) {
-        m++;
+/* Cyclic Jacobi rotations: A <- V A V' is diagonal; false: it is not after 60 sweeps (8 are usual). Entries of A are at
+ * most 1. The smaller of both angles zeroes an entry (Golub & Van Loan, 8.5). */
+static bool diagonalise(int64_t n, double *A, double *V) {
+  const double TINY = 0x1p-66;
+  bool turned = true;
+  for (int sweep = 0; sweep < 60 && turned; sweep++) {
+    turned = false;
+    for (int64_t p = 0; p < n; p++) {
+      for (int64_t q = p + 1; q < n; q++) {
+        const double x = A[p * n + q];
+        if (fabs(x) <= TINY) continue;
+        const double cot = (A[q * n + q] - A[p * n + p]) / (2.0 * x); /* of twice the angle */
+        const double t = copysign(1.0, cot) / (fabs(cot) + hypot(cot, 1.0));
+        const double c = 1.0 / hypot(t, 1.0);
+        rotate(A + p, A + q, n, n, c, t * c);
+        rotate(A + p * n, A + q * n, n, 1, c, t * c);
+        rotate(V + p * n, V + q * n, n, 1, c, t * c);
+        A[p * n + q] = A[q * n + p] = 0.0;
+        turned = true;
       }
-      if (m == l) break;
-      if (left-- == 0) return (int)(l + 1);
-      /* Wilkinson's shift: d[l] - e[l] / (g + sign(g) root(g^2 + 1)); hypot avoids overflow. */
-      double g = (d[l + 1] - d[l]) / (2.0 * e[l]);
-      /* d[m] minus the shift, without cancellation */
-      g = d[m] - d[l] + e[l] / (g + copysign(hypot(g, 1.0), g));
-      double s = 1.0, c = 1.0, p = 0.0; /* sine, cosine, displacement of the last rotation */
-      int64_t i = m - 1;
-      for (; i >= l; i--) {
-        const double f = s * e[i], b = c * e[i];
-        double r = hypot(f, g);
-        e[i + 1] = r;
-        if (r == 0.0) { /* split by underflow: restart with the smaller block */
-          d[i + 1] -= p;
-          e[m] = 0.0;
-          break;
-        }
-        s = f / r;
-        c = g / r;
-        g = d[i + 1] - p;
-        r = (d[i] - g) * s + 2.0 * c * b;
-        p = s * r;
-        d[i + 1] = g + p;
-        g = c * r - b;
-        /* The same rotation on rows i and i + 1 of V. */
-        double *x = V + i * n, *y = x + n;
-        for (int64_t j = 0; j < n; j++) {
-          const double t = y[j];
-          y[j] = s * x[j] + c * t;
-          x[j] = c * x[j] - s * t;
-        }
-      }
-      if (i >= l) continue;
-      d[l] -= p;
-      e[l] = g;
-      e[m] = 0.0;
     }
   }
-  return 0;
+  return !turned;
 }
 
-static int64_t decompose_work(int64_t n) { return 2 * n * (int64_t)sizeof(double); }
+static int64_t decompose_work(int64_t n) { return n * n * (int64_t)sizeof(double); }
 
-/* Eigenvalues of V in ascending order. Non-finite input: info 1 at once, since QL would not
- * converge. */
+/* Eigenvalues of V in ascending order. Info 1: not finite, or no convergence. A power of two scales the largest entry to
+ * 1/2 to 1, which is exact. */
 static int decompose(int64_t n, double *V, double *w, void *work) {
-  double *e = work, *p = e + n;
-  double most = 0.0;
+  double *A = work, most = 0.0;
+  int exponent = 0;
   for (int64_t i = 0; i < n * n; i++) {
     if (!isfinite(V[i])) return 1;
     most = fmax(most, fabs(V[i]));
   }
-  /* Scale the largest entry to 1/2 to 1 by a power of two, which is exact, so that squares stay in
-   * range. */
-  int exponent = 0;
   (void)frexp(most, &exponent);
   for (int64_t i = 0; i < n * n; i++) {
-    V[i] = ldexp(V[i], -exponent);
+    A[i] = ldexp(V[i], -exponent);
+    V[i] = i % (n + 1) == 0 ? 1.0 : 0.0;
   }
-  tridiagonal(n, V, w, e, p);
-  const int info = ql(n, V, w, e);
-  if (info != 0) return info;
-  for (int64_t i = 0; i < n; i++) {
-    /* selection sort: fewer than n swaps of rows */
+  if (!diagonalise(n, A, V)) return 1;
+  for (int64_t i = 0; i < n; i++) { /* selection sort: fewer than n swaps of rows */
     int64_t least = i;
     for (int64_t j = i + 1; j < n; j++) {
-      if (w[j] < w[least]) least = j;
+      if (A[j * n + j] < A[least * n + least]) least = j;
     }
-    if (least != i) {
-      const double t = w[i];
-      w[i] = w[least];
-      w[least] = t;
-      for (int64_t j = 0; j < n; j++) {
-        const double x = V[i * n + j];
-        V[i * n + j] = V[least * n + j];
-        V[least * n + j] = x;
-      }
+    w[i] = ldexp(A[least * n + least], exponent);
+    A[least * n + least] = A[i * n + i];
+    for (int64_t j = 0; j < n && least != i; j++) {
+      const double x = V[i * n + j];
+      V[i * n + j] = V[least * n + j];
+      V[least * n + j] = x;
     }
-    w[i] = ldexp(w[i], exponent);
   }
   return 0;
 }
