@@ -79,6 +79,9 @@ void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, in
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                                int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                                float *scratch);
+/* S[p, 0 .. p] += alpha times the sum of all patches of x, and their number: the row of the bias, p its order. */
+void ng_bias_row(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, float alpha,
+                 ng_sym S, float *scratch);
 /* S [o1-o0] += alpha sum over samples and positions of g g', channels [o0, o1) of the output. */
 void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t o0, int64_t o1,
                         int reduce, float alpha, ng_sym S, float *scratch);

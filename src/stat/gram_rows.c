@@ -3,69 +3,53 @@
  * In: a view in any strides, f32, bf16 or f16; the samples and columns to use. Out: S += alpha
  * sum_r r r', r with a 1 appended for a bias.
  *
- * SYRK reads f32 rows in place, with their stride; then the bias coordinate is a row of column
- * sums. All other layouts go through tiles. */
+ * SYRK reads f32 rows in place, with their stride. All other layouts go through tiles. */
 #include "core/core.h"
 #include "stat/read.h"
 #include "simd.h"
 #include "stat/gram.h"
 
-/* ---- column sums -----------------------------------------------------------------------------*/
+/* ---- in place --------------------------------------------------------------------------------*/
 
-enum { CHUNK = 128, RUN = 64 };
-
-/* acc[j] += sum over rows of X[., j], j < n <= CHUNK. f32 over runs, double between them: a run of
- * 64 has an error below 32 roundings, as SYRK's inner loop. */
-NG_CLONES static void add_columns(const float *X, int64_t rows, int64_t ldx, int64_t n,
-                                  double *acc) {
-  float part[CHUNK];
-  for (int64_t i = 0; i < rows; i += RUN) {
-    const int64_t end = ng_min64(i + RUN, rows);
-    for (int64_t j = 0; j < n; j++) {
-      part[j] = X[i * ldx + j];
-    }
-    for (int64_t k = i + 1; k < end; k++) {
-      for (int64_t j = 0; j < n; j++) {
-        part[j] += X[k * ldx + j];
-      }
-    }
-    for (int64_t j = 0; j < n; j++) {
-      acc[j] += (double)part[j];
-    }
+void ng_bias_row(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, float alpha,
+                 ng_sym S, float *scratch) {
+  const int64_t C = c->channels, taps = ng_conv_taps(c), p = taps * C;
+  double *sum = (double *)(void *)scratch;
+  float *row = scratch + 2 * ng_round16(p);
+  (void)ng_box_sums(ctx, c, x, take, sum, (double *)(void *)(row + ng_round16(p + 1)));
+  for (int64_t i = 0; i < p; i++) { /* from [channel][offset] to [offset][channel] */
+    row[i] = (float)sum[i % C * taps + i / C];
   }
+  row[p] = (float)(take * c->oh * c->ow);
+  ng_on(ctx->queue)->add_row(ctx->queue, S, p, 0, p + 1, row, alpha);
+  ng_queue_wait(ctx->queue);
 }
 
-typedef struct sums {
-  const float *X; /* [rows, cols], row stride ldx */
-  int64_t rows, ldx, cols;
-  float *out;
-} sums;
-
-static void sum_chunk(void *arg, int32_t i) {
-  const sums *s = arg;
-  const int64_t j = (int64_t)i * CHUNK, n = ng_min64(CHUNK, s->cols - j);
-  double acc[CHUNK] = {0};
-  add_columns(s->X + j, s->rows, s->ldx, n, acc);
-  for (int64_t k = 0; k < n; k++) {
-    s->out[j + k] = (float)acc[k];
-  }
-}
-
-/* In place: the rows are one run. The column of ones gives the row of sums, and the corner the
- * number of rows. */
+/* The rows are one run: of one sample. */
 static void direct(ng_context *ctx, const float *X, int64_t rows, int64_t ldx, int64_t cols,
                    bool one, float alpha, ng_sym S, float *scratch) {
   ng_queue *q = ctx->queue;
   ng_on(q)->add_gram(q, S, 0, cols, X, rows, ldx, alpha);
-  if (!one) {
-    ng_queue_wait(q); /* the caller may change X */
-    return;
-  }
-  sums s = {.X = X, .rows = rows, .ldx = ldx, .cols = cols, .out = scratch};
-  ng_parallel(ctx, (int32_t)((cols + CHUNK - 1) / CHUNK), sum_chunk, &s);
-  scratch[cols] = (float)rows;
-  ng_on(q)->add_row(q, S, cols, 0, cols + 1, scratch, alpha);
-  ng_queue_wait(q);
+  ng_queue_wait(q); /* the caller may change X */
+  if (!one) return;
+  const ng_view all = {.data = X,
+                       .dtype = NG_F32,
+                       .samples = 1,
+                       .positions = rows,
+                       .columns = cols,
+                       .by_position = ldx,
+                       .by_column = 1,
+                       .run = rows};
+  const ng_conv c = {.channels = cols,
+                     .height = 1,
+                     .width = rows,
+                     .kernel = {1, 1},
+                     .stride = {1, 1},
+                     .dilation = {1, 1},
+                     .oh = 1,
+                     .ow = rows,
+                     .linear = true};
+  ng_bias_row(ctx, &c, &all, 1, alpha, S, scratch);
 }
 
 /* ---- tiles -----------------------------------------------------------------------------------*/

@@ -39,7 +39,6 @@ typedef struct job {
   int64_t C, samples, first; /* samples of the tile, and the first of all */
   int64_t edge, columns;
   float *tile, *edges, *product;
-  double *sum; /* [tap][channel], for the bias */
   float alpha;
   ng_sym S;
   int32_t pieces;
@@ -79,42 +78,6 @@ static void edges_piece(void *arg, int32_t i) {
     const int64_t slot = k / j->v.size, y = k % j->v.size;
     const int64_t x = slot < j->edge ? slot : slot + j->h.size - j->columns;
     memcpy(edge_pixel(j, x, y), pixel(j, y, x), (size_t)(j->samples * j->C) * sizeof(float));
-  }
-}
-
-/* Sums of the pixels of each tap, for the bias row: WIDE channels of every pixel over the samples,
- * then into the taps that cover the pixel. */
-enum { WIDE = 64 };
-
-NG_CLONES static void add_samples(const float *from, int64_t samples, int64_t C, int64_t n,
-                                  double *to) {
-  for (int64_t s = 0; s < samples; s++) {
-    for (int64_t c = 0; c < n; c++) {
-      to[c] += (double)from[s * C + c];
-    }
-  }
-}
-
-static void sums_piece(void *arg, int32_t i) {
-  const job *j = arg;
-  const int64_t c0 = (int64_t)i * WIDE, n = ng_min64(WIDE, j->C - c0);
-  for (int64_t y = 0; y < j->v.size; y++) {
-    for (int64_t x = 0; x < j->h.size; x++) {
-      double here[WIDE] = {0};
-      add_samples(pixel(j, y, x) + c0, j->samples, j->C, n, here);
-      for (int64_t ky = 0; ky < j->v.taps; ky++) {
-        const ng_range ry = ng_axis_swept(&j->v, ky);
-        if (y < ry.from || y >= ry.to) continue;
-        for (int64_t kx = 0; kx < j->h.taps; kx++) {
-          const ng_range rx = ng_axis_swept(&j->h, kx);
-          if (x < rx.from || x >= rx.to) continue;
-          double *to = j->sum + (ky * j->h.taps + kx) * j->C + c0;
-          for (int64_t c = 0; c < n; c++) {
-            to[c] += here[c];
-          }
-        }
-      }
-    }
   }
 }
 
@@ -298,12 +261,11 @@ static void blocks_piece(void *arg, int32_t i) {
 
 /* Half of all displacements: block (k', k) is the transpose of (k, k'), and S stores one triangle.
  * Hence dy >= 0, and dx >= 0 if dy = 0. */
-static void one_tile(job *j, float *gram, bool one) {
+static void one_tile(job *j, float *gram) {
   ng_context *ctx = j->ctx;
   j->pieces = ng_pieces(ctx, j->samples * j->v.size * j->h.size * j->C);
   ng_parallel(ctx, j->pieces, load_piece, j);
   if (j->columns > 0) ng_parallel(ctx, j->pieces, edges_piece, j);
-  if (one) ng_parallel(ctx, (int32_t)((j->C + WIDE - 1) / WIDE), sums_piece, j);
   for (j->dy = 0; j->dy < j->v.taps; j->dy++) {
     for (j->dx = j->dy == 0 ? 0 : 1 - j->h.taps; j->dx < j->h.taps; j->dx++) {
       j->sy = ng_strips_of(&j->v, j->dy);
@@ -323,7 +285,7 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
                                int64_t c0, int64_t c1, bool one, float alpha, ng_sym S,
                                float *scratch) {
   if (take <= 0) return;
-  const int64_t C = c1 - c0, p = c->kernel[0] * c->kernel[1] * C, most = ng_shift_samples(c, C);
+  const int64_t C = c1 - c0, most = ng_shift_samples(c, C);
   /* Tiles of equal size: a last tile of few samples would have as many GEMMs, all short. */
   const int64_t tiles = (take + most - 1) / most, even = (take + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
@@ -337,21 +299,17 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
            .columns = ng_shift_columns(c),
            .tile = scratch,
            .product = scratch + at.products,
-           .sum = (double *)(void *)(scratch + at.sums),
            .alpha = alpha,
            .S = S};
-  if (one) memset(j.sum, 0, (size_t)p * sizeof *j.sum);
   for (j.first = 0; j.first < take; j.first += j.samples) {
     j.samples = ng_min64(even, take - j.first);
     j.edges = scratch + j.samples * C * c->height * c->width;
-    one_tile(&j, scratch + at.gram, one);
+    one_tile(&j, scratch + at.gram);
   }
   if (!one) return;
-  float *row = scratch + at.row;
-  for (int64_t i = 0; i < p; i++) {
-    row[i] = (float)j.sum[i];
-  }
-  row[p] = (float)(take * c->oh * c->ow);
-  ng_on(ctx->queue)->add_row(ctx->queue, S, p, 0, p + 1, row, alpha);
-  ng_queue_wait(ctx->queue);
+  ng_conv narrow = *c;
+  ng_view in = *x;
+  narrow.channels = in.columns = C;
+  in.data = ng_view_at(x, 0, 0, c0);
+  ng_bias_row(ctx, &narrow, &in, take, alpha, S, scratch);
 }

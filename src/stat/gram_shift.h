@@ -57,9 +57,9 @@ int64_t ng_shift_rows(const ng_conv *c);    /* rows of C floats of a sample, col
 int64_t ng_shift_samples(const ng_conv *c, int64_t channels); /* most samples of a tile */
 
 /* Offsets in scratch, in floats: a tile with its columns, matrices of a displacement, a symmetric
- * one, sums (double) and the row of the bias. */
+ * one. */
 typedef struct ng_shift_layout {
-  int64_t products, gram, sums, row, total;
+  int64_t products, gram, total;
 } ng_shift_layout;
 ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t tile);
 

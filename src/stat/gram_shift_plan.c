@@ -124,13 +124,10 @@ int64_t ng_shift_samples(const ng_conv *c, int64_t channels) {
 }
 
 ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t tile) {
-  const int64_t p = c->kernel[0] * c->kernel[1] * channels;
   ng_shift_layout l;
   l.products = ng_round16(tile);
   l.gram = l.products + ng_round16(products_of(c) * channels * channels);
-  l.sums = l.gram + ng_round16(ng_sym_count(channels));
-  l.row = l.sums + ng_round16(2 * p);
-  l.total = l.row + ng_round16(p + 1);
+  l.total = l.gram + ng_round16(ng_sym_count(channels));
   return l;
 }
 
