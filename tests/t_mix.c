@@ -247,8 +247,10 @@ static void the_batch_before_is_kept(void **state) {
     random_normal(1, RANDOM_DATA, n, 1.0, (int64_t)B * PER, x[0]);
     mix_batch(&m, n, rows, labels, x[0]);
   }
-  float *const whole[2] = {m.last, m.last_targets};
-  assert_int_equal(mix_read(&again, whole), 0);
+  ngio_tensor whole[2];
+  assert_int_equal(mix_gather(&m, whole), 0);
+  assert_int_equal(mix_spread(&again, whole), 0);
+  mix_drop(whole);
   random_normal(1, RANDOM_DATA, 9, 1.0, (int64_t)B * PER, x[0]);
   memcpy(x[1], x[0], sizeof x[0]);
   mix_batch(&m, 3, rows, labels, x[0]);

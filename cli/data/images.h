@@ -14,9 +14,8 @@
  *   threads=N, queue=N   threads that decode (all processors), decoded images that wait (128); results do not
  *                   depend on them
  * Training: a random window, mirrored with probability 1/2 (--augment); otherwise the central window.
- * A file that is no image is reported, counted and skipped; more than 1 % of all files are an error (counted
- * by each process).  Opening fails for entries that are neither files nor folders, and for links in a
- * circle. */
+ * An unreadable file is named, counted by each process and skipped; more than 1 % of all files are an error. Opening
+ * fails for entries that are neither files nor folders, and for links in a circle. */
 #ifndef DATA_IMAGES_H
 #define DATA_IMAGES_H
 

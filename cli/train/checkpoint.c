@@ -15,10 +15,9 @@
 
 enum { NAME = 96 };
 
-static const char state_tensor[] = "natgrad.state", average_tensor[] = "natgrad.average",
-                  images_tensor[] = "natgrad.mixup.images",
-                  targets_tensor[] = "natgrad.mixup.targets";
-static const char config_key[] = "config", id_key[] = "state_id", averaged_key[] = "averaged";
+static const char state_tensor[] = "natgrad.state", average_tensor[] = "natgrad.average";
+static const char config_key[] = "config", id_key[] = "state_id", averaged_key[] = "averaged",
+                  replaces_key[] = "replaces";
 
 void checkpoint_init(run_state *s) {
   memset(s, 0, sizeof *s);
@@ -142,21 +141,22 @@ int checkpoint_settings(const char *dir, int64_t step, settings *out) {
 
 /* ---- removing --------------------------------------------------------------------------------*/
 
-/* An older checkpoint of this run knows the beginning of its log. */
-static bool is_of_run(const char *dir, const char *path) {
-  char why[CHECKPOINT_MESSAGE];
+static void remove_whole(const char *dir, int64_t step) {
+  char *path = checkpoint_path(dir, step);
+  disk_remove(path);
+  free(path);
+}
+
+/* The step of the checkpoint that this one replaced, from its metadata; -1: none. */
+static int64_t replaced_by(const char *dir, int64_t step) {
+  char why[CHECKPOINT_MESSAGE], *path = checkpoint_path(dir, step);
   file_reader r;
-  struct stat st;
-  if (lstat(path, &st) != 0 || !S_ISREG(st.st_mode) || !file_open(path, true, &r, why))
-    return false;
-  const char *bytes = ngio_tensors_text(r.file, "log_bytes");
-  const char *crc = ngio_tensors_text(r.file, "log_crc32");
-  char *log = cli_join(dir, "log.jsonl");
-  const bool ours = bytes != NULL && crc != NULL &&
-                    log_begins(log, strtoll(bytes, NULL, 10), (uint32_t)strtoll(crc, NULL, 10));
-  free(log);
-  file_close(&r);
-  return ours;
+  const bool opened = file_open(path, true, &r, why);
+  const char *text = opened ? ngio_tensors_text(r.file, replaces_key) : NULL;
+  const int64_t replaced = text != NULL ? strtoll(text, NULL, 10) : -1;
+  if (opened) file_close(&r);
+  free(path);
+  return replaced;
 }
 
 void checkpoint_sweep(const char *dir, int64_t step) {
@@ -165,15 +165,19 @@ void checkpoint_sweep(const char *dir, int64_t step) {
     int64_t of = -1;
     const kind what = kind_of(e->d_name, &of);
     char *path = cli_join(dir, e->d_name);
-    if (what == TEMPORARY || (what == STATE && of != step) ||
-        (what == WHOLE && of < step && is_of_run(dir, path)))
-      disk_remove(path);
+    if (what == TEMPORARY || (what == STATE && of != step)) disk_remove(path);
     free(path);
   }
   if (d != NULL) (void)closedir(d);
+  if (step >= 0) remove_whole(dir, replaced_by(dir, step));
 }
 
-void checkpoint_remove(const char *dir) { checkpoint_sweep(dir, INT64_MAX); }
+void checkpoint_remove(const char *dir) {
+  const int64_t step = newest(dir);
+  checkpoint_sweep(dir, step);
+  remove_whole(dir, step);
+  checkpoint_sweep(dir, -1);
+}
 
 /* ---- saving ----------------------------------------------------------------------------------*/
 
@@ -216,65 +220,29 @@ static ngio_tensor average_of(const average *a) {
   return t;
 }
 
-static void mixup_of(const mix *m, ngio_tensor t[2]) {
-  t[0] = (ngio_tensor){.name = images_tensor, .dtype = NGIO_F32, .ndim = 4};
-  mix_shape(m, t[0].shape);
-  t[1] = (ngio_tensor){.name = targets_tensor, .dtype = NGIO_F32, .ndim = 2};
-  t[1].shape[0] = t[0].shape[0];
-  t[1].shape[1] = m->classes;
-  for (int i = 0; i < 2; i++)
-    t[i].bytes = ngio_bytes_of(t[i].dtype, t[i].shape, t[i].ndim);
-}
-
-/* The header of what rank 0 is about to write. */
+/* The header and data of the file that rank 0 writes. */
 static void describe(const checkpoint *c, const char *config, const bytes *state, const char *id,
-                     const int64_t mixup_crc[2], file_head *h) {
+                     const ngio_tensor mixup[2], file_head *h) {
+  char previous[NAME];
+  (void)snprintf(previous, sizeof previous, "%lld", (long long)c->state->previous);
   file_head_state(h, c->state);
   file_head_text(h, config_key, config);
+  file_head_text(h, replaces_key, previous);
   if (id[0] != 0) file_head_text(h, id_key, id);
   file_head_net(h, c->net);
   if (average_carries(c->mean)) {
     const ngio_tensor t = average_of(c->mean);
-    file_head_tensor(h, &t, file_crc(t.data, t.bytes));
+    file_head_tensor(h, &t);
   }
-  if (mix_carries(&c->feed->mix)) {
-    ngio_tensor t[2];
-    mixup_of(&c->feed->mix, t);
-    for (int i = 0; i < 2; i++)
-      file_head_tensor(h, &t[i], mixup_crc[i]);
-  }
+  for (int i = 0; i < 2 && mix_carries(&c->feed->mix); i++)
+    file_head_tensor(h, &mixup[i]);
   if (id[0] != 0) return;
-  const ngio_tensor t = {.name = state_tensor, .dtype = NGIO_U8, .ndim = 1, .shape = {state->size}};
-  file_head_tensor(h, &t, -1); /* it has checksums of its own */
-}
-
-static int put(ngio_writer *w, const void *data, int64_t n) {
-  char message[CHECKPOINT_MESSAGE] = "";
-  return ngio_writer_put(w, data, n, message, sizeof message) == NGIO_OK ? CLI_OK
-                                                                         : cli_bad("%s", message);
-}
-
-/* Data in the order of the header.  Collective because of the batch; w is NULL on ranks without the file. */
-static int write_data(const checkpoint *c, const file_head *h, const bytes *state, ngio_writer *w) {
-  int rc = CLI_OK;
-  for (int32_t i = 0; i < h->tensors && rc == CLI_OK && h->tensor[i].data != NULL; i++)
-    rc = put(w, h->tensor[i].data, h->tensor[i].bytes);
-  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_write(&c->feed->mix, w);
-  if (rc == CLI_OK && w != NULL && state->size > 0) rc = put(w, state->data, state->size);
-  return rc;
-}
-
-static int finish(ngio_writer **w) {
-  char message[CHECKPOINT_MESSAGE] = "";
-  if (ngio_writer_finish(w, message, sizeof message) == NGIO_OK) return CLI_OK;
-  return cli_bad("%s", message);
-}
-
-/* The checkpoint that the new one replaces. */
-static void remove_previous(const char *dir, int64_t step) {
-  char *path = checkpoint_path(dir, step);
-  disk_remove(path);
-  free(path);
+  const ngio_tensor t = {.name = state_tensor,
+                         .dtype = NGIO_U8,
+                         .ndim = 1,
+                         .shape = {state->size},
+                         .data = state->data}; /* it has checksums of its own */
+  file_head_tensor(h, &t);
 }
 
 int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
@@ -282,10 +250,9 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   const bool first = c->ranks->rank == 0;
   char *path = checkpoint_path(c->dir, s->step), *parts = state_path(c->dir, s->step),
        id[NAME] = "";
-  int64_t mixup_crc[2] = {0, 0};
+  ngio_tensor mixup[2] = {{0}, {0}};
   bytes state = {NULL, 0, 0};
   file_head head = {0};
-  ngio_writer *w = NULL;
   int rc = CLI_OK;
   if (first && disk_exists(path))
     rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
@@ -295,20 +262,18 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
     rc = precond_save(c->p, collect, &state, first);
   }
   if (rc == CLI_OK && in_parts && first) rc = read_id(parts, id);
-  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_checksums(&c->feed->mix, mixup_crc);
+  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_gather(&c->feed->mix, mixup);
   if (rc == CLI_OK && first) {
     s->averaged = c->mean->count;
     checkpoint_maker(s);
-    describe(c, config, &state, id, mixup_crc, &head);
-    rc = file_head_write(&head, path, &w);
+    describe(c, config, &state, id, mixup, &head);
+    rc = file_write(&head, path);
   }
-  if (rc == CLI_OK) rc = write_data(c, &head, &state, w);
-  if (rc == CLI_OK && first) rc = finish(&w);
-  ngio_writer_abandon(&w);
   file_head_free(&head);
+  mix_drop(mixup);
   free(state.data);
   if (first && rc == CLI_OK) {
-    if (s->previous >= 0) remove_previous(c->dir, s->previous);
+    remove_whole(c->dir, s->previous);
     s->previous = s->step;
   }
   if (first) checkpoint_sweep(c->dir, s->previous);
@@ -333,17 +298,6 @@ static int64_t give(void *user, void *data, int64_t n) {
   return n;
 }
 
-static int read_mixup(file_reader *r, const mix *m, float *whole[2]) {
-  ngio_tensor t[2];
-  int rc = CLI_OK;
-  mixup_of(m, t);
-  for (int i = 0; i < 2 && rc == CLI_OK; i++) {
-    whole[i] = cli_take((size_t)t[i].bytes, 1);
-    rc = file_read_tensor(r, &t[i], whole[i]);
-  }
-  return rc;
-}
-
 static int read_average(file_reader *r, const run_state *s, average *mean) {
   const bool has = ngio_tensors_find(r->file, average_tensor) != NULL;
   if (has != (s->averaged > 0) || (has && mean->mean == NULL))
@@ -355,11 +309,12 @@ static int read_average(file_reader *r, const run_state *s, average *mean) {
 }
 
 /* All that rank 0 reads without the others. */
-static int read_own(file_reader *r, const checkpoint *c, float *mixup[2]) {
+static int read_own(file_reader *r, const checkpoint *c, const ngio_tensor mixup[2]) {
   int rc = file_read_state(r, c->state);
   if (rc == CLI_OK) rc = file_read_net(r, c->net);
   if (rc == CLI_OK) rc = read_average(r, c->state, c->mean);
-  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = read_mixup(r, &c->feed->mix, mixup);
+  for (int i = 0; i < 2 && rc == CLI_OK && mix_carries(&c->feed->mix); i++)
+    rc = file_read_tensor(r, &mixup[i], (float *)(uintptr_t)mixup[i].data);
   return rc;
 }
 
@@ -381,9 +336,10 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   const bool first = c->ranks->rank == 0;
   char *path = checkpoint_path(c->dir, step), *parts = state_path(c->dir, step), id[NAME] = "";
   char why[CHECKPOINT_MESSAGE] = "";
-  float *mixup[2] = {NULL, NULL};
+  ngio_tensor mixup[2];
   file_reader r = {.path = path, .source = {.fd = -1}};
   int rc = CLI_OK;
+  mix_tensors(&c->feed->mix, mixup);
   if (first) {
     rc = file_open(path, true, &r, why) ? read_own(&r, c, mixup) : cli_bad("%s", why);
     c->state->previous = step;
@@ -398,10 +354,9 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   }
   if (rc == CLI_OK) rc = ranks_tell(c->ranks, &in_parts, sizeof in_parts);
   if (rc == CLI_OK) rc = load_state(c, &r, parts, in_parts);
-  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_read(&c->feed->mix, mixup);
+  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_spread(&c->feed->mix, mixup);
   file_close(&r);
-  free(mixup[0]);
-  free(mixup[1]);
+  mix_drop(mixup);
   free(parts);
   free(path);
   return rc;
@@ -423,16 +378,11 @@ int checkpoint_write_model(const char *path, const nn *net, const run_state *sta
                            int64_t averaged) {
   char count[NAME];
   file_head h = {0};
-  ngio_writer *w = NULL;
   (void)snprintf(count, sizeof count, "%lld", (long long)averaged);
   file_head_state(&h, state);
   if (averaged > 0) file_head_text(&h, averaged_key, count);
   file_head_net(&h, net);
-  int rc = file_head_write(&h, path, &w);
-  for (int32_t i = 0; i < h.tensors && rc == CLI_OK; i++)
-    rc = put(w, h.tensor[i].data, h.tensor[i].bytes);
-  if (rc == CLI_OK) rc = finish(&w);
-  ngio_writer_abandon(&w);
+  const int rc = file_write(&h, path);
   file_head_free(&h);
   return rc;
 }
@@ -461,20 +411,12 @@ static bool same_file(const char *a, const char *b) {
 bool checkpoint_owns(const char *dir, const char *path) {
   static const char *const file[] = {"log.jsonl", "config.json", CHECKPOINT_AVERAGE};
   int64_t step;
-  const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
-  char *folder = cli_copy(slash != NULL ? path : ".");
-  if (slash != NULL) folder[slash == path ? 1 : slash - path] = 0;
-  bool found = kind_of(name, &step) != OTHER && same_file(folder, dir);
-  free(folder);
-  DIR *d = found ? NULL : opendir(dir);
-  for (const struct dirent *e; d != NULL && !found && (e = readdir(d)) != NULL;) {
-    bool ours = kind_of(e->d_name, &step) != OTHER;
-    for (size_t i = 0; i < sizeof file / sizeof file[0]; i++)
-      ours = ours || strcmp(e->d_name, file[i]) == 0;
-    char *entry = cli_join(dir, e->d_name);
-    found = ours && same_file(entry, path);
-    free(entry);
+  const char *slash = strrchr(path, '/');
+  bool found = kind_of(slash != NULL ? slash + 1 : path, &step) != OTHER;
+  for (size_t i = 0; i < sizeof file / sizeof file[0] && !found; i++) {
+    char *ours = cli_join(dir, file[i]);
+    found = same_file(ours, path);
+    free(ours);
   }
-  if (d != NULL) (void)closedir(d);
   return found;
 }

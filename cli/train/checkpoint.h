@@ -74,7 +74,8 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts);
 /* Collective; after checkpoint_find on rank 0.  Other ranks get the library's state and their part of the batch; for the
  * rest see share_loaded.  After a failure the network may be half loaded. */
 int checkpoint_load(const checkpoint *c, int64_t step);
-/* Remove temporary files and parts that no checkpoint needs, and checkpoints of this run older than `step`. */
+/* Remove temporary files, parts that the checkpoint of `step` (-1: none) does not need, and the checkpoint that it
+ * replaced. */
 void checkpoint_sweep(const char *dir, int64_t step);
 /* Remove the checkpoints of a run that is over. */
 void checkpoint_remove(const char *dir);
@@ -90,7 +91,7 @@ const char *checkpoint_lost(const nn *net);
 /* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a mean that
  * checkpoint_write_model wrote. */
 int checkpoint_check_average(const char *dir, bool resumed);
-/* Is `path`, by any name or link, a file of the run in DIR, or a name of its checkpoints? */
+/* Is `path` a file of the run in DIR, or named like a checkpoint? */
 bool checkpoint_owns(const char *dir, const char *path);
 
 #endif

@@ -1,8 +1,8 @@
 /* checkpoint_file.c: see checkpoint_file.h.  Doubles of the metadata are hexadecimal, so that they come back exactly. */
 #include "checkpoint_file.h"
+#include "disk.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,23 +111,21 @@ void file_head_text(file_head *h, const char *key, const char *value) {
   h->value[h->texts++] = cli_copy(value);
 }
 
-int64_t file_crc(const void *data, int64_t bytes) {
-  return (int64_t)crc32_z(crc32_z(0, NULL, 0), data, (size_t)bytes);
-}
+static void crc_text(uLong crc, char text[VALUE]) { (void)snprintf(text, VALUE, "%08lx", crc); }
 
-static void crc_text(int64_t crc, char text[VALUE]) {
-  (void)snprintf(text, VALUE, "%08" PRIx64, crc);
+static void data_crc(const void *data, int64_t bytes, char text[VALUE]) {
+  crc_text(disk_crc(data, (size_t)bytes), text);
 }
 
 static void crc_key(const char *name, char key[KEY]) { (void)snprintf(key, KEY, "crc32 %s", name); }
 
-void file_head_tensor(file_head *h, const ngio_tensor *t, int64_t crc) {
+void file_head_tensor(file_head *h, const ngio_tensor *t) {
   char key[KEY], value[VALUE];
   h->tensor = grown(h->tensor, h->tensors, sizeof *h->tensor);
   h->tensor[h->tensors++] = *t;
-  if (crc < 0) return;
+  if (t->dtype != NGIO_F32) return;
   crc_key(t->name, key);
-  crc_text(crc, value);
+  data_crc(t->data, t->bytes, value);
   file_head_text(h, key, value);
 }
 
@@ -155,7 +153,8 @@ void file_head_state(file_head *h, const run_state *state) {
   }
 }
 
-ngio_tensor file_net_tensor(const nn *net, int i) {
+/* Of parameter i, then of buffers. */
+static ngio_tensor net_tensor(const nn *net, int i) {
   ngio_tensor t = {.dtype = NGIO_F32};
   if (i < nn_params(net)) {
     const nn_param *q = nn_param_at(net, i);
@@ -176,8 +175,8 @@ ngio_tensor file_net_tensor(const nn *net, int i) {
 
 void file_head_net(file_head *h, const nn *net) {
   for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const ngio_tensor t = file_net_tensor(net, i);
-    file_head_tensor(h, &t, file_crc(t.data, t.bytes));
+    const ngio_tensor t = net_tensor(net, i);
+    file_head_tensor(h, &t);
   }
 }
 
@@ -187,18 +186,18 @@ static uLong sum_text(uLong crc, const char *key, const char *value) {
   return crc32_z(crc, (const unsigned char *)value, strlen(value) + 1);
 }
 
-int file_head_write(file_head *h, const char *path, ngio_writer **out) {
+int file_write(file_head *h, const char *path) {
   char message[CHECKPOINT_MESSAGE] = "", seal[VALUE];
   uLong crc = crc32_z(0, NULL, 0);
   for (int32_t i = 0; i < h->texts; i++)
     crc = sum_text(crc, h->key[i], h->value[i]);
-  crc_text((int64_t)crc, seal);
+  crc_text(crc, seal);
   file_head_text(h, seal_key, seal);
   ngio_text *text = cli_take((size_t)h->texts, sizeof *text);
   for (int32_t i = 0; i < h->texts; i++)
     text[i] = (ngio_text){h->key[i], h->value[i]};
   const ngio_status st =
-      ngio_writer_create(path, h->tensor, h->tensors, text, h->texts, out, message, sizeof message);
+      ngio_tensors_write(path, h->tensor, h->tensors, text, h->texts, message, sizeof message);
   free(text);
   return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
 }
@@ -213,7 +212,7 @@ static bool seal_holds(const ngio_tensors *f) {
     const ngio_text *t = ngio_tensors_text_at(f, i);
     if (strcmp(t->key, seal_key) != 0) crc = sum_text(crc, t->key, t->value);
   }
-  crc_text((int64_t)crc, seal);
+  crc_text(crc, seal);
   return written != NULL && strcmp(written, seal) == 0;
 }
 
@@ -273,7 +272,7 @@ int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to) {
                        sizeof message) != NGIO_OK)
     return cli_bad("%s", message);
   crc_key(want->name, key);
-  crc_text(file_crc(to, have->bytes), sum);
+  data_crc(to, have->bytes, sum);
   const char *written = ngio_tensors_text(r->file, key);
   if (written != NULL && strcmp(written, sum) == 0) return CLI_OK;
   return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", r->path, want->name);
@@ -291,7 +290,7 @@ int file_read_net(file_reader *r, nn *net) {
   const int n = nn_params(net) + nn_buffers(net), has = count_net(r->file);
   if (has != n) return cli_bad("%s: has %d tensors, this model %d", r->path, has, n);
   for (int i = 0; i < n; i++) {
-    const ngio_tensor want = file_net_tensor(net, i);
+    const ngio_tensor want = net_tensor(net, i);
     if (file_read_tensor(r, &want, (float *)(uintptr_t)want.data) != CLI_OK) return CLI_BAD;
   }
   const char *lost = checkpoint_lost(net);
@@ -301,7 +300,7 @@ int file_read_net(file_reader *r, nn *net) {
 
 const char *checkpoint_lost(const nn *net) {
   for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const ngio_tensor t = file_net_tensor(net, i);
+    const ngio_tensor t = net_tensor(net, i);
     const float *value = t.data;
     for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
       if (!isfinite(value[k])) return t.name;

@@ -19,16 +19,12 @@ typedef struct file_head {
 
 void file_head_free(file_head *h);
 void file_head_text(file_head *h, const char *key, const char *value);
-/* One more tensor, with its checksum unless `crc` is negative. */
-void file_head_tensor(file_head *h, const ngio_tensor *t, int64_t crc);
+/* One more tensor; f32 with its checksum. */
+void file_head_tensor(file_head *h, const ngio_tensor *t);
 void file_head_state(file_head *h, const run_state *s);
 void file_head_net(file_head *h, const nn *net);
-/* Create the temporary file of `path` with this header, the checksum of the metadata last. */
-int file_head_write(file_head *h, const char *path, ngio_writer **out);
-
-/* Of parameter i, then of buffers. */
-ngio_tensor file_net_tensor(const nn *net, int i);
-int64_t file_crc(const void *data, int64_t bytes);
+/* Write the file, with the checksum of the metadata last. */
+int file_write(file_head *h, const char *path);
 
 /* ---- reading ---------------------------------------------------------------------------------*/
 

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -45,33 +44,6 @@ static bool flush_folder(const char *path) {
 
 static int unwritable(const char *path, int why) {
   return cli_bad("%s: cannot be written: %s", path, strerror(why));
-}
-
-/* Opening a pipe without a reader would block forever; a reader that is starting gets one second. */
-static int open_through(const char *path) {
-  const struct timespec pause = {0, 20 * 1000 * 1000};
-  for (int attempt = 0;; attempt++) {
-    const int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd >= 0) {
-      (void)fcntl(fd, F_SETFL, O_WRONLY);
-      return fd;
-    }
-    if (errno != ENXIO || attempt == 50) return -1;
-    (void)nanosleep(&pause, NULL);
-  }
-}
-
-/* Write to a device or a pipe, without flush and rename. */
-static int write_through(const char *path, const void *bytes, size_t size) {
-  const int fd = open_through(path);
-  bool done = fd >= 0 && write_all(fd, bytes, size);
-  int why = errno;
-  if (fd >= 0 && close(fd) != 0 && done) {
-    done = false;
-    why = errno;
-  }
-  if (!done && why == ENXIO) return cli_bad("%s: is a pipe without a reader", path);
-  return done ? CLI_OK : unwritable(path, why);
 }
 
 static int replace(const char *path, const void *bytes, size_t size) {
@@ -111,24 +83,6 @@ int disk_regular(const char *path) {
 
 int disk_write(const char *path, const void *bytes, size_t size) {
   return disk_regular(path) == CLI_OK ? replace(path, bytes, size) : CLI_BAD;
-}
-
-int disk_export(const char *path, const void *bytes, size_t size) {
-  struct stat st;
-  if (stat(path, &st) != 0)
-    return disk_write(path, bytes, size); /* nothing there, or a dangling link */
-  if (S_ISDIR(st.st_mode)) return unwritable(path, EISDIR);
-  if (!S_ISREG(st.st_mode)) return write_through(path, bytes, size);
-  char *file = realpath(path, NULL); /* replace the target of a link, not the link */
-  const int rc = replace(file != NULL ? file : path, bytes, size);
-  free(file);
-  return rc;
-}
-
-int disk_give_name(const char *from, const char *to) {
-  return rename(from, to) == 0 && flush_folder(to)
-             ? CLI_OK
-             : cli_bad("%s: cannot be renamed %s: %s", from, to, strerror(errno));
 }
 
 void disk_remove(const char *path) {

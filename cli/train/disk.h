@@ -11,16 +11,12 @@
 /* Replace `path` by these bytes, or leave it unchanged: write PATH.natgrad-part, flush, rename, flush the folder.
  * If `path` exists and is no regular file (a link, for instance), refuse. */
 int disk_write(const char *path, const void *bytes, size_t size);
-/* The same for a path given by the user: the target of a link is replaced, a device or a pipe is written directly. */
-int disk_export(const char *path, const void *bytes, size_t size);
 /* Check that `path` is a regular file, not a link, or does not exist. */
 int disk_regular(const char *path);
 /* Open a regular file for reading; links are followed. */
 int disk_open(const char *path, int *fd);
 /* Read the whole text; 0-terminated, for free(). */
 int disk_read(const char *path, char **out);
-/* Rename and flush the folder. */
-int disk_give_name(const char *from, const char *to);
 /* Remove a regular file, not a link; without messages. */
 void disk_remove(const char *path);
 /* Create a folder and its parents, unless it exists. */

@@ -145,7 +145,7 @@ static int write_csv(const record *r, const char *path) {
   if (rc == CLI_OK && strcmp(path, standard_output) == 0) {
     (void)fwrite(text, 1, size, stdout); /* main reports errors of stdout */
   } else if (rc == CLI_OK) {
-    rc = disk_export(path, text, size);
+    rc = disk_write(path, text, size);
   }
   free(text);
   return rc;

@@ -95,35 +95,6 @@ int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) 
   return rc;
 }
 
-bool log_begins(const char *path, int64_t bytes, uint32_t crc) {
-  uint32_t is = 0;
-  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  const bool same = fd >= 0 && add_crc(fd, 0, bytes, &is) && is == crc;
-  if (fd >= 0) (void)close(fd);
-  return same;
-}
-
-/* Count complete lines after `from` that no run wrote. */
-static int64_t foreign_lines(int fd, int64_t from) {
-  static const char ours[] = "{\"schema\": ";
-  char piece[1 << 14];
-  int64_t lines = 0;
-  size_t at = 0; /* position in the line while it equals ours */
-  bool same = true;
-  for (ssize_t got; (got = pread(fd, piece, sizeof piece, (off_t)from)) > 0; from += got) {
-    for (ssize_t i = 0; i < got; i++) {
-      if (piece[i] == '\n') {
-        lines += !same || at < sizeof ours - 1;
-        at = 0;
-        same = true;
-      } else if (at < sizeof ours - 1) {
-        same = same && piece[i] == ours[at++];
-      }
-    }
-  }
-  return lines;
-}
-
 int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out) {
   struct stat st;
   if (open_log(path, O_APPEND, out) != CLI_OK) return CLI_BAD;
@@ -131,16 +102,11 @@ int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t
   int rc = CLI_OK;
   if (fstat(fileno(l->f), &st) != 0) rc = failed(l);
   if (rc == CLI_OK && st.st_size < bytes) rc = too_short(path, (int64_t)st.st_size, bytes);
-  const int64_t foreign = rc == CLI_OK ? foreign_lines(fileno(l->f), bytes) : 0;
   if (rc == CLI_OK && ftruncate(fileno(l->f), (off_t)bytes) != 0)
     rc = cli_bad("%s: cannot be cut: %s", path, strerror(errno));
   if (rc != CLI_OK) {
     log_drop(out);
     return rc;
-  }
-  if (foreign > 0) {
-    cli_note("--resume: %s: %lld lines after the checkpoint are not of a run and were removed",
-             path, (long long)foreign);
   }
   l->bytes = bytes;
   l->crc = crc;

@@ -29,9 +29,7 @@ typedef struct log_times { /* totals; the log computes differences */
 
 /* Do the first `bytes` have this CRC-32, which the checkpoint `where` contains? */
 int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where);
-bool log_begins(const char *path, int64_t bytes, uint32_t crc); /* the same, without a message */
-/* Reopen the log after its first `bytes`, with this CRC-32, and cut the rest off (with a note if it is not of a
- * run). `t`: the times at that point. */
+/* Reopen the log after its first `bytes`, with this CRC-32, and cut the rest off. `t`: the times at that point. */
 int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out);
 
 typedef struct log_step {

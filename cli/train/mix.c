@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zlib.h>
 
 /* ---- draws -------------------------------------------------------------------------------------*/
 
@@ -140,95 +139,66 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
 
 /* ---- in a checkpoint --------------------------------------------------------------------------*/
 
-enum { MESSAGE = 512, TENSORS = 2, PIECE = 1 << 20 }; /* floats of one message */
-
 bool mix_carries(const mix *m) { return m->last != NULL; }
-
-void mix_shape(const mix *m, int64_t shape[4]) {
-  shape[0] = m->s->batch;
-  shape[1] = m->height;
-  shape[2] = m->width;
-  shape[3] = m->channels;
-}
 
 static float *own(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
 
-/* Offset of the part of rank `rank` in tensor i. */
-static int64_t before(const mix *m, int i, int32_t rank) {
+static float *data_of(const ngio_tensor *t) { return (float *)(uintptr_t)t->data; }
+
+void mix_tensors(const mix *m, ngio_tensor t[2]) {
+  memset(t, 0, 2 * sizeof *t);
+  if (!mix_carries(m)) return;
+  t[0] = (ngio_tensor){.name = "natgrad.mixup.images",
+                       .dtype = NGIO_F32,
+                       .ndim = 4,
+                       .shape = {m->s->batch, m->height, m->width, m->channels}};
+  t[1] = (ngio_tensor){.name = "natgrad.mixup.targets",
+                       .dtype = NGIO_F32,
+                       .ndim = 2,
+                       .shape = {m->s->batch, m->classes}};
+  for (int i = 0; i < 2; i++) {
+    t[i].bytes = ngio_bytes_of(t[i].dtype, t[i].shape, t[i].ndim);
+    t[i].data = cli_take((size_t)t[i].bytes, 1);
+  }
+}
+
+void mix_drop(const ngio_tensor t[2]) {
+  free(data_of(&t[0]));
+  free(data_of(&t[1]));
+}
+
+/* The part of rank `rank` in tensor i: its first element and its length. */
+static int64_t part_of(const mix *m, int i, int32_t rank, int64_t *n) {
   const int64_t each = i == 0 ? m->height * m->width * m->channels : m->classes;
-  return each * ranks_first(&m->ranks, rank, m->s->batch);
+  const int64_t first = ranks_first(&m->ranks, rank, m->s->batch);
+  *n = each * (ranks_first(&m->ranks, rank + 1, m->s->batch) - first);
+  return each * first;
 }
 
-int mix_checksums(const mix *m, int64_t crc[TENSORS]) {
+int mix_gather(const mix *m, ngio_tensor t[2]) {
   const run_ranks *k = &m->ranks;
-  double *part = cli_take((size_t)k->size, TENSORS * sizeof *part);
-  for (int i = 0; i < TENSORS; i++) {
-    const int64_t n = before(m, i, k->rank + 1) - before(m, i, k->rank);
-    part[i * k->size + k->rank] = (double)crc32_z(
-        crc32_z(0, NULL, 0), (const unsigned char *)own(m, i), (size_t)n * sizeof(float));
-  }
-  const int rc = ranks_sum(k, part, (int64_t)TENSORS * k->size);
-  for (int i = 0; i < TENSORS; i++) {
-    uLong all = crc32_z(0, NULL, 0);
-    for (int32_t q = 0; q < k->size; q++) {
-      const int64_t n = before(m, i, q + 1) - before(m, i, q);
-      all = crc32_combine(all, (uLong)part[i * k->size + q], (z_off_t)(n * (int64_t)sizeof(float)));
+  int rc = CLI_OK;
+  mix_tensors(m, t);
+  for (int i = 0; i < 2; i++) {
+    for (int32_t q = 0; q < k->size && rc == CLI_OK; q++) {
+      int64_t n;
+      float *x = data_of(&t[i]) + part_of(m, i, q, &n);
+      const int64_t bytes = n * (int64_t)sizeof *x;
+      if (k->rank == q) memcpy(x, own(m, i), (size_t)bytes);
+      if (n > 0) rc = ranks_tell_from(k, q, x, bytes);
     }
-    crc[i] = (int64_t)all;
   }
-  free(part);
   return rc;
 }
 
-/* Tensor i, rank by rank and piece by piece. */
-static int put(const mix *m, int i, ngio_writer *w, float *spare) {
-  const run_ranks *k = &m->ranks;
-  char message[MESSAGE] = "";
-  for (int32_t q = 0; q < k->size; q++) {
-    const int64_t n = before(m, i, q + 1) - before(m, i, q);
-    for (int64_t at = 0, count; at < n; at += count) {
-      count = n - at < PIECE ? n - at : PIECE;
-      float *x = k->rank == q ? own(m, i) + at : spare;
-      const int64_t bytes = count * (int64_t)sizeof *x;
-      if (q > 0 && ranks_tell_from(k, q, x, bytes) != CLI_OK) return CLI_BAD;
-      if (w != NULL && ngio_writer_put(w, x, bytes, message, MESSAGE) != NGIO_OK)
-        return cli_bad("%s", message);
-    }
-  }
-  return CLI_OK;
-}
-
-int mix_write(const mix *m, ngio_writer *w) {
+int mix_spread(mix *m, const ngio_tensor t[2]) {
   int rc = CLI_OK;
-  float *spare = m->ranks.size > 1 ? cli_take(PIECE, sizeof *spare) : NULL;
-  for (int i = 0; i < TENSORS && rc == CLI_OK; i++)
-    rc = put(m, i, w, spare);
-  free(spare);
-  return rc;
-}
-
-/* Rank 0 has the whole tensor i; each rank gets its part. */
-static int take(const mix *m, int i, const float *whole, float *spare) {
-  const run_ranks *k = &m->ranks;
-  if (k->rank == 0) memcpy(own(m, i), whole, (size_t)before(m, i, 1) * sizeof *whole);
-  for (int32_t q = 1; q < k->size; q++) {
-    const int64_t from = before(m, i, q), n = before(m, i, q + 1) - from;
-    for (int64_t at = 0, count; at < n; at += count) {
-      count = n - at < PIECE ? n - at : PIECE;
-      float *x = k->rank == q ? own(m, i) + at : spare;
-      if (k->rank == 0) memcpy(x, whole + from + at, (size_t)count * sizeof *x);
-      if (ranks_tell(k, x, count * (int64_t)sizeof *x) != CLI_OK) return CLI_BAD;
-    }
+  for (int i = 0; i < 2 && rc == CLI_OK; i++) {
+    int64_t n;
+    rc = ranks_tell(&m->ranks, data_of(&t[i]), t[i].bytes);
+    const float *x = data_of(&t[i]) + part_of(m, i, m->ranks.rank, &n);
+    memcpy(own(m, i), x, (size_t)n * sizeof *x);
   }
-  return CLI_OK;
-}
-
-int mix_read(mix *m, float *const whole[TENSORS]) {
-  int rc = CLI_OK;
-  float *spare = m->ranks.size > 1 ? cli_take(PIECE, sizeof *spare) : NULL;
-  for (int i = 0; i < TENSORS && rc == CLI_OK; i++)
-    rc = take(m, i, whole[i], spare);
-  free(spare);
   m->began = rc == CLI_OK;
   return rc;
 }

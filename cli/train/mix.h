@@ -42,12 +42,14 @@ typedef struct mix_box {
 double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row);
 mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width);
 
-/* Does a checkpoint need the previous batch? It stores the whole batch as two tensors: images of this shape, and
- * targets. CLI_BAD after a message. */
+/* Does a checkpoint need the previous batch? */
 bool mix_carries(const mix *m);
-void mix_shape(const mix *m, int64_t shape[4]);
-int mix_checksums(const mix *m, int64_t crc[2]); /* CRC-32 of both; collective, as the next */
-int mix_write(const mix *m, ngio_writer *w);     /* both, in this order; NULL on ranks but 0 */
-int mix_read(mix *m, float *const whole[2]);     /* NULL on ranks but 0 */
+/* The previous batch of all ranks, images and targets, with memory that mix_drop frees; without a batch empty. */
+void mix_tensors(const mix *m, ngio_tensor t[2]);
+void mix_drop(const ngio_tensor t[2]);
+/* Collective, CLI_BAD after a message: make the tensors from the parts of all ranks; give every rank its part of
+ * the tensors of rank 0. */
+int mix_gather(const mix *m, ngio_tensor t[2]);
+int mix_spread(mix *m, const ngio_tensor t[2]);
 
 #endif
