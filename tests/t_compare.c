@@ -237,8 +237,8 @@ static void differences(void **state) {
   assert_string_equal(
       text, "difference to sgd of the same seed: mean and its 95 % interval (Student's t)\n"
             "method  pairs      final training loss          final test loss  "
-            "best test accuracy, points\n"
-            "efcp        5  -0.500 [-0.991, -0.009]  -1.000 [-1.982, -0.018]     "
+            "  best accuracy, points\n"
+            "efcp        5  -0.500 [-0.991, -0.009]  -1.000 [-1.982, -0.018]  "
             "+12.50 [+12.50, +12.50]\n"
             "difference to efcp of the same seed: mean\n"
             "method  pairs  final training loss\n"
@@ -413,17 +413,10 @@ static void tables(void **state) {
   FILE *f = open_memstream(&text, &size);
   assert_non_null(f);
   table_text(&t, f);
-  (void)fputc('\n', f);
-  table_markdown(&t, f);
   (void)fclose(f);
   assert_string_equal(text, "method     epochs        best %  settings\n"
                             "sgd            12  93.15 ± 0.42\n"
-                            "natgrad|2       -  9.00 ± 10.00  lr 0.1\n"
-                            "\n"
-                            "| method | epochs | best % | settings |\n"
-                            "|---|--:|--:|---|\n"
-                            "| sgd | 12 | 93.15 ± 0.42 |  |\n"
-                            "| natgrad\\|2 | - | 9.00 ± 10.00 | lr 0.1 |\n");
+                            "natgrad|2       -  9.00 ± 10.00  lr 0.1\n");
   free(text);
   table_free(&t);
 }

@@ -116,10 +116,7 @@ static char *folder(const data_set *d, const settings *base, const char *given) 
   for (char *c = name; *c != 0; c++) {
     if (*c == '/') *c = '-';
   }
-  const char *text = given != NULL ? given : name;
-  char *out = cli_take(strlen(text) + 1, 1);
-  memcpy(out, text, strlen(text));
-  return out;
+  return cli_copy(given != NULL ? given : name);
 }
 
 /* Build the network once, to find its metric and whether it fits the data. */
@@ -173,7 +170,7 @@ static void say_run(const compare_plan *p, const char *label, const train_result
   const int all = p->methods * p->seeds;
   const double best = compare_best(metric, r);
   if (p->quiet) return;
-  if (metric == TEST_ACCURACY || metric == TRAIN_ACCURACY) {
+  if (compare_is_accuracy(metric)) {
     (void)snprintf(score, sizeof score, "best accuracy %.2f %%", 100.0 * best);
   } else {
     (void)snprintf(score, sizeof score, "least loss %.5g", best);
@@ -244,10 +241,9 @@ static int compare(compare_plan *p, const char *out) {
   rc = metric_of(p, &d, &metric);
   if (rc == CLI_OK) rc = split(p, &d);
   if (rc == CLI_OK) rc = check_methods(p, &d);
-  if (rc == CLI_OK) rc = compare_open(p, d.train.n, d.test.n);
+  if (rc == CLI_OK) rc = compare_open(p);
   train_catch_signals();
-  if (rc == CLI_OK && p->grids > 0)
-    rc = compare_tune(p, metric == TEST_LOSS || metric == TRAIN_LOSS, &complete);
+  if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p, !compare_is_accuracy(metric), &complete);
   if (rc == CLI_OK && !complete) rc = stopped(p, "while tuning");
   if (rc == CLI_OK) rc = all_runs(p, &d, metric);
   if (rc == CLI_OK) rc = compare_report(p, &d, metric);
@@ -324,7 +320,7 @@ const cli_command cli_compare = {
         "table; natgrad-2 is the second natgrad) at the same seed: mean and 95 % interval of the\n"
         "mean (Student's t).\n"
         "\n"
-        "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, and by gnuplot "
+        "DIR gets table.txt, result.json, curves.csv, plot.gp, and by gnuplot "
         "curves.svg\n"
         "and curves.png. DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have the config.json\n"
         "and log.jsonl of each run. --resume continues after a stop or a kill; methods and seeds "

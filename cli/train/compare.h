@@ -92,6 +92,7 @@ int compare_tune(compare_plan *p, bool squared_error, bool *complete);
 
 typedef enum compare_metric { TEST_ACCURACY, TRAIN_ACCURACY, TEST_LOSS, TRAIN_LOSS } compare_metric;
 
+bool compare_is_accuracy(compare_metric m);
 double compare_score(compare_metric m, const train_epoch *e);
 bool compare_better(compare_metric m, double a, double b);
 double compare_best(compare_metric m, const train_result *r); /* NaN without epochs */
@@ -139,8 +140,8 @@ void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out 
 
 /* ---- disk ------------------------------------------------------------------------------------*/
 
-/* Open DIR, new or (resume) with the same comparison. CLI_BAD names the first setting that differs. */
-int compare_open(compare_plan *p, int64_t train, int64_t test);
+/* Open DIR, new or (resume) with a comparison. */
+int compare_open(const compare_plan *p);
 /* The result of the run in s->out: read if it is over, else trained from its start or its checkpoint (*ran, unless it
  * was stopped).  The checkpoint of a run that is over is removed. */
 int compare_run(settings *s, const data_set *d, const train_show *show, train_result *r, bool *ran);
@@ -149,7 +150,7 @@ char *compare_path(const compare_plan *p, const char *format, ...) /* "DIR/...",
 
 /* ---- report ----------------------------------------------------------------------------------*/
 
-/* Writes table.txt (to stdout, too), table.md, curves.csv, result.json, plot.gp and the pictures. */
+/* Writes table.txt (to stdout, too), curves.csv, result.json, plot.gp and the pictures. */
 int compare_report(compare_plan *p, const data_set *d, compare_metric metric);
 
 #endif

@@ -57,20 +57,24 @@ difference compare_difference(compare_metric m, compare_end what, const train_re
 
 /* ---- output ------------------------------------------------------------------------------------- */
 
-static bool is_accuracy(compare_metric m) { return m == TEST_ACCURACY || m == TRAIN_ACCURACY; }
+static const struct {
+  const char *key, *name;
+  bool of_test, accuracy;
+} ends[COMPARE_ENDS] = {
+    [END_TRAIN_LOSS] = {"final_train_loss", "final training loss", false, false},
+    [END_TEST_LOSS] = {"final_test_loss", "final test loss", true, false},
+    [END_BEST_ACCURACY] = {"best_accuracy", "best accuracy, points", false, true},
+};
 
 /* Without a test split there is no test loss; autoencoders have no accuracy. */
-static bool has(compare_metric m, compare_end what) {
-  return what == END_TRAIN_LOSS  ? true
-         : what == END_TEST_LOSS ? m == TEST_ACCURACY || m == TEST_LOSS
-                                 : is_accuracy(m);
+static bool has(compare_metric m, int what) {
+  if (ends[what].of_test) return m == TEST_ACCURACY || m == TEST_LOSS;
+  return !ends[what].accuracy || compare_is_accuracy(m);
 }
 
-static const char *name_of(compare_metric m, compare_end what) {
-  return what == END_TRAIN_LOSS  ? "final training loss"
-         : what == END_TEST_LOSS ? "final test loss"
-         : m == TEST_ACCURACY    ? "best test accuracy, points"
-                                 : "best training accuracy, points";
+static difference difference_of(const compare_plan *p, compare_metric m, int what, int method) {
+  return compare_difference(m, (compare_end)what, p->method[method].run, p->method[p->baseline].run,
+                            p->seeds);
 }
 
 /* "-0.0123 [-0.0246, -0.0001]" with this number of decimals; decimals < 0: three digits of half the interval. */
@@ -96,8 +100,8 @@ void compare_paired_table(const compare_plan *p, compare_metric metric, table *t
   const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
   int shown[COMPARE_ENDS], n = 0;
   for (int what = 0; what < COMPARE_ENDS; what++) {
-    if (!has(metric, (compare_end)what)) continue;
-    head[2 + n] = name_of(metric, (compare_end)what);
+    if (!has(metric, what)) continue;
+    head[2 + n] = ends[what].name;
     shown[n++] = what;
   }
   table_begin(t, head);
@@ -108,10 +112,8 @@ void compare_paired_table(const compare_plan *p, compare_metric metric, table *t
     table_put(t, 0, "%s", p->method[i].label);
     for (int c = 0; c < n; c++) {
       char text[128];
-      const compare_end what = (compare_end)shown[c];
-      const difference d =
-          compare_difference(metric, what, p->method[i].run, p->method[p->baseline].run, p->seeds);
-      const bool points = what == END_BEST_ACCURACY;
+      const difference d = difference_of(p, metric, shown[c], i);
+      const bool points = ends[shown[c]].accuracy;
       say_difference(text, sizeof text, &d, points ? 100.0 : 1.0, points ? 2 : -1);
       table_put(t, 2 + c, "%s", text);
       if (d.n > pairs) pairs = d.n;
@@ -126,7 +128,6 @@ void compare_paired_heading(const compare_plan *p, FILE *f) {
 }
 
 void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out *o) {
-  static const char *const key[] = {"final_train_loss", "final_test_loss", "best_accuracy"};
   ngio_open(o, "paired", '{');
   ngio_put_text(o, "baseline", p->method[p->baseline].label);
   ngio_put_real(o, "interval", 2.0 * TAIL - 1.0);
@@ -136,10 +137,9 @@ void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out 
     ngio_open(o, NULL, '{');
     ngio_put_text(o, "label", p->method[i].label);
     for (int what = 0; what < COMPARE_ENDS; what++) {
-      if (!has(metric, (compare_end)what)) continue;
-      const difference d = compare_difference(metric, (compare_end)what, p->method[i].run,
-                                              p->method[p->baseline].run, p->seeds);
-      ngio_open(o, key[what], '{');
+      if (!has(metric, what)) continue;
+      const difference d = difference_of(p, metric, what, i);
+      ngio_open(o, ends[what].key, '{');
       ngio_put_integer(o, "n", d.n);
       ngio_put_real(o, "mean", d.mean);
       ngio_put_real(o, "deviation", d.deviation);

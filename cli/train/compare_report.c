@@ -1,4 +1,4 @@
-/* compare_report.c: output of a comparison: tables and notes (table.txt, table.md), result.json, curves.csv,
+/* compare_report.c: output of a comparison: tables and notes (table.txt), result.json, curves.csv,
  * plot.gp and pictures.
  *
  * Means and deviations are over the runs that did not diverge; tables and notes give the number of diverged runs.
@@ -231,7 +231,7 @@ static void times_table(const report *r, table *t) {
   }
 }
 
-static void say_heading(const report *r, FILE *f, bool markdown) {
+static void say_heading(const report *r, FILE *f) {
   const settings *s = &r->p->base;
   char processor[128] = "", target[64], length[64];
   const char *threads = getenv("NG_THREADS");
@@ -251,31 +251,22 @@ static void say_heading(const report *r, FILE *f, bool markdown) {
                 (long long)settings_samples(s), length, seeds, processor);
   const long used = threads != NULL && threads[0] != 0 ? strtol(threads, NULL, 10) : cli_cores();
   (void)fprintf(f, "%ld thread%s\n", used, used > 1 ? "s" : "");
-  if (markdown) (void)fputc('\n', f);
   if (!isfinite(r->target)) return;
-  (void)fprintf(f, "target: %s %s%s%s\n", score_name(r->metric), target,
-                isfinite(r->p->target) ? "" : ", what the mean of every method reaches",
-                markdown ? "\n" : "");
+  (void)fprintf(f, "target: %s %s%s\n", score_name(r->metric), target,
+                isfinite(r->p->target) ? "" : ", what the mean of every method reaches");
 }
 
-static void say_tables(const report *r, const tables *t, FILE *f, bool markdown) {
-  void (*const say)(const table *, FILE *) = markdown ? table_markdown : table_text;
-  say_heading(r, f, markdown);
-  say(&t->results, f);
+static void say_tables(const report *r, const tables *t, FILE *f) {
+  say_heading(r, f);
+  table_text(&t->results, f);
   (void)fputc('\n', f);
   if (r->p->methods > 1) {
     compare_paired_heading(r->p, f);
-    if (markdown) (void)fputc('\n', f);
-    say(&t->pairs, f);
+    table_text(&t->pairs, f);
     (void)fputc('\n', f);
   }
-  say(&t->times, f);
-  if (r->p->note_size > 0) (void)fputc('\n', f);
-  for (const char *line = r->p->note; line != NULL && *line != 0;) {
-    const size_t n = strcspn(line, "\n");
-    (void)fprintf(f, "%s%.*s\n", markdown ? "- " : "", (int)n, line);
-    line += n + (line[n] == '\n');
-  }
+  table_text(&t->times, f);
+  if (r->p->note_size > 0) (void)fprintf(f, "\n%s", r->p->note);
 }
 
 static void note_runs(const report *r) {
@@ -438,9 +429,9 @@ static void say_json(const report *r, FILE *f) {
 }
 
 static int write_files(const report *r, const tables *t) {
-  static const char *const name[] = {"curves.csv", "result.json", "table.md", "table.txt"};
+  static const char *const name[] = {"curves.csv", "result.json", "table.txt"};
   int rc = CLI_OK;
-  for (int i = 0; i < 4 && rc == CLI_OK; i++) {
+  for (int i = 0; i < 3 && rc == CLI_OK; i++) {
     char *text = NULL, *path = compare_path(r->p, "%s", name[i]);
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
@@ -449,8 +440,7 @@ static int write_files(const report *r, const tables *t) {
     } else {
       if (i == 0) say_curves(r, f);
       if (i == 1) say_json(r, f);
-      if (i == 2) say_tables(r, t, f, true);
-      if (i == 3) say_tables(r, t, f, false);
+      if (i == 2) say_tables(r, t, f);
       rc = fclose(f) == 0 ? disk_write(path, text, size) : cli_bad("%s: no memory", path);
     }
     free(text);
@@ -488,7 +478,7 @@ static int draw(const report *r) {
   bool any = false; /* gnuplot fails on an empty picture */
   for (int i = 0; i < r->p->methods; i++)
     any = any || r->sum[i].diverged < r->p->seeds;
-  if (rc == CLI_OK && any) (void)plot_draw(r->p->dir);
+  if (rc == CLI_OK && any) plot_draw(r->p->dir);
   for (int i = 0; i < r->p->methods; i++)
     free(label[i]);
   free(label);
@@ -514,7 +504,7 @@ static double common_target(const report *r) {
 
 int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
   report r = {.p = p, .d = d, .metric = metric, .target = p->target};
-  r.accuracy = metric == TEST_ACCURACY || metric == TRAIN_ACCURACY;
+  r.accuracy = compare_is_accuracy(metric);
   r.curve = cli_take((size_t)p->methods, sizeof *r.curve);
   r.sum = cli_take((size_t)p->methods, sizeof *r.sum);
   plot_point **point = cli_take((size_t)p->methods, sizeof *point);
@@ -532,7 +522,7 @@ int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
   times_table(&r, &t.times);
   int rc = write_files(&r, &t);
   if (rc == CLI_OK) rc = draw(&r);
-  if (rc == CLI_OK) say_tables(&r, &t, stdout, false);
+  if (rc == CLI_OK) say_tables(&r, &t, stdout);
   table_free(&t.results);
   table_free(&t.pairs);
   table_free(&t.times);

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+bool compare_is_accuracy(compare_metric m) { return m == TEST_ACCURACY || m == TRAIN_ACCURACY; }
+
 double compare_score(compare_metric m, const train_epoch *e) {
   return m == TEST_ACCURACY    ? e->test_accuracy
          : m == TRAIN_ACCURACY ? e->train_accuracy
@@ -15,7 +17,7 @@ double compare_score(compare_metric m, const train_epoch *e) {
 /* Is a better than b? Any number is better than NaN. */
 bool compare_better(compare_metric m, double a, double b) {
   if (isnan(b)) return !isnan(a);
-  return m == TEST_ACCURACY || m == TRAIN_ACCURACY ? a > b : a < b;
+  return compare_is_accuracy(m) ? a > b : a < b;
 }
 
 double compare_best(compare_metric m, const train_result *r) {

@@ -32,8 +32,7 @@ typedef struct plot {
 /* Write the script to `path`. CLI_BAD after a message. */
 int plot_write(const plot *p, const char *path);
 
-/* Run gnuplot on DIR/plot.gp for DIR/curves.svg and DIR/curves.png. If gnuplot is missing or fails, print one line
- * and return false: pictures are optional. */
-bool plot_draw(const char *dir);
+/* Run gnuplot on DIR/plot.gp for DIR/curves.svg and DIR/curves.png; print one line if gnuplot is missing or fails. */
+void plot_draw(const char *dir);
 
 #endif

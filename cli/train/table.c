@@ -99,20 +99,3 @@ void table_text(const table *t, FILE *f) {
   }
   free(width);
 }
-
-void table_markdown(const table *t, FILE *f) {
-  for (int row = 0; row < t->rows; row++) {
-    for (int c = 0; c < t->columns; c++) {
-      (void)fputs("| ", f);
-      for (const char *text = at(t, row, c); *text != 0; text++) {
-        if (*text == '|') (void)fputc('\\', f);
-        (void)fputc(*text, f);
-      }
-      (void)fputc(' ', f);
-    }
-    (void)fputs("|\n", f);
-    for (int c = 0; row == 0 && c < t->columns; c++)
-      (void)fputs(is_numeric(t, c) ? "|--:" : "|---", f);
-    if (row == 0) (void)fputs("|\n", f);
-  }
-}

@@ -1,4 +1,4 @@
-/* table.h: a table of texts, printed aligned or as markdown. */
+/* table.h: a table of texts, printed aligned. */
 #ifndef TABLE_H
 #define TABLE_H
 
@@ -18,6 +18,5 @@ void table_free(table *t);
 /* Columns of numbers (all cells start with a digit, a sign or a point) are right-aligned, others left-aligned.
  * Widths count characters of UTF-8. */
 void table_text(const table *t, FILE *f);
-void table_markdown(const table *t, FILE *f);
 
 #endif
