@@ -165,38 +165,8 @@ static void test_hidden(void **state) {
   must_be(ng_meter_hidden(&count.meter), 4 + 13);
 }
 
-/* What is under way beside something else that is waited for is not hidden by that. */
-static void test_one_meter(void **state) {
-  (void)state;
-  double done_at = 0;
-  float x[5] = {0};
-  bool done = false;
-  ng_transport t = slow_wire(&done_at);
-  traffic_wire wire;
-  const ng_transport *mine = traffic_through(&wire, &t);
-  const run_ranks one = ranks_of(mine), other = ranks_of(mine);
-  ranks_request q, p;
-  double small = 1;
-  now = 0;
-  assert_int_equal(ranks_post_floats(&one, x, 5, &q), CLI_OK);
-  now += 4;
-  assert_int_equal(ranks_sum(&other, &small, 1), CLI_OK);
-  now += 5; /* over */
-  assert_int_equal(ranks_test(&one, &q, &done), CLI_OK);
-  assert_true(done);
-  must_be(wire.meter.sent_ms, 4 + SMALL + 5);
-  must_be(ng_meter_hidden(&wire.meter), 4 + 5);
-  assert_int_equal(ranks_post_floats(&one, x, 5, &q), CLI_OK);
-  assert_int_equal(ranks_post_floats(&other, x, 5, &p), CLI_OK);
-  assert_int_equal(ranks_wait(&one, &q), CLI_OK);
-  assert_int_equal(ranks_wait(&other, &p), CLI_OK);
-  must_be(wire.meter.sent_ms, 4 + SMALL + 5 + WIRE);
-  must_be(ng_meter_hidden(&wire.meter), 4 + 5);
-  assert_null(traffic_through(&wire, NULL));
-}
-
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_gathered), cmocka_unit_test(test_hidden),
-                                     cmocka_unit_test(test_one_meter)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_gathered),
+                                     cmocka_unit_test(test_hidden)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -144,7 +144,7 @@ void file_head_state(file_head *h, const run_state *state) {
   }
   for (int i = 0; i < s.stations; i++) {
     (void)snprintf(key, KEY, "%s%s", station_key, s.station[i].name);
-    (void)snprintf(value, VALUE, "%a", s.station[i].total_ms);
+    (void)snprintf(value, VALUE, "%a", s.station[i].ms);
     file_head_text(h, key, value);
   }
   for (int i = 0; i < CHECKPOINT_MAKERS; i++) {
@@ -251,7 +251,7 @@ int file_read_state(const file_reader *r, run_state *s) {
     if (strncmp(t->key, station_key, station) == 0 && s->stations < TRAIN_STATIONS) {
       train_station *to = &s->station[s->stations++];
       (void)snprintf(to->name, sizeof to->name, "%s", t->key + station);
-      if (!read_real(t->value, &to->total_ms))
+      if (!read_real(t->value, &to->ms))
         return cli_bad("%s: its metadata has no valid '%s'", r->path, t->key);
     }
     for (int k = 0; k < CHECKPOINT_MAKERS && strncmp(t->key, maker_key, made_by) == 0; k++) {

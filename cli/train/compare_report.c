@@ -78,7 +78,7 @@ static void sum_up(report *r, int i) {
     for (int t = 0; t < run->stations; t++) {
       const int column = station_of(r, run->station[t].name);
       if (column >= 0 && run->steps > 0)
-        s->station[column] += run->station[t].total_ms / (double)run->steps;
+        s->station[column] += run->station[t].ms / (double)run->steps;
     }
     sound++;
   }

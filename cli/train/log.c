@@ -112,7 +112,7 @@ int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t
   l->crc = crc;
   for (int m = 0; m < MARKS - 1; m++) { /* "end" covers the whole run */
     for (int i = 0; i < t->stations; i++)
-      l->mark[m].ms[i] = t->station[i].total_ms;
+      l->mark[m].ms[i] = t->station[i].ms;
     l->mark[m].steps = t->steps;
   }
   return CLI_OK;
@@ -171,47 +171,47 @@ static int end(run_log *l, int mark, const log_times *t) {
   const double steps = (double)(t->steps - l->mark[mark].steps);
   (void)fputs(", \"ms\": {", l->f);
   for (int i = 0; i < t->stations; i++) {
-    const double ms = t->station[i].total_ms - l->mark[mark].ms[i];
+    const double ms = t->station[i].ms - l->mark[mark].ms[i];
     (void)fprintf(l->f, "%s\"%s\": %.4f", i > 0 ? ", " : "", t->station[i].name,
                   steps > 0.0 ? ms / steps : 0.0);
-    l->mark[mark].ms[i] = t->station[i].total_ms;
+    l->mark[mark].ms[i] = t->station[i].ms;
   }
   l->mark[mark].steps = t->steps;
   (void)fputs(mark == END ? "}" : "}}\n", l->f);
   return ferror(l->f) != 0 ? failed(l) : CLI_OK;
 }
 
-int log_write_step(run_log *l, const log_step *s, const log_times *t) {
+int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *x, int n,
+                   const log_times *t) {
   if (l == NULL) return CLI_OK;
-  begin(l, "step", s->step, s->epoch);
-  real(l, "lr", s->lr);
-  real(l, "train_loss", s->loss);
-  real(l, "train_accuracy", s->accuracy);
-  real(l, "clip", s->clip);
-  real(l, "cosine", s->cosine);
-  real(l, "angle", s->angle);
-  real(l, "rotation", s->rotation);
-  real(l, "stretch", s->stretch);
-  if (s->scaling.count > 0) {
-    real(l, "scaling_min", s->scaling.min);
-    real(l, "scaling_25", s->scaling.q25);
-    real(l, "scaling_50", s->scaling.q50);
-    real(l, "scaling_75", s->scaling.q75);
-    real(l, "scaling_max", s->scaling.max);
-    real(l, "scaling_mean", s->scaling.mean);
-  }
+  begin(l, "step", step, epoch);
+  for (int i = 0; i < n; i++)
+    real(l, x[i].name, x[i].value);
   return end(l, STEP, t);
 }
+
+/* Numbers of an "epoch" line, and counters of an "end" line, to write and to read. */
+static const struct member {
+  const char *name;
+  size_t at;
+} of_epoch[] = {{"lr", offsetof(train_epoch, lr)},
+                {"train_loss", offsetof(train_epoch, train_loss)},
+                {"train_accuracy", offsetof(train_epoch, train_accuracy)},
+                {"test_loss", offsetof(train_epoch, test_loss)},
+                {"test_accuracy", offsetof(train_epoch, test_accuracy)},
+                {"seconds", offsetof(train_epoch, seconds)}},
+  of_end[] = {{"skipped", offsetof(train_result, skipped)},
+              {"rescued", offsetof(train_result, rescued)},
+              {"unobserved", offsetof(train_result, unobserved)},
+              {"network_bytes", offsetof(train_result, network_bytes)},
+              {"precond_bytes", offsetof(train_result, precond_bytes)}};
+enum { OF_EPOCH = sizeof of_epoch / sizeof *of_epoch, OF_END = sizeof of_end / sizeof *of_end };
 
 int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
   if (l == NULL) return CLI_OK;
   begin(l, "epoch", e->step, e->epoch);
-  real(l, "lr", e->lr);
-  real(l, "train_loss", e->train_loss);
-  real(l, "train_accuracy", e->train_accuracy);
-  real(l, "test_loss", e->test_loss);
-  real(l, "test_accuracy", e->test_accuracy);
-  real(l, "seconds", e->seconds);
+  for (int i = 0; i < OF_EPOCH; i++)
+    real(l, of_epoch[i].name, *(const double *)((const char *)e + of_epoch[i].at));
   const int rc = end(l, EPOCH, t);
   return rc == CLI_OK && fflush(l->f) != 0 ? failed(l) : rc; /* for readers that follow the log */
 }
@@ -240,11 +240,8 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
     real(l, "average_test_loss", r->average_loss);
     real(l, "average_test_accuracy", r->average_accuracy);
   }
-  whole(l, "skipped", r->skipped);
-  whole(l, "rescued", r->rescued);
-  whole(l, "unobserved", r->unobserved);
-  whole(l, "network_bytes", r->network_bytes);
-  whole(l, "precond_bytes", r->precond_bytes);
+  for (int i = 0; i < OF_END; i++)
+    whole(l, of_end[i].name, *(const int64_t *)((const char *)r + of_end[i].at));
   real(l, "seconds", last->seconds);
   if (r->refreshed.kinds > 0) {
     (void)fputs(", \"statistics\": ", l->f);
@@ -269,15 +266,11 @@ static int64_t whole_of(const ngio_value *o, const char *name) {
   return (int64_t)ngio_integer_of(ngio_get(o, name));
 }
 
-train_epoch log_epoch_of(const ngio_value *o) {
-  return (train_epoch){.epoch = whole_of(o, "epoch"),
-                       .step = whole_of(o, "step"),
-                       .lr = real_of(o, "lr"),
-                       .train_loss = real_of(o, "train_loss"),
-                       .train_accuracy = real_of(o, "train_accuracy"),
-                       .test_loss = real_of(o, "test_loss"),
-                       .test_accuracy = real_of(o, "test_accuracy"),
-                       .seconds = real_of(o, "seconds")};
+static train_epoch read_epoch(const ngio_value *o) {
+  train_epoch e = {.epoch = whole_of(o, "epoch"), .step = whole_of(o, "step")};
+  for (int i = 0; i < OF_EPOCH; i++)
+    *(double *)((char *)&e + of_epoch[i].at) = real_of(o, of_epoch[i].name);
+  return e;
 }
 
 static bool epoch_of(const char *line, size_t size, train_epoch *e) {
@@ -286,7 +279,7 @@ static bool epoch_of(const char *line, size_t size, train_epoch *e) {
   const ngio_value *o = ngio_json_root(json);
   const char *event = ngio_text_of(ngio_get(o, "event"));
   const bool is = event != NULL && strcmp(event, "epoch") == 0;
-  if (is) *e = log_epoch_of(o);
+  if (is) *e = read_epoch(o);
   ngio_json_free(&json);
   return is;
 }
@@ -336,16 +329,13 @@ static void take_end(const ngio_value *o, train_result *r) {
   const char *why = ngio_text_of(ngio_get(o, "why"));
   r->diverged = why != NULL && strcmp(why, "diverged") == 0;
   r->steps = whole_of(o, "step");
-  r->skipped = whole_of(o, "skipped");
-  r->rescued = whole_of(o, "rescued");
-  r->unobserved = whole_of(o, "unobserved");
-  r->network_bytes = whole_of(o, "network_bytes");
-  r->precond_bytes = whole_of(o, "precond_bytes");
+  for (int i = 0; i < OF_END; i++)
+    *(int64_t *)((char *)r + of_end[i].at) = whole_of(o, of_end[i].name);
   for (const ngio_value *v = ngio_first(ms); v != NULL; v = ngio_next(ms, v)) {
     if (r->stations == TRAIN_STATIONS) break;
     train_station *s = &r->station[r->stations++];
     (void)snprintf(s->name, sizeof s->name, "%s", v->key);
-    s->total_ms = ngio_number_of(v) * (double)r->steps;
+    s->ms = ngio_number_of(v) * (double)r->steps;
   }
 }
 

@@ -1,7 +1,9 @@
 /* log.h: DIR/log.jsonl, one JSON object per line, each with "schema": 1 and
  *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch),
- *     clip, cosine, angle, rotation, stretch (precond.h; null for sgd and adamw without --quantify), ms (with --quantify also scaling_min,
- *     scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean)
+ *     clip, cosine, angle (degrees) of gradient g and direction u, rotation (90 (1 - cosine), as in EFCP),
+ *     stretch (|u| / |g|), over all layers with curvature, null for sgd and adamw without --quantify; ms; with
+ *     --quantify, where u is the vector that lr multiplies, also scaling_min, scaling_25, scaling_50, scaling_75,
+ *     scaling_max, scaling_mean of |u_i / (g_i + 1e-8)|
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss, test_accuracy, seconds, ms
  *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"),
  *     train_loss, test_accuracy, skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms (averaged, average_test_loss, average_test_accuracy with averaged weights;
@@ -32,13 +34,8 @@ int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where);
 /* Reopen the log after its first `bytes`, with this CRC-32, and cut the rest off. `t`: the times at that point. */
 int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out);
 
-typedef struct log_step {
-  int64_t step, epoch;
-  double lr, loss, accuracy, clip, cosine, angle, rotation, stretch;
-  precond_scaling scaling;
-} log_step;
-
-int log_write_step(run_log *l, const log_step *s, const log_times *t);
+int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *x, int n,
+                   const log_times *t);
 int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t);
 /* `config`: the text of config.json. */
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
@@ -46,8 +43,6 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
 /* Flush to disk; length and CRC-32 of the log. */
 int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 
-/* The members of a train_epoch; missing or null becomes NaN. */
-train_epoch log_epoch_of(const ngio_value *o);
 /* Does the log contain the end of a run? */
 int log_ended(const char *path, bool *ended);
 /* The result of a finished run (done or diverged), else *over is false. The checksum in the last line must fit the

@@ -17,37 +17,39 @@
 
 static const char *const own[RUN_STATIONS] = {"data", "forward", "backward", "observe", "reduce"};
 
-log_times run_times(run *r) {
-  train_station *t = r->out->station;
+/* Losses and gradients travel at the station "reduce", also those sent during the backward pass. */
+static int stations_of(const run *r, train_station t[TRAIN_STATIONS]) {
   const int mine = r->ranks.size > 1 ? RUN_STATIONS : RUN_SUM;
   for (int i = 0; i < mine; i++) {
+    t[i] = (train_station){.ms = r->own_ms[i]};
     (void)snprintf(t[i].name, sizeof t[i].name, "%s", own[i]);
-    t[i].total_ms = r->own_ms[i];
   }
-  const int n = mine + precond_stations(r->p, t + mine, TRAIN_STATIONS - mine);
+  t[RUN_SUM].wait_ms = r->in_steps.meter.wait_ms;
+  t[RUN_SUM].bytes = (double)r->in_steps.bytes;
+  t[RUN_SUM].messages = (double)r->in_steps.messages;
+  return mine + precond_stations(r->p, t + mine, TRAIN_STATIONS - mine);
+}
+
+log_times run_times(run *r) {
+  train_station *t = r->out->station;
+  const int n = stations_of(r, t);
   for (int i = 0; i < n; i++) {
     for (int k = 0; k < r->before.stations; k++) {
       const train_station *b = &r->before.station[k];
-      if (strcmp(t[i].name, b->name) == 0) t[i].total_ms += b->total_ms;
+      if (strcmp(t[i].name, b->name) == 0) t[i].ms += b->ms;
     }
   }
   r->out->stations = n;
   return (log_times){t, n, r->state.step};
 }
 
-/* Losses and gradients travel at the station "reduce", also those sent during the backward pass. */
 static int gather_traffic(run *r) {
-  traffic_rank mine = {.sent_ms = r->sent_ms, .hidden_ms = r->hidden_ms};
-  for (int i = 0; i < RUN_STATIONS; i++) {
-    (void)snprintf(mine.station[i].name, sizeof mine.station[i].name, "%s", own[i]);
-    mine.station[i].ms = r->own_ms[i];
-  }
-  traffic_station *sum = &mine.station[RUN_SUM];
-  sum->wait_ms = r->in_steps.meter.wait_ms;
-  sum->bytes = (double)r->in_steps.bytes;
-  sum->messages = (double)r->in_steps.messages;
-  const int n = precond_traffic(r->p, &mine, RUN_STATIONS);
+  traffic_rank mine = {.sent_ms = 0.0};
+  const int n = stations_of(r, mine.station);
   const double steps = (double)(r->state.step - r->out->first);
+  precond_sent(r->p, &mine.sent_ms, &mine.hidden_ms);
+  mine.sent_ms += r->in_steps.meter.sent_ms;
+  mine.hidden_ms += ng_meter_hidden(&r->in_steps.meter);
   return traffic_gather(&r->ranks, &mine, n, steps, &r->out->traffic);
 }
 
@@ -195,19 +197,11 @@ static int after_step(run *r, double lr, int64_t correct) {
                 run_accuracy(r, r->state.correct, r->state.summed * settings_samples(r->s)));
   if (due(step, r->s->log_every)) {
     const log_times t = run_times(r);
-    const precond_turn turn = precond_turned(r->p);
-    const log_step line = {.step = step,
-                           .epoch = (step - 1) / r->feed.per_epoch + 1,
-                           .lr = lr,
-                           .loss = r->loss,
-                           .accuracy = run_accuracy(r, correct, settings_samples(r->s)),
-                           .clip = precond_clip(r->p),
-                           .cosine = turn.cosine,
-                           .angle = turn.angle,
-                           .rotation = turn.rotation,
-                           .stretch = turn.stretch,
-                           .scaling = precond_scaled(r->p)};
-    rc = log_write_step(r->log, &line, &t);
+    const int64_t samples = settings_samples(r->s);
+    train_number x[3 + PRECOND_NUMBERS] = {
+        {"lr", lr}, {"train_loss", r->loss}, {"train_accuracy", run_accuracy(r, correct, samples)}};
+    const int n = 3 + precond_numbers(r->p, x + 3);
+    rc = log_write_step(r->log, step, (step - 1) / r->feed.per_epoch + 1, x, n, &t);
   }
   if (rc == CLI_OK && closes) rc = end_epoch(r, lr);
   const bool keep = r->s->out[0] != 0 && !r->out->diverged;
@@ -313,7 +307,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   out->kept = -1;
   checkpoint_init(&r.state);
   checkpoint_init(&r.before);
-  r.ranks = ranks_of(traffic_through(&r.wire, t));
+  r.ranks = ranks_of(t);
   r.ranks.count = &r.said;
   int rc = run_begin(&r);
   if (rc == CLI_OK) {

@@ -316,26 +316,29 @@ int precond_step(precond *p, double lr, unsigned *out) {
 
 double precond_observe_ms(const precond *p) { return p->observe_ms; }
 
-double precond_clip(const precond *p) {
+int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
   ng_report r = {.struct_size = sizeof r};
-  return ng_report_read(p->p, &r) < 0 ? 0.0 : r.clip;
-}
-
-precond_turn precond_turned(const precond *p) {
-  ng_report r = {.struct_size = sizeof r};
-  const double none = (double)NAN;
-  const precond_turn nothing = {none, none, none, none};
-  if (ng_report_read(p->p, &r) < 0 || !(r.d2 > 0.0) || !(r.pd2 > 0.0)) return nothing;
-  const double cosine = fmax(-1.0, fmin(1.0, r.inner / sqrt(r.d2) / sqrt(r.pd2)));
-  return (precond_turn){cosine, acos(cosine) * 180.0 / acos(-1.0), 90.0 * (1.0 - cosine),
-                        sqrt(r.pd2) / sqrt(r.d2)};
-}
-
-precond_scaling precond_scaled(const precond *p) {
-  ng_report r = {.struct_size = sizeof r};
-  if (ng_report_read(p->p, &r) < 0) return (precond_scaling){0};
-  return (precond_scaling){r.scaled,     r.scaling_min, r.scaling_25,  r.scaling_50,
-                           r.scaling_75, r.scaling_max, r.scaling_mean};
+  double cosine = (double)NAN, stretch = (double)NAN;
+  if (ng_report_read(p->p, &r) >= 0 && r.d2 > 0.0 && r.pd2 > 0.0) {
+    cosine = fmax(-1.0, fmin(1.0, r.inner / sqrt(r.d2) / sqrt(r.pd2)));
+    stretch = sqrt(r.pd2) / sqrt(r.d2);
+  }
+  const train_number all[PRECOND_NUMBERS] = {
+      {"clip", r.clip},
+      {"cosine", cosine},
+      {"angle", acos(cosine) * 180.0 / acos(-1.0)},
+      {"rotation", 90.0 * (1.0 - cosine)},
+      {"stretch", stretch},
+      {"scaling_min", r.scaling_min},
+      {"scaling_25", r.scaling_25},
+      {"scaling_50", r.scaling_50},
+      {"scaling_75", r.scaling_75},
+      {"scaling_max", r.scaling_max},
+      {"scaling_mean", r.scaling_mean},
+  };
+  const int n = r.scaled > 0 ? PRECOND_NUMBERS : 5;
+  memcpy(out, all, (size_t)n * sizeof *all);
+  return n;
 }
 
 int precond_stations(const precond *p, train_station *out, int room) {
@@ -345,8 +348,12 @@ int precond_stations(const precond *p, train_station *out, int room) {
   for (int32_t i = 0; i < r.stations && n < room; i++) {
     ng_station_report one = {.struct_size = sizeof one};
     if (ng_report_station(p->p, i, &one) < 0) continue;
-    (void)snprintf(out[n].name, sizeof out[n].name, "%s", one.name);
-    out[n++].total_ms = one.total_ms;
+    train_station *s = &out[n++];
+    *s = (train_station){.ms = one.total_ms,
+                         .wait_ms = one.total_wait_ms,
+                         .bytes = (double)one.total_bytes,
+                         .messages = (double)one.total_messages};
+    (void)snprintf(s->name, sizeof s->name, "%s", one.name);
   }
   return n;
 }
@@ -363,20 +370,11 @@ refreshed precond_refreshed(const precond *p) {
   return all;
 }
 
-int precond_traffic(const precond *p, traffic_rank *out, int at) {
+void precond_sent(const precond *p, double *sent_ms, double *hidden_ms) {
   ng_report r = {.struct_size = sizeof r};
-  if (ng_report_read(p->p, &r) < 0) return at;
-  for (int32_t i = 0; i < r.stations && at < TRAFFIC_STATIONS; i++) {
-    ng_station_report one = {.struct_size = sizeof one};
-    if (ng_report_station(p->p, i, &one) < 0) continue;
-    traffic_station *s = &out->station[at++];
-    (void)snprintf(s->name, sizeof s->name, "%s", one.name);
-    s->ms = one.total_ms;
-    s->wait_ms = one.total_wait_ms;
-    s->bytes = (double)one.total_bytes;
-    s->messages = (double)one.total_messages;
-  }
-  return at;
+  if (ng_report_read(p->p, &r) < 0) r.sent_ms = r.hidden_ms = 0.0;
+  *sent_ms = r.sent_ms;
+  *hidden_ms = r.hidden_ms;
 }
 
 int64_t precond_bytes(const precond *p) {

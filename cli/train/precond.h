@@ -30,25 +30,13 @@ int precond_set(precond *p, const char *option, double value);
 int precond_forget(precond *p); /* drop the observations since the last step */
 
 double precond_observe_ms(const precond *p); /* time spent observing */
-double precond_clip(const precond *p);       /* clip factor of the last step */
-/* Relation of gradient g and direction u in the last step, over all layers with curvature; with --quantify u is
- * the vector that lr multiplies. NaN if not defined. */
-typedef struct precond_turn {
-  double cosine, angle; /* of g and u; arc cosine in degrees */
-  double rotation;      /* 90 (1 - cosine), as in EFCP */
-  double stretch;       /* |u| / |g| */
-} precond_turn;
-precond_turn precond_turned(const precond *p);
-/* --quantify: distribution of |u_i / (g_i + 1e-8)| (ng_report.scaling_*); count 0: off. */
-typedef struct precond_scaling {
-  int64_t count;
-  double min, q25, q50, q75, max, mean;
-} precond_scaling;
-precond_scaling precond_scaled(const precond *p);
+/* Numbers of the last step for log.jsonl (log.h); returns how many. */
+enum { PRECOND_NUMBERS = 11 };
+int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
 int precond_stations(const precond *p, train_station *out, int room); /* returns the number */
 refreshed precond_refreshed(const precond *p);                        /* of adaptive statistics */
-/* Add stations with their traffic from out->station[at] on; returns the end. */
-int precond_traffic(const precond *p, traffic_rank *out, int at);
+/* Time of messages of the library, and its part that was hidden. */
+void precond_sent(const precond *p, double *sent_ms, double *hidden_ms);
 int64_t precond_bytes(const precond *p); /* bytes in use */
 
 /* Collective. Save and load the state as a stream of rank 0 (`path` is for messages), or in parts, each rank its

@@ -50,9 +50,7 @@ typedef struct run {
   double loss_since; /* sum of losses since the last checkpoint, and the number of steps */
   int64_t steps_since;
   run_ranks ranks;
-  traffic_wire wire;
   ranks_count said, in_steps; /* collectives of the trainer: all, and within steps */
-  double sent_ms, hidden_ms;  /* time messages were under way in steps; hidden behind other work */
   bool asked;                 /* some rank received SIGINT or SIGTERM */
   bool asked_to_keep;         /* some rank received SIGUSR1 since the last checkpoint */
   int keeps;                  /* requests for checkpoints that have been served */

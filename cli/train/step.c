@@ -9,15 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Add the messages since `said` and `wire`. */
-static void count_step(run *r, const ranks_count *said, const ng_meter *wire) {
-  const double sent = r->wire.meter.sent_ms - wire->sent_ms;
-  const double waited = r->wire.meter.wait_ms - wire->wait_ms;
+/* Add the messages since `said`. */
+static void count_step(run *r, const ranks_count *said) {
   r->in_steps.bytes += r->said.bytes - said->bytes;
   r->in_steps.messages += r->said.messages - said->messages;
   r->in_steps.meter.wait_ms += r->said.meter.wait_ms - said->meter.wait_ms;
-  r->sent_ms += sent;
-  r->hidden_ms += fmax(0.0, sent - waited);
+  r->in_steps.meter.sent_ms += r->said.meter.sent_ms - said->meter.sent_ms;
 }
 
 double run_loss(run *r, nn_mode mode, int64_t *correct) {
@@ -136,7 +133,6 @@ int run_step(run *r, double lr, double before, int64_t *correct) {
   int rc = move_options(r);
   const bool together = r->ranks.size > 1;
   const ranks_count said = r->said;
-  const ng_meter wire = r->wire.meter;
   for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (together || !r->out->diverged); i++)
     rc = one_batch(r, i, correct);
   if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
@@ -161,6 +157,6 @@ int run_step(run *r, double lr, double before, int64_t *correct) {
   r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
   r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
   r->step_ms += ng_now_ms() - t0;
-  count_step(r, &said, &wire);
+  count_step(r, &said);
   return rc;
 }

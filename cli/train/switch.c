@@ -42,7 +42,7 @@ static void keep_times(run *r) {
     if (k == TRAIN_STATIONS) continue;
     train_station *to = &r->before.station[k];
     if (k < r->before.stations) {
-      to->total_ms += now[i].total_ms;
+      to->ms += now[i].ms;
     } else {
       *to = now[i];
       r->before.stations++;

@@ -2,7 +2,8 @@
  *
  *   wait   blocked in collectives
  *   idle   wait, less the wait of the rank that waited least at the same station, over the run: that rank is assumed to have waited for the network only. A lower bound that needs no barrier
- *   sent   time in steps during which a message of the library or the trainer was under way (meter.h); hidden: the part during which the rank was not blocked */
+ *   sent   time in steps during which a message of the library was under way (meter.h), plus that of the
+ *          trainer; hidden: the part during which the rank was not blocked */
 #ifndef TRAFFIC_H
 #define TRAFFIC_H
 
@@ -10,16 +11,17 @@
 
 #include <stdio.h>
 
-enum { TRAFFIC_STATIONS = 32 };
+enum { TRAIN_STATIONS = 32 };
 
-typedef struct traffic_station {
+typedef struct
+    train_station { /* forward, backward, ..., then the stations of ng_report_station: totals */
   char name[24];
-  double ms, wait_ms, bytes, messages; /* of this process so far */
-} traffic_station;
+  double ms, wait_ms, bytes, messages;
+} train_station;
 
 typedef struct traffic_rank {
   double sent_ms, hidden_ms;
-  traffic_station station[TRAFFIC_STATIONS];
+  train_station station[TRAIN_STATIONS];
 } traffic_rank;
 
 typedef struct traffic {
@@ -27,13 +29,6 @@ typedef struct traffic {
   double steps;
   traffic_rank *rank;
 } traffic;
-
-/* A transport that passes all messages of a rank through one meter. */
-typedef struct traffic_wire {
-  ng_transport inner, table;
-  ng_meter meter;
-} traffic_wire;
-const ng_transport *traffic_through(traffic_wire *w, const ng_transport *t); /* NULL stays NULL */
 
 /* Gather `mine` of every rank on all; collective. CLI_BAD as ranks_sum. */
 int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int stations, double steps,

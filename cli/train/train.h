@@ -27,14 +27,13 @@ typedef struct train_epoch { /* an "epoch" line of log.jsonl */
   double seconds; /* of training so far, without evaluation, checkpoints and logs */
 } train_epoch;
 
+typedef struct train_number { /* of a line of log.jsonl */
+  const char *name;
+  double value;
+} train_number;
+
 /* A run has diverged if its mean training loss exceeds this factor times max(1, loss of the first step). */
 enum { TRAIN_FAR = 1000 };
-
-enum { TRAIN_STATIONS = 32 };
-typedef struct train_station { /* forward, backward, ..., then the stations of ng_report_station */
-  char name[24];
-  double total_ms;
-} train_station;
 
 typedef struct train_result {
   int epochs;
