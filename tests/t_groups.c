@@ -1,10 +1,10 @@
-/* t_groups.c: parameter groups of the fused updates: every parameter moves by the numbers of its group,
- * the kl clip counts every layer with the learning rate of its weight, and numbers that are wrong on one
- * rank are an error on all.
+/* t_groups.c: the fused updates, ng_step_sgd and ng_step_adamw, and their parameter groups: each parameter moves by the
+ * numbers of its group, the kl clip counts each layer with the learning rate of its weight, and numbers that are wrong
+ * on one rank are an error on all.
  *
- * Two layers with biases and a tensor; the direction comes from a second model that only writes
- * gradients, unclipped, so it is the same number.  Tolerance: 2e-6 (1 + |w|), of values and steps around
- * 1: a dozen operations in f32 (2^-24 each) in each of four updates. */
+ * Two layers with biases and a tensor; the direction comes from a second model that only writes gradients.
+ * Tolerance: 2e-6 (1 + |w|), of values and steps around 1: a dozen operations in f32 (2^-24 each) in each of four
+ * updates; in bf16 half a unit, 2^-8 |w|, more. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,37 +33,61 @@ static const ng_param param_of[SLOTS] = {NG_WEIGHT, NG_BIAS, NG_WEIGHT, NG_BIAS,
 
 typedef struct model {
   fixture f;
+  ng_dtype type; /* of weights; 0: f32 */
+  int64_t pad;   /* between their rows, NaN */
   float grad[SLOTS][MOST], weight[SLOTS][MOST];
 } model;
 
 static int64_t size(int k) { return rows[k] * cols[k]; }
+
+static void *weight_at(model *m, int k, int64_t i) {
+  const int64_t at = i / cols[k] * (cols[k] + m->pad) + i % cols[k];
+  return (char *)m->weight[k] + at * ng_dtype_size(m->type);
+}
+
+static double weight(model *m, int k, int64_t i) {
+  float x;
+  ng_to_f32(&x, weight_at(m, k, i), m->type, 1);
+  return (double)x;
+}
 
 /* Any number in (-1, 1), of the place and the step. */
 static float value(int step, int what, int64_t i) {
   return sinf((float)(1 + 37 * step + 11 * what) + 2.3f * (float)i);
 }
 
-static ng_status model_open(model *m, const char *set, const int32_t group[SLOTS],
-                            const fixture_how *how) {
+static ng_status open_as(model *m, const char *set, const int32_t group[SLOTS],
+                         const fixture_how *how, ng_dtype type, int64_t pad) {
   int32_t index;
   memset(m, 0, sizeof *m);
+  m->type = type;
+  m->pad = pad;
   ng_status st = fixture_open(&m->f, set, how);
   for (int l = 0; l < LAYERS && st == NG_OK; l++) {
     st = ng_add_linear(m->f.p, l == 0 ? "fc1" : "fc2", in[l], out[l], 1, &index);
   }
   if (st == NG_OK) st = ng_add_tensor(m->f.p, "gamma", size(SLOTS - 1), &index);
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
-    for (int64_t i = 0; i < size(k); i++) {
-      m->weight[k][i] = value(0, k, i);
-    }
     const plane g = plane_of(m->grad[k], rows[k], cols[k], NG_F32);
-    const plane w = plane_of(m->weight[k], rows[k], cols[k], NG_F32);
+    plane w = plane_of(m->weight[k], rows[k], cols[k], type);
+    w.row_stride += pad;
+    for (int64_t i = 0; i < rows[k] * w.row_stride; i++)
+      m->weight[k][i] = NAN; /* of a narrower type two */
+    for (int64_t i = 0; i < size(k); i++) {
+      const float x = value(0, k, i);
+      ng_from_f32(weight_at(m, k, i), type, &x, 1);
+    }
     st = fixture_bind(&m->f, index_of[k], param_of[k], &g, &w);
     if (st == NG_OK && group != NULL) {
       st = ng_set_group(m->f.p, index_of[k], param_of[k], group[k]);
     }
   }
   return st == NG_OK ? ng_ready(m->f.p) : st;
+}
+
+static ng_status model_open(model *m, const char *set, const int32_t group[SLOTS],
+                            const fixture_how *how) {
+  return open_as(m, set, group, how, NG_F32, 0);
 }
 
 /* The same on every rank: what ranks see does not matter here. */
@@ -132,65 +156,91 @@ static const char *const method[] = {"natgrad", "eva-natgrad"};
 
 /* ---- formulas --------------------------------------------------------------------------------*/
 
-/* Against torch's formulas, and to the bit against three models that give one set to everything. */
-static void one_formula(const char *name, bool adamw) {
+/* Every combination that torch.optim.SGD allows: nesterov needs momentum and no dampening.  AdamW of four kinds. */
+static numbers numbers_of(bool adamw, int first) {
+  static const int legal[16] = {0, 4, 16, 20, 1, 3, 5, 7, 9, 13, 17, 19, 21, 23, 25, 29};
+  numbers n = {.adamw = adamw};
+  for (int g = 0; g < GROUPS; g++) {
+    const int k = legal[(first + g) % 16], a = (first + g) % 4;
+    n.sgd[g] = fixture_sgd(0.1 / (1 + g), k & 1 ? 0.9 : 0);
+    n.sgd[g].dampening = k & 2 ? 0.25 : 0;
+    n.sgd[g].weight_decay = k & 4 ? 0.05 : 0;
+    n.sgd[g].nesterov = k & 8 ? 1 : 0;
+    n.sgd[g].decoupled = k & 16 ? 1 : 0;
+    ng_adamw_init(&n.adam[g], sizeof n.adam[g]);
+    n.adam[g].lr = a == 3 ? 1 : 0.01;
+    n.adam[g].beta1 = a == 1 ? 0 : 0.9;
+    n.adam[g].beta2 = a == 1 ? 0.5 : 0.999;
+    n.adam[g].eps = a == 2 ? 0.1 : 1e-8;
+    n.adam[g].weight_decay = a == 0 ? 0 : 0.1;
+  }
+  return n;
+}
+
+/* Against the formulas of PyTorch, and to the bit against three models that give one set to everything.  `still`: lr is
+ * 0 in the first steps: moments move, weights keep their bits. */
+static void one_formula(const char *name, numbers how, ng_dtype type, int64_t pad, bool still) {
   char set[128], plain_set[128];
   model m, plain, alone[GROUPS];
   double w[SLOTS][MOST], v[SLOTS][MOST] = {{0}}, s[SLOTS][MOST] = {{0}}, d[MOST];
-  const numbers how = make(adamw);
-  options(set, sizeof set, name, "clip=none", adamw);
-  (void)snprintf(plain_set, sizeof plain_set, "method=%s clip=none", name);
-  ok(&m, model_open(&m, set, three, NULL));
+  const double lr[2] = {how.sgd[0].lr, how.adam[0].lr};
+  options(set, sizeof set, name, "clip=rescale", how.adamw);
+  (void)snprintf(plain_set, sizeof plain_set, "method=%s clip=rescale", name);
+  ok(&m, open_as(&m, set, three, NULL, type, pad));
   ok(&plain, model_open(&plain, plain_set, NULL, NULL));
-  for (int g = 0; g < GROUPS; g++) {
-    ok(&alone[g], model_open(&alone[g], set, NULL, NULL));
-  }
+  for (int g = 0; g < GROUPS; g++)
+    ok(&alone[g], open_as(&alone[g], set, NULL, NULL, type, pad));
   for (int k = 0; k < SLOTS; k++) {
-    for (int64_t i = 0; i < size(k); i++) {
-      w[k][i] = (double)m.weight[k][i];
-    }
+    for (int64_t i = 0; i < size(k); i++)
+      w[k][i] = weight(&m, k, i);
   }
   for (int t = 1; t <= STEPS; t++) {
+    how.sgd[0].lr = still && t < 3 ? 0 : lr[0];
+    how.adam[0].lr = still && t < 3 ? 0 : lr[1];
     ok(&m, model_show(&m, t));
     ok(&plain, model_show(&plain, t));
     ok(&m, model_step(&m, &how, GROUPS));
     ok(&plain, ng_step(plain.f.p, 0.1));
     for (int g = 0; g < GROUPS; g++) {
-      const numbers one = {.adamw = adamw, .sgd = {how.sgd[g]}, .adam = {how.adam[g]}};
+      const numbers one = {.adamw = how.adamw, .sgd = {how.sgd[g]}, .adam = {how.adam[g]}};
       ok(&alone[g], model_show(&alone[g], t));
       ok(&alone[g], model_step(&alone[g], &one, 1));
     }
     for (int k = 0; k < SLOTS; k++) {
       const int g = three[k];
-      for (int64_t i = 0; i < size(k); i++) {
+      for (int64_t i = 0; i < size(k); i++)
         d[i] = (double)plain.grad[k][i];
-      }
-      if (adamw) {
+      if (how.adamw) {
         oracle_adamw(&how.adam[g], t, size(k), d, w[k], v[k], s[k]);
       } else {
         oracle_sgd(&how.sgd[g], t, size(k), d, w[k], v[k]);
       }
       for (int64_t i = 0; i < size(k); i++) {
-        const double x = (double)m.weight[k][i];
-        if (!(fabs(x - w[k][i]) <= 2e-6 * (1 + fabs(w[k][i])))) {
+        const double x = weight(&m, k, i), half = type == NG_BF16 ? 0x1p-8 * fabs(w[k][i]) : 0;
+        if (!(fabs(x - w[k][i]) <= 2e-6 * (1 + fabs(w[k][i])) + half) ||
+            (still && t < 3 && g == 0 && x != w[k][i])) {
           fail_msg("%s %s: step %d slot %d entry %d: %.9g, should be %.9g", name,
-                   adamw ? "adamw" : "sgd", t, k, (int)i, x, w[k][i]);
+                   how.adamw ? "adamw" : "sgd", t, k, (int)i, x, w[k][i]);
         }
+        if (half > 0) w[k][i] = x; /* what the type kept */
       }
-      assert_memory_equal(m.weight[k], alone[g].weight[k], (size_t)size(k) * sizeof(float));
+      assert_memory_equal(m.weight[k], alone[g].weight[k], sizeof m.weight[k]);
+      for (int64_t i = 0; i < rows[k] * (cols[k] + pad) && type == NG_F32; i++)
+        assert_true(isnan(m.weight[k][i]) == (i % (cols[k] + pad) >= cols[k]));
     }
   }
   fixture_close(&m.f);
   fixture_close(&plain.f);
-  for (int g = 0; g < GROUPS; g++) {
+  for (int g = 0; g < GROUPS; g++)
     fixture_close(&alone[g].f);
-  }
 }
 
 static void formulas(void **state) {
   (void)state;
-  for (int i = 0; i < 4; i++) {
-    one_formula(method[i / 2], i % 2 == 1);
+  for (int i = 0; i < 2 * 2 * 6; i++) {
+    const numbers how = numbers_of(i % 2 == 1, 3 * (i / 4));
+    one_formula(method[i / 2 % 2], how, NG_F32, i % 3, i / 4 == 1);
+    if (i / 4 < 2) one_formula(method[i / 2 % 2], how, NG_BF16, i / 4, false);
   }
 }
 

@@ -1,6 +1,6 @@
-/* t_last: ng_batch.last: sums of complete layers leave while others are still observed.  The same bits with
- * and without it, in whatever order each rank observes; what is told of its misuse, to all ranks; nobody
- * waits for ever (ranks.h has the watchdog). */
+/* t_last: ng_batch.last: sums of complete layers are sent while others are still observed.  The bits are the same with
+ * and without it, in any order of observations, of any stat_bucket_mb; the messages are those of a table; misuse is an
+ * error on all ranks; a rank that fails ends all ranks (ranks.h has the watchdog). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,6 +17,8 @@
 #include "ranks.h"
 #include "step/step.h"
 #include "tap.h"
+
+#define SLICES "method=mfac window=2 statistics=sharded stat_period=2"
 
 enum { LAYERS = 4, MOST_RANKS = 4, STEPS = 4, MICRO = 2, B = 3, MOST = 240, ROOM = 512 };
 
@@ -38,7 +40,7 @@ typedef enum event {
 } event;
 
 typedef struct life {
-  char set[160];
+  const char *set;
   int32_t ranks, last; /* what the last micro-batch of a step says */
   event what;
   tap_way wire;
@@ -47,7 +49,10 @@ typedef struct life {
   int64_t fail_at;         /* on the last rank */
   float out[MOST_RANKS][STEPS][LAYERS][MOST];
   ng_status status[MOST_RANKS], step_status[MOST_RANKS][STEPS];
-  int64_t bytes[MOST_RANKS], ahead[MOST_RANKS], calls[MOST_RANKS], tests[MOST_RANKS];
+  int64_t ahead[MOST_RANKS];
+  bool changed[MOST_RANKS]; /* a step that failed wrote a gradient */
+  ng_station_report sums[MOST_RANKS];
+  tap tap[MOST_RANKS]; /* starts: of the last step */
   char why[MOST_RANKS][512];
 } life;
 
@@ -65,7 +70,7 @@ static int64_t width(const life *l, int32_t i) {
 }
 
 /* The k-th array of a micro-batch; ranks show inputs and output gradients in orders of their own. */
-static ng_status show(const life *l, ng_precond *p, int32_t rank, int32_t step, int32_t micro,
+static ng_status show(life *l, ng_precond *p, int32_t rank, int32_t step, int32_t micro,
                       int32_t k) {
   float x[B * ROOM];
   const bool grad = k >= LAYERS;
@@ -74,6 +79,7 @@ static ng_status show(const life *l, ng_precond *p, int32_t rank, int32_t step, 
   const int64_t cols = grad ? layer[i].out : width(l, i);
   if (l->what == UNSHOWN && micro == MICRO - 1 && rank == l->ranks - 1 && i == 2) return NG_OK;
   draw(x, B * cols, rank, step, 10 + micro * 20 + k);
+  l->tap[rank].shown = k + 1;
   if (bad && !grad && micro == MICRO - 1) x[1] = NAN;
   const plane v = plane_of(x, B, cols, NG_F32);
   const ng_status st = grad ? plane_output_grad(p, i, &v, NG_COPY) : plane_input(p, i, &v, NG_COPY);
@@ -94,7 +100,7 @@ static ng_status bind(const life *l, ng_precond *p, int32_t i, float *grad) {
 }
 
 /* Forgotten: numbers of another step, of which each rank has shown another part. */
-static ng_status forget_one(const life *l, ng_precond *p, int32_t rank) {
+static ng_status forget_one(life *l, ng_precond *p, int32_t rank) {
   ng_status st = begin(p, l->last);
   for (int32_t k = 0; k < (rank == 0 ? 2 * LAYERS : rank) && st == NG_OK; k++) {
     st = show(l, p, rank, 77, 0, k);
@@ -102,8 +108,20 @@ static ng_status forget_one(const life *l, ng_precond *p, int32_t rank) {
   return st == NG_OK ? ng_reset_batch(p) : st;
 }
 
+static bool is_changed(const life *l, int32_t rank, int32_t step) {
+  bool changed = false;
+  for (int32_t i = 0; i < LAYERS; i++) {
+    float was[MOST];
+    const int64_t n = layer[i].out * width(l, i);
+    draw(was, n, 0, step, i);
+    changed = changed || memcmp(was, l->out[rank][step][i], (size_t)n * sizeof *was) != 0;
+  }
+  return changed;
+}
+
 static ng_status one_step(life *l, ng_precond *p, int32_t rank, int32_t step) {
   const bool now = step == 1;
+  l->tap[rank].starts = 0;
   ng_status st = now && l->what == RESET ? forget_one(l, p, rank) : NG_OK;
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
     draw(l->out[rank][step][i], layer[i].out * width(l, i), 0, step, i);
@@ -126,18 +144,21 @@ static ng_status one_step(life *l, ng_precond *p, int32_t rank, int32_t step) {
     if (st == NG_OK) st = bind(l, p, 2, l->out[rank][step][2]);
   }
   l->ahead[rank] += p->step->exchange.messages;
-  return st == NG_OK ? ng_step(p, 0.1) : st;
+  l->tap[rank].shown = 0;
+  if (st == NG_OK) st = ng_step(p, 0.1);
+  if (st < NG_OK) l->changed[rank] = is_changed(l, rank, step);
+  return st;
 }
 
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
-  tap between = {.inner = *t, .fail_at = rank == l->ranks - 1 ? l->fail_at : 0};
-  const ng_transport mine = tapped(&between, l->wire);
+  l->tap[rank] = (tap){.inner = *t, .fail_at = rank == l->ranks - 1 ? l->fail_at : 0};
+  const ng_transport mine = tapped(&l->tap[rank], l->wire);
   const fixture_how how = {
       .linalg = "ref", .threads = 1 + rank % 2, .transport = l->ranks > 1 ? &mine : NULL};
   fixture f;
   int32_t index;
-  ng_station_report sums = {.struct_size = sizeof sums};
+  l->sums[rank] = (ng_station_report){.struct_size = sizeof l->sums[rank]};
   ng_status st = fixture_open(&f, l->set, &how);
   if (st == NG_OK && l->family != NULL) ng_family_register(f.ctx, l->family);
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
@@ -150,25 +171,22 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   }
   (void)snprintf(l->why[rank], sizeof l->why[0], "%s",
                  f.ctx == NULL ? f.message : ng_last_error(f.ctx));
-  if (st >= NG_OK && ng_report_station(f.p, NG_AT_STATISTICS, &sums) == NG_OK)
-    l->bytes[rank] = sums.total_bytes;
-  l->calls[rank] = between.calls;
-  l->tests[rank] = between.tests;
+  if (st >= NG_OK) st = ng_report_station(f.p, NG_AT_STATISTICS, &l->sums[rank]);
   l->status[rank] = st;
   fixture_close(&f);
   return NG_OK;
 }
 
-static life *lived(const char *set, int32_t ranks, int32_t last, event what, tap_way way) {
-  life *l = calloc(1, sizeof *l);
+static life *lived_as(life how) {
+  life *l = malloc(sizeof *l);
   assert_non_null(l);
-  (void)snprintf(l->set, sizeof l->set, "%s", set);
-  l->ranks = ranks;
-  l->last = last;
-  l->what = what;
-  l->wire = way;
-  assert_int_equal(ranks_run(ranks, live, l, NULL), NG_OK);
+  *l = how;
+  assert_int_equal(ranks_run(l->ranks, live, l, NULL), NG_OK);
   return l;
+}
+
+static life *lived(const char *set, int32_t ranks, int32_t last, event what, tap_way way) {
+  return lived_as((life){.set = set, .ranks = ranks, .last = last, .what = what, .wire = way});
 }
 
 static bool well(const life *l) {
@@ -182,6 +200,13 @@ static bool well(const life *l) {
 }
 
 static int64_t total(const int64_t x[MOST_RANKS]) { return x[0] + x[1] + x[2] + x[3]; }
+
+static int64_t tests_of(const life *l) {
+  int64_t n = 0;
+  for (int32_t r = 0; r < l->ranks; r++)
+    n += l->tap[r].tests;
+  return n;
+}
 
 /* ---- tests -----------------------------------------------------------------------------------*/
 
@@ -212,14 +237,14 @@ static void same(const char *set, int32_t ranks, event what, tap_way way) {
       fail_msg("%s, %d ranks, event %d: last changes bits on rank %d", set, ranks, (int)what, r);
     }
     /* cut at other places: without the few bytes by which the sums on both sides are apart */
-    const int64_t gaps = llabs(plain->bytes[r] - l->bytes[r]);
+    const int64_t gaps = llabs(plain->sums[r].total_bytes - l->sums[r].total_bytes);
     if (what == NOTHING) assert_true(gaps < (int64_t)STEPS * LAYERS * NG_ALIGN);
     assert_int_equal(plain->ahead[r], 0);
   }
   const bool sends = strstr(set, "local") == NULL && strstr(set, "adasgd") == NULL;
   if (what == NOTHING) assert_true((ranks > 1 && sends) == (total(l->ahead) > 0));
-  if (ranks == 1 || way != WHOLE) assert_int_equal(total(l->tests), 0);
-  if (ranks > 1 && sends && what == NOTHING && way == WHOLE) assert_true(total(l->tests) > 0);
+  if (ranks == 1 || way != WHOLE) assert_int_equal(tests_of(l), 0);
+  if (ranks > 1 && sends && what == NOTHING && way == WHOLE) assert_true(tests_of(l) > 0);
   free(plain);
   free(l);
 }
@@ -246,6 +271,7 @@ static void test_events(void **state) {
       same("method=natgrad", ranks, what[e], WHOLE);
       same("method=eva", ranks, what[e], NO_START);
       same("method=natgrad calls=ema", ranks, what[e], NO_TEST);
+      same(SLICES, ranks, what[e], NO_TEST);
     }
   }
 }
@@ -290,16 +316,13 @@ static void test_not_the_same(void **state) {
   doubles.observe = nothing_seen;
   for (int k = 0; k < 4; k++) {
     for (int64_t in = 1; in <= 48; in++) {
-      life *l = calloc(1, sizeof *l);
-      assert_non_null(l);
-      (void)snprintf(l->set, sizeof l->set, "%s", set[k]);
-      l->ranks = 3;
-      l->last = 1;
-      l->in = in;
-      l->family = k == 3 ? &doubles : NULL;
-      l->what = ONE_HAS_LAST;
-      l->wire = (tap_way)(in % TAP_WAYS);
-      assert_int_equal(ranks_run(3, live, l, NULL), NG_OK);
+      life *l = lived_as((life){.set = set[k],
+                                .ranks = 3,
+                                .last = 1,
+                                .in = in,
+                                .family = k == 3 ? &doubles : NULL,
+                                .what = ONE_HAS_LAST,
+                                .wire = (tap_way)(in % TAP_WAYS)});
       for (int32_t r = 0; r < 3; r++) {
         const ng_status want = k == 2 ? NG_ERR_STATE : NG_ERR_COMM;
         if (l->status[r] == want) continue;
@@ -317,31 +340,91 @@ static void test_not_the_same(void **state) {
   assert_int_equal(met, 24); /* 9 to 16 inputs with two more blocks, 25 to 32 with one, 41 to 48 */
 }
 
-/* The transport of one rank fails at each of its calls in turn, those while observing among them. */
+/* The transport of one rank fails at each of its calls in turn, those while observing among them: all ranks end, and
+ * no gradient is half written. */
 static void test_every_call_fails(void **state) {
   (void)state;
-  for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
-    life *l = lived("method=natgrad", 3, 1, NOTHING, w);
-    const int64_t calls = l->calls[2];
+  static const char *const set[] = {"method=natgrad", "method=natgrad grad_worker_fraction=0",
+                                    "method=eva", SLICES};
+  for (int i = 0; i < 4 * TAP_WAYS; i++) {
+    life how = {.set = set[i / TAP_WAYS], .ranks = 3, .last = 1, .wire = (tap_way)(i % TAP_WAYS)};
+    life *l = lived_as(how);
+    const int64_t calls = l->tap[2].calls;
     assert_true(well(l) && calls > 12);
     free(l);
     for (int64_t k = 1; k <= calls; k++) {
-      l = calloc(1, sizeof *l);
-      assert_non_null(l);
-      (void)snprintf(l->set, sizeof l->set, "method=natgrad");
-      l->ranks = 3;
-      l->last = 1;
-      l->wire = w;
-      l->fail_at = k;
-      assert_int_equal(ranks_run(3, live, l, NULL), NG_OK);
+      how.fail_at = k;
+      l = lived_as(how);
       /* how often a rank asks depends on the others: the last few calls may not come */
-      const bool came = l->calls[2] >= k;
+      const bool came = l->tap[2].calls >= k;
       for (int32_t r = 0; r < 3; r++) {
         assert_int_equal(l->status[r], came ? NG_ERR_COMM : NG_OK);
+        assert_false(l->changed[r]);
       }
       free(l);
     }
   }
+}
+
+/* ---- messages --------------------------------------------------------------------------------*/
+
+/* Triangles begin on cache lines of 16 numbers: A and G of layer after layer have 28 at 0, 15 at 32, 15 at 48, 21 at
+ * 64, 21 at 96, 10 at 128, 10 at 144, 10 at 160, to 170.  Rank 0 shows inputs from the first layer on, then output
+ * gradients from the last: a layer is complete with the fifth, sixth, ... observation; 0: in the step. */
+static const struct {
+  const char *mb;
+  int32_t last;
+  int messages;
+  struct {
+    int64_t count;
+    int shown;
+  } sent[2 * LAYERS];
+} row[] = {
+    {"25", 0, 1, {{170, 0}}},
+    {"25", 1, 1, {{170, 8}}},
+    {"0", 0, 8, {{28, 0}, {15, 0}, {15, 0}, {21, 0}, {21, 0}, {10, 0}, {10, 0}, {10, 0}}},
+    {"0", 1, 8, {{10, 5}, {10, 5}, {21, 6}, {10, 6}, {15, 7}, {21, 7}, {28, 8}, {15, 8}}},
+    /* 64 numbers: 28 + 15 and 15 more end at 63; two layers of 48 are too many */
+    {"256e-6", 0, 3, {{63, 0}, {53, 0}, {42, 0}}},
+    {"256e-6", 1, 4, {{26, 5}, {42, 6}, {37, 7}, {47, 8}}},
+    {"248e-6", 0, 4, {{47, 0}, {37, 0}, {58, 0}, {10, 0}}}, /* 62 */
+    {"384e-6", 0, 2, {{85, 0}, {74, 0}}},
+    {"340e-6", 0, 2, {{85, 0}, {74, 0}}}, /* just */
+    {"384e-6", 1, 2, {{74, 6}, {85, 8}}},
+};
+
+static void must_be(const char *what, size_t at, int rank, int64_t is, int64_t want) {
+  if (is == want) return;
+  fail_msg("row %d, rank %d: %s is %lld, expected %lld", (int)at, rank, what, (long long)is,
+           (long long)want);
+}
+
+static void test_messages(void **state) {
+  (void)state;
+  life *first = NULL;
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    char set[96];
+    int64_t all = 0;
+    (void)snprintf(set, sizeof set, "method=natgrad stat_bucket_mb=%s", row[i].mb);
+    life *l = lived(set, 3, row[i].last, NOTHING, NO_TEST);
+    assert_true(well(l));
+    for (int k = 0; k < row[i].messages; k++)
+      all += row[i].sent[k].count;
+    for (int r = 0; r < 3; r++) {
+      must_be("messages", i, r, l->tap[r].starts, row[i].messages);
+      for (int k = 0; k < row[i].messages; k++) {
+        must_be("a message", i, r, l->tap[r].count[k], row[i].sent[k].count);
+        if (r == 0) must_be("what was shown", i, r, l->tap[r].when[k], row[i].sent[k].shown);
+      }
+      must_be("last_messages", i, r, l->sums[r].last_messages, row[i].messages);
+      must_be("total_messages", i, r, l->sums[r].total_messages, STEPS * row[i].messages);
+      must_be("last_bytes", i, r, l->sums[r].last_bytes, all * (int64_t)sizeof(float));
+    }
+    if (i == 0) first = l;
+    assert_memory_equal(l->out, first->out, sizeof l->out);
+    if (i > 0) free(l);
+  }
+  free(first);
 }
 
 /* ---- misuse, on one rank as on many ----------------------------------------------------------*/
@@ -395,7 +478,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_same_bits),        cmocka_unit_test(test_events),
       cmocka_unit_test(test_destroy),          cmocka_unit_test(test_not_the_same),
-      cmocka_unit_test(test_every_call_fails), cmocka_unit_test(test_misuse),
+      cmocka_unit_test(test_every_call_fails), cmocka_unit_test(test_messages),
+      cmocka_unit_test(test_misuse),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* t_plan.c: ng_plan_ranks against what ng_ready took and a step sent, on every rank of many settings, and that
- * planning does not change a model.  t_plan_places and t_wire_bytes compare plans with KAISA's published volumes. */
+ * planning does not change a model.  t_plan_places and t_sizes compare plans with KAISA's published volumes. */
 #include "draw.h"
 #include "fixture.h"
 #include "plan_count.h"

@@ -400,6 +400,33 @@ static void clips_by_their_formulas(const variant *v) {
   scene_destroy(&s);
 }
 
+/* Where a norm is 0, tiny or huge results are finite; a tensor whose weights are 0 is not clipped by their ratio. */
+static void clips_at_the_ends(const variant *v) {
+  static const double size[] = {1e-44, 1e-30, 1e25};
+  for (int k = 4 * V_BOUNDED; k < 4 * V_CLIPS; k++) {
+    scene *s = v_uneven(v, 1, 1, 2);
+    ng_options o = v_options(v);
+    fixture_set(&o, "clip", v_clips[k / 4]);
+    fixture_real(&o, "clip_bound", 0.001);
+    v_weights(s);
+    if (k % 4 < 3) all_of(s, 0, size[k % 4]);
+    for (int32_t l = 0; l < s->layers && k % 4 == 3; l++)
+      memset(s->W[l], 0, sizeof(double) * (size_t)scene_weights(s, l));
+    scene_result r = v_play(v, s, &o);
+    for (int32_t l = 0; l < s->layers; l++) {
+      for (int64_t i = 0; i < scene_weights(s, l); i++) {
+        if (!isfinite(r.P[0][l][i])) v_fail(v, "%s, case %d: not finite", o.clip, k % 4);
+      }
+    }
+    if (k % 4 == 3 && strcmp(o.clip, "ratio") == 0) {
+      const ng_options plain = unclipped(v);
+      v_equal(v, "weights of 0", s, &o, s, &plain, 8 * unit);
+    }
+    scene_forget(&r);
+    scene_destroy(&s);
+  }
+}
+
 /* ---- what is kept in half precision ----------------------------------------------------------*/
 
 /* Each entry is rounded by at most half a unit in the last place (2^-9 to 2^-8 of itself in bf16,
@@ -442,6 +469,7 @@ int main(void) {
       {"no curvature", LINEAR, no_curvature},
       {"far from one", LINEAR, far_from_one},
       {"clips by their formulas", EVERYONE, clips_by_their_formulas},
+      {"clips at the ends", READS_INPUT, clips_at_the_ends},
       {"kept in half precision", HALVES, halves},
   };
   return PROPERTIES_MAIN("properties", list);

@@ -263,7 +263,7 @@ static void wide_close(wide *m) {
 }
 
 /* SGD and AdamW of rows that are cut into tiles, in f32 and bf16, against ng_step in f32 and the
- * formulas of PyTorch in double: 1e-6 of what goes in, as t_emit says, and half a unit of bf16. */
+ * formulas of PyTorch in double: 1e-6 of what goes in, as t_groups says, and half a unit of bf16. */
 static void fused_wide(void **state) {
   (void)state;
   static const ng_dtype types[4][2] = {

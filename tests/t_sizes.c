@@ -1,8 +1,14 @@
-/* t_sizes.c: descriptions of any size, at random: refused by name, or planned; never a number that wrapped.
+/* t_sizes.c: descriptions of any size are refused by name or planned; and the plan of a ResNet-50.
  *
- * What is planned is not taken: the allocator of these contexts gives nothing above 16 MiB.  The oracle is in
- * 128 bits: whoever is accepted has a weight of at most 2^40 elements, as counted there, and rows below 2^31.
- * Run under the undefined sanitizer (make asan), where any overflow on the way ends the test. */
+ * Random sizes: the oracle is in 128 bits.  A layer that is accepted has a weight of at most 2^40 elements and rows
+ * below 2^31; the allocator gives nothing above 16 MiB.  The undefined sanitizer (make asan) ends the test at an overflow.
+ *
+ * Limits: each row is asked of ng_plan_ranks and of ng_ready with an allocator that has ROOM bytes.  A list whose length
+ * grew with the size would not fit, and be NG_ERR_NOMEM where NG_OK or a refusal by name is expected; at a limit whose
+ * lists are larger than ROOM, NG_ERR_NOMEM says that the size was taken.
+ *
+ * ResNet-50: bytes of the statistics on the wire of two ranks, beside the 615 MB of whole matrices in f32, KAISA's
+ * default (SC'21, arXiv 2107.01739).  t_plan and t_last compare plans with what is sent. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -11,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -18,6 +25,9 @@
 #include "draw.h"
 #include "fixture.h"
 #include "model/model.h"
+#include "resnet50.h"
+
+/* ---- random sizes ----------------------------------------------------------------------------*/
 
 __extension__ typedef __int128 wide;
 
@@ -127,7 +137,215 @@ static void attacked(void **state) {
   }
 }
 
+/* ---- limits ----------------------------------------------------------------------------------*/
+
+static const size_t ROOM = (size_t)40 << 20;
+#define TWO(n) (INT64_C(1) << (n))
+
+static void *from_room(void *user, size_t bytes) {
+  size_t *left = user;
+  void *p = NULL;
+  if (bytes > *left || posix_memalign(&p, 64, bytes) != 0) return NULL;
+  *left -= bytes;
+  return p;
+}
+
+static void to_room(void *user, void *p, size_t bytes) {
+  *(size_t *)user += bytes;
+  free(p);
+}
+
+typedef struct limit {
+  const char *options;
+  ng_kind kind;
+  int64_t in, out, groups, kernel;
+  int32_t bias, ranks;
+  ng_status want;   /* of ng_plan_ranks, or of ng_add_layer */
+  const char *says; /* what a refusal names */
+} limit;
+
+static const limit limits[] = {
+    /* Diagonal blocks of factors: 2^22 of a side. */
+    {"method=natgrad max_factor=7", NG_LINEAR, TWO(29), 8, 1, 1, 0, 4, NG_ERR_ARG,
+     "76695845 diagonal blocks of A, at most 4194304"},
+    {"method=natgrad max_factor=7", NG_LINEAR, 8, TWO(29), 1, 1, 1, 4, NG_ERR_ARG, "blocks of G"},
+    {"method=natgrad max_factor=7", NG_EMBEDDING, 8, TWO(29), 1, 1, 0, 4, NG_ERR_ARG,
+     "blocks of G"},
+    {"method=spngd max_factor=7", NG_LINEAR, TWO(29), 8, 1, 1, 1, 4, NG_ERR_ARG, "blocks of A"},
+    {"method=natgrad max_factor=0 factor_blocks=1000000000", NG_LINEAR, TWO(29), 8, 1, 1, 0, 4,
+     NG_ERR_ARG, "536870912 diagonal blocks of A"},
+    {"method=natgrad max_factor=1024 output_factor=diagonal", NG_LINEAR, 8, TWO(30), 1, 1, 0, 4,
+     NG_ERR_ARG, "leave output_factor at full"},
+    {"method=natgrad max_factor=1", NG_LINEAR, TWO(22), 8, 1, 1, 0, 4, NG_ERR_NOMEM, "no memory"},
+    {"method=natgrad max_factor=1", NG_LINEAR, TWO(22) + 1, 8, 1, 1, 0, 4, NG_ERR_ARG,
+     "4194305 diagonal blocks of A"},
+    {"method=natgrad max_factor=30000", NG_LINEAR, TWO(31) - 1, 8, 1, 1, 0, 4, NG_OK, NULL},
+    {"method=natgrad max_factor=16384", NG_EMBEDDING, TWO(31) - 1, 512, 1, 1, 0, 4, NG_OK, NULL},
+    /* Columns of a convolution that is permuted. */
+    {"method=natgrad max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 0, 4, NG_OK, NULL},
+    {"method=natgrad max_factor=4096", NG_CONV2D, TWO(20), 8, 1, 2, 1, 4, NG_ERR_ARG,
+     "4194305 columns, at most 4194304"},
+    {"method=natgrad max_factor=4096", NG_CONV2D, TWO(26), 8, 1, 1, 1, 4, NG_OK, NULL},
+    /* Groups. */
+    {"method=eva", NG_CONV2D, TWO(22), TWO(22), TWO(22), 3, 0, 4, NG_ERR_NOMEM, "no memory"},
+    {"method=eva", NG_CONV2D, TWO(22) + 1, TWO(22) + 1, TWO(22) + 1, 3, 0, 4, NG_ERR_ARG,
+     "groups is 4194305, expected 1 to 4194304"},
+    {"method=mfac", NG_CONV2D, TWO(30), TWO(30), TWO(30), 3, 0, 4, NG_ERR_ARG, "groups is"},
+    /* Eva, whose vectors are memory that is counted, but for Eva-f's two. */
+    {"method=eva", NG_LINEAR, TWO(30), 8, 1, 1, 1, 4, NG_OK, NULL},
+    {"method=eva", NG_LINEAR, TWO(20), TWO(18), 1, 1, 0, 4, NG_OK, NULL},
+    {"method=eva sides=input", NG_LINEAR, 8, TWO(22), 1, 1, 1, 4, NG_ERR_NOMEM, "no memory"},
+    {"method=eva sides=input", NG_LINEAR, 8, TWO(22) + 1, 1, 1, 1, 4, NG_ERR_ARG,
+     "out is 4194305, at most 4194304 with sides = input"},
+    /* Windows of 10^12 parameters, by one rank and in slices. */
+    {"method=mfac", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4, NG_OK, NULL},
+    {"method=mfac window_scope=parameter", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4, NG_OK, NULL},
+    {"method=mfac statistics=sharded", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4096, NG_OK, NULL},
+    {"method=mfac window_store=lowrank", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4, NG_OK, NULL},
+    {"method=ggt", NG_LINEAR, TWO(20), TWO(20), 1, 1, 1, 4, NG_OK, NULL},
+    {"method=efcp", NG_LINEAR, TWO(20), TWO(20), 1, 1, 0, 4, NG_ERR_ARG,
+     "window_store = topk: 1099511627776 parameters, at most 2147483647"},
+    {"method=efcp statistics=sharded", NG_LINEAR, TWO(20), TWO(20), 1, 1, 0, 4096, NG_ERR_ARG,
+     "window_store = topk: 1099511627776 parameters, at most 2147483647"},
+    {"method=efcp statistics=sharded", NG_LINEAR, TWO(31) - 1, 1, 1, 1, 0, 65536, NG_OK, NULL},
+    {"method=efcp statistics=sharded window_topk=global", NG_LINEAR, TWO(31) - 1, 1, 1, 1, 0, 65536,
+     NG_OK, NULL},
+    {"method=efcp", NG_LINEAR, TWO(30), 2, 1, 1, 0, 4, NG_ERR_ARG, "2147483648 parameters"},
+    /* Norms. */
+    {"method=spngd", NG_NORM, TWO(31) - 1, 0, 1, 1, 1, 4, NG_OK, NULL},
+    {"method=spngd norm_block=full", NG_NORM, TWO(30), 0, 1, 1, 1, 4, NG_ERR_ARG, "norm_block"},
+};
+
+static void describe_row(const limit *r, ng_layer *l) {
+  ng_layer_init(l, r->kind, sizeof *l);
+  l->name = "wide";
+  l->in = r->in;
+  l->out = r->out;
+  l->bias = r->bias;
+  if (r->kind != NG_CONV2D) return;
+  l->groups = r->groups;
+  l->kernel[0] = l->kernel[1] = r->kernel;
+  l->image[0] = l->image[1] = 8;
+}
+
+/* 15 s of one processor were 65,536 slices of 2^31 entries when each looked at all blocks; now 0.01 s. */
+static const double MOST_SECONDS = 5.0;
+
+/* NG_OK of ng_plan_ranks; ng_ready of the same takes the memory, which is not there. */
+static int judge(const limit *r, bool ready) {
+  size_t left = ROOM;
+  fixture f;
+  ng_layer l;
+  ng_context_config c;
+  ng_rank_plan plan;
+  ng_context_config_init(&c, sizeof c);
+  c.alloc = from_room;
+  c.free = to_room;
+  c.alloc_user = &left;
+  const fixture_how how = {.linalg = "ref", .threads = 1, .config = &c};
+  fixture_ok(&f, fixture_open(&f, r->options, &how));
+  describe_row(r, &l);
+  plan = (ng_rank_plan){.struct_size = sizeof plan};
+  const clock_t before = clock();
+  ng_status st = ng_add_layer(f.p, &l, NULL);
+  if (st == NG_OK) st = ready ? ng_ready(f.p) : ng_plan_ranks(f.p, r->ranks, 1, 1, &plan);
+  const double took = (double)(clock() - before) / CLOCKS_PER_SEC;
+  const ng_status want = ready && r->want == NG_OK ? NG_ERR_NOMEM : r->want;
+  const char *says = r->says == NULL ? "no memory" : r->says;
+  const bool named = st == NG_OK || strstr(ng_last_error(f.ctx), says) != NULL;
+  const bool sound = st == want && named && took < MOST_SECONDS;
+  if (!sound) {
+    print_error("%s, %lld by %lld, %s: status %d in %.1f s: %s\n", r->options, (long long)r->in,
+                (long long)r->out, ready ? "ready" : "planned", (int)st, took,
+                st == NG_OK ? "" : ng_last_error(f.ctx));
+  }
+  fixture_close(&f);
+  assert_int_equal(left, ROOM);
+  return !sound;
+}
+
+static void planned_and_ready(void **state) {
+  (void)state;
+  int wrong = 0;
+  for (size_t i = 0; i < 2 * sizeof limits / sizeof *limits; i++)
+    wrong += judge(&limits[i / 2], i % 2 == 1);
+  assert_int_equal(wrong, 0);
+}
+
+/* Tiles of gradients: 2^24 of a rank, counted before their list is made. */
+static void tiles(void **state) {
+  (void)state;
+  const limit at = {.options = "method=eva sides=none",
+                    .kind = NG_LINEAR,
+                    .in = 16384,
+                    .out = TWO(24),
+                    .groups = 1,
+                    .want = NG_ERR_NOMEM,
+                    .says = "no memory"};
+  limit above = at;
+  above.out++;
+  above.want = NG_ERR_ARG;
+  above.says = "16777217 tiles, at most 16777216";
+  assert_int_equal(judge(&at, true) + judge(&above, true), 0);
+}
+
+/* ---- a ResNet-50 -----------------------------------------------------------------------------*/
+
+enum { LAYERS = 54 };
+
+/* The orders tell the kernel: 7 x 7 of three channels, 3 x 3, 1 x 1; and a linear layer with a bias. */
+static ng_status add(ng_precond *p, int i) {
+  const int32_t a = resnet50[i][0], kernel = a == 147 ? 7 : a % 9 == 0 ? 3 : 1;
+  char name[24];
+  (void)snprintf(name, sizeof name, "layer%d", i);
+  if (i == LAYERS - 1) return ng_add_linear(p, name, a - 1, resnet50[i][1], 1, NULL);
+  const int64_t k[2] = {kernel, kernel}, half[2] = {kernel / 2, kernel / 2}, image[2] = {2, 2};
+  return ng_add_conv2d(p, name, a / (kernel * kernel), resnet50[i][1], k, NULL, half, NULL, 1,
+                       image, 0, NULL);
+}
+
+/* Of what whole matrices in f32 take. */
+static double part_of_whole(const char *more) {
+  fixture f;
+  ng_rank_plan r = {.struct_size = sizeof r};
+  char options[160];
+  double whole = 0.0;
+  (void)snprintf(
+      options, sizeof options,
+      "method=kaisa solver=cholesky damping_split=full prediv=0 grad_worker_fraction=0 %s", more);
+  fixture_ok(&f, fixture_open(&f, options, &(fixture_how){.threads = 1}));
+  for (int i = 0; i < LAYERS; i++) {
+    const double a = resnet50[i][0], g = resnet50[i][1];
+    whole += 4.0 * (a * a + g * g);
+    fixture_ok(&f, add(f.p, i));
+  }
+  assert_true(whole == 4.0 * 153851562);
+  fixture_ok(&f, ng_plan_ranks(f.p, 2, 0, 1, &r));
+  fixture_close(&f);
+  if (getenv("NG_TEST_SHOW") != NULL)
+    printf("%s: %lld bytes in %lld messages, %.4f of %.0f\n", options, (long long)r.sums_bytes,
+           (long long)r.sums_messages, (double)r.sums_bytes / whole, whole);
+  return (double)r.sums_bytes / whole;
+}
+
+static void parts_of_whole_matrices(void **state) {
+  static const struct {
+    const char *more;
+    double most;
+  } row[] = {{"wire_dtype=bf16", 0.26}, {"", 0.51}, {"symmetry_aware=0", 1.001}};
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    const double part = part_of_whole(row[i].more);
+    assert_true(part <= row[i].most && part >= row[i].most - 0.02);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(attacked)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(attacked),
+      cmocka_unit_test(planned_and_ready),
+      cmocka_unit_test(tiles),
+      cmocka_unit_test(parts_of_whole_matrices),
+  };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -439,46 +439,6 @@ static void fills(void **state) {
   }
 }
 
-static void fills_refused(void **state) {
-  (void)state;
-  static const char *const lines[] = {
-      "method=mfac window_fill=error",
-      "method=efcp window_store=dense window_fill=error",
-      "method=ggt window_fill=error",
-      "per_layer='fc*: method=mfac window=4 window_fill=error'",
-      "method=efcp window_fill=error per_layer='fc*: window_store=dense'",
-      "method=mfac per_layer='fc*: window_fill=error'",
-  };
-  for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
-    float g[20] = {0};
-    fixture f;
-    const plane vg[2] = {plane_of(g, 4, 5, NG_F32), {0}};
-    ng_status st = fixture_open(&f, lines[i], NULL);
-    if (st == NG_OK) st = fixture_linear(&f, "fc", vg, NULL);
-    if (st == NG_OK) st = ng_ready(f.p);
-    const char *told = f.ctx == NULL ? f.message : ng_last_error(f.ctx);
-    if (st != NG_ERR_ARG || strstr(told, "window_fill = error: window_store = dense") == NULL)
-      fail_msg("%s: %s '%s'", lines[i], ng_status_name(st), told);
-    fixture_close(&f);
-  }
-}
-
-/* A number of entries is accepted with window_topk = global only. */
-static void counts(void **state) {
-  (void)state;
-  static const char *const modes[] = {"global", "layer", "block"};
-  for (size_t i = 0; i < 3; i++) {
-    char line[100];
-    fixture f;
-    (void)snprintf(line, sizeof line, "method=efcp window_density=3 window_topk=%s", modes[i]);
-    const ng_status st = fixture_open(&f, line, NULL);
-    if (st != (i == 0 ? NG_OK : NG_ERR_ARG) ||
-        (i > 0 && strstr(f.message, "window_density = 3: a number of entries") == NULL))
-      fail_msg("%s: %s '%s'", line, ng_status_name(st), f.message);
-    fixture_close(&f);
-  }
-}
-
 #define REF(f)                                                                                     \
   { #f " on ref", f, NULL, NULL, (void *)(uintptr_t) "ref" }
 #if defined(NG_HAVE_BLAS)
@@ -500,8 +460,6 @@ int main(void) {
       cmocka_unit_test(as_published),
       cmocka_unit_test(decay_of_directions),
       cmocka_unit_test(fills),
-      cmocka_unit_test(fills_refused),
-      cmocka_unit_test(counts),
   };
   return cmocka_run_group_tests_name("window", tests, NULL, NULL);
 }

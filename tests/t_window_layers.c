@@ -1,11 +1,12 @@
-/* t_window_layers.c: which layers share a window: options of single layers (per_layer, ng_layer.options), the
- * blocks that they make, what is refused and by whom, what moves them, what is planned and what a state keeps. */
+/* t_window_layers.c: options of windows: which layers share a window (per_layer, ng_layer.options), combinations that
+ * are refused by name, fused updates, ng_set, the plan and the state. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "draw.h"
 #include "fixture.h"
 #include "ranks.h"
 
@@ -131,6 +132,127 @@ static void refused(void **state) {
   fixture_close(&f);
 }
 
+/* ---- refused by name -------------------------------------------------------------------------*/
+
+/* When the options are read, or when a layer shows that they do not fit. */
+#define NO_ERROR "window_fill = error: window_store = dense"
+static void lines_refused(void **state) {
+  static const char *const wrong[][2] = {
+      {"method=mfac stat_decay=0.5", "stat_decay"},
+      {"method=mfac window_forget=0.5", "window_forget"},
+      {"method=mfac solver=eigen", "solver"},
+      {"method=ggt window_divisor=filled", "window_divisor"},
+      {"method=ggt window_rest=added", "window_rest"},
+      {"method=ggt window_decay=0.1 window_decay_form=direction", "window_decay_form"},
+      {"method=lowrank-mfac window_dtype=bf16", "window_dtype"},
+      {"method=lowrank-mfac window_mask=1", "window_mask"},
+      {"method=ggt window_store=lowrank window_mask=1", "window_mask"},
+      {"method=topk-sgd window=2", "window = 1"},
+      {"method=topk-adam stat_period=2", "stat_period = 1"},
+      {"method=topk-sgd window_forget=0.5", "window_forget = 1"},
+      {"method=topk-adagrad window_momentum=0.5", "window_momentum = 0"},
+      {"method=topk-adam window_momentum_form=heavy-ball", "window_momentum_form"},
+      {"method=efcp window_rest=added window_fill=rest", "window_fill"},
+      {"method=efcp window_rest=added window_momentum=0.5 window_momentum_form=gradient",
+       "window_momentum_form"},
+      {"method=sparse-ggt window_forget=0.9 window_fill=gradient", "window_fill = gradient"},
+      {"method=natgrad window=3", "window"},
+      {"method=natgrad statistics=sharded", "statistics = sharded: method natgrad"},
+      {"method=eva statistics=sharded", "statistics = sharded: method eva"},
+      {"method=mfac statistics=local", "statistics = local: method mfac"},
+      {"method=mfac statistics=owner", "statistics = owner: method mfac"},
+      {"method=efcp window_density=3 window_topk=layer", "window_density = 3: a number of entries"},
+      {"method=efcp window_density=3 window_topk=block", "window_density = 3: a number of entries"},
+      {"method=mfac window_fill=error", NO_ERROR},
+      {"method=efcp window_store=dense window_fill=error", NO_ERROR},
+      {"method=ggt window_fill=error", NO_ERROR},
+      {"per_layer='fc*: method=mfac window=4 window_fill=error'", NO_ERROR},
+      {"method=efcp window_fill=error per_layer='fc*: window_store=dense'", NO_ERROR},
+      {"method=mfac per_layer='fc*: window_fill=error'", NO_ERROR}};
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    fixture f;
+    float g[N];
+    const plane v[2] = {plane_of(g, OUT, IN, NG_F32), {0}};
+    ng_status st = fixture_open(&f, wrong[i][0], NULL);
+    if (st == NG_OK) st = fixture_linear(&f, "fc", v, NULL);
+    if (st == NG_OK) st = ng_ready(f.p);
+    const char *why = f.ctx != NULL ? ng_last_error(f.ctx) : f.message;
+    if (st >= NG_OK || strstr(why, wrong[i][1]) == NULL)
+      fail_msg("%s: %s '%s'", wrong[i][0], ng_status_name(st), why);
+    fixture_close(&f);
+  }
+  /* What needs weights says whose are not there. */
+  for (int k = 0; k < 2; k++) {
+    fixture f;
+    float g[3] = {1, 2, 3};
+    const plane v = plane_of(g, 1, 3, NG_F32);
+    fixture_ok(&f, fixture_open(
+                       &f, k ? "method=mfac window_decay=0.1" : "method=mfac window_mask=1", NULL));
+    fixture_ok(&f, fixture_tensor(&f, "bn1.scale", &v, NULL));
+    ng_status st = ng_ready(f.p);
+    if (k == 1) {
+      fixture_ok(&f, st);
+      st = ng_step(f.p, 1);
+    }
+    assert_int_equal(st, NG_ERR_STATE);
+    assert_non_null(strstr(ng_last_error(f.ctx), "bn1.scale"));
+    fixture_close(&f);
+  }
+}
+
+/* Tensors, too, are left out by their names. */
+static void skipped(void **state) {
+  (void)state;
+  fixture f;
+  float g[2][3] = {{1, 2, 3}, {4, 5, 6}};
+  const plane v[2] = {plane_of(g[0], 1, 3, NG_F32), plane_of(g[1], 1, 3, NG_F32)};
+  fixture_ok(&f, fixture_open(&f, "method=mfac damping=1; skip_layers='*norm*,*bn*'", NULL));
+  fixture_ok(&f, fixture_tensor(&f, "bn1.scale", &v[0], NULL));
+  fixture_ok(&f, fixture_tensor(&f, "fc.linear", &v[1], NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  fixture_ok(&f, ng_step(f.p, 1));
+  assert_true(g[0][0] == 1 && g[0][1] == 2 && g[0][2] == 3);
+  assert_true(g[1][0] != 4);
+  fixture_close(&f);
+}
+
+/* ---- fused updates ---------------------------------------------------------------------------*/
+
+/* w <- w - lr u, in the step itself, is that with u from a step that writes gradients. */
+static void fused(void **state) {
+  (void)state;
+  fixture f[2];
+  float g[2][N], w[2][N];
+  for (int k = 0; k < 2; k++) {
+    const plane v[2] = {plane_of(g[k], OUT, IN, NG_F32), {0}},
+                x[2] = {plane_of(w[k], OUT, IN, NG_F32), {0}};
+    fixture_ok(&f[k],
+               fixture_open(&f[k],
+                            k ? "method=efcp window=2 damping=0.1 window_density=0.3 update=sgd"
+                              : "method=efcp window=2 damping=0.1 window_density=0.3",
+                            &(fixture_how){.threads = 2}));
+    fixture_ok(&f[k], fixture_linear(&f[k], "fc", v, x));
+    for (int i = 0; i < N; i++)
+      w[k][i] = 1;
+    fixture_ok(&f[k], ng_ready(f[k].p));
+  }
+  rng r = {test_seed()};
+  const ng_sgd how = fixture_sgd(0.5, 0);
+  for (int t = 0; t < 4; t++) {
+    for (int i = 0; i < N; i++)
+      g[0][i] = g[1][i] = (float)rng_value(&r);
+    fixture_ok(&f[0], ng_step(f[0].p, 0.5));
+    fixture_ok(&f[1], fixture_step(&f[1], &how));
+    for (int i = 0; i < N; i++) {
+      w[0][i] -= 0.5f * g[0][i];
+      assert_true(w[0][i] == w[1][i]);
+    }
+  }
+  fixture_close(&f[0]);
+  fixture_close(&f[1]);
+}
+
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 static ng_status other_line(int32_t rank, ng_transport *t, void *arg) {
@@ -235,7 +357,8 @@ static void saved(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(blocks),      cmocka_unit_test(refused), cmocka_unit_test(ranks_differ),
+      cmocka_unit_test(blocks),      cmocka_unit_test(refused), cmocka_unit_test(lines_refused),
+      cmocka_unit_test(skipped),     cmocka_unit_test(fused),   cmocka_unit_test(ranks_differ),
       cmocka_unit_test(values_move), cmocka_unit_test(planned), cmocka_unit_test(saved),
   };
   return cmocka_run_group_tests_name("windows of layers", tests, NULL, NULL);

@@ -2,7 +2,7 @@
  * row, no direction, and what is kept for them stays.  Against float64 (window_oracle.h): every store and function, on
  * one rank and in slices on three; saved in between; ranks that do not agree.
  *
- * Gradients are on a grid of 1/64, so that top-k chooses the same in f32.  Tolerance as in t_window_programs: 200 units
+ * Gradients are on a grid of 1/64, so that top-k chooses the same in f32.  Tolerance as in t_window: 200 units
  * of f32 with damping 0.1, 5e-4 for low rank, which has rows in f32 and goes round. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -12,7 +12,10 @@ static ng_status tap_run(void *user, const ng_collective *c) {
 
 static ng_status tap_start(void *user, const ng_collective *c, void **request) {
   tap *p = user;
-  if (p->starts < TAP_STARTS) p->count[p->starts] = c->count;
+  if (p->starts < TAP_STARTS) {
+    p->count[p->starts] = c->count;
+    p->when[p->starts] = p->shown;
+  }
   p->starts++;
   return fails(p) ? NG_ERR_DEVICE : p->inner.start(p->inner.user, c, request);
 }

@@ -14,8 +14,9 @@ enum { TAP_STARTS = 16 };
 typedef struct tap {
   ng_transport inner;
   int64_t calls, fail_at, tests; /* fail_at: the so many-th call; 0: none */
-  int starts;
-  int64_t count[TAP_STARTS]; /* elements of each start */
+  int starts, shown;             /* shown: set by the caller */
+  int64_t count[TAP_STARTS];     /* elements of each start, */
+  int when[TAP_STARTS];          /* and `shown` at that time */
 } tap;
 
 ng_transport tapped(tap *p, tap_way how); /* p stays where it is */

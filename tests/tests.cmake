@@ -7,7 +7,7 @@ set(natgrad_quick_tests
     cli_train example_00_hello example_10_digits_mlp example_20_three_layers
     example_30_cpp exports fuzz_options fuzz_safetensors fuzz_state header house python_core
     python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
-    t_clip t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
+     t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
     t_methods t_models t_nn t_norm t_options t_oracle t_properties t_published t_rankone t_settings
     t_spngd t_state t_sym t_train t_vector t_window_golden)
 
@@ -43,8 +43,6 @@ set(natgrad_unit_tests
     t_arrays
     t_assign
     t_bindings
-    t_buckets
-    t_clip
     t_comm
     t_comm_faults
     t_context
@@ -53,7 +51,6 @@ set(natgrad_unit_tests
     t_describe
     t_edges
     t_embedding
-    t_emit
     t_engine
     t_factor_files
     t_family
@@ -65,12 +62,10 @@ set(natgrad_unit_tests
     t_gather
     t_golden
     t_groups
-    t_growth
     t_huge
     t_json
     t_ladder
     t_last
-    t_late_start
     t_left_out
     t_linalg
     t_linalg_long
@@ -86,7 +81,6 @@ set(natgrad_unit_tests
     t_options_text
     t_oracle
     t_overlap
-    t_owned
     t_parts
     t_parts_faults
     t_parts_forged
@@ -107,7 +101,6 @@ set(natgrad_unit_tests
     t_quantify_updates
     t_queue
     t_rankone
-    t_ranks
     t_reports
     t_safetensors_read
     t_safetensors_write
@@ -118,7 +111,6 @@ set(natgrad_unit_tests
     t_shards_state
     t_shared_batch
     t_sizes
-    t_sizes_plan
     t_spngd
     t_spngd_options
     t_spread
@@ -139,20 +131,17 @@ set(natgrad_unit_tests
     t_window
    
     t_window_digits
-    t_window_engine
    
     t_window_golden
     t_window_idle
     t_window_kernels
     t_window_layers
-    t_window_listed
-    t_window_mixed
     t_window_out
    
     t_window_ranks
     t_window_state
     t_window_stores
-    t_wire_bytes)
+    )
 
 # Shared by several tests; an archive, so that each links only the files that it calls.
 set(natgrad_test_support_sources
