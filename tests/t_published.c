@@ -92,7 +92,7 @@ static void kl_clip(void **state) {
   publish_refused(&l, "kl_clip", "nan", NG_ERR_ARG);
 }
 
-/* What its names mean here: cov_ema_decay weighs the new sample, any pi_type but one is none. */
+/* What its names mean here: cov_ema_decay weighs the new sample, pi_type none is pi = 1. */
 static void chainerkfac(void **state) {
   ng_options o = system_options("chainerkfac", "spngd");
   double lr = 0;
@@ -106,12 +106,13 @@ static void chainerkfac(void **state) {
   assert_true(o.norm_damping == 4);
   publish(&o, "pi_type", "tracenorm");
   assert_string_equal(o.damping_split, "pi");
-  publish(&o, "pi_type", "frobenius");
+  publish(&o, "pi_type", "none");
   assert_string_equal(o.damping_split, "root");
   assert_int_equal(ng_options_set_published(&o, "lr", "0.25", &lr, NULL, 0), NG_OK);
   assert_true(lr == 0.25);
   publish_refused(&o, "loss_scale", "0", NG_ERR_ARG);
   publish_refused(&o, "acc_iters", "0", NG_ERR_ARG);
+  publish_refused(&o, "pi_type", "tracenrom", NG_ERR_ARG);
   publish_refused(&o, "use_cholesky", "perhaps", NG_ERR_ARG);
   publish_refused(&o, "constructor", "my_factory", NG_ERR_ABSENT);
 }
@@ -154,7 +155,6 @@ static void chainerkfac_arguments(void **state) {
     const double moved = o.stat_decay - before.stat_decay;
     assert_true(moved < 1e-12 && moved > -1e-12 && o.damping == before.damping &&
                 o.norm_damping == before.norm_damping);
-    if (strcmp(argument[i][0], "pi_type") == 0) continue; /* takes anything */
     if (ng_options_set_published(&o, argument[i][0], "?", &lr, NULL, 0) >= 0)
       fail_msg("%s = ? was taken", argument[i][0]);
   }
@@ -401,8 +401,7 @@ static void every_published_name(void **state) {
       }
       if (taken == 0 || taken == 8) print_error("%s: %s takes %d\n", info.name, p.name, taken);
       assert_true(taken > 0);
-      const bool any = strcmp(p.name, "skip_layers") == 0 || strcmp(p.name, "pi_type") == 0;
-      if (!any) assert_true(taken < 8); /* any text is a pattern, or no tracenorm */
+      if (strcmp(p.name, "skip_layers") != 0) assert_true(taken < 8); /* any text is a pattern */
     }
   }
 }

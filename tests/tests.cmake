@@ -448,6 +448,7 @@ if(NOT NATGRAD_SANITIZE)
           imports
           kaisa
           lzhangbv
+          misuse
           norms
           passes
           ranks

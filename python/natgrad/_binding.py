@@ -98,7 +98,7 @@ class Binding:
 
     def _bind_arrays(self):
         """Bind gradients for one step; bind weights again only if one moved."""
-        weights = self._weights
+        weights, self._alive = self._weights, []  # another thread may drop a gradient during the step
         for entry, parameters, attribute, grad, weight in self._rows:
             parameter = parameters[attribute]
             gradient = parameter.grad
@@ -106,6 +106,7 @@ class Binding:
                 grad.none()
             else:
                 grad.of(gradient)
+                self._alive.append(gradient)
             if weights and weight.moved(parameter):
                 self._moved = True
         if self._moved:

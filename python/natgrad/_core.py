@@ -1,6 +1,9 @@
 """The library without PyTorch: contexts, options, models.  Errors are exceptions; notes are returned."""
 import ctypes as c
+import functools
 import logging
+import reprlib
+import threading
 
 from . import _abi
 from ._library import load
@@ -20,13 +23,51 @@ class Error(RuntimeError):
         self.status = status
 
 
-class ArgumentError(Error, ValueError):
+class ArgumentError(Error, ValueError, TypeError):
     """A wrong or unsupported option or argument."""
 
 
 def failure(status, text):
     wrong = status in (_abi.NG_ERR_ARG, _abi.NG_ERR_SHAPE, _abi.NG_ERR_ABSENT)
     return (ArgumentError if wrong else Error)(text, status)
+
+
+def shown(value):
+    """Return a short text of a value for a message."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # of the value's class, or an integer of too many digits
+        return f"a {type(value).__name__}"
+
+
+def number(name, value):
+    """Return a float; `name` is the argument in the message."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor raises the last
+        raise failure(_abi.NG_ERR_ARG, f"{name} is {shown(value)}, expected a number") from None
+
+
+def encoded(name, text):
+    """Return a text for the library; `name` is the argument in the message."""
+    if not isinstance(text, str):
+        raise failure(_abi.NG_ERR_ARG, f"{name} is {shown(text)}, expected a text")
+    try:
+        found = text.encode()
+    except UnicodeEncodeError:
+        raise failure(_abi.NG_ERR_ARG, f"{name} is {text!a}, which has no UTF-8 form") from None
+    if b"\0" in found:
+        raise failure(_abi.NG_ERR_ARG, f"{name} is {text!a}: a NUL is not accepted")
+    return found
+
+
+def locked(method):
+    """Let one thread at a time run the methods of a preconditioner: each belongs to one model."""
+    @functools.wraps(method)
+    def call(self, *arguments, **keywords):
+        with self._core.lock:
+            return method(self, *arguments, **keywords)
+    return call
 
 
 def filled(struct, *arguments):
@@ -80,11 +121,15 @@ def published(method):
     return rows(load().ng_method_published_at, _abi.ng_published_info, names.index(method))
 
 
-def spell(value):
-    """Return the text of a Python value, a numpy number or a tensor with one element, for the option table."""
+def spell(name, value):
+    """Return the encoded text of a Python value, a numpy number or a tensor with one element, for option `name`."""
+    return encoded(name, _text_of(name, value))
+
+
+def _text_of(name, value):
     if hasattr(value, "item") and hasattr(value, "dtype"):
         if getattr(value, "size", None) != 1 and not (callable(getattr(value, "numel", None)) and value.numel() == 1):
-            raise failure(_abi.NG_ERR_ARG, f"an option got {type(value).__name__} with several numbers, expected one")
+            raise failure(_abi.NG_ERR_ARG, f"{name} is a {type(value).__name__} of several numbers, expected one")
         value = value.item()
     if isinstance(value, bool):
         return "1" if value else "0"
@@ -96,7 +141,7 @@ def spell(value):
         return value.name
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and 0 < abs(value) < 2**53 else repr(float(value))
-    return str(value)
+    return shown(value) if isinstance(value, int) else str(value)  # str() refuses integers of many digits
 
 
 class Options:
@@ -119,7 +164,8 @@ class Options:
         return self._o
 
     def set(self, name, value):
-        self._check(self._library.ng_options_set(self._o, name.encode(), spell(value).encode(), self._why, _ROOM))
+        self._check(self._library.ng_options_set(self._o, encoded("the name of an option", name), spell(name, value), self._why,
+                                                 _ROOM))
 
     def set_system(self, system, variant):
         self._check(self._library.ng_options_set_system(self._o, system.encode(), variant.encode(), self._why, _ROOM))
@@ -127,13 +173,13 @@ class Options:
     def set_published(self, name, value):
         """Returns the value if it is the lr of a step, else None."""
         lr = c.c_double(-1.0)
-        self._check(self._library.ng_options_set_published(self._o, name.encode(), spell(value).encode(), c.byref(lr),
+        self._check(self._library.ng_options_set_published(self._o, name.encode(), spell(name, value), c.byref(lr),
                                                            self._why, _ROOM))
         return lr.value if lr.value >= 0 else None
 
     def get(self, name):
         value = c.create_string_buffer(8192)
-        if self._library.ng_options_get(self._o, name.encode(), value, len(value)) < 0:
+        if self._library.ng_options_get(self._o, encoded("the name of an option", name), value, len(value)) < 0:
             raise failure(_abi.NG_ERR_ARG, f"there is no option '{name}'")
         return value.value.decode()
 
@@ -161,16 +207,16 @@ class Precond:
     """An ng_precond in a context of its own.  `call("bind", ...)` is ng_bind(p, ...): an exception, or the note."""
 
     def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None):
-        self.library, self.ctx, self.p = load(), c.c_void_p(), c.c_void_p()
+        self.library, self.ctx, self.p, self.lock = load(), c.c_void_p(), c.c_void_p(), threading.RLock()
         self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
         config = filled(_abi.ng_context_config)
-        config.threads = threads
+        config.threads = threads if -2**31 <= threads < 2**31 else -1  # beyond the field: the library's message
         config.log = c.cast(_log_line, c.c_void_p)
         level = log.getEffectiveLevel()
         config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else (
             _abi.NG_LOG_INFO if level <= logging.INFO else _abi.NG_LOG_WARN)
         if linalg is not None:
-            config.linalg = linalg.encode()
+            config.linalg = encoded("linalg", linalg)
         if transport is not None:
             config.transport = c.addressof(transport.table)
         if model_group is not None:
@@ -184,13 +230,16 @@ class Precond:
         self.check(self.library.ng_precond_create_from(self.ctx, chosen.pointer, c.byref(self.p)))
 
     def close(self):
-        if getattr(self, "p", None):
-            self.library.ng_precond_destroy(c.byref(self.p))
-        if getattr(self, "ctx", None):
-            self.library.ng_context_destroy(c.byref(self.ctx))
-            for transport in (self.transport, self.model_group, self.stage_group):
-                if transport is not None:
-                    transport.close()
+        if not hasattr(self, "lock"):  # the library was not found
+            return
+        with self.lock:
+            if self.p:
+                self.library.ng_precond_destroy(c.byref(self.p))
+            if self.ctx:
+                self.library.ng_context_destroy(c.byref(self.ctx))
+                for transport in (self.transport, self.model_group, self.stage_group):
+                    if transport is not None:
+                        transport.close()
 
     __del__ = close
 
@@ -208,7 +257,8 @@ class Precond:
         raise error from next((cause for cause in causes if cause is not None), None)
 
     def call(self, name, *arguments):
-        return self.check(getattr(self.library, "ng_" + name)(self.p, *arguments))
+        with self.lock:
+            return self.check(getattr(self.library, "ng_" + name)(self.p, *arguments))
 
     def read(self, name, struct, *arguments):
         out = filled(struct)
@@ -217,11 +267,11 @@ class Precond:
 
     def get(self, option):
         value = c.create_string_buffer(8192)
-        self.call("get", option.encode(), value, len(value))
+        self.call("get", encoded("the name of an option", option), value, len(value))
         return value.value.decode()
 
     def set(self, option, value):
-        self.call("set", option.encode(), spell(value).encode())
+        self.call("set", encoded("the name of an option", option), spell(option, value))
 
     def save(self, writes=True):
         """The bytes of the state; of another rank than 0 (writes=False) none.  Collective."""

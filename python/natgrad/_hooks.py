@@ -434,8 +434,11 @@ class Observer:
         return count * ranks, count * rank
 
     def observe(self, hook, x, samples, g, given):
-        if not self.enabled:
-            return
+        if self.enabled:
+            with self.core.lock:
+                self._observe(hook, x, samples, g, given)
+
+    def _observe(self, hook, x, samples, g, given):
         if g is not None and not self.passing:
             self._enter()
         layer = hook.layer

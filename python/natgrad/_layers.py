@@ -10,7 +10,7 @@ from torch import nn
 import torch.nn.functional as F
 
 from . import _abi
-from ._core import failure, filled, log
+from ._core import encoded, failure, filled, log, shown
 
 _REFUSED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
@@ -30,6 +30,8 @@ def unwrap(model):
 
 
 def refuse(model):
+    if not isinstance(model, nn.Module):
+        raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a torch.nn.Module")
     for name, module in model.named_modules():
         for kind in type(module).__mro__:
             if kind.__name__ in _REFUSED and kind.__module__.split(".")[0] == "torch":
@@ -62,7 +64,7 @@ class Matrix(Entry):
     def described(self, options=None):
         shape = tuple(self.parameters()[0].shape)
         layer = filled(_abi.ng_layer, _abi.NG_LINEAR if len(shape) == 2 else _abi.NG_CONV2D)
-        layer.name, layer.bias, layer.frozen, layer.out = self.name.encode(), 0, int(self.frozen), shape[0]
+        layer.name, layer.bias, layer.frozen, layer.out = encoded("the name of a layer", self.name), 0, int(self.frozen), shape[0]
         if len(shape) > 4:
             raise failure(_abi.NG_ERR_ABSENT, f"'{self.name}' has {len(shape)} axes, expected at most 4")
         setattr(layer, "in", shape[1])
@@ -103,7 +105,7 @@ class Layer(Entry):
     def described(self, options=None):
         m = self.modules[0]
         layer = filled(_abi.ng_layer, _abi.NG_CONV2D if self.conv else _abi.NG_LINEAR)
-        layer.name = self.name.encode()
+        layer.name = encoded("the name of a layer", self.name)
         layer.bias, layer.frozen = int(self.bias), int(self.frozen)
         if options:
             layer.options = options.encode()
@@ -196,7 +198,7 @@ class Norm(Layer):
     def described(self, options=None):
         m = self.modules[0]
         layer = filled(_abi.ng_layer, _abi.NG_NORM)
-        layer.name = self.name.encode()
+        layer.name = encoded("the name of a layer", self.name)
         layer.bias, layer.norm_no_weight, layer.frozen = int(self.bias), int(not self.gamma), int(self.frozen)
         layer.norm_kind, layer.norm_eps = self.kind, m.eps
         setattr(layer, "in", self.channels)
@@ -241,7 +243,7 @@ class Embedding(Layer):
 
     def described(self, options=None):
         layer = filled(_abi.ng_layer, _abi.NG_EMBEDDING)
-        layer.name, layer.frozen = self.name.encode(), int(self.frozen)
+        layer.name, layer.frozen = encoded("the name of a layer", self.name), int(self.frozen)
         tokens, layer.out = self.modules[0].weight.shape
         setattr(layer, "in", tokens)
         if options:
@@ -351,7 +353,10 @@ def plan(model, accept=None, linear=None, embeddings=""):
 
 def expressions(given):
     """skip_layers, compiled: one regular expression or a list."""
-    texts = [given] if isinstance(given, str) else list(given or [])
+    try:
+        texts = [given] if isinstance(given, str) else list(given or [])
+    except TypeError:
+        raise failure(_abi.NG_ERR_ARG, f"skip_layers is {shown(given)}, expected regular expressions") from None
     try:
         return [re.compile(text) for text in texts if text != ""]
     except (re.error, TypeError) as error:

@@ -4,11 +4,12 @@ import ctypes as c
 import torch
 
 from . import _abi
-from ._core import failure
+from ._core import Error, failure
 
 DTYPES = {torch.float32: _abi.NG_F32, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
           "I32": torch.int32, "U8": torch.uint8}
+_storage_of = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # PyTorch 1.13 has the second only
 _ROOM = 4  # axes whose extents and strides fit into an ng_array itself
 
 
@@ -32,7 +33,7 @@ def wrong(name, tensor, dtypes=DTYPES):
 class Described:
     """An ng_array for a sequence of tensors; `of` is cheap if only the address changed."""
 
-    __slots__ = ("array", "reference", "name", "_seen", "_lists")
+    __slots__ = ("array", "reference", "name", "_seen", "_lists", "_extent")
     dtypes = DTYPES
 
     def __init__(self, name):
@@ -50,9 +51,14 @@ class Described:
             self._seen = seen
         try:
             self.array.data = tensor.data_ptr()
+            stored = _storage_of(tensor).nbytes()
         except RuntimeError:
             raise failure(_abi.NG_ERR_ARG, f"{self.name} has no memory, as under torch.func: set hook_enabled = "
                           "False around backward passes of something other than the loss") from None
+        needed = (tensor.storage_offset() + self._extent) * tensor.element_size() if self._extent else 0
+        if needed > stored:
+            raise failure(_abi.NG_ERR_ARG, f"{self.name} has a storage of {stored} bytes, and its shape needs {needed}: the "
+                          "storage was resized")
         return self.reference
 
     def moved(self, tensor):
@@ -74,6 +80,7 @@ class Described:
         if axes > 8:
             raise failure(_abi.NG_ERR_SHAPE, f"'{self.name}' has {axes} axes, expected at most 8")
         array.dtype, array.ndim = self.dtypes[tensor.dtype], axes
+        self._extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
         if axes <= _ROOM:
             array.shape = array.stride = None
             array.room[0:axes], array.room[_ROOM:_ROOM + axes] = tensor.shape, tensor.stride()
@@ -88,7 +95,13 @@ class Flat(Described):
     __slots__ = ()
 
     def of(self, tensor):
-        return super().of(tensor.view(-1))
+        try:
+            return super().of(tensor.view(-1))
+        except RuntimeError as error:
+            if isinstance(error, Error):
+                raise
+            raise failure(_abi.NG_ERR_ARG, f"{self.name} has the strides {tensor.stride()}, expected a contiguous "
+                          "tensor") from None
 
 
 class Tokens(Described):

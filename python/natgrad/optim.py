@@ -12,7 +12,7 @@ import inspect
 import torch
 
 from . import _abi, _core, _layers
-from ._core import failure
+from ._core import failure, number, shown
 from ._wrapped import Wrapped
 from .preconditioner import Preconditioner
 
@@ -116,7 +116,7 @@ class SGD(_Optimizer):
     @staticmethod
     def _fill(numbers, group):
         for name in ("lr", "momentum", "dampening", "weight_decay"):
-            setattr(numbers, name, float(group[name]))
+            setattr(numbers, name, number(name, group[name]))
         numbers.nesterov, numbers.decoupled = int(group["nesterov"]), int(group["decoupled"])
 
 
@@ -131,5 +131,9 @@ class AdamW(_Optimizer):
     @staticmethod
     def _fill(numbers, group):
         for name in ("lr", "eps", "weight_decay"):
-            setattr(numbers, name, float(group[name]))
-        numbers.beta1, numbers.beta2 = (float(beta) for beta in group["betas"])
+            setattr(numbers, name, number(name, group[name]))
+        try:
+            one, two = group["betas"]
+        except (TypeError, ValueError):
+            raise failure(_abi.NG_ERR_ARG, f"betas is {shown(group['betas'])}, expected two numbers") from None
+        numbers.beta1, numbers.beta2 = number("betas[0]", one), number("betas[1]", two)

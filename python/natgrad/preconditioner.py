@@ -9,7 +9,7 @@ import torch
 
 from . import _abi, _core, _layers, _state
 from ._binding import Binding
-from ._core import failure
+from ._core import failure, locked, number, shown
 from ._hooks import Observer
 from ._methods import CLASSES
 
@@ -67,7 +67,7 @@ class Preconditioner(Binding, _state.Uncopied):
                     raise failure(_abi.NG_ERR_ARG, f"{name}: it is fixed after construction, so it cannot be a "
                                   "function of the step")
                 self._functions[name] = value
-                value = value(0)
+                value = self._coming(0)[name]
             chosen.set(name, value)
         chosen.check()
         method, family = chosen.get("method"), _family_of(chosen)
@@ -80,9 +80,10 @@ class Preconditioner(Binding, _state.Uncopied):
                reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, accept=None,
                own_batches=True):
         if not isinstance(accumulation_steps, numbers.Integral):
-            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected a whole number")
-        if accumulation_steps < 1:
-            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected at least 1")
+            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {shown(accumulation_steps)}, expected a whole number")
+        if not 1 <= accumulation_steps < 2**31:
+            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {shown(accumulation_steps)}, expected at least 1 and "
+                          "below 2^31")
         if not (grad_scaler is None or hasattr(grad_scaler, "get_scale") or callable(grad_scaler)):
             raise failure(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that returns "
                           "the loss scale")
@@ -90,8 +91,10 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_ARG, f"threads is {threads!r}, expected a whole number")
         if not (linalg is None or isinstance(linalg, str)):
             raise failure(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu' or 'ref'")
-        if not all(isinstance(line, str) for line in (layer_options or {}).values()):
-            raise failure(_abi.NG_ERR_ARG, f"layer_options is {layer_options}, expected {{layer name: options}}")
+        if not (layer_options is None or isinstance(layer_options, dict)):
+            raise failure(_abi.NG_ERR_ARG, f"layer_options is {shown(layer_options)}, expected {{layer name: options}}")
+        for name, line in (layer_options or {}).items():
+            _core.encoded(f"layer_options[{shown(name)}]", line)
         if not isinstance(own_batches, bool):
             raise failure(_abi.NG_ERR_ARG, f"own_batches is {own_batches!r}, expected True or False")
         if samples not in ("model", "layer"):
@@ -185,7 +188,7 @@ class Preconditioner(Binding, _state.Uncopied):
                 self._core.call("add_layer", c.byref(layer), c.byref(index))
             else:
                 count = entry.parameters()[0].numel()
-                self._core.call("add_tensor", entry.name.encode(), count, c.byref(index))
+                self._core.call("add_tensor", _core.encoded("the name of a parameter", entry.name), count, c.byref(index))
             entry.index = index.value
         if layer_options:
             raise failure(_abi.NG_ERR_ARG, f"layer_options: no layer '{next(iter(layer_options))}'")
@@ -220,22 +223,22 @@ class Preconditioner(Binding, _state.Uncopied):
             scale = 1.0
         else:
             scale = scaler.get_scale() if hasattr(scaler, "get_scale") else scaler()
-        return float(scale) / self.accumulation_steps
+        return number("the loss scale of grad_scaler", scale) / self.accumulation_steps
 
     def begin(self, samples, loss_scale=None, whole=None, first=None):
         """Describe the coming micro-batch: its samples, and the factor of its loss (uneven micro-batches: samples / all
         samples of the step, times the scale of mixed precision).  For uneven shares of ranks, `whole` counts the samples
         of all ranks and `first` is the index of this rank's first sample."""
-        if not isinstance(samples, numbers.Integral) or samples < 1:
-            raise failure(_abi.NG_ERR_ARG, f"samples is {samples}, expected a whole number of at least 1")
+        if not isinstance(samples, numbers.Integral) or not 1 <= samples < 2**63:
+            raise failure(_abi.NG_ERR_ARG, f"samples is {shown(samples)}, expected a whole number of at least 1")
         if (whole is None) != (first is None) or whole is not None and not (
                 isinstance(whole, numbers.Integral) and isinstance(first, numbers.Integral)
-                and 0 <= first <= whole - samples):
-            raise failure(_abi.NG_ERR_ARG, f"first is {first} and whole {whole}, expected neither, or 0 <= first <= whole - "
+                and 0 <= first <= whole - samples and whole < 2**63):
+            raise failure(_abi.NG_ERR_ARG, f"first is {shown(first)} and whole {shown(whole)}, expected neither, or 0 <= first <= whole - "
                           f"{samples}")
-        scale = None if loss_scale is None else float(loss_scale)
+        scale = None if loss_scale is None else number("loss_scale", loss_scale)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
-            raise failure(_abi.NG_ERR_ARG, f"loss_scale is {loss_scale}, expected a finite number above 0")
+            raise failure(_abi.NG_ERR_ARG, f"loss_scale is {shown(loss_scale)}, expected a finite number above 0")
         self._observer.given = (int(samples), scale, whole, first)
 
     def step(self, lr=None):
@@ -243,12 +246,9 @@ class Preconditioner(Binding, _state.Uncopied):
         finite; gradients are unchanged), 3 a statistic was due and not observed."""
         if lr is None:
             lr = self.lr(self._steps) if callable(self.lr) else self.lr
-        try:
-            number = c.c_double(float(lr))
-        except (TypeError, ValueError):
-            raise failure(_abi.NG_ERR_ARG, f"lr is {lr!r}, expected a number") from None
-        return self._step("step", number)
+        return self._step("step", c.c_double(number("lr", lr)))
 
+    @locked
     def _step(self, call, *arguments):
         self._core.check_open()
         if self._observer.failed:
@@ -260,6 +260,8 @@ class Preconditioner(Binding, _state.Uncopied):
             status = self._core.call(call, *arguments)
         except _core.Error as error:
             raise self._explained(error) from error.__cause__
+        finally:
+            self._alive.clear()
         self._observer.close_batch()
         if status != _abi.NG_SKIPPED:
             self._steps += 1
@@ -277,7 +279,13 @@ class Preconditioner(Binding, _state.Uncopied):
             self._core.set(name, value)
 
     def _coming(self, steps):
-        return {name: function(steps) for name, function in self._functions.items()}
+        found = {}
+        for name, function in self._functions.items():
+            try:
+                found[name] = function(steps)
+            except Exception as error:
+                raise failure(_abi.NG_ERR_ARG, f"{name}: its function failed for step {steps}: {error}") from error
+        return found
 
     # ---- what went wrong
 
@@ -330,6 +338,7 @@ class Preconditioner(Binding, _state.Uncopied):
                 warnings.warn(f"natgrad: layer '{layer.name}' was not observed in step {self._steps - 1}, though it was "
                               "due: its last average was used", stacklevel=4)
 
+    @locked
     def reset_batch(self):
         """Drop the observations since the last step."""
         self._core.call("reset_batch")
@@ -347,6 +356,7 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_ARG, f"hook_enabled is '{on}', expected True or False")
         self._observer.enabled = bool(on)
 
+    @locked
     def close(self):
         """Remove the hooks from the model and free the memory."""
         self._observer.remove()
@@ -380,6 +390,7 @@ class Preconditioner(Binding, _state.Uncopied):
         found = {use: report[use] for use in uses}
         return {**found, "total": sum(found.values())}
 
+    @locked
     def report(self):
         """Return the clip factor, rescued solves, times of the stations, refreshes and bytes of each statistic, each layer."""
         found = self._core.read("report_read", _abi.ng_report)
@@ -391,15 +402,17 @@ class Preconditioner(Binding, _state.Uncopied):
                            for entry in self.entries if isinstance(entry, _layers.Layer)]
         return found
 
+    @locked
     def _read_all(self, name, struct):
         self._core.check_open()
-        for i in range(getattr(self._core.library, f"ng_{name}_count")(self._core.p)):
-            row = _core.filled(struct)
+        found = [_core.filled(struct) for _ in range(getattr(self._core.library, f"ng_{name}_count")(self._core.p))]
+        for i, row in enumerate(found):
             self._core.call(name, i, c.byref(row))
-            yield row
+        return found
 
     # ---- state
 
+    @locked
     def state_dict(self):
         """Return the exact state: tensors, numbers, texts; the same on all ranks.  Collective."""
         return {**_state.unpack(_state.shared(self._core)), "steps": self._steps}
@@ -408,10 +421,12 @@ class Preconditioner(Binding, _state.Uncopied):
         """Load a state of the same model and options; an error changes nothing.  Collective."""
         self._load(lambda: state)
 
+    @locked
     def save_parts(self, path):
         """Save one file per rank, without sending tensors; `path` (rank 0) names the others.  Collective; shared folder."""
-        self._core.call("save_parts", os.fsencode(path))
+        self._core.call("save_parts", _file(path))
 
+    @locked
     def load_parts(self, path):
         """Load a state of save_parts() on any number of ranks; an error changes nothing.  Collective."""
         def checked():
@@ -420,7 +435,7 @@ class Preconditioner(Binding, _state.Uncopied):
                 self._check_state({"steps": steps, "manifest": None})
             return steps
         steps = self._agreed(checked)
-        self._core.call("load", os.fsencode(path))
+        self._core.call("load", _file(path))
         self._steps = steps
         self._observer.close_batch()
         self._move()
@@ -440,6 +455,7 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_FILE, "another rank rejected its state")
         return found
 
+    @locked
     def _load(self, given):
         """Load given() on all ranks, or on none."""
         def checked():
@@ -464,6 +480,17 @@ class Preconditioner(Binding, _state.Uncopied):
         chosen.set("method", self._chosen.get("method"))
         for name, value in self._coming(steps).items():
             chosen.set(name, value)
+
+
+def _file(path):
+    """Return a file name for the library."""
+    try:
+        name = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError):
+        name = b"\0"
+    if b"\0" in name:
+        raise failure(_abi.NG_ERR_ARG, f"path is {shown(path)}, expected the name of a file")
+    return name
 
 
 def _family_of(chosen):

@@ -63,8 +63,10 @@ static ng_status take_samples(job *j) {
   return put(j, j->row->option, j->value);
 }
 
-/* chainerkfac takes any text other than tracenorm as pi = 1. */
+/* chainerkfac takes any text other than tracenorm as pi = 1, a misspelt one too. */
 static ng_status take_pi_type(job *j) {
+  if (!ng_is(j->value, "tracenorm") && !ng_is(j->value, "none"))
+    return refuse(j, NG_ERR_ARG, "tracenorm, or none for pi = 1");
   const ng_split split = ng_is(j->value, "tracenorm") ? NG_SPLIT_PI : NG_SPLIT_ROOT;
   put_values(j, (const ng_value[]){{NG_OPTION_damping_split, split}, NG_VALUES_END});
   return NG_OK;
@@ -376,7 +378,7 @@ static const ng_published spngd_names[] = {
      take_new_weight},
     LZ_DAMPING,
     {"stab_coeff", "norm_damping", "the same", take_same},
-    {"pi_type", "damping_split", "tracenorm: pi; anything else: root, as it is taken there",
+    {"pi_type", "damping_split", "tracenorm: pi; none: root",
      take_pi_type},
     {"use_cholesky", "",
      "nothing to set: Cholesky always; the inverse by LU is the same to rounding", check_bool},

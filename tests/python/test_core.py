@@ -84,7 +84,7 @@ class Core(unittest.TestCase):
 
     def test_spelling(self):
         for value, text in ((True, "1"), (0.1, "0.1"), (3, "3"), (["a", "b"], "a|b"), (None, "none"), ("x", "x")):
-            self.assertEqual(_core.spell(value), text)
+            self.assertEqual(_core.spell("name", value), text.encode())
 
 
 if __name__ == "__main__":

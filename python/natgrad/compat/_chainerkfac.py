@@ -11,7 +11,7 @@ from ..preconditioner import Preconditioner
 class _Inner(Preconditioner):
     def __init__(self, model, chosen, loss_scale, process_group, layer_options):
         self._functions = {}
-        self._setup(model, chosen, grad_scaler=None if loss_scale is None else lambda: float(loss_scale),
+        self._setup(model, chosen, grad_scaler=None if loss_scale is None else lambda: loss_scale,
                     process_group=process_group, layer_options=layer_options, accept=_accept)
 
 
@@ -42,6 +42,8 @@ class SPNGD(Wrapped):
                                 only_pic_update_weight=only_pic_update_weight).items():
             chosen.set_published(name, value)
         modules = dict(_layers.unwrap(model).named_modules())
+        if not isinstance(diagonalize, (list, tuple, set)):
+            raise failure(_abi.NG_ERR_ARG, f"diagonalize is {_core.shown(diagonalize)}, expected a list of layer names")
         for name in diagonalize:
             if name not in modules:
                 raise failure(_abi.NG_ERR_ARG, f"diagonalize: no layer '{name}'")
@@ -49,7 +51,7 @@ class SPNGD(Wrapped):
         own = {name: "norm_block=diagonal" if isinstance(modules[name], norms) else "output_factor=diagonal"
                for name in diagonalize}
         super().__init__(list(_layers.unwrap(model).parameters()), dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
-        self.loss_scale, self.adjust_momentum, self.acc_iters = loss_scale, bool(adjust_momentum), int(acc_iters)
+        self.loss_scale, self.adjust_momentum, self.acc_iters = loss_scale, bool(adjust_momentum), acc_iters
         self._lr_before, self._sums, self._count = None, {}, 0
         self.preconditioner = _Inner(model, chosen, loss_scale, process_group, own)
 
@@ -81,7 +83,7 @@ class SPNGD(Wrapped):
         if not self._gather():
             return loss
         group = self.param_groups[0]
-        self.note = self.preconditioner.step(float(group["lr"]))
+        self.note = self.preconditioner.step(group["lr"])
         if self.note == _abi.NG_SKIPPED:
             return loss
         momentum, before = group["momentum"], self._lr_before

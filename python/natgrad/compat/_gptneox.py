@@ -38,7 +38,7 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
         warnings.warn("KFAC support for GPT-NeoX is experimental", stacklevel=2)
         if not any(kind.__name__ == "PipelineModule" for kind in type(model).__mro__):
             raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a PipelineModule of DeepSpeed")
-        if _core.spell(compute_method).upper() == "INVERSE":
+        if _core.spell("compute_method", compute_method).upper() == b"INVERSE":
             raise failure(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, expected eigen")
         if _size(pipeline_parallel_group) > 1 and data_parallel_group is None:
             raise failure(_abi.NG_ERR_ARG, "data_parallel_group: required with several stages, since "

@@ -74,7 +74,7 @@ class _Window(Wrapped):
         try:
             bound = signature.bind(*given, **named)
         except TypeError as error:
-            raise TypeError(f"{cls.__name__}() {error}") from None
+            raise failure(_abi.NG_ERR_ARG, f"{cls.__name__}() {error}") from None
         bound.apply_defaults()
         return bound.arguments
 
@@ -104,7 +104,7 @@ class _Window(Wrapped):
         """Take one step; return the closure's result.  `note` is the status: 0 done, 2 skipped, ..."""
         loss = self._evaluate(closure)
         self._check_groups()
-        self.note = self.preconditioner.step(float(self.param_groups[0]["lr"]))
+        self.note = self.preconditioner.step(self.param_groups[0]["lr"])
         if self.note == _abi.NG_SKIPPED:
             return loss
         for group in self.param_groups:

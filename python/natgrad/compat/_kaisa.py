@@ -65,7 +65,7 @@ class KFACPreconditioner(Preconditioner):
         for name, value in given.items():
             (self._of_step if callable(value) else self._values)[name] = value
         chosen = _core.Options()
-        eigen = _core.spell(compute_method).upper() != "INVERSE"
+        eigen = _core.spell("compute_method", compute_method).upper() != b"INVERSE"
         chosen.set_system("KAISA", "eigen" if eigen else "inverse")
         fixed = dict(accumulation_steps=accumulation_steps, allreduce_bucket_cap_mb=allreduce_bucket_cap_mb,
                      assignment_strategy=assignment_strategy, colocate_factors=colocate_factors,

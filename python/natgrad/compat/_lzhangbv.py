@@ -55,12 +55,13 @@ class _Published(Wrapped):
     def _by_name(cls, given, named):
         names = [name for name in _ORDER if name in cls._standard and name not in cls._forced]
         if len(given) > len(names):
-            raise TypeError(f"{cls.__name__}() takes {len(names)} arguments after the model, {len(given)} were given")
+            raise failure(_abi.NG_ERR_ARG, f"{cls.__name__}() takes {len(names)} arguments after the model, {len(given)} were "
+                          "given")
         for name in named:
             if name not in cls._standard:
-                raise TypeError(f"{cls.__name__}() got an unexpected keyword argument '{name}'")
+                raise failure(_abi.NG_ERR_ARG, f"{cls.__name__}() got an unexpected keyword argument '{name}'")
             if name in names[:len(given)]:
-                raise TypeError(f"{cls.__name__}() got multiple values for argument '{name}'")
+                raise failure(_abi.NG_ERR_ARG, f"{cls.__name__}() got multiple values for argument '{name}'")
         return {**dict(zip(names, given)), **named}
 
     def set_hook_enabled(self, mode=True):
@@ -85,7 +86,7 @@ class _Published(Wrapped):
             if self.preconditioner._observer.open is not None and not self.preconditioner._observer.failed:
                 self.preconditioner.reset_batch()
             self._take("fac_update_freq")
-        note = self.preconditioner.step(float(group["lr"]))
+        note = self.preconditioner.step(group["lr"])
         self._take("fac_update_freq")  # used by the hooks from now on
         return note
 
