@@ -272,7 +272,6 @@ static int check_options(const bench *b, const bench_case *c) {
     return cli_bad("bench %s: method %s is of the %s family; expected %s", c->name, m.name,
                    m.family, c->expected);
   }
-  if (c->check != NULL && c->check(b) != CLI_OK) return CLI_BAD;
   return ng_options_check(b->options, message, sizeof message) < 0 ? cli_bad("%s", message)
                                                                    : CLI_OK;
 }
@@ -390,7 +389,7 @@ const cli_command cli_bench = {
         "bound measured in the same process, and the ratio of the median to that bound.  Bytes\n"
         "count at the rate of a copy.\n\n"
         "kfac       random activations and gradients; every step observes and solves\n"
-        "           (stat_period 1, solve_period 1, cholesky_form inverse, unless set otherwise)\n"
+        "           (stat_period 1 unless set otherwise)\n"
         "  statistics  bound: one copy of the inputs to patches, plus SYRK's arithmetic,\n"
         "              rows p (p+1) and rows q (q+1), at the rate of SGEMM at 4096\n"
         "  solve       bound: spotrf and spotri of orders p and q (eigen: none)\n"

@@ -46,7 +46,6 @@ typedef struct bench_case {
   const char *options; /* the case's values of library options; NULL: the case takes none */
   const char *models;  /* without --model, separated by blanks; NULL: --model is required */
   const char *family, *expected; /* of methods, and their names; NULL: any */
-  int (*check)(const bench *b);  /* of options; NULL: none */
   int (*list)(const bench *b);   /* --list; NULL: no such option */
   int (*open)(bench *b);         /* make the work, add rows, bench_title */
   int (*round)(bench *b, int r); /* r = -1: the warm-up, which is not counted */

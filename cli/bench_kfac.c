@@ -76,7 +76,9 @@ static ng_status make_precond(const bench *b, work *k) {
     if (st >= 0) st = ng_bind_grad(k->p, index, NG_WEIGHT, &w);
     if (st >= 0 && l->bias) st = ng_bind_grad(k->p, index, NG_BIAS, &bias);
   }
-  return st < 0 ? st : ng_ready(k->p);
+  if (st >= 0) st = ng_ready(k->p);
+  /* Every step solves; the stored form is that of the run's own solve_period. */
+  return st < 0 ? st : ng_set_real(k->p, "solve_period", 1);
 }
 
 static int open_kfac(bench *b) {
@@ -94,10 +96,9 @@ static int open_kfac(bench *b) {
   }
   (void)bench_add(b, "sum/step");
   (void)snprintf(b->prefix, sizeof b->prefix, "%.64s/%lld/", k->model.name, (long long)b->batch);
-  bench_title(b, "bench kfac: %s, batch %lld, method %s, solver %s, form %s", k->model.name,
+  bench_title(b, "bench kfac: %s, batch %lld, method %s, solver %s", k->model.name,
               (long long)b->batch, cli_option_text(b->options, "method").text,
-              cli_option_text(b->options, "solver").text,
-              cli_option_text(b->options, "cholesky_form").text);
+              cli_option_text(b->options, "solver").text);
   return CLI_OK;
 }
 
@@ -165,7 +166,6 @@ typedef struct known {
   int64_t *order;
   double *solve;
   int orders;
-  bool invert;
 } known;
 
 static double solve_bound(known *m, int64_t n) {
@@ -174,7 +174,7 @@ static double solve_bound(known *m, int64_t n) {
     i++;
   if (i == m->orders) {
     m->order[m->orders] = n;
-    m->solve[m->orders++] = floor_cholesky(n, m->invert);
+    m->solve[m->orders++] = floor_cholesky(n);
   }
   return m->solve[i];
 }
@@ -184,7 +184,7 @@ static int bounds(bench *b) {
   const int n = k->model.n;
   if (!floors_possible() || bench_gflops(b) <= 0 || bench_copy_gbs(b) <= 0) return CLI_OK;
   const bool eigen = cli_option_is(b->options, "solver", "eigen");
-  known m = {.invert = !cli_option_is(b->options, "cholesky_form", "factor")};
+  known m = {.orders = 0};
   m.order = cli_take((size_t)(2 * n), sizeof *m.order);
   m.solve = cli_take((size_t)(2 * n), sizeof *m.solve);
   for (int i = 0; i < n; i++) {
@@ -240,18 +240,6 @@ static void close_kfac(bench *b) {
   free(k);
 }
 
-/* The form of the case is meant for Cholesky; a form from the user is an error for the library to report. */
-static int check(const bench *b) {
-  char message[512] = "";
-  if (!cli_option_is(b->options, "solver", "eigen")) return CLI_OK;
-  for (int i = 0; i < b->args->n_settings; i++) {
-    if (strcmp(b->args->settings[i].name, "cholesky_form") == 0) return CLI_OK;
-  }
-  if (ng_options_set(b->options, "cholesky_form", "auto", message, sizeof message) < 0)
-    return cli_bad("%s", message);
-  return CLI_OK;
-}
-
 static int print_list(const bench *b) {
   shapes list, *model = &list;
   if (shapes_make(b->model, model) != CLI_OK) return CLI_BAD;
@@ -272,8 +260,7 @@ static int print_list(const bench *b) {
 }
 
 const bench_case bench_kfac = {.name = "kfac",
-                               .options = "stat_period=1 solve_period=1 cholesky_form=inverse",
-                               .check = check,
+                               .options = "stat_period=1",
                                .list = print_list,
                                .open = open_kfac,
                                .round = round_of,

@@ -93,7 +93,6 @@ bool floors_possible(void) { return true; }
 
 typedef struct sizes {
   int64_t n;
-  bool invert;
   float *a, *b, *c;
 } sizes;
 
@@ -150,12 +149,12 @@ static double cholesky_run(void *arg) {
   memcpy(s->b, s->a, (size_t)(s->n * s->n) * sizeof(float));
   const double start = ng_now_ms();
   spotrf_("L", &n, s->b, &n, &info, 1);
-  if (s->invert) spotri_("L", &n, s->b, &n, &second, 1);
+  spotri_("L", &n, s->b, &n, &second, 1);
   return info == 0 && second == 0 ? ng_now_ms() - start : -1;
 }
 
-double floor_cholesky(int64_t n, bool invert) {
-  sizes s = {.n = n, .invert = invert};
+double floor_cholesky(int64_t n) {
+  sizes s = {.n = n};
   double ms = -1;
   if (make_arrays(&s, n * n, n * n, 1)) {
     fill_definite(s.a, n);
@@ -172,8 +171,8 @@ double floor_sgemm_gflops(int order) {
   (void)order;
   return -1;
 }
-double floor_cholesky(int64_t n, bool invert) {
-  (void)n, (void)invert;
+double floor_cholesky(int64_t n) {
+  (void)n;
   return -1;
 }
 

@@ -315,7 +315,7 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
 static int calibrate(plan_machine *m) {
   enum { ORDER = 1024 };
   if (!floors_possible()) return cli_bad("plan: --calibrate needs a build with BLAS");
-  const double gflops = floor_sgemm_gflops(ORDER), ms = floor_cholesky(ORDER, true);
+  const double gflops = floor_sgemm_gflops(ORDER), ms = floor_cholesky(ORDER);
   if (gflops <= 0 || ms <= 0) return cli_bad("plan: --calibrate: the rates could not be measured");
   m->gemm = 1e9 * gflops;
   m->solve = (double)ORDER * ORDER * ORDER / (1e-3 * ms);

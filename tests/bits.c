@@ -81,7 +81,7 @@ static const char *const beside[] = {
     " solver=cholesky damping_split=full prediv=0 eigen_floor=0",
     " clip=norm clip_bound=0.5",
     " clip=ratio clip_bound=0.01",
-    " solver=product radius=0.3 cholesky_form=auto",
+    " solver=product radius=0.3",
 };
 
 /* Linear algebra, threads and ranks take turns. */
@@ -198,7 +198,7 @@ static const char *const plays[] = {
     "part=1",
     "save=2",
     "save=1 steps=6 stat_period=2 solve_period=3",
-    "save=3 damping_leak=1 damping_split=pi",
+    "save=3 damping_leak=owner damping_split=pi",
     "save=2 factor_dtype=bf16 inverse_dtype=f16",
     "steps=7 stat_period=2 solve_period=3",
     "live=damping=0.7;stat_decay=0.5;clip=none",
@@ -228,7 +228,7 @@ static const char *const plays[] = {
     "values=same size=1000 damping=1e-5 solve_period=1",
     "values=same size=3000 gsize=1000 damping=1e-3 damping_split=full solve_period=1 grow=3",
     "values=same size=300 grow=30 damping=0.1 damping_split=full solve_period=1 stat_decay=0.1",
-    "values=same size=1e5 damping=1 damping_split=full cholesky_form=factor solve_period=1",
+    "values=same size=1e5 damping=1 damping_split=full solve_period=1",
     "values=same samples=1 even=1 along=1 damping=1e-9 clip=none stat_decay=0",
     "values=same samples=1 even=1 along=1 damping=1e-37 clip=none stat_decay=0 update=sgd",
     "values=zero",
@@ -237,14 +237,13 @@ static const char *const plays[] = {
     "size=1e-25 gsize=1e-20",
     "factor_dtype=bf16 inverse_dtype=bf16 solver=eigen",
     "factor_dtype=f16 inverse_dtype=f16 size=300",
-    "damping_leak=1 damping_split=pi steps=6",
-    "damping_leak=1 damping_split=full stat_period=3 solve_period=1 steps=6",
-    "damping_leak=1 damping_split=pi stat_period=2 solve_period=1 steps=6 solver=eigen "
+    "damping_leak=owner damping_split=pi steps=6",
+    "damping_leak=owner damping_split=full stat_period=3 solve_period=1 steps=6",
+    "damping_leak=owner damping_split=pi stat_period=2 solve_period=1 steps=6 solver=eigen "
     "eigen_floor=0",
     "eigen_floor=0.01 solver=eigen",
     "prediv=1 solver=eigen damping_split=pi live=damping=5",
-    "cholesky_form=factor",
-    "cholesky_form=inverse",
+    "solve_period=1",
     "solver=product radius=0.7 clip=rms clip_bound=0.2",
     "solver=product radius=0.7 clip=ratio clip_bound=0.2 update=sgd",
     "stat_scale=kaisa",
@@ -310,7 +309,7 @@ static void thresholds(const char *method) {
                                     "samples=2 solver=eigen prediv=0 eigen_floor=0",
                                     "values=same factor_dtype=bf16",
                                     "values=same stat_decay=0.1 grow=20",
-                                    "samples=3 cholesky_form=factor gsize=30"};
+                                    "samples=3 solve_period=1 gsize=30"};
   for (int32_t i = 0; i < COUNT(how); i++) {
     for (int32_t k = 0; k <= 24; k++) {
       (void)play("%s model=one %s size=%de%d damping=1e-3 damping_split=full linalg=%s", method,

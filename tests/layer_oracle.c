@@ -281,7 +281,7 @@ static void average_norm(const scene *s, const ng_options *o, int32_t t, int32_t
     }
   }
   const double rho = *started ? o->stat_decay : 0;
-  const bool all = strcmp(o->leak_ranks, "all") == 0 || strcmp(o->statistics, "owner") == 0;
+  const bool all = strcmp(o->damping_leak, "all") == 0 || strcmp(o->statistics, "owner") == 0;
   for (int64_t i = 0; i < w; i++)
     F[i * w + i] += *left / (all ? 1 : s->ranks);
   *left = 0;
@@ -340,10 +340,11 @@ void norm_predict(const scene *s, const ng_options *opt,
       if (s->layer[l].frozen) continue;
       if (F[l] != NULL) {
         const bool folds = t % o.stat_period == 0;
-        const bool adds = o.damping_leak && (folds || strcmp(o.norm_block, "full") == 0);
+        const bool leaks = strcmp(o.damping_leak, "0") != 0;
+        const bool adds = leaks && (folds || strcmp(o.norm_block, "full") == 0);
         if (folds) average_norm(s, &o, t, l, F[l], &started[l], &left[l]);
         const double lambda = o.damping * o.norm_damping;
-        const double on = !o.damping_leak ? lambda : adds ? left[l] + lambda : left[l];
+        const double on = !leaks ? lambda : adds ? left[l] + lambda : left[l];
         out->condition[t][l] = precondition(s, &o, l, F[l], on, D, P);
         if (adds) left[l] += lambda;
       }

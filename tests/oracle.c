@@ -447,8 +447,8 @@ static void solve(const oracle *o, layer *l, int64_t g) {
       }
       if (!eigen) M[i * n + i] += shift[k];
     }
-    for (int32_t r = 0; r < o->ranks && l->opt.damping_leak; r++) {
-      const bool all = is(l->opt.leak_ranks, "all") || is(l->opt.statistics, "owner");
+    for (int32_t r = 0; r < o->ranks && !is(l->opt.damping_leak, "0"); r++) {
+      const bool all = is(l->opt.damping_leak, "all") || is(l->opt.statistics, "owner");
       if (r != l->owner && !all) continue;
       for (int64_t i = 0; i < n; i++)
         f->F[r][(g * n + i) * n + i] += shift[k];

@@ -281,7 +281,6 @@ static void kfac(const char *words, double each, double applies) {
 static void kfac_figures(void **state) {
   (void)state;
   kfac("kfac --model LIST --batch 4 --repeat 4 --json", SPOTRF + SPOTRI, 1);
-  kfac("kfac --model LIST --batch 4 --repeat 4 --json --cholesky-form factor", SPOTRF, 1);
   kfac("kfac --model LIST --batch 4 --repeat 4 --json --method kaisa --solver eigen", 0, 2);
 }
 

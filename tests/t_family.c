@@ -467,7 +467,7 @@ static void test_owners(void **state) {
   (void)state;
   static const char *const solver[] = {"solver=cholesky", "solver=eigen",
                                        "solver=eigen damping_split=joint prediv=1",
-                                       "damping_leak=1 solver=eigen"};
+                                       "damping_leak=owner solver=eigen"};
   char text[512], more[512];
   for (int k = 0; k < 4; k++) {
     for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {

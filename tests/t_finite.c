@@ -323,7 +323,7 @@ static void averages_stay_in_range(void **state) {
   /* a shift that leaks into the average */
   static unsigned char now[4096];
   begin_ok(&one,
-           "method=natgrad factor_dtype=f16 damping=1e5 damping_split=full damping_leak=1 "
+           "method=natgrad factor_dtype=f16 damping=1e5 damping_split=full damping_leak=owner "
            "stat_decay=0.1",
            5, NG_F32, NG_F32);
   assert_int_equal(play(&one, NULL, NULL), NG_OK);
@@ -358,19 +358,11 @@ static void many_positions(void **state) {
 /* An inverse of 1e5 is none in f16: the ladder raises the damping until there is one. */
 static void inverses_stay_in_range(void **state) {
   (void)state;
-  static const char *const form[] = {"inverse", "factor"};
-  for (int i = 0; i < 2; i++) {
-    char options[160];
-    (void)snprintf(options, sizeof options,
-                   "method=natgrad inverse_dtype=f16 damping=1e-5 damping_split=full clip=none "
-                   "cholesky_form=%s",
-                   form[i]);
-    begin_ok(&one, options, 5, NG_F32, NG_F32);
-    const ng_status st = play(&one, NULL, NULL);
-    assert_int_equal(st, i == 0 ? NG_RESCUED : NG_OK);
-    assert_true(all_finite(&one));
-    close_model(&one);
-  }
+  begin_ok(&one, "method=natgrad inverse_dtype=f16 damping=1e-5 damping_split=full clip=none", 5,
+           NG_F32, NG_F32);
+  assert_int_equal(play(&one, NULL, NULL), NG_RESCUED);
+  assert_true(all_finite(&one));
+  close_model(&one);
 }
 
 int main(void) {

@@ -126,7 +126,7 @@ static void of_other_lines(void **state) {
       "method=topk-adagrad window_density=1",
       "method=topk-adagrad window_density=0.3 window_dtype=bf16",
       "method=natgrad factor_dtype=f16 inverse_dtype=f16",
-      "method=natgrad factor_dtype=bf16 damping_leak=1 damping_split=full",
+      "method=natgrad factor_dtype=bf16 damping_leak=owner damping_split=full",
       "method=mfac window=3 window_dtype=bf16",
       "method=mfac window=3 window_momentum=0.9 window_momentum_form=heavy-ball",
       "method=efcp window=3 window_density=0.2 window_dtype=bf16 window_momentum=0.5",
@@ -175,7 +175,7 @@ static void kept_under_adamw(void **state) {
       "method=ggt window=8 window_store=topk window_density=0.3",
       "method=sparse-ggt window=8 window_feedback_lr=1 window_density=0.3",
       "method=efcp window=8 window_density=0.3 window_fill=rest",
-      "method=lowrank-mfac window=8 window_rest=added",
+      "method=lowrank-mfac window=8 window_fill=added",
       "method=mfac window=8 window_momentum=0.9 window_momentum_form=gradient",
       "method=mfac window=8 window_momentum=0.9 window_momentum_form=gradient stat_period=2"};
   static const double size[] = {1e11, 1e13, 1e16, 1e20, 1e25, 1e30, 1e37, 3e38};

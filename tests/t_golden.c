@@ -237,8 +237,7 @@ static ng_options by_hand(const golden *c) {
   fixture_real(&o, "eigen_floor", kaisa ? 0 : 1e-10);
   fixture_real(&o, "damping", 0.01);
   fixture_set(&o, "damping_split", o.solver[0] == 'e' ? "joint" : kaisa ? "full" : "pi");
-  fixture_real(&o, "damping_leak", !kaisa);
-  fixture_set(&o, "leak_ranks", "owner");
+  fixture_set(&o, "damping_leak", kaisa ? "0" : "owner");
   fixture_real(&o, "stat_decay", kaisa ? 0.9 : 0.1);
   fixture_set(&o, "stat_start", "identity");
   fixture_set(&o, "stat_scale", rows[c->program].stat);

@@ -401,11 +401,11 @@ static void after_lines_that_keep(void **state) {
       "method=mfac window=4 window_momentum=0.9 window_momentum_form=gradient",
       "method=ggt window=4 window_momentum=0.9",
       "method=ggt window=4 window_momentum=0.9 damping=1e-10",
-      "method=efcp window=4 window_density=0.3 window_rest=added",
-      "method=efcp window=4 window_density=0.1 window_rest=added window_dtype=bf16",
+      "method=efcp window=4 window_density=0.3 window_fill=added",
+      "method=efcp window=4 window_density=0.1 window_fill=added window_dtype=bf16",
       "method=efcp window=4 window_density=0.3 window_fill=error",
       "method=efcp window=4 window_density=0.3 clip=kl",
-      "method=lowrank-mfac window=4 window_rest=added",
+      "method=lowrank-mfac window=4 window_fill=added",
       "method=natgrad clip=none",
   };
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)

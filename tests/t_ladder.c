@@ -33,8 +33,8 @@ static void start(fix *f, const char *linalg, const char *solver) {
   const plane dw[2] = {plane_of(f->dw, 2, 2, NG_F32)};
   (void)snprintf(set, sizeof set,
                  "solver=%s damping=0.001 damping_split=full stat_decay=1 stat_start=identity "
-                 "solve_period=1 clip=none%s",
-                 solver, strcmp(solver, "cholesky") == 0 ? " cholesky_form=inverse" : "");
+                 "solve_period=1 clip=none",
+                 solver);
   fixture_ok(&f->f, fixture_open(&f->f, set, &how));
   fixture_ok(&f->f, fixture_linear(&f->f, "fc", dw, NULL));
   fixture_ok(&f->f, ng_ready(f->f.p));

@@ -62,7 +62,7 @@ static void rows(void **state) {
   o = system_options("DP-KFACrepo", "eigen");
   differs_by(&o, "mpd-kfac", text);
   o = system_options("DP-KFAC repo", "inverse"); /* as the recordings spell it */
-  differs_by(&o, "mpd-kfac", LZ "damping_leak=1 grad_worker_fraction=0 placement=round-robin");
+  differs_by(&o, "mpd-kfac", LZ "damping_leak=owner grad_worker_fraction=0 placement=round-robin");
 
   (void)snprintf(text, sizeof text,
                  "%seigen_floor=1e-10 " LZ
@@ -74,7 +74,7 @@ static void rows(void **state) {
   differs_by(&o, "dp-kfac", text);
   o = system_options("lzhangbv", "inverse_dp");
   differs_by(&o, "dp-kfac",
-             LZ "damping_leak=1 statistics=local grad_worker_fraction=0 placement=round-robin");
+             LZ "damping_leak=owner statistics=local grad_worker_fraction=0 placement=round-robin");
 
   const char *const eva =
       "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal";
@@ -95,7 +95,7 @@ static void rows(void **state) {
   differs_by(
       &o, "eva-kfac",
       "damping=0.03 stat_decay=0.05 stat_scale=kaisa positions=reduce stat_batch=16 calls=ema "
-      "call_weight=equal damping_leak=1 leak_ranks=all solve_period=1");
+      "call_weight=equal damping_leak=all solve_period=1");
   o = system_options("Eva", "adasgd");
   differs_by(&o, "adasgd", "sides=none damping=0.03 clip=none");
   o = system_options("Eva", "sam");
@@ -128,7 +128,7 @@ static void rows(void **state) {
   assert_int_equal(ng_options_set(&o, "method", "spngd", message, sizeof message), NG_OK);
   differs_by(&o, "spngd", SPNGD);
   o = system_options("chainerkfac", "spngd");
-  differs_by(&o, "spngd", SPNGD "norm_block=full damping_leak=1 call_weight=equal");
+  differs_by(&o, "spngd", SPNGD "norm_block=full damping_leak=owner call_weight=equal");
 }
 
 /* A system is a place to start from: what was given before is gone, and does not count as given. */

@@ -129,11 +129,11 @@ static void idle_options(void **state) {
     needs(&o, "clip", "");
   }
   o = method("mfac");
-  needs(&o, "window_rest", "window_store = topk or lowrank");
+  needs(&o, "window_fill", "window_store = topk or lowrank");
   needs(&o, "window_momentum_form", "window_momentum above 0");
   needs(&o, "window_scope", "");
   o = method("lowrank-mfac");
-  needs(&o, "window_rest", "");
+  needs(&o, "window_fill", "");
   o = method("topk-sgd");
   needs(&o, "damping", "window_function = mfac, ggt, adam or adagrad");
   needs(&o, "window_scope", "");
@@ -142,9 +142,6 @@ static void idle_options(void **state) {
   o = method("topk-adam");
   needs(&o, "damping", "");
   o = method("natgrad");
-  needs(&o, "leak_ranks", "damping_leak = 1");
-  set(&o, "damping_leak", "1");
-  needs(&o, "leak_ranks", "");
   o = method("eva");
   needs(&o, "stat_decay", "");
   set(&o, "sides", "input");

@@ -58,8 +58,8 @@ static void random_factors(rng *r, ng_options *o) {
   fixture_set(o, "damping_split", pick(r, eigen ? "joint full pi" : "full pi"));
   fixture_set(o, "prediv", eigen ? pick(r, "0 1") : "0");
   fixture_set(o, "eigen_floor", eigen ? pick(r, "0 1e-10 0.03") : "0");
-  if (!eigen) fixture_set(o, "cholesky_form", pick(r, "auto inverse factor"));
-  if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 0 0 1"));
+  if (strcmp(o->damping_split, "joint") != 0)
+    fixture_set(o, "damping_leak", pick(r, "0 0 0 owner"));
   set_real(o, "damping", pow(10, -2.5 + 3 * rng_real(r)));
   fixture_set(o, "stat_decay", pick(r, "0 0.3 0.5 0.95 0.95 1"));
   fixture_set(o, "stat_start", pick(r, "first first identity zero"));
@@ -106,7 +106,7 @@ static void random_norms(rng *r, ng_options *o) {
   if (strcmp(o->method, "natgrad") != 0) return;
   fixture_set(o, "solve_period", "1");
   fixture_set(o, "stat_period", pick(r, "1 2"));
-  if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 1"));
+  if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 owner"));
 }
 
 static void random_norm(rng *r, scene *s) {
@@ -372,7 +372,7 @@ static double singular_case(uint64_t seed) {
                                "solve_period=1");
   set_real(&o, "damping", pow(10, -(double)rng_between(&r, 1, 4)));
   fixture_set(&o, "stat_decay", pick(&r, "0 0.5"));
-  fixture_set(&o, "damping_leak", pick(&r, "0 0 1"));
+  fixture_set(&o, "damping_leak", pick(&r, "0 0 owner"));
   fixture_set(&o, "statistics", pick(&r, "all owner"));
   if (rng_below(&r, 4) == 0) {
     fixture_set(&o, "stat_refresh", "adaptive");

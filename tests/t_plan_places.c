@@ -151,7 +151,7 @@ static void as_published(void **state) {
                      .together = k / 18 == 0,
                      .statistics = statistics[k / 6 % 3]};
       (void)snprintf(text, sizeof text,
-                     "method=natgrad cholesky_form=inverse solve_period=50 stat_bucket_mb=1000 "
+                     "method=natgrad solve_period=50 stat_bucket_mb=1000 "
                      "placement=%s colocate=%d statistics=%s",
                      row[k % 6].text, c.together, c.statistics);
       const bool one = strcmp(c.statistics, "local") == 0;
@@ -181,7 +181,7 @@ static void methods_hold_what_they_say(void **state) {
       {{NG_PLACEMENT_KAISA, "method=kaisa prediv=0 colocate=0", 0, false, "all", BASES, 0, 0},
        true},
       {{NG_PLACEMENT_KAISA,
-        "method=kaisa solver=cholesky prediv=0 damping_split=full cholesky_form=inverse "
+        "method=kaisa solver=cholesky prediv=0 damping_split=full solve_period=50 "
         "inverse_dtype=bf16",
         0, true, "all", INVERSES, 2, 0},
        true},
@@ -190,10 +190,9 @@ static void methods_hold_what_they_say(void **state) {
         0, 0},
        false},
       {{NG_PLACEMENT_ROUND_ROBIN, "method=dp-kfac", 1, true, "local", BASES, 0, 0}, false},
-      {{NG_PLACEMENT_SPNGD, "method=spngd cholesky_form=inverse", 1, true, "owner", INVERSES, 0, 0},
+      {{NG_PLACEMENT_SPNGD, "method=spngd solve_period=50", 1, true, "owner", INVERSES, 0, 0},
        false},
-      {{NG_PLACEMENT_BALANCED, "method=natgrad solve_period=50 cholesky_form=inverse", 0, true,
-        "all", INVERSES, 0, 0},
+      {{NG_PLACEMENT_BALANCED, "method=natgrad solve_period=50", 0, true, "all", INVERSES, 0, 0},
        true}};
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     for (int32_t m = 1; m <= W; m++) {

@@ -55,7 +55,7 @@ static void equals_counted(void **state) {
       OURS, OURS "grad_worker_fraction=0 update=sgd",
       OURS "statistics=owner update=adamw colocate=0 grad_worker_fraction=0",
       "method=kaisa damping=0.3 factor_dtype=bf16 wire_dtype=bf16",
-      OURS "grad_worker_fraction=0.5 symmetry_aware=0 per_layer='down: solver=eigen "
+      OURS "grad_worker_fraction=0.5 per_layer='down: solver=eigen "
            "damping_split=joint'"};
   static const int32_t grid[][2] = {{1, 1}, {1, 2}, {2, 2}, {1, 3}, {2, 3}, {2, 1}, {4, 2}};
   for (size_t m = 0; m < sizeof options / sizeof options[0]; m++) {

@@ -33,7 +33,7 @@ static bool has(const variant *v, unsigned promise) { return (v->f->promises & p
 /* A shift that stays in the average of its owner is divided by the ranks (as published): it shows from the second
  * step on. */
 static int32_t steps_of(const ng_options *o) {
-  return o->damping_leak && strcmp(o->leak_ranks, "owner") == 0 ? 1 : 2;
+  return strcmp(o->damping_leak, "owner") == 0 ? 1 : 2;
 }
 
 /* Two ways to divide the work: every rank holds every result, or its owner only. */
@@ -269,7 +269,7 @@ static void refused(const variant *v) {
     const int32_t ranks = k < 3 ? 1 : 3;
     scene *s = party(v, ranks);
     ng_options o = v_options(v);
-    fixture_real(&o, "damping_leak", 0); /* a gradient is looked at after the solve, which leaks */
+    fixture_set(&o, "damping_leak", "0"); /* a gradient is looked at after the solve, which leaks */
     for (int32_t at = 0; at < 3; at++) {
       scene_look look = stage(ranks);
       look.trouble = trouble[k % 3].what;

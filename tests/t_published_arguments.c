@@ -37,7 +37,7 @@ static const argument kaisa[] = {
     {"grad_worker_fraction", "COMM_OPT", "HYBRID_OPT", "grad_worker_fraction", "0.5", true, "1.5",
      0},
     {"grad_worker_fraction", "1", "MEM_OPT", "grad_worker_fraction", "0", true, "-0.5", 0},
-    {"symmetry_aware", "False", "True", "symmetry_aware", "1", true, "maybe", 0},
+    {"symmetry_aware", "False", "True", NULL, NULL, false, "maybe", 0},
     {"grad_scaler", "None", NULL, NULL, NULL, false, "4.0", NG_ERR_ABSENT},
     {"factor_dtype", "None", "torch.bfloat16", "factor_dtype", "bf16", true, "torch.float64",
      NG_ERR_ABSENT},

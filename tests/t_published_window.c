@@ -18,7 +18,7 @@ static void arguments_of_sparse_methods(void **state) {
              {"topk-adagrad", "wd_type", "both", "window_decay_form", "gradient"},
              {"topk-adagrad", "wd_type", "wd", "window_decay_form", "none"},
              {"efcp", "fix", "2", "window_fill", "error"},
-             {"efcp", "fix", "4", "window_rest", "added"},
+             {"efcp", "fix", "4", "window_fill", "added"},
              {"efcp", "fix", "5", NULL, "0 to 4"},
              {"efcp", "fix_scaling", "1", "window_divisor", "filled"},
              {"efcp", "empty_buffer_on_decay", "1", "window_empty", "0.5"},

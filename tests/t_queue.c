@@ -322,8 +322,8 @@ static void compare(const sim_setup *how, const ng_linalg_ops *table, int32_t ra
 
 static const sim_setup rows[] = {
     {.method = "natgrad", .set = "", .threads = 2},
-    {.method = "natgrad", .set = PERIODS " cholesky_form=factor update=sgd"},
-    {.method = "natgrad", .set = PERIODS " cholesky_form=inverse update=sgd", .micro = 2},
+    {.method = "natgrad", .set = "stat_period=2 solve_period=1 update=sgd"},
+    {.method = "natgrad", .set = PERIODS " update=sgd", .micro = 2},
     {.method = "natgrad", .set = "clip=ratio clip_bound=0.1 update=adamw"},
     {.method = "natgrad", .set = "clip=rms clip_bound=0.1 inverse_dtype=f16"},
     {.method = "natgrad", .set = PERIODS " factor_dtype=bf16 inverse_dtype=f16 update=sgd"},
@@ -335,7 +335,7 @@ static const sim_setup rows[] = {
     {.method = "natgrad", .set = "calls=last", .micro = 3},
     {.method = "kaisa", .set = "solver=cholesky prediv=0 damping_split=full factor_dtype=bf16"},
     {.method = "mpd-kfac",
-     .set = "solver=cholesky eigen_floor=0 damping_split=pi damping_leak=1 " PERIODS},
+     .set = "solver=cholesky eigen_floor=0 damping_split=pi damping_leak=owner " PERIODS},
     {.method = "dp-kfac", .set = "update=sgd " PERIODS},
     {.method = "eva", .set = "stat_period=2 update=sgd"},
     {.method = "eva-natgrad", .set = "calls=ema", .micro = 2},
@@ -392,8 +392,8 @@ static void no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, i
 static void rescues_wait(void **state) {
   (void)state;
   static const sim_setup hard[] = {
-      {.method = "natgrad", .set = "cholesky_form=inverse factor_dtype=bf16"},
-      {.method = "natgrad", .set = "cholesky_form=factor inverse_dtype=bf16"},
+      {.method = "natgrad", .set = "factor_dtype=bf16"},
+      {.method = "natgrad", .set = "solve_period=1 inverse_dtype=bf16"},
       {.method = "natgrad", .set = "solver=eigen damping_split=joint factor_dtype=f16"},
   };
   for (int way = 0; way < 2; way++) {

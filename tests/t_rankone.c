@@ -413,7 +413,7 @@ static void one_message(void **state) {
 static void refusals(void **state) {
   (void)state;
   static const char *const wrong[][3] = {
-      {"solver", "eigen", "kronecker"},           {"damping_leak", "1", "kronecker"},
+      {"solver", "eigen", "kronecker"},           {"damping_leak", "owner", "kronecker"},
       {"solve_period", "1", "kronecker"},         {"max_factor", "64", "kronecker"},
       {"factor_dtype", "bf16", "kronecker"},      {"statistics", "local", "kronecker"},
       {"grad_worker_fraction", "0", "kronecker"}, {"stat_scale", "kaisa", "stat_scale"},

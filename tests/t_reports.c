@@ -228,7 +228,7 @@ static void explain_says_what_is_held(void **state) {
     fixture f;
     int32_t index;
     int64_t all = 0, moments = 0;
-    fixture_ok(&f, fixture_open(&f, "skip_layers=out update=adamw cholesky_form=inverse", NULL));
+    fixture_ok(&f, fixture_open(&f, "skip_layers=out update=adamw", NULL));
     if (rankone == 1) {
       fixture_close(&f);
       fixture_ok(&f, fixture_open(&f, "method=eva skip_layers=out update=adamw", NULL));
@@ -331,7 +331,7 @@ static void bytes_are_those_that_were_sent(void **state) {
 
 /* ---- the form of a result --------------------------------------------------------------------*/
 
-/* cholesky_form = auto keeps L of order n, applied to m vectors a step, where inverting costs more than
+/* solver = cholesky keeps L of order n, applied to m vectors a step, where inverting costs more than
  * solving loses: 2 n^3 / 3 > solve_period n^2 m.  At the bound, and one beyond it. */
 static void forms_are_by_the_rule(void **state) {
   (void)state;
@@ -348,7 +348,7 @@ static void forms_are_by_the_rule(void **state) {
     char options[64];
     fixture f;
     int32_t index, found = 0;
-    (void)snprintf(options, sizeof options, "cholesky_form=auto solve_period=%d", row[i].period);
+    (void)snprintf(options, sizeof options, "solve_period=%d", row[i].period);
     fixture_ok(&f, fixture_open(&f, options, NULL));
     fixture_ok(&f, ng_add_linear(f.p, "fc", row[i].in, row[i].out, row[i].bias, &index));
     fixture_ok(&f, ng_ready(f.p));

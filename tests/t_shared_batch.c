@@ -78,7 +78,7 @@ static void as_one_rank(const variant *v) {
   if (v->f->shards == NO_PARTS)
     return; /* an owner's samples alone; batches that normalise themselves */
   /* The shift that stays in an average is divided by the ranks (as published): it shows from the second step on. */
-  const int32_t steps = o.damping_leak ? 1 : STEPS;
+  const int32_t steps = strcmp(o.damping_leak, "0") != 0 ? 1 : STEPS;
   for (int i = 0; i < CROWDS * PATTERNS; i++) {
     for (size_t k = 0; k < MANNERS; k++) {
       if (!row[k].whole && v->f->shards != ANY_PARTS) continue;

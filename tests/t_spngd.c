@@ -221,9 +221,9 @@ static void golden_steps(void **state) {
     const char *options;
     const gold *second;
   } how[] = {{"stat_decay=0 damping_leak=0", &no_memory},
-             {"stat_decay=0 damping_leak=1", &no_memory},
+             {"stat_decay=0 damping_leak=owner", &no_memory},
              {"stat_decay=0.5 damping_leak=0", &clean},
-             {"stat_decay=0.5 damping_leak=1", &leaky}};
+             {"stat_decay=0.5 damping_leak=owner", &leaky}};
   (void)state;
   for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
     model m;

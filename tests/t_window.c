@@ -221,7 +221,8 @@ static void rows_in_bf16(void **state) {
  * multiples of 1/512: f32 holds them, bf16 the upper 8 bits of the sent value. */
 static void largest_entries(void **state) {
   static const char *const modes[] = {"global", "layer", "block"}, *const fills[] = {
-                                                                       "none", "gradient", "error"};
+                                                                       "none", "gradient", "error",
+                                                                       "rest", "added"};
   rng r = {test_seed() + 4};
   for (int64_t n = 0; n < test_times(150); n++) {
     trial c = any_size(&r);
@@ -230,15 +231,14 @@ static void largest_entries(void **state) {
     c.steps = 1 + rng_below(&r, 3 * m);
     (void)snprintf(c.options, sizeof c.options,
                    "method=efcp window=%d damping=%.9g window_density=%g window_topk=%s "
-                   "window_scope=%s window_rest=%s window_dtype=%s window_function=%s "
+                   "window_scope=%s window_dtype=%s window_function=%s "
                    "window_momentum=%g stat_period=%d window_feedback_lr=%d window_fill=%s "
                    "window_empty=%g",
                    (int)m, pow(10, -1 - 3 * rng_real(&r)),
                    rng_below(&r, 4) ? rng_real(&r) + 1e-9 : 1, modes[rng_below(&r, 3)],
-                   rng_below(&r, 3) ? "model" : "parameter", rng_below(&r, 2) ? "kept" : "added",
-                   rng_below(&r, 2) ? "f32" : "bf16", "mfac", rng_below(&r, 2) ? 0.5 : 0.0,
-                   1 + (int)rng_below(&r, 2), (int)rng_below(&r, 2), fills[rng_below(&r, 3)],
-                   rng_below(&r, 3) ? 0.0 : 0.6);
+                   rng_below(&r, 3) ? "model" : "parameter", rng_below(&r, 2) ? "f32" : "bf16",
+                   "mfac", rng_below(&r, 2) ? 0.5 : 0.0, 1 + (int)rng_below(&r, 2),
+                   (int)rng_below(&r, 2), fills[rng_below(&r, 5)], rng_below(&r, 3) ? 0.0 : 0.6);
     hold(&c, *state, rng_next(&r), 1e-5);
   }
   for (int64_t n = 0; n < test_times(30); n++) {
@@ -329,13 +329,12 @@ static bool draw(rng *r, char *to, size_t size) {
   static const char *const forms[] = {"average", "heavy-ball", "gradient"};
   static const char *const decays[] = {"gradient", "direction", "none"};
   static const char *const modes[] = {"global", "layer", "block"};
-  static const char *const fills[] = {"none", "gradient", "error", "rest"};
+  static const char *const fills[] = {"none", "gradient", "error", "rest", "added"};
   const int kind = (int)rng_below(r, 4);
   const bool ggt = kind == 0, topk = kind == 2 || (ggt && rng_below(r, 2) > 0), low = kind == 3;
-  const bool rest = topk && !ggt && rng_below(r, 4) == 0;
   const double momentum = coin(r, 0.75), forget = ggt ? 1 - coin(r, 0.125) : 1;
-  const char *fill = topk && !ggt && !rest ? fills[rng_below(r, 4)] : "none";
-  const bool plain = rest || strcmp(fill, "none") != 0;
+  const char *fill = topk && !ggt ? fills[rng_below(r, 5)] : "none";
+  const bool plain = strcmp(fill, "none") != 0;
   int n = snprintf(to, size,
                    "method=%s window=%d damping=0.1 window_momentum=%g window_momentum_form=%s "
                    "window_decay=%g window_decay_form=%s window_mask=%d stat_period=%d "
@@ -356,11 +355,10 @@ static bool draw(rng *r, char *to, size_t size) {
   const bool count = topk && mode == modes[0] && rng_below(r, 3) == 0;
   if (topk)
     (void)snprintf(to + n, size - (size_t)n,
-                   " window_density=%g window_topk=%s window_rest=%s window_fill=%s "
+                   " window_density=%g window_topk=%s window_fill=%s "
                    "window_feedback_lr=%d window_empty=%g window_dtype=%s",
-                   (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), mode,
-                   rest ? "added" : "kept", fill, (int)rng_below(r, 2), coin(r, 0.5),
-                   rng_below(r, 2) > 0 ? "bf16" : "f32");
+                   (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), mode, fill,
+                   (int)rng_below(r, 2), coin(r, 0.5), rng_below(r, 2) > 0 ? "bf16" : "f32");
   return !low;
 }
 
@@ -383,14 +381,14 @@ static void decay_of_directions(void **state) {
   static const char *const store[] = {
       "mfac",
       "efcp window_density=1",
-      "efcp window_density=1 window_rest=added",
+      "efcp window_density=1 window_fill=added",
       "efcp window_density=0.3",
-      "efcp window_density=0.3 window_rest=added",
+      "efcp window_density=0.3 window_fill=added",
       "efcp window_density=0.3 window_fill=rest",
-      "efcp window_density=0.3 window_dtype=bf16 window_rest=added",
-      "mfac window_rest=added",
+      "efcp window_density=0.3 window_dtype=bf16 window_fill=added",
+      "mfac window_fill=added",
       "lowrank-mfac window_rank=6",
-      "lowrank-mfac window_rank=6 window_rest=added",
+      "lowrank-mfac window_rank=6 window_fill=added",
   };
   static const char *const more[] = {"", " stat_period=2", " window_mask=1",
                                      " window_momentum=0.5 window_momentum_form=heavy-ball"};

@@ -196,7 +196,7 @@ static const char *const each[] = {
     "method=efcp window=4 window_density=0.3 window_mask=1" COMMON,
     "method=efcp window=4 window_density=0.3 window_feedback_lr=1" COMMON,
     "method=efcp window=4 window_density=0.3 window_topk=layer window_dtype=bf16" COMMON,
-    "method=efcp window=4 window_density=0.3 window_topk=block window_rest=added" COMMON,
+    "method=efcp window=4 window_density=0.3 window_topk=block window_fill=added" COMMON,
     "method=efcp window=4 window_density=0.3 window_scope=parameter" COMMON,
     "method=efcp window=7 window_density=0.2 window_fill=error" COMMON,
     "method=efcp window=7 window_density=0.2 window_fill=gradient" COMMON,

@@ -185,12 +185,12 @@ static const char *const windows[] = {
     "method=ggt window=3 damping=0.5 window_momentum=0.5 window_forget=0.9 stat_period=2",
     "method=ggt window=3 damping=0.5",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=layer stat_period=2",
-    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=block window_rest=added "
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=block window_fill=added "
     "window_dtype=bf16 window_momentum=0.5 update=sgd",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=parameter",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=group",
     "method=efcp window=3 damping=0.1 window_density=0.3 stat_period=2",
-    "method=efcp window=3 damping=0.1 window_density=0.05 window_rest=added window_dtype=bf16 "
+    "method=efcp window=3 damping=0.1 window_density=0.05 window_fill=added window_dtype=bf16 "
     "window_momentum=0.5 update=sgd window_feedback_lr=1",
     "method=sparse-ggt window=3 damping=0.5 window_density=0.1 window_forget=0.9 "
     "window_momentum=0.5 window_momentum_form=gradient stat_period=2",

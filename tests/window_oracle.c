@@ -290,7 +290,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   if (enters) send(k, k->o.window_feedback_lr ? lr : 1, x);
   if (enters) push(k, x);
   for (int64_t i = 0; i < k->d; i++)
-    y[i] = (enters && is(k->o.window_rest, "added")) || (filling && is(k->o.window_fill, "rest"))
+    y[i] = (enters && is(k->o.window_fill, "added")) || (filling && is(k->o.window_fill, "rest"))
                ? (y[i] - x[i]) / k->o.damping
                : 0;
   for (int64_t i = 0; i < k->d && mu > 0 && is(form, "gradient"); i++)

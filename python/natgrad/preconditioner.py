@@ -160,7 +160,7 @@ class Preconditioner(Binding, _state.Uncopied):
     def _speaks_of_a_batch(self, lines):
         """Whether it matters of which batch a rank's samples are: without, samples weigh the same on whichever rank."""
         chosen = self._chosen
-        return (chosen.get("stat_batch") != "0" or chosen.get("call_weight") == "equal" or chosen.get("damping_leak") == "1"
+        return (chosen.get("stat_batch") != "0" or chosen.get("call_weight") == "equal" or chosen.get("damping_leak") in ("owner", "all")
                 or chosen.get("stat_scale") in ("kaisa", "eva")
                 or any(name in line for line in lines
                        for name in ("stat_batch", "call_weight", "damping_leak", "stat_scale", "method")))

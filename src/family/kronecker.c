@@ -219,11 +219,6 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "eigen_floor = %g needs solver = eigen; with %s set eigen_floor = 0",
                       s->eigen_floor, o->solver);
   }
-  if (s->solver != NG_SOLVER_CHOLESKY && s->cholesky_form != NG_FORM_AUTO) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "cholesky_form = %s needs solver = cholesky; with %s leave it at auto",
-                      o->cholesky_form, o->solver);
-  }
   if ((s->solver == NG_SOLVER_PRODUCT) != (s->radius > 0)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "radius = %g with solver = %s: product needs a radius above 0, the others 0",
@@ -231,10 +226,10 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   }
   /* The published inverse solver leaves its shift in the stored factor. */
   if (s->damping_leak && joint) {
-    return ng_fail_to(
-        message, size, NG_ERR_ARG,
-        "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
-        "factor");
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "damping_leak = %s needs damping_split = pi or full: a joint damping shifts "
+                      "no factor",
+                      o->damping_leak);
   }
   /* Eigenvalues may be 0, so 1 / damping must fit. */
   if (s->solver == NG_SOLVER_EIGEN && s->prediv && s->inverse_dtype == NG_F16 &&

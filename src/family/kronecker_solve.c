@@ -19,8 +19,7 @@
 /* The answer sizes memory and names a field in files. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
-  if (k->eigen || k->product || b->base.cholesky_form == NG_FORM_INVERSE) return false;
-  if (b->base.cholesky_form == NG_FORM_FACTOR) return true;
+  if (k->eigen || k->product) return false;
   /* Inverting costs 2 n^3 / 3 once more a solve; two triangular solves run at about two thirds of
    * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m.  Hence: keep L
    * where 2 n^3 / 3 > solve_period n^2 m. */

@@ -270,7 +270,7 @@ static void take_rest(ng_block *b) {
 
 static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  const bool rest = b->base.window_rest == NG_REST_ADDED || fills(b, NG_FILL_REST);
+  const bool rest = b->base.window_fill == NG_FILL_ADDED || fills(b, NG_FILL_REST);
   const bool decay = decays(b, NG_DECAY_DIRECTION);
   if (rest && decay) take_rest(b);
   const ng_status st = ng_window_solve(b, NULL, rest);

@@ -25,7 +25,6 @@ static ng_status check_first(const ng_options *o, const ng_settings *s, char *me
   const char *wrong = s->window != 1                           ? "window = 1"
                       : s->stat_period != 1                    ? "stat_period = 1"
                       : s->window_divisor != NG_DIVISOR_WINDOW ? "window_divisor = window"
-                      : s->window_rest != NG_REST_KEPT         ? "window_rest = kept"
                       : s->window_fill != NG_FILL_NONE         ? "window_fill = none"
                       : s->window_empty > 0.0                  ? "window_empty = 0"
                       : !adam && s->window_forget != 1.0       ? "window_forget = 1"
@@ -58,23 +57,17 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
                       "window",
                       o->window_divisor);
   }
-  if (s->window_function == NG_WINDOW_GGT && s->window_rest == NG_REST_ADDED) {
+  const bool rest = s->window_fill == NG_FILL_REST || s->window_fill == NG_FILL_ADDED;
+  if (s->window_function == NG_WINDOW_GGT && rest) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_rest = added: only window_function = mfac has it; leave it at kept");
-  }
-  if (s->window_fill == NG_FILL_REST &&
-      (s->window_function == NG_WINDOW_GGT || s->window_rest == NG_REST_ADDED)) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_fill = rest: only window_function = mfac has it, with window_rest = "
-                      "kept");
+                      "window_fill = %s: only window_function = mfac has it", o->window_fill);
   }
   const bool averages = s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT;
-  if ((s->window_rest == NG_REST_ADDED || s->window_fill != NG_FILL_NONE) &&
-      (s->window_forget != 1.0 || averages)) {
+  if (s->window_fill != NG_FILL_NONE && (s->window_forget != 1.0 || averages)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_rest = %s, window_fill = %s: they need window_forget = 1 and another "
-                      "window_momentum_form than gradient",
-                      o->window_rest, o->window_fill);
+                      "window_fill = %s needs window_forget = 1 and another window_momentum_form "
+                      "than gradient",
+                      o->window_fill);
   }
   if (s->window_density > 1.0 && s->window_topk != NG_TOPK_GLOBAL) {
     return ng_fail_to(message, size, NG_ERR_ARG,

@@ -53,11 +53,6 @@ int64_t ng_plan_held(const ng_plan *plan) {
   return plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
 }
 
-static void *take_sum(ng_plan *plan, const ng_stat *s, int64_t bytes) {
-  ng_span *run = ng_stat_to_owner(s) ? &plan->sum[s->owner] : &plan->rest;
-  return take_run(plan, NG_USE_SUMS, run, bytes);
-}
-
 /* An array that a rank neither keeps nor observes is NULL. */
 void ng_plan_stats(ng_plan *plan, ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
@@ -72,13 +67,8 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         }
       }
       if (!s->observes) continue;
-      /* Sent data are contiguous. */
-      if (s->whole) {
-        const int64_t all = ng_times(ng_stat_sent_count(s, part), (int64_t)sizeof(float));
-        part->whole = take_sum(plan, s, all);
-      }
-      part->sum = s->whole ? take_run(plan, NG_USE_SUMS, &plan->apart, n * (int64_t)sizeof(float))
-                           : take_sum(plan, s, n * ng_dtype_size(s->wire));
+      ng_span *run = ng_stat_to_owner(s) ? &plan->sum[s->owner] : &plan->rest;
+      part->sum = take_run(plan, NG_USE_SUMS, run, n * ng_dtype_size(s->wire));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }
@@ -113,8 +103,7 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   }
   (void)lay_out(plan->result, p->ctx->ranks, 0);
   (void)lay_out(plan->direction, p->ctx->ranks, 0);
-  const int64_t at = lay_out(plan->sum, p->ctx->ranks, plan->rest.end);
-  (void)lay_out(&plan->apart, 1, at);
+  (void)lay_out(plan->sum, p->ctx->ranks, plan->rest.end);
   plan->rest.end = 0;
   plan->place = true;
   return NG_OK;

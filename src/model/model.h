@@ -268,7 +268,6 @@ typedef struct ng_plan {
   ng_span *result,
       *direction; /* [ranks]: by owner, by column; in the placing pass `end` is the next place */
   ng_span *sum, rest; /* sums that go to an owner, by owner; all other sums */
-  ng_span apart;      /* sums whose unfolded copies are sent instead */
 } ng_plan;
 void ng_shard_ask(ng_layer_shard *s, ng_plan *plan); /* memory of the whole gradient: whole.c */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);

@@ -47,7 +47,7 @@ static const ng_value dp_values[] = {MPD_VALUES, SET(statistics, NG_STATISTICS_L
 static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                       SET(eigen_floor, 0),
                                       SET(damping_split, NG_SPLIT_PI),
-                                      SET(damping_leak, 1),
+                                      SET(damping_leak, NG_LEAK_OWNER),
                                       SET(grad_worker_fraction, 0),
                                       SET(placement, NG_PLACEMENT_ROUND_ROBIN),
                                       NG_VALUES_END};
@@ -82,8 +82,7 @@ static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(stat_batch, 16),
                                            SET(calls, NG_CALLS_EMA),
                                            SET(call_weight, NG_CALL_WEIGHT_EQUAL),
-                                           SET(damping_leak, 1),
-                                           SET(leak_ranks, NG_LEAK_ALL),
+                                           SET(damping_leak, NG_LEAK_ALL),
                                            SET(solve_period, 1),
                                            SET(norm_block, NG_NORM_NONE),
                                            NG_VALUES_END};
@@ -128,9 +127,9 @@ static const ng_value spngd_values[] = {SET(damping, 0.03),
                                         SET(grad_worker_fraction, 0),
                                         SET(placement, NG_PLACEMENT_SPNGD),
                                         NG_VALUES_END};
-static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL), SET(damping_leak, 1),
-                                              SET(call_weight, NG_CALL_WEIGHT_EQUAL),
-                                              NG_VALUES_END};
+static const ng_value chainerkfac_values[] = {
+    SET(norm_block, NG_NORM_FULL), SET(damping_leak, NG_LEAK_OWNER),
+    SET(call_weight, NG_CALL_WEIGHT_EQUAL), NG_VALUES_END};
 
 /* EFCP: sparse M-FAC (its dense M-FAC is a variant), sparse GGT, low-rank M-FAC. */
 #define EFCP_VALUES                                                                                \

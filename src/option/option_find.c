@@ -48,10 +48,14 @@ int32_t ng_option_find(const char *name) {
 
 /* `standard` is the default that the option had: a state with that value still loads. */
 const ng_option_gone ng_options_gone[] = {
+    {"cholesky_form", "auto", "the library stores the cheaper form at this solve_period"},
     {"fold", "sum", "observations of a step are always summed first"},
+    {"leak_ranks", "owner", "damping_leak = owner or all names the ranks"},
     {"schedule", "",
      "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
      "functions of the step"},
+    {"symmetry_aware", "1", "symmetric sums are always sent as one triangle"},
+    {"window_rest", "kept", "window_fill = added adds the part that was not stored"},
     {NULL, NULL, NULL}};
 
 const ng_option_gone *ng_option_removed(const char *name) {

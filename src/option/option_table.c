@@ -70,13 +70,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- eigen: PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + damping)) Q_A', which can damp the "
                 "product of eigenvalues.\n"
                 "- product: multiply by the factors instead of inverting them, see radius."),
-    ROW(cholesky_form, .group = "curvature", .standard = "auto",
-        ONE_OF_3(NG_FORM_AUTO, "auto", NG_FORM_INVERSE, "inverse", NG_FORM_FACTOR, "factor"),
-        KRONECKER, .per_layer = true,
-        .help = "solver = cholesky: the stored result.\n"
-                "- auto: the cheaper form at this solve_period.\n"
-                "- inverse: (F + damping I)^-1.\n"
-                "- factor: the triangular factor L; each step solves with L."),
     ROW(prediv, .group = "curvature", .standard = "0", KRONECKER, .per_layer = true,
         .help = "solver = eigen: 1 stores 1 / (d_G d_A + damping) at the solve; 0 divides by the "
                 "damping of each step."),
@@ -99,15 +92,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- pi: A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, pi = sqrt((tr A / p) / "
                 "(tr G / q)).\n"
                 "- root: A + sqrt(lambda) I and G + sqrt(lambda) I."),
-    ROW(damping_leak, .group = "curvature", .standard = "0", KRONECKER, .per_layer = true,
-        .help = "1 leaves the damping in the running average after each solve, as the published "
-                "MPD-KFAC and DP-KFAC do."),
-    ROW(leak_ranks, .group = "curvature", .standard = "owner",
-        ONE_OF_2(NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), KRONECKER,
-        NEEDS(damping_leak, 1U << 1), .per_layer = true,
-        .help = "damping_leak = 1: the ranks whose running average receives the damping.\n"
+    ROW(damping_leak, .group = "curvature", .standard = "0",
+        ONE_OF_3(NG_LEAK_NONE, "0", NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), KRONECKER,
+        .per_layer = true,
+        .help = "The ranks whose running average keeps the damping after a solve.\n"
+                "- 0: none.\n"
                 "- owner: the rank that solves; the next sum over ranks divides the damping by "
-                "their number (MPD-KFAC).\n"
+                "their number (MPD-KFAC, DP-KFAC).\n"
                 "- all: every rank, as where each rank solves everything (eva-kfac). Ranks that "
                 "share a batch always use all."),
     ROW(output_factor, .group = "curvature", .standard = "full",
@@ -317,10 +308,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "own message, with 0 every one has.\n"
                 "A message is posted when all its statistics are observed (ng_batch.last), or in "
                 "the step. The option changes no bit."),
-    ROW(symmetry_aware, .group = "messages", .standard = "1",
-        .help = "1: sums of symmetric statistics are sent as one triangle. 0: as whole matrices, "
-                "twice the bytes, the same numbers.\n"
-                "Must be 1 with statistics = owner."),
 
     /* Update. */
     ROW(update, .group = "update", .standard = "gradient",
@@ -425,22 +412,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         NEEDS(window_store, 1U << NG_STORE_LOWRANK),
         .help = "lowrank: columns of P and Q of each weight, at most its rows and columns; biases "
                 "and tensors are stored whole."),
-    ROW(window_rest, WINDOW, .standard = "kept",
-        ONE_OF_2(NG_REST_KEPT, "kept", NG_REST_ADDED, "added"),
-        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
-        .help = "The part D - x that was not stored.\n"
-                "- kept: only error feedback uses it.\n"
-                "- added: (D - x) / damping is also added to PD (mfac)."),
     ROW(window_fill, WINDOW, .standard = "none",
-        ONE_OF_4(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
-                 NG_FILL_REST, "rest"),
+        ONE_OF_5(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
+                 NG_FILL_REST, "rest", NG_FILL_ADDED, "added"),
         NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
-        .help = "topk, lowrank: PD until the window is full.\n"
-                "- none: no change.\n"
-                "- gradient: elements of PD that are 0 become the elements of D.\n"
-                "- error: elements of PD that are 0 become the elements of e, which is 0 there "
-                "afterwards.\n"
-                "- rest: as window_rest = added."),
+        .help = "topk, lowrank: how PD gets the part D - x that was not stored.\n"
+                "- none: not at all.\n"
+                "- gradient: until the window is full, elements of PD that are 0 become the "
+                "elements of D.\n"
+                "- error: until the window is full, elements of PD that are 0 become the elements "
+                "of e, which is 0 there afterwards.\n"
+                "- rest: until the window is full, (D - x) / damping is added to PD (mfac).\n"
+                "- added: in every step, (D - x) / damping is added to PD (mfac)."),
     ROW(window_feedback_lr, WINDOW, .standard = "0",
         NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
         .help = "1: a = e + lr D, and PD is the stored part over lr."),

@@ -143,10 +143,6 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "placement = spngd gives whole layers to ranks: colocate must be 1");
   }
-  if (!s.symmetry_aware && s.statistics == NG_STATISTICS_OWNER) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "statistics = owner sends triangles: symmetry_aware must be 1, it is 0");
-  }
   return NG_OK;
 }
 

@@ -268,8 +268,10 @@ static const ng_published kaisa_names[] = {
     {"skip_layers", "skip_layers",
      "a regular expression, translated to globs where it needs no more; join a list with '|'",
      take_regex},
-    {"symmetry_aware", "symmetry_aware",
-     "the same, of sums of factors; inverses are kept and sent as triangles always", take_bool},
+    {"symmetry_aware", "",
+     "nothing to set: sums of factors and inverses are always sent as triangles; the numbers are "
+     "the same",
+     check_bool},
     {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},
     {"colocate_factors", "colocate", "the same; false goes with prediv, too", take_bool},
     {"assignment_strategy", "placement_cost", "COMPUTE: compute; MEMORY: memory", take_strategy},

@@ -60,18 +60,17 @@ static ng_status take_topk(job *j) {
 static ng_status take_send(job *j) {
   int32_t sparse;
   if (!ng_read_bool(j->value, &sparse)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "window_rest", sparse ? "kept" : "added");
+  return put(j, "window_fill", sparse ? "none" : "added");
 }
 
 /* The modes of the sparse wrapper: 0 to 3 in the first m steps, 4 in all. */
 static ng_status take_fix(job *j) {
-  static const char *const fill[] = {"none", "gradient", "error", "rest", "none"};
+  static const char *const fill[] = {"none", "gradient", "error", "rest", "added"};
   int64_t n;
   if (!ng_read_int(j->value, &n) || n < 0 || n > 4) {
     return refuse(j, NG_ERR_ARG, "a number from 0 to 4");
   }
-  const ng_status st = put(j, "window_rest", n == 4 ? "added" : "kept");
-  return st == NG_OK ? put(j, "window_fill", fill[n]) : st;
+  return put(j, "window_fill", fill[n]);
 }
 
 static ng_status put_flag(job *j, const char *name, const char *yes, const char *no) {
@@ -151,12 +150,12 @@ static const ng_published efcp_names[] = {
     {"topk", "window_topk", "the same; none: global", take_topk},
     {"topk_lr_on_update", "window_feedback_lr", "false: 1, what enters is lr times the gradient",
      take_on_update},
-    {"precondition_sparse_grad", "window_rest", "true: kept; false: added", take_send},
+    {"precondition_sparse_grad", "window_fill", "true: none; false: added", take_send},
     {"ignore_bn_ln_type", "skip_layers", "all: *norm*,*bn*; none, modules: nothing", take_ignore},
     {"k", "window_density", "the same; none: 1", take_density},
     {"m", "window", "the same: stored gradients", take_same},
     {"use_bf16", "window_dtype", "true: bf16; false: f32", take_bf16},
-    {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 window_rest = added", take_fix},
+    {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 added", take_fix},
     {"fix_scaling", "window_divisor", "true: filled; false: window", take_scaling},
     {"empty_buffer_on_decay", "window_empty", "true: 0.5; false: 0", take_empty},
     {"clip_type", "clip", "norm, or val: value; of the preconditioned gradient", take_clip_type},

@@ -18,9 +18,8 @@
 /* An enum value is the index of its text in ng_option_row.choice.  The first value is not always the default, so a
  * struct of zeros is no valid ng_settings. */
 typedef enum ng_solver { NG_SOLVER_CHOLESKY, NG_SOLVER_EIGEN, NG_SOLVER_PRODUCT } ng_solver;
-typedef enum ng_form { NG_FORM_AUTO, NG_FORM_INVERSE, NG_FORM_FACTOR } ng_form;
 typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI, NG_SPLIT_ROOT } ng_split;
-typedef enum ng_leak_ranks { NG_LEAK_OWNER, NG_LEAK_ALL } ng_leak_ranks;
+typedef enum ng_damping_leak { NG_LEAK_NONE, NG_LEAK_OWNER, NG_LEAK_ALL } ng_damping_leak;
 typedef enum ng_start { NG_START_FIRST, NG_START_IDENTITY, NG_START_ZERO } ng_start;
 typedef enum ng_stat_scale {
   NG_SCALE_TEXTBOOK,
@@ -88,12 +87,12 @@ typedef enum ng_momentum_form {
 } ng_momentum_form;
 typedef enum ng_store_kind { NG_STORE_DENSE, NG_STORE_TOPK, NG_STORE_LOWRANK } ng_store_kind;
 typedef enum ng_window_topk { NG_TOPK_GLOBAL, NG_TOPK_LAYER, NG_TOPK_BLOCK } ng_window_topk;
-typedef enum ng_window_rest { NG_REST_KEPT, NG_REST_ADDED } ng_window_rest;
 typedef enum ng_window_fill {
   NG_FILL_NONE,
   NG_FILL_GRADIENT,
   NG_FILL_ERROR,
-  NG_FILL_REST
+  NG_FILL_REST,
+  NG_FILL_ADDED
 } ng_window_fill;
 typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
 
@@ -103,13 +102,11 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
  * ng_settings, the kinds of the rows and their parsing come from this list.  A text has no field in ng_settings. */
 #define NG_OPTION_LIST(X)                                                                          \
   X(CHOICE, solver, ng_solver)                                                                     \
-  X(CHOICE, cholesky_form, ng_form)                                                                \
   X(BOOL, prediv, bool)                                                                            \
   X(REAL, eigen_floor, double)                                                                     \
   X(REAL, damping, double)                                                                         \
   X(CHOICE, damping_split, ng_split)                                                               \
-  X(BOOL, damping_leak, bool)                                                                      \
-  X(CHOICE, leak_ranks, ng_leak_ranks)                                                             \
+  X(CHOICE, damping_leak, ng_damping_leak)                                                         \
   X(CHOICE, output_factor, ng_output_factor)                                                       \
   X(REAL, radius, double)                                                                          \
   X(CHOICE, sides, ng_sides)                                                                       \
@@ -143,7 +140,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, grad_worker_fraction, double)                                                            \
   X(CHOICE, wire_dtype, ng_dtype)                                                                  \
   X(REAL, stat_bucket_mb, double)                                                                  \
-  X(BOOL, symmetry_aware, bool)                                                                    \
   X(CHOICE, update, ng_update)                                                                     \
   X(CHOICE, update_ranks, ng_update_ranks)                                                         \
   X(CHOICE, missing, ng_missing)                                                                   \
@@ -163,7 +159,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, window_density, double)                                                                  \
   X(CHOICE, window_topk, ng_window_topk)                                                           \
   X(INT, window_rank, int64_t)                                                                     \
-  X(CHOICE, window_rest, ng_window_rest)                                                           \
   X(CHOICE, window_fill, ng_window_fill)                                                           \
   X(BOOL, window_feedback_lr, bool)                                                                \
   X(REAL, window_empty, double)

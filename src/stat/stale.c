@@ -16,7 +16,7 @@ void ng_stale_advance(ng_stale *s, ng_verdict verdict, int64_t step) {
 int64_t ng_stat_wire_bytes(const ng_stat *s) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < s->parts && ng_stat_sent(s) && s->observers > 1; i++) {
-    bytes += ng_stat_sent_count(s, &s->part[i]) * ng_dtype_size(s->travels);
+    bytes += ng_stat_part_count(s, &s->part[i]) * ng_dtype_size(s->travels);
   }
   return bytes;
 }

@@ -152,29 +152,6 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   }
 }
 
-int64_t ng_stat_sent_count(const ng_stat *s, const ng_stat_part *p) {
-  return s->whole ? ng_times(p->rows, p->rows) : ng_stat_part_count(s, p);
-}
-
-void *ng_stat_sent_from(const ng_stat *s, const ng_stat_part *p) {
-  return s->whole ? p->whole : p->sum;
-}
-
-void ng_stat_unfold(ng_queue *q, const ng_stat *s) {
-  if (s->whole) ng_queue_wait(q);
-  for (int32_t i = 0; i < s->parts && s->whole; i++) {
-    const ng_stat_part *p = &s->part[i];
-    ng_sym_unpack((ng_sym){p->sum, p->rows}, p->whole, p->rows);
-  }
-}
-
-void ng_stat_refold(const ng_stat *s) {
-  for (int32_t i = 0; i < s->parts && s->whole; i++) {
-    const ng_stat_part *p = &s->part[i];
-    ng_sym_pack((ng_sym){p->sum, p->rows}, p->whole, p->rows);
-  }
-}
-
 /* ---- fold, forget ----------------------------------------------------------------------------*/
 
 /* calls = ema: S is complete, and weighted by w only if it was summed over ranks. If the owner

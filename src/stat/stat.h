@@ -70,7 +70,6 @@ typedef struct ng_stat_part {
   void *average;    /* dtype `kept`; NULL: not on this rank */
   void *older;      /* dtype `kept`: the average before the previous one; for stale.on */
   void *sum;        /* dtype `wire`: of this step; NULL: not observed by this rank */
-  float *whole;     /* both triangles, as sent; ng_stat.whole */
 } ng_stat_part;
 
 typedef struct ng_stat {
@@ -79,7 +78,6 @@ typedef struct ng_stat {
   uint32_t with;    /* and an earlier observation that it needs; 0: none */
   bool symmetric;
   bool every; /* due in every step, regardless of stat_period */
-  bool whole; /* symmetry_aware = 0: both triangles are sent */
   bool alone; /* its sums are a message of their own */
   ng_dtype kept,
       wire; /* kept: f32, bf16, f16; wire (of sums in memory): f32, f64; small matrices: both f64 */
@@ -121,9 +119,6 @@ int64_t ng_stat_part_count(const ng_stat *s,
 static inline bool ng_stat_joins(const ng_stat *before, const ng_stat *s) {
   return before->wire == s->wire && before->travels == s->travels;
 }
-/* The sent elements of an array: their number and address. */
-int64_t ng_stat_sent_count(const ng_stat *s, const ng_stat_part *p);
-void *ng_stat_sent_from(const ng_stat *s, const ng_stat_part *p);
 static inline bool ng_stat_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
 }
@@ -160,10 +155,6 @@ void ng_stat_agreed(ng_stat *s, const double total[2], bool shared);
 bool ng_stat_as_mean(const ng_stat *s);
 /* Scale own sums so that the sums of all ranks add up. f16 needs the totals. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
-
-/* With `whole`: copy this rank's sums to both triangles; copy the reduced triangles back. */
-void ng_stat_unfold(ng_queue *q, const ng_stat *s);
-void ng_stat_refold(const ng_stat *s);
 
 /* Sums over ranks are complete: fold them into the average, S <- 0. NG_SKIPPED: a sum is not
  * finite, or the average would exceed its dtype; the average stays. Without samples nothing

@@ -94,7 +94,7 @@ static void set_rules(ng_block *b) {
     s->rule.start = o->stat_start;
     s->rule.stat_batch = o->stat_batch;
     s->rule.decay = o->stat_decay;
-    s->rule.undivided = o->leak_ranks == NG_LEAK_ALL;
+    s->rule.undivided = o->damping_leak == NG_LEAK_ALL;
     if (s->kept == 0) s->kept = NG_F32;
     if (s->wire == 0) s->wire = NG_F32;
     s->travels = s->rule.averaged && s->wire == NG_F32 ? o->wire_dtype : s->wire;
@@ -103,8 +103,6 @@ static void set_rules(ng_block *b) {
                   : o->statistics == NG_STATISTICS_OWNER ? NG_SPREAD_OWNER
                                                          : NG_SPREAD_ALL;
     }
-    s->whole = !o->symmetry_aware && s->symmetric && s->rule.averaged && s->wire == NG_F32 &&
-               s->spread == NG_SPREAD_ALL && b->ctx->ranks > 1;
     s->stale.on = s->rule.averaged && o->stat_refresh == NG_REFRESH_ADAPTIVE;
     s->stale.tolerance = o->refresh_tolerance;
     s->stale.last = s->stale.before = 1;

@@ -34,7 +34,7 @@ static int64_t length_of(const ng_stat *s) {
   const int64_t size = ng_dtype_size(s->wire);
   int64_t n = 0;
   for (int32_t m = 0; m < s->parts; m++) {
-    n = (n * size + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size + ng_stat_sent_count(s, &s->part[m]);
+    n = (n * size + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size + ng_stat_part_count(s, &s->part[m]);
   }
   return n;
 }

@@ -26,8 +26,8 @@ int64_t ng_step_bucket(const ng_precond *p) {
 static void add_message(ng_exchange *x, int32_t ranks, const ng_stat *before, const ng_stat *s) {
   const ng_stat_part *last = &s->part[s->parts - 1];
   const int64_t size = ng_dtype_size(s->wire);
-  char *from = ng_stat_sent_from(s, &s->part[0]);
-  char *end = (char *)ng_stat_sent_from(s, last) + ng_stat_sent_count(s, last) * size;
+  char *from = s->part[0].sum;
+  char *end = (char *)last->sum + ng_stat_part_count(s, last) * size;
   ng_message *m = before != NULL ? &x->message[x->messages - 1] : NULL;
   if (before != NULL && ng_stat_joins(before, s) &&
       (end - m->buffer) / size * ng_dtype_size(s->travels) <= x->cap) {
@@ -76,7 +76,6 @@ static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
   if (!sends(s) || !ng_one_due(p, b, s)) return NULL;
   ng_stat_to_wire(p->ctx->queue, s);
-  ng_stat_unfold(p->ctx->queue, s);
   add_message(&p->step->exchange, p->ctx->ranks, s->alone ? NULL : before, s);
   s->posted = true;
   return s->alone ? NULL : s;
@@ -152,7 +151,7 @@ static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
     const int64_t size = ng_dtype_size(s->wire);
     if (!sends(s) || !ng_one_due(p, b, s)) continue;
     for (int32_t i = 0; i < s->parts; i++) {
-      const int64_t piece = ng_stat_sent_count(s, &s->part[i]) * size;
+      const int64_t piece = ng_stat_part_count(s, &s->part[i]) * size;
       bytes += (piece + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size * ng_dtype_size(s->travels);
     }
   }
@@ -230,12 +229,6 @@ ng_status ng_exchange_wait_statistics(ng_precond *p) {
   for (int32_t i = 0; i < x->messages; i++) {
     const ng_message *m = &x->message[i];
     if (m->narrow) ng_wire_widen(m->buffer, m->count, m->dtype);
-  }
-  for (int32_t i = 0; i < p->blocks && x->messages > 0; i++) {
-    const ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].posted) ng_stat_refold(&b->stat[k]);
-    }
   }
   x->messages = x->waited = 0;
   return NG_OK;

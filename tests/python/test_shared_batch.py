@@ -10,7 +10,7 @@ import ranks
 from front import Case, batch, loss_of
 
 WINDOW = dict(window=3, damping=0.1)
-LEAK = dict(method="mpd-kfac", solver="cholesky", eigen_floor=0, damping_split="pi", damping_leak=True, damping=0.1)
+LEAK = dict(method="mpd-kfac", solver="cholesky", eigen_floor=0, damping_split="pi", damping_leak="owner", damping=0.1)
 # A method, its class and options; whether it says something of a batch, so that ranks of their own differ from one.
 TABLE = {
     "natgrad": ("KFAC", dict(solve_period=1, damping=0.1), False),
