@@ -60,10 +60,8 @@ char *cli_shipped(const char *installed, const char *source);
 /* Replace each '-' and '_' by `with`: the library's table and JSON have '_', command lines '-'. */
 void cli_spell(char *to, size_t size, const char *name, char with);
 bool cli_same_name(const char *a, const char *b); /* '-' equals '_' */
-/* Find an option of the library in either spelling, and a method's index for ng_method_at (-1: none). */
+/* Find an option of the library in either spelling or by its short name (rank), and a method's index for ng_method_at (-1: none). */
 bool cli_option_find(const char *name, ng_option_info *out);
-/* The i-th short name of an option, and the option; NULL after the last.  cli_option_find knows short names. */
-const char *cli_short_name(int i, const char **option);
 int32_t cli_method_find(const char *name, ng_method_info *out);
 int cli_method_names(const char **names, int room); /* returns how many */
 

@@ -32,18 +32,11 @@ bool cli_same_name(const char *a, const char *b) {
   return strcmp(x, y) == 0;
 }
 
-const char *cli_short_name(int i, const char **option) {
+bool cli_option_find(const char *name, ng_option_info *out) {
   static const char *const list[][2] = {
       {"store", "window_store"}, {"density", "window_density"}, {"rank", "window_rank"}};
-  if (i < 0 || i >= (int)(sizeof list / sizeof list[0])) return NULL;
-  *option = list[i][1];
-  return list[i][0];
-}
-
-bool cli_option_find(const char *name, ng_option_info *out) {
-  const char *option;
-  for (int i = 0; cli_short_name(i, &option) != NULL; i++) {
-    if (strcmp(cli_short_name(i, &option), name) == 0) name = option;
+  for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+    if (strcmp(list[i][0], name) == 0) name = list[i][1];
   }
   for (int32_t i = 0; i < ng_option_count(); i++) {
     memset(out, 0, sizeof *out);
