@@ -62,10 +62,6 @@ static const char *const other[][2] = {
     {"bucket-mb", "2.5"},
     {"checkpoint-parts", "true"},
     {"own-batches", "true"},
-    {"switch-to-sgd", "1.5"},
-    {"switch-lr", "0.5"},
-    {"switch-momentum", "0.8"},
-    {"switch-weight-decay", "0.001"},
     {"steps", "12"},
 };
 enum { OTHERS = sizeof other / sizeof other[0] };
@@ -184,10 +180,6 @@ static void settings_are_checked_together(void **state) {
        "--damping-rule: has no effect with method sgd"},
       {{{"average-every", "3"}}, "--average-every: needs --average-weights"},
       {{{"average-lr", "0.1"}}, "--average-lr: needs --average-weights"},
-      {{{"switch-lr", "0.1"}}, "--switch-lr: needs --switch-to-sgd"},
-      {{{"switch-weight-decay", "0.1"}}, "--switch-weight-decay: needs --switch-to-sgd"},
-      {{{"method", "sgd"}, {"switch-to-sgd", "1"}},
-       "--switch-to-sgd: has no effect with method sgd"},
       {{{"running-mixup", "true"}}, "--running-mixup: needs"},
       {{{"erase-area-low", "0.1"}}, "--erase-area-low: needs an --erase-rate"},
       {{{"erase-aspect-low", "0.1"}}, "--erase-aspect-low: needs an --erase-rate"},
@@ -415,74 +407,8 @@ static void a_run_goes_on_as_it_began(void **state) {
   settings_free(&now);
 }
 
-/* Every key of the published configurations and every argument of the published scripts is a setting, an option
- * or refused with what is here instead. */
-static void published_keys_are_known(void **state) {
-  static const char *const key[] = {"train",
-                                    "val",
-                                    "train_root",
-                                    "val_root",
-                                    "mean",
-                                    "loaderjob",
-                                    "iterator",
-                                    "arch_file",
-                                    "arch_name",
-                                    "initmodel",
-                                    "resume",
-                                    "batchsize",
-                                    "val_batchsize",
-                                    "acc_iters",
-                                    "epoch",
-                                    "normalize_weight",
-                                    "nw_skip_scale_comp",
-                                    "lr",
-                                    "lr_plan",
-                                    "epoch_lr_decay_start",
-                                    "polynomial_decay_p",
-                                    "polynomial_epoch",
-                                    "momentum",
-                                    "adjust_momentum",
-                                    "mixup_alpha",
-                                    "running_mixup",
-                                    "re_rate",
-                                    "re_area_rl",
-                                    "re_area_rh",
-                                    "re_aspect_rl",
-                                    "cov_ema_decay",
-                                    "damping",
-                                    "stab_coeff",
-                                    "use_tensor_core",
-                                    "communicate_after_forward",
-                                    "test",
-                                    "stats",
-                                    "config_out",
-                                    "out",
-                                    "batch_size",
-                                    "num_epochs",
-                                    "snapshot_interval",
-                                    "no_cuda",
-                                    "distributed",
-                                    "plot",
-                                    "optimizer",
-                                    "arch",
-                                    "constructor",
-                                    "pi_type",
-                                    "use_cholesky",
-                                    "loss_scale",
-                                    "only_pic_update_weight"};
-  (void)state;
-  for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
-    ng_option_info info;
-    const bool ours = settings_find(key[i]) != NULL || cli_option_find(key[i], &info);
-    if (ours == (settings_published(key[i]) != NULL))
-      fail_msg("%s is %s", key[i], ours ? "both ours and theirs" : "unknown");
-  }
-  assert_null(settings_published("learning_rate"));
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(published_keys_are_known),
       cmocka_unit_test(every_setting_is_set_and_got),
       cmocka_unit_test(bad_values_are_refused),
       cmocka_unit_test(settings_are_checked_together),

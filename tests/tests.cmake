@@ -239,7 +239,6 @@ set(natgrad_trainer_tests
     t_run_kept
     t_run_times
     t_settings
-    t_switch
     t_traffic
     t_train
     t_weights)
@@ -256,7 +255,6 @@ foreach(test IN LISTS natgrad_trainer_tests)
 endforeach()
 target_link_options(t_traffic PRIVATE -Wl,--wrap=ng_now_ms)
 target_link_options(t_recipe_steps PRIVATE -Wl,--wrap=ng_set_real,--wrap=ng_step_sgd)
-target_link_options(t_switch PRIVATE -Wl,--wrap=nn_forward,--wrap=ng_step_sgd)
 target_link_options(t_run PRIVATE -Wl,--wrap=nn_forward,--wrap=ng_step_sgd,--wrap=ng_observe_output_grad)
 target_link_options(t_plan_link PRIVATE -Wl,--wrap=ng_now_ms)
 foreach(test t_plan_link t_plan_transformer)
@@ -346,7 +344,6 @@ foreach(script
     resume
     shapes
     signals
-    switch
     terminal
     train
     window_configs)

@@ -6,7 +6,6 @@
 #include "launch.h"
 #include "nn/models.h"
 #include "run.h"
-#include "switch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -106,9 +105,8 @@ static void say_what_changes(const run *r, const settings *was) {
   if (differs[0] != 0)
     cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
-  const double by = r->state.step >= r->switch_at ? r->sgd.lr / settings_lr(r->s) : 1.0;
-  const double then = by * recipe_lr(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
-  const double next = by * recipe_lr(r->s, at, (double)r->total / per_epoch);
+  const double then = recipe_lr(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
+  const double next = recipe_lr(r->s, at, (double)r->total / per_epoch);
   if (r->state.step < r->total && next != then) {
     cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g, "
              "it would have been %.4g",
@@ -117,23 +115,18 @@ static void say_what_changes(const run *r, const settings *was) {
   }
 }
 
-/* What rank 0 loads; sent to the other ranks. */
-typedef enum found { FOUND_NOTHING, FOUND_CHECKPOINT, FOUND_SWITCHED } found;
-
-static int tell_loading(const run *r, found what, int64_t step) {
-  double x[] = {(double)what, (double)step};
-  return ranks_tell(&r->ranks, x, sizeof x);
+/* Tell the other ranks which checkpoint rank 0 loads; -1: none. */
+static int tell_loading(const run *r, int64_t step) {
+  return ranks_tell(&r->ranks, &step, sizeof step);
 }
 
 checkpoint run_checkpoint(run *r) {
   return (checkpoint){r->s->out, &r->ranks, r->net, &r->feed, &r->mean, r->p, &r->state};
 }
 
-/* After the switch to SGD the checkpoint holds the state of SGD. */
-static int load(run *r, int64_t step, bool switched) {
-  int rc = switched ? switch_now(r) : CLI_OK;
+static int load(run *r, int64_t step) {
   const checkpoint c = run_checkpoint(r);
-  return rc == CLI_OK ? checkpoint_load(&c, step) : rc;
+  return checkpoint_load(&c, step);
 }
 
 /* Send weights and counters from rank 0 to all ranks. The library has sent its own state. */
@@ -154,11 +147,11 @@ static int share_loaded(run *r) {
 
 /* Ranks other than 0: load what rank 0 sends, or their parts of the state. */
 static int follow(run *r) {
-  double x[2] = {FOUND_NOTHING, 0.0};
+  int64_t step = -1;
   if (!r->s->resume) return CLI_OK;
-  int rc = ranks_tell(&r->ranks, x, sizeof x);
-  if (rc != CLI_OK || x[0] == FOUND_NOTHING) return rc;
-  rc = load(r, (int64_t)x[1], x[0] == FOUND_SWITCHED);
+  int rc = ranks_tell(&r->ranks, &step, sizeof step);
+  if (rc != CLI_OK || step < 0) return rc;
+  rc = load(r, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   r->out->kept = r->state.step;
   return rc;
@@ -195,15 +188,14 @@ static int begin_again(run *r, const char *config, const char *log) {
   if (rc != CLI_OK) return rc;
   cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
   checkpoint_sweep(r->s->out, -1);
-  rc = tell_loading(r, FOUND_NOTHING, 0);
+  rc = tell_loading(r, -1);
   return rc == CLI_OK ? from_the_start(r, config, log) : rc;
 }
 
 static int go_on(run *r, int64_t step, const char *config, const char *log, const settings *was) {
   const int64_t data = r->state.data_crc;
-  const bool switched = step > r->switch_at;
-  int rc = tell_loading(r, switched ? FOUND_SWITCHED : FOUND_CHECKPOINT, step);
-  if (rc == CLI_OK) rc = load(r, step, switched);
+  int rc = tell_loading(r, step);
+  if (rc == CLI_OK) rc = load(r, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   if (rc == CLI_OK) rc = fits(r, data);
   const run_state *s = &r->state;
@@ -260,7 +252,6 @@ static int make_own(run *r) {
   if (rc == CLI_OK) rc = describe_net(r);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
   r->total = total_of(r->s, r->feed.per_epoch);
-  if (rc == CLI_OK) switch_plan(r);
   if (rc == CLI_OK) rc = nn_ready(r->net, r->feed.room);
   if (rc == CLI_OK) nn_set_first(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);

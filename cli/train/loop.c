@@ -5,7 +5,6 @@
 #include "clock.h"
 #include "disk.h"
 #include "run.h"
-#include "switch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -218,7 +217,6 @@ static double lr_of(const run *r, int64_t step) {
 
 static int steps(run *r) {
   while (r->state.step < r->total) {
-    if (switch_due(r) != CLI_OK) return CLI_BAD;
     const double lr = lr_of(r, r->state.step), before = lr_of(r, r->state.step - 1);
     int64_t correct = 0;
     int rc = run_step(r, lr, before, &correct);
@@ -280,7 +278,7 @@ static int finish(run *r) {
   r->out->unobserved = r->state.unobserved;
   r->out->network_bytes = nn_bytes(r->net);
   r->out->precond_bytes = precond_bytes(r->p);
-  if (!r->switched) r->out->refreshed = precond_refreshed(r->p);
+  r->out->refreshed = precond_refreshed(r->p);
   if (rc == CLI_OK) rc = gather_traffic(r);
   const log_times t = run_times(r);
   const char *why = r->out->diverged ? "diverged" : r->out->stopped ? "stopped" : "done";

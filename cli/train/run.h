@@ -1,4 +1,4 @@
-/* run.h: the state of a running training run, for begin.c, loop.c, step.c and switch.c. */
+/* run.h: the state of a running training run, for begin.c, loop.c and step.c. */
 #ifndef RUN_H
 #define RUN_H
 
@@ -43,11 +43,8 @@ typedef struct run {
   double base[SCHEDULED],
       moved[SCHEDULED]; /* options that --schedule changes: initial values, current values */
   average mean;         /* mean of the weights */
-  settings sgd; /* settings after --switch-to-sgd, and the first step with them (switch.h) */
-  int64_t switch_at;
-  bool switched;
-  double loss;       /* loss of the last step */
-  double loss_since; /* sum of losses since the last checkpoint, and the number of steps */
+  double loss;          /* loss of the last step */
+  double loss_since;    /* sum of losses since the last checkpoint, and the number of steps */
   int64_t steps_since;
   run_ranks ranks;
   ranks_count said, in_steps; /* collectives of the trainer: all, and within steps */

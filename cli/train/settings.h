@@ -41,11 +41,9 @@ typedef struct settings {
   double average_weights; /* epochs; 0: not */
   int64_t average_every;  /* steps; 0: an epoch */
   double average_lr;      /* negative: the schedule's */
-  double switch_to_sgd;   /* epochs; 0: never */
-  double switch_lr, switch_momentum, switch_weight_decay;
-  double bucket_mb;      /* size of gradient messages between ranks, MB */
-  bool checkpoint_parts; /* every rank writes its part of the state */
-  bool own_batches;      /* ng_batch.whole stays 0 */
+  double bucket_mb;       /* size of gradient messages between ranks, MB */
+  bool checkpoint_parts;  /* every rank writes its part of the state */
+  bool own_batches;       /* ng_batch.whole stays 0 */
   /* options of the library, in the order given; the method comes first */
   int n_library;
   struct {

@@ -31,9 +31,8 @@ static bool for_all(const char *option) { return strcmp(option, "quantify") == 0
 bool settings_knows(const settings *s, const char *name) {
   static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  static const char *const curvature[] = {
-      "fisher",   "optimizer",     "damping_start", "damping_warm_up", "damping_rule",
-      "schedule", "switch_to_sgd", "switch_lr",     "switch_momentum", "switch_weight_decay"};
+  static const char *const curvature[] = {"fisher",          "optimizer",    "damping_start",
+                                          "damping_warm_up", "damping_rule", "schedule"};
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
@@ -53,11 +52,8 @@ static int options_of(const settings *s, ng_options **out, char *message, size_t
     st = ng_options_from_env(o, message, size);
     if (st >= 0) st = ng_options_set(o, "method", s->method, message, size);
   }
-  for (int i = 0; i < s->n_library && st >= 0; i++) {
-    if (first_order && !for_all(s->library[i].name))
-      continue; /* an option of the method before the switch */
+  for (int i = 0; i < s->n_library && st >= 0; i++)
     st = ng_options_set(o, s->library[i].name, s->library[i].value, message, size);
-  }
   if (st >= 0) st = ng_options_set(o, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
   if (st >= 0) st = ng_options_check(o, message, size);
   if (st < 0) ng_options_destroy(&o);
@@ -212,8 +208,6 @@ int settings_check(const settings *s) {
     return cli_bad("--average-lr: needs --average-weights");
   const settings_row *idle = s->erase_rate <= 0.0 ? changed(s, "erase-a") : NULL;
   if (idle != NULL) return cli_bad("--%s: needs an --erase-rate above 0", idle->name);
-  const settings_row *alone = s->switch_to_sgd <= 0.0 ? changed(s, "switch-") : NULL;
-  if (alone != NULL) return cli_bad("--%s: needs --switch-to-sgd", alone->name);
   if (s->erase_area_low > s->erase_area_high) {
     return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
                    s->erase_area_high);

@@ -103,11 +103,7 @@ int settings_parse(settings *s, const char *text, const char *path) {
     }
     ng_option_info info;
     if (value == NULL && row == NULL && !cli_option_find(name, &info)) value = "";
-    const char *instead =
-        row == NULL && !cli_option_find(name, &info) ? settings_published(name) : NULL;
-    if (instead != NULL) {
-      rc = cli_bad("%s: %s: a key of chainerkfac; here: %s", path, name, instead);
-    } else if (value == NULL) {
+    if (value == NULL) {
       rc = cli_bad("%s: %s: expected %s", path, name, expected);
     } else if (settings_put(s, name, value, message, sizeof message) != CLI_OK) {
       rc = cli_bad("%s: %s: %s", path, name, message);

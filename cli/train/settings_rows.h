@@ -26,8 +26,6 @@ extern const settings_row settings_rows[];
 extern const int settings_rows_count;
 
 const settings_row *settings_find(const char *name); /* or NULL */
-/* The replacement of a key of chainerkfac; NULL: unknown key. */
-const char *settings_published(const char *name);
 /* The first setting that was changed but does not apply to the method; NULL: none. */
 const settings_row *settings_useless(const settings *s);
 /* settings_set without output: the reason, without the name, goes to `message`. */

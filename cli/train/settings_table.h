@@ -106,11 +106,6 @@
     "after every step that N divides (0: at the end of every epoch)")                              \
   X(OWN, average_lr, "average-lr", "R", "default", 0, 1e6, 1,                                      \
     "lr from epoch E on (the schedule's)")                                                         \
-  X(REAL, switch_to_sgd, "switch-to-sgd", "E", "0", 0, 1e6, 1,                                     \
-    "from epoch E on a new SGD takes over (0: never)")                                             \
-  X(REAL, switch_lr, "switch-lr", "R", "1", 0, 1e6, 1, "in place of --lr, then (1)")               \
-  X(REAL, switch_momentum, "switch-momentum", "R", "0.9", 0, 0.9999999, 1, "of it (0.9)")          \
-  X(REAL, switch_weight_decay, "switch-weight-decay", "R", "0", 0, 1e3, 1, "of it (0)")            \
   X(REAL, bucket_mb, "bucket-mb", "MB", "1", 0, 1e6, 0,                                            \
     "ranks sum gradients in messages of at most so many MB, of whole parameters, while backward "  \
     "goes on (1)")                                                                                 \

@@ -277,7 +277,7 @@ static const ng_left_out efcp_out[] = {
     {"wandb_project|wandb_group|wandb_name|wandb_job_type", "natgrad train writes log.jsonl"},
     {"clip_grad_val|cancel_grad_clip", "clip gradients before the step"},
     {"swa_start_epoch", "average weights outside: natgrad train --average-weights"},
-    {"switch_to_sgd", "use another optimizer: natgrad train --switch-to-sgd, in epochs"},
+    {"switch_to_sgd", "use another optimizer"},
     {"rank", "an option of lowrank-mfac"},
     {"ggt_beta1|ggt_beta2|ggt_eps", "ggt and sparse-ggt have beta1, beta2, eps"},
     {"shmp_upd_freq|shmp_eps", "Shampoo is not a method here"},

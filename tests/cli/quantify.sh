@@ -30,10 +30,7 @@ for line in steps:
 END
 done
 
-# What it is worth is kept: a run goes on with it, over a switch to SGD, too; compare drops it for none.
-train --method eva --damping 0.1 --steps 8 --quantify 1 --switch-to-sgd 0.7 --switch-lr 0.01 --out over || fail switch
-grep -q '"quantify": true' over/config.json || fail config.json
-[ "$(grep -c scaling_25 over/log.jsonl)" = 8 ] || fail "switch: $(cat over/log.jsonl)"
+# What it is worth is kept: a run goes on with it; compare drops it for none.
 train --method sgd --lr-schedule constant --steps 2 --quantify 1 --out on || fail sgd
 "$natgrad" train --out on --resume --steps 4 --quiet || fail resume
 [ "$(grep -c scaling_25 on/log.jsonl)" = 4 ] || fail "resume: $(cat on/log.jsonl)"

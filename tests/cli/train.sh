@@ -180,11 +180,8 @@ train 2 "--weight-decay: 'x' is no number *" --weight_decay x
 train 2 "--beta1: '1' is no number from 0 to below 1" --beta1 1
 train 2 "--model: unknown model 'x?y'; *" --model $'x\ny'
 bad_file '{"schema": 99}' 'schema: expected 1'
-# A configuration of the program by its name; keys of the published one say what is here instead.
+# A configuration of the program by its name.
 expect 0 '*test accuracy*' "$natgrad" train --config mnist-mlp --data digits --batch 16 --steps 2
 expect 0 '*test accuracy*' "$natgrad" train --config mnist-mlp.json --data digits --batch 16 --steps 2
 expect 2 'natgrad: mnist-nothing: *' "$natgrad" train --config mnist-nothing
-echo '{"nw_skip_scale_comp": true}' >"$scratch/theirs.json"
-expect 2 'natgrad: *theirs.json: nw_skip_scale_comp: a key of chainerkfac; here: nothing: rescale_weights *' \
-  "$natgrad" train --config "$scratch/theirs.json"
 finish
