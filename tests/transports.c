@@ -331,7 +331,6 @@ static ng_status mpi_trial(const trial *how, body_fn body, tap *taps, ng_status 
   if (part) {
     assert_int_equal(ng_mpi_transport(comm, &t, sizeof t), NG_OK);
     void *user = t.user;
-    if (how->piece) ng_mpi_limit(&t, 3);
     if (taps) {
       const int64_t fail_at = taps[rank].fail_at;
       const ng_status with = taps[rank].with;

@@ -2,7 +2,7 @@
  *
  * In: a buffer and a group. Out: NG_OK and the buffer complete, or NG_ERR_COMM. Optional parts of a transport are
  * replaced here: one rank, groups of one, all ranks as a group, reduce-scatter and all-gather by all-reduce and
- * broadcast, start and wait by run, and several messages where a count exceeds the int of MPI and NCCL.
+ * broadcast, start and wait by run, and several messages for one of more than 2^28 elements.
  *
  * The first failure marks the transport broken and calls its abort, so that no other rank waits. Later calls
  * return NG_ERR_COMM without touching the transport.
@@ -11,10 +11,12 @@
 #include "comm/comm.h"
 #include "core/core.h"
 
-#include <limits.h>
 #include <stddef.h>
 
-enum { ASK = 64 }; /* members whose ranks one message contains */
+enum {
+  ASK = 64,       /* members whose ranks one message contains */
+  PIECE = 1 << 28 /* elements of a message: at most 2 GiB, and far below the int of MPI and NCCL */
+};
 
 static ng_status fail(ng_comm *c) {
   if (!c->broken) {
@@ -66,7 +68,7 @@ static ng_status check_table(const ng_transport *t, char *message, size_t size) 
  * before `start`; the fields from there on are optional. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size) {
   *c = (ng_comm){
-      .t = {.struct_size = sizeof c->t, .name = "self", .size = 1}, .size = 1, .piece = INT_MAX};
+      .t = {.struct_size = sizeof c->t, .name = "self", .size = 1}, .size = 1, .piece = PIECE};
   if (t == NULL) return NG_OK;
   const size_t least = offsetof(ng_transport, start);
   if (t->struct_size < least) {

@@ -18,7 +18,7 @@ typedef struct ng_comm {
   int64_t bytes;    /* payload of all collectives; groups of one send none */
   int64_t messages; /* calls */
   ng_meter meter;   /* time in collectives */
-  int64_t piece;    /* elements of one message at most, 2^31-1; tests reduce it */
+  int64_t piece;    /* elements of one message at most; tests reduce it */
 } ng_comm;
 
 /* Ranks in ascending order. handle NULL and n == size: all ranks. */

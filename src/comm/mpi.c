@@ -1,8 +1,7 @@
 /* mpi.c: the transport over MPI, in a library of its own (natgrad_mpi.h).
  *
  * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv of every
- * member complete. A call becomes one op (mpi_op.c), or several if it is longer than `limit`. A
- * waiting rank advances all ops.
+ * member complete. A call becomes one op (mpi_op.c). A waiting rank advances all ops.
  *
  * MPI reads and writes the buffers of ops only: collectives cannot be cancelled, and after a
  * failure the caller may free its buffers. Failure and release: mpi_leave.c.
@@ -11,14 +10,13 @@
 #include "comm/mpi.h"
 #include "comm/tile.h"
 
-#include <limits.h>
 #include <stdlib.h>
 
 typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 typedef ng_mpi_seat seat;
 
-enum { LIMIT = 1 << 28 }; /* elements of one collective: counts and offsets stay below 2^31 */
+enum { MOST = 1 << 30 }; /* elements of a call: counts and offsets of MPI stay below 2^31 */
 
 /* ---- ops -------------------------------------------------------------------------------------*/
 
@@ -57,11 +55,6 @@ static op *op_take(seat *s, size_t bytes) {
   return o;
 }
 
-static void op_give(seat *s, op *o) {
-  o->next = s->spare;
-  s->spare = o;
-}
-
 /* Advance all ops in progress. Complete ops leave the list and belong to their request. */
 ng_status ng_mpi_drive(seat *s) {
   if (s->stopped) return NG_ERR_COMM;
@@ -79,69 +72,40 @@ ng_status ng_mpi_drive(seat *s) {
   return NG_OK;
 }
 
-static bool complete(const op *o) {
-  while (o != NULL && o->stage == NG_MPI_DONE) {
-    o = o->sibling;
-  }
-  return o == NULL;
-}
+static bool complete(const op *o) { return o->stage == NG_MPI_DONE; }
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-/* Elements [from, from + count) of the call; all for kinds with counts. */
-static op *post(seat *s, team *t, const ng_collective *c, int64_t from, int64_t count) {
-  const int64_t size = ng_dtype_size(c->dtype);
-  bool two;
-  const int64_t buffer = ng_mpi_buffer_size(t, c, count, &two);
-  op *o = op_take(s, (size_t)(buffer * size));
-  if (o == NULL) return NULL;
-  o->c = *c;
-  o->c.count = count;
-  if (!ng_call_counts(c->kind)) {
-    o->c.send = (const char *)c->send + from * size;
-    o->c.recv = (char *)c->recv + from * size;
-  }
-  o->sibling = o->next = NULL;
-  o->team = t;
-  o->stage = NG_MPI_FIRST;
-  o->two = two;
-  if (two) o->ticket = t->tickets++;
-  return o;
-}
-
-/* Begin a call in pieces of at most `limit` elements, in order. */
 static ng_status start(void *user, const ng_collective *c, void **request) {
   seat *s = user;
   team *t = c->group != NULL ? c->group : s->world;
   *request = NULL;
   if (s->stopped) return NG_ERR_COMM;
-  const ng_status st = ng_call_check(c, t->rank, t->n, INT_MAX);
+  const ng_status st = ng_call_check(c, t->rank, t->n, MOST);
   if (st != NG_OK) return ng_mpi_refuse(s, st);
   if (!ng_mpi_count_in(s, t)) return ng_mpi_refuse(s, NG_ERR_COMM);
   const int64_t count = ng_call_counts(c->kind) ? sum_of(c->counts, t->n) : c->count;
-  op **sibling = (op **)request, *o;
-  int64_t from = 0;
-  do {
-    const int64_t n = ng_call_counts(c->kind) ? count : ng_min64(s->limit, count - from);
-    o = post(s, t, c, from, n);
-    if (o == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
-    *sibling = o;
-    sibling = &o->sibling;
-    *s->last = o;
-    s->last = &o->next;
-    if (ng_mpi_begin(o) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
-    from += n;
-  } while (from < count);
-  return NG_OK;
+  bool two;
+  const int64_t buffer = ng_mpi_buffer_size(t, c, count, &two);
+  op *o = op_take(s, (size_t)(buffer * ng_dtype_size(c->dtype)));
+  if (o == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
+  o->c = *c;
+  o->c.count = count;
+  o->next = NULL;
+  o->team = t;
+  o->stage = NG_MPI_FIRST;
+  o->two = two;
+  if (two) o->ticket = t->tickets++;
+  *s->last = o;
+  s->last = &o->next;
+  *request = o;
+  return ng_mpi_begin(o) == MPI_SUCCESS ? NG_OK : ng_mpi_refuse(s, NG_ERR_COMM);
 }
 
 static void collect(seat *s, op *o) {
   s->open--;
-  while (o != NULL) {
-    op *sibling = o->sibling;
-    op_give(s, o);
-    o = sibling;
-  }
+  o->next = s->spare;
+  s->spare = o;
 }
 
 /* A request that was complete before another rank failed stays complete. */
@@ -301,7 +265,7 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
     return e != MPI_SUCCESS ? NG_ERR_COMM : failed == 2 ? NG_ERR_NOMEM : NG_ERR_ARG;
   }
   t->index = rank;
-  *s = (seat){.world = t, .limit = LIMIT, .last = &s->first};
+  *s = (seat){.world = t, .last = &s->first};
   for (int32_t r = 0; r < ranks; r++) {
     t->rank[r] = r;
     s->peer[r] = (ng_mpi_peer){.left = -1, .sent = MPI_REQUEST_NULL};
@@ -326,8 +290,6 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
   memcpy(out, &table, size < sizeof table ? size : sizeof table);
   return NG_OK;
 }
-
-void ng_mpi_limit(const ng_transport *t, int64_t elements) { ((seat *)t->user)->limit = elements; }
 
 void ng_mpi_release(ng_transport *t) {
   if (t == NULL || t->user == NULL) return;

@@ -24,8 +24,7 @@ typedef enum ng_mpi_stage { NG_MPI_FIRST, NG_MPI_TURN, NG_MPI_SECOND, NG_MPI_DON
 
 typedef struct ng_mpi_op ng_mpi_op;
 struct ng_mpi_op {
-  ng_mpi_op *next;    /* in progress, in the order of posting; or spare */
-  ng_mpi_op *sibling; /* the next piece of the same call */
+  ng_mpi_op *next; /* in progress, in the order of posting; or spare */
   ng_collective c;
   ng_mpi_team *team;
   ng_mpi_stage stage;
@@ -47,10 +46,9 @@ typedef struct ng_mpi_peer {
 /* The `user` of a table. */
 typedef struct ng_mpi_seat {
   ng_mpi_team *world, *groups; /* all groups, the newest first */
-  int64_t limit;
-  bool stopped; /* this rank has failed */
-  bool lost;    /* another rank failed; its complete collectives may still arrive */
-  int64_t open; /* calls and groups in progress */
+  bool stopped;                /* this rank has failed */
+  bool lost;                   /* another rank failed; its complete collectives may still arrive */
+  int64_t open;                /* calls and groups in progress */
   ng_mpi_op *first, **last, *spare;
   int32_t away;       /* ranks that have left */
   ng_mpi_peer peer[]; /* [ranks] */
@@ -79,8 +77,5 @@ bool ng_mpi_count_in(ng_mpi_seat *s, const ng_mpi_team *t);
 void ng_mpi_back_off(int64_t looks);
 /* All ranks leave. True on all ranks, and communicators may be freed, or on none. */
 bool ng_mpi_leave_together(ng_mpi_seat *s);
-
-/* For tests: the most elements of one MPI collective; longer calls are split. */
-void ng_mpi_limit(const ng_transport *t, int64_t elements);
 
 #endif

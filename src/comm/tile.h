@@ -54,7 +54,7 @@ static inline int32_t ng_call_member(const int32_t *ranks, int32_t n, int32_t ra
   }
   return -1;
 }
-/* Check a call among n ranks with at most `most` elements in counts. */
+/* Check a call among n ranks of at most `most` elements. */
 static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ranks, int32_t n,
                                       int64_t most) {
   int64_t total = 0;
@@ -64,7 +64,7 @@ static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ran
   }
   if (ng_call_sums(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers are moved only */
   if (c->kind == NG_BROADCAST && ng_call_member(ranks, n, c->root) < 0) return NG_ERR_ARG;
-  if (!ng_call_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
+  if (!ng_call_counts(c->kind)) return c->count < 0 || c->count > most ? NG_ERR_ARG : NG_OK;
   if (c->counts == NULL) return NG_ERR_ARG;
   for (int32_t m = 0; m < n; m++) {
     if (c->counts[m] < 0 || c->counts[m] > most) return NG_ERR_ARG;

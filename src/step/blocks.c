@@ -22,16 +22,14 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
   return why == NULL;
 }
 
-/* The model's options with the layer's own; `texts` receives them as text. */
-static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts, ng_settings *s) {
+/* The model's options with those of a line; `texts` receives them as text. */
+static ng_status settings_of(ng_precond *p, const char *name, const char *line, ng_options *texts,
+                             ng_settings *s) {
   char message[NG_MESSAGE] = "";
   *texts = p->opt;
-  if (e->d.options != NULL) {
-    const ng_status st = ng_options_override(texts, e->d.options, message, sizeof message);
-    if (st != NG_OK) {
-      return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
-    }
-  }
+  const ng_status st =
+      line == NULL ? NG_OK : ng_options_override(texts, line, message, sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", name, message);
   ng_settings_of(texts, s);
   return NG_OK;
 }
@@ -193,23 +191,30 @@ ng_status ng_blocks_settle(ng_precond *p) {
   return st;
 }
 
-/* The layer's own values are in range; check the combination. */
-static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
-  ng_block *b = NULL;
+/* Check the combination of options; then let the family describe the block. */
+static ng_status describe(ng_block *b, const char *line) {
   ng_options texts;
   char message[NG_MESSAGE] = "";
+  ng_status st = settings_of(b->p, b->name, line, &texts, &b->base);
+  if (st != NG_OK) return st;
+  b->options = line;
+  b->method = texts.method;
+  st = b->family->check(&texts, &b->base, message, sizeof message);
+  if (st != NG_OK) {
+    return ng_fail(b->ctx, st, "%s '%s': options: %s", b->entry != NULL ? "layer" : "block",
+                   b->name, message);
+  }
+  return fill_block(b);
+}
+
+static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
+  ng_block *b = NULL;
   ng_status st = new_block(p, f, e->d.name, e->slots, &b);
   if (st != NG_OK) return st;
   b->entry = e->shard == NULL ? e : &e->shard->whole;
   (void)adopt(b, b->entry, 0);
   if (e->shard != NULL) adopt_shard(b, e);
-  st = settings_of(p, e, &texts, &b->base);
-  if (st != NG_OK) return st;
-  b->options = e->d.options;
-  b->method = texts.method;
-  st = f->check(&texts, &b->base, message, sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
-  st = fill_block(b);
+  st = describe(b, e->d.options);
   if (e->shard != NULL) (void)snprintf(e->why, sizeof e->why, "%s", b->entry->why);
   return st;
 }
@@ -268,41 +273,31 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
 static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   const ng_family *f = of->e->taken_by;
   ng_block *b = NULL;
-  ng_options texts;
   int32_t segments = 0, at = 0;
-  char message[NG_MESSAGE] = "", *name = NULL;
+  char *name = NULL;
   for (int32_t i = 0; i < n; i++) {
     segments += of[i].e->slots;
   }
   ng_status st = name_block(p, of, n, &name);
   if (st == NG_OK) st = new_block(p, f, name, segments, &b);
-  if (st == NG_OK) st = settings_of(p, of->e, &texts, &b->base);
   if (st != NG_OK) return st;
-  b->options = of->e->d.options;
-  b->method = texts.method;
   for (int32_t i = 0; i < n; i++) {
     ng_entry *e = of[i].e;
     (void)snprintf(e->why, sizeof e->why, "in block %.100s of family %s", b->name, f->name);
     at = adopt(b, e, at);
   }
-  st = f->check(&texts, &b->base, message, sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "block '%s': options: %s", b->name, message);
-  return fill_block(b);
+  return describe(b, of->e->d.options);
 }
 
 /* Sort, so that many lines cost O(n log n). */
 static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   ng_status st = NG_OK;
   int32_t n = 0;
-  for (int32_t i = 0; i < p->entries; i++) {
-    n += p->entry[i]->taken_by == f && p->entry[i]->block == NULL;
-  }
-  if (n == 0) return NG_OK;
-  member *of = ng_object(p, (size_t)n * sizeof *of);
+  member *of = ng_object(p, (size_t)p->entries * sizeof *of);
   if (of == NULL) return NG_ERR_NOMEM;
-  for (int32_t i = 0, k = 0; i < p->entries; i++) {
+  for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    if (e->taken_by == f && e->block == NULL) of[k++] = (member){e, i, i};
+    if (e->taken_by == f && e->block == NULL) of[n++] = (member){e, i, i};
   }
   qsort(of, (size_t)n, sizeof *of, by_line);
   for (int32_t i = 1; i < n; i++) {
@@ -324,7 +319,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
-  const ng_status st = settings_of(p, e, &texts, &s);
+  const ng_status st = settings_of(p, e->d.name, e->d.options, &texts, &s);
   if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, ng_entry_seen(e));
   if (st == NG_OK && e->shard != NULL && e->taken_by != NULL && !e->taken_by->shards) {
     return ng_fail(
