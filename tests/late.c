@@ -104,12 +104,10 @@ LATE4(narrow, i64, in, void *, ng_dtype)
 LATE3(scale, i64, float *, double)
 LATE6(fold, i64, void *, ng_dtype, float *, float, float)
 LATE5(fold_wide, i64, float *, float *, double, double)
-LATE4(times, i64, float *, in_any, ng_dtype)
 LATE4(finite, i64, in_any, ng_dtype, int *)
 LATE4(largest, i64, in_any, ng_dtype, double *)
 LATE6(copy, i64, i64, in, i64, float *, i64)
 LATE5(divide, i64, i64, ng_spectrum, float *, i64)
-LATE6(invert_spectrum, i64, i64, ng_spectrum, void *, ng_dtype, i64)
 LATE7(row_sums, i64, i64, in, i64, in, i64, double *)
 LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *)
 /* clang-format on */
@@ -164,12 +162,10 @@ static const ng_linalg_ops late = {
     .scale = late_scale,
     .fold = late_fold,
     .fold_wide = late_fold_wide,
-    .times = late_times,
     .finite = late_finite,
     .largest = late_largest,
     .copy = late_copy,
     .divide = late_divide,
-    .invert_spectrum = late_invert_spectrum,
     .row_sums = late_row_sums,
     .norm2 = late_norm2,
 };

@@ -172,26 +172,6 @@ static void folds(void **arg) {
   }
 }
 
-static void multiplies(void **arg) {
-  ng_queue queue = queue_of(*arg), *q = &queue;
-  EACH_LENGTH(n) {
-    EACH_TYPE(t) {
-      CASE("times n = %" PRId64 " %s", n, ng_dtype_name(t));
-      float *x = stored_random(n, NG_F32);
-      void *y = stored_random(n, t);
-      set(y, t, n / 2, odd_values[n % ODD_VALUES]);
-      float *x0 = stored_copy(x, n, NG_F32);
-      DO(q, times, n, x, y, t);
-      for (int64_t i = 0; i < n; i++) {
-        CHECK(same(x[i], x0[i] * get(y, t, i)));
-      }
-      drop(x, n, NG_F32);
-      drop(x0, n, NG_F32);
-      drop(y, n, t);
-    }
-  }
-}
-
 /* Every place in turn, or every 97th of many. */
 static void finds_what_is_not_finite(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
@@ -308,21 +288,6 @@ static void divides_by_eigenvalues(void **arg) {
         *x = *x < -0.5f ? 0.0f : fabsf(*x);
       }
       const ng_spectrum s = {g.a, a.a, damping[k][0], damping[k][1], damping[k][2]};
-      EACH_TYPE(t) {
-        CASE("spectrum n = %" PRId64 " damping %d %s", n, k, ng_dtype_name(t));
-        void *R = stored(rows * (n + 1), t);
-        DO(q, invert_spectrum, rows, n, s, R, t, n + 1);
-        for (int64_t i = 0; i < rows * n; i++) {
-          const double by =
-              ((double)g.a[i / n] + s.on_g) * ((double)a.a[i % n] + s.on_a) + s.on_both;
-          CHECK(same(get(R, t, i / n * (n + 1) + i % n), kept_as(t, (float)(1.0 / by))));
-        }
-        for (int64_t r = 0; r < rows; r++) { /* what lies between the rows */
-          const unsigned char *gap = (unsigned char *)R + (r * (n + 1) + n) * ng_dtype_size(t);
-          CHECK(gap[0] == FENCE_BYTE && gap[1] == FENCE_BYTE);
-        }
-        drop(R, rows * (n + 1), t);
-      }
       CASE("divide n = %" PRId64 " damping %d", n, k);
       double *old = dense_mat(U);
       DO(q, divide, rows, n, s, U.a, U.ld);
@@ -424,7 +389,6 @@ int main(void) {
       EACH(converts),
       EACH(scales),
       EACH(folds),
-      EACH(multiplies),
       EACH(finds_what_is_not_finite),
       EACH(shifts_and_traces),
       EACH(copies),

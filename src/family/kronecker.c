@@ -231,14 +231,6 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "no factor",
                       o->damping_leak);
   }
-  /* Eigenvalues may be 0, so 1 / damping must fit. */
-  if (s->solver == NG_SOLVER_EIGEN && s->prediv && s->inverse_dtype == NG_F16 &&
-      s->damping * ng_dtype_most(NG_F16) < 1.0) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "prediv = 1 keeps up to 1 / damping, which inverse_dtype = f16 holds from a "
-                      "damping of 1.53e-5 on, it is %g",
-                      s->damping);
-  }
   return s->solver == NG_SOLVER_PRODUCT ? check_product(o, message, size) : NG_OK;
 }
 
@@ -304,7 +296,7 @@ int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
 }
 
 /* The results of a side are contiguous, `says` first, so that one message sends both. Called twice; the
- * pointers of the first call are NULL. prediv needs both spectra and belongs to G, which is solved last. */
+ * pointers of the first call are NULL. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t size = ng_dtype_size(k->inverse_dtype), real = (int64_t)sizeof(float);
@@ -326,9 +318,6 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
         part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size);
       }
     }
-  }
-  if (b->holds && k->eigen && b->base.prediv) {
-    k->prediv = ng_plan_result(plan, k->side[NG_SIDE_G].stat->owner, k->out * k->p * size);
   }
   ng_plan_direction(plan, b, k->out * k->p);
   const int64_t floats = ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
@@ -383,18 +372,16 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
                                 ng_kron_says(s, k->groups), s->says, s->stat->owner);
     st = visit(arg, &f);
   }
-  if (st != NG_OK || !k->eigen || !b->base.prediv) return st;
-  ng_field f =
-      ng_field_plain("prediv", k->inverse_dtype, k->out, k->p, k->prediv,
-                     k->side[NG_SIDE_G].stat->owner); /* in the order of the eigenvectors */
-  return visit(arg, &f);
+  return st;
 }
 
 /* The leaked shift is a number and not part of the arrays, so that the arrays are equal on all ranks
  * (docs/algorithms.md, damping_leak). */
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
-  ng_status st = NG_OK;
+  ng_number lambda = {
+      .name = "prediv_damping", .value = &k->lambda, .stat = k->side[NG_SIDE_G].stat};
+  ng_status st = b->base.prediv ? visit(arg, &lambda) : NG_OK;
   for (int i = 0; i < 2; i++) {
     for (int64_t g = 0; g < k->groups && st == NG_OK && b->base.damping_leak; g++) {
       ng_number n = {.value = &k->side[i].shift[g], .stat = k->side[i].stat};

@@ -66,8 +66,8 @@ typedef struct ng_kron {
   bool eigen;
   bool product; /* solver = product: R is the average, and `direction` is H = G D A */
   ng_dtype inverse_dtype;
-  void *prediv; /* [out, p], inverse_dtype */
-  bool good;    /* every part has a result; otherwise PD = D */
+  double lambda; /* prediv: the damping of the last solve */
+  bool good;     /* every part has a result; otherwise PD = D */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
@@ -77,10 +77,6 @@ static inline int64_t ng_kron_says(const ng_side *s, int64_t groups) {
 /* The running average of a part, as stored. */
 static inline void *ng_kron_average(const ng_side *s, const ng_part *part) {
   return s->stat->part[part - s->part].average;
-}
-/* One rank owns both sides and computes `prediv` for all. */
-static inline bool ng_kron_one_owner(const ng_kron *k) {
-  return k->side[NG_SIDE_A].stat->owner == k->side[NG_SIDE_G].stat->owner;
 }
 
 /* Compute R, or V and d, of a part, on the owner of its side. Return the rung. The average contains `shift`;
@@ -105,9 +101,8 @@ int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m);
 /* The damping of both sides at `lambda`, from damping_split and pi. */
 void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]);
-/* eigen: the divisor of the entries of PD that a left and a right part share, at `lambda`. */
-ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right,
-                             double lambda);
+/* eigen: the divisor of the entries of PD that a left and a right part share. */
+ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right);
 /* The right parts of the group of a left part: the first; there are k->right->each. */
 static inline const ng_part *ng_kron_opposite(const ng_kron *k, const ng_part *left) {
   return &k->right->part[left->group * k->right->each];

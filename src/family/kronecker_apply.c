@@ -1,8 +1,7 @@
 /* kronecker_apply.c: compute the direction PD of a gradient D, and emit it.
  *
  *   cholesky   PD = G^-1 D A^-1 with the damping of the last solve
- *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', R = 1 / (d_G d_A' + lambda) of the last solve (prediv)
- *              or of now
+ *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', R = 1 / (d_G d_A' + lambda), lambda of the last solve (prediv) or of now
  *   product    H = G D A; PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret et al.
  *              2021, arXiv 2010.01412) along the curvature, as published with Eva
  *
@@ -178,18 +177,13 @@ static void rotate_left(const chunk *c, const float *from, float *to, bool back)
   }
 }
 
-/* U o R in the eigenbases, by prediv, as KAISA, or by the present damping. Only parts of one group meet. */
+/* U divided by the spectrum. Only parts of one group meet. */
 static void divide_spectrum(const chunk *c, float *U) {
   const ng_kron *k = c->k;
-  if (k->prediv != NULL) {
-    const char *R = (const char *)k->prediv + c->row * k->p * ng_dtype_size(k->inverse_dtype);
-    ng_on(c->q)->times(c->q, c->rows * k->p, U, R, k->inverse_dtype);
-    return;
-  }
   for (int32_t i = 0; i < k->left->parts; i++) {
     const ng_part *l = &k->left->part[i], *r = ng_kron_opposite(k, l);
     for (const ng_part *end = r + k->right->each; r < end; r++) {
-      ng_spectrum s = ng_kron_spectrum(c->b, l, r, c->b->base.damping);
+      ng_spectrum s = ng_kron_spectrum(c->b, l, r);
       s.g += c->row;
       ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s, U + l->at * k->p + r->at, k->p);
     }

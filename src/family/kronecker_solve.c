@@ -41,32 +41,18 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]) {
   }
 }
 
-/* Every rank takes pi from `says` of the owner of G, which all ranks with results have received. */
-ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right,
-                             double lambda) {
+/* d_G d_A + lambda, or with split damping (d_G + on_g) (d_A + on_a). prediv keeps lambda until the next solve, as
+ * compute_eigenvalue_outer_product of KAISA. Every rank takes pi from `says` of the owner of G, which all ranks with
+ * results have received. */
+ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right) {
   const ng_kron *k = ng_kron_of(b);
+  const double lambda = b->base.prediv ? k->lambda : b->base.damping;
   double on[2];
   ng_kron_split(b, lambda, (double)k->side[NG_SIDE_G].says[NG_SAYS_PI + left->group], on);
   ng_spectrum s = {
       .g = left->d, .a = right->d, .on_g = on[k->left - k->side], .on_a = on[k->right - k->side]};
   if (b->base.damping_split == NG_SPLIT_JOINT) s.on_both = lambda;
   return s;
-}
-
-/* 1 / (d_G d_A + lambda), or with split damping 1 / ((d_G + on_g) (d_A + on_a)). Keeps this lambda until the
- * next solve, as compute_eigenvalue_outer_product of KAISA does. */
-static void predivide(ng_block *b, double lambda) {
-  const ng_kron *k = ng_kron_of(b);
-  const int64_t size = ng_dtype_size(k->inverse_dtype);
-  ng_queue *q = b->ctx->queue;
-  for (int32_t i = 0; i < k->left->parts; i++) {
-    const ng_part *l = &k->left->part[i], *r = ng_kron_opposite(k, l);
-    for (const ng_part *end = r + k->right->each; r < end; r++) {
-      ng_on(q)->invert_spectrum(q, l->n, r->n, ng_kron_spectrum(b, l, r, lambda),
-                                (char *)k->prediv + (l->at * k->p + r->at) * size, k->inverse_dtype,
-                                k->p);
-    }
-  }
 }
 
 /* ---- the block -------------------------------------------------------------------------------*/
@@ -155,13 +141,6 @@ static double balance(const double mean[2]) {
   return sound ? pi : 1.0;
 }
 
-static bool all_good(const ng_side *s) {
-  for (int32_t i = 0; i < s->parts; i++) {
-    if (!s->part[i].good) return false;
-  }
-  return true;
-}
-
 /* Whether the average of a side is new. stat_refresh = adaptive: an unchanged average keeps its inverse and
  * the pi of its last solve. */
 static bool is_new(const ng_block *b, const ng_stat *s) {
@@ -204,10 +183,6 @@ ng_status ng_kron_solve(ng_block *b) {
       if (b->base.damping_leak && s->stat->keeps && is_new(b, s->stat)) s->shift[group] += on[i];
     }
   }
-  if ((own[0] || own[1]) && ng_kron_one_owner(k) && k->prediv != NULL && all_good(&k->side[0]) &&
-      all_good(&k->side[1])) {
-    predivide(b, lambda);
-  }
   ng_queue_wait(b->ctx->queue); /* other blocks use the scratch next */
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
@@ -219,8 +194,7 @@ ng_status ng_kron_solve(ng_block *b) {
   return worst[0] > 0 || worst[1] > 0 ? NG_RESCUED : NG_OK;
 }
 
-/* Read the results, which come from this rank, others or a file. If A and G have two owners, prediv is
- * computed here. */
+/* Read the results, which come from this rank, others or a file. */
 void ng_kron_shared(ng_block *b, bool fresh) {
   ng_kron *k = ng_kron_of(b);
   k->good = true;
@@ -231,10 +205,7 @@ void ng_kron_shared(ng_block *b, bool fresh) {
       k->good = k->good && s->part[j].good;
     }
   }
-  if (fresh && k->prediv != NULL && k->good && !ng_kron_one_owner(k)) {
-    predivide(b, b->base.damping);
-    ng_queue_wait(b->ctx->queue);
-  }
+  if (fresh) k->lambda = b->base.damping;
 }
 
 void ng_kron_report(const ng_block *b, ng_layer_report *r) {

@@ -148,7 +148,6 @@ struct ng_linalg_ops {
   /* F <- keep F + c S, S <- 0: in f32, then rounded to the dtype of F; and in double. */
   void (*fold)(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
   void (*fold_wide)(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
-  void (*times)(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t); /* x <- x o y */
   /* *out: 1 if no element is Inf or NaN, else 0. */
   void (*finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
   /* *out: the largest |element|, ignoring NaN (use `finite`). */
@@ -157,10 +156,8 @@ struct ng_linalg_ops {
   /* ---- rows of a matrix ---- */
   void (*copy)(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
                int64_t ldt);
-  /* U [rows,cols] <- U / spectrum, and R <- 1 / spectrum in its dtype: quotients in double. */
+  /* U [rows,cols] <- U / spectrum: quotients in double. */
   void (*divide)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu);
-  void (*invert_spectrum)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
-                          ng_dtype t, int64_t ldr);
   /* out [rows,3]: <P_r, D_r>, |D_r|^2, |P_r|^2 of each row; and *out = |X|^2: in double, in an
    * order independent of threads and vector width. */
   void (*row_sums)(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,

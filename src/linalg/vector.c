@@ -174,23 +174,6 @@ void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, 
   memset(S, 0, (size_t)n * sizeof *S);
 }
 
-NG_CLONES static void times_floats(float *restrict x, const float *restrict y, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    x[i] *= y[i];
-  }
-}
-
-/* With prediv: one product instead of a quotient. */
-void ng_host_times(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t) {
-  (void)q;
-  float tile[TILE];
-  for (int64_t i = 0; i < n;) {
-    const int64_t m = step_of(t, n - i);
-    times_floats(x + i, as_floats(stored_at(y, t, i), t, m, tile), m);
-    i += m;
-  }
-}
-
 /* ---- scans ----------------------------------------------------------------------------*/
 
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {
@@ -243,31 +226,11 @@ NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int
   }
 }
 
-NG_CLONES static void invert_row(float *restrict u, const float *restrict a, int64_t n, double g,
-                                 double on_a, double on_both) {
-  for (int64_t c = 0; c < n; c++) {
-    u[c] = (float)(1.0 / (g * ((double)a[c] + on_a) + on_both));
-  }
-}
-
 /* In double: s may be below the range of f32. */
 void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
     divide_row(U + r * ldu, s.a, cols, (double)s.g[r] + s.on_g, s.on_a, s.on_both);
-  }
-}
-
-void ng_host_invert_spectrum(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
-                             ng_dtype t, int64_t ldr) {
-  (void)q;
-  float tile[TILE];
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t c = 0; c < cols; c += TILE) {
-      const int64_t n = ng_min64(cols - c, TILE);
-      invert_row(tile, s.a + c, n, (double)s.g[r] + s.on_g, s.on_a, s.on_both);
-      ng_from_f32(place_at(R, t, r * ldr + c), t, tile, n);
-    }
   }
 }
 

@@ -18,14 +18,11 @@ void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t
 void ng_host_scale(ng_queue *q, int64_t n, float *x, double by);
 void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
 void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
-void ng_host_times(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t);
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
 void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
                   int64_t ldt);
 void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu);
-void ng_host_invert_spectrum(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
-                             ng_dtype t, int64_t ldr);
 void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
                       const float *D, int64_t ldd, double *out);
 void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
@@ -36,9 +33,8 @@ void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dt
   .wait = ng_host_wait, .add_row = ng_host_add_row, .shift = ng_host_shift,                        \
   .trace = ng_host_trace, .unpack = ng_host_unpack, .widen = ng_host_widen,                        \
   .narrow = ng_host_narrow, .scale = ng_host_scale, .fold = ng_host_fold,                          \
-  .fold_wide = ng_host_fold_wide, .times = ng_host_times, .finite = ng_host_finite,                \
-  .largest = ng_host_largest, .copy = ng_host_copy, .divide = ng_host_divide,                      \
-  .invert_spectrum = ng_host_invert_spectrum, .row_sums = ng_host_row_sums,                        \
+  .fold_wide = ng_host_fold_wide, .finite = ng_host_finite, .largest = ng_host_largest,            \
+  .copy = ng_host_copy, .divide = ng_host_divide, .row_sums = ng_host_row_sums,                    \
   .norm2 = ng_host_norm2
 /* clang-format on */
 

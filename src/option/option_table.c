@@ -71,8 +71,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "product of eigenvalues.\n"
                 "- product: multiply by the factors instead of inverting them, see radius."),
     ROW(prediv, .group = "curvature", .standard = "0", KRONECKER, .per_layer = true,
-        .help = "solver = eigen: 1 stores 1 / (d_G d_A + damping) at the solve; 0 divides by the "
-                "damping of each step."),
+        .help = "solver = eigen: 1 divides by the damping of the last solve, 0 by the damping of "
+                "each step."),
     ROW(eigen_floor, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "eigenvalue", KRONECKER, .per_layer = true, .live = true,
         .help = "solver = eigen: eigenvalues at or below this value count as 0."),

@@ -228,7 +228,7 @@ static bool refuse_extra(loading *x, const ngio_tensors *file, int32_t part) {
   }
   return ng_work_refuse(w, NG_ERR_FILE, "tensor '%s' %s", ngio_quote(name).text,
                         !x->alone ? "is not in this part, by the manifest"
-                        : ng_is(name, "window/gram_rest")
+                        : ng_is(name, "window/gram_rest") || strstr(name, "/prediv") != NULL
                             ? "was written by an older version (0.2.0); this version cannot load it"
                             : "does not belong to this model");
 }
