@@ -185,13 +185,10 @@ static void guess(const ng_view *x, void *room) {
   }
 }
 
-bool ng_norm_one_pass(const ng_norm_of *k) { return ng_norm_of_batch(k) && k->gamma; }
-
-bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
-                      int64_t take, double *X, void *room) {
+/* The sums of all pieces: products of the first `take` samples, moments of all. */
+static ng_norm_part sum_batch(ng_context *ctx, const ng_norm_of *k, const ng_view *x,
+                              const ng_view *g, int64_t take, void *room) {
   const int64_t C = x->columns, floats = x->samples * x->positions * C;
-  const double rows = (double)x->samples * (double)x->positions;
-  const double most = ng_dtype_most(NG_F32) * ng_dtype_most(NG_F32);
   ng_norm_job j = {.k = k,
                    .x = x,
                    .g = g,
@@ -208,6 +205,30 @@ bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, co
     add_doubles(all.sum, b.sum, 2 * C);
     add_doubles(all.products, b.products, 3 * C);
   }
+  return all;
+}
+
+void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, void *room) {
+  if (!ng_norm_of_batch(k)) return;
+  const double rows = (double)x->samples * (double)x->positions;
+  const ng_norm_batch m = ng_norm_batch_in(room, x->columns);
+  const double *sum = sum_batch(ctx, k, x, NULL, 0, room).sum;
+  for (int64_t c = 0; c < x->columns; c++) {
+    const double off = sum[c] / rows;
+    m.mean[c] = (double)m.shift[c] + off;
+    m.r[c] = ng_norm_root(sum[x->columns + c] / rows - off * off, k->eps);
+    m.shift[c] = (float)m.mean[c];
+  }
+}
+
+bool ng_norm_one_pass(const ng_norm_of *k) { return ng_norm_of_batch(k) && k->gamma; }
+
+bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
+                      int64_t take, double *X, void *room) {
+  const int64_t C = x->columns;
+  const double rows = (double)x->samples * (double)x->positions;
+  const double most = ng_dtype_most(NG_F32) * ng_dtype_most(NG_F32);
+  const ng_norm_part all = sum_batch(ctx, k, x, g, take, room);
   bool fine = true;
   for (int64_t c = 0; c < C; c++) {
     const double qq = all.products[c], ss = all.products[C + c], qs = all.products[2 * C + c];

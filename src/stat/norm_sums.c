@@ -4,8 +4,7 @@
  * for each channel and sample. Normalised inputs are not stored: sum g and sum g (x - mean) are
  * summed for each channel, and 1 / sqrt(var + eps) multiplies at the end.
  *
- * Moments are relative to the first row, so that a large mean costs no digits of the variance. The
- * number of pieces depends on the samples only: the same bits for any number of threads. */
+ * Moments are relative to a row, so that a large mean costs no digits of the variance. */
 #include "stat/norm_sums.h"
 
 #include <math.h>
@@ -188,47 +187,8 @@ void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples) {
   }
 }
 
-static void moments_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
-  (void)thread; /* each piece has its own sums */
-  const int64_t C = j->x->columns;
-  ng_norm_part b = ng_norm_part_in(j->room, C, i);
-  int64_t from, to;
-  ng_share(j->x->samples, j->pieces, i, &from, &to);
-  memset(b.sum, 0, 2 * (size_t)C * sizeof *b.sum);
-  for (int64_t n = from; n < to; n++) {
-    ng_norm_sample_moments(&b, j->x, n, ng_norm_batch_in(j->room, C).shift);
-  }
-}
-
 bool ng_norm_of_batch(const ng_norm_of *k) {
   return k->input == NG_NORM_RAW && k->kind == NG_BATCH_NORM;
-}
-
-void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, void *room) {
-  const int64_t C = x->columns;
-  const double rows = (double)x->samples * (double)x->positions;
-  const ng_norm_batch m = ng_norm_batch_in(room, C);
-  if (!ng_norm_of_batch(k)) return;
-  ng_norm_job j = {.k = k,
-                   .x = x,
-                   .room = room,
-                   .pieces = (int32_t)ng_min64(NG_NORM_PIECES, x->samples),
-                   .piece = moments_piece};
-  const ng_pixels all = {x, 0, C};
-  ng_pixels_load(&all, 0, 0, 1, m.shift, C);
-  ng_norm_share_out(ctx, &j, x->samples);
-  for (int64_t c = 0; c < C; c++) {
-    double s = 0.0, q = 0.0;
-    for (int32_t i = 0; i < j.pieces; i++) {
-      const double *sum = ng_norm_part_in(room, C, i).sum;
-      s += sum[c];
-      q += sum[C + c];
-    }
-    s /= rows;
-    m.mean[c] = (double)m.shift[c] + s;
-    m.r[c] = ng_norm_root(q / rows - s * s, k->eps);
-    m.shift[c] = (float)m.mean[c];
-  }
 }
 
 /* ---- a sample --------------------------------------------------------------------------------*/
