@@ -40,7 +40,7 @@ static int describe_net(run *r) {
                    least > 1 ? ", where one pixel is left" : " on each rank",
                    (long long)least * r->ranks.size);
   }
-  return precond_check(r->s, r->net);
+  return CLI_OK;
 }
 
 static int64_t total_of(const settings *s, int64_t per_epoch) {

@@ -96,86 +96,25 @@ const nn_watch *precond_watch(precond *p) { return &p->watch; }
 
 int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? told(p) : CLI_OK; }
 
-/* ---- layers ----------------------------------------------------------------------------------*/
-
-static ng_status describe(const nn_layer *l, ng_layer *d) {
-  ng_layer_init(d, l->conv ? NG_CONV2D : NG_LINEAR, sizeof *d);
-  d->name = l->name;
-  d->in = l->in;
-  d->out = l->out;
-  d->bias = l->bias;
-  if (l->conv) {
-    d->kernel[0] = d->kernel[1] = l->kernel;
-    d->stride[0] = d->stride[1] = l->stride;
-    d->padding[0] = d->padding[1] = l->padding;
-    d->image[0] = l->height;
-    d->image[1] = l->width;
-  } else {
-    d->positions = 1;
-  }
-  return NG_OK;
-}
-
-static int fits_no_layer(const settings *s, const nn *net, const char *option, const char *value) {
-  char names[256] = "";
-  const int n = nn_layers(net);
-  for (int i = 0; i < n; i++) { /* the first three and the last */
-    const size_t used = strlen(names);
-    if (i < 3 || i == n - 1) {
-      (void)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : "",
-                     i > 3 ? "..., " : "", nn_layer_at(net, i)->name);
-    }
-  }
-  return cli_bad("--%s: '%s' fits no layer of %s (%s)", option, value, s->model, names);
-}
-
-/* Does this option by itself exclude any layer? */
-static int check_skip(const settings *s, const nn *net, const ng_option_info *info,
-                      const char *value) {
-  char message[MESSAGE] = "";
-  const char *by = "";
-  ng_options *alone = NULL;
-  ng_layer layer;
-  ng_status st = ng_options_create(NULL, message, sizeof message, &alone);
-  if (st >= 0) st = ng_options_set(alone, info->name, value, message, sizeof message);
-  for (int i = 0; i < nn_layers(net) + nn_norms(net) && st >= 0 && by[0] == 0; i++) {
-    const int norm = i - nn_layers(net);
-    if (norm >= 0) {
-      ng_layer_init(&layer, NG_NORM, sizeof layer);
-      layer.name = nn_norm_at(net, norm)->name;
-    } else {
-      st = describe(nn_layer_at(net, i), &layer);
-    }
-    if (st >= 0) st = ng_options_skip(alone, &layer, &by, message, sizeof message);
-  }
-  ng_options_destroy(&alone);
-  if (st < 0) return cli_bad("--%s", message);
-  return by[0] != 0 ? CLI_OK : fits_no_layer(s, net, info->name, value);
-}
-
-/* Check the options of group "layers", which exclude layers. ng_ready checks per_layer. */
-int precond_check(const settings *s, const nn *net) {
-  ng_options *o = NULL;
-  int rc = settings_options(s, &o);
-  for (int i = 0; i < s->n_library && !s->resume && rc == CLI_OK; i++) {
-    char read[MESSAGE];
-    ng_option_info info;
-    if (!cli_option_find(s->library[i].name, &info) || strcmp(info.group, "layers") != 0) continue;
-    if (strcmp(info.name, "per_layer") == 0) continue;
-    const char *value = s->library[i].value; /* normalised, if it fits */
-    if (ng_options_get(o, info.name, read, sizeof read) == NG_OK) value = read;
-    if (strcmp(value, info.standard) != 0) rc = check_skip(s, net, &info, value);
-  }
-  ng_options_destroy(&o);
-  return rc;
-}
-
 /* ---- making one ------------------------------------------------------------------------------*/
 
 static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   ng_layer d;
-  const ng_status st = describe(l, &d);
-  return st == NG_OK ? ng_add_layer(p->p, &d, index) : st;
+  ng_layer_init(&d, l->conv ? NG_CONV2D : NG_LINEAR, sizeof d);
+  d.name = l->name;
+  d.in = l->in;
+  d.out = l->out;
+  d.bias = l->bias;
+  if (l->conv) {
+    d.kernel[0] = d.kernel[1] = l->kernel;
+    d.stride[0] = d.stride[1] = l->stride;
+    d.padding[0] = d.padding[1] = l->padding;
+    d.image[0] = l->height;
+    d.image[1] = l->width;
+  } else {
+    d.positions = 1;
+  }
+  return ng_add_layer(p->p, &d, index);
 }
 
 /* A weight is [out, rest]; other parameters are one row. */

@@ -6,10 +6,6 @@
 
 typedef struct precond precond; /* functions return CLI_BAD after one line */
 
-/* Do the layers that `s` excludes (skip_layers, exclude_width) exist in the net? Not checked for the environment,
- * which may serve several networks, and for resumed runs. */
-int precond_check(const settings *s, const nn *net);
-
 /* `net` is ready (nn_ready). The pool also runs the loops of the library; transport NULL: one rank. All stay owned
  * by the caller. */
 int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *pool, precond **out);

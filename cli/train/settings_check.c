@@ -118,15 +118,6 @@ static bool at_default(const settings *s, const settings_row *row) {
   return strcmp(row->standard, value) == 0;
 }
 
-/* The first changed setting whose name starts with `begin`. */
-static const settings_row *changed(const settings *s, const char *begin) {
-  for (int i = 0; i < settings_rows_count; i++) {
-    const settings_row *row = &settings_rows[i];
-    if (strncmp(row->name, begin, strlen(begin)) == 0 && !at_default(s, row)) return row;
-  }
-  return NULL;
-}
-
 const settings_row *settings_useless(const settings *s) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
@@ -168,14 +159,32 @@ static int check_damping(const settings *s, const ng_options *o) {
   if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0)
     return rule ? check_alone(s, "damping-rule") : CLI_OK;
   if (rule) return cli_bad("--damping-rule: excludes --damping-start");
-  if (s->damping_start <= 0.0) return cli_bad("--damping-warm-up: needs --damping-start");
-  if (s->damping_warm_up <= 0.0) return cli_bad("--damping-start: needs --damping-warm-up");
   const double damping = cli_option_real(o, "damping");
   if (s->damping_start <= damping) {
     return cli_bad("--damping-start: %g is not above damping, which is %g", s->damping_start,
                    damping);
   }
   return check_alone(s, "damping-start");
+}
+
+/* Refuse settings that need another one, which has its default. */
+static int check_needs(const settings *s) {
+  static const char *const list[][2] = {{"running-mixup", "mixup-alpha"},
+                                        {"average-every", "average-weights"},
+                                        {"average-lr", "average-weights"},
+                                        {"erase-area-low", "erase-rate"},
+                                        {"erase-area-high", "erase-rate"},
+                                        {"erase-aspect-low", "erase-rate"},
+                                        {"damping-start", "damping-warm-up"},
+                                        {"damping-warm-up", "damping-start"},
+                                        {"resume", "out"},
+                                        {"checkpoint-every", "out"},
+                                        {"checkpoint-parts", "out"}};
+  for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+    if (!at_default(s, settings_find(list[i][0])) && at_default(s, settings_find(list[i][1])))
+      return cli_bad("--%s: needs --%s", list[i][0], list[i][1]);
+  }
+  return CLI_OK;
 }
 
 int settings_check(const settings *s) {
@@ -200,24 +209,10 @@ int settings_check(const settings *s) {
   if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0)) {
     return cli_bad("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
   }
-  if (s->running_mixup && s->mixup_alpha <= 0.0)
-    return cli_bad("--running-mixup: needs a --mixup-alpha above 0");
-  if (s->average_weights <= 0.0 && s->average_every > 0)
-    return cli_bad("--average-every: needs --average-weights");
-  if (s->average_weights <= 0.0 && s->average_lr >= 0.0)
-    return cli_bad("--average-lr: needs --average-weights");
-  const settings_row *idle = s->erase_rate <= 0.0 ? changed(s, "erase-a") : NULL;
-  if (idle != NULL) return cli_bad("--%s: needs an --erase-rate above 0", idle->name);
+  if (check_needs(s) != CLI_OK) return CLI_BAD;
   if (s->erase_area_low > s->erase_area_high) {
     return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
                    s->erase_area_high);
-  }
-  if (s->out[0] == 0 && s->resume) return cli_bad("--resume: needs --out DIR");
-  if (s->out[0] == 0 && s->checkpoint_every > 0) {
-    return cli_bad("--checkpoint-every: needs --out DIR");
-  }
-  if (s->out[0] == 0 && s->checkpoint_parts) {
-    return cli_bad("--checkpoint-parts: needs --out DIR");
   }
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");

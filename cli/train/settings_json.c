@@ -18,38 +18,17 @@ static bool about(const char *name) {
   return strcmp(name, "schema") == 0 || strcmp(name, "natgrad") == 0;
 }
 
-/* The value as command-line text; NULL: wrong type. */
-static const char *text_of(const ngio_value *v, const char *expected, char *text, size_t size) {
-  const bool number = strcmp(expected, "a number") == 0,
-             whole = strcmp(expected, "a whole number") == 0;
-  const bool flag = strcmp(expected, "true or false") == 0;
-  if (ngio_is(v, NGIO_STRING) && !number && !whole && !flag) return ngio_text_of(v);
-  if (ngio_is(v, NGIO_INTEGER) && (number || whole)) {
+/* The value as command-line text; NULL: neither text nor number nor flag. */
+static const char *text_of(const ngio_value *v, char *text, size_t size) {
+  if (ngio_is(v, NGIO_STRING)) return ngio_text_of(v);
+  if (ngio_is_flag(v)) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
+  if (!ngio_is_number(v)) return NULL;
+  if (ngio_is(v, NGIO_INTEGER)) {
     (void)snprintf(text, size, "%lld", (long long)ngio_integer_of(v));
-    return text;
-  }
-  if (ngio_is(v, NGIO_REAL) && number) {
+  } else {
     (void)snprintf(text, size, "%.17g", ngio_number_of(v));
-    return text;
   }
-  if (ngio_is_flag(v) && flag) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
-  return NULL;
-}
-
-static const char *type_of(const char *name) {
-  const settings_row *row = settings_find(name);
-  ng_option_info info;
-  if (row != NULL) {
-    return row->kind == SETTINGS_INT                                 ? "a whole number"
-           : row->kind == SETTINGS_REAL || row->kind == SETTINGS_OWN ? "a number"
-           : row->kind == SETTINGS_BOOL                              ? "true or false"
-                                                                     : "a text";
-  }
-  if (!cli_option_find(name, &info)) return "a text"; /* settings_put reports it */
-  return info.type == NG_OPTION_INT    ? "a whole number"
-         : info.type == NG_OPTION_REAL ? "a number"
-         : info.type == NG_OPTION_BOOL ? "true or false"
-                                       : "a text";
+  return text;
 }
 
 /* Refuse two spellings of one setting. Unknown names are refused elsewhere, so the list is never longer than the
@@ -96,15 +75,9 @@ int settings_parse(settings *s, const char *text, const char *path) {
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
     if (rc != CLI_OK || about(name)) continue;
-    const char *expected = type_of(name), *value = text_of(v, expected, number, sizeof number);
-    const settings_row *row = settings_find(name);
-    if (value == NULL && row != NULL && row->kind == SETTINGS_OWN && ngio_is(v, NGIO_STRING)) {
-      value = ngio_text_of(v); /* "default" */
-    }
-    ng_option_info info;
-    if (value == NULL && row == NULL && !cli_option_find(name, &info)) value = "";
+    const char *value = text_of(v, number, sizeof number);
     if (value == NULL) {
-      rc = cli_bad("%s: %s: expected %s", path, name, expected);
+      rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
     } else if (settings_put(s, name, value, message, sizeof message) != CLI_OK) {
       rc = cli_bad("%s: %s: %s", path, name, message);
     }

@@ -43,8 +43,6 @@ bad '--resume: absent has no comparison to go on with' --methods sgd --out absen
 mkdir full && touch full/file
 bad '--out: full is not empty, expected a new folder' --methods sgd --out full
 bad '--out: full/file: Not a directory' --methods sgd --out full/file
-bad "--skip_layers: 'bogus' fits no layer of mlp (fc1, fc2, fc3)" --methods sgd,natgrad --skip-layers bogus --out skip
-bad "--skip_layers: 'bogus' fits no layer of mlp (fc1, fc2, fc3)" --methods natgrad --grid skip-layers=fc1,bogus --out skip
 bad '--methods: natgrad: kl_clip has no effect unless clip = kl' --methods natgrad:clip=none,kl-clip=0.01 --out idle
 [[ $(ls) == $'err\nfull\nout' ]] || fail "bad input left something: $(ls)"
 

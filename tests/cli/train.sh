@@ -29,8 +29,8 @@ train 2 '--damping: has no effect with method topk-sgd unless window_function = 
 train 2 '--damping-start: method topk-sgd has no damping' --method topk-sgd --damping-start 1 --damping-warm-up 1
 train 2 '--damping-rule: method topk-sgd has no damping' --method topk-sgd --damping-rule keep-ratio
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
-train 2 '--resume: needs --out DIR' --resume
-train 2 '--checkpoint-every: needs --out DIR' --checkpoint-every 3
+train 2 '--resume: needs --out' --resume
+train 2 '--checkpoint-every: needs --out' --checkpoint-every 3
 expect 2 "natgrad: NG_THREADS is 'two', expected a whole number from 1 to 1024" env NG_THREADS=two "$natgrad" train
 expect 2 "natgrad: *damping*" env NG_DAMPING=-1 "$natgrad" train
 
@@ -38,10 +38,7 @@ expect 2 "natgrad: *damping*" env NG_DAMPING=-1 "$natgrad" train
 train 2 '--data: nowhere: no file train-images-idx3-ubyte *' --data mnist:nowhere
 train 2 "*digit*" --data digit
 train 2 "*lenett*lenet*" --model lenett
-train 2 "--skip_layers: 'cnov' fits no layer of resnet20 (*, ..., *)" --model resnet20 --skip-layers cnov \
-  --data synthetic:classes=2,image=32x32x3,train=8,test=8 --batch 8
 train 2 '*skip_layers = "^fc|conv": regular expressions are not supported; write "fc\*,\*conv\*"' --skip-layers '^fc|conv'
-train 2 "--exclude_width: '11' fits no layer of mlp (*, *)" --model mlp --exclude-width 11
 train 2 '--batch: 4096 samples, but digits has 1437 to train on' --batch 4096
 train 2 '--validation: 1437 samples, but digits has 1437 to train on' --validation 1437
 train 2 '--augment: crop needs images, synthetic has rows of features' --augment crop \
@@ -55,9 +52,9 @@ bad_file() { # TEXT MESSAGE
 bad_file '{"batch": 3' 'no JSON: line *'
 bad_file '[]' 'expected a JSON object of settings'
 bad_file '{"bacth": 3}' 'bacth: unknown setting; the nearest is batch'
-bad_file '{"batch": "3"}' 'batch: expected a whole number'
-bad_file '{"nesterov": 1}' 'nesterov: expected true or false'
-bad_file '{"model": 7}' 'model: expected a text'
+bad_file '{"batch": "3.5"}' "batch: '3.5' is no whole number *"
+bad_file '{"nesterov": 2}' "nesterov: '2' is neither true nor false"
+bad_file '{"model": []}' 'model: expected a text, a number, true or false'
 bad_file '{"lr": -1}' "lr: '-1' is no number from 0 to 1e+06"
 bad_file '{"damping": 0}' "damping: '0' is out of range, expected 0 < damping *"
 train 2 'absent.json: cannot be read: No such file or directory' --config absent.json
