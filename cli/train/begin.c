@@ -228,6 +228,16 @@ static int open_folder(run *r, const char *config, const char *log) {
   return rc;
 }
 
+int train_open(const settings *s, data_set *d) {
+  int rc = data_open(s->data, d);
+  if (rc != CLI_OK || s->validation == 0) return rc;
+  rc = s->validation < d->train.n ? data_hold_out(d, (int32_t)s->validation, (uint64_t)s->seed)
+                                  : cli_bad("--validation: %lld samples, but %s has %d to train on",
+                                            (long long)s->validation, d->name, (int)d->train.n);
+  if (rc != CLI_OK) data_close(d);
+  return rc;
+}
+
 int train_check(const settings *s, const data_set *d) {
   run r;
   memset(&r, 0, sizeof r);

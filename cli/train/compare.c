@@ -57,24 +57,26 @@ static int take(void *user, const char *name, const char *value) {
 static int read_numbers(compare_plan *p, const wish *w) {
   long long seeds = 3, validation = 0, grid_seeds = 1;
   p->target = (double)NAN;
-  if (w->seeds != NULL && cli_int("seeds", w->seeds, 1, COMPARE_SEEDS, &seeds) != CLI_OK)
-    return CLI_BAD;
+  const struct {
+    const char *name, *value;
+    bool of_grid;
+    long long upper, *to;
+  } whole[] = {{"seeds", w->seeds, false, COMPARE_SEEDS, &seeds},
+               {"validation", w->validation, true, 1LL << 31, &validation},
+               {"grid-seeds", w->grid_seeds, true, COMPARE_GRID_SEEDS, &grid_seeds}};
+  for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+    if (whole[i].value == NULL) continue;
+    if (whole[i].of_grid && w->grids == 0) return cli_bad("--%s: needs --grid", whole[i].name);
+    if (cli_int(whole[i].name, whole[i].value, 1, whole[i].upper, whole[i].to) != CLI_OK)
+      return CLI_BAD;
+  }
   if (w->target != NULL && cli_real("target", w->target, 0.0, 1e30, &p->target) != CLI_OK)
     return CLI_BAD;
-  if (w->validation != NULL) {
-    if (w->grids == 0) return cli_bad("--validation: needs --grid");
-    if (cli_int("validation", w->validation, 1, 1LL << 31, &validation) != CLI_OK) return CLI_BAD;
-  }
   if (w->grid_epochs != NULL) {
-    if (w->grids == 0) return cli_bad("--grid-epochs: needs --grid");
     double epochs = 0.0;
+    if (w->grids == 0) return cli_bad("--grid-epochs: needs --grid");
     if (cli_real("grid-epochs", w->grid_epochs, 0.0, 1e6, &epochs) != CLI_OK) return CLI_BAD;
     if (epochs <= 0.0) return cli_bad("--grid-epochs: expected a number above 0");
-  }
-  if (w->grid_seeds != NULL) {
-    if (w->grids == 0) return cli_bad("--grid-seeds: needs --grid");
-    if (cli_int("grid-seeds", w->grid_seeds, 1, COMPARE_GRID_SEEDS, &grid_seeds) != CLI_OK)
-      return CLI_BAD;
   }
   p->grid_seeds = (int)grid_seeds;
   p->seeds = (int)seeds;

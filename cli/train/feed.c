@@ -230,3 +230,19 @@ int feed_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   fill(f, &p);
   return CLI_OK;
 }
+
+int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t end, double sum[3]) {
+  const int32_t *labels = reconstructs ? NULL : f->labels;
+  for (int32_t at = first, count, good; at < end; at += count) {
+    int64_t correct = 0;
+    count = end - at < f->room ? end - at : f->room;
+    if (feed_test(f, at, count, &good) != CLI_OK) return CLI_BAD;
+    if (good == 0) continue;
+    if (nn_forward(net, NN_EVALUATE, f->x, good, 0, NULL) != CLI_OK) return CLI_BAD;
+    sum[0] +=
+        nn_loss(net, NN_EVALUATE, labels, reconstructs ? f->x : NULL, &correct) * (double)good;
+    sum[1] += (double)correct;
+    sum[2] += good;
+  }
+  return CLI_OK;
+}

@@ -43,4 +43,8 @@ int feed_train(feed *f, int64_t step, int64_t micro);
  * above. */
 int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
 
+/* Evaluate samples first .. end of the test split: add the sum of losses, correct and readable samples to `sum`.
+ * `reconstructs`: the target is the input. CLI_BAD as above. */
+int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t end, double sum[3]);
+
 #endif

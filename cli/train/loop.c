@@ -61,29 +61,18 @@ static int test(run *r, double *loss, double *accuracy) {
   const run_ranks *k = &r->ranks;
   const int32_t first = (int32_t)ranks_first(k, k->rank, r->feed.test->n);
   const int32_t n = (int32_t)ranks_first(k, k->rank + 1, r->feed.test->n);
-  double sum = 0.0;
-  int64_t right = 0, all = 0;
+  double x[4] = {0.0}; /* loss, correct samples, samples, failures */
   *loss = *accuracy = (double)NAN;
   int rc = run_share_buffers(r);
-  for (int32_t at = first, count, good; at < n && rc == CLI_OK; at += count) {
-    count = n - at < r->feed.room ? n - at : r->feed.room;
-    rc = feed_test(&r->feed, at, count, &good);
-    if (rc == CLI_OK && good > 0) rc = nn_forward(r->net, NN_EVALUATE, r->feed.x, good, 0, NULL);
-    if (rc != CLI_OK || good == 0) continue;
-    int64_t correct = 0;
-    sum += run_loss(r, NN_EVALUATE, &correct) * (double)good;
-    right += correct;
-    all += good;
-  }
-  double x[] = {sum, (double)right, (double)all, rc != CLI_OK};
-  if (ranks_sum(k, x, sizeof x / sizeof *x) != CLI_OK || x[3] > 0.0) return CLI_BAD;
-  sum = x[0];
-  right = (int64_t)x[1];
-  all = (int64_t)x[2];
-  r->out->diverged = all > 0 && !isfinite(sum); /* the last step may have made weights non-finite */
+  if (rc == CLI_OK) rc = feed_evaluate(&r->feed, r->net, r->reconstructs, first, n, x);
+  x[3] = rc != CLI_OK;
+  if (ranks_sum(k, x, 4) != CLI_OK || x[3] > 0.0) return CLI_BAD;
+  const int64_t all = (int64_t)x[2];
+  /* The last step may have made weights non-finite. */
+  r->out->diverged = all > 0 && !isfinite(x[0]);
   if (all > 0 && !r->out->diverged) {
-    *loss = sum / (double)all;
-    *accuracy = run_accuracy(r, right, all);
+    *loss = x[0] / (double)all;
+    *accuracy = run_accuracy(r, (int64_t)x[1], all);
   }
   return CLI_OK;
 }

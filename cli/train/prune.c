@@ -123,21 +123,15 @@ static int read_run(const char *dir, const wish *w, subject *p) {
   return rc == CLI_OK ? settings_set(&p->s, "augment", "none") : rc;
 }
 
-static int open_subject(const char *dir, const wish *w, subject *p) {
+static int open_subject(const wish *w, subject *p) {
   int threads = 1;
   settings *s = &p->s;
   int rc = cli_threads(&threads);
   if (rc == CLI_OK && threads > 1) p->pool = ng_pool_create(threads, NULL);
-  if (rc == CLI_OK) rc = data_open(s->data, &p->d);
+  if (rc == CLI_OK) rc = train_open(s, &p->d);
   p->opened = rc == CLI_OK;
-  if (rc == CLI_OK) data_print_notes(&p->d);
-  if (rc == CLI_OK && s->validation > 0) {
-    rc = s->validation < p->d.train.n
-             ? data_hold_out(&p->d, (int32_t)s->validation, (uint64_t)s->seed)
-             : cli_bad("%s: validation is %lld, but %s has %d samples to train on", dir,
-                       (long long)s->validation, p->d.name, (int)p->d.train.n);
-  }
   if (rc != CLI_OK) return rc;
+  data_print_notes(&p->d);
   const model_task task = {.input = {p->d.height, p->d.width, p->d.channels},
                            .classes = p->d.classes};
   p->net = nn_create(p->pool, (uint64_t)s->seed);
@@ -164,26 +158,14 @@ static void close_subject(subject *p) {
 }
 
 static int tell(subject *p, const char *when) {
-  const data_split *test = p->feed.test;
   const pruning_count c = pruning_counted(p->net);
-  double loss = 0.0;
-  int64_t right = 0, all = 0;
-  for (int32_t at = 0, count, good; at < test->n; at += count) {
-    int64_t correct = 0;
-    count = test->n - at < p->feed.batch ? test->n - at : p->feed.batch;
-    if (feed_test(&p->feed, at, count, &good) != CLI_OK) return CLI_BAD;
-    if (good == 0) continue;
-    if (nn_forward(p->net, NN_EVALUATE, p->feed.x, good, 0, NULL) != CLI_OK) return CLI_BAD;
-    loss += (double)good * nn_loss(p->net, NN_EVALUATE, p->reconstructs ? NULL : p->feed.labels,
-                                   p->reconstructs ? p->feed.x : NULL, &correct);
-    right += correct;
-    all += good;
-  }
+  double sum[3] = {0.0}; /* loss, correct samples, samples */
+  if (feed_evaluate(&p->feed, p->net, p->reconstructs, 0, p->feed.test->n, sum) != CLI_OK)
+    return CLI_BAD;
   printf("%s  %lld of %lld weights are 0 (%.2f %%)", when, (long long)c.zeros, (long long)c.weights,
          100.0 * (double)c.zeros / (double)c.weights);
-  if (all > 0) printf("  test loss %.5f", loss / (double)all);
-  if (all > 0 && !p->reconstructs)
-    printf("  test accuracy %.2f %%", 100.0 * (double)right / (double)all);
+  if (sum[2] > 0.0) printf("  test loss %.5f", sum[0] / sum[2]);
+  if (sum[2] > 0.0 && !p->reconstructs) printf("  test accuracy %.2f %%", 100.0 * sum[1] / sum[2]);
   printf("\n");
   return CLI_OK;
 }
@@ -210,7 +192,7 @@ static int prune(const char *dir, const wish *w) {
   settings_init(&p.s);
   int rc = check_out(dir, w->out);
   if (rc == CLI_OK) rc = read_run(dir, w, &p);
-  if (rc == CLI_OK) rc = open_subject(dir, w, &p);
+  if (rc == CLI_OK) rc = open_subject(w, &p);
   if (rc == CLI_OK) {
     const pruning_count c = pruning_counted(p.net);
     const double is = (double)c.zeros / (double)c.weights;

@@ -60,7 +60,6 @@ log_times run_times(run *r);
 /* step.c: one step with learning rate `lr`, `before` in the previous step; *correct grows by the correct samples.
  * Collective; CLI_BAD after a message. */
 int run_step(run *r, double lr, double before, int64_t *correct);
-double run_loss(run *r, nn_mode mode, int64_t *correct);        /* the loss of the current batch */
 double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN for autoencoders */
 
 /* The parts of a checkpoint of this run. */

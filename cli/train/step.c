@@ -17,11 +17,10 @@ static void count_step(run *r, const ranks_count *said) {
   r->in_steps.meter.sent_ms += r->said.meter.sent_ms - said->meter.sent_ms;
 }
 
-double run_loss(run *r, nn_mode mode, int64_t *correct) {
-  const float *targets = r->reconstructs    ? r->feed.x
-                         : mode == NN_TRAIN ? r->feed.mix.targets
-                                            : NULL;
-  return nn_loss(r->net, mode, r->reconstructs ? NULL : r->feed.labels, targets, correct);
+/* The training loss of the current batch. */
+static double loss_of(run *r, int64_t *correct) {
+  const float *targets = r->reconstructs ? r->feed.x : r->feed.mix.targets;
+  return nn_loss(r->net, NN_TRAIN, r->reconstructs ? NULL : r->feed.labels, targets, correct);
 }
 
 double run_accuracy(const run *r, int64_t correct, int64_t of) {
@@ -45,7 +44,7 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
     rc = nn_backward(r->net, false, watch);
     watch = NULL;
   }
-  *loss = some ? run_loss(r, NN_TRAIN, correct) : 0.0;
+  *loss = some ? loss_of(r, correct) : 0.0;
   if (!isfinite(*loss)) r->out->diverged = true;
   const bool goes_on =
       r->ranks.size > 1 || !r->out->diverged; /* the other ranks wait for its gradients */

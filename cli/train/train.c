@@ -240,18 +240,6 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
 
 /* ---- the command -------------------------------------------------------------------------------*/
 
-static int open_data(const settings *s, data_set *d) {
-  int rc = settings_check(s); /* check before a large file is read */
-  if (rc != CLI_OK) return rc;
-  rc = data_open(s->data, d);
-  if (rc != CLI_OK || s->validation == 0) return rc;
-  rc = s->validation < d->train.n ? data_hold_out(d, (int32_t)s->validation, (uint64_t)s->seed)
-                                  : cli_bad("--validation: %lld samples, but %s has %d to train on",
-                                            (long long)s->validation, d->name, (int)d->train.n);
-  if (rc != CLI_OK) data_close(d);
-  return rc;
-}
-
 static int train(const settings *s, bool quiet, const launch *l) {
   data_set d;
   const ng_transport *t = launch_transport(l);
@@ -261,7 +249,8 @@ static int train(const settings *s, bool quiet, const launch *l) {
   for (int turn = 0; turn < 2 && rc == CLI_OK;
        turn++) { /* rank 0 first, so that an error is reported once */
     if ((k.rank == 0) == (turn == 0)) {
-      rc = open_data(s, &d);
+      rc = settings_check(s); /* check before a large file is read */
+      if (rc == CLI_OK) rc = train_open(s, &d);
       opened = rc == CLI_OK;
       if (opened && turn == 0) data_print_notes(&d);
     }

@@ -65,6 +65,8 @@ typedef struct train_show { /* output during the run */
 /* Check that settings and data fit, before a directory or memory is taken. CLI_BAD after a message. */
 int train_check(const settings *s, const data_set *d);
 
+/* Open the data set and hold out the validation samples. CLI_BAD after a message. */
+int train_open(const settings *s, data_set *d);
 /* Run the training. `d` is open and may serve many runs. CLI_OK also after a signal or divergence (see the
  * result); CLI_BAD after a message. */
 int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out);
