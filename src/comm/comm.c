@@ -31,31 +31,24 @@ static bool does(const ng_comm *c, ng_coll_kind kind) { return (c->t.kinds >> ki
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-static ng_status refuse(char *message, size_t size, const char *what) {
-  return ng_fail_to(message, size, NG_ERR_ARG, "ng_transport: %s", what);
-}
-
 /* Check once, so that later calls need no check. */
 static ng_status check_table(const ng_transport *t, char *message, size_t size) {
   const uint32_t basic = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
   const uint32_t known = basic | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER;
+  const bool makes = t->group_create != NULL, frees = t->group_destroy != NULL;
+  const char *wrong = t->run == NULL                        ? "run is missing"
+                      : t->start != NULL && t->wait == NULL ? "start without wait"
+                      : t->start == NULL && t->wait != NULL ? "wait without start"
+                      : t->start == NULL && t->test != NULL ? "test without start and wait"
+                      : makes && !frees                     ? "group_create without group_destroy"
+                      : frees && !makes                     ? "group_destroy without group_create"
+                                                            : NULL;
   if (t->size < 1 || t->rank < 0 || t->rank >= t->size) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_transport: rank is %d and size is %d, expected 0 <= rank < size", t->rank,
                       t->size);
   }
-  if (t->run == NULL) return refuse(message, size, "run is missing");
-  if (t->start != NULL && t->wait == NULL) return refuse(message, size, "start without wait");
-  if (t->start == NULL && t->wait != NULL) return refuse(message, size, "wait without start");
-  if (t->start == NULL && t->test != NULL) {
-    return refuse(message, size, "test without start and wait");
-  }
-  if (t->group_create != NULL && t->group_destroy == NULL) {
-    return refuse(message, size, "group_create without group_destroy");
-  }
-  if (t->group_create == NULL && t->group_destroy != NULL) {
-    return refuse(message, size, "group_destroy without group_create");
-  }
+  if (wrong != NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_transport: %s", wrong);
   if (t->kinds != 0 && ((t->kinds & basic) != basic || (t->kinds & ~known) != 0)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_transport: kinds is 0x%x, expected 0, or bits of 0x%x with all of 0x%x",

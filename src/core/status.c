@@ -34,43 +34,19 @@ const char *ng_status_meaning(ng_status s) {
   return "not a status of this library";
 }
 
-/* Return 0 for an invalid dtype. */
-int64_t ng_dtype_size(ng_dtype t) {
-  switch (t) {
-  case NG_F32:
-  case NG_I32:
-    return 4;
-  case NG_F64:
-  case NG_I64:
-    return 8;
-  case NG_F16:
-  case NG_BF16:
-    return 2;
-  case NG_U8:
-    return 1;
-  }
-  return 0;
+static const struct {
+  int64_t size;
+  const char *name;
+} dtypes[] = {
+    [NG_F32] = {4, "f32"}, [NG_F64] = {8, "f64"}, [NG_F16] = {2, "f16"}, [NG_BF16] = {2, "bf16"},
+    [NG_I32] = {4, "i32"}, [NG_I64] = {8, "i64"}, [NG_U8] = {1, "u8"}};
+
+static bool is_dtype(ng_dtype t) {
+  return (size_t)t < sizeof dtypes / sizeof dtypes[0] && dtypes[t].size > 0;
 }
 
-const char *ng_dtype_name(ng_dtype t) {
-  switch (t) {
-  case NG_F32:
-    return "f32";
-  case NG_F64:
-    return "f64";
-  case NG_F16:
-    return "f16";
-  case NG_BF16:
-    return "bf16";
-  case NG_I32:
-    return "i32";
-  case NG_I64:
-    return "i64";
-  case NG_U8:
-    return "u8";
-  }
-  return "?";
-}
+int64_t ng_dtype_size(ng_dtype t) { return is_dtype(t) ? dtypes[t].size : 0; }
+const char *ng_dtype_name(ng_dtype t) { return is_dtype(t) ? dtypes[t].name : "?"; }
 
 /* Public functions open with it; rooms do not, so that what failed inside is the call's own
  * message. */

@@ -291,7 +291,7 @@ char *ng_object_text(ng_precond *p, const char *text);
 void ng_object_free(ng_precond *p, void *object);
 void ng_objects_open(ng_precond *p);
 void ng_objects_close(ng_precond *p);
-ng_status ng_objects_status(const ng_precond *p); /* NG_ERR_NOMEM: one of them got no memory */
+ng_status ng_objects_status(const ng_precond *p); /* NG_ERR_NOMEM: an object got no memory */
 
 /* ---- ranks: placement.c ----------------------------------------------------------------------*/
 

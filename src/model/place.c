@@ -49,10 +49,26 @@ typedef struct line {
   int64_t x;        /* column of `from`, minus col */
 } line;
 
-typedef void line_call(const lines *l, const line *at, float *x);
+/* 16-bit types, and lines with columns between them, go through a buffer. */
+static void move_line(const lines *l, const line *at, float *x, bool write) {
+  const ng_place *v = l->v;
+  const int64_t step = v->step[l->axis], n = at->to - at->from;
+  float room[NG_LINE];
+  for (int64_t i = 0, m; i < n; i += m) {
+    m = ng_min64(NG_LINE, n - i);
+    char *memory = at->memory + i * step * ng_dtype_size(v->dtype);
+    float *columns = x + at->x + i * l->inner, *dense = l->inner == 1 ? columns : room;
+    if (!write) ng_gather(dense, memory, v->dtype, step, m);
+    for (int64_t k = 0; k < m && l->inner > 1; k++) {
+      float *column = &columns[k * l->inner];
+      *(write ? &room[k] : column) = *(write ? column : &room[k]);
+    }
+    if (write) ng_scatter(memory, v->dtype, step, dense, m);
+  }
+}
 
-static void each_line(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x,
-                      line_call *call) {
+static void move_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x,
+                       bool write) {
   const lines l = lines_of(v);
   const int64_t size = ng_dtype_size(v->dtype), each = l.extent * l.inner;
   for (int64_t outer = col / each; outer * each < col + n; outer++) {
@@ -67,49 +83,8 @@ static void each_line(const ng_place *v, int64_t row, int64_t col, int64_t n, fl
       at.memory = (char *)v->data +
                   (row * v->by_row + base_of(&l, outer, inner) + at.from * v->step[l.axis]) * size;
       at.x = outer * each + at.from * l.inner + inner - col;
-      call(&l, &at, x);
+      move_line(&l, &at, x, write);
     }
-  }
-}
-
-/* 16-bit types go through a line on the stack. */
-static void read_line(const lines *l, const line *at, float *x) {
-  const ng_place *v = l->v;
-  const int64_t step = v->step[l->axis], n = at->to - at->from;
-  if (v->dtype == NG_F32) {
-    const float *from = (const float *)(const void *)at->memory;
-    for (int64_t i = 0; i < n; i++) {
-      x[at->x + i * l->inner] = from[i * step];
-    }
-    return;
-  }
-  float room[NG_LINE];
-  for (int64_t i = 0; i < n; i += NG_LINE) {
-    const int64_t m = ng_min64(NG_LINE, n - i);
-    ng_gather(room, at->memory + i * step * ng_dtype_size(v->dtype), v->dtype, step, m);
-    for (int64_t k = 0; k < m; k++) {
-      x[at->x + (i + k) * l->inner] = room[k];
-    }
-  }
-}
-
-static void write_line(const lines *l, const line *at, float *x) {
-  const ng_place *v = l->v;
-  const int64_t step = v->step[l->axis], n = at->to - at->from;
-  if (v->dtype == NG_F32) {
-    float *to = (float *)(void *)at->memory;
-    for (int64_t i = 0; i < n; i++) {
-      to[i * step] = x[at->x + i * l->inner];
-    }
-    return;
-  }
-  float room[NG_LINE];
-  for (int64_t i = 0; i < n; i += NG_LINE) {
-    const int64_t m = ng_min64(NG_LINE, n - i);
-    for (int64_t k = 0; k < m; k++) {
-      room[k] = x[at->x + (i + k) * l->inner];
-    }
-    ng_scatter(at->memory + i * step * ng_dtype_size(v->dtype), v->dtype, step, room, m);
   }
 }
 
@@ -124,41 +99,40 @@ static bool is_channels_last(const ng_place *v, int64_t col, int64_t n, int64_t 
   return *c1 - *c0 >= 4;
 }
 
-/* The columns before and after the whole channels. */
-static void ends(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x, line_call *call,
-                 int64_t c0, int64_t c1) {
+/* The columns before and after the whole channels go line by line. */
+static void move(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x, bool write) {
+  int64_t c0, c1;
+  if (!is_channels_last(v, col, n, &c0, &c1)) {
+    move_lines(v, row, col, n, x, write);
+    return;
+  }
   const int64_t first = c0 * v->extent[1], end = c1 * v->extent[1];
-  if (first > col) each_line(v, row, col, first - col, x, call);
-  if (end < col + n) each_line(v, row, end, col + n - end, x + (end - col), call);
+  float *memory = ng_place_at(v, row, c0), *columns = x + (first - col);
+  if (first > col) move_lines(v, row, col, first - col, x, write);
+  if (end < col + n) move_lines(v, row, end, col + n - end, x + (end - col), write);
+  if (write) {
+    ng_transpose(columns, v->extent[1], c1 - c0, v->extent[1], memory, v->step[1]);
+  } else {
+    ng_transpose(memory, v->step[1], v->extent[1], c1 - c0, columns, v->extent[1]);
+  }
 }
 
 /* ---- read, write -------------------------------------------------------------------------------*/
 
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out) {
-  int64_t c0, c1;
   if (v->straight) {
     ng_to_f32(out, ng_place_at(v, row, col), v->dtype, n);
-  } else if (is_channels_last(v, col, n, &c0, &c1)) {
-    ends(v, row, col, n, out, read_line, c0, c1);
-    ng_transpose(ng_place_at(v, row, c0), v->step[1], v->extent[1], c1 - c0,
-                 out + (c0 * v->extent[1] - col), v->extent[1]);
   } else {
-    each_line(v, row, col, n, out, read_line);
+    move(v, row, col, n, out, false);
   }
 }
 
-/* write_line only reads `x`. */
+/* The cast: `move` only reads x. */
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
-  int64_t c0, c1;
-  float *from = (float *)(uintptr_t)x;
   if (v->straight) {
     ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);
-  } else if (is_channels_last(v, col, n, &c0, &c1)) {
-    ends(v, row, col, n, from, write_line, c0, c1);
-    ng_transpose(x + (c0 * v->extent[1] - col), v->extent[1], c1 - c0, v->extent[1],
-                 ng_place_at(v, row, c0), v->step[1]);
   } else {
-    each_line(v, row, col, n, from, write_line);
+    move(v, row, col, n, (float *)(uintptr_t)x, true);
   }
 }
 

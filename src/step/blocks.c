@@ -22,7 +22,7 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
   return why == NULL;
 }
 
-/* The model's options with those of a line; `texts` receives them as text. */
+/* The model's options with the options of a line; `texts` receives them as text. */
 static ng_status settings_of(ng_precond *p, const char *name, const char *line, ng_options *texts,
                              ng_settings *s) {
   char message[NG_MESSAGE] = "";

@@ -29,21 +29,29 @@ static float *place(const ng_block *b, int32_t segment, int64_t row, int64_t col
   return b->direction + g->at + row * g->slot->cols + col - g->from;
 }
 
+void ng_pair_line(const ng_slot *slot, int64_t row, int64_t col, const ng_pair *pair, int64_t at,
+                  int64_t n, double *pd) {
+  float line[NG_LINE];
+  const float *d = pair->values == NULL ? line : pair->values + at;
+  if (pair->values == NULL) ng_slot_read(slot, row, col + at, n, line);
+  for (int64_t i = 0; i < n; i++) {
+    const double x = pair->scale * (double)d[i];
+    pd[i] = pair->u == NULL ? x : x + pair->k * (double)pair->u[at + i];
+  }
+}
+
 /* Thread-safe: tiles are disjoint. */
 static void keep(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                  const ng_pair *pair) {
   (void)s;
   float *to = place(slot->block, slot->segment, row, col);
-  if (pair->values != NULL) {
-    for (int64_t i = 0; i < n; i++) {
-      to[i] = (float)pair->scale * pair->values[i];
+  double pd[NG_LINE];
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(NG_LINE, n - c);
+    ng_pair_line(slot, row, col, pair, c, m, pd);
+    for (int64_t i = 0; i < m; i++) {
+      to[c + i] = (float)pd[i];
     }
-    return;
-  }
-  ng_slot_read(slot, row, col, n, to);
-  for (int64_t i = 0; i < n; i++) {
-    const double u = pair->u == NULL ? 0.0 : pair->k * (double)pair->u[i];
-    to[i] = (float)(pair->scale * (double)to[i] + u);
   }
 }
 
@@ -83,17 +91,12 @@ typedef struct norm_sink {
 
 static void add_norm(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                      const ng_pair *pair) {
-  enum { LINE = 512 };
-  double *pd2 = &((const norm_sink *)(const void *)s)->pd2[slot->segment];
-  float line[LINE];
+  double *pd2 = &((const norm_sink *)(const void *)s)->pd2[slot->segment], pd[NG_LINE];
   for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(LINE, n - c);
-    if (pair->values == NULL) ng_slot_read(slot, row, col + c, m, line);
+    m = ng_min64(NG_LINE, n - c);
+    ng_pair_line(slot, row, col, pair, c, m, pd);
     for (int64_t i = 0; i < m; i++) {
-      const double x = pair->values != NULL ? (double)pair->values[c + i] : (double)line[i];
-      const double pd =
-          pair->scale * x + (pair->u == NULL ? 0.0 : pair->k * (double)pair->u[c + i]);
-      *pd2 += pd * pd;
+      *pd2 += pd[i] * pd[i];
     }
   }
 }

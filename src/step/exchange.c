@@ -30,6 +30,12 @@ ng_traffic ng_exchange_traffic(const ng_precond *p) {
   return x;
 }
 
+void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before) {
+  const ng_traffic now = ng_exchange_traffic(p);
+  p->step->early[station].bytes += now.bytes - before.bytes;
+  p->step->early[station].messages += now.messages - before.messages;
+}
+
 /* After a failed transport, ranks may be at different collectives; the model can only be
  * destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
@@ -72,7 +78,6 @@ ng_status ng_exchange_plan(ng_precond *p) {
     }
   }
   const size_t messages = (size_t)stats + 1;
-  x->cap = ng_step_bucket(p);
   x->spans_most = (1 + sliced) * p->ctx->ranks;
   const int64_t small = ng_max64(ng_exchange_check_count(p), ng_exchange_agree_count(p));
   x->small = ng_object(p, (size_t)small * sizeof *x->small);
@@ -131,60 +136,51 @@ ng_status ng_exchange_traces(ng_precond *p) {
 
 /* ---- results and directions ------------------------------------------------------------------*/
 
+static ng_status post(ng_precond *p, const ng_group *g, void *x, int64_t n, ng_dtype t,
+                      int32_t root, ng_request *r) {
+  return n == 0 ? NG_OK : ng_comm_post_broadcast(p->ctx->comm, g, x, n, t, root, r);
+}
+
 /* As bytes, because results have several dtypes, inside the column that makes PD of these blocks
  * (KAISA's gradient workers).  Columns are disjoint and owners come in one order, so there is no
  * deadlock. */
 ng_status ng_exchange_post_results(ng_precond *p) {
-  ng_comm *c = p->ctx->comm;
-  if (p->grid.m == 1) return NG_OK;
-  for (int32_t owner = 0; owner < c->size; owner++) {
+  ng_status st = NG_OK;
+  for (int32_t owner = 0; owner < p->ctx->ranks && p->grid.m > 1 && st == NG_OK; owner++) {
     const ng_span *s = &p->result_span[owner];
-    if (s->end == s->begin) continue;
-    if (ng_comm_post_broadcast(c, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin,
-                               s->end - s->begin, NG_U8, owner,
-                               &p->step->exchange.spans[owner]) != NG_OK) {
-      return ng_exchange_failed(p, "share");
-    }
+    st = post(p, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin, s->end - s->begin,
+              NG_U8, owner, &p->step->exchange.spans[owner]);
   }
-  return NG_OK;
+  return st == NG_OK ? NG_OK : ng_exchange_failed(p, "share");
 }
 
 /* Broadcast the slices of a block's PD. */
 static ng_status post_slices(ng_precond *p) {
-  ng_comm *c = p->ctx->comm;
-  const ng_group world = ng_group_world(c);
-  ng_request *request = p->step->exchange.spans + c->size;
+  const ng_group world = ng_group_world(p->ctx->comm);
+  ng_request *request = p->step->exchange.spans + p->ctx->ranks;
+  ng_status st = NG_OK;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    for (int32_t r = 0; r < c->size && b->slice != NULL; r++, request++) {
-      const int64_t n = b->slice[r + 1] - b->slice[r];
-      if (n == 0 || b->out) continue;
-      if (ng_comm_post_broadcast(c, &world, b->whole + b->slice[r], n, NG_F32, r, request) !=
-          NG_OK) {
-        return ng_exchange_failed(p, "deliver");
-      }
+    for (int32_t r = 0; r < p->ctx->ranks && b->slice != NULL && st == NG_OK; r++, request++) {
+      const int64_t n = b->out ? 0 : b->slice[r + 1] - b->slice[r];
+      st = post(p, &world, b->whole + b->slice[r], n, NG_F32, r, request);
     }
   }
-  return NG_OK;
+  return st;
 }
 
 /* Each row receives from its own member of the column: m broadcasts in parallel, none across rows.
  * If owners update, PD of other blocks stays with them. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
-  ng_comm *c = p->ctx->comm;
-  if (p->ctx->ranks > 1 && post_slices(p) != NG_OK) return NG_ERR_COMM;
-  if (p->grid.n == 1 || ng_update_is_owned(p)) return NG_OK;
-  for (int32_t column = 0; column < p->grid.n; column++) {
+  const bool sends = p->grid.n > 1 && !ng_update_is_owned(p);
+  ng_status st = p->ctx->ranks > 1 ? post_slices(p) : NG_OK;
+  for (int32_t column = 0; column < p->grid.n && sends && st == NG_OK; column++) {
     const ng_span *s = &p->direction_span[column];
-    if (s->end == s->begin) continue;
-    const int32_t source = p->grid.row * p->grid.n + column;
-    if (ng_comm_post_broadcast(c, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin,
-                               (s->end - s->begin) / (int64_t)sizeof(float), NG_F32, source,
-                               &p->step->exchange.spans[column]) != NG_OK) {
-      return ng_exchange_failed(p, "deliver");
-    }
+    const int64_t n = (s->end - s->begin) / (int64_t)sizeof(float);
+    st = post(p, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin, n, NG_F32,
+              p->grid.row * p->grid.n + column, &p->step->exchange.spans[column]);
   }
-  return NG_OK;
+  return st == NG_OK ? NG_OK : ng_exchange_failed(p, "deliver");
 }
 
 /* Ranks outside a group never posted. */

@@ -221,19 +221,11 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
   const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    if ((s->sees & o->what) == 0) continue;
-    if (s->shown) {
-      return ng_fail(b->ctx, NG_ERR_STATE,
-                     "layer '%s': its %s was observed a second time in the micro-batch that "
-                     "ng_batch.last calls the last one",
-                     b->name, what);
-    }
-    if (s->posted) {
-      return ng_fail(b->ctx, NG_ERR_STATE,
-                     "layer '%s': its %s was observed after what was seen of it was sent to other "
-                     "ranks",
-                     b->name, what);
-    }
+    if ((s->sees & o->what) == 0 || (!s->shown && !s->posted)) continue;
+    return ng_fail(b->ctx, NG_ERR_STATE, "layer '%s': its %s was observed %s", b->name, what,
+                   s->shown
+                       ? "a second time in the micro-batch that ng_batch.last calls the last one"
+                       : "after its sums were sent to other ranks");
   }
   return NG_OK;
 }

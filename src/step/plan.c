@@ -29,37 +29,22 @@ static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
   }
 }
 
-/* Elements from the start of the first part to the end of the last; parts start on cache lines. */
-static int64_t length_of(const ng_stat *s) {
-  const int64_t size = ng_dtype_size(s->wire);
-  int64_t n = 0;
-  for (int32_t m = 0; m < s->parts; m++) {
-    n = (n * size + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size + ng_stat_part_count(s, &s->part[m]);
-  }
-  return n;
-}
-
 typedef struct sums {
   const ng_stat *before; /* the last statistic of the current message */
   int64_t message;       /* elements of that message */
 } sums;
 
-/* Cut messages as add_message of sums.c does, with lengths instead of addresses. */
 static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_rank_plan *out) {
-  const ng_stat *before = x->before;
+  const ng_stat *before = s->alone ? NULL : x->before;
+  int64_t gap, n;
   x->before = NULL;
   if (!ng_stat_sent(s) || !s->observes) return;
-  const int64_t size = ng_dtype_size(s->wire), travels = ng_dtype_size(s->travels);
-  const int64_t gap = (NG_ALIGN - x->message * size % NG_ALIGN) % NG_ALIGN / size;
-  int64_t more = gap + length_of(s);
-  if (before == NULL || s->alone || !ng_stat_joins(before, s) ||
-      (x->message + more) * travels > ng_step_bucket(p)) {
+  if (!ng_stat_extends(p, before, s, x->message, &gap, &n)) {
     out->sums_messages++;
-    x->message = 0;
-    more -= gap;
+    x->message = gap = 0;
   }
-  x->message += more;
-  out->sums_bytes += more * travels;
+  x->message += gap + n;
+  out->sums_bytes += (gap + n) * ng_dtype_size(s->travels);
   if (!s->alone) x->before = s;
 }
 
@@ -162,7 +147,7 @@ static bool differs_by_number(const ng_precond *p) {
   return cut;
 }
 
-enum { NOBODY = -1 };
+enum { UNKNOWN = -1 };
 
 /* Ranks that own nothing have equal plans within a column; without a block in the column, all of
  * them. */
@@ -174,7 +159,7 @@ typedef struct twins {
 
 static void find_owners(const ng_precond *p, twins *t) {
   for (int32_t r = 0; r <= p->ctx->ranks; r++) {
-    t->answer[r] = NOBODY;
+    t->answer[r] = UNKNOWN;
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -194,7 +179,7 @@ static int32_t twin_of(const ng_precond *p, twins *t, int32_t rank) {
   const int32_t column = rank % p->grid.n;
   int32_t *first = &t->answer[t->filled[column] ? column : p->ctx->ranks];
   if (t->owns[rank]) return rank;
-  if (*first == NOBODY) *first = rank;
+  if (*first == UNKNOWN) *first = rank;
   return *first;
 }
 

@@ -21,7 +21,7 @@
 #include <float.h>
 #include <math.h>
 
-enum { DROPPED = 17, LINE = 512, ENDS = 2, SUMS = 4, ALONE = ENDS + SUMS };
+enum { DROPPED = 17, ENDS = 2, SUMS = 4, ALONE = ENDS + SUMS };
 /* Exponent and the first six bits of the mantissa, up to FLT_MAX; then eleven bits of those that are looked into. */
 enum { BINS = 0x7F800000 >> DROPPED, NEXT = 11, FINE = 1 << NEXT, REST = DROPPED - NEXT };
 enum { WANTED = 6 };
@@ -96,23 +96,23 @@ static void count(const scaling_sink *s, double u, double g) {
 static void count_row(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                       const ng_pair *pair) {
   const scaling_sink *s = (const scaling_sink *)(const void *)sink;
-  float g[LINE];
+  float g[NG_LINE];
+  double u[NG_LINE];
   for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(LINE, n - c);
+    m = ng_min64(NG_LINE, n - c);
     ng_slot_read(slot, row, col + c, m, g);
+    ng_pair_line(slot, row, col, pair, c, m, u);
     for (int64_t i = 0; i < m; i++) {
-      const double x = pair->values != NULL ? (double)pair->values[c + i] : (double)g[i];
-      const double u = pair->scale * x + (pair->u == NULL ? 0.0 : pair->k * (double)pair->u[c + i]);
-      count(s, u, (double)g[i]);
+      count(s, u[i], (double)g[i]);
     }
   }
 }
 
 static void count_update(const scaling_sink *s, const ng_tile *t) {
-  float g[LINE], u[LINE];
+  float g[NG_LINE], u[NG_LINE];
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = 0, m; c < t->cols; c += m) {
-      m = ng_min64(LINE, t->cols - c);
+      m = ng_min64(NG_LINE, t->cols - c);
       ng_slot_read(t->slot, r, t->col + c, m, g);
       ng_update_direction(s->of->p, t->slot, r, t->col + c, m, u);
       for (int64_t i = 0; i < m; i++) {

@@ -16,7 +16,7 @@
  * transport has none: each rank sends its part of the n numbers and receives the others. */
 #include "step/step.h"
 
-/* ---- ng_ready: who has what ------------------------------------------------------------------*/
+/* ---- ng_ready: shards and their ranks ------------------------------------------------------------------*/
 
 static int32_t count_cut(const ng_precond *p) {
   int32_t n = 0;
@@ -157,7 +157,7 @@ ng_status ng_shards_settle(ng_precond *p) {
   }
   if (s->blocks == 0) return NG_OK;
   if (p->base.statistics == NG_STATISTICS_LOCAL) {
-    return cannot(p, "statistics = local looks at those of one rank; take all or owner");
+    return cannot(p, "statistics = local sums on one rank only; take all or owner");
   }
   if (ng_update_is_owned(p)) {
     return cannot(p, "update_ranks = owner moves whole weights; take all");
@@ -283,16 +283,13 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
   }
   uint64_t call = ng_step_number(ng_step_number(0, e->block->number), grad);
   call = ng_step_number(ng_step_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
-  ng_shards *x = &p->step->shards;
-  x->bytes -= p->ctx->model->bytes;
-  x->messages -= p->ctx->model->messages;
+  const ng_traffic before = ng_exchange_traffic(p);
   st = agree(p, e, st, call);
   if (st == NG_OK && rows > 0) st = bring(p, shard, s, rows);
-  x->bytes += p->ctx->model->bytes;
-  x->messages += p->ctx->model->messages;
+  ng_exchange_count_early(p, NG_AT_SHARE, before);
   if (st != NG_OK) return st;
   if (!shard->primary) return NG_OK;
-  char *room = x->room;
+  char *room = p->step->shards.room;
   if (rows > 0) weave(shard, room, rows, size, room + apart);
   *whole = *s;
   whole->data = room + apart;

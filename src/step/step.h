@@ -105,6 +105,9 @@ void ng_deliver_plan(ng_block *b, ng_plan *plan);
 void ng_deliver_fill(ng_block *b); /* on ranks with the block's results */
 /* Write a tile of a block, from its family or from the delivered PD. */
 void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink);
+/* Elements [at, at + n) of what a sink gets for a row from `col` on, in double; n <= NG_LINE. */
+void ng_pair_line(const ng_slot *slot, int64_t row, int64_t col, const ng_pair *pair, int64_t at,
+                  int64_t n, double *pd);
 /* |PD|^2 of each segment of a block. */
 void ng_deliver_norms(ng_block *b, double *pd2);
 
@@ -136,12 +139,10 @@ typedef struct ng_exchange {
   ng_message *message;      /* in the order of posting; one more than all statistics */
   int64_t *counts;          /* [messages x ranks]; NULL: no sum goes to its owner only */
   int32_t messages, waited; /* the first `waited` messages are complete */
-  int64_t cap;              /* largest message of several statistics, in bytes */
   int32_t ahead;            /* blocks [0, ahead) may still be posted before the step; */
   int32_t held; /* blocks [ahead, held) are complete and wait for the rest of their message */
   int64_t held_bytes;
-  int64_t bytes, sent; /* posted before the step; counted at "statistics" */
-  double *traces;      /* [traces_count] traces of blocks whose A and G have different owners */
+  double *traces; /* [traces_count] traces of blocks whose A and G have different owners */
   int64_t traces_count;
   double *choice; /* numbers of one round of topk.c */
   ng_request
@@ -198,13 +199,18 @@ ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
 ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
-int64_t ng_step_bucket(const ng_precond *p); /* bytes of stat_bucket_mb */
+/* Does s join the message of `count` elements (of its wire dtype) that `before` ends?  *gap: padding between them,
+ * *n: elements of s with gaps between its arrays. */
+bool ng_stat_extends(const ng_precond *p, const ng_stat *before, const ng_stat *s, int64_t count,
+                     int64_t *gap, int64_t *n);
 typedef struct ng_traffic {
   int64_t bytes, messages;
   double wait_ms;
 } ng_traffic;
 /* What this rank has sent so far to all its groups. */
 ng_traffic ng_exchange_traffic(const ng_precond *p);
+/* Count the traffic since `before` at a station of the coming step. */
+void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before);
 /* Numbers in the small reductions. */
 int64_t ng_exchange_check_count(const ng_precond *p);
 int64_t ng_exchange_agree_count(const ng_precond *p);
@@ -273,7 +279,6 @@ typedef struct ng_shards {
   int32_t *holder;         /* [members] rank of each member of rank 0's model group */
   char *room;              /* gathered shards, and whole arrays */
   int64_t room_bytes;
-  int64_t bytes, messages; /* of observations since the last step, in the model group */
 } ng_shards;
 
 ng_status ng_shards_meet(ng_precond *p);                /* before blocks are made; collective */
@@ -359,8 +364,9 @@ typedef struct ng_engine {
   bool solving;
   int64_t
       overflowed; /* elements that kept their old value on this rank in the last emit; the next check clears it */
-  double nu, inner, d2, pd2; /* of the last step */
-  double *norms;             /* |PD|^2 of the segments of one block */
+  double nu, inner, d2, pd2;     /* of the last step */
+  double *norms;                 /* |PD|^2 of the segments of one block */
+  ng_traffic early[NG_STATIONS]; /* sent before the step, counted at the station */
   ng_station_time time[NG_STATIONS];
 } ng_engine;
 

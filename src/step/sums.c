@@ -15,39 +15,52 @@ static bool sends(const ng_stat *s) {
   return ng_stat_sent(s) && s->observes && !s->posted && any;
 }
 
-int64_t ng_step_bucket(const ng_precond *p) {
-  return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5);
+/* The largest message of several statistics. */
+static int64_t bucket(const ng_precond *p) { return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5); }
+
+/* Elements that fill up `n` elements to a cache line, where each array starts. */
+static int64_t gap_after(int64_t n, int64_t size) {
+  return (NG_ALIGN - n * size % NG_ALIGN) % NG_ALIGN / size;
 }
 
-/* Append to the previous message if `before`, the previous statistic, ends it and the message is
- * below the bucket size.  Gaps between arrays are zeros.  Cuts depend only on numbers that are
- * equal on all ranks.  Sums lie in one arena in this order, so a step with all statistics due
- * usually has one message, plus one for owners. */
-static void add_message(ng_exchange *x, int32_t ranks, const ng_stat *before, const ng_stat *s) {
-  const ng_stat_part *last = &s->part[s->parts - 1];
+/* Cuts depend only on numbers that are equal on all ranks. */
+bool ng_stat_extends(const ng_precond *p, const ng_stat *before, const ng_stat *s, int64_t count,
+                     int64_t *gap, int64_t *n) {
   const int64_t size = ng_dtype_size(s->wire);
-  char *from = s->part[0].sum;
-  char *end = (char *)last->sum + ng_stat_part_count(s, last) * size;
+  *n = 0;
+  for (int32_t i = 0; i < s->parts; i++) {
+    *n += gap_after(*n, size) + ng_stat_part_count(s, &s->part[i]);
+  }
+  *gap = gap_after(count, size);
+  return before != NULL && ng_stat_joins(before, s) &&
+         (count + *gap + *n) * ng_dtype_size(s->travels) <= bucket(p);
+}
+
+/* Append to the previous message if `before`, the previous statistic, ends it.  Gaps between arrays are
+ * zeros.  Sums lie in one arena in this order, so a step with all statistics due usually has one
+ * message, plus one for owners. */
+static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) {
+  ng_exchange *x = &p->step->exchange;
+  const int32_t ranks = p->ctx->ranks;
   ng_message *m = before != NULL ? &x->message[x->messages - 1] : NULL;
-  if (before != NULL && ng_stat_joins(before, s) &&
-      (end - m->buffer) / size * ng_dtype_size(s->travels) <= x->cap) {
-    NG_ASSERT(from >= m->buffer + m->count * size &&
-              from - (m->buffer + m->count * size) < NG_ALIGN);
+  int64_t gap, n;
+  if (ng_stat_extends(p, before, s, m != NULL ? m->count : 0, &gap, &n)) {
+    NG_ASSERT((char *)s->part->sum == m->buffer + (m->count + gap) * ng_dtype_size(s->wire));
     if (m->counts != NULL) { /* a gap belongs to the array before it */
-      m->counts[before->owner] += (from - m->buffer) / size - m->count;
-      m->counts[s->owner] += (end - from) / size;
+      m->counts[before->owner] += gap;
+      m->counts[s->owner] += n;
     }
-    m->count = (end - m->buffer) / size;
+    m->count += gap + n;
     return;
   }
   int64_t *counts = NULL;
   if (ng_stat_to_owner(s)) {
     counts = x->counts + (int64_t)x->messages * ranks;
     memset(counts, 0, (size_t)ranks * sizeof *counts);
-    counts[s->owner] = (end - from) / size;
+    counts[s->owner] = n;
   }
-  x->message[x->messages++] = (ng_message){.buffer = from,
-                                           .count = (end - from) / size,
+  x->message[x->messages++] = (ng_message){.buffer = s->part->sum,
+                                           .count = n,
                                            .counts = counts,
                                            .dtype = s->travels,
                                            .narrow = s->travels != s->wire,
@@ -76,7 +89,7 @@ static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
   if (!sends(s) || !ng_one_due(p, b, s)) return NULL;
   ng_stat_to_wire(p->ctx->queue, s);
-  add_message(&p->step->exchange, p->ctx->ranks, s->alone ? NULL : before, s);
+  add_message(p, s->alone ? NULL : before, s);
   s->posted = true;
   return s->alone ? NULL : s;
 }
@@ -132,7 +145,8 @@ void ng_exchange_begin_last(ng_precond *p) {
 void ng_exchange_forget(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   x->ahead = x->held = 0;
-  x->held_bytes = x->bytes = x->sent = 0;
+  x->held_bytes = 0;
+  p->step->early[NG_AT_STATISTICS] = (ng_traffic){0, 0, 0.0};
 }
 
 static bool complete(const ng_block *b) {
@@ -151,8 +165,8 @@ static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
     const int64_t size = ng_dtype_size(s->wire);
     if (!sends(s) || !ng_one_due(p, b, s)) continue;
     for (int32_t i = 0; i < s->parts; i++) {
-      const int64_t piece = ng_stat_part_count(s, &s->part[i]) * size;
-      bytes += (piece + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size * ng_dtype_size(s->travels);
+      const int64_t n = ng_stat_part_count(s, &s->part[i]);
+      bytes += (n + gap_after(n, size)) * ng_dtype_size(s->travels);
     }
   }
   return bytes;
@@ -182,18 +196,17 @@ static ng_status post_held(ng_precond *p) {
  * `all`: no more observations come. */
 static ng_status post_ahead(ng_precond *p, bool all) {
   ng_exchange *x = &p->step->exchange;
-  const int64_t bytes = p->ctx->comm->bytes, messages = p->ctx->comm->messages;
+  const ng_traffic before = ng_exchange_traffic(p);
   ng_status st = NG_OK;
   for (; x->ahead > 0 && st == NG_OK; x->ahead--) {
     const ng_block *b = p->block[x->ahead - 1];
     const int64_t more = bytes_of(p, b);
-    if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > x->cap) st = post_held(p);
+    if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > bucket(p)) st = post_held(p);
     if (st != NG_OK || (b->ahead && !all && !complete(b))) break;
     x->held_bytes += more;
   }
   if (st == NG_OK && x->ahead == 0) st = post_held(p);
-  x->bytes += p->ctx->comm->bytes - bytes;
-  x->sent += p->ctx->comm->messages - messages;
+  ng_exchange_count_early(p, NG_AT_STATISTICS, before);
   return st;
 }
 

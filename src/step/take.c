@@ -95,18 +95,10 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
 static ng_status run_station(ng_precond *p, int i) {
   ng_station_time *t = &p->step->time[i];
   const double t0 = ng_now_ms();
-  ng_exchange *x = &p->step->exchange;
-  ng_shards *s = &p->step->shards;
-  ng_traffic was = ng_exchange_traffic(p);
-  if (i == NG_AT_STATISTICS) { /* messages that left ahead of the step count here */
-    was.bytes -= x->bytes;
-    was.messages -= x->sent;
-    x->bytes = x->sent = 0;
-  } else if (i == NG_AT_SHARE) { /* and the shards of observations here */
-    was.bytes -= s->bytes;
-    was.messages -= s->messages;
-    s->bytes = s->messages = 0;
-  }
+  ng_traffic was = ng_exchange_traffic(p), *early = &p->step->early[i];
+  was.bytes -= early->bytes;
+  was.messages -= early->messages;
+  *early = (ng_traffic){0, 0, 0.0};
   ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
   if (st == NG_OK) st = ng_stations[i].run(p);
   t->runs++;

@@ -229,22 +229,20 @@ typedef struct bounded_sink {
 
 static void put_bounded(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                         const ng_pair *pair) {
-  enum { LINE = 512 };
   const bounded_sink *b = (const void *)s;
-  float line[LINE];
+  double pd[NG_LINE];
+  float line[NG_LINE];
   const ng_pair out = {.scale = 1.0, .values = line};
   if (slot->block == NULL) {
     ng_put(b->next, slot, row, col, n, pair);
     return;
   }
   for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(LINE, n - c);
-    if (pair->values == NULL) ng_slot_read(slot, row, col + c, m, line);
+    m = ng_min64(NG_LINE, n - c);
+    ng_pair_line(slot, row, col, pair, c, m, pd);
     for (int64_t i = 0; i < m; i++) {
-      const double x = pair->values != NULL ? (double)pair->values[c + i] : (double)line[i];
-      const double u = pair->u == NULL ? 0.0 : pair->k * (double)pair->u[c + i];
-      const float pd = (float)(pair->scale * x + u);
-      line[i] = pd > b->bound ? b->bound : pd < -b->bound ? -b->bound : pd;
+      const float y = (float)pd[i];
+      line[i] = y > b->bound ? b->bound : y < -b->bound ? -b->bound : y;
     }
     ng_put(b->next, slot, row, col + c, m, &out);
   }
