@@ -113,7 +113,6 @@ static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
 const ng_family toy_diagonal = {
     .name = "diagonal",
     .sees = NG_SEES_FLATGRAD,
-    .scope = NG_SCOPE_LAYER,
     .fits = diagonal_fits,
     .check = any_options,
     .create = diagonal_create,

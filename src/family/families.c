@@ -7,9 +7,8 @@
  * new family is a file and a line in `own`. */
 #include "family/family.h"
 
-static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone,
-                                       &ng_family_norm,      &ng_family_norm_full,
-                                       &ng_family_window,    &ng_family_embedding};
+static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone, &ng_family_norm,
+                                       &ng_family_window, &ng_family_embedding};
 enum { OWN = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/
@@ -55,8 +54,13 @@ static ng_status check_spread(const char *family, const ng_options *o, char *mes
                     o->statistics, o->method, whose);
 }
 
-/* Compare as texts, as defaults are stored; 63 characters hold any value. A layer with its own
- * method is checked for per-layer options only. */
+/* Compare as texts, as defaults are stored; 63 characters hold any value. */
+static bool is_default(ng_option_id id, const ng_options *o, char value[64]) {
+  const ng_option_row *row = &ng_option_table[id];
+  return ng_option_write(row, o, value, 64) && ng_is(value, row->standard);
+}
+
+/* A layer with its own method is checked for per-layer options only. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -64,7 +68,7 @@ ng_status ng_family_check_others(const char *family, const ng_options *o, char *
     char value[64];
     if (row->family == NULL || ng_is(row->family, family)) continue;
     if (o->own_method && !row->per_layer) continue;
-    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    if (is_default((ng_option_id)i, o, value)) continue;
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "%s = %s: method %s has no such choice (it is for the %s family); leave it at "
@@ -72,6 +76,30 @@ ng_status ng_family_check_others(const char *family, const ng_options *o, char *
         row->name, value, o->method, row->family, row->standard);
   }
   return check_spread(family, o, message, size);
+}
+
+ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,
+                                 const ng_options *o, char *message, size_t size) {
+  for (size_t i = 0; i < n; i++) {
+    const ng_option_row *row = &ng_option_table[list[i]];
+    char value[64];
+    if (is_default(list[i], o, value)) continue;
+    return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s: %s; leave it at %s", row->name, value,
+                      why, row->standard);
+  }
+  return NG_OK;
+}
+
+ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_options *o, char *message,
+                               size_t size) {
+  for (size_t i = 0; i < n; i++) {
+    char value[64];
+    if (!list[i].wrong) continue;
+    (void)is_default(list[i].option, o, value);
+    return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s%s", ng_option_table[list[i].option].name,
+                      value, list[i].says);
+  }
+  return NG_OK;
 }
 
 ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) {

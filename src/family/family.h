@@ -129,7 +129,7 @@ typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
 /* ---- the table -------------------------------------------------------------------------------*/
 
 typedef enum ng_scope {
-  NG_SCOPE_LAYER, /* one block for each layer that fits */
+  NG_SCOPE_LAYER, /* one block for each layer that fits; the default */
   NG_SCOPE_MODEL  /* one block over the parameters of all layers that fit */
 } ng_scope;
 
@@ -195,8 +195,8 @@ typedef struct ng_family {
   void (*report)(const ng_block *b, ng_layer_report *report); /* about its last solve */
 } ng_family;
 
-extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_norm_full,
-    ng_family_window, ng_family_embedding;
+extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
+    ng_family_embedding;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
@@ -216,6 +216,17 @@ ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, 
 /* For `check`: options of other families must have their defaults. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size);
+/* For `check`: so must n options that the method does not read; `why` in words. */
+ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,
+                                 const ng_options *o, char *message, size_t size);
+/* For `check`: refuse the first option with `wrong`; the message is "OPTION = VALUE", then `says`. */
+typedef struct ng_refusal {
+  bool wrong;
+  ng_option_id option;
+  const char *says;
+} ng_refusal;
+ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_options *o, char *message,
+                               size_t size);
 
 /* A field of part i: "A_inverse", or "A.0_inverse", "A.1_inverse" if there are several parts. Saved files contain
  * these names. */

@@ -28,17 +28,12 @@
  * one channel, the wider first; the bias joins the last part. `first` is the widest part without a bias,
  * `last` the part with the bias. */
 static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
-  int64_t low = ng_min64(o->factor_blocks, channels), high = o->max_factor > 0 ? channels : low;
-  while (low < high) { /* neither width grows with k */
-    const int64_t k = low + (high - low) / 2;
+  int64_t k = ng_min64(o->factor_blocks, channels);
+  for (; k < channels && o->max_factor > 0; k++) {
     const int64_t first = offsets * ((channels + k - 1) / k), last = offsets * (channels / k) + one;
-    if (ng_max64(first, last) <= o->max_factor) {
-      high = k;
-    } else {
-      low = k + 1;
-    }
+    if (ng_max64(first, last) <= o->max_factor) break;
   }
-  return low;
+  return k;
 }
 
 /* Create the parts of all groups, group after group. A factor too large for 32-bit LAPACK is refused here. */
@@ -179,72 +174,43 @@ static bool fits_embedding(const ng_settings *o, const ng_entry *e) {
   return !e->tensor && e->d.kind == NG_EMBEDDING && ng_is(o->family, "kronecker");
 }
 
-/* No matrix is inverted, so damping options must have their defaults. */
-static ng_status check_product(const ng_options *o, char *message, size_t size) {
-  static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
-                                       NG_OPTION_damping_leak};
-  for (int i = 0; i < 3; i++) {
-    const ng_option_row *row = &ng_option_table[damps[i]];
-    char value[64];
-    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "%s = %s: solver = product inverts nothing; leave it at %s", row->name, value,
-                      row->standard);
-  }
-  return NG_OK;
-}
-
 /* An option without effect beside the others is refused, unless it has its neutral value. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  const bool eigen = s->solver == NG_SOLVER_EIGEN, joint = s->damping_split == NG_SPLIT_JOINT;
-  const ng_status st = ng_family_check_others("kronecker", o, message, size);
-  if (st != NG_OK) return st;
-  if (s->stat_scale == NG_SCALE_EVA) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "stat_scale = eva: method %s takes textbook, kaisa or mpd-kfac", o->method);
+  static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
+                                       NG_OPTION_damping_leak};
+  const bool eigen = s->solver == NG_SOLVER_EIGEN, product = s->solver == NG_SOLVER_PRODUCT;
+  const bool joint = s->damping_split == NG_SPLIT_JOINT;
+  const ng_refusal list[] = {
+      {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
+       ": a method with factors takes textbook, kaisa or mpd-kfac"},
+      /* lambda on the products of eigenvalues (Pauloski et al. 2021, arXiv 2107.01739) is no shift of A or of G. */
+      {joint && !eigen, NG_OPTION_damping_split,
+       " needs solver = eigen; other solvers take pi or full"},
+      {s->prediv && !eigen, NG_OPTION_prediv, " needs solver = eigen"},
+      {s->eigen_floor > 0 && !eigen, NG_OPTION_eigen_floor, " needs solver = eigen"},
+      {product != (s->radius > 0), NG_OPTION_radius,
+       ": solver = product needs a radius above 0, other solvers 0"},
+      /* The published inverse solver leaves its shift in the stored factor. */
+      {s->damping_leak && joint, NG_OPTION_damping_leak,
+       " needs damping_split = pi or full: a joint damping shifts no factor"},
+  };
+  ng_status st = ng_family_check_others("kronecker", o, message, size);
+  if (st == NG_OK) {
+    st = ng_family_check_list(list, sizeof list / sizeof list[0], o, message, size);
   }
-  /* lambda on the products of eigenvalues (Pauloski et al. 2021, arXiv 2107.01739) is no shift of A
-   * or of G. */
-  if (joint && !eigen) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "damping_split = joint needs solver = eigen; with %s take pi or full",
-                      o->solver);
-  }
-  if (s->prediv && !eigen) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "prediv = 1 needs solver = eigen; with %s set prediv = 0", o->solver);
-  }
-  if (s->eigen_floor > 0 && !eigen) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "eigen_floor = %g needs solver = eigen; with %s set eigen_floor = 0",
-                      s->eigen_floor, o->solver);
-  }
-  if ((s->solver == NG_SOLVER_PRODUCT) != (s->radius > 0)) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "radius = %g with solver = %s: product needs a radius above 0, the others 0",
-                      s->radius, o->solver);
-  }
-  /* The published inverse solver leaves its shift in the stored factor. */
-  if (s->damping_leak && joint) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "damping_leak = %s needs damping_split = pi or full: a joint damping shifts "
-                      "no factor",
-                      o->damping_leak);
-  }
-  return s->solver == NG_SOLVER_PRODUCT ? check_product(o, message, size) : NG_OK;
+  if (st != NG_OK || !product) return st;
+  return ng_family_check_unused(damps, 3, "solver = product inverts nothing", o, message, size);
 }
 
 static ng_status check_embedding(const ng_options *o, const ng_settings *s, char *message,
                                  size_t size) {
-  if (s->solver == NG_SOLVER_PRODUCT || s->positions == NG_POSITIONS_REDUCE) {
-    const bool product = s->solver == NG_SOLVER_PRODUCT;
-    return ng_fail_to(
-        message, size, NG_ERR_ARG,
-        "%s is not for embeddings; take %s, or register the weight with ng_add_tensor",
-        product ? "solver = product" : "positions = reduce",
-        product ? "cholesky or eigen" : "expand");
-  }
-  return check(o, s, message, size);
+  const ng_refusal list[] = {
+      {s->solver == NG_SOLVER_PRODUCT, NG_OPTION_solver,
+       " is not for embeddings; take cholesky or eigen, or register the weight with ng_add_tensor"},
+      {s->positions == NG_POSITIONS_REDUCE, NG_OPTION_positions,
+       " is not for embeddings; take expand, or register the weight with ng_add_tensor"}};
+  const ng_status st = ng_family_check_list(list, 2, o, message, size);
+  return st == NG_OK ? check(o, s, message, size) : st;
 }
 
 /* ---- statistics, memory ----------------------------------------------------------------------*/
@@ -398,7 +364,6 @@ const ng_family ng_family_kronecker = {
     .shards = true,
     .name = "kronecker",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
-    .scope = NG_SCOPE_LAYER,
     .fits = fits,
     .check = check,
     .create = create,
@@ -421,7 +386,6 @@ const ng_family ng_family_kronecker = {
 const ng_family ng_family_embedding = {
     .name = "embedding",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
-    .scope = NG_SCOPE_LAYER,
     .fits = fits_embedding,
     .check = check_embedding,
     .create = create,

@@ -18,12 +18,7 @@
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind == NG_NORM &&
-         (o->norm_block == NG_NORM_UNIT || o->norm_block == NG_NORM_DIAGONAL);
-}
-
-static bool fits_full(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind == NG_NORM && o->norm_block == NG_NORM_FULL;
+  return !e->tensor && e->d.kind == NG_NORM && o->norm_block != NG_NORM_NONE;
 }
 
 /* Every method may have norm blocks, so options of other families are not refused here. */
@@ -49,7 +44,8 @@ static ng_status create(ng_block *b) {
                        .gamma = d->norm_no_weight == 0,
                        .beta = d->bias != 0};
   k->width = (int64_t)b->entry->slots * d->in;
-  k->full = b->base.norm_block == NG_NORM_FULL;
+  k->full = b->solves = b->base.norm_block == NG_NORM_FULL;
+  b->scans = !k->full;
   if (!k->of.gamma) b->sees &= ~(uint32_t)NG_SEES_INPUT;
   if (k->full && !ng_linalg_fits(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
@@ -103,8 +99,9 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-static ng_status full_fields(ng_block *b, ng_field_visit visit, void *arg) {
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_norm *k = ng_norm_of_block(b);
+  if (!k->full) return NG_OK;
   ng_field f = ng_field_plain("F_inverse", type_of(b), k->width, k->width, k->R, b->stat->owner);
   f.sym = true;
   const ng_status st = visit(arg, &f);
@@ -136,7 +133,7 @@ static int32_t solve_own(ng_block *b, double d) {
   return rung != NG_DAMPED_NONE ? rung : had ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
-static ng_status full_solve(ng_block *b) {
+static ng_status solve(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
   const double d = damping(b);
   int32_t rung = 0;
@@ -152,7 +149,7 @@ static ng_status full_solve(ng_block *b) {
   return rung > 0 ? NG_RESCUED : NG_OK;
 }
 
-static void full_shared(ng_block *b, bool fresh) {
+static void shared(ng_block *b, bool fresh) {
   ng_norm *k = ng_norm_of_block(b);
   (void)fresh;
   k->good = k->says[NG_NORM_GOOD] != 0.0f;
@@ -284,7 +281,6 @@ static void report(const ng_block *b, ng_layer_report *r) {
 const ng_family ng_family_norm = {
     .name = "norm",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
-    .scope = NG_SCOPE_LAYER,
     .scans = true,
     .fits = fits,
     .check = check,
@@ -294,25 +290,9 @@ const ng_family ng_family_norm = {
     .observe = ng_norm_observe,
     .measure = measure,
     .emit_tile = emit_tile,
+    .fields = fields,
     .numbers = numbers,
-    .report = report,
-};
-
-const ng_family ng_family_norm_full = {
-    .name = "norm-full",
-    .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
-    .scope = NG_SCOPE_LAYER,
-    .fits = fits_full,
-    .check = check,
-    .create = create,
-    .statistics = statistics,
-    .plan = plan,
-    .observe = ng_norm_observe,
-    .measure = measure,
-    .emit_tile = emit_tile,
-    .fields = full_fields,
-    .numbers = numbers,
-    .solve = full_solve,
-    .shared = full_shared,
+    .solve = solve,
+    .shared = shared,
     .report = report,
 };

@@ -38,24 +38,15 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
  * identity as a start, and `positions` where stat_scale = eva averages positions anyway. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   const bool eva = s->stat_scale == NG_SCALE_EVA;
+  const ng_refusal list[] = {
+      {!eva && s->stat_scale != NG_SCALE_TEXTBOOK, NG_OPTION_stat_scale,
+       ": a rank-one method takes textbook or eva"},
+      {s->stat_start == NG_START_IDENTITY, NG_OPTION_stat_start,
+       ": a rank-one method averages vectors; take first or zero"},
+      {eva && s->positions != NG_POSITIONS_EXPAND, NG_OPTION_positions,
+       ": stat_scale = eva takes the mean over positions in any case; leave it at expand"}};
   const ng_status st = ng_family_check_others("rankone", o, message, size);
-  if (st != NG_OK) return st;
-  if (!eva && s->stat_scale != NG_SCALE_TEXTBOOK) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "stat_scale = %s: method %s takes textbook or eva",
-                      o->stat_scale, o->method);
-  }
-  if (s->stat_start == NG_START_IDENTITY) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "stat_start = identity: method %s averages vectors; take first or zero",
-                      o->method);
-  }
-  if (eva && s->positions != NG_POSITIONS_EXPAND) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "positions = %s: stat_scale = eva takes the mean over positions in any case; "
-                      "leave it at expand",
-                      o->positions);
-  }
-  return NG_OK;
+  return st == NG_OK ? ng_family_check_list(list, 3, o, message, size) : st;
 }
 
 /* An unused observation is removed from b->sees, so that it need not be made. */
@@ -359,7 +350,6 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 const ng_family ng_family_rankone = {
     .name = "rankone",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
-    .scope = NG_SCOPE_LAYER,
     .scans = true,
     .fits = fits,
     .check = check,

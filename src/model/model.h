@@ -206,6 +206,7 @@ struct ng_block {
   int64_t traces_each;
   double *traces;        /* [stats x traces_each] */
   bool keeps_everywhere; /* every rank keeps all averages */
+  bool solves, scans;    /* as its family; `create` may set them to false */
   bool holds;            /* this rank can compute PD: it has the results of the solve */
   bool partial;          /* inner, d2, pd2 are partial sums of this rank */
   bool ascends;          /* it measures H; PD = D + ascent H, and the clip sets ascent */

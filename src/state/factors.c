@@ -353,7 +353,7 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
       if (ng_stat_reads(s, ng_sees(kind))) b->seen[kind] = true;
     }
   }
-  if (b->family->solve != NULL) b->solved = false;
+  if (b->solves) b->solved = false;
   return st;
 }
 

@@ -422,7 +422,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
   ng_snapshot_apply(p, &x.snapshot, w->values);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->holds && b->family->shared != NULL) b->family->shared(b, false);
+    if (b->holds && b->solves) b->family->shared(b, false);
   }
   ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld",
          from->stream ? w->label : from->path, (long long)p->steps);

@@ -147,6 +147,8 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
 
 /* Placement reads the sizes of statistics, so it comes after all blocks. */
 static ng_status fill_block(ng_block *b) {
+  b->solves = b->family->solve != NULL;
+  b->scans = b->family->scans;
   ng_status st = b->family->create(b);
   if (st == NG_OK) st = b->family->statistics(b);
   if (st == NG_OK) set_rules(b);
@@ -162,13 +164,13 @@ static ng_status settle_block(ng_block *b) {
     st = check_stat(b, &b->stat[i]);
   }
   if (st != NG_OK) return st;
-  if (b->partial && b->family->solve != NULL && b->p->grid.n > 1) {
+  if (b->partial && b->solves && b->p->grid.n > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "'%s': every rank has a share of what family %s measures: it needs "
                    "grad_worker_fraction = 1",
                    b->name, b->family->name);
   }
-  if (b->family->solve == NULL && !b->keeps_everywhere && b->p->grid.m > 1) {
+  if (!b->solves && !b->keeps_everywhere && b->p->grid.m > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "'%s': one rank alone keeps its statistics, and family %s has no result of a "
                    "solve that others could be "
@@ -176,7 +178,7 @@ static ng_status settle_block(ng_block *b) {
                    b->name, b->family->name);
   }
   /* All m ranks of a column get the results. */
-  b->holds = b->family->solve != NULL ? b->column == b->p->grid.column : b->keeps;
+  b->holds = b->solves ? b->column == b->p->grid.column : b->keeps;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* this family needs none */
   }

@@ -16,8 +16,7 @@ static int64_t count_of(const ng_block *b) {
  * rank. */
 void ng_deliver_plan(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
-  b->delivered =
-      !b->keeps_direction && p->grid.n > 1 && (b->family->solve != NULL || !b->keeps_everywhere);
+  b->delivered = !b->keeps_direction && p->grid.n > 1 && (b->solves || !b->keeps_everywhere);
   if (!b->delivered) return;
   ng_plan_direction(plan, b, count_of(b));
   b->keeps_direction = false; /* the engine stores PD */

@@ -296,7 +296,7 @@ static ng_status look_at(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
   ng_block *b = e->block;
   if (o->samples == 0) return enter(b, o);
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* one-hot vectors */
-  o->most = tokens ? 1.0 : b->family->scans ? 0.0 : ng_strided_most(p->ctx, s);
+  o->most = tokens ? 1.0 : b->scans ? 0.0 : ng_strided_most(p->ctx, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->most - o->most == 0.0;
   const ng_status st = finite ? make_room(b, o) : NG_SKIPPED;
   return st == NG_OK ? enter(b, o) : st;
@@ -336,7 +336,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   /* A refusal is no error: loss scalers cause it now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
-  const bool pair = e->d.kind == NG_NORM && b->family->scans; /* read together */
+  const bool pair = e->d.kind == NG_NORM && b->scans; /* read together */
   return ng_fail(p->ctx, NG_SKIPPED,
                  "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
                  "gradients alone",
@@ -391,8 +391,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!looks(p, b)) continue;
     const double t0 = ng_now_ms();
-    const bool scans =
-        b->family->scans && b->slice == NULL; /* a slice is scanned by its own rank only */
+    const bool scans = b->scans && b->slice == NULL; /* a slice is scanned by its own rank only */
     const ng_status st = scans || grads_finite(b) ? enter(b, &o) : NG_SKIPPED;
     b->observing_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;

@@ -12,7 +12,7 @@ static void add_costs(const ng_precond *p, ng_rank_plan *out) {
     const ng_block *b = p->block[i];
     out->owned += b->owner == p->ctx->rank;
     out->held += b->holds;
-    for (int32_t k = 0; k < b->stats && b->family->solve != NULL; k++) {
+    for (int32_t k = 0; k < b->stats && b->solves; k++) {
       const ng_stat *s = &b->stat[k];
       if (s->owner == p->ctx->rank && s->symmetric)
         out->solve_cost += ng_stat_cost(s, NG_COST_COMPUTE);

@@ -123,7 +123,7 @@ ng_status ng_shards_meet(ng_precond *p) {
 
 /* Blocks are placed: who shows, who gathers. */
 static bool makes(const ng_block *b, int32_t rank) {
-  if (b->family->solve != NULL) return rank % b->p->grid.n == b->column;
+  if (b->solves) return rank % b->p->grid.n == b->column;
   return b->keeps_everywhere || rank == b->owner;
 }
 

@@ -57,7 +57,7 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
   /* A method without solve_period solves such blocks in every step. */
   const char *owner = ng_option_table[NG_OPTION_solve_period].family;
   const bool period = owner == NULL || ng_is(owner, b->base.family);
-  if (b->family->solve == NULL || b->out) return false;
+  if (!b->solves || b->out) return false;
   if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) return !b->solved || ng_stat_due(p, b);
   return !b->solved || !period || p->steps % b->base.solve_period == 0;
 }
@@ -176,7 +176,7 @@ static ng_status share(ng_precond *p) {
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];
-    if (b->holds && !b->out && b->family->shared != NULL) b->family->shared(b, b->fresh);
+    if (b->holds && !b->out && b->solves) b->family->shared(b, b->fresh);
   }
   ng_tiles_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
