@@ -569,7 +569,8 @@ static void grads_match_the_loops(void **unused) {
       const int64_t floats = ng_conv_scratch(ctx, c, c->channels, c->out);
       float *scratch = guarded(floats);
       const char *what = title(&g, "gradient");
-      ng_conv_grad_stats(ctx, &v.v, g.take, g.c0, g.c1, g.reduce, 0.25f, G, scratch);
+      const ng_rows rows = {.v = &v.v, .take = g.take, .c0 = g.c0, .c1 = g.c1, .reduce = g.reduce};
+      ng_rows_stats(ctx, &rows, 0.25f, G, scratch);
       compare(G, want, g.reduce == 1 ? 8 * 0x1p-24 : 0, what);
       release(scratch, floats, what);
       release(G.a, ng_sym_count(n), what);
@@ -749,7 +750,7 @@ static void golden_t2(void **unused) {
     memset(A.a, 0, (size_t)ng_sym_count(A.n) * sizeof(float));
     memset(B.a, 0, (size_t)ng_sym_count(B.n) * sizeof(float));
     ng_conv_input_stats(ctx, &c, &vx, 2, 0, 2, true, 0, 1.0f / 2000, A, scratch);
-    ng_conv_grad_stats(ctx, &vg, 2, 0, 3, 0, 1.0f / 2000, B, scratch);
+    ng_rows_stats(ctx, &(ng_rows){.v = &vg, .take = 2, .c1 = 3}, 1.0f / 2000, B, scratch);
     double trace = 0, sum = 0, square = 0;
     for (int i = 0; i < 13; i++) {
       const int at = i == 12 ? 12 : i % 6 * 2 + i / 6; /* ours is (kernel offset, channel) */

@@ -48,13 +48,13 @@ typedef struct rows_job {
   ng_block *b;
   float *D, *H;            /* the gradient; norms: `direction` in published order */
   int64_t row, rows, each; /* of the chunk; rows of a piece */
-  bool bad[256];
+  atomic_bool bad;         /* a value is not finite */
 } rows_job;
 
 /* Below 8192 numbers starting threads costs more than copying. */
 static int32_t pieces_of(const ng_block *b, rows_job *j) {
   const ng_kron *k = ng_kron_of(b);
-  int32_t pieces = (int32_t)ng_min64(ng_min64(ng_threads_of(b->ctx), 256), j->rows);
+  int32_t pieces = (int32_t)ng_min64(ng_threads_of(b->ctx), j->rows);
   if (j->rows * k->p < 8192) pieces = 1;
   j->each = (j->rows + pieces - 1) / pieces;
   return pieces;
@@ -74,10 +74,9 @@ static void gather_rows(void *arg, int32_t piece) {
   const ng_block *b = j->b;
   const ng_kron *k = ng_kron_of(b);
   const int64_t to = ng_min64(j->rows, (piece + 1) * j->each);
-  j->bad[piece] = false;
   for (int64_t r = piece * j->each; r < to; r++) {
     float *row = b->direction + (j->row + r) * k->p, *D = j->D + r * k->p;
-    if (!read_row(b, j->row + r, row)) j->bad[piece] = true;
+    if (!read_row(b, j->row + r, row)) j->bad = true;
     if (k->offsets == 1) {
       memcpy(D, row, (size_t)k->p * sizeof *D);
     } else {
@@ -233,11 +232,9 @@ ng_status ng_kron_measure(ng_block *b) {
     rows_job j = {.b = b, .D = c.D, .row = c.row, .rows = c.rows};
     const int32_t pieces = pieces_of(b, &j);
     ng_parallel(b->ctx, pieces, gather_rows, &j);
-    for (int32_t i = 0; i < pieces; i++) {
-      if (j.bad[i]) {
-        memset(b->direction, 0, (size_t)(k->out * k->p) * sizeof *b->direction);
-        return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
-      }
+    if (j.bad) {
+      memset(b->direction, 0, (size_t)(k->out * k->p) * sizeof *b->direction);
+      return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
     }
     precondition(&c);
     ng_on(q)->row_sums(q, c.rows, k->p, c.out, k->p, c.D, k->p, sums);

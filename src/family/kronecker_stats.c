@@ -58,14 +58,10 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
                      float alpha, int64_t take) {
   const ng_kron *k = ng_kron_of(b);
   float *scratch = ng_scratch(b);
-  if (b->entry->d.kind == NG_CONV2D) {
+  if (b->entry->d.kind == NG_CONV2D && o->what == NG_SEES_INPUT) {
     const ng_conv conv = ng_obs_conv(&k->conv, o);
-    if (o->what == NG_SEES_INPUT) {
-      ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->one, c.reduce,
-                          alpha, S, scratch);
-    } else {
-      ng_conv_grad_stats(b->ctx, &o->v, take, part->lo, part->hi, c.reduce, alpha, S, scratch);
-    }
+    ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->one, c.reduce, alpha,
+                        S, scratch);
     return;
   }
   const ng_rows rows = {.v = &o->v,

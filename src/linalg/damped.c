@@ -90,11 +90,9 @@ static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R,
     column[j] = 1.0f;
     ng_on(q)->solve_left(q, R, 1, column, 1);
     ng_queue_wait(q);
-  } else {
-    ng_sym_column(R, j, column);
   }
   for (int64_t i = 0; i < m->n; i++) {
-    x[i] = column[i];
+    x[i] = (double)(m->is_factor ? column[i] : ng_sym_get(R, i, j));
   }
   return residual(F, d, j, x, y) <= RESIDUAL;
 }

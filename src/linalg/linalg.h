@@ -233,9 +233,7 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out);
 void ng_fisher_inverse_diagonal(ng_fisher *f, double *out);
 
 /* ---- sym.c: element by element, now and here: for the host, on what the queue has left alone ----*/
-void ng_sym_unpack(ng_sym S, float *full, int64_t ld);     /* both triangles     */
-void ng_sym_pack(ng_sym S, const float *full, int64_t ld); /* from the lower triangle */
-void ng_sym_column(ng_sym S, int64_t j, float *out); /* S e_j                                    */
+void ng_sym_unpack(ng_sym S, float *full, int64_t ld);    /* both triangles     */
 void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double */
 
 #endif

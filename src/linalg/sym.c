@@ -93,29 +93,6 @@ void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
   }
 }
 
-/* Columns of the lower triangle cross rows of `full`: a tile of whole cache lines at a time. */
-void ng_sym_pack(ng_sym S, const float *full, int64_t ld) {
-  const int64_t n = S.n, h = (n + 1) / 2;
-  for (int64_t f0 = 0; f0 < h; f0 += TILE) {
-    const int64_t f1 = f0 + TILE < h ? f0 + TILE : h;
-    for (int64_t t = f0; t < n; t++) {
-      for (int64_t f = f0; f < f1 && f <= t; f++) {
-        S.a[ng_sym_at(n, t, f)] = full[t * ld + f];
-      }
-    }
-  }
-  for (int64_t f = h; f < n; f++) {
-    const run r = run_of(n, f);
-    memcpy(S.a + r.at, full + f * ld + r.from, (size_t)(r.to - r.from) * sizeof *full);
-  }
-}
-
-void ng_sym_column(ng_sym S, int64_t j, float *out) {
-  for (int64_t i = 0; i < S.n; i++) {
-    out[i] = S.a[ng_sym_at(S.n, i, j)];
-  }
-}
-
 /* Each stored element goes into the sum of its line and, off the diagonal, of its mirror. */
 void ng_sym_vector(ng_sym S, const double *x, double *y) {
   for (int64_t i = 0; i < S.n; i++) {

@@ -14,18 +14,18 @@
 #include "simd.h"
 
 /* PLANE: doubles of a piece that stay in the nearest caches; NARROW, WIDE: least and most channels
- * of a line; TILE: elements converted at once; PIECES: flags. */
-enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512, PIECES = 256 };
+ * of a line; TILE: elements converted at once. */
+enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512 };
 
 typedef struct job {
   const ng_conv *box;
   const ng_view *in;
   int64_t take; /* the first samples */
   int32_t pieces;
-  double *out;      /* [channels][offsets] */
-  double *room;     /* of all pieces */
-  int64_t each;     /* doubles of `room` for one piece */
-  bool bad[PIECES]; /* by piece: read a non-finite number */
+  double *out;     /* [channels][offsets] */
+  double *room;    /* of all pieces */
+  int64_t each;    /* doubles of `room` for one piece */
+  atomic_bool bad; /* a piece read a non-finite number */
 } job;
 
 /* ---- sums ------------------------------------------------------------------------------------*/
@@ -126,7 +126,7 @@ static int64_t plane_channels(const ng_conv *b) {
 }
 
 /* As many planes as fit the cache: each sample has a plane as one run. */
-static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
+static void first_piece(job *j, int64_t c0, int64_t c1, double *room) {
   const ng_conv *b = j->box;
   const int64_t pixels = b->height * b->width, most = plane_channels(b);
   double *plane = room, *rows = room + most * pixels;
@@ -134,7 +134,7 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
     const int64_t n = ng_min64(most, c1 - c);
     clear(plane, n * pixels);
     add(j, plane, c * pixels, j->in->by_sample, j->take, n * pixels, 1);
-    if (!all_numbers(plane, n * pixels)) *bad = true;
+    if (!all_numbers(plane, n * pixels)) j->bad = true;
     for (int64_t i = 0; i < n; i++) {
       double *out = j->out + (c + i) * ng_conv_taps(b);
       if (ng_conv_pointwise(b)) {
@@ -159,7 +159,7 @@ static int64_t line_channels(const ng_conv *b) {
 }
 
 /* sums[i] [x][channel]: the rows of pixels under kernel row i. */
-static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *sums, bool *bad) {
+static void box_lines(job *j, int64_t c, int64_t n, double *line, double *sums) {
   const ng_conv *b = j->box;
   const int64_t wide = b->width * n;
   clear(sums, b->kernel[0] * wide);
@@ -174,7 +174,7 @@ static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *
         add(j, line + x * n, at + x * in->by_position, in->by_sample, j->take, n, in->by_column);
       }
     }
-    if (!all_numbers(line, wide)) *bad = true;
+    if (!all_numbers(line, wide)) j->bad = true;
     for (int64_t i = 0; i < b->kernel[0]; i++) {
       const int64_t top = y + b->padding[0] - i * b->dilation[0];
       if (top < 0 || top % b->stride[0] != 0 || top / b->stride[0] >= b->oh) continue;
@@ -196,13 +196,13 @@ static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *
   }
 }
 
-static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
+static void last_piece(job *j, int64_t c0, int64_t c1, double *room) {
   const ng_conv *b = j->box;
   const int64_t most = line_channels(b), pixels = b->height * b->width;
   for (int64_t c = c0; c < c1; c += most) {
     const int64_t n = ng_min64(most, c1 - c);
     if (!ng_conv_pointwise(b)) {
-      box_lines(j, c, n, room, room + b->width * n, bad);
+      box_lines(j, c, n, room, room + b->width * n);
       continue;
     }
     clear(room, n);
@@ -214,7 +214,7 @@ static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool 
         add(j, room, first, in->by_position, in->run, n, in->by_column);
       } while ((at += in->run) < pixels);
     }
-    if (!all_numbers(room, n)) *bad = true;
+    if (!all_numbers(room, n)) j->bad = true;
     memcpy(j->out + c, room, (size_t)n * sizeof *room);
   }
 }
@@ -225,17 +225,20 @@ static bool planar(const ng_conv *b, const ng_view *v) {
          v->by_column == v->positions;
 }
 
+static void channels(job *j, int64_t from, int64_t to, double *room) {
+  if (planar(j->box, j->in)) {
+    first_piece(j, from, to, room);
+  } else {
+    last_piece(j, from, to, room);
+  }
+}
+
 /* Pieces have different channels, so bits do not depend on the number of threads. */
 static void piece(void *arg, int32_t i) {
   job *j = arg;
   int64_t from, to;
   ng_share(j->box->channels, j->pieces, i, &from, &to);
-  j->bad[i] = false;
-  if (planar(j->box, j->in)) {
-    first_piece(j, from, to, j->room + i * j->each, &j->bad[i]);
-  } else {
-    last_piece(j, from, to, j->room + i * j->each, &j->bad[i]);
-  }
+  channels(j, from, to, j->room + i * j->each);
 }
 
 /* ---- entry --------------------------------------------------------------------------------*/
@@ -250,25 +253,17 @@ static int64_t piece_room(const ng_conv *b, bool planes) {
 }
 
 int64_t ng_box_room(const ng_context *ctx, const ng_conv *box) {
-  return ng_times(ng_min64(ng_threads_of(ctx), PIECES), ng_box_sample_room(box));
+  return ng_times(ng_threads_of(ctx), ng_box_sample_room(box));
 }
 
 bool ng_box_sums(ng_context *ctx, const ng_conv *box, const ng_view *in, int64_t take, double *out,
                  double *room) {
-  job j; /* not cleared: `bad` is as long as a small layer's work */
-  j.box = box;
-  j.in = in;
-  j.take = take;
-  j.out = out;
-  j.room = room;
+  job j = {.box = box, .in = in, .take = take, .out = out, .room = room};
   j.each = piece_room(box, planar(box, in));
   j.pieces = ng_pieces(ctx, take * box->channels * box->height * box->width);
-  j.pieces = (int32_t)ng_min64(ng_min64(j.pieces, PIECES), box->channels);
+  j.pieces = (int32_t)ng_min64(j.pieces, box->channels);
   ng_parallel(ctx, j.pieces, piece, &j);
-  for (int32_t i = 0; i < j.pieces; i++) {
-    if (j.bad[i]) return false;
-  }
-  return true;
+  return !j.bad;
 }
 
 int64_t ng_box_sample_room(const ng_conv *box) {
@@ -276,15 +271,6 @@ int64_t ng_box_sample_room(const ng_conv *box) {
 }
 
 void ng_box_sample(const ng_conv *box, const ng_view *in, double *out, double *room) {
-  job j;
-  j.box = box;
-  j.in = in;
-  j.take = 1;
-  j.out = out;
-  bool bad = false; /* the caller has scanned */
-  if (planar(box, in)) {
-    first_piece(&j, 0, box->channels, room, &bad);
-  } else {
-    last_piece(&j, 0, box->channels, room, &bad);
-  }
+  job j = {.box = box, .in = in, .take = 1, .out = out};
+  channels(&j, 0, box->channels, room); /* the caller has scanned */
 }

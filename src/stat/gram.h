@@ -82,10 +82,7 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
 /* S[p, 0 .. p] += alpha times the sum of all patches of x, and their number: the row of the bias, p its order. */
 void ng_bias_row(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, float alpha,
                  ng_sym S, float *scratch);
-/* S [o1-o0] += alpha sum over samples and positions of g g', channels [o0, o1) of the output. */
-void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t o0, int64_t o1,
-                        int reduce, float alpha, ng_sym S, float *scratch);
-/* Floats of scratch of all three, for at most `c` inputs and `o` outputs. */
+/* Floats of scratch of all, and of the rows of output gradients, for at most `c` inputs and `o` outputs. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o);
 
 /* ---- squares.c -------------------------------------------------------------------------------*/

@@ -176,12 +176,6 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
 
 /* ---- choice ----------------------------------------------------------------------------------*/
 
-void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t o0, int64_t o1,
-                        int reduce, float alpha, ng_sym S, float *scratch) {
-  const ng_rows rows = {.v = g, .take = take, .c0 = o0, .c1 = o1, .reduce = reduce};
-  ng_rows_stats(ctx, &rows, alpha, S, scratch);
-}
-
 /* The cheaper of two methods for the same sums. The costs depend on the geometry and the number of
  * samples, not on values or threads, so every run has the same choice. */
 void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
