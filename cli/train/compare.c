@@ -205,9 +205,7 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
 }
 
 static int stopped(const compare_plan *p, const char *what) {
-  (void)fprintf(stderr,
-                "natgrad: stopped %s; continue with the same command and --out %s --resume\n", what,
-                p->dir);
+  cli_note("stopped %s; continue with the same command and --out %s --resume", what, p->dir);
   return CLI_NO;
 }
 

@@ -243,9 +243,14 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
   for (int i = 0; i < OF_END; i++)
     whole(l, of_end[i].name, *(const int64_t *)((const char *)r + of_end[i].at));
   real(l, "seconds", last->seconds);
-  if (r->refreshed.kinds > 0) {
-    (void)fputs(", \"statistics\": ", l->f);
-    refreshed_json(&r->refreshed, l->f);
+  for (int i = 0; i < r->kinds; i++) {
+    const train_refreshed *k = &r->kind[i];
+    (void)fprintf(l->f, "%s\"%s\": {\"refreshed\": %lld", i > 0 ? ", " : ", \"statistics\": {",
+                  k->name, (long long)k->refreshed);
+    whole(l, "passed", k->passed);
+    whole(l, "bytes_sent", k->bytes_sent);
+    whole(l, "bytes_passed", k->bytes_passed);
+    (void)fputs(i + 1 < r->kinds ? "}" : "}}", l->f);
   }
   if (r->traffic.ranks > 1) {
     (void)fputs(", \"ranks\": ", l->f);

@@ -7,7 +7,7 @@
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss, test_accuracy, seconds, ms
  *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"),
  *     train_loss, test_accuracy, skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms (averaged, average_test_loss, average_test_accuracy with averaged weights;
- *     statistics if adaptive, refreshed.h; ranks if there are several, traffic.h; last "crc32", of config.json and the log before it)
+ *     statistics if adaptive (train_refreshed); ranks if there are several, traffic.h; last "crc32", of config.json and the log before it)
  * ms: milliseconds per step by station since the last line of that event, or since the resumed checkpoint ("end":
  * of the whole run). Doubles have 17 digits and read back exactly; values that are not finite are null. */
 #ifndef LOG_H

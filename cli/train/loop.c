@@ -125,7 +125,10 @@ static void was_kept(run *r) {
 static int save(run *r) {
   if (is_far(r)) { /* the same on all ranks, as the loss is */
     r->out->diverged = true;
-    r->out->far = r->loss_since / (double)r->steps_since;
+    (void)snprintf(
+        r->out->far, sizeof r->out->far,
+        "the mean loss since the last checkpoint, %.3g, is above %d times the first loss",
+        r->loss_since / (double)r->steps_since, TRAIN_FAR);
     return CLI_OK;
   }
   if (run_share_buffers(r) != CLI_OK) return CLI_BAD;
@@ -261,13 +264,14 @@ static int finish(run *r) {
   if (r->out->epochs > 0) last = r->out->epoch[r->out->epochs - 1];
   if (r->out->diverged) last.train_loss = r->loss;
   last.seconds = seconds(r);
+  if (r->out->lost[0] == 0) (void)snprintf(r->out->lost, sizeof r->out->lost, "the loss");
   r->out->steps = r->state.step;
   r->out->skipped = r->state.skipped;
   r->out->rescued = r->state.rescued;
   r->out->unobserved = r->state.unobserved;
   r->out->network_bytes = nn_bytes(r->net);
   r->out->precond_bytes = precond_bytes(r->p);
-  r->out->refreshed = precond_refreshed(r->p);
+  r->out->kinds = precond_refreshed(r->p, r->out->kind);
   if (rc == CLI_OK) rc = gather_traffic(r);
   const log_times t = run_times(r);
   const char *why = r->out->diverged ? "diverged" : r->out->stopped ? "stopped" : "done";

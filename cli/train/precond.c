@@ -297,16 +297,28 @@ int precond_stations(const precond *p, train_station *out, int room) {
   return n;
 }
 
-refreshed precond_refreshed(const precond *p) {
+int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]) {
   ng_report r = {.struct_size = sizeof r};
-  refreshed all = {0};
-  if (ng_report_read(p->p, &r) < 0) return all;
+  int n = 0;
+  if (ng_report_read(p->p, &r) < 0) return 0;
   for (int32_t i = 0; i < r.statistics; i++) {
     ng_statistic_report one = {.struct_size = sizeof one};
+    int k = 0;
     if (ng_report_statistic(p->p, i, &one) < 0 || one.interval == 0) continue;
-    refreshed_add(&all, one.name, one.refreshed, one.passed, one.bytes_sent, one.bytes_passed);
+    while (k < n && strcmp(out[k].name, one.name) != 0)
+      k++;
+    if (k == TRAIN_KINDS) continue;
+    if (k == n) {
+      out[n] = (train_refreshed){.refreshed = 0};
+      (void)snprintf(out[n].name, sizeof out[n].name, "%s", one.name);
+      n++;
+    }
+    out[k].refreshed += one.refreshed;
+    out[k].passed += one.passed;
+    out[k].bytes_sent += one.bytes_sent;
+    out[k].bytes_passed += one.bytes_passed;
   }
-  return all;
+  return n;
 }
 
 void precond_sent(const precond *p, double *sent_ms, double *hidden_ms) {

@@ -29,8 +29,8 @@ double precond_observe_ms(const precond *p); /* time spent observing */
 /* Numbers of the last step for log.jsonl (log.h); returns how many. */
 enum { PRECOND_NUMBERS = 11 };
 int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
-int precond_stations(const precond *p, train_station *out, int room); /* returns the number */
-refreshed precond_refreshed(const precond *p);                        /* of adaptive statistics */
+int precond_stations(const precond *p, train_station *out, int room);      /* returns the number */
+int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]); /* returns the number */
 /* Time of messages of the library, and its part that was hidden. */
 void precond_sent(const precond *p, double *sent_ms, double *hidden_ms);
 int64_t precond_bytes(const precond *p); /* bytes in use */

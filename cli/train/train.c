@@ -106,55 +106,69 @@ static int outcome(const train_result *r) {
   return r->stopped ? CLI_NO : CLI_OK;
 }
 
-static int report(const settings *s, const train_result *r, bool quiet) {
-  if (r->skipped > 0) {
-    (void)fprintf(stderr, "natgrad: %lld of %lld steps were skipped: a value was not finite\n",
-                  (long long)r->skipped, (long long)r->steps);
-  }
+/* Say why the run ended early. */
+static void report_end(const settings *s, const train_result *r) {
+  /* the last checkpoint of this run, or the one that was resumed */
+  const long long steps = (long long)r->steps,
+                  kept = (long long)(r->kept < 0 && r->first > 0 ? r->first : r->kept);
+  char then[4096] = "nothing was saved without --out";
+  if (s->out[0] != 0)
+    (void)snprintf(then, sizeof then, "continue with natgrad train --resume --out %s", s->out);
   if (r->diverged) {
-    char kept[64] = "";
-    const int64_t step =
-        r->kept < 0 && r->first > 0 ? r->first : r->kept; /* the checkpoint that was resumed */
-    if (step >= 0)
-      (void)snprintf(kept, sizeof kept, "; the checkpoint of step %lld stays", (long long)step);
-    if (r->far > 0.0) {
-      (void)fprintf(stderr,
-                    "natgrad: diverged: the mean loss since the last checkpoint is %.3g after step "
-                    "%lld, more than "
-                    "%d times that of the first step%s\n",
-                    r->far, (long long)r->steps, TRAIN_FAR, kept);
-      return CLI_NO;
-    }
-    (void)fprintf(stderr, "natgrad: diverged: %s%s after step %lld is not finite%s\n",
-                  r->lost[0] != 0 ? "" : "the loss", r->lost, (long long)r->steps, kept);
-    return CLI_NO;
+    then[0] = 0;
+    if (kept >= 0) (void)snprintf(then, sizeof then, "; the checkpoint of step %lld stays", kept);
+    cli_note("diverged: %s after step %lld%s%s", r->far[0] != 0 ? r->far : r->lost, steps,
+             r->far[0] != 0 ? "" : " is not finite", then);
+  } else if (r->unheard) {
+    cli_note("standard output could not be written; stopped after step %lld; %s", steps, then);
+  } else {
+    cli_note("stopped after step %lld; %s", steps, then);
   }
-  if (r->unheard && r->stopped) {
-    return cli_bad("standard output could not be written; stopped after step %lld%s%s",
-                   (long long)r->steps,
-                   s->out[0] != 0 ? ", continue with natgrad train --resume --out " : "", s->out);
+}
+
+/* One line on adaptive statistics. */
+static void report_refreshed(const train_result *r) {
+  int64_t sent = 0, passed = 0;
+  if (r->kinds == 0) return;
+  (void)fputs("statistics refreshed:", stdout);
+  for (int i = 0; i < r->kinds; i++) {
+    const train_refreshed *k = &r->kind[i];
+    const long long all = (long long)(k->refreshed + k->passed);
+    printf("%s %s %.1f %% of %lld", i > 0 ? "," : "", k->name,
+           all > 0 ? 100.0 * (double)k->refreshed / (double)all : 0.0, all);
+    sent += k->bytes_sent;
+    passed += k->bytes_passed;
   }
-  if (r->stopped && s->out[0] != 0) {
-    (void)fprintf(
-        stderr, "natgrad: stopped after step %lld; continue with natgrad train --resume --out %s\n",
-        (long long)r->steps, s->out);
-  } else if (r->stopped) {
-    (void)fprintf(stderr, "natgrad: stopped after step %lld; nothing was saved without --out\n",
-                  (long long)r->steps);
+  if (sent + passed > 0) {
+    printf("; %.3g of %.3g MB were not sent", (double)passed * 1e-6,
+           (double)(sent + passed) * 1e-6);
   }
-  if (r->stopped) return CLI_NO;
-  if (r->averaged > 0 && !quiet) {
+  (void)putchar('\n');
+}
+
+static int report(const settings *s, const train_result *r, bool quiet) {
+  const long long steps = (long long)r->steps;
+  if (r->skipped > 0) {
+    cli_note("%lld of %lld steps were skipped: a value was not finite", (long long)r->skipped,
+             steps);
+  }
+  if (outcome(r) != CLI_OK) {
+    report_end(s, r);
+    return outcome(r);
+  }
+  if (quiet) return CLI_OK;
+  if (r->averaged > 0) {
     printf("mean of the weights after %lld steps: test loss %.5f, test %.2f %%\n",
            (long long)r->averaged, r->average_loss, 100.0 * r->average_accuracy);
   }
-  if (!quiet) traffic_print(&r->traffic, stdout);
-  if (!quiet) refreshed_print(&r->refreshed, stdout);
-  if (s->out[0] == 0 || quiet) return CLI_OK;
+  traffic_print(&r->traffic, stdout);
+  report_refreshed(r);
+  if (s->out[0] == 0) return CLI_OK;
   if (r->steps == r->first) {
     printf("%s: has all its %lld steps; use a larger --epochs or --steps to continue\n", s->out,
-           (long long)r->steps);
+           steps);
   } else {
-    printf("%s: log.jsonl, weights in checkpoint-%lld.safetensors\n", s->out, (long long)r->steps);
+    printf("%s: log.jsonl, weights in checkpoint-%lld.safetensors\n", s->out, steps);
   }
   return CLI_OK;
 }

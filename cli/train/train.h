@@ -15,7 +15,6 @@
 
 #include "data/data.h"
 #include "nn/nn.h"
-#include "refreshed.h"
 #include "settings.h"
 #include "traffic.h"
 
@@ -35,6 +34,15 @@ typedef struct train_number { /* of a line of log.jsonl */
 /* A run has diverged if its mean training loss exceeds this factor times max(1, loss of the first step). */
 enum { TRAIN_FAR = 1000 };
 
+/* The effect of stat_refresh = adaptive on a kind of statistic ("A", "G", "F" of norms, means): how often it was refreshed
+ * or passed over, and the bytes of sums that rank 0 sent or did not need to send. Totals over layers and steps,
+ * including those before a resume. */
+enum { TRAIN_KINDS = 8 };
+typedef struct train_refreshed {
+  char name[16];
+  int64_t refreshed, passed, bytes_sent, bytes_passed;
+} train_refreshed;
+
 typedef struct train_result {
   int epochs;
   train_epoch *epoch; /* [epochs] */
@@ -44,14 +52,16 @@ typedef struct train_result {
   bool
       diverged; /* diverged: the loss or a weight is not finite, or many steps in a row were skipped */
   bool unheard;  /* stopped because stdout is full or closed */
-  char lost[64]; /* the non-finite quantity; "": the loss */
-  double far;    /* diverged with finite numbers: the mean loss since the last checkpoint; else 0 */
+  char lost[64]; /* diverged: the non-finite quantity */
+  char far
+      [96]; /* diverged with finite numbers: the mean loss since the last checkpoint, with its limit */
   int64_t averaged; /* number of averaged weights; 0: none, or the run is not over */
   double average_loss, average_accuracy; /* of the averaged network, on the test split */
   int64_t kept;                          /* step of the last checkpoint; -1: none */
   int stations;
   train_station station[TRAIN_STATIONS];
-  refreshed refreshed;                  /* for adaptive statistics */
+  int kinds; /* of adaptive statistics */
+  train_refreshed kind[TRAIN_KINDS];
   traffic traffic;                      /* of several ranks */
   int64_t network_bytes, precond_bytes; /* of the network; of the library, between steps */
 } train_result;

@@ -26,8 +26,8 @@ for name in "${!command[@]}"; do
   want=$([[ $silent ]] && echo 0 || echo 2)
   line='natgrad: standard output could not be written'
   # Ranks stop together, one step after one of them was told.
-  [[ $name == train ]] && line+='; stopped after step 8, continue with natgrad train --resume --out T'
-  [[ $name == ranks ]] && line+='; stopped after step [89], continue with natgrad train --resume --out T'
+  [[ $name == train ]] && line+='; stopped after step 8; continue with natgrad train --resume --out T'
+  [[ $name == ranks ]] && line+='; stopped after step [89]; continue with natgrad train --resume --out T'
   told=$([[ $silent ]] || echo "$line")
   # A reader that has gone, a stream that was never there, a device that is full.
   run "$name" && timeout $patience "$natgrad" "${words[@]}" 2>err >&4

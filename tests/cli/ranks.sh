@@ -55,7 +55,7 @@ own eva eva
 data=digits
 if [[ -z $processes ]]; then
   # What a solve leaves in an average: all of it, as on one rank; of batches of their own a share, as published.
-  leak="--solver cholesky --eigen-floor 0 --damping-split pi --damping-leak 1"
+  leak="--solver cholesky --eigen-floor 0 --damping-split pi --damping-leak owner"
   follows eva-kfac "$counts" 30 $mlp eva-kfac
   follows mpd-inverse "$counts" 30 $mlp mpd-kfac $leak
   own mpd-inverse mpd-kfac $leak
