@@ -7,40 +7,18 @@ static char message[512];
 /* ---- any text at all -------------------------------------------------------------------------*/
 
 static void random_text(rng *r, char *text, int64_t most) {
-  static const char *const piece[] = {"damping",
-                                      "stat_decay",
-                                      "solve_period",
-                                      "solver",
-                                      "=",
-                                      "*",
-                                      "*=",
-                                      "@",
-                                      ",",
-                                      "~",
-                                      "0.5",
-                                      "1e-3",
-                                      "2",
-                                      "10",
-                                      " ",
-                                      "inf",
-                                      "-",
-                                      "+",
-                                      "eigen",
-                                      "cholesky",
-                                      "pi",
-                                      "joint",
-                                      "nan",
-                                      ".",
-                                      "e",
-                                      "0",
-                                      "%s%n",
-                                      "\n",
-                                      "\x01\xff",
-                                      "1e400",
-                                      "99999999999999999999",
-                                      "|",
-                                      "[",
-                                      "none",
+  static const char *const piece[] = {"damping",  "stat_decay", "solve_period",
+                                      "solver",   "=",          "*",
+                                      "*=",       "@",          ",",
+                                      "~",        "0.5",        "1e-3",
+                                      "2",        "10",         " ",
+                                      "inf",      "-",          "+",
+                                      "eigen",    "cholesky",   "pi",
+                                      "joint",    "nan",        ".",
+                                      "e",        "0",          "%s%n",
+                                      "\n",       "='",         "damping='",
+                                      "\x01\xff", "1e400",      "99999999999999999999",
+                                      "|",        "[",          "none",
                                       "kl_clip"};
   int64_t pieces = rng_below(r, 12);
   size_t n = 0;
@@ -53,6 +31,14 @@ static void random_text(rng *r, char *text, int64_t most) {
     memcpy(text + n, p, strlen(p) + 1);
     n += strlen(p);
   }
+}
+
+/* A message is one line. */
+static bool is_line(const char *text) {
+  for (; *text != 0; text++) {
+    if ((unsigned char)*text < 32 || *text == 127) return false;
+  }
+  return true;
 }
 
 static ng_status any_published(rng *r, ng_options *o, const char *name, const char *value) {
@@ -100,6 +86,11 @@ static void any_text(void **state) {
       CHECK_SEED(seed, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
       CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0, value);
       CHECK_SEED(seed, memchr(message, 0, sizeof message) != NULL, value);
+      CHECK_SEED(seed, is_line(message), message);
+    }
+    o = before;
+    if (ng_options_set_line(&o, value, message, sizeof message) != NG_OK) {
+      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0 && is_line(message), message);
     }
     o = before;
     ng_option_mask mask = {{7}};

@@ -9,6 +9,7 @@
 
 #include "natgrad.h"
 
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -101,6 +102,9 @@ void ng_free(ng_context *ctx, void *ptr, size_t bytes);
 NG_CHECKED ng_status ng_enter(ng_context *ctx);
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG_PRINTF(3, 4);
 
+/* Print a message without control characters, '?' instead. */
+void ng_print_line(char *line, size_t size, const char *format, va_list args) NG_PRINTF(3, 0);
+
 /* Append a consequence to the message of the current failure. */
 void ng_fail_also(ng_context *ctx, const char *format, ...) NG_PRINTF(2, 3);
 
@@ -147,7 +151,7 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 void ng_name_add(char *name, size_t size, const char *more);
 void ng_name_count(char *name, size_t size, int64_t count); /* not negative */
 bool ng_same_word(const char *a, const char *b);            /* ASCII, any case */
-/* `text` fit for one line of a message: cut, control characters replaced. */
+/* `text`, shortened for a message. */
 typedef struct ng_quoted {
   char text[64];
 } ng_quoted;

@@ -8,7 +8,6 @@
 
 #include "pages.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 
 /* On cache lines: kernels and tiles count on it (NG_ALIGN).  In large pages where there are several: a window's rows
@@ -53,7 +52,7 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   if (ctx->ranks > 1) at = snprintf(line, sizeof line, "[rank %d] ", ctx->rank);
   va_list args;
   va_start(args, format);
-  (void)vsnprintf(line + at, sizeof line - (size_t)at, format, args);
+  ng_print_line(line + at, sizeof line - (size_t)at, format, args);
   va_end(args);
   ctx->config.log(ctx->config.log_user, level, line);
 }

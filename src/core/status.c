@@ -9,8 +9,6 @@
  * ranks. */
 #include "core/core.h"
 
-#include <stdarg.h>
-
 /* From the list in the header: a new status has its name and meaning in one place. */
 const char *ng_status_name(ng_status s) {
   switch (s) {
@@ -58,13 +56,21 @@ ng_status ng_enter(ng_context *ctx) {
                  (long long)ctx->process);
 }
 
+/* Every message and log line is one line: it may quote names and texts of the caller. */
+void ng_print_line(char *line, size_t size, const char *format, va_list args) {
+  (void)vsnprintf(line, size, format, args);
+  for (char *c = line; *c != 0; c++) {
+    if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+  }
+}
+
 /* Also for notes above NG_OK (skipped, rescued), whose reason people ask for just the same; logged
  * once, as a warning. */
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   if (!ctx->failed) {
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(ctx->error, sizeof ctx->error, format, args);
+    ng_print_line(ctx->error, sizeof ctx->error, format, args);
     va_end(args);
     ctx->failed = true;
     ng_log(ctx, status < 0 ? NG_LOG_ERROR : NG_LOG_WARN, "%s: %s", ng_status_name(status),
@@ -79,7 +85,7 @@ void ng_fail_also(ng_context *ctx, const char *format, ...) {
   char text[NG_MESSAGE];
   va_list args;
   va_start(args, format);
-  (void)vsnprintf(text, sizeof text, format, args);
+  ng_print_line(text, sizeof text, format, args);
   va_end(args);
   if (ctx->failed) (void)snprintf(ctx->error + n, sizeof ctx->error - n, "; %s", text);
   ng_log(ctx, NG_LOG_WARN, "%s", text);
@@ -90,7 +96,7 @@ ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *f
   if (message != NULL && size > 0) {
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(message, size, format, args);
+    ng_print_line(message, size, format, args);
     va_end(args);
   }
   return status;

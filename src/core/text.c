@@ -3,8 +3,8 @@
  * In: a word and the valid names.  Out: the nearest name, if at most about a quarter of its letters are
  * inserted, missing, changed or swapped (base/words.h).
  *
- * Names are compared without case, '-' equals '_', and the locale has no effect.  ng_quote makes text
- * from the caller safe for a message: one short line without control characters. */
+ * Names are compared without case, '-' equals '_', and the locale has no effect.  ng_quote
+ * shortens text from the caller for a message. */
 #include "core/core.h"
 #include "words.h"
 
@@ -100,8 +100,8 @@ ng_quoted ng_quote(const char *text) {
   ng_quoted q;
   size_t n = 0;
   while (n < sizeof q.text - 4 && text[n] != 0) {
-    const unsigned char c = (unsigned char)text[n];
-    q.text[n++] = c < 32 || c == 127 ? '?' : (char)c;
+    q.text[n] = text[n];
+    n++;
   }
   const bool cut = text[n] != 0;
   for (int dots = 0; cut && dots < 3; dots++) {
