@@ -199,8 +199,8 @@ static void errors_name_the_entry(void **state) {
   refuses("images:/dev/null", "/dev/null: is neither a folder nor a list");
   static const char *const sets[][3] = {
       {"mkfifo set/a/pipe", "set", "set/a/pipe: is neither a file nor a folder"},
-      {"ln -s . set/a/again", "set", "set/a/again: leads back to a folder that it lies in"},
-      {"ln -s .. set/a/up", "set", "set/a/up: leads back"},
+      {"ln -s . set/a/again", "set", "folders deep"},
+      {"ln -s .. set/a/up", "set", "folders deep"},
       {"ln -s a set/b", "set", ""}, /* a second name is no circle */
       {"ln -s gone set/a/x.png", "set", "set/a/x.png: No such file or directory"},
       {"ln -s x.png set/a/x.png", "set", "set/a/x.png: Too many levels of symbolic links"},

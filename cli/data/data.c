@@ -44,34 +44,48 @@ void data_close(data_set *d) {
 
 /* ---- settings ----------------------------------------------------------------------------------*/
 
-int data_settings(const char *source, char *text,
-                  int (*set)(void *user, const char *key, char *value), void *user) {
-  int rc = CLI_OK;
-  while (rc == CLI_OK && text != NULL && text[0] != 0) {
-    char *item = text, *comma = strchr(item, ',');
-    if (comma != NULL) *comma++ = 0;
-    text = comma;
-    char *equals = strchr(item, '=');
-    if (equals == NULL) return cli_bad("--data: %s: '%s' is no KEY=VALUE", source, item);
-    *equals = 0;
-    rc = set(user, item, equals + 1);
+static int unknown(const char *source, const char *key, const data_setting *known, int n) {
+  const char *names[16];
+  char expected[256] = "";
+  for (int i = 0; i < n; i++) {
+    const size_t at = strlen(expected);
+    names[i] = known[i].key;
+    (void)snprintf(expected + at, sizeof expected - at, "%s%s",
+                   i == 0      ? ""
+                   : i + 1 < n ? ", "
+                               : " or ",
+                   names[i]);
   }
-  return rc;
+  const char *near = cli_nearest(key, names, n);
+  return cli_bad("--data: %s: unknown setting '%s'; %s%s", source, key,
+                 near != NULL ? "the nearest is " : "expected ", near != NULL ? near : expected);
 }
 
-int data_key(const char *source, const char *key, const char *const *known, int n,
-             const char *expected, unsigned *given) {
-  int i = 0;
-  while (i < n && strcmp(key, known[i]) != 0)
-    i++;
-  if (i == n) {
-    const char *near = cli_nearest(key, known, n);
-    return cli_bad("--data: %s: unknown setting '%s'; %s%s", source, key,
-                   near != NULL ? "the nearest is " : "expected ", near != NULL ? near : expected);
+int data_settings(const char *source, char *text, const data_setting *known, int n) {
+  unsigned given = 0;
+  int rc = CLI_OK;
+  while (rc == CLI_OK && text != NULL && text[0] != 0) {
+    char *item = text, *comma = strchr(item, ','), where[64];
+    if (comma != NULL) *comma++ = 0;
+    text = comma;
+    char *value = strchr(item, '=');
+    if (value == NULL) return cli_bad("--data: %s: '%s' is no KEY=VALUE", source, item);
+    *value++ = 0;
+    int i = 0;
+    while (i < n && strcmp(item, known[i].key) != 0)
+      i++;
+    if (i == n) return unknown(source, item, known, n);
+    const data_setting *k = &known[i];
+    if ((given >> i & 1U) != 0) return cli_bad("--data: %s: %s comes twice", source, item);
+    given |= 1U << i;
+    (void)snprintf(where, sizeof where, "data: %s: %s", source, item);
+    if (k->whole != NULL)
+      rc = cli_int(where, value, (long long)k->lower, (long long)k->upper, k->whole);
+    if (k->real != NULL) rc = cli_real(where, value, k->lower, k->upper, k->real);
+    if (k->text != NULL) *k->text = value;
+    if (k->text != NULL && value[0] == 0) rc = cli_bad("--data: %s: %s is empty", source, item);
   }
-  if ((*given >> i & 1U) != 0) return cli_bad("--data: %s: %s comes twice", source, key);
-  *given |= 1U << i;
-  return CLI_OK;
+  return rc;
 }
 
 /* ---- statistics --------------------------------------------------------------------------------*/

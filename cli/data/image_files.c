@@ -1,5 +1,5 @@
-/* image_files.c: the files of an image set.  Folders are walked in the order of names; links are followed, but not in
- * circles.  An entry that is neither a file nor a folder is an error and is never opened. */
+/* image_files.c: the files of an image set.  Folders are walked in the order of names, at most DEPTH deep, which
+ * ends a circle of links.  An entry that is neither a file nor a folder is an error and is never opened. */
 #include "image_files.h"
 
 #include "common/cli.h"
@@ -17,8 +17,6 @@ enum { DEPTH = 32, LABELS = 65536 };
 
 /* ---- growing -----------------------------------------------------------------------------------*/
 
-static int32_t more(int32_t n, int32_t room) { return n < room ? room : room > 0 ? 2 * room : 64; }
-
 static void *widen(void *old, int32_t n, int32_t room, size_t size) {
   void *wide = cli_take((size_t)room, size);
   if (n > 0) memcpy(wide, old, (size_t)n * size);
@@ -32,8 +30,8 @@ static int add(found *f, char *path, const char *name, int64_t bytes, int32_t la
     free(path);
     return cli_bad("--data: images: more than %d files", f->n);
   }
-  const int32_t room = more(f->n, f->room);
-  if (room > f->room) {
+  if (f->n == f->room) {
+    const int32_t room = f->room > 0 ? 2 * f->room : 64;
     f->path = widen(f->path, f->n, room, sizeof *f->path);
     f->label = widen(f->label, f->n, room, sizeof *f->label);
     f->room = room;
@@ -56,44 +54,26 @@ void found_free(found *f) {
   memset(f, 0, sizeof *f);
 }
 
-void names_free(char **names, int32_t n) {
-  for (int32_t i = 0; i < n; i++)
-    free(names[i]);
-  free(names);
+void names_free(image_names *names) {
+  for (int i = 0; i < names->n; i++)
+    free(names->list[i]);
+  free(names->list);
 }
 
 /* ---- folders -----------------------------------------------------------------------------------*/
 
-static int by_name(const void *a, const void *b) {
-  return strcmp(*(char *const *)a, *(char *const *)b);
+static int shown(const struct dirent *e) { return e->d_name[0] != '.'; }
+
+static int by_name(const struct dirent **a, const struct dirent **b) {
+  return strcmp((*a)->d_name, (*b)->d_name);
 }
 
 /* Names in a folder, sorted, without hidden ones. */
-static int names_in(const char *folder, char ***out, int32_t *count) {
-  char **names = NULL;
-  int32_t n = 0, room = 0;
-  *out = NULL;
-  *count = 0;
-  DIR *d = opendir(folder);
-  if (d == NULL) return cli_bad("--data: %s: %s", folder, strerror(errno));
-  for (const struct dirent *e; errno = 0, (e = readdir(d)) != NULL;) {
-    if (e->d_name[0] == '.') continue;
-    if (n == room) {
-      room = more(n, room);
-      names = widen(names, n, room, sizeof *names);
-    }
-    names[n++] = cli_copy(e->d_name);
-  }
-  const int why = errno;
-  (void)closedir(d);
-  if (why != 0) {
-    names_free(names, n);
-    return cli_bad("--data: %s: %s", folder, strerror(why));
-  }
-  if (n > 0) qsort(names, (size_t)n, sizeof *names, by_name);
-  *out = names;
-  *count = n;
-  return CLI_OK;
+static int names_in(const char *folder, image_names *out) {
+  out->n = scandir(folder, &out->list, shown, by_name);
+  if (out->n >= 0) return CLI_OK;
+  *out = (image_names){NULL, 0};
+  return cli_bad("--data: %s: %s", folder, strerror(errno));
 }
 
 static bool is_image(const char *name) {
@@ -108,10 +88,6 @@ static bool is_image(const char *name) {
 typedef struct walk {
   found *out;
   size_t root; /* length of the data folder's path */
-  struct {
-    dev_t device;
-    ino_t number;
-  } above[DEPTH]; /* folders on the way here */
 } walk;
 
 static void add_other(found *f, const char *path) {
@@ -125,30 +101,17 @@ static int look(const char *path, struct stat *about) {
   return cli_bad("--data: %s: is neither a file nor a folder", path);
 }
 
-static int enter(walk *w, const char *folder, const struct stat *about, int depth) {
-  for (int i = 0; i < depth; i++) {
-    if (w->above[i].device == about->st_dev && w->above[i].number == about->st_ino)
-      return cli_bad("--data: %s: leads back to a folder that it lies in", folder);
-  }
+static int walk_class(const walk *w, const char *folder, int32_t label, int depth) {
+  image_names names = {NULL, 0};
   if (depth == DEPTH) return cli_bad("--data: %s: more than %d folders deep", folder, DEPTH);
-  w->above[depth].device = about->st_dev;
-  w->above[depth].number = about->st_ino;
-  return CLI_OK;
-}
-
-static int walk_class(walk *w, const char *folder, const struct stat *self, int32_t label,
-                      int depth) {
-  char **names = NULL;
-  int32_t n = 0;
-  int rc = enter(w, folder, self, depth);
-  if (rc == CLI_OK) rc = names_in(folder, &names, &n);
-  for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
-    char *path = cli_join(folder, names[i]);
+  int rc = names_in(folder, &names);
+  for (int i = 0; i < names.n && rc == CLI_OK; i++) {
+    char *path = cli_join(folder, names.list[i]->d_name);
     struct stat about;
     rc = look(path, &about);
     if (rc == CLI_OK && S_ISDIR(about.st_mode)) {
-      rc = walk_class(w, path, &about, label, depth + 1);
-    } else if (rc == CLI_OK && is_image(names[i])) {
+      rc = walk_class(w, path, label, depth + 1);
+    } else if (rc == CLI_OK && is_image(names.list[i]->d_name)) {
       rc = add(w->out, path, path + w->root, about.st_size, label);
       path = NULL;
     } else if (rc == CLI_OK) {
@@ -156,65 +119,59 @@ static int walk_class(walk *w, const char *folder, const struct stat *self, int3
     }
     free(path);
   }
-  names_free(names, n);
+  names_free(&names);
   return rc;
 }
 
-static int32_t class_of(char *const *names, int32_t n, const char *name) {
-  for (int32_t low = 0, high = n; low < high;) {
-    const int32_t middle = low + (high - low) / 2, order = strcmp(name, names[middle]);
-    if (order == 0) return middle;
-    if (order < 0) high = middle;
-    if (order > 0) low = middle + 1;
+static int32_t class_of(const image_names *names, const struct dirent *entry) {
+  for (int i = 0; i < names->n; i++) {
+    if (strcmp(names->list[i]->d_name, entry->d_name) == 0) return i;
   }
   return -1;
 }
 
-static int one_class(walk *w, const char *path, const struct stat *about, int32_t label) {
+static int one_class(const walk *w, const char *path, int32_t label) {
   const int32_t before = w->out->n;
-  const int rc = walk_class(w, path, about, label, 1);
+  const int rc = walk_class(w, path, label, 1);
   if (rc != CLI_OK || w->out->n > before) return rc;
   return cli_bad("--data: %s: a class without .jpg, .jpeg or .png files", path);
 }
 
-int found_folder(const char *folder, char ***names, int32_t *classes, found *out) {
-  walk w = {.out = out, .root = strlen(folder)};
-  char **inside = NULL;
-  int32_t n = 0, kept = 0;
-  struct stat about;
-  int rc = look(folder, &about);
-  if (rc == CLI_OK) rc = enter(&w, folder, &about, 0);
-  if (rc == CLI_OK) rc = names_in(folder, &inside, &n);
-  for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
-    char *path = cli_join(folder, inside[i]);
+int found_folder(const char *folder, image_names *names, found *out) {
+  const walk w = {.out = out, .root = strlen(folder)};
+  image_names inside = {NULL, 0};
+  int32_t kept = 0;
+  int rc = names_in(folder, &inside);
+  for (int i = 0; i < inside.n && rc == CLI_OK; i++) {
+    struct dirent *entry = inside.list[i];
+    char *path = cli_join(folder, entry->d_name);
+    struct stat about;
     rc = look(path, &about);
     if (rc == CLI_OK && !S_ISDIR(about.st_mode)) {
       add_other(out, path);
-    } else if (rc == CLI_OK && *names != NULL) {
-      const int32_t label = class_of(*names, *classes, inside[i]);
-      rc = label >= 0 ? one_class(&w, path, &about, label)
+    } else if (rc == CLI_OK && names->list != NULL) {
+      const int32_t label = class_of(names, entry);
+      rc = label >= 0 ? one_class(&w, path, label)
                       : cli_bad("--data: %s: there is no such class in the training split", path);
     } else if (rc == CLI_OK && kept == LABELS) {
       rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
-      rc = one_class(&w, path, &about, kept);
-      char *swap = inside[kept]; /* move classes to the front, in order */
-      inside[kept++] = inside[i];
-      inside[i] = swap;
+      rc = one_class(&w, path, kept);
+      inside.list[i] = inside.list[kept]; /* move classes to the front, in order */
+      inside.list[kept++] = entry;
     }
     free(path);
   }
   if (rc == CLI_OK && out->n == 0)
     rc = cli_bad("--data: %s: no folders of images, one for each class", folder);
-  if (rc == CLI_OK && *names == NULL) {
-    for (int32_t i = kept; i < n; i++)
-      free(inside[i]);
-    *names = inside;
-    *classes = kept;
-  } else {
-    names_free(inside, n);
+  if (rc != CLI_OK || names->list != NULL) {
+    names_free(&inside);
+    return rc;
   }
-  return rc;
+  for (int i = kept; i < inside.n; i++)
+    free(inside.list[i]);
+  *names = (image_names){inside.list, kept};
+  return CLI_OK;
 }
 
 /* ---- lists -------------------------------------------------------------------------------------*/

@@ -15,10 +15,15 @@ typedef struct found { /* files in order, with their classes */
 
 void found_free(found *f);
 
-/* Failures are CLI_BAD and one line.  *names == NULL: set names and classes from this folder; otherwise every class
- * must be one of *names. */
-int found_folder(const char *folder, char ***names, int32_t *classes, found *out);
+typedef struct image_names { /* entries of a folder, sorted */
+  struct dirent **list;
+  int n;
+} image_names;
+void names_free(image_names *names);
+
+/* Failures are CLI_BAD and one line.  names->list == NULL: set names and classes from this folder; otherwise every class
+ * must be one of the names. */
+int found_folder(const char *folder, image_names *names, found *out);
 int found_list(const char *path, const char *root, found *out);
-void names_free(char **names, int32_t n);
 
 #endif

@@ -69,9 +69,8 @@ void image_values(const data_set *d, int32_t row, const data_how *how, const uin
 /* ---- normalisation ----------------------------------------------------------------------------*/
 
 typedef struct wish {
-  char *path, *test, *root, *mean, *std;
-  long long side, resize, threads, queue;
-  unsigned given;
+  const char *path, *test, *root, *mean, *std;
+  long long side, resize, threads, queue; /* resize 0: none */
 } wish;
 
 static int three(const char *key, const char *text, double lower, float to[3]) {
@@ -153,42 +152,27 @@ static int normalisation(data_set *d, const wish *w) {
 
 /* ---- settings ----------------------------------------------------------------------------------*/
 
-static int set(void *user, const char *key, char *value) {
-  wish *w = user;
-  static const char *const known[] = {"test", "root", "size",    "resize",
-                                      "mean", "std",  "threads", "queue"};
-  static const char expected[] = "test, root, size, resize, mean, std, threads or queue";
-  if (data_key("images", key, known, 8, expected, &w->given) != CLI_OK) return CLI_BAD;
-  if (strcmp(key, "size") == 0) return cli_int("data: images: size", value, 2, 4096, &w->side);
-  if (strcmp(key, "threads") == 0)
-    return cli_int("data: images: threads", value, 1, 1024, &w->threads);
-  if (strcmp(key, "queue") == 0) return cli_int("data: images: queue", value, 2, 65536, &w->queue);
-  if (strcmp(key, "resize") == 0 && strcmp(value, "none") == 0) {
-    w->resize = 0;
-    return CLI_OK;
-  }
-  if (strcmp(key, "resize") == 0)
-    return cli_int("data: images: resize", value, 2, 8192, &w->resize);
-  if (value[0] == 0) return cli_bad("--data: images: %s is empty", key);
-  *(strcmp(key, "test") == 0   ? &w->test
-    : strcmp(key, "root") == 0 ? &w->root
-    : strcmp(key, "mean") == 0 ? &w->mean
-                               : &w->std) = value;
-  return CLI_OK;
-}
-
 static int parse(char *text, wish *w) {
-  *w = (wish){.path = text, .side = 224, .resize = -1, .threads = cli_cores(), .queue = 128};
+  const char *resize = NULL;
+  *w = (wish){.path = text, .side = 224, .threads = cli_cores(), .queue = 128};
+  const data_setting known[] = {{"test", .text = &w->test},
+                                {"root", .text = &w->root},
+                                {"size", 2, 4096, .whole = &w->side},
+                                {"resize", .text = &resize},
+                                {"mean", .text = &w->mean},
+                                {"std", .text = &w->std},
+                                {"threads", 1, 1024, .whole = &w->threads},
+                                {"queue", 2, 65536, .whole = &w->queue}};
   char *comma = strchr(text, ',');
   if (comma != NULL) *comma++ = 0;
-  int rc = data_settings("images", comma, set, w);
-  if (rc == CLI_OK && w->path[0] == 0)
-    rc = cli_bad("--data: images needs a folder or a list after a colon");
-  if (w->resize < 0) w->resize = (w->side * 8 + 6) / 7;
-  if (rc == CLI_OK && w->resize > 0 && w->resize < w->side) {
-    rc = cli_bad("--data: images: resize=%lld is less than size=%lld", w->resize, w->side);
-  }
-  return rc;
+  if (data_settings("images", comma, known, sizeof known / sizeof known[0]) != CLI_OK)
+    return CLI_BAD;
+  if (w->path[0] == 0) return cli_bad("--data: images needs a folder or a list after a colon");
+  if (resize == NULL) w->resize = (w->side * 8 + 6) / 7;
+  if (resize == NULL || strcmp(resize, "none") == 0) return CLI_OK;
+  if (cli_int("data: images: resize", resize, 2, 8192, &w->resize) != CLI_OK) return CLI_BAD;
+  if (w->resize >= w->side) return CLI_OK;
+  return cli_bad("--data: images: resize=%lld is less than size=%lld", w->resize, w->side);
 }
 
 /* ---- opening -----------------------------------------------------------------------------------*/
@@ -257,13 +241,11 @@ static int find_folders(const wish *w, found splits[2]) {
   int rc = CLI_OK;
   if (val != NULL && test != NULL)
     rc = cli_bad("--data: images: %s has val and test, expected test=FOLDER", w->path);
-  char **names = NULL;
-  int32_t classes = 0;
+  image_names names = {NULL, 0};
   const char *tested = test != NULL ? test : val;
-  if (rc == CLI_OK)
-    rc = found_folder(train != NULL ? train : w->path, &names, &classes, &splits[0]);
-  if (rc == CLI_OK && tested != NULL) rc = found_folder(tested, &names, &classes, &splits[1]);
-  names_free(names, classes);
+  if (rc == CLI_OK) rc = found_folder(train != NULL ? train : w->path, &names, &splits[0]);
+  if (rc == CLI_OK && tested != NULL) rc = found_folder(tested, &names, &splits[1]);
+  names_free(&names);
   free(train);
   free(test);
   free(val);

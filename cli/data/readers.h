@@ -17,13 +17,17 @@ int data_make_synthetic(const char *settings, data_set *d);
 /* Zeroed memory that data_close frees.  Without memory the program ends with one line. */
 void *data_alloc(data_set *d, int64_t count, int64_t size);
 
-/* Call `set` for each part of "KEY=VALUE,KEY=VALUE"; changes the text. */
-int data_settings(const char *source, char *text,
-                  int (*set)(void *user, const char *key, char *value), void *user);
-/* Check that `key` is one of the known keys, which `expected` lists, and is not given twice; *given has a bit for
- * each key. */
-int data_key(const char *source, const char *key, const char *const *known, int n,
-             const char *expected, unsigned *given);
+/* A setting KEY=VALUE: a whole number or a number from `lower` to `upper`, or a text that is not empty. */
+typedef struct data_setting {
+  const char *key;
+  double lower, upper;
+  long long *whole;
+  double *real;
+  const char **text; /* a part of the parsed text */
+} data_setting;
+
+/* Parse "KEY=VALUE,KEY=VALUE", each key at most once; changes the text. */
+int data_settings(const char *source, char *text, const data_setting *known, int n);
 
 /* ---- stream.c: the bytes of a file, plain or gzip; CLI_BAD: reported in one line ------------------*/
 

@@ -12,42 +12,29 @@
 typedef struct recipe {
   long long classes, train, test, seed, height, width, channels;
   double noise;
-  unsigned given;
 } recipe;
 
-static int image(const char *text, recipe *r) {
-  long long size[3];
-  if (cli_counts(text, 'x', 3, size)) {
-    r->height = size[0];
-    r->width = size[1];
-    r->channels = size[2];
-    return CLI_OK;
-  }
-  return cli_bad("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", text);
-}
-
-static int set(void *user, const char *key, char *value) {
-  recipe *r = user;
-  static const char *const known[] = {"classes", "features", "image", "train",
-                                      "test",    "noise",    "seed"};
-  static const char expected[] = "classes, features, image, train, test, noise or seed";
-  enum { SIZES = 1 << 1 | 1 << 2 }; /* features, image */
-  if (data_key("synthetic", key, known, 7, expected, &r->given) != CLI_OK) return CLI_BAD;
-  if ((r->given & SIZES) == SIZES)
+static int parse(char *text, recipe *r) {
+  const char *image = NULL;
+  long long features = 0, size[3] = {1, 1, 20};
+  const data_setting known[] = {{"classes", 2, 65536, .whole = &r->classes},
+                                {"features", 1, 1 << 20, .whole = &features},
+                                {"image", .text = &image},
+                                {"train", 1, 1 << 24, .whole = &r->train},
+                                {"test", 0, 1 << 24, .whole = &r->test},
+                                {"noise", 0, 1e6, .real = &r->noise},
+                                {"seed", 0, INT32_MAX, .whole = &r->seed}};
+  if (data_settings("synthetic", text, known, sizeof known / sizeof known[0]) != CLI_OK)
+    return CLI_BAD;
+  if (features > 0 && image != NULL)
     return cli_bad("--data: synthetic: features and image are both given, expected one");
-  if (strcmp(key, "classes") == 0)
-    return cli_int("data: synthetic: classes", value, 2, 65536, &r->classes);
-  if (strcmp(key, "train") == 0)
-    return cli_int("data: synthetic: train", value, 1, 1 << 24, &r->train);
-  if (strcmp(key, "test") == 0)
-    return cli_int("data: synthetic: test", value, 0, 1 << 24, &r->test);
-  if (strcmp(key, "seed") == 0)
-    return cli_int("data: synthetic: seed", value, 0, INT32_MAX, &r->seed);
-  if (strcmp(key, "noise") == 0)
-    return cli_real("data: synthetic: noise", value, 0.0, 1e6, &r->noise);
-  if (strcmp(key, "image") == 0) return image(value, r);
-  r->height = r->width = 1;
-  return cli_int("data: synthetic: features", value, 1, 1 << 20, &r->channels);
+  if (features > 0) size[2] = features;
+  if (image != NULL && !cli_counts(image, 'x', 3, size))
+    return cli_bad("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", image);
+  r->height = size[0];
+  r->width = size[1];
+  r->channels = size[2];
+  return CLI_OK;
 }
 
 /* Average each pixel with its neighbours, twice, then scale to length sqrt(count). */
@@ -75,16 +62,9 @@ static void smooth(const recipe *r, float *x, float *work) {
 }
 
 int data_make_synthetic(const char *settings, data_set *d) {
-  recipe r = {.classes = 10,
-              .train = 1000,
-              .test = 200,
-              .seed = 1,
-              .height = 1,
-              .width = 1,
-              .channels = 20,
-              .noise = 1.0};
+  recipe r = {.classes = 10, .train = 1000, .test = 200, .seed = 1, .noise = 1.0};
   char *copy = cli_copy(settings);
-  const int rc = data_settings("synthetic", copy, set, &r);
+  const int rc = parse(copy, &r);
   free(copy);
   if (rc != CLI_OK) return rc;
   const int64_t per = r.height * r.width * r.channels, rows = r.train + r.test;
