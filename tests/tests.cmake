@@ -261,7 +261,7 @@ foreach(test t_plan_link t_plan_transformer)
   target_sources(${test} PRIVATE cli/plan_cost.c cli/plan_link.c cli/shapes.c cli/shapes_transformer.c)
 endforeach()
 target_sources(t_plan_transformer PRIVATE tests/plan_count.c)
-target_sources(t_bench PRIVATE cli/bench.c cli/bench_eva.c cli/bench_kfac.c cli/bench_state.c cli/bench_train.c cli/bench_window.c
+target_sources(t_bench PRIVATE cli/bench.c cli/bench_kfac.c cli/bench_state.c cli/bench_step.c cli/bench_train.c
                                cli/floors.c cli/shapes.c cli/shapes_transformer.c)
 target_compile_definitions(t_bench PRIVATE sgemm_=fake_sgemm spotrf_=fake_spotrf spotri_=fake_spotri
                                            ssyevd_=fake_ssyevd)

@@ -1,0 +1,186 @@
+/* bench_step.c: `natgrad bench fused-eva` and `natgrad bench window`: steps on random gradients of matrices.
+ *
+ * Only the step is timed; before each one the gradient is new and the caches hold other data, as after a backward pass.
+ * Lower bounds at the rate of a copy:
+ *   fused-eva  ng_step: 12 bytes a parameter (read the gradient twice, write it); ng_step_sgd: 24 (also read and write
+ *              weights and momentum).  bench/vs_torch.py times the published operations in PyTorch
+ *   window     all that is stored (rows, Gram matrix, error feedback), read twice; steps before fill the window */
+#include "bench.h"
+#include "clock.h"
+#include "floors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PRECONDITION, WITH_SGD, MOST };
+
+typedef struct work {
+  shapes list;
+  int64_t count, window, flush_bytes;
+  ng_precond *p[MOST];
+  double bytes[MOST]; /* of the lower bound */
+  float *grad, *weight;
+  char *flush;
+  uint64_t state;
+} work;
+
+/* Rows and columns: of the matrices of a number of parameters. */
+static int make_arrays(bench *b, int64_t rows, int64_t cols) {
+  work *k = b->user = cli_take(1, sizeof *k);
+  if (bench_layers(b->model, rows, cols, &k->list) != CLI_OK) return CLI_BAD;
+  k->state = BENCH_SEED;
+  k->count = bench_count(&k->list);
+  k->grad = bench_floats(k->count);
+  k->weight = bench_floats(k->count);
+  if (k->grad == NULL || k->weight == NULL) return CLI_BAD;
+  bench_fill(k->weight, k->count, 0.1F);
+  k->flush_bytes = 2 * floor_cache();
+  k->flush = cli_take((size_t)k->flush_bytes, 1);
+  bench_common(b, "parameters", k->count);
+  return CLI_OK;
+}
+
+static ng_status make_precond(const bench *b, work *k, int row) {
+  const ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p[row]);
+  return st < 0 ? st : bench_linear(k->p[row], &k->list, k->grad, k->weight);
+}
+
+static ng_status step(work *k, int row, double *ms) {
+  ng_sgd how;
+  ng_sgd_init(&how, sizeof how);
+  how.lr = 0.1;
+  how.momentum = 0.9;
+  how.weight_decay = 5e-4;
+  for (int64_t i = 0; i < k->count; i++)
+    k->grad[i] = bench_number(&k->state);
+  for (int64_t i = 0; i < k->flush_bytes; i += 64)
+    k->flush[i]++;
+  const double start = ng_now_ms();
+  const ng_status st =
+      row == WITH_SGD ? ng_step_sgd(k->p[row], &how, 1) : ng_step(k->p[row], how.lr);
+  *ms = ng_now_ms() - start;
+  return st;
+}
+
+/* Filling a window can take minutes: report progress every five seconds. */
+static int fill(const bench *b, work *k) {
+  const double begin = ng_now_ms();
+  double last = begin, ms;
+  for (int64_t i = 1; i <= k->window; i++) {
+    const ng_status st = step(k, PRECONDITION, &ms);
+    if (st < 0) return bench_failed(b, "a step", st);
+    if (ng_now_ms() - last < 5e3) continue;
+    last = ng_now_ms();
+    (void)fprintf(stderr, "  %lld of %lld steps that fill the window, %.0f s\n", (long long)i,
+                  (long long)k->window, 1e-3 * (last - begin));
+  }
+  return CLI_OK;
+}
+
+static int round_of(bench *b, int r) {
+  work *k = b->user;
+  if (r < 0 && k->window > 0) return fill(b, k);
+  for (int row = 0; row < b->rows; row++) {
+    double ms;
+    const ng_status st = step(k, row, &ms);
+    if (st < 0) return bench_failed(b, "a step", st);
+    bench_time(b, row, r, ms);
+  }
+  return CLI_OK;
+}
+
+static int bounds(bench *b) {
+  const work *k = b->user;
+  for (int i = 0; i < b->rows && bench_copy_gbs(b) > 0; i++)
+    b->row[i].bound = 1e-6 * k->bytes[i] / b->copy_gbs;
+  return CLI_OK;
+}
+
+static void close_step(bench *b) {
+  work *k = b->user;
+  if (k == NULL) return;
+  for (int row = 0; row < MOST; row++)
+    ng_precond_destroy(&k->p[row]);
+  free(k->grad);
+  free(k->weight);
+  free(k->flush);
+  shapes_free(&k->list);
+  free(k);
+}
+
+/* ---- Eva -------------------------------------------------------------------------------------*/
+
+/* Layers observe one sample, once: observing is not timed.  A step does not depend on its values. */
+static int open_eva(bench *b) {
+  static const char *const names[] = {"precondition", "with sgd"};
+  char message[512] = "";
+  if (make_arrays(b, 512, 4608) != CLI_OK) return CLI_BAD; /* 3x3 convolutions of 512 channels */
+  work *k = b->user;
+  float *x = bench_floats(bench_longest(&k->list));
+  ng_status st = x == NULL ? NG_ERR_NOMEM : NG_OK;
+  if (st >= 0) bench_fill(x, bench_longest(&k->list), 0.5F);
+  for (int row = 0; row < MOST && st >= 0; row++) {
+    (void)bench_add(b, "%s", names[row]);
+    k->bytes[row] = (row == WITH_SGD ? 24.0 : 12.0) * (double)k->count;
+    st = ng_options_set(b->options, "update", row == WITH_SGD ? "sgd" : "gradient", message,
+                        sizeof message);
+    if (st >= 0) st = make_precond(b, k, row);
+    if (st >= 0) st = bench_observe(k->p[row], &k->list, x, 1);
+    if (st >= 0) st = ng_set(k->p[row], "stat_period", "1000000000");
+  }
+  free(x);
+  if (st < 0) return message[0] != 0 ? cli_bad("%s", message) : bench_failed(b, "a model", st);
+  (void)snprintf(b->prefix, sizeof b->prefix, "%.90s/", k->list.name);
+  bench_title(b,
+              "bench fused-eva: method %s, SGD with momentum and weight decay, f32\n%s, %lld "
+              "parameters in %d layers",
+              cli_option_text(b->options, "method").text, k->list.name, (long long)k->count,
+              k->list.n);
+  return CLI_OK;
+}
+
+const bench_case bench_eva = {.name = "fused-eva",
+                              .options = "method=eva",
+                              .models = "resnet18 1e7 1e8",
+                              .family = "rankone",
+                              .expected = "eva or eva-natgrad",
+                              .open = open_eva,
+                              .round = round_of,
+                              .bounds = bounds,
+                              .close = close_step};
+
+/* ---- windows ---------------------------------------------------------------------------------*/
+
+static int open_window(bench *b) {
+  if (make_arrays(b, INT64_MAX / 2, 1024) != CLI_OK) return CLI_BAD;
+  work *k = b->user;
+  ng_report r = {.struct_size = sizeof r};
+  ng_status st = make_precond(b, k, PRECONDITION);
+  if (st >= 0) st = ng_report_read(k->p[PRECONDITION], &r);
+  if (st < 0) return bench_failed(b, "window", st);
+  const int64_t other = r.sums + r.results + r.direction + r.moments + r.scratch + r.objects;
+  k->window = (int64_t)cli_option_real(b->options, "window");
+  k->bytes[PRECONDITION] = 2.0 * (double)r.factors;
+  (void)bench_add(b, "%s", k->list.name);
+  bench_common(b, "window", k->window);
+  bench_common(b, "kept_bytes", r.factors);
+  bench_common(b, "other_bytes", other);
+  const cli_value method = cli_option_text(b->options, "method");
+  bench_title(b, "bench window: method %s, store %s, %s: %lld parameters, window %lld", method.text,
+              cli_option_text(b->options, "window_store").text, k->list.name, (long long)k->count,
+              (long long)k->window);
+  bench_note(b, "bytes: %.1f MiB of the window, %.1f MiB of everything else",
+             (double)r.factors / 1048576, (double)other / 1048576);
+  return CLI_OK;
+}
+
+const bench_case bench_window = {.name = "window",
+                                 .options = "method=mfac",
+                                 .models = "272474",
+                                 .family = "window",
+                                 .expected = "mfac, efcp, ggt, sparse-ggt or lowrank-mfac",
+                                 .open = open_window,
+                                 .round = round_of,
+                                 .bounds = bounds,
+                                 .close = close_step};
