@@ -60,28 +60,33 @@ static const char *type_name(ng_option_type t) {
   return "?";
 }
 
-static void bound(double v, char *text, size_t size) {
-  text[0] = 0; /* a larger bound is no limit in practice */
-  if (fabs(v) < 1e15) (void)snprintf(text, size, "%.17g", v);
+/* A larger bound is no limit in practice. */
+static void bound(const char *before, double v) {
+  printf("%s", before);
+  if (fabs(v) < 1e15) printf("%.17g", v);
 }
 
-/* "NAME: TYPE, default VALUE, RANGE; ...", then the lines of the help, indented. */
-static void full_row(const ng_option_info *o, const char *range) {
-  printf("%s: %s, default %s%s%s%s%s%s%s%s%s\n", o->name, type_name(o->type),
-         o->standard[0] != 0 ? o->standard : "\"\"", range[0] != 0 ? ", " : "", range,
-         o->unit[0] != 0 ? ", unit " : "", o->unit, o->per_layer ? ", per layer" : "",
-         o->live ? ", live" : "", o->family[0] != 0 ? ", family " : "", o->family);
-  for (const char *line = o->help; *line != 0; line += line[0] == '\n') {
+/* "NAME TYPE, default VALUE, RANGE, ...; SUMMARY"; `full`: a colon behind the name, and all lines of the help,
+ * indented. */
+static void print_option(const ng_option_info *o, bool full) {
+  printf("%s%s %s, default %s", o->name, full ? ":" : "", type_name(o->type),
+         o->standard[0] != 0 ? o->standard : "\"\"");
+  if (o->type == NG_OPTION_CHOICE) printf(", %s", o->choices);
+  if (o->type == NG_OPTION_BOOL) printf(", 0|1");
+  if (o->type == NG_OPTION_REAL || o->type == NG_OPTION_INT) {
+    bound(o->lower_open ? ", above " : ", ", o->lower);
+    bound("..", o->upper);
+  }
+  printf("%s%s%s%s%s%s", o->unit[0] != 0 ? ", unit " : "", o->unit,
+         o->per_layer ? ", per layer" : "", o->live ? ", live" : "",
+         o->family[0] != 0 ? ", family " : "", o->family);
+  if (!full) printf("; %.*s", (int)strcspn(o->help, "\n"), o->help);
+  printf("\n");
+  for (const char *line = o->help; full && *line != 0; line += line[0] == '\n') {
     const size_t n = strcspn(line, "\n");
     printf("  %.*s\n", (int)n, line);
     line += n;
   }
-}
-
-/* Length of the first line, without its full stop. */
-static int summary(const char *help) {
-  const size_t n = strcspn(help, "\n");
-  return (int)(n > 0 && help[n - 1] == '.' ? n - 1 : n);
 }
 
 static int options(bool full) {
@@ -89,28 +94,9 @@ static int options(bool full) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info o = {.struct_size = sizeof o};
     if (ng_option_at(i, &o) != NG_OK) return cli_bad("info: option %d cannot be read", (int)i);
-    char range[256] = "";
-    if (o.type == NG_OPTION_CHOICE) {
-      (void)snprintf(range, sizeof range, "%s", o.choices);
-    } else if (o.type == NG_OPTION_REAL || o.type == NG_OPTION_INT) {
-      char lower[40], upper[40];
-      bound(o.lower, lower, sizeof lower);
-      bound(o.upper, upper, sizeof upper);
-      (void)snprintf(range, sizeof range, "%s%s..%s", o.lower_open ? "above " : "", lower, upper);
-    } else if (o.type == NG_OPTION_BOOL) {
-      (void)snprintf(range, sizeof range, "0|1");
-    }
-    if (full) {
-      if (strcmp(group, o.group) != 0) printf("[%s]\n", o.group);
-      group = o.group;
-      full_row(&o, range);
-      continue;
-    }
-    printf("%-20s %-6s %-12s %-24s %.*s%s%s%s%s%s%s\n", o.name, type_name(o.type),
-           o.standard[0] != 0 ? o.standard : "\"\"", range[0] != 0 ? range : "-", summary(o.help),
-           o.help, o.unit != NULL && o.unit[0] != 0 ? "; unit: " : "", o.unit != NULL ? o.unit : "",
-           o.per_layer ? "; per layer" : "", o.live ? "; live" : "",
-           o.family[0] != 0 ? "; family: " : "", o.family);
+    if (full && strcmp(group, o.group) != 0) printf("[%s]\n", o.group);
+    group = o.group;
+    print_option(&o, full);
   }
   return CLI_OK;
 }

@@ -50,7 +50,7 @@ static void usage(void) {
        "value);\n"
        "NG_LOG=info prints the log; `natgrad info --environment` lists all variables.\n\n"
        "If the processor has AVX-512 but OpenBLAS selects AVX2 kernels, the program starts itself\n"
-       "again with OPENBLAS_CORETYPE set.  --keep-kernel or NATGRAD_KEEP_KERNEL=1 prevents this.");
+       "again with OPENBLAS_CORETYPE set.  NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
 
 static int help(const cli_command *self, int argc, char **argv) {
@@ -75,12 +75,9 @@ static int version(void) {
 }
 
 /* The library's hint starts with an assignment: "OPENBLAS_CORETYPE=SkylakeX would ...". */
-static void prefer_wide_kernels(int argc, char **argv) {
+static void prefer_wide_kernels(char **argv) {
   const char *keep = getenv("NATGRAD_KEEP_KERNEL");
   if (keep != NULL && keep[0] != 0 && strcmp(keep, "0") != 0) return;
-  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
-    if (strcmp(argv[i], "--keep-kernel") == 0) return;
-  }
   /* The mark prevents an endless restart if BLAS ignores the variable. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
   char hint[256];
@@ -111,12 +108,6 @@ static void prepare_streams(void) {
 int main(int argc, char **argv) {
   prepare_streams();
   cli_need_address_space(1);
-  while (argc > 1 && strcmp(argv[1], "--keep-kernel") == 0) {
-    (void)setenv("NATGRAD_KEEP_KERNEL", "1", 1);
-    argv[1] = argv[0];
-    argv++;
-    argc--;
-  }
   int rc = CLI_OK;
   const char *word = argc > 1 ? argv[1] : "";
   if (argc < 2) {
@@ -126,14 +117,14 @@ int main(int argc, char **argv) {
   } else if (strcmp(word, "--version") == 0) {
     rc = version();
   } else if (word[0] == '-') {
-    static const char *const known[] = {"--help", "--version", "--keep-kernel"};
-    const char *near = cli_nearest(word, known, 3);
+    static const char *const known[] = {"--help", "--version"};
+    const char *near = cli_nearest(word, known, 2);
     rc = near != NULL ? cli_bad("unknown option %s; the nearest is %s", word, near)
                       : cli_bad("unknown option %s; `natgrad --help` lists the options", word);
   } else {
     const cli_command *command = find_command(word);
     if (command != NULL) {
-      if (command != &cli_help_command) prefer_wide_kernels(argc, argv);
+      if (command != &cli_help_command) prefer_wide_kernels(argv);
       rc = command->run(command, argc - 1, argv + 1);
     } else {
       const char *names[sizeof cli_commands / sizeof cli_commands[0]];

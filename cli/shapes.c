@@ -120,33 +120,32 @@ static int64_t positions_of(reader *in, const ngio_value *o) {
 }
 
 typedef enum layer_kind { CONV2D, LINEAR, NORM, EMBEDDING, KINDS } layer_kind;
+enum { KEYS = 11 };
 static const struct {
-  const char *name, *keys, *whose;
+  const char *name, *keys[KEYS];
 } kinds[KINDS] = {
-    {"conv2d", "|name|kind|in|out|kernel|stride|padding|image|bias|dilation|groups|",
-     "of a conv2d layer"},
-    {"linear", "|name|kind|in|out|positions|bias|split|", "of a linear layer"},
-    {"norm", "|name|kind|in|", "of a norm"},
-    {"embedding", "|name|kind|in|out|positions|", "of an embedding"},
+    {"conv2d",
+     {"name", "kind", "in", "out", "kernel", "stride", "padding", "image", "bias", "dilation",
+      "groups"}},
+    {"linear", {"name", "kind", "in", "out", "positions", "bias", "split"}},
+    {"norm", {"name", "kind", "in"}},
+    {"embedding", {"name", "kind", "in", "out", "positions"}},
 };
 
 static void check_keys(reader *in, const ngio_value *o, layer_kind kind) {
-  static const char *const known[] = {"name",   "kind",     "in",    "out",  "kernel",
-                                      "stride", "padding",  "image", "bias", "positions",
-                                      "split",  "dilation", "groups"};
-  enum { KNOWN = sizeof known / sizeof known[0] };
+  const char *const *keys = kinds[kind].keys;
+  int n = 0;
+  while (n < KEYS && keys[n] != NULL)
+    n++;
   for (const ngio_value *v = ngio_first(o); v != NULL && in->rc == CLI_OK; v = ngio_next(o, v)) {
-    char bars[32];
-    (void)snprintf(bars, sizeof bars, "|%.20s|", v->key);
-    if (strstr(kinds[kind].keys, bars) != NULL) continue;
-    bool found = false;
-    for (int i = 0; i < KNOWN; i++)
-      found = found || strcmp(v->key, known[i]) == 0;
-    const char *near = cli_nearest(v->key, known, KNOWN);
-    if (found) wrong(in, v->key, kinds[kind].whose);
-    if (!found)
-      in->rc = cli_bad("%s: layer %d: unknown key '%.40s'%s%s", in->path, in->layer, v->key,
-                       near != NULL ? "; the nearest is " : "", near != NULL ? near : "");
+    int i = 0;
+    while (i < n && strcmp(v->key, keys[i]) != 0)
+      i++;
+    const char *near = i == n ? cli_nearest(v->key, keys, n) : NULL;
+    if (i == n)
+      in->rc =
+          cli_bad("%s: layer %d: %s has no key '%.40s'%s%s", in->path, in->layer, kinds[kind].name,
+                  v->key, near != NULL ? "; the nearest is " : "", near != NULL ? near : "");
   }
 }
 
@@ -176,10 +175,10 @@ static void read_layer(reader *in, const ngio_value *o, shape *l) {
   layer_kind kind = CONV2D;
   while (kind < KINDS && (text == NULL || strcmp(text, kinds[kind].name) != 0))
     kind++;
-  check_keys(in, o, kind < KINDS ? kind : CONV2D);
   if (name == NULL || name[0] == 0 || strlen(name) >= sizeof l->name)
     wrong(in, "name", "a text of 1 to 63 letters");
   if (kind == KINDS) wrong(in, "kind", "\"conv2d\", \"linear\", \"norm\" or \"embedding\"");
+  if (kind < KINDS) check_keys(in, o, kind);
   if (bias != NULL && !ngio_is_flag(bias)) wrong(in, "bias", "true or false");
   if (in->rc != CLI_OK) return;
   (void)snprintf(l->name, sizeof l->name, "%s", name);

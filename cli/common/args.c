@@ -104,7 +104,7 @@ int cli_parse(const cli_command *command, int argc, char **argv,
     } else if (strcmp(arg, "-h") == 0 || strcmp(arg, "--help") == 0) {
       cli_help(command);
       rc = -1;
-    } else if (strcmp(arg, "--keep-kernel") != 0) { /* which main handles */
+    } else {
       rc = one_option(command, argc, argv, &i, take, user, out);
     }
   }

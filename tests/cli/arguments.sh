@@ -49,8 +49,8 @@ expect 2 '*--batch: '"'0'"' is no whole number from 1*' "$natgrad" bench kfac --
 expect 2 '*--batch: '"'8x'"' is no whole number*' "$natgrad" bench kfac --model resnet18 --batch 8x
 
 expect 0 '*version = *commit = *compiler = *blas = *kernel = *processor = *threads = *linalg ref = built in*transport threads = built in*' "$natgrad" info
-expect 0 '*damping *real *0.001*above 0..*' "$natgrad" info --options
-expect 0 '*stat_decay*0..1*' "$natgrad" info --options
+expect 0 '*damping real, default 0.1, above 0..*' "$natgrad" info --options
+expect 0 '*stat_decay real, *0..1*' "$natgrad" info --options
 expect 0 'natgrad *1503.05671*damping = *kaisa *2107.01739*stat_scale = kaisa*mpd-kfac*dp-kfac*' "$natgrad" info --methods
 expect 0 '*factor_decay *stat_decay *weight of the new*' "$natgrad" info --published dp-kfac
 expect 0 '*no published names*' "$natgrad" info --published natgrad

@@ -71,7 +71,7 @@ wrong '[{"name": "x", "kind": "linear", "in": 3}]' '*layer 0: out is not a whole
 wrong '[{"name": "x", "kind": "linear", "in": 0, "out": 1}]' '*layer 0: in is not a whole number from 1*'
 wrong '[{"name": "x", "kind": "dense", "in": 1, "out": 1}]' '*layer 0: kind is not "conv2d", "linear", "norm" or "embedding"'
 wrong '[{"kind": "linear", "in": 1, "out": 1}]' '*layer 0: name is not a text*'
-wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "baias": true}]' "*layer 0: unknown key 'baias'; the nearest is bias"
+wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "baias": true}]' "*layer 0: linear has no key 'baias'; the nearest is bias"
 wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "bias": 1}]' '*layer 0: bias is not true or false'
 wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": 3}]' '*layer 0: image is not a whole number*'
 wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": 3, "image": 2}]' '*layer 0: image is not as large as the kernel'

@@ -10,8 +10,6 @@ for flag in avx512f avx512dq avx512bw avx512cd avx512vl; do
   grep -qw "$flag" /proc/cpuinfo || wide=Haswell # then there is nothing to gain
 done
 expect 0 "*kernel = $wide*" "$fake" info
-expect 0 '*kernel = Haswell*' "$fake" info --keep-kernel
-expect 0 '*kernel = Haswell*' "$fake" --keep-kernel info
 expect 0 '*kernel = Haswell*' env NATGRAD_KEEP_KERNEL=1 "$fake" info
 expect 0 "*kernel = $wide*" env NATGRAD_KEEP_KERNEL=0 "$fake" info
 expect 0 '*kernel = Zen*' env OPENBLAS_CORETYPE=Zen "$fake" info

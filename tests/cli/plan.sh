@@ -102,7 +102,7 @@ for bad in '"split": "rows"' '"split": 1'; do
   expect 2 '*layer 0: split is not "output" or "input"*' "$natgrad" plan --model "$scratch/bad.json"
 done
 echo '[{"name": "c", "kind": "conv2d", "in": 4, "out": 3, "kernel": 1, "image": 5, "split": "output"}]' >"$scratch/bad.json"
-expect 2 '*layer 0: split is not*' "$natgrad" plan --model "$scratch/bad.json"
+expect 2 "*layer 0: conv2d has no key 'split'*" "$natgrad" plan --model "$scratch/bad.json"
 
 # An embedding of 9 tokens and 3 features: 9 numbers of A and a triangle of G; nothing where it is a tensor.
 echo '[{"name": "words", "kind": "embedding", "in": 9, "out": 3, "positions": 5}, {"name": "fc", "kind": "linear", "in": 4, "out": 3}]' >"$scratch/words.json"
@@ -145,14 +145,14 @@ while IFS=';' read -r keys told; do
   echo "[{\"name\": \"x\", \"in\": 8, $keys}]" >"$scratch/bad.json"
   expect 2 "*bad.json: layer 0: $told" "$natgrad" plan --model "$scratch/bad.json"
 done <<'BAD'
-"kind": "norm", "bias": true;bias is not of a norm
+"kind": "norm", "bias": true;norm has no key 'bias'*
 "kind": "embeddings", "out": 3;kind is not "conv2d", "linear", "norm" or "embedding"
-"kind": "embedding", "out": 3, "bias": true;bias is not of an embedding
+"kind": "embedding", "out": 3, "bias": true;embedding has no key 'bias'*
 "kind": "embedding";out is not a whole number from 1 to 1048576
-"kind": "embedding", "out": 3, "split": "output";split is not of an embedding
+"kind": "embedding", "out": 3, "split": "output";embedding has no key 'split'*
 "kind": "conv2d", "out": 12, "kernel": 3, "image": 9, "groups": 3;groups is not a divisor of in and out
 "kind": "conv2d", "out": 12, "kernel": 3, "image": 4, "dilation": 2;image is not as large as the kernel
-"kind": "linear", "out": 12, "groups": 2;groups is not of a linear layer
+"kind": "linear", "out": 12, "groups": 2;linear has no key 'groups'*
 BAD
 
 # natgrad costs at most as much as KAISA for every fraction; A and G on different ranks are solved no later; unknown names.

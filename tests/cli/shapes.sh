@@ -25,10 +25,10 @@ expect 0 '*21 layers, sum of orders 36416, parameters 11210532' "$natgrad" bench
 own() { echo "[{\"name\": \"a\", $1}]" >"$scratch/own.json"; }
 conv='"kind": "conv2d", "in": 3, "out": 5, "kernel": 3, "image": 8'
 own "$conv, \"positions\": 7"
-expect 2 '*own.json: layer 0: positions is not of a conv2d layer' "$natgrad" bench kfac --model "$scratch/own.json" --list
+expect 2 "*own.json: layer 0: conv2d has no key 'positions'*" "$natgrad" bench kfac --model "$scratch/own.json" --list
 for key in kernel stride padding image; do
   own "\"kind\": \"linear\", \"in\": 3, \"out\": 5, \"$key\": 2"
-  expect 2 "*own.json: layer 0: $key is not of a linear layer" "$natgrad" bench kfac --model "$scratch/own.json" --list
+  expect 2 "*own.json: layer 0: linear has no key '$key'*" "$natgrad" bench kfac --model "$scratch/own.json" --list
 done
 # Norms and embeddings are left out; p is of one group, positions are of a reach of 5.
 echo '[{"name": "n", "kind": "norm", "in": 4}, {"name": "e", "kind": "embedding", "in": 9, "out": 3}, {"name": "a", "kind":
