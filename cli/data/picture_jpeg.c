@@ -6,6 +6,8 @@
 #include <string.h>
 
 #ifdef NG_HAVE_JPEG
+#include "common/cli.h"
+
 #include <setjmp.h>
 
 #include <jpeglib.h>
@@ -78,13 +80,7 @@ static bool decode(reader *r, const uint8_t *bytes, size_t n) {
     (void)snprintf(r->why, PICTURE_WHY, "%d colours a pixel", j->output_components);
     return false;
   }
-  if (inks) {
-    r->line = malloc((size_t)width * 4);
-    if (r->line == NULL) {
-      (void)snprintf(r->why, PICTURE_WHY, "no memory for its pixels");
-      return false;
-    }
-  }
+  if (inks) r->line = cli_take((size_t)width, 4);
   while ((int64_t)j->output_scanline < height) {
     uint8_t *to = r->out->rgb + (int64_t)j->output_scanline * width * 3;
     JSAMPROW row = inks ? r->line : to;
@@ -96,11 +92,7 @@ static bool decode(reader *r, const uint8_t *bytes, size_t n) {
 }
 
 bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
-  reader *r = calloc(1, sizeof *r);
-  if (r == NULL) {
-    (void)snprintf(why, PICTURE_WHY, "no memory");
-    return false;
-  }
+  reader *r = cli_take(1, sizeof *r);
   r->why = why;
   r->out = out;
   r->jpeg.err = jpeg_std_error(&r->errors);

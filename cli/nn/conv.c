@@ -128,10 +128,16 @@ static void turn_round(void *arg, int32_t i) {
   }
 }
 
-static turn turn_of(const nn *n, const node *v) {
-  const int64_t in = n->nodes[v->input[0]].shape.channels, k = v->kernel * v->kernel;
-  const int64_t most = weight_count(n, v) > 65536 ? n->threads : 1;
-  return (turn){.out = v->shape.channels, .in = in, .offsets = k, .pieces = (int32_t)most};
+/* `sums`: arrays to add up in turn_back. */
+static void run_turn(nn *n, const node *v, void (*task)(void *arg, int32_t i), const float *from,
+                     float *to, int32_t sums) {
+  const int64_t count = weight_count(n, v);
+  turn t = {.from = from, .to = to, .stride = count, .sums = sums};
+  t.out = v->shape.channels;
+  t.in = nn_in(n, v, 0)->shape.channels;
+  t.offsets = v->kernel * v->kernel;
+  t.pieces = count > 65536 ? n->threads : 1;
+  nn_parallel(n, t.pieces, task, &t);
 }
 
 /* ---- a pass over all samples -------------------------------------------------------------------*/
@@ -217,10 +223,7 @@ static void forward_piece(void *arg, int32_t i) {
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
-  turn t = turn_of(n, v);
-  t.from = n->params[v->param[0]].value;
-  t.to = v->kept;
-  nn_parallel(n, t.pieces, turn_in, &t);
+  run_turn(n, v, turn_in, n->params[v->param[0]].value, v->kept, 1);
   job j = job_of(n, v, samples);
   over_samples(&j, forward_piece);
 }
@@ -279,12 +282,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   job j = job_of(n, v, samples);
   if (params) {
     over_samples(&j, weight_piece);
-    turn t = turn_of(n, v);
-    t.from = j.sums;
-    t.to = n->params[v->param[0]].grad;
-    t.sums = j.pieces;
-    t.stride = weight_count(n, v);
-    nn_parallel(n, t.pieces, turn_back, &t);
+    run_turn(n, v, turn_back, j.sums, n->params[v->param[0]].grad, j.pieces);
     if (v->param[1] >= 0) {
       nn_column_sums(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
                      n->params[v->param[1]].grad);
@@ -296,10 +294,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     return;
   }
   float *turned = j.sums + weight_count(n, v) * n->threads;
-  turn t = turn_of(n, v);
-  t.from = v->kept;
-  t.to = turned;
-  nn_parallel(n, t.pieces, turn_round, &t);
+  run_turn(n, v, turn_round, v->kept, turned, 1);
   j.turned = turned;
   j.p = grad_patches(n, v);
   j.rows = tile_rows(&j.p);

@@ -1,4 +1,5 @@
-/* init.c: initial values of parameters, a function of the network's seed and the number of the parameter. */
+/* init.c: initial values of parameters, a function of the network's seed and the number of the parameter.  nn_ready has
+ * set all memory to 0. */
 #include "node.h"
 #include "common/random.h"
 
@@ -7,24 +8,19 @@
 void nn_set_start(nn *n, nn_start start) { n->start = start; }
 
 /* Channels times kernel positions. */
-static double fan_in(const nn *n, const nn_param *p) {
-  const nn_layer *l = &n->layers[p->layer];
-  return (double)l->in * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);
+static double fan(const nn_layer *l, int64_t channels) {
+  return (double)channels * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);
 }
 
-static double fan_out(const nn *n, const nn_param *p) {
-  const nn_layer *l = &n->layers[p->layer];
-  return (double)l->out * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);
-}
-
-static void fill(float *x, int64_t count, float value) {
+static void fill_ones(float *x, int64_t count) {
   for (int64_t i = 0; i < count; i++)
-    x[i] = value;
+    x[i] = 1.0F;
 }
 
 static void weight(const nn *n, const nn_param *p, uint32_t item) {
-  const double in = fan_in(n, p), out = fan_out(n, p);
-  if (p->start == NN_HE && n->layers[p->layer].conv) {
+  const nn_layer *l = &n->layers[p->layer];
+  const double in = fan(l, l->in), out = fan(l, l->out);
+  if (p->start == NN_HE && l->conv) {
     random_normal(n->seed, RANDOM_INIT, item, sqrt(2.0 / out), p->count, p->value);
     return;
   }
@@ -33,10 +29,10 @@ static void weight(const nn *n, const nn_param *p, uint32_t item) {
 }
 
 static void bias(const nn *n, const nn_param *p, uint32_t item) {
-  const bool zero = p->start == NN_GLOROT || (p->start == NN_HE && n->layers[p->layer].conv);
-  const double bound = zero ? 0.0 : 1.0 / sqrt(fan_in(n, p));
+  const nn_layer *l = &n->layers[p->layer];
+  const double bound = 1.0 / sqrt(fan(l, l->in));
+  if (p->start == NN_GLOROT || (p->start == NN_HE && l->conv)) return; /* 0, as allocated */
   random_uniform(n->seed, RANDOM_INIT, item, -bound, bound, p->count, p->value);
-  if (zero) fill(p->value, p->count, 0.0F); /* and not -0 */
 }
 
 void nn_init(nn *n) {
@@ -50,17 +46,14 @@ void nn_init(nn *n) {
       bias(n, p, (uint32_t)i);
       break;
     case NN_GAMMA:
-      fill(p->value, p->count, 1.0F);
+      fill_ones(p->value, p->count);
       break;
-    case NN_BETA:
-      fill(p->value, p->count, 0.0F);
+    case NN_BETA: /* 0 */
       break;
     }
   }
-  for (int i = 0; i < n->n_nodes; i++) { /* a norm's two buffers: mean, variance */
+  for (int i = 0; i < n->n_nodes; i++) { /* a norm's two buffers: mean 0, variance */
     const int b = n->nodes[i].buffer;
-    if (b < 0) continue;
-    fill(n->buffers[b].value, n->buffers[b].count, 0.0F);
-    fill(n->buffers[b + 1].value, n->buffers[b + 1].count, 1.0F);
+    if (b >= 0) fill_ones(n->buffers[b + 1].value, n->buffers[b + 1].count);
   }
 }

@@ -98,47 +98,38 @@ static void sums_piece(void *arg, int32_t i) {
   }
 }
 
-NG_CLONES static void scale_rows(const float *x, const float *a, const float *b, int64_t rows,
-                                 int64_t w, float *y) {
-  for (int64_t r = 0; r < rows; r++, x += w, y += w) {
+NG_CLONES static void scale_rows(const pass *p, int64_t from, int64_t to) {
+  const int64_t w = p->width;
+  const float *x = p->x + from * w, *a = p->a, *b = p->b;
+  float *y = p->to + from * w;
+  for (int64_t r = from; r < to; r++, x += w, y += w) {
     for (int64_t k = 0; k < w; k++)
       y[k] = x[k] * a[k] + b[k];
   }
 }
 
 /* dx = c (dy - a (x - mean) - b) */
-NG_CLONES static void back_rows(const float *x, const float *dy, const float *mean, const float *a,
-                                const float *b, const float *c, int64_t rows, int64_t w,
-                                float *dx) {
-  for (int64_t r = 0; r < rows; r++, x += w, dy += w, dx += w) {
-    for (int64_t k = 0; k < w; k++)
-      dx[k] = c[k] * (dy[k] - a[k] * (x[k] - mean[k]) - b[k]);
-  }
-}
-
-NG_CLONES static void back_rows_add(const float *x, const float *dy, const float *mean,
-                                    const float *a, const float *b, const float *c, int64_t rows,
-                                    int64_t w, float *dx) {
-  for (int64_t r = 0; r < rows; r++, x += w, dy += w, dx += w) {
-    for (int64_t k = 0; k < w; k++)
-      dx[k] += c[k] * (dy[k] - a[k] * (x[k] - mean[k]) - b[k]);
-  }
-}
-
-static void scale_piece(void *arg, int32_t i) {
-  const pass *p = arg;
-  int64_t from, to;
-  nn_range(p->rows, p->pieces, i, 1, &from, &to);
-  scale_rows(p->x + from * p->width, p->a, p->b, to - from, p->width, p->to + from * p->width);
-}
-
-static void back_piece(void *arg, int32_t i) {
-  const pass *p = arg;
+NG_CLONES static void back_rows(const pass *p, int64_t from, int64_t to) {
   const int64_t w = p->width;
+  const float *x = p->x + from * w, *dy = p->dy + from * w;
+  const float *mean = p->shift, *a = p->a, *b = p->b, *c = p->c;
+  float *dx = p->to + from * w;
+  for (int64_t r = from; r < to; r++, x += w, dy += w, dx += w) {
+    if (p->adds) {
+      for (int64_t k = 0; k < w; k++)
+        dx[k] += c[k] * (dy[k] - a[k] * (x[k] - mean[k]) - b[k]);
+    } else {
+      for (int64_t k = 0; k < w; k++)
+        dx[k] = c[k] * (dy[k] - a[k] * (x[k] - mean[k]) - b[k]);
+    }
+  }
+}
+
+static void rows_piece(void *arg, int32_t i) {
+  const pass *p = arg;
   int64_t from, to;
   nn_range(p->rows, p->pieces, i, 1, &from, &to);
-  (p->adds ? back_rows_add : back_rows)(p->x + from * w, p->dy + from * w, p->shift, p->a, p->b,
-                                        p->c, to - from, w, p->to + from * w);
+  (p->dy == NULL ? scale_rows : back_rows)(p, from, to);
 }
 
 static pass pass_of(nn *n, const node *v, int64_t samples) {
@@ -212,7 +203,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   p.a = s.a;
   p.b = s.b;
   p.to = v->out;
-  nn_parallel(n, p.pieces, scale_piece, &p);
+  nn_parallel(n, p.pieces, rows_piece, &p);
 }
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
@@ -249,7 +240,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   p.c = factor;
   p.to = x->grad;
   p.adds = v->adds[0];
-  nn_parallel(n, p.pieces, back_piece, &p);
+  nn_parallel(n, p.pieces, rows_piece, &p);
 }
 
 static const nn_op op = {.name = "norm",
