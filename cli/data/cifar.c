@@ -67,7 +67,8 @@ static int read_split(char *const *paths, int n, int classes, data_set *d, data_
   return rc;
 }
 
-int data_read_cifar(const char *folder, int classes, data_set *d) {
+int data_read_cifar(const char *folder, data_set *d) {
+  const int classes = strcmp(d->name, "cifar100") == 0 ? 100 : 10;
   char *path[5] = {NULL};
   int n = 0;
   d->height = d->width = SIDE;

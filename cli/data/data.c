@@ -34,6 +34,7 @@ void *data_alloc(data_set *d, int64_t count, int64_t size) {
 }
 
 void data_close(data_set *d) {
+  data_close_images(d);
   for (piece *p = d->own; p != NULL;) {
     piece *next = p->next;
     free(p);
@@ -140,19 +141,25 @@ static int labels_in_range(const data_set *d, const data_split *s, const char *w
 }
 
 int data_open(const char *spec, data_set *out) {
-  static const char *const known[] = {"digits", "mnist",     "cifar10", "cifar100",
-                                      "npy",    "synthetic", "images"};
+  static const struct {
+    const char *name, *needs; /* after the colon; "": none, NULL: none or more */
+    int (*read)(const char *text, data_set *d);
+  } known[] = {{"digits", "", data_read_digits},          {"mnist", "a folder", data_read_idx},
+               {"cifar10", "a folder", data_read_cifar},  {"cifar100", "a folder", data_read_cifar},
+               {"npy", "FEATURES,LABELS", data_read_npy}, {"synthetic", NULL, data_make_synthetic},
+               {"images", NULL, data_read_images}};
   enum { KNOWN = sizeof known / sizeof known[0] };
-  memset(out, 0, sizeof *out);
-  const char *colon = strchr(spec, ':');
+  const char *names[KNOWN], *colon = strchr(spec, ':'), *rest = colon != NULL ? colon + 1 : "";
   const size_t n = colon != NULL ? (size_t)(colon - spec) : strlen(spec);
+  int which = KNOWN;
+  memset(out, 0, sizeof *out);
   (void)snprintf(out->name, sizeof out->name, "%.*s", n < 60 ? (int)n : 60, spec);
-  const char *rest = colon != NULL ? colon + 1 : "";
-  int which = 0;
-  while (which < KNOWN && strcmp(out->name, known[which]) != 0)
-    which++;
+  for (int i = 0; i < KNOWN; i++) {
+    names[i] = known[i].name;
+    if (strcmp(out->name, names[i]) == 0) which = i;
+  }
   if (which == KNOWN) {
-    const char *near = cli_nearest(out->name, known, KNOWN);
+    const char *near = cli_nearest(out->name, names, KNOWN);
     if (near != NULL) {
       return cli_bad("--data: unknown data set '%s'; the nearest is '%s'", out->name, near);
     }
@@ -160,29 +167,17 @@ int data_open(const char *spec, data_set *out) {
                    "cifar100:DIR, npy:FEATURES,LABELS, synthetic:... or images:...",
                    out->name);
   }
-  if (which == 0 && colon != NULL) return cli_bad("--data: digits: expected no text after it");
-  if (which > 0 && which < 5 && rest[0] == 0) {
-    return cli_bad("--data: %s needs %s after a colon", out->name,
-                   which < 4 ? "a folder" : "FEATURES,LABELS");
-  }
-  int rc = which == 0   ? data_read_digits(out)
-           : which == 1 ? data_read_idx(rest, out)
-           : which == 2 ? data_read_cifar(rest, 10, out)
-           : which == 3 ? data_read_cifar(rest, 100, out)
-           : which == 4 ? data_read_npy(rest, out)
-           : which == 6 ? data_read_images(rest, out)
-                        : data_make_synthetic(rest, out);
+  const char *needs = known[which].needs;
+  if (needs != NULL && needs[0] == 0 && colon != NULL)
+    return cli_bad("--data: %s: expected no text after it", out->name);
+  if (needs != NULL && needs[0] != 0 && rest[0] == 0)
+    return cli_bad("--data: %s needs %s after a colon", out->name, needs);
+  int rc = known[which].read(rest, out);
   if (rc == CLI_OK) rc = labels_in_range(out, &out->train, "training");
   if (rc == CLI_OK) rc = labels_in_range(out, &out->test, "test");
   if (rc == CLI_OK && out->images == NULL) statistics(out);
   if (rc != CLI_OK) data_close(out);
   return rc;
-}
-
-void data_print_notes(const data_set *d) {
-  for (int i = 0; i < 2; i++) {
-    if (d->note[i] != NULL) cli_note("%s", d->note[i]);
-  }
 }
 
 /* ---- checksum ------------------------------------------------------------------------------------*/

@@ -35,7 +35,6 @@ typedef struct data_set {
   data_split train, test;
   data_split validation;    /* empty until data_hold_out */
   struct image_set *images; /* of files, else NULL */
-  char *note[2];            /* notes on the splits for the user, or NULL */
   void *own;                /* memory of data_alloc */
 } data_set;
 

@@ -47,7 +47,8 @@ static int parse(const char *path, const unsigned char *bytes, int64_t count, ui
   return CLI_OK;
 }
 
-int data_read_digits(data_set *d) {
+int data_read_digits(const char *text, data_set *d) {
+  (void)text;
   char *path = find();
   unsigned char *bytes = NULL;
   int64_t count = 0;

@@ -189,38 +189,32 @@ static char *inside(const char *folder, const char *name) {
   return NULL;
 }
 
-/* Make a split of the found files, in memory of the set. */
+/* Make a split of the found files, which the set keeps. */
 static void keep(data_set *d, const found *f, data_split *to) {
-  if (f->n == 0) return;
   image_list *list = data_alloc(d, 1, (int64_t)sizeof *list);
-  int64_t bytes = 0;
-  for (int32_t i = 0; i < f->n; i++)
-    bytes += (int64_t)strlen(f->path[i]) + 1;
-  char *text = data_alloc(d, bytes, 1);
-  char **path = data_alloc(d, f->n, (int64_t)sizeof *path);
-  int32_t *label = data_alloc(d, f->n, (int64_t)sizeof *label);
-  for (int32_t i = 0; i < f->n; i++) {
-    const size_t n = strlen(f->path[i]) + 1;
-    memcpy(text, f->path[i], n);
-    path[i] = text;
-    text += n;
-    label[i] = f->label[i];
-    if (label[i] >= d->classes) d->classes = label[i] + 1;
-  }
-  *list = (image_list){path, d->images->total};
-  *to = (data_split){.n = f->n, .images = list, .labels = label};
+  *list = (image_list){f->path, d->images->total};
+  *to = (data_split){.n = f->n, .images = list, .labels = f->label};
   d->images->total += f->n;
-  if (f->other == 0) return;
-  static const char form[] =
-      "--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is %s";
-  const char *are = f->other == 1 ? " is" : "s are";
-  const int n = snprintf(NULL, 0, form, f->other, are, f->first_other);
-  char **note = d->note[0] == NULL ? &d->note[0] : &d->note[1];
-  *note = data_alloc(d, (int64_t)n + 1, 1);
-  (void)snprintf(*note, (size_t)n + 1, form, f->other, are, f->first_other);
+  for (int32_t i = 0; i < f->n; i++) {
+    if (f->label[i] >= d->classes) d->classes = f->label[i] + 1;
+  }
 }
 
-static int find_lists(const wish *w, found splits[2]) {
+void data_print_notes(const data_set *d) {
+  for (int i = 0; i < 2 && d->images != NULL; i++) {
+    const found *f = &d->images->found[i];
+    if (f->other > 0)
+      cli_note("--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is %s",
+               f->other, f->other == 1 ? " is" : "s are", f->first_other);
+  }
+}
+
+void data_close_images(data_set *d) {
+  for (int i = 0; i < 2 && d->images != NULL; i++)
+    found_free(&d->images->found[i]);
+}
+
+static int find_lists(const wish *w, found *splits) {
   const char *const lists[2] = {w->path, w->test};
   int rc = CLI_OK;
   for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
@@ -232,7 +226,7 @@ static int find_lists(const wish *w, found splits[2]) {
   return rc;
 }
 
-static int find_folders(const wish *w, found splits[2]) {
+static int find_folders(const wish *w, found *splits) {
   if (w->root != NULL) return cli_bad("--data: images: root is for lists, %s is a folder", w->path);
   char *train = inside(w->path, "train"), *test = w->test != NULL ? cli_copy(w->test) : NULL;
   char *val = train != NULL && test == NULL ? inside(w->path, "val") : NULL;
@@ -252,9 +246,9 @@ static int find_folders(const wish *w, found splits[2]) {
 }
 
 /* A resumed run must have the same files and the same normalisation. */
-static uint32_t checksum(const data_set *d, const found splits[2]) {
+static uint32_t checksum(const data_set *d) {
   const image_set *s = d->images;
-  const int64_t numbers[4] = {s->side, s->resize, splits[0].crc, splits[1].crc};
+  const int64_t numbers[4] = {s->side, s->resize, s->found[0].crc, s->found[1].crc};
   uLong crc = crc32_z(0, (const unsigned char *)numbers, sizeof numbers);
   crc = crc32_z(crc, (const unsigned char *)d->mean, 3 * sizeof *d->mean);
   crc = crc32_z(crc, (const unsigned char *)d->deviation, 3 * sizeof *d->deviation);
@@ -266,11 +260,11 @@ static uint32_t checksum(const data_set *d, const found splits[2]) {
 }
 
 static int open_set(data_set *d, const wish *w) {
-  found splits[2] = {{0}};
   struct stat about;
   d->images = data_alloc(d, 1, (int64_t)sizeof *d->images);
   *d->images = (image_set){
       .side = w->side, .resize = w->resize, .threads = (int)w->threads, .queue = (int)w->queue};
+  found *splits = d->images->found = data_alloc(d, 2, (int64_t)sizeof *splits);
   d->height = d->width = w->side;
   d->channels = 3;
   d->byte_scale = 1.0 / 255.0;
@@ -286,11 +280,9 @@ static int open_set(data_set *d, const wish *w) {
   if (rc == CLI_OK) {
     keep(d, &splits[0], &d->train);
     keep(d, &splits[1], &d->test);
-    d->images->crc = checksum(d, splits);
+    d->images->crc = checksum(d);
     d->images->told = data_alloc(d, d->images->total, (int64_t)sizeof *d->images->told);
   }
-  found_free(&splits[0]);
-  found_free(&splits[1]);
   return rc;
 }
 

@@ -33,6 +33,7 @@ typedef struct image_set {
   int64_t side, resize; /* resize 0: none */
   int threads, queue;
   float *mean_image;     /* [side, side, 3] in place of the channels' means, or NULL */
+  struct found *found;   /* [2]: the files of both splits */
   uint32_t crc;          /* of names, sizes and labels of all files, and of the settings */
   int32_t total;         /* files */
   atomic_uchar *told;    /* [total] the file is unreadable and was reported */

@@ -7,11 +7,12 @@
 
 #include <stddef.h>
 
-int data_read_digits(data_set *d);
+int data_read_digits(const char *text, data_set *d); /* text: "" */
 int data_read_idx(const char *folder, data_set *d);
-int data_read_cifar(const char *folder, int classes, data_set *d);
+int data_read_cifar(const char *folder, data_set *d); /* named cifar10 or cifar100 */
 int data_read_npy(const char *names, data_set *d);
 int data_read_images(const char *settings, data_set *d);
+void data_close_images(data_set *d); /* any data set */
 int data_make_synthetic(const char *settings, data_set *d);
 
 /* Zeroed memory that data_close frees.  Without memory the program ends with one line. */

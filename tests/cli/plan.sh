@@ -18,12 +18,10 @@ for row in "kaisa, comm-opt" "kaisa, mem-opt"; do
 done
 between "kaisa, mem-opt: gradients" "$(of "$scratch/r50" "kaisa, mem-opt" deliver_bytes)" $((4 * 25503912)) \
   $((4 * 25503912 + 64 * 54))
-# eigenvectors, eigenvalues and what is divided by: p^2 + q^2 + p q and p + q of each layer
-between "kaisa, comm-opt: results" "$(of "$scratch/r50" "kaisa, comm-opt" share_bytes)" \
-  $((4 * (153851562 + 25503912 + 82492))) \
-  $((4 * (153851562 + 25503912 + 82492) + 64 * 600))
-between "mpd-kfac: results" "$(of "$scratch/r50" mpd-kfac share_bytes)" $((4 * (153851562 + 82492))) \
-  $((4 * (153851562 + 82492) + 64 * 600))
+# eigenvectors and eigenvalues: p^2 + q^2 and p + q of each layer
+for row in "kaisa, comm-opt" mpd-kfac; do
+  between "$row: results" "$(of "$scratch/r50" "$row" share_bytes)" $((4 * (153851562 + 82492))) $((4 * (153851562 + 82492) + 64 * 600))
+done
 for none in "kaisa, comm-opt;deliver_bytes" "kaisa, mem-opt;share_bytes" "dp-kfac;sums_bytes" \
   "spngd, weights by owners;deliver_bytes"; do
   between "$none" "$(of "$scratch/r50" "${none%;*}" "${none#*;}")" 0 0
