@@ -106,14 +106,6 @@ edited 's/^  0.06,$/  -0.06,/'; expect 2 '*case.json: lr_steps has neither * for
 edited 's/^  0.06,$/  1e-31,/'; expect 2 '*case.json: lr_steps has neither * for step 1' replayed
 edited 's/"momentum": 0.9/"momentum": "much"/'; expect 2 '*case.json: config: momentum *' replayed
 cp "$folder/case.json" "$scratch/f2/"
-edited 's/"kind": "linear",/&"groups": 2,/'; expect 2 "*case.json: layer fc1: 'groups' is not supported*" replayed
-edited 's/"kind": "conv2d",/&"dilation": [1, 2],/'; expect 2 "*case.json: layer conv1: 'dilation' is not supported*" replayed
-edited 's/"kind": "conv2d",/&"dilation": [1, 1], "groups": 1,/'; expect 0 '*: ok' replayed
-sed -z 's/"padding": \[\n *1,/"padding": [0,/' "$folder/case.json" >"$scratch/f2/case.json"
-expect 2 '*case.json: layer conv1: padding differs in both directions; chainerkfac*' replayed
-edited 's/"acc_iters": 1/"acc_iters": 2/'; expect 2 '*case.json: config: acc_iters is 2, and there are 1 micro_batches' replayed
-edited 's/"acc_iters"/"diagonalize": true, &/'; expect 2 '*case.json: config: diagonalize is no list of layers' replayed
-edited 's/"acc_iters"/"diagonalize": ["conv9"], &/'; expect 2 "*case.json: config: diagonalize: there is no layer 'conv9'" replayed
 edited '/"momentum": 0.9/d'; expect 0 '*: ok' replayed # the published default
 cp "$folder/case.json" "$scratch/f2/"
 cp "$folder/s2.fc1.weight.v.npy" "$scratch/f2/s3.fc1.weight.v.npy"
