@@ -29,7 +29,6 @@ static int machine(void) {
   printf("processor = %s\nthreads = %d\n", processor, cli_cores());
   ng_component c = {.struct_size = sizeof c};
   for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++) {
-    if (ng_component_info(i, &c) != NG_OK) continue;
     printf("%s %s = %s%s%s\n", c.kind, c.name, c.built_in ? "built in" : "absent",
            c.absent[0] != 0 ? ": " : "", c.absent);
   }

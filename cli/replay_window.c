@@ -57,21 +57,14 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
 /* The library draws its own start, which is part of its state.  So: save the state into memory, write the recorded
  * matrices over the drawn ones, update the checksums, load the state. */
 typedef struct bytes {
+  FILE *to; /* appends to data */
   char *data;
-  size_t n, room, read;
+  size_t n, read;
 } bytes;
 
 static int32_t take(void *user, const void *data, int64_t n) {
   bytes *b = user;
-  if (b->n + (size_t)n > b->room) {
-    const size_t room = 2 * (b->n + (size_t)n);
-    b->data = realloc(b->data, room);
-    if (b->data == NULL) return 1;
-    b->room = room;
-  }
-  memcpy(b->data + b->n, data, (size_t)n);
-  b->n += (size_t)n;
-  return 0;
+  return fwrite(data, 1, (size_t)n, b->to) != (size_t)n;
 }
 
 static int64_t give(void *user, void *data, int64_t n) {
@@ -141,8 +134,11 @@ static bool change(const recording *r, bytes *b) {
 }
 
 ng_status replay_set_start(const recording *r, ng_precond *p) {
-  bytes b = {0};
+  bytes b = {NULL, NULL, 0, 0};
+  b.to = open_memstream(&b.data, &b.n);
+  if (b.to == NULL) return NG_ERR_NOMEM;
   ng_status st = ng_save_to(p, take, &b);
+  if (fclose(b.to) != 0 && st >= 0) st = NG_ERR_NOMEM;
   if (st >= 0) st = change(r, &b) ? ng_load_from(p, give, &b) : NG_ERR_FILE;
   free(b.data);
   return st;

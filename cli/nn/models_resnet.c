@@ -10,14 +10,23 @@
 
 enum { PREFIX = 32 };
 
-/* A convolution without bias, and a norm. */
-static int conv_norm(nn *n, const char *prefix, const char *conv, const char *norm, int x,
-                     int64_t out, int64_t kernel, int64_t stride) {
+/* A convolution without bias. */
+static int conv(nn *n, const char *prefix, const char *part, int x, int64_t out, int64_t kernel,
+                int64_t stride) {
   char name[NN_NAME];
-  (void)snprintf(name, sizeof name, "%s%s", prefix, conv);
-  x = nn_conv(n, name, x, out, kernel, stride, kernel / 2, false);
-  (void)snprintf(name, sizeof name, "%s%s", prefix, norm);
+  (void)snprintf(name, sizeof name, "%s%s", prefix, part);
+  return nn_conv(n, name, x, out, kernel, stride, kernel / 2, false);
+}
+
+static int norm(nn *n, const char *prefix, const char *part, int x) {
+  char name[NN_NAME];
+  (void)snprintf(name, sizeof name, "%s%s", prefix, part);
   return nn_norm(n, name, x);
+}
+
+static int conv_norm(nn *n, const char *prefix, const char *first, const char *second, int x,
+                     int64_t out, int64_t kernel, int64_t stride) {
+  return norm(n, prefix, second, conv(n, prefix, first, x, out, kernel, stride));
 }
 
 static bool changes(const nn *n, int x, int64_t out, int64_t stride) {
@@ -99,19 +108,13 @@ void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2
  * the published code.  Dropout between the two convolutions. */
 static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int64_t out,
                       int64_t stride) {
-  char name[NN_NAME];
-  (void)snprintf(name, sizeof name, "%sbn1", prefix);
-  const int active = nn_relu(n, nn_norm(n, name, x));
-  (void)snprintf(name, sizeof name, "%sconv1", prefix);
-  int y = nn_conv(n, name, active, out, 3, stride, 1, false);
-  (void)snprintf(name, sizeof name, "%sbn2", prefix);
-  y = nn_relu(n, nn_norm(n, name, y));
+  const int active = nn_relu(n, norm(n, prefix, "bn1", x));
+  int y = conv(n, prefix, "conv1", active, out, 3, stride);
+  y = nn_relu(n, norm(n, prefix, "bn2", y));
   if (t->dropout > 0.0) y = nn_dropout(n, y, t->dropout);
-  (void)snprintf(name, sizeof name, "%sconv2", prefix);
-  y = nn_conv(n, name, y, out, 3, 1, 1, false);
+  y = conv(n, prefix, "conv2", y, out, 3, 1);
   if (!changes(n, x, out, stride)) return nn_add(n, y, x);
-  (void)snprintf(name, sizeof name, "%sshortcut", prefix);
-  return nn_add(n, y, nn_conv(n, name, active, out, 1, stride, 0, false));
+  return nn_add(n, y, conv(n, prefix, "shortcut", active, out, 1, stride));
 }
 
 void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]) {
