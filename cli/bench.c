@@ -297,26 +297,18 @@ static int run_model(bench *b, const bench_case *c) {
 
 static int run_case(const bench *asked, const bench_case *c) {
   bench b = *asked;
-  char models[256] = "", *rest = NULL;
-  if (b.model == NULL && c->models == NULL) {
-    return cli_bad(
-        "bench %s: --model is missing: resnet18 or another network, or (not train) a .json file",
-        c->name);
-  }
   if (c->options == NULL && b.args->n_settings > 0) {
     return cli_bad("bench %s: --%s: this case takes no option of the library", c->name,
                    b.args->settings[0].name);
   }
+  const char *const one[] = {b.model, NULL}, *const *model = b.model != NULL ? one : c->models;
   int rc = CLI_OK;
   if (c->options != NULL) rc = make_options(&b, c);
   if (c->options != NULL && rc == CLI_OK) rc = check_options(&b, c);
-  if (b.model == NULL) (void)snprintf(models, sizeof models, "%s", c->models);
-  const char *model = b.model != NULL ? b.model : strtok_r(models, " ", &rest);
-  while (model != NULL && rc == CLI_OK) {
-    bench one = b;
-    one.model = model;
-    rc = b.list && c->list != NULL ? c->list(&one) : run_model(&one, c);
-    model = b.model != NULL ? NULL : strtok_r(NULL, " ", &rest);
+  for (; *model != NULL && rc == CLI_OK; model++) {
+    bench run = b;
+    run.model = *model;
+    rc = b.list && c->list != NULL ? c->list(&run) : run_model(&run, c);
   }
   ng_options_destroy(&b.options);
   return rc;
@@ -370,7 +362,7 @@ static int run(const cli_command *self, int argc, char **argv) {
 
 static const cli_option own[] = {
     {"model", "MODEL",
-     "a network (`natgrad train --models`), or a .json list of layers (not train)"},
+     "a network (`natgrad train --models`; resnet18), or a .json list of layers (not train)"},
     {"batch", "N", "samples (32)"},
     {"repeat", "R", "rounds measured after a warm-up (5)"},
     {"linalg", "NAME", "linear algebra: cpu, ref"},
@@ -381,8 +373,7 @@ static const cli_option own[] = {
 
 const cli_command cli_bench = {
     .name = "bench",
-    .usage = "kfac --model MODEL [OPTIONS] | train --model MODEL [OPTIONS] | fused-eva [OPTIONS] | "
-             "state [OPTIONS] | window [OPTIONS]",
+    .usage = "kfac|train|fused-eva|state|window [OPTIONS]",
     .summary = "time K-FAC by layer, a network, Eva steps, saving and loading, or a window",
     .text =
         "Each row has the median, the distance between the quartiles, the least time, a lower\n"

@@ -43,8 +43,8 @@ typedef struct bench {
 
 typedef struct bench_case {
   const char *name;
-  const char *options; /* the case's values of library options; NULL: the case takes none */
-  const char *models;  /* without --model, separated by blanks; NULL: --model is required */
+  const char *options;   /* the case's values of library options; NULL: the case takes none */
+  const char *models[4]; /* without --model; NULL at the end */
   const char *family, *expected; /* of methods, and their names; NULL: any */
   int (*list)(const bench *b);   /* --list; NULL: no such option */
   int (*open)(bench *b);         /* make the work, add rows, bench_title */

@@ -260,6 +260,7 @@ static int print_list(const bench *b) {
 }
 
 const bench_case bench_kfac = {.name = "kfac",
+                               .models = {"resnet18"},
                                .options = "stat_period=1",
                                .list = print_list,
                                .open = open_kfac,

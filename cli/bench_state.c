@@ -137,7 +137,7 @@ static void close_state(bench *b) {
 
 const bench_case bench_state = {.name = "state",
                                 .options = "",
-                                .models = "2560000",
+                                .models = {"2560000"},
                                 .open = open_state,
                                 .round = round_of,
                                 .bounds = bounds,

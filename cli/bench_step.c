@@ -142,7 +142,7 @@ static int open_eva(bench *b) {
 
 const bench_case bench_eva = {.name = "fused-eva",
                               .options = "method=eva",
-                              .models = "resnet18 1e7 1e8",
+                              .models = {"resnet18", "1e7", "1e8"},
                               .family = "rankone",
                               .expected = "eva or eva-natgrad",
                               .open = open_eva,
@@ -177,7 +177,7 @@ static int open_window(bench *b) {
 
 const bench_case bench_window = {.name = "window",
                                  .options = "method=mfac",
-                                 .models = "272474",
+                                 .models = {"272474"},
                                  .family = "window",
                                  .expected = "mfac, efcp, ggt, sparse-ggt or lowrank-mfac",
                                  .open = open_window,

@@ -208,6 +208,7 @@ static void close_train(bench *b) {
 }
 
 const bench_case bench_train = {.name = "train",
+                                .models = {"resnet18"},
                                 .open = open_train,
                                 .round = round_of,
                                 .bounds = bounds,
