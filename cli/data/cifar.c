@@ -11,65 +11,55 @@
 
 enum { SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = 3 * PIXELS };
 
-typedef struct rows {
-  unsigned char *bytes;
-  int64_t count;
-} rows;
+enum { FILES = 5 };
 
-static int read_file(const char *path, int64_t row, rows *out) {
-  int64_t bytes = 0;
-  if (data_read_plain(path, (int64_t)1 << 34, &out->bytes, &bytes) != CLI_OK) return CLI_BAD;
-  out->count = bytes / row;
-  if (out->count > 0 && bytes % row == 0) return CLI_OK;
-  free(out->bytes);
-  out->bytes = NULL;
-  return cli_bad("--data: %s: %lld bytes are no whole number of rows of %lld (at least one)", path,
-                 (long long)bytes, (long long)row);
-}
-
-static int unpack(const char *path, const rows *from, int labels, int classes, uint8_t *x,
-                  int32_t *y) {
-  for (int64_t i = 0; i < from->count; i++) {
-    const unsigned char *row = from->bytes + i * (labels + IMAGE);
-    y[i] = row[labels - 1];
-    if (y[i] >= classes) {
-      return cli_bad("--data: %s: row %lld has the label %d, expected 0 to %d", path, (long long)i,
-                     y[i], classes - 1);
-    }
-    for (int p = 0; p < PIXELS; p++) {
-      for (int c = 0; c < 3; c++)
-        x[i * IMAGE + 3 * p + c] = row[labels + c * PIXELS + p];
-    }
+/* One row of a file: its last label, and its planes as pixels. */
+static int read_row(data_stream *file, const char *path, int64_t row, const data_set *d, uint8_t *x,
+                    int32_t *y) {
+  const int labels = d->classes == 100 ? 2 : 1;
+  unsigned char bytes[2 + IMAGE];
+  if (data_stream_read(file, bytes, labels + IMAGE) != CLI_OK) return CLI_BAD;
+  *y = bytes[labels - 1];
+  if (*y >= d->classes) {
+    return cli_bad("--data: %s: row %lld has the label %d, expected 0 to %d", path, (long long)row,
+                   *y, d->classes - 1);
+  }
+  for (int p = 0; p < PIXELS; p++) {
+    for (int c = 0; c < 3; c++)
+      x[3 * p + c] = bytes[labels + c * PIXELS + p];
   }
   return CLI_OK;
 }
 
 /* Read all files into one split. */
-static int read_split(char *const *paths, int n, int classes, data_set *d, data_split *s) {
-  const int labels = classes == 100 ? 2 : 1;
-  rows file[5] = {{NULL, 0}};
-  int64_t total = 0;
+static int read_split(char *const *paths, int n, data_set *d, data_split *s) {
+  const int64_t width = (d->classes == 100 ? 2 : 1) + IMAGE;
+  data_stream *file[FILES] = {NULL};
+  int64_t rows[FILES] = {0}, total = 0;
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
-    rc = read_file(paths[i], labels + IMAGE, &file[i]);
-    total += file[i].count;
+    rc = data_stream_open_plain(paths[i], &file[i]);
+    const int64_t bytes = rc == CLI_OK ? data_stream_most(file[i]) : 0;
+    rows[i] = bytes / width;
+    total += rows[i];
+    if (rc == CLI_OK && (bytes == 0 || bytes % width != 0))
+      rc = cli_bad("--data: %s: %lld bytes are no whole number of rows of %lld (at least one)",
+                   paths[i], (long long)bytes, (long long)width);
   }
   uint8_t *x = rc == CLI_OK ? data_alloc(d, total, IMAGE) : NULL;
   int32_t *y = rc == CLI_OK ? data_alloc(d, total, (int64_t)sizeof *y) : NULL;
-  int64_t at = 0;
-  for (int i = 0; i < n && rc == CLI_OK; i++) {
-    rc = unpack(paths[i], &file[i], labels, classes, x + at * IMAGE, y + at);
-    at += file[i].count;
-  }
   *s = (data_split){.n = (int32_t)total, .bytes = x, .labels = y};
-  for (int i = 0; i < n; i++)
-    free(file[i].bytes);
+  for (int i = 0; i < n; i++) {
+    for (int64_t r = 0; r < rows[i] && rc == CLI_OK; r++, x += IMAGE, y++)
+      rc = read_row(file[i], paths[i], r, d, x, y);
+    data_stream_close(&file[i]);
+  }
   return rc;
 }
 
 int data_read_cifar(const char *folder, data_set *d) {
   const int classes = strcmp(d->name, "cifar100") == 0 ? 100 : 10;
-  char *path[5] = {NULL};
+  char *path[FILES] = {NULL};
   int n = 0;
   d->height = d->width = SIDE;
   d->channels = 3;
@@ -87,13 +77,13 @@ int data_read_cifar(const char *folder, data_set *d) {
       path[n] = NULL;
     }
   }
-  int rc = n > 0 ? read_split(path, n, classes, d, &d->train)
+  int rc = n > 0 ? read_split(path, n, d, &d->train)
                  : cli_bad("--data: %s: no file data_batch_1.bin to data_batch_5.bin", folder);
   for (int i = 0; i < n; i++)
     free(path[i]);
   if (rc != CLI_OK) return rc;
   char *test = cli_join(folder, classes == 10 ? "test_batch.bin" : "test.bin");
-  rc = read_split(&test, 1, classes, d, &d->test);
+  rc = read_split(&test, 1, d, &d->test);
   free(test);
   return rc;
 }

@@ -49,13 +49,19 @@ static int parse(const char *path, const unsigned char *bytes, int64_t count, ui
 
 int data_read_digits(const char *text, data_set *d) {
   (void)text;
+  enum { MOST = 1 << 20 };
   char *path = find();
-  unsigned char *bytes = NULL;
-  int64_t count = 0;
-  int rc = data_read_plain(path, 1 << 20, &bytes, &count);
-  uint8_t *x = rc == CLI_OK ? data_alloc(d, ROWS, PIXELS) : NULL;
-  int32_t *y = rc == CLI_OK ? data_alloc(d, ROWS, (int64_t)sizeof *y) : NULL;
+  data_stream *file = NULL;
+  int rc = data_stream_open_plain(path, &file);
+  const int64_t count = rc == CLI_OK ? data_stream_most(file) : 0;
+  if (count > MOST)
+    rc = cli_bad("--data: %s: %lld bytes, more than the %d expected", path, (long long)count, MOST);
+  unsigned char *bytes = cli_take(rc == CLI_OK ? (size_t)count : 1, 1);
+  uint8_t *x = data_alloc(d, ROWS, PIXELS);
+  int32_t *y = data_alloc(d, ROWS, (int64_t)sizeof *y);
+  if (rc == CLI_OK) rc = data_stream_read(file, bytes, count);
   if (rc == CLI_OK) rc = parse(path, bytes, count, x, y);
+  data_stream_close(&file);
   free(bytes);
   free(path);
   d->height = d->width = SIDE;
@@ -63,8 +69,6 @@ int data_read_digits(const char *text, data_set *d) {
   d->classes = 10;
   d->byte_scale = 1.0 / 16.0;
   d->train = (data_split){.n = TRAIN, .bytes = x, .labels = y};
-  if (rc == CLI_OK) {
-    d->test = (data_split){.n = ROWS - TRAIN, .bytes = x + TRAIN * PIXELS, .labels = y + TRAIN};
-  }
+  d->test = (data_split){.n = ROWS - TRAIN, .bytes = x + TRAIN * PIXELS, .labels = y + TRAIN};
   return rc;
 }

@@ -35,14 +35,12 @@ int data_settings(const char *source, char *text, const data_setting *known, int
 typedef struct data_stream data_stream;
 
 int data_stream_open(const char *path, data_stream **out); /* a regular file; path is borrowed */
-void data_stream_close(data_stream **s);                   /* accepts NULL */
+int data_stream_open_plain(const char *path, data_stream **out); /* refuses gzip */
+void data_stream_close(data_stream **s);                         /* accepts NULL */
 bool data_stream_zipped(const data_stream *s);
 /* An upper bound of its bytes: the size of a plain file, or that size times the largest ratio of deflate. */
 int64_t data_stream_most(const data_stream *s);
 int data_stream_read(data_stream *s, void *to, int64_t n); /* exactly the next n bytes    */
 int data_stream_end(data_stream *s);                       /* an error if bytes are left  */
-
-/* A whole uncompressed file of at most `most` bytes; the caller frees *bytes. */
-int data_read_plain(const char *path, int64_t most, unsigned char **bytes, int64_t *count);
 
 #endif

@@ -101,28 +101,9 @@ int data_stream_end(data_stream *s) {
   return got == 0 ? CLI_OK : CLI_BAD;
 }
 
-int data_read_plain(const char *path, int64_t most, unsigned char **bytes, int64_t *count) {
-  data_stream *s = NULL;
-  *bytes = NULL;
-  *count = 0;
-  if (data_stream_open(path, &s) != CLI_OK) return CLI_BAD;
-  const int64_t n = s->size;
-  int rc = CLI_OK;
-  if (s->zipped) {
-    rc = cli_bad("--data: %s: is compressed; expected an uncompressed file (gunzip it)", path);
-  } else if (n > most) {
-    rc = cli_bad("--data: %s: %lld bytes, more than the %lld expected", path, (long long)n,
-                 (long long)most);
-  }
-  unsigned char *to = rc == CLI_OK ? cli_take((size_t)n + 1, 1) : NULL;
-  if (rc == CLI_OK) rc = data_stream_read(s, to, n);
-  if (rc == CLI_OK) rc = data_stream_end(s);
-  data_stream_close(&s);
-  if (rc != CLI_OK) {
-    free(to);
-    return rc;
-  }
-  *bytes = to;
-  *count = n;
-  return CLI_OK;
+int data_stream_open_plain(const char *path, data_stream **out) {
+  if (data_stream_open(path, out) != CLI_OK) return CLI_BAD;
+  if (!(*out)->zipped) return CLI_OK;
+  data_stream_close(out);
+  return cli_bad("--data: %s: is compressed; expected an uncompressed file (gunzip it)", path);
 }
