@@ -19,22 +19,16 @@
 #error "natgrad's files are little-endian and are read without swapping"
 #endif
 
-int64_t ngio_dtype_size(ngio_dtype t) {
-  switch (t) {
-  case NGIO_F64:
-  case NGIO_I64:
-    return 8;
-  case NGIO_F32:
-  case NGIO_I32:
-    return 4;
-  case NGIO_F16:
-  case NGIO_BF16:
-    return 2;
-  case NGIO_U8:
-    return 1;
-  }
-  return 0;
-}
+static const struct {
+  const char *name;
+  int64_t size;
+} dtype[] = {[NGIO_F32] = {"F32", 4},   [NGIO_F64] = {"F64", 8}, [NGIO_F16] = {"F16", 2},
+             [NGIO_BF16] = {"BF16", 2}, [NGIO_I32] = {"I32", 4}, [NGIO_I64] = {"I64", 8},
+             [NGIO_U8] = {"U8", 1}};
+
+static int known(ngio_dtype t) { return t >= NGIO_F32 && t <= NGIO_U8; }
+int64_t ngio_dtype_size(ngio_dtype t) { return known(t) ? dtype[t].size : 0; }
+const char *ngio_dtype_name(ngio_dtype t) { return known(t) ? dtype[t].name : NULL; }
 
 int64_t ngio_bytes_of(ngio_dtype t, const int64_t *shape, int32_t ndim) {
   int64_t bytes = ngio_dtype_size(t);
@@ -196,16 +190,6 @@ static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int
   return NGIO_OK;
 }
 
-void ngio_all(const ngio_threads *threads, int32_t n, void (*each)(void *arg, int32_t i),
-              void *arg) {
-  if (threads != NULL && threads->all != NULL) {
-    threads->all(threads->user, n, each, arg);
-    return;
-  }
-  for (int32_t i = 0; i < n; i++)
-    each(arg, i);
-}
-
 /* A piece for each of the owner's threads, at addresses where memory is made in large pages. */
 enum { LANES = 16, LARGE = 1 << 21 };
 
@@ -232,7 +216,7 @@ static ngio_status read_together(const ngio_source *s, int64_t offset, char *to,
                                  char *message, size_t size) {
   lanes l = {.s = s, .offset = offset, .n = n, .to = to};
   l.piece = (n / LANES / LARGE + 1) * LARGE;
-  ngio_all(&s->threads, LANES, read_lane, &l);
+  s->threads.all(s->threads.user, LANES, read_lane, &l);
   for (int i = 0; i < LANES; i++) {
     if (l.said[i].st != NGIO_OK)
       return ngio_say(message, size, l.said[i].st, "%s", l.said[i].message);

@@ -38,7 +38,8 @@ typedef enum ngio_dtype {
 
 #define NGIO_MAX_DIMS 8
 
-int64_t ngio_dtype_size(ngio_dtype t); /* 0 for an unknown one */
+int64_t ngio_dtype_size(ngio_dtype t);     /* 0 for an unknown one */
+const char *ngio_dtype_name(ngio_dtype t); /* as in safetensors: "F32"; NULL */
 
 /* Where the (large) payload of a file is put.  NULL stands for the C library.  `take` returns at
  * least 8-byte aligned memory or NULL; `give` gets the size that was asked for. */
@@ -60,9 +61,6 @@ typedef struct ngio_threads {
   void (*all)(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg);
   void *user;
 } ngio_threads;
-/* By these threads, or by the caller's alone (NULL, or {0}). */
-void ngio_all(const ngio_threads *threads, int32_t n, void (*each)(void *arg, int32_t i),
-              void *arg);
 
 /* Bytes that can be read at any offset, an open file or a piece of memory; or only one after the
  * other, from a stream. */

@@ -44,13 +44,13 @@ typedef struct parser {
 } parser;
 
 static int wrong(parser *p, const char *why) {
-  if (p->why == NULL) p->why = why;
+  p->why = why;
   return 0;
 }
 
 static int no_memory(parser *p) {
   p->memory = 1;
-  return wrong(p, "no memory");
+  return 0;
 }
 
 static void blanks(parser *p) {
@@ -418,62 +418,50 @@ static int all(parser *p) {
   return p->at == p->end ? 1 : wrong(p, "something behind the value");
 }
 
-/* *why: the mistake, or NULL with *place the duplicate key; *place: where in `text`. */
-static ngio_status parse(char *text, size_t n, ngio_json **out, const char **why,
-                         const char **place) {
-  ngio_json *d = calloc(1, sizeof *d);
-  *out = d;
-  text[n] = 0;
+/* `original`: the text before it was changed, NULL if nobody has it. */
+static ngio_status parse(char *text, size_t n, const char *original, ngio_json **out, char *message,
+                         size_t size) {
+  ngio_json *d = *out = calloc(1, sizeof *d);
   parser p = {.doc = d, .at = text, .end = text + n};
+  text[n] = 0;
   if (d != NULL) {
     d->room = n / 16 + 64; /* enough for most states; untouched memory costs nothing */
     d->value = malloc(d->room * sizeof *d->value);
   }
-  if (d != NULL && d->value != NULL) {
+  p.memory = d == NULL || d->value == NULL;
+  if (!p.memory) {
     ng_pages_wish(d->value, d->room * sizeof *d->value);
     if (all(&p)) return NGIO_OK;
-  } else {
-    p.memory = 1;
   }
   ngio_json_free(out);
-  *why = p.why;
-  *place = p.twice != NULL ? p.twice : p.at;
-  return p.memory ? NGIO_ERR_NOMEM : NGIO_ERR_FILE;
+  if (p.memory) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
+  const size_t byte = (size_t)((p.twice != NULL ? p.twice : p.at) - text);
+  const char *what = original != NULL ? "line" : "byte";
+  size_t place = original != NULL ? 1 : byte;
+  for (size_t i = 0; i < byte && original != NULL; i++)
+    place += original[i] == '\n';
+  return p.twice != NULL ? ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: duplicate key '%s'",
+                                    what, place, ngio_quote(p.twice).text)
+                         : ngio_say(message, size, NGIO_ERR_FILE, "%s %zu: %s", what, place, p.why);
 }
 
 ngio_status ngio_json_parse_here(char *text, size_t n, ngio_json **out, char *message,
                                  size_t size) {
-  const char *why, *place;
-  const ngio_status st = parse(text, n, out, &why, &place);
-  if (st == NGIO_OK) return st;
-  if (st == NGIO_ERR_NOMEM) return ngio_say(message, size, st, "no memory");
-  if (why == NULL) return ngio_say(message, size, st, "duplicate key '%s'", ngio_quote(place).text);
-  return ngio_say(message, size, st, "%s, at byte %zu", why, (size_t)(place - text));
+  return parse(text, n, NULL, out, message, size);
 }
 
 ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
                             size_t size) {
   char *own = malloc(n + 1);
-  const char *why, *place;
   *out = NULL;
   if (own == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
   memcpy(own, text, n);
-  const ngio_status st = parse(own, n, out, &why, &place);
+  const ngio_status st = parse(own, n, text, out, message, size);
   if (st == NGIO_OK) {
     (*out)->text = own;
-    return st;
-  }
-  int line = 1;
-  for (const char *c = text; st == NGIO_ERR_FILE && c < text + (place - own); c++)
-    line += *c == '\n';
-  if (st == NGIO_ERR_NOMEM) {
-    (void)ngio_say(message, size, st, "no memory");
-  } else if (why == NULL) {
-    (void)ngio_say(message, size, st, "line %d: duplicate key '%s'", line, ngio_quote(place).text);
   } else {
-    (void)ngio_say(message, size, st, "line %d: %s", line, why);
+    free(own);
   }
-  free(own);
   return st;
 }
 

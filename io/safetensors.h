@@ -71,8 +71,8 @@ const char *ngio_tensors_text(const ngio_tensors *f, const char *key); /* value,
 
 typedef struct ngio_writer ngio_writer;
 
-/* All at once: n tensors with their data, and `texts` pairs of metadata.  In the file, tensors of
- * wider dtypes come first. */
+/* All at once: n tensors with their data, and `texts` pairs of metadata; the caller's names and keys are unique.  In
+ * the file, tensors of wider dtypes come first. */
 ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int32_t n,
                                const ngio_text *text, int32_t texts, char *message, size_t size);
 

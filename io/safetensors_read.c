@@ -34,26 +34,18 @@ struct ngio_tensors {
 static const ngio_alloc *alloc_of(const ngio_tensors *f) { return f->has_alloc ? &f->alloc : NULL; }
 
 static int find_dtype(const char *name, ngio_dtype *out) {
-  static const struct {
-    const char *name;
-    ngio_dtype t;
-  } known[] = {{"F32", NGIO_F32}, {"F64", NGIO_F64}, {"F16", NGIO_F16}, {"BF16", NGIO_BF16},
-               {"I32", NGIO_I32}, {"I64", NGIO_I64}, {"U8", NGIO_U8}};
-  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-    if (strcmp(name, known[i].name) == 0) {
-      *out = known[i].t;
-      return 1;
-    }
+  for (*out = NGIO_F32; ngio_dtype_name(*out) != NULL; ++*out) {
+    if (strcmp(name, ngio_dtype_name(*out)) == 0) return 1;
   }
   return 0;
 }
 
 static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->is.integer : -1; }
 
-/* One header entry into *t and *begin, everything checked that does not need its neighbours. */
-static ngio_status take_tensor(const char *label, const char *name, const ngio_value *v,
-                               int64_t data_bytes, ngio_tensor *t, int64_t *begin, char *message,
-                               size_t size) {
+/* One header entry into *t and *begin, everything checked that does not need its neighbours; `why` has room for what
+ * is wrong with it. */
+static ngio_status take_tensor(const char *name, const ngio_value *v, int64_t data_bytes,
+                               ngio_tensor *t, int64_t *begin, char *why, size_t size) {
   const ngio_value *next = ngio_first(v); /* in the order in which most programs write them */
   const ngio_value *dtype = ngio_get_at(v, next, "dtype");
   next = next == NULL ? NULL : ngio_next(v, next);
@@ -61,46 +53,35 @@ static ngio_status take_tensor(const char *label, const char *name, const ngio_v
   next = next == NULL ? NULL : ngio_next(v, next);
   const ngio_value *offsets = ngio_get_at(v, next, "data_offsets");
   if (!ngio_is(v, NGIO_OBJECT) || v->count != 3 || !ngio_is(dtype, NGIO_STRING) ||
-      !ngio_is(shape, NGIO_ARRAY) || !ngio_is(offsets, NGIO_ARRAY) || offsets->count != 2)
-    return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': its entry is not {dtype, shape, data_offsets}", label,
-                    ngio_quote(name).text);
+      !ngio_is(shape, NGIO_ARRAY) || ngio_count(offsets) != 2)
+    return ngio_say(why, size, NGIO_ERR_FILE, ": its entry is not {dtype, shape, data_offsets}");
   memset(t, 0, sizeof *t);
   t->name = name;
   if (!find_dtype(ngio_text_of(dtype), &t->dtype))
-    return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': dtype '%s' is not read (F64 F32 F16 BF16 I64 I32 U8 are)",
-                    label, ngio_quote(name).text, ngio_quote(ngio_text_of(dtype)).text);
+    return ngio_say(why, size, NGIO_ERR_FILE,
+                    ": dtype '%s' is not read (F64 F32 F16 BF16 I64 I32 U8 are)",
+                    ngio_quote(ngio_text_of(dtype)).text);
   if (shape->count > NGIO_MAX_DIMS)
-    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': %u axes, at most %d are read",
-                    label, ngio_quote(name).text, shape->count, NGIO_MAX_DIMS);
+    return ngio_say(why, size, NGIO_ERR_FILE, ": %u axes, at most %d are read", shape->count,
+                    NGIO_MAX_DIMS);
   t->ndim = (int32_t)shape->count;
   for (int32_t i = 0; i < t->ndim; i++) {
     t->shape[i] = whole(&shape[1 + i]);
     if (t->shape[i] < 0)
-      return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': axis %d of its shape is bad",
-                      label, ngio_quote(name).text, (int)i);
+      return ngio_say(why, size, NGIO_ERR_FILE, ": axis %d of its shape is bad", (int)i);
   }
   t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
-  if (t->bytes < 0)
-    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': the shape overflows", label,
-                    ngio_quote(name).text);
+  if (t->bytes < 0) return ngio_say(why, size, NGIO_ERR_FILE, ": the shape overflows");
   const int64_t first = whole(&offsets[1]), last = whole(&offsets[2]);
-  if (first < 0 || last < first)
-    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': bad data_offsets", label,
-                    ngio_quote(name).text);
+  if (first < 0 || last < first) return ngio_say(why, size, NGIO_ERR_FILE, ": bad data_offsets");
   if (last - first != t->bytes)
-    return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': %lld bytes by its offsets, %lld by its shape", label,
-                    ngio_quote(name).text, (long long)(last - first), (long long)t->bytes);
+    return ngio_say(why, size, NGIO_ERR_FILE, ": %lld bytes by its offsets, %lld by its shape",
+                    (long long)(last - first), (long long)t->bytes);
   if (last > data_bytes)
-    return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': ends at byte %lld of %lld: truncated", label,
-                    ngio_quote(name).text, (long long)last, (long long)data_bytes);
+    return ngio_say(why, size, NGIO_ERR_FILE, ": ends at byte %lld of %lld: truncated",
+                    (long long)last, (long long)data_bytes);
   if (first % ngio_dtype_size(t->dtype) != 0)
-    return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': its data is not aligned for its dtype", label,
-                    ngio_quote(name).text);
+    return ngio_say(why, size, NGIO_ERR_FILE, ": its data is not aligned for its dtype");
   *begin = first;
   return NGIO_OK;
 }
@@ -176,7 +157,8 @@ static bool room_for_tensors(ngio_tensors *f, size_t n) {
 
 static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
   ngio_value *root = ngio_json_root(f->header);
-  ngio_status st = NGIO_OK;
+  ngio_status st;
+  char why[160];
   bool in_order = true;
   const int64_t limit = f->bytes < 0 ? INT64_MAX : f->bytes;
   if (!room_for_tensors(f, root->count))
@@ -185,86 +167,69 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
     const char *key = root[i].key;
     if (strcmp(key, "__metadata__") == 0) {
       st = take_texts(f, label, &root[i], message, size);
+      if (st != NGIO_OK) return st;
     } else {
       const int32_t at = f->count++;
-      st = take_tensor(label, key, &root[i], limit, &f->tensor[at], &f->begin[at], message, size);
+      st = take_tensor(key, &root[i], limit, &f->tensor[at], &f->begin[at], why, sizeof why);
+      if (st != NGIO_OK)
+        return ngio_say(message, size, st, "%s: tensor '%s'%s", label, ngio_quote(key).text, why);
       root[i].tag = at + 1;
       /* each begins where the one before it ends, or later */
-      in_order = in_order && st == NGIO_OK &&
-                 (at == 0 || f->begin[at - 1] + f->tensor[at - 1].bytes <= f->begin[at]);
+      in_order =
+          in_order && (at == 0 || f->begin[at - 1] + f->tensor[at - 1].bytes <= f->begin[at]);
     }
-    if (st != NGIO_OK) return st;
   }
   if (!in_order && !sort_tensors(f))
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
   return check_places(f, label, message, size);
 }
 
-ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
-                               char *message, size_t size) {
+static ngio_status read_head(ngio_tensors *f, ngio_source *s, char *message, size_t size) {
   const char *label = s->label;
   const bool stream = s->size < 0;
   unsigned char first[8];
   char why[80];
   uint64_t length = 0;
-  ngio_status st = NGIO_OK;
-  ngio_tensors *f = calloc(1, sizeof *f);
-  if (!f) {
-    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
-    goto done;
-  }
+  if (!stream && s->size < 10)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes are no safetensors file", label,
+                    (long long)s->size);
+  ngio_status st = ngio_source_read(s, 0, first, 8, message, size);
+  if (st != NGIO_OK) return st;
+  for (int i = 7; i >= 0; i--)
+    length = length << 8 | first[i];
+  if (length > (uint64_t)header_limit || length < 2)
+    return ngio_say(message, size, NGIO_ERR_FILE,
+                    "%s: header of %llu bytes: no safetensors file, expected 2 to %lld", label,
+                    (unsigned long long)length, (long long)header_limit);
+  if (!stream && length > (uint64_t)(s->size - 8))
+    return ngio_say(message, size, NGIO_ERR_FILE,
+                    "%s: header of %llu bytes in a file of %lld: truncated, or no safetensors file",
+                    label, (unsigned long long)length, (long long)s->size);
+  f->head = ng_pages_take((size_t)length + 1, sizeof(void *));
+  if (!f->head)
+    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label);
+  st = ngio_source_read(s, 8, f->head, (int64_t)length, message, size);
+  if (st != NGIO_OK) return st;
+  if (f->head[0] != '{')
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: no safetensors file (header is no JSON map)",
+                    label);
+  f->start = 8 + (int64_t)length;
+  f->bytes = stream ? -1 : s->size - f->start;
+  st = ngio_json_parse_here(f->head, (size_t)length, &f->header, why, sizeof why);
+  if (st != NGIO_OK) return ngio_say(message, size, st, "%s: header: %s", label, why);
+  return take_header(f, label, message, size);
+}
+
+ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
+                               char *message, size_t size) {
+  ngio_tensors *f = *out = calloc(1, sizeof *f);
+  if (!f) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", s->label);
   if (alloc) {
     f->alloc = *alloc;
     f->has_alloc = 1;
   }
-  if (!stream && s->size < 10) {
-    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes are no safetensors file", label,
-                  (long long)s->size);
-    goto done;
-  }
-  st = ngio_source_read(s, 0, first, 8, message, size);
-  if (st != NGIO_OK) goto done;
-  for (int i = 7; i >= 0; i--)
-    length = length << 8 | first[i];
-  if (length > (uint64_t)header_limit || length < 2) {
-    st = ngio_say(message, size, NGIO_ERR_FILE,
-                  "%s: header of %llu bytes: no safetensors file, expected 2 to %lld", label,
-                  (unsigned long long)length, (long long)header_limit);
-    goto done;
-  }
-  if (!stream && length > (uint64_t)(s->size - 8)) {
-    st = ngio_say(message, size, NGIO_ERR_FILE,
-                  "%s: header of %llu bytes in a file of %lld: truncated, or no safetensors file",
-                  label, (unsigned long long)length, (long long)s->size);
-    goto done;
-  }
-  f->head = ng_pages_take((size_t)length + 1, sizeof(void *));
-  if (!f->head) {
-    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label);
-    goto done;
-  }
-  st = ngio_source_read(s, 8, f->head, (int64_t)length, message, size);
-  if (st != NGIO_OK) goto done;
-  if (f->head[0] != '{') {
-    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: no safetensors file (header is no JSON map)",
-                  label);
-    goto done;
-  }
-  f->start = 8 + (int64_t)length;
-  f->bytes = stream ? -1 : s->size - f->start;
-  st = ngio_json_parse_here(f->head, (size_t)length, &f->header, why, sizeof why);
-  if (st != NGIO_OK) {
-    (void)ngio_say(message, size, st, "%s: header: %s", label, why);
-    goto done;
-  }
-  if (ngio_json_root(f->header)->count > INT32_MAX - 1) {
-    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: too many tensors", label);
-    goto done;
-  }
-  st = take_header(f, label, message, size);
-done:
-  if (st != NGIO_OK) ngio_tensors_close(&f);
-  *out = f;
+  const ngio_status st = read_head(f, s, message, size);
+  if (st != NGIO_OK) ngio_tensors_close(out);
   return st;
 }
 

@@ -28,63 +28,14 @@ struct ngio_writer {
   void *user;
   int64_t expect, written;
   int flushed; /* every byte is on the disk */
-  char *held;  /* of a file: bytes that wait for company; NULL: a stream */
-  char *parts; /* of a file: room for the names of its parts */
+  char *held;  /* of a file: bytes that wait for company */
+  char *other; /* of a file: room for the names of its folder and parts */
   int64_t holds;
   int64_t given, started; /* of a file: bytes that the system has; that it was asked to write out */
 };
 
 enum { HELD = 1 << 18, AHEAD = 1 << 22 };
-
-static const char *dtype_name(ngio_dtype t) {
-  switch (t) {
-  case NGIO_F32:
-    return "F32";
-  case NGIO_F64:
-    return "F64";
-  case NGIO_F16:
-    return "F16";
-  case NGIO_BF16:
-    return "BF16";
-  case NGIO_I32:
-    return "I32";
-  case NGIO_I64:
-    return "I64";
-  case NGIO_U8:
-    return "U8";
-  }
-  return NULL;
-}
-
-static char *text_join(const char *a, const char *b) {
-  size_t n = strlen(a), m = strlen(b);
-  char *out = malloc(n + m + 1);
-  if (out) {
-    memcpy(out, a, n);
-    memcpy(out + n, b, m + 1);
-  }
-  return out;
-}
-
-/* Reserve memory for a whole entry once: a state has tens of thousands of entries. */
-static void tensor_entry(ngio_out *o, const ngio_tensor *t, int64_t begin, int64_t end) {
-  static const char dtype[] = ":{\"dtype\":\"", shape[] = "\",\"shape\":[",
-                    offsets[] = "],\"data_offsets\":[";
-  ngio_out_string(o, t->name);
-  if (!ngio_out_reserve(o, 64 + (2 + (size_t)t->ndim) * (NGIO_DIGITS + 1))) return;
-  char *to = o->text + o->used;
-  to = stpcpy(to, dtype);
-  to = stpcpy(to, dtype_name(t->dtype));
-  to = stpcpy(to, shape);
-  for (int32_t i = 0; i < t->ndim; i++) {
-    if (i > 0) *to++ = ',';
-    to = ngio_digits(to, t->shape[i]);
-  }
-  to = ngio_digits(stpcpy(to, offsets), begin);
-  *to++ = ',';
-  to = ngio_digits(to, end);
-  o->used = (size_t)(stpcpy(to, "]}") - o->text);
-}
+static const char part_end[] = ".natgrad-part";
 
 /* One entry of the header, behind others or a bracket, and the place of the data after it. */
 static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t, char *message,
@@ -104,74 +55,41 @@ static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t,
   if (!ngio_is_utf8(t->name))
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': its name is not UTF-8", w->path,
                     ngio_quote(t->name).text);
-  tensor_entry(o, t, w->expect, w->expect + bytes);
-  w->expect += bytes;
+  ngio_put_key(o, t->name);
+  ngio_out_put(o, "{\"dtype\":\"");
+  ngio_out_put(o, ngio_dtype_name(t->dtype));
+  ngio_out_put(o, "\",\"shape\":[");
+  for (int32_t i = 0; i < t->ndim; i++)
+    ngio_put_integer(o, NULL, t->shape[i]);
+  ngio_out_put(o, "],\"data_offsets\":[");
+  ngio_put_integer(o, NULL, w->expect);
+  ngio_put_integer(o, NULL, w->expect += bytes);
+  ngio_out_put(o, "]}");
   return NGIO_OK;
-}
-
-/* FNV-1a: names are the caller's own, and only equal ones matter. */
-static uint64_t hash(const char *name) {
-  uint64_t h = UINT64_C(0xcbf29ce484222325);
-  for (; *name != 0; name++)
-    h = (h ^ (unsigned char)*name) * UINT64_C(0x100000001b3);
-  return h ^ h >> 32;
-}
-
-/* A table twice as large as it need be; 0 is an empty place. */
-static ngio_status all_different(const ngio_writer *w, const ngio_tensor *tensors, int32_t n,
-                                 char *message, size_t size) {
-  ngio_status st = NGIO_OK;
-  size_t places = 16;
-  while (places / 2 < (size_t)n)
-    places *= 2;
-  int32_t *seen = calloc(places, sizeof *seen);
-  if (!seen) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
-  for (int32_t i = 0; i < n && st == NGIO_OK; i++) {
-    const char *name = tensors[i].name;
-    if (name == NULL) continue; /* add_tensor refuses it */
-    size_t at = (size_t)hash(name) & (places - 1);
-    for (; seen[at] != 0 && st == NGIO_OK; at = (at + 1) & (places - 1)) {
-      if (strcmp(tensors[seen[at] - 1].name, name) == 0)
-        st = ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s' is there twice", w->path,
-                      ngio_quote(name).text);
-    }
-    seen[at] = i + 1;
-  }
-  free(seen);
-  return st;
 }
 
 static ngio_status add_texts(const ngio_writer *w, ngio_out *o, const ngio_text *text,
                              int32_t texts, char *message, size_t size) {
-  ngio_out_put(o, "\"__metadata__\":{");
+  ngio_open(o, "__metadata__", '{');
   for (int32_t i = 0; i < texts; i++) {
     if (!ngio_is_utf8(text[i].key) || !ngio_is_utf8(text[i].value))
       return ngio_say(message, size, NGIO_ERR_ARG, "%s: metadata '%s' is not UTF-8", w->path,
                       ngio_quote(text[i].key).text);
-    for (int32_t j = 0; j < i; j++) {
-      if (strcmp(text[j].key, text[i].key) == 0)
-        return ngio_say(message, size, NGIO_ERR_ARG, "%s: metadata '%s' is there twice", w->path,
-                        ngio_quote(text[i].key).text);
-    }
-    if (i > 0) ngio_out_put(o, ",");
-    ngio_out_string(o, text[i].key);
-    ngio_out_put(o, ":");
+    ngio_put_key(o, text[i].key);
     ngio_out_string(o, text[i].value);
   }
-  ngio_out_put(o, "}");
+  ngio_shut(o, '}');
   return NGIO_OK;
 }
 
 /* The length, the header, and blanks (JSON allows them) so that the data start at a multiple of 8. */
 static ngio_status make_head(ngio_writer *w, ngio_out *o, const ngio_tensor *tensors, int32_t n,
                              const ngio_text *text, int32_t texts, char *message, size_t size) {
-  ngio_status st = all_different(w, tensors, n, message, size);
+  ngio_status st = NGIO_OK;
   ngio_out_put(o, "        {"); /* eight bytes for the length */
-  if (st == NGIO_OK && texts > 0) st = add_texts(w, o, text, texts, message, size);
-  for (int32_t t = 0; t < n && st == NGIO_OK; t++) {
-    if (t > 0 || texts > 0) ngio_out_put(o, ",");
+  if (texts > 0) st = add_texts(w, o, text, texts, message, size);
+  for (int32_t t = 0; t < n && st == NGIO_OK; t++)
     st = add_tensor(w, o, &tensors[t], message, size);
-  }
   if (st != NGIO_OK) return st;
   ngio_out_put(o, "}");
   while (o->used % 8 != 0 && !o->lost)
@@ -271,34 +189,33 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program keeps writing it", w->path);
 }
 
-/* `write` NULL: a file. */
+/* `write` NULL: a file.  All memory is taken here. */
 static ngio_status begin(const char *path, ngio_write write, void *user, const ngio_tensor *tensors,
                          int32_t n, const ngio_text *text, int32_t texts, ngio_writer **out,
                          char *message, size_t size) {
-  *out = NULL;
+  const size_t name = strlen(path) + sizeof part_end;
   ngio_out o = {0};
-  ngio_status st = NGIO_ERR_NOMEM;
-  ngio_writer *w = calloc(1, sizeof *w);
+  ngio_writer *w = *out = calloc(1, sizeof *w);
   if (w) {
     w->fd = -1;
     w->write = write;
     w->user = user;
-    w->path = text_join(path, "");
-    w->part = write == NULL ? text_join(path, ".natgrad-part") : NULL;
-    w->held = write == NULL ? malloc(HELD) : NULL;
-    w->parts = write == NULL ? malloc(ngio_parts_room(path)) : NULL;
+    w->path = malloc(2 * name);
+    w->held = malloc(HELD);
+    w->other = malloc(ngio_parts_room(path));
   }
-  if (!w || !w->path || (write == NULL && (!w->part || !w->held || !w->parts))) {
-    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
-    goto done;
+  if (!w || !w->path || !w->held || !w->other) {
+    ngio_writer_abandon(out);
+    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
   }
-  st = make_head(w, &o, tensors, n, text, texts, message, size);
+  w->part = w->path + name;
+  (void)stpcpy(w->path, path);
+  (void)stpcpy(stpcpy(w->part, path), part_end);
+  ngio_status st = make_head(w, &o, tensors, n, text, texts, message, size);
   if (st == NGIO_OK && write == NULL) st = open_part(w, message, size);
   if (st == NGIO_OK) st = append(w, o.text, (int64_t)o.used, message, size);
-done:
   ngio_out_free(&o);
-  if (st != NGIO_OK) ngio_writer_abandon(&w);
-  *out = w;
+  if (st != NGIO_OK) ngio_writer_abandon(out);
   return st;
 }
 
@@ -327,20 +244,18 @@ ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, cha
   return st;
 }
 
+/* Some file systems cannot flush a folder (EINVAL), some folders cannot be read (EACCES): the
+ * rename is done, and only a failing disk is worth an error. */
 static ngio_status sync_folder(const ngio_writer *w, char *message, size_t size) {
   const char *slash = strrchr(w->path, '/');
   ngio_status st = NGIO_OK;
-  char *folder = text_join(slash ? w->path : ".", "");
-  if (!folder) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
-  if (slash) folder[slash == w->path ? 1 : slash - w->path] = 0;
-  int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  /* Some file systems cannot flush a folder (EINVAL), some folders cannot be read (EACCES): the
-   * rename is done, and only a failing disk is worth an error. */
+  (void)stpcpy(w->other, slash ? w->path : ".");
+  if (slash) w->other[slash == w->path ? 1 : slash - w->path] = 0;
+  const int fd = open(w->other, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd >= 0 && fsync(fd) != 0 && errno == EIO)
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush its folder: %s", w->path,
                   strerror(errno));
   if (fd >= 0) (void)close(fd);
-  free(folder);
   return st;
 }
 
@@ -363,12 +278,13 @@ static void sweep(ngio_writer *w, int done, const char *id) {
   if (open_part(w, NULL, 0) != NGIO_OK) return;
   if (fstat(done, &mine) == 0 && stat(w->path, &named) == 0 && mine.st_ino == named.st_ino &&
       mine.st_dev == named.st_dev) {
-    ngio_parts_sweep(w->path, id, w->parts);
+    ngio_parts_sweep(w->path, id, w->other);
   }
 }
 
-/* `whole` NULL: other files are none of its business. */
-static ngio_status finish(ngio_writer **writer, const char *whole, char *message, size_t size) {
+/* `id` NULL: parts are none of its business. */
+ngio_status ngio_writer_finish_whole(ngio_writer **writer, const char *id, char *message,
+                                     size_t size) {
   ngio_writer *w = *writer;
   int done = -1;
   ngio_status st = ngio_writer_flush(w, message, size);
@@ -381,7 +297,7 @@ static ngio_status finish(ngio_writer **writer, const char *whole, char *message
   done = w->fd;
   w->fd = -1;
   st = sync_folder(w, message, size);
-  if (st == NGIO_OK && whole != NULL) sweep(w, done, whole);
+  if (st == NGIO_OK && id != NULL) sweep(w, done, id);
 done:
   if (done >= 0) (void)close(done);
   ngio_writer_abandon(writer);
@@ -389,12 +305,7 @@ done:
 }
 
 ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size) {
-  return finish(writer, NULL, message, size);
-}
-
-ngio_status ngio_writer_finish_whole(ngio_writer **writer, const char *id, char *message,
-                                     size_t size) {
-  return finish(writer, id, message, size);
+  return ngio_writer_finish_whole(writer, NULL, message, size);
 }
 
 void ngio_writer_abandon(ngio_writer **writer) {
@@ -404,9 +315,8 @@ void ngio_writer_abandon(ngio_writer **writer) {
     (void)unlink(w->part);
     (void)close(w->fd);
   }
-  free(w->parts);
+  free(w->other);
   free(w->held);
-  free(w->part);
   free(w->path);
   free(w);
   *writer = NULL;
