@@ -21,7 +21,8 @@ enum {
 };
 
 typedef struct factors {
-  ng_work w; /* told: 1 bit for each statistic found, of each block */
+  ng_work w;
+  double *found; /* [blocks] a bit for each statistic in the file; a sum over ranks */
   const char *folder;
   char *path; /* FOLDER/NAME.safetensors */
   int64_t path_room;
@@ -30,8 +31,6 @@ typedef struct factors {
   ngio_tensor *tensor;
   ngio_tensors **file; /* [blocks] load: those that this rank has read */
 } factors;
-
-static double *found_of(const factors *x) { return x->w.told + NG_CODES + x->w.p->ctx->ranks; }
 
 /* Whose file it is.  It keeps all averages of the block, or of one that is apart the first; the others come to
  * it, and go from it. */
@@ -93,29 +92,26 @@ static int32_t list_fields(factors *x, const ng_block *b, uint64_t started) {
   return n;
 }
 
-static ng_status check_names(factors *x) {
-  const ng_precond *p = x->w.p;
+static bool check_names(factors *x) {
+  ng_work *w = &x->w;
   if (x->folder == NULL || x->folder[0] == 0) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: no folder given", x->w.call);
+    return ng_work_refuse(w, NG_ERR_ARG, "no folder given");
   }
-  for (int32_t i = 0; i < p->blocks; i++) {
-    const file_name n = name_of(p->block[i]);
+  for (int32_t i = 0; i < w->p->blocks; i++) {
+    const file_name n = name_of(w->p->block[i]);
     if (strlen(n.text) <= FILE_NAME) continue;
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "%s: layer '%.40s...': a file of its name would have %zu characters, at most %d",
-                   x->w.call, p->block[i]->name, strlen(n.text), (int)FILE_NAME);
+    return ng_work_refuse(
+        w, NG_ERR_ARG, "layer '%.40s...': a file of its name would have %zu characters, at most %d",
+        w->p->block[i]->name, strlen(n.text), (int)FILE_NAME);
   }
-  return NG_OK;
+  return true;
 }
 
-static ng_status prepare(factors *x, ng_precond *p, const char *call, const char *folder) {
+static void prepare(factors *x, ng_precond *p, const char *call, const char *folder) {
   ng_work *w = &x->w;
-  int64_t most = 0,
-          gathered = 0; /* arrays of a block; their bytes, where they have several owners */
-  ng_status st = ng_work_open(w, p, call, NULL, p->blocks);
+  int64_t most = 0, gathered = 0; /* arrays of a block; bytes of one with several owners */
   x->folder = folder;
-  if (st == NG_OK) st = check_names(x);
-  if (st != NG_OK) return st;
+  if (!ng_work_open(w, p, call, NULL) || !check_names(x)) return;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     int64_t n = 0, guest = 0;
@@ -138,9 +134,10 @@ static ng_status prepare(factors *x, ng_precond *p, const char *call, const char
   x->guest = ng_work_take(w, gathered);
   w->memory = ng_work_take(w, w->largest);
   w->published = ng_work_take(w, w->largest);
+  x->found = ng_work_take(w, p->blocks * (int64_t)sizeof *x->found);
   x->file = ng_work_take(w, p->blocks * (int64_t)sizeof(ngio_tensors *));
+  if (x->found != NULL) memset(x->found, 0, (size_t)p->blocks * sizeof *x->found);
   if (x->file != NULL) memset(x->file, 0, (size_t)p->blocks * sizeof(ngio_tensors *));
-  return ng_work_all(w, NG_OK);
 }
 
 static void close_factors(factors *x) {
@@ -172,15 +169,14 @@ static void make_folder(factors *x) {
 /* As each statistic's owner has it: what that refused others take for folded. */
 static ng_status find_started(factors *x) {
   const ng_precond *p = x->w.p;
-  double *found = found_of(x);
   for (int32_t i = 0; i < p->blocks; i++) {
     double bit = 1.0;
     for (int32_t k = 0; k < p->block[i]->stats; k++, bit *= 2.0) {
       const ng_stat *s = &p->block[i]->stat[k];
-      if (s->owner == p->ctx->rank && s->started) found[i] += bit;
+      if (s->owner == p->ctx->rank && s->started) x->found[i] += bit;
     }
   }
-  return p->ctx->ranks > 1 ? ng_work_sum(&x->w, found, p->blocks) : NG_OK;
+  return ng_work_sum(&x->w, x->found, p->blocks);
 }
 
 /* Gather the n arrays of the block on this rank. Collective, also after a failure. */
@@ -228,14 +224,15 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
 
 ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
   factors x = {.file = NULL};
-  ng_status st = prepare(&x, p, "ng_save_factors", folder);
-  NG_TRY(ng_work_agree(&x.w, st));
+  ng_status st = NG_OK;
+  prepare(&x, p, "ng_save_factors", folder);
+  NG_TRY(ng_work_tell(&x.w));
   if (x.w.first) make_folder(&x);
   NG_TRY(ng_work_tell(&x.w));
   NG_TRY(find_started(&x));
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    const int32_t n = list_fields(&x, b, (uint64_t)found_of(&x)[i]);
+    const int32_t n = list_fields(&x, b, (uint64_t)x.found[i]);
     NG_TRY(bring(&x, b, n));
     if (keeper(b) == p->ctx->rank && x.w.st == NG_OK) save_block(&x, b, n);
   }
@@ -316,7 +313,7 @@ static void read_files(factors *x) {
     if (stat(x->path, &at) != 0 && errno == ENOENT) continue;
     if (ng_work_fine(
             w, ngio_tensors_read(x->path, &alloc, &x->file[i], w->message, sizeof w->message))) {
-      (void)check_file(x, b, found_of(x) + i);
+      (void)check_file(x, b, &x->found[i]);
     }
   }
 }
@@ -377,16 +374,18 @@ ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *laye
   factors x = {.file = NULL};
   bool there = false;
   int32_t count = 0;
-  ng_status st = prepare(&x, p, "ng_load_factors", folder);
-  NG_TRY(ng_work_agree(&x.w, st));
+  ng_status st = NG_OK;
+  prepare(&x, p, "ng_load_factors", folder);
+  NG_TRY(ng_work_tell(&x.w));
   NG_TRY(find_folder(&x, &there));
   if (there) {
     read_files(&x);
     NG_TRY(ng_work_tell(&x.w));
+    NG_TRY(ng_work_sum(&x.w, x.found, p->blocks));
     /* From here on only a broken transport can fail. */
     for (int32_t i = 0; i < p->blocks; i++) {
-      NG_TRY(take_block(&x, p->block[i], found_of(&x)[i]));
-      count += found_of(&x)[i] > 0.0;
+      NG_TRY(take_block(&x, p->block[i], x.found[i]));
+      count += x.found[i] > 0.0;
     }
     ng_log(p->ctx, NG_LOG_INFO, "factors: loaded = %s layers = %d", folder, count);
   } else {

@@ -44,50 +44,30 @@ static int64_t place(int64_t i, int64_t offsets, int64_t channels) {
   return i % offsets * channels + i / offsets;
 }
 
-/* Moves n elements: one behind the other in the file from `file`, in memory from `at` in steps. */
-typedef void (*mover)(void *dst, const void *src, int64_t file, int64_t at, int64_t step,
-                      int64_t n);
-
-/* The same for all of a symmetric matrix of n lines whose columns are not woven: most arrays are. */
-typedef void (*triangle)(void *dst, const void *src, int64_t n);
+/* Copy n elements that are `step` elements apart on each side.  Copy all of a symmetric matrix of n lines whose columns
+ * are not woven, out of memory or into it: most arrays are. */
+typedef void (*strided)(void *dst, int64_t dst_step, const void *src, int64_t src_step, int64_t n);
+typedef void (*triangle)(void *dst, const void *src, int64_t n, bool out);
 
 #define MOVER(bits)                                                                                \
-  static void out##bits(void *dst, const void *src, int64_t file, int64_t at, int64_t step,        \
-                        int64_t n) {                                                               \
-    uint##bits##_t *to = (uint##bits##_t *)dst + file;                                             \
-    const uint##bits##_t *from = (const uint##bits##_t *)src + at;                                 \
-    for (int64_t i = 0; i < n; i++)                                                                \
-      to[i] = from[i * step];                                                                      \
-  }                                                                                                \
-  static void in##bits(void *dst, const void *src, int64_t file, int64_t at, int64_t step,         \
-                       int64_t n) {                                                                \
-    uint##bits##_t *to = (uint##bits##_t *)dst + at;                                               \
-    const uint##bits##_t *from = (const uint##bits##_t *)src + file;                               \
-    for (int64_t i = 0; i < n; i++)                                                                \
-      to[i * step] = from[i];                                                                      \
-  }                                                                                                \
-  static void out_all##bits(void *dst, const void *src, int64_t n) {                               \
+  static void strided##bits(void *dst, int64_t dst_step, const void *src, int64_t src_step,        \
+                            int64_t n) {                                                           \
     uint##bits##_t *to = (uint##bits##_t *)dst;                                                    \
-    const int64_t half = (n + 1) / 2, step = n | 1;                                                \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-      const uint##bits##_t *from = (const uint##bits##_t *)src + ng_sym_at(n, i, 0);               \
-      for (int64_t j = 0; j <= i && j < half; j++)                                                 \
-        *to++ = from[j * step];                                                                    \
-      from = (const uint##bits##_t *)src + (i < half ? 0 : ng_sym_at(n, i, half));                 \
-      for (int64_t j = half; j <= i; j++)                                                          \
-        *to++ = *from++;                                                                           \
-    }                                                                                              \
+    const uint##bits##_t *from = (const uint##bits##_t *)src;                                      \
+    for (int64_t i = 0; i < n; i++)                                                                \
+      to[i * dst_step] = from[i * src_step];                                                       \
   }                                                                                                \
-  static void in_all##bits(void *dst, const void *src, int64_t n) {                                \
+  static void triangle##bits(void *dst, const void *src, int64_t n, bool out) {                    \
+    uint##bits##_t *to = (uint##bits##_t *)dst;                                                    \
     const uint##bits##_t *from = (const uint##bits##_t *)src;                                      \
     const int64_t half = (n + 1) / 2, step = n | 1;                                                \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-      uint##bits##_t *to = (uint##bits##_t *)dst + ng_sym_at(n, i, 0);                             \
-      for (int64_t j = 0; j <= i && j < half; j++)                                                 \
-        to[j * step] = *from++;                                                                    \
-      to = (uint##bits##_t *)dst + (i < half ? 0 : ng_sym_at(n, i, half));                         \
-      for (int64_t j = half; j <= i; j++)                                                          \
-        *to++ = *from++;                                                                           \
+    for (int64_t i = 0, file = 0; i < n; i++) {                                                    \
+      int64_t at = ng_sym_at(n, i, 0);                                                             \
+      for (int64_t j = 0; j <= i && j < half; j++, file++, at += step)                             \
+        to[out ? file : at] = from[out ? at : file];                                               \
+      at = i < half ? 0 : ng_sym_at(n, i, half);                                                   \
+      for (int64_t j = half; j <= i; j++, file++, at++)                                            \
+        to[out ? file : at] = from[out ? at : file];                                               \
     }                                                                                              \
   }
 MOVER(8)
@@ -96,13 +76,29 @@ MOVER(32)
 MOVER(64)
 #undef MOVER
 
+static const struct {
+  strided some;
+  triangle all;
+} moves[NG_WIDEST + 1] = {[1] = {strided8, triangle8},
+                          [2] = {strided16, triangle16},
+                          [4] = {strided32, triangle32},
+                          [8] = {strided64, triangle64}};
+
 typedef struct walker {
   const ng_field *f;
-  void *dst;
-  const void *src;
-  mover move;
+  char *dst;
+  const char *src;
+  bool out;     /* of memory, to the file */
   int64_t file; /* elements moved */
 } walker;
+
+/* Move n elements, in the file one behind the other, in memory from `at` in steps. */
+static void move(walker *w, int64_t at, int64_t step, int64_t n) {
+  const int64_t size = ng_dtype_size(w->f->dtype);
+  moves[size].some(w->dst + (w->out ? w->file : at) * size, w->out ? 1 : step,
+                   w->src + (w->out ? at : w->file) * size, w->out ? step : 1, n);
+  w->file += n;
+}
 
 /* Elements (i, j), (i, j + step), ... of memory, n of them.  A symmetric matrix has them in steps between
  * these edges only: its diagonal, and the column from which rows are stored instead (linalg/sym.c). */
@@ -113,18 +109,27 @@ static void stretch(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
     const int64_t edge = j > i ? f->rows : j < half && half <= i ? half : i + 1;
     const int64_t m = step == 1 ? ng_min64(n, edge - j) : ng_min64(n, (edge - j - 1) / step + 1);
     const int64_t at = ng_sym_at(f->rows, i, j);
-    w->move(w->dst, w->src, w->file, at, m > 1 ? ng_sym_at(f->rows, i, j + step) - at : 1, m);
-    w->file += m;
+    move(w, at, m > 1 ? ng_sym_at(f->rows, i, j + step) - at : 1, m);
     j += m * step;
     n -= m;
   }
-  if (n > 0) w->move(w->dst, w->src, w->file, i * f->cols + j, step, n);
-  w->file += n;
+  if (n > 0) move(w, i * f->cols + j, step, n);
 }
 
+/* The same order on both sides: nothing to permute. */
+static bool straight(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
+
 /* Line after line of the file; of a line all offsets of a channel, then of the next. */
-static void walk(const ng_field *f, void *dst, const void *src, mover move) {
-  walker w = {f, dst, src, move, 0};
+static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
+  if (straight(f)) {
+    if (f->sym) {
+      moves[ng_dtype_size(f->dtype)].all(dst, src, f->rows, out);
+    } else {
+      memcpy(dst, src, (size_t)ng_field_bytes(f));
+    }
+    return;
+  }
+  walker w = {f, dst, src, out, 0};
   const int64_t offsets = f->col_offsets > 1 ? f->col_offsets : 1;
   const int64_t woven = offsets > 1 ? offsets * f->col_channels : 0;
   for (int64_t r = 0; r < f->rows; r++) {
@@ -138,40 +143,12 @@ static void walk(const ng_field *f, void *dst, const void *src, mover move) {
   }
 }
 
-static const struct {
-  mover out, in;
-  triangle out_all, in_all;
-} moves[] = {{out8, in8, out_all8, in_all8},
-             {out16, in16, out_all16, in_all16},
-             {out32, in32, out_all32, in_all32},
-             {out64, in64, out_all64, in_all64}};
-
-static int moves_of(const ng_field *f) {
-  const int64_t size = ng_dtype_size(f->dtype);
-  return size == 8 ? 3 : size == 4 ? 2 : size == 2 ? 1 : 0;
-}
-
-/* The same order on both sides: nothing to permute. */
-static bool straight(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
-
 void ng_field_export(const ng_field *f, const void *memory, void *published) {
-  if (!straight(f)) {
-    walk(f, published, memory, moves[moves_of(f)].out);
-  } else if (f->sym) {
-    moves[moves_of(f)].out_all(published, memory, f->rows);
-  } else {
-    memcpy(published, memory, (size_t)ng_field_bytes(f));
-  }
+  reorder(f, published, memory, true);
 }
 
 void ng_field_import(const ng_field *f, const void *published, void *memory) {
-  if (!straight(f)) {
-    walk(f, memory, published, moves[moves_of(f)].in);
-  } else if (f->sym) {
-    moves[moves_of(f)].in_all(memory, published, f->rows);
-  } else {
-    memcpy(memory, published, (size_t)ng_field_bytes(f));
-  }
+  reorder(f, memory, published, false);
 }
 
 void *ng_field_published(const ng_field *f, void *room) {

@@ -47,12 +47,10 @@ static bool refuse(loading *x, int32_t item, const char *why) {
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-static const char *const no_memory = "no memory for the manifest";
-
 static bool understand(loading *x, const char *text, size_t n) {
   ng_work *w = &x->w;
   const ngio_status st = ngio_json_parse(text, n, &w->manifest, NULL, 0);
-  if (st == NGIO_ERR_NOMEM) return ng_work_refuse(w, NG_ERR_NOMEM, "%s", no_memory);
+  if (st == NGIO_ERR_NOMEM) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
   if (st != NGIO_OK) return ng_work_refuse(w, NG_ERR_FILE, "the manifest is no JSON text");
   x->id = ng_hex_of(ng_crc_of(text, (int64_t)n));
   return ng_manifest_read(w, &x->snapshot);
@@ -109,7 +107,6 @@ static ng_status share_manifest(loading *x) {
   if (w->p->ctx->ranks == 1) return NG_OK;
   NG_TRY(ng_work_broadcast(w, &x->text_bytes, (int64_t)sizeof x->text_bytes, 0));
   x->text = ng_work_take(w, x->text_bytes);
-  if (x->text == NULL) (void)ng_work_refuse(w, NG_ERR_NOMEM, "%s", no_memory);
   NG_TRY(ng_work_tell(w));
   if (w->first) memcpy(x->text, text, (size_t)x->text_bytes);
   NG_TRY(ng_work_broadcast(w, x->text, x->text_bytes, 0));
@@ -179,7 +176,7 @@ static bool plan(loading *x) {
   x->staged = ng_work_take(w, bytes);
   x->buffer = ng_work_take(w, x->alone ? 0 : CHUNK);
   x->path = ng_work_take(w, x->alone ? 0 : (int64_t)strlen(w->place->path) + NGIO_PART_ROOM);
-  if (w->lost) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the arrays");
+  if (w->st != NG_OK) return false;
   memset(x->open, 0, (size_t)parts);
   bytes = 0;
   for (int32_t i = 0; i < w->fields; i++) {
@@ -392,13 +389,10 @@ static ng_status send_field(ng_work *w, const ng_item *item) {
   return st;
 }
 
-static ng_status prepare(ng_work *w, ng_precond *p, const char *call, const ng_outside *from) {
-  ng_status st = ng_work_open(w, p, call, from, 0);
-  if (st == NG_OK) st = ng_work_list(w);
-  if (st != NG_OK) return st;
+static void prepare(ng_work *w, ng_precond *p, const char *call, const ng_outside *from) {
+  if (!ng_work_open(w, p, call, from) || !ng_work_list(w)) return;
   w->values = ng_work_take(w, w->value_count * (int64_t)sizeof *w->values);
   if (p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
-  return ng_work_all(w, NG_OK);
 }
 
 /* shared with fresh = false: saved results are used unchanged, and are not recomputed with the
@@ -406,8 +400,9 @@ static ng_status prepare(ng_work *w, ng_precond *p, const char *call, const ng_o
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from) {
   loading x = {.alone = true};
   ng_work *w = &x.w;
-  ng_status st = prepare(w, p, call, from);
-  NG_TRY(ng_work_agree(w, st));
+  ng_status st = NG_OK;
+  prepare(w, p, call, from);
+  NG_TRY(ng_work_tell(w));
   NG_TRY(share_manifest(&x));
   x.alone = x.snapshot.parts == 1;
   read_arrays(&x);

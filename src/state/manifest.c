@@ -237,7 +237,7 @@ static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) 
   if (!know_options(w, options)) return false;
   const size_t room = ng_manifest_room(p);
   char *ours = ng_work_take(w, (int64_t)room);
-  if (ours == NULL) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+  if (ours == NULL) return false;
   ng_option_info info;
   *o = p->opt;
   for (int32_t i = 0; i < ng_option_count(); i++) {

@@ -5,21 +5,20 @@
 #include "state/work.h"
 
 /* Every option, as text that ng_options_set takes: no number format of JSON comes between. */
-static void make_options(const ng_precond *p, ngio_out *o) {
-  const size_t room = ng_manifest_room(p);
-  char *text = ng_alloc(p->ctx, room);
+static void make_options(ng_work *w, ngio_out *o) {
+  const size_t room = ng_manifest_room(w->p);
+  char *text = ng_work_take(w, (int64_t)room);
   ng_option_info info;
-  if (text == NULL) o->lost = 1;
   ngio_open(o, "options", '{');
   for (int32_t i = 0; i < ng_option_count() && text != NULL; i++) {
-    if (!ng_manifest_option(i, &info) || ng_options_get(&p->opt, info.name, text, room) != NG_OK) {
+    if (!ng_manifest_option(i, &info) ||
+        ng_options_get(&w->p->opt, info.name, text, room) != NG_OK) {
       o->lost = 1;
       continue;
     }
     ngio_put_text(o, info.name, text);
   }
   ngio_shut(o, '}');
-  if (text != NULL) ng_free(p->ctx, text, room);
 }
 
 /* In the order of registration, which is what read_layers compares. */
@@ -104,7 +103,7 @@ bool ng_manifest_begin(ng_work *w, int format) {
   ngio_put_integer(o, "format", format);
   ngio_put_text(o, "library", version); /* for people */
   ngio_put_text(o, "method", p->opt.method);
-  make_options(p, o);
+  make_options(w, o);
   ngio_open(o, "counters", '{');
   ngio_put_integer(o, "steps", p->steps);
   ngio_put_integer(o, "updates", p->updates);
@@ -122,14 +121,11 @@ bool ng_manifest_begin(ng_work *w, int format) {
   return true;
 }
 
-/* With a comma in front, unless it is the first; memory for the entry is reserved once. */
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite) {
   ngio_put_key(o, name);
-  if (!ngio_out_reserve(o, 64)) return;
-  char *to = stpcpy(o->text + o->used, "{\"crc32\":\"");
-  to = stpcpy(to, crc); /* digits */
-  to = stpcpy(to, finite ? "\",\"finite\":true}" : "\",\"finite\":false}");
-  o->used = (size_t)(to - o->text);
+  ngio_out_put(o, "{\"crc32\":\"");
+  ngio_out_put(o, crc); /* digits */
+  ngio_out_put(o, finite ? "\",\"finite\":true}" : "\",\"finite\":false}");
 }
 
 void ng_manifest_open(ngio_out *o, const ng_item *item) {
@@ -166,5 +162,6 @@ bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, i
   }
   if (parts > 1) ngio_shut(o, ']');
   ngio_out_bytes(o, "}", sizeof "}"); /* with a 0 */
-  return !o->lost || ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
+  if (o->lost) (void)ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
+  return w->st == NG_OK;
 }

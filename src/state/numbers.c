@@ -7,59 +7,47 @@
 
 typedef struct cursor {
   const ng_block *block;
-  double *to;         /* get */
+  double *to;         /* get: what this rank owns */
   const double *from; /* put */
   int64_t at;         /* the next number's place */
 } cursor;
 
-static ng_status count_one(void *arg, ng_number *n) {
-  (void)n;
-  ((cursor *)arg)->at++;
-  return NG_OK;
-}
-
-static ng_status get_one(void *arg, ng_number *n) {
+static ng_status visit(void *arg, ng_number *n) {
   cursor *c = arg;
   const int32_t owner = n->stat != NULL ? n->stat->owner : c->block->owner;
-  if (owner == c->block->ctx->rank) c->to[c->at] = *n->value;
+  if (c->to != NULL && owner == c->block->ctx->rank) c->to[c->at] = *n->value;
+  if (c->from != NULL) *n->value = c->from[c->at];
   c->at++;
-  return NG_OK;
-}
-
-static ng_status put_one(void *arg, ng_number *n) {
-  cursor *c = arg;
-  *n->value = c->from[c->at++];
   return NG_OK;
 }
 
 /* One walk for counting, getting and putting: the places in the array are the order of the walk,
  * the same on every rank and in every run of this version.  In a file numbers have names, so
  * another order there is no matter. */
+static void walk(ng_precond *p, cursor *c) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    c->block = p->block[i];
+    (void)ng_block_numbers(p->block[i], visit, c);
+  }
+}
+
 int64_t ng_state_values(ng_precond *p) {
   cursor c = {0};
-  for (int32_t i = 0; i < p->blocks; i++)
-    (void)ng_block_numbers(p->block[i], count_one, &c);
+  walk(p, &c);
   return c.at + p->entries; /* the updates that each entry missed */
 }
 
 /* Each number from one owner alone: the sum over ranks (save.c) is then everybody's array. */
 void ng_state_get(ng_precond *p, double *x) {
   cursor c = {.to = x};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    c.block = p->block[i];
-    (void)ng_block_numbers(p->block[i], get_one, &c);
-  }
-  for (int32_t i = 0; i < p->entries && p->ctx->rank == 0; i++) { /* the same on all ranks */
+  walk(p, &c);
+  for (int32_t i = 0; i < p->entries && p->ctx->rank == 0; i++) /* the same on all ranks */
     x[c.at + i] = (double)p->entry[i]->missed;
-  }
 }
 
 void ng_state_put(ng_precond *p, const double *x) {
   cursor c = {.from = x};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    (void)ng_block_numbers(p->block[i], put_one, &c);
-  }
-  for (int32_t i = 0; i < p->entries; i++) {
+  walk(p, &c);
+  for (int32_t i = 0; i < p->entries; i++)
     p->entry[i]->missed = (int64_t)x[c.at + i];
-  }
 }

@@ -121,11 +121,9 @@ static int64_t largest(const saving *x) {
 }
 
 /* All memory at once: between two collectives nothing may fail on one rank alone. */
-static ng_status prepare(saving *x, ng_precond *p, const char *call, const ng_outside *to) {
+static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside *to) {
   ng_work *w = &x->w;
-  ng_status st = ng_work_open(w, p, call, to, 0);
-  if (st == NG_OK) st = ng_work_list(w);
-  if (st != NG_OK) return st;
+  if (!ng_work_open(w, p, call, to) || !ng_work_list(w)) return;
   x->writes = x->parts > 1 || w->first;
   x->bytes = ng_work_take(w, x->parts * (int64_t)sizeof *x->bytes);
   x->count = ng_work_take(w, x->parts * (int64_t)sizeof *x->count);
@@ -140,8 +138,7 @@ static ng_status prepare(saving *x, ng_precond *p, const char *call, const ng_ou
   x->tensor = ng_work_take(w, w->fields * (int64_t)sizeof *x->tensor);
   x->path_room = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
   x->path = ng_work_take(w, x->path_room);
-  if (!w->lost) memset(w->values, 0, (size_t)values * sizeof *w->values);
-  return ng_work_all(w, NG_OK);
+  if (w->st == NG_OK) memset(w->values, 0, (size_t)values * sizeof *w->values);
 }
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
@@ -253,8 +250,9 @@ static void make_manifest(saving *x) {
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length) {
   saving x = {.parts = 1};
   ng_work *w = &x.w;
-  ng_status st = prepare(&x, p, "ng_state_manifest", NULL);
-  NG_TRY(ng_work_agree(w, st));
+  ng_status st = NG_OK;
+  prepare(&x, p, "ng_state_manifest", NULL);
+  NG_TRY(ng_work_tell(w));
   NG_TRY(gather(&x));
   make_manifest(&x);
   NG_TRY(ng_work_tell(w));
@@ -336,8 +334,9 @@ static bool all_there(saving *x) {
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts) {
   saving x = {.parts = in_parts ? p->ctx->ranks : 1};
   ng_work *w = &x.w;
-  ng_status st = prepare(&x, p, call, to);
-  NG_TRY(ng_work_agree(w, st));
+  ng_status st = NG_OK;
+  prepare(&x, p, call, to);
+  NG_TRY(ng_work_tell(w));
   NG_TRY(gather(&x));
   if (w->first) make_manifest(&x);
   NG_TRY(ng_work_tell(w));

@@ -22,17 +22,12 @@ void *ng_work_take(ng_work *w, int64_t bytes) {
   const size_t all = NG_ALIGN + (size_t)bytes;
   ng_taken *t = ng_alloc(w->p->ctx, all);
   if (t == NULL) {
-    w->lost = true;
+    (void)ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
     return NULL;
   }
   *t = (ng_taken){w->taken, all};
   w->taken = t;
   return (char *)t + NG_ALIGN;
-}
-
-ng_status ng_work_all(ng_work *w, ng_status st) {
-  if (st < NG_OK || !w->lost) return st;
-  return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory", w->call);
 }
 
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
@@ -98,58 +93,39 @@ static ng_status list_field(void *arg, const char *key, ng_field *f) {
 }
 
 /* Wide dtypes come first, so all data of the file are aligned. */
-ng_status ng_work_list(ng_work *w) {
+bool ng_work_list(ng_work *w) {
   lister l = {.w = w};
   (void)ng_state_fields(w->p, count_field, &l);
   w->value_count = ng_state_values(w->p);
   w->item = ng_work_take(w, w->fields * (int64_t)sizeof *w->item);
   l.name = ng_work_take(w, l.names_bytes);
-  if (w->lost) return ng_work_all(w, NG_OK);
+  if (w->st != NG_OK) return false;
   for (int32_t width = NG_WIDEST, at = 0; width > 0; width /= 2) {
     const int32_t count = l.next[width];
     l.next[width] = at;
     at += count;
   }
-  return ng_state_fields(w->p, list_field, &l);
+  (void)ng_state_fields(w->p, list_field, &l);
+  return true;
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
 /* Callbacks of other ranks are not called, and may be missing there. */
-static ng_status check_place(const ng_work *w) {
-  const ng_outside *at = w->place;
-  if (at == NULL) return NG_OK;
-  if (!at->stream && (at->path == NULL || at->path[0] == 0)) {
-    return ng_fail(w->p->ctx, NG_ERR_ARG, "%s: no path given", w->call);
+bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *at) {
+  *w = (ng_work){.p = p, .label = call, .place = at, .first = p->ctx->rank == 0, .source.fd = -1};
+  if (at != NULL && !at->stream && (at->path == NULL || at->path[0] == 0)) {
+    return ng_work_refuse(w, NG_ERR_ARG, "no path given");
   }
-  if (at->stream && w->first && at->read == NULL && at->write == NULL) {
-    return ng_fail(w->p->ctx, NG_ERR_ARG, "%s: the callback is NULL, expected one on rank 0",
-                   w->call);
+  if (at != NULL && at->stream && w->first && at->read == NULL && at->write == NULL) {
+    return ng_work_refuse(w, NG_ERR_ARG, "the callback is NULL, expected one on rank 0");
   }
-  return NG_OK;
-}
-
-ng_status ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place,
-                       int64_t more) {
-  memset(w, 0, sizeof *w);
-  w->p = p;
-  w->call = call;
-  w->place = place;
-  w->label = place == NULL ? call : place->stream ? "the stream" : place->path;
-  w->first = p->ctx->rank == 0;
-  w->source.fd = -1;
-  w->more = more;
-  const ng_status st = check_place(w);
-  if (st != NG_OK) return st;
   if (p->step->begun) {
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "%s: between ng_begin and a step; state is saved and loaded between steps",
-                   call);
+    return ng_work_refuse(w, NG_ERR_STATE,
+                          "between ng_begin and a step; state is saved and loaded between steps");
   }
-  const size_t bytes = (size_t)(NG_CODES + p->ctx->ranks + more) * sizeof *w->told;
-  w->told = ng_work_take(w, (int64_t)bytes);
-  if (!w->lost) memset(w->told, 0, bytes);
-  return ng_work_all(w, NG_OK);
+  if (at != NULL) w->label = at->stream ? "the stream" : at->path;
+  return true;
 }
 
 /* In the reverse order of use. */
@@ -169,7 +145,8 @@ void ng_work_close(ng_work *w) {
 
 static ng_status broken(ng_work *w) {
   ng_exchange_give_up(w->p);
-  return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank gets this", w->call);
+  return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank gets this",
+                 w->label);
 }
 
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count) {
@@ -212,36 +189,22 @@ ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row) {
   return st;
 }
 
-ng_status ng_work_agree(ng_work *w, ng_status local) {
-  ng_comm *c = w->p->ctx->comm;
-  double code[NG_CODES];
-  if (c->size == 1) return local;
-  ng_codes_put(code, local);
-  if (ng_work_sum(w, code, NG_CODES) != NG_OK) return NG_ERR_COMM;
-  const ng_status st = ng_codes_worst(code);
-  if (st >= NG_OK) return NG_OK;
-  return ng_fail(w->p->ctx, st, "%s: %d of %d ranks failed with %s (%s)", w->call,
-                 ng_codes_count(code, st), c->size, ng_status_name(st), ng_status_meaning(st));
-}
-
 ng_status ng_work_tell(ng_work *w) {
-  ng_context *ctx = w->p->ctx;
-  double *failed = w->told + NG_CODES;
-  ng_codes_put(w->told, w->st);
-  memset(failed, 0, (size_t)ctx->ranks * sizeof *failed);
-  failed[ctx->rank] = w->st < NG_OK;
-  if (ctx->ranks > 1 && ng_work_sum(w, w->told, NG_CODES + ctx->ranks + w->more) != NG_OK) {
-    return NG_ERR_COMM;
-  }
-  const ng_status worst = ng_codes_worst(w->told);
+  double code[NG_CODES];
+  uint8_t failed = 0;
+  int32_t from = -1;
+  ng_codes_put(code, w->st);
+  if (ng_work_sum(w, code, NG_CODES) != NG_OK) return NG_ERR_COMM;
+  const ng_status worst = ng_codes_worst(code);
   if (worst >= NG_OK) return NG_OK;
-  int32_t first = 0;
-  while (failed[first] == 0.0)
-    first++;
-  if (ng_work_broadcast(w, w->message, (int64_t)sizeof w->message, first) != NG_OK) {
+  while (failed == 0) {
+    failed = w->st < NG_OK;
+    if (ng_work_broadcast(w, &failed, 1, ++from) != NG_OK) return NG_ERR_COMM;
+  }
+  if (ng_work_broadcast(w, w->message, (int64_t)sizeof w->message, from) != NG_OK) {
     return NG_ERR_COMM;
   }
-  return ng_fail(ctx, worst, "%s", w->message);
+  return ng_fail(w->p->ctx, worst, "%s", w->message);
 }
 
 bool ng_work_fine(ng_work *w, ngio_status st) {

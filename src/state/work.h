@@ -35,12 +35,11 @@ typedef struct ng_part_piece {
 
 typedef struct ng_work {
   ng_precond *p;
-  const char *call, *label; /* the public function; what messages call the file */
-  const ng_outside *place;  /* NULL: nothing is written, and nothing read */
-  bool first;               /* this is rank 0 */
-  struct ng_taken *taken;   /* memory of the call */
-  bool lost;                /* some of it could not be allocated */
-  ng_item *item;            /* [fields] wide dtypes first: so all data is aligned in the file */
+  const char *label;       /* in front of messages: the file, or at first the public function */
+  const ng_outside *place; /* NULL: nothing is written, and nothing read */
+  bool first;              /* this is rank 0 */
+  struct ng_taken *taken;  /* memory of the call */
+  ng_item *item;           /* [fields] wide dtypes first: so all data is aligned in the file */
   int32_t fields;
   int64_t largest; /* bytes of the largest field, or of its largest row if ranks hold columns */
   int64_t value_count;
@@ -52,22 +51,19 @@ typedef struct ng_work {
   ngio_writer *writer;
   ngio_source source; /* load, rank 0 */
   ngio_tensors *file; /* load, rank 0 */
-  double *told;       /* for ng_work_tell: status codes, a mark for each rank, and `more` doubles */
-  int64_t more;
   ng_status
       st; /* the first failure of this rank that the others do not know yet, with its message */
   char message[NG_MESSAGE];
 } ng_work;
 
-/* Check the arguments and the moment of the call, and allocate `told` with `more` doubles of the caller. */
-ng_status ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place,
-                       int64_t more);
-ng_status ng_work_list(ng_work *w); /* fill `item`: the same order on all ranks */
-void ng_work_close(ng_work *w);     /* at any stage; an unfinished file is removed */
+/* Check the arguments and the moment of the call; list the fields, in the same order on all ranks.  false: a failure,
+ * in *w as every other. */
+bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
+bool ng_work_list(ng_work *w);
+void ng_work_close(ng_work *w); /* at any stage; an unfinished file is removed */
 
-/* Memory until ng_work_close; NULL: there is none, and `lost` is set. */
+/* Memory until ng_work_close; NULL: there is none, which is noted in *w. */
 void *ng_work_take(ng_work *w, int64_t bytes);
-ng_status ng_work_all(ng_work *w, ng_status st); /* NG_ERR_NOMEM if memory was lost */
 
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
 /* Dtype and shape of a piece in its file; q NULL: of the whole array. */
@@ -79,8 +75,7 @@ ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* not of a sy
 /* The doubles are summed over ranks; all may fail with NG_ERR_COMM. */
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root);
-ng_status ng_work_agree(ng_work *w, ng_status local); /* the worst status of all ranks, on all */
-/* The worst status that a rank has in `st`, with the message of the first that failed.  The `more` doubles are summed. */
+/* The worst status that a rank has in `st`, on all, with the message of the first that failed. */
 ng_status ng_work_tell(ng_work *w);
 
 /* Row `row` of a field of which ranks hold parts: copy this rank's part between w->memory and the field; gather
