@@ -35,7 +35,7 @@ static void a_is_a_vector(void **state) {
   ng_explain_row row = {.struct_size = sizeof row};
   assert_int_equal(ng_explain(f.p, 0, &row), NG_OK);
   assert_string_equal(row.why, "A diagonal of 50000, G 16x16");
-  assert_string_equal(row.family, "embedding");
+  assert_string_equal(row.family, "kronecker");
   assert_int_equal(row.count, 50000 * 16);
   fixture_close(&f);
   free(grad);

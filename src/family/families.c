@@ -8,7 +8,7 @@
 #include "family/family.h"
 
 static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone, &ng_family_norm,
-                                       &ng_family_window, &ng_family_embedding};
+                                       &ng_family_window};
 enum { OWN = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/

@@ -195,8 +195,7 @@ typedef struct ng_family {
   void (*report)(const ng_block *b, ng_layer_report *report); /* about its last solve */
 } ng_family;
 
-extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
-    ng_family_embedding;
+extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 

@@ -134,6 +134,22 @@ static void explain(ng_block *b) {
   }
 }
 
+static ng_status check_embedding(const ng_block *b) {
+  const bool product = b->base.solver == NG_SOLVER_PRODUCT;
+  if (b->entry->local != NULL) {
+    return ng_fail(b->ctx, NG_ERR_ABSENT,
+                   "layer '%s': it is in shards (shard_axis), which embeddings do not support; "
+                   "register its weight with ng_add_tensor, or name it in skip_layers",
+                   b->name);
+  }
+  if (!product && b->base.positions != NG_POSITIONS_REDUCE) return NG_OK;
+  return ng_fail(b->ctx, NG_ERR_ARG,
+                 "layer '%s': %s is not for embeddings; take %s, or register the weight with "
+                 "ng_add_tensor",
+                 b->name, product ? "solver = product" : "positions = reduce",
+                 product ? "cholesky or eigen" : "expand");
+}
+
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
@@ -158,7 +174,8 @@ static ng_status create(ng_block *b) {
                    b->p->opt.solver);
   }
   k->conv = ng_layer_conv(b->entry, false);
-  ng_status st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
+  ng_status st = embedding ? check_embedding(b) : NG_OK;
+  if (st == NG_OK) st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
   if (st == NG_OK) st = make_side(b, NG_SIDE_G, d->out / k->groups, false);
   if (st == NG_OK) st = make_map(b);
   if (st == NG_OK) explain(b);
@@ -166,12 +183,7 @@ static ng_status create(ng_block *b) {
 }
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
-         ng_is(o->family, "kronecker");
-}
-
-static bool fits_embedding(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind == NG_EMBEDDING && ng_is(o->family, "kronecker");
+  return !e->tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
 }
 
 /* An option without effect beside the others is refused, unless it has its neutral value. */
@@ -200,17 +212,6 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   }
   if (st != NG_OK || !product) return st;
   return ng_family_check_unused(damps, 3, "solver = product inverts nothing", o, message, size);
-}
-
-static ng_status check_embedding(const ng_options *o, const ng_settings *s, char *message,
-                                 size_t size) {
-  const ng_refusal list[] = {
-      {s->solver == NG_SOLVER_PRODUCT, NG_OPTION_solver,
-       " is not for embeddings; take cholesky or eigen, or register the weight with ng_add_tensor"},
-      {s->positions == NG_POSITIONS_REDUCE, NG_OPTION_positions,
-       " is not for embeddings; take expand, or register the weight with ng_add_tensor"}};
-  const ng_status st = ng_family_check_list(list, 2, o, message, size);
-  return st == NG_OK ? check(o, s, message, size) : st;
 }
 
 /* ---- statistics, memory ----------------------------------------------------------------------*/
@@ -374,26 +375,6 @@ const ng_family ng_family_kronecker = {
     .emit_tile = ng_kron_emit_tile,
     .room = ng_kron_room,
     .norms = ng_kron_norms,
-    .fields = fields,
-    .numbers = numbers,
-    .solve = ng_kron_solve,
-    .shared = ng_kron_shared,
-    .put_traces = ng_kron_put_traces,
-    .report = ng_kron_report,
-};
-
-/* Embeddings are not sharded, and their norms are sums over tiles: PD is computed in chunks of rows. */
-const ng_family ng_family_embedding = {
-    .name = "embedding",
-    .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
-    .fits = fits_embedding,
-    .check = check_embedding,
-    .create = create,
-    .statistics = statistics,
-    .plan = plan,
-    .observe = ng_kron_observe,
-    .measure = ng_kron_measure,
-    .emit_tile = ng_kron_emit_tile,
     .fields = fields,
     .numbers = numbers,
     .solve = ng_kron_solve,

@@ -268,22 +268,27 @@ void ng_kron_norms(ng_block *b, double *pd2) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t cols = b->segment[0].slot->cols;
+  const int64_t most = chunk_rows(k), room = ng_round16(most * k->p);
   const double ascent = b->ascent;
   float *scratch = ng_scratch(b);
-  rows_job j = {.b = b, .H = scratch, .D = scratch + ng_round16(k->out * k->p), .rows = k->out};
-  double *sums = (double *)(void *)(j.D + ng_round16(k->out * k->p) + ng_round16(widest_result(k)));
+  rows_job j = {.b = b, .H = scratch, .D = scratch + room, .rows = k->out};
+  double *sums = (double *)(void *)(j.D + room + ng_round16(widest_result(k)));
   const int32_t pieces = pieces_of(b, &j);
   NG_ASSERT(ng_queue_settled(q));
   if (k->product || k->offsets > 1) ng_parallel(b->ctx, pieces, publish_rows, &j);
   const float *H = k->offsets == 1 ? b->direction : j.H, *D = k->product ? j.D : H;
   for (int32_t i = 0; i < b->segments; i++) {
     const int64_t at = i == NG_WEIGHT ? 0 : cols, n = i == NG_WEIGHT ? cols : 1;
-    ng_on(q)->row_sums(q, k->out, n, H + at, k->p, D + at, k->p, sums);
-    ng_queue_wait(q);
-    const double *sum = ng_numbers_read(q, sums);
     pd2[i] = 0.0;
-    for (int64_t r = 0; r < k->out; r++, sum += 3) {
-      pd2[i] += k->product ? sum[1] + ascent * (2.0 * sum[0] + ascent * sum[2]) : sum[2];
+    for (int64_t row = 0, rows; row < k->out; row += rows) {
+      const int64_t from = row * k->p + at;
+      rows = ng_min64(most, k->out - row);
+      ng_on(q)->row_sums(q, rows, n, H + from, k->p, D + from, k->p, sums);
+      ng_queue_wait(q);
+      const double *sum = ng_numbers_read(q, sums);
+      for (int64_t r = 0; r < rows; r++, sum += 3) {
+        pd2[i] += k->product ? sum[1] + ascent * (2.0 * sum[0] + ascent * sum[2]) : sum[2];
+      }
     }
   }
 }

@@ -105,8 +105,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   if (momentum) w->v = vector(plan, NG_USE_FACTORS, w);
   if (adam || b->base.window_function == NG_WINDOW_ADAGRAD) {
     w->s = vector(plan, NG_USE_FACTORS, w);
+    w->next_s = vector(plan, NG_USE_SUMS, w);
   }
-  if (adam) w->next_s = vector(plan, NG_USE_SUMS, w);
   if (momentum && (first || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
     w->next_v = vector(plan, NG_USE_SUMS, w);
   }

@@ -128,13 +128,14 @@ void ng_window_first_enter(ng_block *b) {
   w->overflowed += ng_window_total(w);
 }
 
-/* AdaGrad: u <- u / (sqrt(s + u^2) + eps). */
+/* AdaGrad: next_s <- s + u^2, u <- u / (sqrt(next_s) + eps). */
 static void divide_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   int64_t kept = 0;
   for (int64_t k = c.at; k < c.at + c.n; k++) {
     const double x = (double)w->u[k], s = keep((double)w->s[k] + x * x, w->s[k], &kept);
+    w->next_s[k] = (float)s;
     w->u[k] = (float)(x / (sqrt(s) + b->base.damping));
   }
   w->sums[i] = (double)kept;
@@ -162,26 +163,11 @@ void ng_window_first_direct(ng_block *b) {
   w->overflowed += ng_window_total(w);
 }
 
-static void square_chunk(ng_block *b, int32_t i) {
-  ng_window *w = ng_window_of(b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  int64_t kept = 0;
-  for (int64_t k = c.at; k < c.at + c.n; k++) {
-    const double x = (double)w->u[k];
-    w->s[k] = (float)keep((double)w->s[k] + x * x, w->s[k], &kept);
-  }
-}
-
 void ng_window_first_taken(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  if (b->base.window_function == NG_WINDOW_ADAGRAD) { /* u may be overwritten now */
-    ng_window_sent(b, 1.0);
-    ng_window_each(b, square_chunk);
-  } else if (w->s != NULL) {
-    float *s = w->next_s;
-    w->next_s = w->s;
-    w->s = s;
-  }
+  float *s = w->next_s;
+  w->next_s = w->s;
+  w->s = s;
   w->updates += 1.0;
 }
 

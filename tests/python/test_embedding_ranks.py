@@ -111,7 +111,7 @@ class EmbeddingRanks(Case):
                 for accumulate in (False, True):
                     with self.subTest(how, world=world, accumulate=accumulate):
                         for note, found, why in ranks.run(world, one_step, how, accumulate):
-                            self.assertEqual((note, why["table.weight"][0]), (0, "embedding"))
+                            self.assertEqual((note, why["table.weight"][0]), (0, "kronecker"))
                             self.check(found["table.weight"], expected, tolerance)
 
     def test_a_table_of_positions(self):
@@ -127,7 +127,7 @@ class EmbeddingRanks(Case):
                 lambda m: sum(loss_of(m, x[r::world], factor[r::world]) for r in range(world)) / world, counts)
             with self.subTest(world=world):
                 for note, found, why in ranks.run(world, one_step, "positions", False):
-                    self.assertEqual((note, why["places.weight"][0]), (0, "embedding"))
+                    self.assertEqual((note, why["places.weight"][0]), (0, "kronecker"))
                     self.check(found["places.weight"], expected, tolerance)
 
     def test_tied_to_the_head(self):

@@ -99,7 +99,7 @@ class Numbers(Case):
         self.assertLess(worst, tolerance)
         self.assertFalse(torch.equal(got, plain))
         row = next(row for row in k.explain() if row["name"].startswith("table"))
-        self.assertEqual((row["family"], row["covered"]), ("embedding", 1))
+        self.assertEqual((row["family"], row["covered"]), ("kronecker", 1))
         return got
 
     def tokens(self, *shape):
