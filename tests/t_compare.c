@@ -336,7 +336,7 @@ static void left_out(void **state) {
   assert_int_equal(p.method[1].s.n_library, 1);
   assert_string_equal(p.method[1].s.fisher, "sampled");
   (void)fflush(p.notes);
-  assert_string_equal(p.note, "sgd: damping has no effect\nsgd: fisher has no effect\n");
+  assert_string_equal(p.note, "sgd: fisher has no effect\nsgd: damping has no effect\n");
   compare_plan_free(&p);
 }
 

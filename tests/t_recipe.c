@@ -2,6 +2,7 @@
  * here step by step, and whole runs cut into micro-batches against whole batches. */
 #include "nn/models.h"
 #include "common/random.h"
+#include "train/schedule.h"
 #include "train/disk.h"
 #include "train/lr.h"
 #include "train/recipe.h"
@@ -158,7 +159,9 @@ static void configurations_are_the_published_ones(void **state) {
     read_config(known[i].name, &s);
     assert_int_equal(settings_samples(&s), known[i].samples);
     assert_true(s.epochs == known[i].epochs && s.momentum == known[i].momentum);
-    assert_true(settings_damping(&s) == known[i].damping && s.mixup_alpha == known[i].alpha);
+    double base[SCHEDULED];
+    settings_base(&s, base);
+    assert_true(base[SCHEDULED_DAMPING] == known[i].damping && s.mixup_alpha == known[i].alpha);
     assert_true(fabs(recipe_lr(&s, 10, s.epochs) / known[i].lr10 - 1.0) < 1e-6);
     assert_true(s.running_mixup && s.erase_rate == 0.5 && s.erase_area_high == 0.25);
     assert_true(strcmp(s.adjust_momentum, "ratio") == 0 &&

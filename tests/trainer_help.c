@@ -1,6 +1,6 @@
 /* trainer_help.c: see trainer_help.h. */
 #include "trainer_help.h"
-#include "train/settings_rows.h"
+#include "train/settings_table.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

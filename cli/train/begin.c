@@ -24,13 +24,18 @@ static int make_pool(const run_ranks *ranks, ng_pool **out) {
   return *out != NULL ? CLI_OK : cli_bad("no memory for %d threads", threads);
 }
 
+int train_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
+                  bool *reconstructs) {
+  const model_task task = {.input = {d->height, d->width, d->channels},
+                           .classes = d->classes,
+                           .label_smoothing = s->label_smoothing,
+                           .dropout = s->dropout};
+  *net = nn_create(pool, (uint64_t)s->seed);
+  return model_build(s->model, &task, *net, reconstructs);
+}
+
 static int describe_net(run *r) {
-  const model_task task = {.input = {r->d->height, r->d->width, r->d->channels},
-                           .classes = r->d->classes,
-                           .label_smoothing = r->s->label_smoothing,
-                           .dropout = r->s->dropout};
-  r->net = nn_create(r->pool, (uint64_t)r->s->seed);
-  if (model_build(r->s->model, &task, r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
+  if (train_network(r->s, r->d, r->pool, &r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
   if (r->reconstructs && r->s->label_smoothing > 0.0) {
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
   }
@@ -73,7 +78,7 @@ static int make_folder(run *r, const char *config, const char *log) {
   if (disk_exists(config) || disk_exists(log)) {
     return cli_bad("--out: %s holds a run; --resume goes on with it", r->s->out);
   }
-  const int rc = checkpoint_find(r->s->out, &step);
+  const int rc = checkpoint_find(r->s->out, &step, NULL);
   return rc == CLI_OK ? from_the_start(r, config, log) : rc;
 }
 
@@ -168,9 +173,8 @@ int run_share_buffers(run *r) {
   return rc;
 }
 
-/* The settings with which the run in the directory began: from its checkpoint, else from config.json. */
-static int read_was(const run *r, const char *config, int64_t step, settings *was) {
-  if (step >= 0) return checkpoint_settings(r->s->out, step, was);
+/* The settings with which a run without a checkpoint began. */
+static int read_config(const run *r, const char *config, settings *was) {
   if (disk_regular(config) != CLI_OK) return CLI_BAD;
   if (!disk_exists(config)) return cli_bad("--resume: %s holds no run", r->s->out);
   return settings_read(was, config);
@@ -217,8 +221,8 @@ static int open_folder(run *r, const char *config, const char *log) {
   int64_t step = -1;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   settings_init(&was);
-  int rc = checkpoint_find(r->s->out, &step);
-  if (rc == CLI_OK) rc = read_was(r, config, step, &was);
+  int rc = checkpoint_find(r->s->out, &step, &was);
+  if (rc == CLI_OK && step < 0) rc = read_config(r, config, &was);
   char *where = step >= 0 ? checkpoint_path(r->s->out, step) : cli_copy(config);
   if (rc == CLI_OK) rc = settings_same(&was, r->s, "--", where);
   if (rc == CLI_OK)
@@ -277,7 +281,6 @@ int run_begin(run *r) {
                               : CLI_OK); /* rank 0 first, so that a common error is reported once */
   if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? make_own(r) : CLI_OK);
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
-  r->damping = settings_damping(r->s);
   settings_base(r->s, r->base);
   for (int i = 0; i < SCHEDULED; i++)
     r->moved[i] = (double)NAN; /* a resumed run sets every value */

@@ -111,30 +111,22 @@ static int check_config(const char *dir, const settings *was, const char *where)
   return rc;
 }
 
-int checkpoint_find(const char *dir, int64_t *step) {
-  settings was;
+int checkpoint_find(const char *dir, int64_t *step, settings *was) {
+  settings own;
   run_state state;
   *step = newest(dir);
   if (*step < 0) return check_format(dir);
   char *path = checkpoint_path(dir, *step), *log = cli_join(dir, "log.jsonl");
-  settings_init(&was);
+  settings_init(&own);
   checkpoint_init(&state);
-  int rc = read_head(path, &was, &state);
+  if (was == NULL) was = &own;
+  int rc = read_head(path, was, &state);
   if (rc == CLI_OK && state.step != *step)
     rc = cli_bad("%s: is the checkpoint of step %lld", path, (long long)state.step);
-  if (rc == CLI_OK) rc = check_config(dir, &was, path);
+  if (rc == CLI_OK) rc = check_config(dir, was, path);
   if (rc == CLI_OK) rc = log_check(log, state.log_bytes, (uint32_t)state.log_crc, path);
-  settings_free(&was);
+  settings_free(&own);
   free(log);
-  free(path);
-  return rc;
-}
-
-int checkpoint_settings(const char *dir, int64_t step, settings *out) {
-  run_state state;
-  char *path = checkpoint_path(dir, step);
-  checkpoint_init(&state);
-  const int rc = read_head(path, out, &state);
   free(path);
   return rc;
 }

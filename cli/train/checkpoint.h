@@ -52,10 +52,8 @@ void checkpoint_differs(const run_state *was, const run_state *now, char *text, 
 /* The functions below return CLI_BAD after one line that names the file. */
 
 /* Find the checkpoint in DIR and check that its header, config.json and log.jsonl belong together; *step is -1 if there is
- * none. */
-int checkpoint_find(const char *dir, int64_t *step);
-/* The settings that the run had when it wrote the checkpoint of `step`. */
-int checkpoint_settings(const char *dir, int64_t step, settings *out);
+ * none. `was` (initialised, or NULL) receives the settings that the run had. */
+int checkpoint_find(const char *dir, int64_t *step, settings *was);
 char *checkpoint_path(const char *dir, int64_t step); /* for free() */
 
 /* What a checkpoint consists of; all pointers are the caller's. */

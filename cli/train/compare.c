@@ -5,7 +5,6 @@
  * load on the machine affects all methods alike. */
 #include "commands.h"
 #include "compare.h"
-#include "nn/models.h"
 #include "settings_table.h"
 
 #include <math.h>
@@ -123,13 +122,9 @@ static char *folder(const data_set *d, const settings *base, const char *given) 
 
 /* Build the network once, to find its metric and whether it fits the data. */
 static int metric_of(const compare_plan *p, const data_set *d, compare_metric *metric) {
-  const model_task task = {.input = {d->height, d->width, d->channels},
-                           .classes = d->classes,
-                           .label_smoothing = p->base.label_smoothing,
-                           .dropout = p->base.dropout};
   bool reconstructs = false;
-  nn *net = nn_create(NULL, (uint64_t)p->base.seed);
-  const int rc = model_build(p->base.model, &task, net, &reconstructs);
+  nn *net = NULL;
+  const int rc = train_network(&p->base, d, NULL, &net, &reconstructs);
   nn_destroy(&net);
   *metric = reconstructs ? (d->test.n > 0 ? TEST_LOSS : TRAIN_LOSS)
                          : (d->test.n > 0 ? TEST_ACCURACY : TRAIN_ACCURACY);
@@ -302,32 +297,27 @@ const cli_command cli_compare = {
     .summary = "train a network by several methods and seeds; table and curves",
     .text =
         "For each seed all methods start from the same weights and see the samples in the same\n"
-        "order. A method may have its own settings, natgrad:lr=0.1,damping=0.01; an item without "
-        "'='\n"
-        "starts the next method. A shared setting without meaning for a method is dropped there,\n"
-        "with a note.\n"
+        "order. A method may have its own settings, natgrad:lr=0.1,damping=0.01; an item\n"
+        "without '=' starts the next method. A shared setting without meaning for a method is\n"
+        "dropped there, with a note.\n"
         "\n"
-        "--grid first trains every method at every point of the grid, on the training data "
-        "without\n"
-        "a validation split and with the seed before the first one. It takes the point with the "
-        "best\n"
-        "validation accuracy (autoencoders: lowest loss). --grid-seeds N averages N seeds, from\n"
-        "SEED + 1001 on, each with its own split; this reduces the noise of the choice. Then "
-        "every\n"
-        "seed is trained on all training data and tested on the test split.\n"
+        "--grid first trains every method at every point of the grid, on the training data\n"
+        "without a validation split and with the seed before the first one. It takes the point\n"
+        "with the best validation accuracy (autoencoders: lowest loss). --grid-seeds N\n"
+        "averages N seeds, from SEED + 1001 on, each with its own split; this reduces the\n"
+        "noise of the choice. Then every seed is trained on all training data and tested on\n"
+        "the test split.\n"
         "\n"
-        "The second table has differences between each method and --baseline (a name of the first\n"
-        "table; natgrad-2 is the second natgrad) at the same seed: mean and 95 % interval of the\n"
-        "mean (Student's t).\n"
+        "The second table has differences between each method and --baseline (a name of the\n"
+        "first table; natgrad-2 is the second natgrad) at the same seed: mean and 95 %\n"
+        "interval of the mean (Student's t).\n"
         "\n"
-        "DIR gets table.txt, result.json, curves.csv, plot.gp, and by gnuplot "
-        "curves.svg\n"
-        "and curves.png. DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have the config.json\n"
-        "and log.jsonl of each run. --resume continues after a stop or a kill; methods and seeds "
-        "may\n"
-        "be added or left out, other settings must be the same. Runs of methods left out stay on\n"
-        "disk. Data sets and schedules are as in `natgrad help train`. Exit code 1: stopped by a\n"
-        "signal, without a table.\n",
+        "DIR gets table.txt, result.json, curves.csv, plot.gp, and by gnuplot curves.svg and\n"
+        "curves.png. DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have the config.json\n"
+        "and log.jsonl of each run. --resume continues after a stop or a kill; methods and\n"
+        "seeds may be added or left out, other settings must be the same. Runs of methods left\n"
+        "out stay on disk. Data sets and schedules are as in `natgrad help train`. Exit code\n"
+        "1: stopped by a signal, without a table.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

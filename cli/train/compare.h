@@ -1,7 +1,7 @@
 /* compare.h: several methods and seeds, one table.
  *
  * Files: compare.c the command and the order of the runs; compare_plan.c methods and grid from text;
- * compare_grid.c tuning; compare_stats.c statistics of runs, compare_paired.c of pairs of runs; compare_disk.c
+ * compare_grid.c tuning; compare_stats.c statistics of runs and of pairs of runs; compare_disk.c
  * files in DIR; compare_report.c tables, notes, curves; table.c, plot.c. */
 #ifndef COMPARE_H
 #define COMPARE_H

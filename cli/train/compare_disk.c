@@ -10,7 +10,7 @@
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
-#include "settings_rows.h"
+#include "settings_table.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -83,7 +83,7 @@ int compare_run(settings *s, const data_set *d, const train_show *show, train_re
   int rc = disk_own_folder(s->out);
   if (rc == CLI_OK) rc = read_result(s, r, &over);
   if (rc == CLI_OK && !over) {
-    rc = checkpoint_find(s->out, &step);
+    rc = checkpoint_find(s->out, &step, NULL);
     s->resume = step >= 0;
     if (rc == CLI_OK && !s->resume) begin_again(s->out);
     if (rc == CLI_OK) rc = train_run(s, d, show, r);

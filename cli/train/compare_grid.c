@@ -5,7 +5,7 @@
  * Score: the mean over seeds of the best validation accuracy over epochs (squared error: of the lowest validation
  * loss), then the lower final training loss, then the order of the points. */
 #include "compare.h"
-#include "settings_rows.h"
+#include "settings_table.h"
 
 #include <math.h>
 #include <stddef.h>

@@ -4,7 +4,7 @@
  * A shared setting or grid may have no meaning for a method (damping for SGD): it is dropped there, with one note.
  * Given after the name of that method, it is an error. */
 #include "compare.h"
-#include "settings_rows.h"
+#include "settings_table.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,16 +32,6 @@ static void drop_option(compare_plan *p, compare_method *m, int i) {
   free(s->library[i].value);
   s->n_library--;
   memmove(s->library + i, s->library + i + 1, (size_t)(s->n_library - i) * sizeof *s->library);
-}
-
-static void drop_library(compare_plan *p, compare_method *m) {
-  for (int i = 0; i < m->s.n_library;) {
-    if (settings_knows(&m->s, m->s.library[i].name)) {
-      i++;
-    } else {
-      drop_option(p, m, i);
-    }
-  }
 }
 
 /* Does the effect of another option depend on this one? */
@@ -74,12 +64,12 @@ bool compare_owns(const compare_method *m, const char *name) {
   return false;
 }
 
-/* Drop shared options without effect beside its own settings. */
+/* Drop shared options without effect in this method's runs. */
 static int check_idle(compare_plan *p, compare_method *m) {
   for (int i = m->s.n_library - 1; i >= 0; i--) {
     const char *name = m->s.library[i].name;
-    char needs[SETTINGS_NEEDS];
-    if (!idle(p, m, name, needs, sizeof needs)) continue;
+    char needs[SETTINGS_NEEDS] = "";
+    if (settings_knows(&m->s, name) && !idle(p, m, name, needs, sizeof needs)) continue;
     if (compare_owns(m, name))
       return cli_bad("--methods: %s: %s has no effect unless %s", m->label, name, needs);
     drop_option(p, m, i);
@@ -124,7 +114,6 @@ static int begin_method(compare_plan *p, const char *name) {
   if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK) {
     return cli_bad("--methods: %s", message);
   }
-  if (settings_first_order(&m->s)) drop_library(p, m);
   return drop_useless(p, m);
 }
 

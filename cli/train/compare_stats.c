@@ -1,5 +1,9 @@
 /* compare_stats.c: statistics of finished runs: when a target was reached, mean and deviation over seeds, the mean
- * curve of a method, the target that all methods reach. */
+ * curve of a method, the target that all methods reach; differences between each method and the baseline at the same
+ * seed, which start from the same weights and see the samples in the same order.
+ *
+ * A difference is the mean over the seeds with its 95 % interval, mean +- t s / sqrt(n), with t the 0.975 quantile of
+ * Student's distribution with n - 1 degrees of freedom. Pairs with a diverged run are left out. */
 #include "compare.h"
 
 #include <math.h>
@@ -99,4 +103,149 @@ double compare_target(compare_metric m, const plot_curve *curve, int n) {
     if (isfinite(best) && (isnan(target) || compare_better(m, target, best))) target = best;
   }
   return target;
+}
+
+/* ---- differences to the baseline ----------------------------------------------------------------*/
+
+static const double TAIL = 0.975; /* two-sided 95 % */
+
+/* ---- arithmetic ------------------------------------------------------------------------------*/
+
+/* P(|T| < t) = A(theta), tan theta = t / sqrt(f), for whole f: Abramowitz & Stegun 26.7.3, 26.7.4. */
+static double within(double theta, int freedom) {
+  const double c2 = cos(theta) * cos(theta);
+  const bool odd = freedom % 2 == 1;
+  double term = odd ? sin(theta) * cos(theta) : sin(theta), sum = freedom > 1 ? term : 0.0;
+  for (int k = odd ? 3 : 2; k <= freedom - 2; k += 2) {
+    term *= c2 * (double)(k - 1) / (double)k;
+    sum += term;
+  }
+  return odd ? 2.0 / acos(-1.0) * (theta + sum) : sum;
+}
+
+double compare_student(int freedom) {
+  if (freedom < 1) return (double)NAN;
+  double low = 0.0, high = acos(-1.0) / 2.0;
+  for (int i = 0; i < 100; i++) {
+    const double middle = 0.5 * (low + high);
+    *(within(middle, freedom) < 2.0 * TAIL - 1.0 ? &low : &high) = middle;
+  }
+  return sqrt((double)freedom) * tan(low);
+}
+
+static double value_of(compare_metric m, compare_end what, const train_result *r) {
+  if (r->diverged || r->epochs == 0) return (double)NAN;
+  const train_epoch *last = &r->epoch[r->epochs - 1];
+  return what == END_TRAIN_LOSS  ? last->train_loss
+         : what == END_TEST_LOSS ? last->test_loss
+                                 : compare_best(m, r);
+}
+
+difference compare_difference(compare_metric m, compare_end what, const train_result *run,
+                              const train_result *base, int runs) {
+  double *x = cli_take((size_t)runs, sizeof *x);
+  for (int k = 0; k < runs; k++)
+    x[k] = value_of(m, what, &run[k]) - value_of(m, what, &base[k]);
+  const spread s = compare_spread(x, runs);
+  const double half = s.n > 1 ? compare_student(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
+  free(x);
+  return (difference){s.n, s.mean, s.deviation, s.mean - half, s.mean + half};
+}
+
+/* ---- output ------------------------------------------------------------------------------------- */
+
+static const struct {
+  const char *key, *name;
+  bool of_test, accuracy;
+} ends[COMPARE_ENDS] = {
+    [END_TRAIN_LOSS] = {"final_train_loss", "final training loss", false, false},
+    [END_TEST_LOSS] = {"final_test_loss", "final test loss", true, false},
+    [END_BEST_ACCURACY] = {"best_accuracy", "best accuracy, points", false, true},
+};
+
+/* Without a test split there is no test loss; autoencoders have no accuracy. */
+static bool has(compare_metric m, int what) {
+  if (ends[what].of_test) return m == TEST_ACCURACY || m == TEST_LOSS;
+  return !ends[what].accuracy || compare_is_accuracy(m);
+}
+
+static difference difference_of(const compare_plan *p, compare_metric m, int what, int method) {
+  return compare_difference(m, (compare_end)what, p->method[method].run, p->method[p->baseline].run,
+                            p->seeds);
+}
+
+/* "-0.0123 [-0.0246, -0.0001]" with this number of decimals; decimals < 0: three digits of half the interval. */
+static void say_difference(char *text, size_t size, const difference *d, double scale,
+                           int decimals) {
+  const double half = 0.5 * scale * (d->high - d->low);
+  if (decimals < 0 && half > 1e-8 && half < 1e6) {
+    const int digits = 2 - (int)floor(log10(half));
+    decimals = digits > 0 ? digits : 0;
+  }
+  if (d->n == 0) {
+    (void)snprintf(text, size, "-");
+  } else if (decimals < 0) {
+    (void)snprintf(text, size, d->n > 1 ? "%+.3g [%+.3g, %+.3g]" : "%+.3g", scale * d->mean,
+                   scale * d->low, scale * d->high);
+  } else {
+    (void)snprintf(text, size, d->n > 1 ? "%+.*f [%+.*f, %+.*f]" : "%+.*f", decimals,
+                   scale * d->mean, decimals, scale * d->low, decimals, scale * d->high);
+  }
+}
+
+void compare_paired_table(const compare_plan *p, compare_metric metric, table *t) {
+  const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
+  int shown[COMPARE_ENDS], n = 0;
+  for (int what = 0; what < COMPARE_ENDS; what++) {
+    if (!has(metric, what)) continue;
+    head[2 + n] = ends[what].name;
+    shown[n++] = what;
+  }
+  table_begin(t, head);
+  for (int i = 0; i < p->methods; i++) {
+    if (i == p->baseline) continue;
+    int pairs = 0;
+    table_row(t);
+    table_put(t, 0, "%s", p->method[i].label);
+    for (int c = 0; c < n; c++) {
+      char text[128];
+      const difference d = difference_of(p, metric, shown[c], i);
+      const bool points = ends[shown[c]].accuracy;
+      say_difference(text, sizeof text, &d, points ? 100.0 : 1.0, points ? 2 : -1);
+      table_put(t, 2 + c, "%s", text);
+      if (d.n > pairs) pairs = d.n;
+    }
+    table_put(t, 1, "%d", pairs);
+  }
+}
+
+void compare_paired_heading(const compare_plan *p, FILE *f) {
+  (void)fprintf(f, "difference to %s of the same seed: mean%s\n", p->method[p->baseline].label,
+                p->seeds > 1 ? " and its 95 % interval (Student's t)" : "");
+}
+
+void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out *o) {
+  ngio_open(o, "paired", '{');
+  ngio_put_text(o, "baseline", p->method[p->baseline].label);
+  ngio_put_real(o, "interval", 2.0 * TAIL - 1.0);
+  ngio_open(o, "methods", '[');
+  for (int i = 0; i < p->methods; i++) {
+    if (i == p->baseline) continue;
+    ngio_open(o, NULL, '{');
+    ngio_put_text(o, "label", p->method[i].label);
+    for (int what = 0; what < COMPARE_ENDS; what++) {
+      if (!has(metric, what)) continue;
+      const difference d = difference_of(p, metric, what, i);
+      ngio_open(o, ends[what].key, '{');
+      ngio_put_integer(o, "n", d.n);
+      ngio_put_real(o, "mean", d.mean);
+      ngio_put_real(o, "deviation", d.deviation);
+      ngio_put_real(o, "low", d.low);
+      ngio_put_real(o, "high", d.high);
+      ngio_shut(o, '}');
+    }
+    ngio_shut(o, '}');
+  }
+  ngio_shut(o, ']');
+  ngio_shut(o, '}');
 }

@@ -267,12 +267,10 @@ const cli_command cli_export = {
     .name = "export",
     .usage = "RUN_DIR --csv FILE | --tensorboard DIR",
     .summary = "export the log of a training run",
-    .text =
-        "RUN_DIR is a folder made by `natgrad train --out`, or one of runs/ of `natgrad compare`.\n"
-        "Exported again, a file is replaced; --csv - is standard output.  TensorBoard's values "
-        "have\n"
-        "single precision; their wall times count seconds of training and end when the log was\n"
-        "written last.\n",
+    .text = "RUN_DIR is a folder made by `natgrad train --out`, or one of runs/ of `natgrad\n"
+            "compare`. Exported again, a file is replaced; --csv - is standard output.\n"
+            "TensorBoard's values have single precision; their wall times count seconds of\n"
+            "training and end when the log was written last.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = false,

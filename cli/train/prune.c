@@ -5,7 +5,6 @@
 #include "commands.h"
 #include "checkpoint.h"
 #include "disk.h"
-#include "nn/models.h"
 #include "pruning.h"
 
 #include <errno.h>
@@ -108,7 +107,7 @@ static int read_run(const char *dir, const wish *w, subject *p) {
                                          "config.json in it",
                                          dir);
   if (rc == CLI_OK) rc = disk_lock(dir, "prune", &lock);
-  if (rc == CLI_OK) rc = checkpoint_find(dir, &step);
+  if (rc == CLI_OK) rc = checkpoint_find(dir, &step, NULL);
   if (rc == CLI_OK && step < 0 && w->weights == NULL)
     rc = cli_bad("%s: there is no checkpoint in it", dir);
   if (rc == CLI_OK) rc = settings_read(&p->s, config);
@@ -116,10 +115,10 @@ static int read_run(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
   if (lock >= 0) (void)close(lock);
   free(config);
-  /* No mixup, erasing or augmentation: curvature and test use the samples themselves. */
+  /* Curvature and test use the samples and labels themselves. */
   p->s.batch = w->batch;
   p->s.acc_iters = 1;
-  p->s.mixup_alpha = p->s.erase_rate = 0.0;
+  p->s.mixup_alpha = p->s.erase_rate = p->s.label_smoothing = p->s.dropout = 0.0;
   return rc == CLI_OK ? settings_set(&p->s, "augment", "none") : rc;
 }
 
@@ -132,10 +131,7 @@ static int open_subject(const wish *w, subject *p) {
   p->opened = rc == CLI_OK;
   if (rc != CLI_OK) return rc;
   data_print_notes(&p->d);
-  const model_task task = {.input = {p->d.height, p->d.width, p->d.channels},
-                           .classes = p->d.classes};
-  p->net = nn_create(p->pool, (uint64_t)s->seed);
-  rc = model_build(s->model, &task, p->net, &p->reconstructs);
+  rc = train_network(s, &p->d, p->pool, &p->net, &p->reconstructs);
   if (rc == CLI_OK) rc = feed_create(s, &p->d, NULL, p->reconstructs, p->pool, &p->feed);
   if (rc == CLI_OK) rc = nn_ready(p->net, w->batch);
   if (rc == CLI_OK) {
@@ -253,13 +249,12 @@ const cli_command cli_prune = {
     .usage = "RUN_DIR --sparsity S --out FILE [OPTIONS]",
     .summary = "prune the weights of a trained network",
     .text =
-        "RUN_DIR is a folder of `natgrad train --out`. Weights of layers are pruned, biases and\n"
-        "norms are kept.\n"
-        "mfac (Frantar, Kurtic & Alistarh 2021): prune the weights with the smallest\n"
-        "w^2 / (2 [F^-1]_ii) and move the others by F^-1 t, t = -w / [F^-1]_ii of pruned weights,\n"
-        "F = lambda I + G'G / M. magnitude: prune the smallest |w|. Gradients are taken in\n"
-        "evaluation mode, without training in between. Prints test loss and accuracy before and\n"
-        "after.\n",
+        "RUN_DIR is a folder of `natgrad train --out`. Weights of layers are pruned, biases\n"
+        "and norms are kept. mfac (Frantar, Kurtic & Alistarh 2021): prune the weights with\n"
+        "the smallest w^2 / (2 [F^-1]_ii) and move the others by F^-1 t, t = -w / [F^-1]_ii of\n"
+        "pruned weights, F = lambda I + G'G / M. magnitude: prune the smallest |w|. Gradients\n"
+        "are taken in evaluation mode, without training in between. Prints test loss and\n"
+        "accuracy before and after.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = false,

@@ -39,7 +39,6 @@ typedef struct run {
   run_state before; /* of the resumed checkpoint: adds its totals to the times */
   char *config;     /* the text of config.json, on rank 0 */
   grads grads;      /* sum over micro-batches and ranks */
-  double damping;   /* the option `damping` */
   double base[SCHEDULED],
       moved[SCHEDULED]; /* options that --schedule changes: initial values, current values */
   average mean;         /* mean of the weights */

@@ -16,7 +16,7 @@
 
 #include "settings.h"
 
-enum { SCHEDULED = 5 };
+enum { SCHEDULED = 5, SCHEDULED_DAMPING = 0 };
 extern const char *const schedule_option[SCHEDULED];
 
 /* Values at step t (the first is 0): value[i] receives base[i] moved by the entry of schedule_option[i]; it stays as it

@@ -1,7 +1,6 @@
 /* settings.c: defaults, and settings from text and back, by the table in settings_table.h. Invalid names and
  * values are refused with a message. */
-#include "settings.h"
-#include "settings_rows.h"
+#include "settings_table.h"
 #include "io.h"
 #include "lr.h"
 #include "schedule.h"

@@ -80,7 +80,6 @@ bool settings_first_order(const settings *s); /* method is sgd or adamw */
 bool settings_adamw(const settings *s);       /* the update is AdamW */
 double settings_lr(const settings *s);        /* lr or its default */
 int64_t settings_samples(const settings *s);  /* samples of a step: batch x acc_iters */
-double settings_damping(const settings *s);   /* option damping; 0 without curvature */
 
 /* Read an object of settings, {"model": "lenet", "damping": 0.01}, from a file. */
 int settings_read(settings *s, const char *path);

@@ -1,7 +1,7 @@
 /* settings_check.c: check settings against each other and the library; build the options of the library; compare
  * the settings of a resumed run. */
 #include "schedule.h"
-#include "settings_rows.h"
+#include "settings_table.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -85,15 +85,6 @@ double settings_lr(const settings *s) {
   ng_options_destroy(&o);
   if (rankone) return sgd * damping;
   return strcmp(function, "mfac") == 0 || strcmp(function, "adam") == 0 ? small : sgd;
-}
-
-double settings_damping(const settings *s) {
-  char message[MESSAGE];
-  ng_options *o = NULL;
-  if (settings_first_order(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return 0.0;
-  const double damping = cli_option_real(o, "damping");
-  ng_options_destroy(&o);
-  return damping;
 }
 
 int settings_options(const settings *s, ng_options **out) {

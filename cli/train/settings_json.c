@@ -4,7 +4,7 @@
  *
  * A written file gives the same run when read: it has all options of the library, so that other defaults or
  * environments have no effect. */
-#include "settings_rows.h"
+#include "settings_table.h"
 #include "disk.h"
 
 #include <stdio.h>

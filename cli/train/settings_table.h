@@ -18,6 +18,8 @@
 #ifndef SETTINGS_TABLE_H
 #define SETTINGS_TABLE_H
 
+#include "settings.h"
+
 #define SETTINGS_MANY 1e15 /* every whole number up to this is a double */
 
 /* Settings shared by `train` and `compare`. */
@@ -84,10 +86,9 @@
   X(WORD, schedule, "schedule", "S", "", 0, 0, 1,                                                  \
     "options that change with the step t, entries separated by blanks: NAME*F@T1,T2 (the initial " \
     "value times F at each step T), NAME*=F@T1,T2 (the current value times F, periods cut to "     \
-    "whole "                                                                                       \
-    "steps), stat_decay~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N (damping f((t+1)/N): RULE " \
-    "L, "                                                                                          \
-    "Q, C, EK or SK, WAY up or down); NAME is damping, stat_decay, kl_clip or a period")
+    "whole steps), stat_decay~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N (damping "            \
+    "f((t+1)/N): "                                                                                 \
+    "RULE L, Q, C, EK or SK, WAY up or down); NAME is damping, stat_decay, kl_clip or a period")
 
 /* Settings that `compare` sets for each run. */
 #define SETTINGS_SINGLE(X)                                                                         \
@@ -113,9 +114,38 @@
     "every rank writes its part of the library's state; DIR is shared by all ranks")               \
   X(BOOL, own_batches, "own-batches", NULL, "false", 0, 0, 1,                                      \
     "a rank's samples are a batch of their own for stat_batch, published scales and "              \
-    "damping_leak, "                                                                               \
-    "as in the published programs; losses then depend on the number of ranks")
+    "damping_leak, as in the published programs; losses then depend on the number of ranks")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
+
+/* ---- the table as an array, for settings*.c and compare*.c -------------------------------------*/
+
+typedef enum settings_kind {
+  SETTINGS_TEXT,
+  SETTINGS_WORD,
+  SETTINGS_REAL,
+  SETTINGS_OWN,
+  SETTINGS_INT,
+  SETTINGS_BOOL
+} settings_kind;
+
+typedef struct settings_row {
+  settings_kind kind;
+  const char *name, *standard;
+  double lower, upper;
+  size_t offset; /* offset in `settings` */
+  bool shapes;
+} settings_row;
+
+extern const settings_row settings_rows[];
+extern const int settings_rows_count;
+
+const settings_row *settings_find(const char *name); /* or NULL */
+/* The first setting that was changed but does not apply to the method; NULL: none. */
+const settings_row *settings_useless(const settings *s);
+/* settings_set without output: the reason, without the name, goes to `message`. */
+int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
+/* 15 digits if they give the same number, else 17. */
+void settings_write_real(double v, char *text, size_t size);
 
 #endif

@@ -120,10 +120,11 @@ static int move_options(run *r) {
 /* Set the damping of the next step, if a setting changes it. */
 static int move_damping(run *r, double lr) {
   if (r->s->damping_start > 0.0)
-    return precond_set(r->p, "damping",
-                       recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
+    return precond_set(
+        r->p, "damping",
+        recipe_damping(r->s, r->base[SCHEDULED_DAMPING], r->state.step, r->feed.per_epoch));
   if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
-  const double damping = recipe_damping_ratio(r->s, r->damping, lr);
+  const double damping = recipe_damping_ratio(r->s, r->base[SCHEDULED_DAMPING], lr);
   return damping > 0.0 ? precond_set(r->p, "damping", damping) : CLI_OK;
 }
 

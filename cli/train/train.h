@@ -75,6 +75,9 @@ typedef struct train_show { /* output during the run */
 /* Check that settings and data fit, before a directory or memory is taken. CLI_BAD after a message. */
 int train_check(const settings *s, const data_set *d);
 
+/* Describe the network of the settings; `reconstructs`: its target is the input. CLI_BAD after a message. */
+int train_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
+                  bool *reconstructs);
 /* Open the data set and hold out the validation samples. CLI_BAD after a message. */
 int train_open(const settings *s, data_set *d);
 /* Run the training. `d` is open and may serve many runs. CLI_OK also after a signal or divergence (see the
