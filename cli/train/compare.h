@@ -79,8 +79,6 @@ int compare_point(const compare_plan *p, const bool *use, int k, int g);
 /* The best point by its runs r[point * seeds ...] on the validation split: fewest diverged runs, then best mean
  * score, then lowest mean training loss, then the first. */
 int compare_best_point(const train_result *r, int points, int seeds, bool squared_error);
-/* The seed of the k-th run of every point, different from all seeds of the comparison. */
-int64_t compare_tuning_seed(const compare_plan *p, int k);
 /* Is value i the smallest (-1) or largest (1) number of the grid? 0: neither, or not numbers. */
 int compare_edge(const compare_grid *g, int i);
 /* Check every point of the grid; CLI_BAD after a message. */
@@ -93,7 +91,6 @@ int compare_tune(compare_plan *p, bool squared_error, bool *complete);
 typedef enum compare_metric { TEST_ACCURACY, TRAIN_ACCURACY, TEST_LOSS, TRAIN_LOSS } compare_metric;
 
 bool compare_is_accuracy(compare_metric m);
-double compare_score(compare_metric m, const train_epoch *e);
 bool compare_better(compare_metric m, double a, double b);
 double compare_best(compare_metric m, const train_result *r); /* NaN without epochs */
 /* The first epoch that reaches the target; -1: none. */

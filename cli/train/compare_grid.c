@@ -88,6 +88,12 @@ int compare_edge(const compare_grid *g, int i) {
 
 /* ---- runs ------------------------------------------------------------------------------------*/
 
+/* The seed of the k-th run of every point, different from all seeds of the comparison. */
+static int64_t tuning_seed(const compare_plan *p, int k) {
+  const int64_t first = p->base.seed;
+  return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
+}
+
 static int apply_point(const compare_plan *p, const bool *use, int k, settings *s, char *text,
                        size_t size) {
   int rc = CLI_OK;
@@ -120,16 +126,10 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
   return rc;
 }
 
-int64_t compare_tuning_seed(const compare_plan *p, int k) {
-  const int64_t first = p->base.seed;
-  return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
-}
-
 /* The folder of a tuning run, for free(). */
 static char *folder_of(const compare_plan *p, const compare_method *m, int k, int seed) {
   if (seed == 0) return compare_path(p, "tuning/%s-%d", m->label, k);
-  return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k,
-                      (long long)compare_tuning_seed(p, seed));
+  return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k, (long long)tuning_seed(p, seed));
 }
 
 static void say_tuned(const char *label, const train_result *r) {
@@ -151,7 +151,7 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
   settings s;
   settings_copy(&s, &m->s);
   s.validation = p->validation;
-  s.seed = compare_tuning_seed(p, seed);
+  s.seed = tuning_seed(p, seed);
   s.checkpoint_every = 0; /* a killed point is repeated from its start */
   free(s.out);
   s.out = folder_of(p, m, k, seed);
@@ -221,7 +221,7 @@ static int run_seed(compare_plan *p, int seed, bool *complete) {
   data_set d;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
-  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)compare_tuning_seed(p, seed));
+  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)tuning_seed(p, seed));
   for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
     rc = run_points(p, &p->method[i], seed, &d, complete);
   data_close(&d);

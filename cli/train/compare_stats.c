@@ -11,7 +11,7 @@
 
 bool compare_is_accuracy(compare_metric m) { return m == TEST_ACCURACY || m == TRAIN_ACCURACY; }
 
-double compare_score(compare_metric m, const train_epoch *e) {
+static double score_of(compare_metric m, const train_epoch *e) {
   return m == TEST_ACCURACY    ? e->test_accuracy
          : m == TRAIN_ACCURACY ? e->train_accuracy
          : m == TEST_LOSS      ? e->test_loss
@@ -27,7 +27,7 @@ bool compare_better(compare_metric m, double a, double b) {
 double compare_best(compare_metric m, const train_result *r) {
   double best = (double)NAN;
   for (int i = 0; i < r->epochs; i++) {
-    const double v = compare_score(m, &r->epoch[i]);
+    const double v = score_of(m, &r->epoch[i]);
     if (compare_better(m, v, best)) best = v;
   }
   return best;
@@ -35,7 +35,7 @@ double compare_best(compare_metric m, const train_result *r) {
 
 int compare_reaches(compare_metric m, const train_result *r, double target) {
   for (int i = 0; i < r->epochs; i++) {
-    const double v = compare_score(m, &r->epoch[i]);
+    const double v = score_of(m, &r->epoch[i]);
     if (isfinite(v) && isfinite(target) && !compare_better(m, target, v)) return i;
   }
   return -1;
@@ -82,7 +82,7 @@ int compare_curve(compare_metric m, const train_result *run, int runs, plot_poin
       p->epoch = (double)run[i].epoch[e].epoch;
       x[n] = run[i].epoch[e].seconds;
       x[runs + n] = run[i].epoch[e].train_loss;
-      x[2 * runs + n++] = compare_score(m, &run[i].epoch[e]);
+      x[2 * runs + n++] = score_of(m, &run[i].epoch[e]);
     }
     p->seconds = compare_spread(x, n).mean;
     p->loss = range_of(x + runs, n);

@@ -34,19 +34,6 @@ double traffic_idle(const traffic *t, int rank, int station) {
   return t->rank[rank].station[station].wait_ms - least;
 }
 
-double traffic_balance(const traffic *t, const char *station) {
-  double sum = 0.0, most = 0.0;
-  for (int r = 0; r < t->ranks; r++) {
-    for (int i = 0; i < t->stations; i++) {
-      const train_station *s = &t->rank[r].station[i];
-      if (strcmp(s->name, station) != 0) continue;
-      sum += s->ms;
-      most = fmax(most, s->ms);
-    }
-  }
-  return sum > 0.0 ? most * t->ranks / sum : 1.0;
-}
-
 double traffic_hidden(const traffic *t) {
   double sent = 0.0, hidden = 0.0;
   for (int r = 0; r < t->ranks; r++) {
@@ -97,8 +84,6 @@ void traffic_print(const traffic *t, FILE *f) {
     sent += t->rank[r].sent_ms;
   (void)fprintf(f, "%d ranks: messages under way %.3f ms a step, %.1f %% hidden\n", t->ranks,
                 sent / t->steps / t->ranks, 100.0 * traffic_hidden(t));
-  (void)fprintf(f, "solve: the slowest rank takes %.2f times the mean\n",
-                traffic_balance(t, "solve"));
 }
 
 void traffic_json(const traffic *t, FILE *f) {

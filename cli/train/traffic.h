@@ -36,11 +36,9 @@ int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int station
 void traffic_free(traffic *t);
 
 double traffic_idle(const traffic *t, int rank, int station); /* ms */
-/* The largest time of a station over the mean of the ranks; 1 if there is none. */
-double traffic_balance(const traffic *t, const char *station);
 double traffic_hidden(const traffic *t); /* hidden / sent over all ranks; 0..1 */
 
-/* Print a table of the mean step, and two lines. */
+/* Print a table of the mean step, and a line. */
 void traffic_print(const traffic *t, FILE *f);
 /* The value of "ranks" in log.h. */
 void traffic_json(const traffic *t, FILE *f);
