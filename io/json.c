@@ -62,28 +62,6 @@ static char *escape(char *to, unsigned char c) {
   return to;
 }
 
-/* Names: short, and nothing to escape.  The last eight bytes are tested together, so some bytes are tested twice. */
-static int short_string(ngio_out *o, const char *text, size_t n) {
-  if (n > PIECE || !ngio_out_reserve(o, n + 2)) return 0;
-  char *to = o->text + o->used;
-  *to++ = '"';
-  if (n >= 8) {
-    for (size_t i = 0; i + 8 <= n; i += 8) {
-      if (ngio_plain(text + i) < 8) return 0;
-    }
-    if (ngio_plain(text + n - 8) < 8) return 0;
-    memcpy(to, text, n);
-  } else {
-    for (size_t i = 0; i < n; i++) {
-      if (escape_of((unsigned char)text[i]) != 0) return 0;
-      to[i] = text[i];
-    }
-  }
-  to[n] = '"';
-  o->used += n + 2;
-  return 1;
-}
-
 /* Copy eight bytes at once; only the bytes before the first escaped byte count. */
 void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
   const char *end = text + n;
@@ -110,10 +88,8 @@ void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
 }
 
 void ngio_out_string(ngio_out *o, const char *text) {
-  const size_t n = strlen(text);
-  if (short_string(o, text, n)) return;
   ngio_out_bytes(o, "\"", 1);
-  ngio_out_escaped(o, text, n);
+  ngio_out_escaped(o, text, strlen(text));
   ngio_out_bytes(o, "\"", 1);
 }
 
