@@ -128,31 +128,6 @@ static void examples_of_kaisa(void **state) {
   }
 }
 
-/* The load balance of its first version, which has ranks alone. */
-static void examples_of_hybrid_opt(void **state) {
-  (void)state;
-  static const struct {
-    double cost[8];
-    int32_t W;
-    const char *owner;
-  } row[] = {{{1, 2}, 2, "10"},
-             {{1, 1, 2}, 2, "110"},
-             {{1, 1, 1, 1}, 2, "0101"},
-             {{1, 1, 1, 1}, 3, "0120"},
-             {{5, 8, 5, 12, 5, 7, 6}, 3, "1100122"}};
-  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    for (int rows = 0; rows < 2; rows++) {
-      model m = {0};
-      for (int k = 0; k < 8 && row[i].cost[k] > 0; k++)
-        add(&m, "layer", 1, &row[i].cost[k], 0);
-      assign(&m, NG_PLACEMENT_KAISA, row[i].W, rows == 0 ? 1 : row[i].W, true);
-      for (int32_t k = 0; k < m.a.works; k++)
-        assert_int_equal(m.work[k].owner, row[i].owner[k] - '0');
-      done(&m);
-    }
-  }
-}
-
 static void add_resnet50(model *m, int power) {
   for (int i = 0; i < 54; i++) {
     const double p = resnet50[i][0], q = resnet50[i][1];
@@ -485,7 +460,6 @@ static void near_the_best(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(examples_of_kaisa),
-                                     cmocka_unit_test(examples_of_hybrid_opt),
                                      cmocka_unit_test(resnet50_of_kaisa),
                                      cmocka_unit_test(round_robin),
                                      cmocka_unit_test(by_number),

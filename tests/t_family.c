@@ -55,6 +55,7 @@ typedef struct life {
   char why[MOST_RANKS][256];
   toy_commits commits[MOST_RANKS];
   double reported[MOST_RANKS];
+  int64_t averages[MOST_RANKS];
   char explained[MOST_RANKS][ENTRIES][32];
   int32_t in_flight[MOST_RANKS], again[MOST_RANKS], changed[MOST_RANKS];
 } life;
@@ -228,6 +229,7 @@ static ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
     ng_report r = {.struct_size = sizeof r};
     if (st == NG_OK) st = ng_report_read(p, &r);
     l->clip[rank][step] = r.clip;
+    l->averages[rank] = r.factors;
   }
   if (st < NG_OK && why[0] == 0) (void)snprintf(why, 256, "%s", ng_last_error(ctx));
   if (st == NG_OK) look_at(l, rank, p);
@@ -319,6 +321,7 @@ static void close_to(const life *x, const life *y) {
   }
 }
 
+#define UNCLIPPED "damping=0.3 stat_decay=0.9 solve_period=1 clip=none "
 #define COMMON "damping=0.3 stat_decay=0.9 kl_clip=0.01 solve_period=1 "
 
 static const char *with(char text[512], const char *set, const char *more) {
@@ -456,33 +459,6 @@ static void test_skip(void **state) {
   }
 }
 
-/* A and G on different ranks, and the toy's v on a third: the same bits. */
-static void elsewhere(ng_block *b, ng_stat *s) {
-  const ng_grid *g = &b->p->grid;
-  const int32_t at = (int32_t)(s - b->stat) + 1 + b->number;
-  s->owner = b->column + at % g->m * g->n; /* of the block's column */
-}
-
-static void test_owners(void **state) {
-  (void)state;
-  static const char *const solver[] = {"solver=cholesky", "solver=eigen",
-                                       "solver=eigen damping_split=joint prediv=1",
-                                       "damping_leak=owner solver=eigen"};
-  char text[512], more[512];
-  for (int k = 0; k < 4; k++) {
-    for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-      const char *set = with(more, COMMON, solver[k]);
-      if (ranks == 4) set = with(text, set, "grad_worker_fraction=0.5");
-      life *l = new_life(set, ranks), *together = lived(new_life(set, ranks));
-      l->place = elsewhere;
-      (void)lived(l);
-      same_from(l, together, 0);
-      free(l);
-      free(together);
-    }
-  }
-}
-
 /* Who sums and who keeps: averages with the owner only, or made by every rank for itself. */
 static ng_spread spread_of_v;
 
@@ -506,6 +482,55 @@ static void test_spreads(void **state) {
   }
 }
 
+/* Only the owner keeps an average: the same results, and each average is held once. */
+static void only_owner(ng_block *b, ng_stat *s) {
+  (void)b;
+  if (s->rule.averaged) s->spread = NG_SPREAD_OWNER;
+}
+
+static void test_owner_keeps(void **state) {
+  (void)state;
+  static const char *const set[] = {UNCLIPPED "grad_worker_fraction=0", UNCLIPPED
+                                    "grad_worker_fraction=0 solver=eigen damping_split=joint"};
+  for (int k = 0; k < 2; k++) {
+    life *one = lived(new_life(set[k], 1));
+    for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
+      life *all = lived(new_life(set[k], ranks)), *l = new_life(set[k], ranks);
+      int64_t held = 0;
+      l->place = only_owner;
+      close_to(lived(l), all);
+      for (int32_t r = 0; r < ranks; r++)
+        held += l->averages[r];
+      assert_int_equal(held, one->averages[0]);
+      free(all);
+      free(l);
+    }
+    free(one);
+  }
+}
+
+/* PD as values and a factor: what is delivered has the factor in it. */
+static void emit_twice(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
+  toy_diagonal.emit_tile(b, t, 2.0 * factor, sink);
+}
+
+static void test_delivered_values(void **state) {
+  (void)state;
+  ng_family twice = toy_diagonal;
+  twice.name = "twice";
+  twice.emit_tile = emit_twice;
+  life *l[2];
+  for (int k = 0; k < 2; k++) {
+    l[k] = new_life(
+        k == 0 ? UNCLIPPED "grad_worker_fraction=1" : UNCLIPPED "grad_worker_fraction=0", 2);
+    l[k]->extra = &twice;
+    (void)lived(l[k]);
+  }
+  same_from(l[0], l[1], 0);
+  free(l[0]);
+  free(l[1]);
+}
+
 /* Sums of layers leave while others are still observed; a transport that does everything as
  * late as it may gives the same bits.  What has left is closed. */
 static void test_posted(void **state) {
@@ -527,8 +552,6 @@ static void test_posted(void **state) {
   }
 }
 
-#define UNCLIPPED "damping=0.3 stat_decay=0.9 solve_period=1 clip=none "
-
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 static bool first_fits(const ng_settings *o, const ng_entry *e) {
@@ -544,11 +567,16 @@ static void test_messages(void **state) {
   first.name = "first";
   first.scope = NG_SCOPE_LAYER;
   first.fits = first_fits;
+  life *one = new_life(UNCLIPPED, 1);
+  one->extra = &first;
+  (void)lived(one);
   for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
     life *l = new_life(UNCLIPPED "statistics=local grad_worker_fraction=0", ranks);
     l->extra = &first;
-    free(lived(l));
+    close_to(lived(l), one); /* all ranks see the same */
+    free(l);
   }
+  free(one);
 }
 
 /* PD of a rank-one layer that only its owner can make: its norms come from what was delivered. */
@@ -612,16 +640,62 @@ static ng_status trip_one(int32_t rank, ng_precond *p, int32_t step) {
   return NG_OK;
 }
 
+/* One rank has a wrong learning rate; cannot observe. */
+static ng_status wrong_rate(int32_t rank, ng_precond *p, int32_t step) {
+  if (step != 1) return NG_OK;
+  return ng_step(p, rank == 1 ? -1.0 : 0.1) == NG_ERR_ARG ? NG_OK : NG_ERR_STATE;
+}
+
+static _Thread_local bool blind;
+static ng_status observe_or_not(ng_block *b, const ng_obs *o) {
+  return blind ? ng_fail(b->ctx, NG_ERR_NOMEM, "'%s' is blind", b->name)
+               : toy_diagonal.observe(b, o);
+}
+
+static ng_status blind_one(int32_t rank, ng_precond *p, int32_t step) {
+  if (step != 1) return NG_OK;
+  blind = rank == 1;
+  const ng_status st = ng_step(p, 0.1);
+  blind = false;
+  return st == NG_ERR_NOMEM ? NG_OK : NG_ERR_STATE;
+}
+
 static void test_tripped(void **state) {
   (void)state;
+  ng_status (*const hook[])(int32_t rank, ng_precond * p, int32_t step) = {trip, trip_one,
+                                                                           wrong_rate, blind_one};
+  ng_family sees = toy_diagonal;
+  sees.name = "sees";
+  sees.observe = observe_or_not;
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 4; k++) {
       life *l = new_life(UNCLIPPED, ranks), *good = lived(new_life(UNCLIPPED, ranks));
-      l->hook = k == 0 ? trip : trip_one;
+      l->hook = hook[k];
+      l->extra = &sees;
       same_from(lived(l), good, 0);
       free(l);
       free(good);
     }
+  }
+}
+
+/* A family refuses what it observes, though PD could be made: the step does not count. */
+static ng_status refuses(ng_block *b, const ng_obs *o) {
+  return b->p->steps == 1 && b->ctx->rank == 0 ? NG_SKIPPED : toy_diagonal.observe(b, o);
+}
+
+static void test_observation_refused(void **state) {
+  (void)state;
+  ng_family f = toy_diagonal;
+  f.name = "refuses";
+  f.observe = refuses;
+  for (int32_t ranks = 1; ranks <= 2; ranks++) {
+    life *l = new_life(UNCLIPPED, ranks);
+    l->extra = &f;
+    assert_int_equal(ranks_run(ranks, life_of, l, NULL), NG_SKIPPED);
+    for (int32_t r = 0; r < ranks; r++)
+      assert_true(l->status[r][0] == NG_OK && l->status[r][1] == NG_SKIPPED);
+    free(l);
   }
 }
 
@@ -697,6 +771,8 @@ static void test_refused_life(void **state) {
        "its owner is no rank of the block's column"},
       {split_owners, UNCLIPPED,
        "another statistic, which the family needs beside it, has another owner"},
+      {only_owner, UNCLIPPED "grad_worker_fraction=1",
+       "has no result of a solve that others could be sent"},
       {half_vector, UNCLIPPED, "averages are f32"},
       {wide_average, UNCLIPPED, "over sums in f32"},
       {sees_two, UNCLIPPED, "from one thing"},
@@ -721,7 +797,7 @@ static void test_refused_life(void **state) {
   refused_life(l, "needs grad_worker_fraction = 1");
 }
 
-/* A family is asked about values that ng_set would give its block. */
+/* A family is asked about its options, and about values that ng_set would give its block. */
 static ng_status no_half(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   (void)o;
   if (s->damping != 0.5) return NG_OK;
@@ -746,18 +822,31 @@ static void test_set(void **state) {
   l->extra = &picky;
   l->hook = set_half;
   free(lived(l));
+  l = new_life("damping=0.5 clip=none", 1);
+  l->extra = &picky;
+  refused_life(l, "layer 'toy': options: damping = 0.5 is not for toys");
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_explained),      cmocka_unit_test(test_ranks_and_fractions),
-      cmocka_unit_test(test_norm),           cmocka_unit_test(test_resume),
-      cmocka_unit_test(test_skip),           cmocka_unit_test(test_owners),
-      cmocka_unit_test(test_spreads),        cmocka_unit_test(test_posted),
-      cmocka_unit_test(test_messages),       cmocka_unit_test(test_delivered_norms),
-      cmocka_unit_test(test_divided_ahead),  cmocka_unit_test(test_tripped),
-      cmocka_unit_test(test_period_changed), cmocka_unit_test(test_other_owners),
-      cmocka_unit_test(test_refused_life),   cmocka_unit_test(test_set),
+      cmocka_unit_test(test_explained),
+      cmocka_unit_test(test_ranks_and_fractions),
+      cmocka_unit_test(test_norm),
+      cmocka_unit_test(test_resume),
+      cmocka_unit_test(test_skip),
+      cmocka_unit_test(test_spreads),
+      cmocka_unit_test(test_owner_keeps),
+      cmocka_unit_test(test_delivered_values),
+      cmocka_unit_test(test_observation_refused),
+      cmocka_unit_test(test_posted),
+      cmocka_unit_test(test_messages),
+      cmocka_unit_test(test_delivered_norms),
+      cmocka_unit_test(test_divided_ahead),
+      cmocka_unit_test(test_tripped),
+      cmocka_unit_test(test_period_changed),
+      cmocka_unit_test(test_other_owners),
+      cmocka_unit_test(test_refused_life),
+      cmocka_unit_test(test_set),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,13 @@
-/* t_huge.c: an element whose update is not finite in its dtype keeps its old value; everything else moves as without it.
+/* t_huge.c: numbers of any size in gradients, observations, weights and learning rates.
  *
+ * An element whose update is not finite in its dtype keeps its old value; everything else moves as without it.
  * Oracles: the formulas of SGD and AdamW for the huge element; for all other elements the same run with an ordinary
- * number in its place; for gradients of 16 bits the same step in f32, rounded.  On 1 and 4 ranks.  Then every method:
- * weights stay finite after one huge gradient, and later steps are taken. */
+ * number in its place; for gradients of 16 bits the same step in f32, rounded.  On 1 and 4 ranks.
+ *
+ * Every method: weights and all arrays of the state stay finite after one huge number, and later steps are taken.
+ * A state that is not finite is rejected by name. */
+#include <float.h>
+#include <glob.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,8 +17,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 #include "draw.h"
+#include "family/window.h"
 #include "fixture.h"
 #include "ranks.h"
 #include "step/step.h"
@@ -89,7 +96,7 @@ static ng_status begin(model *m, const char *line, const how *by, ng_dtype grads
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 
-/* Ordinary numbers, exact in all dtypes, and at `place` one of that size. */
+/* Ordinary numbers, exact in all dtypes, and at `place` one of that size: in a gradient, or in an observation. */
 static void fill(model *m, int place, double size) {
   for (int i = 0; i < ALL; i++) {
     float x = (float)rng_value(&m->r) / 16;
@@ -100,6 +107,8 @@ static void fill(model *m, int place, double size) {
     m->a[i] = (float)rng_value(&m->r);
   for (int i = 0; i < OUT; i++)
     m->g[i] = (float)rng_value(&m->r);
+  if (place >= ALL && place < ALL + IN) m->a[place - ALL] = (float)size;
+  if (place >= ALL + IN) m->g[place - ALL - IN] = (float)size;
 }
 
 static ng_status step(model *m, const how *by) {
@@ -342,6 +351,59 @@ static void a_weight_that_is_not_finite(void **state) {
   }
 }
 
+/* ---- states ----------------------------------------------------------------------------------*/
+
+enum { ORDINARY = 8, FAULTY = 2 };
+
+/* Every array is finite. */
+static void look(model *m, double size, const char *when) {
+  for (int32_t i = 0; i < ng_state_count(m->f.p); i++) {
+    ng_field_info info = {.struct_size = sizeof info};
+    fixture_ok(&m->f, ng_state_at(m->f.p, i, &info));
+    if (info.dtype == NG_U8 || info.dtype == NG_I32) continue;
+    void *bytes = malloc((size_t)info.bytes + 1);
+    fixture_ok(&m->f, ng_state_read(m->f.p, i, bytes, info.bytes));
+    const bool fine = ng_all_finite(bytes, info.dtype, info.bytes / ng_dtype_size(info.dtype));
+    free(bytes);
+    if (!fine) fail_msg("%s, %g, %s: '%s' is not finite", m->line, size, when, info.name);
+  }
+}
+
+static ng_status play_at(model *m, int place, double size, double lr) {
+  const plane a = plane_of(m->a, 1, IN, NG_F32), g = plane_of(m->g, 1, OUT, NG_F32);
+  const ng_sgd by = fixture_sgd(lr, 0);
+  fill(m, place, size);
+  const ng_status st = fixture_show(&m->f, 1, 0, &a, &g);
+  return st < NG_OK ? st : fixture_step(&m->f, &by);
+}
+
+static void taken(const model *m, double size, ng_status st, int step) {
+  if (st == NG_OK || st == NG_RESCUED) return;
+  fail_msg("%s, %g, ordinary step %d: %s (%s)", m->line, size, step, ng_status_name(st),
+           ng_last_error(m->f.ctx));
+}
+
+/* One number between ordinary steps of ng_step. */
+static void one_wild_number(const char *line) {
+  static const int place[] = {3, IN * OUT + 1, ALL - 2, ALL + 1, ALL + IN + 1};
+  static const double wild[] = {1e10, 1e20, 1e25, 1e37, 3e38};
+  for (int i = 0; i < 5 * 5; i++) {
+    const double size = wild[i / 5];
+    model m;
+    fixture_ok(&m.f, begin(&m, line, &in_place, NG_F32, NG_F32, NULL));
+    for (int t = 0; t < 2; t++)
+      taken(&m, size, play_at(&m, NOWHERE, 0, 0.1), t - 2);
+    const ng_status st = play_at(&m, place[i % 5], size, 0.1);
+    if (st < NG_OK) fail_msg("%s, %g: %s", line, size, ng_last_error(m.f.ctx));
+    look(&m, size, ng_status_name(st));
+    for (int t = 0; t < ORDINARY; t++) {
+      taken(&m, size, play_at(&m, NOWHERE, 0, 0.1), t);
+      look(&m, size, "later");
+    }
+    fixture_close(&m.f);
+  }
+}
+
 /* ---- all methods -----------------------------------------------------------------------------*/
 
 /* How many of AFTER steps behind a huge gradient were skipped; weights are finite after each. */
@@ -385,6 +447,7 @@ static void after_all_methods(void **state) {
     const bool rows = strcmp(info.family, "window") == 0 && strncmp(info.name, "topk", 4) != 0;
     (void)snprintf(line, sizeof line, "method=%s%s", info.name, rows ? " window=4" : "");
     of_line(line);
+    one_wild_number(line);
   }
 }
 
@@ -412,11 +475,182 @@ static void after_lines_that_keep(void **state) {
     of_line(line[i]);
 }
 
+/* Stores, momenta and dtypes that no method has by itself. */
+static void of_other_lines(void **state) {
+  (void)state;
+  static const char *const line[] = {
+      "method=topk-adam window_density=1",
+      "method=topk-adagrad window_density=1",
+      "method=topk-adagrad window_density=0.3 window_dtype=bf16",
+      "method=natgrad factor_dtype=f16 inverse_dtype=f16",
+      "method=natgrad factor_dtype=bf16 damping_leak=owner damping_split=full",
+      "method=mfac window=3 window_dtype=bf16",
+      "method=mfac window=3 window_momentum=0.9 window_momentum_form=heavy-ball",
+      "method=efcp window=3 window_density=0.2 window_dtype=bf16 window_momentum=0.5",
+      "method=lowrank-mfac window=3 window_rank=2",
+      "method=ggt window=3 window_forget=0",
+      "method=ggt window=3 window_forget=0.5 window_momentum=0.9",
+      "method=topk-adam window_density=0.3 window_feedback_lr=1",
+  };
+  for (size_t i = 0; i < sizeof line / sizeof *line; i++)
+    one_wild_number(line[i]);
+}
+
+/* One step with a wild learning rate where lr x enters: the later ones are taken, and what was left over is sent. */
+static void a_wild_rate(void **state) {
+  (void)state;
+  static const char *const line[] = {
+      "method=topk-adam window_density=0.3 window_feedback_lr=1",
+      "method=topk-adam window_density=0.01 window_feedback_lr=1 window_dtype=bf16",
+      "method=topk-adagrad window_function=step window_density=0.1 window_feedback_lr=1"};
+  static const double lr[] = {1e10, 1e20, 1e27, 1e29, 1e37, 1e38, 1e300};
+  for (size_t i = 0; i < sizeof line / sizeof *line; i++) {
+    for (size_t k = 0; k < sizeof lr / sizeof *lr; k++) {
+      model m;
+      fixture_ok(&m.f, begin(&m, line[i], &in_place, NG_F32, NG_F32, NULL));
+      taken(&m, lr[k], play_at(&m, NOWHERE, 0, 0.1), -1);
+      const ng_status st = play_at(&m, NOWHERE, 0, lr[k]);
+      assert_int_equal(st, lr[k] < 1e28 ? NG_OK : NG_RESCUED);
+      if (st == NG_RESCUED && strstr(ng_last_error(m.f.ctx), "kept their old value") == NULL)
+        fail_msg("%s", ng_last_error(m.f.ctx));
+      for (int t = 0; t < ORDINARY; t++) {
+        taken(&m, lr[k], play_at(&m, NOWHERE, 0, t % 2 ? 1e-10 : 0.01), t);
+        look(&m, lr[k], "later");
+      }
+      fixture_close(&m.f);
+    }
+  }
+}
+
+/* What error feedback or momentum on x keeps is in every later direction, and AdamW squares it.  M-FAC's and GGT's
+ * windows, in steps in which rows enter and in others. */
+static void kept_under_adamw(void **state) {
+  (void)state;
+  static const char *const line[] = {
+      "method=ggt window=8 window_store=lowrank",
+      "method=ggt window=8 window_store=topk window_density=0.3",
+      "method=sparse-ggt window=8 window_feedback_lr=1 window_density=0.3",
+      "method=efcp window=8 window_density=0.3 window_fill=rest",
+      "method=lowrank-mfac window=8 window_fill=added",
+      "method=mfac window=8 window_momentum=0.9 window_momentum_form=gradient",
+      "method=mfac window=8 window_momentum=0.9 window_momentum_form=gradient stat_period=2"};
+  static const double size[] = {1e11, 1e13, 1e16, 1e20, 1e25, 1e30, 1e37, 3e38};
+  for (size_t i = 0; i < 2 * sizeof line / sizeof *line; i++) {
+    for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
+      const int wild_step = 2 + (int)i % 2;
+      char whole[160];
+      model m;
+      (void)snprintf(whole, sizeof whole, "%s damping=1e-5", line[i / 2]);
+      fixture_ok(&m.f, begin(&m, whole, &hows[7], NG_F32, NG_F32, NULL));
+      for (int t = 0; t < 20; t++) {
+        const ng_status st = play_at(&m, t == wild_step ? 3 : NOWHERE, size[k], 1e-3);
+        if (t == wild_step && st == NG_SKIPPED && size[k] > 1e12) continue;
+        taken(&m, size[k], st, t);
+      }
+      look(&m, size[k], "later");
+      fixture_close(&m.f);
+    }
+  }
+}
+
+/* With lr = 0 nothing is sent, and the momentum that would overflow keeps its value. */
+static void where_nothing_is_sent(void **state) {
+  (void)state;
+  model m;
+  fixture_ok(&m.f, begin(&m,
+                         "method=topk-adagrad window_function=step window_momentum=0.9 "
+                         "window_momentum_form=heavy-ball window_feedback_lr=1",
+                         &in_place, NG_F32, NG_F32, NULL));
+  assert_int_equal(play_at(&m, 3, 3e38, 0), NG_OK);
+  assert_int_equal(play_at(&m, 3, 3e38, 0), NG_RESCUED);
+  look(&m, 3e38, "later");
+  fixture_close(&m.f);
+}
+
+typedef struct fault {
+  const char *line, *says;
+  const how *by;
+  void (*make)(ng_precond *p);
+} fault;
+
+typedef struct faulty {
+  const fault *is;
+  bool parts;
+  char path[FIXTURE_FILE], why[FAULTY][200];
+} faulty;
+
+static void average(ng_precond *p) {
+  ((float *)p->block[0]->stat[0].part[0].average)[2] = INFINITY;
+}
+static void second(ng_precond *p) { p->entry[0]->slot[0].v[2] = -FLT_TRUE_MIN; }
+static void squares(ng_precond *p) { ng_window_of(p->block[0])->s[ALL - 1] = -1.0F; }
+
+/* Of means of squares none is below 0: a root of it would stop every step after it. */
+#define FIRST "method=mfac window=1 window_store=topk window_density=0.5 window_function="
+static const fault faults[] = {
+    {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place, average},
+    {"method=eva", "'fc/second.weight' holds a number below 0", &hows[7], second},
+    {FIRST "adam", "'window/second' holds a number below 0", &in_place, squares},
+    {FIRST "adagrad", "'window/second' holds a number below 0", &in_place, squares},
+};
+#undef FIRST
+
+/* What a fault put there, saved as it is, and loaded by another model. */
+static ng_status save_and_load(int32_t rank, ng_transport *t, void *arg) {
+  faulty *x = arg;
+  model m;
+  ng_status st = begin(&m, x->is->line, x->is->by, NG_F32, NG_F32, t);
+  if (st == NG_OK) x->is->make(m.f.p);
+  if (st == NG_OK) st = x->parts ? ng_save_parts(m.f.p, x->path) : ng_save(m.f.p, x->path);
+  fixture_close(&m.f);
+  if (st == NG_OK) st = begin(&m, x->is->line, x->is->by, NG_F32, NG_F32, t);
+  if (st != NG_OK) return st;
+  st = ng_load(m.f.p, x->path);
+  (void)snprintf(x->why[rank], sizeof x->why[rank], "%s", ng_last_error(m.f.ctx));
+  fixture_close(&m.f);
+  return st;
+}
+
+static void remove_all(const char *path) {
+  char pattern[FIXTURE_FILE + 1];
+  glob_t found;
+  (void)snprintf(pattern, sizeof pattern, "%s*", path);
+  assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+  for (size_t i = 0; i < found.gl_pathc; i++)
+    assert_int_equal(unlink(found.gl_pathv[i]), 0);
+  globfree(&found);
+}
+
+static void a_state_that_is_not(void **state) {
+  (void)state;
+  for (int i = 0; i < 2 * (int)(sizeof faults / sizeof faults[0]); i++) {
+    static faulty x;
+    ng_status st[FAULTY];
+    x.is = &faults[i / 2];
+    x.parts = i % 2 == 1;
+    fixture_file(x.path, "t_huge");
+    (void)ranks_run(FAULTY, save_and_load, &x, st);
+    for (int r = 0; r < FAULTY; r++) {
+      if (st[r] != NG_ERR_FILE || strstr(x.why[r], x.is->says) == NULL)
+        fail_msg("%s, parts %d, rank %d: %s, %s", x.is->line, x.parts, r, ng_status_name(st[r]),
+                 x.why[r]);
+    }
+    remove_all(x.path);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_element_keeps_its_value), cmocka_unit_test(gradients_that_do_not_fit),
-      cmocka_unit_test(a_weight_that_is_not_finite), cmocka_unit_test(after_all_methods),
+      cmocka_unit_test(one_element_keeps_its_value),
+      cmocka_unit_test(gradients_that_do_not_fit),
+      cmocka_unit_test(a_weight_that_is_not_finite),
+      cmocka_unit_test(after_all_methods),
       cmocka_unit_test(after_lines_that_keep),
+      cmocka_unit_test(of_other_lines),
+      cmocka_unit_test(a_wild_rate),
+      cmocka_unit_test(where_nothing_is_sent),
+      cmocka_unit_test(kept_under_adamw),
+      cmocka_unit_test(a_state_that_is_not),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

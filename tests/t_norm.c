@@ -131,53 +131,18 @@ static void none_keeps_the_gradient(void **state) {
   fixture_close(&h.f);
 }
 
-/* Work that is worth waking threads for: they take samples as they come, and the bits are those of one. */
-static void large_layers_share_out(void **state) {
+/* F + norm_damping damping I. */
+static void reports_its_damping(void **state) {
+  hand h;
+  ng_layer_report r = {.struct_size = sizeof r};
   (void)state;
-  enum { LARGE_B = 70, LARGE_S = 144, LARGE_C = 96 };
-  static float a[LARGE_B * LARGE_S * LARGE_C], g[LARGE_B * LARGE_S * LARGE_C];
-  static const ng_norm_kind kinds[] = {NG_BATCH_NORM, NG_LAYER_NORM, NG_GROUP_NORM};
-  rng r = {test_seed()};
-  for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
-    a[i] = (float)rng_value(&r);
-    g[i] = (float)rng_value(&r);
-  }
-  for (int kind = 0; kind < 3; kind++) {
-    float P[4][2][LARGE_C];
-    for (int32_t threads = 1; threads <= 4; threads++) {
-      fixture f;
-      float(*D)[LARGE_C] = P[threads - 1];
-      ng_layer d;
-      ng_layer_init(&d, NG_NORM, sizeof d);
-      d.name = "norm";
-      d.in = LARGE_C;
-      d.bias = 1;
-      d.norm_kind = kinds[kind];
-      d.norm_eps = 1e-5;
-      d.groups = kinds[kind] == NG_GROUP_NORM ? 4 : 1;
-      assert_int_equal(fixture_open(&f, "clip=none", &(fixture_how){.threads = threads}), NG_OK);
-      fixture_ok(&f, ng_add_layer(f.p, &d, NULL));
-      fixture_ok(&f, ng_ready(f.p));
-      for (int k = 0; k < 2; k++) {
-        for (int c = 0; c < LARGE_C; c++)
-          D[k][c] = (float)(c + 1) / LARGE_C;
-        const ng_array grad = ng_array_matrix(D[k], 1, LARGE_C, NG_F32);
-        fixture_ok(&f, ng_bind_grad(f.p, 0, (ng_param)k, &grad));
-      }
-      ng_array in = ng_array_nchw(a, LARGE_B, LARGE_C, 12, 12, NG_F32),
-               out = ng_array_nchw(g, LARGE_B, LARGE_C, 12, 12, NG_F32);
-      if (kinds[kind] == NG_LAYER_NORM) {
-        in = ng_array_matrix(a, (int64_t)LARGE_B * LARGE_S, LARGE_C, NG_F32);
-        out = ng_array_matrix(g, (int64_t)LARGE_B * LARGE_S, LARGE_C, NG_F32);
-      }
-      fixture_ok(&f, ng_begin_samples(f.p, LARGE_B, 1));
-      fixture_ok(&f, ng_observe_input(f.p, 0, &in, NG_BORROW));
-      fixture_ok(&f, ng_observe_output_grad(f.p, 0, &out, NG_COPY));
-      fixture_ok(&f, ng_step(f.p, 0.1));
-      fixture_close(&f);
-      assert_memory_equal(P[threads - 1], P[0], sizeof P[0]);
-    }
-  }
+  hand_open(&h, "method=natgrad damping=0.1 norm_damping=16");
+  fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW));
+  fixture_ok(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY));
+  fixture_ok(&h.f, ng_step(h.f.p, 0.1));
+  fixture_ok(&h.f, ng_report_layer(h.f.p, 0, &r));
+  assert_true(r.damping_a == 0 && r.damping_g == 0 && fabs(r.damping_f - 1.6) < 1e-12);
+  fixture_close(&h.f);
 }
 
 /* ---- one pass over a batch norm --------------------------------------------------------------*/
@@ -413,7 +378,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(refuses_what_does_not_fit),
       cmocka_unit_test(a_singular_unit_is_rescued),
-      cmocka_unit_test(large_layers_share_out),
+      cmocka_unit_test(reports_its_damping),
       cmocka_unit_test(none_keeps_the_gradient),
       cmocka_unit_test(one_pass_is_dense),
       cmocka_unit_test(any_layout_and_threads),

@@ -301,7 +301,8 @@ static void threads(const variant *v) {
   scene_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);
   ng_layer *l = scene_conv(s, vectors ? 70 : 7, vectors ? 33 : 17, 3, 3, 9, 8, false);
   l->padding[0] = l->padding[1] = 1;
-  if (v->f->promises & NORMS) scene_norm(s, NG_BATCH_NORM, 40, 30, 30);
+  for (int k = NG_BATCH_NORM; v->f->promises & NORMS && k <= NG_GROUP_NORM; k++)
+    scene_norm(s, (ng_norm_kind)k, 40, 30, 30);
   scene_close(s);
   for (int32_t t = 0; t < steps; t++)
     (void)scene_call(s, t, 0, 3);

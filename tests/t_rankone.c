@@ -1,9 +1,8 @@
 /* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program; fused
- * updates of tiles, messages, and refused options. */
+ * updates of tiles, and refused options. */
 #include "fixture.h"
 #include "plane.h"
 #include "layer_oracle.h"
-#include "ranks.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -328,86 +327,6 @@ static void plain_not_finite(void **state) {
   wide_close(&m);
 }
 
-/* ---- traffic ---------------------------------------------------------------------------------*/
-
-enum { RANKS = 3, IN = 5, OUT = 4 };
-
-typedef struct tap {
-  ng_transport inner;
-  int64_t calls, floats, doubles;
-} tap;
-
-static ng_status tap_run(void *user, const ng_collective *c) {
-  tap *t = user;
-  t->calls++;
-  if (c->dtype == NG_F32) t->floats += c->count;
-  if (c->dtype == NG_F64) t->doubles += c->count;
-  return t->inner.run(t->inner.user, c);
-}
-
-typedef struct traffic {
-  int64_t calls[RANKS], floats[RANKS], deliver[RANKS];
-} traffic;
-
-static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
-  traffic *out = arg;
-  tap wire = {*t, 0, 0, 0};
-  ng_transport table = *t;
-  table.user = &wire;
-  table.run = tap_run;
-  table.start = NULL;
-  table.wait = NULL;
-  table.test = NULL;
-  table.group_create = NULL;
-  table.group_destroy = NULL;
-  table.abort = NULL;
-  fixture f;
-  float a[IN] = {1, 2, 3, 4, 5}, g[OUT] = {1, -1, 2, 1}, d[6][OUT * IN + OUT];
-  const plane x = plane_of(a, 1, IN, NG_F32), y = plane_of(g, 1, OUT, NG_F32);
-  const fixture_how how = {.threads = 1, .transport = &table};
-  ng_status st = fixture_open(&f, "method=eva", &how);
-  for (int i = 0; i < 6 && st == NG_OK; i++) {
-    char name[16];
-    (void)snprintf(name, sizeof name, "l%d", i);
-    for (int k = 0; k < OUT * IN + OUT; k++)
-      d[i][k] = (float)k;
-    const plane grad[2] = {plane_of(d[i], OUT, IN, NG_F32),
-                           plane_of(d[i] + OUT * IN, 1, OUT, NG_F32)};
-    st = fixture_linear(&f, name, grad, NULL);
-  }
-  if (st == NG_OK) st = ng_ready(f.p);
-  wire.calls = wire.floats = 0;
-  if (st == NG_OK) st = fixture_begin(&f, 1);
-  for (int32_t i = 0; i < 6 && st == NG_OK; i++)
-    st = fixture_observe(&f, i, &x, &y);
-  if (st == NG_OK) st = ng_step(f.p, 0.1);
-  out->calls[rank] = wire.calls;
-  out->floats[rank] = wire.floats;
-  ng_station_report report = {.struct_size = sizeof report};
-  for (int32_t i = 0; ng_report_station(f.p, i, &report) == NG_OK; i++) {
-    if (strcmp(report.name, "deliver") == 0 || strcmp(report.name, "share") == 0)
-      out->deliver[rank] += report.total_bytes;
-  }
-  ng_report held = {.struct_size = sizeof held};
-  if (st == NG_OK) st = ng_report_read(f.p, &held);
-  out->deliver[rank] += held.direction + held.results;
-  fixture_close(&f);
-  return st;
-}
-
-/* An update says three things: check, all vectors in one message, agree.  The message has six a of
- * 5 + 1 and six g of 4, each in room of 64 bytes but for the end of the last.  No PD is kept or sent. */
-static void one_message(void **state) {
-  (void)state;
-  traffic t = {{0}, {0}, {0}};
-  assert_int_equal(ranks_run(RANKS, one_update, &t, NULL), NG_OK);
-  for (int r = 0; r < RANKS; r++) {
-    assert_int_equal(t.calls[r], 3);
-    assert_int_equal(t.floats[r], 6 * (16 + 16) - (16 - 4));
-    assert_int_equal(t.deliver[r], 0);
-  }
-}
-
 /* ---- what makes no sense is refused ----------------------------------------------------------*/
 
 static void refusals(void **state) {
@@ -438,7 +357,7 @@ int main(void) {
       cmocka_unit_test(golden_eva),        cmocka_unit_test(golden_eva_kfac),
       cmocka_unit_test(golden_neighbours), cmocka_unit_test(golden_eva_f),
       cmocka_unit_test(fused_wide),        cmocka_unit_test(plain_not_finite),
-      cmocka_unit_test(one_message),       cmocka_unit_test(refusals),
+      cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);
 }

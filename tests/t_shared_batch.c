@@ -16,11 +16,11 @@
 enum { STEPS = 2 };
 
 #if defined(NG_TEST_MPI)
-enum { CROWDS = 1, PATTERNS = 1, MANNERS = 2 };
+enum { CROWDS = 1, PATTERNS = 1, MANNERS = 2, TAKES = 1 };
 static int32_t crowd_of(int k) { return k + ranks_there(); } /* all processes */
 #else
 static const int32_t crowd[] = {2, 3, 5};
-enum { CROWDS = sizeof crowd / sizeof crowd[0], PATTERNS = 2, MANNERS = 4 };
+enum { CROWDS = sizeof crowd / sizeof crowd[0], PATTERNS = 3, MANNERS = 4, TAKES = 4 };
 static int32_t crowd_of(int k) { return crowd[k]; }
 #endif
 
@@ -74,14 +74,17 @@ static void as_one_rank(const variant *v) {
                                {true, false, true, false},
                                {false, false, false, true},
                                {false, true, false, false}};
-  const ng_options o = v_options(v);
+  static const double take[] = {-1, 0, 2, 5};
+  const ng_options usual = v_options(v);
   if (v->f->shards == NO_PARTS)
     return; /* an owner's samples alone; batches that normalise themselves */
-  /* The shift that stays in an average is divided by the ranks (as published): it shows from the second step on. */
-  const int32_t steps = strcmp(o.damping_leak, "0") != 0 ? 1 : STEPS;
   for (int i = 0; i < CROWDS * PATTERNS; i++) {
     for (size_t k = 0; k < MANNERS; k++) {
-      if (!row[k].whole && v->f->shards != ANY_PARTS) continue;
+      const bool shared = i % PATTERNS == SHARED;
+      if (!row[k].whole && (v->f->shards != ANY_PARTS || shared)) continue;
+      /* The shift that stays in an average is divided by the ranks (as published), which shows from the second step on;
+       * ranks that share a batch keep it whole. */
+      const int32_t steps = strcmp(usual.damping_leak, "0") != 0 && !row[k].whole ? 1 : STEPS;
       scene *s = shards(v, steps, crowd_of(i / PATTERNS), i % PATTERNS), *whole = scene_merge(s);
       if (row[k].mean) {
         v_means(s);
@@ -91,7 +94,13 @@ static void as_one_rank(const variant *v) {
       char what[80];
       (void)snprintf(what, sizeof what, "%d ranks, pattern %d, manner %d", s->ranks, i % PATTERNS,
                      (int)k);
-      v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
+      v_equal(v, what, s, &usual, whole, &usual, v_tolerance(v, whole, &usual));
+      for (int n = 1; n < TAKES && shared && s->ranks != 3; n++) {
+        ng_options o = usual; /* the first samples of the whole batch */
+        if (take[n] == (double)usual.stat_batch) continue; /* that is as published */
+        fixture_real(&o, "stat_batch", take[n]);
+        v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
+      }
       scene_destroy(&s);
       scene_destroy(&whole);
     }
@@ -145,36 +154,7 @@ static void refused(const variant *v) {
   }
 }
 
-/* ---- ng_batch.whole: uneven shards, stat_batch within and across shards ----*/
-
 #if !defined(NG_TEST_MPI)
-static void shared_as_one_rank(const variant *v) {
-  static const double take[] = {-1, 0, 2, 5};
-  static const int32_t many[] = {2, 5};
-  ng_options usual = v_options(v);
-  if (v->f->shards == NO_PARTS)
-    return; /* an owner's samples alone; batches that normalise themselves */
-  for (size_t k = 0; k < sizeof many / sizeof many[0]; k++) {
-    scene *s = shards(v, 3, many[k], SHARED), *whole = scene_merge(s);
-    for (int mean = 0; mean < 2; mean++) {
-      if (mean != 0) {
-        v_means(s);
-        v_means(whole);
-      }
-      say(s, &(manner){.whole = true});
-      for (size_t i = 0; i < sizeof take / sizeof take[0]; i++) {
-        ng_options o = usual;
-        if (take[i] == (double)usual.stat_batch) continue; /* that is as published */
-        if (take[i] >= 0) fixture_real(&o, "stat_batch", take[i]);
-        v_equal(v, mean != 0 ? "a shared mean" : "a shared sum", s, &o, whole, &o,
-                v_tolerance(v, whole, &o));
-      }
-    }
-    scene_destroy(&s);
-    scene_destroy(&whole);
-  }
-}
-
 /* What cannot be is refused, and nothing has begun. */
 static void places_refused(const variant *v) {
   static const struct {
@@ -221,7 +201,6 @@ int main(void) {
     {"as one rank", READS_INPUT, as_one_rank},
     {"the last call", READS_INPUT, last_call},
 #if !defined(NG_TEST_MPI)
-    {"a shared batch as one rank", READS_INPUT, shared_as_one_rank},
     {"places refused", EVERYONE, places_refused},
     {"of one batch", READS_INPUT, of_one_batch},
 #endif

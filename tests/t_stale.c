@@ -605,47 +605,6 @@ static void memory_is_counted(void **state) {
   assert_int_equal(l.factors, 4 * 64);
 }
 
-/* Norm blocks and rank-one blocks have statistics, too: nothing moves, so few of the steps are due. */
-static void every_family(void **state) {
-  static const char *const how[] = {"method=eva", "method=natgrad norm_block=unit",
-                                    "method=natgrad norm_block=full",
-                                    "method=natgrad norm_block=diagonal", "method=kaisa"};
-  (void)state;
-  for (int k = 0; k < 5; k++) {
-    const bool norm = k >= 1 && k <= 3;
-    fixture f;
-    float grad[2], x[4] = {1, 2, -1, 3}, y[4] = {1, -1, 2, 1};
-    char line[128];
-    (void)snprintf(line, sizeof line, "%s stat_refresh=adaptive", how[k]);
-    fixture_ok(&f, fixture_open(&f, line, NULL));
-    const ng_array g0 = ng_array_matrix(grad, 1, norm ? 1 : 2, NG_F32),
-                   g1 = ng_array_vector(grad + 1, 1, NG_F32);
-    fixture_ok(&f, norm ? ng_add_norm(f.p, "bn", NG_BATCH_NORM, 1, 1, 1e-5, NULL)
-                        : ng_add_linear(f.p, "fc", 2, 1, 0, NULL));
-    fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &g0));
-    if (norm) fixture_ok(&f, ng_bind_grad(f.p, 0, NG_BIAS, &g1));
-    fixture_ok(&f, ng_ready(f.p));
-    const ng_array in = ng_array_matrix(x, norm ? 4 : 2, norm ? 1 : 2, NG_F32),
-                   out = ng_array_matrix(y, norm ? 4 : 2, 1, NG_F32);
-    for (int t = 0; t < STEPS; t++) {
-      grad[0] = grad[1] = 1;
-      fixture_ok(&f, ng_begin_samples(f.p, norm ? 4 : 2, 1));
-      if (ng_wants(f.p, 0)) {
-        fixture_ok(&f, ng_observe_input(f.p, 0, &in, NG_BORROW));
-        fixture_ok(&f, ng_observe_output_grad(f.p, 0, &out, NG_COPY));
-      }
-      fixture_ok(&f, ng_step(f.p, 0.1));
-      assert_true(isfinite(grad[0]));
-    }
-    ng_statistic_report r = {.struct_size = sizeof r};
-    fixture_ok(&f, ng_report_statistic(f.p, 0, &r));
-    /* kaisa begins at the identity and moves by 5 % a refresh */
-    assert_true(r.refreshed == 8 || (k == 4 && r.refreshed < STEPS));
-    assert_int_equal(r.refreshed + r.passed, STEPS);
-    fixture_close(&f);
-  }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(verdicts),
@@ -658,7 +617,6 @@ int main(void) {
       cmocka_unit_test(resumes),
       cmocka_unit_test(a_stale_side_is_not_solved),
       cmocka_unit_test(memory_is_counted),
-      cmocka_unit_test(every_family),
   };
   return cmocka_run_group_tests_name("stale", tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@ set(natgrad_quick_tests
     python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
      t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
     t_methods t_models t_nn t_norm t_options t_oracle t_properties t_published t_rankone t_settings
-    t_spngd t_state t_sym t_train t_vector t_window_golden)
+     t_spngd_options t_state t_sym t_train t_vector t_window_golden)
 
 # Registers a test; every test finds the tree, the build and the program in its environment, runs
 # in the build folder and may say "skipped" with 77.
@@ -56,7 +56,6 @@ set(natgrad_unit_tests
     t_family
     t_finite
     t_finite_norm
-    t_finite_state
     t_fisher
     t_fork
     t_gather
@@ -105,15 +104,12 @@ set(natgrad_unit_tests
     t_safetensors_read
     t_safetensors_write
     t_same
-    t_same_options
     t_shards
     t_shards_faults
     t_shards_state
     t_shared_batch
     t_sizes
-    t_spngd
     t_spngd_options
-    t_spread
     t_stages
     t_stale
     t_stat
@@ -188,7 +184,7 @@ natgrad_share(late t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(quartiles t_quantify t_quantify_updates)
-natgrad_share(toys t_family t_groups t_left_out t_spread)
+natgrad_share(toys t_family t_groups t_left_out )
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave t_mpi_free)
 if(NATGRAD_HAVE_MPI)
