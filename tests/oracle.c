@@ -152,7 +152,8 @@ static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batc
   return grad ? B / S * unscale : 1 / (B * S);
 }
 
-int64_t oracle_fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
+/* A fresh factor of one observation, scaled, into out [n, n]; returns n.  out may be NULL. */
+static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                      int64_t group, const double *data, int64_t positions, double *out) {
   int64_t groups = l->kind == NG_CONV2D ? l->groups : 1;
   int64_t n = grad ? l->out / groups : oracle_cols(l);
@@ -293,7 +294,7 @@ static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double 
   seen *s = &f->seen[rank * MAX_SEEN + f->count[rank]++];
   s->F = reals(l->groups * f->n * f->n);
   for (int64_t g = 0; g < l->groups; g++) {
-    oracle_fresh(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
+    fresh(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
   }
   int64_t take = b->samples;
   if (l->opt.stat_batch > 0 && l->opt.stat_batch < take) take = l->opt.stat_batch;

@@ -51,10 +51,6 @@ double oracle_pi(const oracle *o, int32_t layer, int64_t group);
  * worst group of the layer. */
 double oracle_condition(const oracle *o, int32_t layer);
 
-/* A fresh factor of one observation, scaled, into out [n, n]; returns n.  out may be NULL. */
-int64_t oracle_fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
-                     int64_t group, const double *data, int64_t positions, double *out);
-
 /* The rows of the statistic of one group, [samples * positions, n]: patches, vectors, unit vectors of tokens. */
 double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
                          int64_t samples, int64_t positions, int64_t n);

@@ -61,7 +61,6 @@ typedef struct scene_look {
   bool declare_positions;   /* ng_layer.positions = S instead of 0 */
   bool show_unwanted;       /* do not ask ng_wants */
   bool reverse;             /* register layers last to first */
-  const char *save;         /* NULL, or where to save the state after the last step */
   const char *resume;    /* NULL, or a file: saved after step `resume_after`, and gone on from it */
   int32_t resume_after;  /* ... with another preconditioner */
   bool in_parts;         /* ... of as many files as there are ranks, which stay there */

@@ -378,7 +378,6 @@ static ng_status act(int32_t rank, ng_transport *transport, void *arg) {
     if (st >= NG_OK && (look->resume || look->by_walk) && look->resume_after == t)
       st = resume(&a, transport);
   }
-  if (st >= NG_OK && look->save) st = ng_save(a.f.p, look->save);
   if (st < NG_OK) {
     snprintf(out->message, sizeof out->message, "rank %d: %s: %.400s", rank, ng_status_name(st),
              a.f.ctx ? ng_last_error(a.f.ctx) : a.f.message);

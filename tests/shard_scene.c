@@ -269,11 +269,6 @@ static ng_status live(rank_life *l, ng_transport *world) {
     if (x->status[l->rank][s] == NG_OK) x->status[l->rank][s] = st;
     ng_report r = {.struct_size = sizeof r};
     if (ng_report_read(l->f.p, &r) == NG_OK) x->nu[l->rank][s] = r.clip;
-    for (int32_t i = 0; i < r.stations; i++) {
-      ng_station_report at = {.struct_size = sizeof at};
-      if (ng_report_station(l->f.p, i, &at) == NG_OK && strcmp(at.name, "share") == 0)
-        x->gathered[l->rank][s] = at.last_bytes;
-    }
     memcpy(x->out[l->rank][s], fused ? l->weight : l->grad, sizeof l->grad);
   }
   if (st >= NG_OK && x->look != NULL) st = x->look(l->f.p, l->rank, x->look_arg);

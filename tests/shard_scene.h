@@ -42,7 +42,6 @@ typedef struct scene {
   double D[STEPS][LAYERS][ROOM];
   float out[RANKS][STEPS][LAYERS][ROOM]; /* parts of P, or weights; the bias behind */
   double nu[RANKS][STEPS];
-  int64_t gathered[RANKS][STEPS]; /* bytes of station "share", results among them */
   ng_status status[RANKS][STEPS], shown[RANKS][STEPS];
   char why[RANKS][512];
 } scene;

@@ -1,7 +1,6 @@
 /* t_embedding.c: embeddings: memory and refusals.  t_oracle.c compares random embeddings with a dense solve. */
 #include "fixture.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -115,35 +114,9 @@ static void refuses_tokens(void **state) {
   fixture_close(&f);
 }
 
-/* To a window it is a parameter like any other: nothing is observed. */
-static void windows_take_it(void **state) {
-  (void)state;
-  fixture f;
-  float d[10] = {1, 2};
-  ng_layer l;
-  ng_explain_row row;
-  ng_layer_init(&l, NG_EMBEDDING, sizeof l);
-  l.name = "words";
-  l.in = 5;
-  l.out = 2;
-  const plane grad = plane_of(d, 5, 2, NG_F32);
-  fixture_ok(&f, fixture_open(&f, "method=mfac damping=0.1 window=3", NULL));
-  fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
-  fixture_ok(&f, plane_bind_grad(f.p, 0, NG_WEIGHT, &grad));
-  fixture_ok(&f, ng_ready(f.p));
-  assert_int_equal(ng_wants(f.p, 0), 0);
-  row = (ng_explain_row){.struct_size = sizeof row};
-  assert_int_equal(ng_explain(f.p, 0, &row), NG_OK);
-  assert_int_equal(row.covered, 1);
-  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
-  assert_true(d[0] > 0 && d[0] != 1 && fabs((double)(d[1] / d[0]) - 2) < 1e-6);
-  fixture_close(&f);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_is_a_vector),
-      cmocka_unit_test(windows_take_it),
       cmocka_unit_test(refuses_by_name),
       cmocka_unit_test(refuses_tokens),
   };

@@ -8,7 +8,6 @@
 #include "golden.h"
 #include "oracle.h"
 #include "ranks.h"
-#include "json_edit.h"
 #include "scene.h"
 
 #include <math.h>
@@ -18,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -52,7 +50,7 @@ static const row rows[] = {
 
 typedef enum model { T1, T1_SEQUENCE, T2, T4 } model;
 
-enum { ACCUM = 1, TWICE = 2, SCALER = 4, SCHED = 8, EXPDECAY = 16, NOT_PREDIV = 32, NOCLIP = 64 };
+enum { ACCUM = 1, SCALER = 2, SCHED = 4, EXPDECAY = 8, NOT_PREDIV = 16, NOCLIP = 32 };
 
 typedef struct golden {
   const char *name;
@@ -219,7 +217,7 @@ static scene *scene_of(const golden *c) {
       if (c->model == T4)
         t4_pass(s, t, r);
       else
-        for (int32_t m = 0; m < (c->special & (ACCUM | TWICE) ? 2 : 1); m++)
+        for (int32_t m = 0; m < (c->special & ACCUM ? 2 : 1); m++)
           show_case(s, c, t, r, m);
     }
   }
@@ -242,7 +240,7 @@ static ng_options by_hand(const golden *c) {
   fixture_set(&o, "stat_start", "identity");
   fixture_set(&o, "stat_scale", rows[c->program].stat);
   fixture_set(&o, "positions", kaisa ? "expand" : "reduce");
-  fixture_set(&o, "calls", c->special & TWICE ? "ema" : kaisa ? "mean" : "last");
+  fixture_set(&o, "calls", kaisa ? "mean" : "last");
   fixture_set(&o, "call_weight", "equal");
   fixture_real(&o, "stat_period", (double)c->stat_period);
   fixture_real(&o, "solve_period", (double)c->solve_period);
@@ -280,7 +278,6 @@ static ng_options by_name(const golden *c) {
   snprintf(text, sizeof text, "%lld", (long long)c->solve_period);
   set(&o, true, r->period_solve, text);
   if (c->special & NOT_PREDIV) set(&o, false, "prediv", "0");
-  if (c->special & TWICE) set(&o, false, "calls", "ema");
   if (c->special & NOCLIP) set(&o, false, "clip", "none");
   return o;
 }
@@ -405,258 +402,12 @@ static void test_no_clip(void **state) {
   library_case(&c, 1, "ref", "");
 }
 
-/* ---- inputs and fresh factors ----------------------------------------------------------------*/
-
-static void all_near(const char *what, const double *x, const double *y, size_t n, double tol) {
-  for (size_t i = 0; i < n; i++)
-    near(what, x[i], y[i], tol);
-}
-#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
-
-static const golden t1 = {"T1", K_EIGEN, T1, 1, 1, 1, 3, 1, 1, 1e-3, 0, t1_k_eigen};
-static const golden t1l = {"T1", L_EIGEN, T1, 1, 1, 1, 3, 1, 1, 1e-3, 0, t1_l_eigen};
-static const golden t2 = {"T2", K_EIGEN, T2, 1, 1, 1, 1, 1, 1, 1e-3, 0, t2_k_eigen};
-static const golden t2l = {"T2", L_EIGEN, T2, 1, 1, 1, 1, 1, 1, 1e-3, 0, t2_l_eigen};
-
-static void test_inputs(void **state) {
-  (void)state;
-  scene *s = scene_of(&t1);
-  ng_options k = by_hand(&t1), lz = by_hand(&t1l);
-  double A[16], G[4];
-  for (int t = 0; t < 3; t++) {
-    const scene_micro *m = &s->micro[t][0][0];
-    all_near("x", m->a[0][0], t1_x + 12 * t, 12, 0);
-    all_near("gout", m->g[0][0], t1_gout + 8 * t, 8, 0);
-    all_near("grad", s->D[t][0], t1_grad + 8 * t, 8, 0);
-    oracle_fresh(&k, &s->layer[0], &m->batch, false, 0, m->a[0][0], 1, A);
-    all_near("A_new", A, t1_a_new + 16 * t, 16, digits);
-    oracle_fresh(&k, &s->layer[0], &m->batch, true, 0, m->g[0][0], 1, G);
-    all_near("G_new/K", G, t1_g_new_k + 4 * t, 4, digits);
-    oracle_fresh(&lz, &s->layer[0], &m->batch, true, 0, m->g[0][0], 1, G);
-    all_near("G_new/L", G, t1_g_new_l + 4 * t, 4, digits);
-  }
-  scene_destroy(&s);
-}
-
-static void test_conv_inputs(void **state) {
-  (void)state;
-  scene *s = scene_of(&t2);
-  ng_options k = by_hand(&t2), lz = by_hand(&t2l);
-  const scene_micro *m = &s->micro[0][0][0];
-  const ng_layer *l = &s->layer[0];
-  double A[169], AL[169], G[9], trace = 0, sum = 0, square = 0;
-  all_near("gradient", s->D[0][0], t2_grad, COUNT(t2_grad), digits);
-  oracle_fresh(&k, l, &m->batch, false, 0, m->a[0][0], 10, A);
-  oracle_fresh(&lz, l, &m->batch, false, 0, m->a[0][0], 10, AL);
-  all_near("A_new row 0", A, t2_a_row0, 13, digits);
-  all_near("A_new row 12", A + 12 * 13, t2_a_row12, 13, digits);
-  for (int i = 0; i < 169; i++) {
-    near("LZ A_new", AL[i], 10 * A[i], 1e-15);
-    trace += i % 14 == 0 ? A[i] : 0;
-    sum += A[i];
-    square += A[i] * A[i];
-  }
-  near("trace", trace, t2_a_numbers[0], digits);
-  near("sum", sum, t2_a_numbers[1], digits);
-  near("Frobenius norm", sqrt(square), t2_a_numbers[2], digits);
-  oracle_fresh(&k, l, &m->batch, true, 0, m->g[0][0], 10, G);
-  all_near("G_new", G, t2_g_new, 9, digits);
-  oracle_fresh(&lz, l, &m->batch, true, 0, m->g[0][0], 10, G);
-  all_near("LZ G_new", G, t2_g_new_l, 9, digits);
-  /* One patch alone: the image of sample 0 or 1, its factor is the sum over its ten patches, so the
-   * listed patches are checked against the gradient of a single unit of output. */
-  const double *patch[2] = {t2_patch_first, t2_patch_other};
-  for (int b = 0; b < 2; b++) {
-    double g[60] = {0}, D[39] = {0};
-    g[b == 0 ? 0 : 30 + 3 * 2 + 1] = 1;
-    add_conv_gradient(D, l, m->a[0][0], g, 2);
-    all_near("patch", D, patch[b], 12, digits);
-  }
-  scene_destroy(&s);
-}
-
-/* ---- running averages ------------------------------------------------------------------------*/
-
-/* What a run leaves in the saved state, as [n, n]; read with nothing but the format's two rules:
- * eight bytes of length, then JSON with the offsets of every tensor.  The shift that a leak left on
- * the diagonal is a number of its own, in the manifest; the published programs have it in the
- * factor. */
-static void saved_factor(const char *path, const char *layer, const char *side, int64_t n,
-                         double *out) {
-  char tensor[48], leak[16];
-  snprintf(tensor, sizeof tensor, "%s/%s", layer, side);
-  snprintf(leak, sizeof leak, "%s_leak.0", side);
-  FILE *f = fopen(path, "rb");
-  unlink(path);
-  assert_non_null(f);
-  unsigned char head[8];
-  assert_int_equal(fread(head, 1, 8, f), 8);
-  uint64_t length = 0;
-  for (int i = 7; i >= 0; i--)
-    length = length << 8 | head[i];
-  char *text = malloc((size_t)length);
-  assert_non_null(text);
-  assert_int_equal(fread(text, 1, (size_t)length, f), length);
-  ngio_json *json = json_must(text, (size_t)length);
-  const ngio_value *root = ngio_json_root(json);
-  const ngio_value *entry = ngio_get(root, tensor);
-  if (!entry) fail_msg("no tensor %s in the saved state", tensor);
-  const ngio_value *offsets = ngio_get(entry, "data_offsets");
-  long begin = (long)ngio_integer_of(ngio_at(offsets, 0));
-  long end = (long)ngio_integer_of(ngio_at(offsets, 1));
-  assert_string_equal(ngio_text_of(ngio_get(entry, "dtype")), "F32");
-  assert_int_equal(end - begin, 2 * n * (n + 1)); /* f32, the lower triangle, row after row */
-  assert_int_equal(fseek(f, 8 + (long)length + begin, SEEK_SET), 0);
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j <= i; j++) {
-      float x;
-      assert_int_equal(fread(&x, sizeof x, 1, f), 1);
-      out[i * n + j] = out[j * n + i] = (double)x;
-    }
-  }
-  const char *manifest = ngio_text_of(json_find(root, "__metadata__|natgrad"));
-  ngio_json *inner = json_must(manifest, strlen(manifest));
-  const ngio_value *shift =
-      ngio_get(ngio_get(ngio_get(ngio_json_root(inner), "blocks"), layer), leak);
-  assert_true(shift == NULL || ngio_is_number(shift)); /* kept only where damping leaks */
-  for (int64_t i = 0; i < n; i++)
-    out[i * n + i] += ngio_number_of(shift);
-  ngio_json_free(&inner);
-  ngio_json_free(&json);
-  free(text);
-  fclose(f);
-}
-
-/* Factor `grad` of layer l after the last step, by the oracle (rank 0) and by the library. */
-static void factors_of(const golden *c, int32_t l, bool grad, int64_t n, double *by_oracle,
-                       double *by_library) {
-  char path[] = "/tmp/natgrad-golden-XXXXXX";
-  int fd = mkstemp(path);
-  assert_true(fd >= 0);
-  close(fd);
-  scene *s = scene_of(c);
-  ng_options o = by_hand(c), named = by_name(c);
-  scene_result r;
-  oracle *keep;
-  int64_t size;
-  scene_predict(s, &o, &r, &keep);
-  const double *F = oracle_factor(keep, 0, l, 0, grad, &size);
-  assert_int_equal(size, n);
-  memcpy(by_oracle, F, sizeof(double) * (size_t)(n * n));
-  oracle_destroy(&keep);
-  scene_forget(&r);
-  scene_look look = {.linalg = "ref", .save = path};
-  scene_play(s, &named, &look, &r);
-  if (r.status != NG_OK) fail_msg("%s: %s %s", c->name, ng_status_name(r.status), r.message);
-  saved_factor(path, s->name[l], grad ? "G" : "A", n, by_library);
-  scene_forget(&r);
-  scene_destroy(&s);
-}
-
-static void check_factors(const golden *c, int32_t l, int64_t p, int64_t q, const double *expect) {
-  for (int grad = 0; grad < 2; grad++) {
-    int64_t n = grad ? q : p;
-    double x[64], y[64];
-    const double *e = grad ? expect + p * p : expect;
-    factors_of(c, l, grad, n, x, y);
-    all_near(c->name, x, e, (size_t)(n * n), digits);
-    all_near(c->name, y, e, (size_t)(n * n), tolerance);
-  }
-}
-
-static const golden *find(const char *name) {
-  for (int i = 0; i < CASES; i++) {
-    if (strcmp(cases[i].name, name) == 0) return &cases[i];
-  }
-  fail_msg("no case %s", name);
-  return NULL;
-}
-
-static void test_factors(void **state) {
-  (void)state;
-  check_factors(find("T1-K-eigen"), 0, 4, 2, t1_k_final);
-  check_factors(find("T1-K-inverse"), 0, 4, 2, t1_k_final);
-  check_factors(find("T1-L-eigen"), 0, 4, 2, t1_l_eigen_final);
-  check_factors(find("T1-L-inverse"), 0, 4, 2, t1_l_inverse_final);
-  check_factors(find("T3-MPD-eigen"), 0, 4, 2, t3_mpd_eigen_final);
-  check_factors(find("T3-MPD-inverse"), 0, 4, 2, t3_mpd_inverse_final);
-  check_factors(find("T3-DP-eigen"), 0, 4, 2, t3_dp_eigen_final);
-  check_factors(find("T3-DP-inverse"), 0, 4, 2, t3_dp_inverse_final);
-  check_factors(find("T4-eigen"), 0, 4, 5, t4_final);
-  check_factors(find("T4-eigen"), 1, 5, 2, t4_final + 16 + 25);
-  golden twice = {"T1-K-twice", K_EIGEN, T1, 1, 1, 0, 1, 1, 1, 1e-3, TWICE, NULL};
-  check_factors(&twice, 0, 4, 2, t1_k_twice);
-  golden accum = *find("T1-K-accum");
-  check_factors(&accum, 0, 4, 2, t1_k_accum_factors + 20);
-  accum.steps = 1;
-  check_factors(&accum, 0, 4, 2, t1_k_accum_factors);
-}
-
-/* Off-period steps leave the averages alone; a leak adds up while no new statistics arrive. */
-static void test_factors_over_time(void **state) {
-  (void)state;
-  for (int32_t steps = 1; steps <= 6; steps++) {
-    golden c = *find("T1-K-freq");
-    double x[16], y[16];
-    c.steps = steps;
-    factors_of(&c, 0, false, 4, x, y);
-    for (int i = 0; i < 4; i++) {
-      near("oracle, diag(A)", x[5 * i], t1_k_freq_diag[4 * (steps - 1) + i], digits);
-      near("diag(A)", y[5 * i], t1_k_freq_diag[4 * (steps - 1) + i], tolerance);
-    }
-    if (steps > 3) continue;
-    c = *find("T1-L-fac3");
-    c.steps = steps;
-    factors_of(&c, 0, false, 4, x, y);
-    near("oracle, A0[bias,bias]", x[15], t1_l_fac3_bias[steps - 1], digits);
-    near("A0[bias,bias]", y[15], t1_l_fac3_bias[steps - 1], tolerance);
-  }
-}
-
-/* Only the owner's diagonal is shifted by the leak: the other rank's copy, listed in the text as
- * the f32 program printed it, so to the spacing of f32 at 1. */
-static void test_other_rank(void **state) {
-  (void)state;
-  const golden *c = find("T3-MPD-inverse");
-  scene *s = scene_of(c);
-  ng_options o = by_hand(c);
-  scene_result r;
-  oracle *keep;
-  int64_t n;
-  scene_predict(s, &o, &r, &keep);
-  const double *A = oracle_factor(keep, 1, 0, 0, false, &n);
-  for (int i = 0; i < 4; i++)
-    near("rank 1, A0", A[5 * i], t3_mpd_inverse_rank1[i], 0x1p-23);
-  const double *G = oracle_factor(keep, 1, 0, 0, true, &n);
-  for (int i = 0; i < 2; i++)
-    near("rank 1, G0", G[3 * i], t3_mpd_inverse_rank1[4 + i], 0x1p-23);
-  oracle_destroy(&keep);
-  scene_forget(&r);
-  scene_destroy(&s);
-}
-
-static void test_t4_gradients(void **state) {
-  (void)state;
-  scene *s = scene_of(find("T4-eigen"));
-  for (int t = 0; t < 2; t++) {
-    all_near("T4 gradient", s->D[t][0], t4_grad + 30 * t, 20, digits);
-    all_near("T4 gradient", s->D[t][1], t4_grad + 30 * t + 20, 10, digits);
-  }
-  scene_destroy(&s);
-}
-
 /* Over MPI the numbers of the library only; the rest is of one process. */
 int main(void) {
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
-    cmocka_unit_test(test_inputs),
-    cmocka_unit_test(test_conv_inputs),
-    cmocka_unit_test(test_t4_gradients),
     cmocka_unit_test(test_oracle),
-    cmocka_unit_test(test_other_rank),
     cmocka_unit_test(test_no_clip),
-    cmocka_unit_test(test_factors),
-    cmocka_unit_test(test_factors_over_time),
 #endif
     cmocka_unit_test(test_library),
     cmocka_unit_test(test_fractions),

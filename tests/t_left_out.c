@@ -394,60 +394,6 @@ static void not_out_of_a_common_block(void **state) {
   fixture_close(&f);
 }
 
-/* PD that travels is not made of a gradient that is absent. */
-static ng_status absent_and_delivered(int32_t rank, ng_transport *t, void *arg) {
-  fixture f;
-  float g[3] = {1, 2, 3};
-  (void)rank, (void)arg;
-  const fixture_how how = {.threads = 1, .transport = t};
-  ng_status st = fixture_open(&f, "damping=0.1 missing=keep grad_worker_fraction=0", &how);
-  if (st == NG_OK) ng_family_register(f.ctx, &toy_diagonal);
-  if (st == NG_OK) st = ng_add_tensor(f.p, "toy.one", 3, NULL);
-  if (st == NG_OK) st = ng_ready(f.p);
-  for (int k = 0; k < 3 && st == NG_OK; k++) {
-    const ng_array a = ng_array_vector(k == 1 ? NULL : g, 3, NG_F32);
-    st = ng_bind_grad(f.p, 0, NG_WEIGHT, &a);
-    const float before = g[0];
-    if (st == NG_OK) st = ng_step(f.p, 0.1);
-    if (st == NG_OK && (g[0] == before) != (k == 1)) st = NG_ERR_STATE;
-  }
-  fixture_close(&f);
-  return st;
-}
-
-static void nothing_is_delivered(void **state) {
-  (void)state;
-  assert_int_equal(ranks_run(2, absent_and_delivered, NULL, NULL), NG_OK);
-}
-
-static int commits;
-static void count_commits(ng_block *b, bool taken) {
-  (void)b, (void)taken;
-  commits++;
-}
-
-/* Memory of a family that moves with the step stays where it is. */
-static void no_commit_without_a_part(void **state) {
-  (void)state;
-  fixture f;
-  float g[3] = {1, 2, 3};
-  ng_family family = toy_diagonal;
-  family.commit = count_commits;
-  commits = 0;
-  fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
-  ng_family_register(f.ctx, &family);
-  fixture_ok(&f, ng_add_tensor(f.p, "toy.one", 3, NULL));
-  fixture_ok(&f, ng_ready(f.p));
-  const ng_array a = ng_array_vector(g, 3, NG_F32);
-  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &a));
-  for (int t = 0; t < 4; t++) {
-    fixture_ok(&f, ng_freeze(f.p, 0, t == 1 || t == 2));
-    fixture_ok(&f, ng_step(f.p, 0.1));
-    assert_int_equal(commits, t == 3 ? 2 : 1);
-  }
-  fixture_close(&f);
-}
-
 /* The report counts who was kept for want of a gradient: not who sleeps, nor a tensor that a step without
  * an update has no use for; the smallest factor is of those that took part. */
 static void what_the_report_counts(void **state) {
@@ -514,8 +460,6 @@ int main(void) {
       cmocka_unit_test(weights_of_who_sleeps_are_not_read),
       cmocka_unit_test(shown_but_not_folded),
       cmocka_unit_test(not_out_of_a_common_block),
-      cmocka_unit_test(nothing_is_delivered),
-      cmocka_unit_test(no_commit_without_a_part),
       cmocka_unit_test(what_the_report_counts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { IN = 40, OUT = 30, LAST = 50, TALL = 700, SAMPLES = 8, MOST = 4, STEPS = 3 };
 enum { FC1 = IN * OUT, FC2 = OUT * LAST, LONG = LAST * TALL, D = FC1 + OUT + FC2 + LONG };
@@ -124,31 +123,20 @@ static void quartiles_are_those_of_a_sort(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
     for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
-      life *l = calloc(1, sizeof *l);
+      life *l = calloc(2, sizeof *l), *threads = l + 1;
       assert_non_null(l);
-      l->options = each[i];
+      l->options = threads->options = each[i];
       l->threads = 1;
+      threads->threads = 3;
       live(l, ranks);
       must_be_sorted(l, &l->report[0]);
       for (int32_t r = 1; r < ranks; r++)
         assert_memory_equal(&l->report[r].scaled, &l->report[0].scaled, 7 * sizeof(double));
+      if (ranks == 1) live(threads, 1);
+      if (ranks == 1)
+        assert_memory_equal(&threads->report[0].scaled, &l->report[0].scaled, 7 * sizeof(double));
       free(l);
     }
-  }
-}
-
-static void threads_change_no_bit(void **state) {
-  (void)state;
-  for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
-    life *a = calloc(2, sizeof *a), *b = a + 1;
-    assert_non_null(a);
-    a->options = b->options = each[i];
-    a->threads = 1;
-    b->threads = 3;
-    live(a, 1);
-    live(b, 1);
-    assert_memory_equal(&a->report[0].scaled, &b->report[0].scaled, 7 * sizeof(double));
-    free(a);
   }
 }
 
@@ -205,45 +193,10 @@ static void published_numbers(void **state) {
   fixture_close(&f);
 }
 
-/* What is measured is no part of a state: it goes on in a model that measures, or does not. */
-static void states_do_not_have_it(void **state) {
-  (void)state;
-  char file[FIXTURE_FILE];
-  fixture_file(file, "t_quantify");
-  for (int on = 0; on < 2; on++) {
-    float g[2][3] = {{1, 2, 3}, {1, 2, 3}};
-    for (int part = 0; part < 2; part++) {
-      fixture f;
-      ng_report r;
-      const plane v = plane_of(g[part], 1, 3, NG_F32);
-      const bool measures = (part + on) % 2 == 1;
-      fixture_ok(&f, fixture_open(&f,
-                                  measures ? "method=mfac window=2 damping=1 quantify=1"
-                                           : "method=mfac window=2 damping=1",
-                                  NULL));
-      fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
-      fixture_ok(&f, ng_ready(f.p));
-      if (part == 1) fixture_ok(&f, ng_load(f.p, file));
-      r = (ng_report){.struct_size = sizeof r};
-      fixture_ok(&f, ng_report_read(f.p, &r));
-      assert_int_equal(r.scaled, 0);
-      fixture_ok(&f, ng_step(f.p, 1.0));
-      fixture_ok(&f, ng_report_read(f.p, &r));
-      assert_int_equal(r.scaled, measures ? 3 : 0);
-      assert_int_equal(r.steps, part + 1);
-      if (part == 0) fixture_ok(&f, ng_save(f.p, file));
-      fixture_close(&f);
-    }
-  }
-  (void)unlink(file);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(quartiles_are_those_of_a_sort),
-      cmocka_unit_test(threads_change_no_bit),
       cmocka_unit_test(published_numbers),
-      cmocka_unit_test(states_do_not_have_it),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

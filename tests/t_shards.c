@@ -15,8 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <unistd.h>
-
 #include "oracle.h"
 #include "shard_scene.h"
 
@@ -230,71 +228,6 @@ static void as_one_member(void **state) {
   }
 }
 
-/* ---- states ----------------------------------------------------------------------------------*/
-
-/* Saved by 2 x 2, it goes on cut in other parts, or not at all. */
-static void states_are_whole(void **state) {
-  (void)state;
-  if (!enough(6)) skip();
-  char path[] = "/tmp/t_shards-XXXXXX";
-  const int fd = mkstemp(path);
-  assert_true(fd >= 0);
-  (void)close(fd);
-  static const int32_t models[] = {2, 3, 1, 1};
-  for (int k = 0; k < 5; k++) {
-    scene *x = begin(&(scene){.options = methods[0],
-                              .data = 2,
-                              .model = k == 0 ? 2 : models[k - 1],
-                              .uncut = k == 4,
-                              .bias = true,
-                              .rows_first = true,
-                              .wrong = -1,
-                              .save = k == 0 ? path : NULL,
-                              .load = k == 0 ? NULL : path,
-                              .first = k == 0 ? 0 : 2});
-    ng_status each[RANKS];
-    if (play(x, each) != NG_OK) fail_msg("%d: %s", k, x->why[0]);
-    compare(x);
-    free(x);
-  }
-  assert_int_equal(unlink(path), 0);
-}
-
-/* ---- what is brought together ----------------------------------------------------------------*/
-
-/* Of each step: whole output gradients of layers cut by outputs, whole inputs of the other, and gradients; beside each
- * observation a verdict, of less than 512 bytes. */
-static void gathers_are_counted(void **state) {
-  (void)state;
-  scene *x = begin(&(scene){
-      .options = "method=natgrad damping=0.3 stat_period=1 solve_period=1 grad_worker_fraction=0",
-      .data = 1,
-      .model = 2,
-      .bias = true,
-      .rows_first = true,
-      .wrong = -1}); /* no results are shared */
-  ng_status each[RANKS];
-  int64_t floats = 0, calls = 0;
-  for (int i = 0; i < LAYERS; i++) {
-    if (layer[i].axis < 0) continue;
-    floats += layer[i].in * layer[i].out + (layer[i].axis == 0 ? layer[i].out * layer[i].bias : 0);
-    for (int64_t k = 0; k < MICRO; k++, calls++)
-      floats +=
-          samples_of(0, k) * positions_of(i) * (layer[i].axis == 0 ? layer[i].out : layer[i].in);
-  }
-  assert_int_equal(play(x, each), NG_OK);
-  for (int t = 0; t < STEPS; t++) {
-    const int64_t got = x->gathered[0][t], least = floats * (int64_t)sizeof(float);
-#if defined(NG_TEST_MPI)
-    if (got == 0) continue; /* of this rank alone */
-#endif
-    if (got < least || got > least + 512 * calls)
-      fail_msg("step %d: %lld bytes, expected %lld and verdicts", t, (long long)got,
-               (long long)least);
-  }
-  free(x);
-}
-
 /* ---- a group that some ranks were not given --------------------------------------------------*/
 
 /* Whoever they are: all ranks say so, and nobody waits. */
@@ -331,10 +264,9 @@ int main(void) {
 #if defined(NG_TEST_MPI)
   ranks_begin();
 #endif
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equal_to_whole), cmocka_unit_test(as_one_member),
-      cmocka_unit_test(states_are_whole), cmocka_unit_test(groups_of_some),
-      cmocka_unit_test(gathers_are_counted)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(equal_to_whole),
+                                     cmocka_unit_test(as_one_member),
+                                     cmocka_unit_test(groups_of_some)};
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(NG_TEST_MPI)
   ranks_end();

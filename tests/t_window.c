@@ -187,25 +187,6 @@ static void divides_by_singular_values(void **state) {
   }
 }
 
-/* x is rounded to f32, as an average and as a sum with the weight; F^-1 amplifies it by at most
- * |G|^2 / (lambda M), here 200. */
-static void momentum_decay_and_masks(void **state) {
-  static const char *const forms[] = {"average", "heavy-ball", "gradient"};
-  static const char *const decays[] = {"gradient", "direction", "none"};
-  rng r = {test_seed() + 2};
-  for (int64_t n = 0; n < test_times(120); n++) {
-    trial c = any_size(&r);
-    c.steps = 6;
-    (void)snprintf(c.options, sizeof c.options,
-                   "method=mfac window=4 damping=0.1 window_momentum=%g window_momentum_form=%s "
-                   "window_decay=%g window_decay_form=%s window_mask=%d stat_period=%d",
-                   rng_below(&r, 4) > 0 ? 0.7 : 0.0, forms[rng_below(&r, 3)],
-                   rng_below(&r, 4) > 0 ? 0.05 : 0.0, decays[rng_below(&r, 3)],
-                   (int)rng_below(&r, 2), 1 + (int)rng_below(&r, 2));
-    hold(&c, *state, rng_next(&r), 200 * ULP);
-  }
-}
-
 /* The oracle rounds rows to bf16, too. */
 static void rows_in_bf16(void **state) {
   rng r = {test_seed() + 3};
@@ -450,7 +431,6 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(inverts_the_window),
       EACH(divides_by_singular_values),
-      EACH(momentum_decay_and_masks),
       EACH(rows_in_bf16),
       EACH(equal_rows),
       EACH(largest_entries),

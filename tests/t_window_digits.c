@@ -301,26 +301,6 @@ static outcome play(const trial *c, const char *linalg, bool check) {
 
 /* ---- the tests -------------------------------------------------------------------------------*/
 
-/* Gradients of which earlier versions returned wrong directions and NG_OK. */
-static void known(void **state) {
-  static const trial trials[] = {
-      {"method=mfac window=2 damping=1e-6", 1, 1, false, SAME, 1, 1e5, 0, 3, 1},
-      {"method=mfac window=2 damping=1e-6", 1, 1, false, SAME, 1, 2e4, 0, 3, 1},
-      {"method=mfac window=8 damping=1e-5", 4, 25, false, SAME, 1, 0x1p16, 0, 3, 2},
-      {"method=mfac window=8 damping=1e-5", 4, 25, false, SAME, 1, 0x1p18, 0, 3, 2},
-      {"method=mfac window=8 damping=1e-5 window_scope=parameter", 1, 25, true, ANY, 1, 1e5, 0, 3,
-       3},
-      {"method=mfac window=8 damping=1e-5 window_scope=parameter", 1, 25, true, ANY, 1, 1e5, 1, 4,
-       4},
-  };
-  if (!WIDE) skip();
-  for (size_t i = 0; i < sizeof trials / sizeof trials[0]; i++) {
-    const outcome o = play(&trials[i], *state, true);
-    print_message("%s, %d x %d: %d rescued, NG_OK within %.1e\n", trials[i].options, trials[i].rows,
-                  trials[i].cols, o.rescued, o.silent);
-  }
-}
-
 /* `well`: gradients of one size in random directions, more elements than rows. */
 static trial draw(rng *r, bool well, char options[256]) {
   static const char *const mfac_store[] = {"method=mfac", "method=mfac window_dtype=bf16",
@@ -392,7 +372,6 @@ static void well_conditioned(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    {"known cases", known, NULL, NULL, (void *)(uintptr_t) "ref"},
     {"random windows on ref", property, NULL, NULL, (void *)(uintptr_t) "ref"},
     {"well-conditioned windows on ref", well_conditioned, NULL, NULL, (void *)(uintptr_t) "ref"},
 #if defined(NG_HAVE_BLAS)

@@ -13,7 +13,6 @@
 #include "draw.h"
 #include "family/window.h"
 #include "fixture.h"
-#include "ranks.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -200,46 +199,6 @@ static void as_one_rank(void **state) {
   }
 }
 
-/* What enters is not finite on single rank alone, which has that weight in its slice: no rank waits for a choice, all
- * refuse, and the steps after it are the same on both. */
-enum { LONG = 70000 };
-
-static ng_status refused_by_one(int32_t rank, ng_transport *t, void *arg) {
-  float(*out)[LONG] = arg, *g = calloc(2 * LONG, sizeof *g), *w = g + LONG;
-  fixture f = {0};
-  ng_status st =
-      g == NULL
-          ? NG_ERR_NOMEM
-          : fixture_open(&f,
-                         "method=efcp window=3 damping=0.1 window_density=0.1 window_decay=0.1 "
-                         "window_decay_form=gradient statistics=sharded",
-                         &(fixture_how){.threads = 1, .transport = t});
-  const plane grad = plane_of(g, 1, LONG, NG_F32), weight = plane_of(w, 1, LONG, NG_F32);
-  if (st == NG_OK) st = fixture_tensor(&f, "long", &grad, &weight);
-  if (st == NG_OK) st = ng_ready(f.p);
-  for (int step = 0; step < 4 && st == NG_OK; step++) {
-    for (int i = 0; i < LONG; i++) {
-      g[i] = (float)((i * 7 + step * 11) % 101 - 50);
-      w[i] = (float)(i % 3);
-    }
-    w[LONG - 1] = step == 1 ? NAN : 1.0F;
-    st = ng_step(f.p, 1);
-    if (step == 1) st = st == NG_SKIPPED ? NG_OK : NG_ERR_STATE;
-    if (step == 1 && g[5] != (float)((5 * 7 + 11) % 101 - 50)) st = NG_ERR_STATE;
-  }
-  if (st == NG_OK) memcpy(out[rank], g, LONG * sizeof *g);
-  fixture_close(&f);
-  free(g);
-  return st;
-}
-
-static void together(void **state) {
-  static float out[2][LONG];
-  (void)state;
-  assert_int_equal(ranks_run(2, refused_by_one, out, NULL), NG_OK);
-  assert_memory_equal(out[0], out[1], sizeof out[0]);
-}
-
 /* ---- whole rows ------------------------------------------------------------------------------*/
 
 enum { LINE = 1300, AT_ONCE = 8 }; /* 2 KiB of bf16 and more: memory is asked for in two ways */
@@ -346,8 +305,7 @@ static void sparse_memory(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(those_of_a_sort), cmocka_unit_test(by_several_threads),
-      cmocka_unit_test(as_one_rank),     cmocka_unit_test(together),
-      cmocka_unit_test(sparse_loops),    cmocka_unit_test(at_once),
-      cmocka_unit_test(sparse_memory)};
+      cmocka_unit_test(as_one_rank),     cmocka_unit_test(sparse_loops),
+      cmocka_unit_test(at_once),         cmocka_unit_test(sparse_memory)};
   return cmocka_run_group_tests_name("loops of windows", tests, NULL, NULL);
 }

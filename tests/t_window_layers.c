@@ -8,7 +8,6 @@
 
 #include "draw.h"
 #include "fixture.h"
-#include "ranks.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -253,30 +252,6 @@ static void fused(void **state) {
   fixture_close(&f[1]);
 }
 
-/* ---- ranks -----------------------------------------------------------------------------------*/
-
-static ng_status other_line(int32_t rank, ng_transport *t, void *arg) {
-  const char *const *options = arg;
-  model m;
-  ng_status st = open_model(&m, options[rank], "ab", &(fixture_how){.threads = 1, .transport = t});
-  if (st == NG_OK) st = ng_ready(m.f.p);
-  fixture_close(&m.f);
-  return st;
-}
-
-static void ranks_differ(void **state) {
-  (void)state;
-  static const char *const pairs[][2] = {
-      {"per_layer='a: method=mfac'", "per_layer='a: method=mfac'"},
-      {"per_layer='a: method=mfac'", "per_layer='b: method=mfac'"},
-      {"per_layer='a: method=mfac window=3'", "per_layer='a: method=mfac window=4'"},
-      {"per_layer='a: damping=0.3'", ""}};
-  for (int i = 0; i < 4; i++) {
-    const ng_status st = ranks_run(2, other_line, (void *)(uintptr_t)pairs[i], NULL);
-    assert_int_equal(st, i == 0 ? NG_OK : NG_ERR_COMM);
-  }
-}
-
 /* ---- what moves ------------------------------------------------------------------------------*/
 
 static void set_gradients(model *m, int t, int n) {
@@ -357,9 +332,9 @@ static void saved(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(blocks),      cmocka_unit_test(refused), cmocka_unit_test(lines_refused),
-      cmocka_unit_test(skipped),     cmocka_unit_test(fused),   cmocka_unit_test(ranks_differ),
-      cmocka_unit_test(values_move), cmocka_unit_test(planned), cmocka_unit_test(saved),
+      cmocka_unit_test(blocks),  cmocka_unit_test(refused), cmocka_unit_test(lines_refused),
+      cmocka_unit_test(skipped), cmocka_unit_test(fused),   cmocka_unit_test(values_move),
+      cmocka_unit_test(planned), cmocka_unit_test(saved),
   };
   return cmocka_run_group_tests_name("windows of layers", tests, NULL, NULL);
 }

@@ -203,6 +203,8 @@ static const char *const windows[] = {
     "method=efcp window=3 damping=0.1 window_density=900 window_mask=1",
     "method=sparse-ggt window=3 damping=0.5 window_density=0.1 window_topk=block window_forget=0.9 "
     "window_momentum=0.5 window_momentum_form=gradient",
+    "method=efcp window=3 damping=0.1 window_density=0.1 window_decay=0.1 "
+    "window_decay_form=gradient",
     "method=lowrank-mfac window=3 damping=0.1 window_rank=2 window_momentum=0.3",
     "method=lowrank-mfac window=3 damping=0.1 window_rank=2 window_scope=group stat_period=2"};
 enum { WINDOWS = sizeof windows / sizeof windows[0] };

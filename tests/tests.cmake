@@ -112,7 +112,6 @@ set(natgrad_unit_tests
     t_spngd_options
     t_stages
     t_stale
-    t_stat
     t_state
     t_state_faults
     t_state_growth
