@@ -270,7 +270,6 @@ int32_t oracle_add(oracle *o, const ng_layer *d) {
 ng_options *oracle_options(oracle *o, int32_t i) { return &o->layer[i].opt; }
 double oracle_inner(const oracle *o) { return o->inner; }
 double oracle_condition(const oracle *o, int32_t i) { return o->layer[i].condition; }
-double oracle_pi(const oracle *o, int32_t i, int64_t group) { return o->layer[i].pi[group]; }
 
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t i, int64_t group, bool grad,
                             int64_t *n) {

@@ -44,7 +44,6 @@ double oracle_inner(const oracle *o); /* sum <PD, D> of the last step */
 /* Running average of a rank, [n, n]; n through *n.  pi of the last solve. */
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t layer, int64_t group, bool grad,
                             int64_t *n);
-double oracle_pi(const oracle *o, int32_t layer, int64_t group);
 
 /* How much a relative error of the factors can grow on its way to P: largest over smallest
  * denominator (eigen), the sum of the condition numbers of both damped factors (Cholesky); the

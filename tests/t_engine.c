@@ -261,12 +261,6 @@ static void test_wrong_update(void **state) {
   s.momentum = -1;
   WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "momentum");
   s.momentum = 0;
-  s.nesterov = 1;
-  WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "nesterov");
-  s.nesterov = 0;
-  s.weight_decay = -1;
-  WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "weight_decay");
-  s.weight_decay = 0;
   plane none = plane_of(NULL, OUT, IN, NG_F32);
   assert_int_equal(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);
   WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_STATE, "weight of its weight is not bound");

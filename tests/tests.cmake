@@ -7,9 +7,9 @@ set(natgrad_quick_tests
     cli_train example_00_hello example_10_digits_mlp example_20_three_layers
     example_30_cpp exports fuzz_options fuzz_safetensors fuzz_state header house python_core
     python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
-     t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
+    t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
     t_methods t_models t_nn t_norm t_options t_oracle t_properties t_published t_rankone t_settings
-     t_spngd_options t_state t_sym t_train t_vector t_window_golden)
+    t_spngd_options t_state t_sym t_train t_vector t_window_golden)
 
 # Registers a test; every test finds the tree, the build and the program in its environment, runs
 # in the build folder and may say "skipped" with 77.
@@ -183,7 +183,7 @@ natgrad_share(late t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(quartiles t_quantify t_quantify_updates)
-natgrad_share(toys t_family t_groups t_left_out )
+natgrad_share(toys t_family t_groups t_left_out)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave t_mpi_free)
 if(NATGRAD_HAVE_MPI)
