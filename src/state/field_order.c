@@ -21,18 +21,12 @@ int32_t ng_field_slices(const ng_field *f, int32_t ranks) {
 
 int32_t ng_slice_rank(const ng_field *f, int32_t i) { return f->holder != NULL ? f->holder[i] : i; }
 
-ng_rect ng_field_rect(const ng_field *f, int64_t from, int64_t to) {
-  return f->by_rows ? (ng_rect){from, to, 0, f->cols} : (ng_rect){0, f->rows, from, to};
-}
-
-ng_rect ng_slice_rect(const ng_field *f, int32_t i) {
-  return ng_field_rect(f, f->slice[i], f->slice[i + 1]);
-}
-
 ng_rect ng_field_mine(const ng_field *f, int32_t rank) {
-  if (f->slice == NULL)
-    return f->data != NULL ? ng_field_rect(f, 0, f->cols) : (ng_rect){0, 0, 0, 0};
-  return f->holder != NULL ? ng_field_rect(f, f->from, f->to) : ng_slice_rect(f, rank);
+  const bool parts = f->slice != NULL, several = f->holder != NULL;
+  const int64_t from = !parts ? 0 : several ? f->from : f->slice[rank];
+  const int64_t to = !parts ? f->cols : several ? f->to : f->slice[rank + 1];
+  if (!parts && f->data == NULL) return (ng_rect){0, 0, 0, 0};
+  return f->by_rows ? (ng_rect){from, to, 0, f->cols} : (ng_rect){0, f->rows, from, to};
 }
 
 int64_t ng_rect_count(const ng_rect *b) { return (b->bottom - b->top) * (b->right - b->left); }

@@ -42,11 +42,9 @@ typedef struct ng_rect {
   int64_t top, bottom, left, right;
 } ng_rect;
 int64_t ng_rect_count(const ng_rect *b);
-/* Of an array in slices: how many, whose, where.  By rows (f->by_rows), or by columns: [from, to) of these. */
+/* Of an array in slices: how many, and whose. */
 int32_t ng_field_slices(const ng_field *f, int32_t ranks);
 int32_t ng_slice_rank(const ng_field *f, int32_t i);
-ng_rect ng_field_rect(const ng_field *f, int64_t from, int64_t to);
-ng_rect ng_slice_rect(const ng_field *f, int32_t i);
 ng_rect ng_field_mine(const ng_field *f, int32_t rank); /* what this rank holds, of any array */
 /* `memory` as f describes it, `published` row-major (sym: the lower triangle, row after row). */
 void ng_field_export(const ng_field *f, const void *memory, void *published);

@@ -65,12 +65,14 @@ static ng_status no_number(ng_precond *p, const char *call, int32_t i) {
 ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
   seek s;
   if (i < 0 || !find(p, i, &s)) return no_number(p, "ng_state_at", i);
+  const ngio_tensor t = ng_tensor_of(NULL, &s.field, NULL);
   ng_field_info info;
   memset(&info, 0, sizeof info);
   memcpy(p->shown_name, s.name, sizeof s.name);
   info.name = p->shown_name;
   info.dtype = s.field.dtype;
-  ng_tensor_shape(&s.field, &info.ndim, info.shape);
+  info.ndim = t.ndim;
+  memcpy(info.shape, t.shape, sizeof info.shape);
   info.bytes = ng_field_bytes(&s.field);
   info.owner = s.field.owner;
   if (ng_give_struct(out, &info, sizeof info) == NG_OK) return NG_OK;

@@ -39,15 +39,10 @@ ngio_alloc ng_work_payload(ng_work *w) {
 
 /* ---- tensors ---------------------------------------------------------------------------------*/
 
-void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]) {
-  *ndim = f->sym ? 1 : 2;
-  shape[0] = f->sym ? ng_field_count(f) : f->rows;
-  shape[1] = f->sym ? 0 : f->cols;
-}
-
 ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q) {
-  ngio_tensor t = {.name = name, .dtype = (ngio_dtype)f->dtype};
-  ng_tensor_shape(f, &t.ndim, t.shape);
+  ngio_tensor t = {.name = name, .dtype = (ngio_dtype)f->dtype, .ndim = f->sym ? 1 : 2};
+  t.shape[0] = f->sym ? ng_field_count(f) : f->rows;
+  t.shape[1] = f->sym ? 0 : f->cols;
   if (q != NULL && !q->whole) t.shape[q->by_rows ? 0 : 1] = q->to - q->from;
   t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
   return t;

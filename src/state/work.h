@@ -65,7 +65,6 @@ void ng_work_close(ng_work *w); /* at any stage; an unfinished file is removed *
 /* Memory until ng_work_close; NULL: there is none, which is noted in *w. */
 void *ng_work_take(ng_work *w, int64_t bytes);
 
-void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
 /* Dtype and shape of a piece in its file; q NULL: of the whole array. */
 ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q);
 /* Why the tensor of a file is not the expected one, or NULL. */
