@@ -132,7 +132,7 @@ static int methods(void) {
 static int environment(void) {
   static const char *const own[][2] = {
       {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},
-      {"NATGRAD_KEEP_KERNEL", "1: do not restart with a faster OPENBLAS_CORETYPE"},
+      {"NATGRAD_KEEP_KERNEL", "1: do not restart with OPENBLAS_THREAD_TIMEOUT and a faster OPENBLAS_CORETYPE"},
   };
   ng_variable_info v = {.struct_size = sizeof v};
   for (int32_t i = 0; ng_variable_at(i, &v) == NG_OK; i++) {

@@ -1,8 +1,10 @@
 /* main.c: the table of sub-commands, their help, and the choice of a faster BLAS kernel.
  *
- * OpenBLAS selects its kernels when it is loaded.  On processors that it does not know it falls back to AVX2, even
- * if AVX-512 is available, at half the speed.  Only the environment can change the selection, so the program executes
- * itself again with OPENBLAS_CORETYPE set.  The library only reports the problem. */
+ * OpenBLAS reads two settings from the environment when it is loaded, so the program sets them and executes itself again:
+ *   OPENBLAS_CORETYPE        on processors that it does not know it falls back to AVX2 kernels, at half the speed
+ *   OPENBLAS_THREAD_TIMEOUT  its idle threads spin for 2^26 cycles, and the trainer's loops lose a core to them; 14 is the
+ *                            smallest exponent that does not slow a factorisation down by waking its threads
+ * The library only reports the first. */
 #include "commands.h"
 #include "train/commands.h"
 
@@ -49,8 +51,11 @@ static void usage(void) {
        "Environment: NG_<OPTION> sets an option of the library (replay uses the recording's "
        "value);\n"
        "NG_LOG=info prints the log; `natgrad info --environment` lists all variables.\n\n"
-       "If the processor has AVX-512 but OpenBLAS selects AVX2 kernels, the program starts itself\n"
-       "again with OPENBLAS_CORETYPE set.  NATGRAD_KEEP_KERNEL=1 prevents this.");
+       "With OpenBLAS the program starts itself again with OPENBLAS_THREAD_TIMEOUT=14, so that "
+       "idle\n"
+       "threads of OpenBLAS leave the cores to others, and with OPENBLAS_CORETYPE if the processor "
+       "has\n"
+       "AVX-512 but AVX2 kernels were selected.  NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
 
 static int help(const cli_command *self, int argc, char **argv) {
@@ -75,22 +80,25 @@ static int version(void) {
 }
 
 /* The library's hint starts with an assignment: "OPENBLAS_CORETYPE=SkylakeX would ...". */
-static void prefer_wide_kernels(char **argv) {
+static void set_blas_environment(char **argv) {
   const char *keep = getenv("NATGRAD_KEEP_KERNEL");
   if (keep != NULL && keep[0] != 0 && strcmp(keep, "0") != 0) return;
   /* The mark prevents an endless restart if BLAS ignores the variable. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
-  char hint[256];
+  char hint[256], blas[256];
   cli_build("hint", hint, sizeof hint);
+  cli_build("blas", blas, sizeof blas);
+  if (strstr(blas, "OpenBLAS") == NULL) return;
   char *value = strchr(hint, '=');
-  if (value == NULL) return;
-  *value++ = 0;
-  value[strcspn(value, " ")] = 0;
-  if (getenv(hint) != NULL) return; /* set by the user */
-  if (setenv("NATGRAD_STARTED_AGAIN", "1", 1) != 0 || setenv(hint, value, 1) != 0) return;
+  if (value != NULL) {
+    *value++ = 0;
+    value[strcspn(value, " ")] = 0;
+    (void)setenv(hint, value, 0); /* 0: the user's value stays */
+  }
+  (void)setenv("OPENBLAS_THREAD_TIMEOUT", "14", 0);
+  if (setenv("NATGRAD_STARTED_AGAIN", "1", 1) != 0) return;
   (void)fflush(stdout);
   (void)execv("/proc/self/exe", argv); /* on failure continue: slower, but correct */
-  (void)unsetenv(hint);
 }
 
 /* The next opened file would take the number of a closed standard stream, and output would be written into it.  So a
@@ -124,7 +132,7 @@ int main(int argc, char **argv) {
   } else {
     const cli_command *command = find_command(word);
     if (command != NULL) {
-      if (command != &cli_help_command) prefer_wide_kernels(argv);
+      if (command != &cli_help_command) set_blas_environment(argv);
       rc = command->run(command, argc - 1, argv + 1);
     } else {
       const char *names[sizeof cli_commands / sizeof cli_commands[0]];

@@ -1,13 +1,17 @@
 /* fake_openblas.c: linked into a second copy of the program, whose own symbols are found before
  * those of the real BLAS: an OpenBLAS that picks AVX2 kernels unless it is told otherwise, and with
  * FAKE_DEAF set does not listen even then. */
+#include <stdio.h>
 #include <stdlib.h>
 
 char *openblas_get_config(void);
 char *openblas_get_corename(void);
 
 __attribute__((visibility("default"))) char *openblas_get_config(void) {
-  static char text[] = "OpenBLAS 0.0.0 DYNAMIC_ARCH";
+  static char text[80];
+  const char *timeout = getenv("OPENBLAS_THREAD_TIMEOUT");
+  (void)snprintf(text, sizeof text, "OpenBLAS 0.0.0 DYNAMIC_ARCH, timeout %.20s",
+                 timeout ? timeout : "26");
   return text;
 }
 

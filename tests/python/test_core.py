@@ -33,6 +33,12 @@ class Loading(unittest.TestCase):
         done = run("import natgrad._abi as abi; abi.CALLS += '; int32_t ng_new(void)'; import natgrad; natgrad.options()")
         self.assertRegex(done.stderr, "ImportError: natgrad: .* is older than this package: .*ng_new")
 
+    def test_settings_of_openblas_hold_while_it_loads(self):
+        text = ("import os; from natgrad import _library\nwith _library._best_kernels(): print(os.environ['OPENBLAS_THREAD_TIMEOUT'])\n"
+                "print(os.environ.get('OPENBLAS_THREAD_TIMEOUT'))")
+        self.assertEqual(run(text, OPENBLAS_THREAD_TIMEOUT=None).stdout.split(), ["14", "None"])
+        self.assertEqual(run(text, OPENBLAS_THREAD_TIMEOUT="20").stdout.split(), ["20", "20"])
+
     def test_kernels_are_chosen_and_the_environment_is_as_before(self):
         text = ("import natgrad, os; print(natgrad.build_info().get('kernel'), natgrad.build_info()['blas'],"
                 "os.environ.get('OPENBLAS_CORETYPE'))")
