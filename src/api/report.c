@@ -15,11 +15,6 @@ static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int6
                  (long long)i, (long long)n - 1);
 }
 
-static int32_t statistics(const ng_precond *p) {
-  const ng_block *last = p->blocks > 0 ? p->block[p->blocks - 1] : NULL;
-  return last != NULL ? last->first_stat + last->stats : 0;
-}
-
 /* Things come in runs, each of which knows how many are before it: the run of number i. */
 static int32_t run_of(const ng_precond *p, int32_t runs, int32_t i,
                       int32_t (*before)(const ng_precond *p, int32_t run)) {
@@ -55,7 +50,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.stations = NG_STATIONS;
   r.kept = p->kept;
   r.unobserved = p->unobserved;
-  r.statistics = statistics(p);
+  r.statistics = ng_stats_count(p);
   r.d2 = p->step->d2;
   r.pd2 = p->step->pd2;
   const ng_scaling *s = &p->step->quantify.found;
@@ -101,7 +96,8 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *o
 
 /* Block after block, in the order of registration. */
 ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *out) {
-  const ng_status st = may_tell(p, "ng_report_statistic", i, p == NULL ? 0 : statistics(p), out);
+  const ng_status st =
+      may_tell(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), out);
   if (st != NG_OK) return st;
   const int32_t block = run_of(p, p->blocks, i, statistics_before);
   const ng_stat *s = &p->block[block]->stat[i - p->block[block]->first_stat];

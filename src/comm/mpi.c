@@ -20,14 +20,6 @@ enum { MOST = 1 << 30 }; /* elements of a call: counts and offsets of MPI stay b
 
 /* ---- ops -------------------------------------------------------------------------------------*/
 
-static int64_t sum_of(const int64_t *counts, int32_t n) {
-  int64_t sum = 0;
-  for (int32_t i = 0; i < n; i++) {
-    sum += counts[i];
-  }
-  return sum;
-}
-
 /* Reuse a spare op with a large enough buffer, or enlarge the first. */
 static op *op_take(seat *s, size_t bytes) {
   op **at = &s->spare;
@@ -84,7 +76,7 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   const ng_status st = ng_call_check(c, t->rank, t->n, MOST);
   if (st != NG_OK) return ng_mpi_refuse(s, st);
   if (!ng_mpi_count_in(s, t)) return ng_mpi_refuse(s, NG_ERR_COMM);
-  const int64_t count = ng_call_counts(c->kind) ? sum_of(c->counts, t->n) : c->count;
+  const int64_t count = ng_call_total(c, t->n);
   bool two;
   const int64_t buffer = ng_mpi_buffer_size(t, c, count, &two);
   op *o = op_take(s, (size_t)(buffer * ng_dtype_size(c->dtype)));
@@ -197,11 +189,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   seat *s = user;
   *group = NULL;
   if (s->stopped) return NG_ERR_COMM;
-  if (ranks == NULL || n < 1) return ng_mpi_refuse(s, NG_ERR_ARG);
-  for (int32_t i = 0; i < n; i++) {
-    if (ranks[i] < 0 || ranks[i] >= s->world->n) return ng_mpi_refuse(s, NG_ERR_ARG);
-    if (i > 0 && ranks[i] <= ranks[i - 1]) return ng_mpi_refuse(s, NG_ERR_ARG);
-  }
+  if (!ng_call_ranks(ranks, n, s->world->n)) return ng_mpi_refuse(s, NG_ERR_ARG);
   team *t = known(s, ranks, n);
   if (t == NULL) {
     t = team_new(n);

@@ -229,12 +229,8 @@ static bool op_open(ng_threads *g, op *o) {
   if (c->kind == (ng_coll_kind)MAKE_TEAM) {
     o->made = team_new(g, c->send, (int32_t)c->count);
     if (o->made == NULL) return false;
-  } else if (ng_call_counts(c->kind)) {
-    for (int32_t m = 0; m < t->n; m++) {
-      o->total += c->counts[m];
-    }
   } else {
-    o->total = c->count;
+    o->total = ng_call_total(c, t->n);
   }
   /* Ops open in the order of calls: if this is the newest, the queue is empty. */
   if (t->tail == o) t->tail = NULL;
@@ -372,13 +368,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   seat *s = user;
   ng_threads *g = s->g;
   *group = NULL;
-  if (ranks == NULL || n < 1) return refuse(s, NG_ERR_ARG);
-  bool member = false;
-  for (int32_t i = 0; i < n; i++) {
-    if (ranks[i] < 0 || ranks[i] >= g->size) return refuse(s, NG_ERR_ARG);
-    if (i > 0 && ranks[i] <= ranks[i - 1]) return refuse(s, NG_ERR_ARG);
-    member = member || ranks[i] == s->rank;
-  }
+  if (!ng_call_ranks(ranks, n, g->size)) return refuse(s, NG_ERR_ARG);
   const ng_collective c = {.kind = (ng_coll_kind)MAKE_TEAM, .send = ranks, .count = n};
   op *o = NULL;
   team *made = NULL;
@@ -390,7 +380,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
     settle(g);
   }
   /* A rank outside must not read the team: its members may have freed it. */
-  if (st == NG_OK && member) *group = made;
+  if (st == NG_OK && ng_call_member(ranks, n, s->rank) >= 0) *group = made;
   (void)pthread_mutex_unlock(&g->lock);
   return st;
 }

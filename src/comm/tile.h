@@ -54,6 +54,22 @@ static inline int32_t ng_call_member(const int32_t *ranks, int32_t n, int32_t ra
   }
   return -1;
 }
+/* Are these n ascending ranks of `size`? */
+static inline bool ng_call_ranks(const int32_t *ranks, int32_t n, int32_t size) {
+  bool fit = ranks != NULL && n >= 1;
+  for (int32_t i = 0; i < n && fit; i++) {
+    fit = ranks[i] > (i == 0 ? -1 : ranks[i - 1]) && ranks[i] < size;
+  }
+  return fit;
+}
+/* Elements of a call among n ranks. */
+static inline int64_t ng_call_total(const ng_collective *c, int32_t n) {
+  int64_t sum = ng_call_counts(c->kind) ? 0 : c->count;
+  for (int32_t m = 0; m < n && ng_call_counts(c->kind); m++) {
+    sum += c->counts[m];
+  }
+  return sum;
+}
 /* Check a call among n ranks of at most `most` elements. */
 static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ranks, int32_t n,
                                       int64_t most) {

@@ -11,21 +11,21 @@
 
 /* ---- made, and judged ------------------------------------------------------------------------*/
 
-static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim) {
+static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim, const int64_t shape[4],
+                         const int64_t stride[4]) {
   ng_array a;
   memset(&a, 0, sizeof a);
   a.data = data;
   a.dtype = dtype;
   a.mem = NG_HOST;
   a.ndim = ndim;
+  memcpy(a.room, shape, 4 * sizeof *shape);
+  memcpy(a.room + 4, stride, 4 * sizeof *stride);
   return a;
 }
 
 ng_array ng_array_vector(void *data, int64_t n, ng_dtype dtype) {
-  ng_array a = array_of(data, dtype, 1);
-  a.room[0] = n;
-  a.room[4] = 1;
-  return a;
+  return array_of(data, dtype, 1, (int64_t[4]){n}, (int64_t[4]){1});
 }
 
 ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype dtype) {
@@ -33,32 +33,20 @@ ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype dtype)
 }
 
 ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t row_stride, ng_dtype dtype) {
-  ng_array a = array_of(data, dtype, 2);
-  a.room[0] = rows;
-  a.room[1] = cols;
-  a.room[4] = row_stride;
-  a.room[5] = 1;
-  return a;
+  return array_of(data, dtype, 2, (int64_t[4]){rows, cols}, (int64_t[4]){row_stride, 1});
 }
 
-/* Unsigned, so that sizes that mean nothing wrap and do not trap; they are judged where they are
- * used. */
+/* Unsigned, so that sizes that mean nothing wrap and do not trap; they are checked in use. */
 static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype dtype) {
-  ng_array a = array_of(data, dtype, 4);
-  const int64_t shape[4] = {n, c, h, w}, stride[4] = {times(c, times(h, w)), times(h, w), w, 1};
-  memcpy(a.room, shape, sizeof shape);
-  memcpy(a.room + 4, stride, sizeof stride);
-  return a;
+  return array_of(data, dtype, 4, (int64_t[4]){n, c, h, w},
+                  (int64_t[4]){times(c, times(h, w)), times(h, w), w, 1});
 }
 
 ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype dtype) {
-  ng_array a = array_of(data, dtype, 4);
-  const int64_t shape[4] = {n, c, h, w}, stride[4] = {times(c, times(h, w)), 1, times(c, w), c};
-  memcpy(a.room, shape, sizeof shape);
-  memcpy(a.room + 4, stride, sizeof stride);
-  return a;
+  return array_of(data, dtype, 4, (int64_t[4]){n, c, h, w},
+                  (int64_t[4]){times(c, times(h, w)), 1, times(c, w), c});
 }
 
 /* The largest accepted distance in bytes of an element from `data`, and the largest size of an array.  Within

@@ -105,9 +105,6 @@ ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG
 /* Print a message without control characters, '?' instead. */
 void ng_print_line(char *line, size_t size, const char *format, va_list args) NG_PRINTF(3, 0);
 
-/* Append a consequence to the message of the current failure. */
-void ng_fail_also(ng_context *ctx, const char *format, ...) NG_PRINTF(2, 3);
-
 /* The same for functions without a context: writes to the caller's buffer (may be NULL). */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);

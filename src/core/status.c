@@ -79,18 +79,6 @@ ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   return status;
 }
 
-/* Logged by itself. */
-void ng_fail_also(ng_context *ctx, const char *format, ...) {
-  const size_t n = ctx->failed ? strlen(ctx->error) : 0;
-  char text[NG_MESSAGE];
-  va_list args;
-  va_start(args, format);
-  ng_print_line(text, sizeof text, format, args);
-  va_end(args);
-  if (ctx->failed) (void)snprintf(ctx->error + n, sizeof ctx->error - n, "; %s", text);
-  ng_log(ctx, NG_LOG_WARN, "%s", text);
-}
-
 /* The last message wins here: there is one failure a call, and buffers are the caller's. */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...) {
   if (message != NULL && size > 0) {

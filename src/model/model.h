@@ -372,6 +372,12 @@ struct ng_precond {
   char shown_name[NG_FIELD_KEY]; /* the last name of ng_state_at */
 };
 
+/* Statistics of all blocks. */
+static inline int32_t ng_stats_count(const ng_precond *p) {
+  const ng_block *last = p->blocks > 0 ? p->block[p->blocks - 1] : NULL;
+  return last != NULL ? last->first_stat + last->stats : 0;
+}
+
 /* Read by each use, because an observation may grow the scratch. */
 static inline void *ng_scratch(const ng_block *b) { return b->p->arena[NG_USE_SCRATCH]; }
 

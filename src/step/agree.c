@@ -223,14 +223,15 @@ ng_status ng_exchange_check(ng_precond *p) {
 
 /* ---- agree -----------------------------------------------------------------------------------*/
 
-/* One number per statistic with adaptive refresh: the owner's verdict after a refresh. */
+/* One number per statistic with adaptive refresh: the owner's verdict after a refresh.  x NULL: only count. */
 static int64_t put_verdicts(const ng_precond *p, double *x) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       const ng_stat *s = &p->block[i]->stat[k];
-      if (s->stale.on)
-        x[n++] = s->owner == p->ctx->rank && s->fresh ? (double)s->stale.verdict : 0.0;
+      if (!s->stale.on) continue;
+      if (x != NULL) x[n] = s->owner == p->ctx->rank && s->fresh ? (double)s->stale.verdict : 0.0;
+      n++;
     }
   }
   return n;
@@ -284,19 +285,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
 /* ---- how many --------------------------------------------------------------------------------*/
 
 int64_t ng_exchange_check_count(const ng_precond *p) {
-  int64_t n = FIRST_OUT + p->entries;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    n += WEIGHTS * (int64_t)p->block[i]->stats;
-  }
-  return n;
+  return FIRST_OUT + p->entries + WEIGHTS * (int64_t)ng_stats_count(p);
 }
 
-int64_t ng_exchange_agree_count(const ng_precond *p) {
-  int64_t n = AGREED;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      n += p->block[i]->stat[k].stale.on;
-    }
-  }
-  return n;
-}
+int64_t ng_exchange_agree_count(const ng_precond *p) { return AGREED + put_verdicts(p, NULL); }

@@ -68,25 +68,18 @@ static void place_traces(ng_precond *p) {
 /* Sized once for the largest step: each statistic is posted at most once (`posted`). */
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
-  int32_t stats = 0, sliced = 0;
-  bool owned = false;
+  int32_t sliced = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
-    stats += p->block[i]->stats;
     sliced += p->block[i]->slice != NULL;
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      owned = owned || ng_stat_to_owner(&p->block[i]->stat[k]);
-    }
   }
-  const size_t messages = (size_t)stats + 1;
+  const size_t messages = (size_t)ng_stats_count(p) + 1;
   x->spans_most = (1 + sliced) * p->ctx->ranks;
   const int64_t small = ng_max64(ng_exchange_check_count(p), ng_exchange_agree_count(p));
   x->small = ng_object(p, (size_t)small * sizeof *x->small);
   x->message = ng_object(p, messages * sizeof *x->message);
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
   x->traces_count = ng_traces_count(p);
-  if (owned) {
-    x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
-  }
+  if (p->owned > 0) x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
   x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
   x->choice = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->choice);
   if (x->traces != NULL) place_traces(p);
@@ -108,13 +101,11 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
 /* ---- traces ----------------------------------------------------------------------------------*/
 
 /* Equal on all ranks of a column. */
-bool ng_traces_are_due(const ng_precond *p) {
-  bool due = false;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    due = due || (p->block[i]->traces != NULL && ng_solve_due(p, p->block[i]));
-  }
-  return due;
+static bool trades(const ng_precond *p, const ng_block *b) {
+  return b->traces != NULL && ng_solve_due(p, b);
 }
+
+bool ng_traces_are_due(const ng_precond *p) { return ng_any_block(p, trades); }
 
 /* One rank has each number and the others add zeros, so the sum is exact. */
 ng_status ng_exchange_traces(ng_precond *p) {
@@ -123,7 +114,7 @@ ng_status ng_exchange_traces(ng_precond *p) {
   memset(x->traces, 0, (size_t)x->traces_count * sizeof *x->traces);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->traces == NULL || !ng_solve_due(p, b)) continue;
+    if (!trades(p, b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].keeps) b->family->put_traces(b, k, b->traces + k * b->traces_each);
     }

@@ -361,12 +361,7 @@ static bool looks(const ng_precond *p, const ng_block *b) {
   return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) && wants(b, NG_SEES_FLATGRAD);
 }
 
-bool ng_gradients_are_due(const ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    if (looks(p, p->block[i])) return true;
-  }
-  return false;
-}
+bool ng_gradients_are_due(const ng_precond *p) { return ng_any_block(p, looks); }
 
 /* For families that do not scan; any dtype. */
 static bool grads_finite(const ng_block *b) {

@@ -11,6 +11,13 @@
 
 /* ---- due work --------------------------------------------------------------------------------*/
 
+bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b)) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (is(p, p->block[i])) return true;
+  }
+  return false;
+}
+
 /* stat_refresh = adaptive: the rule of stat/stale.h.  Statistics of the same observation are
  * refreshed together, because a family adds to all at once. */
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
@@ -96,19 +103,12 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
   return st;
 }
 
-static bool any_stat(const ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    if (ng_stat_due(p, p->block[i])) return true;
-  }
-  return false;
-}
-
 /* Reduce the due sums and fold them into their averages.  Only this rank knows of an overflow (with
  * statistics = local one rank sums), so `refused` keeps it until `agree`; the step ends here only
  * for a refusal that `check` spread. */
 static ng_status statistics(ng_precond *p) {
   ng_status st = ng_topk_is_due(p) ? ng_topk_select(p) : NG_OK;
-  if (st != NG_OK || !any_stat(p)) return st;
+  if (st != NG_OK || !ng_any_block(p, ng_stat_due)) return st;
   st = ng_exchange_post_statistics(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
   if (st != NG_OK) return st;
@@ -223,7 +223,9 @@ static bool gradients_due(const ng_precond *p) {
   return p->step->trouble >= NG_OK && ng_gradients_are_due(p);
 }
 
-static bool statistics_due(const ng_precond *p) { return ng_topk_is_due(p) || any_stat(p); }
+static bool statistics_due(const ng_precond *p) {
+  return ng_topk_is_due(p) || ng_any_block(p, ng_stat_due);
+}
 
 /* `solve` marks blocks as solved, so take.c decides before the first station. */
 static bool solving(const ng_precond *p) { return p->step->solving; }
@@ -233,13 +235,12 @@ static bool share_due(const ng_precond *p) { return p->step->solving || ng_shard
 /* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
 static bool gathers(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
 
-static bool delivers(const ng_precond *p) {
-  bool sliced = false;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    sliced = sliced || p->block[i]->slice != NULL;
-  }
-  return sliced || !gathers(p);
+static bool is_sliced(const ng_precond *p, const ng_block *b) {
+  (void)p;
+  return b->slice != NULL;
 }
+
+static bool delivers(const ng_precond *p) { return !gathers(p) || ng_any_block(p, is_sliced); }
 
 const ng_station ng_stations[NG_STATIONS] = {
     [NG_AT_GRADIENTS] = {.name = "gradients", .run = ng_gradients_observe, .due = gradients_due},

@@ -376,6 +376,7 @@ static inline ng_status ng_worse(ng_status a, ng_status b) {
   return a > b ? a : b;
 }
 
+bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b));
 bool ng_stat_due(const ng_precond *p, const ng_block *b); /* any statistic of the block */
 bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
 bool ng_solve_due(const ng_precond *p, const ng_block *b);

@@ -116,19 +116,12 @@ static ng_status run_station(ng_precond *p, int i) {
   return st;
 }
 
-static bool any_solve(const ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    if (ng_solve_due(p, p->block[i])) return true;
-  }
-  return false;
-}
-
 /* Test `leave` also after a station that was not due: the refusal may be older.  An error of a
  * station is either equal on all ranks (check, agree) or a failed transport. */
 static ng_status walk(ng_precond *p) {
   ng_engine *s = p->step;
   s->known = false;
-  s->solving = any_solve(p);
+  s->solving = ng_any_block(p, ng_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
     if (i == NG_AT_EMIT && ng_quantify_due(p)) {
       const ng_status st = ng_quantify_step(p);

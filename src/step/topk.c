@@ -16,13 +16,14 @@ int64_t ng_topk_count(const ng_precond *p) {
   return most;
 }
 
+static bool is_selecting(const ng_precond *p, const ng_block *b) {
+  (void)p;
+  return b->selecting;
+}
+
 /* `refused` is known to all ranks; without a refusal `selecting` is equal on all ranks. */
 bool ng_topk_is_due(const ng_precond *p) {
-  bool due = false;
-  for (int32_t i = 0; i < p->blocks && !p->step->refused; i++) {
-    due = due || p->block[i]->selecting;
-  }
-  return due;
+  return !p->step->refused && ng_any_block(p, is_selecting);
 }
 
 ng_status ng_topk_select(ng_precond *p) {
