@@ -5,6 +5,7 @@
 #include "draw.h"
 #include "fixture.h"
 #include "ranks.h"
+#include "tap.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -43,12 +44,10 @@ typedef enum way {
   WAYS
 } way; /* WITHOUT: no reduce-scatter of its own */
 
-/* Stands before a rank's transport. */
-typedef struct tap {
-  ng_transport inner;
-  bool sound; /* spoils nothing */
+typedef struct spy {
+  tap tap; /* the first */
   int64_t scattered, others;
-} tap;
+} spy;
 
 typedef struct life {
   const char *options, *with;
@@ -65,83 +64,24 @@ typedef struct life {
 
 /* ---- the transport ---------------------------------------------------------------------------*/
 
-/* All but this rank's part, which is where it receives. */
-static void spoil(const tap *p, const ng_collective *c) {
-  const int32_t me = p->inner.rank;
+/* Count, and spoil all but this rank's part, which is where it receives. */
+static void count_and_spoil(tap *p, const ng_collective *c) {
+  spy *s = (spy *)p;
   const int64_t size = ng_dtype_size(c->dtype);
   char *at = (char *)(uintptr_t)c->send;
-  for (int32_t r = 0; r < p->inner.size; r++) {
+  s->scattered += c->kind == NG_REDUCE_SCATTER;
+  s->others += c->kind == NG_ALL_REDUCE && c->dtype != NG_F64;
+  for (int32_t r = 0; r < p->inner.size && c->kind == NG_REDUCE_SCATTER; r++) {
     const size_t bytes = (size_t)(c->counts[r] * size);
-    if (r != me && !p->sound) memset(at, 0xff, bytes); /* NaN in every dtype */
+    if (r != p->inner.rank) memset(at, 0xff, bytes); /* NaN in every dtype */
     at += bytes;
   }
 }
 
-static void count(tap *p, const ng_collective *c) {
-  if (c->kind == NG_REDUCE_SCATTER) {
-    p->scattered++;
-  } else if (c->kind == NG_ALL_REDUCE && c->dtype != NG_F64) {
-    p->others++;
-  }
-}
-
-static ng_status tap_run(void *user, const ng_collective *c) {
-  tap *p = user;
-  count(p, c);
-  const ng_status st = p->inner.run(p->inner.user, c);
-  if (st == NG_OK && c->kind == NG_REDUCE_SCATTER) spoil(p, c);
-  return st;
-}
-
-typedef struct begun {
-  void *handle;
-  const ng_collective *c;
-} begun;
-
-static ng_status tap_start(void *user, const ng_collective *c, void **request) {
-  tap *p = user;
-  begun *b = malloc(sizeof *b);
-  if (b == NULL) return NG_ERR_NOMEM;
-  count(p, c);
-  b->c = c;
-  *request = b;
-  return p->inner.start(p->inner.user, c, &b->handle);
-}
-
-static void ended(const tap *p, begun *b) {
-  if (b->c->kind == NG_REDUCE_SCATTER) spoil(p, b->c);
-  free(b);
-}
-
-static ng_status tap_wait(void *user, void *request) {
-  const tap *p = user;
-  const ng_status st = p->inner.wait(p->inner.user, ((begun *)request)->handle);
-  if (st == NG_OK) ended(p, request);
-  return st;
-}
-
-static ng_status tap_test(void *user, void *request, int32_t *done) {
-  const tap *p = user;
-  const ng_status st = p->inner.test(p->inner.user, ((begun *)request)->handle, done);
-  if (st == NG_OK && *done != 0) ended(p, request);
-  return st;
-}
-
-static void tap_abort(void *user) {
-  const tap *p = user;
-  p->inner.abort(p->inner.user);
-}
-
-static ng_transport tapped(tap *p, const life *l) {
-  ng_transport t = p->inner;
-  t.user = p;
-  t.run = tap_run;
-  t.abort = tap_abort;
+static ng_transport spied(spy *s, const life *l) {
+  ng_transport t = tapped(&s->tap, l->way == BLOCKING ? NO_START : WHOLE);
   t.group_create = NULL;
   t.group_destroy = NULL;
-  t.start = l->way == BLOCKING ? NULL : tap_start;
-  t.wait = l->way == BLOCKING ? NULL : tap_wait;
-  t.test = l->way == BLOCKING ? NULL : tap_test;
   if (l->way == WITHOUT) t.kinds = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
   return t;
 }
@@ -200,8 +140,8 @@ static ng_status one_step(life *l, ng_precond *p, int32_t rank, int step) {
 
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
-  tap p = {.inner = *t};
-  const ng_transport mine = tapped(&p, l);
+  spy p = {.tap = {.inner = *t, .after = count_and_spoil}};
+  const ng_transport mine = spied(&p, l);
   const fixture_how how = {.threads = 1, .linalg = "ref", .transport = &mine};
   char options[256];
   fixture f;

@@ -11,13 +11,15 @@ typedef enum tap_way { WHOLE, NO_TEST, NO_START, TAP_WAYS } tap_way;
 
 enum { TAP_STARTS = 16 };
 
-typedef struct tap {
+typedef struct tap tap;
+struct tap {
   ng_transport inner;
-  int64_t calls, fail_at, tests; /* fail_at: the so many-th call; 0: none */
-  int starts, shown;             /* shown: set by the caller */
-  int64_t count[TAP_STARTS];     /* elements of each start, */
-  int when[TAP_STARTS];          /* and `shown` at that time */
-} tap;
+  int64_t calls, fail_at, tests;                 /* fail_at: the so many-th call; 0: none */
+  int starts, shown;                             /* shown: set by the caller */
+  int64_t count[TAP_STARTS];                     /* elements of each start, */
+  int when[TAP_STARTS];                          /* and `shown` at that time */
+  void (*after)(tap *p, const ng_collective *c); /* each collective that ended well; may be NULL */
+};
 
 ng_transport tapped(tap *p, tap_way how); /* p stays where it is */
 
