@@ -14,8 +14,8 @@
 #include "simd.h"
 
 /* PLANE: doubles of a piece that stay in the nearest caches; NARROW, WIDE: least and most channels
- * of a line; TILE: elements converted at once. */
-enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512 };
+ * of a line, ROW: most of a pointwise line; TILE: elements converted at once. */
+enum { PLANE = 4096, NARROW = 8, WIDE = 64, ROW = 256, TILE = 512 };
 
 typedef struct job {
   const ng_conv *box;
@@ -153,8 +153,7 @@ static void first_piece(job *j, int64_t c0, int64_t c1, double *room) {
 
 /* Some channels at a time: all channels at every pixel would leave the cache before the next sample. */
 static int64_t line_channels(const ng_conv *b) {
-  const int64_t n =
-      ng_conv_pointwise(b) ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
+  const int64_t n = ng_conv_pointwise(b) ? ROW : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
   return ng_min64(n, b->channels);
 }
 

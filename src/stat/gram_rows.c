@@ -118,7 +118,10 @@ static void reduce_piece(void *arg, int32_t i) {
 
 /* ---- entry --------------------------------------------------------------------------------*/
 
-int64_t ng_rows_scratch(int64_t columns) { return ng_tile_floats(columns + 1); }
+/* A tile, or the row of the bias: two rows of doubles and floats, and the lines of all pieces. */
+int64_t ng_rows_scratch(int64_t columns) {
+  return ng_tile_floats(columns + 1) + 4 * ng_round16(columns + 1);
+}
 
 /* The stride of rows that BLAS can read in place, or 0: the elements of a row are adjacent, all
  * rows have the same distance, and no row overlaps another (an expanded axis). */
