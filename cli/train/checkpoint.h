@@ -5,8 +5,9 @@
  *   tensor natgrad.mixup.images     the previous batch (--mixup-alpha), and
  *   tensor natgrad.mixup.targets
  *   tensor natgrad.state            the bytes of ng_save_to: statistics, inverses, momentum, moments
- *   metadata                        counters of the run, the text of config.json ("config"), length and CRC-32 of
- *                                   log.jsonl, the CRC-32 of each f32 tensor ("crc32 NAME") and of the metadata ("crc32")
+ *   metadata                        counters of the run, the text of config.json ("config"), the step of the
+ *                                   checkpoint that it replaced ("replaces"), length and CRC-32 of log.jsonl, the
+ *                                   CRC-32 of each f32 tensor ("crc32 NAME") and of the metadata ("crc32")
  *
  * With --checkpoint-parts each rank writes its own part of the library's state, DIR/checkpoint-STEP.natgrad-state with the
  * suffixes of io/part_files.h; the metadata then has "state_id" instead of natgrad.state.

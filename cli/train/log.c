@@ -71,11 +71,6 @@ static bool add_crc(int fd, int64_t from, int64_t to, uint32_t *crc) {
   return true;
 }
 
-static int too_short(const char *path, int64_t is, int64_t bytes) {
-  return cli_bad("%s: has %lld bytes, the checkpoint was made when there were %lld", path,
-                 (long long)is, (long long)bytes);
-}
-
 int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) {
   struct stat st;
   int fd;
@@ -83,7 +78,8 @@ int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) 
   if (disk_regular(path) != CLI_OK || disk_open(path, &fd) != CLI_OK) return CLI_BAD;
   int rc = CLI_OK;
   if (fstat(fd, &st) == 0 && st.st_size < bytes) {
-    rc = too_short(path, (int64_t)st.st_size, bytes);
+    rc = cli_bad("%s: has %lld bytes, the checkpoint was made when there were %lld", path,
+                 (long long)st.st_size, (long long)bytes);
   } else if (!add_crc(fd, 0, bytes, &is)) {
     rc = cli_bad("%s: cannot be read: %s", path, strerror(errno));
   } else if (is != crc) {
@@ -96,15 +92,10 @@ int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) 
 }
 
 int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out) {
-  struct stat st;
   if (open_log(path, O_APPEND, out) != CLI_OK) return CLI_BAD;
   run_log *l = *out;
-  int rc = CLI_OK;
-  if (fstat(fileno(l->f), &st) != 0) rc = failed(l);
-  if (rc == CLI_OK && st.st_size < bytes) rc = too_short(path, (int64_t)st.st_size, bytes);
-  if (rc == CLI_OK && ftruncate(fileno(l->f), (off_t)bytes) != 0)
-    rc = cli_bad("%s: cannot be cut: %s", path, strerror(errno));
-  if (rc != CLI_OK) {
+  if (ftruncate(fileno(l->f), (off_t)bytes) != 0) {
+    const int rc = cli_bad("%s: cannot be cut: %s", path, strerror(errno));
     log_drop(out);
     return rc;
   }

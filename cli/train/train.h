@@ -2,8 +2,8 @@
  *
  * Files: settings*.c the table of settings; begin.c set-up and resume; loop.c the steps, step.c one step; recipe.c
  * learning rate, momentum and damping of a step, lr.c schedules; precond.c calls natgrad.h; feed.c batches, mix.c
- * mixup and random erasing, grads.c gradients over ranks; average.c mean of the
- * weights; checkpoint.c state on disk; log.c log.jsonl; progress.c the bar; train.c the command.
+ * mixup and random erasing; grads.c gradients over ranks; average.c mean of the weights; checkpoint.c state on disk;
+ * log.c log.jsonl; progress.c the bar; train.c the command.
  *
  * A step: batch -> forward (inputs observed) -> loss -> backward (output gradients observed) -> ng_step_sgd or
  * ng_step_adamw, which preconditions and updates. The methods sgd and adamw register every parameter as a tensor,

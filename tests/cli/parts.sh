@@ -105,5 +105,5 @@ done
 step=$(step_of killed)
 expect 0 '*' on 2 --out killed --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
 whole killed $((step + 1)) 2
-expect 2 'natgrad: --checkpoint-parts: needs --out DIR' "$natgrad" train --checkpoint-parts
+expect 2 'natgrad: --checkpoint-parts: needs --out' "$natgrad" train --checkpoint-parts
 finish
