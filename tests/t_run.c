@@ -1,6 +1,5 @@
-/* t_run.c: what a training run writes down, against values known another way: a whole run of softmax
- * regression in double, whose labels curvature sees, the clip from what the weights did.  Weights that are kept
- * are in t_run_kept.c, times in t_run_times.c. */
+/* t_run.c: what a training run writes down, against values known another way: a whole run of softmax regression in double,
+ * whose labels curvature observes.  Runs step by step are in t_run_steps.c, weights that are kept in t_run_kept.c. */
 #include "common/cli.h"
 #include "train/feed.h"
 #include "train/precond.h"
@@ -40,6 +39,14 @@ static void scan(double w[CLASSES][WIDE], const feed *f, int32_t n, double smoot
     logits(w, f->x + i * FEATURES, y);
     *loss += entropy(y, CLASSES, f->labels[i], smoothing) / n;
     *accuracy += (double)right(y, CLASSES, f->labels[i]) / n;
+  }
+}
+
+static void weights_by_hand(const nn *net, double w[CLASSES][WIDE]) {
+  for (int k = 0; k < CLASSES; k++) {
+    for (int c = 0; c < FEATURES; c++)
+      w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
+    w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
   }
 }
 
@@ -90,6 +97,22 @@ static void learn(weights *l, const feed *f, const update *u, double lr, int ste
   }
 }
 
+/* Means of a step by part; together not more than the seconds of a run of `steps` steps. */
+static void times_add_up(const ngio_value *line, double steps) {
+  static const char *const own[] = {"data", "forward", "backward", "observe"};
+  const ngio_value *ms = ngio_get(line, "ms");
+  double sum = 0.0;
+  int k = 0;
+  for (const ngio_value *v = ngio_first(ms); v != NULL; v = ngio_next(ms, v), k++) {
+    if (k < 4) assert_string_equal(v->key, own[k]);
+    assert_true(ngio_number_of(v) >= 0.0);
+    sum += ngio_number_of(v);
+  }
+  assert_true(k >= 4 && sum > 0.0);
+  /* four decimals are written */
+  assert_true(steps * (sum - k * 1e-4) <= 1e3 * number_of(line, "seconds"));
+}
+
 /* Every number of every line; 8 steps, the third epoch has two. */
 static void by_hand(const char *name, const char *set, const update *u) {
   const double NEAR = 1e-6; /* f32 against double: 4e-8 was seen */
@@ -107,11 +130,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
                  set);
   train(&d, name, words, &r);
   nn *net = network_of(&r, &d, BATCH, 5);
-  for (int k = 0; k < CLASSES; k++) {
-    for (int c = 0; c < FEATURES; c++)
-      l.w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
-    l.w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
-  }
+  weights_by_hand(net, l.w);
   assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
   double loss, accuracy, loss_sum = 0.0, accuracy_sum = 0.0, test_loss = 0.0, test_accuracy = 0.0;
   int at = 0;
@@ -175,6 +194,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
   precond_destroy(&p);
   ng_pool_destroy(pool);
   assert_string_equal(ngio_text_of(ngio_get(end, "why")), "done");
+  times_add_up(end, STEPS);
   for (int k = 0; k < CLASSES; k++) {
     const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
     for (int c = 0; c < FEATURES; c++)
@@ -201,83 +221,72 @@ static void softmax_regression_by_hand(void **state) {
 
 /* ---- whose labels ----------------------------------------------------------------------------*/
 
-static struct {
-  float g[BATCH * CLASSES]; /* what was shown last */
-  int times;
-} shown;
-ng_status __real_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan);
-/* Output gradients of the layers of a network, norms behind the others. */
-enum { SEEN = 64 };
-static struct {
-  bool on;
-  int times[SEEN];
-  double sum[SEEN]; /* of all numbers, each with another weight */
-} watched;
-
-ng_status __wrap_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan);
-ng_status __wrap_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan) {
-  if (g->room[0] == BATCH && g->room[1] == CLASSES) memcpy(shown.g, g->data, sizeof shown.g);
-  shown.times++;
-  if (i < SEEN && watched.on) {
-    watched.times[i]++;
-    int64_t n = 1;
-    for (int32_t k = 0; k < g->ndim; k++)
-      n *= g->shape == NULL ? g->room[k] : g->shape[k];
-    for (int64_t k = 0; k < n; k++)
-      watched.sum[i] += (double)((const float *)g->data)[k] * (double)(1 + k % 7);
+/* The sum over samples of (s - onehot(label)) (s - onehot(label))', s = softmax(y), lower triangle. */
+static void moment_of(double w[CLASSES][WIDE], const feed *f, int code,
+                      double g[CLASSES * (CLASSES + 1) / 2]) {
+  memset(g, 0, sizeof(double[CLASSES * (CLASSES + 1) / 2]));
+  for (int i = 0; i < BATCH; i++, code /= CLASSES) {
+    double y[CLASSES], sum = 0.0;
+    logits(w, f->x + i * FEATURES, y);
+    for (int k = 0; k < CLASSES; k++)
+      sum += y[k] = exp(y[k]);
+    for (int k = 0, at = 0; k < CLASSES; k++) {
+      for (int j = 0; j <= k; j++, at++)
+        g[at] += (y[k] / sum - (k == code % CLASSES)) * (y[j] / sum - (j == code % CLASSES));
+    }
   }
-  return __real_ng_observe_output_grad(p, i, g, loan);
 }
 
-/* fisher = empirical shows softmax - onehot(label of the batch), sampled the same of labels that are
- * drawn; a step later the update is that of the batch's in both.  First step of softmax regression. */
-static void fisher_says_whose_labels_are_seen(void **state) {
+/* fisher = empirical observes softmax - onehot(label of the batch), sampled the same of labels that are drawn: G of the
+ * first step is that of some labels.  The update is that of the batch's in both. */
+static void fisher_says_whose_labels_are_observed(void **state) {
   (void)state;
+  static const char *const fisher[] = {"empirical", "sampled"};
+  enum { CODES = 65536, PAIRS = CLASSES * (CLASSES + 1) / 2 }; /* CODES = CLASSES^BATCH */
   data_set d;
   assert_int_equal(data_open("synthetic:classes=4,features=6,train=8,test=0,noise=3", &d), CLI_OK);
   for (int sampled = 0; sampled < 2; sampled++) {
     trained r;
     feed f;
-    double w[CLASSES][WIDE], g[CLASSES][WIDE];
-    int others = 0;
-    memset(&shown, 0, sizeof shown);
-    /* without curvature's say: damping so large that a step is that of SGD with lr / damping */
-    train(&d, sampled == 1 ? "sampled" : "empirical",
-          sampled == 1 ? "model=logreg method=natgrad fisher=sampled batch=8 steps=1 lr=1e5 "
-                         "damping=1e6 clip=none momentum=0 seed=5"
-                       : "model=logreg method=natgrad fisher=empirical batch=8 steps=1 lr=1e5 "
-                         "damping=1e6 clip=none momentum=0 seed=5",
-          &r);
+    double w[CLASSES][WIDE], g[CLASSES][WIDE], moment[PAIRS];
+    char set[200];
+    int found = 0, labels = 0, of_batch = 0;
+    /* so large a damping that the step is that of SGD with lr / damping */
+    (void)snprintf(set, sizeof set,
+                   "model=logreg method=natgrad fisher=%s batch=8 steps=1 lr=1e5 damping=1e6 "
+                   "clip=none momentum=0 seed=5",
+                   fisher[sampled]);
+    train(&d, fisher[sampled], set, &r);
     nn *net = network_of(&r, &d, BATCH, 5);
-    for (int k = 0; k < CLASSES; k++) {
-      for (int c = 0; c < FEATURES; c++)
-        w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
-      w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
-    }
+    weights_by_hand(net, w);
     assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
     assert_int_equal(feed_train(&f, 0, 0), CLI_OK);
-    assert_int_equal(shown.times, 1);
-    for (int i = 0; i < BATCH; i++) {
-      double y[CLASSES], sum = 0.0;
-      int drawn = -1;
-      logits(w, f.x + i * FEATURES, y);
-      for (int k = 0; k < CLASSES; k++)
-        sum += exp(y[k]);
-      for (int k = 0; k < CLASSES; k++)
-        drawn = shown.g[i * CLASSES + k] < 0.0f ? k : drawn; /* softmax - 1 */
-      for (int k = 0; k < CLASSES; k++) {
-        const double want = (exp(y[k]) / sum - (k == drawn)) / BATCH;
-        assert_true(fabs((double)shown.g[i * CLASSES + k] - want) < 1e-6);
-      }
-      others += drawn != f.labels[i];
+    ngio_tensors *saved = state_of(&r);
+    char name[80];
+    (void)snprintf(name, sizeof name, "%s/G", nn_layer_at(net, 0)->name);
+    const ngio_tensor *G = ngio_tensors_find(saved, name);
+    assert_non_null(G);
+    assert_int_equal(G->shape[0], PAIRS);
+    for (int i = BATCH - 1; i >= 0; i--)
+      of_batch = of_batch * CLASSES + f.labels[i];
+    for (int code = 0; code < CODES; code++) { /* G = B sum of g g', g = (s - onehot) / B */
+      double most = 0.0;
+      moment_of(w, &f, code, moment);
+      for (int k = 0; k < PAIRS; k++)
+        most = fmax(most, fabs((double)((const float *)G->data)[k] - moment[k] / BATCH));
+      if (most > 1e-6) continue;
+      found++;
+      labels = code;
     }
-    if ((others > 0) != (sampled == 1)) fail_msg("%d labels are not the batch's", others);
+    if (found != 1 || (labels == of_batch) != (sampled == 0))
+      fail_msg("fisher=%s: G is that of %d sets of labels", fisher[sampled], found);
     gradient_of(w, &f, 0.0, g);
     const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
     for (int k = 0; k < CLASSES; k++) {
       for (int c = 0; c < FEATURES; c++) /* a curvature of 10 beside a damping of 1e6 */
         assert_true(fabs((double)kept[k * FEATURES + c] - (w[k][c] - 0.1 * g[k][c])) < 1e-3);
     }
+    ngio_tensors_close(&saved);
     feed_free(&f);
     nn_destroy(&net);
     drop_trained(&r);
@@ -285,128 +294,40 @@ static void fisher_says_whose_labels_are_seen(void **state) {
   data_close(&d);
 }
 
-/* Norm blocks, too, see the gradients of drawn labels, once each, and the update is that of the batch's. */
-static void norms_see_drawn_labels(void **state) {
+/* Statistics of norms are of the drawn labels, too; those of inputs do not depend on labels. */
+static void norms_observe_drawn_labels(void **state) {
   (void)state;
+#define NORMS "model=resnet20 method=natgrad batch=8 steps=1 seed=5 fisher="
   data_set d;
-  double sum[2][SEEN];
+  trained r[2];
+  int norms = 0;
   assert_int_equal(data_open("synthetic:classes=4,image=8x8x3,train=8,test=0,noise=3", &d), CLI_OK);
-  for (int sampled = 0; sampled < 2; sampled++) {
-    trained r;
-    memset(&watched, 0, sizeof watched);
-    watched.on = true;
-    train(&d, sampled == 1 ? "norms_sampled" : "norms_empirical",
-          sampled == 1 ? "model=resnet20 method=natgrad fisher=sampled batch=8 steps=1 seed=5"
-                       : "model=resnet20 method=natgrad fisher=empirical batch=8 steps=1 seed=5",
-          &r);
-    watched.on = false;
-    memcpy(sum[sampled], watched.sum, sizeof watched.sum);
-    drop_trained(&r);
+  train(&d, "norms_empirical", NORMS "empirical", &r[0]);
+  train(&d, "norms_sampled", NORMS "sampled", &r[1]);
+  ngio_tensors *a = state_of(&r[0]), *b = state_of(&r[1]);
+  for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
+    const ngio_tensor *x = ngio_tensors_at(a, i), *y = ngio_tensors_find(b, x->name);
+    const char *field = strrchr(x->name, '/');
+    assert_non_null(y);
+    const bool same = memcmp(x->data, y->data, (size_t)x->bytes) == 0;
+    if (strcmp(field, "/A") == 0) assert_true(same);
+    if (strstr(x->name, "bn") == NULL || x->dtype != NGIO_F32) continue;
+    norms++;
+    if (same) fail_msg("%s is that of the batch's own labels", x->name);
   }
-  trained r;
-  train(&d, "norms_count", "model=resnet20 method=natgrad batch=8 steps=1 seed=5", &r);
-  nn *net = network_of(&r, &d, 8, 5);
-  drop_trained(&r);
-  assert_true(nn_norms(net) > 0 && nn_layers(net) + nn_norms(net) <= SEEN);
-  for (int i = nn_layers(net); i < nn_layers(net) + nn_norms(net); i++) {
-    assert_int_equal(watched.times[i], 1);
-    if (sum[0][i] == sum[1][i]) fail_msg("norm %d saw the batch's own labels", i - nn_layers(net));
-  }
-  nn_destroy(&net);
-  data_close(&d);
-}
-
-/* ---- the clip --------------------------------------------------------------------------------*/
-
-static struct {
-  nn *net; /* of the last forward */
-  int steps;
-  double clip[16], kl_clip;     /* kl_clip > 0: what each step's weights say of the clip */
-  double cosine[16], ratio[16]; /* of D and w before - w after; of their norms */
-} moved;
-
-int __real_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
-                      const nn_watch *watch);
-int __wrap_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
-                      const nn_watch *watch);
-int __wrap_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
-                      const nn_watch *watch) {
-  moved.net = n;
-  return __real_nn_forward(n, mode, x, samples, step, watch);
-}
-
-/* |lr^2 sum <PD, D>| from what the step did: w moved by -lr nu PD, so with S = sum D (w before - w after)
- * = lr nu <PD, D> a step that was clipped has nu = kl_clip / (lr S), any other lr S <= kl_clip. */
-static double clip_of(const float *before, double lr) {
-  double s = 0.0, d2 = 0.0, w2 = 0.0;
-  for (int i = 0, at = 0; i < nn_params(moved.net); i++) {
-    const nn_param *q = nn_param_at(moved.net, i);
-    for (int64_t k = 0; k < q->count; k++, at++) {
-      const double d = (double)q->grad[k], w = (double)before[at] - (double)q->value[k];
-      s += d * w;
-      d2 += d * d;
-      w2 += w * w;
-    }
-  }
-  moved.cosine[moved.steps] = s / sqrt(d2 * w2);
-  moved.ratio[moved.steps] = sqrt(w2 / d2);
-  return fmin(1.0, moved.kl_clip / (lr * s));
-}
-
-ng_status __real_ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t n);
-ng_status __wrap_ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t n);
-ng_status __wrap_ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t n) {
-  float *before = calloc((size_t)nn_weights(moved.net), sizeof *before);
-  assert_non_null(before);
-  for (int i = 0, at = 0; i < nn_params(moved.net); i++) {
-    const nn_param *q = nn_param_at(moved.net, i);
-    memcpy(before + at, q->value, (size_t)q->count * sizeof(float));
-    at += (int)q->count;
-  }
-  const ng_status st = __real_ng_step_sgd(p, groups, n);
-  if (moved.kl_clip > 0.0) moved.clip[moved.steps] = clip_of(before, groups[0].lr);
-  free(before);
-  moved.steps++;
-  return st;
-}
-
-static void clip_is_what_the_weights_did(void **state) {
-  (void)state;
-  data_set d;
-  trained r;
-  int clipped = 0, whole = 0;
-  assert_int_equal(data_open("synthetic:classes=4,features=6,train=80,test=7,noise=3", &d), CLI_OK);
-  moved.kl_clip = 0.02;
-  moved.steps = 0;
-  train(&d, "clip",
-        "model=mlp-5-1 method=natgrad clip=kl kl_clip=0.02 damping=0.1 batch=8 steps=10 lr=0.4 "
-        "momentum=0 log-every=1",
-        &r);
-  moved.kl_clip = 0.0;
-  for (int i = 0, step = 0; i < r.lines; i++) {
-    if (!is_event(r.line[i], "step")) continue;
-    /* differences of f32 weights, which move by a hundredth or more: 6e-8 was seen */
-    must_be_near(r.line[i], "clip", moved.clip[step], 1e-5);
-    const double lr = ngio_number_of(ngio_get(r.line[i], "lr"));
-    const double cosine = moved.cosine[step];
-    must_be_near(r.line[i], "cosine", cosine, 1e-5);
-    must_be_near(r.line[i], "rotation", 90 * (1 - cosine), 1e-3);
-    must_be_near(r.line[i], "angle", acos(cosine) * 180 / acos(-1.0), 1e-2);
-    must_be_near(r.line[i], "stretch", moved.ratio[step] / (lr * moved.clip[step]), 1e-4);
-    clipped += moved.clip[step] < 0.9;
-    whole += moved.clip[step++] == 1.0;
-  }
-  if (clipped == 0 || whole == 0) fail_msg("%d steps are clipped, %d are not", clipped, whole);
-  drop_trained(&r);
+  assert_true(norms >= 21);
+  ngio_tensors_close(&a);
+  ngio_tensors_close(&b);
+  drop_trained(&r[0]);
+  drop_trained(&r[1]);
   data_close(&d);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(softmax_regression_by_hand),
-      cmocka_unit_test(fisher_says_whose_labels_are_seen),
-      cmocka_unit_test(norms_see_drawn_labels),
-      cmocka_unit_test(clip_is_what_the_weights_did),
+      cmocka_unit_test(fisher_says_whose_labels_are_observed),
+      cmocka_unit_test(norms_observe_drawn_labels),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

@@ -20,14 +20,7 @@ static void evaluate(const trained *r, const data_set *d, const data_split *spli
                      double *accuracy) {
   enum { CLASSES = 8 };
   nn *net = network_of(r, d, 1, 77);
-  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const bool param = i < nn_params(net);
-    const nn_param *q = param ? nn_param_at(net, i) : NULL;
-    const nn_buffer *b = param ? NULL : nn_buffer_at(net, i - nn_params(net));
-    const ngio_tensor *t = ngio_tensors_find(r->model, param ? q->name : b->name);
-    assert_non_null(t);
-    memcpy(param ? q->value : b->value, t->data, (size_t)t->bytes);
-  }
+  load_weights(net, r->model);
   const int64_t per = d->height * d->width * d->channels;
   float *x = calloc((size_t)per, sizeof *x);
   assert_non_null(x);

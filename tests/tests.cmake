@@ -214,7 +214,6 @@ foreach(test IN LISTS natgrad_mpi_tests)
 endforeach()
 # Tests of the trainer's rooms, on its archive.
 set(natgrad_trainer_tests
-    t_bench
     t_compare
     t_data
     t_disk
@@ -229,10 +228,9 @@ set(natgrad_trainer_tests
     t_pruning
     t_random
     t_recipe
-    t_recipe_steps
     t_run
     t_run_kept
-    t_run_times
+    t_run_steps
     t_settings
     t_traffic
     t_train
@@ -249,24 +247,11 @@ foreach(test IN LISTS natgrad_trainer_tests)
   natgrad_test(${test} LABEL unit COMMAND ${test})
 endforeach()
 target_link_options(t_traffic PRIVATE -Wl,--wrap=ng_now_ms)
-target_link_options(t_recipe_steps PRIVATE -Wl,--wrap=ng_set_real,--wrap=ng_step_sgd)
-target_link_options(t_run PRIVATE -Wl,--wrap=nn_forward,--wrap=ng_step_sgd,--wrap=ng_observe_output_grad)
 target_link_options(t_plan_link PRIVATE -Wl,--wrap=ng_now_ms)
 foreach(test t_plan_link t_plan_transformer)
   target_sources(${test} PRIVATE cli/plan_cost.c cli/plan_link.c cli/shapes.c cli/shapes_transformer.c)
 endforeach()
 target_sources(t_plan_transformer PRIVATE tests/plan_count.c)
-target_sources(t_bench PRIVATE cli/bench.c cli/bench_kfac.c cli/bench_state.c cli/bench_step.c cli/bench_train.c
-                               cli/floors.c cli/shapes.c cli/shapes_transformer.c)
-target_compile_definitions(t_bench PRIVATE sgemm_=fake_sgemm spotrf_=fake_spotrf spotri_=fake_spotri
-                                           ssyevd_=fake_ssyevd)
-foreach(call ng_now_ms nn_forward nn_backward ng_step ng_step_sgd ng_report_layer)
-  target_link_options(t_bench PRIVATE -Wl,--wrap=${call})
-endforeach()
-foreach(call ng_now_ms feed_train nn_forward nn_backward checkpoint_save progress_epoch ng_observe_input
-             ng_observe_output_grad ng_step_sgd ng_report_station)
-  target_link_options(t_run_times PRIVATE -Wl,--wrap=${call}) # the test's own clock
-endforeach()
 # Makers of picture files, where their libraries are; skipped elsewhere.
 add_executable(t_images tests/t_images.c $<TARGET_OBJECTS:natgrad_io>)
 add_executable(t_picture tests/t_picture.c $<TARGET_OBJECTS:natgrad_io>)

@@ -93,6 +93,28 @@ nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed
   return net;
 }
 
+void load_weights(nn *net, const ngio_tensors *model) {
+  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+    const bool param = i < nn_params(net);
+    const nn_param *q = param ? nn_param_at(net, i) : NULL;
+    const nn_buffer *b = param ? NULL : nn_buffer_at(net, i - nn_params(net));
+    const ngio_tensor *t = ngio_tensors_find(model, param ? q->name : b->name);
+    assert_non_null(t);
+    memcpy(param ? q->value : b->value, t->data, (size_t)t->bytes);
+  }
+}
+
+ngio_tensors *state_of(const trained *r) {
+  const ngio_tensor *t = ngio_tensors_find(r->model, "natgrad.state");
+  ngio_tensors *state = NULL;
+  char message[256] = "";
+  assert_non_null(t);
+  if (ngio_tensors_parse(t->data, (size_t)t->bytes, "state", NULL, &state, message,
+                         sizeof message) != NGIO_OK)
+    fail_msg("%s", message);
+  return state;
+}
+
 double entropy(const double *y, int n, int32_t label, double smoothing) {
   double sum = 0.0, loss = 0.0;
   for (int k = 0; k < n; k++)

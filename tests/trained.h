@@ -23,6 +23,11 @@ void drop_trained(trained *r);
 /* The network of such a run, for batches of `batch`, with the first values of `seed`. */
 nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed);
 
+/* Copy parameters and buffers of a checkpoint into a network. */
+void load_weights(nn *net, const ngio_tensors *model);
+/* The library's state in the checkpoint. */
+ngio_tensors *state_of(const trained *r);
+
 /* Lines of the log. */
 bool is_event(const ngio_value *line, const char *event);
 const ngio_value *last_event(const trained *r, const char *event);

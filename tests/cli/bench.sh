@@ -8,12 +8,29 @@ cat >"$list" <<'J'
  {"name": "s", "kind": "linear", "in": 10, "out": 7, "positions": 4},
  {"name": "f", "kind": "linear", "in": 20, "out": 10, "bias": true}]
 J
+# floor_is CASE OPERATIONS BYTES: the lower bound in $scratch/lines is that of the rates of the machine line.
+floor_is() {
+  awk -F'[,:{}]' -v name="\"$1\"" -v operations="$2" -v bytes="$3" '
+    { for (i = 1; i < NF; i++) field[$i] = $(i + 1) }
+    NR == 1 { gflops = field["\"sgemm_gflops\""]; gbs = field["\"copy_gbs\""] }
+    field["\"case\""] == name {
+      want = 1e-6 * ((operations > 0 ? operations / gflops : 0) + (bytes > 0 ? bytes / gbs : 0))
+      gap = field["\"floor_ms\""] / want - 1
+      found = gap * gap < 1e-8
+    }
+    END { exit !found }' "$scratch/lines" || fail "$1: not the lower bound of $2 operations and $3 bytes"
+}
+
 "$natgrad" bench kfac --model "$list" --batch 4 --repeat 2 --json >"$scratch/lines" || fail "bench --json"
 "$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench --json"
 head -1 "$scratch/lines" | "$helper" json machine || fail "bench --json: no line about the machine"
 head -1 "$scratch/lines" | grep -q '"processor":.*"threads":.*"blas":.*"kernel":.*"commit":' || fail "machine line"
 # 4 layers and the sum, 3 parts each; the whole step; the machine
 [[ $(wc -l <"$scratch/lines") == 17 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 17"
+# a linear layer of orders 21 and 10; a convolution of orders 27 and 8 with 48 positions, whose patches are cut out
+floor_is list.json/4/f/statistics $((4 * (21 * 22 + 10 * 11))) 0
+floor_is list.json/4/f/apply $((2 * (10 * 21 * 21 + 10 * 10 * 21))) 0
+floor_is list.json/4/c/statistics $((4 * 48 * (27 * 28 + 8 * 9))) $((4 * 4 * (3 * 8 * 6 + 48 * 27)))
 grep -q '"case":"list.json/4/d/apply"' "$scratch/lines" || fail "no line for layer d"
 for options in "eigen --prediv 0" "cholesky --prediv 0 --damping-split full"; do
   # shellcheck disable=SC2086 # several words are meant
@@ -24,6 +41,10 @@ done
 # The trainer's networks.
 "$natgrad" bench train --model lenet --batch 4 --repeat 2 --json >"$scratch/lines" || fail "bench train --json"
 "$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench train --json"
+# multiplications of LeNet: 24 x 24 of 25 to 20; 8 x 8 of 500 to 50; 800 to 500; 500 to 10; no gradient of the input
+forward=$((2 * 4 * (576 * 25 * 20 + 64 * 500 * 50 + 800 * 500 + 500 * 10)))
+floor_is forward $forward 0
+floor_is "loss and backward" $((2 * forward - 2 * 4 * 576 * 25 * 20)) 0
 [[ $(wc -l <"$scratch/lines") == 4 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 4"
 expect 0 'bench train: mlp, batch 8, 109386 parameters*forward*loss and backward*both*' \
   "$natgrad" bench train --model mlp --batch 8 --repeat 1 --no-floors
@@ -51,6 +72,9 @@ expect 2 '*bench window: method eva is of the rankone family; expected mfac*' "$
 # Eva.
 "$natgrad" bench fused-eva --model "$list" --repeat 2 --json >"$scratch/lines" || fail "bench fused-eva --json"
 "$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench fused-eva --json"
+# 12 bytes a parameter to precondition, 24 with the update
+floor_is list.json/precondition 0 $((12 * 621))
+floor_is "list.json/with sgd" 0 $((24 * 621))
 [[ $(wc -l <"$scratch/lines") == 3 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 3"
 expect 0 '*list.json, 621 parameters in 4 layers*precondition *with sgd *' \
   "$natgrad" bench fused-eva --model "$list" --repeat 1 --no-floors

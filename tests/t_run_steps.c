@@ -1,0 +1,295 @@
+/* t_run_steps.c: training runs step by step, from the weights of runs that end at every step: the clip, SGD behind
+ * --switch-to-sgd, learning rate, momentum and damping of the published recipe. */
+#include "common/cli.h"
+#include "json_edit.h"
+#include "train/feed.h"
+#include "trained.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Weights and gradients before every step: those of runs that end there. */
+typedef struct path {
+  int64_t count;
+  int steps;
+  double *w[16], *g[16]; /* of step k, from 0; w of `steps`, too */
+} path;
+
+static path path_of(const data_set *d, const char *folder, const char *set, int steps) {
+  path p = {.steps = steps};
+  feed f;
+  for (int k = 0; k <= steps; k++) {
+    trained r;
+    char name[32], words[600];
+    (void)snprintf(name, sizeof name, "%s-%d", folder, k);
+    (void)snprintf(words, sizeof words, "%s steps=%d", set, k > 0 ? k : 1);
+    train(d, name, words, &r);
+    nn *net = network_of(&r, d, r.s.batch, (uint64_t)r.s.seed);
+    if (k > 0) load_weights(net, r.model);
+    p.count = nn_weights(net);
+    assert_int_equal(feed_create(&r.s, d, NULL, false, NULL, &f), CLI_OK);
+    assert_int_equal(feed_train(&f, k, 0), CLI_OK);
+    assert_int_equal(nn_forward(net, NN_TRAIN, f.x, f.batch, (uint64_t)k, NULL), CLI_OK);
+    (void)nn_loss(net, NN_TRAIN, f.labels, NULL, NULL);
+    assert_int_equal(nn_backward(net, true, NULL), CLI_OK);
+    p.w[k] = calloc((size_t)p.count, sizeof *p.w[k]);
+    p.g[k] = calloc((size_t)p.count, sizeof *p.g[k]);
+    assert_true(p.w[k] != NULL && p.g[k] != NULL);
+    for (int i = 0, at = 0; i < nn_params(net); i++) {
+      const nn_param *q = nn_param_at(net, i);
+      for (int64_t j = 0; j < q->count; j++, at++) {
+        p.w[k][at] = (double)q->value[j];
+        p.g[k][at] = (double)q->grad[j];
+      }
+    }
+    feed_free(&f);
+    nn_destroy(&net);
+    drop_trained(&r);
+  }
+  return p;
+}
+
+static void drop_path(path *p) {
+  for (int k = 0; k <= p->steps; k++) {
+    free(p->w[k]);
+    free(p->g[k]);
+  }
+}
+
+/* w moved by -lr nu PD, so with S = sum D (w before - w after) = lr nu <PD, D> a step that was clipped has
+ * nu = kl_clip / (lr S), any other lr S <= kl_clip. */
+static void clip_is_what_the_weights_did(void **state) {
+  (void)state;
+#define CLIPPED                                                                                    \
+  "model=mlp-5-1 method=natgrad clip=kl kl_clip=0.02 damping=0.1 batch=8 lr=0.4 momentum=0 "       \
+  "log-every=1 lr-schedule=step:0.5@0.05"
+  enum { MOVES = 10 };
+  data_set d;
+  trained r;
+  int clipped = 0, whole = 0, step = 0;
+  assert_int_equal(data_open("synthetic:classes=4,features=6,train=80,test=7,noise=3", &d), CLI_OK);
+  train(&d, "clip", CLIPPED " steps=10", &r);
+  path p = path_of(&d, "clip-path", CLIPPED, MOVES);
+  for (int i = 0; i < r.lines; i++) {
+    if (!is_event(r.line[i], "step")) continue;
+    double s = 0.0, d2 = 0.0, w2 = 0.0;
+    for (int64_t k = 0; k < p.count; k++) {
+      const double g = p.g[step][k], w = p.w[step][k] - p.w[step + 1][k];
+      s += g * w;
+      d2 += g * g;
+      w2 += w * w;
+    }
+    step++;
+    const double lr = number_of(r.line[i], "lr");
+    const double clip = fmin(1.0, 0.02 / (lr * s)), cosine = s / sqrt(d2 * w2);
+    /* differences of f32 weights, which move by a hundredth or more: 6e-8 was seen */
+    must_be_near(r.line[i], "clip", clip, 1e-5);
+    must_be_near(r.line[i], "cosine", cosine, 1e-5);
+    must_be_near(r.line[i], "rotation", 90 * (1 - cosine), 1e-3);
+    must_be_near(r.line[i], "angle", acos(cosine) * 180 / acos(-1.0), 1e-2);
+    must_be_near(r.line[i], "stretch", sqrt(w2 / d2) / (lr * clip), 1e-4);
+    clipped += clip < 0.9;
+    whole += clip == 1.0;
+  }
+  assert_int_equal(step, MOVES);
+  if (clipped == 0 || whole == 0) fail_msg("%d steps are clipped, %d are not", clipped, whole);
+  drop_path(&p);
+  drop_trained(&r);
+  data_close(&d);
+}
+
+/* ---- --switch-to-sgd -------------------------------------------------------------------------*/
+
+/* 32 samples, batches of 8: 4 steps an epoch, the switch after 6. */
+#define SWITCH_DATA "synthetic:classes=4,features=6,train=32,test=7,noise=3"
+#define SWITCH                                                                                     \
+  "model=mlp-5-1 method=natgrad damping=0.1 damping-rule=keep-ratio batch=8 lr=0.1 "               \
+  "adjust-momentum=proportional lr-schedule=step:1,2@0.5 weight-decay=0.01 log-every=1 "           \
+  "switch-to-sgd=1.5 switch-lr=0.4 switch-momentum=0.7 switch-weight-decay=0.05"
+
+/* v <- 0.7 v + g + 0.05 w, w <- w - lr v, from v = 0 at step 6.  f32 weights of order 1 that move by 0.01 and more: 2^-24
+ * of 1 is 6e-6 of that, and so is v's rounding. */
+static void switched_to_sgd(void **state) {
+  (void)state;
+  enum { MOVES = 12, SWITCHED = 6, PER_EPOCH = 4 };
+  data_set d;
+  trained r;
+  int step = 0;
+  assert_int_equal(data_open(SWITCH_DATA, &d), CLI_OK);
+  train(&d, "switch", SWITCH " steps=12", &r);
+  path p = path_of(&d, "switch-path", SWITCH, MOVES);
+  double *v = calloc((size_t)p.count, sizeof *v);
+  assert_non_null(v);
+  for (int i = 0; i < r.lines; i++) {
+    if (!is_event(r.line[i], "step")) continue;
+    const bool late = step >= SWITCHED;
+    const double lr = pow(0.5, floor((double)step / PER_EPOCH)) * (late ? 0.4 : 0.1);
+    double most = 0.0, gap = 0.0;
+    for (int64_t k = 0; k < p.count; k++) {
+      v[k] = p.g[step][k] + 0.05 * p.w[step][k] + (step > SWITCHED ? 0.7 * v[k] : 0.0);
+      most = fmax(most, fabs(lr * v[k]));
+      gap = fmax(gap, fabs(p.w[step][k] - lr * v[k] - p.w[step + 1][k]));
+    }
+    if (late ? gap > 1e-4 * most : gap < 0.01 * most)
+      fail_msg("step %d is %g from SGD", step, gap / most);
+    must_be_near(r.line[i], "lr", lr, 1e-12);
+    assert_true(ngio_is(ngio_get(r.line[i], "cosine"), NGIO_NULL) == late);
+    const ngio_value *ms = ngio_get(r.line[i], "ms"); /* times go on, they do not begin again */
+    for (const ngio_value *took = ngio_first(ms); took != NULL; took = ngio_next(ms, took))
+      assert_true(ngio_number_of(took) >= 0.0);
+    step++;
+  }
+  assert_int_equal(step, MOVES);
+  free(v);
+  drop_path(&p);
+  drop_trained(&r);
+  data_close(&d);
+}
+
+/* A run that goes on from before the switch, at it, and after it. */
+static void switch_goes_on(void **state) {
+  static const char *const first[] = {"5", "6", "7", "10"};
+  (void)state;
+  data_set d;
+  trained whole, part, rest;
+  assert_int_equal(data_open(SWITCH_DATA, &d), CLI_OK);
+  train(&d, "whole-switch", SWITCH " steps=12", &whole);
+  for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
+    char name[32], set[600];
+    (void)snprintf(name, sizeof name, "part-switch-%s", first[i]);
+    (void)snprintf(set, sizeof set, SWITCH " steps=%s", first[i]);
+    train(&d, name, set, &part);
+    train(&d, name, SWITCH " steps=12 resume=true", &rest);
+    for (int32_t k = 0; k < (int32_t)ngio_tensors_count(whole.model); k++) {
+      const ngio_tensor *x = ngio_tensors_at(whole.model, k);
+      const ngio_tensor *y = ngio_tensors_find(rest.model, x->name);
+      assert_non_null(y);
+      if (strcmp(x->name, "natgrad.state") != 0)
+        assert_memory_equal(x->data, y->data, (size_t)x->bytes);
+    }
+    drop_trained(&part);
+    drop_trained(&rest);
+  }
+  drop_trained(&whole);
+  data_close(&d);
+}
+
+/* ---- the published recipe --------------------------------------------------------------------*/
+
+enum { RECIPE = 15, EPOCH = 5 };
+#define RECIPE_DATA "synthetic:classes=4,features=6,train=40,test=7,noise=3"
+
+/* eta(e) of chainerkfac with p = 3, from epoch 0.5 to 4; with a warm-up of half an epoch, or none. */
+static double eta(int step, bool warms_up) {
+  const double e = (double)step / EPOCH;
+  const double up = warms_up && e < 0.5 ? e / 0.5 : 1;
+  return 0.2 * up * (e < 0.5 ? 1 : pow(1 - (e - 0.5) / 3.5, 3));
+}
+
+/* Learning rate and, from lr > 0, momentum of every step of SGD.  Published: v <- m v - lr g, w <- w + v. */
+static void momentum_is_the_published_one(void **state) {
+  static const char *const adjust[] = {"ratio", "proportional", "none"};
+  (void)state;
+  data_set d;
+  assert_int_equal(data_open(RECIPE_DATA, &d), CLI_OK);
+  for (int k = 0; k < 6; k++) {
+    const bool warms_up = k >= 3;
+    char name[32], set[512];
+    trained r;
+    int step = 0;
+    (void)snprintf(
+        set, sizeof set,
+        "model=mlp-5-1 method=sgd batch=8 lr=0.2 momentum=0.9 weight-decay=0 log-every=1 "
+        "lr-schedule=polynomial:3@0.5,4 adjust-momentum=%s warm-up=%s",
+        adjust[k % 3], warms_up ? "0.5" : "0");
+    (void)snprintf(name, sizeof name, "recipe-%d", k);
+    path p = path_of(&d, name, set, warms_up ? 1 : RECIPE);
+    double *v = calloc((size_t)p.count, sizeof *v);
+    assert_non_null(v);
+    for (; !warms_up && step < RECIPE; step++) {
+      const double lr = eta(step, warms_up), before = step == 0 ? lr : eta(step - 1, warms_up);
+      const double m = k % 3 == 0   ? 0.9 * fmin(1, lr / before)
+                       : k % 3 == 1 ? 0.9 / 0.2 * lr
+                                    : 0.9 * lr / before; /* ours, in the published form */
+      double most = 0.0, gap = 0.0;
+      for (int64_t i = 0; i < p.count; i++) {
+        v[i] = m * v[i] - lr * p.g[step][i];
+        most = fmax(most, fabs(v[i]));
+        gap = fmax(gap, fabs(p.w[step][i] + v[i] - p.w[step + 1][i]));
+        v[i] = p.w[step + 1][i] - p.w[step][i];
+      }
+      if (gap > 1e-4 * most + 1e-6) fail_msg("%s, step %d: %g of %g", set, step, gap, most);
+    }
+    (void)strcat(set, " steps=15");
+    (void)strcat(name, "-log");
+    train(&d, name, set, &r);
+    step = 0;
+    for (int i = 0; i < r.lines; i++) {
+      if (is_event(r.line[i], "step")) must_be_near(r.line[i], "lr", eta(step++, warms_up), 1e-14);
+    }
+    assert_int_equal(step, RECIPE);
+    free(v);
+    drop_path(&p);
+    drop_trained(&r);
+  }
+  data_close(&d);
+}
+
+/* The state of a checkpoint has the damping of its last step. */
+static double damping_of(const trained *r) {
+  ngio_tensors *saved = state_of(r);
+  const char *text = ngio_tensors_text(saved, "natgrad");
+  ngio_json *json = json_must(text, strlen(text));
+  const double damping =
+      strtod(ngio_text_of(ngio_get(ngio_get(ngio_json_root(json), "options"), "damping")), NULL);
+  ngio_json_free(&json);
+  ngio_tensors_close(&saved);
+  return damping;
+}
+
+/* In a whole run and in one that goes on from any step. */
+static void damping_is_the_published_one(void **state) {
+#define DAMPED                                                                                     \
+  "model=mlp-5-1 method=spngd damping=0.01 damping-start=0.5 damping-warm-up=2 batch=4 "           \
+  "acc-iters=2 lr=0.2 momentum=0.9"
+  static const int first[] = {1, 4, 5, 6, 11};
+  (void)state;
+  data_set d;
+  const double a = 2 * log10(0.5 / 0.01) / (2 * EPOCH);
+  assert_int_equal(data_open(RECIPE_DATA, &d), CLI_OK);
+  for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
+    char name[32], set[300];
+    trained r;
+    double damping = 0.5;
+    (void)snprintf(name, sizeof name, "damping-%d", first[i]);
+    for (int t = 1, more = 0; more < 2; more++) {
+      const int last = first[i] + more;
+      for (; t < last; t++)
+        damping = (1 - a) * damping + a * 0.01;
+      (void)snprintf(set, sizeof set, DAMPED " steps=%d%s", last, more ? " resume=true" : "");
+      train(&d, name, set, &r);
+      if (fabs(damping_of(&r) - damping) > 1e-14)
+        fail_msg("step %d: %.15g, not %.15g", last, damping_of(&r), damping);
+      drop_trained(&r);
+    }
+  }
+  data_close(&d);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(clip_is_what_the_weights_did),
+      cmocka_unit_test(switched_to_sgd),
+      cmocka_unit_test(switch_goes_on),
+      cmocka_unit_test(momentum_is_the_published_one),
+      cmocka_unit_test(damping_is_the_published_one),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
