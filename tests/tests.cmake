@@ -94,8 +94,6 @@ set(natgrad_unit_tests
     t_properties_data
     t_properties_life
     t_published
-    t_published_arguments
-    t_published_window
     t_quantify
     t_quantify_updates
     t_queue
