@@ -52,7 +52,7 @@ static void skipped_as_asked(void **state) {
   const ng_layer layer[] = {linear("fc1", 2), conv("conv2", 2), linear("a.head", 5),
                             conv("stem", 7)};
   enum { LAYERS = sizeof layer / sizeof layer[0] };
-  int32_t found[3] = {0, 0, 0};
+  int32_t found[3] = {0, 0, 0}, unused = 0;
   ng_context *ctx = NULL;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
   for (size_t i = 0; i < sizeof pattern / sizeof pattern[0]; i++) {
@@ -65,7 +65,15 @@ static void skipped_as_asked(void **state) {
       for (int32_t k = 0, index; k < LAYERS; k++)
         assert_int_equal(ng_add_layer(p, &layer[k], &index), NG_OK);
       assert_int_equal(ng_ready(p), NG_OK);
-      assert_true(ng_explain_count(p) >= LAYERS); /* no bias; behind: globs without a layer */
+      assert_true(ng_explain_count(p) >= LAYERS); /* there is no bias */
+      for (int32_t k = LAYERS; k < ng_explain_count(p); k++) {
+        ng_explain_row row = {.struct_size = sizeof row};
+        assert_int_equal(ng_explain(p, k, &row), NG_OK);
+        assert_string_equal(row.why, "skip_layers: this glob matches no layer");
+        assert_int_equal(row.index, -1);
+        assert_contains(pattern[i], row.name);
+        unused++;
+      }
       for (int32_t k = 0; k < LAYERS; k++) {
         ng_explain_row row = {.struct_size = sizeof row};
         const char *by = skip_of(&o, &layer[k]);
@@ -78,7 +86,7 @@ static void skipped_as_asked(void **state) {
     }
   }
   ng_context_destroy(&ctx);
-  assert_true(found[0] > 0 && found[1] > 0 && found[2] > 0);
+  assert_true(found[0] > 0 && found[1] > 0 && found[2] > 0 && unused > 0);
 }
 
 static void skip_refuses(void **state) {

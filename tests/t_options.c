@@ -269,40 +269,6 @@ static void infos_of_other_sizes(void **state) {
   assert_string_equal(small.standard, "untouched");
 }
 
-/* ---- spelling --------------------------------------------------------------------------------*/
-
-static const char *const word[] = {"cholesky", "eigen", "all", "round-robin"};
-static const char *word_at(int32_t i) { return word[i]; }
-
-static void nearest(void **state) {
-  (void)state;
-  static const char *const typed[][2] = {
-      {"cholesky", "cholesky"},
-      {"choelsky", "cholesky"},
-      {"choleski", "cholesky"},
-      {"colesky", "cholesky"},
-      {"al", "all"},
-      {"round_robin", "round-robin"},
-      {"roundrobin", "round-robin"},
-      {"Eigen", "eigen"},
-      {"eig", "eigen"},
-      {"xyz", NULL},
-      {"", NULL},
-      {"c", NULL},
-      {"a_very_long_word_that_is_longer_than_any_name_in_the_list", NULL}};
-  for (size_t i = 0; i < sizeof typed / sizeof typed[0]; i++) {
-    const char *near = ng_nearest(typed[i][0], word_at, 4);
-    if (typed[i][1] == NULL) {
-      assert_null(near);
-    } else {
-      assert_non_null(near);
-      assert_string_equal(near, typed[i][1]);
-    }
-  }
-  assert_null(ng_nearest("eigen", word_at, 0));
-  assert_null(ng_nearest(NULL, word_at, 4));
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(helps_name_every_value),
@@ -313,7 +279,6 @@ int main(void) {
       cmocka_unit_test(names),
       cmocka_unit_test(known_but_not_supported),
       cmocka_unit_test(infos_of_other_sizes),
-      cmocka_unit_test(nearest),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -72,41 +72,9 @@ static void lr_is_the_published_polynomial(void **state) {
 
 /* ---- configurations ----------------------------------------------------------------------------*/
 
-/* A file of configs/, as it is. */
-static void read_config(const char *name, settings *s) {
-  char *path = cli_join(NG_SOURCE_DIR "/configs", name);
-  settings_init(s);
-  assert_int_equal(settings_read(s, path), CLI_OK);
-  assert_int_equal(settings_check(s), CLI_OK);
-  free(path);
-}
-
-/* Every key of every file is a setting or an option: settings_read refuses what is none. */
-static void every_configuration_is_read(void **state) {
-  (void)state;
-  int n = 0;
-  DIR *d = opendir(NG_SOURCE_DIR "/configs");
-  assert_non_null(d);
-  for (const struct dirent *e; (e = readdir(d)) != NULL;) {
-    const char *dot = strrchr(e->d_name, '.');
-    if (dot == NULL || strcmp(dot, ".json") != 0) continue;
-    settings s;
-    bool reconstructs = false;
-    model_task task;
-    read_config(e->d_name, &s);
-    nn *net = nn_create(NULL, 1);
-    assert_int_equal(model_task_of(s.model, &task), CLI_OK);
-    assert_int_equal(model_build(s.model, &task, net, &reconstructs), CLI_OK);
-    nn_destroy(&net);
-    settings_free(&s);
-    n++;
-  }
-  (void)closedir(d);
-  assert_int_equal(n, 15);
-}
-
-/* ... and the run has a use for it: it is a setting that the method knows, or an option with an effect there. */
-static void every_key_is_used(void **state) {
+/* Every key of every file is a setting or an option, which settings_read checks, and has an effect in that run; the model
+ * can be built. */
+static void every_key_of_every_configuration_is_used(void **state) {
   (void)state;
   int keys = 0;
   DIR *d = opendir(NG_SOURCE_DIR "/configs");
@@ -115,59 +83,32 @@ static void every_key_is_used(void **state) {
     const char *dot = strrchr(e->d_name, '.');
     if (dot == NULL || strcmp(dot, ".json") != 0) continue;
     settings s;
-    char needs[SETTINGS_NEEDS] = "", *path = cli_join(NG_SOURCE_DIR "/configs", e->d_name);
+    bool reconstructs = false;
+    model_task task;
+    char needs[SETTINGS_NEEDS] = "", *path = cli_join(NG_SOURCE_DIR "/configs", e->d_name), *text;
     ngio_json *json;
-    char *text;
+    settings_init(&s);
+    assert_int_equal(settings_read(&s, path), CLI_OK);
+    assert_int_equal(settings_check(&s), CLI_OK);
+    nn *net = nn_create(NULL, 1);
+    assert_int_equal(model_task_of(s.model, &task), CLI_OK);
+    assert_int_equal(model_build(s.model, &task, net, &reconstructs), CLI_OK);
+    nn_destroy(&net);
     assert_int_equal(disk_read(path, &text), CLI_OK);
     assert_int_equal(cli_json_parse(path, text, strlen(text), &json), CLI_OK);
-    free(text);
     const ngio_value *object = ngio_json_root(json);
-    read_config(e->d_name, &s);
-    for (const ngio_value *value = ngio_first(object); value != NULL;
-         value = ngio_next(object, value)) {
-      const char *key = value->key;
-      if (!settings_knows(&s, key)) fail_msg("%s: nobody uses %s", e->d_name, key);
-      if (settings_idle(&s, key, needs, sizeof needs))
-        fail_msg("%s: %s needs %s", e->d_name, key, needs);
-      keys++;
+    for (const ngio_value *v = ngio_first(object); v != NULL; v = ngio_next(object, v), keys++) {
+      if (!settings_knows(&s, v->key)) fail_msg("%s: nobody uses %s", e->d_name, v->key);
+      if (settings_idle(&s, v->key, needs, sizeof needs))
+        fail_msg("%s: %s needs %s", e->d_name, v->key, needs);
     }
     ngio_json_free(&json);
+    free(text);
     free(path);
     settings_free(&s);
   }
   (void)closedir(d);
-  assert_true(keys > 15 * 8);
-}
-
-/* The six published ones: samples, epochs, momentum, damping, alpha of mixup. */
-static void configurations_are_the_published_ones(void **state) {
-  (void)state;
-  static const struct {
-    const char *name;
-    int64_t samples;
-    double epochs, momentum, damping, alpha, lr10;
-  } known[] = {
-      {"resnet50-bs4k.json", 4096, 36, 0.997, 2.5e-4, 0.4, 1.011276e-03},
-      {"resnet50-bs8k.json", 8192, 36, 0.993, 2.5e-4, 0.4, 2.776832e-03},
-      {"resnet50-bs16k.json", 16384, 36, 0.985, 2.5e-4, 0.4, 5.553664e-03},
-      {"resnet50-bs32k.json", 32768, 46, 0.97, 2.0e-4, 0.6, 1.516585e-02},
-      {"resnet50-bs64k.json", 65536, 61, 0.95, 1.5e-4, 0.6, 2.688796e-02},
-      {"resnet50-bs128k.json", 131072, 81, 0.93, 1.0e-4, 1.0, 5.175726e-02},
-  };
-  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-    settings s;
-    read_config(known[i].name, &s);
-    assert_int_equal(settings_samples(&s), known[i].samples);
-    assert_true(s.epochs == known[i].epochs && s.momentum == known[i].momentum);
-    double base[SCHEDULED];
-    settings_base(&s, base);
-    assert_true(base[SCHEDULED_DAMPING] == known[i].damping && s.mixup_alpha == known[i].alpha);
-    assert_true(fabs(recipe_lr(&s, 10, s.epochs) / known[i].lr10 - 1.0) < 1e-6);
-    assert_true(s.running_mixup && s.erase_rate == 0.5 && s.erase_area_high == 0.25);
-    assert_true(strcmp(s.adjust_momentum, "ratio") == 0 &&
-                strcmp(s.rescale_weights, "shrink") == 0);
-    settings_free(&s);
-  }
+  assert_true(keys > 100);
 }
 
 /* ---- momentum ----------------------------------------------------------------------------------*/
@@ -371,9 +312,7 @@ static void every_setting_has_an_effect(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(lr_is_the_published_polynomial),
-      cmocka_unit_test(every_configuration_is_read),
-      cmocka_unit_test(every_key_is_used),
-      cmocka_unit_test(configurations_are_the_published_ones),
+      cmocka_unit_test(every_key_of_every_configuration_is_used),
       cmocka_unit_test(momentum_follows_lr),
       cmocka_unit_test(damping_comes_down),
       cmocka_unit_test(damping_keeps_its_ratio),

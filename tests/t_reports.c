@@ -365,46 +365,6 @@ static void forms_are_by_the_rule(void **state) {
   }
 }
 
-/* ---- layers that are left out ----------------------------------------------------------------*/
-
-/* A glob matches the name of a layer, or its kind as it is spelt here or in PyTorch; explain names the others. */
-static void skips_by_name_and_by_kind(void **state) {
-  (void)state;
-  static const struct {
-    const char *pattern;
-    int32_t linear, conv; /* left out; the layers are "alpha" and "beta" */
-  } row[] = {{"linear", 1, 0}, {"Linear", 1, 0}, {"conv2d", 0, 1},   {"Conv2d", 0, 1},
-             {"Lin*", 1, 0},   {"Conv*", 0, 1},  {"alpha", 1, 0},    {"beta", 0, 1},
-             {"conv", 0, 0},   {"LINEAR", 0, 0}, {"Conv2D", 0, 0},   {"alphabeta", 0, 0},
-             {"*a*", 1, 1},    {"*2d", 0, 1},    {"lin*,be*", 1, 1}, {"alpha,Conv2d", 1, 1}};
-  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    char options[64];
-    fixture f;
-    int32_t index;
-    (void)snprintf(options, sizeof options, "skip_layers='%s'", row[i].pattern);
-    fixture_ok(&f, fixture_open(&f, options, NULL));
-    fixture_ok(&f, ng_add_linear(f.p, "alpha", 3, 2, 0, &index));
-    fixture_ok(&f, plane_conv2d(f.p, "beta", 3, 2, 1, 1, 0, 4, 4, 0, &index));
-    fixture_ok(&f, ng_ready(f.p));
-    for (int32_t k = 0; k < 2; k++) {
-      ng_explain_row e = {.struct_size = sizeof e};
-      assert_int_equal(ng_explain(f.p, k, &e), NG_OK);
-      if (e.covered == (k == 0 ? row[i].linear : row[i].conv))
-        fail_msg("'%s' and %s", row[i].pattern, k == 0 ? "a linear layer" : "a convolution");
-    }
-    const bool unused = row[i].linear + row[i].conv == 0;
-    assert_int_equal(ng_explain_count(f.p), 2 + unused);
-    if (unused) {
-      ng_explain_row e = {.struct_size = sizeof e};
-      assert_int_equal(ng_explain(f.p, 2, &e), NG_OK);
-      assert_string_equal(e.name, row[i].pattern);
-      assert_string_equal(e.why, "skip_layers: this glob matches no layer");
-      assert_int_equal(e.index, -1);
-    }
-    fixture_close(&f);
-  }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(pi_and_damping_are_of_the_traces),
@@ -413,7 +373,6 @@ int main(void) {
       cmocka_unit_test(explain_says_what_is_held),
       cmocka_unit_test(bytes_are_those_that_were_sent),
       cmocka_unit_test(forms_are_by_the_rule),
-      cmocka_unit_test(skips_by_name_and_by_kind),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

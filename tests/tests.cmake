@@ -272,7 +272,6 @@ target_link_options(t_disk PRIVATE -Wl,--wrap=rename,--wrap=close)
 target_link_options(t_nn PRIVATE -Wl,--wrap=malloc,--wrap=calloc,--wrap=aligned_alloc)
 target_link_options(t_alloc PRIVATE -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=posix_memalign,--wrap=free)
 target_link_options(t_reports PRIVATE -Wl,--wrap=ng_now_ms)
-target_link_options(t_state_growth PRIVATE -Wl,--wrap=write,--wrap=pread)
 target_link_options(t_overlap PRIVATE -Wl,--wrap=ng_now_ms)
 # Labelled `long`: not part of `make check`.
 natgrad_test(linalg_9216 LABEL long TIMEOUT 18000
