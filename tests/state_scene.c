@@ -96,7 +96,10 @@ void assert_same_file(const char *a, const char *b) {
 
 /* ---- small runs ------------------------------------------------------------------------------*/
 
-const sim_setup plain = {.method = "natgrad", .set = "update=sgd stat_period=2"};
+const sim_setup plain = {.method = "natgrad", .set = "update=sgd stat_period=2"},
+                spread = {.method = "natgrad",
+                          .set = "update=sgd grad_worker_fraction=0",
+                          .linalg = "ref"};
 
 void open_at(sim *s, const sim_setup *how, int64_t to) {
   if (sim_open(s, how, NULL, NULL) != NG_OK) fail_msg("%s", s->message);
@@ -105,17 +108,25 @@ void open_at(sim *s, const sim_setup *how, int64_t to) {
   }
 }
 
-ng_status pass_on(int32_t rank, ng_transport *t, void *arg) {
-  const relay *r = arg;
+ng_status play_transfer(int32_t rank, ng_transport *t, void *arg) {
+  transfer *x = arg;
   sim s;
-  ng_status st = sim_open(&s, r->how, t, NULL);
-  for (int64_t i = 0; i < 3 && r->load == NULL && st >= NG_OK; i++) {
+  ng_status st = sim_open(&s, x->how != NULL ? x->how : &spread, t, NULL);
+  for (int32_t i = 0; i < x->steps && st >= NG_OK; i++)
     st = sim_step(&s, i);
-  }
-  if (st >= NG_OK && r->load != NULL) st = ng_load(s.p, r->load);
-  if (st >= NG_OK) st = ng_save(s.p, r->save);
-  if (st < NG_OK)
-    fprintf(stderr, "rank %d: %s %s\n", rank, s.message, s.ctx ? ng_last_error(s.ctx) : "");
+  const bool began = st >= NG_OK, apart = x->apart != NULL && rank == t->size - 1;
+  const uint64_t before = began ? sim_fingerprint(&s) : 0;
+  if (began && x->load != NULL) st = ng_load(s.p, x->load);
+  if (st >= NG_OK && x->one != NULL) st = ng_save(s.p, x->one);
+  if (st >= NG_OK && x->parts != NULL) st = ng_save_parts(s.p, apart ? x->apart : x->parts);
+  const char *told = s.ctx != NULL ? ng_last_error(s.ctx) : s.message;
+  x->changed[rank] = began && st < NG_OK && sim_fingerprint(&s) != before;
+  x->wrong[rank] =
+      x->says != NULL && (st >= NG_OK || strstr(told, x->says) == NULL || x->changed[rank]);
+  if (rank == 0) (void)snprintf(x->message, sizeof x->message, "%s", told);
+  if (x->wrong[rank] || (st < NG_OK && !began))
+    fprintf(stderr, "rank %d: %s \"%s\", expected \"%s\"\n", rank, ng_status_name(st), told,
+            x->says != NULL ? x->says : "success");
   sim_close(&s);
   return st;
 }

@@ -29,7 +29,7 @@ path file_of_part(const char *base, int32_t r, int32_t ranks);
 unsigned char *slurp(const char *name, size_t *n); /* a whole file; free() */
 void assert_same_file(const char *a, const char *b);
 
-extern const sim_setup plain;
+extern const sim_setup plain, spread; /* spread: ranks hold what others do not */
 
 void open_at(sim *s, const sim_setup *how, int64_t to); /* opened, and so many steps made */
 
@@ -38,12 +38,19 @@ void open_at(sim *s, const sim_setup *how, int64_t to); /* opened, and so many s
 void assert_told(const sim *s, const char *says, uint64_t before);
 void assert_untouched(sim *s, const sim_setup *how, int64_t at);
 
-typedef struct relay {
-  const sim_setup *how;
-  const char *load, *save; /* NULL: three steps instead of load */
-} relay;
+/* What each of several ranks does: steps, load, save.  A rank has the status of the last call. */
+typedef struct transfer {
+  const sim_setup *how; /* NULL: spread */
+  int32_t steps;
+  const char *load, *one, *parts; /* loaded; saved in one file, and in parts; NULL: not */
+  const char *apart;              /* the last rank saves its part here */
+  const char *says;   /* a refusal has these words and changes nothing, on every rank, */
+  int32_t wrong[8];   /* or else this is not 0 */
+  int32_t changed[8]; /* by a load that was refused */
+  char message[512];  /* of rank 0 */
+} transfer;
 
-/* On every rank: save what was loaded, or three steps; `arg` is a relay.  Asserts nothing. */
-ng_status pass_on(int32_t rank, ng_transport *t, void *arg);
+/* `arg` is a transfer.  Asserts nothing. */
+ng_status play_transfer(int32_t rank, ng_transport *t, void *arg);
 
 #endif

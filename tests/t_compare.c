@@ -4,6 +4,7 @@
 #include "train/compare.h"
 #include "train/event_file.h"
 #include "train/table.h"
+#include "trainer_help.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,28 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* What cli_bad said since `quiet`: stderr goes to a file meanwhile. */
-static FILE *heard;
-static int stderr_was;
-
-static void quiet(void) {
-  heard = tmpfile();
-  assert_non_null(heard);
-  stderr_was = dup(STDERR_FILENO);
-  (void)dup2(fileno(heard), STDERR_FILENO);
-}
-
-static const char *said(void) {
-  static char text[4096];
-  (void)fflush(stderr);
-  (void)dup2(stderr_was, STDERR_FILENO);
-  (void)close(stderr_was);
-  rewind(heard);
-  text[fread(text, 1, sizeof text - 1, heard)] = 0;
-  (void)fclose(heard);
-  return text;
-}
 
 static void near(double got, double expected, double tolerance) {
   if (!(fabs(got - expected) <= tolerance)) fail_msg("%.17g, expected %.17g", got, expected);
@@ -457,5 +436,5 @@ int main(void) {
       cmocka_unit_test(differences), cmocka_unit_test(tables),
       cmocka_unit_test(events),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

@@ -3,6 +3,7 @@
  * and are skipped otherwise. */
 #include "data/data.h"
 #include "common/random.h"
+#include "trainer_help.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,29 +17,6 @@
 
 #include <cmocka.h>
 
-static char folder[24];
-
-static int make_folder(void **state) {
-  (void)state;
-  (void)snprintf(folder, sizeof folder, "/tmp/t_data.XXXXXX");
-  return mkdtemp(folder) != NULL ? 0 : -1;
-}
-
-static int drop_folder(void **state) {
-  (void)state;
-  char command[128];
-  (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
-  return system(command);
-}
-
-static const char *in_folder(const char *name) {
-  static char path[4][256];
-  static int turn;
-  char *p = path[turn++ % 4];
-  (void)snprintf(p, sizeof path[0], "%s/%s", folder, name);
-  return p;
-}
-
 static void put(const char *name, const void *bytes, size_t n, bool zipped) {
   if (zipped) {
     gzFile f = gzopen(in_folder(name), "wb");
@@ -47,32 +25,14 @@ static void put(const char *name, const void *bytes, size_t n, bool zipped) {
     assert_int_equal(gzclose(f), Z_OK);
     return;
   }
-  FILE *f = fopen(in_folder(name), "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
-
-/* data_open, with its output on stderr. */
-static int open_said(const char *spec, data_set *d, char *line, size_t size) {
-  int end[2];
-  assert_int_equal(pipe(end), 0);
-  const int keep = dup(2);
-  assert_true(dup2(end[1], 2) >= 0);
-  const int rc = data_open(spec, d);
-  assert_true(dup2(keep, 2) >= 0);
-  (void)close(end[1]);
-  (void)close(keep);
-  const ssize_t n = read(end[0], line, size - 1);
-  (void)close(end[0]);
-  line[n > 0 ? n : 0] = 0;
-  return rc;
+  put_file(name, bytes, n);
 }
 
 static void refuses(const char *spec, const char *says) {
-  char line[1024];
   data_set d;
-  const int rc = open_said(spec, &d, line, sizeof line);
+  quiet();
+  const int rc = data_open(spec, &d);
+  const char *line = said();
   if (rc != 2 || strstr(line, says) == NULL || strchr(line, '\n') != line + strlen(line) - 1) {
     fail_msg("%s: exit %d, '%s' instead of '%s' in one line", spec, rc, line, says);
   }
@@ -80,8 +40,8 @@ static void refuses(const char *spec, const char *says) {
 }
 
 static void refuses_folder(const char *set, const char *says) {
-  char spec[128];
-  (void)snprintf(spec, sizeof spec, "%s:%s", set, folder);
+  char spec[600];
+  (void)snprintf(spec, sizeof spec, "%s:%s", set, in_folder(""));
   refuses(spec, says);
 }
 
@@ -111,19 +71,19 @@ static void good_idx(bool zipped) {
 }
 
 static void clean(void) {
-  char command[128];
-  (void)snprintf(command, sizeof command, "rm -rf '%s'/*", folder);
+  char command[600];
+  (void)snprintf(command, sizeof command, "rm -rf '%s'/*", in_folder(""));
   assert_int_equal(system(command), 0);
 }
 
 static void idx_plain_and_zipped(void **state) {
   (void)state;
   for (int zipped = 0; zipped < 2; zipped++) {
-    char spec[128];
+    char spec[600];
     data_set d;
     clean();
     good_idx(zipped != 0);
-    (void)snprintf(spec, sizeof spec, "mnist:%s", folder);
+    (void)snprintf(spec, sizeof spec, "mnist:%s", in_folder(""));
     assert_int_equal(data_open(spec, &d), 0);
     assert_int_equal(d.train.n, N);
     assert_int_equal(d.test.n, N);
@@ -234,13 +194,13 @@ static void cifar_both(void **state) {
   (void)state;
   for (int wide = 0; wide < 2; wide++) {
     const size_t row = wide ? 3074 : 3073;
-    char spec[128];
+    char spec[600];
     data_set d;
     clean();
     cifar_rows(wide + 1);
     put(wide ? "train.bin" : "data_batch_2.bin", cifar, 3 * row, false);
     put(wide ? "test.bin" : "test_batch.bin", cifar, row, false);
-    (void)snprintf(spec, sizeof spec, "%s:%s", wide ? "cifar100" : "cifar10", folder);
+    (void)snprintf(spec, sizeof spec, "%s:%s", wide ? "cifar100" : "cifar10", in_folder(""));
     assert_int_equal(data_open(spec, &d), 0);
     assert_true(d.train.n == 3 && d.test.n == 1 && d.augments);
     assert_int_equal(d.classes, wide ? 100 : 10);
@@ -300,9 +260,9 @@ static void npy_sets(void **state) {
   clean();
   put("x.npy", file, npy(file, "<f4", "12, 2", x, sizeof x), false);
   put("y.npy", file, npy(file, "<i8", "12,", y, sizeof y), false);
-  char spec[512];
+  char spec[2100];
   data_set d;
-  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", folder, folder);
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", in_folder(""), in_folder(""));
   assert_int_equal(data_open(spec, &d), 0);
   assert_true(d.train.n == 10 && d.test.n == 2 && d.classes == 3 && d.channels == 2);
   assert_int_equal(d.statistics, 2);
@@ -313,16 +273,16 @@ static void npy_sets(void **state) {
   assert_true(got[0] == 22.0F && got[1] == 23.0F && label == 2);
   assert_true(fabsf(d.mean[0] - 9.0F) < 1e-6F && fabsf(d.mean[1] - 10.0F) < 1e-6F);
   data_close(&d);
-  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy,%s/x.npy,%s/y.npy", folder, folder,
-                 folder, folder);
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy,%s/x.npy,%s/y.npy", in_folder(""),
+                 in_folder(""), in_folder(""), in_folder(""));
   assert_int_equal(data_open(spec, &d), 0);
   assert_true(d.train.n == 12 && d.test.n == 12);
   data_close(&d);
-  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy", folder);
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy", in_folder(""));
   refuses(spec, "FEATURES,LABELS");
-  (void)snprintf(spec, sizeof spec, "npy:%s/y.npy,%s/x.npy", folder, folder);
+  (void)snprintf(spec, sizeof spec, "npy:%s/y.npy,%s/x.npy", in_folder(""), in_folder(""));
   refuses(spec, "y.npy");
-  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", folder, folder);
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", in_folder(""), in_folder(""));
   x[5] = (float)NAN;
   put("x.npy", file, npy(file, "<f4", "12, 2", x, sizeof x), false);
   refuses(spec, "value 5 is not finite");
@@ -395,7 +355,7 @@ static void digits_are_shipped(void **state) {
   assert_int_equal(y, 0);
   assert_true(x[2] == 5.0F / 16.0F && x[3] == 13.0F / 16.0F);
   data_close(&d);
-  assert_int_equal(setenv("NATGRAD_DATA", folder, 1), 0);
+  assert_int_equal(setenv("NATGRAD_DATA", in_folder(""), 1), 0);
   clean();
   refuses("digits", "digits.csv: No such file");
   put("digits.csv", "1,2,3\n", 6, false);
@@ -557,5 +517,5 @@ int main(void) {
       cmocka_unit_test(real_mnist),
       cmocka_unit_test(real_cifar),
   };
-  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

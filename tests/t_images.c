@@ -24,13 +24,6 @@ static uint8_t pixel(int n, int y, int x, int c) {
   return (uint8_t)(n * 37 + y * 11 + x * 5 + c * 70 + n * x);
 }
 
-static void write_file(const char *path, const void *bytes, size_t n) {
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
-
 static void run(const char *format, const char *with) {
   char command[1024];
   (void)snprintf(command, sizeof command, format, in_folder(""), with, with);
@@ -43,7 +36,7 @@ static bool put_image_file(const char *name, int n) {
   for (int i = 0; i < H * W * 3; i++)
     rows[i] = pixel(n, i / 3 / W, i / 3 % W, i % 3);
   if (!make_png(W, H, 2, 8, false, rows, (size_t)W * 3, &m)) return false;
-  write_file(in_folder(name), m.bytes, m.n);
+  put_file(name, m.bytes, m.n);
   free(m.bytes);
   return true;
 }
@@ -129,18 +122,18 @@ static void lists_name_files(void **state) {
   data_set d;
   if (!made_folder()) skip();
   static const char text[] = "train/ant/00.png 2\n\n  train/bee/01.png\t0  \r\nval/cat/x.png 5\n";
-  write_file(in_folder("all/list"), text, sizeof text - 1);
+  put_file("all/list", text, sizeof text - 1);
   assert_int_equal(data_open(spec("all/list", ""), &d), 0);
   assert_true(d.train.n == 3 && d.classes == 6 && d.train.labels[1] == 0);
   assert_non_null(strstr(d.train.images->path[1], "all/train/bee/01.png"));
   data_close(&d);
   static const char marked[] = "\xef\xbb\xbftrain/ant/00.png 2\ntrain/bee/01.png 0\n";
-  write_file(in_folder("all/marked"), marked, sizeof marked - 1);
+  put_file("all/marked", marked, sizeof marked - 1);
   assert_int_equal(data_open(spec("all/marked", ""), &d), 0);
   assert_true(d.train.n == 2);
   assert_non_null(strstr(d.train.images->path[0], "all/train/ant/00.png"));
   data_close(&d);
-  write_file(in_folder("list"), text, sizeof text - 1);
+  put_file("list", text, sizeof text - 1);
   refuses(spec("list", ""), "train/ant/00.png: No such file or directory");
   char more[600];
   (void)snprintf(more, sizeof more, ",root=%s", in_folder("all"));
@@ -149,7 +142,7 @@ static void lists_name_files(void **state) {
   const size_t n =
       strlen(more); /* a test split has its own folder, and may have labels of its own */
   static const char tested[] = "/ant/00.png 0\nbee/00.png 7\n";
-  write_file(in_folder("all/train/tested"), tested + 1, sizeof tested - 2);
+  put_file("all/train/tested", tested + 1, sizeof tested - 2);
   (void)snprintf(more + n, sizeof more - n, ",test=%s", in_folder("all/train/tested"));
   refuses(spec("all/list", more), "all/ant/00.png: No such file"); /* root is for both */
   assert_int_equal(data_open(spec("all/list", more + n), &d), 0);
@@ -167,7 +160,7 @@ static void lists_name_files(void **state) {
       {"train/ant 3\n", "is a folder"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    write_file(in_folder("all/bad"), bad[i][0], strlen(bad[i][0]));
+    put_file("all/bad", bad[i][0], strlen(bad[i][0]));
     refuses(spec("all/bad", ""), bad[i][1]);
   }
 }
@@ -308,10 +301,10 @@ static void means_are_files_too(void **state) {
   if (!made_folder()) skip();
   for (int i = 0; i < 3 * MH * MW; i++)
     mean[i] = 100.0 + i % 50;
-  write_file(in_folder("mean.npy"), bytes, npy_file(bytes, "3, 12, 15", mean, 3 * MH * MW));
+  put_file("mean.npy", bytes, npy_file(bytes, "3, 12, 15", mean, 3 * MH * MW));
   const int n = snprintf(more, sizeof more, ",resize=none,mean=%s", in_folder("mean.npy"));
   const double std[3] = {255, 51, 102};
-  write_file(in_folder("std.npy"), bytes, npy_file(bytes, "3,", std, 3));
+  put_file("std.npy", bytes, npy_file(bytes, "3,", std, 3));
   (void)snprintf(more + n, sizeof more - (size_t)n, ",std=%s", in_folder("std.npy"));
   assert_int_equal(data_open(spec("all", more), &d), 0);
   feed_of(&d, "none", &s, &f);
@@ -324,7 +317,7 @@ static void means_are_files_too(void **state) {
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
-  write_file(in_folder("mean.npy"), bytes, npy_file(bytes, "3, 9, 10", mean, 270));
+  put_file("mean.npy", bytes, npy_file(bytes, "3, 9, 10", mean, 270));
   refuses(spec("all", more),
           "expected mean as f4 or f8 of shape [3], or [3, height, width] of at least size");
 }

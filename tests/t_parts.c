@@ -22,27 +22,6 @@ enum { MOST = 4 };
 
 /* ---- any ranks, any placement ----------------------------------------------------------------*/
 
-typedef struct move {
-  const sim_setup *how;
-  const char *load;        /* NULL: three steps */
-  const char *one, *parts; /* saved here and there, if they are given */
-} move;
-
-static ng_status play(int32_t rank, ng_transport *t, void *arg) {
-  const move *m = arg;
-  sim s;
-  ng_status st = sim_open(&s, m->how, t, NULL);
-  for (int64_t i = 0; i < 3 && m->load == NULL && st >= NG_OK; i++)
-    st = sim_step(&s, i);
-  if (st >= NG_OK && m->load != NULL) st = ng_load(s.p, m->load);
-  if (st >= NG_OK && m->one != NULL) st = ng_save(s.p, m->one);
-  if (st >= NG_OK && m->parts != NULL) st = ng_save_parts(s.p, m->parts);
-  if (st < NG_OK)
-    fprintf(stderr, "rank %d: %s %s\n", rank, s.message, s.ctx ? ng_last_error(s.ctx) : "");
-  sim_close(&s);
-  return st;
-}
-
 #define OWNERS "update=sgd grad_worker_fraction=0 "
 #define ALL "update=sgd grad_worker_fraction=1 "
 #define WINDOW "update=sgd window=3 damping=0.1 "
@@ -89,14 +68,17 @@ static void any_ranks(void **state) {
              y = in_folder("y");
   for (int i = 0; i < ROWS; i++) {
     for (int32_t n = 1; n <= MOST; n++) {
-      move m = {&rows[i].from, NULL, one.text, parts.text};
-      if (ranks_run(n, play, &m, NULL) != NG_OK) fail_msg("row %d: saving on %d ranks", i, n);
+      transfer m = {.how = &rows[i].from, .steps = 3, .one = one.text, .parts = parts.text};
+      if (ranks_run(n, play_transfer, &m, NULL) != NG_OK)
+        fail_msg("row %d: saving on %d ranks", i, n);
       assert_int_equal(list_folder().n, 1 + n);
       for (int32_t k = 1; k <= MOST; k++) {
-        m = (move){&rows[i].to, one.text, x.text, NULL};
-        if (ranks_run(k, play, &m, NULL) != NG_OK) fail_msg("row %d: one file, %d to %d", i, n, k);
-        m = (move){&rows[i].to, parts.text, y.text, NULL};
-        if (ranks_run(k, play, &m, NULL) != NG_OK) fail_msg("row %d: parts, %d to %d", i, n, k);
+        m = (transfer){.how = &rows[i].to, .load = one.text, .one = x.text};
+        if (ranks_run(k, play_transfer, &m, NULL) != NG_OK)
+          fail_msg("row %d: one file, %d to %d", i, n, k);
+        m = (transfer){.how = &rows[i].to, .load = parts.text, .one = y.text};
+        if (ranks_run(k, play_transfer, &m, NULL) != NG_OK)
+          fail_msg("row %d: parts, %d to %d", i, n, k);
         assert_same_file(x.text, y.text);
       }
       clear_folder();
@@ -234,8 +216,8 @@ static void own_and_a_buffer(void **state) {
  * times the least. */
 static void shared_out(const sim_setup *how, int32_t parts_with, double ratio) {
   const path parts = in_folder("parts");
-  move m = {how, NULL, NULL, parts.text};
-  assert_int_equal(ranks_run(3, play, &m, NULL), NG_OK);
+  transfer m = {.how = how, .steps = 3, .parts = parts.text};
+  assert_int_equal(ranks_run(3, play_transfer, &m, NULL), NG_OK);
   int64_t least = INT64_MAX, most = 0;
   int32_t with = 0;
   DIR *d = opendir(folder);

@@ -24,64 +24,30 @@
 
 enum { RANKS = 3 };
 
-static const sim_setup usual = {
-    .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
-
 static path part(const char *base, int32_t r) { return file_of_part(base, r, RANKS); }
 
 /* ---- ranks that save, or load and look -------------------------------------------------------*/
 
-typedef struct act {
-  const sim_setup *how; /* NULL: `usual` */
-  const char *save, *load;
-  const char *apart; /* the last rank saves here: a host whose folder is its own */
-  int32_t steps;
-  const char *says; /* a refusal has these words on every rank, and changes nothing */
-  int32_t wrong[RANKS];
-} act;
-
-static ng_status play(int32_t rank, ng_transport *t, void *arg) {
-  act *x = arg;
-  sim s;
-  ng_status st = sim_open(&s, x->how != NULL ? x->how : &usual, t, NULL);
-  for (int32_t i = 0; i < x->steps && st >= NG_OK; i++)
-    st = sim_step(&s, i);
-  if (st >= NG_OK) {
-    const uint64_t before = sim_fingerprint(&s);
-    const char *to = x->apart != NULL && rank == RANKS - 1 ? x->apart : x->save;
-    st = to != NULL ? ng_save_parts(s.p, to) : ng_load(s.p, x->load);
-    const char *told = ng_last_error(s.ctx);
-    if (x->says != NULL &&
-        (st >= NG_OK || strstr(told, x->says) == NULL || sim_fingerprint(&s) != before)) {
-      fprintf(stderr, "rank %d: %s \"%s\" lacks \"%s\"\n", rank, ng_status_name(st), told, x->says);
-      x->wrong[rank] = 1;
-    }
-    if (x->says == NULL && st < NG_OK) fprintf(stderr, "rank %d: %s\n", rank, told);
-  }
-  sim_close(&s);
-  return st;
-}
-
 static void save(const char *base, int32_t steps) {
   const path file = in_folder(base);
-  act x = {.save = file.text, .steps = steps};
-  assert_int_equal(ranks_run(RANKS, play, &x, NULL), NG_OK);
+  transfer x = {.parts = file.text, .steps = steps};
+  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
 }
 
 static void loads(const char *base) {
   const path file = in_folder(base);
-  act x = {.load = file.text};
+  transfer x = {.load = file.text};
   for (int32_t n = 1; n <= RANKS; n++)
-    assert_int_equal(ranks_run(n, play, &x, NULL), NG_OK);
+    assert_int_equal(ranks_run(n, play_transfer, &x, NULL), NG_OK);
 }
 
 /* On more ranks and on fewer; with a step behind them, which would be gone. */
 static void refused(const char *base, const char *says) {
   const path file = in_folder(base);
   for (int32_t n = 1; n <= RANKS; n++) {
-    act x = {.load = file.text, .steps = 1, .says = says};
+    transfer x = {.load = file.text, .steps = 1, .says = says};
     ng_status each[RANKS];
-    assert_int_equal(ranks_run(n, play, &x, each), NG_ERR_FILE);
+    assert_int_equal(ranks_run(n, play_transfer, &x, each), NG_ERR_FILE);
     for (int32_t r = 0; r < n; r++) {
       assert_int_equal(each[r], NG_ERR_FILE);
       assert_false(x.wrong[r]);
@@ -135,10 +101,10 @@ static void a_part_without_arrays(void **state) {
   static const sim_setup small = {
       .method = "natgrad", .set = "grad_worker_fraction=0", .vary = SIM_SMALL};
   const path a = in_folder("a");
-  act x = {.how = &small, .save = a.text, .steps = 1};
-  assert_int_equal(ranks_run(RANKS, play, &x, NULL), NG_OK);
-  x = (act){.how = &small, .load = a.text};
-  assert_int_equal(ranks_run(1, play, &x, NULL), NG_OK);
+  transfer x = {.how = &small, .parts = a.text, .steps = 1};
+  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
+  x = (transfer){.how = &small, .load = a.text};
+  assert_int_equal(ranks_run(1, play_transfer, &x, NULL), NG_OK);
   int32_t empty = 0;
   for (int32_t r = 1; r < RANKS; r++) {
     const path p = part("a", r);
@@ -148,11 +114,11 @@ static void a_part_without_arrays(void **state) {
     empty += ngio_tensors_count(file) == 0;
     ngio_tensors_close(&file);
     assert_int_equal(unlink(p.text), 0);
-    x = (act){.how = &small, .load = a.text, .says = p.text};
-    assert_int_equal(ranks_run(2, play, &x, NULL), NG_ERR_FILE);
+    x = (transfer){.how = &small, .load = a.text, .says = p.text};
+    assert_int_equal(ranks_run(2, play_transfer, &x, NULL), NG_ERR_FILE);
     assert_false(x.wrong[0] || x.wrong[1]);
-    x = (act){.how = &small, .save = a.text, .steps = 1};
-    assert_int_equal(ranks_run(RANKS, play, &x, NULL), NG_OK);
+    x = (transfer){.how = &small, .parts = a.text, .steps = 1};
+    assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
   }
   assert_true(empty > 0);
   clear_folder();
@@ -222,7 +188,7 @@ static void no_room_for_one(void **state) {
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
   for (int turn = 0; turn < 2; turn++) {
     ng_status each[RANKS];
-    act x = {.save = a.text, .steps = 3, .says = turn == 0 ? "cannot" : "1of3"};
+    transfer x = {.parts = a.text, .steps = 3, .says = turn == 0 ? "cannot" : "1of3"};
     less = was;
     less.rlim_cur = (rlim_t)most - 1;
     if (turn == 0) {
@@ -231,7 +197,7 @@ static void no_room_for_one(void **state) {
     } else {
       assert_int_equal(mkdir(blocked, 0777), 0);
     }
-    (void)ranks_run(RANKS, play, &x, each);
+    (void)ranks_run(RANKS, play_transfer, &x, each);
     if (turn == 0) {
       assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
       (void)signal(SIGXFSZ, SIG_DFL);
@@ -265,7 +231,7 @@ static ng_status leave(int32_t rank, ng_transport *t, void *arg) {
   tap between = {.inner = *t};
   const ng_transport mine = tapped(&between, NO_START);
   sim s;
-  ng_status st = sim_open(&s, &usual, &mine, NULL);
+  ng_status st = sim_open(&s, &spread, &mine, NULL);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
     st = sim_step(&s, i);
   if (st >= NG_OK) {
@@ -328,7 +294,7 @@ static ng_status starve(int32_t rank, ng_transport *t, void *arg) {
   config.free = mean_give;
   config.alloc_user = &purse;
   sim s;
-  ng_status st = sim_open(&s, &usual, t, &config);
+  ng_status st = sim_open(&s, &spread, t, &config);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
     st = sim_step(&s, i);
   if (st >= NG_OK) {
@@ -376,8 +342,9 @@ static void folders_apart(void **state) {
   const path file = in_folder("state"), other = in_folder("other");
   save("state", 2);
   const path before = part("state", RANKS - 1);
-  act x = {.save = file.text, .apart = other.text, .steps = 3, .says = "all ranks need one folder"};
-  assert_int_equal(ranks_run(RANKS, play, &x, NULL), NG_ERR_FILE);
+  transfer x = {
+      .parts = file.text, .apart = other.text, .steps = 3, .says = "all ranks need one folder"};
+  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_ERR_FILE);
   for (int32_t r = 0; r < RANKS; r++)
     assert_int_equal(x.wrong[r], 0);
   assert_int_equal(access(before.text, F_OK), 0);

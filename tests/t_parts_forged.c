@@ -25,31 +25,6 @@ static const sim_setup hows[] = {
      .linalg = "ref"},
 };
 
-typedef struct act {
-  const sim_setup *how;
-  const char *save, *load;
-  int32_t changed[RANKS]; /* by a load that was refused */
-  char says[512];         /* rank 0 */
-} act;
-
-static ng_status play(int32_t rank, ng_transport *t, void *arg) {
-  act *x = arg;
-  sim s;
-  ng_status st = sim_open(&s, x->how, t, NULL);
-  for (int32_t i = 0; i < 2 && st >= NG_OK; i++)
-    st = sim_step(&s, i);
-  if (st >= NG_OK && x->save != NULL) st = ng_save_parts(s.p, x->save);
-  if (st >= NG_OK && x->load != NULL) {
-    const uint64_t before = sim_fingerprint(&s);
-    st = ng_load(s.p, x->load);
-    x->changed[rank] = st < NG_OK && sim_fingerprint(&s) != before;
-    if (rank == 0 && st < NG_OK)
-      (void)snprintf(x->says, sizeof x->says, "%s", ng_last_error(s.ctx));
-  }
-  sim_close(&s);
-  return st;
-}
-
 /* A file as its manifest and what is in front of it and behind. */
 typedef struct parted {
   unsigned char *bytes[RANKS];
@@ -159,8 +134,8 @@ static void forged(void **state) {
   for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
     const path a = in_folder("a");
     parted x = {.text = NULL};
-    act save = {.how = &hows[k], .save = a.text};
-    assert_int_equal(ranks_run(RANKS, play, &save, NULL), NG_OK);
+    transfer save = {.how = &hows[k], .steps = 2, .parts = a.text};
+    assert_int_equal(ranks_run(RANKS, play_transfer, &save, NULL), NG_OK);
     open_parts(&x);
     clear_folder();
     for (int64_t trial = 0; trial < test_times(TRIALS); trial++) {
@@ -169,9 +144,9 @@ static void forged(void **state) {
       assert_true(n < ROOM / 2);
       put(&x, text, n, room);
       ng_status each[RANKS];
-      act load = {.how = &hows[k], .load = a.text};
+      transfer load = {.how = &hows[k], .steps = 2, .load = a.text};
       const int32_t ranks = 1 + (int32_t)(trial % RANKS);
-      (void)ranks_run(ranks, play, &load, each);
+      (void)ranks_run(ranks, play_transfer, &load, each);
       for (int32_t q = 0; q < ranks; q++) {
         if (each[q] != each[0] || (each[q] < NG_OK && each[q] != NG_ERR_FILE) || load.changed[q])
           fail_msg("NG_TEST_SEED=%llu, trial %lld: rank %d %s, rank 0 %s",
@@ -199,10 +174,11 @@ static void moved(void **state) {
   char *text = malloc(ROOM), *room = malloc(ROOM);
   const path a = in_folder("a");
   parted x = {.text = NULL};
-  act save = {.how = &hows[0], .save = a.text}, load = {.how = &hows[0], .load = a.text};
+  transfer save = {.how = &hows[0], .steps = 2, .parts = a.text},
+           load = {.how = &hows[0], .steps = 2, .load = a.text};
   (void)state;
   assert_true(text != NULL && room != NULL);
-  assert_int_equal(ranks_run(RANKS, play, &save, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, play_transfer, &save, NULL), NG_OK);
   open_parts(&x);
   clear_folder();
   const size_t n = (size_t)(x.rest - x.text);
@@ -211,10 +187,10 @@ static void moved(void **state) {
   assert_non_null(at);
   *strchr(at, '1') = '2';
   put(&x, text, n, room);
-  assert_int_equal(ranks_run(1, play, &load, NULL), NG_ERR_FILE);
-  if (strstr(load.says, "-1of3: tensor '") == NULL ||
-      strstr(load.says, "' is not in this part, by the manifest") == NULL)
-    fail_msg("%s", load.says);
+  assert_int_equal(ranks_run(1, play_transfer, &load, NULL), NG_ERR_FILE);
+  if (strstr(load.message, "-1of3: tensor '") == NULL ||
+      strstr(load.message, "' is not in this part, by the manifest") == NULL)
+    fail_msg("%s", load.message);
   assert_false(load.changed[0]);
   clear_folder();
   for (int32_t q = 0; q < RANKS; q++)

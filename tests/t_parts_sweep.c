@@ -24,39 +24,17 @@
 
 enum { RANKS = 3 };
 
-static const sim_setup usual = {
-    .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
-
-typedef struct job {
-  const char *parts, *one, *load;
-  int32_t steps;
-} job;
-
-static ng_status play(int32_t rank, ng_transport *t, void *arg) {
-  const job *j = arg;
-  sim s;
-  (void)rank;
-  ng_status st = sim_open(&s, &usual, t, NULL);
-  for (int32_t i = 0; i < j->steps && st >= NG_OK; i++)
-    st = sim_step(&s, i);
-  if (st >= NG_OK && j->parts != NULL) st = ng_save_parts(s.p, j->parts);
-  if (st >= NG_OK && j->one != NULL) st = ng_save(s.p, j->one);
-  if (st >= NG_OK && j->load != NULL) st = ng_load(s.p, j->load);
-  sim_close(&s);
-  return st;
-}
-
 /* ---- another job, let in ---------------------------------------------------------------------*/
 
 static struct {
   enum { NOWHERE, AT_OPENDIR, AT_RENAME } at;
-  job job;
+  transfer job;
   ng_status got;
 } other;
 
 static void let_in(void) {
   other.at = NOWHERE; /* the other one is alone */
-  other.got = ranks_run(RANKS, play, &other.job, NULL);
+  other.got = ranks_run(RANKS, play_transfer, &other.job, NULL);
 }
 
 DIR *opendir(const char *name) {
@@ -75,8 +53,8 @@ int rename(const char *from, const char *to) {
 }
 
 static void loads(const char *file, int32_t ranks) {
-  job j = {.load = file};
-  assert_int_equal(ranks_run(ranks, play, &j, NULL), NG_OK);
+  transfer j = {.load = file};
+  assert_int_equal(ranks_run(ranks, play_transfer, &j, NULL), NG_OK);
 }
 
 static void two_jobs(void **state) {
@@ -84,13 +62,14 @@ static void two_jobs(void **state) {
   const path a = in_folder("a");
   for (int first = 0; first < 2; first++) { /* in parts, in one file */
     for (int late = 0; late < 2; late++) {  /* as parts are looked for, or before */
-      job j = {.parts = first == 0 ? a.text : NULL, .one = first == 1 ? a.text : NULL, .steps = 2};
-      const job before = {.parts = a.text, .steps = 1};
-      assert_int_equal(ranks_run(RANKS, play, (void *)&before, NULL), NG_OK);
-      other.job = (job){.parts = a.text, .steps = 3};
+      transfer j = {
+          .parts = first == 0 ? a.text : NULL, .one = first == 1 ? a.text : NULL, .steps = 2};
+      transfer before = {.parts = a.text, .steps = 1};
+      assert_int_equal(ranks_run(RANKS, play_transfer, &before, NULL), NG_OK);
+      other.job = (transfer){.parts = a.text, .steps = 3};
       other.got = NG_ERR_COMM;
       other.at = late == 0 ? AT_OPENDIR : AT_RENAME;
-      assert_int_equal(ranks_run(RANKS, play, &j, NULL), NG_OK);
+      assert_int_equal(ranks_run(RANKS, play_transfer, &j, NULL), NG_OK);
       /* Who holds the lock keeps the other away; before, the other is the later one, and all of it is there. */
       assert_int_equal(other.got, late == 0 ? NG_ERR_FILE : NG_OK);
       loads(a.text, RANKS);
@@ -117,14 +96,14 @@ static bool there(const char *name) {
 
 static void save_parts(const char *name, int32_t steps) {
   const path file = in_folder(name);
-  job j = {.parts = file.text, .steps = steps};
-  assert_int_equal(ranks_run(RANKS, play, &j, NULL), NG_OK);
+  transfer j = {.parts = file.text, .steps = steps};
+  assert_int_equal(ranks_run(RANKS, play_transfer, &j, NULL), NG_OK);
 }
 
 static void save_one(const char *name, int32_t ranks) {
   const path file = in_folder(name);
-  job j = {.one = file.text, .steps = 2};
-  assert_int_equal(ranks_run(ranks, play, &j, NULL), NG_OK);
+  transfer j = {.one = file.text, .steps = 2};
+  assert_int_equal(ranks_run(ranks, play_transfer, &j, NULL), NG_OK);
 }
 
 static void strangers_stay_and_ours_go(void **state) {
@@ -209,8 +188,8 @@ static void other_ways_to_say_it(void **state) {
   const char *const name[] = {"a", "./a", twice};
   for (int i = 0; i < 3; i++) {
     for (int32_t steps = 1; steps < 3; steps++) {
-      job j = {.parts = name[i], .steps = steps};
-      assert_int_equal(ranks_run(RANKS, play, &j, NULL), NG_OK);
+      transfer j = {.parts = name[i], .steps = steps};
+      assert_int_equal(ranks_run(RANKS, play_transfer, &j, NULL), NG_OK);
       assert_int_equal(list_folder().n, RANKS);
     }
   }

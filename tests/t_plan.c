@@ -14,11 +14,11 @@
 
 #include <cmocka.h>
 
-enum { MOST_RANKS = 6, ROOM = 512, B = 3, LAYERS = 4, SLOTS = 2 * LAYERS + 1 };
+enum { MOST_RANKS = 6, ROOM = 512, B = 3, LAYERS = 4, WORDS = 9, SLOTS = 2 * LAYERS + 3 };
 
-/* conv 3 -> 4, kernel 3, of images 5 x 5; two linear layers; a norm; a tensor */
-static const int64_t rows[SLOTS] = {4, 1, 6, 1, 3, 1, 1, 1, 1},
-                     cols[SLOTS] = {27, 4, 10, 6, 6, 3, 4, 4, 70};
+/* conv 3 -> 4, kernel 3, of images 5 x 5; two linear layers; a norm; a tensor; an embedding of 4 positions, no bias */
+static const int64_t rows[SLOTS] = {4, 1, 6, 1, 3, 1, 1, 1, 1, 0, WORDS},
+                     cols[SLOTS] = {27, 4, 10, 6, 6, 3, 4, 4, 70, 0, 5};
 static const int64_t inputs[LAYERS] = {3 * 25, 10, 6, 4}, outputs[LAYERS] = {4 * 25, 6, 3, 4};
 
 typedef struct trial {
@@ -28,7 +28,12 @@ typedef struct trial {
   char why[512];
 } trial;
 
-static ng_status add(ng_precond *p) {
+/* Methods that have blocks for embeddings. */
+static bool words(const char *options) {
+  return strstr(options, "method=natgrad") == options && strstr(options, "per_layer") == NULL;
+}
+
+static ng_status add(ng_precond *p, const char *options) {
   ng_layer conv;
   ng_layer_init(&conv, NG_CONV2D, sizeof conv);
   conv.name = "conv";
@@ -43,7 +48,14 @@ static ng_status add(ng_precond *p) {
   if (st == NG_OK) st = ng_add_linear(p, "fc2", 6, 3, 1, NULL);
   if (st == NG_OK) st = ng_add_norm(p, "bn", NG_BATCH_NORM, 4, 1, 1e-5, NULL);
   if (st == NG_OK) st = ng_add_tensor(p, "plain", 70, NULL);
-  return st;
+  ng_layer table;
+  ng_layer_init(&table, NG_EMBEDDING, sizeof table);
+  table.name = "words";
+  table.in = WORDS;
+  table.out = 5;
+  table.positions = 4;
+  table.token_dtype = NG_I32;
+  return st == NG_OK && words(options) ? ng_add_layer(p, &table, NULL) : st;
 }
 
 typedef struct mine {
@@ -61,6 +73,7 @@ static ng_status step(ng_precond *p, mine *m, const char *options) {
     ((float *)(void *)m)[i] = (float)rng_value(&r);
   ng_status st = NG_OK;
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
+    if (rows[k] == 0 || (k == SLOTS - 1 && !words(options))) continue;
     const ng_array g = ng_array_matrix(m->grad[k], rows[k], cols[k], NG_F32),
                    w = ng_array_matrix(m->w[k], rows[k], cols[k], NG_F32);
     st = ng_bind_grad(p, k / 2, (ng_param)(k % 2), &g);
@@ -72,6 +85,12 @@ static ng_status step(ng_precond *p, mine *m, const char *options) {
     st = ng_observe_input(p, k, &a, NG_BORROW);
     if (st == NG_OK) st = ng_observe_output_grad(p, k, &g, NG_COPY);
   }
+  static const int32_t token[B * 4] = {0, 3, 8, 1, 2, 2, 5, 7, 4, 6, 0, 1};
+  const ng_array tokens = ng_array_matrix((void *)(uintptr_t)token, B, 4, NG_I32),
+                 g = ng_array_matrix(m->g[0], B * 4, 5, NG_F32);
+  const bool observed = words(options);
+  if (st == NG_OK && observed) st = ng_observe_input(p, LAYERS + 1, &tokens, NG_BORROW);
+  if (st == NG_OK && observed) st = ng_observe_output_grad(p, LAYERS + 1, &g, NG_COPY);
   if (st != NG_OK) return st;
   const ng_sgd s = fixture_sgd(0.1, 0.9);
   ng_adamw w;
@@ -90,7 +109,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = m == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
   ng_rank_plan counted;
   memset(&counted, 0, sizeof counted);
-  if (st == NG_OK) st = add(f.p);
+  if (st == NG_OK) st = add(f.p, l->options);
   if (st == NG_OK) st = ng_ready(f.p);
   if (st == NG_OK) st = step(f.p, m, l->options);
   if (st == NG_OK) st = plan_count(f.p, &counted);
@@ -108,7 +127,7 @@ static void plan_all(trial *l) {
   fixture f;
   const fixture_how how = {.threads = 1};
   assert_int_equal(fixture_open(&f, l->options, &how), NG_OK);
-  fixture_ok(&f, add(f.p));
+  fixture_ok(&f, add(f.p, l->options));
   for (int32_t r = 0; r < l->ranks; r++) {
     l->plan[r] = (ng_rank_plan){.struct_size = sizeof l->plan[r]};
     fixture_ok(&f, ng_plan_ranks(f.p, l->ranks, r, 1, &l->plan[r]));
@@ -194,7 +213,7 @@ static void at_once_as_one_by_one(void **state) {
       fixture f;
       ng_rank_plan all[MOST], one;
       assert_int_equal(fixture_open(&f, line[i].options, &(fixture_how){.threads = 1}), NG_OK);
-      fixture_ok(&f, add(f.p));
+      fixture_ok(&f, add(f.p, line[i].options));
       for (int32_t r = 0; r < n; r++)
         all[r] = (ng_rank_plan){.struct_size = sizeof all[r]};
       const ng_status st = ng_plan_ranks(f.p, n, 0, n, all);
@@ -227,7 +246,7 @@ static void fractions_are_whole_ranks(void **state) {
     (void)snprintf(options, sizeof options, "method=kaisa grad_worker_fraction=%s",
                    row[i].fraction);
     assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
-    fixture_ok(&f, add(f.p));
+    fixture_ok(&f, add(f.p, ""));
     const ng_status st = ng_plan_ranks(f.p, row[i].ranks, 0, 1, &plan);
     assert_int_equal(st, row[i].workers > 0 ? NG_OK : NG_ERR_ARG);
     if (st == NG_OK) assert_int_equal(plan.workers, row[i].workers);
@@ -246,8 +265,8 @@ static void leaves_it_as_it_was(void **state) {
   int64_t bytes[2];
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
   assert_int_equal(fixture_open(&plain, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
-  fixture_ok(&f, add(f.p));
-  fixture_ok(&plain, add(plain.p));
+  fixture_ok(&f, add(f.p, ""));
+  fixture_ok(&plain, add(plain.p, ""));
   fixture_ok(&f, ng_plan_ranks(f.p, 4096, 4095, 1, &plan));
   assert_int_equal(plan.owned, 0); /* four blocks, and many ranks */
   ng_context_allocated(f.ctx, &bytes[0], NULL, NULL);

@@ -299,13 +299,6 @@ static void what_is_written_is_read_back(void **state) {
   settings_free(&back);
 }
 
-static void write_text(const char *path, const char *text) {
-  FILE *f = fopen(path, "w");
-  assert_non_null(f);
-  assert_true(fputs(text, f) >= 0);
-  assert_int_equal(fclose(f), 0);
-}
-
 /* Work grows with the keys and not with their pairs, of which each was some 30 microseconds: 138 s for as many as here. */
 static void many_unknown_keys(void **state) {
   (void)state;
@@ -358,7 +351,7 @@ static void bad_files_are_refused(void **state) {
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     settings s;
     settings_init(&s);
-    write_text(in_folder("bad.json"), bad[i][0]);
+    put_file("bad.json", bad[i][0], strlen(bad[i][0]));
     quiet();
     const int rc = settings_read(&s, in_folder("bad.json"));
     const char *text = said();

@@ -182,7 +182,7 @@ static void resume_ranks(void **state) {
     how.linalg = "ref";
     resume_once(&how, 2 + (int32_t)(i % 2), 1 + (int64_t)(i % 5), i % 3 == 1 ? 0 : -1);
   }
-  static const sim_setup spread[] = {
+  static const sim_setup placed[] = {
       {.method = "natgrad", .set = "grad_worker_fraction=0 update=sgd", .linalg = "ref"},
       {.method = "kaisa", .set = "grad_worker_fraction=0 " PERIODS, .linalg = "ref"},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=0", .linalg = "ref"},
@@ -192,8 +192,8 @@ static void resume_ranks(void **state) {
               "colocate=0 placement=round-robin " PERIODS,
        .linalg = "ref"},
   };
-  for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
-    resume_once(&spread[i], 3, 4, -1);
+  for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++) {
+    resume_once(&placed[i], 3, 4, -1);
   }
 }
 
@@ -220,12 +220,12 @@ static void other_ranks_layouts_linalg(void **state) {
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
   };
   const path a = in_folder("three"), b = in_folder("one"), c = in_folder("two");
-  relay r = {&how[0], NULL, a.text};
-  assert_int_equal(ranks_run(3, pass_on, &r, NULL), NG_OK);
-  r = (relay){&how[1], a.text, b.text};
-  assert_int_equal(ranks_run(1, pass_on, &r, NULL), NG_OK);
-  r = (relay){&how[2], b.text, c.text};
-  assert_int_equal(ranks_run(2, pass_on, &r, NULL), NG_OK);
+  transfer r = {.how = &how[0], .steps = 3, .one = a.text};
+  assert_int_equal(ranks_run(3, play_transfer, &r, NULL), NG_OK);
+  r = (transfer){.how = &how[1], .load = a.text, .one = b.text};
+  assert_int_equal(ranks_run(1, play_transfer, &r, NULL), NG_OK);
+  r = (transfer){.how = &how[2], .load = b.text, .one = c.text};
+  assert_int_equal(ranks_run(2, play_transfer, &r, NULL), NG_OK);
   /* only the option itself differs between a and b */
   assert_same_file(a.text, c.text);
   assert_int_equal(unlink(a.text), 0);

@@ -181,8 +181,8 @@ static void ranks_fail_together(void **state) {
   /* How long the file is, less a little: the limit falls into the data. */
   static const sim_setup how = {
       .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
-  relay first = {&how, NULL, good.text};
-  assert_int_equal(ranks_run(1, pass_on, &first, NULL), NG_OK);
+  transfer first = {.how = &how, .steps = 3, .one = good.text};
+  assert_int_equal(ranks_run(1, play_transfer, &first, NULL), NG_OK);
   size_t n;
   free(slurp(good.text, &n));
   x.limit = (rlim_t)(n - 2000);

@@ -354,8 +354,8 @@ static void counters_come_back(void **state) {
   const path good = in_folder("good"), forged = in_folder("forged"), again = in_folder("again");
   static const sim_setup how = {.method = "natgrad", .set = "update=sgd", .linalg = "ref"};
   char message[256];
-  relay r = {&how, NULL, good.text};
-  assert_int_equal(ranks_run(1, pass_on, &r, NULL), NG_OK);
+  transfer r = {.how = &how, .steps = 3, .one = good.text};
+  assert_int_equal(ranks_run(1, play_transfer, &r, NULL), NG_OK);
   ngio_tensors *from;
   forgery f;
   assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
@@ -368,10 +368,10 @@ static void counters_come_back(void **state) {
   }
   publish(&f, forged.text, NULL);
   ngio_tensors_close(&from);
-  r = (relay){&how, forged.text, good.text};
-  assert_int_equal(ranks_run(1, pass_on, &r, NULL), NG_OK);
-  r = (relay){&how, good.text, again.text};
-  assert_int_equal(ranks_run(3, pass_on, &r, NULL), NG_OK);
+  r = (transfer){.how = &how, .load = forged.text, .one = good.text};
+  assert_int_equal(ranks_run(1, play_transfer, &r, NULL), NG_OK);
+  r = (transfer){.how = &how, .load = good.text, .one = again.text};
+  assert_int_equal(ranks_run(3, play_transfer, &r, NULL), NG_OK);
   assert_same_file(good.text, again.text);
   sim s;
   ng_report report = {.struct_size = sizeof report};

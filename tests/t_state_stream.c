@@ -272,12 +272,7 @@ typedef struct pair {
   bool changed[RANKS];
   walked walk[RANKS];
   int32_t lacks[RANKS];
-  const char *file;
 } pair;
-
-/* Rank 1 holds what rank 0 does not. */
-static const sim_setup spread = {
-    .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
 
 static ng_status fail_at_k(int32_t rank, ng_transport *t, void *arg) {
   pair *x = arg;
@@ -296,18 +291,6 @@ static ng_status fail_at_k(int32_t rank, ng_transport *t, void *arg) {
   }
   sim_close(&s);
   return st < NG_OK ? st : NG_OK;
-}
-
-static ng_status to_file(int32_t rank, ng_transport *t, void *arg) {
-  pair *x = arg;
-  sim s;
-  (void)rank;
-  ng_status st = sim_open(&s, &spread, t, NULL);
-  for (int64_t i = 0; i < 2 && st >= NG_OK; i++)
-    st = sim_step(&s, i);
-  if (st >= NG_OK) st = ng_save(s.p, x->file);
-  sim_close(&s);
-  return st;
 }
 
 static void ranks_fail_together(void **state) {
@@ -339,9 +322,9 @@ static void ranks_fail_together(void **state) {
   }
   /* What two ranks wrote is what they write to a file; */
   const path file = in_folder("two");
-  pair x = {.file = file.text};
+  transfer x = {.steps = 2, .one = file.text};
   size_t n;
-  assert_int_equal(ranks_run(RANKS, to_file, &x, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
   unsigned char *bytes = slurp(file.text, &n);
   assert_int_equal(n, whole.n);
   assert_memory_equal(bytes, whole.bytes, n);

@@ -27,9 +27,18 @@ int drop_scratch(void **state) {
 }
 
 const char *in_folder(const char *name) {
-  static char path[512];
-  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
-  return path;
+  static char path[4][512];
+  static int turn;
+  char *p = path[turn++ % 4];
+  (void)snprintf(p, sizeof path[0], "%s/%s", folder, name);
+  return p;
+}
+
+void put_file(const char *name, const void *bytes, size_t n) {
+  FILE *f = fopen(in_folder(name), "wb");
+  assert_non_null(f);
+  assert_int_equal(fwrite(bytes, 1, n, f), n);
+  assert_int_equal(fclose(f), 0);
 }
 
 static int stderr_was = -1;

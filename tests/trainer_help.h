@@ -8,7 +8,9 @@
 /* Fixtures: the folder and all that is in it. */
 int make_scratch(void **state);
 int drop_scratch(void **state);
-const char *in_folder(const char *name); /* lives until the next call */
+const char *in_folder(const char *name); /* valid for four calls */
+/* Write a file of the folder. */
+void put_file(const char *name, const void *bytes, size_t n);
 
 /* What `cli_bad` said since `quiet`: stderr goes to a file meanwhile. */
 void quiet(void);
