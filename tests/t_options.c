@@ -1,5 +1,5 @@
 /* t_options.c: the option table and texts: every row, what each takes, how it reads back, what is near.  Options against
- * each other, the environment and a layer's overrides are in t_options_check.c, any text at all in t_options_text.c, the
+ * each other, the environment, a layer's overrides and any text at all are in t_options_check.c, the
  * object, its lines and its methods in t_options_object.c; published names and globs have programs of their own;
  * that an option has an effect is in t_option_effects.c. */
 #include "options_help.h"

@@ -1,5 +1,5 @@
 /* t_options_check.c: options that each are right, judged: numbers and options against each other, against the base of a
- * schedule, from the environment, and as overrides of a layer. */
+ * schedule, from the environment, and as overrides of a layer; any text at all is taken, or refused without a change. */
 #include "options_help.h"
 
 #include "model/model.h"
@@ -26,38 +26,26 @@ static void numbers_are_judged(void **state) {
   ng_options o = standard_options();
   check_is(&o, NG_OK, "");
   const ng_options before = o;
-#define BAD(name, value, part)                                                                     \
-  do {                                                                                             \
-    message[0] = 0;                                                                                \
-    assert_int_equal(ng_options_set_real(&o, name, value, message, sizeof message), NG_ERR_ARG);   \
-    assert_contains(message, name);                                                                \
-    assert_contains(message, part);                                                                \
-    assert_memory_equal(&o, &before, sizeof o);                                                    \
-  } while (0)
-  BAD("damping", 0, "0 < damping <= 1e+30");
-  BAD("damping", -1, "'-1'");
-  BAD("damping", (double)NAN, "finite number");
-  BAD("damping", (double)INFINITY, "finite number");
-  BAD("stat_decay", 1.0000001, "0 <= stat_decay <= 1");
-  BAD("stat_decay", (double)NAN, "0 <= stat_decay <= 1");
-  BAD("eigen_floor", -1e-10, "0 <= eigen_floor");
-  BAD("kl_clip", 0, "0 < kl_clip");
-  BAD("stat_period", 0, "1 <= stat_period");
-  BAD("stat_period", 2.5, "'2.5' is not a whole number");
-  BAD("solve_period", -5, "1 <= solve_period");
-  BAD("solve_period", 1e300, "1 <= solve_period");
-  BAD("solve_period", (double)-INFINITY, "finite number");
-  BAD("stat_batch", -1, "0 <= stat_batch");
-  BAD("max_factor", -1e15, "0 <= max_factor");
-  BAD("factor_blocks", 0, "1 <= factor_blocks");
-  BAD("grad_worker_fraction", 1.5, "0 <= grad_worker_frac");
-  BAD("prediv", 2, "0 or 1");
-  BAD("prediv", 0.5, "0 or 1");
-  BAD("solver", 1, "'1' is a number, expected cholesky|eigen");
-  BAD("skip_layers", 1, "a text");
-  BAD("method", 1, "is a name");
-  BAD("dampin", 1, "'damping'");
-#undef BAD
+  static const struct {
+    const char *name;
+    double value;
+    const char *part;
+  } bad[] = {{"damping", -1, "0 < damping <= 1e+30"},
+             {"damping", (double)NAN, "finite number"},
+             {"stat_period", 2.5, "'2.5' is not a whole number"},
+             {"solve_period", (double)-INFINITY, "finite number"},
+             {"prediv", 0.5, "0 or 1"},
+             {"solver", 1, "'1' is a number, expected cholesky|eigen"},
+             {"skip_layers", 1, "a text"},
+             {"method", 1, "is a name"},
+             {"dampin", 1, "'damping'"}};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    assert_int_equal(ng_options_set_real(&o, bad[i].name, bad[i].value, message, sizeof message),
+                     NG_ERR_ARG);
+    assert_contains(message, bad[i].name);
+    assert_contains(message, bad[i].part);
+    assert_memory_equal(&o, &before, sizeof o);
+  }
   assert_int_equal(ng_options_set_real(&o, NULL, 1, message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set_real(NULL, "damping", 1, message, sizeof message), NG_ERR_ARG);
   /* every number of the table, as text and as number: the same bytes */
@@ -70,6 +58,12 @@ static void numbers_are_judged(void **state) {
       assert_int_equal(ng_options_get_real(&o, info.name, &back), NG_ERR_ARG);
       assert_true(back == -1);
       continue;
+    }
+    const bool bounds = info.type != NG_OPTION_BOOL;
+    const double beyond[] = {bounds ? info.lower - 1 : -1, bounds ? info.upper * 2 + 1 : 2};
+    for (int k = 0; k < 2; k++) {
+      ng_options x = standard_options();
+      assert_int_equal(ng_options_set_real(&x, info.name, beyond[k], NULL, 0), NG_ERR_ARG);
     }
     for (int k = 0; k < 20; k++) {
       const bool real = info.type == NG_OPTION_REAL;
@@ -95,38 +89,24 @@ static void numbers_are_judged(void **state) {
 
 static void options_against_each_other(void **state) {
   (void)state;
-  ng_options o = standard_options();
-  assert_int_equal(ng_options_set(&o, "method", "sam", NULL, 0), NG_OK);
-  check_is(&o, NG_OK, "");
-  fixture_real(&o, "damping", 7);
-  check_is(&o, NG_ERR_ARG, "damping = 7: solver = product inverts nothing");
-  o = standard_options();
-  fixture_set(&o, "damping_split", "joint");
-  check_is(&o, NG_ERR_ARG, "joint needs solver = eigen");
-  fixture_set(&o, "solver", "eigen");
-  check_is(&o, NG_OK, "");
-  fixture_set(&o, "damping_leak", "owner");
-  check_is(&o, NG_ERR_ARG, "damping_leak = owner needs damping_split");
-  fixture_set(&o, "damping_split", "pi");
-  check_is(&o, NG_OK, "");
-  fixture_set(&o, "damping_split", "full");
-  check_is(&o, NG_OK, "");
-  fixture_real(&o, "prediv", 1);
-  check_is(&o, NG_OK, "");
-  fixture_real(&o, "damping", 0.003);
-  fixture_set(&o, "solver", "cholesky");
-  check_is(&o, NG_ERR_ARG, "prediv = 1 needs solver = eigen");
-  fixture_real(&o, "prediv", 0);
-  check_is(&o, NG_OK, "");
-  fixture_real(&o, "eigen_floor", 1e-10);
-  check_is(&o, NG_ERR_ARG, "eigen_floor = 1e-10 needs solver = eigen");
-  fixture_set(&o, "solver", "eigen");
-  check_is(&o, NG_OK, "");
-  /* setting does not look at the others: any order of the same settings is possible */
-  ng_options set = standard_options();
-  assert_int_equal(ng_options_set(&set, "damping_split", "joint", NULL, 0), NG_OK);
-  assert_int_equal(ng_options_set(&set, "solver", "eigen", NULL, 0), NG_OK);
-  check_is(&set, NG_OK, "");
+#define EIGEN "solver=eigen damping_split=joint "
+  static const char *const line[][2] = {
+      {"method=sam", ""},
+      {"method=sam damping=7", "damping = 7: solver = product inverts nothing"},
+      {"damping_split=joint", "joint needs solver = eigen"},
+      {"damping_split=joint solver=eigen", ""}, /* in any order */
+      {EIGEN, ""},
+      {EIGEN "damping_leak=owner", "damping_leak = owner needs damping_split"},
+      {"solver=eigen damping_leak=owner damping_split=pi", ""},
+      {"solver=eigen damping_leak=owner damping_split=full prediv=1", ""},
+      {"prediv=1", "prediv = 1 needs solver = eigen"},
+      {"eigen_floor=1e-10", "eigen_floor = 1e-10 needs solver = eigen"},
+      {"solver=eigen eigen_floor=1e-10", ""}};
+  for (size_t i = 0; i < sizeof line / sizeof line[0]; i++) {
+    ng_options o = standard_options();
+    assert_int_equal(ng_options_set_line(&o, line[i][0], message, sizeof message), NG_OK);
+    check_is(&o, line[i][1][0] == 0 ? NG_OK : NG_ERR_ARG, line[i][1]);
+  }
   assert_int_equal(ng_options_check(NULL, message, sizeof message), NG_ERR_ARG);
 }
 
@@ -260,12 +240,98 @@ static void overrides(void **state) {
   }
 }
 
+/* ---- any text at all -------------------------------------------------------------------------*/
+
+static void random_text(rng *r, char *text, int64_t most) {
+  static const char words[] =
+      "damping stat_decay solve_period solver = * *= @ , ~ 0.5 1e-3 2 10 inf - + eigen cholesky "
+      "pi joint nan . e 0 %s%n 1e400 99999999999999999999 | [ none kl_clip \n \x01\xff";
+  int64_t pieces = rng_below(r, 12);
+  size_t n = 0;
+  text[0] = 0;
+  while (pieces-- > 0) {
+    const char *p = words + rng_below(r, (int64_t)sizeof words - 1);
+    while (p > words && p[-1] != ' ')
+      p--;
+    size_t length = strcspn(p, " ");
+    const char one = (char)(1 + rng_below(r, 255));
+    if (rng_below(r, 6) == 0) p = &one;
+    if (p == &one) length = 1;
+    if (n + length + 1 >= (size_t)most) break;
+    memcpy(text + n, p, length);
+    n += length;
+    text[n] = 0;
+  }
+}
+
+static ng_status any_published(rng *r, ng_options *o, const char *name, const char *value) {
+  const int32_t m = (int32_t)rng_below(r, ng_method_count());
+  ng_method_info method = {.struct_size = sizeof method};
+  ng_published_info p = {.struct_size = sizeof p, .name = name};
+  ng_status st = ng_method_at(m, &method);
+  *o = standard_options(); /* what was given before need not go with the method */
+  if (st == NG_OK) st = ng_options_set(o, "method", method.name, NULL, 0);
+  if (st != NG_OK) return st;
+  const ng_options before = *o;
+  double lr = -1;
+  if (method.published > 0 && rng_below(r, 4) != 0) {
+    st = ng_method_published_at(m, (int32_t)rng_below(r, method.published), &p);
+  }
+  if (st == NG_OK) st = ng_options_set_published(o, p.name, value, &lr, message, sizeof message);
+  if (st != NG_OK && (memcmp(o, &before, sizeof before) != 0 || lr > 0)) {
+    fail_msg("published option '%s' = '%s' was refused, and something changed", p.name, value);
+  }
+  return st;
+}
+
+static void any_text(void **state) {
+  (void)state;
+  const uint64_t seed = test_seed();
+  rng r = {seed};
+  int64_t taken = 0, published = 0;
+  for (int i = 0; i < 60000; i++) {
+    char name[128], value[128], shown[160];
+    ng_options o = standard_options();
+    random_text(&r, value, sizeof value);
+    random_text(&r, name, sizeof name);
+    if (rng_below(&r, 4) != 0) {
+      (void)snprintf(name, sizeof name, "%s",
+                     option_info((int32_t)rng_below(&r, ng_option_count())).name);
+    }
+    const ng_options before = o;
+    memset(message, 'x', sizeof message);
+    const ng_status st = ng_options_set(&o, name, value, message, sizeof message);
+    if (st == NG_OK) {
+      taken++;
+      CHECK_SEED(seed, ng_options_get(&o, name, shown, sizeof shown) == NG_OK, value);
+      CHECK_SEED(seed, ng_options_set(&o, name, shown, NULL, 0) == NG_OK, shown);
+    } else {
+      CHECK_SEED(seed, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
+      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0, value);
+      CHECK_SEED(seed, memchr(message, 0, sizeof message) != NULL, value);
+    }
+    o = before;
+    ng_option_mask mask = {{7}};
+    if (ng_options_override(&o, value, message, sizeof message) == NG_OK) {
+      CHECK_SEED(seed, ng_options_check(&o, NULL, 0) == NG_OK, value);
+    } else {
+      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0 && mask.word[0] == 7, value);
+    }
+    CHECK_SEED(seed, ng_options_set(&o, "method", name, message, sizeof message) != NG_OK, name);
+    CHECK_SEED(seed, ng_options_set_system(&o, name, value, message, sizeof message) != NG_OK,
+               name);
+    if (any_published(&r, &o, name, value) == NG_OK) published++;
+    /* whatever a published option says, the methods stay consistent */
+    CHECK_SEED(seed, ng_options_check(&o, message, sizeof message) == NG_OK, message);
+  }
+  assert_true(taken > 100 && published > 100); /* the generator does find values that are right */
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(numbers_are_judged),
-      cmocka_unit_test(options_against_each_other),
-      cmocka_unit_test(environment),
-      cmocka_unit_test(overrides),
+      cmocka_unit_test(numbers_are_judged), cmocka_unit_test(options_against_each_other),
+      cmocka_unit_test(environment),        cmocka_unit_test(overrides),
+      cmocka_unit_test(any_text),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* t_run_steps.c: training runs step by step, from the weights of runs that end at every step: the clip, SGD behind
- * --switch-to-sgd, learning rate, momentum and damping of the published recipe. */
+/* t_run_steps.c: training runs step by step, from the weights of runs that end at every step: the clip, learning
+ * rate, momentum and damping of the published recipe. */
 #include "common/cli.h"
 #include "json_edit.h"
 #include "train/feed.h"
@@ -102,82 +102,6 @@ static void clip_is_what_the_weights_did(void **state) {
   if (clipped == 0 || whole == 0) fail_msg("%d steps are clipped, %d are not", clipped, whole);
   drop_path(&p);
   drop_trained(&r);
-  data_close(&d);
-}
-
-/* ---- --switch-to-sgd -------------------------------------------------------------------------*/
-
-/* 32 samples, batches of 8: 4 steps an epoch, the switch after 6. */
-#define SWITCH_DATA "synthetic:classes=4,features=6,train=32,test=7,noise=3"
-#define SWITCH                                                                                     \
-  "model=mlp-5-1 method=natgrad damping=0.1 damping-rule=keep-ratio batch=8 lr=0.1 "               \
-  "adjust-momentum=proportional lr-schedule=step:1,2@0.5 weight-decay=0.01 log-every=1 "           \
-  "switch-to-sgd=1.5 switch-lr=0.4 switch-momentum=0.7 switch-weight-decay=0.05"
-
-/* v <- 0.7 v + g + 0.05 w, w <- w - lr v, from v = 0 at step 6.  f32 weights of order 1 that move by 0.01 and more: 2^-24
- * of 1 is 6e-6 of that, and so is v's rounding. */
-static void switched_to_sgd(void **state) {
-  (void)state;
-  enum { MOVES = 12, SWITCHED = 6, PER_EPOCH = 4 };
-  data_set d;
-  trained r;
-  int step = 0;
-  assert_int_equal(data_open(SWITCH_DATA, &d), CLI_OK);
-  train(&d, "switch", SWITCH " steps=12", &r);
-  path p = path_of(&d, "switch-path", SWITCH, MOVES);
-  double *v = calloc((size_t)p.count, sizeof *v);
-  assert_non_null(v);
-  for (int i = 0; i < r.lines; i++) {
-    if (!is_event(r.line[i], "step")) continue;
-    const bool late = step >= SWITCHED;
-    const double lr = pow(0.5, floor((double)step / PER_EPOCH)) * (late ? 0.4 : 0.1);
-    double most = 0.0, gap = 0.0;
-    for (int64_t k = 0; k < p.count; k++) {
-      v[k] = p.g[step][k] + 0.05 * p.w[step][k] + (step > SWITCHED ? 0.7 * v[k] : 0.0);
-      most = fmax(most, fabs(lr * v[k]));
-      gap = fmax(gap, fabs(p.w[step][k] - lr * v[k] - p.w[step + 1][k]));
-    }
-    if (late ? gap > 1e-4 * most : gap < 0.01 * most)
-      fail_msg("step %d is %g from SGD", step, gap / most);
-    must_be_near(r.line[i], "lr", lr, 1e-12);
-    assert_true(ngio_is(ngio_get(r.line[i], "cosine"), NGIO_NULL) == late);
-    const ngio_value *ms = ngio_get(r.line[i], "ms"); /* times go on, they do not begin again */
-    for (const ngio_value *took = ngio_first(ms); took != NULL; took = ngio_next(ms, took))
-      assert_true(ngio_number_of(took) >= 0.0);
-    step++;
-  }
-  assert_int_equal(step, MOVES);
-  free(v);
-  drop_path(&p);
-  drop_trained(&r);
-  data_close(&d);
-}
-
-/* A run that goes on from before the switch, at it, and after it. */
-static void switch_goes_on(void **state) {
-  static const char *const first[] = {"5", "6", "7", "10"};
-  (void)state;
-  data_set d;
-  trained whole, part, rest;
-  assert_int_equal(data_open(SWITCH_DATA, &d), CLI_OK);
-  train(&d, "whole-switch", SWITCH " steps=12", &whole);
-  for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
-    char name[32], set[600];
-    (void)snprintf(name, sizeof name, "part-switch-%s", first[i]);
-    (void)snprintf(set, sizeof set, SWITCH " steps=%s", first[i]);
-    train(&d, name, set, &part);
-    train(&d, name, SWITCH " steps=12 resume=true", &rest);
-    for (int32_t k = 0; k < (int32_t)ngio_tensors_count(whole.model); k++) {
-      const ngio_tensor *x = ngio_tensors_at(whole.model, k);
-      const ngio_tensor *y = ngio_tensors_find(rest.model, x->name);
-      assert_non_null(y);
-      if (strcmp(x->name, "natgrad.state") != 0)
-        assert_memory_equal(x->data, y->data, (size_t)x->bytes);
-    }
-    drop_trained(&part);
-    drop_trained(&rest);
-  }
-  drop_trained(&whole);
   data_close(&d);
 }
 
@@ -286,8 +210,7 @@ static void damping_is_the_published_one(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(clip_is_what_the_weights_did),
-      cmocka_unit_test(switched_to_sgd),
-      cmocka_unit_test(switch_goes_on),
+
       cmocka_unit_test(momentum_is_the_published_one),
       cmocka_unit_test(damping_is_the_published_one),
   };

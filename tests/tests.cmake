@@ -77,7 +77,6 @@ set(natgrad_unit_tests
     t_options
     t_options_check
     t_options_object
-    t_options_text
     t_oracle
     t_overlap
     t_parts
