@@ -17,6 +17,7 @@
 #include "ranks.h"
 #include "safetensors.h"
 #include "state_scene.h"
+#include "tap.h"
 
 enum { MOST = 4 };
 
@@ -117,28 +118,15 @@ typedef struct weigh {
   int64_t said[MOST]; /* bytes handed to collectives by both */
 } weigh;
 
-typedef struct listener {
-  ng_transport inner;
-  int64_t bytes;
-} listener;
-
-static ng_status listen_run(void *user, const ng_collective *c) {
-  listener *l = user;
-  l->bytes += c->count * ng_dtype_size(c->dtype);
-  return l->inner.run(l->inner.user, c);
-}
-
 /* Linear layers with A and G of WIDE each, on their owners alone. */
 static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   weigh *x = arg;
   purse money = {0};
-  listener ear = {.inner = *t};
-  ng_transport mine = {.struct_size = sizeof mine, .size = 1};
-  mine.user = &ear;
-  mine.name = "listener";
-  mine.rank = t->rank;
-  mine.size = t->size;
-  mine.run = listen_run;
+  tap ear = {.inner = *t};
+  ng_transport mine = tapped(&ear, NO_START);
+  mine.kinds = 0; /* all-reduce and broadcast, without groups: every byte is counted */
+  mine.group_create = NULL;
+  mine.group_destroy = NULL;
   ng_context_config config;
   ng_context_config_init(&config, sizeof config);
   config.alloc = purse_take;

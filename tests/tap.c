@@ -2,6 +2,7 @@
 #include "tap.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 /* A request that `after` wants to know of. */
@@ -11,22 +12,33 @@ typedef struct begun {
 } begun;
 
 static bool fails(tap *p) { return ++p->calls == p->fail_at; }
+static ng_status failure(const tap *p) { return p->with != NG_OK ? p->with : NG_ERR_DEVICE; }
+
+static void measure(tap *p, const ng_collective *c) {
+  int64_t n = c->count;
+  for (int32_t m = 0; c->counts != NULL && c->group == NULL && m < p->inner.size; m++)
+    n += c->counts[m];
+  if (n > p->most) p->most = n;
+  p->bytes += c->count * ng_dtype_size(c->dtype);
+}
 
 static ng_status tap_run(void *user, const ng_collective *c) {
   tap *p = user;
-  const ng_status st = fails(p) ? NG_ERR_DEVICE : p->inner.run(p->inner.user, c);
+  measure(p, c);
+  const ng_status st = fails(p) ? failure(p) : p->inner.run(p->inner.user, c);
   if (st == NG_OK && p->after != NULL) p->after(p, c);
   return st;
 }
 
 static ng_status tap_start(void *user, const ng_collective *c, void **request) {
   tap *p = user;
+  measure(p, c);
   if (p->starts < TAP_STARTS) {
     p->count[p->starts] = c->count;
     p->when[p->starts] = p->shown;
   }
   p->starts++;
-  if (fails(p)) return NG_ERR_DEVICE;
+  if (fails(p)) return failure(p);
   if (p->after == NULL) return p->inner.start(p->inner.user, c, request);
   begun *b = malloc(sizeof *b);
   if (b == NULL) return NG_ERR_NOMEM;
@@ -47,7 +59,7 @@ static void *handle_of(const tap *p, void *request) {
 
 static ng_status tap_wait(void *user, void *request) {
   tap *p = user;
-  if (fails(p)) return NG_ERR_DEVICE;
+  if (fails(p)) return failure(p);
   const ng_status st = p->inner.wait(p->inner.user, handle_of(p, request));
   if (st == NG_OK) ended(p, request);
   return st;
@@ -56,7 +68,7 @@ static ng_status tap_wait(void *user, void *request) {
 static ng_status tap_test(void *user, void *request, int32_t *done) {
   tap *p = user;
   p->tests++;
-  if (fails(p)) return NG_ERR_DEVICE;
+  if (fails(p)) return failure(p);
   const ng_status st = p->inner.test(p->inner.user, handle_of(p, request), done);
   if (st == NG_OK && *done != 0) ended(p, request);
   return st;
@@ -64,7 +76,7 @@ static ng_status tap_test(void *user, void *request, int32_t *done) {
 
 static ng_status tap_group(void *user, const int32_t *ranks, int32_t n, void **group) {
   tap *p = user;
-  return p->inner.group_create(p->inner.user, ranks, n, group);
+  return fails(p) ? failure(p) : p->inner.group_create(p->inner.user, ranks, n, group);
 }
 
 static void tap_ungroup(void *user, void *group) {
@@ -72,17 +84,22 @@ static void tap_ungroup(void *user, void *group) {
   p->inner.group_destroy(p->inner.user, group);
 }
 
-static void tap_abort(void *user) { ((tap *)user)->inner.abort(((tap *)user)->inner.user); }
+static void tap_abort(void *user) {
+  tap *p = user;
+  p->aborts++;
+  p->inner.abort(p->inner.user);
+}
 
 ng_transport tapped(tap *p, tap_way how) {
   ng_transport t = p->inner;
+  const bool starts = how != NO_START && t.start != NULL;
   t.user = p;
   t.run = tap_run;
-  t.start = how == NO_START ? NULL : tap_start;
-  t.wait = how == NO_START ? NULL : tap_wait;
-  t.test = how == WHOLE ? tap_test : NULL;
-  t.group_create = tap_group;
-  t.group_destroy = tap_ungroup;
+  t.start = starts ? tap_start : NULL;
+  t.wait = starts ? tap_wait : NULL;
+  t.test = starts && how == WHOLE && t.test != NULL ? tap_test : NULL;
+  t.group_create = t.group_create != NULL ? tap_group : NULL;
+  t.group_destroy = t.group_destroy != NULL ? tap_ungroup : NULL;
   t.abort = tap_abort;
   return t;
 }

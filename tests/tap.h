@@ -1,5 +1,5 @@
 /* tap.h: between a rank and its transport: counts the calls, fails one of them, and leaves out what a table may leave
- * out.  Groups pass through and are not counted. */
+ * out. */
 #ifndef TESTS_TAP_H
 #define TESTS_TAP_H
 
@@ -14,7 +14,11 @@ enum { TAP_STARTS = 16 };
 typedef struct tap tap;
 struct tap {
   ng_transport inner;
-  int64_t calls, fail_at, tests;                 /* fail_at: the so many-th call; 0: none */
+  int64_t fail_at; /* the call that fails, from 1; 0: none */
+  ng_status with;  /* its status; 0: NG_ERR_DEVICE */
+  int64_t calls, aborts, tests;
+  int64_t most;                                  /* elements of one call on all ranks */
+  int64_t bytes;                                 /* of all collectives */
   int starts, shown;                             /* shown: set by the caller */
   int64_t count[TAP_STARTS];                     /* elements of each start, */
   int when[TAP_STARTS];                          /* and `shown` at that time */

@@ -223,59 +223,10 @@ const char *const which_name[WHICH] = {
 #endif
 };
 
-static bool tap_fails(tap *p) { return ++p->calls == p->fail_at; }
-
-static void tap_measure(tap *p, const ng_collective *c) {
-  int64_t n = c->count;
-  for (int32_t m = 0; c->counts && !c->group && m < p->inner.size; m++) {
-    n += c->counts[m];
-  }
-  if (n > p->most) p->most = n;
-}
-
-static ng_status tap_run(void *user, const ng_collective *c) {
-  tap *p = user;
-  tap_measure(p, c);
-  return tap_fails(p) ? p->with : p->inner.run(p->inner.user, c);
-}
-static ng_status tap_start(void *user, const ng_collective *c, void **request) {
-  tap *p = user;
-  tap_measure(p, c);
-  return tap_fails(p) ? p->with : p->inner.start(p->inner.user, c, request);
-}
-static ng_status tap_wait(void *user, void *request) {
-  tap *p = user;
-  return tap_fails(p) ? p->with : p->inner.wait(p->inner.user, request);
-}
-static ng_status tap_test(void *user, void *request, int32_t *done) {
-  tap *p = user;
-  p->tests++;
-  return tap_fails(p) ? p->with : p->inner.test(p->inner.user, request, done);
-}
-static ng_status tap_group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
-  tap *p = user;
-  return tap_fails(p) ? p->with : p->inner.group_create(p->inner.user, ranks, n, group);
-}
-static void tap_group_destroy(void *user, void *group) {
-  tap *p = user;
-  p->inner.group_destroy(p->inner.user, group);
-}
-static void tap_abort(void *user) {
-  tap *p = user;
-  p->aborts++;
-  p->inner.abort(p->inner.user);
-}
-
+/* Put a tap, whose fail_at and with are set, between; nothing is counted yet. */
 static void tap_into(tap *p, ng_transport *t) {
-  *p = (tap){.inner = *t};
-  t->user = p;
-  t->run = tap_run;
-  if (t->start) t->start = tap_start;
-  if (t->wait) t->wait = tap_wait;
-  if (t->test) t->test = tap_test;
-  if (t->group_create) t->group_create = tap_group_create;
-  if (t->group_destroy) t->group_destroy = tap_group_destroy;
-  t->abort = tap_abort;
+  *p = (tap){.inner = *t, .fail_at = p->fail_at, .with = p->with};
+  *t = tapped(p, WHOLE);
 }
 
 typedef struct stage {
@@ -331,13 +282,7 @@ static ng_status mpi_trial(const trial *how, body_fn body, tap *taps, ng_status 
   if (part) {
     assert_int_equal(ng_mpi_transport(comm, &t, sizeof t), NG_OK);
     void *user = t.user;
-    if (taps) {
-      const int64_t fail_at = taps[rank].fail_at;
-      const ng_status with = taps[rank].with;
-      tap_into(&taps[rank], &t);
-      taps[rank].fail_at = fail_at;
-      taps[rank].with = with;
-    }
+    if (taps) tap_into(&taps[rank], &t);
     stage s = {how, body};
     st = on_rank(rank, &t, &s);
     t.user = user;
@@ -392,13 +337,8 @@ ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_ra
       }
     }
   }
-  for (int32_t r = 0; taps && r < how->n; r++) {
-    const int64_t fail_at = taps[r].fail_at;
-    const ng_status with = taps[r].with;
+  for (int32_t r = 0; taps && r < how->n; r++)
     tap_into(&taps[r], &t[r]);
-    taps[r].fail_at = fail_at;
-    taps[r].with = with;
-  }
   stage s = {how, body};
   const ng_status st = ranks_run_on(how->n, t, on_rank, &s, per_rank);
   if (how->which == USER || how->which == USER_NO_GROUPS) {

@@ -7,6 +7,7 @@
 
 #include "comm/comm.h"
 #include "ranks.h"
+#include "tap.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -64,15 +65,6 @@ typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, WHICH } which;
 #define FIRST_WIRED USER
 #endif
 extern const char *const which_name[WHICH];
-
-/* Stands between the library and the transport of one rank: counts calls, and fails one. */
-typedef struct tap {
-  ng_transport inner;
-  int64_t calls, fail_at; /* 0: never */
-  int64_t aborts, tests;
-  int64_t most; /* elements of one call on all ranks */
-  ng_status with;
-} tap;
 
 typedef struct trial {
   which which;
