@@ -245,7 +245,8 @@ static void overrides(void **state) {
 static void random_text(rng *r, char *text, int64_t most) {
   static const char words[] =
       "damping stat_decay solve_period solver = * *= @ , ~ 0.5 1e-3 2 10 inf - + eigen cholesky "
-      "pi joint nan . e 0 %s%n 1e400 99999999999999999999 | [ none kl_clip \n \x01\xff";
+      "pi joint nan . e 0 %s%n 1e400 99999999999999999999 | [ none kl_clip =' damping=' \n "
+      "\x01\xff";
   int64_t pieces = rng_below(r, 12);
   size_t n = 0;
   text[0] = 0;
@@ -284,6 +285,14 @@ static ng_status any_published(rng *r, ng_options *o, const char *name, const ch
   return st;
 }
 
+/* A message is one line. */
+static bool is_line(const char *text) {
+  for (; *text != 0; text++) {
+    if ((unsigned char)*text < 32 || *text == 127) return false;
+  }
+  return true;
+}
+
 static void any_text(void **state) {
   (void)state;
   const uint64_t seed = test_seed();
@@ -309,7 +318,11 @@ static void any_text(void **state) {
       CHECK_SEED(seed, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
       CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0, value);
       CHECK_SEED(seed, memchr(message, 0, sizeof message) != NULL, value);
+      CHECK_SEED(seed, is_line(message), message);
     }
+    o = before;
+    if (ng_options_set_line(&o, value, message, sizeof message) != NG_OK)
+      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0 && is_line(message), message);
     o = before;
     ng_option_mask mask = {{7}};
     if (ng_options_override(&o, value, message, sizeof message) == NG_OK) {
