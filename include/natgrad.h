@@ -516,8 +516,8 @@ typedef struct ng_layer {
 
 NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
 
-/* Return the option that excludes a layer of this name, kind and `out`: *option is "skip_layers",
- * "exclude_width" or "".  For registered layers use ng_explain.
+/* Return the option that excludes a layer of this name, kind and `out`: *option is "skip_layers"
+ * or "".  For registered layers use ng_explain.
  * Memory:  *option belongs to the library.
  * Threads: any.
  * Errors:  NG_ERR_ARG (no name). */
@@ -634,16 +634,16 @@ typedef struct ng_batch {
       last; /* 1: last micro-batch before a step; each layer is observed at most once.  Complete */
             /* sums are sent while other layers are observed. */
   /* Ranks share one micro-batch: its samples on all ranks, and the index of this rank's first
-   * sample.  Statistics then equal one rank with all samples: stat_batch, call_weight = equal and
-   * stat_scale = eva, kaisa apply to the whole; damping_leak is not divided by ranks.  All calls of
+   * sample.  Statistics then equal one rank with all samples: stat_batch and
+   * stat_scale = eva, kaisa, chainerkfac apply to the whole; damping_leak is not divided by ranks.  All calls of
    * a step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in
    * the published programs.  Ignored with statistics = local. */
   int64_t whole, first;
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
 
-/* Begin a micro-batch.  Sums are weighted by samples.  With stat_scale = textbook, calls = mean,
- * call_weight = samples and stat_batch = 0 (method "natgrad"), uneven micro-batches and ranks give
+/* Begin a micro-batch.  Sums are weighted by samples.  With stat_scale = textbook, calls = mean
+ * and stat_batch = 0 (method "natgrad"), uneven micro-batches and ranks give
  * the statistics of the whole batch.  Published methods depend on the split (docs/algorithms.md).
  * Ranks:   local.  `last` and `whole` are the same on all ranks, also if samples = 0; else the next
  *          step returns NG_ERR_STATE, or NG_ERR_COMM if sums were already sent.  After `last`,
@@ -818,7 +818,7 @@ typedef struct ng_layer_report {
 } ng_layer_report;
 
 /* One statistic of a layer: A, G, F, a_mean, ...  Counts of counted steps; saved with
- * stat_refresh = adaptive. */
+ * refresh_tolerance above 0. */
 typedef struct ng_statistic_report {
   size_t struct_size;
   const char *layer, *name;

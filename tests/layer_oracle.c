@@ -63,7 +63,7 @@ static void average(const scene *s, const ng_options *o, int32_t t, int32_t l, b
         if (k->a[l][use] == NULL) continue; /* not shown in this one */
         int64_t take = o->stat_batch > 0 && o->stat_batch < k->batch.samples ? o->stat_batch
                                                                              : k->batch.samples;
-        double v = strcmp(o->call_weight, "equal") == 0 ? 1 : (double)take;
+        double v = strcmp(o->stat_scale, "eva") == 0 ? 1 : (double)take;
         fresh(o, &s->layer[l], &k->batch, grad, s->positions[l], grad ? k->g[l][use] : k->a[l][use],
               take, x);
         double old = !ema ? (last ? 0 : 1) : w > 0 || *started || !first ? o->stat_decay : 0;
@@ -321,8 +321,9 @@ void norm_predict(const scene *s, const ng_options *opt,
   double *F[SCENE_LAYERS] = {NULL}, left[SCENE_LAYERS] = {0};
   bool started[SCENE_LAYERS] = {false};
   if (strcmp(o.stat_start, "first") != 0 || strcmp(o.calls, "mean") != 0 ||
-      strcmp(o.call_weight, "samples") != 0)
-    fail_msg("norm_predict: stat_start %s, calls %s", o.stat_start, o.calls);
+      strcmp(o.stat_scale, "textbook") != 0)
+    fail_msg("norm_predict: stat_start %s, calls %s, stat_scale %s", o.stat_start, o.calls,
+             o.stat_scale);
   for (int32_t l = 0; l < s->layers; l++) {
     if (s->layer[l].kind != NG_NORM || s->layer[l].frozen) continue;
     rest.layer[l].frozen = 1;

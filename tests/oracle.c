@@ -134,12 +134,16 @@ double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const doub
 
 /* ---- fresh factors: the table of spec/kfac.md 3.1 --------------------------------------------*/
 
+static bool textbook(const ng_options *opt) {
+  return is(opt->stat_scale, "textbook") || is(opt->stat_scale, "chainerkfac");
+}
+
 /* B samples used, S rows of each of them. */
 static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                          double B, double S) {
   bool conv = l->kind == NG_CONV2D;
   double unscale = 1 / (b->loss_scale * b->loss_scale);
-  if (is(opt->stat_scale, "textbook")) {
+  if (textbook(opt)) {
     double n = b->reduction == NG_MEAN ? (double)b->samples : 1;
     return grad ? n * n * unscale / (B * S) : 1 / B;
   }
@@ -163,7 +167,7 @@ static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
   double *X = oracle_stat_rows(l, grad, group, data, b->samples, S, n);
   bool published_conv = is(opt->stat_scale, "mpd-kfac") && l->kind == NG_CONV2D;
   if (is(opt->positions, "reduce") && S > 1 && !published_conv) {
-    bool sum = grad && is(opt->stat_scale, "textbook");
+    bool sum = grad && textbook(opt);
     double *Y = reals(take * n);
     for (int64_t i = 0; i < take; i++) {
       for (int64_t j = 0; j < n; j++) {
@@ -227,7 +231,6 @@ void oracle_destroy(oracle **op) {
 
 static bool skipped(const ng_options *opt, const ng_layer *l) {
   if (l->frozen) return true;
-  if (l->kind == NG_LINEAR && opt->exclude_width > 0 && l->out == opt->exclude_width) return true;
   if (opt->skip_layers[0] == '\0') return false;
   const char *kind = l->kind == NG_CONV2D ? "conv2d" : "linear";
   bool hit = false;
@@ -297,7 +300,8 @@ static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double 
   }
   int64_t take = b->samples;
   if (l->opt.stat_batch > 0 && l->opt.stat_batch < take) take = l->opt.stat_batch;
-  s->weight = is(l->opt.call_weight, "samples") ? (double)take : 1;
+  s->weight = textbook(&l->opt) || is(l->opt.stat_scale, "mpd-kfac") ? (double)take : 1;
+  if (is(l->opt.stat_scale, "chainerkfac")) s->weight = 1;
 }
 
 void oracle_input(oracle *o, int32_t rank, int32_t i, const double *a, int64_t positions) {

@@ -242,7 +242,6 @@ static ng_options by_hand(const golden *c) {
   fixture_set(&o, "stat_scale", rows[c->program].stat);
   fixture_set(&o, "positions", kaisa ? "expand" : "reduce");
   fixture_set(&o, "calls", kaisa ? "mean" : "last");
-  fixture_set(&o, "call_weight", "equal");
   fixture_real(&o, "stat_period", (double)c->stat_period);
   fixture_real(&o, "solve_period", (double)c->solve_period);
   fixture_real(&o, "factor_blocks", 1);

@@ -46,47 +46,44 @@ static const char *skip_of(const ng_options *o, const ng_layer *l) {
 /* The answer is what ng_ready does and ng_explain then tells. */
 static void skipped_as_asked(void **state) {
   (void)state;
-  static const char *const pattern[] = {"",  "fc*",     "fc1",   "linear", "Conv2d", "conv*",
-                                        "*", "[Ll]in*", "a*,b*", "?c1",    "*2*"};
-  static const char *const width[] = {"0", "2", "5", "7"};
+  static const char *const pattern[] = {"",      "fc*",      "fc1",         "linear",     "Conv2d",
+                                        "conv*", "*",        "[Ll]in*",     "a*,b*",      "?c1",
+                                        "*2*",   "linear/5", "a*,linear/2", "linear/[27]"};
   const ng_layer layer[] = {linear("fc1", 2), conv("conv2", 2), linear("a.head", 5),
                             conv("stem", 7)};
   enum { LAYERS = sizeof layer / sizeof layer[0] };
-  int32_t found[3] = {0, 0, 0}, unused = 0;
+  int32_t found[2] = {0, 0}, unused = 0;
   ng_context *ctx = NULL;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
   for (size_t i = 0; i < sizeof pattern / sizeof pattern[0]; i++) {
-    for (size_t w = 0; w < sizeof width / sizeof width[0]; w++) {
-      ng_options o = standard_options();
-      ng_precond *p = NULL;
-      set(&o, "skip_layers", pattern[i]);
-      set(&o, "exclude_width", width[w]);
-      assert_int_equal(ng_precond_create_from(ctx, &o, &p), NG_OK);
-      for (int32_t k = 0, index; k < LAYERS; k++)
-        assert_int_equal(ng_add_layer(p, &layer[k], &index), NG_OK);
-      assert_int_equal(ng_ready(p), NG_OK);
-      assert_true(ng_explain_count(p) >= LAYERS); /* there is no bias */
-      for (int32_t k = LAYERS; k < ng_explain_count(p); k++) {
-        ng_explain_row row = {.struct_size = sizeof row};
-        assert_int_equal(ng_explain(p, k, &row), NG_OK);
-        assert_string_equal(row.why, "skip_layers: this glob matches no layer");
-        assert_int_equal(row.index, -1);
-        assert_contains(pattern[i], row.name);
-        unused++;
-      }
-      for (int32_t k = 0; k < LAYERS; k++) {
-        ng_explain_row row = {.struct_size = sizeof row};
-        const char *by = skip_of(&o, &layer[k]);
-        assert_int_equal(ng_explain(p, k, &row), NG_OK);
-        assert_int_equal(row.covered, by[0] == 0);
-        if (by[0] != 0) assert_contains(row.why, by);
-        found[by[0] == 0 ? 0 : strcmp(by, "skip_layers") == 0 ? 1 : 2]++;
-      }
-      ng_precond_destroy(&p);
+    ng_options o = standard_options();
+    ng_precond *p = NULL;
+    set(&o, "skip_layers", pattern[i]);
+    assert_int_equal(ng_precond_create_from(ctx, &o, &p), NG_OK);
+    for (int32_t k = 0, index; k < LAYERS; k++)
+      assert_int_equal(ng_add_layer(p, &layer[k], &index), NG_OK);
+    assert_int_equal(ng_ready(p), NG_OK);
+    assert_true(ng_explain_count(p) >= LAYERS); /* no bias; behind: globs without a layer */
+    for (int32_t k = LAYERS; k < ng_explain_count(p); k++) {
+      ng_explain_row row = {.struct_size = sizeof row};
+      assert_int_equal(ng_explain(p, k, &row), NG_OK);
+      assert_string_equal(row.why, "skip_layers: this glob matches no layer");
+      assert_int_equal(row.index, -1);
+      assert_contains(pattern[i], row.name);
+      unused++;
     }
+    for (int32_t k = 0; k < LAYERS; k++) {
+      ng_explain_row row = {.struct_size = sizeof row};
+      const char *by = skip_of(&o, &layer[k]);
+      assert_int_equal(ng_explain(p, k, &row), NG_OK);
+      assert_int_equal(row.covered, by[0] == 0);
+      if (by[0] != 0) assert_contains(row.why, by);
+      found[by[0] != 0]++;
+    }
+    ng_precond_destroy(&p);
   }
   ng_context_destroy(&ctx);
-  assert_true(found[0] > 0 && found[1] > 0 && found[2] > 0 && unused > 0);
+  assert_true(found[0] > 0 && found[1] > 0 && unused > 0);
 }
 
 static void skip_refuses(void **state) {
@@ -94,10 +91,10 @@ static void skip_refuses(void **state) {
   ng_options o = standard_options();
   ng_layer l = linear("fc", 4);
   const char *by = "x";
-  set(&o, "exclude_width", "4");
-  assert_string_equal(skip_of(&o, &l), "exclude_width");
+  set(&o, "skip_layers", "linear/4");
+  assert_string_equal(skip_of(&o, &l), "skip_layers");
   l.struct_size = offsetof(ng_layer, bias); /* of an older header */
-  assert_string_equal(skip_of(&o, &l), "exclude_width");
+  assert_string_equal(skip_of(&o, &l), "skip_layers");
   l.kind = NG_EMBEDDING; /* no linear layer */
   assert_string_equal(skip_of(&o, &l), "");
   l.kind = NG_LINEAR;

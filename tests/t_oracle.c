@@ -63,11 +63,10 @@ static void random_factors(rng *r, ng_options *o) {
   set_real(o, "damping", pow(10, -2.5 + 3 * rng_real(r)));
   fixture_set(o, "stat_decay", pick(r, "0 0.3 0.5 0.95 0.95 1"));
   fixture_set(o, "stat_start", pick(r, "first first identity zero"));
-  fixture_set(o, "stat_scale", pick(r, "textbook textbook kaisa mpd-kfac"));
+  fixture_set(o, "stat_scale", pick(r, "textbook textbook kaisa mpd-kfac chainerkfac"));
   fixture_set(o, "positions", pick(r, "expand expand reduce"));
   fixture_set(o, "stat_batch", pick(r, "0 0 0 1 2"));
   fixture_set(o, "calls", pick(r, "mean mean ema last"));
-  fixture_set(o, "call_weight", pick(r, "samples samples equal"));
   fixture_set(o, "stat_period", pick(r, "1 1 2"));
   fixture_set(o, "solve_period", pick(r, "1 1 2 3"));
   fixture_set(o, "factor_blocks", pick(r, "1 1 1 2 3"));
@@ -87,7 +86,6 @@ static void random_vectors(rng *r, ng_options *o) {
   fixture_set(o, "stat_start", pick(r, "first first zero"));
   fixture_set(o, "stat_batch", pick(r, "0 0 1 2 16"));
   fixture_set(o, "calls", pick(r, "mean ema last"));
-  fixture_set(o, "call_weight", pick(r, "samples equal"));
   fixture_set(o, "stat_period", pick(r, "1 1 2"));
   fixture_set(o, "clip", pick(r, "kl kl rescale none"));
   set_real(o, "damping", pow(10, -3 + 3 * rng_real(r)));
@@ -100,7 +98,7 @@ static void random_norms(rng *r, ng_options *o) {
   fixture_set(o, "norm_damping", pick(r, "1 16"));
   fixture_set(o, "stat_start", "first");
   fixture_set(o, "calls", "mean");
-  fixture_set(o, "call_weight", "samples");
+  fixture_set(o, "stat_scale", "textbook");
   const bool owner = strcmp(o->statistics, "owner") == 0 && strcmp(o->norm_block, "full") == 0;
   if (!owner) fixture_set(o, "statistics", "all");
   if (strcmp(o->method, "natgrad") != 0) return;
@@ -374,10 +372,7 @@ static double singular_case(uint64_t seed) {
   fixture_set(&o, "stat_decay", pick(&r, "0 0.5"));
   fixture_set(&o, "damping_leak", pick(&r, "0 0 owner"));
   fixture_set(&o, "statistics", pick(&r, "all owner"));
-  if (rng_below(&r, 4) == 0) {
-    fixture_set(&o, "stat_refresh", "adaptive");
-    fixture_set(&o, "refresh_tolerance", "1e-9");
-  }
+  if (rng_below(&r, 4) == 0) fixture_set(&o, "refresh_tolerance", "1e-9");
   scene *s = scene_create(3, (int32_t)rng_between(&r, 1, 3));
   scene_norm(s, NG_BATCH_NORM, 5, 1, 1)->norm_eps = 1e-3;
   scene_close(s);

@@ -193,7 +193,7 @@ static void as_one_member(void **state) {
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=rms clip_bound=0.01",
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=value clip_bound=0.1",
       "method=natgrad damping=0.3 stat_period=1 solve_period=2 factor_blocks=2 max_factor=4",
-      "method=natgrad damping=0.3 calls=ema stat_refresh=adaptive colocate=0 placement=mpd-kfac"};
+      "method=natgrad damping=0.3 calls=ema refresh_tolerance=0.1 colocate=0 placement=mpd-kfac"};
   for (size_t m = 0; m < sizeof more / sizeof more[0]; m++) {
     const scene how = {
         .options = more[m], .data = 2, .bias = true, .rows_first = true, .wrong = -1};

@@ -1,4 +1,4 @@
-/* t_stale.c: stat_refresh = adaptive: at which steps a statistic is refreshed, and PD between refreshes, on one rank and several, and after a resume.
+/* t_stale.c: refresh_tolerance above 0: at which steps a statistic is refreshed, and PD between refreshes, on one rank and several, and after a resume.
  *
  * The layer is 1 x 1 without a bias, one sample a step and stat_decay = 0: A = a^2, G = g^2, and with
  * damping_split = full PD = D / ((A + lambda) (G + lambda)), of which every number is scripted.  The oracle is
@@ -285,7 +285,7 @@ static void open_kind(fixture *f, const kind *k, float *grad) {
   char line[256];
   ng_layer l;
   int32_t index;
-  (void)snprintf(line, sizeof line, "%s clip=none damping=1 stat_refresh=adaptive", k->options);
+  (void)snprintf(line, sizeof line, "%s clip=none damping=1 refresh_tolerance=0.1", k->options);
   fixture_ok(f, fixture_open(f, line, NULL));
   ng_layer_init(&l, k->norm ? NG_NORM : NG_LINEAR, sizeof l);
   l.name = "it";
@@ -372,7 +372,7 @@ static void lives(void **state) {
 
 enum { RANKS = 2 };
 static const char *const options = "method=natgrad clip=none stat_decay=0 damping=0.5 "
-                                   "damping_split=full stat_refresh=adaptive";
+                                   "damping_split=full refresh_tolerance=0.1";
 
 /* ---- scripted steps --------------------------------------------------------------------------*/
 
@@ -549,13 +549,13 @@ static void a_stale_side_is_not_solved(void **state) {
             .ranks = 1,
             .bad = -1,
             .options = "method=natgrad clip=none stat_decay=0 damping=0.5 damping_split=pi "
-                       "stat_refresh=adaptive"};
+                       "refresh_tolerance=0.1"};
   play(&l);
   as_the_rule(&l, 0);
   life apart = l;
   apart.ranks = 2;
   apart.options = "method=natgrad clip=none stat_decay=0 damping=0.5 damping_split=pi "
-                  "stat_refresh=adaptive statistics=owner colocate=0 placement=round-robin";
+                  "refresh_tolerance=0.1 statistics=owner colocate=0 placement=round-robin";
   play(&apart);
   as_the_rule(&apart, 0);
 }

@@ -215,7 +215,7 @@ static void other_ranks_layouts_linalg(void **state) {
   static const sim_setup how[] = {
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
       {.method = "natgrad",
-       .set = "update=sgd placement=kaisa placement_cost=memory colocate=0 grad_worker_fraction=1",
+       .set = "update=sgd placement=kaisa-memory colocate=0 grad_worker_fraction=1",
        .vary = SIM_NHWC},
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
   };

@@ -233,7 +233,7 @@ static void equals_all(void **state) {
                                      "calls=ema",
                                      "calls=last norm_block=diagonal",
                                      "factor_dtype=bf16",
-                                     "stat_refresh=adaptive refresh_tolerance=0.9",
+                                     "refresh_tolerance=0.9",
                                      "factor_blocks=2",
                                      "solver=eigen damping_split=joint"};
   for (size_t i = 0; i < sizeof with / sizeof with[0]; i++)

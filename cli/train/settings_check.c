@@ -227,8 +227,7 @@ static bool same_data(const char *was, const char *now) {
 
 /* Options about where results are stored and computed; they do not change results (ng_load). */
 static bool only_moves(const char *option, const char *was, const char *now) {
-  static const char *const all[] = {"placement", "placement_cost", "colocate",
-                                    "grad_worker_fraction"};
+  static const char *const all[] = {"placement", "colocate", "grad_worker_fraction"};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     if (strcmp(option, all[i]) == 0) return true;
   }

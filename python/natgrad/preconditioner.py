@@ -121,7 +121,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg,
                                   *self._other_groups())
         lines = [chosen.get("per_layer"), *(layer_options or {}).values()]
-        expand = (chosen.get("positions") == "expand" and chosen.get("stat_scale") == "textbook"
+        expand = (chosen.get("positions") == "expand" and chosen.get("stat_scale") in ("textbook", "chainerkfac")
                   and not any(name in line for line in lines for name in ("positions", "stat_scale", "method")))
         self._register(layer_options or {})
         self._before_ready()
@@ -160,10 +160,10 @@ class Preconditioner(Binding, _state.Uncopied):
     def _speaks_of_a_batch(self, lines):
         """Whether it matters of which batch a rank's samples are: without, samples weigh the same on whichever rank."""
         chosen = self._chosen
-        return (chosen.get("stat_batch") != "0" or chosen.get("call_weight") == "equal" or chosen.get("damping_leak") in ("owner", "all")
-                or chosen.get("stat_scale") in ("kaisa", "eva")
+        return (chosen.get("stat_batch") != "0" or chosen.get("damping_leak") in ("owner", "all")
+                or chosen.get("stat_scale") in ("kaisa", "eva", "chainerkfac")
                 or any(name in line for line in lines
-                       for name in ("stat_batch", "call_weight", "damping_leak", "stat_scale", "method")))
+                       for name in ("stat_batch", "damping_leak", "stat_scale", "method")))
 
     @staticmethod
     def _transport(group):

@@ -194,7 +194,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   const bool joint = s->damping_split == NG_SPLIT_JOINT;
   const ng_refusal list[] = {
       {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
-       ": a method with factors takes textbook, kaisa or mpd-kfac"},
+       ": a method with factors takes textbook, kaisa, mpd-kfac or chainerkfac"},
       /* lambda on the products of eigenvalues (Pauloski et al. 2021, arXiv 2107.01739) is no shift of A or of G. */
       {joint && !eigen, NG_OPTION_damping_split,
        " needs solver = eigen; other solvers take pi or full"},

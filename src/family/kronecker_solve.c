@@ -141,7 +141,7 @@ static double balance(const double mean[2]) {
   return sound ? pi : 1.0;
 }
 
-/* Whether the average of a side is new. stat_refresh = adaptive: an unchanged average keeps its inverse and
+/* Whether the average of a side is new. refresh_tolerance above 0: an unchanged average keeps its inverse and
  * the pi of its last solve. */
 static bool is_new(const ng_block *b, const ng_stat *s) {
   return !s->stale.on || !b->solved || s->fresh;

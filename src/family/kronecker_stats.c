@@ -28,7 +28,8 @@ typedef struct call_scale {
 
 static call_scale scale_of(const ng_block *b, const ng_obs *o, const ng_stat *stat) {
   const bool conv = b->entry->d.kind == NG_CONV2D, grad = o->what == NG_SEES_OUTGRAD;
-  const bool textbook = b->base.stat_scale == NG_SCALE_TEXTBOOK,
+  const bool textbook = b->base.stat_scale == NG_SCALE_TEXTBOOK ||
+                        b->base.stat_scale == NG_SCALE_CHAINERKFAC,
              kaisa = b->base.stat_scale == NG_SCALE_KAISA;
   const double B = (double)stat->take, S = (double)o->positions, u = ng_obs_share(o);
   const double all = (double)stat->all * u;

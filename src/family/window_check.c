@@ -27,9 +27,9 @@ static ng_status check_first(const ng_options *o, const ng_settings *s, char *me
 }
 
 ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  static const ng_option_id unused[] = {
-      NG_OPTION_stat_decay, NG_OPTION_stat_start, NG_OPTION_stat_scale, NG_OPTION_positions,
-      NG_OPTION_stat_batch, NG_OPTION_calls,      NG_OPTION_call_weight};
+  static const ng_option_id unused[] = {NG_OPTION_stat_decay, NG_OPTION_stat_start,
+                                        NG_OPTION_stat_scale, NG_OPTION_positions,
+                                        NG_OPTION_stat_batch, NG_OPTION_calls};
   const bool mfac = s->window_function == NG_WINDOW_MFAC, ggt = s->window_function == NG_WINDOW_GGT;
   const bool lowrank = s->window_store == NG_STORE_LOWRANK;
   const bool rest = s->window_fill == NG_FILL_REST || s->window_fill == NG_FILL_ADDED;

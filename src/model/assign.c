@@ -130,6 +130,7 @@ static const struct rule {
     [NG_PLACEMENT_KAISA] = {BY_COST, LEAST, false},
     [NG_PLACEMENT_CONTIGUOUS] = {REGISTERED, LOADS, false},
     [NG_PLACEMENT_SPNGD] = {BY_NAME, NUMBERS, false},
+    [NG_PLACEMENT_KAISA_MEMORY] = {BY_COST, LEAST, false},
     [NG_PLACEMENT_BALANCED] = {BY_COST, IMPROVED, false},
 };
 

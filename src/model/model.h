@@ -309,7 +309,7 @@ void ng_grid_release(ng_precond *p);
 /* Assign columns and owners to blocks and statistics by their costs. */
 ng_status ng_place_blocks(ng_precond *p);
 void ng_place_stats(ng_block *b); /* set which ranks observe and keep its statistics */
-double ng_stat_cost(const ng_stat *s, ng_placement_cost cost);
+double ng_stat_cost(const ng_stat *s, bool memory);
 double ng_block_apply_cost(const ng_block *b);
 
 /* ---- the preconditioner ----------------------------------------------------------------------*/

@@ -98,12 +98,12 @@ void ng_grid_release(ng_precond *p) {
 
 /* KAISA's two costs of a matrix: n^3 operations of a decomposition, or n^2 stored numbers. A vector costs one per
  * element. */
-double ng_stat_cost(const ng_stat *s, ng_placement_cost cost) {
+double ng_stat_cost(const ng_stat *s, bool memory) {
   double sum = 0.0;
   for (int32_t k = 0; k < s->parts; k++) {
     const double n = (double)s->part[k].rows;
     const double square = s->symmetric ? n * n : (double)ng_stat_part_count(s, &s->part[k]);
-    sum += s->symmetric && cost == NG_COST_COMPUTE ? n * square : square;
+    sum += s->symmetric && !memory ? n * square : square;
   }
   return sum;
 }
@@ -120,22 +120,14 @@ double ng_block_apply_cost(const ng_block *b) {
   return elements * orders;
 }
 
-/* The cost of each rank of the column: operations of a step, or stored results. */
+/* The operations of a step, of each rank of the column. */
 static double each_of(const ng_block *b) {
-  double held = 0.0;
-  if (b->p->base.placement_cost == NG_COST_COMPUTE) {
-    return (b->base.solver == NG_SOLVER_EIGEN ? 4.0 : 2.0) * ng_block_apply_cost(b);
-  }
-  for (int32_t k = 0; k < b->stats; k++) {
-    held += ng_stat_cost(&b->stat[k], NG_COST_MEMORY);
-  }
-  return held;
+  return (b->base.solver == NG_SOLVER_EIGEN ? 4.0 : 2.0) * ng_block_apply_cost(b);
 }
 
 /* The cost of a decomposition relative to products, as in `natgrad plan`: n^3 operations of Cholesky and inverse or
  * 9 n^3 of an eigendecomposition, at a twentieth of the rate, once in solve_period steps. */
 static double weight_of(const ng_settings *o) {
-  if (o->placement_cost == NG_COST_MEMORY) return 1.0;
   return (o->solver == NG_SOLVER_EIGEN ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
 }
 
@@ -147,6 +139,7 @@ static ng_placement placement_of(const ng_settings *o) {
 }
 
 ng_status ng_place_blocks(ng_precond *p) {
+  const bool memory = p->base.placement == NG_PLACEMENT_KAISA_MEMORY;
   ng_assignment a = {.placement = placement_of(&p->base),
                      .together = p->base.colocate,
                      .m = p->grid.m,
@@ -164,8 +157,7 @@ ng_status ng_place_blocks(ng_precond *p) {
     const ng_block *b = p->block[i];
     a.work[i] = (ng_work){.name = b->name, .task = task, .tasks = b->stats, .each = each_of(b)};
     for (int32_t k = 0; k < b->stats; k++) {
-      *task++ = (ng_task){.name = b->stat[k].name,
-                          .cost = ng_stat_cost(&b->stat[k], p->base.placement_cost)};
+      *task++ = (ng_task){.name = b->stat[k].name, .cost = ng_stat_cost(&b->stat[k], memory)};
     }
   }
   ng_assign(&a);

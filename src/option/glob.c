@@ -1,4 +1,4 @@
-/* glob.c: skip_layers and exclude_width: lists of globs over the names and kinds of layers.
+/* glob.c: lists of globs over the names and kinds of layers.
  *
  *   list = glob { "," glob }           blanks around a glob are ignored
  *   glob = { "*" | "?" | set | "\" byte | byte }
@@ -72,13 +72,21 @@ bool ng_glob_matches(const ng_glob *g, const char *text) {
   return at == g->to;
 }
 
+/* "linear/N" is about outputs; other globs never see them, so that "*1" is about names only. */
+static bool fits_outputs(const ng_glob *g, const ng_layer *l) {
+  char text[32];
+  if (l->kind != NG_LINEAR || strncmp(g->from, "linear/", 7) != 0) return false;
+  (void)snprintf(text, sizeof text, "linear/%lld", (long long)l->out);
+  return ng_glob_matches(g, text);
+}
+
 /* The kinds are spelt as here and as in PyTorch.  An entry of ng_add_tensor has kind 0: only its name counts. */
 bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
   static const char *const kind[][2] = {[NG_LINEAR] = {"linear", "Linear"},
                                         [NG_CONV2D] = {"conv2d", "Conv2d"},
                                         [NG_NORM] = {"norm", "Norm"},
                                         [NG_EMBEDDING] = {"embedding", "Embedding"}};
-  if (ng_glob_matches(g, l->name)) return true;
+  if (ng_glob_matches(g, l->name) || fits_outputs(g, l)) return true;
   if (l->kind < NG_LINEAR || l->kind > NG_EMBEDDING) return false;
   return ng_glob_matches(g, kind[l->kind][0]) || ng_glob_matches(g, kind[l->kind][1]);
 }
@@ -226,12 +234,6 @@ ng_status ng_globs_form(const char *list, char *message, size_t size) {
 
 /* ---- layers that keep their gradient ---------------------------------------------------------*/
 
-ng_option_id ng_skip_by(const ng_options *o, const ng_layer *l) {
-  if (ng_globs_fit(o->skip_layers, l)) return NG_OPTION_skip_layers;
-  const bool wide = o->exclude_width > 0 && l->kind == NG_LINEAR && l->out == o->exclude_width;
-  return wide ? NG_OPTION_exclude_width : NG_OPTION_COUNT;
-}
-
 /* Of the layer, the fields before `bias` must be there: name, kind and widths. */
 ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option,
                           char *message, size_t message_size) {
@@ -249,7 +251,6 @@ ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char
   if (st == NG_OK && l.name == NULL) {
     st = ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: the layer has no name");
   }
-  const ng_option_id by = st == NG_OK ? ng_skip_by(o, &l) : NG_OPTION_COUNT;
-  if (by != NG_OPTION_COUNT) *option = ng_option_name(by);
+  if (st == NG_OK && ng_globs_fit(o->skip_layers, &l)) *option = "skip_layers";
   return st;
 }

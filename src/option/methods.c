@@ -21,7 +21,6 @@ static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                         SET(damping_split, NG_SPLIT_JOINT),
                                         SET(stat_start, NG_START_IDENTITY),
                                         SET(stat_scale, NG_SCALE_KAISA),
-                                        SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                         SET(solve_period, 1),
                                         SET(norm_block, NG_NORM_NONE),
                                         SET(placement, NG_PLACEMENT_KAISA),
@@ -56,20 +55,15 @@ static const ng_value as_the_row[] = {NG_VALUES_END};
 
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  Plain means over the first 16 samples of each
  * rank, one update of the average a call; factor_decay 0.95 weighs the NEW sample here, too. */
-static const ng_value eva_values[] = {SET(damping, 0.03),
-                                      SET(stat_decay, 0.05),
-                                      SET(stat_scale, NG_SCALE_EVA),
-                                      SET(stat_batch, 16),
-                                      SET(calls, NG_CALLS_EMA),
-                                      SET(call_weight, NG_CALL_WEIGHT_EQUAL),
-                                      SET(norm_block, NG_NORM_NONE),
-                                      NG_VALUES_END};
+static const ng_value eva_values[] = {
+    SET(damping, 0.03),  SET(stat_decay, 0.05),    SET(stat_scale, NG_SCALE_EVA),
+    SET(stat_batch, 16), SET(calls, NG_CALLS_EMA), SET(norm_block, NG_NORM_NONE),
+    NG_VALUES_END};
 static const ng_value eva_f_values[] = {SET(damping, 0.03),
                                         SET(stat_decay, 0.05),
                                         SET(stat_scale, NG_SCALE_EVA),
                                         SET(stat_batch, 16),
                                         SET(calls, NG_CALLS_EMA),
-                                        SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                         SET(sides, NG_SIDES_INPUT),
                                         SET(norm_block, NG_NORM_NONE),
                                         NG_VALUES_END};
@@ -81,7 +75,6 @@ static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(positions, NG_POSITIONS_REDUCE),
                                            SET(stat_batch, 16),
                                            SET(calls, NG_CALLS_EMA),
-                                           SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                            SET(damping_leak, NG_LEAK_ALL),
                                            SET(solve_period, 1),
                                            SET(norm_block, NG_NORM_NONE),
@@ -99,7 +92,6 @@ static const ng_value sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
                                       SET(positions, NG_POSITIONS_REDUCE),
                                       SET(stat_batch, 16),
                                       SET(calls, NG_CALLS_EMA),
-                                      SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                       SET(solve_period, 1),
                                       SET(norm_block, NG_NORM_NONE),
                                       NG_VALUES_END};
@@ -127,9 +119,9 @@ static const ng_value spngd_values[] = {SET(damping, 0.03),
                                         SET(grad_worker_fraction, 0),
                                         SET(placement, NG_PLACEMENT_SPNGD),
                                         NG_VALUES_END};
-static const ng_value chainerkfac_values[] = {
-    SET(norm_block, NG_NORM_FULL), SET(damping_leak, NG_LEAK_OWNER),
-    SET(call_weight, NG_CALL_WEIGHT_EQUAL), NG_VALUES_END};
+static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL),
+                                              SET(damping_leak, NG_LEAK_OWNER),
+                                              SET(stat_scale, NG_SCALE_CHAINERKFAC), NG_VALUES_END};
 
 /* EFCP: sparse M-FAC (its dense M-FAC is a variant), sparse GGT, low-rank M-FAC. */
 #define EFCP_VALUES                                                                                \

@@ -7,7 +7,7 @@
  *   option_table.c   the rows            option_find.c   look-up by name, public descriptions
  *   option_value.c   one value           options.c       the object: make, copy, set, get, check
  *   line.c           a line of options   lines.c         per_layer
- *   glob.c           skip_layers         environment.c   NG_<NAME>
+ *   glob.c           globs               environment.c   NG_<NAME>
  *   methods.c        methods, variants   published*.c    names of the published programs */
 #ifndef NG_OPTION_H
 #define NG_OPTION_H
@@ -157,8 +157,6 @@ ng_status ng_globs_check(const char *option, const char *list, char *message, si
 ng_status ng_globs_form(const char *list, char *message, size_t size);
 /* Globs that match where a search for the regular expression finds something; false: there are none. */
 bool ng_globs_of_search(const char *expression, char *out, size_t size);
-/* The option that leaves a layer out; NG_OPTION_COUNT: none does. */
-ng_option_id ng_skip_by(const ng_options *o, const ng_layer *l);
 
 /* lines.c: the parsed option per_layer; NULL for an empty text, which all these functions accept.  The caller closes it. */
 typedef struct ng_lines ng_lines;

@@ -48,12 +48,16 @@ int32_t ng_option_find(const char *name) {
 
 /* `standard` is the default that the option had: a state with that value still loads. */
 const ng_option_gone ng_options_gone[] = {
+    {"call_weight", "samples", "stat_scale decides, kaisa, eva and chainerkfac weigh equally"},
     {"cholesky_form", "auto", "the library stores the cheaper form at this solve_period"},
+    {"exclude_width", "0", "skip_layers = linear/N names the linear layers with N outputs"},
     {"fold", "sum", "observations of a step are always summed first"},
     {"leak_ranks", "owner", "damping_leak = owner or all names the ranks"},
+    {"placement_cost", "compute", "placement = kaisa-memory counts n^2"},
     {"schedule", "",
      "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
      "functions of the step"},
+    {"stat_refresh", "period", "refresh_tolerance above 0 is adaptive"},
     {"symmetry_aware", "1", "symmetric sums are always sent as one triangle"},
     {"window_rest", "kept", "window_fill = added adds the part that was not stored"},
     {NULL, NULL, NULL}};

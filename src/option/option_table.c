@@ -30,9 +30,6 @@ enum { NG_OPTION_LIST(KIND) };
 #define ONE_OF_5(a, at, b, bt, c, ct, d, dt, e, et)                                                \
   .choices = at "|" bt "|" ct "|" dt "|" et,                                                       \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et}
-#define ONE_OF_6(a, at, b, bt, c, ct, d, dt, e, et, f, ft)                                         \
-  .choices = at "|" bt "|" ct "|" dt "|" et "|" ft,                                                \
-  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft}
 #define ONE_OF_7(a, at, b, bt, c, ct, d, dt, e, et, f, ft, g, gt)                                  \
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
@@ -131,13 +128,17 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- identity: the identity matrix.\n"
                 "- zero: zeros."),
     ROW(stat_scale, STATISTICS, .standard = "textbook",
-        ONE_OF_4(NG_SCALE_TEXTBOOK, "textbook", NG_SCALE_KAISA, "kaisa", NG_SCALE_MPD_KFAC,
-                 "mpd-kfac", NG_SCALE_EVA, "eva"),
+        ONE_OF_5(NG_SCALE_TEXTBOOK, "textbook", NG_SCALE_KAISA, "kaisa", NG_SCALE_MPD_KFAC,
+                 "mpd-kfac", NG_SCALE_EVA, "eva", NG_SCALE_CHAINERKFAC, "chainerkfac"),
         .per_layer = true,
-        .help = "The divisors of the statistics.\n"
-                "- textbook: damping means the same for every batch, image and rank count.\n"
-                "- kaisa, mpd-kfac: as these programs divide.\n"
-                "- eva: plain means over the rows (rank-one family only)."),
+        .help = "The divisors of the statistics, and the weight of one observation in the mean "
+                "over a step and over ranks.\n"
+                "- textbook: damping means the same for every batch, image and rank count; the "
+                "weight is the samples.\n"
+                "- kaisa: as this program divides; equal weights.\n"
+                "- mpd-kfac: as this program divides; the weight is the samples.\n"
+                "- eva: plain means over the rows (rank-one family only); equal weights.\n"
+                "- chainerkfac: the divisors of textbook; equal weights."),
     ROW(positions, STATISTICS, .standard = "expand",
         ONE_OF_2(NG_POSITIONS_EXPAND, "expand", NG_POSITIONS_REDUCE, "reduce"), .per_layer = true,
         .help = "Positions of a sequence or image.\n"
@@ -152,29 +153,21 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- mean: their mean.\n"
                 "- ema: one update of the running average each.\n"
                 "- last: only the last one."),
-    ROW(call_weight, STATISTICS, .standard = "samples",
-        ONE_OF_2(NG_CALL_WEIGHT_SAMPLES, "samples", NG_CALL_WEIGHT_EQUAL, "equal"),
-        .per_layer = true,
-        .help = "The weight of one observation in the mean over a step and over ranks: its "
-                "samples, or 1."),
     ROW(stat_period, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
         .per_layer = true, .live = true, .help = "Steps between observations of statistics."),
     ROW(solve_period, STATISTICS, .standard = "10", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
         KRONECKER, .per_layer = true, .live = true,
         .help = "Steps between solves (inverses, eigenbases)."),
-    ROW(stat_refresh, STATISTICS, .standard = "period",
-        ONE_OF_2(NG_REFRESH_PERIOD, "period", NG_REFRESH_ADAPTIVE, "adaptive"),
-        .help = "When statistics are refreshed; the inverse is recomputed at each refresh.\n"
-                "- period: every stat_period steps, solved every solve_period.\n"
-                "- adaptive: as in SP-NGD (arXiv 2002.06015): the slower a statistic changes, the "
-                "longer its interval. X is the average at\n"
-                "  a refresh, X1 and X2 at the two refreshes before, d1 and d2 the last "
+    ROW(refresh_tolerance, STATISTICS, .standard = "0", .lower = 0, .upper = REAL_MAX,
+        .unit = "norm",
+        .help = "When statistics are refreshed.\n"
+                "- 0: every stat_period steps, solved every solve_period.\n"
+                "- above 0: as in SP-NGD (arXiv 2002.06015): the slower a statistic changes, the "
+                "longer its interval; each refresh solves. X is the\n"
+                "  average at a refresh, X1 and X2 at the two refreshes before, d1 and d2 the last "
                 "intervals. The next interval is\n"
                 "  max(1, d1/2) if |X - X1| >= refresh_tolerance |X1|, else d1 if X and X2 differ "
                 "as much, else d1 + d2."),
-    ROW(refresh_tolerance, .group = "statistics", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "norm", NEEDS(stat_refresh, 1U << NG_REFRESH_ADAPTIVE),
-        .help = "stat_refresh = adaptive: the relative change above which two averages differ."),
     ROW(max_factor, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "columns",
         KRONECKER, .per_layer = true,
         .help = "Cut a wider factor into diagonal blocks of at most this width; 0: never."),
@@ -243,10 +236,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "outside "
             "it.\n"
             "- A backslash makes the next byte literal, also a comma.\n"
+            "- linear/N matches the linear layers with N outputs.\n"
             "Globs that match no layer are logged, and ng_explain lists them."),
-    ROW(exclude_width, .group = "layers", .standard = "0", .lower = 0, .upper = COUNT_MAX,
-        .unit = "outputs",
-        .help = "Linear layers with exactly this number of outputs keep their gradient; 0: none."),
     ROW(per_layer, .group = "layers", .standard = "", .form = ng_lines_form,
         .help = "Options of single layers: entries \"GLOBS: NAME=VALUE ...\" separated by ';'.\n"
                 "Example: \"conv2d: solver=eigen; fc*,head: method=mfac window=16 damping=1e-4\".\n"
@@ -269,9 +260,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- sharded: windows only: each rank stores a slice of about 1/W of every row and "
                 "computes that slice of PD."),
     ROW(placement, .group = "ranks", .standard = "balanced",
-        ONE_OF_6(NG_PLACEMENT_ROUND_ROBIN, "round-robin", NG_PLACEMENT_KAISA, "kaisa",
+        ONE_OF_7(NG_PLACEMENT_ROUND_ROBIN, "round-robin", NG_PLACEMENT_KAISA, "kaisa",
                  NG_PLACEMENT_MPD_KFAC, "mpd-kfac", NG_PLACEMENT_CONTIGUOUS, "contiguous",
-                 NG_PLACEMENT_SPNGD, "spngd", NG_PLACEMENT_BALANCED, "balanced"),
+                 NG_PLACEMENT_SPNGD, "spngd", NG_PLACEMENT_BALANCED, "balanced",
+                 NG_PLACEMENT_KAISA_MEMORY, "kaisa-memory"),
         .help = "Which rank solves a block. Results do not depend on it, except with statistics = "
                 "local.\n"
                 "- round-robin: block i on rank i mod W.\n"
@@ -281,12 +273,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- contiguous: runs of consecutive blocks that minimise the largest load.\n"
                 "- spngd: runs of equal length in the order of names; colocate must be 1.\n"
                 "- balanced: counts the products of each step, too; never more expensive than "
-                "kaisa by that count."),
-    ROW(placement_cost, .group = "ranks", .standard = "compute",
-        ONE_OF_2(NG_COST_COMPUTE, "compute", NG_COST_MEMORY, "memory"),
-        NEEDS(placement, 1U << NG_PLACEMENT_KAISA | 1U << NG_PLACEMENT_CONTIGUOUS |
-                             1U << NG_PLACEMENT_BALANCED),
-        .help = "The cost of a factor of order n in a placement: n^3 (compute) or n^2 (memory)."),
+                "kaisa by that count.\n"
+                "- kaisa-memory: as kaisa; a factor of order n costs n^2 instead of n^3."),
     ROW(colocate, .group = "ranks", .standard = "1",
         .help = "1: one rank solves A and G of a layer. 0: each factor is placed by itself on the "
                 "ranks that store the layer's inverse.\n"

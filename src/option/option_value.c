@@ -108,9 +108,13 @@ void ng_write_real(double value, char *text, size_t size) {
 
 /* ---- messages --------------------------------------------------------------------------------*/
 
+typedef struct accepted {
+  char text[96];
+} accepted;
+
 /* "0 < damping <= 1e+30", "cholesky|eigen", ... */
-static ng_quoted expected(const ng_option_row *row) {
-  ng_quoted q = {""};
+static accepted expected(const ng_option_row *row) {
+  accepted q = {""};
   char low[32], high[32];
   switch (row->type) {
   case NG_OPTION_REAL:

@@ -157,10 +157,12 @@ static ng_status take_regex(job *j) {
 /* Layers with that many outputs are left out; 0 cannot be a width, so it is no value there. */
 static ng_status take_width(job *j) {
   int64_t width;
-  if (is_none(j->value)) return put(j, j->row->option, "0");
+  char glob[32];
+  if (is_none(j->value)) return put(j, j->row->option, "");
   if (!ng_read_int(j->value, &width) || width < 1)
     return refuse(j, NG_ERR_ARG, "none or a width >= 1");
-  return put(j, j->row->option, j->value);
+  (void)snprintf(glob, sizeof glob, "linear/%lld", (long long)width);
+  return put(j, j->row->option, glob);
 }
 
 /* Open in the published class `inverse` only; `eigen` always sends, the DP classes never do. */
@@ -194,8 +196,8 @@ static ng_status check_size_or_none(job *j) {
 
 /* Names of KAISA's enum. */
 static ng_status take_strategy(job *j) {
-  if (ng_same_word(j->value, "compute")) return put(j, j->row->option, "compute");
-  if (ng_same_word(j->value, "memory")) return put(j, j->row->option, "memory");
+  if (ng_same_word(j->value, "compute")) return put(j, j->row->option, "kaisa");
+  if (ng_same_word(j->value, "memory")) return put(j, j->row->option, "kaisa-memory");
   return refuse(j, NG_ERR_ARG, "COMPUTE or MEMORY");
 }
 
@@ -274,7 +276,7 @@ static const ng_published kaisa_names[] = {
      check_bool},
     {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},
     {"colocate_factors", "colocate", "the same; false goes with prediv, too", take_bool},
-    {"assignment_strategy", "placement_cost", "COMPUTE: compute; MEMORY: memory", take_strategy},
+    {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_strategy},
     {"update_factors_in_hook", "",
      "nothing to set: statistics are summed when observed and completed in the step; a layer "
      "that runs twice in a step with accumulation_steps = 1 is calls = ema",
@@ -293,7 +295,7 @@ static const ng_published kaisa_names[] = {
 #define LZ_SOLVES                                                                                  \
   { "kfac_update_freq", "solve_period", "the same", take_same }
 #define LZ_LAYERS                                                                                  \
-  {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},                   \
+  {"exclude_vocabulary_size", "skip_layers", "linear/N; none: nothing", take_width},               \
       {"hook_enabled", "", "nothing to set: true; to pause, observe nothing", check_true}, {       \
     "exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",  \
         check_no_parts                                                                             \
@@ -380,8 +382,7 @@ static const ng_published spngd_names[] = {
      take_new_weight},
     LZ_DAMPING,
     {"stab_coeff", "norm_damping", "the same", take_same},
-    {"pi_type", "damping_split", "tracenorm: pi; none: root",
-     take_pi_type},
+    {"pi_type", "damping_split", "tracenorm: pi; none: root", take_pi_type},
     {"use_cholesky", "",
      "nothing to set: Cholesky always; the inverse by LU is the same to rounding", check_bool},
     {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_scale},

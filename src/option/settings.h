@@ -25,11 +25,11 @@ typedef enum ng_stat_scale {
   NG_SCALE_TEXTBOOK,
   NG_SCALE_KAISA,
   NG_SCALE_MPD_KFAC,
-  NG_SCALE_EVA
+  NG_SCALE_EVA,
+  NG_SCALE_CHAINERKFAC
 } ng_stat_scale;
 typedef enum ng_positions { NG_POSITIONS_EXPAND, NG_POSITIONS_REDUCE } ng_positions;
 typedef enum ng_calls { NG_CALLS_MEAN, NG_CALLS_EMA, NG_CALLS_LAST } ng_calls;
-typedef enum ng_call_weight { NG_CALL_WEIGHT_SAMPLES, NG_CALL_WEIGHT_EQUAL } ng_call_weight;
 typedef enum ng_clip_kind {
   NG_CLIP_KL,
   NG_CLIP_RESCALE,
@@ -45,7 +45,6 @@ typedef enum ng_statistics {
   NG_STATISTICS_OWNER,
   NG_STATISTICS_SHARDED
 } ng_statistics;
-typedef enum ng_refresh { NG_REFRESH_PERIOD, NG_REFRESH_ADAPTIVE } ng_refresh;
 typedef enum ng_output_factor { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
 typedef enum ng_placement {
   NG_PLACEMENT_ROUND_ROBIN,
@@ -53,9 +52,9 @@ typedef enum ng_placement {
   NG_PLACEMENT_MPD_KFAC,
   NG_PLACEMENT_CONTIGUOUS,
   NG_PLACEMENT_SPNGD,
-  NG_PLACEMENT_BALANCED
+  NG_PLACEMENT_BALANCED,
+  NG_PLACEMENT_KAISA_MEMORY
 } ng_placement;
-typedef enum ng_placement_cost { NG_COST_COMPUTE, NG_COST_MEMORY } ng_placement_cost;
 typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
 typedef enum ng_update_ranks { NG_UPDATE_RANKS_ALL, NG_UPDATE_RANKS_OWNER } ng_update_ranks;
 typedef enum ng_missing { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
@@ -116,10 +115,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, positions, ng_positions)                                                               \
   X(INT, stat_batch, int64_t)                                                                      \
   X(CHOICE, calls, ng_calls)                                                                       \
-  X(CHOICE, call_weight, ng_call_weight)                                                           \
   X(INT, stat_period, int64_t)                                                                     \
   X(INT, solve_period, int64_t)                                                                    \
-  X(CHOICE, stat_refresh, ng_refresh)                                                              \
   X(REAL, refresh_tolerance, double)                                                               \
   X(INT, max_factor, int64_t)                                                                      \
   X(INT, factor_blocks, int64_t)                                                                   \
@@ -131,11 +128,9 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, kl_clip, double)                                                                         \
   X(REAL, clip_bound, double)                                                                      \
   X(TEXT, skip_layers, )                                                                           \
-  X(INT, exclude_width, int64_t)                                                                   \
   X(TEXT, per_layer, )                                                                             \
   X(CHOICE, statistics, ng_statistics)                                                             \
   X(CHOICE, placement, ng_placement)                                                               \
-  X(CHOICE, placement_cost, ng_placement_cost)                                                     \
   X(BOOL, colocate, bool)                                                                          \
   X(REAL, grad_worker_fraction, double)                                                            \
   X(CHOICE, wire_dtype, ng_dtype)                                                                  \

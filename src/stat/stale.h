@@ -1,4 +1,4 @@
-/* stale.h: adaptive refresh of statistics: stat_refresh = adaptive, the rule of SP-NGD (Osawa et
+/* stale.h: adaptive refresh of statistics: refresh_tolerance above 0, the rule of SP-NGD (Osawa et
  * al. 2020, arXiv 2002.06015, section 4.4).
  *
  * X is the running average after a refresh, X1 and X2 the averages after the two refreshes before, d1 and d2

@@ -51,7 +51,7 @@ void ng_stat_begin(ng_stat *s) {
 
 static double weight_of(const ng_stat *s) {
   const double take = (double)s->take;
-  return s->rule.weight == NG_CALL_WEIGHT_EQUAL ? take / (double)s->all : take;
+  return s->rule.equal ? take / (double)s->all : take;
 }
 
 /* Weight of the old average for the next sample; 0 for the first, if the start says so. With ema

@@ -54,7 +54,7 @@ typedef struct ng_mix {
 typedef struct ng_rule {
   bool averaged; /* false: no `average`, and the other fields are unused */
   ng_calls calls;
-  ng_call_weight weight;
+  bool equal; /* observations have equal weights, else their samples */
   ng_start start;
   int64_t stat_batch;
   double decay;   /* of the coming step */

@@ -133,7 +133,7 @@ static bool read_layers(ng_work *w, const ngio_value *layers) {
  * another number of ranks; nor on options that only measure. */
 static bool does_not_matter(const char *option) {
   const int32_t id = ng_option_find(option);
-  return id == NG_OPTION_placement || id == NG_OPTION_placement_cost || id == NG_OPTION_colocate ||
+  return id == NG_OPTION_placement || id == NG_OPTION_colocate ||
          id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify;
 }
 

@@ -8,16 +8,13 @@
 
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
-/* ng_explain shows `why`.  exclude_width is for the last layers of language models, with one output
- * per word. */
+/* ng_explain shows `why`. */
 static bool may_have_block(ng_entry *e, const ng_options *o) {
   ng_layer d = ng_entry_seen(e)->d;
   if (e->tensor) d.kind = 0; /* by its name only */
-  const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(o, &d);
-  const char *why = e->d.frozen                     ? "frozen: never touched"
-                    : by == NG_OPTION_skip_layers   ? "matches skip_layers"
-                    : by == NG_OPTION_exclude_width ? "has exclude_width outputs"
-                                                    : NULL;
+  const char *why = e->d.frozen                        ? "frozen: never touched"
+                    : ng_globs_fit(o->skip_layers, &d) ? "matches skip_layers"
+                                                       : NULL;
   if (why != NULL) (void)snprintf(e->why, sizeof e->why, "%s", why);
   return why == NULL;
 }
@@ -88,7 +85,7 @@ static void set_rules(ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     s->rule.calls = o->calls;
-    s->rule.weight = o->call_weight;
+    s->rule.equal = o->stat_scale != NG_SCALE_TEXTBOOK && o->stat_scale != NG_SCALE_MPD_KFAC;
     s->rule.start = o->stat_start;
     s->rule.stat_batch = o->stat_batch;
     s->rule.decay = o->stat_decay;
@@ -101,7 +98,7 @@ static void set_rules(ng_block *b) {
                   : o->statistics == NG_STATISTICS_OWNER ? NG_SPREAD_OWNER
                                                          : NG_SPREAD_ALL;
     }
-    s->stale.on = s->rule.averaged && o->stat_refresh == NG_REFRESH_ADAPTIVE;
+    s->stale.on = s->rule.averaged && o->refresh_tolerance > 0.0;
     s->stale.tolerance = o->refresh_tolerance;
     s->stale.last = s->stale.before = 1;
   }

@@ -14,8 +14,7 @@ static void add_costs(const ng_precond *p, ng_rank_plan *out) {
     out->held += b->holds;
     for (int32_t k = 0; k < b->stats && b->solves; k++) {
       const ng_stat *s = &b->stat[k];
-      if (s->owner == p->ctx->rank && s->symmetric)
-        out->solve_cost += ng_stat_cost(s, NG_COST_COMPUTE);
+      if (s->owner == p->ctx->rank && s->symmetric) out->solve_cost += ng_stat_cost(s, false);
     }
     if (b->holds) out->apply_cost += ng_block_apply_cost(b);
   }

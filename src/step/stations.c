@@ -18,7 +18,7 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_
   return false;
 }
 
-/* stat_refresh = adaptive: the rule of stat/stale.h.  Statistics of the same observation are
+/* refresh_tolerance above 0: the rule of stat/stale.h.  Statistics of the same observation are
  * refreshed together, because a family adds to all at once. */
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
@@ -33,7 +33,7 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
  * block (`out`) is never due. */
 static bool block_due(const ng_precond *p, const ng_block *b) {
   bool period = p->steps % b->base.stat_period == 0;
-  if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) {
+  if (b->base.refresh_tolerance > 0.0) {
     period = false;
     for (int32_t i = 0; i < b->stats; i++) {
       period = period || stale_due(p, b, &b->stat[i]);
@@ -65,13 +65,13 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
   const char *owner = ng_option_table[NG_OPTION_solve_period].family;
   const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (!b->solves || b->out) return false;
-  if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) return !b->solved || ng_stat_due(p, b);
+  if (b->base.refresh_tolerance > 0.0) return !b->solved || ng_stat_due(p, b);
   return !b->solved || !period || p->steps % b->base.solve_period == 0;
 }
 
 /* ---- statistics, solve, share ----------------------------------------------------------------*/
 
-/* Fold a sum into its average; with stat_refresh = adaptive, judge how much the average changed. */
+/* Fold a sum into its average; with refresh_tolerance above 0, judge how much the average changed. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
   const bool folds = s->total > 0.0;
   if (folds && s->stale.on) ng_stat_remember(s, p->arena[NG_USE_SCRATCH]);

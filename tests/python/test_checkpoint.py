@@ -45,7 +45,7 @@ class Again(Case):
     def both(self, play, calls=1, **model):
         """What play(model, k) leaves, against that without checkpointing.  Of several calls in one backward pass the
         last is run again first, which rows whose numbers depend on their order take as the first."""
-        published = (dict(calls="ema", call_weight="equal", stat_start="identity"),) if calls == 1 else ()
+        published = (dict(calls="ema", stat_scale="chainerkfac", stat_start="identity"),) if calls == 1 else ()
         for options in (dict(), dict(samples="layer"), *published):
             found = []
             for how in (None, True, False):
@@ -164,7 +164,7 @@ class Again(Case):
     def test_two_backward_passes_of_one_forward_without_a_step(self):
         """As published: each pass shows."""
         m = Rows(True)
-        k = make(m, calls="ema", call_weight="equal", stat_start="identity")
+        k = make(m, calls="ema", stat_scale="chainerkfac", stat_start="identity")
         loss = loss_of(m, data(6))
         loss.backward(retain_graph=True)
         loss.backward()

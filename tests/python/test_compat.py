@@ -121,10 +121,10 @@ class Golden(Case):
 class Arguments(Case):
     def test_placement(self):
         """Who solves what is KAISA's: the cost that is counted, and A and G on one rank or on two."""
-        for options, cost, colocate in (({}, "compute", "1"), (dict(assignment_strategy="MEMORY"), "memory", "1"),
-                                        (dict(colocate_factors=False, compute_method="inverse"), "compute", "0")):
+        for options, *expected in (({}, "kaisa", "1"), (dict(assignment_strategy="MEMORY"), "kaisa-memory", "1"),
+                                   (dict(colocate_factors=False, compute_method="inverse"), "kaisa", "0")):
             got = KFACPreconditioner(net(), **options)._core
-            self.assertEqual([got.get(n) for n in ("placement", "placement_cost", "colocate")], ["kaisa", cost, colocate])
+            self.assertEqual([got.get(n) for n in ("placement", "colocate")], expected)
         with self.assertRaisesRegex(ValueError, "colocate_factors must be True"):
             KFACPreconditioner(net(), colocate_factors=False)
 
@@ -185,8 +185,8 @@ class Arguments(Case):
         model = nn.Sequential(Mine(2, 2), nn.Linear(2, 7), nn.Linear(2, 3))
         why = {row["name"]: row["why"] for row in kfac.EVA(model, exclude_vocabulary_size=7).explain()}
         self.assertIn("Mine", why["0.weight"])
-        self.assertIn("exclude_width", why["1.weight"])
-        self.assertNotIn("exclude", why["2.weight"])
+        self.assertIn("skip_layers", why["1.weight"])
+        self.assertNotIn("skip_layers", why["2.weight"])
 
     def test_classes_by_name(self):
         self.assertIs(kfac.get_kfac_module("eva"), kfac.EVA)

@@ -162,7 +162,7 @@ class PublishedOptions(Case):
         common, args = self.args("--method", "eva")
         model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
         rows = {row["name"]: row["why"] for row in common.Method(args, model, vocabulary=3).preconditioner.explain()}
-        self.assertIn("exclude_width", rows["1.weight"])
+        self.assertIn("skip_layers", rows["1.weight"])
 
     def test_no_clip(self):
         for name in ("kaisa", "natgrad", "eva-natgrad"):

@@ -224,7 +224,7 @@ class NoTrace(Case):
                     return self.body(x)
                 # all but the last layer of what is run again are called as a whole: PyTorch 2 stops where it may
                 return self.body[7:](checkpoint(self.body[:7], x.requires_grad_(), use_reentrant=self.how))
-        for options in (dict(), dict(calls="ema", call_weight="equal", stat_start="identity")):
+        for options in (dict(), dict(calls="ema", stat_scale="chainerkfac", stat_start="identity")):
             expected = one_step(Some(None), batch(), **options)
             for how in (True, False):
                 with self.subTest(reentrant=how, **options), warnings.catch_warnings():
