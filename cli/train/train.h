@@ -34,7 +34,7 @@ typedef struct train_number { /* of a line of log.jsonl */
 /* A run has diverged if its mean training loss exceeds this factor times max(1, loss of the first step). */
 enum { TRAIN_FAR = 1000 };
 
-/* The effect of stat_refresh = adaptive on a kind of statistic ("A", "G", "F" of norms, means): how often it was refreshed
+/* The effect of refresh_tolerance on a kind of statistic ("A", "G", "F" of norms, means): how often it was refreshed
  * or passed over, and the bytes of sums that rank 0 sent or did not need to send. Totals over layers and steps,
  * including those before a resume. */
 enum { TRAIN_KINDS = 8 };

@@ -5,16 +5,8 @@
  * may send, and an observation of the side along which a layer is sharded (in its model group). */
 #include "step/step.h"
 
-static ng_status may_observe(ng_precond *p, const char *call) {
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
-  if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
-  return NG_OK;
-}
-
 static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_observe(p, call);
+  ng_status st = ng_may_call(p, call);
   if (st != NG_OK) return st;
   if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: batch is NULL", call);
   ng_batch b;
@@ -105,9 +97,7 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
 
 static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan, bool grad,
                          const char *call) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_observe(p, call);
+  ng_status st = ng_may_call(p, call);
   if (st != NG_OK) return st;
   if (layer < 0 || layer >= p->entries || p->entry[layer]->tensor) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index %d is not a layer", call, layer);
@@ -143,9 +133,7 @@ ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g
 
 /* Messages already sent still arrive; the receivers discard them. */
 ng_status ng_reset_batch(ng_precond *p) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_observe(p, "ng_reset_batch");
+  ng_status st = ng_may_call(p, "ng_reset_batch");
   if (st == NG_OK) st = ng_exchange_end_last(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
   if (st == NG_OK) ng_step_reset(p);

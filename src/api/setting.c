@@ -11,32 +11,20 @@ ng_status ng_options_check(const ng_options *o, char *message, size_t message_si
 
 /* ---- values in use ---------------------------------------------------------------------------*/
 
-static ng_status set(ng_precond *p, const char *option, const char *value) {
+ng_status ng_set(ng_precond *p, const char *option, const char *value) {
+  if (p == NULL) return NG_ERR_ARG;
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (option == NULL || value == NULL) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_set: %s is NULL", option == NULL ? "option" : "value");
   }
   return ng_step_set(p, option, value);
 }
 
-ng_status ng_set(ng_precond *p, const char *option, const char *value) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  return set(p, option, value);
-}
-
 /* By way of text, so there is one set of checks. */
 ng_status ng_set_real(ng_precond *p, const char *option, double value) {
   char text[64];
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   (void)snprintf(text, sizeof text, "%.17g", value); /* reads back as the same double */
-  return set(p, option, text);
-}
-
-/* Half a value would read as another one. */
-static ng_status no_room(const ng_precond *p, const char *option, size_t size) {
-  return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: the value of '%s' does not fit %zu bytes", option,
-                 size);
+  return ng_set(p, option, text);
 }
 
 ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size) {
@@ -53,5 +41,7 @@ ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t si
     (void)ng_option_lookup(option, &found, message, sizeof message);
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s", message);
   }
-  return ng_options_get(&p->opt, option, value, size) == NG_OK ? NG_OK : no_room(p, option, size);
+  if (ng_options_get(&p->opt, option, value, size) == NG_OK) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: the value of '%s' does not fit %zu bytes", option,
+                 size);
 }

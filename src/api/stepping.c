@@ -8,16 +8,8 @@
 
 #include <math.h>
 
-static ng_status may_step(ng_precond *p, const char *call) {
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
-  if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
-  return NG_OK;
-}
-
 ng_status ng_step(ng_precond *p, double lr) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  const ng_status st = may_step(p, "ng_step");
+  const ng_status st = ng_may_call(p, "ng_step");
   if (st != NG_OK) return st;
   p->step->out.kind = NG_OUT_GRADIENT;
   p->step->numbers = 0;
@@ -129,9 +121,7 @@ static ng_status take_adamw(const set *s, const ng_adamw *how) {
 /* ---- the updates -----------------------------------------------------------------------------*/
 
 ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_step(p, "ng_step_sgd");
+  ng_status st = ng_may_call(p, "ng_step_sgd");
   if (st != NG_OK) return st;
   set s = {p, "ng_step_sgd", "ng_sgd", 0};
   p->step->out.kind = NG_OUT_SGD;
@@ -145,9 +135,7 @@ ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
 }
 
 ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count) {
-  if (p == NULL) return NG_ERR_ARG;
-  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_step(p, "ng_step_adamw");
+  ng_status st = ng_may_call(p, "ng_step_adamw");
   if (st != NG_OK) return st;
   set s = {p, "ng_step_adamw", "ng_adamw", 0};
   p->step->out.kind = NG_OUT_ADAMW;

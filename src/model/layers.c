@@ -329,3 +329,11 @@ ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, in
   e->slot[NG_WEIGHT].cols = count;
   return adopt(p, e, name, NULL, index);
 }
+
+ng_status ng_may_call(ng_precond *p, const char *call) {
+  if (p == NULL) return NG_ERR_ARG;
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
+  if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
+  return NG_OK;
+}

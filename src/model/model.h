@@ -270,6 +270,8 @@ typedef struct ng_plan {
       *direction; /* [ranks]: by owner, by column; in the placing pass `end` is the next place */
   ng_span *sum, rest; /* sums that go to an owner, by owner; all other sums */
 } ng_plan;
+/* Whether a call after ng_ready may begin. */
+ng_status ng_may_call(ng_precond *p, const char *call);
 void ng_shard_ask(ng_layer_shard *s, ng_plan *plan); /* memory of the whole gradient: whole.c */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);

@@ -93,8 +93,6 @@ bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
 
 /* ---- lists -----------------------------------------------------------------------------------*/
 
-static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
 /* Behind the element at `at`, or NULL: a set without end, a backslash at the end. */
 static const char *skip_element(const char *at) {
   bool hit;
@@ -106,12 +104,12 @@ static const char *skip_element(const char *at) {
 bool ng_globs_next(const char **at, ng_glob *g) {
   if (*at == NULL) return false;
   const char *s = *at;
-  while (is_blank(*s)) {
+  while (ng_is_blank(*s)) {
     s++;
   }
   g->from = g->to = s;
   while (s != NULL && *s != 0 && *s != ',') {
-    const bool blank = is_blank(*s);
+    const bool blank = ng_is_blank(*s);
     s = skip_element(s);
     if (!blank && s != NULL) g->to = s;
   }

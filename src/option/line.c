@@ -19,10 +19,8 @@ typedef struct seen {
   bool method;
 } seen;
 
-static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
 static const char *skip_blanks(const char *at) {
-  while (is_blank(*at)) {
+  while (ng_is_blank(*at)) {
     at++;
   }
   return at;
@@ -32,7 +30,7 @@ static const char *skip_blanks(const char *at) {
 static ng_status next_value(const char **at, word *w, char *message, size_t size) {
   const char quote = **at == '\'' || **at == '"' ? **at : 0;
   const char *from = quote == 0 ? *at : *at + 1, *to = from;
-  while (*to != 0 && (quote == 0 ? !is_blank(*to) : *to != quote)) {
+  while (*to != 0 && (quote == 0 ? !ng_is_blank(*to) : *to != quote)) {
     to++;
   }
   if (quote != 0 && *to == 0) {
@@ -40,7 +38,7 @@ static ng_status next_value(const char **at, word *w, char *message, size_t size
                       ng_quote(*at).text, quote);
   }
   *at = quote == 0 ? to : to + 1;
-  if (**at != 0 && !is_blank(**at)) {
+  if (**at != 0 && !ng_is_blank(**at)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "%s: expected a blank behind the closing %c, not '%s'", w->name, quote,
                       ng_quote(*at).text);
@@ -58,7 +56,7 @@ static ng_status next_value(const char **at, word *w, char *message, size_t size
 /* Read the next NAME=VALUE; *at moves behind it. */
 static ng_status next_word(const char **at, word *w, char *message, size_t size) {
   size_t n = 0;
-  while ((*at)[n] != 0 && (*at)[n] != '=' && !is_blank((*at)[n])) {
+  while ((*at)[n] != 0 && (*at)[n] != '=' && !ng_is_blank((*at)[n])) {
     n++;
   }
   if ((*at)[n] != '=' || n == 0) {

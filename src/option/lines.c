@@ -44,18 +44,16 @@ static ng_lines *take(const char *text) {
   return l;
 }
 
-static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
 /* The colon needs a blank behind it, because names of layers may have colons. */
 static char *colon_of(char *at) {
-  while (*at != 0 && !(*at == ':' && is_blank(at[1]))) {
+  while (*at != 0 && !(*at == ':' && ng_is_blank(at[1]))) {
     at++;
   }
   return *at == 0 ? NULL : at;
 }
 
 static ng_status cut(entry *e, char *at, char *message, size_t size) {
-  while (is_blank(*at)) {
+  while (ng_is_blank(*at)) {
     at++;
   }
   char *colon = colon_of(at);

@@ -10,7 +10,8 @@
 #define SET(name, to)                                                                              \
   { NG_OPTION_##name, to }
 
-static const ng_value natgrad_values[] = {NG_VALUES_END};
+/* The defaults, or a variant with the values of its method. */
+static const ng_value nothing[] = {NG_VALUES_END};
 
 /* norm_block = none: the published program does not precondition norm layers. */
 
@@ -50,24 +51,13 @@ static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                       SET(grad_worker_fraction, 0),
                                       SET(placement, NG_PLACEMENT_ROUND_ROBIN),
                                       NG_VALUES_END};
-/* A variant with the values of the method. */
-static const ng_value as_the_row[] = {NG_VALUES_END};
-
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  Plain means over the first 16 samples of each
  * rank, one update of the average a call; factor_decay 0.95 weighs the NEW sample here, too. */
-static const ng_value eva_values[] = {
-    SET(damping, 0.03),  SET(stat_decay, 0.05),    SET(stat_scale, NG_SCALE_EVA),
-    SET(stat_batch, 16), SET(calls, NG_CALLS_EMA), SET(norm_block, NG_NORM_NONE),
-    NG_VALUES_END};
-static const ng_value eva_f_values[] = {SET(damping, 0.03),
-                                        SET(stat_decay, 0.05),
-                                        SET(stat_scale, NG_SCALE_EVA),
-                                        SET(stat_batch, 16),
-                                        SET(calls, NG_CALLS_EMA),
-                                        SET(sides, NG_SIDES_INPUT),
-                                        SET(norm_block, NG_NORM_NONE),
-                                        NG_VALUES_END};
-static const ng_value eva_natgrad_values[] = {NG_VALUES_END};
+#define EVA_VALUES                                                                                 \
+  SET(damping, 0.03), SET(stat_decay, 0.05), SET(stat_scale, NG_SCALE_EVA), SET(stat_batch, 16),   \
+      SET(calls, NG_CALLS_EMA), SET(norm_block, NG_NORM_NONE)
+static const ng_value eva_values[] = {EVA_VALUES, NG_VALUES_END};
+static const ng_value eva_f_values[] = {EVA_VALUES, SET(sides, NG_SIDES_INPUT), NG_VALUES_END};
 /* The K-FAC of the same program: one row a sample, unscaled factors; every rank solves and damps all factors. */
 static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(stat_decay, 0.05),
@@ -182,8 +172,8 @@ static const struct method {
 } method[] = {
     {"natgrad", "kronecker",
      "textbook scaling: damping means the same for every batch and rank count",
-     "Martens & Grosse 2015, arXiv 1503.05671; Grosse & Martens 2016, arXiv 1602.01407",
-     natgrad_values, NULL},
+     "Martens & Grosse 2015, arXiv 1503.05671; Grosse & Martens 2016, arXiv 1602.01407", nothing,
+     NULL},
     {"kaisa", "kronecker", "gpauloski/kfac-pytorch as published",
      "Pauloski et al. 2021, arXiv 2107.01739", kaisa_values, &ng_names_kaisa},
     {"mpd-kfac", "kronecker", "lzhangbv/kfac_pytorch, factors over all ranks, as published",
@@ -198,8 +188,7 @@ static const struct method {
      &ng_names_eva},
     {"eva-natgrad", "rankone",
      "Eva with all samples and the textbook scale: damping means the same as in natgrad",
-     "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123; scale: arXiv 1602.01407", eva_natgrad_values,
-     NULL},
+     "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123; scale: arXiv 1602.01407", nothing, NULL},
     {"eva-kfac", "kronecker", "the K-FAC that lzhangbv/eva compares itself with",
      "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123, where it is the baseline", eva_kfac_values,
      &ng_names_eva_kfac},
@@ -240,23 +229,23 @@ static const struct variant {
   const char *shown, *systems, *variant, *method;
   const ng_value *values;
 } variant[] = {
-    {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", as_the_row},
+    {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", nothing},
     {"KAISA", "kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},
-    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen", "mpd-kfac", as_the_row},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen", "mpd-kfac", nothing},
     {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "inverse", "mpd-kfac", lz_inverse},
-    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen_dp", "dp-kfac", as_the_row},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen_dp", "dp-kfac", nothing},
     {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "inverse_dp", "dp-kfac", lz_inverse},
-    {"Eva", "eva|fusedeva|lzhangbveva", "", "eva", as_the_row},
-    {"Eva", "eva|fusedeva|lzhangbveva", "eva", "eva", as_the_row},
-    {"Eva", "eva|lzhangbveva", "kfac", "eva-kfac", as_the_row},
-    {"Eva", "eva|lzhangbveva", "adasgd", "adasgd", as_the_row},
-    {"Eva", "eva|lzhangbveva", "sam", "sam", as_the_row},
-    {"M-FAC", "mfac|istdaslabmfac", "mfac", "mfac", as_the_row},
+    {"Eva", "eva|fusedeva|lzhangbveva", "", "eva", nothing},
+    {"Eva", "eva|fusedeva|lzhangbveva", "eva", "eva", nothing},
+    {"Eva", "eva|lzhangbveva", "kfac", "eva-kfac", nothing},
+    {"Eva", "eva|lzhangbveva", "adasgd", "adasgd", nothing},
+    {"Eva", "eva|lzhangbveva", "sam", "sam", nothing},
+    {"M-FAC", "mfac|istdaslabmfac", "mfac", "mfac", nothing},
     {"EFCP", "efcp|istdaslabefcp", "mfac", "efcp", efcp_dense},
-    {"EFCP", "efcp|istdaslabefcp", "sparse-mfac", "efcp", as_the_row},
-    {"EFCP", "efcp|istdaslabefcp", "ggt", "ggt", as_the_row},
-    {"EFCP", "efcp|istdaslabefcp", "sparse-ggt", "sparse-ggt", as_the_row},
-    {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", as_the_row},
+    {"EFCP", "efcp|istdaslabefcp", "sparse-mfac", "efcp", nothing},
+    {"EFCP", "efcp|istdaslabefcp", "ggt", "ggt", nothing},
+    {"EFCP", "efcp|istdaslabefcp", "sparse-ggt", "sparse-ggt", nothing},
+    {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", nothing},
     {"chainerkfac", "chainerkfac|tyoheichainerkfac", "spngd", "spngd", chainerkfac_values},
 };
 

@@ -143,6 +143,8 @@ ng_status ng_names_take(const ng_names *names, const char *method, const char *n
 const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* the name in the table; NULL: unknown */
 
+static inline bool ng_is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
 /* glob.c: one glob of a list; the list is a comma-separated text. */
 typedef struct ng_glob {
   const char *from, *to;

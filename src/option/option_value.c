@@ -283,65 +283,62 @@ static ng_status read_text(const ng_option_row *row, const char *text, ng_option
   return now_given(row, o);
 }
 
-ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
-                              size_t size) {
-  char text[32];
-  const bool real = row->type == NG_OPTION_REAL, flag = row->type == NG_OPTION_BOOL;
-  value += 0.0; /* -0 becomes 0 */
-  ng_write_real(value, text, sizeof text);
-  if (!real && !flag && row->type != NG_OPTION_INT) {
-    return refuse(row, text, "is a number", "", message, size);
-  }
-  if (!isfinite(value)) return refuse(row, text, "is not a finite number", "", message, size);
-  if (!real && trunc(value) != value) {
-    return refuse(row, text, flag ? "is neither 0 nor 1" : "is not a whole number", "", message,
-                  size);
-  }
-  if (flag ? value != 0 && value != 1 : !ng_option_in_range(row, value)) {
-    return refuse(row, text, flag ? "is neither 0 nor 1" : "is out of range", "", message, size);
+/* Store a number within the bounds; `given` is its text. */
+static ng_status take_number(const ng_option_row *row, double value, const char *given,
+                             ng_options *o, char *message, size_t size) {
+  if (row->type != NG_OPTION_BOOL && !ng_option_in_range(row, value)) {
+    return refuse(row, given, "is out of range", "", message, size);
   }
   ng_option_store(row, o, value);
   return now_given(row, o);
 }
 
-/* A refusal leaves *o unchanged. */
+ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
+                              size_t size) {
+  char text[32];
+  const char *wrong = NULL;
+  value += 0.0; /* -0 becomes 0 */
+  ng_write_real(value, text, sizeof text);
+  if (row->type == NG_OPTION_CHOICE || row->type == NG_OPTION_TEXT) {
+    wrong = "is a number";
+  } else if (!isfinite(value)) {
+    wrong = "is not a finite number";
+  } else if (row->type == NG_OPTION_BOOL && value != 0 && value != 1) {
+    wrong = "is neither 0 nor 1";
+  } else if (row->type == NG_OPTION_INT && trunc(value) != value) {
+    wrong = "is not a whole number";
+  }
+  if (wrong != NULL) return refuse(row, text, wrong, "", message, size);
+  return take_number(row, value, text, o, message, size);
+}
+
+/* A refusal leaves *o unchanged.  A whole number beyond 2^53 is out of range, so a double is enough. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size) {
-  double real = 0;
+  double value = 0;
   int64_t whole = 0;
   int32_t flag = 0;
+  const char *wrong = NULL;
   if (text == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "%s: value is NULL", row->name);
   switch (row->type) {
   case NG_OPTION_REAL:
-    if (!ng_read_real(text, &real)) {
-      return refuse(row, text, "is not a finite number", "", message, size);
-    }
-    if (!ng_option_in_range(row, real)) {
-      return refuse(row, text, "is out of range", "", message, size);
-    }
-    store(row, o, &real);
-    return now_given(row, o);
+    if (!ng_read_real(text, &value)) wrong = "is not a finite number";
+    break;
   case NG_OPTION_INT:
-    if (!ng_read_int(text, &whole)) {
-      return refuse(row, text, "is not a whole number", "", message, size);
-    }
-    if (!ng_option_in_range(row, (double)whole)) {
-      return refuse(row, text, "is out of range", "", message, size);
-    }
-    store(row, o, &whole);
-    return now_given(row, o);
+    if (!ng_read_int(text, &whole)) wrong = "is not a whole number";
+    value = (double)whole;
+    break;
   case NG_OPTION_BOOL:
-    if (!ng_read_bool(text, &flag)) {
-      return refuse(row, text, "is neither yes nor no", "", message, size);
-    }
-    store(row, o, &flag);
-    return now_given(row, o);
+    if (!ng_read_bool(text, &flag)) wrong = "is neither yes nor no";
+    value = flag;
+    break;
   case NG_OPTION_CHOICE:
     return read_choice(row, text, o, message, size);
   case NG_OPTION_TEXT:
-    break;
+    return read_text(row, text, o, message, size);
   }
-  return read_text(row, text, o, message, size);
+  if (wrong != NULL) return refuse(row, text, wrong, "", message, size);
+  return take_number(row, value, text, o, message, size);
 }
 
 /* A value that does not fit is not written at all. */

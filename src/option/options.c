@@ -102,27 +102,26 @@ ng_status ng_options_get_real(const ng_options *o, const char *name, double *out
   return NG_OK;
 }
 
+/* The method, the options, removed options; NULL behind them. */
+static const char *name_at(int32_t i) {
+  if (i == 0) return "method";
+  return i <= NG_OPTION_COUNT ? ng_option_table[i - 1].name
+                              : ng_options_gone[i - NG_OPTION_COUNT - 1].name;
+}
+
 /* One wrong variable refuses the whole environment, by its name.  An empty variable is a value. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size) {
   char variable[64], why[NG_MESSAGE];
   if (o == NULL) return no_object(message, message_size);
   ng_options full = *o;
-  for (int32_t i = -1; i < NG_OPTION_COUNT; i++) {
-    const char *name = i < 0 ? "method" : ng_option_table[i].name;
-    ng_variable_name(name, variable, sizeof variable);
+  for (int32_t i = 0; name_at(i) != NULL; i++) {
+    ng_variable_name(name_at(i), variable, sizeof variable);
     const char *value = getenv(variable);
     if (value == NULL) continue;
-    const ng_status st = ng_options_set(&full, name, value, why, sizeof why);
+    const ng_status st = ng_options_set(&full, name_at(i), value, why, sizeof why);
     if (st != NG_OK) {
       return ng_fail_to(message, message_size, st, "%s in the environment: %s", variable, why);
     }
-  }
-  for (const ng_option_gone *g = ng_options_gone; g->name != NULL; g++) {
-    ng_variable_name(g->name, variable, sizeof variable);
-    if (getenv(variable) == NULL) continue;
-    return ng_fail_to(message, message_size, NG_ERR_ARG,
-                      "%s in the environment: option '%s' was removed: %s", variable, g->name,
-                      g->instead);
   }
   *o = full;
   return NG_OK;

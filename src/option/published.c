@@ -201,11 +201,7 @@ static ng_status take_strategy(job *j) {
   return refuse(j, NG_ERR_ARG, "COMPUTE or MEMORY");
 }
 
-static ng_status take_bool(job *j) {
-  int32_t flag;
-  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, j->row->option, flag ? "1" : "0");
-}
+static ng_status take_bool(job *j) { return put_flag(j, "1", "0"); }
 
 /* none: A and G on two ranks if there are more ranks than layers.  Only MPD-KFAC's eigen class has this argument. */
 static ng_status take_distribute(job *j) {

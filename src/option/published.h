@@ -31,6 +31,13 @@ static inline bool is_none(const char *text) {
 /* The same meaning and range. */
 static inline ng_status take_same(job *j) { return put(j, j->row->option, j->value); }
 
+/* A flag that chooses one of two values here. */
+static inline ng_status put_flag(job *j, const char *yes, const char *no) {
+  int32_t on;
+  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
+  return put(j, j->row->option, on ? yes : no);
+}
+
 /* The published preconditioner has its own lr for the clip; here the clip uses the lr of the step. */
 static inline ng_status take_lr(job *j) {
   if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
@@ -48,7 +55,8 @@ static inline ng_status check_size(job *j) {
 #define LZ_LR                                                                                      \
   { "lr", "", "the lr argument of ng_step", take_lr }
 
-#define NAMES(list)                                                                                \
-  { list, (int32_t)(sizeof(list) / sizeof(list)[0]), NULL }
+#define NAMES_BUT(list, out)                                                                       \
+  { list, (int32_t)(sizeof(list) / sizeof(list)[0]), out }
+#define NAMES(list) NAMES_BUT(list, NULL)
 
 #endif

@@ -57,11 +57,7 @@ static ng_status take_topk(job *j) {
   return put(j, "window_topk", is_none(j->value) ? "global" : j->value);
 }
 
-static ng_status take_send(job *j) {
-  int32_t sparse;
-  if (!ng_read_bool(j->value, &sparse)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "window_fill", sparse ? "none" : "added");
-}
+static ng_status take_send(job *j) { return put_flag(j, "none", "added"); }
 
 /* The modes of the sparse wrapper: 0 to 3 in the first m steps, 4 in all. */
 static ng_status take_fix(job *j) {
@@ -73,16 +69,10 @@ static ng_status take_fix(job *j) {
   return put(j, "window_fill", fill[n]);
 }
 
-static ng_status put_flag(job *j, const char *name, const char *yes, const char *no) {
-  int32_t on;
-  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, name, on ? yes : no);
-}
-
 /* Steps of the published schedules divide lr by ten; any fall by half or more is one. */
-static ng_status take_empty(job *j) { return put_flag(j, "window_empty", "0.5", "0"); }
+static ng_status take_empty(job *j) { return put_flag(j, "0.5", "0"); }
 
-static ng_status take_scaling(job *j) { return put_flag(j, "window_divisor", "filled", "window"); }
+static ng_status take_scaling(job *j) { return put_flag(j, "filled", "window"); }
 
 /* The ASDL script clips the preconditioned gradient. */
 static ng_status take_clip_type(job *j) {
@@ -99,7 +89,7 @@ static ng_status take_clip_bound(job *j) {
   return put(j, "clip_bound", j->value);
 }
 
-static ng_status take_bf16(job *j) { return put_flag(j, "window_dtype", "bf16", "f32"); }
+static ng_status take_bf16(job *j) { return put_flag(j, "bf16", "f32"); }
 
 /* The published program parses and ignores the value. */
 static ng_status check_off(job *j) {
@@ -114,7 +104,7 @@ static ng_status check_feedback(job *j) {
   return refuse(j, NG_ERR_ABSENT, "true; error feedback cannot be switched off");
 }
 
-static ng_status take_on_update(job *j) { return put_flag(j, "window_feedback_lr", "0", "1"); }
+static ng_status take_on_update(job *j) { return put_flag(j, "0", "1"); }
 
 static ng_status take_scope(job *j) {
   const bool tensor = ng_same_word(j->value, "tensor");
@@ -298,12 +288,7 @@ static const ng_left_out mfac_out[] = {
      "natgrad prune prunes"},
     {NULL, NULL}};
 
-const ng_names ng_names_mfac = {mfac_names, (int32_t)(sizeof mfac_names / sizeof mfac_names[0]),
-                                mfac_out},
-               ng_names_ggt = NAMES(ggt_names),
-               ng_names_efcp = {efcp_names, (int32_t)(sizeof efcp_names / sizeof efcp_names[0]),
-                                efcp_out},
+const ng_names ng_names_mfac = NAMES_BUT(mfac_names, mfac_out), ng_names_ggt = NAMES(ggt_names),
+               ng_names_efcp = NAMES_BUT(efcp_names, efcp_out),
                ng_names_sparse_ggt = NAMES(sparse_ggt_names),
-               ng_names_lowrank = {lowrank_names,
-                                   (int32_t)(sizeof lowrank_names / sizeof lowrank_names[0]),
-                                   mfac_out};
+               ng_names_lowrank = NAMES_BUT(lowrank_names, mfac_out);
