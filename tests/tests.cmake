@@ -221,7 +221,6 @@ set(natgrad_trainer_tests
     t_models
     t_nn
     t_plan_link
-    t_plan_transformer
     t_pruning
     t_random
     t_recipe
@@ -245,10 +244,7 @@ foreach(test IN LISTS natgrad_trainer_tests)
 endforeach()
 target_link_options(t_traffic PRIVATE -Wl,--wrap=ng_now_ms)
 target_link_options(t_plan_link PRIVATE -Wl,--wrap=ng_now_ms)
-foreach(test t_plan_link t_plan_transformer)
-  target_sources(${test} PRIVATE cli/plan_cost.c cli/plan_link.c cli/shapes.c cli/shapes_transformer.c)
-endforeach()
-target_sources(t_plan_transformer PRIVATE tests/plan_count.c)
+target_sources(t_plan_link PRIVATE cli/plan_cost.c cli/plan_link.c cli/shapes.c cli/shapes_transformer.c)
 # Makers of picture files, where their libraries are; skipped elsewhere.
 add_executable(t_images tests/t_images.c $<TARGET_OBJECTS:natgrad_io>)
 add_executable(t_picture tests/t_picture.c $<TARGET_OBJECTS:natgrad_io>)
