@@ -766,16 +766,15 @@ static void test_refused_life(void **state) {
     void (*place)(ng_block *b, ng_stat *s);
     const char *set, *says;
   } wrong[] = {
-      {far_owner, UNCLIPPED, "its owner is no rank of the block's column"},
-      {other_column, UNCLIPPED "grad_worker_fraction=0",
-       "its owner is no rank of the block's column"},
+      {far_owner, UNCLIPPED, "its owner is not in the block's column"},
+      {other_column, UNCLIPPED "grad_worker_fraction=0", "its owner is not in the block's column"},
       {split_owners, UNCLIPPED,
-       "another statistic, which the family needs beside it, has another owner"},
+       "the family needs both on one rank"},
       {only_owner, UNCLIPPED "grad_worker_fraction=1",
-       "has no result of a solve that others could be sent"},
+       "sends no results to other ranks"},
       {half_vector, UNCLIPPED, "averages are f32"},
       {wide_average, UNCLIPPED, "over sums in f32"},
-      {sees_two, UNCLIPPED, "from one thing"},
+      {sees_two, UNCLIPPED, "exactly one kind of observation"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     life *l = new_life(wrong[i].set, 2);

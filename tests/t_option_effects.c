@@ -425,7 +425,7 @@ static void refused(void **state) {
       {"clip=rms", NULL, "clip = rms needs a clip_bound above 0"},
       {"damping=0.1 solver=product", NULL, "solver = product"},
       {"damping=0.1", "solver=product", "solver"},
-      {"damping=0.1 statistics=local colocate=0", NULL, "colocate = 1 gives both to one"},
+      {"damping=0.1 statistics=local colocate=0", NULL, "set colocate = 1"},
       {"placement=spngd colocate=0", NULL, "colocate must be 1"},
   };
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {

@@ -282,7 +282,7 @@ static void leaves_it_as_it_was(void **state) {
   ng_rank_plan two[2] = {{.struct_size = sizeof two[0]}, {.struct_size = 8}};
   assert_int_equal(ng_plan_ranks(f.p, 4, 2, 3, two), NG_ERR_ARG);
   assert_int_equal(ng_plan_ranks(f.p, 2, 0, 2, two), NG_ERR_ARG);
-  assert_non_null(strstr(ng_last_error(f.ctx), "struct_size is not set, or differs"));
+  assert_non_null(strstr(ng_last_error(f.ctx), "struct_size of out is not set or differs"));
   fixture_ok(&f, ng_ready(f.p));
   fixture_ok(&plain, ng_ready(plain.p));
   ng_report a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};

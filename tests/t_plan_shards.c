@@ -125,10 +125,10 @@ static void leaves_it_whole(void **state) {
     fixture_ok(&f, ng_explain(f.p, 0, &row));
     assert_int_equal(row.count, layer[0].in * layer[0].out);
     assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, &again), NG_ERR_ARG);
-    assert_non_null(strstr(ng_last_error(f.ctx), "4 ranks; layers are in shards over 3 of them"));
+    assert_non_null(strstr(ng_last_error(f.ctx), "ranks = 4: layers are sharded over 3 ranks"));
   }
   assert_int_equal(ng_ready(f.p), NG_ERR_STATE);
-  assert_non_null(strstr(ng_last_error(f.ctx), "layer 'up' is whole, and in shards for"));
+  assert_non_null(strstr(ng_last_error(f.ctx), "layer 'up' was sharded by ng_plan_shard"));
   fixture_close(&f);
 }
 
@@ -147,8 +147,8 @@ static void refused(void **state) {
     const char *says;
   } no[] = {{-1, 0, 2, "index is -1"},
             {tensor + 1, 0, 2, "there are 6 layers"},
-            {norm, 0, 2, "'bn' is no linear layer"},
-            {tensor, 0, 2, "'t' is no linear layer"},
+            {norm, 0, 2, "'bn' is not an unsharded linear"},
+            {tensor, 0, 2, "'t' is not an unsharded linear"},
             {1, 2, 3, "layer 'down': axis is 2"},
             {1, 1, 0, "layer 'down': members is 0, expected 1 to its 7 inputs"},
             {1, 0, 7, "members is 7, expected 1 to its 6 outputs"},

@@ -25,7 +25,7 @@ static void one_is_wrong(void **state) {
     ng_status st;
   } how[] = {{BASE "|nan", "", NG_SKIPPED},
              {BASE "|shape", "layer 'up'", NG_ERR_SHAPE},
-             {BASE "|rows", "ranks of the model group show other layers, rows", NG_ERR_STATE}};
+             {BASE "|rows", "the layer, rows or dtype of this observation differ", NG_ERR_STATE}};
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
       scene *x = begin(&(scene){.options = how[k].options,
@@ -110,8 +110,8 @@ static void refused_by_name(void **state) {
   static const struct {
     const char *options, *says;
     ng_status st;
-  } no[] = {{"method=eva", "which family rankone does not take", NG_ERR_ABSENT},
-            {"method=mfac", "which family window does not take", NG_ERR_ABSENT},
+  } no[] = {{"method=eva", "family rankone does not support sharded", NG_ERR_ABSENT},
+            {"method=mfac", "family window does not support sharded", NG_ERR_ABSENT},
             {BASE " statistics=local", "statistics = local", NG_ERR_ABSENT},
             {BASE " update=sgd update_ranks=owner", "update_ranks = owner", NG_ERR_ABSENT},
             {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
@@ -166,7 +166,7 @@ static void refused_layers(void **state) {
       assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_OK);
       ng_rank_plan plan = {.struct_size = sizeof plan};
       assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, &plan), NG_ERR_ABSENT);
-      assert_non_null(strstr(ng_last_error(f.ctx), "layer 'fc' is in shards"));
+      assert_non_null(strstr(ng_last_error(f.ctx), "layer 'fc' is sharded"));
       ng_layer_init(&d, NG_EMBEDDING, sizeof d);
       d.name = "words";
       d.in = d.out = 4;

@@ -139,7 +139,7 @@ static void refused(const variant *v) {
   static const struct {
     int64_t samples;
     const char *message;
-  } bad[] = {{0, "samples is 0, expected at least 1 where no other rank has any"},
+  } bad[] = {{0, "samples is 0, expected at least 1 on a single rank"},
              {-1, "samples is -1, expected the number"}};
   const ng_options o = v_options(v);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

@@ -309,8 +309,8 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
 
 /* ---- a finished run --------------------------------------------------------------------------*/
 
-/* Does the checksum in the last line fit config.json and the log before it? */
-static bool seal_holds(const char *text, const char *last, const char *config) {
+/* Whether the checksum in the last line matches config.json and the log before this line. */
+static bool checksum_matches(const char *text, const char *last, const char *config) {
   char want[sizeof seal_mark + 16];
   const char *mark = strstr(last, seal_mark);
   if (mark == NULL) return false;
@@ -349,7 +349,7 @@ int log_result(const char *path, const char *config, train_result *out, bool *ov
   const char *event = ngio_text_of(ngio_get(o, "event")), *why = ngio_text_of(ngio_get(o, "why"));
   *over = event != NULL && strcmp(event, "end") == 0 && why != NULL && strcmp(why, "stopped") != 0;
   int rc = CLI_OK;
-  if (*over && !seal_holds(text, last, config))
+  if (*over && !checksum_matches(text, last, config))
     rc = cli_bad("%s: does not belong to config.json beside it, or was edited", path);
   if (*over && rc == CLI_OK) {
     take_end(o, out);

@@ -27,7 +27,7 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
   const char *threads = getenv("NG_THREADS");
   if (threads != NULL && c->threads == 0) {
     char *end = NULL;
-    const long n = strtol(threads, &end, 10); /* 0 and text are refused, not guessed at */
+    const long n = strtol(threads, &end, 10);
     if (end == threads || *end != 0 || n < 1 || n > 1024) {
       return ng_fail_to(message, size, NG_ERR_ARG,
                         "NG_THREADS is '%s', expected a whole number from 1 to 1024", threads);
@@ -64,7 +64,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_context_config: log_level is %d, expected 0 to 4", (int)c->log_level);
   }
-  if (c->queue != NULL) { /* it would be ignored, and arrays read before they are there */
+  if (c->queue != NULL) { /* a host build would read arrays before the queue has written them */
     return ng_fail_to(
         message, size, NG_ERR_ABSENT,
         "ng_context_config: queue is set, and this build has no device; leave it NULL");
@@ -79,12 +79,12 @@ typedef struct home {
   ng_queue queue;
 } home;
 
-/* For the queue, which knows an executor and no context. */
+/* The executor of the queue. */
 static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   ng_parallel(ctx, n, task, arg);
 }
 
-/* For the pool, which lies below this room and knows no context. */
+/* The allocator of the pool. */
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
@@ -108,7 +108,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
                         "ng_context_config", message, message_size);
   }
   if (st == NG_OK) st = check_config(&c, message, message_size);
-  /* For the message: whose choice it was that is not built in. */
+  /* for the message: the name came from the config, not from NG_LINALG */
   const bool named = c.linalg != NULL;
   if (st == NG_OK) st = read_environment(&c, message, message_size);
   if (st != NG_OK) return st;
@@ -126,11 +126,10 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   if (st == NG_OK) st = ng_comm_init(&stages, c.stage_group, message, message_size);
   if (st != NG_OK) return st;
   if (model.size > comm.size) {
-    return ng_fail_to(
-        message, message_size, NG_ERR_ARG,
-        "ng_context_config: model_group has %d ranks, and transport has %d, expected a "
-        "part of these",
-        model.size, comm.size);
+    return ng_fail_to(message, message_size, NG_ERR_ARG,
+                      "ng_context_config: model_group has %d ranks, expected at most the %d ranks "
+                      "of transport",
+                      model.size, comm.size);
   }
 
   if (c.alloc == NULL) {
@@ -141,8 +140,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     c.threads = online < 1 ? 1 : online > 1024 ? 1024 : (int32_t)online;
   }
-  /* By the caller's allocator, uncounted since there is no counter yet; the bytes are entered
-   * below. */
+  /* the counters are inside this allocation, so its bytes are counted below */
   home *made = c.alloc(c.alloc_user, sizeof *made);
   if (made == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_NOMEM, "ng_context: no memory");
@@ -164,7 +162,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   ng_process_mark(ctx);
   ctx->bytes = ctx->peak = (int64_t)sizeof *made;
   ctx->calls = 1;
-  /* Fewer threads than asked for is a warning and no failure: a container may allow no more. */
+  /* Fewer threads than wanted is a warning: a container may limit the number of threads. */
   if (c.parallel_for == NULL && c.threads > 1) {
     const ng_pool_alloc from = {counted_alloc, counted_free, ctx};
     ctx->pool = ng_pool_create(c.threads, &from);
@@ -186,8 +184,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   return NG_OK;
 }
 
-/* The pool first: it was made from this context's memory, and its threads may still look at it.  A
- * forked child has no such threads. */
+/* Destroy the pool first: it uses memory of the context. A forked child has no such threads. */
 void ng_context_destroy(ng_context **ctx) {
   if (ctx == NULL || *ctx == NULL) return;
   ng_context *c = *ctx;
@@ -198,12 +195,12 @@ void ng_context_destroy(ng_context **ctx) {
     ng_pool_leave(c->pool);
   }
   ng_process_unmark(c);
-  c->config.free(c->config.alloc_user, c, sizeof(home)); /* ctx is its first member */
+  c->config.free(c->config.alloc_user, c, sizeof(home)); /* ctx is the first member of home */
 }
 
 int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ng_threads_of(ctx); }
 
-/* Of this context alone, with the context itself. */
+/* Includes the context itself. */
 void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
   if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;
   if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak;

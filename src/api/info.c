@@ -12,7 +12,7 @@
 
 int32_t ng_version(void) { return NG_VERSION; }
 
-/* The whole length is returned, as snprintf does, so that a caller may ask first. */
+/* Return the whole length, as snprintf does. */
 int32_t ng_build_info(char *text, size_t size) {
   char blas[256], kernel[64], hint[256];
   int32_t threads = 0;

@@ -1,8 +1,9 @@
 /* observing.c: the public functions of a micro-batch: begin, wants, observe, reset.
  *
  * In: an ng_batch, arrays of activations and output gradients.  Out: checked arguments for
- * step/observe.c.  Two calls are collective: a reset in the last micro-batch before a step, where observing
- * may send, and an observation of the side along which a layer is sharded (in its model group). */
+ * step/observe.c.  Two calls are collective:
+ * - a reset in the last micro-batch before a step, in which observations may send messages;
+ * - an observation along the sharded axis of a layer, in its model group. */
 #include "step/step.h"
 
 static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
@@ -23,8 +24,8 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
         call, (long long)b.samples);
   }
   if (b.samples == 0 && p->ctx->ranks == 1) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "%s: samples is 0, expected at least 1 where no other rank has any", call);
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: samples is 0, expected at least 1 on a single rank",
+                   call);
   }
   if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: reduction is %d, expected NG_MEAN or NG_SUM", call,
@@ -37,11 +38,12 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
                    : b.first < 0 || b.whole > (INT64_C(1) << 31) || b.samples > b.whole ||
                          b.first > b.whole - b.samples) {
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "%s: first is %lld and whole %lld, expected 0 and 0, or a place of the %lld "
-                   "samples in so many of all ranks",
+                   "%s: first is %lld and whole is %lld, expected 0 and 0, or first + %lld samples "
+                   "<= whole <= 2147483648",
                    call, (long long)b.first, (long long)b.whole, (long long)b.samples);
   }
-  /* Inf and NaN pass: an overflowed scaler skips the step, see ng_step_begin.  0 samples of some are a part of 0. */
+  /* Inf and NaN are valid here: ng_step_begin then skips the step. A rank without samples may
+   * give 0. */
   if (b.loss_scale == 0.0 && b.samples > 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: loss_scale is 0, expected any other number", call);
   }
@@ -58,14 +60,13 @@ ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale) {
   return begin(p, &b, "ng_begin_samples");
 }
 
-/* 0 for whatever cannot be observed, mistakes included: it is asked in hooks, which have no way to
- * fail. */
+/* 0 also for invalid arguments: hooks call this function and cannot handle an error. */
 int32_t ng_wants(const ng_precond *p, int32_t layer) {
   if (p == NULL || !p->ready || p->broken || layer < 0 || layer >= p->entries) return 0;
   return !ng_process_same(p->ctx) ? 0 : ng_step_wants(p, layer);
 }
 
-/* The loan is checked although both end with the call on a host: a device will hold it longer. */
+/* On a host NG_COPY and NG_BORROW do not differ; a device will keep a borrowed array longer. */
 static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v, ng_loan loan,
                              bool grad, const char *call) {
   if (v == NULL || v->data == NULL) {
@@ -106,7 +107,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   ng_strided s;
   if (!p->step->begun) st = ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
   if (st == NG_OK && p->step->batch.samples == 0) {
-    return ng_step_observe(p, layer, NULL, grad, NG_OK); /* whatever the array is */
+    return ng_step_observe(p, layer, NULL, grad, NG_OK); /* the array is ignored */
   }
   if (st == NG_OK) st = check_array(p, d, v, loan, grad, call);
   const char *wrong = st == NG_OK ? ng_array_take(v, &s) : NULL;
@@ -115,10 +116,11 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   }
   if (st != NG_OK) return ng_step_observe(p, layer, NULL, grad, st);
   if (d->kind == NG_NORM && !grad && loan != NG_BORROW) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "%s: layer '%s': its input is read with its output gradient, so it is borrowed; "
-                   "expected NG_BORROW",
-                   call, d->name);
+    return ng_fail(
+        p->ctx, NG_ERR_ARG,
+        "%s: layer '%s': the input of a norm layer is read again with its output gradient; "
+        "expected NG_BORROW",
+        call, d->name);
   }
   return ng_step_observe(p, layer, &s, grad, NG_OK);
 }
@@ -131,7 +133,7 @@ ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g
   return observe(p, layer, g, loan, true, "ng_observe_output_grad");
 }
 
-/* Messages already sent still arrive; the receivers discard them. */
+/* Complete the messages that are already sent; the receivers discard them. */
 ng_status ng_reset_batch(ng_precond *p) {
   ng_status st = ng_may_call(p, "ng_reset_batch");
   if (st == NG_OK) st = ng_exchange_end_last(p);

@@ -2,15 +2,14 @@
  *
  * In: a context, options, descriptions of layers and tensors.  Out: an ng_precond, ready to step.
  *
- * Arguments are checked here and used in model/ and step/.  Each call that can fail starts with ng_enter,
- * which clears ng_last_error.  A failed call leaves the object unchanged, unless the transport breaks in
+ * This file checks arguments; model/ and step/ use them.  Each call that can fail starts with ng_enter,
+ * which clears ng_last_error.  A failed call leaves the object unchanged, unless the transport fails in
  * ng_ready.  ng_ready is the first collective call. */
 #include "step/step.h"
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
-/* Options are judged before anything is taken.  What an object holds is counted from the first byte,
- * so ng_report adds up to what the context lent. */
+/* Count every byte of the object, so that ng_report adds up to ng_context_allocated. */
 static ng_status create(ng_context *ctx, const ng_options *options, ng_precond **out) {
   char message[NG_MESSAGE] = "";
   ng_status st = ng_family_check(options, message, sizeof message);
@@ -20,13 +19,13 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
   memset(p, 0, sizeof *p);
   p->ctx = ctx;
   p->opt = *options;
-  p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p; /* itself, too */
+  p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p;
   p->step = ng_object(p, sizeof *p->step);
   if (p->step == NULL) {
     st = NG_ERR_NOMEM;
     goto done;
   }
-  p->step->nu = 1.0; /* no step yet: nothing was clipped */
+  p->step->nu = 1.0; /* the clip factor before the first step */
   ng_settings_of(&p->opt, &p->base);
   *out = p;
   return NG_OK;
@@ -47,7 +46,7 @@ ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options, ng_
   return create(ctx, options, out);
 }
 
-/* From values on the stack: an object of options would be memory that the context does not count. */
+/* The options are on the stack: the context would not count an options object. */
 ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out) {
   char message[NG_MESSAGE] = "";
   ng_options o;
@@ -61,9 +60,8 @@ ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out)
   return st == NG_OK ? create(ctx, &o, out) : ng_fail(ctx, st, "%s", message);
 }
 
-/* Also of what a failed create has left, and of a model whose transport broke: that can only be
- * destroyed.  In a forked child the transport is the parent's: nothing is waited for, nothing is given
- * back to it. */
+/* Also destroys a partly created object, and a model whose transport failed. A forked child must
+ * not use the transport of its parent, so it leaves the transport first. */
 void ng_precond_destroy(ng_precond **precond) {
   if (precond == NULL || *precond == NULL) return;
   ng_precond *p = *precond;
@@ -83,18 +81,18 @@ void ng_precond_destroy(ng_precond **precond) {
 
 /* ---- describe --------------------------------------------------------------------------------*/
 
-/* Memory, tiles and hashes of ng_ready were made for the layers that there were. */
+/* ng_ready has planned memory, tiles and hashes for the registered layers. */
 static ng_status may_add(ng_precond *p, const char *call) {
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (p->ready) {
-    return ng_fail(p->ctx, NG_ERR_STATE, "%s: after ng_ready nothing can be registered", call);
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "%s: the model is ready; register layers and tensors before ng_ready", call);
   }
   return NG_OK;
 }
 
-/* A struct has to reach to `positions`: name, kind and widths say what a layer is.  The name is
- * judged before it is used in messages, options of its own before they are kept: with the model's
- * they may not go together, and that should be said while the layer's line is on the screen. */
+/* The struct must contain the fields before `positions`. Options of the layer are checked here
+ * with the model's, so that an error is reported by the call that has the wrong option. */
 ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
@@ -109,7 +107,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   st = ng_entry_check_name(p, "ng_add_layer", d.name);
   if (st != NG_OK) return st;
-  if (d.norm_kind == 0) d.norm_kind = NG_BATCH_NORM; /* of a struct that was not initialised */
+  if (d.norm_kind == 0) d.norm_kind = NG_BATCH_NORM; /* the caller did not call ng_layer_init */
 
   if (d.options != NULL) {
     ng_options o = p->opt;
@@ -120,7 +118,6 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   return ng_entry_add_layer(p, &d, index);
 }
 
-/* The two common kinds in one line each: the same checks, by ng_add_layer. */
 ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out, int32_t bias,
                         int32_t *index) {
   ng_layer d;
@@ -188,7 +185,7 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
 
 /* ---- bind, ready -----------------------------------------------------------------------------*/
 
-/* Before or after ng_ready, as often as gradients move. */
+/* May be called before ng_ready, and at any time between steps. */
 ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
@@ -208,25 +205,24 @@ ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which, const ng_ar
   return bind_one(p, (ng_binding){index, which, grad, NULL, NG_HOLD}, true, "ng_bind_grad");
 }
 
-/* For fused updates and clip = ratio; nothing else reads or writes a weight. */
+/* Only fused updates and clip = ratio use the weight. */
 ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_array *weight) {
   return bind_one(p, (ng_binding){index, which, NULL, weight, NG_HOLD}, false, "ng_bind_weight");
 }
 
-/* Layers that share a block share its memory, so none can be frozen alone. */
+/* Refuse a layer that shares a block with others, unless the family can exclude single layers. */
 ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (index < 0 || index >= p->entries || (on != 0 && on != 1)) {
-    return ng_fail(
-        p->ctx, NG_ERR_ARG,
-        "ng_freeze: index is %d and on is %d, expected one of %d layers and tensors, and "
-        "0 or 1",
-        index, on, p->entries);
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_freeze: index is %d and on is %d, expected an index below %d, and "
+                   "0 or 1",
+                   index, on, p->entries);
   }
   ng_entry *e = p->entry[index];
   const ng_block *b = e->block;
-  if (e->d.frozen || (b != NULL && b->entry == NULL && !b->family->sits_out)) {
+  if (e->d.frozen || (b != NULL && b->entry == NULL && !b->family->can_exclude)) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_freeze: '%s' %s", e->d.name,
                    e->d.frozen ? "was registered as frozen and has no memory; register it unfrozen "
                                  "and freeze it after ng_ready"
@@ -237,14 +233,15 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   return NG_OK;
 }
 
-/* Before ng_ready, which counts the groups, or between steps. */
+/* Call before ng_ready, which counts the groups, or between steps. */
 ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   return ng_slot_group(p, index, which, group, "ng_set_group");
 }
 
-/* Collective.  Check for a broken transport first: no rank may start a collective that others cannot join. */
+/* Collective. Check for a failed transport first: no rank may enter a collective that the others
+ * cannot join. */
 ng_status ng_ready(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;

@@ -5,17 +5,18 @@
 #include "step/step.h"
 
 /* Check that 0 <= i < n and that `out` is not NULL. */
-static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int64_t n,
-                          const void *out) {
+static ng_status check_index(const ng_precond *p, const char *call, int64_t i, int64_t n,
+                             const void *out) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (out == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: out is NULL", call);
   if (i >= 0 && i < n) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_ARG, "%s: there is no number %lld, expected 0 to %lld", call,
-                 (long long)i, (long long)n - 1);
+  return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %lld, expected 0 to %lld", call, (long long)i,
+                 (long long)n - 1);
 }
 
-/* Things come in runs, each of which knows how many are before it: the run of number i. */
+/* Find the run (a block, an entry) that contains item i; before(p, r) is the number of items
+ * before run r. */
 static int32_t run_of(const ng_precond *p, int32_t runs, int32_t i,
                       int32_t (*before)(const ng_precond *p, int32_t run)) {
   int32_t low = 0, high = runs;
@@ -35,7 +36,7 @@ static int32_t statistics_before(const ng_precond *p, int32_t run) {
 static int32_t slots_before(const ng_precond *p, int32_t run) { return p->entry[run]->first_slot; }
 
 ng_status ng_report_read(const ng_precond *p, ng_report *out) {
-  const ng_status st = may_tell(p, "ng_report_read", 0, 1, out);
+  const ng_status st = check_index(p, "ng_report_read", 0, 1, out);
   if (st != NG_OK) return st;
   ng_report r;
   memset(&r, 0, sizeof r);
@@ -75,7 +76,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
 }
 
 ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out) {
-  const ng_status st = may_tell(p, "ng_report_station", i, NG_STATIONS, out);
+  const ng_status st = check_index(p, "ng_report_station", i, NG_STATIONS, out);
   if (st != NG_OK) return st;
   const ng_station_time *t = &p->step->time[i];
   ng_station_report r;
@@ -97,7 +98,7 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *o
 /* Block after block, in the order of registration. */
 ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *out) {
   const ng_status st =
-      may_tell(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), out);
+      check_index(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), out);
   if (st != NG_OK) return st;
   const int32_t block = run_of(p, p->blocks, i, statistics_before);
   const ng_stat *s = &p->block[block]->stat[i - p->block[block]->first_stat];
@@ -115,7 +116,7 @@ ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_repor
 }
 
 ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *out) {
-  const ng_status st = may_tell(p, "ng_report_layer", index, p == NULL ? 0 : p->entries, out);
+  const ng_status st = check_index(p, "ng_report_layer", index, p == NULL ? 0 : p->entries, out);
   if (st != NG_OK) return st;
   const ng_block *b = p->entry[index]->block;
   ng_layer_report r;
@@ -153,8 +154,8 @@ ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t memb
   }
   ng_entry *e = p->entry[index];
   if (e->tensor || e->d.kind != NG_LINEAR || e->d.shard_axis != -1) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_plan_shard: '%s' is no linear layer that was registered whole", e->d.name);
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_shard: '%s' is not an unsharded linear layer",
+                   e->d.name);
   }
   if (axis != 0 && axis != 1) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_shard: layer '%s': axis is %d, expected 0 or 1",
@@ -169,18 +170,19 @@ ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t memb
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *other = p->entry[i];
     if (other == e || other->plan_members == 0 || other->plan_members == members) continue;
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_plan_shard: layer '%s': members is %d, and %d of layer '%s'; there is one "
-                   "model group",
-                   e->d.name, members, other->plan_members, other->d.name);
+    return ng_fail(
+        p->ctx, NG_ERR_ARG,
+        "ng_plan_shard: layer '%s': members is %d, but %d for layer '%s'; all layers share one "
+        "model group",
+        e->d.name, members, other->plan_members, other->d.name);
   }
   e->plan_axis = axis;
   e->plan_members = members;
   return NG_OK;
 }
 
-/* The structs lie side by side, all of the caller's size. */
-static bool of_one_size(const ng_rank_plan *out, int32_t count, size_t size) {
+/* Check that all structs have the struct_size of the first one. */
+static bool same_struct_sizes(const ng_rank_plan *out, int32_t count, size_t size) {
   bool same = size >= sizeof size && size % sizeof(void *) == 0;
   for (int32_t r = 0; r < count && same; r++) {
     size_t given;
@@ -192,7 +194,7 @@ static bool of_one_size(const ng_rank_plan *out, int32_t count, size_t size) {
 
 ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t count,
                         ng_rank_plan *out) {
-  const ng_status st = may_tell(p, "ng_plan_ranks", 0, 1, out);
+  const ng_status st = check_index(p, "ng_plan_ranks", 0, 1, out);
   if (st != NG_OK) return st;
   if (p->ready || p->broken) {
     return ng_fail(p->ctx, NG_ERR_STATE,
@@ -204,19 +206,20 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
                    "first + count <= ranks",
                    first, count, ranks);
   }
-  if (!of_one_size(out, count, out->struct_size)) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_ranks: struct_size is not set, or differs, in out");
+  if (!same_struct_sizes(out, count, out->struct_size)) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_ranks: struct_size of out is not set or differs between elements");
   }
   return ng_step_plan(p, ranks, first, count, out, out->struct_size);
 }
 
-/* The name of a parameter is made once, when the layer is added: no buffer to own here. */
+/* The number of parameters, then the unused globs of skip_layers. */
 int32_t ng_explain_count(const ng_precond *p) {
   const ng_entry *last = p != NULL && p->entries > 0 ? p->entry[p->entries - 1] : NULL;
   return (last != NULL ? last->first_slot + last->slots : 0) + (p != NULL ? p->unused : 0);
 }
 
-/* The rows behind the parameters: globs of skip_layers that match no layer. */
+/* The rows after the parameters: globs of skip_layers that match no layer. */
 static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const char *glob = p->unused_globs;
   for (; i > 0; i--) {
@@ -232,10 +235,10 @@ static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *
   return ng_give_struct(out, &r, sizeof r);
 }
 
-/* A row for each parameter, in the order of registration, the bias after its weight.  The bytes of
- * a block are said once, with its first parameter. */
+/* A row for each parameter, in the order of registration, the bias after its weight. The row of
+ * a block's first parameter has the bytes of the block. */
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
-  const ng_status st = may_tell(p, "ng_explain", i, ng_explain_count(p), out);
+  const ng_status st = check_index(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;
   const int32_t rows = ng_explain_count(p) - p->unused;
   if (i >= rows) return explain_unused(p, i - rows, out);

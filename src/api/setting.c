@@ -20,7 +20,7 @@ ng_status ng_set(ng_precond *p, const char *option, const char *value) {
   return ng_step_set(p, option, value);
 }
 
-/* By way of text, so there is one set of checks. */
+/* Convert to text, so that ng_set makes all checks. */
 ng_status ng_set_real(ng_precond *p, const char *option, double value) {
   char text[64];
   (void)snprintf(text, sizeof text, "%.17g", value); /* reads back as the same double */
@@ -32,10 +32,10 @@ ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t si
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (option == NULL || value == NULL || size == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s",
-                   option == NULL ? "option is NULL" : "there is no room for the value");
+                   option == NULL ? "option is NULL" : "the buffer is NULL or empty");
   }
   char message[NG_MESSAGE] = "";
-  const ng_option_row *found = NULL; /* of no use: the message is */
+  const ng_option_row *found = NULL; /* only the message is used */
   const int32_t row = ng_option_find(option);
   if (row < 0 && !ng_is(option, "method")) {
     (void)ng_option_lookup(option, &found, message, sizeof message);

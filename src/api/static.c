@@ -8,7 +8,7 @@ static ng_status check_rows(ng_context *ctx, const ng_array *g, ng_strided *rows
   const char *wrong = g->mem == NG_HOST ? ng_array_take(g, rows) : "it is not on the host";
   if (wrong == NULL && (rows->dtype != NG_F32 || rows->ndim != 2)) wrong = "expected [m, d] in f32";
   if (wrong == NULL && rows->shape[1] > 1 && rows->stride[1] != 1)
-    wrong = "numbers of a gradient must lie side by side";
+    wrong = "the elements of a gradient must be contiguous";
   if (wrong == NULL && rows->data == NULL) wrong = "its data is NULL";
   if (wrong != NULL) return ng_fail(ctx, NG_ERR_SHAPE, "ng_fisher_create: gradients: %s", wrong);
   for (int64_t r = 0; r < rows->shape[0]; r++) {
@@ -31,9 +31,10 @@ static ng_status check_blocks(ng_context *ctx, const int64_t *end, int64_t block
   for (int64_t b = 0; b < blocks && end != NULL; b++) {
     const int64_t before = b == 0 ? 0 : end[b - 1];
     if (end[b] > before && (b < blocks - 1 ? end[b] < d : end[b] == d)) continue;
-    return ng_fail(ctx, NG_ERR_ARG,
-                   "ng_fisher_create: end[%lld] is %lld; ends rise, and the last is %lld",
-                   (long long)b, (long long)end[b], (long long)d);
+    return ng_fail(
+        ctx, NG_ERR_ARG,
+        "ng_fisher_create: end[%lld] is %lld, expected ascending ends, the last one %lld",
+        (long long)b, (long long)end[b], (long long)d);
   }
   return NG_OK;
 }

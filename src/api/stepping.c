@@ -1,9 +1,9 @@
-/* stepping.c: the public functions that end a step: gradients in place, or weights moved by SGD or
+/* stepping.c: the public functions that end a step: write gradients in place, or update weights by SGD or
  * AdamW.
  *
- * In: the learning rate, or the numbers of an update, a set for each group.  Out: p->step->out and lr,
- * for step/take.c, which has what happens.  A rank with invalid numbers does not return here:
- * the other ranks wait for it in `check`, where all ranks return together. */
+ * In: the learning rate, or the numbers of an update for each group.  Out: p->step->out and p->step->lr
+ * for step/take.c.  A rank with invalid numbers passes the error to ng_step_take, because the other ranks
+ * wait for it in `check`, where all ranks return together. */
 #include "step/step.h"
 
 #include <math.h>
@@ -19,14 +19,14 @@ ng_status ng_step(ng_precond *p, double lr) {
 
 /* ---- the numbers of groups -------------------------------------------------------------------*/
 
-/* Which set of numbers is looked at, and for whom. */
+/* The group whose numbers are read, and the public call for messages. */
 typedef struct set {
   ng_precond *p;
   const char *call, *type;
   int32_t group;
 } set;
 
-/* A number of an update: finite, at least `least`, below `below`. */
+/* A number of an update: finite and in [least, below). */
 typedef struct bound {
   const char *name;
   double value, least, below;
@@ -39,7 +39,7 @@ static void note(const set *s, const bound *b, int32_t n) {
     s->p->step->numbers = ng_step_number(s->p->step->numbers, b[i].value);
 }
 
-/* lr first: it has no default, and an initialiser leaves NaN. */
+/* Check lr first: an unset lr is NaN. */
 static ng_status check_bounds(const set *s, double lr, const bound *b, int32_t n) {
   if (lr != lr) {
     return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: lr was not given (group %d)", s->call, s->group);
@@ -60,9 +60,9 @@ static ng_status check_count(const set *s, const void *how, int32_t count) {
                  count, s->p->update_groups);
 }
 
-/* The struct of a group into *dst, which has the defaults.  The caller's array has the stride of its
- * own sizeof, which its first element tells. */
-static ng_status take_set(const set *s, void *dst, size_t ours, const void *how, size_t least) {
+/* Copy the struct of the group to *dst, which has the defaults. Structs follow each other at the
+ * struct_size of the first one. */
+static ng_status copy_group(const set *s, void *dst, size_t ours, const void *how, size_t least) {
   char message[NG_MESSAGE] = "";
   size_t stride, size;
   memcpy(&stride, how, sizeof stride);
@@ -79,7 +79,7 @@ static ng_status take_set(const set *s, void *dst, size_t ours, const void *how,
 static ng_status take_sgd(const set *s, const ng_sgd *how) {
   ng_sgd h;
   ng_sgd_init(&h, sizeof h);
-  ng_status st = take_set(s, &h, sizeof h, how, offsetof(ng_sgd, momentum));
+  ng_status st = copy_group(s, &h, sizeof h, how, offsetof(ng_sgd, momentum));
   if (st != NG_OK) return st;
   const bound bounds[] = {{"lr", h.lr, 0.0, INFINITY, "a number >= 0"},
                           {"momentum", h.momentum, 0.0, INFINITY, "a number >= 0"},
@@ -103,7 +103,7 @@ static ng_status take_sgd(const set *s, const ng_sgd *how) {
 static ng_status take_adamw(const set *s, const ng_adamw *how) {
   ng_adamw h;
   ng_adamw_init(&h, sizeof h);
-  ng_status st = take_set(s, &h, sizeof h, how, offsetof(ng_adamw, beta1));
+  ng_status st = copy_group(s, &h, sizeof h, how, offsetof(ng_adamw, beta1));
   if (st != NG_OK) return st;
   const bound bounds[] = {{"lr", h.lr, 0.0, INFINITY, "a number >= 0"},
                           {"beta1", h.beta1, 0.0, 1.0, "a number in [0, 1)"},

@@ -140,7 +140,7 @@ typedef struct ng_family {
   bool scans; /* observe detects non-finite values itself; otherwise the engine scans */
 
   /* NG_SCOPE_MODEL: the family respects slot->out, so a step may exclude some of its parameters. */
-  bool sits_out;
+  bool can_exclude;
 
   /* Layers may be sharded: ranks that observe and compute PD get whole observations and gradients,
    * the others none. */

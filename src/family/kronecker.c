@@ -138,8 +138,8 @@ static ng_status check_embedding(const ng_block *b) {
   const bool product = b->base.solver == NG_SOLVER_PRODUCT;
   if (b->entry->local != NULL) {
     return ng_fail(b->ctx, NG_ERR_ABSENT,
-                   "layer '%s': it is in shards (shard_axis), which embeddings do not support; "
-                   "register its weight with ng_add_tensor, or name it in skip_layers",
+                   "layer '%s': embeddings cannot be sharded (shard_axis); "
+                   "register the weight with ng_add_tensor, or name the layer in skip_layers",
                    b->name);
   }
   if (!product && b->base.positions != NG_POSITIONS_REDUCE) return NG_OK;

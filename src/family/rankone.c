@@ -199,9 +199,9 @@ static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE
 }
 
 static double norm2(const float *x, int64_t n) {
-  double out[2];
-  row_sums(x, x, n, out);
-  return out[0];
+  double sums[2];
+  row_sums(x, x, n, sums);
+  return sums[0];
 }
 
 /* sides = input: complete t with parts of rows and the bias, and |t|^2 in s. After all tiles,
@@ -275,8 +275,8 @@ static bool combine_ranks(ng_block *b) {
   return sure;
 }
 
-/* Squares of f32 and their sums fit a double: |D|^2 is finite if and only if all entries are. Every
- * rank with a and g measures; with `statistics = all` that is every rank, and no PD is sent. */
+/* Squares of f32 and their sums fit a double: |D|^2 is finite if and only if all elements of D
+ * are. Every rank that has the mean vectors computes these sums. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   gather_ranks(b);

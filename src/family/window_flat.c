@@ -109,12 +109,12 @@ static void mark_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_slot *s = b->segment[c.segment].slot;
-  float line[NG_WINDOW_LINE];
+  float weights[NG_WINDOW_LINE];
   for (int64_t at = 0, n; at < c.n; at += n) {
     n = ng_min64(NG_WINDOW_LINE, c.n - at);
-    read_flat(&s->weight, s->cols, c.from + at, n, line);
+    read_flat(&s->weight, s->cols, c.from + at, n, weights);
     for (int64_t k = 0; k < n; k++) {
-      w->mask[c.at + at + k] = line[k] != 0.0f;
+      w->mask[c.at + at + k] = weights[k] != 0.0f;
     }
   }
 }

@@ -163,7 +163,8 @@ static bool factor(ng_block *b, int64_t n, double *S) {
   return true;
 }
 
-/* z [places] <- S^-1 z by its factor; S NULL: by the kept one.  `last`: z is 0 but for the newest row. */
+/* z [places] <- S^-1 z, with the Cholesky factor of S or, if S is NULL, with p->factor. `last`:
+ * z is 0 except for the newest row. */
 static void solve_system(ng_block *b, const ng_window_part *p, const double *S, bool last,
                          double *z) {
   const ng_window *w = ng_window_of(b);

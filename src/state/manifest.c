@@ -172,7 +172,7 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
   }
   if (does_not_matter(info->name)) return true;
   if (ng_options_get(&p->opt, info->name, ours, room) != NG_OK) {
-    return ng_work_refuse(w, NG_ERR_FILE, "option '%s' has no text", info->name);
+    return ng_work_refuse(w, NG_ERR_FILE, "option '%s' cannot be written as text", info->name);
   }
   return ng_is(theirs, ours) ||
          (ng_option_find(info->name) == NG_OPTION_statistics && holds_all(theirs) &&

@@ -104,7 +104,7 @@ static void set_rules(ng_block *b) {
   }
 }
 
-static ng_status cannot(const ng_block *b, const ng_stat *s, const char *why) {
+static ng_status invalid_statistic(const ng_block *b, const ng_stat *s, const char *why) {
   return ng_fail(b->ctx, NG_ERR_ARG, "'%s': family %s, statistic %s: %s", b->name, b->family->name,
                  s->name, why);
 }
@@ -113,31 +113,33 @@ static ng_status cannot(const ng_block *b, const ng_stat *s, const char *why) {
 static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   const bool one = s->sees != 0 && (s->sees & (s->sees - 1)) == 0 && (s->sees & ~b->sees) == 0;
   const bool sixteen = s->kept == NG_BF16 || s->kept == NG_F16;
-  if (!one) return cannot(b, s, "it must be made from one thing that the family sees");
+  if (!one)
+    return invalid_statistic(b, s, "it must have exactly one kind of observation of the family");
   const bool wide = s->symmetric && s->kept == NG_F64 && s->wire == NG_F64;
   if (s->rule.averaged && !wide &&
       (s->wire != NG_F32 || !(s->kept == NG_F32 || (sixteen && s->symmetric)))) {
-    return cannot(b, s,
-                  "averages are f32, of symmetric matrices also bf16 or f16, over sums in f32, or "
-                  "f64 over sums in f64");
+    return invalid_statistic(
+        b, s,
+        "averages are f32, of symmetric matrices also bf16 or f16, over sums in f32, or "
+        "f64 over sums in f64");
   }
-  if (s->wire != NG_F32 && s->wire != NG_F64) return cannot(b, s, "sums are f32 or f64");
+  if (s->wire != NG_F32 && s->wire != NG_F64) return invalid_statistic(b, s, "sums are f32 or f64");
   if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
-    return cannot(b, s, "its owner is no rank of the block's column");
+    return invalid_statistic(b, s, "its owner is not in the block's column");
   }
   if (!b->apart) return NG_OK;
   /* Curvature is the product of two expectations over the same samples. */
   if (s->spread == NG_SPREAD_LOCAL) {
-    return cannot(
+    return invalid_statistic(
         b, s,
-        "statistics = local: it has its owner's samples, and another statistic, of another owner, "
-        "has others; colocate = 1 gives both to one");
+        "statistics = local: the statistics of the block have different owners and so different "
+        "samples; set colocate = 1");
   }
   if (b->family->put_traces == NULL) {
-    return cannot(
+    return invalid_statistic(
         b, s,
-        "only its owner keeps it, and another statistic, which the family needs beside it, has "
-        "another owner; colocate = 1 gives both to one");
+        "the statistics of the block have different owners, and the family needs both on one rank; "
+        "set colocate = 1");
   }
   return NG_OK;
 }
@@ -163,21 +165,21 @@ static ng_status settle_block(ng_block *b) {
   if (st != NG_OK) return st;
   if (b->partial && b->solves && b->p->grid.n > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
-                   "'%s': every rank has a share of what family %s measures: it needs "
+                   "'%s': family %s computes on every rank and needs "
                    "grad_worker_fraction = 1",
                    b->name, b->family->name);
   }
   if (!b->solves && !b->keeps_everywhere && b->p->grid.m > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
-                   "'%s': one rank alone keeps its statistics, and family %s has no result of a "
-                   "solve that others could be "
-                   "sent; take grad_worker_fraction = 0 or statistics = all",
+                   "'%s': only the owner keeps the statistics, and family %s sends no results to "
+                   "other ranks; "
+                   "set grad_worker_fraction = 0 or statistics = all",
                    b->name, b->family->name);
   }
   /* All m ranks of a column get the results. */
   b->holds = b->solves ? b->column == b->p->grid.column : b->keeps;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* this family needs none */
+    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* the family does not use these observations */
   }
   return NG_OK;
 }
@@ -314,18 +316,17 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 
 /* ---- all blocks -----------------------------------------------------------------------------*/
 
-/* With the layer's own options, which `fits` may read. */
+/* Choose the family of a layer by its own options. */
 static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
   const ng_status st = settings_of(p, e->d.name, e->d.options, &texts, &s);
   if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, ng_entry_seen(e));
   if (st == NG_OK && e->shard != NULL && e->taken_by != NULL && !e->taken_by->shards) {
-    return ng_fail(
-        p->ctx, NG_ERR_ABSENT,
-        "layer '%s': it is in shards (shard_axis), which family %s does not take; register "
-        "its parameters with ng_add_tensor, or name it in skip_layers",
-        e->d.name, e->taken_by->name);
+    return ng_fail(p->ctx, NG_ERR_ABSENT,
+                   "layer '%s': family %s does not support sharded layers (shard_axis); register "
+                   "its parameters with ng_add_tensor, or name it in skip_layers",
+                   e->d.name, e->taken_by->name);
   }
   if (st == NG_OK && e->taken_by == NULL && !e->tensor && e->d.kind == NG_EMBEDDING) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,

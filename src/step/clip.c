@@ -97,8 +97,8 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
                    .weighted_d2 = h.weighted_d2};
 }
 
-/* Blocks with ascent may stand beside others. */
-static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
+/* Add the sums of blocks with and without ascent. */
+static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
   bool plain = false, ascends = sums[1].d2 > 0.0; /* of another stage */
   for (int32_t i = 0; i < p->blocks; i++) {
     plain = plain || !p->block[i]->ascends;
@@ -129,7 +129,7 @@ static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
 
 void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
   ng_engine *step = p->step;
-  const ng_sums s = together(p, sums);
+  const ng_sums s = combine_sums(p, sums);
   step->inner = s.inner;
   step->d2 = s.d2;
   step->pd2 = s.pd2;

@@ -100,8 +100,8 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
 
 /* ---- traces ----------------------------------------------------------------------------------*/
 
-/* Equal on all ranks of a column. */
-static bool trades(const ng_precond *p, const ng_block *b) {
+/* Whether the owners of A and G exchange traces; equal on all ranks of a column. */
+static bool exchanges_traces(const ng_precond *p, const ng_block *b) {
   return b->traces != NULL && ng_solve_due(p, b);
 }
 
@@ -114,7 +114,7 @@ ng_status ng_exchange_traces(ng_precond *p) {
   memset(x->traces, 0, (size_t)x->traces_count * sizeof *x->traces);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!trades(p, b)) continue;
+    if (!exchanges_traces(p, b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].keeps) b->family->put_traces(b, k, b->traces + k * b->traces_each);
     }

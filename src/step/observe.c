@@ -167,9 +167,9 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
     }
   }
   if (grad && !size_known(p, e, o->out)) {
-    (void)snprintf(expected, sizeof expected, "[%lld, %lld, %lld, %lld], as its input gives",
-                   (long long)B, (long long)C, (long long)e->shown[0][0],
-                   (long long)e->shown[0][1]);
+    (void)snprintf(expected, sizeof expected,
+                   "[%lld, %lld, %lld, %lld], the output size of its input", (long long)B,
+                   (long long)C, (long long)e->shown[0][0], (long long)e->shown[0][1]);
     return misfit(p, d, s, grad, expected);
   }
   if (!grad) remember_size(p, e, o->out);
@@ -269,7 +269,7 @@ static ng_status make_room(ng_block *b, const ng_obs *o) {
 }
 
 /* Only for blocks of one layer: a block of several gets many arrays. */
-static void mark_shown(ng_block *b, uint32_t what) {
+static void mark_observed(ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats && b->entry != NULL; i++) {
     if ((b->stat[i].sees & what) != 0) b->stat[i].shown = true;
   }
@@ -292,7 +292,7 @@ static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool 
 }
 
 /* Add the array to the block's sums if it is finite and its scratch is available. */
-static ng_status look_at(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   ng_block *b = e->block;
   if (o->samples == 0) return enter(b, o);
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* one-hot vectors */
@@ -330,20 +330,22 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   ng_strided whole;
   if (part) st = whole_of(p, e, s, grad, st, &o, &whole);
   if (st < NG_OK || !wanted) return st;
-  if (st == NG_OK && (!part || e->shard->primary)) st = look_at(p, e, part ? &whole : s, grad, &o);
+  if (st == NG_OK && (!part || e->shard->primary))
+    st = add_array(p, e, part ? &whole : s, grad, &o);
   b->observing_ms += ng_now_ms() - t0;
-  if (step->last && st >= NG_OK) mark_shown(b, o.what);
-  /* A refusal is no error: loss scalers cause it now and then. */
+  if (step->last && st >= NG_OK) mark_observed(b, o.what);
+  /* A non-finite array is no error: loss scalers cause it now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
-  const bool pair = e->d.kind == NG_NORM && b->scans; /* read together */
-  return ng_fail(p->ctx, NG_SKIPPED,
-                 "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
-                 "gradients alone",
-                 e->d.name,
-                 pair   ? "input or its output gradient"
-                 : grad ? "output gradient"
-                        : "input");
+  const bool pair = e->d.kind == NG_NORM && b->scans; /* scanned together */
+  return ng_fail(
+      p->ctx, NG_SKIPPED,
+      "layer '%s': the %s is not finite; it is not added to the statistics, and the step will be "
+      "skipped",
+      e->d.name,
+      pair   ? "input or its output gradient"
+      : grad ? "output gradient"
+             : "input");
 }
 
 /* A refused array is complete, too: the step skips, but its messages are sent. */

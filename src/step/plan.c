@@ -113,7 +113,7 @@ static ng_status check_whole(const ng_precond *p) {
     if (p->entry[i]->d.shard_axis == -1) continue;
     return ng_fail(
         p->ctx, NG_ERR_ABSENT,
-        "ng_plan_ranks: layer '%s' is in shards, whose widths other ranks know; register "
+        "ng_plan_ranks: layer '%s' is sharded, and the widths of other ranks are unknown; register "
         "it whole and call ng_plan_shard",
         p->entry[i]->d.name);
   }
@@ -148,7 +148,7 @@ static bool differs_by_number(const ng_precond *p) {
 
 enum { UNKNOWN = -1 };
 
-/* Ranks that own nothing have equal plans within a column; without a block in the column, all of
+/* Ranks that own nothing have equal plans within a column; if the column has no block, all of
  * them. */
 typedef struct twins {
   bool *owns;      /* [ranks] owns a block, a statistic or a weight */

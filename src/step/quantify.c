@@ -1,28 +1,34 @@
-/* quantify.c: how far a step scales each element, the other half of EFCP's measure
- * (arXiv 2306.06098): r_i = |u_i / (g_i + 1e-8)| of gradient g = D and direction u = PD before the clip.
+/* quantify.c: the ratio by which a step scales each element, as EFCP measures it (arXiv 2306.06098):
+ * r_i = |u_i / (g_i + 1e-8)| with the gradient g = D and the direction u = PD before the clip.
  *
- * In: tiles, before directions overwrite the gradients.  Out: least, quartiles, largest and mean of r.
+ * In: tiles, before directions overwrite the gradients.  Out: minimum, quartiles, maximum and mean of r.
  *
- * Where nothing is preconditioned u is what lr multiplies in the fused update, as EFCP has it of SGD: SGD's v (the
- * gradient itself, without momentum), Adam's m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).  Its <g, u>, |g|^2 and |u|^2
- * are then made here, too.
+ * Without preconditioned blocks, u is the factor of lr in the fused update:
+ *   SGD    the momentum v, or the gradient if there is no momentum
+ *   AdamW  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+ * <g, u>, |g|^2 and |u|^2 are then computed here as well.
  *
- * No array of d numbers, no sort: the first pass counts r by the leading bits of its f32, 64 bins an octave; the second
- * counts the elements in six bins, the two neighbours of each quartile, by the next 11
- * bits.  So each neighbour, the middle of a bin, is known to 2^-18 of itself; a quartile is the mean of two, as published
- * ("midpoint").  f32 holds 2^-30 r: the largest that f32 make is within, and r below 2^-96 is known to 2^-114, below 2^-113 it counts as 0.  Least,
- * largest and mean are of the numbers themselves.  Every thread has its own counts, and a tile its own sums: added in
- * their order, the same for any number of threads.
+ * Two counting passes replace a sort and an array of d numbers:
+ * 1. Count r by the leading bits of its f32 (exponent and 6 bits: 64 bins per octave).
+ * 2. Each quartile is the mean of its two neighbours in sorted order, as published ("midpoint").  Count
+ *    the elements in the bins of these six neighbours by the next 11 bits.
+ * The middle of a fine bin is within 2^-18 (relative) of the neighbour.  Keys are the f32 of 2^-30 r, so
+ * the largest ratio of f32 numbers fits.  Below 2^-96 the error is 2^-114, and r below 2^-113 counts as 0.
+ * Minimum, maximum and mean are computed from r itself.
  *
- * Every rank has PD of all blocks and counts for itself; with update_ranks = owner each rank counts its own
- * updates, and the counts are added. */
+ * Each piece has its own counts and each tile its own sums.  They are added in a fixed order, so the
+ * result does not depend on the number of threads.
+ *
+ * Every rank has PD of all blocks and counts all elements.  With update_ranks = owner each rank counts
+ * its own updates, and the counts are summed over ranks. */
 #include "step/step.h"
 
 #include <float.h>
 #include <math.h>
 
 enum { DROPPED = 17, ENDS = 2, SUMS = 4, ALONE = ENDS + SUMS };
-/* Exponent and the first six bits of the mantissa, up to FLT_MAX; then eleven bits of those that are looked into. */
+/* BINS: exponent and 6 bits of the mantissa, up to FLT_MAX. FINE: the next 11 bits, in the
+ * second pass. */
 enum { BINS = 0x7F800000 >> DROPPED, NEXT = 11, FINE = 1 << NEXT, REST = DROPPED - NEXT };
 enum { WANTED = 6 };
 _Static_assert(WANTED *FINE <= BINS, "the second pass counts in the memory of the first");
@@ -43,19 +49,19 @@ ng_status ng_quantify_plan(ng_precond *p) {
 
 bool ng_quantify_due(const ng_precond *p) { return p->step->quantify.piece != NULL; }
 
-/* Stages of a pipeline agree on one inner product, without values of a single stage. */
+/* With pipeline stages a stage without blocks keeps the inner product of all stages. */
 static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_there(p); }
 
 /* ---- counting --------------------------------------------------------------------------------*/
 
-/* One of the sorted r: the bin it is in, and which of that bin's it is. */
+/* One element of the sorted r: its bin in the first pass and its rank within this bin. */
 typedef struct neighbour {
   int64_t rest;
   uint32_t bin;
-  int32_t of; /* its place among the bins that are looked into */
+  int32_t of; /* index of the bin in pass.bin */
 } neighbour;
 
-/* The second pass: in which bins, ascending. */
+/* A pass over all tiles; the second pass counts only in the listed bins, ascending. */
 typedef struct pass {
   const ng_precond *p;
   const uint32_t *bin;
@@ -63,7 +69,7 @@ typedef struct pass {
 } pass;
 
 typedef struct scaling_sink {
-  ng_sink sink; /* first: what families see */
+  ng_sink sink; /* first member: the interface for families */
   const pass *of;
   ng_scaling_piece *piece;
   int64_t *count;
@@ -141,7 +147,7 @@ static void count_piece(void *arg, int32_t i) {
   }
 }
 
-/* Into the first piece. */
+/* Add the counts and sums of all pieces; the counts end in the first piece. */
 static void gather_pieces(const ng_precond *p, double sum[SUMS]) {
   const ng_tiles *tiles = &p->step->tiles;
   const ng_quantify *q = &p->step->quantify;
@@ -158,7 +164,8 @@ static void gather_pieces(const ng_precond *p, double sum[SUMS]) {
   }
 }
 
-/* Counts add up exactly in double; of the rest each rank has a place of its own, 0 elsewhere. */
+/* Sum over ranks. Counts are exact in double. Other numbers have one place per rank, which is 0
+ * on all other ranks. */
 static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
   const ng_quantify *q = &p->step->quantify;
   const int64_t W = p->ctx->ranks;
@@ -167,7 +174,7 @@ static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
     q->wire[k] = (double)q->count[k];
   }
   memset(all, 0, (size_t)(ALONE * W) * sizeof *all);
-  /* A rank with nothing has no least: FLT_MAX squared is above any other. */
+  /* a rank without elements: larger than any minimum */
   own[0] = fmin(q->piece->least, (double)FLT_MAX * (double)FLT_MAX);
   own[1] = q->piece->most;
   memcpy(own + ENDS, sum, SUMS * sizeof *sum);
@@ -197,7 +204,7 @@ static ng_status count_all(ng_precond *p, pass *of, double sum[SUMS]) {
 
 /* ---- quantiles -------------------------------------------------------------------------------*/
 
-/* The number in the middle of the keys [key, key + many). */
+/* Return the middle of the numbers with keys [key, key + many). */
 static double middle(uint32_t key, uint32_t many) {
   const double from = (double)ng_float_of_bits(key);
   const double to =
@@ -205,7 +212,7 @@ static double middle(uint32_t key, uint32_t many) {
   return (from + to) / 2.0 / SHRINK;
 }
 
-/* The `at`-th of the sorted r, from 0. */
+/* Find element `at` (from 0) of the sorted r. */
 static neighbour find(const ng_quantify *q, int64_t at) {
   uint32_t bin = 0;
   while (q->count[bin] <= at) {
@@ -225,7 +232,8 @@ static double value_of(const ng_quantify *q, neighbour x) {
   return fmax(q->piece->least, fmin(q->piece->most, r));
 }
 
-/* Ascending, as the places of quartiles are; how many bins. */
+/* Find the two neighbours of each quartile; list their bins, ascending, and return the number of
+ * bins. */
 static int32_t find_all(const ng_quantify *q, int64_t n, neighbour *x, uint32_t *bin) {
   int32_t bins = 0;
   for (int k = 0; k < WANTED; k++) {
@@ -249,7 +257,7 @@ ng_status ng_quantify_step(ng_precond *p) {
     n += q->count[k];
   }
   q->found = (ng_scaling){.count = n};
-  if (n == 0) return NG_OK; /* on all ranks */
+  if (n == 0) return NG_OK; /* n is equal on all ranks */
   of.bins = find_all(q, n, x, bin);
   of.bin = bin;
   st = count_all(p, &of, again);

@@ -1,19 +1,19 @@
-/* shard.c: layers of which each rank of a model group has a part: what must be whole is brought together.
+/* shard.c: layers that are sharded over the ranks of a model group: gather what the families need whole.
  *
- * In: widths of parts (ng_ready), parts of observations and of gradients.  Out: layers, observations and gradients as
- * one rank would have them that had all of the layer; and parts of PD again, on their way out.
+ * In: widths of shards (ng_ready), sharded observations and gradients.  Out: whole layers, observations
+ * and gradients; this rank's shard of PD.
  *
- *   ng_ready   the shards of each layer; for each block the *primary* of every model group, the rank with the
- *              position of the owner in its group, as in GPT-NeoX's preconditioner of
- *              gpauloski/kfac-pytorch
- *   observe    sharded arrays are gathered along the features; only the primary adds them, and arrays that all
- *              ranks of the group have whole, to its sums
- *   step       parts of gradients are gathered where a rank of the group makes PD (station shards); PD of all
- *              is what every rank then has, or is sent, and each writes its part
+ *   ng_ready   compute the shards of each layer.  In every model group one rank is the *primary* of a block:
+ *              the rank whose position in its group equals the owner's position in the owner's group, as in
+ *              GPT-NeoX's preconditioner of gpauloski/kfac-pytorch
+ *   observe    gather sharded arrays along the features.  Only the primary adds arrays of a sharded layer
+ *              to its sums
+ *   step       gather the gradient shards if a rank of the group computes PD (station shards).  Every rank
+ *              computes or receives the whole PD and writes its shard
  *
- * So statistics, placement and clip belong to whole layers and know no shards; in a state moments are
- * whole, too, each part from one rank (state/fields.c).  A gather is an all-gather, or broadcasts where the
- * transport has none: each rank sends its part of the n numbers and receives the others. */
+ * So statistics, placement and clip refer to whole layers.  A saved state has whole moments, each shard
+ * written by one rank (state/fields.c).  A gather is an all-gather, or broadcasts if the transport has no
+ * all-gather. */
 #include "step/step.h"
 
 /* ---- ng_ready: shards and their ranks ------------------------------------------------------------------*/
@@ -26,7 +26,8 @@ static int32_t count_cut(const ng_precond *p) {
   return n;
 }
 
-/* The worst status of all ranks of `c`; have they the same number of sharded layers? */
+/* Return the worst status of all ranks of `c`. NG_ERR_COMM if their numbers of sharded layers
+ * differ. */
 static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
   double x[NG_CODES + NG_SAME_PIECES];
   ng_codes_put(x, local);
@@ -35,10 +36,11 @@ static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char 
   if (st != NG_OK) return st;
   const ng_status worst = ng_exchange_verdict(p, x, local, who);
   if (worst < NG_OK || ng_same_sums(x + NG_CODES, c->size)) return worst;
-  return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %s have other numbers of layers in shards", who);
+  return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the number of sharded layers differs between %s",
+                 who);
 }
 
-/* The ranks of this model group, and the widths of their shards. */
+/* Exchange the ranks of this model group and the widths of their shards. */
 static ng_status make_shards(ng_precond *p, double *x) {
   ng_shards *s = &p->step->shards;
   ng_comm *c = p->ctx->model;
@@ -67,29 +69,29 @@ static ng_status make_shards(ng_precond *p, double *x) {
   return st;
 }
 
-static ng_status of_first(ng_precond *p, void *x, int64_t n, ng_dtype t) {
+static ng_status from_rank0(ng_precond *p, void *x, int64_t n, ng_dtype t) {
   const ng_group world = ng_group_world(p->ctx->comm);
   return ng_comm_broadcast(p->ctx->comm, &world, x, n, t, 0) == NG_OK
              ? NG_OK
              : ng_exchange_failed(p, "ng_ready");
 }
 
-/* The group of rank 0 gives parts of moments to a state: its ranks, and where their parts begin. */
+/* The model group of rank 0 saves the moments: broadcast its ranks and its shard boundaries. */
 static ng_status name_holders(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   const int32_t M = s->members;
   memcpy(s->holder, s->rank, (size_t)M * sizeof *s->holder);
-  ng_status st = of_first(p, s->holder, M, NG_I32);
+  ng_status st = from_rank0(p, s->holder, M, NG_I32);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_layer_shard *shard = p->entry[i]->shard;
     if (shard == NULL) continue;
     memcpy(shard->saved, shard->at, ((size_t)M + 1) * sizeof *shard->saved);
-    st = of_first(p, shard->saved, M + 1, NG_I64);
+    st = from_rank0(p, shard->saved, M + 1, NG_I64);
   }
   return st;
 }
 
-/* Where every rank of the world stands in its model group. */
+/* Get the position of every rank in its model group. */
 static ng_status number_members(ng_precond *p, double *x) {
   const int32_t W = p->ctx->ranks;
   memset(x, 0, (size_t)W * sizeof *x);
@@ -101,8 +103,8 @@ static ng_status number_members(ng_precond *p, double *x) {
   return st;
 }
 
-/* Behind ng_groups_same: all ranks of the world have a model group, of the same size, or none has.  So it is
- * collective over the groups, then over the world; all ranks return together. */
+/* Collective over the model groups, then over all ranks. ng_groups_same has checked that all
+ * ranks have a model group of the same size, or none has. */
 ng_status ng_shards_meet(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
@@ -121,14 +123,14 @@ ng_status ng_shards_meet(ng_precond *p) {
   return st;
 }
 
-/* Blocks are placed: who shows, who gathers. */
-static bool makes(const ng_block *b, int32_t rank) {
+/* Whether `rank` computes PD of the block; after placement. */
+static bool computes_pd(const ng_block *b, int32_t rank) {
   if (b->solves) return rank % b->p->grid.n == b->column;
   return b->keeps_everywhere || rank == b->owner;
 }
 
-static ng_status cannot(ng_precond *p, const char *why) {
-  return ng_fail(p->ctx, NG_ERR_ABSENT, "ng_ready: layers are in shards, and %s", why);
+static ng_status unsupported(ng_precond *p, const char *why) {
+  return ng_fail(p->ctx, NG_ERR_ABSENT, "ng_ready: sharded layers: %s", why);
 }
 
 static bool take_room(ng_precond *p, int64_t bytes) {
@@ -152,17 +154,17 @@ ng_status ng_shards_settle(ng_precond *p) {
     ng_shard_follow(p->entry[i]);
     shard->primary = s->member[b->owner] == shard->member;
     for (int32_t k = 0; k < shard->members; k++) {
-      shard->gathers = shard->gathers || makes(b, s->rank[k]);
+      shard->gathers = shard->gathers || computes_pd(b, s->rank[k]);
     }
   }
   if (s->blocks == 0) return NG_OK;
   if (p->base.statistics == NG_STATISTICS_LOCAL) {
-    return cannot(p, "statistics = local sums on one rank only; take all or owner");
+    return unsupported(p, "statistics = local is not supported; set all or owner");
   }
   if (ng_update_is_owned(p)) {
-    return cannot(p, "update_ranks = owner moves whole weights; take all");
+    return unsupported(p, "update_ranks = owner is not supported; set all");
   }
-  if (p->base.quantify) return cannot(p, "quantify = 1 needs whole gradients on all ranks");
+  if (p->base.quantify) return unsupported(p, "quantify = 1 is not supported; set 0");
   return NG_OK;
 }
 
@@ -176,16 +178,16 @@ void ng_shards_ask(const ng_precond *p, ng_plan *plan) {
   }
 }
 
-/* Live options, so asked at every step. */
+/* ng_set may change the clip, so every step checks it. */
 ng_status ng_shards_check(ng_precond *p) {
   if (p->step->shards.blocks == 0 || !ng_clip_reads_weights(p)) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ABSENT,
-                 "layers are in shards, and clip = ratio needs whole weights; take another clip");
+                 "sharded layers: clip = ratio needs whole weights; set another clip");
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-/* What `s` has, dense and in the order of its axes. */
+/* Copy the elements of `s` to dense row-major memory. */
 static void pack(const ng_strided *s, char *to) {
   const int64_t size = ng_dtype_size(s->dtype), cols = s->shape[s->ndim - 1];
   const int64_t by = s->stride[s->ndim - 1];
@@ -210,7 +212,7 @@ static void pack(const ng_strided *s, char *to) {
   }
 }
 
-/* Part after part, rows of each together, becomes row after row. */
+/* Convert shard after shard, each row-major, to rows of the whole layer. */
 static void weave(const ng_layer_shard *s, const char *parts, int64_t rows, int64_t size,
                   char *to) {
   const int64_t total = s->at[s->members];
@@ -231,7 +233,8 @@ static int64_t rows_of(const ng_strided *s) {
   return rows;
 }
 
-/* The same for all of a group: status, and a number of the call. */
+/* Return one status on all ranks of the model group. NG_ERR_STATE if `call`, a hash of the
+ * observation, differs. */
 static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t call) {
   const int32_t M = p->ctx->model->size;
   double x[NG_CODES + NG_SAME_PIECES];
@@ -248,13 +251,14 @@ static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t 
   if (ng_same_sums(x + NG_CODES, M)) return NG_OK;
   return ng_fail(
       p->ctx, NG_ERR_STATE,
-      "layer '%s': ranks of the model group show other layers, rows or dtypes in the same "
-      "call",
+      "layer '%s': the layer, rows or dtype of this observation differ between ranks of the "
+      "model group",
       e->d.name);
 }
 
-/* Part after part, into the room. */
-static ng_status bring(ng_precond *p, ng_layer_shard *shard, const ng_strided *s, int64_t rows) {
+/* Gather the shards of an observation into the buffer, shard after shard. */
+static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const ng_strided *s,
+                                    int64_t rows) {
   const ng_group all = ng_group_world(p->ctx->model);
   char *room = p->step->shards.room;
   pack(s, room + rows * shard->at[shard->member] * ng_dtype_size(s->dtype));
@@ -265,8 +269,7 @@ static ng_status bring(ng_precond *p, ng_layer_shard *shard, const ng_strided *s
   return ng_exchange_failed(p, "observe");
 }
 
-/* `st` is what this rank thinks of its part, NULL if it has none to show; all of the group leave with one
- * verdict.  *whole is of memory that the next call overwrites, and of the primary alone. */
+/* *whole points to a buffer that the next call overwrites. See step.h. */
 ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
                          ng_strided *whole) {
   ng_layer_shard *shard = e->shard;
@@ -285,7 +288,7 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
   call = ng_step_number(ng_step_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
   const ng_traffic before = ng_exchange_traffic(p);
   st = agree(p, e, st, call);
-  if (st == NG_OK && rows > 0) st = bring(p, shard, s, rows);
+  if (st == NG_OK && rows > 0) st = gather_observation(p, shard, s, rows);
   ng_exchange_count_early(p, NG_AT_SHARE, before);
   if (st != NG_OK) return st;
   if (!shard->primary) return NG_OK;
@@ -304,19 +307,20 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
 
 bool ng_shards_due(const ng_precond *p) { return p->step->shards.blocks > 0; }
 
-/* Rows of a bound gradient as f32, one after the other. */
+/* Read a bound gradient as dense f32 rows. */
 static void read_rows(const ng_slot *s, float *to) {
   for (int64_t r = 0; r < s->rows; r++) {
     ng_slot_read(s, r, 0, s->cols, to + r * s->cols);
   }
 }
 
-/* A part is a rank's weight, and of a layer cut by outputs its bias behind it. */
+/* Gather the gradient of a layer. The shard of a layer sharded by outputs is its weight, then
+ * its bias. */
 static ng_status gather(ng_precond *p, ng_entry *e) {
   ng_layer_shard *shard = e->shard;
   const ng_layer *d = &shard->whole.d;
   const bool outputs = e->d.shard_axis == 0;
-  const int64_t each = outputs ? d->in + d->bias : d->out; /* of one output, or input */
+  const int64_t each = outputs ? d->in + d->bias : d->out; /* elements per output, or per input */
   float *room = (float *)(void *)p->arena[NG_USE_SCRATCH];
   float *mine = room + shard->at[shard->member] * each;
   float *bias = shard->grad + d->out * d->in;
@@ -344,7 +348,7 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
   return NG_OK;
 }
 
-/* All of a group or none: blocks, their places and who is left out are the same on its ranks. */
+/* Collective over the model group: blocks, placement and excluded layers are equal on its ranks. */
 ng_status ng_shards_gather(ng_precond *p) {
   ng_status st = NG_OK;
   ng_queue_wait(p->ctx->queue); /* no queued work uses the scratch */
@@ -358,8 +362,8 @@ ng_status ng_shards_gather(ng_precond *p) {
 
 /* ---- the way out -----------------------------------------------------------------------------*/
 
-/* Of n elements from `col` those in [from, to), counted from `from`. */
-static int64_t cut_out(int64_t *col, int64_t n, int64_t from, int64_t to, int64_t *skip) {
+/* Clip [*col, *col + n) to [from, to); *col <- its begin relative to `from`. Return the length. */
+static int64_t clip_range(int64_t *col, int64_t n, int64_t from, int64_t to, int64_t *skip) {
   const int64_t begin = ng_max64(*col, from), end = ng_min64(*col + n, to);
   *skip = begin - *col;
   *col = begin - from;
@@ -382,8 +386,8 @@ static void put_part(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t co
   if (outputs && !bias) {
     if (row < from || row >= to) return;
     row -= from;
-  } else if (outputs || !bias) { /* else a bias that all have */
-    n = cut_out(&col, n, from, to, &skip);
+  } else if (outputs || !bias) { /* else: the whole bias of a layer sharded by inputs */
+    n = clip_range(&col, n, from, to, &skip);
     if (n <= 0) return;
   }
   if (part.values != NULL) part.values += skip;

@@ -1,16 +1,18 @@
-/* shard_plan.c: layers that ng_plan_shard says are in shards, as one rank of many would have them.
+/* shard_plan.c: plan the layers that ng_plan_shard shards, as one rank of many would have them.
  *
- * In: layers that were registered whole, cuts, ranks, a rank.  Out: entries with this rank's part and the whole, as
- * ng_shards_meet makes them; the gathered bytes; and the restored entries.
- * Ranks of a model group follow each other (rank r is member r % M of its group), parts are as even as they can be, and the first
- * ones are larger by one. */
+ * In: layers that were registered whole, their shard axes, the number of ranks, a rank.  Out: entries as
+ * ng_shards_meet makes them, with this rank's shard and the whole layer; the gathered bytes.  Afterwards
+ * the entries are restored.
+ *
+ * A model group consists of consecutive ranks: rank r is member r % M.  Shards differ by at most one
+ * row or column, the larger ones first. */
 #include "step/step.h"
 
 static int64_t begins(int64_t n, int32_t members, int32_t i) {
   return n / members * i + ng_min64(i, n % members);
 }
 
-/* A layer's own numbers are of the part while a rank is planned. */
+/* Set the width of the shard, or of the whole layer, in the registered entry. */
 static void set_part(ng_entry *e, int64_t width) {
   const bool outputs = e->plan_axis == 0;
   ng_slot *w = &e->slot[NG_WEIGHT];
@@ -19,7 +21,7 @@ static void set_part(ng_entry *e, int64_t width) {
   if (outputs && e->d.bias != 0) e->slot[NG_BIAS].cols = width;
 }
 
-/* What the groups agree on in a run. */
+/* Fill the numbers that ranks exchange at ng_ready. */
 static ng_status meet(ng_precond *p, int32_t members) {
   ng_shards *s = &p->step->shards;
   const int32_t W = p->ctx->ranks, first = p->ctx->rank / members * members;
@@ -58,7 +60,7 @@ ng_status ng_shards_plan(ng_precond *p) {
   if (M == 0) return NG_OK;
   if (p->ctx->ranks % M != 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_plan_ranks: %d ranks; layers are in shards over %d of them (ng_plan_shard), "
+                   "ng_plan_ranks: ranks = %d: layers are sharded over %d ranks (ng_plan_shard), "
                    "expected a multiple",
                    p->ctx->ranks, M);
   }
@@ -72,7 +74,7 @@ ng_status ng_shards_plan(ng_precond *p) {
   return st;
 }
 
-/* As registered; the shards themselves go with ng_step_release, after this. */
+/* Restore the registered widths; ng_step_release then frees the shards. */
 void ng_shards_unplan(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
@@ -86,15 +88,17 @@ void ng_shards_unplan(ng_precond *p) {
 ng_status ng_shards_real(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     if (p->entry[i]->plan_members == 0) continue;
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "ng_ready: layer '%s' is whole, and in shards for ng_plan_ranks alone "
-                   "(ng_plan_shard); register this rank's part of it",
-                   p->entry[i]->d.name);
+    return ng_fail(
+        p->ctx, NG_ERR_STATE,
+        "ng_ready: layer '%s' was sharded by ng_plan_shard, which is for ng_plan_ranks only; "
+        "register this rank's shard of the layer",
+        p->entry[i]->d.name);
   }
   return NG_OK;
 }
 
-/* Bytes of a step with everything due: gradients; of a micro-batch: verdicts; of a sample: observed arrays. */
+/* Add the bytes of a step with everything due: gathered gradients; of a micro-batch: status
+ * sums; of a sample: gathered observations. */
 void ng_shards_count(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];

@@ -1,10 +1,10 @@
-/* stages.c: which groups ranks were given; pipeline stages, which have other layers and one step.
+/* stages.c: check the groups of ranks; combine pipeline stages, which have different layers and step together.
  *
- * In: the agreed values of this stage, equal on all its ranks.  Out: the same of all stages: the clip is of
- * all layers, each counted once by the stage that has it, and no stage steps alone.
+ * In: values that are equal on all ranks of this stage.  Out: the values summed over all stages.  So the
+ * clip covers all layers, each counted once, and a step is skipped in all stages or in none.
  *
- * Each rank sums with the ranks of the same position in the other stages.  All ranks of a stage send equal values, so
- * all such groups get the same sums. */
+ * Each rank sums with the ranks of the same position in the other stages.  All ranks of a stage send
+ * equal values, so all these sums are equal. */
 #include "step/step.h"
 
 bool ng_stages_there(const ng_precond *p) {
@@ -15,7 +15,7 @@ ng_status ng_groups_same(ng_precond *p) {
   static const char *const name[2] = {"stage_group", "model_group"};
   const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
   const int32_t W = p->ctx->ranks;
-  double x[2][1 + NG_SAME_PIECES]; /* given; of so many ranks */
+  double x[2][1 + NG_SAME_PIECES]; /* 1 if the group is given; the number of its ranks */
   for (int i = 0; i < 2; i++) {
     x[i][0] = group[i] != NULL;
     ng_same_number(x[i] + 1, group[i] == NULL ? 0 : (uint64_t)group[i]->size);
@@ -27,11 +27,11 @@ ng_status ng_groups_same(ng_precond *p) {
                    "ng_ready: %s is given on %d of %d ranks, expected all of them or none", name[i],
                    (int)x[i][0], W);
     } else if (!ng_same_sums(x[i] + 1, W)) {
-      st = ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %ss have other numbers of ranks", name[i]);
+      st = ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the sizes of %s differ between ranks", name[i]);
     } else {
       continue;
     }
-    /* Other stages wait for those that have the group. */
+    /* ranks with a stage_group may already wait in it */
     if (i == 0) ng_exchange_give_up(p);
   }
   return st;

@@ -46,7 +46,7 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
   ng_status st = e->asleep ? NG_OK : find_absent(p, e, &absent);
   if (st != NG_OK) return st;
   const bool out = e->asleep || absent;
-  if (out && e->block != NULL && e->block->entry == NULL && !e->block->family->sits_out) {
+  if (out && e->block != NULL && e->block->entry == NULL && !e->block->family->can_exclude) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "'%s': it has no gradient, and is in one block with other layers", e->d.name);
   }
