@@ -273,10 +273,10 @@ static void damaged(void **state) {
   unsigned char empty[8 + sizeof none - 1] = {sizeof none - 1};
   memcpy(empty + 8, none, sizeof none - 1);
   put(&file, empty, sizeof empty);
-  refused(&b, dir.text, NG_ERR_FILE, "has other factors", before);
+  refused(&b, dir.text, NG_ERR_FILE, "has tensors that this layer lacks", before);
   assert_int_equal(unlink(file.text), 0);
   put(&file, bytes, n);
-  refused(&b, file.text, NG_ERR_FILE, "is no folder", before);
+  refused(&b, file.text, NG_ERR_FILE, "is not a folder", before);
   refused(&b, "", NG_ERR_ARG, "no folder given", before);
   assert_int_equal(ng_save_factors(b.p, file.text), NG_ERR_FILE);
   assert_told(&b, "cannot make the folder", before);
@@ -299,8 +299,8 @@ static void other_models(void **state) {
   } other[] = {
       {{.method = "natgrad", .set = "update=sgd", .vary = SIM_WIDER}, "'A' has another shape"},
       {{.method = "natgrad", .set = "factor_dtype=f16"}, "has another dtype"},
-      {{.method = "natgrad", .set = "factor_blocks=2"}, "has other factors"},
-      {{.method = "eva", .set = ""}, "has other factors"},
+      {{.method = "natgrad", .set = "factor_blocks=2"}, "has tensors that this layer lacks"},
+      {{.method = "eva", .set = ""}, "has tensors that this layer lacks"},
   };
   const path dir = in_folder("factors");
   sim a;

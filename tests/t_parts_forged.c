@@ -189,7 +189,7 @@ static void moved(void **state) {
   put(&x, text, n, room);
   assert_int_equal(ranks_run(1, play_transfer, &load, NULL), NG_ERR_FILE);
   if (strstr(load.message, "-1of3: tensor '") == NULL ||
-      strstr(load.message, "' is not in this part, by the manifest") == NULL)
+      strstr(load.message, "' is not listed in the manifest for this part") == NULL)
     fail_msg("%s", load.message);
   assert_false(load.changed[0]);
   clear_folder();

@@ -264,7 +264,7 @@ static const struct {
     {KEPT, "blocks|conv|A_started", NULL, "number 'A_started'"},
     {KEPT, "blocks|conv|more", "1.0", "block 'conv' of the manifest has numbers"},
     {KEPT, "blocks|conv|input_observations", "1e300", "'input_observations' of block 'conv'"},
-    {KEPT, "blocks|more", "{}", "5 blocks and this model 4"},
+    {KEPT, "blocks|more", "{}", "5 blocks, this model has 4"},
     {KEPT, "method", NULL, "no method"},
 };
 

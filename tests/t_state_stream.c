@@ -480,7 +480,7 @@ static void walk_arguments(void **state) {
   ng_field_info info;
   info = (ng_field_info){.struct_size = sizeof info};
   assert_int_equal(ng_state_at(a.p, -1, &info), NG_ERR_ARG);
-  assert_told(&a, "there is no field -1", before);
+  assert_told(&a, "index is -1", before);
   assert_int_equal(ng_state_at(a.p, n, &info), NG_ERR_ARG);
   assert_told(&a, "expected 0 to", before);
   assert_int_equal(ng_state_at(a.p, 1, &info), NG_OK);

@@ -1,11 +1,11 @@
-/* factors.c: running averages without the rest of a state, a folder with one file for each layer.
+/* factors.c: save and load running averages only: a folder with one file for each layer.
  *
- * In: a model between two steps, a folder.  Out: files that their owners wrote; or averages that came from
- * such files, on every rank that keeps them.
+ * In: a model between two steps, a folder.  Out: files, each written by the owner of its layer; or the
+ * averages of such files, on every rank that keeps them.
  *
- * As in GPT-NeoX's preconditioner of gpauloski/kfac-pytorch: each owner writes its own layers, and
- * missing files are skipped.  Unlike there, every owner reads and checks all its files, and all ranks agree, before the
- * first average changes. */
+ * As in GPT-NeoX's preconditioner of gpauloski/kfac-pytorch, each owner writes its own layers, and missing
+ * files are skipped.  Unlike there, every owner reads and checks all its files, and all ranks agree, before
+ * the first average changes. */
 #include "state/work.h"
 
 #include <errno.h>
@@ -16,27 +16,27 @@
 #define CRC "natgrad.crc32"
 static const char suffix[] = ".safetensors";
 enum {
-  FILE_NAME = 255 - 13, /* with room for what the writer adds while it writes */
+  FILE_NAME = 255 - 13, /* the writer adds up to 13 bytes while it writes */
   NAME_ROOM = 3 * 255 + sizeof suffix
 };
 
 typedef struct factors {
   ng_work w;
-  double *found; /* [blocks] a bit for each statistic in the file; a sum over ranks */
+  double *found; /* [blocks] a bit for each statistic in the file, summed over ranks */
   const char *folder;
   char *path; /* FOLDER/NAME.safetensors */
   int64_t path_room;
-  char *guest; /* arrays of a block with several owners, gathered here */
+  char *guest; /* buffer for the gathered arrays of a block with several owners */
   ng_field *field;
   ngio_tensor *tensor;
-  ngio_tensors **file; /* [blocks] load: those that this rank has read */
+  ngio_tensors **file; /* [blocks] load: the files that this rank has read */
 } factors;
 
-/* Whose file it is.  It keeps all averages of the block, or of one that is apart the first; the others come to
- * it, and go from it. */
-static int32_t keeper(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
-static bool comes(const ng_block *b, const ng_field *f) {
-  return b->apart && f->owner != keeper(b);
+/* The rank that reads and writes the file of a block: the owner of its first statistic. If
+ * statistics have different owners, this rank gathers the others. */
+static int32_t file_owner(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
+static bool is_gathered(const ng_block *b, const ng_field *f) {
+  return b->apart && f->owner != file_owner(b);
 }
 
 /* ---- names -----------------------------------------------------------------------------------*/
@@ -45,19 +45,19 @@ typedef struct file_name {
   char text[NAME_ROOM];
 } file_name;
 
-static bool stays(unsigned char c, bool first) {
+static bool is_plain(unsigned char c, bool first) {
   const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
   return letter || c == '_' || c == '-' || (c == '.' && !first);
 }
 
-/* The same on every file system and never one of another folder; different for different names. */
+/* The file name of a block: valid on every file system, without '/', unique for each block name. */
 static file_name name_of(const ng_block *b) {
   static const char digit[] = "0123456789ABCDEF";
   file_name n = {.text = ""};
   char *at = n.text;
   for (const char *c = b->name; *c != 0; c++) {
     const unsigned char u = (unsigned char)*c;
-    if (stays(u, c == b->name)) {
+    if (is_plain(u, c == b->name)) {
       *at++ = *c;
       continue;
     }
@@ -77,7 +77,7 @@ static void set_path(factors *x, const ng_block *b) {
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
-/* Wide dtypes first, as files want them. */
+/* Wide dtypes first, as files require. */
 static int32_t list_fields(factors *x, const ng_block *b, uint64_t started) {
   int32_t n = 0;
   for (int64_t width = NG_WIDEST; width > 0; width /= 2) {
@@ -101,7 +101,8 @@ static bool check_names(factors *x) {
     const file_name n = name_of(w->p->block[i]);
     if (strlen(n.text) <= FILE_NAME) continue;
     return ng_work_refuse(
-        w, NG_ERR_ARG, "layer '%.40s...': a file of its name would have %zu characters, at most %d",
+        w, NG_ERR_ARG,
+        "layer '%.40s...': its file name would have %zu characters, at most %d are possible",
         w->p->block[i]->name, strlen(n.text), (int)FILE_NAME);
   }
   return true;
@@ -109,7 +110,9 @@ static bool check_names(factors *x) {
 
 static void prepare(factors *x, ng_precond *p, const char *call, const char *folder) {
   ng_work *w = &x->w;
-  int64_t most = 0, gathered = 0; /* arrays of a block; bytes of one with several owners */
+  int64_t most = 0,
+          gathered =
+              0; /* the most arrays of a block; the most bytes of a block with several owners */
   x->folder = folder;
   if (!ng_work_open(w, p, call, NULL) || !check_names(x)) return;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -148,7 +151,7 @@ static void close_factors(factors *x) {
 
 /* ---- save ------------------------------------------------------------------------------------*/
 
-/* Rank 0: the folder, and those above it. */
+/* Rank 0: create the folder and its parents. */
 static void make_folder(factors *x) {
   ng_work *w = &x->w;
   struct stat at;
@@ -166,7 +169,8 @@ static void make_folder(factors *x) {
   }
 }
 
-/* As each statistic's owner has it: what that refused others take for folded. */
+/* Ask the owner of each statistic whether the average has started: other ranks may not know of a
+ * refused fold. */
 static ng_status find_started(factors *x) {
   const ng_precond *p = x->w.p;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -180,12 +184,12 @@ static ng_status find_started(factors *x) {
 }
 
 /* Gather the n arrays of the block on this rank. Collective, also after a failure. */
-static ng_status bring(factors *x, const ng_block *b, int32_t n) {
+static ng_status gather_block(factors *x, const ng_block *b, int32_t n) {
   char *to = x->guest;
   ng_status st = NG_OK;
   for (int32_t i = 0; i < n && st == NG_OK; i++) {
     ng_field *f = &x->field[i];
-    if (!comes(b, f)) continue;
+    if (!is_gathered(b, f)) continue;
     const int64_t bytes = ng_field_bytes(f);
     if (f->owner == b->ctx->rank) memcpy(to, f->data, (size_t)bytes);
     st = ng_work_broadcast(&x->w, to, bytes, f->owner);
@@ -233,8 +237,8 @@ ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     const int32_t n = list_fields(&x, b, (uint64_t)x.found[i]);
-    NG_TRY(bring(&x, b, n));
-    if (keeper(b) == p->ctx->rank && x.w.st == NG_OK) save_block(&x, b, n);
+    NG_TRY(gather_block(&x, b, n));
+    if (file_owner(b) == p->ctx->rank && x.w.st == NG_OK) save_block(&x, b, n);
   }
   NG_TRY(ng_work_tell(&x.w));
   ng_log(p->ctx, NG_LOG_INFO, "factors: saved = %s", folder);
@@ -245,21 +249,23 @@ done:
 
 /* ---- load ------------------------------------------------------------------------------------*/
 
-/* NULL: the array of the file is this field. */
+/* Return the difference between the tensor of the file and the field, or NULL. */
 static const char *misfit(const ng_field *f, const ngio_tensor *t) {
   const ngio_tensor want = ng_tensor_of(f->name, f, NULL);
   const char *why = ng_tensor_misfit(&want, t);
   return why != NULL ? why : ng_field_fault(f, t->data, ng_field_count(f));
 }
 
-/* All parts of a statistic or none; returns how many there are, negative after a refusal. */
+/* Match all parts of a statistic or none; return the number of matched parts, negative after an
+ * error. */
 static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
   int32_t n = 0;
   for (int32_t k = 0; k < s->parts; k++) {
     const ng_field f = ng_average_field(s, k, false);
     const ngio_tensor *t = ngio_tensors_find(file, f.name);
     const char *why = t == NULL ? n > 0 ? "is missing" : NULL : misfit(&f, t);
-    if (why == NULL && t != NULL && n < k) why = "is there, and those before it are not";
+    if (why == NULL && t != NULL && n < k)
+      why = "exists, but earlier parts of its statistic are missing";
     if (why != NULL) {
       (void)ng_work_refuse(&x->w, NG_ERR_FILE, "tensor '%s' %s", f.name, why);
       return -1;
@@ -269,7 +275,7 @@ static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
   return n;
 }
 
-/* Against damage: one checksum over all arrays; shapes, names and the layer are compared. */
+/* Check one file: a checksum over all arrays, their names and shapes, the layer. */
 static bool check_file(factors *x, const ng_block *b, double *found) {
   ng_work *w = &x->w;
   const ngio_tensors *file = x->file[b->number];
@@ -278,10 +284,10 @@ static bool check_file(factors *x, const ng_block *b, double *found) {
   uint32_t sum = 0;
   double bit = 1.0;
   if (layer == NULL || crc == NULL || ngio_tensors_text_count(file) != 2) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file, but has no factors of natgrad");
+    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file without factors of natgrad");
   }
   if (!ng_is(layer, b->name)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "has the factors of another layer");
+    return ng_work_refuse(w, NG_ERR_FILE, "has factors of another layer");
   }
   for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
     const ngio_tensor *t = ngio_tensors_at(file, i);
@@ -297,10 +303,10 @@ static bool check_file(factors *x, const ng_block *b, double *found) {
     *found += n > 0 ? bit : 0.0;
   }
   return (known == ngio_tensors_count(file) && known > 0) ||
-         ng_work_refuse(w, NG_ERR_FILE, "has other factors than this layer");
+         ng_work_refuse(w, NG_ERR_FILE, "has tensors that this layer lacks");
 }
 
-/* Read all files of this rank: any error is known before an average changes. */
+/* Read all files of this rank, so that every error is known before an average changes. */
 static void read_files(factors *x) {
   ng_work *w = &x->w;
   ng_precond *p = w->p;
@@ -308,7 +314,7 @@ static void read_files(factors *x) {
   struct stat at;
   for (int32_t i = 0; i < p->blocks && w->st == NG_OK; i++) {
     const ng_block *b = p->block[i];
-    if (keeper(b) != p->ctx->rank) continue;
+    if (file_owner(b) != p->ctx->rank) continue;
     set_path(x, b);
     if (stat(x->path, &at) != 0 && errno == ENOENT) continue;
     if (ng_work_fine(
@@ -319,20 +325,20 @@ static void read_files(factors *x) {
 }
 
 static ng_status take_average(factors *x, ng_block *b, const ng_field *f) {
-  const bool mine = keeper(b) == b->ctx->rank;
+  const bool mine = file_owner(b) == b->ctx->rank;
   if (mine) {
     const ngio_tensor *t = ngio_tensors_find(x->file[b->number], f->name);
     ng_field_import(f, t->data, x->w.memory);
   }
-  if (b->keeps_everywhere || comes(b, f)) {
-    const ng_status st = ng_work_broadcast(&x->w, x->w.memory, ng_field_bytes(f), keeper(b));
+  if (b->keeps_everywhere || is_gathered(b, f)) {
+    const ng_status st = ng_work_broadcast(&x->w, x->w.memory, ng_field_bytes(f), file_owner(b));
     if (st != NG_OK) return st;
   }
   if (f->data != NULL) memcpy(f->data, x->w.memory, (size_t)ng_field_bytes(f));
   return NG_OK;
 }
 
-/* As after a fold of what had been shown: on every rank the same, whoever keeps it. */
+/* Mark the loaded averages as started on every rank, as after a fold. */
 static ng_status take_block(factors *x, ng_block *b, double found) {
   ng_status st = NG_OK;
   uint64_t bits = (uint64_t)found;
@@ -354,7 +360,7 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
   return st;
 }
 
-/* Rank 0 looks whether there is a folder. */
+/* Rank 0 tests whether the folder exists. */
 static ng_status find_folder(factors *x, bool *there) {
   ng_work *w = &x->w;
   struct stat at;
@@ -362,7 +368,7 @@ static ng_status find_folder(factors *x, bool *there) {
   if (w->first && found == 0.0 && errno != ENOENT) {
     (void)ng_work_refuse(w, NG_ERR_FILE, "'%s': %s", x->folder, strerror(errno));
   } else if (w->first && found > 0.0 && !S_ISDIR(at.st_mode)) {
-    (void)ng_work_refuse(w, NG_ERR_FILE, "'%s' is no folder", x->folder);
+    (void)ng_work_refuse(w, NG_ERR_FILE, "'%s' is not a folder", x->folder);
   }
   ng_status st = ng_work_tell(w);
   if (st == NG_OK) st = ng_work_broadcast(w, &found, (int64_t)sizeof found, 0);
@@ -382,14 +388,14 @@ ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *laye
     read_files(&x);
     NG_TRY(ng_work_tell(&x.w));
     NG_TRY(ng_work_sum(&x.w, x.found, p->blocks));
-    /* From here on only a broken transport can fail. */
+    /* from here on only the transport can fail */
     for (int32_t i = 0; i < p->blocks; i++) {
       NG_TRY(take_block(&x, p->block[i], x.found[i]));
       count += x.found[i] > 0.0;
     }
     ng_log(p->ctx, NG_LOG_INFO, "factors: loaded = %s layers = %d", folder, count);
   } else {
-    ng_log(p->ctx, NG_LOG_WARN, "factors: there is no folder '%s': nothing was loaded", folder);
+    ng_log(p->ctx, NG_LOG_WARN, "factors: folder '%s' does not exist: nothing was loaded", folder);
   }
   if (layers != NULL) *layers = count;
 done:

@@ -1,9 +1,9 @@
-/* field_order.c: one array, from the order in memory to the published order and back.
+/* field_order.c: convert an array between the order in memory and the published order.
  *
- * Inside, the columns of a convolution's A are (kernel offset, channel), so that blocks of one
- * shift are contiguous, and symmetric matrices are rectangular full packed.  Files hide this order: columns are (channel, kernel offset), as in the weight [out, in, kh,
- * kw], and a symmetric matrix is its lower triangle, row after row.  Elements are moved, never
- * converted. */
+ * In memory the columns of a convolution's A are (kernel offset, channel), so that blocks of one
+ * displacement are contiguous, and symmetric matrices are rectangular full packed.  In files columns are
+ * (channel, kernel offset), as in the weight [out, in, kh, kw], and a symmetric matrix is its lower
+ * triangle, row after row.  Elements are moved, never converted. */
 #include "state/state.h"
 
 int64_t ng_field_count(const ng_field *f) {
@@ -82,11 +82,11 @@ typedef struct walker {
   const ng_field *f;
   char *dst;
   const char *src;
-  bool out;     /* of memory, to the file */
-  int64_t file; /* elements moved */
+  bool out;     /* copy from memory to the file */
+  int64_t file; /* number of elements moved, the position in the file */
 } walker;
 
-/* Move n elements, in the file one behind the other, in memory from `at` in steps. */
+/* Move n elements, contiguous in the file and `step` apart from `at` in memory. */
 static void move(walker *w, int64_t at, int64_t step, int64_t n) {
   const int64_t size = ng_dtype_size(w->f->dtype);
   moves[size].some(w->dst + (w->out ? w->file : at) * size, w->out ? 1 : step,
@@ -94,9 +94,9 @@ static void move(walker *w, int64_t at, int64_t step, int64_t n) {
   w->file += n;
 }
 
-/* Elements (i, j), (i, j + step), ... of memory, n of them.  A symmetric matrix has them in steps between
- * these edges only: its diagonal, and the column from which rows are stored instead (linalg/sym.c). */
-static void stretch(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
+/* Move elements (i, j), (i, j + step), ... of memory, n of them. In a symmetric matrix the
+ * distance changes at the diagonal and at column h of the storage (linalg/sym.c). */
+static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
   const ng_field *f = w->f;
   const int64_t half = (f->rows + 1) / 2;
   while (f->sym && n > 0) {
@@ -110,10 +110,11 @@ static void stretch(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
   if (n > 0) move(w, i * f->cols + j, step, n);
 }
 
-/* The same order on both sides: nothing to permute. */
+/* Whether both orders are equal. */
 static bool straight(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
 
-/* Line after line of the file; of a line all offsets of a channel, then of the next. */
+/* Copy in the order of the file: line after line, in a line channel after channel, all offsets
+ * of a channel. */
 static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
   if (straight(f)) {
     if (f->sym) {
@@ -131,9 +132,9 @@ static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
     const int64_t cols = f->sym ? r + 1 : f->cols;
     int64_t c = 0;
     for (int64_t channel = 0; c < ng_min64(woven, cols); channel++, c += offsets)
-      stretch(&w, i, channel, f->col_channels, ng_min64(offsets, cols - c));
+      move_run(&w, i, channel, f->col_channels, ng_min64(offsets, cols - c));
     c = ng_min64(c, cols);
-    stretch(&w, i, c, 1, cols - c);
+    move_run(&w, i, c, 1, cols - c);
   }
 }
 

@@ -1,8 +1,7 @@
-/* fields.c: the walk over every array that belongs to the state: blocks, then moments.
+/* fields.c: visit every array of the state: blocks, then moments.
  *
- * In: a visitor.  Out: it has seen every field, in the same order on all ranks, with its key: the name
- * of a block, or of the layer whose moments they are.  The order of registration: names find an
- * array in a file, but broadcasts match by order alone. */
+ * In: a visitor.  Out: one call per array, with its key: the name of the block, or of the layer for
+ * moments.  All ranks visit in the order of registration, because broadcasts match by order. */
 #include "state/state.h"
 
 typedef struct field_walk {
@@ -16,9 +15,9 @@ static ng_status one_field(void *arg, ng_field *f) {
   return w->visit(w->arg, w->key, f);
 }
 
-/* Of a layer in shards: the shape of the whole, and this rank's part.  The bias of one cut by inputs is whole on
- * all ranks. */
-static void cut(ng_precond *p, const ng_slot *slot, ng_field *f) {
+/* A sharded layer: set the shape of the whole layer and this rank's slice. The bias of a layer
+ * sharded by inputs is whole on all ranks. */
+static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
   const ng_layer_shard *s = slot->entry->shard;
   const bool inputs = slot->entry->d.shard_axis == 1, bias = slot->which == NG_BIAS;
   if (s == NULL || s->members == 1 || (inputs && bias)) return;
@@ -39,7 +38,7 @@ static ng_status moment(field_walk *w, ng_precond *p, const ng_slot *slot, const
                         float *data, int32_t owner, bool everywhere) {
   ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
   f.everywhere = everywhere;
-  cut(p, slot, &f);
+  set_slice(p, slot, &f);
   f.squares = ng_is(name, "second");
   ng_name_add(f.name, sizeof f.name, slot->which == NG_BIAS ? ".bias" : ".weight");
   return one_field(w, &f);
@@ -53,8 +52,7 @@ static bool below_zero(const float *x, int64_t n) {
   return found != 0;
 }
 
-/* A run never stores such a number, and could not recover from it: every later average or moment would be non-finite,
- * and every step would be skipped. */
+/* A run never stores such a number: every later average or moment would be non-finite. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n) {
   return !ng_all_finite(data, f->dtype, n)   ? "holds a number that is not finite"
          : f->squares && below_zero(data, n) ? "holds a number below 0, expected means of squares"
@@ -74,7 +72,8 @@ ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, vo
   ng_status st = NG_OK;
   const bool owned = ng_update_is_owned(p);
   const int32_t owner = owned ? ng_update_owner(p, e, k - p->blocks) : 0;
-  if (p->base.update == NG_UPDATE_GRADIENT || e->d.frozen) return NG_OK; /* there are none */
+  if (p->base.update == NG_UPDATE_GRADIENT || e->d.frozen)
+    return NG_OK; /* without fused updates there are no moments */
   for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
     const ng_slot *slot = &e->slot[i];
     st = moment(&w, p, slot, adamw ? "first" : "momentum", slot->m, owner, !owned);

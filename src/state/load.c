@@ -1,44 +1,42 @@
-/* load.c: the state of a preconditioner, from a file, a stream, or the files that ranks wrote.
+/* load.c: load a state from a file, a stream, or the files of several ranks.
  *
- * Rank 0 reads the header of the first file, and all ranks compare the manifest in it with their model.  Then
- * - of one file or a stream rank 0 reads everything, and data travels when all is verified;
- * - of parts each rank opens the files with data for it, in a folder visible to all ranks, and reads its arrays
- *   through a buffer, whichever rank wrote them.  One rank checks the parts that no rank needs, an empty part for
- *   example.
- * So a state depends on no number of ranks and on no placement.
+ * Rank 0 reads the header of the first file, and all ranks compare its manifest with their model.  Then
+ * - one file or a stream: rank 0 reads and verifies all arrays and sends them;
+ * - parts: each rank opens the files with arrays that it needs, in a folder visible to all ranks, and reads
+ *   its arrays through a buffer.  One rank checks each part that no rank needs (an empty part, for example).
+ * So a state can be loaded on any number of ranks and with any placement.
  *
- * The header first, the checksum of the manifest in it, its meaning, the shapes of the arrays; only
- * when all that is this model's, memory for the arrays is taken and they are read: nothing is
- * believed before it has been checked, above all not how long a stream is.
+ * Order of the checks: header, checksum of the manifest, content of the manifest, shapes of the arrays.
+ * Memory for arrays is allocated only after these, because a damaged file may claim any size.
  *
- * In: a model between two steps, a place.  Out: a model that continues bit for bit, or the
+ * In: a model between two steps, a file or a stream.  Out: a model that continues bit for bit, or the
  * unchanged model. */
 #include "state/work.h"
 
 enum { CHUNK = 1 << 18, LANES = 16 };
 
-/* A piece of an array, as the manifest has it. */
+/* A piece of an array, from the manifest. */
 typedef struct piece {
   ng_part_piece is;
   int32_t item;
   bool wanted;          /* this rank needs some of it */
   char *to;             /* parts: where the array is staged */
-  const ngio_tensor *t; /* in the file that is open */
-  const char *why;      /* the mistake in its data */
+  const ngio_tensor *t; /* the tensor in the open file */
+  const char *why;      /* the fault of its data, or NULL */
 } piece;
 
 typedef struct loading {
   ng_work w;
   ng_snapshot snapshot;
-  bool alone; /* all in one file or stream, which rank 0 reads */
-  ng_hex id;  /* of the state */
-  char *text; /* the manifest, on its way to the other ranks */
+  bool alone; /* one file or a stream, which rank 0 reads */
+  ng_hex id;  /* checksum of the manifest, the name of the state */
+  char *text; /* the received manifest */
   int64_t text_bytes;
   piece *piece; /* in the order of items */
   int64_t pieces;
   bool *open; /* [parts] this rank reads the part */
   char *path, *buffer;
-  char *staged; /* parts: what this rank holds, in published order, array after array */
+  char *staged; /* parts: the arrays of this rank in published order, one after the other */
 } loading;
 
 static bool refuse(loading *x, int32_t item, const char *why) {
@@ -51,7 +49,7 @@ static bool understand(loading *x, const char *text, size_t n) {
   ng_work *w = &x->w;
   const ngio_status st = ngio_json_parse(text, n, &w->manifest, NULL, 0);
   if (st == NGIO_ERR_NOMEM) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
-  if (st != NGIO_OK) return ng_work_refuse(w, NG_ERR_FILE, "the manifest is no JSON text");
+  if (st != NGIO_OK) return ng_work_refuse(w, NG_ERR_FILE, "the manifest is not JSON");
   x->id = ng_hex_of(ng_crc_of(text, (int64_t)n));
   return ng_manifest_read(w, &x->snapshot);
 }
@@ -82,11 +80,11 @@ static bool read_header(loading *x, const char **text) {
   const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
     return ng_work_refuse(w, NG_ERR_FILE,
-                          "is part %s of a state; load the one whose name is without its end",
+                          "is part %s of a state; load the file without this suffix",
                           ngio_quote(part).text);
   }
   if (*text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file, but no state of natgrad");
+    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file without a state of natgrad");
   }
   x->text_bytes = (int64_t)strlen(*text);
   if (!ng_is(crc, ng_hex_of(ng_crc_of(*text, x->text_bytes)).text)) {
@@ -94,10 +92,10 @@ static bool read_header(loading *x, const char **text) {
   }
   if (!understand(x, *text, (size_t)x->text_bytes)) return false;
   return x->snapshot.parts == 1 || !from->stream ||
-         ng_work_refuse(w, NG_ERR_FILE, "is one of several files of a state; ng_load has them all");
+         ng_work_refuse(w, NG_ERR_FILE, "is one of several files of a state; use ng_load");
 }
 
-/* All ranks know the manifest, and compare it with their model. */
+/* Send the manifest to all ranks; each rank compares it with its model. */
 static ng_status share_manifest(loading *x) {
   ng_work *w = &x->w;
   const char *text = NULL;
@@ -118,7 +116,7 @@ done:
 
 /* ---- what this rank reads --------------------------------------------------------------------*/
 
-/* What this rank reads of an array: all, or as much as it holds. */
+/* The part of an array that this rank reads: all of it, or the part that it holds. */
 static ng_rect box_of(const loading *x, const ng_field *f) {
   return x->alone ? (ng_rect){0, f->rows, 0, f->cols} : ng_field_mine(f, x->w.p->ctx->rank);
 }
@@ -128,12 +126,12 @@ static int64_t box_bytes(const ng_field *f, const ng_rect *box) {
   return n == 0 ? 0 : f->sym ? ng_field_bytes(f) : n * ng_dtype_size(f->dtype);
 }
 
-static ng_rect both(ng_rect a, ng_rect b) {
+static ng_rect intersect(ng_rect a, ng_rect b) {
   return (ng_rect){ng_max64(a.top, b.top), ng_min64(a.bottom, b.bottom), ng_max64(a.left, b.left),
                    ng_min64(a.right, b.right)};
 }
 
-/* The pieces of the next array. */
+/* Add the pieces of array i to the list. */
 static void list_pieces(loading *x, int32_t i, const ngio_value *entry, char *to) {
   const ng_field *f = &x->w.item[i].f;
   const ngio_value *pieces = ngio_get(entry, "pieces");
@@ -142,13 +140,14 @@ static void list_pieces(loading *x, int32_t i, const ngio_value *entry, char *to
     piece *q = &x->piece[x->pieces++];
     *q = (piece){.is = ng_piece_of(v, f), .item = i, .to = to};
     if (x->alone) q->is.part = 0;
-    const ng_rect common = both(box_of(x, f), ng_piece_rect(&q->is, f));
+    const ng_rect common = intersect(box_of(x, f), ng_piece_rect(&q->is, f));
     q->wanted = common.top < common.bottom && common.left < common.right;
     if (q->wanted) x->open[q->is.part] = true;
   }
 }
 
-/* Every array of this model has a good entry in the manifest, and there is no other. */
+/* Check that the manifest has a valid entry for every array of this model and no other entries;
+ * list all pieces. */
 static bool plan(loading *x) {
   ng_work *w = &x->w;
   const int32_t parts = x->snapshot.parts;
@@ -190,7 +189,7 @@ static bool plan(loading *x) {
 
 /* ---- one file --------------------------------------------------------------------------------*/
 
-/* Is it what the manifest says of this part?  Its name may be anybody's. */
+/* Check that an open file is this part of this state, because its name proves nothing. */
 static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   char says[NGIO_PART_ROOM];
@@ -200,7 +199,7 @@ static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
   const char *is = ngio_tensors_text(file, NGIO_PART);
   ngio_part_says(says, part, x->snapshot.parts);
   if (whole == NULL || (part > 0) != (is != NULL) || ngio_tensors_text_count(file) != 2) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is no part of a state");
+    return ng_work_refuse(w, NG_ERR_FILE, "is not a part of a state");
   }
   if (!ng_is(whole, x->id.text) || (part > 0 && !ng_is(is, says))) {
     return ng_work_refuse(w, NG_ERR_FILE, "is a part of another state");
@@ -208,10 +207,11 @@ static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
   return (ngio_is(bytes, NGIO_INTEGER) && bytes->is.integer == ngio_tensors_bytes(file) &&
           ngio_is(count, NGIO_INTEGER) && count->is.integer == ngio_tensors_count(file) &&
           v->count == 2) ||
-         ng_work_refuse(w, NG_ERR_FILE, "does not hold what the manifest says");
+         ng_work_refuse(w, NG_ERR_FILE,
+                        "has another size or number of tensors than in the manifest");
 }
 
-/* Looked through one by one, and only where the numbers of tensors differ: on the way to an error. */
+/* Name the tensor that the manifest does not list; called only if the numbers of tensors differ. */
 static bool refuse_extra(loading *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   const char *name = NULL;
@@ -224,14 +224,14 @@ static bool refuse_extra(loading *x, const ngio_tensors *file, int32_t part) {
     if (k < x->pieces) name = NULL;
   }
   return ng_work_refuse(w, NG_ERR_FILE, "tensor '%s' %s", ngio_quote(name).text,
-                        !x->alone ? "is not in this part, by the manifest"
+                        !x->alone ? "is not listed in the manifest for this part"
                         : ng_is(name, "window/gram_rest") || strstr(name, "/prediv") != NULL
                             ? "was written by an older version (0.2.0); this version cannot load it"
                             : "does not belong to this model");
 }
 
-/* Every piece of this part is announced, as it should be, and nothing else is.  Our own files have the order of the
- * walk, so try that place first. */
+/* Check that the part has exactly the pieces of the manifest. Files of natgrad have the order of
+ * the walk, so try that position first. */
 static bool match(loading *x, const ngio_tensors *file, int32_t part) {
   int32_t at = 0;
   for (int64_t k = 0; k < x->pieces; k++) {
@@ -247,10 +247,11 @@ static bool match(loading *x, const ngio_tensors *file, int32_t part) {
   return at == ngio_tensors_count(file) || refuse_extra(x, file, part);
 }
 
-/* Stage the bytes [done, done + n) of a piece in the buffer, as far as this rank holds them. */
-static void keep(const loading *x, const piece *q, int64_t done, int64_t n) {
+/* Copy bytes [done, done + n) of a piece from the buffer to the parts that this rank holds. */
+static void stage(const loading *x, const piece *q, int64_t done, int64_t n) {
   const ng_field *f = &x->w.item[q->item].f;
-  const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f), common = both(box, there);
+  const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f),
+                common = intersect(box, there);
   const int64_t size = ng_dtype_size(f->dtype), mine = (box.right - box.left) * size;
   const int64_t whole = (there.right - there.left) * size;
   const int64_t low = (common.left - there.left) * size, high = (common.right - there.left) * size;
@@ -263,7 +264,8 @@ static void keep(const loading *x, const piece *q, int64_t done, int64_t n) {
   }
 }
 
-/* A piece in memory, or (s) of a file: is it as it was written, with numbers that a run may have? */
+/* Verify the checksum and the numbers of a piece in memory, or (s) in a file. A damaged piece
+ * sets q->why. */
 static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
   ng_work *w = &x->w;
   const ng_field *f = &w->item[q->item].f;
@@ -277,7 +279,7 @@ static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
       char *to = straight ? q->to + done : x->buffer;
       if (!ng_work_fine(w, ngio_source_read(s, place + done, to, n, w->message, sizeof w->message)))
         return false;
-      if (!straight) keep(x, q, done, n);
+      if (!straight) stage(x, q, done, n);
       from = to;
     }
     crc = ng_crc_on(crc, from, n);
@@ -297,7 +299,7 @@ static void check_lane(void *arg, int32_t lane) {
     (void)check_piece(x, &x->piece[k], NULL, 0);
 }
 
-/* All in one file: in large reads, checked by all threads. */
+/* One file: read large blocks, check them with all threads. */
 static bool read_alone(loading *x) {
   ng_work *w = &x->w;
   if (!match(x, w->file, 0) ||
@@ -334,7 +336,7 @@ static void read_part(loading *x, int32_t part) {
   ngio_source_close(&s);
 }
 
-/* A failure stays in *w. */
+/* Failures are in *w. */
 static void read_arrays(loading *x) {
   const ng_context *ctx = x->w.p->ctx;
   if (x->alone && !x->w.first) return;
@@ -350,7 +352,7 @@ static void read_arrays(loading *x) {
 
 /* ---- everybody takes -------------------------------------------------------------------------*/
 
-/* What this rank read of an array goes straight to the field. */
+/* Import the staged arrays without communication. */
 static void take_lane(void *arg, int32_t lane) {
   const loading *x = arg;
   for (int32_t i = lane; i < x->w.fields; i += LANES) {
@@ -366,7 +368,7 @@ static void take_lane(void *arg, int32_t lane) {
   }
 }
 
-/* Row by row: of each every rank takes its part. */
+/* Send an array row by row; every rank copies its part of each row. */
 static ng_status send_rows(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->f;
   const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
@@ -379,7 +381,8 @@ static ng_status send_rows(ng_work *w, const ng_item *item) {
   return st;
 }
 
-/* From rank 0: every rank copies the part of a field that it stores, whichever rank stored it at the save. */
+/* Send an array from rank 0; every rank copies the part that it stores now, whichever rank
+ * stored it at the save. */
 static ng_status send_field(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->f;
   if (f->slice != NULL) return send_rows(w, item);
@@ -407,7 +410,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
   x.alone = x.snapshot.parts == 1;
   read_arrays(&x);
   NG_TRY(ng_work_tell(w));
-  /* Only a broken transport can fail from here on, and that ends the object anyway. */
+  /* From here on only the transport can fail; the model can then only be destroyed. */
   if (!x.alone || p->ctx->ranks == 1) {
     ng_parallel(p->ctx, LANES, take_lane, &x);
   } else {

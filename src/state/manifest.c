@@ -1,4 +1,4 @@
-/* manifest.c: everything of the state that is not an array, as a JSON text, and how it is read.
+/* manifest.c: read the manifest: the JSON text of everything in a state that is not an array.
  *
  *   {"format": 2, "library": "0.2.0", "method": "natgrad",
  *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
@@ -7,15 +7,15 @@
  *    "blocks":   {"fc1": {"solved": 1.0, "input_seen": 1.0, "A_started": 1.0, ...}, ...}
  *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by save.c; blocks are keyed by their name
  *
- * Layers and options are kept as text rather than as a hash, so that a state of another model is
- * refused with what differs.  A state fits when the layers are the same and every option is the
- * same that was fixed at ng_ready; live options are taken from the state, and the ones that only
- * say where results are kept do not matter.
+ * Layers and options are texts, not a hash, so that the error for a state of another model can name the
+ * difference.  A state fits a model if
+ * - the layers are equal;
+ * - every option that is fixed at ng_ready is equal, except options that only say where results are stored.
+ * Live options are taken from the state.
  *
- * In: a model, or an untrusted JSON text.  Out: the text; or its verified values in separate memory
- * (ng_snapshot, `values`), from where ng_snapshot_apply cannot fail.  Nothing of the model
- * changes before all of the text has been understood.  Every key may be missing, have another
- * type, or a number out of range. */
+ * In: a model, an untrusted JSON text.  Out: the verified values in separate memory (ng_snapshot, `values`),
+ * from which ng_snapshot_apply cannot fail.  The model does not change before the whole text is verified.
+ * Every key may be missing, have another type, or a number out of range. */
 #include "state/work.h"
 
 /* ---- layers ----------------------------------------------------------------------------------*/
@@ -25,27 +25,28 @@ typedef struct words {
   size_t size;
 } words;
 
-/* "in=" 64, "x" 3: without printf, which takes longer than all else that is said about a layer. */
-static void say(const words *w, const char *what, int64_t x) {
+/* Append a text and a number. Without printf, which would take most of the time of a save with
+ * many layers. */
+static void append(const words *w, const char *what, int64_t x) {
   ng_name_add(w->text, w->size, what);
   if (x < 0) ng_name_add(w->text, w->size, "-");
   ng_name_count(w->text, w->size, x < 0 ? -x : x);
 }
 
-static void say_two(const words *w, const char *what, const int64_t x[2]) {
-  say(w, what, x[0]);
-  say(w, "x", x[1]);
+static void append_pair(const words *w, const char *what, const int64_t x[2]) {
+  append(w, what, x[0]);
+  append(w, "x", x[1]);
 }
 
-/* What a layer is, as far as the state depends on it: not in which order its arrays arrive.  A
- * layout of NHWC or positions first read the same weights.  With names in front of the numbers,
- * since people read it in a refusal. */
+/* Describe a layer as far as the state depends on it: without the layout of observed arrays,
+ * which does not change the weights. People read this text in error messages, so each number has a
+ * name. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
   const words w = {text, size};
   text[0] = 0;
   if (e->tensor) {
-    say(&w, "tensor of ", e->slot[0].cols);
+    append(&w, "tensor of ", e->slot[0].cols);
   } else if (d->kind == NG_NORM) {
     static const char *const kind[] = {"", "batch", "layer", "group"};
     (void)snprintf(
@@ -54,28 +55,28 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
         (long long)d->in, d->norm_no_weight == 0, d->bias, d->frozen, kind[d->norm_kind],
         (long long)d->groups, d->norm_eps, d->norm_input == NG_NORM_RAW ? "raw" : "normalised");
   } else if (d->kind == NG_EMBEDDING) {
-    say(&w, "embedding in=", d->in);
-    say(&w, " out=", d->out);
-    say(&w, " frozen=", d->frozen);
-    say(&w, " positions=", d->positions);
+    append(&w, "embedding in=", d->in);
+    append(&w, " out=", d->out);
+    append(&w, " frozen=", d->frozen);
+    append(&w, " positions=", d->positions);
   } else {
     const bool conv = d->kind == NG_CONV2D;
-    say(&w, conv ? "conv2d in=" : "linear in=", d->in);
-    say(&w, " out=", d->out);
-    say(&w, " bias=", d->bias);
-    say(&w, " frozen=", d->frozen);
+    append(&w, conv ? "conv2d in=" : "linear in=", d->in);
+    append(&w, " out=", d->out);
+    append(&w, " bias=", d->bias);
+    append(&w, " frozen=", d->frozen);
     if (conv) {
-      say_two(&w, " kernel=", d->kernel);
-      say_two(&w, " stride=", d->stride);
-      say_two(&w, " padding=", d->padding);
-      say_two(&w, " dilation=", d->dilation);
-      say(&w, " groups=", d->groups);
-      say_two(&w, " image=", d->image);
+      append_pair(&w, " kernel=", d->kernel);
+      append_pair(&w, " stride=", d->stride);
+      append_pair(&w, " padding=", d->padding);
+      append_pair(&w, " dilation=", d->dilation);
+      append(&w, " groups=", d->groups);
+      append_pair(&w, " image=", d->image);
     } else {
-      say(&w, " positions=", d->positions);
+      append(&w, " positions=", d->positions);
     }
   }
-  for (int32_t k = 0; k < e->slots; k++) { /* where groups have windows of their own */
+  for (int32_t k = 0; k < e->slots; k++) { /* with one window per group */
     const ng_block *b = e->slot[k].block;
     if (b == NULL || b->entry != NULL || b->base.window_scope != NG_WINDOW_GROUP) continue;
     ng_name_add(text, size, k == 0 ? " group=" : ",");
@@ -83,7 +84,7 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   }
 }
 
-/* In order, one by one: the first that differs is what the message is about. */
+/* Compare in order; the error names the first difference. */
 static bool read_layers(ng_work *w, const ngio_value *layers) {
   const ng_precond *p = w->p;
   const size_t n = ngio_count(layers);
@@ -129,39 +130,38 @@ static bool read_layers(ng_work *w, const ngio_value *layers) {
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Where results are kept and who owns what: a state does not depend on it, and a run may go on with
- * another number of ranks; nor on options that only measure. */
-static bool does_not_matter(const char *option) {
+/* Options that may differ from the state: placement does not change saved values, and quantify
+ * only measures. */
+static bool may_differ(const char *option) {
   const int32_t id = ng_option_find(option);
   return id == NG_OPTION_placement || id == NG_OPTION_colocate ||
          id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify;
 }
 
-/* Statistics of all samples, stored whole on each rank or divided between ranks. */
+/* Whether statistics cover all samples, stored whole on each rank or divided between ranks. */
 static bool holds_all(const char *statistics) {
   return ng_is(statistics, "all") || ng_is(statistics, "sharded");
 }
 
-/* Room for any option as text: numbers, choices, and the free texts. */
+/* Buffer size for any option as text. */
 size_t ng_manifest_room(const ng_precond *p) {
   return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.per_layer);
 }
 
-/* Over the public list: the state knows options as a user does, by name and text. */
+/* Return option i of the public list. */
 bool ng_manifest_option(int32_t i, ng_option_info *info) {
   memset(info, 0, sizeof *info);
   info->struct_size = sizeof *info;
   return ng_option_at(i, info) == NG_OK;
 }
 
-/* Fixed options must be the same, as texts; live ones are taken; what this version does not know is
- * refused by read_options. */
+/* Compare a fixed option, or set a live option in *o. know_options rejects unknown options. */
 static bool read_option(ng_work *w, const ngio_value *options, const char *method,
                         const ng_option_info *info, ng_options *o, char *ours, size_t room) {
   const ng_precond *p = w->p;
   char why[NG_MESSAGE] = "";
   const ngio_value *v = ngio_get(options, info->name);
-  /* A library that did not know the option yet did what the option's default does. */
+  /* a state without the option was written with its default */
   const char *theirs = v == NULL ? info->standard : ngio_text_of(v);
   if (theirs == NULL) {
     return ng_work_refuse(w, NG_ERR_FILE, "option '%s' of the manifest is not a text", info->name);
@@ -170,7 +170,7 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
     return ng_options_set(o, info->name, theirs, why, sizeof why) == NG_OK ||
            ng_work_refuse(w, NG_ERR_FILE, "option of the state: %s", why);
   }
-  if (does_not_matter(info->name)) return true;
+  if (may_differ(info->name)) return true;
   if (ng_options_get(&p->opt, info->name, ours, room) != NG_OK) {
     return ng_work_refuse(w, NG_ERR_FILE, "option '%s' cannot be written as text", info->name);
   }
@@ -183,14 +183,15 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
                         info->name, theirs, method, ours, p->opt.method);
 }
 
-/* Each option of the state is one of this version, or one that was removed and had its default. */
+/* Check that each option of the state exists in this version, or was removed and had its
+ * default. */
 static bool know_options(ng_work *w, const ngio_value *options) {
   for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
     const ng_option_gone *gone = ng_option_removed(v->key);
     const char *was = ngio_text_of(v);
     if (gone == NULL && ng_option_find(v->key) < 0) {
       return ng_work_refuse(w, NG_ERR_FILE,
-                            "option '%.80s' of the state is not known to this version", v->key);
+                            "option '%.80s' of the state is unknown to this version", v->key);
     }
     if (gone != NULL && (was == NULL || !ng_is(was, gone->standard))) {
       return ng_work_refuse(w, NG_ERR_FILE,
@@ -201,7 +202,7 @@ static bool know_options(ng_work *w, const ngio_value *options) {
   return true;
 }
 
-/* Options may be valid one by one and not together, or not with a layer's own: all checks of a new model. */
+/* Check the combination of options, also with each layer's own options, as for a new model. */
 static bool check_options(ng_work *w, const ng_options *o) {
   const ng_precond *p = w->p;
   char why[NG_MESSAGE] = "";
@@ -210,7 +211,7 @@ static bool check_options(ng_work *w, const ng_options *o) {
     return ng_work_refuse(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s",
                           why);
   }
-  /* Of blocks without options of their own, one for each family is enough. */
+  /* blocks without own options: check one per family */
   const ng_family *asked = NULL;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -226,7 +227,7 @@ static bool check_options(ng_work *w, const ng_options *o) {
   return true;
 }
 
-/* On a copy, to be put in place later. */
+/* Read all options into a copy. */
 static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) {
   const ng_precond *p = w->p;
   const ngio_value *options = ngio_get(manifest, "options");
@@ -257,11 +258,12 @@ static bool read_count(ng_work *w, const ngio_value *object, const char *where, 
   const ngio_value *v = ngio_get(object, name);
   *out = ngio_is(v, NGIO_INTEGER) ? v->is.integer : -1;
   return (*out >= 0 && *out <= most) ||
-         ng_work_refuse(w, NG_ERR_FILE, "%s '%s' of the manifest is no whole number from 0 to %lld",
-                        where, name, (long long)most);
+         ng_work_refuse(w, NG_ERR_FILE,
+                        "%s '%s' of the manifest is not a whole number from 0 to %lld", where, name,
+                        (long long)most);
 }
 
-/* updates <= steps: a bias correction that begins in the future has no meaning. */
+/* updates must not exceed steps. */
 static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s) {
   const int64_t most = NG_COUNT_MOST;
   const ngio_value *c = ngio_get(manifest, "counters");
@@ -273,18 +275,18 @@ static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s
   for (int i = 0; i < NG_RESCUES && ok; i++)
     ok = read_count(w, c, "counter", ng_rung_name[i], most, &s->rung[i]);
   if (ok && (!ngio_is_number(nu) || !ngio_is_number(inner))) {
-    return ng_work_refuse(w, NG_ERR_FILE, "'last' of the manifest has no clip or no inner");
+    return ng_work_refuse(w, NG_ERR_FILE, "'last' of the manifest lacks clip or inner");
   }
-  s->nu = ngio_number_of(nu); /* what ng_report shows, until the next step */
+  s->nu = ngio_number_of(nu); /* ng_report shows these values until the next step */
   s->inner = ngio_number_of(inner);
   return ok;
 }
 
-/* Of layers that missed no update nothing is said. */
+/* Read "missed", which is absent for layers that missed no update. */
 static bool read_missed(ng_work *w, const ngio_value *layers, int64_t updates) {
   const ng_precond *p = w->p;
   double *missed = w->values + w->value_count - p->entries;
-  const ngio_value *l = ngio_first(layers); /* as many as entries: read_layers */
+  const ngio_value *l = ngio_first(layers); /* read_layers has checked the number of layers */
   for (int32_t i = 0; i < p->entries; i++, l = ngio_next(layers, l)) {
     int64_t n = 0;
     if (ngio_get(l, "missed") != NULL &&
@@ -298,7 +300,7 @@ static bool read_missed(ng_work *w, const ngio_value *layers, int64_t updates) {
 
 /* ---- pieces of arrays ------------------------------------------------------------------------*/
 
-/* -1: no such number. */
+/* Return the number of a key, -1 if there is none. */
 static int64_t number_of(const ngio_value *v, const char *key) {
   const ngio_value *x = ngio_get(v, key);
   return ngio_is(x, NGIO_INTEGER) ? x->is.integer : -1;
@@ -330,7 +332,8 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
   return true;
 }
 
-/* A rank writes one piece of an array at most.  Parts are in order of ranks, except within a model group. */
+/* Check that no file has two pieces of the array. Parts are in order of ranks, except within a
+ * model group. */
 static bool parts_twice(const ngio_value *pieces) {
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {
@@ -340,7 +343,7 @@ static bool parts_twice(const ngio_value *pieces) {
   return false;
 }
 
-/* Keys that this version does not know are refused. */
+/* Reject unknown keys. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
   const ngio_value *pieces = ngio_get(v, "pieces"), *x = ngio_first(pieces);
   const bool by_rows = ngio_get(x, "from_row") != NULL;
@@ -373,12 +376,12 @@ typedef struct block_reader {
   ng_work *w;
   const ngio_value *from;
   const char *layer;
-  double *to;          /* the next number's place */
-  size_t seen, counts; /* the first so many are flags and counts */
+  double *to;          /* place of the next number */
+  size_t seen, counts; /* numbers so far; leading numbers that are flags and counts */
 } block_reader;
 
-/* Flags and counts are bounded here, because they turn into integers; what a family adds is its own
- * double. */
+/* Check the range of flags and counts, because they are converted to integers. Families check
+ * their own numbers. */
 static ng_status read_number(void *arg, ng_number *n) {
   block_reader *r = arg;
   const ngio_value *v = ngio_get(r->from, n->name);
@@ -395,8 +398,7 @@ static ng_status read_number(void *arg, ng_number *n) {
   return r->w->st;
 }
 
-/* Numbers are found by name and counted: with none missing and as many as there are, none is
- * extra. */
+/* Find each number by its name; equal counts then exclude unknown numbers. */
 static bool read_blocks(ng_work *w, const ngio_value *blocks) {
   const ng_precond *p = w->p;
   block_reader r = {.w = w, .to = w->values};
@@ -406,20 +408,21 @@ static bool read_blocks(ng_work *w, const ngio_value *blocks) {
     r.seen = 0;
     r.counts = ng_block_counts(p->block[i]);
     if (ng_block_numbers(p->block[i], read_number, &r) != NG_OK) return false;
-    if (r.from->count != r.seen) { /* a map: it had numbers */
+    if (r.from->count != r.seen) { /* an object: read_number has found numbers in it */
       return ng_work_refuse(w, NG_ERR_FILE,
-                            "block '%s' of the manifest has numbers that this version does not "
-                            "know",
+                            "block '%s' of the manifest has numbers that are unknown to this "
+                            "version",
                             r.layer);
     }
   }
   const size_t n = ngio_is(blocks, NGIO_OBJECT) ? blocks->count : 0;
   return n == (size_t)p->blocks ||
-         ng_work_refuse(w, NG_ERR_FILE, "the state has %zu blocks and this model %d", n, p->blocks);
+         ng_work_refuse(w, NG_ERR_FILE, "the state has %zu blocks, this model has %d", n,
+                        p->blocks);
 }
 
-/* The format before all else, as it says what the rest means.  Layers before options: who loads the
- * wrong file should read about layers. */
+/* Read the format first, because it defines the other keys; layers before options, so that the
+ * error for a state of another model names a layer. */
 bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
   const ngio_value *manifest = ngio_json_root(w->manifest);
   const ngio_value *layers = ngio_get(manifest, "layers"), *parts = ngio_get(manifest, "parts");
@@ -428,26 +431,26 @@ bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
   if (is != NG_STATE_FORMAT && is != NG_STATE_PARTS) {
     return ng_work_refuse(
         w, NG_ERR_FILE,
-        "format %lld of the state is not known to this version (it reads %d and %d)", (long long)is,
+        "format %lld of the state is unknown to this version, which reads %d and %d", (long long)is,
         NG_STATE_FORMAT, NG_STATE_PARTS);
   }
   s->parts = is == NG_STATE_FORMAT ? 1 : (int32_t)ng_min64((int64_t)ngio_count(parts), INT32_MAX);
   if (is == NG_STATE_PARTS && (s->parts < 2 || s->parts > NG_PARTS_MOST)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has no good list of parts");
+    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has an invalid list of parts");
   }
   return read_layers(w, layers) && read_options(w, manifest, &s->opt) &&
          read_counters(w, manifest, s) && read_blocks(w, ngio_get(manifest, "blocks")) &&
          read_missed(w, layers, s->updates);
 }
 
-/* A layer's own options are applied again over the new ones. */
+/* Apply the options of the state, then the layers' own options. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
   p->opt = s->opt;
   ng_settings_of(&p->opt, &p->base);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     b->base = p->base;
-    if (b->options != NULL) { /* tried on a copy by read_options */
+    if (b->options != NULL) { /* cannot fail: read_options has tried it on a copy */
       ng_options own = p->opt;
       (void)ng_options_override(&own, b->options, NULL, 0);
       ng_settings_of(&own, &b->base);
@@ -456,14 +459,14 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;
-  /* A rung is counted by the rank that climbed it; the sum over ranks is what a file can keep. */
+  /* each rank counts its own rungs and a state has the sum, which rank 0 gets */
   const bool first = p->ctx->rank == 0;
   for (int i = 0; i < NG_RESCUES; i++) {
     p->rescued[i] = first ? s->rung[i] : 0;
   }
   p->step->nu = s->nu;
   p->step->inner = s->inner;
-  p->step->d2 = p->step->pd2 = 0.0; /* not in a state */
+  p->step->d2 = p->step->pd2 = 0.0; /* a state does not have these */
   p->step->quantify.found = (ng_scaling){0};
   ng_state_put(p, values);
   ng_step_values(p);

@@ -1,10 +1,10 @@
-/* manifest_write.c: the JSON text of everything that is not an array; manifest.c shows it, and reads it.
+/* manifest_write.c: write the manifest (see manifest.c): the JSON text of everything that is not an array.
  *
- * In: a model, numbers of all ranks.  Out: text behind text.  A model of 10,000 layers has a hundred
- * thousand lines, so they are written as they come, without a tree of values. */
+ * In: a model, the numbers of all ranks.  Out: text.  A model of 10,000 layers has a hundred thousand
+ * lines, so the text is written directly, without a tree of values. */
 #include "state/work.h"
 
-/* Every option, as text that ng_options_set takes: no number format of JSON comes between. */
+/* Write every option as a text that ng_options_set reads. */
 static void make_options(ng_work *w, ngio_out *o) {
   const size_t room = ng_manifest_room(w->p);
   char *text = ng_work_take(w, (int64_t)room);
@@ -21,7 +21,7 @@ static void make_options(ng_work *w, ngio_out *o) {
   ngio_shut(o, '}');
 }
 
-/* In the order of registration, which is what read_layers compares. */
+/* In the order of registration, which read_layers compares. */
 static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) {
   char is[NG_MESSAGE];
   ngio_open(o, "layers", '[');
@@ -41,17 +41,16 @@ static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) 
 typedef struct block_writer {
   ngio_out *to;
   const double *from;
-  int64_t at; /* place in `values` */
+  int64_t at; /* index in `values` */
 } block_writer;
 
-/* The walk of ng_state_get again, so places and names meet. */
+/* The order of ng_state_get gives the index of each number. */
 static ng_status write_number(void *arg, ng_number *n) {
   block_writer *w = arg;
   ngio_put_real(w->to, n->name, w->from[w->at++]);
   return NG_OK;
 }
 
-/* A block by its name, a number by its own. */
 static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
   block_writer w = {o, values, 0};
   ngio_open(o, "blocks", '{');
@@ -63,15 +62,15 @@ static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
   ngio_shut(o, '}');
 }
 
-/* What ng_report shows of the last step is no reason to refuse a save. */
+/* A non-finite value of ng_report must not prevent a save. */
 static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
 
-/* JSON is UTF-8 and has finite numbers only; texts are the callers'.  Checked before the file is
- * begun: a state that cannot be read back must not replace a state that can. */
+/* Check texts and numbers before the file is written: JSON is UTF-8 and has only finite numbers,
+ * and a save must not replace a valid state by an unreadable one. */
 static bool can_be_written(ng_work *w) {
   const ng_precond *p = w->p;
   if (p->steps > NG_COUNT_MOST || p->skipped > NG_COUNT_MOST) {
-    return ng_work_refuse(w, NG_ERR_FILE, "it counts more than 2^53 steps");
+    return ng_work_refuse(w, NG_ERR_FILE, "the number of steps exceeds 2^53");
   }
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_layer *d = &p->entry[i]->d;
@@ -91,7 +90,7 @@ static bool can_be_written(ng_work *w) {
   return true;
 }
 
-/* Keys are written in this fixed order: the same state gives the same bytes. */
+/* Keys have a fixed order, so that the same state gives the same bytes. */
 bool ng_manifest_begin(ng_work *w, int format) {
   ng_precond *p = w->p;
   ngio_out *o = &w->out;
@@ -161,7 +160,7 @@ bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, i
     ngio_shut(o, '}');
   }
   if (parts > 1) ngio_shut(o, ']');
-  ngio_out_bytes(o, "}", sizeof "}"); /* with a 0 */
+  ngio_out_bytes(o, "}", sizeof "}"); /* with the terminating 0 */
   if (o->lost) (void)ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
   return w->st == NG_OK;
 }

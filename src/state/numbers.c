@@ -1,15 +1,15 @@
-/* numbers.c: every number of the state that is not in an array or a counter of the model.
+/* numbers.c: the numbers of the state besides arrays and the counters of the model.
  *
- * In: a model.  Out: its numbers in one list of doubles, the same order on all ranks: those of its blocks, of
- * which each owner, of a block or of a statistic, gives its own and the sum over ranks is everybody's, then one
- * of each entry. */
+ * In: a model.  Out: one list of doubles in the same order on all ranks: the numbers of all blocks, then one
+ * number of each entry.  The owner of a block or statistic writes its numbers and the other ranks write 0, so
+ * the sum over ranks is the complete list. */
 #include "state/state.h"
 
 typedef struct cursor {
   const ng_block *block;
-  double *to;         /* get: what this rank owns */
+  double *to;         /* get: receives the numbers that this rank owns */
   const double *from; /* put */
-  int64_t at;         /* the next number's place */
+  int64_t at;         /* index of the next number */
 } cursor;
 
 static ng_status visit(void *arg, ng_number *n) {
@@ -21,9 +21,8 @@ static ng_status visit(void *arg, ng_number *n) {
   return NG_OK;
 }
 
-/* One walk for counting, getting and putting: the places in the array are the order of the walk,
- * the same on every rank and in every run of this version.  In a file numbers have names, so
- * another order there is no matter. */
+/* The order of this walk is the order of the list. Files have names instead, so the order may
+ * change between versions. */
 static void walk(ng_precond *p, cursor *c) {
   for (int32_t i = 0; i < p->blocks; i++) {
     c->block = p->block[i];
@@ -34,14 +33,15 @@ static void walk(ng_precond *p, cursor *c) {
 int64_t ng_state_values(ng_precond *p) {
   cursor c = {0};
   walk(p, &c);
-  return c.at + p->entries; /* the updates that each entry missed */
+  return c.at + p->entries; /* then the missed updates of each entry */
 }
 
-/* Each number from one owner alone: the sum over ranks (save.c) is then everybody's array. */
+/* Write the numbers that this rank owns; save.c sums over ranks. */
 void ng_state_get(ng_precond *p, double *x) {
   cursor c = {.to = x};
   walk(p, &c);
-  for (int32_t i = 0; i < p->entries && p->ctx->rank == 0; i++) /* the same on all ranks */
+  for (int32_t i = 0; i < p->entries && p->ctx->rank == 0;
+       i++) /* equal on all ranks: rank 0 writes them */
     x[c.at + i] = (double)p->entry[i]->missed;
 }
 

@@ -1,33 +1,34 @@
-/* save.c: the state of a preconditioner, to a file, a stream, or one file for each rank; its manifest alone.
+/* save.c: save a state to a file, a stream, or one file for each rank; write the manifest alone.
  *
- * A file is safetensors: every array of ng_state_fields as a tensor "block/field" in published
- * order, and in its metadata a manifest (manifest.c) with the CRC-32 of each tensor, and the
- * CRC-32 of the manifest itself.  So every bit of the file is either compared or checked.
+ * A file is safetensors: every array of ng_state_fields is a tensor "block/field" in published order.  The
+ * metadata has the manifest (manifest.c), which contains the CRC-32 of each tensor, and the CRC-32 of the
+ * manifest.  So a load compares or checks every bit of the file.
  *
- * The manifest stands in front of the arrays, and a stream cannot go back: so arrays are walked
- * twice, first for their checksums, each on the rank that supplies it, then for their bytes.  One file: an array
- * that rank 0 does not hold is broadcast by its owner.  In parts no array travels; ranks only exchange the numbers of
- * blocks and a checksum for each piece:
+ * The manifest precedes the arrays, and a stream cannot seek.  So arrays are visited twice: first for the
+ * checksums, each on the rank that supplies the array, then for the bytes.
  *
- *   PATH                   rank 0's arrays, and the manifest of all: format 3
- *   PATH.<id>-<r>of<n>     arrays of rank r; <id>: the checksum of the manifest, 8 digits
+ * One file: the owner broadcasts each array that rank 0 does not hold.  In parts no array is sent; ranks
+ * exchange the numbers of blocks and a checksum for each piece:
+ *   PATH                  arrays of rank 0, and the manifest of all parts: format 3
+ *   PATH.<id>-<r>of<n>    arrays of rank r; <id>: the checksum of the manifest, 8 digits
  *
- * In: a model between two steps, a place.  Out: files that replace the old ones in one go, or the old ones untouched
- * (and, after a failure in between, parts of a new state, which no manifest names).  All files are on the disk under
- * temporary names before the first is renamed; rank 0's, which says what belongs together, is renamed last.  Names of
- * parts say which whole they are of, so the files of an earlier state are not touched before that; then they go. */
+ * In: a model between two steps, a file or a stream.  Out: new files that replace the old ones at once, or
+ * the unchanged old files.  All files are written and flushed under temporary names before the first rename.
+ * The file of rank 0, which lists the parts, is renamed last.  File names contain the id of their state, so
+ * the parts of an earlier state stay valid until then and are removed afterwards.  A failure in between may
+ * leave parts that no manifest lists. */
 #include "state/work.h"
 
 #include <sys/stat.h>
 
 typedef struct saving {
   ng_work w;
-  int32_t parts;          /* files: 1, or one for each rank */
+  int32_t parts;          /* number of files: 1, or one for each rank */
   bool writes;            /* this rank has a file */
-  int64_t *bytes, *count; /* [parts] data and arrays of each */
+  int64_t *bytes, *count; /* [parts] bytes and number of arrays of each file */
   uint8_t *here;          /* [fields] one file: rank 0 holds the array */
-  ngio_tensor *tensor;    /* [fields] of this rank's file */
-  char *path;             /* of a part */
+  ngio_tensor *tensor;    /* [fields] arrays of this rank's file */
+  char *path;             /* of this rank's part */
   int64_t path_room;
   ng_hex id;
 } saving;
@@ -51,13 +52,14 @@ static bool piece_of(const saving *x, const ng_field *f, int32_t r, ng_part_piec
   if (f->holder != NULL) {
     for (i = 0; i < f->slices && f->holder[i] != r;)
       i++;
-    if (i == f->slices) return false; /* it holds what another one writes */
+    if (i == f->slices) return false; /* another rank writes this slice */
   }
   *q = slice_of(f, i);
   return q->to > q->from;
 }
 
-/* The bytes that this rank supplies, as they will be written; false: none.  *bytes is known on all ranks. */
+/* Get the array that this rank supplies, in published order; false: none. *bytes is known on all
+ * ranks. */
 static bool supplies(const saving *x, const ng_field *f, void **data, int64_t *bytes) {
   ng_part_piece q;
   if (f->slice == NULL) {
@@ -76,16 +78,16 @@ static bool supplies(const saving *x, const ng_field *f, void **data, int64_t *b
 /* One file: ranks hold pieces of the array, and rank 0 writes it row by row. */
 static bool by_row(const saving *x, const ng_field *f) { return x->parts == 1 && f->slice != NULL; }
 
-/* Seals of an array: one, or one for each rank's piece. */
+/* The number of checksums (seals) of an array: one, or one for each rank's piece. */
 static int64_t seals(const saving *x, const ng_field *f) {
   return x->parts == 1 || f->slice == NULL ? 1 : x->parts;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* What every rank holds, such as the moments of weights that each moves, goes to whoever has least to write; the same
- * choice on all ranks. */
-static void share_out(saving *x) {
+/* Assign arrays that every rank holds (moments, if every rank updates) to the rank with the
+ * least bytes to write; the same choice on all ranks. */
+static void assign_writers(saving *x) {
   ng_work *w = &x->w;
   int64_t *load = x->bytes;
   ng_part_piece q;
@@ -107,7 +109,7 @@ static void share_out(saving *x) {
   }
 }
 
-/* In parts a buffer for the largest array of this rank, and not of all. */
+/* Bytes of the largest array of the file; in parts, of this rank's file. */
 static int64_t largest(const saving *x) {
   const ng_work *w = &x->w;
   int64_t most = 0;
@@ -120,14 +122,14 @@ static int64_t largest(const saving *x) {
   return most;
 }
 
-/* All memory at once: between two collectives nothing may fail on one rank alone. */
+/* Allocate all memory now: between two collectives no rank may fail alone. */
 static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside *to) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, to) || !ng_work_list(w)) return;
   x->writes = x->parts > 1 || w->first;
   x->bytes = ng_work_take(w, x->parts * (int64_t)sizeof *x->bytes);
   x->count = ng_work_take(w, x->parts * (int64_t)sizeof *x->count);
-  if (x->parts > 1 && x->bytes != NULL) share_out(x);
+  if (x->parts > 1 && x->bytes != NULL) assign_writers(x);
   int64_t values = w->value_count + NG_RESCUES;
   for (int32_t i = 0; i < w->fields; i++)
     values += seals(x, &w->item[i].f);
@@ -143,7 +145,7 @@ static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-/* One file: only arrays that rank 0 lacks are sent, by their owners; it supplies the others. */
+/* One file: find the arrays that rank 0 lacks; their owners send them. */
 static ng_status find_suppliers(saving *x) {
   ng_work *w = &x->w;
   if (x->parts > 1) return NG_OK;
@@ -156,7 +158,8 @@ static ng_status find_suppliers(saving *x) {
   return st;
 }
 
-/* An array in slices: its seal, or (NULL) its bytes to the file.  Collective, also after a failure. */
+/* Process a sliced array row by row: compute its seal or, if seal is NULL, write it to the file.
+ * Collective, also after a failure. */
 static ng_status each_row(saving *x, const ng_field *f, double *seal) {
   ng_work *w = &x->w;
   const int64_t n = ng_field_piece(f), bytes = n * ng_dtype_size(f->dtype);
@@ -178,13 +181,13 @@ static ng_status each_row(saving *x, const ng_field *f, double *seal) {
   return st;
 }
 
-/* The sum of arrays that have each number on one rank: 0 + x is exact. */
+/* Gather all numbers and seals: each is 0 on all ranks but one, so the sum over ranks is exact. */
 static ng_status gather(saving *x) {
   ng_work *w = &x->w;
   double *rung = w->values + w->value_count, *seal = rung + NG_RESCUES;
   ng_status st = find_suppliers(x);
   if (st != NG_OK) return st;
-  ng_state_get(w->p, w->values); /* zero where another rank is the owner */
+  ng_state_get(w->p, w->values); /* 0 for numbers of other owners */
   for (int i = 0; i < NG_RESCUES; i++)
     rung[i] = (double)w->p->rescued[i];
   for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
@@ -214,7 +217,7 @@ static void list_piece(saving *x, const ng_item *item, const double *seal, ng_pa
   ng_manifest_piece(&x->w.out, &q);
 }
 
-/* In the order of columns, or of rows. */
+/* List the pieces of an array in the order of columns, or of rows. */
 static void list_array(saving *x, const ng_item *item, const double *seal) {
   const ng_field *f = &item->f;
   ng_part_piece q;
@@ -231,7 +234,7 @@ static void list_array(saving *x, const ng_item *item, const double *seal) {
   }
 }
 
-/* Write the manifest from the gathered values.  A failure stays in *w. */
+/* Write the manifest from the gathered values. Failures are in *w. */
 static void make_manifest(saving *x) {
   ng_work *w = &x->w;
   const double *seal = w->values + w->value_count + NG_RESCUES;
@@ -246,7 +249,7 @@ static void make_manifest(saving *x) {
   x->id = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
 }
 
-/* Every rank makes the text, from sums that all ranks have; the same text. */
+/* Every rank writes the same text from the gathered values. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length) {
   saving x = {.parts = 1};
   ng_work *w = &x.w;
@@ -269,7 +272,7 @@ done:
 
 /* ---- the files -------------------------------------------------------------------------------*/
 
-/* A failure stays in *w. */
+/* Failures are in *w. */
 static void begin_file(saving *x) {
   ng_work *w = &x->w;
   const ng_outside *to = w->place;
@@ -295,8 +298,8 @@ static void begin_file(saving *x) {
                                            sizeof w->message));
 }
 
-/* Fields go one after the other, so rank 0 needs memory for the largest and not for all.  After a failure it goes on
- * receiving: the others do not know yet. */
+/* Send one field at a time, so rank 0 needs memory for the largest field only. After a failure
+ * rank 0 continues to receive, because the other ranks do not know of the failure. */
 static ng_status put_field(saving *x, const ng_field *f) {
   ng_work *w = &x->w;
   void *data;
@@ -315,22 +318,23 @@ static ng_status put_field(saving *x, const ng_field *f) {
   return NG_OK;
 }
 
-/* Rank 0, before it names what belongs together: a folder that each host has for itself is no place for parts. */
-static bool all_there(saving *x) {
+/* Rank 0: check that all parts are in the same folder as its own file. */
+static bool sees_all_parts(saving *x) {
   ng_work *w = &x->w;
   struct stat is;
   for (int32_t r = 1; r < x->parts; r++) {
     ngio_part_path(x->path, (size_t)x->path_room, w->place->path, x->id.text, r, x->parts);
     if (stat(x->path, &is) == 0 && S_ISREG(is.st_mode)) continue;
     w->label = x->path;
-    return ng_work_refuse(w, NG_ERR_FILE,
-                          "rank %d wrote it, and rank 0 does not see it; all ranks need one folder",
-                          (int)r);
+    return ng_work_refuse(
+        w, NG_ERR_FILE,
+        "rank %d wrote this file, but rank 0 cannot find it; all ranks need a shared folder",
+        (int)r);
   }
   return true;
 }
 
-/* Only a rename and a flushed folder are left to fail after the first name was given. */
+/* After the first rename, only another rename or the flush of the folder can fail. */
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts) {
   saving x = {.parts = in_parts ? p->ctx->ranks : 1};
   ng_work *w = &x.w;
@@ -353,7 +357,7 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, b
     (void)ng_work_fine(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
   }
   NG_TRY(ng_work_tell(w));
-  if (w->first && all_there(&x)) { /* parts of an earlier state go */
+  if (w->first && sees_all_parts(&x)) { /* remove the parts of an earlier state */
     (void)ng_work_fine(
         w, ngio_writer_finish_whole(&w->writer, x.id.text, w->message, sizeof w->message));
   }

@@ -1,40 +1,45 @@
-/* state.h: the state of a preconditioner, to a file or a stream and back.
+/* state.h: save and load the state of a preconditioner.
  *
- * In:   a model between two steps; a path, or the caller's functions.
- * Out:  a file with every array and number that a later run needs; or a model that goes on from one; or
- *       the arrays one by one.
+ * In:   a model between two steps; a path, or the caller's stream.
+ * Out:  a file with every array and number that a later run needs; a model that continues from such a
+ *       file; or single arrays.
  * May call: step, family, model, stat, option, comm, core, and io/.
  *
- * save.c and load.c are the protocol: one file, a stream, or a file for each rank; and the checks before anything
- * changes.  work.c has their common code: memory, and the agreement of all ranks.  walk.c shows single arrays.
- * factors.c is apart: running averages alone, a folder with a file for each layer.
- * manifest_write.c turns options, counters and layers into a JSON text, manifest.c understands one.
- * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
- */
+ *   save.c, load.c     one file, a stream, or one file per rank; all checks come before any change
+ *   work.c             shared by both: memory, agreement of all ranks
+ *   walk.c             read single arrays
+ *   factors.c          running averages only: a folder with a file for each layer
+ *   manifest_write.c   write options, counters and layers as JSON; manifest.c reads them
+ *   fields.c           visit every array
+ *   field_order.c      convert an array between the order in memory and the published order */
 #ifndef NG_STATE_H
 #define NG_STATE_H
 
 #include "json.h"
 #include "step/step.h"
 
-#define NG_STATE_FORMAT 2 /* 1: before statistics were the engine's */
-#define NG_STATE_PARTS 3  /* of several files */
+#define NG_STATE_FORMAT 2 /* one file; format 1 is not supported */
+#define NG_STATE_PARTS 3  /* one file per rank */
 #define NG_PARTS_MOST (1 << 24)
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
-/* Arrays of blocks under the block's name, moments under the layer's. */
+/* Visit every array. The key of a block's arrays is the name of the block, the key of moments is
+ * the name of the layer. */
 typedef ng_status (*ng_field_keyed)(void *arg, const char *key, ng_field *f);
 ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg);
-/* The same for one of ng_state_keys keys: a block, or a layer's moments. */
+/* Visit the arrays of one of ng_state_keys keys: a block, or the moments of a layer. */
 int32_t ng_state_keys(const ng_precond *p);
 ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg);
 
-enum { NG_WIDEST = 8 }; /* bytes of an element; files have fields of 8, of 4, of 2, of 1 */
+enum {
+  NG_WIDEST = 8
+}; /* bytes of the widest element; files list arrays of 8, 4, 2, 1 bytes an element in this order */
 
 int64_t ng_field_count(const ng_field *f); /* elements in the file, and in memory */
 int64_t ng_field_bytes(const ng_field *f);
-/* Elements that are moved at once: what ranks hold in columns goes row by row, rows as a whole. */
+/* Elements that are sent at once: one row of an array that ranks hold in columns, otherwise the
+ * whole array. */
 int64_t ng_field_piece(const ng_field *f);
 
 /* Rows [top, bottom) and columns [left, right) of an array. */
@@ -42,44 +47,49 @@ typedef struct ng_rect {
   int64_t top, bottom, left, right;
 } ng_rect;
 int64_t ng_rect_count(const ng_rect *b);
-/* Of an array in slices: how many, and whose. */
+/* The number of slices of an array, and the rank that saves slice i. */
 int32_t ng_field_slices(const ng_field *f, int32_t ranks);
 int32_t ng_slice_rank(const ng_field *f, int32_t i);
-ng_rect ng_field_mine(const ng_field *f, int32_t rank); /* what this rank holds, of any array */
-/* `memory` as f describes it, `published` row-major (sym: the lower triangle, row after row). */
+ng_rect ng_field_mine(const ng_field *f,
+                      int32_t rank); /* the part of the array that `rank` holds */
+/* Convert an array from the order in memory to the published order: row-major, a symmetric
+ * matrix as its lower triangle, row after row. ng_field_import converts back. */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
 /* Describe the first mistake in `n` elements of a file, or return NULL. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
-/* The data of f itself, where it has the published order; else `room`, after an export to it. */
+/* Return the data of f if its order is the published order; otherwise export f to `room` and
+ * return `room`. */
 void *ng_field_published(const ng_field *f, void *room);
 
 /* ---- numbers.c ------------------------------------------------------------------------*/
 
-/* Numbers of all blocks in one array, the same places on every rank.  get: this rank's; put: into
- * the blocks.  Blocks that this rank does not own are left as they are in x by get. */
-int64_t ng_state_values(ng_precond *p); /* counts them; the last are one of each entry */
+/* The numbers of all blocks and entries as one array, with the same order on every rank. get:
+ * write the numbers that this rank owns, leave the others unchanged. put: copy all numbers into the
+ * blocks. */
+int64_t
+ng_state_values(ng_precond *p); /* the length; the last p->entries numbers belong to entries */
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
 
 /* ---- save.c, load.c, walk.c: what api/ calls -------------------------------------------------*/
 
-/* Where a state goes or comes from: a file of that name, or the caller's stream. */
+/* A file, or the caller's stream. */
 typedef struct ng_outside {
   bool stream;
   const char *path;
-  ng_reader read; /* a stream has the one that is called */
+  ng_reader read; /* a stream: the callback that the call uses */
   ng_writer write;
   void *user;
 } ng_outside;
 
-/* `call` is the public function, for messages. */
+/* `call`: the name of the public function, for messages. */
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts);
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from);
-/* *length without the 0; `text` may be NULL. */
+/* *length excludes the terminating 0; `text` may be NULL. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
 
-/* A folder; *layers: how many were found. */
+/* *layers: the number of layers with a file in the folder. */
 ng_status ng_state_save_factors(ng_precond *p, const char *folder);
 ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 

@@ -1,11 +1,11 @@
-/* walk.c: one array of the state after the other, for a program that keeps them by itself.
+/* walk.c: read single arrays of the state, for programs with their own file format.
  *
- * In: a model, a number.  Out: what the array of that number is; its elements in published order.  The
- * numbers are the order of files (wide dtypes first), and the same on every rank.  Local: a rank
- * returns its own arrays.
+ * In: a model, the index of an array.  Out: its description; its elements in published order.  Indices
+ * follow the order of files (wide dtypes first) and are equal on every rank.  The calls are local: a rank
+ * reads the arrays that it holds.
  *
- * The model knows its arrays by block only; to avoid a new search for each
- * array, it remembers the end of the last search (ng_precond.shown). */
+ * Fields can only be visited block by block, so ng_precond.shown stores the position of the last search, and
+ * reading all arrays in order takes linear time. */
 #include "state/work.h"
 
 static ng_status count_one(void *arg, const char *key, ng_field *f) {
@@ -22,7 +22,7 @@ int32_t ng_state_field_count(ng_precond *p) {
 
 typedef struct seek {
   int64_t width;
-  int32_t left; /* fields of this width before the one */
+  int32_t left; /* fields of this width before the requested one */
   bool found;
   char name[NG_FIELD_KEY]; /* "key/field" */
   ng_field field;
@@ -40,7 +40,7 @@ static ng_status seek_one(void *arg, const char *key, ng_field *f) {
   return NG_OK;
 }
 
-/* From where the last look ended, if it is not behind that. */
+/* Continue the last search if its position is not after field i. */
 static bool find(ng_precond *p, int32_t i, seek *s) {
   ng_shown *at = &p->shown;
   memset(s, 0, sizeof *s);
@@ -57,14 +57,14 @@ static bool find(ng_precond *p, int32_t i, seek *s) {
   return false;
 }
 
-static ng_status no_number(ng_precond *p, const char *call, int32_t i) {
-  return ng_fail(p->ctx, NG_ERR_ARG, "%s: there is no field %ld, expected 0 to %ld", call, (long)i,
+static ng_status invalid_index(ng_precond *p, const char *call, int32_t i) {
+  return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %ld, expected 0 to %ld", call, (long)i,
                  (long)ng_state_field_count(p) - 1);
 }
 
 ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
   seek s;
-  if (i < 0 || !find(p, i, &s)) return no_number(p, "ng_state_at", i);
+  if (i < 0 || !find(p, i, &s)) return invalid_index(p, "ng_state_at", i);
   const ngio_tensor t = ng_tensor_of(NULL, &s.field, NULL);
   ng_field_info info;
   memset(&info, 0, sizeof info);
@@ -81,24 +81,25 @@ ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
 
 ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes) {
   seek s;
-  if (i < 0 || !find(p, i, &s)) return no_number(p, "ng_state_read", i);
+  if (i < 0 || !find(p, i, &s)) return invalid_index(p, "ng_state_read", i);
   if (bytes != ng_field_bytes(&s.field)) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_read: '%s' has %lld bytes, room is for %lld",
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_read: '%s' has %lld bytes, the buffer has %lld",
                    s.name, (long long)ng_field_bytes(&s.field), (long long)bytes);
   }
   if (to == NULL || (uintptr_t)to % (uintptr_t)ng_dtype_size(s.field.dtype) != 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_state_read: '%s': expected memory that is aligned for %s", s.name,
+                   "ng_state_read: '%s': the buffer is NULL or not aligned for %s", s.name,
                    ng_dtype_name(s.field.dtype));
   }
   if (p->step->begun) {
     return ng_fail(p->ctx, NG_ERR_STATE,
-                   "ng_state_read: between ng_begin and a step; state is read between steps");
+                   "ng_state_read: called between ng_begin and a step, expected between steps");
   }
   if (s.field.slice != NULL) {
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "ng_state_read: each rank holds a part of '%s'; ng_save puts it together",
-                   s.name);
+    return ng_fail(
+        p->ctx, NG_ERR_STATE,
+        "ng_state_read: each rank holds a part of '%s'; use ng_save, which gathers the parts",
+        s.name);
   }
   if (s.field.data == NULL) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_state_read: rank %d does not hold '%s', rank %d does",

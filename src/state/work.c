@@ -12,7 +12,7 @@ _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* In front of each block, which stays aligned. */
+/* The header of each allocation; NG_ALIGN bytes keep the block aligned. */
 typedef struct ng_taken {
   struct ng_taken *next;
   size_t bytes;
@@ -62,7 +62,7 @@ ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
-/* Position of the next field by the size of its elements: 1, 2, 4, 8 bytes. */
+/* The position of the next field for each element size: 1, 2, 4, 8 bytes. */
 typedef struct lister {
   ng_work *w;
   int32_t next[NG_WIDEST + 1];
@@ -70,7 +70,7 @@ typedef struct lister {
   char *name; /* where the next name is written */
 } lister;
 
-/* Every rank counts all fields: `data` may be NULL, the sizes are known. */
+/* `data` may be NULL: sizes are known on every rank. */
 static ng_status count_field(void *arg, const char *key, ng_field *f) {
   lister *l = arg;
   l->w->fields++;
@@ -106,7 +106,7 @@ bool ng_work_list(ng_work *w) {
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
-/* Callbacks of other ranks are not called, and may be missing there. */
+/* Only rank 0 needs the callback. */
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *at) {
   *w = (ng_work){.p = p, .label = call, .place = at, .first = p->ctx->rank == 0, .source.fd = -1};
   if (at != NULL && !at->stream && (at->path == NULL || at->path[0] == 0)) {
@@ -117,13 +117,12 @@ bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside 
   }
   if (p->step->begun) {
     return ng_work_refuse(w, NG_ERR_STATE,
-                          "between ng_begin and a step; state is saved and loaded between steps");
+                          "called between ng_begin and a step, expected between steps");
   }
   if (at != NULL) w->label = at->stream ? "the stream" : at->path;
   return true;
 }
 
-/* In the reverse order of use. */
 void ng_work_close(ng_work *w) {
   ngio_writer_abandon(&w->writer);
   ngio_tensors_close(&w->file);
@@ -157,7 +156,8 @@ ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t roo
   return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK : broken(w);
 }
 
-/* Elements that are one behind the other in the array, of one unit of a slice's bounds. */
+/* Elements of the array for one unit of the slice bounds (a row or a column) that are
+ * contiguous. */
 static int64_t unit(const ng_field *f) { return f->by_rows ? f->cols : 1; }
 
 int64_t ng_work_rows(const ng_field *f) { return f->by_rows ? 1 : f->rows; }

@@ -105,7 +105,7 @@ static bool exchanges_traces(const ng_precond *p, const ng_block *b) {
   return b->traces != NULL && ng_solve_due(p, b);
 }
 
-bool ng_traces_are_due(const ng_precond *p) { return ng_any_block(p, trades); }
+bool ng_traces_are_due(const ng_precond *p) { return ng_any_block(p, exchanges_traces); }
 
 /* One rank has each number and the others add zeros, so the sum is exact. */
 ng_status ng_exchange_traces(ng_precond *p) {
