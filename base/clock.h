@@ -1,8 +1,8 @@
-/* clock.h: the clock that everything here is timed with. */
+/* clock.h: the clock for all measured times. */
 #ifndef NG_CLOCK_H
 #define NG_CLOCK_H
 
-/* Milliseconds since some moment in the past; never goes back. */
+/* Milliseconds since an unspecified moment; monotonic. */
 double ng_now_ms(void);
 
 #endif

@@ -1,13 +1,11 @@
-/* crc.c: CRC-32 by folding.
+/* crc.c: CRC-32 by carry-less multiplication.
  *
- * Bytes are the coefficients of a polynomial over two elements, and the sum is its remainder.  A block of
- * 128 bits that has `n` bits behind it may be replaced by any that leaves the same remainder n bits later:
- * its halves times x^n and x^(n + 64), modulo the polynomial, two products without carries.  So 64 bytes at a
- * time are folded into the next 64, then 4 blocks into one, whose remainder zlib takes.
- *
+ * Bytes are coefficients of a polynomial over GF(2), and the CRC is its remainder.  A block of 128 bits that is
+ * followed by n bits may be replaced by the products of its halves with x^n and x^(n + 64), modulo the
+ * polynomial: the remainder stays the same.  So each 64 bytes are folded into the next 64, then 4 blocks into
+ * one, and zlib computes the remainder of the last block.
  * V. Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel, 2009.
- * The factors are x^n modulo the polynomial, with bits in the order of the sum.
- */
+ * The factors are x^n modulo the polynomial, with reversed bits. */
 #include "crc.h"
 
 #include <zlib.h>
@@ -16,7 +14,7 @@
 #define FOLDS
 #include <immintrin.h>
 
-/* Low: of the half that comes first; high: of the other. */
+/* Low element: factor of the first half; high element: factor of the second half. */
 static const uint64_t by_512[2] = {0x154442bd4, 0x1c6e41596}, by_128[2] = {0x1751997d0, 0xccaa009e};
 
 enum { BLOCK = 16, LINE = 4 * BLOCK };
@@ -32,7 +30,7 @@ static inline __m128i block(const unsigned char *at) {
   return _mm_loadu_si128((const __m128i *)(const void *)at);
 }
 
-/* At least LINE bytes. */
+/* For at least LINE bytes. */
 __attribute__((target("pclmul,sse2"))) static uint32_t
 by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
   const __m128i far = _mm_loadu_si128((const __m128i *)(const void *)by_512);
@@ -41,7 +39,7 @@ by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
   unsigned char rest[BLOCK];
   for (int i = 0; i < 4; i++)
     x[i] = block(at + i * BLOCK);
-  x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)~crc)); /* zlib begins with ones */
+  x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)~crc)); /* zlib starts with all bits set */
   for (at += LINE, bytes -= LINE; bytes >= LINE; at += LINE, bytes -= LINE) {
     for (int i = 0; i < 4; i++)
       x[i] = fold(x[i], far, block(at + i * BLOCK));
@@ -51,7 +49,8 @@ by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
   for (; bytes >= BLOCK; at += BLOCK, bytes -= BLOCK)
     x[0] = fold(x[0], near, block(at));
   _mm_storeu_si128((__m128i *)(void *)rest, x[0]);
-  /* With a sum of ones zlib begins with zeros: what came before is in the block. */
+  /* The CRC of the bytes before is already in the block, so zlib must start with a register of
+   * zeros. */
   return (uint32_t)crc32_z(crc32_z(UINT32_MAX, rest, BLOCK), at, bytes);
 }
 #endif

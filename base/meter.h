@@ -1,7 +1,8 @@
-/* meter.h: how long messages are under way, and how long somebody waits for them.
+/* meter.h: measure how long messages of this rank are in progress, and how long the rank waits for them.
  *
- * By the clock of the one who sends: under way from when it began one until it knew that it was complete, two
- * at a time counted once; waiting is the part of that in which it did nothing else.  The rest was hidden. */
+ * sent_ms   time with at least one message in progress, from post to the end of wait
+ * wait_ms   the part of this time in which the rank only waited
+ * The difference is hidden behind other work. */
 #ifndef NG_METER_H
 #define NG_METER_H
 
@@ -11,8 +12,8 @@
 
 typedef struct ng_meter {
   int64_t under_way;
-  double since;            /* there was nothing */
-  double sent_ms, wait_ms; /* so far; sent_ms without those under way */
+  double since;            /* start of the present period of messages */
+  double sent_ms, wait_ms; /* totals; sent_ms excludes messages in progress */
 } ng_meter;
 
 static inline void ng_meter_begin(ng_meter *m) {

@@ -1,4 +1,4 @@
-/* pages.c: transparent huge pages (Linux) are asked for where a block has several. */
+/* pages.c: request transparent huge pages (Linux) for large blocks. */
 #include "pages.h"
 
 #include <stdint.h>

@@ -1,10 +1,11 @@
-/* pool.c: a small pool of threads for loops of our own, the library's and the trainer's.
+/* pool.c: a thread pool for parallel loops.
  *
- * No OpenMP: a second runtime in a Python process throttles the first, and thread sanitizers cannot
- * see through it.  The partition is static (piece i of n is in share i T / n), so the same pieces run after
- * each other on every call, and nearly always the same work meets the same thread.  A share that its worker
- * has not begun when the caller has finished its own share goes to the caller. No call waits for a thread to wake up,
- * which on a busy machine takes longer than the work of most loops. */
+ * OpenMP is not used: a second runtime in a Python process slows the first one, and thread sanitizers do not
+ * understand it.
+ *
+ * The partition is static: piece i of n is in share i T / n, so the same piece nearly always runs on the same
+ * thread.  When the caller has finished its share, it also runs shares that no worker has begun.  So no call
+ * waits for a thread to wake up, which on a busy machine takes longer than most loops. */
 #include "pool.h"
 
 #include <pthread.h>
@@ -14,23 +15,23 @@
 
 typedef struct seat {
   pthread_t thread;
-  uint64_t taken; /* the last round whose share somebody runs */
+  uint64_t taken; /* the last round of which a thread runs this share */
 } seat;
 
 struct ng_pool {
   ng_pool_alloc alloc;
-  int32_t threads; /* the caller's included */
-  int32_t wanted;  /* the size of `seat` */
-  seat *seat;      /* the first is the caller's, who needs none */
+  int32_t threads; /* including the caller */
+  int32_t wanted;  /* number of seats */
+  seat *seat;      /* seat 0 is the caller's and has no thread */
   pthread_mutex_t lock;
   pthread_cond_t work, idle;
-  uint64_t round;  /* counts jobs */
+  uint64_t round;  /* number of the job */
   int32_t running; /* workers that run a share of this round */
   bool stop;
   int32_t n;
   void (*task)(void *arg, int32_t i);
   void *arg;
-  int32_t started; /* workers that took their number */
+  int32_t started; /* workers that have started */
 };
 
 static void run_share(const ng_pool *pool, int32_t me) {
@@ -41,8 +42,8 @@ static void run_share(const ng_pool *pool, int32_t me) {
   }
 }
 
-/* Shared fields are read and written under the lock. The job needs no lock: it stays until the last share of the
- * round is done, and a late worker finds its share taken and does not read the job. */
+/* Shared fields are accessed with the lock. The job needs no lock: it stays valid until the last
+ * share of the round is done, and a late worker finds its share taken and does not read the job. */
 static void *worker(void *arg) {
   ng_pool *pool = arg;
   (void)pthread_mutex_lock(&pool->lock);
@@ -93,7 +94,7 @@ ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc) {
   (void)pthread_cond_init(&pool->idle, NULL);
   for (int32_t i = 1; i < threads; i++) {
     if (pthread_create(&pool->seat[i].thread, NULL, worker, pool) != 0) {
-      /* Fewer threads than asked for: go on with those there are. */
+      /* if the system has fewer threads, use these */
       (void)pthread_mutex_lock(&pool->lock);
       pool->threads = i;
       (void)pthread_mutex_unlock(&pool->lock);
@@ -118,8 +119,8 @@ void ng_pool_destroy(ng_pool *pool) {
   ng_pool_leave(pool);
 }
 
-/* Lock and conditions stay as they are: destroying a condition waits for those who wait on it, and in a
- * copy of the parent's memory they wait for ever. */
+/* Do not destroy the lock and the conditions: in a forked child this could wait for ever for
+ * threads of the parent. */
 void ng_pool_leave(ng_pool *pool) {
   if (pool == NULL) return;
   const ng_pool_alloc alloc = pool->alloc;

@@ -1,25 +1,25 @@
-/* simd.h: the same loop compiled for several instruction sets, chosen when the library loads.
+/* simd.h: compile a function for several instruction sets; the loader selects one.
  *
- * NG_CLONES goes before a function whose loops the compiler vectorises and that is called for many
- * elements at once.  Sanitizers instrument the chooser, which runs before they are ready, and other
- * C libraries than glibc have no choosers: there the function is compiled once.
- */
+ * NG_CLONES goes before a function whose loops the compiler vectorises and that is called for many elements
+ * at once.  Compiled once only:
+ * - with sanitizers, which instrument the selecting function although it runs before they are ready;
+ * - with C libraries other than glibc, which cannot select at load time. */
 #ifndef NG_SIMD_H
 #define NG_SIMD_H
 
 #include <stdint.h>
 
-/* Asks for the line NG_FETCH_AHEAD bytes ahead of `address`, wherever that is: one core waits for memory
- * less than with what the processor guesses alone.  For loops that read much once.  0: leave it to the
- * processor, to measure against (docs/performance.md). */
+/* Prefetch the cache line NG_FETCH_AHEAD bytes after `address`, which may be any address: one
+ * core then waits less for memory than with hardware prefetching alone. For loops that read much
+ * memory once. 0: no prefetching, for measurements (docs/performance.md). */
 #ifndef NG_FETCH_AHEAD
 #define NG_FETCH_AHEAD 2048
 #endif
 #if defined(__GNUC__) && NG_FETCH_AHEAD > 0
 #define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + NG_FETCH_AHEAD))
-/* For the line at a number, wherever that is. */
+/* Prefetch the line at an address that is given as a number. */
 #define NG_FETCH_LINE(number) __builtin_prefetch((const void *)(number))
-/* Fetch all lines of `bytes` from `address`: data needed soon and not contiguous with the current data. */
+/* Prefetch all lines of `bytes` bytes at `address`, for data that is needed soon. */
 #define NG_FETCH_LINES(address, bytes)                                                             \
   do {                                                                                             \
     for (int64_t line = 0; line < (bytes); line += 64) {                                           \

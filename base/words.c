@@ -1,12 +1,12 @@
-/* words.c: the distance of two words, for "did you mean": what counts as near is the caller's to say,
- * since the library hints at a name in passing and the program at a slip of the finger. */
+/* words.c: the distance of two words, for "did you mean". The caller decides which distance is
+ * near. */
 #include "words.h"
 
 #include <stdbool.h>
 
 static int32_t least(int32_t x, int32_t y) { return x < y ? x : y; }
 
-/* Names are short: three rows on the stack do. */
+/* The rows of the table are on the stack because names are short. */
 int32_t ng_word_distance(const char *a, size_t na, const char *b, size_t nb, char (*letter)(char)) {
   int32_t row[3][NG_WORD_MOST + 1];
   if (na > NG_WORD_MOST || nb > NG_WORD_MOST) return INT32_MAX;

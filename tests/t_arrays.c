@@ -498,9 +498,9 @@ static void shapes_are_judged(void **state) {
   WRONG(ng_observe_output_grad(p, CONV, &a, NG_COPY), NG_ERR_SHAPE, "ndim");
   a = ng_array_matrix(x, B, 6, NG_F32);
   a.room[4] = INT64_MAX;
-  WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "further than any memory");
+  WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "exceed 2^60 bytes");
   a.room[4] = INT64_MIN;
-  WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "further than any memory");
+  WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "exceed 2^60 bytes");
   a = ng_array_matrix((char *)x + 1, B, 6, NG_F32);
   WRONG(ng_observe_input(p, FC, &a, NG_COPY), NG_ERR_SHAPE, "not aligned");
   a = ng_array_matrix(x, B, 6, NG_F32);

@@ -65,7 +65,8 @@ static ng_status one_step(model *m, int step) {
 
 static bool told(const ng_context *ctx, ng_status st, pid_t parent) {
   char line[128];
-  (void)snprintf(line, sizeof line, "this context belongs to process %lld; make one in the child",
+  (void)snprintf(line, sizeof line,
+                 "this context belongs to process %lld; create a context in this process",
                  (long long)parent);
   const bool fits = st == NG_ERR_STATE && strcmp(ng_last_error(ctx), line) == 0;
   if (!fits) fprintf(stderr, "child: %s: '%s'\n", ng_status_name(st), ng_last_error(ctx));

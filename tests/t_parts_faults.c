@@ -342,8 +342,10 @@ static void folders_apart(void **state) {
   const path file = in_folder("state"), other = in_folder("other");
   save("state", 2);
   const path before = part("state", RANKS - 1);
-  transfer x = {
-      .parts = file.text, .apart = other.text, .steps = 3, .says = "all ranks need one folder"};
+  transfer x = {.parts = file.text,
+                .apart = other.text,
+                .steps = 3,
+                .says = "all ranks need a shared folder"};
   assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_ERR_FILE);
   for (int32_t r = 0; r < RANKS; r++)
     assert_int_equal(x.wrong[r], 0);

@@ -67,7 +67,7 @@ static void counts_beyond_doubles(void **state) {
   assert_int_equal(ng_save(s.p, file.text), NG_OK);
   assert_int_equal(ng_load(s.p, file.text), NG_OK);
   assert_true(sim_step(&s, 2) >= NG_OK);
-  refused_save(&s, file.text, "more than 2^53 steps");
+  refused_save(&s, file.text, "number of steps exceeds 2^53");
   assert_int_equal(ng_load(s.p, file.text), NG_OK);
   assert_int_equal(s.p->steps, INT64_C(1) << 53);
   sim_close(&s);

@@ -243,7 +243,7 @@ static const struct {
     {KEPT, "tensors|fc1/A", NULL, "tensor 'fc1/A' is not in the manifest"},
     {KEPT, "format", "1", "format 1"},
     {KEPT, "format", NULL, "format 0"},
-    {KEPT, "format", "99", "format 99 of the state is not known"},
+    {KEPT, "format", "99", "format 99 of the state is unknown"},
     {KEPT, "layers", NULL, "no list of layers"},
     {KEPT, "layers|2", NULL, "layer 2 is 'gamma' in the state and 'block/down' here"},
     {KEPT, "options", NULL, "no options"},
@@ -313,7 +313,7 @@ static void lying(void **state) {
   refused(&b, bad.text, "the manifest is damaged");
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, NULL, 0, message, sizeof message),
                    NGIO_OK);
-  refused(&b, bad.text, "no state of natgrad");
+  refused(&b, bad.text, "without a state of natgrad");
   const ngio_text meta[3] = {{"natgrad", "{"}, {"natgrad.crc32", "15d54739"}, {"more", ""}};
   char sum[16];
   (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *)"{", 1));
@@ -323,7 +323,7 @@ static void lying(void **state) {
   refused(&b, bad.text, "no JSON");
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, meta, 3, message, sizeof message),
                    NGIO_OK);
-  refused(&b, bad.text, "no state of natgrad");
+  refused(&b, bad.text, "without a state of natgrad");
   refused(&b, "/dev/null", "not a regular file");
   refused(&b, in_folder("absent").text, strerror(ENOENT));
   FILE *text = fopen(bad.text, "wb");

@@ -246,12 +246,12 @@ static void out_of_order(void **state) {
   assert_int_equal(ng_load_from(a.p, stream_read, &s), NG_ERR_STATE);
   assert_told(&a, "between ng_begin and a step", before);
   assert_int_equal(ng_state_manifest(a.p, NULL, 0), NG_ERR_STATE);
-  assert_told(&a, "ng_state_manifest: between ng_begin and a step", before);
+  assert_told(&a, "ng_state_manifest: called between ng_begin and a step", before);
   assert_int_equal(ng_state_at(a.p, 0, &info), NG_OK);
   void *room = malloc((size_t)info.bytes);
   assert_non_null(room);
   assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_ERR_STATE);
-  assert_told(&a, "ng_state_read: between ng_begin and a step", before);
+  assert_told(&a, "ng_state_read: called between ng_begin and a step", before);
   assert_int_equal(ng_reset_batch(a.p), NG_OK);
   assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_OK);
   assert_int_equal(s.calls, 0);

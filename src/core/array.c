@@ -1,10 +1,9 @@
-/* array.c: arrays with strides, as a caller shows them.
+/* array.c: check an array of the caller and loop over its elements.
  *
- * In: an ng_array.  Out: the same, judged and with extents and strides of our own (the caller's lists
- * may go); loops over its elements in whatever order they lie.
+ * In: an ng_array.  Out: an ng_strided with its own copies of extents and strides; conversions of lines of
+ * elements to and from f32; the largest magnitude.
  *
- * No layout is refused for its strides.  What every room reads is f32 in a line: where a line lies
- * dense it is converted in one go, where not it is gathered, a line at a time, on the stack. */
+ * All strides are valid.  Contiguous lines are converted at once, other lines through a buffer on the stack. */
 #include "core/core.h"
 
 #include <math.h>
@@ -36,7 +35,7 @@ ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t row_strid
   return array_of(data, dtype, 2, (int64_t[4]){rows, cols}, (int64_t[4]){row_stride, 1});
 }
 
-/* Unsigned, so that sizes that mean nothing wrap and do not trap; they are checked in use. */
+/* Unsigned, so that invalid sizes wrap instead of trapping; ng_array_take checks them. */
 static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype dtype) {
@@ -53,8 +52,8 @@ ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, n
  * these bounds no index overflows. */
 static const int64_t MOST = INT64_C(1) << 60;
 
-/* Extents at least 1, and both the count and the reach of its bytes fit.  By what the processor says of
- * a product, since dividing would cost as much as a small observation. */
+/* Whether the number of bytes and the largest distance from `data` fit MOST. Overflow flags of
+ * the processor are used because a division would cost as much as a small observation. */
 static bool sizes_fit(const ng_strided *s, int64_t size) {
   int64_t count = size, reach = size;
   for (int32_t i = 0; i < s->ndim; i++) {
@@ -73,11 +72,11 @@ static bool sizes_fit(const ng_strided *s, int64_t size) {
 const char *ng_array_take(const ng_array *a, ng_strided *out) {
   const bool own = a->shape == NULL;
   const int64_t size = ng_dtype_size(a->dtype);
-  if (size == 0) return "its dtype is no ng_dtype";
-  if (a->ndim < 0 || a->ndim > NG_DIMS) return "ndim is beyond 0 to 8";
-  if (own && a->ndim > 4) return "shape is NULL and ndim above 4";
+  if (size == 0) return "its dtype is not an ng_dtype";
+  if (a->ndim < 0 || a->ndim > NG_DIMS) return "its ndim is not in 0 to 8";
+  if (own && a->ndim > 4) return "its shape is NULL and its ndim above 4";
   if ((uintptr_t)a->data % (uintptr_t)size != 0) return "its data is not aligned for its dtype";
-  out->data = a->data; /* the lists beyond ndim stay as they are: this is asked for every array */
+  out->data = a->data; /* entries beyond ndim stay uninitialised to save time */
   out->dtype = a->dtype;
   out->ndim = a->ndim;
   int64_t dense = 1;
@@ -87,10 +86,10 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
     dense = times(dense, out->shape[i]);
     if (out->shape[i] < 1) return "an extent of its shape is below 1";
   }
-  return sizes_fit(out, size) ? NULL : "its extents and strides reach further than any memory";
+  return sizes_fit(out, size) ? NULL : "its extents and strides exceed 2^60 bytes";
 }
 
-/* Eight extents of 19 digits are cut, and would not be read. */
+/* A text that does not fit is truncated. */
 ng_shape_text ng_strided_shape(const ng_strided *s) {
   ng_shape_text t = {"["};
   size_t n = 1;
@@ -108,7 +107,7 @@ int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step) {
   int32_t kept = 0;
   for (int32_t i = 0; i < n; i++) {
     if (extent[i] == 1) continue;
-    if (kept > 0 && step[kept - 1] == step[i] * extent[i]) { /* the next one continues it */
+    if (kept > 0 && step[kept - 1] == step[i] * extent[i]) { /* contiguous with the axis before */
       extent[kept - 1] *= extent[i];
       step[kept - 1] = step[i];
       continue;
@@ -119,7 +118,7 @@ int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step) {
   return kept;
 }
 
-/* Outermost first: the widest strides.  Signs do not matter for what lies next to what. */
+/* Sort axes by stride, the largest first. */
 static void sort_axes(ng_strided *s) {
   for (int32_t i = 1; i < s->ndim; i++) {
     for (int32_t k = i; k > 0 && s->stride[k - 1] < s->stride[k]; k--) {
@@ -132,8 +131,8 @@ static void sort_axes(ng_strided *s) {
   }
 }
 
-/* Strides upwards and each beyond all that lies below it: enough that no two elements meet, and
- * true of every slice and permutation of a dense array. */
+/* Sort by stride; if each stride exceeds the reach of all smaller ones, no two elements share
+ * memory. Slices and permutations of dense arrays pass. */
 bool ng_strided_distinct(const ng_strided *a) {
   ng_strided s = *a;
   int64_t below = 0;
@@ -151,7 +150,7 @@ bool ng_strided_distinct(const ng_strided *a) {
 
 /* ---- lines -----------------------------------------------------------------------------------*/
 
-/* The dtype is asked once a line. */
+/* Gather elements that are `step` apart. */
 void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n) {
   if (step == 1) {
     ng_to_f32(out, from, t, n);
@@ -219,7 +218,7 @@ static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
   return most;
 }
 
-/* Lines are shared out; a single one (a dense array) is cut. */
+/* Scan this piece's share of the lines, or of the only line of a dense array. */
 static void scan_piece(void *arg, int32_t i) {
   scan *j = arg;
   const ng_strided *s = j->s;
@@ -245,8 +244,8 @@ static void scan_piece(void *arg, int32_t i) {
   }
 }
 
-/* One more read of the array, at memory speed, in the order in which it lies; what an expanded axis
- * repeats is read once. */
+/* Return the largest magnitude. Reads in the order of memory; elements of an expanded axis are
+ * read once. */
 double ng_strided_most(ng_context *ctx, const ng_strided *array) {
   ng_strided s = *array;
   int32_t n = 0;

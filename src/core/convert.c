@@ -1,9 +1,8 @@
-/* convert.c: f32, bf16 and f16 into each other, and the scan for values that are not finite.
+/* convert.c: convert between f32, bf16 and f16; find non-finite values.
  *
- * In come arrays as the caller holds them, out go f32 tiles (or the other way round).  Everything
- * is integer arithmetic on bit patterns plus, for f16, one exact scaling, without a branch, so that
- * compilers vectorise the loops.  bf16 is the upper half of an f32; f16 is IEEE 754-2008 binary16.
- */
+ * In: arrays of the caller.  Out: f32 tiles, or the reverse.  The conversions are integer arithmetic on bit
+ * patterns and one exact scaling for f16, without branches, so that compilers vectorise the loops.  bf16 is
+ * the upper half of an f32; f16 is IEEE 754-2008 binary16. */
 #include "core/core.h"
 
 #include "simd.h"
@@ -25,17 +24,17 @@ static inline float widen_bf16(uint16_t h) { return float_of((uint32_t)h << 16);
 static inline uint16_t narrow_bf16(float f) {
   const uint32_t u = bits_of(f);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (u >> 16) | 0x40u; /* a payload in the lower half must not become Inf */
+  const uint32_t quiet = (u >> 16) | 0x40u; /* NaN must not become Inf */
   return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
 static inline float widen_f16(uint16_t h) {
   const uint32_t w = (uint32_t)h << 16;
-  const uint32_t twice = w + w; /* without the sign */
-  /* Exponent and fraction moved to f32's places, 112 too large where it matters least: the product
-   * restores the exponent of normal values and leaves Inf and NaN (exponent 255 after the sum). */
+  const uint32_t twice = w + w; /* shifts out the sign */
+  /* Exponent and fraction in the places of f32, with an exponent that is 112 too large. The
+   * product corrects it and keeps Inf and NaN (exponent 255 after the sum). */
   const float normal = float_of((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
-  /* Subnormal: the fraction is put below 0.5 and the 0.5 taken off again, both exact. */
+  /* Subnormal: add the fraction to 0.5, subtract 0.5; both are exact. */
   const float subnormal = float_of((twice >> 17) | (126u << 23)) - 0.5f;
   const uint32_t magnitude = twice < (1u << 27) ? bits_of(subnormal) : bits_of(normal);
   return float_of((w & 0x80000000u) | magnitude);
@@ -45,27 +44,26 @@ static inline uint16_t narrow_f16(float f) {
   const uint32_t u = bits_of(f);
   const uint32_t sign = (u >> 16) & 0x8000u;
   const uint32_t a = u & 0x7fffffffu;
-  /* Normal range: rebias by -112, round the 13 dropped bits to nearest even; a carry walks into the
-   * exponent and ends at Inf by itself. */
+  /* Normal range: subtract 112 from the exponent, round the 13 dropped bits to nearest even. A
+   * carry increments the exponent and may give Inf. */
   const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
   /* Below 2^-14: adding 0.5 puts the last f16 bit (2^-24) at the last bit of the f32, so that the
    * addition rounds to nearest even. */
   const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - (126u << 23);
   uint32_t h = a < (113u << 23) ? subnormal : normal;
-  h = a >= (143u << 23) ? 0x7c00u
-                        : h; /* 65536 and above; what rounds up to it carried over above */
+  h = a >= (143u << 23)
+          ? 0x7c00u
+          : h; /* 65536 and above; the carry has handled numbers that round up to 65536 */
   h = a > 0x7f800000u ? 0x7e00u : h;
   return (uint16_t)(sign | h);
 }
 
-/* One by one for tests and scalars; arrays go through the loops below. */
+/* For scalars and tests; arrays use the loops below. */
 float ng_bf16_to_f32(uint16_t h) { return widen_bf16(h); }
 uint16_t ng_f32_to_bf16(float f) { return narrow_bf16(f); }
 float ng_f16_to_f32(uint16_t h) { return widen_f16(h); }
 uint16_t ng_f32_to_f16(float f) { return narrow_f16(f); }
 
-/* One loop for each pair: NG_CLONES compiles it for several widths of vectors and picks at load
- * time. */
 NG_CLONES static void widen_many_bf16(float *restrict dst, const uint16_t *restrict src,
                                       int64_t n) {
   for (int64_t i = 0; i < n; i++) {
@@ -93,8 +91,8 @@ NG_CLONES static void narrow_many_f16(uint16_t *restrict dst, const float *restr
   }
 }
 
-/* 1 if an exponent is all ones, which is Inf or NaN.  On bits, since -ffast-math of a build around
- * this one may not believe in NaN; without an early end inside, so that it vectorises. */
+/* Return 1 if an exponent has only ones (Inf or NaN). On bits, because -ffast-math may remove a
+ * test of floats. Without an early exit, so that the loop vectorises. */
 NG_CLONES static uint32_t strange32(const float *src, int64_t n) {
   uint32_t found = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -120,7 +118,7 @@ NG_CLONES static uint32_t most_of(const float *x, int64_t n) {
   return most;
 }
 
-/* Without the sign, numbers of 16 bits have the order of their magnitudes, too. */
+/* Without the sign, the bits of 16-bit numbers are ordered as magnitudes, too. */
 NG_CLONES static uint16_t most_of16(const uint16_t *x, int64_t n) {
   uint16_t most = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -144,7 +142,7 @@ double ng_dtype_most(ng_dtype t) {
 
 float ng_float_of_bits(uint32_t bits) { return float_of(bits); }
 
-/* Any alignment of the dtype's own; n may be 0, then neither pointer is looked at. */
+/* If n is 0, both pointers may be invalid. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n) {
   NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
   if (n <= 0) return;
@@ -179,8 +177,9 @@ static bool all_finite64(const double *x, int64_t n) {
 
 bool ng_all_finite(const void *src, ng_dtype t, int64_t n) {
   if (t == NG_F64) return all_finite64(src, n);
-  if (t != NG_F32 && t != NG_BF16 && t != NG_F16) return true; /* whole numbers */
-  /* By pieces: long enough to run at memory speed, short enough to stop soon after the first. */
+  if (t != NG_F32 && t != NG_BF16 && t != NG_F16) return true; /* integers are always finite */
+  /* Pieces are long enough to run at memory speed, and short enough to stop soon after the first
+   * non-finite value. */
   enum { PIECE = 16384 };
   for (int64_t i = 0; i < n; i += PIECE) {
     const int64_t m = ng_min64(PIECE, n - i);

@@ -1,9 +1,8 @@
-/* core.h: what every room stands on.
+/* core.h: services for all folders of src/.
  *
  * In:   the caller's allocator, executor and log (ng_context_config), statuses and messages.
- * Out:  counted memory, loops over threads, one line a failure, the clock, numbers of 16 bits, words.
- * May call: nothing but base/.
- */
+ * Out:  counted memory, loops over threads, error messages, the clock, 16-bit floats, text.
+ * May call: base/ only. */
 #ifndef NG_CORE_H
 #define NG_CORE_H
 
@@ -21,15 +20,15 @@
 #define NG_ALIGN 64
 #define NG_MESSAGE 512
 
-/* One way out: store the first status, jump to `done:`, release in reverse order.  Only for
- * functions that acquire something; the function declares `ng_status st = NG_OK`. */
+/* For functions that acquire resources: store a failed status in `st` and jump to `done:`, which
+ * releases the resources. */
 #define NG_TRY(call)                                                                               \
   do {                                                                                             \
     st = (call);                                                                                   \
     if (st < NG_OK) goto done;                                                                     \
   } while (0)
 
-/* Invariants of our own; never a check of the caller's input. */
+/* Internal invariants; never the caller's input. */
 #if defined(NG_DEBUG)
 #include <assert.h>
 #define NG_ASSERT(x) assert(x)
@@ -62,7 +61,7 @@ static inline int64_t ng_plus(int64_t a, int64_t b) {
 /* ---- memory.c, status.c ------------------------------------------------------------------------------*/
 
 enum { NG_FAMILIES_MAX = 16 };
-/* Of rooms above, known here by name only. */
+/* Defined in other folders. */
 struct ng_family;
 struct ng_block;
 struct ng_stat;
@@ -70,29 +69,31 @@ struct ng_queue;
 struct ng_comm;
 
 struct ng_context {
-  ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values */
+  ng_context_config config; /* with the actual alloc, free, threads, log_level */
   ng_pool *pool; /* NULL with the caller's executor or one thread                       */
   struct ng_queue *queue;
   struct ng_comm *comm;
-  struct ng_comm *model;  /* ranks that have shards of the same layers; NULL: none was given */
-  struct ng_comm *stages; /* a rank of each pipeline stage; NULL: there is one */
-  int32_t rank, ranks;    /* as comm has them */
+  struct ng_comm *model;  /* ranks with shards of the same layers; NULL: not given */
+  struct ng_comm *stages; /* one rank of each pipeline stage; NULL: one stage */
+  int32_t rank, ranks;    /* copies of comm->rank and comm->size */
   const struct ng_family *family[NG_FAMILIES_MAX]; /* registered; the last is asked first */
   int32_t families;
-  void (*place)(struct ng_block *b, struct ng_stat *s); /* NULL; tests place statistics by hand */
+  void (*place)(struct ng_block *b,
+                struct ng_stat *s); /* NULL, except in tests that place statistics */
   int64_t bytes, peak, calls;
-  int64_t process;              /* that made it */
-  volatile unsigned char *mark; /* 1 there, 0 in a child; NULL: compare numbers */
+  int64_t process; /* the process that created the context */
+  volatile unsigned char
+      *mark; /* 1 in this process, 0 in a forked child; NULL: compare process numbers */
   size_t mark_bytes;
   bool failed; /* error[] holds the first failure of the current call */
   char error[NG_MESSAGE];
 };
 
-/* The allocator of a context that was given none, and of what needs no context: 64-byte aligned. */
+/* The default allocator; 64-byte aligned. */
 void *ng_plain_alloc(void *user, size_t bytes);
 void ng_plain_free(void *user, void *ptr, size_t bytes);
 
-/* 64-byte aligned, counted; NULL when there is no memory.  Not zeroed. */
+/* Allocate counted, 64-byte aligned memory, not zeroed. NULL: no memory. */
 void *ng_alloc(ng_context *ctx, size_t bytes);
 void ng_free(ng_context *ctx, void *ptr, size_t bytes);
 
@@ -109,13 +110,15 @@ void ng_print_line(char *line, size_t size, const char *format, va_list args) NG
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);
 
-/* process.c: the process that created a context.  Functions that return no status ask ng_process_same. */
+/* process.c: ng_process_same returns false in a forked child. ng_enter calls it; functions
+ * without a status call it themselves. */
 void ng_process_mark(ng_context *ctx);
 void ng_process_unmark(ng_context *ctx);
 bool ng_process_same(const ng_context *ctx);
 
-/* Structs with struct_size first.  take: check *src (at least `least` bytes, unknown tail zero) and
- * copy its fields to *dst.  give: copy *src, at most the struct_size of *dst. */
+/* For structs with struct_size as first member. take: check *src (at least `least` bytes,
+ * unknown tail zero) and copy its fields to *dst. give: copy *src, at most the struct_size of *dst.
+ * */
 ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size);
 ng_status ng_give_struct(void *dst, const void *src, size_t ours);
@@ -123,16 +126,18 @@ ng_status ng_give_struct(void *dst, const void *src, size_t ours);
 /* Statuses of many ranks in one sum: one number for each status from -8 to 7. */
 enum { NG_CODES = 16 };
 void ng_codes_put(double code[NG_CODES], ng_status st);
-int ng_codes_count(const double code[NG_CODES], ng_status st); /* ranks that have it */
-/* The most negative that any rank has, else the largest note. */
+int ng_codes_count(const double code[NG_CODES],
+                   ng_status st); /* the number of ranks with this status */
+/* Return the most negative status of any rank, else the largest note. */
 ng_status ng_codes_worst(const double code[NG_CODES]);
 
 /* A line for the log callback, if `level` is wanted.  Form: "room: key = value key = value". */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRINTF(3, 4);
 
-/* Calls task(arg, i) for i in [0, n); static partition, so the same i meets the same thread. */
+/* Call task(arg, i) for i in [0, n) and return when all are done. The same i usually runs on the
+ * same thread. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
-int32_t ng_threads_of(const ng_context *ctx); /* threads that a loop can use */
+int32_t ng_threads_of(const ng_context *ctx); /* number of threads of a loop */
 
 /* The number of pieces for a loop over `floats` numbers; piece i of ng_share is [*from, *to). */
 int32_t ng_pieces(const ng_context *ctx, int64_t floats);
@@ -147,16 +152,16 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 /* Append a text or a number to `name`, truncated to `size`.  Faster than snprintf, for 100,000 names. */
 void ng_name_add(char *name, size_t size, const char *more);
 void ng_name_count(char *name, size_t size, int64_t count); /* not negative */
-bool ng_same_word(const char *a, const char *b);            /* ASCII, any case */
+bool ng_same_word(const char *a, const char *b);            /* compare ASCII texts without case */
 /* `text`, shortened for a message. */
 typedef struct ng_quoted {
   char text[64];
 } ng_quoted;
 ng_quoted ng_quote(const char *text);
 
-/* "a|b|c" lists, and spelling. */
+/* Whether `word` is an item of a list "a|b|c". */
 bool ng_in_list(const char *list, const char *word);
-/* The nearest of a list as "; did you mean 'x'?", or "". */
+/* The nearest item as "; did you mean 'x'?", or "". */
 typedef struct ng_hint {
   char text[80];
 } ng_hint;
@@ -180,11 +185,11 @@ bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* any dtype */
 uint32_t ng_most_bits(const float *x, int64_t n);
 uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n); /* as f32 */
 float ng_float_of_bits(uint32_t bits);
-double ng_dtype_most(ng_dtype t); /* its largest number: f32, bf16, f16 */
+double ng_dtype_most(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
 
 /* ---- array.c: arrays with strides ------------------------------------------------------------*/
 
-/* An ng_array that was judged, with lists of its own. */
+/* A checked array with its own copies of extents and strides. */
 typedef struct ng_strided {
   void *data;
   ng_dtype dtype;
@@ -209,7 +214,7 @@ ng_shape_text ng_strided_shape(const ng_strided *s);
 /* transpose.c: dst[j * ldd + i] = src[i * lds + j], i < m, j < n. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
 
-/* n elements `step` apart, as f32, and back; dtype f32, bf16 or f16. */
+/* Convert n elements `step` apart to f32, and back; dtype f32, bf16 or f16. */
 enum { NG_LINE = 512 };
 void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n);
 void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n);

@@ -1,17 +1,16 @@
 /* memory.c: the allocator, the log and the loops of a context.
  *
- * In: the caller's callbacks, as resolved when the context was made (api/context.c).  Out: counted
- * blocks, lines, tasks done.  Every byte of the library goes through ng_alloc, so what
- * ng_context_allocated says is all there is; but for options and groups of threads, which are made
- * before there is a context. */
+ * In: the caller's callbacks (api/context.c sets defaults).  Out: counted memory, log lines, parallel loops.
+ * All memory of a context comes from ng_alloc, so ng_context_allocated is complete.  Options and groups of
+ * threads need no context and are not counted. */
 #include "core/core.h"
 
 #include "pages.h"
 
 #include <stdlib.h>
 
-/* On cache lines: kernels and tiles count on it (NG_ALIGN).  In large pages where there are several: a window's rows
- * lie far apart, and a walk down its columns would look up an address in every small page. */
+/* Aligned to cache lines, as kernels and tiles require (NG_ALIGN). Large blocks use large pages,
+ * because a loop over a column of a window would otherwise miss the TLB at each row. */
 void *ng_plain_alloc(void *user, size_t bytes) {
   (void)user;
   return ng_pages_take(bytes, NG_ALIGN);
@@ -23,8 +22,8 @@ void ng_plain_free(void *user, void *ptr, size_t bytes) {
   free(ptr);
 }
 
-/* No bytes is no block: a size of 0 is a mistake, or an overflow, of whoever computed it.  Not from
- * tasks: the counters belong to the context's thread. */
+/* Returns NULL for 0 bytes, which indicate an overflow in the caller. Not for tasks: the
+ * counters are not atomic. */
 void *ng_alloc(ng_context *ctx, size_t bytes) {
   if (bytes == 0 || bytes > (size_t)INT64_MAX / 2) return NULL;
   void *p = ctx->config.alloc(ctx->config.alloc_user, bytes);
@@ -44,7 +43,7 @@ void ng_free(ng_context *ctx, void *ptr, size_t bytes) {
 
 /* ---- log, loops -----------------------------------------------------------------------------*/
 
-/* A line above the log level costs one comparison.  The rank is printed because ranks may share a terminal. */
+/* The rank is printed because ranks may share a terminal. */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   if (ctx->config.log == NULL || level > ctx->config.log_level) return;
   char line[NG_MESSAGE + 64];
@@ -57,8 +56,7 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   ctx->config.log(ctx->config.log_user, level, line);
 }
 
-/* Returns when all are done, so `arg` may lie on the stack.  Never from within a task: the pool is
- * one level deep, and a static partition gives the same i to the same thread. */
+/* Not for use inside a task: the pool does not nest. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   if (ctx->config.parallel_for != NULL) {
     ctx->config.parallel_for(ctx->config.executor_user, n, task, arg);
@@ -74,11 +72,11 @@ void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i),
 int32_t ng_threads_of(const ng_context *ctx) { return ctx->config.threads; }
 
 int32_t ng_pieces(const ng_context *ctx, int64_t floats) {
-  /* Waking threads costs some 10 us, in which one moves this much. */
+  /* waking threads takes about 10 us, the time to copy this many floats */
   return floats < 32768 ? 1 : ng_threads_of(ctx);
 }
 
-/* Contiguous shares whose sizes differ by at most one; with the same pieces always the same. */
+/* Contiguous shares whose sizes differ by at most one; they depend on n and pieces only. */
 void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
   *from = n * i / pieces;
   *to = n * (i + 1) / pieces;

@@ -1,15 +1,11 @@
-/* status.c: names of the fixed vocabularies (status, dtype) and the two ways to fail with a
- * message.
+/* status.c: names of statuses and dtypes; error messages; structs with a size; the joint status of many ranks.
  *
- * One message a failure, first one wins: whatever fails later while unwinding does not hide the
- * cause.  With a context the message stays in it; without one it goes to the caller's buffer.
+ * The context keeps the first message of a call, because later failures are consequences of the first.
+ * Functions without a context write to the caller's buffer.
  *
- * In: a status, a format.  Out: the status again, so that a failure is one `return ng_fail(...)`;
- * names and sizes, for messages and files; structs of any header's version; the verdict of many
- * ranks. */
+ * In: a status, a format.  Out: the same status, so that a failure is one `return ng_fail(...)`. */
 #include "core/core.h"
 
-/* From the list in the header: a new status has its name and meaning in one place. */
 const char *ng_status_name(ng_status s) {
   switch (s) {
 #define NG_X(name, value, meaning)                                                                 \
@@ -46,17 +42,17 @@ static bool is_dtype(ng_dtype t) {
 int64_t ng_dtype_size(ng_dtype t) { return is_dtype(t) ? dtypes[t].size : 0; }
 const char *ng_dtype_name(ng_dtype t) { return is_dtype(t) ? dtypes[t].name : "?"; }
 
-/* Public functions open with it; rooms do not, so that what failed inside is the call's own
- * message. */
+/* For public functions only: an internal call would clear the message. */
 ng_status ng_enter(ng_context *ctx) {
   ctx->failed = false;
   ctx->error[0] = 0;
   if (ng_process_same(ctx)) return NG_OK;
-  return ng_fail(ctx, NG_ERR_STATE, "this context belongs to process %lld; make one in the child",
+  return ng_fail(ctx, NG_ERR_STATE,
+                 "this context belongs to process %lld; create a context in this process",
                  (long long)ctx->process);
 }
 
-/* Every message and log line is one line: it may quote names and texts of the caller. */
+/* Messages and log lines are one line each, although they may quote any text of the caller. */
 void ng_print_line(char *line, size_t size, const char *format, va_list args) {
   (void)vsnprintf(line, size, format, args);
   for (char *c = line; *c != 0; c++) {
@@ -64,8 +60,7 @@ void ng_print_line(char *line, size_t size, const char *format, va_list args) {
   }
 }
 
-/* Also for notes above NG_OK (skipped, rescued), whose reason people ask for just the same; logged
- * once, as a warning. */
+/* Also for notes above NG_OK (skipped, rescued). Logged as a warning. */
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   if (!ctx->failed) {
     va_list args;
@@ -79,7 +74,7 @@ ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   return status;
 }
 
-/* The last message wins here: there is one failure a call, and buffers are the caller's. */
+/* Overwrites an earlier message. */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...) {
   if (message != NULL && size > 0) {
     va_list args;
@@ -90,15 +85,14 @@ ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *f
   return status;
 }
 
-/* Never NULL: it goes straight into a printf. */
+/* Never NULL, so that callers may print the result. */
 const char *ng_last_error(const ng_context *ctx) { return ctx == NULL ? "" : ctx->error; }
 
-/* A bound above every struct_size.  An uninitialised struct_size usually exceeds it. */
+/* Larger than every struct. An uninitialised struct_size usually exceeds this bound. */
 enum { NG_STRUCT_MOST = 4096 };
 
-/* Structs that cross the header carry their size.  A smaller one comes from an older header: the
- * missing tail keeps what *dst holds.  A larger one comes from a newer header and is taken only if
- * the part we do not know is zero. */
+/* A struct of an older header is smaller: fields beyond its end keep their values in *dst. A
+ * struct of a newer header is larger and accepted only if its unknown part is zero. */
 ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size) {
   size_t given;
@@ -121,12 +115,11 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
   return NG_OK;
 }
 
-/* Copy to the caller at most its struct_size.  *dst is cleared first, so that fields unknown to the library
- * are 0. */
+/* Fields of the caller's struct that are unknown to the library become 0. */
 ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
   size_t given;
   memcpy(&given, dst, sizeof given);
-  if (given < sizeof given || given > NG_STRUCT_MOST) return NG_ERR_ARG; /* was not set */
+  if (given < sizeof given || given > NG_STRUCT_MOST) return NG_ERR_ARG; /* not initialised */
   memset(dst, 0, given);
   memcpy(dst, src, given < ours ? given : ours);
   memcpy(dst, &given, sizeof given);
@@ -135,16 +128,16 @@ ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
 
 /* ---- statuses of many ranks ------------------------------------------------------------------*/
 
-enum { CODE_ZERO = 8 }; /* place of NG_OK: statuses are -8 to 7 */
+enum { CODE_ZERO = 8 }; /* index of NG_OK: statuses are -8 to 7 */
 
-/* A sum cannot carry a minimum, so each status has a place, and the sum is how many ranks have it:
- * the worst is read off, and the message can say how many. */
+/* Ranks only have sums, so code[i] counts the ranks with status i: the sum shows the worst
+ * status and its number of ranks. */
 void ng_codes_put(double code[NG_CODES], ng_status st) {
   memset(code, 0, NG_CODES * sizeof *code);
   code[CODE_ZERO + (int)st] = 1.0;
 }
 
-/* A sum of ones, exact in double. */
+/* exact: a sum of ones */
 int ng_codes_count(const double code[NG_CODES], ng_status st) {
   return (int)code[CODE_ZERO + (int)st];
 }

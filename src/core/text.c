@@ -8,17 +8,17 @@
 #include "core/core.h"
 #include "words.h"
 
-/* No name of ours is so far, or so long. */
+/* Longer than every name of the library. */
 #define WORD_MAX 40
 
-/* ASCII: names of the library are nothing else. */
+/* Lower case and '_' for '-'; names of the library are ASCII. */
 static char plain(char c) {
   if (c == '-') return '_';
   return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-/* A word of at least three letters that a name begins with is as near as one wrong letter. */
-static int32_t strangeness(const char *word, const char *name, size_t n) {
+/* A prefix of at least three letters counts as distance 1. */
+static int32_t distance(const char *word, const char *name, size_t n) {
   const size_t typed = strlen(word);
   size_t same = 0;
   while (same < typed && same < n && plain(word[same]) == plain(name[same])) {
@@ -29,12 +29,12 @@ static int32_t strangeness(const char *word, const char *name, size_t n) {
   return d <= 1 + (int32_t)(n / 4) ? d : WORD_MAX;
 }
 
-/* The first of equals: lists are in the order of a table, so the hint is the same everywhere. */
+/* Of equally near names the first. */
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n) {
   const char *best = NULL;
   int32_t least = WORD_MAX;
   for (int32_t i = 0; word != NULL && i < n; i++) {
-    const int32_t d = strangeness(word, at(i), strlen(at(i)));
+    const int32_t d = distance(word, at(i), strlen(at(i)));
     if (d < least) {
       least = d;
       best = at(i);
@@ -45,15 +45,15 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 
 /* ---- "a|b|c" ---------------------------------------------------------------------------------*/
 
-/* 0 at the end of a list; no list has an empty word. */
+/* 0 at the end of a list: lists have no empty words. */
 static size_t word_length(const char *list) { return strcspn(list, "|"); }
 
-/* Lists are walked in place: "a|b|c" in a table is data for people and for this. */
+/* Move to the next word of "a|b|c", after the current one of length n. */
 static const char *next_word(const char *list, size_t n) {
   return list[n] == '|' ? list + n + 1 : list + n;
 }
 
-/* Exact comparison; ng_nearest finds misspelt words for the hint. */
+/* Compares exactly. */
 bool ng_in_list(const char *list, const char *word) {
   const size_t typed = strlen(word);
   for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
@@ -68,12 +68,12 @@ ng_hint ng_hint_of(const char *nearest) {
   return h;
 }
 
-/* By value: a message may hold several, and none needs memory that could be missing. */
+/* Returned by value, so that a message may use several hints. */
 ng_hint ng_hint_list(const char *word, const char *list) {
   char best[WORD_MAX + 1] = "";
   int32_t least = WORD_MAX;
   for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
-    const int32_t d = n <= WORD_MAX ? strangeness(word, list, n) : WORD_MAX;
+    const int32_t d = n <= WORD_MAX ? distance(word, list, n) : WORD_MAX;
     if (d < least) {
       least = d;
       memcpy(best, list, n);

@@ -1,7 +1,7 @@
-/* transpose.c: a matrix of f32 turned, in blocks that stay in the first cache.
+/* transpose.c: transpose a matrix of f32, in blocks that fit the first-level cache.
  *
- * Loops over channels need adjacent elements.  Channels of NCHW images are one image plane apart, and columns of a
- * channels-last weight are one kernel offset apart. */
+ * Loops over channels need adjacent elements.  Channels of NCHW images are one image plane apart, and columns
+ * of a channels-last weight are one kernel offset apart. */
 #include "core/core.h"
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
@@ -37,7 +37,6 @@ static inline void transpose4(const float *src, int64_t lds, float *dst, int64_t
 }
 #endif
 
-/* Channels of NCHW are strided by whole images; this is where they become neighbours. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd) {
   /* 16 rows of src fill whole cache lines of dst while both strides may be powers of two, where
    * more rows would evict each other. */
