@@ -152,7 +152,7 @@ static void refused(void **state) {
             {1, 2, 3, "layer 'down': axis is 2"},
             {1, 1, 0, "layer 'down': members is 0, expected 1 to its 7 inputs"},
             {1, 0, 7, "members is 7, expected 1 to its 6 outputs"},
-            {1, 1, 2, "layer 'down': members is 2, and 3 of layer 'up'"}};
+            {1, 1, 2, "layer 'down': members is 2, but 3 for layer 'up'"}};
   for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
     assert_int_equal(ng_plan_shard(f.p, no[i].index, no[i].axis, no[i].members), NG_ERR_ARG);
     if (strstr(ng_last_error(f.ctx), no[i].says) == NULL) fail_msg("%s", ng_last_error(f.ctx));
