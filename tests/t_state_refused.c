@@ -320,7 +320,7 @@ static void lying(void **state) {
   assert_string_equal(sum, meta[1].value);
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, meta, 2, message, sizeof message),
                    NGIO_OK);
-  refused(&b, bad.text, "no JSON");
+  refused(&b, bad.text, "not JSON");
   assert_int_equal(ngio_tensors_write(bad.text, f.t, f.n, meta, 3, message, sizeof message),
                    NGIO_OK);
   refused(&b, bad.text, "without a state of natgrad");
