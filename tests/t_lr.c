@@ -131,39 +131,23 @@ static void lr_schedules_are_read_strictly(void **state) {
 
 static void lr_default_is_the_update_s(void **state) {
   (void)state;
+  static const struct {
+    const char *set, *value;
+    double lr;
+  } row[] = {{"optimizer", "sgd", 0.03},     {"optimizer", "adamw", 0.001},
+             {"method", "sgd", 0.03},        {"method", "adamw", 0.001},
+             {"method", "eva", 0.001},       {"optimizer", "sgd", 0.03 * 0.03},
+             {"damping", "0.5", 0.03 * 0.5}, {"method", "kaisa", 0.03},
+             {"method", "mfac", 0.0001},     {"method", "ggt", 0.03},
+             {"method", "kaisa", 0.03},      {"optimizer", "adamw", 0.001},
+             {"lr", "0.25", 0.25},           {"lr", "default", 0.001}};
   settings s;
   settings_init(&s);
-  assert_true(settings_lr(&s) == 0.03);
-  must_set(&s, "optimizer", "adamw");
-  assert_true(settings_lr(&s) == 0.001);
-  must_set(&s, "method", "sgd");
-  assert_true(settings_lr(&s) == 0.03);
-  must_set(&s, "method", "adamw");
-  assert_true(settings_lr(&s) == 0.001);
-  must_set(&s, "method", "eva");
-  assert_true(settings_lr(&s) == 0.001);
-  must_set(&s, "optimizer", "sgd");
-  assert_true(settings_lr(&s) == 0.03 * 0.03);
-  must_set(&s, "damping", "0.5");
-  assert_true(settings_lr(&s) == 0.03 * 0.5);
-  must_set(&s, "method", "kaisa");
-  assert_true(settings_lr(&s) == 0.03);
-  static const struct {
-    const char *method;
-    double lr;
-  } window[] = {{"mfac", 0.0001},      {"efcp", 0.0001},      {"lowrank-mfac", 0.0001},
-                {"ggt", 0.03},         {"sparse-ggt", 0.03},  {"topk-sgd", 0.03},
-                {"topk-adam", 0.0001}, {"topk-adagrad", 0.03}};
-  for (size_t i = 0; i < sizeof window / sizeof *window; i++) {
-    must_set(&s, "method", window[i].method);
-    assert_true(settings_lr(&s) == window[i].lr);
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    must_set(&s, row[i].set, row[i].value);
+    if (settings_lr(&s) != row[i].lr)
+      fail_msg("%s = %s: %g", row[i].set, row[i].value, settings_lr(&s));
   }
-  must_set(&s, "method", "kaisa");
-  must_set(&s, "optimizer", "adamw");
-  must_set(&s, "lr", "0.25");
-  assert_true(settings_lr(&s) == 0.25);
-  must_set(&s, "lr", "default");
-  assert_true(settings_lr(&s) == 0.001);
   settings_free(&s);
 }
 

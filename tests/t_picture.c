@@ -279,6 +279,11 @@ static void damage_is_reported(void **state) {
     for (size_t n = 0; n < m.n; n += 1 + m.n / 200) /* cut anywhere */
       refused(m.bytes, n, "");
     refused(m.bytes, m.n - 2, "");
+    if (k >= 3) { /* the checksum of the last IDAT, before the 12 bytes of IEND */
+      m.bytes[m.n - 13] ^= 1;
+      refused(m.bytes, m.n, "CRC");
+      m.bytes[m.n - 13] ^= 1;
+    }
     uint8_t *copy = malloc(m.n);
     assert_non_null(copy);
     for (size_t i = 0; i < m.n; i += 1 + m.n / 400) { /* a byte is another: an answer, no crash */
@@ -299,16 +304,6 @@ static void damage_is_reported(void **state) {
   refused((const uint8_t *)"GIF89a", 6, "neither JPEG's nor PNG's");
   refused((const uint8_t *)"", 0, "neither JPEG's nor PNG's");
   if (tried == 0) skip();
-}
-
-/* A PNG whose pixels do not fit its checksum. */
-static void png_checksums_count(void **state) {
-  (void)state;
-  made m;
-  if (!make_png(W, H, 2, 8, false, noise, 3 * W, &m)) skip();
-  m.bytes[m.n - 13] ^= 1; /* of the last IDAT: its CRC, before the 12 bytes of IEND */
-  refused(m.bytes, m.n, "CRC");
-  free(m.bytes);
 }
 
 static void no_files(void **state) {
@@ -397,7 +392,6 @@ int main(void) {
       cmocka_unit_test(jpeg_colours),
       cmocka_unit_test(jpeg_bombs),
       cmocka_unit_test(damage_is_reported),
-      cmocka_unit_test(png_checksums_count),
       cmocka_unit_test(no_files),
       cmocka_unit_test(scaling_is_the_triangle_filter),
   };

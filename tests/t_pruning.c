@@ -238,60 +238,11 @@ static void sparsity_is_met(void **state) {
   }
 }
 
-/* Gradients of what evaluation computes: central differences of its loss, with norms; running values stay. */
-static void norms_can_be_fixed(void **state) {
-  (void)state;
-  nn *n = nn_create(NULL, 5);
-  const nn_shape in = {4, 4, 2};
-  float x[5 * 32];
-  int32_t labels[5] = {0, 2, 1, 1, 2};
-  nn_set_loss(n, NN_CROSS_ENTROPY, 0.0);
-  (void)nn_linear(n, "b",
-                  nn_tanh(n, nn_norm(n, "n", nn_conv(n, "a", nn_input(n, in), 3, 3, 1, 1, true))),
-                  3, true);
-  assert_int_equal(nn_ready(n, 5), CLI_OK);
-  for (int i = 0; i < 5 * 32; i++)
-    x[i] = (float)wave(0.7, i);
-  for (int k = 0; k < 3; k++) {
-    nn_buffer_at(n, 0)->value[k] = 0.3F * (float)(k - 1);
-    nn_buffer_at(n, 1)->value[k] = 0.5F + 0.4F * (float)k;
-  }
-  float kept[6];
-  memcpy(kept, nn_buffer_at(n, 0)->value, 3 * sizeof *kept);
-  memcpy(kept + 3, nn_buffer_at(n, 1)->value, 3 * sizeof *kept);
-  nn_fix_norms(n, true);
-  for (int i = 0; i < nn_params(n); i++) {
-    const nn_param *p = nn_param_at(n, i);
-    for (int64_t k = 0; k < p->count; k += 5) {
-      double side[2];
-      const float w = p->value[k], h = 1e-2F;
-      assert_int_equal(nn_forward(n, NN_TRAIN, x, 5, 0, NULL), 0);
-      (void)nn_loss(n, NN_TRAIN, labels, NULL, NULL);
-      assert_int_equal(nn_backward(n, true, NULL), 0);
-      const double slope = (double)p->grad[k];
-      for (int s = 0; s < 2; s++) {
-        p->value[k] = s == 0 ? w - h : w + h;
-        assert_int_equal(nn_forward(n, NN_EVALUATE, x, 5, 0, NULL), 0);
-        side[s] = nn_loss(n, NN_EVALUATE, labels, NULL, NULL);
-      }
-      p->value[k] = w;
-      /* h^2 of the third derivative, and 1e-7 of a loss of about 1 over 2 h */
-      assert_true(fabs((side[1] - side[0]) / (2.0 * (double)h) - slope) < 2e-4);
-    }
-  }
-  assert_memory_equal(kept, nn_buffer_at(n, 0)->value, 3 * sizeof *kept);
-  assert_memory_equal(kept + 3, nn_buffer_at(n, 1)->value, 3 * sizeof *kept);
-  nn_fix_norms(n, false);
-  assert_int_equal(nn_forward(n, NN_TRAIN, x, 5, 0, NULL), 0);
-  assert_true(kept[0] != nn_buffer_at(n, 0)->value[0]);
-  nn_destroy(&n);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(steps_are_dense),        cmocka_unit_test(step_is_the_published_one),
       cmocka_unit_test(magnitude_is_magnitude), cmocka_unit_test(steps_are_geometric),
-      cmocka_unit_test(sparsity_is_met),        cmocka_unit_test(norms_can_be_fixed),
+      cmocka_unit_test(sparsity_is_met),
   };
   return cmocka_run_group_tests_name("pruning", tests, open_context, close_context);
 }

@@ -229,8 +229,7 @@ set(natgrad_trainer_tests
     t_run_steps
     t_settings
     t_traffic
-    t_train
-    t_weights)
+    t_train)
 add_library(natgrad_trainer_support STATIC tests/json_edit.c tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
 target_include_directories(natgrad_trainer_support PRIVATE include base io cli tests)
 target_link_libraries(natgrad_trainer_support PRIVATE PkgConfig::CMOCKA)
