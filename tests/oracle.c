@@ -666,9 +666,9 @@ void oracle_pattern(double *out, int64_t n, int64_t m1, int64_t b, int64_t mod, 
 void oracle_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *w, double *v) {
   for (int64_t i = 0; i < n; i++) {
     double e = d[i] + (s->decoupled ? 0 : s->weight_decay * w[i]);
-    v[i] = t == 1 ? e : s->momentum * v[i] + (1 - s->dampening) * e;
+    v[i] = t == 1 || s->momentum == 0 ? e : s->momentum * v[i] + (1 - s->dampening) * e;
     double keep = s->decoupled ? 1 - s->lr * s->weight_decay : 1;
-    double use = s->momentum == 0 ? e : s->nesterov ? e + s->momentum * v[i] : v[i];
+    double use = s->nesterov ? e + s->momentum * v[i] : v[i];
     w[i] = keep * w[i] - s->lr * use;
   }
 }

@@ -180,11 +180,10 @@ static element oracle(const how *by, element e, float d, ng_dtype t, int *stayed
                      keep(second, e.v, NG_F32, stayed)};
   }
   const float g = d + (by->decoupled ? 0.0f : (float)by->decay) * e.w;
-  const float m = mu * e.m + (float)(1.0 - by->dampening) * g;
-  const float step = by->momentum == 0 ? g : by->nesterov ? g + mu * m : m;
+  const float m = by->momentum == 0 ? g : mu * e.m + (float)(1.0 - by->dampening) * g;
+  const float step = by->nesterov ? g + mu * m : m;
   const float w = (by->decoupled ? (float)(1.0 - by->lr * by->decay) : 1.0f) * e.w - lr * step;
-  return (element){keep(w, e.w, t, stayed), by->momentum == 0 ? e.m : keep(m, e.m, NG_F32, stayed),
-                   e.v};
+  return (element){keep(w, e.w, t, stayed), keep(m, e.m, NG_F32, stayed), e.v};
 }
 
 typedef struct trial {

@@ -85,7 +85,7 @@ NG_CLONES static void rescale_wide(float *y, const float *d, const float *u, int
 /* Momentum and weight are tested separately: if the weight overflows, the momentum still decays. */
 static inline __attribute__((always_inline)) int32_t
 sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const direction *of,
-         int64_t n, float limit, bool pair, bool moments, bool nesterov) {
+         int64_t n, float limit, bool pair, bool nesterov) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, keep = s->keep,
               decay = s->decay, take = s->take, old = s->old;
@@ -93,14 +93,10 @@ sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const di
   for (int64_t i = 0; i < n; i++) {
     const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
     const float g = pd + decay * w[i];
-    float step = g;
-    bool fits = true;
-    if (moments) {
-      const float v = old * m[i] + take * g;
-      fits = fabsf(v) < INFINITY;
-      step = nesterov ? g + mu * v : v;
-      m[i] = fits ? v : m[i];
-    }
+    const float v = old * m[i] + take * g;
+    const bool fits = fabsf(v) < INFINITY;
+    const float step = nesterov ? g + mu * v : v;
+    m[i] = fits ? v : m[i];
     const float moved = keep * w[i] - lr * step;
     const bool in_range = fabsf(moved) < limit;
     w[i] = in_range ? moved : w[i];
@@ -112,16 +108,12 @@ sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const di
 NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, float *m, float *w, const direction *of,
                                   int64_t n, float limit) {
   const bool pair = of->u != NULL;
-  if (!s->moments) {
-    return pair ? sgd_loop(s, m, w, of, n, limit, true, false, false)
-                : sgd_loop(s, m, w, of, n, limit, false, false, false);
-  }
   if (s->nesterov) {
-    return pair ? sgd_loop(s, m, w, of, n, limit, true, true, true)
-                : sgd_loop(s, m, w, of, n, limit, false, true, true);
+    return pair ? sgd_loop(s, m, w, of, n, limit, true, true)
+                : sgd_loop(s, m, w, of, n, limit, false, true);
   }
-  return pair ? sgd_loop(s, m, w, of, n, limit, true, true, false)
-              : sgd_loop(s, m, w, of, n, limit, false, true, false);
+  return pair ? sgd_loop(s, m, w, of, n, limit, true, false)
+              : sgd_loop(s, m, w, of, n, limit, false, false);
 }
 
 /* A second moment that overflows is Inf in this step's denominator, so the weight only decays. */
@@ -292,10 +284,11 @@ ng_status ng_overflow_end(ng_precond *p) {
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
 
-/* In its first update m <- g without dampening, as in torch, where the buffer starts as a copy. */
+/* In its first update, and with momentum 0, m <- g without dampening, as in torch, where the buffer starts as a copy. */
 static void sgd_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
-  out[0] = updates == 0 ? 1.0f : (float)(1.0 - of->dampening);
-  out[1] = updates == 0 ? 0.0f : (float)of->momentum;
+  const bool first = updates == 0 || of->momentum == 0.0;
+  out[0] = first ? 1.0f : (float)(1.0 - of->dampening);
+  out[1] = first ? 0.0f : (float)of->momentum;
 }
 
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
@@ -311,7 +304,6 @@ void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
       .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
       .take = counted[0],
       .old = counted[1],
-      .moments = how->momentum != 0.0,
       .nesterov = how->nesterov != 0,
   };
 }

@@ -39,7 +39,7 @@ typedef enum ng_out { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out;
 /* w <- keep w - lr step; m <- old m + take g */
 typedef struct ng_sgd_numbers {
   float lr, mu, keep, decay, take, old;
-  bool moments, nesterov;
+  bool nesterov;
 } ng_sgd_numbers;
 
 typedef struct ng_adamw_numbers {

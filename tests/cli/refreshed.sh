@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# natgrad train with --stat-refresh adaptive tells what it saved, at the end and in log.jsonl: of A, G and the norms' F
+# natgrad train with --refresh-tolerance 0.1 tells what it saved, at the end and in log.jsonl: of A, G and the norms' F
 # how often one was made anew and passed over, over a resume, and the bytes that were not sent.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
-how=(--data synthetic:classes=3,image=8x8x1,train=240,test=30 --model mlp --method spngd --batch 48 --lr 0.001 --lr-schedule constant --stat-refresh adaptive)
+how=(--data synthetic:classes=3,image=8x8x1,train=240,test=30 --model mlp --method spngd --batch 48 --lr 0.001 --lr-schedule constant --refresh-tolerance 0.1)
 
 # of DIR KIND NAME: a number of the last line
 of() { tail -n 1 "$1/log.jsonl" | sed -nE "s/.*\"statistics\": .*\"$2\": \{([^}]*)\}.*/\1/p" | sed -nE "s/.*\"$3\": ([0-9]+).*/\1/p"; }
@@ -35,8 +35,8 @@ done
 
 # Norms apart; where nothing is adaptive nothing is said.
 expect 0 '*statistics refreshed: A *, G *, F *' "$natgrad" train --data synthetic:classes=3,image=8x8x3,train=64,test=6 --model resnet20 \
-  --method spngd --batch 32 --lr 0.001 --steps 2 --stat-refresh adaptive
-expect 0 '*' "$natgrad" train "${how[@]}" --stat-refresh period --steps 3 --out period
+  --method spngd --batch 32 --lr 0.001 --steps 2 --refresh-tolerance 0.1
+expect 0 '*' "$natgrad" train "${how[@]}" --refresh-tolerance 0 --steps 3 --out period
 grep -q 'statistics made' "$scratch/out" && fail "period: $(cat "$scratch/out")"
 grep -q '"statistics": {' period/log.jsonl && fail "period: $(tail -n 1 period/log.jsonl)"
 finish

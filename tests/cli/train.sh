@@ -65,7 +65,7 @@ tiny=(--data synthetic:classes=2,features=6,train=64,test=16 --model logreg --ba
 echo '{"kl_clip": 0.01}' >shared.json
 expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --config shared.json --clip none
 expect 0 'epoch 1/1 *' env NG_SKIP_LAYERS=conv NG_KL_CLIP=0.01 "$natgrad" train "${tiny[@]}" --clip none
-expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --skip-layers 'fc*' --exclude-width 2
+expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --skip-layers 'fc*,linear/2'
 
 # Folders.
 touch file
