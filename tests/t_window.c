@@ -19,7 +19,7 @@
 
 /* ---- the harness -----------------------------------------------------------------------------*/
 
-enum { PARAMETERS = 3, D_MOST = 80, STEPS_MOST = 3 };
+enum { ENTRIES = 2, D_MOST = 80, STEPS_MOST = 3 };
 static const double ULP = 0x1p-24;
 
 /* A linear layer with a bias, and a tensor. */
@@ -34,51 +34,21 @@ typedef struct trial {
 
 typedef struct model {
   fixture f;
-  int64_t size[PARAMETERS], rows[PARAMETERS], d;
+  window_entry entry[ENTRIES];
+  int64_t d;
   float g[D_MOST], w[D_MOST];
 } model;
 
 static void open_model(model *k, const trial *c, const char *linalg) {
   const fixture_how how = {.linalg = linalg, .threads = 1};
-  const int64_t in = c->in, out = c->out, count = c->count;
   char line[700];
-  k->rows[0] = out;
-  k->size[0] = in * out;
-  k->size[1] = out;
-  k->size[2] = count;
-  k->rows[1] = k->rows[2] = 1;
-  k->d = in * out + out + count;
+  k->entry[0] = (window_entry){"fc", c->out, c->in, true};
+  k->entry[1] = (window_entry){"scale", 1, c->count, false};
+  k->d = c->in * c->out + c->out + c->count;
   assert_true(k->d <= D_MOST);
   (void)snprintf(line, sizeof line, c->by_layer ? "clip=none per_layer='*: %s'" : "%s", c->options);
   fixture_ok(&k->f, fixture_open(&k->f, line, &how));
-  const plane g[2] = {plane_of(k->g, out, in, NG_F32), plane_of(k->g + in * out, 1, out, NG_F32)};
-  const plane w[2] = {plane_of(k->w, out, in, NG_F32), plane_of(k->w + in * out, 1, out, NG_F32)};
-  const plane gt = plane_of(k->g + in * out + out, 1, count, NG_F32);
-  const plane wt = plane_of(k->w + in * out + out, 1, count, NG_F32);
-  fixture_ok(&k->f, fixture_linear(&k->f, "fc", g, w));
-  fixture_ok(&k->f, fixture_tensor(&k->f, "scale", &gt, &wt));
-}
-
-static double worst(const float *got, const double *want, int64_t n) {
-  double gap = 0, most = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const double e = fabs((double)got[i] - want[i]);
-    if (!isfinite(e)) return INFINITY;
-    gap = fmax(gap, e);
-    most = fmax(most, fabs(want[i]));
-  }
-  return most > 0 ? gap / most : gap;
-}
-
-/* The low-rank store starts with a random Q; the oracle takes the same. */
-static void copy_q(const fixture *f, const trial *c, window_oracle *k) {
-  const int64_t rank = k->o.window_rank, in = c->in;
-  if (strcmp(k->o.window_store, "lowrank") != 0) return;
-  const float *q = window_field(f, "factors") +
-                   k->o.window * (rank * (c->out + in) + c->out + c->count) + rank * c->out;
-  k->q[0] = scene_room(sizeof(double) * (size_t)(in * rank));
-  for (int64_t i = 0; i < in * rank; i++)
-    k->q[0][i % in * rank + i / in] = (double)q[i];
+  fixture_ok(&k->f, window_add(&k->f, k->entry, ENTRIES, k->g, k->w));
 }
 
 static void next_gradient(rng *r, const trial *c, const double *common, int64_t t, model *k) {
@@ -102,17 +72,14 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
   double common[D_MOST], g[D_MOST], w[D_MOST], u[D_MOST], most = 0;
   open_model(&k, c, linalg);
   const ng_options o = fixture_parse(c->options);
-  window_oracle *want = window_oracle_open(&o, PARAMETERS, k.size, k.rows);
-  if (o.window_mask) want->mask = scene_room((size_t)k.d * sizeof *want->mask);
   for (int64_t i = 0; i < k.d; i++) {
     common[i] = 2 * rng_real(&r) - 1;
     k.w[i] = (float)(2 * rng_real(&r) - 1);
     if (c->grid) k.w[i] = rintf(512 * k.w[i]) / 512 + 2;
     if (o.window_mask && i % 3 == 0) k.w[i] = 0;
-    if (o.window_mask) want->mask[i] = i % 3 != 0;
   }
   fixture_ok(&k.f, ng_ready(k.f.p));
-  copy_q(&k.f, c, want);
+  window_oracle *want = window_oracle_open(&k.f, &o, k.entry, ENTRIES, k.w);
   for (int64_t t = 0; t < c->steps; t++) {
     if (c->later > 0 && t == c->steps / 2) {
       want->o.damping = c->later;
@@ -126,7 +93,7 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
     const double lr = t % 5 == 4 ? 0.5 : t % 7 == 3 ? 0 : 1;
     window_oracle_step(want, g, w, lr, t % o.stat_period == 0, u);
     fixture_ok(&k.f, ng_step(k.f.p, lr));
-    most = fmax(most, worst(k.g, u, k.d));
+    most = fmax(most, window_gap(k.g, u, k.d));
     if (c->seen != NULL) memcpy(c->seen[t], k.g, sizeof k.g);
     for (int64_t i = 0; i < k.d && c->moves; i++)
       k.w[i] += o.window_mask && i % 3 == 0 ? 0 : 1.0F / 512;
@@ -289,7 +256,7 @@ static void equal_rows(void **state) {
            n++) {
         for (int i = 0; i < 8; i++)
           want[i] = plain ? (double)g[i] : (double)g[i] / (1e-8 * pow(10, n) + k * norm2 / 3);
-        best = fmin(best, worst(x, want, 8));
+        best = fmin(best, window_gap(x, want, 8));
       }
       if (!(best <= 1e-5)) fail_msg("%g, step %d: off by %g", cases[s].scale, k, best);
     }

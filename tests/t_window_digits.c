@@ -1,9 +1,7 @@
 /* t_window_digits.c: the relative error of a window's direction, and what ng_step returns for it.
  *
- * The oracle evaluates the published formulas in 113 bits on the rows as the store keeps them:
- *   M-FAC  F_i^-1 = F_{i-1}^-1 - V_i V_i' / q_i,  V_i = F_{i-1}^-1 g_i,  q_i = M + g_i'V_i  (the static algorithm)
- *   GGT    U (1 / (S + eps) - 1 / eps) U' x + x / eps,  with U computed
- * Both amplify rounding by |G|^2 / (lambda M), at most 1e24 here, so the oracle itself is exact to 1e-9.
+ * The oracle evaluates the published formulas (window_oracle.h) in 113 bits on the rows as the store keeps them.
+ * They amplify rounding by |G|^2 / (lambda M), at most 1e24 here, so the oracle itself is exact to 1e-9.
  *
  * Tolerance.  The library bounds the loss to rounding, and raises the damping where the bound is above 1e-5
  * (window_solve.c).  The bound is of first order and counts roundings as independent, so the test allows ten times
@@ -18,36 +16,13 @@
 #include "fixture.h"
 #include "window_oracle.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#if LDBL_MANT_DIG >= 113
-typedef long double wide;
-#define WIDE 1
-#elif defined(__SIZEOF_FLOAT128__)
-__extension__ typedef __float128 wide;
-#define WIDE 1
-#else
-typedef long double wide;
-#define WIDE 0
-#endif
-
 static const double TOLERANCE = 1e-4;
 
 enum { ROWS_MOST = 4, COLS_MOST = 30, D = ROWS_MOST * COLS_MOST + ROWS_MOST, M_MOST = 8 };
-
-static wide root(wide x) {
-  wide y = (wide)sqrt((double)x);
-  for (int i = 0; i < 3 && y > 0; i++)
-    y = (y + x / y) / 2;
-  return y;
-}
-
-static wide size_of(wide x) { return x < 0 ? -x : x; }
-
-/* ---- the formulas ----------------------------------------------------------------------------*/
 
 /* One Gram matrix: elements [at, at + d) of the model, rows with the oldest first, the average of gradients. */
 typedef struct history {
@@ -55,94 +30,12 @@ typedef struct history {
   int at, d, count;
 } history;
 
-static wide dot(const wide *x, const wide *y, int d) {
-  wide sum = 0;
-  for (int i = 0; i < d; i++)
-    sum += x[i] * y[i];
-  return sum;
-}
-
 static void push(history *h, int m, const wide *row) {
   if (h->count == m) {
     memmove(h->G[0], h->G[1], sizeof h->G[0] * (size_t)(m - 1));
     h->count--;
   }
   memcpy(h->G[h->count++], row, (size_t)h->d * sizeof *row);
-}
-
-static void mfac(const history *h, wide lambda, wide M, wide *x) {
-  static wide V[M_MOST + 1][D], q[M_MOST + 1];
-  for (int i = 0; i <= h->count; i++) {
-    const wide *g = i < h->count ? h->G[i] : x;
-    for (int c = 0; c < h->d; c++)
-      V[i][c] = g[c] / lambda;
-    for (int j = 0; j < i; j++) {
-      const wide by = dot(V[j], g, h->d) / q[j];
-      for (int c = 0; c < h->d; c++)
-        V[i][c] -= by * V[j][c];
-    }
-    q[i] = M + dot(V[i], g, h->d);
-  }
-  memcpy(x, V[h->count], (size_t)h->d * sizeof *x);
-}
-
-/* Jacobi rotations: A <- V'A V, diagonal. */
-static void diagonalise(int n, wide A[M_MOST][M_MOST], wide V[M_MOST][M_MOST]) {
-  for (int sweep = 0, turned = 1; sweep < 60 && turned > 0; sweep++) {
-    turned = 0;
-    for (int p = 0; p < n; p++) {
-      for (int q = p + 1; q < n; q++) {
-        if (size_of(A[p][q]) <= (wide)1e-33 * root(size_of(A[p][p])) * root(size_of(A[q][q])))
-          continue;
-        const wide t0 = (A[q][q] - A[p][p]) / (2 * A[p][q]);
-        const wide t = (t0 < 0 ? -1 : 1) / (size_of(t0) + root(1 + t0 * t0));
-        const wide c = 1 / root(1 + t * t), s = t * c;
-        for (int k = 0; k < n; k++) {
-          const wide a = A[k][p], b = A[k][q];
-          A[k][p] = c * a - s * b;
-          A[k][q] = s * a + c * b;
-        }
-        for (int k = 0; k < n; k++) {
-          const wide a = A[p][k], b = A[q][k], v = V[k][p], w = V[k][q];
-          A[p][k] = c * a - s * b;
-          A[q][k] = s * a + c * b;
-          V[k][p] = c * v - s * w;
-          V[k][q] = s * v + c * w;
-        }
-        A[p][q] = A[q][p] = 0;
-        turned++;
-      }
-    }
-  }
-}
-
-static void ggt(const history *h, wide eps, wide forget, wide *x) {
-  static wide A[M_MOST][M_MOST], V[M_MOST][M_MOST], u[D], out[D];
-  const int n = h->count;
-  wide age[M_MOST];
-  for (int i = n - 1; i >= 0; i--)
-    age[i] = i == n - 1 ? 1 : age[i + 1] * forget;
-  for (int i = 0; i < n; i++) {
-    for (int j = 0; j < n; j++) {
-      A[i][j] = age[i] * age[j] * dot(h->G[i], h->G[j], h->d) + (i == j ? (wide)1e-6 : 0);
-      V[i][j] = i == j;
-    }
-  }
-  diagonalise(n, A, V);
-  for (int c = 0; c < h->d; c++)
-    out[c] = x[c] / eps;
-  for (int k = 0; k < n; k++) {
-    const wide sigma = root(A[k][k]);
-    for (int c = 0; c < h->d; c++) {
-      u[c] = 0;
-      for (int i = 0; i < n; i++)
-        u[c] += h->G[i][c] * V[i][k] / sigma;
-    }
-    const wide by = dot(u, x, h->d) * (1 / (sigma + eps) - 1 / eps);
-    for (int c = 0; c < h->d; c++)
-      out[c] += by * u[c];
-  }
-  memcpy(x, out, (size_t)h->d * sizeof *x);
 }
 
 /* ---- gradients -------------------------------------------------------------------------------*/
@@ -224,9 +117,9 @@ static void fail_trial(const trial *c, int t, const char *what, double x) {
 static double error_of(const history *h, const wide *x, const float *g) {
   double gap = 0, all = 0;
   for (int i = 0; i < h->d; i++) {
-    const double e = (double)size_of(g[h->at + i] - x[i]);
+    const double e = (double)wide_size(g[h->at + i] - x[i]);
     gap = hypot(gap, isfinite(e) ? e : INFINITY);
-    all = hypot(all, (double)size_of(x[i]));
+    all = hypot(all, (double)wide_size(x[i]));
   }
   return all > 0 ? gap / all : gap;
 }
@@ -243,10 +136,11 @@ static double compare(history *h, int parts, const ng_options *o, bool enters, c
     if (enters) push(&h[i], (int)o->window, x);
     for (int k = 0; k < h[i].d && averages; k++)
       x[k] = h[i].v[k] = mu * h[i].v[k] + (1 - mu) * x[k];
+    const window_rows rows = {h[i].G[0], h[i].count, h[i].d, D};
     if (strcmp(o->window_function, "mfac") == 0) {
-      mfac(&h[i], o->damping, o->window, x);
+      window_mfac(&rows, o->damping, o->window, x);
     } else {
-      ggt(&h[i], o->damping, o->window_forget, x);
+      window_ggt(&rows, o->damping, o->window_forget, x);
     }
     worst = fmax(worst, error_of(&h[i], x, g));
   }
@@ -343,7 +237,7 @@ static void property(void **state) {
   rng r = {test_seed()};
   int rescued = 0, steps = 0;
   double silent = 0;
-  if (!WIDE) skip();
+  if (!WIDE_EXACT) skip();
   for (int64_t i = 0; i < test_times(600); i++) {
     const trial c = draw(&r, false, options);
     const outcome o = play(&c, *state, true);

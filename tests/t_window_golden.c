@@ -27,8 +27,8 @@ typedef struct recording {
   ngio_json *json;
   const ngio_value *root;
   int32_t parameters, steps;
-  const char *name[WINDOW_PARTS];
-  int64_t size[WINDOW_PARTS], rows[WINDOW_PARTS], d;
+  window_entry entry[WINDOW_PARTS];
+  int64_t d;
   ng_options o;
   double lr;
 } recording;
@@ -49,11 +49,11 @@ static const float *array_of(const recording *r, const char *format, int step, c
 /* All parameters of a step, one behind the other; false: not recorded of the weights. */
 static bool flat(const recording *r, const char *format, int step, float *out) {
   for (int32_t i = 0; i < r->parameters; i++) {
-    const float *x = array_of(r, format, step, r->name[i]);
-    if (x != NULL) memcpy(out, x, (size_t)r->size[i] * sizeof *out);
-    if (x == NULL && r->rows[i] > 1) return false;
-    if (x == NULL) memset(out, 0, (size_t)r->size[i] * sizeof *out); /* an error that is not kept */
-    out += r->size[i];
+    const window_entry *e = &r->entry[i];
+    const float *x = array_of(r, format, step, e->name);
+    if (x == NULL && e->rows > 1) return false;
+    for (int64_t k = 0; k < e->rows * e->cols; k++)
+      *out++ = x == NULL ? 0 : x[k]; /* an error that is not kept */
   }
   return true;
 }
@@ -97,12 +97,12 @@ static recording open_recording(const char *name) {
   assert_true(r.parameters > 0 && r.parameters <= WINDOW_PARTS && r.steps > 0);
   for (int32_t i = 0; i < r.parameters; i++) {
     const ngio_value *p = ngio_at(list, (size_t)i), *shape = ngio_get(p, "shape");
-    r.name[i] = ngio_text_of(ngio_get(p, "name"));
-    r.size[i] = 1;
+    const int64_t rows = ngio_count(shape) == 1 ? 1 : ngio_integer_of(ngio_at(shape, 0));
+    int64_t size = 1;
     for (size_t k = 0; k < ngio_count(shape); k++)
-      r.size[i] *= ngio_integer_of(ngio_at(shape, k));
-    r.rows[i] = ngio_count(shape) == 1 ? 1 : ngio_integer_of(ngio_at(shape, 0));
-    r.d += r.size[i];
+      size *= ngio_integer_of(ngio_at(shape, k));
+    r.entry[i] = (window_entry){ngio_text_of(ngio_get(p, "name")), rows, size / rows, false};
+    r.d += size;
   }
   assert_true(r.d <= D_MOST);
   configure(&r);
@@ -111,46 +111,30 @@ static recording open_recording(const char *name) {
 
 /* ---- the library -----------------------------------------------------------------------------*/
 
-/* Low rank begins with a matrix that the program drew: here and in the oracle, the recorded one. */
-static void begin_as_recorded(const recording *r, const fixture *f, window_oracle *k) {
+/* Low rank begins with a matrix that the program drew: here, and so in the oracle, the recorded one. */
+static void begin_as_recorded(const recording *r, const fixture *f) {
   float *factors = window_field(f, "factors");
   int64_t floats = 0, at = 0;
   for (int pass = 0; pass < 2; pass++, at = r->o.window * floats) {
     for (int32_t i = 0; i < r->parameters; i++) {
-      const int64_t rows = r->rows[i], cols = r->size[i] / rows, least = rows < cols ? rows : cols;
+      const int64_t rows = r->entry[i].rows, cols = r->entry[i].cols;
+      const int64_t least = rows < cols ? rows : cols;
       const int64_t rank = r->o.window_rank < least ? r->o.window_rank : least;
-      if (pass == 0) floats += rows == 1 ? r->size[i] : rank * (rows + cols);
-      if (pass == 0) continue;
-      if (rows > 1) {
-        const float *q = array_of(r, "init.%s.q", -1, r->name[i]);
-        assert_non_null(q);
-        k->q[i] = scene_room(sizeof(double) * (size_t)(cols * rank));
-        for (int64_t e = 0; e < cols * rank; e++) {
-          k->q[i][e] = (double)q[e];
-          factors[at + rank * rows + e % rank * cols + e / rank] = q[e];
-        }
-      }
-      at += rows == 1 ? r->size[i] : rank * (rows + cols);
+      const float *q = rows > 1 ? array_of(r, "init.%s.q", -1, r->entry[i].name) : NULL;
+      assert_true(rows == 1 || q != NULL);
+      for (int64_t e = 0; e < cols * rank && pass == 1 && rows > 1; e++)
+        factors[at + rank * rows + e % rank * cols + e / rank] = q[e];
+      if (pass == 0) floats += rows == 1 ? cols : rank * (rows + cols);
+      at += rows == 1 ? cols : rank * (rows + cols);
     }
   }
 }
 
-static double off(const float *x, const double *y, int64_t n) {
-  double gap = 0, most = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const double e = fabs((double)x[i] - y[i]);
-    if (!isfinite(e)) return INFINITY;
-    gap = fmax(gap, e);
-    most = fmax(most, fabs(y[i]));
-  }
-  return most > 0 ? gap / most : gap;
-}
-
 static double apart(const float *x, const float *y, int64_t n) {
-  static double wide[D_MOST];
+  static double y64[D_MOST];
   for (int64_t i = 0; i < n; i++)
-    wide[i] = (double)y[i];
-  return off(x, wide, n);
+    y64[i] = (double)y[i];
+  return window_gap(x, y64, n);
 }
 
 typedef struct distances {
@@ -160,40 +144,29 @@ typedef struct distances {
 
 static distances play(const recording *r, const char *linalg) {
   static float g[D_MOST], w[D_MOST], raw[D_MOST], out[D_MOST], e[D_MOST];
-  static double wide[D_MOST], weights[D_MOST], u[D_MOST];
+  static double grad[D_MOST], weights[D_MOST], u[D_MOST];
   const fixture_how how = {.linalg = linalg, .threads = 1};
   const bool lowrank = strcmp(r->o.window_store, "lowrank") == 0;
   distances worst = {0};
   fixture f;
-  window_oracle *k = window_oracle_open(&r->o, r->parameters, r->size, r->rows);
   fixture_ok(&f, fixture_open_options(&f, &r->o, &how));
-  for (int64_t i = 0, at = 0; i < r->parameters; at += r->size[i++]) {
-    const int64_t cols = r->size[i] / r->rows[i];
-    const plane grad[2] = {plane_of(g + at, r->rows[i], cols, NG_F32), {0}};
-    const plane weight[2] = {plane_of(w + at, r->rows[i], cols, NG_F32), {0}};
-    fixture_ok(&f, r->rows[i] > 1 ? fixture_linear(&f, r->name[i], grad, weight)
-                                  : fixture_tensor(&f, r->name[i], &grad[0], &weight[0]));
-  }
+  fixture_ok(&f, window_add(&f, r->entry, r->parameters, g, w));
   assert_true(flat(r, "s%d.%s.before", 0, w));
-  if (r->o.window_mask) {
-    k->mask = scene_room((size_t)r->d * sizeof *k->mask);
-    for (int64_t i = 0; i < r->d; i++)
-      k->mask[i] = w[i] != 0;
-  }
   fixture_ok(&f, ng_ready(f.p));
-  if (lowrank) begin_as_recorded(r, &f, k);
+  if (lowrank) begin_as_recorded(r, &f);
+  window_oracle *k = window_oracle_open(&f, &r->o, r->entry, r->parameters, w);
   for (int step = 0; step < r->steps; step++) {
     assert_true(flat(r, "s%d.%s.before", step, w) && flat(r, "s%d.%s.grad", step, raw) &&
                 flat(r, "s%d.%s.out", step, out));
     for (int64_t i = 0; i < r->d; i++) {
       g[i] = raw[i];
-      wide[i] = (double)raw[i];
+      grad[i] = (double)raw[i];
       weights[i] = (double)w[i];
     }
-    window_oracle_step(k, wide, weights, r->lr, true, u);
+    window_oracle_step(k, grad, weights, r->lr, true, u);
     fixture_ok(&f, ng_step(f.p, r->lr));
-    worst.recorded = fmax(worst.recorded, off(out, u, r->d));
-    worst.ours = fmax(worst.ours, off(g, u, r->d));
+    worst.recorded = fmax(worst.recorded, window_gap(out, u, r->d));
+    worst.ours = fmax(worst.ours, window_gap(g, u, r->d));
     worst.between = fmax(worst.between, apart(g, out, r->d));
     if (!flat(r, "s%d.%s.error", step, e)) continue;
     worst.errors++;

@@ -15,6 +15,7 @@
 #include "model/model.h"
 #include "ranks.h"
 #include "safetensors.h"
+#include "window_oracle.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -46,17 +47,9 @@ static float number(int64_t step, int64_t i) {
 }
 
 static ng_status describe(fixture *f, float *g, float *w) {
-  static const int64_t rows[] = {OUT, 1, LAST}, cols[] = {IN, LONG, OUT};
-  const int64_t at[] = {0, FC1 + OUT, FC1 + OUT + LONG};
-  ng_status st = NG_OK;
-  for (int i = 0; i < 3 && st == NG_OK; i++) {
-    const plane vg[2] = {plane_of(g + at[i], rows[i], cols[i], NG_F32),
-                         i == 0 ? plane_of(g + FC1, 1, OUT, NG_F32) : (plane){0}};
-    const plane vw[2] = {plane_of(w + at[i], rows[i], cols[i], NG_F32),
-                         i == 0 ? plane_of(w + FC1, 1, OUT, NG_F32) : (plane){0}};
-    st = i == 1 ? fixture_tensor(f, "long", &vg[0], &vw[0])
-                : fixture_linear(f, i == 0 ? "fc1" : "fc2", vg, vw);
-  }
+  static const window_entry entry[] = {
+      {"fc1", OUT, IN, true}, {"long", 1, LONG, false}, {"fc2", LAST, OUT, false}};
+  ng_status st = window_add(f, entry, 3, g, w);
   if (st == NG_OK) st = ng_set_group(f->p, 0, NG_BIAS, 3); /* beside "long", and not in order */
   if (st == NG_OK) st = ng_set_group(f->p, 1, NG_WEIGHT, 3);
   return st == NG_OK ? ng_set_group(f->p, 2, NG_WEIGHT, 1) : st;

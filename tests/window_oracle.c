@@ -15,27 +15,119 @@
 #include <string.h>
 
 static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
+static wide *wides(int64_t n) { return scene_room(sizeof(wide) * (size_t)n); }
 
 static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
-window_oracle *window_oracle_open(const ng_options *o, int32_t parameters, const int64_t *size,
-                                  const int64_t *rows) {
-  window_oracle *k = scene_room(sizeof *k);
-  const bool each = strcmp(o->window_scope, "parameter") == 0;
-  k->o = *o;
-  k->parameters = parameters;
-  k->parts = each ? parameters : 1;
-  for (int32_t i = 0; i < parameters; i++) {
-    k->size[i] = size[i];
-    k->rows[i] = rows[i];
-    k->d += size[i];
-    k->part[each ? i + 1 : 1] = k->d;
+/* ---- inside the library ----------------------------------------------------------------------*/
+
+typedef struct wanted {
+  const char *name;
+  void *data;
+} wanted;
+
+static ng_status look(void *arg, ng_field *f) {
+  wanted *w = arg;
+  if (strcmp(f->name, w->name) == 0) w->data = f->data;
+  return NG_OK;
+}
+
+float *window_field(const fixture *f, const char *name) {
+  wanted w = {name, NULL};
+  ng_block *b = f->p->block[0];
+  assert_int_equal(b->family->fields(b, look, &w), NG_OK);
+  assert_non_null(w.data);
+  return w.data;
+}
+
+/* ---- a model and its oracle -------------------------------------------------------------------*/
+
+ng_status window_add(fixture *f, const window_entry *e, int32_t n, float *g, float *w) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < n && st == NG_OK; i++) {
+    const int64_t size = e[i].rows * e[i].cols;
+    plane grad[2] = {plane_of(g, e[i].rows, e[i].cols, NG_F32)};
+    plane weight[2] = {plane_of(w, e[i].rows, e[i].cols, NG_F32)};
+    if (e[i].bias) {
+      grad[1] = plane_of(g + size, 1, e[i].rows, NG_F32);
+      weight[1] = plane_of(w + size, 1, e[i].rows, NG_F32);
+    }
+    st = e[i].rows == 1 && !e[i].bias ? fixture_tensor(f, e[i].name, &grad[0], &weight[0])
+                                      : fixture_linear(f, e[i].name, grad, weight);
+    g += size + (e[i].bias ? e[i].rows : 0);
+    w += size + (e[i].bias ? e[i].rows : 0);
   }
-  k->G = zeros(o->window * k->d);
+  return st;
+}
+
+static void append(window_oracle *k, int64_t size, int64_t rows) {
+  const bool each = is(k->o.window_scope, "parameter");
+  k->size[k->parameters] = size;
+  k->rows[k->parameters++] = rows;
+  k->parts = each ? k->parameters : 1;
+  k->d += size;
+  k->part[k->parts] = k->d;
+}
+
+static void make_room(window_oracle *k) {
+  k->G = wides(k->o.window * k->d);
   k->v = zeros(k->d);
   k->e = zeros(k->d);
   k->s = zeros(k->d);
+}
+
+static int64_t rank_of(const window_oracle *k, int32_t p) {
+  const int64_t rows = k->rows[p], cols = k->size[p] / rows, least = rows < cols ? rows : cols;
+  return k->o.window_rank < least ? k->o.window_rank : least;
+}
+
+/* Floats of a parameter in a place of the low-rank store: P, then Q, or all of a vector. */
+static int64_t place_of(const window_oracle *k, int32_t p) {
+  const int64_t rows = k->rows[p];
+  return rows == 1 ? k->size[p] : rank_of(k, p) * (rows + k->size[p] / rows);
+}
+
+/* The place behind the window is what the first step begins with. */
+static void take_q(window_oracle *k, const fixture *f) {
+  const float *at = window_field(f, "factors");
+  int64_t place = 0;
+  for (int32_t p = 0; p < k->parameters; p++)
+    place += place_of(k, p);
+  at += k->o.window * place;
+  for (int32_t p = 0; p < k->parameters; at += place_of(k, p++)) {
+    const int64_t rank = rank_of(k, p), cols = k->size[p] / k->rows[p];
+    if (k->rows[p] == 1) continue;
+    k->q[p] = zeros(cols * rank);
+    for (int64_t i = 0; i < cols * rank; i++)
+      k->q[p][i % cols * rank + i / cols] = (double)at[rank * k->rows[p] + i];
+  }
+}
+
+window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const window_entry *e,
+                                  int32_t n, const float *w) {
+  window_oracle *k = scene_room(sizeof *k);
+  k->o = *o;
+  for (int32_t i = 0; i < n; i++) {
+    append(k, e[i].rows * e[i].cols, e[i].rows);
+    if (e[i].bias) append(k, e[i].rows, 1);
+  }
+  make_room(k);
+  if (o->window_mask) k->mask = scene_room((size_t)k->d * sizeof *k->mask);
+  for (int64_t i = 0; i < k->d && o->window_mask; i++)
+    k->mask[i] = w[i] != 0;
+  if (is(o->window_store, "lowrank")) take_q(k, f);
   return k;
+}
+
+double window_gap(const float *got, const double *want, int64_t n) {
+  double gap = 0, most = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double e = fabs((double)got[i] - want[i]);
+    if (!isfinite(e)) return INFINITY;
+    gap = fmax(gap, e);
+    most = fmax(most, fabs(want[i]));
+  }
+  return most > 0 ? gap / most : gap;
 }
 
 void window_oracle_close(window_oracle **at) {
@@ -99,9 +191,7 @@ static void send_topk(window_oracle *k, double *a) {
 
 /* P of a Q by Gram and Schmidt, Q = a' P, what is sent P Q'. */
 static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
-  const int64_t r = k->rows[p], c = k->size[p] / r;
-  int64_t rank = k->o.window_rank < r ? k->o.window_rank : r;
-  if (rank > c) rank = c;
+  const int64_t r = k->rows[p], c = k->size[p] / r, rank = rank_of(k, p);
   if (r == 1 || is_out(k, from)) return;
   double *P = zeros(r * rank), *Q = k->q[p], *x = a + from;
   for (int64_t j = 0; j < rank; j++) {
@@ -149,94 +239,133 @@ static void send(window_oracle *k, double by, double *a) {
 static void push(window_oracle *k, const double *x) {
   const int64_t m = k->o.window;
   if (k->count == m) {
-    memmove(k->G, k->G + k->d, sizeof(double) * (size_t)((m - 1) * k->d));
+    memmove(k->G, k->G + k->d, sizeof *k->G * (size_t)((m - 1) * k->d));
     k->count--;
   }
-  memcpy(k->G + k->count * k->d, x, sizeof(double) * (size_t)k->d);
+  for (int64_t i = 0; i < k->d; i++)
+    k->G[k->count * k->d + i] = x[i];
   k->count++;
 }
 
 /* ---- functions -------------------------------------------------------------------------------*/
 
-/* The same for many unknowns, by the published recursion (M-FAC's static algorithm):
- * F_i^-1 = F_{i-1}^-1 - V_i V_i' / q_i, V_i = F_{i-1}^-1 g_i, q_i = M + g_i'V_i, F_0 = lambda I. */
-static void recursion(const window_oracle *k, int64_t from, int64_t n, double M, double *x) {
-  double *V = zeros((k->count + 1) * n), *q = zeros(k->count + 1);
-  for (int64_t i = 0; i <= k->count; i++) { /* the last is x itself */
-    const double *g = i < k->count ? k->G + i * k->d + from : x;
-    double *v = V + i * n;
+static wide root(wide x) {
+  wide y = (wide)sqrt((double)x);
+  for (int i = 0; i < 3 && y > 0; i++)
+    y = (y + x / y) / 2;
+  return y;
+}
+
+static wide dot(const wide *x, const wide *y, int64_t n) {
+  wide sum = 0;
+  for (int64_t i = 0; i < n; i++)
+    sum += x[i] * y[i];
+  return sum;
+}
+
+wide wide_size(wide x) { return x < 0 ? -x : x; }
+
+void window_mfac(const window_rows *r, wide lambda, wide M, wide *x) {
+  const int64_t n = r->n;
+  wide *V = wides((r->count + 1) * n), *q = wides(r->count + 1);
+  for (int64_t i = 0; i <= r->count; i++) { /* the last is x itself */
+    const wide *g = i < r->count ? r->G + i * r->stride : x;
+    wide *v = V + i * n;
     for (int64_t c = 0; c < n; c++)
-      v[c] = g[c] / k->o.damping;
+      v[c] = g[c] / lambda;
     for (int64_t j = 0; j < i; j++) {
-      double along = 0;
+      const wide by = dot(V + j * n, g, n) / q[j];
       for (int64_t c = 0; c < n; c++)
-        along += V[j * n + c] * g[c];
-      for (int64_t c = 0; c < n; c++)
-        v[c] -= along / q[j] * V[j * n + c];
+        v[c] -= by * V[j * n + c];
     }
-    q[i] = M;
-    for (int64_t c = 0; c < n; c++)
-      q[i] += v[c] * g[c];
+    q[i] = M + dot(v, g, n);
   }
-  memcpy(x, V + k->count * n, sizeof *x * (size_t)n);
+  memcpy(x, V + r->count * n, (size_t)n * sizeof *x);
   free(V);
   free(q);
 }
 
-static void mfac(const window_oracle *k, int64_t from, int64_t n, double *x) {
-  const double M = is(k->o.window_divisor, "filled") ? (double)k->count : (double)k->o.window;
-  if (n > 100) {
-    recursion(k, from, n, M, x);
-    return;
-  }
-  double *F = zeros(n * n);
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j < n; j++) {
-      double sum = 0;
-      for (int64_t r = 0; r < k->count; r++)
-        sum += k->G[r * k->d + from + i] * k->G[r * k->d + from + j];
-      F[i * n + j] = (i == j ? k->o.damping : 0) + (k->count > 0 ? sum / M : 0);
+/* Jacobi rotations: A <- V'A V, diagonal. */
+static void diagonalise(int64_t n, wide *A, wide *V) {
+  for (int sweep = 0, turned = 1; sweep < 60 && turned > 0; sweep++) {
+    turned = 0;
+    for (int64_t pq = 0; pq < n * n; pq++) {
+      const int64_t p = pq / n, q = pq % n;
+      const wide pp = A[p * n + p], qq = A[q * n + q], off = A[pq];
+      if (q <= p || wide_size(off) <= (wide)1e-33 * root(wide_size(pp)) * root(wide_size(qq)))
+        continue;
+      const wide t0 = (qq - pp) / (2 * off);
+      const wide t = (t0 < 0 ? -1 : 1) / (wide_size(t0) + root(1 + t0 * t0));
+      const wide c = 1 / root(1 + t * t), s = t * c;
+      for (int64_t k = 0; k < n; k++) {
+        const wide a = A[k * n + p], b = A[k * n + q];
+        A[k * n + p] = c * a - s * b;
+        A[k * n + q] = s * a + c * b;
+      }
+      for (int64_t k = 0; k < n; k++) {
+        const wide a = A[p * n + k], b = A[q * n + k], v = V[k * n + p], w = V[k * n + q];
+        A[p * n + k] = c * a - s * b;
+        A[q * n + k] = s * a + c * b;
+        V[k * n + p] = c * v - s * w;
+        V[k * n + q] = s * v + c * w;
+      }
+      A[p * n + q] = A[q * n + p] = 0;
+      turned++;
     }
   }
-  oracle_solve(n, F, 1, x);
-  free(F);
 }
 
-static void ggt(const window_oracle *k, int64_t from, int64_t n, double *x) {
-  const int64_t r = k->count;
-  const double eps = k->o.damping;
-  double *M = zeros(r * r), *V = zeros(r * r), *d = zeros(r), *u = zeros(n), *out = zeros(n);
-  const double *G = k->G + from;
-  for (int64_t i = 0; i < r; i++) {
-    for (int64_t j = 0; j < r; j++) {
-      const double age = pow(k->o.window_forget, (double)(r - 1 - i)) *
-                         pow(k->o.window_forget, (double)(r - 1 - j));
-      for (int64_t c = 0; c < n; c++)
-        M[i * r + j] += age * G[i * k->d + c] * G[j * k->d + c];
-      M[i * r + j] += i == j ? 1e-6 : 0;
-    }
+void window_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
+  const int64_t m = r->count, n = r->n;
+  wide *A = wides(m * m), *V = wides(m * m), *age = wides(m), *u = wides(n), *out = wides(n);
+  for (int64_t i = m - 1; i >= 0; i--)
+    age[i] = i == m - 1 ? 1 : age[i + 1] * forget;
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < m; j++)
+      A[i * m + j] = age[i] * age[j] * dot(r->G + i * r->stride, r->G + j * r->stride, n);
+    A[i * m + i] += (wide)1e-6;
+    V[i * m + i] = 1;
   }
-  oracle_eigen(r, M, d, V);
+  diagonalise(m, A, V);
   for (int64_t c = 0; c < n; c++)
     out[c] = x[c] / eps;
-  for (int64_t q = 0; q < r; q++) {
-    const double sigma = sqrt(d[q]);
-    double along = 0;
+  for (int64_t k = 0; k < m; k++) {
+    const wide sigma = root(A[k * m + k]);
     for (int64_t c = 0; c < n; c++) {
       u[c] = 0;
-      for (int64_t i = 0; i < r; i++)
-        u[c] += G[i * k->d + c] * V[i * r + q] / sigma;
-      along += u[c] * x[c];
+      for (int64_t i = 0; i < m; i++)
+        u[c] += r->G[i * r->stride + c] * V[i * m + k] / sigma;
     }
+    const wide by = dot(u, x, n) * (1 / (sigma + eps) - 1 / eps);
     for (int64_t c = 0; c < n; c++)
-      out[c] += u[c] * (1 / (sigma + eps) - 1 / eps) * along;
+      out[c] += by * u[c];
   }
-  memcpy(x, out, sizeof(double) * (size_t)n);
-  free(M);
+  memcpy(x, out, (size_t)n * sizeof *x);
+  free(A);
   free(V);
-  free(d);
+  free(age);
   free(u);
   free(out);
+}
+
+/* u <- what the window makes of it, in each part. */
+static void precondition(const window_oracle *k, double *u) {
+  const bool filled = is(k->o.window_divisor, "filled");
+  wide *x = wides(k->d);
+  for (int64_t i = 0; i < k->d; i++)
+    x[i] = u[i];
+  for (int32_t p = 0; p < k->parts; p++) {
+    const int64_t from = k->part[p];
+    const window_rows r = {k->G + from, k->count, k->part[p + 1] - from, k->d};
+    if (is(k->o.window_function, "mfac")) {
+      window_mfac(&r, k->o.damping, filled ? k->count : k->o.window, x + from);
+    } else {
+      window_ggt(&r, k->o.damping, k->o.window_forget, x + from);
+    }
+  }
+  for (int64_t i = 0; i < k->d; i++)
+    u[i] = (double)x[i];
+  free(x);
 }
 
 /* x is what enters instead of the gradient; u what leaves of what was sent of it. */
@@ -296,14 +425,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   for (int64_t i = 0; i < k->d && mu > 0 && is(form, "gradient"); i++)
     if (!is_out(k, i)) x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
   memcpy(u, x, sizeof(double) * (size_t)k->d);
-  for (int32_t p = 0; p < k->parts; p++) {
-    const int64_t from = k->part[p], n = k->part[p + 1] - from;
-    if (is(k->o.window_function, "mfac")) {
-      mfac(k, from, n, u + from);
-    } else {
-      ggt(k, from, n, u + from);
-    }
-  }
+  precondition(k, u);
   for (int64_t i = 0; i < k->d; i++) {
     if (is_out(k, i)) continue;
     u[i] += y[i];
@@ -331,22 +453,19 @@ static int64_t flat(const scene *s, int32_t l, int64_t i) {
 }
 
 void window_predict(const scene *s, const ng_options *o, scene_result *out) {
-  int64_t size[WINDOW_PARTS], rows[WINDOW_PARTS], at[SCENE_LAYERS], d = 0;
-  int32_t n = 0;
+  int64_t at[SCENE_LAYERS];
+  window_oracle *k = scene_room(sizeof *k);
+  k->o = *o;
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
     const int64_t q = oracle_rows(&s->layer[l]), all = scene_weights(s, l);
-    at[l] = d;
+    at[l] = k->d;
     if (s->layer[l].frozen) continue;
-    rows[n] = q;
-    size[n++] = s->layer[l].bias ? all - q : all;
-    if (s->layer[l].bias) {
-      rows[n] = 1;
-      size[n++] = q;
-    }
-    d += all;
+    append(k, s->layer[l].bias ? all - q : all, q);
+    if (s->layer[l].bias) append(k, q, 1);
   }
-  window_oracle *k = window_oracle_open(o, n, size, rows);
+  make_room(k);
+  const int64_t d = k->d;
   double *g = zeros(d), *u = zeros(d);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
@@ -370,25 +489,4 @@ void window_predict(const scene *s, const ng_options *o, scene_result *out) {
   free(g);
   free(u);
   window_oracle_close(&k);
-}
-
-/* ---- inside the library ----------------------------------------------------------------------*/
-
-typedef struct wanted {
-  const char *name;
-  void *data;
-} wanted;
-
-static ng_status look(void *arg, ng_field *f) {
-  wanted *w = arg;
-  if (strcmp(f->name, w->name) == 0) w->data = f->data;
-  return NG_OK;
-}
-
-float *window_field(const fixture *f, const char *name) {
-  wanted w = {name, NULL};
-  ng_block *b = f->p->block[0];
-  assert_int_equal(b->family->fields(b, look, &w), NG_OK);
-  assert_non_null(w.data);
-  return w.data;
 }

@@ -1,11 +1,13 @@
 /* window_oracle.h: M-FAC and GGT once more, plainly, in double, to check the library against.
  *
- * Gradients are kept in a list, the newest last; M-FAC is the solution of (lambda I + G'G / M) u = x by
- * elimination, d unknowns; GGT is U (1 / (S + eps) - 1 / eps) U' x + x / eps with U made, d by n, from the
- * eigenvectors of Jacobi's method.  Nothing is shared with the library.
+ * Gradients are kept in a list, the newest last.
+ *   M-FAC  F_i^-1 = F_{i-1}^-1 - V_i V_i' / q_i,  V_i = F_{i-1}^-1 g_i,  q_i = M + g_i'V_i  (the static algorithm)
+ *   GGT    U (1 / (S + eps) - 1 / eps) U' x + x / eps,  U, d by n, from the eigenvectors of Jacobi's method
+ * Nothing is shared with the library.
  *
- * Tolerance.  The library sums in double and rounds the direction once, to f32; the rest is the condition of
- * what it solves in double, at most |G|^2 / (lambda M) = 1e10 here, times 1e-16. */
+ * Tolerance.  Both are evaluated in 113 bits where the compiler has them, else in long double.  The library sums in
+ * double and rounds the direction once, to f32; the rest is the condition of what it solves in double, at most
+ * |G|^2 / (lambda M) = 1e10 where no test says otherwise, times 1e-16. */
 #ifndef TESTS_WINDOW_ORACLE_H
 #define TESTS_WINDOW_ORACLE_H
 
@@ -13,7 +15,30 @@
 #include "oracle.h"
 #include "scene.h"
 
+#include <float.h>
+
+#if LDBL_MANT_DIG >= 113
+typedef long double wide;
+#define WIDE_EXACT 1
+#elif defined(__SIZEOF_FLOAT128__)
+__extension__ typedef __float128 wide;
+#define WIDE_EXACT 1
+#else
+typedef long double wide;
+#define WIDE_EXACT 0
+#endif
+
 enum { WINDOW_PARTS = 16 };
+
+/* Rows of n numbers, `stride` apart, the oldest first. */
+typedef struct window_rows {
+  const wide *G;
+  int64_t count, n, stride;
+} window_rows;
+
+wide wide_size(wide x); /* |x| */
+void window_mfac(const window_rows *r, wide lambda, wide M, wide *x);
+void window_ggt(const window_rows *r, wide eps, wide forget, wide *x);
 
 typedef struct window_oracle {
   ng_options o;
@@ -23,7 +48,7 @@ typedef struct window_oracle {
   int64_t rows[WINDOW_PARTS]; /* of the parameters, in flat order, parts or not: rows of each ... */
   int64_t size[WINDOW_PARTS]; /* ... and elements */
   int32_t parameters;
-  double *G; /* [m, d] */
+  wide *G;   /* [m, d] */
   double lr; /* with which the newest one entered */
   double *v; /* [d] momentum */
   double *e; /* [d] error feedback */
@@ -35,10 +60,21 @@ typedef struct window_oracle {
   const bool *out;
 } window_oracle;
 
-/* Parameters of `size` numbers in so many rows each. */
-window_oracle *window_oracle_open(const ng_options *o, int32_t parameters, const int64_t *size,
-                                  const int64_t *rows);
+/* A layer, with its bias behind it, or, of one row and no bias, a tensor. */
+typedef struct window_entry {
+  const char *name;
+  int64_t rows, cols;
+  bool bias;
+} window_entry;
+/* A model of these entries, g and w in flat order. */
+ng_status window_add(fixture *f, const window_entry *e, int32_t n, float *g, float *w);
+
+/* Beside a model that is ready: the mask where its weights are 0, the first Q of low rank its own. */
+window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const window_entry *e,
+                                  int32_t n, const float *w);
 void window_oracle_close(window_oracle **k);
+/* The largest difference, relative to the largest number of `want`. */
+double window_gap(const float *got, const double *want, int64_t n);
 /* The direction of gradient g at weights w (NULL: none); `enters`: it goes into the window. */
 void window_oracle_step(window_oracle *k, const double *g, const double *w, double lr, bool enters,
                         double *u);
