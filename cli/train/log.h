@@ -1,13 +1,14 @@
 /* log.h: DIR/log.jsonl, one JSON object per line, each with "schema": 1 and
- *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch),
- *     clip, cosine, angle (degrees) of gradient g and direction u, rotation (90 (1 - cosine), as in EFCP),
- *     stretch (|u| / |g|), over all layers with curvature, null for sgd and adamw without --quantify; ms; with
+ *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, cosine (of gradient g and
+ *     direction u, over all layers with curvature; it and the next three are null for sgd and adamw without
+ *     --quantify), angle (in degrees), rotation (90 times 1 - cosine, as in EFCP), stretch (|u| / |g|), ms (with
  *     --quantify, where u is the vector that lr multiplies, also scaling_min, scaling_25, scaling_50, scaling_75,
- *     scaling_max, scaling_mean of |u_i / (g_i + 1e-8)|
+ *     scaling_max, scaling_mean of |u_i / g_i|)
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss, test_accuracy, seconds, ms
- *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"),
- *     train_loss, test_accuracy, skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms (averaged, average_test_loss, average_test_accuracy with averaged weights;
- *     statistics if adaptive (train_refreshed); ranks if there are several, traffic.h; last "crc32", of config.json and the log before it)
+ *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy, skipped, rescued,
+ *     unobserved, network_bytes, precond_bytes, seconds, ms (with averaged weights: averaged, average_test_loss,
+ *     average_test_accuracy; with adaptive intervals: statistics; with several ranks: ranks, see traffic.h; last: crc32
+ *     of config.json and of the log before this line)
  * ms: milliseconds per step by station since the last line of that event, or since the resumed checkpoint ("end":
  * of the whole run). Doubles have 17 digits and read back exactly; values that are not finite are null. */
 #ifndef LOG_H
