@@ -96,6 +96,24 @@ ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const 
 
 /* ---- observe, step ---------------------------------------------------------------------------*/
 
+ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < n && st == NG_OK; i++) {
+    const int64_t size = e[i].rows * e[i].cols;
+    plane grad[2] = {plane_of(g, e[i].rows, e[i].cols, NG_F32)};
+    plane weight[2] = {plane_of(w, e[i].rows, e[i].cols, NG_F32)};
+    if (e[i].bias) {
+      grad[1] = plane_of(g + size, 1, e[i].rows, NG_F32);
+      weight[1] = plane_of(w + size, 1, e[i].rows, NG_F32);
+    }
+    st = e[i].rows == 1 && !e[i].bias ? fixture_tensor(f, e[i].name, &grad[0], &weight[0])
+                                      : fixture_linear(f, e[i].name, grad, weight);
+    g += size + (e[i].bias ? e[i].rows : 0);
+    w += size + (e[i].bias ? e[i].rows : 0);
+  }
+  return st;
+}
+
 ng_status fixture_begin(fixture *f, int64_t samples) {
   ng_batch b;
   ng_batch_init(&b, sizeof b);

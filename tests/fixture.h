@@ -47,6 +47,15 @@ ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const 
 ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *grad,
                        const plane *weight);
 
+/* A linear layer, or, of one row and no bias, a tensor. */
+typedef struct fixture_entry {
+  const char *name;
+  int64_t rows, cols;
+  bool bias;
+} fixture_entry;
+/* A model of these entries, g and w in flat order, each bias behind its weights. */
+ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w);
+
 /* A micro-batch, its loss a mean; and one in which one layer is shown both its arrays, whatever the
  * first of the two says (the worse status is returned).  NULL is not shown. */
 ng_status fixture_begin(fixture *f, int64_t samples);

@@ -1,13 +1,14 @@
-/* t_quantify.c: quantify = 1 against a plain sort: quartiles, least, largest and mean of |PD / (D + 1e-8)|,
- * for every family, on several ranks, and the numbers of EFCP's own function. */
+/* t_quantify.c: quantify = 1 against a plain sort in double: quartiles, least, largest and mean of |PD / (D + 1e-8)|,
+ * for every family, on several ranks, and the numbers of EFCP's own function.  Where nothing is preconditioned, PD is
+ * what lr multiplies in SGD and AdamW; it may be anything, so quartiles are tried on hard ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "draw.h"
 #include "fixture.h"
-#include "quartiles.h"
 #include "ranks.h"
 
 #include <math.h>
@@ -15,128 +16,252 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { IN = 40, OUT = 30, LAST = 50, TALL = 700, SAMPLES = 8, MOST = 4, STEPS = 3 };
-enum { FC1 = IN * OUT, FC2 = OUT * LAST, LONG = LAST * TALL, D = FC1 + OUT + FC2 + LONG };
+/* ---- a sort ----------------------------------------------------------------------------------*/
+
+/* Numbers of nine magnitudes, some of them 0. */
+static float uneven(int64_t at, int64_t i) {
+  rng r = {(uint64_t)at * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
+  const float x = (float)rng_value(&r);
+  return i % 97 == 5 ? 0.0f : x * powf(10.0f, (float)(i % 9) - 4.0f);
+}
+
+static void near(const char *name, const char *what, double got, double expected, double allowed) {
+  if (!(fabs(got - expected) <= allowed))
+    fail_msg("%s: %s is %.17g instead of %.17g", name, what, got, expected);
+}
+
+static int by_size(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double midpoint(const double *sorted, int64_t n, double q) {
+  const double at = (double)(n - 1) * q;
+  return (sorted[(int64_t)floor(at)] + sorted[(int64_t)ceil(at)]) / 2.0;
+}
+
+/* Quartiles are the mean of the two around (n - 1) q, numpy's "midpoint", each the middle of a bin: 2^-18 of it, or
+ * 2^-114 of what is small.  `bits`: what f32 leaves of any number, relative; `rest`: of one that is near 0; `most`: what
+ * the largest is off, relative. */
+static void quartiles_must_be(const char *name, const ng_report *r, double *x, int64_t n,
+                              double bits, double rest, double most) {
+  static const char *const what[] = {"25 %", "50 %", "75 %"};
+  const double got[] = {r->scaling_25, r->scaling_50, r->scaling_75};
+  qsort(x, (size_t)n, sizeof *x, by_size);
+  assert_int_equal(r->scaled, n);
+  for (int k = 0; k < 3; k++) {
+    const double q = midpoint(x, n, 0.25 * (k + 1));
+    near(name, what[k], got[k], q, (0x1p-18 + bits) * q + 0x1p-114 + rest);
+  }
+  near(name, "max", r->scaling_max, x[n - 1], most * x[n - 1] + rest);
+}
+
+static void all_must_be(const char *name, const ng_report *r, double *x, int64_t n, double bits,
+                        double rest) {
+  double sum = 0.0;
+  quartiles_must_be(name, r, x, n, bits, rest, bits);
+  for (int64_t i = 0; i < n; i++)
+    sum += x[i];
+  near(name, "min", r->scaling_min, x[0], bits * x[0] + rest);
+  near(name, "mean", r->scaling_mean, sum / (double)n, (bits + 1e-12) * sum / (double)n + rest);
+}
+
+/* ---- a life ----------------------------------------------------------------------------------*/
+
+enum { SAMPLES = 8, TALL = 700, D = 37730, STEPS = 4, MOST = 3, PARTS = 3 };
+static const fixture_entry layers[PARTS] = {
+    {"fc1", 30, 40, true}, {"fc2", 50, 30, false}, {"fc3", TALL, 50, false}};
+static const fixture_entry tensors[PARTS] = {
+    {"short", 1, 3500, false}, {"bias", 1, 33, false}, {"long", 1, 34197, false}};
 
 typedef struct life {
-  const char *options;
-  int32_t threads;
-  float g[D], u[D]; /* of the last step, rank 0: D, and nu PD */
+  const char *name, *options;
+  double mu, decay, b1, b2, eps, lr;
+  bool layers, nesterov, decoupled;
+  int32_t threads, misses; /* the first has no gradient in that step, from 1; 0: always one */
+  float g[STEPS][D];
+  float before[D],
+      P[D]; /* of rank 0: the weights before the last step, nu PD of layers behind it */
   float a[SAMPLES * TALL];
   ng_report report[MOST];
   char message[512];
 } life;
 
-static ng_status describe(fixture *f, float *g, float *w) {
-  static const int64_t rows[] = {OUT, LAST, TALL}, cols[] = {IN, OUT, LAST};
-  static const int64_t at[] = {0, FC1 + OUT, FC1 + OUT + FC2};
-  static const char *const name[] = {"fc1", "fc2", "fc3"};
-  ng_status st = NG_OK;
-  for (int i = 0; i < 3 && st == NG_OK; i++) {
-    const plane vg[2] = {plane_of(g + at[i], rows[i], cols[i], NG_F32),
-                         i == 0 ? plane_of(g + FC1, 1, OUT, NG_F32) : (plane){0}};
-    const plane vw[2] = {plane_of(w + at[i], rows[i], cols[i], NG_F32),
-                         i == 0 ? plane_of(w + FC1, 1, OUT, NG_F32) : (plane){0}};
-    st = fixture_linear(f, name[i], vg, vw);
-  }
-  return st == NG_OK ? ng_ready(f->p) : st;
-}
+static bool is_adamw(const life *l) { return strstr(l->options, "update=adamw") != NULL; }
+static float weight(const life *l, int64_t i) { return l->layers ? 0.0f : sinf((float)(i + 1)); }
 
 static ng_status observe(fixture *f, const life *l) {
-  static const int64_t in[] = {IN, OUT, LAST}, out[] = {OUT, LAST, TALL};
   bool wants = false;
-  for (int32_t i = 0; i < 3; i++)
+  for (int32_t i = 0; i < PARTS && l->layers; i++)
     wants = wants || ng_wants(f->p, i) != 0;
   ng_status st = wants ? fixture_begin(f, SAMPLES) : NG_OK;
-  for (int32_t i = 0; i < 3 && wants && st == NG_OK; i++) {
-    const plane a = plane_of((void *)(uintptr_t)l->a, SAMPLES, in[i], NG_F32);
-    const plane g = plane_of((void *)(uintptr_t)l->a, SAMPLES, out[i], NG_F32);
+  for (int32_t i = 0; i < PARTS && wants && st == NG_OK; i++) {
+    const plane a = plane_of((void *)(uintptr_t)l->a, SAMPLES, layers[i].cols, NG_F32);
+    const plane g = plane_of((void *)(uintptr_t)l->a, SAMPLES, layers[i].rows, NG_F32);
     st = fixture_observe(f, i, &a, &g);
   }
   return st;
 }
 
-/* Weights begin at 0 and move by lr 1: what a fused update leaves is -nu PD. */
+static ng_status take_step(fixture *f, const life *l) {
+  if (is_adamw(l)) {
+    ng_adamw how;
+    ng_adamw_init(&how, sizeof how);
+    how.lr = l->lr;
+    how.beta1 = l->b1;
+    how.beta2 = l->b2;
+    how.eps = l->eps;
+    how.weight_decay = l->decay;
+    return ng_step_adamw(f->p, &how, 1);
+  }
+  ng_sgd how = fixture_sgd(l->layers ? 1.0 : l->lr, l->mu);
+  how.weight_decay = l->decay;
+  how.nesterov = l->nesterov;
+  how.decoupled = l->decoupled;
+  return fixture_step(f, &how);
+}
+
+/* Weights of layers begin each step at 0 and move by lr 1: what a fused update leaves is -nu PD. */
 static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
   const fixture_how how = {.threads = l->threads, .transport = t};
   float *g = calloc(2 * D, sizeof *g), *w = g + D;
   fixture f;
   ng_status st = g == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
-  const bool fused = strstr(l->options, "update=sgd") != NULL;
-  if (st == NG_OK) st = describe(&f, g, w);
-  for (int64_t step = 0; step < STEPS && st >= NG_OK; step++) {
-    for (int64_t i = 0; i < D; i++) {
-      g[i] = uneven(step * D + i, i);
-      w[i] = 0.0f;
-    }
-    if (rank == 0) memcpy(l->g, g, sizeof l->g);
-    st = observe(&f, l);
-    const ng_sgd how_far = fixture_sgd(1.0, 0.0);
-    if (st == NG_OK) st = fused ? fixture_step(&f, &how_far) : ng_step(f.p, 1.0);
+  for (int64_t i = 0; i < D && st == NG_OK; i++)
+    w[i] = weight(l, i);
+  if (st == NG_OK) st = fixture_add(&f, l->layers ? layers : tensors, PARTS, g, w);
+  if (st == NG_OK) st = ng_ready(f.p);
+  for (int step = 0; step < STEPS && st == NG_OK; step++) {
+    const plane own = plane_of(g, tensors[0].rows, tensors[0].cols, NG_F32);
+    ng_array grad = plane_array(&own);
+    memcpy(g, l->g[step], D * sizeof *g);
+    if (l->layers) memset(w, 0, D * sizeof *w);
+    if (step + 1 == l->misses) grad.data = NULL;
+    if (l->misses > 0) st = ng_bind_grad(f.p, 0, NG_WEIGHT, &grad);
+    if (rank == 0) memcpy(l->before, w, sizeof l->before);
+    if (st == NG_OK) st = observe(&f, l);
+    if (st == NG_OK) st = take_step(&f, l);
   }
+  const bool fused = strstr(l->options, "update=sgd") != NULL;
   l->report[rank] = (ng_report){.struct_size = sizeof l->report[rank]};
   if (st == NG_OK) st = ng_report_read(f.p, &l->report[rank]);
-  for (int64_t i = 0; i < D && rank == 0; i++) {
-    l->u[i] = fused ? -w[i] : g[i];
-  }
-  if (st != NG_OK && rank == 0) (void)snprintf(l->message, sizeof l->message, "%s", f.message);
+  for (int64_t i = 0; i < D && rank == 0 && g != NULL; i++)
+    l->P[i] = fused ? -w[i] : g[i];
+  if (st != NG_OK && rank == 0 && g != NULL)
+    (void)snprintf(l->message, sizeof l->message, "%s", f.message);
   if (g != NULL) fixture_close(&f);
   free(g);
   return st;
 }
 
-static void live(life *l, int32_t ranks) {
+/* u of element i in the last step.  Weights are those that were there: decay is read of them. */
+static double direction_of(const life *l, int64_t i) {
+  double m = 0.0, v = 0.0, u = 0.0;
+  int64_t updates = 0;
+  for (int step = 0; step < STEPS; step++) {
+    if (i < tensors[0].rows * tensors[0].cols && step + 1 == l->misses) continue;
+    double g = (double)l->g[step][i];
+    updates++;
+    if (is_adamw(l)) {
+      m = l->b1 * m + (1.0 - l->b1) * g;
+      v = l->b2 * v + (1.0 - l->b2) * g * g;
+      u = m / (1.0 - pow(l->b1, (double)updates)) /
+          (sqrt(v / (1.0 - pow(l->b2, (double)updates))) + l->eps);
+      continue;
+    }
+    if (!l->decoupled) g += l->decay * (double)l->before[i]; /* lr = 0: they do not move */
+    m = updates == 1 || l->mu == 0.0 ? g : l->mu * m + g;
+    u = l->nesterov ? g + l->mu * m : m;
+  }
+  return u;
+}
+
+#define NATGRAD "method=natgrad damping=0.1 quantify=1 "
+#define EVA "method=eva damping=0.1 quantify=1 "
+#define MFAC "method=mfac window=4 damping=0.01 quantify=1 "
+#define EFCP "method=efcp window=4 damping=0.01 quantify=1 "
+#define OWNER " update=sgd update_ranks=owner"
+#define SGD "update=sgd quantify=1 clip=none"
+#define ADAMW "update=adamw quantify=1 clip=none"
+static const life lives[] = {
+    {.options = NATGRAD "clip=kl", .layers = true},
+    {.options = NATGRAD "clip=kl grad_worker_fraction=0", .layers = true},
+    {.options = NATGRAD "clip=kl" OWNER, .layers = true},
+    {.options = NATGRAD "solver=product radius=0.5 clip=none", .layers = true},
+    {.options = EVA, .layers = true},
+    {.options = EVA OWNER, .layers = true},
+    {.options = MFAC "clip=norm clip_bound=0.1", .layers = true},
+    {.options = MFAC "statistics=sharded", .layers = true},
+    {.options = MFAC "statistics=sharded" OWNER, .layers = true},
+    {.options = EFCP "window_density=0.01", .layers = true},
+    {.options = EFCP "window_density=0.4 update=sgd", .layers = true},
+    {.name = "sgd", .options = SGD},
+    {.name = "momentum", .options = SGD, .mu = 0.9},
+    {.name = "nesterov", .options = SGD, .mu = 0.9, .nesterov = true},
+    {.name = "decay", .options = SGD, .decay = 0.5, .mu = 0.5},
+    {.name = "decoupled", .options = SGD, .decay = 0.5, .decoupled = true, .lr = 0.1},
+    {"adamw", ADAMW, .b1 = 0.9, .b2 = 0.999, .eps = 1e-8, .lr = 1e-3, .decay = 0.1},
+    {"adamw, lr 0", ADAMW, .b1 = 0.9, .b2 = 0.99, .eps = 1e-3},
+    {"missed", ADAMW " missing=keep", .b1 = 0.9, .b2 = 0.99, .eps = 1e-8, .lr = 1e-3, .misses = 2},
+    {"missed, sgd", SGD " missing=keep", .mu = 0.9, .misses = 1},
+    {.name = "owner", .options = SGD " update_ranks=owner", .mu = 0.9},
+};
+enum { LIVES = sizeof lives / sizeof lives[0] };
+
+static life *live(int which, int32_t ranks, int32_t threads) {
+  life *l = malloc(sizeof *l);
+  assert_non_null(l);
+  *l = lives[which];
+  if (l->layers) l->name = l->options;
+  l->threads = threads;
+  for (int64_t i = 0; i < STEPS * D; i++)
+    l->g[i / D][i % D] = uneven(i, i % D);
   for (int i = 0; i < SAMPLES * TALL; i++)
     l->a[i] = sinf((float)(i + 1));
-  const ng_status st = ranks_run(ranks, rank_life, l, NULL);
-  if (st != NG_OK) fail_msg("%s: %s", l->options, l->message);
+  if (ranks_run(ranks, rank_life, l, NULL) != NG_OK) fail_msg("%s: %s", l->name, l->message);
+  return l;
 }
 
-/* ---- the oracle ------------------------------------------------------------------------------*/
-
-/* PD is told in f32, nu times it once more: 1e-6 has room.  Where
- * PD is D / damping and a term that nearly cancels it, with a damping of 0.1, f32 is off by 2^-24 of 10 D each,
- * and r by twice that. */
+/* Of layers PD is told in f32, nu times it once more: 1e-6 has room.  Where it is D / damping and a term that nearly
+ * cancels it, with a damping of 0.1, f32 is off by 2^-24 of 10 D each, and r by twice that.  Of updates moments are f32,
+ * and four of them may nearly cancel: 1e-5 of the largest r, where u is 1e-3 of its terms. */
 static void must_be_sorted(const life *l, const ng_report *r) {
   static double x[D];
-  for (int64_t i = 0; i < D; i++)
-    x[i] = fabs((double)l->u[i] / r->clip / ((double)l->g[i] + 1e-8));
-  quartiles_must_be(l->options, r, x, D, 1e-6, 10 * 0x1p-23);
+  double sum[3] = {0};
+  for (int64_t i = 0; i < D; i++) {
+    const double g = (double)l->g[STEPS - 1][i];
+    const double u = l->layers ? (double)l->P[i] / r->clip : direction_of(l, i);
+    x[i] = fabs(u / (g + 1e-8));
+    sum[0] += u * g;
+    sum[1] += g * g;
+    sum[2] += u * u;
+  }
+  if (l->layers) {
+    all_must_be(l->name, r, x, D, 1e-6, 10 * 0x1p-23);
+    return;
+  }
+  near(l->name, "d2", r->d2, sum[1], 1e-12 * sum[1]);
+  near(l->name, "pd2", r->pd2, sum[2], 1e-6 * sum[2]);
+  near(l->name, "inner", r->inner, sum[0], 1e-6 * sqrt(sum[1] * sum[2]));
+  quartiles_must_be(l->name, r, x, D, 1e-6, 0.0, 1e-5);
+  if (l->mu == 0.0 && l->decay == 0.0 && !is_adamw(l)) assert_true(r->inner == r->d2);
 }
-
-#define OWNER " update=sgd update_ranks=owner"
-static const char *const each[] = {
-    "method=natgrad damping=0.1 clip=kl quantify=1",
-    "method=natgrad damping=0.1 clip=kl quantify=1 grad_worker_fraction=0",
-    "method=natgrad damping=0.1 clip=kl quantify=1" OWNER,
-    "method=natgrad solver=product damping=0.1 radius=0.5 clip=none quantify=1",
-    "method=eva damping=0.1 quantify=1",
-    "method=eva damping=0.1 quantify=1" OWNER,
-    "method=mfac window=4 damping=0.01 clip=norm clip_bound=0.1 quantify=1",
-    "method=mfac window=4 damping=0.01 quantify=1 statistics=sharded",
-    "method=mfac window=4 damping=0.01 quantify=1 statistics=sharded" OWNER,
-    "method=efcp window=4 damping=0.01 window_density=0.01 quantify=1",
-    "method=efcp window=4 damping=0.01 window_density=0.4 quantify=1 update=sgd"};
 
 static void quartiles_are_those_of_a_sort(void **state) {
   (void)state;
-  for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
-    for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
-      life *l = calloc(2, sizeof *l), *threads = l + 1;
-      assert_non_null(l);
-      l->options = threads->options = each[i];
-      l->threads = 1;
-      threads->threads = 3;
-      live(l, ranks);
-      must_be_sorted(l, &l->report[0]);
-      for (int32_t r = 1; r < ranks; r++)
-        assert_memory_equal(&l->report[r].scaled, &l->report[0].scaled, 7 * sizeof(double));
-      if (ranks == 1) live(threads, 1);
-      if (ranks == 1)
-        assert_memory_equal(&threads->report[0].scaled, &l->report[0].scaled, 7 * sizeof(double));
-      free(l);
-    }
+  for (int k = 0; k < LIVES; k++) {
+    life *one = live(k, 1, 1), *threads = live(k, 1, 3), *all = live(k, MOST, 1);
+    const ng_report *r = &one->report[0], *t = &threads->report[0];
+    must_be_sorted(one, r);
+    must_be_sorted(all, &all->report[0]);
+    for (int32_t q = 1; q < MOST; q++)
+      assert_memory_equal(&all->report[q].scaled, &all->report[0].scaled, 7 * sizeof(double));
+    assert_memory_equal(&t->scaled, &r->scaled, 7 * sizeof(double));
+    assert_true(one->layers || (t->inner == r->inner && t->d2 == r->d2 && t->pd2 == r->pd2));
+    free(one);
+    free(threads);
+    free(all);
   }
 }
 
@@ -193,10 +318,107 @@ static void published_numbers(void **state) {
   fixture_close(&f);
 }
 
+/* ---- hard distributions ----------------------------------------------------------------------*/
+
+/* SGD with decay 1 and lr 0: u = g + w, so with g = 0 r is |w| / 1e-8, whatever w is. */
+static void measure(float *w, int64_t n, ng_report *r) {
+  float *g = calloc((size_t)n, sizeof *g);
+  assert_non_null(g);
+  fixture f;
+  ng_sgd how = fixture_sgd(0.0, 0.0);
+  const plane vg = plane_of(g, 1, n, NG_F32), vw = plane_of(w, 1, n, NG_F32);
+  fixture_ok(&f, fixture_open(&f, "update=sgd quantify=1 clip=none", NULL));
+  fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
+  fixture_ok(&f, ng_ready(f.p));
+  how.weight_decay = 1.0;
+  fixture_ok(&f, ng_step_sgd(f.p, &how, 1));
+  *r = (ng_report){.struct_size = sizeof *r};
+  fixture_ok(&f, ng_report_read(f.p, r));
+  fixture_close(&f);
+  free(g);
+}
+
+typedef enum shape { EQUAL, ZEROS, HALF_ZEROS, TIES, HEAVY, SMALL, CLOSE, TWO_ENDS, SHAPES } shape;
+
+static float drawn(shape s, int64_t i, int64_t n, rng *r) {
+  const float u = (float)rng_value(r), sign = u < 0.0f ? -1.0f : 1.0f;
+  switch (s) {
+  case EQUAL:
+    return 0.3f;
+  case ZEROS:
+    return 0.0f;
+  case HALF_ZEROS:
+    return i % 2 == 0 ? 0.0f : u;
+  case TIES:
+    return sign * (float)(1 + (int64_t)(fabsf(u) * 3.0f));
+  case HEAVY:
+    return sign * powf(10.0f, 38.0f * fabsf(fmodf(u * 7.0f, 1.0f)) - 0.5f);
+  case SMALL:
+    return sign * powf(10.0f, -44.0f + 10.0f * fabsf(fmodf(u * 7.0f, 1.0f)));
+  case CLOSE:
+    return 1.0f + (float)i * 0x1p-23f; /* all in few bins of the first pass */
+  default:
+    return i < n / 4 + 1 ? 1e-30f : 3e38f;
+  }
+}
+
+static void hard_ones_are_sorted(void **state) {
+  (void)state;
+  static const char *const name[SHAPES] = {"equal",       "zeros", "half zeros", "ties",
+                                           "heavy tails", "small", "close",      "two ends"};
+  static const int64_t count[] = {1, 2, 3, 4, 5, 6, 7, 9, 1000, 40001};
+  rng draw = {test_seed()};
+  for (shape s = 0; s < SHAPES; s++) {
+    for (size_t k = 0; k < sizeof count / sizeof count[0]; k++) {
+      const int64_t n = count[k];
+      float *w = malloc((size_t)n * sizeof *w);
+      double *x = malloc((size_t)n * sizeof *x);
+      char what[64];
+      ng_report r;
+      assert_true(w != NULL && x != NULL);
+      for (int64_t i = 0; i < n; i++) {
+        w[i] = drawn(s, i, n, &draw);
+        x[i] = fabs((double)w[i] / 1e-8);
+      }
+      measure(w, n, &r);
+      (void)snprintf(what, sizeof what, "%s, %lld", name[s], (long long)n);
+      all_must_be(what, &r, x, n, 0x1p-50, 0.0);
+      if (s == EQUAL || s == ZEROS) assert_true(r.scaling_25 == x[0] && r.scaling_75 == x[0]);
+      if (s == HALF_ZEROS && n > 5) assert_true(r.scaling_25 == 0.0);
+      free(w);
+      free(x);
+    }
+  }
+}
+
+/* Where something is preconditioned, what is not is not counted; without being asked, nothing is. */
+static void only_without_blocks(void **state) {
+  (void)state;
+  for (int k = 0; k < 2; k++) {
+    fixture f;
+    float g[3] = {1, 2, 3}, w[3] = {0};
+    ng_report r;
+    const plane vg = plane_of(g, 1, 3, NG_F32), vw = plane_of(w, 1, 3, NG_F32);
+    fixture_ok(&f,
+               fixture_open(&f, k == 0 ? "update=sgd clip=none" : "update=sgd clip=none quantify=1",
+                            NULL));
+    fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
+    fixture_ok(&f, ng_ready(f.p));
+    const ng_sgd how = fixture_sgd(1.0, 0.0);
+    fixture_ok(&f, fixture_step(&f, &how));
+    r = (ng_report){.struct_size = sizeof r};
+    fixture_ok(&f, ng_report_read(f.p, &r));
+    assert_true(r.scaled == 3 * k && r.d2 == 14.0 * k && r.pd2 == 14.0 * k && r.inner == 14.0 * k);
+    fixture_close(&f);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(quartiles_are_those_of_a_sort),
       cmocka_unit_test(published_numbers),
+      cmocka_unit_test(hard_ones_are_sorted),
+      cmocka_unit_test(only_without_blocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

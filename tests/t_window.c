@@ -34,7 +34,7 @@ typedef struct trial {
 
 typedef struct model {
   fixture f;
-  window_entry entry[ENTRIES];
+  fixture_entry entry[ENTRIES];
   int64_t d;
   float g[D_MOST], w[D_MOST];
 } model;
@@ -42,13 +42,13 @@ typedef struct model {
 static void open_model(model *k, const trial *c, const char *linalg) {
   const fixture_how how = {.linalg = linalg, .threads = 1};
   char line[700];
-  k->entry[0] = (window_entry){"fc", c->out, c->in, true};
-  k->entry[1] = (window_entry){"scale", 1, c->count, false};
+  k->entry[0] = (fixture_entry){"fc", c->out, c->in, true};
+  k->entry[1] = (fixture_entry){"scale", 1, c->count, false};
   k->d = c->in * c->out + c->out + c->count;
   assert_true(k->d <= D_MOST);
   (void)snprintf(line, sizeof line, c->by_layer ? "clip=none per_layer='*: %s'" : "%s", c->options);
   fixture_ok(&k->f, fixture_open(&k->f, line, &how));
-  fixture_ok(&k->f, window_add(&k->f, k->entry, ENTRIES, k->g, k->w));
+  fixture_ok(&k->f, fixture_add(&k->f, k->entry, ENTRIES, k->g, k->w));
 }
 
 static void next_gradient(rng *r, const trial *c, const double *common, int64_t t, model *k) {

@@ -27,7 +27,7 @@ typedef struct recording {
   ngio_json *json;
   const ngio_value *root;
   int32_t parameters, steps;
-  window_entry entry[WINDOW_PARTS];
+  fixture_entry entry[WINDOW_PARTS];
   int64_t d;
   ng_options o;
   double lr;
@@ -49,7 +49,7 @@ static const float *array_of(const recording *r, const char *format, int step, c
 /* All parameters of a step, one behind the other; false: not recorded of the weights. */
 static bool flat(const recording *r, const char *format, int step, float *out) {
   for (int32_t i = 0; i < r->parameters; i++) {
-    const window_entry *e = &r->entry[i];
+    const fixture_entry *e = &r->entry[i];
     const float *x = array_of(r, format, step, e->name);
     if (x == NULL && e->rows > 1) return false;
     for (int64_t k = 0; k < e->rows * e->cols; k++)
@@ -101,7 +101,7 @@ static recording open_recording(const char *name) {
     int64_t size = 1;
     for (size_t k = 0; k < ngio_count(shape); k++)
       size *= ngio_integer_of(ngio_at(shape, k));
-    r.entry[i] = (window_entry){ngio_text_of(ngio_get(p, "name")), rows, size / rows, false};
+    r.entry[i] = (fixture_entry){ngio_text_of(ngio_get(p, "name")), rows, size / rows, false};
     r.d += size;
   }
   assert_true(r.d <= D_MOST);
@@ -150,7 +150,7 @@ static distances play(const recording *r, const char *linalg) {
   distances worst = {0};
   fixture f;
   fixture_ok(&f, fixture_open_options(&f, &r->o, &how));
-  fixture_ok(&f, window_add(&f, r->entry, r->parameters, g, w));
+  fixture_ok(&f, fixture_add(&f, r->entry, r->parameters, g, w));
   assert_true(flat(r, "s%d.%s.before", 0, w));
   fixture_ok(&f, ng_ready(f.p));
   if (lowrank) begin_as_recorded(r, &f);

@@ -23,7 +23,7 @@
 
 enum { IN = 7, OUT = 6, VECTOR = 9, LAST = 5, STEPS = 9, ENTRIES = 3, MOST = 3, AT = 4 };
 enum { FC = IN * OUT, D = FC + OUT + VECTOR + LAST * OUT };
-static const window_entry entries[] = {
+static const fixture_entry entries[] = {
     {"fc", OUT, IN, true}, {"scale", 1, VECTOR, false}, {"last", LAST, OUT, false}};
 static const int64_t begin[ENTRIES + 1] = {0, FC + OUT, FC + OUT + VECTOR, D};
 
@@ -51,7 +51,7 @@ static void fill(int64_t step, float *g) {
 }
 
 static ng_status describe(fixture *f, float *g, float *w) {
-  const ng_status st = window_add(f, entries, ENTRIES, g, w);
+  const ng_status st = fixture_add(f, entries, ENTRIES, g, w);
   return st == NG_OK ? ng_ready(f->p) : st;
 }
 

@@ -47,9 +47,9 @@ static float number(int64_t step, int64_t i) {
 }
 
 static ng_status describe(fixture *f, float *g, float *w) {
-  static const window_entry entry[] = {
+  static const fixture_entry entry[] = {
       {"fc1", OUT, IN, true}, {"long", 1, LONG, false}, {"fc2", LAST, OUT, false}};
-  ng_status st = window_add(f, entry, 3, g, w);
+  ng_status st = fixture_add(f, entry, 3, g, w);
   if (st == NG_OK) st = ng_set_group(f->p, 0, NG_BIAS, 3); /* beside "long", and not in order */
   if (st == NG_OK) st = ng_set_group(f->p, 1, NG_WEIGHT, 3);
   return st == NG_OK ? ng_set_group(f->p, 2, NG_WEIGHT, 1) : st;

@@ -94,7 +94,6 @@ set(natgrad_unit_tests
     t_properties_life
     t_published
     t_quantify
-    t_quantify_updates
     t_queue
     t_rankone
     t_reports
@@ -121,15 +120,12 @@ set(natgrad_unit_tests
     t_unobserved
     t_vector
     t_window
-   
     t_window_digits
-   
     t_window_golden
     t_window_idle
     t_window_kernels
     t_window_layers
     t_window_out
-   
     t_window_ranks
     t_window_state
     t_window_stores
@@ -179,7 +175,6 @@ natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
 natgrad_share(late t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
 natgrad_share(misuse t_describe t_engine)
-natgrad_share(quartiles t_quantify t_quantify_updates)
 natgrad_share(toys t_family t_groups t_left_out)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
 set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave t_mpi_free)

@@ -42,24 +42,6 @@ float *window_field(const fixture *f, const char *name) {
 
 /* ---- a model and its oracle -------------------------------------------------------------------*/
 
-ng_status window_add(fixture *f, const window_entry *e, int32_t n, float *g, float *w) {
-  ng_status st = NG_OK;
-  for (int32_t i = 0; i < n && st == NG_OK; i++) {
-    const int64_t size = e[i].rows * e[i].cols;
-    plane grad[2] = {plane_of(g, e[i].rows, e[i].cols, NG_F32)};
-    plane weight[2] = {plane_of(w, e[i].rows, e[i].cols, NG_F32)};
-    if (e[i].bias) {
-      grad[1] = plane_of(g + size, 1, e[i].rows, NG_F32);
-      weight[1] = plane_of(w + size, 1, e[i].rows, NG_F32);
-    }
-    st = e[i].rows == 1 && !e[i].bias ? fixture_tensor(f, e[i].name, &grad[0], &weight[0])
-                                      : fixture_linear(f, e[i].name, grad, weight);
-    g += size + (e[i].bias ? e[i].rows : 0);
-    w += size + (e[i].bias ? e[i].rows : 0);
-  }
-  return st;
-}
-
 static void append(window_oracle *k, int64_t size, int64_t rows) {
   const bool each = is(k->o.window_scope, "parameter");
   k->size[k->parameters] = size;
@@ -103,7 +85,7 @@ static void take_q(window_oracle *k, const fixture *f) {
   }
 }
 
-window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const window_entry *e,
+window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const fixture_entry *e,
                                   int32_t n, const float *w) {
   window_oracle *k = scene_room(sizeof *k);
   k->o = *o;

@@ -60,17 +60,8 @@ typedef struct window_oracle {
   const bool *out;
 } window_oracle;
 
-/* A layer, with its bias behind it, or, of one row and no bias, a tensor. */
-typedef struct window_entry {
-  const char *name;
-  int64_t rows, cols;
-  bool bias;
-} window_entry;
-/* A model of these entries, g and w in flat order. */
-ng_status window_add(fixture *f, const window_entry *e, int32_t n, float *g, float *w);
-
 /* Beside a model that is ready: the mask where its weights are 0, the first Q of low rank its own. */
-window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const window_entry *e,
+window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const fixture_entry *e,
                                   int32_t n, const float *w);
 void window_oracle_close(window_oracle **k);
 /* The largest difference, relative to the largest number of `want`. */
