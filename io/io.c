@@ -1,8 +1,7 @@
-/* io.c: bytes of a file or of memory, one-line messages, payload memory.
+/* io.c: read bytes of a file or of memory; one-line messages; payload memory.
  *
- * In: a path or a buffer.  Out: exactly the requested bytes; a short read is an error.  Files are read, not mapped: a mapped file that somebody cuts short raises a
- * signal in the middle of the caller's program.
- */
+ * In: a path or a buffer.  Out: exactly the requested bytes; a short read is an error.  Files are read, not
+ * mapped: if another process truncates a mapped file, the caller's program gets a signal. */
 #include "io.h"
 
 #include <errno.h>
@@ -33,7 +32,7 @@ const char *ngio_dtype_name(ngio_dtype t) { return known(t) ? dtype[t].name : NU
 int64_t ngio_bytes_of(ngio_dtype t, const int64_t *shape, int32_t ndim) {
   int64_t bytes = ngio_dtype_size(t);
   if (bytes == 0) return -1;
-  /* A zero makes the product 0 wherever it stands, but the other numbers must still be sane. */
+  /* If an extent is 0, the product is 0, but the other extents must be valid, too. */
   int64_t zero = 0;
   for (int32_t i = 0; i < ndim; i++) {
     if (shape[i] < 0) return -1;
@@ -110,7 +109,7 @@ ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, si
   s->label = path ? path : "(no path)";
   s->fd = -1;
   if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
-  /* Not blocking: somebody may hand us a pipe, and opening one waits for its writer. */
+  /* O_NONBLOCK: opening a pipe would wait for its writer. */
   int fd;
   do {
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -143,7 +142,7 @@ void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void 
   s->user = user;
 }
 
-/* Somebody else's function: it may give less than was asked for, and say anything. */
+/* The caller's function may return fewer bytes than requested, or an invalid number. */
 static ngio_status take_from(ngio_source *s, char *to, int64_t n, char *message, size_t size) {
   while (n > 0) {
     const int64_t got = s->read(s->user, to, n);
@@ -153,8 +152,8 @@ static ngio_status take_from(ngio_source *s, char *to, int64_t n, char *message,
     if (got == 0) return ngio_say(message, size, NGIO_ERR_FILE, "%s: ends too early", s->label);
     if (got > n)
       return ngio_say(message, size, NGIO_ERR_FILE,
-                      "%s: the reader says that it gave %lld bytes, %lld were asked for", s->label,
-                      (long long)got, (long long)n);
+                      "%s: the reader returned %lld, expected at most the %lld requested bytes",
+                      s->label, (long long)got, (long long)n);
     to += got;
     s->at += got;
     n -= got;
@@ -170,8 +169,8 @@ ngio_status ngio_source_end(ngio_source *s, char *message, size_t size) {
   if (got < 0)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: the reader failed (%lld)", s->label,
                     (long long)got);
-  return ngio_say(message, size, NGIO_ERR_FILE, "%s: goes on after the last of its %lld bytes",
-                  s->label, (long long)s->at);
+  return ngio_say(message, size, NGIO_ERR_FILE, "%s: has data after its last byte, %lld", s->label,
+                  (long long)s->at);
 }
 
 static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int64_t n,
@@ -182,7 +181,7 @@ static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ngio_say(message, size, NGIO_ERR_FILE, "%s: %s", s->label, strerror(errno));
     if (got == 0)
-      return ngio_say(message, size, NGIO_ERR_FILE, "%s: got shorter while being read", s->label);
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: was truncated while being read", s->label);
     to += got;
     offset += got;
     n -= got;
@@ -190,7 +189,7 @@ static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int
   return NGIO_OK;
 }
 
-/* A piece for each of the owner's threads, at addresses where memory is made in large pages. */
+/* One piece for each thread of the owner, aligned to large pages. */
 enum { LANES = 16, LARGE = 1 << 21 };
 
 typedef struct lanes {
@@ -228,7 +227,8 @@ ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n
                              size_t size) {
   if (s->read != NULL) {
     if (offset == s->at) return take_from(s, to, n, message, size);
-    return ngio_say(message, size, NGIO_ERR_ARG, "%s: a stream is read in order", s->label);
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: a stream can only be read in order",
+                    s->label);
   }
   if (offset < 0 || n < 0 || offset > s->size || n > s->size - offset)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: ends too early", s->label);

@@ -1,12 +1,9 @@
-/* io.h: what the file readers and writers share.
+/* io.h: shared by the readers and writers of files.
  *
- * io/ is a small static library.  It knows neither the engine nor the command line, and both use
- * it: the engine for its state, the command line for recordings.  Every function that can fail
- * returns an ngio_status and writes one line to the caller's buffer (`message` may be NULL); text
- * that comes out of a file is cleaned of control characters before it is quoted there.
- *
- * Files are little-endian; the host must be little-endian, too.
- */
+ * io/ is a small static library, independent of the engine and of the command line.  The engine uses it for its
+ * state, the command line for recordings.  Every function that can fail returns an ngio_status and writes one
+ * line to the caller's buffer (`message` may be NULL); text from a file is quoted there without control
+ * characters.  Files are little-endian; the host must be little-endian, too. */
 #ifndef NGIO_IO_H
 #define NGIO_IO_H
 
@@ -20,9 +17,9 @@ extern "C" {
 
 typedef enum ngio_status {
   NGIO_OK = 0,
-  NGIO_ERR_FILE = -1, /* unreadable, damaged, of another kind, or not writable                   */
+  NGIO_ERR_FILE = -1, /* file unreadable, damaged, of another format, or not writable */
   NGIO_ERR_NOMEM = -2,
-  NGIO_ERR_ARG = -3 /* the caller asked for something that cannot be written                   */
+  NGIO_ERR_ARG = -3 /* the caller's data cannot be written */
 } ngio_status;
 
 /* The values equal the values of ng_dtype; src/state/work.c asserts it. */
@@ -41,8 +38,8 @@ typedef enum ngio_dtype {
 int64_t ngio_dtype_size(ngio_dtype t);     /* 0 for an unknown one */
 const char *ngio_dtype_name(ngio_dtype t); /* as in safetensors: "F32"; NULL */
 
-/* Where the (large) payload of a file is put.  NULL stands for the C library.  `take` returns at
- * least 8-byte aligned memory or NULL; `give` gets the size that was asked for. */
+/* Allocator of the payload of a file; NULL: the C library. `take` returns at least 8-byte
+ * aligned memory or NULL; `give` gets the size that was passed to `take`. */
 typedef struct ngio_alloc {
   void *(*take)(void *user, size_t bytes);
   void (*give)(void *user, void *ptr, size_t bytes);
@@ -51,42 +48,42 @@ typedef struct ngio_alloc {
 
 /* ---- for the readers and writers inside io/ --------------------------------------------------*/
 
-/* A caller's stream.  read: bytes given, at most `bytes`; 0 at the end; < 0 failed.  write: 0, or it
- * failed. */
+/* A caller's stream. read returns the number of bytes, at most `bytes`; 0 at the end; < 0 on
+ * failure. write returns 0, or another value on failure. */
 typedef int64_t (*ngio_read)(void *user, void *data, int64_t bytes);
 typedef int32_t (*ngio_write)(void *user, const void *data, int64_t bytes);
 
-/* The owner's threads: each(arg, i) for i from 0 to n - 1, side by side, until all are done. */
+/* The owner's threads: run each(arg, i) for i in [0, n) in parallel; return when all are done. */
 typedef struct ngio_threads {
   void (*all)(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg);
   void *user;
 } ngio_threads;
 
-/* Bytes that can be read at any offset, an open file or a piece of memory; or only one after the
- * other, from a stream. */
+/* Bytes of an open file or of memory, readable at any offset; or of a stream, readable in order
+ * only. */
 typedef struct ngio_source {
   const char *label; /* for messages: the path                                                    */
   int fd;            /* -1: memory or a stream                                                    */
   const unsigned char *memory;
-  int64_t size; /* of a stream, which does not say: -1                                       */
+  int64_t size; /* -1: a stream of unknown size */
   ngio_read read;
   void *user;
-  int64_t at; /* of a stream: bytes taken                                                    */
+  int64_t at; /* a stream: bytes read so far */
   ngio_threads
-      threads; /* of a file, may be set after it was opened: they read large pieces together */
+      threads; /* a file: threads that read large pieces together; may be set after opening */
 } ngio_source;
 
 ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size);
 void ngio_source_memory(ngio_source *s, const char *label, const void *bytes, size_t n);
 void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void *user);
-/* All n bytes, or an error.  A stream is read in order: offset is where it stands. */
+/* Read exactly n bytes. For a stream, offset must be its present position. */
 ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n, char *message,
                              size_t size);
-/* Fail if the stream has more bytes; the size of a file is known from the start. */
+/* Fail if the stream has more bytes; for files the size was checked. */
 ngio_status ngio_source_end(ngio_source *s, char *message, size_t size);
 void ngio_source_close(ngio_source *s);
 
-/* alloc NULL: the C library.  Zero bytes is a valid size. */
+/* alloc NULL: the C library. 0 bytes is a valid size. */
 void *ngio_take(const ngio_alloc *alloc, int64_t bytes);
 void ngio_give(const ngio_alloc *alloc, void *ptr, int64_t bytes);
 
@@ -99,9 +96,9 @@ __attribute__((format(printf, 4, 5)))
 ngio_status
 ngio_say(char *message, size_t size, ngio_status st, const char *format, ...);
 
-/* Of the 8 bytes at text, which has so many: how many of the first stand for themselves in a JSON string,
- * which are neither a quote, a backslash nor a control character.  A borrow of one of the subtractions goes
- * upward only, so the lowest mark is right. */
+/* Return how many of the first 8 bytes at `text` need no escape in a JSON string (no quote,
+ * backslash or control character). A borrow of a subtraction changes only higher bytes, so the
+ * lowest mark is correct. */
 static inline int ngio_plain(const char *text) {
   const uint64_t each = UINT64_C(0x0101010101010101), high = 0x80 * each;
   uint64_t x;
@@ -112,10 +109,10 @@ static inline int ngio_plain(const char *text) {
   return mark == 0 ? 8 : __builtin_ctzll(mark) >> 3;
 }
 
-/* JSON takes nothing else. */
+/* 1: `text` is valid UTF-8, as JSON requires */
 int ngio_is_utf8(const char *text);
 
-/* `text` fit for a message: cut to 79 bytes, control characters replaced. */
+/* `text` for a message: at most 79 bytes, control characters replaced. */
 typedef struct ngio_quoted {
   char text[80];
 } ngio_quoted;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Doubled, so that a text of any length is moved a few times at most. */
+/* Double the capacity, so that a long text is copied a few times only. */
 int ngio_out_reserve(ngio_out *o, size_t n) {
   if (o->lost) return 0;
   if (n <= o->room - o->used) return 1;
@@ -26,7 +26,7 @@ int ngio_out_reserve(ngio_out *o, size_t n) {
   return 1;
 }
 
-/* The letter after the backslash; 'u' with four digits; 0: as it is. */
+/* The letter after the backslash; 'u': four digits follow; 0: no escape. */
 static char escape_of(unsigned char c) {
   switch (c) {
   case '"':
@@ -47,7 +47,7 @@ static char escape_of(unsigned char c) {
   }
 }
 
-/* Bytes that are looked at in one go, and that one may become. */
+/* Bytes processed at once; the longest escape of one byte. */
 enum { PIECE = 1024, LONGEST = 6 };
 
 static char *escape(char *to, unsigned char c) {
@@ -120,8 +120,8 @@ void ngio_out_integer(ngio_out *o, int64_t x) {
   o->used = (size_t)(ngio_digits(o->text + o->used, x) - o->text);
 }
 
-/* Whole numbers are the common case.  The C library writes the others: with the decimal point of the
- * caller's locale, and with a plus and leading zeros in exponents. */
+/* Fast path for whole numbers. snprintf writes the others; its decimal point depends on the
+ * locale, and it writes a plus and leading zeros in exponents. */
 void ngio_out_real(ngio_out *o, double x) {
   char text[64];
   if (o->digits == 0 && fabs(x) < 1e15 && x == (double)(int64_t)x && !(x == 0.0 && signbit(x))) {
@@ -156,7 +156,7 @@ static void new_line(ngio_out *o) {
     ngio_out_put(o, " ");
 }
 
-/* A comma, unless this is the first of its list: a value never ends in an opening bracket. */
+/* Append a comma, unless the last character is an opening bracket. */
 void ngio_put_key(ngio_out *o, const char *key) {
   const char last = o->used > 0 ? o->text[o->used - 1] : '[';
   if (last != '{' && last != '[') ngio_out_put(o, ",");

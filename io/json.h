@@ -1,13 +1,10 @@
 /* json.h: the JSON writer and reader of the library and the program.
  *
- * The writer appends to one block of memory.  It remembers a failure in `lost` and drops everything after
- * it, so one test at the end is enough.
- *
- * The reader takes untrusted text and returns all values in one array, or an error with its place.  Every
- * question may be asked of NULL and of a value of another kind.
- *
- * Both use the C library's allocator and no global state: a state of 10,000 layers has half a million
- * values, which a tree of separately allocated nodes would make slow to read. */
+ * The writer appends to one block of memory.  After a failure, `lost` is set and further output is dropped, so
+ * one test at the end is enough.  The reader takes untrusted text and returns all values in one array, or an
+ * error with its line.  All accessors accept NULL and values of another kind.  Both use the C library's
+ * allocator and no global state.  A state of 10,000 layers has half a million values, which a tree of
+ * separately allocated nodes would make slow to read. */
 #ifndef NGIO_JSON_H
 #define NGIO_JSON_H
 
@@ -75,14 +72,14 @@ typedef enum ngio_kind {
 typedef struct ngio_value {
   ngio_kind kind;
   uint32_t count;  /* elements of an array, members of an object */
-  uint32_t span;   /* places of the array that this value and everything inside it occupy */
-  int32_t tag;     /* the caller's, 0 at first */
-  const char *key; /* of a member; else NULL */
+  uint32_t span;   /* elements of the array that this value and all values inside it occupy */
+  int32_t tag;     /* for the caller, initially 0 */
+  const char *key; /* key of a member; else NULL */
   union {
     int64_t integer;
     double real;
     const char *text;
-    struct ngio_index *index; /* of an object: its members by hash; NULL if they are few */
+    struct ngio_index *index; /* hash table of an object with many members; else NULL */
   } is;
 } ngio_value;
 

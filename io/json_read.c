@@ -1,9 +1,8 @@
-/* json_read.c: the suspicious half of the JSON room: a text of anybody's to values, in one pass.
+/* json_read.c: parse untrusted JSON text in one pass.
  *
- * Values lie in one array in the order of the text: the values of a list or map follow it. Strings stay
- * in place in a copy of the text.  So a hundred thousand lines cost two blocks of memory, not half
- * a million.  Strict (RFC 8259): UTF-8 without a NUL, no key twice, no number that does not fit.
- */
+ * Values are in one array in the order of the text: the values of a list or map follow it.  Strings stay in
+ * place in a copy of the text.  So a hundred thousand lines need two blocks of memory.
+ * Strict (RFC 8259): UTF-8 without NUL, no duplicate key, no number out of range. */
 #include "io.h"
 #include "json.h"
 #include "pages.h"
@@ -14,23 +13,23 @@
 #include <string.h>
 
 enum {
-  DEPTH = 32, /* our own files have 5 */
-  FEW = 8     /* members of a map that are looked through one by one */
+  DEPTH = 32, /* files of natgrad have depth 5 */
+  FEW = 8     /* maps with at most this many members have no hash table */
 };
 
 typedef struct slot {
-  uint32_t at, hash; /* place of the member behind the map, 0 for none; what its key gives */
+  uint32_t at, hash; /* offset of the member from the map, 0: empty; hash of its key */
 } slot;
 
 typedef struct ngio_index {
   struct ngio_index *next;
-  uint64_t seed; /* an address: no file can force all its keys into one place */
-  uint32_t mask; /* places - 1 */
+  uint64_t seed; /* a random address, so that no file can make all its keys collide */
+  uint32_t mask; /* number of slots - 1 */
   slot slots[];
 } ngio_index;
 
 struct ngio_json {
-  char *text; /* NULL: the caller's */
+  char *text; /* NULL: the text belongs to the caller */
   ngio_value *value;
   size_t count, room;
   ngio_index *indices; /* of all large maps */
@@ -39,7 +38,7 @@ struct ngio_json {
 typedef struct parser {
   ngio_json *doc;
   char *at, *end;          /* *end is a 0 */
-  const char *why, *twice; /* the mistake; or a duplicate key */
+  const char *why, *twice; /* reason of the error; a duplicate key */
   int memory;
 } parser;
 
@@ -87,7 +86,7 @@ static char *utf8(char *to, uint32_t c) {
   return to;
 }
 
-/* After "\u"; never longer than the escape that it replaces. */
+/* Decode the digits after "\u". UTF-8 is never longer than its escape. */
 static int unicode(parser *p, char **to) {
   uint32_t c, low;
   if (!hex4(p->at, &c)) return wrong(p, "\\u without four hexadecimal digits");
@@ -115,11 +114,11 @@ static int escape(parser *p, char **to) {
     *(*to)++ = is[known - from];
     return 1;
   }
-  return e == 'u' ? unicode(p, to) : wrong(p, "a backslash before something unknown");
+  return e == 'u' ? unicode(p, to) : wrong(p, "an unknown escape after a backslash");
 }
 
-/* Bytes that stand for themselves, and quotes behind a backslash, from `at` to `to`, which may be the same:
- * the first that does not. */
+/* Copy unescaped bytes and escaped quotes from `at` to *out (which may be equal); return the
+ * first other byte. */
 static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   char *to = *out;
   while (p->end - at >= 8) {
@@ -151,7 +150,8 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   return at;
 }
 
-/* In place: what an escape stands for is shorter than it.  p->at is behind the quote. */
+/* Decode a string in place: no escape is shorter than its character. p->at is after the opening
+ * quote. */
 static const char *string(parser *p) {
   char *const begin = p->at;
   char *to = begin;
@@ -164,7 +164,8 @@ static const char *string(parser *p) {
   }
   p->at = at;
   if (*at != '"') {
-    (void)wrong(p, at == p->end ? "a string without an end" : "a control character in a string");
+    (void)wrong(p, at == p->end ? "a string without a closing quote"
+                                : "a control character in a string");
     return NULL;
   }
   p->at++;
@@ -179,20 +180,20 @@ static const char *string(parser *p) {
 static size_t digits(parser *p, uint64_t *value) {
   size_t n = 0;
   for (; *p->at >= '0' && *p->at <= '9'; p->at++, n++) {
-    if (*value > (UINT64_MAX - 9) / 10) continue; /* too many to count */
+    if (*value > (UINT64_MAX - 9) / 10) continue; /* more digits than fit */
     *value = 10 * *value + (uint64_t)(*p->at - '0');
   }
   return n;
 }
 
-/* Numbers of few digits are exact as a quotient of two exact doubles; the others are the C library's,
- * whose decimal point is the caller's locale's. */
+/* Numbers with few digits are exact as a quotient of two exact doubles. strtod reads the others,
+ * with the decimal point of the locale. */
 static int real(parser *p, const char *begin, double *out) {
   char small[512];
   const size_t n = (size_t)(p->at - begin);
   const char *point = localeconv()->decimal_point;
   const size_t wide = strlen(point);
-  if (n + wide >= sizeof small) return wrong(p, "a number of too many digits");
+  if (n + wide >= sizeof small) return wrong(p, "a number with too many digits");
   size_t at = 0;
   for (size_t i = 0; i < n; i++) {
     if (begin[i] != '.') {
@@ -273,8 +274,8 @@ static uint32_t hash(const ngio_index *x, const char *key) {
   return (uint32_t)h;
 }
 
-/* The slot of a key, or the empty one where it would be.  Keys are far away: looked at only where all of
- * the hash agrees. */
+/* Return the slot of a key, or the empty slot for it. Keys are compared only if their hashes are
+ * equal, because keys are not in the cache. */
 static slot *slot_of(const ngio_value *map, const char *key, uint32_t h) {
   ngio_index *x = map->is.index;
   uint32_t i = h & x->mask;
@@ -301,7 +302,7 @@ static int small_map(parser *p, const ngio_value *map) {
   return 1;
 }
 
-/* At its end, while it is at hand: no key twice, and where each is. */
+/* At the end of a map: check for duplicate keys and build the hash table. */
 static int index_map(parser *p, ngio_value *map) {
   uint32_t places = 16;
   if (map->count <= FEW) return small_map(p, map);
@@ -344,7 +345,7 @@ static ngio_value *next_value(parser *p) {
 
 static int is_list(const ngio_value *v) { return v->kind == NGIO_ARRAY || v->kind == NGIO_OBJECT; }
 
-/* One value; of a list or a map the bracket that opens it. */
+/* Parse one value; of a list or map only the opening bracket. */
 static int value(parser *p, const char *key) {
   ngio_value *v = next_value(p);
   if (v == NULL) return 0;
@@ -376,7 +377,7 @@ static int member_key(parser *p, const char **key) {
   *key = string(p);
   if (*key == NULL) return 0;
   blanks(p);
-  if (*p->at != ':') return wrong(p, "expected ':' behind a key");
+  if (*p->at != ':') return wrong(p, "expected ':' after a key");
   p->at++;
   blanks(p);
   return 1;
@@ -411,14 +412,14 @@ static int all(parser *p) {
     if (p->doc->count >= UINT32_MAX / 4) return wrong(p, "too many values");
     if (!value(p, key)) return 0;
     if (!is_list(&p->doc->value[p->doc->count - 1])) continue;
-    if (depth == DEPTH) return wrong(p, "lists in lists, too deep");
+    if (depth == DEPTH) return wrong(p, "lists nested too deep");
     open[depth++] = p->doc->count - 1;
   }
   blanks(p);
-  return p->at == p->end ? 1 : wrong(p, "something behind the value");
+  return p->at == p->end ? 1 : wrong(p, "text after the value");
 }
 
-/* `original`: the text before it was changed, NULL if nobody has it. */
+/* `original`: the unchanged text, or NULL. */
 static ngio_status parse(char *text, size_t n, const char *original, ngio_json **out, char *message,
                          size_t size) {
   ngio_json *d = *out = calloc(1, sizeof *d);

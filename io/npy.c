@@ -1,11 +1,10 @@
-/* npy.c: NumPy's .npy files.
+/* npy.c: read NumPy's .npy files.
  *
- * In: a path or bytes.  Out: dtype, shape and a copy of the data.  The layout is NEP 1 of NumPy:
- * "\x93NUMPY", two version bytes, a little-endian header length (2 bytes in version 1, 4 after),
- * then a Python dictionary with exactly 'descr', 'fortran_order' and 'shape', then the data.  The
- * dictionary is parsed as the small language it is, not searched for substrings: a file can hold
- * anything.
- */
+ * In: a path or bytes.  Out: dtype, shape and a copy of the data.
+ *
+ * The layout is NEP 1 of NumPy: "\x93NUMPY", two version bytes, a little-endian header length (2 bytes in
+ * version 1, 4 later), then a Python dictionary with exactly 'descr', 'fortran_order' and 'shape', then the
+ * data.  The dictionary is parsed, not searched for substrings, because the file is untrusted. */
 #include "npy.h"
 
 #include <stdlib.h>
@@ -111,11 +110,13 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
       have_descr = 1;
       if (!take_text(&s, descr, sizeof descr))
         return ngio_say(message, size, NGIO_ERR_FILE,
-                        "%s: dtype is not a plain one; f4, f8, i4, i8, u1 are read", label);
+                        "%s: structured dtypes are not supported, expected f4, f8, i4, i8 or u1",
+                        label);
       if (!find_dtype(descr, &a->dtype))
-        return ngio_say(message, size, NGIO_ERR_FILE,
-                        "%s: dtype '%s' is not read; little-endian f4, f8, i4, i8, u1 are", label,
-                        ngio_quote(descr).text);
+        return ngio_say(
+            message, size, NGIO_ERR_FILE,
+            "%s: dtype '%s' is not supported, expected little-endian f4, f8, i4, i8 or u1", label,
+            ngio_quote(descr).text);
     } else if (strcmp(key, "fortran_order") == 0 && !have_order) {
       have_order = 1;
       if (take_word(&s, "True"))
@@ -123,7 +124,7 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
                         "%s: fortran_order is True; save numpy.ascontiguousarray(x) instead",
                         label);
       if (!take_word(&s, "False"))
-        return ngio_say(message, size, NGIO_ERR_FILE, "%s: fortran_order is not a truth value",
+        return ngio_say(message, size, NGIO_ERR_FILE, "%s: fortran_order is neither True nor False",
                         label);
     } else if (strcmp(key, "shape") == 0 && !have_shape) {
       have_shape = 1;
@@ -134,7 +135,8 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
       if (a->ndim < 0)
         return ngio_say(message, size, NGIO_ERR_FILE, "%s: shape is not a tuple of sizes", label);
     } else {
-      return ngio_say(message, size, NGIO_ERR_FILE, "%s: npy header has a needless key '%s'", label,
+      return ngio_say(message, size, NGIO_ERR_FILE,
+                      "%s: npy header has an unknown or repeated key '%s'", label,
                       ngio_quote(key).text);
     }
     comma = take(&s, ',');
@@ -160,7 +162,7 @@ static ngio_status read_array(ngio_source *s, ngio_npy *out, char *message, size
       memcmp(head, magic, sizeof magic) != 0)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: not an npy file", s->label);
   if (head[6] < 1 || head[6] > 3 || head[7] != 0)
-    return ngio_say(message, size, NGIO_ERR_FILE, "%s: npy version %d.%d is not known (1.0 to 3.0)",
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: npy version is %d.%d, expected 1.0 to 3.0",
                     s->label, head[6], head[7]);
   int64_t start = 10, length = head[8] | head[9] << 8;
   if (head[6] > 1) {

@@ -1,9 +1,6 @@
-/* npy.h: read NumPy's .npy files (format versions 1.0, 2.0, 3.0).
- *
- * Read are C-ordered little-endian arrays of f4, f8, i4, i8 and u1 with at most NGIO_MAX_DIMS axes.
- * Other arrays are refused by name. A file whose length differs from its header by a single
- * byte is refused.
- */
+/* npy.h: read NumPy's .npy files (format versions 1.0, 2.0, 3.0): C-ordered little-endian arrays
+ * of f4, f8, i4, i8 and u1 with at most NGIO_MAX_DIMS axes. Other arrays, and files whose length
+ * differs from their header, are errors. */
 #ifndef NGIO_NPY_H
 #define NGIO_NPY_H
 
@@ -18,7 +15,7 @@ typedef struct ngio_npy {
   int32_t ndim; /* 0 for a single number */
   int64_t shape[NGIO_MAX_DIMS];
   int64_t count, bytes;
-  void *data; /* the reader's; ngio_npy_free gives it back */
+  void *data; /* allocated by the reader; ngio_npy_free frees it */
 } ngio_npy;
 
 /* *out is all zero unless the result is NGIO_OK. */

@@ -67,9 +67,10 @@ int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const 
 
 /* ---- whose it is -----------------------------------------------------------------------------*/
 
-/* `end`: what its name has behind PATH and a point.  Our writer puts the mark first, behind the length of the header; a
- * file that is passing may end before it does, or in it. */
-static int marked(int fd, const char *end, int passing) {
+/* Whether the metadata of an open file says that it is the part that its name says. `end`: the
+ * name after PATH and a point. The writer puts this metadata first, after the length of the header;
+ * an unfinished file (passing) may end before or in it. */
+static int is_part(int fd, const char *end, int passing) {
   char says[NGIO_PART_ROOM], want[3 * NGIO_PART_ROOM], is[8 + sizeof want];
   char *after = NULL;
   const long part = strtol(end + NGIO_PART_ID + 1, &after, 10);
@@ -92,13 +93,13 @@ static int sweep_one(void *user, const char *name) {
   const int passing = !ngio_part_named(end, 0);
   struct stat at, named;
   if (s->id != NULL && strncmp(end, s->id, NGIO_PART_ID) == 0) return 0;
-  /* A lock for writers alone may want a file that is open for writing. */
+  /* some file systems lock only files that are open for writing */
   const int fd =
       open(name, (passing ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return 0;
   const int mine = fstat(fd, &at) == 0 && S_ISREG(at.st_mode) &&
                    (!passing || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
-                   marked(fd, end, passing) && lstat(name, &named) == 0 &&
+                   is_part(fd, end, passing) && lstat(name, &named) == 0 &&
                    named.st_ino == at.st_ino && named.st_dev == at.st_dev;
   if (mine) (void)unlink(name);
   (void)close(fd);

@@ -1,13 +1,12 @@
-/* part_files.h: the files of a state that is in parts: how they are called, whose they are, and when they go.
+/* part_files.h: the names of the files of a state in parts, and the removal of old parts.
  *
- *   PATH                   the first, which says what belongs together
- *   PATH.<id>-<r>of<n>     the others; <id>: the checksum of what PATH says, 8 digits
+ *   PATH                    the first part, with the list of all parts
+ *   PATH.<id>-<r>of<n>      the other parts; <id>: the checksum of this list, 8 digits
  *
- * In the metadata of a part that is not the first stand NGIO_PART, "r of n", and NGIO_PART_WHOLE, "<id>", in front of
- * everything else.  A name may be anybody's: nothing is removed that does not say this of itself.
+ * The metadata of these other parts begins with NGIO_PART, "r of n", and NGIO_PART_WHOLE, "<id>".  Any file may
+ * have such a name, so only files whose metadata agrees with their name are removed.
  *
- * In:  a path.
- * Out: names; parts that no whole needs are removed. */
+ * In: a path.  Out: names; removal of parts that no state needs. */
 #ifndef NGIO_PART_FILES_H
 #define NGIO_PART_FILES_H
 
@@ -22,13 +21,14 @@ extern "C" {
 /* Bytes for the suffix of a path and for "r of n"; digits of an id. */
 enum { NGIO_PART_ROOM = 64, NGIO_PART_ID = 8 };
 
-/* Into `out`, of strlen(path) + NGIO_PART_ROOM; part 0 has the path itself. */
+/* Write the path of a part to `out`, which has strlen(path) + NGIO_PART_ROOM bytes; part 0 has
+ * the path itself. */
 void ngio_part_path(char *out, size_t size, const char *path, const char *id, int32_t part,
                     int32_t parts);
 void ngio_part_says(char out[NGIO_PART_ROOM], int32_t part, int32_t parts); /* "r of n" */
 
-/* Is that what stands behind PATH and a point in the name of a part?  With `passing` also the name under which one is
- * being written. */
+/* Whether `end` is a suffix of a part's name after PATH and a point; with `passing` also of a
+ * part that is being written. */
 int ngio_part_named(const char *end, int passing);
 
 /* Bytes for the name of any file in the folder of `path`. */
@@ -38,10 +38,10 @@ size_t ngio_parts_room(const char *path);
 int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const char *name),
                     void *user);
 
-/* Remove the parts of `path` that belong to another whole than `id` (NULL: every part), and the unfinished files of
- * killed ranks.  Only regular files whose first bytes agree with their name are removed; a locked file is being written
- * and stays.  The caller must keep other writers of `path` away, as ngio_writer_finish_whole and the owner of a folder
- * do. */
+/* Remove the parts of `path` with another id than `id` (NULL: all parts), and unfinished files
+ * of killed ranks. Only regular files whose metadata agrees with their name are removed; a locked
+ * file is being written and stays. The caller must exclude other writers of `path`, as
+ * ngio_writer_finish_whole and the owner of a folder do. */
 void ngio_parts_sweep(const char *path, const char *id, char *room);
 
 #ifdef __cplusplus

@@ -28,7 +28,7 @@ static void one_step_and_no_more(void **state) {
       draw(&m, 1);
       model before = m;
       fixture_ok(&m.f, show(&m, 1, 3));
-      wrong(&m, sgd(&m), NG_ERR_STATE, "bound for one step, which is over");
+      wrong(&m, sgd(&m), NG_ERR_STATE, "has expired (NG_ONE_STEP)");
       assert_non_null(strstr(ng_last_error(m.f.ctx), k == GAMMA ? "gamma"
                                                      : k == FC1 ? "fc1"
                                                                 : "fc2"));

@@ -743,7 +743,7 @@ static void test_other_owners(void **state) {
   l->place = own_idea;
   assert_int_equal(ranks_run(l->ranks, life_of, l, NULL), NG_ERR_COMM);
   for (int32_t r = 0; r < l->ranks; r++)
-    assert_non_null(strstr(l->why[r], "1 of 3 ranks have other owners of blocks than rank 0"));
+    assert_non_null(strstr(l->why[r], "owners of blocks of 1 of 3 ranks differ from rank 0"));
   free(l);
 }
 
@@ -768,10 +768,8 @@ static void test_refused_life(void **state) {
   } wrong[] = {
       {far_owner, UNCLIPPED, "its owner is not in the block's column"},
       {other_column, UNCLIPPED "grad_worker_fraction=0", "its owner is not in the block's column"},
-      {split_owners, UNCLIPPED,
-       "the family needs both on one rank"},
-      {only_owner, UNCLIPPED "grad_worker_fraction=1",
-       "sends no results to other ranks"},
+      {split_owners, UNCLIPPED, "the family needs both on one rank"},
+      {only_owner, UNCLIPPED "grad_worker_fraction=1", "sends no results to other ranks"},
       {half_vector, UNCLIPPED, "averages are f32"},
       {wide_average, UNCLIPPED, "over sums in f32"},
       {sees_two, UNCLIPPED, "exactly one kind of observation"},

@@ -302,7 +302,7 @@ static void texts(void **state) {
 static void errors_have_lines(void **state) {
   (void)state;
   static const char *const bad[][2] = {
-      {"{\"a\": 1,\n\"b\" 2}", "line 2: expected ':' behind a key"},
+      {"{\"a\": 1,\n\"b\" 2}", "line 2: expected ':' after a key"},
       {"{\"a\": \"x\\n\\n\",\n\n\"b\": 1\n\"c\": 2}",
        "line 4: expected a comma or the end of a list"},
       {"{\"a\": \"\\n\",\n\"b\": 1,\n\"a\": 2,\n\"c\": 3\n}", "line 3: duplicate key 'a'"},

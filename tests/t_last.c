@@ -332,8 +332,8 @@ static void test_not_the_same(void **state) {
       if (k == 2) {
         assert_non_null(strstr(l->why[1], "1 of 3 ranks began a micro-batch with ng_batch.last"));
       }
-      met += strstr(l->why[1], "ranks are at different calls") != NULL ||
-             strstr(l->why[2], "ranks are at different calls") != NULL;
+      met += strstr(l->why[1], "ranks are in different collectives") != NULL ||
+             strstr(l->why[2], "ranks are in different collectives") != NULL;
       free(l);
     }
   }

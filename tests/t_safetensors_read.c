@@ -332,7 +332,7 @@ static void read_together(void **state) {
   assert_int_equal(truncate(file, N - 1), 0);
   assert_int_equal(ngio_source_read(&s, FROM, got, N - FROM, message, sizeof message),
                    NGIO_ERR_FILE);
-  expect_message("large: got shorter while being read");
+  expect_message("large: was truncated while being read");
   ngio_source_close(&s);
   assert_int_equal(unlink(file), 0);
   free(got);

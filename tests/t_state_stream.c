@@ -95,8 +95,8 @@ static void every_read_fails(void **state) {
   } wrong[] = {{-7, "the reader failed (-7)"},
                {INT64_MIN, "the reader failed ("},
                {0, "ends too early"},
-               {1, "were asked for"},
-               {INT64_MAX / 2, "were asked for"}};
+               {1, "requested bytes"},
+               {INT64_MAX / 2, "requested bytes"}};
   open_at(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -145,7 +145,7 @@ static void too_short_and_too_long(void **state) {
   stream_rewind(&good); /* a whole state, and the stream goes on for ever */
   good.endless = 1;
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
-  assert_told(&b, "goes on after the last", before);
+  assert_told(&b, "has data after its last byte", before);
   assert_int_equal(ng_load_from(b.p, stream_read, &zeros), NG_ERR_FILE);
   assert_told(&b, "header of 0 bytes", before);
   assert_untouched(&b, &small, 1);

@@ -96,7 +96,7 @@ static void play(plan *job) {
         fail_msg("%s, rank %d of %d, step %d: %s (%s), expected %s", job->set, r, job->ranks, s,
                  ng_status_name(job->got[r][s]), job->why[r][s], ng_status_name(job->want[s]));
       }
-      const bool told = strstr(job->why[r][s], "no rank showed anything") != NULL;
+      const bool told = strstr(job->why[r][s], "no rank observed them") != NULL;
       assert_true(told == (job->want[s] == NG_UNOBSERVED));
     }
     assert_int_equal(job->counted[r], job->unobserved);

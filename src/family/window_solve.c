@@ -44,9 +44,10 @@
 static const double GGT_FLOOR = 1e-6;
 /* Per Gram matrix: sums of 64 remain in f32. */
 static const double COMBINATION_MOST = (double)FLT_MAX / 64.0;
-/* Of the direction: as asked, and with the damping that is raised last. */
+/* Largest relative error of the direction: in general, and at the last raised damping. */
 static const double LOSS_MOST = 1e-5, LOSS_LAST = 0.1;
-/* A diagonal entry over its pivot: above, the factor of S does not tell how dependent the rows are. */
+/* Largest ratio of a diagonal entry to its pivot; above this the factor of S does not show how
+ * dependent the rows are. */
 static const double SPREAD_MOST = 1e13;
 enum { RAISES = 3 };
 
@@ -82,8 +83,8 @@ static double norm(const ng_window *w, const ng_window_part *p, int64_t i) {
   return sqrt(fmax(0.0, entry(w, p, i, i)));
 }
 
-/* The part of row i in x beside r. */
-static double along(const ng_window *w, const ng_window_part *p, const ask *a, int64_t i) {
+/* The coefficient of row i in x = r + G' b. */
+static double row_in_x(const ng_window *w, const ng_window_part *p, const ask *a, int64_t i) {
   if (p->next_row_coefficient != NULL) return p->next_row_coefficient[w->used[i]];
   return a->k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
 }
@@ -271,7 +272,7 @@ static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised
     if (!whole) return INFINITY;
   }
   for (int64_t i = 0; i < w->uses; i++) {
-    const double x = M / lambda * along(w, p, a, i);
+    const double x = M / lambda * row_in_x(w, p, a, i);
     p->c[w->used[i]] = a->k == NULL ? x : x - a->k[w->used[i]] / (lambda * lambda);
   }
   solve_system(b, p, S, a->k == NULL, p->c);
@@ -283,7 +284,8 @@ static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised
 /* [n] each; V [n, n] has the eigenvectors as rows. */
 typedef struct spectrum {
   double *age, *value, *q, *q_off; /* q_off: the rounding error of q */
-  double *at_b, *at_q; /* of_b, of_q at each eigenvalue less its error; in place of age and q */
+  double *at_b,
+      *at_q; /* of_b, of_q at each eigenvalue less its error; stored in place of age and q */
   double *on_b, *on_q; /* V'b, V'q                       */
   double *V;
 } spectrum;
@@ -316,7 +318,7 @@ static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const 
     s->q_off[i] = unit(w) * (norm(w, p, i) * a->r + fabs(s->q[i]));
     for (int64_t j = 0; j < n; j++) {
       const double both = s->age[i] * s->age[j], K = entry(w, p, i, j);
-      const double q = (1.0 - both) * K * along(w, p, a, j);
+      const double q = (1.0 - both) * K * row_in_x(w, p, a, j);
       s->V[i * n + j] = both * K + (i == j ? GGT_FLOOR : 0.0);
       s->q[i] += q;
       s->q_off[i] += 2.0 * unit(w) * fabs(q);
@@ -328,14 +330,14 @@ static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const 
   for (int64_t i = 0; i < n; i++) {
     s->on_b[i] = s->on_q[i] = 0.0;
     for (int64_t j = 0; j < n; j++) {
-      s->on_b[i] += s->V[i * n + j] * along(w, p, a, j);
+      s->on_b[i] += s->V[i * n + j] * row_in_x(w, p, a, j);
       s->on_q[i] += s->V[i * n + j] * s->q[j];
     }
   }
   return true;
 }
 
-/* What multiplies V'q, and V'b. */
+/* The factors of V'q and of V'b in the formula above. */
 static double of_q(double value, double eps) {
   const double sigma = sqrt(fmax(value, GGT_FLOOR)); /* K has no negative eigenvalue */
   return 1.0 / (eps * sigma * (sigma + eps));
@@ -362,9 +364,9 @@ static double size_of(const ng_block *b, const ng_window_part *p, const spectrum
   return sqrt(fmax(0.0, square) + e * terms * terms);
 }
 
-/* How far u may be off where G'v_i is added, because eigenvalues are known to `noise` only.  In the eigenbasis a
- * function f of the matrix then changes by noise |f(i) - f(j)| / |i - j| (Daleckii & Krein 1965), which for of_b and of_q is
- * at most 2 noise f(lesser) / greater. */
+/* A bound of the error of u along G'v_i, because eigenvalues are known to `noise` only. In the
+ * eigenbasis a function f of the matrix then changes by noise |f(i) - f(j)| / |i - j| (Daleckii &
+ * Krein 1965), which for of_b and of_q is at most 2 noise f(lesser) / greater. */
 static double lost_beside(const ng_block *b, const ng_window_part *p, const ask *a,
                           const spectrum *s, int64_t i) {
   const ng_window *w = ng_window_of(b);
@@ -376,7 +378,7 @@ static double lost_beside(const ng_block *b, const ng_window_part *p, const ask 
     const double greater = fmax(GGT_FLOOR, s->value[i < j ? j : i]);
     off += fmin(1.0, 2.0 * noise / greater) *
            (s->at_b[lesser] * fabs(s->on_b[j]) + s->at_q[lesser] * fabs(s->on_q[j]));
-    own += fabs(v[j]) * (s->at_b[i] * e * fabs(along(w, p, a, j)) + s->at_q[i] * s->q_off[j]);
+    own += fabs(v[j]) * (s->at_b[i] * e * fabs(row_in_x(w, p, a, j)) + s->at_q[i] * s->q_off[j]);
   }
   return size_of(b, p, s, i) * (off + own);
 }
@@ -410,11 +412,11 @@ static double try_ggt(ng_block *b, ng_window_part *p, const ask *a, const spectr
 
 /* ---- all Gram matrices -----------------------------------------------------------------------*/
 
-/* The direction is x. */
+/* Set the direction to x. */
 static void take_plain(const ng_window *w, ng_window_part *p, const ask *a) {
   p->by = a->k == NULL ? 0.0 : 1.0;
   for (int64_t i = 0; i < w->uses; i++) {
-    p->c[w->used[i]] = along(w, p, a, i);
+    p->c[w->used[i]] = row_in_x(w, p, a, i);
   }
 }
 
@@ -443,7 +445,6 @@ static ng_status solve_part(ng_block *b, ng_window_part *p, ask *a) {
                  b->name, b->base.damping, a->damping / 10.0);
 }
 
-/* The place of no row in use. */
 int64_t ng_window_unused(const ng_window *w) {
   const int64_t head = ng_window_head(w);
   const bool fresh = w->uses > 0 && w->used[w->uses - 1] == head;

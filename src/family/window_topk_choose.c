@@ -14,7 +14,7 @@ static ng_window_sum sum_of(const ng_window *w, const ng_window_range *g) {
   return (ng_window_sum){s->next + g->at, s->error + g->at, s->by};
 }
 
-/* u is unused before measure: its memory holds the candidates. */
+/* The candidates are in the memory of u, which is unused before measure. */
 static int32_t *chosen_of(const ng_window *w, const ng_window_range *g) {
   return (int32_t *)(void *)w->u + g->at;
 }
@@ -93,7 +93,7 @@ static void write_row(ng_window *w) {
 
 /* ---- parameters without a gradient ------------------------------------------------------------ */
 
-/* Their e + g becomes 0, so that nothing of their error is sent. */
+/* Set e + g of excluded parameters to 0, so that their error is not sent. */
 static void hold_chunk(ng_block *b, int32_t i) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;

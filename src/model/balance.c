@@ -11,7 +11,7 @@
 
 static double largest(double a, double b) { return a > b ? a : b; }
 
-/* Less by more than the rounding of a sum. */
+/* Whether a is less than b by more than the rounding of a sum. */
 static bool below(double a, double b) { return a < b - 1e-12 * b; }
 
 /* ---- inside a column: loads ------------------------------------------------------------------*/

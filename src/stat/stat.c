@@ -97,7 +97,8 @@ void ng_stat_retain(ng_queue *q, const ng_stat *s) {
   }
 }
 
-/* Called after the family has added, so that a refused observation has no weight. */
+/* Called after the family has added the observation, so that a refused observation has no
+ * weight. */
 void ng_stat_count(ng_stat *s) {
   if (!s->rule.averaged) {
     s->w = 1.0;
@@ -135,11 +136,11 @@ void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
   s->total_keep = same ? s->w * s->keep : total[1];
 }
 
-/* The numbers of f16 end at 65504, which a sum over a batch soon is. */
+/* A sum over a batch easily exceeds 65504, the largest f16. */
 bool ng_stat_as_mean(const ng_stat *s) { return s->travels == NG_F16 && s->observers > 1; }
 
-/* Raw sums are sent; the fold divides by the weight of all ranks, so uneven shards count as they
- * should. */
+/* Send unweighted sums; the fold divides by the weight of all ranks, so that uneven shards have
+ * the correct weight. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   double own = 1.0;
   if (!s->rule.averaged || !s->observes) return;

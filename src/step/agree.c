@@ -21,8 +21,8 @@ enum {
   OVERFLOWED, /* elements that kept their old value in the last step, if ranks count differently */
   LAST,       /* ranks with ng_batch.last */
   BEGUN,      /* ranks that began a micro-batch */
-  SHARED,     /* do the ranks that began one have the same ng_batch.whole? */
-  SAME = SHARED + NG_SAME_PIECES, /* do all ranks have the same options and numbers? */
+  SHARED,     /* is ng_batch.whole equal on these ranks? */
+  SAME = SHARED + NG_SAME_PIECES, /* are options and numbers equal on all ranks? */
   FIRST_OUT = SAME + NG_SAME      /* ranks that exclude an entry */
 };
 
@@ -47,8 +47,8 @@ ng_status ng_exchange_verdict(ng_precond *p, const double code[NG_CODES], ng_sta
                  (int)reported(code), who, ng_status_name(st), ng_status_meaning(st));
 }
 
-/* Each rank compares its hashes with rank 0's and sends 0 or 1, because differences of hashes do
- * not sum.  All ranks have the sum and thus the verdict. */
+/* Each rank compares its hashes with rank 0's and sends 0 or 1: a sum of hashes would not show
+ * differences. */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
   static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
                                               "linear algebra"};
@@ -71,7 +71,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
   if (worst < NG_OK) return worst;
   for (int i = 0; i < NG_HASHES; i++) {
     if (x[NG_CODES + i] > 0.0) {
-      return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %d of %d ranks have other %s than rank 0",
+      return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %s of %d of %d ranks differ from rank 0",
                      (int)x[NG_CODES + i], c->size, what[i]);
     }
   }
@@ -80,8 +80,8 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* Refuse a kind of array that no rank has ever shown.  Totals are equal on all ranks.  Not after a
- * refusal, which explains the missing array. */
+/* Return an error if no rank has ever observed a kind of array that the block needs. A refused
+ * array is reported instead. */
 static ng_status check_seen(ng_precond *p, ng_block *b) {
   static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -90,16 +90,15 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
       if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) now = true;
     }
     if (!now && !p->step->refused) {
-      return ng_fail(p->ctx, NG_ERR_STATE,
-                     "layer '%s' was never observed: its %s was not shown on any rank", b->name,
-                     name[kind]);
+      return ng_fail(p->ctx, NG_ERR_STATE, "layer '%s': its %s was never observed on any rank",
+                     b->name, name[kind]);
     }
   }
   return NG_OK;
 }
 
-/* Permanent, and saved: later steps may lack the layer.  Only after the sums were reduced, because
- * block_due reads `seen`. */
+/* `seen` is permanent and saved: later steps may lack the layer. Called after the sums are
+ * reduced, because block_due reads `seen`. */
 void ng_exchange_mark_seen(ng_block *b) {
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
@@ -108,7 +107,7 @@ void ng_exchange_mark_seen(ng_block *b) {
   }
 }
 
-/* An entry without gradient, or frozen, on some ranks only is an error. */
+/* Check that all ranks exclude the same entries. */
 static ng_status check_out(ng_precond *p, const double *out) {
   const double W = (double)p->ctx->ranks;
   for (int32_t i = 0; i < p->entries; i++) {
@@ -121,14 +120,15 @@ static ng_status check_out(ng_precond *p, const double *out) {
   return NG_OK;
 }
 
-/* Each rank adds one code.  Another sum means that this reduction met a rank's statistics of the
- * same length: the received data are invalid. */
+/* Check that all ranks are in this reduction: each adds one code. Another sum comes from a rank
+ * that reduced statistics of the same length, so the data is invalid. */
 static ng_status check_meeting(ng_precond *p, const double *x) {
   const double ranks = reported(x);
   if (ranks != (double)p->ctx->ranks) {
     ng_exchange_give_up(p);
-    return ng_fail(p->ctx, NG_ERR_COMM,
-                   "ranks are at different calls; was ng_batch.last the same on all of them?");
+    return ng_fail(
+        p->ctx, NG_ERR_COMM,
+        "ranks are in different collectives; check that ng_batch.last is equal on all ranks");
   }
   if (x[LAST] == 0.0 || x[LAST] == ranks) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_STATE,
@@ -144,19 +144,21 @@ static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
   if (ng_same_sums(x + SHARED, (int32_t)x[BEGUN])) return NG_OK;
   return ng_fail(
       p->ctx, NG_ERR_STATE,
-      "ng_batch.whole differs between ranks, expected the samples of all of them, or 0 on all");
+      "ng_batch.whole differs between ranks, expected the samples of all ranks, or 0 on all ranks");
 }
 
-/* Ranks that write different elements count differently: owners of updates, shards. */
+/* Whether ranks write different elements and so have different counts: owners of updates,
+ * shards. */
 static bool overflows_alone(const ng_precond *p) {
   return ng_update_is_owned(p) || p->step->shards.members > 1;
 }
 
-/* The last step returned NG_RESCUED on the ranks that counted; this one returns it on all. */
+/* The last step returned NG_RESCUED only on the ranks that counted elements; this step returns
+ * it on all ranks. */
 static void note_overflow(ng_precond *p, double elements) {
   const ng_status st = ng_fail(
       p->ctx, NG_RESCUED,
-      "in the step before, elements whose result is not finite kept their old value on some "
+      "in the previous step, elements with a non-finite result kept their old value on some "
       "ranks (elements: %.0f)",
       elements);
   p->step->trouble = ng_worse(p->step->trouble, st);
@@ -194,7 +196,8 @@ static ng_status check_stage(ng_precond *p) {
   s->overflowed = 0;
   bool shared = false;
   st = check_whole(p, x, &shared);
-  if (st == NG_OK) st = check_out(p, out); /* first: the hashes depend on excluded entries */
+  if (st == NG_OK)
+    st = check_out(p, out); /* check first, because the hashes depend on excluded entries */
   if (st == NG_OK) st = ng_same_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
@@ -211,7 +214,7 @@ static ng_status check_stage(ng_precond *p) {
   return st;
 }
 
-/* Nothing of the model has changed yet; after an error nothing will. */
+/* The model is unchanged before this call, and after an error. */
 ng_status ng_exchange_check(ng_precond *p) {
   ng_status st = check_stage(p);
   if (st == NG_ERR_COMM) return st; /* the other stages know */

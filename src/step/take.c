@@ -29,8 +29,8 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
     if (s->grad.expired) {
       return ng_fail(
           p->ctx, NG_ERR_STATE,
-          "'%s': the gradient was bound for one step, which is over; bind it again, or with data "
-          "NULL if there is none",
+          "'%s': the binding of the gradient has expired (NG_ONE_STEP); bind a new array, or data "
+          "NULL if there is no gradient",
           s->name);
     }
     missing += s->grad.data == NULL;
@@ -59,11 +59,10 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
     if (weight && (!needs_weight(p, s) || s->weight.data != NULL)) continue;
     return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s %s", e->d.name,
                    weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
-                   weight && s->weight.expired
-                       ? "was bound for one step, which is over; bind it again"
+                   weight && s->weight.expired ? "has expired (NG_ONE_STEP); bind a new array"
                    : weight || p->base.missing == NG_MISSING_KEEP
                        ? "is not bound"
-                       : "is not bound; missing = keep, or ng_freeze, leaves it as it is");
+                       : "is not bound; bind it, set missing = keep, or call ng_freeze");
   }
   return NG_OK;
 }
@@ -169,7 +168,7 @@ static void close_step(ng_precond *p, bool taken) {
   ng_bind_expire(p);
 }
 
-/* The next step decides again who is excluded. */
+/* The next step excludes layers anew. */
 static void include_all(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->out = false;
@@ -189,17 +188,16 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
     p->unobserved += b->unshown;
   }
   if (first == NULL) return st;
-  return ng_worse(st,
-                  ng_fail(p->ctx, NG_UNOBSERVED,
-                          "%s: statistics of '%s'%s were due, and no rank showed anything of them; "
-                          "their last averages were used (layers: %d)",
-                          call, first->name, layers > 1 ? " and others" : "", layers));
+  return ng_worse(st, ng_fail(p->ctx, NG_UNOBSERVED,
+                              "%s: statistics of '%s'%s were due, but no rank observed them; "
+                              "their last averages were used (layers: %d)",
+                              call, first->name, layers > 1 ? " and others" : "", layers));
 }
 
 /* ---- the whole -------------------------------------------------------------------------------*/
 
-/* An error in `check` keeps the observations: the caller may mend the cause and step again.  Only
- * gradients, which may be rebound, are observed again. */
+/* An error in `check` keeps the observations, so the caller may correct the cause and step
+ * again. Only gradients are observed again, because they may be rebound. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   ng_update_sink_begin(&s->out);

@@ -95,9 +95,9 @@ static int64_t cut_plain(ng_precond *p, int64_t at, ng_tiles *t) {
   return n;
 }
 
-/* Equal numbers of elements per piece.  Cut once: a piece meets the same thread of our pool in each
- * step. */
-static void share_out(ng_precond *p, ng_walk *w, const ng_tile *tile) {
+/* Cut the tiles into pieces of about equal numbers of elements, once, so that a piece runs on
+ * the same thread in each step. */
+static void cut_pieces(ng_precond *p, ng_walk *w, const ng_tile *tile) {
   int64_t all = 0, at = 0;
   int32_t t = 0;
   for (int32_t i = 0; i < w->count; i++) {
@@ -136,14 +136,14 @@ ng_status ng_tiles_plan(ng_precond *p) {
   (void)cut_blocks(p, true, 0, t);
   (void)cut_plain(p, first, t);
   (void)cut_blocks(p, false, first + plain, t);
-  share_out(p, &t->all, t->tile);
-  share_out(p, &t->measured, t->tile);
+  cut_pieces(p, &t->all, t->tile);
+  cut_pieces(p, &t->measured, t->tile);
   return NG_OK;
 }
 
 /* ---- measure ---------------------------------------------------------------------------------*/
 
-/* A fused update must not move weights by a NaN. */
+/* A fused update must not write NaN to weights. */
 static bool is_finite(const ng_tile *t) {
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     if (!ng_place_finite(&t->slot->grad, r, t->col, t->cols)) return false;

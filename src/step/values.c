@@ -77,11 +77,11 @@ bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks) {
 ng_status ng_same_check(ng_precond *p, const double *x) {
   if (p->ctx->ranks == 1) return NG_OK;
   if (!ng_same_sums(x, p->ctx->ranks)) {
-    return ng_fail(
-        p->ctx, NG_ERR_STATE,
-        "options differ between the %d ranks: ng_set is called on all of them, before the "
-        "same step",
-        p->ctx->ranks);
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "options differ between the %d ranks: call ng_set with the same values on all "
+                   "ranks before the "
+                   "same step",
+                   p->ctx->ranks);
   }
   if (!ng_same_sums(x + 2 * PIECES, p->ctx->ranks)) {
     return ng_fail(
