@@ -72,7 +72,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
   for (int i = 0; i < NG_HASHES; i++) {
     if (x[NG_CODES + i] > 0.0) {
       return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %s of %d of %d ranks differ from rank 0",
-                     (int)x[NG_CODES + i], c->size, what[i]);
+                     what[i], (int)x[NG_CODES + i], c->size);
     }
   }
   return NG_OK;
