@@ -164,7 +164,7 @@ static void npy_bad_headers(void **state) {
   memcpy(b, npy1, sizeof npy1);
   b[6] = 4;
   assert_int_equal(npy_parse(b, sizeof npy1 - 1, &a), NGIO_ERR_FILE);
-  expect_message("version 4.0");
+  expect_message("version is 4.0");
   memcpy(b, npy2, sizeof npy2);
   b[11] = 0xff; /* a header of four thousand million bytes */
   assert_int_equal(npy_parse(b, sizeof npy2 - 1, &a), NGIO_ERR_FILE);

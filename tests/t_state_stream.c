@@ -110,7 +110,7 @@ static void every_read_fails(void **state) {
       const bool last = s.at == s.n; /* the end was asked for: 0 is right, and more is too much */
       if (st == NG_OK) break;
       assert_int_equal(st, NG_ERR_FILE);
-      assert_told(&b, last && wrong[i].value > 0 ? "goes on after" : wrong[i].says, before);
+      assert_told(&b, last && wrong[i].value > 0 ? "has data after" : wrong[i].says, before);
       if (last) break;
     }
     assert_true(k > 20);

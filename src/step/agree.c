@@ -90,7 +90,7 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
       if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) now = true;
     }
     if (!now && !p->step->refused) {
-      return ng_fail(p->ctx, NG_ERR_STATE, "layer '%s': its %s was never observed on any rank",
+      return ng_fail(p->ctx, NG_ERR_STATE, "layer '%s' was never observed: no rank observed its %s",
                      b->name, name[kind]);
     }
   }

@@ -62,7 +62,7 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
                    weight && s->weight.expired ? "has expired (NG_ONE_STEP); bind a new array"
                    : weight || p->base.missing == NG_MISSING_KEEP
                        ? "is not bound"
-                       : "is not bound; bind it, set missing = keep, or call ng_freeze");
+                       : "is not bound; missing = keep or ng_freeze excludes the parameter");
   }
   return NG_OK;
 }
