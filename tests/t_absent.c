@@ -100,7 +100,8 @@ static void absent_is_said(void **state) {
   fixture_ok(&m.f, show(&m, 0, 3));
   fixture_ok(&m.f, ng_step(m.f.p, 0.1));
   fixture_ok(&m.f, show(&m, 1, 3));
-  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc1.weight': the gradient was bound for one step");
+  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE,
+        "'fc1.weight': the binding of the gradient has expired");
   fixture_close(&m.f);
   fixture f;
   float w[4] = {0}, b[2] = {0};

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void say(const char *format, va_list args) {
+static void print_message(const char *format, va_list args) {
   char line[2048];
   (void)vsnprintf(line, sizeof line, format, args);
   for (char *c = line; *c != 0; c++) { /* quoted text may contain newlines */
@@ -28,7 +28,7 @@ int cli_bad(const char *format, ...) {
   va_start(args, format);
   /* The analyzer loses va_start when it inlines a variadic function.
    * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
-  say(format, args);
+  print_message(format, args);
   va_end(args);
   return CLI_BAD;
 }
@@ -36,7 +36,7 @@ int cli_bad(const char *format, ...) {
 void cli_note(const char *format, ...) {
   va_list args;
   va_start(args, format);
-  say(format, args); /* NOLINT(clang-analyzer-valist.Uninitialized) as above */
+  print_message(format, args); /* NOLINT(clang-analyzer-valist.Uninitialized) as above */
   va_end(args);
 }
 

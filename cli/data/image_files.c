@@ -95,7 +95,7 @@ static void add_other(found *f, const char *path) {
 }
 
 /* CLI_BAD, reported: no such path, or neither a file nor a folder. */
-static int look(const char *path, struct stat *about) {
+static int check_path(const char *path, struct stat *about) {
   if (stat(path, about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
   if (S_ISREG(about->st_mode) || S_ISDIR(about->st_mode)) return CLI_OK;
   return cli_bad("--data: %s: is neither a file nor a folder", path);
@@ -108,7 +108,7 @@ static int walk_class(const walk *w, const char *folder, int32_t label, int dept
   for (int i = 0; i < names.n && rc == CLI_OK; i++) {
     char *path = cli_join(folder, names.list[i]->d_name);
     struct stat about;
-    rc = look(path, &about);
+    rc = check_path(path, &about);
     if (rc == CLI_OK && S_ISDIR(about.st_mode)) {
       rc = walk_class(w, path, label, depth + 1);
     } else if (rc == CLI_OK && is_image(names.list[i]->d_name)) {
@@ -146,7 +146,7 @@ int found_folder(const char *folder, image_names *names, found *out) {
     struct dirent *entry = inside.list[i];
     char *path = cli_join(folder, entry->d_name);
     struct stat about;
-    rc = look(path, &about);
+    rc = check_path(path, &about);
     if (rc == CLI_OK && !S_ISDIR(about.st_mode)) {
       add_other(out, path);
     } else if (rc == CLI_OK && names->list != NULL) {
@@ -215,7 +215,7 @@ int found_list(const char *path, const char *root, found *out) {
     }
     char *file = name[0] == '/' ? cli_copy(name) : cli_join(root, name);
     struct stat about;
-    rc = look(file, &about);
+    rc = check_path(file, &about);
     if (rc == CLI_OK && S_ISDIR(about.st_mode))
       rc = cli_bad("--data: %s: line %lld: %s is a folder", path, number, file);
     if (rc == CLI_OK) {

@@ -72,7 +72,7 @@ typedef struct wish {
   long long side, resize, threads, queue; /* resize 0: none */
 } wish;
 
-static int three(const char *key, const char *text, double lower, float to[3]) {
+static int parse_rgb(const char *key, const char *text, double lower, float to[3]) {
   const char *at = text;
   for (int k = 0; k < 3; k++) {
     char *end = NULL;
@@ -140,11 +140,11 @@ static int normalisation(data_set *d, const wish *w) {
   int rc = CLI_OK;
   if (w->mean != NULL) {
     rc = ends_in_npy(w->mean) ? from_npy(d, "mean", w->mean, true, d->mean)
-                              : three("mean", w->mean, 0.0, d->mean);
+                              : parse_rgb("mean", w->mean, 0.0, d->mean);
   }
   if (rc == CLI_OK && w->std != NULL) {
     rc = ends_in_npy(w->std) ? from_npy(d, "std", w->std, false, d->deviation)
-                             : three("std", w->std, 1e-6, d->deviation);
+                             : parse_rgb("std", w->std, 1e-6, d->deviation);
   }
   return rc;
 }

@@ -134,7 +134,7 @@ static taps *taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs) 
   return t;
 }
 
-static void across(const uint8_t *line, const taps *t, int64_t side, float *to) {
+static void scale_row(const uint8_t *line, const taps *t, int64_t side, float *to) {
   for (int64_t x = 0; x < side; x++, t++) {
     const uint8_t *p = line + 3 * t->first;
     float r = 0.0F, g = 0.0F, b = 0.0F;
@@ -164,7 +164,7 @@ void picture_window(const picture *p, int64_t height, int64_t width, int64_t top
   float *lines = cli_take((size_t)(count * side * 3), sizeof *lines);
   float *sum = cli_take((size_t)(side * 3), sizeof *sum);
   for (int64_t y = 0; y < count; y++)
-    across(p->rgb + (first + y) * p->width * 3, columns, side, lines + y * side * 3);
+    scale_row(p->rgb + (first + y) * p->width * 3, columns, side, lines + y * side * 3);
   for (int64_t y = 0; y < side; y++) {
     memset(sum, 0, (size_t)(side * 3) * sizeof *sum);
     for (int64_t k = 0; k < rows[y].count; k++) {

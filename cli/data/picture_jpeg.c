@@ -44,7 +44,7 @@ static void warn(j_common_ptr c, int level) {
   if (level < 0 && !harmless(c->err->msg_code)) leave(c);
 }
 
-static void say_nothing(j_common_ptr c) { (void)c; }
+static void ignore_message(j_common_ptr c) { (void)c; }
 
 static void watch(j_common_ptr c) {
   reader *r = (reader *)(void *)c;
@@ -98,7 +98,7 @@ bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE
   r->jpeg.err = jpeg_std_error(&r->errors);
   r->errors.error_exit = leave;
   r->errors.emit_message = warn;
-  r->errors.output_message = say_nothing;
+  r->errors.output_message = ignore_message;
   r->progress.progress_monitor = watch;
   const bool good = decode(r, bytes, n);
   if (setjmp(r->back) == 0) jpeg_destroy_decompress(&r->jpeg);

@@ -30,7 +30,7 @@ static void leave(png_structp png, png_const_charp text) {
   png_longjmp(png, 1);
 }
 
-static void say_nothing(png_structp png, png_const_charp text) { (void)png, (void)text; }
+static void ignore_warning(png_structp png, png_const_charp text) { (void)png, (void)text; }
 
 static void give(png_structp png, png_bytep to, size_t n) {
   reader *r = png_get_io_ptr(png);
@@ -79,7 +79,7 @@ static bool decode(reader *r) {
 bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
   reader r = {.bytes = bytes, .left = n, .why = why, .out = out};
   (void)snprintf(why, PICTURE_WHY, "no memory");
-  r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, leave, say_nothing);
+  r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, leave, ignore_warning);
   r.info = r.png != NULL ? png_create_info_struct(r.png) : NULL;
   const bool good = r.info != NULL && decode(&r);
   png_destroy_read_struct(&r.png, &r.info, NULL);

@@ -64,7 +64,7 @@ int64_t data_stream_most(const data_stream *s) {
 }
 
 /* Read up to n bytes: their number, 0 at the end of the file, -1: reported. */
-static int64_t some(const data_stream *s, void *to, int64_t n) {
+static int64_t read_some(const data_stream *s, void *to, int64_t n) {
   const int got = gzread(s->file, to, (unsigned)(n < 1 << 30 ? n : 1 << 30));
   int code = Z_OK;
   const char *why = gzerror(s->file, &code); /* "<fd:N>: reason" */
@@ -82,7 +82,7 @@ static int64_t some(const data_stream *s, void *to, int64_t n) {
 int data_stream_read(data_stream *s, void *to, int64_t n) {
   unsigned char *at = to;
   for (int64_t left = n; left > 0;) {
-    const int64_t got = some(s, at, left);
+    const int64_t got = read_some(s, at, left);
     if (got < 0) return CLI_BAD;
     if (got == 0) {
       return cli_bad("--data: %s: ends %lld bytes before the end that it announces", s->path,
@@ -96,7 +96,7 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
 
 int data_stream_end(data_stream *s) {
   unsigned char more;
-  const int64_t got = some(s, &more, 1);
+  const int64_t got = read_some(s, &more, 1);
   if (got > 0) return cli_bad("--data: %s: goes on after the end that it announces", s->path);
   return got == 0 ? CLI_OK : CLI_BAD;
 }

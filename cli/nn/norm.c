@@ -21,7 +21,7 @@ typedef struct kept_values {
 } kept_values;
 
 /* Positions of a wide row. */
-static int64_t together(int64_t channels, int64_t rows) {
+static int64_t wide_positions(int64_t channels, int64_t rows) {
   const int64_t g = WIDE / channels;
   return g > 1 && WIDE % channels == 0 && rows % g == 0 ? g : 1;
 }
@@ -134,7 +134,7 @@ static void rows_piece(void *arg, int32_t i) {
 
 static pass pass_of(nn *n, const node *v, int64_t samples) {
   const int64_t c = v->shape.channels, rows = samples * v->shape.height * v->shape.width;
-  const int64_t g = together(c, rows);
+  const int64_t g = wide_positions(c, rows);
   pass p = {.x = nn_in(n, v, 0)->out, .rows = rows / g, .width = c * g};
   p.pieces = nn_pieces(n, rows * c);
   p.sums = n->scratch;

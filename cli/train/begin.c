@@ -101,7 +101,7 @@ static int fits(const run *r, int64_t data) {
 }
 
 /* Report changes that --resume allows but that change the results: another build or machine, another length. */
-static void say_what_changes(const run *r, const settings *was) {
+static void report_changes(const run *r, const settings *was) {
   char differs[1024];
   run_state now;
   checkpoint_init(&now);
@@ -121,7 +121,7 @@ static void say_what_changes(const run *r, const settings *was) {
 }
 
 /* Tell the other ranks which checkpoint rank 0 loads; -1: none. */
-static int tell_loading(const run *r, int64_t step) {
+static int send_loaded_step(const run *r, int64_t step) {
   return ranks_tell(&r->ranks, &step, sizeof step);
 }
 
@@ -192,13 +192,13 @@ static int begin_again(run *r, const char *config, const char *log) {
   if (rc != CLI_OK) return rc;
   cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
   checkpoint_sweep(r->s->out, -1);
-  rc = tell_loading(r, -1);
+  rc = send_loaded_step(r, -1);
   return rc == CLI_OK ? from_the_start(r, config, log) : rc;
 }
 
 static int go_on(run *r, int64_t step, const char *config, const char *log, const settings *was) {
   const int64_t data = r->state.data_crc;
-  int rc = tell_loading(r, step);
+  int rc = send_loaded_step(r, step);
   if (rc == CLI_OK) rc = load(r, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   if (rc == CLI_OK) rc = fits(r, data);
@@ -211,7 +211,7 @@ static int go_on(run *r, int64_t step, const char *config, const char *log, cons
   if (rc == CLI_OK) rc = log_reopen(log, s->log_bytes, (uint32_t)s->log_crc, &t, &r->log);
   if (rc == CLI_OK) checkpoint_sweep(r->s->out, step);
   if (rc == CLI_OK) rc = write_config(r, config);
-  if (rc == CLI_OK) say_what_changes(r, was);
+  if (rc == CLI_OK) report_changes(r, was);
   return rc;
 }
 

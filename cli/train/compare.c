@@ -161,8 +161,8 @@ static int check_methods(const compare_plan *p, const data_set *d) {
 
 /* ---- runs ------------------------------------------------------------------------------------*/
 
-static void say_run(const compare_plan *p, const char *label, const train_result *r,
-                    compare_metric metric, int done) {
+static void print_run(const compare_plan *p, const char *label, const train_result *r,
+                      compare_metric metric, int done) {
   char score[64] = "";
   const int all = p->methods * p->seeds;
   const double best = compare_best(metric, r);
@@ -194,7 +194,7 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
   (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
   const train_show show = {.bar = !p->quiet, .label = label};
   const int rc = compare_run(&s, d, &show, &m->run[k], &ran);
-  if (ran) say_run(p, label, &m->run[k], metric, done);
+  if (ran) print_run(p, label, &m->run[k], metric, done);
   settings_free(&s);
   return rc;
 }

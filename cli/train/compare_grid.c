@@ -132,7 +132,7 @@ static char *folder_of(const compare_plan *p, const compare_method *m, int k, in
   return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k, (long long)tuning_seed(p, seed));
 }
 
-static void say_tuned(const char *label, const train_result *r) {
+static void print_tuned(const char *label, const train_result *r) {
   const double accuracy = compare_best(TEST_ACCURACY, r);
   if (r->diverged) {
     (void)fprintf(stderr, "tuning %s: diverged\n", label);
@@ -162,7 +162,7 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
   (void)snprintf(label, sizeof label, "%s %s%s", m->label, point, of_seed);
   const train_show show = {.bar = !p->quiet, .label = label};
   if (rc == CLI_OK) rc = compare_run(&s, d, &show, out, &ran);
-  if (ran && !p->quiet) say_tuned(label, out);
+  if (ran && !p->quiet) print_tuned(label, out);
   *complete = rc != CLI_OK || (!out->stopped && !train_interrupted());
   settings_free(&s);
   return rc;

@@ -95,7 +95,7 @@ static void sum_up(report *r, int i) {
 /* ---- texts -----------------------------------------------------------------------------------*/
 
 /* "93.15 ± 0.42" with this number of decimals; decimals < 0: three digits of the mean and two of the deviation. */
-static void say_spread(char *text, size_t size, const spread *s, double scale, int decimals) {
+static void format_spread(char *text, size_t size, const spread *s, double scale, int decimals) {
   if (s->n == 0) {
     (void)snprintf(text, size, "-");
   } else if (decimals >= 0 && s->n > 1) {
@@ -110,7 +110,7 @@ static void say_spread(char *text, size_t size, const spread *s, double scale, i
   }
 }
 
-static void say_bytes(char *text, size_t size, int64_t bytes) {
+static void format_bytes(char *text, size_t size, int64_t bytes) {
   static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
   double v = (double)bytes;
   int u = 0;
@@ -120,7 +120,8 @@ static void say_bytes(char *text, size_t size, int64_t bytes) {
 }
 
 /* The method's own settings, then the tuned ones. */
-static void say_settings(const compare_plan *p, const compare_method *m, char *text, size_t size) {
+static void format_settings(const compare_plan *p, const compare_method *m, char *text,
+                            size_t size) {
   size_t n = 0;
   text[0] = 0;
   for (int i = 0; i < m->n_own && n < size; i++) {
@@ -137,7 +138,7 @@ static void say_settings(const compare_plan *p, const compare_method *m, char *t
   }
 }
 
-static void say_target(const report *r, char *text, size_t size) {
+static void format_target(const report *r, char *text, size_t size) {
   if (!isfinite(r->target)) {
     (void)snprintf(text, size, "target");
   } else if (r->accuracy) {
@@ -158,7 +159,7 @@ static const char *score_name(compare_metric m) {
 
 static void results_table(const report *r, table *t) {
   char target[64], epochs[TEXT], seconds[TEXT], best[TEXT], text[TEXT];
-  say_target(r, target, sizeof target);
+  format_target(r, target, sizeof target);
   (void)snprintf(epochs, sizeof epochs, "epochs to %s", target);
   (void)snprintf(seconds, sizeof seconds, "seconds to %s", target);
   (void)snprintf(best, sizeof best, "best %s%s", score_name(r->metric), r->accuracy ? " %" : "");
@@ -174,19 +175,19 @@ static void results_table(const report *r, table *t) {
     table_put(t, 0, "%s", r->p->method[i].label);
     table_put(t, 1, "%d", s->runs);
     if (s->diverged > 0) table_put(t, 1, "%d, %d diverged", s->runs, s->diverged);
-    say_spread(text, sizeof text, &s->epochs, 1.0, 1);
+    format_spread(text, sizeof text, &s->epochs, 1.0, 1);
     table_put(t, 2, "%s%s", text, part);
-    say_spread(text, sizeof text, &s->seconds, 1.0, -1);
+    format_spread(text, sizeof text, &s->seconds, 1.0, -1);
     table_put(t, 3, "%s", text);
-    say_spread(text, sizeof text, &s->best, scale, r->accuracy ? 2 : -1);
+    format_spread(text, sizeof text, &s->best, scale, r->accuracy ? 2 : -1);
     table_put(t, 4, "%s", text);
     if (s->best.n > 1) {
       table_put(t, 5, r->accuracy ? "%.2f..%.2f" : "%.3g..%.3g", scale * s->best.min,
                 scale * s->best.max);
     }
-    say_spread(text, sizeof text, &s->loss, 1.0, -1);
+    format_spread(text, sizeof text, &s->loss, 1.0, -1);
     table_put(t, 6, "%s", text);
-    say_settings(r->p, &r->p->method[i], text, sizeof text);
+    format_settings(r->p, &r->p->method[i], text, sizeof text);
     table_put(t, 7, "%s", text);
   }
 }
@@ -216,9 +217,9 @@ static void times_table(const report *r, table *t) {
     char text[TEXT];
     table_row(t);
     table_put(t, 0, "%s", r->p->method[i].label);
-    say_bytes(text, sizeof text, s->network);
+    format_bytes(text, sizeof text, s->network);
     table_put(t, 3 + n, "%s", text);
-    say_bytes(text, sizeof text, s->precond);
+    format_bytes(text, sizeof text, s->precond);
     table_put(t, 4 + n, "%s", text);
     if (s->step_ms.n == 0) continue;
     double other = s->step_ms.mean;
@@ -231,12 +232,12 @@ static void times_table(const report *r, table *t) {
   }
 }
 
-static void say_heading(const report *r, FILE *f) {
+static void print_heading(const report *r, FILE *f) {
   const settings *s = &r->p->base;
   char processor[128] = "", target[64], length[64];
   const char *threads = getenv("NG_THREADS");
   cli_processor(processor, sizeof processor);
-  say_target(r, target, sizeof target);
+  format_target(r, target, sizeof target);
   if (s->steps > 0) {
     (void)snprintf(length, sizeof length, "%lld step%s", (long long)s->steps,
                    s->steps > 1 ? "s" : "");
@@ -256,8 +257,8 @@ static void say_heading(const report *r, FILE *f) {
                 isfinite(r->p->target) ? "" : ", what the mean of every method reaches");
 }
 
-static void say_tables(const report *r, const tables *t, FILE *f) {
-  say_heading(r, f);
+static void print_tables(const report *r, const tables *t, FILE *f) {
+  print_heading(r, f);
   table_text(&t->results, f);
   (void)fputc('\n', f);
   if (r->p->methods > 1) {
@@ -310,7 +311,7 @@ static void csv_real(FILE *f, double v) {
   if (isfinite(v)) (void)fprintf(f, "%.17g", v);
 }
 
-static void say_curves(const report *r, FILE *f) {
+static void print_curves(const report *r, FILE *f) {
   (void)fputs("method,seed,epoch,seconds,train_loss,test_loss,test_accuracy\n", f);
   for (int i = 0; i < r->p->methods; i++) {
     for (int k = 0; k < r->p->seeds; k++) {
@@ -404,7 +405,7 @@ static void put_method(const report *r, int i, ngio_out *o) {
   ngio_shut(o, '}');
 }
 
-static void say_json(const report *r, FILE *f) {
+static void print_json(const report *r, FILE *f) {
   ngio_out o = {.indent = 1};
   char processor[128] = "";
   cli_processor(processor, sizeof processor);
@@ -438,9 +439,9 @@ static int write_files(const report *r, const tables *t) {
     if (f == NULL) {
       rc = cli_bad("%s: no memory", path);
     } else {
-      if (i == 0) say_curves(r, f);
-      if (i == 1) say_json(r, f);
-      if (i == 2) say_tables(r, t, f);
+      if (i == 0) print_curves(r, f);
+      if (i == 1) print_json(r, f);
+      if (i == 2) print_tables(r, t, f);
       rc = fclose(f) == 0 ? disk_write(path, text, size) : cli_bad("%s: no memory", path);
     }
     free(text);
@@ -522,7 +523,7 @@ int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
   times_table(&r, &t.times);
   int rc = write_files(&r, &t);
   if (rc == CLI_OK) rc = draw(&r);
-  if (rc == CLI_OK) say_tables(&r, &t, stdout);
+  if (rc == CLI_OK) print_tables(&r, &t, stdout);
   table_free(&t.results);
   table_free(&t.pairs);
   table_free(&t.times);

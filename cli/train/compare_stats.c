@@ -175,8 +175,8 @@ static difference difference_of(const compare_plan *p, compare_metric m, int wha
 }
 
 /* "-0.0123 [-0.0246, -0.0001]" with this number of decimals; decimals < 0: three digits of half the interval. */
-static void say_difference(char *text, size_t size, const difference *d, double scale,
-                           int decimals) {
+static void format_difference(char *text, size_t size, const difference *d, double scale,
+                              int decimals) {
   const double half = 0.5 * scale * (d->high - d->low);
   if (decimals < 0 && half > 1e-8 && half < 1e6) {
     const int digits = 2 - (int)floor(log10(half));
@@ -211,7 +211,7 @@ void compare_paired_table(const compare_plan *p, compare_metric metric, table *t
       char text[128];
       const difference d = difference_of(p, metric, shown[c], i);
       const bool points = ends[shown[c]].accuracy;
-      say_difference(text, sizeof text, &d, points ? 100.0 : 1.0, points ? 2 : -1);
+      format_difference(text, sizeof text, &d, points ? 100.0 : 1.0, points ? 2 : -1);
       table_put(t, 2 + c, "%s", text);
       if (d.n > pairs) pairs = d.n;
     }

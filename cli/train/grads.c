@@ -44,7 +44,7 @@ static int post(grads *g) {
 
 /* ---- sums --------------------------------------------------------------------------------------*/
 
-static int made(void *user, int first) {
+static int on_gradients(void *user, int first) {
   grads *g = user;
   const float share = (float)(g->share / (double)g->batches);
   while (g->added > first) {
@@ -65,7 +65,7 @@ int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share,
   if (out->sum == NULL)
     return cli_bad("no memory for the gradients of %lld weights", (long long)nn_weights(net));
   if (ranks->size > 1) cut(out, cap);
-  nn_on_gradients(net, made, out);
+  nn_on_gradients(net, on_gradients, out);
   return CLI_OK;
 }
 

@@ -141,7 +141,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
 
 bool mix_carries(const mix *m) { return m->last != NULL; }
 
-static float *own(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
+static float *previous_batch(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
 
 static float *data_of(const ngio_tensor *t) { return (float *)(uintptr_t)t->data; }
 
@@ -184,7 +184,7 @@ int mix_gather(const mix *m, ngio_tensor t[2]) {
       int64_t n;
       float *x = data_of(&t[i]) + part_of(m, i, q, &n);
       const int64_t bytes = n * (int64_t)sizeof *x;
-      if (k->rank == q) memcpy(x, own(m, i), (size_t)bytes);
+      if (k->rank == q) memcpy(x, previous_batch(m, i), (size_t)bytes);
       if (n > 0) rc = ranks_tell_from(k, q, x, bytes);
     }
   }
@@ -197,7 +197,7 @@ int mix_spread(mix *m, const ngio_tensor t[2]) {
     int64_t n;
     rc = ranks_tell(&m->ranks, data_of(&t[i]), t[i].bytes);
     const float *x = data_of(&t[i]) + part_of(m, i, m->ranks.rank, &n);
-    memcpy(own(m, i), x, (size_t)n * sizeof *x);
+    memcpy(previous_batch(m, i), x, (size_t)n * sizeof *x);
   }
   m->began = rc == CLI_OK;
   return rc;

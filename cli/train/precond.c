@@ -28,7 +28,7 @@ struct precond {
   int64_t whole, first; /* ng_batch.whole, ng_batch.first; 0: not set */
 };
 
-static int told(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
+static int report_failure(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
 
 static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   ng_pool_run(user, n, task, arg);
@@ -64,7 +64,7 @@ static int observe(precond *p, int layer, const float *x, int64_t samples, int64
   const ng_status st = grad ? ng_observe_output_grad(p->p, i, &v, NG_BORROW)
                             : ng_observe_input(p->p, i, &v, NG_BORROW);
   p->observe_ms += ng_now_ms() - t0;
-  return st < 0 ? told(p) : CLI_OK;
+  return st < 0 ? report_failure(p) : CLI_OK;
 }
 
 static int observe_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
@@ -89,12 +89,12 @@ int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   b.last = last;
   b.whole = p->whole;
   b.first = p->first;
-  return ng_begin(p->p, &b) < 0 ? told(p) : CLI_OK;
+  return ng_begin(p->p, &b) < 0 ? report_failure(p) : CLI_OK;
 }
 
 const nn_watch *precond_watch(precond *p) { return &p->watch; }
 
-int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? told(p) : CLI_OK; }
+int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? report_failure(p) : CLI_OK; }
 
 /* ---- making one ------------------------------------------------------------------------------*/
 
@@ -185,14 +185,14 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
   }
   p->watch = (nn_watch){p, observe_input, observe_output_grad};
   int rc = cli_context(&config, &p->ctx);
-  if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = told(p);
+  if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = report_failure(p);
   const bool norms = strcmp(cli_option_text(o, "norm_block").text, "none") != 0;
   ng_options_destroy(&o);
   if (!settings_first_order(s)) {
     p->norms = norms ? nn_norms(net) : 0;
     p->index = cli_take((size_t)watched(p), sizeof *p->index);
   }
-  if (rc == CLI_OK && add_all(p) < 0) rc = told(p);
+  if (rc == CLI_OK && add_all(p) < 0) rc = report_failure(p);
   if (rc != CLI_OK) precond_destroy(&p);
   *out = p;
   return rc;
@@ -212,7 +212,7 @@ void precond_destroy(precond **p) {
 void precond_momentum(precond *p, double momentum) { p->momentum = momentum; }
 
 int precond_set(precond *p, const char *option, double value) {
-  return ng_set_real(p->p, option, value) < 0 ? told(p) : CLI_OK;
+  return ng_set_real(p->p, option, value) < 0 ? report_failure(p) : CLI_OK;
 }
 
 static ng_status step_sgd(const precond *p, double lr) {
@@ -248,7 +248,7 @@ int precond_step(precond *p, double lr, unsigned *out) {
   const ng_status st = settings_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr);
   *out = st == NG_SKIPPED ? PRECOND_SKIPPED : st == NG_UNOBSERVED ? PRECOND_UNOBSERVED : 0;
   if (st == NG_RESCUED || (st == NG_UNOBSERVED && rescues(p) > before)) *out |= PRECOND_RESCUED;
-  return st < 0 ? told(p) : CLI_OK;
+  return st < 0 ? report_failure(p) : CLI_OK;
 }
 
 /* ---- what happened ---------------------------------------------------------------------------*/
@@ -335,7 +335,7 @@ int64_t precond_bytes(const precond *p) {
 }
 
 /* Report the last message of the library, with `path` in place of "the stream" (NULL: unchanged). */
-static int told_of(const precond *p, const char *path) {
+static int report_failure_of(const precond *p, const char *path) {
   static const char stream[] = "the stream: ";
   const char *text = ng_last_error(p->ctx);
   if (path == NULL) return cli_bad("%s", text);
@@ -346,7 +346,7 @@ static int told_of(const precond *p, const char *path) {
 /* An error of a file is the same on all ranks and reported once. */
 static int saved(const precond *p, ng_status st, bool tells) {
   if (st >= 0) return CLI_OK;
-  return st == NG_ERR_FILE && !tells ? CLI_BAD : told(p);
+  return st == NG_ERR_FILE && !tells ? CLI_BAD : report_failure(p);
 }
 
 int precond_save(precond *p, ng_writer write, void *user, bool tells) {
@@ -358,9 +358,9 @@ int precond_save_parts(precond *p, const char *path, bool tells) {
 }
 
 int precond_load(precond *p, ng_reader read, void *user, const char *path) {
-  return ng_load_from(p->p, read, user) < 0 ? told_of(p, path) : CLI_OK;
+  return ng_load_from(p->p, read, user) < 0 ? report_failure_of(p, path) : CLI_OK;
 }
 
 int precond_load_parts(precond *p, const char *path) {
-  return ng_load(p->p, path) < 0 ? told(p) : CLI_OK;
+  return ng_load(p->p, path) < 0 ? report_failure(p) : CLI_OK;
 }

@@ -153,7 +153,7 @@ static void close_subject(subject *p) {
   free(p->weights);
 }
 
-static int tell(subject *p, const char *when) {
+static int print_result(subject *p, const char *when) {
   const pruning_count c = pruning_counted(p->net);
   double sum[3] = {0.0}; /* loss, correct samples, samples */
   if (feed_evaluate(&p->feed, p->net, p->reconstructs, 0, p->feed.test->n, sum) != CLI_OK)
@@ -195,11 +195,11 @@ static int prune(const char *dir, const wish *w) {
     if (w->sparsity < is && !w->how.layerwise)
       rc = cli_bad("--sparsity: %g, but %g of the weights are 0 already", w->sparsity, is);
   }
-  if (rc == CLI_OK) rc = tell(&p, "before");
+  if (rc == CLI_OK) rc = print_result(&p, "before");
   if (rc == CLI_OK) rc = pruning_run(p.ctx, &w->how, p.reconstructs, &p.feed, p.net);
   if (rc == CLI_OK && checkpoint_lost(p.net) != NULL)
     rc = cli_bad("prune: %s is not finite; try a larger --damping", checkpoint_lost(p.net));
-  if (rc == CLI_OK) rc = tell(&p, "after ");
+  if (rc == CLI_OK) rc = print_result(&p, "after ");
   if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0);
   close_subject(&p);
   return rc;

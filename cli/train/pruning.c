@@ -115,7 +115,7 @@ pruning_count pruning_counted(const nn *net) {
   return c;
 }
 
-static void look(nn *net, pruned *p) {
+static void open_pruned(nn *net, pruned *p) {
   const int n = nn_params(net);
   *p = (pruned){.net = net,
                 .layer = cli_take((size_t)n, sizeof *p->layer),
@@ -138,7 +138,7 @@ static void look(nn *net, pruned *p) {
   }
 }
 
-static void forget(pruned *p) {
+static void free_pruned(pruned *p) {
   free(p->layer);
   free(p->first);
   free(p->zeros);
@@ -240,11 +240,11 @@ static int one_step(ng_context *ctx, const pruning *how, bool reconstructs, feed
 int pruning_run(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, nn *net) {
   pruned p;
   int rc = CLI_OK;
-  look(net, &p);
+  open_pruned(net, &p);
   nn_fix_norms(net, true);
   for (int64_t k = 1; k <= how->steps && rc == CLI_OK; k++)
     rc = one_step(ctx, how, reconstructs, f, k, &p);
   nn_fix_norms(net, false);
-  forget(&p);
+  free_pruned(&p);
   return rc;
 }

@@ -18,12 +18,12 @@ static ng_collective describe(ng_coll_kind kind, ng_dtype dtype, void *x, int64_
   return c;
 }
 
-static int told(const run_ranks *r, ng_status st) {
+static int report_failure(const run_ranks *r, ng_status st) {
   if (st == NG_OK) return CLI_OK;
   return cli_bad("rank %d of %d: another rank gave up, or %s failed", r->rank, r->size, r->t->name);
 }
 
-static void begins(const run_ranks *r, const ng_collective *c) {
+static void count_begin(const run_ranks *r, const ng_collective *c) {
   if (r->count == NULL) return;
   r->count->bytes += c->count * ng_dtype_size(c->dtype);
   r->count->messages++;
@@ -31,7 +31,7 @@ static void begins(const run_ranks *r, const ng_collective *c) {
 }
 
 /* `waited`: this rank was blocked since `since`. */
-static void ends(const run_ranks *r, bool waited, double since) {
+static void count_end(const run_ranks *r, bool waited, double since) {
   if (r->count == NULL) return;
   ng_meter_end(&r->count->meter);
   if (waited) r->count->meter.wait_ms += ng_now_ms() - since;
@@ -39,10 +39,10 @@ static void ends(const run_ranks *r, bool waited, double since) {
 
 static int run(const run_ranks *r, const ng_collective *c) {
   const double t0 = ng_now_ms();
-  begins(r, c);
+  count_begin(r, c);
   const ng_status st = r->t->run(r->t->user, c);
-  ends(r, true, t0);
-  return told(r, st);
+  count_end(r, true, t0);
+  return report_failure(r, st);
 }
 
 static int call(const run_ranks *r, ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
@@ -64,10 +64,10 @@ int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *ou
   *out = (ranks_request){.c = describe(NG_ALL_REDUCE, NG_F32, x, n)};
   if (r->size == 1) return CLI_OK;
   if (r->t->start == NULL) return run(r, &out->c);
-  begins(r, &out->c);
+  count_begin(r, &out->c);
   const ng_status st = r->t->start(r->t->user, &out->c, &out->handle);
   out->under_way = st == NG_OK;
-  return told(r, st);
+  return report_failure(r, st);
 }
 
 int ranks_test(const run_ranks *r, ranks_request *q, bool *done) {
@@ -77,8 +77,8 @@ int ranks_test(const run_ranks *r, ranks_request *q, bool *done) {
   const ng_status st = r->t->test(r->t->user, q->handle, &over);
   *done = over != 0;
   q->under_way = st == NG_OK && over == 0;
-  if (!q->under_way) ends(r, false, 0.0);
-  return told(r, st);
+  if (!q->under_way) count_end(r, false, 0.0);
+  return report_failure(r, st);
 }
 
 int ranks_wait(const run_ranks *r, ranks_request *q) {
@@ -86,8 +86,8 @@ int ranks_wait(const run_ranks *r, ranks_request *q) {
   const double t0 = ng_now_ms();
   const ng_status st = r->t->wait(r->t->user, q->handle);
   q->under_way = false;
-  ends(r, true, t0);
-  return told(r, st);
+  count_end(r, true, t0);
+  return report_failure(r, st);
 }
 
 int ranks_tell_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes) {

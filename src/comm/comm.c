@@ -27,7 +27,9 @@ static ng_status fail(ng_comm *c) {
 }
 
 /* Whether the transport implements a kind itself. */
-static bool does(const ng_comm *c, ng_coll_kind kind) { return (c->t.kinds >> kind & 1u) != 0; }
+static bool implements(const ng_comm *c, ng_coll_kind kind) {
+  return (c->t.kinds >> kind & 1u) != 0;
+}
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
@@ -224,7 +226,7 @@ static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
   if (is_alone(g) || (x->counts != NULL && x->total == 0)) return NG_OK;
   count_in(c, x);
   if (x->counts == NULL) return in_pieces(c, g, x->kind, x->buffer, x->total, x->t, x->root);
-  if (does(c, x->kind) && x->total <= c->piece) {
+  if (implements(c, x->kind) && x->total <= c->piece) {
     const ng_collective one = describe(g, x);
     return run(c, &one);
   }
@@ -276,7 +278,7 @@ ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
                                    const int64_t *counts, ng_dtype t, ng_request *r) {
   const int64_t total = sum_of(counts, g->n);
   const call x = {NG_REDUCE_SCATTER, buffer, total, counts, t, 0};
-  if (!does(c, NG_REDUCE_SCATTER)) return ng_comm_post_sum(c, g, buffer, total, t, r);
+  if (!implements(c, NG_REDUCE_SCATTER)) return ng_comm_post_sum(c, g, buffer, total, t, r);
   return post(c, g, &x, r);
 }
 

@@ -21,7 +21,7 @@ typedef ng_mpi_team team;
 enum { SMALL = 1 << 15 }; /* bytes that a rank may receive for a sum in one stage */
 
 /* Equal on all ranks. */
-static bool in_two(const team *t, const ng_collective *c, int64_t count) {
+static bool needs_two_stages(const team *t, const ng_collective *c, int64_t count) {
   const int64_t size = ng_dtype_size(c->dtype);
   if (c->kind == NG_ALL_REDUCE) return t->n > 2 && count * size * t->n > SMALL;
   if (c->kind != NG_REDUCE_SCATTER) return false;
@@ -34,7 +34,7 @@ static bool in_two(const team *t, const ng_collective *c, int64_t count) {
 }
 
 int64_t ng_mpi_buffer_size(const team *t, const ng_collective *c, int64_t count, bool *two) {
-  *two = in_two(t, c, count);
+  *two = needs_two_stages(t, c, count);
   if (*two) return count + t->n * (count / t->n + 1);
   if (c->kind == NG_ALL_REDUCE) return count * t->n;
   return c->kind == NG_REDUCE_SCATTER ? count + t->n * c->counts[t->index] : count;

@@ -93,7 +93,7 @@ NG_CLONES static void narrow_many_f16(uint16_t *restrict dst, const float *restr
 
 /* Return 1 if an exponent has only ones (Inf or NaN). On bits, because -ffast-math may remove a
  * test of floats. Without an early exit, so that the loop vectorises. */
-NG_CLONES static uint32_t strange32(const float *src, int64_t n) {
+NG_CLONES static uint32_t has_nonfinite32(const float *src, int64_t n) {
   uint32_t found = 0;
   for (int64_t i = 0; i < n; i++) {
     found |= (uint32_t)((bits_of(src[i]) & 0x7f800000u) == 0x7f800000u);
@@ -101,7 +101,7 @@ NG_CLONES static uint32_t strange32(const float *src, int64_t n) {
   return found;
 }
 
-NG_CLONES static uint32_t strange16(const uint16_t *src, int64_t n, uint16_t exponent) {
+NG_CLONES static uint32_t has_nonfinite16(const uint16_t *src, int64_t n, uint16_t exponent) {
   uint32_t found = 0;
   for (int64_t i = 0; i < n; i++) {
     found |= (uint32_t)((src[i] & exponent) == exponent);
@@ -183,9 +183,10 @@ bool ng_all_finite(const void *src, ng_dtype t, int64_t n) {
   enum { PIECE = 16384 };
   for (int64_t i = 0; i < n; i += PIECE) {
     const int64_t m = ng_min64(PIECE, n - i);
-    const uint32_t found = t == NG_F32 ? strange32((const float *)src + i, m)
-                                       : strange16((const uint16_t *)src + i, m,
-                                                   (uint16_t)(t == NG_BF16 ? 0x7f80u : 0x7c00u));
+    const uint32_t found = t == NG_F32
+                               ? has_nonfinite32((const float *)src + i, m)
+                               : has_nonfinite16((const uint16_t *)src + i, m,
+                                                 (uint16_t)(t == NG_BF16 ? 0x7f80u : 0x7c00u));
     if (found != 0) return false;
   }
   return true;

@@ -135,7 +135,7 @@ static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bo
 }
 
 /* pi, or 1 where pi would be 0, Inf or NaN, so that the product of both shifts stays lambda. */
-static double balance(const double mean[2]) {
+static double pi_of(const double mean[2]) {
   const double pi = sqrt(mean[NG_SIDE_A] / mean[NG_SIDE_G]);
   const bool sound = mean[NG_SIDE_A] > 0.0 && mean[NG_SIDE_G] > 0.0 && pi - pi == 0.0 && pi > 0.0;
   return sound ? pi : 1.0;
@@ -169,7 +169,7 @@ ng_status ng_kron_solve(ng_block *b) {
       finite[i] = k->side[i].stat->keeps && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
       if (b->traces != NULL) mean[i] = b->traces[i * b->traces_each + group];
     }
-    const double pi = balance(mean);
+    const double pi = pi_of(mean);
     ng_kron_split(b, lambda, pi, on);
     for (int i = 0; i < 2; i++) {
       ng_side *s = &k->side[i];

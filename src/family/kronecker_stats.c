@@ -75,7 +75,7 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
 }
 
 /* output_factor = diagonal: every part of G has order 1. */
-static bool single(const ng_obs *o, const ng_side *side) {
+static bool is_diagonal_factor(const ng_obs *o, const ng_side *side) {
   return o->what == NG_SEES_OUTGRAD && side->parts > 1 && side->parts == o->v.columns;
 }
 
@@ -134,7 +134,7 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const call_scale c = scale_of(b, o, s);
   if (side->part->diagonal) return add_tokens(b, o, side, c.alpha);
   ng_stat_retain(b->ctx->queue, s);
-  if (single(o, side)) {
+  if (is_diagonal_factor(o, side)) {
     add_diagonal(b, o, side, c);
     return NG_OK;
   }

@@ -250,13 +250,13 @@ static void select_topk(ng_block *b, int32_t round, double *x) {
 }
 
 /* Whether the window is not full yet and window_fill is `how`. */
-static bool fills(const ng_block *b, ng_window_fill how) {
+static bool uses_fill(const ng_block *b, ng_window_fill how) {
   const ng_window *w = ng_window_of(b);
   return b->base.window_fill == how && (w->drops_rows || ng_window_count(w) < w->m);
 }
 
 /* u <- D less the row at head, rounded before decay is added: the two nearly cancel. */
-static void take_rest(ng_block *b) {
+static void take_unstored(ng_block *b) {
   ng_window *w = ng_window_of(b);
   (void)ng_window_take(b, w->u);
   for (int32_t i = 0; i < w->parts; i++) {
@@ -270,9 +270,9 @@ static void take_rest(ng_block *b) {
 
 static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  const bool rest = b->base.window_fill == NG_FILL_ADDED || fills(b, NG_FILL_REST);
+  const bool rest = b->base.window_fill == NG_FILL_ADDED || uses_fill(b, NG_FILL_REST);
   const bool decay = decays(b, NG_DECAY_DIRECTION);
-  if (rest && decay) take_rest(b);
+  if (rest && decay) take_unstored(b);
   const ng_status st = ng_window_solve(b, NULL, rest);
   if (rest && !decay) { /* + (g - row) / damping, in the same sum */
     (void)ng_window_take(b, w->u);
@@ -286,8 +286,8 @@ static ng_status direct_row(ng_block *b) {
     (void)ng_window_decay(b, b->base.window_decay,
                           w->u); /* ng_window_measure finds non-finite elements */
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
-  if (fills(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
-  if (fills(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->residual(b));
+  if (uses_fill(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
+  if (uses_fill(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->residual(b));
   return st;
 }
 
@@ -355,7 +355,7 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 /* ---- life ------------------------------------------------------------------------------------*/
 
 /* Drop all rows except the one at head. */
-static void empty(ng_block *b) {
+static void drop_other_rows(ng_block *b) {
   ng_window *w = ng_window_of(b);
   for (int64_t place = 0; place < w->places; place++) {
     if (place == ng_window_head(w)) continue;
@@ -382,7 +382,7 @@ static void commit(ng_block *b, bool taken) {
   if (taken && fresh) {
     const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0;
     if (w->store->commit != NULL && !idle) w->store->commit(b);
-    if (w->drops_rows) empty(b);
+    if (w->drops_rows) drop_other_rows(b);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
     w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);
     w->lr = w->next_lr;

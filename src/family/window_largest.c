@@ -87,8 +87,8 @@ static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uin
 }
 
 /* Keep all chosen above the bin, and the `rest` largest within it. */
-static void settle(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int64_t rest,
-                   int32_t *count) {
+static void keep_k_largest(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int64_t rest,
+                           int32_t *count) {
   int64_t out = 0;
   const uint32_t upper = find_digit(x, chosen, m, bin, FIRST, count, &rest);
   const uint32_t least = find_digit(x, chosen, m, upper, SECOND, count, &rest);
@@ -153,7 +153,7 @@ void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64
     memmove(chosen + m, chosen + from, (size_t)some * sizeof *chosen);
     m += some;
   }
-  settle(v->x, chosen, m, bin, rest, count);
+  keep_k_largest(v->x, chosen, m, bin, rest, count);
 }
 
 /* ---- by several ranks ------------------------------------------------------------------------*/

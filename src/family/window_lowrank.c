@@ -276,7 +276,7 @@ static double both_factors(const shape *v, const float *f, const float *g) {
   return sum;
 }
 
-static double with_vector(const shape *v, const float *f, const float *x) {
+static double dot_with_vector(const shape *v, const float *f, const float *x) {
   double sum = 0.0;
   for (int64_t a = 0; a < v->rank; a++) {
     const float *q = f + v->rank * v->rows + a * v->cols;
@@ -299,7 +299,7 @@ static void product_segment(void *arg, int32_t k) {
     const float *f = factors_at(s, w->used[j], v), *x = p->x == NULL ? mine : p->x + w->view[k].at;
     w->partial[k * w->places + w->used[j]] = v->rank == 0   ? ng_window_dot(f, x, v->rows * v->cols)
                                              : p->x == NULL ? both_factors(v, f, mine)
-                                                            : with_vector(v, f, x);
+                                                            : dot_with_vector(v, f, x);
   }
 }
 

@@ -8,7 +8,7 @@
 
 static const double ENTERS_MOST = 1e28; /* with window_feedback_lr */
 
-static inline double keep(double x, float old, int64_t *kept) {
+static inline double or_old_value(double x, float old, int64_t *kept) {
   if (fabs(x) <= (double)FLT_MAX) return x;
   *kept += 1;
   return (double)old;
@@ -32,7 +32,7 @@ static void mix_chunk(void *arg, int32_t i) {
     if (to != v) memcpy(to, v, (size_t)c.n * sizeof *to);
   } else {
     for (int64_t k = 0; k < c.n; k++) {
-      to[k] = (float)keep(m->old * (double)v[k] + m->take * (double)x[k], v[k], &kept);
+      to[k] = (float)or_old_value(m->old * (double)v[k] + m->take * (double)x[k], v[k], &kept);
     }
   }
   w->sums[i] = (double)kept;
@@ -82,10 +82,11 @@ static void enter_chunk(void *arg, int32_t i) {
   }
   for (int64_t k = c.at; k < c.at + c.n; k++) {
     const double g = (double)w->x[k];
-    const double m = keep(p->mu * (double)w->v[k] + p->take * g, w->v[k], &kept);
+    const double m = or_old_value(p->mu * (double)w->v[k] + p->take * g, w->v[k], &kept);
     w->next_v[k] = w->x[k] = (float)m;
     if (!p->adam) continue;
-    const double s = keep(p->forget * (double)w->s[k] + (1.0 - p->forget) * g * g, w->s[k], &kept);
+    const double s =
+        or_old_value(p->forget * (double)w->s[k] + (1.0 - p->forget) * g * g, w->s[k], &kept);
     w->next_s[k] = (float)s;
     w->x[k] = (float)(m * p->by_m / (sqrt(s * p->by_s) + p->eps));
   }
@@ -134,7 +135,7 @@ static void divide_chunk(ng_block *b, int32_t i) {
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   int64_t kept = 0;
   for (int64_t k = c.at; k < c.at + c.n; k++) {
-    const double x = (double)w->u[k], s = keep((double)w->s[k] + x * x, w->s[k], &kept);
+    const double x = (double)w->u[k], s = or_old_value((double)w->s[k] + x * x, w->s[k], &kept);
     w->next_s[k] = (float)s;
     w->u[k] = (float)(x / (sqrt(s) + b->base.damping));
   }
@@ -200,7 +201,7 @@ static void use_leaving(ng_window *w, bool fresh, bool all) {
 }
 
 /* next_v <- r plus the rows that leave; next_row_coefficient <- mu times the coefficients of the others. */
-static void part_with(ng_block *b, bool fresh, bool all) {
+static void move_leaving_rows(ng_block *b, bool fresh, bool all) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
   use_leaving(w, fresh, all);
@@ -228,7 +229,7 @@ ng_status ng_window_average(ng_block *b, bool fresh) {
   const double mu = b->base.window_momentum;
   const bool out = ng_window_some_out(b), in_rest = out || !fresh;
   ng_status st = NG_OK;
-  part_with(b, fresh, out || (fresh && w->drops_rows));
+  move_leaving_rows(b, fresh, out || (fresh && w->drops_rows));
   if (in_rest && fresh) {
     ng_window_sent(b, 1.0);
   } else if (in_rest) {

@@ -367,8 +367,8 @@ static double size_of(const ng_block *b, const ng_window_part *p, const spectrum
 /* A bound of the error of u along G'v_i, because eigenvalues are known to `noise` only. In the
  * eigenbasis a function f of the matrix then changes by noise |f(i) - f(j)| / |i - j| (Daleckii &
  * Krein 1965), which for of_b and of_q is at most 2 noise f(lesser) / greater. */
-static double lost_beside(const ng_block *b, const ng_window_part *p, const ask *a,
-                          const spectrum *s, int64_t i) {
+static double eigenvalue_error(const ng_block *b, const ng_window_part *p, const ask *a,
+                               const spectrum *s, int64_t i) {
   const ng_window *w = ng_window_of(b);
   const int64_t n = w->uses;
   const double e = unit(w), noise = e * s->value[n - 1], *v = s->V + i * n;
@@ -399,7 +399,7 @@ static double try_ggt(ng_block *b, ng_window_part *p, const ask *a, const spectr
   for (int64_t i = 0; i < n; i++) {
     const double *v = s->V + i * n, value = s->value[i];
     const double y = of_b(value, eps) * s->on_b[i] - of_q(value, eps) * s->on_q[i];
-    lost += lost_beside(b, p, a, s, i);
+    lost += eigenvalue_error(b, p, a, s, i);
     if (value < 0x1p-53 * s->value[n - 1]) continue;
     for (int64_t j = 0; j < n; j++) {
       p->c[w->used[j]] += v[j] * y;

@@ -26,7 +26,7 @@ static void *piece(const ng_assignment *a, size_t *at, size_t count, size_t size
   return p;
 }
 
-static size_t carve(ng_assignment *a, ng_assigner *x) {
+static size_t place_arrays(ng_assignment *a, ng_assigner *x) {
   const size_t W = (size_t)a->m * (size_t)a->n, n = (size_t)a->n;
   const size_t N = (size_t)ng_max64(a->works, a->tasks) + 1;
   size_t at = 0;
@@ -48,7 +48,7 @@ size_t ng_assign_room(const ng_assignment *a) {
   ng_assignment none = *a;
   ng_assigner x;
   none.room = NULL;
-  return carve(&none, &x);
+  return place_arrays(&none, &x);
 }
 
 /* ---- one block -------------------------------------------------------------------------------*/
@@ -61,14 +61,14 @@ double ng_work_cost(const ng_work *w) {
   return cost;
 }
 
-static void own(ng_assigner *x, ng_task *t, int32_t rank) {
+static void set_owner(ng_assigner *x, ng_task *t, int32_t rank) {
   t->owner = rank;
   x->load[rank] += t->cost;
   x->sum[rank % x->a->n] += t->cost;
 }
 
 /* The first of the least-loaded ranks of a column. */
-static int32_t least(const ng_assigner *x, int32_t column) {
+static int32_t least_loaded(const ng_assigner *x, int32_t column) {
   int32_t best = column;
   for (int32_t i = 1; i < x->a->m; i++) {
     const int32_t rank = i * x->a->n + column;
@@ -89,14 +89,14 @@ static int32_t place_of(const ng_work *w, int32_t i) {
 }
 
 void ng_assign_put(ng_assigner *x, ng_work *w, int32_t column) {
-  const int32_t first = least(x, column);
+  const int32_t first = least_loaded(x, column);
   w->column = column;
   w->owner = first;
   x->each[column] += w->each;
   for (int32_t turn = 0; turn < w->tasks; turn++) {
     for (int32_t i = 0; i < w->tasks; i++) {
       if (place_of(w, i) != turn) continue;
-      own(x, &w->task[i], x->a->together ? first : least(x, column));
+      set_owner(x, &w->task[i], x->a->together ? first : least_loaded(x, column));
     }
   }
 }
@@ -239,7 +239,7 @@ static void cut_apart(ng_assigner *x, int32_t column) {
 void ng_assign(ng_assignment *a) {
   const struct rule *r = &rules[a->placement];
   ng_assigner x;
-  (void)carve(a, &x);
+  (void)place_arrays(a, &x);
   memset(x.turn, 0, (size_t)a->n * sizeof *x.turn);
   const bool together = a->together && !(r->spreads && a->m * a->n > a->works);
   const bool runs = r->choice == NUMBERS || r->choice == LOADS;

@@ -29,7 +29,7 @@ static int32_t owner_of(unit u) {
   return u.w->task[u.task < 0 ? 0 : u.task].owner;
 }
 
-static void give(ng_assigner *x, unit u, int32_t rank) {
+static void move_unit(ng_assigner *x, unit u, int32_t rank) {
   for (int32_t i = 0; i < u.w->tasks; i++) {
     ng_task *t = &u.w->task[i];
     if (u.task >= 0 && u.task != i) continue;
@@ -86,8 +86,8 @@ static bool improve_loads(ng_assigner *x) {
     }
   }
   if (b.u.w == NULL) return false;
-  give(x, b.u, b.rank);
-  if (b.with.w != NULL) give(x, b.with, top);
+  move_unit(x, b.u, b.rank);
+  if (b.with.w != NULL) move_unit(x, b.with, top);
   return true;
 }
 
@@ -106,7 +106,7 @@ typedef struct podium {
   int32_t column[3];
 } podium;
 
-static podium three(const double *value, int32_t n) {
+static podium largest_three(const double *value, int32_t n) {
   podium p = {{-1, -1, -1}};
   for (int32_t c = 0; c < n; c++) {
     int32_t k = 3;
@@ -118,7 +118,7 @@ static podium three(const double *value, int32_t n) {
   return p;
 }
 
-static double beside(const podium *p, const double *value, int32_t c, int32_t d) {
+static double largest_except(const podium *p, const double *value, int32_t c, int32_t d) {
   for (int k = 0; k < 3; k++) {
     if (p->column[k] >= 0 && p->column[k] != c && p->column[k] != d) return value[p->column[k]];
   }
@@ -165,8 +165,8 @@ static bool try_columns(ng_assigner *x, const podium *loads, const podium *eache
   }
   ng_assign_put(x, w, d);
   const double load = largest(peak_of(x, c), peak_of(x, d)), each = largest(x->each[c], x->each[d]);
-  const double now = weight * largest(load, beside(loads, x->peak, c, d)) +
-                     largest(each, beside(eaches, x->each, c, d));
+  const double now = weight * largest(load, largest_except(loads, x->peak, c, d)) +
+                     largest(each, largest_except(eaches, x->each, c, d));
   /* the price is equal if two columns share the maximum: lower one first */
   if (below(now, price) || (now <= price && below(weight * load + each, pair))) return true;
   ng_assign_take(x, w);
@@ -187,7 +187,7 @@ static bool improve_columns(ng_assigner *x) {
   for (int32_t c = 0; c < a->n; c++) {
     x->peak[c] = peak_of(x, c);
   }
-  const podium loads = three(x->peak, a->n), eaches = three(x->each, a->n);
+  const podium loads = largest_three(x->peak, a->n), eaches = largest_three(x->each, a->n);
   const double price = ng_assign_price(x);
   for (int32_t i = 0; i < a->works; i++) {
     ng_work *w = &a->work[i];

@@ -50,7 +50,7 @@ ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
 
 /* ---- the environment -------------------------------------------------------------------------*/
 
-static bool known(const char *variable) {
+static bool is_known_variable(const char *variable) {
   char name[64];
   if (strncmp(variable, OF_TESTS, strlen(OF_TESTS)) == 0) return true;
   for (int32_t i = 0; i < NAMED; i++) {
@@ -67,7 +67,7 @@ void ng_environment_tell(ng_context *ctx) {
     if (strncmp(*at, PREFIX, strlen(PREFIX)) != 0) continue;
     const size_t n = strcspn(*at, "=");
     (void)snprintf(variable, sizeof variable, "%.*s", n < sizeof variable ? (int)n : 63, *at);
-    if (known(variable)) continue;
+    if (is_known_variable(variable)) continue;
     const char *nearest = ng_nearest(variable + strlen(PREFIX), small_name, NAMED);
     if (nearest != NULL) ng_variable_name(nearest, near, sizeof near);
     ng_log(ctx, NG_LOG_WARN, "environment: %s is set, and nothing reads it%s",

@@ -69,12 +69,12 @@ static ng_status next_word(const char **at, word *w, char *message, size_t size)
   return next_value(at, w, message, size);
 }
 
-static ng_status twice(const char *name, char *message, size_t size) {
+static ng_status given_twice(const char *name, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s is given twice", name);
 }
 
 static ng_status take_method(ng_options *full, const word *w, seen *s, char *message, size_t size) {
-  if (s->method) return twice("method", message, size);
+  if (s->method) return given_twice("method", message, size);
   s->method = true;
   return ng_options_choose(full, w->value, message, size);
 }
@@ -89,7 +89,7 @@ static ng_status take_option(ng_options *full, const word *w, seen *s, bool of_l
     return ng_fail_to(message, size, NG_ERR_ARG, "%s holds for the whole model, not for a layer",
                       row->name);
   }
-  if (ng_bits_has(s->options.word, id)) return twice(row->name, message, size);
+  if (ng_bits_has(s->options.word, id)) return given_twice(row->name, message, size);
   ng_bits_add(s->options.word, id);
   return ng_option_read(row, w->value, full, message, size);
 }

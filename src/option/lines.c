@@ -52,7 +52,7 @@ static char *colon_of(char *at) {
   return *at == 0 ? NULL : at;
 }
 
-static ng_status cut(entry *e, char *at, char *message, size_t size) {
+static ng_status split_entry(entry *e, char *at, char *message, size_t size) {
   while (ng_is_blank(*at)) {
     at++;
   }
@@ -79,7 +79,7 @@ ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t 
   for (int32_t i = 0; i < l->count && st == NG_OK; i++) {
     char *end = strchr(at, ';');
     if (end != NULL) *end = 0;
-    st = cut(&l->list[i], at, message, size);
+    st = split_entry(&l->list[i], at, message, size);
     at = end == NULL ? at : end + 1;
   }
   if (st == NG_OK) *out = l;

@@ -223,7 +223,7 @@ static const struct method {
      &ng_names_topk_adagrad},
 };
 
-/* A published system and its variants.  `systems`: accepted names in the form of letters(); `shown`: the name in
+/* A published system and its variants.  `systems`: accepted names in the form of normal_name(); `shown`: the name in
  * messages. */
 static const struct variant {
   const char *shown, *systems, *variant, *method;
@@ -323,7 +323,7 @@ ng_status ng_options_choose(ng_options *o, const char *name, char *message, size
 }
 
 /* "DP-KFAC repo", "dp_kfac_repo" and "DP-KFACrepo" are the same: keep letters and digits, in lower case. */
-static void letters(const char *name, char *out, size_t size) {
+static void normal_name(const char *name, char *out, size_t size) {
   size_t n = 0;
   for (; *name != 0 && n < size - 1; name++) {
     const char c = *name;
@@ -345,7 +345,7 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
     return ng_fail_to(message, message_size, NG_ERR_ARG, "%s: it is NULL",
                       system == NULL ? "system" : "variant");
   }
-  letters(system, word, sizeof word);
+  normal_name(system, word, sizeof word);
   for (int32_t i = 0; i < COUNT(variant); i++) {
     if (!ng_in_list(variant[i].systems, word)) continue;
     if (ng_is(variant[i].variant, which)) {

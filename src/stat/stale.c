@@ -60,7 +60,7 @@ static void add_part_gap(const ng_stat *s, const ng_stat_part *p, const void *a,
   }
 }
 
-static bool like(const double sum[2], double tolerance) {
+static bool is_close(const double sum[2], double tolerance) {
   return sum[0] < tolerance * tolerance * sum[1];
 }
 
@@ -94,8 +94,8 @@ void ng_stat_judge(ng_stat *s, const void *scratch) {
     memcpy(p->older, was, (size_t)(n * size));
     was += ng_round16(n) * size;
   }
-  s->stale.verdict = !s->keeps || s->stale.refreshed < 1 || !like(last, s->stale.tolerance)
-                         ? NG_UNLIKE
-                     : s->stale.refreshed < 2 || !like(older, s->stale.tolerance) ? NG_LIKE_LAST
-                                                                                  : NG_LIKE_BOTH;
+  s->stale.verdict =
+      !s->keeps || s->stale.refreshed < 1 || !is_close(last, s->stale.tolerance) ? NG_UNLIKE
+      : s->stale.refreshed < 2 || !is_close(older, s->stale.tolerance)           ? NG_LIKE_LAST
+                                                                                 : NG_LIKE_BOTH;
 }

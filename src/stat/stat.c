@@ -22,7 +22,7 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
 }
 
 /* Reset the sums of this step. keep = 1: without a sample the old average stays. */
-static void close(ng_stat *s) {
+static void reset_step(ng_stat *s) {
   s->w = s->total = s->total_keep = 0.0;
   s->keep = 1.0;
   s->posted = s->shown = s->fresh = false;
@@ -31,7 +31,7 @@ static void close(ng_stat *s) {
 /* Both published programs start with the identity (KAISA, kfac_pytorch). `first` needs nothing: the
  * first fold has weight 0 for the old average. */
 void ng_stat_begin(ng_stat *s) {
-  close(s);
+  reset_step(s);
   if (!s->keeps || s->rule.start != NG_START_IDENTITY) return;
   const float one = 1.0f;
   for (int32_t i = 0; i < s->parts; i++) {
@@ -212,7 +212,7 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
 /* Whether the average fits its dtype: f16 ends at 65504, which inputs of 320 or 65536 positions
  * reach. Mixing two values in range stays in range, so the average is scanned only if the sample
  * may be too large or a shift is added. The margin of a thousandth covers roundings. */
-static bool stays(ng_queue *q, ng_stat *s, ng_mix mix) {
+static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
   const double most = ng_dtype_most(ng_stat_wide(s) ? NG_F32 : s->kept) * (1.0 - 0x1p-10);
   double shift = 0.0;
   for (int32_t i = 0; i < s->groups && s->shift != NULL; i++) {
@@ -224,7 +224,7 @@ static bool stays(ng_queue *q, ng_stat *s, ng_mix mix) {
   return old + shift <= most && mix.old * (old + shift) + fresh <= most;
 }
 
-static void zero(const ng_stat *s) {
+static void clear_sums(const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
     memset(s->part[i].sum, 0, (size_t)(n * ng_dtype_size(s->wire)));
@@ -233,8 +233,8 @@ static void zero(const ng_stat *s) {
 
 /* A posted sum contains samples of other ranks, even without own samples. */
 void ng_stat_forget(ng_stat *s) {
-  if (s->observes && (s->w > 0.0 || s->total > 0.0 || s->posted)) zero(s);
-  close(s);
+  if (s->observes && (s->w > 0.0 || s->total > 0.0 || s->posted)) clear_sums(s);
+  reset_step(s);
 }
 
 /* Ranks that sum share the shift, each adding its part, except where all hold the whole shift,
@@ -285,7 +285,7 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!s->rule.averaged) return NG_OK; /* stays in `sum` until the step ends */
   if (s->keeps) {
     const ng_mix mix = fold_mix(s);
-    if (!stays(q, s, mix)) {
+    if (!fits_dtype(q, s, mix)) {
       ng_stat_forget(s);
       return NG_SKIPPED;
     }
@@ -298,9 +298,9 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
     }
     ng_queue_wait(q);
   } else if (s->observes) {
-    zero(s);
+    clear_sums(s);
   }
   s->started = true;
-  close(s);
+  reset_step(s);
   return NG_OK;
 }

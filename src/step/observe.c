@@ -234,7 +234,7 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
 
 /* Weigh the statistics before and count them after the family, so that a refused array has no
  * weight. */
-static ng_status enter(ng_block *b, const ng_obs *o) {
+static ng_status add_observation(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
   bool every = false, none = false;
   if (st != NG_OK) return st;
@@ -294,12 +294,12 @@ static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool 
 /* Add the array to the block's sums if it is finite and its scratch is available. */
 static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   ng_block *b = e->block;
-  if (o->samples == 0) return enter(b, o);
+  if (o->samples == 0) return add_observation(b, o);
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* one-hot vectors */
   o->most = tokens ? 1.0 : b->scans ? 0.0 : ng_strided_most(p->ctx, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->most - o->most == 0.0;
   const ng_status st = finite ? make_room(b, o) : NG_SKIPPED;
-  return st == NG_OK ? enter(b, o) : st;
+  return st == NG_OK ? add_observation(b, o) : st;
 }
 
 /* Check the shape also if no statistic is due, so that a mistake shows at once.  A rank without
@@ -359,11 +359,11 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 
 /* ---- the gradients themselves: a station -----------------------------------------------------*/
 
-static bool looks(const ng_precond *p, const ng_block *b) {
+static bool observes_gradients(const ng_precond *p, const ng_block *b) {
   return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) && wants(b, NG_SEES_FLATGRAD);
 }
 
-bool ng_gradients_are_due(const ng_precond *p) { return ng_any_block(p, looks); }
+bool ng_gradients_are_due(const ng_precond *p) { return ng_any_block(p, observes_gradients); }
 
 /* For families that do not scan; any dtype. */
 static bool grads_finite(const ng_block *b) {
@@ -386,10 +386,10 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .positions = 1,
                       .loss_scale = 1.0,
                       .lr = p->step->lr};
-    if (!looks(p, b)) continue;
+    if (!observes_gradients(p, b)) continue;
     const double t0 = ng_now_ms();
     const bool scans = b->scans && b->slice == NULL; /* a slice is scanned by its own rank only */
-    const ng_status st = scans || grads_finite(b) ? enter(b, &o) : NG_SKIPPED;
+    const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
     b->observing_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
     if (st < NG_OK) p->step->trouble = ng_worse(p->step->trouble, st);
