@@ -46,17 +46,20 @@ static void write_file(const void *bytes, size_t n) {
   NEED(pwrite(base.fd, bytes, n, 0) == (ssize_t)n);
 }
 
-/* ng_save renames, so a file without a folder cannot be saved to: by way of a real one. */
-static void save_here(sim *s) {
-  char real[] = "/tmp/fuzz_state-XXXXXX";
-  static uint8_t bytes[MOST];
+/* A file with a folder: writers rename theirs. */
+static void make_real(char real[32]) {
+  (void)snprintf(real, 32, "/tmp/fuzz_state-XXXXXX");
   const int fd = mkstemp(real);
   NEED(fd >= 0);
   (void)close(fd);
-  NEED(ng_save(s->p, real) == NG_OK);
+}
+
+/* Its bytes become those of the file without a folder. */
+static void take_real(const char *real) {
+  static uint8_t bytes[MOST];
   const int from = open(real, O_RDONLY);
   const ssize_t n = read(from, bytes, sizeof bytes);
-  NEED(n > 0 && n < MOST);
+  NEED(n >= 0 && n < MOST);
   (void)close(from);
   NEED(unlink(real) == 0);
   write_file(bytes, (size_t)n);
@@ -87,15 +90,17 @@ static void make_base(void) {
   base.fd = memfd_create("state", 0);
   NEED(base.fd >= 0);
   (void)snprintf(base.name, sizeof base.name, "/proc/self/fd/%d", base.fd);
+  char real[32];
   make_model();
-  save_here(&base.s);
+  make_real(real);
+  NEED(ng_save(base.s.p, real) == NG_OK);
+  take_real(real);
   base.size = read_file(base.good);
   base.ready = true;
 }
 
 /* A file of these tensors and this manifest with checksums that fit. */
 static void publish(const ngio_tensors *f, const char *manifest, bool fix_tensors) {
-  static uint8_t bytes[MOST];
   char sum[16], *text = NULL;
   ngio_tensor t[32];
   const int32_t n = ngio_tensors_count(f);
@@ -118,19 +123,10 @@ static void publish(const ngio_tensors *f, const char *manifest, bool fix_tensor
   const char *final = text == NULL ? manifest : text;
   (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *) final, (uInt)strlen(final)));
   const ngio_text meta[2] = {{"natgrad", final}, {"natgrad.crc32", sum}};
-  char real[] = "/tmp/fuzz_state-XXXXXX";
-  const int fd = mkstemp(real);
-  NEED(fd >= 0);
-  (void)close(fd);
-  if (ngio_tensors_write(real, t, n, meta, 2, NULL, 0) == NGIO_OK) {
-    const int from = open(real, O_RDONLY);
-    const ssize_t got = read(from, bytes, sizeof bytes);
-    (void)close(from);
-    write_file(bytes, got > 0 ? (size_t)got : 0);
-  } else { /* an edit made the manifest something that JSON cannot hold */
-    write_file("", 0);
-  }
-  NEED(unlink(real) == 0);
+  char real[32]; /* stays empty if an edit made the manifest something that JSON cannot hold */
+  make_real(real);
+  (void)ngio_tensors_write(real, t, n, meta, 2, NULL, 0);
+  take_real(real);
   free(text);
 }
 
@@ -198,10 +194,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   NEED(sim_fingerprint(&base.s) == loaded);
   (void)sim_step(&base.s, 3); /* numbers may be absurd: any status will do */
   if (ng_reset_batch(base.s.p) == NG_OK) {
-    char real[] = "/tmp/fuzz_state-XXXXXX";
-    const int fd = mkstemp(real);
-    NEED(fd >= 0);
-    (void)close(fd);
+    char real[32];
+    make_real(real);
     const ng_status saved = ng_save(base.s.p, real);
     NEED(saved == NG_OK || saved == NG_ERR_FILE); /* a number of a block may have overflowed */
     if (saved == NG_OK) NEED(ng_load(base.s.p, real) == NG_OK);

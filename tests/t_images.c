@@ -68,15 +68,6 @@ static const char *spec(const char *path, const char *more) {
   return text;
 }
 
-static void refuses(const char *what, const char *says) {
-  data_set d;
-  quiet();
-  const int rc = data_open(what, &d);
-  const char *line = said();
-  if (rc != CLI_BAD || strstr(line, says) == NULL || strchr(line, '\n') != line + strlen(line) - 1)
-    fail_msg("%s: %d, '%s' instead of '%s' in one line", what, rc, line, says);
-}
-
 /* ---- which files -------------------------------------------------------------------------------*/
 
 static void folders_are_classes(void **state) {
@@ -134,7 +125,7 @@ static void lists_name_files(void **state) {
   assert_non_null(strstr(d.train.images->path[0], "all/train/ant/00.png"));
   data_close(&d);
   put_file("list", text, sizeof text - 1);
-  refuses(spec("list", ""), "train/ant/00.png: No such file or directory");
+  must_refuse(spec("list", ""), "train/ant/00.png: No such file or directory");
   char more[600];
   (void)snprintf(more, sizeof more, ",root=%s", in_folder("all"));
   assert_int_equal(data_open(spec("list", more), &d), 0);
@@ -144,7 +135,7 @@ static void lists_name_files(void **state) {
   static const char tested[] = "/ant/00.png 0\nbee/00.png 7\n";
   put_file("all/train/tested", tested + 1, sizeof tested - 2);
   (void)snprintf(more + n, sizeof more - n, ",test=%s", in_folder("all/train/tested"));
-  refuses(spec("all/list", more), "all/ant/00.png: No such file"); /* root is for both */
+  must_refuse(spec("all/list", more), "all/ant/00.png: No such file"); /* root is for both */
   assert_int_equal(data_open(spec("all/list", more + n), &d), 0);
   assert_true(d.train.n == 3 && d.test.n == 2 && d.classes == 8 && d.images->total == 5);
   assert_non_null(strstr(d.test.images->path[1], "all/train/bee/00.png"));
@@ -161,7 +152,7 @@ static void lists_name_files(void **state) {
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     put_file("all/bad", bad[i][0], strlen(bad[i][0]));
-    refuses(spec("all/bad", ""), bad[i][1]);
+    must_refuse(spec("all/bad", ""), bad[i][1]);
   }
 }
 
@@ -183,13 +174,13 @@ static void errors_name_the_entry(void **state) {
       {",test=/nowhere", "/nowhere: No such file"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-    refuses(spec("all", bad[i][0]), bad[i][1]);
+    must_refuse(spec("all", bad[i][0]), bad[i][1]);
   char small[600];
   (void)snprintf(small, sizeof small, "images:%s,size=1", in_folder("all"));
-  refuses(small, "size: '1' is no whole number from 2 to 4096");
-  refuses("images:", "needs a folder");
-  refuses("images:/nowhere", "/nowhere: No such file or directory");
-  refuses("images:/dev/null", "/dev/null: is neither a folder nor a list");
+  must_refuse(small, "size: '1' is no whole number from 2 to 4096");
+  must_refuse("images:", "needs a folder");
+  must_refuse("images:/nowhere", "/nowhere: No such file or directory");
+  must_refuse("images:/dev/null", "/dev/null: is neither a folder nor a list");
   static const char *const sets[][3] = {
       {"mkfifo set/a/pipe", "set", "set/a/pipe: is neither a file nor a folder"},
       {"ln -s . set/a/again", "set", "folders deep"},
@@ -208,7 +199,7 @@ static void errors_name_the_entry(void **state) {
     run("cd '%s' && rm -rf set && mkdir -p set/a && cp all/val/ant/x.png set/a/0.png && %s",
         sets[i][0]);
     if (sets[i][2][0] != 0) {
-      refuses(spec(sets[i][1], ""), sets[i][2]);
+      must_refuse(spec(sets[i][1], ""), sets[i][2]);
     } else {
       assert_int_equal(data_open(spec(sets[i][1], ""), &d), 0);
       assert_int_equal(d.train.n, 2);
@@ -275,23 +266,10 @@ static void windows_are_drawn(void **state) {
   data_close(&d);
 }
 
-static size_t npy_file(unsigned char *to, const char *shape, const double *values, size_t n) {
-  char head[119];
-  const int at = snprintf(head, sizeof head,
-                          "{'descr': '<f8', 'fortran_order': False, 'shape': (%s), }", shape);
-  memset(head + at, ' ', sizeof head - (size_t)at);
-  head[117] = '\n';
-  memcpy(to, "\x93NUMPY\x01\x00\x76\x00", 10);
-  memcpy(to + 10, head, 118);
-  memcpy(to + 128, values, n * sizeof *values);
-  return 128 + n * sizeof *values;
-}
-
 /* The published mean image is larger than the window: its upper left part is subtracted. */
 static void means_are_files_too(void **state) {
   (void)state;
   enum { MH = SIDE + 2, MW = SIDE + 5 };
-  static unsigned char bytes[128 + 3 * MH * MW * 8];
   double mean[3 * MH * MW];
   char more[600];
   data_set d;
@@ -301,10 +279,10 @@ static void means_are_files_too(void **state) {
   if (!made_folder()) skip();
   for (int i = 0; i < 3 * MH * MW; i++)
     mean[i] = 100.0 + i % 50;
-  put_file("mean.npy", bytes, npy_file(bytes, "3, 12, 15", mean, 3 * MH * MW));
+  put_npy("mean.npy", "<f8", "3, 12, 15", mean, sizeof mean);
   const int n = snprintf(more, sizeof more, ",resize=none,mean=%s", in_folder("mean.npy"));
   const double std[3] = {255, 51, 102};
-  put_file("std.npy", bytes, npy_file(bytes, "3,", std, 3));
+  put_npy("std.npy", "<f8", "3,", std, sizeof std);
   (void)snprintf(more + n, sizeof more - (size_t)n, ",std=%s", in_folder("std.npy"));
   assert_int_equal(data_open(spec("all", more), &d), 0);
   feed_of(&d, "none", &s, &f);
@@ -317,9 +295,9 @@ static void means_are_files_too(void **state) {
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
-  put_file("mean.npy", bytes, npy_file(bytes, "3, 9, 10", mean, 270));
-  refuses(spec("all", more),
-          "expected mean as f4 or f8 of shape [3], or [3, height, width] of at least size");
+  put_npy("mean.npy", "<f8", "3, 9, 10", mean, 270 * sizeof *mean);
+  must_refuse(spec("all", more),
+              "expected mean as f4 or f8 of shape [3], or [3, height, width] of at least size");
 }
 
 /* ---- threads, resuming, damage -----------------------------------------------------------------*/

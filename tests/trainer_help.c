@@ -1,5 +1,6 @@
 /* trainer_help.c: see trainer_help.h. */
 #include "trainer_help.h"
+#include "data/data.h"
 #include "train/settings_table.h"
 
 #include <setjmp.h>
@@ -9,6 +10,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static char folder[256];
@@ -41,6 +43,18 @@ void put_file(const char *name, const void *bytes, size_t n) {
   assert_int_equal(fclose(f), 0);
 }
 
+void put_npy(const char *name, const char *type, const char *shape, const void *values, size_t n) {
+  FILE *f = fopen(in_folder(name), "wb");
+  char head[118];
+  assert_non_null(f);
+  (void)snprintf(head, sizeof head, "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }",
+                 type, shape);
+  assert_int_equal(fwrite("\x93NUMPY\x01\x00\x76\x00", 1, 10, f), 10);
+  assert_int_equal(fprintf(f, "%-117s\n", head), 118);
+  assert_int_equal(fwrite(values, 1, n, f), n);
+  assert_int_equal(fclose(f), 0);
+}
+
 static int stderr_was = -1;
 void quiet(void) {
   const int to = open(in_folder("stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -59,6 +73,16 @@ const char *said(void) {
   text[fread(text, 1, sizeof text - 1, f)] = 0;
   (void)fclose(f);
   return text;
+}
+
+void must_refuse(const char *set, const char *says) {
+  data_set d;
+  quiet();
+  const int rc = data_open(set, &d);
+  const char *line = said();
+  if (rc != CLI_BAD || strstr(line, says) == NULL || strchr(line, '\n') != line + strlen(line) - 1)
+    fail_msg("%s: exit %d, '%s' instead of '%s' in one line", set, rc, line, says);
+  assert_true(d.own == NULL && d.train.n == 0);
 }
 
 void must_set(settings *s, const char *name, const char *value) {

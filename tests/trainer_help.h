@@ -11,10 +11,15 @@ int drop_scratch(void **state);
 const char *in_folder(const char *name); /* valid for four calls */
 /* Write a file of the folder. */
 void put_file(const char *name, const void *bytes, size_t n);
+/* The same as an npy file of version 1; `shape` as "3, 4". */
+void put_npy(const char *name, const char *type, const char *shape, const void *values, size_t n);
 
 /* What `cli_bad` said since `quiet`: stderr goes to a file meanwhile. */
 void quiet(void);
 const char *said(void);
+
+/* data_open of this set fails with a message of one line that has `says`, and leaves an empty set. */
+void must_refuse(const char *set, const char *says);
 
 void must_set(settings *s, const char *name, const char *value);
 
