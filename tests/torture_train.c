@@ -2,12 +2,11 @@
  *
  *   torture_train FOLDER STEPS
  *
- * trains a small perceptron on made-up data, from the newest whole pair FOLDER/weights.N,
+ * trains two layers on numbers of each step, from the newest whole pair FOLDER/weights.N,
  * FOLDER/state.N or from the beginning, saves a pair every third step, and ends with FOLDER/final,
  * the weights. scripts/torture.sh kills it again and again and compares `final` with that of an
  * undisturbed run. Prints "resumed = N steps = M". */
 #include <dirent.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +19,11 @@
 
 enum { B = 32, IN = 20, HIDDEN = 48, OUT = 10, EVERY = 3 };
 enum { W1 = HIDDEN * IN, B1 = HIDDEN, W2 = OUT * HIDDEN, B2 = OUT, ALL = W1 + B1 + W2 + B2 };
+enum { OBSERVED = B * (IN + 2 * HIDDEN + OUT) }; /* numbers that both layers observe */
 
 static struct {
   float w[ALL], g[ALL];
-  float x[B * IN], h[B * HIDDEN], dh[B * HIDDEN], y[B * OUT];
+  float x[OBSERVED];
   ng_context *ctx;
   ng_precond *p;
   int32_t fc1, fc2;
@@ -46,32 +46,6 @@ static float number(uint64_t a, uint64_t b) { /* splitmix64, in [-1, 1) */
   uint64_t x = a * UINT64_C(0x9e3779b97f4a7c15) + b + UINT64_C(0x632be59bd9b4e019);
   x = rng_mix(x);
   return (float)((double)(x >> 11) / 4503599627370496.0 - 1.0);
-}
-
-/* y[n] = W x[n] + b, W [out, in] */
-static void affine(const float *w, const float *b, const float *x, float *y, int in, int out) {
-  for (int n = 0; n < B; n++) {
-    for (int o = 0; o < out; o++) {
-      float s = b[o];
-      for (int i = 0; i < in; i++)
-        s += w[o * in + i] * x[n * in + i];
-      y[n * out + o] = s;
-    }
-  }
-}
-
-static void gradient(const float *x, const float *d, float *dw, float *db, int in, int out) {
-  for (int o = 0; o < out; o++) {
-    db[o] = 0;
-    for (int n = 0; n < B; n++)
-      db[o] += d[n * out + o];
-    for (int i = 0; i < in; i++) {
-      float s = 0;
-      for (int n = 0; n < B; n++)
-        s += d[n * out + o] * x[n * in + i];
-      dw[o * in + i] = s;
-    }
-  }
 }
 
 static void bind(int32_t layer, ng_param which, int64_t at, int64_t rows, int64_t cols) {
@@ -99,42 +73,20 @@ static void observe(int32_t layer, float *a, int in, float *d, int out) {
   TRY(plane_output_grad(run.p, layer, &vd, NG_COPY));
 }
 
+/* Arrays of the step's numbers; gradients depend on the weights. */
 static void step(int64_t t) {
   ng_batch batch;
   ng_adamw how;
   ng_batch_init(&batch, sizeof batch);
   batch.samples = B;
   TRY(ng_begin(run.p, &batch));
-  for (int i = 0; i < B * IN; i++)
+  for (int i = 0; i < OBSERVED; i++)
     run.x[i] = number((uint64_t)t, (uint64_t)i);
-  affine(run.w, run.w + W1, run.x, run.h, IN, HIDDEN);
-  for (int i = 0; i < B * HIDDEN; i++)
-    run.h[i] = tanhf(run.h[i]);
-  affine(run.w + W1 + B1, run.w + W1 + B1 + W2, run.h, run.y, HIDDEN, OUT);
-  for (int n = 0; n < B; n++) { /* softmax cross-entropy; the class is the largest of ten inputs */
-    float *y = run.y + n * OUT, most = y[0], sum = 0;
-    int label = 0;
-    for (int o = 0; o < OUT; o++) {
-      if (y[o] > most) most = y[o];
-      if (run.x[n * IN + o] > run.x[n * IN + label]) label = o;
-    }
-    for (int o = 0; o < OUT; o++)
-      sum += y[o] = expf(y[o] - most);
-    for (int o = 0; o < OUT; o++)
-      y[o] = (y[o] / sum - (o == label ? 1.0f : 0.0f)) / (float)B;
-  }
-  for (int n = 0; n < B; n++) {
-    for (int i = 0; i < HIDDEN; i++) {
-      float s = 0;
-      for (int o = 0; o < OUT; o++)
-        s += run.y[n * OUT + o] * run.w[W1 + B1 + o * HIDDEN + i];
-      run.dh[n * HIDDEN + i] = s * (1.0f - run.h[n * HIDDEN + i] * run.h[n * HIDDEN + i]);
-    }
-  }
-  observe(run.fc1, run.x, IN, run.dh, HIDDEN);
-  observe(run.fc2, run.h, HIDDEN, run.y, OUT);
-  gradient(run.x, run.dh, run.g, run.g + W1, IN, HIDDEN);
-  gradient(run.h, run.y, run.g + W1 + B1, run.g + W1 + B1 + W2, HIDDEN, OUT);
+  float *h = run.x + B * IN, *dh = h + B * HIDDEN, *y = dh + B * HIDDEN;
+  observe(run.fc1, run.x, IN, dh, HIDDEN);
+  observe(run.fc2, h, HIDDEN, y, OUT);
+  for (int i = 0; i < ALL; i++)
+    run.g[i] = run.w[i] + number((uint64_t)t, (uint64_t)(OBSERVED + i));
   ng_adamw_init(&how, sizeof how);
   how.lr = 0.002;
   TRY(ng_step_adamw(run.p, &how, 1));
