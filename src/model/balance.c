@@ -69,6 +69,7 @@ static void try_pair(const ng_assigner *x, int32_t top, unit u, int32_t rank, un
 static bool improve_loads(ng_assigner *x) {
   const ng_assignment *a = x->a;
   int32_t top = 0, at = 0;
+  if (a->m == 1) return false; /* a column has one rank */
   for (int32_t r = 1; r < a->m * a->n; r++) {
     if (x->load[r] > x->load[top]) top = r;
   }
