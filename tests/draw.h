@@ -31,6 +31,13 @@ static inline double rng_real(rng *r) { /* [0, 1) */
 /* k/64 with |k| <= 127, exact in bf16, f16 and f32. */
 static inline double rng_value(rng *r) { return (double)(rng_below(r, 255) - 127) / 64; }
 
+/* One for every place, drawn after its number. */
+static inline double rng_place(int64_t a, int64_t b, int64_t c, int64_t i) {
+  rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
+  (void)rng_next(&r);
+  return rng_value(&r);
+}
+
 static inline uint64_t test_seed(void) {
   const char *text = getenv("NG_TEST_SEED");
   return text != NULL ? strtoull(text, NULL, 0) : UINT64_C(20260711);

@@ -205,3 +205,52 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   return worst;
 }
 #endif
+
+/* ---- a grid ----------------------------------------------------------------------------------*/
+
+ng_status ranks_grid_open(ranks_grid *g, int32_t rows, int32_t cols) {
+  ng_status st = NG_OK;
+  *g = (ranks_grid){.rows = rows, .cols = cols};
+  for (int32_t i = 0; i < rows && st == NG_OK; i++)
+    st = ng_threads_create(cols, &g->row[i]);
+  for (int32_t i = 0; i < cols && st == NG_OK; i++)
+    st = ng_threads_create(rows, &g->col[i]);
+  return st;
+}
+
+void ranks_grid_close(ranks_grid *g) {
+  for (int32_t i = 0; i < RANKS_SIDE; i++) {
+    ng_threads_destroy(&g->row[i]);
+    ng_threads_destroy(&g->col[i]);
+  }
+}
+
+ng_status ranks_grid_transport(const ranks_grid *g, int32_t rank, bool of_row, ng_transport *out) {
+  const int32_t row = rank / g->cols, col = rank % g->cols;
+#if defined(NG_TEST_MPI)
+  int list[RANKS_MOST];
+  const int32_t n = of_row ? g->cols : g->rows;
+  for (int32_t i = 0; i < n; i++)
+    list[i] = of_row ? row * g->cols + i : i * g->cols + col;
+  return ranks_group(n, list, out);
+#else
+  return ng_threads_transport(of_row ? g->row[row] : g->col[col], of_row ? col : row, out,
+                              sizeof *out);
+#endif
+}
+
+void ranks_grid_release(ng_transport *t) {
+  (void)t;
+#if defined(NG_TEST_MPI)
+  ng_mpi_release(t);
+#endif
+}
+
+void ranks_show(int32_t r, void *what, size_t bytes) {
+  (void)r;
+  (void)what;
+  (void)bytes;
+#if defined(NG_TEST_MPI)
+  (void)MPI_Bcast(what, (int)bytes, MPI_BYTE, r, MPI_COMM_WORLD);
+#endif
+}

@@ -9,6 +9,8 @@
 
 #include "natgrad.h"
 
+#include <stdbool.h>
+
 /* Seconds after which something hangs: NG_TEST_TIMEOUT, or ten minutes, as a machine may be slow and busy. */
 long ranks_patience(void);
 
@@ -29,6 +31,20 @@ int32_t ranks_there(void); /* processes, up to 8 */
 /* The transport of these n processes, which all of them ask for; ng_mpi_release gives it back. */
 ng_status ranks_group(int32_t n, const int *list, ng_transport *out);
 #endif
+
+/* A grid of rows * cols ranks, each row and each column with transports of its own: rank r is in row r / cols and
+ * column r % cols.  Between open and close each rank asks for its transports and gives them back. */
+enum { RANKS_SIDE = 8 };
+typedef struct ranks_grid {
+  int32_t rows, cols;
+  ng_threads *row[RANKS_SIDE], *col[RANKS_SIDE]; /* not over MPI */
+} ranks_grid;
+ng_status ranks_grid_open(ranks_grid *g, int32_t rows, int32_t cols);
+void ranks_grid_close(ranks_grid *g);
+ng_status ranks_grid_transport(const ranks_grid *g, int32_t rank, bool of_row, ng_transport *out);
+void ranks_grid_release(ng_transport *t);
+/* Over MPI all processes get what rank r has there. */
+void ranks_show(int32_t r, void *what, size_t bytes);
 
 /* The same over tables of the caller's: t[r] is handed to rank r. */
 ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_status *per_rank);

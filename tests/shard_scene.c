@@ -9,11 +9,6 @@
 #include "draw.h"
 #include "tap.h"
 
-#if defined(NG_TEST_MPI)
-#include <mpi.h>
-#include <natgrad_mpi.h>
-#endif
-
 const scene_layer layer[LAYERS] = {{"up", 0, 1, 5, 7, 0},
                                    {"down", 1, 1, 7, 6, 2},
                                    {"bare", 0, 0, 6, 8, 0},
@@ -38,17 +33,11 @@ static int64_t begins(const scene *x, int64_t n, int32_t i) {
   return at;
 }
 
-static double number(int64_t a, int64_t b, int64_t c, int64_t i) {
-  rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
-  (void)rng_next(&r);
-  return (double)((int64_t)(rng_next(&r) % 255) - 127) / 64.0;
-}
-
 int64_t bias_of(const scene *x, int i) { return x->bias && layer[i].bias; }
 int64_t samples_of(int32_t group, int64_t call) { return 3 + group + call; }
 int64_t positions_of(int i) { return layer[i].positions > 0 ? layer[i].positions : 1; }
 double seen(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k) {
-  return number(t * MICRO + call, group * 8 + i, grad, k);
+  return rng_place(t * MICRO + call, group * 8 + i, grad, k);
 }
 
 /* ---- a rank ----------------------------------------------------------------------------------*/
@@ -68,18 +57,6 @@ part part_of(const scene *x, int32_t rank, int i) {
     p.in = to - from;
   }
   return p;
-}
-
-static ng_status model_transport(scene *x, int32_t rank, ng_transport *out) {
-#if defined(NG_TEST_MPI)
-  int list[RANKS];
-  for (int32_t r = 0, n = 0; r < x->data * x->model; r++) {
-    if (group_of(x, r) == group_of(x, rank)) list[n++] = r;
-  }
-  return ranks_group(x->model, list, out);
-#else
-  return ng_threads_transport(x->group[group_of(x, rank)], member_of(x, rank), out, sizeof *out);
-#endif
 }
 
 typedef struct purse {
@@ -122,7 +99,7 @@ static ng_status add(rank_life *l, int i) {
   return fixture_bind(&l->f, l->index[i], NG_BIAS, &g, &w);
 }
 
-double initial(int i, int64_t k) { return number(-1, i, 0, k); }
+double initial(int i, int64_t k) { return rng_place(-1, i, 0, k); }
 
 void cut(const scene *x, int32_t rank, int i, const double *whole, float *to) {
   const part p = part_of(x, rank, i);
@@ -211,7 +188,7 @@ static void purse_give(void *user, void *ptr, size_t bytes) {
 
 static ng_status live(rank_life *l, ng_transport *world) {
   scene *x = l->x;
-  ng_status st = model_transport(x, l->rank, &l->model);
+  ng_status st = ranks_grid_transport(&x->grid, l->rank, !x->across, &l->model);
   if (st != NG_OK) return st;
   const bool taps = x->fail[0] + x->fail[1] > 0;
   const bool me = l->rank == x->wrong;
@@ -290,9 +267,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
                                        : "");
   }
   fixture_close(&l.f);
-#if defined(NG_TEST_MPI)
-  ng_mpi_release(&l.model);
-#endif
+  ranks_grid_release(&l.model);
   if (l.purse.held == 0) return st;
   (void)snprintf(x->why[rank], sizeof x->why[0], "%lld bytes were not given back",
                  (long long)l.purse.held);
@@ -304,23 +279,17 @@ ng_status play(scene *x, ng_status each[RANKS]) {
   for (int s = 0; s < STEPS; s++) {
     for (int i = 0; i < LAYERS; i++) {
       for (int64_t k = 0; k < ROOM; k++)
-        x->D[s][i][k] = number(s, -2, i, k);
+        x->D[s][i][k] = rng_place(s, -2, i, k);
     }
   }
-#if !defined(NG_TEST_MPI)
-  for (int32_t g = 0; g < x->data; g++) {
-    if (ng_threads_create(x->model, &x->group[g]) != NG_OK) return NG_ERR_NOMEM;
-  }
-#endif
+  const int32_t cols = x->across ? x->data : x->model;
+  if (ranks_grid_open(&x->grid, W / cols, cols) != NG_OK) return NG_ERR_NOMEM;
   const ng_status st = ranks_run(W, run_rank, x, each);
-  for (int32_t g = 0; g < x->data; g++)
-    ng_threads_destroy(&x->group[g]);
-#if defined(NG_TEST_MPI)
-  for (int32_t r = 0; r < W; r++) { /* everybody compares everything */
-    (void)MPI_Bcast(x->out[r], (int)sizeof x->out[r], MPI_BYTE, r, MPI_COMM_WORLD);
-    (void)MPI_Bcast(x->nu[r], (int)sizeof x->nu[r], MPI_BYTE, r, MPI_COMM_WORLD);
+  ranks_grid_close(&x->grid);
+  for (int32_t r = 0; r < W; r++) {
+    ranks_show(r, x->out[r], sizeof x->out[r]);
+    ranks_show(r, x->nu[r], sizeof x->nu[r]);
   }
-#endif
   return st;
 }
 

@@ -38,7 +38,7 @@ typedef struct scene {
   int32_t fail[2]; /* world, model group: its k-th collective fails on rank `wrong` */
   int32_t starve;  /* ... it gets no memory when it asks for the k-th time after ng_ready */
   bool starved;    /* it has asked so often */
-  ng_threads *group[RANKS];
+  ranks_grid grid;
   double D[STEPS][LAYERS][ROOM];
   float out[RANKS][STEPS][LAYERS][ROOM]; /* parts of P, or weights; the bias behind */
   double nu[RANKS][STEPS];

@@ -9,6 +9,7 @@
 #include "plane.h"
 #include "ranks.h"
 #include "step/step.h"
+#include "tap.h"
 #include "toys.h"
 
 #include <math.h>
@@ -99,37 +100,9 @@ static ng_status show(ng_precond *p, int32_t i, int32_t step) {
   return st == NG_OK ? plane_output_grad(p, i, &out, NG_COPY) : st;
 }
 
-/* ---- a transport that is in no hurry ---------------------------------------------------------*/
-
-/* start only notes what is wanted; wait does it: as late as it may, in the same order on all ranks. */
-typedef struct lazy {
-  ng_transport inner;
-  int32_t under_way;
-} lazy;
-
-static ng_status lazy_run(void *user, const ng_collective *c) {
-  return ((lazy *)user)->inner.run(((lazy *)user)->inner.user, c);
-}
-static ng_status lazy_start(void *user, const ng_collective *c, void **request) {
-  ((lazy *)user)->under_way++;
-  memcpy(request, &c, sizeof c);
-  return NG_OK;
-}
-static ng_status lazy_wait(void *user, void *request) {
-  ((lazy *)user)->under_way--;
-  return lazy_run(user, request);
-}
-static ng_status lazy_group(void *user, const int32_t *ranks, int32_t n, void **group) {
-  return ((lazy *)user)->inner.group_create(((lazy *)user)->inner.user, ranks, n, group);
-}
-static void lazy_ungroup(void *user, void *group) {
-  ((lazy *)user)->inner.group_destroy(((lazy *)user)->inner.user, group);
-}
-static void lazy_abort(void *user) { ((lazy *)user)->inner.abort(((lazy *)user)->inner.user); }
-
 /* ---- living ----------------------------------------------------------------------------------*/
 
-static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, lazy *wire,
+static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, const tap *wire,
                           int32_t bad) {
   float *grad = &l->out[rank][step][0][0];
   ng_batch batch;
@@ -188,18 +161,8 @@ static ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   char *why = l->why[rank];
-  lazy wire = {.inner = *t};
-  ng_transport slow = *t;
-  slow.user = &wire;
-  slow.run = lazy_run;
-  slow.start = lazy_start;
-  slow.wait = lazy_wait;
-  slow.test = NULL;
-  slow.abort = lazy_abort;
-  if (slow.group_create != NULL) {
-    slow.group_create = lazy_group;
-    slow.group_destroy = lazy_ungroup;
-  }
+  tap wire = {.inner = *t};
+  const ng_transport slow = tapped(&wire, LATE);
   ng_context_config_init(&c, sizeof c);
   c.threads = 1 + rank % 2;
   c.linalg = "ref";

@@ -19,11 +19,6 @@
 #include "ranks.h"
 #include "tap.h"
 
-#if defined(NG_TEST_MPI)
-#include <mpi.h>
-#include <natgrad_mpi.h>
-#endif
-
 enum { STAGES = 3, DATA = 2, RANKS = STAGES * DATA, STEPS = 3, ROOM = 64 }; /* the most */
 
 static const struct {
@@ -47,18 +42,12 @@ typedef struct life {
   mistake mistake; /* of the last stage, in step 1; of its first rank alone if it can be */
   int32_t fail[2]; /* the k-th collective of a stage, between stages, fails on rank `who` */
   int32_t who;
-  ng_threads *world[STAGES], *across[DATA];
+  ranks_grid grid; /* a row for each stage */
   float out[RANKS][STEPS][ROOM];
   double nu[RANKS][STEPS];
   ng_status status[RANKS][STEPS], ready[RANKS];
   char why[RANKS][512];
 } life;
-
-static double number(int64_t a, int64_t b, int64_t c, int64_t i) {
-  rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
-  (void)rng_next(&r);
-  return (double)((int64_t)(rng_next(&r) % 255) - 127) / 64.0;
-}
 
 /* ---- the grid --------------------------------------------------------------------------------*/
 
@@ -79,31 +68,6 @@ static int32_t data_ranks(void) {
 #endif
 }
 
-#if defined(NG_TEST_MPI)
-/* Of the ranks first, first + by, ..., n of them. */
-static ng_status part_of_world(int32_t first, int32_t by, int32_t n, ng_transport *out) {
-  int list[RANKS];
-  for (int32_t i = 0; i < n; i++)
-    list[i] = first + i * by;
-  return ranks_group(n, list, out);
-}
-#endif
-
-/* Of this rank's stage; of one rank of each stage. */
-static ng_status transports(const life *x, int32_t rank, tap t[2]) {
-  const int32_t D = data_ranks(), stage = rank / D, data = rank % D;
-  memset(t, 0, 2 * sizeof *t);
-#if defined(NG_TEST_MPI)
-  (void)x;
-  const ng_status st = part_of_world(stage * D, 1, D, &t[0].inner);
-  return st == NG_OK ? part_of_world(data, D, stages(), &t[1].inner) : st;
-#else
-  const ng_status st = ng_threads_transport(x->world[stage], data, &t[0].inner, sizeof t[0].inner);
-  return st == NG_OK ? ng_threads_transport(x->across[data], stage, &t[1].inner, sizeof t[1].inner)
-                     : st;
-#endif
-}
-
 /* ---- a rank ----------------------------------------------------------------------------------*/
 
 static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, int64_t t) {
@@ -111,9 +75,9 @@ static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, in
   const int64_t B = 3 + data;
   const bool me = stage == stages() - 1 && t == 1, one = me && data == 0;
   for (int64_t k = 0; k < B * layer[stage].in; k++)
-    a[k] = (float)number(t, stage * 8 + data, 0, k);
+    a[k] = (float)rng_place(t, stage * 8 + data, 0, k);
   for (int64_t k = 0; k < B * layer[stage].out; k++)
-    g[k] = (float)number(t, stage * 8 + data, 1, k);
+    g[k] = (float)rng_place(t, stage * 8 + data, 1, k);
   if (one && x->mistake == NAN_SEEN) a[0] = NAN;
   const plane in = plane_of(a, B, layer[stage].in, NG_F32),
               out = plane_of(g, B, layer[stage].out, NG_F32);
@@ -124,7 +88,9 @@ static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, in
 static ng_status live(int32_t rank, life *x, fixture *f, tap t[2]) {
   const int32_t stage = rank / data_ranks(), data = rank % data_ranks();
   ng_transport with[2];
-  ng_status st = transports(x, rank, t);
+  memset(t, 0, 2 * sizeof *t);
+  ng_status st = ranks_grid_transport(&x->grid, rank, true, &t[0].inner);
+  if (st == NG_OK) st = ranks_grid_transport(&x->grid, rank, false, &t[1].inner);
   if (st != NG_OK) return st;
   for (int i = 0; i < 2; i++) {
     t[i].fail_at = rank == x->who ? x->fail[i] : 0;
@@ -139,7 +105,7 @@ static ng_status live(int32_t rank, life *x, fixture *f, tap t[2]) {
   float grad[ROOM], weight[ROOM];
   const int64_t in = layer[stage].in, out = layer[stage].out;
   for (int64_t k = 0; k < ROOM; k++)
-    weight[k] = (float)number(-1, stage, 0, k);
+    weight[k] = (float)rng_place(-1, stage, 0, k);
   const bool shorter = rank == stages() * data_ranks() - 1 && x->mistake == SHORT;
   const plane g[2] = {plane_of(grad, out, in - shorter, NG_F32),
                       plane_of(grad + out * in, 1, out, NG_F32)};
@@ -154,7 +120,7 @@ static ng_status live(int32_t rank, life *x, fixture *f, tap t[2]) {
     if (st < NG_OK) return st;
     for (int64_t k = 0; k < out * (in + 1); k++) {
       const int64_t r = k / (in + 1), col = k % (in + 1);
-      grad[col < in ? r * in + col : out * in + r] = (float)number(s, -2, stage, k);
+      grad[col < in ? r * in + col : out * in + r] = (float)rng_place(s, -2, stage, k);
     }
     if (late && s == 1 && x->mistake == NAN_GRADIENT) grad[1] = NAN;
     if (late && s == 1 && x->mistake == OPTIONS) st = ng_set_real(f->p, "damping", 0.7);
@@ -181,10 +147,8 @@ static ng_status run_rank(int32_t rank, ng_transport *unused, void *arg) {
                  : f.ctx != NULL   ? ng_last_error(f.ctx)
                                    : "");
   fixture_close(&f);
-#if defined(NG_TEST_MPI)
   for (int i = 0; i < 2; i++)
-    ng_mpi_release(&t[i].inner);
-#endif
+    ranks_grid_release(&t[i].inner);
   return st;
 }
 
@@ -193,26 +157,16 @@ static life *play(life how, ng_status each[RANKS]) {
   assert_non_null(x);
   *x = how;
   const int32_t S = stages(), D = data_ranks();
-#if defined(NG_TEST_MPI)
+  assert_int_equal(ranks_grid_open(&x->grid, S, D), NG_OK);
   (void)ranks_run(S * D, run_rank, x, each);
+  ranks_grid_close(&x->grid);
   for (int32_t r = 0; r < S * D; r++) { /* everybody compares everything */
-    (void)MPI_Bcast(x->out[r], (int)sizeof x->out[r], MPI_BYTE, r, MPI_COMM_WORLD);
-    (void)MPI_Bcast(x->nu[r], (int)sizeof x->nu[r], MPI_BYTE, r, MPI_COMM_WORLD);
-    (void)MPI_Bcast(x->status[r], (int)sizeof x->status[r], MPI_BYTE, r, MPI_COMM_WORLD);
-    (void)MPI_Bcast(&x->ready[r], (int)sizeof x->ready[r], MPI_BYTE, r, MPI_COMM_WORLD);
-    (void)MPI_Bcast(x->why[r], (int)sizeof x->why[r], MPI_BYTE, r, MPI_COMM_WORLD);
+    ranks_show(r, x->out[r], sizeof x->out[r]);
+    ranks_show(r, x->nu[r], sizeof x->nu[r]);
+    ranks_show(r, x->status[r], sizeof x->status[r]);
+    ranks_show(r, &x->ready[r], sizeof x->ready[r]);
+    ranks_show(r, x->why[r], sizeof x->why[r]);
   }
-#else
-  for (int i = 0; i < S; i++)
-    assert_int_equal(ng_threads_create(D, &x->world[i]), NG_OK);
-  for (int i = 0; i < D; i++)
-    assert_int_equal(ng_threads_create(S, &x->across[i]), NG_OK);
-  (void)ranks_run(S * D, run_rank, x, each);
-  for (int i = 0; i < S; i++)
-    ng_threads_destroy(&x->world[i]);
-  for (int i = 0; i < D; i++)
-    ng_threads_destroy(&x->across[i]);
-#endif
   return x;
 }
 
@@ -250,16 +204,16 @@ static void one_clip(void **state) {
         oracle_begin(o, g, &b);
         for (int i = 0; i < S; i++) {
           for (int64_t j = 0; j < b.samples * layer[i].in; j++)
-            a[j] = number(t, i * 8 + g, 0, j);
+            a[j] = rng_place(t, i * 8 + g, 0, j);
           oracle_input(o, g, i, a, 1);
           for (int64_t j = 0; j < b.samples * layer[i].out; j++)
-            a[j] = number(t, i * 8 + g, 1, j);
+            a[j] = rng_place(t, i * 8 + g, 1, j);
           oracle_output_grad(o, g, i, a, 1);
         }
       }
       for (int i = 0; i < S; i++) {
         for (int64_t j = 0; j < ROOM; j++)
-          D[i][j] = number(t, -2, i, j);
+          D[i][j] = rng_place(t, -2, i, j);
         from[i] = D[i];
         to[i] = P[i];
       }

@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* A request that `after` wants to know of. */
 typedef struct begun {
@@ -74,6 +75,17 @@ static ng_status tap_test(void *user, void *request, int32_t *done) {
   return st;
 }
 
+static ng_status late_start(void *user, const ng_collective *c, void **request) {
+  ((tap *)user)->under_way++;
+  memcpy(request, &c, sizeof c);
+  return NG_OK;
+}
+
+static ng_status late_wait(void *user, void *request) {
+  ((tap *)user)->under_way--;
+  return tap_run(user, request);
+}
+
 static ng_status tap_group(void *user, const int32_t *ranks, int32_t n, void **group) {
   tap *p = user;
   return fails(p) ? failure(p) : p->inner.group_create(p->inner.user, ranks, n, group);
@@ -95,8 +107,8 @@ ng_transport tapped(tap *p, tap_way how) {
   const bool starts = how != NO_START && t.start != NULL;
   t.user = p;
   t.run = tap_run;
-  t.start = starts ? tap_start : NULL;
-  t.wait = starts ? tap_wait : NULL;
+  t.start = how == LATE ? late_start : starts ? tap_start : NULL;
+  t.wait = how == LATE ? late_wait : starts ? tap_wait : NULL;
   t.test = starts && how == WHOLE && t.test != NULL ? tap_test : NULL;
   t.group_create = t.group_create != NULL ? tap_group : NULL;
   t.group_destroy = t.group_destroy != NULL ? tap_ungroup : NULL;

@@ -7,7 +7,8 @@
 
 #include <stdint.h>
 
-typedef enum tap_way { WHOLE, NO_TEST, NO_START, TAP_WAYS } tap_way;
+/* LATE: start only notes what is wanted, wait does it: as late as it may be. */
+typedef enum tap_way { WHOLE, NO_TEST, NO_START, TAP_WAYS, LATE } tap_way;
 
 enum { TAP_STARTS = 16 };
 
@@ -17,6 +18,7 @@ struct tap {
   int64_t fail_at; /* the call that fails, from 1; 0: none */
   ng_status with;  /* its status; 0: NG_ERR_DEVICE */
   int64_t calls, aborts, tests;
+  int32_t under_way;                             /* LATE: started, not yet waited for */
   int64_t most;                                  /* elements of one call on all ranks */
   int64_t bytes;                                 /* of all collectives */
   int starts, shown;                             /* shown: set by the caller */
