@@ -28,11 +28,12 @@
 enum { IN = 5, OUT = 3, COUNT = 7, FC = IN * OUT + OUT, ALL = FC + COUNT };
 enum { BEFORE = 3, AFTER = 40, REFUSED = 3, ROWS = 4, NOWHERE = -1, RANKS = 4 };
 
-/* The numbers of an update: of SGD, of AdamW if beta2 > 0, of ng_step if lr is 0. */
+/* The numbers of an update: of SGD, of AdamW if beta2 > 0, or of ng_step. */
 typedef struct how {
   const char *name;
   double lr, momentum, dampening, decay, beta1, beta2;
   int32_t nesterov, decoupled;
+  bool in_place; /* ng_step */
 } how;
 static const how hows[] = {
     {"plain", .lr = 0.1},
@@ -50,7 +51,7 @@ enum { HOWS = sizeof hows / sizeof *hows };
 static const double sizes[] = {1e5, 1e7, 1e10, 1e15, 1e19, 1e25, 1e38, 3e38};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
-static const how in_place = {.name = "ng_step"};
+static const how in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 
 /* A linear layer with a bias, and a tensor.  Gradients are `grads`, weights `type`; the other is f32. */
 typedef struct model {
@@ -80,8 +81,8 @@ static ng_status begin(model *m, const char *line, const how *by, ng_dtype grads
   m->type = type;
   (void)snprintf(m->line, sizeof m->line, "%s update=%s", line,
                  by->beta2 > 0  ? "adamw"
-                 : by->lr > 0.0 ? "sgd"
-                                : "gradient");
+                 : by->in_place ? "gradient"
+                                : "sgd");
   ng_status st = fixture_open(&m->f, m->line, &(fixture_how){.threads = 1, .transport = transport});
   for (int i = 0; i < ALL; i++) {
     const float x = (float)rng_value(&m->r);
@@ -115,7 +116,7 @@ static ng_status step(model *m, const how *by) {
   const plane a = plane_of(m->a, 1, IN, NG_F32), g = plane_of(m->g, 1, OUT, NG_F32);
   const ng_status st = fixture_show(&m->f, 1, 0, &a, &g);
   if (st < NG_OK) return st;
-  if (by->lr == 0.0) return ng_step(m->f.p, 0.1);
+  if (by->in_place) return ng_step(m->f.p, by->lr);
   if (by->beta2 > 0) {
     ng_adamw h;
     ng_adamw_init(&h, sizeof h);
@@ -368,14 +369,6 @@ static void look(model *m, double size, const char *when) {
   }
 }
 
-static ng_status play_at(model *m, int place, double size, double lr) {
-  const plane a = plane_of(m->a, 1, IN, NG_F32), g = plane_of(m->g, 1, OUT, NG_F32);
-  const ng_sgd by = fixture_sgd(lr, 0);
-  fill(m, place, size);
-  const ng_status st = fixture_show(&m->f, 1, 0, &a, &g);
-  return st < NG_OK ? st : fixture_step(&m->f, &by);
-}
-
 static void taken(const model *m, double size, ng_status st, int step) {
   if (st == NG_OK || st == NG_RESCUED) return;
   fail_msg("%s, %g, ordinary step %d: %s (%s)", m->line, size, step, ng_status_name(st),
@@ -391,12 +384,12 @@ static void one_wild_number(const char *line) {
     model m;
     fixture_ok(&m.f, begin(&m, line, &in_place, NG_F32, NG_F32, NULL));
     for (int t = 0; t < 2; t++)
-      taken(&m, size, play_at(&m, NOWHERE, 0, 0.1), t - 2);
-    const ng_status st = play_at(&m, place[i % 5], size, 0.1);
+      taken(&m, size, play(&m, &in_place, NOWHERE, 0), t - 2);
+    const ng_status st = play(&m, &in_place, place[i % 5], size);
     if (st < NG_OK) fail_msg("%s, %g: %s", line, size, ng_last_error(m.f.ctx));
     look(&m, size, ng_status_name(st));
     for (int t = 0; t < ORDINARY; t++) {
-      taken(&m, size, play_at(&m, NOWHERE, 0, 0.1), t);
+      taken(&m, size, play(&m, &in_place, NOWHERE, 0), t);
       look(&m, size, "later");
     }
     fixture_close(&m.f);
@@ -450,9 +443,10 @@ static void after_all_methods(void **state) {
   }
 }
 
-static void after_lines_that_keep(void **state) {
+/* Stores, momenta and dtypes that no method has by itself. */
+static void after_other_lines(void **state) {
   (void)state;
-  static const char *const line[] = {
+  static const char *const keeps[] = {
       "method=topk-sgd window_momentum=0.9",
       "method=topk-sgd window_momentum=0.9 window_feedback_lr=0",
       "method=topk-sgd window_momentum=0.9 window_feedback_lr=0 clip=kl",
@@ -470,13 +464,6 @@ static void after_lines_that_keep(void **state) {
       "method=lowrank-mfac window=4 window_fill=added",
       "method=natgrad clip=none",
   };
-  for (size_t i = 0; i < sizeof line / sizeof *line; i++)
-    of_line(line[i]);
-}
-
-/* Stores, momenta and dtypes that no method has by itself. */
-static void of_other_lines(void **state) {
-  (void)state;
   static const char *const line[] = {
       "method=topk-adam window_density=1",
       "method=topk-adagrad window_density=1",
@@ -491,6 +478,8 @@ static void of_other_lines(void **state) {
       "method=ggt window=3 window_forget=0.5 window_momentum=0.9",
       "method=topk-adam window_density=0.3 window_feedback_lr=1",
   };
+  for (size_t i = 0; i < sizeof keeps / sizeof *keeps; i++)
+    of_line(keeps[i]);
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)
     one_wild_number(line[i]);
 }
@@ -507,13 +496,16 @@ static void a_wild_rate(void **state) {
     for (size_t k = 0; k < sizeof lr / sizeof *lr; k++) {
       model m;
       fixture_ok(&m.f, begin(&m, line[i], &in_place, NG_F32, NG_F32, NULL));
-      taken(&m, lr[k], play_at(&m, NOWHERE, 0, 0.1), -1);
-      const ng_status st = play_at(&m, NOWHERE, 0, lr[k]);
+      taken(&m, lr[k], play(&m, &in_place, NOWHERE, 0), -1);
+      how by = in_place;
+      by.lr = lr[k];
+      const ng_status st = play(&m, &by, NOWHERE, 0);
       assert_int_equal(st, lr[k] < 1e28 ? NG_OK : NG_RESCUED);
       if (st == NG_RESCUED && strstr(ng_last_error(m.f.ctx), "kept their old value") == NULL)
         fail_msg("%s", ng_last_error(m.f.ctx));
       for (int t = 0; t < ORDINARY; t++) {
-        taken(&m, lr[k], play_at(&m, NOWHERE, 0, t % 2 ? 1e-10 : 0.01), t);
+        by.lr = t % 2 ? 1e-10 : 0.01;
+        taken(&m, lr[k], play(&m, &by, NOWHERE, 0), t);
         look(&m, lr[k], "later");
       }
       fixture_close(&m.f);
@@ -542,7 +534,7 @@ static void kept_under_adamw(void **state) {
       (void)snprintf(whole, sizeof whole, "%s damping=1e-5", line[i / 2]);
       fixture_ok(&m.f, begin(&m, whole, &hows[7], NG_F32, NG_F32, NULL));
       for (int t = 0; t < 20; t++) {
-        const ng_status st = play_at(&m, t == wild_step ? 3 : NOWHERE, size[k], 1e-3);
+        const ng_status st = play(&m, &hows[7], t == wild_step ? 3 : NOWHERE, size[k]);
         if (t == wild_step && st == NG_SKIPPED && size[k] > 1e12) continue;
         taken(&m, size[k], st, t);
       }
@@ -555,13 +547,14 @@ static void kept_under_adamw(void **state) {
 /* With lr = 0 nothing is sent, and the momentum that would overflow keeps its value. */
 static void where_nothing_is_sent(void **state) {
   (void)state;
+  const how at_rest = {.in_place = true};
   model m;
   fixture_ok(&m.f, begin(&m,
                          "method=topk-adagrad window_function=step window_momentum=0.9 "
                          "window_momentum_form=heavy-ball window_feedback_lr=1",
                          &in_place, NG_F32, NG_F32, NULL));
-  assert_int_equal(play_at(&m, 3, 3e38, 0), NG_OK);
-  assert_int_equal(play_at(&m, 3, 3e38, 0), NG_RESCUED);
+  assert_int_equal(play(&m, &at_rest, 3, 3e38), NG_OK);
+  assert_int_equal(play(&m, &at_rest, 3, 3e38), NG_RESCUED);
   look(&m, 3e38, "later");
   fixture_close(&m.f);
 }
@@ -640,15 +633,10 @@ static void a_state_that_is_not(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_element_keeps_its_value),
-      cmocka_unit_test(gradients_that_do_not_fit),
-      cmocka_unit_test(a_weight_that_is_not_finite),
-      cmocka_unit_test(after_all_methods),
-      cmocka_unit_test(after_lines_that_keep),
-      cmocka_unit_test(of_other_lines),
-      cmocka_unit_test(a_wild_rate),
-      cmocka_unit_test(where_nothing_is_sent),
-      cmocka_unit_test(kept_under_adamw),
+      cmocka_unit_test(one_element_keeps_its_value), cmocka_unit_test(gradients_that_do_not_fit),
+      cmocka_unit_test(a_weight_that_is_not_finite), cmocka_unit_test(after_all_methods),
+      cmocka_unit_test(after_other_lines),           cmocka_unit_test(a_wild_rate),
+      cmocka_unit_test(where_nothing_is_sent),       cmocka_unit_test(kept_under_adamw),
       cmocka_unit_test(a_state_that_is_not),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
