@@ -4,7 +4,7 @@
  *   {"__metadata__": {"key": "text", ...}, "name": {"dtype", "shape", "data_offsets"}, ...}
  * and the data of all tensors, one after the other.
  *
- * The reader believes nothing: a key twice, an offset outside the file, tensors that overlap or
+ * The reader trusts nothing: a duplicate key, an offset outside the file, tensors that overlap or
  * leave a gap, a shape that does not give the bytes, a byte too many or too few, all are errors
  * that name the tensor.  The result is consistent; the caller checks the values (checksums,
  * finite numbers).
@@ -24,12 +24,12 @@ extern "C" {
 #endif
 
 typedef struct ngio_tensor {
-  const char *name; /* belongs to the file (or, writing, to the caller)                           */
+  const char *name; /* memory of the file; for a writer, of the caller */
   ngio_dtype dtype;
   int32_t ndim;
   int64_t shape[NGIO_MAX_DIMS];
   const void *data; /* aligned for its dtype; used by ngio_tensors_write, ignored by _create      */
-  int64_t bytes;    /* read: always right; write: ignored, the shape says it                      */
+  int64_t bytes;    /* read: checked; write: ignored */
 } ngio_tensor;
 
 typedef struct ngio_text { /* a pair of __metadata__ */

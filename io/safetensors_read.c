@@ -1,12 +1,11 @@
-/* safetensors_read.c: the suspicious half of the safetensors room.
+/* safetensors_read.c: read and check safetensors files.
  *
- * In: a path or bytes.  Out: names, dtypes, shapes, metadata and one aligned copy of all data,
- * after every statement of the header was held against the length of the file (of a stream, which
- * does not tell its length, against its end).  The format is that
- * of https://github.com/huggingface/safetensors (its limits: header at most 100 MB, tensors back to
- * back from offset 0 to the end).  One rule is ours: data must be aligned for its dtype, as every
- * writer we know does, so that callers may use the pointer as it is.
- */
+ * In: a path, bytes or a stream.  Out: names, dtypes, shapes, metadata and one aligned copy of all data, after
+ * the header was checked against the length of the file (of a stream, against its end).
+ *
+ * The format is that of https://github.com/huggingface/safetensors (its limits: header at most 100 MB, tensors
+ * contiguous from offset 0 to the end).  One more rule: data must be aligned for its dtype, as all known writers
+ * do, so that callers may use the pointers directly. */
 #include "json.h"
 #include "pages.h"
 #include "safetensors.h"
@@ -18,7 +17,7 @@
 static const int64_t header_limit = 100 * 1000 * 1000;
 
 struct ngio_tensors {
-  char *head; /* names and texts live in it */
+  char *head; /* memory of names and texts */
   ngio_json *header;
   ngio_tensor *tensor;
   int64_t *begin;
@@ -26,7 +25,7 @@ struct ngio_tensors {
   ngio_text *text;
   int32_t texts;
   void *data;
-  int64_t start, bytes; /* of the data; a stream's bytes are known when its header is */
+  int64_t start, bytes; /* start and length of the data; for a stream known after the header */
   ngio_alloc alloc;
   int has_alloc;
 };
@@ -42,8 +41,7 @@ static int find_dtype(const char *name, ngio_dtype *out) {
 
 static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->is.integer : -1; }
 
-/* One header entry into *t and *begin, everything checked that does not need its neighbours; `why` has room for what
- * is wrong with it. */
+/* Read and check one header entry; `why` receives the error. check_places checks its neighbours. */
 static ngio_status take_tensor(const char *name, const ngio_value *v, int64_t data_bytes,
                                ngio_tensor *t, int64_t *begin, char *why, size_t size) {
   const ngio_value *next = ngio_first(v); /* in the order in which most programs write them */
@@ -115,7 +113,7 @@ static ngio_status take_texts(ngio_tensors *f, const char *label, const ngio_val
   return NGIO_OK;
 }
 
-/* Only of a file whose header has another order than its data. */
+/* For files whose header is not in the order of the data. */
 static bool sort_tensors(ngio_tensors *f) {
   placed *list = calloc((size_t)f->count, sizeof *list);
   ngio_value *root = ngio_json_root(f->header);
@@ -132,7 +130,7 @@ static bool sort_tensors(ngio_tensors *f) {
   return true;
 }
 
-/* Back to back, from 0 to the end; a stream ends where they do. */
+/* Check that the data is contiguous from 0 to the end; for a stream this sets the end. */
 static ngio_status check_places(ngio_tensors *f, const char *label, char *message, size_t size) {
   int64_t at = 0;
   for (int32_t i = 0; i < f->count; at += f->tensor[i++].bytes) {
@@ -174,7 +172,7 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
       if (st != NGIO_OK)
         return ngio_say(message, size, st, "%s: tensor '%s'%s", label, ngio_quote(key).text, why);
       root[i].tag = at + 1;
-      /* each begins where the one before it ends, or later */
+      /* in order if no tensor begins before the end of the previous one */
       in_order =
           in_order && (at == 0 || f->begin[at - 1] + f->tensor[at - 1].bytes <= f->begin[at]);
     }

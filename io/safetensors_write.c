@@ -1,13 +1,10 @@
-/* safetensors_write.c: the careful half of the safetensors room.
+/* safetensors_write.c: write safetensors files.
  *
- * In: tensors and texts, at once or piece by piece.  Out: a complete file under the name asked for,
- * or an error and everything as it was.  Order of events: PATH.natgrad-part is locked and written, flushed
- * to the disk, renamed over PATH, and the folder is flushed.  At every moment PATH is a whole
- * file: the earlier one or the new one.  Or the same bytes, handed to a function of the caller's.
+ * In: tensors and texts, at once or piece by piece.  Out: a complete file, or an error and the unchanged
+ * earlier file.  PATH.natgrad-part is locked, written and flushed to the disk, renamed to PATH, and the folder
+ * is flushed.  So PATH is a complete file at every moment.  A stream gets the same bytes.
  *
- * Bytes are written in order and once, which is all that a stream can do: what the header says must
- * be known before the data are.
- */
+ * Bytes are written in order and once, as a stream requires, so the header must be complete before the data. */
 #include "json.h"
 #include "part_files.h"
 #include "safetensors.h"
@@ -22,22 +19,22 @@
 #include <unistd.h>
 
 struct ngio_writer {
-  char *path, *part; /* of a stream: its label, and no name */
+  char *path, *part; /* path: of a stream its label; part: the temporary name, NULL for a stream */
   int fd;            /* -1: a stream, or not open */
   ngio_write write;  /* of a stream; NULL: a file */
   void *user;
   int64_t expect, written;
   int flushed; /* every byte is on the disk */
-  char *held;  /* of a file: bytes that wait for company */
-  char *other; /* of a file: room for the names of its folder and parts */
+  char *held;  /* file: buffer of bytes to be written */
+  char *other; /* file: buffer for names in its folder */
   int64_t holds;
-  int64_t given, started; /* of a file: bytes that the system has; that it was asked to write out */
+  int64_t given, started; /* file: bytes written; bytes whose writeback was started */
 };
 
 enum { HELD = 1 << 18, AHEAD = 1 << 22 };
 static const char part_end[] = ".natgrad-part";
 
-/* One entry of the header, behind others or a bracket, and the place of the data after it. */
+/* Append a header entry and the offset of its data. */
 static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t, char *message,
                               size_t size) {
   if (!t->name || !*t->name || strcmp(t->name, "__metadata__") == 0)
@@ -48,7 +45,7 @@ static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t,
   if (bytes < 0 || bytes > INT64_MAX - w->expect)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': bad dtype or shape", w->path,
                     ngio_quote(t->name).text);
-  /* Our reader refuses unaligned tensors. */
+  /* the reader refuses unaligned tensors */
   if (w->expect % ngio_dtype_size(t->dtype) != 0)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': wider dtypes go first", w->path,
                     ngio_quote(t->name).text);
@@ -82,11 +79,11 @@ static ngio_status add_texts(const ngio_writer *w, ngio_out *o, const ngio_text 
   return NGIO_OK;
 }
 
-/* The length, the header, and blanks (JSON allows them) so that the data start at a multiple of 8. */
+/* Write length and header, padded with blanks so that the data starts at a multiple of 8. */
 static ngio_status make_head(ngio_writer *w, ngio_out *o, const ngio_tensor *tensors, int32_t n,
                              const ngio_text *text, int32_t texts, char *message, size_t size) {
   ngio_status st = NGIO_OK;
-  ngio_out_put(o, "        {"); /* eight bytes for the length */
+  ngio_out_put(o, "        {"); /* room for the length */
   if (texts > 0) st = add_texts(w, o, text, texts, message, size);
   for (int32_t t = 0; t < n && st == NGIO_OK; t++)
     st = add_tensor(w, o, &tensors[t], message, size);
@@ -140,8 +137,8 @@ static ngio_status flush(ngio_writer *w, char *message, size_t size) {
   return to_file(w, w->held, n, message, size);
 }
 
-/* The next n bytes.  A file gets them in large pieces: a state has tens of thousands of small arrays, and
- * a call of the system for each takes longer than the bytes. */
+/* Write n bytes. A file is written in large pieces, because a state has tens of thousands of
+ * small arrays. */
 static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *message, size_t size) {
   ngio_status st = NGIO_OK;
   if (w->write != NULL) return to_stream(w, data, n, message, size);
@@ -158,8 +155,7 @@ static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *mes
 static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   struct stat target, mine, named;
   if (stat(w->path, &target) == 0 && !S_ISREG(target.st_mode))
-    return ngio_say(message, size, NGIO_ERR_FILE, "%s: is there and is not a regular file",
-                    w->path);
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: exists and is not a regular file", w->path);
   for (int attempt = 0; attempt < 100; attempt++) {
     int fd = open(w->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0 && errno == EINTR) continue;
@@ -169,9 +165,10 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
     if (fstat(fd, &mine) != 0 || !S_ISREG(mine.st_mode)) {
       (void)close(fd);
       return ngio_say(message, size, NGIO_ERR_FILE,
-                      "%s.natgrad-part: is there and is not a regular file", w->path);
+                      "%s.natgrad-part: exists and is not a regular file", w->path);
     }
-    /* File systems without locks (some network ones) answer otherwise than "taken": go on. */
+    /* Without support for locks (some network file systems) flock fails with another errno:
+     * continue. */
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       (void)close(fd);
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program is writing it", w->path);
@@ -189,7 +186,7 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program keeps writing it", w->path);
 }
 
-/* `write` NULL: a file.  All memory is taken here. */
+/* `write` NULL: a file. Allocate all memory. */
 static ngio_status begin(const char *path, ngio_write write, void *user, const ngio_tensor *tensors,
                          int32_t n, const ngio_text *text, int32_t texts, ngio_writer **out,
                          char *message, size_t size) {
@@ -282,14 +279,14 @@ static void sweep(ngio_writer *w, int done, const char *id) {
   }
 }
 
-/* `id` NULL: parts are none of its business. */
+/* `id` NULL: keep all parts. */
 ngio_status ngio_writer_finish_whole(ngio_writer **writer, const char *id, char *message,
                                      size_t size) {
   ngio_writer *w = *writer;
   int done = -1;
   ngio_status st = ngio_writer_flush(w, message, size);
   if (st != NGIO_OK || w->write != NULL) goto done;
-  /* Renamed while still locked: once the name is free, the next writer makes a file of its own. */
+  /* Rename with the lock: afterwards the next writer creates its own file. */
   if (rename(w->part, w->path) != 0) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path, strerror(errno));
     goto done;

@@ -252,7 +252,7 @@ static void known_but_not_supported(void **state) {
     const ng_option_info info = option_info(ng_option_find(later[i][0]));
     assert_null(strstr(info.choices, later[i][1])); /* and not listed */
     char whole[256];
-    (void)snprintf(whole, sizeof whole, "%s: '%s' is not supported yet, there is %s", later[i][0],
+    (void)snprintf(whole, sizeof whole, "%s: '%s' is not supported yet, expected %s", later[i][0],
                    later[i][1], info.choices);
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, whole);
   }

@@ -44,8 +44,7 @@ static inline uint16_t narrow_f16(float f) {
   const uint32_t u = bits_of(f);
   const uint32_t sign = (u >> 16) & 0x8000u;
   const uint32_t a = u & 0x7fffffffu;
-  /* Normal range: subtract 112 from the exponent, round the 13 dropped bits to nearest even. A
-   * carry increments the exponent and may give Inf. */
+  /* Normal range: subtract 112 from the exponent, round the 13 dropped bits to nearest even. A carry increments the exponent and may give Inf. */
   const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
   /* Below 2^-14: adding 0.5 puts the last f16 bit (2^-24) at the last bit of the f32, so that the
    * addition rounds to nearest even. */

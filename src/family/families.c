@@ -48,10 +48,11 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 static ng_status check_spread(const char *family, const ng_options *o, char *message, size_t size) {
   const char *whose = ng_is(o->statistics, "sharded") ? "window" : "kronecker";
   if (ng_is(o->statistics, "all") || ng_is(family, whose) || o->own_method) return NG_OK;
-  return ng_fail_to(message, size, NG_ERR_ARG,
-                    "statistics = %s: method %s has no such choice (it is for the %s family); "
-                    "leave it at all",
-                    o->statistics, o->method, whose);
+  return ng_fail_to(
+      message, size, NG_ERR_ARG,
+      "statistics = %s: method %s does not support this value, which is for the %s family; "
+      "set all",
+      o->statistics, o->method, whose);
 }
 
 /* Compare as texts, as defaults are stored; 63 characters hold any value. */
@@ -71,7 +72,7 @@ ng_status ng_family_check_others(const char *family, const ng_options *o, char *
     if (is_default((ng_option_id)i, o, value)) continue;
     return ng_fail_to(
         message, size, NG_ERR_ARG,
-        "%s = %s: method %s has no such choice (it is for the %s family); leave it at "
+        "%s = %s: method %s does not use this option, which is for the %s family; set "
         "%s",
         row->name, value, o->method, row->family, row->standard);
   }
@@ -84,8 +85,8 @@ ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char 
     const ng_option_row *row = &ng_option_table[list[i]];
     char value[64];
     if (is_default(list[i], o, value)) continue;
-    return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s: %s; leave it at %s", row->name, value,
-                      why, row->standard);
+    return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s: %s; set %s", row->name, value, why,
+                      row->standard);
   }
   return NG_OK;
 }

@@ -73,7 +73,7 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
       column += part->n;
       if (!diagonal && !ng_linalg_fits(part->n)) {
         return ng_fail(b->ctx, NG_ERR_ARG,
-                       "layer '%s': a factor of order %lld is beyond 32-bit LAPACK; set max_factor",
+                       "layer '%s': a factor of order %lld exceeds 32-bit LAPACK; set max_factor",
                        b->entry->d.name, (long long)part->n);
       }
     }
@@ -168,10 +168,10 @@ static ng_status create(ng_block *b) {
   k->inverse_dtype = b->base.inverse_dtype;
   /* D + k H and G^-1 D A^-1 have no common scale for the clip. */
   if (k->product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
-    return ng_fail(b->ctx, NG_ERR_ARG,
-                   "layer '%s': solver = %s beside %s: product is for all layers or for none",
-                   d->name, ng_choice_text(NG_OPTION_solver, (int32_t)b->base.solver),
-                   b->p->opt.solver);
+    return ng_fail(
+        b->ctx, NG_ERR_ARG,
+        "layer '%s': solver = %s and the model's %s: use product in all layers or in none", d->name,
+        ng_choice_text(NG_OPTION_solver, (int32_t)b->base.solver), b->p->opt.solver);
   }
   k->conv = ng_layer_conv(b->entry, false);
   ng_status st = embedding ? check_embedding(b) : NG_OK;

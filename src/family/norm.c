@@ -49,7 +49,7 @@ static ng_status create(ng_block *b) {
   if (!k->of.gamma) b->sees &= ~(uint32_t)NG_SEES_INPUT;
   if (k->full && !ng_linalg_fits(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
-                   "layer '%s': a norm block of order %lld is beyond 32-bit LAPACK; take "
+                   "layer '%s': a norm block of order %lld exceeds 32-bit LAPACK; set "
                    "norm_block = unit",
                    b->name, (long long)k->width);
   }

@@ -40,11 +40,11 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   const bool eva = s->stat_scale == NG_SCALE_EVA;
   const ng_refusal list[] = {
       {!eva && s->stat_scale != NG_SCALE_TEXTBOOK, NG_OPTION_stat_scale,
-       ": a rank-one method takes textbook or eva"},
+       ": a rank-one method supports textbook and eva"},
       {s->stat_start == NG_START_IDENTITY, NG_OPTION_stat_start,
-       ": a rank-one method averages vectors; take first or zero"},
+       ": a rank-one method averages vectors; set first or zero"},
       {eva && s->positions != NG_POSITIONS_EXPAND, NG_OPTION_positions,
-       ": stat_scale = eva takes the mean over positions in any case; leave it at expand"}};
+       ": stat_scale = eva always takes the mean over positions; set expand"}};
   const ng_status st = ng_family_check_others("rankone", o, message, size);
   return st == NG_OK ? ng_family_check_list(list, 3, o, message, size) : st;
 }

@@ -36,29 +36,29 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
   const bool averages = s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT;
   const ng_refusal list[] = {
       {mfac && s->window_forget != 1.0, NG_OPTION_window_forget,
-       ": only window_function = ggt has it; leave it at 1"},
+       ": only window_function = ggt uses this option; set 1"},
       {ggt && s->window_divisor != NG_DIVISOR_WINDOW, NG_OPTION_window_divisor,
-       ": window_function = ggt divides by nothing; leave it at window"},
-      {ggt && rest, NG_OPTION_window_fill, ": only window_function = mfac has it"},
+       ": window_function = ggt has no divisor; set window"},
+      {ggt && rest, NG_OPTION_window_fill, ": only window_function = mfac supports this value"},
       {s->window_fill != NG_FILL_NONE && (s->window_forget != 1.0 || averages),
        NG_OPTION_window_fill,
-       " needs window_forget = 1 and another window_momentum_form than gradient"},
+       " needs window_forget = 1 and window_momentum_form = average or heavy-ball"},
       {s->window_density > 1.0 && s->window_topk != NG_TOPK_GLOBAL, NG_OPTION_window_density,
-       ": a number of entries is for window_topk = global; layer and block take a part, up to 1"},
+       ": a number of entries needs window_topk = global; layer and block take a share, up to 1"},
       {s->window_fill == NG_FILL_ERROR && s->window_store == NG_STORE_DENSE, NG_OPTION_window_fill,
-       ": window_store = dense leaves nothing of a gradient; only topk and lowrank do"},
+       ": window_store = dense has no error feedback; set topk or lowrank"},
       {lowrank && s->window_dtype != NG_F32, NG_OPTION_window_dtype,
-       ": factors of window_store = lowrank are kept in f32"},
+       ": window_store = lowrank stores f32 only"},
       {lowrank && s->window_mask, NG_OPTION_window_mask,
-       ": P Q' of window_store = lowrank is not 0 where a weight is; only dense and topk leave "
-       "weights out"},
+       ": window_store = lowrank cannot exclude single weights; set dense "
+       "or topk"},
       {ggt && s->window_decay > 0.0 && s->window_decay_form == NG_DECAY_DIRECTION,
-       NG_OPTION_window_decay_form, ": window_function = ggt takes gradient or none"},
+       NG_OPTION_window_decay_form, ": window_function = ggt supports gradient or none"},
   };
   ng_status st = ng_family_check_others("window", o, message, size);
   if (st == NG_OK) {
-    st = ng_family_check_unused(unused, COUNT(unused), "a window has gradients and no averages", o,
-                                message, size);
+    st =
+        ng_family_check_unused(unused, COUNT(unused), "a window has no averages", o, message, size);
   }
   if (st == NG_OK && ng_window_is_first(s)) st = check_first(o, s, message, size);
   return st == NG_OK ? ng_family_check_list(list, COUNT(list), o, message, size) : st;

@@ -10,7 +10,7 @@
 
 /* ---- a list ----------------------------------------------------------------------------------*/
 
-/* The number of leading axes whose extents multiply to `rows`; -1: none. */
+/* Return the number of leading axes whose extents multiply to `rows`; -1: none. */
 static int32_t row_axes(const ng_strided *s, int64_t rows) {
   int64_t have = 1;
   int32_t k = 0;

@@ -177,7 +177,7 @@ static ng_status check_shard(ng_precond *p, const ng_layer *d) {
   }
   if (d->kind != NG_LINEAR) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "layer '%s': shard_axis is %d; only linear layers may be in shards", d->name,
+                   "layer '%s': shard_axis is %d; only linear layers can be sharded", d->name,
                    d->shard_axis);
   }
   if (d->shard_group != NULL) {

@@ -9,7 +9,7 @@ enum { OUTPUTS, INPUTS }; /* shard_axis */
 static ng_status too_wide(ng_precond *p, const ng_entry *e, double width) {
   return ng_fail(
       p->ctx, NG_ERR_ARG,
-      "layer '%s': its shards have %.0f %s together, expected less than 2147483648, and a "
+      "layer '%s': its shards have %.0f %s in total, expected less than 2147483648, and a "
       "weight of at most %lld elements",
       e->d.name, width, e->d.shard_axis == OUTPUTS ? "outputs" : "inputs", (long long)NG_LARGEST);
 }

@@ -12,10 +12,10 @@
 static const struct {
   const char *name, *meaning;
 } fixed[] = {
-    {"method", "the method, a row of option values; options given beside it win"},
-    {"threads", "threads of a context's own loops where the program leaves that open, 1 to 1024"},
-    {"linalg", "linear algebra where the program leaves that open: cpu or ref"},
-    {"log", "none, error, warn, info or trace; wins over the program"},
+    {"method", "the method; options that are also set override its values"},
+    {"threads", "threads of a context's loops if the program does not set them, 1 to 1024"},
+    {"linalg", "linear algebra if the program does not set it: cpu or ref"},
+    {"log", "none, error, warn, info or trace; overrides the program"},
 };
 enum { FIXED = (int)(sizeof fixed / sizeof fixed[0]), NAMED = FIXED + NG_OPTION_COUNT };
 

@@ -262,7 +262,7 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
     return now_given(row, o);
   }
   if (row->later != NULL && ng_in_list(row->later, text)) {
-    return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported yet, there is %s",
+    return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported yet, expected %s",
                       row->name, text, row->choices);
   }
   return refuse(row, text, "is not a choice", ng_hint_list(text, row->choices).text, message, size);

@@ -26,14 +26,14 @@ static ng_status choose_clip(const job *j, ng_clip_kind kind) {
   return NG_OK;
 }
 
-/* KAISA documents None, though its constructor refuses it. */
+/* KAISA documents None, but its constructor refuses None. */
 static ng_status take_kl_clip(job *j) {
   if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
   const ng_status st = put(j, "kl_clip", j->value);
   return st == NG_OK ? choose_clip(j, NG_CLIP_KL) : st;
 }
 
-/* kfac_pytorch: 0 and negative numbers switch the clip off. */
+/* kfac_pytorch: 0 and negative numbers disable the clip. */
 static ng_status take_kl_clip_sign(job *j) {
   double v;
   if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0)
@@ -84,7 +84,7 @@ static ng_status take_new_weight(job *j) {
   return put(j, "stat_decay", text);
 }
 
-/* Of the options as they are so far: compute_method, or the system's variant, has chosen it. */
+/* Whether the options so far, from compute_method or the variant, have solver = eigen. */
 static bool solves_by_eigen(const job *j) {
   return ng_option_chosen(j->full, NG_OPTION_solver) == NG_SOLVER_EIGEN;
 }
@@ -122,8 +122,8 @@ static ng_status take_fraction(job *j) {
   return put(j, j->row->option, j->value);
 }
 
-/* As Python prints them, with or without "torch."; none is the dtype of the data, which is f32
- * here. */
+/* Accept dtypes as Python prints them, with or without "torch."; none: the dtype of the data,
+ * f32. */
 static ng_status take_dtype(job *j) {
   static const char *const name[][5] = {{"f32", "float32", "float", "fp32", "none"},
                                         {"bf16", "bfloat16"},
@@ -154,7 +154,7 @@ static ng_status take_regex(job *j) {
       "texts, [...], '.', '.*', \\d, ^ and $ joined by '|'; or set globs with skip_layers");
 }
 
-/* Layers with that many outputs are left out; 0 cannot be a width, so it is no value there. */
+/* Layers with this number of outputs are excluded; 0 is refused because no layer has 0 outputs. */
 static ng_status take_width(job *j) {
   int64_t width;
   char glob[32];
@@ -165,7 +165,8 @@ static ng_status take_width(job *j) {
   return put(j, j->row->option, glob);
 }
 
-/* Open in the published class `inverse` only; `eigen` always sends, the DP classes never do. */
+/* Only the published class `inverse` has a choice; `eigen` always sends, the DP classes never
+ * do. */
 static ng_status take_communicate(job *j) {
   int32_t flag;
   const bool local = ng_option_chosen(j->full, NG_OPTION_statistics) == NG_STATISTICS_LOCAL;
@@ -182,7 +183,7 @@ static ng_status check_bool(job *j) {
   return ng_read_bool(j->value, &flag) ? NG_OK : refuse(j, NG_ERR_ARG, "true or false");
 }
 
-/* A period of work that this method does not have. */
+/* The method has no work with this period. */
 static ng_status check_count(job *j) {
   int64_t n;
   return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
@@ -264,14 +265,13 @@ static const ng_published kaisa_names[] = {
      take_dtype},
     {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype},
     {"skip_layers", "skip_layers",
-     "a regular expression, translated to globs where it needs no more; join a list with '|'",
-     take_regex},
+     "a regular expression that globs can express; join a list with '|'", take_regex},
     {"symmetry_aware", "",
      "nothing to set: sums of factors and inverses are always sent as triangles; the numbers are "
      "the same",
      check_bool},
     {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},
-    {"colocate_factors", "colocate", "the same; false goes with prediv, too", take_bool},
+    {"colocate_factors", "colocate", "the same; false also with prediv", take_bool},
     {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_strategy},
     {"update_factors_in_hook", "",
      "nothing to set: statistics are summed when observed and completed in the step; a layer "
@@ -297,7 +297,10 @@ static const ng_published kaisa_names[] = {
         check_no_parts                                                                             \
   }
 #define EVA_SAMPLES                                                                                \
-  { "kfac_batch_size", "stat_batch", "the same: first so many samples of a rank", take_samples }
+  {                                                                                                \
+    "kfac_batch_size", "stat_batch", "the same: the number of first samples of a rank",            \
+        take_samples                                                                               \
+  }
 #define EVA_CLIP                                                                                   \
   {                                                                                                \
     "kl_clip", "kl_clip",                                                                          \
@@ -314,7 +317,7 @@ static const ng_published lz_names[] = {
      take_kl_clip_sign},
     LZ_LR,
     {"communicate_inverse_or_not", "grad_worker_fraction",
-     "true: 1; false: 0, gradients travel instead; always true with MPD's eigen, false with DP",
+     "true: 1; false: 0, gradients are sent instead; always true with MPD's eigen, false with DP",
      take_communicate},
     {"distribute_layer_factors", "colocate",
      "none: placement = mpd-kfac; true: 0, false: 1, with placement = round-robin",
@@ -361,7 +364,7 @@ static const ng_published adasgd_names[] = {
 static const ng_published sam_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "",
-     "nothing to set: nothing is solved; how often that program sums averages over ranks",
+     "nothing to set: nothing is solved; that program sums averages over ranks at this interval",
      check_count},
     {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius},
     {"damping", "", "nothing to set: the published class takes it and ignores it", check_size},
@@ -389,10 +392,11 @@ static const ng_published spngd_names[] = {
     {"weight_decay", "", "nothing to set: it is added to gradients before the step", check_size},
     {"communicate_after_forward", "", "nothing to set: it changes no number; see ng_batch.last",
      check_bool},
-    {"constructor", "", "nothing to set: none; skip_layers and norm_block say what gets curvature",
+    {"constructor", "",
+     "nothing to set: only none; skip_layers and norm_block select the layers with curvature",
      check_no_parts},
-    {"only_pic_update_weight", "", "nothing to set: who updates a weight changes no number",
-     check_bool},
+    {"only_pic_update_weight", "",
+     "nothing to set: the rank that updates a weight does not change its value", check_bool},
 };
 
 /* ---- the way in ------------------------------------------------------------------------------*/

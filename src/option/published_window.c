@@ -138,7 +138,7 @@ static const ng_published efcp_names[] = {
     {"momentum", "window_momentum", "the same, with window_momentum_form = heavy-ball", take_same},
     {"sparse", "window_mask", "the same: weights that are 0 at ng_ready are masked", take_same},
     {"topk", "window_topk", "the same; none: global", take_topk},
-    {"topk_lr_on_update", "window_feedback_lr", "false: 1, what enters is lr times the gradient",
+    {"topk_lr_on_update", "window_feedback_lr", "false: 1, lr times the gradient enters",
      take_on_update},
     {"precondition_sparse_grad", "window_fill", "true: none; false: added", take_send},
     {"ignore_bn_ln_type", "skip_layers", "all: *norm*,*bn*; none, modules: nothing", take_ignore},

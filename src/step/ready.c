@@ -61,11 +61,10 @@ static ng_status take_slots(ng_precond *p) {
     }
   }
   if (!owned || (p->base.clip != NG_CLIP_RATIO && p->base.clip != NG_CLIP_RMS)) return NG_OK;
-  return ng_fail(
-      p->ctx, NG_ERR_ARG,
-      "update_ranks = owner: clip = %s looks at every preconditioned gradient, which only "
-      "its owner has; take kl, rescale, norm or none",
-      p->opt.clip);
+  return ng_fail(p->ctx, NG_ERR_ARG,
+                 "update_ranks = owner: clip = %s reads every preconditioned gradient, which only "
+                 "its owner has; set kl, rescale, norm or none",
+                 p->opt.clip);
 }
 
 /* Last, initial values: identities overwrite zeroed averages. */

@@ -87,7 +87,7 @@ ng_status ng_same_check(ng_precond *p, const double *x) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
         "the learning rate, the update, its numbers or its groups differ between the %d ranks, or "
-        "the dtypes of what is bound",
+        "the dtypes of bound arrays",
         p->ctx->ranks);
   }
   return NG_OK;
