@@ -1,7 +1,7 @@
 /* layers.c: layers and tensors as the caller registers them before ng_ready.
  *
  * In: a description. Out: an ng_entry with its slots (weight, bias). Every field is checked here,
- * once; other rooms assume a valid entry.
+ * once; other files assume a valid entry.
  *
  * A message names the layer, the field, the value and the accepted values. Unsupported values are
  * NG_ERR_ABSENT with an alternative; invalid values are NG_ERR_ARG. */

@@ -130,7 +130,7 @@ void ng_shard_follow(ng_entry *e); /* copy the flags of the entry to the whole l
 /* Most groups, diagonal blocks or permuted columns of a layer, which are lists: so planning any
  * layer takes at most two seconds and two gigabytes, or is refused by name. */
 #define NG_LISTED (INT64_C(1) << 22)
-/* Check every field of a layer or tensor, once; other rooms assume a valid entry. */
+/* Check every field of a layer or tensor, once; other files assume a valid entry. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
 int32_t ng_entry_named(ng_precond *p, const char *name); /* its index; -1: unknown */

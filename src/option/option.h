@@ -1,7 +1,7 @@
 /* option.h: options: the table, text <-> value, methods as rows of values, published names, globs.
  *
  * In:   texts and numbers of a program, the command line, the environment, a layer.
- * Out:  checked values: ng_options for callers and files, ng_settings (settings.h) for the rooms.
+ * Out:  checked values: ng_options for callers and files, ng_settings (settings.h) for the library.
  * May call: core.
  *
  *   option_table.c   the rows            option_find.c   look-up by name, public descriptions

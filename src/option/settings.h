@@ -1,5 +1,5 @@
 /* settings.h: options as callers set them (ng_options: choices are texts, and the object knows which options were given)
- * and as the rooms read them (ng_settings: choices are enums, parsed once).
+ * and as the library reads them (ng_settings: choices are enums, parsed once).
  *
  *   p->opt    ng_options, a copy: ng_get, messages and the state read it
  *   p->base   the same, parsed; b->base: with the layer's own values
