@@ -147,9 +147,9 @@ static void each_alone(void **state) {
     ng_status st[RANKS];
     if (c == ALGEBRA && !has_cpu()) continue; /* a build without BLAS */
     (void)ranks_run(RANKS, live, &l, st);
-    const char *const what = c == ALGEBRA  ? "other linear algebra"
-                             : c >= METHOD ? "other options"
-                                           : "other layers";
+    const char *const what = c == ALGEBRA  ? "ng_ready: linear algebra of 1 of 3"
+                             : c >= METHOD ? "ng_ready: options of 1 of 3"
+                                           : "ng_ready: layers of 1 of 3";
     for (int r = 0; r < RANKS; r++) {
       const bool told = strstr(l.message[r], what) != NULL;
       if (st[r] == (c == NOTHING ? NG_OK : NG_ERR_COMM) && told == (c != NOTHING)) continue;
@@ -285,7 +285,7 @@ static void every_option(void **state) {
     for (size_t m = 0; m < sizeof method / sizeof *method; m++) {
       options_life l = {.layer = NULL};
       if (!other_value(&o, method[m], &l)) continue;
-      must_be_refused(&l, true, "other options");
+      must_be_refused(&l, true, "ng_ready: options of");
       here++;
     }
     const bool known = strcmp(o.name, "window_mask") == 0 || strcmp(o.name, "radius") == 0;
@@ -308,8 +308,8 @@ static void of_one_solver_and_layer(void **state) {
                norm = {
                    .usual = "method=natgrad", .other = "method=natgrad", .layer = "damping=0.5"};
   (void)state;
-  must_be_refused(&radius, true, "other options");
-  must_be_refused(&norm, true, "other layers");
+  must_be_refused(&radius, true, "ng_ready: options of");
+  must_be_refused(&norm, true, "ng_ready: layers of");
 }
 
 /* ---- after ng_ready --------------------------------------------------------------------------*/

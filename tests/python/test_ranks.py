@@ -373,7 +373,7 @@ class Ranks(Case):
 
     def test_ranks_that_disagree_all_hear_of_it(self):
         for text in ranks.run(2, disagree):
-            self.assertRegex(text, "other options")
+            self.assertRegex(text, "options of 1 of 2 ranks differ")
 
     def test_a_broken_transport_is_the_cause(self):
         for text in ranks.run(2, broken):
