@@ -64,7 +64,10 @@ static int published(const recording *r, const char *path, ng_options *o, double
     if (r->parameters && strcmp(key, "class") == 0) continue; /* informative only */
     char number[64], *joined = NULL;
     const char *text = value_text(value, number, sizeof number, &joined);
-    if (text == NULL) return cli_bad("%s: case.json: config: %s has no plain value", path, key);
+    if (text == NULL)
+      return cli_bad(
+          "%s: case.json: config: %s: expected a text, a number, a flag, null or a list of texts",
+          path, key);
     const ng_status st = ng_options_set_published(o, key, text, lr, message, sizeof message);
     free(joined);
     if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);

@@ -40,7 +40,7 @@ typedef struct data_set {
 
 /* On failure CLI_BAD and one line with the file and the expected content. */
 int data_open(const char *spec, data_set *out);
-void data_print_notes(const data_set *d); /* print its notes, on one rank */
+void data_print_notes(const data_set *d); /* report skipped files; call on one rank */
 void data_close(data_set *d);
 
 /* CRC of all values and labels, validation samples included; independent of the place of the files. */

@@ -48,8 +48,8 @@ void average_take(const average *a, nn *net) {
 }
 
 int average_share(average *a, const run_ranks *k) {
-  int rc = ranks_tell(k, &a->count, sizeof a->count);
+  int rc = ranks_broadcast(k, &a->count, sizeof a->count);
   if (rc == CLI_OK && a->count > 0)
-    rc = ranks_tell(k, a->mean, a->weights * (int64_t)sizeof *a->mean);
+    rc = ranks_broadcast(k, a->mean, a->weights * (int64_t)sizeof *a->mean);
   return rc;
 }

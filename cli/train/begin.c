@@ -42,7 +42,7 @@ static int describe_net(run *r) {
   const int64_t least = nn_least_batch(r->net);
   if (r->s->batch / r->ranks.size < least) {
     return cli_bad("--batch: %s normalises over a batch%s: at least %lld", r->s->model,
-                   least > 1 ? ", where one pixel is left" : " on each rank",
+                   least > 1 ? " of single pixels" : " on each rank",
                    (long long)least * r->ranks.size);
   }
   return CLI_OK;
@@ -122,7 +122,7 @@ static void report_changes(const run *r, const settings *was) {
 
 /* Tell the other ranks which checkpoint rank 0 loads; -1: none. */
 static int send_loaded_step(const run *r, int64_t step) {
-  return ranks_tell(&r->ranks, &step, sizeof step);
+  return ranks_broadcast(&r->ranks, &step, sizeof step);
 }
 
 checkpoint run_checkpoint(run *r) {
@@ -140,21 +140,21 @@ static int share_loaded(run *r) {
   if (r->ranks.size == 1) return rc;
   for (int i = 0; i < nn_params(r->net) && rc == CLI_OK; i++) {
     const nn_param *p = nn_param_at(r->net, i);
-    rc = ranks_tell(&r->ranks, p->value, p->count * (int64_t)sizeof *p->value);
+    rc = ranks_broadcast(&r->ranks, p->value, p->count * (int64_t)sizeof *p->value);
   }
   for (int i = 0; i < nn_buffers(r->net) && rc == CLI_OK; i++) {
     const nn_buffer *b = nn_buffer_at(r->net, i);
-    rc = ranks_tell(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
+    rc = ranks_broadcast(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
   }
   if (rc == CLI_OK) rc = average_share(&r->mean, &r->ranks);
-  return rc == CLI_OK ? ranks_tell(&r->ranks, &r->state, sizeof r->state) : rc;
+  return rc == CLI_OK ? ranks_broadcast(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 
 /* Ranks other than 0: load what rank 0 sends, or their parts of the state. */
 static int follow(run *r) {
   int64_t step = -1;
   if (!r->s->resume) return CLI_OK;
-  int rc = ranks_tell(&r->ranks, &step, sizeof step);
+  int rc = ranks_broadcast(&r->ranks, &step, sizeof step);
   if (rc != CLI_OK || step < 0) return rc;
   rc = load(r, step);
   if (rc == CLI_OK) rc = share_loaded(r);

@@ -344,7 +344,7 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
     if (rc == CLI_OK && strcmp(id, want) != 0)
       rc = cli_bad("%s: does not belong to %s", parts, path);
   }
-  if (rc == CLI_OK) rc = ranks_tell(c->ranks, &in_parts, sizeof in_parts);
+  if (rc == CLI_OK) rc = ranks_broadcast(c->ranks, &in_parts, sizeof in_parts);
   if (rc == CLI_OK) rc = load_state(c, &r, parts, in_parts);
   if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_spread(&c->feed->mix, mixup);
   file_close(&r);

@@ -78,10 +78,10 @@ static int check_idle(compare_plan *p, compare_method *m) {
 }
 
 /* Reset shared settings without meaning for this method to their defaults. */
-static int drop_useless(compare_plan *p, compare_method *m) {
+static int drop_inapplicable(compare_plan *p, compare_method *m) {
   char message[MESSAGE] = "";
   int rc = CLI_OK;
-  for (const settings_row *row; rc == CLI_OK && (row = settings_useless(&m->s)) != NULL;) {
+  for (const settings_row *row; rc == CLI_OK && (row = settings_inapplicable(&m->s)) != NULL;) {
     (void)fprintf(p->notes, "%s: %s has no effect\n", m->label, row->name);
     rc = settings_put(&m->s, row->name, row->standard, message, sizeof message);
   }
@@ -114,7 +114,7 @@ static int begin_method(compare_plan *p, const char *name) {
   if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK) {
     return cli_bad("--methods: %s", message);
   }
-  return drop_useless(p, m);
+  return drop_inapplicable(p, m);
 }
 
 static int add_own(compare_plan *p, char *text) {

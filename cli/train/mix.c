@@ -185,7 +185,7 @@ int mix_gather(const mix *m, ngio_tensor t[2]) {
       float *x = data_of(&t[i]) + part_of(m, i, q, &n);
       const int64_t bytes = n * (int64_t)sizeof *x;
       if (k->rank == q) memcpy(x, previous_batch(m, i), (size_t)bytes);
-      if (n > 0) rc = ranks_tell_from(k, q, x, bytes);
+      if (n > 0) rc = ranks_broadcast_from(k, q, x, bytes);
     }
   }
   return rc;
@@ -195,7 +195,7 @@ int mix_spread(mix *m, const ngio_tensor t[2]) {
   int rc = CLI_OK;
   for (int i = 0; i < 2 && rc == CLI_OK; i++) {
     int64_t n;
-    rc = ranks_tell(&m->ranks, data_of(&t[i]), t[i].bytes);
+    rc = ranks_broadcast(&m->ranks, data_of(&t[i]), t[i].bytes);
     const float *x = data_of(&t[i]) + part_of(m, i, m->ranks.rank, &n);
     memcpy(previous_batch(m, i), x, (size_t)n * sizeof *x);
   }

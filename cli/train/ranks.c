@@ -90,15 +90,15 @@ int ranks_wait(const run_ranks *r, ranks_request *q) {
   return report_failure(r, st);
 }
 
-int ranks_tell_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes) {
+int ranks_broadcast_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes) {
   if (r->size == 1) return CLI_OK;
   ng_collective c = describe(NG_BROADCAST, NG_U8, x, bytes);
   c.root = rank;
   return run(r, &c);
 }
 
-int ranks_tell(const run_ranks *r, void *x, int64_t bytes) {
-  return ranks_tell_from(r, 0, x, bytes);
+int ranks_broadcast(const run_ranks *r, void *x, int64_t bytes) {
+  return ranks_broadcast_from(r, 0, x, bytes);
 }
 
 int ranks_agree(const run_ranks *r, int rc) {

@@ -42,8 +42,8 @@ typedef struct ranks_request {
 int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *out);
 int ranks_test(const run_ranks *r, ranks_request *q, bool *done);
 int ranks_wait(const run_ranks *r, ranks_request *q);
-int ranks_tell(const run_ranks *r, void *x, int64_t bytes); /* broadcast from rank 0 */
-int ranks_tell_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes);
+int ranks_broadcast(const run_ranks *r, void *x, int64_t bytes); /* broadcast from rank 0 */
+int ranks_broadcast_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes);
 /* CLI_OK if rc is CLI_OK on all ranks, else CLI_BAD; the failing rank has reported why. */
 int ranks_agree(const run_ranks *r, int rc);
 

@@ -109,7 +109,7 @@ static bool at_default(const settings *s, const settings_row *row) {
   return strcmp(row->standard, value) == 0;
 }
 
-const settings_row *settings_useless(const settings *s) {
+const settings_row *settings_inapplicable(const settings *s) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
     if (!settings_knows(s, row->name) && !at_default(s, row)) return row;
@@ -189,7 +189,7 @@ int settings_check(const settings *s) {
   if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0) {
     return cli_bad("--fisher: method %s has no statistics", s->method);
   }
-  const settings_row *useless = settings_useless(s);
+  const settings_row *useless = settings_inapplicable(s);
   if (useless != NULL) {
     return cli_bad("--%s: has no effect with method %s and the %s update", useless->name, s->method,
                    settings_adamw(s) ? "adamw" : "sgd");

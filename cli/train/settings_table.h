@@ -142,7 +142,7 @@ extern const int settings_rows_count;
 
 const settings_row *settings_find(const char *name); /* or NULL */
 /* The first setting that was changed but does not apply to the method; NULL: none. */
-const settings_row *settings_useless(const settings *s);
+const settings_row *settings_inapplicable(const settings *s);
 /* settings_set without output: the reason, without the name, goes to `message`. */
 int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
 /* 15 digits if they give the same number, else 17. */

@@ -16,7 +16,7 @@ int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int station
   *out = (traffic){ranks->size, stations, steps, cli_take((size_t)ranks->size, sizeof *out->rank)};
   out->rank[ranks->rank] = *mine;
   for (int32_t r = 0; r < ranks->size && rc == CLI_OK; r++)
-    rc = ranks_tell_from(ranks, r, &out->rank[r], sizeof out->rank[r]);
+    rc = ranks_broadcast_from(ranks, r, &out->rank[r], sizeof out->rank[r]);
   return rc;
 }
 

@@ -125,7 +125,7 @@ static ng_status begin(ng_block *b) {
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "'%s': its weight is not bound, and window_mask needs it at ng_ready", s->name);
   }
-  if (w->mask != NULL) ng_window_mark(b);
+  if (w->mask != NULL) ng_window_make_mask(b);
   if (w->store->begin != NULL) w->store->begin(b);
   return NG_OK;
 }

@@ -148,7 +148,7 @@ static inline bool ng_window_is_out(const ng_block *b, const ng_window_chunk *c)
   return b->segment[c->segment].slot->out;
 }
 bool ng_window_some_out(const ng_block *b);
-void ng_window_clear_out(ng_block *b, float *to); /* zeros for such parameters */
+void ng_window_clear_excluded(ng_block *b, float *to); /* zeros for such parameters */
 void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
 /* to <- gradients, with zeros where masked or excluded.  NG_SKIPPED: an element is not finite, or so large that error
  * feedback or momentum should not keep it. */
@@ -158,7 +158,7 @@ bool ng_window_decay(ng_block *b, double decay, float *to);
 /* The sum of w->sums [chunks], of whole numbers. */
 int64_t ng_window_total(const ng_window *w);
 /* mask <- 1 where the weight is not 0; the number of unmasked, included elements in [at, at + n). */
-void ng_window_mark(ng_block *b);
+void ng_window_make_mask(ng_block *b);
 int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n);
 /* How many of n elements top-k keeps.  window_density above 1 is that number; a fraction rounds down, per block up. */
 int64_t ng_window_entries(const ng_block *b, int64_t n);

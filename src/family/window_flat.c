@@ -119,7 +119,7 @@ static void mark_chunk(ng_block *b, int32_t i) {
   }
 }
 
-void ng_window_mark(ng_block *b) { ng_window_each(b, mark_chunk); }
+void ng_window_make_mask(ng_block *b) { ng_window_each(b, mark_chunk); }
 
 bool ng_window_some_out(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
@@ -149,7 +149,7 @@ static void clear_chunk(void *arg, int32_t i) {
   if (ng_window_is_out(g->b, &c)) memset(g->to + c.at, 0, (size_t)c.n * sizeof *g->to);
 }
 
-void ng_window_clear_out(ng_block *b, float *to) {
+void ng_window_clear_excluded(ng_block *b, float *to) {
   gathering g = {b, 0.0, to};
   if (ng_window_some_out(b)) ng_parallel(b->ctx, ng_window_of(b)->chunks, clear_chunk, &g);
 }

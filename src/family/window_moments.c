@@ -240,7 +240,7 @@ ng_status ng_window_average(ng_block *b, bool fresh) {
     w->part[i].next_row_coefficient[ng_window_head(w)] = 1.0 - mu;
   }
   memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
-  ng_window_clear_out(b, w->u);
+  ng_window_clear_excluded(b, w->u);
   return st;
 }
 

@@ -203,14 +203,14 @@ void ng_window_topk_choose(ng_block *b, int32_t round, double *x) {
                                   .rank = b->ctx->rank,
                                   .chosen = (int32_t *)(void *)w->u};
   }
-  /* After the counts of round 0: the number of included elements. */
-  const int64_t behind = ng_window_joint_room(0, b->ctx->ranks);
+  /* x[included]: the number of included elements, summed in round 0 after the counts. */
+  const int64_t included = ng_window_joint_room(0, b->ctx->ranks);
   const bool some = w->mask != NULL || ng_window_some_out(b);
   if (round == 1 && some) {
-    s->choice.k = s->choice.rest = ng_min64(s->k, ng_window_entries(b, (int64_t)x[behind]));
+    s->choice.k = s->choice.rest = ng_min64(s->k, ng_window_entries(b, (int64_t)x[included]));
   }
   if (round <= NG_WINDOW_JOINT_ROUNDS) ng_window_joint_round(&s->choice, round, b->ctx->ranks, x);
-  if (round == 0) x[behind] = some ? (double)ng_window_taking(b, 0, w->d) : 0.0;
+  if (round == 0) x[included] = some ? (double)ng_window_taking(b, 0, w->d) : 0.0;
   if (round == NG_WINDOW_JOINT_ROUNDS) {
     put_entries(b, x);
     restore(b);

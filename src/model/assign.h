@@ -60,7 +60,7 @@ typedef struct ng_assigner {
   double *weight, *cells; /* [N], [3 N]: for ng_partition */
   ng_key *key;            /* [N] */
   int32_t *part, *kept;   /* [N + 1], [2 N] */
-  int32_t *turn;          /* [n] */
+  int32_t *turn;          /* [n] TURNS: the next row of each column */
 } ng_assigner;
 
 double ng_work_cost(const ng_work *w);

@@ -92,7 +92,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(damping_leak, .group = "curvature", .standard = "0",
         ONE_OF_3(NG_LEAK_NONE, "0", NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), KRONECKER,
         .per_layer = true,
-        .help = "The ranks whose running average keeps the damping after a solve.\n"
+        .help = "Add the damping of each solve to the stored running average, on these ranks.\n"
                 "- 0: none.\n"
                 "- owner: the rank that solves; the next sum over ranks divides the damping by "
                 "their number (MPD-KFAC, DP-KFAC).\n"

@@ -174,7 +174,7 @@ static ng_status check_stage(ng_precond *p) {
   x[LAST] = s->last;
   x[BEGUN] = s->begun;
   ng_same_number(x + SHARED, s->begun ? (uint64_t)s->batch.whole : 0);
-  ng_same_put(p, x + SAME);
+  ng_same_write(p, x + SAME);
   for (int32_t i = 0; i < p->entries; i++) {
     out[i] = p->entry[i]->slot[0].out;
   }

@@ -165,7 +165,7 @@ enum { NG_SAME = 8, NG_SAME_PIECES = 4 };
 /* Encode a number for a sum over ranks; ng_same_sums tests whether all ranks gave the same one. */
 void ng_same_number(double x[NG_SAME_PIECES], uint64_t number);
 bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks);
-void ng_same_put(const ng_precond *p, double x[NG_SAME]);
+void ng_same_write(const ng_precond *p, double x[NG_SAME]);
 ng_status ng_same_check(ng_precond *p, const double *x);
 
 ng_status ng_exchange_plan(ng_precond *p);

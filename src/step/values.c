@@ -93,7 +93,7 @@ ng_status ng_same_check(ng_precond *p, const double *x) {
   return NG_OK;
 }
 
-void ng_same_put(const ng_precond *p, double x[NG_SAME]) {
+void ng_same_write(const ng_precond *p, double x[NG_SAME]) {
   memset(x, 0, NG_SAME * sizeof *x);
   if (p->ctx->ranks == 1) return;
   ng_same_number(x, ng_options_number(p));

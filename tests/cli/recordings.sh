@@ -33,7 +33,7 @@ changed '\\"KAISA\\"' '\\"spngd\\"'; expect 2 "*case.json: *spngd*" "$natgrad" r
 changed '\\"eigen\\"' '\\"eigem\\"'; expect 2 '*case.json: *eigem*' "$natgrad" replay "$bad"
 changed '\\"damping\\"' '\\"dampimg\\"'; expect 2 "*case.json: config: *dampimg*damping*" "$natgrad" replay "$bad"
 changed '\\"damping\\": 0.003' '\\"damping\\": -.003'; expect 2 "*case.json*" "$natgrad" replay "$bad"
-changed '\\"damping\\": 0.003' '\\"damping\\": [0.3]'; expect 2 '*case.json: config: damping has no plain value' "$natgrad" replay "$bad"
+changed '\\"damping\\": 0.003' '\\"damping\\": [0.3]'; expect 2 '*case.json: config: damping: expected a text, a number, a flag, null or a list of texts' "$natgrad" replay "$bad"
 changed '\\"steps\\": 4' '\\"steps\\": 5'; expect 2 '*array s4.conv1.a is missing' "$natgrad" replay "$bad"
 changed '\\"steps\\": 4' '\\"steps\\": 0'; expect 2 '*case.json: steps is no whole number from 1*' "$natgrad" replay "$bad"
 changed '\\"batch\\": 6' '\\"ranks\\": 6'; expect 2 '*case.json: batch is no whole number*' "$natgrad" replay "$bad"

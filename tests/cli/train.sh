@@ -167,7 +167,7 @@ train 2 '--beta1: has no effect with method natgrad and the sgd update' --beta1 
 train 2 '--momentum: has no effect with method adamw and the adamw update' --method adamw --momentum 0
 train 2 '--dropout: vgg16 has dropout for images of at least 64 pixels, these have 32' --model vgg16 --dropout 0.5 \
   --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
-train 2 '--batch: wrn-10-1 normalises over a batch, where one pixel is left: at least 2' --model wrn-10-1 \
+train 2 '--batch: wrn-10-1 normalises over a batch of single pixels: at least 2' --model wrn-10-1 \
   --data synthetic:classes=3,image=4x4x3,train=16,test=8 --batch 1
 train 2 '--model: lenet does not fit data of 9x9x1: *smaller than the kernel*' --model lenet \
   --data synthetic:classes=3,image=9x9x1,train=16,test=8 --batch 4
