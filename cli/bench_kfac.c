@@ -77,7 +77,7 @@ static ng_status make_precond(const bench *b, work *k) {
     if (st >= 0 && l->bias) st = ng_bind_grad(k->p, index, NG_BIAS, &bias);
   }
   if (st >= 0) st = ng_ready(k->p);
-  /* Every step solves; the stored form is that of the run's own solve_period. */
+  /* Solve in every step, but store the form that the user's solve_period selects. */
   return st < 0 ? st : ng_set_real(k->p, "solve_period", 1);
 }
 

@@ -19,7 +19,7 @@ enum { CHUNK = 1 << 18, LANES = 16 };
 typedef struct piece {
   ng_part_piece is;
   int32_t item;
-  bool wanted;          /* this rank needs some of it */
+  bool wanted;          /* this rank reads elements of it */
   char *to;             /* parts: where the array is staged */
   const ngio_tensor *t; /* the tensor in the open file */
   const char *why;      /* the fault of its data, or NULL */
@@ -116,7 +116,7 @@ done:
 
 /* ---- what this rank reads --------------------------------------------------------------------*/
 
-/* The part of an array that this rank reads: all of it, or the part that it holds. */
+/* Return the slice of an array that this rank reads: the whole array, or its own slice. */
 static ng_rect box_of(const loading *x, const ng_field *f) {
   return x->alone ? (ng_rect){0, f->rows, 0, f->cols} : ng_field_mine(f, x->w.p->ctx->rank);
 }
