@@ -1,6 +1,5 @@
-/* t_option_questions.c: what a program may ask of options before it makes anything: which layers they
- * leave out, and which of them have no effect.  Each answer is held against what a model then does. */
-#include "plane.h"
+/* t_option_questions.c: questions to options before a model exists: which layers they leave out, against what the
+ * model then does, and which of them have no effect (t_idle.c has the effects). */
 #include "options_help.h"
 
 #include <stdbool.h>
@@ -181,99 +180,12 @@ static void needs_are_named(void **state) {
   assert_true(named > 10);
 }
 
-/* Two steps of a small layer. */
-static void gradient_of(ng_context *ctx, const ng_options *o, float out[12]) {
-  ng_precond *p = NULL;
-  ng_batch b;
-  int32_t fc = -1;
-  float a[6], g[8], w[12];
-  for (int i = 0; i < 12; i++)
-    w[i] = 0.1F * (float)(i + 1);
-  const plane va = plane_of(a, 2, 3, NG_F32), vg = plane_of(g, 2, 4, NG_F32);
-  const plane grad = plane_of(out, 4, 3, NG_F32), weight = plane_of(w, 4, 3, NG_F32);
-  assert_int_equal(ng_precond_create_from(ctx, o, &p), NG_OK);
-  assert_int_equal(ng_add_linear(p, "fc", 3, 4, 0, &fc), NG_OK);
-  assert_int_equal(plane_bind_grad(p, fc, NG_WEIGHT, &grad), NG_OK);
-  assert_int_equal(plane_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
-  assert_int_equal(ng_ready(p), NG_OK);
-  ng_batch_init(&b, sizeof b);
-  b.samples = 2;
-  for (int step = 0; step < 2; step++) {
-    for (int i = 0; i < 6; i++)
-      a[i] = (float)((i * 5 + step) % 7) - 3;
-    for (int i = 0; i < 8; i++)
-      g[i] = 0.5F * (float)((i * 3 + step) % 5) - 1;
-    for (int i = 0; i < 12; i++)
-      out[i] = (float)((i * 7 + step) % 11) - 5;
-    assert_int_equal(ng_begin(p, &b), NG_OK);
-    if (ng_wants(p, fc)) {
-      assert_int_equal(plane_input(p, fc, &va, NG_COPY), NG_OK);
-      assert_int_equal(plane_output_grad(p, fc, &vg, NG_COPY), NG_OK);
-    }
-    assert_int_equal(ng_step(p, 0.5), NG_OK);
-  }
-  ng_precond_destroy(&p);
-}
-
-/* Some value that is neither the one in *o nor refused beside the others. */
-static bool other_value(ng_options *o, const ng_option_info *info) {
-  static const char *const number[] = {"1", "2", "0.25", "0"};
-  char before[64], word[64];
-  assert_int_equal(ng_options_get(o, info->name, before, sizeof before), NG_OK);
-  const char *choice = info->choices;
-  for (int i = 0; info->type == NG_OPTION_CHOICE ? choice[0] != 0 : i < 4; i++) {
-    const size_t n = strcspn(choice, "|");
-    ng_options changed = *o;
-    (void)snprintf(word, sizeof word, "%.*s", (int)n, choice);
-    if (info->type == NG_OPTION_CHOICE) choice += n + (choice[n] != 0);
-    const char *value = info->type == NG_OPTION_CHOICE ? word : number[i];
-    if (strcmp(value, before) == 0 ||
-        ng_options_set(&changed, info->name, value, message, sizeof message) != NG_OK ||
-        ng_options_check(&changed, message, sizeof message) != NG_OK) {
-      continue;
-    }
-    *o = changed;
-    return true;
-  }
-  return false;
-}
-
-/* What is idle may be anything: the same bits come out. */
-static void idle_means_no_effect(void **state) {
-  (void)state;
-  static const char *const set_up[][3] = {{"natgrad", "clip", "none"},
-                                          {"natgrad", "clip", "kl"},
-                                          {"eva", "clip", "rescale"},
-                                          {"adasgd", "clip", "none"},
-                                          {"topk-sgd", "clip", "none"}};
-  ng_context *ctx = NULL;
-  int32_t tried = 0;
-  assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
-  for (int k = 0; k < 5; k++) {
-    for (int32_t i = 0; i < ng_option_count(); i++) {
-      const ng_option_info info = option_info(i);
-      ng_options o = method(set_up[k][0]);
-      char text[64];
-      float x[12], y[12];
-      set(&o, set_up[k][1], set_up[k][2]);
-      assert_int_equal(ng_options_idle(&o, info.name, text, sizeof text), NG_OK);
-      ng_options changed = o;
-      if (text[0] == 0 || !other_value(&changed, &info)) continue;
-      gradient_of(ctx, &o, x);
-      gradient_of(ctx, &changed, y);
-      if (memcmp(x, y, sizeof x) != 0) fail_msg("%s has an effect without %s", info.name, text);
-      tried++;
-    }
-  }
-  ng_context_destroy(&ctx);
-  assert_true(tried >= 12); /* both bounds, and the statistics that rank one has */
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(skipped_as_asked),     cmocka_unit_test(skip_refuses),
-      cmocka_unit_test(idle_options),         cmocka_unit_test(needs_are_named),
-      cmocka_unit_test(idle_means_no_effect),
+      cmocka_unit_test(skipped_as_asked),
+      cmocka_unit_test(skip_refuses),
+      cmocka_unit_test(idle_options),
+      cmocka_unit_test(needs_are_named),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,6 +62,7 @@ set(natgrad_unit_tests
     t_golden
     t_groups
     t_huge
+    t_idle
     t_json
     t_ladder
     t_last
@@ -122,7 +123,6 @@ set(natgrad_unit_tests
     t_window
     t_window_digits
     t_window_golden
-    t_window_idle
     t_window_kernels
     t_window_layers
     t_window_out
