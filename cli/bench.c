@@ -314,30 +314,16 @@ static int run_case(const bench *asked, const bench_case *c) {
   return rc;
 }
 
-static int take(void *user, const char *name, const char *value) {
-  bench *b = user;
-  long long number = 0;
-  int rc = CLI_OK;
-  if (strcmp(name, "json") == 0) b->json = true;
-  if (strcmp(name, "list") == 0) b->list = true;
-  if (strcmp(name, "no-floors") == 0) b->no_floors = true;
-  if (strcmp(name, "model") == 0) b->model = value;
-  if (strcmp(name, "linalg") == 0) b->linalg = value;
-  if (strcmp(name, "batch") == 0) {
-    rc = cli_int(name, value, 1, 65536, &number);
-    b->batch = number;
-  }
-  if (strcmp(name, "repeat") == 0) {
-    rc = cli_int(name, value, 1, 1000, &number);
-    b->repeat = (int)number;
-  }
-  return rc;
-}
-
 static int run(const cli_command *self, int argc, char **argv) {
-  bench b = {.batch = 32, .repeat = 5};
+  bench b = {.batch = 32};
   cli_args args;
-  int rc = cli_parse(self, argc, argv, take, &b, &args);
+  int64_t repeat = 5;
+  const cli_place places[] = {
+      {"json", CLI_FLAG, &b.json, 0, 0},           {"list", CLI_FLAG, &b.list, 0, 0},
+      {"no-floors", CLI_FLAG, &b.no_floors, 0, 0}, {"model", CLI_TEXT, &b.model, 0, 0},
+      {"linalg", CLI_TEXT, &b.linalg, 0, 0},       {"batch", CLI_INT, &b.batch, 1, 65536},
+      {"repeat", CLI_INT, &repeat, 1, 1000},       {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
   const char *names[CASES];
   const bench_case *chosen = NULL;
@@ -346,6 +332,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = cases[i];
   }
   b.args = &args;
+  b.repeat = (int)repeat;
   if (args.operands != 1) {
     rc = cli_bad("bench: one of: kfac, train, fused-eva, state, window");
   } else if (chosen == NULL) {

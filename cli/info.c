@@ -11,16 +11,6 @@ typedef struct wish {
   const char *published;
 } wish;
 
-static int take(void *user, const char *name, const char *value) {
-  wish *w = user;
-  if (strcmp(name, "options") == 0) w->options = true;
-  if (strcmp(name, "long") == 0) w->full = true;
-  if (strcmp(name, "methods") == 0) w->methods = true;
-  if (strcmp(name, "environment") == 0) w->environment = true;
-  if (strcmp(name, "published") == 0) w->published = value;
-  return CLI_OK;
-}
-
 static int machine(void) {
   char text[2048], processor[256];
   (void)ng_build_info(text, sizeof text);
@@ -132,7 +122,8 @@ static int methods(void) {
 static int environment(void) {
   static const char *const own[][2] = {
       {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},
-      {"NATGRAD_KEEP_KERNEL", "1: do not restart with OPENBLAS_THREAD_TIMEOUT and a faster OPENBLAS_CORETYPE"},
+      {"NATGRAD_KEEP_KERNEL",
+       "1: do not restart with OPENBLAS_THREAD_TIMEOUT and a faster OPENBLAS_CORETYPE"},
   };
   ng_variable_info v = {.struct_size = sizeof v};
   for (int32_t i = 0; ng_variable_at(i, &v) == NG_OK; i++) {
@@ -168,7 +159,11 @@ static int published(const char *name) {
 static int run(const cli_command *self, int argc, char **argv) {
   wish w = {0};
   cli_args args;
-  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  const cli_place places[] = {
+      {"options", CLI_FLAG, &w.options, 0, 0},     {"long", CLI_FLAG, &w.full, 0, 0},
+      {"methods", CLI_FLAG, &w.methods, 0, 0},     {"environment", CLI_FLAG, &w.environment, 0, 0},
+      {"published", CLI_TEXT, &w.published, 0, 0}, {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
   if (args.operands > 0) {
     rc = cli_bad("info: unexpected argument '%s'", args.operand[0]);

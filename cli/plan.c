@@ -62,49 +62,6 @@ static int counts(plan_command *c, const char *text) {
   return CLI_OK;
 }
 
-static int take(void *user, const char *name, const char *value) {
-  plan_command *c = user;
-  plan_machine *m = &c->given;
-  long long number = 0;
-  int rc = CLI_OK;
-  const struct {
-    const char *name;
-    double *to;
-  } amounts[] = {{"bandwidth", &m->bandwidth},
-                 {"gemm", &m->gemm},
-                 {"solve", &m->solve},
-                 {"memory", &c->memory}};
-  for (size_t i = 0; i < sizeof amounts / sizeof amounts[0]; i++) {
-    if (strcmp(name, amounts[i].name) == 0) return amount(name, value, amounts[i].to);
-  }
-  if (strcmp(name, "model") == 0) c->model = value;
-  if (strcmp(name, "model-parallel") == 0) {
-    rc = cli_int(name, value, 1, MOST_RANKS, &number);
-    c->wish.members = (int32_t)number;
-  }
-  if (strcmp(name, "ranks") == 0) rc = counts(c, value);
-  if (strcmp(name, "calibrate") == 0) c->calibrate = true;
-  if (strcmp(name, "json") == 0) c->json = true;
-  if (strcmp(name, "latency") == 0) {
-    rc = cli_real(name, value, 0.0, 1e6, &m->latency);
-    m->latency *= 1e-6;
-  }
-  if (strcmp(name, "overhead") == 0) {
-    rc = cli_real(name, value, 1e-3, 1e6, &c->overhead);
-    c->overhead *= 1e-2;
-  }
-  if (strcmp(name, "batch") == 0) {
-    rc = cli_int(name, value, 1, 1 << 20, &number);
-    c->wish.batch = number;
-  }
-  for (int i = 0; i < 2; i++) {
-    if (strcmp(name, i == 0 ? "stat-period" : "solve-period") != 0) continue;
-    rc = cli_int(name, value, 1, 1 << 20, &number);
-    c->wish.every[i] = number;
-  }
-  return rc;
-}
-
 /* ---- strategies ------------------------------------------------------------------------------*/
 
 static void add(plan_strategy *row, int *n, const char *name, const char *options,
@@ -377,12 +334,45 @@ static int run(const cli_command *self, int argc, char **argv) {
                     .ranks = {1, 4, 16, 64},
                     .counts = 4,
                     .given = {-1, -1, -1, -1},
-                    .overhead = 0.1};
+                    .overhead = 10};
   cli_args args;
   shapes model = {.n = 0};
-  int rc = cli_parse(self, argc, argv, take, &c, &args);
+  int64_t members = 1;
+  const char *ranks = NULL;
+  struct {
+    const char *name, *value;
+    double *to;
+  } amounts[] = {{"bandwidth", NULL, &c.given.bandwidth},
+                 {"gemm", NULL, &c.given.gemm},
+                 {"solve", NULL, &c.given.solve},
+                 {"memory", NULL, &c.memory}};
+  enum { AMOUNTS = sizeof amounts / sizeof amounts[0] };
+  const cli_place places[] = {{"bandwidth", CLI_TEXT, &amounts[0].value, 0, 0},
+                              {"gemm", CLI_TEXT, &amounts[1].value, 0, 0},
+                              {"solve", CLI_TEXT, &amounts[2].value, 0, 0},
+                              {"memory", CLI_TEXT, &amounts[3].value, 0, 0},
+                              {"model", CLI_TEXT, &c.model, 0, 0},
+                              {"model-parallel", CLI_INT, &members, 1, MOST_RANKS},
+                              {"ranks", CLI_TEXT, &ranks, 0, 0},
+                              {"calibrate", CLI_FLAG, &c.calibrate, 0, 0},
+                              {"json", CLI_FLAG, &c.json, 0, 0},
+                              {"latency", CLI_REAL, &c.given.latency, 0, 1e6},
+                              {"overhead", CLI_REAL, &c.overhead, 1e-3, 1e6},
+                              {"batch", CLI_INT, &c.wish.batch, 1, 1 << 20},
+                              {"stat-period", CLI_INT, &c.wish.every[0], 1, 1 << 20},
+                              {"solve-period", CLI_INT, &c.wish.every[1], 1, 1 << 20},
+                              {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  if (args.operands > 0) rc = cli_bad("plan: unexpected argument '%s'", args.operand[0]);
+  for (int i = 0; i < AMOUNTS && rc == CLI_OK; i++) {
+    if (amounts[i].value != NULL) rc = amount(amounts[i].name, amounts[i].value, amounts[i].to);
+  }
+  if (rc == CLI_OK && ranks != NULL) rc = counts(&c, ranks);
+  c.wish.members = (int32_t)members;
+  c.given.latency *= 1e-6;
+  c.overhead *= 1e-2;
+  if (rc == CLI_OK && args.operands > 0)
+    rc = cli_bad("plan: unexpected argument '%s'", args.operand[0]);
   for (int i = 0; i < args.n_settings && rc == CLI_OK; i++) {
     if (strcmp(args.settings[i].name, "method") == 0)
       rc = cli_bad("plan: --method: every row has its method; expected other options");

@@ -234,17 +234,12 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-static int take(void *user, const char *name, const char *value) {
-  wish *w = user;
-  if (strcmp(name, "linalg") == 0) w->linalg = value;
-  if (strcmp(name, "tolerance") == 0) return cli_real(name, value, 0, 1e300, &w->tolerance);
-  return CLI_OK;
-}
-
 static int run(const cli_command *self, int argc, char **argv) {
   wish w = {-1, NULL};
   cli_args args;
-  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  const cli_place places[] = {
+      {"linalg", CLI_TEXT, &w.linalg, 0, 0}, {"tolerance", CLI_REAL, &w.tolerance, 0, 1e300}, {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
   if (args.operands == 0) rc = cli_bad("replay: no recording given, expected .safetensors files");
   for (int i = 0; i < args.operands; i++) { /* replay all; return the worst exit code */

@@ -62,29 +62,27 @@ static void invert(const float *G, const int *block, double damping, double inve
   }
 }
 
-static void step_is_dense(const int64_t block_size, const int *block, bool layerwise) {
-  static const int64_t end[] = {4, 4, N}; /* one layer has nothing left */
-  static const int64_t all[] = {5}, each[] = {2, 0, 3};
+static void step_is_dense(int64_t size, int block_size) {
+  enum { DROP = 5 };
   float G[GRADIENTS * N];
   double w[N], expected[N], score[N], inverse[N][N], t[N] = {0.0};
   bool gone[N], out[N] = {false};
+  int block[N];
   for (int i = 0; i < GRADIENTS * N; i++)
     G[i] = (float)wave(0.3 + 0.9 * (double)(i / N), i % N);
-  for (int i = 0; i < N; i++)
+  for (int i = 0; i < N; i++) {
     w[i] = wave(2.0, i);
+    block[i] = i / block_size;
+  }
   invert(G, block, 0.05, inverse);
   for (int i = 0; i < N; i++)
     score[i] = w[i] * w[i] / (2.0 * inverse[i][i]);
-  const int ranges = layerwise ? 3 : 1;
-  for (int l = 0; l < ranges; l++) {
-    const int from = layerwise && l > 0 ? (int)end[l - 1] : 0, to = layerwise ? (int)end[l] : N;
-    for (int64_t k = 0; k < (layerwise ? each[l] : all[0]); k++) {
-      int least = -1;
-      for (int i = from; i < to; i++) {
-        if (!out[i] && (least < 0 || score[i] < score[least])) least = i;
-      }
-      out[least] = true;
+  for (int k = 0; k < DROP; k++) {
+    int least = -1;
+    for (int i = 0; i < N; i++) {
+      if (!out[i] && (least < 0 || score[i] < score[least])) least = i;
     }
+    out[least] = true;
   }
   for (int i = 0; i < N; i++)
     t[i] = out[i] ? -w[i] / inverse[i][i] : 0.0;
@@ -94,18 +92,8 @@ static void step_is_dense(const int64_t block_size, const int *block, bool layer
       expected[i] += inverse[i][j] * t[j];
     if (out[i]) expected[i] = 0.0;
   }
-  const pruning how = {.layerwise = layerwise,
-                       .gradients = GRADIENTS,
-                       .steps = 1,
-                       .damping = 0.05,
-                       .block = block_size};
-  const pruning_set s = {.n = N,
-                         .layers = 3,
-                         .end = end,
-                         .drop = layerwise ? each : all,
-                         .G = G,
-                         .w = w,
-                         .gone = gone};
+  const pruning how = {.gradients = GRADIENTS, .steps = 1, .damping = 0.05, .block = size};
+  const pruning_set s = {.n = N, .drop = DROP, .G = G, .w = w, .gone = gone};
   assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
   for (int i = 0; i < N; i++) {
     assert_int_equal(gone[i], out[i]);
@@ -115,25 +103,15 @@ static void step_is_dense(const int64_t block_size, const int *block, bool layer
 
 static void steps_are_dense(void **state) {
   (void)state;
-  int whole[N], five[N], layer[N];
-  for (int i = 0; i < N; i++) {
-    whole[i] = 0;
-    five[i] = i / 5;
-    layer[i] = i < 4;
-  }
-  for (int layerwise = 0; layerwise < 2; layerwise++) {
-    step_is_dense(PRUNING_WHOLE, whole, layerwise);
-    step_is_dense(5, five, layerwise);
-    step_is_dense(PRUNING_LAYERS, layer, layerwise);
-    step_is_dense(100, whole, layerwise);
-  }
+  step_is_dense(0, N);
+  step_is_dense(5, 5);
+  step_is_dense(100, N);
 }
 
 /* The published program in double: 6 weights, 3 gradients, damping 0.1, 2 weights go; gradients here are f32. */
 static void step_is_the_published_one(void **state) {
   (void)state;
   static const double after[] = {0.604278621, -1.039811836, 1.231898664, 0.0, 0.0, 0.705931968};
-  const int64_t end[] = {6}, drop[] = {2};
   float G[18];
   double w[6];
   bool gone[6];
@@ -141,9 +119,12 @@ static void step_is_the_published_one(void **state) {
     G[i] = (float)wave(0.3 + 0.9 * (double)(i / 6), i % 6);
   for (int i = 0; i < 6; i++)
     w[i] = wave(2.0, i);
-  const pruning how = {.gradients = 3, .steps = 1, .damping = 0.1, .block = PRUNING_WHOLE};
-  const pruning_set s = {
-      .n = 6, .layers = 1, .end = end, .drop = drop, .G = G, .w = w, .gone = gone};
+  const pruning how = {
+      .gradients = 3,
+      .steps = 1,
+      .damping = 0.1,
+  };
+  const pruning_set s = {.n = 6, .drop = 2, .G = G, .w = w, .gone = gone};
   assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
   for (int i = 0; i < 6; i++)
     assert_true(fabs(w[i] - after[i]) < 3e-6);
@@ -151,11 +132,10 @@ static void step_is_the_published_one(void **state) {
 
 static void magnitude_is_magnitude(void **state) {
   (void)state;
-  const int64_t end[] = {5}, drop[] = {2};
   double w[5] = {-3.0, 1.0, -1.0, 0.5, 1.0};
   bool gone[5];
   const pruning how = {.score = PRUNING_MAGNITUDE, .gradients = 1, .steps = 1};
-  const pruning_set s = {.n = 5, .layers = 1, .end = end, .drop = drop, .w = w, .gone = gone};
+  const pruning_set s = {.n = 5, .drop = 2, .w = w, .gone = gone};
   assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
   assert_true(w[0] == -3.0 && w[1] == 0.0 && w[2] == -1.0 && w[3] == 0.0 && w[4] == 1.0);
 }
@@ -201,15 +181,14 @@ static void close_scene(scene *p) {
   settings_free(&p->s);
 }
 
-/* As many as asked for go, of all or of each layer; what was 0 stays 0; biases stay as they were. */
+/* The given part of all weights is pruned; zeros stay 0, and biases stay as they were. */
 static void sparsity_is_met(void **state) {
   (void)state;
-  for (int turn = 0; turn < 4; turn++) {
+  for (int turn = 0; turn < 2; turn++) {
     scene p;
     open_scene(&p, "mlp", "digits");
-    const pruning how = {.score = turn < 2 ? PRUNING_MFAC : PRUNING_MAGNITUDE,
+    const pruning how = {.score = turn == 0 ? PRUNING_MFAC : PRUNING_MAGNITUDE,
                          .sparsity = 0.9,
-                         .layerwise = turn % 2 == 1,
                          .steps = 3,
                          .gradients = 4,
                          .damping = 1e-3,
@@ -222,15 +201,7 @@ static void sparsity_is_met(void **state) {
     assert_int_equal(nn_param_at(p.net, 1)->role, NN_BIAS);
     assert_int_equal(pruning_run(ctx, &how, false, &p.feed, p.net), CLI_OK);
     const pruning_count c = pruning_counted(p.net);
-    for (int i = 0; i < nn_params(p.net); i++) {
-      const nn_param *q = nn_param_at(p.net, i);
-      int64_t zeros = 0;
-      for (int64_t k = 0; k < q->count; k++)
-        zeros += q->value[k] == 0.0F;
-      if (q->role == NN_WEIGHT && how.layerwise)
-        assert_int_equal(zeros, (int64_t)(0.9 * (double)q->count + 1e-9));
-    }
-    if (!how.layerwise) assert_int_equal(c.zeros, (int64_t)(0.9 * (double)c.weights + 1e-9));
+    assert_int_equal(c.zeros, (int64_t)(0.9 * (double)c.weights + 1e-9));
     for (int i = 0; i < 7; i++)
       assert_true(first[i] == 0.0F);
     assert_memory_equal(bias, nn_param_at(p.net, 1)->value, sizeof bias);

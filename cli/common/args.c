@@ -63,10 +63,37 @@ static int unknown(const cli_command *command, const char *name) {
                  command->name);
 }
 
+static int store(const cli_place *p, const char *name, const char *value, cli_args *out) {
+  long long whole = 0;
+  int rc = CLI_OK;
+  while (p->name != NULL && strcmp(p->name, name) != 0)
+    p++;
+  if (p->name == NULL) {
+    out->settings[out->n_settings++] = (cli_setting){name, value != NULL ? value : "true"};
+    return CLI_OK;
+  }
+  switch (p->kind) {
+  case CLI_FLAG:
+    *(bool *)p->to = true;
+    break;
+  case CLI_TEXT:
+    if (value[0] == 0) return cli_bad("--%s: expected a value", name);
+    *(const char **)p->to = value;
+    break;
+  case CLI_INT:
+    rc = cli_int(name, value, (long long)p->lower, (long long)p->upper, &whole);
+    if (rc == CLI_OK) *(int64_t *)p->to = whole;
+    break;
+  case CLI_REAL:
+    rc = cli_real(name, value, p->lower, p->upper, p->to);
+    break;
+  }
+  return rc;
+}
+
 /* Handle the option argv[*i], and its value, which may be the next argument. */
 static int one_option(const cli_command *command, int argc, char **argv, int *i,
-                      int (*take)(void *user, const char *name, const char *value), void *user,
-                      cli_args *out) {
+                      const cli_place *places, cli_args *out) {
   const char *arg = argv[*i], *value = strchr(arg, '='), *library = NULL;
   const cli_option *own;
   char name[CLI_NAME];
@@ -79,18 +106,17 @@ static int one_option(const cli_command *command, int argc, char **argv, int *i,
   if (!find(command, name, &own, &library)) return unknown(command, name);
   if (own != NULL && own->value == NULL) {
     if (value != NULL) return cli_bad("%s: option --%s takes no value", command->name, name);
-    return take(user, own->name, NULL);
+    return store(places, own->name, NULL, out);
   }
   if (value == NULL && *i + 1 == argc)
     return cli_bad("%s: option %s needs a value", command->name, arg);
   if (value == NULL) value = argv[++*i];
-  if (own != NULL) return take(user, own->name, value);
+  if (own != NULL) return store(places, own->name, value, out);
   out->settings[out->n_settings++] = (cli_setting){library, value};
   return CLI_OK;
 }
 
-int cli_parse(const cli_command *command, int argc, char **argv,
-              int (*take)(void *user, const char *name, const char *value), void *user,
+int cli_parse(const cli_command *command, int argc, char **argv, const cli_place *places,
               cli_args *out) {
   bool options = true;
   int rc = CLI_OK;
@@ -105,7 +131,7 @@ int cli_parse(const cli_command *command, int argc, char **argv,
       cli_help(command);
       rc = -1;
     } else {
-      rc = one_option(command, argc, argv, &i, take, user, out);
+      rc = one_option(command, argc, argv, &i, places, out);
     }
   }
   if (rc != CLI_OK) cli_args_free(out);

@@ -67,7 +67,7 @@ int cli_method_names(const char **names, int room); /* returns how many */
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-/* An option of the library, found on the command line. */
+/* An option of the library, or an own one without a place, found on the command line. */
 typedef struct cli_setting {
   const char *name, *value;
 } cli_setting;
@@ -79,10 +79,18 @@ typedef struct cli_args {
   int n_settings;
 } cli_args;
 
-/* Parse argv.  `take` receives each of the command's own options (value NULL: a flag) and returns CLI_OK or CLI_BAD.
+/* Where cli_parse stores the value of an own option; a list ends with {0}. */
+typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_REAL } cli_kind;
+typedef struct cli_place {
+  const char *name;
+  cli_kind kind;
+  void *to;            /* bool, const char *, int64_t, double */
+  double lower, upper; /* of a number, inclusive */
+} cli_place;
+
+/* Parse argv.  Own options without a place go to out->settings, as the library's; a flag has the value "true".
  * Returns CLI_OK, CLI_BAD (reported), or -1 after --help. */
-int cli_parse(const cli_command *command, int argc, char **argv,
-              int (*take)(void *user, const char *name, const char *value), void *user,
+int cli_parse(const cli_command *command, int argc, char **argv, const cli_place *places,
               cli_args *out);
 void cli_args_free(cli_args *args);
 

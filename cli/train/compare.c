@@ -13,101 +13,40 @@
 #include <string.h>
 
 typedef struct wish {
-  cli_setting *shared; /* settings of the table, in order */
-  const char **grid;
-  int n_shared, grids;
-  const char *methods, *seeds, *seed, *target, *out, *validation, *grid_epochs, *grid_seeds,
-      *baseline;
-  bool resume, quiet;
+  const char *methods, *out;
+  int64_t seeds, grid_seeds; /* 0: not given, as in the plan */
 } wish;
-
-static int take(void *user, const char *name, const char *value) {
-  wish *w = user;
-  const struct {
-    const char *name, **to;
-  } texts[] = {{"methods", &w->methods},
-               {"seeds", &w->seeds},
-               {"seed", &w->seed},
-               {"target", &w->target},
-               {"out", &w->out},
-               {"validation", &w->validation},
-               {"grid-epochs", &w->grid_epochs},
-               {"grid-seeds", &w->grid_seeds},
-               {"baseline", &w->baseline}};
-  for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-    if (strcmp(name, texts[i].name) != 0) continue;
-    *texts[i].to = value;
-    return CLI_OK;
-  }
-  if (strcmp(name, "grid") == 0) {
-    w->grid[w->grids++] = value;
-  } else if (strcmp(name, "resume") == 0) {
-    w->resume = true;
-  } else if (strcmp(name, "quiet") == 0) {
-    w->quiet = true;
-  } else {
-    w->shared[w->n_shared++] = (cli_setting){name, value != NULL ? value : "true"};
-  }
-  return CLI_OK;
-}
 
 /* ---- the plan --------------------------------------------------------------------------------*/
 
-static int read_numbers(compare_plan *p, const wish *w) {
-  long long seeds = 3, validation = 0, grid_seeds = 1;
-  p->target = (double)NAN;
-  const struct {
-    const char *name, *value;
-    bool of_grid;
-    long long upper, *to;
-  } whole[] = {{"seeds", w->seeds, false, COMPARE_SEEDS, &seeds},
-               {"validation", w->validation, true, 1LL << 31, &validation},
-               {"grid-seeds", w->grid_seeds, true, COMPARE_GRID_SEEDS, &grid_seeds}};
-  for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
-    if (whole[i].value == NULL) continue;
-    if (whole[i].of_grid && w->grids == 0) return cli_bad("--%s: needs --grid", whole[i].name);
-    if (cli_int(whole[i].name, whole[i].value, 1, whole[i].upper, whole[i].to) != CLI_OK)
-      return CLI_BAD;
-  }
-  if (w->target != NULL && cli_real("target", w->target, 0.0, 1e30, &p->target) != CLI_OK)
-    return CLI_BAD;
-  if (w->grid_epochs != NULL) {
-    double epochs = 0.0;
-    if (w->grids == 0) return cli_bad("--grid-epochs: needs --grid");
-    if (cli_real("grid-epochs", w->grid_epochs, 0.0, 1e6, &epochs) != CLI_OK) return CLI_BAD;
-    if (epochs <= 0.0) return cli_bad("--grid-epochs: expected a number above 0");
-  }
-  p->grid_seeds = (int)grid_seeds;
-  p->seeds = (int)seeds;
-  p->validation = validation;
-  p->grid_epochs = w->grid_epochs;
-  return CLI_OK;
+static int check_grid_options(const compare_plan *p, const wish *w) {
+  const char *name = p->validation > 0    ? "validation"
+                     : p->grid_epochs > 0 ? "grid-epochs"
+                     : w->grid_seeds > 0  ? "grid-seeds"
+                                          : NULL;
+  return p->grids == 0 && name != NULL ? cli_bad("--%s: needs --grid", name) : CLI_OK;
 }
 
-static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
-  int rc = settings_given(&p->base, w->shared, w->n_shared);
+static int read_plan(compare_plan *p, const wish *w, cli_args *args) {
+  int rc = CLI_OK, n = 0;
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
-    const char *name = args->settings[i].name;
-    rc = strcmp(name, "method") == 0 ? cli_bad("compare: --method: expected --methods with a list")
-                                     : settings_set(&p->base, name, args->settings[i].value);
+    const cli_setting *s = &args->settings[i];
+    if (strcmp(s->name, "grid") == 0) {
+      rc = compare_grid_add(p, s->value);
+    } else if (strcmp(s->name, "method") == 0) {
+      rc = cli_bad("compare: --method: expected --methods with a list");
+    } else {
+      args->settings[n++] = *s;
+    }
   }
-  if (rc == CLI_OK && w->seed != NULL) rc = settings_set(&p->base, "seed", w->seed);
+  if (rc == CLI_OK) rc = settings_given(&p->base, args->settings, n);
   /* Every run has a folder, set by one_run. */
   if (rc == CLI_OK) rc = settings_set(&p->base, "out", "runs");
-  if (rc == CLI_OK) rc = read_numbers(p, w);
+  if (rc == CLI_OK) rc = check_grid_options(p, w);
+  p->seeds = (int)w->seeds;
+  p->grid_seeds = w->grid_seeds > 0 ? (int)w->grid_seeds : 1;
   if (rc == CLI_OK && w->methods == NULL) rc = cli_bad("compare: --methods is missing");
-  for (int i = 0; i < w->grids && rc == CLI_OK; i++)
-    rc = compare_grid_add(p, w->grid[i]);
-  if (rc == CLI_OK) rc = compare_methods(p, w->methods);
-  if (rc == CLI_OK && w->baseline != NULL) rc = compare_baseline(p, w->baseline);
-  for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
-    bool use[COMPARE_GRIDS];
-    if (compare_points(p, &p->method[i], use) > COMPARE_POINTS)
-      rc = cli_bad("--grid: more than %d points", COMPARE_POINTS);
-  }
-  p->resume = w->resume;
-  p->quiet = w->quiet;
-  return rc;
+  return rc == CLI_OK ? compare_methods(p, w->methods) : rc;
 }
 
 /* The default is ./compare-DATA-MODEL, with the name of the data, not its path. */
@@ -249,12 +188,20 @@ static int compare(compare_plan *p, const char *out) {
 
 static int run(const cli_command *self, int argc, char **argv) {
   cli_args args;
-  wish w = {.shared = cli_take((size_t)argc, sizeof *w.shared),
-            .grid = cli_take((size_t)argc, sizeof *w.grid)};
-  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  wish w = {.seeds = 3};
+  compare_plan p = {.target = (double)NAN};
+  const cli_place places[] = {{"methods", CLI_TEXT, &w.methods, 0, 0},
+                              {"out", CLI_TEXT, &w.out, 0, 0},
+                              {"seeds", CLI_INT, &w.seeds, 1, COMPARE_SEEDS},
+                              {"grid-seeds", CLI_INT, &w.grid_seeds, 1, COMPARE_GRID_SEEDS},
+                              {"grid-epochs", CLI_REAL, &p.grid_epochs, 1e-6, 1e6},
+                              {"validation", CLI_INT, &p.validation, 1, INT32_MAX},
+                              {"target", CLI_REAL, &p.target, 0, 1e30},
+                              {"resume", CLI_FLAG, &p.resume, 0, 0},
+                              {"quiet", CLI_FLAG, &p.quiet, 0, 0},
+                              {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
   if (rc == CLI_OK) {
-    compare_plan p;
-    memset(&p, 0, sizeof p);
     settings_init(&p.base);
     p.notes = open_memstream(&p.note, &p.note_size);
     if (args.operands > 0) {
@@ -268,8 +215,6 @@ static int run(const cli_command *self, int argc, char **argv) {
     compare_plan_free(&p);
     cli_args_free(&args);
   }
-  free(w.shared);
-  free(w.grid);
   return rc < 0 ? CLI_OK : rc;
 }
 
@@ -281,7 +226,6 @@ static const cli_option own[] = {
     {"grid-seeds", "N", "tuning runs of each point, averaged (1)"},
     {"validation", "N", "training samples held out for tuning (one tenth)"},
     {"target", "X", "accuracy 0..1, or loss (reached by the mean of every method)"},
-    {"baseline", "METHOD", "the method to compare with, seed by seed (the first)"},
     {"out", "DIR", "a new folder (compare-DATA-MODEL)"},
     {"resume", NULL, "continue in DIR without repeating finished runs"},
     {"seed", "N", "the first seed (1)"},
@@ -308,12 +252,11 @@ const cli_command cli_compare = {
         "noise of the choice. Then every seed is trained on all training data and tested on\n"
         "the test split.\n"
         "\n"
-        "The second table has differences between each method and --baseline (a name of the\n"
-        "first table; natgrad-2 is the second natgrad) at the same seed: mean and 95 %\n"
-        "interval of the mean (Student's t).\n"
+        "The second table has differences between each method and the first one at the same\n"
+        "seed: mean and 95 % interval of the mean (Student's t).\n"
         "\n"
-        "DIR gets table.txt, result.json, curves.csv, plot.gp, and by gnuplot curves.svg and\n"
-        "curves.png. DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have the config.json\n"
+        "DIR gets table.txt, curves.csv, plot.gp, and by gnuplot curves.svg and curves.png.\n"
+        "DIR/runs/METHOD-seedN/ and DIR/tuning/METHOD-POINT/ have the config.json\n"
         "and log.jsonl of each run. --resume continues after a stop or a kill; methods and\n"
         "seeds may be added or left out, other settings must be the same. Runs of methods left\n"
         "out stay on disk. Data sets and schedules are as in `natgrad help train`. Exit code\n"

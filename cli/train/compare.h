@@ -22,10 +22,11 @@ typedef struct compare_method {
   settings s;       /* the shared settings, its own, and the tuned ones */
   cli_setting *own; /* settings given after its name */
   int n_own;
-  int tuned;         /* chosen point of the grid; -1: none */
   train_result *run; /* [seeds] */
-  int points;        /* runs of tuning: point after point, seed after seed */
-  train_result *point;
+  bool
+      use[COMPARE_GRIDS]; /* the grids that apply: it knows the option and does not set it itself */
+  int points, tuned;      /* points of its grid, 1 if no grid applies; the chosen point */
+  train_result *point;    /* [points][grid_seeds] runs of tuning; NULL: none */
 } compare_method;
 
 typedef struct compare_grid { /* option=a,b,c */
@@ -37,8 +38,8 @@ typedef struct compare_grid { /* option=a,b,c */
 
 typedef struct compare_plan {
   settings base;
-  char *text;            /* --methods, cut into pieces that `own` points into */
-  int methods, baseline; /* the method that the others are compared with */
+  char *text;  /* --methods, cut into pieces that `own` points into */
+  int methods; /* the others are compared with the first */
   compare_method *method;
   int grids;
   compare_grid grid[COMPARE_GRIDS];
@@ -46,7 +47,7 @@ typedef struct compare_plan {
   /* tuning */
   int64_t validation;
   int grid_seeds;
-  const char *grid_epochs; /* NULL: as the runs */
+  double grid_epochs; /* 0: as the runs */
   /* result */
   const char *dir;
   bool resume, quiet;
@@ -60,8 +61,6 @@ typedef struct compare_plan {
  * starts a method; an item that starts with a digit continues the previous value (step:5,8). Shared settings
  * without meaning for a method are dropped there, with a note. CLI_BAD after a message. */
 int compare_methods(compare_plan *p, const char *list);
-/* Set the baseline by its label; after compare_methods. */
-int compare_baseline(compare_plan *p, const char *label);
 /* Has a setting an effect in the method's runs? Was it given after the method's name? */
 bool compare_uses(const compare_plan *p, const compare_method *m, const char *name);
 bool compare_owns(const compare_method *m, const char *name);
@@ -71,11 +70,10 @@ void compare_plan_free(compare_plan *p);
 
 /* ---- tuning ----------------------------------------------------------------------------------*/
 
-/* The grids that apply to a method: it knows the option and does not set it itself. Fills `use` [COMPARE_GRIDS];
- * returns the number of points, 1 if no grid applies. */
-int compare_points(const compare_plan *p, const compare_method *m, bool *use);
+/* Set `use` and `points` of a method; CLI_BAD after a message: too many points. */
+int compare_points(const compare_plan *p, compare_method *m);
 /* Index into grid[g].value for point k; the last grid varies fastest. */
-int compare_point(const compare_plan *p, const bool *use, int k, int g);
+int compare_point(const compare_plan *p, const compare_method *m, int k, int g);
 /* The best point by its runs r[point * seeds ...] on the validation split: fewest diverged runs, then best mean
  * score, then lowest mean training loss, then the first. */
 int compare_best_point(const train_result *r, int points, int seeds, bool squared_error);
@@ -123,8 +121,8 @@ double compare_student(int freedom);
 
 typedef struct difference { /* of a method to the baseline */
   int n;                    /* pairs without divergence */
-  double mean, deviation;   /* the sample's, over n - 1 */
-  double low, high;         /* the 95 % interval of the mean; NaN for n < 2 */
+  double mean;
+  double low, high; /* the 95 % interval of the mean; NaN for n < 2 */
 } difference;
 /* Statistics of run[k] - base[k]. */
 difference compare_difference(compare_metric m, compare_end what, const train_result *run,
@@ -132,8 +130,6 @@ difference compare_difference(compare_metric m, compare_end what, const train_re
 /* For two or more methods. */
 void compare_paired_heading(const compare_plan *p, FILE *f);
 void compare_paired_table(const compare_plan *p, compare_metric metric, table *t);
-/* The member "paired" of result.json. */
-void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out *o);
 
 /* ---- disk ------------------------------------------------------------------------------------*/
 
@@ -147,7 +143,7 @@ char *compare_path(const compare_plan *p, const char *format, ...) /* "DIR/...",
 
 /* ---- report ----------------------------------------------------------------------------------*/
 
-/* Writes table.txt (to stdout, too), curves.csv, result.json, plot.gp and the pictures. */
+/* Write table.txt (to stdout, too), curves.csv, plot.gp and the pictures. */
 int compare_report(compare_plan *p, const data_set *d, compare_metric metric);
 
 #endif

@@ -15,19 +15,20 @@
 
 enum { TEXT = 512 };
 
-int compare_points(const compare_plan *p, const compare_method *m, bool *use) {
-  int points = 1;
+int compare_points(const compare_plan *p, compare_method *m) {
+  m->points = 1;
   for (int g = 0; g < p->grids; g++) {
     const char *name = p->grid[g].name;
-    use[g] = compare_uses(p, m, name) && !compare_owns(m, name);
-    if (use[g]) points = points > COMPARE_POINTS ? points : points * p->grid[g].n;
+    m->use[g] = compare_uses(p, m, name) && !compare_owns(m, name);
+    if (m->use[g]) m->points *= p->grid[g].n;
+    if (m->points > COMPARE_POINTS) return cli_bad("--grid: more than %d points", COMPARE_POINTS);
   }
-  return points;
+  return CLI_OK;
 }
 
-int compare_point(const compare_plan *p, const bool *use, int k, int g) {
+int compare_point(const compare_plan *p, const compare_method *m, int k, int g) {
   for (int i = p->grids - 1; i > g; i--) {
-    if (use[i]) k /= p->grid[i].n;
+    if (m->use[i]) k /= p->grid[i].n;
   }
   return k % p->grid[g].n;
 }
@@ -94,14 +95,15 @@ static int64_t tuning_seed(const compare_plan *p, int k) {
   return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
 
-static int apply_point(const compare_plan *p, const bool *use, int k, settings *s, char *text,
-                       size_t size) {
+/* Set point k in `s`; its text goes to `text`. */
+static int apply_point(const compare_plan *p, const compare_method *m, int k, settings *s,
+                       char *text, size_t size) {
   int rc = CLI_OK;
   size_t n = 0;
   text[0] = 0;
   for (int g = 0; g < p->grids && rc == CLI_OK; g++) {
-    if (!use[g]) continue;
-    const char *value = p->grid[g].value[compare_point(p, use, k, g)];
+    if (!m->use[g]) continue;
+    const char *value = p->grid[g].value[compare_point(p, m, k, g)];
     rc = settings_set(s, p->grid[g].name, value);
     if (n < size) {
       n += (size_t)snprintf(text + n, size - n, "%s%s=%s", n > 0 ? ", " : "", p->grid[g].name,
@@ -112,14 +114,12 @@ static int apply_point(const compare_plan *p, const bool *use, int k, settings *
 }
 
 int compare_check_points(const compare_plan *p, const compare_method *m, const data_set *d) {
-  bool use[COMPARE_GRIDS] = {false};
-  const int points = compare_points(p, m, use);
   int rc = CLI_OK;
-  for (int k = 0; k < points && k < COMPARE_POINTS && rc == CLI_OK; k++) {
+  for (int k = 0; k < m->points && rc == CLI_OK; k++) {
     char text[TEXT];
     settings s;
     settings_copy(&s, &m->s);
-    rc = apply_point(p, use, k, &s, text, sizeof text);
+    rc = apply_point(p, m, k, &s, text, sizeof text);
     if (rc == CLI_OK) rc = train_check(&s, d);
     settings_free(&s);
   }
@@ -143,8 +143,8 @@ static void print_tuned(const char *label, const train_result *r) {
   }
 }
 
-static int one_run(compare_plan *p, const compare_method *m, const bool *use, int k, int seed,
-                   const data_set *d, bool *complete) {
+static int one_run(compare_plan *p, const compare_method *m, int k, int seed, const data_set *d,
+                   bool *complete) {
   char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160];
   train_result *out = &m->point[k * p->grid_seeds + seed];
   bool ran = false;
@@ -155,9 +155,11 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
   s.checkpoint_every = 0; /* a killed point is repeated from its start */
   free(s.out);
   s.out = folder_of(p, m, k, seed);
-  int rc = CLI_OK;
-  if (p->grid_epochs != NULL) rc = settings_set(&s, "epochs", p->grid_epochs);
-  if (rc == CLI_OK) rc = apply_point(p, use, k, &s, point, sizeof point);
+  if (p->grid_epochs > 0.0) {
+    s.epochs = p->grid_epochs;
+    s.steps = 0;
+  }
+  int rc = apply_point(p, m, k, &s, point, sizeof point);
   if (p->grid_seeds > 1) (void)snprintf(of_seed, sizeof of_seed, ", seed %lld", (long long)s.seed);
   (void)snprintf(label, sizeof label, "%s %s%s", m->label, point, of_seed);
   const train_show show = {.bar = !p->quiet, .label = label};
@@ -168,9 +170,9 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
   return rc;
 }
 
-static void note_choice(compare_plan *p, const compare_method *m, const bool *use,
-                        const train_result *all, int points) {
-  const int runs = points * p->grid_seeds;
+static void note_choice(compare_plan *p, const compare_method *m) {
+  const int points = m->points, runs = points * p->grid_seeds;
+  const train_result *all = m->point;
   int diverged = 0, chosen = 0; /* diverged runs: all, of the chosen point */
   for (int i = 0; i < runs; i++) {
     diverged += all[i].diverged;
@@ -184,18 +186,18 @@ static void note_choice(compare_plan *p, const compare_method *m, const bool *us
                   m->label, diverged, runs, chosen, p->grid_seeds);
   }
   for (int g = 0; g < p->grids; g++) {
-    const int i = use[g] ? compare_point(p, use, m->tuned, g) : 0;
-    const int edge = use[g] ? compare_edge(&p->grid[g], i) : 0;
+    const int i = m->use[g] ? compare_point(p, m, m->tuned, g) : 0;
+    const int edge = m->use[g] ? compare_edge(&p->grid[g], i) : 0;
     if (edge == 0 || diverged == runs) continue;
     (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider one may do better\n",
                   m->label, p->grid[g].name, p->grid[g].value[i], edge < 0 ? "least" : "largest");
   }
 }
 
-static void note_left_out(compare_plan *p, const compare_method *m, const bool *use) {
+static void note_left_out(compare_plan *p, const compare_method *m) {
   for (int g = 0; g < p->grids; g++) {
     const char *name = p->grid[g].name;
-    if (use[g]) continue;
+    if (m->use[g]) continue;
     (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, name,
                   compare_uses(p, m, name) ? "its own is given" : "it has no effect");
   }
@@ -204,16 +206,11 @@ static void note_left_out(compare_plan *p, const compare_method *m, const bool *
 /* Run every point with one seed. */
 static int run_points(compare_plan *p, compare_method *m, int seed, const data_set *d,
                       bool *complete) {
-  bool use[COMPARE_GRIDS] = {false};
-  const int points = compare_points(p, m, use);
   int rc = CLI_OK;
-  if (points == 1) return CLI_OK; /* there is no choice */
-  if (m->point == NULL) {
-    m->points = points * p->grid_seeds;
-    m->point = cli_take((size_t)m->points, sizeof *m->point);
-  }
-  for (int k = 0; k < points && rc == CLI_OK && *complete; k++)
-    rc = one_run(p, m, use, k, seed, d, complete);
+  if (m->points == 1) return CLI_OK; /* there is no choice */
+  if (m->point == NULL) m->point = cli_take((size_t)(m->points * p->grid_seeds), sizeof *m->point);
+  for (int k = 0; k < m->points && rc == CLI_OK && *complete; k++)
+    rc = one_run(p, m, k, seed, d, complete);
   return rc;
 }
 
@@ -229,18 +226,13 @@ static int run_seed(compare_plan *p, int seed, bool *complete) {
 }
 
 static int choose(compare_plan *p, compare_method *m, bool squared_error) {
-  bool use[COMPARE_GRIDS] = {false};
   char text[TEXT];
-  const int points = compare_points(p, m, use);
-  note_left_out(p, m, use);
-  if (points == 1) {
-    for (int g = 0; g < p->grids; g++)
-      m->tuned = use[g] ? 0 : m->tuned;
-    return apply_point(p, use, 0, &m->s, text, sizeof text);
+  note_left_out(p, m);
+  if (m->points > 1) {
+    m->tuned = compare_best_point(m->point, m->points, p->grid_seeds, squared_error);
+    note_choice(p, m);
   }
-  m->tuned = compare_best_point(m->point, points, p->grid_seeds, squared_error);
-  note_choice(p, m, use, m->point, points);
-  return apply_point(p, use, m->tuned, &m->s, text, sizeof text);
+  return apply_point(p, m, m->tuned, &m->s, text, sizeof text);
 }
 
 int compare_tune(compare_plan *p, bool squared_error, bool *complete) {

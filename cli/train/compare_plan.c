@@ -108,7 +108,6 @@ static int begin_method(compare_plan *p, const char *name) {
   }
   compare_method *m = &p->method[p->methods];
   settings_copy(&m->s, &p->base);
-  m->tuned = -1;
   label_it(p, m, name);
   p->methods++;
   if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK) {
@@ -180,23 +179,9 @@ int compare_methods(compare_plan *p, const char *list) {
     }
     if (rc == CLI_OK) rc = check_idle(p, m);
     if (rc == CLI_OK) rc = settings_check(&m->s);
+    if (rc == CLI_OK) rc = compare_points(p, m);
   }
   return rc;
-}
-
-int compare_baseline(compare_plan *p, const char *label) {
-  char all[512] = "";
-  size_t n = 0;
-  if (p->methods < 2) return cli_bad("--baseline: expected two methods or more");
-  for (int i = 0; i < p->methods; i++) {
-    if (strcmp(p->method[i].label, label) == 0) {
-      p->baseline = i;
-      return CLI_OK;
-    }
-    if (n < sizeof all)
-      n += (size_t)snprintf(all + n, sizeof all - n, "%s%s", i > 0 ? ", " : "", p->method[i].label);
-  }
-  return cli_bad("--baseline: '%s' is none of the methods (%s)", label, all);
 }
 
 /* ---- grid ------------------------------------------------------------------------------------*/
@@ -252,7 +237,7 @@ void compare_plan_free(compare_plan *p) {
     compare_method *m = &p->method[i];
     for (int k = 0; m->run != NULL && k < p->seeds; k++)
       train_result_free(&m->run[k]);
-    for (int k = 0; k < m->points; k++)
+    for (int k = 0; m->point != NULL && k < m->points * p->grid_seeds; k++)
       train_result_free(&m->point[k]);
     free(m->point);
     free(m->run);

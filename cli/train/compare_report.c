@@ -1,5 +1,5 @@
-/* compare_report.c: output of a comparison: tables and notes (table.txt), result.json, curves.csv,
- * plot.gp and pictures.
+/* compare_report.c: output of a comparison: tables and notes (table.txt), curves.csv, plot.gp and
+ * pictures.
  *
  * Means and deviations are over the runs that did not diverge; tables and notes give the number of diverged runs.
  * Seconds are of training, without evaluation, logs and checkpoints. */
@@ -30,11 +30,8 @@ typedef struct report {
   int stations;
   const char *station[SHOWN]; /* names, in order of first appearance */
   int64_t skipped, rescued, unobserved;
-} report;
-
-typedef struct tables {
   table results, pairs, times;
-} tables;
+} report;
 
 /* ---- summing up ------------------------------------------------------------------------------*/
 
@@ -128,13 +125,10 @@ static void format_settings(const compare_plan *p, const compare_method *m, char
     n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", " : "", m->own[i].name,
                           m->own[i].value);
   }
-  bool use[COMPARE_GRIDS] = {false};
-  if (m->tuned < 0) return;
-  (void)compare_points(p, m, use);
   for (int g = 0; g < p->grids && n < size; g++) {
-    if (!use[g]) continue;
+    if (!m->use[g]) continue;
     n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", " : "", p->grid[g].name,
-                          p->grid[g].value[compare_point(p, use, m->tuned, g)]);
+                          p->grid[g].value[compare_point(p, m, m->tuned, g)]);
   }
 }
 
@@ -257,16 +251,17 @@ static void print_heading(const report *r, FILE *f) {
                 isfinite(r->p->target) ? "" : ", what the mean of every method reaches");
 }
 
-static void print_tables(const report *r, const tables *t, FILE *f) {
+static void print_tables(FILE *f, const void *what) {
+  const report *r = what;
   print_heading(r, f);
-  table_text(&t->results, f);
+  table_text(&r->results, f);
   (void)fputc('\n', f);
   if (r->p->methods > 1) {
     compare_paired_heading(r->p, f);
-    table_text(&t->pairs, f);
+    table_text(&r->pairs, f);
     (void)fputc('\n', f);
   }
-  table_text(&t->times, f);
+  table_text(&r->times, f);
   if (r->p->note_size > 0) (void)fprintf(f, "\n%s", r->p->note);
 }
 
@@ -311,7 +306,8 @@ static void csv_real(FILE *f, double v) {
   if (isfinite(v)) (void)fprintf(f, "%.17g", v);
 }
 
-static void print_curves(const report *r, FILE *f) {
+static void print_curves(FILE *f, const void *what) {
+  const report *r = what;
   (void)fputs("method,seed,epoch,seconds,train_loss,test_loss,test_accuracy\n", f);
   for (int i = 0; i < r->p->methods; i++) {
     for (int k = 0; k < r->p->seeds; k++) {
@@ -330,123 +326,12 @@ static void print_curves(const report *r, FILE *f) {
   }
 }
 
-static void put_spread(ngio_out *o, const char *key, const spread *s) {
-  ngio_open(o, key, '{');
-  ngio_put_integer(o, "n", s->n);
-  ngio_put_real(o, "mean", s->mean);
-  ngio_put_real(o, "deviation", s->deviation);
-  ngio_put_real(o, "min", s->min);
-  ngio_put_real(o, "max", s->max);
-  ngio_shut(o, '}');
-}
-
-static void put_runs(const report *r, const compare_method *m, ngio_out *o) {
-  ngio_open(o, "seeds", '[');
-  for (int k = 0; k < r->p->seeds; k++) {
-    const train_result *run = &m->run[k];
-    const int at = compare_reaches(r->metric, run, r->target);
-    const train_epoch *last = run->epochs > 0 ? &run->epoch[run->epochs - 1] : NULL;
-    ngio_open(o, NULL, '{');
-    ngio_put_integer(o, "seed", r->p->base.seed + k);
-    ngio_put_flag(o, "diverged", run->diverged);
-    ngio_put_integer(o, "steps", run->steps);
-    ngio_put_integer(o, "skipped", run->skipped);
-    ngio_put_integer(o, "rescued", run->rescued);
-    ngio_put_integer(o, "unobserved", run->unobserved);
-    ngio_put_real(o, "best", compare_best(r->metric, run));
-    ngio_put_real(o, "final_train_loss", last != NULL ? last->train_loss : (double)NAN);
-    ngio_put_real(o, "final_test_loss", last != NULL ? last->test_loss : (double)NAN);
-    if (at >= 0) {
-      ngio_put_integer(o, "epochs_to_target", run->epoch[at].epoch);
-    } else {
-      ngio_put_null(o, "epochs_to_target");
-    }
-    ngio_put_real(o, "seconds_to_target", at >= 0 ? run->epoch[at].seconds : (double)NAN);
-    ngio_shut(o, '}');
-  }
-  ngio_shut(o, ']');
-}
-
-static void put_method(const report *r, int i, ngio_out *o) {
-  const compare_method *m = &r->p->method[i];
-  const summary *s = &r->sum[i];
-  bool use[COMPARE_GRIDS] = {false};
-  if (m->tuned >= 0) (void)compare_points(r->p, m, use);
-  ngio_open(o, NULL, '{');
-  ngio_put_text(o, "label", m->label);
-  ngio_put_text(o, "method", m->s.method);
-  ngio_open(o, "own", '{');
-  for (int k = 0; k < m->n_own; k++)
-    ngio_put_text(o, m->own[k].name, m->own[k].value);
-  ngio_shut(o, '}');
-  ngio_open(o, "tuned", '{');
-  for (int g = 0; g < r->p->grids; g++) {
-    if (!use[g]) continue;
-    const int v = compare_point(r->p, use, m->tuned, g);
-    ngio_put_text(o, r->p->grid[g].name, r->p->grid[g].value[v]);
-  }
-  ngio_shut(o, '}');
-  ngio_put_real(o, "lr", settings_lr(&m->s));
-  ngio_put_integer(o, "runs", s->runs);
-  ngio_put_integer(o, "diverged", s->diverged);
-  ngio_put_integer(o, "reached", s->reached);
-  put_spread(o, "epochs_to_target", &s->epochs);
-  put_spread(o, "seconds_to_target", &s->seconds);
-  put_spread(o, "best", &s->best);
-  put_spread(o, "final_train_loss", &s->loss);
-  put_spread(o, "ms_a_step", &s->step_ms);
-  ngio_open(o, "ms_by_station", '{');
-  for (int c = 0; c < r->stations; c++)
-    ngio_put_real(o, r->station[c], s->station[c]);
-  ngio_shut(o, '}');
-  ngio_put_integer(o, "network_bytes", s->network);
-  ngio_put_integer(o, "precond_bytes", s->precond);
-  put_runs(r, m, o);
-  ngio_shut(o, '}');
-}
-
-static void print_json(const report *r, FILE *f) {
-  ngio_out o = {.indent = 1};
-  char processor[128] = "";
-  cli_processor(processor, sizeof processor);
-  ngio_open(&o, NULL, '{');
-  ngio_put_integer(&o, "schema", 1);
-  ngio_put_text(&o, "data", r->p->base.data);
-  ngio_put_text(&o, "model", r->p->base.model);
-  ngio_put_text(&o, "score", score_name(r->metric));
-  ngio_put_real(&o, "target", r->target);
-  ngio_put_flag(&o, "target_given", isfinite(r->p->target));
-  ngio_put_text(&o, "processor", processor);
-  ngio_put_integer(&o, "processors", cli_cores());
-  ngio_open(&o, "methods", '[');
-  for (int i = 0; i < r->p->methods; i++)
-    put_method(r, i, &o);
-  ngio_shut(&o, ']');
-  ngio_put_text(&o, "notes", r->p->note != NULL ? r->p->note : "");
-  if (r->p->methods > 1) compare_paired_json(r->p, r->metric, &o);
-  ngio_shut(&o, '}');
-  (void)fprintf(f, "%.*s\n", o.lost ? 4 : (int)o.used, o.lost ? "null" : o.text);
-  ngio_out_free(&o);
-}
-
-static int write_files(const report *r, const tables *t) {
-  static const char *const name[] = {"curves.csv", "result.json", "table.txt"};
-  int rc = CLI_OK;
-  for (int i = 0; i < 3 && rc == CLI_OK; i++) {
-    char *text = NULL, *path = compare_path(r->p, "%s", name[i]);
-    size_t size = 0;
-    FILE *f = open_memstream(&text, &size);
-    if (f == NULL) {
-      rc = cli_bad("%s: no memory", path);
-    } else {
-      if (i == 0) print_curves(r, f);
-      if (i == 1) print_json(r, f);
-      if (i == 2) print_tables(r, t, f);
-      rc = fclose(f) == 0 ? disk_write(path, text, size) : cli_bad("%s: no memory", path);
-    }
-    free(text);
-    free(path);
-  }
+static int write_files(const report *r) {
+  char *curves = compare_path(r->p, "curves.csv"), *text = compare_path(r->p, "table.txt");
+  int rc = disk_print(curves, print_curves, r);
+  if (rc == CLI_OK) rc = disk_print(text, print_tables, r);
+  free(curves);
+  free(text);
   return rc;
 }
 
@@ -517,16 +402,15 @@ int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
   for (int i = 0; i < p->methods; i++)
     sum_up(&r, i);
   note_runs(&r);
-  tables t;
-  results_table(&r, &t.results);
-  compare_paired_table(p, metric, &t.pairs);
-  times_table(&r, &t.times);
-  int rc = write_files(&r, &t);
+  results_table(&r, &r.results);
+  compare_paired_table(p, metric, &r.pairs);
+  times_table(&r, &r.times);
+  int rc = write_files(&r);
   if (rc == CLI_OK) rc = draw(&r);
-  if (rc == CLI_OK) print_tables(&r, &t, stdout);
-  table_free(&t.results);
-  table_free(&t.pairs);
-  table_free(&t.times);
+  if (rc == CLI_OK) print_tables(stdout, &r);
+  table_free(&r.results);
+  table_free(&r.pairs);
+  table_free(&r.times);
   for (int i = 0; i < p->methods; i++)
     free(point[i]);
   free(point);

@@ -1,5 +1,5 @@
 /* compare_stats.c: statistics of finished runs: when a target was reached, mean and deviation over seeds, the mean
- * curve of a method, the target that all methods reach; differences between each method and the baseline at the same
+ * curve of a method, the target that all methods reach; differences between each method and the first one at the same
  * seed, which start from the same weights and see the samples in the same order.
  *
  * A difference is the mean over the seeds with its 95 % interval, mean +- t s / sqrt(n), with t the 0.975 quantile of
@@ -149,18 +149,18 @@ difference compare_difference(compare_metric m, compare_end what, const train_re
   const spread s = compare_spread(x, runs);
   const double half = s.n > 1 ? compare_student(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
   free(x);
-  return (difference){s.n, s.mean, s.deviation, s.mean - half, s.mean + half};
+  return (difference){s.n, s.mean, s.mean - half, s.mean + half};
 }
 
 /* ---- output ------------------------------------------------------------------------------------- */
 
 static const struct {
-  const char *key, *name;
+  const char *name;
   bool of_test, accuracy;
 } ends[COMPARE_ENDS] = {
-    [END_TRAIN_LOSS] = {"final_train_loss", "final training loss", false, false},
-    [END_TEST_LOSS] = {"final_test_loss", "final test loss", true, false},
-    [END_BEST_ACCURACY] = {"best_accuracy", "best accuracy, points", false, true},
+    [END_TRAIN_LOSS] = {"final training loss", false, false},
+    [END_TEST_LOSS] = {"final test loss", true, false},
+    [END_BEST_ACCURACY] = {"best accuracy, points", false, true},
 };
 
 /* Without a test split there is no test loss; autoencoders have no accuracy. */
@@ -170,7 +170,7 @@ static bool has(compare_metric m, int what) {
 }
 
 static difference difference_of(const compare_plan *p, compare_metric m, int what, int method) {
-  return compare_difference(m, (compare_end)what, p->method[method].run, p->method[p->baseline].run,
+  return compare_difference(m, (compare_end)what, p->method[method].run, p->method[0].run,
                             p->seeds);
 }
 
@@ -202,8 +202,7 @@ void compare_paired_table(const compare_plan *p, compare_metric metric, table *t
     shown[n++] = what;
   }
   table_begin(t, head);
-  for (int i = 0; i < p->methods; i++) {
-    if (i == p->baseline) continue;
+  for (int i = 1; i < p->methods; i++) {
     int pairs = 0;
     table_row(t);
     table_put(t, 0, "%s", p->method[i].label);
@@ -220,32 +219,6 @@ void compare_paired_table(const compare_plan *p, compare_metric metric, table *t
 }
 
 void compare_paired_heading(const compare_plan *p, FILE *f) {
-  (void)fprintf(f, "difference to %s of the same seed: mean%s\n", p->method[p->baseline].label,
+  (void)fprintf(f, "difference to %s of the same seed: mean%s\n", p->method[0].label,
                 p->seeds > 1 ? " and its 95 % interval (Student's t)" : "");
-}
-
-void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out *o) {
-  ngio_open(o, "paired", '{');
-  ngio_put_text(o, "baseline", p->method[p->baseline].label);
-  ngio_put_real(o, "interval", 2.0 * TAIL - 1.0);
-  ngio_open(o, "methods", '[');
-  for (int i = 0; i < p->methods; i++) {
-    if (i == p->baseline) continue;
-    ngio_open(o, NULL, '{');
-    ngio_put_text(o, "label", p->method[i].label);
-    for (int what = 0; what < COMPARE_ENDS; what++) {
-      if (!has(metric, what)) continue;
-      const difference d = difference_of(p, metric, what, i);
-      ngio_open(o, ends[what].key, '{');
-      ngio_put_integer(o, "n", d.n);
-      ngio_put_real(o, "mean", d.mean);
-      ngio_put_real(o, "deviation", d.deviation);
-      ngio_put_real(o, "low", d.low);
-      ngio_put_real(o, "high", d.high);
-      ngio_shut(o, '}');
-    }
-    ngio_shut(o, '}');
-  }
-  ngio_shut(o, ']');
-  ngio_shut(o, '}');
 }

@@ -85,6 +85,17 @@ int disk_write(const char *path, const void *bytes, size_t size) {
   return disk_regular(path) == CLI_OK ? replace(path, bytes, size) : CLI_BAD;
 }
 
+int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what) {
+  char *text = NULL;
+  size_t size = 0;
+  FILE *f = open_memstream(&text, &size);
+  if (f != NULL) print(f, what);
+  const int rc =
+      f != NULL && fclose(f) == 0 ? disk_write(path, text, size) : cli_bad("%s: no memory", path);
+  free(text);
+  return rc;
+}
+
 void disk_remove(const char *path) {
   struct stat st;
   if (lstat(path, &st) == 0 && S_ISREG(st.st_mode)) (void)unlink(path);

@@ -5,12 +5,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* All functions return CLI_BAD after one line that names the path. */
 
 /* Replace `path` by these bytes, or leave it unchanged: write PATH.natgrad-part, flush, rename, flush the folder.
  * If `path` exists and is no regular file (a link, for instance), refuse. */
 int disk_write(const char *path, const void *bytes, size_t size);
+/* The same with the text that `print` writes about `what`. */
+int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what);
 /* Check that `path` is a regular file, not a link, or does not exist. */
 int disk_regular(const char *path);
 /* Open a regular file for reading; links are followed. */

@@ -124,11 +124,8 @@ static void csv_value(FILE *f, const ngio_value *v) {
 
 static const char standard_output[] = "-"; /* as FILE */
 
-static int write_csv(const record *r, const char *path) {
-  char *text = NULL;
-  size_t size = 0;
-  FILE *f = open_memstream(&text, &size);
-  if (f == NULL) return cli_bad("%s: no memory", path);
+static void print_csv(FILE *f, const void *what) {
+  const record *r = what;
   for (int c = 0; c < r->columns; c++) {
     if (c > 0) (void)fputc(',', f);
     csv_text(f, r->column[c]);
@@ -141,14 +138,12 @@ static int write_csv(const record *r, const char *path) {
     }
     (void)fputc('\n', f);
   }
-  int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
-  if (rc == CLI_OK && strcmp(path, standard_output) == 0) {
-    (void)fwrite(text, 1, size, stdout); /* main reports errors of stdout */
-  } else if (rc == CLI_OK) {
-    rc = disk_write(path, text, size);
-  }
-  free(text);
-  return rc;
+}
+
+static int write_csv(const record *r, const char *path) {
+  if (strcmp(path, standard_output) != 0) return disk_print(path, print_csv, r);
+  print_csv(stdout, r); /* main reports errors of stdout */
+  return CLI_OK;
 }
 
 /* ---- TensorBoard -----------------------------------------------------------------------------*/
@@ -207,17 +202,6 @@ typedef struct wish {
   const char *csv, *tensorboard;
 } wish;
 
-static int take(void *user, const char *name, const char *value) {
-  wish *w = user;
-  if (value[0] == 0) return cli_bad("--%s: expected a name", name);
-  if (strcmp(name, "csv") == 0) {
-    w->csv = value;
-  } else {
-    w->tensorboard = value;
-  }
-  return CLI_OK;
-}
-
 static int export(const char *dir, const wish *w) {
   record r;
   struct stat st;
@@ -242,7 +226,9 @@ static int export(const char *dir, const wish *w) {
 static int run(const cli_command *self, int argc, char **argv) {
   cli_args args;
   wish w = {NULL, NULL};
-  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  const cli_place places[] = {
+      {"csv", CLI_TEXT, &w.csv, 0, 0}, {"tensorboard", CLI_TEXT, &w.tensorboard, 0, 0}, {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
   if (rc < 0) return CLI_OK;
   if (rc != CLI_OK) return rc;
   if (args.operands == 0) {

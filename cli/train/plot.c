@@ -152,11 +152,8 @@ static const char panels[] =
     "  unset output\n"
     "}\n";
 
-int plot_write(const plot *p, const char *path) {
-  char *text = NULL;
-  size_t size = 0;
-  FILE *f = open_memstream(&text, &size);
-  if (f == NULL) return cli_bad("%s: no memory", path);
+static void print_script(FILE *f, const void *what) {
+  const plot *p = what;
   (void)fputs("# gnuplot plot.gp makes curves.svg and curves.png here.\n", f);
   data(p, f);
   quoted(f, "heading = ", p->title);
@@ -172,11 +169,9 @@ int plot_write(const plot *p, const char *path) {
   (void)fprintf(f, "has_target = %d\ntarget = %.9g\n", isfinite(p->target),
                 isfinite(p->target) ? p->target : 0.0);
   (void)fputs(panels, f);
-  int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
-  if (rc == CLI_OK) rc = disk_write(path, text, size);
-  free(text);
-  return rc;
 }
+
+int plot_write(const plot *p, const char *path) { return disk_print(path, print_script, p); }
 
 /* ---- gnuplot ---------------------------------------------------------------------------------*/
 

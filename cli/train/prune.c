@@ -15,74 +15,9 @@
 
 typedef struct wish {
   const char *data, *weights, *out;
-  double sparsity; /* negative: not given */
-  long long batch;
+  int64_t batch;
   pruning how;
 } wish;
-
-static int take_block(const char *value, pruning *how) {
-  long long n = 0;
-  if (strcmp(value, "whole") == 0) {
-    how->block = PRUNING_WHOLE;
-  } else if (strcmp(value, "layer") == 0) {
-    how->block = PRUNING_LAYERS;
-  } else if (value[0] < '0' || value[0] > '9') {
-    return cli_bad("--block: expected whole, layer or a number of weights, got '%s'", value);
-  } else if (cli_int("block", value, 1, 1 << 30, &n) != CLI_OK) {
-    return CLI_BAD;
-  } else {
-    how->block = n;
-  }
-  return CLI_OK;
-}
-
-static int take_score(const char *value, pruning *how) {
-  if (strcmp(value, "mfac") != 0 && strcmp(value, "magnitude") != 0)
-    return cli_bad("--score: expected mfac or magnitude, got '%s'", value);
-  how->score = strcmp(value, "mfac") == 0 ? PRUNING_MFAC : PRUNING_MAGNITUDE;
-  return CLI_OK;
-}
-
-static int take_sparsity(const char *value, double *out) {
-  char *end = NULL;
-  const double s = strtod(value, &end);
-  if (end == value || *end != 0 || !(s >= 0.0 && s < 1.0))
-    return cli_bad("--sparsity: expected a number, 0 <= S < 1, got '%s'", value);
-  *out = s;
-  return CLI_OK;
-}
-
-static int take(void *user, const char *name, const char *value) {
-  wish *w = user;
-  long long n = 0;
-  int rc = CLI_OK;
-  if (strcmp(name, "data") == 0) {
-    w->data = value;
-  } else if (strcmp(name, "weights") == 0) {
-    w->weights = value;
-  } else if (strcmp(name, "out") == 0) {
-    w->out = value;
-  } else if (strcmp(name, "layer-wise") == 0) {
-    w->how.layerwise = true;
-  } else if (strcmp(name, "sparsity") == 0) {
-    rc = take_sparsity(value, &w->sparsity);
-  } else if (strcmp(name, "damping") == 0) {
-    rc = cli_real(name, value, 1e-12, 1e6, &w->how.damping);
-  } else if (strcmp(name, "score") == 0) {
-    rc = take_score(value, &w->how);
-  } else if (strcmp(name, "block") == 0) {
-    rc = take_block(value, &w->how);
-  } else if (strcmp(name, "batch") == 0) {
-    rc = cli_int(name, value, 1, 1 << 20, &w->batch);
-  } else if (strcmp(name, "steps") == 0) {
-    rc = cli_int(name, value, 1, 100000, &n);
-    w->how.steps = n;
-  } else {
-    rc = cli_int(name, value, 1, 16384, &n);
-    w->how.gradients = n;
-  }
-  return rc;
-}
 
 /* ---- the network and its test loss ----------------------------------------------------------- */
 
@@ -192,8 +127,8 @@ static int prune(const char *dir, const wish *w) {
   if (rc == CLI_OK) {
     const pruning_count c = pruning_counted(p.net);
     const double is = (double)c.zeros / (double)c.weights;
-    if (w->sparsity < is && !w->how.layerwise)
-      rc = cli_bad("--sparsity: %g, but %g of the weights are 0 already", w->sparsity, is);
+    if (w->how.sparsity < is)
+      rc = cli_bad("--sparsity: %g, but %g of the weights are 0 already", w->how.sparsity, is);
   }
   if (rc == CLI_OK) rc = print_result(&p, "before");
   if (rc == CLI_OK) rc = pruning_run(p.ctx, &w->how, p.reconstructs, &p.feed, p.net);
@@ -207,21 +142,32 @@ static int prune(const char *dir, const wish *w) {
 
 static int run(const cli_command *self, int argc, char **argv) {
   cli_args args;
-  wish w = {
-      .sparsity = -1.0,
-      .batch = 32,
-      .how = {.score = PRUNING_MFAC, .steps = 16, .gradients = 64, .damping = 1e-5, .block = 128}};
-  int rc = cli_parse(self, argc, argv, take, &w, &args);
-  if (rc < 0) return CLI_OK;
-  if (rc != CLI_OK) return rc;
-  w.how.sparsity = w.sparsity;
+  wish w = {.batch = 32,
+            .how = {.sparsity = -1.0, .steps = 16, .gradients = 64, .damping = 1e-5, .block = 128}};
+  const char *score = "mfac";
+  const cli_place places[] = {{"data", CLI_TEXT, &w.data, 0, 0},
+                              {"weights", CLI_TEXT, &w.weights, 0, 0},
+                              {"out", CLI_TEXT, &w.out, 0, 0},
+                              {"score", CLI_TEXT, &score, 0, 0},
+                              {"sparsity", CLI_REAL, &w.how.sparsity, 0, 0.999999},
+                              {"damping", CLI_REAL, &w.how.damping, 1e-12, 1e6},
+                              {"block", CLI_INT, &w.how.block, 0, 1 << 30},
+                              {"batch", CLI_INT, &w.batch, 1, 1 << 20},
+                              {"steps", CLI_INT, &w.how.steps, 1, 100000},
+                              {"gradients", CLI_INT, &w.how.gradients, 1, 16384},
+                              {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
+  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
+  if (strcmp(score, "magnitude") == 0) w.how.score = PRUNING_MAGNITUDE;
   if (args.operands == 0) {
     rc = cli_bad("prune: expected the folder of a run (natgrad train --out)");
   } else if (args.operands > 1) {
     rc = cli_bad("prune: unexpected second folder '%s'", args.operand[1]);
-  } else if (w.sparsity < 0.0) {
+  } else if (strcmp(score, "mfac") != 0 && w.how.score != PRUNING_MAGNITUDE) {
+    rc = cli_bad("--score: expected mfac or magnitude, got '%s'", score);
+  } else if (w.how.sparsity < 0.0) {
     rc = cli_bad("prune: --sparsity is missing");
-  } else if (w.out == NULL || w.out[0] == 0) {
+  } else if (w.out == NULL) {
     rc = cli_bad("prune: --out FILE is missing");
   } else {
     rc = prune(args.operand[0], &w);
@@ -234,12 +180,11 @@ static const cli_option own[] = {
     {"sparsity", "S", "final part of zero weights, 0 <= S < 1"},
     {"out", "FILE", "file for the pruned weights (.safetensors)"},
     {"score", "WHICH", "mfac | magnitude (mfac)"},
-    {"layer-wise", NULL, "apply S to each layer, not to all weights"},
     {"steps", "K", "steps; each keeps the same part of the weights (16)"},
     {"gradients", "M", "mini-batch gradients of each step (64)"},
     {"batch", "N", "samples of a mini-batch (32)"},
     {"damping", "X", "lambda of lambda I + G'G / M (1e-5)"},
-    {"block", "HOW", "diagonal blocks: number of weights, layer, or whole (128)"},
+    {"block", "N", "weights of a diagonal block; 0: one block (128)"},
     {"data", "SPEC", "the data set, if it has moved"},
     {"weights", "FILE", "weights to start from instead of the checkpoint, as of --out"},
 };

@@ -18,52 +18,28 @@ static int by_score(const void *a, const void *b) {
   return x->at < y->at ? -1 : 1;
 }
 
-static void choose(const double *score, int64_t from, int64_t to, int64_t drop, bool *gone) {
-  if (drop < 1) return;
-  scored *list = cli_take((size_t)(to - from), sizeof *list);
-  for (int64_t i = from; i < to; i++)
-    list[i - from] = (scored){score[i], i};
-  qsort(list, (size_t)(to - from), sizeof *list, by_score);
-  for (int64_t i = 0; i < drop; i++)
-    gone[list[i].at] = true;
+/* Mark the weights to prune. */
+static void choose(const pruning_set *s, const double *score) {
+  scored *list = cli_take((size_t)s->n, sizeof *list);
+  memset(s->gone, 0, (size_t)s->n * sizeof *s->gone);
+  for (int64_t i = 0; i < s->n; i++)
+    list[i] = (scored){score[i], i};
+  qsort(list, (size_t)s->n, sizeof *list, by_score);
+  for (int64_t i = 0; i < s->drop; i++)
+    s->gone[list[i].at] = true;
   free(list);
 }
 
-/* Ends of the *blocks diagonal blocks of F, for free(). */
-static int64_t *blocks_of(const pruning *how, const pruning_set *s, int64_t *blocks) {
-  const int64_t fixed = how->block > 0 ? how->block : s->n;
-  const int64_t most = how->block == PRUNING_LAYERS ? s->layers : (s->n + fixed - 1) / fixed;
-  int64_t *end = cli_take((size_t)most, sizeof *end);
-  *blocks = 0;
-  if (how->block != PRUNING_LAYERS) {
-    for (int64_t at = fixed; *blocks < most; at += fixed)
-      end[(*blocks)++] = at < s->n ? at : s->n;
-    return end;
-  }
-  for (int l = 0; l < s->layers; l++) {
-    if (s->end[l] > (l == 0 ? 0 : s->end[l - 1])) end[(*blocks)++] = s->end[l];
-  }
-  return end;
-}
-
 static int open_fisher(ng_context *ctx, const pruning *how, const pruning_set *s, ng_fisher **out) {
-  int64_t blocks;
-  int64_t *end = blocks_of(how, s, &blocks);
+  const int64_t size = how->block > 0 ? how->block : s->n, blocks = (s->n + size - 1) / size;
+  int64_t *end = cli_take((size_t)blocks, sizeof *end);
+  for (int64_t b = 0; b < blocks; b++)
+    end[b] = b + 1 < blocks ? (b + 1) * size : s->n;
   const ng_array rows =
       ng_array_matrix((void *)(uintptr_t)s->G, how->gradients, s->n, NG_F32); /* only read */
   const ng_status st = ng_fisher_create(ctx, &rows, how->damping, end, blocks, out);
   free(end);
   return st == NG_OK ? CLI_OK : cli_bad("prune: %s", ng_last_error(ctx));
-}
-
-static void choose_all(const pruning *how, const pruning_set *s, const double *score) {
-  memset(s->gone, 0, (size_t)s->n * sizeof *s->gone);
-  if (!how->layerwise) {
-    choose(score, 0, s->n, s->drop[0], s->gone);
-    return;
-  }
-  for (int l = 0; l < s->layers; l++)
-    choose(score, l == 0 ? 0 : s->end[l - 1], s->end[l], s->drop[l], s->gone);
 }
 
 int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
@@ -77,7 +53,7 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   }
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
     score[i] = mfac ? s->w[i] * s->w[i] / (2.0 * diagonal[i]) : fabs(s->w[i]);
-  if (rc == CLI_OK) choose_all(how, s, score);
+  if (rc == CLI_OK) choose(s, score);
   double *t = score; /* reuse the array */
   for (int64_t i = 0; i < s->n && rc == CLI_OK && mfac; i++)
     t[i] = s->gone[i] ? -s->w[i] / diagonal[i] : 0.0;
@@ -95,12 +71,8 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
 
 typedef struct pruned {
   nn *net;
-  const nn_param **layer; /* [layers] its weights */
-  int layers;
-  int64_t all, left;
-  int64_t *first, *zeros; /* [layers] offset of the weights; pruned weights */
-  int64_t *began;         /* [layers] pruned at the start */
-  bool *dead;             /* [all] */
+  int64_t all, began, left; /* weights; pruned at the start; remaining */
+  bool *dead;               /* [all] */
 } pruned;
 
 pruning_count pruning_counted(const nn *net) {
@@ -115,37 +87,6 @@ pruning_count pruning_counted(const nn *net) {
   return c;
 }
 
-static void open_pruned(nn *net, pruned *p) {
-  const int n = nn_params(net);
-  *p = (pruned){.net = net,
-                .layer = cli_take((size_t)n, sizeof *p->layer),
-                .first = cli_take((size_t)n, sizeof *p->first),
-                .zeros = cli_take((size_t)n, sizeof *p->zeros),
-                .began = cli_take((size_t)n, sizeof *p->began),
-                .dead = cli_take((size_t)nn_weights(net), sizeof *p->dead)};
-  for (int i = 0; i < n; i++) {
-    const nn_param *q = nn_param_at(net, i);
-    if (q->role != NN_WEIGHT) continue;
-    p->first[p->layers] = p->all;
-    for (int64_t k = 0; k < q->count; k++) {
-      p->dead[p->all + k] = q->value[k] == 0.0F;
-      p->zeros[p->layers] += p->dead[p->all + k];
-    }
-    p->began[p->layers] = p->zeros[p->layers];
-    p->left += q->count - p->zeros[p->layers];
-    p->all += q->count;
-    p->layer[p->layers++] = q;
-  }
-}
-
-static void free_pruned(pruned *p) {
-  free(p->layer);
-  free(p->first);
-  free(p->zeros);
-  free(p->began);
-  free(p->dead);
-}
-
 int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
                       int64_t K) {
   const double was = (double)(d - began) / (double)d, wanted = 1.0 - sparsity;
@@ -158,25 +99,35 @@ int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, 
 
 /* Gather the remaining weights (`value`) or gradients of all layers into x. */
 static void gather(const pruned *p, bool value, float *x) {
-  for (int l = 0; l < p->layers; l++) {
-    const nn_param *q = p->layer[l];
-    for (int64_t k = 0; k < q->count; k++) {
-      if (!p->dead[p->first[l] + k]) *x++ = value ? q->value[k] : q->grad[k];
+  const bool *dead = p->dead;
+  for (int i = 0; i < nn_params(p->net); i++) {
+    const nn_param *q = nn_param_at(p->net, i);
+    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++) {
+      if (!*dead++) *x++ = value ? q->value[k] : q->grad[k];
     }
   }
 }
 
 static void scatter(pruned *p, const double *w, const bool *gone) {
-  for (int l = 0; l < p->layers; l++) {
-    const nn_param *q = p->layer[l];
-    for (int64_t k = 0; k < q->count; k++) {
-      bool *dead = &p->dead[p->first[l] + k];
+  bool *dead = p->dead;
+  for (int i = 0; i < nn_params(p->net); i++) {
+    const nn_param *q = nn_param_at(p->net, i);
+    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++, dead++) {
       if (*dead) continue;
       q->value[k] = (float)*w++;
       *dead = *gone++;
-      p->zeros[l] += *dead;
       p->left -= *dead;
     }
+  }
+}
+
+/* Weights that are 0 count as pruned. */
+static void find_dead(pruned *p) {
+  bool *dead = p->dead;
+  for (int i = 0; i < nn_params(p->net); i++) {
+    const nn_param *q = nn_param_at(p->net, i);
+    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++)
+      *dead++ = q->value[k] == 0.0F;
   }
 }
 
@@ -197,54 +148,41 @@ static int collect(const pruned *p, const pruning *how, bool reconstructs, feed 
 
 static int one_step(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, int64_t k,
                     pruned *p) {
-  int64_t *end = cli_take((size_t)p->layers, sizeof *end),
-          *drop = cli_take((size_t)p->layers, sizeof *drop);
-  int64_t at = 0, began = 0, all = 0;
-  for (int l = 0; l < p->layers; l++) {
-    at += p->layer[l]->count - p->zeros[l];
-    end[l] = at;
-    began += p->began[l];
-    drop[l] =
-        pruning_share(p->layer[l]->count, p->began[l], p->zeros[l], how->sparsity, k, how->steps);
-    all += drop[l];
-  }
-  if (!how->layerwise)
-    all = drop[0] = pruning_share(p->all, began, p->all - p->left, how->sparsity, k, how->steps);
+  const int64_t drop =
+      pruning_share(p->all, p->began, p->all - p->left, how->sparsity, k, how->steps);
   const size_t left = (size_t)p->left;
-  float *x = all > 0 ? cli_take(left, sizeof *x) : NULL, *G = NULL;
   int rc = CLI_OK;
-  if (all > 0 && how->score == PRUNING_MFAC) {
+  if (drop == 0) return rc;
+  float *x = cli_take(left, sizeof *x), *G = NULL;
+  double *w = cli_take(left, sizeof *w);
+  bool *gone = cli_take(left, sizeof *gone);
+  if (how->score == PRUNING_MFAC) {
     G = cli_take(left * (size_t)how->gradients, sizeof *G);
     rc = collect(p, how, reconstructs, f, (k - 1) * how->gradients, G);
   }
-  if (rc == CLI_OK && all > 0) {
-    double *w = cli_take(left, sizeof *w);
-    bool *gone = cli_take(left, sizeof *gone);
-    gather(p, true, x);
-    for (size_t i = 0; i < left; i++)
-      w[i] = (double)x[i];
-    const pruning_set s = {
-        .n = p->left, .layers = p->layers, .end = end, .drop = drop, .G = G, .w = w, .gone = gone};
-    rc = pruning_step(ctx, how, &s);
-    if (rc == CLI_OK) scatter(p, w, gone);
-    free(gone);
-    free(w);
-  }
+  gather(p, true, x);
+  for (size_t i = 0; i < left; i++)
+    w[i] = (double)x[i];
+  const pruning_set s = {.n = p->left, .drop = drop, .G = G, .w = w, .gone = gone};
+  if (rc == CLI_OK) rc = pruning_step(ctx, how, &s);
+  if (rc == CLI_OK) scatter(p, w, gone);
+  free(gone);
+  free(w);
   free(G);
   free(x);
-  free(drop);
-  free(end);
   return rc;
 }
 
 int pruning_run(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, nn *net) {
-  pruned p;
+  const pruning_count c = pruning_counted(net);
+  pruned p = {net, c.weights, c.zeros, c.weights - c.zeros,
+              cli_take((size_t)c.weights, sizeof *p.dead)};
   int rc = CLI_OK;
-  open_pruned(net, &p);
+  find_dead(&p);
   nn_fix_norms(net, true);
   for (int64_t k = 1; k <= how->steps && rc == CLI_OK; k++)
     rc = one_step(ctx, how, reconstructs, f, k, &p);
   nn_fix_norms(net, false);
-  free_pruned(&p);
+  free(p.dead);
   return rc;
 }

@@ -15,26 +15,21 @@
 #include "natgrad.h"
 
 typedef enum pruning_score { PRUNING_MFAC, PRUNING_MAGNITUDE } pruning_score;
-enum { PRUNING_WHOLE = 0, PRUNING_LAYERS = -1 };
 
 typedef struct pruning {
   pruning_score score;
-  double sparsity; /* part of all weights, or of each layer: in [0, 1) */
-  bool layerwise;
+  double sparsity;          /* final part of zero weights, in [0, 1) */
   int64_t steps, gradients; /* at least 1 */
   double damping;
-  int64_t block; /* size of a diagonal block of F; PRUNING_WHOLE, PRUNING_LAYERS */
+  int64_t block; /* size of a diagonal block of F; 0: one block */
 } pruning;
 
-/* The n remaining weights, split into layers, in flat order. */
+/* The n remaining weights, in flat order. */
 typedef struct pruning_set {
-  int64_t n;
-  int layers;
-  const int64_t *end;  /* [layers]; a layer may be empty                          */
-  const int64_t *drop; /* weights to prune: [layers], or drop[0] of all */
-  const float *G;      /* [gradients, n]; NULL for magnitude                      */
-  double *w;           /* [n]; pruned weights become 0 */
-  bool *gone;          /* [n]                                                     */
+  int64_t n, drop; /* remaining weights; weights to prune */
+  const float *G;  /* [gradients, n]; NULL for magnitude */
+  double *w;       /* [n]; pruned weights become 0 */
+  bool *gone;      /* [n] */
 } pruning_set;
 
 /* Prune one step; of equal scores the first is pruned. CLI_BAD after a message: nothing changed. */

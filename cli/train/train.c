@@ -16,27 +16,9 @@
 #include <unistd.h>
 
 typedef struct wish {
-  cli_setting *own; /* settings of the table, in order; no value: a flag */
-  int n_own;
   const char *config, *ranks;
   bool quiet, list;
 } wish;
-
-static int take(void *user, const char *name, const char *value) {
-  wish *w = user;
-  if (strcmp(name, "quiet") == 0) {
-    w->quiet = true;
-  } else if (strcmp(name, "models") == 0) {
-    w->list = true;
-  } else if (strcmp(name, "config") == 0) {
-    w->config = value;
-  } else if (strcmp(name, "ranks") == 0) {
-    w->ranks = value;
-  } else {
-    w->own[w->n_own++] = (cli_setting){name, value != NULL ? value : "true"};
-  }
-  return CLI_OK;
-}
 
 /* The path of --config: a file, or a configuration shipped with the program (resnet50-bs32k, with or without
  * .json). */
@@ -58,10 +40,7 @@ static int apply(settings *s, const wish *w, const cli_args *args) {
   char *path = w->config != NULL ? config_path(w->config) : NULL;
   int rc = path != NULL ? settings_read(s, path) : CLI_OK;
   free(path);
-  if (rc == CLI_OK) rc = settings_given(s, w->own, w->n_own);
-  for (int i = 0; i < args->n_settings && rc == CLI_OK; i++)
-    rc = settings_set(s, args->settings[i].name, args->settings[i].value);
-  return rc;
+  return rc == CLI_OK ? settings_given(s, args->settings, args->n_settings) : rc;
 }
 
 /* Check the checkpoint before the data set is opened. */
@@ -301,7 +280,7 @@ static int run_launched(const wish *w, const cli_args *args) {
   settings s;
   launch l;
   memset(&s, 0, sizeof s);
-  int rc = launch_begin(w->ranks != NULL ? w->ranks : "auto", &l);
+  int rc = launch_begin(w->ranks, &l);
   const run_ranks k = ranks_of(rc == CLI_OK ? launch_transport(&l) : NULL);
   if (rc == CLI_OK) rc = settings_on_ranks(&s, w, args, &k);
   if (rc == CLI_OK) rc = train(&s, w->quiet, &l);
@@ -312,8 +291,13 @@ static int run_launched(const wish *w, const cli_args *args) {
 
 static int run(const cli_command *self, int argc, char **argv) {
   cli_args args;
-  wish w = {.own = cli_take((size_t)argc, sizeof *w.own)};
-  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  wish w = {.ranks = "auto"};
+  const cli_place places[] = {{"quiet", CLI_FLAG, &w.quiet, 0, 0},
+                              {"models", CLI_FLAG, &w.list, 0, 0},
+                              {"config", CLI_TEXT, &w.config, 0, 0},
+                              {"ranks", CLI_TEXT, &w.ranks, 0, 0},
+                              {0}};
+  int rc = cli_parse(self, argc, argv, places, &args);
   if (rc == CLI_OK) {
     if (args.operands > 0) {
       rc = cli_bad("train: unexpected argument '%s'", args.operand[0]);
@@ -325,7 +309,6 @@ static int run(const cli_command *self, int argc, char **argv) {
     }
     cli_args_free(&args);
   }
-  free(w.own);
   return rc < 0 ? CLI_OK : rc;
 }
 
