@@ -486,7 +486,7 @@ void v_silence(const scene *s, scene_micro *m, int32_t l, bool grad) {
   }
 }
 
-const char *const v_clips[V_CLIPS] = {"none", "kl", "rescale", "norm", "ratio", "rms"};
+const char *const v_clips[V_CLIPS] = {"none", "kl", "rescale", "norm", "ratio", "rms", "value"};
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 

@@ -135,7 +135,7 @@ void v_silence(const scene *s, scene_micro *m, int32_t l, bool grad);
 /* Weights, which a ratio to their norm needs. */
 void v_weights(scene *s);
 /* Every kind of clip; those from V_BOUNDED on need a clip_bound. */
-enum { V_CLIPS = 6, V_BOUNDED = 3 };
+enum { V_CLIPS = 7, V_BOUNDED = 3 };
 extern const char *const v_clips[V_CLIPS];
 
 double v_dot(const double *x, const double *y, int64_t n);

@@ -346,17 +346,18 @@ static double factor(const ng_options *o, const scene *s, const scene_result *pl
   if (strcmp(o->clip, "norm") == 0) return fmin(1, o->clip_bound / sqrt(pd2));
   if (strcmp(o->clip, "ratio") == 0)
     return fmin(50, o->clip_bound * slot_norm(s, l, s->W[l], slot, &n) / length);
+  if (strcmp(o->clip, "value") == 0) return 1;
   return 1 / fmax(1, length / sqrt((double)n) / o->clip_bound);
 }
 
-/* Each kind by its formula: tight ones, and one that leaves everything (a ratio is fifty at most). */
+/* Each kind by its formula: tight bounds, and one that clips nothing (a ratio is at most fifty). */
 static void clips_by_their_formulas(const variant *v) {
   static const struct {
     const char *clip;
     double kl_clip, bound;
   } how[] = {{"kl", 1e-8, 0},  {"kl", 1e-3, 0},  {"kl", 1e6, 0},      {"rescale", 1, 0},
              {"norm", 1, 0.1}, {"norm", 1, 1e9}, {"ratio", 1, 0.001}, {"ratio", 1, 1e6},
-             {"rms", 1, 0.01}, {"rms", 1, 1e9}};
+             {"rms", 1, 0.01}, {"rms", 1, 1e9},  {"value", 1, 0.01}};
   scene *s = v_uneven(v, 2, 1, 14);
   ng_options o = unclipped(v);
   v_weights(s);
@@ -368,6 +369,7 @@ static void clips_by_their_formulas(const variant *v) {
     fixture_set(&o, "clip", how[k].clip);
     fixture_real(&o, "kl_clip", how[k].kl_clip);
     fixture_real(&o, "clip_bound", how[k].bound);
+    const bool value = strcmp(o.clip, "value") == 0;
     scene_result r = v_play(v, s, &o);
     for (int32_t t = 0; t < 2; t++) {
       double least = INFINITY;
@@ -375,7 +377,8 @@ static void clips_by_their_formulas(const variant *v) {
         for (int slot = 0; slot < 1 + s->layer[l].bias; slot++) {
           const double f = factor(&o, s, &plain, t, l, slot);
           for (int64_t i = 0; i < scene_weights(s, l); i++) {
-            const double want = f * plain.P[t][l][i];
+            const double all = f * plain.P[t][l][i], bound = value ? o.clip_bound : INFINITY;
+            const double want = fmax(-bound, fmin(bound, all));
             const double most = f * v_most(plain.P[t][l], scene_weights(s, l));
             if (in_slot(s, l, i, slot) && !(fabs(r.P[t][l][i] - want) <= part * most))
               v_fail(v, "%s, %s: %g, not %g", o.clip, s->name[l], r.P[t][l][i], want);
@@ -385,7 +388,7 @@ static void clips_by_their_formulas(const variant *v) {
       }
       if (!(fabs(r.nu[t] - least) <= part * least))
         v_fail(v, "%s: nu is %g, not %g", o.clip, r.nu[t], least);
-      const bool one = strcmp(o.clip, "ratio") != 0 && strcmp(o.clip, "rms") != 0;
+      const bool one = how[k].bound == 0 || strcmp(o.clip, "norm") == 0;
       for (int32_t l = 0; l < s->layers && one && v->f->promises & HALVES; l++) {
         for (int64_t i = 0; i < scene_weights(s, l); i++) { /* what is kept is rounded once more */
           const double want = r.nu[t] * plain.P[t][l][i];

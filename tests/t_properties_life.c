@@ -140,7 +140,7 @@ static void ranks_clip_together(const variant *v) {
   for (int k = 1; k < V_CLIPS; k++) {
     ng_options o = divided(v, k % ways(v));
     fixture_set(&o, "clip", v_clips[k]);
-    fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.01);
+    fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.1);
     v_equal(v, o.clip, s, &o, one, &o, tolerance);
   }
   scene_destroy(&s);

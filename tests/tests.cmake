@@ -72,7 +72,6 @@ set(natgrad_unit_tests
     t_methods
     t_norm
     t_npy
-    t_option_clip
     t_option_effects
     t_option_questions
     t_options
@@ -170,7 +169,7 @@ function(natgrad_share file)
   endforeach()
 endfunction()
 natgrad_share(bound t_absent t_bindings)
-natgrad_share(effects t_option_clip t_option_effects)
+natgrad_share(effects t_option_effects)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
 natgrad_share(late t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
@@ -341,9 +340,9 @@ natgrad_test(bits_repeat LABEL unit
              COMMAND ${PROJECT_SOURCE_DIR}/tests/bits_repeat.sh $<TARGET_FILE:bits>)
 
 # Killed again and again by scripts/torture.sh.
-add_executable(torture_train tests/torture_train.c tests/plane.c)
-target_include_directories(torture_train PRIVATE include io)
-target_link_libraries(torture_train PRIVATE natgrad_static ${natgrad_needs})
+add_executable(torture_train tests/torture_train.c)
+target_include_directories(torture_train PRIVATE include src base io tests)
+target_link_libraries(torture_train PRIVATE natgrad_test_support natgrad_static ${natgrad_needs})
 
 # Fuzz entries of the readers and parsers, fuzz/fuzz_NAME.c each.  Without a fuzzer a driver runs
 # them over fuzz/corpus/NAME, so that what was found once stays found.
