@@ -206,7 +206,7 @@ static int print_machine(const bench *b, const bench_case *c) {
 }
 
 static int print_row(const bench *b, const bench_case *c, bench_row *row) {
-  const int n = b->repeat;
+  const int n = (int)b->repeat;
   const double median = bench_median(row->ms, n); /* sorts: quartiles by position */
   const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
   if (!b->json) {
@@ -239,7 +239,7 @@ static int print(bench *b, const bench_case *c) {
   } else {
     printf("milliseconds of %d rounds; spread: between the quartiles\n\n%-32s %10s %9s %10s %10s "
            "%7s\n",
-           b->repeat, "work", "median", "spread", "least", "bound", "ratio");
+           (int)b->repeat, "work", "median", "spread", "least", "bound", "ratio");
   }
   for (int i = 0; i < b->rows && rc == CLI_OK; i++)
     rc = print_row(b, c, &b->row[i]);
@@ -314,48 +314,36 @@ static int run_case(const bench *asked, const bench_case *c) {
   return rc;
 }
 
-static int run(const cli_command *self, int argc, char **argv) {
-  bench b = {.batch = 32};
-  cli_args args;
-  int64_t repeat = 5;
-  const cli_place places[] = {
-      {"json", CLI_FLAG, &b.json, 0, 0},           {"list", CLI_FLAG, &b.list, 0, 0},
-      {"no-floors", CLI_FLAG, &b.no_floors, 0, 0}, {"model", CLI_TEXT, &b.model, 0, 0},
-      {"linalg", CLI_TEXT, &b.linalg, 0, 0},       {"batch", CLI_INT, &b.batch, 1, 65536},
-      {"repeat", CLI_INT, &repeat, 1, 1000},       {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
+static int run(void *user, const cli_args *args) {
+  bench *b = user;
   const char *names[CASES];
-  const bench_case *chosen = NULL;
+  b->args = args;
+  if (args->operands == 0) return cli_bad("bench: one of: kfac, train, fused-eva, state, window");
   for (int i = 0; i < CASES; i++) {
     names[i] = cases[i]->name;
-    if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = cases[i];
+    if (strcmp(args->operand[0], names[i]) == 0) return run_case(b, cases[i]);
   }
-  b.args = &args;
-  b.repeat = (int)repeat;
-  if (args.operands != 1) {
-    rc = cli_bad("bench: one of: kfac, train, fused-eva, state, window");
-  } else if (chosen == NULL) {
-    const char *near = cli_nearest(args.operand[0], names, CASES);
-    rc = cli_bad("bench: unknown bench '%s'; %s%s", args.operand[0],
+  const char *near = cli_nearest(args->operand[0], names, CASES);
+  return cli_bad("bench: unknown bench '%s'; %s%s", args->operand[0],
                  near != NULL ? "the nearest is " : "expected ",
                  near != NULL ? near : "kfac, train, fused-eva, state or window");
-  } else {
-    rc = run_case(&b, chosen);
-  }
-  cli_args_free(&args);
-  return rc;
 }
 
+static const bench standard = {.batch = 32, .repeat = 5};
 static const cli_option own[] = {
     {"model", "MODEL",
-     "a network (`natgrad train --models`; resnet18), or a .json list of layers (not train)"},
-    {"batch", "N", "samples (32)"},
-    {"repeat", "R", "rounds measured after a warm-up (5)"},
-    {"linalg", "NAME", "linear algebra: cpu, ref"},
-    {"no-floors", NULL, "do not measure the lower bounds"},
-    {"list", NULL, "kfac: only list the layers and the orders of their factors"},
-    {"json", NULL, "print one JSON object a line instead of a table"},
+     "a network (`natgrad train --models`; resnet18), or a .json list of layers (not train)",
+     CLI_TEXT, .field = offsetof(bench, model)},
+    {"batch", "N", "samples (32)", CLI_WHOLE, offsetof(bench, batch), 1, 65536},
+    {"repeat", "R", "rounds measured after a warm-up (5)", CLI_WHOLE, offsetof(bench, repeat), 1,
+     1000},
+    {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(bench, linalg)},
+    {"no-floors", NULL, "do not measure the lower bounds", CLI_FLAG,
+     .field = offsetof(bench, no_floors)},
+    {"list", NULL, "kfac: only list the layers and the orders of their factors", CLI_FLAG,
+     .field = offsetof(bench, list)},
+    {"json", NULL, "print one JSON object a line instead of a table", CLI_FLAG,
+     .field = offsetof(bench, json)},
 };
 
 const cli_command cli_bench = {
@@ -388,5 +376,8 @@ const cli_command cli_bench = {
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,
+    .operands = 1,
+    .size = sizeof(bench),
+    .standard = &standard,
     .run = run,
 };

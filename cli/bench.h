@@ -19,8 +19,7 @@ typedef struct bench_row {
 typedef struct bench {
   /* arguments */
   const char *model, *linalg;
-  int64_t batch;
-  int repeat;
+  int64_t batch, repeat;
   bool json, list, no_floors;
   const cli_args *args;
   ng_options *options;

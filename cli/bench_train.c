@@ -194,8 +194,8 @@ static int finish(bench *b) {
   const work *k = b->user;
   if (k->norms != NULL)
     bench_note(b, "norm blocks: %.2f %% of forward and backward",
-               100 * bench_median(b->row[NORMS].ms, b->repeat) /
-                   bench_median(b->row[BOTH].ms, b->repeat));
+               100 * bench_median(b->row[NORMS].ms, (int)b->repeat) /
+                   bench_median(b->row[BOTH].ms, (int)b->repeat));
   return CLI_OK;
 }
 

@@ -156,44 +156,30 @@ static int published(const char *name) {
   return CLI_OK;
 }
 
-static int run(const cli_command *self, int argc, char **argv) {
-  wish w = {0};
-  cli_args args;
-  const cli_place places[] = {
-      {"options", CLI_FLAG, &w.options, 0, 0},     {"long", CLI_FLAG, &w.full, 0, 0},
-      {"methods", CLI_FLAG, &w.methods, 0, 0},     {"environment", CLI_FLAG, &w.environment, 0, 0},
-      {"published", CLI_TEXT, &w.published, 0, 0}, {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  if (args.operands > 0) {
-    rc = cli_bad("info: unexpected argument '%s'", args.operand[0]);
-  } else if ((w.options ? 1 : 0) + (w.methods ? 1 : 0) + (w.environment ? 1 : 0) +
-                 (w.published != NULL ? 1 : 0) >
-             1) {
-    rc = cli_bad("info: expected at most one of --options, --methods, --environment, --published");
-  } else if (w.full && !w.options) {
-    rc = cli_bad("info: --long needs --options");
-  } else if (w.options) {
-    rc = options(w.full);
-  } else if (w.methods) {
-    rc = methods();
-  } else if (w.environment) {
-    rc = environment();
-  } else if (w.published != NULL) {
-    rc = published(w.published);
-  } else {
-    rc = machine();
-  }
-  cli_args_free(&args);
-  return rc;
+static int run(void *user, const cli_args *args) {
+  const wish *w = user;
+  (void)args;
+  if (w->options + w->methods + w->environment + (w->published != NULL) > 1)
+    return cli_bad(
+        "info: expected at most one of --options, --methods, --environment, --published");
+  if (w->full && !w->options) return cli_bad("info: --long needs --options");
+  if (w->options) return options(w->full);
+  if (w->methods) return methods();
+  if (w->environment) return environment();
+  return w->published != NULL ? published(w->published) : machine();
 }
 
 static const cli_option own[] = {
-    {"options", NULL, "all options: name, type, default, range or choices, help"},
-    {"long", NULL, "with --options: the full help, by purpose"},
-    {"methods", NULL, "all methods: paper and option values"},
-    {"environment", NULL, "all environment variables and their meaning"},
-    {"published", "METHOD", "the published option names of a method, and their options here"},
+    {"options", NULL, "all options: name, type, default, range or choices, help", CLI_FLAG,
+     .field = offsetof(wish, options)},
+    {"long", NULL, "with --options: the full help, by purpose", CLI_FLAG,
+     .field = offsetof(wish, full)},
+    {"methods", NULL, "all methods: paper and option values", CLI_FLAG,
+     .field = offsetof(wish, methods)},
+    {"environment", NULL, "all environment variables and their meaning", CLI_FLAG,
+     .field = offsetof(wish, environment)},
+    {"published", "METHOD", "the published option names of a method, and their options here",
+     CLI_TEXT, .field = offsetof(wish, published)},
 };
 
 const cli_command cli_info = {
@@ -204,5 +190,6 @@ const cli_command cli_info = {
     .text = "",
     .options = own,
     .n_options = 5,
+    .size = sizeof(wish),
     .run = run,
 };

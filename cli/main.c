@@ -16,13 +16,14 @@
 #include <string.h>
 #include <unistd.h>
 
-static int help(const cli_command *self, int argc, char **argv);
+static int help(void *wish, const cli_args *args);
 
 static const cli_command cli_help_command = {
     .name = "help",
     .usage = "[COMMAND]",
     .summary = "print this list, or the options of a command",
     .text = "",
+    .operands = 1,
     .run = help,
 };
 
@@ -58,15 +59,14 @@ static void usage(void) {
        "AVX-512 but AVX2 kernels were selected.  NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
 
-static int help(const cli_command *self, int argc, char **argv) {
-  (void)self;
-  if (argc > 2) return cli_bad("help: one command at a time, got '%s' as well", argv[2]);
-  if (argc < 2) {
+static int help(void *wish, const cli_args *args) {
+  (void)wish;
+  if (args->operands == 0) {
     usage();
     return CLI_OK;
   }
-  const cli_command *command = find_command(argv[1]);
-  if (command == NULL) return cli_bad("help: there is no command '%s'", argv[1]);
+  const cli_command *command = find_command(args->operand[0]);
+  if (command == NULL) return cli_bad("help: there is no command '%s'", args->operand[0]);
   cli_help(command);
   return CLI_OK;
 }
@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
     const cli_command *command = find_command(word);
     if (command != NULL) {
       if (command != &cli_help_command) set_blas_environment(argv);
-      rc = command->run(command, argc - 1, argv + 1);
+      rc = cli_run(command, argc - 1, argv + 1);
     } else {
       const char *names[sizeof cli_commands / sizeof cli_commands[0]];
       for (int i = 0; i < cli_commands_count; i++)

@@ -18,7 +18,7 @@ typedef struct plan_command {
   int32_t ranks[MOST_COUNTS];
   int counts;
   plan_machine given;      /* from the command line, overrides measured rates; < 0: not given */
-  double memory, overhead; /* bytes of a rank, 0: no limit; share of a step */
+  double memory, overhead; /* bytes of a rank, 0: no limit; per cent of a step */
   bool calibrate, json;
   int32_t started; /* ranks started by a launcher; 0 after print_machine */
 } plan_command;
@@ -60,6 +60,21 @@ static int counts(plan_command *c, const char *text) {
     c->ranks[c->counts++] = (int32_t)n;
   }
   return CLI_OK;
+}
+
+/* Options with values of their own. */
+static int take(plan_command *c, const cli_setting *o) {
+  const struct {
+    const char *name;
+    double *to;
+  } amounts[] = {{"bandwidth", &c->given.bandwidth},
+                 {"gemm", &c->given.gemm},
+                 {"solve", &c->given.solve},
+                 {"memory", &c->memory}};
+  for (size_t i = 0; i < sizeof amounts / sizeof amounts[0]; i++) {
+    if (strcmp(o->name, amounts[i].name) == 0) return amount(o->name, o->value, amounts[i].to);
+  }
+  return counts(c, o->value);
 }
 
 /* ---- strategies ------------------------------------------------------------------------------*/
@@ -157,7 +172,7 @@ static int parts_shown(const plan_command *c) {
 static void print_head(const plan_command *c, int32_t ranks, const plan_answer *a) {
   char groups[48] = "";
   if (c->wish.members > 1)
-    (void)snprintf(groups, sizeof groups, " in model groups of %d", c->wish.members);
+    (void)snprintf(groups, sizeof groups, " in model groups of %d", (int)c->wish.members);
   printf(
       "\n%s on %d rank%s%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
       c->wish.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->wish.batch,
@@ -190,8 +205,8 @@ static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *
     w.every[0] = every[i] >= 10 ? every[i] / 10 : 1;
     const int rc = plan_strategy_cost(&w, best, ranks, &a);
     if (rc != CLI_OK) return rc;
-    below = a.added <= c->overhead * (a.compute + a.ms[PLAN_GRADIENT]);
     added = 100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]);
+    below = added <= c->overhead;
   }
   if (c->json) {
     ngio_out line = begin_line(&w, ranks);
@@ -209,7 +224,7 @@ static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *
            (long long)w.every[1], added);
   } else {
     printf("no periods up to %lld add less than %g %%: %.3g %%\n", (long long)every[EVERY - 1],
-           100 * c->overhead, added);
+           c->overhead, added);
   }
   return CLI_OK;
 }
@@ -307,7 +322,7 @@ static int plan_all(plan_command *c) {
 
 /* --model-parallel needs split layers, and ranks in whole groups. */
 static int check_groups(const plan_command *c) {
-  const int32_t M = c->wish.members;
+  const int32_t M = (int32_t)c->wish.members;
   int cut = 0;
   for (int i = 0; i < c->wish.model->n; i++)
     cut += c->wish.model->layer[i].split != SPLIT_NOT;
@@ -325,86 +340,63 @@ static int check_groups(const plan_command *c) {
   return CLI_OK;
 }
 
-static int run(const cli_command *self, int argc, char **argv) {
-  plan_command c = {.wish = {.members = 1,
-                             .batch = 32,
-                             .every = {10, 100},
-                             .machine = {10e12, 500e9, 12.5e9, 10e-6}},
-                    .model = "resnet50",
-                    .ranks = {1, 4, 16, 64},
-                    .counts = 4,
-                    .given = {-1, -1, -1, -1},
-                    .overhead = 10};
-  cli_args args;
+static int run(void *user, const cli_args *args) {
+  plan_command *c = user;
   shapes model = {.n = 0};
-  int64_t members = 1;
-  const char *ranks = NULL;
-  struct {
-    const char *name, *value;
-    double *to;
-  } amounts[] = {{"bandwidth", NULL, &c.given.bandwidth},
-                 {"gemm", NULL, &c.given.gemm},
-                 {"solve", NULL, &c.given.solve},
-                 {"memory", NULL, &c.memory}};
-  enum { AMOUNTS = sizeof amounts / sizeof amounts[0] };
-  const cli_place places[] = {{"bandwidth", CLI_TEXT, &amounts[0].value, 0, 0},
-                              {"gemm", CLI_TEXT, &amounts[1].value, 0, 0},
-                              {"solve", CLI_TEXT, &amounts[2].value, 0, 0},
-                              {"memory", CLI_TEXT, &amounts[3].value, 0, 0},
-                              {"model", CLI_TEXT, &c.model, 0, 0},
-                              {"model-parallel", CLI_INT, &members, 1, MOST_RANKS},
-                              {"ranks", CLI_TEXT, &ranks, 0, 0},
-                              {"calibrate", CLI_FLAG, &c.calibrate, 0, 0},
-                              {"json", CLI_FLAG, &c.json, 0, 0},
-                              {"latency", CLI_REAL, &c.given.latency, 0, 1e6},
-                              {"overhead", CLI_REAL, &c.overhead, 1e-3, 1e6},
-                              {"batch", CLI_INT, &c.wish.batch, 1, 1 << 20},
-                              {"stat-period", CLI_INT, &c.wish.every[0], 1, 1 << 20},
-                              {"solve-period", CLI_INT, &c.wish.every[1], 1, 1 << 20},
-                              {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  for (int i = 0; i < AMOUNTS && rc == CLI_OK; i++) {
-    if (amounts[i].value != NULL) rc = amount(amounts[i].name, amounts[i].value, amounts[i].to);
-  }
-  if (rc == CLI_OK && ranks != NULL) rc = counts(&c, ranks);
-  c.wish.members = (int32_t)members;
-  c.given.latency *= 1e-6;
-  c.overhead *= 1e-2;
-  if (rc == CLI_OK && args.operands > 0)
-    rc = cli_bad("plan: unexpected argument '%s'", args.operand[0]);
-  for (int i = 0; i < args.n_settings && rc == CLI_OK; i++) {
-    if (strcmp(args.settings[i].name, "method") == 0)
+  int rc = CLI_OK;
+  for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
+    rc = take(c, &args->own[i]);
+  for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
+    if (strcmp(args->settings[i].name, "method") == 0)
       rc = cli_bad("plan: --method: every row has its method; expected other options");
   }
-  if (rc == CLI_OK) rc = shapes_make(c.model, &model);
-  c.wish.model = &model;
-  c.wish.args = &args;
-  if (rc == CLI_OK) rc = check_groups(&c);
-  if (rc == CLI_OK) rc = plan_all(&c);
+  c->given.latency *= 1e-6;
+  if (rc == CLI_OK) rc = shapes_make(c->model, &model);
+  c->wish.model = &model;
+  c->wish.args = args;
+  if (rc == CLI_OK) rc = check_groups(c);
+  if (rc == CLI_OK) rc = plan_all(c);
   shapes_free(&model);
-  cli_args_free(&args);
   return rc;
 }
 
+static const plan_command standard = {.wish = {.members = 1,
+                                               .batch = 32,
+                                               .every = {10, 100},
+                                               .machine = {10e12, 500e9, 12.5e9, 10e-6}},
+                                      .model = "resnet50",
+                                      .ranks = {1, 4, 16, 64},
+                                      .counts = 4,
+                                      .given = {-1, -1, -1, -1},
+                                      .overhead = 10};
 static const cli_option options[] = {
     {"model", "NAME",
-     "a network of the trainer, bert-base, bert-large, gpt-24, or a FILE.json (resnet50)"},
-    {"ranks", "N,N,...", "numbers of ranks (1,4,16,64)"},
-    {"batch", "N", "samples of a rank, or of a model group, in a step (32)"},
-    {"model-parallel", "N", "ranks of a model group, which shares each layer that has a split (1)"},
-    {"stat-period", "N", "steps between statistics (10)"},
-    {"solve-period", "N", "steps between factorisations (100)"},
-    {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)"},
-    {"overhead", "PERCENT", "share of a step that the recommended periods may add (10)"},
-    {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)"},
-    {"solve", "FLOPS", "rate of its factorisations, as 500G (500G)"},
-    {"bandwidth", "SIZE/s", "bandwidth of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)"},
-    {"latency", "US", "latency of a message, microseconds (10)"},
+     "a network of the trainer, bert-base, bert-large, gpt-24, or a FILE.json (resnet50)", CLI_TEXT,
+     .field = offsetof(plan_command, model)},
+    {"ranks", "N,N,...", "numbers of ranks (1,4,16,64)", .kind = CLI_OWN},
+    {"batch", "N", "samples of a rank, or of a model group, in a step (32)", CLI_WHOLE,
+     offsetof(plan_command, wish.batch), 1, 1 << 20},
+    {"model-parallel", "N", "ranks of a model group, which shares each layer that has a split (1)",
+     CLI_WHOLE, offsetof(plan_command, wish.members), 1, MOST_RANKS},
+    {"stat-period", "N", "steps between statistics (10)", CLI_WHOLE,
+     offsetof(plan_command, wish.every[0]), 1, 1 << 20},
+    {"solve-period", "N", "steps between factorisations (100)", CLI_WHOLE,
+     offsetof(plan_command, wish.every[1]), 1, 1 << 20},
+    {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)", .kind = CLI_OWN},
+    {"overhead", "PERCENT", "share of a step that the recommended periods may add (10)", CLI_REAL,
+     offsetof(plan_command, overhead), 1e-3, 1e6},
+    {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)", .kind = CLI_OWN},
+    {"solve", "FLOPS", "rate of its factorisations, as 500G (500G)", .kind = CLI_OWN},
+    {"bandwidth", "SIZE/s", "bandwidth of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)",
+     .kind = CLI_OWN},
+    {"latency", "US", "latency of a message, microseconds (10)", CLI_REAL,
+     offsetof(plan_command, given.latency), 0.0, 1e6},
     {"calibrate", NULL,
-     "measure --gemm and --solve, and under mpirun also --bandwidth and --latency"},
+     "measure --gemm and --solve, and under mpirun also --bandwidth and --latency", CLI_FLAG,
+     .field = offsetof(plan_command, calibrate)},
     {"json", NULL,
-     "print one JSON object a line: the rows of each number of ranks, then the recommendation"},
+     "print one JSON object a line: the rows of each number of ranks, then the recommendation",
+     CLI_FLAG, .field = offsetof(plan_command, json)},
 };
 
 const cli_command cli_plan = {
@@ -446,5 +438,7 @@ const cli_command cli_plan = {
     .options = options,
     .n_options = sizeof options / sizeof options[0],
     .library = true,
+    .size = sizeof(plan_command),
+    .standard = &standard,
     .run = run,
 };

@@ -50,7 +50,7 @@ typedef struct plan_answer {
 typedef struct plan_wish {
   const shapes *model;
   const cli_args *args; /* options of the library for rows of natgrad; NULL: none */
-  int32_t members;      /* ranks of a model group; 1: no sharded layer */
+  int64_t members;      /* ranks of a model group; 1: no sharded layer */
   int64_t batch;        /* samples of a rank, or of a model group */
   int64_t every[2];     /* stat_period, solve_period */
   plan_machine machine;

@@ -115,7 +115,7 @@ static int cut(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_p
     const shape *l = &w->model->layer[i];
     const int32_t tensors = tensors_of(p, l);
     if (l->split != SPLIT_NOT &&
-        ng_plan_shard(p, index, l->split == SPLIT_OUTPUT ? 0 : 1, w->members) != NG_OK)
+        ng_plan_shard(p, index, l->split == SPLIT_OUTPUT ? 0 : 1, (int32_t)w->members) != NG_OK)
       return failed(ctx, s, "--model-parallel");
     index += tensors > 0 ? tensors : 1;
   }
@@ -183,7 +183,7 @@ static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, d
 static void price_shards(const plan_wish *w, const ng_rank_plan *r, double *seconds,
                          plan_answer *out) {
   const plan_machine *m = &w->machine;
-  const double F = (double)w->every[0], M = w->members, hops = ceil(log2(M));
+  const double F = (double)w->every[0], M = (double)w->members, hops = ceil(log2(M));
   const double shown = (double)w->batch * (double)r->shown_bytes;
   double layers = 0.0;
   for (int i = 0; i < w->model->n; i++)
@@ -206,7 +206,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
-    const double share = l->split == SPLIT_NOT ? 1 : w->members; /* shards */
+    const double share = l->split == SPLIT_NOT ? 1 : (double)w->members; /* shards */
     const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
     const double groups = l->groups > 1 ? (double)l->groups : 1;
     products += 2 * rows * groups * p * q;
@@ -216,7 +216,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
                 : l->embedding ? (double)l->in * q
                                : groups * p * q);
   }
-  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks / w->members, weights, 1);
+  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks / (int32_t)w->members, weights, 1);
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
   s[PLAN_SUMS] =
       (plan_sum_seconds(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),

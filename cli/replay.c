@@ -234,27 +234,25 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-static int run(const cli_command *self, int argc, char **argv) {
-  wish w = {-1, NULL};
-  cli_args args;
-  const cli_place places[] = {
-      {"linalg", CLI_TEXT, &w.linalg, 0, 0}, {"tolerance", CLI_REAL, &w.tolerance, 0, 1e300}, {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  if (args.operands == 0) rc = cli_bad("replay: no recording given, expected .safetensors files");
-  for (int i = 0; i < args.operands; i++) { /* replay all; return the worst exit code */
-    const int one = replay(args.operand[i], &w, &args);
+/* Replay all; return the worst exit code. */
+static int run(void *user, const cli_args *args) {
+  int rc = CLI_OK;
+  if (args->operands == 0)
+    return cli_bad("replay: no recording given, expected .safetensors files");
+  for (int i = 0; i < args->operands; i++) {
+    const int one = replay(args->operand[i], user, args);
     if (one > rc) rc = one;
   }
-  cli_args_free(&args);
   return rc;
 }
 
+static const wish standard = {-1, NULL};
 static const cli_option own[] = {
     {"tolerance", "X",
      "largest accepted error relative to the largest recorded entry (1e-5; windows 2e-4, low "
-     "rank 1e-3)"},
-    {"linalg", "NAME", "linear algebra: cpu, ref"},
+     "rank 1e-3)",
+     CLI_REAL, offsetof(wish, tolerance), 0, 1e300},
+    {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(wish, linalg)},
 };
 
 const cli_command cli_replay = {
@@ -269,5 +267,8 @@ const cli_command cli_replay = {
     .options = own,
     .n_options = 2,
     .library = true,
+    .operands = -1,
+    .size = sizeof(wish),
+    .standard = &standard,
     .run = run,
 };

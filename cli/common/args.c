@@ -63,37 +63,38 @@ static int unknown(const cli_command *command, const char *name) {
                  command->name);
 }
 
-static int store(const cli_place *p, const char *name, const char *value, cli_args *out) {
-  long long whole = 0;
-  int rc = CLI_OK;
-  while (p->name != NULL && strcmp(p->name, name) != 0)
-    p++;
-  if (p->name == NULL) {
-    out->settings[out->n_settings++] = (cli_setting){name, value != NULL ? value : "true"};
+/* Store the value of an option; NULL: a flag. */
+static int store(const cli_option *o, const char *value, char *wish, cli_args *out) {
+  void *field = wish + o->field;
+  long long number = 0;
+  switch (o->kind) {
+  case CLI_OWN:
+    out->own[out->n_own++] = (cli_setting){o->name, value};
     return CLI_OK;
-  }
-  switch (p->kind) {
+  case CLI_SETTING:
+    out->settings[out->n_settings++] = (cli_setting){o->name, value != NULL ? value : "true"};
+    return CLI_OK;
   case CLI_FLAG:
-    *(bool *)p->to = true;
-    break;
+    *(bool *)field = true;
+    return CLI_OK;
   case CLI_TEXT:
-    if (value[0] == 0) return cli_bad("--%s: expected a value", name);
-    *(const char **)p->to = value;
-    break;
-  case CLI_INT:
-    rc = cli_int(name, value, (long long)p->lower, (long long)p->upper, &whole);
-    if (rc == CLI_OK) *(int64_t *)p->to = whole;
-    break;
+    if (value[0] == 0) return cli_bad("--%s: expected %s", o->name, o->value);
+    *(const char **)field = value;
+    return CLI_OK;
+  case CLI_WHOLE:
+    if (cli_int(o->name, value, (long long)o->lower, (long long)o->upper, &number) != CLI_OK)
+      return CLI_BAD;
+    *(int64_t *)field = number;
+    return CLI_OK;
   case CLI_REAL:
-    rc = cli_real(name, value, p->lower, p->upper, p->to);
-    break;
+    return cli_real(o->name, value, o->lower, o->upper, field);
   }
-  return rc;
+  return CLI_BAD;
 }
 
 /* Handle the option argv[*i], and its value, which may be the next argument. */
-static int one_option(const cli_command *command, int argc, char **argv, int *i,
-                      const cli_place *places, cli_args *out) {
+static int one_option(const cli_command *command, int argc, char **argv, int *i, char *wish,
+                      cli_args *out) {
   const char *arg = argv[*i], *value = strchr(arg, '='), *library = NULL;
   const cli_option *own;
   char name[CLI_NAME];
@@ -106,41 +107,44 @@ static int one_option(const cli_command *command, int argc, char **argv, int *i,
   if (!find(command, name, &own, &library)) return unknown(command, name);
   if (own != NULL && own->value == NULL) {
     if (value != NULL) return cli_bad("%s: option --%s takes no value", command->name, name);
-    return store(places, own->name, NULL, out);
+    return store(own, NULL, wish, out);
   }
   if (value == NULL && *i + 1 == argc)
     return cli_bad("%s: option %s needs a value", command->name, arg);
   if (value == NULL) value = argv[++*i];
-  if (own != NULL) return store(places, own->name, value, out);
+  if (own != NULL) return store(own, value, wish, out);
   out->settings[out->n_settings++] = (cli_setting){library, value};
   return CLI_OK;
 }
 
-int cli_parse(const cli_command *command, int argc, char **argv, const cli_place *places,
-              cli_args *out) {
-  bool options = true;
+int cli_run(const cli_command *command, int argc, char **argv) {
+  bool options = true, help = false;
   int rc = CLI_OK;
-  *out = (cli_args){.operand = argv + 1, .settings = cli_take((size_t)argc, sizeof *out->settings)};
-  for (int i = 1; i < argc && rc == CLI_OK; i++) {
+  char *wish = cli_take(command->size, 1);
+  cli_args args = {.operand = argv + 1,
+                   .settings = cli_take((size_t)argc, sizeof *args.settings),
+                   .own = cli_take((size_t)argc, sizeof *args.own)};
+  if (command->standard != NULL) memcpy(wish, command->standard, command->size);
+  for (int i = 1; i < argc && rc == CLI_OK && !help; i++) {
     char *arg = argv[i];
-    if (!options || arg[0] != '-' || arg[1] == 0) {
-      out->operand[out->operands++] = arg; /* at or before argument i */
-    } else if (strcmp(arg, "--") == 0) {
+    if (options && strcmp(arg, "--") == 0) {
       options = false;
-    } else if (strcmp(arg, "-h") == 0 || strcmp(arg, "--help") == 0) {
-      cli_help(command);
-      rc = -1;
+    } else if (options && (strcmp(arg, "-h") == 0 || strcmp(arg, "--help") == 0)) {
+      help = true;
+    } else if (options && arg[0] == '-' && arg[1] != 0) {
+      rc = one_option(command, argc, argv, &i, wish, &args);
+    } else if (args.operands == command->operands) {
+      rc = cli_bad("%s: unexpected argument '%s'", command->name, arg);
     } else {
-      rc = one_option(command, argc, argv, &i, places, out);
+      args.operand[args.operands++] = arg; /* at or before argument i */
     }
   }
-  if (rc != CLI_OK) cli_args_free(out);
+  if (help) cli_help(command);
+  if (rc == CLI_OK && !help) rc = command->run(wish, &args);
+  free(args.settings);
+  free(args.own);
+  free(wish);
   return rc;
-}
-
-void cli_args_free(cli_args *args) {
-  free(args->settings);
-  memset(args, 0, sizeof *args);
 }
 
 int cli_apply(const cli_args *args, ng_options *options) {

@@ -14,10 +14,35 @@
 
 enum { CLI_OK = 0, CLI_NO = 1, CLI_BAD = 2 };
 
+/* An option of the library or of the trainer's table, or an option of the command without a field. */
+typedef struct cli_setting {
+  const char *name, *value;
+} cli_setting;
+
+typedef struct cli_args {
+  char **operand; /* arguments that are no options */
+  int operands;
+  cli_setting *settings, *own; /* CLI_SETTING and options of the library; CLI_OWN; in order */
+  int n_settings, n_own;
+} cli_args;
+
+/* The place of an option's value: a list of cli_args, or a field of the command's wish. */
+typedef enum cli_kind {
+  CLI_OWN,
+  CLI_SETTING, /* a flag has the value "true" */
+  CLI_FLAG,    /* bool */
+  CLI_TEXT,    /* const char *, not empty */
+  CLI_WHOLE,   /* int64_t in [lower, upper] */
+  CLI_REAL     /* double in [lower, upper] */
+} cli_kind;
+
 typedef struct cli_option {
   const char *name;  /* without the dashes                                                        */
   const char *value; /* placeholder in the help, "FILE"; NULL: a flag                             */
   const char *help;
+  cli_kind kind;
+  size_t field; /* offset in the wish */
+  double lower, upper;
 } cli_option;
 
 typedef struct cli_command {
@@ -27,11 +52,16 @@ typedef struct cli_command {
   const char *text; /* a paragraph for the help, each line ended by '\n'; may be ""              */
   const cli_option *options;
   int n_options;
-  bool library; /* also accepts all options of the library                                        */
-  int (*run)(const struct cli_command *self, int argc, char **argv); /* argv[0] is the command    */
+  bool library; /* also accepts all options of the library                                       */
+  int operands; /* the most arguments that are no options; -1: any number                        */
+  size_t size;  /* of its wish, a struct with the values of its options                          */
+  const void *standard; /* the values of options that are not given; NULL: zeros                  */
+  int (*run)(void *wish, const cli_args *args);
 } cli_command;
 
 void cli_help(const cli_command *command); /* print the help of a command */
+/* Parse argv into the command's wish and run the command; argv[0] is its name.  Returns the exit code. */
+int cli_run(const cli_command *command, int argc, char **argv);
 
 /* One line "natgrad: ..." on stderr; returns CLI_BAD. */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
@@ -66,33 +96,6 @@ int32_t cli_method_find(const char *name, ng_method_info *out);
 int cli_method_names(const char **names, int room); /* returns how many */
 
 /* ---- arguments -------------------------------------------------------------------------------*/
-
-/* An option of the library, or an own one without a place, found on the command line. */
-typedef struct cli_setting {
-  const char *name, *value;
-} cli_setting;
-
-typedef struct cli_args {
-  char **operand; /* arguments that are no options */
-  int operands;
-  cli_setting *settings;
-  int n_settings;
-} cli_args;
-
-/* Where cli_parse stores the value of an own option; a list ends with {0}. */
-typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_REAL } cli_kind;
-typedef struct cli_place {
-  const char *name;
-  cli_kind kind;
-  void *to;            /* bool, const char *, int64_t, double */
-  double lower, upper; /* of a number, inclusive */
-} cli_place;
-
-/* Parse argv.  Own options without a place go to out->settings, as the library's; a flag has the value "true".
- * Returns CLI_OK, CLI_BAD (reported), or -1 after --help. */
-int cli_parse(const cli_command *command, int argc, char **argv, const cli_place *places,
-              cli_args *out);
-void cli_args_free(cli_args *args);
 
 /* Parse the whole text as a number in the range, or report the option and the range. */
 int cli_int(const char *option, const char *text, long long lower, long long upper, long long *out);

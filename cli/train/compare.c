@@ -14,37 +14,29 @@
 
 typedef struct wish {
   const char *methods, *out;
-  int64_t seeds, grid_seeds; /* 0: not given, as in the plan */
+  int64_t seeds, validation, grid_seeds; /* 0: not given */
+  double grid_epochs, target;
+  bool resume, quiet;
 } wish;
 
 /* ---- the plan --------------------------------------------------------------------------------*/
 
-static int check_grid_options(const compare_plan *p, const wish *w) {
-  const char *name = p->validation > 0    ? "validation"
-                     : p->grid_epochs > 0 ? "grid-epochs"
-                     : w->grid_seeds > 0  ? "grid-seeds"
-                                          : NULL;
-  return p->grids == 0 && name != NULL ? cli_bad("--%s: needs --grid", name) : CLI_OK;
-}
-
-static int read_plan(compare_plan *p, const wish *w, cli_args *args) {
-  int rc = CLI_OK, n = 0;
+static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
+  const char *needs = w->validation > 0    ? "validation"
+                      : w->grid_epochs > 0 ? "grid-epochs"
+                      : w->grid_seeds > 0  ? "grid-seeds"
+                                           : NULL;
+  int rc = CLI_OK;
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
-    const cli_setting *s = &args->settings[i];
-    if (strcmp(s->name, "grid") == 0) {
-      rc = compare_grid_add(p, s->value);
-    } else if (strcmp(s->name, "method") == 0) {
+    if (strcmp(args->settings[i].name, "method") == 0)
       rc = cli_bad("compare: --method: expected --methods with a list");
-    } else {
-      args->settings[n++] = *s;
-    }
   }
-  if (rc == CLI_OK) rc = settings_given(&p->base, args->settings, n);
+  for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
+    rc = compare_grid_add(p, args->own[i].value);
+  if (rc == CLI_OK) rc = settings_given(&p->base, args->settings, args->n_settings);
   /* Every run has a folder, set by one_run. */
   if (rc == CLI_OK) rc = settings_set(&p->base, "out", "runs");
-  if (rc == CLI_OK) rc = check_grid_options(p, w);
-  p->seeds = (int)w->seeds;
-  p->grid_seeds = w->grid_seeds > 0 ? (int)w->grid_seeds : 1;
+  if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_bad("--%s: needs --grid", needs);
   if (rc == CLI_OK && w->methods == NULL) rc = cli_bad("compare: --methods is missing");
   return rc == CLI_OK ? compare_methods(p, w->methods) : rc;
 }
@@ -186,51 +178,45 @@ static int compare(compare_plan *p, const char *out) {
   return rc;
 }
 
-static int run(const cli_command *self, int argc, char **argv) {
-  cli_args args;
-  wish w = {.seeds = 3};
-  compare_plan p = {.target = (double)NAN};
-  const cli_place places[] = {{"methods", CLI_TEXT, &w.methods, 0, 0},
-                              {"out", CLI_TEXT, &w.out, 0, 0},
-                              {"seeds", CLI_INT, &w.seeds, 1, COMPARE_SEEDS},
-                              {"grid-seeds", CLI_INT, &w.grid_seeds, 1, COMPARE_GRID_SEEDS},
-                              {"grid-epochs", CLI_REAL, &p.grid_epochs, 1e-6, 1e6},
-                              {"validation", CLI_INT, &p.validation, 1, INT32_MAX},
-                              {"target", CLI_REAL, &p.target, 0, 1e30},
-                              {"resume", CLI_FLAG, &p.resume, 0, 0},
-                              {"quiet", CLI_FLAG, &p.quiet, 0, 0},
-                              {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc == CLI_OK) {
-    settings_init(&p.base);
-    p.notes = open_memstream(&p.note, &p.note_size);
-    if (args.operands > 0) {
-      rc = cli_bad("compare: unexpected argument '%s'", args.operand[0]);
-    } else if (p.notes == NULL) {
-      rc = cli_bad("compare: no memory");
-    } else {
-      rc = read_plan(&p, &w, &args);
-      if (rc == CLI_OK) rc = compare(&p, w.out);
-    }
-    compare_plan_free(&p);
-    cli_args_free(&args);
-  }
-  return rc < 0 ? CLI_OK : rc;
+static int run(void *user, const cli_args *args) {
+  const wish *w = user;
+  compare_plan p = {.seeds = (int)w->seeds,
+                    .grid_seeds = w->grid_seeds > 0 ? (int)w->grid_seeds : 1,
+                    .validation = w->validation,
+                    .grid_epochs = w->grid_epochs,
+                    .target = w->target,
+                    .resume = w->resume,
+                    .quiet = w->quiet};
+  settings_init(&p.base);
+  p.notes = open_memstream(&p.note, &p.note_size);
+  int rc = p.notes == NULL ? cli_bad("compare: no memory") : read_plan(&p, w, args);
+  if (rc == CLI_OK) rc = compare(&p, w->out);
+  compare_plan_free(&p);
+  return rc;
 }
 
+static const wish standard = {.seeds = 3, .target = (double)NAN};
 static const cli_option own[] = {
-    {"methods", "LIST", "name or name:option=value,option=value; separated by ','"},
-    {"seeds", "N", "runs of each method (3)"},
-    {"grid", "OPTION=A,B,C", "tune every method on it first; given again: the product"},
-    {"grid-epochs", "E", "epochs of a tuning run (as the other runs)"},
-    {"grid-seeds", "N", "tuning runs of each point, averaged (1)"},
-    {"validation", "N", "training samples held out for tuning (one tenth)"},
-    {"target", "X", "accuracy 0..1, or loss (reached by the mean of every method)"},
-    {"out", "DIR", "a new folder (compare-DATA-MODEL)"},
-    {"resume", NULL, "continue in DIR without repeating finished runs"},
-    {"seed", "N", "the first seed (1)"},
-    {"quiet", NULL, "no bar, no line per run"},
-#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) {name, takes, help},
+    {"methods", "LIST", "name or name:option=value,option=value; separated by ','", CLI_TEXT,
+     .field = offsetof(wish, methods)},
+    {"seeds", "N", "runs of each method (3)", CLI_WHOLE, offsetof(wish, seeds), 1, COMPARE_SEEDS},
+    {"grid", "OPTION=A,B,C", "tune every method on it first; given again: the product",
+     .kind = CLI_OWN},
+    {"grid-epochs", "E", "epochs of a tuning run (as the other runs)", CLI_REAL,
+     offsetof(wish, grid_epochs), 1e-6, 1e6},
+    {"grid-seeds", "N", "tuning runs of each point, averaged (1)", CLI_WHOLE,
+     offsetof(wish, grid_seeds), 1, COMPARE_GRID_SEEDS},
+    {"validation", "N", "training samples held out for tuning (one tenth)", CLI_WHOLE,
+     offsetof(wish, validation), 1, INT32_MAX},
+    {"target", "X", "accuracy 0..1, or loss (reached by the mean of every method)", CLI_REAL,
+     offsetof(wish, target), 0, 1e30},
+    {"out", "DIR", "a new folder (compare-DATA-MODEL)", CLI_TEXT, .field = offsetof(wish, out)},
+    {"resume", NULL, "continue in DIR without repeating finished runs", CLI_FLAG,
+     .field = offsetof(wish, resume)},
+    {"seed", "N", "the first seed (1)", CLI_SETTING, 0, 0, 0},
+    {"quiet", NULL, "no bar, no line per run", CLI_FLAG, .field = offsetof(wish, quiet)},
+#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
+  {name, takes, help, CLI_SETTING, 0, 0, 0},
     SETTINGS_SHARED(ROW)
 #undef ROW
 };
@@ -264,5 +250,7 @@ const cli_command cli_compare = {
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,
+    .size = sizeof(wish),
+    .standard = &standard,
     .run = run,
 };

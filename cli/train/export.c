@@ -223,30 +223,20 @@ static int export(const char *dir, const wish *w) {
   return rc;
 }
 
-static int run(const cli_command *self, int argc, char **argv) {
-  cli_args args;
-  wish w = {NULL, NULL};
-  const cli_place places[] = {
-      {"csv", CLI_TEXT, &w.csv, 0, 0}, {"tensorboard", CLI_TEXT, &w.tensorboard, 0, 0}, {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc < 0) return CLI_OK;
-  if (rc != CLI_OK) return rc;
-  if (args.operands == 0) {
-    rc = cli_bad("export: expected the folder of a run (natgrad train --out)");
-  } else if (args.operands > 1) {
-    rc = cli_bad("export: unexpected second folder '%s'", args.operand[1]);
-  } else if (w.csv == NULL && w.tensorboard == NULL) {
-    rc = cli_bad("export: --csv FILE or --tensorboard DIR is missing");
-  } else {
-    rc = export(args.operand[0], &w);
-  }
-  cli_args_free(&args);
-  return rc;
+static int run(void *user, const cli_args *args) {
+  const wish *w = user;
+  if (args->operands == 0)
+    return cli_bad("export: expected the folder of a run (natgrad train --out)");
+  if (w->csv == NULL && w->tensorboard == NULL)
+    return cli_bad("export: --csv FILE or --tensorboard DIR is missing");
+  return export(args->operand[0], w);
 }
 
 static const cli_option own[] = {
-    {"csv", "FILE", "a row per line of the log, a column per field"},
-    {"tensorboard", "DIR", "an event file; tensorboard --logdir DIR shows it"},
+    {"csv", "FILE", "a row per line of the log, a column per field", CLI_TEXT,
+     .field = offsetof(wish, csv)},
+    {"tensorboard", "DIR", "an event file; tensorboard --logdir DIR shows it", CLI_TEXT,
+     .field = offsetof(wish, tensorboard)},
 };
 
 const cli_command cli_export = {
@@ -259,6 +249,7 @@ const cli_command cli_export = {
             "training and end when the log was written last.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
-    .library = false,
+    .operands = 1,
+    .size = sizeof(wish),
     .run = run,
 };

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 typedef struct wish {
-  const char *data, *weights, *out;
+  const char *data, *weights, *out, *score;
   int64_t batch;
   pruning how;
 } wish;
@@ -140,53 +140,40 @@ static int prune(const char *dir, const wish *w) {
   return rc;
 }
 
-static int run(const cli_command *self, int argc, char **argv) {
-  cli_args args;
-  wish w = {.batch = 32,
-            .how = {.sparsity = -1.0, .steps = 16, .gradients = 64, .damping = 1e-5, .block = 128}};
-  const char *score = "mfac";
-  const cli_place places[] = {{"data", CLI_TEXT, &w.data, 0, 0},
-                              {"weights", CLI_TEXT, &w.weights, 0, 0},
-                              {"out", CLI_TEXT, &w.out, 0, 0},
-                              {"score", CLI_TEXT, &score, 0, 0},
-                              {"sparsity", CLI_REAL, &w.how.sparsity, 0, 0.999999},
-                              {"damping", CLI_REAL, &w.how.damping, 1e-12, 1e6},
-                              {"block", CLI_INT, &w.how.block, 0, 1 << 30},
-                              {"batch", CLI_INT, &w.batch, 1, 1 << 20},
-                              {"steps", CLI_INT, &w.how.steps, 1, 100000},
-                              {"gradients", CLI_INT, &w.how.gradients, 1, 16384},
-                              {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  if (strcmp(score, "magnitude") == 0) w.how.score = PRUNING_MAGNITUDE;
-  if (args.operands == 0) {
-    rc = cli_bad("prune: expected the folder of a run (natgrad train --out)");
-  } else if (args.operands > 1) {
-    rc = cli_bad("prune: unexpected second folder '%s'", args.operand[1]);
-  } else if (strcmp(score, "mfac") != 0 && w.how.score != PRUNING_MAGNITUDE) {
-    rc = cli_bad("--score: expected mfac or magnitude, got '%s'", score);
-  } else if (w.how.sparsity < 0.0) {
-    rc = cli_bad("prune: --sparsity is missing");
-  } else if (w.out == NULL) {
-    rc = cli_bad("prune: --out FILE is missing");
-  } else {
-    rc = prune(args.operand[0], &w);
-  }
-  cli_args_free(&args);
-  return rc;
+static int run(void *user, const cli_args *args) {
+  wish *w = user;
+  if (strcmp(w->score, "magnitude") == 0) w->how.score = PRUNING_MAGNITUDE;
+  if (args->operands == 0)
+    return cli_bad("prune: expected the folder of a run (natgrad train --out)");
+  if (strcmp(w->score, "mfac") != 0 && w->how.score != PRUNING_MAGNITUDE)
+    return cli_bad("--score: expected mfac or magnitude, got '%s'", w->score);
+  if (w->how.sparsity < 0.0) return cli_bad("prune: --sparsity is missing");
+  if (w->out == NULL) return cli_bad("prune: --out FILE is missing");
+  return prune(args->operand[0], w);
 }
 
+static const wish standard = {
+    .batch = 32,
+    .score = "mfac",
+    .how = {.sparsity = -1.0, .steps = 16, .gradients = 64, .damping = 1e-5, .block = 128}};
 static const cli_option own[] = {
-    {"sparsity", "S", "final part of zero weights, 0 <= S < 1"},
-    {"out", "FILE", "file for the pruned weights (.safetensors)"},
-    {"score", "WHICH", "mfac | magnitude (mfac)"},
-    {"steps", "K", "steps; each keeps the same part of the weights (16)"},
-    {"gradients", "M", "mini-batch gradients of each step (64)"},
-    {"batch", "N", "samples of a mini-batch (32)"},
-    {"damping", "X", "lambda of lambda I + G'G / M (1e-5)"},
-    {"block", "N", "weights of a diagonal block; 0: one block (128)"},
-    {"data", "SPEC", "the data set, if it has moved"},
-    {"weights", "FILE", "weights to start from instead of the checkpoint, as of --out"},
+    {"sparsity", "S", "final part of zero weights, 0 <= S < 1", CLI_REAL,
+     offsetof(wish, how.sparsity), 0, 0.999999},
+    {"out", "FILE", "file for the pruned weights (.safetensors)", CLI_TEXT,
+     .field = offsetof(wish, out)},
+    {"score", "WHICH", "mfac | magnitude (mfac)", CLI_TEXT, .field = offsetof(wish, score)},
+    {"steps", "K", "steps; each keeps the same part of the weights (16)", CLI_WHOLE,
+     offsetof(wish, how.steps), 1, 100000},
+    {"gradients", "M", "mini-batch gradients of each step (64)", CLI_WHOLE,
+     offsetof(wish, how.gradients), 1, 16384},
+    {"batch", "N", "samples of a mini-batch (32)", CLI_WHOLE, offsetof(wish, batch), 1, 1 << 20},
+    {"damping", "X", "lambda of lambda I + G'G / M (1e-5)", CLI_REAL, offsetof(wish, how.damping),
+     1e-12, 1e6},
+    {"block", "N", "weights of a diagonal block; 0: one block (128)", CLI_WHOLE,
+     offsetof(wish, how.block), 0, 1 << 30},
+    {"data", "SPEC", "the data set, if it has moved", CLI_TEXT, .field = offsetof(wish, data)},
+    {"weights", "FILE", "weights to start from instead of the checkpoint, as of --out", CLI_TEXT,
+     .field = offsetof(wish, weights)},
 };
 
 const cli_command cli_prune = {
@@ -202,6 +189,8 @@ const cli_command cli_prune = {
         "accuracy before and after.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
-    .library = false,
+    .operands = 1,
+    .size = sizeof(wish),
+    .standard = &standard,
     .run = run,
 };

@@ -276,9 +276,13 @@ static int settings_on_ranks(settings *s, const wish *w, const cli_args *args, c
   return ranks_agree(k, rc);
 }
 
-static int run_launched(const wish *w, const cli_args *args) {
+static int run(void *user, const cli_args *args) {
+  const wish *w = user;
   settings s;
   launch l;
+  for (int i = 0; w->list && i < model_count(); i++)
+    printf("%-14s %s\n", model_at(i).name, model_at(i).help);
+  if (w->list) return CLI_OK;
   memset(&s, 0, sizeof s);
   int rc = launch_begin(w->ranks, &l);
   const run_ranks k = ranks_of(rc == CLI_OK ? launch_transport(&l) : NULL);
@@ -289,40 +293,21 @@ static int run_launched(const wish *w, const cli_args *args) {
   return rc;
 }
 
-static int run(const cli_command *self, int argc, char **argv) {
-  cli_args args;
-  wish w = {.ranks = "auto"};
-  const cli_place places[] = {{"quiet", CLI_FLAG, &w.quiet, 0, 0},
-                              {"models", CLI_FLAG, &w.list, 0, 0},
-                              {"config", CLI_TEXT, &w.config, 0, 0},
-                              {"ranks", CLI_TEXT, &w.ranks, 0, 0},
-                              {0}};
-  int rc = cli_parse(self, argc, argv, places, &args);
-  if (rc == CLI_OK) {
-    if (args.operands > 0) {
-      rc = cli_bad("train: unexpected argument '%s'", args.operand[0]);
-    } else if (w.list) {
-      for (int i = 0; i < model_count(); i++)
-        printf("%-14s %s\n", model_at(i).name, model_at(i).help);
-    } else {
-      rc = run_launched(&w, &args);
-    }
-    cli_args_free(&args);
-  }
-  return rc < 0 ? CLI_OK : rc;
-}
-
+static const wish standard = {.ranks = "auto"};
 static const cli_option own[] = {
-#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) {name, takes, help},
+#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
+  {name, takes, help, CLI_SETTING, 0, 0, 0},
     SETTINGS_TABLE(ROW)
 #undef ROW
         {"config", "FILE.json",
          "an object of settings, {\"model\": \"lenet\", \"damping\": 0.01}, or the name of a "
-         "shipped one"},
+         "shipped one",
+         CLI_TEXT, .field = offsetof(wish, config)},
     {"ranks", "WHO",
-     "auto | mpi | N: N threads; auto: mpi under a launcher of MPI, else one (auto)"},
-    {"quiet", NULL, "no bar, no lines"},
-    {"models", NULL, "only list the networks"},
+     "auto | mpi | N: N threads; auto: mpi under a launcher of MPI, else one (auto)", CLI_TEXT,
+     .field = offsetof(wish, ranks)},
+    {"quiet", NULL, "no bar, no lines", CLI_FLAG, .field = offsetof(wish, quiet)},
+    {"models", NULL, "only list the networks", CLI_FLAG, .field = offsetof(wish, list)},
 };
 
 const cli_command cli_train = {
@@ -389,5 +374,7 @@ const cli_command cli_train = {
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,
+    .size = sizeof(wish),
+    .standard = &standard,
     .run = run,
 };

@@ -76,10 +76,10 @@ bad_log $'[]\n' 'line 1: expected an object *'
 export_ 2 'natgrad: export: expected the folder of a run *'
 export_ 2 'natgrad: export: expected the folder of a run *' --csv x.csv
 export_ 2 'natgrad: export: --csv FILE or --tensorboard DIR is missing' run
-export_ 2 "natgrad: export: unexpected second folder 'bad'" run bad --csv x.csv
+export_ 2 "natgrad: export: unexpected argument 'bad'" run bad --csv x.csv
 export_ 2 'natgrad: export: unknown option --tensorbord; the nearest is --tensorboard' run --tensorbord x
 export_ 2 'natgrad: export: option --csv needs a value' run --csv
-export_ 2 'natgrad: --csv: expected a value' run --csv ''
+export_ 2 'natgrad: --csv: expected FILE' run --csv ''
 export_ 2 'natgrad: nowhere: expected the folder of a run, but there is no log.jsonl in it' nowhere --csv x.csv
 export_ 2 'natgrad: /nowhere/x.csv: cannot be written: No such file or directory' run --csv /nowhere/x.csv
 export_ 2 'natgrad: out.csv: cannot be made a folder: *' run --tensorboard out.csv

@@ -45,7 +45,7 @@ if command -v python3 >/dev/null; then # not in a bare Debian
 fi
 
 prune 2 'natgrad: prune: expected the folder of a run *'
-prune 2 "natgrad: prune: unexpected second folder 'copy'" run copy
+prune 2 "natgrad: prune: unexpected argument 'copy'" run copy
 prune 2 'natgrad: prune: --sparsity is missing*' run --out x
 prune 2 'natgrad: prune: --out FILE is missing' run --sparsity 0.5
 for sparsity in 1 -0.1 nan 0.5x; do
