@@ -146,26 +146,6 @@ static void momentum_follows_lr(void **state) {
 
 /* ---- damping -----------------------------------------------------------------------------------*/
 
-static void damping_comes_down(void **state) {
-  (void)state;
-  settings s;
-  settings_init(&s);
-  must_set(&s, "damping-start", "0.025");
-  must_set(&s, "damping-warm-up", "2.5");
-  const double target = 2.5e-4, a = 2.0 * log10(0.025 / target) / (2.5 * 40);
-  double d = 0.025;
-  for (int t = 0; t < 300; t++) {
-    /* pow and t multiplications: t roundings of 1e-16 of it, and a few. */
-    assert_true(fabs(recipe_damping(&s, target, t, 40) / d - 1.0) < 1e-13);
-    d = (1.0 - a) * d + a * target;
-  }
-  assert_true(d < 1.01 * target);
-  must_set(&s, "damping-warm-up", "0.01"); /* over before it began: a is at most 1 */
-  assert_true(recipe_damping(&s, target, 0, 40) == 0.025);
-  assert_true(recipe_damping(&s, target, 1, 40) == target);
-  settings_free(&s);
-}
-
 /* EFCP's KeepRatio: lr / (lr0 / damp0), by hand. */
 static void damping_keeps_its_ratio(void **state) {
   (void)state;
@@ -276,8 +256,7 @@ static void every_setting_has_an_effect(void **state) {
       {{"warm-up", "2"}, {"adjust-momentum", "ratio"}}, /* with a falling lr the same as none */
       {{NULL}, {"rescale-weights", "always"}},
       {{"method", "sgd", "lr", "5"}, {"rescale-weights", "shrink"}}, /* fresh weights are short */
-      {{NULL}, {"damping-start", "5", "damping-warm-up", "1"}},
-      {{"solve-period", "1"}, {"damping-rule", "keep-ratio"}}, /* lr falls to 0 */
+      {{"solve-period", "1"}, {"damping-rule", "keep-ratio"}},       /* lr falls to 0 */
       {{NULL}, {"acc-iters", "2"}},
       {{NULL}, {"mixup-alpha", "1"}},
       {{"mixup-alpha", "1"}, {"running-mixup", "true"}},
@@ -314,7 +293,6 @@ int main(void) {
       cmocka_unit_test(lr_is_the_published_polynomial),
       cmocka_unit_test(every_key_of_every_configuration_is_used),
       cmocka_unit_test(momentum_follows_lr),
-      cmocka_unit_test(damping_comes_down),
       cmocka_unit_test(damping_keeps_its_ratio),
       cmocka_unit_test(weights_are_rescaled),
       cmocka_unit_test(micro_batches_make_a_batch),

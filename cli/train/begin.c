@@ -55,12 +55,11 @@ static int64_t total_of(const settings *s, int64_t per_epoch) {
 
 /* Write config.json if its text differs. */
 static int write_config(run *r, const char *path) {
-  size_t size;
   char *was = NULL;
-  int rc = settings_text(r->s, path, &r->config, &size);
+  int rc = settings_text(r->s, path, &r->config);
   if (rc == CLI_OK && disk_exists(path)) rc = disk_read(path, &was);
   if (rc == CLI_OK && (was == NULL || strcmp(was, r->config) != 0))
-    rc = disk_write(path, r->config, size);
+    rc = disk_write(path, r->config, strlen(r->config));
   free(was);
   return rc;
 }

@@ -21,12 +21,6 @@ double recipe_momentum(const settings *s, double lr, double before) {
   return s->momentum * before / settings_lr(s);
 }
 
-double recipe_damping(const settings *s, double damping, int64_t step, int64_t per_epoch) {
-  const double steps = s->damping_warm_up * (double)per_epoch;
-  const double a = fmin(1.0, 2.0 * log10(s->damping_start / damping) / steps);
-  return damping + (s->damping_start - damping) * pow(1.0 - a, (double)step);
-}
-
 double recipe_damping_ratio(const settings *s, double damping, double lr) {
   return lr > 0.0 ? damping * lr / settings_lr(s) : -1.0;
 }

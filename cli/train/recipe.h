@@ -17,10 +17,6 @@ double recipe_lr(const settings *s, double epoch, double total);
  * none: m' = momentum. */
 double recipe_momentum(const settings *s, double lr, double before);
 
-/* The published recursion d <- (1 - a) d + a damping from damping_start on, `step` times, with
- * a = 2 log10(damping_start / damping) / T, at most 1, and T = damping_warm_up per_epoch steps. */
-double recipe_damping(const settings *s, double damping, int64_t step, int64_t per_epoch);
-
 /* keep-ratio (EFCP's KeepRatio): damping lr / settings_lr; negative, where lr is 0: as it is. */
 double recipe_damping_ratio(const settings *s, double damping, double lr);
 

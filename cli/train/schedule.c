@@ -16,7 +16,6 @@ typedef struct reader {
   const double *base;
   int64_t t;
   double *value;
-  bool seen[SCHEDULED];
   int (*visit)(const struct reader *r, const char *entry, int option, double value, int64_t step);
   const ng_options *against;
   char *message;
@@ -150,8 +149,7 @@ static int read_entry(reader *r) {
                         : "this option has no schedule; the nearest is ",
                     near == NULL ? "" : near);
   }
-  if (r->seen[k]) return complain(r, entry, "this option has an entry already", "");
-  r->seen[k] = true;
+  if (!isnan(r->value[k])) return complain(r, entry, "this option has an entry already", "");
   if (*r->at == '*') return read_points(r, entry, k);
   if (*r->at != '~') return complain(r, entry, "expected '*', '*=' or '~' after the name", "");
   if (k != DAMPING && k != STAT_DECAY)
@@ -162,6 +160,8 @@ static int read_entry(reader *r) {
 
 static int read_all(reader *r) {
   int rc = CLI_OK;
+  for (int k = 0; k < SCHEDULED; k++)
+    r->value[k] = (double)NAN;
   for (r->at += strspn(r->at, " \t\r\n"); *r->at != 0 && rc == CLI_OK;
        r->at += strspn(r->at, " \t\r\n"))
     rc = read_entry(r);
@@ -172,18 +172,6 @@ int schedule_at(const char *text, const double base[SCHEDULED], int64_t t, doubl
                 char *message, size_t size) {
   reader r = {.at = text, .base = base, .t = t, .value = value, .message = message, .size = size};
   return read_all(&r);
-}
-
-bool schedule_moves(const char *text, const char *option) {
-  const double base[SCHEDULED] = {1, 1, 1, 1, 1};
-  double value[SCHEDULED];
-  char message[256];
-  reader r = {.at = text, .base = base, .value = value, .message = message, .size = sizeof message};
-  (void)read_all(&r);
-  for (int k = 0; k < SCHEDULED; k++) {
-    if (r.seen[k] && strcmp(schedule_option[k], option) == 0) return true;
-  }
-  return false;
 }
 
 /* Set the value in a copy of all options: the library says whether it is in range and goes with the others. */

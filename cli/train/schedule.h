@@ -19,8 +19,8 @@
 enum { SCHEDULED = 5, SCHEDULED_DAMPING = 0 };
 extern const char *const schedule_option[SCHEDULED];
 
-/* Values at step t (the first is 0): value[i] receives base[i] moved by the entry of schedule_option[i]; it stays as it
- * is without one.  CLI_BAD: `message` names the accepted values. */
+/* Values at step t (the first is 0): value[i] receives base[i] moved by the entry of schedule_option[i]; NaN without
+ * one.  CLI_BAD: `message` names the accepted values. */
 int schedule_at(const char *text, const double base[SCHEDULED], int64_t t, double value[SCHEDULED],
                 char *message, size_t size);
 
@@ -29,6 +29,5 @@ int schedule_check(const char *text, const ng_options *o, char *message, size_t 
 
 /* The values that the options have without a schedule. */
 void settings_base(const settings *s, double base[SCHEDULED]);
-bool schedule_moves(const char *text, const char *option);
 
 #endif

@@ -29,11 +29,10 @@ typedef struct settings {
   int64_t checkpoint_every; /* steps; 0: only at the end */
   int64_t log_every;        /* steps between "step" lines of log.jsonl */
   bool resume;
-  int64_t acc_iters;                     /* micro-batches of a step, `batch` samples each */
-  char *adjust_momentum;                 /* none | ratio | proportional                   */
-  char *rescale_weights;                 /* none | shrink | always                        */
-  double damping_start, damping_warm_up; /* 0: none; epochs                 */
-  double mixup_alpha;                    /* 0: no mixup                     */
+  int64_t acc_iters;     /* micro-batches of a step, `batch` samples each */
+  char *adjust_momentum; /* none | ratio | proportional                   */
+  char *rescale_weights; /* none | shrink | always                        */
+  double mixup_alpha;    /* 0: no mixup                     */
   bool running_mixup;
   double erase_rate, erase_area_low, erase_area_high, erase_aspect_low;
   char *damping_rule;     /* none | keep-ratio */
@@ -87,7 +86,7 @@ int settings_parse(settings *s, const char *text,
                    const char *path); /* The same from text; `path` is for messages. */
 /* All settings, with the version and all options of the library, as in DIR/config.json; `path` is for messages.
  * For free(). */
-int settings_text(const settings *s, const char *path, char **text, size_t *size);
+int settings_text(const settings *s, const char *path, char **text);
 /* May a run that began as `was` continue as `now`? CLI_BAD names the first setting that differs and may not
  * change, after `who` ("--"); `where` names the file of `was`. */
 int settings_same(const settings *was, const settings *now, const char *who, const char *where);

@@ -3,6 +3,7 @@
 #include "schedule.h"
 #include "settings_table.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -31,8 +32,7 @@ static bool for_all(const char *option) { return strcmp(option, "quantify") == 0
 bool settings_knows(const settings *s, const char *name) {
   static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  static const char *const curvature[] = {"fisher",          "optimizer",    "damping_start",
-                                          "damping_warm_up", "damping_rule", "schedule"};
+  static const char *const curvature[] = {"fisher", "optimizer", "damping_rule", "schedule"};
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
@@ -132,30 +132,16 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
   return idle;
 }
 
-/* The schedule must not change damping if `name` does. */
-static int check_alone(const settings *s, const char *name) {
-  if (!schedule_moves(s->schedule, "damping")) return CLI_OK;
-  return cli_bad("--%s: the schedule '%s' changes damping as well", name, s->schedule);
-}
-
-/* Check --damping-rule, --damping-start and --damping-warm-up. */
-static int check_damping(const settings *s, const ng_options *o) {
-  const bool rule = strcmp(s->damping_rule, "none") != 0;
-  char needs[MESSAGE];
-  if ((rule || s->damping_start > 0.0) &&
-      ng_options_idle(o, "damping", needs, sizeof needs) == NG_OK && needs[0] != 0) {
-    return cli_bad("--%s: method %s has no damping", rule ? "damping-rule" : "damping-start",
-                   s->method);
-  }
-  if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0)
-    return rule ? check_alone(s, "damping-rule") : CLI_OK;
-  if (rule) return cli_bad("--damping-rule: excludes --damping-start");
-  const double damping = cli_option_real(o, "damping");
-  if (s->damping_start <= damping) {
-    return cli_bad("--damping-start: %g is not above damping, which is %g", s->damping_start,
-                   damping);
-  }
-  return check_alone(s, "damping-start");
+static int check_damping_rule(const settings *s, const ng_options *o) {
+  const double base[SCHEDULED] = {1, 1, 1, 1, 1};
+  double value[SCHEDULED];
+  char message[MESSAGE];
+  if (strcmp(s->damping_rule, "none") == 0) return CLI_OK;
+  if (ng_options_idle(o, "damping", message, sizeof message) == NG_OK && message[0] != 0)
+    return cli_bad("--damping-rule: method %s has no damping", s->method);
+  (void)schedule_at(s->schedule, base, 0, value, message, sizeof message); /* was checked */
+  if (isnan(value[SCHEDULED_DAMPING])) return CLI_OK;
+  return cli_bad("--damping-rule: the schedule '%s' changes damping as well", s->schedule);
 }
 
 /* Refuse settings that need another one, which has its default. */
@@ -166,8 +152,6 @@ static int check_needs(const settings *s) {
                                         {"erase-area-low", "erase-rate"},
                                         {"erase-area-high", "erase-rate"},
                                         {"erase-aspect-low", "erase-rate"},
-                                        {"damping-start", "damping-warm-up"},
-                                        {"damping-warm-up", "damping-start"},
                                         {"resume", "out"},
                                         {"checkpoint-every", "out"},
                                         {"checkpoint-parts", "out"}};
@@ -213,7 +197,7 @@ int settings_check(const settings *s) {
     rc = schedule_check(s->schedule, o, message, sizeof message);
     if (rc != CLI_OK) rc = cli_bad("--schedule: %s", message);
   }
-  if (rc == CLI_OK) rc = check_damping(s, o);
+  if (rc == CLI_OK) rc = check_damping_rule(s, o);
   ng_options_destroy(&o);
   return rc;
 }

@@ -31,28 +31,6 @@ static const char *text_of(const ngio_value *v, char *text, size_t size) {
   return text;
 }
 
-/* Refuse two spellings of one setting. Unknown names are refused elsewhere, so the list is never longer than the
- * table. */
-static int check_twice(const ngio_value *o, const char *path) {
-  typedef struct key {
-    const char *given, *name;
-  } key;
-  key *seen = cli_take(o->count, sizeof *seen);
-  size_t n = 0;
-  int rc = CLI_OK;
-  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
-    const char *given = v->key;
-    const char *name = rc == CLI_OK ? settings_name(given) : NULL;
-    for (size_t i = 0; name != NULL && i < n && rc == CLI_OK; i++) {
-      if (strcmp(seen[i].name, name) == 0)
-        rc = cli_bad("%s: %s and %s are the same setting", path, seen[i].given, given);
-    }
-    if (name != NULL) seen[n++] = (key){given, name};
-  }
-  free(seen);
-  return rc;
-}
-
 int settings_read(settings *s, const char *path) {
   char *text = NULL;
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
@@ -67,7 +45,6 @@ int settings_parse(settings *s, const char *text, const char *path) {
   if (rc != CLI_OK) return rc;
   const ngio_value *o = ngio_json_root(json);
   if (!ngio_is(o, NGIO_OBJECT)) rc = cli_bad("%s: expected a JSON object of settings", path);
-  if (rc == CLI_OK) rc = check_twice(o, path);
   bool epochs = false, steps = false;
   for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
     const char *name = v->key;
@@ -81,6 +58,10 @@ int settings_parse(settings *s, const char *text, const char *path) {
     } else if (settings_put(s, name, value, message, sizeof message) != CLI_OK) {
       rc = cli_bad("%s: %s: %s", path, name, message);
     }
+    for (const ngio_value *w = ngio_first(o); w != v && rc == CLI_OK; w = ngio_next(o, w)) {
+      if (settings_same_name(w->key, name))
+        rc = cli_bad("%s: %s and %s are the same setting", path, w->key, name);
+    }
     epochs = epochs || (strcmp(name, "epochs") == 0 && s->epochs > 0.0);
     steps = steps || (strcmp(name, "steps") == 0 && s->steps > 0);
   }
@@ -92,65 +73,61 @@ int settings_parse(settings *s, const char *text, const char *path) {
 /* ---- writing ---------------------------------------------------------------------------------*/
 
 /* Numbers keep the short form that reads back as the same number. */
-static void add(FILE *f, const char *name, const char *value, bool quoted) {
+static void add(ngio_out *o, const char *name, const char *value, bool quoted) {
   char key[64];
   cli_spell(key, sizeof key, name, '_');
-  ngio_out text = {0};
-  if (quoted) ngio_put_text(&text, NULL, value);
-  ngio_out_bytes(&text, "", 1);
-  (void)fprintf(f, ",\n  \"%s\": %s", key, !quoted ? value : text.lost ? "null" : text.text);
-  ngio_out_free(&text);
+  ngio_put_key(o, key);
+  if (quoted) {
+    ngio_out_string(o, value);
+  } else {
+    ngio_out_put(o, value);
+  }
 }
 
-static void add_library(FILE *f, const settings *s, const ng_options *o) {
+static void add_library(ngio_out *out, const settings *s, const ng_options *o) {
   for (int i = 0; i < ng_option_count(); i++) {
     char value[VALUE] = "";
     ng_option_info info = {.struct_size = sizeof info};
-    if (ng_option_at(i, &info) != NG_OK || strcmp(info.name, "update") == 0) continue;
-    if (!settings_knows(s, info.name)) continue;
-    if (ng_options_get(o, info.name, value, sizeof value) != NG_OK) continue;
-    const bool quoted = info.type == NG_OPTION_CHOICE || info.type == NG_OPTION_TEXT;
-    if (info.type == NG_OPTION_BOOL) {
-      add(f, info.name, strcmp(value, "0") == 0 || strcmp(value, "false") == 0 ? "false" : "true",
-          false);
-    } else {
-      add(f, info.name, value, quoted);
-    }
+    if (ng_option_at(i, &info) != NG_OK || strcmp(info.name, "update") == 0 ||
+        !settings_knows(s, info.name) || ng_options_get(o, info.name, value, sizeof value) != NG_OK)
+      continue;
+    if (info.type == NG_OPTION_BOOL)
+      (void)snprintf(value, sizeof value, "%s", strcmp(value, "0") == 0 ? "false" : "true");
+    add(out, info.name, value, info.type == NG_OPTION_CHOICE || info.type == NG_OPTION_TEXT);
   }
 }
 
-int settings_text(const settings *s, const char *path, char **text, size_t *size) {
+int settings_text(const settings *s, const char *path, char **text) {
   ng_options *o = NULL;
-  char value[VALUE] = "";
+  char value[VALUE] = "", commit[64], version[128];
+  ngio_out out = {.indent = 1};
   *text = NULL;
-  FILE *f = open_memstream(text, size);
-  if (f == NULL) return cli_bad("%s: no memory", path);
-  if (settings_options(s, &o) != CLI_OK) {
-    (void)fclose(f);
-    free(*text);
-    *text = NULL;
-    return CLI_BAD;
-  }
+  if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
   settings full = *s; /* only looked at */
   full.lr = settings_lr(s);
   const int v = ng_version();
-  char commit[64];
   cli_build("commit", commit, sizeof commit);
-  (void)fprintf(f, "{\n  \"schema\": 1,\n  \"natgrad\": \"%d.%d.%d (%s)\"", v / 10000,
-                v / 100 % 100, v % 100, commit);
+  (void)snprintf(version, sizeof version, "%d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100,
+                 commit);
+  ngio_open(&out, NULL, '{');
+  ngio_put_integer(&out, "schema", 1);
+  ngio_put_text(&out, "natgrad", version);
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
     if (strcmp(row->name, "resume") == 0)
       continue; /* it tells how the run started, not how it trains */
     (void)settings_get(&full, row->name, value, sizeof value);
-    add(f, row->name, value,
+    add(&out, row->name, value,
         row->kind == SETTINGS_TEXT || row->kind == SETTINGS_WORD || strcmp(value, "default") == 0);
   }
-  add_library(f, s, o);
+  add_library(&out, s, o);
   ng_options_destroy(&o);
-  (void)fputs("\n}\n", f);
-  if (fclose(f) == 0) return CLI_OK;
-  free(*text);
-  *text = NULL;
+  ngio_shut(&out, '}');
+  ngio_out_bytes(&out, "\n", 2);
+  if (!out.lost) {
+    *text = out.text;
+    return CLI_OK;
+  }
+  ngio_out_free(&out);
   return cli_bad("%s: no memory", path);
 }

@@ -67,9 +67,6 @@
     "none | ratio | proportional: momentum that follows lr, see above (none)")                     \
   X(WORD, rescale_weights, "rescale-weights", "WHEN", "none", 0, 0, 1,                             \
     "none | shrink | always: weights to the norm sqrt(2 outputs) after a step (none)")             \
-  X(REAL, damping_start, "damping-start", "R", "0", 0, 1e9, 1,                                     \
-    "damping of the first step, decreased to damping over --damping-warm-up (0: off)")             \
-  X(REAL, damping_warm_up, "damping-warm-up", "E", "0", 0, 1e6, 1, "epochs of this decrease (0)")  \
   X(REAL, mixup_alpha, "mixup-alpha", "R", "0", 0, 4, 1,                                           \
     "mix samples with the previous batch, weights from Beta(R, R) (0: off)")                       \
   X(BOOL, running_mixup, "running-mixup", NULL, "false", 0, 0, 1,                                  \

@@ -105,12 +105,10 @@ enum { MOST_SKIPPED = 4 };
 static int move_options(run *r) {
   double value[SCHEDULED];
   char message[128] = "";
-  if (r->s->schedule[0] == 0) return CLI_OK;
-  memcpy(value, r->base, sizeof value);
   (void)schedule_at(r->s->schedule, r->base, r->state.step, value, message,
                     sizeof message); /* settings_check has read it */
   for (int k = 0; k < SCHEDULED; k++) {
-    if (!schedule_moves(r->s->schedule, schedule_option[k]) || value[k] == r->moved[k]) continue;
+    if (isnan(value[k]) || value[k] == r->moved[k]) continue;
     if (precond_set(r->p, schedule_option[k], value[k]) != CLI_OK) return CLI_BAD;
     r->moved[k] = value[k];
   }
@@ -119,10 +117,6 @@ static int move_options(run *r) {
 
 /* Set the damping of the next step, if a setting changes it. */
 static int move_damping(run *r, double lr) {
-  if (r->s->damping_start > 0.0)
-    return precond_set(
-        r->p, "damping",
-        recipe_damping(r->s, r->base[SCHEDULED_DAMPING], r->state.step, r->feed.per_epoch));
   if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
   const double damping = recipe_damping_ratio(r->s, r->base[SCHEDULED_DAMPING], lr);
   return damping > 0.0 ? precond_set(r->p, "damping", damping) : CLI_OK;

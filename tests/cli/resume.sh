@@ -86,6 +86,6 @@ until_killed window 5 --data synthetic:classes=3,image=28x28x1,train=120,test=40
 until_killed images 6 --data synthetic:classes=3,image=12x12x3,train=120,test=40,seed=4 --model wrn-10-1 --dropout 0.3 \
   --augment crop+flip --fisher sampled --method kaisa --stat-period 2 --solve-period 3 --batch 10 --acc-iters 2 --lr 0.03 \
   --mixup-alpha 0.4 --running-mixup --erase-rate 0.5 --adjust-momentum proportional --rescale-weights shrink \
-  --damping-start 0.1 --damping-warm-up 3 --average-weights 1 --average-every 3 --average-lr 0.02 \
+  --damping-rule keep-ratio --average-weights 1 --average-every 3 --average-lr 0.02 \
   --validation 20 --log-every 1 --checkpoint-every 4 --quiet
 finish

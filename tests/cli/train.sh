@@ -26,7 +26,6 @@ train 2 '--clip_bound: has no effect with method natgrad unless clip = norm, rat
 train 2 '--kl_clip: has no effect with method natgrad unless clip = kl' --clip none --kl-clip 0.01
 train 2 '--stat_decay: has no effect with method adasgd unless sides = both or input' --method adasgd --stat-decay 0.9
 train 2 '--damping: has no effect with method topk-sgd unless window_function = mfac, ggt, adam or adagrad' --method topk-sgd --damping 0.1
-train 2 '--damping-start: method topk-sgd has no damping' --method topk-sgd --damping-start 1 --damping-warm-up 1
 train 2 '--damping-rule: method topk-sgd has no damping' --method topk-sgd --damping-rule keep-ratio
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
 train 2 '--resume: needs --out' --resume
