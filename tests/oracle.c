@@ -413,6 +413,7 @@ static int64_t blocks_of(const ng_options *opt, const factor *f) {
 static void shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
   shift[0] = shift[1] = 0;
   if (is(l->opt.damping_split, "full")) shift[0] = shift[1] = lambda;
+  if (is(l->opt.damping_split, "root")) shift[0] = shift[1] = sqrt(lambda);
   if (is(l->opt.damping_split, "pi")) {
     shift[0] = sqrt(lambda) * l->pi[g];
     shift[1] = sqrt(lambda) / l->pi[g];

@@ -170,6 +170,7 @@ static const meaning meanings[] = {
     {"chainerkfac/spngd", "loss_scale", "None", NOTHING, NULL, NULL},
     {"chainerkfac/spngd", "loss_scale", "0", REFUSED, NULL, NULL},
     {"chainerkfac/spngd", "acc_iters", "1", NOTHING, NULL, NULL},
+    {"chainerkfac/spngd", "acc_iters", "2", "stat_scale", "chainerkfac", NULL}, /* equal weights */
     {"chainerkfac/spngd", "acc_iters", "0", REFUSED, NULL, NULL},
     {"chainerkfac/spngd", "adjust_momentum", "False", NOTHING, NULL, NULL},
     {"chainerkfac/spngd", "communicate_after_forward", "False", NOTHING, NULL, NULL},
