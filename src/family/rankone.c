@@ -114,7 +114,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- first pass ------------------------------------------------------------------------------*/
 
-enum { LANES = 32 };
+/* As few lanes as keep the adders busy: most rows are short, and each adds its lanes at the end. */
+enum { LANES = 8 };
 
 /* If D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha
  * beta), or 1 / lambda does not fit f32, PD is emitted in double. */
@@ -129,7 +130,6 @@ NG_CLONES static void row_sums(const float *restrict x, const float *restrict u,
   const int64_t whole = n / LANES * LANES;
   for (int64_t c = 0; c < whole; c += LANES) {
     NG_FETCH(x + c);
-    NG_FETCH(x + c + LANES / 2);
     for (int i = 0; i < LANES; i++) {
       const double v = (double)x[c + i];
       xx[i] += v * v;

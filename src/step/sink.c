@@ -82,14 +82,15 @@ NG_CLONES static void rescale_wide(float *y, const float *d, const float *u, int
   }
 }
 
-/* Momentum and weight are tested separately: if the weight overflows, the momentum still decays. */
+/* Momentum and weight are tested separately: if the weight overflows, the momentum still decays.  If
+ * the momentum is not finite, the new weight is not either, so the updated weights are counted. */
 static inline __attribute__((always_inline)) int32_t
 sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const direction *of,
          int64_t n, float limit, bool pair, bool nesterov) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, keep = s->keep,
               decay = s->decay, take = s->take, old = s->old;
-  int32_t stayed = 0;
+  int32_t updated = 0;
   for (int64_t i = 0; i < n; i++) {
     const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
     const float g = pd + decay * w[i];
@@ -100,9 +101,9 @@ sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const di
     const float moved = keep * w[i] - lr * step;
     const bool in_range = fabsf(moved) < limit;
     w[i] = in_range ? moved : w[i];
-    stayed += !(fits & in_range);
+    updated += in_range;
   }
-  return stayed;
+  return (int32_t)n - updated;
 }
 
 NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, float *m, float *w, const direction *of,
