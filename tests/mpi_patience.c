@@ -1,11 +1,10 @@
-/* mpi_patience.c: blocking collectives of MPI that let others have the core, for tests of more ranks than cores.
+/* mpi_patience.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than cores.
  *
- * MPI may wait by asking without end: MPICH does, and a rank that waits for one that has no core then keeps it from its core until
- * its time is up.  These stand before MPI's, by its profiling interface, in the tests and in the library as it is linked to them: the
- * collective is begun, and asked for with rests between.  To split a communicator cannot be begun and left; but it is a copy of one
- * that the same processes had before, and the first alone waits inside of MPI.
+ * MPICH polls while it waits, so a rank that waits for a rank without a core keeps its own core for its whole time slice.  These
+ * functions replace MPI's in the tests, by its profiling interface: they start the collective and poll with rests between.
+ * Splitting a communicator still waits inside MPI.
  *
- * Where MPI is MPICH: others rest by themselves, and are tested with calls of their own. */
+ * They exist for MPICH only: other MPIs rest by themselves, and are tested with their own calls. */
 #include "mpi_patience.h"
 
 #include <mpi.h>
@@ -14,15 +13,12 @@ void mpi_patience(void) {}
 
 #if defined(MPICH_VERSION)
 #include <sched.h>
-#include <string.h>
 #include <time.h>
 
 enum {
-  SOON = 32,      /* looks before the core is given up      */
-  LATER = 512,    /* looks before it sleeps between them    */
-  NAP_NS = 20000, /* so long                                */
-  MOST = 8,       /* processes                              */
-  MADE = 256      /* as many as there are lists of eight, nearly: in the order of their ranks */
+  SOON = 32,     /* polls before the core is given up */
+  LATER = 512,   /* polls before sleeping in between */
+  NAP_NS = 20000 /* of one sleep */
 };
 
 static int rest_until(MPI_Request *request) {
@@ -64,63 +60,5 @@ int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *out) {
   MPI_Request request;
   const int e = PMPI_Comm_idup(comm, out, &request);
   return e == MPI_SUCCESS ? rest_until(&request) : e;
-}
-
-/* ---- communicators ---------------------------------------------------------------------------*/
-
-/* Of these processes of MPI_COMM_WORLD one was made before, on all of them or on none. */
-typedef struct made {
-  int n, rank[MOST];
-  MPI_Comm comm;
-} made;
-
-static made before[MADE];
-static int n_before;
-
-static int find(const int *rank, int n, MPI_Comm *out) {
-  MPI_Group world, these;
-  for (int i = 0; i < n_before; i++) {
-    *out = before[i].comm;
-    if (before[i].n == n && memcmp(before[i].rank, rank, (size_t)n * sizeof *rank) == 0)
-      return MPI_SUCCESS;
-  }
-  if (n_before == MADE) return MPI_ERR_OTHER;
-  made *m = &before[n_before++];
-  m->n = n;
-  memcpy(m->rank, rank, (size_t)n * sizeof *rank);
-  (void)PMPI_Comm_group(MPI_COMM_WORLD, &world);
-  (void)PMPI_Group_incl(world, n, rank, &these);
-  const int e = PMPI_Comm_create_group(MPI_COMM_WORLD, these, 11, &m->comm);
-  (void)PMPI_Group_free(&these);
-  (void)PMPI_Group_free(&world);
-  *out = m->comm;
-  return e;
-}
-
-int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm *out) {
-  int mine[3] = {color, key, 0}, all[MOST][3], rank[MOST], keys[MOST], n = 0, size = 0;
-  MPI_Comm like = MPI_COMM_NULL;
-  MPI_Errhandler errors;
-  *out = MPI_COMM_NULL;
-  (void)PMPI_Comm_size(comm, &size);
-  if (size > MOST) return MPI_ERR_OTHER;
-  (void)PMPI_Comm_rank(MPI_COMM_WORLD, &mine[2]);
-  int e = MPI_Allgather(mine, 3, MPI_INT, all, 3, MPI_INT, comm);
-  if (e != MPI_SUCCESS || color == MPI_UNDEFINED) return e;
-  for (int r = 0; r < size; r++) { /* by their keys, and then as they are */
-    if (all[r][0] != color) continue;
-    int at = n++;
-    for (; at > 0 && keys[at - 1] > all[r][1]; at--) {
-      keys[at] = keys[at - 1];
-      rank[at] = rank[at - 1];
-    }
-    keys[at] = all[r][1];
-    rank[at] = all[r][2];
-  }
-  e = find(rank, n, &like);
-  if (e == MPI_SUCCESS) e = MPI_Comm_dup(like, out);
-  if (e != MPI_SUCCESS || PMPI_Comm_get_errhandler(comm, &errors) != MPI_SUCCESS) return e;
-  (void)PMPI_Comm_set_errhandler(*out, errors);
-  return PMPI_Errhandler_free(&errors);
 }
 #endif

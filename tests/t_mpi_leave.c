@@ -1,7 +1,10 @@
 /* t_mpi_leave.c: ranks that leave a transport over MPI: before others are done, while one gives up.
  *
- * Nobody hangs (ranks.c has the watchdog), who waits for a rank that has left is told, and whatever happened, the next
- * transport of the same ranks works. */
+ * Nobody hangs (ranks.c has the watchdog), a rank that waits for a rank that has left gets an error, and the next transport of
+ * the same ranks works.  All ranks of a transport free its communicators, or none does, whatever comes late.
+ *
+ * MPI_Comm_free is counted, and messages are held back, by MPI's profiling interface.  A communicator that only some ranks free
+ * costs nothing with the MPIs at hand, but is an error. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,21 +21,42 @@
 #include "natgrad_mpi.h"
 #include "ranks.h"
 
-enum { MOST = 8, CALLS = 6, LARGE = 5000, TIMES = 200 };
+enum {
+  MOST = 8,
+  CALLS = 6,
+  LARGE = 5000,
+  TIMES = 200,
+  ALARM = 1 /* its tag in mpi_leave.c */,
+  FAREWELL
+};
+
+static ng_collective collective(ng_coll_kind kind, int32_t root, void *group, double *x,
+                                int64_t count) {
+  return (ng_collective){.struct_size = sizeof(ng_collective),
+                         .kind = kind,
+                         .dtype = NG_F64,
+                         .mem = NG_HOST,
+                         .root = root,
+                         .group = group,
+                         .count = count,
+                         .send = x,
+                         .recv = x};
+}
 
 /* x becomes the sum over `group`, NULL for all, of one number a rank, `count` times. */
 static ng_status sum(const ng_transport *t, void *group, double *x, int64_t count) {
-  const ng_collective c = {.struct_size = sizeof c,
-                           .kind = NG_ALL_REDUCE,
-                           .dtype = NG_F64,
-                           .mem = NG_HOST,
-                           .group = group,
-                           .count = count,
-                           .send = x,
-                           .recv = x};
+  const ng_collective c = collective(NG_ALL_REDUCE, 0, group, x, count);
   for (int64_t i = 0; i < count; i++)
     x[i] = t->rank + 1;
   return t->run(t->user, &c);
+}
+
+/* The first n ranks. */
+static ng_status group_of(int32_t n, ng_transport *out) {
+  int list[MOST];
+  for (int32_t r = 0; r < n; r++)
+    list[r] = r;
+  return ranks_group(n, list, out);
 }
 
 static double of_all(const ng_transport *t) { return t->size * (t->size + 1) / 2.0; }
@@ -50,6 +74,24 @@ int MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
   if (late_by > 0 && late_by-- % 16 != 0) return MPI_SUCCESS;
   if (late_by > 0) nap(1);
   return late_by > 0 ? MPI_SUCCESS : PMPI_Test(request, done, status);
+}
+
+static int freed;    /* communicators of natgrad, by this process */
+static long held_ms; /* how late messages of the tag `held` leave */
+static int held;
+
+int MPI_Comm_free(MPI_Comm *comm) {
+  char name[MPI_MAX_OBJECT_NAME] = "";
+  int length;
+  if (*comm != MPI_COMM_NULL) (void)PMPI_Comm_get_name(*comm, name, &length);
+  freed += strncmp(name, "natgrad", 7) == 0;
+  return PMPI_Comm_free(comm);
+}
+
+int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+              MPI_Request *request) {
+  if (held_ms > 0 && tag == held) nap(held_ms);
+  return PMPI_Isend(data, count, type, to, tag, comm, request);
 }
 
 /* ---- before others are done ------------------------------------------------------------------*/
@@ -110,13 +152,10 @@ static void before_others(void **state) {
 static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
   (void)arg;
   const int32_t W = t->size;
-  int list[MOST];
-  for (int32_t r = 0; r < W; r++)
-    list[r] = r;
   for (int k = 0; k < TIMES / 4; k++) {
     ng_transport a, b = {.struct_size = 0};
     double x = 0.0;
-    ng_status st = ranks_group(W, list, &a);
+    ng_status st = group_of(W, &a);
     if (st == NG_OK) st = sum(&a, NULL, &x, 1);
     if (st == NG_OK && x != of_all(t)) st = NG_ERR_STATE;
     if (st != NG_OK) return st;
@@ -129,7 +168,7 @@ static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
     }
     ng_mpi_release(&a);
     if (rank == W - 1) continue;
-    st = ranks_group(W - 1, list, &b);
+    st = group_of(W - 1, &b);
     if (st == NG_OK) st = sum(&b, NULL, &x, 1);
     ng_mpi_release(&b);
     if (st != NG_OK || x != of_all(t) - W) return NG_ERR_STATE;
@@ -146,13 +185,7 @@ static void while_one_gives_up(void **state) {
 static ng_status left_under_way(int32_t rank, ng_transport *t, void *arg) {
   static double x[2 * LARGE];
   (void)arg;
-  ng_collective c = {.struct_size = sizeof c,
-                     .kind = NG_ALL_REDUCE,
-                     .dtype = NG_F64,
-                     .mem = NG_HOST,
-                     .count = LARGE,
-                     .send = x,
-                     .recv = x};
+  ng_collective c = collective(NG_ALL_REDUCE, 0, NULL, x, LARGE);
   void *request;
   ng_status st = t->start(t->user, &c, &request);
   if (st != NG_OK || rank == 0) return st;
@@ -167,46 +200,6 @@ static void with_requests(void **state) {
   (void)ranks_run(ranks_there(), left_under_way, NULL, each);
   for (int32_t r = 0; r < ranks_there(); r++)
     assert_int_equal(each[r], r == 0 ? NG_OK : NG_ERR_COMM);
-}
-
-/* Rank 1 leaves before a broadcast of rank 0, which waits for nobody: those two part as if one had given up, and no
- * other rank frees what they still have. */
-static ng_status leave_broadcast(int32_t rank, ng_transport *t, void *arg) {
-  const int32_t two[2] = {0, 1};
-  int list[MOST];
-  (void)arg;
-  for (int32_t r = 0; r < t->size; r++)
-    list[r] = r;
-  for (int k = 0; k < TIMES / 4; k++) {
-    ng_transport a, b = {.struct_size = 0};
-    const double of_rest = (t->size - 2) * (t->size - 1) / 2.0;
-    double x[3] = {1.0, 2.0, 3.0};
-    void *pair;
-    ng_status st = ranks_group(t->size, list, &a);
-    if (st == NG_OK) st = a.group_create(a.user, two, 2, &pair);
-    if (st != NG_OK) return st;
-    const ng_collective c = {.struct_size = sizeof c,
-                             .kind = NG_BROADCAST,
-                             .dtype = NG_F64,
-                             .mem = NG_HOST,
-                             .group = pair,
-                             .count = 3,
-                             .send = x,
-                             .recv = x};
-    if (rank == 0) st = a.run(a.user, &c);
-    ng_mpi_release(&a);
-    if (rank < 2) continue;
-    st = ranks_group(t->size - 2, list + 2, &b);
-    if (st == NG_OK) st = sum(&b, NULL, x, 1);
-    ng_mpi_release(&b);
-    if (st != NG_OK || x[0] != of_rest) return NG_ERR_STATE;
-  }
-  return NG_OK;
-}
-
-static void before_a_broadcast(void **state) {
-  (void)state;
-  assert_int_equal(ranks_run(ranks_there(), leave_broadcast, NULL, NULL), NG_OK);
 }
 
 /* The last rank leaves at once; the others hear of it while they wait for each other, and then call all. */
@@ -248,14 +241,7 @@ typedef struct agreed {
 static ng_status give_up_agreed(int32_t rank, ng_transport *t, void *arg) {
   const agreed *a = arg;
   double x = rank == a->who ? 7.0 : 1.0;
-  const ng_collective c = {.struct_size = sizeof c,
-                           .kind = a->kind,
-                           .dtype = NG_F64,
-                           .mem = NG_HOST,
-                           .root = a->who,
-                           .count = 1,
-                           .send = &x,
-                           .recv = &x};
+  const ng_collective c = collective(a->kind, a->who, NULL, &x, 1);
   const double right = a->kind == NG_BROADCAST ? 7.0 : t->size + 6.0;
   if (rank != a->who) late_by = 16 * 100;
   ng_status st = t->run(t->user, &c);
@@ -307,13 +293,134 @@ static void same_group(void **state) {
   assert_int_equal(ranks_run(ranks_there(), again, NULL, NULL), NG_OK);
 }
 
+/* Leaves, and how many communicators all ranks have freed for it; `late` ranks hold their messages of this tag back. */
+static ng_status leave(ng_transport *t, int tag, bool late, int each[MOST]) {
+  freed = 0;
+  held = tag;
+  held_ms = late ? 30 : 0;
+  ng_mpi_release(t);
+  held_ms = 0;
+  return MPI_Allgather(&freed, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD) == MPI_SUCCESS
+             ? NG_OK
+             : NG_ERR_COMM;
+}
+
+static ng_status the_same(const char *what, const int *each, int32_t n, int expected) {
+  for (int32_t r = 0; r < n; r++) {
+    if (each[r] == expected) continue;
+    fprintf(stderr, "%s: rank %d freed %d communicators, expected %d\n", what, (int)r, each[r],
+            expected);
+    return NG_ERR_STATE;
+  }
+  return NG_OK;
+}
+
+/* ---- communicators: all are freed -------------------------------------------------------------------------------------*/
+
+/* Whoever says farewell last: both that have the transport's name. */
+static ng_status one_after_the_other(int32_t rank, ng_transport *t, void *arg) {
+  const int32_t two[2] = {0, 1};
+  (void)arg;
+  for (int32_t late = 0; late < t->size; late++) {
+    ng_transport a;
+    int each[MOST];
+    double x;
+    void *pair;
+    ng_status st = group_of(t->size, &a);
+    if (st == NG_OK) st = a.group_create(a.user, two, 2, &pair);
+    if (st == NG_OK) st = sum(&a, NULL, &x, 1);
+    if (st == NG_OK && pair != NULL) st = sum(&a, pair, &x, 1);
+    if (st == NG_OK) st = leave(&a, FAREWELL, rank == late, each);
+    if (st == NG_OK) st = the_same("a farewell that comes late", each, t->size, 2);
+    if (st != NG_OK) return st;
+  }
+  return NG_OK;
+}
+
+static void all_free(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(ranks_there(), one_after_the_other, NULL, NULL), NG_OK);
+}
+
+/* ---- communicators: none is freed ------------------------------------------------------------------------------------*/
+
+/* One rank leaves before the other's broadcast, which waits for nobody, so these two part as if one had given up.  They hear of
+ * it from each other, and the other ranks hear late: these have good farewells of both by then, but wait. */
+static ng_status a_broadcast_too_many(int32_t rank, ng_transport *t, void *arg) {
+  const int32_t last[2] = {t->size - 2, t->size - 1};
+  (void)arg;
+  for (int32_t k = 0; k < TIMES / 10; k++) {
+    const int32_t root = k % 2;
+    ng_transport a;
+    int each[MOST];
+    double x = 1.0;
+    void *pair;
+    ng_status st = group_of(t->size, &a);
+    if (st == NG_OK) st = a.group_create(a.user, last, 2, &pair);
+    if (st != NG_OK) return st;
+    const ng_collective c = collective(NG_BROADCAST, last[root], pair, &x, 1);
+    if (rank == last[root]) st = a.run(a.user, &c);
+    if (st == NG_ERR_COMM)
+      st = NG_OK; /* it has heard the other's farewell before its message had left */
+    if (st == NG_OK) st = leave(&a, ALARM, rank >= last[0], each);
+    /* each of two ranks hears of it from the other's number */
+    if (st == NG_OK && t->size > 2) st = the_same("a broadcast too many", each, t->size, 0);
+    if (st != NG_OK) return st;
+    if (rank >= last[0]) continue;
+    ng_transport b = {.struct_size = 0};
+    st = group_of(t->size - 2, &b);
+    if (st == NG_OK) st = sum(&b, NULL, &x, 1);
+    ng_mpi_release(&b);
+    if (st != NG_OK || x != last[0] * (last[0] + 1) / 2.0) return NG_ERR_STATE;
+  }
+  return NG_OK;
+}
+
+static void heard_late(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(ranks_there(), a_broadcast_too_many, NULL, NULL), NG_OK);
+}
+
+/* One gives up on two transports; each rank hears of it as it leaves them, in an order of its own: some are in one
+ * while others are in the other, and nobody waits for ever. */
+static ng_status any_order(int32_t rank, ng_transport *t, void *arg) {
+  (void)arg;
+  for (int32_t k = 0; k < 2 * t->size; k++) {
+    ng_transport a[2];
+    int each[MOST];
+    ng_status st = group_of(t->size, &a[0]);
+    if (st == NG_OK) st = group_of(t->size, &a[1]);
+    if (st != NG_OK) return st;
+    freed = 0;
+    held = ALARM;
+    held_ms = 10;
+    for (int i = 0; i < 2 && rank == k / 2; i++)
+      a[i].abort(a[i].user);
+    held_ms = 0;
+    const int first = (rank + k) % 2;
+    ng_mpi_release(&a[first]);
+    ng_mpi_release(&a[1 - first]);
+    if (MPI_Allgather(&freed, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD) != MPI_SUCCESS)
+      return NG_ERR_COMM;
+    st = the_same("in an order of its own", each, t->size, 0);
+    if (st != NG_OK) return st;
+  }
+  return NG_OK;
+}
+
+static void in_any_order(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(ranks_there(), any_order, NULL, NULL), NG_OK);
+}
+
 int main(void) {
   ranks_begin();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(before_others),      cmocka_unit_test(while_one_gives_up),
-      cmocka_unit_test(with_requests),      cmocka_unit_test(same_group),
-      cmocka_unit_test(before_a_broadcast), cmocka_unit_test(heard_before),
-      cmocka_unit_test(after_an_agreement),
+      cmocka_unit_test(before_others), cmocka_unit_test(while_one_gives_up),
+      cmocka_unit_test(with_requests), cmocka_unit_test(same_group),
+      cmocka_unit_test(heard_before),  cmocka_unit_test(after_an_agreement),
+      cmocka_unit_test(all_free),      cmocka_unit_test(heard_late),
+      cmocka_unit_test(in_any_order),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   ranks_end();

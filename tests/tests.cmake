@@ -175,7 +175,7 @@ natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(toys t_family t_groups t_left_out)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
-set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave t_mpi_free)
+set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_shared_batch t_shards t_to_owner t_stages t_mpi_leave)
 if(NATGRAD_HAVE_MPI)
   add_library(natgrad_mpi_support STATIC ${natgrad_test_support_sources} tests/mpi_patience.c src/comm/mpi.c src/comm/mpi_op.c src/comm/mpi_leave.c)
   target_include_directories(natgrad_mpi_support PRIVATE include src base io)
