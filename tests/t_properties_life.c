@@ -147,27 +147,6 @@ static void ranks_clip_together(const variant *v) {
   scene_destroy(&one);
 }
 
-/* Who holds the results is a matter of memory and messages only: one row, two, four. */
-static void fractions(const variant *v) {
-  static const double fraction[] = {0, 0.5, 1};
-#if defined(NG_TEST_MPI)
-  const int32_t many = ranks_there();
-#else
-  const int32_t many = 4;
-#endif
-  scene *s = has(v, ALIKE) ? v_even(v, 2, many, 29) : v_uneven(v, 2, many, 29);
-  ng_options o = v_options(v);
-  scene_result r[3];
-  for (int k = 0; k < 3; k++) {
-    fixture_real(&o, "grad_worker_fraction", fraction[k]);
-    r[k] = v_play(v, s, &o);
-    v_same(v, "fractions", s, &r[k], &r[0], 0);
-  }
-  for (int k = 0; k < 3; k++)
-    scene_forget(&r[k]);
-  scene_destroy(&s);
-}
-
 /* ---- the same again --------------------------------------------------------------------------*/
 
 /* One rank with threads, three ranks: what was played before. */
@@ -344,7 +323,6 @@ static void out_of_range(const variant *v) {
 int main(void) {
   static const property list[] = {
     {"ranks share a batch", EVERYONE, ranks_share_a_batch},
-    {"fractions", FRACTIONS, fractions},
 #if !defined(NG_TEST_MPI)
     {"ranks as predicted", PREDICTED, ranks_as_predicted},
     {"ranks see the same", EVERYONE, ranks_see_the_same},
