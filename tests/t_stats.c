@@ -3,7 +3,7 @@
  *
  * Values are k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are multiples of 1/64, and sums of
  * fewer than 2^24 / 225 of them are exact in f32 in any order.  So there is no tolerance, except for means and for values
- * with all their bits.  t_golden has the published numbers of a convolution, t_properties_data the threads.
+ * with all their bits.  The recordings in tests/golden have a convolution, t_properties_data the threads.
  *
  * Values that must not be read (gaps, samples beyond `take`, channels outside the range, scratch) are NaN. */
 #include <setjmp.h>
