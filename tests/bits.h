@@ -128,10 +128,6 @@ size_t bits_bytes(const plane *v);
 
 /* ---- what it makes of it (bits_play.c) --------------------------------------------------------*/
 
-/* FNV-1a, of 64 bits. */
-#define BITS_EMPTY UINT64_C(14695981039346656037)
-uint64_t bits_add(uint64_t hash, const void *data, size_t bytes);
-
 /* Hash of every bit that came out.  With `trace` what happened is printed, step by step. */
 uint64_t bits_play(const char *text, bool trace);
 

@@ -10,7 +10,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-uint64_t bits_add(uint64_t hash, const void *data, size_t bytes) {
+/* FNV-1a of 64 bits: its start, and one more array. */
+static const uint64_t empty = UINT64_C(14695981039346656037);
+
+static uint64_t hashed(uint64_t hash, const void *data, size_t bytes) {
   const unsigned char *c = data;
   for (size_t i = 0; i < bytes; i++) {
     hash = (hash ^ c[i]) * UINT64_C(1099511628211);
@@ -39,7 +42,7 @@ typedef struct actor {
 } actor;
 
 static void add(actor *a, const void *data, size_t bytes) {
-  a->hash = bits_add(a->hash, data, bytes);
+  a->hash = hashed(a->hash, data, bytes);
 }
 static void add_int(actor *a, int64_t x) { add(a, &x, sizeof x); }
 static void add_real(actor *a, double x) { add(a, &x, sizeof x); }
@@ -286,7 +289,7 @@ static uint64_t act_out(const actor *like, int32_t ranks, uint64_t hash) {
     j[r].a.eye.rank = r;
     j[r].a.eye.last = r == ranks - 1;
     j[r].a.trace = like->trace && r == 0;
-    j[r].a.hash = BITS_EMPTY;
+    j[r].a.hash = empty;
     j[r].alone = ranks == 1;
     bits_need(ng_threads_transport(group, r, &j[r].t, sizeof j[r].t) == NG_OK, "no transport");
   }
@@ -296,7 +299,7 @@ static uint64_t act_out(const actor *like, int32_t ranks, uint64_t hash) {
   (void)act(&j[0]);
   for (int32_t r = 0; r < ranks; r++) {
     if (r > 0) bits_need(pthread_join(j[r].thread, NULL) == 0, "a thread is lost");
-    hash = bits_add(hash, &j[r].a.hash, sizeof j[r].a.hash);
+    hash = hashed(hash, &j[r].a.hash, sizeof j[r].a.hash);
   }
   ng_threads_destroy(&group);
   free(j);
@@ -307,7 +310,7 @@ static uint64_t play_case(const bits_case *c, bool trace) {
   actor a = {.c = c, .trace = trace, .eye = {.c = c}};
   a.eye.layer = bits_model(c->model, &a.layers);
   a.to = (int64_t)c->steps;
-  if (c->save <= 0 || c->save >= c->steps) return act_out(&a, (int32_t)c->ranks, BITS_EMPTY);
+  if (c->save <= 0 || c->save >= c->steps) return act_out(&a, (int32_t)c->ranks, empty);
 
   char path[256];
   const char *folder = getenv("TMPDIR");
@@ -316,7 +319,7 @@ static uint64_t play_case(const bits_case *c, bool trace) {
   bits_need(n > 0 && (size_t)n < sizeof path, "the name of the temporary folder is too long");
   a.path = path;
   a.to = (int64_t)c->save;
-  uint64_t hash = act_out(&a, (int32_t)c->ranks, BITS_EMPTY);
+  uint64_t hash = act_out(&a, (int32_t)c->ranks, empty);
   a.from = (int64_t)c->save;
   a.to = (int64_t)c->steps;
   hash = act_out(&a, (int32_t)(c->reload > 0 ? c->reload : c->ranks), hash);
@@ -327,7 +330,7 @@ static uint64_t play_case(const bits_case *c, bool trace) {
 uint64_t bits_play(const char *text, bool trace) {
   bits_case c;
   const ng_status st = bits_read(&c, text);
-  const uint64_t hash = st == NG_OK ? play_case(&c, trace) : bits_add(BITS_EMPTY, &st, sizeof st);
+  const uint64_t hash = st == NG_OK ? play_case(&c, trace) : hashed(empty, &st, sizeof st);
   bits_drop(&c);
   return hash;
 }
