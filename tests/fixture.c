@@ -156,6 +156,28 @@ ng_status fixture_step(fixture *f, const ng_sgd *how) {
   return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how, 1) : ng_step(f->p, how->lr));
 }
 
+static void *purse_take(void *user, size_t bytes) {
+  purse *p = user;
+  if (++p->calls == p->fail_at) return NULL;
+  p->held += (int64_t)bytes;
+  if (p->held > p->most) p->most = p->held;
+  return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static void purse_give(void *user, void *ptr, size_t bytes) {
+  ((purse *)user)->held -= (int64_t)bytes;
+  free(ptr);
+}
+
+ng_context_config purse_config(purse *p) {
+  ng_context_config c;
+  ng_context_config_init(&c, sizeof c);
+  c.alloc = purse_take;
+  c.free = purse_give;
+  c.alloc_user = p;
+  return c;
+}
+
 /* ---- main thread only ------------------------------------------------------------------------*/
 
 void fixture_ok(const fixture *f, ng_status st) {

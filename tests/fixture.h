@@ -56,6 +56,12 @@ typedef struct fixture_entry {
 /* A model of these entries, g and w in flat order, each bias behind its weights. */
 ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w);
 
+/* An allocator that counts and fails at call `fail_at`, from 1; `most` is the largest `held`. */
+typedef struct purse {
+  int64_t calls, fail_at, held, most;
+} purse;
+ng_context_config purse_config(purse *p);
+
 /* A micro-batch, its loss a mean; and one in which one layer is shown both its arrays, whatever the
  * first of the two says (the worse status is returned).  NULL is not shown. */
 ng_status fixture_begin(fixture *f, int64_t samples);

@@ -59,11 +59,6 @@ part part_of(const scene *x, int32_t rank, int i) {
   return p;
 }
 
-typedef struct purse {
-  int32_t calls, fail_at; /* 0: never */
-  int64_t held;           /* bytes */
-} purse;
-
 typedef struct rank_life {
   scene *x;
   purse purse;
@@ -174,18 +169,6 @@ static ng_status observe(rank_life *l, int64_t t) {
   return worst;
 }
 
-static void *purse_take(void *user, size_t bytes) {
-  purse *p = user;
-  if (++p->calls == p->fail_at) return NULL;
-  p->held += (int64_t)bytes;
-  return aligned_alloc(64, (bytes + 63) / 64 * 64);
-}
-
-static void purse_give(void *user, void *ptr, size_t bytes) {
-  ((purse *)user)->held -= (int64_t)bytes;
-  free(ptr);
-}
-
 static ng_status live(rank_life *l, ng_transport *world) {
   scene *x = l->x;
   ng_status st = ranks_grid_transport(&x->grid, l->rank, !x->across, &l->model);
@@ -196,12 +179,8 @@ static ng_status live(rank_life *l, ng_transport *world) {
   tap t[2] = {{.inner = *world, .fail_at = me ? x->fail[0] : 0},
               {.inner = l->model, .fail_at = me ? x->fail[1] : 0}};
   const ng_transport with[2] = {tapped(&t[0], NO_START), tapped(&t[1], NO_START)};
-  ng_context_config c;
-  ng_context_config_init(&c, sizeof c);
+  ng_context_config c = purse_config(&l->purse);
   c.threads = 1;
-  c.alloc = purse_take;
-  c.free = purse_give;
-  c.alloc_user = &l->purse;
   c.model_group = is_uncut(l) ? NULL : taps ? &with[1] : &l->model;
   char options[256];
   (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);

@@ -86,6 +86,13 @@ unsigned char *slurp(const char *name, size_t *n) {
   return b;
 }
 
+void spill(const char *name, const void *bytes, size_t n) {
+  FILE *to = fopen(name, "wb");
+  assert_non_null(to);
+  assert_int_equal(fwrite(bytes, 1, n, to), n);
+  assert_int_equal(fclose(to), 0);
+}
+
 void assert_same_file(const char *a, const char *b) {
   size_t n, m;
   unsigned char *x = slurp(a, &n), *y = slurp(b, &m);

@@ -27,6 +27,7 @@ void clear_folder(void);
 /* Of a state that `ranks` ranks have saved in parts under `base`, the file of rank r. */
 path file_of_part(const char *base, int32_t r, int32_t ranks);
 unsigned char *slurp(const char *name, size_t *n); /* a whole file; free() */
+void spill(const char *name, const void *bytes, size_t n);
 void assert_same_file(const char *a, const char *b);
 
 extern const sim_setup plain, spread; /* spread: ranks hold what others do not */

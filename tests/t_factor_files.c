@@ -235,13 +235,6 @@ static void refused(sim *s, const char *dir, ng_status st, const char *says, uin
   assert_int_equal(layers, -7);
 }
 
-static void put(const path *p, const unsigned char *bytes, size_t n) {
-  FILE *f = fopen(p->text, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
-
 /* The last file of the folder that is read: those before it were whole, and are not taken. */
 static void damaged(void **state) {
   (void)state;
@@ -255,12 +248,12 @@ static void damaged(void **state) {
   unsigned char *bytes = slurp(file.text, &n);
   for (size_t i = 0; i < n; i += 3) {
     bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
-    put(&file, bytes, n);
+    spill(file.text, bytes, n);
     refused(&b, dir.text, NG_ERR_FILE, files[3], before);
     bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
   }
   for (size_t cut = 0; cut < n; cut += 7) {
-    put(&file, bytes, cut);
+    spill(file.text, bytes, cut);
     refused(&b, dir.text, NG_ERR_FILE, files[3], before);
   }
   const path other = below(&dir, files[0]);
@@ -272,10 +265,10 @@ static void damaged(void **state) {
       "{\"__metadata__\":{\"natgrad.layer\":\"seq\",\"natgrad.crc32\":\"00000000\"}}";
   unsigned char empty[8 + sizeof none - 1] = {sizeof none - 1};
   memcpy(empty + 8, none, sizeof none - 1);
-  put(&file, empty, sizeof empty);
+  spill(file.text, empty, sizeof empty);
   refused(&b, dir.text, NG_ERR_FILE, "has tensors that this layer lacks", before);
   assert_int_equal(unlink(file.text), 0);
-  put(&file, bytes, n);
+  spill(file.text, bytes, n);
   refused(&b, file.text, NG_ERR_FILE, "is not a folder", before);
   refused(&b, "", NG_ERR_ARG, "no folder given", before);
   assert_int_equal(ng_save_factors(b.p, file.text), NG_ERR_FILE);
@@ -343,7 +336,7 @@ static void all_refuse(void **state) {
   open_at(&a, &plain, 3);
   save(&a, &dir);
   sim_close(&a);
-  put(&file, (const unsigned char *)"12345678", 8);
+  spill(file.text, (const unsigned char *)"12345678", 8);
   failing x = {.folder = dir.text};
   assert_int_equal(ranks_run(4, fail_to_load, &x, each), NG_ERR_FILE);
   for (int r = 0; r < 4; r++) {

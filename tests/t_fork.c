@@ -112,22 +112,6 @@ static int refused(model *m, pid_t parent) {
   return 0;
 }
 
-/* What an allocator lent and did not get back, in each process by itself. */
-typedef struct purse {
-  int64_t bytes;
-} purse;
-
-static void *lend(void *user, size_t bytes) {
-  void *p = NULL;
-  ((purse *)user)->bytes += (int64_t)bytes;
-  return posix_memalign(&p, 64, bytes) == 0 ? p : NULL;
-}
-
-static void take_back(void *user, void *p, size_t bytes) {
-  ((purse *)user)->bytes -= (int64_t)bytes;
-  free(p);
-}
-
 /* A context of the child's own does what the parent's would have done. */
 static int own_model(int32_t threads, const model *parent) {
   model m = {.f = {.p = NULL}};
@@ -142,16 +126,16 @@ static int own_model(int32_t threads, const model *parent) {
 }
 
 static int live_in_child(model *m, purse *lent, int32_t threads, pid_t parent) {
-  const int64_t before = lent->bytes;
+  const int64_t before = lent->held;
   int line = refused(m, parent);
 #if defined(__SANITIZE_THREAD__)
   threads = 1; /* that sanitizer cannot follow threads which a child starts */
 #endif
   if (line == 0) line = own_model(threads, m);
   if (line != 0) return line;
-  CHILD(lent->bytes == before); /* nothing was given back by halves */
+  CHILD(lent->held == before); /* nothing was given back by halves */
   fixture_close(&m->f);
-  CHILD(m->f.p == NULL && m->f.ctx == NULL && lent->bytes == 0);
+  CHILD(m->f.p == NULL && m->f.ctx == NULL && lent->held == 0);
   return 0;
 }
 
@@ -169,11 +153,7 @@ static void ended_well(pid_t child) {
 static void fork_and_go_on(int32_t threads, bool numbered) {
   model plain = {.f = {.p = NULL}}, m = {.f = {.p = NULL}};
   purse lent = {0};
-  ng_context_config c;
-  ng_context_config_init(&c, sizeof c);
-  c.alloc = lend;
-  c.free = take_back;
-  c.alloc_user = &lent;
+  const ng_context_config c = purse_config(&lent);
   const fixture_how how = {.linalg = "ref", .threads = threads, .config = &c};
   fixture_ok(&plain.f, open_model(&plain, "method=eva update=sgd",
                                   &(fixture_how){.linalg = "ref", .threads = threads}));
@@ -196,7 +176,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
   assert_memory_equal(m.w, plain.w, sizeof m.w);
   fixture_close(&m.f);
   fixture_close(&plain.f);
-  assert_int_equal(lent.bytes, 0);
+  assert_int_equal(lent.held, 0);
 }
 
 static void test_child(void **state) {

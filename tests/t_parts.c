@@ -89,26 +89,6 @@ static void any_ranks(void **state) {
 
 /* ---- memory and messages ---------------------------------------------------------------------*/
 
-/* What the library holds, and the most of it since `most` was set. */
-typedef struct purse {
-  int64_t now, most;
-} purse;
-
-static void *purse_take(void *user, size_t bytes) {
-  purse *p = user;
-  void *ptr = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (ptr == NULL) return NULL;
-  p->now += (int64_t)bytes;
-  if (p->now > p->most) p->most = p->now;
-  return ptr;
-}
-
-static void purse_give(void *user, void *ptr, size_t bytes) {
-  purse *p = user;
-  p->now -= (int64_t)bytes;
-  free(ptr);
-}
-
 enum { WIDE = 256, LAYERS = 6, ONE = WIDE * (WIDE + 1) / 2 * (int)sizeof(float) };
 
 typedef struct weigh {
@@ -127,11 +107,7 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   mine.kinds = 0; /* all-reduce and broadcast, without groups: every byte is counted */
   mine.group_create = NULL;
   mine.group_destroy = NULL;
-  ng_context_config config;
-  ng_context_config_init(&config, sizeof config);
-  config.alloc = purse_take;
-  config.free = purse_give;
-  config.alloc_user = &money;
+  const ng_context_config config = purse_config(&money);
   fixture f;
   float *g = calloc((size_t)WIDE * WIDE, sizeof *g);
   float *a = calloc((size_t)4 * WIDE, sizeof *a);
@@ -162,12 +138,12 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st >= NG_OK) st = ng_report_read(f.p, &held);
   x->held[rank] += held.factors + held.results;
   ear.bytes = 0;
-  money.most = money.now;
-  int64_t before = money.now;
+  money.most = money.held;
+  int64_t before = money.held;
   if (st >= NG_OK) st = ng_save_parts(f.p, x->parts);
   x->saving[rank] = money.most - before;
-  money.most = money.now;
-  before = money.now;
+  money.most = money.held;
+  before = money.held;
   if (st >= NG_OK) st = ng_load(f.p, x->parts);
   x->loading[rank] = money.most - before;
   x->said[rank] = ear.bytes;

@@ -137,23 +137,14 @@ static void parts_that_were_edited(void **state) {
       head = head << 8 | bytes[i];
     const size_t at[] = {8 + (size_t)head / 3, 8 + (size_t)head, (8 + (size_t)head + n) / 2, n - 1};
     for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
-      FILE *f = fopen(p.text, "r+b");
-      assert_non_null(f);
-      assert_int_equal(fseek(f, (long)at[i], SEEK_SET), 0);
-      assert_int_equal(fputc(bytes[at[i]] ^ 0x20, f) == EOF, 0);
-      assert_int_equal(fclose(f), 0);
+      bytes[at[i]] ^= 0x20;
+      spill(p.text, bytes, n);
       refused("a", p.text);
-      f = fopen(p.text, "wb");
-      assert_non_null(f);
-      assert_int_equal(fwrite(bytes, 1, n, f), n);
-      assert_int_equal(fclose(f), 0);
+      bytes[at[i]] ^= 0x20;
     }
-    assert_int_equal(truncate(p.text, (off_t)n - 4), 0);
+    spill(p.text, bytes, n - 4);
     refused("a", p.text);
-    FILE *f = fopen(p.text, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
+    spill(p.text, bytes, n);
     free(bytes);
   }
   loads("a");
@@ -216,123 +207,67 @@ static void no_room_for_one(void **state) {
   clear_folder();
 }
 
-/* ---- a rank that is gone ---------------------------------------------------------------------*/
+/* ---- a rank that is gone, memory that is not there -------------------------------------------*/
 
-typedef struct gone {
+typedef struct hurt {
   const char *file;
-  bool loading;
+  bool loading, memory;
   int32_t who;
-  int64_t k; /* its transport fails at this call */
+  int64_t k; /* its transport, or its allocator, fails at this call */
   ng_status got[RANKS];
-} gone;
+} hurt;
 
-static ng_status leave(int32_t rank, ng_transport *t, void *arg) {
-  gone *x = arg;
+static ng_status hurt_one(int32_t rank, ng_transport *t, void *arg) {
+  hurt *x = arg;
+  const bool memory = rank == x->who && x->memory, gone = rank == x->who && !x->memory;
   tap between = {.inner = *t};
-  const ng_transport mine = tapped(&between, NO_START);
+  purse mine = {0};
+  const ng_transport with = tapped(&between, NO_START);
+  const ng_context_config config = purse_config(&mine);
   sim s;
-  ng_status st = sim_open(&s, &spread, &mine, NULL);
+  ng_status st = sim_open(&s, &spread, x->memory ? t : &with, &config);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
     st = sim_step(&s, i);
   if (st >= NG_OK) {
-    if (rank == x->who) between.fail_at = between.calls + x->k;
-    x->got[rank] = x->loading ? ng_load(s.p, x->file) : ng_save_parts(s.p, x->file);
-  }
-  sim_close(&s);
-  return st < NG_OK ? st : NG_OK;
-}
-
-/* At any word that ranks say while one saves or loads: all know, and one whole state is there. */
-static void a_rank_is_gone(void **state) {
-  (void)state;
-  const path a = in_folder("a");
-  for (int loading = 0; loading < 2; loading++) {
-    for (int32_t who = 0; who < 2; who++) {
-      int64_t k = 1;
-      for (bool through = false; !through; k++) {
-        gone x = {.file = a.text, .loading = loading != 0, .who = who, .k = k};
-        save("a", 2);
-        assert_int_equal(ranks_run(RANKS, leave, &x, NULL), NG_OK);
-        through = x.got[who] == NG_OK;
-        for (int32_t r = 0; r < RANKS; r++)
-          assert_int_equal(x.got[r], through ? NG_OK : NG_ERR_COMM);
-        loads("a");
-        save("a", 1); /* takes away what is left */
-        assert_int_equal(list_folder().n, RANKS);
-      }
-      assert_true(k > 5);
-    }
-  }
-  clear_folder();
-}
-
-/* ---- memory that is not there ----------------------------------------------------------------*/
-
-typedef struct mean_purse {
-  int64_t calls, fail_at, held;
-} mean_purse;
-
-static void *mean_take(void *user, size_t bytes) {
-  mean_purse *p = user;
-  if (++p->calls == p->fail_at) return NULL;
-  p->held += (int64_t)bytes;
-  return aligned_alloc(64, (bytes + 63) / 64 * 64);
-}
-
-static void mean_give(void *user, void *ptr, size_t bytes) {
-  mean_purse *p = user;
-  p->held -= (int64_t)bytes;
-  free(ptr);
-}
-
-static ng_status starve(int32_t rank, ng_transport *t, void *arg) {
-  gone *x = arg;
-  mean_purse purse = {0};
-  ng_context_config config;
-  ng_context_config_init(&config, sizeof config);
-  config.alloc = mean_take;
-  config.free = mean_give;
-  config.alloc_user = &purse;
-  sim s;
-  ng_status st = sim_open(&s, &spread, t, &config);
-  for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
-    st = sim_step(&s, i);
-  if (st >= NG_OK) {
-    const int64_t before = purse.held;
+    const int64_t held = mine.held;
     const uint64_t was = sim_fingerprint(&s);
-    if (rank == x->who) purse.fail_at = purse.calls + x->k;
+    if (gone) between.fail_at = between.calls + x->k;
+    if (memory) mine.fail_at = mine.calls + x->k;
     x->got[rank] = x->loading ? ng_load(s.p, x->file) : ng_save_parts(s.p, x->file);
-    if (purse.held != before) st = NG_ERR_STATE;
-    if (x->got[rank] != NG_OK && sim_fingerprint(&s) != was) st = NG_ERR_STATE;
-    if (rank == x->who && x->got[rank] != NG_OK &&
-        strstr(ng_last_error(s.ctx), "no memory") == NULL) {
+    const bool failed = x->got[rank] != NG_OK;
+    if (x->memory && (mine.held != held || (failed && sim_fingerprint(&s) != was)))
       st = NG_ERR_STATE;
-    }
+    if (memory && failed && strstr(ng_last_error(s.ctx), "no memory") == NULL) st = NG_ERR_STATE;
   }
   sim_close(&s);
-  return st < NG_OK || purse.held == 0 ? st : NG_ERR_STATE;
+  return st < NG_OK || mine.held == 0 ? st : NG_ERR_STATE;
 }
 
-/* Each in turn, on one rank: the same status on all, nothing is lost, and it can be tried again. */
-static void every_allocation_fails(void **state) {
+/* At each message, and at each allocation, of one rank while it saves or loads: all ranks get the same status, one whole
+ * state is there, and nothing is lost. */
+static void one_rank_fails(void **state) {
   (void)state;
   const path a = in_folder("a");
-  save("a", 2);
-  for (int loading = 0; loading < 2; loading++) {
-    for (int32_t who = 0; who < 2; who++) {
-      int64_t k = 1;
-      for (bool through = false; !through; k++) {
-        gone x = {.file = a.text, .loading = loading != 0, .who = who, .k = k};
-        assert_true(ranks_run(RANKS, starve, &x, NULL) >= NG_OK);
-        through = x.got[who] == NG_OK;
-        for (int32_t r = 0; r < RANKS; r++)
-          assert_int_equal(x.got[r], through ? NG_OK : NG_ERR_NOMEM);
-        assert_int_equal(list_folder().n, RANKS);
+  for (int way = 0; way < 8; way++) {
+    hurt x = {.file = a.text, .memory = way >= 4, .loading = way / 2 % 2 != 0, .who = way % 2};
+    const ng_status told = x.memory ? NG_ERR_NOMEM : NG_ERR_COMM;
+    bool through = false;
+    save("a", 2);
+    while (!through) {
+      x.k++;
+      assert_true(ranks_run(RANKS, hurt_one, &x, NULL) >= NG_OK);
+      through = x.got[x.who] == NG_OK;
+      for (int32_t r = 0; r < RANKS; r++)
+        assert_int_equal(x.got[r], through ? NG_OK : told);
+      if (!x.memory) {
+        loads("a");
+        save("a", 2); /* removes the remains */
       }
-      assert_true(k > 5);
+      assert_int_equal(list_folder().n, RANKS);
     }
+    assert_true(x.k > 5);
+    loads("a");
   }
-  loads("a");
   clear_folder();
 }
 
@@ -356,13 +291,9 @@ static void folders_apart(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(parts_that_do_not_belong),
-      cmocka_unit_test(parts_that_were_edited),
-      cmocka_unit_test(a_part_without_arrays),
-      cmocka_unit_test(no_room_for_one),
-      cmocka_unit_test(a_rank_is_gone),
-      cmocka_unit_test(every_allocation_fails),
-      cmocka_unit_test(folders_apart),
+      cmocka_unit_test(parts_that_do_not_belong), cmocka_unit_test(parts_that_were_edited),
+      cmocka_unit_test(a_part_without_arrays),    cmocka_unit_test(no_room_for_one),
+      cmocka_unit_test(one_rank_fails),           cmocka_unit_test(folders_apart),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

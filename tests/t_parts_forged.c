@@ -33,30 +33,37 @@ typedef struct parted {
   char id[NG_HEX + 1];
 } parted;
 
-static void spill(const char *name, const void *bytes, size_t n) {
-  FILE *to = fopen(name, "wb");
-  assert_non_null(to);
-  assert_int_equal(fwrite(bytes, 1, n, to), n);
-  assert_int_equal(fclose(to), 0);
-}
+static const char head[] = "{\"__metadata__\":{\"natgrad\":\"", tail[] = "\",\"natgrad.crc32\":\"";
 
-static void open_parts(parted *x) {
-  static const char begin[] = "{\"__metadata__\":{\"natgrad\":\"",
-                    end[] = "\",\"natgrad.crc32\":\"";
+/* Saved by all ranks, read, and removed. */
+static parted take_parts(const sim_setup *how) {
+  const path a = in_folder("a");
+  transfer save = {.how = how, .steps = 2, .parts = a.text};
+  parted x;
+  assert_int_equal(ranks_run(RANKS, play_transfer, &save, NULL), NG_OK);
   for (int32_t r = 0; r < RANKS; r++) {
     const path p = file_of_part("a", r, RANKS);
-    x->bytes[r] = slurp(p.text, &x->n[r]);
+    x.bytes[r] = slurp(p.text, &x.n[r]);
   }
-  const char *head = (const char *)x->bytes[0] + 8;
-  assert_memory_equal(head, begin, sizeof begin - 1);
-  x->text = head + sizeof begin - 1;
-  x->rest = memmem(x->text, x->n[0] - sizeof begin - 8, end, sizeof end - 1);
-  assert_non_null(x->rest);
-  memcpy(x->id, x->rest + sizeof end - 1, NG_HEX);
+  const char *text = (const char *)x.bytes[0] + 8;
+  assert_memory_equal(text, head, sizeof head - 1);
+  x.text = text + sizeof head - 1;
+  x.rest = memmem(x.text, x.n[0] - sizeof head - 8, tail, sizeof tail - 1);
+  assert_non_null(x.rest);
+  memcpy(x.id, x.rest + sizeof tail - 1, NG_HEX);
+  clear_folder();
+  return x;
 }
 
-/* Numbers and words that lie; most keep it JSON. */
-static size_t forge(const parted *x, rng *r, char *to) {
+static void drop_parts(parted *x) {
+  for (int32_t q = 0; q < RANKS; q++)
+    free(x->bytes[q]);
+}
+
+static char text[ROOM], room[ROOM];
+
+/* Puts wrong numbers and words into the manifest in `text`; most keep it JSON. */
+static size_t forge(const parted *x, rng *r) {
   static const char *const lie[] = {"-1",        "0",         "1",  "2",
                                     "3",         "7",         "64", "2147483648",
                                     "16777217",  "1e3",       "[]", "9223372036854775807",
@@ -65,34 +72,32 @@ static size_t forge(const parted *x, rng *r, char *to) {
   const size_t n = (size_t)(x->rest - x->text);
   const char *from = memmem(x->text, n, "\\\"tensors\\\":{", 13);
   assert_non_null(from);
-  memcpy(to, x->text, n);
   size_t used = n;
   for (int64_t edits = rng_between(r, 1, 2); edits > 0; edits--) {
     size_t at = (size_t)(from - x->text) + (size_t)rng_below(r, (int64_t)used - (from - x->text));
     if (rng_below(r, 3) > 0) { /* a number that is alone: not part of a name or a checksum */
-      while (at < used && !(strchr(":[,", to[at - 1]) != NULL && to[at] >= '0' && to[at] <= '9'))
+      while (at < used &&
+             !(strchr(":[,", text[at - 1]) != NULL && text[at] >= '0' && text[at] <= '9'))
         at++;
       size_t end = at;
-      while (end < used && to[end] >= '0' && to[end] <= '9')
+      while (end < used && text[end] >= '0' && text[end] <= '9')
         end++;
       if (at >= used) continue;
       const char *word = lie[rng_below(r, (int64_t)(sizeof lie / sizeof lie[0]))];
       const size_t m = strlen(word);
-      memmove(to + at + m, to + end, used - end);
-      memcpy(to + at, word, m);
+      memmove(text + at + m, text + end, used - end);
+      memcpy(text + at, word, m);
       used = used - (end - at) + m;
-    } else if (to[at] != '\\' && to[at] != '"') {
+    } else if (text[at] != '\\' && text[at] != '"') {
       static const char other[] = "019a,{}[]:tpf";
-      to[at] = other[rng_below(r, (int64_t)sizeof other - 1)];
+      text[at] = other[rng_below(r, (int64_t)sizeof other - 1)];
     }
   }
   return used;
 }
 
 /* Rank 0's file with this manifest, and the others under their new names. */
-static void put(const parted *x, const char *text, size_t n, char *room) {
-  static const char begin[] = "{\"__metadata__\":{\"natgrad\":\"",
-                    end[] = "\",\"natgrad.crc32\":\"";
+static void put(const parted *x, size_t n) {
   size_t m = 0;
   for (size_t i = 0; i < n; i++) {
     if (text[i] != '\\') room[m++] = text[i];
@@ -107,12 +112,12 @@ static void put(const parted *x, const char *text, size_t n, char *room) {
   for (int i = 0; i < 8; i++)
     room[i] = (char)(unsigned char)(length >> (8 * i));
   char *at = room + 8;
-  memcpy(at, begin, sizeof begin - 1);
-  at += sizeof begin - 1;
+  memcpy(at, head, sizeof head - 1);
+  at += sizeof head - 1;
   memcpy(at, text, n);
   at += n;
   memcpy(at, x->rest, after);
-  memcpy(at + sizeof end - 1, id.text, NG_HEX);
+  memcpy(at + sizeof tail - 1, id.text, NG_HEX);
   spill(file_of_part("a", 0, RANKS).text, room, (size_t)(at - room) + after);
   for (int32_t r = 1; r < RANKS; r++) {
     char name[64];
@@ -126,77 +131,59 @@ static void put(const parted *x, const char *text, size_t n, char *room) {
 }
 
 static void forged(void **state) {
-  char *text = malloc(ROOM), *room = malloc(ROOM);
   rng r = {test_seed()};
   int64_t refused = 0;
   (void)state;
-  assert_true(text != NULL && room != NULL);
   for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
     const path a = in_folder("a");
-    parted x = {.text = NULL};
-    transfer save = {.how = &hows[k], .steps = 2, .parts = a.text};
-    assert_int_equal(ranks_run(RANKS, play_transfer, &save, NULL), NG_OK);
-    open_parts(&x);
-    clear_folder();
+    parted x = take_parts(&hows[k]);
+    const size_t whole = (size_t)(x.rest - x.text);
     for (int64_t trial = 0; trial < test_times(TRIALS); trial++) {
-      const size_t n = trial == 0 ? (size_t)(x.rest - x.text) : forge(&x, &r, text);
-      if (trial == 0) memcpy(text, x.text, n);
+      size_t n = whole;
+      memcpy(text, x.text, whole);
+      if (trial > 0) n = forge(&x, &r);
       assert_true(n < ROOM / 2);
-      put(&x, text, n, room);
+      put(&x, n);
       ng_status each[RANKS];
       transfer load = {.how = &hows[k], .steps = 2, .load = a.text};
       const int32_t ranks = 1 + (int32_t)(trial % RANKS);
       (void)ranks_run(ranks, play_transfer, &load, each);
-      for (int32_t q = 0; q < ranks; q++) {
-        if (each[q] != each[0] || (each[q] < NG_OK && each[q] != NG_ERR_FILE) || load.changed[q])
-          fail_msg("NG_TEST_SEED=%llu, trial %lld: rank %d %s, rank 0 %s",
-                   (unsigned long long)test_seed(), (long long)trial, (int)q,
-                   ng_status_name(each[q]), ng_status_name(each[0]));
-      }
-      const bool same = n == (size_t)(x.rest - x.text) && memcmp(text, x.text, n) == 0;
-      if ((each[0] >= NG_OK) != same)
-        fail_msg("NG_TEST_SEED=%llu, trial %lld: %s", (unsigned long long)test_seed(),
+      const bool same = n == whole && memcmp(text, x.text, n) == 0;
+      bool wrong = (each[0] >= NG_OK) != same;
+      for (int32_t q = 0; q < ranks; q++)
+        wrong = wrong || each[q] != each[0] || load.changed[q] ||
+                (each[q] < NG_OK && each[q] != NG_ERR_FILE);
+      if (wrong)
+        fail_msg("NG_TEST_SEED=%llu, trial %lld: rank 0 %s", (unsigned long long)test_seed(),
                  (long long)trial, ng_status_name(each[0]));
       refused += !same;
       clear_folder();
     }
-    for (int32_t q = 0; q < RANKS; q++)
-      free(x.bytes[q]);
+    drop_parts(&x);
   }
   printf("forged manifests of parts: %lld, each refused\n", (long long)refused);
-  free(room);
-  free(text);
 }
 
 /* An array is said to be in another file than it is: the one that has it has one more than it should. */
 static void moved(void **state) {
   static const char piece[] = "\\\"pieces\\\":[{\\\"part\\\":1,\\\"crc32";
-  char *text = malloc(ROOM), *room = malloc(ROOM);
   const path a = in_folder("a");
-  parted x = {.text = NULL};
-  transfer save = {.how = &hows[0], .steps = 2, .parts = a.text},
-           load = {.how = &hows[0], .steps = 2, .load = a.text};
-  (void)state;
-  assert_true(text != NULL && room != NULL);
-  assert_int_equal(ranks_run(RANKS, play_transfer, &save, NULL), NG_OK);
-  open_parts(&x);
-  clear_folder();
+  parted x = take_parts(&hows[0]);
+  transfer load = {.how = &hows[0], .steps = 2, .load = a.text};
   const size_t n = (size_t)(x.rest - x.text);
+  (void)state;
   memcpy(text, x.text, n);
   char *at = memmem(text, n, piece, sizeof piece - 1);
   assert_non_null(at);
   *strchr(at, '1') = '2';
-  put(&x, text, n, room);
+  put(&x, n);
   assert_int_equal(ranks_run(1, play_transfer, &load, NULL), NG_ERR_FILE);
   if (strstr(load.message, "-1of3: tensor '") == NULL ||
       strstr(load.message, "' is not listed in the manifest for this part") == NULL)
     fail_msg("%s", load.message);
   assert_false(load.changed[0]);
   clear_folder();
-  for (int32_t q = 0; q < RANKS; q++)
-    free(x.bytes[q]);
-  free(room);
-  free(text);
+  drop_parts(&x);
 }
 
 int main(void) {

@@ -83,10 +83,7 @@ static void two_jobs(void **state) {
 /* ---- what is ours, and what is not -----------------------------------------------------------*/
 
 static void put(const char *name, const void *bytes, size_t n) {
-  FILE *f = fopen(in_folder(name).text, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
+  spill(in_folder(name).text, bytes, n);
 }
 
 static bool there(const char *name) {

@@ -166,30 +166,11 @@ static void refused(void **state) {
 }
 
 /* Whatever allocation fails, the model is as it was: the next plan is the plan. */
-typedef struct purse {
-  int32_t calls, fail_at;
-} purse;
-
-static void *purse_take(void *user, size_t bytes) {
-  purse *p = user;
-  return ++p->calls == p->fail_at ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
-}
-
-static void purse_give(void *user, void *ptr, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(ptr);
-}
-
 static void no_memory(void **state) {
   (void)state;
-  purse m = {0, 0};
-  ng_context_config c;
-  ng_context_config_init(&c, sizeof c);
+  purse m = {0};
+  ng_context_config c = purse_config(&m);
   c.threads = 1;
-  c.alloc = purse_take;
-  c.free = purse_give;
-  c.alloc_user = &m;
   fixture f;
   ng_rank_plan want, got;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.config = &c}), NG_OK);
@@ -197,7 +178,7 @@ static void no_memory(void **state) {
   want = (ng_rank_plan){.struct_size = sizeof want};
   fixture_ok(&f, ng_plan_ranks(f.p, 4, 1, 1, &want));
   int met = 0;
-  for (int32_t k = 1;; k++, met++) {
+  for (int64_t k = 1;; k++, met++) {
     m.fail_at = m.calls + k;
     got = (ng_rank_plan){.struct_size = sizeof got};
     const ng_status st = ng_plan_ranks(f.p, 4, 1, 1, &got);
