@@ -29,14 +29,23 @@
  *   rho weight of the old running average              W   ranks
  *
  * Every function comment answers Math, Shapes, Units, Memory, Ranks, Threads, Errors.  A line that
- * would repeat these defaults is left out:
+ * would only repeat these general rules is left out:
  *
- *   Memory:  arguments are borrowed until the call returns; the library frees only its own memory.
- *   Ranks:   local (no communication).
+ *   Memory:  arguments are borrowed until the call returns; texts are copied.  Texts that a call
+ *            returns belong to the library.  A function that creates an object sets *out to NULL if
+ *            it fails; ng_*_destroy accepts NULL and sets the pointer to NULL.
+ *   Ranks:   local (no communication).  "Collective": all ranks make the call, in the same order.
+ *            "Same on all ranks": ranks are compared; if they differ, ng_ready returns NG_ERR_COMM,
+ *            a step NG_ERR_STATE, on all ranks.
  *   Threads: different contexts are independent; a context and its objects are used by one thread
- *            at a time.
+ *            at a time.  Functions without an object may be called from any thread.
  *   Errors:  the status says what remains valid (NG_STATUS_LIST); ng_last_error gives the reason in
- *            one line.  The library never exits, aborts, prints or installs signal handlers.
+ *            one line.  Functions with `message` (`size` bytes, may be NULL) write it there.
+ *            Every call may return NG_ERR_ARG (NULL; no such index, name or value; struct_size not
+ *            set) and NG_ERR_NOMEM, a collective call NG_ERR_COMM; other errors are listed.
+ *            The library never exits, aborts, prints or installs signal handlers.
+ *   Lists:   ng_*_count returns the number of items; a function with an index i reads item 0, 1,
+ *            ...; NG_ERR_ARG after the last.
  *
  * Structs begin with struct_size, so header and library may have different versions.  Structs with
  * defaults other than 0 have an initialiser, ng_batch_init(&batch, sizeof batch), which sets
@@ -45,8 +54,7 @@
  * ng_report r = {.struct_size = sizeof r}.
  *
  * Declarations behind NG_EXPERIMENTAL may change in any version; define that macro before the
- * include to use them.  All others are only extended.
- */
+ * include to use them.  All others are only extended. */
 #ifndef NATGRAD_H
 #define NATGRAD_H
 
@@ -58,28 +66,20 @@
 #define NG_VERSION_PATCH 0
 #define NG_VERSION (NG_VERSION_MAJOR * 10000 + NG_VERSION_MINOR * 100 + NG_VERSION_PATCH)
 
-#if defined(_WIN32)
-#define NG_API
-#define NG_CHECKED
-#else
 #define NG_API __attribute__((visibility("default")))
 #define NG_CHECKED __attribute__((warn_unused_result))
-#endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* ---- 1. Status ------------------------------------------------------------------------------
- * 0: success.  Positive: done, with a note to log.  Negative: error.  The text says what remains
- * valid. */
+ * 0: success.  Positive: done, with a note to log.  Negative: error. */
 #define NG_STATUS_LIST(X)                                                                          \
   X(NG_OK, 0, "done")                                                                              \
-  X(NG_RESCUED, 1,                                                                                 \
-    "done; some block was rescued, or elements that would overflow kept their old value")          \
+  X(NG_RESCUED, 1, "done; a block was rescued, or overflowing elements kept their old value")      \
   X(NG_SKIPPED, 2, "a value was not finite; it was not folded, nothing was written; go on")        \
-  X(NG_UNOBSERVED, 3,                                                                              \
-    "done; a statistic was due and no rank showed it anything: its last average was used")         \
+  X(NG_UNOBSERVED, 3, "done; no rank observed a due statistic: its last average was used")         \
   X(NG_ERR_ARG, -1, "bad argument or option; nothing changed")                                     \
   X(NG_ERR_SHAPE, -2, "array does not fit the layer; nothing changed")                             \
   X(NG_ERR_STATE, -3, "call out of order; nothing changed")                                        \
@@ -100,17 +100,8 @@ NG_API const char *ng_status_name(ng_status s);
 NG_API const char *ng_status_meaning(ng_status s);
 
 /* ---- 2. Arrays -------------------------------------------------------------------------------*/
-
-typedef enum ng_dtype {
-  NG_F32 = 1,
-  NG_F64 = 2,
-  NG_F16 = 3,  /* IEEE binary16 */
-  NG_BF16 = 4, /* the upper half of an f32 */
-  NG_I32 = 5,
-  NG_I64 = 6,
-  NG_U8 = 7
-} ng_dtype;
-
+/* NG_F16: IEEE binary16; NG_BF16: the upper half of an f32. */
+typedef enum ng_dtype { NG_F32 = 1, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8 } ng_dtype;
 typedef enum ng_mem { NG_HOST = 1, NG_DEVICE = 2 } ng_mem;
 
 /* NG_COPY: the library does not read the array after the call.  NG_BORROW: it may, until the next
@@ -120,34 +111,27 @@ typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
 /* An array of the caller, with the fields of DLPack's DLTensor (add its byte_offset to `data`).
  * Element (i0, i1, ...) is at data + i0 stride[0] + i1 stride[1] + ... elements.  Any strides are
  * valid: slices, transposed matrices, channels-last images; 0 for an expanded axis of an input.  In
- * an output no two elements share memory and rows do not interleave.  `data` is aligned for dtype.
- *
- *   shape   [ndim], each >= 1; NULL: extents and strides are in `room`, as ng_array_matrix() fills
- *           it, so the struct can be copied and returned
- *   stride  [ndim]; NULL: dense, last axis fastest
- * Memory:  shape and stride are read during the call only. */
+ * an output no two elements share memory and rows do not interleave.
+ * Memory:  `data` is aligned for dtype; shape and stride are read during the call only. */
 enum { NG_DIMS = 8 };
 typedef struct ng_array {
   void *data;
   ng_dtype dtype;
   ng_mem mem;
   int32_t ndim;          /* 0 to NG_DIMS */
-  const int64_t *shape;  /* NULL: room[0 .. ndim) */
-  const int64_t *stride; /* may be NULL */
-  int64_t room[8];       /* if shape is NULL: extents in [0, 4), strides in [4, 8) */
+  const int64_t *shape;  /* extents, each >= 1; NULL: `room` has extents and strides */
+  const int64_t *stride; /* NULL: dense, last axis fastest */
+  int64_t room[8];       /* extents in [0, 4), strides in [4, 8), so a struct can be returned */
 } ng_array;
 
 /* Describe a host array in one line: ng_array x = ng_array_matrix(data, 32, 784, NG_F32);
- * vector [n]; dense matrix [rows, cols]; matrix with rows row_stride elements apart; images
+ * vector [n]; dense matrix [rows, cols]; matrix with rows `stride` elements apart; images
  * [n, c, h, w], stored in that order; images of the same shape, stored as [n, h, w, c]. */
-NG_API ng_array ng_array_vector(void *data, int64_t n, ng_dtype dtype);
-NG_API ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype dtype);
-NG_API ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t row_stride,
-                              ng_dtype dtype);
-NG_API ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w,
-                              ng_dtype dtype);
-NG_API ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w,
-                              ng_dtype dtype);
+NG_API ng_array ng_array_vector(void *data, int64_t n, ng_dtype t);
+NG_API ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype t);
+NG_API ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t stride, ng_dtype t);
+NG_API ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t);
+NG_API ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t);
 
 /* Bytes of one element (0: unknown dtype); "f32", "bf16", ... ("?": unknown dtype). */
 NG_API int64_t ng_dtype_size(ng_dtype t);
@@ -161,7 +145,6 @@ typedef struct ng_transport ng_transport; /* section 3 */
  * none (one rank), ng_threads (ranks as threads), MPI (natgrad_mpi.h).  A callback returns NG_OK or
  * an error.  After an error the library calls `abort`, so that no other rank waits for this one,
  * and every rank gets NG_ERR_COMM. */
-
 typedef enum ng_coll_kind {
   NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` */
   NG_BROADCAST = 2,      /* recv of every rank = send of `root`; `count` */
@@ -175,13 +158,11 @@ typedef struct ng_collective {
   ng_coll_kind kind;
   ng_dtype dtype; /* f64, f32, bf16, f16: sum in f32 or better; u8: only moved */
   ng_mem mem;
-  void *group;  /* from group_create; NULL: all ranks */
-  int32_t root; /* broadcast: rank in the whole transport */
-  /* disjoint, or in place: send == recv; all-gather: send == own part of recv; reduce-scatter: recv
-   * == own part of send */
-  const void *send;
-  void *recv;
-  int64_t count;         /* elements; all-reduce and broadcast */
+  void *group;      /* from group_create; NULL: all ranks */
+  int32_t root;     /* broadcast: rank in the whole transport */
+  const void *send; /* disjoint from recv, or in place: recv; all-gather: the own part of recv */
+  void *recv;       /* reduce-scatter in place: the own part of send */
+  int64_t count;    /* elements; all-reduce and broadcast */
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather */
   void *stream;          /* device memory: stream to be ordered after; NULL on the host */
 } ng_collective;
@@ -191,32 +172,30 @@ struct ng_transport {
   void *user; /* passed to every callback */
   const char *name;
   int32_t rank, size;
-  /* required: perform `c`; return when recv is complete. */
+  /* Required: perform `c`; return when recv is complete. */
   ng_status (*run)(void *user, const ng_collective *c);
-  /* optional pair: start returns at once, wait completes (default: start calls run).  `c` and its
-   * buffers stay valid until wait. */
+  /* The others are optional.  A pair: start returns at once, wait completes; `c` and its buffers
+   * stay valid until wait.  Default: start calls run. */
   ng_status (*start)(void *user, const ng_collective *c, void **request);
   ng_status (*wait)(void *user, void *request);
-  /* optional pair: groups of ascending ranks, created collectively by all ranks.  Required for
+  /* A pair: groups of ascending ranks, created collectively by all ranks.  Required for
    * grad_worker_fraction other than 0 and 1. */
   ng_status (*group_create)(void *user, const int32_t *ranks, int32_t n, void **group);
   void (*group_destroy)(void *user, void *group);
-  /* optional: bit (1 << kind) for each kind that `run` performs; 0: all-reduce and broadcast.  The
-   * library builds the other kinds from these two. */
+  /* Bit (1 << kind) for each kind that `run` performs; 0: all-reduce and broadcast.  The library
+   * builds the other kinds from these two. */
   uint32_t kinds;
-  /* optional: this rank fails; wake the other ranks, whose calls then fail. */
+  /* This rank fails; wake the other ranks, whose calls then fail. */
   void (*abort)(void *user);
-  /* optional, with start and wait: make progress without blocking.  *done = 1: complete, recv may
-   * be read, wait is not called; 0: call again later.  Called by the thread that started the
-   * request. */
+  /* With start and wait, called by the thread that started the request: make progress without
+   * blocking.  *done = 1: complete, recv may be read, wait is not called; 0: call again later. */
   ng_status (*test)(void *user, void *request, int32_t *done);
 };
 
 /* Create ranks as threads of one process.  Sums are taken in rank order: same bits in every run.
  * ng_threads_transport fills a table of `size` bytes for one rank.
  * Memory:  the group outlives every context that uses it.
- * Threads: create and destroy in one thread; use the table of rank r in the thread of rank r.
- * Errors:  NG_ERR_ARG (ranks < 1, rank out of range), NG_ERR_NOMEM. */
+ * Threads: create and destroy in one thread; use the table of rank r in the thread of rank r. */
 typedef struct ng_threads ng_threads;
 NG_API NG_CHECKED ng_status ng_threads_create(int32_t ranks, ng_threads **out);
 NG_API NG_CHECKED ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *out,
@@ -225,7 +204,6 @@ NG_API void ng_threads_destroy(ng_threads **group);
 #endif /* NG_EXPERIMENTAL */
 
 /* ---- 4. Context ------------------------------------------------------------------------------*/
-
 typedef struct ng_context ng_context;
 
 typedef enum ng_log_level {
@@ -243,8 +221,7 @@ typedef struct ng_context_config {
   void *(*alloc)(void *user, size_t bytes);
   void (*free)(void *user, void *ptr, size_t bytes);
   void *alloc_user;
-  /* Executor: call task(arg, i) for every i in [0, n), in any order; return when all are done.
-   * NULL: a pool of `threads` threads. */
+  /* Call task(arg, i) for every i in [0, n), in any order.  NULL: a pool of `threads` threads. */
   void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor_user;
   /* Threads of the library's loops: the caller's thread and threads - 1 of a pool.  0: NG_THREADS
@@ -258,58 +235,46 @@ typedef struct ng_context_config {
   ng_log_level log_level;        /* most verbose level; NG_LOG of the environment overrides it */
   const ng_transport *transport; /* copied; NULL: one rank */
   const char *linalg;            /* "cpu", "ref"; NULL: the best; see ng_component_info */
-  /* Device stream (cudaStream_t) of all work of this context.  NULL on the host; without a device
-   * any other value is NG_ERR_ABSENT. */
-  void *queue;
-  /* Tensor parallelism: ranks of `transport` that work on the same samples and share layers
-   * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size.
-   * Copied; NULL: no sharded layers.  All ranks set it or none (else ng_ready: NG_ERR_COMM). */
+  void *queue;                   /* device stream (cudaStream_t) of all work; NULL on the host */
+  /* Copied groups of ranks; NULL: none.  All ranks set one or none; else ng_ready: NG_ERR_COMM.
+   * Tensor parallelism: ranks of `transport` that work on the same samples and share layers
+   * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size. */
   const ng_transport *model_group;
   /* Pipeline parallelism: a group with one rank of each stage; `transport` has the ranks of one
    * stage.  All stages have the same options and largest lr.  ng_ready and each step are collective
-   * over all stages: nu is summed over their layers, and a step counts in all stages or in none.
-   * Copied; NULL: one stage.  All ranks set it or none (else ng_ready: NG_ERR_COMM). */
+   * over all stages: nu is summed over their layers, and a step counts in all stages or in none. */
   const ng_transport *stage_group;
 } ng_context_config;
 
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
 
-/* Create a context; header_version is NG_VERSION.  config may be NULL: all defaults.
- * Memory:  *out is NULL unless the status is NG_OK.  `message` (may be NULL) of `message_size`
- *          bytes receives the reason of a failure.
- * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in, a queue without a device),
- *          NG_ERR_NOMEM, NG_ERR_STATE (header newer than the library). */
-NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
-                                              const ng_context_config *config, char *message,
-                                              size_t message_size, ng_context **out);
+/* Create a context; version is NG_VERSION.  config may be NULL: all defaults.
+ * Errors:  NG_ERR_ABSENT (linear algebra not built in, a queue without a device); NG_ERR_STATE
+ *          (header newer than the library). */
+NG_API NG_CHECKED ng_status ng_context_create(int32_t version, const ng_context_config *config,
+                                              char *message, size_t size, ng_context **out);
 
-/* Destroy a context and set *ctx to NULL; accepts NULL.  Destroy its ng_precond objects before.
- *
- * After fork() the child must not use the parent's context: calls return NG_ERR_STATE.  It may
- * destroy its copy, which frees memory only, and create a new context. */
+/* Destroy a context, after its ng_precond objects.  After fork() the child must not use the
+ * parent's context: calls return NG_ERR_STATE.  It may destroy its copy, which frees memory only,
+ * and create a new context. */
 NG_API void ng_context_destroy(ng_context **ctx);
 
-/* Return the reason of the last failure on this context in one line, or "".  Valid until the next
- * call on the context. */
+/* Return the reason of the last failure in one line, or "".  Valid until the next call. */
 NG_API const char *ng_last_error(const ng_context *ctx);
 
-/* Return the number of threads of the context's loops, at least 1. */
+/* Return the threads of the loops, at least 1; bytes held now, their peak, calls of alloc. */
 NG_API int32_t ng_context_threads(const ng_context *ctx);
-
-/* Return the bytes held now, the peak, and the number of allocator calls of this context. */
 NG_API void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak,
                                  int64_t *calls);
 
-/* ---- 5. Build information --------------------------------------------------------------------*/
-
-NG_API int32_t ng_version(void); /* NG_VERSION of the library */
-
-/* Write lines "key = value\n" (version, commit, compiler, blas, kernel, blas threads, ...) to
- * `text`, cut to `size`, 0-terminated; NULL with size 0 asks for the length.  Return the length of
- * the whole text without its 0. */
+/* ---- 5. Build information ---------------------------------------------------------------------
+ * Return NG_VERSION of the library; write lines "key = value\n" (version, commit, compiler, blas,
+ * kernel, blas threads, ...) to `text`, cut to `size`, 0-terminated; NULL with size 0 asks for the
+ * length.  Return the length of the whole text without its 0. */
+NG_API int32_t ng_version(void);
 NG_API int32_t ng_build_info(char *text, size_t size);
 
-/* Linear algebras and transports, built in or known. */
+/* Read linear algebra or transport i, built in or known. */
 typedef struct ng_component {
   size_t struct_size;
   const char *kind; /* "linalg" or "transport" */
@@ -317,55 +282,49 @@ typedef struct ng_component {
   int32_t built_in;
   const char *absent; /* how to get it; "" if built in */
 } ng_component;
-/* Components 0, 1, ...; NG_ERR_ARG after the last. */
 NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
 
 /* ---- 6. Options ------------------------------------------------------------------------------
  * docs/options.md and the man page describe every option: name, default, bounds, values, formulas.
- * ng_option_at reads the table of options, ng_method_at the methods (rows of option values).  Lines
- * of options, NG_<NAME> in the environment and --<name> on the command line set the same options. */
+ * Lines of options, NG_<NAME> in the environment and --<name> on the command line set the same
+ * options.  An ng_options is used by one thread at a time, or by any number of readers. */
 typedef struct ng_options ng_options;
 
-/* Create options with the defaults of method "natgrad" and the values of a line (NULL or "": none).
- * ng_precond_create takes a line directly.
+/* Create options with the defaults of method "natgrad" and the values of a line (NULL or "": none);
+ * copy options; destroy them.  ng_precond_create takes a line directly.
  * Line:    "method=eva damping=0.01 skip_layers='fc1, head 2'": NAME=VALUE, separated by blanks, in
  *          any order; values with blanks in '..' or "..".  A repeated name is an error.
- * Memory:  *out is NULL unless the status is NG_OK.  One allocation of about 15 kB, which no
- *          context counts.  `message` (may be NULL) receives the reason of a failure.
- * Threads: one thread at a time, or any number of readers.
- * Errors:  as ng_options_set; NG_ERR_NOMEM. */
-NG_API NG_CHECKED ng_status ng_options_create(const char *line, char *message, size_t message_size,
+ * Memory:  one allocation of about 15 kB, which no context counts.
+ * Errors:  as ng_options_set. */
+NG_API NG_CHECKED ng_status ng_options_create(const char *line, char *message, size_t size,
                                               ng_options **out);
-NG_API void ng_options_destroy(ng_options **o); /* accepts NULL, sets *o to NULL */
-
-/* Copy options.  On NG_ERR_ARG and NG_ERR_NOMEM *out is NULL. */
 NG_API NG_CHECKED ng_status ng_options_copy(const ng_options *o, ng_options **out);
+NG_API void ng_options_destroy(ng_options **o);
 
-/* Set one option from text.  `name` may have '-' for '_'; of two calls the last one counts.
- * "method" takes a name of ng_method_at: options that were never set get the values of its row, so
- * the order of calls has no effect.  Options of another family (ng_option_info.family) must keep
- * their defaults.
- * Memory:  texts are copied; a free text has at most 4,095 bytes.
+/* Set one option from text or from a number (real, integer, flag 0 or 1); set all options of a
+ * line, or all options found as NG_<NAME> in the environment (NG_METHOD=eva, NG_DAMPING=0.003).
+ * `name` may have '-' for '_'; of two calls the last one counts.  "method" takes a name of
+ * ng_method_at: options that were never set get the values of its row, so the order of calls has no
+ * effect.  Options of another family (ng_option_info.family) must keep their defaults.
+ * Memory:  a free text has at most 4,095 bytes.
  * Errors:  nothing is set: NG_ERR_ARG (unknown name: the message has the nearest; value out of
  *          range: the message has the range), NG_ERR_ABSENT (unsupported value or method). */
 NG_API NG_CHECKED ng_status ng_options_set(ng_options *o, const char *name, const char *value,
-                                           char *message, size_t message_size);
-/* Set one option from a number: real, integer, flag (0 or 1). */
+                                           char *message, size_t size);
 NG_API NG_CHECKED ng_status ng_options_set_real(ng_options *o, const char *name, double value,
-                                                char *message, size_t message_size);
-/* Set all options of a line (see ng_options_create), or none. */
+                                                char *message, size_t size);
 NG_API NG_CHECKED ng_status ng_options_set_line(ng_options *o, const char *line, char *message,
-                                                size_t message_size);
+                                                size_t size);
+NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, size_t size);
 
 /* Get one option as text for ng_options_set, or as a number.
- * Errors:  NG_ERR_ARG (NULL; unknown option; `size` too small; _real: a choice or free text). */
+ * Errors:  NG_ERR_ARG (`size` too small; _real: a choice or free text). */
 NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name, char *value,
                                            size_t size);
 NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char *name, double *out);
 
-/* Environment variables of the library.  Other variables NG_* are logged as warnings when a context
- * is created, with the nearest name.  Variables 0, 1, ...; NG_ERR_ARG after the last.
- * Threads: any. */
+/* Read environment variable i.  When a context is created, other variables NG_* are logged as
+ * warnings, with the nearest name. */
 typedef struct ng_variable_info {
   size_t struct_size;
   char name[48];       /* "NG_THREADS", "NG_DAMPING"; last "NG_TEST_*", for the tests */
@@ -373,34 +332,25 @@ typedef struct ng_variable_info {
 } ng_variable_info;
 NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 
-/* Set all options found as NG_<NAME> in the environment (NG_METHOD=eva, NG_DAMPING=0.003), or none
- * if one is wrong. */
-NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size);
-
 /* Check combinations of options, e.g. damping_split = joint needs solver = eigen. */
-NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
-                                             size_t message_size);
+NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message, size_t size);
 
-/* Write to `needs` the condition under which an option has an effect beside the present values,
- * e.g. "clip = kl" for kl_clip, or "" if it has one.  An idle option is no error: ng_set or a
- * layer's own options may give it an effect.
- * Memory:  `needs` has `size` bytes; 64 are enough.
- * Errors:  NG_ERR_ARG (NULL; unknown option; `size` too small); then *needs is 0. */
+/* Write to `needs` (64 bytes are enough) the condition under which an option has an effect beside
+ * the present values, e.g. "clip = kl" for kl_clip, or "" if it has one.  An idle option is no
+ * error: ng_set or a layer's own options may give it an effect.
+ * Errors:  NG_ERR_ARG (`size` too small); then *needs is 0. */
 NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *option, char *needs,
                                             size_t size);
 
-/* Published option names.  A method knows the names of its program and their meaning there
- * (factor_decay weighs the old average in one program, the new sample in another).
- *
- * ng_options_set_system selects a program and variant, ("KAISA", "eigen"), and resets all options.
- * ng_options_set_published sets one option by its published name.  *lr (may be NULL) receives the
- * value if the option is the lr argument of ng_step. */
+/* Select a published program and variant, ("KAISA", "eigen"), which resets all options; set one
+ * option by its published name, with its meaning in that program (factor_decay weighs the old
+ * average in one program, the new sample in another).  *lr (may be NULL) receives the value if the
+ * option is the lr argument of ng_step. */
 NG_API NG_CHECKED ng_status ng_options_set_system(ng_options *o, const char *system,
-                                                  const char *variant, char *message,
-                                                  size_t message_size);
+                                                  const char *variant, char *message, size_t size);
 NG_API NG_CHECKED ng_status ng_options_set_published(ng_options *o, const char *name,
                                                      const char *value, double *lr, char *message,
-                                                     size_t message_size);
+                                                     size_t size);
 
 typedef enum ng_option_type {
   NG_OPTION_REAL = 1,
@@ -410,6 +360,7 @@ typedef enum ng_option_type {
   NG_OPTION_TEXT = 5
 } ng_option_type;
 
+/* A row of the tables of options, of methods (option values), of a method's published names. */
 typedef struct ng_option_info {
   size_t struct_size;
   const char *name, *group;
@@ -446,55 +397,46 @@ NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
                                                    ng_published_info *out);
 
 /* ---- 7. A model ------------------------------------------------------------------------------*/
-
 typedef struct ng_precond ng_precond;
 
 /* Create an empty preconditioner from a line of options (see ng_options_create; NULL: defaults), or
- * from options, which are copied.  The environment is not read: see ng_options_from_env.
- * Errors:  NG_ERR_ARG (an option is unknown, out of range, or conflicts with another),
- *          NG_ERR_ABSENT (unsupported value), NG_ERR_NOMEM. */
+ * from options, which are copied.  The environment is not read (ng_options_from_env).
+ * Errors:  as ng_options_set; NG_ERR_ARG (an option conflicts with another). */
 NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out);
 NG_API NG_CHECKED ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options,
                                                    ng_precond **out);
-NG_API void ng_precond_destroy(ng_precond **p); /* accepts NULL, sets *p to NULL */
+NG_API void ng_precond_destroy(ng_precond **p);
 
 typedef enum ng_kind { NG_LINEAR = 1, NG_CONV2D = 2, NG_NORM = 3, NG_EMBEDDING = 4 } ng_kind;
-typedef enum ng_order {
-  NG_SAMPLES_FIRST = 1,  /* [B,T,F]: the first axis counts samples  */
-  NG_POSITIONS_FIRST = 2 /* [T,B,F]: the second axis counts samples */
-} ng_order;
+/* The axis that counts samples: the first of [B,T,F], the second of [T,B,F]. */
+typedef enum ng_order { NG_SAMPLES_FIRST = 1, NG_POSITIONS_FIRST = 2 } ng_order;
 /* Observed input of a norm layer: its input, or the normalised input, which gamma multiplies. */
 typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_input;
 /* Mean and variance are taken over a channel of the micro-batch; over the features of a position;
  * over a group of channels of a sample (groups = channels: instance norm). */
 typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM = 3 } ng_norm_kind;
-
-/* Padding in the input of an embedding. */
-enum { NG_NO_TOKEN = -1 };
+enum { NG_NO_TOKEN = -1 }; /* padding in the input of an embedding */
 
 /* Describe a layer.  ng_layer_init sets defaults; set name, widths and other fields that differ.
  * Shapes:  weight [out, in]; of a convolution [out, in/groups, kernel[0], kernel[1]]; of an
- *          embedding [in, out].  Any strides (channels-last: ng_array_nhwc); see ng_bind,
- *          ng_observe_input. */
+ *          embedding [in, out].  Inputs: see ng_observe_input. */
 typedef struct ng_layer {
   size_t struct_size;
-  const char *name; /* unique; key in saved state and messages; copied */
+  const char *name; /* unique; key in saved state and messages */
   ng_kind kind;
-  int64_t in, out; /* features or channels; norm: `in`, out is the same or 0 */
-  int32_t bias;    /* 1: the layer has a bias; norm: beta */
-  int32_t frozen;  /* 1: listed by ng_explain, never read or written; see also ng_freeze */
-  /* linear */
-  int64_t positions; /* positions per sample; 0: any number */
+  int64_t in, out;   /* features or channels; norm: `in`, out is the same or 0 */
+  int32_t bias;      /* 1: the layer has a bias; norm: beta */
+  int32_t frozen;    /* 1: listed by ng_explain, never read or written; see also ng_freeze */
+  int64_t positions; /* linear: positions per sample; 0: any number */
   ng_order order;    /* NG_SAMPLES_FIRST */
   /* conv2d: [0] vertical, [1] horizontal; defaults 1, 1, 0, 1, one group.  Output size along an
    * axis: floor((image + 2 padding - dilation (kernel - 1) - 1) / stride) + 1. */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t groups; /* at most 4,194,304 */
-  int64_t
-      image[2]; /* H, W of the input for which scratch is planned; 0, 0: unknown.  A larger image
-                     * grows the scratch once; ng_report counts it. */
-  /* norm; see norm_kind */
-  double norm_eps; /* 1e-5; >= 0 */
+  /* H, W of the input for which scratch is planned; 0, 0: unknown.  A larger image grows the
+   * scratch once; ng_report counts it. */
+  int64_t image[2];
+  double norm_eps; /* norm, see norm_kind: 1e-5; >= 0 */
   ng_norm_input norm_input;
   /* embedding: `in` tokens, `out` features, no bias.  The input is token numbers 0 to in - 1, or
    * NG_NO_TOKEN: that position counts, its token does not.  A is diagonal and exact (frequency of
@@ -504,36 +446,23 @@ typedef struct ng_layer {
    * bias) or inputs (columns of the weight, and all of the bias) of a linear layer, in rank order,
    * possibly uneven.  in and out, bindings and observations describe the shard; A, G, PD and the
    * clip belong to the whole layer.  Kronecker family only. */
-  int32_t shard_axis;   /* -1: whole; 0: outputs, 1: inputs are sharded */
-  void *shard_group;    /* NULL */
-  const char *alias_of; /* layer with the same weights, or NULL; not supported yet */
-  const char *options;  /* options of this layer, "damping=0.01 solver=eigen" or "method=mfac */
-                        /* window=16"; see the option per_layer; NULL: none */
-  /* norm */
-  ng_norm_kind norm_kind; /* 0: NG_BATCH_NORM */
-  int32_t norm_no_weight; /* 1: no gamma; beta is the only parameter */
+  int32_t shard_axis;     /* -1: whole; 0: outputs, 1: inputs are sharded */
+  void *shard_group;      /* NULL */
+  const char *alias_of;   /* layer with the same weights, or NULL; not supported yet */
+  const char *options;    /* options of this layer, "damping=0.01", as in the option per_layer */
+  ng_norm_kind norm_kind; /* norm; 0: NG_BATCH_NORM */
+  int32_t norm_no_weight; /* norm; 1: no gamma; beta is the only parameter */
 } ng_layer;
-
 NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
-
-/* Return the option that excludes a layer of this name, kind and `out`: *option is "skip_layers"
- * or "".  For registered layers use ng_explain.
- * Memory:  *option belongs to the library.
- * Threads: any.
- * Errors:  NG_ERR_ARG (no name). */
-NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer *layer,
-                                            const char **option, char *message,
-                                            size_t message_size);
 
 /* Register a layer.  *index (may be NULL) receives its number; layers and tensors share one
  * sequence from 0.
- * Errors:  NG_ERR_ARG (names the field), NG_ERR_ABSENT (names the unsupported value), NG_ERR_STATE
- *          (after ng_ready), NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_ARG and NG_ERR_ABSENT name the field; NG_ERR_STATE (after ng_ready). */
 NG_API NG_CHECKED ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
 
-/* Register a linear layer; a convolution.  kernel, stride, padding, dilation and image are
- * [vertical, horizontal]; stride, padding, dilation and image may be NULL: {1, 1}, {0, 0}, {1, 1},
- * unknown. */
+/* Register a linear layer; a convolution, with pairs [vertical, horizontal], of which stride,
+ * padding, dilation and image may be NULL: {1, 1}, {0, 0}, {1, 1}, unknown; a norm with gamma, beta
+ * and raw input, where `groups` is 1 without a group norm. */
 NG_API NG_CHECKED ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out,
                                           int32_t bias, int32_t *index);
 NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out,
@@ -541,28 +470,21 @@ NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64
                                           const int64_t padding[2], const int64_t dilation[2],
                                           int64_t groups, const int64_t image[2], int32_t bias,
                                           int32_t *index);
-
-/* Register a norm with gamma, beta and raw input.  groups: of a group norm, else 1. */
 NG_API NG_CHECKED ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind,
-                                        int64_t channels, int64_t groups, double eps,
-                                        int32_t *index);
+                                        int64_t in, int64_t groups, double eps, int32_t *index);
 
 /* Register a parameter without curvature.  ng_step leaves its gradient unchanged; ng_step_sgd and
  * ng_step_adamw update it. */
 NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count,
                                           int32_t *index);
 
-typedef enum ng_param {
-  NG_WEIGHT = 0,
-  NG_BIAS = 1,
-  NG_BOTH = 2 /* ng_set_group only: every parameter of the layer */
-} ng_param;
+/* NG_BOTH: in ng_set_group only, every parameter of the layer. */
+typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1, NG_BOTH = 2 } ng_param;
 
 /* How long a binding holds: until the next ng_bind of the parameter; or until the next ng_step*
  * returns without an error. */
 typedef enum ng_hold { NG_HOLD = 1, NG_ONE_STEP = 2 } ng_hold;
 
-/* A parameter with its gradient, its weight or both. */
 typedef struct ng_binding {
   int32_t index; /* of ng_add_*; the parameter of a tensor is its NG_WEIGHT */
   ng_param param;
@@ -571,18 +493,15 @@ typedef struct ng_binding {
   ng_hold hold;           /* of both */
 } ng_binding;
 
-/* Set the addresses of gradients and weights; allowed between steps.  Bind with NG_ONE_STEP what a
- * framework frees after each step: a step over an expired binding fails and names the parameter.
- * Bind data NULL if a parameter has no gradient in this step (option `missing`).
+/* Set the addresses of gradients and weights, between steps; ng_bind_grad and ng_bind_weight set
+ * one with NG_HOLD.  Bind with NG_ONE_STEP what a framework frees after each step: a step over an
+ * expired binding fails and names the parameter.  Bind data NULL if a parameter has no gradient in
+ * this step (option `missing`).
  * Shapes:  weight as in ng_layer, or [out, all the rest]; bias [out]; tensors in any shape; any
- *          strides without overlap.
- * Memory:  data is read and written in place as long as `hold` says; the list and its arrays are
- *          read during the call only.
- * Errors:  on an error nothing is bound: NG_ERR_SHAPE; NG_ERR_ARG (dtype other than f32, bf16, f16;
- *          no such index; no bias; no such hold); NG_ERR_ABSENT (device memory). */
+ *          strides without overlap.  f32, bf16, f16.
+ * Memory:  data is read and written in place as long as `hold` says.
+ * Errors:  on an error nothing is bound: NG_ERR_SHAPE; NG_ERR_ABSENT (device memory). */
 NG_API NG_CHECKED ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count);
-
-/* Bind one gradient, or one weight, with NG_HOLD. */
 NG_API NG_CHECKED ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which,
                                          const ng_array *grad);
 NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which,
@@ -591,34 +510,26 @@ NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_para
 /* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  While frozen it needs
  * no gradient or observation (ng_wants returns 0), is not clipped, and its gradient, weight,
  * moments, averages and inverses stay.  A window stores zeros in its place.
- * Memory:  stays allocated.
- * Ranks:   same change on every rank; else ng_ready returns NG_ERR_COMM, a later step NG_ERR_STATE,
- *          on all ranks.
- * Errors:  NG_ERR_ARG (no such index), NG_ERR_STATE (registered as frozen). */
+ * Ranks:   same on all ranks.
+ * Errors:  NG_ERR_STATE (registered as frozen). */
 NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 
-/* Put a parameter into a group (default 0).  ng_step_sgd and ng_step_adamw take one set of numbers
- * per group.  Moments stay with the parameter.
- * Ranks:   same call on every rank; else ng_ready returns NG_ERR_COMM, or the next fused step
- *          NG_ERR_STATE, on all ranks.
- * Errors:  NG_ERR_ARG (no such index; no bias; group not in 0 to 1023, or after ng_ready not a
- *          group that existed then). */
+/* Put a parameter into a group (0, the default, to 1023; after ng_ready only a group that existed
+ * then).  ng_step_sgd and ng_step_adamw take one set of numbers per group.  Moments stay with the
+ * parameter.
+ * Ranks:   same on all ranks; only ng_ready and fused steps compare. */
 NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
                                          int32_t group);
 
-/* Plan memory and placement, and allocate.  Nothing is allocated later.
- * Memory:  see ng_report.
+/* Plan memory and placement, and allocate (see ng_report).  Nothing is allocated later.
  * Ranks:   collective; compares a hash of layers and options over ranks.
- * Errors:  NG_ERR_STATE (second call; no layer), NG_ERR_ARG (an entry of per_layer matches no
- *          layer), NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message has the first
- *          difference). */
+ * Errors:  NG_ERR_STATE (second call; no layer); NG_ERR_ARG (an entry of per_layer matches no
+ *          layer); NG_ERR_COMM (ranks differ: the message has the first difference). */
 NG_API NG_CHECKED ng_status ng_ready(ng_precond *p);
 
 /* ---- 8. Observe ------------------------------------------------------------------------------*/
-
 typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 
-/* A micro-batch. */
 typedef struct ng_batch {
   size_t struct_size;
   /* B of this rank; must be set (default -1).  0: this rank has no samples, but takes part in the
@@ -630,28 +541,25 @@ typedef struct ng_batch {
    * precision: the scale S.  Accumulated mean losses: samples / all samples of the step (1/m for m
    * even micro-batches).  Both: their product. */
   double loss_scale;
-  int32_t
-      last; /* 1: last micro-batch before a step; each layer is observed at most once.  Complete */
-            /* sums are sent while other layers are observed. */
+  /* 1: last micro-batch before a step; each layer is observed at most once.  Complete sums are sent
+   * while other layers are observed. */
+  int32_t last;
   /* Ranks share one micro-batch: its samples on all ranks, and the index of this rank's first
-   * sample.  Statistics then equal one rank with all samples: stat_batch and
-   * stat_scale = eva, kaisa, chainerkfac apply to the whole; damping_leak is not divided by ranks.  All calls of
-   * a step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in
+   * sample.  Statistics then equal one rank with all samples: stat_batch and stat_scale = eva,
+   * kaisa, chainerkfac apply to the whole; damping_leak is not divided by ranks.  All calls of a
+   * step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in
    * the published programs.  Ignored with statistics = local. */
   int64_t whole, first;
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
 
-/* Begin a micro-batch.  Sums are weighted by samples.  With stat_scale = textbook, calls = mean
- * and stat_batch = 0 (method "natgrad"), uneven micro-batches and ranks give
- * the statistics of the whole batch.  Published methods depend on the split (docs/algorithms.md).
- * Ranks:   local.  `last` and `whole` are the same on all ranks, also if samples = 0; else the next
- *          step returns NG_ERR_STATE, or NG_ERR_COMM if sums were already sent.  After `last`,
- *          ng_observe_* may send, and ng_reset_batch is collective.
- * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after `last` without a step). */
+/* Begin a micro-batch; ng_begin_samples sets only samples and loss_scale.  Sums are weighted by
+ * samples: with method "natgrad", uneven micro-batches and ranks give the statistics of the whole
+ * batch.  Published methods depend on the split (docs/algorithms.md).
+ * Ranks:   `last` and `whole` are the same on all ranks, also if samples = 0 (NG_ERR_COMM if sums
+ *          were already sent).  After `last`, ng_observe_* may send, ng_reset_batch is collective.
+ * Errors:  NG_ERR_STATE (before ng_ready; after `last` without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);
-
-/* Begin a micro-batch of a mean loss that was multiplied by loss_scale; other fields by default. */
 NG_API NG_CHECKED ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale);
 
 /* Return 1 if observing this layer now has an effect (period, owner, frozen), else 0. */
@@ -666,7 +574,6 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          or [B S, features]; conv2d: [B, C, H, W], any H, W; embedding: token numbers without the
  *          feature axis (token_dtype); batch and group norm: [B, C, positions...]; layer norm: as
  *          linear.  f32, bf16, f16; any strides.
- * Units:   g = d(loss) / d(output), loss as in ng_batch.
  * Memory:  allocates only if an image is larger than all before.  Loans end when the call returns,
  *          except the input of a norm: bind it with NG_BORROW (NG_COPY is rejected) and keep it
  *          unchanged until its output gradient is observed.  A norm called several times observes
@@ -676,36 +583,28 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients
  *          and weights unchanged.  (Rank-one methods test only values that they use.)
  *          NG_ERR_SHAPE; NG_ERR_ARG (token out of range, ...); NG_ERR_STATE (no ng_begin; second
- *          observation with `last`); NG_ERR_COMM; NG_ERR_NOMEM. */
+ *          observation with `last`); NG_ERR_COMM. */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a,
                                              ng_loan loan);
 NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g,
                                                    ng_loan loan);
 
-/* Drop all observations since the last step.
- * Ranks:   local; collective in the last micro-batch before a step (ng_batch.last). */
+/* Drop all observations since the last step.  Collective after ng_batch.last. */
 NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 
 /* ---- 9. Step ---------------------------------------------------------------------------------*/
-
 /* Precondition every bound gradient in place.
  * Math:    grad = nu PD.  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
  *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A';  rank one:
  *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
  * Units:   gradients of the mean loss of the whole step, averaged over ranks, without the scale of
  *          mixed precision.  lr is used by clip = kl only.
- * Ranks:   collective, with the same lr and options; a difference is NG_ERR_STATE on all ranks, and
- *          nothing changes.  All ranks return the same status.
- * Errors:  several notes: the first in this order is returned.
- *          NG_SKIPPED     a gradient, an observation or PD of some rank is not finite; nothing
- *                         changed, the step is not counted
- *          NG_UNOBSERVED  done; a statistic was due and no rank observed it, so its last average
- *                         was used (ng_report, ng_layer_report count them)
- *          NG_RESCUED     done; a solve used the ladder (ng_report), or elements of nu PD do not
- *                         fit the dtype of their gradient and keep the raw gradient
- *                         (ng_report.overflowed)
- *          NG_ERR_STATE names a layer that was never observed, or a gradient that is not bound;
- *          NG_ERR_ARG; NG_ERR_COMM. */
+ * Ranks:   collective; lr and options are the same on all ranks.  All return the same status.
+ * Errors:  of several notes the first of NG_SKIPPED, NG_UNOBSERVED, NG_RESCUED is returned.
+ *          NG_SKIPPED: a gradient, an observation or PD of some rank is not finite; the step is not
+ *          counted.  NG_RESCUED: a solve used the ladder (ng_report), or elements of nu PD do not
+ *          fit the dtype of their gradient, which keeps them as they were (ng_report.overflowed).
+ *          NG_ERR_STATE names a layer that was never observed, or a gradient that is not bound. */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
 /* Precondition every gradient and update every bound weight in one pass over memory.  how[i] has
@@ -724,8 +623,7 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *          If only some ranks write an element (update_ranks = owner, shards), they return
  *          NG_RESCUED in this step, all ranks in the next one.
  * Errors:  as ng_step; NG_ERR_ARG names field and group (lr not given; count is not the number of
- *          groups; different struct_size); NG_ERR_STATE (option update names another step; a weight
- *          is not bound). */
+ *          groups); NG_ERR_STATE (option update names another step; a weight is not bound). */
 typedef struct ng_sgd {
   size_t struct_size;
   double lr, momentum, dampening, weight_decay;
@@ -741,35 +639,30 @@ NG_API void ng_adamw_init(ng_adamw *a, size_t size);
 NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count);
 NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
 
-/* Change a live option (ng_option_info.live: damping, stat_decay, kl_clip, periods, eigen_floor,
- * clip, clip_bound) from the next step on.  ng_get returns the value for the coming step.
- * Ranks:   same change on every rank before the same step; else that step returns NG_ERR_STATE.
- * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed after ng_ready). */
-NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *option, const char *value);
-NG_API NG_CHECKED ng_status ng_set_real(ng_precond *p, const char *option, double value);
-NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *option, char *value,
-                                   size_t size);
+/* Change a live option (ng_option_info.live) from the next step on; get the value for that step.
+ * Ranks:   same on all ranks.
+ * Errors:  NG_ERR_STATE (the option is fixed after ng_ready). */
+NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *name, const char *value);
+NG_API NG_CHECKED ng_status ng_set_real(ng_precond *p, const char *name, double value);
+NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *name, char *value, size_t size);
 
 /* ---- 10. Reports ------------------------------------------------------------------------------
- * Units:   ms: wall clock on this rank.  Bytes: on this rank.  Counts start at 0 in ng_ready; those
- *          marked "saved" are in the state.
- * Ranks:   clip, inner, d2, pd2 and the counts of steps are the same on all ranks; times, bytes and
- *          rungs belong to this rank. */
+ * Units:   ms (wall clock), bytes and rungs of this rank; clip, inner, d2, pd2 and counts of steps
+ *          are the same on all ranks.  Counts start at 0 in ng_ready; "saved": in the state. */
 typedef struct ng_report {
   size_t struct_size;
   int64_t steps;   /* counted steps, without skipped ones; saved */
   int64_t skipped; /* steps that returned NG_SKIPPED; saved */
   double clip;     /* nu of the last step; clip = ratio, rms: the smallest factor; 1 before any */
   double inner;    /* sum <PD, D> of the last step, before the clip, without lr */
-  /* The ladder: factors (and directions of windows) solved with raised damping; */
-  int64_t more_damping;
-  int64_t in_double;  /* in double precision; */
-  int64_t kept_last;  /* not solved: the last good result was used; */
-  int64_t plain;      /* not solved, no earlier result: the gradient stays plain */
-  int32_t stations;   /* rows of ng_report_station */
-  int64_t kept;       /* layers and tensors without gradient in the last step (missing = keep) */
-  int64_t unobserved; /* statistics x steps: due, but observed on no rank */
-  int32_t statistics; /* rows of ng_report_statistic */
+  int64_t more_damping; /* the ladder: factors and directions solved with raised damping; */
+  int64_t in_double;    /* in double precision; */
+  int64_t kept_last;    /* not solved: the last good result was used; */
+  int64_t plain;        /* not solved, no earlier result: the gradient stays plain */
+  int32_t stations;     /* rows of ng_report_station */
+  int64_t kept;         /* layers and tensors without gradient in the last step (missing = keep) */
+  int64_t unobserved;   /* statistics x steps: due, but observed on no rank */
+  int32_t statistics;   /* rows of ng_report_statistic */
   /* sum ||D||^2 and sum ||PD||^2 of the last step, before the clip; 0 before any step and after
    * loading.  Without blocks: 0, as inner; with quantify = 1: of the fused update, see below. */
   double d2, pd2;
@@ -780,11 +673,8 @@ typedef struct ng_report {
    * v + eps), bias-corrected.  All 0 otherwise, and after loading. */
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
-  /* Time with a message in flight; of this, the time not spent waiting. */
-  double sent_ms, hidden_ms;
-  /* Elements of weights, moments or gradients that kept their old value, since the new one was not
-   * finite; on this rank. */
-  int64_t overflowed;
+  double sent_ms, hidden_ms; /* with a message in flight; of this, the time not spent waiting */
+  int64_t overflowed;        /* elements on this rank that kept their old, finite value */
   /* Bytes held, by use; the sum is what the allocator counted for this object. */
   int64_t factors, sums, results, direction, moments, scratch, objects;
 } ng_report;
@@ -817,8 +707,7 @@ typedef struct ng_layer_report {
   const char *block, *method; /* as in ng_explain_row */
 } ng_layer_report;
 
-/* One statistic of a layer: A, G, F, a_mean, ...  Counts of counted steps; saved with
- * refresh_tolerance above 0. */
+/* One statistic of a layer: A, G, F, a_mean, ...  Saved with refresh_tolerance above 0. */
 typedef struct ng_statistic_report {
   size_t struct_size;
   const char *layer, *name;
@@ -827,29 +716,22 @@ typedef struct ng_statistic_report {
   int64_t bytes_sent, bytes_passed; /* sums passed to collectives; sums saved by stale steps */
 } ng_statistic_report;
 
-/* Fill the first struct_size bytes of *out, which the caller sets, as for every struct that the
- * library fills.
- * Errors:  NG_ERR_ARG (NULL, no such index, struct_size not set). */
-NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *out);
-NG_API NG_CHECKED ng_status ng_report_station(const ng_precond *p, int32_t i,
-                                              ng_station_report *out);
+NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *r);
+NG_API NG_CHECKED ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r);
 NG_API NG_CHECKED ng_status ng_report_statistic(const ng_precond *p, int32_t i,
-                                                ng_statistic_report *out);
-NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index,
-                                            ng_layer_report *out);
+                                                ng_statistic_report *r);
+NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r);
 
 /* Predict the memory and traffic of ranks first to first + count - 1 of `ranks`: the plan of
- * ng_ready without allocation, collectives or transport.  Call before ng_ready, for any number of
- * ranks; the model is unchanged.  All ranks at once are faster than single calls, except with
- * statistics = sharded or sharded layers.
+ * ng_ready without allocation or transport, before ng_ready; the model is unchanged.  All ranks at
+ * once are faster than single calls, except with statistics = sharded or sharded layers.
  * Math:    solve_cost = sum of n^3 over the symmetric statistics of order n that the rank solves;
  *          apply_cost = sum of q p (p + q) over the blocks whose PD it computes.
  * Units:   bytes as in ng_report and ng_report_station, in a step in which everything is refreshed.
  *          With ng_batch.last, messages may be cut elsewhere (differences below 64 bytes per gap).
  * Shapes:  out [count], with the same struct_size in each.
- * Errors:  NG_ERR_ARG (ranks < 1; no such ranks; struct_size; grad_worker_fraction does not fit;
- *          ranks is not a multiple of the model group of ng_plan_shard), NG_ERR_STATE (after
- *          ng_ready), NG_ERR_NOMEM, NG_ERR_ABSENT (a layer was registered as a shard). */
+ * Errors:  NG_ERR_ARG (grad_worker_fraction or ng_plan_shard does not fit `ranks`); NG_ERR_STATE
+ *          (after ng_ready); NG_ERR_ABSENT (a layer was registered as a shard). */
 typedef struct ng_rank_plan {
   size_t struct_size;
   int32_t blocks;  /* of the model */
@@ -863,9 +745,8 @@ typedef struct ng_rank_plan {
   int64_t scatter_bytes, scatter_messages; /* of sums_*: reduce-scattered to owners */
   int64_t trace_bytes;               /* at "solve": traces, if A and G have two owners; 1 message */
   int64_t topk_bytes, topk_messages; /* at "statistics": joint top-k of sharded windows */
-  /* Sharded layers, in the model group, at "share": */
-  int64_t shards_bytes, shards_messages; /* gradients */
-  int64_t verdict_bytes;                 /* status, per micro-batch */
+  int64_t shards_bytes, shards_messages; /* sharded layers, in the model group: gradients, */
+  int64_t verdict_bytes;                 /* status, per micro-batch, */
   int64_t shown_bytes;                   /* observations, per sample in f32 */
 } ng_rank_plan;
 NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first,
@@ -875,29 +756,25 @@ NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t 
  * model groups of `members` ranks.  Rank r is member r % members of group r / members.  Shards are
  * as even as possible, the first ones larger by one.  ng_ready rejects such a model: there each
  * rank registers its shard.
- * Errors:  NG_ERR_ARG (no such index; not a linear layer registered whole; axis not 0 or 1; members
- *          < 1, above the layer's outputs or inputs, or different from another layer's),
- *          NG_ERR_STATE (after ng_ready). */
+ * Errors:  NG_ERR_ARG (not a linear layer registered whole; members < 1, above the layer's outputs
+ *          or inputs, or different from another layer's); NG_ERR_STATE (after ng_ready). */
 NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis,
                                           int32_t members);
 
 /* One registered parameter: how it is treated, and why. */
 typedef struct ng_explain_row {
   size_t struct_size;
-  const char
-      *name;       /* "conv1.weight"; after all parameters: a glob of skip_layers without a layer */
-  int32_t index;   /* of ng_add_layer, ng_add_tensor; -1: a glob */
-  int64_t count;   /* elements */
-  int32_t covered; /* 1: preconditioned */
+  const char *name;   /* "conv1.weight"; last: globs of skip_layers that match no layer */
+  int32_t index;      /* of ng_add_layer, ng_add_tensor; -1: a glob */
+  int64_t count;      /* elements */
+  int32_t covered;    /* 1: preconditioned */
   const char *family; /* "kronecker", ...; "none" */
   const char *why;    /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ... */
   int64_t bytes;      /* curvature of its layer on this rank (in the row of the weight) */
   int32_t owner;      /* rank that solves; -1: none */
-  const char
-      *block; /* key in messages and files: the layer, "window", "window.<first layer>"; "" */
+  const char *block;  /* in messages and files: the layer, "window", "window.<first layer>"; "" */
   const char *method; /* of the model or of the layer's own options; "" without a block */
 } ng_explain_row;
-/* Return the number of rows; read row i. */
 NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 
@@ -905,40 +782,33 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  * A state is one safetensors file.  Its metadata has a JSON manifest: options, counters, layers and
  * a CRC-32 per tensor.  Tensors are named "layer/field", in the published order (channel, kernel
  * row, kernel column), so any build, rank count or program can read them.
- *
  * Saved:     running averages, inverses, momentum and moments; counters (steps, skipped, rescued);
  *            all options with their present values.
- * Not saved: weights, gradients and bindings (save weights beside the state); ng_freeze (a loaded
- *            model is not frozen) and ng_set_group; learning rates and other arguments of steps;
- *            times; threads, linear algebra, transport, ranks.
+ * Not saved: weights (save them beside the state), gradients, bindings; ng_freeze, ng_set_group;
+ *            arguments of steps; times; threads, linear algebra, transport, ranks.
  * Loading:   sets the live options from the file.  All other options must equal the model's,
  *            except placement, grad_worker_fraction and quantify; so must names, order, shapes,
  *            frozen flags and own options of layers.
  * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build, ranks
  *          and threads, with the weights of step k.
- * Memory:  temporary buffers only.
- * Ranks:   collective; rank 0 reads and writes the file.  ng_load also reads files of
- *          ng_save_parts, on every rank.  Sharded layers are saved whole: any other sharding reads
- *          them.
+ * Ranks:   collective; rank 0 reads and writes the file.  Sharded layers are saved whole: any other
+ *          sharding reads them.
  * Errors:  NG_ERR_FILE names the tensor or field.  A failed ng_load changes nothing.  A failed
  *          ng_save leaves an earlier file intact (temporary name, flush, rename).  NG_ERR_STATE
  *          before ng_ready, or between ng_begin and a step. */
 NG_API NG_CHECKED ng_status ng_save(ng_precond *p, const char *path);
 NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);
 
-/* Streams of the caller.  Data arrives in order, in any sizes; the functions must not call the
- * library.
- *   writer  takes all `bytes`; returns 0, or another value on failure (then it is not called again)
- *   reader  gives at most `bytes`, returns their number; 0 at the end; negative on failure */
+/* Write a state to, read it from a stream of the caller; same bytes as the file.  Data arrives in
+ * order, in any sizes; the functions must not call the library.
+ *   write  takes all `bytes`; returns 0, or another value on failure (then it is not called again)
+ *   read   gives at most `bytes`, returns their number; 0 at the end; negative on failure
+ * Memory:  ng_load_from holds one copy of the arrays until all are checked.
+ * Ranks:   collective; rank 0 calls the function, other ranks may pass NULL.
+ * Errors:  as ng_save and ng_load; NG_ERR_FILE (the function failed, or data follows the state).
+ *          The caller discards the output of a failed ng_save_to. */
 typedef int32_t (*ng_writer)(void *user, const void *data, int64_t bytes);
 typedef int64_t (*ng_reader)(void *user, void *data, int64_t bytes);
-
-/* Write a state to, read it from a stream; same bytes as the file.
- * Memory:  ng_load_from holds one copy of the arrays until all are checked; it allocates them after
- *          the header was accepted.
- * Ranks:   collective; rank 0 calls the function, other ranks may pass NULL.
- * Errors:  as ng_save and ng_load; NG_ERR_FILE (the function failed, or data follows the state);
- *          NG_ERR_ARG (NULL on rank 0).  The caller discards the output of a failed ng_save_to. */
 NG_API NG_CHECKED ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
 NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
 
@@ -948,8 +818,7 @@ NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *us
  * manifest ("natgrad.crc32", 8 digits).  ng_load reads `path` on any number of ranks, with any
  * placement and window slices; arrays are the saved ones, bit for bit.  To rename a state, rename
  * all parts and keep their suffix.
- * Memory:  saving: the largest array of this rank and the manifest; loading: one copy of this
- *          rank's arrays, 256 kB and the manifest.
+ * Memory:  the manifest, and the largest array (saving) or all arrays (loading) of this rank.
  * Ranks:   collective; same path, in a folder that all ranks can write.  One rank: as ng_save.
  * Errors:  as ng_save and ng_load, with one status and message on all ranks; a missing, damaged or
  *          foreign part is named.  `path` is renamed last, so until then an earlier state stays
@@ -958,7 +827,6 @@ NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *us
  *          one wins; states never mix. */
 NG_API NG_CHECKED ng_status ng_save_parts(ng_precond *p, const char *path);
 
-/* One array of the state. */
 typedef struct ng_field_info {
   size_t struct_size;
   const char *name; /* "fc1/A"; valid until the next ng_state_at */
@@ -973,18 +841,14 @@ typedef struct ng_field_info {
  * ... in this order, with the metadata
  *   __metadata__ = {"natgrad": the manifest, "natgrad.crc32": its CRC-32 (zlib's), 8 hex digits}
  * make a safetensors file that ng_load accepts.
- *
  *   ng_state_count     number of arrays; fixed after ng_ready, same on all ranks; 0 before
  *   ng_state_at        describe array i
  *   ng_state_read      copy its elements, dense, in the published order, to `to`
- *   ng_state_manifest  write the JSON text to `text` (cut to `size`, 0-terminated; NULL with size 0
- *                      asks); return the length of the whole text without its 0, or a negative
- *                      status
+ *   ng_state_manifest  write the JSON text as ng_build_info; return its length or a negative status
  * Memory:  `to` has exactly `bytes` bytes, aligned for the dtype.
  * Ranks:   local; ng_state_manifest is collective.
- * Errors:  NG_ERR_ARG (no such array; wrong `bytes`; struct_size not set); NG_ERR_STATE (before
- *          ng_ready; between ng_begin and a step; an array that this rank does not hold, or that
- *          ranks hold in slices). */
+ * Errors:  NG_ERR_ARG (wrong `bytes`); NG_ERR_STATE (before ng_ready; between ng_begin and a step;
+ *          an array that this rank does not hold, or that ranks hold in slices). */
 NG_API int32_t ng_state_count(ng_precond *p);
 NG_API NG_CHECKED ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
 NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
@@ -994,41 +858,33 @@ NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t si
  * GPT-NeoX, gpauloski/kfac-pytorch), to start a new run, with other ranks or options, with
  * curvature. FOLDER/LAYER.safetensors has "A", "G", ... in the published order; its metadata has
  * the layer's name and a CRC-32.  In file names, characters other than letters, digits, '_', '-',
- * '.' (and a leading '.') become %XX.  Statistics without samples are left out; windows have no
- * averages.
- *
+ * '.' (and a leading '.') become %XX.  Statistics without samples and windows are left out.
  *   ng_save_factors   rank 0 creates the folder, each owner writes its layers, atomically
- *   ng_load_factors   *layers (may be NULL) receives the number of layers found.  Missing folders
- *                     (logged) and files are no error.  Loaded averages count as observed; the next
- *                     step solves them.
+ *   ng_load_factors   sets *layers (may be NULL) to the number of layers found.  Missing folders
+ *                     (logged) and files are no error.  The next step solves the loaded averages.
  * Memory:  temporary buffers; loading holds one copy of this rank's averages.
  * Ranks:   collective; the folder is shared.
  * Errors:  NG_ERR_FILE names the file (damaged, other layer, shape or dtype, unreadable): nothing
- *          changed, except files that a failed save had finished.  NG_ERR_ARG (no folder; name too
- *          long); NG_ERR_STATE (between ng_begin and a step). */
+ *          changed, except files that a failed save had finished.  NG_ERR_STATE (between ng_begin
+ *          and a step). */
 NG_API NG_CHECKED ng_status ng_save_factors(ng_precond *p, const char *folder);
 NG_API NG_CHECKED ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 
 /* ---- 12. Fisher matrix of given gradients: experimental ---------------------------------------
  * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): from m
  * gradients compute products with the inverse, and the diagonal of the inverse, of
- *
  *     F = lambda I + (1/m) sum_r g_r g_r'
- *
  * for the pruning score w_i^2 / (2 [F^-1]_ii).  Several blocks keep only diagonal blocks of F.
- *
- *   ng_fisher_create     end[blocks]: end of each block of coordinates, rising, last d; or NULL
- *                        with blocks = 1
+ *   ng_fisher_create     end[blocks]: rising ends of blocks, last d; NULL if blocks = 1
  *   ng_fisher_solve      out = F^-1 x; out may be x
  *   ng_fisher_diagonal   out_i = [F^-1]_ii
- *   ng_fisher_destroy    accepts NULL; call before ng_context_destroy
+ *   ng_fisher_destroy    call before ng_context_destroy
  * Math:    in double; relative error about 1e-16 (1 + max |g|^2 / lambda).  Time, for blocks of B
  *          coordinates: m d min(m, B) to create and for the diagonal, d min(m, B) per product.
  * Shapes:  gradients [m, d], f32, contiguous rows; x, out [d].
- * Memory:  gradients stay borrowed until ng_fisher_destroy; k (k + 1) / 2 doubles per block,
- *          k = min(m, B).
+ * Memory:  gradients: until ng_fisher_destroy; k (k + 1) / 2 doubles a block, k = min(m, B).
  * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (damping <= 0 or too small for double; ends do not rise; a
- *          value is not finite); NG_ERR_ABSENT (k exceeds LAPACK's sizes); NG_ERR_NOMEM. */
+ *          value is not finite); NG_ERR_ABSENT (k exceeds LAPACK's sizes). */
 typedef struct ng_fisher ng_fisher;
 NG_API NG_CHECKED ng_status ng_fisher_create(ng_context *ctx, const ng_array *gradients,
                                              double damping, const int64_t *end, int64_t blocks,

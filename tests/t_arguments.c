@@ -77,7 +77,6 @@ static void nothing(void **state) {
   const int64_t one[2] = {1, 1};
   const ng_array view = ng_array_matrix(&number, 1, 1, NG_F32);
   ng_layer layer;
-  const char *by = NULL;
   (void)state;
   ng_layer_init(&layer, NG_LINEAR, sizeof layer);
   layer.name = "fc";
@@ -138,9 +137,6 @@ static void nothing(void **state) {
   ARG(ng_precond_create_from(NULL, &options, &(ng_precond *){NULL}));
   TOLD(ng_precond_create_from(ctx, NULL, &(ng_precond *){NULL}));
   TOLD(ng_precond_create_from(ctx, &options, NULL));
-  ARG(ng_options_skip(NULL, &layer, &by, NULL, 0));
-  ARG(ng_options_skip(&options, NULL, &by, NULL, 0));
-  ARG(ng_options_skip(&options, &layer, NULL, NULL, 0));
   ARG(ng_add_layer(NULL, &(ng_layer){0}, &index_));
   TOLD(ng_add_layer(p, NULL, &index_));
   ARG(ng_add_linear(NULL, "x", 1, 1, 0, &index_));

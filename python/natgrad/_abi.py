@@ -97,8 +97,6 @@ ng_status ng_method_at(int32_t i, ng_method_info *out);
 ng_status ng_method_published_at(int32_t method, int32_t i, ng_published_info *out);
 ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options, ng_precond **out);
 void ng_precond_destroy(ng_precond **p);
-ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option, char *message,
-                          size_t message_size);
 ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
 ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
 ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count);

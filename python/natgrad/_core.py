@@ -186,12 +186,6 @@ class Options:
     def check(self):
         self._check(self._library.ng_options_check(self._o, self._why, _ROOM))
 
-    def skipped_by(self, layer):
-        """The option that leaves a layer (an ng_layer) out, or ''."""
-        option = c.c_char_p()
-        self._check(self._library.ng_options_skip(self._o, c.byref(layer), c.byref(option), self._why, _ROOM))
-        return option.value.decode()
-
 
 _LOG = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p)
 _WRITER = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_int64)

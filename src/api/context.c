@@ -90,43 +90,42 @@ static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr,
 
 /* A newer header may declare structs and functions that this library lacks, so it is refused.  struct_size
  * handles older headers.  Only major and minor versions are compared. */
-ng_status ng_context_create(int32_t header_version, const ng_context_config *config, char *message,
-                            size_t message_size, ng_context **out) {
-  if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");
+ng_status ng_context_create(int32_t version, const ng_context_config *config, char *message,
+                            size_t size, ng_context **out) {
+  if (out == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_context: out is NULL");
   *out = NULL;
-  if (header_version / 100 > NG_VERSION / 100) {
-    return ng_fail_to(message, message_size, NG_ERR_STATE,
+  if (version / 100 > NG_VERSION / 100) {
+    return ng_fail_to(message, size, NG_ERR_STATE,
                       "the header is version %d.%d, this library is %d.%d; install the newer one",
-                      header_version / 10000, header_version / 100 % 100, NG_VERSION_MAJOR,
-                      NG_VERSION_MINOR);
+                      version / 10000, version / 100 % 100, NG_VERSION_MAJOR, NG_VERSION_MINOR);
   }
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
   ng_status st = NG_OK;
   if (config != NULL) {
     st = ng_take_struct(&c, sizeof c, config, offsetof(ng_context_config, threads),
-                        "ng_context_config", message, message_size);
+                        "ng_context_config", message, size);
   }
-  if (st == NG_OK) st = check_config(&c, message, message_size);
+  if (st == NG_OK) st = check_config(&c, message, size);
   /* for the message: the name came from the config, not from NG_LINALG */
   const bool named = c.linalg != NULL;
-  if (st == NG_OK) st = read_environment(&c, message, message_size);
+  if (st == NG_OK) st = read_environment(&c, message, size);
   if (st != NG_OK) return st;
   const ng_linalg_ops *la = ng_linalg_find(c.linalg);
   if (la == NULL) {
     const ng_linalg_ops *best = ng_linalg_find(NULL);
-    return ng_fail_to(message, message_size, NG_ERR_ABSENT,
+    return ng_fail_to(message, size, NG_ERR_ABSENT,
                       "%s is '%s', which is not built in; there is %s%s",
                       named ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
                       best != &ng_linalg_ref ? " and ref" : "");
   }
   ng_comm comm, model, stages;
-  st = ng_comm_init(&comm, c.transport, message, message_size);
-  if (st == NG_OK) st = ng_comm_init(&model, c.model_group, message, message_size);
-  if (st == NG_OK) st = ng_comm_init(&stages, c.stage_group, message, message_size);
+  st = ng_comm_init(&comm, c.transport, message, size);
+  if (st == NG_OK) st = ng_comm_init(&model, c.model_group, message, size);
+  if (st == NG_OK) st = ng_comm_init(&stages, c.stage_group, message, size);
   if (st != NG_OK) return st;
   if (model.size > comm.size) {
-    return ng_fail_to(message, message_size, NG_ERR_ARG,
+    return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_context_config: model_group has %d ranks, expected at most the %d ranks "
                       "of transport",
                       model.size, comm.size);
@@ -143,7 +142,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   /* the counters are inside this allocation, so its bytes are counted below */
   home *made = c.alloc(c.alloc_user, sizeof *made);
   if (made == NULL) {
-    return ng_fail_to(message, message_size, NG_ERR_NOMEM, "ng_context: no memory");
+    return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_context: no memory");
   }
   memset(made, 0, sizeof *made);
   ng_context *ctx = &made->ctx;
@@ -168,7 +167,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
     ctx->pool = ng_pool_create(c.threads, &from);
     if (ctx->pool == NULL) {
       ng_context_destroy(&ctx);
-      return ng_fail_to(message, message_size, NG_ERR_NOMEM, "ng_context: no memory for threads");
+      return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_context: no memory for threads");
     }
     ctx->config.threads = ng_pool_threads(ctx->pool);
     if (ctx->config.threads < c.threads) {

@@ -157,12 +157,12 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
   return ng_add_layer(p, &d, index);
 }
 
-ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind, int64_t channels,
+ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind, int64_t in,
                       int64_t groups, double eps, int32_t *index) {
   ng_layer d;
   ng_layer_init(&d, NG_NORM, sizeof d);
   d.name = name;
-  d.in = channels;
+  d.in = in;
   d.bias = 1;
   d.norm_kind = kind;
   d.groups = groups;

@@ -35,109 +35,109 @@ static int32_t statistics_before(const ng_precond *p, int32_t run) {
 }
 static int32_t slots_before(const ng_precond *p, int32_t run) { return p->entry[run]->first_slot; }
 
-ng_status ng_report_read(const ng_precond *p, ng_report *out) {
-  const ng_status st = check_index(p, "ng_report_read", 0, 1, out);
+ng_status ng_report_read(const ng_precond *p, ng_report *r) {
+  const ng_status st = check_index(p, "ng_report_read", 0, 1, r);
   if (st != NG_OK) return st;
-  ng_report r;
-  memset(&r, 0, sizeof r);
-  r.steps = p->steps;
-  r.skipped = p->skipped;
-  r.clip = p->step->nu;
-  r.inner = p->step->inner;
-  r.more_damping = p->rescued[NG_RESCUE_DAMPING];
-  r.in_double = p->rescued[NG_RESCUE_DOUBLE];
-  r.kept_last = p->rescued[NG_RESCUE_LAST];
-  r.plain = p->rescued[NG_RESCUE_PLAIN];
-  r.stations = NG_STATIONS;
-  r.kept = p->kept;
-  r.unobserved = p->unobserved;
-  r.statistics = ng_stats_count(p);
-  r.d2 = p->step->d2;
-  r.pd2 = p->step->pd2;
+  ng_report now;
+  memset(&now, 0, sizeof now);
+  now.steps = p->steps;
+  now.skipped = p->skipped;
+  now.clip = p->step->nu;
+  now.inner = p->step->inner;
+  now.more_damping = p->rescued[NG_RESCUE_DAMPING];
+  now.in_double = p->rescued[NG_RESCUE_DOUBLE];
+  now.kept_last = p->rescued[NG_RESCUE_LAST];
+  now.plain = p->rescued[NG_RESCUE_PLAIN];
+  now.stations = NG_STATIONS;
+  now.kept = p->kept;
+  now.unobserved = p->unobserved;
+  now.statistics = ng_stats_count(p);
+  now.d2 = p->step->d2;
+  now.pd2 = p->step->pd2;
   const ng_scaling *s = &p->step->quantify.found;
-  r.scaled = s->count;
-  r.scaling_min = s->least;
-  r.scaling_25 = s->quartile[0];
-  r.scaling_50 = s->quartile[1];
-  r.scaling_75 = s->quartile[2];
-  r.scaling_max = s->most;
-  r.scaling_mean = s->mean;
-  r.sent_ms = p->ctx->comm->meter.sent_ms;
-  r.overflowed = p->overflowed;
-  r.factors = p->held[NG_USE_FACTORS];
-  r.sums = p->held[NG_USE_SUMS];
-  r.results = p->held[NG_USE_RESULTS];
-  r.direction = p->held[NG_USE_DIRECTION];
-  r.moments = p->held[NG_USE_MOMENTS];
-  r.scratch = p->held[NG_USE_SCRATCH];
-  r.objects = p->held[NG_USE_OBJECTS];
-  r.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
-  return ng_give_struct(out, &r, sizeof r);
+  now.scaled = s->count;
+  now.scaling_min = s->least;
+  now.scaling_25 = s->quartile[0];
+  now.scaling_50 = s->quartile[1];
+  now.scaling_75 = s->quartile[2];
+  now.scaling_max = s->most;
+  now.scaling_mean = s->mean;
+  now.sent_ms = p->ctx->comm->meter.sent_ms;
+  now.overflowed = p->overflowed;
+  now.factors = p->held[NG_USE_FACTORS];
+  now.sums = p->held[NG_USE_SUMS];
+  now.results = p->held[NG_USE_RESULTS];
+  now.direction = p->held[NG_USE_DIRECTION];
+  now.moments = p->held[NG_USE_MOMENTS];
+  now.scratch = p->held[NG_USE_SCRATCH];
+  now.objects = p->held[NG_USE_OBJECTS];
+  now.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
+  return ng_give_struct(r, &now, sizeof now);
 }
 
-ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out) {
-  const ng_status st = check_index(p, "ng_report_station", i, NG_STATIONS, out);
+ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r) {
+  const ng_status st = check_index(p, "ng_report_station", i, NG_STATIONS, r);
   if (st != NG_OK) return st;
   const ng_station_time *t = &p->step->time[i];
-  ng_station_report r;
-  memset(&r, 0, sizeof r);
-  r.name = ng_stations[i].name;
-  r.collective = ng_stations[i].collective;
-  r.runs = t->runs;
-  r.last_ms = t->last_ms;
-  r.total_ms = t->total_ms;
-  r.last_bytes = t->last_bytes;
-  r.total_bytes = t->total_bytes;
-  r.last_messages = t->last_messages;
-  r.total_messages = t->total_messages;
-  r.last_wait_ms = t->last_wait_ms;
-  r.total_wait_ms = t->total_wait_ms;
-  return ng_give_struct(out, &r, sizeof r);
+  ng_station_report now;
+  memset(&now, 0, sizeof now);
+  now.name = ng_stations[i].name;
+  now.collective = ng_stations[i].collective;
+  now.runs = t->runs;
+  now.last_ms = t->last_ms;
+  now.total_ms = t->total_ms;
+  now.last_bytes = t->last_bytes;
+  now.total_bytes = t->total_bytes;
+  now.last_messages = t->last_messages;
+  now.total_messages = t->total_messages;
+  now.last_wait_ms = t->last_wait_ms;
+  now.total_wait_ms = t->total_wait_ms;
+  return ng_give_struct(r, &now, sizeof now);
 }
 
 /* Block after block, in the order of registration. */
-ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *out) {
+ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *r) {
   const ng_status st =
-      check_index(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), out);
+      check_index(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), r);
   if (st != NG_OK) return st;
   const int32_t block = run_of(p, p->blocks, i, statistics_before);
   const ng_stat *s = &p->block[block]->stat[i - p->block[block]->first_stat];
-  ng_statistic_report r;
-  memset(&r, 0, sizeof r);
-  r.layer = p->block[block]->name;
-  r.name = s->name;
-  r.refreshed = s->stale.refreshed;
-  r.passed = s->stale.passed;
-  r.interval = s->stale.on ? s->stale.last : 0;
-  r.next = s->stale.on ? s->stale.next : 0;
-  r.bytes_sent = s->stale.bytes_sent;
-  r.bytes_passed = s->stale.bytes_passed;
-  return ng_give_struct(out, &r, sizeof r);
+  ng_statistic_report now;
+  memset(&now, 0, sizeof now);
+  now.layer = p->block[block]->name;
+  now.name = s->name;
+  now.refreshed = s->stale.refreshed;
+  now.passed = s->stale.passed;
+  now.interval = s->stale.on ? s->stale.last : 0;
+  now.next = s->stale.on ? s->stale.next : 0;
+  now.bytes_sent = s->stale.bytes_sent;
+  now.bytes_passed = s->stale.bytes_passed;
+  return ng_give_struct(r, &now, sizeof now);
 }
 
-ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *out) {
-  const ng_status st = check_index(p, "ng_report_layer", index, p == NULL ? 0 : p->entries, out);
+ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r) {
+  const ng_status st = check_index(p, "ng_report_layer", index, p == NULL ? 0 : p->entries, r);
   if (st != NG_OK) return st;
   const ng_block *b = p->entry[index]->block;
-  ng_layer_report r;
-  memset(&r, 0, sizeof r);
-  r.name = p->entry[index]->d.name;
-  r.kept = p->entry[index]->kept;
-  r.frozen = p->entry[index]->asleep || p->entry[index]->d.frozen;
-  r.block = r.method = "";
+  ng_layer_report now;
+  memset(&now, 0, sizeof now);
+  now.name = p->entry[index]->d.name;
+  now.kept = p->entry[index]->kept;
+  now.frozen = p->entry[index]->asleep || p->entry[index]->d.frozen;
+  now.block = now.method = "";
   if (b != NULL) {
-    r.block = b->name;
-    r.method = b->method;
-    r.observe_ms = b->observe_ms;
-    r.solve_ms = b->solve_ms;
-    r.measure_ms = b->measure_ms;
+    now.block = b->name;
+    now.method = b->method;
+    now.observe_ms = b->observe_ms;
+    now.solve_ms = b->solve_ms;
+    now.measure_ms = b->measure_ms;
     for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-      r.observations += b->observations[kind];
+      now.observations += b->observations[kind];
     }
-    r.unobserved = b->unobserved;
-    if (b->family->report != NULL) b->family->report(b, &r);
+    now.unobserved = b->unobserved;
+    if (b->family->report != NULL) b->family->report(b, &now);
   }
-  return ng_give_struct(out, &r, sizeof r);
+  return ng_give_struct(r, &now, sizeof now);
 }
 
 ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t members) {

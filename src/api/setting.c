@@ -4,44 +4,44 @@
  * next step on. */
 #include "step/step.h"
 
-ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {
-  if (o == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options: it is NULL");
-  return ng_family_check(o, message, message_size);
+ng_status ng_options_check(const ng_options *o, char *message, size_t size) {
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
+  return ng_family_check(o, message, size);
 }
 
 /* ---- values in use ---------------------------------------------------------------------------*/
 
-ng_status ng_set(ng_precond *p, const char *option, const char *value) {
+ng_status ng_set(ng_precond *p, const char *name, const char *value) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  if (option == NULL || value == NULL) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_set: %s is NULL", option == NULL ? "option" : "value");
+  if (name == NULL || value == NULL) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_set: %s is NULL", name == NULL ? "option" : "value");
   }
-  return ng_step_set(p, option, value);
+  return ng_step_set(p, name, value);
 }
 
 /* Convert to text, so that ng_set makes all checks. */
-ng_status ng_set_real(ng_precond *p, const char *option, double value) {
+ng_status ng_set_real(ng_precond *p, const char *name, double value) {
   char text[64];
   (void)snprintf(text, sizeof text, "%.17g", value); /* reads back as the same double */
-  return ng_set(p, option, text);
+  return ng_set(p, name, text);
 }
 
-ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size) {
+ng_status ng_get(const ng_precond *p, const char *name, char *value, size_t size) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  if (option == NULL || value == NULL || size == 0) {
+  if (name == NULL || value == NULL || size == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s",
-                   option == NULL ? "option is NULL" : "the buffer is NULL or empty");
+                   name == NULL ? "option is NULL" : "the buffer is NULL or empty");
   }
   char message[NG_MESSAGE] = "";
   const ng_option_row *found = NULL; /* only the message is used */
-  const int32_t row = ng_option_find(option);
-  if (row < 0 && !ng_is(option, "method")) {
-    (void)ng_option_lookup(option, &found, message, sizeof message);
+  const int32_t row = ng_option_find(name);
+  if (row < 0 && !ng_is(name, "method")) {
+    (void)ng_option_lookup(name, &found, message, sizeof message);
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s", message);
   }
-  if (ng_options_get(&p->opt, option, value, size) == NG_OK) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: the value of '%s' does not fit %zu bytes", option,
+  if (ng_options_get(&p->opt, name, value, size) == NG_OK) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: the value of '%s' does not fit %zu bytes", name,
                  size);
 }

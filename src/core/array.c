@@ -23,28 +23,28 @@ static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim, const int64_t
   return a;
 }
 
-ng_array ng_array_vector(void *data, int64_t n, ng_dtype dtype) {
-  return array_of(data, dtype, 1, (int64_t[4]){n}, (int64_t[4]){1});
+ng_array ng_array_vector(void *data, int64_t n, ng_dtype t) {
+  return array_of(data, t, 1, (int64_t[4]){n}, (int64_t[4]){1});
 }
 
-ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype dtype) {
-  return ng_array_rows(data, rows, cols, cols, dtype);
+ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype t) {
+  return ng_array_rows(data, rows, cols, cols, t);
 }
 
-ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t row_stride, ng_dtype dtype) {
-  return array_of(data, dtype, 2, (int64_t[4]){rows, cols}, (int64_t[4]){row_stride, 1});
+ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t stride, ng_dtype t) {
+  return array_of(data, t, 2, (int64_t[4]){rows, cols}, (int64_t[4]){stride, 1});
 }
 
 /* Unsigned, so that invalid sizes wrap instead of trapping; ng_array_take checks them. */
 static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
-ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype dtype) {
-  return array_of(data, dtype, 4, (int64_t[4]){n, c, h, w},
+ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t) {
+  return array_of(data, t, 4, (int64_t[4]){n, c, h, w},
                   (int64_t[4]){times(c, times(h, w)), times(h, w), w, 1});
 }
 
-ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype dtype) {
-  return array_of(data, dtype, 4, (int64_t[4]){n, c, h, w},
+ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t) {
+  return array_of(data, t, 4, (int64_t[4]){n, c, h, w},
                   (int64_t[4]){times(c, times(h, w)), 1, times(c, w), c});
 }
 

@@ -229,26 +229,3 @@ ng_status ng_globs_check(const char *option, const char *list, char *message, si
 ng_status ng_globs_form(const char *list, char *message, size_t size) {
   return ng_globs_check("skip_layers", list, message, size);
 }
-
-/* ---- layers that keep their gradient ---------------------------------------------------------*/
-
-/* Of the layer, the fields before `bias` must be there: name, kind and widths. */
-ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option,
-                          char *message, size_t message_size) {
-  ng_layer l;
-  if (o == NULL || option == NULL || layer == NULL) {
-    return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: %s is NULL",
-                      o == NULL       ? "the object"
-                      : layer == NULL ? "layer"
-                                      : "option");
-  }
-  *option = "";
-  memset(&l, 0, sizeof l);
-  ng_status st = ng_take_struct(&l, sizeof l, layer, offsetof(ng_layer, bias), "ng_layer", message,
-                                message_size);
-  if (st == NG_OK && l.name == NULL) {
-    st = ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: the layer has no name");
-  }
-  if (st == NG_OK && ng_globs_fit(o->skip_layers, &l)) *option = "skip_layers";
-  return st;
-}

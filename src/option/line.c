@@ -109,14 +109,14 @@ static ng_status take_line(ng_options *full, const char *line, seen *s, bool of_
   return NG_OK;
 }
 
-ng_status ng_options_set_line(ng_options *o, const char *line, char *message, size_t message_size) {
+ng_status ng_options_set_line(ng_options *o, const char *line, char *message, size_t size) {
   seen s;
   if (o == NULL || line == NULL) {
-    return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_set_line: %s is NULL",
+    return ng_fail_to(message, size, NG_ERR_ARG, "ng_options_set_line: %s is NULL",
                       o == NULL ? "the object" : "line");
   }
   ng_options full = *o;
-  const ng_status st = take_line(&full, line, &s, false, message, message_size);
+  const ng_status st = take_line(&full, line, &s, false, message, size);
   if (st == NG_OK) *o = full;
   return st;
 }

@@ -305,8 +305,8 @@ static void set_row(ng_options *o, const struct method *m) {
 }
 
 /* Options that were given keep their values in every row. */
-ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t message_size) {
-  if (name == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "method: value is NULL");
+ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t size) {
+  if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
   if (m != NULL) {
     ng_options row;
@@ -317,7 +317,7 @@ ng_status ng_options_choose(ng_options *o, const char *name, char *message, size
     }
     return NG_OK;
   }
-  return ng_fail_to(message, message_size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
+  return ng_fail_to(message, size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
                     ng_quote(name).text, methods_there_are().text,
                     ng_hint_list(name, methods_there_are().text).text);
 }
@@ -337,12 +337,12 @@ static void normal_name(const char *name, char *out, size_t size) {
 }
 
 ng_status ng_options_set_system(ng_options *o, const char *system, const char *which, char *message,
-                                size_t message_size) {
+                                size_t size) {
   char word[64];
   name_list there_are = {""};
-  if (o == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options: it is NULL");
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   if (system == NULL || which == NULL) {
-    return ng_fail_to(message, message_size, NG_ERR_ARG, "%s: it is NULL",
+    return ng_fail_to(message, size, NG_ERR_ARG, "%s: it is NULL",
                       system == NULL ? "system" : "variant");
   }
   normal_name(system, word, sizeof word);
@@ -357,35 +357,34 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
     if (variant[i].variant[0] != 0) join(&there_are, "|", variant[i].variant);
   }
   if (there_are.text[0] != 0) {
-    return ng_fail_to(message, message_size, NG_ERR_ARG,
-                      "system '%s' has no variant '%s', there is %s%s", ng_quote(system).text,
-                      ng_quote(which).text, there_are.text,
+    return ng_fail_to(message, size, NG_ERR_ARG, "system '%s' has no variant '%s', there is %s%s",
+                      ng_quote(system).text, ng_quote(which).text, there_are.text,
                       ng_hint_list(which, there_are.text).text);
   }
-  return ng_fail_to(message, message_size, NG_ERR_ARG, "there is no system '%s', there is %s",
+  return ng_fail_to(message, size, NG_ERR_ARG, "there is no system '%s', there is %s",
                     ng_quote(system).text, systems_there_are().text);
 }
 
 /* Each method has its own list of names, because programs use the same name with different meanings.  *lr changes only
  * on success. */
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,
-                                   char *message, size_t message_size) {
-  if (o == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options: it is NULL");
+                                   char *message, size_t size) {
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   if (name == NULL || value == NULL) {
-    return ng_fail_to(message, message_size, NG_ERR_ARG, "published option: %s is NULL",
+    return ng_fail_to(message, size, NG_ERR_ARG, "published option: %s is NULL",
                       name == NULL ? "the name" : "the value");
   }
   const struct method *m = find_method(o->method);
   if (m->names == NULL) {
-    return ng_fail_to(message, message_size, NG_ERR_ARG,
+    return ng_fail_to(message, size, NG_ERR_ARG,
                       "'%s': method %s has no published names; use ng_options_set",
                       ng_quote(name).text, m->name);
   }
   ng_options full = *o;
   double given = 0;
   bool gives_lr = false;
-  const ng_status st = ng_names_take(m->names, m->name, name, value, &full, &given, &gives_lr,
-                                     message, message_size);
+  const ng_status st =
+      ng_names_take(m->names, m->name, name, value, &full, &given, &gives_lr, message, size);
   if (st != NG_OK) return st;
   *o = full;
   if (gives_lr && lr != NULL) *lr = given;

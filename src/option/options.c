@@ -59,22 +59,22 @@ void ng_options_destroy(ng_options **o) {
 /* ---- set and get -----------------------------------------------------------------------------*/
 
 ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message,
-                         size_t message_size) {
+                         size_t size) {
   const ng_option_row *row = NULL;
-  if (o == NULL) return no_object(message, message_size);
+  if (o == NULL) return no_object(message, size);
   if (name != NULL && ng_is(name, "method")) {
-    return ng_options_choose(o, value, message, message_size);
+    return ng_options_choose(o, value, message, size);
   }
-  const ng_status st = ng_option_lookup(name, &row, message, message_size);
-  return st == NG_OK ? ng_option_read(row, value, o, message, message_size) : st;
+  const ng_status st = ng_option_lookup(name, &row, message, size);
+  return st == NG_OK ? ng_option_read(row, value, o, message, size) : st;
 }
 
 ng_status ng_options_set_real(ng_options *o, const char *name, double value, char *message,
-                              size_t message_size) {
+                              size_t size) {
   const ng_option_row *row = NULL;
-  if (o == NULL) return no_object(message, message_size);
-  const ng_status st = ng_option_lookup(name, &row, message, message_size);
-  return st == NG_OK ? ng_option_read_real(row, value, o, message, message_size) : st;
+  if (o == NULL) return no_object(message, size);
+  const ng_status st = ng_option_lookup(name, &row, message, size);
+  return st == NG_OK ? ng_option_read_real(row, value, o, message, size) : st;
 }
 
 ng_status ng_options_get(const ng_options *o, const char *name, char *value, size_t size) {
@@ -110,9 +110,9 @@ static const char *name_at(int32_t i) {
 }
 
 /* One wrong variable refuses the whole environment, by its name.  An empty variable is a value. */
-ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size) {
+ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
   char variable[64], why[NG_MESSAGE];
-  if (o == NULL) return no_object(message, message_size);
+  if (o == NULL) return no_object(message, size);
   ng_options full = *o;
   for (int32_t i = 0; name_at(i) != NULL; i++) {
     ng_variable_name(name_at(i), variable, sizeof variable);
@@ -120,7 +120,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
     if (value == NULL) continue;
     const ng_status st = ng_options_set(&full, name_at(i), value, why, sizeof why);
     if (st != NG_OK) {
-      return ng_fail_to(message, message_size, st, "%s in the environment: %s", variable, why);
+      return ng_fail_to(message, size, st, "%s in the environment: %s", variable, why);
     }
   }
   *o = full;
