@@ -323,10 +323,7 @@ static int run(void *user, const cli_args *args) {
     names[i] = cases[i]->name;
     if (strcmp(args->operand[0], names[i]) == 0) return run_case(b, cases[i]);
   }
-  const char *near = cli_nearest(args->operand[0], names, CASES);
-  return cli_bad("bench: unknown bench '%s'; %s%s", args->operand[0],
-                 near != NULL ? "the nearest is " : "expected ",
-                 near != NULL ? near : "kfac, train, fused-eva, state or window");
+  return cli_unknown("bench: unknown bench", args->operand[0], names, CASES, NULL);
 }
 
 static const bench standard = {.batch = 32, .repeat = 5};

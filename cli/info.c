@@ -140,10 +140,8 @@ static int published(const char *name) {
   const int32_t index = cli_method_find(name, &m);
   if (index < 0) {
     const char *names[CLI_METHODS];
-    const char *near = cli_nearest(name, names, cli_method_names(names, CLI_METHODS));
-    return near != NULL
-               ? cli_bad("info: unknown method '%s'; the nearest is '%s'", name, near)
-               : cli_bad("info: unknown method '%s'; `natgrad info --methods` lists them", name);
+    return cli_unknown("info: unknown method", name, names, cli_method_names(names, CLI_METHODS),
+                       "`natgrad info --methods` lists them");
   }
   if (m.published == 0) printf("%s has no published names\n", m.name);
   for (int32_t k = 0; k < m.published; k++) {

@@ -126,9 +126,7 @@ int main(int argc, char **argv) {
     rc = version();
   } else if (word[0] == '-') {
     static const char *const known[] = {"--help", "--version"};
-    const char *near = cli_nearest(word, known, 2);
-    rc = near != NULL ? cli_bad("unknown option %s; the nearest is %s", word, near)
-                      : cli_bad("unknown option %s; `natgrad --help` lists the options", word);
+    rc = cli_unknown("unknown option", word, known, 2, "`natgrad --help` lists the options");
   } else {
     const cli_command *command = find_command(word);
     if (command != NULL) {
@@ -138,9 +136,8 @@ int main(int argc, char **argv) {
       const char *names[sizeof cli_commands / sizeof cli_commands[0]];
       for (int i = 0; i < cli_commands_count; i++)
         names[i] = cli_commands[i]->name;
-      const char *near = cli_nearest(word, names, cli_commands_count);
-      rc = near != NULL ? cli_bad("unknown command '%s'; the nearest is '%s'", word, near)
-                        : cli_bad("unknown command '%s'; `natgrad --help` lists them", word);
+      rc = cli_unknown("unknown command", word, names, cli_commands_count,
+                       "`natgrad --help` lists them");
     }
   }
   /* A full disk must not look like success. */

@@ -141,11 +141,12 @@ static void check_keys(reader *in, const ngio_value *o, layer_kind kind) {
     int i = 0;
     while (i < n && strcmp(v->key, keys[i]) != 0)
       i++;
-    const char *near = i == n ? cli_nearest(v->key, keys, n) : NULL;
-    if (i == n)
-      in->rc =
-          cli_bad("%s: layer %d: %s has no key '%.40s'%s%s", in->path, in->layer, kinds[kind].name,
-                  v->key, near != NULL ? "; the nearest is " : "", near != NULL ? near : "");
+    if (i == n) {
+      char what[512];
+      (void)snprintf(what, sizeof what, "%s: layer %d: %s has no key", in->path, in->layer,
+                     kinds[kind].name);
+      in->rc = cli_unknown(what, v->key, keys, n, NULL);
+    }
   }
 }
 

@@ -340,7 +340,7 @@ static void digits_are_shipped(void **state) {
 
 static void unknown_sets(void **state) {
   (void)state;
-  must_refuse("mnits:x", "unknown data set 'mnits'; the nearest is 'mnist'");
+  must_refuse("mnits:x", "unknown data set 'mnits'; the nearest is mnist");
   must_refuse("elephants", "unknown data set 'elephants'; expected digits");
   must_refuse("mnist", "mnist needs a folder after a colon");
   must_refuse("digits:x", "digits: expected no text after it");

@@ -77,6 +77,9 @@ void cli_need_address_space(int callers);
 
 /* The nearest of n names, or NULL if more than a third of the word differs from all of these. */
 const char *cli_nearest(const char *word, const char *const *names, int n);
+/* Report "WHAT 'WORD'", and the nearest of n names; without one `otherwise`, or for NULL all names. */
+int cli_unknown(const char *what, const char *word, const char *const *names, int n,
+                const char *otherwise);
 
 /* ---- names.c ---------------------------------------------------------------------------------*/
 

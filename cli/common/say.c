@@ -64,6 +64,22 @@ const char *cli_nearest(const char *word, const char *const *names, int n) {
   return best;
 }
 
+int cli_unknown(const char *what, const char *word, const char *const *names, int n,
+                const char *otherwise) {
+  char list[512] = "";
+  const char *near = cli_nearest(word, names, n);
+  if (near != NULL) return cli_bad("%s '%.60s'; the nearest is %s", what, word, near);
+  for (int i = 0; i < n && otherwise == NULL; i++) {
+    const size_t at = strlen(list);
+    (void)snprintf(list + at, sizeof list - at, "%s%s",
+                   i == 0      ? "expected "
+                   : i + 1 < n ? ", "
+                               : " or ",
+                   names[i]);
+  }
+  return cli_bad("%s '%.60s'; %s", what, word, otherwise != NULL ? otherwise : list);
+}
+
 int cli_int(const char *option, const char *text, long long lower, long long upper,
             long long *out) {
   char *end = NULL;

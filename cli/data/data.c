@@ -47,19 +47,11 @@ void data_close(data_set *d) {
 
 static int unknown(const char *source, const char *key, const data_setting *known, int n) {
   const char *names[16];
-  char expected[256] = "";
-  for (int i = 0; i < n; i++) {
-    const size_t at = strlen(expected);
+  char what[96];
+  for (int i = 0; i < n; i++)
     names[i] = known[i].key;
-    (void)snprintf(expected + at, sizeof expected - at, "%s%s",
-                   i == 0      ? ""
-                   : i + 1 < n ? ", "
-                               : " or ",
-                   names[i]);
-  }
-  const char *near = cli_nearest(key, names, n);
-  return cli_bad("--data: %s: unknown setting '%s'; %s%s", source, key,
-                 near != NULL ? "the nearest is " : "expected ", near != NULL ? near : expected);
+  (void)snprintf(what, sizeof what, "--data: %s: unknown setting", source);
+  return cli_unknown(what, key, names, n, NULL);
 }
 
 int data_settings(const char *source, char *text, const data_setting *known, int n) {
@@ -158,15 +150,7 @@ int data_open(const char *spec, data_set *out) {
     names[i] = known[i].name;
     if (strcmp(out->name, names[i]) == 0) which = i;
   }
-  if (which == KNOWN) {
-    const char *near = cli_nearest(out->name, names, KNOWN);
-    if (near != NULL) {
-      return cli_bad("--data: unknown data set '%s'; the nearest is '%s'", out->name, near);
-    }
-    return cli_bad("--data: unknown data set '%s'; expected digits, mnist:DIR, cifar10:DIR, "
-                   "cifar100:DIR, npy:FEATURES,LABELS, synthetic:... or images:...",
-                   out->name);
-  }
+  if (which == KNOWN) return cli_unknown("--data: unknown data set", out->name, names, KNOWN, NULL);
   const char *needs = known[which].needs;
   if (needs != NULL && needs[0] == 0 && colon != NULL)
     return cli_bad("--data: %s: expected no text after it", out->name);

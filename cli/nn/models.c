@@ -179,9 +179,8 @@ static int unknown(const char *name) {
     }
     names[i] = r->example != NULL ? r->example : r->info.name;
   }
-  const char *near = cli_nearest(name, names, ROWS);
-  if (near != NULL) return cli_bad("--model: unknown model '%s'; the nearest is '%s'", name, near);
-  return cli_bad("--model: unknown model '%s'; `natgrad train --models` lists them", name);
+  return cli_unknown("--model: unknown model", name, names, ROWS,
+                     "`natgrad train --models` lists them");
 }
 
 /* The row of a name, with its numbers; CLI_BAD: reported. */

@@ -49,7 +49,7 @@ floor_is "loss and backward" $((2 * forward - 2 * 4 * 576 * 25 * 20)) 0
 expect 0 'bench train: mlp, batch 8, 109386 parameters*forward*loss and backward*both*' \
   "$natgrad" bench train --model mlp --batch 8 --repeat 1 --no-floors
 expect 0 '*both*norm blocks*% of forward and backward' "$natgrad" bench train --model resnet20 --batch 2 --repeat 1 --no-floors
-expect 2 "*--model: unknown model 'lenett'; the nearest is 'lenet'" "$natgrad" bench train --model lenett
+expect 2 "*--model: unknown model 'lenett'; the nearest is lenet" "$natgrad" bench train --model lenett
 expect 2 '*bench train: --damping: this case takes no option of the library' "$natgrad" bench train --model mlp --damping 1
 
 # Windows: a step once the window is full.
