@@ -26,13 +26,10 @@ typedef struct replay_arrays {
 typedef struct replay_rank {
   const replay_job *job;
   int rank;
-  ng_transport transport;
   bool fused;                 /* the step updates weights, which are compared */
   double *cells[COMPARED];    /* [step][layer] */
   replay_arrays (*arrays)[2]; /* [layer]: weight, bias */
   int64_t rescued;            /* steps with status NG_RESCUED */
-  ng_status status;
-  char message[512];
 } replay_rank;
 
 replay_rank *replay_ranks(const replay_job *job); /* [job->r->ranks]                        */

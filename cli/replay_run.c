@@ -6,11 +6,10 @@
 #include "replay.h"
 
 #include "common/cli.h"
+#include "train/launch.h"
 
-#include <dlfcn.h>
 #include <float.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -246,94 +245,44 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
   return replay_compare_feedback(r, p, step, &me->cells[OF_STATE][step * r->layers]);
 }
 
-static void *run_rank(void *arg) {
-  replay_rank *me = arg;
+static int run_rank(void *user, const ng_transport *t) {
+  replay_rank *me = (replay_rank *)user + (t != NULL ? t->rank : 0);
   const recording *r = me->job->r;
   ng_context_config config;
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
+  char message[512] = "";
   int step = -1;
   ng_context_config_init(&config, sizeof config);
   config.linalg = me->job->linalg;
-  if (r->ranks > 1) {
-    config.transport = &me->transport;
-    config.threads = 1; /* one thread a rank */
-  }
-  ng_status st = ng_context_create(NG_VERSION, &config, me->message, sizeof me->message, &ctx);
+  config.transport = t;
+  if (t != NULL) config.threads = 1; /* one thread a rank */
+  ng_status st = ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx);
   if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
   if (st >= 0) st = set_up(me, p);
   for (step = 0; step < r->steps && st == NG_OK; step++)
     st = one_step(me, p, step);
-  if (st != NG_OK) {
-    if (ctx != NULL) {
-      char where[32] = "";
-      if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
-      (void)snprintf(me->message, sizeof me->message, "%s%s (%s)", where, ng_last_error(ctx),
-                     ng_status_name(st));
-    }
-    if (r->ranks > 1 && me->transport.abort != NULL) me->transport.abort(me->transport.user);
+  if (st != NG_OK) { /* report the cause before other ranks fail, too */
+    char where[48] = "";
+    if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
+    if (ctx != NULL)
+      (void)snprintf(message, sizeof message, "%s (%s)", ng_last_error(ctx), ng_status_name(st));
+    (void)(t == NULL ? cli_bad("%s: %s%s", r->name, where, message)
+                     : cli_bad("%s: rank %d: %s%s", r->name, me->rank, where, message));
+    if (t != NULL) t->abort(t->user);
   }
   ng_precond_destroy(&p);
   ng_context_destroy(&ctx);
-  me->status = st;
-  return NULL;
+  return st == NG_OK ? CLI_OK : CLI_BAD;
 }
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-/* All ranks call BLAS at the same time: one thread for each call. */
-static void one_blas_thread(void) {
-  void (*set)(int) = NULL;
-  void *symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads");
-  memcpy(&set, &symbol, sizeof set);
-  if (set != NULL) set(1);
-}
-
 int replay_run(const replay_job *j, replay_rank *runs, bool fused) {
-  const recording *r = j->r;
-  ng_threads *group = NULL;
-  pthread_t *thread = cli_take((size_t)r->ranks, sizeof *thread);
-  int started = 0, rc = CLI_OK;
-  cli_need_address_space(r->ranks);
-  for (int i = 0; i < r->ranks; i++) {
-    free_arrays(&runs[i], r->layers);
+  const int ranks = j->r->ranks;
+  for (int i = 0; i < ranks; i++) {
+    free_arrays(&runs[i], j->r->layers);
     runs[i].fused = fused;
   }
-  if (r->ranks == 1) {
-    run_rank(&runs[0]);
-  } else if (ng_threads_create(r->ranks, &group) != NG_OK) {
-    rc = cli_bad("%s: no group of %d ranks", r->name, r->ranks);
-  } else {
-    one_blas_thread();
-    for (int i = 0; i < r->ranks && rc == CLI_OK; i++) {
-      if (ng_threads_transport(group, i, &runs[i].transport, sizeof runs[i].transport) != NG_OK) {
-        rc = cli_bad("%s: no transport for rank %d", r->name, i);
-      }
-    }
-    for (; started < r->ranks && rc == CLI_OK; started++) {
-      if (pthread_create(&thread[started], NULL, run_rank, &runs[started]) != 0) {
-        rc = cli_bad("%s: rank %d could not be started", r->name, started);
-        runs[started].transport.abort(runs[started].transport.user); /* wake the others */
-        break;
-      }
-    }
-    for (int i = 0; i < started; i++)
-      (void)pthread_join(thread[i], NULL);
-  }
-  ng_threads_destroy(&group);
-  free(thread);
-  /* Report the first cause: a rank with NG_ERR_COMM failed only because another rank left. */
-  const replay_rank *worst = NULL;
-  for (int i = 0; i < r->ranks && rc == CLI_OK; i++) {
-    if (runs[i].status == NG_OK) continue;
-    if (worst == NULL || (worst->status == NG_ERR_COMM && runs[i].status != NG_ERR_COMM)) {
-      worst = &runs[i];
-    }
-  }
-  if (worst != NULL && r->ranks > 1) {
-    rc = cli_bad("%s: rank %d: %s", r->name, worst->rank, worst->message);
-  } else if (worst != NULL) {
-    rc = cli_bad("%s: %s", r->name, worst->message);
-  }
-  return rc;
+  return ranks == 1 ? run_rank(runs, NULL) : launch_threads(ranks, run_rank, runs);
 }

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,6 +99,65 @@ int launch_begin(const char *wanted, launch *out) {
   }
   out->threads = (int32_t)threads;
   return CLI_OK;
+}
+
+typedef struct member {
+  ng_transport t;
+  int (*work)(void *user, const ng_transport *t);
+  void *user;
+  atomic_bool *told;
+  pthread_t thread;
+  int rc;
+} member;
+
+static void *on_thread(void *arg) {
+  member *m = arg;
+  cli_report_once(m->told);
+  m->rc = m->work(m->user, &m->t);
+  cli_report_once(NULL);
+  return NULL;
+}
+
+/* OpenBLAS threads serve one caller at a time, so ranks that are threads use one BLAS thread each. */
+static void one_blas_thread(void) {
+  union {
+    void *object;
+    void (*set)(int n);
+  } symbol = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
+  if (symbol.object != NULL) symbol.set(1);
+}
+
+int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user) {
+  ng_threads *group = NULL;
+  atomic_bool told = false;
+  int32_t made = 1;
+  cli_need_address_space(n);
+  one_blas_thread();
+  member *m = cli_take((size_t)n, sizeof *m);
+  bool good = ng_threads_create(n, &group) == NG_OK;
+  for (int32_t i = 0; i < n && good; i++) {
+    m[i] = (member){.work = work, .user = user, .told = &told};
+    good = ng_threads_transport(group, i, &m[i].t, sizeof m[i].t) == NG_OK;
+  }
+  int rc = good ? CLI_OK : cli_bad("no memory for %d ranks", n);
+  cli_report_once(&told);
+  while (made < n && rc == CLI_OK) {
+    if (pthread_create(&m[made].thread, NULL, on_thread, &m[made]) == 0) {
+      made++;
+    } else {
+      rc = cli_bad("no thread for rank %d", made);
+      m[0].t.abort(m[0].t.user);
+    }
+  }
+  cli_report_once(NULL);
+  if (rc == CLI_OK) (void)on_thread(&m[0]);
+  for (int32_t i = 1; i < made; i++)
+    (void)pthread_join(m[i].thread, NULL);
+  for (int32_t i = 0; i < n; i++)
+    rc = m[i].rc != CLI_OK ? m[i].rc : rc;
+  ng_threads_destroy(&group);
+  free(m);
+  return rc;
 }
 
 const ng_transport *launch_transport(const launch *l) {

@@ -21,6 +21,11 @@ const ng_transport *launch_transport(const launch *l);
 /* Call after the last use; `failed`: others may be waiting for this rank. */
 void launch_end(launch *l, bool failed);
 
+/* Run `work` on n ranks, threads of this process; the calling thread is rank 0.  Errors of all ranks together are
+ * reported once.  If a thread cannot be created, all ranks give up.  Returns CLI_BAD if a rank does, or could not
+ * begin. */
+int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user);
+
 /* How many of `size` ranks run on this machine. */
 int32_t launch_neighbours(int32_t size);
 

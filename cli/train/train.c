@@ -8,8 +8,6 @@
 #include "settings_table.h"
 #include "train.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,68 +164,27 @@ static int check_given(const settings *s, const cli_args *args) {
 
 /* ---- ranks as threads --------------------------------------------------------------------------*/
 
-typedef struct one_rank {
+typedef struct rank_runs {
   const settings *s;
   const data_set *d;
-  ng_transport t;
-  train_result result;
-  int rc;
-  atomic_bool *told; /* shared by all ranks */
-  pthread_t thread;
-} one_rank;
+  const train_show *show; /* of rank 0 */
+  train_result *result;   /* [ranks] */
+} rank_runs;
 
-static void *on_thread(void *arg) {
+static int run_rank(void *user, const ng_transport *t) {
   static const train_show nothing = {.label = ""};
-  one_rank *r = arg;
-  cli_report_once(r->told);
-  r->rc = train_run_on(&r->t, r->s, r->d, &nothing, &r->result);
-  return NULL;
+  const rank_runs *r = user;
+  return train_run_on(t, r->s, r->d, t->rank == 0 ? r->show : &nothing, &r->result[t->rank]);
 }
 
-/* OpenBLAS threads serve one caller at a time, so ranks that are threads use one BLAS thread each. */
-static void one_blas_thread(void) {
-  union {
-    void *object;
-    void (*set)(int n);
-  } symbol = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
-  if (symbol.object != NULL) symbol.set(1);
-}
-
-/* Run the ranks as threads; this thread is rank 0. If a thread cannot be created, all ranks give up. */
 static int run_threads(int32_t n, const settings *s, const data_set *d, const train_show *show,
                        train_result *out) {
-  ng_threads *group = NULL;
-  cli_need_address_space(n);
-  one_rank *r = cli_take((size_t)n, sizeof *r);
-  one_blas_thread();
-  int rc = ng_threads_create(n, &group) == NG_OK ? CLI_OK : cli_bad("--ranks: no memory for %d", n);
-  atomic_bool told = false; /* an error on one rank fails all ranks and is reported once */
-  int32_t made = 1;
-  for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
-    r[i].s = s;
-    r[i].told = &told;
-    r[i].d = d;
-    if (ng_threads_transport(group, i, &r[i].t, sizeof r[i].t) != NG_OK) rc = CLI_BAD;
-  }
-  cli_report_once(&told);
-  for (; made < n && rc == CLI_OK; made++) {
-    if (pthread_create(&r[made].thread, NULL, on_thread, &r[made]) == 0) continue;
-    rc = cli_bad("--ranks: no thread for rank %d", made);
-    r[0].t.abort(r[0].t.user);
-    break;
-  }
-  if (rc == CLI_OK) rc = train_run_on(&r[0].t, s, d, show, out);
-  cli_report_once(NULL);
-  for (int32_t i = 1; i < made; i++) {
-    (void)pthread_join(r[i].thread, NULL);
-    if (r[i].rc == CLI_OK) train_result_free(&r[i].result);
-    if (r[i].rc != CLI_OK && rc == CLI_OK) {
-      train_result_free(out);
-      rc = CLI_BAD;
-    }
-  }
-  ng_threads_destroy(&group);
-  free(r);
+  rank_runs r = {s, d, show, cli_take((size_t)n, sizeof *r.result)};
+  const int rc = launch_threads(n, run_rank, &r);
+  for (int32_t i = rc == CLI_OK ? 1 : 0; i < n; i++)
+    train_result_free(&r.result[i]);
+  *out = r.result[0];
+  free(r.result);
   return rc;
 }
 
