@@ -403,60 +403,6 @@ static void image_sizes_vary(void **state) {
   }
 }
 
-/* A size that was told needs nothing more; a larger one does, and without memory the call fails and nothing
- * is folded. */
-static int64_t allowed;
-static void *scarce(void *user, size_t bytes) {
-  void *x = NULL;
-  (void)user;
-  return allowed-- > 0 && posix_memalign(&x, 64, bytes) == 0 ? x : NULL;
-}
-static void give(void *user, void *x, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(x);
-}
-
-static void a_larger_image_needs_memory(void **state) {
-  (void)state;
-  const int64_t kernel[2] = {3, 3}, image[2] = {4, 4};
-  static float x[2 * 40 * 40], g[2 * 38 * 38], dw[9];
-  ng_context_config config;
-  ng_context_config_init(&config, sizeof config);
-  config.alloc = scarce;
-  config.free = give;
-  config.threads = 1;
-  for (int k = 0; k < 2; k++) {
-    fixture f;
-    allowed = 100000;
-    fixture_ok(&f, fixture_open(&f, k == 0 ? "damping=0.1" : "method=eva damping=0.1",
-                                &(fixture_how){.config = &config}));
-    fixture_ok(&f, ng_add_conv2d(f.p, "c", 1, 1, kernel, NULL, NULL, NULL, 1, image, 0, NULL));
-    const ng_array w = ng_array_nchw(dw, 1, 1, 3, 3, NG_F32);
-    fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &w));
-    fixture_ok(&f, ng_ready(f.p));
-    allowed = 0;
-    fixture_ok(&f, fixture_begin(&f, 2));
-    ng_array a = ng_array_nchw(x, 2, 1, 4, 4, NG_F32), b = ng_array_nchw(g, 2, 1, 2, 2, NG_F32);
-    fixture_ok(&f, ng_observe_input(f.p, 0, &a, NG_COPY));
-    fixture_ok(&f, ng_observe_output_grad(f.p, 0, &b, NG_COPY));
-    fixture_ok(&f, fixture_begin(&f, 2));
-    a = ng_array_nchw(x, 2, 1, 40, 40, NG_F32);
-    b = ng_array_nchw(g, 2, 1, 38, 38, NG_F32);
-    assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_NOMEM);
-    assert_non_null(strstr(ng_last_error(f.ctx), "'c'"));
-    allowed = 1;
-    fixture_ok(&f, ng_observe_input(f.p, 0, &a, NG_COPY));
-    fixture_ok(&f, ng_observe_output_grad(f.p, 0, &b, NG_COPY));
-    for (int i = 0; i < 9; i++) {
-      dw[i] = 1;
-    }
-    fixture_ok(&f, ng_step(f.p, 0.1));
-    assert_true(scratch_of(f.p) > 0);
-    fixture_close(&f);
-  }
-}
-
 /* ---- refused ---------------------------------------------------------------------------------*/
 
 #define WRONG(call, status, word)                                                                  \
@@ -544,7 +490,6 @@ int main(void) {
       cmocka_unit_test(expanded_axes),
       cmocka_unit_test(not_finite_is_found),
       cmocka_unit_test(image_sizes_vary),
-      cmocka_unit_test(a_larger_image_needs_memory),
       cmocka_unit_test(shapes_are_judged),
       cmocka_unit_test(small_and_backwards),
   };

@@ -1,4 +1,4 @@
-/* t_describe: describing a model: layers, sizes and bindings that are wrong, each with a message that names the culprit,
+/* t_describe: describing a model: layers and sizes that are wrong, each with a message that names the culprit,
  * and nothing changed; structs of other headers; sizes that no memory is taken for. */
 #include <math.h>
 #include <setjmp.h>
@@ -166,35 +166,9 @@ static void test_sizes(void **state) {
   fixture_close(&f);
 }
 
-static void test_bind(void **state) {
-  (void)state;
-  fix f;
-  create(&f, "");
-  plane v = plane_of(f.dw, OUT, IN, NG_F32);
-  WRONG(plane_bind_grad(f.p, 5, NG_WEIGHT, &v), NG_ERR_ARG, "index is 5");
-  WRONG(plane_bind_grad(f.p, -1, NG_WEIGHT, &v), NG_ERR_ARG, "index is -1");
-  WRONG(plane_bind_grad(f.p, f.norm, NG_BIAS, &v), NG_ERR_ARG, "norm");
-  WRONG(plane_bind_grad(f.p, f.fc, (ng_param)3, &v), NG_ERR_ARG, "fc");
-  WRONG(plane_bind_grad(f.p, f.fc, NG_WEIGHT, NULL), NG_ERR_ARG, "NULL");
-  v.cols = 2;
-  WRONG(plane_bind_grad(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_SHAPE, "[2, 3]");
-  v.cols = IN;
-  v.row_stride = 2;
-  WRONG(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_SHAPE, "share memory");
-  v.row_stride = IN;
-  v.dtype = NG_F64;
-  WRONG(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_ARG, "f64");
-  v.dtype = NG_F32;
-  v.mem = NG_DEVICE;
-  WRONG(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_ABSENT, "device");
-  assert_int_equal(plane_bind_grad(NULL, 0, NG_WEIGHT, &v), NG_ERR_ARG);
-  destroy(&f);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_layers),
-      cmocka_unit_test(test_bind),
       cmocka_unit_test(test_sizes),
       cmocka_unit_test(test_struct_size),
   };
