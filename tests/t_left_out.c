@@ -15,13 +15,12 @@
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "bound.h"
 #include "draw.h"
-#include "fixture.h"
 #include "ranks.h"
 #include "toys.h"
 
-enum { FC1, FC2, LAYERS, IN = 3, MID = 4, OUT = 2, B = 3, STEPS = 6, FROM = 2, TO = 4, RANKS = 4 };
-enum { MOST = MID * IN };
+enum { LAYERS = 2, MOST = MID * IN, STEPS = 6, FROM = 2, TO = 4, RANKS = 4 };
 
 static const int64_t rows[LAYERS] = {MID, OUT}, cols[LAYERS] = {IN, MID};
 
@@ -68,7 +67,7 @@ static ng_status open_life(fixture *f, const life *l, const ng_transport *t) {
   return st == NG_OK ? ng_ready(f->p) : st;
 }
 
-static ng_status show(fixture *f, int32_t rank, int t, int32_t k, bool grad) {
+static ng_status observe(fixture *f, int32_t rank, int t, int32_t k, bool grad) {
   float x[B * MID];
   const int64_t n = grad ? rows[k] : cols[k];
   for (int64_t i = 0; i < B * n; i++) {
@@ -99,11 +98,11 @@ static ng_status one_step(life *l, fixture *f, int32_t rank, int t) {
   if (st == NG_OK && out && l->what == FROZEN) st = ng_freeze(f->p, FC2, 1);
   if (st == NG_OK) st = ng_begin(f->p, &batch);
   for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
-    st = show(f, rank, t, k, false);
+    st = observe(f, rank, t, k, false);
   }
   if (st == NG_OK && out && l->what == FROZEN_BETWEEN) st = ng_freeze(f->p, FC2, 1);
   for (int32_t k = LAYERS - 1; k >= 0 && st == NG_OK; k--) {
-    st = show(f, rank, t, k, true);
+    st = observe(f, rank, t, k, true);
   }
   const bool late = out && (l->what == FROZEN_LATE || l->what == ALL_FROZEN);
   if (st == NG_OK && late) st = ng_freeze(f->p, FC2, 1);
@@ -282,33 +281,11 @@ static void what_is_shown_first_is_folded(void **state) {
 
 /* ---- on one rank -----------------------------------------------------------------------------*/
 
-typedef struct pair {
-  fixture f;
-  float weight[LAYERS][MOST], grad[LAYERS][MOST];
-} pair;
+static void open_ok(model *m, const char *set) { fixture_ok(&m->f, open_model(m, set, NULL)); }
 
-static void open_pair(pair *m, const char *set) {
-  const life l = {.set = set};
-  memset(m, 0, sizeof *m);
-  fixture_ok(&m->f, open_life(&m->f, &l, NULL));
-  for (int32_t k = 0; k < LAYERS; k++) {
-    for (int64_t i = 0; i < MOST; i++) {
-      m->weight[k][i] = number(900 + k, i);
-    }
-    fixture_ok(&m->f, bind(m->f.p, k, m->grad[k], m->weight[k]));
-  }
-}
-
-static ng_status play(pair *m, int t) {
-  for (int32_t k = 0; k < LAYERS; k++) {
-    for (int64_t i = 0; i < MOST; i++) {
-      m->grad[k][i] = number(500 + 10 * t + k, i);
-    }
-  }
-  fixture_ok(&m->f, fixture_begin(&m->f, B));
-  for (int32_t k = 0; k < 2 * LAYERS; k++) {
-    fixture_ok(&m->f, show(&m->f, 0, t, k % LAYERS, k >= LAYERS));
-  }
+static ng_status play(model *m, int t) {
+  draw(m, t);
+  fixture_ok(&m->f, show(m, t, 3));
   return ng_step(m->f.p, 0.1);
 }
 
@@ -316,11 +293,11 @@ static ng_status play(pair *m, int t) {
  * damping has moved. */
 static void nothing_is_solved_meanwhile(void **state) {
   (void)state;
-  pair m, d;
-  open_pair(&m, "damping=0.1 clip=none stat_period=100 solve_period=3");
-  open_pair(&d, "damping=0.1 clip=none stat_period=100 solve_period=100");
+  model m, d;
+  open_ok(&m, "damping=0.1 clip=none stat_period=100 solve_period=3");
+  open_ok(&d, "damping=0.1 clip=none stat_period=100 solve_period=100");
   for (int t = 0; t < 6; t++) {
-    pair *of[2] = {&m, &d};
+    model *of[2] = {&m, &d};
     for (int i = 0; i < 2; i++) {
       fixture_ok(&of[i]->f, ng_freeze(of[i]->f.p, FC2, t == 3));
       if (t == 3) fixture_ok(&of[i]->f, ng_set(of[i]->f.p, "damping", "5"));
@@ -337,8 +314,8 @@ static void nothing_is_solved_meanwhile(void **state) {
  * found of them before. */
 static void weights_of_who_sleeps_are_not_read(void **state) {
   (void)state;
-  pair m;
-  open_pair(&m, "damping=0.1 clip=ratio clip_bound=0.1");
+  model m;
+  open_ok(&m, "damping=0.1 clip=ratio clip_bound=0.1");
   fixture_ok(&m.f, play(&m, 0));
   m.weight[FC2][0] = NAN;
   assert_int_equal(play(&m, 1), NG_SKIPPED);
@@ -353,15 +330,13 @@ static void weights_of_who_sleeps_are_not_read(void **state) {
 /* What was shown of a layer without a gradient is not folded, so it has never been observed. */
 static void shown_but_not_folded(void **state) {
   (void)state;
-  pair m;
-  open_pair(&m, "damping=0.1 missing=keep");
+  model m;
+  open_ok(&m, "damping=0.1 missing=keep");
   const ng_array none = ng_array_vector(NULL, 1, NG_F32);
   fixture_ok(&m.f, ng_bind_grad(m.f.p, FC2, NG_WEIGHT, &none));
   fixture_ok(&m.f, play(&m, 0));
-  fixture_ok(&m.f, bind(m.f.p, FC2, m.grad[FC2], m.weight[FC2]));
-  fixture_ok(&m.f, fixture_begin(&m.f, B));
-  fixture_ok(&m.f, show(&m.f, 0, 1, FC1, false));
-  fixture_ok(&m.f, show(&m.f, 0, 1, FC1, true));
+  fixture_ok(&m.f, bind_one(&m, FC2, m.grad[FC2], NULL, NG_HOLD));
+  fixture_ok(&m.f, show(&m, 1, 1));
   assert_int_equal(ng_step(m.f.p, 0.1), NG_ERR_STATE);
   assert_non_null(strstr(ng_last_error(m.f.ctx), "'fc2' was never observed"));
   fixture_ok(&m.f, play(&m, 1));
@@ -402,16 +377,16 @@ static void what_the_report_counts(void **state) {
   const ng_array none = ng_array_vector(NULL, 1, NG_F32);
   for (int k = 0; k < 2; k++) {
     char set[200];
-    pair m, d;
+    model m, d;
     ng_report r, q;
     ng_layer_report l;
     r = (ng_report){.struct_size = sizeof r};
     q = (ng_report){.struct_size = sizeof q};
     l = (ng_layer_report){.struct_size = sizeof l};
     (void)snprintf(set, sizeof set, "damping=0.1 missing=keep %s", clips[k]);
-    open_pair(&m, set);
+    open_ok(&m, set);
     (void)snprintf(set, sizeof set, "damping=0.1 skip_layers=fc2 %s", clips[k]);
-    open_pair(&d, set);
+    open_ok(&d, set);
     for (int64_t i = 0; i < MOST; i++) {
       m.weight[FC2][i] *= 1e-3f; /* the smallest factor of all, while it takes part */
     }
