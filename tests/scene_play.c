@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "fixture.h"
 #include "ranks.h"
 #include "stream.h"
@@ -18,53 +19,15 @@
 
 /* ---- how the library sees it -----------------------------------------------------------------*/
 
-/* Round to nearest even, by definition: scale so that the unit in the last place is 1. */
-static double round_bits(double x, int bits, int least) {
-  if (x == 0 || !isfinite(x)) return x;
-  int e;
-  (void)frexp(x, &e);
-  int ulp = e - bits < least ? least : e - bits;
-  return ldexp(nearbyint(ldexp(x, -ulp)), ulp);
-}
-
 static void put(void *data, ng_dtype t, int64_t i, double x) {
-  float f = (float)x;
-  uint32_t w;
-  if (t == NG_F32) {
-    ((float *)data)[i] = f;
-  } else if (t == NG_BF16) {
-    f = (float)round_bits(x, 8, -133);
-    memcpy(&w, &f, sizeof w);
-    ((uint16_t *)data)[i] = (uint16_t)(w >> 16);
-  } else { /* f16; values of the tests stay below its overflow */
-    f = (float)round_bits(x, 11, -24);
-    memcpy(&w, &f, sizeof w);
-    uint32_t sign = w >> 16 & 0x8000u, h;
-    int e = (int)(w >> 23 & 0xffu) - 127;
-    if (f == 0)
-      h = 0;
-    else if (isnan(f))
-      h = 0x7e00u;
-    else if (e < -14)
-      h = (uint32_t)lrint(ldexp(fabs(f), 24));
-    else
-      h = (uint32_t)(e + 15) << 10 | (w & 0x7fffffu) >> 13;
-    ((uint16_t *)data)[i] = (uint16_t)(sign | h);
-  }
+  const float f = (float)x;
+  ng_from_f32((char *)data + i * ng_dtype_size(t), t, &f, 1);
 }
 
 static double get(const void *data, ng_dtype t, int64_t i) {
-  if (t == NG_F32) return (double)((const float *)data)[i];
-  uint16_t h = ((const uint16_t *)data)[i];
-  if (t == NG_BF16) {
-    uint32_t w = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &w, sizeof f);
-    return (double)f;
-  }
-  int e = h >> 10 & 0x1f, m = h & 0x3ff;
-  double x = e == 0 ? ldexp(m, -24) : e == 31 ? (m ? NAN : INFINITY) : ldexp(1024 + m, e - 25);
-  return h & 0x8000 ? -x : x;
+  float f;
+  ng_to_f32(&f, (const char *)data + i * ng_dtype_size(t), t, 1);
+  return (double)f;
 }
 
 /* Tokens, [B, S] or the other way round. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "draw.h"
+#include "oracle.h"
 #include "step/step.h"
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
@@ -66,12 +67,6 @@ static void describe(sim *s) {
     l = add(s, NG_LINEAR, "seq", 5, 3, 0);
     l->positions = 3;
   }
-}
-
-static int64_t out_size(const ng_layer *l, int i) {
-  return (l->image[i] + 2 * l->padding[i] - l->dilation[i] * (l->kernel[i] - 1) - 1) /
-             l->stride[i] +
-         1;
 }
 
 static void count(sim *s) {
@@ -157,7 +152,7 @@ static ng_status show(sim *s, int64_t step, int32_t i, int64_t samples, int64_t 
     const int64_t width = grad ? l->out : l->in;
     int64_t rows = samples, cols = width;
     if (l->kind == NG_CONV2D) {
-      cols *= grad ? out_size(l, 0) * out_size(l, 1) : l->image[0] * l->image[1];
+      cols *= grad ? oracle_out(l, 0) * oracle_out(l, 1) : l->image[0] * l->image[1];
     } else if (l->positions > 0) {
       rows *= l->positions;
     }
@@ -167,7 +162,7 @@ static ng_status show(sim *s, int64_t step, int32_t i, int64_t samples, int64_t 
     plane v = plane_of(s->seen, rows, cols, NG_F32);
     if (l->kind == NG_CONV2D) {
       v = plane_images(s->seen, s->how.vary & SIM_NHWC ? PLANE_NHWC : PLANE_NCHW, samples, width,
-                       grad ? out_size(l, 0) : l->image[0], grad ? out_size(l, 1) : l->image[1],
+                       grad ? oracle_out(l, 0) : l->image[0], grad ? oracle_out(l, 1) : l->image[1],
                        NG_F32);
     }
     const ng_status st = fixture_observe(&s->f, s->index[i], grad ? NULL : &v, grad ? &v : NULL);

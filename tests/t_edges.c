@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "core/core.h"
 #include "plane.h"
 #include "draw.h"
 #include "fixture.h"
@@ -26,19 +27,6 @@ typedef struct trial {
   double inner;
 } trial;
 
-static float half_value(uint16_t h) { /* normal numbers, 0 and Inf */
-  const int e = h >> 10 & 31;
-  const double f = 1 + (h & 1023) / 1024.0, v = e == 31 ? (double)INFINITY : ldexp(f, e - 15);
-  return (float)(e == 0 ? 0 : h >> 15 ? -v : v);
-}
-
-static uint16_t half_of(float x) { /* exact ones */
-  int e;
-  const double f = frexp(fabs((double)x), &e);
-  if (x == 0) return 0;
-  return (uint16_t)((x < 0 ? 0x8000 : 0) | (e + 14) << 10 | (int)(ldexp(f, 11) - 1024));
-}
-
 /* One sample, so a is the input and g the output gradient; one step without a clip. */
 static ng_status play(trial *t) {
   static uint16_t narrow[ALL];
@@ -47,8 +35,7 @@ static ng_status play(trial *t) {
   const bool half = t->dtype == NG_F16;
   float db[Q], wb[Q];
   uint16_t narrow_b[Q];
-  for (int i = 0; i < ALL && half; i++)
-    narrow[i] = half_of(t->d[i]);
+  if (half) ng_from_f32(narrow, NG_F16, t->d, ALL);
   for (int r = 0; r < Q; r++) {
     db[r] = t->d[r * P + IN];
     wb[r] = t->w[r * P + IN];
@@ -75,8 +62,7 @@ static ng_status play(trial *t) {
     t->w[r * P + IN] = wb[r];
     narrow[r * P + IN] = narrow_b[r];
   }
-  for (int i = 0; i < ALL && half; i++)
-    t->d[i] = half_value(narrow[i]);
+  if (half) ng_to_f32(t->d, narrow, NG_F16, ALL);
   fixture_close(&f);
   return st;
 }
