@@ -248,6 +248,28 @@ static void property(void **state) {
   print_message("%d of %d steps rescued, NG_OK within %.1e\n", rescued, steps, silent);
 }
 
+/* One gradient 2^k times as long as the others, all parallel: for some k the error was 68 % and the status NG_OK. */
+static void one_long_row(void **state) {
+  if (!WIDE_EXACT) skip();
+  for (int k = 0; k <= 20; k++) {
+    const trial shapes[] = {{.options = "method=mfac window=2 damping=1e-6", .rows = 1, .cols = 1},
+                            {.options = "method=mfac window=8 damping=1e-5", .rows = 4, .cols = 25},
+                            {.options = "method=ggt window=8 damping=1e-5", .rows = 4, .cols = 25},
+                            {.options = "method=mfac window=8 damping=1e-5 window_scope=parameter",
+                             .rows = 1,
+                             .cols = 30,
+                             .bias = true}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+      trial c = shapes[i];
+      c.kind = SAME;
+      c.scale = 1;
+      c.spike = ldexp(1, k);
+      c.steps = 9;
+      (void)play(&c, *state, true);
+    }
+  }
+}
+
 static void well_conditioned(void **state) {
   char options[256];
   rng r = {test_seed() + 1};
@@ -267,9 +289,11 @@ static void well_conditioned(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     {"random windows on ref", property, NULL, NULL, (void *)(uintptr_t) "ref"},
+    {"one long row on ref", one_long_row, NULL, NULL, (void *)(uintptr_t) "ref"},
     {"well-conditioned windows on ref", well_conditioned, NULL, NULL, (void *)(uintptr_t) "ref"},
 #if defined(NG_HAVE_BLAS)
     {"random windows on cpu", property, NULL, NULL, (void *)(uintptr_t) "cpu"},
+    {"one long row on cpu", one_long_row, NULL, NULL, (void *)(uintptr_t) "cpu"},
     {"well-conditioned windows on cpu", well_conditioned, NULL, NULL, (void *)(uintptr_t) "cpu"},
 #endif
   };
