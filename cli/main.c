@@ -115,6 +115,7 @@ static void prepare_streams(void) {
 
 int main(int argc, char **argv) {
   prepare_streams();
+  cli_need_stack();
   cli_need_address_space(1);
   int rc = CLI_OK;
   const char *word = argc > 1 ? argv[1] : "";

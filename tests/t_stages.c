@@ -274,8 +274,8 @@ static void one_verdict(void **state) {
   }
 }
 
-/* Nobody hangs.  After the last word of a step other groups have heard all they need: who was done with all steps then
- * may be fine, all others are told. */
+/* No rank hangs.  Ranks outside the group of the failed collective may have finished their last step: these return
+ * NG_OK, all others NG_ERR_COMM. */
 static void any_collective_fails(void **state) {
   (void)state;
   const int32_t D = data_ranks(), W = stages() * D;

@@ -74,6 +74,8 @@ __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 /* End the program with one line if a limit of address space leaves no room for the buffers of OpenBLAS's threads and
  * of `callers` simultaneous calls. */
 void cli_need_address_space(int callers);
+/* Raise a small stack limit to 1 MiB, or end the program with one line if that is forbidden. */
+void cli_need_stack(void);
 
 /* The nearest of n names, or NULL if more than a third of the word differs from all of these. */
 const char *cli_nearest(const char *word, const char *const *names, int n);

@@ -145,3 +145,16 @@ void cli_need_address_space(int callers) {
   had = callers;
   free(held);
 }
+
+/* A rank's thread gets the limit of the program's start, so main raises it before the program starts itself again. */
+void cli_need_stack(void) {
+  const rlim_t least = (rlim_t)1 << 20; /* kernels of OpenBLAS use 100 to 150 KiB */
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= least) return;
+  const long long had = (long long)(limit.rlim_cur / 1024);
+  limit.rlim_cur = least;
+  if (setrlimit(RLIMIT_STACK, &limit) == 0) return;
+  (void)cli_bad("the stack limit (ulimit -s) is %lld kB, expected at least %lld", had,
+                (long long)(least / 1024));
+  _exit(CLI_BAD);
+}

@@ -40,7 +40,9 @@ void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before) {
  * destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
   ng_exchange_give_up(p);
-  return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in %s; every rank gets this", what);
+  return ng_fail(p->ctx, NG_ERR_COMM,
+                 "the transport failed in %s; every rank gets this, at the latest in its next step",
+                 what);
 }
 
 /* ---- memory ----------------------------------------------------------------------------------*/

@@ -65,7 +65,9 @@ ng_status ng_gather_weights(ng_precond *p) {
   }
   if (st == NG_OK) return NG_OK;
   p->broken = true;
-  return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in weights; every rank gets this");
+  return ng_fail(
+      p->ctx, NG_ERR_COMM,
+      "the transport failed in weights; every rank gets this, at the latest in its next step");
 }
 
 void ng_gather_in_advance(const ng_precond *p, ng_rank_plan *out) {

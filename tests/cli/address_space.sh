@@ -28,6 +28,15 @@ done <<END
 2 1 310000 500000 10000
 2 3 460000 720000 10000
 END
+# A stack that is too small for OpenBLAS's kernels: the soft limit is raised, a hard limit gets one line.
+for ranks in 1 4; do
+  rm -rf T
+  (ulimit -S -s 64 && exec timeout $patience "$natgrad" train "${tiny[@]}" --method spngd --ranks $ranks --epochs 1 --quiet --out T) ||
+    fail "a soft stack limit of 64 kB, $ranks ranks: exit $?"
+  (ulimit -s 128 && exec "$natgrad" train "${tiny[@]}" --method spngd --ranks $ranks --epochs 1 --quiet 2>err)
+  [[ $? == 2 && $(cat err) == 'natgrad: the stack limit (ulimit -s) is 128 kB, expected at least 1024' ]] ||
+    fail "a hard stack limit of 128 kB, $ranks ranks: $(cat err)"
+done
 # Another BLAS needs no such room, and runs in all of them.
 ((ran > 0)) || fail "nothing ran with any limit, $refused refused"
 finish
