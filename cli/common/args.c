@@ -78,7 +78,6 @@ static int store(const cli_option *o, const char *value, char *wish, cli_args *o
     *(bool *)field = true;
     return CLI_OK;
   case CLI_TEXT:
-    if (value[0] == 0) return cli_bad("--%s: expected %s", o->name, o->value);
     *(const char **)field = value;
     return CLI_OK;
   case CLI_WHOLE:
@@ -112,6 +111,7 @@ static int one_option(const cli_command *command, int argc, char **argv, int *i,
   if (value == NULL && *i + 1 == argc)
     return cli_bad("%s: option %s needs a value", command->name, arg);
   if (value == NULL) value = argv[++*i];
+  if (own != NULL && value[0] == 0) return cli_bad("--%s: expected %s", own->name, own->value);
   if (own != NULL) return store(own, value, wish, out);
   out->settings[out->n_settings++] = (cli_setting){library, value};
   return CLI_OK;

@@ -25,7 +25,7 @@ expect 2 '*replay: unknown option --dampnig; the nearest is --damping' "$natgrad
 expect 2 '*replay: unknown option --stat_decya; the nearest is --stat-decay' "$natgrad" replay --stat_decya 1 "$file"
 expect 2 '*replay: unknown option --qqqqqqqq; *natgrad help replay*' "$natgrad" replay --qqqqqqqq "$file"
 expect 2 '*replay: unknown option -x; *' "$natgrad" replay -x "$file"
-expect 2 '*--out: expected a value' "$natgrad" train --out ""
+expect 2 '*--out: expected DIR' "$natgrad" train --out ""
 expect 2 '*replay: option --tolerance needs a value' "$natgrad" replay "$file" --tolerance
 expect 2 '*bench: option --json takes no value' "$natgrad" bench kfac --json=yes
 expect 2 'natgrad: replay: unknown option --dampi; the nearest is --damping' "$natgrad" replay "$file" --dampi 1
