@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- case.json -------------------------------------------------------------------------------*/
 
@@ -63,10 +64,11 @@ static const char *word(reader *in, const ngio_value *object, const char *where,
 }
 
 /* A number; `absent` if the key is missing or null. */
-static double real(reader *in, const ngio_value *object, const char *key, double absent) {
+static double real(reader *in, const ngio_value *object, const char *where, const char *key,
+                   double absent) {
   const ngio_value *v = ngio_get(object, key);
   if (v == NULL || ngio_is(v, NGIO_NULL)) return absent;
-  if (!ngio_is_number(v)) wrong(in, "case.json: config: %s is no number", key);
+  if (!ngio_is_number(v)) wrong(in, "case.json: %s%s is no number", where, key);
   return ngio_number_of(v);
 }
 
@@ -174,8 +176,13 @@ static void read_case(reader *in, const char *text) {
   /* programs with one method do not name it */
   r->method =
       ngio_get(r->config, "method") == NULL ? "" : word(in, r->config, "config: ", "method");
-  r->weight_decay = real(in, r->config, "weight_decay", 0.0);
-  r->loss_scale = real(in, r->config, "loss_scale", 1.0);
+  r->tolerance = real(in, r->root, "", "tolerance", 1e-5);
+  r->state_tolerance = real(in, r->root, "", "state_tolerance", r->tolerance);
+  r->reason = ngio_get(r->root, "tolerance_reason") == NULL
+                  ? ""
+                  : word(in, r->root, "", "tolerance_reason");
+  r->weight_decay = real(in, r->config, "config: ", "weight_decay", 0.0);
+  r->loss_scale = real(in, r->config, "config: ", "loss_scale", 1.0);
   if (!(r->loss_scale > 0)) wrong(in, "case.json: config: loss_scale is no number above 0");
   /* Before Chainer 7 the hook adds rate w to the still scaled gradient; later rate w times the scale. */
   const char *version = ngio_text_of(ngio_get(r->root, "chainer"));
@@ -375,7 +382,7 @@ static void take_all(reader *in) {
   if (in->rc == CLI_OK && r->updates) {
     r->lr = take_rates(in, "lr_steps");
     r->lr_pre = take_rates(in, "lr_pre_steps");
-    r->momentum = real(in, r->config, "momentum", 0.9);
+    r->momentum = real(in, r->config, "config: ", "momentum", 0.9);
     r->adjust_momentum = ngio_is(ngio_get(r->config, "adjust_momentum"), NGIO_TRUE);
     if (!(r->momentum >= 0)) wrong(in, "case.json: config: momentum is no number from 0 on");
   }
@@ -404,14 +411,29 @@ static void name_of(const char *path, char *name, size_t size) {
   if (ending != NULL && ending != name) *ending = 0;
 }
 
+static bool ends_in(const char *path, const char *ending) {
+  const size_t n = strlen(path), m = strlen(ending);
+  return n > m && strcmp(path + n - m, ending) == 0;
+}
+
+static int no_recording(const char *path, const char *why) {
+  cli_note("%s: skipped, is no recording: %s", path, why);
+  return -1;
+}
+
 int recording_open(const char *path, recording *out) {
   memset(out, 0, sizeof *out);
   reader in = {path, out, CLI_OK};
   char message[1024] = "";
+  if (access(path, F_OK) == 0 && !ends_in(path, ".safetensors"))
+    return no_recording(path, "expected a .safetensors file");
   if (ngio_tensors_read(path, NULL, &out->file, message, sizeof message) != NGIO_OK)
     return cli_bad("%s", message);
   const char *text = ngio_tensors_text(out->file, "case.json");
-  if (text == NULL) wrong(&in, "no recording: its metadata has no case.json");
+  if (text == NULL) {
+    recording_close(out);
+    return no_recording(path, "expected case.json in its metadata");
+  }
   name_of(path, out->name, sizeof out->name);
   if (in.rc == CLI_OK) read_case(&in, text);
   if (in.rc == CLI_OK) take_all(&in);

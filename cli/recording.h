@@ -5,7 +5,8 @@
  * sT.L.weight.grad, .bias.grad before and .out after the program's step (of a batch norm sT.L.gamma.*, .beta.*).
  * With weight_decay, sT.L.weight.before has the weights.  Recordings with updates also have sT.L.weight.after and .v,
  * the weights and their momentum after the step, and the lists lr_steps and lr_pre_steps: the learning rates of each
- * step and of the step before.
+ * step and of the step before.  "tolerance" and "state_tolerance" hold the largest accepted errors (1e-5; the same) if
+ * the program's rounding is larger, and "tolerance_reason" says so.
  *
  * A recording of a program that uses gradients only has a list of "parameters" P with shapes, and for each the arrays
  * sT.P.before (the weight), .grad and .out (the direction).  `layer` then has one entry for each parameter: a linear
@@ -39,12 +40,14 @@ typedef struct recording {
   ngio_json *json; /* case.json: root, and its member "config" */
   const ngio_value *root, *config;
   const char *system, *method;
-  double weight_decay, loss_scale; /* 0, 1; times the weights, of unscaled gradients */
-  bool parameters;                 /* parameters instead of layers */
-  bool updates;                    /* has weights and momentum after each step */
-  double momentum;                 /* updates only, as the next three */
-  bool adjust_momentum;            /* multiply momentum by lr / lr_pre if below 1 */
-  double *lr, *lr_pre;             /* [steps] */
+  double tolerance, state_tolerance; /* of the directions; of error feedback, weights, momentum */
+  const char *reason;                /* for a tolerance above the default, else "" */
+  double weight_decay, loss_scale;   /* 0, 1; times the weights, of unscaled gradients */
+  bool parameters;                   /* parameters instead of layers */
+  bool updates;                      /* has weights and momentum after each step */
+  double momentum;                   /* updates only, as the next three */
+  bool adjust_momentum;              /* multiply momentum by lr / lr_pre if below 1 */
+  double *lr, *lr_pre;               /* [steps] */
   int layers, steps, micro_batches, ranks;
   shape *layer; /* image: of the observed input                                                 */
   recording_observed
@@ -53,7 +56,7 @@ typedef struct recording {
   ngio_tensors *file;   /* the arrays                                                           */
 } recording;
 
-/* Read everything and check all shapes.  Returns 0, or 2 with one line that names the file and the array; *out is then
+/* Read everything and check all shapes.  Returns 0, -1 with one line if the file is no recording, or 2 with one line that names the file and the array; *out is then
  * zero. */
 int recording_open(const char *path, recording *out);
 void recording_close(recording *r);

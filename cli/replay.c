@@ -12,7 +12,7 @@
 #include <string.h>
 
 typedef struct wish {
-  double tolerance; /* negative: the method's, see tolerance_of */
+  double tolerance; /* negative: the recording's */
   const char *linalg;
 } wish;
 
@@ -169,23 +169,22 @@ static answer merge(const recording *r, const replay_rank *ranks, int which) {
   return a;
 }
 
-static int report(const replay_job *j, const replay_rank *ranks, double tolerance) {
+static int report(const replay_job *j, const replay_rank *ranks, double given) {
   const recording *r = j->r;
   answer a[COMPARED];
   int rc = CLI_OK;
   for (int k = 0; k < COMPARED; k++) {
     a[k] = merge(r, ranks, k);
-    a[k].tolerance = tolerance;
+    a[k].tolerance = given >= 0 ? given : k == OF_STATE ? r->state_tolerance : r->tolerance;
   }
   if (j->feedback) a[OF_STATE].what = "error feedback";
-  if (j->feedback && j->low_rank)
-    a[OF_STATE].tolerance *= 2; /* of low rank: its rounding is twice as large */
   if (r->updates) a[OF_STATE].what = r->momentum != 0 ? "weights and momentum" : "weights";
   for (int k = 0; k < COMPARED; k++) {
     if (!within(&a[k])) rc = CLI_NO;
   }
   /* a step's status is the same on all ranks */
   print(j, ranks[0].cells[OF_DIRECTION], a, ranks[0].rescued, rc);
+  if (given < 0 && r->reason[0] != 0) printf("  tolerance: %s\n", r->reason);
   return rc;
 }
 
@@ -195,17 +194,6 @@ static int fused_options(const ng_options *o, const char *path, ng_options **out
   if (ng_options_set(*out, "update", "sgd", message, sizeof message) < 0)
     return cli_bad("%s: %s", path, message);
   return CLI_OK;
-}
-
-/* The float32 rounding of the published programs: docs/algorithms.md, windows. */
-static double tolerance_of(const ng_options *o) {
-  const char *method = cli_option_text(o, "method").text;
-  static const char *const windows[] = {"mfac", "efcp", "ggt", "sparse-ggt"};
-  if (low_rank(o)) return 1e-3;
-  for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
-    if (strcmp(method, windows[i]) == 0) return 2e-4;
-  }
-  return 1e-5;
 }
 
 static int replay(const char *path, const wish *w, const cli_args *args) {
@@ -224,7 +212,7 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
   j.feedback = rc == CLI_OK && j.feedback && has_feedback(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
-  if (rc == CLI_OK) rc = report(&j, ranks, w->tolerance < 0 ? tolerance_of(options) : w->tolerance);
+  if (rc == CLI_OK) rc = report(&j, ranks, w->tolerance);
   replay_ranks_free(ranks, r.ranks, r.layers);
   ng_options_destroy(&fused);
   ng_options_destroy(&options);
@@ -236,21 +224,22 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
 
 /* Replay all; return the worst exit code. */
 static int run(void *user, const cli_args *args) {
-  int rc = CLI_OK;
+  int rc = CLI_OK, skipped = 0;
   if (args->operands == 0)
     return cli_bad("replay: no recording given, expected .safetensors files");
   for (int i = 0; i < args->operands; i++) {
     const int one = replay(args->operand[i], user, args);
     if (one > rc) rc = one;
+    if (one < 0) skipped++;
   }
+  if (rc == CLI_OK && skipped == args->operands) rc = CLI_BAD;
   return rc;
 }
 
 static const wish standard = {-1, NULL};
 static const cli_option own[] = {
     {"tolerance", "X",
-     "largest accepted error relative to the largest recorded entry (1e-5; windows 2e-4, low "
-     "rank 1e-3)",
+     "largest accepted error relative to the largest recorded entry (the recording's, else 1e-5)",
      CLI_REAL, offsetof(wish, tolerance), 0, 1e300},
     {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(wish, linalg)},
 };
@@ -262,7 +251,8 @@ const cli_command cli_replay = {
     .text = "A recording is a .safetensors file.  The preconditioned gradients of each step are\n"
             "compared.  If the recording has weights after each step, a second run updates the\n"
             "weights, and weights and momentum are compared.  Recordings of window methods also\n"
-            "compare the error feedback (low rank: twice the tolerance).  Exit code 1: an error "
+            "compare the error feedback.  A file that is no recording is named\n"
+            "and skipped; exit code 2 if none remains.  Exit code 1: an error "
             "exceeds the tolerance.\n",
     .options = own,
     .n_options = 2,

@@ -25,7 +25,7 @@ done
 { cat "$file"; echo; } >"$bad"
 expect 2 "*$bad*" "$natgrad" replay "$bad"
 
-changed 'case.json' 'case.jsom'; expect 2 "*$bad: no recording: *case.json" "$natgrad" replay "$bad"
+changed 'case.json' 'case.jsom'; expect 2 "*$bad: skipped, is no recording: expected case.json*" "$natgrad" replay "$bad"
 changed '\\"config\\": {' '\\"config\\": ['; expect 2 "*$bad: case.json is no JSON: line *" "$natgrad" replay "$bad"
 changed '\\"config\\"' '\\"confog\\"'; expect 2 '*case.json: config is no object' "$natgrad" replay "$bad"
 changed '\\"KAISA\\"' '\\"KAISB\\"'; expect 2 "*case.json: *KAISB*" "$natgrad" replay "$bad"

@@ -14,6 +14,9 @@ GOLDEN = os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.
                       "tests", "golden")
 
 
+TOLERANCE = 1e-5  # of the largest entry of a step and layer; a recording may name a larger one, and why
+
+
 def names(*patterns):
     return sorted(os.path.basename(file)[:-len(".safetensors")] for pattern in patterns
                   for file in glob.glob(os.path.join(GOLDEN, pattern + ".safetensors")))
