@@ -67,4 +67,16 @@ static inline ng_option_info option_info(int32_t i) {
   return info;
 }
 
+/* A value that no method has: a number within the range, the last choice, a text. */
+static inline void unusual(const ng_option_info *info, char *value, size_t size) {
+  const char *bar = strrchr(info->choices, '|');
+  const bool lines = strcmp(info->name, "per_layer") == 0;
+  const char *const of_type[] = {[NG_OPTION_REAL] = "0.375",
+                                 [NG_OPTION_INT] = "77",
+                                 [NG_OPTION_BOOL] = "1",
+                                 [NG_OPTION_CHOICE] = bar == NULL ? info->choices : bar + 1,
+                                 [NG_OPTION_TEXT] = lines ? "fc: damping=3" : "fc"};
+  (void)snprintf(value, size, "%s", of_type[info->type]);
+}
+
 #endif

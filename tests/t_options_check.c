@@ -101,7 +101,19 @@ static void options_against_each_other(void **state) {
       {"solver=eigen damping_leak=owner damping_split=full prediv=1", ""},
       {"prediv=1", "prediv = 1 needs solver = eigen"},
       {"eigen_floor=1e-10", "eigen_floor = 1e-10 needs solver = eigen"},
-      {"solver=eigen eigen_floor=1e-10", ""}};
+      {"solver=eigen eigen_floor=1e-10", ""},
+      {"method=eva solver=eigen", "kronecker"},
+      {"method=eva damping_leak=owner", "kronecker"},
+      {"method=eva solve_period=1", "kronecker"},
+      {"method=eva max_factor=64", "kronecker"},
+      {"method=eva factor_dtype=bf16", "kronecker"},
+      {"method=eva statistics=local", "kronecker"},
+      {"method=eva grad_worker_fraction=0", "kronecker"},
+      {"method=eva stat_scale=kaisa", "stat_scale"},
+      {"method=eva stat_start=identity", "stat_start"},
+      {"method=eva positions=reduce", "positions"},
+      {"method=eva factor_blocks=2", "factor_blocks"},
+      {"stat_scale=eva", "stat_scale"}};
   for (size_t i = 0; i < sizeof line / sizeof line[0]; i++) {
     ng_options o = standard_options();
     assert_int_equal(ng_options_set_line(&o, line[i][0], message, sizeof message), NG_OK);
@@ -122,17 +134,8 @@ static void environment(void **state) {
       if (variable[k] != '_') variable[k] = (char)(variable[k] - 'a' + 'A');
     }
     const bool free_text = info.type == NG_OPTION_TEXT;
-    const char *value = info.type == NG_OPTION_BOOL           ? "1"
-                        : info.type == NG_OPTION_INT          ? "3"
-                        : info.type == NG_OPTION_REAL         ? "0.25"
-                        : strcmp(info.name, "per_layer") == 0 ? "fc: damping=3"
-                                                              : "fc";
-    char last[64] = "";
-    if (info.type == NG_OPTION_CHOICE) {
-      const char *bar = strrchr(info.choices, '|');
-      (void)snprintf(last, sizeof last, "%s", bar == NULL ? info.choices : bar + 1);
-      value = last;
-    }
+    char value[64];
+    unusual(&info, value, sizeof value);
     ng_options o = standard_options();
     assert_int_equal(setenv(variable, value, 1), 0);
     assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);

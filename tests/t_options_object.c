@@ -34,28 +34,6 @@ static bool same(const ng_options *x, const ng_options *y) {
 
 /* ---- order -----------------------------------------------------------------------------------*/
 
-/* A value that no method has: a number within the range, the last choice, a text. */
-static void unusual(const ng_option_info *info, char *value, size_t size) {
-  const char *bar = strrchr(info->choices, '|');
-  switch (info->type) {
-  case NG_OPTION_REAL:
-    (void)snprintf(value, size, "0.375");
-    break;
-  case NG_OPTION_INT:
-    (void)snprintf(value, size, "77");
-    break;
-  case NG_OPTION_BOOL:
-    (void)snprintf(value, size, "1");
-    break;
-  case NG_OPTION_CHOICE:
-    (void)snprintf(value, size, "%s", bar == NULL ? info->choices : bar + 1);
-    break;
-  case NG_OPTION_TEXT:
-    (void)snprintf(value, size, strcmp(info->name, "per_layer") == 0 ? "fc: damping=3" : "fc");
-    break;
-  }
-}
-
 typedef struct words {
   const char *name[3], *value[3];
 } words;

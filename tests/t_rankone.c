@@ -1,5 +1,5 @@
 /* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program; fused
- * updates of tiles, and refused options. */
+ * updates of tiles. */
 #include "fixture.h"
 #include "plane.h"
 #include "layer_oracle.h"
@@ -280,36 +280,11 @@ static void plain_not_finite(void **state) {
   wide_close(&m);
 }
 
-/* ---- what makes no sense is refused ----------------------------------------------------------*/
-
-static void refusals(void **state) {
-  (void)state;
-  static const char *const wrong[][3] = {
-      {"solver", "eigen", "kronecker"},           {"damping_leak", "owner", "kronecker"},
-      {"solve_period", "1", "kronecker"},         {"max_factor", "64", "kronecker"},
-      {"factor_dtype", "bf16", "kronecker"},      {"statistics", "local", "kronecker"},
-      {"grad_worker_fraction", "0", "kronecker"}, {"stat_scale", "kaisa", "stat_scale"},
-      {"stat_start", "identity", "stat_start"},   {"positions", "reduce", "positions"},
-      {"factor_blocks", "2", "factor_blocks"}};
-  char message[256];
-  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ng_options o = fixture_parse("method=eva");
-    fixture_set(&o, wrong[i][0], wrong[i][1]);
-    message[0] = 0;
-    assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
-    if (strstr(message, wrong[i][2]) == NULL) fail_msg("%s: '%s'", wrong[i][0], message);
-  }
-  ng_options o = fixture_parse("");
-  fixture_set(&o, "stat_scale", "eva");
-  assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
-  assert_non_null(strstr(message, "stat_scale"));
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(golden_eva_kfac),  cmocka_unit_test(golden_neighbours),
       cmocka_unit_test(golden_eva_f),     cmocka_unit_test(fused_wide),
-      cmocka_unit_test(plain_not_finite), cmocka_unit_test(refusals),
+      cmocka_unit_test(plain_not_finite),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);
 }
