@@ -117,6 +117,19 @@ static bool windows(const run *r) {
   return strstr(r->options, "window=") != NULL && strstr(r->options, "per_layer=") == NULL;
 }
 
+static ng_status make_options(run *r) {
+  ng_options *o = NULL, *copy = NULL;
+  ng_status st = ng_options_create(r->options, r->message, sizeof r->message, &o);
+  if (st == NG_OK) {
+    st = ng_options_copy(o, &copy);
+    if (st != NG_OK) (void)snprintf(r->message, sizeof r->message, "no copy"); /* has no message */
+  }
+  if ((st == NG_OK) != (copy != NULL)) st = NG_ERR_STATE;
+  ng_options_destroy(&o);
+  ng_options_destroy(&copy);
+  return st;
+}
+
 static ng_status make_context(run *r) {
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
@@ -247,6 +260,7 @@ static const struct {
   const char *name;
   ng_status (*call)(run *r);
 } calls[] = {
+    {"ng_options_create", make_options},
     {"ng_context_create", make_context},
     {"ng_precond_create", make_precond},
     {"ng_add_linear", add_fc},

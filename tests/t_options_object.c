@@ -1,12 +1,8 @@
 /* t_options_object.c: options as an object that a program holds by a pointer: order without effect,
- * lines, copies, texts of its own, memory.  What a single value may be is in t_options.c. */
+ * lines, copies, texts of its own.  What a single value may be is in t_options.c. */
 #include "options_help.h"
-#include "sanitized.h"
 
 #include <stdbool.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static char message[512];
 
@@ -351,53 +347,12 @@ static void a_preconditioner_keeps_its_own(void **state) {
   ng_context_destroy(&ctx);
 }
 
-/* A process of its own that may take no more memory: objects are made until there is none. */
-static void no_memory(void **state) {
-  (void)state;
-  if (SANITIZED) skip(); /* their allocators end the process, and need terabytes of addresses */
-  const pid_t child = fork();
-  assert_true(child >= 0);
-  if (child == 0) {
-    enum { MANY = 20000 };
-    static ng_options *all[MANY];
-    const struct rlimit none = {1, 1};
-    ng_status st = NG_OK;
-    int n = 0;
-    if (setrlimit(RLIMIT_AS, &none) != 0) _exit(2);
-    message[0] = 0;
-    while (n < MANY && st == NG_OK) {
-      all[n] = (ng_options *)message;
-      st = ng_options_create("damping=0.5", message, sizeof message, &all[n++]);
-    }
-    if (st != NG_ERR_NOMEM || all[n - 1] != NULL || message[0] == 0) _exit(3);
-    ng_options *copy = (ng_options *)message;
-    const ng_options values = standard_options();
-    if (ng_options_copy(&values, &copy) != NG_ERR_NOMEM || copy != NULL) _exit(4);
-    if (n > 4) { /* what there is can be used, and its memory again: three neighbours hold one */
-      if (ng_options_set_line(all[0], "method=eva", NULL, 0) != NG_OK) _exit(5);
-      for (int i = 0; i < 3; i++)
-        ng_options_destroy(&all[i]);
-      if (ng_options_copy(&values, &copy) != NG_OK || copy == NULL) _exit(6);
-    }
-    _exit(0);
-  }
-  int how = 0;
-  assert_true(waitpid(child, &how, 0) == child);
-  assert_true(WIFEXITED(how));
-  assert_int_equal(WEXITSTATUS(how), 0);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(order_has_no_effect),
-      cmocka_unit_test(the_last_call_counts),
-      cmocka_unit_test(stale_words_are_refused),
-      cmocka_unit_test(lines_are_read),
-      cmocka_unit_test(all_of_a_line_or_nothing),
-      cmocka_unit_test(texts_are_our_own),
-      cmocka_unit_test(a_copy_is_another_object),
-      cmocka_unit_test(a_preconditioner_keeps_its_own),
-      cmocka_unit_test(no_memory),
+      cmocka_unit_test(order_has_no_effect),      cmocka_unit_test(the_last_call_counts),
+      cmocka_unit_test(stale_words_are_refused),  cmocka_unit_test(lines_are_read),
+      cmocka_unit_test(all_of_a_line_or_nothing), cmocka_unit_test(texts_are_our_own),
+      cmocka_unit_test(a_copy_is_another_object), cmocka_unit_test(a_preconditioner_keeps_its_own),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,7 +67,8 @@ static ng_array shown(float *x, int layer, bool out) {
   return ng_array_matrix(x, B, out ? outputs[layer] : inputs[layer], NG_F32);
 }
 
-static ng_status step(ng_precond *p, mine *m, const char *options) {
+static ng_status step(fixture *f, mine *m, const char *options) {
+  ng_precond *p = f->p;
   rng r = {test_seed()};
   for (size_t i = 0; i < sizeof *m / sizeof(float); i++)
     ((float *)(void *)m)[i] = (float)rng_value(&r);
@@ -92,13 +93,8 @@ static ng_status step(ng_precond *p, mine *m, const char *options) {
   if (st == NG_OK && observed) st = ng_observe_input(p, LAYERS + 1, &tokens, NG_BORROW);
   if (st == NG_OK && observed) st = ng_observe_output_grad(p, LAYERS + 1, &g, NG_COPY);
   if (st != NG_OK) return st;
-  const ng_sgd s = fixture_sgd(0.1, 0.9);
-  ng_adamw w;
-  ng_adamw_init(&w, sizeof w);
-  w.lr = 0.01;
-  if (strstr(options, "update=adamw") != NULL) return ng_step_adamw(p, &w, 1);
-  if (strstr(options, "update=sgd") != NULL) return ng_step_sgd(p, &s, 1);
-  return ng_step(p, 0.1);
+  const ng_sgd how = fixture_sgd(0.1, 0.9);
+  return fixture_step(f, &how);
 }
 
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
@@ -111,7 +107,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   memset(&counted, 0, sizeof counted);
   if (st == NG_OK) st = add(f.p, l->options);
   if (st == NG_OK) st = ng_ready(f.p);
-  if (st == NG_OK) st = step(f.p, m, l->options);
+  if (st == NG_OK) st = step(&f, m, l->options);
   if (st == NG_OK) st = plan_count(f.p, &counted);
   if (st == NG_OK && !plan_same(l->options, rank, &l->plan[rank], &counted)) st = NG_ERR_ARG;
   if (st != NG_OK)

@@ -233,27 +233,11 @@ static uint64_t hash_floats(uint64_t h, const float *x, int64_t n) { /* FNV-1a o
   return h;
 }
 
-/* The step that `update` of the setup expects. */
-static ng_status any_step(const sim *s) {
-  ng_sgd sgd;
-  ng_adamw adamw;
-  if (strstr(s->how.set, "update=sgd") != NULL) {
-    ng_sgd_init(&sgd, sizeof sgd);
-    sgd.lr = 0.1;
-    return ng_step_sgd(s->p, &sgd, 1);
-  }
-  if (strstr(s->how.set, "update=adamw") != NULL) {
-    ng_adamw_init(&adamw, sizeof adamw);
-    adamw.lr = 0.1;
-    return ng_step_adamw(s->p, &adamw, 1);
-  }
-  return ng_step(s->p, 0.1);
-}
-
 /* Before a step that observes: one observation that is taken back, and one step that is skipped, both
  * with sums to forget. */
 static ng_status interrupted(sim *s, int64_t k, both *b) {
   const ng_layer *l = &s->layer[0];
+  const ng_sgd how = fixture_sgd(0.1, 0);
   ng_status st = NG_OK;
   if (ng_is(b->how.method, "adasgd") || ng_is(b->how.method, "eva-f")) return st; /* see no G */
   for (int skip = 0; skip < 2 && st == NG_OK; skip++) {
@@ -271,7 +255,7 @@ static ng_status interrupted(sim *s, int64_t k, both *b) {
       if (st == NG_SKIPPED) st = NG_OK; /* it says so at once, too */
     }
     if (st != NG_OK) return st;
-    st = skip ? any_step(s) : ng_reset_batch(s->p);
+    st = skip ? fixture_step(&s->f, &how) : ng_reset_batch(s->p);
     if (skip) st = st == NG_SKIPPED ? NG_OK : NG_ERR_STATE;
     if (!ng_queue_settled(s->ctx->queue) || late_waiting() > 0) b->unsettled = true;
   }
