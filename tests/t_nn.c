@@ -1,5 +1,5 @@
-/* t_nn: gradients of every kind against central differences of the loss, forward against plain loops in double, and the
- * memory plan.
+/* t_nn: gradients of every kind against central differences of the loss, the memory plan, watches and mistakes.  t_nn_forward
+ * has the outputs.
  *
  * Central differences: for a random direction d of one parameter, (L(w + h d) - L(w - h d)) / 2 h is
  * compared with <dL/dw, d>, whose typical size is ||dL/dw||.  L is summed in double over f32 outputs,
@@ -287,31 +287,20 @@ static void replan(scene *s, bool share) {
   nn_init(s->n);
 }
 
-static void shared_memory_changes_nothing(void **state) {
+/* Parts of memory that are shared or not, another batch in between: the same bits, and nothing is allocated. */
+static void same_bits_again(void **state) {
   (void)state;
+  ng_pool *pool = two_threads();
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-    scene s = open_scene(&cases[c], NULL);
+    scene s = open_scene(&cases[c], pool);
     int64_t count = 0;
     replan(&s, false);
     const int64_t apart = nn_bytes(s.n);
     float *oracle = record(&s, &count);
     replan(&s, true);
     assert_true(nn_bytes(s.n) <= apart);
-    float *got = record(&s, &count);
-    assert_memory_equal(got, oracle, (size_t)count * sizeof *got);
-    free(got);
-    free(oracle);
-    close_scene(&s);
-  }
-}
-
-static void same_bits_again_without_allocation(void **state) {
-  (void)state;
-  ng_pool *pool = two_threads();
-  for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-    scene s = open_scene(&cases[c], pool);
-    int64_t count = 0;
     float *first = record(&s, &count);
+    assert_memory_equal(first, oracle, (size_t)count * sizeof *first);
     /* Another batch, another size, an evaluation, drawn targets: none of it may be seen later. */
     s.x[0] += 1.0F;
     assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 1, 9, NULL), 0);
@@ -325,268 +314,12 @@ static void same_bits_again_without_allocation(void **state) {
     random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 1, s.x);
     float *again = record(&s, &count);
     assert_memory_equal(first, again, (size_t)count * sizeof *first);
+    free(oracle);
     free(first);
     free(again);
     close_scene(&s);
   }
   ng_pool_destroy(pool);
-}
-
-/* ---- forward against plain loops in double -----------------------------------------------------*/
-
-static double conv_at(const nn_layer *l, const float *x, const float *w, const float *b, int64_t y,
-                      int64_t c, int64_t o) {
-  double sum = b != NULL ? (double)b[o] : 0.0;
-  for (int64_t i = 0; i < l->kernel; i++) {
-    for (int64_t j = 0; j < l->kernel; j++) {
-      const int64_t v = y * l->stride + i - l->padding, u = c * l->stride + j - l->padding;
-      if (v < 0 || u < 0 || v >= l->height || u >= l->width) continue;
-      for (int64_t k = 0; k < l->in; k++)
-        sum += (double)x[(v * l->width + u) * l->in + k] *
-               (double)w[((o * l->in + k) * l->kernel + i) * l->kernel + j];
-    }
-  }
-  return sum;
-}
-
-static void convolution_matches_plain_loops(void **state) {
-  (void)state;
-  ng_pool *pool = two_threads();
-  int checked = 0;
-  for (int64_t kernel = 1; kernel <= 7; kernel++) {
-    for (int64_t stride = 1; stride <= 3; stride++) {
-      for (int64_t padding = 0; padding <= 3; padding++) {
-        const nn_shape in = {6, 5 + padding % 2, 1 + kernel % 3};
-        if (in.height + 2 * padding < kernel || in.width + 2 * padding < kernel) continue;
-        nn *n = nn_create(pool, 5);
-        (void)nn_conv(n, "a", nn_input(n, in), 1 + stride, kernel, stride, padding, padding > 0);
-        assert_int_equal(nn_ready(n, 3), 0);
-        float x[3 * 6 * 6 * 3];
-        random_normal(5, RANDOM_DATA, 1, 1.0, 3 * nn_count(in), x);
-        assert_int_equal(nn_forward(n, NN_EVALUATE, x, 3, 0, NULL), 0);
-        const nn_layer *l = nn_layer_at(n, 0);
-        const nn_shape to = nn_shape_of(n, 1);
-        assert_int_equal(l->positions, to.height * to.width);
-        const float *w = nn_param_at(n, l->weight_param)->value;
-        const float *b = l->bias ? nn_param_at(n, l->bias_param)->value : NULL;
-        for (int64_t i = 0; i < 3 * nn_count(to); i++) {
-          const int64_t o = i % to.channels, c = i / to.channels % to.width;
-          const int64_t y = i / to.channels / to.width % to.height, s = i / nn_count(to);
-          const double want = conv_at(l, x + s * nn_count(in), w, b, y, c, o);
-          /* f32 sums of at most 7 * 7 * 3 terms of about 1 / sqrt(their number) */
-          if (!(fabs((double)nn_output(n)[i] - want) <= 1e-5)) {
-            fail_msg("kernel %lld stride %lld padding %lld: %g instead of %g", (long long)kernel,
-                     (long long)stride, (long long)padding, (double)nn_output(n)[i], want);
-          }
-        }
-        checked++;
-        nn_destroy(&n);
-      }
-    }
-  }
-  assert_true(checked > 60);
-  ng_pool_destroy(pool);
-}
-
-static void normalisation_matches_plain_loops(void **state) {
-  (void)state;
-  static const int64_t widths[] = {1, 3, 16, 64, 80};
-  for (int w = 0; w < 5; w++) {
-    const nn_shape in = {4, 4, widths[w]};
-    const int64_t samples = 6, rows = samples * 16, c = in.channels;
-    ng_pool *pool = w % 2 == 0 ? two_threads() : NULL;
-    nn *n = nn_create(pool, 5);
-    (void)nn_norm(n, "n", nn_input(n, in));
-    assert_int_equal(nn_ready(n, samples), 0);
-    float *x = malloc((size_t)(rows * c) * sizeof *x);
-    random_normal(6, RANDOM_DATA, 1, 0.5, rows * c, x);
-    for (int64_t i = 0; i < rows * c; i++) /* far from 0: channel k around 100 k; one is constant */
-      x[i] = i % c == 2 ? 7.0F : x[i] + 100.0F * (float)(i % c % 5);
-    assert_int_equal(nn_forward(n, NN_TRAIN, x, samples, 0, NULL), 0);
-    for (int64_t k = 0; k < c; k++) {
-      double mean = 0.0, var = 0.0;
-      for (int64_t r = 0; r < rows; r++)
-        mean += (double)x[r * c + k] / (double)rows;
-      for (int64_t r = 0; r < rows; r++)
-        var += pow((double)x[r * c + k] - mean, 2.0) / (double)rows;
-      for (int64_t r = 0; r < rows; r++) {
-        const double want = ((double)x[r * c + k] - mean) / sqrt(var + 1e-5);
-        /* values near 400 carry 3e-5; divided by a deviation of 0.5 (or 3e-3, where constant) */
-        assert_true(fabs((double)nn_output(n)[r * c + k] - want) <= (k == 2 ? 2e-2 : 2e-4));
-      }
-      assert_true(fabs((double)nn_buffer_at(n, 0)->value[k] - 0.1 * mean) <= 1e-5 * (1.0 + mean));
-      const double unbiased = var * (double)rows / (double)(rows - 1);
-      assert_true(fabs((double)nn_buffer_at(n, 1)->value[k] - 0.9 - 0.1 * unbiased) <= 1e-5);
-    }
-    /* Evaluation uses the running values and changes nothing. */
-    const float keep = nn_buffer_at(n, 0)->value[0];
-    assert_int_equal(nn_forward(n, NN_EVALUATE, x, samples, 0, NULL), 0);
-    assert_true(nn_buffer_at(n, 0)->value[0] == keep);
-    const double r0 = 1.0 / sqrt((double)nn_buffer_at(n, 1)->value[0] + 1e-5);
-    assert_true(fabs((double)nn_output(n)[0] - ((double)x[0] - (double)keep) * r0) <= 1e-4);
-    free(x);
-    nn_destroy(&n);
-    ng_pool_destroy(pool);
-  }
-}
-
-static void one_value_has_no_unbiased_variance(void **state) {
-  (void)state;
-  nn *n = nn_create(NULL, 5);
-  (void)nn_norm(n, "n", nn_input(n, (nn_shape){1, 1, 2}));
-  assert_int_equal(nn_ready(n, 1), 0);
-  const float x[2] = {3.0F, -1.0F};
-  assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, 0, NULL), 0);
-  for (int k = 0; k < 2; k++) {
-    assert_true(nn_output(n)[k] == 0.0F);
-    assert_true(isfinite(nn_buffer_at(n, 1)->value[k]));
-  }
-  nn_destroy(&n);
-}
-
-static void pools_ignore_positions_outside(void **state) {
-  (void)state;
-  const float x[9] = {1, 2, 3, 4, 9, 6, 7, 8, 5};
-  /* 3x3 windows, stride 2, padding 1: four corners of 2x2 values each */
-  const float most[4] = {9, 9, 9, 9}, mean[4] = {4, 5, 7, 7};
-  for (int kind = 0; kind < 2; kind++) {
-    nn *n = nn_create(NULL, 5);
-    const int in = nn_input(n, (nn_shape){3, 3, 1});
-    (void)(kind == 0 ? nn_max_pool : nn_average_pool)(n, in, 3, 2, 1);
-    assert_int_equal(nn_ready(n, 1), 0);
-    assert_int_equal(nn_forward(n, NN_EVALUATE, x, 1, 0, NULL), 0);
-    for (int i = 0; i < 4; i++)
-      assert_true(fabsf(nn_output(n)[i] - (kind == 0 ? most : mean)[i]) <= 1e-6F);
-    nn_destroy(&n);
-  }
-}
-
-/* Dropout drops the same values of samples 3 to 6 alone as in the batch of seven; 5 values a sample, so that no
- * share begins with a new block of random words. */
-static void part_of_a_batch_draws_as_the_whole(void **state) {
-  (void)state;
-  enum { ALL = 7, FROM = 3, WIDE = 5 };
-  float x[ALL * WIDE], whole[ALL * WIDE];
-  nn *n = nn_create(NULL, 5);
-  (void)nn_dropout(n, nn_input(n, (nn_shape){1, 1, WIDE}), 0.5);
-  assert_int_equal(nn_ready(n, ALL), 0);
-  for (int i = 0; i < ALL * WIDE; i++) {
-    x[i] = (float)(i + 1);
-  }
-  assert_int_equal(nn_forward(n, NN_TRAIN, x, ALL, 9, NULL), 0);
-  memcpy(whole, nn_output(n), sizeof whole);
-  nn_set_first(n, FROM);
-  assert_int_equal(nn_forward(n, NN_TRAIN, x + FROM * WIDE, ALL - FROM, 9, NULL), 0);
-  assert_memory_equal(nn_output(n), whole + FROM * WIDE, (ALL - FROM) * WIDE * sizeof *x);
-  nn_destroy(&n);
-}
-
-static void dropout_keeps_the_mean(void **state) {
-  (void)state;
-  enum { MANY = 40000 };
-  nn *n = nn_create(NULL, 5);
-  (void)nn_dropout(n, nn_input(n, (nn_shape){1, 1, MANY}), 0.25);
-  assert_int_equal(nn_ready(n, 1), 0);
-  float *x = malloc(MANY * sizeof *x);
-  for (int i = 0; i < MANY; i++)
-    x[i] = 1.0F;
-  int zeros[2] = {0, 0}, both = 0;
-  bool *was = malloc(MANY * sizeof *was);
-  for (int step = 0; step < 2; step++) {
-    assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, (uint64_t)step, NULL), 0);
-    for (int i = 0; i < MANY; i++) {
-      const bool zero = nn_output(n)[i] == 0.0F;
-      assert_true(zero || fabsf(nn_output(n)[i] - 1.0F / 0.75F) < 1e-6F);
-      zeros[step] += zero;
-      both += step == 1 && zero && was[i];
-      was[i] = zero;
-    }
-  }
-  free(was);
-  assert_true(abs(both - MANY / 16) < 200); /* another step, another draw */
-  /* four deviations of a binomial with 40000 draws of 1/4: 350 */
-  assert_true(abs(zeros[0] - MANY / 4) < 350 && abs(zeros[1] - MANY / 4) < 350);
-  assert_int_equal(nn_forward(n, NN_EVALUATE, x, 1, 0, NULL), 0);
-  for (int i = 0; i < MANY; i++)
-    assert_true(nn_output(n)[i] == 1.0F);
-  free(x);
-  nn_destroy(&n);
-}
-
-static void gemm_matches_plain_loops(void **state) {
-  (void)state;
-  enum { M = 7, N = 5, K = 9, LD = 11 };
-  float a[LD * LD], b[LD * LD], c[LD * LD], want[LD * LD];
-  random_normal(1, RANDOM_DATA, 1, 1.0, LD * LD, a);
-  random_normal(1, RANDOM_DATA, 2, 1.0, LD * LD, b);
-  for (int kind = 0; kind < 8; kind++) {
-    const bool ta = (kind & 1) != 0, tb = (kind & 2) != 0;
-    const float beta = (kind & 4) != 0 ? 0.5F : 0.0F;
-    for (int i = 0; i < LD * LD; i++)
-      c[i] = want[i] = beta > 0.0F ? (float)i : (float)NAN; /* beta 0 does not read C */
-    nn_gemm(ta, tb, M, N, K, 2.0F, a, LD, b, LD, beta, c, LD);
-    nn_gemm_plain(ta, tb, M, N, K, 2.0F, a, LD, b, LD, beta, want, LD);
-    for (int i = 0; i < M; i++) {
-      for (int j = 0; j < N; j++)
-        assert_true(fabsf(c[i * LD + j] - want[i * LD + j]) <= 2e-5F);
-    }
-  }
-}
-
-/* ---- losses ------------------------------------------------------------------------------------*/
-
-static void losses_by_hand(void **state) {
-  (void)state;
-  nn *n = nn_create(NULL, 5);
-  nn_set_loss(n, NN_CROSS_ENTROPY, 0.1);
-  (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
-  assert_int_equal(nn_ready(n, 2), 0);
-  float *w = nn_param_at(n, 0)->value;
-  for (int i = 0; i < 9; i++)
-    w[i] = i % 4 == 0 ? 1.0F : 0.0F;          /* identity */
-  const float x[6] = {1, 2, 3, 500, 0, -500}; /* the second would overflow without care */
-  const int32_t labels[2] = {2, 0};
-  int64_t correct = 0;
-  assert_int_equal(nn_forward(n, NN_TRAIN, x, 2, 0, NULL), 0);
-  const double loss = nn_loss(n, NN_TRAIN, labels, NULL, &correct);
-  const double all = log(exp(1) + exp(2) + exp(3));
-  const double first = all - (0.9 * 3 + 0.1 / 3 * (1 + 2 + 3));
-  const double second = 500 - 0.9 * 500; /* smoothing's 500 and -500 cancel */
-  assert_true(fabs(loss - 0.5 * (first + second)) < 1e-9 * 50);
-  assert_int_equal(correct, 2);
-  assert_int_equal(nn_forward(n, NN_EVALUATE, x, 2, 0, NULL),
-                   0); /* a test's labels are as they are */
-  assert_true(fabs(nn_loss(n, NN_EVALUATE, labels, NULL, NULL) - 0.5 * (all - 3)) < 1e-9);
-  nn_destroy(&n);
-}
-
-/* Gradients of drawn targets have the second moment diag(s) - s s' of a softmax (per sample, times 1/B^2). */
-static void drawn_targets_have_the_fisher_moment(void **state) {
-  (void)state;
-  enum { DRAWS = 20000 };
-  nn *n = nn_create(NULL, 11);
-  (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
-  assert_int_equal(nn_ready(n, 1), 0);
-  float *w = nn_param_at(n, 0)->value;
-  for (int i = 0; i < 9; i++)
-    w[i] = i % 4 == 0 ? 1.0F : 0.0F;
-  const float x[3] = {0.0F, 1.0F, -0.5F};
-  double s[3], sum = 0.0, moment[9] = {0};
-  for (int k = 0; k < 3; k++)
-    sum += exp((double)x[k]);
-  for (int k = 0; k < 3; k++)
-    s[k] = exp((double)x[k]) / sum;
-  assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, 0, NULL), 0);
-  for (int d = 0; d < DRAWS; d++) {
-    nn_sampled_loss(n, (uint64_t)d);
-    for (int i = 0; i < 9; i++)
-      moment[i] += (double)n->loss_grad[i / 3] * (double)n->loss_grad[i % 3] / DRAWS;
-  }
-  for (int i = 0; i < 9; i++) {
-    const double want = (i / 3 == i % 3 ? s[i / 3] : 0.0) - s[i / 3] * s[i % 3];
-    assert_true(fabs(moment[i] - want) < 4.0 * 0.5 / sqrt(DRAWS)); /* four deviations */
-  }
-  nn_destroy(&n);
 }
 
 /* ---- watching ----------------------------------------------------------------------------------*/
@@ -687,17 +420,7 @@ static void first_mistake_is_reported(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(gradients),
-      cmocka_unit_test(shared_memory_changes_nothing),
-      cmocka_unit_test(same_bits_again_without_allocation),
-      cmocka_unit_test(convolution_matches_plain_loops),
-      cmocka_unit_test(normalisation_matches_plain_loops),
-      cmocka_unit_test(one_value_has_no_unbiased_variance),
-      cmocka_unit_test(pools_ignore_positions_outside),
-      cmocka_unit_test(dropout_keeps_the_mean),
-      cmocka_unit_test(part_of_a_batch_draws_as_the_whole),
-      cmocka_unit_test(gemm_matches_plain_loops),
-      cmocka_unit_test(losses_by_hand),
-      cmocka_unit_test(drawn_targets_have_the_fisher_moment),
+      cmocka_unit_test(same_bits_again),
       cmocka_unit_test(a_watch_sees_every_layer),
       cmocka_unit_test(first_mistake_is_reported),
   };

@@ -8,8 +8,8 @@ set(natgrad_quick_tests
     example_30_cpp exports fuzz_options fuzz_safetensors fuzz_state header house python_core
     python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
     t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
-    t_methods t_models t_nn t_norm t_options t_oracle t_properties t_published t_rankone t_settings
-    t_state t_sym t_train t_vector t_window_golden)
+    t_methods t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone
+    t_settings t_state t_sym t_train t_vector t_window_golden)
 
 # Registers a test; every test finds the tree, the build and the program in its environment, runs
 # in the build folder and may say "skipped" with 77.
@@ -214,6 +214,7 @@ set(natgrad_trainer_tests
     t_mix
     t_models
     t_nn
+    t_nn_forward
     t_plan_link
     t_pruning
     t_random
