@@ -395,22 +395,22 @@ static void events(void **state) {
   assert_int_equal(event_file_crc(bytes, 32), 0x8a9136aau);
   memset(bytes, 0xff, sizeof bytes);
   assert_int_equal(event_file_crc(bytes, 32), 0x62a8ab43u);
-  event_file f;
+  ngio_out f = {0};
   event_file_begin(&f, 1.5);
   static const unsigned char head[] = {24, 0, 0, 0, 0, 0, 0, 0},
                              body[] = "\x09\0\0\0\0\0\0\xf8\x3f\x1a\x0d"
                                       "brain.Event:2";
-  assert_int_equal(f.size, 8 + 4 + 24 + 4);
-  assert_memory_equal(f.bytes, head, 8);
-  assert_memory_equal(f.bytes + 12, body, 24);
+  assert_int_equal(f.used, 8 + 4 + 24 + 4);
+  assert_memory_equal(f.text, head, 8);
+  assert_memory_equal(f.text + 12, body, 24);
   event_file_scalar(&f, 2.5, 200, "a", 0.5);
   /* 9 wall time, 3 step (200: c8 01), summary of 10 { value of 8 { tag of 1 "a", f32 0.5 } } */
   static const unsigned char scalar[] =
       "\x09\0\0\0\0\0\0\x04\x40\x10\xc8\x01\x2a\x0a\x0a\x08\x0a\x01"
       "a\x15\0\0\0\x3f";
-  assert_int_equal(f.size, 40 + 8 + 4 + 24 + 4);
-  assert_memory_equal(f.bytes + 52, scalar, 24);
-  event_file_free(&f);
+  assert_int_equal(f.used, 40 + 8 + 4 + 24 + 4);
+  assert_memory_equal(f.text + 52, scalar, 24);
+  ngio_out_free(&f);
 }
 
 int main(void) {

@@ -49,6 +49,16 @@ void *cli_take(size_t count, size_t size) {
   return p;
 }
 
+void *cli_grown(void *list, size_t count, size_t size) {
+  char *more = realloc(list, (count + 1) * size);
+  if (more == NULL) {
+    (void)cli_bad("no memory for %zu x %zu bytes", count + 1, size);
+    exit(CLI_BAD);
+  }
+  memset(more + count * size, 0, size);
+  return more;
+}
+
 static char letter(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_nearest(const char *word, const char *const *names, int n) {

@@ -223,7 +223,7 @@ static int open_folder(run *r, const char *config, const char *log) {
   int rc = checkpoint_find(r->s->out, &step, &was);
   if (rc == CLI_OK && step < 0) rc = read_config(r, config, &was);
   char *where = step >= 0 ? checkpoint_path(r->s->out, step) : cli_copy(config);
-  if (rc == CLI_OK) rc = settings_same(&was, r->s, "--", where);
+  if (rc == CLI_OK) rc = settings_same(&was, r->s, NULL, where);
   if (rc == CLI_OK)
     rc = step >= 0 ? go_on(r, step, config, log, &was) : begin_again(r, config, log);
   settings_free(&was);

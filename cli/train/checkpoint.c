@@ -82,10 +82,9 @@ static int check_format(const char *dir) {
 
 /* Settings and state of a checkpoint, from its metadata. */
 static int read_head(const char *path, settings *s, run_state *state) {
-  char why[CHECKPOINT_MESSAGE] = "";
   file_reader r;
   if (disk_regular(path) != CLI_OK) return CLI_BAD;
-  if (!file_open(path, true, &r, why)) return cli_bad("%s", why);
+  if (!file_open(path, true, true, &r)) return CLI_BAD;
   const char *config = ngio_tensors_text(r.file, config_key);
   int rc = file_read_state(&r, state);
   if (rc == CLI_OK && config == NULL) rc = cli_bad("%s: is no checkpoint of a run", path);
@@ -102,11 +101,8 @@ static int check_config(const char *dir, const settings *was, const char *where)
                ? disk_regular(path)
                : cli_bad("%s: is missing, and belongs to the checkpoint %s", path, where);
   if (rc == CLI_OK) rc = settings_read(&now, path);
-  char *who = cli_take(strlen(path) + 3, 1);
-  (void)snprintf(who, strlen(path) + 3, "%s: ", path);
-  if (rc == CLI_OK) rc = settings_same(was, &now, who, where);
+  if (rc == CLI_OK) rc = settings_same(was, &now, path, where);
   settings_free(&now);
-  free(who);
   free(path);
   return rc;
 }
@@ -141,9 +137,9 @@ static void remove_whole(const char *dir, int64_t step) {
 
 /* The step of the checkpoint that this one replaced, from its metadata; -1: none. */
 static int64_t replaced_by(const char *dir, int64_t step) {
-  char why[CHECKPOINT_MESSAGE], *path = checkpoint_path(dir, step);
+  char *path = checkpoint_path(dir, step);
   file_reader r;
-  const bool opened = file_open(path, true, &r, why);
+  const bool opened = file_open(path, true, false, &r);
   const char *text = opened ? ngio_tensors_text(r.file, replaces_key) : NULL;
   const int64_t replaced = text != NULL ? strtoll(text, NULL, 10) : -1;
   if (opened) file_close(&r);
@@ -173,32 +169,18 @@ void checkpoint_remove(const char *dir) {
 
 /* ---- saving ----------------------------------------------------------------------------------*/
 
-/* The library's state as it comes. */
-typedef struct bytes {
-  char *data;
-  int64_t size, room;
-} bytes;
-
+/* Append the library's state as it comes. */
 static int32_t collect(void *user, const void *data, int64_t n) {
-  bytes *b = user;
-  if (n > b->room - b->size) {
-    const int64_t room = 2 * b->room > b->size + n ? 2 * b->room : b->size + n;
-    char *more = realloc(b->data, (size_t)room);
-    if (more == NULL) return ENOMEM;
-    b->data = more;
-    b->room = room;
-  }
-  memcpy(b->data + b->size, data, (size_t)n);
-  b->size += n;
-  return 0;
+  ngio_out *state = user;
+  ngio_out_bytes(state, data, (size_t)n);
+  return state->lost ? ENOMEM : 0;
 }
 
 /* The identity of a state that is in parts, from its first file. */
 static int read_id(const char *path, char id[NAME]) {
-  char why[CHECKPOINT_MESSAGE] = "";
   file_reader r;
   if (disk_regular(path) != CLI_OK) return CLI_BAD;
-  if (!file_open(path, false, &r, why)) return cli_bad("%s", why);
+  if (!file_open(path, false, true, &r)) return CLI_BAD;
   const char *text = ngio_tensors_text(r.file, "natgrad.crc32");
   (void)snprintf(id, NAME, "%s", text != NULL ? text : "");
   file_close(&r);
@@ -213,7 +195,7 @@ static ngio_tensor average_of(const average *a) {
 }
 
 /* The header and data of the file that rank 0 writes. */
-static void describe(const checkpoint *c, const char *config, const bytes *state, const char *id,
+static void describe(const checkpoint *c, const char *config, const ngio_out *state, const char *id,
                      const ngio_tensor mixup[2], file_head *h) {
   char previous[NAME];
   (void)snprintf(previous, sizeof previous, "%lld", (long long)c->state->previous);
@@ -232,8 +214,8 @@ static void describe(const checkpoint *c, const char *config, const bytes *state
   const ngio_tensor t = {.name = state_tensor,
                          .dtype = NGIO_U8,
                          .ndim = 1,
-                         .shape = {state->size},
-                         .data = state->data}; /* it has checksums of its own */
+                         .shape = {(int64_t)state->used},
+                         .data = state->text}; /* it has checksums of its own */
   file_head_tensor(h, &t);
 }
 
@@ -243,7 +225,7 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   char *path = checkpoint_path(c->dir, s->step), *parts = state_path(c->dir, s->step),
        id[NAME] = "";
   ngio_tensor mixup[2] = {{0}, {0}};
-  bytes state = {NULL, 0, 0};
+  ngio_out state = {0};
   file_head head = {0};
   int rc = CLI_OK;
   if (first && disk_exists(path))
@@ -263,7 +245,7 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   }
   file_head_free(&head);
   mix_drop(mixup);
-  free(state.data);
+  ngio_out_free(&state);
   if (first && rc == CLI_OK) {
     remove_whole(c->dir, s->previous);
     s->previous = s->step;
@@ -327,13 +309,12 @@ static int load_state(const checkpoint *c, file_reader *r, const char *parts, bo
 int checkpoint_load(const checkpoint *c, int64_t step) {
   const bool first = c->ranks->rank == 0;
   char *path = checkpoint_path(c->dir, step), *parts = state_path(c->dir, step), id[NAME] = "";
-  char why[CHECKPOINT_MESSAGE] = "";
   ngio_tensor mixup[2];
   file_reader r = {.path = path, .source = {.fd = -1}};
   int rc = CLI_OK;
   mix_tensors(&c->feed->mix, mixup);
   if (first) {
-    rc = file_open(path, true, &r, why) ? read_own(&r, c, mixup) : cli_bad("%s", why);
+    rc = file_open(path, true, true, &r) ? read_own(&r, c, mixup) : CLI_BAD;
     c->state->previous = step;
   }
   const char *want = rc == CLI_OK && first ? ngio_tensors_text(r.file, id_key) : NULL;
@@ -357,9 +338,8 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
 /* ---- the network alone -----------------------------------------------------------------------*/
 
 int checkpoint_read_model(const char *path, nn *net, run_state *state) {
-  char why[CHECKPOINT_MESSAGE] = "";
   file_reader r;
-  if (!file_open(path, false, &r, why)) return cli_bad("%s", why);
+  if (!file_open(path, false, true, &r)) return CLI_BAD;
   int rc = file_read_state(&r, state);
   if (rc == CLI_OK) rc = file_read_net(&r, net);
   file_close(&r);
@@ -382,11 +362,11 @@ int checkpoint_write_model(const char *path, const nn *net, const run_state *sta
 /* ---- other files of a run --------------------------------------------------------------------*/
 
 int checkpoint_check_average(const char *dir, bool resumed) {
-  char *path = cli_join(dir, CHECKPOINT_AVERAGE), why[CHECKPOINT_MESSAGE];
+  char *path = cli_join(dir, CHECKPOINT_AVERAGE);
   file_reader r;
   int rc = disk_regular(path);
   if (rc == CLI_OK && disk_exists(path)) {
-    const bool opened = resumed && file_open(path, true, &r, why);
+    const bool opened = resumed && file_open(path, true, false, &r);
     const bool mean = opened && ngio_tensors_text(r.file, averaged_key) != NULL;
     if (opened) file_close(&r);
     if (!mean) rc = cli_bad("%s: exists and does not belong to this run; move it away", path);

@@ -84,15 +84,6 @@ static bool read_real(const char *text, double *out) {
 
 /* ---- writing ---------------------------------------------------------------------------------*/
 
-/* `list` with room for element n. */
-static void *grown(void *list, int32_t n, size_t each) {
-  if (n % 32 != 0) return list;
-  void *more = cli_take((size_t)n + 32, each);
-  if (n > 0) memcpy(more, list, (size_t)n * each);
-  free(list);
-  return more;
-}
-
 void file_head_free(file_head *h) {
   for (int32_t i = 0; i < h->texts; i++) {
     free(h->key[i]);
@@ -105,8 +96,8 @@ void file_head_free(file_head *h) {
 }
 
 void file_head_text(file_head *h, const char *key, const char *value) {
-  h->key = grown(h->key, h->texts, sizeof *h->key);
-  h->value = grown(h->value, h->texts, sizeof *h->value);
+  h->key = cli_grown(h->key, (size_t)h->texts, sizeof *h->key);
+  h->value = cli_grown(h->value, (size_t)h->texts, sizeof *h->value);
   h->key[h->texts] = cli_copy(key);
   h->value[h->texts++] = cli_copy(value);
 }
@@ -121,7 +112,7 @@ static void crc_key(const char *name, char key[KEY]) { (void)snprintf(key, KEY, 
 
 void file_head_tensor(file_head *h, const ngio_tensor *t) {
   char key[KEY], value[VALUE];
-  h->tensor = grown(h->tensor, h->tensors, sizeof *h->tensor);
+  h->tensor = cli_grown(h->tensor, (size_t)h->tensors, sizeof *h->tensor);
   h->tensor[h->tensors++] = *t;
   if (t->dtype != NGIO_F32) return;
   crc_key(t->name, key);
@@ -216,15 +207,17 @@ static bool seal_holds(const ngio_tensors *f) {
   return written != NULL && strcmp(written, seal) == 0;
 }
 
-bool file_open(const char *path, bool sealed, file_reader *out, char why[CHECKPOINT_MESSAGE]) {
+bool file_open(const char *path, bool sealed, bool report, file_reader *out) {
+  char why[CHECKPOINT_MESSAGE] = "";
   *out = (file_reader){.path = path, .source = {.fd = -1}};
-  if (ngio_source_open(&out->source, path, why, CHECKPOINT_MESSAGE) != NGIO_OK) return false;
-  if (ngio_tensors_begin(&out->source, NULL, &out->file, why, CHECKPOINT_MESSAGE) == NGIO_OK) {
+  if (ngio_source_open(&out->source, path, why, CHECKPOINT_MESSAGE) == NGIO_OK &&
+      ngio_tensors_begin(&out->source, NULL, &out->file, why, CHECKPOINT_MESSAGE) == NGIO_OK) {
     if (!sealed || seal_holds(out->file)) return true;
     (void)snprintf(why, CHECKPOINT_MESSAGE,
                    "%s: its metadata is damaged or was edited: the checksum differs", path);
   }
   file_close(out);
+  if (report) (void)cli_bad("%s", why);
   return false;
 }
 

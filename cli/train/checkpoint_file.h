@@ -34,9 +34,9 @@ typedef struct file_reader {
   ngio_tensors *file;
 } file_reader;
 
-/* Open the file and read its header; `sealed`: its metadata must have the right checksum.  The reason for a failure goes to
- * `why`. */
-bool file_open(const char *path, bool sealed, file_reader *out, char why[CHECKPOINT_MESSAGE]);
+/* Open the file and read its header; `sealed`: its metadata must have the right checksum.  After a failure print the
+ * reason if `report`. */
+bool file_open(const char *path, bool sealed, bool report, file_reader *out);
 void file_close(file_reader *r);
 /* Read the counters; CLI_BAD after a message names a missing one. */
 int file_read_state(const file_reader *r, run_state *s);

@@ -92,29 +92,9 @@ static int check_methods(const compare_plan *p, const data_set *d) {
 
 /* ---- runs ------------------------------------------------------------------------------------*/
 
-static void print_run(const compare_plan *p, const char *label, const train_result *r,
-                      compare_metric metric, int done) {
-  char score[64] = "";
-  const int all = p->methods * p->seeds;
-  const double best = compare_best(metric, r);
-  if (p->quiet) return;
-  if (compare_is_accuracy(metric)) {
-    (void)snprintf(score, sizeof score, "best accuracy %.2f %%", 100.0 * best);
-  } else {
-    (void)snprintf(score, sizeof score, "least loss %.5g", best);
-  }
-  if (r->diverged) {
-    (void)fprintf(stderr, "%d/%d %s: diverged after step %lld\n", done, all, label,
-                  (long long)r->steps);
-  } else {
-    (void)fprintf(stderr, "%d/%d %s: %s, %.2f s\n", done, all, label, score,
-                  r->epochs > 0 ? r->epoch[r->epochs - 1].seconds : 0.0);
-  }
-}
-
 static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
                    compare_metric metric, int done) {
-  char label[128];
+  char label[128], line[160];
   settings s;
   bool ran = false;
   const long long seed = (long long)p->base.seed + k;
@@ -125,7 +105,8 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
   (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
   const train_show show = {.bar = !p->quiet, .label = label};
   const int rc = compare_run(&s, d, &show, &m->run[k], &ran);
-  if (ran) print_run(p, label, &m->run[k], metric, done);
+  (void)snprintf(line, sizeof line, "%d/%d %s", done, p->methods * p->seeds, label);
+  if (ran && !p->quiet) compare_print_run(line, metric, &m->run[k]);
   settings_free(&s);
   return rc;
 }

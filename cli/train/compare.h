@@ -138,6 +138,8 @@ int compare_open(const compare_plan *p);
 /* The result of the run in s->out: read if it is over, else trained from its start or its checkpoint (*ran, unless it
  * was stopped).  The checkpoint of a run that is over is removed. */
 int compare_run(settings *s, const data_set *d, const train_show *show, train_result *r, bool *ran);
+/* Print one line on a finished run on stderr. */
+void compare_print_run(const char *label, compare_metric metric, const train_result *r);
 char *compare_path(const compare_plan *p, const char *format, ...) /* "DIR/...", for free() */
     __attribute__((format(printf, 2, 3)));
 

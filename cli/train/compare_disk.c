@@ -43,15 +43,12 @@ static void begin_again(const char *dir) {
 /* Check that the run was made with the settings `s`. */
 static int check_config(const char *path, const char *text, const settings *s) {
   settings was;
-  char *who = cli_take(strlen(path) + 3, 1);
-  (void)snprintf(who, strlen(path) + 3, "%s: ", path);
   settings_init(&was);
   int rc = settings_parse(&was, text, path);
-  if (rc == CLI_OK) rc = settings_same(s, &was, who, "this comparison");
+  if (rc == CLI_OK) rc = settings_same(s, &was, path, "this comparison");
   if (rc == CLI_OK && (was.epochs != s->epochs || was.steps != s->steps))
     rc = cli_bad("%s: is a run of another length than this comparison", path);
   settings_free(&was);
-  free(who);
   return rc;
 }
 

@@ -132,20 +132,9 @@ static char *folder_of(const compare_plan *p, const compare_method *m, int k, in
   return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k, (long long)tuning_seed(p, seed));
 }
 
-static void print_tuned(const char *label, const train_result *r) {
-  const double accuracy = compare_best(TEST_ACCURACY, r);
-  if (r->diverged) {
-    (void)fprintf(stderr, "tuning %s: diverged\n", label);
-  } else if (isfinite(accuracy)) {
-    (void)fprintf(stderr, "tuning %s: validation accuracy %.2f %%\n", label, 100.0 * accuracy);
-  } else {
-    (void)fprintf(stderr, "tuning %s: validation loss %.5g\n", label, compare_best(TEST_LOSS, r));
-  }
-}
-
 static int one_run(compare_plan *p, const compare_method *m, int k, int seed, const data_set *d,
                    bool *complete) {
-  char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160];
+  char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160], line[TEXT + 170];
   train_result *out = &m->point[k * p->grid_seeds + seed];
   bool ran = false;
   settings s;
@@ -164,7 +153,10 @@ static int one_run(compare_plan *p, const compare_method *m, int k, int seed, co
   (void)snprintf(label, sizeof label, "%s %s%s", m->label, point, of_seed);
   const train_show show = {.bar = !p->quiet, .label = label};
   if (rc == CLI_OK) rc = compare_run(&s, d, &show, out, &ran);
-  if (ran && !p->quiet) print_tuned(label, out);
+  (void)snprintf(line, sizeof line, "tuning %s", label);
+  if (ran && !p->quiet)
+    compare_print_run(line, isnan(compare_best(TEST_ACCURACY, out)) ? TEST_LOSS : TEST_ACCURACY,
+                      out);
   *complete = rc != CLI_OK || (!out->stopped && !train_interrupted());
   settings_free(&s);
   return rc;

@@ -132,11 +132,8 @@ static int add_own(compare_plan *p, char *text) {
   if (settings_put(&m->s, text, equals + 1, message, sizeof message) != CLI_OK) {
     return cli_bad("--methods: %s: %s: %s", m->label, text, message);
   }
-  cli_setting *own = cli_take((size_t)m->n_own + 1, sizeof *own);
-  if (m->n_own > 0) memcpy(own, m->own, (size_t)m->n_own * sizeof *own);
-  free(m->own);
-  m->own = own;
-  own[m->n_own++] = (cli_setting){text, equals + 1};
+  m->own = cli_grown(m->own, (size_t)m->n_own, sizeof *m->own);
+  m->own[m->n_own++] = (cli_setting){text, equals + 1};
   return CLI_OK;
 }
 

@@ -105,6 +105,19 @@ double compare_target(compare_metric m, const plot_curve *curve, int n) {
   return target;
 }
 
+void compare_print_run(const char *label, compare_metric metric, const train_result *r) {
+  const double best = compare_best(metric, r);
+  if (r->diverged) {
+    (void)fprintf(stderr, "%s: diverged after step %lld\n", label, (long long)r->steps);
+    return;
+  }
+  (void)fprintf(stderr,
+                compare_is_accuracy(metric) ? "%s: best accuracy %.2f %%, %.2f s\n"
+                                            : "%s: least loss %.5g, %.2f s\n",
+                label, compare_is_accuracy(metric) ? 100.0 * best : best,
+                r->epochs > 0 ? r->epoch[r->epochs - 1].seconds : 0.0);
+}
+
 /* ---- differences to the baseline ----------------------------------------------------------------*/
 
 static const double TAIL = 0.975; /* two-sided 95 % */

@@ -7,9 +7,7 @@
  *   Event   1 wall_time double, 2 step int64, 3 file_version string, 5 summary Summary
  *   Summary 1 value Value;  Value 1 tag string, 2 simple_value float */
 #include "event_file.h"
-#include "common/cli.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* CRC-32C bit by bit: an export has thousands of records, not millions. */
@@ -29,82 +27,63 @@ static uint32_t masked(const void *bytes, size_t n) {
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
-static void put(event_file *f, const void *bytes, size_t n) {
-  if (f->size + n > f->room) {
-    const size_t room = 2 * (f->size + n) + 4096;
-    unsigned char *more = cli_take(room, 1);
-    if (f->size > 0) memcpy(more, f->bytes, f->size);
-    free(f->bytes);
-    f->bytes = more;
-    f->room = room;
-  }
-  memcpy(f->bytes + f->size, bytes, n);
-  f->size += n;
-}
-
-static void put_varint(event_file *f, uint64_t v) {
+static void put_varint(ngio_out *f, uint64_t v) {
   do {
     const unsigned char byte = (unsigned char)((v & 0x7f) | (v > 0x7f ? 0x80 : 0));
-    put(f, &byte, 1);
+    ngio_out_bytes(f, &byte, 1);
     v >>= 7;
   } while (v > 0);
 }
 
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* protobuf's wire types */
 
-static void put_key(event_file *f, unsigned field, unsigned type) {
+static void put_key(ngio_out *f, unsigned field, unsigned type) {
   put_varint(f, (uint64_t)field << 3 | type);
 }
 
-static void put_bytes(event_file *f, unsigned field, const void *bytes, size_t n) {
+static void put_bytes(ngio_out *f, unsigned field, const void *bytes, size_t n) {
   put_key(f, field, BYTES);
   put_varint(f, n);
-  put(f, bytes, n);
+  ngio_out_bytes(f, bytes, n);
 }
 
-static void put_record(event_file *f, const event_file *data) {
-  const uint64_t n = data->size;
-  const uint32_t head = masked(&n, sizeof n), body = masked(data->bytes, data->size);
-  put(f, &n, sizeof n);
-  put(f, &head, sizeof head);
-  put(f, data->bytes, data->size);
-  put(f, &body, sizeof body);
+/* Add the record and free its data. */
+static void put_record(ngio_out *f, ngio_out *data) {
+  const uint64_t n = data->used;
+  const uint32_t head = masked(&n, sizeof n), body = masked(data->text, data->used);
+  ngio_out_bytes(f, &n, sizeof n);
+  ngio_out_bytes(f, &head, sizeof head);
+  ngio_out_bytes(f, data->text, data->used);
+  ngio_out_bytes(f, &body, sizeof body);
+  f->lost = f->lost || data->lost;
+  ngio_out_free(data);
 }
 
-static void put_time(event_file *event, double wall_time) {
+static void put_time(ngio_out *event, double wall_time) {
   put_key(event, 1, FIXED64);
-  put(event, &wall_time, sizeof wall_time);
+  ngio_out_bytes(event, &wall_time, sizeof wall_time);
 }
 
-void event_file_begin(event_file *f, double wall_time) {
+void event_file_begin(ngio_out *f, double wall_time) {
   static const char version[] = "brain.Event:2";
-  event_file event = {0};
-  memset(f, 0, sizeof *f);
+  ngio_out event = {0};
   put_time(&event, wall_time);
   put_bytes(&event, 3, version, sizeof version - 1);
   put_record(f, &event);
-  event_file_free(&event);
 }
 
-void event_file_scalar(event_file *f, double wall_time, int64_t step, const char *tag,
-                       double value) {
-  event_file event = {0}, summary = {0}, one = {0};
+void event_file_scalar(ngio_out *f, double wall_time, int64_t step, const char *tag, double value) {
+  ngio_out event = {0}, summary = {0}, one = {0};
   const float narrow = (float)value;
   put_bytes(&one, 1, tag, strlen(tag));
   put_key(&one, 2, FIXED32);
-  put(&one, &narrow, sizeof narrow);
-  put_bytes(&summary, 1, one.bytes, one.size);
+  ngio_out_bytes(&one, &narrow, sizeof narrow);
   put_time(&event, wall_time);
   put_key(&event, 2, VARINT);
   put_varint(&event, (uint64_t)step);
-  put_bytes(&event, 5, summary.bytes, summary.size);
+  put_bytes(&summary, 1, one.text, one.used);
+  put_bytes(&event, 5, summary.text, summary.used);
   put_record(f, &event);
-  event_file_free(&one);
-  event_file_free(&summary);
-  event_file_free(&event);
-}
-
-void event_file_free(event_file *f) {
-  free(f->bytes);
-  memset(f, 0, sizeof *f);
+  ngio_out_free(&one);
+  ngio_out_free(&summary);
 }

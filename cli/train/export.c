@@ -30,12 +30,8 @@ static void add_column(record *r, const char *outer, const char *name) {
   for (int i = 0; i < r->columns; i++) {
     if (strcmp(r->column[i], column) == 0) return;
   }
-  char **all = cli_take((size_t)r->columns + 1, sizeof *all);
-  if (r->columns > 0) memcpy(all, r->column, (size_t)r->columns * sizeof *all);
-  free(r->column);
-  r->column = all;
-  all[r->columns] = cli_take(strlen(column) + 1, 1);
-  memcpy(all[r->columns++], column, strlen(column));
+  r->column = cli_grown(r->column, (size_t)r->columns, sizeof *r->column);
+  r->column[r->columns++] = cli_copy(column);
 }
 
 static void add_columns(record *r, const ngio_value *o) {
@@ -56,10 +52,7 @@ static int read_record(const char *path, record *r) {
   char *text = NULL;
   memset(r, 0, sizeof *r);
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  int n = 0, rc = CLI_OK;
-  for (const char *c = text; (c = strchr(c, '\n')) != NULL; c++)
-    n++;
-  r->line = cli_take((size_t)n, sizeof *r->line);
+  int rc = CLI_OK;
   for (const char *c = text, *end; rc == CLI_OK && (end = strchr(c, '\n')) != NULL; c = end + 1) {
     ngio_json *json = NULL;
     (void)ngio_json_parse(c, (size_t)(end - c), &json, NULL, 0);
@@ -68,6 +61,7 @@ static int read_record(const char *path, record *r) {
                       ngio_is(ngio_get(o, "event"), NGIO_STRING) &&
                       ngio_is(ngio_get(o, "step"), NGIO_INTEGER);
     if (ours) {
+      r->line = cli_grown(r->line, (size_t)r->lines, sizeof *r->line);
       r->line[r->lines++] = json;
       add_columns(r, o);
     } else {
@@ -165,7 +159,7 @@ static double seconds_at(const record *r, double step) {
 }
 
 static int write_events(const record *r, const char *dir, double modified) {
-  event_file f;
+  ngio_out f = {0};
   /* The log has durations only; its time of modification is the end. */
   const ngio_value *last = ngio_json_root(r->line[r->lines - 1]);
   const double end = seconds_at(r, ngio_number_of(ngio_get(last, "step")));
@@ -190,8 +184,9 @@ static int write_events(const record *r, const char *dir, double modified) {
   (void)snprintf(name, sizeof name, "events.out.tfevents.%010lld.natgrad", (long long)modified);
   char *path = cli_join(dir, name);
   int rc = disk_folder(dir);
-  if (rc == CLI_OK) rc = disk_write(path, f.bytes, f.size);
-  event_file_free(&f);
+  if (rc == CLI_OK && f.lost) rc = cli_bad("%s: no memory", path);
+  if (rc == CLI_OK) rc = disk_write(path, f.text, f.used);
+  ngio_out_free(&f);
   free(path);
   return rc;
 }

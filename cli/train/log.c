@@ -296,12 +296,11 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
   *n = 0;
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
   if ((size_t)bytes < strlen(text)) text[bytes] = 0;
-  int lines = 0;
-  for (const char *c = text; (c = strchr(c, '\n')) != NULL; c++)
-    lines++;
-  *out = cli_take((size_t)lines, sizeof **out);
   for (const char *c = text, *stop; (stop = strchr(c, '\n')) != NULL; c = stop + 1) {
-    if (epoch_of(c, (size_t)(stop - c), &(*out)[*n])) (*n)++;
+    train_epoch e;
+    if (!epoch_of(c, (size_t)(stop - c), &e)) continue;
+    *out = cli_grown(*out, (size_t)*n, sizeof e);
+    (*out)[(*n)++] = e;
   }
   free(text);
   return CLI_OK;

@@ -87,11 +87,8 @@ static int end_epoch(run *r, double lr) {
                    .seconds = seconds(r)};
   const int rc = test(r, &e.test_loss, &e.test_accuracy);
   if (rc != CLI_OK) return rc;
-  train_epoch *all = cli_take((size_t)r->out->epochs + 1, sizeof *all);
-  if (r->out->epochs > 0) memcpy(all, r->out->epoch, (size_t)r->out->epochs * sizeof *all);
-  free(r->out->epoch);
-  r->out->epoch = all;
-  all[r->out->epochs++] = e;
+  r->out->epoch = cli_grown(r->out->epoch, (size_t)r->out->epochs, sizeof e);
+  r->out->epoch[r->out->epochs++] = e;
   const double took = seconds(r) - r->seconds_before;
   const double speed =
       (double)((r->state.step - r->progress.first) * settings_samples(r->s)) / took;

@@ -20,18 +20,13 @@ void progress_begin(progress *p, const train_show *show, int64_t first, int64_t 
   p->batch = batch;
   p->epochs = ceil((double)total / (double)per_epoch);
   p->began_ms = ng_now_ms();
+  (void)snprintf(p->head, sizeof p->head, "%s%s", show->label, show->label[0] != 0 ? ": " : "");
 }
 
 static int columns(void) {
   struct winsize w;
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 1 ? w.ws_col : 80;
 }
-
-static const char *gap(const progress *p) {
-  return p->show.label != NULL && p->show.label[0] != 0 ? ": " : "";
-}
-
-static const char *label(const progress *p) { return p->show.label != NULL ? p->show.label : ""; }
 
 static void percent(char *text, size_t size, const char *whose, double accuracy) {
   if (isfinite(accuracy)) {
@@ -51,12 +46,12 @@ void progress_step(progress *p, int64_t step, double loss, double accuracy) {
   const double now = ng_now_ms();
   if (!p->bar || now - p->last_ms < 100.0) return;
   p->last_ms = now;
-  char bar[CELLS + 1], rate[48], head[128], tail[160];
+  char bar[CELLS + 1], rate[48], tail[160];
   percent(rate, sizeof rate, "", accuracy);
   const double seconds = (now - p->began_ms) * 1e-3;
   const double speed = seconds > 0.0 ? (double)(step - p->first) / seconds : 0.0;
   const long long left = speed > 0.0 ? (long long)((double)(p->total - step) / speed + 0.5) : 0;
-  const int before = snprintf(head, sizeof head, "%s%s", label(p), gap(p));
+  const int before = (int)strlen(p->head);
   const int after =
       snprintf(tail, sizeof tail, " epoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld",
                (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss, rate,
@@ -67,8 +62,8 @@ void progress_step(progress *p, int64_t step, double loss, double accuracy) {
   for (int i = 0; i < cells; i++)
     bar[i] = (double)i * (double)p->total < (double)step * (double)cells ? '#' : '.';
   bar[cells] = 0;
-  char line[sizeof head + sizeof bar + sizeof tail + 2];
-  (void)snprintf(line, sizeof line, cells > 0 ? "%s[%s]%s" : "%s%s%s", head, bar, tail);
+  char line[sizeof p->head + sizeof bar + sizeof tail + 2];
+  (void)snprintf(line, sizeof line, cells > 0 ? "%s[%s]%s" : "%s%s%s", p->head, bar, tail);
   (void)fprintf(stderr, "\r\033[K%.*s", width, line);
   (void)fflush(stderr);
   p->drawn = true;
@@ -80,8 +75,8 @@ void progress_epoch(progress *p, const train_epoch *e, double samples_per_second
   char train[48], test[48];
   percent(train, sizeof train, "", e->train_accuracy);
   percent(test, sizeof test, "test ", e->test_accuracy);
-  printf("%s%sepoch %lld/%.0f  step %lld  lr %.4g  loss %.5f%s", label(p), gap(p),
-         (long long)e->epoch, p->epochs, (long long)e->step, e->lr, e->train_loss, train);
+  printf("%sepoch %lld/%.0f  step %lld  lr %.4g  loss %.5f%s", p->head, (long long)e->epoch,
+         p->epochs, (long long)e->step, e->lr, e->train_loss, train);
   if (isfinite(e->test_loss)) printf("  test loss %.5f%s", e->test_loss, test);
   printf("  %.0f samples/s  %.1f s\n", samples_per_second, e->seconds);
   (void)fflush(stdout);

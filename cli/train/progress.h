@@ -6,7 +6,8 @@
 
 typedef struct progress {
   train_show show;
-  bool bar; /* asked for, and stderr is a terminal */
+  char head[128]; /* the label and ": ", or "" */
+  bool bar;       /* asked for, and stderr is a terminal */
   bool drawn;
   double last_ms; /* time of the last drawing */
   int64_t total, per_epoch, batch;

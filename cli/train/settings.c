@@ -237,11 +237,8 @@ static int set_library(settings *s, const char *name, const char *value, char *m
   int i = 0;
   while (i < s->n_library && strcmp(s->library[i].name, name) != 0)
     i++;
-  if (i == s->n_library) { /* grown by one: there are few */
-    void *room = cli_take((size_t)i + 1, sizeof *s->library);
-    if (i > 0) memcpy(room, s->library, (size_t)i * sizeof *s->library);
-    free(s->library);
-    s->library = room;
+  if (i == s->n_library) {
+    s->library = cli_grown(s->library, (size_t)i, sizeof *s->library);
     s->library[i].name = cli_copy(name);
     s->n_library = i + 1;
   } else {

@@ -88,7 +88,7 @@ int settings_parse(settings *s, const char *text,
  * For free(). */
 int settings_text(const settings *s, const char *path, char **text);
 /* May a run that began as `was` continue as `now`? CLI_BAD names the first setting that differs and may not
- * change, after `who` ("--"); `where` names the file of `was`. */
-int settings_same(const settings *was, const settings *now, const char *who, const char *where);
+ * change, and the file `path` of `now` (NULL: the command line); `where` names the file of `was`. */
+int settings_same(const settings *was, const settings *now, const char *path, const char *where);
 
 #endif

@@ -220,7 +220,14 @@ static bool only_moves(const char *option, const char *was, const char *now) {
   return strcmp(option, "statistics") == 0 && from && to;
 }
 
-int settings_same(const settings *was, const settings *now, const char *who, const char *where) {
+/* The first difference. */
+static int differ(const char *path, const char *name, const char *is, const char *was,
+                  const char *where) {
+  return cli_bad("%s%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings",
+                 path != NULL ? path : "--", path != NULL ? ": " : "", name, is, was, where);
+}
+
+int settings_same(const settings *was, const settings *now, const char *path, const char *where) {
   char a[4096] = "", b[4096] = "";
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
@@ -232,10 +239,7 @@ int settings_same(const settings *was, const settings *now, const char *who, con
       settings_write_real(settings_lr(was), a, sizeof a);
       settings_write_real(settings_lr(now), b, sizeof b);
     }
-    if (strcmp(a, b) != 0) {
-      return cli_bad("%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings", who,
-                     row->name, b, a, where);
-    }
+    if (strcmp(a, b) != 0) return differ(path, row->name, b, a, where);
   }
   ng_options *x = NULL, *y = NULL;
   int rc = settings_options(was, &x);
@@ -247,8 +251,7 @@ int settings_same(const settings *was, const settings *now, const char *who, con
         only_moves(info.name, a, b)) {
       continue;
     }
-    rc = cli_bad("%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings", who, info.name,
-                 b, a, where);
+    rc = differ(path, info.name, b, a, where);
   }
   ng_options_destroy(&x);
   ng_options_destroy(&y);

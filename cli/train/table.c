@@ -1,4 +1,4 @@
-/* table.c: tables of text, aligned by blanks or as markdown. Cells are never cut. */
+/* table.c: tables of text, aligned by blanks. Cells are never cut. */
 #include "table.h"
 #include "common/cli.h"
 
@@ -29,8 +29,7 @@ void table_put(table *t, int column, const char *format, ...) {
   va_end(args);
   char **cell = &t->cell[(t->rows - 1) * t->columns + column];
   free(*cell);
-  *cell = cli_take(strlen(text) + 1, 1);
-  memcpy(*cell, text, strlen(text) + 1);
+  *cell = cli_copy(text);
 }
 
 void table_begin(table *t, const char *const *headings) {

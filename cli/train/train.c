@@ -103,26 +103,6 @@ static void report_end(const settings *s, const train_result *r) {
   }
 }
 
-/* One line on adaptive statistics. */
-static void report_refreshed(const train_result *r) {
-  int64_t sent = 0, passed = 0;
-  if (r->kinds == 0) return;
-  (void)fputs("statistics refreshed:", stdout);
-  for (int i = 0; i < r->kinds; i++) {
-    const train_refreshed *k = &r->kind[i];
-    const long long all = (long long)(k->refreshed + k->passed);
-    printf("%s %s %.1f %% of %lld", i > 0 ? "," : "", k->name,
-           all > 0 ? 100.0 * (double)k->refreshed / (double)all : 0.0, all);
-    sent += k->bytes_sent;
-    passed += k->bytes_passed;
-  }
-  if (sent + passed > 0) {
-    printf("; %.3g of %.3g MB were not sent", (double)passed * 1e-6,
-           (double)(sent + passed) * 1e-6);
-  }
-  (void)putchar('\n');
-}
-
 static int report(const settings *s, const train_result *r, bool quiet) {
   const long long steps = (long long)r->steps;
   if (r->skipped > 0) {
@@ -139,7 +119,6 @@ static int report(const settings *s, const train_result *r, bool quiet) {
            (long long)r->averaged, r->average_loss, 100.0 * r->average_accuracy);
   }
   traffic_print(&r->traffic, stdout);
-  report_refreshed(r);
   if (s->out[0] == 0) return CLI_OK;
   if (r->steps == r->first) {
     printf("%s: has all its %lld steps; use a larger --epochs or --steps to continue\n", s->out,

@@ -117,7 +117,7 @@ many=("${tiny[@]:0:8}" --seeds 2 --methods sgd --grid lr=0.05,1e-4 --momentum 0.
 "$natgrad" compare "${many[@]}" --grid-seeds 2 --out many >many.txt 2>many.err ||
   fail "--grid-seeds fails: $(tail -3 many.err)"
 [[ $(ls many/tuning) == $'sgd-0\nsgd-0-seed1002\nsgd-1\nsgd-1-seed1002' ]] || fail "tuning: $(ls many/tuning)"
-[[ $(grep -c '^tuning sgd lr=[0-9.e-]*, seed \(0\|1002\): validation accuracy' many.err) == 4 ]] || fail "tuning: $(cat many.err)"
+[[ $(grep -c '^tuning sgd lr=[0-9.e-]*, seed \(0\|1002\): best accuracy' many.err) == 4 ]] || fail "tuning: $(cat many.err)"
 same_as_train many/tuning/sgd-0 --seed 0 --validation 24
 same_as_train many/tuning/sgd-0-seed1002 --seed 1002 --validation 24
 
