@@ -335,7 +335,7 @@ NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 /* Check combinations of options, e.g. damping_split = joint needs solver = eigen. */
 NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message, size_t size);
 
-/* Write to `needs` (64 bytes are enough) the condition under which an option has an effect beside
+/* Write to `needs` (128 bytes are enough) the condition under which an option has an effect beside
  * the present values, e.g. "clip = kl" for kl_clip, or "" if it has one.  An idle option is no
  * error: ng_set or a layer's own options may give it an effect.
  * Errors:  NG_ERR_ARG (`size` too small); then *needs is 0. */

@@ -77,8 +77,8 @@ static bool value_of(const ng_option_info *o, int32_t k, char *out, size_t size)
 static const char *const beside[] = {
     "",
     " solver=eigen",
-    " solver=eigen damping_split=joint prediv=1",
-    " solver=cholesky damping_split=full prediv=0 eigen_floor=0",
+    " solver=eigen-prediv damping_split=joint",
+    " solver=cholesky damping_split=full eigen_floor=0",
     " clip=norm clip_bound=0.5",
     " clip=ratio clip_bound=0.01",
     " solver=product radius=0.3",
@@ -234,7 +234,7 @@ static const char *const plays[] = {
     "damping_leak=owner damping_split=full stat_period=3 solve_period=1 steps=6",
     "damping_leak=owner damping_split=pi stat_period=2 solve_period=1 steps=6 solver=eigen "
     "eigen_floor=0",
-    "prediv=1 solver=eigen damping_split=pi live=damping=5",
+    "solver=eigen-prediv damping_split=pi live=damping=5",
     "solver=product radius=0.7 clip=rms clip_bound=0.2",
     "solver=product radius=0.7 clip=ratio clip_bound=0.2 update=sgd",
     "stat_scale=textbook positions=reduce sum=1",
@@ -295,7 +295,7 @@ static void wide(const char *method) {
 static void thresholds(const char *method) {
   static const char *const how[] = {"values=same samples=2",
                                     "samples=1",
-                                    "samples=2 solver=eigen prediv=0 eigen_floor=0",
+                                    "samples=2 solver=eigen eigen_floor=0",
                                     "values=same factor_dtype=bf16",
                                     "values=same stat_decay=0.1 grow=20",
                                     "samples=3 solve_period=1 gsize=30"};
@@ -306,8 +306,8 @@ static void thresholds(const char *method) {
     }
   }
   for (int32_t k = 0; k < 24; k++) { /* squares with few bits left above the smallest f32 */
-    (void)play("%s size=%de-%d solver=eigen prediv=0 damping_split=full linalg=%s", method,
-               1 + k % 4 * 2, 18 + k / 4, k % 2 == 0 ? "ref" : "cpu");
+    (void)play("%s size=%de-%d solver=eigen damping_split=full linalg=%s", method, 1 + k % 4 * 2,
+               18 + k / 4, k % 2 == 0 ? "ref" : "cpu");
   }
   for (int32_t k = 60; k < 100; k++) {
     (void)play("%s values=same samples=1 even=1 stat_decay=0 damping=1e-9 along=0.%d%s", method, k,

@@ -123,7 +123,7 @@ static const family families[] = {
      .tail = FULL, .predict = kronecker, .growth = 64},
     {"kaisa", "method=kaisa" USUAL, FACTORS | SCALES, .calls = EVEN_SUMS, .shards = EVEN_SUMS,
      .repeat = 4, .knob = "damping", SPLIT(kronecker, JOINT)},
-    {"kaisa, inverse", "method=kaisa solver=cholesky prediv=0 damping_split=full" USUAL, FACTORS,
+    {"kaisa, inverse", "method=kaisa solver=cholesky damping_split=full" USUAL, FACTORS,
      .calls = EVEN_SUMS, .shards = EVEN_SUMS, .knob = "damping", .power = 2, .tail = FULL,
      .predict = kronecker, .growth = 64},
     {"mpd-kfac", "method=mpd-kfac" USUAL, FACTORS | SCALES, .calls = NO_PARTS, .shards = EVEN_MEANS,
@@ -165,30 +165,33 @@ static const family families[] = {
      .predict = window_predict, .growth = WINDOW_GROWTH},
     {"ggt", "method=ggt" WINDOW("damping=0.5 window_momentum=0.5 window_forget=0.9"), EVERYONE,
      WHOLE, ROLLING},
-    {"efcp", "method=efcp" WINDOW("damping=0.1 window_density=0.3 window_topk=layer"), SHAPED,
+    {"efcp", "method=efcp" WINDOW("damping=0.1 window_density=0.3 window_store=topk-layer"), SHAPED,
      WHOLE, ROLLING},
     {"efcp, rest added, bf16",
      "method=efcp" WINDOW(
          "damping=0.1 window_density=0.3 window_fill=added window_dtype=bf16 window_momentum=0.5"),
      SHAPED, WHOLE, ROLLING},
-    {"sparse-ggt", "method=sparse-ggt" WINDOW("damping=0.5 window_density=0.3 window_topk=layer"),
-     SHAPED, WHOLE, ROLLING},
+    {"sparse-ggt",
+     "method=sparse-ggt" WINDOW("damping=0.5 window_density=0.3 window_store=topk-layer"), SHAPED,
+     WHOLE, ROLLING},
     {"lowrank-mfac", "method=lowrank-mfac" WINDOW("damping=0.1 window_rank=2 window_momentum=0.3"),
      SHAPED, WHOLE, .growth = 8},
     {"efcp, filled",
-     "method=efcp" WINDOW("damping=0.1 window_density=0.3 window_topk=layer window_fill=error "
-                          "window_empty=0.5"),
+     "method=efcp" WINDOW(
+         "damping=0.1 window_density=0.3 window_store=topk-layer window_fill=error "
+         "window_empty=0.5"),
      SHAPED, WHOLE, ROLLING},
     {"topk-sgd",
-     "method=topk-sgd clip=kl kl_clip=0.01 window_density=0.3 window_topk=layer "
+     "method=topk-sgd clip=kl kl_clip=0.01 window_density=0.3 window_store=topk-layer "
      "window_momentum=0.6",
      SHAPED, WHOLE, ROLLING},
     {"topk-adam",
-     "method=topk-adam clip=kl kl_clip=0.01 window_density=0.3 window_topk=layer damping=0.1 "
+     "method=topk-adam clip=kl kl_clip=0.01 window_density=0.3 window_store=topk-layer damping=0.1 "
      "statistics=sharded",
      SHAPED, WHOLE, ROLLING},
     {"topk-adagrad",
-     "method=topk-adagrad clip=kl kl_clip=0.01 window_density=0.3 window_topk=layer damping=0.1",
+     "method=topk-adagrad clip=kl kl_clip=0.01 window_density=0.3 window_store=topk-layer "
+     "damping=0.1",
      SHAPED, WHOLE, ROLLING},
     {"mfac, sharded",
      "method=mfac" WINDOW("damping=0.1 statistics=sharded window_momentum=0.6 stat_period=2"),
@@ -197,16 +200,16 @@ static const family families[] = {
      "method=ggt" WINDOW("damping=0.5 statistics=sharded window_momentum=0.5 window_forget=0.9"),
      EVERYONE, WHOLE, ROLLING},
     {"efcp, sharded",
-     "method=efcp" WINDOW(
-         "damping=0.1 statistics=sharded window_density=0.3 window_topk=layer window_fill=added"),
+     "method=efcp" WINDOW("damping=0.1 statistics=sharded window_density=0.3 "
+                          "window_store=topk-layer window_fill=added"),
      SHAPED, WHOLE, ROLLING},
     {"efcp, sharded, of all",
      "method=efcp" WINDOW("damping=0.1 statistics=sharded window_density=0.3 window_fill=added"),
      SHAPED, WHOLE, ROLLING},
     {"sparse-ggt, forgetting, sharded",
-     "method=sparse-ggt" WINDOW(
-         "damping=0.5 statistics=sharded window_density=0.3 window_topk=layer window_forget=0.9 "
-         "window_momentum=0.5 window_momentum_form=gradient"),
+     "method=sparse-ggt" WINDOW("damping=0.5 statistics=sharded window_density=0.3 "
+                                "window_store=topk-layer window_forget=0.9 "
+                                "window_momentum=0.5 window_momentum_form=gradient"),
      SHAPED, WHOLE, ROLLING},
     {"lowrank-mfac, sharded",
      "method=lowrank-mfac" WINDOW("damping=0.1 statistics=sharded window_rank=2"), SHAPED, WHOLE,

@@ -439,7 +439,7 @@ static void solve(const oracle *o, layer *l, int64_t g) {
   }
   l->pi[g] = trace[0] > 0 && trace[1] > 0 ? sqrt(trace[0] / trace[1]) : 1;
   shifts(l, g, l->opt.damping, shift);
-  bool eigen = is(l->opt.solver, "eigen");
+  bool eigen = l->opt.solver[0] == 'e'; /* or eigen-prediv */
   for (int k = 0; k < 2; k++) {
     factor *f = &l->f[k];
     const bool single = k == 1 && is(l->opt.output_factor, "diagonal");
@@ -491,12 +491,13 @@ static void precondition(layer *l, int64_t g, const double *D, double *P) {
   int64_t p = l->f[0].n, q = l->f[1].n;
   const double *QA = l->Q[0] + g * p * p, *QG = l->Q[1] + g * q * q;
   double *V = reals(q * p), *W = reals(q * p), condition;
-  if (is(l->opt.solver, "eigen")) {
+  if (l->opt.solver[0] == 'e') {
     product(true, false, q, p, q, QG, D, W);
     product(false, false, q, p, p, W, QA, V);
     for (int64_t i = 0; i < q; i++) {
       for (int64_t j = 0; j < p; j++) {
-        double r = l->opt.prediv ? l->R[g * p * q + i * p + j] : share(l, g, i, j);
+        double r =
+            is(l->opt.solver, "eigen-prediv") ? l->R[g * p * q + i * p + j] : share(l, g, i, j);
         V[i * p + j] *= r;
         W[i * p + j] = r;
       }

@@ -405,7 +405,7 @@ static void windows_of(void **state) {
   static const char *const options[] = {
       "method=mfac window=3 window_momentum=0.5 window_mask=1 window_scope=group",
       "method=ggt window=3 window_momentum=0.5 window_dtype=bf16",
-      "method=efcp window=3 window_density=0.3 window_topk=layer window_fill=error "
+      "method=efcp window=3 window_density=0.3 window_store=topk-layer window_fill=error "
       "window_empty=0.5",
       "damping=0.1 per_layer='fc*,*gamma*: method=mfac window=3 window_momentum=0.5'",
       "method=lowrank-mfac window=3 window_rank=2",

@@ -564,8 +564,7 @@ static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
 
 static void test_divided_ahead(void **state) {
   (void)state;
-  const char *set =
-      "solver=eigen damping_split=joint prediv=1 damping=0.3 clip=none solve_period=3";
+  const char *set = "solver=eigen-prediv damping_split=joint damping=0.3 clip=none solve_period=3";
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
     life *l = new_life(set, ranks), *together = new_life(set, ranks);
     l->place = apart;

@@ -199,8 +199,10 @@ static ng_options by_hand(const golden *c) {
   ng_options o;
   memset(&o, 0, sizeof o);
   const bool kaisa = is_kaisa(c), eigen = c->variant[0] == 'e';
-  fixture_set(&o, "solver", eigen ? "eigen" : "cholesky");
-  fixture_real(&o, "prediv", kaisa && !(c->special & NOT_PREDIV));
+  fixture_set(&o, "solver",
+              !eigen                                ? "cholesky"
+              : kaisa && !(c->special & NOT_PREDIV) ? "eigen-prediv"
+                                                    : "eigen");
   fixture_real(&o, "eigen_floor", kaisa ? 0 : 1e-10);
   fixture_real(&o, "damping", 0.01);
   fixture_set(&o, "damping_split", eigen ? "joint" : "pi");
@@ -240,7 +242,7 @@ static ng_options by_name(const golden *c) {
   set(&o, "kl_clip", kl_clip);
   set(&o, kaisa ? "factor_update_steps" : "fac_update_freq", (double)c->stat_period);
   set(&o, kaisa ? "inv_update_steps" : "kfac_update_freq", (double)c->solve_period);
-  if (c->special & NOT_PREDIV) fixture_real(&o, "prediv", 0);
+  if (c->special & NOT_PREDIV) fixture_set(&o, "solver", "eigen");
   return o;
 }
 

@@ -121,7 +121,7 @@ static void named(void **state) {
     live(&o, &as_it_is);
     for (int32_t i = 0; i < ng_option_count(); i++) {
       ng_option_info info = {.struct_size = sizeof info};
-      char needs[64];
+      char needs[128];
       int tried, changed;
       assert_int_equal(ng_option_at(i, &info), NG_OK);
       assert_int_equal(ng_options_idle(&o, info.name, needs, sizeof needs), NG_OK);

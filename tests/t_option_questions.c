@@ -91,7 +91,7 @@ static void skipped_as_matched(void **state) {
 /* ---- options without effect ------------------------------------------------------------------*/
 
 static void needs(const ng_options *o, const char *option, const char *expected) {
-  char text[64] = "x";
+  char text[128] = "x";
   assert_int_equal(ng_options_idle(o, option, text, sizeof text), NG_OK);
   if (strcmp(text, expected) == 0) return;
   print_error("%s needs '%s', expected '%s'\n", option, text, expected);
@@ -111,16 +111,18 @@ static void idle_options(void **state) {
     needs(&o, "clip", "");
   }
   o = method("mfac");
-  needs(&o, "window_fill", "window_store = topk or lowrank");
+  needs(&o, "window_fill", "window_store = topk, topk-layer, topk-block or lowrank");
   needs(&o, "window_momentum_form", "window_momentum above 0");
   needs(&o, "window_scope", "");
   o = method("lowrank-mfac");
   needs(&o, "window_fill", "");
   o = method("topk-sgd");
-  needs(&o, "damping", "window_function = mfac, ggt, adam or adagrad");
+  needs(&o, "damping", "window_function = mfac, mfac-filled, ggt, adam or adagrad");
   needs(&o, "window_scope", "");
   set(&o, "window_store", "dense");
-  needs(&o, "window_scope", "window_function = mfac or ggt, or window_store = topk");
+  needs(&o, "window_scope",
+        "window_function = mfac, mfac-filled or ggt, or window_store = topk, topk-layer or "
+        "topk-block");
   o = method("topk-adam");
   needs(&o, "damping", "");
   o = method("natgrad");
@@ -133,7 +135,7 @@ static void idle_options(void **state) {
   needs(&o, "stat_batch", "sides = both or input");
   needs(&o, "sides", "");
 
-  char text[64];
+  char text[128];
   assert_int_equal(ng_options_idle(&o, "stat_decay", text, 22), NG_OK);
   assert_int_equal(ng_options_idle(&o, "stat_decay", text, 21), NG_ERR_ARG);
   assert_string_equal(text, "");
@@ -148,7 +150,7 @@ static void needs_are_named(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     ng_options o = method("adasgd"); /* sides = none */
-    char text[64], begins[64];
+    char text[128], begins[64];
     set(&o, "clip", "rescale");
     set(&o, "placement", "spngd");
     set(&o, "window_function", "step");

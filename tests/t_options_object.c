@@ -101,7 +101,7 @@ static void the_last_call_counts(void **state) {
   assert_int_equal(ng_options_set(o, "method", "kaisa", message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.75");
   assert_option(o, "method", "kaisa");
-  assert_option(o, "solver", "eigen"); /* of kaisa, and nothing of eva */
+  assert_option(o, "solver", "eigen-prediv"); /* of kaisa, and nothing of eva */
   assert_option(o, "stat_batch", "0");
   /* given the value that it had anyway, it is given all the same */
   assert_int_equal(ng_options_set(o, "solver", "eigen", message, sizeof message), NG_OK);

@@ -178,7 +178,8 @@ static const struct {
     {"method=mfac window=3", {1, 2}},
     {"method=mfac window=3 statistics=sharded", {1, 2, 3, 4}},
     {"method=efcp window=3 statistics=sharded window_density=0.2", {1, 2, 3, 4}},
-    {"method=efcp window=3 statistics=sharded window_topk=layer update=sgd update_ranks=owner",
+    {"method=efcp window=3 statistics=sharded window_store=topk-layer update=sgd "
+     "update_ranks=owner",
      {2, 3}},
 };
 enum { LINES = sizeof line / sizeof line[0] };

@@ -204,7 +204,7 @@ static void the_options_are_row_then_environment_then_ours(void **state) {
   settings s;
   settings_init(&s);
   must_set(&s, "method", "kaisa");
-  options_have(&s, "solver", "eigen");
+  options_have(&s, "solver", "eigen-prediv");
   options_have(&s, "update", "sgd");
   assert_int_equal(setenv("NG_DAMPING", "0.25", 1), 0);
   options_have(&s, "damping", "0.25");
@@ -230,7 +230,7 @@ static void the_method_of_the_environment(void **state) {
   options_have(&s, "stat_batch", "16");
   must_set(&s, "method", "kaisa"); /* said here, it wins */
   options_have(&s, "method", "kaisa");
-  options_have(&s, "solver", "eigen");
+  options_have(&s, "solver", "eigen-prediv");
   settings_free(&s);
   assert_int_equal(setenv("NG_METHOD", "adamw", 1), 0); /* the trainer's own */
   settings_init(&s);

@@ -208,8 +208,7 @@ static const limit limits[] = {
     {"method=efcp statistics=sharded", NG_LINEAR, TWO(20), TWO(20), 1, 1, 0, 4096, NG_ERR_ARG,
      "window_store = topk: 1099511627776 parameters, at most 2147483647"},
     {"method=efcp statistics=sharded", NG_LINEAR, TWO(31) - 1, 1, 1, 1, 0, 65536, NG_OK, NULL},
-    {"method=efcp statistics=sharded window_topk=global", NG_LINEAR, TWO(31) - 1, 1, 1, 1, 0, 65536,
-     NG_OK, NULL},
+    {"method=efcp statistics=sharded ", NG_LINEAR, TWO(31) - 1, 1, 1, 1, 0, 65536, NG_OK, NULL},
     {"method=efcp", NG_LINEAR, TWO(30), 2, 1, 1, 0, 4, NG_ERR_ARG, "2147483648 parameters"},
     /* Norms. */
     {"method=spngd", NG_NORM, TWO(31) - 1, 0, 1, 1, 1, 4, NG_OK, NULL},
@@ -310,9 +309,8 @@ static double part_of_whole(const char *more) {
   ng_rank_plan r = {.struct_size = sizeof r};
   char options[160];
   double whole = 0.0;
-  (void)snprintf(
-      options, sizeof options,
-      "method=kaisa solver=cholesky damping_split=full prediv=0 grad_worker_fraction=0 %s", more);
+  (void)snprintf(options, sizeof options,
+                 "method=kaisa solver=cholesky damping_split=full grad_worker_fraction=0 %s", more);
   fixture_ok(&f, fixture_open(&f, options, &(fixture_how){.threads = 1}));
   for (int i = 0; i < LAYERS; i++) {
     const double a = resnet50[i][0], g = resnet50[i][1];

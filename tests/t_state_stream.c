@@ -22,7 +22,7 @@ static const sim_setup small = {.method = "natgrad", .set = "update=sgd", .vary 
 
 static const sim_setup rows[] = {
     {.method = "natgrad", .set = "update=sgd stat_period=2"},
-    {.method = "natgrad", .set = "solver=eigen damping_split=joint inverse_dtype=bf16 prediv=0"},
+    {.method = "natgrad", .set = "solver=eigen damping_split=joint inverse_dtype=bf16"},
     {.method = "natgrad", .set = "factor_dtype=bf16 inverse_dtype=f16 update=adamw"},
     {.method = "eva", .set = "update=sgd"},
     {.method = "adasgd", .set = "update=adamw"},

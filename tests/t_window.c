@@ -128,10 +128,10 @@ static void inverts_the_window(void **state) {
     c.later = n % 3 == 0 ? pow(10, -1 - 7 * rng_real(&r)) : 0;
     (void)snprintf(c.options, sizeof c.options,
                    "method=mfac window=%d damping=%.9g stat_period=%d window_scope=%s "
-                   "window_divisor=%s",
+                   "window_function=%s",
                    (int)m, pow(10, -1 - 7 * rng_real(&r)), 1 + (int)rng_below(&r, 2),
                    rng_below(&r, 3) > 0 ? "model" : "parameter",
-                   rng_below(&r, 3) > 0 ? "window" : "filled");
+                   rng_below(&r, 3) > 0 ? "mfac" : "mfac-filled");
     hold(&c, *state, rng_next(&r), 1e-5);
   }
 }
@@ -168,9 +168,10 @@ static void rows_in_bf16(void **state) {
 /* Top-k with error feedback.  Rounding of e could change a selection between nearly equal elements, so gradients and e are
  * multiples of 1/512: f32 holds them, bf16 the upper 8 bits of the sent value. */
 static void largest_entries(void **state) {
-  static const char *const modes[] = {"global", "layer", "block"}, *const fills[] = {
-                                                                       "none", "gradient", "error",
-                                                                       "rest", "added"};
+  static const char *const modes[] = {"topk", "topk-layer", "topk-block"}, *const fills[] = {
+                                                                               "none", "gradient",
+                                                                               "error", "rest",
+                                                                               "added"};
   rng r = {test_seed() + 4};
   for (int64_t n = 0; n < test_times(150); n++) {
     trial c = any_size(&r);
@@ -178,7 +179,7 @@ static void largest_entries(void **state) {
     const int64_t m = 1 + rng_below(&r, 6);
     c.steps = 1 + rng_below(&r, 3 * m);
     (void)snprintf(c.options, sizeof c.options,
-                   "method=efcp window=%d damping=%.9g window_density=%g window_topk=%s "
+                   "method=efcp window=%d damping=%.9g window_density=%g window_store=%s "
                    "window_scope=%s window_dtype=%s window_function=%s "
                    "window_momentum=%g stat_period=%d window_feedback_lr=%d window_fill=%s "
                    "window_empty=%g",
@@ -276,7 +277,7 @@ static double coin(rng *r, double x) { return rng_below(r, 2) > 0 ? x : 0; }
 static bool draw(rng *r, char *to, size_t size) {
   static const char *const forms[] = {"average", "heavy-ball", "gradient"};
   static const char *const decays[] = {"gradient", "direction", "none"};
-  static const char *const modes[] = {"global", "layer", "block"};
+  static const char *const modes[] = {"topk", "topk-layer", "topk-block"};
   static const char *const fills[] = {"none", "gradient", "error", "rest", "added"};
   const int kind = (int)rng_below(r, 4);
   const bool ggt = kind == 0, topk = kind == 2 || (ggt && rng_below(r, 2) > 0), low = kind == 3;
@@ -297,15 +298,15 @@ static bool draw(rng *r, char *to, size_t size) {
                          : "dense");
   if (low) (void)snprintf(to + n, size - (size_t)n, " window_rank=%d", 1 + (int)rng_below(r, 2));
   if (!low && !ggt)
-    n += snprintf(to + n, size - (size_t)n, " window_divisor=%s",
-                  rng_below(r, 2) > 0 ? "filled" : "window");
+    n += snprintf(to + n, size - (size_t)n, " window_function=%s",
+                  rng_below(r, 2) > 0 ? "mfac-filled" : "mfac");
   const char *mode = modes[rng_below(r, 3)];
   const bool count = topk && mode == modes[0] && rng_below(r, 3) == 0;
   if (topk)
     (void)snprintf(to + n, size - (size_t)n,
-                   " window_density=%g window_topk=%s window_fill=%s "
+                   " window_density=%g window_fill=%s "
                    "window_feedback_lr=%d window_empty=%g window_dtype=%s",
-                   (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), mode, fill,
+                   (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), fill,
                    (int)rng_below(r, 2), coin(r, 0.5), rng_below(r, 2) > 0 ? "bf16" : "f32");
   return !low;
 }

@@ -177,8 +177,8 @@ static const char *const windows[] = {
     "method=mfac window=3 damping=0.1 update=sgd update_ranks=owner",
     "method=ggt window=3 damping=0.5 window_momentum=0.5 window_forget=0.9 stat_period=2",
     "method=ggt window=3 damping=0.5",
-    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=layer stat_period=2",
-    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=block window_fill=added "
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_store=topk-layer stat_period=2",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_store=topk-block window_fill=added "
     "window_dtype=bf16 window_momentum=0.5 update=sgd",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=parameter",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=group",
@@ -188,13 +188,14 @@ static const char *const windows[] = {
     "method=sparse-ggt window=3 damping=0.5 window_density=0.1 window_forget=0.9 "
     "window_momentum=0.5 window_momentum_form=gradient stat_period=2",
     "method=topk-sgd window_density=0.1 window_momentum=0.5",
-    "method=topk-sgd window_density=0.1 window_topk=layer window_momentum=0.5",
-    "method=topk-adam window_density=0.1 window_topk=block damping=0.01",
-    "method=topk-adagrad window_density=0.1 window_topk=layer damping=0.01",
+    "method=topk-sgd window_density=0.1 window_store=topk-layer window_momentum=0.5",
+    "method=topk-adam window_density=0.1 window_store=topk-block damping=0.01",
+    "method=topk-adagrad window_density=0.1 window_store=topk-layer damping=0.01",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_mask=1",
-    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=layer window_mask=1",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_store=topk-layer window_mask=1",
     "method=efcp window=3 damping=0.1 window_density=900 window_mask=1",
-    "method=sparse-ggt window=3 damping=0.5 window_density=0.1 window_topk=block window_forget=0.9 "
+    "method=sparse-ggt window=3 damping=0.5 window_density=0.1 window_store=topk-block "
+    "window_forget=0.9 "
     "window_momentum=0.5 window_momentum_form=gradient",
     "method=efcp window=3 damping=0.1 window_density=0.1 window_decay=0.1 "
     "window_decay_form=gradient",
@@ -398,8 +399,8 @@ static int put_borders(int64_t *border, int n, int64_t from, int64_t to, int64_t
 }
 
 static void near_equal_shares(void **state) {
-  static const char *const stores[] = {"method=mfac", "method=efcp window_topk=layer",
-                                       "method=efcp window_topk=block", "method=lowrank-mfac",
+  static const char *const stores[] = {"method=mfac", "method=efcp window_store=topk-layer",
+                                       "method=efcp window_store=topk-block", "method=lowrank-mfac",
                                        "method=efcp"};
   (void)state;
   rng r = {test_seed()};

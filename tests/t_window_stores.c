@@ -87,7 +87,7 @@ static void topk(void **state) {
   (void)state;
   same("method=mfac window=3 damping=0.1 window_store=topk window_density=0.000244140625",
        some_of_a_block, WIDE);
-  same("method=mfac window=3 damping=0.1 window_store=topk window_topk=layer "
+  same("method=mfac window=3 damping=0.1 window_store=topk-layer "
        "window_density=0.000244140625",
        some_of_a_block, WIDE);
 }
@@ -96,7 +96,7 @@ static void topk(void **state) {
 static void topk_on_threads(void **state) {
   static const char *const options[] = {
       "method=efcp window=3 damping=0.1 window_density=0.003 window_dtype=bf16",
-      "method=efcp window=3 damping=0.1 window_density=0.003 window_topk=block"};
+      "method=efcp window=3 damping=0.1 window_density=0.003 window_store=topk-block"};
   static float one[STEPS][WIDE], more[STEPS][WIDE];
   (void)state;
   for (int k = 0; k < 2; k++) {

@@ -155,17 +155,17 @@ static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, i
 }
 
 static void send_topk(window_oracle *k, double *a) {
-  const char *mode = k->o.window_topk;
-  const int32_t n = is(mode, "layer") ? k->parameters : k->parts;
+  const char *mode = k->o.window_store;
+  const int32_t n = is(mode, "topk-layer") ? k->parameters : k->parts;
   int64_t from = 0;
   for (int32_t i = 0; i < n; i++) { /* a block is larger than all of a test's parameters */
-    const int64_t size = is(mode, "layer") ? k->size[i] : k->part[i + 1] - k->part[i];
+    const int64_t size = is(mode, "topk-layer") ? k->size[i] : k->part[i + 1] - k->part[i];
     int64_t some = 0; /* that take part */
     for (int64_t c = from; c < from + size; c++)
       some += (k->mask == NULL || k->mask[c]) && !is_out(k, c);
     const double part = k->o.window_density;
     const double count = part > 1 ? fmin(part, (double)some) : part * (double)some;
-    const int64_t c = (int64_t)(is(mode, "block") ? ceil(count) : floor(count));
+    const int64_t c = (int64_t)(is(mode, "topk-block") ? ceil(count) : floor(count));
     send_largest(k, a, from, size, c < 1 ? 1 : c);
     from += size;
   }
@@ -209,7 +209,7 @@ static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
 
 /* a <- what is sent of e + by a. */
 static void send(window_oracle *k, double by, double *a) {
-  const bool topk = is(k->o.window_store, "topk");
+  const bool topk = strncmp(k->o.window_store, "topk", 4) == 0;
   if (is(k->o.window_store, "dense")) return;
   for (int64_t i = 0; i < k->d; i++)
     a[i] = is_out(k, i) ? 0 : k->e[i] + by * a[i];
@@ -332,14 +332,14 @@ void window_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
 
 /* u <- what the window makes of it, in each part. */
 static void precondition(const window_oracle *k, double *u) {
-  const bool filled = is(k->o.window_divisor, "filled");
+  const bool filled = is(k->o.window_function, "mfac-filled");
   wide *x = wides(k->d);
   for (int64_t i = 0; i < k->d; i++)
     x[i] = u[i];
   for (int32_t p = 0; p < k->parts; p++) {
     const int64_t from = k->part[p];
     const window_rows r = {k->G + from, k->count, k->part[p + 1] - from, k->d};
-    if (is(k->o.window_function, "mfac")) {
+    if (filled || is(k->o.window_function, "mfac")) {
       window_mfac(&r, k->o.damping, filled ? k->count : k->o.window, x + from);
     } else {
       window_ggt(&r, k->o.damping, k->o.window_forget, x + from);

@@ -163,7 +163,7 @@ static ng_status create(ng_block *b) {
   k->out = embedding ? d->in : d->out;
   k->q = k->out / k->groups;
   k->p = embedding ? d->out : d->in / k->groups * k->offsets + d->bias;
-  k->eigen = b->base.solver == NG_SOLVER_EIGEN;
+  k->eigen = ng_is_eigen(b->base.solver);
   k->product = b->ascends = b->base.solver == NG_SOLVER_PRODUCT;
   k->inverse_dtype = b->base.inverse_dtype;
   /* D + k H and G^-1 D A^-1 have no common scale for the clip. */
@@ -190,16 +190,16 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
                                        NG_OPTION_damping_leak};
-  const bool eigen = s->solver == NG_SOLVER_EIGEN, product = s->solver == NG_SOLVER_PRODUCT;
+  const bool eigen = ng_is_eigen(s->solver), product = s->solver == NG_SOLVER_PRODUCT;
   const bool joint = s->damping_split == NG_SPLIT_JOINT;
   const ng_refusal list[] = {
       {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
        ": a method with factors takes textbook, kaisa, mpd-kfac or chainerkfac"},
       /* lambda on the products of eigenvalues (Pauloski et al. 2021, arXiv 2107.01739) is no shift of A or of G. */
       {joint && !eigen, NG_OPTION_damping_split,
-       " needs solver = eigen; other solvers take pi or full"},
-      {s->prediv && !eigen, NG_OPTION_prediv, " needs solver = eigen"},
-      {s->eigen_floor > 0 && !eigen, NG_OPTION_eigen_floor, " needs solver = eigen"},
+       " needs solver = eigen or eigen-prediv; other solvers take pi or full"},
+      {s->eigen_floor > 0 && !eigen, NG_OPTION_eigen_floor,
+       " needs solver = eigen or eigen-prediv"},
       {product != (s->radius > 0), NG_OPTION_radius,
        ": solver = product needs a radius above 0, other solvers 0"},
       /* The published inverse solver leaves its shift in the stored factor. */
@@ -348,7 +348,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_number lambda = {
       .name = "prediv_damping", .value = &k->lambda, .stat = k->side[NG_SIDE_G].stat};
-  ng_status st = b->base.prediv ? visit(arg, &lambda) : NG_OK;
+  ng_status st = b->base.solver == NG_SOLVER_EIGEN_PREDIV ? visit(arg, &lambda) : NG_OK;
   for (int i = 0; i < 2; i++) {
     for (int64_t g = 0; g < k->groups && st == NG_OK && b->base.damping_leak; g++) {
       ng_number n = {.value = &k->side[i].shift[g], .stat = k->side[i].stat};

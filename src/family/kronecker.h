@@ -66,7 +66,7 @@ typedef struct ng_kron {
   bool eigen;
   bool product; /* solver = product: R is the average, and `direction` is H = G D A */
   ng_dtype inverse_dtype;
-  double lambda; /* prediv: the damping of the last solve */
+  double lambda; /* eigen-prediv: the damping of the last solve */
   bool good;     /* every part has a result; otherwise PD = D */
 } ng_kron;
 

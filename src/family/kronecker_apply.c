@@ -1,7 +1,7 @@
 /* kronecker_apply.c: compute the direction PD of a gradient D, and emit it.
  *
  *   cholesky   PD = G^-1 D A^-1 with the damping of the last solve
- *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', R = 1 / (d_G d_A' + lambda), lambda of the last solve (prediv) or of now
+ *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', R = 1 / (d_G d_A' + lambda), lambda of the last solve (eigen-prediv) or of now
  *   product    H = G D A; PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret et al.
  *              2021, arXiv 2010.01412) along the curvature, as published with Eva
  *

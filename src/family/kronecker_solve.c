@@ -41,12 +41,12 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]) {
   }
 }
 
-/* d_G d_A + lambda, or with split damping (d_G + on_g) (d_A + on_a). prediv keeps lambda until the next solve, as
+/* d_G d_A + lambda, or with split damping (d_G + on_g) (d_A + on_a). eigen-prediv keeps lambda until the next solve, as
  * compute_eigenvalue_outer_product of KAISA. Every rank takes pi from `says` of the owner of G, which all ranks with
  * results have received. */
 ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right) {
   const ng_kron *k = ng_kron_of(b);
-  const double lambda = b->base.prediv ? k->lambda : b->base.damping;
+  const double lambda = b->base.solver == NG_SOLVER_EIGEN_PREDIV ? k->lambda : b->base.damping;
   double on[2];
   ng_kron_split(b, lambda, (double)k->side[NG_SIDE_G].says[NG_SAYS_PI + left->group], on);
   ng_spectrum s = {

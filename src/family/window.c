@@ -28,9 +28,9 @@ static ng_status create(ng_block *b) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: more than the linear algebra can take",
                    (long long)b->base.window);
   }
-  w->store = b->base.window_store == NG_STORE_TOPK      ? &ng_window_topk_store
+  w->store = b->base.window_store == NG_STORE_DENSE     ? &ng_window_dense
              : b->base.window_store == NG_STORE_LOWRANK ? &ng_window_lowrank_store
-                                                        : &ng_window_dense;
+                                                        : &ng_window_topk_store;
   w->m = b->base.window;
   w->places = w->m + 1;
   w->used = ng_object(b->p, (size_t)w->places * sizeof *w->used);
@@ -81,7 +81,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     w->part[i].gram = gram + i * w->places * w->places;
     w->part[i].c = c + i * w->places;
   }
-  if (b->base.window_function == NG_WINDOW_MFAC) {
+  if (ng_is_mfac(b->base.window_function)) {
     double *factor = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
     for (int32_t i = 0; i < w->parts && factor != NULL; i++) {
       w->part[i].factor = factor + i * w->places * w->places;
@@ -403,7 +403,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   if (st == NG_OK) st = visit(arg, &gram);
   ng_field factor =
       ng_field_plain("factor", NG_F64, w->parts * w->places, w->places, w->part->factor, b->owner);
-  if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factor);
+  if (st == NG_OK && ng_is_mfac(b->base.window_function)) st = visit(arg, &factor);
   ng_field along =
       ng_field_plain("along", NG_F64, w->parts, w->places, w->part->row_coefficient, b->owner);
   if (st == NG_OK && ng_window_averages(b)) st = visit(arg, &along);
@@ -424,7 +424,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   if (st == NG_OK) st = visit(arg, &count);
   ng_number updates = {.name = "updates", .value = &w->updates};
   ng_number factored = {.name = "factored", .value = &w->factored};
-  if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factored);
+  if (st == NG_OK && ng_is_mfac(b->base.window_function)) st = visit(arg, &factored);
   if (st == NG_OK && b->base.window_empty > 0.0) st = visit(arg, &lr);
   return st == NG_OK && b->base.window_function == NG_WINDOW_ADAM ? visit(arg, &updates) : st;
 }

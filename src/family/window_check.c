@@ -13,7 +13,6 @@ static ng_status check_first(const ng_options *o, const ng_settings *s, char *me
   const ng_refusal list[] = {
       {s->window != 1, function, " needs window = 1"},
       {s->stat_period != 1, function, " needs stat_period = 1"},
-      {s->window_divisor != NG_DIVISOR_WINDOW, function, " needs window_divisor = window"},
       {s->window_fill != NG_FILL_NONE, function, " needs window_fill = none"},
       {s->window_empty > 0.0, function, " needs window_empty = 0"},
       {!adam && s->window_forget != 1.0, function, " needs window_forget = 1"},
@@ -30,21 +29,22 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
   static const ng_option_id unused[] = {NG_OPTION_stat_decay, NG_OPTION_stat_start,
                                         NG_OPTION_stat_scale, NG_OPTION_positions,
                                         NG_OPTION_stat_batch, NG_OPTION_calls};
-  const bool mfac = s->window_function == NG_WINDOW_MFAC, ggt = s->window_function == NG_WINDOW_GGT;
+  const bool mfac = ng_is_mfac(s->window_function), ggt = s->window_function == NG_WINDOW_GGT;
   const bool lowrank = s->window_store == NG_STORE_LOWRANK;
   const bool rest = s->window_fill == NG_FILL_REST || s->window_fill == NG_FILL_ADDED;
   const bool averages = s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT;
   const ng_refusal list[] = {
       {mfac && s->window_forget != 1.0, NG_OPTION_window_forget,
        ": only window_function = ggt uses this option; set 1"},
-      {ggt && s->window_divisor != NG_DIVISOR_WINDOW, NG_OPTION_window_divisor,
-       ": window_function = ggt has no divisor; set window"},
       {ggt && rest, NG_OPTION_window_fill, ": only window_function = mfac supports this value"},
       {s->window_fill != NG_FILL_NONE && (s->window_forget != 1.0 || averages),
        NG_OPTION_window_fill,
        " needs window_forget = 1 and window_momentum_form = average or heavy-ball"},
-      {s->window_density > 1.0 && s->window_topk != NG_TOPK_GLOBAL, NG_OPTION_window_density,
-       ": a number of entries needs window_topk = global; layer and block take a share, up to 1"},
+      {s->window_density > 1.0 &&
+           (s->window_store == NG_STORE_TOPK_LAYER || s->window_store == NG_STORE_TOPK_BLOCK),
+       NG_OPTION_window_density,
+       ": a number of entries needs window_store = topk; topk-layer and topk-block take a share, "
+       "up to 1"},
       {s->window_fill == NG_FILL_ERROR && s->window_store == NG_STORE_DENSE, NG_OPTION_window_fill,
        ": window_store = dense has no error feedback; set topk or lowrank"},
       {lowrank && s->window_dtype != NG_F32, NG_OPTION_window_dtype,

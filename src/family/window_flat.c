@@ -157,7 +157,7 @@ void ng_window_clear_excluded(ng_block *b, float *to) {
 int64_t ng_window_entries(const ng_block *b, int64_t n) {
   const double density = b->base.window_density;
   const double k = density > 1.0 ? density : density * (double)n;
-  const bool up = b->base.window_topk == NG_TOPK_BLOCK && (double)(int64_t)k < k;
+  const bool up = b->base.window_store == NG_STORE_TOPK_BLOCK && (double)(int64_t)k < k;
   return ng_max64(1, ng_min64(n, (int64_t)k + up));
 }
 

@@ -2,7 +2,7 @@
  * n rows are in use, at most m; the row at head, if this step has one, is the last.
  *
  * M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): F = lambda I + G'G / M, M = m, also while
- * the window is filled (window_divisor = filled: n).  The published recursion factorises S = K / lambda + M I
+ * the window is filled (mfac-filled: n).  The published recursion factorises S = K / lambda + M I
  * without pivoting; with Cholesky and Woodbury
  *
  *     F^-1 x = x / lambda - G' S^-1 G x / lambda^2
@@ -68,7 +68,7 @@ int64_t ng_window_scratch(const ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const ng_queue *q = b->ctx->queue;
   const int64_t each = (int64_t)sizeof(double);
-  if (b->base.window_function == NG_WINDOW_MFAC) {
+  if (ng_is_mfac(b->base.window_function)) {
     return ng_plus(2 * vector_bytes(w), ng_times(ng_sym_count(w->m), each));
   }
   return ng_plus(ng_plus(6 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
@@ -258,7 +258,7 @@ static double loss_of_mfac(ng_block *b, const ng_window_part *p, const ask *a, d
 static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised) {
   ng_window *w = ng_window_of(b);
   const double lambda = a->damping;
-  const double M = (double)(b->base.window_divisor == NG_DIVISOR_FILLED ? w->uses : w->m);
+  const double M = (double)(b->base.window_function == NG_WINDOW_MFAC_FILLED ? w->uses : w->m);
   double *z = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
   double *S = (double *)(void *)((char *)z + vector_bytes(w));
   p->by = a->k == NULL ? 0.0 : 1.0 / lambda;
@@ -422,7 +422,7 @@ static void take_plain(const ng_window *w, ng_window_part *p, const ask *a) {
 
 static ng_status solve_part(ng_block *b, ng_window_part *p, ask *a) {
   ng_window *w = ng_window_of(b);
-  const bool mfac = b->base.window_function == NG_WINDOW_MFAC;
+  const bool mfac = ng_is_mfac(b->base.window_function);
   const spectrum s = spectrum_of(b);
   a->damping = b->base.damping;
   p->by = a->k == NULL ? 0.0 : 1.0 / a->damping;

@@ -3,7 +3,7 @@
  *
  *     a = e + g;  row <- the k largest |a|, rounded to window_dtype;  e <- a - row
  *
- * k counts per part, per parameter, or per block of 32,768 elements (window_topk); of equal elements the first win.  With
+ * k counts per part, per parameter, or per block of 32,768 elements (window_store); of equal elements the first win.  With
  * a mask k counts unmasked elements; the unused places at the end of a group have value 0.
  *
  * A row is k values, their 16-bit indices within blocks, ascending, and the position where each block begins.  Both products
@@ -26,19 +26,19 @@ static bool next_run(const ng_block *b, int32_t *i, ng_window_range *run) {
   do {
     const ng_segment *g = &b->segment[w->order[(*i)++]];
     run->n += g->to - g->from;
-  } while (b->base.window_topk != NG_TOPK_LAYER && *i < w->segments &&
+  } while (b->base.window_store != NG_STORE_TOPK_LAYER && *i < w->segments &&
            w->view[w->order[*i]].part == run->part);
   return true;
 }
 
 static bool is_joint(const ng_block *b) {
-  return ng_window_of(b)->sliced && b->base.window_topk == NG_TOPK_GLOBAL &&
+  return ng_window_of(b)->sliced && b->base.window_store == NG_STORE_TOPK &&
          b->base.window_scope == NG_WINDOW_MODEL;
 }
 
 /* The nearest end of a block or run, the first of two; per run the ends on both sides of `at` are candidates. */
 static int64_t cut_at(const ng_block *b, int64_t at) {
-  const bool blocks = b->base.window_topk == NG_TOPK_BLOCK || is_joint(b);
+  const bool blocks = b->base.window_store == NG_STORE_TOPK_BLOCK || is_joint(b);
   int64_t best = 0;
   ng_window_range run;
   for (int32_t i = 0; next_run(b, &i, &run);) {
@@ -57,7 +57,7 @@ static int64_t cut_at(const ng_block *b, int64_t at) {
 static void lay_out(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   ng_topk_rows *s = w->own;
-  const bool fill = s->block != NULL, by_block = b->base.window_topk == NG_TOPK_BLOCK;
+  const bool fill = s->block != NULL, by_block = b->base.window_store == NG_STORE_TOPK_BLOCK;
   const int32_t ranks = b->ctx->ranks + 1;
   int32_t owner = 0; /* cut[owner]: the end of the slice in which a block begins */
   ng_window_range run;

@@ -122,13 +122,13 @@ double ng_block_apply_cost(const ng_block *b) {
 
 /* The operations of a step, of each rank of the column. */
 static double each_of(const ng_block *b) {
-  return (b->base.solver == NG_SOLVER_EIGEN ? 4.0 : 2.0) * ng_block_apply_cost(b);
+  return (ng_is_eigen(b->base.solver) ? 4.0 : 2.0) * ng_block_apply_cost(b);
 }
 
 /* The cost of a decomposition relative to products, as in `natgrad plan`: n^3 operations of Cholesky and inverse or
  * 9 n^3 of an eigendecomposition, at a twentieth of the rate, once in solve_period steps. */
 static double weight_of(const ng_settings *o) {
-  return (o->solver == NG_SOLVER_EIGEN ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
+  return (ng_is_eigen(o->solver) ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
 }
 
 /* statistics = local: A and G must come from the same samples, so one rank owns both, as in the DP classes of

@@ -16,8 +16,7 @@ static const ng_value nothing[] = {NG_VALUES_END};
 /* norm_block = none: the published program does not precondition norm layers. */
 
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
-static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
-                                        SET(prediv, 1),
+static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PREDIV),
                                         SET(damping, 0.001),
                                         SET(damping_split, NG_SPLIT_JOINT),
                                         SET(stat_start, NG_START_IDENTITY),
@@ -27,7 +26,7 @@ static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                         SET(placement, NG_PLACEMENT_KAISA),
                                         NG_VALUES_END};
 /* Each factor is damped with the whole damping, on a copy. */
-const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv, 0),
+const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                      SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
 
 /* MPD-KFAC and DP-KFAC: lzhangbv/kfac_pytorch.  Its factor_decay 0.95 weighs the NEW sample. */

@@ -54,12 +54,15 @@ const ng_option_gone ng_options_gone[] = {
     {"fold", "sum", "observations of a step are always summed first"},
     {"leak_ranks", "owner", "damping_leak = owner or all names the ranks"},
     {"placement_cost", "compute", "placement = kaisa-memory counts n^2"},
+    {"prediv", "0", "solver = eigen-prediv divides by the damping of the last solve"},
     {"schedule", "",
      "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
      "functions of the step"},
     {"stat_refresh", "period", "refresh_tolerance above 0 is adaptive"},
     {"symmetry_aware", "1", "symmetric sums are always sent as one triangle"},
+    {"window_divisor", "window", "window_function = mfac-filled divides by the stored gradients"},
     {"window_rest", "kept", "window_fill = added adds the part that was not stored"},
+    {"window_topk", "global", "window_store = topk-layer or topk-block selects in parts"},
     {NULL, NULL, NULL}};
 
 const ng_option_gone *ng_option_removed(const char *name) {

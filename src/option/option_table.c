@@ -30,6 +30,9 @@ enum { NG_OPTION_LIST(KIND) };
 #define ONE_OF_5(a, at, b, bt, c, ct, d, dt, e, et)                                                \
   .choices = at "|" bt "|" ct "|" dt "|" et,                                                       \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et}
+#define ONE_OF_6(a, at, b, bt, c, ct, d, dt, e, et, f, ft)                                         \
+  .choices = at "|" bt "|" ct "|" dt "|" et "|" ft,                                                \
+  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft}
 #define ONE_OF_7(a, at, b, bt, c, ct, d, dt, e, et, f, ft, g, gt)                                  \
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
@@ -48,6 +51,8 @@ enum { NG_OPTION_LIST(KIND) };
 #define NEEDS_ABOVE(which) .needs = {NEED(which, 0)}
 #define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
+#define MFAC (1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_MFAC_FILLED)
+#define TOPK (1U << NG_STORE_TOPK | 1U << NG_STORE_TOPK_LAYER | 1U << NG_STORE_TOPK_BLOCK)
 #define WINDOW .group = "windows", .family = "window", .per_layer = true
 
 /* Bounds exclude only what the arithmetic cannot hold: a double holds every whole number up to COUNT_MAX; lambda
@@ -58,25 +63,23 @@ enum { NG_OPTION_LIST(KIND) };
 const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     /* Curvature. */
     ROW(solver, .group = "curvature", .standard = "cholesky",
-        ONE_OF_3(NG_SOLVER_CHOLESKY, "cholesky", NG_SOLVER_EIGEN, "eigen", NG_SOLVER_PRODUCT,
-                 "product"),
+        ONE_OF_4(NG_SOLVER_CHOLESKY, "cholesky", NG_SOLVER_EIGEN, "eigen", NG_SOLVER_EIGEN_PREDIV,
+                 "eigen-prediv", NG_SOLVER_PRODUCT, "product"),
         KRONECKER, .per_layer = true,
         .help = "How the damped curvature A (x) G is inverted (arXiv 1503.05671; convolutions: "
                 "1602.01407).\n"
                 "- cholesky: invert each damped factor.\n"
                 "- eigen: PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + damping)) Q_A', which can damp the "
                 "product of eigenvalues.\n"
+                "- eigen-prediv: as eigen, but divide by the damping of the last solve.\n"
                 "- product: multiply by the factors instead of inverting them, see radius."),
-    ROW(prediv, .group = "curvature", .standard = "0", KRONECKER, .per_layer = true,
-        .help = "solver = eigen: 1 divides by the damping of the last solve, 0 by the damping of "
-                "each step."),
     ROW(eigen_floor, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "eigenvalue", KRONECKER, .per_layer = true, .live = true,
-        .help = "solver = eigen: eigenvalues at or below this value count as 0."),
+        .help = "solver = eigen, eigen-prediv: eigenvalues at or below this value count as 0."),
     ROW(damping, .group = "curvature", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
         .lower_open = true, .unit = "curvature", .per_layer = true, .live = true,
-        NEEDS(window_function, 1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM |
-                                   1U << NG_WINDOW_ADAGRAD),
+        NEEDS(window_function,
+              MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM | 1U << NG_WINDOW_ADAGRAD),
         .help = "lambda, added to the curvature before it is inverted."),
     ROW(damping_split, .group = "curvature", .standard = "pi",
         ONE_OF_4(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi", NG_SPLIT_ROOT,
@@ -84,7 +87,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         KRONECKER, .per_layer = true,
         .help = "How lambda = damping is divided between A [p, p] and G [q, q].\n"
                 "- joint: d_G d_A + lambda for each product of eigenvalues, the exact F + lambda "
-                "I; needs solver = eigen.\n"
+                "I; needs solver = eigen or eigen-prediv.\n"
                 "- full: A + lambda I and G + lambda I.\n"
                 "- pi: A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, pi = sqrt((tr A / p) / "
                 "(tr G / q)).\n"
@@ -332,26 +335,23 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "In steps off stat_period no gradient enters the window, and x is the gradient of "
                 "the step."),
     ROW(window_function, WINDOW, .standard = "mfac",
-        ONE_OF_5(NG_WINDOW_MFAC, "mfac", NG_WINDOW_GGT, "ggt", NG_WINDOW_STEP, "step",
-                 NG_WINDOW_ADAM, "adam", NG_WINDOW_ADAGRAD, "adagrad"),
+        ONE_OF_6(NG_WINDOW_MFAC, "mfac", NG_WINDOW_MFAC_FILLED, "mfac-filled", NG_WINDOW_GGT, "ggt",
+                 NG_WINDOW_STEP, "step", NG_WINDOW_ADAM, "adam", NG_WINDOW_ADAGRAD, "adagrad"),
         .help = "The direction that a window computes.\n"
                 "- mfac, ggt: see window.\n"
+                "- mfac-filled: while the window is not full, divide by the number of stored "
+                "gradients instead of m.\n"
                 "- step: window = 1; x = v with v the momentum of D.\n"
                 "- adam: window = 1; x = m / (sqrt(s) + damping) with unbiased moments of D.\n"
                 "- adagrad: window = 1; s <- s + x^2, PD = x / (sqrt(s) + damping)."),
     ROW(window_scope, WINDOW, .standard = "model",
         ONE_OF_3(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter", NG_WINDOW_GROUP,
                  "group"),
-        NEEDS_EITHER(window_function, 1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_GGT, window_store,
-                     1U << NG_STORE_TOPK),
+        NEEDS_EITHER(window_function, MFAC | 1U << NG_WINDOW_GGT, window_store, TOPK),
         .help = "One curvature for all parameters, for each parameter, or for each group of "
                 "ng_set_group (as it is at ng_ready)."),
     ROW(window_dtype, WINDOW, .standard = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
         .later = "f16|f64", .help = "The type of stored gradients; bf16 also rounds x."),
-    ROW(window_divisor, WINDOW, .standard = "window",
-        ONE_OF_2(NG_DIVISOR_WINDOW, "window", NG_DIVISOR_FILLED, "filled"),
-        .help = "mfac: while the window is not full, divide by m (window) or by the number of "
-                "stored gradients (filled)."),
     ROW(window_forget, WINDOW, .standard = "1", .lower = 0, .upper = 1, .unit = "weight",
         .help = "ggt: in S^2 a gradient of k steps ago counts window_forget^(2k). adam: the weight "
                 "of the old second moment."),
@@ -381,21 +381,19 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "1: weights that are 0 at ng_ready, where they must be bound, get no gradient and "
                 "no direction."),
     ROW(window_store, WINDOW, .standard = "dense",
-        ONE_OF_3(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_LOWRANK, "lowrank"),
-        .help = "The stored part of a = e + D, with error feedback e <- a - stored (EFCP, arXiv "
-                "2306.06098); x is the stored part, too.\n"
-                "- dense: whole gradients, no error feedback.\n"
-                "- topk: the largest entries.\n"
-                "- lowrank: factors P Q' of each weight (PowerSGD, arXiv 1905.13727)."),
+        ONE_OF_5(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_TOPK_LAYER, "topk-layer",
+                 NG_STORE_TOPK_BLOCK, "topk-block", NG_STORE_LOWRANK, "lowrank"),
+        .help =
+            "The stored part of a = e + D, with error feedback e <- a - stored (EFCP, arXiv "
+            "2306.06098); x is the stored part, too.\n"
+            "- dense: whole gradients, no error feedback.\n"
+            "- topk, topk-layer, topk-block: the largest entries of all, of each parameter, or of "
+            "each 32,768 consecutive elements; of equal entries the first.\n"
+            "- lowrank: factors P Q' of each weight (PowerSGD, arXiv 1905.13727)."),
     ROW(window_density, WINDOW, .standard = "0.01", .lower = 0, .upper = COUNT_MAX,
-        .lower_open = true, .unit = "entries/all", NEEDS(window_store, 1U << NG_STORE_TOPK),
-        .help = "topk: the stored share k / d, at least one entry; above 1: k itself (with "
-                "window_topk = global)."),
-    ROW(window_topk, WINDOW, .standard = "global",
-        ONE_OF_3(NG_TOPK_GLOBAL, "global", NG_TOPK_LAYER, "layer", NG_TOPK_BLOCK, "block"),
-        NEEDS(window_store, 1U << NG_STORE_TOPK),
-        .help = "topk: select the largest entries of all, of each parameter, or of each 32,768 "
-                "consecutive elements; of equal entries the first."),
+        .lower_open = true, .unit = "entries/all", NEEDS(window_store, TOPK),
+        .help = "topk: the stored share k / d, at least one entry; above 1: k itself (topk "
+                "only)."),
     ROW(window_rank, WINDOW, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
         NEEDS(window_store, 1U << NG_STORE_LOWRANK),
         .help = "lowrank: columns of P and Q of each weight, at most its rows and columns; biases "
@@ -403,7 +401,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(window_fill, WINDOW, .standard = "none",
         ONE_OF_5(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
                  NG_FILL_REST, "rest", NG_FILL_ADDED, "added"),
-        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
+        NEEDS(window_store, TOPK | 1U << NG_STORE_LOWRANK),
         .help = "topk, lowrank: how PD gets the part D - x that was not stored.\n"
                 "- none: not at all.\n"
                 "- gradient: until the window is full, elements of PD that are 0 become the "
@@ -413,7 +411,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- rest: until the window is full, (D - x) / damping is added to PD (mfac).\n"
                 "- added: in every step, (D - x) / damping is added to PD (mfac)."),
     ROW(window_feedback_lr, WINDOW, .standard = "0",
-        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK),
+        NEEDS(window_store, TOPK | 1U << NG_STORE_LOWRANK),
         .help = "1: a = e + lr D, and PD is the stored part over lr."),
     ROW(window_empty, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
         .help = "Empty the window when lr is at most this part of the lr of the last stored "

@@ -84,34 +84,30 @@ static ng_status take_new_weight(job *j) {
   return put(j, "stat_decay", text);
 }
 
-/* Whether the options so far, from compute_method or the variant, have solver = eigen. */
+/* Whether the options so far, from compute_method or the variant, use eigenvalues. */
 static bool solves_by_eigen(const job *j) {
-  return ng_option_chosen(j->full, NG_OPTION_solver) == NG_SOLVER_EIGEN;
+  return ng_is_eigen((ng_solver)ng_option_chosen(j->full, NG_OPTION_solver));
 }
 
-/* KAISA's inverse puts all of lambda on both factors; its eigen puts it on the products.  Options
- * that come after may move what this one sets, as keyword arguments there do not depend on their
- * order: so eigen again leaves prediv alone. */
+/* KAISA's inverse puts all of lambda on both factors; its eigen puts it on the products.  Keyword arguments there do
+ * not depend on their order, so eigen does not change a choice of take_prediv. */
 static ng_status take_compute_method(job *j) {
   const bool eigen = ng_same_word(j->value, "eigen");
   if (!eigen && !ng_same_word(j->value, "inverse"))
     return refuse(j, NG_ERR_ARG, "eigen or inverse");
-  static const ng_value eigen_again[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN},
-                                         {NG_OPTION_prediv, 1},
+  static const ng_value eigen_again[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN_PREDIV},
                                          {NG_OPTION_damping_split, NG_SPLIT_JOINT},
                                          NG_VALUES_END};
   if (!eigen) put_values(j, ng_kaisa_inverse);
-  /* with eigen as before, prediv may have been chosen already */
   if (eigen && !solves_by_eigen(j)) put_values(j, eigen_again);
   return NG_OK;
 }
 
-/* The published inverse method accepts the flag and ignores it.  Here prediv = 1 beside
- * Cholesky is refused, so it is not set. */
+/* The published inverse method accepts the flag and ignores it. */
 static ng_status take_prediv(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "prediv", flag && solves_by_eigen(j) ? "1" : "0");
+  return solves_by_eigen(j) ? put(j, "solver", flag ? "eigen-prediv" : "eigen") : NG_OK;
 }
 
 /* Strategies are names for fractions there: m = max(1, W fraction) gradient workers. */
@@ -254,11 +250,10 @@ static const ng_published kaisa_names[] = {
     {"accumulation_steps", "",
      "nothing to set: calls = mean averages the micro-batches before a step", check_count},
     {"compute_method", "solver",
-     "eigen: eigen with damping_split = joint; inverse: cholesky with damping_split = full and "
-     "prediv = 0",
+     "eigen: eigen-prediv with damping_split = joint; inverse: cholesky with damping_split = full",
      take_compute_method},
-    {"compute_eigenvalue_outer_product", "prediv", "the same; no meaning with inverse",
-     take_prediv},
+    {"compute_eigenvalue_outer_product", "solver",
+     "true: eigen-prediv; false: eigen; no meaning with inverse", take_prediv},
     {"grad_worker_fraction", "grad_worker_fraction",
      "the same; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_fraction},
     {"factor_dtype", "factor_dtype", "float32, bfloat16, float16 by any name; none: f32",
@@ -271,7 +266,7 @@ static const ng_published kaisa_names[] = {
      "the same",
      check_bool},
     {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},
-    {"colocate_factors", "colocate", "the same; false also with prediv", take_bool},
+    {"colocate_factors", "colocate", "the same; false also with eigen-prediv", take_bool},
     {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_strategy},
     {"update_factors_in_hook", "",
      "nothing to set: statistics are summed when observed and completed in the step; a layer "

@@ -53,8 +53,13 @@ static ng_status take_ignore(job *j) {
   return put(j, "skip_layers", all ? "*norm*,*bn*" : "");
 }
 
+/* The dense variant takes the name and ignores it. */
 static ng_status take_topk(job *j) {
-  return put(j, "window_topk", is_none(j->value) ? "global" : j->value);
+  const bool layer = ng_same_word(j->value, "layer"), block = ng_same_word(j->value, "block");
+  if (!layer && !block && !is_none(j->value) && !ng_same_word(j->value, "global"))
+    return refuse(j, NG_ERR_ARG, "none, global, layer or block");
+  if (ng_option_chosen(j->full, NG_OPTION_window_store) == NG_STORE_DENSE) return NG_OK;
+  return put(j, "window_store", layer ? "topk-layer" : block ? "topk-block" : "topk");
 }
 
 static ng_status take_send(job *j) { return put_flag(j, "none", "added"); }
@@ -72,7 +77,7 @@ static ng_status take_fix(job *j) {
 /* Steps of the published schedules divide lr by ten; any fall by half or more is one. */
 static ng_status take_empty(job *j) { return put_flag(j, "0.5", "0"); }
 
-static ng_status take_scaling(job *j) { return put_flag(j, "filled", "window"); }
+static ng_status take_scaling(job *j) { return put_flag(j, "mfac-filled", "mfac"); }
 
 /* The ASDL script clips the preconditioned gradient. */
 static ng_status take_clip_type(job *j) {
@@ -137,7 +142,7 @@ static const ng_published efcp_names[] = {
     {"weight_decay", "window_decay", "the same, by window_decay_form", take_same},
     {"momentum", "window_momentum", "the same, with window_momentum_form = heavy-ball", take_same},
     {"sparse", "window_mask", "the same: weights that are 0 at ng_ready are masked", take_same},
-    {"topk", "window_topk", "the same; none: global", take_topk},
+    {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block", take_topk},
     {"topk_lr_on_update", "window_feedback_lr", "false: 1, lr times the gradient enters",
      take_on_update},
     {"precondition_sparse_grad", "window_fill", "true: none; false: added", take_send},
@@ -146,7 +151,7 @@ static const ng_published efcp_names[] = {
     {"m", "window", "the same: stored gradients", take_same},
     {"use_bf16", "window_dtype", "true: bf16; false: f32", take_bf16},
     {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 added", take_fix},
-    {"fix_scaling", "window_divisor", "true: filled; false: window", take_scaling},
+    {"fix_scaling", "window_function", "true: mfac-filled; false: mfac", take_scaling},
     {"empty_buffer_on_decay", "window_empty", "true: 0.5; false: 0", take_empty},
     {"clip_type", "clip", "norm, or val: value; of the preconditioned gradient", take_clip_type},
     {"clip_bound", "clip_bound", "the same; 0, if set after clip_type: clip = none",
@@ -174,7 +179,7 @@ static const ng_published sparse_ggt_names[] = {
     LZ_LR,
     {"r", "window", "the same: stored gradients", take_same},
     {"k_init", "window_density", "the same; none: 1", take_density},
-    {"topk", "window_topk", "the same; none: global", take_topk},
+    {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block", take_topk},
     {"eps", "damping", "the same: added to the singular values", take_same},
     {"beta1", "", "nothing to set: the published class takes it and ignores it", check_size},
     {"beta2", "", "nothing to set: the published class takes it and ignores it", check_size},
@@ -230,7 +235,9 @@ static ng_status take_wd_added(job *j) {
 
 #define TOPK_NAMES                                                                                 \
   LZ_LR, {"k_init", "window_density", "the same; none: 1", take_density},                          \
-      {"topk", "window_topk", "the same; none: global", take_topk}, {                              \
+      {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block",         \
+       take_topk},                                                                                 \
+  {                                                                                                \
     "weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same       \
   }
 

@@ -17,7 +17,12 @@
 
 /* An enum value is the index of its text in ng_option_row.choice.  The first value is not always the default, so a
  * struct of zeros is no valid ng_settings. */
-typedef enum ng_solver { NG_SOLVER_CHOLESKY, NG_SOLVER_EIGEN, NG_SOLVER_PRODUCT } ng_solver;
+typedef enum ng_solver {
+  NG_SOLVER_CHOLESKY,
+  NG_SOLVER_EIGEN,
+  NG_SOLVER_EIGEN_PREDIV,
+  NG_SOLVER_PRODUCT
+} ng_solver;
 typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI, NG_SPLIT_ROOT } ng_split;
 typedef enum ng_damping_leak { NG_LEAK_NONE, NG_LEAK_OWNER, NG_LEAK_ALL } ng_damping_leak;
 typedef enum ng_start { NG_START_FIRST, NG_START_IDENTITY, NG_START_ZERO } ng_start;
@@ -68,6 +73,7 @@ typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
 typedef enum ng_window_function {
   NG_WINDOW_MFAC,
+  NG_WINDOW_MFAC_FILLED,
   NG_WINDOW_GGT,
   NG_WINDOW_STEP,
   NG_WINDOW_ADAM,
@@ -78,14 +84,18 @@ typedef enum ng_window_scope {
   NG_WINDOW_PARAMETER,
   NG_WINDOW_GROUP
 } ng_window_scope;
-typedef enum ng_window_divisor { NG_DIVISOR_WINDOW, NG_DIVISOR_FILLED } ng_window_divisor;
 typedef enum ng_momentum_form {
   NG_MOMENTUM_AVERAGE,
   NG_MOMENTUM_HEAVY_BALL,
   NG_MOMENTUM_GRADIENT
 } ng_momentum_form;
-typedef enum ng_store_kind { NG_STORE_DENSE, NG_STORE_TOPK, NG_STORE_LOWRANK } ng_store_kind;
-typedef enum ng_window_topk { NG_TOPK_GLOBAL, NG_TOPK_LAYER, NG_TOPK_BLOCK } ng_window_topk;
+typedef enum ng_store_kind {
+  NG_STORE_DENSE,
+  NG_STORE_TOPK,
+  NG_STORE_TOPK_LAYER,
+  NG_STORE_TOPK_BLOCK,
+  NG_STORE_LOWRANK
+} ng_store_kind;
 typedef enum ng_window_fill {
   NG_FILL_NONE,
   NG_FILL_GRADIENT,
@@ -101,7 +111,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
  * ng_settings, the kinds of the rows and their parsing come from this list.  A text has no field in ng_settings. */
 #define NG_OPTION_LIST(X)                                                                          \
   X(CHOICE, solver, ng_solver)                                                                     \
-  X(BOOL, prediv, bool)                                                                            \
   X(REAL, eigen_floor, double)                                                                     \
   X(REAL, damping, double)                                                                         \
   X(CHOICE, damping_split, ng_split)                                                               \
@@ -143,7 +152,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, window_function, ng_window_function)                                                   \
   X(CHOICE, window_scope, ng_window_scope)                                                         \
   X(CHOICE, window_dtype, ng_dtype)                                                                \
-  X(CHOICE, window_divisor, ng_window_divisor)                                                     \
   X(REAL, window_forget, double)                                                                   \
   X(REAL, window_momentum, double)                                                                 \
   X(CHOICE, window_momentum_form, ng_momentum_form)                                                \
@@ -152,7 +160,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(BOOL, window_mask, bool)                                                                       \
   X(CHOICE, window_store, ng_store_kind)                                                           \
   X(REAL, window_density, double)                                                                  \
-  X(CHOICE, window_topk, ng_window_topk)                                                           \
   X(INT, window_rank, int64_t)                                                                     \
   X(CHOICE, window_fill, ng_window_fill)                                                           \
   X(BOOL, window_feedback_lr, bool)                                                                \
@@ -222,6 +229,13 @@ struct ng_options {
 /* ---- option_value.c ---------------------------------------------------------------------------*/
 
 void ng_settings_of(const ng_options *o, ng_settings *out);
+
+static inline bool ng_is_eigen(ng_solver s) {
+  return s == NG_SOLVER_EIGEN || s == NG_SOLVER_EIGEN_PREDIV;
+}
+static inline bool ng_is_mfac(ng_window_function f) {
+  return f == NG_WINDOW_MFAC || f == NG_WINDOW_MFAC_FILLED;
+}
 
 const char *ng_option_name(ng_option_id id);
 /* Return the text of a choice: ng_choice_text(NG_OPTION_solver, NG_SOLVER_EIGEN) is "eigen". */

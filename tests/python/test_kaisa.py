@@ -158,7 +158,7 @@ class GptNeoX(Case):
             expected = dict(other.named_parameters())[name].grad
             self.assertLess(((p.grad - expected).abs().max() / expected.abs().max()).item(), 1e-5, name)
         self.assertEqual([layer["name"] for layer in k.report()["layers"]], ["up", "down"])
-        self.assertEqual(k._chosen.get("prediv"), "0")
+        self.assertEqual(k._chosen.get("solver"), "eigen")
         why = {row["name"]: row["why"] for row in k.explain()}
         self.assertEqual(why["head.weight"], "kfac-pytorch has no Linear")
         for options, left in ((dict(skip_layers=["rowparallel"]), ["up"]), (dict(skip_layers=["^up$"]), ["down"]),

@@ -175,7 +175,7 @@ class SparseMFAC(_Window):
         if isinstance(k_init, (int, float)) and k_init > 1:
             raise failure(_abi.NG_ERR_ARG, f"k_init is {k_init!r}, expected a part of each block, at most 1")
         chosen.set("window_dtype", "bf16" if use_bf16 else "f32")
-        chosen.set("window_topk", "block")
+        chosen.set("window_store", "topk-block")
         super()._take(chosen, {"ngrads" if name == "m" else name: value for name, value in values.items()})
 
     def _shrunk(self, group):
