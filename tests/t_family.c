@@ -6,10 +6,9 @@
  * Tolerance.  Ranks that see the same samples have the statistics of one rank but for the rounding of
  * a sum and a division: 1e-5 is some 80 roundings.  Everything else is compared bit for bit. */
 #include "draw.h"
-#include "plane.h"
+#include "fixture.h"
 #include "ranks.h"
 #include "step/step.h"
-#include "tap.h"
 #include "toys.h"
 
 #include <math.h>
@@ -48,8 +47,6 @@ typedef struct life {
   const ng_family *extra;      /* one more family, asked first */
   ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* just before each ng_step */
   void (*place)(ng_block *b, ng_stat *s);
-  int32_t post_until; /* only before this step; 0: always */
-  bool post;          /* ng_batch.last: statistics are posted while others are seen */
   float out[MOST_RANKS][STEPS][ENTRIES][PARAMETERS];
   double clip[MOST_RANKS][STEPS];
   ng_status status[MOST_RANKS][STEPS];
@@ -58,7 +55,7 @@ typedef struct life {
   double reported[MOST_RANKS];
   int64_t averages[MOST_RANKS];
   char explained[MOST_RANKS][ENTRIES][32];
-  int32_t in_flight[MOST_RANKS], again[MOST_RANKS], changed[MOST_RANKS];
+  int32_t changed[MOST_RANKS];
 } life;
 
 static void draw(float *x, int64_t n, int32_t step, int32_t at) {
@@ -102,28 +99,17 @@ static ng_status show(ng_precond *p, int32_t i, int32_t step) {
 
 /* ---- living ----------------------------------------------------------------------------------*/
 
-static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, const tap *wire,
-                          int32_t bad) {
-  float *grad = &l->out[rank][step][0][0];
-  ng_batch batch;
-  ng_batch_init(&batch, sizeof batch);
-  batch.samples = B;
-  batch.last = l->post && (l->post_until == 0 || step < l->post_until);
-  ng_status st = ng_begin(p, &batch);
-  for (int32_t k = 0; k < ENTRIES && st == NG_OK; k++) {
-    const int32_t i = batch.last ? ENTRIES - 1 - k : k; /* as backward goes */
-    float *mine = grad + i * PARAMETERS;
+static ng_status one_step(life *l, int32_t rank, fixture *f, int32_t step, int32_t bad) {
+  ng_status st = fixture_begin(f, B);
+  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
+    float *mine = l->out[rank][step][i];
     draw(mine, model[i].weights + model[i].biases, step, i);
     if (step == l->bad_step && i == bad) mine[model[i].weights - 1] = NAN;
-    st = bind(p, i, mine);
-    if (st == NG_OK) st = show(p, i, step);
-    if (st == NG_OK && batch.last && i == FC) {
-      l->in_flight[rank] += wire->under_way;
-      l->again[rank] = show(p, FC, step) == NG_ERR_STATE;
-    }
+    st = bind(f->p, i, mine);
+    if (st == NG_OK) st = show(f->p, i, step);
   }
-  if (st == NG_OK && l->hook != NULL) st = l->hook(rank, p, step);
-  return st == NG_OK ? ng_step(p, 0.1) : st;
+  if (st == NG_OK && l->hook != NULL) st = l->hook(rank, f->p, step);
+  return st == NG_OK ? ng_step(f->p, 0.1) : st;
 }
 
 /* Gradients that are not what was drawn. */
@@ -157,47 +143,38 @@ static void look_at(life *l, int32_t rank, const ng_precond *p) {
 static ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
   const ng_family beside = toy_beside();
-  ng_context_config c;
-  ng_context *ctx = NULL;
-  ng_precond *p = NULL;
-  char *why = l->why[rank];
-  tap wire = {.inner = *t};
-  const ng_transport slow = tapped(&wire, LATE);
-  ng_context_config_init(&c, sizeof c);
-  c.threads = 1 + rank % 2;
-  c.linalg = "ref";
-  if (l->ranks > 1) c.transport = l->post ? &slow : t;
-  ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
   const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};
-  for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++) {
-    ng_family_register(ctx, toy[i]);
-  }
-  if (st == NG_OK && l->extra != NULL) ng_family_register(ctx, l->extra);
-  if (st == NG_OK) ctx->place = l->place;
-  if (st == NG_OK) st = ng_precond_create(ctx, l->set, &p);
-  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
-    st = add(p, &model[i]);
-  }
-  if (st == NG_OK) st = ng_ready(p);
-  if (st == NG_OK && l->load != NULL) st = ng_load(p, l->load);
+  char *why = l->why[rank];
+  fixture f;
+  const fixture_how how = {
+      .linalg = "ref", .threads = 1 + rank % 2, .transport = l->ranks > 1 ? t : NULL};
+  ng_status st = fixture_open(&f, l->set, &how);
+  for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++)
+    ng_family_register(f.ctx, toy[i]);
+  if (st == NG_OK && l->extra != NULL) ng_family_register(f.ctx, l->extra);
+  if (st == NG_OK) f.ctx->place = l->place;
+  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++)
+    st = add(f.p, &model[i]);
+  if (st == NG_OK) st = ng_ready(f.p);
+  if (st == NG_OK && l->load != NULL) st = ng_load(f.p, l->load);
   for (int32_t step = l->load != NULL ? 2 : 0; step < STEPS && st == NG_OK; step++) {
-    if (step == 2 && l->save != NULL) st = ng_save(p, l->save);
-    if (st == NG_OK) st = one_step(l, rank, p, step, &wire, l->bad_entry);
+    if (step == 2 && l->save != NULL) st = ng_save(f.p, l->save);
+    if (st == NG_OK) st = one_step(l, rank, &f, step, l->bad_entry);
     l->status[rank][step] = st;
     if (st == NG_SKIPPED) { /* and again, as it should have been */
       l->changed[rank] += changed(l, rank, step);
-      (void)snprintf(why, 256, "%s", ng_last_error(ctx));
-      st = one_step(l, rank, p, step, &wire, -1);
+      (void)snprintf(why, 256, "%s", ng_last_error(f.ctx));
+      st = one_step(l, rank, &f, step, -1);
     }
     ng_report r = {.struct_size = sizeof r};
-    if (st == NG_OK) st = ng_report_read(p, &r);
+    if (st == NG_OK) st = ng_report_read(f.p, &r);
     l->clip[rank][step] = r.clip;
     l->averages[rank] = r.factors;
   }
-  if (st < NG_OK && why[0] == 0) (void)snprintf(why, 256, "%s", ng_last_error(ctx));
-  if (st == NG_OK) look_at(l, rank, p);
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  if (st < NG_OK && why[0] == 0)
+    (void)snprintf(why, 256, "%.255s", f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
+  if (st == NG_OK) look_at(l, rank, f.p);
+  fixture_close(&f);
   return st;
 }
 
@@ -496,27 +473,6 @@ static void test_delivered_values(void **state) {
   same_lives(l[0], l[1], 0);
 }
 
-/* Sums of layers leave while others are still observed; a transport that does everything as
- * late as it may gives the same bits.  What has left is closed. */
-static void test_posted(void **state) {
-  (void)state;
-  char text[512];
-  const char *set = with(text, COMMON, "stat_bucket_mb=0");
-  for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-    life *l = new_life(set, ranks), *waited = lived(new_life(set, ranks));
-    l->post = true;
-    (void)lived(l);
-    same_from(l, waited, 0);
-    for (int32_t r = 0; r < ranks; r++) {
-      assert_int_equal(l->in_flight[r],
-                       2 * 3 * STEPS); /* A and G of each layer, and nothing else */
-      assert_true(l->again[r]);
-    }
-    free(l);
-    free(waited);
-  }
-}
-
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 static bool first_fits(const ng_settings *o, const ng_entry *e) {
@@ -575,35 +531,7 @@ static void test_divided_ahead(void **state) {
 
 /* ---- steps that do not begin -----------------------------------------------------------------*/
 
-/* Step 1 is called without one of the gradients, then as it should be. */
-static ng_status trip(int32_t rank, ng_precond *p, int32_t step) {
-  ng_slot *s = &p->entry[PLAIN - 1]->slot[NG_WEIGHT]; /* all.fc: bound again below */
-  const ng_place bound = s->grad;
-  (void)rank;
-  if (step != 1) return NG_OK;
-  s->grad.data = NULL;
-  if (ng_step(p, 0.1) != NG_ERR_STATE) return NG_ERR_ARG;
-  s->grad = bound;
-  return NG_OK;
-}
-
-/* ... on one rank only: the others have looked at their gradients by then. */
-static ng_status trip_one(int32_t rank, ng_precond *p, int32_t step) {
-  ng_slot *s = &p->entry[TOY]->slot[NG_WEIGHT];
-  const ng_place bound = s->grad;
-  if (step != 1) return NG_OK;
-  if (rank == 1) s->grad.data = NULL;
-  if (ng_step(p, 0.1) != NG_ERR_STATE) return NG_ERR_ARG;
-  s->grad = bound;
-  return NG_OK;
-}
-
-/* One rank has a wrong learning rate; cannot observe. */
-static ng_status wrong_rate(int32_t rank, ng_precond *p, int32_t step) {
-  if (step != 1) return NG_OK;
-  return ng_step(p, rank == 1 ? -1.0 : 0.1) == NG_ERR_ARG ? NG_OK : NG_ERR_STATE;
-}
-
+/* One rank cannot observe. */
 static _Thread_local bool blind;
 static ng_status observe_or_not(ng_block *b, const ng_obs *o) {
   return blind ? ng_fail(b->ctx, NG_ERR_NOMEM, "'%s' is blind", b->name)
@@ -618,20 +546,16 @@ static ng_status blind_one(int32_t rank, ng_precond *p, int32_t step) {
   return st == NG_ERR_NOMEM ? NG_OK : NG_ERR_STATE;
 }
 
-static void test_tripped(void **state) {
+static void test_blind(void **state) {
   (void)state;
-  ng_status (*const hook[])(int32_t rank, ng_precond * p, int32_t step) = {trip, trip_one,
-                                                                           wrong_rate, blind_one};
   ng_family sees = toy_diagonal;
   sees.name = "sees";
   sees.observe = observe_or_not;
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
-    for (int k = 0; k < 4; k++) {
-      life *l = new_life(UNCLIPPED, ranks);
-      l->hook = hook[k];
-      l->extra = &sees;
-      same_lives(l, new_life(UNCLIPPED, ranks), 0);
-    }
+    life *l = new_life(UNCLIPPED, ranks);
+    l->hook = blind_one;
+    l->extra = &sees;
+    same_lives(l, new_life(UNCLIPPED, ranks), 0);
   }
 }
 
@@ -653,21 +577,6 @@ static void test_observation_refused(void **state) {
       assert_true(l->status[r][0] == NG_OK && l->status[r][1] == NG_SKIPPED);
     free(l);
   }
-}
-
-/* Posted, and then not due because the period was changed: nothing stays under way. */
-static ng_status late_period(int32_t rank, ng_precond *p, int32_t step) {
-  (void)rank;
-  return step == 1 ? ng_set(p, "stat_period", "3") : NG_OK;
-}
-
-static void test_period_changed(void **state) {
-  (void)state;
-  life *l = new_life(UNCLIPPED, 2), *waited = new_life(UNCLIPPED, 2);
-  l->hook = waited->hook = late_period;
-  l->post_until = 2;
-  l->post = true;
-  same_lives(l, waited, 0);
 }
 
 /* ---- refused at ng_ready, by name ------------------------------------------------------------*/
@@ -782,11 +691,9 @@ int main(void) {
       cmocka_unit_test(test_owner_keeps),
       cmocka_unit_test(test_delivered_values),
       cmocka_unit_test(test_observation_refused),
-      cmocka_unit_test(test_posted),
       cmocka_unit_test(test_messages),
       cmocka_unit_test(test_divided_ahead),
-      cmocka_unit_test(test_tripped),
-      cmocka_unit_test(test_period_changed),
+      cmocka_unit_test(test_blind),
       cmocka_unit_test(test_refused_life),
       cmocka_unit_test(test_set),
   };

@@ -260,6 +260,7 @@ static void test_same_bits(void **state) {
     same("method=natgrad", 3, NOTHING, w);
     same("method=eva", 2, NOTHING, w);
   }
+  same("method=natgrad", 3, NOTHING, LATE);
 }
 
 /* Steps that do not go as they should: what is left of them does not depend on `last`. */

@@ -76,15 +76,12 @@ static ng_status tap_test(void *user, void *request, int32_t *done) {
 }
 
 static ng_status late_start(void *user, const ng_collective *c, void **request) {
-  ((tap *)user)->under_way++;
+  (void)user;
   memcpy(request, &c, sizeof c);
   return NG_OK;
 }
 
-static ng_status late_wait(void *user, void *request) {
-  ((tap *)user)->under_way--;
-  return tap_run(user, request);
-}
+static ng_status late_wait(void *user, void *request) { return tap_run(user, request); }
 
 static ng_status tap_group(void *user, const int32_t *ranks, int32_t n, void **group) {
   tap *p = user;

@@ -18,7 +18,6 @@ struct tap {
   int64_t fail_at; /* the call that fails, from 1; 0: none */
   ng_status with;  /* its status; 0: NG_ERR_DEVICE */
   int64_t calls, aborts, tests;
-  int32_t under_way;                             /* LATE: started, not yet waited for */
   int64_t most;                                  /* elements of one call on all ranks */
   int64_t bytes;                                 /* of all collectives */
   int starts, shown;                             /* shown: set by the caller */
