@@ -1,6 +1,5 @@
 /* t_data: readers of good and damaged files, batches, augmentation, validation samples.  The test writes its files to a
- * scratch folder.  Tests of the real sets need $NATGRAD_DATA_DIR (mnist/, cifar10/) or a folder beside the source tree,
- * and are skipped otherwise. */
+ * scratch folder. */
 #include "data/data.h"
 #include "common/random.h"
 #include "trainer_help.h"
@@ -416,52 +415,6 @@ static void holding_out(void **state) {
   data_close(&d);
 }
 
-/* ---- the real ones -----------------------------------------------------------------------------*/
-
-static bool real(const char *name, char *spec, size_t size) {
-  char path[512];
-  const char *where = getenv("NATGRAD_DATA_DIR");
-  if (where != NULL) {
-    (void)snprintf(path, sizeof path, "%s/%s", where, name);
-  } else {
-    (void)snprintf(path, sizeof path, "%s/../shared/data/%s", NG_SOURCE_DIR, name);
-  }
-  (void)snprintf(spec, size, "%s:%s", name, path);
-  return access(path, R_OK) == 0;
-}
-
-static void real_mnist(void **state) {
-  (void)state;
-  char spec[600];
-  data_set d;
-  if (!real("mnist", spec, sizeof spec)) skip();
-  assert_int_equal(data_open(spec, &d), 0);
-  /* how often each digit occurs among the 60,000 */
-  static const int known[] = {5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949};
-  int count[10] = {0};
-  assert_true(d.train.n == 60000 && d.test.n == 10000 && d.height == 28);
-  for (int i = 0; i < 60000; i++)
-    count[d.train.labels[i]]++;
-  assert_memory_equal(count, known, sizeof count);
-  /* the two numbers in everybody's MNIST scripts */
-  assert_true(fabsf(d.mean[0] - 0.1307F) < 5e-5F && fabsf(d.deviation[0] - 0.3081F) < 5e-5F);
-  data_close(&d);
-}
-
-static void real_cifar(void **state) {
-  (void)state;
-  char spec[600];
-  data_set d;
-  if (!real("cifar10", spec, sizeof spec)) skip();
-  assert_int_equal(data_open(spec, &d), 0);
-  assert_true(d.train.n >= 10000 && d.test.n >= 1000 && d.height == 32 && d.channels == 3);
-  /* the means of the full set; a fifth of it is within a hundredth */
-  static const double mean[] = {0.4914, 0.4822, 0.4465};
-  for (int c = 0; c < 3; c++)
-    assert_true(fabs((double)d.mean[c] - mean[c]) < 0.01);
-  data_close(&d);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(idx_plain_and_zipped),
@@ -474,8 +427,6 @@ int main(void) {
       cmocka_unit_test(unknown_sets),
       cmocka_unit_test(augmentation),
       cmocka_unit_test(holding_out),
-      cmocka_unit_test(real_mnist),
-      cmocka_unit_test(real_cifar),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }
