@@ -120,6 +120,19 @@ static double solve_dense(int64_t q, int64_t p, const double *a, const double *g
   return (trace + lambda) / lambda;
 }
 
+/* The clip factor of step t, and P times the factor. */
+static void clip_step(const scene *s, const ng_options *o, int32_t t, double d2, double pd2,
+                      scene_result *out) {
+  const double v = 0.1 * 0.1 * fabs(out->inner[t]);
+  out->nu[t] = 1;
+  if (strcmp(o->clip, "kl") == 0 && v > 0) out->nu[t] = fmin(1, sqrt(o->kl_clip / v));
+  if (strcmp(o->clip, "rescale") == 0 && pd2 > 0) out->nu[t] = sqrt(d2 / pd2);
+  for (int32_t l = 0; l < s->layers; l++) {
+    for (int64_t i = 0; i < scene_weights(s, l) && !s->layer[l].frozen; i++)
+      out->P[t][l][i] *= out->nu[t];
+  }
+}
+
 void r1_predict(const scene *s, const ng_options *opt, scene_result *out) {
   ng_options o = *opt;
   double *m[SCENE_LAYERS][2];
@@ -157,14 +170,7 @@ void r1_predict(const scene *s, const ng_options *opt, scene_result *out) {
         pd2 += P[i] * P[i];
       }
     }
-    double v = 0.1 * 0.1 * out->inner[t];
-    out->nu[t] = 1;
-    if (strcmp(o.clip, "kl") == 0 && v > 0) out->nu[t] = fmin(1, sqrt(o.kl_clip / v));
-    if (strcmp(o.clip, "rescale") == 0 && pd2 > 0) out->nu[t] = sqrt(d2 / pd2);
-    for (int32_t l = 0; l < s->layers; l++) {
-      for (int64_t i = 0; i < scene_weights(s, l) && !s->layer[l].frozen; i++)
-        out->P[t][l][i] *= out->nu[t];
-    }
+    clip_step(s, &o, t, d2, pd2, out);
   }
   for (int32_t l = 0; l < s->layers; l++) {
     free(m[l][0]);
@@ -306,13 +312,6 @@ static double precondition(const scene *s, const ng_options *o, int32_t l, const
   return condition;
 }
 
-static double clip_of(const ng_options *o, double inner, double d2, double pd2) {
-  if (strcmp(o->clip, "kl") == 0 && inner != 0)
-    return fmin(1, sqrt(o->kl_clip / fabs(0.1 * 0.1 * inner)));
-  if (strcmp(o->clip, "rescale") == 0 && pd2 > 0) return sqrt(d2 / pd2);
-  return 1;
-}
-
 void norm_predict(const scene *s, const ng_options *opt,
                   void (*others)(const scene *s, const ng_options *opt, scene_result *out),
                   scene_result *out) {
@@ -356,11 +355,7 @@ void norm_predict(const scene *s, const ng_options *opt,
       }
     }
     out->inner[t] = inner;
-    out->nu[t] = clip_of(opt, inner, d2, pd2);
-    for (int32_t l = 0; l < s->layers; l++) {
-      for (int64_t i = 0; i < scene_weights(s, l) && !s->layer[l].frozen; i++)
-        out->P[t][l][i] *= out->nu[t];
-    }
+    clip_step(s, opt, t, d2, pd2, out);
   }
   for (int32_t l = 0; l < s->layers; l++)
     free(F[l]);

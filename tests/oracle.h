@@ -41,7 +41,7 @@ void oracle_output_grad(oracle *o, int32_t rank, int32_t layer, const double *g,
 double oracle_step(oracle *o, double lr, const double *const *D, double *const *P);
 double oracle_inner(const oracle *o); /* sum <PD, D> of the last step */
 
-/* Running average of a rank, [n, n]; n through *n.  pi of the last solve. */
+/* Running average of a rank, [n, n]; n through *n. */
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t layer, int64_t group, bool grad,
                             int64_t *n);
 

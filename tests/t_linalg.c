@@ -205,6 +205,15 @@ static double residual(const double *A, const double *X, const double *B, int64_
   return r;
 }
 
+/* Right-hand sides as columns: those of B, or its rows. */
+static double *columns(mat B, bool left) {
+  const int64_t n = left ? B.rows : B.cols, m = left ? B.cols : B.rows;
+  double *d = doubles(n * m);
+  for (int64_t i = 0; i < n * m; i++)
+    d[i] = (double)B.a[left ? i / m * B.ld + i % m : i % m * B.ld + i / m];
+  return d;
+}
+
 static void factor_invert_solve(void **arg) {
   const ng_linalg_ops *la = *arg;
   ng_queue queue = queue_of(la), *q = &queue;
@@ -230,12 +239,7 @@ static void factor_invert_solve(void **arg) {
         CASE("solve_%s n = %" PRId64 " m = %" PRId64, left ? "left" : "right", n, m);
         ng_sym kept = sym_copy(l);
         mat B = left ? mat_random(n, m, 3) : mat_random(m, n, 3);
-        double *b = doubles(n * m), *x = doubles(n * m); /* as columns */
-        for (int64_t r = 0; r < n; r++) {
-          for (int64_t c = 0; c < m; c++) {
-            b[r * m + c] = (double)B.a[left ? r * B.ld + c : c * B.ld + r];
-          }
-        }
+        double *b = columns(B, left);
         if (left) {
           DO(q, solve_left, l, m, B.a, B.ld);
         } else {
@@ -244,11 +248,7 @@ static void factor_invert_solve(void **arg) {
         mat_check(B);
         sym_check(l);
         CHECK(memcmp(l.a, kept.a, (size_t)ng_sym_count(n) * sizeof *l.a) == 0);
-        for (int64_t r = 0; r < n; r++) {
-          for (int64_t c = 0; c < m; c++) {
-            x[r * m + c] = (double)B.a[left ? r * B.ld + c : c * B.ld + r];
-          }
-        }
+        double *x = columns(B, left);
         hold(SOLVE, la, residual(A, x, b, n, m) / ((double)(n + 4) * U32));
         free(b);
         free(x);
@@ -380,13 +380,21 @@ static void eigen_check(const ng_linalg_ops *la, const double *A, const double *
   free(VA);
 }
 
+static void decompose64(const ng_linalg_ops *la, int64_t n, double *V, double *w) {
+  ng_queue queue = queue_of(la), *q = &queue;
+  const int64_t bytes = la->eigen64_work(q, n);
+  void *work = work_new(bytes);
+  CHECK(INFO(q, eigen64, n, V, w, work) == 0);
+  work_free(work, bytes);
+}
+
 static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
   ng_queue queue = queue_of(la), *q = &queue;
   const int64_t n = s.n;
   double *A = dense(s), *V64 = doubles(n * n), *w64 = doubles(n);
   mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
   ng_sym_unpack(s, V.a, V.ld);
-  int64_t bytes = la->eigen_work(q, n);
+  const int64_t bytes = la->eigen_work(q, n);
   void *work = work_new(bytes);
   CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
   work_free(work, bytes);
@@ -401,10 +409,7 @@ static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
   eigen_check(la, A, V64, w64, known, n, U32);
 
   memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
-  bytes = la->eigen64_work(q, n);
-  work = work_new(bytes);
-  CHECK(INFO(q, eigen64, n, V64, w64, work) == 0);
-  work_free(work, bytes);
+  decompose64(la, n, V64, w64);
   eigen_check(la, A, V64, w64, known, n, U64);
   free(A);
   free(V64);
@@ -471,7 +476,6 @@ static void eigen_decomposes(void **arg) {
 /* Beyond the range of squares in double. */
 static void eigen_of_extremes_in_double(void **arg) {
   const ng_linalg_ops *la = *arg;
-  ng_queue queue = queue_of(la), *q = &queue;
   static const double scales[] = {1e-200, 1e200};
   for (int64_t n = 2; n <= 9; n++) {
     for (int k = 0; k < 2; k++) {
@@ -483,10 +487,7 @@ static void eigen_of_extremes_in_double(void **arg) {
           V[i * n + j] = V[j * n + i] = A[i * n + j] * scales[k];
         }
       }
-      const int64_t bytes = la->eigen64_work(q, n);
-      void *work = work_new(bytes);
-      CHECK(INFO(q, eigen64, n, V, w, work) == 0);
-      work_free(work, bytes);
+      decompose64(la, n, V, w);
       for (int64_t i = 0; i < n; i++) {
         w[i] /= scales[k];
       }
