@@ -192,10 +192,7 @@ static void values_differ(void **state) {
 
 static ng_option_info info_of(const char *option) {
   ng_option_info info = {.struct_size = sizeof info};
-  for (int32_t i = 0; ng_option_at(i, &info) == NG_OK; i++) {
-    if (strcmp(info.name, option) == 0) return info;
-  }
-  fail_msg("no option %s", option);
+  assert_int_equal(ng_option_at(ng_option_find(option), &info), NG_OK);
   return info;
 }
 

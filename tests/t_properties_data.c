@@ -87,6 +87,19 @@ static void times(const scene *s, scene_result *r, double c) {
   }
 }
 
+/* `other` has `by` times the curvature of `s`. */
+static void curvature_is(const variant *v, const char *what, const scene *s, const scene *other,
+                         double by) {
+  const ng_options o = of_the_data(v);
+  ng_options turned = o;
+  const double factor = v_turn(v, &turned, by);
+  scene_result x = v_play(v, s, &o), y = v_play(v, other, &turned);
+  times(s, &y, factor);
+  v_same(v, what, s, &y, &x, v_tolerance(v, s, &o));
+  scene_forget(&x);
+  scene_forget(&y);
+}
+
 /* A batch twice over, its loss a mean (so that g halves): the curvature is what the row says. */
 static void duplicate_batch(const variant *v) {
   if (v->f->repeat == 0) return;
@@ -103,13 +116,7 @@ static void duplicate_batch(const variant *v) {
       w->g[l][0][i] = m->g[l][0][i % ng] / 2;
     copy(twice->D[0][l], s->D[0][l], scene_weights(s, l));
   }
-  ng_options o = of_the_data(v), turned = o;
-  const double factor = v_turn(v, &turned, 1 / v->f->repeat);
-  scene_result x = v_play(v, s, &o), y = v_play(v, twice, &turned);
-  times(s, &y, factor);
-  v_same(v, "duplicate batch", s, &y, &x, v_tolerance(v, s, &o));
-  scene_forget(&x);
-  scene_forget(&y);
+  curvature_is(v, "duplicate batch", s, twice, 1 / v->f->repeat);
   scene_destroy(&s);
   scene_destroy(&twice);
 }
@@ -132,13 +139,7 @@ static void loss_scale(const variant *v) {
 static void scaled_loss(const variant *v) {
   scene *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
-  ng_options o = of_the_data(v), turned = o;
-  const double factor = v_turn(v, &turned, 64);
-  scene_result x = v_play(v, s, &o), y = v_play(v, scaled, &turned);
-  times(s, &y, factor);
-  v_same(v, "scaled loss", s, &y, &x, v_tolerance(v, s, &o));
-  scene_forget(&x);
-  scene_forget(&y);
+  curvature_is(v, "scaled loss", s, scaled, 64);
   scene_destroy(&s);
   scene_destroy(&scaled);
 }

@@ -156,18 +156,6 @@ static scene *party(const variant *v, int32_t ranks) {
 
 static scene_look stage(int32_t ranks) { return (scene_look){.threads = ranks == 1 ? 3 : 1}; }
 
-static void again(const variant *v) {
-  for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
-    scene *s = party(v, ranks);
-    const ng_options o = v_options(v);
-    scene_result x = v_play_as(v, s, &o, stage(ranks)), y = v_play_as(v, s, &o, stage(ranks));
-    v_same(v, "again", s, &x, &y, 0);
-    scene_forget(&x);
-    scene_forget(&y);
-    scene_destroy(&s);
-  }
-}
-
 static void drop_files(const char *folder) {
   DIR *d = opendir(folder);
   assert_non_null(d);
@@ -178,8 +166,9 @@ static void drop_files(const char *folder) {
   assert_int_equal(rmdir(folder), 0);
 }
 
-/* Saved, and gone on by a preconditioner that was never used: the same bits.  With every layer
- * observed in every second step only, the average that is held decides the others. */
+/* Saved, and continued by a new preconditioner: the same bits.  The state is one file, a file for each rank, or single
+ * arrays of the ranks that hold them, put together by the test.  With every layer observed in every second step only, the
+ * running average decides the other steps. */
 static void resumed(const variant *v) {
   char folder[64],
       file[80]; /* in memory, if there is such a place: it is written often, and flushed */
@@ -187,16 +176,21 @@ static void resumed(const variant *v) {
                  access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
   assert_non_null(mkdtemp(folder));
   (void)snprintf(file, sizeof file, "%s/state", folder);
-  for (int k = 0; k < 5; k++) { /* the last one in a file for each rank */
-    const int32_t ranks = k < 2 ? 1 : 3;
+  for (int k = 0; k < 7; k++) {
+    const int32_t ranks = k < 3 ? 1 : 3;
     scene *s = party(v, ranks);
     ng_options o = v_options(v);
+    if (k == 6 && strcmp(o.statistics, "sharded") == 0) { /* no rank holds all of an array */
+      scene_destroy(&s);
+      continue;
+    }
     if (strncmp(o.method, "topk-", 5) != 0) fixture_real(&o, "stat_period", 1 + k % 2);
     scene_look look = stage(ranks);
     scene_result x = v_play_as(v, s, &o, look);
     look.resume = file;
-    look.resume_after = k == 0 || k == 3 ? 2 : 0;
-    look.in_parts = k == 4;
+    look.resume_after = k == 0 || k == 4 ? 2 : k == 2 ? 1 : 0;
+    look.in_parts = k == 5;
+    look.by_walk = k == 2 || k == 6;
     scene_result y = v_play_as(v, s, &o, look);
     v_same(v, "resumed", s, &y, &x, 0);
     scene_forget(&x);
@@ -204,29 +198,6 @@ static void resumed(const variant *v) {
     scene_destroy(&s);
   }
   drop_files(folder);
-}
-
-/* The same without a file: kept array by array, each of the rank that holds it, and put together by
- * somebody else. */
-static void kept_by_walk(const variant *v) {
-  for (int k = 0; k < 2; k++) {
-    const int32_t ranks = k == 0 ? 1 : 3;
-    scene *s = party(v, ranks);
-    ng_options o = v_options(v);
-    if (ranks > 1 && strcmp(o.statistics, "sharded") == 0) { /* no rank holds all of an array */
-      scene_destroy(&s);
-      continue;
-    }
-    scene_look look = stage(ranks);
-    scene_result x = v_play_as(v, s, &o, look);
-    look.by_walk = true;
-    look.resume_after = 1 - k;
-    scene_result y = v_play_as(v, s, &o, look);
-    v_same(v, "kept by walk", s, &y, &x, 0);
-    scene_forget(&x);
-    scene_forget(&y);
-    scene_destroy(&s);
-  }
 }
 
 /* ---- refused ---------------------------------------------------------------------------------*/
@@ -327,9 +298,7 @@ int main(void) {
     {"ranks as predicted", PREDICTED, ranks_as_predicted},
     {"ranks see the same", EVERYONE, ranks_see_the_same},
     {"ranks clip together", EVERYONE, ranks_clip_together},
-    {"again", EVERYONE, again},
     {"resumed", EVERYONE, resumed},
-    {"kept by walk", EVERYONE, kept_by_walk},
     {"refused", EVERYONE, refused},
     {"abandoned", EVERYONE, abandoned},
     {"out of range", LINEAR, out_of_range},

@@ -294,40 +294,10 @@ static void fisher_says_whose_labels_are_observed(void **state) {
   data_close(&d);
 }
 
-/* Statistics of norms are of the drawn labels, too; those of inputs do not depend on labels. */
-static void norms_observe_drawn_labels(void **state) {
-  (void)state;
-#define NORMS "model=resnet20 method=natgrad batch=8 steps=1 seed=5 fisher="
-  data_set d;
-  trained r[2];
-  int norms = 0;
-  assert_int_equal(data_open("synthetic:classes=4,image=8x8x3,train=8,test=0,noise=3", &d), CLI_OK);
-  train(&d, "norms_empirical", NORMS "empirical", &r[0]);
-  train(&d, "norms_sampled", NORMS "sampled", &r[1]);
-  ngio_tensors *a = state_of(&r[0]), *b = state_of(&r[1]);
-  for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
-    const ngio_tensor *x = ngio_tensors_at(a, i), *y = ngio_tensors_find(b, x->name);
-    const char *field = strrchr(x->name, '/');
-    assert_non_null(y);
-    const bool same = memcmp(x->data, y->data, (size_t)x->bytes) == 0;
-    if (strcmp(field, "/A") == 0) assert_true(same);
-    if (strstr(x->name, "bn") == NULL || x->dtype != NGIO_F32) continue;
-    norms++;
-    if (same) fail_msg("%s is that of the batch's own labels", x->name);
-  }
-  assert_true(norms >= 21);
-  ngio_tensors_close(&a);
-  ngio_tensors_close(&b);
-  drop_trained(&r[0]);
-  drop_trained(&r[1]);
-  data_close(&d);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(softmax_regression_by_hand),
       cmocka_unit_test(fisher_says_whose_labels_are_observed),
-      cmocka_unit_test(norms_observe_drawn_labels),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }
