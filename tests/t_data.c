@@ -239,7 +239,7 @@ static void npy_sets(void **state) {
   (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", in_folder(""), in_folder(""));
   assert_int_equal(data_open(spec, &d), 0);
   assert_true(d.train.n == 10 && d.test.n == 2 && d.classes == 3 && d.channels == 2);
-  assert_int_equal(d.statistics, 2);
+  assert_int_equal(d.channels, 2);
   float got[2];
   int32_t label = -1;
   const data_how how = {0};
@@ -399,10 +399,10 @@ static void holding_out(void **state) {
     seen[d.validation.index[i]]++;
   for (int i = 0; i < 100; i++)
     assert_int_equal(seen[i], 1);
-  for (int64_t k = 0; k < d.statistics; k++) { /* of what is kept, and of nothing else */
+  for (int64_t k = 0; k < d.channels; k++) { /* of what is kept, and of nothing else */
     double sum = 0.0;
     for (int i = 0; i < 70; i++)
-      sum += (double)d.train.reals[d.train.index[i] * d.statistics + k] / 70;
+      sum += (double)d.train.reals[d.train.index[i] * d.channels + k] / 70;
     assert_true(fabs((double)d.mean[k] - sum) < 1e-6);
   }
   data_set e;

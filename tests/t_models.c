@@ -168,7 +168,7 @@ static void wrong_names_and_tasks(void **state) {
     nn_shape input;
     double dropout;
   } wrong[] = {
-      {"resnet21", "nearest is 'resnet20'", SMALL, -1.0},
+      {"resnet21", "nearest is resnet20", SMALL, -1.0},
       {"elephant", "unknown model 'elephant'", SMALL, -1.0},
       {"wrn-27-10", "depth of a wide residual network is 6 k + 4", SMALL, -1.0},
       {"wrn-28-1000", "unknown model", SMALL, -1.0},

@@ -78,10 +78,7 @@ static void b_max_apart(nn *n, int x) {
   (void)nn_max_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 3, 0);
 }
 static void b_mean(nn *n, int x) {
-  (void)nn_average_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 3, 2, 1);
-}
-static void b_mean_up(nn *n, int x) {
-  (void)nn_average_pool_up(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 2);
+  (void)nn_average_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 2);
 }
 static void b_global(nn *n, int x) {
   (void)nn_global_pool(n, nn_tanh(n, nn_conv(n, "a", x, 3, 3, 1, 1, true)));
@@ -129,8 +126,7 @@ static const kase cases[] = {
     {"norm of features", {1, 1, 4}, 9, b_norm_flat, NN_SQUARED_ERROR, 0, false},
     {"max pool", {7, 5, 2}, 3, b_max, NN_SQUARED_ERROR, 0, false},
     {"max pool, apart", {8, 8, 2}, 3, b_max_apart, NN_SQUARED_ERROR, 0, false},
-    {"average pool", {7, 5, 2}, 3, b_mean, NN_SQUARED_ERROR, 0, false},
-    {"average pool, up", {7, 4, 2}, 3, b_mean_up, NN_SQUARED_ERROR, 0, false},
+    {"average pool", {7, 4, 2}, 3, b_mean, NN_SQUARED_ERROR, 0, false},
     {"global pool", {4, 6, 1}, 3, b_global, NN_SQUARED_ERROR, 0, false},
     {"add", {4, 4, 2}, 3, b_add, NN_SQUARED_ERROR, 0, false},
     {"add of one", {1, 1, 4}, 3, b_twice, NN_SQUARED_ERROR, 0, false},

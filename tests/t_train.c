@@ -52,7 +52,7 @@ static void threads_are_the_library_s(void **state) {
 enum { ROWS = 53, BATCH = 8, EACH = ROWS / BATCH };
 static void batches_cover_an_epoch(void **state) {
   (void)state;
-  float reals[2 * ROWS], mean[2] = {0, 0}, deviation[2] = {1, 1};
+  float reals[2 * ROWS], shift[2] = {0, 0}, scale[2] = {1, 1};
   int32_t labels[ROWS];
   for (int i = 0; i < ROWS; i++) {
     reals[2 * i] = (float)i;
@@ -65,9 +65,8 @@ static void batches_cover_an_epoch(void **state) {
                       .width = 1,
                       .channels = 2,
                       .classes = 5,
-                      .mean = mean,
-                      .deviation = deviation,
-                      .statistics = 2,
+                      .scale = {scale, scale},
+                      .shift = {shift, shift},
                       .train = split,
                       .test = split};
   ng_pool *pool = ng_pool_create(3, NULL);

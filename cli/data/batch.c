@@ -55,29 +55,12 @@ static void image(const data_set *d, const data_split *s, int64_t row, const pla
 
 void data_batch(const data_set *d, const data_split *split, const int32_t *order, int32_t first,
                 int32_t count, const data_how *how, float *x, int32_t *labels) {
-  enum { CHANNELS = 64 }; /* more than these: in pieces */
   const int64_t per = d->height * d->width * d->channels;
-  const double unit = split->bytes != NULL ? d->byte_scale : 1.0;
   for (int32_t i = 0; i < count; i++) {
     const int32_t sample = order != NULL ? order[i] : first + i;
     const int32_t row = split->index != NULL ? split->index[sample] : sample;
     const placed p = draw(how, row);
     labels[i] = split->labels[row];
-    float scale[CHANNELS], shift[CHANNELS];
-    for (int64_t c = 0; c < d->channels; c += CHANNELS) {
-      const int64_t n = d->channels - c < CHANNELS ? d->channels - c : CHANNELS;
-      for (int64_t k = 0; k < n; k++) {
-        const double deviation = how->normalise ? (double)d->deviation[c + k] : 1.0;
-        scale[k] = (float)(unit / deviation);
-        shift[k] = how->normalise ? (float)(-(double)d->mean[c + k] / deviation) : 0.0F;
-      }
-      if (d->channels <= CHANNELS) {
-        image(d, split, row, &p, scale, shift, x + i * per);
-      } else { /* features: one pixel of many channels */
-        for (int64_t q = 0; q < d->height * d->width; q++)
-          pixel(split, row * per + q * d->channels + c, scale, shift, n,
-                x + i * per + q * d->channels + c);
-      }
-    }
+    image(d, split, row, &p, d->scale[how->normalise], d->shift[how->normalise], x + i * per);
   }
 }

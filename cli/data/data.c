@@ -89,36 +89,47 @@ static double value(const data_set *d, const data_split *s, int64_t i) {
   return s->bytes != NULL ? (double)s->bytes[i] * d->byte_scale : (double)s->reals[i];
 }
 
+void data_scales(data_set *d) {
+  const double unit = d->train.reals == NULL ? d->byte_scale : 1.0;
+  for (int how = 0; how < 2; how++) {
+    d->scale[how] = data_alloc(d, d->channels, (int64_t)sizeof *d->scale[how]);
+    d->shift[how] = data_alloc(d, d->channels, (int64_t)sizeof *d->shift[how]);
+    for (int64_t k = 0; k < d->channels; k++) {
+      d->scale[how][k] = (float)(unit / (how == 1 ? (double)d->deviation[k] : 1.0));
+      if (how == 1) d->shift[how][k] = (float)(-(double)d->mean[k] / (double)d->deviation[k]);
+    }
+  }
+}
+
 /* Mean and deviation of each channel or feature over the training rows; the deviation of a constant is 1. */
 static void statistics(data_set *d) {
   const int64_t width = d->channels, per = d->height * d->width * width;
-  d->statistics = width;
   d->mean = data_alloc(d, width, (int64_t)sizeof *d->mean);
   d->deviation = data_alloc(d, width, (int64_t)sizeof *d->deviation);
-  double *sum = cli_take((size_t)(2 * width), sizeof *sum);
-  const int64_t rows = d->train.n * (per / width);
-  for (int32_t i = 0; i < d->train.n; i++) {
-    const int64_t from = source(&d->train, i) * per;
-    for (int64_t at = from; at < from + per; at += width) {
-      for (int64_t k = 0; k < width; k++)
-        sum[k] += value(d, &d->train, at + k);
-    }
-  }
-  for (int32_t i = 0; i < d->train.n; i++) {
-    const int64_t from = source(&d->train, i) * per;
-    for (int64_t at = from; at < from + per; at += width) {
-      for (int64_t k = 0; k < width; k++) {
-        const double x = value(d, &d->train, at + k) - sum[k] / (double)rows;
-        sum[width + k] += x * x;
+  double *mean = cli_take((size_t)(3 * width), sizeof *mean), *var = mean + width;
+  double *sum = var + width;
+  const double rows = (double)(d->train.n * (per / width));
+  for (int pass = 0; pass < 2; pass++) {
+    for (int32_t i = 0; i < d->train.n; i++) {
+      const int64_t from = source(&d->train, i) * per;
+      for (int64_t at = from; at < from + per; at += width) {
+        for (int64_t k = 0; k < width; k++) {
+          const double x = value(d, &d->train, at + k) - mean[k];
+          sum[k] += pass == 0 ? x : x * x;
+        }
       }
+    }
+    for (int64_t k = 0; k < width; k++) {
+      (pass == 0 ? mean : var)[k] = sum[k] / rows;
+      sum[k] = 0.0;
     }
   }
   for (int64_t k = 0; k < width; k++) {
-    const double var = sum[width + k] / (double)rows;
-    d->mean[k] = (float)(sum[k] / (double)rows);
-    d->deviation[k] = var > 1e-12 ? (float)sqrt(var) : 1.0F;
+    d->mean[k] = (float)mean[k];
+    d->deviation[k] = var[k] > 1e-12 ? (float)sqrt(var[k]) : 1.0F;
   }
-  free(sum);
+  free(mean);
+  data_scales(d);
 }
 
 /* ---- SPEC --------------------------------------------------------------------------------------*/

@@ -29,8 +29,9 @@ typedef struct data_set {
   int64_t height, width, channels;
   int32_t classes;
   double byte_scale;       /* value = byte * byte_scale                           */
-  float *mean, *deviation; /* [statistics] over the training samples, per channel or feature */
-  int64_t statistics;
+  float *mean, *deviation; /* [channels] over the training samples, per channel or feature */
+  float *scale[2],
+      *shift[2]; /* [channels]: input = stored value * scale + shift; [1]: normalised */
   bool augments; /* crop and flip make sense: CIFAR and images */
   data_split train, test;
   data_split validation;    /* empty until data_hold_out */

@@ -46,21 +46,16 @@ void image_values(const data_set *d, int32_t row, const data_how *how, const uin
                   float *x) {
   const int64_t side = d->images->side;
   const float *mean_image = how->normalise ? d->images->mean_image : NULL;
-  float scale[3], shift[3];
+  const float *scale = d->scale[how->normalise], *shift = d->shift[how->normalise];
   uint32_t w[4] = {0};
   if (how->flip) draw(how, row, w);
   const bool mirrored = how->flip && w[2] >> 31 != 0;
-  for (int k = 0; k < 3; k++) {
-    const double deviation = how->normalise ? (double)d->deviation[k] : 1.0;
-    scale[k] = (float)(d->byte_scale / deviation);
-    shift[k] = how->normalise && mean_image == NULL ? (float)(-(double)d->mean[k] / deviation) : 0;
-  }
   for (int64_t at = 0; at < side * side; at++, x += 3) {
     const int64_t y = at / side, u = at % side;
     const uint8_t *from = bytes + 3 * (y * side + (mirrored ? side - 1 - u : u));
     for (int k = 0; k < 3; k++) {
-      x[k] = (float)from[k] * scale[k] + shift[k];
-      if (mean_image != NULL) x[k] -= mean_image[3 * at + k] / d->deviation[k];
+      x[k] = (float)from[k] * scale[k];
+      x[k] = mean_image == NULL ? x[k] + shift[k] : x[k] - mean_image[3 * at + k] / d->deviation[k];
     }
   }
 }
@@ -132,7 +127,6 @@ static bool ends_in_npy(const char *text) {
 
 static int normalisation(data_set *d, const wish *w) {
   static const float mean[3] = {0.485F, 0.456F, 0.406F}, deviation[3] = {0.229F, 0.224F, 0.225F};
-  d->statistics = 3;
   d->mean = data_alloc(d, 3, (int64_t)sizeof *d->mean);
   d->deviation = data_alloc(d, 3, (int64_t)sizeof *d->deviation);
   memcpy(d->mean, mean, sizeof mean);
@@ -278,6 +272,7 @@ static int open_set(data_set *d, const wish *w) {
   if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? find_folders(w, splits) : find_lists(w, splits);
   if (rc == CLI_OK) rc = normalisation(d, w);
   if (rc == CLI_OK) {
+    data_scales(d);
     keep(d, &splits[0], &d->train);
     keep(d, &splits[1], &d->test);
     d->images->crc = checksum(d);

@@ -18,6 +18,9 @@ int data_make_synthetic(const char *settings, data_set *d);
 /* Zeroed memory that data_close frees.  Without memory the program ends with one line. */
 void *data_alloc(data_set *d, int64_t count, int64_t size);
 
+/* Set scale and shift from byte_scale, mean and deviation. */
+void data_scales(data_set *d);
+
 /* A setting KEY=VALUE: a whole number or a number from `lower` to `upper`, or a text that is not empty. */
 typedef struct data_setting {
   const char *key;

@@ -142,7 +142,7 @@ static void drop(const slice *s, int64_t from, int64_t to) {
 }
 static void drop_back(const slice *s, int64_t from, int64_t to) { masked(s, from, to, s->dy); }
 
-/* ---- sum of two: both get dy.  In place, the first is dy itself, which is intact for the second -------------------------------------------------------------------*/
+/* ---- sum of two: both get dy.  In place, the first is dy itself, which is intact for the second */
 
 NG_CLONES static void sum(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
@@ -160,50 +160,32 @@ NG_CLONES static void sum_back(const slice *s, int64_t from, int64_t to) {
 
 /* ---- constructors ------------------------------------------------------------------------------*/
 
-static const kind relu_kind = {{.name = "relu",
-                                .in_place = true,
-                                .needs_output = true,
-                                .forward = forward,
-                                .backward = backward},
-                               relu,
-                               relu_back};
-static const kind tanh_kind = {{.name = "tanh",
-                                .in_place = true,
-                                .needs_output = true,
-                                .forward = forward,
-                                .backward = backward},
-                               hyperbolic,
-                               hyperbolic_back};
-static const kind sigmoid_kind = {{.name = "sigmoid",
-                                   .in_place = true,
-                                   .needs_output = true,
-                                   .forward = forward,
-                                   .backward = backward},
-                                  logistic,
-                                  logistic_back};
-static const kind dropout_kind = {
-    {.name = "dropout", .in_place = true, .forward = forward, .backward = backward},
-    drop,
-    drop_back};
-static const kind add_kind = {
-    {.name = "add", .in_place = true, .forward = forward, .backward = backward}, sum, sum_back};
+enum { RELU, TANH, SIGMOID, DROPOUT, ADD };
+static const kind kinds[] = {
+    /* name, in_place, needs_output, over_batch */
+    {{"relu", true, true, false, forward, backward, NULL, NULL}, relu, relu_back},
+    {{"tanh", true, true, false, forward, backward, NULL, NULL}, hyperbolic, hyperbolic_back},
+    {{"sigmoid", true, true, false, forward, backward, NULL, NULL}, logistic, logistic_back},
+    {{"dropout", true, false, false, forward, backward, NULL, NULL}, drop, drop_back},
+    {{"add", true, false, false, forward, backward, NULL, NULL}, sum, sum_back},
+};
 
-static int unary(nn *n, const kind *of, int x, double rate) {
+static int unary(nn *n, int of, int x, double rate) {
   if (x < 0) return -1;
-  node *v = nn_node(n, &of->op, x, -1, nn_shape_of(n, x));
+  node *v = nn_node(n, &kinds[of].op, x, -1, nn_shape_of(n, x));
   if (v == NULL) return -1;
   v->rate = rate;
   return v->number;
 }
 
-int nn_relu(nn *n, int x) { return unary(n, &relu_kind, x, 0.0); }
-int nn_tanh(nn *n, int x) { return unary(n, &tanh_kind, x, 0.0); }
-int nn_sigmoid(nn *n, int x) { return unary(n, &sigmoid_kind, x, 0.0); }
+int nn_relu(nn *n, int x) { return unary(n, RELU, x, 0.0); }
+int nn_tanh(nn *n, int x) { return unary(n, TANH, x, 0.0); }
+int nn_sigmoid(nn *n, int x) { return unary(n, SIGMOID, x, 0.0); }
 
 int nn_dropout(nn *n, int x, double rate) {
   if (!(rate >= 0.0 && rate < 1.0))
     return nn_fail(n, "dropout: a rate of %g is not in [0, 1)", rate);
-  return unary(n, &dropout_kind, x, rate);
+  return unary(n, DROPOUT, x, rate);
 }
 
 int nn_add(nn *n, int x, int y) {
@@ -214,6 +196,6 @@ int nn_add(nn *n, int x, int y) {
                    (long long)a.width, (long long)a.channels, (long long)b.height,
                    (long long)b.width, (long long)b.channels);
   }
-  const node *v = nn_node(n, &add_kind.op, x, y, a);
+  const node *v = nn_node(n, &kinds[ADD].op, x, y, a);
   return v != NULL ? v->number : -1;
 }

@@ -46,6 +46,7 @@ void nn_destroy(nn **n) {
   *n = NULL;
 }
 
+/* New entries are zero. */
 static void *more(void *list, int count, int *room, size_t size) {
   if (count < *room) return list;
   const int wider = *room > 0 ? 2 * *room : 32;
@@ -67,7 +68,6 @@ node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
   }
   n->nodes = more(n->nodes, n->n_nodes, &n->room_nodes, sizeof *n->nodes);
   node *v = &n->nodes[n->n_nodes];
-  memset(v, 0, sizeof *v);
   v->op = op;
   v->number = n->n_nodes++;
   v->input[0] = x;
@@ -87,7 +87,6 @@ int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int 
                  const int64_t *shape) {
   n->params = more(n->params, n->n_params, &n->room_params, sizeof *n->params);
   nn_param *p = &n->params[n->n_params];
-  memset(p, 0, sizeof *p);
   name_of(n, p->name, name, suffix);
   p->role = role;
   p->start = n->start;
@@ -104,7 +103,6 @@ int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int 
 int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
   n->buffers = more(n->buffers, n->n_buffers, &n->room_buffers, sizeof *n->buffers);
   nn_buffer *b = &n->buffers[n->n_buffers];
-  memset(b, 0, sizeof *b);
   name_of(n, b->name, name, suffix);
   b->count = count;
   return n->n_buffers++;
@@ -130,14 +128,7 @@ int nn_norm_add(nn *n, const nn_norm_layer *norm) {
   return n->n_norms++;
 }
 
-static void input_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
-  (void)n, (void)v, (void)samples, (void)mode; /* nn_forward sets v->out */
-}
-static void input_backward(nn *n, node *v, int64_t samples, bool params) {
-  (void)n, (void)v, (void)samples, (void)params;
-}
-static const nn_op input_op = {
-    .name = "input", .needs_output = true, .forward = input_forward, .backward = input_backward};
+static const nn_op input_op = {.name = "input", .needs_output = true};
 
 int nn_input(nn *n, nn_shape shape) {
   if (n->n_nodes > 0) return nn_fail(n, "the input must be the first node");

@@ -37,7 +37,7 @@ static bool changes(const nn *n, int x, int64_t out, int64_t stride) {
 static int shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t stride, bool pooled) {
   if (!changes(n, x, out, stride)) return x;
   if (pooled && stride > 1) {
-    x = nn_average_pool_up(n, x, 2, stride); /* an odd size rounds up, as the 3x3 does */
+    x = nn_average_pool(n, x, 2, stride); /* an odd size rounds up, as the 3x3 does */
     stride = 1;
   }
   return conv_norm(n, prefix, "downsample.0", "downsample.1", x, out, 1, stride);

@@ -49,9 +49,8 @@ int nn_sigmoid(nn *n, int x);
 int nn_dropout(nn *n, int x, double rate);
 /* A window over the border uses only the positions inside the image. */
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
-int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
 /* Output sizes are divided by the stride and rounded up: the last window may cross the border. */
-int nn_average_pool_up(nn *n, int x, int64_t kernel, int64_t stride);
+int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride);
 int nn_global_pool(nn *n, int x);         /* mean over all positions: [batch, channels] */
 int nn_add(nn *n, int x, int y);          /* same shapes */
 nn_shape nn_shape_of(const nn *n, int x); /* zeros for -1 */

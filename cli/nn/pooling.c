@@ -146,11 +146,10 @@ static void mean_window_back(const job *j, const window *w) {
 static int64_t max_kept(const nn *n, const node *v) {
   return n->batch * nn_count(v->shape) * (int64_t)sizeof(int32_t);
 }
-static const kind max_kind = {
-    {.name = "max pool", .forward = forward, .backward = backward, .kept = max_kept},
-    max_window,
-    max_window_back};
-static const kind mean_kind = {{.name = "average pool", .forward = forward, .backward = backward},
+static const kind max_kind = {{"max pool", false, false, false, forward, backward, NULL, max_kept},
+                              max_window,
+                              max_window_back};
+static const kind mean_kind = {{"average pool", false, false, false, forward, backward, NULL, NULL},
                                mean_window,
                                mean_window_back};
 
@@ -181,11 +180,7 @@ int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
   return windows(n, &max_kind.op, x, kernel, stride, padding, false);
 }
 
-int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
-  return windows(n, &mean_kind.op, x, kernel, stride, padding, false);
-}
-
-int nn_average_pool_up(nn *n, int x, int64_t kernel, int64_t stride) {
+int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride) {
   return windows(n, &mean_kind.op, x, kernel, stride, 0, true);
 }
 
