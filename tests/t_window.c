@@ -19,17 +19,16 @@
 
 /* ---- the harness -----------------------------------------------------------------------------*/
 
-enum { ENTRIES = 2, D_MOST = 80, STEPS_MOST = 3 };
+enum { ENTRIES = 2, D_MOST = 80 };
 static const double ULP = 0x1p-24;
 
 /* A linear layer with a bias, and a tensor. */
 typedef struct trial {
   char options[600];
   int64_t in, out, count, steps;
-  bool grid, few;        /* gradients are multiples of 1/512; have few elements that are not 0 */
-  bool moves, by_layer;  /* weights change between steps; options are given by per_layer */
-  double later;          /* damping from the middle on; 0: as before */
-  float (*seen)[D_MOST]; /* directions of all steps; NULL: not wanted */
+  bool grid;    /* gradients are multiples of 1/512 */
+  bool moves;   /* weights change between steps */
+  double later; /* damping from the middle on; 0: as before */
 } trial;
 
 typedef struct model {
@@ -41,28 +40,12 @@ typedef struct model {
 
 static void open_model(model *k, const trial *c, const char *linalg) {
   const fixture_how how = {.linalg = linalg, .threads = 1};
-  char line[700];
   k->entry[0] = (fixture_entry){"fc", c->out, c->in, true};
   k->entry[1] = (fixture_entry){"scale", 1, c->count, false};
   k->d = c->in * c->out + c->out + c->count;
   assert_true(k->d <= D_MOST);
-  (void)snprintf(line, sizeof line, c->by_layer ? "clip=none per_layer='*: %s'" : "%s", c->options);
-  fixture_ok(&k->f, fixture_open(&k->f, line, &how));
+  fixture_ok(&k->f, fixture_open(&k->f, c->options, &how));
   fixture_ok(&k->f, fixture_add(&k->f, k->entry, ENTRIES, k->g, k->w));
-}
-
-static void next_gradient(rng *r, const trial *c, const double *common, int64_t t, model *k) {
-  for (int64_t i = 0; i < k->d; i++) {
-    k->g[i] = (float)(0.7 * common[i] + 2 * rng_real(r) - 1);
-    if (c->grid) k->g[i] = rintf(512 * k->g[i]) / 512;
-  }
-  if (!c->few) return;
-  memset(k->g, 0, sizeof k->g);
-  k->g[0] = 0.75F + (float)t / 512;
-  if (t > 0) k->g[c->in + 1] = -0.5F;
-  if (t > 1) k->g[2 * c->in + 2] = 0.25F;
-  for (int64_t i = 0; t > 1 && i < c->in; i++)
-    k->g[3 * c->in + i] = (float)(i - 2) / 16;
 }
 
 /* One run; returns the largest error over its steps, relative to the step's largest element. */
@@ -85,8 +68,9 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
       want->o.damping = c->later;
       fixture_ok(&k.f, ng_set_real(k.f.p, "damping", c->later));
     }
-    next_gradient(&r, c, common, t, &k);
     for (int64_t i = 0; i < k.d; i++) {
+      k.g[i] = (float)(0.7 * common[i] + 2 * rng_real(&r) - 1);
+      if (c->grid) k.g[i] = rintf(512 * k.g[i]) / 512;
       g[i] = (double)k.g[i];
       w[i] = (double)k.w[i];
     }
@@ -94,7 +78,6 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
     window_oracle_step(want, g, w, lr, t % o.stat_period == 0, u);
     fixture_ok(&k.f, ng_step(k.f.p, lr));
     most = fmax(most, window_gap(k.g, u, k.d));
-    if (c->seen != NULL) memcpy(c->seen[t], k.g, sizeof k.g);
     for (int64_t i = 0; i < k.d && c->moves; i++)
       k.w[i] += o.window_mask && i % 3 == 0 ? 0 : 1.0F / 512;
   }
@@ -282,32 +265,33 @@ static bool draw(rng *r, char *to, size_t size) {
   const int kind = (int)rng_below(r, 4);
   const bool ggt = kind == 0, topk = kind == 2 || (ggt && rng_below(r, 2) > 0), low = kind == 3;
   const double momentum = coin(r, 0.75), forget = ggt ? 1 - coin(r, 0.125) : 1;
-  const char *fill = topk && !ggt ? fills[rng_below(r, 5)] : "none";
+  const char *mode = modes[rng_below(r, 3)], *fill = !ggt ? fills[rng_below(r, 5)] : "none";
+  if (!topk && !low && fill == fills[2]) fill = "rest"; /* a dense store has no error feedback */
   const bool plain = strcmp(fill, "none") != 0;
   int n = snprintf(to, size,
                    "method=%s window=%d damping=0.1 window_momentum=%g window_momentum_form=%s "
                    "window_decay=%g window_decay_form=%s window_mask=%d stat_period=%d "
-                   "window_scope=%s window_forget=%g window_store=%s",
+                   "window_scope=%s window_forget=%g window_store=%s window_fill=%s",
                    ggt ? "ggt" : "mfac", 1 + (int)rng_below(r, 5), momentum,
                    forms[rng_below(r, plain ? 2 : 3)], coin(r, 0.25),
                    decays[ggt ? 2 * rng_below(r, 2) : rng_below(r, 3)], !low && rng_below(r, 2) > 0,
                    1 + (int)rng_below(r, 2), rng_below(r, 3) > 0 ? "model" : "parameter",
                    plain ? 1 : forget,
-                   topk  ? "topk"
+                   topk  ? mode
                    : low ? "lowrank"
-                         : "dense");
+                         : "dense",
+                   fill);
   if (low) (void)snprintf(to + n, size - (size_t)n, " window_rank=%d", 1 + (int)rng_below(r, 2));
   if (!low && !ggt)
     n += snprintf(to + n, size - (size_t)n, " window_function=%s",
                   rng_below(r, 2) > 0 ? "mfac-filled" : "mfac");
-  const char *mode = modes[rng_below(r, 3)];
   const bool count = topk && mode == modes[0] && rng_below(r, 3) == 0;
   if (topk)
     (void)snprintf(to + n, size - (size_t)n,
-                   " window_density=%g window_fill=%s "
+                   " window_density=%g "
                    "window_feedback_lr=%d window_empty=%g window_dtype=%s",
-                   (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), fill,
-                   (int)rng_below(r, 2), coin(r, 0.5), rng_below(r, 2) > 0 ? "bf16" : "f32");
+                   (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), (int)rng_below(r, 2),
+                   coin(r, 0.5), rng_below(r, 2) > 0 ? "bf16" : "f32");
   return !low;
 }
 
@@ -358,34 +342,6 @@ static void decay_of_directions(void **state) {
   }
 }
 
-/* ---- window_fill -----------------------------------------------------------------------------*/
-
-/* Gradients meet in few places, so that directions have zeros to fill and residuals are not empty.  Options of a layer
- * give the bits of the model's. */
-static void fills(void **state) {
-  static const char *const store[] = {"dense", "topk window_density=0.2", "lowrank window_rank=1"};
-  static const char *const fill[] = {"none", "gradient", "error", "rest"};
-  (void)state;
-  for (int s = 0; s < 3; s++) {
-    static float none[STEPS_MOST][D_MOST], whole[STEPS_MOST][D_MOST], layer[STEPS_MOST][D_MOST];
-    for (int k = 0; k < 4; k++) {
-      trial c = {.in = 5, .out = 4, .count = 3, .steps = STEPS_MOST, .few = true, .seen = whole};
-      if (s == 0 && k == 2) continue; /* a dense store has no residual */
-      (void)snprintf(c.options, sizeof c.options,
-                     "method=mfac window=5 damping=0.1 window_store=%s window_fill=%s", store[s],
-                     fill[k]);
-      hold(&c, NULL, 0, s == 2 ? 5e-4 : 200 * ULP);
-      c.by_layer = true;
-      c.seen = layer;
-      hold(&c, NULL, 0, s == 2 ? 5e-4 : 200 * ULP);
-      assert_memory_equal(whole, layer, sizeof whole);
-      if (k == 0) memcpy(none, whole, sizeof none);
-      if (s > 0 && k > 0 && memcmp(none, whole, sizeof whole) == 0)
-        fail_msg("%s changes nothing", c.options);
-    }
-  }
-}
-
 #define REF(f)                                                                                     \
   { #f " on ref", f, NULL, NULL, (void *)(uintptr_t) "ref" }
 #if defined(NG_HAVE_BLAS)
@@ -405,7 +361,6 @@ int main(void) {
       EACH(first_order),
       cmocka_unit_test(as_published),
       cmocka_unit_test(decay_of_directions),
-      cmocka_unit_test(fills),
   };
   return cmocka_run_group_tests_name("window", tests, NULL, NULL);
 }

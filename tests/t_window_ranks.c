@@ -26,17 +26,17 @@
 enum { IN = 9, OUT = 7, LONG = 70000, LAST = 5, STEPS = 7, MOST = 4, AT = 3 };
 enum { FC1 = IN * OUT, FC2 = OUT * LAST, D = FC1 + OUT + LONG + FC2 };
 
+#define SHARDED "statistics=sharded"
+
 /* One life on several ranks; what rank 0 saw. */
 typedef struct life {
   const char *options;
-  const char *load, *save; /* files: gone on with at step AT, left there */
-  bool bad;                /* before each step a gradient that is not finite is refused */
-  double tolerance;
+  const char *load, *save; /* files: loaded before step AT, saved before it */
+  bool slices;             /* of several ranks */
   float P[STEPS][D];
   /* of each rank */
   int64_t factors[MOST];
-  int32_t differs[MOST]; /* from rank 0, once it is through */
-  int32_t wrong[MOST];   /* a refusal that was none */
+  int32_t wrong[MOST]; /* a refusal that was none */
   float *mine[MOST];
   char message[512];
 } life;
@@ -58,12 +58,6 @@ static ng_status describe(fixture *f, float *g, float *w) {
 static ng_status step(const life *l, fixture *f) {
   const ng_sgd one = fixture_sgd(0.5, 0.9), all[4] = {one, one, one, one};
   return strstr(l->options, "update=sgd") != NULL ? ng_step_sgd(f->p, all, 4) : ng_step(f->p, 0.5);
-}
-
-/* Element i, wherever it is in the slices, is no number: refused, and nothing has moved. */
-static void spoil(const life *l, fixture *f, float *g, int64_t i, int32_t *wrong) {
-  g[i] = NAN;
-  *wrong += step(l, f) != NG_SKIPPED || !isnan(g[i]);
 }
 
 /* Arrays of which this rank has a part: nobody reads all of one. */
@@ -92,16 +86,17 @@ static ng_status live_on(life *l, fixture *f, int32_t rank, float *g, float *w) 
       g[i] = number(t, i);
       if (fused) w[i] = number(100 + t, i);
     }
-    if (l->bad) {
+    if (l->slices) { /* not finite in the slice of one rank: the step changes nothing */
       const int64_t at = (D - 1) * (t % 4) / 3;
-      spoil(l, f, g, at, &l->wrong[rank]);
+      g[at] = NAN;
+      l->wrong[rank] += step(l, f) != NG_SKIPPED || !isnan(g[at]);
       g[at] = number(t, at);
     }
     st = step(l, f);
     memcpy(l->mine[rank] + t * D, fused ? w : g, D * sizeof *g);
     if (t == AT - 1 && l->save != NULL && st >= NG_OK) st = ng_save(f->p, l->save);
   }
-  if (l->bad) l->wrong[rank] += in_parts(f->p) == 0;
+  if (l->slices) l->wrong[rank] += in_parts(f->p) == 0;
   ng_report held = {.struct_size = sizeof held};
   if (ng_report_read(f->p, &held) == NG_OK) l->factors[rank] = held.factors;
   return st < NG_OK ? st : NG_OK;
@@ -124,7 +119,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
 
 /* All ranks end with the same bits. */
 static life *lived(int32_t ranks, const char *options, const char *more, const char *load,
-                   const char *save, bool bad) {
+                   const char *save) {
   char text[300];
   life *l = calloc(1, sizeof *l);
   assert_non_null(l);
@@ -132,7 +127,7 @@ static life *lived(int32_t ranks, const char *options, const char *more, const c
   l->options = text;
   l->load = load;
   l->save = save;
-  l->bad = bad;
+  l->slices = ranks > 1 && strcmp(more, SHARDED) == 0;
   for (int32_t r = 0; r < ranks; r++)
     assert_non_null(l->mine[r] = calloc(STEPS * D, sizeof(float)));
   const ng_status st = ranks == 1 ? live(0, NULL, l) : ranks_run(ranks, live, l, NULL);
@@ -165,7 +160,6 @@ static double gap(const life *a, const life *b, int64_t from) {
   return worst;
 }
 
-#define SHARDED "statistics=sharded"
 static const char *const windows[] = {
     "method=mfac window=3 damping=0.1",
     "method=mfac window=3 damping=0.1 window_dtype=bf16 stat_period=2 window_momentum=0.5",
@@ -207,10 +201,10 @@ enum { WINDOWS = sizeof windows / sizeof windows[0] };
 static void ranks_are_one(void **state) {
   (void)state;
   for (int k = 0; k < WINDOWS; k++) {
-    life *one = lived(1, windows[k], "", NULL, NULL, false);
+    life *one = lived(1, windows[k], "", NULL, NULL);
     const int32_t ranks = 2 + k % (MOST - 1);
-    life *all = lived(ranks, windows[k], "", NULL, NULL, false),
-         *part = lived(ranks, windows[k], SHARDED, NULL, NULL, false);
+    life *all = lived(ranks, windows[k], "", NULL, NULL),
+         *part = lived(ranks, windows[k], SHARDED, NULL, NULL);
     if (memcmp(one->P, all->P, sizeof one->P) != 0)
       fail_msg("%s: %d ranks compute other bits than one", windows[k], ranks);
     const double e = gap(part, one, 0);
@@ -232,7 +226,7 @@ static void memory_is_shared_out(void **state) {
   (void)state;
   for (int k = 0; k < 2; k++) {
     for (int32_t ranks = 1; ranks <= MOST; ranks++) {
-      life *l = lived(ranks, want[k].options, SHARDED, NULL, NULL, false);
+      life *l = lived(ranks, want[k].options, SHARDED, NULL, NULL);
       for (int32_t r = 0; r < ranks; r++) {
         const int64_t bytes = (16 * want[k].row + want[k].rest) / ranks +
                               2 * 16 * 16 * 8; /* Gram matrix and factor */
@@ -245,7 +239,7 @@ static void memory_is_shared_out(void **state) {
   }
   for (int32_t ranks = 2; ranks <= MOST;
        ranks++) { /* any of the k may be in any slice: whole rows */
-    life *l = lived(ranks, "method=efcp window=15 window_density=0.1", SHARDED, NULL, NULL, false);
+    life *l = lived(ranks, "method=efcp window=15 window_density=0.1", SHARDED, NULL, NULL);
     int64_t error = 0;
     for (int32_t r = 0; r < ranks; r++) {
       const int64_t rows = 16 * (6 * (D / 10) + 4 * 3) + 2 * 16 * 16 * 8;
@@ -276,13 +270,13 @@ static void states_do_not_know_ranks(void **state) {
     (void)snprintf(file[i], sizeof file[i], "%s/%d", folder, i);
   for (int k = 0; k < WINDOWS; k++) {
     if (strstr(windows[k], "=owner") != NULL) continue; /* its moments are on other ranks */
-    life *one = lived(1, windows[k], "", NULL, file[0], false);
+    life *one = lived(1, windows[k], "", NULL, file[0]);
     ngio_tensors *whole = opened(file[0]);
     const int32_t ranks = 2 + k % (MOST - 1);
-    life *part = lived(ranks, windows[k], SHARDED, NULL, file[1], false);
-    life *same = lived(ranks, windows[k], SHARDED, file[1], NULL, false);
-    life *less = lived(ranks - 1, windows[k], ranks == 3 ? "" : SHARDED, file[1], NULL, false);
-    life *more = lived(ranks, windows[k], SHARDED, file[0], NULL, false);
+    life *part = lived(ranks, windows[k], SHARDED, NULL, file[1]);
+    life *same = lived(ranks, windows[k], SHARDED, file[1], NULL);
+    life *less = lived(ranks - 1, windows[k], ranks == 3 ? "" : SHARDED, file[1], NULL);
+    life *more = lived(ranks, windows[k], SHARDED, file[0], NULL);
     if (memcmp(part->P[AT], same->P[AT], (STEPS - AT) * sizeof part->P[0]) != 0)
       fail_msg("%s, %d slices: other bits after a resume", windows[k], ranks);
     const double e = fmax(gap(less, one, AT), gap(more, one, AT));
@@ -308,19 +302,6 @@ static void states_do_not_know_ranks(void **state) {
   for (int i = 0; i < 2; i++)
     (void)unlink(file[i]);
   assert_int_equal(rmdir(folder), 0);
-}
-
-/* In a slice of any rank: every rank refuses, and goes on as if it had not been there. */
-static void refused_together(void **state) {
-  (void)state;
-  for (int k = 0; k < WINDOWS; k++) {
-    life *good = lived(3, windows[k], SHARDED, NULL, NULL, false),
-         *bad = lived(3, windows[k], SHARDED, NULL, NULL, true);
-    if (memcmp(good->P, bad->P, sizeof good->P) != 0)
-      fail_msg("%s: a refused step left something", windows[k]);
-    free(good);
-    free(bad);
-  }
 }
 
 /* Groups are those of ng_ready, and belong to the state. */
@@ -441,7 +422,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(near_equal_shares),    cmocka_unit_test(ranks_are_one),
       cmocka_unit_test(memory_is_shared_out), cmocka_unit_test(states_do_not_know_ranks),
-      cmocka_unit_test(refused_together),     cmocka_unit_test(other_groups),
+      cmocka_unit_test(other_groups),
   };
   return cmocka_run_group_tests_name("windows on ranks", tests, NULL, NULL);
 }
