@@ -74,134 +74,96 @@ static void counts_beyond_doubles(void **state) {
   assert_int_equal(unlink(file.text), 0);
 }
 
-static void full_disk_and_bad_places(void **state) {
+static void bad_places(void **state) {
   (void)state;
   sim s;
-  const path file = in_folder("file"), copy = in_folder("copy"), sub = in_folder("none/file");
+  const path sub = in_folder("none/file");
   open_at(&s, &plain, 2);
-  assert_int_equal(ng_save(s.p, file.text), NG_OK);
-  assert_int_equal(ng_save(s.p, copy.text), NG_OK);
-  assert_true(sim_step(&s, 2) >= NG_OK);
   refused_save(&s, sub.text, strerror(ENOENT));
   refused_save(&s, "/dev/full", "not a regular file");
   refused_save(&s, folder, "not a regular file");
   refused_save(&s, "/proc/self/natgrad-test", "cannot write");
-  size_t
-      n; /* of the file that would be written: its numbers are longer or shorter than the first's */
-  const path probe = in_folder("probe");
-  assert_int_equal(ng_save(s.p, probe.text), NG_OK);
-  unsigned char *bytes = slurp(probe.text, &n);
-  free(bytes);
-  assert_int_equal(unlink(probe.text), 0);
-  struct rlimit old, tight;
-  assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
-  void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
-  for (size_t i = 0; i <= 9; i++) { /* to one byte short of it */
-    tight = old;
-    tight.rlim_cur = (rlim_t)((n - 1) * i / 9);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
-    const ng_status st = ng_save(s.p, file.text);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
-    assert_int_equal(st, NG_ERR_FILE);
-    assert_non_null(strstr(ng_last_error(s.ctx), strerror(EFBIG)));
-    assert_int_equal(access(in_folder("file.natgrad-part").text, F_OK), -1);
-    assert_same_file(file.text, copy.text);
-  }
-  (void)signal(SIGXFSZ, handler);
-  assert_int_equal(ng_load(s.p, file.text), NG_OK);
   sim_close(&s);
-  assert_int_equal(unlink(file.text), 0);
-  assert_int_equal(unlink(copy.text), 0);
 }
 
 /* ---- ranks fail together ---------------------------------------------------------------------*/
 
+enum { LOAD_DAMAGED, SAVE_NOWHERE, SAVE_ON_A_FULL_DISK, SAVE_BETWEEN, FAILURES };
+
 typedef struct together {
   const char *good, *bad, *nowhere;
-  rlim_t limit;
-  char message[RANKS][4][512];
+  rlim_t limit; /* bytes that fit on the disk */
+  char message[RANKS][FAILURES][512];
   bool changed[RANKS];
 } together;
+
+/* The disk of rank 0 is full in the middle of the data: the others are still sending. */
+static ng_status save_on_a_full_disk(sim *s, const together *x) {
+  struct rlimit unlimited = {0, 0};
+  if (s->rank != 0) return ng_save(s->p, x->good);
+  if (getrlimit(RLIMIT_FSIZE, &unlimited) != 0) return NG_ERR_STATE;
+  const struct rlimit tight = {.rlim_cur = x->limit, .rlim_max = unlimited.rlim_max};
+  const bool set = setrlimit(RLIMIT_FSIZE, &tight) == 0;
+  const ng_status st = ng_save(s->p, x->good);
+  return setrlimit(RLIMIT_FSIZE, &unlimited) == 0 && set ? st : NG_ERR_STATE;
+}
 
 static ng_status fail_together(int32_t rank, ng_transport *t, void *arg) {
   together *x = arg;
   sim s;
-  static const sim_setup how = {
-      .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
-  ng_status st = sim_open(&s, &how, t, NULL);
-  for (int64_t i = 0; i < 2 && st >= NG_OK; i++)
+  ng_status st = sim_open(&s, &spread, t, NULL);
+  for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
     st = sim_step(&s, i);
-  if (st >= NG_OK) st = ng_save(s.p, x->good);
-  if (st >= NG_OK) st = sim_step(&s, 2);
-  if (st >= NG_OK && rank == 0) { /* the last byte, which rank 0 reads only when all others wait */
-    FILE *from = fopen(x->good, "rb"), *to = fopen(x->bad, "wb");
-    if (from == NULL || to == NULL) st = NG_ERR_STATE;
-    int c = EOF, next = EOF;
-    for (c = from ? getc(from) : EOF; c != EOF; c = next) {
-      next = getc(from);
-      if (to != NULL) (void)putc(next == EOF ? c ^ 1 : c, to);
-    }
-    if (from != NULL) (void)fclose(from);
-    if (to != NULL) (void)fclose(to);
+  const uint64_t before = st >= NG_OK ? sim_fingerprint(&s) : 0;
+  for (int k = 0; k < FAILURES && st >= NG_OK; k++) {
+    const bool between = k == SAVE_BETWEEN && rank == 1; /* one rank only */
+    if (between) st = sim_begin(&s, 3);
+    const ng_status got = k == LOAD_DAMAGED          ? ng_load(s.p, x->bad)
+                          : k == SAVE_ON_A_FULL_DISK ? save_on_a_full_disk(&s, x)
+                          : k == SAVE_NOWHERE        ? ng_save(s.p, x->nowhere)
+                                                     : ng_save(s.p, x->good);
+    (void)snprintf(x->message[rank][k], 512, "%s", ng_last_error(s.ctx));
+    if (between && st == NG_OK) st = ng_reset_batch(s.p);
+    if (got != (k == SAVE_BETWEEN ? NG_ERR_STATE : NG_ERR_FILE)) st = NG_ERR_STATE;
   }
-  if (st >= NG_OK) {
-    const uint64_t before = sim_fingerprint(&s);
-    const ng_status a = ng_load(s.p, x->bad);
-    (void)snprintf(x->message[rank][0], 512, "%s", ng_last_error(s.ctx));
-    const ng_status b = ng_save(s.p, x->nowhere);
-    (void)snprintf(x->message[rank][1], 512, "%s", ng_last_error(s.ctx));
-    /* the disk is full in the middle of the data: rank 0 knows, the others are still sending */
-    struct rlimit unlimited = {0, 0};
-    if (rank == 0 && getrlimit(RLIMIT_FSIZE, &unlimited) == 0) {
-      const struct rlimit tight = {.rlim_cur = x->limit, .rlim_max = unlimited.rlim_max};
-      if (setrlimit(RLIMIT_FSIZE, &tight) != 0) st = NG_ERR_STATE;
-    }
-    const ng_status d = ng_save(s.p, x->good);
-    (void)snprintf(x->message[rank][3], 512, "%s", ng_last_error(s.ctx));
-    if (rank == 0 && setrlimit(RLIMIT_FSIZE, &unlimited) != 0) st = NG_ERR_STATE;
-    if (d != NG_ERR_FILE) st = NG_ERR_STATE;
-    /* one rank is between ng_begin and a step: all are refused */
-    if (rank == 1) st = sim_begin(&s, 3);
-    const ng_status c = ng_save(s.p, x->good);
-    (void)snprintf(x->message[rank][2], 512, "%s", ng_last_error(s.ctx));
-    if (rank == 1 && st == NG_OK) st = ng_reset_batch(s.p);
-    x->changed[rank] = sim_fingerprint(&s) != before;
-    if (a != NG_ERR_FILE || b != NG_ERR_FILE || c != NG_ERR_STATE) st = NG_ERR_STATE;
-    if (st >= NG_OK) st = ng_load(s.p, x->good);
-    if (st >= NG_OK) st = sim_step(&s, 2);
-  }
+  x->changed[rank] = st >= NG_OK && sim_fingerprint(&s) != before;
+  if (st >= NG_OK) st = ng_load(s.p, x->good);
+  if (st >= NG_OK) st = sim_step(&s, 3);
   sim_close(&s);
   return st;
 }
 
 static void ranks_fail_together(void **state) {
   (void)state;
-  const path good = in_folder("good"), bad = in_folder("bad"), nowhere = in_folder("no/where");
+  const path good = in_folder("good"), bad = in_folder("bad"), nowhere = in_folder("no/where"),
+             copy = in_folder("copy");
+  const char *const says[FAILURES] = {"is damaged", strerror(ENOENT), strerror(EFBIG),
+                                      "between ng_begin and a step"};
   together x = {.good = good.text, .bad = bad.text, .nowhere = nowhere.text};
-  /* How long the file is, less a little: the limit falls into the data. */
-  static const sim_setup how = {
-      .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
-  transfer first = {.how = &how, .steps = 3, .one = good.text};
-  assert_int_equal(ranks_run(1, play_transfer, &first, NULL), NG_OK);
+  transfer first = {.steps = 3, .one = good.text};
   size_t n;
-  free(slurp(good.text, &n));
-  x.limit = (rlim_t)(n - 2000);
+  assert_int_equal(ranks_run(1, play_transfer, &first, NULL), NG_OK);
+  unsigned char *bytes = slurp(good.text, &n);
+  spill(copy.text, bytes, n);
+  bytes[n - 1] ^= 1; /* which rank 0 reads when all others wait */
+  spill(bad.text, bytes, n);
+  free(bytes);
   void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
-  assert_int_equal(ranks_run(RANKS, fail_together, &x, NULL), NG_OK);
-  (void)signal(SIGXFSZ, handler);
-  assert_non_null(strstr(x.message[0][0], "is damaged"));
-  assert_non_null(strstr(x.message[0][1], strerror(ENOENT)));
-  assert_non_null(strstr(x.message[0][2], "between ng_begin and a step"));
-  for (int r = 0; r < RANKS; r++) {
-    assert_string_equal(x.message[r][0], x.message[0][0]);
-    assert_string_equal(x.message[r][1], x.message[0][1]);
-    assert_string_equal(x.message[r][2], x.message[0][2]);
-    assert_string_equal(x.message[r][3], x.message[0][3]);
-    assert_non_null(strstr(x.message[r][3], strerror(EFBIG)));
-    assert_false(x.changed[r]);
+  for (int i = 0; i < 10; i++) {
+    x.limit = (rlim_t)((n - 2000) * (size_t)i / 9);
+    assert_int_equal(ranks_run(RANKS, fail_together, &x, NULL), NG_OK);
+    for (int r = 0; r < RANKS; r++) {
+      for (int k = 0; k < FAILURES; k++) {
+        assert_string_equal(x.message[r][k], x.message[0][k]);
+        assert_non_null(strstr(x.message[r][k], says[k]));
+      }
+      assert_false(x.changed[r]);
+    }
+    assert_same_file(good.text, copy.text);
+    assert_int_equal(access(in_folder("good.natgrad-part").text, F_OK), -1);
   }
-  assert_int_equal(unlink(good.text), 0);
-  assert_int_equal(unlink(bad.text), 0);
+  (void)signal(SIGXFSZ, handler);
+  clear_folder();
 }
 
 /* ---- the transport fails ---------------------------------------------------------------------*/
@@ -219,9 +181,7 @@ static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
   tap between = {.inner = *t};
   const ng_transport mine = tapped(&between, NO_START);
   sim s;
-  static const sim_setup how = {
-      .method = "natgrad", .set = "grad_worker_fraction=0 update=sgd", .linalg = "ref"};
-  ng_status st = sim_open(&s, &how, &mine, NULL);
+  ng_status st = sim_open(&s, &spread, &mine, NULL);
   for (int64_t i = 0; i < 2 && st >= NG_OK; i++) {
     st = sim_step(&s, i);
   }
@@ -271,7 +231,7 @@ static void transport_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(out_of_order),          cmocka_unit_test(full_disk_and_bad_places),
+      cmocka_unit_test(out_of_order),          cmocka_unit_test(bad_places),
       cmocka_unit_test(counts_beyond_doubles), cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(transport_fails),
   };
