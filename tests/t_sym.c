@@ -85,27 +85,6 @@ static void pieces_cover_once(void **arg) {
   }
 }
 
-static void unpacks(void **arg) {
-  (void)arg;
-  EACH_SIZE(n) {
-    for (int64_t pad = 0; pad < 4; pad += 3) {
-      CASE("n = %" PRId64 " pad = %" PRId64, n, pad);
-      ng_sym s = sym_random(n);
-      mat full = mat_new(n, n, pad);
-      ng_sym_unpack(s, full.a, full.ld);
-      mat_check(full);
-      for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < n; j++) {
-          CHECK(full.a[i * full.ld + j] == s.a[ng_sym_at(n, i, j)]);
-          CHECK(ng_sym_get(s, i, j) == s.a[ng_sym_at(n, i, j)]);
-        }
-      }
-      mat_free(full);
-      sym_free(s);
-    }
-  }
-}
-
 static void elementwise(void **arg) {
   (void)arg;
   EACH_SIZE(n) {
@@ -267,7 +246,6 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       TEST(positions_are_a_bijection),
       TEST(pieces_cover_once),
-      TEST(unpacks),
       TEST(elementwise),
       TEST(rows_are_added),
       TEST(found_by_name),
