@@ -1,6 +1,12 @@
 /* shard_scene.c: see shard_scene.h. */
 #include "shard_scene.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -284,4 +290,19 @@ scene *begin(const scene *how) {
   scene *x = malloc(sizeof *x);
   if (x != NULL) *x = *how;
   return x;
+}
+
+scene usual_scene(const char *options) {
+  return (scene){
+      .options = options, .data = 2, .model = 2, .bias = true, .rows_first = true, .wrong = -1};
+}
+
+scene *played(const scene *how) {
+  scene *x = begin(how);
+  ng_status each[RANKS];
+  if (play(x, each) == NG_OK) return x;
+  for (int32_t r = 0; r < x->data * x->model; r++)
+    print_message("rank %d: %d %s\n", r, each[r], x->why[r]);
+  fail_msg("%s, data %d model %d", x->options, x->data, x->model);
+  return NULL;
 }

@@ -62,8 +62,11 @@ void fill_in(const scene *x, int32_t rank, int i, const float *from, double *who
 /* This rank's part of a whole [out, in (+ 1)], the bias behind it. */
 void cut(const scene *x, int32_t rank, int i, const double *whole, float *to);
 
-bool enough(int32_t ranks);     /* over MPI processes are few */
+bool enough(int32_t ranks); /* over MPI processes are few */
+/* Two model groups of two, biases, rows first, no mistake. */
+scene usual_scene(const char *options);
 scene *begin(const scene *how); /* free() */
 ng_status play(scene *x, ng_status each[RANKS]);
+scene *played(const scene *how); /* begun; the test fails if the play does */
 
 #endif

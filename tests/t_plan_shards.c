@@ -74,19 +74,13 @@ static void equals_counted(void **state) {
         assert_true((b.plan[r].shown_bytes > 0) == (model > 1));
       }
       fixture_close(&f);
-      scene *x = begin(&(scene){.options = options[m],
-                                .data = data,
-                                .model = model,
-                                .even = true,
-                                .bias = true,
-                                .rows_first = true,
-                                .wrong = -1,
-                                .look = compare,
-                                .look_arg = &b});
-      ng_status each[RANKS];
-      if (play(x, each) != NG_OK)
-        fail_msg("%s, data %d model %d: %s", options[m], data, model, x->why[0]);
-      free(x);
+      scene how = usual_scene(options[m]);
+      how.data = data;
+      how.model = model;
+      how.even = true;
+      how.look = compare;
+      how.look_arg = &b;
+      free(played(&how));
     }
   }
 }

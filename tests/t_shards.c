@@ -163,20 +163,14 @@ static void equal_to_whole(void **state) {
         const bool half =
             m > 0 && (W == RANKS || (m + g + k) % 2 == 0); /* the first method everywhere */
         if ((k == 2 && W % 2 != 0) || half || !enough(W)) continue;
-        scene *x = begin(&(scene){.options = options,
-                                  .data = grid[g][0],
-                                  .model = grid[g][1],
-                                  .across = (m + k) % 2 == 0,
-                                  .bias = (g + k) % 2 == 0 || W == 1,
-                                  .last = g % 2 == 1,
-                                  .rows_first = k % 2 == 0,
-                                  .wrong = -1});
-        ng_status each[RANKS];
-        if (play(x, each) != NG_OK) {
-          for (int32_t r = 0; r < W; r++)
-            print_message("rank %d: %d %s\n", r, each[r], x->why[r]);
-          fail_msg("%s, data %d model %d", options, x->data, x->model);
-        }
+        scene how = usual_scene(options);
+        how.data = grid[g][0];
+        how.model = grid[g][1];
+        how.across = (m + k) % 2 == 0;
+        how.bias = (g + k) % 2 == 0 || W == 1;
+        how.last = g % 2 == 1;
+        how.rows_first = k % 2 == 0;
+        scene *x = played(&how);
         compare(x);
         free(x);
       }
@@ -195,14 +189,11 @@ static void as_one_member(void **state) {
       "method=natgrad damping=0.3 stat_period=1 solve_period=2 factor_blocks=2 max_factor=4",
       "method=natgrad damping=0.3 calls=ema refresh_tolerance=0.1 colocate=0 placement=mpd-kfac"};
   for (size_t m = 0; m < sizeof more / sizeof more[0]; m++) {
-    const scene how = {
-        .options = more[m], .data = 2, .bias = true, .rows_first = true, .wrong = -1};
-    scene *one = begin(&how), *x = begin(&how);
-    ng_status each[RANKS];
-    one->model = 1;
-    x->model = 3;
-    assert_int_equal(play(one, each), NG_OK);
-    if (play(x, each) != NG_OK) fail_msg("%s: %s", more[m], x->why[0]);
+    scene how = usual_scene(more[m]);
+    how.model = 1;
+    scene *one = played(&how);
+    how.model = 3;
+    scene *x = played(&how);
     for (int32_t r = 0; r < 6; r++) {
       for (int t = 0; t < STEPS; t++) {
         if (!(fabs(x->nu[r][t] / one->nu[0][t] - 1.0) < 1e-5)) {
@@ -237,13 +228,10 @@ static void groups_of_some(void **state) {
     const int32_t W = 2 * data;
     if (!enough(W)) break;
     for (uint32_t without = 0; without < (1U << W) - 1; without++) {
-      scene *x = begin(&(scene){.options = methods[0],
-                                .data = data,
-                                .model = 2,
-                                .without = without,
-                                .bias = true,
-                                .rows_first = true,
-                                .wrong = -1});
+      scene how = usual_scene(methods[0]);
+      how.data = data;
+      how.without = without;
+      scene *x = begin(&how);
       ng_status each[RANKS];
       char says[64];
       const bool fine = without == 0;

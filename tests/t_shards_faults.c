@@ -28,12 +28,9 @@ static void one_is_wrong(void **state) {
              {BASE "|rows", "the layer, rows or dtype of this observation differ", NG_ERR_STATE}};
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
-      scene *x = begin(&(scene){.options = how[k].options,
-                                .data = 2,
-                                .model = 2,
-                                .bias = true,
-                                .rows_first = true,
-                                .wrong = wrong});
+      scene with = usual_scene(how[k].options);
+      with.wrong = wrong;
+      scene *x = begin(&with);
       ng_status each[RANKS];
       assert_true(play(x, each) >= NG_OK);
       for (int32_t r = 0; r < 4; r++) {
@@ -56,8 +53,11 @@ static void no_memory_for_the_whole(void **state) {
   int32_t met = 0;
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (int32_t k = 1;; k++) {
-      scene *x = begin(&(scene){
-          .options = BASE, .data = 2, .model = 2, .bias = true, .wrong = wrong, .starve = k});
+      scene how = usual_scene(BASE);
+      how.rows_first = false;
+      how.wrong = wrong;
+      how.starve = k;
+      scene *x = begin(&how);
       ng_status each[RANKS];
       const ng_status st = play(x, each);
       if (st != NG_OK) fail_msg("allocation %d of rank %d: %s", k, wrong, x->why[wrong]);
@@ -81,15 +81,14 @@ static void any_collective_fails(void **state) {
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
     for (;; k++) {
-      scene *x = begin(&(scene){.options = BASE " grad_worker_fraction=0",
-                                .data = 2,
-                                .model = 2,
-                                .bias = true,
-                                .last = k % 2 == 0,
-                                .wrong = k % 4});
+      scene how = usual_scene(BASE " grad_worker_fraction=0");
+      how.rows_first = false;
+      how.last = k % 2 == 0;
+      how.wrong = k % 4;
+      how.fail[which] = k;
+      how.fail[1 - which] = 1 << 30;
+      scene *x = begin(&how);
       ng_status each[RANKS];
-      x->fail[which] = k;
-      x->fail[1 - which] = 1 << 30;
       const ng_status st = play(x, each);
       for (int32_t r = 0; r < 4; r++) {
         if (each[r] != (st == NG_OK ? NG_OK : NG_ERR_COMM)) {
@@ -117,13 +116,9 @@ static void refused_by_name(void **state) {
             {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
             {BASE " clip=ratio clip_bound=1", "clip = ratio", NG_ERR_ABSENT}};
   for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
-    scene *x = begin(&(scene){.options = no[i].options,
-                              .data = 2,
-                              .model = 2,
-                              .bias = true,
-                              .rows_first = true,
-                              .save = "/tmp/never-written",
-                              .wrong = -1});
+    scene how = usual_scene(no[i].options);
+    how.save = "/tmp/never-written";
+    scene *x = begin(&how);
     ng_status each[RANKS];
     (void)play(x, each);
     for (int32_t r = 0; r < 4; r++) {
@@ -136,43 +131,39 @@ static void refused_by_name(void **state) {
 
 static void refused_layers(void **state) {
   (void)state;
+  static const struct {
+    bool group, shard_group, words; /* a model group; a group of the layer; an embedding */
+    int32_t axis;
+    ng_status st;
+    const char *says;
+  } row[] = {{false, false, false, 1, NG_ERR_ARG, "model_group was not given"},
+             {true, false, false, 2, NG_ERR_ARG, "shard_axis is 2"},
+             {true, true, false, 0, NG_ERR_ABSENT, "shard_group is not NULL"},
+             {true, false, true, 0, NG_ERR_ABSENT, "only linear layers"},
+             {true, false, false, 0, NG_OK, ""}};
   ng_threads *alone;
   ng_transport t;
+  ng_rank_plan plan = {.struct_size = sizeof plan};
   assert_int_equal(ng_threads_create(1, &alone), NG_OK);
   assert_int_equal(ng_threads_transport(alone, 0, &t, sizeof t), NG_OK);
-  for (int given = 0; given < 2; given++) {
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     ng_context_config c;
     ng_context_config_init(&c, sizeof c);
-    c.model_group = given ? &t : NULL;
+    if (row[i].group) c.model_group = &t;
     fixture f;
     fixture_ok(&f, fixture_open(&f, BASE, &(fixture_how){.config = &c}));
     ng_layer d;
-    ng_layer_init(&d, NG_LINEAR, sizeof d);
+    ng_layer_init(&d, row[i].words ? NG_EMBEDDING : NG_LINEAR, sizeof d);
     d.name = "fc";
     d.in = d.out = 4;
-    d.shard_axis = 1;
-    if (!given) {
-      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ARG);
-      assert_non_null(strstr(ng_last_error(f.ctx), "model_group was not given"));
-    } else {
-      d.shard_axis = 2;
-      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ARG);
-      assert_non_null(strstr(ng_last_error(f.ctx), "shard_axis is 2"));
-      d.shard_axis = 0;
-      d.shard_group = &t;
-      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ABSENT);
-      assert_non_null(strstr(ng_last_error(f.ctx), "shard_group is not NULL"));
-      d.shard_group = NULL;
-      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_OK);
-      ng_rank_plan plan = {.struct_size = sizeof plan};
+    d.shard_axis = row[i].axis;
+    if (row[i].shard_group) d.shard_group = &t;
+    assert_int_equal(ng_add_layer(f.p, &d, NULL), row[i].st);
+    if (row[i].st == NG_OK) {
       assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, &plan), NG_ERR_ABSENT);
       assert_non_null(strstr(ng_last_error(f.ctx), "layer 'fc' is sharded"));
-      ng_layer_init(&d, NG_EMBEDDING, sizeof d);
-      d.name = "words";
-      d.in = d.out = 4;
-      d.shard_axis = 0;
-      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ABSENT);
-      assert_non_null(strstr(ng_last_error(f.ctx), "only linear layers"));
+    } else {
+      assert_non_null(strstr(ng_last_error(f.ctx), row[i].says));
     }
     fixture_close(&f);
   }

@@ -33,16 +33,11 @@ static const struct {
               {2, false, true, false}};
 enum { OTHERS = sizeof others / sizeof others[0] };
 
-/* Two groups of `model` ranks, who save in one file and in parts. */
-static scene saver(const char *options, int32_t model, const char *one, const char *parts) {
-  return (scene){.options = options,
-                 .data = 2,
-                 .model = model,
-                 .bias = true,
-                 .rows_first = true,
-                 .wrong = -1,
-                 .save = one,
-                 .parts = parts};
+static scene saver(const char *options, const char *one, const char *parts) {
+  scene how = usual_scene(options);
+  how.save = one;
+  how.parts = parts;
+  return how;
 }
 
 /* The same goes on from `start`, and saves again. */
@@ -51,14 +46,6 @@ static void begins_at(scene *how, double start[LAYERS][ROOM], const char *again)
   how->again = again;
   how->first = 2;
   how->start = start;
-}
-
-static scene *played(const scene *how) {
-  scene *x = begin(how);
-  ng_status each[RANKS];
-  assert_non_null(x);
-  if (play(x, each) != NG_OK) fail_msg("%s: %s", how->options, x->why[0]);
-  return x;
 }
 
 static void whole_of(const scene *x, int t, double to[LAYERS][ROOM]) {
@@ -93,7 +80,7 @@ static void read_by_any_split(void **state) {
   const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     for (int across = 0; across < 2; across++) {
-      scene how = saver(updates[u], 2, one.text, parts.text);
+      scene how = saver(updates[u], one.text, parts.text);
       how.across = across == 1;
       how.skewed = u == 1;
       how.bias = u != 2;
@@ -126,7 +113,8 @@ static void read_from_whole(void **state) {
   (void)state;
   const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
-    scene how = saver(updates[u], 1, one.text, parts.text);
+    scene how = saver(updates[u], one.text, parts.text);
+    how.model = 1;
     how.uncut = true;
     double start[LAYERS][ROOM];
     scene *went = played(&how);
