@@ -215,8 +215,8 @@ static bool check_options(ng_work *w, const ng_options *o) {
   const ng_family *asked = NULL;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    ng_options own = *o;
     if (b->options == NULL && b->family == asked) continue;
+    ng_options own = *o;
     if (b->options == NULL) asked = b->family;
     if (b->options != NULL) st = ng_options_override(&own, b->options, why, sizeof why);
     if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
