@@ -33,10 +33,8 @@ void bench_fill(float *x, int64_t n, float scale) {
 
 float *bench_floats(int64_t n) {
   void *x = NULL;
-  if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0) {
-    (void)cli_bad("bench: no memory for arrays of %lld floats", (long long)n);
-    return NULL;
-  }
+  if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0)
+    exit(cli_bad("bench: no memory for arrays of %lld floats", (long long)n));
   return memset(x, 0, (size_t)n * sizeof(float)); /* maps the pages before anything is timed */
 }
 
@@ -45,13 +43,7 @@ int bench_failed(const bench *b, const char *what, ng_status st) {
 }
 
 int bench_add(bench *b, const char *format, ...) {
-  enum { BLOCK = 64 };
-  if (b->rows % BLOCK == 0) {
-    bench_row *more = cli_take((size_t)(b->rows + BLOCK), sizeof *more);
-    if (b->rows > 0) memcpy(more, b->row, (size_t)b->rows * sizeof *more);
-    free(b->row);
-    b->row = more;
-  }
+  b->row = cli_grow(b->row, b->rows, &b->room, sizeof *b->row);
   bench_row *row = &b->row[b->rows];
   va_list args;
   va_start(args, format);
@@ -281,6 +273,7 @@ static int run_model(bench *b, const bench_case *c) {
   ng_context_config_init(&config, sizeof config);
   config.linalg = b->linalg;
   int rc = cli_context(&config, &b->ctx);
+  b->user = cli_take(1, c->size);
   if (rc == CLI_OK) rc = c->open(b);
   for (int r = -1; r < b->repeat && rc == CLI_OK; r++)
     rc = c->round(b, r);
@@ -288,6 +281,7 @@ static int run_model(bench *b, const bench_case *c) {
   if (rc == CLI_OK && c->finish != NULL) rc = c->finish(b);
   if (rc == CLI_OK) rc = print(b, c);
   c->close(b);
+  free(b->user);
   for (int i = 0; i < b->rows; i++)
     free(b->row[i].ms);
   free(b->row);

@@ -32,16 +32,17 @@ typedef struct bench {
     int64_t value;
   } common[8]; /* in every row's JSON: parameters, bytes */
   int commons;
-  void *user;
+  void *user; /* the case's work, zero before it opens */
   /* lower bounds measured so far; 0: not measured */
   double gflops, copy_gbs;
   bench_row *row;
-  int rows;
+  int rows, room;
   char notes[2048]; /* printed below the table */
 } bench;
 
 typedef struct bench_case {
   const char *name;
+  size_t size;           /* of its work */
   const char *options;   /* the case's values of library options; NULL: the case takes none */
   const char *models[4]; /* without --model; NULL at the end */
   const char *family, *expected; /* of methods, and their names; NULL: any */
@@ -78,7 +79,7 @@ static inline float bench_number(uint64_t *s) {
   return (float)(int32_t)(*s >> 32) * 0x1p-31F;
 }
 void bench_fill(float *x, int64_t n, float scale);
-/* An array of n floats at a cache line, zeroed; NULL: no memory (reported). */
+/* An array of n floats at a cache line, zeroed.  Without memory the program ends with one line. */
 float *bench_floats(int64_t n);
 
 /* Layers of a model, or of a number of parameters: matrices of `cols` columns and at most `rows` rows. */

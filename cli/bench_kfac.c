@@ -42,7 +42,7 @@ static float *next_array(work *k, int64_t floats) {
   return x;
 }
 
-static int make_pool(const bench *b, work *k) {
+static void make_pool(const bench *b, work *k) {
   int64_t most = 0;
   for (int i = 0; i < k->model.n; i++) {
     const shape *l = &k->model.layer[i];
@@ -53,9 +53,7 @@ static int make_pool(const bench *b, work *k) {
   }
   k->pool_floats = most + 4 * floor_cache() / (int64_t)sizeof(float);
   k->pool = bench_floats(k->pool_floats);
-  if (k->pool == NULL) return CLI_BAD;
   bench_fill(k->pool, k->pool_floats, 1.0F);
-  return CLI_OK;
 }
 
 /* ---- the case --------------------------------------------------------------------------------*/
@@ -82,11 +80,10 @@ static ng_status make_precond(const bench *b, work *k) {
 }
 
 static int open_kfac(bench *b) {
-  work *k = b->user = cli_take(1, sizeof *k);
-  int rc = shapes_make(b->model, &k->model);
+  work *k = b->user;
+  if (shapes_make(b->model, &k->model) != CLI_OK) return CLI_BAD;
   shapes_keep_weights(&k->model);
-  if (rc == CLI_OK) rc = make_pool(b, k);
-  if (rc != CLI_OK) return rc;
+  make_pool(b, k);
   const ng_status st = make_precond(b, k);
   if (st < 0) return bench_failed(b, "kfac", st);
   for (int i = 0; i <= k->model.n; i++) {
@@ -230,14 +227,12 @@ static int finish(bench *b) {
 
 static void close_kfac(bench *b) {
   work *k = b->user;
-  if (k == NULL) return;
   ng_precond_destroy(&k->p);
   for (int i = 0; i < k->model.n && k->grad != NULL; i++)
     free(k->grad[i]);
   free(k->grad);
   free(k->pool);
   shapes_free(&k->model);
-  free(k);
 }
 
 static int print_list(const bench *b) {
@@ -260,6 +255,7 @@ static int print_list(const bench *b) {
 }
 
 const bench_case bench_kfac = {.name = "kfac",
+                               .size = sizeof(work),
                                .models = {"resnet18"},
                                .options = "stat_period=1",
                                .list = print_list,

@@ -60,13 +60,12 @@ static int read_file(const work *k) {
 /* ---- the case --------------------------------------------------------------------------------*/
 
 static int open_state(bench *b) {
-  work *k = b->user = cli_take(1, sizeof *k);
+  work *k = b->user;
   if (bench_layers(b->model, WIDTH, WIDTH, &k->list) != CLI_OK || make_folder(k) != CLI_OK)
     return CLI_BAD;
   const int64_t weights = bench_count(&k->list), observed = SAMPLES * bench_longest(&k->list);
   k->grad = bench_floats(weights);
   k->observed = bench_floats(observed);
-  if (k->grad == NULL || k->observed == NULL) return CLI_BAD;
   bench_fill(k->grad, weights, 0.01F);
   bench_fill(k->observed, observed, 1.0F);
   ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p);
@@ -121,7 +120,6 @@ static int bounds(bench *b) {
 
 static void close_state(bench *b) {
   work *k = b->user;
-  if (k == NULL) return;
   if (k->folder[0] != 0) {
     (void)unlink(k->saved);
     (void)unlink(k->written);
@@ -132,10 +130,10 @@ static void close_state(bench *b) {
   free(k->grad);
   free(k->observed);
   shapes_free(&k->list);
-  free(k);
 }
 
 const bench_case bench_state = {.name = "state",
+                                .size = sizeof(work),
                                 .options = "",
                                 .models = {"2560000"},
                                 .open = open_state,

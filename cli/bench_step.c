@@ -27,13 +27,12 @@ typedef struct work {
 
 /* Rows and columns: of the matrices of a number of parameters. */
 static int make_arrays(bench *b, int64_t rows, int64_t cols) {
-  work *k = b->user = cli_take(1, sizeof *k);
+  work *k = b->user;
   if (bench_layers(b->model, rows, cols, &k->list) != CLI_OK) return CLI_BAD;
   k->state = BENCH_SEED;
   k->count = bench_count(&k->list);
   k->grad = bench_floats(k->count);
   k->weight = bench_floats(k->count);
-  if (k->grad == NULL || k->weight == NULL) return CLI_BAD;
   bench_fill(k->weight, k->count, 0.1F);
   k->flush_bytes = 2 * floor_cache();
   k->flush = cli_take((size_t)k->flush_bytes, 1);
@@ -99,14 +98,12 @@ static int bounds(bench *b) {
 
 static void close_step(bench *b) {
   work *k = b->user;
-  if (k == NULL) return;
   for (int row = 0; row < MOST; row++)
     ng_precond_destroy(&k->p[row]);
   free(k->grad);
   free(k->weight);
   free(k->flush);
   shapes_free(&k->list);
-  free(k);
 }
 
 /* ---- Eva -------------------------------------------------------------------------------------*/
@@ -118,8 +115,8 @@ static int open_eva(bench *b) {
   if (make_arrays(b, 512, 4608) != CLI_OK) return CLI_BAD; /* 3x3 convolutions of 512 channels */
   work *k = b->user;
   float *x = bench_floats(bench_longest(&k->list));
-  ng_status st = x == NULL ? NG_ERR_NOMEM : NG_OK;
-  if (st >= 0) bench_fill(x, bench_longest(&k->list), 0.5F);
+  ng_status st = NG_OK;
+  bench_fill(x, bench_longest(&k->list), 0.5F);
   for (int row = 0; row < MOST && st >= 0; row++) {
     (void)bench_add(b, "%s", names[row]);
     k->bytes[row] = (row == WITH_SGD ? 24.0 : 12.0) * (double)k->count;
@@ -141,6 +138,7 @@ static int open_eva(bench *b) {
 }
 
 const bench_case bench_eva = {.name = "fused-eva",
+                              .size = sizeof(work),
                               .options = "method=eva",
                               .models = {"resnet18", "1e7", "1e8"},
                               .family = "rankone",
@@ -176,6 +174,7 @@ static int open_window(bench *b) {
 }
 
 const bench_case bench_window = {.name = "window",
+                                 .size = sizeof(work),
                                  .options = "method=mfac",
                                  .models = {"272474"},
                                  .family = "window",

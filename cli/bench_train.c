@@ -149,7 +149,7 @@ static int open_train(bench *b) {
   static const char *const names[] = {"forward", "loss and backward", "both", "norm blocks",
                                       "norm blocks, stale"};
   double forward, backward;
-  work *k = b->user = cli_take(1, sizeof *k);
+  work *k = b->user;
   k->b = b;
   int rc = make_network(k, b->model, b->batch);
   const bool norms = rc == CLI_OK && nn_norms(k->n) > 0 && nn_loss_of(k->n) == NN_CROSS_ENTROPY;
@@ -201,13 +201,12 @@ static int finish(bench *b) {
 
 static void close_train(bench *b) {
   work *k = b->user;
-  if (k == NULL) return;
   ng_precond_destroy(&k->norms);
   drop_network(k);
-  free(k);
 }
 
 const bench_case bench_train = {.name = "train",
+                                .size = sizeof(work),
                                 .models = {"resnet18"},
                                 .open = open_train,
                                 .round = round_of,

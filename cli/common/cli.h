@@ -137,6 +137,8 @@ int cli_context(ng_context_config *config, ng_context **out);
 
 /* Allocate zeroed memory, or end the program with one line. */
 void *cli_take(size_t count, size_t size);
+/* Make room for one more entry after `count` in an allocated list of *room; new entries are zero. */
+void *cli_grow(void *list, int count, int *room, size_t size);
 /* The list of `count` elements with room for one more, which is zeroed. */
 void *cli_grown(void *list, size_t count, size_t size);
 

@@ -59,6 +59,15 @@ void *cli_grown(void *list, size_t count, size_t size) {
   return more;
 }
 
+void *cli_grow(void *list, int count, int *room, size_t size) {
+  if (count < *room) return list;
+  *room = *room > 0 ? 2 * *room : 32;
+  void *wide = cli_take((size_t)*room, size);
+  if (count > 0) memcpy(wide, list, (size_t)count * size);
+  free(list);
+  return wide;
+}
+
 static char letter(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_nearest(const char *word, const char *const *names, int n) {

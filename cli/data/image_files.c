@@ -15,27 +15,14 @@
 
 enum { DEPTH = 32, LABELS = 65536 };
 
-/* ---- growing -----------------------------------------------------------------------------------*/
-
-static void *widen(void *old, int32_t n, int32_t room, size_t size) {
-  void *wide = cli_take((size_t)room, size);
-  if (n > 0) memcpy(wide, old, (size_t)n * size);
-  free(old);
-  return wide;
-}
-
 /* Take ownership of `path`; `name`: its part below the data folder, for the checksum. */
-static int add(found *f, char *path, const char *name, int64_t bytes, int32_t label) {
+static int add(image_list *f, char *path, const char *name, int64_t bytes, int32_t label) {
   if (f->n == INT32_MAX / 2) {
     free(path);
     return cli_bad("--data: images: more than %d files", f->n);
   }
-  if (f->n == f->room) {
-    const int32_t room = f->room > 0 ? 2 * f->room : 64;
-    f->path = widen(f->path, f->n, room, sizeof *f->path);
-    f->label = widen(f->label, f->n, room, sizeof *f->label);
-    f->room = room;
-  }
+  f->path = cli_grow(f->path, f->n, &f->rooms[0], sizeof *f->path);
+  f->label = cli_grow(f->label, f->n, &f->rooms[1], sizeof *f->label);
   f->path[f->n] = path;
   f->label[f->n++] = label;
   char text[64];
@@ -43,15 +30,6 @@ static int add(found *f, char *path, const char *name, int64_t bytes, int32_t la
   uLong crc = crc32_z(f->crc, (const unsigned char *)name, strlen(name) + 1);
   f->crc = (uint32_t)crc32_z(crc, (const unsigned char *)text, strlen(text) + 1);
   return CLI_OK;
-}
-
-void found_free(found *f) {
-  for (int32_t i = 0; i < f->n; i++)
-    free(f->path[i]);
-  free(f->path);
-  free(f->label);
-  free(f->first_other);
-  memset(f, 0, sizeof *f);
 }
 
 void names_free(image_names *names) {
@@ -86,11 +64,11 @@ static bool is_image(const char *name) {
 }
 
 typedef struct walk {
-  found *out;
+  image_list *out;
   size_t root; /* length of the data folder's path */
 } walk;
 
-static void add_other(found *f, const char *path) {
+static void add_other(image_list *f, const char *path) {
   if (f->other++ == 0) f->first_other = cli_copy(path);
 }
 
@@ -137,7 +115,7 @@ static int one_class(const walk *w, const char *path, int32_t label) {
   return cli_bad("--data: %s: a class without .jpg, .jpeg or .png files", path);
 }
 
-int found_folder(const char *folder, image_names *names, found *out) {
+int found_folder(const char *folder, image_names *names, image_list *out) {
   const walk w = {.out = out, .root = strlen(folder)};
   image_names inside = {NULL, 0};
   int32_t kept = 0;
@@ -194,7 +172,7 @@ static char *split_line(char *line, int32_t *label) {
   return *line != 0 ? line : NULL;
 }
 
-int found_list(const char *path, const char *root, found *out) {
+int found_list(const char *path, const char *root, image_list *out) {
   FILE *f = fopen(path, "re");
   if (f == NULL) return cli_bad("--data: %s: %s", path, strerror(errno));
   char *line = NULL;

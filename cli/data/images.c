@@ -183,20 +183,18 @@ static char *inside(const char *folder, const char *name) {
   return NULL;
 }
 
-/* Make a split of the found files, which the set keeps. */
-static void keep(data_set *d, const found *f, data_split *to) {
-  image_list *list = data_alloc(d, 1, (int64_t)sizeof *list);
-  *list = (image_list){f->path, d->images->total};
-  *to = (data_split){.n = f->n, .images = list, .labels = f->label};
-  d->images->total += f->n;
-  for (int32_t i = 0; i < f->n; i++) {
-    if (f->label[i] >= d->classes) d->classes = f->label[i] + 1;
+static void make_split(data_set *d, image_list *list, data_split *to) {
+  list->first = d->images->total;
+  *to = (data_split){.n = list->n, .images = list, .labels = list->label};
+  d->images->total += list->n;
+  for (int32_t i = 0; i < list->n; i++) {
+    if (list->label[i] >= d->classes) d->classes = list->label[i] + 1;
   }
 }
 
 void data_print_notes(const data_set *d) {
   for (int i = 0; i < 2 && d->images != NULL; i++) {
-    const found *f = &d->images->found[i];
+    const image_list *f = &d->images->list[i];
     if (f->other > 0)
       cli_note("--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is %s",
                f->other, f->other == 1 ? " is" : "s are", f->first_other);
@@ -204,11 +202,17 @@ void data_print_notes(const data_set *d) {
 }
 
 void data_close_images(data_set *d) {
-  for (int i = 0; i < 2 && d->images != NULL; i++)
-    found_free(&d->images->found[i]);
+  for (int i = 0; i < 2 && d->images != NULL; i++) {
+    image_list *f = &d->images->list[i];
+    for (int32_t k = 0; k < f->n; k++)
+      free(f->path[k]);
+    free(f->path);
+    free(f->label);
+    free(f->first_other);
+  }
 }
 
-static int find_lists(const wish *w, found *splits) {
+static int find_lists(const wish *w, image_list *splits) {
   const char *const lists[2] = {w->path, w->test};
   int rc = CLI_OK;
   for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
@@ -220,7 +224,7 @@ static int find_lists(const wish *w, found *splits) {
   return rc;
 }
 
-static int find_folders(const wish *w, found *splits) {
+static int find_folders(const wish *w, image_list *splits) {
   if (w->root != NULL) return cli_bad("--data: images: root is for lists, %s is a folder", w->path);
   char *train = inside(w->path, "train"), *test = w->test != NULL ? cli_copy(w->test) : NULL;
   char *val = train != NULL && test == NULL ? inside(w->path, "val") : NULL;
@@ -242,7 +246,7 @@ static int find_folders(const wish *w, found *splits) {
 /* A resumed run must have the same files and the same normalisation. */
 static uint32_t checksum(const data_set *d) {
   const image_set *s = d->images;
-  const int64_t numbers[4] = {s->side, s->resize, s->found[0].crc, s->found[1].crc};
+  const int64_t numbers[4] = {s->side, s->resize, s->list[0].crc, s->list[1].crc};
   uLong crc = crc32_z(0, (const unsigned char *)numbers, sizeof numbers);
   crc = crc32_z(crc, (const unsigned char *)d->mean, 3 * sizeof *d->mean);
   crc = crc32_z(crc, (const unsigned char *)d->deviation, 3 * sizeof *d->deviation);
@@ -258,7 +262,7 @@ static int open_set(data_set *d, const wish *w) {
   d->images = data_alloc(d, 1, (int64_t)sizeof *d->images);
   *d->images = (image_set){
       .side = w->side, .resize = w->resize, .threads = (int)w->threads, .queue = (int)w->queue};
-  found *splits = d->images->found = data_alloc(d, 2, (int64_t)sizeof *splits);
+  image_list *splits = d->images->list;
   d->height = d->width = w->side;
   d->channels = 3;
   d->byte_scale = 1.0 / 255.0;
@@ -273,8 +277,8 @@ static int open_set(data_set *d, const wish *w) {
   if (rc == CLI_OK) rc = normalisation(d, w);
   if (rc == CLI_OK) {
     data_scales(d);
-    keep(d, &splits[0], &d->train);
-    keep(d, &splits[1], &d->test);
+    make_split(d, &splits[0], &d->train);
+    make_split(d, &splits[1], &d->test);
     d->images->crc = checksum(d);
     d->images->told = data_alloc(d, d->images->total, (int64_t)sizeof *d->images->told);
   }

@@ -24,16 +24,21 @@
 
 #include <stdatomic.h>
 
-typedef struct image_list { /* of a split; row i of its labels */
+typedef struct image_list { /* the files of a split in order, with their classes */
+  int32_t n, first;         /* first: number of its first file within the set */
+  int rooms[2];             /* of path and label */
   char **path;
-  int32_t first; /* number of its first file within the set */
+  int32_t *label;
+  uint32_t crc;  /* of relative names, sizes, labels */
+  int32_t other; /* files without an image's ending */
+  char *first_other;
 } image_list;
 
 typedef struct image_set {
   int64_t side, resize; /* resize 0: none */
   int threads, queue;
   float *mean_image;     /* [side, side, 3] in place of the channels' means, or NULL */
-  struct found *found;   /* [2]: the files of both splits */
+  image_list list[2];    /* training, test */
   uint32_t crc;          /* of names, sizes and labels of all files, and of the settings */
   int32_t total;         /* files */
   atomic_uchar *told;    /* [total] the file is unreadable and was reported */

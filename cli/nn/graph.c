@@ -46,17 +46,6 @@ void nn_destroy(nn **n) {
   *n = NULL;
 }
 
-/* New entries are zero. */
-static void *more(void *list, int count, int *room, size_t size) {
-  if (count < *room) return list;
-  const int wider = *room > 0 ? 2 * *room : 32;
-  void *wide = cli_take((size_t)wider, size);
-  if (count > 0) memcpy(wide, list, (size_t)count * size);
-  free(list);
-  *room = wider;
-  return wide;
-}
-
 node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
   if (n->error[0] != 0) return NULL;
   if (shape.height < 1 || shape.width < 1 || shape.channels < 1 ||
@@ -66,7 +55,7 @@ node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
                   (long long)shape.height, (long long)shape.width, (long long)shape.channels);
     return NULL;
   }
-  n->nodes = more(n->nodes, n->n_nodes, &n->room_nodes, sizeof *n->nodes);
+  n->nodes = cli_grow(n->nodes, n->n_nodes, &n->room_nodes, sizeof *n->nodes);
   node *v = &n->nodes[n->n_nodes];
   v->op = op;
   v->number = n->n_nodes++;
@@ -85,7 +74,7 @@ static void name_of(nn *n, char out[NN_NAME], const char *name, const char *suff
 
 int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape) {
-  n->params = more(n->params, n->n_params, &n->room_params, sizeof *n->params);
+  n->params = cli_grow(n->params, n->n_params, &n->room_params, sizeof *n->params);
   nn_param *p = &n->params[n->n_params];
   name_of(n, p->name, name, suffix);
   p->role = role;
@@ -101,7 +90,7 @@ int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int 
 }
 
 int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
-  n->buffers = more(n->buffers, n->n_buffers, &n->room_buffers, sizeof *n->buffers);
+  n->buffers = cli_grow(n->buffers, n->n_buffers, &n->room_buffers, sizeof *n->buffers);
   nn_buffer *b = &n->buffers[n->n_buffers];
   name_of(n, b->name, name, suffix);
   b->count = count;
@@ -110,7 +99,7 @@ int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
 
 int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape) {
-  n->layers = more(n->layers, n->n_layers, &n->room_layers, sizeof *n->layers);
+  n->layers = cli_grow(n->layers, n->n_layers, &n->room_layers, sizeof *n->layers);
   nn_layer *l = &n->layers[n->n_layers];
   v->layer = n->n_layers++;
   *l = *layer;
@@ -123,7 +112,7 @@ int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int nd
 }
 
 int nn_norm_add(nn *n, const nn_norm_layer *norm) {
-  n->norms = more(n->norms, n->n_norms, &n->room_norms, sizeof *n->norms);
+  n->norms = cli_grow(n->norms, n->n_norms, &n->room_norms, sizeof *n->norms);
   n->norms[n->n_norms] = *norm;
   return n->n_norms++;
 }
