@@ -53,7 +53,6 @@ typedef struct life {
   char why[MOST_RANKS][256];
   toy_commits commits[MOST_RANKS];
   double reported[MOST_RANKS];
-  int64_t averages[MOST_RANKS];
   char explained[MOST_RANKS][ENTRIES][32];
   int32_t changed[MOST_RANKS];
 } life;
@@ -169,7 +168,6 @@ static ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
     ng_report r = {.struct_size = sizeof r};
     if (st == NG_OK) st = ng_report_read(f.p, &r);
     l->clip[rank][step] = r.clip;
-    l->averages[rank] = r.factors;
   }
   if (st < NG_OK && why[0] == 0)
     (void)snprintf(why, 256, "%.255s", f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
@@ -427,31 +425,9 @@ static void test_spreads(void **state) {
   }
 }
 
-/* Only the owner keeps an average: the same results, and each average is held once. */
 static void only_owner(ng_block *b, ng_stat *s) {
   (void)b;
   if (s->rule.averaged) s->spread = NG_SPREAD_OWNER;
-}
-
-static void test_owner_keeps(void **state) {
-  (void)state;
-  static const char *const set[] = {UNCLIPPED "grad_worker_fraction=0", UNCLIPPED
-                                    "grad_worker_fraction=0 solver=eigen damping_split=joint"};
-  for (int k = 0; k < 2; k++) {
-    life *one = lived(new_life(set[k], 1));
-    for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-      life *all = lived(new_life(set[k], ranks)), *l = new_life(set[k], ranks);
-      int64_t held = 0;
-      l->place = only_owner;
-      close_to(lived(l), all);
-      for (int32_t r = 0; r < ranks; r++)
-        held += l->averages[r];
-      assert_int_equal(held, one->averages[0]);
-      free(all);
-      free(l);
-    }
-    free(one);
-  }
 }
 
 /* PD as values and a factor: what is delivered has the factor in it. */
@@ -688,7 +664,6 @@ int main(void) {
       cmocka_unit_test(test_resume),
       cmocka_unit_test(test_skip),
       cmocka_unit_test(test_spreads),
-      cmocka_unit_test(test_owner_keeps),
       cmocka_unit_test(test_delivered_values),
       cmocka_unit_test(test_observation_refused),
       cmocka_unit_test(test_messages),

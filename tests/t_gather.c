@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -21,7 +20,7 @@ enum { SLOTS = 5 };
 static const int64_t rows[SLOTS] = {3, 1, 1, 1, 1}, cols[SLOTS] = {4, 3, 5, 5, 7};
 
 typedef struct life {
-  const char *options, *save, *load; /* after step 2, before step 2 */
+  const char *options;
   int32_t ranks;
   bool adamw;
   float w[MOST_RANKS][STEPS][SLOTS][ROOM];
@@ -96,18 +95,11 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = ng_add_tensor(f.p, "plain", 7, NULL);
   if (st == NG_OK) st = bind(f.p, &m);
   if (st == NG_OK) st = ng_ready(f.p);
-  const int from = l->load != NULL ? 2 : 0;
-  if (st == NG_OK && from > 0) st = ng_load(f.p, l->load);
-  for (int k = 0; k < SLOTS; k++) {
-    memcpy(m.w[k], l->w[rank][from > 0 ? from - 1 : 0][k], sizeof m.w[k]);
-    if (k == SLOTS - 1) memcpy(m.half, m.w[k], sizeof m.half);
-  }
-  for (int s = from; s < STEPS && st == NG_OK; s++) {
+  for (int s = 0; s < STEPS && st == NG_OK; s++) {
     st = step(f.p, l, &m, s);
     for (int k = 0; k < SLOTS; k++)
       memcpy(l->w[rank][s][k], k == SLOTS - 1 ? (void *)m.half : (void *)m.w[k],
              k == SLOTS - 1 ? sizeof m.half : sizeof m.w[k]);
-    if (s == 1 && st == NG_OK && l->save != NULL) st = ng_save(f.p, l->save);
   }
   ng_report held = {.struct_size = sizeof held};
   if (st == NG_OK) st = ng_report_read(f.p, &held);
@@ -161,29 +153,6 @@ static void the_same_weights(void **state) {
   }
 }
 
-/* Moments are written by the rank that has them, and come back there; another rank count may go on. */
-static void resumes(void **state) {
-  char file[FIXTURE_FILE];
-  (void)state;
-  fixture_file(file, "t_gather");
-  for (int adamw = 0; adamw < 2; adamw++) {
-    life *l =
-        new_life(adamw ? LINE "adamw update_ranks=owner" : LINE "sgd update_ranks=owner", 3, adamw);
-    l->save = file;
-    lived(l);
-    life *again = new_life(l->options, 3, adamw);
-    again->load = file;
-    memcpy(again->w, l->w, sizeof l->w);
-    for (int32_t r = 0; r < 3; r++)
-      memset(again->w[r][2], 0, 3 * sizeof again->w[r][2]);
-    lived(again);
-    assert_memory_equal(again->w, l->w, sizeof l->w);
-    free(again);
-    free(l);
-  }
-  (void)unlink(file);
-}
-
 /* A clip that needs each preconditioned gradient on all ranks is refused. */
 static void clips_of_one_tensor_are_refused(void **state) {
   (void)state;
@@ -196,7 +165,6 @@ static void clips_of_one_tensor_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_same_weights),
-      cmocka_unit_test(resumes),
       cmocka_unit_test(clips_of_one_tensor_are_refused),
   };
   return cmocka_run_group_tests_name("gather", tests, NULL, NULL);

@@ -161,11 +161,10 @@ static const char *const method[] = {"natgrad", "eva-natgrad"};
 
 /* ---- formulas --------------------------------------------------------------------------------*/
 
-/* Against the formulas of PyTorch, and to the bit against three models that give one set to everything.  `still`: lr is
- * 0 in the first steps: moments move, weights keep their bits.  Momentum without Nesterov is 0 in step 2: v = d. */
+/* Against the formulas of PyTorch.  `still`: lr is 0 in the first steps: moments move, weights keep their bits.  Momentum without Nesterov is 0 in step 2: v = d. */
 static void one_formula(const char *name, numbers how, ng_dtype type, int64_t pad, bool still) {
   char set[128], plain_set[128];
-  model m, plain, alone[GROUPS];
+  model m, plain;
   double w[SLOTS][MOST], v[SLOTS][MOST] = {{0}}, s[SLOTS][MOST] = {{0}}, d[MOST];
   const double lr[2] = {how.sgd[0].lr, how.adam[0].lr};
   const numbers given = how;
@@ -173,8 +172,6 @@ static void one_formula(const char *name, numbers how, ng_dtype type, int64_t pa
   (void)snprintf(plain_set, sizeof plain_set, "method=%s clip=rescale", name);
   ok(&m, open_as(&m, set, three, NULL, type, pad));
   ok(&plain, model_open(&plain, plain_set, NULL, NULL));
-  for (int g = 0; g < GROUPS; g++)
-    ok(&alone[g], open_as(&alone[g], set, NULL, NULL, type, pad));
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < size(k); i++)
       w[k][i] = weight(&m, k, i);
@@ -188,11 +185,6 @@ static void one_formula(const char *name, numbers how, ng_dtype type, int64_t pa
     ok(&plain, model_show(&plain, t));
     ok(&m, model_step(&m, &how, GROUPS));
     ok(&plain, ng_step(plain.f.p, 0.1));
-    for (int g = 0; g < GROUPS; g++) {
-      const numbers one = {.adamw = how.adamw, .sgd = {how.sgd[g]}, .adam = {how.adam[g]}};
-      ok(&alone[g], model_show(&alone[g], t));
-      ok(&alone[g], model_step(&alone[g], &one, 1));
-    }
     for (int k = 0; k < SLOTS; k++) {
       const int g = three[k];
       for (int64_t i = 0; i < size(k); i++)
@@ -211,15 +203,12 @@ static void one_formula(const char *name, numbers how, ng_dtype type, int64_t pa
         }
         if (half > 0) w[k][i] = x; /* what the type kept */
       }
-      assert_memory_equal(m.weight[k], alone[g].weight[k], sizeof m.weight[k]);
       for (int64_t i = 0; i < rows[k] * (cols[k] + pad) && type == NG_F32; i++)
         assert_true(isnan(m.weight[k][i]) == (i % (cols[k] + pad) >= cols[k]));
     }
   }
   fixture_close(&m.f);
   fixture_close(&plain.f);
-  for (int g = 0; g < GROUPS; g++)
-    fixture_close(&alone[g].f);
 }
 
 static void formulas(void **state) {
@@ -516,8 +505,6 @@ static void clip_over_ranks(void **state) {
   }
 }
 
-/* ---- state -----------------------------------------------------------------------------------*/
-
 /* A block over parameters of several groups counts with the largest of their learning rates, whichever comes
  * first: PD = D / (damping + |D|^2), of 14 and 77. */
 static void one_block_of_two_groups(void **state) {
@@ -547,40 +534,6 @@ static void one_block_of_two_groups(void **state) {
   }
 }
 
-/* Groups are of the caller, as weights are: they are said again, and steps go on with the same bits. */
-static void resumed(void **state) {
-  (void)state;
-  char path[] = "/tmp/t_groups-XXXXXX", set[128];
-  const int fd = mkstemp(path);
-  assert_true(fd >= 0);
-  (void)close(fd);
-  for (int adamw = 0; adamw < 2; adamw++) {
-    model whole, half, rest;
-    const numbers how = make(adamw == 1);
-    options(set, sizeof set, "natgrad", "kl_clip=1e-4", adamw == 1);
-    ok(&whole, model_open(&whole, set, three, NULL));
-    ok(&half, model_open(&half, set, three, NULL));
-    ok(&rest, model_open(&rest, set, three, NULL));
-    for (int t = 1; t <= STEPS; t++) {
-      model *m = t <= STEPS / 2 ? &half : &rest;
-      if (t == STEPS / 2 + 1) {
-        ok(&half, ng_save(half.f.p, path));
-        ok(&rest, ng_load(rest.f.p, path));
-        memcpy(rest.weight, half.weight, sizeof rest.weight);
-      }
-      ok(&whole, model_show(&whole, t));
-      ok(&whole, model_step(&whole, &how, GROUPS));
-      ok(m, model_show(m, t));
-      ok(m, model_step(m, &how, GROUPS));
-    }
-    assert_memory_equal(whole.weight, rest.weight, sizeof whole.weight);
-    fixture_close(&whole.f);
-    fixture_close(&half.f);
-    fixture_close(&rest.f);
-  }
-  assert_int_equal(unlink(path), 0);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(formulas),
@@ -592,7 +545,6 @@ int main(void) {
       cmocka_unit_test(together),
       cmocka_unit_test(clip_over_ranks),
       cmocka_unit_test(one_block_of_two_groups),
-      cmocka_unit_test(resumed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
