@@ -293,14 +293,7 @@ int properties_main(const char *group, const property *list, size_t n) {
     tests[i + 1].test_func = everywhere;
     tests[i + 1].initial_state = (void *)(uintptr_t)&list[i];
   }
-#if defined(NG_TEST_MPI)
-  ranks_begin();
-#endif
-  const int failed = _cmocka_run_group_tests(group, tests, n + 1, NULL, NULL);
-#if defined(NG_TEST_MPI)
-  ranks_end();
-#endif
-  return failed;
+  return ranks_tests(group, tests, n + 1);
 }
 
 /* ---- for properties --------------------------------------------------------------------------*/

@@ -135,13 +135,14 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
 #if defined(NG_TEST_MPI)
 enum { RANKS_MOST = 8 };
 
-void ranks_begin(void) {
-  mpi_patience();
+int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
   int level;
+  mpi_patience();
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) abort();
+  const int failed = _cmocka_run_group_tests(group, tests, n, NULL, NULL);
+  (void)MPI_Finalize();
+  return failed;
 }
-
-void ranks_end(void) { (void)MPI_Finalize(); }
 
 ng_status ranks_group(int32_t n, const int *list, ng_transport *out) {
   MPI_Group all, mine;
@@ -188,6 +189,10 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   return worst;
 }
 #else
+int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n) {
+  return _cmocka_run_group_tests(group, tests, n, NULL, NULL);
+}
+
 ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   ng_threads *group = NULL;
   ng_transport *t = calloc((size_t)n, sizeof *t);

@@ -10,6 +10,7 @@
 #include "natgrad.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* Seconds after which something hangs: NG_TEST_TIMEOUT, or ten minutes, as a machine may be slow and busy. */
 long ranks_patience(void);
@@ -24,13 +25,16 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank /* may
 /* In programs that are built for MPI (NG_TEST_MPI) and started by its launcher, ranks_run is over MPI: each
  * of the first n processes is one rank, the others wait; all get the same statuses. */
 #if defined(NG_TEST_MPI)
-void ranks_begin(void); /* MPI_Init */
-void ranks_end(void);
 int32_t ranks_there(void); /* processes, up to 8 */
 
 /* The transport of these n processes, which all of them ask for; ng_mpi_release gives it back. */
 ng_status ranks_group(int32_t n, const int *list, ng_transport *out);
 #endif
+
+/* Run these n tests of cmocka; over MPI between MPI_Init and MPI_Finalize.  For main(). */
+struct CMUnitTest;
+int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n);
+#define RANKS_TESTS(group, tests) ranks_tests(group, tests, sizeof(tests) / sizeof((tests)[0]))
 
 /* A grid of rows * cols ranks, each row and each column with transports of its own: rank r is in row r / cols and
  * column r % cols.  Between open and close each rank asks for its transports and gives them back. */

@@ -585,9 +585,6 @@ static void test_ranks_run(void **state) {
 
 /* Over MPI what needs threads of one process is left out. */
 int main(void) {
-#if defined(NG_TEST_MPI)
-  ranks_begin();
-#endif
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
     cmocka_unit_test(test_ranks_run),
@@ -603,9 +600,5 @@ int main(void) {
     cmocka_unit_test(test_bits),
     cmocka_unit_test(test_narrow_sums),
   };
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-#if defined(NG_TEST_MPI)
-  ranks_end();
-#endif
-  return failed;
+  return RANKS_TESTS("comm", tests);
 }

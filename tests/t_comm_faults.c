@@ -459,9 +459,6 @@ static void test_every_fault(void **state) {
 
 /* Over MPI what is of the threads alone is left out: they check that calls agree. */
 int main(void) {
-#if defined(NG_TEST_MPI)
-  ranks_begin();
-#endif
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
     cmocka_unit_test(test_threads_arguments),
@@ -474,9 +471,5 @@ int main(void) {
     cmocka_unit_test(test_early_free),
     cmocka_unit_test(test_every_fault),
   };
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-#if defined(NG_TEST_MPI)
-  ranks_end();
-#endif
-  return failed;
+  return RANKS_TESTS("comm_faults", tests);
 }

@@ -332,12 +332,5 @@ int main(void) {
 #endif
     cmocka_unit_test(test_library),
   };
-#if defined(NG_TEST_MPI)
-  ranks_begin();
-#endif
-  const int failed = cmocka_run_group_tests_name("golden", tests, NULL, NULL);
-#if defined(NG_TEST_MPI)
-  ranks_end();
-#endif
-  return failed;
+  return RANKS_TESTS("golden", tests);
 }

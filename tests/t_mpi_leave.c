@@ -414,7 +414,6 @@ static void in_any_order(void **state) {
 }
 
 int main(void) {
-  ranks_begin();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(before_others), cmocka_unit_test(while_one_gives_up),
       cmocka_unit_test(with_requests), cmocka_unit_test(same_group),
@@ -422,7 +421,5 @@ int main(void) {
       cmocka_unit_test(all_free),      cmocka_unit_test(heard_late),
       cmocka_unit_test(in_any_order),
   };
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-  ranks_end();
-  return failed;
+  return RANKS_TESTS("mpi_leave", tests);
 }

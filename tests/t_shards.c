@@ -249,15 +249,8 @@ static void groups_of_some(void **state) {
 }
 
 int main(void) {
-#if defined(NG_TEST_MPI)
-  ranks_begin();
-#endif
   const struct CMUnitTest tests[] = {cmocka_unit_test(equal_to_whole),
                                      cmocka_unit_test(as_one_member),
                                      cmocka_unit_test(groups_of_some)};
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-#if defined(NG_TEST_MPI)
-  ranks_end();
-#endif
-  return failed;
+  return RANKS_TESTS("shards", tests);
 }

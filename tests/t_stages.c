@@ -348,18 +348,11 @@ static void group_of_some(void **state) {
 }
 
 int main(void) {
-#if defined(NG_TEST_MPI)
-  ranks_begin();
-#endif
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_clip),
       cmocka_unit_test(one_verdict),
       cmocka_unit_test(group_of_some),
       cmocka_unit_test(any_collective_fails),
   };
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-#if defined(NG_TEST_MPI)
-  ranks_end();
-#endif
-  return failed;
+  return RANKS_TESTS("stages", tests);
 }

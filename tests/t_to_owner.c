@@ -266,15 +266,8 @@ int main(void) {
     kept[i] = calloc(1, sizeof(life));
   const struct CMUnitTest tests[] = {cmocka_unit_test(equals_all), cmocka_unit_test(with_holes),
                                      cmocka_unit_test(first_overflows)};
-#if defined(NG_TEST_MPI)
-  ranks_begin();
-#endif
-  const int failed =
-      kept[0] == NULL || kept[1] == NULL ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
+  const int failed = kept[0] == NULL || kept[1] == NULL ? 1 : RANKS_TESTS("owner", tests);
   for (int i = 0; i < 2; i++)
     free(kept[i]);
-#if defined(NG_TEST_MPI)
-  ranks_end();
-#endif
   return failed;
 }
