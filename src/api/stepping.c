@@ -120,30 +120,25 @@ static ng_status take_adamw(const set *s, const ng_adamw *how) {
 
 /* ---- the updates -----------------------------------------------------------------------------*/
 
-ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
-  ng_status st = ng_may_call(p, "ng_step_sgd");
+/* `how` is a list of ng_sgd or ng_adamw. */
+static ng_status update(ng_precond *p, const char *call, bool sgd, const void *how, int32_t count) {
+  ng_status st = ng_may_call(p, call);
   if (st != NG_OK) return st;
-  set s = {p, "ng_step_sgd", "ng_sgd", 0};
-  p->step->out.kind = NG_OUT_SGD;
+  set s = {p, call, sgd ? "ng_sgd" : "ng_adamw", 0};
+  p->step->out.kind = sgd ? NG_OUT_SGD : NG_OUT_ADAMW;
   p->step->numbers = 0;
   p->step->lr = 0.0;
   st = check_count(&s, how, count);
   for (; s.group < count && st == NG_OK; s.group++) {
-    st = take_sgd(&s, how);
+    st = sgd ? take_sgd(&s, how) : take_adamw(&s, how);
   }
-  return ng_step_take(p, "ng_step_sgd", st);
+  return ng_step_take(p, call, st);
+}
+
+ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
+  return update(p, "ng_step_sgd", true, how, count);
 }
 
 ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count) {
-  ng_status st = ng_may_call(p, "ng_step_adamw");
-  if (st != NG_OK) return st;
-  set s = {p, "ng_step_adamw", "ng_adamw", 0};
-  p->step->out.kind = NG_OUT_ADAMW;
-  p->step->numbers = 0;
-  p->step->lr = 0.0;
-  st = check_count(&s, how, count);
-  for (; s.group < count && st == NG_OK; s.group++) {
-    st = take_adamw(&s, how);
-  }
-  return ng_step_take(p, "ng_step_adamw", st);
+  return update(p, "ng_step_adamw", false, how, count);
 }

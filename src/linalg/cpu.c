@@ -51,14 +51,12 @@ extern void strsm_(const char *side, const char *uplo, const char *transa, const
                    const integer *m, const integer *n, const float *alpha, const float *a,
                    const integer *lda, float *b, const integer *ldb, length, length, length,
                    length);
-extern void spftrf_(const char *transr, const char *uplo, const integer *n, float *a, integer *info,
-                    length, length);
-extern void spftri_(const char *transr, const char *uplo, const integer *n, float *a, integer *info,
-                    length, length);
-extern void dpftrf_(const char *transr, const char *uplo, const integer *n, double *a,
-                    integer *info, length, length);
-extern void dpftri_(const char *transr, const char *uplo, const integer *n, double *a,
-                    integer *info, length, length);
+typedef void packed32(const char *transr, const char *uplo, const integer *n, float *a,
+                      integer *info, length, length);
+typedef void packed64(const char *transr, const char *uplo, const integer *n, double *a,
+                      integer *info, length, length);
+extern packed32 spftrf_, spftri_;
+extern packed64 dpftrf_, dpftri_;
 extern void dpftrs_(const char *transr, const char *uplo, const integer *n, const integer *nrhs,
                     const double *a, double *b, const integer *ldb, integer *info, length, length);
 extern void ssyevd_(const char *jobz, const char *uplo, const integer *n, float *a,
@@ -188,42 +186,33 @@ static void widen_small(ng_sym S, double *wide) {
     wide[i] = (double)S.a[i];
 }
 
-static void narrow_small(const double *wide, ng_sym S) {
-  for (int64_t i = 0; i < ng_sym_count(S.n); i++)
-    S.a[i] = (float)wide[i];
+/* Factor or invert packed storage in place, small matrices in double. */
+static void in_place(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
+  const integer n = (integer)S.n;
+  integer found = 0;
+  if (S.n <= SMALL) {
+    double wide[SMALL_COUNT];
+    widen_small(S, wide);
+    in_double("N", "L", &n, wide, &found, 1, 1);
+    for (int64_t i = 0; i < ng_sym_count(S.n); i++)
+      S.a[i] = (float)wide[i];
+  } else {
+    in_float("N", "L", &n, S.a, &found, 1, 1);
+  }
+  *info = found;
 }
 
 /* LAPACK's info: -i argument i is invalid (a bug here); i the leading minor of order i is not
  * positive; 0 otherwise, also for NaN: the caller must check the result. */
 static void factor(ng_queue *q, ng_sym S, int *info) {
   (void)q;
-  const integer n = (integer)S.n;
-  integer found = 0;
-  if (S.n <= SMALL) {
-    double wide[SMALL_COUNT];
-    widen_small(S, wide);
-    dpftrf_("N", "L", &n, wide, &found, 1, 1);
-    narrow_small(wide, S);
-  } else {
-    spftrf_("N", "L", &n, S.a, &found, 1, 1);
-  }
-  *info = found;
+  in_place(S, dpftrf_, spftrf_, info);
 }
 
 /* From L to the inverse of L L', one triangle; info i: L has a 0 at i. */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
-  const integer n = (integer)L.n;
-  integer found = 0;
-  if (L.n <= SMALL) {
-    double wide[SMALL_COUNT];
-    widen_small(L, wide);
-    dpftri_("N", "L", &n, wide, &found, 1, 1);
-    narrow_small(wide, L);
-  } else {
-    spftri_("N", "L", &n, L.a, &found, 1, 1);
-  }
-  *info = found;
+  in_place(L, dpftri_, spftri_, info);
 }
 
 /* L L' x = b for m right sides; element i of side j is B[i within + j between]. */
@@ -319,16 +308,19 @@ static int64_t work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
 static int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* Bytes: numbers on whole cache lines, then integers. */
+static int64_t work_bytes(int64_t n, size_t number) {
+  return whole_lines(work_numbers(n) * (int64_t)number) +
+         work_integers(n) * (int64_t)sizeof(integer);
+}
+
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
-  return whole_lines(work_numbers(n) * (int64_t)sizeof(float)) +
-         work_integers(n) * (int64_t)sizeof(integer);
+  return work_bytes(n, sizeof(float));
 }
 
 static int64_t eigen64_work(const ng_queue *q, int64_t n) {
   (void)q;
-  return whole_lines(work_numbers(n) * (int64_t)sizeof(double)) +
-         work_integers(n) * (int64_t)sizeof(integer);
+  return work_bytes(n, sizeof(double));
 }
 
 static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
