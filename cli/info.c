@@ -33,21 +33,11 @@ static int machine(void) {
   return CLI_OK;
 }
 
-static const char *type_name(ng_option_type t) {
-  switch (t) {
-  case NG_OPTION_REAL:
-    return "real";
-  case NG_OPTION_INT:
-    return "int";
-  case NG_OPTION_BOOL:
-    return "bool";
-  case NG_OPTION_CHOICE:
-    return "choice";
-  case NG_OPTION_TEXT:
-    return "text";
-  }
-  return "?";
-}
+static const char *const type_name[] = {[NG_OPTION_REAL] = "real",
+                                        [NG_OPTION_INT] = "int",
+                                        [NG_OPTION_BOOL] = "bool",
+                                        [NG_OPTION_CHOICE] = "choice",
+                                        [NG_OPTION_TEXT] = "text"};
 
 /* A larger bound is no limit in practice. */
 static void bound(const char *before, double v) {
@@ -58,7 +48,7 @@ static void bound(const char *before, double v) {
 /* "NAME TYPE, default VALUE, RANGE, ...; SUMMARY"; `full`: a colon behind the name, and all lines of the help,
  * indented. */
 static void print_option(const ng_option_info *o, bool full) {
-  printf("%s%s %s, default %s", o->name, full ? ":" : "", type_name(o->type),
+  printf("%s%s %s, default %s", o->name, full ? ":" : "", type_name[o->type],
          o->standard[0] != 0 ? o->standard : "\"\"");
   if (o->type == NG_OPTION_CHOICE) printf(", %s", o->choices);
   if (o->type == NG_OPTION_BOOL) printf(", 0|1");
@@ -90,32 +80,30 @@ static int options(bool full) {
   return CLI_OK;
 }
 
-static int methods(void) {
-  char message[512] = "";
-  for (int32_t i = 0; i < ng_method_count(); i++) {
-    ng_method_info m = {.struct_size = sizeof m};
-    if (ng_method_at(i, &m) != NG_OK) return cli_bad("info: method %d cannot be read", (int)i);
-    printf("%s%s (%s)\n  %s\n  %s\n", i > 0 ? "\n" : "", m.name, m.family, m.help, m.paper);
-    ng_options *o = NULL;
-    int rc = CLI_OK;
-    if (ng_options_create(NULL, message, sizeof message, &o) < 0 ||
-        ng_options_set(o, "method", m.name, message, sizeof message) < 0) {
-      rc = cli_bad("info: method %s: %s", m.name, message);
-    }
-    for (int32_t k = 0; k < ng_option_count() && rc == CLI_OK; k++) {
-      ng_option_info info = {.struct_size = sizeof info};
-      char value[256];
-      if (ng_option_at(k, &info) != NG_OK ||
-          ng_options_get(o, info.name, value, sizeof value) < 0) {
-        rc = cli_bad("info: method %s: option %d cannot be read", m.name, (int)k);
-        break;
-      }
-      printf("  %s = %s\n", info.name, value);
-    }
-    ng_options_destroy(&o);
-    if (rc != CLI_OK) return rc;
+static int print_method(const ng_method_info *m) {
+  char line[CLI_NAME + 8], message[512] = "";
+  ng_options *o = NULL;
+  (void)snprintf(line, sizeof line, "method=%s", m->name);
+  printf("%s (%s)\n  %s\n  %s\n", m->name, m->family, m->help, m->paper);
+  ng_status st = ng_options_create(line, message, sizeof message, &o);
+  for (int32_t k = 0; k < ng_option_count() && st >= 0; k++) {
+    ng_option_info info = {.struct_size = sizeof info};
+    st = ng_option_at(k, &info);
+    if (st >= 0) printf("  %s = %s\n", info.name, cli_option_text(o, info.name).text);
   }
-  return CLI_OK;
+  ng_options_destroy(&o);
+  return st < 0 ? cli_bad("info: method %s cannot be read: %s", m->name, message) : CLI_OK;
+}
+
+static int methods(void) {
+  int rc = CLI_OK;
+  for (int32_t i = 0; i < ng_method_count() && rc == CLI_OK; i++) {
+    ng_method_info m = {.struct_size = sizeof m};
+    if (i > 0) printf("\n");
+    rc = ng_method_at(i, &m) == NG_OK ? print_method(&m)
+                                      : cli_bad("info: method %d cannot be read", (int)i);
+  }
+  return rc;
 }
 
 /* The variables of the library, then the program's. */

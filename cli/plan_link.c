@@ -41,8 +41,6 @@ void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_
 int plan_link(const ng_transport *t, plan_machine *m) {
   float *x = cli_take(LARGE, sizeof *x);
   double seen[2];
-  for (int64_t i = 0; i < LARGE; i++)
-    x[i] = 0.0F;
   seen[0] = quickest(t, x, SMALL, SMALL_TIMES);
   seen[1] = seen[0] < 0 ? -1.0 : quickest(t, x, LARGE, LARGE_TIMES);
   free(x);

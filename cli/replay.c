@@ -80,13 +80,7 @@ static int published(const recording *r, const char *path, ng_options *o, double
   return CLI_OK;
 }
 
-static bool low_rank(const ng_options *o) {
-  return strcmp(cli_option_text(o, "window_store").text, "lowrank") == 0;
-}
-
-static bool has_feedback(const ng_options *o) {
-  return strcmp(cli_option_text(o, "window_store").text, "dense") != 0;
-}
+static bool low_rank(const ng_options *o) { return cli_option_is(o, "window_store", "lowrank"); }
 
 /* --method replaces all options of the recording by the defaults of that row. */
 static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
@@ -209,7 +203,7 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
   j.fused = fused;
   j.low_rank = rc == CLI_OK && low_rank(options);
   if (rc == CLI_OK) rc = replay_check_feedback(&r, path, &j.feedback);
-  j.feedback = rc == CLI_OK && j.feedback && has_feedback(options);
+  j.feedback = rc == CLI_OK && j.feedback && !cli_option_is(options, "window_store", "dense");
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
   if (rc == CLI_OK) rc = report(&j, ranks, w->tolerance);

@@ -114,11 +114,6 @@ static void pair(reader *in, const ngio_value *object, const char *key, int64_t 
   }
 }
 
-static int64_t positions_of(reader *in, const ngio_value *o) {
-  const ngio_value *positions = ngio_get(o, "positions");
-  return positions == NULL ? 1 : number(in, positions, "positions", 1);
-}
-
 typedef enum layer_kind { CONV2D, LINEAR, NORM, EMBEDDING, KINDS } layer_kind;
 enum { KEYS = 11 };
 static const struct {
@@ -189,7 +184,8 @@ static void read_layer(reader *in, const ngio_value *o, shape *l) {
     return;
   }
   l->out = number(in, ngio_get(o, "out"), "out", 1);
-  l->positions = positions_of(in, o);
+  const ngio_value *positions = ngio_get(o, "positions");
+  l->positions = positions == NULL ? 1 : number(in, positions, "positions", 1);
   if (kind == EMBEDDING) {
     shapes_embedding(l, l->in, l->out, l->positions);
     return;

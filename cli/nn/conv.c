@@ -164,13 +164,6 @@ static job job_of(nn *n, node *v, int64_t samples) {
   return j;
 }
 
-/* Rows [*from, *to) of piece i: whole samples. */
-static void rows_of(const job *j, int64_t per_sample, int32_t i, int64_t *from, int64_t *to) {
-  nn_range(j->samples, j->pieces, i, 1, from, to);
-  *from *= per_sample;
-  *to *= per_sample;
-}
-
 /* Iterator over the tiles of P in a piece.  For a 1x1 convolution of stride 1, P is the image, in one tile. */
 typedef struct tiles {
   const job *j;
@@ -181,7 +174,9 @@ typedef struct tiles {
 
 static tiles tiles_of(const job *j, const float *image, int64_t per_sample, int32_t i) {
   tiles t = {.j = j, .image = image, .room = j->tiles + j->tile * i, .width = patches_width(&j->p)};
-  rows_of(j, per_sample, i, &t.from, &t.to);
+  nn_range(j->samples, j->pieces, i, 1, &t.from, &t.to); /* whole samples */
+  t.from *= per_sample;
+  t.to *= per_sample;
   t.step = plain(j->v) ? t.to - t.from : j->rows;
   t.at = t.from;
   return t;
@@ -262,14 +257,13 @@ static void scatter_piece(void *arg, int32_t i) {
   const int64_t out = v->shape.channels, width = patches_width(&j->p);
   const int64_t image = nn_count(x->shape);
   float *tile = j->tiles + j->tile * i;
-  int64_t from, to;
-  rows_of(j, v->shape.height * v->shape.width, i, &from, &to);
+  const int64_t per_sample = v->shape.height * v->shape.width;
   int64_t first, last;
   nn_range(j->samples, j->pieces, i, 1, &first, &last);
   if (!v->adds[0]) {
     memset(x->grad + first * image, 0, (size_t)((last - first) * image) * sizeof *x->grad);
   }
-  for (int64_t r = from; r < to; r += j->rows) {
+  for (int64_t r = first * per_sample, to = last * per_sample; r < to; r += j->rows) {
     const int64_t rows = to - r < j->rows ? to - r : j->rows;
     nn_gemm(false, false, rows, width, out, 1.0F, v->grad + r * out, out, v->kept, width, 0.0F,
             tile, width);
