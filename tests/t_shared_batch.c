@@ -134,66 +134,52 @@ static void last_call(const variant *v) {
   scene_destroy(&one);
 }
 
-/* Nobody else has any; and a number that nobody said. */
+static void must_refuse(const variant *v, scene *s, ng_status st, const char *message) {
+  const ng_options o = v_options(v);
+  scene_result r;
+  scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
+  if (r.status != st || strstr(r.message, message) == NULL)
+    v_fail(v, "%s %s, expected %s", ng_status_name(r.status), r.message, message);
+  scene_forget(&r);
+  scene_destroy(&s);
+}
+
+/* A single rank needs samples, and a place within the whole batch; nothing has begun. */
 static void refused(const variant *v) {
   static const struct {
-    int64_t samples;
+    int64_t samples, whole, first;
     const char *message;
-  } bad[] = {{0, "samples is 0, expected at least 1 on a single rank"},
-             {-1, "samples is -1, expected the number"}};
-  const ng_options o = v_options(v);
+  } bad[] = {{0, 0, 0, "samples is 0, expected at least 1 on a single rank"},
+             {-1, 0, 0, "samples is -1, expected the number"},
+             {3, 0, 1, "first is"},
+             {3, 2, 0, "first is"},
+             {3, 4, 2, "first is"},
+             {3, 4, -1, "first is"},
+             {3, -4, 0, "first is"},
+             {3, (INT64_C(1) << 31) + 1, 0, "first is"},
+             {3, 3, INT64_MAX, "first is"}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    scene *s = v_even(v, 1, 1, 45);
-    scene_result r;
-    s->micro[0][0][0].batch.samples = bad[i].samples;
-    scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
-    if (r.status != NG_ERR_ARG || strstr(r.message, bad[i].message) == NULL)
-      v_fail(v, "samples %d: %s %s", (int)bad[i].samples, ng_status_name(r.status), r.message);
-    scene_forget(&r);
-    scene_destroy(&s);
+    scene *s = v_even(v, 1, 1, 42);
+    ng_batch *b = &s->micro[0][0][0].batch;
+    b->samples = bad[i].samples;
+    b->whole = bad[i].whole;
+    b->first = bad[i].first;
+    must_refuse(v, s, NG_ERR_ARG, bad[i].message);
   }
 }
 
 #if !defined(NG_TEST_MPI)
-/* What cannot be is refused, and nothing has begun. */
-static void places_refused(const variant *v) {
-  static const struct {
-    int64_t samples, whole, first;
-  } bad[] = {{3, 0, 1},        {3, 2, 0},  {3, 4, 2},
-             {3, 4, -1},       {3, -4, 0}, {3, (INT64_C(1) << 31) + 1, 0},
-             {3, 3, INT64_MAX}};
-  const ng_options o = v_options(v);
-  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    scene *s = v_even(v, 1, 1, 42);
-    scene_result r;
-    ng_batch *b = &s->micro[0][0][0].batch;
-    b->whole = bad[i].whole;
-    b->first = bad[i].first;
-    scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
-    if (r.status != NG_ERR_ARG || strstr(r.message, "first is") == NULL)
-      v_fail(v, "place %d: %s %s", (int)i, ng_status_name(r.status), r.message);
-    scene_forget(&r);
-    scene_destroy(&s);
-  }
-}
-
-/* Ranks that say it of different batches are told so. */
+/* The wholes of the ranks differ: 3 more, or none, of one rank. */
 static void of_one_batch(const variant *v) {
-  const ng_options o = v_options(v);
-  for (int by = -3; by <= 3; by += 6) { /* its samples are 3 */
+  for (int more = 0; more < 2; more++) {
     scene *s = v_even(v, 2, 3, 43);
-    scene_result r;
+    ng_batch *b = &s->micro[1][1][0].batch;
     say(s, &(manner){.whole = true});
-    s->micro[1][1][0].batch.whole += by < 0 ? -s->micro[1][1][0].batch.whole : by;
-    if (by < 0) s->micro[1][1][0].batch.first = 0;
-    scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
-    if (r.status != NG_ERR_STATE || strstr(r.message, "ng_batch.whole differs") == NULL)
-      v_fail(v, "a whole of %d more: %s %s", by, ng_status_name(r.status), r.message);
-    scene_forget(&r);
-    scene_destroy(&s);
+    b->whole = more ? b->whole + 3 : 0;
+    if (!more) b->first = 0;
+    must_refuse(v, s, NG_ERR_STATE, "ng_batch.whole differs");
   }
 }
-
 #endif
 
 int main(void) {
@@ -201,7 +187,6 @@ int main(void) {
     {"as one rank", READS_INPUT, as_one_rank},
     {"the last call", READS_INPUT, last_call},
 #if !defined(NG_TEST_MPI)
-    {"places refused", EVERYONE, places_refused},
     {"of one batch", READS_INPUT, of_one_batch},
 #endif
     {"refused", EVERYONE, refused}
