@@ -1,5 +1,6 @@
 /* state_scene.c: see state_scene.h. */
 #include "state_scene.h"
+#include "ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -136,6 +137,10 @@ ng_status play_transfer(int32_t rank, ng_transport *t, void *arg) {
             x->says != NULL ? x->says : "success");
   sim_close(&s);
   return st;
+}
+
+void must_transfer(int32_t ranks, transfer x) {
+  assert_int_equal(ranks_run(ranks, play_transfer, &x, NULL), NG_OK);
 }
 
 void assert_told(const sim *s, const char *says, uint64_t before) {

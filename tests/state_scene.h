@@ -53,5 +53,6 @@ typedef struct transfer {
 
 /* `arg` is a transfer.  Asserts nothing. */
 ng_status play_transfer(int32_t rank, ng_transport *t, void *arg);
+void must_transfer(int32_t ranks, transfer x); /* all ranks succeed */
 
 #endif

@@ -196,7 +196,7 @@ static ng_option_info info_of(const char *option) {
   return info;
 }
 
-/* Options with tests below. */
+/* Options with tests below; t_plan_places has colocate. */
 static const char *const elsewhere[] = {"update", "missing", "colocate"};
 
 static bool named(const char *option, const char *choice) {
@@ -383,35 +383,6 @@ static void effect_missing(void **state) {
   }
 }
 
-/* The planned cost of solving on two ranks.  Orders 10 1, 8 7, 6 6, 2 2: by n^3 1001, 855, 432, 16, by n^2 101, 113, 72, 8;
- * the least loaded rank takes the next, or by turns A and G. */
-static void effect_of_costs_and_owners(void **state) {
-  (void)state;
-  static const int64_t order[4][2] = {{10, 1}, {8, 7}, {6, 6}, {2, 2}};
-  static const struct {
-    const char *options;
-    double cost[2];
-  } row[] = {{"placement=kaisa", {1001 + 16, 855 + 432}},
-             {"placement=kaisa-memory", {855 + 16, 1001 + 432}},
-             {"placement=round-robin colocate=1", {1001 + 432, 855 + 16}},
-             {"placement=round-robin colocate=0", {1000 + 512 + 216 + 8, 1 + 343 + 216 + 8}},
-             {"placement=round-robin colocate=0 grad_worker_fraction=0", {1001 + 432, 855 + 16}}};
-  for (size_t k = 0; k < sizeof row / sizeof row[0]; k++) {
-    fixture f;
-    fixture_ok(&f, fixture_open(&f, row[k].options, NULL));
-    for (int i = 0; i < 4; i++) {
-      const char name[2] = {(char)('a' + i), 0};
-      fixture_ok(&f, ng_add_linear(f.p, name, order[i][0], order[i][1], 0, NULL));
-    }
-    for (int32_t r = 0; r < 2; r++) {
-      ng_rank_plan plan = {.struct_size = sizeof plan};
-      fixture_ok(&f, ng_plan_ranks(f.p, 2, r, 1, &plan));
-      assert_true(plan.solve_cost == row[k].cost[r]);
-    }
-    fixture_close(&f);
-  }
-}
-
 /* Options that exclude each other, where a model must be made to see it. */
 static void refused(void **state) {
   (void)state;
@@ -444,7 +415,6 @@ int main(void) {
       cmocka_unit_test(live_options_move),
       cmocka_unit_test(effect_update),
       cmocka_unit_test(effect_missing),
-      cmocka_unit_test(effect_of_costs_and_owners),
       cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -182,8 +182,7 @@ static void own_and_a_buffer(void **state) {
  * times the least. */
 static void shared_out(const sim_setup *how, int32_t parts_with, double ratio) {
   const path parts = in_folder("parts");
-  transfer m = {.how = how, .steps = 3, .parts = parts.text};
-  assert_int_equal(ranks_run(3, play_transfer, &m, NULL), NG_OK);
+  must_transfer(3, (transfer){.how = how, .steps = 3, .parts = parts.text});
   int64_t least = INT64_MAX, most = 0;
   int32_t with = 0;
   DIR *d = opendir(folder);

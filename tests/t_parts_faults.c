@@ -30,15 +30,13 @@ static path part(const char *base, int32_t r) { return file_of_part(base, r, RAN
 
 static void save(const char *base, int32_t steps) {
   const path file = in_folder(base);
-  transfer x = {.parts = file.text, .steps = steps};
-  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
+  must_transfer(RANKS, (transfer){.parts = file.text, .steps = steps});
 }
 
 static void loads(const char *base) {
   const path file = in_folder(base);
-  transfer x = {.load = file.text};
   for (int32_t n = 1; n <= RANKS; n++)
-    assert_int_equal(ranks_run(n, play_transfer, &x, NULL), NG_OK);
+    must_transfer(n, (transfer){.load = file.text});
 }
 
 /* On more ranks and on fewer; with a step behind them, which would be gone. */
@@ -101,10 +99,8 @@ static void a_part_without_arrays(void **state) {
   static const sim_setup small = {
       .method = "natgrad", .set = "grad_worker_fraction=0", .vary = SIM_SMALL};
   const path a = in_folder("a");
-  transfer x = {.how = &small, .parts = a.text, .steps = 1};
-  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
-  x = (transfer){.how = &small, .load = a.text};
-  assert_int_equal(ranks_run(1, play_transfer, &x, NULL), NG_OK);
+  must_transfer(RANKS, (transfer){.how = &small, .parts = a.text, .steps = 1});
+  must_transfer(1, (transfer){.how = &small, .load = a.text});
   int32_t empty = 0;
   for (int32_t r = 1; r < RANKS; r++) {
     const path p = part("a", r);
@@ -114,11 +110,10 @@ static void a_part_without_arrays(void **state) {
     empty += ngio_tensors_count(file) == 0;
     ngio_tensors_close(&file);
     assert_int_equal(unlink(p.text), 0);
-    x = (transfer){.how = &small, .load = a.text, .says = p.text};
+    transfer x = {.how = &small, .load = a.text, .says = p.text};
     assert_int_equal(ranks_run(2, play_transfer, &x, NULL), NG_ERR_FILE);
     assert_false(x.wrong[0] || x.wrong[1]);
-    x = (transfer){.how = &small, .parts = a.text, .steps = 1};
-    assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
+    must_transfer(RANKS, (transfer){.how = &small, .parts = a.text, .steps = 1});
   }
   assert_true(empty > 0);
   clear_folder();

@@ -38,9 +38,8 @@ static const char head[] = "{\"__metadata__\":{\"natgrad\":\"", tail[] = "\",\"n
 /* Saved by all ranks, read, and removed. */
 static parted take_parts(const sim_setup *how) {
   const path a = in_folder("a");
-  transfer save = {.how = how, .steps = 2, .parts = a.text};
   parted x;
-  assert_int_equal(ranks_run(RANKS, play_transfer, &save, NULL), NG_OK);
+  must_transfer(RANKS, (transfer){.how = how, .steps = 2, .parts = a.text});
   for (int32_t r = 0; r < RANKS; r++) {
     const path p = file_of_part("a", r, RANKS);
     x.bytes[r] = slurp(p.text, &x.n[r]);

@@ -53,8 +53,7 @@ int rename(const char *from, const char *to) {
 }
 
 static void loads(const char *file, int32_t ranks) {
-  transfer j = {.load = file};
-  assert_int_equal(ranks_run(ranks, play_transfer, &j, NULL), NG_OK);
+  must_transfer(ranks, (transfer){.load = file});
 }
 
 static void two_jobs(void **state) {
@@ -62,14 +61,12 @@ static void two_jobs(void **state) {
   const path a = in_folder("a");
   for (int first = 0; first < 2; first++) { /* in parts, in one file */
     for (int late = 0; late < 2; late++) {  /* as parts are looked for, or before */
-      transfer j = {
-          .parts = first == 0 ? a.text : NULL, .one = first == 1 ? a.text : NULL, .steps = 2};
-      transfer before = {.parts = a.text, .steps = 1};
-      assert_int_equal(ranks_run(RANKS, play_transfer, &before, NULL), NG_OK);
+      must_transfer(RANKS, (transfer){.parts = a.text, .steps = 1});
       other.job = (transfer){.parts = a.text, .steps = 3};
       other.got = NG_ERR_COMM;
       other.at = late == 0 ? AT_OPENDIR : AT_RENAME;
-      assert_int_equal(ranks_run(RANKS, play_transfer, &j, NULL), NG_OK);
+      must_transfer(RANKS, first == 0 ? (transfer){.parts = a.text, .steps = 2}
+                                      : (transfer){.one = a.text, .steps = 2});
       /* Who holds the lock keeps the other away; before, the other is the later one, and all of it is there. */
       assert_int_equal(other.got, late == 0 ? NG_ERR_FILE : NG_OK);
       loads(a.text, RANKS);
@@ -93,14 +90,12 @@ static bool there(const char *name) {
 
 static void save_parts(const char *name, int32_t steps) {
   const path file = in_folder(name);
-  transfer j = {.parts = file.text, .steps = steps};
-  assert_int_equal(ranks_run(RANKS, play_transfer, &j, NULL), NG_OK);
+  must_transfer(RANKS, (transfer){.parts = file.text, .steps = steps});
 }
 
 static void save_one(const char *name, int32_t ranks) {
   const path file = in_folder(name);
-  transfer j = {.one = file.text, .steps = 2};
-  assert_int_equal(ranks_run(ranks, play_transfer, &j, NULL), NG_OK);
+  must_transfer(ranks, (transfer){.one = file.text, .steps = 2});
 }
 
 static void strangers_stay_and_ours_go(void **state) {
@@ -185,8 +180,7 @@ static void other_ways_to_say_it(void **state) {
   const char *const name[] = {"a", "./a", twice};
   for (int i = 0; i < 3; i++) {
     for (int32_t steps = 1; steps < 3; steps++) {
-      transfer j = {.parts = name[i], .steps = steps};
-      assert_int_equal(ranks_run(RANKS, play_transfer, &j, NULL), NG_OK);
+      must_transfer(RANKS, (transfer){.parts = name[i], .steps = steps});
       assert_int_equal(list_folder().n, RANKS);
     }
   }

@@ -35,7 +35,7 @@ static int64_t triangle(int64_t n) { return piece(n * (n + 1) / 2 * (int64_t)siz
 static int64_t results(int64_t n) { return triangle(n) + 64; }
 static double cube(int64_t n) { return (double)n * (double)n * (double)n; }
 
-/* The same with the library's inputs written down again: n^3, products of each step, 20 / solve_period. */
+/* The same with the library's inputs written down again: n^3 (n^2 if placed by memory), products of each step, 20 / solve_period. */
 static void assign(const plan_case *c, ng_work work[LAYERS], ng_task task[LAYERS][2]) {
   ng_assignment a = {.placement = c->placement,
                      .together = c->together,
@@ -47,8 +47,9 @@ static void assign(const plan_case *c, ng_work work[LAYERS], ng_task task[LAYERS
                      .tasks = 2 * LAYERS};
   for (int i = 0; i < LAYERS; i++) {
     const int64_t p = order[i][0], q = order[i][1];
-    task[i][0] = (ng_task){.name = "A", .cost = cube(p)};
-    task[i][1] = (ng_task){.name = "G", .cost = cube(q)};
+    const bool memory = c->placement == NG_PLACEMENT_KAISA_MEMORY;
+    task[i][0] = (ng_task){.name = "A", .cost = memory ? (double)(p * p) : cube(p)};
+    task[i][1] = (ng_task){.name = "G", .cost = memory ? (double)(q * q) : cube(q)};
     work[i] = (ng_work){
         .name = name[i], .task = task[i], .tasks = 2, .each = 2.0 * (double)(p * q * (p + q))};
   }
@@ -130,16 +131,17 @@ static void as_published(void **state) {
              {NG_PLACEMENT_MPD_KFAC, "mpd-kfac"},
              {NG_PLACEMENT_CONTIGUOUS, "contiguous"},
              {NG_PLACEMENT_SPNGD, "spngd"},
-             {NG_PLACEMENT_BALANCED, "balanced"}};
+             {NG_PLACEMENT_BALANCED, "balanced"},
+             {NG_PLACEMENT_KAISA_MEMORY, "kaisa-memory"}};
   static const char *const statistics[] = {"all", "owner", "local"};
   int checked = 0;
   for (int32_t m = 1; m <= W; m++) {
-    for (int k = 0; k < 6 * 3 * 2 && W % m == 0; k++) {
-      plan_case c = {.placement = row[k % 6].placement,
-                     .name = row[k % 6].name,
+    for (int k = 0; k < 7 * 3 * 2 && W % m == 0; k++) {
+      plan_case c = {.placement = row[k % 7].placement,
+                     .name = row[k % 7].name,
                      .m = m,
-                     .together = k / 18 == 0,
-                     .statistics = statistics[k / 6 % 3]};
+                     .together = k / 21 == 0,
+                     .statistics = statistics[k / 7 % 3]};
       const bool one = strcmp(c.statistics, "local") == 0;
       if (!c.together && (c.placement == NG_PLACEMENT_SPNGD || (one && m > 1))) continue;
       /* takes A and G apart by itself where there are more ranks than layers, and their sums are of all samples */
