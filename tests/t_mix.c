@@ -47,12 +47,6 @@ static void weights_are_beta(void **state) {
     assert_true(mix_weight(5e-324, 11, 3, i) == 1.0);
 }
 
-static void must_set_all(settings *s, const char *const set[][2], int n) {
-  settings_init(s);
-  for (int i = 0; i < n; i++)
-    must_set(s, set[i][0], set[i][1]);
-}
-
 /* The published rectangle from the numbers drawn for it. */
 static mix_box published(double rate, double low, double high, double thin, uint64_t seed,
                          uint32_t epoch, int32_t row, int64_t h, int64_t w) {
@@ -79,7 +73,8 @@ static void rectangles_are_the_published_ones(void **state) {
   (void)state;
   enum { N = 4000, SIDE = 40 };
   settings s;
-  must_set_all(&s, (const char *const[][2]){{"erase-rate", "0.5"}, {"seed", "9"}}, 2);
+  settings_init(&s);
+  must_set_line(&s, "erase-rate=0.5 seed=9");
   int erased = 0, tall = 0, last = 0;
   for (int32_t i = 0; i < N; i++) {
     const mix_box got = mix_erased(&s, 4, i, SIDE, SIDE + 8);
@@ -108,14 +103,10 @@ static void batches_are_mixed_and_erased(void **state) {
   for (int kind = 0; kind < 4; kind++) { /* 1: running; 2: erasing, too */
     const bool running = (kind & 1) != 0, erases = (kind & 2) != 0;
     settings s;
-    must_set_all(&s,
-                 (const char *const[][2]){{"mixup-alpha", "0.4"},
-                                          {"batch", "3"},
-                                          {"seed", "5"},
-                                          {"label-smoothing", "0.1"},
-                                          {"running-mixup", running ? "true" : "false"},
-                                          {"erase-rate", erases ? "0.7" : "0"}},
-                 6);
+    settings_init(&s);
+    must_set_line(&s, "mixup-alpha=0.4 batch=3 seed=5 label-smoothing=0.1");
+    must_set(&s, "running-mixup", running ? "true" : "false");
+    must_set(&s, "erase-rate", erases ? "0.7" : "0");
     mix m;
     assert_int_equal(mix_create(&s, &images, NULL, false, &m), 0);
     float x[B * PER];
@@ -159,7 +150,8 @@ static void batches_are_mixed_and_erased(void **state) {
 static void erasing_alone(void **state) {
   (void)state;
   settings s;
-  must_set_all(&s, (const char *const[][2]){{"erase-rate", "1"}, {"batch", "3"}}, 2);
+  settings_init(&s);
+  must_set_line(&s, "erase-rate=1 batch=3");
   mix m;
   assert_int_equal(mix_create(&s, &images, NULL, false, &m), 0);
   assert_null(m.targets); /* the loss takes the labels */
@@ -223,9 +215,8 @@ static void the_gradient_is_that_of_the_targets(void **state) {
 static void the_batch_before_is_kept(void **state) {
   (void)state;
   settings s;
-  must_set_all(
-      &s, (const char *const[][2]){{"mixup-alpha", "1"}, {"running-mixup", "true"}, {"batch", "3"}},
-      3);
+  settings_init(&s);
+  must_set_line(&s, "mixup-alpha=1 running-mixup=true batch=3");
   mix m, again;
   assert_int_equal(mix_create(&s, &images, NULL, false, &m), 0);
   assert_int_equal(mix_create(&s, &images, NULL, false, &again), 0);

@@ -35,8 +35,6 @@ void *__wrap_aligned_alloc(size_t to, size_t bytes) {
   return taken++, __real_aligned_alloc(to, bytes);
 }
 
-static ng_pool *two_threads(void) { return ng_pool_create(2, NULL); }
-
 /* ---- central differences -----------------------------------------------------------------------*/
 
 typedef struct kase {
@@ -244,7 +242,7 @@ static void check_param(const scene *s, int i, double loss) {
 
 static void gradients(void **state) {
   (void)state;
-  ng_pool *pool = two_threads();
+  ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     scene s = open_scene(&cases[c], pool);
     const double loss = loss_now(&s);
@@ -286,7 +284,7 @@ static void replan(scene *s, bool share) {
 /* Parts of memory that are shared or not, another batch in between: the same bits, and nothing is allocated. */
 static void same_bits_again(void **state) {
   (void)state;
-  ng_pool *pool = two_threads();
+  ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     scene s = open_scene(&cases[c], pool);
     int64_t count = 0;

@@ -45,12 +45,6 @@ static const char *pick(rng *r, const char *words) {
   return word[turn];
 }
 
-static void set_real(ng_options *o, const char *name, double x) {
-  char text[40];
-  snprintf(text, sizeof text, "%.17g", x);
-  fixture_set(o, name, text);
-}
-
 static void random_factors(rng *r, ng_options *o) {
   ng_options_standard(o);
   fixture_set(o, "solver", pick(r, "eigen eigen-prediv cholesky cholesky"));
@@ -59,7 +53,7 @@ static void random_factors(rng *r, ng_options *o) {
   fixture_set(o, "eigen_floor", eigen ? pick(r, "0 1e-10 0.03") : "0");
   if (strcmp(o->damping_split, "joint") != 0)
     fixture_set(o, "damping_leak", pick(r, "0 0 0 owner"));
-  set_real(o, "damping", pow(10, -2.5 + 3 * rng_real(r)));
+  fixture_real(o, "damping", pow(10, -2.5 + 3 * rng_real(r)));
   fixture_set(o, "stat_decay", pick(r, "0 0.3 0.5 0.95 0.95 1"));
   fixture_set(o, "stat_start", pick(r, "first first identity zero"));
   fixture_set(o, "stat_scale", pick(r, "textbook textbook kaisa mpd-kfac chainerkfac"));
@@ -71,7 +65,7 @@ static void random_factors(rng *r, ng_options *o) {
   fixture_set(o, "factor_blocks", pick(r, "1 1 1 2 3"));
   fixture_set(o, "max_factor", pick(r, "0 0 0 7 12"));
   fixture_set(o, "clip", pick(r, "kl kl rescale none"));
-  set_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
+  fixture_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
   fixture_set(o, "output_factor", pick(r, "full full full diagonal"));
   fixture_set(o, "statistics", pick(r, "all all owner local"));
   fixture_set(o, "placement", "round-robin"); /* as the oracle has owners */
@@ -87,8 +81,8 @@ static void random_vectors(rng *r, ng_options *o) {
   fixture_set(o, "calls", pick(r, "mean ema last"));
   fixture_set(o, "stat_period", pick(r, "1 1 2"));
   fixture_set(o, "clip", pick(r, "kl kl rescale none"));
-  set_real(o, "damping", pow(10, -3 + 3 * rng_real(r)));
-  set_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
+  fixture_real(o, "damping", pow(10, -3 + 3 * rng_real(r)));
+  fixture_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
 }
 
 /* As norm_predict requires them, beside factors or vectors. */
@@ -367,7 +361,7 @@ static double singular_case(uint64_t seed) {
   rng r = {seed};
   ng_options o = fixture_parse("method=natgrad norm_block=full norm_damping=1 clip=none "
                                "solve_period=1");
-  set_real(&o, "damping", pow(10, -(double)rng_between(&r, 1, 4)));
+  fixture_real(&o, "damping", pow(10, -(double)rng_between(&r, 1, 4)));
   fixture_set(&o, "stat_decay", pick(&r, "0 0.5"));
   fixture_set(&o, "damping_leak", pick(&r, "0 0 owner"));
   fixture_set(&o, "statistics", pick(&r, "all owner"));

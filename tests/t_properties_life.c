@@ -5,6 +5,7 @@
  * have the same bits is looked at in every run (v_play). */
 #include "families.h"
 #include "ranks.h"
+#include "state_scene.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,9 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <dirent.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -156,26 +154,12 @@ static scene *party(const variant *v, int32_t ranks) {
 
 static scene_look stage(int32_t ranks) { return (scene_look){.threads = ranks == 1 ? 3 : 1}; }
 
-static void drop_files(const char *folder) {
-  DIR *d = opendir(folder);
-  assert_non_null(d);
-  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-    if (e->d_name[0] != '.') assert_int_equal(unlinkat(dirfd(d), e->d_name, 0), 0);
-  }
-  (void)closedir(d);
-  assert_int_equal(rmdir(folder), 0);
-}
-
 /* Saved, and continued by a new preconditioner: the same bits.  The state is one file, a file for each rank, or single
  * arrays of the ranks that hold them, put together by the test.  With every layer observed in every second step only, the
  * running average decides the other steps. */
 static void resumed(const variant *v) {
-  char folder[64],
-      file[80]; /* in memory, if there is such a place: it is written often, and flushed */
-  (void)snprintf(folder, sizeof folder, "%s/t_properties-XXXXXX",
-                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-  assert_non_null(mkdtemp(folder));
-  (void)snprintf(file, sizeof file, "%s/state", folder);
+  assert_int_equal(make_folder(NULL), 0);
+  const path file = in_folder("state");
   for (int k = 0; k < 7; k++) {
     const int32_t ranks = k < 3 ? 1 : 3;
     scene *s = party(v, ranks);
@@ -187,7 +171,7 @@ static void resumed(const variant *v) {
     if (strncmp(o.method, "topk-", 5) != 0) fixture_real(&o, "stat_period", 1 + k % 2);
     scene_look look = stage(ranks);
     scene_result x = v_play_as(v, s, &o, look);
-    look.resume = file;
+    look.resume = file.text;
     look.resume_after = k == 0 || k == 4 ? 2 : k == 2 ? 1 : 0;
     look.in_parts = k == 5;
     look.by_walk = k == 2 || k == 6;
@@ -197,7 +181,8 @@ static void resumed(const variant *v) {
     scene_forget(&y);
     scene_destroy(&s);
   }
-  drop_files(folder);
+  clear_folder();
+  assert_int_equal(drop_folder(NULL), 0);
 }
 
 /* ---- refused ---------------------------------------------------------------------------------*/

@@ -39,11 +39,7 @@ typedef struct path {
 
 static path path_of(const char *what, int64_t t) {
   path p;
-  if (t < 0) {
-    (void)snprintf(p.text, sizeof p.text, "%s/%s", folder, what);
-  } else {
-    (void)snprintf(p.text, sizeof p.text, "%s/%s.%lld", folder, what, (long long)t);
-  }
+  (void)snprintf(p.text, sizeof p.text, "%s/%s.%lld", folder, what, (long long)t);
   return p;
 }
 
@@ -104,7 +100,9 @@ int main(int argc, char **argv) {
     TRY(sim_step(&run, t));
     if ((t + 1) % EVERY == 0) save(t + 1);
   }
-  save_weights(path_of("final", -1));
+  path final;
+  (void)snprintf(final.text, sizeof final.text, "%s/final", folder);
+  save_weights(final);
   sim_close(&run);
   return 0;
 }

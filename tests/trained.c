@@ -28,17 +28,12 @@ static void read_log(trained *out) {
 }
 
 void train(const data_set *d, const char *name, const char *set, trained *out) {
-  char words[512], *rest = NULL, message[256] = "", path[1024];
+  char message[256] = "", path[1024];
   memset(out, 0, sizeof *out);
   settings_init(&out->s);
   (void)snprintf(out->folder, sizeof out->folder, "%s", in_folder(name));
   must_set(&out->s, "out", out->folder);
-  (void)snprintf(words, sizeof words, "%s", set);
-  for (char *w = strtok_r(words, " ", &rest); w != NULL; w = strtok_r(NULL, " ", &rest)) {
-    char *equals = strchr(w, '=');
-    *equals = 0;
-    must_set(&out->s, w, equals + 1);
-  }
+  must_set_line(&out->s, set);
   const train_show show = {.label = ""};
   assert_int_equal(train_run(&out->s, d, &show, &out->r), CLI_OK);
   read_log(out);

@@ -90,3 +90,13 @@ void must_set(settings *s, const char *name, const char *value) {
   if (settings_put(s, name, value, message, sizeof message) != CLI_OK)
     fail_msg("%s = %s: %s", name, value, message);
 }
+
+void must_set_line(settings *s, const char *line) {
+  char words[512], *rest = NULL;
+  (void)snprintf(words, sizeof words, "%s", line);
+  for (char *w = strtok_r(words, " ", &rest); w != NULL; w = strtok_r(NULL, " ", &rest)) {
+    char *equals = strchr(w, '=');
+    *equals = 0;
+    must_set(s, w, equals + 1);
+  }
+}

@@ -22,5 +22,6 @@ const char *said(void);
 void must_refuse(const char *set, const char *says);
 
 void must_set(settings *s, const char *name, const char *value);
+void must_set_line(settings *s, const char *line); /* "name=value ..." */
 
 #endif
