@@ -119,18 +119,8 @@ static void report_changes(const run *r, const settings *was) {
   }
 }
 
-/* Tell the other ranks which checkpoint rank 0 loads; -1: none. */
-static int send_loaded_step(const run *r, int64_t step) {
-  return ranks_broadcast(&r->ranks, &step, sizeof step);
-}
-
 checkpoint run_checkpoint(run *r) {
   return (checkpoint){r->s->out, &r->ranks, r->net, &r->feed, &r->mean, r->p, &r->state};
-}
-
-static int load(run *r, int64_t step) {
-  const checkpoint c = run_checkpoint(r);
-  return checkpoint_load(&c, step);
 }
 
 /* Send weights and counters from rank 0 to all ranks. The library has sent its own state. */
@@ -155,7 +145,8 @@ static int follow(run *r) {
   if (!r->s->resume) return CLI_OK;
   int rc = ranks_broadcast(&r->ranks, &step, sizeof step);
   if (rc != CLI_OK || step < 0) return rc;
-  rc = load(r, step);
+  const checkpoint c = run_checkpoint(r);
+  rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   r->out->kept = r->state.step;
   return rc;
@@ -191,14 +182,16 @@ static int begin_again(run *r, const char *config, const char *log) {
   if (rc != CLI_OK) return rc;
   cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
   checkpoint_sweep(r->s->out, -1);
-  rc = send_loaded_step(r, -1);
+  int64_t none = -1;
+  rc = ranks_broadcast(&r->ranks, &none, sizeof none);
   return rc == CLI_OK ? from_the_start(r, config, log) : rc;
 }
 
 static int go_on(run *r, int64_t step, const char *config, const char *log, const settings *was) {
   const int64_t data = r->state.data_crc;
-  int rc = send_loaded_step(r, step);
-  if (rc == CLI_OK) rc = load(r, step);
+  const checkpoint c = run_checkpoint(r);
+  int rc = ranks_broadcast(&r->ranks, &step, sizeof step); /* the other ranks load it, too */
+  if (rc == CLI_OK) rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = share_loaded(r);
   if (rc == CLI_OK) rc = fits(r, data);
   const run_state *s = &r->state;

@@ -94,11 +94,6 @@ double compare_best(compare_metric m, const train_result *r); /* NaN without epo
 /* The first epoch that reaches the target; -1: none. */
 int compare_reaches(compare_metric m, const train_result *r, double target);
 
-typedef struct spread {
-  int n;                  /* number of finite values */
-  double mean, deviation; /* sample deviation (n - 1); NaN for n < 2 */
-  double min, max;
-} spread;
 spread compare_spread(const double *x, int n);
 
 /* The curve of a method, for free(): means and extremes over the runs that did not diverge, or over all if all

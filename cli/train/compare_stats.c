@@ -60,11 +60,6 @@ spread compare_spread(const double *x, int n) {
   return s;
 }
 
-static plot_range range_of(const double *x, int n) {
-  const spread s = compare_spread(x, n);
-  return (plot_range){s.mean, s.min, s.max};
-}
-
 int compare_curve(compare_metric m, const train_result *run, int runs, plot_point **out) {
   int longest = 0, sound = 0;
   for (int i = 0; i < runs; i++)
@@ -85,8 +80,8 @@ int compare_curve(compare_metric m, const train_result *run, int runs, plot_poin
       x[2 * runs + n++] = score_of(m, &run[i].epoch[e]);
     }
     p->seconds = compare_spread(x, n).mean;
-    p->loss = range_of(x + runs, n);
-    p->score = range_of(x + 2 * runs, n);
+    p->loss = compare_spread(x + runs, n);
+    p->score = compare_spread(x + 2 * runs, n);
   }
   free(x);
   return longest;

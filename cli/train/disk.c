@@ -46,11 +46,11 @@ static int unwritable(const char *path, int why) {
   return cli_bad("%s: cannot be written: %s", path, strerror(why));
 }
 
-static int replace(const char *path, const void *bytes, size_t size) {
+int disk_write(const char *path, const void *bytes, size_t size) {
   const size_t n = strlen(path) + sizeof ".natgrad-part";
   char *part = cli_take(n, 1);
   (void)snprintf(part, n, "%s.natgrad-part", path);
-  if (disk_regular(part) != CLI_OK) {
+  if (disk_regular(path) != CLI_OK || disk_regular(part) != CLI_OK) {
     free(part);
     return CLI_BAD;
   }
@@ -79,10 +79,6 @@ int disk_regular(const char *path) {
                  : S_ISDIR(st.st_mode)  ? "a folder"
                  : S_ISFIFO(st.st_mode) ? "a pipe"
                                         : "a device or a socket");
-}
-
-int disk_write(const char *path, const void *bytes, size_t size) {
-  return disk_regular(path) == CLI_OK ? replace(path, bytes, size) : CLI_BAD;
 }
 
 int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what) {

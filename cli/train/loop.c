@@ -43,12 +43,11 @@ log_times run_times(run *r) {
 }
 
 static int gather_traffic(run *r) {
-  traffic_rank mine = {.sent_ms = 0.0};
+  const ng_report of = precond_report(r->p);
+  traffic_rank mine = {.sent_ms = of.sent_ms + r->in_steps.meter.sent_ms,
+                       .hidden_ms = of.hidden_ms + ng_meter_hidden(&r->in_steps.meter)};
   const int n = stations_of(r, mine.station);
   const double steps = (double)(r->state.step - r->out->first);
-  precond_sent(r->p, &mine.sent_ms, &mine.hidden_ms);
-  mine.sent_ms += r->in_steps.meter.sent_ms;
-  mine.hidden_ms += ng_meter_hidden(&r->in_steps.meter);
   return traffic_gather(&r->ranks, &mine, n, steps, &r->out->traffic);
 }
 
@@ -110,20 +109,12 @@ static bool is_far(const run *r) {
   return r->steps_since > 0 && r->loss_since / (double)r->steps_since > limit;
 }
 
-/* This checkpoint serves all requests so far. */
-static void was_kept(run *r) {
-  r->keeps = train_keep_wanted();
-  r->out->kept = r->state.step;
-  r->loss_since = 0.0;
-  r->steps_since = 0;
-}
-
 /* Save a checkpoint, unless the run has diverged: then the last checkpoint stays. */
 static int save(run *r) {
   if (is_far(r)) { /* the same on all ranks, as the loss is */
     r->out->diverged = true;
     (void)snprintf(
-        r->out->far, sizeof r->out->far,
+        r->out->lost, sizeof r->out->lost,
         "the mean loss since the last checkpoint, %.3g, is above %d times the first loss",
         r->loss_since / (double)r->steps_since, TRAIN_FAR);
     return CLI_OK;
@@ -132,7 +123,7 @@ static int save(run *r) {
   const char *lost = checkpoint_lost(r->net); /* the same on all ranks, as the weights are */
   if (lost != NULL) {
     r->out->diverged = true;
-    (void)snprintf(r->out->lost, sizeof r->out->lost, "%s", lost);
+    (void)snprintf(r->out->lost, sizeof r->out->lost, "%s is not finite", lost);
     return CLI_OK;
   }
   const log_times t = run_times(r);
@@ -146,8 +137,12 @@ static int save(run *r) {
   const checkpoint c = run_checkpoint(r);
   if (rc == CLI_OK)
     rc = checkpoint_save(&c, r->config, r->s->checkpoint_parts && r->ranks.size > 1);
-  if (rc == CLI_OK) was_kept(r);
-  return rc;
+  if (rc != CLI_OK) return rc;
+  r->keeps = train_keep_wanted(); /* this checkpoint serves all requests so far */
+  r->out->kept = s->step;
+  r->loss_since = 0.0;
+  r->steps_since = 0;
+  return CLI_OK;
 }
 
 /* Serve SIGUSR1, sent to any rank. */
@@ -261,7 +256,8 @@ static int finish(run *r) {
   if (r->out->epochs > 0) last = r->out->epoch[r->out->epochs - 1];
   if (r->out->diverged) last.train_loss = r->loss;
   last.seconds = seconds(r);
-  if (r->out->lost[0] == 0) (void)snprintf(r->out->lost, sizeof r->out->lost, "the loss");
+  if (r->out->lost[0] == 0)
+    (void)snprintf(r->out->lost, sizeof r->out->lost, "the loss is not finite");
   r->out->steps = r->state.step;
   r->out->skipped = r->state.skipped;
   r->out->rescued = r->state.rescued;
@@ -296,7 +292,6 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   checkpoint_init(&r.state);
   checkpoint_init(&r.before);
   r.ranks = ranks_of(t);
-  r.ranks.count = &r.said;
   int rc = run_begin(&r);
   if (rc == CLI_OK) {
     out->first = r.state.step;

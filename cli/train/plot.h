@@ -4,13 +4,15 @@
 
 #include <stdbool.h>
 
-typedef struct plot_range {
-  double mean, min, max;
-} plot_range;
+typedef struct spread {
+  int n;                  /* number of finite values */
+  double mean, deviation; /* sample deviation (n - 1); NaN for n < 2 */
+  double min, max;
+} spread;
 
 typedef struct plot_point { /* after an epoch, over seeds; NaN: no value */
   double epoch, seconds;
-  plot_range loss, score;
+  spread loss, score;
 } plot_point;
 
 typedef struct plot_curve {

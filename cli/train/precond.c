@@ -237,10 +237,15 @@ static ng_status step_adamw(const precond *p, double lr) {
   return ng_step_adamw(p->p, &how, 1);
 }
 
+ng_report precond_report(const precond *p) {
+  ng_report r = {.struct_size = sizeof r};
+  return ng_report_read(p->p, &r) < 0 ? (ng_report){.struct_size = sizeof r} : r;
+}
+
 /* The number of rescues so far: the status of a step may report something else. */
 static int64_t rescues(const precond *p) {
-  ng_report r = {.struct_size = sizeof r};
-  return ng_report_read(p->p, &r) < 0 ? 0 : r.more_damping + r.in_double + r.kept_last + r.plain;
+  const ng_report r = precond_report(p);
+  return r.more_damping + r.in_double + r.kept_last + r.plain;
 }
 
 int precond_step(precond *p, double lr, unsigned *out) {
@@ -256,9 +261,9 @@ int precond_step(precond *p, double lr, unsigned *out) {
 double precond_observe_ms(const precond *p) { return p->observe_ms; }
 
 int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
-  ng_report r = {.struct_size = sizeof r};
+  const ng_report r = precond_report(p);
   double cosine = (double)NAN, stretch = (double)NAN;
-  if (ng_report_read(p->p, &r) >= 0 && r.d2 > 0.0 && r.pd2 > 0.0) {
+  if (r.d2 > 0.0 && r.pd2 > 0.0) {
     cosine = fmax(-1.0, fmin(1.0, r.inner / sqrt(r.d2) / sqrt(r.pd2)));
     stretch = sqrt(r.pd2) / sqrt(r.d2);
   }
@@ -281,8 +286,7 @@ int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]) {
 }
 
 int precond_stations(const precond *p, train_station *out, int room) {
-  ng_report r = {.struct_size = sizeof r};
-  if (ng_report_read(p->p, &r) < 0) return 0;
+  const ng_report r = precond_report(p);
   int n = 0;
   for (int32_t i = 0; i < r.stations && n < room; i++) {
     ng_station_report one = {.struct_size = sizeof one};
@@ -298,9 +302,8 @@ int precond_stations(const precond *p, train_station *out, int room) {
 }
 
 int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]) {
-  ng_report r = {.struct_size = sizeof r};
+  const ng_report r = precond_report(p);
   int n = 0;
-  if (ng_report_read(p->p, &r) < 0) return 0;
   for (int32_t i = 0; i < r.statistics; i++) {
     ng_statistic_report one = {.struct_size = sizeof one};
     int k = 0;
@@ -319,13 +322,6 @@ int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]) {
     out[k].bytes_passed += one.bytes_passed;
   }
   return n;
-}
-
-void precond_sent(const precond *p, double *sent_ms, double *hidden_ms) {
-  ng_report r = {.struct_size = sizeof r};
-  if (ng_report_read(p->p, &r) < 0) r.sent_ms = r.hidden_ms = 0.0;
-  *sent_ms = r.sent_ms;
-  *hidden_ms = r.hidden_ms;
 }
 
 int64_t precond_bytes(const precond *p) {

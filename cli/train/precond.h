@@ -31,8 +31,7 @@ enum { PRECOND_NUMBERS = 11 };
 int precond_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
 int precond_stations(const precond *p, train_station *out, int room);      /* returns the number */
 int precond_refreshed(const precond *p, train_refreshed out[TRAIN_KINDS]); /* returns the number */
-/* Time of messages of the library, and its part that was hidden. */
-void precond_sent(const precond *p, double *sent_ms, double *hidden_ms);
+ng_report precond_report(const precond *p);
 int64_t precond_bytes(const precond *p); /* bytes in use */
 
 /* Collective. Save and load the state as a stream of rank 0 (`path` is for messages), or in parts, each rank its

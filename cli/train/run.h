@@ -46,10 +46,10 @@ typedef struct run {
   double loss_since;    /* sum of losses since the last checkpoint, and the number of steps */
   int64_t steps_since;
   run_ranks ranks;
-  ranks_count said, in_steps; /* collectives of the trainer: all, and within steps */
-  bool asked;                 /* some rank received SIGINT or SIGTERM */
-  bool asked_to_keep;         /* some rank received SIGUSR1 since the last checkpoint */
-  int keeps;                  /* requests for checkpoints that have been served */
+  ranks_count in_steps; /* collectives of the trainer within steps */
+  bool asked;           /* some rank received SIGINT or SIGTERM */
+  bool asked_to_keep;   /* some rank received SIGUSR1 since the last checkpoint */
+  int keeps;            /* requests for checkpoints that have been served */
   train_result *out;
 } run;
 

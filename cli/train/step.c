@@ -9,14 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Add the messages since `said`. */
-static void count_step(run *r, const ranks_count *said) {
-  r->in_steps.bytes += r->said.bytes - said->bytes;
-  r->in_steps.messages += r->said.messages - said->messages;
-  r->in_steps.meter.wait_ms += r->said.meter.wait_ms - said->meter.wait_ms;
-  r->in_steps.meter.sent_ms += r->said.meter.sent_ms - said->meter.sent_ms;
-}
-
 /* The training loss of the current batch. */
 static double loss_of(run *r, int64_t *correct) {
   const float *targets = r->reconstructs ? r->feed.x : r->feed.mix.targets;
@@ -122,11 +114,10 @@ static int move_damping(run *r, double lr) {
   return damping > 0.0 ? precond_set(r->p, "damping", damping) : CLI_OK;
 }
 
-int run_step(run *r, double lr, double before, int64_t *correct) {
+static int one_step(run *r, double lr, double before, int64_t *correct) {
   const double t0 = ng_now_ms();
   int rc = move_options(r);
   const bool together = r->ranks.size > 1;
-  const ranks_count said = r->said;
   for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (together || !r->out->diverged); i++)
     rc = one_batch(r, i, correct);
   if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
@@ -145,12 +136,18 @@ int run_step(run *r, double lr, double before, int64_t *correct) {
   r->state.in_a_row = skipped ? r->state.in_a_row + 1 : 0;
   if (rc == CLI_OK && r->state.in_a_row >= MOST_SKIPPED) {
     r->out->diverged = true;
-    (void)snprintf(r->out->lost, sizeof r->out->lost, "the gradient of each of the last %d steps",
-                   MOST_SKIPPED);
+    (void)snprintf(r->out->lost, sizeof r->out->lost,
+                   "the gradient of each of the last %d steps is not finite", MOST_SKIPPED);
   }
   r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
   r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
   r->step_ms += ng_now_ms() - t0;
-  count_step(r, &said);
+  return rc;
+}
+
+int run_step(run *r, double lr, double before, int64_t *correct) {
+  r->ranks.count = &r->in_steps;
+  const int rc = one_step(r, lr, before, correct);
+  r->ranks.count = NULL;
   return rc;
 }

@@ -94,8 +94,7 @@ static void report_end(const settings *s, const train_result *r) {
   if (r->diverged) {
     then[0] = 0;
     if (kept >= 0) (void)snprintf(then, sizeof then, "; the checkpoint of step %lld stays", kept);
-    cli_note("diverged: %s after step %lld%s%s", r->far[0] != 0 ? r->far : r->lost, steps,
-             r->far[0] != 0 ? "" : " is not finite", then);
+    cli_note("diverged after step %lld: %s%s", steps, r->lost, then);
   } else if (r->unheard) {
     cli_note("standard output could not be written; stopped after step %lld; %s", steps, then);
   } else {

@@ -51,10 +51,8 @@ typedef struct train_result {
   bool stopped;  /* stopped by a signal */
   bool
       diverged; /* diverged: the loss or a weight is not finite, or many steps in a row were skipped */
-  bool unheard;  /* stopped because stdout is full or closed */
-  char lost[64]; /* diverged: the non-finite quantity */
-  char far
-      [96]; /* diverged with finite numbers: the mean loss since the last checkpoint, with its limit */
+  bool unheard;     /* stopped because stdout is full or closed */
+  char lost[128];   /* diverged: "the loss is not finite" */
   int64_t averaged; /* number of averaged weights; 0: none, or the run is not over */
   double average_loss, average_accuracy; /* of the averaged network, on the test split */
   int64_t kept;                          /* step of the last checkpoint; -1: none */

@@ -139,12 +139,12 @@ wait $pid
 [[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; repeat the signal to end at once'*'natgrad: stopped after step '*'; nothing was saved without --out' ]] || fail "SIGINT: $(cat err)"
 
 # A loss that is not finite ends the run, and keeps nothing of it.
-expect 1 '*natgrad: diverged: the loss after step * is not finite' "$natgrad" train --data digits --model mlp --method sgd \
+expect 1 '*natgrad: diverged after step *: the loss is not finite' "$natgrad" train --data digits --model mlp --method sgd \
   --lr 1 --weight-decay 1000 --epochs 20 --out lost --quiet # weights grow by 999 a step
 [[ $(tail -1 lost/log.jsonl) == *'"why": "diverged"'* ]] || fail "lost: $(tail -1 lost/log.jsonl)"
 [[ -z $(newest lost) ]] || fail "a lost run is kept"
 # The loss before the last step was finite; what it did to the weights is seen by the test.
-expect 1 '*natgrad: diverged: the loss after step 2 is not finite' "$natgrad" train --steps 2 --batch 16 --method sgd --lr 1e6 \
+expect 1 '*natgrad: diverged after step 2: the loss is not finite' "$natgrad" train --steps 2 --batch 16 --method sgd --lr 1e6 \
   --data synthetic:classes=3,features=8,train=64,test=32 --weight-decay 1000 --lr-schedule constant --quiet --out last
 [[ $(tail -1 last/log.jsonl) == *'"test_accuracy": null'*'"why": "diverged"'* || $(tail -1 last/log.jsonl) == *'"why": "diverged"'*'"test_accuracy": null'* ]] ||
   fail "last: $(tail -1 last/log.jsonl)"
