@@ -83,13 +83,14 @@ NG_CLONES static void rescale_wide(float *y, const float *d, const float *u, int
 }
 
 /* Momentum and weight are tested separately: if the weight overflows, the momentum still decays.  If
- * the momentum is not finite, the new weight is not either, so the updated weights are counted. */
+ * the momentum is not finite, the new weight is not either, so the updated weights are counted.
+ * `plain`: keep and take are 1, so the compiler removes two products. */
 static inline __attribute__((always_inline)) int32_t
 sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const direction *of,
-         int64_t n, float limit, bool pair, bool nesterov) {
+         int64_t n, float limit, bool pair, bool nesterov, bool plain) {
   const float *restrict d = of->d, *restrict u = of->u;
-  const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, keep = s->keep,
-              decay = s->decay, take = s->take, old = s->old;
+  const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, decay = s->decay, old = s->old,
+              keep = plain ? 1.0f : s->keep, take = plain ? 1.0f : s->take;
   int32_t updated = 0;
   for (int64_t i = 0; i < n; i++) {
     const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
@@ -108,13 +109,14 @@ sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const di
 
 NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, float *m, float *w, const direction *of,
                                   int64_t n, float limit) {
-  const bool pair = of->u != NULL;
+  const bool pair = of->u != NULL, plain = s->keep == 1.0f && s->take == 1.0f;
   if (s->nesterov) {
-    return pair ? sgd_loop(s, m, w, of, n, limit, true, true)
-                : sgd_loop(s, m, w, of, n, limit, false, true);
+    return pair ? sgd_loop(s, m, w, of, n, limit, true, true, false)
+                : sgd_loop(s, m, w, of, n, limit, false, true, false);
   }
-  return pair ? sgd_loop(s, m, w, of, n, limit, true, false)
-              : sgd_loop(s, m, w, of, n, limit, false, false);
+  if (plain && pair) return sgd_loop(s, m, w, of, n, limit, true, false, true);
+  return pair ? sgd_loop(s, m, w, of, n, limit, true, false, false)
+              : sgd_loop(s, m, w, of, n, limit, false, false, false);
 }
 
 /* A second moment that overflows is Inf in this step's denominator, so the weight only decays. */
