@@ -371,8 +371,8 @@ static void lives(void **state) {
 }
 
 enum { RANKS = 2 };
-static const char *const options = "method=natgrad clip=none stat_decay=0 damping=0.5 "
-                                   "damping_split=full refresh_tolerance=0.1";
+#define SPLIT(how)                                                                                 \
+  "method=natgrad clip=none stat_decay=0 damping=0.5 refresh_tolerance=0.1 damping_split=" how
 
 /* ---- scripted steps --------------------------------------------------------------------------*/
 
@@ -446,7 +446,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void play(life *l) {
-  if (l->options == NULL) l->options = options;
+  if (l->options == NULL) l->options = SPLIT("full");
   if (l->to == 0) l->to = STEPS;
   const ng_status st = l->ranks > 1 ? ranks_run(l->ranks, live, l, NULL) : live(0, NULL, l);
   if (st != NG_OK) fail_msg("%s", ng_status_name(st));
@@ -526,38 +526,22 @@ static void scripted(void **state) {
   }
 }
 
-/* Statistics of the owner: the other rank keeps nothing to compare, and knows the same; or keeps the other one. */
-static void owners_decide(void **state) {
+/* statistics = owner: the other rank stores nothing to compare, or the other statistic, and follows the same rule.
+ * A side that was not refreshed keeps its inverse, with the pi of its last solve. */
+static void owners_and_sides(void **state) {
   (void)state;
-  static const char *const spread[] = {"grad_worker_fraction=0",
-                                       "colocate=0 placement=round-robin"};
-  for (int k = 0; k < 2; k++) {
-    life l = {.a = 1, .g = 2, .ranks = 2, .bad = -1};
-    char line[256];
-    (void)snprintf(line, sizeof line, "%s statistics=owner %s", options, spread[k]);
-    l.options = line;
+  static const struct {
+    int32_t ranks;
+    const char *options;
+  } row[] = {{2, SPLIT("full statistics=owner grad_worker_fraction=0")},
+             {2, SPLIT("full statistics=owner colocate=0 placement=round-robin")},
+             {1, SPLIT("pi")},
+             {2, SPLIT("pi statistics=owner colocate=0 placement=round-robin")}};
+  for (size_t k = 0; k < sizeof row / sizeof row[0]; k++) {
+    life l = {.a = 1, .g = 2, .ranks = row[k].ranks, .bad = -1, .options = row[k].options};
     play(&l);
     as_the_rule(&l, 0);
   }
-}
-
-/* A side that was not made anew keeps its inverse, with the pi of then. */
-static void a_stale_side_is_not_solved(void **state) {
-  (void)state;
-  life l = {.a = 1,
-            .g = 2,
-            .ranks = 1,
-            .bad = -1,
-            .options = "method=natgrad clip=none stat_decay=0 damping=0.5 damping_split=pi "
-                       "refresh_tolerance=0.1"};
-  play(&l);
-  as_the_rule(&l, 0);
-  life apart = l;
-  apart.ranks = 2;
-  apart.options = "method=natgrad clip=none stat_decay=0 damping=0.5 damping_split=pi "
-                  "refresh_tolerance=0.1 statistics=owner colocate=0 placement=round-robin";
-  play(&apart);
-  as_the_rule(&apart, 0);
 }
 
 /* A step that is skipped after a refresh does not refresh again, and the next one is at its time. */
@@ -612,10 +596,9 @@ int main(void) {
       cmocka_unit_test(lives),
       cmocka_unit_test(refresh_steps_by_hand),
       cmocka_unit_test(scripted),
-      cmocka_unit_test(owners_decide),
+      cmocka_unit_test(owners_and_sides),
       cmocka_unit_test(skipped_steps),
       cmocka_unit_test(resumes),
-      cmocka_unit_test(a_stale_side_is_not_solved),
       cmocka_unit_test(memory_is_counted),
   };
   return cmocka_run_group_tests_name("stale", tests, NULL, NULL);

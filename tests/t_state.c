@@ -165,7 +165,9 @@ static void resume_one_rank(void **state) {
   (void)state;
   static const int64_t ks[] = {1, 4};
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    resume_once(&rows[i], 1, ks[i % 2], i % 3 == 0 ? 0 : -1);
+    sim_setup how = rows[i];
+    how.threads = 1 + (int32_t)(i % 4);
+    resume_once(&how, 1, ks[i % 2], i % 3 == 0 ? 0 : -1);
   }
   /* every k of one, and a save before the first step */
   for (int64_t k = 0; k < STEPS; k++) {
@@ -193,15 +195,6 @@ static void resume_ranks(void **state) {
   };
   for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++) {
     resume_once(&placed[i], 3, 4, -1);
-  }
-}
-
-static void resume_threads(void **state) {
-  (void)state;
-  for (int32_t threads = 2; threads <= 3; threads++) {
-    sim_setup how = rows[1];
-    how.threads = threads;
-    resume_once(&how, 1, 4, -1);
   }
 }
 
@@ -349,9 +342,11 @@ static void every_order(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(resume_one_rank), cmocka_unit_test(resume_ranks),
-      cmocka_unit_test(resume_threads),  cmocka_unit_test(other_ranks_layouts_linalg),
-      cmocka_unit_test(published_order), cmocka_unit_test(every_order),
+      cmocka_unit_test(resume_one_rank),
+      cmocka_unit_test(resume_ranks),
+      cmocka_unit_test(other_ranks_layouts_linalg),
+      cmocka_unit_test(published_order),
+      cmocka_unit_test(every_order),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }
