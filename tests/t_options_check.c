@@ -200,21 +200,14 @@ static void overrides(void **state) {
   assert_option(&o, "stat_decay", "0.5");
   assert_int_equal(ng_options_override(&o, "", NULL, 0), NG_OK);
   assert_int_equal(ng_options_override(&o, NULL, NULL, 0), NG_OK);
-  /* together or not at all, and checked together */
+  /* together or not at all, and checked together; t_options_object has the lines that cannot be read */
   assert_int_equal(ng_options_override(&o, "damping_split=joint solver=eigen", NULL, 0), NG_OK);
   o = standard_options();
   const ng_options before = o;
-  static const char *const wrong[][2] = {{"damping=0.1 damping=0.2", "damping is given twice"},
-                                         {"damping", "NAME=VALUE"},
-                                         {"damping=0", "0 < damping"},
-                                         {"=1", "NAME=VALUE"},
+  static const char *const wrong[][2] = {{"damping=0", "0 < damping"},
                                          {"method=evo", "did you mean 'eva'?"},
-                                         {"method=eva method=eva", "method is given twice"},
                                          {"method=dp-kfac", "statistics = local, which holds"},
                                          {"method=sam", "radius = 0.01, which holds"},
-                                         {"damping='0.1", "closing '"},
-                                         {"dampin=1", "did you mean 'damping'?"},
-                                         {"damping = 1", "NAME=VALUE"},
                                          {"clip=none", "whole model"},
                                          {"update=sgd", "whole model"},
                                          {"skip_layers=x", "whole model"},
@@ -225,13 +218,6 @@ static void overrides(void **state) {
     assert_contains(message, wrong[i][1]);
     assert_memory_equal(&o, &before, sizeof o);
   }
-  char longest[300];
-  memset(longest, 'a', sizeof longest);
-  longest[sizeof longest - 1] = 0;
-  assert_int_equal(ng_options_override(&o, longest, message, sizeof message), NG_ERR_ARG);
-  assert_contains(message, "NAME=VALUE");
-  assert_int_equal(ng_options_override(&o, "solver='eigen'", message, sizeof message), NG_OK);
-  assert_option(&o, "solver", "eigen");
   o = before;
   /* per_layer and only per_layer options */
   for (int32_t i = 0; i < ng_option_count(); i++) {

@@ -169,11 +169,8 @@ static made with_chunk(const made *m, const char *type, uint32_t says, const uin
   memcpy(out.bytes, m->bytes, HEADER);
   memcpy(to + 4, type, 4);
   memcpy(to + 8, data, n);
-  const uint32_t crc = (uint32_t)crc32(0, to + 4, (uInt)n + 4);
-  for (int i = 0; i < 4; i++) {
-    to[i] = (uint8_t)(says >> (24 - 8 * i));
-    to[8 + n + (size_t)i] = (uint8_t)(crc >> (24 - 8 * i));
-  }
+  put32(to, says);
+  put32(to + 8 + n, (uint32_t)crc32(0, to + 4, (uInt)n + 4));
   memcpy(to + 12 + n, m->bytes + HEADER, m->n - HEADER);
   return out;
 }
