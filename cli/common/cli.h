@@ -87,9 +87,10 @@ int cli_unknown(const char *what, const char *word, const char *const *names, in
 
 enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* bytes of a name; bound of the number of methods */
 
-/* The caller frees the result of the next three. */
+/* The caller frees the result of the next four. */
 char *cli_copy(const char *text);
 char *cli_join(const char *folder, const char *name); /* "folder/name" */
+char *cli_beside(const char *name);                   /* relative to the folder of the program */
 /* A shipped file: share/natgrad/INSTALLED beside the program, else SOURCE in the source tree. */
 char *cli_shipped(const char *installed, const char *source);
 /* Replace each '-' and '_' by `with`: the library's table and JSON have '_', command lines '-'. */

@@ -6,18 +6,20 @@
 #include <string.h>
 #include <unistd.h>
 
-char *cli_shipped(const char *installed, const char *source) {
+char *cli_beside(const char *name) {
   char self[PATH_MAX];
   const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (n > 0) {
-    self[n] = 0;
-    char *slash = strrchr(self, '/');
-    if (slash != NULL) *slash = 0;
-    char *share = cli_join(self, "../share/natgrad");
-    char *path = cli_join(share, installed);
-    free(share);
-    if (access(path, R_OK) == 0) return path;
-    free(path);
-  }
+  self[n > 0 ? n : 0] = 0;
+  char *slash = strrchr(self, '/');
+  if (slash != NULL) *slash = 0;
+  return cli_join(self, name);
+}
+
+char *cli_shipped(const char *installed, const char *source) {
+  char *share = cli_beside("../share/natgrad");
+  char *path = cli_join(share, installed);
+  free(share);
+  if (access(path, R_OK) == 0) return path;
+  free(path);
   return cli_join(NG_SHIPPED_FROM, source);
 }

@@ -38,7 +38,7 @@ static int read_split(char *const *paths, int n, data_set *d, data_split *s) {
   int64_t rows[FILES] = {0}, total = 0;
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
-    rc = data_stream_open_plain(paths[i], &file[i]);
+    rc = data_stream_open(paths[i], true, &file[i]);
     const int64_t bytes = rc == CLI_OK ? data_stream_most(file[i]) : 0;
     rows[i] = bytes / width;
     total += rows[i];

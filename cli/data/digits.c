@@ -52,7 +52,7 @@ int data_read_digits(const char *text, data_set *d) {
   enum { MOST = 1 << 20 };
   char *path = find();
   data_stream *file = NULL;
-  int rc = data_stream_open_plain(path, &file);
+  int rc = data_stream_open(path, true, &file);
   const int64_t count = rc == CLI_OK ? data_stream_most(file) : 0;
   if (count > MOST)
     rc = cli_bad("--data: %s: %lld bytes, more than the %d expected", path, (long long)count, MOST);

@@ -34,7 +34,7 @@ static int find(const char *folder, const char *stem, int axes, char **path) {
 
 /* Read the header and compare its lengths with the size of the file; *out then continues with the values. */
 static int open_idx(const char *path, int axes, int64_t length[3], data_stream **out) {
-  if (data_stream_open(path, out) != CLI_OK) return CLI_BAD;
+  if (data_stream_open(path, false, out) != CLI_OK) return CLI_BAD;
   const int64_t head = 4 + 4 * axes, most = data_stream_most(*out), count = most - head;
   const bool zipped = data_stream_zipped(*out);
   unsigned char b[16] = {0};

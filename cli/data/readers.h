@@ -37,9 +37,9 @@ int data_settings(const char *source, char *text, const data_setting *known, int
 
 typedef struct data_stream data_stream;
 
-int data_stream_open(const char *path, data_stream **out); /* a regular file; path is borrowed */
-int data_stream_open_plain(const char *path, data_stream **out); /* refuses gzip */
-void data_stream_close(data_stream **s);                         /* accepts NULL */
+/* A regular file; path is borrowed.  plain: refuse gzip. */
+int data_stream_open(const char *path, bool plain, data_stream **out);
+void data_stream_close(data_stream **s); /* accepts NULL */
 bool data_stream_zipped(const data_stream *s);
 /* An upper bound of its bytes: the size of a plain file, or that size times the largest ratio of deflate. */
 int64_t data_stream_most(const data_stream *s);

@@ -22,7 +22,7 @@ struct data_stream {
   bool zipped;
 };
 
-int data_stream_open(const char *path, data_stream **out) {
+int data_stream_open(const char *path, bool plain, data_stream **out) {
   *out = NULL;
   struct stat about;
   /* opening a pipe would wait for its writer */
@@ -38,10 +38,13 @@ int data_stream_open(const char *path, data_stream **out) {
   }
   unsigned char mark[2] = {0, 0};
   const bool zipped = pread(fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
-  const gzFile file = gzdopen(fd, "rb");
+  const gzFile file = zipped && plain ? NULL : gzdopen(fd, "rb");
   if (file == NULL) {
     (void)close(fd);
-    return cli_bad("--data: %s: no memory", path);
+    return zipped && plain
+               ? cli_bad("--data: %s: is compressed; expected an uncompressed file (gunzip it)",
+                         path)
+               : cli_bad("--data: %s: no memory", path);
   }
   (void)gzbuffer(file, PIECE);
   data_stream *s = *out = cli_take(1, sizeof *s);
@@ -99,11 +102,4 @@ int data_stream_end(data_stream *s) {
   const int64_t got = read_some(s, &more, 1);
   if (got > 0) return cli_bad("--data: %s: goes on after the end that it announces", s->path);
   return got == 0 ? CLI_OK : CLI_BAD;
-}
-
-int data_stream_open_plain(const char *path, data_stream **out) {
-  if (data_stream_open(path, out) != CLI_OK) return CLI_BAD;
-  if (!(*out)->zipped) return CLI_OK;
-  data_stream_close(out);
-  return cli_bad("--data: %s: is compressed; expected an uncompressed file (gunzip it)", path);
 }

@@ -40,19 +40,15 @@ int32_t launch_neighbours(int32_t size) {
 
 /* Load the module from the build folder or from the installed libraries. */
 static void *load(char *why, size_t size) {
-  char self[PATH_MAX], path[2 * PATH_MAX];
-  const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  self[n > 0 ? n : 0] = 0;
-  char *slash = strrchr(self, '/');
-  if (slash != NULL) *slash = 0;
   static const char *const places[] = {"launch_mpi.so", NG_MODULE_DIR "/launch_mpi.so"};
   for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-    (void)snprintf(path, sizeof path, "%s/%s", self, places[i]);
-    if (access(path, R_OK) != 0) continue;
+    char *path = cli_beside(places[i]);
     /* Open MPI's modules look up its symbols in the global scope. */
-    void *module = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    if (module == NULL) (void)snprintf(why, size, "%s", dlerror());
-    return module;
+    const bool there = access(path, R_OK) == 0;
+    void *module = there ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
+    if (there && module == NULL) (void)snprintf(why, size, "%s", dlerror());
+    free(path);
+    if (there) return module;
   }
   (void)snprintf(why, size,
                  "this build has no MPI (apt-get install libopenmpi-dev openmpi-bin, build "
