@@ -144,7 +144,7 @@ typedef struct ng_transport ng_transport; /* section 3 */
  * A transport is a table of the caller's collectives; the library itself needs no MPI.  Ready made:
  * none (one rank), ng_threads (ranks as threads), MPI (natgrad_mpi.h).  A callback returns NG_OK or
  * an error.  After an error the library calls `abort`, so that no other rank waits for this one,
- * and every rank gets NG_ERR_COMM. */
+ * and every rank gets NG_ERR_COMM, at the latest in its next step. */
 typedef enum ng_coll_kind {
   NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` */
   NG_BROADCAST = 2,      /* recv of every rank = send of `root`; `count` */

@@ -128,6 +128,24 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   return CLI_OK;
 }
 
+/* Refuse an option for a kind of layer that the model lacks. */
+static int check_layers(const char *model, const char *name) {
+  const bool of_norms = strcmp(name, "norm_block") == 0 || strcmp(name, "norm_damping") == 0;
+  model_task task;
+  bool reconstructs, there = false;
+  if (!of_norms && strcmp(name, "positions") != 0) return CLI_OK;
+  if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
+  nn *n = nn_create(NULL, 1);
+  const int rc = model_build(model, &task, n, &reconstructs);
+  for (int i = 0; i < nn_layers(n) && !of_norms; i++)
+    there = there || nn_layer_at(n, i)->conv;
+  there = there || (of_norms && nn_norms(n) > 0);
+  nn_destroy(&n);
+  if (rc != CLI_OK || there) return rc;
+  return cli_bad("--%s: has no effect, model %s has no %s", name, model,
+                 of_norms ? "norm layers" : "convolutions");
+}
+
 /* Refuse options of the command line without effect in this run. Files of settings and the environment may serve
  * several methods. */
 static int check_given(const settings *s, const cli_args *args) {
@@ -136,6 +154,7 @@ static int check_given(const settings *s, const cli_args *args) {
     char needs[SETTINGS_NEEDS];
     if (settings_idle(s, name, needs, sizeof needs))
       return cli_bad("--%s: has no effect with method %s unless %s", name, s->method, needs);
+    if (check_layers(s->model, name) != CLI_OK) return CLI_BAD;
   }
   return CLI_OK;
 }

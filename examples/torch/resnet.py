@@ -50,13 +50,16 @@ def network(depth, imagenet):
 
 
 def cifar(folder):
-    """Images and labels of the binary files."""
+    """Images and labels of those of the five binary files that `folder` has."""
     mean, deviation = ((torch.tensor(v) * 255).reshape(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465),
                                                                             (0.2470, 0.2435, 0.2616)))
     rows = []
-    for i in range(1, 6):
-        with open(os.path.join(folder, f"data_batch_{i}.bin"), "rb") as file:
-            rows.append(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).reshape(-1, 3073))
+    for path in (os.path.join(folder, f"data_batch_{i}.bin") for i in range(1, 6)):
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                rows.append(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).reshape(-1, 3073))
+    if not rows:
+        raise SystemExit(f"--data: {folder} has none of data_batch_1.bin to data_batch_5.bin")
     rows = torch.cat(rows)
     return (rows[:, 1:].reshape(-1, 3, 32, 32).float() - mean) / deviation, rows[:, 0].long()
 

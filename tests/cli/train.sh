@@ -25,6 +25,8 @@ train 2 '--damping: method sgd has no curvature' --method sgd --damping 0.1
 train 2 '--clip_bound: has no effect with method natgrad unless clip = norm, ratio, rms or value' --clip-bound 0.1
 train 2 '--kl_clip: has no effect with method natgrad unless clip = kl' --clip none --kl-clip 0.01
 train 2 '--stat_decay: has no effect with method adasgd unless sides = both or input' --method adasgd --stat-decay 0.9
+train 2 '--positions: has no effect, model mlp has no convolutions' --model mlp --positions reduce
+train 2 '--norm_block: has no effect, model lenet has no norm layers' --model lenet --norm-block none
 train 2 '--damping: has no effect with method topk-sgd unless window_function = mfac, mfac-filled, ggt, adam or adagrad' --method topk-sgd --damping 0.1
 train 2 '--damping-rule: method topk-sgd has no damping' --method topk-sgd --damping-rule keep-ratio
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0

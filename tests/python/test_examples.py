@@ -78,7 +78,7 @@ class Examples(Case):
                         file.write(struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + body.numpy().tobytes())
             self.run_one("mnist", "--data", folder, "--epochs", 1, "--log", os.path.join(folder, "log"))
             self.assertTrue(os.path.exists(os.path.join(folder, "log", "log.jsonl")))
-            for i in range(1, 6):
+            for i in (1, 3):  # a subset of the five
                 with open(os.path.join(folder, f"data_batch_{i}.bin"), "wb") as file:
                     file.write(torch.randint(10, (8, 3073), dtype=torch.uint8).numpy().tobytes())
             self.run_one("resnet", "--data", folder, "--depth", 8, "--batch-size", 8, "--steps", 1)
