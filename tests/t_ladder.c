@@ -242,6 +242,74 @@ static void test_lying_cholesky(void **state) {
   fixture_close(&f.f);
 }
 
+/* One entry of a result is wrong.  Only the column that is conditioned worst is checked in full, the diagonal of all. */
+static struct {
+  const ng_linalg_ops *real;
+  float entry;
+  bool factor, twice; /* of L, or of the inverse; in double */
+} spoil;
+
+static void spoiled_factor(ng_queue *q, ng_sym S, int *info) {
+  spoil.real->factor(q, S, info);
+  if (spoil.twice) *info = 1;
+  if (spoil.factor) S.a[ng_sym_at(S.n, 1, 1)] = spoil.entry;
+}
+
+static void spoiled_invert(ng_queue *q, ng_sym L, int *info) {
+  spoil.real->invert(q, L, info);
+  if (!spoil.factor) L.a[ng_sym_at(L.n, 1, 1)] = spoil.entry;
+}
+
+static void spoiled_factor64(ng_queue *q, int64_t n, double *a, int *info) {
+  spoil.real->factor64(q, n, a, info);
+  if (spoil.twice && spoil.factor) a[ng_sym_at(n, 1, 1)] = (double)spoil.entry;
+}
+
+static void spoiled_invert64(ng_queue *q, int64_t n, double *a, int *info) {
+  spoil.real->invert64(q, n, a, info);
+  if (spoil.twice && !spoil.factor) a[ng_sym_at(n, 1, 1)] = (double)spoil.entry;
+}
+
+static void test_spoiled_cholesky(void **state) {
+  (void)state;
+  static const struct {
+    float worst; /* F = diag(4, worst, 9) */
+    float of_inverse, of_factor;
+  } entry[] = {{1.0f, 1.5f, 0.5f}, {6.0f, -0.1f, -2.4494898f}, {6.0f, NAN, NAN}};
+  fix f;
+  start(&f, "ref", "cholesky");
+  ng_queue *q = f.f.ctx->queue;
+  ng_linalg_ops ops = *q->la;
+  spoil.real = q->la;
+  ops.factor = spoiled_factor;
+  ops.invert = spoiled_invert;
+  ops.factor64 = spoiled_factor64;
+  ops.invert64 = spoiled_invert64;
+  q->la = &ops;
+  for (int i = 0; i < 12; i++) {
+    float F[6] = {0.0f}, R[6], scratch[512];
+    int info[2];
+    spoil.factor = i % 2 == 1;
+    spoil.twice = i % 4 > 1;
+    spoil.entry = spoil.factor ? entry[i / 4].of_factor : entry[i / 4].of_inverse;
+    F[ng_sym_at(3, 0, 0)] = 4.0f;
+    F[ng_sym_at(3, 1, 1)] = entry[i / 4].worst;
+    F[ng_sym_at(3, 2, 2)] = 9.0f;
+    const ng_damped m = {.n = 3,
+                         .F = F,
+                         .kept = NG_F32,
+                         .R = R,
+                         .stored = NG_F32,
+                         .is_factor = spoil.factor,
+                         .info = info};
+    assert_true(ng_damped_scratch(3) <= 512);
+    assert_int_equal(ng_damped_solve(q, &m, 1e-6, scratch),
+                     spoil.twice ? NG_DAMPED_NONE : NG_DAMPED_DOUBLE);
+  }
+  q->la = spoil.real;
+  fixture_close(&f.f);
+}
+
 /* Zero factors have a defined answer: PD = D / lambda^2 for a full split on both sides. */
 static void test_zero_factors(void **state) {
   (void)state;
@@ -331,10 +399,11 @@ static void test_graded(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_healthy),      cmocka_unit_test(test_more_damping),
-      cmocka_unit_test(test_double),       cmocka_unit_test(test_hopeless),
-      cmocka_unit_test(test_eigen_ladder), cmocka_unit_test(test_lying_cholesky),
-      cmocka_unit_test(test_zero_factors), cmocka_unit_test(test_graded),
+      cmocka_unit_test(test_healthy),          cmocka_unit_test(test_more_damping),
+      cmocka_unit_test(test_double),           cmocka_unit_test(test_hopeless),
+      cmocka_unit_test(test_eigen_ladder),     cmocka_unit_test(test_lying_cholesky),
+      cmocka_unit_test(test_zero_factors),     cmocka_unit_test(test_graded),
+      cmocka_unit_test(test_spoiled_cholesky),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
