@@ -201,6 +201,11 @@ static void updates_are_counted_by_parameter(void **state) {
       fixture_ok(&f, ng_freeze(f.p, 1, t < 10));
       fixture_ok(&f, update(&f, adamw));
       if (t < 3) path[0][t] = at[0];
+      if (t == 5) { /* a skipped step is no update that the other parameter missed */
+        g[0] = NAN;
+        assert_int_equal(update(&f, adamw), NG_SKIPPED);
+        g[0] = 1;
+      }
       if (t < 10) assert_true(at[1] == 0.0f);
       if (t >= 10) path[1][t - 10] = at[1];
       if (saved && t == 10) {

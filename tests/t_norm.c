@@ -3,6 +3,7 @@
 #include "fixture.h"
 #include "draw.h"
 #include "core/core.h"
+#include "model/model.h"
 #include "stat/norm_sums.h"
 
 #include <math.h>
@@ -105,6 +106,53 @@ static void a_singular_unit_is_rescued(void **state) {
   fixture_ok(&h.f, ng_report_read(h.f.p, &r));
   assert_true(r.more_damping + r.plain > 0);
   fixture_close(&h.f);
+}
+
+/* One step of a block whose average, kept by stat_decay = 1, is put by hand; its rung is reported, and counted once. */
+static void rung_is(hand *h, const char *what, int32_t rung) {
+  static const float D[4] = {1, 2, 3, 4};
+  ng_report before = {.struct_size = sizeof before}, after = before;
+  ng_layer_report l = {.struct_size = sizeof l};
+  memcpy(h->grad, D, sizeof D);
+  fixture_ok(&h->f, ng_report_read(h->f.p, &before));
+  fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
+  fixture_ok(&h->f, ng_observe_input(h->f.p, 0, &h->in, NG_BORROW));
+  fixture_ok(&h->f, ng_observe_output_grad(h->f.p, 0, &h->out, NG_COPY));
+  const ng_status st = ng_step(h->f.p, 0.1);
+  fixture_ok(&h->f, ng_report_read(h->f.p, &after));
+  fixture_ok(&h->f, ng_report_layer(h->f.p, 0, &l));
+  if (st != (rung > 0 ? NG_RESCUED : NG_OK) || l.rung != rung ||
+      after.more_damping - before.more_damping != (rung > 0 && rung < 4) ||
+      after.kept_last - before.kept_last != (rung == 5) ||
+      after.plain - before.plain != (rung == 6))
+    fail_msg("%s: %s, rung %d, expected %d", what, ng_status_name(st), (int)l.rung, (int)rung);
+  if (rung == 6) assert_true(h->grad[1] == D[1] && h->grad[3] == D[3]);
+}
+
+static void rungs_are_reported(void **state) {
+  hand h;
+  (void)state;
+  for (int full = 0; full < 2; full++) {
+    static const float shown[] = {-5, -0.005F, 3, -5, 3};
+    const int32_t rungs[2][5] = {{6, 1, 0, 6, 0}, {6, 1, 0, 5, 0}};
+    char set[160];
+    (void)snprintf(set, sizeof set,
+                   "method=natgrad norm_block=%s clip=none damping=0.001 norm_damping=1 "
+                   "stat_decay=1 stat_start=identity solve_period=1",
+                   full ? "full" : "unit");
+    hand_open(&h, set);
+    const ng_stat *s = h.f.p->block[0]->stat;
+    const int64_t last = full ? ng_sym_at(4, 3, 3) : 3; /* beta of the second channel */
+    for (int k = 0; k < 5; k++) {
+      if (ng_stat_wide(s)) {
+        ((double *)s->part->average)[last] = (double)shown[k];
+      } else {
+        ((float *)s->part->average)[last] = shown[k];
+      }
+      rung_is(&h, set, rungs[full][k]);
+    }
+    fixture_close(&h.f);
+  }
 }
 
 /* none: registered, named, left alone; and never asked for. */
@@ -347,9 +395,13 @@ static void not_finite(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(refuses_what_does_not_fit), cmocka_unit_test(a_singular_unit_is_rescued),
-      cmocka_unit_test(reports_its_damping),       cmocka_unit_test(none_keeps_the_gradient),
-      cmocka_unit_test(one_pass_is_dense),         cmocka_unit_test(not_finite),
+      cmocka_unit_test(refuses_what_does_not_fit),
+      cmocka_unit_test(a_singular_unit_is_rescued),
+      cmocka_unit_test(reports_its_damping),
+      cmocka_unit_test(rungs_are_reported),
+      cmocka_unit_test(none_keeps_the_gradient),
+      cmocka_unit_test(one_pass_is_dense),
+      cmocka_unit_test(not_finite),
   };
   return cmocka_run_group_tests_name("norm", tests, NULL, NULL);
 }
