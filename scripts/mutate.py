@@ -3,8 +3,8 @@
 
   scripts/mutate.py [--count 300] [--seed 1] [--jobs 1] [--room build-mutants] [--only REGEX]
   scripts/mutate.py --list        list the survivors, with the original and the changed line
-  scripts/mutate.py --again FILE  run only the mutants named in FILE (lines that begin with 12 hexadecimal
-                                  digits, as in docs/mutants.txt)
+  scripts/mutate.py --again FILE  run only the mutants of FILE, wherever their lines are now: the path of a
+                                  source, then "- old line" and "+ new line", as in docs/mutants.txt
 
 Mutants come from universalmutator and its rules for C.  Lines are drawn with equal probability, then one mutant of the
 line; the seed determines the draws.  A mutant that does not compile, or whose object file equals the original's or an
@@ -405,11 +405,10 @@ def main():
     judge = Judge(room, o.count, lines, seconds)
     draw = drawn(found, o.seed)
     if o.again:
-        keys = set(re.findall(r"^[0-9a-f]{12}\b", open(o.again).read(), re.M))
-        judge.seen = {}
-        judge.count = 0
-        draw = (m for p, n, ms in found for new, rule in ms
-                for m in [{"key": key_of(p, n, new), "path": p, "line": n, "new": new, "rule": rule}] if m["key"] in keys)
+        asked = re.findall(r"^(\S+\.c)$\n +- (.*)\n +\+ (.*)$", open(o.again).read(), re.M)
+        draw = ({"key": key_of(p, n, new), "path": p, "line": n, "new": new, "rule": "asked"}
+                for p, old, new in asked for n, line in enumerate(open(os.path.join(trees[0].source, p)), 1)
+                if line.split() == old.split())
     workers = [threading.Thread(target=judge.work, args=(t, draw)) for t in trees]
     for w in workers:
         w.start()

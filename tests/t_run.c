@@ -294,10 +294,25 @@ static void fisher_says_whose_labels_are_observed(void **state) {
   data_close(&d);
 }
 
+/* With a huge lr, squares of activations leave f16 step after step, while the loss is finite. */
+static void the_fourth_skipped_step_ends_the_run(void **state) {
+  (void)state;
+  data_set d;
+  trained r;
+  assert_int_equal(data_open("synthetic:classes=4,features=6,train=64,test=0", &d), CLI_OK);
+  train(&d, "skipped",
+        "model=mlp method=natgrad factor_dtype=f16 clip=none batch=8 steps=9 lr=1e4 seed=5", &r);
+  if (!r.r.diverged || r.r.skipped != 4 || r.r.steps != 4)
+    fail_msg("%d steps, %d skipped, lost: %s", (int)r.r.steps, (int)r.r.skipped, r.r.lost);
+  drop_trained(&r);
+  data_close(&d);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(softmax_regression_by_hand),
       cmocka_unit_test(fisher_says_whose_labels_are_observed),
+      cmocka_unit_test(the_fourth_skipped_step_ends_the_run),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

@@ -199,6 +199,34 @@ static void zeros_in_every_store(void **state) {
   }
 }
 
+/* Low rank keeps more digits than f32 in second arrays: those of what is out stay, too. */
+static void low_bits_stay(void **state) {
+  static const struct {
+    const char *field;
+    int64_t n; /* of the first weight: error feedback; two columns of P and of Q */
+  } kept[] = {{"error", FC}, {"error_rest", FC}, {"factors_rest", 2 * (OUT + IN)}};
+  float g[D], w[D], was[3][FC];
+  fixture f;
+  (void)state;
+  fill_weights("", w);
+  fixture_ok(&f, fixture_open(&f, "method=lowrank-mfac window=4 window_rank=2" COMMON, NULL));
+  fixture_ok(&f, describe(&f, g, w));
+  for (int64_t step = 0; step < STEPS; step++) {
+    for (int k = 0; k < 3; k++)
+      memcpy(was[k], window_field(&f, kept[k].field), (size_t)kept[k].n * sizeof(float));
+    fill(step, g);
+    fixture_ok(&f, arrange(&f, step, g));
+    fixture_ok(&f, ng_step(f.p, lr_of(step)));
+    for (int k = 0; k < 3; k++) {
+      const bool same =
+          memcmp(was[k], window_field(&f, kept[k].field), (size_t)kept[k].n * sizeof(float)) == 0;
+      if (same != (who[step][0] != ' '))
+        fail_msg("step %d: %s has %s", (int)step, kept[k].field, same ? "stayed" : "changed");
+    }
+  }
+  fixture_close(&f);
+}
+
 /* ---- ranks that do not agree -----------------------------------------------------------------*/
 
 /* Rank 1 alone freezes an entry before step 1: refused on both, nothing has moved, and the step is taken once it is
@@ -293,6 +321,7 @@ static void neither_gradient_nor_weight(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(zeros_in_every_store),
+      cmocka_unit_test(low_bits_stay),
       cmocka_unit_test(ranks_agree),
       cmocka_unit_test(neither_gradient_nor_weight),
   };

@@ -136,8 +136,10 @@ class Atomic(Case):
         stepped(model, optimizer)
         optimizer.zero_grad()
         (loss_of(model, *batch()) * float("inf")).backward()
+        versions = [p._version for p in model.parameters()]  # autograd hears of updates only
         optimizer.step()
         self.assertEqual((optimizer.note, optimizer.steps), (2, 2))
+        self.assertEqual([p._version for p in model.parameters()], versions)
         other = natgrad.SGD(net(), 0.1)
         other.load_state_dict(optimizer.state_dict())
         self.assertEqual(other.steps, 2)
