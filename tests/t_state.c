@@ -199,7 +199,7 @@ static void resume_ranks(void **state) {
   /* the damping of the last solve, which the owners of A and G keep, and the damping that was set later */
   const sim_setup kept = {
       .method = "natgrad",
-      .set = "solver=eigen damping_split=joint prediv=1 colocate=0 placement=round-robin " PERIODS,
+      .set = "solver=eigen-prediv damping_split=joint colocate=0 placement=round-robin " PERIODS,
       .linalg = "ref"};
   resume_once(&kept, 3, 2, 1);
 }
