@@ -193,6 +193,13 @@ static void resnet50_of_kaisa(void **state) {
 static void round_robin(void **state) {
   (void)state;
   static const double one[2] = {5, 3};
+  model mixed = {0}; /* a block without tasks takes one turn */
+  for (int i = 0; i < 3; i++)
+    add(&mixed, "layer", i == 1 ? 0 : 2, one, 0);
+  assign(&mixed, NG_PLACEMENT_ROUND_ROBIN, 4, 4, false);
+  for (int32_t i = 0; i < 3; i++)
+    assert_int_equal(mixed.work[i].owner, i == 0 ? 0 : i + 1);
+  done(&mixed);
   for (int32_t W = 1; W <= 12; W++) {
     for (int32_t rows = 1; rows <= W; rows++) {
       if (W % rows != 0) continue;

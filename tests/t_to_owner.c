@@ -227,6 +227,21 @@ static void equals_all(void **state) {
             .with = with[i], .ranks = ranks, .way = (way)(k / 2), .ahead = k % 2 != 0, .huge = -1});
 }
 
+/* A layer sends in its own period only: all layers in every step, all but one, one alone. */
+static void only_what_is_due(void **state) {
+  (void)state;
+  static const char *const with[] = {"stat_period=1",
+                                     "stat_period=1 per_layer='two: stat_period=100'",
+                                     "stat_period=100 per_layer='two: stat_period=1'"};
+  int64_t sent[3];
+  for (int k = 0; k < 3; k++) {
+    *kept[0] = lived(
+        (life){.options = "statistics=owner", .with = with[k], .ranks = fewest(), .huge = -1});
+    sent[k] = kept[0]->sums[0];
+  }
+  assert_true(sent[0] > sent[1] && sent[1] > sent[2]);
+}
+
 /* A step that shows one layer only, another one each time: messages begin and end with it. */
 static void with_holes(void **state) {
   (void)state;
@@ -265,6 +280,7 @@ int main(void) {
   for (int i = 0; i < 2; i++)
     kept[i] = calloc(1, sizeof(life));
   const struct CMUnitTest tests[] = {cmocka_unit_test(equals_all), cmocka_unit_test(with_holes),
+                                     cmocka_unit_test(only_what_is_due),
                                      cmocka_unit_test(first_overflows)};
   const int failed = kept[0] == NULL || kept[1] == NULL ? 1 : RANKS_TESTS("owner", tests);
   for (int i = 0; i < 2; i++)
