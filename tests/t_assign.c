@@ -381,6 +381,39 @@ static void draw_model(rng *r, model *m) {
   m->a.weight = weight[rng_below(r, 5)];
 }
 
+/* Move a block as a whole, to a rank of any column. */
+static void move(ng_work *w, int32_t rank, int32_t columns) {
+  w->column = rank % columns;
+  w->owner = rank;
+  for (int32_t k = 0; k < w->tasks; k++)
+    w->task[k].owner = rank;
+}
+
+/* The search ends where no move of one block lowers the price. */
+static void no_single_move_is_cheaper(void **state) {
+  (void)state;
+  rng r = {test_seed() + 1};
+  for (int64_t t = 0; t < test_times(300); t++) {
+    static model m;
+    draw_model(&r, &m);
+    const int32_t rows = (int32_t)rng_between(&r, 1, 4), W = rows * (int32_t)rng_between(&r, 1, 4);
+    assign(&m, NG_PLACEMENT_BALANCED, W, rows, true);
+    const double found = price(&m);
+    for (int32_t i = 0; i < m.a.works; i++) {
+      const int32_t owner = m.work[i].owner;
+      for (int32_t rank = 0; rank < W; rank++) {
+        move(&m.work[i], rank, m.a.n);
+        if (price(&m) < found * (1 - 1e-9))
+          fail_msg("%d blocks on %d ranks in %d columns: block %d on rank %d costs %.17g instead "
+                   "of %.17g",
+                   m.a.works, W, m.a.n, i, rank, price(&m), found);
+      }
+      move(&m.work[i], owner, m.a.n);
+    }
+    done(&m);
+  }
+}
+
 static void never_dearer_than_kaisa(void **state) {
   (void)state;
   rng r = {test_seed()};
@@ -430,6 +463,7 @@ int main(void) {
                                      cmocka_unit_test(examples_of_partition),
                                      cmocka_unit_test(partition_is_best),
                                      cmocka_unit_test(contiguous),
+                                     cmocka_unit_test(no_single_move_is_cheaper),
                                      cmocka_unit_test(never_dearer_than_kaisa)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
