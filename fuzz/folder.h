@@ -76,7 +76,7 @@ static void folder_try(const char *set, void (*same)(const data_set *, const uin
     NEED(size == 0 && d.height > 0 && d.width > 0 && d.channels > 0 && d.classes > 1);
     split_holds(&d, &d.train);
     split_holds(&d, &d.test);
-    for (int64_t i = 0; i < d.statistics; i++) {
+    for (int64_t i = 0; i < d.channels; i++) {
       NEED(isfinite(d.mean[i]) && isfinite(d.deviation[i]) && d.deviation[i] > 0);
     }
     same(&d, data, size_in);
