@@ -39,6 +39,9 @@ static void a_system_sets_everything(void **state) {
   differs_by(&o, "adasgd", "sides=none damping=0.03 clip=none norm_block=none");
   assert_int_equal(ng_options_set(&o, "method", "natgrad", message, sizeof message), NG_OK);
   differs_by(&o, "natgrad", "");
+  assert_int_equal(ng_options_set(&o, "method", "eva", message, sizeof message), NG_OK);
+  differs_by(&o, "eva",
+             "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema norm_block=none");
   /* a variant is no given value either; a published option is */
   o = system_options("KAISA", "inverse");
   assert_int_equal(ng_options_set_published(&o, "damping", "0.5", NULL, NULL, 0), NG_OK);
