@@ -2,7 +2,6 @@
  * among points of a grid; lists and grids from text; tables; event files.  Whole comparisons are in
  * tests/cli/compare.sh, event files read by somebody else in tests/cli/export.sh. */
 #include "train/compare.h"
-#include "train/event_file.h"
 #include "train/table.h"
 #include "trainer_help.h"
 
@@ -386,33 +385,6 @@ static void tables(void **state) {
   table_free(&t);
 }
 
-/* The check value of CRC-32C (iSCSI, RFC 3720; ITU-T "123456789"), two vectors of RFC 3720 B.4, and
- * the first record of every event file: 24 bytes of an Event, by hand from the formats. */
-static void events(void **state) {
-  (void)state;
-  unsigned char bytes[32] = {0};
-  assert_int_equal(event_file_crc("123456789", 9), 0xe3069283u);
-  assert_int_equal(event_file_crc(bytes, 32), 0x8a9136aau);
-  memset(bytes, 0xff, sizeof bytes);
-  assert_int_equal(event_file_crc(bytes, 32), 0x62a8ab43u);
-  ngio_out f = {0};
-  event_file_begin(&f, 1.5);
-  static const unsigned char head[] = {24, 0, 0, 0, 0, 0, 0, 0},
-                             body[] = "\x09\0\0\0\0\0\0\xf8\x3f\x1a\x0d"
-                                      "brain.Event:2";
-  assert_int_equal(f.used, 8 + 4 + 24 + 4);
-  assert_memory_equal(f.text, head, 8);
-  assert_memory_equal(f.text + 12, body, 24);
-  event_file_scalar(&f, 2.5, 200, "a", 0.5);
-  /* 9 wall time, 3 step (200: c8 01), summary of 10 { value of 8 { tag of 1 "a", f32 0.5 } } */
-  static const unsigned char scalar[] =
-      "\x09\0\0\0\0\0\0\x04\x40\x10\xc8\x01\x2a\x0a\x0a\x08\x0a\x01"
-      "a\x15\0\0\0\x3f";
-  assert_int_equal(f.used, 40 + 8 + 4 + 24 + 4);
-  assert_memory_equal(f.text + 52, scalar, 24);
-  ngio_out_free(&f);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(spreads),     cmocka_unit_test(targets),
@@ -420,7 +392,6 @@ int main(void) {
       cmocka_unit_test(lists),       cmocka_unit_test(left_out),
       cmocka_unit_test(grids),       cmocka_unit_test(students),
       cmocka_unit_test(differences), cmocka_unit_test(tables),
-      cmocka_unit_test(events),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

@@ -1,4 +1,4 @@
-/* export.c: `natgrad export`: the log of a run (log.jsonl, see log.h) as CSV or as TensorBoard event files.
+/* export.c: `natgrad export`: the log of a run (log.jsonl, see log.h) as CSV.
  *
  * All fields are exported, in the order of first appearance; fields of "ms" get the name of their station. An
  * incomplete last line (a run that is running or was killed) is left out; any other line that is no object is an
@@ -6,14 +6,11 @@
 #include "checkpoint.h"
 #include "commands.h"
 #include "disk.h"
-#include "event_file.h"
 #include "train.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 typedef struct record {
   ngio_json **line;
@@ -50,7 +47,6 @@ static void add_columns(record *r, const ngio_value *o) {
 
 static int read_record(const char *path, record *r) {
   char *text = NULL;
-  memset(r, 0, sizeof *r);
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
   int rc = CLI_OK;
   for (const char *c = text, *end; rc == CLI_OK && (end = strchr(c, '\n')) != NULL; c = end + 1) {
@@ -140,108 +136,43 @@ static int write_csv(const record *r, const char *path) {
   return CLI_OK;
 }
 
-/* ---- TensorBoard -----------------------------------------------------------------------------*/
-
-/* Seconds of training at a step, interpolated linearly between the lines that have seconds ("epoch", "end"), and
- * extrapolated after the last. */
-static double seconds_at(const record *r, double step) {
-  double step0 = 0.0, at0 = 0.0, speed = 0.0;
-  for (int i = 0; i < r->lines; i++) {
-    const ngio_value *line = ngio_json_root(r->line[i]), *seconds = ngio_get(line, "seconds");
-    const double step1 = ngio_number_of(ngio_get(line, "step"));
-    if (!ngio_is_number(seconds) || step1 <= step0) continue;
-    speed = (ngio_number_of(seconds) - at0) / (step1 - step0);
-    if (step <= step1) break;
-    step0 = step1;
-    at0 = ngio_number_of(seconds);
-  }
-  return at0 + speed * (step - step0);
-}
-
-static int write_events(const record *r, const char *dir, double modified) {
-  ngio_out f = {0};
-  /* The log has durations only; its time of modification is the end. */
-  const ngio_value *last = ngio_json_root(r->line[r->lines - 1]);
-  const double end = seconds_at(r, ngio_number_of(ngio_get(last, "step")));
-  const double begin = modified - end;
-  event_file_begin(&f, begin);
-  for (int i = 0; i < r->lines; i++) {
-    const ngio_value *line = ngio_json_root(r->line[i]);
-    const char *event = ngio_text_of(ngio_get(line, "event"));
-    const int64_t step = ngio_integer_of(ngio_get(line, "step"));
-    const double wall = begin + seconds_at(r, (double)step);
-    for (int c = 0; c < r->columns; c++) {
-      const char *name = r->column[c];
-      const ngio_value *v = field(line, name);
-      char tag[256];
-      if (!ngio_is_number(v) || strcmp(name, "step") == 0) continue;
-      const bool time = strncmp(name, "ms.", 3) == 0; /* stations get a group of their own */
-      (void)snprintf(tag, sizeof tag, "%s%s/%s", event, time ? "_ms" : "", time ? name + 3 : name);
-      event_file_scalar(&f, wall, step, tag, ngio_number_of(v));
-    }
-  }
-  char name[96];
-  (void)snprintf(name, sizeof name, "events.out.tfevents.%010lld.natgrad", (long long)modified);
-  char *path = cli_join(dir, name);
-  int rc = disk_folder(dir);
-  if (rc == CLI_OK && f.lost) rc = cli_bad("%s: no memory", path);
-  if (rc == CLI_OK) rc = disk_write(path, f.text, f.used);
-  ngio_out_free(&f);
-  free(path);
-  return rc;
-}
-
 /* ---- the command -----------------------------------------------------------------------------*/
 
 typedef struct wish {
-  const char *csv, *tensorboard;
+  const char *csv;
 } wish;
 
-static int export(const char *dir, const wish *w) {
-  record r;
-  struct stat st;
-  memset(&r, 0, sizeof r);
+static int run(void *user, const cli_args *args) {
+  const char *csv = ((const wish *)user)->csv;
+  if (args->operands == 0)
+    return cli_bad("export: expected the folder of a run (natgrad train --out)");
+  if (csv == NULL) return cli_bad("export: --csv is missing");
+  const char *dir = args->operand[0];
   char *log = cli_join(dir, "log.jsonl");
-  int rc = stat(log, &st) == 0
+  record r = {0};
+  int rc = disk_exists(log)
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
-  if (rc == CLI_OK && w->csv != NULL && strcmp(w->csv, standard_output) != 0 &&
-      checkpoint_owns(dir, w->csv))
-    rc = cli_bad("--csv: %s is a part of the run itself", w->csv);
-  if (rc == CLI_OK && w->tensorboard != NULL && checkpoint_owns(dir, w->tensorboard))
-    rc = cli_bad("--tensorboard: %s is a part of the run itself", w->tensorboard);
-  if (rc == CLI_OK && w->tensorboard != NULL)
-    rc = write_events(&r, w->tensorboard, (double)st.st_mtime);
-  if (rc == CLI_OK && w->csv != NULL) rc = write_csv(&r, w->csv);
+  if (rc == CLI_OK && strcmp(csv, standard_output) != 0 && checkpoint_owns(dir, csv))
+    rc = cli_bad("--csv: %s is a part of the run itself", csv);
+  if (rc == CLI_OK) rc = write_csv(&r, csv);
   free_record(&r);
   free(log);
   return rc;
 }
 
-static int run(void *user, const cli_args *args) {
-  const wish *w = user;
-  if (args->operands == 0)
-    return cli_bad("export: expected the folder of a run (natgrad train --out)");
-  if (w->csv == NULL && w->tensorboard == NULL)
-    return cli_bad("export: --csv FILE or --tensorboard DIR is missing");
-  return export(args->operand[0], w);
-}
-
 static const cli_option own[] = {
     {"csv", "FILE", "a row per line of the log, a column per field", CLI_TEXT,
      .field = offsetof(wish, csv)},
-    {"tensorboard", "DIR", "an event file; tensorboard --logdir DIR shows it", CLI_TEXT,
-     .field = offsetof(wish, tensorboard)},
 };
 
 const cli_command cli_export = {
     .name = "export",
-    .usage = "RUN_DIR --csv FILE | --tensorboard DIR",
+    .usage = "RUN_DIR --csv FILE",
     .summary = "export the log of a training run",
     .text = "RUN_DIR is a folder made by `natgrad train --out`, or one of runs/ of `natgrad\n"
-            "compare`. Exported again, a file is replaced; --csv - is standard output.\n"
-            "TensorBoard's values have single precision; their wall times count seconds of\n"
-            "training and end when the log was written last.\n",
+            "compare`. Exported again, FILE is replaced; - is standard output. docs/pytorch.md\n"
+            "(Records) passes log.jsonl to TensorBoard.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .operands = 1,
