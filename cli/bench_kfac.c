@@ -51,7 +51,7 @@ static void make_pool(const bench *b, work *k) {
       if (sizes[j] > most) most = sizes[j];
     }
   }
-  k->pool_floats = most + 4 * floor_cache() / (int64_t)sizeof(float);
+  k->pool_floats = most + 4 * floor_cache_bytes() / (int64_t)sizeof(float);
   k->pool = bench_floats(k->pool_floats);
   bench_fill(k->pool, k->pool_floats, 1.0F);
 }

@@ -34,7 +34,7 @@ static int make_arrays(bench *b, int64_t rows, int64_t cols) {
   k->grad = bench_floats(k->count);
   k->weight = bench_floats(k->count);
   bench_fill(k->weight, k->count, 0.1F);
-  k->flush_bytes = 2 * floor_cache();
+  k->flush_bytes = 2 * floor_cache_bytes();
   k->flush = cli_take((size_t)k->flush_bytes, 1);
   bench_common(b, "parameters", k->count);
   return CLI_OK;

@@ -116,7 +116,8 @@ static int observe_grad(void *user, int layer, const float *x, int64_t samples, 
   return observe(user, layer, x, samples, true);
 }
 
-/* A pass that norms observe, a step with new statistics, and a step without. */
+/* Run a pass whose activations and gradients the norm blocks observe, then time two steps: NORMS refreshes the
+ * statistics, STALE_NORMS does not. */
 static int norm_round(bench *b, work *k, int r) {
   const nn_watch watch = {k, observe_input, observe_grad};
   k->ms = 0.0;

@@ -50,7 +50,7 @@ static double copy_run(void *arg) {
 }
 
 /* The kernel's list first: inside virtual machines the C library's answer can be the host's. */
-int64_t floor_cache(void) {
+int64_t floor_cache_bytes(void) {
   int64_t largest = 0;
   for (int i = 0; i < 8; i++) {
     char path[80];
@@ -69,7 +69,7 @@ int64_t floor_cache(void) {
 }
 
 double floor_copy_gbs(void) {
-  team t = {.n = cli_cores(), .bytes = 4 * floor_cache()};
+  team t = {.n = cli_cores(), .bytes = 4 * floor_cache_bytes()};
   t.pool = ng_pool_create(t.n, NULL);
   t.from = malloc((size_t)t.bytes);
   t.to = malloc((size_t)t.bytes);

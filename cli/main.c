@@ -79,8 +79,9 @@ static int version(void) {
   return CLI_OK;
 }
 
-/* The library's hint starts with an assignment: "OPENBLAS_CORETYPE=SkylakeX would ...". */
-static void set_blas_environment(char **argv) {
+/* Restart the program with the environment variables that OpenBLAS reads at start.  The library's hint starts with an
+ * assignment: "OPENBLAS_CORETYPE=SkylakeX would ...". */
+static void restart_with_blas_environment(char **argv) {
   const char *keep = getenv("NATGRAD_KEEP_KERNEL");
   if (keep != NULL && keep[0] != 0 && strcmp(keep, "0") != 0) return;
   /* The mark prevents an endless restart if BLAS ignores the variable. */
@@ -131,7 +132,7 @@ int main(int argc, char **argv) {
   } else {
     const cli_command *command = find_command(word);
     if (command != NULL) {
-      if (command != &cli_help_command) set_blas_environment(argv);
+      if (command != &cli_help_command) restart_with_blas_environment(argv);
       rc = cli_run(command, argc - 1, argv + 1);
     } else {
       const char *names[sizeof cli_commands / sizeof cli_commands[0]];

@@ -204,7 +204,7 @@ static void read_case(reader *in, const char *text) {
       wrong(in, "case.json: entry %d of order is no name of at most 60 letters", i);
       return;
     }
-    for (int k = 0; k < i; k++) { /* names must differ: make_room counts their arrays */
+    for (int k = 0; k < i; k++) { /* make_room assumes that no two layers share arrays */
       if (strcmp(r->layer[k].name, name) == 0) wrong(in, "case.json: order has %s twice", name);
     }
     read_layer(in, layers, name, &r->layer[i]);

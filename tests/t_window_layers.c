@@ -158,7 +158,7 @@ static void refused(void **state) {
   fixture_ok(&f, fixture_linear(&f, "a", v, NULL));
   fixture_ok(&f, fixture_linear(&f, "window.a", v, NULL));
   assert_int_equal(ng_ready(f.p), NG_ERR_ARG);
-  assert_non_null(strstr(ng_last_error(f.ctx), "'window.a' has the name of a family's block"));
+  assert_non_null(strstr(ng_last_error(f.ctx), "'window.a': a block of several layers has this"));
   assert_int_equal(ng_set(f.p, "per_layer", "a: damping=1"), NG_ERR_STATE);
   fixture_close(&f);
 }

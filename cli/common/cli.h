@@ -14,7 +14,7 @@
 
 enum { CLI_OK = 0, CLI_NO = 1, CLI_BAD = 2 };
 
-/* An option of the library or of the trainer's table, or an option of the command without a field. */
+/* An option as given: of the library, of the trainer's settings, or of kind CLI_OWN; see cli_args. */
 typedef struct cli_setting {
   const char *name, *value;
 } cli_setting;

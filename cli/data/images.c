@@ -125,7 +125,7 @@ static bool ends_in_npy(const char *text) {
   return n > 4 && strcmp(text + n - 4, ".npy") == 0;
 }
 
-static int normalisation(data_set *d, const wish *w) {
+static int set_normalisation(data_set *d, const wish *w) {
   static const float mean[3] = {0.485F, 0.456F, 0.406F}, deviation[3] = {0.229F, 0.224F, 0.225F};
   d->mean = data_alloc(d, 3, (int64_t)sizeof *d->mean);
   d->deviation = data_alloc(d, 3, (int64_t)sizeof *d->deviation);
@@ -274,7 +274,7 @@ static int open_set(data_set *d, const wish *w) {
   if (rc == CLI_OK && S_ISREG(about.st_mode) && w->test != NULL && folder_at(w->test))
     rc = cli_bad("--data: images: %s is a list, test=%s a folder", w->path, w->test);
   if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? find_folders(w, splits) : find_lists(w, splits);
-  if (rc == CLI_OK) rc = normalisation(d, w);
+  if (rc == CLI_OK) rc = set_normalisation(d, w);
   if (rc == CLI_OK) {
     data_scales(d);
     make_split(d, &splits[0], &d->train);

@@ -112,8 +112,8 @@ static void report_changes(const run *r, const settings *was) {
   const double then = recipe_lr(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
   const double next = recipe_lr(r->s, at, (double)r->total / per_epoch);
   if (r->state.step < r->total && next != then) {
-    cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g, "
-             "it would have been %.4g",
+    cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g "
+             "instead of %.4g",
              r->s->steps > 0 ? "steps" : "epochs", r->s->lr_schedule, (long long)r->state.step,
              next, then);
   }

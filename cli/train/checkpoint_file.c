@@ -195,7 +195,7 @@ int file_write(file_head *h, const char *path) {
 
 /* ---- reading ---------------------------------------------------------------------------------*/
 
-static bool seal_holds(const ngio_tensors *f) {
+static bool seal_matches(const ngio_tensors *f) {
   char seal[VALUE];
   const char *written = ngio_tensors_text(f, seal_key);
   uLong crc = crc32_z(0, NULL, 0);
@@ -212,7 +212,7 @@ bool file_open(const char *path, bool sealed, bool report, file_reader *out) {
   *out = (file_reader){.path = path, .source = {.fd = -1}};
   if (ngio_source_open(&out->source, path, why, CHECKPOINT_MESSAGE) == NGIO_OK &&
       ngio_tensors_begin(&out->source, NULL, &out->file, why, CHECKPOINT_MESSAGE) == NGIO_OK) {
-    if (!sealed || seal_holds(out->file)) return true;
+    if (!sealed || seal_matches(out->file)) return true;
     (void)snprintf(why, CHECKPOINT_MESSAGE,
                    "%s: its metadata is damaged or was edited: the checksum differs", path);
   }

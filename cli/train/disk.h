@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* All functions return CLI_BAD after one line that names the path. */
+/* Functions that return int return CLI_OK, or CLI_BAD after one line on stderr that names the path. */
 
 /* Replace `path` by these bytes, or leave it unchanged: write PATH.natgrad-part, flush, rename, flush the folder.
  * If `path` exists and is no regular file (a link, for instance), refuse. */

@@ -12,7 +12,7 @@
 typedef struct settings {
   char *data, *model;
   char *method;    /* "sgd", "adamw" (no curvature), or a method of the library */
-  char *optimizer; /* the update of a method of the library */
+  char *optimizer; /* "sgd" or "adamw": the update, if `method` is one of the library */
   double epochs;   /* 0: use steps; setting one of the two resets the other */
   int64_t steps;   /* 0: use epochs */
   int64_t batch;   /* samples of a micro-batch, over all ranks */

@@ -47,10 +47,9 @@ typedef struct train_result {
   int epochs;
   train_epoch *epoch; /* [epochs] */
   int64_t steps, skipped, rescued, unobserved;
-  int64_t first; /* steps done before this run resumed */
-  bool stopped;  /* stopped by a signal */
-  bool
-      diverged; /* diverged: the loss or a weight is not finite, or many steps in a row were skipped */
+  int64_t first;    /* steps done before this run resumed */
+  bool stopped;     /* stopped by a signal */
+  bool diverged;    /* the loss or a weight is not finite, or many steps in a row were skipped */
   bool unheard;     /* stopped because stdout is full or closed */
   char lost[128];   /* diverged: "the loss is not finite" */
   int64_t averaged; /* number of averaged weights; 0: none, or the run is not over */

@@ -55,7 +55,7 @@ class Entry:
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
 
     def described(self, options=None):
-        """Return the ng_layer; None: a tensor."""
+        """Return the ng_layer to register; None: register a tensor, which has no curvature."""
 
 
 class Matrix(Entry):

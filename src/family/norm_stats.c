@@ -121,7 +121,7 @@ static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_
   }
 }
 
-/* Both arrays were scanned before. */
+/* x and g are finite: step/observe.c has scanned them, because a full block does not (b->scans). */
 static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alpha) {
   const ng_norm *k = ng_norm_of_block(b);
   const ng_stat *s = b->stat;

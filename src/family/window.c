@@ -87,7 +87,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
       w->part[i].factor = factor + i * w->places * w->places;
     }
   }
-  if (ng_window_averages(b)) {
+  if (ng_window_x_averaged(b)) {
     double *row_coefficient = doubles(plan, NG_USE_FACTORS, w->parts, w->places);
     double *next = doubles(plan, NG_USE_SUMS, w->parts, w->places);
     for (int32_t i = 0; i < w->parts && next != NULL; i++) {
@@ -170,13 +170,13 @@ static void square_chunk(ng_block *b, int32_t i) {
 }
 
 /* Whether x is the row at head, so that the Gram matrix has its products. */
-static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_averages(b); }
+static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_x_averaged(b); }
 
 /* u <- x, or r of an average. */
 static ng_status take_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const ng_status st =
-      ng_window_averages(b) ? ng_window_average(b, fresh) : ng_window_take(b, w->u);
+      ng_window_x_averaged(b) ? ng_window_average(b, fresh) : ng_window_take(b, w->u);
   ng_window_use(w, fresh);
   return st;
 }
@@ -377,7 +377,7 @@ static void commit(ng_block *b, bool taken) {
     w->v = v;
   }
   if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
-  if (taken && ng_window_averages(b)) ng_window_average_taken(b);
+  if (taken && ng_window_x_averaged(b)) ng_window_average_taken(b);
   if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
     const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0;
@@ -406,7 +406,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   if (st == NG_OK && ng_is_mfac(b->base.window_function)) st = visit(arg, &factor);
   ng_field along =
       ng_field_plain("along", NG_F64, w->parts, w->places, w->part->row_coefficient, b->owner);
-  if (st == NG_OK && ng_window_averages(b)) st = visit(arg, &along);
+  if (st == NG_OK && ng_window_x_averaged(b)) st = visit(arg, &along);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
   s.squares = true;

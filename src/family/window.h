@@ -229,12 +229,12 @@ static inline bool ng_window_is_first(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;
 }
-void ng_window_sent(ng_block *b,
-                    double by);           /* u <- the row at head over `by`; uses that row alone */
-void ng_window_first_enter(ng_block *b);  /* x <- the vector that enters instead */
-void ng_window_first_direct(ng_block *b); /* u <- the direction of the sent row */
-void ng_window_first_taken(ng_block *b);  /* the step counts                     */
-bool ng_window_averages(const ng_block *b);
+/* u <- the row at head over `by`; uses that row alone */
+void ng_window_sent(ng_block *b, double by);
+void ng_window_first_enter(ng_block *b);      /* x <- the vector that enters instead */
+void ng_window_first_direct(ng_block *b);     /* u <- the direction of the sent row */
+void ng_window_first_taken(ng_block *b);      /* the step counts                     */
+bool ng_window_x_averaged(const ng_block *b); /* is x a running average (window_momentum)? */
 /* u <- r of x = r + G' b; changes the rows in use. */
 ng_status ng_window_average(ng_block *b, bool fresh);
 /* |r| of this step is known. */

@@ -70,7 +70,7 @@ static void gather_chunk(void *arg, int32_t i) {
 /* A large row leaves the window after m steps, and its own direction is divided by it.  Error feedback and averages
  * return in every step, divided by damping. */
 ng_status ng_window_gather(ng_block *b, float *to) {
-  const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_averages(b);
+  const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_averaged(b);
   const bool bounded = keeps && !ng_window_is_first(&b->base);
   gathering g = {b, bounded ? KEPT_MOST : ng_dtype_most(NG_F32), to};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, gather_chunk, &g);

@@ -186,7 +186,7 @@ void ng_window_first_taken(ng_block *b) {
  *
  * Between steps, the entry of `row_coefficient` at head, which belongs to no row, holds the 2-norm of r's rounding error. */
 
-bool ng_window_averages(const ng_block *b) {
+bool ng_window_x_averaged(const ng_block *b) {
   return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
 }
 

@@ -364,9 +364,9 @@ static double size_of(const ng_block *b, const ng_window_part *p, const spectrum
   return sqrt(fmax(0.0, square) + e * terms * terms);
 }
 
-/* A bound of the error of u along G'v_i, because eigenvalues are known to `noise` only. In the
- * eigenbasis a function f of the matrix then changes by noise |f(i) - f(j)| / |i - j| (Daleckii &
- * Krein 1965), which for of_b and of_q is at most 2 noise f(lesser) / greater. */
+/* Return a bound of the error of u along G'v_i.  The error of eigenvalues d is at most `noise`.  In the eigenbasis,
+ * entry (i, j) of f(matrix) changes by at most noise |f(d_i) - f(d_j)| / |d_i - d_j| (Daleckii & Krein 1965).  For
+ * f = of_b and f = of_q this is at most 2 noise f(lesser) / greater, where lesser = min(d_i, d_j), greater = max. */
 static double eigenvalue_error(const ng_block *b, const ng_window_part *p, const ask *a,
                                const spectrum *s, int64_t i) {
   const ng_window *w = ng_window_of(b);

@@ -76,7 +76,7 @@ struct ng_entry {
   int32_t plan_members, plan_axis;  /* ng_plan_shard; 0 members: not sharded */
   const struct ng_family *taken_by; /* ng_ready: its family */
   ng_layer_shard *shard;            /* ng_ready: NULL: not sharded */
-  ng_entry *local;                  /* for ng_layer_shard.whole: the registered entry */
+  ng_entry *local;                  /* in ng_layer_shard.whole: the registered shard; else NULL */
   int64_t oh, ow;                   /* conv: of the declared image, 0: undeclared */
   /* Output sizes of the images of this micro-batch, the latest first. */
   int64_t shown_in;
@@ -284,7 +284,7 @@ int64_t ng_plan_held(const ng_plan *plan);          /* bytes of averages, sums a
 /* Between the passes: allocate the arenas and place the runs. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan);
 void ng_arena_release(ng_precond *p);
-/* Grow the scratch to at least `bytes`, for `name`; its contents are lost. */
+/* Grow the scratch to at least `bytes`; its contents are lost.  `name`: the layer, for messages. */
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name);
 
 /* Objects of a preconditioner: counted under NG_USE_OBJECTS, zeroed. NULL for 0 bytes, or without memory, which
@@ -361,8 +361,8 @@ struct ng_precond {
   bool starved;                          /* ... after which an object got no memory */
   ng_span *result_span, *direction_span; /* [ranks] by owner, by column */
   ng_span *sum_span;                     /* [ranks] sums that go to each owner */
-  ng_owned *by_owner; /* [owned] statistics that go to one owner, in order of owners */
-  int32_t owned;
+  ng_owned *by_owner; /* [owned_stats] statistics that go to one owner, in order of owners */
+  int32_t owned_stats;
   struct ng_engine *step; /* step/step.h */
   /* counters */
   int64_t steps, updates, skipped;

@@ -351,10 +351,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "One curvature for all parameters, for each parameter, or for each group of "
                 "ng_set_group (as it is at ng_ready)."),
     ROW(window_dtype, WINDOW, .standard = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
-        .later = "f16|f64", .help = "The type of stored gradients; bf16 also rounds x."),
+        .later = "f16|f64",
+        .help = "The dtype of stored gradients; with bf16, x (see window) is rounded too."),
     ROW(window_forget, WINDOW, .standard = "1", .lower = 0, .upper = 1, .unit = "weight",
-        .help = "ggt: in S^2 a gradient of k steps ago counts window_forget^(2k). adam: the weight "
-                "of the old second moment."),
+        .help = "ggt: in G'G (see window) a gradient stored k steps ago has the weight "
+                "window_forget^(2k). adam: the weight of the old second moment."),
     ROW(window_momentum, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "weight",
         .help = "mu, the weight of the old momentum v, see window_momentum_form; the clip applies "
                 "to the result."),

@@ -30,7 +30,7 @@ static const ng_published ggt_names[] = {
     {"wd", "window_decay", "the same, with window_decay_form = gradient", take_same},
 };
 
-/* Up to 1 k is a density, above 1 a number of entries, as here. */
+/* k <= 1 is a density and k > 1 a number of entries, as in window_density. */
 static ng_status take_density(job *j) {
   return put(j, "window_density", is_none(j->value) ? "1" : j->value);
 }

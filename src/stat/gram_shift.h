@@ -56,8 +56,8 @@ int64_t ng_shift_columns(const ng_conv *c); /* of both ends, or all */
 int64_t ng_shift_rows(const ng_conv *c);    /* rows of C floats of a sample, columns included */
 int64_t ng_shift_samples(const ng_conv *c, int64_t channels); /* most samples of a tile */
 
-/* Offsets in scratch, in floats: a tile with its columns, matrices of a displacement, a symmetric
- * one. */
+/* Offsets in scratch, in floats.  0: the tile and copies of its edge columns; products: the matrices M[i, j] of one
+ * displacement; gram: one symmetric matrix. */
 typedef struct ng_shift_layout {
   int64_t products, gram, total;
 } ng_shift_layout;

@@ -106,8 +106,8 @@ ng_hex ng_seal_of(double seal, bool *finite);
 /* The largest count in a file: other JSON readers use doubles, which are exact up to here. */
 #define NG_COUNT_MOST (INT64_C(1) << 53)
 extern const char *const ng_rung_name[NG_RESCUES];
-void ng_manifest_describe(const ng_entry *e, char *text,
-                          size_t size);       /* describe a layer for comparison and for messages */
+/* Describe a layer for comparison and for messages. */
+void ng_manifest_describe(const ng_entry *e, char *text, size_t size);
 size_t ng_manifest_room(const ng_precond *p); /* buffer size for the text of any option */
 bool ng_manifest_option(int32_t i, ng_option_info *info);
 
@@ -117,8 +117,7 @@ bool ng_manifest_begin(ng_work *w, int format);
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
 void ng_manifest_open(ngio_out *o, const ng_item *item);
 void ng_manifest_piece(ngio_out *o, const ng_part_piece *q);
-/* Write the end of the manifest: the list of parts if parts > 1, and a terminating 0, which is
- * counted. */
+/* Write the end of the manifest: the list of parts if parts > 1, and a terminating 0, which is counted. */
 bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, int32_t parts);
 
 /* The verified content of a manifest. */
@@ -137,6 +136,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
 /* Return the list of pieces of an array from its entry `v` in a manifest of `parts` files; NULL:
  * the list is invalid. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
-ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f); /* one piece of the list */
+/* Read one item of that list, or the entry of an array in one file.  crc NULL: invalid. */
+ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f);
 
 #endif

@@ -226,7 +226,8 @@ ng_status ng_exchange_check(ng_precond *p) {
 
 /* ---- agree -----------------------------------------------------------------------------------*/
 
-/* One number per statistic with adaptive refresh: the owner's verdict after a refresh.  x NULL: only count. */
+/* Write the verdict on each statistic with adaptive refresh; 0: not owned, or not refreshed.  Return their number; x NULL:
+ * only count. */
 static int64_t put_verdicts(const ng_precond *p, double *x) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {

@@ -263,8 +263,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
                  own ? least : "");
   if (ng_entry_named(p, name) >= 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "layer '%s' has the name of a family's block over several layers; rename it",
-                   name);
+                   "layer '%s': a block of several layers has this name; rename the layer", name);
   }
   *out = ng_object_text(p, name);
   return ng_objects_status(p);

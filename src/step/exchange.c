@@ -81,7 +81,8 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->message = ng_object(p, messages * sizeof *x->message);
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
   x->traces_count = ng_traces_count(p);
-  if (p->owned > 0) x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
+  if (p->owned_stats > 0)
+    x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
   x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
   x->choice = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->choice);
   if (x->traces != NULL) place_traces(p);

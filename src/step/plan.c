@@ -1,9 +1,8 @@
-/* plan.c: ng_plan_ranks: bytes, messages and costs of any rank of any number.
+/* plan.c: ng_plan_ranks: count bytes, messages and costs of any rank, for any number of ranks.
  *
- * As ng_ready up to the counting pass, with the number of another rank; then everything is
- * released.  No memory but objects and no collective, so a laptop plans thousands of ranks.  Blocks
- * are placed once, if the rank's number does not matter; ranks that own nothing have the plan of the
- * first such rank of their column.  One rank after the other is the oracle (t_plan). */
+ * Run ng_ready up to the counting pass with the number of another rank, then release the result.  Allocate only objects
+ * and call no collective, so a laptop can plan thousands of ranks.  If no block or shard depends on the rank's number,
+ * place blocks once for all ranks.  Ranks that own nothing have the plan of the first such rank of their column. */
 #include "step/step.h"
 
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {
@@ -50,7 +49,7 @@ static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_ran
 /* Statistics that go to owners, or the others. */
 static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   sums x = {NULL, 0};
-  for (int32_t i = 0; i < p->owned && owned; i++) {
+  for (int32_t i = 0; i < p->owned_stats && owned; i++) {
     add_statistic(p, p->by_owner[i].stat, &x, out);
   }
   for (int32_t i = 0; i < p->blocks && !owned; i++) {

@@ -181,9 +181,9 @@ static ng_status order_owned(ng_precond *p) {
     if (pass == 1 || n == 0) break;
     p->by_owner = ng_object(p, (size_t)n * sizeof *p->by_owner);
     if (p->by_owner == NULL) return NG_ERR_NOMEM;
-    p->owned = n;
+    p->owned_stats = n;
   }
-  if (p->owned > 0) qsort(p->by_owner, (size_t)p->owned, sizeof *p->by_owner, earlier);
+  if (p->owned_stats > 0) qsort(p->by_owner, (size_t)p->owned_stats, sizeof *p->by_owner, earlier);
   return NG_OK;
 }
 
@@ -277,7 +277,7 @@ void ng_step_release(ng_precond *p) {
   }
   p->block = NULL;
   p->by_owner = NULL;
-  p->blocks = p->owned = p->update_groups = p->unused = 0;
+  p->blocks = p->owned_stats = p->update_groups = p->unused = 0;
   if (p->step != NULL) *p->step = (ng_engine){.nu = 1.0};
   ng_objects_close(p);
 }

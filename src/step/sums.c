@@ -108,7 +108,7 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
  * step. */
 static void add_owned(ng_precond *p, bool ahead) {
   const ng_stat *before = NULL;
-  for (int32_t i = 0; i < p->owned; i++) {
+  for (int32_t i = 0; i < p->owned_stats; i++) {
     const ng_owned *o = &p->by_owner[i];
     before = !ahead || o->block->leaving ? add_stat(p, o->block, o->stat, before) : NULL;
   }

@@ -112,7 +112,7 @@ static ng_status with_overrides(const ng_block *b, ng_options *o, char *message,
   return st == NG_OK ? ng_block_check(b, o, message, size) : st;
 }
 
-/* As text, so that a number from a program passes the checks of the command line. */
+/* Numbers are passed as text too, so that ng_set_real makes the same checks as the command line. */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   const int32_t row = ng_option_find(option);
   char message[NG_MESSAGE] = "";

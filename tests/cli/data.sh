@@ -63,7 +63,7 @@ good npy:x.npy,column.npy
 # A resumed run accepts the same samples in another place, and no other samples.
 train 0 '' --data mnist:plain
 cp -r plain moved
-stretched='natgrad: --epochs: another length of the run changes the schedule linear: after step * lr is *, it would have been 0'
+stretched='natgrad: --epochs: another length of the run changes the schedule linear: after step * lr is * instead of 0'
 train 0 "$stretched" --data mnist:moved --resume --epochs 2
 mv moved gone
 train 2 'natgrad: --data: moved: no file *' --resume --epochs 3

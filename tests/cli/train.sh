@@ -117,7 +117,7 @@ expect 0 '*epoch 1/1  step 2  *' "$natgrad" train --config run/config.json --ste
 train 2 "--batch: is '32', but '64' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --batch 32
 train 2 "--damping: is '0.5', but '0.*' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --damping 0.5
 train 2 '--epochs: the run in run has taken 110 steps already, this asks for 88' --out run --resume --epochs 4
-expect 0 '*epoch 6/6  step 132 *natgrad: --epochs: another length of the run changes the schedule linear: after step 110 lr is 0.005, it would have been 0' \
+expect 0 '*epoch 6/6  step 132 *natgrad: --epochs: another length of the run changes the schedule linear: after step 110 lr is 0.005 instead of 0' \
   "$natgrad" train --out run --resume --epochs 6
 [[ $(grep -c '"event": "end"' run/log.jsonl) == 1 ]] || fail "two ends in one log"
 [[ $(grep -c '"event": "epoch"' run/log.jsonl) == 6 ]] || fail "an epoch is missing after going on"
