@@ -180,17 +180,39 @@ static void none_keeps_the_gradient(void **state) {
 }
 
 /* F + norm_damping damping I. */
-static void reports_its_damping(void **state) {
-  hand h;
+static double damping_of_step(hand *h, int t) {
   ng_layer_report r = {.struct_size = sizeof r};
+  if (t % 2 == 0) {
+    if (t > 0) fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
+    fixture_ok(&h->f, ng_observe_input(h->f.p, 0, &h->in, NG_BORROW));
+    fixture_ok(&h->f, ng_observe_output_grad(h->f.p, 0, &h->out, NG_COPY));
+  }
+  fixture_ok(&h->f, ng_step(h->f.p, 0.1));
+  fixture_ok(&h->f, ng_report_layer(h->f.p, 0, &r));
+  assert_true(r.damping_a == 0 && r.damping_g == 0);
+  return r.damping_f;
+}
+
+/* The damping changes after step 0; with damping_leak it is added when the average changes, at steps 0 and 2. */
+static void reports_its_damping(void **state) {
+  static const struct {
+    const char *options;
+    double expected[3];
+  } row[] = {{"method=natgrad stat_period=2 damping=0.1 norm_damping=16", {1.6, 3.2, 3.2}},
+             {"method=natgrad stat_period=2 damping=0.1 norm_damping=16 damping_leak=owner "
+              "damping_split=full",
+              {1.6, 1.6, 3.2}}};
   (void)state;
-  hand_open(&h, "method=natgrad damping=0.1 norm_damping=16");
-  fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW));
-  fixture_ok(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY));
-  fixture_ok(&h.f, ng_step(h.f.p, 0.1));
-  fixture_ok(&h.f, ng_report_layer(h.f.p, 0, &r));
-  assert_true(r.damping_a == 0 && r.damping_g == 0 && fabs(r.damping_f - 1.6) < 1e-12);
-  fixture_close(&h.f);
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    hand h;
+    hand_open(&h, row[i].options);
+    for (int t = 0; t < 3; t++) {
+      if (t == 1) fixture_ok(&h.f, ng_set_real(h.f.p, "damping", 0.2));
+      const double d = damping_of_step(&h, t);
+      if (fabs(d - row[i].expected[t]) > 1e-12) fail_msg("%s, step %d: %g", row[i].options, t, d);
+    }
+    fixture_close(&h.f);
+  }
 }
 
 /* ---- one pass over a batch norm --------------------------------------------------------------*/
