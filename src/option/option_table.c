@@ -354,7 +354,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .later = "f16|f64",
         .help = "The dtype of stored gradients; with bf16, x (see window) is rounded too."),
     ROW(window_forget, WINDOW, .standard = "1", .lower = 0, .upper = 1, .unit = "weight",
-        .help = "ggt: in G'G (see window) a gradient stored k steps ago has the weight "
+        .help = "ggt: in G'G (see window) the k-th gradient before the newest has the weight "
                 "window_forget^(2k). adam: the weight of the old second moment."),
     ROW(window_momentum, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "weight",
         .help = "mu, the weight of the old momentum v, see window_momentum_form; the clip applies "
