@@ -104,7 +104,9 @@ typedef struct ng_value {
 void ng_options_set_values(ng_options *full, const ng_value *values);
 extern const ng_value ng_kaisa_inverse[]; /* of the KAISA variant "inverse" */
 
-/* published.c: one published option while it is read, its row, and lists of rows. */
+/* published.c: one published option while it is read, its row, and lists of rows.  `words`: the accepted words and their values
+ * here, "compute=kaisa|memory=kaisa-memory"; "true|false": words without a value; after ";" a reason, if the library does not
+ * support other values. */
 typedef struct ng_published ng_published;
 typedef struct ng_published_job {
   const ng_published *row;
@@ -119,6 +121,7 @@ typedef struct ng_published_job {
 struct ng_published {
   const char *name, *option, *meaning;
   ng_status (*take)(ng_published_job *j);
+  const char *words; /* NULL: any value */
 };
 
 /* Arguments of a published program that are refused, "a|b|c", and the reason. */

@@ -63,15 +63,6 @@ static ng_status take_samples(job *j) {
   return put(j, j->row->option, j->value);
 }
 
-/* chainerkfac takes any text other than tracenorm as pi = 1, a misspelt one too. */
-static ng_status take_pi_type(job *j) {
-  if (!ng_is(j->value, "tracenorm") && !ng_is(j->value, "none"))
-    return refuse(j, NG_ERR_ARG, "tracenorm, or none for pi = 1");
-  const ng_split split = ng_is(j->value, "tracenorm") ? NG_SPLIT_PI : NG_SPLIT_ROOT;
-  put_values(j, (const ng_value[]){{NG_OPTION_damping_split, split}, NG_VALUES_END});
-  return NG_OK;
-}
-
 /* xi of F <- (1 - xi) F + xi X.  kfac_pytorch turned its meaning around in May 2022 and kept name
  * and default, 0.95: hence a memory of about one sample. */
 static ng_status take_new_weight(job *j) {
@@ -108,31 +99,6 @@ static ng_status take_prediv(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
   return solves_by_eigen(j) ? put(j, "solver", flag ? "eigen-prediv" : "eigen") : NG_OK;
-}
-
-/* Strategies are names for fractions there: m = max(1, W fraction) gradient workers. */
-static ng_status take_fraction(job *j) {
-  if (ng_same_word(j->value, "COMM_OPT")) return put(j, j->row->option, "1");
-  if (ng_same_word(j->value, "HYBRID_OPT")) return put(j, j->row->option, "0.5");
-  if (ng_same_word(j->value, "MEM_OPT")) return put(j, j->row->option, "0");
-  return put(j, j->row->option, j->value);
-}
-
-/* Accept dtypes as Python prints them, with or without "torch."; none: the dtype of the data,
- * f32. */
-static ng_status take_dtype(job *j) {
-  static const char *const name[][5] = {{"f32", "float32", "float", "fp32", "none"},
-                                        {"bf16", "bfloat16"},
-                                        {"f16", "float16", "half", "fp16"},
-                                        {"f64", "float64", "double", "fp64"}};
-  const char *value = j->value;
-  if (strncmp(value, "torch.", 6) == 0) value += 6;
-  for (size_t i = 0; i < sizeof name / sizeof name[0]; i++) {
-    for (size_t k = 0; k < 5 && name[i][k] != NULL; k++) {
-      if (ng_same_word(value, name[i][k])) return put(j, j->row->option, name[i][0]);
-    }
-  }
-  return refuse(j, NG_ERR_ARG, "none, float32, bfloat16 or float16");
 }
 
 /* KAISA searches regular expressions in names and classes (re.search); an expression that no glob can
@@ -174,11 +140,6 @@ static ng_status take_communicate(job *j) {
   return put(j, j->row->option, flag ? "1" : "0");
 }
 
-static ng_status check_bool(job *j) {
-  int32_t flag;
-  return ng_read_bool(j->value, &flag) ? NG_OK : refuse(j, NG_ERR_ARG, "true or false");
-}
-
 /* The method has no work with this period. */
 static ng_status check_count(job *j) {
   int64_t n;
@@ -190,15 +151,6 @@ static ng_status check_size_or_none(job *j) {
   if (is_none(j->value) || ng_read_real(j->value, &v)) return NG_OK;
   return refuse(j, NG_ERR_ARG, "a number or none");
 }
-
-/* Names of KAISA's enum. */
-static ng_status take_strategy(job *j) {
-  if (ng_same_word(j->value, "compute")) return put(j, j->row->option, "kaisa");
-  if (ng_same_word(j->value, "memory")) return put(j, j->row->option, "kaisa-memory");
-  return refuse(j, NG_ERR_ARG, "COMPUTE or MEMORY");
-}
-
-static ng_status take_bool(job *j) { return put_flag(j, "1", "0"); }
 
 /* none: A and G on two ranks if there are more ranks than layers.  Only MPD-KFAC's eigen class has this argument. */
 static ng_status take_distribute(job *j) {
@@ -213,13 +165,6 @@ static ng_status take_distribute(job *j) {
   return st == NG_OK ? put(j, j->row->option, flag ? "0" : "1") : st;
 }
 
-/* hook_enabled = False: the caller observes nothing instead. */
-static ng_status check_true(job *j) {
-  int32_t flag;
-  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
-  return flag ? NG_OK : refuse(j, NG_ERR_ABSENT, "true; to pause, observe nothing");
-}
-
 /* The loss scale is an argument of each micro-batch here. */
 static ng_status check_scale(job *j) {
   double v;
@@ -227,80 +172,84 @@ static ng_status check_scale(job *j) {
   return refuse(j, NG_ERR_ARG, "none or a number > 0");
 }
 
-/* The loss scale is an argument of each micro-batch here. */
-static ng_status check_none(job *j) {
-  return is_none(j->value) ? NG_OK : refuse(j, NG_ERR_ABSENT, "none; give ng_batch.loss_scale");
-}
-
-/* An ablation switch of kfac_pytorch, for timing. */
-static ng_status check_no_parts(job *j) {
-  return is_none(j->value) ? NG_OK
-                           : refuse(j, NG_ERR_ABSENT, "nothing: all parts of a step are needed");
+/* Accept dtypes as Python prints them, with or without "torch."; none: the dtype of the data, f32. */
+#define DTYPES                                                                                     \
+  "float32=f32|float=f32|fp32=f32|f32|none=f32|bfloat16=bf16|bf16|float16=f16|half=f16|fp16=f16|"  \
+  "f16"
+static ng_status take_dtype(job *j) {
+  if (strncmp(j->value, "torch.", 6) == 0) j->value += 6;
+  return take_word(j);
 }
 
 /* gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739): its constructor's arguments.
  * Columns: name there, option here ("": none), meaning here (natgrad info --published), function. */
 static const ng_published kaisa_names[] = {
-    {"factor_update_steps", "stat_period", "the same", take_same},
-    {"inv_update_steps", "solve_period", "the same", take_same},
-    {"damping", "damping", "the same", take_same},
-    {"factor_decay", "stat_decay", "the same: weight of the old average", take_same},
-    {"kl_clip", "kl_clip", "the same, with clip = kl; none: clip = none", take_kl_clip},
-    {"lr", "", "the lr argument of ng_step", take_lr},
+    {"factor_update_steps", "stat_period", "the same", take_same, NULL},
+    {"inv_update_steps", "solve_period", "the same", take_same, NULL},
+    {"damping", "damping", "the same", take_same, NULL},
+    {"factor_decay", "stat_decay", "the same: weight of the old average", take_same, NULL},
+    {"kl_clip", "kl_clip", "the same, with clip = kl; none: clip = none", take_kl_clip, NULL},
+    {"lr", "", "the lr argument of ng_step", take_lr, NULL},
     {"accumulation_steps", "",
-     "nothing to set: calls = mean averages the micro-batches before a step", check_count},
+     "nothing to set: calls = mean averages the micro-batches before a step", check_count, NULL},
     {"compute_method", "solver",
      "eigen: eigen-prediv with damping_split = joint; inverse: cholesky with damping_split = full",
-     take_compute_method},
+     take_compute_method, NULL},
     {"compute_eigenvalue_outer_product", "solver",
-     "true: eigen-prediv; false: eigen; no meaning with inverse", take_prediv},
+     "true: eigen-prediv; false: eigen; no meaning with inverse", take_prediv, NULL},
     {"grad_worker_fraction", "grad_worker_fraction",
-     "the same; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_fraction},
+     "the same; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_same,
+     "COMM_OPT=1|HYBRID_OPT=0.5|MEM_OPT=0"},
     {"factor_dtype", "factor_dtype", "float32, bfloat16, float16 by any name; none: f32",
-     take_dtype},
-    {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype},
+     take_dtype, DTYPES},
+    {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype, DTYPES},
     {"skip_layers", "skip_layers",
-     "a regular expression that globs can express; join a list with '|'", take_regex},
+     "a regular expression that globs can express; join a list with '|'", take_regex, NULL},
     {"symmetry_aware", "",
      "nothing to set: sums of factors and inverses are always sent as triangles; the numbers are "
      "the same",
-     check_bool},
-    {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},
-    {"colocate_factors", "colocate", "the same; false also with eigen-prediv", take_bool},
-    {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_strategy},
+     take_word, "true|false"},
+    {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same, NULL},
+    {"colocate_factors", "colocate", "the same; false also with eigen-prediv", take_word,
+     "true=1|false=0"},
+    {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_word,
+     "compute=kaisa|memory=kaisa-memory"},
     {"update_factors_in_hook", "",
      "nothing to set: statistics are summed when observed and completed in the step; a layer "
      "that runs twice in a step with accumulation_steps = 1 is calls = ema",
-     check_bool},
-    {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_none},
+     take_word, "true|false"},
+    {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", take_word,
+     "none; give ng_batch.loss_scale"},
 };
 
 /* Rows that kfac_pytorch and eva share. */
 #define LZ_DAMPING                                                                                 \
-  { "damping", "damping", "the same", take_same }
+  { "damping", "damping", "the same", take_same, NULL }
 #define LZ_FACTORS                                                                                 \
-  {"fac_update_freq", "stat_period", "the same", take_same}, {                                     \
+  {"fac_update_freq", "stat_period", "the same", take_same, NULL}, {                               \
     "factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",    \
-        take_new_weight                                                                            \
+        take_new_weight, NULL                                                                      \
   }
 #define LZ_SOLVES                                                                                  \
-  { "kfac_update_freq", "solve_period", "the same", take_same }
+  { "kfac_update_freq", "solve_period", "the same", take_same, NULL }
 #define LZ_LAYERS                                                                                  \
-  {"exclude_vocabulary_size", "skip_layers", "linear/N; none: nothing", take_width},               \
-      {"hook_enabled", "", "nothing to set: true; to pause, observe nothing", check_true}, {       \
+  {"exclude_vocabulary_size", "skip_layers", "linear/N; none: nothing", take_width, NULL},         \
+      {"hook_enabled", "", "nothing to set: true; to pause, observe nothing", take_word,           \
+       "true; to pause, observe nothing"},                                                         \
+  {                                                                                                \
     "exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",  \
-        check_no_parts                                                                             \
+        take_word, "none; all parts of a step are needed"                                          \
   }
 #define EVA_SAMPLES                                                                                \
   {                                                                                                \
     "kfac_batch_size", "stat_batch", "the same: the number of first samples of a rank",            \
-        take_samples                                                                               \
+        take_samples, NULL                                                                         \
   }
 #define EVA_CLIP                                                                                   \
   {                                                                                                \
     "kl_clip", "kl_clip",                                                                          \
         "the same, with clip = kl; 0: clip = rescale; none and negative: clip = none",             \
-        take_kl_clip_zero                                                                          \
+        take_kl_clip_zero, NULL                                                                    \
   }
 
 /* MPD-KFAC and DP-KFAC are one program. */
@@ -309,14 +258,14 @@ static const ng_published lz_names[] = {
     LZ_SOLVES,
     LZ_DAMPING,
     {"kl_clip", "kl_clip", "the same, with clip = kl; none, 0 and negative: clip = none",
-     take_kl_clip_sign},
+     take_kl_clip_sign, NULL},
     LZ_LR,
     {"communicate_inverse_or_not", "grad_worker_fraction",
      "true: 1; false: 0, gradients are sent instead; always true with MPD's eigen, false with DP",
-     take_communicate},
+     take_communicate, NULL},
     {"distribute_layer_factors", "colocate",
-     "none: placement = mpd-kfac; true: 0, false: 1, with placement = round-robin",
-     take_distribute},
+     "none: placement = mpd-kfac; true: 0, false: 1, with placement = round-robin", take_distribute,
+     NULL},
     LZ_LAYERS,
 };
 
@@ -324,7 +273,7 @@ static const ng_published lz_names[] = {
 static const ng_published eva_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "", "nothing to set: the published Eva takes it and ignores it",
-     check_count},
+     check_count, NULL},
     LZ_DAMPING,
     EVA_CLIP,
     LZ_LR,
@@ -335,7 +284,7 @@ static const ng_published eva_names[] = {
 static const ng_published eva_kfac_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
-    {"diag_blocks", "factor_blocks", "the same, but cut between channels", take_same},
+    {"diag_blocks", "factor_blocks", "the same, but cut between channels", take_same, NULL},
     LZ_DAMPING,
     EVA_CLIP,
     LZ_LR,
@@ -347,12 +296,12 @@ static const ng_published eva_kfac_names[] = {
 static const ng_published adasgd_names[] = {
     LZ_DAMPING,
     LZ_LR,
-    {"fac_update_freq", "", "nothing to set: there are no statistics", check_count},
-    {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count},
-    {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count},
-    {"factor_decay", "", "nothing to set: there are no averages", check_size},
+    {"fac_update_freq", "", "nothing to set: there are no statistics", check_count, NULL},
+    {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count, NULL},
+    {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count, NULL},
+    {"factor_decay", "", "nothing to set: there are no averages", check_size, NULL},
     {"kl_clip", "", "nothing to set: the published class takes it and ignores it",
-     check_size_or_none},
+     check_size_or_none, NULL},
     LZ_LAYERS,
 };
 
@@ -360,9 +309,10 @@ static const ng_published sam_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "",
      "nothing to set: nothing is solved; that program sums averages over ranks at this interval",
-     check_count},
-    {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius},
-    {"damping", "", "nothing to set: the published class takes it and ignores it", check_size},
+     check_count, NULL},
+    {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius, NULL},
+    {"damping", "", "nothing to set: the published class takes it and ignores it", check_size,
+     NULL},
     LZ_LR,
     EVA_SAMPLES,
     LZ_LAYERS,
@@ -371,27 +321,31 @@ static const ng_published sam_names[] = {
 /* tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019): its optimizer's arguments. */
 static const ng_published spngd_names[] = {
     LZ_LR,
-    {"momentum", "", "nothing to set: an argument of ng_step_sgd", check_size},
+    {"momentum", "", "nothing to set: an argument of ng_step_sgd", check_size, NULL},
     {"cov_ema_decay", "stat_decay", "1 - cov_ema_decay: it is the weight of the new sample there",
-     take_new_weight},
+     take_new_weight, NULL},
     LZ_DAMPING,
-    {"stab_coeff", "norm_damping", "the same", take_same},
-    {"pi_type", "damping_split", "tracenorm: pi; none: root", take_pi_type},
+    {"stab_coeff", "norm_damping", "the same", take_same, NULL},
+    {"pi_type", "damping_split", "tracenorm: pi; none: root", take_word, "tracenorm=pi|none=root"},
     {"use_cholesky", "",
-     "nothing to set: Cholesky always; the inverse by LU is the same to rounding", check_bool},
-    {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_scale},
+     "nothing to set: Cholesky always; the inverse by LU is the same to rounding", take_word,
+     "true|false"},
+    {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_scale, NULL},
     {"adjust_momentum", "",
-     "nothing to set: momentum times min(1, lr / the lr before), given to ng_step_sgd", check_bool},
+     "nothing to set: momentum times min(1, lr / the lr before), given to ng_step_sgd", take_word,
+     "true|false"},
     {"acc_iters", "", "nothing to set: calls = mean averages the micro-batches before a step",
-     check_count},
-    {"weight_decay", "", "nothing to set: it is added to gradients before the step", check_size},
+     check_count, NULL},
+    {"weight_decay", "", "nothing to set: it is added to gradients before the step", check_size,
+     NULL},
     {"communicate_after_forward", "", "nothing to set: it changes no number; see ng_batch.last",
-     check_bool},
+     take_word, "true|false"},
     {"constructor", "",
      "nothing to set: only none; skip_layers and norm_block select the layers with curvature",
-     check_no_parts},
+     take_word, "none; all parts of a step are needed"},
     {"only_pic_update_weight", "",
-     "nothing to set: the rank that updates a weight does not change its value", check_bool},
+     "nothing to set: the rank that updates a weight does not change its value", take_word,
+     "true|false"},
 };
 
 /* ---- the way in ------------------------------------------------------------------------------*/

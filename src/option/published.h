@@ -28,14 +28,47 @@ static inline bool is_none(const char *text) {
   return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
 }
 
-/* The same meaning and range. */
-static inline ng_status take_same(job *j) { return put(j, j->row->option, j->value); }
-
-/* A flag that chooses one of two values here. */
-static inline ng_status put_flag(job *j, const char *yes, const char *no) {
+/* Whether a word of a row names the value.  Python, shells and files have several spellings of none, true and false. */
+static inline bool names_value(const char *word, const char *value) {
   int32_t on;
-  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, j->row->option, on ? yes : no);
+  return ng_same_word(word, value) || (ng_is(word, "none") && is_none(value)) ||
+         (ng_read_bool(value, &on) && ng_is(word, on ? "true" : "false"));
+}
+
+/* Find the word of the value; `here` gets the value of our option.  False: the row has no such word. */
+static inline bool find_word(const job *j, char *here, size_t size) {
+  char words[160], *rest;
+  (void)snprintf(words, sizeof words, "%s", j->row->words == NULL ? "" : j->row->words);
+  words[strcspn(words, ";")] = 0;
+  for (char *w = strtok_r(words, "|", &rest); w != NULL; w = strtok_r(NULL, "|", &rest)) {
+    char *behind = strchr(w, '=');
+    if (behind != NULL) *behind++ = 0;
+    if (!names_value(w, j->value)) continue;
+    (void)snprintf(here, size, "%s", behind == NULL ? w : behind);
+    return true;
+  }
+  return false;
+}
+
+/* The same meaning and range, after replacing the words of the row. */
+static inline ng_status take_same(job *j) {
+  char here[32];
+  return put(j, j->row->option, find_word(j, here, sizeof here) ? here : j->value);
+}
+
+/* Accept only the words of the row.  The message lists them, without our values, and the reason. */
+static inline ng_status take_word(job *j) {
+  char here[32], expected[NG_MESSAGE], *to = expected;
+  const char *option = j->row->option, *words = j->row->words;
+  if (find_word(j, here, sizeof here)) return option[0] == 0 ? NG_OK : put(j, option, here);
+  for (const char *at = words; *at != 0; at++) {
+    if (*at == '=')
+      at += strcspn(at, "|") - 1;
+    else
+      *to++ = *at;
+  }
+  *to = 0;
+  return refuse(j, strchr(words, ';') == NULL ? NG_ERR_ARG : NG_ERR_ABSENT, expected);
 }
 
 /* The published preconditioner has its own lr for the clip; here the clip uses the lr of the step. */
@@ -53,7 +86,7 @@ static inline ng_status check_size(job *j) {
 
 /* The row of lr, in every list. */
 #define LZ_LR                                                                                      \
-  { "lr", "", "the lr argument of ng_step", take_lr }
+  { "lr", "", "the lr argument of ng_step", take_lr, NULL }
 
 #define NAMES_BUT(list, out)                                                                       \
   { list, (int32_t)(sizeof(list) / sizeof(list)[0]), out }
