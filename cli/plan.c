@@ -116,15 +116,6 @@ static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) 
 
 /* ---- the answer ------------------------------------------------------------------------------*/
 
-static const char *size_text(double bytes, char text[16]) {
-  static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
-  int i = 0;
-  for (; i < 4 && bytes >= 999.5; i++)
-    bytes /= 1000;
-  (void)snprintf(text, 16, bytes < 10 && i > 0 ? "%.2f %s" : "%.0f %s", bytes, unit[i]);
-  return text;
-}
-
 static ngio_out begin_line(const plan_wish *w, int32_t ranks) {
   ngio_out line = {.digits = 8};
   ngio_open(&line, NULL, '{');
@@ -185,8 +176,8 @@ static void print_head(const plan_command *c, int32_t ranks, const plan_answer *
 
 static void print_row(const plan_command *c, const plan_strategy *s, const plan_answer *a) {
   char held[16], mean[16], sent[16];
-  printf("%-28s %8s %8s %9s", s->name, size_text((double)a->held_most, held),
-         size_text(a->held_mean, mean), size_text(a->sent, sent));
+  printf("%-28s %8s %8s %9s", s->name, cli_bytes((double)a->held_most, held),
+         cli_bytes(a->held_mean, mean), cli_bytes(a->sent, sent));
   for (int i = PLAN_OBSERVE; i < parts_shown(c); i++)
     printf(" %8.3g", a->ms[i]);
   printf(" %9.3g %8.4g\n", a->added, a->step);
@@ -279,7 +270,7 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
     return print_line(&line);
   }
   char text[16];
-  printf("nothing fits into --memory: the smallest needs %s\n", size_text((double)smallest, text));
+  printf("nothing fits into --memory: the smallest needs %s\n", cli_bytes((double)smallest, text));
   return CLI_OK;
 }
 

@@ -1,6 +1,5 @@
 /* t_compare.c: what a comparison works out, on runs made by hand: statistics, targets, the choice
- * among points of a grid; lists and grids from text; tables; event files.  Whole comparisons are in
- * tests/cli/compare.sh, event files read by somebody else in tests/cli/export.sh. */
+ * among points of a grid; lists and grids from text; tables.  Whole comparisons are in tests/cli/compare.sh. */
 #include "train/compare.h"
 #include "train/table.h"
 #include "trainer_help.h"

@@ -82,6 +82,7 @@ const char *cli_nearest(const char *word, const char *const *names, int n);
 /* Report "WHAT 'WORD'", and the nearest of n names; without one `otherwise`, or for NULL all names. */
 int cli_unknown(const char *what, const char *word, const char *const *names, int n,
                 const char *otherwise);
+const char *cli_bytes(double bytes, char text[16]); /* "1.23 MB" */
 
 /* ---- names.c ---------------------------------------------------------------------------------*/
 

@@ -99,6 +99,15 @@ int cli_unknown(const char *what, const char *word, const char *const *names, in
   return cli_bad("%s '%.60s'; %s", what, word, otherwise != NULL ? otherwise : list);
 }
 
+const char *cli_bytes(double bytes, char text[16]) {
+  static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
+  int i = 0;
+  for (; i < 4 && bytes >= 999.5; i++)
+    bytes /= 1000;
+  (void)snprintf(text, 16, bytes < 10 && i > 0 ? "%.2f %s" : "%.0f %s", bytes, unit[i]);
+  return text;
+}
+
 int cli_int(const char *option, const char *text, long long lower, long long upper,
             long long *out) {
   char *end = NULL;

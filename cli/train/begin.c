@@ -200,7 +200,7 @@ static int go_on(run *r, int64_t step, const char *config, const char *log, cons
   r->seconds_before = s->seconds;
   r->before = *s;
   const log_times t = run_times(r);
-  if (rc == CLI_OK) rc = log_reopen(log, s->log_bytes, (uint32_t)s->log_crc, &t, &r->log);
+  if (rc == CLI_OK) rc = log_reopen(log, s->log_bytes, &t, &r->log);
   if (rc == CLI_OK) checkpoint_sweep(r->s->out, step);
   if (rc == CLI_OK) rc = write_config(r, config);
   if (rc == CLI_OK) report_changes(r, was);

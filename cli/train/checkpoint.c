@@ -10,14 +10,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { NAME = 96 };
 
 static const char state_tensor[] = "natgrad.state", average_tensor[] = "natgrad.average";
-static const char config_key[] = "config", id_key[] = "state_id", averaged_key[] = "averaged",
-                  replaces_key[] = "replaces";
+static const char config_key[] = "config", id_key[] = "state_id", replaces_key[] = "replaces";
 
 void checkpoint_init(run_state *s) {
   memset(s, 0, sizeof *s);
@@ -346,13 +344,9 @@ int checkpoint_read_model(const char *path, nn *net, run_state *state) {
   return rc;
 }
 
-int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
-                           int64_t averaged) {
-  char count[NAME];
+int checkpoint_write_model(const char *path, const nn *net, const run_state *state) {
   file_head h = {0};
-  (void)snprintf(count, sizeof count, "%lld", (long long)averaged);
   file_head_state(&h, state);
-  if (averaged > 0) file_head_text(&h, averaged_key, count);
   file_head_net(&h, net);
   const int rc = file_write(&h, path);
   file_head_free(&h);
@@ -363,32 +357,19 @@ int checkpoint_write_model(const char *path, const nn *net, const run_state *sta
 
 int checkpoint_check_average(const char *dir, bool resumed) {
   char *path = cli_join(dir, CHECKPOINT_AVERAGE);
-  file_reader r;
   int rc = disk_regular(path);
-  if (rc == CLI_OK && disk_exists(path)) {
-    const bool opened = resumed && file_open(path, true, false, &r);
-    const bool mean = opened && ngio_tensors_text(r.file, averaged_key) != NULL;
-    if (opened) file_close(&r);
-    if (!mean) rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
-  }
+  if (rc == CLI_OK && !resumed && disk_exists(path))
+    rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
   free(path);
   return rc;
 }
 
-static bool same_file(const char *a, const char *b) {
-  struct stat x, y;
-  return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-bool checkpoint_owns(const char *dir, const char *path) {
+bool checkpoint_owns(const char *path) {
   static const char *const file[] = {"log.jsonl", "config.json", CHECKPOINT_AVERAGE};
   int64_t step;
-  const char *slash = strrchr(path, '/');
-  bool found = kind_of(slash != NULL ? slash + 1 : path, &step) != OTHER;
-  for (size_t i = 0; i < sizeof file / sizeof file[0] && !found; i++) {
-    char *ours = cli_join(dir, file[i]);
-    found = same_file(ours, path);
-    free(ours);
-  }
+  const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+  bool found = kind_of(name, &step) != OTHER;
+  for (size_t i = 0; i < sizeof file / sizeof file[0]; i++)
+    found = found || strcmp(name, file[i]) == 0;
   return found;
 }

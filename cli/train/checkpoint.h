@@ -79,18 +79,17 @@ void checkpoint_sweep(const char *dir, int64_t step);
 /* Remove the checkpoints of a run that is over. */
 void checkpoint_remove(const char *dir);
 
-/* The network alone, to and from any file.  `averaged`: the number of weights of which it is the mean, else 0. */
+/* The network alone, to and from any file. */
 int checkpoint_read_model(const char *path, nn *net, run_state *state);
-int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
-                           int64_t averaged);
+int checkpoint_write_model(const char *path, const nn *net, const run_state *state);
 /* The name of a parameter or buffer that is not finite, or NULL. */
 const char *checkpoint_lost(const nn *net);
 
 #define CHECKPOINT_AVERAGE "average.safetensors"
-/* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a mean that
- * checkpoint_write_model wrote. */
+/* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a regular
+ * file. */
 int checkpoint_check_average(const char *dir, bool resumed);
-/* Is `path` a file of the run in DIR, or named like a checkpoint? */
-bool checkpoint_owns(const char *dir, const char *path);
+/* Is the last name of `path` one of a run: a log, a configuration, a checkpoint? */
+bool checkpoint_owns(const char *path);
 
 #endif

@@ -38,35 +38,26 @@ void checkpoint_differs(const run_state *was, const run_state *now, char *text, 
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
-/* A key of the metadata and its number. */
-typedef struct field {
+/* Numbers of run_state in the metadata: whole ones, then doubles. */
+static const struct field {
   const char *key;
-  int64_t *whole;
-  double *real;
-} field;
-
-enum { FIELDS = 15 };
-
-static void fields_of(run_state *s, field out[FIELDS]) {
-  const field list[FIELDS] = {
-      {"step", &s->step, NULL},
-      {"steps_per_epoch", &s->per_epoch, NULL},
-      {"loss_sum", NULL, &s->loss_sum},
-      {"summed", &s->summed, NULL},
-      {"correct", &s->correct, NULL},
-      {"skipped", &s->skipped, NULL},
-      {"rescued", &s->rescued, NULL},
-      {"unobserved", &s->unobserved, NULL},
-      {"data_crc32", &s->data_crc, NULL},
-      {"skipped_in_a_row", &s->in_a_row, NULL},
-      {"first_loss", NULL, &s->first_loss},
-      {"averaged_so_far", &s->averaged, NULL},
-      {"log_bytes", &s->log_bytes, NULL},
-      {"log_crc32", &s->log_crc, NULL},
-      {"seconds", NULL, &s->seconds},
-  };
-  memcpy(out, list, sizeof list);
-}
+  size_t at;
+} field[] = {{"step", offsetof(run_state, step)},
+             {"steps_per_epoch", offsetof(run_state, per_epoch)},
+             {"summed", offsetof(run_state, summed)},
+             {"correct", offsetof(run_state, correct)},
+             {"skipped", offsetof(run_state, skipped)},
+             {"rescued", offsetof(run_state, rescued)},
+             {"unobserved", offsetof(run_state, unobserved)},
+             {"data_crc32", offsetof(run_state, data_crc)},
+             {"skipped_in_a_row", offsetof(run_state, in_a_row)},
+             {"averaged_so_far", offsetof(run_state, averaged)},
+             {"log_bytes", offsetof(run_state, log_bytes)},
+             {"log_crc32", offsetof(run_state, log_crc)},
+             {"loss_sum", offsetof(run_state, loss_sum)},
+             {"first_loss", offsetof(run_state, first_loss)},
+             {"seconds", offsetof(run_state, seconds)}};
+enum { FIELDS = sizeof field / sizeof *field, WHOLE = FIELDS - 3 };
 
 static bool read_whole(const char *text, int64_t *out) {
   char *end = NULL;
@@ -120,27 +111,25 @@ void file_head_tensor(file_head *h, const ngio_tensor *t) {
   file_head_text(h, key, value);
 }
 
-void file_head_state(file_head *h, const run_state *state) {
-  run_state s = *state;
-  field list[FIELDS];
+void file_head_state(file_head *h, const run_state *s) {
   char value[VALUE], key[KEY];
-  fields_of(&s, list);
   for (int i = 0; i < FIELDS; i++) {
-    if (list[i].whole != NULL) {
-      (void)snprintf(value, VALUE, "%lld", (long long)*list[i].whole);
+    const void *from = (const char *)s + field[i].at;
+    if (i < WHOLE) {
+      (void)snprintf(value, VALUE, "%lld", (long long)*(const int64_t *)from);
     } else {
-      (void)snprintf(value, VALUE, "%a", *list[i].real);
+      (void)snprintf(value, VALUE, "%a", *(const double *)from);
     }
-    file_head_text(h, list[i].key, value);
+    file_head_text(h, field[i].key, value);
   }
-  for (int i = 0; i < s.stations; i++) {
-    (void)snprintf(key, KEY, "%s%s", station_key, s.station[i].name);
-    (void)snprintf(value, VALUE, "%a", s.station[i].ms);
+  for (int i = 0; i < s->stations; i++) {
+    (void)snprintf(key, KEY, "%s%s", station_key, s->station[i].name);
+    (void)snprintf(value, VALUE, "%a", s->station[i].ms);
     file_head_text(h, key, value);
   }
   for (int i = 0; i < CHECKPOINT_MAKERS; i++) {
     (void)snprintf(key, KEY, "%s%s", maker_key, maker[i]);
-    file_head_text(h, key, s.made_by[i]);
+    file_head_text(h, key, s->made_by[i]);
   }
 }
 
@@ -227,15 +216,13 @@ void file_close(file_reader *r) {
 }
 
 int file_read_state(const file_reader *r, run_state *s) {
-  field list[FIELDS];
   const bool sealed = ngio_tensors_text(r->file, seal_key) != NULL; /* else of natgrad 0.2 */
-  fields_of(s, list);
   for (int i = 0; i < FIELDS; i++) {
-    const char *text = ngio_tensors_text(r->file, list[i].key);
+    const char *text = ngio_tensors_text(r->file, field[i].key);
+    void *to = (char *)s + field[i].at;
     if (text == NULL && !sealed) continue;
-    const bool good =
-        list[i].whole != NULL ? read_whole(text, list[i].whole) : read_real(text, list[i].real);
-    if (!good) return cli_bad("%s: its metadata has no valid '%s'", r->path, list[i].key);
+    if (!(i < WHOLE ? read_whole(text, to) : read_real(text, to)))
+      return cli_bad("%s: its metadata has no valid '%s'", r->path, field[i].key);
   }
   s->stations = 0;
   const size_t station = sizeof station_key - 1, made_by = sizeof maker_key - 1;

@@ -163,17 +163,14 @@ static int one_run(compare_plan *p, const compare_method *m, int k, int seed, co
 }
 
 static void note_choice(compare_plan *p, const compare_method *m) {
-  const int points = m->points, runs = points * p->grid_seeds;
+  const int runs = m->points * p->grid_seeds;
   const train_result *all = m->point;
   int diverged = 0, chosen = 0; /* diverged runs: all, of the chosen point */
   for (int i = 0; i < runs; i++) {
     diverged += all[i].diverged;
     chosen += all[i].diverged && i / p->grid_seeds == m->tuned;
   }
-  if (diverged > 0 && p->grid_seeds == 1) {
-    (void)fprintf(p->notes, "%s: %d of %d points of the grid diverged\n", m->label, diverged,
-                  points);
-  } else if (diverged > 0) {
+  if (diverged > 0) {
     (void)fprintf(p->notes, "%s: %d of %d tuning runs diverged, %d of %d of the chosen point\n",
                   m->label, diverged, runs, chosen, p->grid_seeds);
   }

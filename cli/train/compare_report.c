@@ -107,15 +107,6 @@ static void format_spread(char *text, size_t size, const spread *s, double scale
   }
 }
 
-static void format_bytes(char *text, size_t size, int64_t bytes) {
-  static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
-  double v = (double)bytes;
-  int u = 0;
-  for (; v >= 1000.0 && u < 4; u++)
-    v /= 1000.0;
-  (void)snprintf(text, size, u == 0 ? "%.0f %s" : "%.1f %s", v, unit[u]);
-}
-
 /* The method's own settings, then the tuned ones. */
 static void format_settings(const compare_plan *p, const compare_method *m, char *text,
                             size_t size) {
@@ -208,13 +199,11 @@ static void times_table(const report *r, table *t) {
   table_begin(t, head);
   for (int i = 0; i < r->p->methods; i++) {
     const summary *s = &r->sum[i];
-    char text[TEXT];
+    char text[16];
     table_row(t);
     table_put(t, 0, "%s", r->p->method[i].label);
-    format_bytes(text, sizeof text, s->network);
-    table_put(t, 3 + n, "%s", text);
-    format_bytes(text, sizeof text, s->precond);
-    table_put(t, 4 + n, "%s", text);
+    table_put(t, 3 + n, "%s", cli_bytes((double)s->network, text));
+    table_put(t, 4 + n, "%s", cli_bytes((double)s->precond, text));
     if (s->step_ms.n == 0) continue;
     double other = s->step_ms.mean;
     table_put(t, 1, "%.3f", s->step_ms.mean);

@@ -153,8 +153,8 @@ static int run(void *user, const cli_args *args) {
   int rc = disk_exists(log)
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
-  if (rc == CLI_OK && strcmp(csv, standard_output) != 0 && checkpoint_owns(dir, csv))
-    rc = cli_bad("--csv: %s is a part of the run itself", csv);
+  if (rc == CLI_OK && strcmp(csv, standard_output) != 0 && checkpoint_owns(csv))
+    rc = cli_bad("--csv: %s is the name of a file of a run", csv);
   if (rc == CLI_OK) rc = write_csv(&r, csv);
   free_record(&r);
   free(log);

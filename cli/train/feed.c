@@ -146,49 +146,34 @@ static int64_t place_of(const feed *f, int64_t i) {
   return i / f->batch * f->whole + f->first + i % f->batch;
 }
 
-/* Fill a training batch that begins at sample `from` of this rank, and request the next samples. An unreadable
- * image is recorded when it is used, not when it is decoded: so the number of threads does not matter. */
-static int train_images(feed *f, const piece *p, int64_t from) {
-  const int64_t end = f->per_epoch * f->acc_iters * f->batch;
+/* Sample i of this rank in the epoch, or of the test split. */
+static int32_t image_row(const feed *f, const piece *p, int64_t i) {
+  return row_of(p->split, p->order != NULL ? f->order[place_of(f, i)] : (int32_t)i);
+}
+
+/* Fill a batch that begins at sample `from`, and request the next samples, before `end`. An unreadable image is
+ * replaced in a training batch and left out of a test batch. It is recorded when it is used, not when it is decoded: so
+ * the number of threads does not matter. */
+static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32_t *good) {
   int rc = open_loader(f);
+  *good = 0;
   if (rc == CLI_OK && f->next_taken != from) {
     image_loader_drop(f->loader);
     f->next_taken = f->next_asked = from;
   }
   for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) { /* one more round, for the next batch */
     while (f->next_asked < end &&
-           image_loader_ask(f->loader, p->split->images,
-                            row_of(p->split, f->order[place_of(f, f->next_asked)]), &p->how))
+           image_loader_ask(f->loader, p->split->images, image_row(f, p, f->next_asked), &p->how))
       f->next_asked++;
     if (i == p->count) break;
     char why[PICTURE_WHY];
-    const int32_t row = row_of(p->split, f->order[place_of(f, from + i)]);
+    const int32_t row = image_row(f, p, from + i);
     const uint8_t *bytes = image_loader_take(f->loader, why);
     f->next_taken++;
     if (bytes != NULL) {
-      put_image(f, p, i, row, bytes);
-    } else {
-      rc = replace(f, p, place_of(f, from + i), i, why);
-    }
-  }
-  return rc;
-}
-
-static int test_images(feed *f, const piece *p, int32_t *good) {
-  int rc = open_loader(f);
-  *good = 0;
-  if (rc != CLI_OK) return rc;
-  image_loader_drop(f->loader);
-  f->next_taken = -1;
-  for (int32_t asked = 0, taken = 0; taken < p->count && rc == CLI_OK; taken++) {
-    while (asked < p->count && image_loader_ask(f->loader, p->split->images,
-                                                row_of(p->split, p->first + asked), &p->how))
-      asked++;
-    char why[PICTURE_WHY];
-    const int32_t row = row_of(p->split, p->first + taken);
-    const uint8_t *bytes = image_loader_take(f->loader, why);
-    if (bytes != NULL) {
       put_image(f, p, (*good)++, row, bytes);
+    } else if (p->order != NULL) {
+      rc = replace(f, p, place_of(f, from + i), (*good)++, why);
     } else {
       rc = unreadable(f, p->split->images, row, why);
     }
@@ -212,7 +197,9 @@ int feed_train(feed *f, int64_t step, int64_t micro) {
       .f = f, .split = &f->d->train, .order = f->order + place, .how = f->how, .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
   if (f->d->images != NULL) {
-    if (train_images(f, &p, from) != CLI_OK) return CLI_BAD;
+    int32_t good;
+    const int64_t end = f->per_epoch * f->acc_iters * f->batch;
+    if (fill_images(f, &p, from, end, &good) != CLI_OK) return CLI_BAD;
   } else {
     fill(f, &p);
     for (int32_t i = 0; i < f->batch; i++)
@@ -226,9 +213,14 @@ int feed_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   piece p = {.f = f, .split = f->test, .how = f->how, .first = first, .count = count};
   p.how.crop = p.how.flip = false;
   *good = count;
-  if (f->d->images != NULL) return test_images(f, &p, good);
-  fill(f, &p);
-  return CLI_OK;
+  if (f->d->images == NULL) {
+    fill(f, &p);
+    return CLI_OK;
+  }
+  f->next_taken = -1; /* samples of the training split wait */
+  const int rc = fill_images(f, &p, first, first + count, good);
+  f->next_taken = -1;
+  return rc;
 }
 
 int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t end, double sum[3]) {

@@ -18,9 +18,7 @@ enum { STEP, EPOCH, END, MARKS };
 struct run_log {
   FILE *f;
   char *path;
-  bool told;     /* an error was reported */
-  int64_t bytes; /* length of the part with CRC-32 `crc` */
-  uint32_t crc;
+  bool told; /* an error was reported */
   struct {
     double ms[TRAIN_STATIONS];
     int64_t steps;
@@ -55,17 +53,17 @@ int log_create(const char *path, run_log **out) {
   return open_log(path, O_CREAT | O_TRUNC | O_APPEND, out);
 }
 
-/* Extend `crc` by the bytes from..to of the file; false: unreadable. */
-static bool add_crc(int fd, int64_t from, int64_t to, uint32_t *crc) {
+/* The CRC-32 of the first bytes of the file; false: unreadable. */
+static bool crc_of(int fd, int64_t bytes, uint32_t *crc) {
   unsigned char piece[1 << 14];
-  uLong sum = *crc;
-  while (from < to) {
-    const size_t want = to - from < (int64_t)sizeof piece ? (size_t)(to - from) : sizeof piece;
-    const ssize_t got = pread(fd, piece, want, (off_t)from);
+  uLong sum = crc32_z(0, NULL, 0);
+  for (int64_t at = 0; at < bytes;) {
+    const size_t want = bytes - at < (int64_t)sizeof piece ? (size_t)(bytes - at) : sizeof piece;
+    const ssize_t got = pread(fd, piece, want, (off_t)at);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;
     sum = crc32_z(sum, piece, (size_t)got);
-    from += got;
+    at += got;
   }
   *crc = (uint32_t)sum;
   return true;
@@ -80,7 +78,7 @@ int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) 
   if (fstat(fd, &st) == 0 && st.st_size < bytes) {
     rc = cli_bad("%s: has %lld bytes, the checkpoint was made when there were %lld", path,
                  (long long)st.st_size, (long long)bytes);
-  } else if (!add_crc(fd, 0, bytes, &is)) {
+  } else if (!crc_of(fd, bytes, &is)) {
     rc = cli_bad("%s: cannot be read: %s", path, strerror(errno));
   } else if (is != crc) {
     rc = cli_bad("%s: does not belong to %s, or was edited: its first %lld bytes have checksum "
@@ -91,7 +89,7 @@ int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) 
   return rc;
 }
 
-int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out) {
+int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out) {
   if (open_log(path, O_APPEND, out) != CLI_OK) return CLI_BAD;
   run_log *l = *out;
   if (ftruncate(fileno(l->f), (off_t)bytes) != 0) {
@@ -99,8 +97,6 @@ int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t
     log_drop(out);
     return rc;
   }
-  l->bytes = bytes;
-  l->crc = crc;
   for (int m = 0; m < MARKS - 1; m++) { /* "end" covers the whole run */
     for (int i = 0; i < t->stations; i++)
       l->mark[m].ms[i] = t->station[i].ms;
@@ -130,11 +126,9 @@ int log_sync(run_log *l, int64_t *bytes, uint32_t *crc) {
   if (l == NULL) return CLI_OK;
   if (fflush(l->f) != 0 || fsync(fileno(l->f)) != 0) return failed(l);
   struct stat st;
-  if (fstat(fileno(l->f), &st) != 0 ||
-      !add_crc(fileno(l->f), l->bytes, (int64_t)st.st_size, &l->crc))
+  if (fstat(fileno(l->f), &st) != 0 || !crc_of(fileno(l->f), (int64_t)st.st_size, crc))
     return failed(l);
-  *bytes = l->bytes = (int64_t)st.st_size;
-  *crc = l->crc;
+  *bytes = (int64_t)st.st_size;
   return CLI_OK;
 }
 

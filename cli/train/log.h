@@ -32,9 +32,8 @@ typedef struct log_times { /* totals; the log computes differences */
 
 /* Do the first `bytes` have this CRC-32, which the checkpoint `where` contains? */
 int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where);
-/* After log_check: reopen the log after its first `bytes`, with this CRC-32, and cut the rest off. `t`: the times at that
- * point. */
-int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out);
+/* After log_check: reopen the log after its first `bytes`, and cut the rest off. `t`: the times at that point. */
+int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out);
 
 int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *x, int n,
                    const log_times *t);

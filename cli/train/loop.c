@@ -239,7 +239,7 @@ static int end_with_average(run *r) {
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
   char *path = cli_join(r->s->out, CHECKPOINT_AVERAGE);
   rc = disk_regular(path);
-  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state, r->mean.count);
+  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state);
   free(path);
   return rc;
 }

@@ -54,31 +54,6 @@ static void data(const plot *p, FILE *f) {
   (void)fputs("EOD\n", f);
 }
 
-/* Use a logarithmic axis if one method takes more than 6 times as long as another. */
-static bool seconds_differ(const plot *p) {
-  double least = HUGE_VAL, largest = 0.0;
-  for (int i = 0; i < p->n; i++) {
-    if (p->curve[i].n == 0) continue;
-    const double end = p->curve[i].point[p->curve[i].n - 1].seconds;
-    least = fmin(least, end);
-    largest = fmax(largest, end);
-  }
-  return least > 0.0 && largest > 6.0 * least;
-}
-
-/* The accuracy axis starts at the lowest value of the last three quarters of the curves: the first epochs would
- * compress the rest. */
-static double floor_of(const plot *p) {
-  double least = HUGE_VAL;
-  for (int i = 0; i < p->n; i++) {
-    for (int k = 0; k < p->curve[i].n; k++) {
-      const plot_point *at = &p->curve[i].point[k];
-      if (4 * k >= p->curve[i].n - 1 && at->score.min < least) least = at->score.min;
-    }
-  }
-  return isfinite(least) ? floor(p->score_scale * least) : 0.0;
-}
-
 /* Bands come first, so that no band covers a line; the legend is a panel of its own above the others. */
 static const char panels[] =
     "set datafile missing 'NaN'\n"
@@ -138,8 +113,7 @@ static const char panels[] =
     "    set xrange [0:*]\n"
     "    set yrange [*:*]\n"
     "    set format '%g'\n"
-    "    if (k < 3 || score_log) { set logscale y } else { set yrange [score_floor:*] }\n"
-    "    if (k == 2 && seconds_log) { set xrange [*:*]; set logscale x }\n"
+    "    if (k < 3 || score_log) { set logscale y }\n"
     "    plot for [i = 1:curves] $data index i - 1 \\\n"
     "      using x:(s * column(y + 1)):(s * column(y + 2)) with filledcurves \\\n"
     "      linecolor rgb colour(i) fillstyle transparent solid 0.18 noborder, \\\n"
@@ -164,8 +138,7 @@ static void print_script(FILE *f, const void *what) {
     (void)snprintf(before, sizeof before, "label[%d] = ", i + 1);
     quoted(f, before, p->curve[i].label);
   }
-  (void)fprintf(f, "scale = %g\nscore_log = %d\nscore_floor = %g\nseconds_log = %d\n",
-                p->score_scale, p->score_log, floor_of(p), seconds_differ(p));
+  (void)fprintf(f, "scale = %g\nscore_log = %d\n", p->score_scale, p->score_log);
   (void)fprintf(f, "has_target = %d\ntarget = %.9g\n", isfinite(p->target),
                 isfinite(p->target) ? p->target : 0.0);
   (void)fputs(panels, f);

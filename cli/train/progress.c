@@ -46,25 +46,20 @@ void progress_step(progress *p, int64_t step, double loss, double accuracy) {
   const double now = ng_now_ms();
   if (!p->bar || now - p->last_ms < 100.0) return;
   p->last_ms = now;
-  char bar[CELLS + 1], rate[48], tail[160];
+  char bar[CELLS + 1], rate[48], line[sizeof p->head + 192];
   percent(rate, sizeof rate, "", accuracy);
   const double seconds = (now - p->began_ms) * 1e-3;
   const double speed = seconds > 0.0 ? (double)(step - p->first) / seconds : 0.0;
   const long long left = speed > 0.0 ? (long long)((double)(p->total - step) / speed + 0.5) : 0;
-  const int before = (int)strlen(p->head);
-  const int after =
-      snprintf(tail, sizeof tail, " epoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld",
-               (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss, rate,
-               speed * (double)p->batch, left / 60, left % 60);
-  /* A longer line would wrap and could not be erased: shorten the bar first. */
-  const int width = columns() - 1, spare = width - before - after - 2;
-  const int cells = spare < 0 ? 0 : spare < CELLS ? spare : CELLS;
-  for (int i = 0; i < cells; i++)
-    bar[i] = (double)i * (double)p->total < (double)step * (double)cells ? '#' : '.';
-  bar[cells] = 0;
-  char line[sizeof p->head + sizeof bar + sizeof tail + 2];
-  (void)snprintf(line, sizeof line, cells > 0 ? "%s[%s]%s" : "%s%s%s", p->head, bar, tail);
-  (void)fprintf(stderr, "\r\033[K%.*s", width, line);
+  for (int i = 0; i < CELLS; i++)
+    bar[i] = (double)i * (double)p->total < (double)step * (double)CELLS ? '#' : '.';
+  bar[CELLS] = 0;
+  (void)snprintf(line, sizeof line,
+                 "%sepoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld  [%s]", p->head,
+                 (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss, rate,
+                 speed * (double)p->batch, left / 60, left % 60, bar);
+  /* A longer line would wrap and could not be erased. */
+  (void)fprintf(stderr, "\r\033[K%.*s", columns() - 1, line);
   (void)fflush(stderr);
   p->drawn = true;
 }

@@ -102,9 +102,9 @@ static int print_result(subject *p, const char *when) {
 }
 
 /* Check --out before the work. */
-static int check_out(const char *dir, const char *path) {
+static int check_out(const char *path) {
   if (disk_exists(path)) return cli_bad("--out: %s exists", path);
-  if (checkpoint_owns(dir, path)) return cli_bad("--out: %s is a part of the run itself", path);
+  if (checkpoint_owns(path)) return cli_bad("--out: %s is the name of a file of a run", path);
   char *folder = cli_copy(path), *end = strrchr(folder, '/');
   if (end != NULL) end[end == folder] = 0;
   const int rc = access(end != NULL ? folder : ".", W_OK | X_OK) == 0
@@ -121,7 +121,7 @@ static int prune(const char *dir, const wish *w) {
   memset(&p, 0, sizeof p);
   checkpoint_init(&p.state);
   settings_init(&p.s);
-  int rc = check_out(dir, w->out);
+  int rc = check_out(w->out);
   if (rc == CLI_OK) rc = read_run(dir, w, &p);
   if (rc == CLI_OK) rc = open_subject(w, &p);
   if (rc == CLI_OK) {
@@ -135,7 +135,7 @@ static int prune(const char *dir, const wish *w) {
   if (rc == CLI_OK && checkpoint_lost(p.net) != NULL)
     rc = cli_bad("prune: %s is not finite; try a larger --damping", checkpoint_lost(p.net));
   if (rc == CLI_OK) rc = print_result(&p, "after ");
-  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0);
+  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state);
   close_subject(&p);
   return rc;
 }

@@ -70,7 +70,7 @@ for part in config.json checkpoint-3.safetensors checkpoint-3.natgrad-state; do 
 cp -r run run.copy
 for part in run/log.jsonl run/config.json run/checkpoint-3.safetensors run/./checkpoint-4.safetensors \
   run/checkpoint-3.natgrad-state; do
-  export_ 2 "natgrad: --csv: $part is a part of the run itself" run --csv "$part"
+  export_ 2 "natgrad: --csv: $part is the name of a file of a run" run --csv "$part"
 done
 diff -r run run.copy >/dev/null || fail "a part of the run was overwritten"
 

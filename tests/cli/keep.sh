@@ -104,10 +104,9 @@ rm "${strangers[@]}"
 [[ $(cd run && echo *) == 'average.safetensors checkpoint-24.safetensors config.json log.jsonl' ]] || fail "left over: $(ls run)"
 same_run run long || fail "going on past what a killed save left: another checkpoint"
 
-# DIR/average.safetensors is replaced if it is such a mean, else kept and named.
-for what in mine link folder; do
+# A resumed run replaces DIR/average.safetensors only if it is a regular file; a new run refuses it.
+for what in link folder; do
   again rm run/average.safetensors
-  [[ $what == mine ]] && echo mine >run/average.safetensors
   [[ $what == link ]] && ln -s ../whole/average.safetensors run/average.safetensors
   [[ $what == folder ]] && mkdir run/average.safetensors
   listing run >before
@@ -116,8 +115,8 @@ for what in mine link folder; do
 done
 mkdir fresh && cp whole/average.safetensors fresh
 train 2 'natgrad: fresh/average.safetensors: exists and does not belong to this run; *' "${full[@]}" --out fresh
-expect 2 'natgrad: --csv: whole/average.safetensors is a part of the run itself' "$natgrad" export whole --csv whole/average.safetensors
-expect 2 'natgrad: --out: whole/checkpoint-99.safetensors is a part of the run itself' "$natgrad" prune whole --sparsity 0.5 \
+expect 2 'natgrad: --csv: whole/average.safetensors is the name of a file of a run' "$natgrad" export whole --csv whole/average.safetensors
+expect 2 'natgrad: --out: whole/checkpoint-99.safetensors is the name of a file of a run' "$natgrad" prune whole --sparsity 0.5 \
   --out whole/checkpoint-99.safetensors
 
 # A comparison removes no more than its runs wrote.
