@@ -76,30 +76,29 @@ static void targets(void **state) {
 
   /* Means of the two: 0.375, 0.625, 0.8125.  The third diverged and is left out. */
   run[2].diverged = true;
-  plot_curve curve[2];
-  plot_point *point[2];
-  curve[0].n = compare_curve(TEST_ACCURACY, run, 3, &point[0]);
+  plot_curve curve[2] = {compare_curve(TEST_ACCURACY, run, 3),
+                         compare_curve(TEST_ACCURACY, &run[2], 1)};
+  const plot_point *point = curve[0].point;
   assert_int_equal(curve[0].n, 3);
-  curve[0].point = point[0];
-  near(point[0][1].score.mean, 0.625, NEAR);
-  near(point[0][1].score.min, 0.5, 0);
-  near(point[0][1].score.max, 0.75, 0);
-  near(point[0][2].loss.mean, 1.0, NEAR);
-  near(point[0][2].seconds, 3.0, NEAR);
-  near(point[0][2].epoch, 3.0, 0);
+  near(point[1].score.mean, 0.625, NEAR);
+  near(point[1].score.min, 0.5, 0);
+  near(point[1].score.max, 0.75, 0);
+  near(point[2].loss.mean, 1.0, NEAR);
+  near(point[2].seconds, 3.0, NEAR);
+  near(point[2].epoch, 3.0, 0);
   /* Only it: shown as far as it came. */
-  curve[1].n = compare_curve(TEST_ACCURACY, &run[2], 1, &point[1]);
-  assert_int_equal(curve[1].n, 2);
-  curve[1].point = point[1];
+  assert_true(!curve[0].lost && curve[1].lost && curve[1].n == 2);
   /* Best means 0.8125 and 0.75. */
+  near(compare_target(TEST_ACCURACY, curve, 2), 0.8125, NEAR);
+  curve[1].lost = false;
   near(compare_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
   near(compare_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
   near(compare_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger of the least */
   assert_true(isnan(compare_target(TEST_ACCURACY, curve, 0)));
   for (int i = 0; i < 3; i++)
     train_result_free(&run[i]);
-  free(point[0]);
-  free(point[1]);
+  free(curve[0].point);
+  free(curve[1].point);
 }
 
 static void best_point(void **state) {
@@ -200,14 +199,15 @@ static void differences(void **state) {
   FILE *f = open_memstream(&text, &size);
   assert_non_null(f);
   compare_paired_heading(&p, f);
-  compare_paired_table(&p, TEST_ACCURACY, &t);
+  compare_paired_table(&p, &t);
   table_text(&t, f);
   table_free(&t);
   compare_method swapped[2] = {m[1], m[0]};
   p.method = swapped;
   p.seeds = 1;
   compare_paired_heading(&p, f);
-  compare_paired_table(&p, TRAIN_LOSS, &t);
+  p.metric = TRAIN_LOSS;
+  compare_paired_table(&p, &t);
   table_text(&t, f);
   table_free(&t);
   (void)fclose(f);

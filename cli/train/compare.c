@@ -52,13 +52,13 @@ static char *folder(const data_set *d, const settings *base, const char *given) 
 }
 
 /* Build the network once, to find its metric and whether it fits the data. */
-static int metric_of(const compare_plan *p, const data_set *d, compare_metric *metric) {
+static int find_metric(compare_plan *p, const data_set *d) {
   bool reconstructs = false;
   nn *net = NULL;
   const int rc = train_network(&p->base, d, NULL, &net, &reconstructs);
   nn_destroy(&net);
-  *metric = reconstructs ? (d->test.n > 0 ? TEST_LOSS : TRAIN_LOSS)
-                         : (d->test.n > 0 ? TEST_ACCURACY : TRAIN_ACCURACY);
+  p->metric = reconstructs ? (d->test.n > 0 ? TEST_LOSS : TRAIN_LOSS)
+                           : (d->test.n > 0 ? TEST_ACCURACY : TRAIN_ACCURACY);
   if (rc == CLI_OK && !reconstructs && p->target > 1.0)
     return cli_bad("--target: %g is no accuracy from 0 to 1", p->target);
   return rc;
@@ -92,21 +92,17 @@ static int check_methods(const compare_plan *p, const data_set *d) {
 
 /* ---- runs ------------------------------------------------------------------------------------*/
 
-static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
-                   compare_metric metric, int done) {
-  char label[128], line[160];
+static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d, int done) {
+  char label[128], place[32];
   settings s;
-  bool ran = false;
   const long long seed = (long long)p->base.seed + k;
   settings_copy(&s, &m->s);
   s.seed = seed;
   free(s.out);
   s.out = compare_path(p, "runs/%s-seed%lld", m->label, seed);
   (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
-  const train_show show = {.bar = !p->quiet, .label = label};
-  const int rc = compare_run(&s, d, &show, &m->run[k], &ran);
-  (void)snprintf(line, sizeof line, "%d/%d %s", done, p->methods * p->seeds, label);
-  if (ran && !p->quiet) compare_print_run(line, metric, &m->run[k]);
+  (void)snprintf(place, sizeof place, "%d/%d", done, p->methods * p->seeds);
+  const int rc = compare_run(p, &s, d, place, label, &m->run[k]);
   settings_free(&s);
   return rc;
 }
@@ -116,12 +112,12 @@ static int stopped(const compare_plan *p, const char *what) {
   return CLI_NO;
 }
 
-static int all_runs(compare_plan *p, const data_set *d, compare_metric metric) {
+static int all_runs(compare_plan *p, const data_set *d) {
   const int all = p->methods * p->seeds;
   int done = 0;
   for (int k = 0; k < p->seeds; k++) {
     for (int i = 0; i < p->methods; i++) {
-      const int rc = one_run(p, &p->method[i], k, d, metric, done + 1);
+      const int rc = one_run(p, &p->method[i], k, d, done + 1);
       if (rc != CLI_OK) return rc;
       done += !p->method[i].run[k].stopped;
       if (train_interrupted() && done < all) {
@@ -136,7 +132,6 @@ static int all_runs(compare_plan *p, const data_set *d, compare_metric metric) {
 
 static int compare(compare_plan *p, const char *out) {
   data_set d;
-  compare_metric metric = TEST_ACCURACY;
   bool complete = true;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
@@ -145,15 +140,15 @@ static int compare(compare_plan *p, const char *out) {
   p->dir = dir;
   for (int i = 0; i < p->methods; i++)
     p->method[i].run = cli_take((size_t)p->seeds, sizeof(train_result));
-  rc = metric_of(p, &d, &metric);
+  rc = find_metric(p, &d);
   if (rc == CLI_OK) rc = split(p, &d);
   if (rc == CLI_OK) rc = check_methods(p, &d);
   if (rc == CLI_OK) rc = compare_open(p);
   train_catch_signals();
-  if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p, !compare_is_accuracy(metric), &complete);
+  if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p, &complete);
   if (rc == CLI_OK && !complete) rc = stopped(p, "while tuning");
-  if (rc == CLI_OK) rc = all_runs(p, &d, metric);
-  if (rc == CLI_OK) rc = compare_report(p, &d, metric);
+  if (rc == CLI_OK) rc = all_runs(p, &d);
+  if (rc == CLI_OK) rc = compare_report(p, &d);
   data_close(&d);
   free(dir);
   return rc;

@@ -15,6 +15,8 @@
 enum { COMPARE_METHODS = 64, COMPARE_GRIDS = 8, COMPARE_VALUES = 64, COMPARE_POINTS = 4096 };
 enum { COMPARE_SEEDS = 1000, COMPARE_GRID_SEEDS = 100 }; /* upper limits */
 
+typedef enum compare_metric { TEST_ACCURACY, TRAIN_ACCURACY, TEST_LOSS, TRAIN_LOSS } compare_metric;
+
 /* ---- plan ------------------------------------------------------------------------------------*/
 
 typedef struct compare_method {
@@ -51,6 +53,7 @@ typedef struct compare_plan {
   /* result */
   const char *dir;
   bool resume, quiet;
+  compare_metric metric;
   double target; /* NaN: computed from the runs */
   FILE *notes;   /* lines below the table, written to `note` */
   char *note;
@@ -82,11 +85,9 @@ int compare_edge(const compare_grid *g, int i);
 /* Check every point of the grid; CLI_BAD after a message. */
 int compare_check_points(const compare_plan *p, const compare_method *m, const data_set *d);
 /* Tune every method, with notes. *complete is false after a signal. */
-int compare_tune(compare_plan *p, bool squared_error, bool *complete);
+int compare_tune(compare_plan *p, bool *complete);
 
 /* ---- statistics ------------------------------------------------------------------------------*/
-
-typedef enum compare_metric { TEST_ACCURACY, TRAIN_ACCURACY, TEST_LOSS, TRAIN_LOSS } compare_metric;
 
 bool compare_is_accuracy(compare_metric m);
 bool compare_better(compare_metric m, double a, double b);
@@ -96,10 +97,10 @@ int compare_reaches(compare_metric m, const train_result *r, double target);
 
 spread compare_spread(const double *x, int n);
 
-/* The curve of a method, for free(): means and extremes over the runs that did not diverge, or over all if all
- * diverged. */
-int compare_curve(compare_metric m, const train_result *run, int runs, plot_point **out);
-/* The best score of the worst curve. */
+/* The curve of a method, its points for free(): means and extremes over the runs that did not diverge, or over all if
+ * all diverged. */
+plot_curve compare_curve(compare_metric m, const train_result *run, int runs);
+/* The best score of the worst curve of those that are not lost. */
 double compare_target(compare_metric m, const plot_curve *curve, int n);
 
 /* ---- pairs -----------------------------------------------------------------------------------*/
@@ -124,23 +125,22 @@ difference compare_difference(compare_metric m, compare_end what, const train_re
                               const train_result *base, int runs);
 /* For two or more methods. */
 void compare_paired_heading(const compare_plan *p, FILE *f);
-void compare_paired_table(const compare_plan *p, compare_metric metric, table *t);
+void compare_paired_table(const compare_plan *p, table *t);
 
 /* ---- disk ------------------------------------------------------------------------------------*/
 
 /* Open DIR, new or (resume) with a comparison. */
 int compare_open(const compare_plan *p);
-/* The result of the run in s->out: read if it is over, else trained from its start or its checkpoint (*ran, unless it
- * was stopped).  The checkpoint of a run that is over is removed. */
-int compare_run(settings *s, const data_set *d, const train_show *show, train_result *r, bool *ran);
-/* Print one line on a finished run on stderr. */
-void compare_print_run(const char *label, compare_metric metric, const train_result *r);
+/* The result of the run in s->out: read if it is over, else trained from its start or its checkpoint, with one line on
+ * stderr at its end, "PLACE LABEL: ...".  The checkpoint of a run that is over is removed. */
+int compare_run(const compare_plan *p, settings *s, const data_set *d, const char *place,
+                const char *label, train_result *r);
 char *compare_path(const compare_plan *p, const char *format, ...) /* "DIR/...", for free() */
     __attribute__((format(printf, 2, 3)));
 
 /* ---- report ----------------------------------------------------------------------------------*/
 
 /* Write table.txt (to stdout, too), curves.csv, plot.gp and the pictures. */
-int compare_report(compare_plan *p, const data_set *d, compare_metric metric);
+int compare_report(compare_plan *p, const data_set *d);
 
 #endif

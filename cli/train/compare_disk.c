@@ -71,11 +71,25 @@ static int read_result(const settings *s, train_result *r, bool *over) {
   return rc;
 }
 
-int compare_run(settings *s, const data_set *d, const train_show *show, train_result *r,
-                bool *ran) {
+static void print_run(compare_metric metric, const char *place, const char *label,
+                      const train_result *r) {
+  const double best = compare_best(metric, r);
+  if (r->diverged) {
+    (void)fprintf(stderr, "%s %s: diverged after step %lld\n", place, label, (long long)r->steps);
+    return;
+  }
+  (void)fprintf(stderr,
+                compare_is_accuracy(metric) ? "%s %s: best accuracy %.2f %%, %.2f s\n"
+                                            : "%s %s: least loss %.5g, %.2f s\n",
+                place, label, compare_is_accuracy(metric) ? 100.0 * best : best,
+                r->epochs > 0 ? r->epoch[r->epochs - 1].seconds : 0.0);
+}
+
+int compare_run(const compare_plan *p, settings *s, const data_set *d, const char *place,
+                const char *label, train_result *r) {
+  const train_show show = {.bar = !p->quiet, .label = label};
   int64_t step = -1;
   bool over = false;
-  *ran = false;
   memset(r, 0, sizeof *r);
   int rc = disk_own_folder(s->out);
   if (rc == CLI_OK) rc = read_result(s, r, &over);
@@ -83,11 +97,11 @@ int compare_run(settings *s, const data_set *d, const train_show *show, train_re
     rc = checkpoint_find(s->out, &step, NULL);
     s->resume = step >= 0;
     if (rc == CLI_OK && !s->resume) begin_again(s->out);
-    if (rc == CLI_OK) rc = train_run(s, d, show, r);
-    *ran = rc == CLI_OK && !r->stopped;
-    if (*ran) { /* read the log, as a later --resume does */
+    if (rc == CLI_OK) rc = train_run(s, d, &show, r);
+    if (rc == CLI_OK && !r->stopped) { /* read the log, as a later --resume does */
       train_result_free(r);
       rc = read_result(s, r, &over);
+      if (rc == CLI_OK && !p->quiet) print_run(p->metric, place, label, r);
     }
   }
   if (over) checkpoint_remove(s->out); /* also after a kill before this line */

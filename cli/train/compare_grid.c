@@ -134,9 +134,8 @@ static char *folder_of(const compare_plan *p, const compare_method *m, int k, in
 
 static int one_run(compare_plan *p, const compare_method *m, int k, int seed, const data_set *d,
                    bool *complete) {
-  char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160], line[TEXT + 170];
+  char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160];
   train_result *out = &m->point[k * p->grid_seeds + seed];
-  bool ran = false;
   settings s;
   settings_copy(&s, &m->s);
   s.validation = p->validation;
@@ -151,12 +150,7 @@ static int one_run(compare_plan *p, const compare_method *m, int k, int seed, co
   int rc = apply_point(p, m, k, &s, point, sizeof point);
   if (p->grid_seeds > 1) (void)snprintf(of_seed, sizeof of_seed, ", seed %lld", (long long)s.seed);
   (void)snprintf(label, sizeof label, "%s %s%s", m->label, point, of_seed);
-  const train_show show = {.bar = !p->quiet, .label = label};
-  if (rc == CLI_OK) rc = compare_run(&s, d, &show, out, &ran);
-  (void)snprintf(line, sizeof line, "tuning %s", label);
-  if (ran && !p->quiet)
-    compare_print_run(line, isnan(compare_best(TEST_ACCURACY, out)) ? TEST_LOSS : TEST_ACCURACY,
-                      out);
+  if (rc == CLI_OK) rc = compare_run(p, &s, d, "tuning", label, out);
   *complete = rc != CLI_OK || (!out->stopped && !train_interrupted());
   settings_free(&s);
   return rc;
@@ -214,8 +208,9 @@ static int run_seed(compare_plan *p, int seed, bool *complete) {
   return rc;
 }
 
-static int choose(compare_plan *p, compare_method *m, bool squared_error) {
+static int choose(compare_plan *p, compare_method *m) {
   char text[TEXT];
+  const bool squared_error = !compare_is_accuracy(p->metric);
   note_left_out(p, m);
   if (m->points > 1) {
     m->tuned = compare_best_point(m->point, m->points, p->grid_seeds, squared_error);
@@ -224,11 +219,11 @@ static int choose(compare_plan *p, compare_method *m, bool squared_error) {
   return apply_point(p, m, m->tuned, &m->s, text, sizeof text);
 }
 
-int compare_tune(compare_plan *p, bool squared_error, bool *complete) {
+int compare_tune(compare_plan *p, bool *complete) {
   int rc = CLI_OK;
   for (int k = 0; k < p->grid_seeds && rc == CLI_OK && *complete; k++)
     rc = run_seed(p, k, complete);
   for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
-    rc = choose(p, &p->method[i], squared_error);
+    rc = choose(p, &p->method[i]);
   return rc;
 }

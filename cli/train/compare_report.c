@@ -22,7 +22,6 @@ typedef struct summary { /* one method */
 typedef struct report {
   compare_plan *p;
   const data_set *d;
-  compare_metric metric;
   bool accuracy;
   double target;
   plot_curve *curve;
@@ -65,11 +64,11 @@ static void sum_up(report *r, int i) {
     r->rescued += run->rescued;
     r->unobserved += run->unobserved;
     if (run->diverged || run->epochs == 0) continue;
-    const int at = compare_reaches(r->metric, run, r->target);
+    const int at = compare_reaches(r->p->metric, run, r->target);
     s->reached += at >= 0;
     x[sound] = at >= 0 ? (double)run->epoch[at].epoch : (double)NAN;
     x[runs + sound] = at >= 0 ? run->epoch[at].seconds : (double)NAN;
-    x[2 * runs + sound] = compare_best(r->metric, run);
+    x[2 * runs + sound] = compare_best(r->p->metric, run);
     x[3 * runs + sound] = run->epoch[run->epochs - 1].train_loss;
     x[4 * runs + sound] = step_ms(run);
     for (int t = 0; t < run->stations; t++) {
@@ -147,7 +146,7 @@ static void results_table(const report *r, table *t) {
   format_target(r, target, sizeof target);
   (void)snprintf(epochs, sizeof epochs, "epochs to %s", target);
   (void)snprintf(seconds, sizeof seconds, "seconds to %s", target);
-  (void)snprintf(best, sizeof best, "best %s%s", score_name(r->metric), r->accuracy ? " %" : "");
+  (void)snprintf(best, sizeof best, "best %s%s", score_name(r->p->metric), r->accuracy ? " %" : "");
   table_begin(t, (const char *const[]){"method", "runs", epochs, seconds, best, "min..max",
                                        "final training loss", "settings", NULL});
   const double scale = r->accuracy ? 100.0 : 1.0;
@@ -236,7 +235,7 @@ static void print_heading(const report *r, FILE *f) {
   const long used = threads != NULL && threads[0] != 0 ? strtol(threads, NULL, 10) : cli_cores();
   (void)fprintf(f, "%ld thread%s\n", used, used > 1 ? "s" : "");
   if (!isfinite(r->target)) return;
-  (void)fprintf(f, "target: %s %s%s\n", score_name(r->metric), target,
+  (void)fprintf(f, "target: %s %s%s\n", score_name(r->p->metric), target,
                 isfinite(r->p->target) ? "" : ", what the mean of every method reaches");
 }
 
@@ -325,74 +324,46 @@ static int write_files(const report *r) {
 }
 
 static int draw(const report *r) {
-  char title[512], **label = cli_take((size_t)r->p->methods, sizeof *label);
+  char title[512];
   (void)snprintf(title, sizeof title,
                  r->p->seeds > 1 ? "%s, %s: mean and range over %d seeds" : "%s, %s: %d seed",
                  r->d->name, r->p->base.model, r->p->seeds);
-  plot_curve *curve = cli_take((size_t)r->p->methods, sizeof *curve);
   for (int i = 0; i < r->p->methods; i++) {
-    label[i] = cli_take(128, 1);
-    (void)snprintf(label[i], 128, "%s", r->p->method[i].label);
-    if (r->sum[i].diverged > 0) {
-      (void)snprintf(label[i], 128, "%s (%d of %d diverged)", r->p->method[i].label,
-                     r->sum[i].diverged, r->p->seeds);
-    }
-    curve[i] = (plot_curve){label[i], r->curve[i].n, r->curve[i].point};
+    (void)snprintf(r->curve[i].label, sizeof r->curve[i].label,
+                   r->sum[i].diverged > 0 ? "%s (%d of %d diverged)" : "%s", r->p->method[i].label,
+                   r->sum[i].diverged, r->p->seeds);
   }
   char score[64];
-  (void)snprintf(score, sizeof score, "%s%s", score_name(r->metric), r->accuracy ? " %" : "");
+  (void)snprintf(score, sizeof score, "%s%s", score_name(r->p->metric), r->accuracy ? " %" : "");
   const plot picture = {.title = title,
                         .score = score,
                         .score_scale = r->accuracy ? 100.0 : 1.0,
                         .score_log = !r->accuracy,
                         .target = r->target,
                         .n = r->p->methods,
-                        .curve = curve};
+                        .curve = r->curve};
   char *script = compare_path(r->p, "plot.gp");
   const int rc = plot_write(&picture, script);
   bool any = false; /* gnuplot fails on an empty picture */
   for (int i = 0; i < r->p->methods; i++)
-    any = any || r->sum[i].diverged < r->p->seeds;
+    any = any || !r->curve[i].lost;
   if (rc == CLI_OK && any) plot_draw(r->p->dir);
-  for (int i = 0; i < r->p->methods; i++)
-    free(label[i]);
-  free(label);
-  free(curve);
   free(script);
   return rc;
 }
 
-/* The common target of methods with at least one run that did not diverge. */
-static double common_target(const report *r) {
-  plot_curve *sound = cli_take((size_t)r->p->methods, sizeof *sound);
-  int n = 0;
-  for (int i = 0; i < r->p->methods; i++) {
-    int left = 0;
-    for (int k = 0; k < r->p->seeds; k++)
-      left += !r->p->method[i].run[k].diverged;
-    if (left > 0) sound[n++] = r->curve[i];
-  }
-  const double target = compare_target(r->metric, sound, n);
-  free(sound);
-  return target;
-}
-
-int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
-  report r = {.p = p, .d = d, .metric = metric, .target = p->target};
-  r.accuracy = compare_is_accuracy(metric);
+int compare_report(compare_plan *p, const data_set *d) {
+  report r = {.p = p, .d = d, .target = p->target, .accuracy = compare_is_accuracy(p->metric)};
   r.curve = cli_take((size_t)p->methods, sizeof *r.curve);
   r.sum = cli_take((size_t)p->methods, sizeof *r.sum);
-  plot_point **point = cli_take((size_t)p->methods, sizeof *point);
-  for (int i = 0; i < p->methods; i++) {
-    r.curve[i].n = compare_curve(metric, p->method[i].run, p->seeds, &point[i]);
-    r.curve[i].point = point[i];
-  }
-  if (!isfinite(r.target)) r.target = common_target(&r);
+  for (int i = 0; i < p->methods; i++)
+    r.curve[i] = compare_curve(p->metric, p->method[i].run, p->seeds);
+  if (!isfinite(r.target)) r.target = compare_target(p->metric, r.curve, p->methods);
   for (int i = 0; i < p->methods; i++)
     sum_up(&r, i);
   note_runs(&r);
   results_table(&r, &r.results);
-  compare_paired_table(p, metric, &r.pairs);
+  compare_paired_table(p, &r.pairs);
   times_table(&r, &r.times);
   int rc = write_files(&r);
   if (rc == CLI_OK) rc = draw(&r);
@@ -401,8 +372,7 @@ int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
   table_free(&r.pairs);
   table_free(&r.times);
   for (int i = 0; i < p->methods; i++)
-    free(point[i]);
-  free(point);
+    free(r.curve[i].point);
   free(r.curve);
   free(r.sum);
   return rc;

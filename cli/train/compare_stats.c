@@ -60,17 +60,19 @@ spread compare_spread(const double *x, int n) {
   return s;
 }
 
-int compare_curve(compare_metric m, const train_result *run, int runs, plot_point **out) {
-  int longest = 0, sound = 0;
+plot_curve compare_curve(compare_metric m, const train_result *run, int runs) {
+  plot_curve out = {.n = 0};
+  int sound = 0;
   for (int i = 0; i < runs; i++)
     sound += !run[i].diverged;
   for (int i = 0; i < runs; i++) {
-    if ((sound == 0 || !run[i].diverged) && run[i].epochs > longest) longest = run[i].epochs;
+    if ((sound == 0 || !run[i].diverged) && run[i].epochs > out.n) out.n = run[i].epochs;
   }
   double *x = cli_take(3 * (size_t)runs, sizeof *x);
-  *out = cli_take((size_t)longest, sizeof **out);
-  for (int e = 0; e < longest; e++) {
-    plot_point *p = &(*out)[e];
+  out.lost = sound == 0;
+  out.point = cli_take((size_t)out.n, sizeof *out.point);
+  for (int e = 0; e < out.n; e++) {
+    plot_point *p = &out.point[e];
     int n = 0;
     for (int i = 0; i < runs; i++) {
       if ((sound > 0 && run[i].diverged) || e >= run[i].epochs) continue;
@@ -84,12 +86,13 @@ int compare_curve(compare_metric m, const train_result *run, int runs, plot_poin
     p->score = compare_spread(x + 2 * runs, n);
   }
   free(x);
-  return longest;
+  return out;
 }
 
 double compare_target(compare_metric m, const plot_curve *curve, int n) {
   double target = (double)NAN;
   for (int i = 0; i < n; i++) {
+    if (curve[i].lost) continue;
     double best = (double)NAN;
     for (int e = 0; e < curve[i].n; e++) {
       if (compare_better(m, curve[i].point[e].score.mean, best))
@@ -98,19 +101,6 @@ double compare_target(compare_metric m, const plot_curve *curve, int n) {
     if (isfinite(best) && (isnan(target) || compare_better(m, target, best))) target = best;
   }
   return target;
-}
-
-void compare_print_run(const char *label, compare_metric metric, const train_result *r) {
-  const double best = compare_best(metric, r);
-  if (r->diverged) {
-    (void)fprintf(stderr, "%s: diverged after step %lld\n", label, (long long)r->steps);
-    return;
-  }
-  (void)fprintf(stderr,
-                compare_is_accuracy(metric) ? "%s: best accuracy %.2f %%, %.2f s\n"
-                                            : "%s: least loss %.5g, %.2f s\n",
-                label, compare_is_accuracy(metric) ? 100.0 * best : best,
-                r->epochs > 0 ? r->epoch[r->epochs - 1].seconds : 0.0);
 }
 
 /* ---- differences to the baseline ----------------------------------------------------------------*/
@@ -177,8 +167,8 @@ static bool has(compare_metric m, int what) {
   return !ends[what].accuracy || compare_is_accuracy(m);
 }
 
-static difference difference_of(const compare_plan *p, compare_metric m, int what, int method) {
-  return compare_difference(m, (compare_end)what, p->method[method].run, p->method[0].run,
+static difference difference_of(const compare_plan *p, int what, int method) {
+  return compare_difference(p->metric, (compare_end)what, p->method[method].run, p->method[0].run,
                             p->seeds);
 }
 
@@ -201,11 +191,11 @@ static void format_difference(char *text, size_t size, const difference *d, doub
   }
 }
 
-void compare_paired_table(const compare_plan *p, compare_metric metric, table *t) {
+void compare_paired_table(const compare_plan *p, table *t) {
   const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
   int shown[COMPARE_ENDS], n = 0;
   for (int what = 0; what < COMPARE_ENDS; what++) {
-    if (!has(metric, what)) continue;
+    if (!has(p->metric, what)) continue;
     head[2 + n] = ends[what].name;
     shown[n++] = what;
   }
@@ -216,7 +206,7 @@ void compare_paired_table(const compare_plan *p, compare_metric metric, table *t
     table_put(t, 0, "%s", p->method[i].label);
     for (int c = 0; c < n; c++) {
       char text[128];
-      const difference d = difference_of(p, metric, shown[c], i);
+      const difference d = difference_of(p, shown[c], i);
       const bool points = ends[shown[c]].accuracy;
       format_difference(text, sizeof text, &d, points ? 100.0 : 1.0, points ? 2 : -1);
       table_put(t, 2 + c, "%s", text);

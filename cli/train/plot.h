@@ -16,9 +16,10 @@ typedef struct plot_point { /* after an epoch, over seeds; NaN: no value */
 } plot_point;
 
 typedef struct plot_curve {
-  const char *label;
+  char label[128];
+  bool lost; /* every run diverged */
   int n;
-  const plot_point *point;
+  plot_point *point;
 } plot_curve;
 
 typedef struct plot {
