@@ -86,11 +86,11 @@ NG_CLONES static void rescale_wide(float *y, const float *d, const float *u, int
  * the momentum is not finite, the new weight is not either, so the updated weights are counted.
  * `plain`: keep and take are 1, so the compiler removes two products. */
 static inline __attribute__((always_inline)) int32_t
-sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const direction *of,
-         int64_t n, float limit, bool pair, bool nesterov, bool plain) {
+sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, float *restrict w,
+         const direction *of, int64_t n, float limit, bool pair, bool nesterov, bool plain) {
   const float *restrict d = of->d, *restrict u = of->u;
-  const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, decay = s->decay, old = s->old,
-              keep = plain ? 1.0f : s->keep, take = plain ? 1.0f : s->take;
+  const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, decay = s->decay,
+              old = counted[1], keep = plain ? 1.0f : s->keep, take = plain ? 1.0f : counted[0];
   int32_t updated = 0;
   for (int64_t i = 0; i < n; i++) {
     const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
@@ -107,25 +107,25 @@ sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const di
   return (int32_t)n - updated;
 }
 
-NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, float *m, float *w, const direction *of,
-                                  int64_t n, float limit) {
-  const bool pair = of->u != NULL, plain = s->keep == 1.0f && s->take == 1.0f;
+NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2], float *m,
+                                  float *w, const direction *of, int64_t n, float limit) {
+  const bool pair = of->u != NULL, plain = s->keep == 1.0f && counted[0] == 1.0f;
   if (s->nesterov) {
-    return pair ? sgd_loop(s, m, w, of, n, limit, true, true, false)
-                : sgd_loop(s, m, w, of, n, limit, false, true, false);
+    return pair ? sgd_loop(s, counted, m, w, of, n, limit, true, true, false)
+                : sgd_loop(s, counted, m, w, of, n, limit, false, true, false);
   }
-  if (plain && pair) return sgd_loop(s, m, w, of, n, limit, true, false, true);
-  return pair ? sgd_loop(s, m, w, of, n, limit, true, false, false)
-              : sgd_loop(s, m, w, of, n, limit, false, false, false);
+  if (plain && pair) return sgd_loop(s, counted, m, w, of, n, limit, true, false, true);
+  return pair ? sgd_loop(s, counted, m, w, of, n, limit, true, false, false)
+              : sgd_loop(s, counted, m, w, of, n, limit, false, false, false);
 }
 
 /* A second moment that overflows is Inf in this step's denominator, so the weight only decays. */
 static inline __attribute__((always_inline)) int32_t
-adamw_loop(const ng_adamw_numbers *a, float *restrict m, float *restrict v, float *restrict w,
-           const direction *of, int64_t n, float limit, bool pair) {
+adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m, float *restrict v,
+           float *restrict w, const direction *of, int64_t n, float limit, bool pair) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, b1 = a->b1, b2 = a->b2, n1 = a->n1, n2 = a->n2,
-              keep = a->keep, step = a->step, root = a->root, eps = a->eps;
+              keep = a->keep, step = counted[0], root = counted[1], eps = a->eps;
   int32_t stayed = 0;
   for (int64_t i = 0; i < n; i++) {
     const float g = pair ? scale * d[i] + k * u[i] : scale * d[i];
@@ -142,26 +142,18 @@ adamw_loop(const ng_adamw_numbers *a, float *restrict m, float *restrict v, floa
   return stayed;
 }
 
-NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, float *m, float *v, float *w,
-                                    const direction *of, int64_t n, float limit) {
-  return of->u != NULL ? adamw_loop(a, m, v, w, of, n, limit, true)
-                       : adamw_loop(a, m, v, w, of, n, limit, false);
+NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const float counted[2], float *m,
+                                    float *v, float *w, const direction *of, int64_t n,
+                                    float limit) {
+  return of->u != NULL ? adamw_loop(a, counted, m, v, w, of, n, limit, true)
+                       : adamw_loop(a, counted, m, v, w, of, n, limit, false);
 }
 
-/* Update n weights and their moments by SGD or AdamW; return how many elements overflowed. */
-static int32_t update(const ng_update_sink *s, const ng_slot *slot, float *m, float *v, float *w,
-                      const direction *of, int64_t n) {
-  const ng_group_numbers *numbers = &s->group[slot->update_group];
-  const float limit = limit_of(slot->weight.dtype);
-  ng_group_numbers own;
-  if (slot->entry->missed > 0) {
-    own = *numbers;
-    own.sgd.take = own.adamw.step = slot->late[0];
-    own.sgd.old = own.adamw.root = slot->late[1];
-    numbers = &own;
-  }
-  return s->kind == NG_OUT_SGD ? sgd_tile(&numbers->sgd, m, w, of, n, limit)
-                               : adamw_tile(&numbers->adamw, m, v, w, of, n, limit);
+/* Update n weights and their moments; return how many elements overflowed. */
+static int32_t update(ng_out kind, const ng_group_numbers *of, const float counted[2], float *m,
+                      float *v, float *w, const direction *pd, int64_t n, float limit) {
+  return kind == NG_OUT_SGD ? sgd_tile(&of->sgd, counted, m, w, pd, n, limit)
+                            : adamw_tile(&of->adamw, counted, m, v, w, pd, n, limit);
 }
 
 /* Threads share a parameter; overflow is rare, so the counter is not contended. */
@@ -242,6 +234,8 @@ static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t 
   const bool straight = to->dtype == NG_F32 && to->straight && !is_wide(pair) &&
                         (pair->values != NULL || (from->dtype == NG_F32 && from->straight));
   const int64_t most = ng_place_columns(to->straight ? from : to);
+  const ng_group_numbers *numbers = &s->group[slot->update_group];
+  const float *counted = slot->entry->missed > 0 ? slot->late : numbers->counted;
   float room[TILE], tile[TILE];
   int32_t overflowed = 0;
   for (int64_t c = 0, m; c < n; c += m) {
@@ -249,8 +243,8 @@ static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t 
     const int64_t at = row * slot->cols + col + c;
     float *w = as_f32(to, row, col + c, m, tile);
     const direction of = direction_of(slot, row, col, c, m, pair, room);
-    overflowed += update(s, slot, slot->m == NULL ? NULL : slot->m + at,
-                         slot->v == NULL ? NULL : slot->v + at, w, &of, m);
+    overflowed += update(s->kind, numbers, counted, slot->m == NULL ? NULL : slot->m + at,
+                         slot->v == NULL ? NULL : slot->v + at, w, &of, m, limit_of(to->dtype));
     if (w == tile) ng_place_write(to, row, col + c, m, tile);
   }
   count_overflow(slot, overflowed);
@@ -287,54 +281,49 @@ ng_status ng_overflow_end(ng_precond *p) {
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
 
-/* In its first update, and with momentum 0, m <- g without dampening, as in torch, where the buffer starts as a copy. */
-static void sgd_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
+/* The two numbers that depend on the count of updates.
+ *
+ * SGD: in its first update, and with momentum 0, m <- g without dampening, as in torch, where the buffer starts as a
+ * copy.  AdamW: sqrt(v / (1 - b2^t)) = sqrt(v) times a constant, without a division per element.  1 - b^t in double: at
+ * t = 1, b2 = 0.999 an f32 would lose three digits. */
+static void count_updates(const ng_group_numbers *of, ng_out kind, int64_t updates, float out[2]) {
   const bool first = updates == 0 || of->momentum == 0.0;
-  out[0] = first ? 1.0f : (float)(1.0 - of->dampening);
-  out[1] = first ? 0.0f : (float)of->momentum;
+  const double t = (double)(updates + 1);
+  if (kind == NG_OUT_SGD) {
+    out[0] = first ? 1.0f : (float)(1.0 - of->dampening);
+    out[1] = first ? 0.0f : (float)of->momentum;
+  } else {
+    out[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
+    out[1] = (float)(1.0 / sqrt(1.0 - pow(of->beta2, t)));
+  }
 }
 
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
-  float counted[2];
-  of->lr = how->lr;
   of->momentum = how->momentum;
   of->dampening = how->dampening;
-  sgd_counted(of, updates, counted);
   of->sgd = (ng_sgd_numbers){
       .lr = (float)how->lr,
       .mu = (float)how->momentum,
       .keep = how->decoupled ? (float)(1.0 - how->lr * how->weight_decay) : 1.0f,
       .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
-      .take = counted[0],
-      .old = counted[1],
       .nesterov = how->nesterov != 0,
   };
-}
-
-/* sqrt(v / (1 - b2^t)) = sqrt(v) times a constant, without a division per element.  1 - b^t in
- * double: at t = 1, b2 = 0.999 an f32 would lose three digits. */
-static void adamw_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
-  const double t = (double)(updates + 1);
-  out[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
-  out[1] = (float)(1.0 / sqrt(1.0 - pow(of->beta2, t)));
+  count_updates(of, NG_OUT_SGD, updates, of->counted);
 }
 
 void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
-  float counted[2];
   of->lr = how->lr;
   of->beta1 = how->beta1;
   of->beta2 = how->beta2;
-  adamw_counted(of, updates, counted);
   of->adamw = (ng_adamw_numbers){
       .b1 = (float)how->beta1,
       .b2 = (float)how->beta2,
       .n1 = (float)(1.0 - how->beta1),
       .n2 = (float)(1.0 - how->beta2),
       .keep = (float)(1.0 - how->lr * how->weight_decay),
-      .step = counted[0],
-      .root = counted[1],
       .eps = (float)how->eps,
   };
+  count_updates(of, NG_OUT_ADAMW, updates, of->counted);
 }
 
 /* As torch, count updates per parameter: a frozen or absent one had fewer. */
@@ -344,12 +333,7 @@ void ng_update_late(ng_precond *p) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && e->missed > 0; k++) {
       ng_slot *slot = &e->slot[k];
-      const ng_group_numbers *of = &s->group[slot->update_group];
-      if (s->kind == NG_OUT_SGD) {
-        sgd_counted(of, p->updates - e->missed, slot->late);
-      } else {
-        adamw_counted(of, p->updates - e->missed, slot->late);
-      }
+      count_updates(&s->group[slot->update_group], s->kind, p->updates - e->missed, slot->late);
     }
   }
 }
@@ -371,22 +355,12 @@ void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, 
     return;
   }
   one.lr = 1.0;
+  one.sgd.lr = 1.0f;
+  one.sgd.keep = one.adamw.keep = 0.0f;
   if (slot->m != NULL) memcpy(m, slot->m + at, bytes);
   if (slot->v != NULL) memcpy(v, slot->v + at, bytes);
-  if (s->kind == NG_OUT_SGD) {
-    sgd_counted(&one, updates, counted);
-    one.sgd.lr = 1.0f;
-    one.sgd.keep = 0.0f;
-    one.sgd.take = counted[0];
-    one.sgd.old = counted[1];
-    (void)sgd_tile(&one.sgd, m, u, &of, n, INFINITY);
-  } else {
-    adamw_counted(&one, updates, counted);
-    one.adamw.keep = 0.0f;
-    one.adamw.step = counted[0];
-    one.adamw.root = counted[1];
-    (void)adamw_tile(&one.adamw, m, v, u, &of, n, INFINITY);
-  }
+  count_updates(&one, s->kind, updates, counted);
+  (void)update(s->kind, &one, counted, m, v, u, &of, n, INFINITY);
   for (int64_t i = 0; i < n; i++) {
     u[i] = -u[i];
   }

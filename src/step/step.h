@@ -38,12 +38,12 @@ typedef enum ng_out { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out;
 
 /* w <- keep w - lr step; m <- old m + take g */
 typedef struct ng_sgd_numbers {
-  float lr, mu, keep, decay, take, old;
+  float lr, mu, keep, decay;
   bool nesterov;
 } ng_sgd_numbers;
 
 typedef struct ng_adamw_numbers {
-  float b1, b2, n1, n2, keep, step, root, eps;
+  float b1, b2, n1, n2, keep, eps;
 } ng_adamw_numbers;
 
 /* The numbers of a group in the form that the loops use, made once a step. */
@@ -51,6 +51,7 @@ typedef struct ng_group_numbers {
   double lr, momentum, dampening, beta1, beta2; /* as given; of SGD or of AdamW */
   ng_sgd_numbers sgd;
   ng_adamw_numbers adamw;
+  float counted[2]; /* SGD: factors of g and of m; AdamW: of m and of sqrt(v) */
 } ng_group_numbers;
 
 typedef struct ng_update_sink {
