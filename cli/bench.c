@@ -164,7 +164,7 @@ void bench_title(const bench *b, const char *format, ...) {
   cli_processor(text, sizeof text);
   printf("\nprocessor = %s; threads = %d", text, cli_cores());
   for (int i = 0; i < MACHINE_KEYS; i++) {
-    cli_build(machine_keys[i], text, sizeof text);
+    cli_build_value(machine_keys[i], text, sizeof text);
     printf("; %s = %s", machine_keys[i], text[0] != 0 ? text : "unknown");
   }
   printf("\n");
@@ -182,7 +182,7 @@ static int print_machine(const bench *b, const bench_case *c) {
   ngio_put_integer(&line, "threads", cli_cores());
   for (int i = 0; i < MACHINE_KEYS; i++) {
     char key[CLI_NAME];
-    cli_build(machine_keys[i], text, sizeof text);
+    cli_build_value(machine_keys[i], text, sizeof text);
     (void)snprintf(key, sizeof key, "%s", machine_keys[i]);
     key[strcspn(key, " ")] = strchr(key, ' ') != NULL ? '_' : 0;
     ngio_put_text(&line, key, text);

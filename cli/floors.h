@@ -13,6 +13,6 @@ bool floors_possible(void); /* false in a build without BLAS */
 double floor_sgemm_gflops(int order); /* 2 n^3 / time                        */
 double floor_copy_gbs(void);          /* bytes read and written / time       */
 int64_t floor_cache_bytes(void);      /* of the last-level cache             */
-double floor_cholesky(int64_t n);     /* spotrf and spotri of order n        */
+double floor_cholesky(int64_t n);     /* time of spotrf and spotri, order n  */
 
 #endif

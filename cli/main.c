@@ -73,7 +73,7 @@ static int help(void *wish, const cli_args *args) {
 
 static int version(void) {
   char commit[128];
-  cli_build("commit", commit, sizeof commit);
+  cli_build_value("commit", commit, sizeof commit);
   const int v = ng_version();
   printf("natgrad %d.%d.%d (%s)\n", v / 10000, v / 100 % 100, v % 100, commit);
   return CLI_OK;
@@ -87,8 +87,8 @@ static void restart_with_blas_environment(char **argv) {
   /* The mark prevents an endless restart if BLAS ignores the variable. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
   char hint[256], blas[256];
-  cli_build("hint", hint, sizeof hint);
-  cli_build("blas", blas, sizeof blas);
+  cli_build_value("hint", hint, sizeof hint);
+  cli_build_value("blas", blas, sizeof blas);
   if (strstr(blas, "OpenBLAS") == NULL) return;
   char *value = strchr(hint, '=');
   if (value != NULL) {

@@ -43,8 +43,8 @@ static int64_t number(reader *in, const ngio_value *object, const char *where, c
   return ngio_integer_of(v);
 }
 
-static void pair(reader *in, const ngio_value *object, const char *where, const char *key,
-                 int64_t lower, int64_t out[2]) {
+static void read_pair(reader *in, const ngio_value *object, const char *where, const char *key,
+                      int64_t lower, int64_t out[2]) {
   const ngio_value *v = ngio_get(object, key);
   for (size_t k = 0; k < 2; k++) {
     const ngio_value *x = ngio_at(v, k);
@@ -96,9 +96,9 @@ static void read_layer(reader *in, const ngio_value *layers, const char *name, s
   if (l->conv) {
     l->in = number(in, o, where, "in_channels", 1, 1 << 20, -1);
     l->out = number(in, o, where, "out_channels", 1, 1 << 20, -1);
-    pair(in, o, where, "kernel", 1, l->kernel);
-    pair(in, o, where, "stride", 1, l->stride);
-    pair(in, o, where, "padding", 0, l->padding);
+    read_pair(in, o, where, "kernel", 1, l->kernel);
+    read_pair(in, o, where, "stride", 1, l->stride);
+    read_pair(in, o, where, "padding", 0, l->padding);
   } else if (strcmp(kind, "linear") == 0) {
     l->in = number(in, o, where, "in_features", 1, 1 << 20, -1);
     l->out = number(in, o, where, "out_features", 1, 1 << 20, -1);

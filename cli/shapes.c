@@ -101,8 +101,8 @@ static int64_t number(reader *in, const ngio_value *v, const char *key, int64_t 
   return lower;
 }
 
-static void pair(reader *in, const ngio_value *object, const char *key, int64_t lower,
-                 int64_t absent, int64_t out[2]) {
+static void read_pair(reader *in, const ngio_value *object, const char *key, int64_t lower,
+                      int64_t absent, int64_t out[2]) {
   const ngio_value *v = ngio_get(object, key);
   if (v == NULL && absent >= 0) {
     out[0] = out[1] = absent;
@@ -146,11 +146,11 @@ static void check_keys(reader *in, const ngio_value *o, layer_kind kind) {
 }
 
 static void read_conv(reader *in, const ngio_value *o, shape *l) {
-  pair(in, o, "kernel", 1, -1, l->kernel);
-  pair(in, o, "stride", 1, 1, l->stride);
-  pair(in, o, "padding", 0, 0, l->padding);
-  pair(in, o, "image", 1, -1, l->image);
-  pair(in, o, "dilation", 1, 1, l->dilation);
+  read_pair(in, o, "kernel", 1, -1, l->kernel);
+  read_pair(in, o, "stride", 1, 1, l->stride);
+  read_pair(in, o, "padding", 0, 0, l->padding);
+  read_pair(in, o, "image", 1, -1, l->image);
+  read_pair(in, o, "dilation", 1, 1, l->dilation);
   const ngio_value *groups = ngio_get(o, "groups");
   l->groups = groups == NULL ? 1 : number(in, groups, "groups", 1);
   if (l->in % l->groups != 0 || l->out % l->groups != 0)

@@ -311,7 +311,7 @@ static void grids(void **state) {
   assert_int_equal(compare_grid_add(&p, "nesterov=true,false"), CLI_OK);
   static const int points[] = {12, 6, 6}; /* no damping of sgd; its own damping stands */
   for (int i = 0; i < 3; i++) {
-    assert_int_equal(compare_points(&p, &p.method[i]), CLI_OK);
+    assert_int_equal(compare_count_points(&p, &p.method[i]), CLI_OK);
     assert_int_equal(p.method[i].points, points[i]);
     assert_int_equal(p.method[i].use[1], i == 0);
   }

@@ -361,7 +361,7 @@ static void threads_change_no_bit(void **state) {
   feed_free(&f);
   settings_free(&s);
   data_close(&d);
-  assert_non_null(strstr(said(), "07.png: left out, 1 of 123: ")); /* it had a part in it */
+  assert_non_null(strstr(said(), "07.png: left out, 1 of 123 files: ")); /* it had a part in it */
 }
 
 /* A damaged file, its replacement, and the message. */
@@ -389,7 +389,7 @@ static void damaged_files_are_skipped(void **state) {
   }
   const char *line = said();
   assert_true(replaced > 1 && late > 0); /* 8 of 120 are left over in an epoch */
-  assert_non_null(strstr(line, "hurt/train/bee/07.png: left out, 1 of 123: "));
+  assert_non_null(strstr(line, "hurt/train/bee/07.png: left out, 1 of 123 files: "));
   assert_ptr_equal(strchr(line, '\n'), line + strlen(line) - 1);
   feed_free(&f);
   settings_free(&s);
@@ -401,7 +401,7 @@ static void damaged_files_are_skipped(void **state) {
   int32_t good = -1;
   quiet();
   assert_int_equal(feed_test(&f, 0, 3, &good), CLI_OK);
-  assert_non_null(strstr(said(), "x.png: left out, 1 of 123: its first bytes are neither"));
+  assert_non_null(strstr(said(), "x.png: left out, 1 of 123 files: its first bytes are neither"));
   assert_int_equal(good, 2);
   assert_true(f.labels[0] == 0 && f.labels[1] == 2);
   feed_free(&f);

@@ -46,7 +46,7 @@ static ng_status diagonal_statistics(ng_block *b) {
 }
 
 static ng_status diagonal_plan(ng_block *b, ng_plan *plan) {
-  if (b->holds) {
+  if (b->is_worker) {
     ((diagonal *)b->state)->by =
         ng_plan_result(plan, b->stat->owner, b->segment->to * (int64_t)sizeof(float));
   }

@@ -128,7 +128,7 @@ bool cli_option_is(const ng_options *o, const char *name, const char *choice);
 double cli_option_real(const ng_options *o, const char *name);
 
 /* The value of a line "key = value" of ng_build_info, "" if there is none. */
-void cli_build(const char *key, char *value, size_t size);
+void cli_build_value(const char *key, char *value, size_t size);
 void cli_processor(char *name, size_t size); /* the operating system's name for it */
 int cli_cores(void);                         /* processors available to this process */
 /* Threads for the trainer's loops: NG_THREADS, as in the library, or cli_cores. */

@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-void cli_build(const char *key, char *value, size_t size) {
+void cli_build_value(const char *key, char *value, size_t size) {
   char text[2048];
   (void)ng_build_info(text, sizeof text);
   value[0] = 0;
@@ -121,8 +121,8 @@ void cli_need_address_space(int callers) {
   const size_t buffer = (size_t)129 << 20;
   struct rlimit limit;
   char blas[256], threads[32];
-  cli_build("blas", blas, sizeof blas);
-  cli_build("blas threads", threads, sizeof threads);
+  cli_build_value("blas", blas, sizeof blas);
+  cli_build_value("blas threads", threads, sizeof threads);
   const long of_blas = strtol(threads, NULL, 10);
   const long n = callers - had + (had == 0 ? 2 * (of_blas - 1) : 0);
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || of_blas < 1 ||

@@ -88,8 +88,7 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
     const int64_t got = read_some(s, at, left);
     if (got < 0) return CLI_BAD;
     if (got == 0) {
-      return cli_bad("--data: %s: ends %lld bytes before the end that it announces", s->path,
-                     (long long)left);
+      return cli_bad("--data: %s: cut short: %lld bytes are missing", s->path, (long long)left);
     }
     at += got;
     left -= got;
@@ -100,6 +99,6 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
 int data_stream_end(data_stream *s) {
   unsigned char more;
   const int64_t got = read_some(s, &more, 1);
-  if (got > 0) return cli_bad("--data: %s: goes on after the end that it announces", s->path);
+  if (got > 0) return cli_bad("--data: %s: has more bytes than its header says", s->path);
   return got == 0 ? CLI_OK : CLI_BAD;
 }

@@ -162,7 +162,7 @@ NG_CLONES static void sum_back(const slice *s, int64_t from, int64_t to) {
 
 enum { RELU, TANH, SIGMOID, DROPOUT, ADD };
 static const kind kinds[] = {
-    /* name, in_place, needs_output, over_batch */
+    /* name, in_place, needs_output, batch_statistics */
     {{"relu", true, true, false, forward, backward, NULL, NULL}, relu, relu_back},
     {{"tanh", true, true, false, forward, backward, NULL, NULL}, hyperbolic, hyperbolic_back},
     {{"sigmoid", true, true, false, forward, backward, NULL, NULL}, logistic, logistic_back},

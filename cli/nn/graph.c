@@ -155,7 +155,7 @@ int64_t nn_least_batch(const nn *n) {
   int64_t least = 0;
   for (int i = 0; i < n->n_nodes; i++) {
     const node *v = &n->nodes[i];
-    if (!v->op->over_batch) continue;
+    if (!v->op->batch_statistics) continue;
     if (v->shape.height * v->shape.width == 1) least = 2;
     if (least == 0) least = 1;
   }

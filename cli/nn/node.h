@@ -20,7 +20,7 @@ typedef struct nn_op {
   const char *name;
   bool in_place;     /* can write over its first input, and its gradient over its output's        */
   bool needs_output; /* backward reads its own out: no reader may work in place                   */
-  bool over_batch;   /* in training it needs two values a channel: samples times positions        */
+  bool batch_statistics; /* normalizes by the batch: training needs two values a channel         */
   void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
   /* From v->grad to the gradients of its inputs (written, or added if v->adds[i]; skipped if NULL) and, if
    * `params`, of its parameters (written). */

@@ -244,7 +244,7 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
 }
 
 static const nn_op op = {.name = "norm",
-                         .over_batch = true,
+                         .batch_statistics = true,
                          .forward = forward,
                          .backward = backward,
                          .scratch = scratch,

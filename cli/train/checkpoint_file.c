@@ -20,7 +20,7 @@ static const char *const maker[CHECKPOINT_MAKERS] = {"version",      "commit",  
 void checkpoint_maker(run_state *s) {
   int threads = 1;
   for (int i = 0; i < CHECKPOINT_MAKERS - 2; i++)
-    cli_build(maker[i], s->made_by[i], CHECKPOINT_TEXT);
+    cli_build_value(maker[i], s->made_by[i], CHECKPOINT_TEXT);
   cli_processor(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
   (void)cli_threads(&threads); /* has been checked */
   (void)snprintf(s->made_by[CHECKPOINT_MAKERS - 1], CHECKPOINT_TEXT, "%d", threads);

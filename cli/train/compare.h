@@ -74,7 +74,7 @@ void compare_plan_free(compare_plan *p);
 /* ---- tuning ----------------------------------------------------------------------------------*/
 
 /* Set `use` and `points` of a method; CLI_BAD after a message: too many points. */
-int compare_points(const compare_plan *p, compare_method *m);
+int compare_count_points(const compare_plan *p, compare_method *m);
 /* Index into grid[g].value for point k; the last grid varies fastest. */
 int compare_point(const compare_plan *p, const compare_method *m, int k, int g);
 /* The best point by its runs r[point * seeds ...] on the validation split: fewest diverged runs, then best mean

@@ -15,7 +15,7 @@
 
 enum { TEXT = 512 };
 
-int compare_points(const compare_plan *p, compare_method *m) {
+int compare_count_points(const compare_plan *p, compare_method *m) {
   m->points = 1;
   for (int g = 0; g < p->grids; g++) {
     const char *name = p->grid[g].name;

@@ -176,7 +176,7 @@ int compare_methods(compare_plan *p, const char *list) {
     }
     if (rc == CLI_OK) rc = check_idle(p, m);
     if (rc == CLI_OK) rc = settings_check(&m->s);
-    if (rc == CLI_OK) rc = compare_points(p, m);
+    if (rc == CLI_OK) rc = compare_count_points(p, m);
   }
   return rc;
 }

@@ -1,8 +1,8 @@
 /* export.c: `natgrad export`: the log of a run (log.jsonl, see log.h) as CSV.
  *
- * All fields are exported, in the order of first appearance; fields of "ms" get the name of their station. An
- * incomplete last line (a run that is running or was killed) is left out; any other line that is no object is an
- * error with its number. */
+ * All fields but the schema and the checksum are exported, in the order of first appearance. The field "forward" of the
+ * object "ms" is exported as "ms.forward". An incomplete last line (the run continues or was killed) is ignored. Any
+ * other line that is not an object of a log is an error; its message has the line number. */
 #include "checkpoint.h"
 #include "commands.h"
 #include "disk.h"

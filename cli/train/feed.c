@@ -123,7 +123,7 @@ static int unreadable(const feed *f, const image_list *list, int32_t row, const 
     return cli_bad(
         "--data: images: %d of %d files are unreadable, more than 1 %%; the last is %s: %s", n,
         set->total, list->path[row], why);
-  cli_note("%s: left out, %d of %d: %s", list->path[row], n, set->total, why);
+  cli_note("%s: left out, %d of %d files: %s", list->path[row], n, set->total, why);
   return CLI_OK;
 }
 

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- numbers of a step -------------------------------------------------------------------------*/
+/* ---- learning rate, momentum, damping ----------------------------------------------------------*/
 
 double recipe_lr(const settings *s, double epoch, double total) {
   char message[256];

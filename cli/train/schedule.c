@@ -107,7 +107,9 @@ static int read_curve(reader *r, const char *entry) {
   const bool steep = rule == 'E' || rule == 'S';
   if (!good || *r->at != '-' ||
       (steep ? !real_of(word + 1, &K) || !(K > 0) || K > 50 : word[1] != 0))
-    return complain(r, entry, "expected L-, Q-, C-, EK- or SK-, 0 < K <= 50, after '~'", "");
+    return complain(r, entry,
+                    "expected a rule after '~': L-, Q-, C-, EK- or SK-, with a number 0 < K <= 50",
+                    "");
   r->at++;
   const bool way = take_word(r, "@", word), down = strcmp(word, "down") == 0;
   if (!way || *r->at != '@' || (!down && strcmp(word, "up") != 0))

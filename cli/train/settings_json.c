@@ -106,7 +106,7 @@ int settings_text(const settings *s, const char *path, char **text) {
   settings full = *s; /* only looked at */
   full.lr = settings_lr(s);
   const int v = ng_version();
-  cli_build("commit", commit, sizeof commit);
+  cli_build_value("commit", commit, sizeof commit);
   (void)snprintf(version, sizeof version, "%d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100,
                  commit);
   ngio_open(&out, NULL, '{');

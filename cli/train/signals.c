@@ -24,7 +24,7 @@ static long long now_ms(void) {
   return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000 + 1;
 }
 
-static void on_end(int number) {
+static void on_stop(int number) {
   const long long now = now_ms();
   long long before = 0;
   if (atomic_compare_exchange_strong(&first, &before, now)) {
@@ -39,7 +39,7 @@ static void on_end(int number) {
   interrupted = 1;
 }
 
-static void on_keep(int number) {
+static void on_checkpoint(int number) {
   (void)number;
   atomic_fetch_add(&wanted, 1);
 }
@@ -62,9 +62,9 @@ void train_leave_signals(void) {
 
 void train_catch_signals(void) {
   on_terminal = isatty(STDERR_FILENO) == 1;
-  set_handler(SIGINT, on_end);
-  set_handler(SIGTERM, on_end);
-  set_handler(SIGUSR1, on_keep);
+  set_handler(SIGINT, on_stop);
+  set_handler(SIGTERM, on_stop);
+  set_handler(SIGUSR1, on_checkpoint);
 }
 
 bool train_interrupted(void) { return interrupted != 0; }

@@ -43,7 +43,7 @@ double traffic_hidden(const traffic *t) {
   return sent > 0.0 ? hidden / sent : 0.0;
 }
 
-/* ---- telling -----------------------------------------------------------------------------------*/
+/* ---- printing ----------------------------------------------------------------------------------*/
 
 static void print_station(const traffic *t, int i, table *out) {
   train_station sum = {.ms = 0.0};

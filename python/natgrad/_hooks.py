@@ -241,7 +241,9 @@ class Observer:
         library.ng_batch_init(c.byref(self.batch), c.sizeof(self.batch))
         self._batch = c.byref(self.batch)
         self.batch.reduction = _abi.NG_SUM if reduction == "sum" else _abi.NG_MEAN
-        # T frames of a sample, observed as T samples: A is 1/T of its value over T positions, so G is scaled by T.
+        # A convolution observes the T frames of a sample as T samples, not as T positions.  A is then 1/T of its value,
+        # so G must be T times its value.  It is T^2 times its value (mean loss) or equal (sum), so the loss scale, by
+        # which G is divided twice, is multiplied by T^frames.
         self.frames = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
         self.early, self.first, self.by_model = early, first, samples == "model"
         self.enabled = True

@@ -54,7 +54,7 @@ static inline int32_t ng_call_member(const int32_t *ranks, int32_t n, int32_t ra
   }
   return -1;
 }
-/* Are these n ascending ranks of `size`? */
+/* Whether `ranks` has n >= 1 ascending numbers in [0, size). */
 static inline bool ng_call_ranks(const int32_t *ranks, int32_t n, int32_t size) {
   bool fit = ranks != NULL && n >= 1;
   for (int32_t i = 0; i < n && fit; i++) {

@@ -131,7 +131,7 @@ int ng_codes_count(const double code[NG_CODES],
 /* Return the most negative status of any rank, else the largest note. */
 ng_status ng_codes_worst(const double code[NG_CODES]);
 
-/* A line for the log callback, if `level` is wanted.  Form: "room: key = value key = value". */
+/* Pass a line to the log callback, if `level` is wanted.  Form: "step: n = 12 clip = 0.031". */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRINTF(3, 4);
 
 /* Call task(arg, i) for i in [0, n) and return when all are done. The same i usually runs on the

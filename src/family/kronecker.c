@@ -67,8 +67,8 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
       part->diagonal = diagonal;
       part->lo = channel;
       part->hi = channel += width;
-      part->one = one && i == each - 1;
-      part->n = offsets * width + part->one;
+      part->has_one = one && i == each - 1;
+      part->n = offsets * width + part->has_one;
       part->at = s == k->right ? column : part->lo;
       column += part->n;
       if (!diagonal && !ng_linalg_fits(part->n)) {
@@ -91,7 +91,7 @@ static void fill_map(ng_kron *k) {
         k->map[part->at + o * width + c] = (int32_t)((part->lo - channels + c) * k->offsets + o);
       }
     }
-    if (part->one) k->map[part->at + part->n - 1] = (int32_t)(k->p - 1);
+    if (part->has_one) k->map[part->at + part->n - 1] = (int32_t)(k->p - 1);
   }
   for (int64_t c = 0; c < k->p; c++) {
     k->unmap[k->map[c]] = (int32_t)c;
@@ -271,11 +271,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
     const int64_t applied = s == k->right ? k->q : k->p;
-    if (b->holds) s->says = ng_plan_result(plan, owner, ng_kron_says(s, k->groups) * real);
+    if (b->is_worker) s->says = ng_plan_result(plan, owner, ng_kron_says(s, k->groups) * real);
     for (int32_t i = 0; i < s->parts; i++) {
       ng_part *part = &s->part[i];
       part->is_factor = !part->diagonal && ng_kron_keeps_factor(b, part->n, applied);
-      if (!b->holds) continue;
+      if (!b->is_worker) continue;
       if (k->eigen && !part->diagonal) {
         part->V = ng_plan_result(plan, owner, part->n * part->n * size);
       }

@@ -31,13 +31,15 @@ typedef struct ng_part {
   int64_t lo, hi; /* channels of the layer: A inputs, G outputs */
   int64_t n;      /* order of the matrix */
   int64_t at;     /* left: first of all rows; right: first column in the group */
-  bool one;       /* A: contains the homogeneous coordinate */
+  bool has_one;   /* A: the last row and column belong to the 1 appended for the bias */
   bool diagonal;  /* the average is a vector [n], and `d` is the only result */
   bool is_factor; /* R contains L */
   bool good;      /* the result passed its checks */
-  void *R;        /* cholesky: inverse, or L; product: the average; ng_sym order; inverse_dtype */
-  void *V;        /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
-  float *d;       /* [n] eigen: eigenvalues; cholesky of a diagonal part: its inverse */
+  /* In ng_sym order, as inverse_dtype. solver = cholesky: the inverse, or L if is_factor;
+   * solver = product: a copy of the average. */
+  void *R;
+  void *V;  /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
+  float *d; /* [n] eigen: eigenvalues; cholesky of a diagonal part: its inverse */
   /* Written by the queue, read after a wait: LAPACK's info; about the average. */
   int info[2], finite;
   double trace, largest;

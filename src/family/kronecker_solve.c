@@ -210,7 +210,7 @@ void ng_kron_shared(ng_block *b, bool fresh) {
 
 void ng_kron_report(const ng_block *b, ng_layer_report *r) {
   const ng_kron *k = ng_kron_of(b);
-  if (!b->holds) return;
+  if (!b->is_worker) return;
   for (int i = 0; i < 2; i++) {
     const int32_t known = ng_rung_of(k->side[i].says[NG_SAYS_RUNG]);
     r->rung = known > r->rung ? known : r->rung;

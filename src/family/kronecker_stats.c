@@ -61,15 +61,15 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   float *scratch = ng_scratch(b);
   if (b->entry->d.kind == NG_CONV2D && o->what == NG_SEES_INPUT) {
     const ng_conv conv = ng_obs_conv(&k->conv, o);
-    ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->one, c.reduce, alpha,
-                        S, scratch);
+    ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->has_one, c.reduce,
+                        alpha, S, scratch);
     return;
   }
   const ng_rows rows = {.v = &o->v,
                         .take = take,
                         .c0 = part->lo,
                         .c1 = part->hi,
-                        .one = part->one,
+                        .one = part->has_one,
                         .reduce = c.reduce};
   ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
 }

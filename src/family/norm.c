@@ -89,7 +89,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_norm *k = ng_norm_of_block(b);
   int64_t floats = ng_round16(k->width);
   if (k->full) floats = ng_max64(floats, ng_damped_scratch(k->width));
-  if (k->full && b->holds) {
+  if (k->full && b->is_worker) {
     const int32_t owner = b->stat->owner;
     k->says = ng_plan_result(plan, owner, NG_NORM_SAYS * (int64_t)sizeof(float));
     k->R = ng_plan_result(plan, owner, ng_sym_count(k->width) * ng_dtype_size(type_of(b)));
@@ -273,7 +273,7 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 
 static void report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
-  if (!b->holds) return;
+  if (!b->is_worker) return;
   r->rung = k->full ? ng_rung_of(k->says[NG_NORM_RUNG]) : k->rung < 4 ? k->rung : NG_RUNG_PLAIN;
   r->damping_f = k->full ? (double)k->says[NG_NORM_DAMPED] : k->damped;
 }

@@ -90,7 +90,7 @@ typedef struct ng_window {
   ng_window_view *view; /* [segments] */
   int32_t *order;       /* [segments] in flat order */
   int64_t *first;       /* [segments] the first chunk of each, in flat order */
-  double scale;         /* factor of the vector that enters, beside the error feedback */
+  double scale;         /* factor of the gradient that enters; error feedback enters unscaled */
   double head, count;   /* the free place; rows in the window */
   double factored,
       next_factored;  /* the damping in part->factor, 0: there is none; after this step */

@@ -60,7 +60,7 @@ static void slice(ng_block *b) {
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
-/* The part of a segment on this rank: returns n, elements from *from on. */
+/* Return the number of elements of a segment on this rank; the first is element *from of the slot. */
 static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
   const int64_t first = ng_max64(flat, w->from);
   const int64_t end = ng_min64(flat + g->to - g->from, w->from + w->d);

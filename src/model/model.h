@@ -137,7 +137,7 @@ int32_t ng_entry_named(ng_precond *p, const char *name); /* its index; -1: unkno
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name);
 /* Size of a convolution's output along an axis; false: the kernel exceeds the padded image. */
 bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out);
-/* ---- where they live: bind.c -----------------------------------------------------------------*/
+/* ---- addresses of gradients and weights: bind.c ----------------------------------------------*/
 
 /* Bind all of the list or none. */
 ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call);
@@ -198,7 +198,7 @@ struct ng_block {
   ng_segment *segment;
   int32_t segments;
   int32_t owner, column; /* the solver, unless statistics have their own owners */
-  bool keeps;            /* this rank keeps all of its averages */
+  bool keeps;            /* this rank keeps all averages of the block */
   bool apart;            /* each average is kept by its owner only, and owners differ */
   /* Numbers that the owner of each statistic sends to the others before a solve (ng_family.put_traces).
    * If `apart`, `traces` has the numbers of all statistics, equal on all ranks of its column; otherwise
@@ -207,7 +207,7 @@ struct ng_block {
   double *traces;        /* [stats x traces_each] */
   bool keeps_everywhere; /* every rank keeps all averages */
   bool solves, scans;    /* as its family; `create` may set them to false */
-  bool holds;            /* this rank can compute PD: it has the results of the solve */
+  bool is_worker;        /* this rank stores the results of the solve and can compute PD */
   bool partial;          /* inner, d2, pd2 are partial sums of this rank */
   bool ascends;          /* it measures H; PD = D + ascent H, and the clip sets ascent */
   void *state;           /* the family's */

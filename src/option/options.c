@@ -102,7 +102,7 @@ ng_status ng_options_get_real(const ng_options *o, const char *name, double *out
   return NG_OK;
 }
 
-/* The method, the options, removed options; NULL behind them. */
+/* Return name i of the list: "method", the options, the removed options. NULL ends the list. */
 static const char *name_at(int32_t i) {
   if (i == 0) return "method";
   return i <= NG_OPTION_COUNT ? ng_option_table[i - 1].name

@@ -237,8 +237,9 @@ static const ng_published kaisa_names[] = {
       {"hook_enabled", "", "nothing to set: true; to pause, observe nothing", take_word,           \
        "true; to pause, observe nothing"},                                                         \
   {                                                                                                \
-    "exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",  \
-        take_word, "none; all parts of a step are needed"                                          \
+    "exclude_parts", "",                                                                           \
+        "nothing to set: only the empty text is accepted; a step needs all its parts", take_word,  \
+        "none; all parts of a step are needed"                                                     \
   }
 #define EVA_SAMPLES                                                                                \
   {                                                                                                \
@@ -341,7 +342,8 @@ static const ng_published spngd_names[] = {
     {"communicate_after_forward", "", "nothing to set: it changes no number; see ng_batch.last",
      take_word, "true|false"},
     {"constructor", "",
-     "nothing to set: only none; skip_layers and norm_block select the layers with curvature",
+     "nothing to set: only none is accepted; skip_layers and norm_block select the layers with "
+     "curvature",
      take_word, "none; all parts of a step are needed"},
     {"only_pic_update_weight", "",
      "nothing to set: the rank that updates a weight does not change its value", take_word,

@@ -83,8 +83,8 @@ static const ng_published efcp_names[] = {
      "none|norm|val=value"},
     {"clip_bound", "clip_bound", "the same; 0, if set after clip_type: clip = none",
      take_clip_bound, NULL},
-    {"use_ef", "", "nothing to set: only true", take_word,
-     "true; error feedback cannot be switched off"},
+    {"use_ef", "", "nothing to set: only true is accepted; error feedback cannot be switched off",
+     take_word, "true; error feedback cannot be switched off"},
     {"use_sparse_tensors", "", ignored, take_word, any_flag},
     {"use_sparse_cuda", "", ignored, take_word, any_flag},
     {"maintain_lr_damp_ratio", "", ignored, take_word, any_flag},
@@ -94,7 +94,8 @@ static const ng_published efcp_names[] = {
     {"use_sq_newton", "", ignored, take_word, any_flag},
     {"use_bn_model", "", ignored, take_word, any_flag},
     {"damp_rule", "",
-     "nothing to set: only none; rules are --schedule damping~L-down@STEPS and --damping-rule of "
+     "nothing to set: only none is accepted; rules are --schedule damping~L-down@STEPS and "
+     "--damping-rule of "
      "natgrad train",
      take_word,
      "none; L, Q, C, EK, SK: natgrad train --schedule damping~L-down@STEPS; KeepRatio: "
@@ -163,15 +164,15 @@ static const ng_published topk_sgd_names[] = {
     TOPK_NAMES,
     {"momentum", "window_momentum", "the same, with window_momentum_form = heavy-ball", take_same,
      NULL},
-    {"dampening", "", "nothing to set: only 0", take_word, only_off},
-    {"nesterov", "", "nothing to set: only false", take_word, only_off},
+    {"dampening", "", "nothing to set: only 0 is accepted", take_word, only_off},
+    {"nesterov", "", "nothing to set: only false is accepted", take_word, only_off},
 };
 static const ng_published topk_adam_names[] = {
     TOPK_NAMES,
     {"betas", "window_momentum", "two numbers: window_momentum and window_forget", take_betas,
      NULL},
     {"eps", "damping", "the same: added to the root of the second moment", take_same, NULL},
-    {"amsgrad", "", "nothing to set: only false", take_word, only_off},
+    {"amsgrad", "", "nothing to set: only false is accepted", take_word, only_off},
 };
 static const ng_published topk_adagrad_names[] = {
     TOPK_NAMES,

@@ -54,7 +54,7 @@ NG_CLONES static void add_doubles(double *restrict acc, const double *restrict x
   }
 }
 
-/* Add rows of n elements, `step` apart, the first from index `at` of the view. */
+/* acc[i] += sum over r < rows of element at + r stride + i step of the view, for i < n. */
 static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t rows, int64_t n,
                 int64_t step) {
   const ng_dtype t = j->in->dtype;

@@ -44,7 +44,8 @@ ng_range ng_axis_taps_at(const ng_axis *a, int64_t d) {
   return (ng_range){ng_max64(0, -d), ng_min64(a->taps, a->taps - d)};
 }
 
-/* The most single coordinates at each end that any block lacks. */
+/* A block of displacement d lacks some coordinates at the low end and some at the high end. Return
+ * the largest number over all blocks for each end. */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
   ng_strips s = {.all = paired(a, d)};
   const ng_range taps = ng_axis_taps_at(a, d);

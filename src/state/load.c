@@ -350,7 +350,7 @@ static void read_arrays(loading *x) {
   }
 }
 
-/* ---- everybody takes -------------------------------------------------------------------------*/
+/* ---- store the arrays on every rank ----------------------------------------------------------*/
 
 /* Import the staged arrays without communication. */
 static void take_lane(void *arg, int32_t lane) {
@@ -398,8 +398,6 @@ static void prepare(ng_work *w, ng_precond *p, const char *call, const ng_outsid
   if (p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
 }
 
-/* shared with fresh = false: saved results are used unchanged, and are not recomputed with the
- * present options. */
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from) {
   loading x = {.alone = true};
   ng_work *w = &x.w;
@@ -418,9 +416,10 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
       NG_TRY(send_field(w, &w->item[i]));
   }
   ng_snapshot_apply(p, &x.snapshot, w->values);
+  /* fresh = false: the saved results stay as they are, even if the present options differ. */
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->holds && b->solves) b->family->shared(b, false);
+    if (b->is_worker && b->solves) b->family->shared(b, false);
   }
   ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld",
          from->stream ? w->label : from->path, (long long)p->steps);

@@ -177,7 +177,7 @@ static ng_status settle_block(ng_block *b) {
                    b->name, b->family->name);
   }
   /* All m ranks of a column get the results. */
-  b->holds = b->solves ? b->column == b->p->grid.column : b->keeps;
+  b->is_worker = b->solves ? b->column == b->p->grid.column : b->keeps;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* the family does not use these observations */
   }

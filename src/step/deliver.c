@@ -63,7 +63,7 @@ static void fill_tile(void *arg, int32_t i) {
 
 /* With factor 1: the clip factor is not known yet and multiplies in emit. */
 void ng_deliver_fill(ng_block *b) {
-  if (b->delivered && b->holds && !b->out) ng_parallel(b->ctx, b->tiles, fill_tile, b);
+  if (b->delivered && b->is_worker && !b->out) ng_parallel(b->ctx, b->tiles, fill_tile, b);
 }
 
 /* ---- the way out -----------------------------------------------------------------------------*/

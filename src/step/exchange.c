@@ -52,16 +52,16 @@ int64_t ng_traces_count(const ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    if (b->apart && b->holds) n += b->stats * b->traces_each;
+    if (b->apart && b->is_worker) n += b->stats * b->traces_each;
   }
   return n;
 }
 
-static void place_traces(ng_precond *p) {
+static void assign_trace_memory(ng_precond *p) {
   double *to = p->step->exchange.traces;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!b->apart || !b->holds) continue;
+    if (!b->apart || !b->is_worker) continue;
     b->traces = to;
     to += b->stats * b->traces_each;
   }
@@ -85,7 +85,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
     x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
   x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
   x->choice = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->choice);
-  if (x->traces != NULL) place_traces(p);
+  if (x->traces != NULL) assign_trace_memory(p);
   return ng_objects_status(p);
 }
 

@@ -397,9 +397,9 @@ ng_status ng_gradients_observe(ng_precond *p) {
   return NG_OK;
 }
 
-/* The step could not begin, so the next one observes the gradients again.  Forget their sums, and
- * the refusals of other ranks, which those will repeat. */
-void ng_gradients_undo(ng_precond *p) {
+/* The next step observes the gradients again. Forget the sums of the gradients, and the refusals of
+ * other ranks: these ranks refuse again. */
+void ng_gradients_forget(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     bool looked = false;

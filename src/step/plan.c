@@ -10,12 +10,12 @@ static void add_costs(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     out->owned += b->owner == p->ctx->rank;
-    out->held += b->holds;
+    out->held += b->is_worker;
     for (int32_t k = 0; k < b->stats && b->solves; k++) {
       const ng_stat *s = &b->stat[k];
       if (s->owner == p->ctx->rank && s->symmetric) out->solve_cost += ng_stat_cost(s, false);
     }
-    if (b->holds) out->apply_cost += ng_block_apply_cost(b);
+    if (b->is_worker) out->apply_cost += ng_block_apply_cost(b);
   }
 }
 

@@ -176,14 +176,14 @@ static ng_status share(ng_precond *p) {
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];
-    if (b->holds && !b->out && b->solves) b->family->shared(b, b->fresh);
+    if (b->is_worker && !b->out && b->solves) b->family->shared(b, b->fresh);
   }
   ng_tiles_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     /* measure_ms already has the block's share of the loop */
     b->inner = b->d2 = b->pd2 = 0.0;
-    if (!b->holds || b->out) continue;
+    if (!b->is_worker || b->out) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->measure(b);
     b->measure_ms += ng_now_ms() - t0;

@@ -385,7 +385,7 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b);
 /* Observe the gradients for families that read them. */
 bool ng_gradients_are_due(const ng_precond *p);
 ng_status ng_gradients_observe(ng_precond *p);
-void ng_gradients_undo(ng_precond *p);
+void ng_gradients_forget(ng_precond *p); /* after a step that could not begin */
 
 /* Arguments are already checked. */
 ng_status ng_step_ready(ng_precond *p);

@@ -207,7 +207,7 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   if (ng_exchange_end_last(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = walk(p);
   if (st < NG_OK) {
-    if (!p->broken) ng_gradients_undo(p);
+    if (!p->broken) ng_gradients_forget(p);
     include_all(p);
     return st;
   }

@@ -163,7 +163,7 @@ static void measure_piece(void *arg, int32_t piece) {
     if (t->slot->out) continue;
     if (t->block == NULL) {
       sum[0] = is_finite(t) ? 0.0 : 1.0;
-    } else if (t->block->holds) {
+    } else if (t->block->is_worker) {
       t->block->family->measure_tile(t->block, t, sum);
     }
   }

@@ -84,15 +84,15 @@ bad mnist:torn 'torn/train-images-idx3-ubyte.gz: damaged or cut short (unexpecte
 mnist bomb
 (images && head -c 300000000 /dev/zero) | gzip >bomb/train-images-idx3-ubyte.gz
 rm bomb/train-images-idx3-ubyte
-bad mnist:bomb 'bomb/train-images-idx3-ubyte.gz: goes on after the end that it announces'
+bad mnist:bomb 'bomb/train-images-idx3-ubyte.gz: has more bytes than its header says'
 mnist promise
 (bytes 00 00 08 03 00 10 00 00 00 00 04 00 00 00 04 00 && head -c 1000 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
 rm promise/t10k-images-idx3-ubyte
 bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: says axis 0 has length 1048576, which does not fit its content of at most * bytes'
 (images && head -c 5 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
-bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: goes on after the end that it announces'
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: has more bytes than its header says'
 images | head -c 40 | gzip >promise/t10k-images-idx3-ubyte.gz
-bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: ends 8 bytes before the end that it announces'
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: cut short: 8 bytes are missing'
 (images | head -c 20 | gzip && images | tail -c +21 | gzip) >promise/t10k-images-idx3-ubyte.gz # two members are one file
 good mnist:promise
 mnist magic

@@ -142,7 +142,7 @@ def get_kfac_module(kfac="eigen_dp"):
 
 def DP_KFAC(model, inv_type="eigen", lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001,
             factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="", **options):
-    """Return a DP preconditioner: inv_type "eigen", any other value for inverse."""
+    """Return a DP preconditioner: with eigenbases if inv_type is "eigen", otherwise with inverses."""
     return get_kfac_module("eigen_dp" if inv_type == "eigen" else "inverse_dp")(
         model, lr, damping, fac_update_freq, kfac_update_freq, kl_clip=kl_clip, factor_decay=factor_decay,
         exclude_vocabulary_size=exclude_vocabulary_size, hook_enabled=hook_enabled, exclude_parts=exclude_parts, **options)
