@@ -116,23 +116,14 @@ typedef struct accepted {
 static accepted expected(const ng_option_row *row) {
   accepted q = {""};
   char low[32], high[32];
-  switch (row->type) {
-  case NG_OPTION_REAL:
-  case NG_OPTION_INT:
+  if (row->type == NG_OPTION_REAL || row->type == NG_OPTION_INT) {
     ng_write_real(row->lower, low, sizeof low);
     ng_write_real(row->upper, high, sizeof high);
     (void)snprintf(q.text, sizeof q.text, "%.15s %s %.20s <= %.15s", low,
                    row->lower_open ? "<" : "<=", row->name, high);
-    break;
-  case NG_OPTION_BOOL:
-    (void)snprintf(q.text, sizeof q.text, "0 or 1");
-    break;
-  case NG_OPTION_CHOICE:
-    (void)snprintf(q.text, sizeof q.text, "%s", row->choices);
-    break;
-  case NG_OPTION_TEXT:
-    (void)snprintf(q.text, sizeof q.text, "a text");
-    break;
+  } else {
+    const char *any = row->type == NG_OPTION_BOOL ? "0 or 1" : "a text";
+    (void)snprintf(q.text, sizeof q.text, "%s", row->type == NG_OPTION_CHOICE ? row->choices : any);
   }
   return q;
 }
@@ -152,50 +143,29 @@ static const char *field(const ng_option_row *row, const ng_options *o) {
 }
 
 static size_t field_size(const ng_option_row *row) {
-  switch (row->type) {
-  case NG_OPTION_REAL:
-    return sizeof(double);
-  case NG_OPTION_INT:
-    return sizeof(int64_t);
-  case NG_OPTION_BOOL:
-    return sizeof(int32_t);
-  case NG_OPTION_TEXT:
-    return NG_TEXT_ROOM;
-  case NG_OPTION_CHOICE:
-    break;
-  }
-  return sizeof(const char *);
+  static const size_t size[] = {[NG_OPTION_REAL] = sizeof(double),
+                                [NG_OPTION_INT] = sizeof(int64_t),
+                                [NG_OPTION_BOOL] = sizeof(int32_t),
+                                [NG_OPTION_CHOICE] = sizeof(const char *),
+                                [NG_OPTION_TEXT] = NG_TEXT_ROOM};
+  return size[row->type];
 }
 
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to) {
   memcpy((char *)to + row->offset, field(row, from), field_size(row));
 }
 
-/* `value` points at a value of the field's type; not for texts. */
-static void store(const ng_option_row *row, ng_options *o, const void *value) {
-  memcpy((char *)o + row->offset, value, field_size(row));
-}
-
 /* The casts are exact, see ng_option_store. */
 double ng_option_number(const ng_option_row *row, const ng_options *o) {
-  double real;
-  int64_t whole;
-  int32_t flag;
-  switch (row->type) {
-  case NG_OPTION_REAL:
-    memcpy(&real, field(row, o), sizeof real);
-    return real;
-  case NG_OPTION_INT:
-    memcpy(&whole, field(row, o), sizeof whole);
-    return (double)whole;
-  case NG_OPTION_BOOL:
-    memcpy(&flag, field(row, o), sizeof flag);
-    return flag;
-  case NG_OPTION_CHOICE:
-  case NG_OPTION_TEXT:
-    break;
-  }
-  return 0;
+  union {
+    double real;
+    int64_t whole;
+    int32_t flag;
+  } v;
+  NG_ASSERT(field_size(row) <= sizeof v);
+  memcpy(&v, field(row, o), field_size(row));
+  if (row->type == NG_OPTION_REAL) return v.real;
+  return row->type == NG_OPTION_INT ? (double)v.whole : v.flag;
 }
 
 /* A choice is a pointer to its text, a free text lies in the struct. */
@@ -222,22 +192,12 @@ int32_t ng_option_chosen(const ng_options *o, ng_option_id id) {
 void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   const int64_t whole = (int64_t)value;
   const int32_t flag = (int32_t)value;
-  switch (row->type) {
-  case NG_OPTION_REAL:
-    store(row, o, &value);
-    break;
-  case NG_OPTION_INT:
-    store(row, o, &whole);
-    break;
-  case NG_OPTION_BOOL:
-    store(row, o, &flag);
-    break;
-  case NG_OPTION_CHOICE:
-    store(row, o, &row->choice[flag]);
-    break;
-  case NG_OPTION_TEXT:
-    break;
-  }
+  const void *const from[] = {[NG_OPTION_REAL] = &value,
+                              [NG_OPTION_INT] = &whole,
+                              [NG_OPTION_BOOL] = &flag,
+                              [NG_OPTION_CHOICE] =
+                                  row->type == NG_OPTION_CHOICE ? &row->choice[flag] : NULL};
+  memcpy((char *)o + row->offset, from[row->type], field_size(row));
 }
 
 /* NaN is out of range. */
@@ -258,7 +218,7 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
                              char *message, size_t size) {
   const int32_t choice = ng_option_choice(row, text);
   if (choice >= 0) {
-    store(row, o, &row->choice[choice]);
+    ng_option_store(row, o, choice);
     return now_given(row, o);
   }
   if (row->later != NULL && ng_in_list(row->later, text)) {
@@ -345,18 +305,12 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size) {
   char number[32];
   const char *from = number;
-  switch (row->type) {
-  case NG_OPTION_REAL:
+  if (row->type == NG_OPTION_REAL) {
     ng_write_real(ng_option_number(row, o), number, sizeof number);
-    break;
-  case NG_OPTION_INT:
-  case NG_OPTION_BOOL:
+  } else if (row->type == NG_OPTION_INT || row->type == NG_OPTION_BOOL) {
     (void)snprintf(number, sizeof number, "%.0f", ng_option_number(row, o));
-    break;
-  case NG_OPTION_CHOICE:
-  case NG_OPTION_TEXT:
+  } else {
     from = ng_option_text(row, o);
-    break;
   }
   const size_t n = strlen(from);
   if (n >= size) return false;
