@@ -269,7 +269,7 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   if (rc == CLI_OK) {
     char solver[32] = "";
     if (ng_get(p, "solver", solver, sizeof solver) != NG_OK) rc = failed(ctx, s, "solver");
-    price(w, strcmp(solver, "eigen") == 0, ranks, &t, all_sums, out);
+    price(w, strncmp(solver, "eigen", 5) == 0, ranks, &t, all_sums, out);
   }
   ng_precond_destroy(&p);
   ng_context_destroy(&ctx);

@@ -283,10 +283,8 @@ int settings_given(settings *s, const cli_setting *given, int n) {
 void settings_init(settings *s) {
   char message[MESSAGE] = "";
   memset(s, 0, sizeof *s);
-  for (int i = 0; i < settings_rows_count; i++) {
+  for (int i = 0; i < settings_rows_count; i++)
     (void)set_own(s, &settings_rows[i], settings_rows[i].standard, message, sizeof message);
-    if (strcmp(settings_rows[i].name, "epochs") == 0) s->steps = 0;
-  }
   /* As the library's options; a name that is none is refused where the environment is read. */
   const char *method = getenv("NG_METHOD");
   if (method != NULL) put_text(s, settings_find("method"), method);
