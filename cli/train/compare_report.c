@@ -92,17 +92,14 @@ static void sum_up(report *r, int i) {
 
 /* "93.15 ± 0.42" with this number of decimals; decimals < 0: three digits of the mean and two of the deviation. */
 static void format_spread(char *text, size_t size, const spread *s, double scale, int decimals) {
+  const double mean = scale * s->mean, deviation = scale * s->deviation;
   if (s->n == 0) {
     (void)snprintf(text, size, "-");
-  } else if (decimals >= 0 && s->n > 1) {
-    (void)snprintf(text, size, "%.*f ± %.*f", decimals, scale * s->mean, decimals,
-                   scale * s->deviation);
   } else if (decimals >= 0) {
-    (void)snprintf(text, size, "%.*f", decimals, scale * s->mean);
-  } else if (s->n > 1) {
-    (void)snprintf(text, size, "%.3g ± %.2g", scale * s->mean, scale * s->deviation);
+    (void)snprintf(text, size, s->n > 1 ? "%.*f ± %.*f" : "%.*f", decimals, mean, decimals,
+                   deviation);
   } else {
-    (void)snprintf(text, size, "%.3g", scale * s->mean);
+    (void)snprintf(text, size, s->n > 1 ? "%.3g ± %.2g" : "%.3g", mean, deviation);
   }
 }
 
