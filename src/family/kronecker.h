@@ -35,9 +35,7 @@ typedef struct ng_part {
   bool diagonal;  /* the average is a vector [n], and `d` is the only result */
   bool is_factor; /* R contains L */
   bool good;      /* the result passed its checks */
-  /* In ng_sym order, as inverse_dtype. solver = cholesky: the inverse, or L if is_factor;
-   * solver = product: a copy of the average. */
-  void *R;
+  void *R;  /* inverse, or L if is_factor; solver = product: the average; ng_sym, inverse_dtype */
   void *V;  /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
   float *d; /* [n] eigen: eigenvalues; cholesky of a diagonal part: its inverse */
   /* Written by the queue, read after a wait: LAPACK's info; about the average. */

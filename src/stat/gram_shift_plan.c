@@ -44,8 +44,7 @@ ng_range ng_axis_taps_at(const ng_axis *a, int64_t d) {
   return (ng_range){ng_max64(0, -d), ng_min64(a->taps, a->taps - d)};
 }
 
-/* A block of displacement d lacks some coordinates at the low end and some at the high end. Return
- * the largest number over all blocks for each end. */
+/* low, high: the most coordinates that any block of displacement d lacks at that end. */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
   ng_strips s = {.all = paired(a, d)};
   const ng_range taps = ng_axis_taps_at(a, d);
