@@ -1,14 +1,15 @@
 /* array.c: check an array of the caller and loop over its elements.
  *
- * In: an ng_array.  Out: an ng_strided with its own copies of extents and strides; conversions of lines of
- * elements to and from f32; the largest magnitude.
+ * In: an ng_array.  Out: an ng_strided with copies of extents and strides; lines of elements converted to and from
+ * f32; the largest magnitude of an array.
  *
- * All strides are valid.  Contiguous lines are converted at once, other lines through a buffer on the stack. */
+ * Strides may be zero or negative.  A contiguous line is converted in one call; another line of 16-bit elements goes
+ * through a buffer on the stack. */
 #include "core/core.h"
 
 #include <math.h>
 
-/* ---- made, and judged ------------------------------------------------------------------------*/
+/* ---- make and check --------------------------------------------------------------------------*/
 
 static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim, const int64_t shape[4],
                          const int64_t stride[4]) {
@@ -35,7 +36,7 @@ ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t stride, n
   return array_of(data, t, 2, (int64_t[4]){rows, cols}, (int64_t[4]){stride, 1});
 }
 
-/* Unsigned, so that invalid sizes wrap instead of trapping; ng_array_take checks them. */
+/* Multiply as unsigned numbers: invalid sizes wrap without undefined behaviour, and ng_array_take refuses them. */
 static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t) {
@@ -48,12 +49,12 @@ ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, n
                   (int64_t[4]){times(c, times(h, w)), 1, times(c, w), c});
 }
 
-/* The largest accepted distance in bytes of an element from `data`, and the largest size of an array.  Within
- * these bounds no index overflows. */
+/* The largest accepted size of an array in bytes, and the largest accepted distance in bytes of an element from
+ * `data`.  Within these bounds no index overflows. */
 static const int64_t MOST = INT64_C(1) << 60;
 
-/* Whether the number of bytes and the largest distance from `data` fit MOST. Overflow flags of
- * the processor are used because a division would cost as much as a small observation. */
+/* Return whether an array with elements of `size` bytes is within MOST.  The overflow flag of the processor shows an
+ * overflow; a check by division would take as long as a small observation. */
 static bool sizes_fit(const ng_strided *s, int64_t size) {
   int64_t count = size, reach = size;
   for (int32_t i = 0; i < s->ndim; i++) {
@@ -76,7 +77,7 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
   if (a->ndim < 0 || a->ndim > NG_DIMS) return "its ndim is not in 0 to 8";
   if (own && a->ndim > 4) return "its shape is NULL and its ndim above 4";
   if ((uintptr_t)a->data % (uintptr_t)size != 0) return "its data is not aligned for its dtype";
-  out->data = a->data; /* entries beyond ndim stay uninitialised to save time */
+  out->data = a->data; /* shape[i] and stride[i] for i >= ndim stay uninitialised, to save time */
   out->dtype = a->dtype;
   out->ndim = a->ndim;
   int64_t dense = 1;
@@ -89,7 +90,6 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
   return sizes_fit(out, size) ? NULL : "its extents and strides exceed 2^60 bytes";
 }
 
-/* A text that does not fit is truncated. */
 ng_shape_text ng_strided_shape(const ng_strided *s) {
   ng_shape_text t = {"["};
   size_t n = 1;
@@ -107,7 +107,7 @@ int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step) {
   int32_t kept = 0;
   for (int32_t i = 0; i < n; i++) {
     if (extent[i] == 1) continue;
-    if (kept > 0 && step[kept - 1] == step[i] * extent[i]) { /* contiguous with the axis before */
+    if (kept > 0 && step[kept - 1] == step[i] * extent[i]) { /* contiguous with the previous axis */
       extent[kept - 1] *= extent[i];
       step[kept - 1] = step[i];
       continue;
@@ -131,8 +131,8 @@ static void sort_axes(ng_strided *s) {
   }
 }
 
-/* Sort by stride; if each stride exceeds the reach of all smaller ones, no two elements share
- * memory. Slices and permutations of dense arrays pass. */
+/* Sort the axes by stride.  If each stride exceeds the largest index that the axes with smaller strides reach, no two
+ * elements share memory.  Slices and permutations of dense arrays pass. */
 bool ng_strided_distinct(const ng_strided *a) {
   ng_strided s = *a;
   int64_t below = 0;
@@ -150,7 +150,6 @@ bool ng_strided_distinct(const ng_strided *a) {
 
 /* ---- lines -----------------------------------------------------------------------------------*/
 
-/* Gather elements that are `step` apart. */
 void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n) {
   if (step == 1) {
     ng_to_f32(out, from, t, n);
@@ -199,10 +198,10 @@ void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n) {
 /* ---- a scan ----------------------------------------------------------------------------------*/
 
 typedef struct scan {
-  const ng_strided *s; /* axes sorted and joined; the last is the line */
-  int64_t lines, length, step;
+  const ng_strided *s; /* axes sorted and joined; the elements of the last axis form a line */
+  int64_t lines, length, step; /* number of lines; elements of a line, and their stride */
   int32_t pieces;
-  uint32_t most[256];
+  uint32_t most[256]; /* [pieces] bits of the largest magnitude of each piece: ng_most_bits */
 } scan;
 
 static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
@@ -218,7 +217,7 @@ static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
   return most;
 }
 
-/* Scan this piece's share of the lines, or of the only line of a dense array. */
+/* Scan the lines of piece i.  An array with one line is cut inside the line. */
 static void scan_piece(void *arg, int32_t i) {
   scan *j = arg;
   const ng_strided *s = j->s;
@@ -244,8 +243,7 @@ static void scan_piece(void *arg, int32_t i) {
   }
 }
 
-/* Return the largest magnitude. Reads in the order of memory; elements of an expanded axis are
- * read once. */
+/* Read the elements in the order of memory.  An axis with stride 0 repeats its elements and is dropped. */
 double ng_strided_most(ng_context *ctx, const ng_strided *array) {
   ng_strided s = *array;
   int32_t n = 0;

@@ -1,8 +1,8 @@
 /* convert.c: convert between f32, bf16 and f16; find non-finite values.
  *
- * In: arrays of the caller.  Out: f32 tiles, or the reverse.  The conversions are integer arithmetic on bit
- * patterns and one exact scaling for f16, without branches, so that compilers vectorise the loops.  bf16 is
- * the upper half of an f32; f16 is IEEE 754-2008 binary16. */
+ * In: arrays of the caller in f32, bf16 or f16.  Out: arrays in f32; the reverse conversion.  The conversions are
+ * integer arithmetic on bit patterns and, for f16, one exact scaling; they have no branches, so that compilers
+ * vectorise the loops.  bf16 is the upper half of an f32; f16 is IEEE 754-2008 binary16. */
 #include "core/core.h"
 
 #include "simd.h"
@@ -24,17 +24,17 @@ static inline float widen_bf16(uint16_t h) { return float_of((uint32_t)h << 16);
 static inline uint16_t narrow_bf16(float f) {
   const uint32_t u = bits_of(f);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (u >> 16) | 0x40u; /* NaN must not become Inf */
+  const uint32_t quiet = (u >> 16) | 0x40u; /* the cut must not turn a NaN into Inf */
   return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
 static inline float widen_f16(uint16_t h) {
   const uint32_t w = (uint32_t)h << 16;
   const uint32_t twice = w + w; /* shifts out the sign */
-  /* Exponent and fraction in the places of f32, with an exponent that is 112 too large. The
-   * product corrects it and keeps Inf and NaN (exponent 255 after the sum). */
+  /* Shift exponent and fraction to their places in f32 and add 0xe0 = 224 to the exponent, which is 112 more than the
+   * difference of the biases.  The factor 2^-112 corrects the exponent; Inf and NaN have exponent 255 and stay. */
   const float normal = float_of((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
-  /* Subnormal: add the fraction to 0.5, subtract 0.5; both are exact. */
+  /* Subnormal numbers: the bits are those of 0.5 + value; subtracting 0.5 is exact. */
   const float subnormal = float_of((twice >> 17) | (126u << 23)) - 0.5f;
   const uint32_t magnitude = twice < (1u << 27) ? bits_of(subnormal) : bits_of(normal);
   return float_of((w & 0x80000000u) | magnitude);
@@ -44,20 +44,19 @@ static inline uint16_t narrow_f16(float f) {
   const uint32_t u = bits_of(f);
   const uint32_t sign = (u >> 16) & 0x8000u;
   const uint32_t a = u & 0x7fffffffu;
-  /* Normal range: subtract 112 from the exponent, round the 13 dropped bits to nearest even. A carry increments the exponent and may give Inf. */
+  /* Normal range: subtract 112 from the exponent and round off the lowest 13 bits to nearest even.  A carry increments
+   * the exponent and may give Inf. */
   const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
   /* Below 2^-14: adding 0.5 puts the last f16 bit (2^-24) at the last bit of the f32, so that the
    * addition rounds to nearest even. */
   const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - (126u << 23);
   uint32_t h = a < (113u << 23) ? subnormal : normal;
-  h = a >= (143u << 23)
-          ? 0x7c00u
-          : h; /* 65536 and above; the carry has handled numbers that round up to 65536 */
+  h = a >= (143u << 23) ? 0x7c00u : h; /* from 65536 on; 65520 and above carry into Inf */
   h = a > 0x7f800000u ? 0x7e00u : h;
   return (uint16_t)(sign | h);
 }
 
-/* For scalars and tests; arrays use the loops below. */
+/* Public forms for scalars; the loops below convert arrays. */
 float ng_bf16_to_f32(uint16_t h) { return widen_bf16(h); }
 uint16_t ng_f32_to_bf16(float f) { return narrow_bf16(f); }
 float ng_f16_to_f32(uint16_t h) { return widen_f16(h); }
@@ -90,8 +89,8 @@ NG_CLONES static void narrow_many_f16(uint16_t *restrict dst, const float *restr
   }
 }
 
-/* Return 1 if an exponent has only ones (Inf or NaN). On bits, because -ffast-math may remove a
- * test of floats. Without an early exit, so that the loop vectorises. */
+/* Return 1 if an exponent has only ones (Inf or NaN).  The test reads bits, because -ffast-math may remove a test of
+ * floats.  The loop has no early exit, so that it vectorises. */
 NG_CLONES static uint32_t has_nonfinite32(const float *src, int64_t n) {
   uint32_t found = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -117,7 +116,7 @@ NG_CLONES static uint32_t most_of(const float *x, int64_t n) {
   return most;
 }
 
-/* Without the sign, the bits of 16-bit numbers are ordered as magnitudes, too. */
+/* The bits of bf16 and f16 without the sign have the order of the magnitudes, as the bits of f32. */
 NG_CLONES static uint16_t most_of16(const uint16_t *x, int64_t n) {
   uint16_t most = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -141,7 +140,7 @@ double ng_dtype_most(ng_dtype t) {
 
 float ng_float_of_bits(uint32_t bits) { return float_of(bits); }
 
-/* If n is 0, both pointers may be invalid. */
+/* If n is 0, `dst` and `src` may be NULL. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n) {
   NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
   if (n <= 0) return;

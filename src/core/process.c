@@ -2,13 +2,13 @@
  *
  * In: a context, at its creation and at each call.  Out: whether this process has created the context.
  *
- * A forked child inherits the context, but neither the threads of its pool nor its rank.  A loop would wait
- * for missing threads, and a collective would use the connections of the parent.  So calls fail in a child,
- * which must create its own context.
+ * A forked child inherits the context, but not the threads of its pool.  In the child, ng_parallel would wait for
+ * missing threads, and a collective would use the connections of the parent.  So calls fail in the child, which must
+ * create its own context.
  *
- * Every call checks this, so the check must not be a system call.  Each context has a page that the kernel
- * clears in a child (MADV_WIPEONFORK, Linux 4.14).  Without such a page getpid is compared.  There are no
- * handlers (pthread_atfork) and no globals. */
+ * Every public call makes this check, so the check must not be a system call.  Each context has a page that the kernel
+ * clears in a child (MADV_WIPEONFORK, Linux 4.14).  Without such a page, ng_process_same compares process ids.  The
+ * file has no handlers (pthread_atfork) and no globals. */
 #include "core/core.h"
 
 #include <sys/mman.h>
@@ -23,7 +23,7 @@ void ng_process_mark(ng_context *ctx) {
   if (page < 1) return;
   void *at = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return;
-  if (madvise(at, (size_t)page, MADV_WIPEONFORK) != 0) { /* the kernel is older */
+  if (madvise(at, (size_t)page, MADV_WIPEONFORK) != 0) { /* Linux before 4.14 */
     (void)munmap(at, (size_t)page);
     return;
   }
@@ -33,7 +33,7 @@ void ng_process_mark(ng_context *ctx) {
 #endif
 }
 
-/* A child also has a page of its own and must free it. */
+/* A forked child calls this function, too, because its copy of the page must be unmapped. */
 void ng_process_unmark(ng_context *ctx) {
   if (ctx->mark != NULL) (void)munmap((void *)(uintptr_t)ctx->mark, ctx->mark_bytes);
   ctx->mark = NULL;

@@ -1,9 +1,9 @@
 /* status.c: names of statuses and dtypes; error messages; structs with a size; the joint status of many ranks.
  *
- * The context keeps the first message of a call, because later failures are consequences of the first.
- * Functions without a context write to the caller's buffer.
+ * The context stores the first message of a call, because later failures are consequences of the first.
+ * Functions without a context write their message to the caller's buffer.
  *
- * In: a status, a format.  Out: the same status, so that a failure is one `return ng_fail(...)`. */
+ * In: a status, a format.  Out: the same status, so that code reports a failure with `return ng_fail(...)`. */
 #include "core/core.h"
 
 const char *ng_status_name(ng_status s) {
@@ -42,7 +42,7 @@ static bool is_dtype(ng_dtype t) {
 int64_t ng_dtype_size(ng_dtype t) { return is_dtype(t) ? dtypes[t].size : 0; }
 const char *ng_dtype_name(ng_dtype t) { return is_dtype(t) ? dtypes[t].name : "?"; }
 
-/* For public functions only: an internal call would clear the message. */
+/* Only public functions may call ng_enter: a call from inside the library would clear the message. */
 ng_status ng_enter(ng_context *ctx) {
   ctx->failed = false;
   ctx->error[0] = 0;
@@ -52,7 +52,7 @@ ng_status ng_enter(ng_context *ctx) {
                  (long long)ctx->process);
 }
 
-/* Messages and log lines are one line each, although they may quote any text of the caller. */
+/* A message may quote any text of the caller; without control characters the message is a single line. */
 void ng_print_line(char *line, size_t size, const char *format, va_list args) {
   (void)vsnprintf(line, size, format, args);
   for (char *c = line; *c != 0; c++) {
@@ -60,7 +60,7 @@ void ng_print_line(char *line, size_t size, const char *format, va_list args) {
   }
 }
 
-/* Also for notes above NG_OK (skipped, rescued). Logged as a warning. */
+/* Errors are logged as errors, statuses above NG_OK (NG_SKIPPED, NG_RESCUED) as warnings. */
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   if (!ctx->failed) {
     va_list args;
@@ -74,7 +74,7 @@ ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   return status;
 }
 
-/* Overwrites an earlier message. */
+/* Unlike ng_fail, overwrite an earlier message. */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...) {
   if (message != NULL && size > 0) {
     va_list args;
@@ -85,14 +85,14 @@ ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *f
   return status;
 }
 
-/* Never NULL, so that callers may print the result. */
+/* The result is never NULL, so that callers may print the result without a check. */
 const char *ng_last_error(const ng_context *ctx) { return ctx == NULL ? "" : ctx->error; }
 
-/* Larger than every struct. An uninitialised struct_size usually exceeds this bound. */
+/* A bound above the size of every public struct.  An uninitialised struct_size usually exceeds this bound. */
 enum { NG_STRUCT_MOST = 4096 };
 
-/* A struct of an older header is smaller: fields beyond its end keep their values in *dst. A
- * struct of a newer header is larger and accepted only if its unknown part is zero. */
+/* A struct of an older header is smaller than `ours`: fields beyond its end keep their values in *dst.  A struct of a
+ * newer header is larger, and is accepted only if its bytes from `ours` on are zero. */
 ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size) {
   size_t given;
@@ -119,7 +119,7 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
 ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
   size_t given;
   memcpy(&given, dst, sizeof given);
-  if (given < sizeof given || given > NG_STRUCT_MOST) return NG_ERR_ARG; /* not initialised */
+  if (given < sizeof given || given > NG_STRUCT_MOST) return NG_ERR_ARG; /* uninitialised */
   memset(dst, 0, given);
   memcpy(dst, src, given < ours ? given : ours);
   memcpy(dst, &given, sizeof given);
@@ -130,14 +130,14 @@ ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
 
 enum { CODE_ZERO = 8 }; /* index of NG_OK: statuses are -8 to 7 */
 
-/* Ranks only have sums, so code[i] counts the ranks with status i: the sum shows the worst
- * status and its number of ranks. */
+/* A reduction of doubles can only add.  Each rank sets the entry of its status to 1, so the sum over ranks counts the
+ * ranks of each status. */
 void ng_codes_put(double code[NG_CODES], ng_status st) {
   memset(code, 0, NG_CODES * sizeof *code);
   code[CODE_ZERO + (int)st] = 1.0;
 }
 
-/* exact: a sum of ones */
+/* The cast is exact, because code[] has sums of ones. */
 int ng_codes_count(const double code[NG_CODES], ng_status st) {
   return (int)code[CODE_ZERO + (int)st];
 }

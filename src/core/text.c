@@ -1,23 +1,23 @@
 /* text.c: words in messages: suggest a name for a misspelt word, and quote text from the caller.
  *
- * In: a word and the valid names.  Out: the nearest name, if at most about a quarter of its letters are
- * inserted, missing, changed or swapped (base/words.h).
+ * In: a word and the valid names.  Out: the nearest name, if at most 1 + n/4 of its n letters are inserted, missing,
+ * changed or swapped (base/words.h).
  *
- * Names are compared without case, '-' equals '_', and the locale has no effect.  ng_quote
- * shortens text from the caller for a message. */
+ * The search for the nearest name ignores case, takes '-' as '_', and does not depend on the locale. */
 #include "core/core.h"
 #include "words.h"
 
-/* Longer than every name of the library. */
+/* Above the length of every name of the library; as a distance, "not near". */
 #define WORD_MAX 40
 
-/* Lower case and '_' for '-'; names of the library are ASCII. */
+/* Return `c` in lower case, or '_' for '-'.  Names of the library are ASCII. */
 static char plain(char c) {
   if (c == '-') return '_';
   return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-/* A prefix of at least three letters counts as distance 1. */
+/* Return the edit distance between `word` and the n letters of `name`, or WORD_MAX if the two differ too much.  If
+ * `word` is a prefix of `name` with at least three letters, the distance is 1. */
 static int32_t distance(const char *word, const char *name, size_t n) {
   const size_t typed = strlen(word);
   size_t same = 0;
@@ -29,7 +29,7 @@ static int32_t distance(const char *word, const char *name, size_t n) {
   return d <= 1 + (int32_t)(n / 4) ? d : WORD_MAX;
 }
 
-/* Of equally near names the first. */
+/* If several names are equally near, return the first. */
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n) {
   const char *best = NULL;
   int32_t least = WORD_MAX;
@@ -45,15 +45,14 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 
 /* ---- "a|b|c" ---------------------------------------------------------------------------------*/
 
-/* 0 at the end of a list: lists have no empty words. */
+/* Return the length of the first word of `list`; 0: the end of the list, because no word is empty. */
 static size_t word_length(const char *list) { return strcspn(list, "|"); }
 
-/* Move to the next word of "a|b|c", after the current one of length n. */
+/* Return the list behind its first word, which has n letters. */
 static const char *next_word(const char *list, size_t n) {
   return list[n] == '|' ? list + n + 1 : list + n;
 }
 
-/* Compares exactly. */
 bool ng_in_list(const char *list, const char *word) {
   const size_t typed = strlen(word);
   for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
@@ -68,7 +67,7 @@ ng_hint ng_hint_of(const char *nearest) {
   return h;
 }
 
-/* Returned by value, so that a message may use several hints. */
+/* The hint is returned by value, so that a message may contain several hints. */
 ng_hint ng_hint_list(const char *word, const char *list) {
   char best[WORD_MAX + 1] = "";
   int32_t least = WORD_MAX;
@@ -95,7 +94,6 @@ bool ng_same_word(const char *a, const char *b) {
   return lower_case(*a) == lower_case(*b);
 }
 
-/* A truncated text ends with dots. */
 ng_quoted ng_quote(const char *text) {
   ng_quoted q;
   size_t n = 0;

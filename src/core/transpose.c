@@ -1,11 +1,11 @@
 /* transpose.c: transpose a matrix of f32, in blocks that fit the first-level cache.
  *
- * Loops over channels need adjacent elements.  Channels of NCHW images are one image plane apart, and columns
- * of a channels-last weight are one kernel offset apart. */
+ * Loops over channels run fast if the channels are adjacent in memory.  In an NCHW image, adjacent channels are one
+ * image plane apart; in a channels-last weight, adjacent kernel offsets are a run of channels apart. */
 #include "core/core.h"
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
-/* Four by four in registers: four loads, eight shuffles, four stores. */
+/* transpose4 transposes 4 x 4 elements in registers: four loads, eight shuffles, four stores. */
 typedef float four __attribute__((vector_size(16)));
 
 static inline void transpose4(const float *src, int64_t lds, float *dst, int64_t ldd) {
@@ -38,8 +38,8 @@ static inline void transpose4(const float *src, int64_t lds, float *dst, int64_t
 #endif
 
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd) {
-  /* 16 rows of src fill whole cache lines of dst while both strides may be powers of two, where
-   * more rows would evict each other. */
+  /* 16 rows of src fill one cache line (64 bytes) of dst.  If lds is a power of two, more rows would evict each other
+   * from the cache. */
   for (int64_t i0 = 0; i0 < m; i0 += 16) {
     const int64_t i1 = ng_min64(i0 + 16, m);
     const int64_t whole = i0 + (i1 - i0) / 4 * 4;
