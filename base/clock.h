@@ -2,7 +2,7 @@
 #ifndef NG_CLOCK_H
 #define NG_CLOCK_H
 
-/* Milliseconds since an unspecified moment; monotonic. */
+/* Return the milliseconds since a fixed but unspecified moment; the value never decreases. */
 double ng_now_ms(void);
 
 #endif

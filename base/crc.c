@@ -14,7 +14,7 @@
 #define FOLDS
 #include <immintrin.h>
 
-/* Low element: factor of the first half; high element: factor of the second half. */
+/* Factors that fold a block into the block 512 or 128 bits later: [0] of its first half, [1] of its second half. */
 static const uint64_t by_512[2] = {0x154442bd4, 0x1c6e41596}, by_128[2] = {0x1751997d0, 0xccaa009e};
 
 enum { BLOCK = 16, LINE = 4 * BLOCK };
@@ -30,7 +30,7 @@ static inline __m128i block(const unsigned char *at) {
   return _mm_loadu_si128((const __m128i *)(const void *)at);
 }
 
-/* For at least LINE bytes. */
+/* Continue `crc` over at least LINE bytes. */
 __attribute__((target("pclmul,sse2"))) static uint32_t
 by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
   const __m128i far = _mm_loadu_si128((const __m128i *)(const void *)by_512);
@@ -39,7 +39,7 @@ by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
   unsigned char rest[BLOCK];
   for (int i = 0; i < 4; i++)
     x[i] = block(at + i * BLOCK);
-  x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)~crc)); /* zlib starts with all bits set */
+  x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)~crc)); /* zlib stores the CRC inverted */
   for (at += LINE, bytes -= LINE; bytes >= LINE; at += LINE, bytes -= LINE) {
     for (int i = 0; i < 4; i++)
       x[i] = fold(x[i], far, block(at + i * BLOCK));
@@ -49,8 +49,8 @@ by_folding(uint32_t crc, const unsigned char *at, size_t bytes) {
   for (; bytes >= BLOCK; at += BLOCK, bytes -= BLOCK)
     x[0] = fold(x[0], near, block(at));
   _mm_storeu_si128((__m128i *)(void *)rest, x[0]);
-  /* The CRC of the bytes before is already in the block, so zlib must start with a register of
-   * zeros. */
+  /* The last block includes the CRC of all earlier bytes, so zlib must start with a register of
+   * zeros; crc32_z inverts its argument. */
   return (uint32_t)crc32_z(crc32_z(UINT32_MAX, rest, BLOCK), at, bytes);
 }
 #endif

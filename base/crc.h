@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* `crc`: 0, or the CRC of the bytes before, as in zlib's crc32_z. */
+/* Continue `crc`, the CRC of the preceding bytes (0: none), over `bytes` bytes, as zlib's crc32_z. */
 uint32_t ng_crc32(uint32_t crc, const void *data, size_t bytes);
 
 #endif

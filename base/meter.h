@@ -1,8 +1,8 @@
 /* meter.h: measure how long messages of this rank are in progress, and how long the rank waits for them.
  *
  * sent_ms   time with at least one message in progress, from post to the end of wait
- * wait_ms   the part of this time in which the rank only waited
- * The difference is hidden behind other work. */
+ * wait_ms   the part of sent_ms in which the rank only waited; the caller adds to it
+ * During sent_ms - wait_ms, the rank computed while messages were in progress. */
 #ifndef NG_METER_H
 #define NG_METER_H
 
@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 typedef struct ng_meter {
-  int64_t under_way;
-  double since;            /* start of the present period of messages */
+  int64_t under_way;       /* messages in progress */
+  double since;            /* ng_now_ms() when under_way last changed from 0 to 1 */
   double sent_ms, wait_ms; /* totals; sent_ms excludes messages in progress */
 } ng_meter;
 

@@ -7,9 +7,9 @@
 #include <stddef.h>
 
 /* Allocate memory at a multiple of `align`, a power of two of at least the size of a pointer;
- * free() releases it. NULL: no memory. */
+ * free() releases the memory. Return NULL if the system has no memory. */
 void *ng_pages_take(size_t bytes, size_t align);
-/* Request large pages for untouched memory. Only a hint. */
+/* Advise the system to use large pages for memory that was not touched yet. */
 void ng_pages_wish(void *at, size_t bytes);
 
 #endif

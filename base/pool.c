@@ -3,9 +3,9 @@
  * OpenMP is not used: a second runtime in a Python process slows the first one, and thread sanitizers do not
  * understand it.
  *
- * The partition is static: piece i of n is in share i T / n, so the same piece nearly always runs on the same
- * thread.  When the caller has finished its share, it also runs shares that no worker has begun.  So no call
- * waits for a thread to wake up, which on a busy machine takes longer than most loops. */
+ * The partition is static: with T threads, share t of n tasks is [t n / T, (t + 1) n / T), so the same task nearly
+ * always runs on the same thread.  When the caller has finished its share, the caller also runs shares that no worker
+ * has begun.  So no call waits for a thread to wake up: on a busy machine, that takes longer than most loops. */
 #include "pool.h"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@
 
 typedef struct seat {
   pthread_t thread;
-  uint64_t taken; /* the last round of which a thread runs this share */
+  uint64_t taken; /* the last round in which a thread took this share */
 } seat;
 
 struct ng_pool {
@@ -25,13 +25,13 @@ struct ng_pool {
   seat *seat;      /* seat 0 is the caller's and has no thread */
   pthread_mutex_t lock;
   pthread_cond_t work, idle;
-  uint64_t round;  /* number of the job */
-  int32_t running; /* workers that run a share of this round */
+  uint64_t round;  /* calls of ng_pool_run so far */
+  int32_t running; /* workers that run a share now */
   bool stop;
   int32_t n;
   void (*task)(void *arg, int32_t i);
   void *arg;
-  int32_t started; /* workers that have started */
+  int32_t started; /* number of the last worker that has started */
 };
 
 static void run_share(const ng_pool *pool, int32_t me) {
@@ -42,8 +42,8 @@ static void run_share(const ng_pool *pool, int32_t me) {
   }
 }
 
-/* Shared fields are accessed with the lock. The job needs no lock: it stays valid until the last
- * share of the round is done, and a late worker finds its share taken and does not read the job. */
+/* The lock protects all shared fields except n, task and arg. These fields stay valid until the last
+ * share of the round is done, and a late worker finds its share taken and does not read them. */
 static void *worker(void *arg) {
   ng_pool *pool = arg;
   (void)pthread_mutex_lock(&pool->lock);
@@ -94,7 +94,7 @@ ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc) {
   (void)pthread_cond_init(&pool->idle, NULL);
   for (int32_t i = 1; i < threads; i++) {
     if (pthread_create(&pool->seat[i].thread, NULL, worker, pool) != 0) {
-      /* if the system has fewer threads, use these */
+      /* if the system refuses another thread, use the threads created so far */
       (void)pthread_mutex_lock(&pool->lock);
       pool->threads = i;
       (void)pthread_mutex_unlock(&pool->lock);
@@ -119,8 +119,8 @@ void ng_pool_destroy(ng_pool *pool) {
   ng_pool_leave(pool);
 }
 
-/* Do not destroy the lock and the conditions: in a forked child this could wait for ever for
- * threads of the parent. */
+/* Do not destroy the lock and the conditions: in a forked child, the destroy calls could wait for
+ * ever for threads that only the parent has. */
 void ng_pool_leave(ng_pool *pool) {
   if (pool == NULL) return;
   const ng_pool_alloc alloc = pool->alloc;

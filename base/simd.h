@@ -1,7 +1,7 @@
 /* simd.h: compile a function for several instruction sets; the loader selects one.
  *
  * NG_CLONES goes before a function whose loops the compiler vectorises and that is called for many elements
- * at once.  Compiled once only:
+ * at once.  NG_CLONES is empty, and the function is compiled once,
  * - with sanitizers, which instrument the selecting function although it runs before they are ready;
  * - with C libraries other than glibc, which cannot select at load time. */
 #ifndef NG_SIMD_H
@@ -9,9 +9,9 @@
 
 #include <stdint.h>
 
-/* Prefetch the cache line NG_FETCH_AHEAD bytes after `address`, which may be any address: one
- * core then waits less for memory than with hardware prefetching alone. For loops that read much
- * memory once. 0: no prefetching, for measurements (docs/performance.md). */
+/* NG_FETCH prefetches the cache line NG_FETCH_AHEAD bytes after `address`, which need not be valid:
+ * one core then waits less for memory than with hardware prefetching alone. Use it in loops that read
+ * much memory once. NG_FETCH_AHEAD = 0: no prefetching, for measurements (docs/performance.md). */
 #ifndef NG_FETCH_AHEAD
 #define NG_FETCH_AHEAD 2048
 #endif

@@ -1,5 +1,5 @@
-/* words.c: the distance of two words, for "did you mean". The caller decides which distance is
- * near. */
+/* words.c: the distance of two words, for messages that suggest a name. The caller decides up to
+ * which distance a name is suggested. */
 #include "words.h"
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* io.c: read bytes of a file or of memory; one-line messages; payload memory.
  *
- * In: a path or a buffer.  Out: exactly the requested bytes; a short read is an error.  Files are read, not
- * mapped: if another process truncates a mapped file, the caller's program gets a signal. */
+ * A read returns exactly the requested bytes; a short read is an error.  Files are read, not mapped: if another
+ * process truncates a mapped file, the program that mapped it gets a signal. */
 #include "io.h"
 
 #include <errno.h>
@@ -68,7 +68,7 @@ ngio_quoted ngio_quote(const char *text) {
   return q;
 }
 
-/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* RFC 3629 forbids overlong forms, surrogates, and code points above U+10FFFF. */
 int ngio_is_utf8(const char *text) {
   const unsigned char *c = (const unsigned char *)text, *end = c + strlen(text);
   while (*c != 0) {
@@ -84,7 +84,7 @@ int ngio_is_utf8(const char *text) {
         (*c == 0xf4 && c[1] > 0x8f))
       return 0;
     for (c++; more > 0; more--, c++) {
-      if ((*c & 0xc0) != 0x80) return 0; /* also the end of the text */
+      if ((*c & 0xc0) != 0x80) return 0; /* true at the terminating 0, too */
     }
   }
   return 1;
@@ -109,7 +109,7 @@ ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, si
   s->label = path ? path : "(no path)";
   s->fd = -1;
   if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
-  /* O_NONBLOCK: opening a pipe would wait for its writer. */
+  /* Without O_NONBLOCK, open of a pipe would wait for a writer. */
   int fd;
   do {
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -142,7 +142,7 @@ void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void 
   s->user = user;
 }
 
-/* The caller's function may return fewer bytes than requested, or an invalid number. */
+/* Call the stream's `read` until n bytes arrived: it may return fewer bytes than requested. */
 static ngio_status take_from(ngio_source *s, char *to, int64_t n, char *message, size_t size) {
   while (n > 0) {
     const int64_t got = s->read(s->user, to, n);
@@ -189,7 +189,7 @@ static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int
   return NGIO_OK;
 }
 
-/* One piece for each thread of the owner, aligned to large pages. */
+/* A large read is cut into at most LANES pieces; each piece is a multiple of LARGE bytes, a large page. */
 enum { LANES = 16, LARGE = 1 << 21 };
 
 typedef struct lanes {

@@ -35,11 +35,11 @@ typedef enum ngio_dtype {
 
 #define NGIO_MAX_DIMS 8
 
-int64_t ngio_dtype_size(ngio_dtype t);     /* 0 for an unknown one */
-const char *ngio_dtype_name(ngio_dtype t); /* as in safetensors: "F32"; NULL */
+int64_t ngio_dtype_size(ngio_dtype t);     /* bytes; 0: unknown dtype */
+const char *ngio_dtype_name(ngio_dtype t); /* as in safetensors: "F32"; NULL: unknown dtype */
 
-/* Allocator of the payload of a file; NULL: the C library. `take` returns at least 8-byte
- * aligned memory or NULL; `give` gets the size that was passed to `take`. */
+/* Allocator of the payload of a file; a NULL allocator is the C library's. `take` returns memory
+ * aligned to at least 8 bytes, or NULL; `give` gets the size that was passed to `take`. */
 typedef struct ngio_alloc {
   void *(*take)(void *user, size_t bytes);
   void (*give)(void *user, void *ptr, size_t bytes);
@@ -48,29 +48,28 @@ typedef struct ngio_alloc {
 
 /* ---- for the readers and writers inside io/ --------------------------------------------------*/
 
-/* A caller's stream. read returns the number of bytes, at most `bytes`; 0 at the end; < 0 on
- * failure. write returns 0, or another value on failure. */
+/* Functions of a caller's stream. ngio_read returns the number of bytes read, at most `bytes`; 0 at
+ * the end; < 0 on failure. ngio_write returns 0, or another value on failure. */
 typedef int64_t (*ngio_read)(void *user, void *data, int64_t bytes);
 typedef int32_t (*ngio_write)(void *user, const void *data, int64_t bytes);
 
-/* The owner's threads: run each(arg, i) for i in [0, n) in parallel; return when all are done. */
+/* The caller's threads: all() runs each(arg, i) for i in [0, n) in parallel and then returns. */
 typedef struct ngio_threads {
   void (*all)(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg);
   void *user;
 } ngio_threads;
 
-/* Bytes of an open file or of memory, readable at any offset; or of a stream, readable in order
- * only. */
+/* A file or memory, which can be read at any offset; or a stream, which can only be read in
+ * order. */
 typedef struct ngio_source {
-  const char *label; /* for messages: the path                                                    */
-  int fd;            /* -1: memory or a stream                                                    */
+  const char *label; /* name of the source in messages, such as the path */
+  int fd;            /* -1: memory or a stream */
   const unsigned char *memory;
   int64_t size; /* -1: a stream of unknown size */
   ngio_read read;
   void *user;
-  int64_t at; /* a stream: bytes read so far */
-  ngio_threads
-      threads; /* a file: threads that read large pieces together; may be set after opening */
+  int64_t at;           /* a stream: bytes read so far */
+  ngio_threads threads; /* a file: the caller may set threads that read large pieces in parallel */
 } ngio_source;
 
 ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size);
@@ -79,15 +78,15 @@ void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void 
 /* Read exactly n bytes. For a stream, offset must be its present position. */
 ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n, char *message,
                              size_t size);
-/* Fail if the stream has more bytes; for files the size was checked. */
+/* Return an error if a stream has more bytes; for a file or memory, return NGIO_OK. */
 ngio_status ngio_source_end(ngio_source *s, char *message, size_t size);
 void ngio_source_close(ngio_source *s);
 
-/* alloc NULL: the C library. 0 bytes is a valid size. */
+/* Allocate or free memory; `bytes` may be 0. */
 void *ngio_take(const ngio_alloc *alloc, int64_t bytes);
 void ngio_give(const ngio_alloc *alloc, void *ptr, int64_t bytes);
 
-/* Product of the shape times the element size; -1 if a number is negative or does not fit. */
+/* Return the bytes of an array; -1 if t is unknown, an extent is negative, or the product overflows. */
 int64_t ngio_bytes_of(ngio_dtype t, const int64_t *shape, int32_t ndim);
 
 #if defined(__GNUC__)
@@ -98,7 +97,7 @@ ngio_say(char *message, size_t size, ngio_status st, const char *format, ...);
 
 /* Return how many of the first 8 bytes at `text` need no escape in a JSON string (no quote,
  * backslash or control character). A borrow of a subtraction changes only higher bytes, so the
- * lowest mark is correct. */
+ * lowest mark is correct, and the function uses only this mark. */
 static inline int ngio_plain(const char *text) {
   const uint64_t each = UINT64_C(0x0101010101010101), high = 0x80 * each;
   uint64_t x;
@@ -109,10 +108,10 @@ static inline int ngio_plain(const char *text) {
   return mark == 0 ? 8 : __builtin_ctzll(mark) >> 3;
 }
 
-/* 1: `text` is valid UTF-8, as JSON requires */
+/* Return 1 if `text` is valid UTF-8, as JSON requires; else 0. */
 int ngio_is_utf8(const char *text);
 
-/* `text` for a message: at most 79 bytes, control characters replaced. */
+/* Copy at most 79 bytes of `text` for a message and replace control characters by '?'. */
 typedef struct ngio_quoted {
   char text[80];
 } ngio_quoted;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Double the capacity, so that a long text is copied a few times only. */
+/* Double the capacity, so that realloc copies a long text only a few times. */
 int ngio_out_reserve(ngio_out *o, size_t n) {
   if (o->lost) return 0;
   if (n <= o->room - o->used) return 1;
@@ -26,7 +26,7 @@ int ngio_out_reserve(ngio_out *o, size_t n) {
   return 1;
 }
 
-/* The letter after the backslash; 'u': four digits follow; 0: no escape. */
+/* Return the letter after the backslash in the escape of c; 'u': four digits follow; 0: c needs no escape. */
 static char escape_of(unsigned char c) {
   switch (c) {
   case '"':
@@ -47,7 +47,7 @@ static char escape_of(unsigned char c) {
   }
 }
 
-/* Bytes processed at once; the longest escape of one byte. */
+/* Input bytes for which memory is reserved at once; bytes of the longest escape of one byte. */
 enum { PIECE = 1024, LONGEST = 6 };
 
 static char *escape(char *to, unsigned char c) {
@@ -62,7 +62,7 @@ static char *escape(char *to, unsigned char c) {
   return to;
 }
 
-/* Copy eight bytes at once; only the bytes before the first escaped byte count. */
+/* Copy eight bytes at once, then advance only by the bytes before the first byte that needs an escape. */
 void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
   const char *end = text + n;
   while (text < end) {
@@ -93,7 +93,7 @@ void ngio_out_string(ngio_out *o, const char *text) {
   ngio_out_bytes(o, "\"", 1);
 }
 
-/* Two digits at a time, from the last. */
+/* Write two digits at a time, the last digits first. */
 char *ngio_digits(char *to, int64_t x) {
   static const char pair[] =
       "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
@@ -120,8 +120,8 @@ void ngio_out_integer(ngio_out *o, int64_t x) {
   o->used = (size_t)(ngio_digits(o->text + o->used, x) - o->text);
 }
 
-/* Fast path for whole numbers. snprintf writes the others; its decimal point depends on the
- * locale, and it writes a plus and leading zeros in exponents. */
+/* Whole numbers have a fast path. snprintf writes all other numbers; its decimal point depends on the
+ * locale, and its exponents may have a plus and leading zeros, which the code below removes. */
 void ngio_out_real(ngio_out *o, double x) {
   char text[64];
   if (o->digits == 0 && fabs(x) < 1e15 && x == (double)(int64_t)x && !(x == 0.0 && signbit(x))) {

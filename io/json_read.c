@@ -1,8 +1,8 @@
 /* json_read.c: parse untrusted JSON text in one pass.
  *
- * Values are in one array in the order of the text: the values of a list or map follow it.  Strings stay in
- * place in a copy of the text.  So a hundred thousand lines need two blocks of memory.
- * Strict (RFC 8259): UTF-8 without NUL, no duplicate key, no number out of range. */
+ * Values are in one array in the order of the text: the values inside a list or map follow the list or map.  Strings
+ * stay in place in the text or its copy.  So any text needs few blocks of memory.
+ * The parser follows RFC 8259 and rejects text that is not UTF-8, NUL, duplicate keys and numbers out of range. */
 #include "io.h"
 #include "json.h"
 #include "pages.h"
@@ -18,12 +18,14 @@ enum {
 };
 
 typedef struct slot {
-  uint32_t at, hash; /* offset of the member from the map, 0: empty; hash of its key */
+  uint32_t at,
+      hash; /* at: offset of the member from its map, 0: empty slot; hash: of the member's key */
 } slot;
 
 typedef struct ngio_index {
   struct ngio_index *next;
-  uint64_t seed; /* a random address, so that no file can make all its keys collide */
+  uint64_t
+      seed; /* from the address of the index, which a file cannot predict to make its keys collide */
   uint32_t mask; /* number of slots - 1 */
   slot slots[];
 } ngio_index;
@@ -32,14 +34,14 @@ struct ngio_json {
   char *text; /* NULL: the text belongs to the caller */
   ngio_value *value;
   size_t count, room;
-  ngio_index *indices; /* of all large maps */
+  ngio_index *indices; /* linked list of the hash tables of all large maps */
 };
 
 typedef struct parser {
   ngio_json *doc;
   char *at, *end;          /* *end is a 0 */
-  const char *why, *twice; /* reason of the error; a duplicate key */
-  int memory;
+  const char *why, *twice; /* why: reason of the error; twice: the duplicate key, or NULL */
+  int memory;              /* 1: there was no memory */
 } parser;
 
 static int wrong(parser *p, const char *why) {
@@ -67,7 +69,7 @@ static int hex4(const char *c, uint32_t *out) {
                   : x >= 'a' && x <= 'f' ? x - 'a' + 10
                   : x >= 'A' && x <= 'F' ? x - 'A' + 10
                                          : -1;
-    if (d < 0) return 0; /* also at the end of the text */
+    if (d < 0) return 0; /* true at the terminating 0, too */
     *out = *out << 4 | (uint32_t)d;
   }
   return 1;
@@ -86,7 +88,7 @@ static char *utf8(char *to, uint32_t c) {
   return to;
 }
 
-/* Decode the digits after "\u". UTF-8 is never longer than its escape. */
+/* Decode the digits after "\u" to UTF-8 at *to, in place: UTF-8 is never longer than the escape. */
 static int unicode(parser *p, char **to) {
   uint32_t c, low;
   if (!hex4(p->at, &c)) return wrong(p, "\\u without four hexadecimal digits");
@@ -117,8 +119,8 @@ static int escape(parser *p, char **to) {
   return e == 'u' ? unicode(p, to) : wrong(p, "an unknown escape after a backslash");
 }
 
-/* Copy unescaped bytes and escaped quotes from `at` to *out (which may be equal); return the
- * first other byte. */
+/* Copy unescaped bytes and escaped quotes from `at` to *out (*out <= at), advance *out, and OR all copied bytes into
+ * *high; return the address of the first other byte. */
 static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   char *to = *out;
   while (p->end - at >= 8) {
@@ -126,7 +128,7 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
     uint64_t eight;
     memcpy(&eight, at, 8);
     *high |= n < 8 ? eight & ((UINT64_C(1) << (8 * n)) - 1) : eight;
-    if (n == 8 || at - to >= 8) { /* the overwritten bytes have been read */
+    if (n == 8 || at - to >= 8) { /* the write does not reach unread bytes */
       memcpy(to, &eight, 8);
     } else if (to != at) {
       for (int i = 0; i < n; i++)
@@ -150,8 +152,8 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   return at;
 }
 
-/* Decode a string in place: no escape is shorter than its character. p->at is after the opening
- * quote. */
+/* Decode a string in place, from p->at after its opening quote: no escape is shorter than its
+ * character. */
 static const char *string(parser *p) {
   char *const begin = p->at;
   char *to = begin;
@@ -180,14 +182,15 @@ static const char *string(parser *p) {
 static size_t digits(parser *p, uint64_t *value) {
   size_t n = 0;
   for (; *p->at >= '0' && *p->at <= '9'; p->at++, n++) {
-    if (*value > (UINT64_MAX - 9) / 10) continue; /* more digits than fit */
+    if (*value > (UINT64_MAX - 9) / 10)
+      continue; /* another digit would overflow; the caller checks n */
     *value = 10 * *value + (uint64_t)(*p->at - '0');
   }
   return n;
 }
 
-/* Numbers with few digits are exact as a quotient of two exact doubles. strtod reads the others,
- * with the decimal point of the locale. */
+/* Read the number from `begin` to p->at with strtod, after replacing its point by the decimal point
+ * of the locale. */
 static int real(parser *p, const char *begin, double *out) {
   char small[512];
   const size_t n = (size_t)(p->at - begin);
@@ -241,7 +244,7 @@ static int number(parser *p, ngio_value *v) {
   } else if (n + behind <= 15) {
     double ten = 1.0;
     for (size_t i = 0; i < behind; i++)
-      ten *= 10.0; /* exact up to 1e22 */
+      ten *= 10.0; /* whole and ten are exact, so their quotient is correctly rounded */
     v->is.real = (minus ? -(double)whole : (double)whole) / ten;
     return 1;
   }
@@ -274,8 +277,8 @@ static uint32_t hash(const ngio_index *x, const char *key) {
   return (uint32_t)h;
 }
 
-/* Return the slot of a key, or the empty slot for it. Keys are compared only if their hashes are
- * equal, because keys are not in the cache. */
+/* Return the slot of `key`, whose hash is h, or the empty slot where it belongs. Compare keys only
+ * if their hashes are equal, because keys are rarely in the cache. */
 static slot *slot_of(const ngio_value *map, const char *key, uint32_t h) {
   ngio_index *x = map->is.index;
   uint32_t i = h & x->mask;
@@ -345,7 +348,7 @@ static ngio_value *next_value(parser *p) {
 
 static int is_list(const ngio_value *v) { return v->kind == NGIO_ARRAY || v->kind == NGIO_OBJECT; }
 
-/* Parse one value; of a list or map only the opening bracket. */
+/* Parse one value; for a list or map, parse only the opening bracket. */
 static int value(parser *p, const char *key) {
   ngio_value *v = next_value(p);
   if (v == NULL) return 0;
@@ -419,7 +422,7 @@ static int all(parser *p) {
   return p->at == p->end ? 1 : wrong(p, "text after the value");
 }
 
-/* `original`: the unchanged text, or NULL. */
+/* Parse `text` in place. `original`: the unchanged text, to count lines; NULL: errors name the byte. */
 static ngio_status parse(char *text, size_t n, const char *original, ngio_json **out, char *message,
                          size_t size) {
   ngio_json *d = *out = calloc(1, sizeof *d);

@@ -1,10 +1,8 @@
 /* npy.c: read NumPy's .npy files.
  *
- * In: a path or bytes.  Out: dtype, shape and a copy of the data.
- *
  * The layout is NEP 1 of NumPy: "\x93NUMPY", two version bytes, a little-endian header length (2 bytes in
- * version 1, 4 later), then a Python dictionary with exactly 'descr', 'fortran_order' and 'shape', then the
- * data.  The dictionary is parsed, not searched for substrings, because the file is untrusted. */
+ * version 1, 4 bytes in later versions), then a Python dictionary with exactly 'descr', 'fortran_order' and
+ * 'shape', then the data.  The dictionary is parsed, not searched for substrings, because the file is untrusted. */
 #include "npy.h"
 
 #include <stdlib.h>
@@ -36,7 +34,7 @@ static int take_word(scan *s, const char *word) {
   return 1;
 }
 
-/* A quoted text without escapes, of fewer than `size` bytes. */
+/* Parse a quoted text of fewer than `size` bytes without escapes; return 0 if there is none. */
 static int take_text(scan *s, char *out, size_t size) {
   blanks(s);
   if (s->at >= s->end || (*s->at != '\'' && *s->at != '"')) return 0;
@@ -65,7 +63,7 @@ static int take_number(scan *s, int64_t *out) {
   return digits > 0;
 }
 
-/* "(2, 3)", "(2,)", "()"; -1 if it is not a shape, -2 if it has too many axes. */
+/* Parse a shape such as "(2, 3)", "(2,)" or "()" and return its number of axes; -1: not a shape; -2: too many axes. */
 static int32_t take_shape(scan *s, int64_t *shape) {
   if (!take(s, '(')) return -1;
   int32_t n = 0;

@@ -18,9 +18,9 @@ typedef struct ngio_npy {
   void *data; /* allocated by the reader; ngio_npy_free frees it */
 } ngio_npy;
 
-/* *out is all zero unless the result is NGIO_OK. */
+/* Read a file. After a failure, *out is all zero; this holds for ngio_npy_parse, too. */
 ngio_status ngio_npy_read(const char *path, ngio_npy *out, char *message, size_t size);
-/* The same from memory, which is copied; `label` stands for the path in messages. */
+/* Parse the n bytes of a file in memory and copy the data; messages have `label` instead of a path. */
 ngio_status ngio_npy_parse(const void *bytes, size_t n, const char *label, ngio_npy *out,
                            char *message, size_t size);
 void ngio_npy_free(ngio_npy *a);

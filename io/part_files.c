@@ -65,11 +65,11 @@ int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const 
   return said;
 }
 
-/* ---- whose it is -----------------------------------------------------------------------------*/
+/* ---- removal ---------------------------------------------------------------------------------*/
 
-/* Whether the metadata of an open file says that it is the part that its name says. `end`: the
- * name after PATH and a point. The writer puts this metadata first, after the length of the header;
- * an unfinished file (passing) may end before or in it. */
+/* Return 1 if the metadata of the open file agrees with its name; `end`: the name without "PATH.".
+ * The writer puts this metadata first, after the length of the header, so an unfinished file
+ * (`passing`) may end before or in this metadata. */
 static int is_part(int fd, const char *end, int passing) {
   char says[NGIO_PART_ROOM], want[3 * NGIO_PART_ROOM], is[8 + sizeof want];
   char *after = NULL;

@@ -1,11 +1,11 @@
 /* safetensors_read.c: read and check safetensors files.
  *
- * In: a path, bytes or a stream.  Out: names, dtypes, shapes, metadata and one aligned copy of all data, after
- * the header was checked against the length of the file (of a stream, against its end).
+ * The result has names, dtypes, shapes, metadata and one aligned copy of all data.  The reader compares the header
+ * with the length of the file, or with the end of the stream.
  *
- * The format is that of https://github.com/huggingface/safetensors (its limits: header at most 100 MB, tensors
- * contiguous from offset 0 to the end).  One more rule: data must be aligned for its dtype, as all known writers
- * do, so that callers may use the pointers directly. */
+ * The format is that of https://github.com/huggingface/safetensors, with the same limits: a header of at most 100 MB,
+ * tensors contiguous from offset 0 to the end.  In addition, data must be aligned for its dtype, so that callers can
+ * use the pointers directly; all known writers align data. */
 #include "json.h"
 #include "pages.h"
 #include "safetensors.h"
@@ -25,7 +25,7 @@ struct ngio_tensors {
   ngio_text *text;
   int32_t texts;
   void *data;
-  int64_t start, bytes; /* start and length of the data; for a stream known after the header */
+  int64_t start, bytes; /* offset and length of the data; check_places sets `bytes` of a stream */
   ngio_alloc alloc;
   int has_alloc;
 };
@@ -41,10 +41,10 @@ static int find_dtype(const char *name, ngio_dtype *out) {
 
 static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->is.integer : -1; }
 
-/* Read and check one header entry; `why` receives the error. check_places checks its neighbours. */
+/* Read and check one header entry; `why` receives the error. check_places checks the order of the data. */
 static ngio_status take_tensor(const char *name, const ngio_value *v, int64_t data_bytes,
                                ngio_tensor *t, int64_t *begin, char *why, size_t size) {
-  const ngio_value *next = ngio_first(v); /* in the order in which most programs write them */
+  const ngio_value *next = ngio_first(v); /* most programs write dtype, shape, data_offsets */
   const ngio_value *dtype = ngio_get_at(v, next, "dtype");
   next = next == NULL ? NULL : ngio_next(v, next);
   const ngio_value *shape = ngio_get_at(v, next, "shape");
@@ -89,7 +89,7 @@ typedef struct placed {
   int64_t begin;
 } placed;
 
-/* Order of the data; an empty tensor precedes the tensor that starts at the same place. */
+/* Compare by offset; an empty tensor precedes the tensor that has the same offset. */
 static int by_place(const void *a, const void *b) {
   const placed *x = (const placed *)a, *y = (const placed *)b;
   if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -113,7 +113,7 @@ static ngio_status take_texts(ngio_tensors *f, const char *label, const ngio_val
   return NGIO_OK;
 }
 
-/* For files whose header is not in the order of the data. */
+/* Sort the tensors by offset; needed if the header has another order. */
 static bool sort_tensors(ngio_tensors *f) {
   placed *list = calloc((size_t)f->count, sizeof *list);
   ngio_value *root = ngio_json_root(f->header);
@@ -130,7 +130,7 @@ static bool sort_tensors(ngio_tensors *f) {
   return true;
 }
 
-/* Check that the data is contiguous from 0 to the end; for a stream this sets the end. */
+/* Check that the data is contiguous from 0 to the end; for a stream, set the end (f->bytes). */
 static ngio_status check_places(ngio_tensors *f, const char *label, char *message, size_t size) {
   int64_t at = 0;
   for (int32_t i = 0; i < f->count; at += f->tensor[i++].bytes) {

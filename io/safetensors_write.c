@@ -1,8 +1,8 @@
 /* safetensors_write.c: write safetensors files.
  *
- * In: tensors and texts, at once or piece by piece.  Out: a complete file, or an error and the unchanged
- * earlier file.  PATH.natgrad-part is locked, written and flushed to the disk, renamed to PATH, and the folder
- * is flushed.  So PATH is a complete file at every moment.  A stream gets the same bytes.
+ * The result is a complete file, or an error and the unchanged earlier file.  The writer locks and writes
+ * PATH.natgrad-part, flushes it to the disk, renames it to PATH, and flushes the folder.  So PATH is a complete file
+ * at every moment.  A stream gets the same bytes.
  *
  * Bytes are written in order and once, as a stream requires, so the header must be complete before the data. */
 #include "json.h"
@@ -19,22 +19,23 @@
 #include <unistd.h>
 
 struct ngio_writer {
-  char *path, *part; /* path: of a stream its label; part: the temporary name, NULL for a stream */
-  int fd;            /* -1: a stream, or not open */
-  ngio_write write;  /* of a stream; NULL: a file */
+  char *path,
+      *part; /* path: the path, or the label of a stream; part: the temporary name of a file */
+  int fd;    /* -1: a stream, or not open */
+  ngio_write write; /* of a stream; NULL: a file */
   void *user;
-  int64_t expect, written;
-  int flushed; /* every byte is on the disk */
-  char *held;  /* file: buffer of bytes to be written */
-  char *other; /* file: buffer for names in its folder */
-  int64_t holds;
-  int64_t given, started; /* file: bytes written; bytes whose writeback was started */
+  int64_t expect, written; /* bytes of data that the header announces; bytes that _put received */
+  int flushed;             /* every byte is on the disk */
+  char *held;              /* file: buffer of bytes to be written */
+  char *other;             /* file: buffer for paths in its folder (ngio_parts_room) */
+  int64_t holds;           /* bytes in `held` */
+  int64_t given, started;  /* file: bytes passed to write(); bytes whose writeback was started */
 };
 
-enum { HELD = 1 << 18, AHEAD = 1 << 22 };
+enum { HELD = 1 << 18, AHEAD = 1 << 22 }; /* bytes of `held`; bytes per start of writeback */
 static const char part_end[] = ".natgrad-part";
 
-/* Append a header entry and the offset of its data. */
+/* Append the header entry of a tensor, and advance w->expect by the bytes of its data. */
 static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t, char *message,
                               size_t size) {
   if (!t->name || !*t->name || strcmp(t->name, "__metadata__") == 0)
@@ -105,8 +106,8 @@ static ngio_status to_stream(const ngio_writer *w, const void *data, int64_t n, 
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: the writer failed (%ld)", w->path, (long)said);
 }
 
-/* Ask the kernel to start writing now, so that the final fsync waits less. A hint only: fsync
- * reports errors. */
+/* Ask the kernel to start writing now, so that the final fsync waits less. Ignore errors: fsync
+ * reports them. */
 static void start_writing(ngio_writer *w) {
   if (w->given - w->started < AHEAD) return;
 #ifdef SYNC_FILE_RANGE_WRITE
@@ -137,8 +138,8 @@ static ngio_status flush(ngio_writer *w, char *message, size_t size) {
   return to_file(w, w->held, n, message, size);
 }
 
-/* Write n bytes. A file is written in large pieces, because a state has tens of thousands of
- * small arrays. */
+/* Write n bytes. A state has tens of thousands of small arrays, so collect small pieces of a file in
+ * `held`. */
 static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *message, size_t size) {
   ngio_status st = NGIO_OK;
   if (w->write != NULL) return to_stream(w, data, n, message, size);
@@ -150,8 +151,8 @@ static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *mes
   return NGIO_OK;
 }
 
-/* Open and lock PATH.natgrad-part, a reserved name. The file of a killed writer has no lock and is taken over.
- * Another writer may rename the file between open and lock; then open it again. */
+/* Open and lock PATH.natgrad-part, a reserved name. The file of a killed writer has no lock: overwrite this file.
+ * If another writer renames the file between open and lock, open the path again. */
 static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   struct stat target, mine, named;
   if (stat(w->path, &target) == 0 && !S_ISREG(target.st_mode))
@@ -167,8 +168,8 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
       return ngio_say(message, size, NGIO_ERR_FILE,
                       "%s.natgrad-part: exists and is not a regular file", w->path);
     }
-    /* Without support for locks (some network file systems) flock fails with another errno:
-     * continue. */
+    /* On file systems without locks (some network file systems), flock fails with another errno;
+     * then continue without a lock. */
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       (void)close(fd);
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program is writing it", w->path);
@@ -186,7 +187,7 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program keeps writing it", w->path);
 }
 
-/* `write` NULL: a file. Allocate all memory. */
+/* Create a writer of a file (`write` NULL) or a stream, with all memory that it needs, and write the header. */
 static ngio_status begin(const char *path, ngio_write write, void *user, const ngio_tensor *tensors,
                          int32_t n, const ngio_text *text, int32_t texts, ngio_writer **out,
                          char *message, size_t size) {
@@ -241,8 +242,8 @@ ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, cha
   return st;
 }
 
-/* Some file systems cannot flush a folder (EINVAL), some folders cannot be read (EACCES): the
- * rename is done, and only a failing disk is worth an error. */
+/* Flush the folder after the rename. Report only EIO, a failing disk: some file systems cannot flush
+ * a folder (EINVAL), and some folders cannot be read (EACCES). */
 static ngio_status sync_folder(const ngio_writer *w, char *message, size_t size) {
   const char *slash = strrchr(w->path, '/');
   ngio_status st = NGIO_OK;
@@ -268,8 +269,8 @@ ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
   return st;
 }
 
-/* The rename released the locked name, so lock it again while parts are removed.  If another writer
- * replaced PATH in between, that writer removes the parts. */
+/* The rename released the name PATH.natgrad-part, so create and lock it again, then remove old parts.  If another
+ * writer replaced PATH since the rename (`done`: the file renamed here), that writer removes the parts. */
 static void sweep(ngio_writer *w, int done, const char *id) {
   struct stat mine, named;
   if (open_part(w, NULL, 0) != NGIO_OK) return;
@@ -286,7 +287,7 @@ ngio_status ngio_writer_finish_whole(ngio_writer **writer, const char *id, char 
   int done = -1;
   ngio_status st = ngio_writer_flush(w, message, size);
   if (st != NGIO_OK || w->write != NULL) goto done;
-  /* Rename with the lock: afterwards the next writer creates its own file. */
+  /* Rename while the lock is held: the next writer then creates another file. */
   if (rename(w->part, w->path) != 0) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path, strerror(errno));
     goto done;
