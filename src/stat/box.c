@@ -1,37 +1,37 @@
-/* box.c: sums of patches over samples and positions, without patches.
+/* box.c: sums of image patches over samples and output positions, computed without storing patches.
  *
- * In: images or rows of positions, in any strides, f32, bf16 or f16. Out: for every channel and
- * kernel offset the sum, over samples and output positions, of the pixel under that offset (zero
- * outside). With x the image summed over samples, and s, d, p stride, dilation and padding,
+ * In: images or rows of positions, in any strides, f32, bf16 or f16. Out: a[c, i, k], for channel c and kernel offset
+ * (i, k): the sum, over samples and output positions (u, v), of the pixel under that offset (0 outside the image).
+ * With x the image summed over samples, and s, d, p stride, dilation and padding,
  *
  *      a[c, i, k] = sum over u, v of x[c, u s + i d - p, v s + k d - p]
  *
- * which is Eva's mean patch (Zhang, Shi & Li 2023) times the number of patches. The image is summed
- * over samples, then rows, then columns, so samples are read once. Sums are in double and finite
- * only if all inputs are, so no scan is needed. */
+ * a divided by the number of patches is the mean patch of Eva (Zhang, Shi & Li 2023). The code sums the image over
+ * samples, then over rows, then over columns, so it reads each sample once. A sum in double is finite only if all its
+ * inputs are finite, so the inputs need no separate scan. */
 #include "stat/gram.h"
 
 #include "simd.h"
 
-/* PLANE: doubles of a piece that stay in the nearest caches; NARROW, WIDE: least and most channels
- * of a line, ROW: most of a pointwise line; TILE: elements converted at once. */
+/* PLANE: doubles of scratch that fit an L1 cache; NARROW, WIDE: least and most channels of a line (box_lines); ROW:
+ * most channels of a line of a pointwise convolution; TILE: elements converted at once. */
 enum { PLANE = 4096, NARROW = 8, WIDE = 64, ROW = 256, TILE = 512 };
 
 typedef struct job {
   const ng_conv *box;
   const ng_view *in;
-  int64_t take; /* the first samples */
+  int64_t take; /* number of samples used: the first ones */
   int32_t pieces;
-  double *out;     /* [channels][offsets] */
-  double *room;    /* of all pieces */
-  int64_t each;    /* doubles of `room` for one piece */
+  double *out;  /* [channels][offsets] */
+  double *room; /* scratch: `each` doubles for each piece */
+  int64_t each;
   atomic_bool bad; /* a piece read a non-finite number */
 } job;
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* acc[i] += sum over rows of x[row * stride + i]; four rows at a time, because acc costs as much as
- * a row. */
+/* acc[i] += sum over rows r of x[r stride + i], i < n. The loop adds four rows at a time, because reading and writing
+ * acc costs as much as reading a row. */
 NG_CLONES static void add_floats(double *restrict acc, const float *restrict x, int64_t stride,
                                  int64_t rows, int64_t n) {
   int64_t r = 0;
@@ -73,7 +73,7 @@ static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t r
   }
 }
 
-/* x - x is 0 for finite numbers and NaN otherwise, without a branch. */
+/* Return whether all n numbers are finite: x - x is 0 if x is finite, otherwise NaN. */
 static bool all_numbers(const double *x, int64_t n) {
   double zero = 0.0;
   for (int64_t i = 0; i < n; i++) {
@@ -84,7 +84,7 @@ static bool all_numbers(const double *x, int64_t n) {
 
 static void clear(double *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
 
-/* Output positions [*from, *to) of one axis whose tap `k` is inside the image. */
+/* Set [*from, *to) to the output positions of one axis at which kernel tap k is inside the image. */
 static void reach(const ng_conv *b, int axis, int64_t k, int64_t *from, int64_t *to) {
   const int64_t size = axis == 0 ? b->height : b->width, stride = b->stride[axis];
   const int64_t first = b->padding[axis] - k * b->dilation[axis]; /* u stride >= first */
@@ -93,15 +93,15 @@ static void reach(const ng_conv *b, int axis, int64_t k, int64_t *from, int64_t 
   *to = last < 0 ? 0 : ng_min64(last / stride + 1, (axis == 0 ? b->oh : b->ow));
 }
 
-/* The pixel of tap k at output position u. */
+/* Return the image coordinate under tap k at output position u. */
 static int64_t pixel(const ng_conv *b, int axis, int64_t k, int64_t u) {
   return u * b->stride[axis] + k * b->dilation[axis] - b->padding[axis];
 }
 
 /* ---- channels first: a plane [channel][y][x] at a time ---------------------------------------*/
 
-/* Sum rows for all columns, then columns of the result: kh oh w + kh kw ow additions instead of kh
- * kw oh ow. */
+/* Sum image rows for every column, then sum columns of the result. With kernel kh x kw, output oh x ow and image
+ * width w, this takes kh oh w + kh kw ow additions instead of kh kw oh ow. */
 static void box_plane(const ng_conv *b, const double *plane, double *rows, double *out) {
   for (int64_t i = 0; i < b->kernel[0]; i++) {
     int64_t from, to;
@@ -125,7 +125,7 @@ static int64_t plane_channels(const ng_conv *b) {
   return ng_max64(1, ng_min64(b->channels, PLANE / ng_times(b->height, b->width)));
 }
 
-/* As many planes as fit the cache: each sample has a plane as one run. */
+/* Process as many channel planes at a time as fit the cache; they are one contiguous run in each sample. */
 static void first_piece(job *j, int64_t c0, int64_t c1, double *room) {
   const ng_conv *b = j->box;
   const int64_t pixels = b->height * b->width, most = plane_channels(b);
@@ -149,15 +149,15 @@ static void first_piece(job *j, int64_t c0, int64_t c1, double *room) {
   }
 }
 
-/* ---- channels last, and every other way to lie: a row of pixels at a time, some channels of each ------*/
+/* ---- channels last and all other layouts: one row of pixels at a time, some channels of each pixel --------------*/
 
-/* Some channels at a time: all channels at every pixel would leave the cache before the next sample. */
+/* Return the channels of a line. With all channels, the sums of a line would leave the cache before the next sample. */
 static int64_t line_channels(const ng_conv *b) {
   const int64_t n = ng_conv_pointwise(b) ? ROW : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
   return ng_min64(n, b->channels);
 }
 
-/* sums[i] [x][channel]: the rows of pixels under kernel row i. */
+/* Sum channels [c, c + n). sums[i][x][channel]: sum of the image rows under kernel row i; line: scratch for one row. */
 static void box_lines(job *j, int64_t c, int64_t n, double *line, double *sums) {
   const ng_conv *b = j->box;
   const int64_t wide = b->width * n;
@@ -208,7 +208,7 @@ static void last_piece(job *j, int64_t c0, int64_t c1, double *room) {
     const ng_view *in = j->in;
     for (int64_t s = 0; s < j->take; s++) {
       int64_t at = 0;
-      do { /* usually one run */
+      do { /* most views have one run */
         const int64_t first = ng_view_offset(in, s, at) + c * in->by_column;
         add(j, room, first, in->by_position, in->run, n, in->by_column);
       } while ((at += in->run) < pixels);
@@ -218,7 +218,7 @@ static void last_piece(job *j, int64_t c0, int64_t c1, double *room) {
   }
 }
 
-/* Whether channels are contiguous planes. */
+/* Return whether each channel of a sample is a contiguous plane. */
 static bool planar(const ng_conv *b, const ng_view *v) {
   return !b->linear && v->by_column != 1 && v->by_position == 1 && v->axes == 0 &&
          v->by_column == v->positions;
@@ -232,7 +232,7 @@ static void channels(job *j, int64_t from, int64_t to, double *room) {
   }
 }
 
-/* Pieces have different channels, so bits do not depend on the number of threads. */
+/* Each piece sums its own channels, so the result does not depend on the number of threads. */
 static void piece(void *arg, int32_t i) {
   job *j = arg;
   int64_t from, to;
@@ -242,7 +242,7 @@ static void piece(void *arg, int32_t i) {
 
 /* ---- entry --------------------------------------------------------------------------------*/
 
-/* Doubles of scratch of one piece. */
+/* Return the doubles of scratch that one piece needs; planes: for channels first. */
 static int64_t piece_room(const ng_conv *b, bool planes) {
   const int64_t first =
       ng_plus(ng_times(plane_channels(b), ng_times(b->height, b->width)), b->width);
@@ -271,5 +271,5 @@ int64_t ng_box_sample_room(const ng_conv *box) {
 
 void ng_box_sample(const ng_conv *box, const ng_view *in, double *out, double *room) {
   job j = {.box = box, .in = in, .take = 1, .out = out};
-  channels(&j, 0, box->channels, room); /* the caller has scanned */
+  channels(&j, 0, box->channels, room); /* a finite sample: j.bad is not read */
 }

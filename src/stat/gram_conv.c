@@ -1,16 +1,14 @@
-/* gram_conv.c: the factors of a convolution from its input and its output gradient (Grosse &
- * Martens 2016, arXiv 1602.01407, equations 11 to 13).
+/* gram_conv.c: the input factor of a convolution (Grosse & Martens 2016, arXiv 1602.01407, equations 11 to 13).
  *
- * In: images in any strides, f32, bf16 or f16. Out: S += alpha sum over samples and output
- * positions of a a' (a: the zero-padded patch in the order (kernel offset, channel), and a 1 for a
- * bias) or of g g'.
+ * In: images in any strides, f32, bf16 or f16. Out: S += alpha sum over samples and output positions of a a', a: the
+ * zero-padded patch in the order (kernel offset, channel), followed by a 1 for a bias.
  *
- * The plain method writes tiles of patches and takes their Gram matrix. It accepts every geometry
- * and is the oracle of the fast method for stride 1 (gram_shift.c), which needs no patches. Pixels
- * as rows go to gram_rows.c.
+ * The plain method writes tiles of patches and takes their Gram matrix. It accepts every geometry and is the oracle
+ * of the fast method for stride 1 (gram_shift.c), which stores no patches. If each patch is one pixel, gram_rows.c
+ * computes the factor.
  *
- * One thread calls BLAS, which has its own threads; ours fill the tile before. alpha is applied
- * when a tile is added to S. */
+ * The threads of the context fill a tile; then one thread calls BLAS, which has threads of its own. BLAS multiplies
+ * by alpha when it adds the tile to S. */
 #include "core/core.h"
 #include "stat/gram_shift.h"
 #include "stat/read.h"
@@ -18,31 +16,29 @@
 
 /* ---- patches ---------------------------------------------------------------------------------*/
 
-/* Input rows of one output row; pixels of a padded row. */
+/* span_of: image rows under the kernel at one output row; padded_width: pixels of a padded image row. */
 static int64_t span_of(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
 
 typedef struct patches {
   const ng_conv *c;
   ng_pixels in;         /* channels [c0, c1) of the images */
-  bool one;             /* a last column of ones */
+  bool one;             /* append a column of ones */
   int64_t first, count; /* the rows of the tile are patches [first, first + count) */
-  int32_t pieces;       /* threads */
+  int32_t pieces;       /* number of pieces, each for one thread */
   float *to;            /* the tile [count, ld] */
   int64_t ld;
-  float
-      *window; /* of each piece: span rows of padded_width pixels, image row y in slot y mod span */
+  float *window; /* of each piece: span_of padded rows; image row y is at slot_of(y) */
 } patches;
 
 static int64_t window_floats(const ng_conv *c, int64_t channels) {
   return ng_round16(ng_times(ng_times(span_of(c), padded_width(c)), channels));
 }
 
-/* The window is a ring: the next output row needs `stride` new image rows. y is negative in the
- * padding above. */
+/* Return the slot of image row y, which is negative in the padding. The window is a ring of rows. */
 static int64_t slot_of(int64_t y, int64_t span) { return (y % span + span) % span; }
 
-/* Load row y of the image, which may be padding, into its slot. */
+/* Load row y of image n into its slot of the window; a row of the padding is zero. */
 static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
   const ng_conv *c = t->c;
   const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide;
@@ -52,7 +48,8 @@ static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
   ng_pixels_load(&t->in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
 }
 
-/* Copy a patch from the window to a row of the tile; with dilation 1 a kernel row is contiguous. */
+/* Copy the patch at image row y0 and padded column x0 from the window to `out`. If dilation is 1, kernel rows are
+ * runs. */
 static void patch(const patches *t, const float *window, int64_t y0, int64_t x0, float *out) {
   const ng_conv *c = t->c;
   const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide, span = span_of(c);
@@ -71,7 +68,7 @@ static void patch(const patches *t, const float *window, int64_t y0, int64_t x0,
   if (t->one) *out = 1.0f;
 }
 
-/* Each piece has its window, so two pieces may load the same image row. */
+/* Fill the rows of piece i. Each piece has its own window, so two pieces may load the same image row. */
 static void patches_piece(void *arg, int32_t i) {
   const patches *t = arg;
   const ng_conv *c = t->c;
@@ -100,8 +97,8 @@ static ng_conv narrow(const ng_conv *c, int64_t channels) {
   return n;
 }
 
-/* Floats of one piece, used as doubles: the sums of all taps, and scratch. In double, because the
- * mean of many positions may cancel. */
+/* Return the floats that one piece needs: doubles for the sums of all taps and for their scratch. The sums are in
+ * double, because the values of many positions may cancel. */
 static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
   const ng_conv box = narrow(c, channels);
   return 2 *
@@ -113,7 +110,7 @@ typedef struct reduction {
   int how;
 } reduction;
 
-/* Channels [c0, c1) of sample n as a batch of one. */
+/* Return channels [c0, c1) of sample n as a view of one sample. */
 static ng_view sample_of(const ng_pixels *p, int64_t n) {
   ng_view one = *p->v;
   one.data = ng_view_at(p->v, n, 0, p->c0);
@@ -122,8 +119,8 @@ static ng_view sample_of(const ng_pixels *p, int64_t n) {
   return one;
 }
 
-/* A row of the tile is a sample: KFAC-reduce (Eschenhagen et al. 2023) takes the mean (how = 1) or
- * the sum of its patches, and of the 1 of the bias, before the outer product. */
+/* Each row of the tile is a sample. KFAC-reduce (Eschenhagen et al. 2023) takes the mean (how == 1) or the sum of its
+ * patches, and of the 1 of the bias, before the outer product. */
 static void reduce_piece(void *arg, int32_t i) {
   const reduction *t = arg;
   const ng_conv *c = t->p.c;
@@ -146,8 +143,7 @@ static void reduce_piece(void *arg, int32_t i) {
 
 /* ---- input -----------------------------------------------------------------------------------*/
 
-/* On a device the queue may still read the tile that the next pieces would overwrite, hence the
- * wait. */
+/* On a device, add_gram may still read the tile when it returns. So the loop waits before it refills the tile. */
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                                int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                                float *scratch) {
@@ -170,14 +166,14 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
       ng_parallel(ctx, r.p.pieces, patches_piece, &r.p);
     }
     ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, cols, scratch, r.p.count, r.p.ld, alpha);
-    ng_queue_wait(ctx->queue); /* the next tile overwrites this one */
+    ng_queue_wait(ctx->queue);
   }
 }
 
 /* ---- choice ----------------------------------------------------------------------------------*/
 
-/* The cheaper of two methods for the same sums. The costs depend on the geometry and the number of
- * samples, not on values or threads, so every run has the same choice. */
+/* Choose the cheapest method. The choice depends on the geometry and the number of samples, not on values or threads,
+ * so it is the same in every run. */
 void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                          int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                          float *scratch) {
@@ -192,13 +188,13 @@ void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, in
   }
 }
 
-/* For both methods: the choice depends on the samples, which are unknown at ng_ready. */
+/* The scratch is enough for every method: the choice depends on the samples, which are unknown at ng_ready. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o) {
   const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(ng_conv_taps(conv) * c + 1);
   const int64_t piece = ng_max64(window_floats(conv, c), reduce_floats(conv, c));
   int64_t floats = ng_plus(tile, ng_times(threads, piece));
   floats = ng_max64(floats, ng_tile_floats(ng_max64(c, o) + 1));
-  if (ng_conv_shift_fits(conv, 1)) { /* a narrower range may fit where the widest does not */
+  if (ng_conv_shift_fits(conv, 1)) { /* fewer channels may fit if all do not */
     floats = ng_max64(floats, ng_conv_shift_scratch(conv, c));
   }
   return floats;

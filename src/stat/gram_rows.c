@@ -1,9 +1,9 @@
 /* gram_rows.c: sums of outer products of rows (Martens & Grosse 2015, equation 1).
  *
- * In: a view in any strides, f32, bf16 or f16; the samples and columns to use. Out: S += alpha
- * sum_r r r', r with a 1 appended for a bias.
+ * In: a view in any strides, f32, bf16 or f16; the samples and columns to use. Out: S += alpha sum over rows r of r
+ * r', with a 1 appended to r for a bias.
  *
- * SYRK reads f32 rows in place, with their stride. All other layouts go through tiles. */
+ * SYRK reads f32 rows of one stride in place. All other layouts are copied to tiles. */
 #include "core/core.h"
 #include "stat/read.h"
 #include "simd.h"
@@ -25,7 +25,7 @@ void ng_bias_row(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t ta
   ng_queue_wait(ctx->queue);
 }
 
-/* The rows are one run: of one sample. */
+/* Add the Gram matrix of f32 rows of stride ldx, and the row of the bias, whose sums take the rows as one sample. */
 static void direct(ng_context *ctx, const float *X, int64_t rows, int64_t ldx, int64_t cols,
                    bool one, float alpha, ng_sym S, float *scratch) {
   ng_queue *q = ctx->queue;
@@ -62,7 +62,7 @@ typedef struct tile {
   int64_t ld;
 } tile;
 
-/* Rows in the order in memory: position by position if that is the outer stride. */
+/* Copy the rows of piece i in the order of memory: by position if positions have the larger stride, else by sample. */
 static void copy_piece(void *arg, int32_t i) {
   const tile *t = arg;
   const ng_rows *r = t->r;
@@ -82,8 +82,8 @@ static void copy_piece(void *arg, int32_t i) {
   }
 }
 
-/* A row of the tile is a sample: the mean or the sum over its positions. A block of columns on the stack keeps the
- * sums in registers and the nearest cache. */
+/* Each row of the tile is the mean or the sum over the positions of a sample. The sums of 64 columns at a time stay
+ * in registers and the L1 cache. */
 static void reduce_piece(void *arg, int32_t i) {
   enum { WIDE = 64, ROWS = 32 };
   const tile *t = arg;
@@ -118,13 +118,13 @@ static void reduce_piece(void *arg, int32_t i) {
 
 /* ---- entry --------------------------------------------------------------------------------*/
 
-/* A tile, or the row of the bias: two rows of doubles and floats, and the lines of all pieces. */
+/* Return the floats for a tile, or for ng_bias_row: its sums (doubles), its row (floats) and ng_box_room. */
 int64_t ng_rows_scratch(int64_t columns) {
   return ng_tile_floats(columns + 1) + 4 * ng_round16(columns + 1);
 }
 
-/* The stride of rows that BLAS can read in place, or 0: the elements of a row are adjacent, all
- * rows have the same distance, and no row overlaps another (an expanded axis). */
+/* Return the stride of rows that BLAS can read in place, or 0. The elements of a row must be adjacent, all rows at
+ * the same distance, and no row may overlap another (as on an expanded axis). */
 static int64_t row_stride(const ng_rows *r) {
   const ng_view *v = r->v;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
@@ -134,11 +134,11 @@ static int64_t row_stride(const ng_rows *r) {
                      : r->take == v->samples && v->by_position == v->samples * v->by_sample
                          ? v->by_sample
                          : 0;
-  if (r->take * S == 1) return wide; /* one row */
+  if (r->take * S == 1) return wide;
   return by >= wide && ng_linalg_fits(by) ? by : 0;
 }
 
-/* Position-first arrays of which only some samples count have gaps, so they use tiles, too. */
+/* If an array has positions outermost and only some samples are used, its rows have gaps, so it needs tiles. */
 void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch) {
   const ng_view *v = r->v;
   const int64_t cols = r->c1 - r->c0, wide = cols + (r->one ? 1 : 0);
@@ -159,6 +159,6 @@ void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, flo
     t.pieces = ng_pieces(ctx, t.count * cols * (reduced ? v->positions : 1));
     ng_parallel(ctx, t.pieces, reduced ? reduce_piece : copy_piece, &t);
     ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, wide, scratch, t.count, t.ld, alpha);
-    ng_queue_wait(ctx->queue); /* the next tile overwrites this one */
+    ng_queue_wait(ctx->queue); /* before the next tile overwrites this one */
   }
 }

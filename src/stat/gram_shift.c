@@ -1,29 +1,29 @@
-/* gram_shift.c: the input factor of a stride 1 convolution without patches.
+/* gram_shift.c: the input factor of a convolution with stride 1, computed without storing patches.
  *
- * Let r be a pixel that kernel tap k covers, in image coordinates. The taps k and k' of one output
- * position cover r and r + d, d = (k' - k) dilation. So block (k, k') of the factor is
+ * Let tap k cover the pixel r of the image. At the same output position tap k' covers r + d, d = (k' - k) dilation. So
+ * block (k, k') of the factor is
  *
  *     A[k, k'] = sum over r in W(k) of x[r] x[r + d]'
  *
- * W(k) is the rectangle that tap k sweeps; x is 0 outside the image. Blocks with the same
- * displacement d sum the same products and differ at the border only. For every d of a half plane
- * (13 for 3x3, instead of 45 blocks of a symmetric 9x9 grid) this file computes the sum over all r
- * with r and r + d inside the image, and the sums over the few rows, columns and pixels that some
- * block lacks. With index 0 for "all" in y and in x,
+ * x[r]: the channels of pixel r, 0 outside the image; W(k): the rectangle of pixels that tap k covers over all output
+ * positions. Blocks with the same displacement d sum the same products and differ at the border only. For every d of a
+ * half plane (13 for 3x3, instead of 45 blocks of a symmetric 9x9 grid) this file computes the sum over all r with r
+ * and r + d inside the image, and the sums over the few rows, columns and pixels that some block lacks. M[i, j] is the
+ * sum over the i-th of these rows and the j-th of these columns; index 0 means all rows or all columns:
  *
  *     A[k, k'] = sum over i in {0} + rows lacking, j in {0} + columns lacking of
  *                (-1)^([i > 0] + [j > 0]) M[i, j]
  *
- * by inclusion and exclusion: all - rows - columns + corners. This is exact for any padding and
- * dilation; Grosse & Martens 2016, section 3.1, neglect the border.
+ * by inclusion and exclusion: all - rows - columns + corners. The result is exact for any padding and dilation; Grosse
+ * & Martens 2016, section 3.1, neglect the border.
  *
- * A tile stores samples as [y][x][sample][channel], so a run of pixels of an image row at
- * displacement d is a run of tile rows at a constant offset: one GEMM, without padding the images.
- * Zero-padded images with samples outside need one GEMM a displacement instead of one an image row,
- * but multiply zeros: 13 % more at 32x32, 3.6 times as much at 4x4.
+ * A tile stores samples as [y][x][sample][channel]. So a run of pixels of an image row and the run at displacement d
+ * are tile rows at a constant offset: one GEMM, without padding the images. Zero-padded images with samples outermost
+ * would need one GEMM a displacement instead of one an image row, but would multiply zeros: 13 % more work at 32x32,
+ * 3.6 times as much at 4x4.
  *
- * Error: M[0, 0] exceeds the blocks by a share of about (k-1)/size, so the subtraction loses a
- * fraction of one bit. */
+ * Rounding: M[0, 0] is larger than a block by about (k-1)/size for a kernel of k taps and an image of `size` pixels
+ * along an axis, so the subtraction loses a fraction of one bit. */
 #include "stat/gram_shift.h"
 
 #include "stat/read.h"
@@ -36,13 +36,13 @@ typedef struct job {
   const ng_conv *c;
   ng_pixels in;
   ng_axis v, h;
-  int64_t C, samples, first; /* samples of the tile, and the first of all */
+  int64_t C, samples, first; /* samples of the tile; index of its first sample in the batch */
   int64_t edge, columns;
   float *tile, *edges, *product;
   float alpha;
   ng_sym S;
   int32_t pieces;
-  /* the present displacement */
+  /* the current displacement in taps */
   int64_t dy, dx;
   ng_strips sy, sx;
 } job;
@@ -51,8 +51,7 @@ static float *pixel(const job *j, int64_t y, int64_t x) {
   return j->tile + (y * j->h.size + x) * j->samples * j->C;
 }
 
-/* The columns at either end, copied to [column][y][sample][channel], so that a column is a run of
- * rows. */
+/* Return the copy of pixel (y, x) of an edge column. Copies are [column][y][sample][channel]: a column is a run. */
 static float *edge_pixel(const job *j, int64_t x, int64_t y) {
   const int64_t slot = x < j->edge ? x : x - j->h.size + j->columns;
   return j->edges + (slot * j->v.size + y) * j->samples * j->C;
@@ -89,8 +88,8 @@ static float *product_at(const job *j, int64_t i, int64_t k) {
   return j->product + (i * ng_strips_count(&j->sx) + k) * j->C * j->C;
 }
 
-/* M[c, c'] (+)= sum over runs of pixels of x[c] y[c']. BLAS splits long sums after some 400 rows,
- * but its kernels for small matrices do not: parts of 1024 bound the rounding error there. */
+/* M[c, c'] = beta M[c, c'] + sum over `pixels` pixels and all samples of x[c] y[c']. BLAS splits long sums after some
+ * 400 rows, but its kernels for small matrices do not: parts of 1024 rows bound their rounding error. */
 static void multiply(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
                      float *M) {
   const int64_t C = j->C, rows = pixels * j->samples;
@@ -112,7 +111,7 @@ static void multiply_all(const job *j, float *gram) {
     ng_on(q)->scale(q, ng_sym_count(G.n), G.a, 0.0);
     ng_on(q)->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
     ng_on(q)->unpack(q, G, M, j->C);
-  } else if (dx == 0) { /* whole rows are contiguous */
+  } else if (dx == 0) { /* rows of pixels are contiguous */
     multiply(j, height * width, pixel(j, 0, 0), pixel(j, dy, 0), 0.0f, M);
   } else {
     for (int64_t y = ry.from; y < ry.to; y++) {
@@ -145,13 +144,13 @@ static void multiply_strips(const job *j) {
 
 enum { PANEL = 32, RUN = 256 };
 
-/* The matrices of a block: the first `plus` are added, the rest subtracted; [0] is all. */
+/* The matrices M whose combination is a block: at[0] (all pixels) and at[1 .. plus) are added, the rest subtracted. */
 typedef struct terms {
   const float *at[NG_SHIFT_PRODUCTS];
   int64_t n, plus;
 } terms;
 
-/* to[r] = the block at row c, columns first + r, r < n. */
+/* to[r] = element at + r of the combined matrices, r < n. */
 NG_CLONES static void combine(const terms *t, int64_t at, int64_t n, float *to) {
   memcpy(to, t->at[0] + at, (size_t)n * sizeof *to);
   for (int64_t k = 1; k < t->n; k++) {
@@ -169,7 +168,7 @@ NG_CLONES static void add_scaled(float *to, const float *from, int64_t n, float 
   }
 }
 
-/* Rows of a product are columns of S: contiguous in pieces with rs == 1. */
+/* Add a plain piece (rs == 1) to S: a row of the product is a column of S, both contiguous. */
 static void add_straight(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
                          float alpha) {
   for (int64_t c = 0; c < p->cols; c++) {
@@ -186,8 +185,8 @@ static void add_straight(const terms *t, int64_t C, const ng_piece *p, int64_t c
   }
 }
 
-/* Transposed pieces (rs != 1) need rows of S, which are columns of the product: transposed in
- * panels of 32 x 32, which stay in the nearest cache. */
+/* Add a transposed piece (rs != 1) to S. Its rows are columns of the product, transposed in panels that stay in
+ * cache. */
 static void add_turned(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
                        float alpha) {
   for (int64_t c = 0; c < p->cols; c += PANEL) {
@@ -207,7 +206,7 @@ static void add_turned(const terms *t, int64_t C, const ng_piece *p, int64_t c0,
   }
 }
 
-/* Add columns [ca, cb) of block (row tap, column tap) to S. */
+/* Add columns [ca, cb) of the block of tap `row` (rows) and tap `col` (columns) to S. */
 static void add_block(const job *j, const terms *t, int64_t row, int64_t col, int64_t ca,
                       int64_t cb) {
   const int64_t C = j->C;
@@ -229,8 +228,8 @@ static void add_block(const job *j, const terms *t, int64_t row, int64_t col, in
   }
 }
 
-/* A share of the columns of all blocks of this displacement. The order of terms is fixed: M[0, 0],
- * added terms, subtracted terms. */
+/* Add this piece's share of the columns of all blocks of the current displacement. The order of terms is fixed: M[0,
+ * 0], added terms, subtracted terms. */
 static void blocks_piece(void *arg, int32_t i) {
   const job *j = arg;
   const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
@@ -244,7 +243,7 @@ static void blocks_piece(void *arg, int32_t i) {
       const int64_t nx = ng_strips_terms(&j->h, &j->sx, j->dx, x, cols);
       if (nx == 0) continue;
       terms t = {.n = 0};
-      for (int pass = 0; pass < 2; pass++) { /* added terms, then subtracted terms */
+      for (int pass = 0; pass < 2; pass++) {
         for (int64_t a = 0; a < ny; a++) {
           for (int64_t b = 0; b < nx; b++) {
             if (((a > 0) != (b > 0)) == (pass == 1)) t.at[t.n++] = product_at(j, rows[a], cols[b]);
@@ -259,8 +258,8 @@ static void blocks_piece(void *arg, int32_t i) {
 
 /* ---- tiles --------------------------------------------------------------------------------*/
 
-/* Half of all displacements: block (k', k) is the transpose of (k, k'), and S stores one triangle.
- * Hence dy >= 0, and dx >= 0 if dy = 0. */
+/* Add one tile to S. Only half of all displacements are needed, because block (k', k) is the transpose of (k, k') and S
+ * stores one triangle. Hence dy >= 0, and dx >= 0 if dy = 0. */
 static void one_tile(job *j, float *gram) {
   ng_context *ctx = j->ctx;
   j->pieces = ng_pieces(ctx, j->samples * j->v.size * j->h.size * j->C);
@@ -273,7 +272,7 @@ static void one_tile(job *j, float *gram) {
       if (j->sy.all.from >= j->sy.all.to || j->sx.all.from >= j->sx.all.to) continue;
       multiply_all(j, gram);
       multiply_strips(j);
-      ng_queue_wait(ctx->queue); /* our threads read the products */
+      ng_queue_wait(ctx->queue); /* the threads of the context read the products */
       const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
       j->pieces = ng_pieces(ctx, (ky.to - ky.from) * (kx.to - kx.from) * j->C * j->C);
       ng_parallel(ctx, j->pieces, blocks_piece, j);
@@ -286,7 +285,7 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
                                float *scratch) {
   if (take <= 0) return;
   const int64_t C = c1 - c0, most = ng_shift_samples(c, C);
-  /* Tiles of equal size: a last tile of few samples would have as many GEMMs, all short. */
+  /* Tiles have equal sizes, because a small last tile would need as many GEMMs, all of them short. */
   const int64_t tiles = (take + most - 1) / most, even = (take + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
   job j = {.ctx = ctx,

@@ -1,28 +1,28 @@
-/* gram_shift.h: the input factor of a stride 1 convolution by displacements. gram_shift_plan.c has
- * the geometry, sizes and costs; gram_shift.c computes; gram_conv.c decides. */
+/* gram_shift.h: the input factor of a convolution with stride 1, from displacements of kernel taps. gram_shift_plan.c
+ * has the geometry, sizes and costs, gram_shift.c the sums; gram_conv.c chooses the method. */
 #ifndef NG_CONV_SHIFT_H
 #define NG_CONV_SHIFT_H
 
 #include "stat/gram.h"
 
-/* Whether this method accepts the geometry: stride 1, and scratch within a limit. */
+/* Return whether gram_shift.c accepts the geometry: stride 1, and scratch within a limit. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels);
 int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels); /* floats */
 
-/* Predicted time of `samples` in ns; only the ratio of the two matters. */
+/* Return the predicted time in ns for `samples` samples; only the ratio of the two costs matters. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples);
 double ng_conv_plain_cost(const ng_conv *c, int64_t channels, int64_t samples);
 
-/* ng_conv_input_stats for stride 1 and reduce 0. */
+/* Do what ng_conv_input_stats does, for stride 1 and reduce 0. */
 void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                                int64_t c0, int64_t c1, bool one, float alpha, ng_sym S,
                                float *scratch);
 
 /* ---- geometry: gram_shift_plan.c -------------------------------------------------------------*/
 
-enum { NG_SHIFT_PRODUCTS = 64 }; /* most matrices of one displacement */
+enum { NG_SHIFT_PRODUCTS = 64 }; /* largest number of matrices of a displacement */
 
-/* One axis, 0 vertical or 1 horizontal. */
+/* The convolution along one axis: image size, taps, dilation (step), padding, output size. */
 typedef struct ng_axis {
   int64_t size, taps, step, pad, out; /* step: dilation */
 } ng_axis;
@@ -31,33 +31,31 @@ typedef struct ng_range {
   int64_t from, to;
 } ng_range;
 
-/* A displacement along one axis: `all` are the coordinates r with r and r + d step inside the
- * image. Index 0 means all; 1 .. low mean single ones from the low end, low+1 .. low+high from the
- * high end: as many as some block lacks. */
+/* The coordinates of one axis for a displacement of d taps. all: the coordinates r with r and r + d step in the image.
+ * Index 0 means all; 1 .. low are single coordinates from the low end, low+1 .. low+high from the high end. */
 typedef struct ng_strips {
   ng_range all;
   int64_t low, high;
 } ng_strips;
 
 ng_axis ng_axis_of(const ng_conv *c, int32_t i);
-ng_range ng_axis_swept(const ng_axis *a,
-                       int64_t k); /* coordinates of the image that tap k covers */
-ng_range ng_axis_taps_at(const ng_axis *a, int64_t d); /* taps k for which k + d is a tap */
+ng_range ng_axis_swept(const ng_axis *a, int64_t k);   /* image coordinates that tap k covers */
+ng_range ng_axis_taps_at(const ng_axis *a, int64_t d); /* taps k such that k + d is a tap */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d);
 static inline int64_t ng_strips_count(const ng_strips *s) { return 1 + s->low + s->high; }
 int64_t ng_strip_at(const ng_strips *s, int64_t i); /* the coordinate of index i > 0 */
-/* The indices that block (k, k + d) combines: 0 and the lacking coordinates. Return their number;
- * 0: the block is zero. */
+/* Write to `index` the indices that block (k, k + d) combines: 0 and the coordinates that the block lacks. Return their
+ * number; 0 means the block is zero. */
 int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k, int64_t *index);
 
-/* The columns at either end of the image that contain single columns and their partners. */
+/* Return the columns at either end of the image that a block lacks, or that are displaced from these. */
 int64_t ng_shift_edge(const ng_conv *c);
-int64_t ng_shift_columns(const ng_conv *c); /* of both ends, or all */
-int64_t ng_shift_rows(const ng_conv *c);    /* rows of C floats of a sample, columns included */
-int64_t ng_shift_samples(const ng_conv *c, int64_t channels); /* most samples of a tile */
+int64_t ng_shift_columns(const ng_conv *c); /* the columns of both ends, at most the width */
+int64_t ng_shift_rows(const ng_conv *c);    /* rows of a sample, with copied columns */
+int64_t ng_shift_samples(const ng_conv *c, int64_t channels); /* at most, in a tile */
 
-/* Offsets in scratch, in floats.  0: the tile and copies of its edge columns; products: the matrices M[i, j] of one
- * displacement; gram: one symmetric matrix. */
+/* Offsets in scratch, in floats. The tile and the copies of its edge columns begin at 0; products: the matrices M[i, j]
+ * of one displacement; gram: one symmetric matrix. */
 typedef struct ng_shift_layout {
   int64_t products, gram, total;
 } ng_shift_layout;

@@ -1,7 +1,7 @@
 /* gram_shift_plan.c: geometry, sizes and costs of the displacements of gram_shift.c.
  *
- * In: a convolution, a number of channels and samples. Out: along each axis the coordinates that a
- * block lacks of the common sum of its displacement; the scratch; the predicted time. */
+ * In: a convolution, numbers of channels and samples. Out: for each axis and displacement, the coordinates that a block
+ * lacks of the common sum; the size of the scratch; the predicted time. */
 #include "stat/gram_shift.h"
 #include "stat/read.h"
 
@@ -19,18 +19,18 @@ static ng_range common(ng_range a, ng_range b) {
   return (ng_range){ng_max64(a.from, b.from), ng_min64(a.to, b.to)};
 }
 
-/* Tap k covers k step - pad + u for output u (stride 1): a run, cut to the image. */
+/* At output u tap k covers k step - pad + u (stride 1). Over all u these coordinates are a range, cut to the image. */
 ng_range ng_axis_swept(const ng_axis *a, int64_t k) {
   const int64_t first = k * a->step - a->pad;
   return common((ng_range){first, first + a->out}, (ng_range){0, a->size});
 }
 
-/* Coordinates r with r and r + d step inside the image. */
+/* Return the coordinates r such that r and r + d step are inside the image. */
 static ng_range paired(const ng_axis *a, int64_t d) {
   return common((ng_range){0, a->size}, (ng_range){-d * a->step, a->size - d * a->step});
 }
 
-/* The number of coordinates of `paired` that block (k, k + d) lacks at either end; false: it lacks
+/* Set *low and *high to the coordinates of paired(a, d) that block (k, k + d) lacks at each end; false: it lacks
  * all. */
 static bool lacking(const ng_axis *a, int64_t d, int64_t k, int64_t *low, int64_t *high) {
   const ng_range all = paired(a, d), mine = common(all, ng_axis_swept(a, k));
@@ -78,13 +78,13 @@ int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t
 /* ---- size and cost ---------------------------------------------------------------------------*/
 
 enum {
-  MOST_TAPS = 256,      /* of an axis */
-  TILE_ROWS = 16384,    /* pixels times samples: enough to write blocks rarely */
-  TILE_FLOATS = 1 << 22 /* 16 MiB, which stays near a core */
+  MOST_TAPS = 256,      /* of one axis */
+  TILE_ROWS = 16384,    /* pixels times samples; large, so that blocks are written rarely */
+  TILE_FLOATS = 1 << 22 /* 16 MiB */
 };
 
-/* The columns that any block lacks at the left, and their partners, are before the first column of
- * the last tap; likewise at the right. */
+/* Every column that a block lacks at the left, and the column displaced from it, are left of the first column under the
+ * last tap; likewise at the right. */
 int64_t ng_shift_edge(const ng_conv *c) {
   return ng_max64(0, (c->kernel[1] - 1) * c->dilation[1] - c->padding[1]);
 }
@@ -95,7 +95,7 @@ int64_t ng_shift_rows(const ng_conv *c) {
   return ng_times(c->height, c->width + ng_shift_columns(c));
 }
 
-/* The most matrices of any displacement: each is channels^2 floats of scratch. */
+/* Return the largest number of matrices of a displacement. Each matrix takes channels^2 floats of scratch. */
 static int64_t products_of(const ng_conv *c) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   int64_t most = 0;
@@ -108,8 +108,8 @@ static int64_t products_of(const ng_conv *c) {
   return most;
 }
 
-/* Limits of scratch and of products: with large padding or a kernel as wide as the image, blocks
- * lack so many rows and columns that patches are cheaper. */
+/* With large padding or a kernel as wide as the image, blocks lack so many rows and columns that patches are cheaper.
+ * NG_SHIFT_PRODUCTS and TILE_FLOATS exclude these cases. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
   /* products_of visits all pairs of taps */
   if (c->kernel[0] > MOST_TAPS || c->kernel[1] > MOST_TAPS) return false;
@@ -117,7 +117,7 @@ bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
          ng_times(channels, ng_shift_rows(c)) <= TILE_FLOATS && products_of(c) <= NG_SHIFT_PRODUCTS;
 }
 
-/* Samples are inside pixels, so few samples mean short runs and small GEMMs. */
+/* If a tile had few samples, its runs would be short and its GEMMs small. */
 int64_t ng_shift_samples(const ng_conv *c, int64_t channels) {
   const int64_t by_rows = TILE_ROWS / (c->height * c->width);
   return ng_max64(1, ng_min64(by_rows, TILE_FLOATS / (channels * ng_shift_rows(c))));
@@ -132,18 +132,18 @@ ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t t
 }
 
 int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels) {
-  /* Also enough for every narrower range, and if the whole width does not fit. */
+  /* Fewer channels need no more. If the tile of all channels is too large, a tile has as many as fit. */
   const int64_t widest = ng_min64(channels, TILE_FLOATS / ng_shift_rows(c));
   const int64_t by_rows = ng_max64(1, TILE_ROWS / (c->height * c->width));
   const int64_t tile = ng_min64(by_rows * widest * ng_shift_rows(c), TILE_FLOATS);
   return ng_shift_layout_of(c, widest, tile).total;
 }
 
-/* Times of one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512. A GEMM of C by
- * C columns runs at C / (C + 16) of that rate, a SYRK of order p at p / (p + 70). A call costs 1
- * us; a float of the tile or of an added matrix 0.15 ns; a float of a patch 0.35 ns; a row of
- * patches 3 ns for each kernel row; reading and writing the factor 0.24 ns a float. Within 20 % of
- * measurements for 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples. */
+/* Return the predicted ns of one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512. A GEMM of C by C
+ * columns runs at C / (C + 16) of that rate, a SYRK of order p at p / (p + 70). A call costs 1 us; a float of the tile
+ * or of an added matrix 0.15 ns; a float of a patch 0.35 ns; a row of patches 3 ns for each kernel row; a float of the
+ * factor 0.12 ns a tile. Measured times of 3 to 512 channels, 56x56 to 2x2 pixels, 4 or 32 samples differ by up to 20
+ * %. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   const double C = (double)channels, per_flop = (C + 16.0) / C / 250.0;

@@ -1,27 +1,26 @@
-/* norm_products.c: squares and products of a batch norm's gradients of single samples, see
- * norm_sums.h.
+/* norm_products.c: sums over samples of squares and products of dgamma and dbeta of a batch norm; see norm_sums.h.
  *
- * The moments of a raw input are known only after the whole batch was read. So sums are relative to
- * a guess, and off = mean - guess corrects their products:
+ * The mean and variance of a raw input are known only after the whole batch was read. So the pass sums x - guess, and
+ * off = mean - guess corrects the products. For sample i, with r = 1 / sqrt(var + eps) and t a position,
  *
  *     sum_i dgamma_i^2 = r^2 (sum q^2 - 2 off sum q s + off^2 sum s^2),  s = sum_t g,  q = sum_t g (x - guess)
  *
- * One pass reads x and g once. The guess is the mean of a few rows, a fraction of a deviation off,
- * and costs no digits. Pieces depend on the size of the batch only: the same bits for any number of
- * threads. */
+ * The pass reads x and g once. The guess is the mean of a few rows. It differs from the mean by a fraction of a
+ * standard deviation, so the correction costs no digits. The pieces depend on the size of the batch only, so the result
+ * does not depend on the number of threads. */
 #include "stat/norm_sums.h"
 
 #include "simd.h"
 #include "stat/norm_pass.h"
 #include "stat/read.h"
 
-enum { GUESSED = 16, PIECE = 65536 }; /* rows; least floats of a piece */
-/* Columns that are added together, rows before them that they are asked for, floats of a cache line; columns of a
- * layer that is narrow. */
+enum { GUESSED = 16, PIECE = 65536 }; /* rows of the guess; least floats of a piece */
+/* STRIP: columns summed in registers; AHEAD: rows of prefetch; LINE: floats of a cache line; NARROW: most columns of a
+ * layer with strips. */
 enum { STRIP = 64, AHEAD = 8, LINE = 16, NARROW = 256 };
 
-/* sum g, sum g d, sum d, sum d^2 with d = x - shift; four rows together, so that sums are read and
- * written once for four. */
+/* For each of C columns add sum g to s, sum g d to q, sum d to t and sum d^2 to u, with d = x - shift. Four rows are
+ * added together, so that the sums are read and written once for four rows. */
 NG_CLONES static void add_all(const float *x, int64_t ldx, const float *g, int64_t ldg,
                               const float *restrict shift, int64_t rows, int64_t C,
                               float *restrict s, float *restrict q, float *restrict t,
@@ -49,8 +48,8 @@ NG_CLONES static void add_all(const float *x, int64_t ldx, const float *g, int64
   }
 }
 
-/* The same for STRIP columns, with the sums in registers and prefetch AHEAD rows before use: for
- * narrow rows. */
+/* Do the same for STRIP columns and whole groups of four rows. The sums stay in registers, and rows are prefetched
+ * AHEAD rows before use. This is faster for narrow rows. */
 NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int64_t ldg,
                                 const float *restrict shift, int64_t rows, float *restrict s,
                                 float *restrict q, float *restrict t, float *restrict u) {
@@ -84,7 +83,7 @@ NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int
   memcpy(u, U, size);
 }
 
-/* Whole strips of whole groups of four rows, then the remainder. */
+/* Narrow layers: strips of columns for whole groups of four rows, then the remaining rows and columns. */
 static void add_tile(const float *x, int64_t ldx, const float *g, int64_t ldg, const float *shift,
                      int64_t rows, int64_t C, const ng_norm_part *b) {
   const int64_t fours = rows / 4 * 4;
@@ -122,7 +121,7 @@ NG_CLONES static void add_squares(double *restrict to, const double *restrict s,
   }
 }
 
-/* One sample: sum g and sum g d into b->sum; sum d and sum d^2 added to b->all. */
+/* Set b->sum to sum g and sum g d of sample n; add sum d and sum d^2 to b->all. */
 static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
   const float *shift = ng_norm_batch_in(j->room, C).shift;
@@ -147,9 +146,9 @@ static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   }
 }
 
-/* Samples from j->count on only contribute to moments. */
+/* The first j->count samples of the batch enter the products; all samples enter the moments. */
 static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
-  (void)thread; /* each piece has its own sums */
+  (void)thread;
   const int64_t C = j->x->columns;
   const float *shift = ng_norm_batch_in(j->room, C).shift;
   ng_norm_part b = ng_norm_part_in(j->room, C, i);
@@ -167,7 +166,7 @@ static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   }
 }
 
-/* The mean of rows spread over the batch. */
+/* Set the shift of the batch to the mean of up to GUESSED rows spread over the batch. */
 static void guess(const ng_view *x, void *room) {
   const int64_t C = x->columns, S = x->positions, all = x->samples * S;
   const int64_t rows = ng_min64(GUESSED, all);
@@ -185,7 +184,7 @@ static void guess(const ng_view *x, void *room) {
   }
 }
 
-/* The sums of all pieces: products of the first `take` samples, moments of all. */
+/* Return the sums over all pieces: the products of the first `take` samples, the moments of all samples. */
 static ng_norm_part sum_batch(ng_context *ctx, const ng_norm_of *k, const ng_view *x,
                               const ng_view *g, int64_t take, void *room) {
   const int64_t C = x->columns, floats = x->samples * x->positions * C;
@@ -235,7 +234,7 @@ bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, co
     const double off = all.sum[c] / rows;
     const double r = ng_norm_root(all.sum[C + c] / rows - off * off, k->eps);
     const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
-    X[c] = gg < 0.0 ? 0.0 : gg; /* negative by rounding only; NaN stays */
+    X[c] = gg < 0.0 ? 0.0 : gg; /* can be negative only by rounding; NaN stays */
     X[C + c] = ss;
     X[2 * C + c] = r * (qs - off * ss);
     fine = fine && X[c] <= most && ss <= most;

@@ -1,10 +1,10 @@
 /* norm_sums.c: see norm_sums.h.
  *
- * In: views of an input and its output gradient, in any strides, f32, bf16 or f16. Out: two sums
- * for each channel and sample. Normalised inputs are not stored: sum g and sum g (x - mean) are
- * summed for each channel, and 1 / sqrt(var + eps) multiplies at the end.
+ * In: views of an input and its output gradient, in any strides, f32, bf16 or f16. Out: two sums for each channel and
+ * sample. The code stores no normalised inputs: it sums g and g (x - mean) for each channel, and multiplies by 1 /
+ * sqrt(var + eps) at the end.
  *
- * Moments are relative to a row, so that a large mean costs no digits of the variance. */
+ * Moments are computed relative to one row of x, so that a large mean costs no digits of the variance. */
 #include "stat/norm_sums.h"
 
 #include <math.h>
@@ -101,7 +101,7 @@ NG_CLONES static void add_products(const float *x, int64_t ldx, const float *g, 
   }
 }
 
-/* The same with one mean and scale for the row; the exact mean is `mean` + rest / scale. */
+/* Add one row of a layer norm, with one mean and scale for all channels; the exact mean is mean + rest / scale. */
 NG_CLONES static void add_row(const float *x, const float *g, float mean, float scale, float rest,
                               int64_t C, float *restrict s, float *restrict q) {
   for (int64_t c = 0; c < C; c++) {
@@ -176,7 +176,6 @@ static void take_pieces(void *arg, int32_t thread) {
   }
 }
 
-/* Small work stays on one thread. */
 void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples) {
   const int64_t floats = samples * j->x->positions * j->x->columns;
   const int32_t threads = (int32_t)ng_min64(j->pieces, ng_pieces(ctx, floats));
@@ -193,8 +192,8 @@ bool ng_norm_of_batch(const ng_norm_of *k) {
 
 /* ---- a sample --------------------------------------------------------------------------------*/
 
-/* A group norm: mean and 1 / sqrt(var + eps) of the groups of this sample, for each channel;
- * `shift`: the rounding error of the f32 mean. */
+/* Set b->mean and b->r to the mean and 1 / sqrt(var + eps) of each channel's group in sample n; b->shift: the rounding
+ * error of the f32 mean. */
 static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   const int64_t C = j->x->columns, wide = C / j->k->groups;
   const double S = (double)j->x->positions;
@@ -219,7 +218,8 @@ static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   }
 }
 
-/* sum g and sum g (x - mean) into b->sum; for a layer norm already times its scale. */
+/* Set b->sum to sum g and sum g (x - mean) of sample n. For a layer norm, the second sum includes 1 / sqrt(var +
+ * eps). */
 static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const float *mean) {
   const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
   const bool layer = j->k->input == NG_NORM_RAW && j->k->kind == NG_LAYER_NORM;
@@ -241,7 +241,7 @@ static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const 
   }
 }
 
-/* The rounding error of the f32 mean, times sum g, is subtracted. */
+/* Write dgamma and dbeta of sample j->from + n; off = mean - (f32 mean) corrects dgamma. */
 static void sums_piece(const ng_norm_job *j, int32_t n, int32_t thread) {
   const int64_t C = j->x->columns;
   const ng_norm_batch m = ng_norm_batch_in(j->room, C);

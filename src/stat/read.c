@@ -1,14 +1,13 @@
 /* read.c: load rows of channels, one row a pixel, as f32 from any layout and dtype.
  *
- * Tiles bound the scratch: a batch of any size uses the same few MiB, and a converted tile is still
- * in the caches when BLAS reads it. */
+ * Tiles bound the scratch: a batch of any size needs a few MiB, and BLAS reads a converted tile from the caches. */
 #include "stat/read.h"
 
 #include "core/core.h"
 
 enum { LEAST_ROWS = 512, MOST_ROWS = 16384, TILE_FLOATS = 1 << 21 };
 
-/* Whole cache lines, so that threads fill neighbouring rows without sharing a line. */
+/* The leading dimension is whole cache lines, so that threads fill neighbouring rows without sharing a line. */
 int64_t ng_tile_ld(int64_t cols) { return ng_round16(cols); }
 
 int64_t ng_tile_rows(int64_t cols) {
@@ -17,15 +16,14 @@ int64_t ng_tile_rows(int64_t cols) {
 }
 
 int64_t ng_tile_floats(int64_t cols) {
-  /* rows * ld is not monotonic because of rounding; this bound is, so scratch of the widest part
-   * serves narrower ones. */
+  /* ng_tile_rows * ld is not monotonic in cols; this bound is, so scratch for the widest part serves narrower ones. */
   const int64_t ld = ng_tile_ld(cols);
   return ng_max64(LEAST_ROWS * ld, ng_min64(MOST_ROWS * ld, TILE_FLOATS));
 }
 
 /* ---- pixels ----------------------------------------------------------------------------------*/
 
-/* Channels last: one conversion if pixels are contiguous. */
+/* Channels last: if pixels are contiguous, one call converts all of them. */
 static void load_last(const ng_pixels *p, const char *src, int64_t count, float *dst,
                       int64_t stride) {
   const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;
@@ -38,8 +36,7 @@ static void load_last(const ng_pixels *p, const char *src, int64_t count, float 
   }
 }
 
-/* Channels first: f32 is transposed in place; 16-bit types go through a block on the stack, 16
- * channels of 64 pixels, 4 KiB. */
+/* Channels first: f32 is transposed to dst; 16-bit types go through a block of 16 channels x 64 pixels on the stack. */
 static void load_first(const ng_pixels *p, const char *src, int64_t count, float *dst,
                        int64_t stride) {
   enum { ROWS = 16, COLS = 64 };
@@ -61,7 +58,7 @@ static void load_first(const ng_pixels *p, const char *src, int64_t count, float
   }
 }
 
-/* Run after run; the method depends on the contiguous axis: channels, pixels, or none. */
+/* Load one run of the view after the other. The method depends on the contiguous axis: channels, pixels, or none. */
 void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
                     int64_t stride) {
   const ng_view *v = p->v;

@@ -1,10 +1,9 @@
 /* squares.c: sums of squares of columns: the diagonal of the Gram matrices of gram_rows.c and
  * gram_conv.c.
  *
- * In: a view in any strides, f32, bf16 or f16. Out: for each column the sum over samples and
- * positions of x^2, or over samples of the square of the sum (or mean) over positions. A thread has
- * some columns and all rows, so bits do not depend on threads; f32 over blocks of rows, double
- * between them. */
+ * In: a view in any strides, f32, bf16 or f16. Out: for each column the sum over samples and positions of x^2, or the
+ * sum over samples of the squared sum (or mean) over positions. A thread sums all rows of its columns, so the result
+ * does not depend on the number of threads. Sums are in f32 over blocks of rows, in double between blocks. */
 #include "stat/gram.h"
 
 #include "simd.h"
@@ -41,7 +40,7 @@ static void columns(void *arg, int32_t k) {
   const int64_t from = (int64_t)k * WIDE, to = ng_min64(v->columns, from + WIDE);
   const ng_pixels some = {v, from, to};
   const double by = j->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
-  float tile[BLOCK * WIDE] = {0.0f}; /* absent columns stay 0 */
+  float tile[BLOCK * WIDE] = {0.0f}; /* columns beyond v->columns stay 0 */
   double sum[WIDE] = {0.0};
   for (int64_t n = 0; n < j->take; n++) {
     double sample[WIDE] = {0.0};

@@ -12,7 +12,7 @@ void ng_stale_advance(ng_stale *s, ng_verdict verdict, int64_t step) {
   s->next = step + d;
 }
 
-/* Bytes on the wire of one refresh. */
+/* Return the bytes that one refresh of the statistic sends. */
 int64_t ng_stat_wire_bytes(const ng_stat *s) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < s->parts && ng_stat_sent(s) && s->observers > 1; i++) {
@@ -23,7 +23,7 @@ int64_t ng_stat_wire_bytes(const ng_stat *s) {
 
 /* ---- change ---------------------------------------------------------------------------*/
 
-/* Add |a - b|^2 and |b|^2 over stored numbers [from, from + n). */
+/* Add times |a - b|^2 and times |b|^2 over elements [from, from + n) to sum[0] and sum[1]. */
 static void add_gap(const void *a, const void *b, ng_dtype t, int64_t from, int64_t n, double times,
                     double sum[2]) {
   enum { LINE = 512 };
@@ -44,7 +44,7 @@ static void add_gap(const void *a, const void *b, ng_dtype t, int64_t from, int6
   }
 }
 
-/* Elements off the diagonal of a symmetric matrix count twice. */
+/* The Frobenius norm counts elements off the diagonal of a symmetric matrix twice. */
 static void add_part_gap(const ng_stat *s, const ng_stat_part *p, const void *a, const void *b,
                          double sum[2]) {
   const int64_t n = ng_stat_part_count(s, p);

@@ -1,16 +1,15 @@
-/* stale.h: adaptive refresh of statistics: refresh_tolerance above 0, the rule of SP-NGD (Osawa et
- * al. 2020, arXiv 2002.06015, section 4.4).
+/* stale.h: adaptive refresh of statistics if refresh_tolerance > 0: the rule of SP-NGD (Osawa et al. 2020, arXiv
+ * 2002.06015, section 4.4).
  *
- * X is the running average after a refresh, X1 and X2 the averages after the two refreshes before, d1 and d2
- * the last two intervals in steps. "A like B" is |A - B| < tolerance |B| in the Frobenius norm. The
- * next interval is
+ * X is the running average after a refresh, X1 and X2 the averages after the two refreshes before, d1 and d2 the last
+ * two intervals in steps. "A like B" means |A - B| < tolerance |B| in the Frobenius norm. The next interval is
  *
  *     max(1, d1 / 2)   X not like X1
  *     d1               like X1, not like X2
  *     d1 + d2          like both
  *
- * The first two are 1. X1 is the average until it is folded, so only X2 is stored. The owner's
- * verdict counts, because ranks may have averages with different roundings. */
+ * The first two intervals are 1. X1 is the stored average until the fold, so only X2 needs memory. All ranks use the
+ * verdict of the owner, because their averages may differ in rounding. */
 #ifndef NG_STALE_H
 #define NG_STALE_H
 
@@ -22,11 +21,11 @@ typedef enum ng_verdict { NG_UNLIKE = 1, NG_LIKE_LAST, NG_LIKE_BOTH } ng_verdict
 typedef struct ng_stale {
   bool on;
   double tolerance;
-  int64_t next;                     /* the step of the next refresh */
+  int64_t next;
   int64_t last, before;             /* d1, d2 */
-  int64_t refreshed, passed;        /* steps with a refresh; steps without */
-  int64_t bytes_sent, bytes_passed; /* bytes of its sums sent; bytes saved */
-  ng_verdict verdict;               /* of this rank, after a refresh in this step */
+  int64_t refreshed, passed;        /* number of steps with a refresh; number of steps without */
+  int64_t bytes_sent, bytes_passed; /* sent by refreshes; not sent */
+  ng_verdict verdict;               /* this rank's verdict, valid after a refresh in this step */
 } ng_stale;
 
 /* Set the next interval from a verdict at `step`. */

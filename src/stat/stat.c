@@ -1,18 +1,19 @@
 /* stat.c: a statistic from observation to average; stat.h has the sequence.
  *
- * In: the rule of a statistic and the samples of a call. Out: weights and mixed arrays. Weighting
- * every call by its samples makes uneven micro-batches and shards equal the whole batch. The rules
- * of published programs (equal weights, one update a call, the last call only) are other values of
- * the same options.
+ * In: the rule of a statistic and the samples of a call (an observation). Out: weights and mixed arrays. The library
+ * weights every call by its samples, so that uneven micro-batches and shards give the same average as the whole batch.
+ * The rules of published programs (equal weights, one update a call, the last call only) are other values of the same
+ * options.
  *
- * With w_i the weight of call i, rho the weight of the old average and X_i the sum of the call,
+ * With w_i the weight of call i of n, X_i the sum of call i, rho the weight of the old average, S the sum of the step
+ * and F the average,
  *
  *     calls = mean   S = sum w_i X_i                                 F <- rho F + (1 - rho) S / sum w_i
  *     calls = last   S = w_n X_n, only the last                      the same
  *     calls = ema    S = one update of an average a call             F <- rho^n F + S
  *
- * Sums also run over ranks. calls = ema over ranks is the mean of the ranks' averages, weighted by
- * samples: a rank multiplies its S by its w before the sum, and all divide by the total. */
+ * S and w are also summed over ranks. With calls = ema, F is the mean of the ranks' averages, weighted by samples: each
+ * rank multiplies its S by its w before the sum over ranks, and the fold divides by the total weight. */
 #include "stat/stat.h"
 
 #include <math.h>
@@ -21,15 +22,15 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
   return s->symmetric ? ng_sym_count(p->rows) : p->rows * p->cols;
 }
 
-/* Reset the sums of this step. keep = 1: without a sample the old average stays. */
+/* Reset the weights of this step. keep = 1: without a sample the old average stays. */
 static void reset_step(ng_stat *s) {
   s->w = s->total = s->total_keep = 0.0;
   s->keep = 1.0;
   s->posted = s->shown = s->fresh = false;
 }
 
-/* Both published programs start with the identity (KAISA, kfac_pytorch). `first` needs nothing: the
- * first fold has weight 0 for the old average. */
+/* start = identity: set the diagonal of the average to 1, as KAISA and kfac_pytorch do. start = first needs no initial
+ * value, because the first fold gives the old average the weight 0. */
 void ng_stat_begin(ng_stat *s) {
   reset_step(s);
   if (!s->keeps || s->rule.start != NG_START_IDENTITY) return;
@@ -54,8 +55,8 @@ static double weight_of(const ng_stat *s) {
   return s->rule.equal ? take / (double)s->all : take;
 }
 
-/* Weight of the old average for the next sample; 0 for the first, if the start says so. With ema
- * the second call of the first step has an old average: the first call. */
+/* Return the weight of the old average for the next sample: 0 for the first sample if start = first. With calls = ema
+ * the second call of the first step already has an old average: the first call. */
 static double rho_of(const ng_stat *s) {
   const bool ema = s->rule.calls == NG_CALLS_EMA;
   const bool first = !s->started && (!ema || s->w == 0.0);
@@ -79,7 +80,7 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
   }
 }
 
-/* Small matrices in double are scaled on the host. */
+/* The host scales small matrices in double; the queue has no such entry. */
 static void scale(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
   const int64_t n = ng_stat_part_count(s, p);
   if (!ng_stat_wide(s)) {
@@ -97,8 +98,7 @@ void ng_stat_retain(ng_queue *q, const ng_stat *s) {
   }
 }
 
-/* Called after the family has added the observation, so that a refused observation has no
- * weight. */
+/* The family calls this function after it has added the observation, so that a refused observation has no weight. */
 void ng_stat_count(ng_stat *s) {
   if (!s->rule.averaged) {
     s->w = 1.0;
@@ -111,7 +111,7 @@ void ng_stat_count(ng_stat *s) {
   s->w += weight;
 }
 
-/* Earlier calls stay, unless calls = last: this was the last call on all ranks. */
+/* With calls = last, discard earlier calls: the last call had no sample on this rank. Otherwise do nothing. */
 void ng_stat_pass(ng_queue *q, ng_stat *s) {
   const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST;
   if (!last || s->w == 0.0) return;
@@ -128,7 +128,7 @@ void ng_stat_weights(const ng_stat *s, double w[2]) {
   w[1] = s->w * s->keep;
 }
 
-/* If every rank computes the whole, its own weights are the totals. */
+/* With NG_SPREAD_SAME every rank computes the whole statistic, so its own weights are the totals. */
 void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
   const bool same = s->spread == NG_SPREAD_SAME;
   s->shared = shared;
@@ -136,11 +136,11 @@ void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
   s->total_keep = same ? s->w * s->keep : total[1];
 }
 
-/* A sum over a batch easily exceeds 65504, the largest f16. */
+/* f16 sums travel as means, because a sum over a batch easily exceeds 65504, the largest f16. */
 bool ng_stat_as_mean(const ng_stat *s) { return s->travels == NG_F16 && s->observers > 1; }
 
-/* Send unweighted sums; the fold divides by the weight of all ranks, so that uneven shards have
- * the correct weight. */
+/* Ranks send sums, not means; the fold divides by the total weight of all ranks, so that uneven shards have the correct
+ * weight. calls = ema makes S a sum by multiplying it by w. f16 sums are divided by the total before they travel. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   double own = 1.0;
   if (!s->rule.averaged || !s->observes) return;
@@ -155,9 +155,10 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
 
 /* ---- fold, forget ----------------------------------------------------------------------------*/
 
-/* calls = ema: S is complete, and weighted by w only if it was summed over ranks. If the owner
- * refused its first fold, other ranks count the statistic as started, but there is no average for
- * their `keep`, and their S of calls = ema has weight 1 - keep. */
+/* Return the weights of the fold. With calls = ema, S already contains the factor 1 - keep; if S was summed over ranks,
+ * it is divided by the total weight. If the owner refused its first fold, the other ranks count the statistic as
+ * started and send a weight `keep` for an average that does not exist. Then the owner uses keep = 0, and divides S of
+ * calls = ema by 1 - keep. */
 static ng_mix fold_mix(const ng_stat *s) {
   const double kept = s->total_keep / s->total;
   const bool first = ng_stat_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
@@ -192,7 +193,7 @@ static bool sums_finite(ng_queue *q, ng_stat *s) {
   return true;
 }
 
-/* The largest element of all sums or averages. */
+/* Return the largest |element| of all sums or averages. */
 static double largest(ng_queue *q, ng_stat *s, bool sums) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
@@ -209,9 +210,9 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
   return most;
 }
 
-/* Whether the average fits its dtype: f16 ends at 65504, which inputs of 320 or 65536 positions
- * reach. Mixing two values in range stays in range, so the average is scanned only if the sample
- * may be too large or a shift is added. The margin of a thousandth covers roundings. */
+/* Return whether the new average fits its dtype. The largest f16 is 65504; a mean of squares of inputs near 320, or a
+ * sum over 65536 positions, exceeds it. A mix of two values in range is in range, so the average is scanned only if the
+ * sum may be too large or a shift is added. The margin of a thousandth covers roundings. */
 static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
   const double most = ng_dtype_most(ng_stat_wide(s) ? NG_F32 : s->kept) * (1.0 - 0x1p-10);
   double shift = 0.0;
@@ -231,14 +232,15 @@ static void clear_sums(const ng_stat *s) {
   }
 }
 
-/* A posted sum contains samples of other ranks, even without own samples. */
+/* A posted sum contains samples of other ranks even if this rank has none, so it must be cleared. */
 void ng_stat_forget(ng_stat *s) {
   if (s->observes && (s->w > 0.0 || s->total > 0.0 || s->posted)) clear_sums(s);
   reset_step(s);
 }
 
-/* Ranks that sum share the shift, each adding its part, except where all hold the whole shift,
- * share their batches, or one rank alone keeps the average. */
+/* Add the shift to the diagonal of the average. Ranks whose averages are summed add an equal part each. A rank adds the
+ * whole shift if only the owner keeps the average, if the option says so (undivided), or if the ranks share their
+ * micro-batches. */
 static void add_shift(ng_queue *q, ng_stat *s) {
   const bool all = s->spread == NG_SPREAD_OWNER || s->rule.undivided || s->shared;
   for (int32_t i = 0; i < s->parts; i++) {
@@ -255,8 +257,8 @@ static void add_shift(ng_queue *q, ng_stat *s) {
   }
 }
 
-/* Vectors are folded in double: they are small, and multiply long sums. Matrices of n^2 numbers are
- * folded in f32: the rounding of their solve is larger. */
+/* Vectors are folded in double: they are small, and each of their elements is a long sum. Matrices are folded in f32,
+ * because the rounding error of their solve is larger. */
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
   if (ng_stat_wide(s)) {
@@ -273,16 +275,16 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
   }
 }
 
-/* Sums of finite f32 may overflow, so they are scanned. The average changes only afterwards, so a
- * refused step leaves the old average. */
+/* The fold scans the sums, because sums of finite f32 may overflow. It changes the average only after all checks, so a
+ * skipped step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->total > 0.0)) return NG_OK;
-  const bool has = s->observes && (s->keeps || !ng_stat_to_owner(s)); /* the sum over ranks */
+  const bool has = s->observes && (s->keeps || !ng_stat_to_owner(s)); /* has the sum over ranks */
   if (has && !sums_finite(q, s)) {
     ng_stat_forget(s);
     return NG_SKIPPED;
   }
-  if (!s->rule.averaged) return NG_OK; /* stays in `sum` until the step ends */
+  if (!s->rule.averaged) return NG_OK; /* the sum stays in `sum` until the step ends */
   if (s->keeps) {
     const ng_mix mix = fold_mix(s);
     if (!fits_dtype(q, s, mix)) {

@@ -1,22 +1,23 @@
 /* stat.h: statistics: sums over observations and ranks, optionally averaged over steps.
  *
- * In:   the number of samples of an observation; sums that a family added to `sum`. Out:  the
- * weight of an observation, sums on the scale of the wire, the running average. May call: linalg,
- * comm (the request of a posted sum), option (the choices of a rule), core.
+ * In: the number of samples of an observation; sums that a family added to `sum`. Out: the weight of an observation,
+ * sums scaled for the wire, the running average. May call: linalg, comm (the request of a posted sum), option (the
+ * choices of a rule), core.
  *
- * A family declares the shape of each statistic and which observation adds to it. Weighting,
- * scaling to the wire, folding, discarding and saving are here:
+ * A family declares the shape of each statistic and the observation that adds to it. This file weights, scales to the
+ * wire, folds and discards. With X the sum of one observation, S of the step, F the average, w and keep the weights of
+ * a rank:
  *
  *     observe      S <- old S + fresh X          X: one observation             ng_stat_prepare, _count
  *     to the wire  S <- own S                                                   ng_stat_to_wire
  *     all ranks    S, sum of w, sum of w keep    (the exchange)                 ng_stat_weights, _agreed
  *     fold         F <- keep F + c S                                            ng_stat_fold
  *
- * A statistic has one or more *parts* (groups of a convolution, diagonal blocks of a factor). All
- * parts have one weight, one owner and one message.
+ * A statistic has one or more parts (groups of a convolution, diagonal blocks of a factor). All parts have one weight,
+ * one owner and one message.
  *
- * A statistic without an average (a row of a window's Gram matrix) is the sum over observations and
- * ranks, in `sum` until the step ends. */
+ * A statistic without an average (for example a row of a window's Gram matrix) is the sum over observations and ranks,
+ * stored in `sum` until the step ends. */
 #ifndef NG_STAT_H
 #define NG_STAT_H
 
@@ -39,83 +40,83 @@ static inline uint32_t ng_sees(int kind) { return 1u << kind; }
 
 /* Which ranks compute a statistic and which have the result. */
 typedef enum ng_spread {
-  NG_SPREAD_ALL,   /* every rank observes its samples; summed; every rank keeps the average */
-  NG_SPREAD_OWNER, /* the same, but only the owner has the sum and keeps the average */
-  NG_SPREAD_LOCAL, /* the owner's samples; nothing is sent */
-  NG_SPREAD_SAME   /* every rank computes the whole; nothing is sent */
+  NG_SPREAD_ALL,   /* every rank observes its samples and keeps the average of the sum over ranks */
+  NG_SPREAD_OWNER, /* every rank observes; only the owner receives the sum and keeps the average */
+  NG_SPREAD_LOCAL, /* the owner observes its own samples; ranks send nothing */
+  NG_SPREAD_SAME   /* every rank computes the whole statistic; ranks send nothing */
 } ng_spread;
 
-/* new = old * present + fresh * observed */
+/* A mix: new value = old * present value + fresh * observed value. */
 typedef struct ng_mix {
   double old, fresh;
 } ng_mix;
 
-/* Options of the same names. */
+/* Options of a statistic; fields without a comment are options of the same name. */
 typedef struct ng_rule {
   bool averaged; /* false: no `average`, and the other fields are unused */
   ng_calls calls;
-  bool equal; /* observations have equal weights, else their samples */
+  bool equal; /* equal weights for observations; false: weights are sample counts */
   ng_start start;
   int64_t stat_batch;
-  double decay;   /* of the coming step */
-  bool undivided; /* `shift` belongs to the averages of all ranks, not of the owner only */
+  double decay;   /* value for the next step */
+  bool undivided; /* every rank adds the whole shift, not a part of it */
 } ng_rule;
 
 typedef struct ng_stat_part {
   int32_t group;
-  int64_t rows, cols; /* symmetric: of order rows = cols, in ng_sym order */
-  /* Order of the published index along both axes: ng_field in family.h. */
+  int64_t rows, cols; /* if symmetric: rows = cols is the order, elements in ng_sym order */
+  /* Order of the published index along both axes: see ng_field in family/family.h. */
   int64_t offsets, channels;
-  int64_t diagonal; /* of a vector: number of leading elements that are a diagonal */
+  int64_t diagonal; /* for a vector: its first `diagonal` elements are a diagonal */
   void *average;    /* dtype `kept`; NULL: not on this rank */
-  void *older;      /* dtype `kept`: the average before the previous one; for stale.on */
-  void *sum;        /* dtype `wire`: of this step; NULL: not observed by this rank */
+  void *older;      /* dtype `kept`: the average before the last refresh, if stale.on */
+  void *sum;        /* dtype `wire`: the sum of this step; NULL: this rank does not observe */
 } ng_stat_part;
 
 typedef struct ng_stat {
   const char *name; /* "A", "g_mean": key of its arrays and numbers in messages and files */
-  uint32_t sees;    /* the observation that adds to it */
-  uint32_t with;    /* and an earlier observation that it needs; 0: none */
+  uint32_t sees;    /* NG_SEES_ bit of the observation that adds to the statistic */
+  uint32_t with;    /* NG_SEES_ bit of an earlier observation that is also needed; 0: none */
   bool symmetric;
-  bool every; /* due in every step, regardless of stat_period */
-  bool alone; /* its sums are a message of their own */
+  bool every; /* refreshed in every step: stat_period does not apply */
+  bool alone; /* the sums travel in a message of their own */
   ng_dtype kept,
-      wire; /* kept: f32, bf16, f16; wire (of sums in memory): f32, f64; small matrices: both f64 */
-  ng_dtype travels; /* between ranks: wire, or bf16, f16 */
+      wire; /* dtypes of averages (f32, bf16, f16), of sums (f32, f64); small matrices: both f64 */
+  ng_dtype travels; /* dtype between ranks: wire, bf16 or f16 */
   int32_t parts, groups;
-  ng_stat_part *part; /* the family's, in the order of their sums in memory */
-  double *shift;      /* [groups] to be added to the diagonal of the average; NULL: none */
+  ng_stat_part *part; /* array of the family, in the order of the sums in memory */
+  double *shift;      /* [groups]: to add to the diagonal of the average; NULL: none */
   ng_rule rule;
   ng_spread spread;
-  int32_t owner, observers; /* a rank that keeps it; number of ranks that observe */
+  int32_t owner, observers; /* a rank that keeps the average; number of ranks that observe */
   bool observes, keeps;     /* on this rank */
   bool started;             /* the average contains a sample */
   bool fresh;               /* the average changed in this step */
   ng_stale stale;
-  /* the present observation */
-  bool due;     /* it adds to this statistic */
+  /* the current observation */
+  bool due;     /* the observation adds to this statistic */
   int64_t take; /* samples used */
   int64_t all;  /* samples used by all ranks of the micro-batch */
-  ng_mix mix;   /* its weights */
+  ng_mix mix;   /* weights of the old sum and of the observation */
   /* this step */
   double w, keep;           /* this rank: weight of its samples; weight of the old average */
   double total, total_keep; /* over ranks: sum of w, sum of w keep */
   bool shared;              /* the ranks share their micro-batches */
-  bool shown;               /* observed in the last micro-batch before the step */
-  bool posted;              /* its sum is posted: nothing may be added */
-  int finite;               /* result of the last scan of its sums */
-  double largest;           /* largest element of that scan */
+  bool shown;               /* the last micro-batch before the step was observed */
+  bool posted;              /* the sum is posted: observations may not add to it */
+  int finite;               /* result of the last ng_on(q)->finite */
+  double largest;           /* result of the last ng_on(q)->largest */
 } ng_stat;
 
-/* Whether the statistic uses such an observation. */
+/* Return whether the statistic uses observations of the kinds `what` (NG_SEES_ bits). */
 static inline bool ng_stat_reads(const ng_stat *s, uint32_t what) {
   return ((s->sees | s->with) & what) != 0;
 }
-/* Sums and averages are doubles; values beyond f32 are refused as well. */
+/* Return whether sums and averages are doubles. Values that exceed f32 are refused as well. */
 static inline bool ng_stat_wide(const ng_stat *s) { return s->kept == NG_F64; }
 int64_t ng_stat_part_count(const ng_stat *s,
-                           const ng_stat_part *p); /* elements of one of its arrays */
-/* Whether both may be sent in one message: contiguous, of the same type. */
+                           const ng_stat_part *p); /* elements of one array of a part */
+/* Return whether the sums of two adjacent statistics may travel in one message: they have the same dtypes. */
 static inline bool ng_stat_joins(const ng_stat *before, const ng_stat *s) {
   return before->wire == s->wire && before->travels == s->travels;
 }
@@ -123,42 +124,40 @@ static inline bool ng_stat_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
 }
 
-/* Its sum over ranks goes to the owner only. */
+/* Return whether only the owner receives the sum over ranks. */
 static inline bool ng_stat_to_owner(const ng_stat *s) {
   return s->spread == NG_SPREAD_OWNER && s->rule.averaged;
 }
 
-/* stale.c, around a fold: bytes of scratch; copy the average before the fold to scratch; compare
- * afterwards, into stale.verdict. */
+/* stale.c. ng_stat_stale_scratch: bytes of scratch for ng_stat_remember, which copies the average before a fold.
+ * ng_stat_judge: after the fold, compare the average with the copy and set stale.verdict. */
 int64_t ng_stat_stale_scratch(const ng_stat *s);
 void ng_stat_remember(const ng_stat *s, void *scratch);
 void ng_stat_judge(ng_stat *s, const void *scratch);
 int64_t ng_stat_wire_bytes(const ng_stat *s);
 
-/* Set the initial values; memory is zero. */
+/* Set the initial values of a statistic whose arrays are zero. */
 void ng_stat_begin(ng_stat *s);
 
-/* Begin an observation of `samples`, the first at index `first` of `whole` on all ranks (0: a batch
- * of its own): set take, all and mix only. With take 0 there is nothing to add or to count.
- * Otherwise the family adds mix.fresh X to the result of ng_stat_retain (or mixes itself), then
- * calls ng_stat_count. */
+/* Begin an observation of `samples` samples; its first sample has index `first` among the `whole` samples of all ranks
+ * (whole = 0: the batch is this rank's own). Set take, all and mix only. If take is 0, the family adds nothing.
+ * Otherwise the family calls ng_stat_retain, adds mix.fresh X (or mixes itself), and calls ng_stat_count. */
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_retain(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
 void ng_stat_count(ng_stat *s);
-void ng_stat_pass(ng_queue *q, ng_stat *s); /* no sample of this rank */
+void ng_stat_pass(ng_queue *q, ng_stat *s); /* for an observation without a sample on this rank */
 
-/* {w, w keep} of this rank; set the sums of both over ranks, and whether ranks share their
- * micro-batches. */
+/* ng_stat_weights: return w, w keep of this rank. ng_stat_agreed: set their sums over ranks; shared: ranks share
+ * batches. */
 void ng_stat_weights(const ng_stat *s, double w[2]);
 void ng_stat_agreed(ng_stat *s, const double total[2], bool shared);
-/* Sent sums add up to a mean, not a sum: the totals must be known. */
+/* Return whether ranks send sums divided by the total weight, which must then be known before. */
 bool ng_stat_as_mean(const ng_stat *s);
-/* Scale own sums so that the sums of all ranks add up. f16 needs the totals. */
+/* Scale this rank's sums, so that the sums over ranks have the correct weights. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 
-/* Sums over ranks are complete: fold them into the average, S <- 0. NG_SKIPPED: a sum is not
- * finite, or the average would exceed its dtype; the average stays. Without samples nothing
- * happens. */
+/* Fold the sums over ranks into the average and set the sums to 0. Return NG_SKIPPED, with the average unchanged, if a
+ * sum is not finite or the average would exceed its dtype. Without samples do nothing. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
 void ng_stat_forget(ng_stat *s); /* discard the sums of this step */
 
