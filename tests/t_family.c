@@ -616,7 +616,7 @@ static void test_refused_life(void **state) {
   l = new_life(UNCLIPPED, 1);
   named.fits = first_fits;
   l->extra = &named;
-  refused_life(l, NG_ERR_ARG, "'plain' has the name of a family");
+  refused_life(l, NG_ERR_ARG, "'plain': a block of several layers has this name");
   ng_family shares = toy_diagonal;
   shares.name = "shares";
   shares.create = toy_total.create; /* partial, and something to solve */
