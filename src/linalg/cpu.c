@@ -1,27 +1,26 @@
 /* cpu.c: linear algebra by BLAS and LAPACK, through their Fortran symbols.
  *
- * BLAS is column-major, so a row-major matrix is passed as its transpose: C = A B becomes C' = B'
- * A'. An ng_sym is three pieces that BLAS knows (sym.c has the picture):
+ * BLAS is column-major, so a row-major matrix is passed as its transpose: C = A B becomes C' = B' A'. An ng_sym
+ * consists of three pieces that BLAS accepts (example: sym.c):
  *
  *         [ T1  R' ]     T1 lower triangle, R rectangle, T2 lower triangle stored transposed, so an
  *     S = [ R   T2 ]     upper triangle; all three with the same leading dimension.
  *
- * Factor and inverse are LAPACK's for this format (spftrf, spftri). The same pieces with potrf,
- * trsm, syrk, trtri, trmm, lauum take the same time to 3 %, and both are within 5 % of spotrf +
- * spotri on full storage (n = 257 to 4608).
+ * LAPACK computes factor and inverse in this format (spftrf, spftri). The same steps by potrf, trsm, syrk, trtri, trmm
+ * and lauum take the same time within 3 %, and both are within 5 % of spotrf + spotri on full storage (n = 257 to
+ * 4608).
  *
- * No header is common to all implementations, so the symbols are declared here. Fortran passes all
- * arguments by address and appends the length of each CHARACTER argument by value (size_t since
- * gfortran 8). */
+ * No header is common to all BLAS implementations, so this file declares the symbols. Fortran passes all arguments by
+ * address and appends the length of each CHARACTER argument by value (size_t since gfortran 8). */
 #include "linalg/linalg.h"
 #include "linalg/vector.h"
 
 #if defined(NG_HAVE_BLAS)
 
-typedef int32_t integer; /* LP64: the interface of every distribution */
+typedef int32_t integer; /* LP64: every Linux distribution has this interface */
 typedef size_t length;
 
-#if defined(NG_BLAS_PREFIX) /* OpenBLAS of the Python index: scipy_sgemm_ */
+#if defined(NG_BLAS_PREFIX) /* OpenBLAS in a Python wheel: scipy_sgemm_ */
 #define sgemm_ NG_BLAS_NAME(sgemm_)
 #define ssyrk_ NG_BLAS_NAME(ssyrk_)
 #define ssymm_ NG_BLAS_NAME(ssymm_)
@@ -35,7 +34,7 @@ typedef size_t length;
 #define dsyevd_ NG_BLAS_NAME(dsyevd_)
 #endif
 
-/* s, d: f32, f64; pf: rectangular full packed; the rest as in the manuals of BLAS and LAPACK. */
+/* Names: s, d: f32, f64; pf: rectangular full packed. Arguments are as in the manuals of BLAS and LAPACK. */
 extern void sgemm_(const char *transa, const char *transb, const integer *m, const integer *n,
                    const integer *k, const float *alpha, const float *a, const integer *lda,
                    const float *b, const integer *ldb, const float *beta, float *c,
@@ -66,9 +65,9 @@ extern void dsyevd_(const char *jobz, const char *uplo, const integer *n, double
                     const integer *lda, double *w, double *work, const integer *lwork,
                     integer *iwork, const integer *liwork, integer *info, length, length);
 
-/* ---- the same by value, column-major, with 64-bit sizes --------------------------------------
- * A BLAS call has ended when it returns, so a queue has nothing to wait for, and BLAS has threads of its
- * own, so the queue's are not used: entries below do not look at it. */
+/* ---- BLAS calls with arguments by value, column-major, with 64-bit sizes ---------------------------------------
+ * A BLAS call has ended when it returns, so the queue has nothing to wait for. BLAS has threads of its own, so the
+ * entries below use neither the queue nor its threads. */
 
 static void gemm(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
                  int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc) {
@@ -77,7 +76,7 @@ static void gemm(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha,
   sgemm_(&ta, &tb, &m_, &n_, &k_, &alpha, A, &lda_, B, &ldb_, &beta, C, &ldc_, 1, 1);
 }
 
-/* C += alpha A A', A [n,k]. */
+/* C [n,n] += alpha A A', A [n,k], in one triangle of C. */
 static void syrk(char uplo, int64_t n, int64_t k, float alpha, const float *A, int64_t lda,
                  float *C, int64_t ldc) {
   const integer n_ = (integer)n, k_ = (integer)k, lda_ = (integer)lda, ldc_ = (integer)ldc;
@@ -85,7 +84,7 @@ static void syrk(char uplo, int64_t n, int64_t k, float alpha, const float *A, i
   ssyrk_(&uplo, "N", &n_, &k_, &alpha, A, &lda_, &one, C, &ldc_, 1, 1);
 }
 
-/* C = A B or B A, A symmetric. */
+/* C [m,n] = A B (side L) or B A (side R), A symmetric. */
 static void symm(char side, char uplo, int64_t m, int64_t n, const float *A, int64_t lda,
                  const float *B, int64_t ldb, float *C, int64_t ldc) {
   const integer m_ = (integer)m, n_ = (integer)n, lda_ = (integer)lda, ldb_ = (integer)ldb;
@@ -94,7 +93,7 @@ static void symm(char side, char uplo, int64_t m, int64_t n, const float *A, int
   ssymm_(&side, &uplo, &m_, &n_, &one, A, &lda_, B, &ldb_, &zero, C, &ldc_, 1, 1);
 }
 
-/* B <- op(A)^-1 B or B op(A)^-1, B [m,n], A triangular. */
+/* B [m,n] <- op(A)^-1 B (side L) or B op(A)^-1 (side R), A triangular. */
 static void trsm(char side, char uplo, char trans, int64_t m, int64_t n, const float *A,
                  int64_t lda, float *B, int64_t ldb) {
   const integer m_ = (integer)m, n_ = (integer)n, lda_ = (integer)lda, ldb_ = (integer)ldb;
@@ -102,27 +101,27 @@ static void trsm(char side, char uplo, char trans, int64_t m, int64_t n, const f
   strsm_(&side, &uplo, &trans, "N", &m_, &n_, &one, A, &lda_, B, &ldb_, 1, 1, 1, 1);
 }
 
-/* The pieces of S in the picture above. */
+/* The pieces T1, R, T2 of S in the picture above. */
 typedef struct thirds {
   float *t1, *r, *t2;
   int64_t h, g, ld; /* t1 [h,h], r [g,h], t2 [g,g] */
 } thirds;
 
-/* t2 is stored transposed: 'U' for t2, 'L' for t1. */
+/* uplo is 'L' for t1, and 'U' for t2, which is stored transposed. */
 static thirds thirds_of(ng_sym s) {
   thirds t;
   t.ld = s.n | 1;
   t.h = (s.n + 1) / 2;
   t.g = s.n - t.h;
   t.t1 = s.a + ng_sym_at(s.n, 0, 0);
-  t.r = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, 0) : t.t1; /* n = 1: empty */
+  t.r = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, 0) : t.t1; /* R and T2 are empty if n = 1 */
   t.t2 = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, t.h) : t.t1;
   return t;
 }
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-/* C' = op(B)' op(A)'. */
+/* C' = alpha op(B)' op(A)' + beta C'. */
 static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
                      const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                      int64_t ldc) {
@@ -130,7 +129,7 @@ static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_
   gemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
 }
 
-/* The two triangles by SYRK, half the work of GEMM; the rectangle between by GEMM. */
+/* SYRK adds the two triangles, with half the work of GEMM; GEMM adds the rectangle between them. */
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
   (void)q;
@@ -138,7 +137,7 @@ static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *
   const int32_t n = ng_sym_pieces(S, r0, m, r0, m, p);
   for (int32_t i = 0; i < n; i++) {
     const float *x = X + (p[i].row - r0), *y = X + (p[i].col - r0);
-    if (!p[i].diagonal) { /* always in the plain half */
+    if (!p[i].diagonal) { /* a rectangle is always left of column h */
       gemm('N', 'T', p[i].rows, p[i].cols, rows, alpha, x, ldx, y, ldx, 1.0f, p[i].a, p[i].cs);
     } else if (p[i].rs == 1) {
       syrk('L', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].cs);
@@ -148,7 +147,7 @@ static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *
   }
 }
 
-/* C' = S B': the halves of the rows of B' and C' meet the pieces of S. */
+/* C' = S B': each half of the rows of B' and C' belongs to one triangle of S. */
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                       int64_t ldc) {
   (void)q;
@@ -160,7 +159,7 @@ static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t 
   gemm('N', 'N', t.g, m, t.h, 1.0f, t.r, t.ld, B, ldb, 1.0f, C + t.h, ldc);
 }
 
-/* C' = B' S: the halves of the columns. */
+/* C' = B' S: each half of the columns of B' and C' belongs to one triangle of S. */
 static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                      int64_t ldc) {
   (void)q;
@@ -176,8 +175,8 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/
 
-/* Small matrices are factored, inverted and solved in double and rounded once. A solve in f32 loses
- * digits (condition 300 at order 97: 3e-5 of the largest entry); rounding L costs 5e-6. Cost:
+/* Matrices up to order SMALL are factored, inverted and solved in double and rounded once. A solve in f32 loses digits
+ * (condition 300 at order 97: an error of 3e-5 of the largest entry); rounding L costs 5e-6. Cost:
  * docs/algorithms.md. */
 enum { SMALL = NG_SMALL_SOLVE, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
@@ -186,7 +185,7 @@ static void widen_small(ng_sym S, double *wide) {
     wide[i] = (double)S.a[i];
 }
 
-/* Factor or invert packed storage in place, small matrices in double. */
+/* Factor or invert packed storage in place; small matrices in double. */
 static void in_place(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
   const integer n = (integer)S.n;
   integer found = 0;
@@ -202,20 +201,20 @@ static void in_place(ng_sym S, packed64 *in_double, packed32 *in_float, int *inf
   *info = found;
 }
 
-/* LAPACK's info: -i argument i is invalid (a bug here); i the leading minor of order i is not
- * positive; 0 otherwise, also for NaN: the caller must check the result. */
+/* LAPACK's info is -i if argument i is invalid (a bug of this library), i if the leading minor of order i is not
+ * positive, otherwise 0. It is also 0 for NaN, so the caller must check the result. */
 static void factor(ng_queue *q, ng_sym S, int *info) {
   (void)q;
   in_place(S, dpftrf_, spftrf_, info);
 }
 
-/* From L to the inverse of L L', one triangle; info i: L has a 0 at i. */
+/* Replace L by one triangle of the inverse of L L'. *info is i if L has a 0 at diagonal entry i (from 1). */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
   in_place(L, dpftri_, spftri_, info);
 }
 
-/* L L' x = b for m right sides; element i of side j is B[i within + j between]. */
+/* Solve L L' x = b for m right-hand sides; element i of side j is B[i within + j between]. */
 static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t between) {
   enum { SIDES = 32 };
   double wide[SMALL_COUNT], x[SIDES * SMALL];
@@ -237,7 +236,7 @@ static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t b
   }
 }
 
-/* With L = [T1 0; R T2], B' <- L'^-1 L^-1 B'. T2 is stored as T2', upper. */
+/* B' <- L'^-1 L^-1 B', with L = [T1 0; R T2]; T2' is stored (upper triangle). */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   if (L.n <= SMALL) {
@@ -256,7 +255,7 @@ static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb)
   trsm('L', 'L', 'T', t.h, m, t.t1, t.ld, B, ldb);
 }
 
-/* B' <- B' L'^-1 L^-1. */
+/* B' <- B' L'^-1 L^-1, with L as in solve_right. */
 static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   if (L.n <= SMALL) {
@@ -275,7 +274,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
   trsm('R', 'L', 'N', m, t.h, t.t1, t.ld, B, ldb);
 }
 
-/* The same in double, for the ladder. */
+/* Factor, invert and solve in double, for the ladder and small systems. */
 static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
   (void)q;
   const integer n_ = (integer)n;
@@ -300,14 +299,14 @@ static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
 }
 
 /* ---- eigen -----------------------------------------------------------------------------------
- * Divide and conquer.  The work sizes are the formulas of its manual page.  Asking by LWORK = -1
- * returns the size as a float, which from about n = 2900 on (2 n^2 > 2^24) may be rounded down:
- * callers that believe it die of "parameter number 8 had an illegal value". */
+ * Divide and conquer (ssyevd). The work sizes are the formulas of its manual page. A query with LWORK = -1 returns the
+ * size as a float, which may be rounded down from about n = 2900 on (2 n^2 > 2^24). A caller that uses this size stops
+ * with "parameter number 8 had an illegal value". */
 static int64_t work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n * n : 1; }
 static int64_t work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
 static int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Bytes: numbers on whole cache lines, then integers. */
+/* Return the bytes of `work`: numbers of `number` bytes each, padded to a cache line, then integers. */
 static int64_t work_bytes(int64_t n, size_t number) {
   return whole_lines(work_numbers(n) * (int64_t)number) +
          work_integers(n) * (int64_t)sizeof(integer);
@@ -329,7 +328,7 @@ static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *i
   const integer integers = (integer)work_integers(n);
   void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(float));
   integer found = 0;
-  /* column i of LAPACK, the eigenvector of w[i], is our row i */
+  /* column i of LAPACK's result, the eigenvector of w[i], is row i of V */
   ssyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
   *info = found;
 }

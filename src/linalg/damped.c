@@ -1,22 +1,20 @@
 /* damped.c: invert a damped symmetric matrix: (F + d I)^-1, or L of F + d I = L L'.
  *
- * In: F, d. Out: the result, rounded to its dtype after it passed its checks, and the rung of the
- * ladder: damping x 10, at most 3 times, then double precision.
+ * In: F, d. Out: the result, checked and rounded to its dtype, and the rung of the ladder: damping d, then d times 10,
+ * 100 and 1000, then d in double precision.
  *
- * LAPACK reports success on NaN. So the caller scans F, and the result is checked on a sampled
- * column. */
+ * LAPACK reports success on NaN. So the caller scans F, and one column of the result is checked. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Largest accepted residual of a column of the inverse. A healthy f32 inverse has about n eps cond,
- * 1e-4 at most in use; above 1e-2 the direction PD starts to be wrong. */
+/* Largest accepted residual of a column of the inverse. In use, a correct f32 inverse has about n eps cond, at most
+ * 1e-4; above 1e-2 the preconditioned gradient PD becomes wrong. */
 #define RESIDUAL 1e-2
 
-/* ---- scratch: W [tri] and F as f32 [tri], or W64 [tri] doubles; then two vectors of doubles and one
- * of floats ---- */
+/* ---- scratch: in f32 W [tri] and F [tri], in double W [tri]; then vectors of n: two doubles, one float ---- */
 
 int64_t ng_damped_scratch(int64_t n) {
   return 2 * ng_round16(2 * ng_sym_count(n)) + 6 * ng_round16(2 * n);
@@ -31,10 +29,11 @@ ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *
   return S;
 }
 
-/* The checks run on the host: n^2 operations beside n^3 of a solve. They are in double, because f32
- * sums would have a residual of their own. */
+/* The checks run on the host: n^2 operations are few compared with n^3 of a solve. They are in double, because sums in
+ * f32 would add a residual of their own. */
 
-/* The largest entry of |(F + d I) x - e_j|; y: n doubles of scratch. */
+/* Return the largest entry of |(F + d I) x - e_j|, x: column j of the inverse, e_j: column j of I; y: n doubles of
+ * scratch. */
 static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
   double worst = 0.0;
   ng_sym_vector(F, x, y);
@@ -45,7 +44,7 @@ static double residual(ng_sym F, double d, int64_t j, const double *x, double *y
   return worst;
 }
 
-/* The same for F in double, which rounding to f32 would change. */
+/* Return the same residual for F in double, which would change if it was rounded to f32. */
 static double residual_wide(const ng_damped *m, double d, int64_t j, const double *x) {
   const double *F = m->F;
   double worst = 0.0;
@@ -59,8 +58,8 @@ static double residual_wide(const ng_damped *m, double d, int64_t j, const doubl
   return worst;
 }
 
-/* The largest diagonal entry of the inverse, or the smallest pivot of L: its column is conditioned
- * worst, so one column represents all. *sound: all entries are positive and finite. */
+/* Return the index of the largest diagonal entry of the inverse, or of the smallest pivot of L: its column has the
+ * worst condition, so one check covers all columns. *sound: all diagonal entries are positive and finite. */
 static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
   int64_t at = 0;
   float extreme = 0.0f;
@@ -78,7 +77,8 @@ static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
 
 /* ---- single and double -----------------------------------------------------------------------*/
 
-/* x: the column in double; `column`: the same in f32. */
+/* Return whether the result R passes its checks. x, column: scratch for one column of the inverse, in double and in
+ * f32. */
 static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R, float *column,
                   double *x, double *y) {
   bool sound = false;
@@ -97,7 +97,8 @@ static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R,
   return residual(F, d, j, x, y) <= RESIDUAL;
 }
 
-/* Both were enqueued together: inverting a failed factor costs time in that case only. */
+/* Return whether factor and invert succeeded. Both were enqueued together; if factor fails, the time of invert is
+ * lost. */
 static bool both_done(const ng_queue *q, const ng_damped *m) {
   return ng_info_read(q, &m->info[0]) == 0 && (m->is_factor || ng_info_read(q, &m->info[1]) == 0);
 }
@@ -127,7 +128,7 @@ static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch)
   return true;
 }
 
-/* With the damping as asked. The checks are in double, before rounding; a result beyond f32 fails. */
+/* Compute and check the result in double; a result that exceeds f32 fails. The checks use the unrounded result. */
 static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   const int64_t n = m->n, tri = ng_sym_count(n);
   double *W = (double *)(void *)scratch;
@@ -161,7 +162,7 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
   }
   if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL)) return false;
   for (int64_t i = 0; i < tri; i++) {
-    room[i] = (float)W[i]; /* overwrites F */
+    room[i] = (float)W[i]; /* room, which contained F, now has the rounded result */
     if (!(room[i] - room[i] == 0.0f)) return false;
   }
   if (m->stored == NG_F64) {
@@ -173,8 +174,8 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
   return true;
 }
 
-/* Damping first, since that costs one more f32 solve, and most failing matrices have lost rank.
- * Double has 2^29 times smaller roundings. */
+/* The ladder first tries more damping, because that costs one more f32 solve, and most matrices that fail have lost
+ * rank. Double is last; its roundings are 2^29 times smaller. */
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   double shift = d;
   const bool wide = m->kept == NG_F64;

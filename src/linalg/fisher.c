@@ -2,18 +2,17 @@
  *
  *     F = lambda I + G'G / m,   G [m, B]: the coordinates of the block in each gradient
  *
- * In: rows in f32, which stay the caller's; the ends of the blocks. Out: F^-1 x and the diagonal of
- * F^-1.
+ * In: rows in f32, which the caller keeps valid; the ends of the blocks. Out: F^-1 x and the diagonal of F^-1.
  *
- * The published recursion (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356, section 3.1) stores m
- * vectors of d numbers beside the gradients. Here a block stores one Cholesky factor L in double,
- * of the smaller side:
+ * The published recursion (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356, section 3.1) stores m vectors of d
+ * numbers in addition to the gradients. This file stores one Cholesky factor L in double for each block, of order
+ * min(m, B); e_i: column i of I:
  *
  *     m < B    L L' = lambda m I + G G'    F^-1 x = (x - G' (L L')^-1 G x) / lambda
  *                                          [F^-1]_ii = (1 - |L^-1 G e_i|^2) / lambda
  *     else     L L' = F                    F^-1 x = (L L')^-1 x,   [F^-1]_ii = |L^-1 e_i|^2
  *
- * which is equal by Woodbury. All sums are in double, in an order independent of the threads. */
+ * Both forms are equal by the Woodbury identity. All sums are in double, in an order independent of the threads. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
@@ -21,23 +20,23 @@ enum { PANEL = 64, LANES = 8, SMALL = 65536 };
 
 struct ng_fisher {
   ng_context *ctx;
-  const float *g; /* [m, d], rows ld apart; the caller's */
+  const float *g; /* [m, d], leading dimension ld; memory of the caller */
   int64_t m, d, ld, blocks, most;
   double damping;
-  int64_t *end;   /* [blocks]                                     */
-  int64_t *at;    /* [blocks + 1] of their factors                */
-  double *factor; /* L, in the order of ng_sym                    */
+  int64_t *end;   /* [blocks] end of each block */
+  int64_t *at;    /* [blocks + 1] offsets in `factor` */
+  double *factor; /* L of each block, in ng_sym order */
   double *room;   /* [threads, most, PANEL]; [most] for solutions */
   int32_t threads;
 };
 
-/* One block. */
+/* One block of F and the vectors of a call. */
 typedef struct work {
   ng_fisher *f;
   int64_t from, B, n; /* coordinates; order of the factor */
   bool dual;          /* m < B */
   double *L;
-  const double *x; /* of the block */
+  const double *x; /* the block's part of the vector */
   double *z, *out;
 } work;
 
@@ -114,14 +113,14 @@ static void fill_row(const work *w, int64_t i) {
   }
 }
 
-/* A long row and a short row. */
+/* Fill row i and row n - 1 - i: a short row and a long row, so that all tasks take equal time. */
 static void fill_rows(void *arg, int32_t i) {
   const work *w = arg;
   fill_row(w, i);
   if (w->n - 1 - i != i) fill_row(w, w->n - 1 - i);
 }
 
-/* false: not positive definite in double */
+/* Compute L of the block. Return false if the matrix is not positive definite in double. */
 static bool factorise(work *w) {
   ng_queue *q = w->f->ctx->queue;
   int info = 0; /* read after the wait below */
@@ -143,7 +142,7 @@ static void products(void *arg, int32_t r) {
   w->z[r] = dot_wide(row_of(w, r), w->x, w->B);
 }
 
-/* Coordinates from PANEL i: out = (x - G' z) / lambda. */
+/* For the coordinates of panel i: out = (x - G' z) / lambda. */
 static void remainders(void *arg, int32_t i) {
   const work *w = arg;
   const int64_t from = (int64_t)i * PANEL, n = ng_min64(PANEL, w->B - from);
@@ -182,7 +181,7 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
 
 /* ---- the diagonal ----------------------------------------------------------------------------*/
 
-/* Y [n, PANEL] <- L^-1 Y, and the squared length of each column. */
+/* Y [n, PANEL] <- L^-1 Y; length: the squared length of each column of the result. */
 static void substitute(const work *w, double *Y, double length[PANEL]) {
   memset(length, 0, PANEL * sizeof *length);
   for (int64_t i = 0; i < w->n; i++) {
@@ -201,8 +200,8 @@ static void substitute(const work *w, double *Y, double length[PANEL]) {
   }
 }
 
-/* 1 - length may be rounding only. But a diagonal entry of an inverse is at least the inverse of
- * the diagonal entry, lambda + |G e_i|^2 / m. */
+/* Compute the diagonal of F^-1 for coordinates [from, from + n) of the block. If m < B, 1 - length may consist of
+ * rounding errors. Then a lower bound is used: [F^-1]_ii >= 1 / F_ii, F_ii = lambda + |G e_i|^2 / m. */
 static void panel(const work *w, int64_t from, int64_t n, double *Y, double *out) {
   double length[PANEL], least[PANEL] = {0.0};
   memset(Y, 0, (size_t)(w->n * PANEL) * sizeof *Y);

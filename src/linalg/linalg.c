@@ -1,7 +1,7 @@
 /* linalg.c: the queue, the list of implementations, and the description of the loaded BLAS.
  *
- * The administrator or the environment chooses the BLAS behind libblas.so.3, so the library asks at
- * run time. */
+ * The administrator or the environment chooses the BLAS behind libblas.so.3, so the library finds out at run time which
+ * one is loaded. */
 #include "linalg/linalg.h"
 
 #include "core/core.h"
@@ -14,13 +14,13 @@
 
 /* ---- the queue -------------------------------------------------------------------------------*/
 
-/* The count detects a missing wait on a CPU as well, where there is nothing to wait for. */
+/* On a CPU every entry is done when it returns. The count of pending entries still detects a missing wait there. */
 void ng_queue_wait(ng_queue *q) {
   q->la->wait(q);
   q->pending = 0;
 }
 
-/* A separate function, so that a missing wait fails on every machine. */
+/* With NG_DEBUG this function makes a missing wait fail on every machine, not only with a device. */
 int ng_info_read(const ng_queue *q, const int *info) {
   NG_ASSERT(ng_queue_settled(q));
   return *info;
@@ -31,7 +31,7 @@ const double *ng_numbers_read(const ng_queue *q, const double *numbers) {
   return numbers;
 }
 
-/* For entries only. Returns when all pieces are done, so a piece may use the stack of its entry. */
+/* The function returns when all pieces are done, so a piece may use the stack of its entry. */
 void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   if (q->run != NULL) {
     q->run(q->executor, n, task, arg);
@@ -42,7 +42,7 @@ void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t 
   }
 }
 
-/* ---- which there are -------------------------------------------------------------------------*/
+/* ---- implementations ----------------------------------------------------------------------------------------------*/
 
 static const ng_linalg_ops *const all[] = {
 #if defined(NG_HAVE_BLAS)
@@ -60,15 +60,15 @@ const ng_linalg_ops *ng_linalg_find(const char *name) {
 }
 
 bool ng_linalg_fits(int64_t n) {
-  /* The largest number passed to LAPACK is LWORK of ssyevd. The first comparison keeps the second
-   * from overflowing. */
+  /* The largest number that LAPACK receives is LWORK of ssyevd. The first comparison prevents overflow in the
+   * second. */
   return n >= 1 && n <= INT32_MAX / 8 && 1 + 6 * n + 2 * n * n <= INT32_MAX;
 }
 
-/* ---- which BLAS ------------------------------------------------------------------------------*/
+/* ---- the loaded BLAS ----------------------------------------------------------------------------------------------*/
 
-/* A function of the loaded libraries; `out` points to a function pointer. ISO C requires copying
- * the bytes. */
+/* Look up a function in the loaded libraries; `out` points to a function pointer. memcpy, because ISO C has no cast
+ * from void * to a function pointer. */
 static bool symbol(const char *name, void *out) {
   void *address = dlsym(RTLD_DEFAULT, name);
   memcpy(out, &address, sizeof address);
@@ -91,7 +91,7 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
   put(kernel, kernel_size, "");
   if (threads != NULL) *threads = 0;
   if (symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
-    put(name, name_size, text()); /* begins with "OpenBLAS 0.3.21 " */
+    put(name, name_size, text()); /* the text begins with "OpenBLAS 0.3.21 " */
     if (symbol(NG_BLAS_TEXT(openblas_get_corename), &text)) put(kernel, kernel_size, text());
     if (threads != NULL && symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number))
       *threads = number();
@@ -114,12 +114,12 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
     if (symbol("bli_arch_query_id", &arch) && symbol("bli_arch_string", &arch_text)) {
       put(kernel, kernel_size, arch_text(arch()));
     }
-    int64_t (*ways)(void); /* BLIS's dim_t */
+    int64_t (*ways)(void); /* dim_t of BLIS */
     if (threads != NULL && symbol("bli_thread_get_num_threads", &ways)) *threads = (int32_t)ways();
     return;
   }
-  /* Netlib has no such function, and Debian's libblas.so.3 of BLIS hides its own: the file name
-   * tells. */
+  /* Netlib's BLAS has no version function, and Debian's libblas.so.3 of BLIS hides its own. The file name identifies
+   * the BLAS. */
   Dl_info file;
   char path[PATH_MAX];
   void *sgemm = dlsym(RTLD_DEFAULT, NG_BLAS_TEXT(sgemm_));
@@ -129,8 +129,7 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
   }
 }
 
-/* The instructions of OpenBLAS's SkylakeX kernels; the run-time check includes the operating
- * system. */
+/* Return whether the processor and the operating system support the instructions of OpenBLAS's SkylakeX kernels. */
 static bool has_avx512(void) {
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
   __builtin_cpu_init();
@@ -143,8 +142,8 @@ static bool has_avx512(void) {
 }
 
 void ng_blas_hint(char *hint, size_t size) {
-  /* OpenBLAS falls back to these AVX2 kernels on a processor that it does not know. Only a
-   * DYNAMIC_ARCH build has others. */
+  /* OpenBLAS uses these kernels without AVX-512 on a processor that it does not know. Only a DYNAMIC_ARCH build has
+   * other kernels. */
   static const char *const narrow[] = {"Haswell", "Zen", "Excavator", "Sandybridge", "Prescott"};
   char name[256], kernel[64];
   put(hint, size, "");

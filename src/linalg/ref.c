@@ -1,11 +1,10 @@
-/* ref.c: linear algebra by plain loops: the oracle of the other implementations, and the fallback
- * without BLAS.
+/* ref.c: linear algebra by plain loops: the oracle of the other implementations, and the fallback without BLAS.
  *
- * Every sum is in double, in index order, rounded once. Vectors and storage: vector.c.
+ * Every sum is in double, in index order, and rounded once. vector.c has the entries for vectors and for storage.
  *
  * Eigenvalues: Jacobi rotations in double (Golub & Van Loan, Matrix Computations, 4th ed., 8.5).
  *
- * The bits are the same on every machine with IEEE arithmetic and without contraction. */
+ * Results are equal to the last bit on every machine with IEEE arithmetic and without contraction. */
 #include "linalg/linalg.h"
 #include "linalg/vector.h"
 
@@ -15,7 +14,7 @@
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-/* (A B)_ij = sum over l of A_il B_lj. beta == 0 does not read C, which may be NaN. */
+/* C_ij <- alpha sum over l of op(A)_il op(B)_lj + beta C_ij. If beta == 0, C, which may be NaN, is not read. */
 static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
                  const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                  int64_t ldc) {
@@ -35,7 +34,7 @@ static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
   }
 }
 
-/* S_ij += alpha sum over rows l of X_li X_lj. */
+/* S_ij += alpha sum over rows l of X_li X_lj, for i and j in the block from r0. */
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
   (void)q;
@@ -80,13 +79,13 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 }
 
 /* ---- Cholesky --------------------------------------------------------------------------------
- * L_ij = (S_ij - sum over l < j of L_il L_jl) / L_jj, and L_ii the root of S_ii - sum L_il^2 (Golub & Van
- * Loan, 4.2). If that is not positive, or NaN, info is i + 1, the order of the failing leading minor.
+ * L_ij = (S_ij - sum over l < j of L_il L_jl) / L_jj, L_ii = sqrt(S_ii - sum over l < i of L_il^2) (Golub & Van
+ * Loan, 4.2). If L_ii is not positive, or NaN, info is i + 1, the order of the failing leading minor.
  *
- * Row by row in place, the same text for float and double. Each element of a solution is rounded to its type, as by
- * BLAS. `invert` first computes X = L^-1: (i, j) needs row i
- * from column j on and the finished rows above. Then X'X: (i, j) needs column i and column j from row i down, so
- * row i is overwritten after the rows above, its diagonal last. */
+ * The macro works in place, row by row, for float and for double. Each element of a solution is rounded to its type, as
+ * BLAS does. `invert` first computes X = L^-1: X_ij needs row i of L from column j on and the finished rows of X above.
+ * Then it computes X'X: element (i, j) needs columns i and j of X from row i down, so row i is overwritten after the
+ * rows above, its diagonal last. */
 #define AT(i, j) a[ng_sym_at(n, (i), (j))]
 #define CHOLESKY(number, suffix)                                                                   \
   static int factor_##suffix(int64_t n, number *a) {                                               \
@@ -100,7 +99,7 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
           AT(i, j) = (number)(sum / (double)AT(j, j));                                             \
         } else {                                                                                   \
           AT(i, i) = (number)sqrt(sum);                                                            \
-          if (!(AT(i, i) > 0)) return (int)(i + 1); /* NaN too */                                  \
+          if (!(AT(i, i) > 0)) return (int)(i + 1); /* also if NaN */                              \
         }                                                                                          \
       }                                                                                            \
     }                                                                                              \
@@ -132,7 +131,7 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
     }                                                                                              \
     return 0;                                                                                      \
   }                                                                                                \
-  /* x <- (L L')^-1 x: L y = x, then L' x = y, whose row i is column i of L. */                    \
+  /* x <- (L L')^-1 x: solve L y = x, then L' x = y; row i of L' is column i of L. */              \
   static void solve_##suffix(int64_t n, const number *a, number *x, int64_t stride) {              \
     for (int64_t i = 0; i < n; i++) {                                                              \
       double sum = (double)x[i * stride];                                                          \
@@ -158,7 +157,7 @@ static void factor(ng_queue *q, ng_sym S, int *info) {
   *info = factor_f32(S.n, S.a);
 }
 
-/* info i: L has a zero at i. */
+/* *info is i + 1 if L_ii is 0. */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
   *info = invert_f32(L.n, L.a);
@@ -179,7 +178,7 @@ static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
   solve_f64(n, a, x, 1);
 }
 
-/* Rows of B are independent, as are columns below. */
+/* Each row of B is solved by itself; in solve_left each column. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   for (int64_t r = 0; r < m; r++) {
@@ -196,7 +195,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
-/* Lines of n numbers, `stride` apart: x <- c x - s y, y <- s x + c y. */
+/* Rotate two lines x and y of n numbers at distance `stride`: x <- c x - s y, y <- s x + c y. */
 static void rotate(double *x, double *y, int64_t n, int64_t stride, double c, double s) {
   for (int64_t i = 0; i < n * stride; i += stride) {
     const double old = x[i];
@@ -205,8 +204,9 @@ static void rotate(double *x, double *y, int64_t n, int64_t stride, double c, do
   }
 }
 
-/* Cyclic Jacobi rotations: A <- V A V' is diagonal; false: it is not after 60 sweeps (8 are usual). Entries of A are at
- * most 1. The smaller of both angles zeroes an entry (Golub & Van Loan, 8.5). */
+/* Diagonalise A [n,n], with |A_ij| <= 1, by cyclic Jacobi rotations, and multiply the rotations into V. Of the two
+ * angles that zero an entry, the smaller is used (Golub & Van Loan, 8.5). Return false if A is not diagonal after 60
+ * sweeps (8 are usual). */
 static bool diagonalise(int64_t n, double *A, double *V) {
   const double TINY = 0x1p-66;
   bool turned = true;
@@ -216,7 +216,7 @@ static bool diagonalise(int64_t n, double *A, double *V) {
       for (int64_t q = p + 1; q < n; q++) {
         const double x = A[p * n + q];
         if (fabs(x) <= TINY) continue;
-        const double cot = (A[q * n + q] - A[p * n + p]) / (2.0 * x); /* of twice the angle */
+        const double cot = (A[q * n + q] - A[p * n + p]) / (2.0 * x); /* of the doubled angle */
         const double t = copysign(1.0, cot) / (fabs(cot) + hypot(cot, 1.0));
         const double c = 1.0 / hypot(t, 1.0);
         rotate(A + p, A + q, n, n, c, t * c);
@@ -232,8 +232,9 @@ static bool diagonalise(int64_t n, double *A, double *V) {
 
 static int64_t decompose_work(int64_t n) { return n * n * (int64_t)sizeof(double); }
 
-/* Eigenvalues of V in ascending order. Info 1: not finite, or no convergence. A power of two scales the largest entry to
- * 1/2 to 1, which is exact. */
+/* Replace V by its eigenvectors (rows) and set w to the eigenvalues in ascending order. Return 1 if V is not finite or
+ * the rotations do not converge. Before, V is scaled exactly by a power of two: its largest entry is then in [1/2,
+ * 1). */
 static int decompose(int64_t n, double *V, double *w, void *work) {
   double *A = work, most = 0.0;
   int exponent = 0;
@@ -247,7 +248,7 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
     V[i] = i % (n + 1) == 0 ? 1.0 : 0.0;
   }
   if (!diagonalise(n, A, V)) return 1;
-  for (int64_t i = 0; i < n; i++) { /* selection sort: fewer than n swaps of rows */
+  for (int64_t i = 0; i < n; i++) { /* selection sort, which swaps fewer than n rows */
     int64_t least = i;
     for (int64_t j = i + 1; j < n; j++) {
       if (A[j * n + j] < A[least * n + least]) least = j;
@@ -273,7 +274,7 @@ static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, in
   *info = decompose(n, V, w, work);
 }
 
-/* In double, rounded at the end: the oracle must not have f32 errors. */
+/* The oracle must not have f32 errors: eigen computes in double and rounds at the end. */
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
   return (n * n + n) * (int64_t)sizeof(double) + decompose_work(n);

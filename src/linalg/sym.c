@@ -11,17 +11,16 @@
  *     30 31 32 33              30  31  32
  *     40 41 42 43 44           40  41  42
  *
- * Functions walk *runs*: line f of the matrix has one contiguous run, for f < h the column below
- * the diagonal, for f >= h the row from column h to the diagonal. All runs together are each stored
- * element once. */
+ * Functions visit runs. Line f of the matrix has one contiguous run: for f < h column f from the diagonal down, for f
+ * >= h row f from column h to the diagonal. The runs of all lines contain each stored element once. */
 #include "linalg/linalg.h"
 
 #include <string.h>
 
-enum { TILE = 16 }; /* a cache line of floats: both sides of a transposition use whole lines */
+enum { TILE = 16 }; /* a cache line of floats: transposition uses whole lines */
 
 typedef struct run {
-  int64_t at, from, to; /* elements (f, t) = (t, f), t in [from, to), are at + t - from */
+  int64_t at, from, to; /* element (f, t) = (t, f), t in [from, to), is stored at at + t - from */
 } run;
 
 static run run_of(int64_t n, int64_t f) {
@@ -37,7 +36,7 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
-/* A block on one side of column h. Columns are contiguous on the left, rows on the right. */
+/* Return the piece for a block on one side of column h. Columns are contiguous left of h, rows right of h. */
 static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
                       bool diagonal) {
   const int64_t h = (s.n + 1) / 2, ld = s.n | 1;
@@ -53,11 +52,10 @@ static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t 
   return p;
 }
 
-/* A block is cut at column h. A diagonal block that crosses h becomes triangle, rectangle,
- * triangle. */
+/* Cut the block at column h. A diagonal block that crosses column h becomes two triangles and a rectangle. */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]) {
   const int64_t h = (s.n + 1) / 2;
-  const int64_t left = clamp(h - c0, 0, k); /* columns of the block in the plain half */
+  const int64_t left = clamp(h - c0, 0, k); /* columns of the block left of column h */
   int32_t n = 0;
   if (m == 0 || k == 0) return 0;
   if (r0 != c0) {
@@ -77,7 +75,7 @@ void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
     const run r = run_of(n, f);
     memcpy(full + f * ld + r.from, S.a + r.at, (size_t)(r.to - r.from) * sizeof *full);
   }
-  for (int64_t i0 = 0; i0 < n; i0 += TILE) { /* the other triangle, tile by tile */
+  for (int64_t i0 = 0; i0 < n; i0 += TILE) { /* fill the other triangle, tile by tile */
     const int64_t i1 = i0 + TILE < n ? i0 + TILE : n;
     for (int64_t j0 = 0; j0 <= i0; j0 += TILE) {
       for (int64_t i = i0; i < i1; i++) {
@@ -93,7 +91,7 @@ void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
   }
 }
 
-/* Each stored element goes into the sum of its line and, off the diagonal, of its mirror. */
+/* A stored element (f, t) adds to y[f] and, off the diagonal, to y[t]. */
 void ng_sym_vector(ng_sym S, const double *x, double *y) {
   for (int64_t i = 0; i < S.n; i++) {
     y[i] = 0.0;

@@ -1,10 +1,10 @@
 /* vector.c: entries for vectors, rows and symmetric storage on the host, shared by `ref` and `cpu`.
  *
- * Two rules give the same bits on every machine and for any number of threads:
+ * Two rules make results equal to the last bit on every machine and for any number of threads:
  *   - element-wise results are rounded as the formula beside them says, without contraction of a product and a sum
  *     (-ffp-contract=off), so the vector width does not matter;
- *   - a sum has one order: elements into LANES lanes in double, lanes from first to last, and pieces, whose number
- *     does not depend on the threads, from first to last.
+ *   - a sum has one order: elements into LANES partial sums in double, then these sums from first to last, then the
+ *     pieces from first to last. The number of pieces does not depend on the threads.
  * A sum of n products in double has an error of at most n 2^-53 of the sum of magnitudes (Higham,
  * Accuracy and Stability of Numerical Algorithms, 2nd ed., (3.5)); a product of two f32 is exact. */
 #include "linalg/vector.h"
@@ -16,12 +16,12 @@
 #include "simd.h"
 
 enum {
-  TILE = 256,         /* elements converted at a time, in the nearest cache */
-  LANES = 8,          /* of a sum */
-  LEAST_FOLD = 16384, /* below these sizes starting threads (10 us) costs more than the loop */
+  TILE = 256,         /* elements converted at a time; they stay in the L1 cache */
+  LANES = 8,          /* partial sums of a sum */
+  LEAST_FOLD = 16384, /* smaller loops run on one thread: a start costs 10 us */
   LEAST_SUM = 8192,
   MOST_PIECES = 256,
-  NORM_TILE = 512, /* elements and pieces of norm2: they define its order */
+  NORM_TILE = 512, /* elements of a tile and pieces of norm2: they define the order of its sum */
   NORM_PIECES = 64
 };
 
@@ -31,14 +31,14 @@ static const void *stored_at(const void *x, ng_dtype t, int64_t i) {
 
 static void *place_at(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
 
-/* n elements of x as f32: in place, or converted into `tile`. */
+/* Return n elements of x as f32: in place, or converted into `tile`. */
 static const float *as_floats(const void *x, ng_dtype t, int64_t n, float *tile) {
   if (t == NG_F32) return x;
   ng_to_f32(tile, x, t, n);
   return tile;
 }
 
-/* Elements of one pass: all if no conversion is needed. */
+/* Return the number of elements of one pass: `left`, or at most TILE if they must be converted. */
 static int64_t step_of(ng_dtype t, int64_t left) {
   return t == NG_F32 ? left : ng_min64(left, TILE);
 }
@@ -60,8 +60,7 @@ void ng_host_unpack(ng_queue *q, ng_sym S, float *full, int64_t ld) {
   ng_sym_unpack(S, full, ld);
 }
 
-/* Damping: S + d I, in double, rounded to f32 and then to the dtype of S: in bf16 a small d changes
- * nothing. */
+/* S + d I in double, rounded to f32 and then to the dtype of S. In bf16 a small d may change nothing. */
 void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
@@ -73,7 +72,7 @@ void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
   }
 }
 
-/* In index order. */
+/* The sum is in index order. */
 void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out) {
   (void)q;
   double sum = 0.0;
@@ -92,7 +91,7 @@ void ng_host_widen(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to)
   ng_to_f32(to, x, t, n);
 }
 
-/* To the nearest, ties to even; beyond 65504 f16 becomes Inf. */
+/* Round to nearest, ties to even. In f16, values above 65504 become Inf. */
 void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t) {
   (void)q;
   ng_from_f32(to, t, x, n);
@@ -104,7 +103,7 @@ NG_CLONES static void scale_floats(float *x, int64_t n, double by) {
   }
 }
 
-/* by == 0 also clears Inf, NaN and -0. */
+/* If by == 0, Inf, NaN and -0 become 0, too. */
 void ng_host_scale(ng_queue *q, int64_t n, float *x, double by) {
   (void)q;
   if (by == 0.0) {
@@ -114,7 +113,7 @@ void ng_host_scale(ng_queue *q, int64_t n, float *x, double by) {
   }
 }
 
-/* keep F + c S, three roundings to f32. */
+/* F <- keep F + c S, with three roundings to f32. */
 NG_CLONES static void fold_floats(float *restrict F, const float *restrict S, int64_t n, float keep,
                                   float c) {
   for (int64_t i = 0; i < n; i++) {
@@ -122,7 +121,7 @@ NG_CLONES static void fold_floats(float *restrict F, const float *restrict S, in
   }
 }
 
-/* Piece i has elements [i chunk, (i + 1) chunk). */
+/* A fold in pieces: piece i has elements [i chunk, (i + 1) chunk). */
 typedef struct fold_job {
   void *F;
   float *S;
@@ -131,7 +130,7 @@ typedef struct fold_job {
   float keep, c;
 } fold_job;
 
-/* S is cleared while it is in a cache, so that the next step needs no pass for that. */
+/* The piece clears S while it is in a cache, so that the next step needs no pass to clear S. */
 static void fold_piece(void *arg, int32_t piece) {
   const fold_job *j = arg;
   const int64_t to = ng_min64(j->n, (piece + 1) * j->chunk);
@@ -151,8 +150,8 @@ static void fold_piece(void *arg, int32_t piece) {
   }
 }
 
-/* Pieces are whole cache lines of S, one a thread; they share nothing, so their number does not
- * change bits. */
+/* A piece is whole cache lines of S, one piece a thread. Elements are independent, so the result does not depend on the
+ * number of pieces. */
 void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c) {
   fold_job j = {F, S, t, n, 0, keep, c};
   const int32_t pieces = n < LEAST_FOLD ? 1 : q->threads;
@@ -167,7 +166,7 @@ NG_CLONES static void fold_doubles(float *restrict F, const float *restrict S, i
   }
 }
 
-/* For averages of vectors, which are small: in double, rounded once. */
+/* Vectors are small, so they are folded in double and rounded once. */
 void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c) {
   (void)q;
   fold_doubles(F, S, n, keep, c);
@@ -181,7 +180,7 @@ void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out)
   *out = ng_all_finite(x, t, n);
 }
 
-/* By bits, which vectorises. If some are not finite, one by one: comparisons with NaN are false. */
+/* Compare the bits, because this loop vectorises. If an element is not finite, compare one by one and skip NaN. */
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
   (void)q;
   const uint32_t bits = ng_most_bits_of(x, t, n);
@@ -205,7 +204,7 @@ void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *
 void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
                   int64_t ldt) {
   (void)q;
-  if (ldx == cols && ldt == cols) { /* contiguous */
+  if (ldx == cols && ldt == cols) {
     memcpy(to, x, (size_t)(rows * cols) * sizeof *to);
     return;
   }
@@ -214,11 +213,11 @@ void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64
   }
 }
 
-/* With F = A (x) G, A = Q_A a Q_A', G = Q_G g Q_G', the damped inverse of F is diagonal in both
- * bases (Grosse & Martens 2016, appendix B): PD = Q_G (U / s) Q_A' with U = Q_G' D Q_A and s of
- * ng_spectrum.
+/* With F = A (x) G (Kronecker product), A = Q_A diag(a) Q_A' and G = Q_G diag(g) Q_G', the damped inverse of F is
+ * diagonal in the eigenbases (Grosse & Martens 2016, appendix B): PD = Q_G (U / s) Q_A', U = Q_G' D Q_A, s: the
+ * divisors of ng_spectrum.
  *
- * One row of the quotient, g = g[r] + on_g. */
+ * Divide one row of U; g = s.g[r] + on_g of its row r. */
 NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int64_t n, double g,
                                  double on_a, double on_both) {
   for (int64_t c = 0; c < n; c++) {
@@ -226,7 +225,7 @@ NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int
   }
 }
 
-/* In double: s may be below the range of f32. */
+/* The quotients are in double, because a divisor may be smaller than the smallest f32. */
 void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
@@ -236,8 +235,8 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, floa
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* <P,D>, |D|^2, |P|^2: element c goes into lane c mod LANES. Eight lanes of double are one register
- * of AVX-512, two of AVX2, four of SSE2, with the same additions. */
+/* out = <P,D>, |D|^2, |P|^2. Element c adds to lane c mod LANES. Eight lanes of double are one register of AVX-512, two
+ * of AVX2, four of SSE2, with the same additions. */
 NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double out[3]) {
   double pd[LANES] = {0.0}, dd[LANES] = {0.0}, pp[LANES] = {0.0};
   const int64_t whole = n / LANES * LANES;
@@ -263,7 +262,7 @@ NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double
   }
 }
 
-/* |x|^2 in the same order. */
+/* Return |x|^2, summed in the same order. */
 NG_CLONES static double sum_squares(const float *x, int64_t n) {
   double lane[LANES] = {0.0}, sum = 0.0;
   const int64_t whole = n / LANES * LANES;
@@ -295,7 +294,7 @@ static void sums_piece(void *arg, int32_t piece) {
   }
 }
 
-/* One thread sums a row, so their number does not change bits. */
+/* One thread sums a whole row, so the result does not depend on the number of threads. */
 void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
                       const float *D, int64_t ldd, double *out) {
   sums_job j = {P, D, ldp, ldd, rows, cols, 0, out};
@@ -305,7 +304,7 @@ void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, i
   ng_queue_run(q, (int32_t)pieces, sums_piece, &j);
 }
 
-/* A piece is a share of all elements with its own sum. */
+/* A norm in pieces: each piece sums its share of all elements. */
 typedef struct norm_job {
   const void *X;
   ng_dtype t;
@@ -314,7 +313,7 @@ typedef struct norm_job {
   double sum[NORM_PIECES];
 } norm_job;
 
-/* NORM_TILE elements at a time, never beyond the end of a row. */
+/* The loop takes at most NORM_TILE elements at a time, from one row. */
 static void norm_piece(void *arg, int32_t piece) {
   norm_job *j = arg;
   const int64_t all = j->rows * j->cols, to = all * (piece + 1) / j->pieces;
@@ -329,7 +328,7 @@ static void norm_piece(void *arg, int32_t piece) {
   }
 }
 
-/* The number of pieces does not depend on the threads. */
+/* The number of pieces, and so the result, does not depend on the number of threads. */
 void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                    double *out) {
   norm_job j = {.X = X, .t = t, .ld = ldx, .rows = rows, .cols = cols};
