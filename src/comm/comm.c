@@ -1,21 +1,21 @@
 /* comm.c: collectives over a caller's transport.
  *
- * In: a buffer and a group. Out: NG_OK and the buffer complete, or NG_ERR_COMM. Optional parts of a transport are
- * replaced here: one rank, groups of one, all ranks as a group, reduce-scatter and all-gather by all-reduce and
- * broadcast, start and wait by run, and several messages for one of more than 2^28 elements.
+ * In: a buffer and a group. Out: NG_OK and the buffer complete, or NG_ERR_COMM. This file replaces optional parts of a
+ * transport: one rank and groups of one rank need none; all ranks need no group; reduce-scatter and all-gather become
+ * all-reduce and broadcast; start and wait become run. A call of more than 2^28 elements becomes several messages.
  *
- * The first failure marks the transport broken and calls its abort, so that no other rank waits. Later calls
- * return NG_ERR_COMM without touching the transport.
+ * The first failure marks the transport broken and calls its abort, so that no other rank waits. Later calls return
+ * NG_ERR_COMM without calling the transport.
  *
- * The caller must call collectives in the same order on all members of a group. */
+ * All members of a group must call the same collectives in the same order. */
 #include "comm/comm.h"
 #include "core/core.h"
 
 #include <stddef.h>
 
 enum {
-  ASK = 64,       /* members whose ranks one message contains */
-  PIECE = 1 << 28 /* elements of a message: at most 2 GiB, and far below the int of MPI and NCCL */
+  ASK = 64,       /* members whose ranks one message collects */
+  PIECE = 1 << 28 /* most elements of a message: 2 GiB of doubles; limit of MPI and NCCL: INT_MAX */
 };
 
 static ng_status fail(ng_comm *c) {
@@ -26,14 +26,14 @@ static ng_status fail(ng_comm *c) {
   return NG_ERR_COMM;
 }
 
-/* Whether the transport implements a kind itself. */
+/* Return whether the transport implements a kind itself. */
 static bool implements(const ng_comm *c, ng_coll_kind kind) {
   return (c->t.kinds >> kind & 1u) != 0;
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-/* Check once, so that later calls need no check. */
+/* ng_comm_init checks the table, so that later calls need no check. */
 static ng_status check_table(const ng_transport *t, char *message, size_t size) {
   const uint32_t basic = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
   const uint32_t known = basic | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER;
@@ -59,8 +59,8 @@ static ng_status check_table(const ng_transport *t, char *message, size_t size) 
   return NG_OK;
 }
 
-/* Copy the table; `user` and the functions stay the caller's. A struct of an older header may end
- * before `start`; the fields from there on are optional. */
+/* The copy has the caller's `user` and functions. In a struct of an older header, fields from `start` on are
+ * optional. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size) {
   *c = (ng_comm){
       .t = {.struct_size = sizeof c->t, .name = "self", .size = 1}, .size = 1, .piece = PIECE};
@@ -85,7 +85,7 @@ ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t 
 
 ng_status ng_comm_give_up(ng_comm *c) { return fail(c); }
 
-/* For a forked process: the locks and sockets belong to its parent. */
+/* A forked process calls this function, because the locks and sockets of the transport belong to its parent. */
 void ng_comm_leave(ng_comm *c) {
   c->broken = true;
   c->t = (ng_transport){
@@ -98,8 +98,8 @@ ng_group ng_group_world(const ng_comm *c) {
   return (ng_group){.handle = NULL, .n = c->size, .index = c->rank};
 }
 
-/* One rank and all ranks need no group of the transport. Ranks are ascending, so that all members
- * agree on their index. A rank outside calls, too, because MPI_Comm_split needs all ranks. */
+/* One rank or all ranks need no group of the transport. Ranks are ascending, so that all members agree on their index.
+ * Ranks outside the group also call group_create, because MPI_Comm_split needs all ranks. */
 ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group *out) {
   *out = (ng_group){.n = n, .index = -1};
   for (int32_t i = 0; i < n; i++) {
@@ -113,18 +113,18 @@ ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group 
     out->handle = NULL;
     return fail(c);
   }
-  /* Without a handle, calls of a member would go to all ranks. */
+  /* Without a handle, a member's collectives would go to all ranks. */
   if (out->index >= 0 && out->handle == NULL) return fail(c);
   return NG_OK;
 }
 
-/* A group of one or of all ranks has no handle. After ng_comm_leave there is no group_destroy. */
+/* A group of one rank or of all ranks has no handle. After ng_comm_leave the table has no group_destroy. */
 void ng_group_destroy(ng_comm *c, ng_group *g) {
   if (g->handle != NULL && c->t.group_destroy != NULL) c->t.group_destroy(c->t.user, g->handle);
   *g = (ng_group){.index = -1};
 }
 
-/* No message is needed. A rank outside the group runs the same code. */
+/* Return whether this rank sends nothing: the group has one rank, or this rank is outside (it makes the same calls). */
 static bool is_alone(const ng_group *g) { return g->n <= 1 || g->index < 0; }
 
 /* ---- collectives -----------------------------------------------------------------------------*/
@@ -133,7 +133,7 @@ static char *at(void *buffer, int64_t i, ng_dtype t) {
   return (char *)buffer + i * ng_dtype_size(t);
 }
 
-/* Also the position of member n's part. */
+/* Return the sum of n counts, which is also the position of member n's part. */
 static int64_t sum_of(const int64_t *counts, int32_t n) {
   int64_t sum = 0;
   for (int32_t i = 0; i < n; i++) {
@@ -142,7 +142,7 @@ static int64_t sum_of(const int64_t *counts, int32_t n) {
   return sum;
 }
 
-/* One collective over a buffer: `total` elements, of members with `counts` if the kind has them. */
+/* One collective over a buffer of `total` elements. counts: elements of each member, or NULL if the kind has none. */
 typedef struct call {
   ng_coll_kind kind;
   void *buffer;
@@ -152,7 +152,7 @@ typedef struct call {
   int32_t root;
 } call;
 
-/* In place: every transport must accept send == recv for sums and broadcasts. */
+/* Collectives are in place: every transport must accept send == recv for sums and broadcasts. */
 static ng_collective describe(const ng_group *g, const call *x) {
   void *part = x->counts == NULL ? x->buffer : at(x->buffer, sum_of(x->counts, g->index), x->t);
   return (ng_collective){.struct_size = sizeof(ng_collective),
@@ -176,7 +176,7 @@ static ng_status run(ng_comm *c, const ng_collective *x) {
   return st == NG_OK ? NG_OK : fail(c);
 }
 
-/* An all-reduce or a broadcast in as many messages as needed. */
+/* Run an all-reduce or a broadcast in messages of at most c->piece elements. */
 static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, void *buffer,
                            int64_t count, ng_dtype t, int32_t root) {
   ng_status st = NG_OK;
@@ -188,8 +188,7 @@ static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, voi
   return st;
 }
 
-/* The ranks of members [first, first + n): a broadcast needs its root among all ranks, and a group does not store
- * the list. */
+/* Set rank[i] to the rank of member first + i, i < n. A broadcast needs its root, and a group has no list of ranks. */
 static ng_status ask_ranks(ng_comm *c, const ng_group *g, int32_t first, int32_t n, double *rank) {
   for (int32_t i = 0; i < n; i++) {
     rank[i] = first + i == g->index ? c->rank : 0;
@@ -197,7 +196,7 @@ static ng_status ask_ranks(ng_comm *c, const ng_group *g, int32_t first, int32_t
   return in_pieces(c, g, NG_ALL_REDUCE, rank, n, NG_F64, 0);
 }
 
-/* One broadcast a member. */
+/* Gather by one broadcast from each member. */
 static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *x) {
   char *buffer = x->buffer;
   double rank[ASK];
@@ -214,8 +213,7 @@ static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *
   return st;
 }
 
-/* Plans and tests require equality with these counts: bytes are the payload, and a message is a call here, in
- * however many pieces. */
+/* Count payload and call; a call is one message here, in however many pieces. Plans and tests compare these counts. */
 static void count_in(ng_comm *c, const call *x) {
   c->bytes += x->total * ng_dtype_size(x->t);
   c->messages++;
@@ -231,11 +229,11 @@ static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
     return run(c, &one);
   }
   if (x->kind == NG_ALL_GATHER) return gather_by_broadcast(c, g, x);
-  return in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0); /* more than promised */
+  return in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0); /* sums every part */
 }
 
-/* A call in several pieces would need several requests, so it is completed at once, as is every call of a transport
- * without start. Then wait has nothing to do. */
+/* If the transport has no start, or the call needs several pieces (and so several requests), complete the call at once.
+ * Then ng_comm_wait has nothing to do. */
 static ng_status post(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
   *r = (ng_request){.done = true};
   if (c->broken) return NG_ERR_COMM;
@@ -300,7 +298,7 @@ ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   return NG_OK;
 }
 
-/* Without `test` a request is incomplete until wait. */
+/* If the transport has no `test`, a request stays incomplete until ng_comm_wait. */
 ng_status ng_comm_test(ng_comm *c, ng_request *r) {
   if (c->broken) return NG_ERR_COMM;
   if (!r->started || r->done || c->t.test == NULL) return NG_OK;

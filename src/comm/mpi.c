@@ -1,12 +1,12 @@
 /* mpi.c: the transport over MPI, in a library of its own (natgrad_mpi.h).
  *
- * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv of every
- * member complete. A call becomes one op (mpi_op.c). A waiting rank advances all ops.
+ * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv buffer of every member is
+ * complete. Each call becomes one op (mpi_op.c). A rank that waits advances all its ops.
  *
- * MPI reads and writes the buffers of ops only: collectives cannot be cancelled, and after a
- * failure the caller may free its buffers. Failure and release: mpi_leave.c.
+ * MPI reads and writes only buffers of ops, never the caller's: MPI cannot cancel a collective, and after a failure the
+ * caller may free its buffers. mpi_leave.c handles failure and release.
  *
- * A table outlives contexts, so its memory is malloc's. */
+ * A table outlives contexts, so its memory comes from malloc, not from the allocator of a context. */
 #include "comm/mpi.h"
 #include "comm/tile.h"
 
@@ -16,11 +16,11 @@ typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 typedef ng_mpi_seat seat;
 
-enum { MOST = 1 << 30 }; /* elements of a call: counts and offsets of MPI stay below 2^31 */
+enum { MOST = 1 << 30 }; /* most elements of a call: counts and offsets of MPI stay below 2^31 */
 
 /* ---- ops -------------------------------------------------------------------------------------*/
 
-/* Reuse a spare op with a large enough buffer, or enlarge the first. */
+/* Return a spare op with a large enough buffer; otherwise enlarge the buffer of the first spare op, or create an op. */
 static op *op_take(seat *s, size_t bytes) {
   op **at = &s->spare;
   bytes += NG_ALIGN; /* never 0 */
@@ -47,7 +47,7 @@ static op *op_take(seat *s, size_t bytes) {
   return o;
 }
 
-/* Advance all ops in progress. Complete ops leave the list and belong to their request. */
+/* Advance all ops in progress. Remove complete ops from the list; wait or test returns them to the spare ops. */
 ng_status ng_mpi_drive(seat *s) {
   if (s->stopped) return NG_ERR_COMM;
   op **at = &s->first;
@@ -100,7 +100,7 @@ static void collect(seat *s, op *o) {
   s->spare = o;
 }
 
-/* A request that was complete before another rank failed stays complete. */
+/* If a request was complete before another rank failed, wait still succeeds. */
 static ng_status wait(void *user, void *request) {
   seat *s = user;
   if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
@@ -174,7 +174,7 @@ static team *known(const seat *s, const int32_t *ranks, int32_t n) {
   return t;
 }
 
-/* MPI_Comm_split cannot be interrupted, so all ranks meet at a barrier first. */
+/* The ranks meet at a barrier before they call split, because MPI_Comm_split cannot be interrupted. */
 static int split(seat *s, team *t) {
   const MPI_Comm world = s->world->comm[0];
   const bool in = t->index >= 0;
@@ -183,8 +183,8 @@ static int split(seat *s, team *t) {
   return e;
 }
 
-/* The same ranks give the same group, which is kept until release, because freeing is collective.
- * Ranks outside remember the group as well, so that all skip the second split. */
+/* A second call with the same ranks returns the same group. It stays until release, because freeing is collective.
+ * Ranks outside also store the group, so that every rank skips the second split. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   seat *s = user;
   *group = NULL;
@@ -213,7 +213,7 @@ static void group_destroy(void *user, void *group) {
   (void)group;
 }
 
-/* ---- making one ------------------------------------------------------------------------------*/
+/* ---- creation and release -----------------------------------------------------------------------------------------*/
 
 static bool running(void) {
   int begun = 0, ended = 0;
@@ -221,7 +221,7 @@ static bool running(void) {
          MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0;
 }
 
-/* MPI returns errors; names are for debuggers. */
+/* The duplicates return errors instead of aborting. Their names are for debuggers. */
 static int duplicate(MPI_Comm comm, team *t) {
   int e = MPI_SUCCESS;
   for (int i = 0; i < 2 && e == MPI_SUCCESS; i++) {
@@ -284,7 +284,7 @@ void ng_mpi_release(ng_transport *t) {
   seat *s = t->user;
   t->user = NULL;
   const bool all = ng_mpi_leave_together(s);
-  /* MPI may still write for an unfinished collective: its memory and communicators stay. */
+  /* after a failure MPI may still write to buffers of unfinished collectives: these ops and communicators stay */
   while (s->spare != NULL) {
     op *next = s->spare->next;
     free(s->spare->buffer);

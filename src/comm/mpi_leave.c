@@ -1,13 +1,13 @@
 /* mpi_leave.c: failure and release of the transport over MPI (mpi.h).
  *
- * A failing rank sends a message to all ranks, and waiting ranks poll for it. If the sender has
- * unfinished calls, the message is empty and ends every wait. Otherwise the message contains the
- * number of collectives posted with the receiver: those are complete at the sender, so the receiver
- * may still finish them. The communicator of a failure is never freed: its collectives do not end.
+ * A failing rank sends a message to all ranks; waiting ranks poll for messages. If the sender has unfinished calls, the
+ * message is empty and ends every wait of its receiver. Otherwise the message is the number of collectives that the
+ * sender has posted with the receiver. These collectives are complete at the sender, so the receiver may still finish
+ * them. After a failure no communicator is freed, because its collectives do not end.
  *
- * So all ranks free their communicators or none does. A leaving rank sends each rank the number of
- * collectives posted with it. A rank that waits for one more collective fails. When all ranks have
- * left with equal numbers and have passed a barrier, no rank can fail any more. */
+ * So either all ranks free their communicators or none does. A leaving rank sends each rank the number of collectives
+ * that it has posted with this rank. A rank that waits for one more collective fails. When all ranks have left with
+ * equal numbers and have passed a barrier, no rank can fail any more. */
 #include "comm/mpi.h"
 
 #include <sched.h>
@@ -18,11 +18,11 @@ typedef ng_mpi_seat seat;
 typedef ng_mpi_peer peer;
 
 enum {
-  ALARM = 1,       /* tag: this rank fails */
-  FAREWELL = 2,    /* tag: this rank leaves; number of collectives posted with the receiver */
-  PATIENCE = 256,  /* polls before yielding the core */
-  WEARY = 1 << 14, /* polls before sleeping */
-  NAP_NS = 50000   /* length of a sleep */
+  ALARM = 1,       /* tag: the sender has failed */
+  FAREWELL = 2,    /* tag: the sender leaves; sends its number of collectives with the receiver */
+  PATIENCE = 256,  /* number of polls before a yield of the core */
+  WEARY = 1 << 14, /* number of polls before a sleep */
+  NAP_NS = 50000   /* duration of a sleep */
 };
 
 /* ---- giving up -------------------------------------------------------------------------------*/
@@ -35,14 +35,14 @@ void ng_mpi_give_up(void *user) {
   for (int r = 0; r < s->world->n; r++) {
     MPI_Request sent;
     if (r == s->world->index) continue;
-    /* MPI may read the number later; the seat of a failed rank is never freed. */
+    /* MPI may read the number later, so the seat of a failed rank is never freed */
     if (MPI_Isend(&s->peer[r].posted, s->open == 0 ? 1 : 0, MPI_INT64_T, r, ALARM, comm, &sent) !=
         MPI_SUCCESS)
       continue;
     (void)MPI_Request_free(&sent);
   }
   int none;
-  for (int i = 0; i < PATIENCE; i++) { /* progress */
+  for (int i = 0; i < PATIENCE; i++) { /* let MPI make progress on the messages */
     (void)MPI_Iprobe(MPI_ANY_SOURCE, ALARM, comm, &none, MPI_STATUS_IGNORE);
   }
 }
@@ -76,7 +76,7 @@ bool ng_mpi_alarmed(seat *s) {
   return s->stopped;
 }
 
-/* In a wait for all ranks: a failed rank will not arrive. */
+/* A failed rank does not arrive where all ranks meet, so s->lost ends the wait. */
 bool ng_mpi_peer_lost(seat *s) {
   if (!ng_mpi_alarmed(s) && s->lost) ng_mpi_give_up(s);
   return s->stopped;
@@ -93,7 +93,7 @@ bool ng_mpi_count_in(seat *s, const team *t) {
   return true;
 }
 
-/* Other ranks may share this core. */
+/* Yield or sleep, because other ranks may share this core. */
 void ng_mpi_back_off(int64_t looks) {
   if (looks > WEARY) {
     const struct timespec nap = {0, NAP_NS};
@@ -105,7 +105,7 @@ void ng_mpi_back_off(int64_t looks) {
 
 /* ---- leaving ---------------------------------------------------------------------------------*/
 
-/* The number does not change after this. */
+/* Send each rank this rank's number of collectives with it; the number does not change afterwards. */
 static ng_status send_farewells(seat *s) {
   for (int r = 0; r < s->world->n; r++) {
     peer *to = &s->peer[r];
@@ -142,7 +142,7 @@ static ng_status await_farewells(seat *s) {
 
 bool ng_mpi_leave_together(seat *s) {
   if (s->first != NULL || s->lost)
-    ng_mpi_give_up(s); /* others may wait for calls that this rank abandons */
+    ng_mpi_give_up(s); /* other ranks may wait for calls that this rank abandons */
   if (s->stopped || send_farewells(s) != NG_OK || await_farewells(s) != NG_OK) return false;
   return ng_mpi_barrier(s) == NG_OK;
 }

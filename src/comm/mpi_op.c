@@ -1,15 +1,14 @@
 /* mpi_op.c: one op of the transport over MPI (mpi.h), from stage to stage.
  *
- * In: a call, a team, a buffer. Out: recv complete. An op is one non-blocking collective; a large
- * sum is two: each rank receives its share of the elements from all (MPI_Ialltoallv), sums them
- * (tile.h), and all ranks gather the shares (MPI_Iallgatherv). A reduce-scatter with very uneven
- * parts is also two: then the second stage sends the shares to their owners (MPI_Ialltoallv), and
- * no rank receives everything. MPI's own sums have no bf16, round 16-bit numbers at every addition,
- * and choose the order of ranks; these sums have the bits of threads.c.
+ * In: a call, a team, a buffer. Out: recv complete. An op is one non-blocking collective of MPI, except for a large
+ * sum, which is two. First each rank receives its share of the elements from all ranks (MPI_Ialltoallv) and sums it
+ * (tile.h); then all ranks gather the shares (MPI_Iallgatherv). A reduce-scatter with very uneven parts also has two
+ * stages, so that no rank receives everything: the second stage sends the shares to the owners of the elements
+ * (MPI_Ialltoallv). MPI's own sums are not used: they have no bf16, round 16-bit numbers at every addition, and choose
+ * the order of ranks. The sums here equal those of threads.c to the last bit.
  *
- * MPI requires the same order of collectives of a communicator on all ranks. First stages begin
- * when posted. Second stages use a second communicator and begin by tickets, in the order of
- * posting. */
+ * MPI requires that all ranks post the collectives of a communicator in the same order. First stages begin when posted.
+ * Second stages use a second communicator and begin in the order of tickets, which is the order of posting. */
 #include "comm/mpi.h"
 #include "comm/tile.h"
 
@@ -18,9 +17,9 @@
 typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 
-enum { SMALL = 1 << 15 }; /* bytes that a rank may receive for a sum in one stage */
+enum { SMALL = 1 << 15 }; /* most bytes that a rank receives for a sum in one stage */
 
-/* Equal on all ranks. */
+/* Return whether the call needs two stages; the result is equal on all ranks. */
 static bool needs_two_stages(const team *t, const ng_collective *c, int64_t count) {
   const int64_t size = ng_dtype_size(c->dtype);
   if (c->kind == NG_ALL_REDUCE) return t->n > 2 && count * size * t->n > SMALL;
@@ -47,16 +46,16 @@ static MPI_Datatype type_of(ng_dtype t) {
   return size == 8 ? MPI_UINT64_T : size == 4 ? MPI_UINT32_T : size == 2 ? MPI_UINT16_T : MPI_BYTE;
 }
 
-/* First element of the share of member m, in two stages. */
+/* Return the first element of member m's share in a two-stage op. */
 static int64_t share_at(const op *o, int32_t m) { return o->c.count * m / o->team->n; }
 
-/* Elements of member m: its part of a call with `counts`, or its share. */
+/* Return the elements of member m: its part of a call with `counts`, otherwise its share. */
 static int64_t part_of(const op *o, int32_t m) {
   if (ng_call_counts(o->c.kind) && !o->two) return o->c.counts[m];
   return share_at(o, m + 1) - share_at(o, m);
 }
 
-/* Counts and offsets for a gather of all parts. */
+/* Set `list` to counts and offsets for a gather of all parts. */
 static void list_parts(op *o) {
   const int32_t n = o->team->n;
   int at = 0;
@@ -67,7 +66,7 @@ static void list_parts(op *o) {
   }
 }
 
-/* Counts and offsets to send all parts and receive this rank's part from each. */
+/* Set `list` to send each part to its member and to receive this rank's part from each member. */
 static void list_exchange(op *o) {
   const int32_t n = o->team->n;
   list_parts(o);
@@ -77,13 +76,13 @@ static void list_exchange(op *o) {
   }
 }
 
-/* The number of common elements of [a, b) and [from, to). */
+/* Return the number of common elements of [a, b) and [from, to). */
 static int common(int64_t a, int64_t b, int64_t from, int64_t to) {
   return (int)ng_max64(0, ng_min64(b, to) - ng_max64(a, from));
 }
 
-/* Counts and offsets to send this rank's share to the owners of its elements, and to receive this
- * rank's part from the shares. Pieces are in order, so each begins where the previous one ends. */
+/* Set `list` to counts and offsets to send this rank's share to the owners of its elements, and to receive this rank's
+ * part from the shares. Pieces are in order: each begins where the previous piece ends. */
 static void list_owners(op *o) {
   const int32_t n = o->team->n, me = o->team->index;
   int64_t mine = 0, part = 0;
@@ -103,7 +102,8 @@ static void list_owners(op *o) {
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* to[0 .. count) = sum over ranks of consecutive lines of `count` elements. */
+/* Sum the lines of all members: to[i] = sum over m of line m at i. `from` has a line of `count` elements for each
+ * member. */
 static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
   const ng_dtype t = o->c.dtype;
   const int64_t size = ng_dtype_size(t);
@@ -154,7 +154,7 @@ int ng_mpi_begin(op *o) {
                         o->list + 3 * n, type, t->comm[0], &o->request);
 }
 
-/* The first collective is complete: write the result, or the input of the second. */
+/* Called when the first collective is complete. Write the result, or the input of the second collective. */
 static void first_done(op *o) {
   const ng_collective *c = &o->c;
   const team *t = o->team;
@@ -172,7 +172,7 @@ static void first_done(op *o) {
   o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
 }
 
-/* Received data follow the sent data. */
+/* Return the place of received data, which follow the sent data. */
 static char *received(const op *o) { return o->buffer + o->c.count * ng_dtype_size(o->c.dtype); }
 
 static int begin_second(op *o) {

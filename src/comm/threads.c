@@ -1,17 +1,15 @@
 /* threads.c: ranks as threads of one process.
  *
- * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv of every
- * member complete. Calls meet in an `op`: the k-th call of each member on a team belongs to its
- * k-th op. The op opens when the last member arrives, if all calls agree. Then each waiting member
- * processes chunks of elements. An element is summed over members in rank order, in double: the
- * same bits on all ranks and in each run.
+ * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv buffer of every member is
+ * complete. Calls meet in an `op`: the k-th call of each member on a team belongs to the team's k-th op. The op opens
+ * when the last member arrives, if all calls agree. Then each waiting member processes chunks of elements. An element
+ * is summed over members in rank order, in double, so its bits are the same on all ranks and in each run.
  *
- * One lock guards all bookkeeping; elements are moved outside it. An error stops the whole group:
- * waiting members wake and fail, and no chunk begins. A failing call returns when no thread is
- * inside a chunk, so its caller may free the buffers.
+ * One lock guards all bookkeeping; threads move elements without the lock. An error stops all ranks: waiting members
+ * wake and fail, and no new chunk begins. A failing call returns only when no thread is inside a chunk, so that its
+ * caller may free the buffers.
  *
- * A group outlives contexts, so its memory is malloc's. Ops are reused: later collectives allocate
- * nothing. */
+ * A group outlives contexts, so its memory comes from malloc. Ops are reused, so later collectives allocate nothing. */
 
 #include "comm/tile.h"
 #include "core/core.h"
@@ -20,29 +18,29 @@
 #include <stdlib.h>
 
 enum {
-  CHUNK = 1 << 15, /* elements between two locks: some tens of microseconds */
-  MAKE_TEAM = 0    /* kind of the call that creates a group: send has `count` ranks */
+  CHUNK = 1 << 15, /* elements processed without the lock: some tens of microseconds */
+  MAKE_TEAM = 0    /* internal kind of the call that creates a group: `send` has `count` ranks */
 };
 
 typedef struct team team;
 typedef struct op op;
 
 struct op {
-  op *next;  /* in the team's queue, or in the spare list */
-  op *older; /* list of all ops */
+  op *next;  /* next op in the team's queue, or in the spare list */
+  op *older; /* next op in the list of all ops */
   team *team;
-  team *made;                          /* MAKE_TEAM */
-  int32_t arrived, waiting, collected; /* members; waiting: for the op to open */
+  team *made;                          /* for MAKE_TEAM: the new team */
+  int32_t arrived, waiting, collected; /* numbers of members; waiting: for the op to open */
   bool open;
-  int64_t total, given, finished; /* elements; given: taken by a thread */
-  const ng_collective *call[];    /* by member */
+  int64_t total, given, finished; /* elements; given: in chunks already begun */
+  const ng_collective *call[];    /* [members] */
 };
 
 struct team {
   team *next;
-  int32_t n, holders; /* members; members that have not destroyed the group */
-  int32_t *rank;      /* of each member, ascending */
-  op **joins;         /* by member: the op of its next call; NULL: not created yet */
+  int32_t n, holders; /* numbers of members, and of members that have not destroyed the group */
+  int32_t *rank;      /* [members] rank of each member, ascending */
+  op **joins;         /* [members] the op of the member's next call; NULL: not created yet */
   op *tail;           /* newest op that has not opened */
   pthread_cond_t changed;
 };
@@ -53,11 +51,11 @@ typedef struct seat {
 } seat;
 
 struct ng_threads {
-  pthread_mutex_t lock; /* guards everything below except elements */
-  pthread_cond_t idle;  /* stopped, and no thread is inside a chunk */
-  int32_t size;         /* ranks */
-  int32_t busy;         /* threads inside a chunk */
-  int32_t stuck;        /* ranks that wait for an op to open; all ranks: a deadlock */
+  pthread_mutex_t lock; /* guards all fields below */
+  pthread_cond_t idle;  /* signalled when the group has stopped and no thread is inside a chunk */
+  int32_t size;         /* number of ranks */
+  int32_t busy;         /* number of threads inside a chunk */
+  int32_t stuck;        /* ranks that wait for an op to open; a deadlock if all ranks do */
   bool stopped;         /* every later call fails */
   team *teams, *world;  /* all teams; the team of all ranks */
   op *ops, *spare;      /* all ops, through `older`; free ops, through `next` */
@@ -99,7 +97,7 @@ static int32_t member_of(const team *t, int32_t rank) {
   return ng_call_member(t->rank, t->n, rank);
 }
 
-/* Every op fits all ranks, so that any team can reuse it. */
+/* Return a spare or new op for team t. Every op has room for all ranks, so that any team can reuse it. */
 static op *op_take(ng_threads *g, team *t) {
   op *o = g->spare;
   op *older = g->ops;
@@ -117,7 +115,7 @@ static op *op_take(ng_threads *g, team *t) {
 
 /* ---- stopping --------------------------------------------------------------------------------*/
 
-/* With the lock. Wake all waiting members; they see `stopped` and return. */
+/* Stop the group; the caller holds the lock. Waiting members wake, see `stopped` and fail. */
 static void stop(ng_threads *g) {
   g->stopped = true;
   for (team *t = g->teams; t != NULL; t = t->next) {
@@ -125,7 +123,7 @@ static void stop(ng_threads *g) {
   }
 }
 
-/* With the lock: the last act of a failing call; afterwards no thread touches a buffer. */
+/* A failing call ends with this function, with the lock held. It waits until no thread uses a buffer. */
 static void settle(ng_threads *g) {
   while (g->busy > 0) {
     (void)pthread_cond_wait(&g->idle, &g->lock);
@@ -140,7 +138,7 @@ static void give_up(void *user) {
   (void)pthread_mutex_unlock(&g->lock);
 }
 
-/* An invalid call fails before it meets others, and stops them. */
+/* An invalid call fails before it meets the calls of other members, and stops the group. */
 static ng_status refuse(seat *s, ng_status st) {
   give_up(s);
   return st;
@@ -155,8 +153,8 @@ static char *recv_at(const op *o, int32_t m, int64_t i) {
   return (char *)o->call[m]->recv + i * ng_dtype_size(o->call[m]->dtype);
 }
 
-/* Sum elements [b, e) of every send into recv of members [first, last) from `at` on. Only this
- * thread reads element i, and before it is written: in place is safe. */
+/* Sum elements [b, e) over all sends, and write the sums to the recv of members [first, last) from element `at` on. No
+ * other thread uses these elements, and each is read before it is written, so sums in place are safe. */
 static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t last, int64_t at) {
   const ng_dtype t = o->call[0]->dtype;
   double acc[NG_TILE];
@@ -171,7 +169,7 @@ static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t 
   }
 }
 
-/* Copy elements from `at` on of the send of member `from` to elements [b, e) of every recv. */
+/* Copy elements from `at` on of member `from`'s send to elements [b, e) of every recv. */
 static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t e) {
   const size_t bytes = (size_t)((e - b) * ng_dtype_size(o->call[0]->dtype));
   const char *src = send_at(o, from, at);
@@ -181,8 +179,8 @@ static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t
   }
 }
 
-/* Process elements [b, e) of the op: positions in the common array, which for counts is the
- * concatenation of the members' parts. Different ranges touch different elements of every buffer. */
+/* Process elements [b, e) of the op. Elements are numbered through one array; for a call with counts this array is the
+ * parts of all members in order. Different ranges touch different elements of every buffer. */
 static void work(const op *o, int64_t b, int64_t e) {
   const ng_collective *c = o->call[0];
   if (!ng_call_counts(c->kind)) {
@@ -207,7 +205,7 @@ static void work(const op *o, int64_t b, int64_t e) {
 
 /* ---- meeting ---------------------------------------------------------------------------------*/
 
-/* All fields except buffers must be equal. */
+/* Return whether two calls are equal in all fields except buffers. */
 static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {
   if (a->kind != b->kind || a->dtype != b->dtype || a->mem != b->mem) return false;
   if (a->kind == NG_BROADCAST && a->root != b->root) return false;
@@ -218,8 +216,8 @@ static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n)
          memcmp(a->send, b->send, (size_t)a->count * sizeof(int32_t)) == 0;
 }
 
-/* The last member has arrived; false: the calls differ, which is a bug of the caller that must not
- * become a wrong sum. */
+/* Open an op whose last member has arrived. false: the calls differ, a bug of the caller that must not give a wrong
+ * sum. */
 static bool op_open(ng_threads *g, op *o) {
   team *t = o->team;
   const ng_collective *c = o->call[0];
@@ -232,7 +230,7 @@ static bool op_open(ng_threads *g, op *o) {
   } else {
     o->total = ng_call_total(c, t->n);
   }
-  /* Ops open in the order of calls: if this is the newest, the queue is empty. */
+  /* Ops open in the order of calls. If this op is the newest, the queue is now empty. */
   if (t->tail == o) t->tail = NULL;
   g->stuck -= o->waiting;
   o->open = true;
@@ -240,8 +238,8 @@ static bool op_open(ng_threads *g, op *o) {
   return true;
 }
 
-/* With the lock. `c` stays valid until the op is collected. The first member creates the op for
- * all; later members find it in `joins`. So a fast rank may be several calls ahead. */
+/* Join member m's call to its op; the lock is held. `c` must stay valid until the op is collected. The first member
+ * creates the op for all members, who find it in `joins`. So a fast rank may be several calls ahead. */
 static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c, op **out) {
   if (g->stopped) return NG_ERR_COMM;
   op *o = t->joins[m];
@@ -267,7 +265,7 @@ static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c,
   return NG_OK;
 }
 
-/* With the lock, which is released meanwhile: process the next chunk, which must exist. */
+/* Process the op's next chunk, which must exist. The lock is held before and after, and released during the work. */
 static void do_chunk(ng_threads *g, op *o) {
   const int64_t b = o->given, e = ng_min64(b + CHUNK, o->total);
   o->given = e;
@@ -281,15 +279,15 @@ static void do_chunk(ng_threads *g, op *o) {
   if (g->stopped && g->busy == 0) (void)pthread_cond_broadcast(&g->idle);
 }
 
-/* With the lock: this member has read a complete op; the last member frees the op. */
+/* Called with the lock when a member has seen its op complete. The last member makes the op spare. */
 static void release_op(ng_threads *g, op *o) {
   if (++o->collected < o->team->n) return;
   o->next = g->spare;
   g->spare = o;
 }
 
-/* With the lock: wait until the op is complete for all members. `made` (may be NULL) receives a new
- * team. If every rank waits for an op to open, the group is deadlocked, and all fail. */
+/* Wait, with the lock, until the op is complete. `made` (may be NULL) receives a new team. If every rank waits for an
+ * op to open, the group is deadlocked, and all calls fail. */
 static ng_status collect(ng_threads *g, op *o, team **made) {
   team *t = o->team;
   if (!o->open && !g->stopped) {
@@ -312,8 +310,8 @@ static ng_status collect(ng_threads *g, op *o, team **made) {
   return NG_OK;
 }
 
-/* With the lock: process at most one chunk, so that an observation is not delayed by a whole
- * factor. The caller is not counted as stuck. */
+/* Process at most one chunk, with the lock, so that an observation waits briefly. The caller does not count as
+ * stuck. */
 static ng_status progress(ng_threads *g, op *o, int32_t *done) {
   if (o->open && !g->stopped && o->given < o->total) do_chunk(g, o);
   *done = o->open && o->finished == o->total;
@@ -344,8 +342,7 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   return st;
 }
 
-/* Without `done`: wait. A request is complete when all chunks are, because other threads write its
- * recv. */
+/* done NULL: wait. A request is complete when all its chunks are, because other threads write to its recv. */
 static ng_status test(void *user, void *request, int32_t *done) {
   seat *s = user;
   if (request == NULL) return refuse(s, NG_ERR_ARG);
@@ -363,7 +360,7 @@ static ng_status run(void *user, const ng_collective *c) {
   return st == NG_OK ? wait(user, request) : st;
 }
 
-/* Collective over all ranks: an op of the world without elements. */
+/* All ranks call this function; it is an op of the world without elements. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   seat *s = user;
   ng_threads *g = s->g;
@@ -379,7 +376,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   } else {
     settle(g);
   }
-  /* A rank outside must not read the team: its members may have freed it. */
+  /* A rank outside the group gets no handle: the members may already have freed the team. */
   if (st == NG_OK && ng_call_member(ranks, n, s->rank) >= 0) *group = made;
   (void)pthread_mutex_unlock(&g->lock);
   return st;
@@ -456,7 +453,7 @@ ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *ou
   return NG_OK;
 }
 
-/* The header requires that no rank is inside a call. */
+/* The public header requires that no rank is inside a call. */
 void ng_threads_destroy(ng_threads **group) {
   if (group == NULL || *group == NULL) return;
   ng_threads *g = *group;

@@ -1,5 +1,5 @@
-/* tile.h: sum over ranks, NG_TILE elements at a time, in double and in rank order, rounded once.
- * The transports threads and mpi share it, so they give the same bits. */
+/* tile.h: sums over ranks of NG_TILE elements at a time, in double and in rank order, rounded once. The transports
+ * threads and mpi both use these functions, so their sums are equal to the last bit. */
 #ifndef NG_TILE_H
 #define NG_TILE_H
 
@@ -7,9 +7,9 @@
 
 #include <string.h>
 
-enum { NG_TILE = 256 }; /* on the stack */
+enum { NG_TILE = 256 }; /* elements of an accumulator on the stack */
 
-/* acc = (first) or acc += n values. The first rank sets, so that -0 does not become +0. */
+/* Set acc to n values (first), or add them to acc. The first rank sets acc, because 0 + -0 would become +0. */
 static inline void ng_tile_add(double *acc, const void *from, ng_dtype t, int64_t n, bool first) {
   double wide[NG_TILE];
   float narrow[NG_TILE];
@@ -43,11 +43,11 @@ static inline void ng_tile_give(const double *acc, void *to, ng_dtype t, int64_t
 static inline bool ng_call_sums(ng_coll_kind k) {
   return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER;
 }
-/* Kinds with a count for each member. */
+/* Return whether the kind has a count for each member. */
 static inline bool ng_call_counts(ng_coll_kind k) {
   return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER;
 }
-/* The index of a rank among n ascending ranks; -1: no member. */
+/* Return the index of `rank` among n ascending ranks, or -1 if `rank` is not a member. */
 static inline int32_t ng_call_member(const int32_t *ranks, int32_t n, int32_t rank) {
   for (int32_t i = 0; i < n; i++) {
     if (ranks[i] == rank) return i;
@@ -62,7 +62,7 @@ static inline bool ng_call_ranks(const int32_t *ranks, int32_t n, int32_t size) 
   }
   return fit;
 }
-/* Elements of a call among n ranks. */
+/* Return the number of elements of a call among n ranks. */
 static inline int64_t ng_call_total(const ng_collective *c, int32_t n) {
   int64_t sum = ng_call_counts(c->kind) ? 0 : c->count;
   for (int32_t m = 0; m < n && ng_call_counts(c->kind); m++) {
@@ -70,7 +70,7 @@ static inline int64_t ng_call_total(const ng_collective *c, int32_t n) {
   }
   return sum;
 }
-/* Check a call among n ranks of at most `most` elements. */
+/* Check the arguments of a call among n ranks; `most`: largest allowed number of elements. */
 static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ranks, int32_t n,
                                       int64_t most) {
   int64_t total = 0;
@@ -78,7 +78,7 @@ static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ran
   if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
     return NG_ERR_ARG;
   }
-  if (ng_call_sums(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers are moved only */
+  if (ng_call_sums(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers: sent only */
   if (c->kind == NG_BROADCAST && ng_call_member(ranks, n, c->root) < 0) return NG_ERR_ARG;
   if (!ng_call_counts(c->kind)) return c->count < 0 || c->count > most ? NG_ERR_ARG : NG_OK;
   if (c->counts == NULL) return NG_ERR_ARG;
