@@ -1,11 +1,11 @@
-/* factors.c: save and load running averages only: a folder with one file for each layer.
+/* factors.c: save and load the running averages only: a folder with one file for each layer.
  *
- * In: a model between two steps, a folder.  Out: files, each written by the owner of its layer; or the
- * averages of such files, on every rank that keeps them.
+ * In: a model between two steps, a folder. Save: each owner writes the files of its layers. Load: every rank that keeps
+ * an average gets it from such files.
  *
- * As in GPT-NeoX's preconditioner of gpauloski/kfac-pytorch, each owner writes its own layers, and missing
- * files are skipped.  Unlike there, every owner reads and checks all its files, and all ranks agree, before
- * the first average changes. */
+ * As in the GPT-NeoX preconditioner of gpauloski/kfac-pytorch, each owner writes its own layers, and missing files are
+ * skipped. In contrast to it, every owner reads and checks all its files, and all ranks agree, before the first average
+ * changes. */
 #include "state/work.h"
 
 #include <errno.h>
@@ -16,24 +16,24 @@
 #define CRC "natgrad.crc32"
 static const char suffix[] = ".safetensors";
 enum {
-  FILE_NAME = 255 - 13, /* the writer adds up to 13 bytes while it writes */
+  FILE_NAME = 255 - 13, /* the writer's temporary name has up to 13 bytes more */
   NAME_ROOM = 3 * 255 + sizeof suffix
 };
 
 typedef struct factors {
   ng_work w;
-  double *found; /* [blocks] a bit for each statistic in the file, summed over ranks */
+  double *found; /* [blocks] bit i: statistic i is in the file; summed over ranks */
   const char *folder;
   char *path; /* FOLDER/NAME.safetensors */
   int64_t path_room;
-  char *guest; /* buffer for the gathered arrays of a block with several owners */
+  char *guest; /* buffer for the arrays of a block whose statistics have several owners */
   ng_field *field;
   ngio_tensor *tensor;
-  ngio_tensors **file; /* [blocks] load: the files that this rank has read */
+  ngio_tensors **file; /* [blocks] for load: the files that this rank has read */
 } factors;
 
-/* The rank that reads and writes the file of a block: the owner of its first statistic. If
- * statistics have different owners, this rank gathers the others. */
+/* Return the rank that reads and writes the file of a block: the owner of the block's first statistic. If other
+ * statistics have other owners, this rank gathers their arrays. */
 static int32_t file_owner(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
 static bool is_gathered(const ng_block *b, const ng_field *f) {
   return b->apart && f->owner != file_owner(b);
@@ -50,7 +50,7 @@ static bool is_plain(unsigned char c, bool first) {
   return letter || c == '_' || c == '-' || (c == '.' && !first);
 }
 
-/* The file name of a block: valid on every file system, without '/', unique for each block name. */
+/* Return the file name of a block. It is valid on every file system, has no '/', and is unique for each block name. */
 static file_name name_of(const ng_block *b) {
   static const char digit[] = "0123456789ABCDEF";
   file_name n = {.text = ""};
@@ -77,7 +77,7 @@ static void set_path(factors *x, const ng_block *b) {
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
-/* Wide dtypes first, as files require. */
+/* List the averages of the started statistics, wide dtypes first, as files require. Return their number. */
 static int32_t list_fields(factors *x, const ng_block *b, uint64_t started) {
   int32_t n = 0;
   for (int64_t width = NG_WIDEST; width > 0; width /= 2) {
@@ -111,8 +111,7 @@ static bool check_names(factors *x) {
 static void prepare(factors *x, ng_precond *p, const char *call, const char *folder) {
   ng_work *w = &x->w;
   int64_t most = 0,
-          gathered =
-              0; /* the most arrays of a block; the most bytes of a block with several owners */
+          gathered = 0; /* most arrays of a block; most bytes of a block with several owners */
   x->folder = folder;
   if (!ng_work_open(w, p, call, NULL) || !check_names(x)) return;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -151,7 +150,7 @@ static void close_factors(factors *x) {
 
 /* ---- save ------------------------------------------------------------------------------------*/
 
-/* Rank 0: create the folder and its parents. */
+/* Create the folder and its parents (on rank 0). */
 static void make_folder(factors *x) {
   ng_work *w = &x->w;
   struct stat at;
@@ -169,8 +168,8 @@ static void make_folder(factors *x) {
   }
 }
 
-/* Ask the owner of each statistic whether the average has started: other ranks may not know of a
- * refused fold. */
+/* Find the statistics whose averages have started. Only the owner of a statistic knows, because other ranks do not know
+ * of a refused fold. */
 static ng_status find_started(factors *x) {
   const ng_precond *p = x->w.p;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -183,7 +182,8 @@ static ng_status find_started(factors *x) {
   return ng_work_sum(&x->w, x->found, p->blocks);
 }
 
-/* Gather the n arrays of the block on this rank. Collective, also after a failure. */
+/* Gather the n arrays of the block on the rank that writes its file. Every rank must call this function, also after a
+ * failure. */
 static ng_status gather_block(factors *x, const ng_block *b, int32_t n) {
   char *to = x->guest;
   ng_status st = NG_OK;
@@ -249,14 +249,14 @@ done:
 
 /* ---- load ------------------------------------------------------------------------------------*/
 
-/* Return the difference between the tensor of the file and the field, or NULL. */
+/* Return what is wrong with tensor t of a file for field f, or NULL. */
 static const char *misfit(const ng_field *f, const ngio_tensor *t) {
   const ngio_tensor want = ng_tensor_of(f->name, f, NULL);
   const char *why = ng_tensor_misfit(&want, t);
   return why != NULL ? why : ng_field_fault(f, t->data, ng_field_count(f));
 }
 
-/* Match all parts of a statistic or none; return the number of matched parts, negative after an
+/* Match all parts of a statistic, or none, with tensors of the file. Return the number of matched parts, or -1 after an
  * error. */
 static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
   int32_t n = 0;
@@ -275,7 +275,8 @@ static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
   return n;
 }
 
-/* Check one file: a checksum over all arrays, their names and shapes, the layer. */
+/* Check the file of a block: its layer, the checksum over all arrays, their names and shapes. Set in *found the bits of
+ * its statistics. */
 static bool check_file(factors *x, const ng_block *b, double *found) {
   ng_work *w = &x->w;
   const ngio_tensors *file = x->file[b->number];
@@ -306,7 +307,7 @@ static bool check_file(factors *x, const ng_block *b, double *found) {
          ng_work_refuse(w, NG_ERR_FILE, "has tensors that this layer lacks");
 }
 
-/* Read all files of this rank, so that every error is known before an average changes. */
+/* Read and check all files of this rank, so that every error is known before an average changes. */
 static void read_files(factors *x) {
   ng_work *w = &x->w;
   ng_precond *p = w->p;
@@ -338,7 +339,7 @@ static ng_status take_average(factors *x, ng_block *b, const ng_field *f) {
   return NG_OK;
 }
 
-/* Mark the loaded averages as started on every rank, as after a fold. */
+/* Load the averages of a block on every rank that keeps them, and mark them as started, as after a fold. */
 static ng_status take_block(factors *x, ng_block *b, double found) {
   ng_status st = NG_OK;
   uint64_t bits = (uint64_t)found;
@@ -360,7 +361,7 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
   return st;
 }
 
-/* Rank 0 tests whether the folder exists. */
+/* Set *there on all ranks to whether the folder exists; rank 0 tests. */
 static ng_status find_folder(factors *x, bool *there) {
   ng_work *w = &x->w;
   struct stat at;

@@ -1,9 +1,9 @@
 /* field_order.c: convert an array between the order in memory and the published order.
  *
- * In memory the columns of a convolution's A are (kernel offset, channel), so that blocks of one
- * displacement are contiguous, and symmetric matrices are rectangular full packed.  In files columns are
- * (channel, kernel offset), as in the weight [out, in, kh, kw], and a symmetric matrix is its lower
- * triangle, row after row.  Elements are moved, never converted. */
+ * In memory the columns of a convolution's factor A are (kernel offset, channel), so that blocks of one displacement
+ * are contiguous, and symmetric matrices are rectangular full packed. In files columns are (channel, kernel offset), as
+ * in the weight [out, in, kh, kw], and a symmetric matrix is its lower triangle, row after row. Elements are moved,
+ * never converted. */
 #include "state/state.h"
 
 int64_t ng_field_count(const ng_field *f) {
@@ -31,15 +31,15 @@ ng_rect ng_field_mine(const ng_field *f, int32_t rank) {
 
 int64_t ng_rect_count(const ng_rect *b) { return (b->bottom - b->top) * (b->right - b->left); }
 
-/* Place in memory of published index i: (channel, offset) -> (offset, channel); a bias column
- * after them stays in place. */
+/* Return the index in memory of published index i: (channel, offset) -> (offset, channel). The index of a bias column,
+ * which follows, does not change. */
 static int64_t place(int64_t i, int64_t offsets, int64_t channels) {
   if (offsets <= 1 || i >= offsets * channels) return i;
   return i % offsets * channels + i / offsets;
 }
 
-/* Copy n elements that are `step` elements apart on each side.  Copy all of a symmetric matrix of n lines whose columns
- * are not woven, out of memory or into it: most arrays are. */
+/* strided: copy n elements at distances dst_step and src_step. triangle: copy a symmetric matrix of order n whose order
+ * of columns is the published one, out of memory or into memory; most arrays need only this. */
 typedef void (*strided)(void *dst, int64_t dst_step, const void *src, int64_t src_step, int64_t n);
 typedef void (*triangle)(void *dst, const void *src, int64_t n, bool out);
 
@@ -82,11 +82,11 @@ typedef struct walker {
   const ng_field *f;
   char *dst;
   const char *src;
-  bool out;     /* copy from memory to the file */
-  int64_t file; /* number of elements moved, the position in the file */
+  bool out;     /* copy from memory to the file; false: to memory */
+  int64_t file; /* number of elements moved: the position in the file */
 } walker;
 
-/* Move n elements, contiguous in the file and `step` apart from `at` in memory. */
+/* Move n elements: contiguous in the file, from `at` on at distance `step` in memory. */
 static void move(walker *w, int64_t at, int64_t step, int64_t n) {
   const int64_t size = ng_dtype_size(w->f->dtype);
   moves[size].some(w->dst + (w->out ? w->file : at) * size, w->out ? 1 : step,
@@ -94,8 +94,8 @@ static void move(walker *w, int64_t at, int64_t step, int64_t n) {
   w->file += n;
 }
 
-/* Move elements (i, j), (i, j + step), ... of memory, n of them. In a symmetric matrix the
- * distance changes at the diagonal and at column h of the storage (linalg/sym.c). */
+/* Move the n elements (i, j), (i, j + step), ... of memory. In a symmetric matrix their distance changes at the
+ * diagonal and at column h of the storage (linalg/sym.c). */
 static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
   const ng_field *f = w->f;
   const int64_t half = (f->rows + 1) / 2;
@@ -110,11 +110,11 @@ static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
   if (n > 0) move(w, i * f->cols + j, step, n);
 }
 
-/* Whether both orders are equal. */
+/* Return whether the index order in memory is the published order. */
 static bool straight(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
 
-/* Copy in the order of the file: line after line, in a line channel after channel, all offsets
- * of a channel. */
+/* Copy an array in the order of the file: row by row; in a row channel by channel, with all kernel offsets of a
+ * channel. */
 static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
   if (straight(f)) {
     if (f->sym) {

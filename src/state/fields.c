@@ -1,7 +1,7 @@
 /* fields.c: visit every array of the state: blocks, then moments.
  *
- * In: a visitor.  Out: one call per array, with its key: the name of the block, or of the layer for
- * moments.  All ranks visit in the order of registration, because broadcasts match by order. */
+ * In: a visitor. Out: one call per array with its key: the name of the block, or of the layer for moments. All ranks
+ * visit in the order of registration, because broadcasts match by order. */
 #include "state/state.h"
 
 typedef struct field_walk {
@@ -15,8 +15,8 @@ static ng_status one_field(void *arg, ng_field *f) {
   return w->visit(w->arg, w->key, f);
 }
 
-/* A sharded layer: set the shape of the whole layer and this rank's slice. The bias of a layer
- * sharded by inputs is whole on all ranks. */
+/* If the layer is sharded, set the shape of the whole layer and this rank's slice. The bias of a layer sharded by
+ * inputs is whole on all ranks. */
 static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
   const ng_layer_shard *s = slot->entry->shard;
   const bool inputs = slot->entry->d.shard_axis == 1, bias = slot->which == NG_BIAS;
@@ -32,8 +32,8 @@ static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
   f->to = s->at[s->member + 1];
 }
 
-/* If each rank updates its own copy of the weights, every rank has the moment and rank 0 writes it.  Else only the
- * updating rank has the moment. */
+/* Visit a moment. If each rank updates its own copy of the weights (everywhere), every rank has the moment and rank 0
+ * writes it; otherwise only the updating rank `owner` has the moment. */
 static ng_status moment(field_walk *w, ng_precond *p, const ng_slot *slot, const char *name,
                         float *data, int32_t owner, bool everywhere) {
   ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
@@ -52,7 +52,7 @@ static bool below_zero(const float *x, int64_t n) {
   return found != 0;
 }
 
-/* A run never stores such a number: every later average or moment would be non-finite. */
+/* A run never stores such a number, because every later average or moment would be non-finite. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n) {
   return !ng_all_finite(data, f->dtype, n)   ? "holds a number that is not finite"
          : f->squares && below_zero(data, n) ? "holds a number below 0, expected means of squares"

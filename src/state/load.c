@@ -9,34 +9,34 @@
  * Order of the checks: header, checksum of the manifest, content of the manifest, shapes of the arrays.
  * Memory for arrays is allocated only after these, because a damaged file may claim any size.
  *
- * In: a model between two steps, a file or a stream.  Out: a model that continues bit for bit, or the
- * unchanged model. */
+ * In: a model between two steps, a file or a stream. Out: a model that continues from the state with the same bits, or,
+ * after an error, the unchanged model. */
 #include "state/work.h"
 
 enum { CHUNK = 1 << 18, LANES = 16 };
 
-/* A piece of an array, from the manifest. */
+/* A piece of an array, as listed in the manifest. */
 typedef struct piece {
   ng_part_piece is;
   int32_t item;
-  bool wanted;          /* this rank reads elements of it */
-  char *to;             /* parts: where the array is staged */
+  bool wanted;          /* this rank reads elements of the piece */
+  char *to;             /* in parts: this rank's staging memory for the array */
   const ngio_tensor *t; /* the tensor in the open file */
-  const char *why;      /* the fault of its data, or NULL */
+  const char *why;      /* what is wrong with the data, or NULL */
 } piece;
 
 typedef struct loading {
   ng_work w;
   ng_snapshot snapshot;
-  bool alone; /* one file or a stream, which rank 0 reads */
-  ng_hex id;  /* checksum of the manifest, the name of the state */
+  bool alone; /* the state is one file or a stream, which rank 0 reads */
+  ng_hex id;  /* checksum of the manifest: the id of the state */
   char *text; /* the received manifest */
   int64_t text_bytes;
-  piece *piece; /* in the order of items */
+  piece *piece; /* [pieces] in the order of items */
   int64_t pieces;
-  bool *open; /* [parts] this rank reads the part */
+  bool *open; /* [parts] whether this rank reads the part */
   char *path, *buffer;
-  char *staged; /* parts: the arrays of this rank in published order, one after the other */
+  char *staged; /* in parts: this rank's arrays in published order, one after the other */
 } loading;
 
 static bool refuse(loading *x, int32_t item, const char *why) {
@@ -54,12 +54,13 @@ static bool understand(loading *x, const char *text, size_t n) {
   return ng_manifest_read(w, &x->snapshot);
 }
 
-/* Large reads are split between the threads of the context. */
+/* The threads of the context share large reads. */
 static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
   ng_parallel(user, n, each, arg);
 }
 
-/* Rank 0; *text: the manifest, in the open file.  A failure stays in *w. */
+/* On rank 0: open the file and read its header. *text: the manifest, which is in memory of the open file. A failure is
+ * stored in *w. */
 static bool read_header(loading *x, const char **text) {
   ng_work *w = &x->w;
   const ng_outside *from = w->place;
@@ -116,7 +117,7 @@ done:
 
 /* ---- what this rank reads --------------------------------------------------------------------*/
 
-/* Return the slice of an array that this rank reads: the whole array, or its own slice. */
+/* Return the part of an array that this rank reads: the whole array of a single file, otherwise its own part. */
 static ng_rect box_of(const loading *x, const ng_field *f) {
   return x->alone ? (ng_rect){0, f->rows, 0, f->cols} : ng_field_mine(f, x->w.p->ctx->rank);
 }
@@ -189,7 +190,7 @@ static bool plan(loading *x) {
 
 /* ---- one file --------------------------------------------------------------------------------*/
 
-/* Check that an open file is this part of this state, because its name proves nothing. */
+/* Check that an open file is part `part` of this state; its name is no proof. */
 static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   char says[NGIO_PART_ROOM];
@@ -211,7 +212,7 @@ static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
                         "has another size or number of tensors than in the manifest");
 }
 
-/* Name the tensor that the manifest does not list; called only if the numbers of tensors differ. */
+/* Called if the file has more tensors than the manifest lists for it. The error names the first extra tensor. */
 static bool refuse_extra(loading *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   const char *name = NULL;
@@ -230,8 +231,8 @@ static bool refuse_extra(loading *x, const ngio_tensors *file, int32_t part) {
                             : "does not belong to this model");
 }
 
-/* Check that the part has exactly the pieces of the manifest. Files of natgrad have the order of
- * the walk, so try that position first. */
+/* Check that the part has exactly the pieces of the manifest. Files of natgrad have the order of the walk, so each
+ * piece is first looked up at the next position. */
 static bool match(loading *x, const ngio_tensors *file, int32_t part) {
   int32_t at = 0;
   for (int64_t k = 0; k < x->pieces; k++) {
@@ -247,7 +248,7 @@ static bool match(loading *x, const ngio_tensors *file, int32_t part) {
   return at == ngio_tensors_count(file) || refuse_extra(x, file, part);
 }
 
-/* Copy bytes [done, done + n) of a piece from the buffer to the parts that this rank holds. */
+/* Copy bytes [done, done + n) of a piece from the buffer to the staged part of the array. */
 static void stage(const loading *x, const piece *q, int64_t done, int64_t n) {
   const ng_field *f = &x->w.item[q->item].f;
   const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f),
@@ -264,8 +265,8 @@ static void stage(const loading *x, const piece *q, int64_t done, int64_t n) {
   }
 }
 
-/* Verify the checksum and the numbers of a piece in memory, or (s) in a file. A damaged piece
- * sets q->why. */
+/* Verify the checksum and the numbers of a piece, which is in memory, or (s != NULL) at `place` of a file. If the piece
+ * is damaged, set q->why. Return false if a read failed. */
 static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
   ng_work *w = &x->w;
   const ng_field *f = &w->item[q->item].f;
@@ -299,7 +300,7 @@ static void check_lane(void *arg, int32_t lane) {
     (void)check_piece(x, &x->piece[k], NULL, 0);
 }
 
-/* One file: read large blocks, check them with all threads. */
+/* Read one file in large blocks; check the arrays with all threads. */
 static bool read_alone(loading *x) {
   ng_work *w = &x->w;
   if (!match(x, w->file, 0) ||
@@ -336,7 +337,7 @@ static void read_part(loading *x, int32_t part) {
   ngio_source_close(&s);
 }
 
-/* Failures are in *w. */
+/* Read all arrays that this rank needs. Failures are stored in *w. */
 static void read_arrays(loading *x) {
   const ng_context *ctx = x->w.p->ctx;
   if (x->alone && !x->w.first) return;
@@ -352,7 +353,7 @@ static void read_arrays(loading *x) {
 
 /* ---- store the arrays on every rank ----------------------------------------------------------*/
 
-/* Import the staged arrays without communication. */
+/* Copy the staged arrays into the model; ranks exchange nothing. */
 static void take_lane(void *arg, int32_t lane) {
   const loading *x = arg;
   for (int32_t i = lane; i < x->w.fields; i += LANES) {
@@ -368,7 +369,7 @@ static void take_lane(void *arg, int32_t lane) {
   }
 }
 
-/* Send an array row by row; every rank copies its part of each row. */
+/* Send an array from rank 0 row by row; every rank copies its part of each row. */
 static ng_status send_rows(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->f;
   const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
@@ -381,8 +382,7 @@ static ng_status send_rows(ng_work *w, const ng_item *item) {
   return st;
 }
 
-/* Send an array from rank 0; every rank copies the part that it stores now, whichever rank
- * stored it at the save. */
+/* Send an array from rank 0; every rank copies the part that it holds now, whichever rank held it at the save. */
 static ng_status send_field(ng_work *w, const ng_item *item) {
   const ng_field *f = &item->f;
   if (f->slice != NULL) return send_rows(w, item);
@@ -408,7 +408,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
   x.alone = x.snapshot.parts == 1;
   read_arrays(&x);
   NG_TRY(ng_work_tell(w));
-  /* From here on only the transport can fail; the model can then only be destroyed. */
+  /* From here on only the transport can fail; after such a failure the model can only be destroyed. */
   if (!x.alone || p->ctx->ranks == 1) {
     ng_parallel(p->ctx, LANES, take_lane, &x);
   } else {
@@ -416,7 +416,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
       NG_TRY(send_field(w, &w->item[i]));
   }
   ng_snapshot_apply(p, &x.snapshot, w->values);
-  /* fresh = false: the saved results stay as they are, even if the present options differ. */
+  /* fresh = false: workers use the saved results unchanged, even if the present options differ */
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (b->is_worker && b->solves) b->family->shared(b, false);

@@ -7,11 +7,8 @@
  *    "blocks":   {"fc1": {"solved": 1.0, "input_seen": 1.0, "A_started": 1.0, ...}, ...}
  *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by save.c; blocks are keyed by their name
  *
- * Layers and options are texts, not a hash, so that the error for a state of another model can name the
- * difference.  A state fits a model if
- * - the layers are equal;
- * - every option that is fixed at ng_ready is equal, except options that only say where results are stored.
- * Live options are taken from the state.
+ * The manifest has layers and options as text, not as a hash, so that the error for a state of another model can name
+ * the difference. A state fits a model if
  *
  * In: a model, an untrusted JSON text.  Out: the verified values in separate memory (ng_snapshot, `values`),
  * from which ng_snapshot_apply cannot fail.  The model does not change before the whole text is verified.
@@ -25,8 +22,7 @@ typedef struct words {
   size_t size;
 } words;
 
-/* Append a text and a number. Without printf, which would take most of the time of a save with
- * many layers. */
+/* Append a text and a number. printf would take most of the time of a save with many layers. */
 static void append(const words *w, const char *what, int64_t x) {
   ng_name_add(w->text, w->size, what);
   if (x < 0) ng_name_add(w->text, w->size, "-");
@@ -38,9 +34,8 @@ static void append_pair(const words *w, const char *what, const int64_t x[2]) {
   append(w, "x", x[1]);
 }
 
-/* Describe a layer as far as the state depends on it: without the layout of observed arrays,
- * which does not change the weights. People read this text in error messages, so each number has a
- * name. */
+/* Describe a layer in the properties on which the state depends. The layout of observed arrays is omitted, because the
+ * weights do not depend on it. Error messages contain this text, so each number has a name. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
   const words w = {text, size};
@@ -76,7 +71,7 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
       append(&w, " positions=", d->positions);
     }
   }
-  for (int32_t k = 0; k < e->slots; k++) { /* with one window per group */
+  for (int32_t k = 0; k < e->slots; k++) { /* one window per group */
     const ng_block *b = e->slot[k].block;
     if (b == NULL || b->entry != NULL || b->base.window_scope != NG_WINDOW_GROUP) continue;
     ng_name_add(text, size, k == 0 ? " group=" : ",");
@@ -84,7 +79,7 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   }
 }
 
-/* Compare in order; the error names the first difference. */
+/* Compare the layers in order; the error names the first difference. */
 static bool read_layers(ng_work *w, const ngio_value *layers) {
   const ng_precond *p = w->p;
   const size_t n = ngio_count(layers);
@@ -130,32 +125,30 @@ static bool read_layers(ng_work *w, const ngio_value *layers) {
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Options that may differ from the state: placement does not change saved values, and quantify
- * only measures. */
+/* Return whether an option may differ from the state: placement does not change saved values, and quantify only
+ * measures. */
 static bool may_differ(const char *option) {
   const int32_t id = ng_option_find(option);
   return id == NG_OPTION_placement || id == NG_OPTION_colocate ||
          id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify;
 }
 
-/* Whether statistics cover all samples, stored whole on each rank or divided between ranks. */
+/* Return whether statistics cover the samples of all ranks, stored whole on each rank or divided between ranks. */
 static bool holds_all(const char *statistics) {
   return ng_is(statistics, "all") || ng_is(statistics, "sharded");
 }
 
-/* Buffer size for any option as text. */
 size_t ng_manifest_room(const ng_precond *p) {
   return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.per_layer);
 }
 
-/* Return option i of the public list. */
 bool ng_manifest_option(int32_t i, ng_option_info *info) {
   memset(info, 0, sizeof *info);
   info->struct_size = sizeof *info;
   return ng_option_at(i, info) == NG_OK;
 }
 
-/* Compare a fixed option, or set a live option in *o. know_options rejects unknown options. */
+/* Compare a fixed option with the model's, or set a live option in *o. know_options rejects unknown options. */
 static bool read_option(ng_work *w, const ngio_value *options, const char *method,
                         const ng_option_info *info, ng_options *o, char *ours, size_t room) {
   const ng_precond *p = w->p;
@@ -183,8 +176,7 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
                         info->name, theirs, method, ours, p->opt.method);
 }
 
-/* Check that each option of the state exists in this version, or was removed and had its
- * default. */
+/* Check that this version has each option of the state, or that the option was removed and had its default. */
 static bool know_options(ng_work *w, const ngio_value *options) {
   for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
     const ng_option_gone *gone = ng_option_removed(v->key);
@@ -202,7 +194,7 @@ static bool know_options(ng_work *w, const ngio_value *options) {
   return true;
 }
 
-/* Check the combination of options, also with each layer's own options, as for a new model. */
+/* Check the combination of options as for a new model, also together with each layer's own options. */
 static bool check_options(ng_work *w, const ng_options *o) {
   const ng_precond *p = w->p;
   char why[NG_MESSAGE] = "";
@@ -211,7 +203,7 @@ static bool check_options(ng_work *w, const ng_options *o) {
     return ng_work_refuse(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s",
                           why);
   }
-  /* blocks without own options: check one per family */
+  /* of the blocks without own options, check one of each family */
   const ng_family *asked = NULL;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -227,7 +219,7 @@ static bool check_options(ng_work *w, const ng_options *o) {
   return true;
 }
 
-/* Read all options into a copy. */
+/* Read all options of the state into the copy *o. */
 static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) {
   const ng_precond *p = w->p;
   const ngio_value *options = ngio_get(manifest, "options");
@@ -263,7 +255,7 @@ static bool read_count(ng_work *w, const ngio_value *object, const char *where, 
                         (long long)most);
 }
 
-/* updates must not exceed steps. */
+/* Read the counters; updates must not exceed steps. */
 static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s) {
   const int64_t most = NG_COUNT_MOST;
   const ngio_value *c = ngio_get(manifest, "counters");
@@ -300,7 +292,7 @@ static bool read_missed(ng_work *w, const ngio_value *layers, int64_t updates) {
 
 /* ---- pieces of arrays ------------------------------------------------------------------------*/
 
-/* Return the number of a key, -1 if there is none. */
+/* Return the integer of a key, or -1 if the key is missing. */
 static int64_t number_of(const ngio_value *v, const char *key) {
   const ngio_value *x = ngio_get(v, key);
   return ngio_is(x, NGIO_INTEGER) ? x->is.integer : -1;
@@ -332,8 +324,7 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
   return true;
 }
 
-/* Check that no file has two pieces of the array. Parts are in order of ranks, except within a
- * model group. */
+/* Return whether a file has two pieces of the array. Called if parts are not ascending, as within a model group. */
 static bool parts_twice(const ngio_value *pieces) {
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {
@@ -343,7 +334,7 @@ static bool parts_twice(const ngio_value *pieces) {
   return false;
 }
 
-/* Reject unknown keys. */
+/* An entry with an unknown key is invalid. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
   const ngio_value *pieces = ngio_get(v, "pieces"), *x = ngio_first(pieces);
   const bool by_rows = ngio_get(x, "from_row") != NULL;
@@ -376,12 +367,12 @@ typedef struct block_reader {
   ng_work *w;
   const ngio_value *from;
   const char *layer;
-  double *to;          /* place of the next number */
-  size_t seen, counts; /* numbers so far; leading numbers that are flags and counts */
+  double *to;          /* receives the next number */
+  size_t seen, counts; /* numbers read; how many numbers, from the first, are flags or counts */
 } block_reader;
 
-/* Check the range of flags and counts, because they are converted to integers. Families check
- * their own numbers. */
+/* Read a number by its name. Check the range of flags and counts, because they are converted to integers; families
+ * check their own numbers. */
 static ng_status read_number(void *arg, ng_number *n) {
   block_reader *r = arg;
   const ngio_value *v = ngio_get(r->from, n->name);
@@ -398,7 +389,8 @@ static ng_status read_number(void *arg, ng_number *n) {
   return r->w->st;
 }
 
-/* Find each number by its name; equal counts then exclude unknown numbers. */
+/* Read the numbers of all blocks. Each number is found by its name; if the counts are equal, too, there is no unknown
+ * number. */
 static bool read_blocks(ng_work *w, const ngio_value *blocks) {
   const ng_precond *p = w->p;
   block_reader r = {.w = w, .to = w->values};
@@ -421,8 +413,8 @@ static bool read_blocks(ng_work *w, const ngio_value *blocks) {
                         p->blocks);
 }
 
-/* Read the format first, because it defines the other keys; layers before options, so that the
- * error for a state of another model names a layer. */
+/* Read the format first, because it defines the other keys. Read layers before options, so that the error for a state
+ * of another model names a layer. */
 bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
   const ngio_value *manifest = ngio_json_root(w->manifest);
   const ngio_value *layers = ngio_get(manifest, "layers"), *parts = ngio_get(manifest, "parts");
@@ -450,7 +442,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     b->base = p->base;
-    if (b->options != NULL) { /* cannot fail: read_options has tried it on a copy */
+    if (b->options != NULL) { /* cannot fail: read_options has tried the same on a copy */
       ng_options own = p->opt;
       (void)ng_options_override(&own, b->options, NULL, 0);
       ng_settings_of(&own, &b->base);
@@ -459,14 +451,14 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;
-  /* each rank counts its own rungs and a state has the sum, which rank 0 gets */
+  /* each rank counts its own rungs; the state has their sum, which rank 0 gets */
   const bool first = p->ctx->rank == 0;
   for (int i = 0; i < NG_RESCUES; i++) {
     p->rescued[i] = first ? s->rung[i] : 0;
   }
   p->step->nu = s->nu;
   p->step->inner = s->inner;
-  p->step->d2 = p->step->pd2 = 0.0; /* a state does not have these */
+  p->step->d2 = p->step->pd2 = 0.0; /* a state does not contain d2 and pd2 */
   p->step->quantify.found = (ng_scaling){0};
   ng_state_put(p, values);
   ng_step_values(p);

@@ -1,7 +1,7 @@
 /* manifest_write.c: write the manifest (see manifest.c): the JSON text of everything that is not an array.
  *
- * In: a model, the numbers of all ranks.  Out: text.  A model of 10,000 layers has a hundred thousand
- * lines, so the text is written directly, without a tree of values. */
+ * In: a model, the numbers of all ranks. Out: text. The manifest of a model of 10,000 layers has a hundred thousand
+ * lines, so the code writes text directly, without a tree of values. */
 #include "state/work.h"
 
 /* Write every option as a text that ng_options_set reads. */
@@ -21,7 +21,7 @@ static void make_options(ng_work *w, ngio_out *o) {
   ngio_shut(o, '}');
 }
 
-/* In the order of registration, which read_layers compares. */
+/* Write the layers in the order of registration, in which read_layers compares them. */
 static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) {
   char is[NG_MESSAGE];
   ngio_open(o, "layers", '[');
@@ -44,7 +44,7 @@ typedef struct block_writer {
   int64_t at; /* index in `values` */
 } block_writer;
 
-/* The order of ng_state_get gives the index of each number. */
+/* ng_state_get and this function visit numbers in the same order, so `at` is the index of the number. */
 static ng_status write_number(void *arg, ng_number *n) {
   block_writer *w = arg;
   ngio_put_real(w->to, n->name, w->from[w->at++]);
@@ -62,11 +62,11 @@ static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
   ngio_shut(o, '}');
 }
 
-/* A non-finite value of ng_report must not prevent a save. */
+/* A non-finite clip factor or inner (ng_report) must not prevent a save. */
 static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
 
-/* Check texts and numbers before the file is written: JSON is UTF-8 and has only finite numbers,
- * and a save must not replace a valid state by an unreadable one. */
+/* Check texts and numbers before the file is written. JSON is UTF-8 and has only finite numbers, and an unreadable
+ * state must not replace a valid state. */
 static bool can_be_written(ng_work *w) {
   const ng_precond *p = w->p;
   if (p->steps > NG_COUNT_MOST || p->skipped > NG_COUNT_MOST) {
@@ -100,7 +100,7 @@ bool ng_manifest_begin(ng_work *w, int format) {
                  NG_VERSION_PATCH);
   ngio_open(o, NULL, '{');
   ngio_put_integer(o, "format", format);
-  ngio_put_text(o, "library", version); /* for people */
+  ngio_put_text(o, "library", version); /* for readers; a load ignores it */
   ngio_put_text(o, "method", p->opt.method);
   make_options(w, o);
   ngio_open(o, "counters", '{');

@@ -4,8 +4,8 @@
  * metadata has the manifest (manifest.c), which contains the CRC-32 of each tensor, and the CRC-32 of the
  * manifest.  So a load compares or checks every bit of the file.
  *
- * The manifest precedes the arrays, and a stream cannot seek.  So arrays are visited twice: first for the
- * checksums, each on the rank that supplies the array, then for the bytes.
+ * The manifest precedes the arrays, and a stream cannot seek. So the code visits arrays twice: first for the checksums,
+ * on the rank that supplies the array, then for the bytes.
  *
  * One file: the owner broadcasts each array that rank 0 does not hold.  In parts no array is sent; ranks
  * exchange the numbers of blocks and a checksum for each piece:
@@ -23,12 +23,12 @@
 
 typedef struct saving {
   ng_work w;
-  int32_t parts;          /* number of files: 1, or one for each rank */
+  int32_t parts;          /* number of files: 1, or the number of ranks */
   bool writes;            /* this rank has a file */
   int64_t *bytes, *count; /* [parts] bytes and number of arrays of each file */
-  uint8_t *here;          /* [fields] one file: rank 0 holds the array */
+  uint8_t *here;          /* [fields] for one file: whether rank 0 holds the array */
   ngio_tensor *tensor;    /* [fields] arrays of this rank's file */
-  char *path;             /* of this rank's part */
+  char *path;             /* path of this rank's part */
   int64_t path_room;
   ng_hex id;
 } saving;
@@ -42,7 +42,7 @@ static ng_part_piece slice_of(const ng_field *f, int32_t i) {
                          .by_rows = f->by_rows};
 }
 
-/* The piece of an array in file r; false: none. */
+/* Set *q to the piece of array f in file r. Return false if the file has none. */
 static bool piece_of(const saving *x, const ng_field *f, int32_t r, ng_part_piece *q) {
   int32_t i = r;
   if (x->parts == 1 || f->slice == NULL) {
@@ -58,8 +58,8 @@ static bool piece_of(const saving *x, const ng_field *f, int32_t r, ng_part_piec
   return q->to > q->from;
 }
 
-/* Get the array that this rank supplies, in published order; false: none. *bytes is known on all
- * ranks. */
+/* Set *data to this rank's part of array f in published order, *bytes to its size (if f is whole, on all ranks). Return
+ * false if this rank supplies nothing. */
 static bool supplies(const saving *x, const ng_field *f, void **data, int64_t *bytes) {
   ng_part_piece q;
   if (f->slice == NULL) {
@@ -75,18 +75,19 @@ static bool supplies(const saving *x, const ng_field *f, void **data, int64_t *b
   return true;
 }
 
-/* One file: ranks hold pieces of the array, and rank 0 writes it row by row. */
+/* Return whether rank 0 writes an array row by row, because there is one file and each rank holds a piece of the
+ * array. */
 static bool by_row(const saving *x, const ng_field *f) { return x->parts == 1 && f->slice != NULL; }
 
-/* The number of checksums (seals) of an array: one, or one for each rank's piece. */
+/* Return the number of seals (checksums) of an array: one, or one for each rank's piece. */
 static int64_t seals(const saving *x, const ng_field *f) {
   return x->parts == 1 || f->slice == NULL ? 1 : x->parts;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* Assign arrays that every rank holds (moments, if every rank updates) to the rank with the
- * least bytes to write; the same choice on all ranks. */
+/* Assign each array that every rank holds (moments, if every rank updates) to the rank with the fewest bytes to write.
+ * The choice is the same on all ranks. */
 static void assign_writers(saving *x) {
   ng_work *w = &x->w;
   int64_t *load = x->bytes;
@@ -109,7 +110,7 @@ static void assign_writers(saving *x) {
   }
 }
 
-/* Bytes of the largest array of the file; in parts, of this rank's file. */
+/* Return the bytes of the largest whole array in this rank's file. */
 static int64_t largest(const saving *x) {
   const ng_work *w = &x->w;
   int64_t most = 0;
@@ -122,7 +123,7 @@ static int64_t largest(const saving *x) {
   return most;
 }
 
-/* Allocate all memory now: between two collectives no rank may fail alone. */
+/* Allocate all memory of the save, because no rank may fail alone between two collectives. */
 static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside *to) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, to) || !ng_work_list(w)) return;
@@ -145,7 +146,7 @@ static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-/* One file: find the arrays that rank 0 lacks; their owners send them. */
+/* For one file: find the arrays that rank 0 lacks. Their owners send them; rank 0 becomes the owner of all others. */
 static ng_status find_suppliers(saving *x) {
   ng_work *w = &x->w;
   if (x->parts > 1) return NG_OK;
@@ -158,8 +159,8 @@ static ng_status find_suppliers(saving *x) {
   return st;
 }
 
-/* Process a sliced array row by row: compute its seal or, if seal is NULL, write it to the file.
- * Collective, also after a failure. */
+/* Process a sliced array row by row: compute its seal or, if seal is NULL, write it to the file. Every rank must call
+ * this function, also after a failure. */
 static ng_status each_row(saving *x, const ng_field *f, double *seal) {
   ng_work *w = &x->w;
   const int64_t n = ng_field_piece(f), bytes = n * ng_dtype_size(f->dtype);
@@ -181,7 +182,7 @@ static ng_status each_row(saving *x, const ng_field *f, double *seal) {
   return st;
 }
 
-/* Gather all numbers and seals: each is 0 on all ranks but one, so the sum over ranks is exact. */
+/* Gather all numbers and seals. Each is 0 on all ranks but one, so the sum over ranks is exact. */
 static ng_status gather(saving *x) {
   ng_work *w = &x->w;
   double *rung = w->values + w->value_count, *seal = rung + NG_RESCUES;
@@ -217,7 +218,7 @@ static void list_piece(saving *x, const ng_item *item, const double *seal, ng_pa
   ng_manifest_piece(&x->w.out, &q);
 }
 
-/* List the pieces of an array in the order of columns, or of rows. */
+/* List the pieces of an array in the manifest, in the order of columns or of rows. */
 static void list_array(saving *x, const ng_item *item, const double *seal) {
   const ng_field *f = &item->f;
   ng_part_piece q;
@@ -234,7 +235,7 @@ static void list_array(saving *x, const ng_item *item, const double *seal) {
   }
 }
 
-/* Write the manifest from the gathered values. Failures are in *w. */
+/* Write the manifest from the gathered values. A failure is stored in *w. */
 static void make_manifest(saving *x) {
   ng_work *w = &x->w;
   const double *seal = w->values + w->value_count + NG_RESCUES;
@@ -249,7 +250,7 @@ static void make_manifest(saving *x) {
   x->id = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
 }
 
-/* Every rank writes the same text from the gathered values. */
+/* Every rank has the gathered values, so all ranks write the same text. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length) {
   saving x = {.parts = 1};
   ng_work *w = &x.w;
@@ -272,7 +273,7 @@ done:
 
 /* ---- the files -------------------------------------------------------------------------------*/
 
-/* Failures are in *w. */
+/* Begin this rank's file. A failure is stored in *w. */
 static void begin_file(saving *x) {
   ng_work *w = &x->w;
   const ng_outside *to = w->place;
@@ -298,8 +299,8 @@ static void begin_file(saving *x) {
                                            sizeof w->message));
 }
 
-/* Send one field at a time, so rank 0 needs memory for the largest field only. After a failure
- * rank 0 continues to receive, because the other ranks do not know of the failure. */
+/* Write one field; its owner sends it to rank 0 if necessary. So rank 0 needs memory for the largest field only. After
+ * a failure rank 0 continues to receive, because the other ranks do not know of the failure. */
 static ng_status put_field(saving *x, const ng_field *f) {
   ng_work *w = &x->w;
   void *data;
@@ -318,7 +319,7 @@ static ng_status put_field(saving *x, const ng_field *f) {
   return NG_OK;
 }
 
-/* Rank 0: check that all parts are in the same folder as its own file. */
+/* On rank 0: check that all parts are in the folder of its own file. */
 static bool sees_all_parts(saving *x) {
   ng_work *w = &x->w;
   struct stat is;
@@ -357,7 +358,7 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, b
     (void)ng_work_fine(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
   }
   NG_TRY(ng_work_tell(w));
-  if (w->first && sees_all_parts(&x)) { /* remove the parts of an earlier state */
+  if (w->first && sees_all_parts(&x)) { /* then remove earlier parts */
     (void)ng_work_fine(
         w, ngio_writer_finish_whole(&w->writer, x.id.text, w->message, sizeof w->message));
   }

@@ -1,9 +1,8 @@
 /* state.h: save and load the state of a preconditioner.
  *
- * In:   a model between two steps; a path, or the caller's stream.
- * Out:  a file with every array and number that a later run needs; a model that continues from such a
- *       file; or single arrays.
- * May call: step, family, model, stat, option, comm, core, and io/.
+ * In: a model between two steps; a path, or the caller's stream. Out: a file with every array and number that a later
+ * run needs; a model that continues from such a file; or single arrays. May call: step, family, model, stat, option,
+ * comm, core, and io/.
  *
  *   save.c, load.c     one file, a stream, or one file per rank; all checks come before any change
  *   work.c             shared by both: memory, agreement of all ranks
@@ -18,28 +17,27 @@
 #include "json.h"
 #include "step/step.h"
 
-#define NG_STATE_FORMAT 2 /* one file; format 1 is not supported */
-#define NG_STATE_PARTS 3  /* one file per rank */
+#define NG_STATE_FORMAT 2 /* format of a state in one file; format 1 is not supported */
+#define NG_STATE_PARTS 3  /* format of a state with one file per rank */
 #define NG_PARTS_MOST (1 << 24)
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
-/* Visit every array. The key of a block's arrays is the name of the block, the key of moments is
- * the name of the layer. */
+/* Visit every array. The key of an array is the name of its block; for moments, the name of the layer. */
 typedef ng_status (*ng_field_keyed)(void *arg, const char *key, ng_field *f);
 ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg);
-/* Visit the arrays of one of ng_state_keys keys: a block, or the moments of a layer. */
+/* Visit the arrays of key k: a block, or the moments of a layer. There are ng_state_keys keys. */
 int32_t ng_state_keys(const ng_precond *p);
 ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg);
 
 enum {
   NG_WIDEST = 8
-}; /* bytes of the widest element; files list arrays of 8, 4, 2, 1 bytes an element in this order */
+}; /* bytes of the widest element. Files have arrays of 8-byte elements first, then of 4, 2 and 1 */
 
-int64_t ng_field_count(const ng_field *f); /* elements in the file, and in memory */
+int64_t ng_field_count(const ng_field *f); /* number of elements in the file and in memory */
 int64_t ng_field_bytes(const ng_field *f);
-/* Elements that are sent at once: one row of an array that ranks hold in columns, otherwise the
- * whole array. */
+/* Return the number of elements that are sent at once: one row of an array of which ranks hold columns, otherwise
+ * all. */
 int64_t ng_field_piece(const ng_field *f);
 
 /* Rows [top, bottom) and columns [left, right) of an array. */
@@ -47,7 +45,7 @@ typedef struct ng_rect {
   int64_t top, bottom, left, right;
 } ng_rect;
 int64_t ng_rect_count(const ng_rect *b);
-/* The number of slices of an array, and the rank that saves slice i. */
+/* ng_field_slices: the number of slices of an array. ng_slice_rank: the rank that saves slice i. */
 int32_t ng_field_slices(const ng_field *f, int32_t ranks);
 int32_t ng_slice_rank(const ng_field *f, int32_t i);
 ng_rect ng_field_mine(const ng_field *f,
@@ -55,20 +53,18 @@ ng_rect ng_field_mine(const ng_field *f,
 /* Convert an array from the order in memory to the published order: row-major, a symmetric
  * matrix as its lower triangle, row after row. ng_field_import converts back. */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
-/* Describe the first mistake in `n` elements of a file, or return NULL. */
+/* Return what is wrong with `n` elements of a file, or NULL. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
-/* Return the data of f if its order is the published order; otherwise export f to `room` and
- * return `room`. */
+/* Return f's data if they are in published order; otherwise export f to `room` and return `room`. */
 void *ng_field_published(const ng_field *f, void *room);
 
 /* ---- numbers.c ------------------------------------------------------------------------*/
 
-/* The numbers of all blocks and entries as one array, with the same order on every rank. get:
- * write the numbers that this rank owns, leave the others unchanged. put: copy all numbers into the
- * blocks. */
-int64_t
-ng_state_values(ng_precond *p); /* the length; the last p->entries numbers belong to entries */
+/* The numbers of all blocks and entries as one array, in the same order on every rank. ng_state_values: its length; the
+ * last p->entries numbers belong to entries. get: write the numbers that this rank owns, leave the others unchanged.
+ * put: copy all numbers into the model. */
+int64_t ng_state_values(ng_precond *p);
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
 
@@ -78,18 +74,18 @@ void ng_state_put(ng_precond *p, const double *x);
 typedef struct ng_outside {
   bool stream;
   const char *path;
-  ng_reader read; /* a stream: the callback that the call uses */
+  ng_reader read; /* for a stream: `read` or `write` is the callback that the call uses */
   ng_writer write;
   void *user;
 } ng_outside;
 
-/* `call`: the name of the public function, for messages. */
+/* call: name of the public function, for messages. */
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts);
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from);
-/* *length excludes the terminating 0; `text` may be NULL. */
+/* Write the manifest to `text`, or only its length if `text` is NULL. *length does not count the terminating 0. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
 
-/* *layers: the number of layers with a file in the folder. */
+/* Save or load the factor folder. *layers: the number of layers with a file in the folder. */
 ng_status ng_state_save_factors(ng_precond *p, const char *folder);
 ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 

@@ -1,11 +1,11 @@
 /* walk.c: read single arrays of the state, for programs with their own file format.
  *
- * In: a model, the index of an array.  Out: its description; its elements in published order.  Indices
- * follow the order of files (wide dtypes first) and are equal on every rank.  The calls are local: a rank
- * reads the arrays that it holds.
+ * In: a model, the index of an array. Out: the array's description; its elements in published order. Indices follow the
+ * order of files (wide dtypes first) and are equal on every rank. The calls are local: a rank reads the arrays that it
+ * holds.
  *
- * Fields can only be visited block by block, so ng_precond.shown stores the position of the last search, and
- * reading all arrays in order takes linear time. */
+ * Fields can be visited only block by block. So ng_precond.shown stores the position of the last search, and a program
+ * reads all arrays in order in linear time. */
 #include "state/work.h"
 
 static ng_status count_one(void *arg, const char *key, ng_field *f) {
@@ -40,7 +40,7 @@ static ng_status seek_one(void *arg, const char *key, ng_field *f) {
   return NG_OK;
 }
 
-/* Continue the last search if its position is not after field i. */
+/* Find field i. Continue from the position of the last search if it is not after field i. */
 static bool find(ng_precond *p, int32_t i, seek *s) {
   ng_shown *at = &p->shown;
   memset(s, 0, sizeof *s);

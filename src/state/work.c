@@ -12,7 +12,7 @@ _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* The header of each allocation; NG_ALIGN bytes keep the block aligned. */
+/* The header of an allocation; it takes NG_ALIGN bytes, so that the block after it is aligned. */
 typedef struct ng_taken {
   struct ng_taken *next;
   size_t bytes;
@@ -62,15 +62,16 @@ ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
-/* The position of the next field for each element size: 1, 2, 4, 8 bytes. */
+/* A pass over all fields. next[s]: first the number of fields with elements of s bytes, then the position of the next
+ * one. */
 typedef struct lister {
   ng_work *w;
   int32_t next[NG_WIDEST + 1];
   int64_t names_bytes;
-  char *name; /* where the next name is written */
+  char *name; /* receives the next name */
 } lister;
 
-/* `data` may be NULL: sizes are known on every rank. */
+/* The sizes are known on every rank, also if f->data is NULL. */
 static ng_status count_field(void *arg, const char *key, ng_field *f) {
   lister *l = arg;
   l->w->fields++;
@@ -87,7 +88,7 @@ static ng_status list_field(void *arg, const char *key, ng_field *f) {
   return NG_OK;
 }
 
-/* Wide dtypes come first, so all data of the file are aligned. */
+/* Wide dtypes come first, so that all data in the file are aligned. */
 bool ng_work_list(ng_work *w) {
   lister l = {.w = w};
   (void)ng_state_fields(w->p, count_field, &l);
@@ -106,14 +107,13 @@ bool ng_work_list(ng_work *w) {
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
-/* Only rank 0 needs the callback. */
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *at) {
   *w = (ng_work){.p = p, .label = call, .place = at, .first = p->ctx->rank == 0, .source.fd = -1};
   if (at != NULL && !at->stream && (at->path == NULL || at->path[0] == 0)) {
     return ng_work_refuse(w, NG_ERR_ARG, "no path given");
   }
   if (at != NULL && at->stream && w->first && at->read == NULL && at->write == NULL) {
-    return ng_work_refuse(w, NG_ERR_ARG, "the callback is NULL, expected one on rank 0");
+    return ng_work_refuse(w, NG_ERR_ARG, "the callback is NULL on rank 0");
   }
   if (p->step->begun) {
     return ng_work_refuse(w, NG_ERR_STATE,
@@ -135,11 +135,11 @@ void ng_work_close(ng_work *w) {
   }
 }
 
-/* ---- what ranks say to each other ------------------------------------------------------------*/
+/* ---- agreement of all ranks ---------------------------------------------------------------------------------------*/
 
 static ng_status broken(ng_work *w) {
   ng_exchange_give_up(w->p);
-  return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank gets this",
+  return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank returns this error",
                  w->label);
 }
 
@@ -156,8 +156,7 @@ ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t roo
   return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK : broken(w);
 }
 
-/* Elements of the array for one unit of the slice bounds (a row or a column) that are
- * contiguous. */
+/* Return the number of contiguous elements that belong to one unit (row or column) of the slice bounds. */
 static int64_t unit(const ng_field *f) { return f->by_rows ? f->cols : 1; }
 
 int64_t ng_work_rows(const ng_field *f) { return f->by_rows ? 1 : f->rows; }

@@ -1,10 +1,9 @@
-/* work.h: the working data of a save or a load, and the agreement of all ranks; for the files of state/ only.
+/* work.h: the working data of a save or a load, and the agreement of all ranks. Only files of state/ include it.
  *
- * In:  a model between two steps.
- * Out: its fields in the order of files, memory for the call, one status on all ranks.
+ * In: a model between two steps. Out: its fields in the order of files, memory for the call, one status on all ranks.
  *
- * No rank returns between two collectives: a failure of one rank stays in its `st` and `message` until
- * ng_work_tell sends it, so that every rank reports the same failure. */
+ * No rank returns between two collectives. A failure of a rank stays in its `st` and `message` until ng_work_tell sends
+ * it, so that every rank reports the same failure. */
 #ifndef NG_STATE_WORK_H
 #define NG_STATE_WORK_H
 
@@ -12,20 +11,20 @@
 #include "safetensors.h"
 #include "state/state.h"
 
-/* Keys of the metadata. */
+/* Keys in the metadata of a file. */
 #define NG_MANIFEST "natgrad"
 #define NG_MANIFEST_CRC "natgrad.crc32"
 
 /* One array of the state. */
 typedef struct ng_item {
   ng_field f;
-  const char *key, *name; /* name of the block or layer; "key/field" */
-  const void *data;       /* load: the verified part that this rank reads, in published order */
+  const char *key, *name; /* key: name of the block or layer; name: "key/field" */
+  const void *data;       /* for load: the verified part that this rank reads, in published order */
 } ng_item;
 
-/* A piece of an array: columns [from, to) of every row, or rows (by_rows), or the whole array. */
+/* A piece of an array: columns [from, to) of every row, or rows [from, to) (by_rows), or the whole array. */
 typedef struct ng_part_piece {
-  int32_t part; /* index of its file */
+  int32_t part; /* index of the file that has the piece */
   int64_t from, to;
   bool whole, by_rows;
   const char *crc; /* NG_HEX digits */
@@ -35,108 +34,111 @@ typedef struct ng_part_piece {
 typedef struct ng_work {
   ng_precond *p;
   const char *label;       /* prefix of messages: the public function, later the file */
-  const ng_outside *place; /* NULL: no file or stream */
-  bool first;              /* this is rank 0 */
-  struct ng_taken *taken;  /* memory of the call */
-  ng_item *item;           /* [fields] wide dtypes first, so that all data in the file is aligned */
+  const ng_outside *place; /* NULL: the call has no file or stream */
+  bool first;              /* this rank is rank 0 */
+  struct ng_taken *taken;  /* list of the allocations of the call */
+  ng_item *item; /* [fields] wide dtypes first, so that all data in the file are aligned */
   int32_t fields;
   int64_t largest; /* bytes of the largest field, or of its largest row if ranks hold columns */
   int64_t value_count;
-  double *values;      /* ng_state_values; save: then rung counters and seals */
-  void *memory;        /* one field, or a row, in the order of memory */
+  double *values;      /* [value_count] ng_state_values; for save also rung counters and seals */
+  void *memory;        /* one field, or one row, in the order of memory */
   void *published;     /* one field in published order */
-  ngio_out out;        /* save: the manifest, with a 0 */
-  ngio_json *manifest; /* load */
+  ngio_out out;        /* for save: the manifest with a terminating 0 */
+  ngio_json *manifest; /* for load */
   ngio_writer *writer;
   ngio_source source; /* load, rank 0 */
   ngio_tensors *file; /* load, rank 0 */
-  ng_status
-      st; /* the first failure of this rank since the last ng_work_tell; `message` describes it */
+  ng_status st; /* first failure of this rank since the last ng_work_tell; `message` describes it */
   char message[NG_MESSAGE];
 } ng_work;
 
-/* Check the arguments and that no step is in progress. false: the failure is in *w. */
+/* Check the arguments, and that no step is in progress. Return false if not; the failure is stored in *w. Only rank 0
+ * needs a callback. */
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
 bool ng_work_list(ng_work *w);
-void ng_work_close(ng_work *w); /* may be called after any failure; removes an unfinished file */
+void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished file */
 
-/* Allocate memory that ng_work_close frees. NULL: no memory; the failure is in *w. */
+/* Allocate memory that ng_work_close frees. If there is no memory, return NULL and store the failure in *w. */
 void *ng_work_take(ng_work *w, int64_t bytes);
 
-/* Dtype and shape of a piece in its file; q NULL: of the whole array. */
+/* Return dtype and shape of piece q of an array in its file; q NULL: of the whole array. */
 ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q);
-/* Return the difference between a tensor of a file and the expected one, or NULL. */
+/* Return how tensor t of a file differs from the expected tensor, or NULL. */
 const char *ng_tensor_misfit(const ngio_tensor *want, const ngio_tensor *t);
-ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* not for symmetric arrays */
+ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* f not symmetric */
 
-/* Sum doubles over ranks; broadcast bytes. Both may fail with NG_ERR_COMM. */
+/* Sum `count` doubles over ranks; broadcast bytes from rank `root`. Both may fail with NG_ERR_COMM. */
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root);
 /* Return on all ranks the worst `st` of any rank, with the message of the first failed rank. */
 ng_status ng_work_tell(ng_work *w);
 
-/* For a field that ranks hold in parts. ng_work_part: copy this rank's part of row `row` to
- * (out) or from w->memory. ng_work_row: gather the row in w->memory on all ranks. A field sliced by
- * rows counts as one row. */
+/* For a field of which ranks hold parts. ng_work_rows: its rows; a field sliced by rows counts as one row.
+ * ng_work_part: copy this rank's part of row `row` to w->memory (out) or from w->memory. ng_work_row: gather the row in
+ * w->memory on all ranks. */
 int64_t ng_work_rows(const ng_field *f);
 void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out);
 ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row);
 
-/* Store a failure of io/, which wrote the message, in *w; return whether `st` is a success. */
+/* Store in *w a failure of io/, which has written the message. Return whether `st` is a success. */
 bool ng_work_fine(ng_work *w, ngio_status st);
-/* Store a failure with its message in *w, unless *w has one; return false. */
+/* Store a failure and its message in *w if *w has no failure yet. Return false. */
 bool ng_work_refuse(ng_work *w, ng_status st, const char *format, ...) NG_PRINTF(3, 4);
-ngio_alloc ng_work_payload(ng_work *w); /* allocate payloads of files from the context */
+ngio_alloc ng_work_payload(ng_work *w); /* allocator for the data of files: the context's */
 
-enum { NG_HEX = 8 }; /* digits */
+enum { NG_HEX = 8 }; /* digits of a checksum */
 typedef struct ng_hex {
   char text[12];
 } ng_hex;
-/* CRC-32 as in zlib: detects damage, not manipulation. */
+/* The CRC-32 of zlib, which detects damage, not manipulation. */
 uint32_t ng_crc_of(const void *data, int64_t bytes);
-uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes); /* continue from `crc` */
+uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes); /* continues from `crc` */
 ng_hex ng_hex_of(uint32_t crc);
-/* A checksum and a flag "all elements are finite" as one double. The sum over ranks, with 0 on
- * all other ranks, is exact. */
+/* A seal: a checksum and a flag "all elements are finite" as one double. If the seal is 0 on all other ranks, its sum
+ * over ranks is exact. */
 double ng_seal(uint32_t crc, bool finite);
 ng_hex ng_seal_of(double seal, bool *finite);
 
 /* ---- manifest_write.c, manifest.c ------------------------------------------------------------------------*/
 
-/* The largest count in a file: other JSON readers use doubles, which are exact up to here. */
+/* The largest count in a file. Other JSON readers use doubles, which are exact up to 2^53. */
 #define NG_COUNT_MOST (INT64_C(1) << 53)
 extern const char *const ng_rung_name[NG_RESCUES];
-/* Describe a layer for comparison and for messages. */
+/* Describe a layer, for comparison and for messages. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size);
-size_t ng_manifest_room(const ng_precond *p); /* buffer size for the text of any option */
+size_t ng_manifest_room(const ng_precond *p); /* buffer size for any option as text */
 bool ng_manifest_option(int32_t i, ng_option_info *info);
 
-/* Write the manifest up to its tensors, from w->values, to w->out. */
+/* Write the manifest to w->out, with numbers from w->values, up to its tensors. */
 bool ng_manifest_begin(ng_work *w, int format);
-/* Write the entry of an array in one file; or (open, piece) an array with a list of pieces. */
+/* ng_manifest_tensor: write the entry of an array in one file. ng_manifest_open, _piece: begin the entry of an array in
+ * several files, and add a piece to the list. */
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
 void ng_manifest_open(ngio_out *o, const ng_item *item);
 void ng_manifest_piece(ngio_out *o, const ng_part_piece *q);
-/* Write the end of the manifest: the list of parts if parts > 1, and a terminating 0, which is counted. */
+/* Write the end of the manifest: if parts > 1, bytes and tensors of each part; then a terminating 0, which w->out
+ * counts. */
 bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, int32_t parts);
 
 /* The verified content of a manifest. */
 typedef struct ng_snapshot {
-  ng_options opt; /* texts borrowed from p */
+  ng_options opt; /* its texts belong to the model */
   int64_t steps, updates, skipped, rung[4];
   int32_t parts; /* number of files */
   double nu, inner;
 } ng_snapshot;
 
-/* Compare w->manifest with this model; fill *s and w->values.  Nothing of the model changes. */
+/* Compare w->manifest with this model, and fill *s and w->values. The model does not change. */
 bool ng_manifest_read(ng_work *w, ng_snapshot *s);
 /* Copy the snapshot and the values into the model. Cannot fail. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values);
 
-/* Return the list of pieces of an array from its entry `v` in a manifest of `parts` files; NULL:
- * the list is invalid. */
+/* Return the list of pieces of an array from its entry `v` in a manifest of `parts` files, or NULL if the list is
+ * invalid. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
-/* Read one item of that list, or the entry of an array in one file.  crc NULL: invalid. */
+/* Read an item of the list of pieces, or the entry of an array in one file. The result's crc is NULL if `v` is
+ * invalid. */
 ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f);
 
 #endif
