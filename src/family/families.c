@@ -1,10 +1,9 @@
-/* families.c: the list of families, the choice for a layer, and the saved arrays and numbers of a
- * block.
+/* families.c: the list of families, the choice of a family for a layer, and the saved arrays and numbers of a block.
+ * ng_family_of tries the families of a context from last to first. So a family that a test registers precedes the
+ * library's families.
  *
- * The families of a context are asked from last to first, so that a family of a test may take layers from the library's.
- *
- * Code outside a family never asks for its name or solver: differences are entries of the table. A
- * new family is a file and a line in `own`. */
+ * Code outside a family never compares the family's name or solver: families differ only by the entries of their
+ * ng_family table. A new family needs a file and a line in `own`. */
 #include "family/family.h"
 
 static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone, &ng_family_norm,
@@ -34,7 +33,6 @@ const ng_family *ng_family_find(const char *name) {
   return NULL;
 }
 
-/* NULL: the gradient of this layer stays unchanged. */
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e) {
   for (int32_t i = ctx->families - 1; i >= 0; i--) {
     if (ctx->family[i]->fits(o, e)) return ctx->family[i];
@@ -44,7 +42,7 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Each choice of this option belongs to one family. */
+/* Option statistics: `sharded` is for the window family only, the other values except `all` for kronecker only. */
 static ng_status check_spread(const char *family, const ng_options *o, char *message, size_t size) {
   const char *whose = ng_is(o->statistics, "sharded") ? "window" : "kronecker";
   if (ng_is(o->statistics, "all") || ng_is(family, whose) || o->own_method) return NG_OK;
@@ -55,13 +53,13 @@ static ng_status check_spread(const char *family, const ng_options *o, char *mes
       o->statistics, o->method, whose);
 }
 
-/* Compare as texts, as defaults are stored; 63 characters hold any value. */
+/* Write the option's value as text and compare it with the default, which is a text; 63 characters hold any value. */
 static bool is_default(ng_option_id id, const ng_options *o, char value[64]) {
   const ng_option_row *row = &ng_option_table[id];
   return ng_option_write(row, o, value, 64) && ng_is(value, row->standard);
 }
 
-/* A layer with its own method is checked for per-layer options only. */
+/* If the layer has its own method, only per-layer options are checked. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -114,7 +112,7 @@ ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) 
   return f->check(o, &s, message, size);
 }
 
-/* The family first: its message says more. */
+/* The family's check runs before ng_options_verify, because the family's messages are more specific. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_status st = ng_family_check_line(o, message, size);
   if (st == NG_OK) st = ng_options_verify(o, message, size);
@@ -171,7 +169,7 @@ ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
-/* offsets = 1: the published and the internal order are equal, unless the family changes them. */
+/* offsets = 1 until the family changes it: memory and files have the same order. */
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;
   s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);
@@ -272,7 +270,7 @@ static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *
   return st;
 }
 
-/* A file may contain any non-negative numbers: replace intervals of 0. */
+/* A file may contain any numbers: replace numbers out of range by 0, and then intervals of 0 by 1. */
 static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
   static const char *const name[] = {"_next",   "_interval",   "_interval_before", "_refreshed",
                                      "_passed", "_bytes_sent", "_bytes_passed"};
@@ -298,7 +296,7 @@ size_t ng_block_counts(const ng_block *b) {
   return n;
 }
 
-/* Flags and counts of the engine first: ng_block_counts. */
+/* Visit the flags and counts of ng_block_counts first. */
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = visit_flag("solved", NULL, "", &b->solved, visit, arg);
   for (int kind = 0; kind < NG_SEEN_KINDS && st == NG_OK; kind++) {

@@ -9,13 +9,13 @@
  *
  *   observe          add an observation to the sums of the statistics
  *   [statistics]     the engine sums over ranks and folds into the averages
- *   select_topk      ranks decide jointly what to send of gradients, in a few small sums
- *   put_traces       the owner of a statistic sends numbers to the owners of the others
- *   solve, shared    compute results on the owner; results have arrived on every rank that holds them
- *   measure_tile     each tile of its gradients, by all threads; then measure, once
+ *   select_topk      all ranks select the k largest elements of the gradient, in a few small sums over ranks
+ *   put_traces       the owner of a statistic sends its traces to the owners of the block's other statistics
+ *   solve, shared    the owner computes results; then every rank that received results reads them
+ *   measure_tile     compute partial sums over one tile of gradients, tiles in parallel; then `measure`, once
  *   [agree]          the engine computes the clip factor, equal on all ranks
- *   emit_tile        each tile of PD, by all threads, into a sink
- *   commit           the step has ended */
+ *   emit_tile        pass one tile of PD to a sink, tiles in parallel
+ *   commit           end the step: advance the block's state if the step counts, otherwise discard the new state */
 #ifndef NG_FAMILY_H
 #define NG_FAMILY_H
 
@@ -23,29 +23,29 @@
 
 /* ---- input -----------------------------------------------------------------------------------*/
 
-/* An observation, checked against the layer. */
+/* An observation: one array of a micro-batch, checked against the layer. */
 typedef struct ng_obs {
-  uint32_t what; /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments */
+  uint32_t what; /* kind of array; NG_SEES_FLATGRAD: none, the family reads bound gradients */
   ng_view v;
-  int64_t samples;
-  int64_t whole,
-      first; /* samples of all ranks of the micro-batch, 0: not shared; index of the first */
-  int64_t positions;       /* of the output */
-  int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output */
+  int64_t samples; /* on this rank */
+  /* ng_batch.whole: samples of the micro-batch on all ranks, and index of this rank's first sample; else 0. */
+  int64_t whole, first;
+  int64_t positions;       /* output positions of one sample */
+  int64_t size[2], out[2]; /* conv2d: [height, width] of the observed array, and of the output */
   int64_t batch;           /* number of the micro-batch */
   double loss_scale;
-  double lr; /* NG_SEES_FLATGRAD: of the step */
+  double lr; /* NG_SEES_FLATGRAD: learning rate of the step */
   ng_reduction reduction;
-  double most; /* its largest magnitude; 0 if the family scans */
+  double most; /* largest magnitude in the array; 0 if the family scans */
 } ng_obs;
 
-/* The factor from gradients of this rank's mean loss to gradients of the mean over all ranks. */
+/* Return the samples of this rank / samples of all ranks if the loss is a mean over a shared micro-batch, else 1. */
 static inline double ng_obs_share(const ng_obs *o) {
   const bool mean = o->reduction == NG_MEAN && o->whole > 0;
   return mean ? (double)o->samples / (double)o->whole : 1.0;
 }
 
-/* The geometry of a layer at the size of an observation. */
+/* Return the declared geometry with the image and output sizes of the observation o. */
 static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
   ng_conv c = *declared;
   c.oh = o->out[0];
@@ -55,7 +55,7 @@ static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
   return c;
 }
 
-/* Whole rows of a parameter, or a part of one row, within one group of its layer. */
+/* A tile: whole rows of a parameter, or a part of one row. All elements belong to one group of the layer. */
 struct ng_tile {
   ng_slot *slot;
   ng_block *block; /* NULL: no curvature */
@@ -66,16 +66,16 @@ enum { NG_TILE_SUMS = 2 };
 
 /* ---- output ----------------------------------------------------------------------------------*/
 
-/* n elements of a row of PD: scale * values if `values` is set, otherwise scale * gradient + k * u
- * with the bound gradient, read once; u NULL: no second term. wide: in double, for terms that
- * nearly cancel, or factors beyond f32. most: no element is larger in magnitude; 0: unknown. */
+/* n elements of a row of PD. If `values` is set, PD = scale * values; otherwise PD = scale * gradient + k * u, where
+ * the sink reads the bound gradient. u NULL: no second term. wide: compute in double, because the two terms nearly
+ * cancel or a factor does not fit f32. most: upper bound of the magnitudes in PD; 0: unknown. */
 typedef struct ng_pair {
   double scale, k, most;
   const float *u, *values;
   bool wide;
 } ng_pair;
 
-/* Rows are disjoint, so several threads may put different rows. */
+/* Several threads may call `put` at the same time, each for other elements. */
 typedef struct ng_sink ng_sink;
 struct ng_sink {
   void (*put)(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
@@ -88,41 +88,39 @@ static inline void ng_put(const ng_sink *s, ng_slot *slot, int64_t row, int64_t 
 
 /* ---- state -----------------------------------------------------------------------------------*/
 
-/* An array of the saved state. Symmetric arrays are ng_sym storage. */
+/* An array of the saved state. */
 typedef struct ng_field {
   char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
-  ng_dtype dtype;     /* as stored in memory */
-  bool sym;           /* rows = cols = n, n(n+1)/2 elements in ng_sym order */
-  int64_t rows, cols; /* of the array in memory, row-major, dense, unless sym */
-  void *data;         /* NULL on ranks without it */
-  int32_t owner;      /* a rank that holds it */
-  bool everywhere;    /* all ranks hold it; false: unknown */
-  bool squares;       /* means of squares, f32, never negative */
-  /* [ranks + 1]: rank r holds columns [slice[r], slice[r + 1]) of every row, in `data`; plain
-   * order, not sym. NULL: not sliced. */
+  ng_dtype dtype;     /* of `data` in memory */
+  bool sym;           /* symmetric: n(n+1)/2 elements in ng_sym order, n = rows = cols */
+  int64_t rows, cols; /* size in memory; dense and row-major unless sym */
+  void *data;         /* NULL on ranks that do not hold the array */
+  int32_t owner;      /* a rank that holds the array */
+  bool everywhere;    /* all ranks hold the array; false: unknown */
+  bool squares;       /* the elements are means of squares: f32, never negative */
+  /* [ranks + 1]: `data` of rank r has columns [slice[r], slice[r + 1]) of every row; not for sym. NULL: not sliced. */
   const int64_t *slice;
-  /* Several ranks may hold the same columns, or rows (by_rows). Then there are `slices`, rank
-   * holder[i] provides slice i, and this rank holds [from, to). NULL: as above. */
+  /* If several ranks hold the same columns (rows if by_rows): rank holder[i] provides slice i of `slices`, and this
+   * rank holds the columns (rows) [from, to). NULL: rank r provides slice r. */
   const int32_t *holder;
   int32_t slices;
   bool by_rows;
   int64_t from, to;
-  /* Index order: internal i of the rows (cols) is (offset, channel) with `offsets` kernel offsets
-   * and `channels` channels, the published order is (channel, offset); a trailing bias stays last.
-   * offsets 1: both are equal. */
+  /* Order of the rows (columns): (kernel offset, channel) in memory, (channel, kernel offset) in files; a bias is last.
+   * `offsets` and `channels` are the numbers of kernel offsets and channels; with offsets = 1 both orders are equal. */
   int64_t row_offsets, row_channels, col_offsets, col_channels;
 } ng_field;
 typedef ng_status (*ng_field_visit)(void *arg, ng_field *f);
 
-/* A dense array in the published order. */
+/* Return a field of a dense array that memory and files store in the same order. */
 ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols, void *data,
                         int32_t owner);
 
-/* A number of the saved state, with 17 digits. */
+/* A number of the saved state, written with 17 digits. */
 typedef struct ng_number {
   char name[48];
   double *value;
-  const ng_stat *stat; /* the owner of this statistic knows it; NULL: the owner of the block */
+  const ng_stat *stat; /* its owner provides the value; NULL: the owner of the block does */
 } ng_number;
 typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
 
@@ -138,87 +136,83 @@ typedef struct ng_family {
   uint32_t sees;
   ng_scope scope;
   bool scans; /* observe detects non-finite values itself; otherwise the engine scans */
-
-  /* NG_SCOPE_MODEL: the family respects slot->out, so a step may exclude some of its parameters. */
+  /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->out. */
   bool can_exclude;
-
-  /* Layers may be sharded: ranks that observe and compute PD get whole observations and gradients,
-   * the others none. */
+  /* Layers may be sharded. Ranks that observe or compute PD receive whole observations and gradients; the other ranks
+   * of the model group receive nothing. */
   bool shards;
-
   /* ---- required ---- */
-  /* Whether the family takes this layer (or tensor), under its options. */
+  /* Return whether the family preconditions the layer or tensor e with the options o. */
   bool (*fits)(const ng_settings *o, const ng_entry *e);
-  /* Check options against each other and against the family; one line in message. */
+  /* Check options against each other and against the family; on failure write one line to message. */
   ng_status (*check)(const ng_options *o, const ng_settings *s, char *message, size_t size);
-  /* Set the geometry in b->state, and b->entry->why for a layer. Its objects (ng_object) are freed with the block. */
+  /* Set the geometry in b->state, and b->entry->why for a layer. Objects from ng_object are freed with the block. */
   ng_status (*create)(ng_block *b);
   /* Declare b->stat: shapes, `sees`, `averaged`; the engine sets the rest. */
   ng_status (*statistics)(ng_block *b);
-  /* Plan results and scratch; called twice. create, statistics and plan read the rank's number only
-   * if the block is sliced (b->slice) or partial: ng_plan_ranks creates blocks once for all ranks. */
+  /* Request memory for results and scratch, in both passes of ng_plan. create, statistics and plan may use this rank's
+   * number only if the block is sliced (b->slice) or partial: ng_plan_ranks creates blocks once for all ranks. */
   ng_status (*plan)(ng_block *b, ng_plan *plan);
-  /* Add s->mix.fresh X to every statistic with `sees` o->what; NG_SKIPPED: not finite, and nothing
-   * was added. */
+  /* Add s->mix.fresh times the observation to every statistic s with s->sees = o->what. NG_SKIPPED: the observation is
+   * not finite, and no sum has changed. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
-  /* Set inner, d2, pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: computed with a
-   * fallback. */
+  /* Set b->inner, b->d2 and b->pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: the block used a fallback. */
   ng_status (*measure)(ng_block *b);
+  /* Pass tile t of factor * PD to the sink. */
   void (*emit_tile)(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink);
 
   /* ---- optional, with a default ---- */
   ng_status (*begin)(ng_block *b); /* set initial values in planned memory; default: nothing */
-  /* Bytes of scratch of `observe` for an image of this size; default: as planned. */
+  /* Return the bytes of scratch that `observe` needs for the observation o; default: the planned scratch is enough. */
   int64_t (*room)(const ng_block *b, const ng_obs *o);
-  /* |PD|^2 of each segment, if every rank has PD; default: a walk over its tiles. */
+  /* pd2[i] <- |PD|^2 of segment i, on ranks that compute PD themselves; default: sum over all tiles from emit_tile. */
   void (*norms)(ng_block *b, double *pd2);
-  /* Arrays and numbers besides the averages; default: none. */
+  /* Visit the saved arrays and numbers other than averages; default: none. */
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
 
-  /* ---- optional, absent means that it cannot ---- */
-  /* Both or neither. solve: compute the results that this rank owns; NG_RESCUED and counters for
-   * fallbacks. shared: results have arrived, from this rank, others (fresh) or a file. */
+  /* ---- optional; NULL: the family does not support this function ---- */
+  /* Set both or neither. solve: compute the results that this rank owns; for a fallback count the rung and return
+   * NG_RESCUED. shared: read results; fresh: the block was solved in this step; else the results are old or loaded. */
   ng_status (*solve)(ng_block *b);
   void (*shared)(ng_block *b, bool fresh);
-  /* `solve` supports statistics with different owners that keep them alone: after the fold, put_traces
-   * writes the b->traces_each numbers of a statistic of this rank, and solve reads the numbers of all in
-   * b->traces. */
+  /* For blocks whose statistics have different owners: after the fold, the owner of statistic `stat` writes
+   * b->traces_each numbers. All ranks of the block's column receive all numbers in b->traces for `solve`. */
   void (*put_traces)(ng_block *b, int32_t stat, double *numbers);
-  /* Between check and sums, for blocks with b->selecting: for rounds 0 to b->rounds - 1 write
-   * b->round[r] numbers into x, which are summed over ranks, and read the sums of the previous round.
-   * A last call with round = b->rounds only reads. Then the statistics are complete. */
+  /* For blocks with b->selecting, between `check` and the sums of statistics. In round r < b->rounds: read from x the
+   * sums over ranks of round r - 1 (if r > 0), and write b->round[r] numbers to x. The call with round = b->rounds only
+   * reads. After this call the statistics are complete. */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  /* Partial sums for measure, tile by tile, collected in b->tile_sum. */
+  /* Compute the partial sums of tile t for `measure`; the engine stores them in b->tile_sum. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
-  void (*commit)(ng_block *b, bool taken); /* the step has ended; taken: not skipped */
-  void (*report)(const ng_block *b, ng_layer_report *report); /* about its last solve */
+  void (*commit)(ng_block *b, bool taken); /* end the step; taken: the step counts */
+  void (*report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
-/* Add a family, which must outlive the context. The families of the library come first; the latest family is asked first. */
+/* Add family f, which must outlive the context. ng_family_of tries the families from the last added to the first. */
 void ng_family_register(ng_context *ctx, const ng_family *f);
 void ng_family_register_own(ng_context *ctx);
-/* A family of the library by name; NULL: unknown. */
+/* Return the library's family of this name; NULL: unknown. */
 const ng_family *ng_family_find(const char *name);
-/* The family that takes an entry; NULL: none. */
+/* Return the family that preconditions the entry e with the options o; NULL: none, and the gradient stays unchanged. */
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
-/* Check options against each other and by the method's family; also with each line of per_layer. */
+/* Check the model's options, then the options of each line of per_layer. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size);
-/* Check the values of ng_options_override by the family. */
+/* Check options with the `check` of the method's family. o: the model's options, or a line of per_layer applied. */
 ng_status ng_family_check_line(const ng_options *o, char *message, size_t size);
-/* Check the values of a block by its own family. */
+/* Check options o with the `check` of the block's family. */
 ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size);
-/* For `check`: options of other families must have their defaults. */
+/* Used in `check`: fail if an option of another family differs from its default. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size);
-/* For `check`: so must n options that the method does not read; `why` in words. */
+/* Used in `check`: fail if one of n options that the method ignores differs from its default; the message has `why`. */
 ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,
                                  const ng_options *o, char *message, size_t size);
-/* For `check`: refuse the first option with `wrong`; the message is "OPTION = VALUE", then `says`. */
+/* Used in `check`: fail at the first row with `wrong`; the message is "OPTION = VALUE", then `says`. */
 typedef struct ng_refusal {
   bool wrong;
   ng_option_id option;
@@ -227,28 +221,29 @@ typedef struct ng_refusal {
 ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_options *o, char *message,
                                size_t size);
 
-/* A field of part i: "A_inverse", or "A.0_inverse", "A.1_inverse" if there are several parts. Saved files contain
- * these names. */
+/* Return a field of part i of a statistic. Its name, which files contain, is "A_inverse" if the statistic A has one
+ * part, and "A.0_inverse", "A.1_inverse", ... if A has several parts. */
 ng_field ng_part_field(const ng_stat *s, int32_t i, const char *suffix, ng_dtype t, int64_t rows,
                        int64_t cols, void *data);
-/* The average of part i, or the average before ("_older"). */
+/* Return the field of the average of part i; older: of s->part[i].older, with the suffix "_older". */
 ng_field ng_average_field(const ng_stat *s, int32_t i, bool older);
-/* Visit the saved arrays and numbers of a block: its statistics, then its family's. */
+/* Visit the saved arrays (numbers) of a block: first of its statistics, then of its family. */
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
-size_t ng_block_counts(const ng_block *b); /* number of leading flags and counts */
+/* Return how many numbers, which ng_block_numbers visits first, are flags and counts. */
+size_t ng_block_counts(const ng_block *b);
 
-/* The geometry of a layer at its declared size (0: undeclared): of its input, or its outputs as pixels. */
+/* Return the geometry of a layer at its declared image size (0: undeclared). outputs: a 1x1 kernel over its output. */
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 
-/* Rungs of the ladder: 0 as asked, 1 to 3 damping x 10, x 100, x 1000, then these; ng_layer_report.rung. */
+/* Rungs (ng_layer_report.rung): 0 to 3 damping x 1, 10, 100, 1000; then double, last good result, plain gradient. */
 enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
 void ng_count_rung(ng_precond *p, int32_t rung);
-int32_t ng_rung_of(float says); /* a sent or loaded rung; any other number is NG_RUNG_PLAIN */
+int32_t ng_rung_of(float says); /* convert a received or loaded rung; out of range: NG_RUNG_PLAIN */
 
-/* Allocate `count` statistics; NG_ERR_NOMEM. Freed with the block. */
+/* Allocate b->stat with `count` statistics, freed with the block. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count);
-/* Allocate the parts of a statistic: `each` parts for each group. */
+/* Allocate the parts of statistic s: `each` parts for each of the `groups` groups. */
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each);
 
 #endif

@@ -1,6 +1,6 @@
 /* kronecker.c: the Kronecker family: geometry, memory, state, operation tables.
  *
- * In: a layer with its options. Out: the parts of A and G, their place in memory, the fields in files.
+ * In: a layer with its options. Out: the parts of A and G, their addresses, their fields in files.
  *
  * The Fisher block of a layer is approximated by A (x) G (Martens & Grosse 2015, arXiv 1503.05671,
  * section 3; convolutions: Grosse & Martens 2016, arXiv 1602.01407). A is the second moment of the inputs,
@@ -15,18 +15,18 @@
  * exactly diagonal: the frequency of each token. torch.nn.Embedding stores W transposed, so here A
  * multiplies from the left: PD = (A + d_A)^-1 D (G + d_G)^-1.
  *
- * The internal columns of a convolution are (kernel offset, channel), so that the blocks of one displacement
- * are contiguous (stat/gram_shift.c). The weight has (channel, kernel offset). `map` translates; files
- * have the order of the weight (state/field_order.c). Averages, inverses and eigenvectors only need a
- * permutation. A triangular factor stays in the internal order. */
+ * The internal column order of a convolution is (kernel offset, channel), so that the blocks of one displacement
+ * are contiguous (stat/gram_shift.c). The weight's column order is (channel, kernel offset). `map` converts from one
+ * to the other. Files use the weight's order (state/field_order.c): averages, inverses and eigenvectors are permuted.
+ * A triangular factor stays in the internal order, because permuted it is no longer triangular. */
 #include "family/kronecker.h"
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-/* The number of parts of one side in one group: at least factor_blocks, none wider than max_factor. Cuts are
- * between channels, never inside a patch, so one channel may exceed max_factor. Widths differ by at most
- * one channel, the wider first; the bias joins the last part. `first` is the widest part without a bias,
- * `last` the part with the bias. */
+/* Return the number of parts of one side in one group: at least factor_blocks, and no part wider than max_factor. All
+ * kernel offsets of a channel are in one part, so a part of one channel may exceed max_factor. Widths differ by at most
+ * one channel, wider parts first; the bias is in the last part. `first`: order of the first part; `last`: of the last
+ * part, with the bias (one). */
 static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
   int64_t k = ng_min64(o->factor_blocks, channels);
   for (; k < channels && o->max_factor > 0; k++) {
@@ -36,7 +36,7 @@ static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offse
   return k;
 }
 
-/* Create the parts of all groups, group after group. A factor too large for 32-bit LAPACK is refused here. */
+/* Create the parts of all groups, group after group; fail if a part is too large for 32-bit LAPACK. */
 static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_kron *k = ng_kron_of(b);
   ng_side *s = &k->side[which];
@@ -98,7 +98,7 @@ static void fill_map(ng_kron *k) {
   }
 }
 
-/* All groups have the same columns, so one map serves all. */
+/* All groups have the same column order, so one map is enough. */
 static ng_status make_map(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (k->offsets == 1) return NG_OK;
@@ -166,7 +166,7 @@ static ng_status create(ng_block *b) {
   k->eigen = ng_is_eigen(b->base.solver);
   k->product = b->ascends = b->base.solver == NG_SOLVER_PRODUCT;
   k->inverse_dtype = b->base.inverse_dtype;
-  /* D + k H and G^-1 D A^-1 have no common scale for the clip. */
+  /* The clip needs one scale for all blocks: PD = D + k H (product) and PD = G^-1 D A^-1 have different scales. */
   if (k->product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(
         b->ctx, NG_ERR_ARG,
@@ -186,7 +186,7 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
   return !e->tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
 }
 
-/* An option without effect beside the others is refused, unless it has its neutral value. */
+/* Fail if an option has no effect together with the other options, unless it has its neutral value. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
                                        NG_OPTION_damping_leak};
@@ -195,14 +195,14 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   const ng_refusal list[] = {
       {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
        ": a method with factors takes textbook, kaisa, mpd-kfac or chainerkfac"},
-      /* lambda on the products of eigenvalues (Pauloski et al. 2021, arXiv 2107.01739) is no shift of A or of G. */
+      /* joint adds lambda to d_G d_A' (Pauloski et al. 2021, arXiv 2107.01739), which is no shift of A or of G. */
       {joint && !eigen, NG_OPTION_damping_split,
        " needs solver = eigen or eigen-prediv; other solvers take pi or full"},
       {s->eigen_floor > 0 && !eigen, NG_OPTION_eigen_floor,
        " needs solver = eigen or eigen-prediv"},
       {product != (s->radius > 0), NG_OPTION_radius,
        ": solver = product needs a radius above 0, other solvers 0"},
-      /* The published inverse solver leaves its shift in the stored factor. */
+      /* damping_leak: the published inverse solver leaves its shift in the stored factor. */
       {s->damping_leak && joint, NG_OPTION_damping_leak,
        " needs damping_split = pi or full: a joint damping shifts no factor"},
   };
@@ -242,7 +242,8 @@ static ng_status statistics(ng_block *b) {
   return st;
 }
 
-/* Part 0 is the widest without the bias, hence the + 1. The tokens are counted in one int32 each. */
+/* Return floats. Part 0 is the widest part; only a last part with the bias may have one row more, hence the + 1.
+ * Tokens are counted in an int32 each, as large as a float. */
 static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
@@ -252,7 +253,7 @@ static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
   return ng_conv_scratch(b->ctx, conv, a->hi - a->lo, g->hi - g->lo);
 }
 
-/* An output gradient is read pixel by pixel, so the size of its input is not needed. */
+/* The scratch of an output gradient does not depend on the image size, because pixels are added as rows. */
 int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
@@ -262,8 +263,8 @@ int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
   return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
 }
 
-/* The results of a side are contiguous, `says` first, so that one message sends both. Called twice; the
- * pointers of the first call are NULL. */
+/* The results of a side are contiguous, `says` first, so that one message sends `says` and the results. In the counting
+ * pass all pointers are NULL. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t size = ng_dtype_size(k->inverse_dtype), real = (int64_t)sizeof(float);
@@ -295,7 +296,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- state -----------------------------------------------------------------------------------*/
 
-/* Results are saved, not recomputed: a resumed run must refresh at the same steps as an uninterrupted run. */
+/* Files contain the results of the last solve: a resumed run must solve at the same steps as an uninterrupted run. */
 static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
                             void *arg) {
   const ng_part *part = &k->side[side].part[i];
@@ -307,7 +308,7 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
   }
   if (k->eigen) {
     ng_field f = ng_part_field(s, i, "_eigenvectors", k->inverse_dtype, n, n, part->V);
-    f.col_offsets = s->part[i].offsets; /* rows count eigenvectors */
+    f.col_offsets = s->part[i].offsets; /* columns are permuted; a row is one eigenvector */
     f.col_channels = part->hi - part->lo;
     const ng_status st = visit(arg, &f);
     if (st != NG_OK) return st;
@@ -324,8 +325,8 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
   return visit(arg, &f);
 }
 
-/* Every rank visits the same fields in the same order. `data` is NULL on ranks without them; the owner
- * broadcasts, and rank 0 writes. */
+/* Every rank visits the same fields in the same order, because the owner of a field broadcasts it and rank 0 writes it.
+ * `data` is NULL on ranks that do not hold the field. */
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
@@ -342,8 +343,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   return st;
 }
 
-/* The leaked shift is a number and not part of the arrays, so that the arrays are equal on all ranks
- * (docs/algorithms.md, damping_leak). */
+/* Visit shifts as numbers, because arrays with shifts would differ between ranks (docs/algorithms.md, damping_leak). */
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_number lambda = {

@@ -1,12 +1,12 @@
 /* kronecker.h: the state of a Kronecker block.
  *
  *   kronecker.c        geometry, memory, state, and the operation tables
- *   kronecker_stats.c  observations into A and G
- *   kronecker_part.c   the result of one matrix, with the ladder
- *   kronecker_solve.c  the results of a block
- *   kronecker_apply.c  PD
+ *   kronecker_stats.c  adding observations to A and G
+ *   kronecker_part.c   solving one part of A or G, with the ladder
+ *   kronecker_solve.c  solving all parts of a block
+ *   kronecker_apply.c  computing PD
  *
- * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal parts
+ * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal blocks, the parts
  * (factor_blocks, max_factor). A part is one symmetric matrix, or one diagonal matrix stored as a vector.
  *
  * The gradient of a group has q rows and p columns. One side multiplies it from the left (`left`), the
@@ -18,7 +18,7 @@
  *
  * The internal order of the columns of a convolution is (part, kernel offset, channel), bias last.
  *
- * A and G are one statistic each. They may have different owners, so each side has its own results. */
+ * A and G are one statistic each. Their owners may differ, so each side has its own results. */
 #ifndef NG_KRONECKER_H
 #define NG_KRONECKER_H
 
@@ -28,41 +28,41 @@ enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
 typedef struct ng_part {
   int32_t group;
-  int64_t lo, hi; /* channels of the layer: A inputs, G outputs */
+  int64_t lo, hi; /* channels [lo, hi) of the layer: input channels of A, output channels of G */
   int64_t n;      /* order of the matrix */
-  int64_t at;     /* left: first of all rows; right: first column in the group */
+  int64_t at;     /* left side: first row of D; right side: first column in the group's D */
   bool has_one;   /* A: the last row and column belong to the 1 appended for the bias */
   bool diagonal;  /* the average is a vector [n], and `d` is the only result */
-  bool is_factor; /* R contains L */
-  bool good;      /* the result passed its checks */
-  void *R;  /* inverse, or L if is_factor; solver = product: the average; ng_sym, inverse_dtype */
-  void *V;  /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
-  float *d; /* [n] eigen: eigenvalues; cholesky of a diagonal part: its inverse */
-  /* Written by the queue, read after a wait: LAPACK's info; about the average. */
+  bool is_factor; /* R is L of F + d I = L L', not the inverse */
+  bool good;      /* the stored result passed its checks */
+  void *R;        /* cholesky: inverse, or L; product: the average; ng_sym order; inverse_dtype */
+  void *V;        /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
+  float *d; /* [n] eigen: eigenvalues; cholesky of a diagonal part: the reciprocals 1 / (F_i + d) */
+  /* The queue writes these numbers. info: of LAPACK; finite, trace: of the average; largest: scratch. */
   int info[2], finite;
   double trace, largest;
 } ng_part;
 
-/* `says`, which the owner of a side sends with its results: the highest rung of its parts, the damping of
- * group 0, pi of each group, and for each part whether its result is good. */
+/* Indices of ng_side.says, which the owner of a side sends with its results: the highest rung of the side's parts, the
+ * damping of group 0, pi of each group, and for each part 1 if its result is good, else 0. */
 enum { NG_SAYS_RUNG, NG_SAYS_DAMPING, NG_SAYS_PI };
 
 typedef struct ng_side {
-  int32_t parts, each; /* of all groups, of one group */
+  int32_t parts, each; /* number of parts of all groups, of one group */
   ng_part *part;
   ng_stat *stat;
   float *says;
-  double *shift; /* [groups] damping_leak: shift contained in the owner's average */
+  double *shift; /* [groups] damping_leak: damping of earlier solves, which the next fold adds */
 } ng_side;
 
 typedef struct ng_kron {
-  int64_t groups, offsets; /* kernel offsets: kh*kw; 1 unless a convolution */
+  int64_t groups, offsets; /* offsets: kernel height * width of a convolution, else 1 */
   int64_t p, q, out;       /* columns and rows of a group's gradient; out = q * groups */
   int32_t *map;   /* internal column -> column of the weight; the bias -> p - 1; NULL: identity */
   int32_t *unmap; /* column of the weight -> internal column */
   ng_side side[2];
   ng_side *left, *right;
-  ng_conv conv; /* of the declared image; each observation has its own size */
+  ng_conv conv; /* geometry at the declared image size; ng_obs_conv sets the observed size */
   bool eigen;
   bool product; /* solver = product: R is the average, and `direction` is H = G D A */
   ng_dtype inverse_dtype;
@@ -74,14 +74,13 @@ static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
 static inline int64_t ng_kron_says(const ng_side *s, int64_t groups) {
   return NG_SAYS_PI + groups + s->parts;
 }
-/* The running average of a part, as stored. */
+/* Return the running average of a part, in the dtype s->stat->kept. */
 static inline void *ng_kron_average(const ng_side *s, const ng_part *part) {
   return s->stat->part[part - s->part].average;
 }
 
-/* Compute R, or V and d, of a part, on the owner of its side. Return the rung. The average contains `shift`;
- * `on` is the present damping of the
- * side; if joint, the smallest that a direction meets. */
+/* Compute R, or V and d, of a part, on the owner of its side; return the rung. shift: of the part's group (ng_side).
+ * on: damping of this side in this solve; with solver = eigen, the smallest damping of any eigenvector. */
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                            double on);
 
@@ -97,13 +96,13 @@ void ng_kron_report(const ng_block *b, ng_layer_report *report);
 int64_t ng_kron_solve_scratch(const ng_block *b); /* floats */
 int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 
-/* cholesky: keep L and solve, or keep the inverse? `n`: order of the part, `m`: columns it multiplies. */
+/* Return whether a part of order n keeps L, for two triangular solves with m columns a step; otherwise the inverse. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m);
-/* The damping of both sides at `lambda`, from damping_split and pi. */
+/* on[side] <- the damping of each side at `lambda`, from damping_split and pi. */
 void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]);
-/* eigen: the divisor of the entries of PD that a left and a right part share. */
+/* eigen: return the divisors of the entries of Q_G' D Q_A that belong to one left and one right part. */
 ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right);
-/* The right parts of the group of a left part: the first; there are k->right->each. */
+/* Return the first of the k->right->each right parts of the group of a left part. */
 static inline const ng_part *ng_kron_opposite(const ng_kron *k, const ng_part *left) {
   return &k->right->part[left->group * k->right->each];
 }

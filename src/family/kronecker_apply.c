@@ -1,28 +1,29 @@
-/* kronecker_apply.c: compute the direction PD of a gradient D, and emit it.
+/* kronecker_apply.c: compute the direction PD of a gradient D, and emit PD.
  *
  *   cholesky   PD = G^-1 D A^-1 with the damping of the last solve
- *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', R = 1 / (d_G d_A' + lambda), lambda of the last solve (eigen-prediv) or of now
- *   product    H = G D A; PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret et al.
- *              2021, arXiv 2010.01412) along the curvature, as published with Eva
+ *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', with R = 1 / (d_G d_A' + lambda) entry by entry; o multiplies entry by
+ *              entry; d_G, d_A: eigenvalues; lambda: present damping, or that of the last solve (eigen-prediv)
+ *   product    H = G D A; PD = D + k H with k from clip.c: the ascent of SAM (Foret et al. 2021, arXiv 2010.01412)
+ *              along the curvature, as published with Eva
  *
  * In: bound gradients, results of the last solve. Out: `direction` [out, p], <PD, D>, |D|^2, |PD|^2, and tiles
  * of PD. A step costs 2 q p (p + q) operations with stored inverses, twice that in eigenbases.
  *
- * D is gathered into internal column order (kronecker.h). `direction` keeps PD until all ranks agree on the
- * clip factor. Ranks without results emit a received PD. */
+ * D is copied into internal column order (kronecker.h). `direction` keeps PD until all ranks agree on the clip factor.
+ * Ranks without results of the solve receive PD from a worker. */
 #include "family/kronecker.h"
 
-/* ---- scratch: D and T [rows of a chunk, p], one result as f32, 3 doubles a row. `norms`: published rows, D,
- *               and the same 3 doubles -------------------------------------------------------- */
+/* ---- scratch of measure: D and T [rows of a chunk, p], one inverse or eigenbasis as f32, 3 doubles a row.
+ *      scratch of norms: `direction` in published order, D, 3 doubles a row ------------------------ */
 
 enum { CHUNK = 256 };
 
-/* If the left side is diagonal, rows are independent, and an embedding may have many. */
+/* With a diagonal left side rows are independent, so an embedding is processed in chunks of rows; else in one chunk. */
 static int64_t chunk_rows(const ng_kron *k) {
   return k->left->part->diagonal ? ng_min64(CHUNK, k->out) : k->out;
 }
 
-/* Floats of one result widened to f32. All groups are alike. */
+/* Return the floats of the largest stored result after conversion to f32; 0 if results are f32. */
 static int64_t widest_result(const ng_kron *k) {
   int64_t most = 0;
   if (k->inverse_dtype == NG_F32) return 0;
@@ -46,12 +47,12 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
 
 typedef struct rows_job {
   ng_block *b;
-  float *D, *H;            /* the gradient; norms: `direction` in published order */
-  int64_t row, rows, each; /* of the chunk; rows of a piece */
+  float *D, *H;            /* D: the gradient; H, in norms: `direction` in published order */
+  int64_t row, rows, each; /* rows [row, row + rows) of the gradient, `each` rows per task */
   atomic_bool bad;         /* a value is not finite */
 } rows_job;
 
-/* Below 8192 numbers starting threads costs more than copying. */
+/* Set j->each and return the number of tasks: below 8192 numbers, starting threads costs more than copying. */
 static int32_t pieces_of(const ng_block *b, rows_job *j) {
   const ng_kron *k = ng_kron_of(b);
   int32_t pieces = (int32_t)ng_min64(ng_threads_of(b->ctx), j->rows);
@@ -68,7 +69,8 @@ static bool read_row(const ng_block *b, int64_t r, float *row) {
   return ng_all_finite(row, NG_F32, ng_kron_of(b)->p);
 }
 
-/* `direction` is overwritten later; here it is the buffer of the row before permutation. */
+/* Copy rows of the gradient to D in internal column order. `direction` is free until the products, so it is the buffer
+ * for the row in published order. */
 static void gather_rows(void *arg, int32_t piece) {
   rows_job *j = arg;
   const ng_block *b = j->b;
@@ -89,7 +91,7 @@ static void gather_rows(void *arg, int32_t piece) {
 
 /* ---- the products ----------------------------------------------------------------------------*/
 
-/* Rows [row, row + rows) of the gradient, all unless the left side is diagonal. */
+/* Rows [row, row + rows) of the gradient (chunk_rows); group_rows: rows of the chunk in one group. */
 typedef struct chunk {
   ng_block *b;
   const ng_kron *k;
@@ -98,21 +100,21 @@ typedef struct chunk {
   float *D, *T, *out, *room;
 } chunk;
 
-/* n stored numbers as f32: in place, or enqueued to be in `room`. */
+/* Return n stored numbers as f32: `stored` itself, or `room`, to which the queue will convert them. */
 static const float *as_f32(const chunk *c, const void *stored, int64_t n) {
   if (c->k->inverse_dtype == NG_F32) return stored;
   ng_on(c->q)->widen(c->q, n, stored, c->k->inverse_dtype, c->room);
   return c->room;
 }
 
-/* The stored inverse, or L, of a part. */
+/* Return the stored inverse, or L, of a part as f32. */
 static ng_sym result_of(const chunk *c, const ng_part *part) {
   const float *a = as_f32(c, part->R, ng_sym_count(part->n));
   return (ng_sym){(float *)(uintptr_t)a, part->n};
 }
 
-/* to = from R^-1, part by part: a block of columns each. The queue works in order, so that `room` may contain
- * one result after the other without a wait. */
+/* to <- from F^-1, where F is the damped factor of the right side; each part multiplies its own columns. The queue
+ * works in order, so consecutive parts may use the same `room` without a wait. */
 static void divide_right(const chunk *c, const float *from, float *to) {
   const int64_t p = c->k->p, rows = c->group_rows;
   for (int32_t i = 0; i < c->k->right->parts; i++) {
@@ -128,7 +130,7 @@ static void divide_right(const chunk *c, const float *from, float *to) {
   }
 }
 
-/* to = L^-1 from: a block of rows each. */
+/* to <- F^-1 from, where F is the damped factor of the left side; each part multiplies its own rows. */
 static void divide_left(const chunk *c, const float *from, float *to) {
   const int64_t p = c->k->p;
   for (int32_t i = 0; i < c->k->left->parts; i++) {
@@ -153,7 +155,8 @@ static void divide_left(const chunk *c, const float *from, float *to) {
   }
 }
 
-/* to = from Q_R and to = Q_L' from, or with `back` the transposes. Row i of V is eigenvector i, so V = Q'. */
+/* rotate_right: to <- from Q (back: from Q'), Q the eigenvectors of the right side; rotate_left: to <- Q' from (back:
+ * Q from), Q of the left side. Row i of V is eigenvector i, so V = Q'. */
 static void rotate_right(const chunk *c, const float *from, float *to, bool back) {
   const int64_t p = c->k->p;
   for (int32_t i = 0; i < c->k->right->parts; i++) {
@@ -176,7 +179,7 @@ static void rotate_left(const chunk *c, const float *from, float *to, bool back)
   }
 }
 
-/* U divided by the spectrum. Only parts of one group meet. */
+/* Divide each entry of U = Q_G' D Q_A by its damped product of eigenvalues, for all pairs of parts in one group. */
 static void divide_spectrum(const chunk *c, float *U) {
   const ng_kron *k = c->k;
   for (int32_t i = 0; i < k->left->parts; i++) {
@@ -189,8 +192,8 @@ static void divide_spectrum(const chunk *c, float *U) {
   }
 }
 
-/* c->out = PD. Without results (the last rung of the ladder) PD = D; for product H = 0. The eigenbasis of a
- * diagonal side is the identity. */
+/* c->out <- PD (product: H). If a part has no good result (rung NG_RUNG_PLAIN): PD <- D (product: H <- 0). A diagonal
+ * left side has the identity as eigenbasis, so it needs no rotation. */
 static void precondition(const chunk *c) {
   const ng_kron *k = c->k;
   if (!k->good && k->product) {
@@ -215,8 +218,8 @@ static void precondition(const chunk *c) {
 
 /* ---- measure, emit ---------------------------------------------------------------------------*/
 
-/* A non-finite gradient gives zeros, because other ranks may receive the direction before they learn that the
- * step is skipped. The sums are in row order: the same bits for any number of threads. */
+/* If the gradient is not finite, set the direction to 0, because other ranks may receive the direction before they
+ * learn that the step is skipped. Rows are summed in order, so the bits do not depend on the number of threads. */
 ng_status ng_kron_measure(ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -249,7 +252,7 @@ ng_status ng_kron_measure(ng_block *b) {
   return NG_OK;
 }
 
-/* Rows of `direction` in published order; for product also of the gradient. */
+/* j->H <- rows of `direction` in published order, if that order differs; product: j->D <- rows of the gradient. */
 static void publish_rows(void *arg, int32_t piece) {
   const rows_job *j = arg;
   const ng_kron *k = ng_kron_of(j->b);
@@ -262,8 +265,8 @@ static void publish_rows(void *arg, int32_t piece) {
   }
 }
 
-/* |PD|^2 of the weight and of the bias, for clips by tensor. For product |D + k H|^2 from its three terms,
- * because k is known only now; `row_sums` computes <H, D>, |D|^2, |H|^2. */
+/* pd2 <- |PD|^2 of the weight and of the bias, for clips by tensor. product: |D + k H|^2 = |D|^2 + 2 k <H, D> +
+ * k^2 |H|^2, k = b->ascent; row_sums returns <H, D>, |D|^2 and |H|^2 of each row. */
 void ng_kron_norms(ng_block *b, double *pd2) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -295,8 +298,8 @@ void ng_kron_norms(ng_block *b, double *pd2) {
 
 /* ---- emit ------------------------------------------------------------------------------------*/
 
-/* n published columns of row r: in place, or collected in `room`. The bias is one row of the gradient, its
- * columns are outputs; it is the last internal column. */
+/* Return columns [col, col + n) of row r of PD in published order: in place, or copied to `room`. The gradient of the
+ * bias is one row whose columns are the outputs; in `direction` the bias is the last column. */
 static const float *published(const ng_block *b, const ng_tile *t, int64_t r, int64_t col,
                               int64_t n, float *room) {
   const ng_kron *k = ng_kron_of(b);

@@ -1,25 +1,25 @@
-/* kronecker_part.c: the result of one part of A or G.
+/* kronecker_part.c: compute the result of one part of A or G.
  *
- * In: the average F of a part, the leaked shift that F contains, the damping d. Out: (F + d I)^-1, or L of
- * F + d I = L L', or F = Q diag(e) Q', or F itself (product); and the rung of the ladder that passed.
+ * In: the average F of a part, its leaked shift, the damping of the side; d is their sum. Out: (F + d I)^-1, or L of
+ * F + d I = L L', or F = Q diag(e) Q', or F itself (product); and the first rung of the ladder that succeeds.
  *
- * LAPACK reports success on NaN. So kronecker_solve.c scans averages before, and results are checked after, by
- * a sampled column (linalg/damped.c) or by three eigenpairs. */
+ * LAPACK reports success on NaN. So kronecker_solve.c scans the averages before the solve, and the result is checked
+ * after the solve: by one column (linalg/damped.c) or by three eigenpairs. */
 #include "family/kronecker.h"
 
 #include <math.h>
 
-/* Rounding makes eigenvalues of a covariance negative by up to n eps of the largest. 1e-3 is above that up to
- * n = 16000 and far below the values of an indefinite matrix. */
+/* Rounding makes eigenvalues of a covariance of order n as low as -n eps times the largest. 1e-3 exceeds n eps up to
+ * n = 16000 and is far below the negative eigenvalues of an indefinite matrix. */
 #define NEGATIVE 1e-3
 
-/* f32 eigenvalues are off by about 2^-24 of the largest.  If that exceeds this share of the damping, they are computed
- * in double, because eigenvectors of small eigenvalues e would get a wrong weight 1 / (e + damping).  The limit is that
- * of the residual in linalg/damped.c. */
+/* Eigenvalues computed in f32 have an error of about 2^-24 of the largest eigenvalue. If this error exceeds LOST times
+ * the damping, eigenvalues are computed in double: the weight 1 / (e + damping) of a small eigenvalue e would be wrong.
+ * linalg/damped.c has the same limit for its residual. */
 #define LOST 1e-2
 
 /* ---- scratch: cholesky  ng_damped_scratch
- *               eigen     V [n n], work;  or V64 [n n] doubles, V, work64 ------------------- */
+ *               eigen     f32: V [n, n], work;  double: V64 [n, n] doubles, V, work64 -------- */
 
 static int64_t part_scratch(const ng_block *b, const ng_part *part) {
   const int64_t n = part->n;
@@ -62,7 +62,7 @@ static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, doub
   return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
-/* solver = product: the average itself. */
+/* solver = product: store the average as the result. */
 static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *scratch) {
   ng_queue *q = b->ctx->queue;
   const ng_dtype t = ng_kron_of(b)->inverse_dtype;
@@ -76,13 +76,14 @@ static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *s
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
-/* The lowest accepted eigenvalue relative to the largest: rounding the n entries of a row to 16 bits moves an
- * eigenvalue by up to n half units. */
+/* Return x such that eigenvalues down to -x times the largest eigenvalue are accepted. Rounding the n entries of each
+ * row to a 16-bit dtype t moves an eigenvalue by up to n half units in the last place. */
 static double negative_limit(ng_dtype t, int64_t n) {
   return t == NG_F32 ? NEGATIVE : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
 }
 
-/* Check the residual and the norm of the first, middle and last pair, and the orthogonality of the outer two. */
+/* Check that eigenvalues e are finite and not too negative, the residual and norm of the first, middle and last
+ * eigenpair, and the orthogonality of the first and last eigenvector. x, y [n]: scratch. */
 static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const float *V,
                         const float *e, double *x, double *y) {
   const int64_t n = F.n, sample[3] = {0, n / 2, n - 1};
@@ -113,8 +114,8 @@ static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const 
   return fabs(dot) <= NEGATIVE;
 }
 
-/* `leak` is a shift that the array of the average does not contain. Eigenvalues at or below eigen_floor become
- * 0 (KAISA: 0, MPD-KFAC: 1e-10): a negative eigenvalue beyond lambda would reverse a direction. */
+/* leak: the shift (ng_side) to add to the eigenvalues e of the array. Eigenvalues at or below eigen_floor (KAISA: 0,
+ * MPD-KFAC: 1e-10) become 0: an eigenvalue below -lambda would reverse the direction. */
 static void store_eigenvalues(const ng_block *b, ng_part *part, const float *e, double leak) {
   for (int64_t i = 0; i < part->n; i++) {
     const float x = (float)((double)e[i] + leak);
@@ -129,7 +130,8 @@ static void store_eigen(const ng_block *b, ng_part *part, const float *V, const 
   store_eigenvalues(b, part, e, leak);
 }
 
-/* In f32, or `twice` in double; *top is the largest eigenvalue. */
+/* Compute and store eigenvectors and eigenvalues, in f32 or (twice) in double; *top <- the largest eigenvalue. Return
+ * false if LAPACK or check_eigen fails. */
 static bool decompose(const ng_block *b, const ng_side *s, ng_part *part, double leak, bool twice,
                       double *top, float *scratch) {
   const int64_t n = part->n;
@@ -164,7 +166,8 @@ static bool decompose(const ng_block *b, const ng_side *s, ng_part *part, double
   return true;
 }
 
-/* The ladder without damping, which only shifts eigenvalues.  `least`: the smallest damping of a direction. */
+/* The ladder without its damping rungs: more damping shifts the eigenvalues and does not change the decomposition.
+ * least: the smallest damping of any eigenvector. */
 static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double leak, double least,
                      float *scratch) {
   double top = 0.0;
@@ -177,7 +180,7 @@ static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double 
 
 /* ---- diagonal --------------------------------------------------------------------------------*/
 
-/* 1 / (F_i + d) of all entries; false: one is not a positive f32. */
+/* out <- 1 / (F_i + d) for all i; return false if a result is not a positive f32. */
 static bool invert_diagonal(const float *F, int64_t n, double d, float *out) {
   for (int64_t i = 0; i < n; i++) {
     out[i] = (float)(1.0 / ((double)F[i] + d));
@@ -186,7 +189,7 @@ static bool invert_diagonal(const float *F, int64_t n, double d, float *out) {
   return true;
 }
 
-/* Double precision would not help: the sums above are in double. */
+/* The ladder without its double-precision rung, because invert_diagonal computes in double. */
 static int32_t solve_diagonal(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                               double on, float *scratch) {
   const float *F = ng_kron_average(s, part);

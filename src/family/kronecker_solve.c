@@ -10,24 +10,24 @@
  * A failed solve climbs the ladder, and each rung is counted for ng_report:
  *   damping x 10, at most 3 times -> double precision -> last good result -> plain gradient
  *
- * In: averages of the sides of this rank; the mean eigenvalue of a side that only another rank has. Out:
- * results, `says`, rungs. There is no collective here. */
+ * In: the averages that this rank keeps; in b->traces the mean eigenvalues of averages that other ranks keep. Out:
+ * results, `says`, counted rungs. No function here is a collective. */
 #include "family/kronecker.h"
 
 #include <math.h>
 
-/* The answer sizes memory and names a field in files. */
+/* The return value determines the size of the result and the name of its field in files. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
   if (k->eigen || k->product) return false;
-  /* Inverting costs 2 n^3 / 3 once more a solve; two triangular solves run at about two thirds of
-   * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m.  Hence: keep L
-   * where 2 n^3 / 3 > solve_period n^2 m. */
+  /* Computing the inverse takes 2 n^3 / 3 more operations per solve. Applying L takes the time of n^2 m more operations
+   * per step: two triangular solves run at two thirds of the rate of one symmetric product, and both are 2 n^2 m
+   * operations. So keep L if 2 n^3 / 3 > solve_period n^2 m. */
   return 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
 }
 
-/* Shifts in proportion to the mean eigenvalue of each factor minimise, among all with d_A d_G = lambda, the
- * bound on the cross terms d_A I (x) G + d_G A (x) I in the trace norm (Martens & Grosse 2015, 6.3). */
+/* pi: among all d_A d_G = lambda, shifts proportional to the mean eigenvalue of each factor minimise the trace norm of
+ * the cross terms d_A I (x) G + d_G A (x) I (Martens & Grosse 2015, section 6.3). */
 void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]) {
   on[NG_SIDE_A] = on[NG_SIDE_G] = 0.0;
   if (ng_kron_of(b)->product) return;
@@ -41,9 +41,9 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]) {
   }
 }
 
-/* d_G d_A + lambda, or with split damping (d_G + on_g) (d_A + on_a). eigen-prediv keeps lambda until the next solve, as
- * compute_eigenvalue_outer_product of KAISA. Every rank takes pi from `says` of the owner of G, which all ranks with
- * results have received. */
+/* With eigenvalues d_G, d_A the divisors are d_G d_A + lambda (joint) or (d_G + on_g) (d_A + on_a). eigen-prediv uses
+ * lambda of the last solve, as compute_eigenvalue_outer_product of KAISA. pi is the one that the owner of G computed,
+ * so that all ranks with results use the same pi. */
 ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right) {
   const ng_kron *k = ng_kron_of(b);
   const double lambda = b->base.solver == NG_SOLVER_EIGEN_PREDIV ? k->lambda : b->base.damping;
@@ -57,8 +57,8 @@ ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_pa
 
 /* ---- the block -------------------------------------------------------------------------------*/
 
-/* Compute the trace and the finiteness of the averages of a group that this rank keeps. A NaN trace would
- * spread to the other side through pi. */
+/* Set part->trace and part->finite from the averages of a group that this rank keeps. pi uses both traces, so
+ * ng_kron_solve must know whether they are finite. */
 static void measure_averages(const ng_block *b, int32_t group) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -83,7 +83,7 @@ static void measure_averages(const ng_block *b, int32_t group) {
   ng_queue_wait(q);
 }
 
-/* The mean eigenvalue of a group's side, with its leaked shift; false if an entry is not finite. */
+/* *mean <- mean eigenvalue of side s in a group, plus its leaked shift; return false if an entry is not finite. */
 static bool mean_eigenvalue(const ng_block *b, const ng_side *s, int32_t group, double *mean) {
   const ng_queue *q = b->ctx->queue;
   double trace = 0.0;
@@ -98,8 +98,8 @@ static bool mean_eigenvalue(const ng_block *b, const ng_side *s, int32_t group, 
   return finite;
 }
 
-/* The smallest damping that an eigenvector of a side meets: on[side], or with joint damping lambda over the
- * largest eigenvalue of the other side, of which the trace is a bound. */
+/* Return the smallest damping of any eigenvector of a side: on[side], or with joint damping lambda / (trace of the
+ * other side), because the trace bounds the largest eigenvalue of the other side. */
 static double least_damping(const ng_block *b, int side, int32_t group, const double mean[2],
                             const double on[2]) {
   const ng_side *other = &ng_kron_of(b)->side[1 - side];
@@ -111,7 +111,7 @@ static double least_damping(const ng_block *b, int side, int32_t group, const do
   return b->base.damping / (n * mean[1 - side]);
 }
 
-/* The owner of the other side needs the means only. */
+/* Write the mean eigenvalues of side `stat`, which the owner of the other side needs for pi. */
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
   ng_kron *k = ng_kron_of(b);
   for (int32_t group = 0; group < k->groups; group++) {
@@ -134,23 +134,23 @@ static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bo
   return worst;
 }
 
-/* pi, or 1 where pi would be 0, Inf or NaN, so that the product of both shifts stays lambda. */
+/* Return pi, or 1 if pi would be 0, Inf or NaN; with 1 the product of both shifts is still lambda. */
 static double pi_of(const double mean[2]) {
   const double pi = sqrt(mean[NG_SIDE_A] / mean[NG_SIDE_G]);
   const bool sound = mean[NG_SIDE_A] > 0.0 && mean[NG_SIDE_G] > 0.0 && pi - pi == 0.0 && pi > 0.0;
   return sound ? pi : 1.0;
 }
 
-/* Whether the average of a side is new. refresh_tolerance above 0: an unchanged average keeps its inverse and
- * the pi of its last solve. */
+/* Return whether a side must be solved. With refresh_tolerance > 0, a side whose average has not changed since the last
+ * solve keeps its results and its pi. */
 static bool is_new(const ng_block *b, const ng_stat *s) {
   return !s->stale.on || !b->solved || s->fresh;
 }
 
-/* Every rank with the averages computes the same traces, pi and shifts; only the owner of a side inverts. So
- * no rank waits for pi, and damping_leak shifts the averages of all ranks equally. (The published program
- * shifts the owner's average only, until the next reduction.) If each side is kept by its owner alone,
- * b->traces contains the means of both. Each group has its own pi. */
+/* Every rank that keeps the averages computes the same traces, pi and shifts, but only the owner of a side solves it.
+ * So no rank waits for pi, and with damping_leak the shifts are equal on all ranks. (In the published program only the
+ * owner's average is shifted, until the next reduction.) If only its owner keeps a side, b->traces has the means of
+ * both sides. Each group has its own pi. */
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const double lambda = b->base.damping;
@@ -194,7 +194,7 @@ ng_status ng_kron_solve(ng_block *b) {
   return worst[0] > 0 || worst[1] > 0 ? NG_RESCUED : NG_OK;
 }
 
-/* Read the results, which come from this rank, others or a file. */
+/* Read from `says` which parts are good; k->good: all parts are. */
 void ng_kron_shared(ng_block *b, bool fresh) {
   ng_kron *k = ng_kron_of(b);
   k->good = true;

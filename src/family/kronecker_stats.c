@@ -1,29 +1,29 @@
 /* kronecker_stats.c: add observations to A and G.
  *
- * In: checked views of inputs and output gradients. Out: S <- old S + fresh alpha sum_rows r r' in every
- * part. alpha comes from the table below, (old, fresh) from the statistic (stat/stat.h). The scalings of the
- * published programs are options of the same code (docs/algorithms.md). */
+ * In: checked views of inputs and output gradients. Out: in every part, S <- old S + fresh alpha (sum over rows r of
+ * r r'). alpha comes from the table below, old and fresh from the statistic (stat/stat.h). The scalings of the
+ * published programs are values of stat_scale (docs/algorithms.md). */
 #include "family/kronecker.h"
 
 #include <math.h>
 
 /* ---- the scale table -------------------------------------------------------------------------
- * A fresh factor of one call is alpha * (raw sum of rows); B samples taken, S positions, N = B S.
+ * The table has alpha. B: samples used; S: positions of a sample; N = B S; c: samples of the micro-batch for a mean
+ * loss, 1 for a sum.
  *
  *             linear, expand     linear, reduce      convolution (expand)
  *             A        G         A       G           A          G
- * textbook    1/B      c^2/(BS)  1/B     c^2/B       1/B        c^2/(BS)     c: B of the whole
- * kaisa       1/N      1/N       1/B     1/B         1/(B S^3)  1/(B S^3)    micro-batch for a mean
- * mpd-kfac    1/N      B^2/N     1/B     B           1/(B S^2)  B S          loss, 1 for a sum
+ * textbook    1/B      c^2/(BS)  1/B     c^2/B       1/B        c^2/(BS)
+ * kaisa       1/N      1/N       1/B     1/B         1/(B S^3)  1/(B S^3)
+ * mpd-kfac    1/N      B^2/N     1/B     B           1/(B S^2)  B S
  *
- * Where ranks share a micro-batch B^2 of G is (u B of all ranks)^2, and kaisa's G times u^2: of a mean loss u is this
- * rank's part of the samples, otherwise 1.
- *
- * all G divided by loss_scale^2.  reduce: A rows are means over positions; G rows are sums
- * (textbook: KFAC-reduce, Eschenhagen et al. 2023) or means (as published). */
+ * If ranks share a micro-batch, (u B_all)^2 replaces B^2 in G of mpd-kfac, and G of kaisa is multiplied by u^2. B_all:
+ * samples used on all ranks; u: this rank's share of the samples for a mean loss, 1 for a sum (ng_obs_share).
+ * Every G is divided by loss_scale^2. With reduce, rows of A are means over positions; rows of G are sums (textbook:
+ * KFAC-reduce, Eschenhagen et al. 2023) or means (kaisa, mpd-kfac). */
 typedef struct call_scale {
   double alpha;
-  int reduce;
+  int reduce; /* a row is: 0 one position, 1 the mean, 2 the sum over the positions of a sample */
 } call_scale;
 
 static call_scale scale_of(const ng_block *b, const ng_obs *o, const ng_stat *stat) {
@@ -74,7 +74,7 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
 }
 
-/* output_factor = diagonal: every part of G has order 1. */
+/* Return whether every part of G has order 1, as with output_factor = diagonal. */
 static bool is_diagonal_factor(const ng_obs *o, const ng_side *side) {
   return o->what == NG_SEES_OUTGRAD && side->parts > 1 && side->parts == o->v.columns;
 }
@@ -83,14 +83,15 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
   const ng_stat *s = side->stat;
   double *sum = ng_scratch(b);
   ng_square_sums(b->ctx, &o->v, s->take, c.reduce, sum);
-  ng_queue_wait(b->ctx->queue); /* ng_stat_retain was enqueued */
+  ng_queue_wait(b->ctx->queue); /* for ng_stat_retain, which the caller has enqueued */
   for (int32_t i = 0; i < side->parts; i++) {
     float *to = s->part[i].sum;
     *to = (float)((double)*to + (double)(float)(c.alpha * s->mix.fresh) * sum[i]);
   }
 }
 
-/* The count of each token in the first `take` samples; returns -1, or the position of an invalid token. */
+/* Count each token of the first `take` samples. Return -1, or the index (sample * positions + position) of the first
+ * invalid token of any sample. */
 static int64_t count_tokens(const ng_view *v, int64_t take, int64_t vocabulary, int32_t *count) {
   memset(count, 0, (size_t)vocabulary * sizeof *count);
   for (int64_t n = 0; n < v->samples; n++) {
@@ -105,7 +106,7 @@ static int64_t count_tokens(const ng_view *v, int64_t take, int64_t vocabulary, 
   return -1;
 }
 
-/* A of an embedding. Counting in integers first keeps a small count from being lost beside a large sum. */
+/* Add to A of an embedding. Tokens are first counted as integers: adding 1 to a large f32 sum may change nothing. */
 static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, double alpha) {
   const ng_stat *s = side->stat;
   const int64_t vocabulary = side->part->n;

@@ -1,4 +1,4 @@
-/* norm.c: the norm family: gamma and beta of batch, layer and group norms, beside any layer-wise method.
+/* norm.c: the norm family: gamma and beta of batch, layer and group norms, in a model with any layer-wise method.
  *
  * In: a norm layer. Out: PD = (F + d I)^-1 D. D is the gradient of gamma and beta, F the second moment of their
  * gradients of single samples (norm.h), and d = damping x norm_damping.
@@ -6,11 +6,11 @@
  *     unit      the 2x2 block of gamma and beta of each channel
  *               (Osawa et al. 2020, SP-NGD, arXiv 2002.06015)
  *     diagonal  (Osawa et al. 2019, arXiv 1811.12019)
- *     full      all channels together, as chainerkfac, the code of both papers
+ *     full      all channels in one matrix, as in chainerkfac, the code of both papers
  *
- * Unit and diagonal blocks need no solve: every step divides by the averages, channel by channel. The owner of
- * a full block inverts F + d I and sends the inverse. The ladder is linalg/damped.c, then the last good
- * result, then the plain gradient. */
+ * Unit and diagonal blocks have no solve: every step divides by the averages, channel by channel. The owner of a full
+ * block inverts F + d I and sends the inverse. If all attempts of linalg/damped.c fail, the block uses the last good
+ * inverse; without a good inverse, PD = D. */
 #include "family/norm.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
   return !e->tensor && e->d.kind == NG_NORM && o->norm_block != NG_NORM_NONE;
 }
 
-/* Every method may have norm blocks, so options of other families are not refused here. */
+/* Any method may have norm blocks, so this check accepts options of other families. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   if (s->solver != NG_SOLVER_PRODUCT) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG,
@@ -68,8 +68,8 @@ static ng_status statistics(ng_block *b) {
   s->sees = NG_SEES_OUTGRAD;
   s->with = k->of.gamma ? NG_SEES_INPUT : 0;
   s->symmetric = k->full;
-  /* Rounding F to f32 costs its condition times 6e-8. F is often nearly singular: a batch has fewer samples
-   * than F has rows. */
+  /* Rounding F to f32 causes a relative error of 6e-8 times the condition number in the inverse. F is often nearly
+   * singular, because a batch has fewer samples than F has rows. */
   if (k->full && k->width <= NG_SMALL_SOLVE) s->kept = s->wire = NG_F64;
   s->rule.averaged = true;
   s->shift = b->base.damping_leak ? &k->shift : NULL;
@@ -82,7 +82,7 @@ static ng_status statistics(ng_block *b) {
   return NG_OK;
 }
 
-/* The inverse stays in the type of F: its entries cancel where D is not along the largest directions. */
+/* R has the dtype of F, because in R D large terms cancel unless D lies along the largest eigenvectors of R. */
 static ng_dtype type_of(const ng_block *b) { return ng_stat_wide(b->stat) ? NG_F64 : NG_F32; }
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
@@ -144,7 +144,7 @@ static ng_status solve(ng_block *b) {
     if (rung < NG_RUNG_LAST) k->says[NG_NORM_GOOD] = 1.0f;
     k->says[NG_NORM_DAMPED] = (float)d;
   }
-  if (b->base.damping_leak) k->shift += d; /* on every rank with the average */
+  if (b->base.damping_leak) k->shift += d; /* on every rank that keeps the average */
   ng_count_rung(b->p, rung);
   return rung > 0 ? NG_RESCUED : NG_OK;
 }
@@ -179,8 +179,8 @@ static void apply_full(const ng_block *b, const float *D) {
 
 /* ---- unit, diagonal --------------------------------------------------------------------------*/
 
-/* Gamma and beta of one channel: PD = [gg gb; gb bb]^-1 D. Rounding of the f32 averages may make gb^2 exceed
- * gg bb, so the determinant must be larger than that rounding. */
+/* PD <- [gg gb; gb bb]^-1 D for gamma and beta of one channel. In rounded f32 averages gb^2 may exceed gg bb; return
+ * false unless the determinant exceeds that rounding error. */
 static bool solve_unit(double gg, double bb, double gb, const double D[2], double PD[2]) {
   const double SURE = 0x1p-22, whole = gg * bb, det = whole - gb * gb;
   if (!(det > SURE * whole)) return false;
@@ -189,7 +189,7 @@ static bool solve_unit(double gg, double bb, double gb, const double D[2], doubl
   return true;
 }
 
-/* For each channel: damping x 10, at most 3 times, then the plain gradient. */
+/* out <- PD of all channels; return the highest rung. Each channel tries damping x 10, 3 times; rung 4 is PD = D. */
 static int32_t units(const ng_block *b, const float *F, double d, const float *D, float *out) {
   const int64_t C = ng_norm_of_block(b)->of.channels;
   int32_t worst = 0;
@@ -209,7 +209,7 @@ static int32_t units(const ng_block *b, const float *F, double d, const float *D
   return worst;
 }
 
-/* damping_leak: an average keeps its first shift until the average changes. */
+/* Return the damping. damping_leak: the first damping after a fold stays until the next fold, which sets shift to 0. */
 static double unit_damping(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
   if (!b->base.damping_leak) return damping(b);
@@ -234,7 +234,7 @@ static void apply_units(ng_block *b, const float *D) {
 
 /* ---- PD --------------------------------------------------------------------------------------*/
 
-/* The bound gradient; false: not finite. */
+/* D <- the bound gradient; return false if an element is not finite. */
 static bool read_gradient(const ng_block *b, float *D) {
   const ng_norm *k = ng_norm_of_block(b);
   for (int32_t i = 0; i < b->segments; i++) {

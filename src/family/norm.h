@@ -1,37 +1,37 @@
 /* norm.h: the state of a norm block, shared by norm.c and norm_stats.c (the statistic).
  *
- * C is the number of channels. q_i = [dgamma_i; dbeta_i] is the gradient of sample i (stat/norm_sums.h): first
- * all gammas, then all betas, or the one of both that the layer has; `width` numbers.
+ * C is the number of channels. q_i = [dgamma_i; dbeta_i] is the gradient of sample i (stat/norm_sums.h), `width`
+ * numbers: C for gamma, then C for beta. In a layer without gamma or without beta, width = C.
  *
  *     F = (1/B) sum_i q_i q_i'      full      [width, width]
- *                                   unit      the entries of F within a channel, three vectors of C:
- *                                             [gamma gamma | beta beta | gamma beta]
+ *                                   unit      the entries of F within each channel, stored as three vectors of
+ *                                             length C: [gamma gamma | beta beta | gamma beta]
  *                                   diagonal  [gamma gamma | beta beta] */
 #ifndef NG_NORM_H
 #define NG_NORM_H
 
 #include "family/family.h"
 
-/* Inputs that wait for their output gradient, the latest last: the gradients of a layer that runs several times
- * in a micro-batch arrive in the opposite order. */
+/* Most inputs that may wait for their output gradients. If a layer runs several times in a micro-batch, its output
+ * gradients arrive in the opposite order of its inputs, so each belongs to the latest waiting input. */
 enum { NG_NORM_WAITING = 8 };
 
-/* `says` of a full block: the rung, whether R is good, the damping. */
+/* Indices of ng_norm.says: the rung of the last solve, 1 if R is good (else 0), the damping. */
 enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPED, NG_NORM_SAYS };
 
 typedef struct ng_norm {
   ng_norm_of of;
   int64_t width;
   bool full;
-  ng_view shown[NG_NORM_WAITING];
-  int32_t waiting;
-  int64_t batch; /* the micro-batch of these inputs */
-  double shift;  /* damping_leak: to be added to the average */
-  int32_t rung;  /* unit, diagonal: of the last measure, and its damping */
-  double damped;
-  float *says; /* full: results of the owner */
-  void *R;     /* (F + d I)^-1, ng_sym order; f32, or f64 where F is f64 */
-  bool good;
+  ng_view shown[NG_NORM_WAITING]; /* inputs without output gradient, the latest last */
+  int32_t waiting;                /* number of inputs in `shown` */
+  int64_t batch;                  /* number of the micro-batch of these inputs */
+  double shift;  /* damping_leak: damping of earlier solves, added to F at the next fold */
+  int32_t rung;  /* unit, diagonal: highest rung of the last measure */
+  double damped; /* unit, diagonal: damping of the last measure */
+  float *says;   /* full: [NG_NORM_SAYS], sent by the owner with R */
+  void *R;       /* full: (F + d I)^-1 in ng_sym order and in the dtype of F (f32 or f64) */
+  bool good;     /* full: R is a usable inverse */
   int info[2];
 } ng_norm;
 

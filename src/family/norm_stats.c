@@ -1,10 +1,9 @@
 /* norm_stats.c: add observations to F.
  *
- * In: an input, which is borrowed, and its output gradient, later in the same micro-batch. Out: S
- * <- old S + fresh (1/B) sum_i q_i q_i'. q_i is the gradient of gamma and beta of sample i, as if
- * it were alone in the loss: c g / loss_scale, c the samples of the micro-batch for a mean loss and
- * 1 for a sum. stat_scale does not matter: published programs with other scalings have no norm
- * blocks. Positions are summed: they belong to one sample.
+ * In: an input, whose data the caller keeps valid, and later in the same micro-batch its output gradient. Out:
+ * S <- old S + fresh (1/B) sum_i q_i q_i', B: samples used. q_i is the gradient of gamma and beta for the loss of
+ * sample i alone, summed over positions. So output gradients are multiplied by c / loss_scale, where c is the samples
+ * of the micro-batch for a mean loss, 1 for a sum. stat_scale has no effect on norm blocks.
  *
  * Samples are processed in chunks, so that scratch does not grow with the batch. */
 #include "family/norm.h"
@@ -13,7 +12,7 @@
 
 enum { CHUNK = 64 };
 
-/* [X doubles][q of a chunk][scratch of the sums] */
+/* Scratch: [X, doubles; not for full][q of a chunk][scratch of ng_norm_sums]. Return the floats of X. */
 static int64_t x_floats(const ng_block *b) {
   return ng_norm_of_block(b)->full ? 0 : 2 * ng_round16(3 * ng_norm_of_block(b)->of.channels);
 }
@@ -26,7 +25,7 @@ int64_t ng_norm_scratch(const ng_block *b) {
 
 /* ---- pairs -----------------------------------------------------------------------------------*/
 
-/* Drop inputs of an earlier micro-batch. */
+/* Add an input to the waiting inputs; inputs of an earlier micro-batch are dropped. */
 static ng_status keep_input(ng_block *b, const ng_obs *o) {
   ng_norm *k = ng_norm_of_block(b);
   if (k->batch != o->batch) k->waiting = 0;
@@ -40,8 +39,8 @@ static ng_status keep_input(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
-/* The latest input without an output gradient. It stays if the gradient is refused, so that the
- * caller may repeat the pair. */
+/* *x <- the latest input without an output gradient. If the output gradient is rejected, the input stays in the list,
+ * so that the caller can observe the output gradient again. */
 static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
   const ng_norm *k = ng_norm_of_block(b);
   *x = o->v;
@@ -71,7 +70,7 @@ static bool all_finite(const float *x, int64_t rows, int64_t cols, int64_t ld) {
   return zero == 0.0f;
 }
 
-/* Add one sample to a unit or diagonal block. `products`: of gamma and beta. */
+/* Add the gradient q of one sample to X: q_i^2; if `products`, also dgamma dbeta of each channel. */
 static void add_sample(const ng_norm *k, const float *q, bool products, double *X) {
   const int64_t C = k->of.channels;
   for (int64_t i = 0; i < k->width; i++) {
@@ -107,7 +106,7 @@ static ng_status add_units(ng_block *b, const ng_view *x, const ng_view *g, doub
   return NG_OK;
 }
 
-/* sum_i q_i q_i' in double, one triangle. */
+/* S += alpha sum_i q_i q_i' over `count` samples, in double; one triangle. */
 static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_t ld,
                      double alpha) {
   for (int64_t r = 0; r < n; r++) {
@@ -121,7 +120,7 @@ static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_
   }
 }
 
-/* x and g are finite: step/observe.c has scanned them, because a full block does not (b->scans). */
+/* x and g are finite: the engine has scanned them, because b->scans is false for a full block. */
 static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alpha) {
   const ng_norm *k = ng_norm_of_block(b);
   const ng_stat *s = b->stat;

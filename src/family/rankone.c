@@ -9,18 +9,18 @@
  *
  *     <D, PD> = (|D|^2 - s c) / lambda,   |PD|^2 = (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2
  *
- * sides = input (Eva-f) replaces g g' by I: every row r of D has its own t_r = D_r a,
+ * sides = input (Eva-f) replaces g g' by I: with t_r = D_r a for row r of D,
  *
  *     PD = (D - t a' / (alpha + lambda)) / lambda,
  *     <D, PD> = (|D|^2 - |t|^2 / (alpha + lambda)) / lambda
  *
- * sides = none (AdaSGD, of the same repository) has no vectors: PD = D / (lambda + |D|^2).
+ * sides = none (AdaSGD of the same repository) uses no mean vectors: PD = D / (lambda + |D|^2).
  *
  * `measure_tile` reads the gradient once for |D|^2 and s, and `emit_tile` passes D and the rank-one
  * term to the sink in a second pass. Only a and g are stored and sent. Each group of a convolution
  * has its own a and g.
  *
- * Copy this family for a new one: every entry of ng_family is here or in rankone_stats.c. */
+ * This family is the template for a new family: all its entries of ng_family are here or in rankone_stats.c. */
 #include "family/rankone.h"
 
 #include <math.h>
@@ -34,8 +34,8 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
          ng_is(o->family, "rankone");
 }
 
-/* The table of options refuses options of other families. Refused here: scalings of factors, an
- * identity as a start, and `positions` where stat_scale = eva averages positions anyway. */
+/* Accept only scalings for mean vectors, no identity as initial average, and `positions` only if it has an effect:
+ * stat_scale = eva always averages over positions. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   const bool eva = s->stat_scale == NG_SCALE_EVA;
   const ng_refusal list[] = {
@@ -49,7 +49,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   return st == NG_OK ? ng_family_check_list(list, 3, o, message, size) : st;
 }
 
-/* An unused observation is removed from b->sees, so that it need not be made. */
+/* Remove unused kinds of observations from b->sees, so that the caller need not observe them. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
@@ -86,7 +86,7 @@ static ng_status create(ng_block *b) {
   return NG_OK;
 }
 
-/* a has all groups in one vector, and one 1 for the bias of all: one part each. */
+/* a_mean and g_mean have one part each, with the vectors of all groups; a_mean ends with one 1 for the bias. */
 static ng_status statistics(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const int32_t count = (k->side[NG_MEAN_A].n > 0) + (k->side[NG_MEAN_G].n > 0);
@@ -106,7 +106,7 @@ static ng_status statistics(ng_block *b) {
   return st;
 }
 
-/* No results and no direction: tiles compute PD when they emit it. */
+/* Plan only scratch: emit_tile computes PD, so no array stores results or PD. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_plan_scratch(plan, ng_times(ng_rankone_scratch(b), (int64_t)sizeof(double)));
   return NG_OK;
@@ -114,16 +114,16 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- first pass ------------------------------------------------------------------------------*/
 
-/* As few lanes as keep the adders busy: most rows are short, and each adds its lanes at the end. */
+/* Partial sums of a row: enough to keep the adders busy, and few because most rows are short. */
 enum { LANES = 8 };
 
-/* If D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha
- * beta), or 1 / lambda does not fit f32, PD is emitted in double. */
+/* PD is emitted in double if |D|^2 - <D, c g a'> < |D|^2 / NEARLY, as with one sample and damping far below
+ * alpha beta, or if lambda < LEAST_F32, because 1 / lambda may then overflow f32. */
 enum { NEARLY = 64 };
 static const double LEAST_F32 = 1e-36;
 
-/* sum x^2 and sum x u in double, at the rate of memory: products of two f32 neither overflow nor underflow. Lanes are
- * added at the end, in one order: the same bits for every vector width. */
+/* out <- sum x_i^2 and sum x_i u_i in double, in which products of two f32 neither overflow nor underflow. The order of
+ * additions is fixed by LANES, so the bits do not depend on the vector width. */
 NG_CLONES static void row_sums(const float *restrict x, const float *restrict u, int64_t n,
                                double out[2]) {
   double xx[LANES] = {0.0}, xu[LANES] = {0.0};
@@ -150,8 +150,8 @@ NG_CLONES static void row_sums(const float *restrict x, const float *restrict u,
   out[1] = xu[0];
 }
 
-/* The bias is one row of the gradient whose columns are outputs: g (or D a) replaces a, and the
- * last entry of a replaces the entry of g. */
+/* Entry (row, col) of g a' is left_entry(row) * right_vector[col]; sides = input: t replaces g. The bias is one row
+ * whose columns are the outputs: its left entry is the last entry of a, its right vector is g (or t). */
 static const float *right_vector(const ng_rankone *k, const ng_tile *t) {
   if (t->slot->which == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + t->group * k->p + t->col;
   return (k->t != NULL ? k->along : ng_rankone_mean(k, NG_MEAN_G)) + t->col;
@@ -163,8 +163,8 @@ static double left_entry(const ng_rankone *k, const ng_tile *t, int64_t row) {
   return k->t != NULL ? k->t[row] : (double)ng_rankone_mean(k, NG_MEAN_G)[row];
 }
 
-/* sides = input: whole rows write D a to t, parts of a row to the tile's sum. Thread-safe: a tile writes its own sums
- * and its own rows of t. */
+/* sum[0] += |D|^2 and sum[1] += g' D a of a tile. sides = input: a tile of whole rows writes D a to k->t; a tile of a
+ * part of one row writes D a to sum[1]. Thread-safe: each tile writes its own sums and its own rows of k->t. */
 static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_place *v = &t->slot->grad;
@@ -204,8 +204,7 @@ static double norm2(const float *x, int64_t n) {
   return sums[0];
 }
 
-/* sides = input: complete t with parts of rows and the bias, and |t|^2 in s. After all tiles,
- * because the square of a row needs the whole row. Tiles of a row are in column order. */
+/* sides = input: after all tiles, add the parts of rows (tiles in column order) and the bias to t, and |t|^2 to s. */
 static void finish_t(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const double one = (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
@@ -253,9 +252,9 @@ static void gather_ranks(ng_block *b) {
   if (k->t != NULL) finish_t(b);
 }
 
-/* <D, PD> and |PD|^2 of all groups; false: the gradient is so nearly along g a' that emission in f32 would lose too many
- * digits. `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta / damped. Values below the Cauchy-Schwarz bounds are
- * rounding. */
+/* Set b->inner and b->pd2 over all groups. Return false if the gradient is so nearly parallel to g a' that PD in f32
+ * would lose too many digits (NEARLY). along = <D, c g a'>; |c g a'|^2 = along alpha beta / damped. Results below their
+ * Cauchy-Schwarz bounds are rounding errors, so the bounds replace them. */
 static bool combine_ranks(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   bool sure = true;
@@ -265,7 +264,7 @@ static bool combine_ranks(ng_block *b) {
     const double damped = r->alpha * r->beta + k->lambda, least = r->d2 / damped;
     const double along = k->t != NULL ? r->s / damped : r->s * r->s / damped;
     r->c = k->t != NULL ? 1.0 / damped : r->s / damped;
-    /* <D, PD> >= |D|^2 / (alpha beta + lambda), and |PD| >= <D, PD> / |D|. */
+    /* <D, PD> >= |D|^2 / (alpha beta + lambda) = least, and |PD|^2 >= <D, PD>^2 / |D|^2 >= least / damped. */
     b->inner += fmax((r->d2 - along) / k->lambda, least);
     b->pd2 +=
         fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (k->lambda * k->lambda),
@@ -275,8 +274,7 @@ static bool combine_ranks(ng_block *b) {
   return sure;
 }
 
-/* Squares of f32 and their sums fit a double: |D|^2 is finite if and only if all elements of D
- * are. Every rank that has the mean vectors computes these sums. */
+/* Squares of f32 and their sums fit a double, so |D|^2 is finite if and only if all elements of D are. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   gather_ranks(b);
@@ -296,8 +294,8 @@ static ng_status measure(ng_block *b) {
   return NG_OK;
 }
 
-/* For weight and bias |D|^2 - 2 c s + c^2 beta alpha, with the s and the alpha of each; sides =
- * input has |t|^2 for beta. */
+/* pd2 of weight and bias: (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2, each with its own part of |D|^2, s and alpha.
+ * sides = input: |t|^2 replaces beta. */
 static void norms(ng_block *b, double *pd2) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = 1.0 / (k->lambda * k->lambda);
@@ -316,7 +314,7 @@ static void norms(ng_block *b, double *pd2) {
 
 /* ---- second pass -----------------------------------------------------------------------------*/
 
-/* sides = input: the bias, with t in double. */
+/* sides = input: emit the bias with t in double, element by element. */
 static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const float one = 1.0f;
@@ -327,7 +325,7 @@ static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const
   }
 }
 
-/* The clip factor multiplies both terms. |D| and |a| bound their elements. */
+/* `factor` multiplies both terms of PD. pair.most uses |D_ij| <= |D| and |a_j| <= |a|. */
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = factor / k->lambda;

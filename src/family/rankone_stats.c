@@ -1,8 +1,8 @@
 /* rankone_stats.c: add observations to the mean vectors a and g of a rank-one block.
  *
- * In: checked views. Out: S <- old S + fresh scale m, m the mean over samples and positions; for a
- * convolution a is the mean patch (stat/box.c), computed without patches. Sums are in double and
- * finite only if all inputs are, so no scan is needed.
+ * In: checked views. Out: S <- old S + fresh scale m, where m is the mean over samples and positions. For a
+ * convolution, a is the mean patch, which stat/box.c computes without forming patches. Sums are in double and finite
+ * only if all inputs are finite, so no scan is needed.
  *
  * Scale (docs/algorithms.md): S positions of one sample, c the samples of the micro-batch for a
  * mean loss and 1 for a sum,
@@ -12,7 +12,7 @@
  *     textbook, expand     sqrt(S) m    c m / loss_scale
  *     textbook, reduce     m            c S m / loss_scale
  *
- * u is 1, or for a mean loss over ranks that share the micro-batch this rank's part of the samples. */
+ * u: for a mean loss over a micro-batch that all ranks share, this rank's share of the samples; otherwise 1. */
 #include "family/rankone.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ int64_t ng_rankone_scratch(const ng_block *b) {
   return most;
 }
 
-/* The factor of the mean. */
+/* Return `scale` of the table above. */
 static double scale_of(const ng_block *b, const ng_obs *o) {
   const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   const bool reduce = b->base.positions == NG_POSITIONS_REDUCE, grad = o->what == NG_SEES_OUTGRAD;
@@ -38,7 +38,8 @@ static double scale_of(const ng_block *b, const ng_obs *o) {
 }
 
 int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
-  if (b->entry->d.kind == NG_LINEAR) return 0; /* as planned, for any number of positions */
+  if (b->entry->d.kind == NG_LINEAR)
+    return 0; /* the planned scratch is enough for any number of positions */
   const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_conv c = ng_obs_conv(&m->conv, o);
   return ng_times(ng_round16(m->n) + ng_box_room(b->ctx, &c), (int64_t)sizeof(double));

@@ -1,17 +1,17 @@
 /* window.c: the window family: M-FAC and GGT over all parameters at once, or over each.
  *
- *   observe   the gradient (plus window_decay times the weights) enters a store at head; its products with
- *             the rows in use are the new row of the Gram matrix, the block's statistic, in double
- *   measure   coefficients from the Gram matrix (window_solve.c), the direction u = by x + G' c, momentum,
+ *   observe   store the gradient (plus window_decay times the weights) as the row at head; the block's statistic is
+ *             the new row of the Gram matrix: products of this row with the rows in use, in double
+ *   measure   compute coefficients from the Gram matrix (window_solve.c), the direction u = by x + G' c, momentum,
  *             and <D, u>, |D|^2, |u|^2
- *   emit      tiles of u
- *   commit    if the step counts, head and momentum move on; otherwise head's row becomes zeros
+ *   emit      pass tiles of u to the sink
+ *   commit    if the step counts, advance head and momentum; otherwise set the row at head to 0
  *
- * Off stat_period no row enters, and the window preconditions the gradient.  All ranks have the same gradients, so each
- * computes everything, or with statistics = sharded its slice.
+ * In steps that stat_period leaves out, no row enters and x is the gradient.  All ranks have the same gradients, so
+ * each rank computes all elements or, with statistics = sharded, its slice.
  *
- * Momentum v, from 0: average u <- mu v + (1 - mu) u, v <- u; heavy-ball u <- mu v + u, v <- u; gradient
- * x <- mu v + (1 - mu) x, v <- x, with the direction of x (GGT's beta1). */
+ * window_momentum mu, v from 0: average u <- mu v + (1 - mu) u, v <- u; heavy-ball u <- mu v + u, v <- u; gradient
+ * x <- mu v + (1 - mu) x, v <- x, where u is the direction of the new x (GGT's beta1). */
 #include "family/window.h"
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
@@ -37,8 +37,7 @@ static ng_status create(ng_block *b) {
   return w->used == NULL ? NG_ERR_NOMEM : ng_window_cut(b);
 }
 
-/* "row": the new row of the Gram matrices.  "along": with slices, the products of an x that is no row.  With slices both are
- * sums over ranks. */
+/* "row": the new rows of the Gram matrices.  "along", only if sliced: <row, x> for an x that is not the row at head. */
 static ng_status statistics(ng_block *b) {
   static const char *const name[] = {"row", "along"};
   const ng_window *w = ng_window_of(b);
@@ -169,10 +168,10 @@ static void square_chunk(ng_block *b, int32_t i) {
   w->sums[i] = ng_window_dot(w->u + c.at, w->u + c.at, c.n);
 }
 
-/* Whether x is the row at head, so that the Gram matrix has its products. */
+/* Return whether x is the row at head; the Gram matrix then has the products of x. */
 static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_x_averaged(b); }
 
-/* u <- x, or r of an average. */
+/* u <- the gradient x, or r if x is an average. */
 static ng_status take_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const ng_status st =
@@ -181,7 +180,7 @@ static ng_status take_x(ng_block *b, bool fresh) {
   return st;
 }
 
-/* k [parts, places] += <row, x> of the rows in use; x NULL: the row at head. */
+/* k [parts, places] += <row, x> for all rows in use; x NULL: x is the row at head. */
 static void products(ng_block *b, const float *x, double *k) {
   ng_window *w = ng_window_of(b);
   ng_window_product p = {b, x};
@@ -194,7 +193,7 @@ static void products(ng_block *b, const float *x, double *k) {
   }
 }
 
-/* k [parts, places] += products of u with the rows in use; its square at the unused place. */
+/* k [parts, places] += <row, u> for all rows in use, and <u, u> at the unused place. */
 static void take_products(ng_block *b, double *k) {
   ng_window *w = ng_window_of(b);
   products(b, w->u, k);
@@ -204,7 +203,8 @@ static void take_products(ng_block *b, double *k) {
   }
 }
 
-/* With slices the products are sums over ranks, so they must be ready before the statistics are reduced. */
+/* Add the new Gram row to its statistic.  If sliced, products are sums over ranks, which the engine forms before
+ * `measure`; so also add the products with x, unless x is the row at head. */
 static ng_status add_products(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_is_first(&b->base)) return NG_OK;
@@ -215,7 +215,7 @@ static ng_status add_products(ng_block *b, bool fresh) {
   return st;
 }
 
-/* With a selection over ranks, the row enters after `check` found all gradients finite. */
+/* If ranks select entries jointly, the row enters in select_topk, after `check` found all gradients finite. */
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->due;
@@ -249,13 +249,13 @@ static void select_topk(ng_block *b, int32_t round, double *x) {
   if (round == b->rounds) (void)add_products(b, true); /* the rows are finite */
 }
 
-/* Whether the window is not full yet and window_fill is `how`. */
+/* Return whether window_fill is `how` and the window is not full. */
 static bool uses_fill(const ng_block *b, ng_window_fill how) {
   const ng_window *w = ng_window_of(b);
   return b->base.window_fill == how && (w->drops_rows || ng_window_count(w) < w->m);
 }
 
-/* u <- D less the row at head, rounded before decay is added: the two nearly cancel. */
+/* u <- gradient - row at head.  These nearly cancel, so the difference is rounded before the caller adds decay. */
 static void take_unstored(ng_block *b) {
   ng_window *w = ng_window_of(b);
   (void)ng_window_take(b, w->u);
@@ -274,7 +274,7 @@ static ng_status direct_row(ng_block *b) {
   const bool decay = decays(b, NG_DECAY_DIRECTION);
   if (rest && decay) take_unstored(b);
   const ng_status st = ng_window_solve(b, NULL, rest);
-  if (rest && !decay) { /* + (g - row) / damping, in the same sum */
+  if (rest && !decay) { /* add (gradient - row) / damping in the same combination */
     (void)ng_window_take(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
@@ -291,7 +291,7 @@ static ng_status direct_row(ng_block *b) {
   return st;
 }
 
-/* u <- the direction of any x. */
+/* u <- the direction of an x that is not the row at head. */
 static ng_status direct_any(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   double *k = w->sliced ? b->stat[1].part->sum : w->row;
@@ -303,7 +303,7 @@ static ng_status direct_any(ng_block *b, bool fresh) {
   }
   st = ng_window_solve(b, k, false);
   w->store->combine(b);
-  /* Added last: in x it would be rounded with g before most of x / lambda cancels. */
+  /* Add decay / lambda last: inside x, decay would be rounded together with g, before most of x / lambda cancels. */
   if (decays(b, NG_DECAY_DIRECTION))
     (void)ng_window_decay(b, b->base.window_decay / b->base.damping, w->u);
   return st;
@@ -369,7 +369,7 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* u is a slice of b->whole */
+  if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* copy: b->whole owns u */
     memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);
   } else if (taken && w->v != NULL) {
     float *v = *next;
@@ -388,7 +388,7 @@ static void commit(ng_block *b, bool taken) {
     w->lr = w->next_lr;
   }
   w->drops_rows = false;
-  w->overflowed = 0; /* off stat_period no gradient is observed */
+  w->overflowed = 0; /* observe, which also resets this counter, runs only at stat_period */
   if (taken && !fresh) return;
   w->store->drop(b, ng_window_head(w));
   ng_window_clear_row(w, ng_window_head(w));

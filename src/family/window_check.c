@@ -1,9 +1,9 @@
-/* window_check.c: which options of windows exclude each other. */
+/* window_check.c: check the options of window methods against each other. */
 #include "family/window.h"
 
 #define COUNT(list) (sizeof(list) / sizeof(list)[0])
 
-/* First-order methods keep one row and use it in every step. */
+/* First-order methods (window_function = step, adam, adagrad) store one row and use this row in every step. */
 static ng_status check_first(const ng_options *o, const ng_settings *s, char *message,
                              size_t size) {
   const ng_option_id function = NG_OPTION_window_function;

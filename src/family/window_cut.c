@@ -1,16 +1,17 @@
 /* window_cut.c: the layout of a window: parts, slices of ranks, chunks of loops.
  *
- * In: a block's segments, its options, the ranks.  Out: this rank's elements in flat order, divided into parts (one
- * Gram matrix each) and chunks (one task each).  A rank has all elements, or with statistics = sharded the elements from
- * cut[rank] to cut[rank + 1], about 1/W of all elements. */
+ * In: the segments and options of a block, the number W of ranks.  Out: this rank's elements in flat order, divided
+ * into parts (one Gram matrix each) and chunks (one task each).  A rank has all elements or, with statistics = sharded,
+ * the elements [cut[rank], cut[rank + 1]), about 1/W of all elements. */
 #include "family/window.h"
 
-/* w->sums has four doubles per chunk, indexed by 32 bits. */
+/* w->sums has four doubles per chunk; its index must fit 32 bits. */
 enum { MOST_CHUNKS = INT32_MAX / 4 };
 
 /* ---- parts -----------------------------------------------------------------------------------*/
 
-/* One part for the model, for each parameter, or for each group, in ascending order; flat order follows the parts. */
+/* Create one part for the model, for each parameter, or for each group in ascending order (window_scope).  The segments
+ * of a part are contiguous in flat order. */
 static void set_parts(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const ng_window_scope scope = b->base.window_scope;
@@ -60,7 +61,7 @@ static void slice(ng_block *b) {
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
-/* Return the number of elements of a segment on this rank; the first is element *from of the slot. */
+/* Return the number of elements of segment g on this rank; *from: the first of them in the parameter. */
 static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
   const int64_t first = ng_max64(flat, w->from);
   const int64_t end = ng_min64(flat + g->to - g->from, w->from + w->d);
@@ -68,7 +69,7 @@ static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64
   return ng_max64(0, end - first);
 }
 
-/* Sizes of segments and parts on this rank; returns the number of chunks. */
+/* Set w->view and w->part for this rank's elements; return the number of chunks. */
 static int64_t number(ng_block *b) {
   ng_window *w = ng_window_of(b);
   int64_t at = 0, chunks = 0;
@@ -88,7 +89,7 @@ static int64_t number(ng_block *b) {
 }
 
 ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i) {
-  int32_t low = 0, high = w->segments; /* the last segment that begins at or before chunk i */
+  int32_t low = 0, high = w->segments; /* find the last segment whose first chunk is <= i */
   while (high - low > 1) {
     const int32_t k = low + (high - low) / 2;
     if (w->first[k] <= i) {

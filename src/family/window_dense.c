@@ -1,13 +1,13 @@
 /* window_dense.c: the store of whole rows: [places, d] in f32 or bf16.
  *
- * Both products read the store once, chunk by chunk: a chunk of x, or of the sums, stays in the first-level cache while the
- * same columns of all rows pass, several rows at once.  With bf16 the entering gradient is rounded first, and the direction is
- * computed from the rounded gradient. */
+ * `product` and `combine` read the store once, chunk by chunk: a chunk of x (or of the sums) stays in the first-level
+ * cache while the same columns of all rows are read, several rows at once.  With bf16 the entering gradient is rounded,
+ * and the direction is computed from the rounded gradient. */
 #include "family/window.h"
 
 typedef struct dense {
   char *rows;
-  float *wide; /* [d] what enters, before it is rounded; f32: NULL */
+  float *wide; /* bf16: [d] the entering vector before rounding; f32: NULL */
   ng_dtype type;
 } dense;
 
@@ -16,7 +16,7 @@ static void *row_at(const ng_window *w, int64_t place, int64_t at) {
   return s->rows + (place * w->d + at) * ng_dtype_size(s->type);
 }
 
-/* Columns of a row as f32: in place, or converted into `room`. */
+/* Return columns [at, at + n) of a row as f32: in place, or converted to `room`. */
 static const float *as_f32(const ng_window *w, int64_t place, int64_t at, int64_t n, float *room) {
   const dense *s = w->own;
   if (s->type == NG_F32) return row_at(w, place, at);
@@ -63,8 +63,8 @@ static void enter(ng_block *b) {
   if (s->type != NG_F32) ng_window_each(b, round_chunk);
 }
 
-/* Addresses of `many` rows in use from the j-th on; the last row repeats.  Past the last row: the first rows, n elements
- * further, for prefetching. */
+/* row[q] <- the address of element `at` of the (j + q)-th row in use, for q < many; past the last row: the last row.
+ * If j is past the last row: the first rows, n elements further, which the next loop reads (to prefetch). */
 static void rows_from(const ng_window *w, int64_t j, int64_t many, int64_t at, int64_t n,
                       const void **row) {
   if (j >= w->uses) at += n;

@@ -1,10 +1,10 @@
 /* window_flat.c: loops over all parameters of a window, in flat order.
  *
- * In: bound gradients and weights.  Out: a vector of d numbers, sums in double.  The sums of a chunk are added in the
+ * In: bound gradients and weights.  Out: a vector of d elements; sums in double.  The sums of chunks are added in the
  * order of chunks, so the result does not depend on the number of threads. */
 #include "family/window.h"
 
-/* 1e12 over a damping of 1e-6 is what AdamW can square. */
+/* Largest element for error feedback or momentum: 1e12 / (damping = 1e-6) = 1e18, whose square fits f32 (AdamW). */
 static const double KEPT_MOST = 1e12;
 
 typedef struct each {
@@ -32,7 +32,7 @@ int64_t ng_window_total(const ng_window *w) {
 
 /* ---- reading gradients and weights ------------------------------------------------------------- */
 
-/* Elements [from, from + n) of a parameter, in the order of its rows. */
+/* out <- elements [from, from + n) of a parameter, row after row. */
 static void read_flat(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *out) {
   while (n > 0) {
     const int64_t row = from / cols, col = from % cols, run = ng_min64(n, cols - col);
@@ -45,7 +45,7 @@ static void read_flat(const ng_place *v, int64_t cols, int64_t from, int64_t n, 
 
 typedef struct gathering {
   ng_block *b;
-  double number; /* a factor, or the largest accepted magnitude */
+  double number; /* gather: largest accepted magnitude; decay: factor of the weights */
   float *to;
 } gathering;
 
@@ -67,8 +67,8 @@ static void gather_chunk(void *arg, int32_t i) {
   }
 }
 
-/* A large row leaves the window after m steps, and its own direction is divided by it.  Error feedback and averages
- * return in every step, divided by damping. */
+/* Rows may be large, because a row leaves the window after m steps and the solve scales its direction down.  But error
+ * feedback and averages keep large elements, and every step divides them by the damping: so these have a bound. */
 ng_status ng_window_gather(ng_block *b, float *to) {
   const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_averaged(b);
   const bool bounded = keeps && !ng_window_is_first(&b->base);

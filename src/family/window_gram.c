@@ -1,19 +1,19 @@
-/* window_gram.c: the Gram matrix K = G G' of a window's rows, and the Cholesky factor of S = K / lambda + M I, kept from
- * step to step: a step costs O(m^2) instead of m^3 / 3.
+/* window_gram.c: the Gram matrix K = G G' of a window's rows, and the Cholesky factor L of S = K / lambda + M I (M:
+ * window_solve.c).  L is updated in each step, which costs O(m^2) instead of m^3 / 3.
  *
- * In: products of the row at head.  Out: K with the row; the row of L that belongs to it; solutions of S z = k; after
- * the step, L without the oldest row.  L is ordered by age, which is the order of places around the ring:
+ * In: products of the row at head.  Out: K and L with the new row; solutions of S z = k; after the step, L without the
+ * oldest row.  The rows of L are ordered by age, which is the order of places around the ring:
  *
- *   append   L y = (S of the new row with the others),  L_nn = sqrt(S_nn - y'y): at least M by theory;
- *            below M / 2 it is rounding, and S is factorised again
- *   drop     S = L L' without its first row and column is L2 L2' + l l', l the first column below its diagonal:
- *            an update by rotations, which never subtracts
+ *   append   y = L^-1 (entries of S for the new row and the old rows),  L_nn^2 = S_nn - y'y, which is at least M in
+ *            exact arithmetic; below M / 2 the rounding error is too large, and all of S is factorised
+ *   drop     S = L L' without its first row and column is L2 L2' + l l', where l is the first column of L below the
+ *            diagonal; rotations add l l' to L2 L2' without subtractions
  *
- * A row is in L for as many steps as it is in the window, so rounding adds up over at most m rotations.  One
- * thread: the same bits for any number.  Only the free row at head is written before the step counts.
+ * A row stays in L while it is in the window, so rounding errors add up over at most m rotations.  One thread computes
+ * L, so the bits do not depend on the number of threads.  Before the step counts, only the row at head is written.
  *
  * factor [place of the column][place of the row]: a loop reads one contiguous run or, around the end of the
- * ring, two.  Entries that no row in use has are 0. */
+ * ring, two.  Entries of places without a row in use are 0. */
 #include "family/window.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@
 
 /* ---- the Gram matrix -------------------------------------------------------------------------*/
 
-/* The rows in use, oldest first.  With a row at head, the oldest of m + 1 is not used. */
+/* w->used <- the rows in use, oldest first.  fresh: with the row at head, and without the oldest of m + 1 rows. */
 void ng_window_use(ng_window *w, bool fresh) {
   const int64_t head = ng_window_head(w);
   const int64_t there = fresh && w->drops_rows ? 0 : ng_window_count(w);
@@ -59,7 +59,7 @@ static double *column(const ng_window *w, const ng_window_part *p, int64_t place
 
 /* ---- loops over one run ----------------------------------------------------------------------*/
 
-/* 16 lanes: the order of additions does not depend on the vector width. */
+/* 16 partial sums fix the order of additions, so the bits do not depend on the vector width. */
 NG_CLONES static double dot(const double *restrict x, const double *restrict y, int64_t n) {
   enum { LANES = 16 };
   double sum[LANES] = {0.0}, all = 0.0;
@@ -93,7 +93,7 @@ NG_CLONES static void rotate(double *restrict x, double *restrict y, int64_t n, 
   }
 }
 
-/* The places of rows younger than the k-th: [from, to) and, around the ring, [0, rest). */
+/* The places of the rows younger than the k-th row in use: [from, to) and, past the end of the ring, [0, rest). */
 typedef struct younger {
   int64_t from, to, rest;
 } younger;
@@ -114,12 +114,12 @@ static void subtract_below(double *y, const double *x, younger r, double c) {
 
 /* ---- the row at head -------------------------------------------------------------------------*/
 
-/* y [places]: scratch.  False: the pivot is too small; the row at head of L stays 0. */
+/* Append the row at head to L.  y [places]: scratch.  Return false if the pivot is too small; L is then unchanged. */
 bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
                              double *y) {
   const int64_t head = ng_window_head(w), n = w->uses;
   double rest = p->gram[head * w->places + head] / lambda + M;
-  y[head] = 0.0; /* never read: the youngest */
+  y[head] = 0.0; /* read by no loop: head is the youngest row */
   for (int64_t k = 0; k < n - 1; k++) {
     y[w->used[k]] = p->gram[head * w->places + w->used[k]] / lambda;
   }
@@ -138,7 +138,7 @@ bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambd
   return true;
 }
 
-/* Copy a factor of all rows in use from ng_sym order. */
+/* p->factor <- the Cholesky factor S (in ng_sym order) of all rows in use. */
 void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S) {
   const int64_t n = w->uses;
   memset(p->factor, 0, (size_t)(w->places * w->places) * sizeof *p->factor);
@@ -150,7 +150,7 @@ void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *
   }
 }
 
-/* z [places] <- S^-1 z of the rows in use; `last`: z is 0 but for the row at head. */
+/* z [places] <- S^-1 z for the rows in use; last: only the newest row's entry of z is not 0. */
 void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z) {
   const int64_t n = w->uses;
   for (int64_t k = last ? n - 1 : 0; k < n; k++) {
@@ -173,7 +173,7 @@ static void clear(const ng_window *w, ng_window_part *p, int64_t place) {
   }
 }
 
-/* Remove the oldest row; overwrites its column. */
+/* Remove the oldest row from L; its column is scratch. */
 static void drop_oldest(const ng_window *w, ng_window_part *p) {
   double *l = column(w, p, w->used[0]);
   for (int64_t k = 1; k < w->uses; k++) {
@@ -188,7 +188,7 @@ static void drop_oldest(const ng_window *w, ng_window_part *p) {
   clear(w, p, w->used[0]);
 }
 
-/* After a step with a row at head. */
+/* Update L at the end of a step with a row at head. */
 void ng_window_factor_commit(ng_window *w, bool taken) {
   for (int32_t i = 0; i < w->parts && w->part[i].factor != NULL; i++) {
     ng_window_part *p = &w->part[i];

@@ -1,18 +1,18 @@
 /* window_largest.c: select the k largest magnitudes of a vector, by one thread, several threads or several ranks.
  *
- * In: n floats, and an error that is added first.  Out: k indices, ascending; of equal magnitudes the first.
- * O(n); the result does not depend on the number of threads.
+ * In: n floats x, and an error vector to add to x first.  Out: k indices, ascending; of equal magnitudes the first.
+ * O(n) operations; the result does not depend on the number of threads.
  *
- * Magnitudes are ordered as the 31 bits of the float without its sign, read as digits of 11, 10 and 10 bits.  A histogram of
- * first digits finds the bin of the k-th largest; the second and third digits decide among the elements of that bin.  Two
- * passes over x: one for the sum and the histogram, one to collect the elements at or above the bin. */
+ * The key of a float is its 31 bits without the sign: keys are ordered as magnitudes.  A key has digits of 11, 10 and
+ * 10 bits.  A histogram of first digits finds the bin of the k-th largest key; the other digits select within that
+ * bin.  x is read twice: once for the sum and the histogram, once to collect the elements at or above the bin. */
 #include "family/window.h"
 
 #include "simd.h"
 
 enum { BINS = NG_WINDOW_BINS, COPIES = 4, FIRST = 20, SECOND = 10, DIGIT = 1023 };
 
-/* x <- error + by x; error where the sum is not finite. */
+/* x_i <- error_i + by x_i, or error_i if the sum is not finite. */
 NG_CLONES static void add_error(float *restrict x, const float *restrict error, int64_t n,
                                 float by) {
   for (int64_t i = 0; i < n; i++) {
@@ -25,7 +25,8 @@ void ng_window_add_error(const ng_window_sum *v, int64_t n) {
   if (v->error != NULL) add_error(v->x, v->error, n, v->by);
 }
 
-/* Four histograms, since an increment waits for the one before if their bins are equal; added at the end. */
+/* Add the error to x[from..to) and count first digits in four histograms, added at the end: an increment of a bin waits
+ * for the previous increment of the same bin. */
 static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_t *count) {
   memset(count, 0, (size_t)COPIES * BINS * sizeof *count);
   for (int64_t at = from, n; at < to; at += n) { /* the sums stay in the first-level cache */
@@ -47,7 +48,7 @@ static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_
   }
 }
 
-/* Collect the elements with keys >= low into the same range of `chosen`; returns the number. */
+/* Write the indices in [from, to) with keys >= low to `chosen` from position `from` on; return their number. */
 static int64_t take(const float *x, int64_t from, int64_t to, uint32_t low, int32_t *chosen) {
   int64_t m = from;
   for (int64_t i = from; i < to; i++) {
@@ -57,7 +58,7 @@ static int64_t take(const float *x, int64_t from, int64_t to, uint32_t low, int3
   return m - from;
 }
 
-/* Return the bin of the k-th largest; k <- its order within the bin. */
+/* Return the bin of the k-th largest key; *k <- its rank within the bin, counted from the largest. */
 static uint32_t find_bin(const int32_t *count, int32_t bins, int64_t *k) {
   int32_t bin = bins - 1;
   while (bin > 0 && count[bin] < *k) {
@@ -66,7 +67,7 @@ static uint32_t find_bin(const int32_t *count, int32_t bins, int64_t *k) {
   return (uint32_t)bin;
 }
 
-/* The same for counts summed over ranks. */
+/* As find_bin, for counts summed over ranks. */
 static uint32_t find_bin_joint(const double *count, int32_t bins, int64_t *k) {
   int32_t bin = bins - 1;
   while (bin > 0 && (int64_t)count[bin] < *k) {
@@ -75,7 +76,7 @@ static uint32_t find_bin_joint(const double *count, int32_t bins, int64_t *k) {
   return (uint32_t)bin;
 }
 
-/* Return `top` extended by the next digit of the k-th largest among the chosen whose key begins with `top`. */
+/* Return `top` extended by the next digit of the k-th largest of the chosen keys that begin with `top`. */
 static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uint32_t top,
                            int shift, int32_t *count, int64_t *k) {
   memset(count, 0, (DIGIT + 1) * sizeof *count);
@@ -86,13 +87,13 @@ static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uin
   return top << SECOND | find_bin(count, DIGIT + 1, k);
 }
 
-/* Keep all chosen above the bin, and the `rest` largest within it. */
+/* Compact `chosen` to the elements above the bin and the `rest` largest elements of the bin. */
 static void keep_k_largest(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int64_t rest,
                            int32_t *count) {
   int64_t out = 0;
   const uint32_t upper = find_digit(x, chosen, m, bin, FIRST, count, &rest);
   const uint32_t least = find_digit(x, chosen, m, upper, SECOND, count, &rest);
-  for (int64_t i = 0; i < m; i++) { /* `rest` of the elements equal to the least one */
+  for (int64_t i = 0; i < m; i++) { /* of the elements with key = least, keep the first `rest` */
     const uint32_t key = ng_window_key(x[chosen[i]]);
     if (key < least || (key == least && rest-- <= 0)) continue;
     chosen[out++] = chosen[i];
@@ -108,7 +109,7 @@ typedef struct selection {
   uint32_t low;
 } selection;
 
-/* One piece runs in the calling thread, which may be a task. */
+/* Run all pieces.  A single piece runs in the calling thread, because ng_parallel must not be called from a task. */
 static void each_piece(ng_context *ctx, selection *g, void (*task)(void *arg, int32_t piece)) {
   if (g->pieces > 1) {
     ng_parallel(ctx, g->pieces, task, g);
@@ -124,7 +125,7 @@ static void count_piece(void *arg, int32_t piece) {
   count_first(g->v, from, to, g->count + (int64_t)piece * NG_WINDOW_COUNTS);
 }
 
-/* Leaves the number after the first histogram, where the copies are no longer needed. */
+/* Collect the candidates of a piece; write their number after the piece's first histogram, over the unused copies. */
 static void take_piece(void *arg, int32_t piece) {
   const selection *g = arg;
   int64_t from, to;
@@ -158,13 +159,13 @@ void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64
 
 /* ---- by several ranks ------------------------------------------------------------------------*/
 
-/* Each rank has a slice of the elements.  Sums over ranks of small histograms give every rank the selection that one rank
- * would make.  Slices follow each other, so of equal magnitudes the lower rank's come first.
+/* Each rank has a slice of the elements.  From sums over ranks of small histograms, every rank finds the selection that
+ * one rank with all elements would make.  Of equal magnitudes those of lower ranks are first, as in the flat order.
  *
- *   round 0       the histogram of first digits, 11 bits
- *   round 1, 2    the next digit, 10 bits, of elements that begin like the k-th largest
- *   round 3       per rank, the numbers of elements above the k-th largest and equal to it
- *   after it      each rank lists its elements */
+ *   round 0       sum the histograms of first digits (11 bits)
+ *   round 1, 2    sum the histograms of the next digit (10 bits) of keys that begin like the k-th largest key
+ *   round 3       gather from each rank the numbers of keys above and equal to the k-th largest key
+ *   round 4       each rank lists its selected elements */
 
 int64_t ng_window_joint_room(int32_t round, int32_t ranks) {
   return round == 0 ? NG_WINDOW_BINS : round < 3 ? DIGIT + 1 : 2 * (int64_t)ranks;
@@ -177,7 +178,7 @@ static void count_digits(const ng_window_joint *j, int shift, double *count) {
   }
 }
 
-/* The key of the k-th largest is known: count the elements above and equal. */
+/* Count this rank's keys above and equal to the k-th largest key, j->top. */
 static void count_ends(const ng_window_joint *j, double *count) {
   for (int64_t i = 0; i < j->n; i++) {
     const uint32_t key = ng_window_key(j->x[i]);
@@ -185,7 +186,7 @@ static void count_ends(const ng_window_joint *j, double *count) {
   }
 }
 
-/* Of the elements equal to the k-th largest, the first j->rest are taken. */
+/* List this rank's keys above the k-th largest key, and those among the first j->rest equal keys of all ranks. */
 static void take_joint(ng_window_joint *j, const double *count) {
   int64_t rest = j->rest, mine = 0, m = 0;
   j->before = 0;

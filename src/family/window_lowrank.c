@@ -1,39 +1,39 @@
-/* window_lowrank.c: the store of low-rank factors: a gradient of r rows and c columns plus its error feedback, as
- * P Q' of rank at most window_rank (EFCP's low-rank M-FAC, arXiv 2306.06098; the power iteration of PowerSGD, Vogels et
- * al. 2019, arXiv 1905.13727, warm-started by the last Q):
+/* window_lowrank.c: the store of low-rank rows.  A gradient g [r, c] plus its error feedback e is stored as P Q' of
+ * rank at most window_rank (EFCP's low-rank M-FAC, arXiv 2306.06098), from one power iteration of PowerSGD (Vogels et
+ * al. 2019, arXiv 1905.13727) that starts with the last Q:
  *
  *     a = e + g;  P <- orthonormal columns of a Q;  Q <- a' P;  row <- P Q';  e <- a - row
  *
- * Biases and tensors are stored whole.  Gram-Schmidt makes P orthonormal in double, column by column, p / (|p| + 1e-8) as
- * published.  A column that is only rounding, or only the 1e-8 that earlier columns are short of 1, becomes 0; the published
- * code scales it to length 1.  The first Q is random; if the weights are bound at ng_ready, one step with them follows.
+ * Biases and tensors are stored whole.  Gram-Schmidt orthonormalises P in double, column by column: p / (|p| + 1e-8) as
+ * published.  If a column p is only the rounding error of earlier columns, or their 1e-8, p becomes 0; the published
+ * code scales p to length 1.  The first Q is random, then one iteration with a = weights, if bound at ng_ready.
  *
- * e and the last Q have 48 bits, as two f32, and P of a step is in double: rounding in f32 would feed back through many power
- * iterations and 1 / lambda.  The rows are f32, so row + e equals a up to the rounding of P and Q in that row.
+ * e and the last Q are stored as two f32 each (48 bits), and P of a step is in double: f32 rounding errors would grow
+ * over many power iterations and by 1 / lambda.  Rows are f32, so row + e = a up to the rounding of P and Q.
  *
- * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix needs no dense gradient.  P and Q are stored
- * column after column. */
+ * <P1 Q1', P2 Q2'> = sum over i, j of (P1'P2)_ij (Q1'Q2)_ij, so the Gram matrix needs no dense gradient.  P and Q are
+ * stored column after column. */
 #include "family/window.h"
 
 #include <float.h>
 #include <math.h>
 
 typedef struct shape {
-  int64_t rows, cols, rank, at; /* position in a row of the store; rank 0: stored whole */
+  int64_t rows, cols, rank, at; /* at: first float in a row of the store; rank 0: stored whole */
 } shape;
 
 typedef struct lowrank {
-  int64_t floats;          /* of a row */
-  int64_t all, *cut;       /* ... on all ranks; [ranks + 1] their slices */
+  int64_t floats;          /* floats of a row on this rank */
+  int64_t all, *cut;       /* floats of a row on all ranks; [ranks + 1] the slices of ranks */
   shape *view;             /* [segments] */
   float *rows;             /* [places, floats] */
-  float *rest, *next_rest; /* [floats] low part of the Q of the newest row; of the row at head */
-  float *error, *next;     /* [d] */
-  float *error_rest, *next_error_rest; /* [d] low parts of both */
-  double *work;                        /* [floats] */
+  float *rest, *next_rest; /* [floats] low part of Q of the newest row; of the row at head */
+  float *error, *next;     /* [d] e before and after this step */
+  float *error_rest, *next_error_rest; /* [d] low parts of error and next */
+  double *work;                        /* [floats] P and Q of this step */
 } lowrank;
 
-/* Numbers of 48 bits as two f32. */
+/* An array of 48-bit numbers x_i + rest_i, two f32 each. */
 typedef struct pair {
   float *x, *rest;
 } pair;
@@ -61,7 +61,7 @@ static int64_t floats_of(const ng_block *b, int32_t k) {
   return rank > 0 ? rank * (slot->rows + slot->cols) : slot->rows * slot->cols;
 }
 
-/* Parameters are not divided between ranks.  A parameter of another rank needs no shape. */
+/* Set the shapes of this rank's parameters and the slices of all ranks.  No parameter is divided between ranks. */
 static ng_status make(ng_block *b) {
   ng_window *w = ng_window_of(b);
   lowrank *s = w->own = ng_object(b->p, sizeof *s);
@@ -113,7 +113,7 @@ static double dot(const double *x, const double *y, int64_t n) {
   return sum;
 }
 
-/* P [rank, rows] <- orthonormal rows, in order; dependent rows become 0. */
+/* Orthonormalise the columns of P, which are stored as rows of [rank, rows], in order; dependent columns become 0. */
 static void orthonormal(const shape *v, double *P) {
   const int64_t n = v->rows;
   for (int64_t a = 0; a < v->rank; a++) {
@@ -139,14 +139,14 @@ static double dot_pairs(pair x, int64_t at, pair y, int64_t from, int64_t n) {
          ng_window_dot(x.x + at, y.rest + from, n);
 }
 
-/* Column a of Q, rounded so that with the rounded P (to.P) it represents P Q', except for the part outside the columns of
- * to.P: with D = to.P - P, Q_a - sum over c of <to.P_a, D_c> Q_c. */
+/* to <- column a of Q, corrected for the rounding of P to f32: with R the rounded P and E = R - P, store
+ * Q_a - sum over c of <R_a, E_c> Q_c.  Then R times the stored Q' equals P Q' in the span of R's columns. */
 static void round_column(const shape *v, int64_t a, const double *work, pair from, pair to) {
   const int64_t behind = v->rank * v->rows, n = v->cols;
   const double *P = work, *Q = work + behind;
   const float *p = to.x + a * v->rows;
   double acc[NG_WINDOW_LINE];
-  /* if P has no such column, the next step starts with the old Q */
+  /* column a of P is 0: keep the old column of Q, with which the next step starts */
   const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
   for (int64_t at = 0, k; at < n; at += k) {
     k = ng_min64(NG_WINDOW_LINE, n - at);
@@ -214,7 +214,7 @@ static void subtract(const shape *v, const double *work, pair x) {
   }
 }
 
-/* acc += columns [col, col + n) of row r of c P Q'. */
+/* acc += c * columns [col, col + n) of row r of P Q', where f has P and Q. */
 static void add_product(const shape *v, const float *f, int64_t r, int64_t col, int64_t n, double c,
                         double *acc) {
   for (int64_t a = 0; a < v->rank; a++) {
@@ -237,14 +237,14 @@ static void enter_segment(void *arg, int32_t k) {
   const pair x = {s->next + at, s->next_error_rest + at}, e = {s->error + at, s->error_rest + at};
   const pair from = {factors_at(s, last, v), s->rest + v->at};
   const pair to = {factors_at(s, head, v), s->next_rest + v->at};
-  if (v->rank == 0) { /* no residual */
+  if (v->rank == 0) { /* stored whole: the residual is 0 */
     for (int64_t i = 0; i < n; i++) {
       to.x[i] = (float)w->scale * x.x[i];
       x.x[i] = x.rest[i] = 0.0F;
     }
     return;
   }
-  if (b->segment[k].slot->out) { /* a row of zeros; the next step starts with the same Q */
+  if (b->segment[k].slot->out) { /* excluded: P <- 0; Q and the error stay for the next step */
     const int64_t P = v->rank * v->rows, Q = v->rank * v->cols;
     memset(to.x, 0, (size_t)P * sizeof *to.x);
     memcpy(to.x + P, from.x + P, (size_t)Q * sizeof *to.x);
@@ -303,7 +303,7 @@ static void product_segment(void *arg, int32_t k) {
   }
 }
 
-/* A chunk is some rows of its segment and parts of rows. */
+/* u <- by u + sum of c row for one chunk, which may begin and end inside a row of the parameter. */
 static void combine_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const lowrank *s = w->own;
@@ -336,7 +336,7 @@ static void combine(ng_block *b) { ng_window_each(b, combine_chunk); }
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-/* Approximately N(0, 1): the sum of twelve uniform numbers less 6; SplitMix64 (Steele, Lea & Flood 2014). */
+/* Return about an N(0, 1) number: the sum of 12 uniform numbers of SplitMix64 (Steele, Lea & Flood 2014) minus 6. */
 static float drawn(uint64_t *state) {
   double sum = -6.0;
   for (int k = 0; k < 12; k++) {
@@ -348,14 +348,13 @@ static float drawn(uint64_t *state) {
   return (float)sum;
 }
 
-/* The first Q is at the place before head, as if from an earlier row. */
+/* Write the first Q to the place before head, where the first step reads the last Q. */
 static void begin(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const lowrank *s = w->own;
   for (int32_t k = 0; k < b->segments; k++) {
     const shape *v = &s->view[k];
-    uint64_t state =
-        UINT64_C(14695981039346656037); /* seeded by the name, not by the order: FNV-1a */
+    uint64_t state = UINT64_C(14695981039346656037); /* the seed is the FNV-1a hash of the name */
     for (const char *c = b->segment[k].slot->name; *c != 0; c++) {
       state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
     }
@@ -371,8 +370,8 @@ static void begin(ng_block *b) {
         ng_place_read(from, r, c, n, x + r * v->cols + c);
       }
     }
-    if (!(sqrt(ng_window_dot(x, x, v->rows * v->cols)) <= (double)FLT_MAX))
-      continue; /* |Q| <= |x| */
+    /* skip weights so large that Q, with |Q| <= |x|, may overflow f32 */
+    if (!(sqrt(ng_window_dot(x, x, v->rows * v->cols)) <= (double)FLT_MAX)) continue;
     const pair first = {f, s->rest + v->at};
     advance(v, (pair){x, s->next_error_rest + w->view[k].at}, first, first, s->work + v->at);
     memset(f, 0, (size_t)(v->rank * v->rows) * sizeof *f);
@@ -384,7 +383,7 @@ static void drop(ng_block *b, int64_t place) {
   memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
 }
 
-/* The low part stays where it is. */
+/* Return the high part of the next error feedback, without its low part next_error_rest. */
 static float *residual(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
 
 static void swap(float **a, float **b) {

@@ -1,4 +1,4 @@
-/* window_moments.c: vectors that a window keeps beside its rows: momentum, first-order moments, the average of gradients.
+/* window_moments.c: vectors that are no rows: momentum, moments of first-order methods, the average of gradients.
  *
  * If the new value of an element is not finite, the element keeps the old value and is counted in w->overflowed. */
 #include "family/window.h"
@@ -6,7 +6,7 @@
 #include <float.h>
 #include <math.h>
 
-static const double ENTERS_MOST = 1e28; /* with window_feedback_lr */
+static const double ENTERS_MOST = 1e28; /* limit of |lr x|, see limit_chunk */
 
 static inline double or_old_value(double x, float old, int64_t *kept) {
   if (fabs(x) <= (double)FLT_MAX) return x;
@@ -49,25 +49,26 @@ void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, doubl
 /* ---- first-order methods ---------------------------------------------------------------------*/
 
 /* First-order methods (window_function = step, adam, adagrad; window = 1) use a store for error feedback: x enters, and
- * the direction u is computed from the row that was sent.  These are top-k SGD (Stich, Cordonnier & Jaggi 2018, arXiv
- * 1809.07599), and Adam and AdaGrad as in EFCP's comparison.
+ * the direction u is computed from `sent`, the row that the store made of x and the error.  These are top-k SGD (Stich,
+ * Cordonnier & Jaggi 2018, arXiv 1809.07599), and Adam and AdaGrad as in EFCP's comparison.  g: gradient; t: step;
+ * mu: window_momentum; v, m, s: moments.
  *
  *     step     v <- mu v + g (heavy-ball), mu v + (1 - mu) g (average);  x = v;  u = sent
  *     adam     m <- mu m + (1 - mu) g;  s <- f s + (1 - f) g^2, f = window_forget;
  *              x = m / (1 - mu^t) / (sqrt(s / (1 - f^t)) + eps);  u = sent
  *     adagrad  x = g;  s <- s + sent^2;  u = sent / (sqrt(s) + eps)
  *
- * eps is damping.  With window_feedback_lr = 1, lr x enters and u = sent / lr, so a weight moves by the sent value; with
- * lr = 0 nothing is sent or lost.  A dense store sends all of x. */
+ * eps is the damping.  With window_feedback_lr = 1, lr x enters and u = sent / lr, so SGD changes the weight by -sent.
+ * If lr = 0, u = 0 and the error feedback stays unchanged.  With a dense store, sent = x. */
 
 typedef struct pass {
   const ng_block *b;
   ng_window *w;
-  double mu, take, forget, by_m, by_s, eps; /* by: 1 / (1 - mu^t), 1 / (1 - f^t) */
+  double mu, take, forget, by_m, by_s, eps; /* by_m = 1 / (1 - mu^t), by_s = 1 / (1 - f^t) */
   bool adam;
 } pass;
 
-/* x <- the vector that enters; next_v, next_s <- the next moments. */
+/* w->x (in: the gradient) <- the vector that enters; next_v, next_s <- the moments after this step. */
 static void enter_chunk(void *arg, int32_t i) {
   const pass *p = arg;
   const ng_window *w = p->w;
@@ -93,7 +94,7 @@ static void enter_chunk(void *arg, int32_t i) {
   w->sums[i] = (double)kept;
 }
 
-/* If |lr x| > 1e28, the element does not enter: sent / lr at a later lr of 1e-10 would overflow in every step. */
+/* Elements with |lr x| > 1e28 do not enter: if lr later falls to 1e-10, sent / lr would overflow f32 in every step. */
 static void limit_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
@@ -174,23 +175,24 @@ void ng_window_first_taken(ng_block *b) {
 
 /* ---- the average of gradients ----------------------------------------------------------------*/
 
-/* The average of gradients, preconditioned instead of the newest gradient (window_momentum_form = gradient, GGT's
- * beta1): x <- mu x + (1 - mu) row, from 0.
+/* With window_momentum_form = gradient (GGT's beta1), the direction is computed from the average of gradients
+ * x <- mu x + (1 - mu) row, from x = 0, instead of from the newest gradient.
  *
- * In: the row at head or, off stat_period, a gradient.  Out: x = r + G' b.  The coefficients b of the rows in the window are
- * doubles, which window_solve.c uses without a difference of large vectors.  r, in f32, holds rows that left the window and
- * gradients that never entered.  As one f32 vector, x would lose |x| / damping roundings across the rows.
+ * In: the row at head or, in steps that stat_period leaves out, a gradient.  Out: x = r + G' b.  b has the coefficients
+ * of the rows in the window, in double: window_solve.c needs no difference of large vectors for G' b.  r, in f32, is
+ * the sum over rows that have left the window and gradients that never entered.  If all of x were one f32 vector, its
+ * rounding errors outside the span of the rows would be divided by the damping.
  *
- * A row that leaves the window adds its part of x to r.  If the window is emptied or a parameter has no gradient, all
- * of x goes to r: the parameter's elements of x stay while the others move.
+ * When a row leaves the window, b times the row is added to r.  If all rows leave (window_empty) or a parameter has no
+ * gradient, all of G' b is added to r, so that the parameter's elements of x can stay while other elements change.
  *
- * Between steps, the entry of `row_coefficient` at head, which belongs to no row, holds the 2-norm of r's rounding error. */
+ * Between steps, the entry of `row_coefficient` at head (no row) has the 2-norm of r's rounding error. */
 
 bool ng_window_x_averaged(const ng_block *b) {
   return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
 }
 
-/* w->used <- the rows that leave x, oldest first. */
+/* w->used <- the rows that leave G' b in this step (all: all rows), oldest first. */
 static void use_leaving(ng_window *w, bool fresh, bool all) {
   const int64_t head = ng_window_head(w), count = ng_window_count(w);
   const int64_t stay = all ? 0 : fresh ? ng_min64(count, w->m - 1) : count;
@@ -200,7 +202,7 @@ static void use_leaving(ng_window *w, bool fresh, bool all) {
   }
 }
 
-/* next_v <- r plus the rows that leave; next_row_coefficient <- mu times the coefficients of the others. */
+/* next_v <- r + b times the rows that leave; next_row_coefficient <- mu b for rows that stay, 0 for rows that leave. */
 static void move_leaving_rows(ng_block *b, bool fresh, bool all) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
@@ -223,7 +225,7 @@ static void move_leaving_rows(ng_block *b, bool fresh, bool all) {
   memcpy(w->next_v, w->uses > 0 ? w->u : w->v, (size_t)w->d * sizeof *w->next_v);
 }
 
-/* u <- r of this step; next_v and next_row_coefficient are committed if the step counts. */
+/* u, next_v <- r after this step, next_row_coefficient <- b; if the step counts, they replace v and row_coefficient. */
 ng_status ng_window_average(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
@@ -244,7 +246,7 @@ ng_status ng_window_average(ng_block *b, bool fresh) {
   return st;
 }
 
-/* Rounding errors of different steps are independent; each decays by mu per step. */
+/* Rounding errors of different steps are independent, so their squares add up; each error decays by mu per step. */
 void ng_window_average_rounds(const ng_block *b, ng_window_part *p, double size) {
   const ng_window *w = ng_window_of(b);
   p->next_row_coefficient[ng_window_unused(w)] =

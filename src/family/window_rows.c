@@ -1,8 +1,9 @@
-/* window_rows.c: loops over rows in f32 or bf16, in double, several rows at once so that x, or the sums, are read once.
+/* window_rows.c: products and sums of rows in f32 or bf16, computed in double.  A loop reads several rows at once, so
+ * that it reads x (or the sums) once for these rows.
  *
- * Grouping rows changes no bit: each row's lanes are added in one order, whatever the vector width, and rows are added to a
- * vector four by four, in order.  A product of two f32 is exact in double.  Sparse rows are processed one by one: their block
- * stays in the caches. */
+ * The result has the same bits for any grouping of rows and any vector width: the partial sums of a row are added in a
+ * fixed order, and rows are added to a vector in order, four at a time.  A product of two f32 is exact in double.
+ * Sparse rows are processed one by one, because their block stays in the caches. */
 #include "family/window.h"
 
 #include "simd.h"
@@ -11,7 +12,7 @@ enum { LANES = 32, LINE_BYTES = 64, ENTRIES = 256 };
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* `half` is a constant after inlining: one text gives a loop for each dtype. */
+/* Element i of a row; half: bf16, else f32.  `half` is a constant after inlining, so each dtype has its own loop. */
 INLINE double at(const void *row, bool half, int64_t i) {
   if (!half) return (double)((const float *)row)[i];
   const uint32_t bits = (uint32_t)((const uint16_t *)row)[i] << 16;
@@ -20,7 +21,7 @@ INLINE double at(const void *row, bool half, int64_t i) {
   return (double)x;
 }
 
-/* Elements 2 i (odd false) and 2 i + 1 of a bf16 row: a mask or a shift converts two at once. */
+/* Element 2 i (odd: 2 i + 1) of a bf16 row.  One 32-bit word has two elements; a shift or a mask converts each. */
 INLINE double of_pair(const void *row, bool odd, int64_t i) {
   uint32_t bits;
   float x;
@@ -30,12 +31,13 @@ INLINE double of_pair(const void *row, bool odd, int64_t i) {
   return (double)x;
 }
 
-/* Prefetch NG_FETCH_AHEAD bytes ahead in the row and, from `turn` on, the beginning of the next row. */
+/* Loops over `whole` elements of `each` bytes prefetch NG_FETCH_AHEAD bytes ahead in the row.  Return the element from
+ * which on they prefetch the beginning of the next row instead. */
 INLINE int64_t turn_of(int64_t whole, int64_t each) {
   return ng_max64(0, whole - NG_FETCH_AHEAD / each);
 }
 
-/* Element i prefetches the address of the result plus i elements. */
+/* Return the address p such that the loop prefetches p + i * each at element i. */
 INLINE uintptr_t ahead_of(const void *row, const void *next, bool turned, int64_t turn,
                           int64_t each) {
   return turned ? (uintptr_t)next - (uintptr_t)(turn * each) : (uintptr_t)row + NG_FETCH_AHEAD;
@@ -71,7 +73,8 @@ NG_CLONES static double dot(const float *restrict x, const float *restrict y, in
   return sum_of(sum);
 }
 
-/* LANES elements from c on.  bf16 lanes hold the even elements first, then the odd ones. */
+/* Add the products of elements [c, c + LANES) of four rows with y to the lanes s0 to s3.  bf16: the first half of the
+ * lanes has the even elements, the second half the odd elements. */
 INLINE void dots_lanes(const void *const row[4], bool half, const float *restrict y, int64_t c,
                        double *restrict s0, double *restrict s1, double *restrict s2,
                        double *restrict s3) {
@@ -97,7 +100,7 @@ INLINE void dots_lanes(const void *const row[4], bool half, const float *restric
   }
 }
 
-/* Restore the order of lanes, add the elements from `whole` on, and return the sum. */
+/* Put the lanes in element order, add the products of elements [whole, n), and return the sum. */
 INLINE double finish(const double *lane, const void *row, bool half, const float *y, int64_t whole,
                      int64_t n) {
   double sum[LANES];
@@ -162,7 +165,7 @@ INLINE double four_of_pair(const void *const row[4], bool odd, const double c[4]
          c[2] * of_pair(row[2], odd, i) + c[3] * of_pair(row[3], odd, i);
 }
 
-/* LANES elements from b on of 4 or 8 rows. */
+/* acc += elements [b, b + LANES) of 4 or 8 rows, times `by`. */
 INLINE void sums_lanes(double *restrict acc, const void *const r[8], bool half, int rows, int64_t b,
                        const double by[8]) {
   for (int64_t i = b; i < b + LANES && !half; i++) {
@@ -239,7 +242,7 @@ NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x
   }
 }
 
-/* Values as doubles, so that the loop over indices has nothing else to do. */
+/* to <- values [from, from + n) in double, in a separate loop that the compiler vectorises. */
 static void widen(double *to, const void *value, ng_dtype type, int64_t from, int64_t n) {
   if (type == NG_F32) {
     widen_f32(to, (const float *)value + from, n);

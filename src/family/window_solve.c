@@ -1,61 +1,60 @@
-/* window_solve.c: the functions of a window's Gram matrix K = G G': coefficients of its rows, in double.
- * n rows are in use, at most m; the row at head, if this step has one, is the last.
+/* window_solve.c: compute the coefficients of a window's rows G in the direction u, from K = G G', in double.
+ * n <= m rows are in use; if this step has a row at head, this row is the last.  lambda, eps: the damping.
  *
- * M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): F = lambda I + G'G / M, M = m, also while
- * the window is filled (mfac-filled: n).  The published recursion factorises S = K / lambda + M I
- * without pivoting; with Cholesky and Woodbury
+ * M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): F = lambda I + G'G / M, where M = m, also while n < m
+ * (window_function = mfac-filled: M = n).  The published recursion factorises S = K / lambda + M I without pivoting.
+ * With a Cholesky factor of S, by Woodbury
  *
  *     F^-1 x = x / lambda - G' S^-1 G x / lambda^2
  *
- * and for x = row j, where the two terms nearly cancel if lambda is small, both at once:
+ * For x = row j, the two terms nearly cancel if lambda is small, so the sum is computed without a difference:
  *
  *     F^-1 G_j = (M / lambda) G' S^-1 e_j
  *
  * (G'(K / lambda + M I) = lambda^-1 (G'G + lambda M I) G', so G' S^-1 = (lambda / M) F^-1 G').
  *
- * GGT (Agarwal et al. 2019, arXiv 1806.02958, as EFCP has it): with a_i = forget^age of row i,
- * diag(a) K diag(a) + 1e-6 I = V Sigma^2 V' and U = G' V / Sigma of the rows without a,
+ * GGT (Agarwal et al. 2019, arXiv 1806.02958, as in EFCP): with a_i = window_forget^(age of row i),
+ * diag(a) K diag(a) + 1e-6 I = V Sigma^2 V', and U = G' V / Sigma (G is not multiplied by a),
  *
  *     u = U (1 / (Sigma + eps) - 1 / eps) U' x + x / eps
  *       = x / eps - G' V (1 / (eps Sigma (Sigma + eps))) V' G x
  *
- * and for x = G' b (b = e_j: row j), without a difference of large vectors,
+ * and for x = G' b (b = e_j is row j), without a difference of large vectors,
  *
  *     u = G' V [(1 / (Sigma + eps) + 1e-6 / (eps Sigma (Sigma + eps))) V' b - V' q / (eps Sigma (Sigma + eps))],
  *     q_i = sum over j of (1 - a_i a_j) K_ij b_j
  *
- * An average of gradients is r + G' b (window_moments.c); its direction is the sum of both.
+ * For an average x = r + G' b (window_moments.c), the direction is the sum of the directions of r and of G' b.
  *
- * Rounding.  With g_i = |G_i|, e = 2^-53 and n rows, all roundings (of K, of its factor and the substitutions, of
- * the combination) are entries of K and c that are off by at most about e sqrt(n + 63) of g_i g_j and |c_i|:
+ * Rounding.  With g_i = |G_i|, e = 2^-53 and the coefficients c, all rounding errors (of K, of its factor, of the
+ * substitutions, of the combination) act as errors of K_ij and c_i of about e sqrt(n + 63) times g_i g_j and |c_i|:
  *
  *     |error of u| <= e sqrt(n + 63) s (1 + a),    s = sum of |c_i| g_i + |r| / lambda,
  *     M-FAC: a^2 = sum over j of g_j^2 |G' (K + lambda M I)^-1 e_j|^2 <= trace(K) / (4 lambda M)
  *
- * since u changes by -G' (K + lambda M I)^-1 dK c.  GGT: see lost_beside.  |u| is bounded from below by K, so all
- * ranks find the same bound.  If error / |u| may be above 1e-5, the damping is raised, x10, at most 3 times, and the
- * step is NG_RESCUED; the last attempt is taken up to 0.1.  If that does not help, or the rows' sum may overflow f32, the
- * direction is x. */
+ * because an error dK changes u by -G' (K + lambda M I)^-1 dK c.  GGT: see eigenvalue_error.  A lower bound of |u| is
+ * computed from K, so all ranks have the same bound.  If the bound of error / |u| exceeds 1e-5, the damping is raised
+ * x 10, at most 3 times, and the step is NG_RESCUED; at the last damping the bound may be 0.1.  If every attempt fails,
+ * or the sum of rows may overflow f32, the direction is x. */
 #include "family/window.h"
 
 #include <float.h>
 #include <math.h>
 
 static const double GGT_FLOOR = 1e-6;
-/* Per Gram matrix: sums of 64 remain in f32. */
+/* Largest |G' c| of one part; a sum of up to 64 such numbers fits f32. */
 static const double COMBINATION_MOST = (double)FLT_MAX / 64.0;
-/* Largest relative error of the direction: in general, and at the last raised damping. */
+/* Largest accepted relative error of the direction; LOSS_LAST: at the last raised damping. */
 static const double LOSS_MOST = 1e-5, LOSS_LAST = 0.1;
-/* Largest ratio of a diagonal entry to its pivot; above this the factor of S does not show how
- * dependent the rows are. */
+/* Largest ratio of a diagonal entry of S to its pivot at which `amplification` may use the factor of S. */
 static const double SPREAD_MOST = 1e13;
 enum { RAISES = 3 };
 
 /* The arguments of one solve. */
 typedef struct ask {
-  const double *k; /* G r by place; NULL: x is the row at head */
-  double r;        /* |r|, 0 without k                         */
-  double damping;  /* of this attempt                          */
+  const double *k; /* [places] G r; NULL: x is the row at head */
+  double r;        /* |r|; 0 if k is NULL */
+  double damping;  /* damping of this attempt */
   bool rest;       /* (gradient - row at head) / damping will be added */
 } ask;
 
@@ -63,7 +62,7 @@ static int64_t vector_bytes(const ng_window *w) {
   return (w->places * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
 }
 
-/* M-FAC: two vectors and S.  GGT: six vectors, V and the work of the eigensolver. */
+/* Scratch of M-FAC: two vectors and S; of GGT: six vectors, V and the work of the eigensolver. */
 int64_t ng_window_scratch(const ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const ng_queue *q = b->ctx->queue;
@@ -83,7 +82,7 @@ static double norm(const ng_window *w, const ng_window_part *p, int64_t i) {
   return sqrt(fmax(0.0, entry(w, p, i, i)));
 }
 
-/* The coefficient of row i in x = r + G' b. */
+/* Return b_i, the coefficient of row i in x = r + G' b. */
 static double row_in_x(const ng_window *w, const ng_window_part *p, const ask *a, int64_t i) {
   if (p->next_row_coefficient != NULL) return p->next_row_coefficient[w->used[i]];
   return a->k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
@@ -93,7 +92,7 @@ static double row_in_x(const ng_window *w, const ng_window_part *p, const ask *a
 
 static double unit(const ng_window *w) { return 0x1p-53 * sqrt((double)w->uses + 63.0); }
 
-/* s of the formula above. */
+/* Return s of the formula above. */
 static double sum_of_norms(const ng_window *w, const ng_window_part *p, const ask *a) {
   double s = p->by * a->r;
   for (int64_t i = 0; i < w->uses; i++) {
@@ -103,7 +102,7 @@ static double sum_of_norms(const ng_window *w, const ng_window_part *p, const as
   return s;
 }
 
-/* |u| is at least |<u, y>| / |y|, for y = u, r and every row; less what rounding adds to these products. */
+/* Return a lower bound of |u|: the largest |<u, y>| / |y| over y = u, r and all rows, minus the rounding error. */
 static double least_norm(const ng_window *w, const ng_window_part *p, const ask *a, double s) {
   const double noise = unit(w) * s;
   double least = 0.0, square = 0.0, with_r = p->by * a->r * a->r;
@@ -124,13 +123,13 @@ static double least_norm(const ng_window *w, const ng_window_part *p, const ask 
   return fmax(least, sqrt(fmax(0.0, square)));
 }
 
-/* The average's r is kept in f32: its rounding error, see window_moments.c, is divided by damping. */
+/* Return the error of u due to the f32 rounding error of an average's r (window_moments.c), divided by the damping. */
 static double lost_in_average(const ng_window *w, const ng_window_part *p) {
   return p->next_row_coefficient == NULL ? 0.0
                                          : p->by * p->next_row_coefficient[ng_window_unused(w)];
 }
 
-/* Whether the combination of rows cannot overflow f32; the same on all ranks. */
+/* Return whether the combination of rows cannot overflow f32; all ranks compute the same answer from K. */
 static bool within_range(const ng_window *w, const ng_window_part *p) {
   double sum = 0.0;
   for (int64_t i = 0; i < w->uses; i++) {
@@ -150,9 +149,9 @@ static void fill_system(const ng_window *w, const ng_window_part *p, double lamb
   }
 }
 
-/* False: not positive definite, or not finite. */
+/* S <- its Cholesky factor; return false if S is not positive definite or not finite. */
 static bool factor(ng_block *b, int64_t n, double *S) {
-  int info = 0; /* the queue is waited for below */
+  int info = 0; /* on the stack: ng_queue_wait follows below */
   ng_queue *q = b->ctx->queue;
   ng_on(q)->factor64(q, n, S, &info);
   ng_queue_wait(q);
@@ -164,8 +163,8 @@ static bool factor(ng_block *b, int64_t n, double *S) {
   return true;
 }
 
-/* z [places] <- S^-1 z, with the Cholesky factor of S or, if S is NULL, with p->factor. `last`:
- * z is 0 except for the newest row. */
+/* z [places] <- S^-1 z, where S is a Cholesky factor in ng_sym order; S NULL: with p->factor.  last: z is 0 except for
+ * the newest row. */
 static void solve_system(ng_block *b, const ng_window_part *p, const double *S, bool last,
                          double *z) {
   const ng_window *w = ng_window_of(b);
@@ -185,7 +184,7 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
   }
 }
 
-/* Append the row at head to the kept factor.  False: there is no factor of this S. */
+/* Append the row at head to p->factor; return false if p->factor has another lambda or M, or append fails. */
 static bool extend_kept(ng_block *b, ng_window_part *p, double lambda, double M) {
   const ng_window *w = ng_window_of(b);
   const bool fresh = w->used[w->uses - 1] == ng_window_head(w);
@@ -193,7 +192,7 @@ static bool extend_kept(ng_block *b, ng_window_part *p, double lambda, double M)
   return fresh && (same || w->uses == 1) && ng_window_factor_append(w, p, lambda, M, ng_scratch(b));
 }
 
-/* Keep the factor for later steps. */
+/* Store the new factor S in p->factor for later steps; `whole`: the factorisation succeeded. */
 static void keep(ng_window *w, ng_window_part *p, bool whole, const double *S) {
   if (w->used[w->uses - 1] != ng_window_head(w)) return;
   w->replaced = true;
@@ -204,7 +203,7 @@ static void keep(ng_window *w, ng_window_part *p, bool whole, const double *S) {
   }
 }
 
-/* The largest diagonal entry of S over its pivot. */
+/* Return the largest ratio of a diagonal entry of S to its pivot. */
 static double spread(const ng_window *w, const ng_window_part *p, double lambda, double M,
                      const double *S) {
   double most = 1.0;
@@ -216,7 +215,7 @@ static double spread(const ng_window *w, const ng_window_part *p, double lambda,
   return most;
 }
 
-/* a of the formula above, by n solves; z [places]: scratch. */
+/* Return a of the formula above, from n solves; z [places]: scratch. */
 static double amplification(ng_block *b, const ng_window_part *p, double lambda, const double *S,
                             double *z) {
   const ng_window *w = ng_window_of(b);
@@ -237,7 +236,7 @@ static double amplification(ng_block *b, const ng_window_part *p, double lambda,
   return sqrt(all);
 }
 
-/* A bound of the relative error; n solves only where the bound without them says too little. */
+/* Return a bound of the relative error of u; n solves are needed only if the bound from trace(K) exceeds LOSS_MOST. */
 static double loss_of_mfac(ng_block *b, const ng_window_part *p, const ask *a, double M,
                            const double *S, double *z) {
   const ng_window *w = ng_window_of(b);
@@ -262,7 +261,7 @@ static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised
   double *z = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
   double *S = (double *)(void *)((char *)z + vector_bytes(w));
   p->by = a->k == NULL ? 0.0 : 1.0 / lambda;
-  if (M != (double)w->m) w->next_factored = 0.0; /* the coming step has another M */
+  if (M != (double)w->m) w->next_factored = 0.0; /* M differs in the next step */
   if (!raised && extend_kept(b, p, lambda, M)) {
     S = NULL;
   } else {
@@ -281,13 +280,13 @@ static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised
 
 /* ---- GGT -------------------------------------------------------------------------------------*/
 
-/* [n] each; V [n, n] has the eigenvectors as rows. */
+/* Vectors [n] of the GGT formula above. */
 typedef struct spectrum {
-  double *age, *value, *q, *q_off; /* q_off: the rounding error of q */
-  double *at_b,
-      *at_q; /* of_b, of_q at each eigenvalue less its error; stored in place of age and q */
-  double *on_b, *on_q; /* V'b, V'q                       */
-  double *V;
+  double *age, *value, *q; /* age: a_i = window_forget^(age of row i); value: Sigma^2 */
+  double *q_off;           /* bound of the rounding error of q */
+  double *at_b, *at_q;     /* of_b, of_q of (Sigma^2 - its error); in the memory of age, q */
+  double *on_b, *on_q;     /* V'b, V'q */
+  double *V;               /* [n, n] row i is eigenvector i */
 } spectrum;
 
 static spectrum spectrum_of(const ng_block *b) {
@@ -305,7 +304,7 @@ static spectrum spectrum_of(const ng_block *b) {
 }
 
 static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const spectrum *s) {
-  int info = 0; /* the queue is waited for below */
+  int info = 0; /* on the stack: ng_queue_wait follows below */
   const ng_window *w = ng_window_of(b);
   ng_queue *queue = b->ctx->queue;
   const int64_t n = w->uses;
@@ -337,7 +336,7 @@ static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const 
   return true;
 }
 
-/* The factors of V'q and of V'b in the formula above. */
+/* Return the factor of V'q (of_b: of V'b) in the formula above; value: Sigma^2. */
 static double of_q(double value, double eps) {
   const double sigma = sqrt(fmax(value, GGT_FLOOR)); /* K has no negative eigenvalue */
   return 1.0 / (eps * sigma * (sigma + eps));
@@ -347,7 +346,7 @@ static double of_b(double value, double eps) {
   return 1.0 / (sqrt(fmax(value, GGT_FLOOR)) + eps) + GGT_FLOOR * of_q(value, eps);
 }
 
-/* An upper bound of |G'v_i|; without forgetting |G'v_i|^2 is the eigenvalue less the floor. */
+/* Return an upper bound of |G'v_i|, v_i: eigenvector i.  With window_forget = 1, |G'v_i|^2 is the eigenvalue - 1e-6. */
 static double size_of(const ng_block *b, const ng_window_part *p, const spectrum *s, int64_t i) {
   const ng_window *w = ng_window_of(b);
   const double *v = s->V + i * w->uses, e = unit(w);
@@ -383,7 +382,7 @@ static double eigenvalue_error(const ng_block *b, const ng_window_part *p, const
   return size_of(b, p, s, i) * (off + own);
 }
 
-/* The spectrum does not depend on eps. */
+/* Set c and by for the damping of this attempt; return a bound of the relative error.  s does not depend on damping. */
 static double try_ggt(ng_block *b, ng_window_part *p, const ask *a, const spectrum *s) {
   const ng_window *w = ng_window_of(b);
   const int64_t n = w->uses;

@@ -1,14 +1,14 @@
-/* window_topk.c: the store of the k largest elements of a gradient plus its error feedback: EFCP's sparse M-FAC (Modoranu
- * et al. 2023, arXiv 2306.06098), error feedback as in Seide et al. 2014.
+/* window_topk.c: the store of the k largest elements of a gradient g plus its error feedback e: EFCP's sparse M-FAC
+ * (Modoranu et al. 2023, arXiv 2306.06098), error feedback as in Seide et al. 2014.
  *
  *     a = e + g;  row <- the k largest |a|, rounded to window_dtype;  e <- a - row
  *
- * k counts per part, per parameter, or per block of 32,768 elements (window_store); of equal elements the first win.  With
- * a mask k counts unmasked elements; the unused places at the end of a group have value 0.
+ * k is the number of entries per part (topk), per parameter (topk-layer) or per block of 32,768 elements (topk-block).
+ * Of equal magnitudes the first are selected.  Masked elements do not count for k; unused entries have the value 0.
  *
- * A row is k values, their 16-bit indices within blocks, ascending, and the position where each block begins.  Both products
- * go block by block: a tile of x in f32, or of sums in double, stays in the second-level cache while the block of all
- * rows passes.  Entries of different rows lie far apart, so rows to come are prefetched.  window_topk_choose.c selects. */
+ * A row is k values, their 16-bit indices within blocks, ascending, and the position where each block begins.
+ * `product` and `combine` work block by block: a tile of x in f32, or of sums in double, stays in the second-level
+ * cache while the block of every row is read.  Rows are far apart in memory, so later rows are prefetched. */
 #include "family/window_topk.h"
 
 #include "simd.h"
@@ -17,7 +17,7 @@ enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4 };
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-/* The next run of elements, of all ranks, that is divided into blocks: a parameter or a part. */
+/* *run <- the next run of elements of all ranks: a parameter (topk-layer) or a part; false: there was no next run. */
 static bool next_run(const ng_block *b, int32_t *i, ng_window_range *run) {
   const ng_window *w = ng_window_of(b);
   if (*i == w->segments) return false;
@@ -36,7 +36,7 @@ static bool is_joint(const ng_block *b) {
          b->base.window_scope == NG_WINDOW_MODEL;
 }
 
-/* The nearest end of a block or run, the first of two; per run the ends on both sides of `at` are candidates. */
+/* Return the end of a block or run that is nearest to `at`; if two are equally near, the first. */
 static int64_t cut_at(const ng_block *b, int64_t at) {
   const bool blocks = b->base.window_store == NG_STORE_TOPK_BLOCK || is_joint(b);
   int64_t best = 0;
@@ -53,13 +53,13 @@ static int64_t cut_at(const ng_block *b, int64_t at) {
   return best;
 }
 
-/* Groups and blocks of this rank, and sizes of the others.  The first call counts (s->block NULL), the second fills. */
+/* Lay out the groups and blocks of this rank, the slices of all ranks.  s->block NULL: only count; else fill lists. */
 static void lay_out(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   ng_topk_rows *s = w->own;
   const bool fill = s->block != NULL, by_block = b->base.window_store == NG_STORE_TOPK_BLOCK;
   const int32_t ranks = b->ctx->ranks + 1;
-  int32_t owner = 0; /* cut[owner]: the end of the slice in which a block begins */
+  int32_t owner = 0; /* 1 + the rank in whose slice a block begins */
   ng_window_range run;
   s->joint = is_joint(b);
   s->k = s->all = s->groups = s->blocks = s->all_blocks = s->first = 0;
@@ -143,7 +143,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-/* The entries of a row in a block.  Numbers from a state file are limited to the row and the block. */
+/* The n entries of a row in one block.  Positions from a loaded file are limited to the row. */
 typedef struct run {
   const uint16_t *index;
   const char *value;
@@ -163,7 +163,7 @@ static void fetch_run(const run *r, ng_dtype t) {
   NG_FETCH_LINES(r->value, r->n * ng_dtype_size(t));
 }
 
-/* The entries of the j-th row in use; prefetches a later row. */
+/* Return the entries of the j-th row in use in a block; prefetch those of a later row. */
 static run next_of(const ng_window *w, int64_t j, int64_t block) {
   const ng_topk_rows *s = w->own;
   if (j + ROWS_AHEAD < w->uses) {

@@ -1,8 +1,8 @@
 /* window_topk_choose.c: select the elements that enter a top-k row.
  *
- * In: a gradient in `next`, the error feedback in `error`.  Out: the row at head (k values, their indices in blocks, where each
- * block begins), and the new residual in `next`.  Each rank selects in its own groups or, with one group over all slices,
- * together with the others (window_largest.c).  The selection adds e and g itself, to read memory once. */
+ * In: the gradient g in `next`, the error feedback e in `error`.  Out: the row at head (k values, their indices in
+ * blocks, the begin of each block), and the new residual in `next`.  Each rank selects in its own groups; if one group
+ * spans all slices, all ranks select jointly (window_largest.c).  ng_window_largest adds e to g while it reads both. */
 #include "family/window_topk.h"
 
 enum { WIDE = 2 * NG_WINDOW_BLOCK, VALUES = 256 };
@@ -14,12 +14,12 @@ static ng_window_sum sum_of(const ng_window *w, const ng_window_range *g) {
   return (ng_window_sum){s->next + g->at, s->error + g->at, s->by};
 }
 
-/* The candidates are in the memory of u, which is unused before measure. */
+/* Return the memory for the selected indices of group g: part of u, which is unused before `measure`. */
 static int32_t *chosen_of(const ng_window *w, const ng_window_range *g) {
   return (int32_t *)(void *)w->u + g->at;
 }
 
-/* A group of many blocks is divided among all threads. */
+/* Return whether a group has so many elements that all threads select in it together. */
 static bool is_wide(const ng_topk_rows *s, const ng_window_range *g) {
   return s->pieces > 1 && g->n >= s->pieces * WIDE;
 }
@@ -51,7 +51,7 @@ static void choose(ng_block *b) {
   }
 }
 
-/* Store n chosen entries, rounded, from place `to` of the row on; the rounding error stays in a. */
+/* Store the n chosen elements of a, rounded to s->type, from entry `to` of the row on; a <- the rounding errors. */
 static void keep_values(const ng_topk_rows *s, int64_t head, int64_t to, float *a,
                         const int32_t *chosen, int64_t n) {
   char *value = s->value + (head * s->k + to) * ng_dtype_size(s->type);
@@ -93,7 +93,7 @@ static void write_row(ng_window *w) {
 
 /* ---- parameters without a gradient ------------------------------------------------------------ */
 
-/* Set e + g of excluded parameters to 0, so that their error is not sent. */
+/* next <- by g, but -e for excluded parameters: then e + next = 0, and their error feedback is not sent. */
 static void hold_chunk(ng_block *b, int32_t i) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;
@@ -124,7 +124,7 @@ static void restore(ng_block *b) {
   if (ng_window_some_out(b)) ng_window_each(b, restore_chunk);
 }
 
-/* In every step: the mask may come from a loaded state. */
+/* Set k of each group from its unmasked, included elements; in every step, because a load may change the mask. */
 static void count_groups(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   ng_topk_rows *s = w->own;
@@ -146,8 +146,8 @@ void ng_window_topk_enter(ng_block *b) {
 
 /* ---- choosing together -----------------------------------------------------------------------*/
 
-/* Each entry is one exact double: 32 bits of the value and above them the index in its block.  All other ranks add 0.  After
- * the entries: their number in each block. */
+/* x <- entries of this rank, 0 for those of other ranks; then the number of entries in each block.  An entry is one
+ * exact double: the bits of the value + 2^32 * index in the block. */
 static void put_entries(const ng_block *b, double *x) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;
@@ -161,7 +161,7 @@ static void put_entries(const ng_block *b, double *x) {
   }
   for (int64_t i = 0; i < j->m; i++) {
     const int64_t to = j->before + i;
-    uint32_t bits = 0; /* bf16 uses the first half */
+    uint32_t bits = 0; /* bf16 sets the low 16 bits */
     memcpy(&bits, s->value + (size_t)(head * s->k + to) * size, size);
     while (j->chosen[i] >= s->block[block].at + s->block[block].n) {
       block++;
@@ -203,7 +203,7 @@ void ng_window_topk_choose(ng_block *b, int32_t round, double *x) {
                                   .rank = b->ctx->rank,
                                   .chosen = (int32_t *)(void *)w->u};
   }
-  /* x[included]: the number of included elements, summed in round 0 after the counts. */
+  /* x[included], after the counts of round 0: the number of unmasked, included elements. */
   const int64_t included = ng_window_joint_room(0, b->ctx->ranks);
   const bool some = w->mask != NULL || ng_window_some_out(b);
   if (round == 1 && some) {
