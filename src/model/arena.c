@@ -1,12 +1,11 @@
 /* arena.c: the memory plan: one arena for each use, allocated once at ng_ready.
  *
- * In: requests of blocks, statistics and slots, first counted, then placed. Out: addresses. Sums
- * are contiguous in the order of blocks, so that due sums need few messages; sums that go to one
- * owner follow, by owner. Results are ordered by owner, directions by column, so that a rank sends
- * one run of bytes.
+ * In: requests of blocks, statistics and slots, first counted, then placed.  Out: addresses.  Sums are contiguous in
+ * the order of blocks, so that the sums of a step need few messages; behind them are the sums that go to one owner,
+ * ordered by owner.  Results are ordered by owner, directions by column, so that a rank sends one run of bytes.
  *
- * After ng_ready only a larger image allocates: a step cannot fail for memory on one rank alone,
- * and ng_report reports the whole run. */
+ * After ng_ready only an observation of a larger image allocates (ng_scratch_grow).  So a step cannot run out of memory
+ * on one rank while other ranks wait, and ng_report gives the memory of the whole run. */
 #include "model/model.h"
 
 static int64_t round_up(int64_t bytes) {
@@ -15,8 +14,7 @@ static int64_t round_up(int64_t bytes) {
 
 /* ---- requests --------------------------------------------------------------------------------*/
 
-/* In the counting pass the end of a run is its length, in the placing pass the place of the next
- * piece. */
+/* run->end is the length of the run in the counting pass, and the place of the next piece in the placing pass. */
 static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   const int64_t at = run->end;
   run->end = ng_plus(at, round_up(bytes));
@@ -24,8 +22,7 @@ static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
-/* Pieces begin on cache lines, so that threads do not share one. Returns NULL in the counting
- * pass and for a piece of 0 bytes. */
+/* Each piece begins at a cache line, so that no two pieces share a line.  NULL: counting pass, or 0 bytes. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
   if (use == NG_USE_SUMS) return take_run(plan, use, &plan->rest, bytes);
   const int64_t at = plan->bytes[use];
@@ -37,14 +34,14 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
   return take_run(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
 }
 
-/* By column: all ranks of a column compute the same PD, and each sends it to its row. */
+/* PD is ordered by column, because all ranks of a column compute the same PD, and each sends this PD to its row. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats) {
   b->keeps_direction = true;
   b->direction = take_run(plan, NG_USE_DIRECTION, &plan->direction[b->column],
                           floats * (int64_t)sizeof(float));
 }
 
-/* Blocks work one after the other and share the scratch of the largest request. */
+/* Blocks use the scratch one after the other, so the largest request is enough for all. */
 void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
   plan->bytes[NG_USE_SCRATCH] = ng_max64(plan->bytes[NG_USE_SCRATCH], round_up(bytes));
 }
@@ -76,7 +73,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
 
 /* ---- arenas ----------------------------------------------------------------------------------*/
 
-/* Turn lengths into places: consecutive empty runs, filled by the second pass. Return the end. */
+/* Turn the lengths run[i].end into consecutive empty runs from `at` on, for the placing pass; return the end of all. */
 static int64_t lay_out(ng_span *run, int32_t ranks, int64_t at) {
   for (int32_t i = 0; i < ranks; i++) {
     const int64_t bytes = run[i].end;
@@ -86,8 +83,8 @@ static int64_t lay_out(ng_span *run, int32_t ranks, int64_t at) {
   return at;
 }
 
-/* Zeroed: sums start at 0, and rounding gaps inside a message stay 0 when ranks add them.
- * ng_arena_release frees after a failure. */
+/* The arenas are zeroed: sums start at 0, and gaps between the pieces of a message stay 0 when ranks add them.  After a
+ * failure, ng_arena_release frees the arenas. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
     if (plan->bytes[u] == 0) continue;
@@ -109,8 +106,8 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   return NG_OK;
 }
 
-/* The only allocation after ng_ready, by an observation of a larger image than declared. Waits for
- * work on the old scratch. */
+/* Called if an observed image is larger than the declared image and all images before.  ng_queue_wait: queued work may
+ * use the old scratch. */
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name) {
   const int64_t wanted = round_up(bytes);
   if (wanted <= p->held[NG_USE_SCRATCH]) return NG_OK;
@@ -142,11 +139,11 @@ void ng_arena_release(ng_precond *p) {
 
 /* ---- objects ---------------------------------------------------------------------------------*/
 
-/* Precedes each object; its size keeps the alignment of malloc. */
+/* The head that precedes each object in memory.  Its size is a multiple of 16, the alignment of malloc. */
 struct ng_object_head {
   _Alignas(16) ng_object_head *older;
   ng_object_head *newer;
-  size_t bytes; /* with this head */
+  size_t bytes; /* size of head and object */
 };
 
 void *ng_object(ng_precond *p, size_t bytes) {

@@ -1,25 +1,26 @@
 /* assign.c: the placements, as a table of rules and one routine.
  *
- * In: an ng_assignment. Out: its columns and owners.
+ * In: an ng_assignment.  Out: the columns and owners in a->work.
  *
- *   round-robin  lzhangbv/kfac_pytorch: block i to rank i mod W; apart: statistic k to rank k mod W
- *   mpd-kfac     the same; apart where there are more ranks than blocks (its distribute_layer_factors = none)
- *   kaisa        gpauloski/kfac-pytorch (SC'21): the most expensive block first, to the least-loaded column, there
- *                to the least-loaded rank
+ *   round-robin  lzhangbv/kfac_pytorch: block i to rank i mod W; without `together` statistic k to rank k mod W
+ *   mpd-kfac     round-robin, but not `together` if there are more ranks than blocks (distribute_layer_factors = none)
+ *   kaisa        gpauloski/kfac-pytorch (SC'21): the most expensive block first, to the least-loaded column and the
+ *                least-loaded rank of this column
  *   contiguous   scripts of lzhangbv/kfac_pytorch: runs of consecutive blocks, minimising the largest load
- *   spngd        chainerkfac: blocks by name, in runs of nearly equal number
- *   balanced     ours: kaisa, then improved (balance.c)
+ *   spngd        chainerkfac: blocks in the order of names, in runs of nearly equal length
+ *   balanced     kaisa, improved by moves and exchanges (balance.c)
  *
- * With fewer rows than ranks, turns go round inside a column. With one column or one row this is as published. */
+ * On a grid with several rows and columns, round-robin takes the rows of each column in turn.  With one row or one
+ * column, this is the published rule. */
 #include "model/assign.h"
 
 #include "core/core.h"
 
 #include <stdlib.h>
 
-/* ---- room ------------------------------------------------------------------------------------*/
+/* ---- scratch ---------------------------------------------------------------------------------*/
 
-/* The next piece of the room; only its size if the room is NULL. */
+/* Return the next piece of a->room and add its size to *at.  If a->room is NULL, only add the size. */
 static void *piece(const ng_assignment *a, size_t *at, size_t count, size_t size) {
   char *const p = a->room == NULL ? NULL : a->room + *at;
   *at += (count * size + 15) / 16 * 16;
@@ -38,7 +39,7 @@ static size_t place_arrays(ng_assignment *a, ng_assigner *x) {
   x->weight = piece(a, &at, N, sizeof(double));
   x->cells = piece(a, &at, 3 * N, sizeof(double));
   x->key = piece(a, &at, N, sizeof(ng_key));
-  x->part = piece(a, &at, N + 1, sizeof(int32_t)); /* or two blocks of ng_assign_balanced */
+  x->part = piece(a, &at, N + 1, sizeof(int32_t)); /* also holds two saved blocks: try_columns */
   x->kept = piece(a, &at, 2 * N, sizeof(int32_t));
   x->turn = piece(a, &at, n, sizeof(int32_t));
   return at;
@@ -67,7 +68,7 @@ static void set_owner(ng_assigner *x, ng_task *t, int32_t rank) {
   x->sum[rank % x->a->n] += t->cost;
 }
 
-/* The first of the least-loaded ranks of a column. */
+/* Return the least-loaded rank of a column; of equal ranks the first. */
 static int32_t least_loaded(const ng_assigner *x, int32_t column) {
   int32_t best = column;
   for (int32_t i = 1; i < x->a->m; i++) {
@@ -77,7 +78,7 @@ static int32_t least_loaded(const ng_assigner *x, int32_t column) {
   return best;
 }
 
-/* The position of task i in descending order of (cost, name). */
+/* Return the position of task i of `w` in descending order of (cost, name). */
 static int32_t place_of(const ng_work *w, int32_t i) {
   int32_t before = 0;
   for (int32_t k = 0; k < w->tasks; k++) {
@@ -113,17 +114,17 @@ void ng_assign_take(ng_assigner *x, const ng_work *w) {
 
 typedef enum sequence { REGISTERED, BY_NAME, BY_COST } sequence;
 typedef enum method {
-  TURNS,   /* block i to column i mod n; inside a column one row after the other */
-  NUMBERS, /* runs of nearly equal number: the first (blocks mod W) ranks get one more */
+  TURNS,   /* block i to column i mod n, and to the rows of this column in turn */
+  NUMBERS, /* runs of nearly equal length: the first (blocks mod W) ranks get one block more */
   LOADS,   /* runs that minimise the largest load */
-  LEAST,   /* the least-loaded column, there the least-loaded rank */
-  IMPROVED /* LEAST, then exchanges */
+  LEAST,   /* least-loaded column, and least-loaded rank of this column */
+  IMPROVED /* LEAST, improved by moves and exchanges */
 } method;
 
 static const struct rule {
   sequence order;
   method choice;
-  bool spreads; /* apart if there are more ranks than blocks */
+  bool spreads; /* not `together` if there are more ranks than blocks */
 } rules[] = {
     [NG_PLACEMENT_ROUND_ROBIN] = {REGISTERED, TURNS, false},
     [NG_PLACEMENT_MPD_KFAC] = {REGISTERED, TURNS, true},
@@ -155,8 +156,8 @@ static void sort(ng_assigner *x, sequence order, double by_load, double by_each)
   if (order != REGISTERED) qsort(x->key, n, sizeof *x->key, order == BY_NAME ? by_name : by_cost);
 }
 
-/* KAISA (2.2 of its algorithm) with (1, 0). Ties go to the first column; the published program has the order of a
- * hash. */
+/* With by_load = 1 and by_each = 0 this is KAISA's greedy assignment.  Of equal columns, the first gets the block; the
+ * published program takes them in the order of a hash. */
 void ng_assign_greedy(ng_assigner *x, double by_load, double by_each) {
   const ng_assignment *a = x->a;
   memset(x->load, 0, (size_t)a->m * (size_t)a->n * sizeof *x->load);
@@ -174,7 +175,7 @@ void ng_assign_greedy(ng_assigner *x, double by_load, double by_each) {
   }
 }
 
-/* Statistic after statistic, or together block after block. */
+/* Assign block i by TURNS: each statistic (`together`: each block) gets the next row of column i mod n. */
 static void take_turn(ng_assigner *x, ng_work *w, int32_t i, bool together) {
   const int32_t n = x->a->n, m = x->a->m;
   int32_t *turn = &x->turn[i % n];
@@ -186,7 +187,7 @@ static void take_turn(ng_assigner *x, ng_work *w, int32_t i, bool together) {
   *turn = (*turn + (together || w->tasks == 0 ? 1 : w->tasks)) % m;
 }
 
-/* The run of each block in the order of the keys. */
+/* Set part[i] to the run of block i, in the order of the keys. */
 static void cut_runs(ng_assigner *x, method choice) {
   const ng_assignment *a = x->a;
   const int32_t W = a->m * a->n;
@@ -213,8 +214,8 @@ static void take_run(const ng_assigner *x, ng_work *w, int32_t rank) {
   }
 }
 
-/* LOADS apart, inside a column: the first statistics in forward order, then the others in backward order. The
- * first pass collects weights, the second assigns. */
+/* LOADS without `together`: partition the statistics of a column over its ranks, first the first statistic of each
+ * block, then the others from the last block to the first.  Pass 0 collects the costs, pass 1 assigns. */
 static void cut_apart(ng_assigner *x, int32_t column) {
   const ng_assignment *a = x->a;
   int32_t count = 0;

@@ -1,47 +1,47 @@
-/* assign.h: assign blocks to ranks, by the published placements and ours.
+/* assign.h: assign blocks to ranks, by the published placements and by `balanced`.
  *
  * In:   blocks in the order of registration, the cost of each of their statistics; a grid of m rows and n columns,
  *       rank = row * n + column.
- * Out:  a column of each block, whose m ranks hold its results; an owner in this column of each statistic.
+ * Out:  for each block a column, whose m ranks store the results; for each statistic an owner in this column.
  *
- * The result depends on the arguments only, so all ranks compute the same without a message. */
+ * The result depends on the arguments only, so all ranks compute the same assignment without a message. */
 #ifndef NG_ASSIGN_H
 #define NG_ASSIGN_H
 
 #include "option/option.h"
 
-/* The work of the owner of a statistic. */
+/* A statistic: the work of its owner. */
 typedef struct ng_task {
-  const char *name; /* equal costs: the last name first, as published */
+  const char *name; /* of tasks with equal cost, the last by name is assigned first, as published */
   double cost;
   int32_t owner; /* out */
 } ng_task;
 
-/* The work for a block. */
+/* A block. */
 typedef struct ng_work {
   const char *name;
   ng_task *task;
   int32_t tasks;
-  double each;   /* cost, or memory, of every rank of its column */
-  int32_t owner; /* out: of the first task; without tasks any rank of the column */
-  int32_t column;
+  double each;    /* work of a step on every rank of the block's column */
+  int32_t owner;  /* out: owner of the first task; without tasks a rank of the column */
+  int32_t column; /* out */
 } ng_work;
 
 typedef struct ng_assignment {
   ng_placement placement;
   bool together; /* all tasks of a block have one owner */
-  int32_t m, n;
-  double weight; /* of the largest load relative to `each`: see ng_assign_price */
+  int32_t m, n;  /* rows and columns of the grid */
+  double weight; /* weight of the largest load in ng_assign_price */
   ng_work *work;
-  int32_t works, tasks; /* tasks: of all blocks */
-  char *room;           /* ng_assign_room bytes, aligned as by malloc */
+  int32_t works, tasks; /* number of blocks; number of tasks of all blocks */
+  char *room;           /* scratch of ng_assign_room bytes, aligned as by malloc */
 } ng_assignment;
 
 size_t ng_assign_room(const ng_assignment *a);
 void ng_assign(ng_assignment *a);
 
-/* Partition n weights into contiguous parts, minimising the largest sum. Late parts that would stay empty get single
- * weights from inside (lzhangbv/kfac_pytorch, scripts). room: 3 n + 3 doubles. */
+/* Partition n weights into contiguous parts, minimising the largest sum; part[i] is the part of weight i.  A part that
+ * would stay empty gets the last weight of another part (lzhangbv/kfac_pytorch).  room: 3 n + 3 doubles of scratch. */
 void ng_partition(int32_t n, const double *weight, int32_t parts, int32_t *part, double *room);
 
 /* ---- shared by assign.c and balance.c ---------------------------------------------------------*/
@@ -54,23 +54,23 @@ typedef struct ng_key {
 
 typedef struct ng_assigner {
   ng_assignment *a;
-  double *load;           /* [m n] of each rank */
-  double *sum, *each;     /* [n] of each column: sum of loads, sum of `each` */
+  double *load;           /* [m n] sum of the costs of each rank's tasks */
+  double *sum, *each;     /* [n] sums over each column: of `load`, and of `each` of its blocks */
   double *peak;           /* [n] the largest load of each column */
-  double *weight, *cells; /* [N], [3 N]: for ng_partition */
-  ng_key *key;            /* [N] */
-  int32_t *part, *kept;   /* [N + 1], [2 N] */
-  int32_t *turn;          /* [n] TURNS: the next row of each column */
+  double *weight, *cells; /* [N], [3 N] for ng_partition; N: 1 + the larger of works and tasks */
+  ng_key *key;            /* [N] blocks in the order of assignment */
+  int32_t *part, *kept;   /* [N + 1] part of each weight; [2 N] a saved assignment */
+  int32_t *turn;          /* [n] next row of each column, for TURNS */
 } ng_assigner;
 
-double ng_work_cost(const ng_work *w);
-/* Add a block to the least-loaded ranks of a column; remove a block. */
+double ng_work_cost(const ng_work *w); /* sum of the costs of its tasks */
+/* ng_assign_put: assign each task of a block to the least-loaded rank of `column`.  ng_assign_take: undo this. */
 void ng_assign_put(ng_assigner *x, ng_work *w, int32_t column);
 void ng_assign_take(ng_assigner *x, const ng_work *w);
-/* Assign blocks, the most expensive first, each to the cheapest column. A block costs by_load x the sum of its tasks
- * + by_each x `each`. */
+/* Assign blocks, the most expensive first, each to the column with the least cost so far.  A block costs by_load x the
+ * sum of its tasks + by_each x `each`. */
 void ng_assign_greedy(ng_assigner *x, double by_load, double by_each);
-/* weight x the largest load of a rank + the largest sum of `each` of a column. */
+/* Return weight x the largest load of a rank + the largest sum of `each` of a column. */
 double ng_assign_price(const ng_assigner *x);
 void ng_assign_balanced(ng_assigner *x); /* balance.c */
 

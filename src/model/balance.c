@@ -1,25 +1,25 @@
 /* balance.c: placement = balanced, never more expensive than kaisa.
  *
- * In: an ng_assignment. Out: columns and owners of the lowest price found (ng_assign_price).
+ * In: an ng_assignment.  Out: the columns and owners with the lowest price found (ng_assign_price).
  *
- * There are two starts: kaisa, and the greedy assignment by the whole price of a block. Each is improved by moves and
- * exchanges from the most expensive rank or column. The cheaper one stays, kaisa if equal. The number of rounds is
- * bounded, not the time, so that all ranks compute the same. */
+ * The search has two starts: kaisa, and the greedy assignment by load and `each`.  It improves each start by moves and
+ * exchanges from the most expensive rank or column, and takes the cheaper result, or that of kaisa if both are equal.
+ * The number of rounds is bounded, not the time, so that all ranks compute the same assignment. */
 #include "model/assign.h"
 
 #include "core/core.h"
 
 static double largest(double a, double b) { return a > b ? a : b; }
 
-/* Whether a is less than b by more than the rounding of a sum. */
+/* Return whether a is less than b by more than the rounding of a sum. */
 static bool below(double a, double b) { return a < b - 1e-12 * b; }
 
 /* ---- inside a column: loads ------------------------------------------------------------------*/
 
-/* A block or a statistic, which moves as a whole. */
+/* A block (`together`) or a statistic: the unit of moves. */
 typedef struct unit {
   ng_work *w;
-  int32_t task; /* -1: all of the block */
+  int32_t task; /* -1: the whole block */
 } unit;
 
 static double cost_of(unit u) { return u.task < 0 ? ng_work_cost(u.w) : u.w->task[u.task].cost; }
@@ -39,7 +39,7 @@ static void move_unit(ng_assigner *x, unit u, int32_t rank) {
   }
 }
 
-/* Step to the next unit; false after the last. */
+/* Set *u to the next unit; *work: index of the next block.  Return false after the last unit. */
 static bool next(const ng_assigner *x, int32_t *work, unit *u) {
   if (u->w != NULL && !x->a->together && ++u->task < u->w->tasks) return true;
   for (; *work < x->a->works; ++*work) {
@@ -55,7 +55,7 @@ static bool next(const ng_assigner *x, int32_t *work, unit *u) {
 typedef struct exchange {
   unit u, with; /* with.w NULL: u moves to `rank` */
   int32_t rank;
-  double most; /* the larger of the two loads afterwards */
+  double most; /* the larger load of the two ranks after the exchange */
 } exchange;
 
 static void try_pair(const ng_assigner *x, int32_t top, unit u, int32_t rank, unit with,
@@ -65,7 +65,7 @@ static void try_pair(const ng_assigner *x, int32_t top, unit u, int32_t rank, un
   if (below(most, b->most)) *b = (exchange){u, with, rank, most};
 }
 
-/* Move or exchange the unit of the most loaded rank that lowers the larger load most. */
+/* Make the best move or exchange between the most loaded rank and a rank of its column; false: none lowers the load. */
 static bool improve_loads(ng_assigner *x) {
   const ng_assignment *a = x->a;
   int32_t top = 0, at = 0;
@@ -102,7 +102,7 @@ static double peak_of(const ng_assigner *x, int32_t c) {
   return most;
 }
 
-/* The three largest columns. Without any two columns, the largest remaining one is here. */
+/* The three columns with the largest values.  If any two columns change, this has the largest of the other columns. */
 typedef struct podium {
   int32_t column[3];
 } podium;
@@ -126,7 +126,7 @@ static double largest_except(const podium *p, const double *value, int32_t c, in
   return 0.0;
 }
 
-/* Copy the column and the owners of a block to or from `at`; return the end. */
+/* save, restore: copy the column and the owners of a block to `at`, or from `at`; return the end of the copy. */
 static int32_t *save(const ng_work *w, int32_t *at) {
   *at++ = w->column;
   for (int32_t i = 0; i < w->tasks; i++) {
@@ -151,7 +151,7 @@ static void put_back(ng_assigner *x, ng_work *w) {
   }
 }
 
-/* Try to move `w` to column d and `back` (may be NULL) from d to the column of w. */
+/* Move `w` to column d, and `back` (may be NULL) from column d to the column of w, if this lowers the price. */
 static bool try_columns(ng_assigner *x, const podium *loads, const podium *eaches, ng_work *w,
                         int32_t d, ng_work *back, double price) {
   const int32_t c = w->column;
@@ -168,7 +168,7 @@ static bool try_columns(ng_assigner *x, const podium *loads, const podium *eache
   const double load = largest(peak_of(x, c), peak_of(x, d)), each = largest(x->each[c], x->each[d]);
   const double now = weight * largest(load, largest_except(loads, x->peak, c, d)) +
                      largest(each, largest_except(eaches, x->each, c, d));
-  /* the price is equal if two columns share the maximum: lower one first */
+  /* If another column also has the maximum, the price stays equal; then the price of columns c and d must fall. */
   if (below(now, price) || (now <= price && below(weight * load + each, pair))) return true;
   ng_assign_take(x, w);
   if (back != NULL) ng_assign_take(x, back);
@@ -181,7 +181,7 @@ static bool try_columns(ng_assigner *x, const podium *loads, const podium *eache
   return false;
 }
 
-/* Take the first improvement that involves the column of the largest load or of the largest `each`. */
+/* Make the first improving move or exchange of a block in the column of the largest load or of the largest `each`. */
 static bool improve_columns(ng_assigner *x) {
   const ng_assignment *a = x->a;
   if (a->n == 1) return false;
@@ -205,7 +205,7 @@ static bool improve_columns(ng_assigner *x) {
   return false;
 }
 
-/* ---- the whole -------------------------------------------------------------------------------*/
+/* ---- search ----------------------------------------------------------------------------------*/
 
 static double improve(ng_assigner *x) {
   for (int32_t round = 0; round < 4 * x->a->works + 16; round++) {
@@ -222,7 +222,7 @@ void ng_assign_balanced(ng_assigner *x) {
   for (int32_t i = 0; i < a->works; i++) {
     to = save(&a->work[i], to);
   }
-  ng_assign_greedy(x, a->weight / a->m, 1.0); /* the ranks of a column share its load */
+  ng_assign_greedy(x, a->weight / a->m, 1.0); /* the m ranks of a column share the load */
   if (below(improve(x), first)) return;
   const int32_t *from = x->kept;
   for (int32_t i = 0; i < a->works; i++) {

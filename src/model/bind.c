@@ -1,11 +1,11 @@
 /* bind.c: bind arrays of the caller to parameters, and set update groups.
  *
- * In: arrays in lists. Out: slots that point to them until rebound, or until a step has returned
- * (place.c reads and writes there).
+ * In: lists of arrays.  Out: slots with the places of these arrays, until the next binding or, with NG_ONE_STEP, until
+ * the step returns.  place.c reads and writes the arrays.
  *
- * Frameworks free and reallocate gradients between steps, so binding is cheap and allowed at any
- * time between steps; the step checks the bindings (step/take.c). A binding for one step drops its
- * pointer when the step returns, so freed memory is never written. */
+ * Frameworks free and reallocate gradients between steps, so binding is cheap and allowed at any time between steps;
+ * the step checks the bindings (step/take.c).  At the end of the step, a binding for one step drops its pointer, so
+ * that the library never writes freed memory. */
 #include "model/model.h"
 
 /* ---- a list ----------------------------------------------------------------------------------*/
@@ -31,8 +31,7 @@ static void squeeze(ng_strided *s) {
   s->ndim = n;
 }
 
-/* Accepted shapes: PyTorch's, or [rows, everything else]; a bias [out]; a tensor in any shape. Axes
- * of extent 1 do not matter. */
+/* Return whether a squeezed array has an accepted shape: [rows, cols], PyTorch's shape, or for a tensor any shape. */
 static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   const ng_layer *d = &slot->entry->d;
   int64_t count = 1, want[4] = {slot->rows, slot->cols, 1, 1};
@@ -59,13 +58,13 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   return false;
 }
 
-/* Check an array and describe it as rows and columns. */
+/* Check an array and set *out to its layout as rows and columns. */
 static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
                           ng_place *out) {
   const char *name = slot->entry->d.name;
   ng_strided s;
   memset(out, 0, sizeof *out);
-  if (a->data == NULL) return NG_OK; /* no array */
+  if (a->data == NULL) return NG_OK; /* unbind */
   if (a->dtype != NG_F32 && a->dtype != NG_BF16 && a->dtype != NG_F16) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, bf16 or f16", call,
                    name, ng_dtype_name(a->dtype));
@@ -108,7 +107,7 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
   return NG_OK;
 }
 
-/* Check that entry `index` has parameter `which`. */
+/* Check that entry `index` exists and has parameter `which`. */
 static ng_status find(ng_precond *p, int32_t index, ng_param which, const char *call) {
   if (index < 0 || index >= p->entries) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,
@@ -150,7 +149,7 @@ static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, 
   return st;
 }
 
-/* Check the whole list before binding its first element. */
+/* Pass 0 checks the whole list, pass 1 binds. */
 ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call) {
   if (count < 0 || (count > 0 && list == NULL)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: list is %s and count is %d", call,
@@ -184,7 +183,7 @@ void ng_bind_expire(ng_precond *p) {
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
-/* The numbers of groups are allocated at ng_ready, so there is no new group afterwards. */
+/* ng_ready allocates the numbers (learning rate, decay) of each group, so later calls cannot add a group. */
 ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
                         const char *call) {
   enum { MOST = 1024 };

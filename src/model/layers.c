@@ -1,15 +1,15 @@
 /* layers.c: layers and tensors as the caller registers them before ng_ready.
  *
- * In: a description. Out: an ng_entry with its slots (weight, bias). Every field is checked here,
- * once; other files assume a valid entry.
+ * In: a description.  Out: an ng_entry with its slots (weight, bias).  This file checks every field; other files assume
+ * a valid entry.
  *
- * A message names the layer, the field, the value and the accepted values. Unsupported values are
- * NG_ERR_ABSENT with an alternative; invalid values are NG_ERR_ARG. */
+ * A message names the layer, the field, the value and the accepted values.  An unsupported value gives NG_ERR_ABSENT
+ * and a message with an alternative; an invalid value gives NG_ERR_ARG. */
 #include "model/model.h"
 
-/* All sizes are below this, so that products of two fit an int64_t, and 32-bit index maps hold one. */
+/* All sizes are below NG_WIDEST, so that the product of two sizes fits an int64_t, and an int32_t holds an index. */
 #define NG_WIDEST (INT64_C(1) << 31)
-/* Padding creates output positions: below this their number fits an int64_t for any image. */
+/* The padding is below NG_PADDING, so that the number of output positions fits an int64_t for any image. */
 #define NG_PADDING (INT64_C(1) << 16)
 
 /* ---- checks ----------------------------------------------------------------------------------*/
@@ -29,9 +29,8 @@ int32_t ng_entry_named(ng_precond *p, const char *name) {
   return -1;
 }
 
-/* A name is a key in files and messages: not empty, at most 255 bytes, printable, unique. The
- * longest field name must fit beside it (state/state.c). Quotes and backslashes would need escapes.
- * Only files require UTF-8. */
+/* A name is a key in files and messages, so it must be unique and have 1 to 255 printable bytes: "NAME/FIELD" then fits
+ * NG_FIELD_KEY.  JSON would escape quotes and backslashes.  Only saving a state refuses names that are not UTF-8. */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name) {
   if (name == NULL || name[0] == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name is %s", call, name == NULL ? "NULL" : "empty");
@@ -64,7 +63,7 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
   return check_below(p, d, field, value, least, NG_WIDEST);
 }
 
-/* Before sizes: the fields of an unsupported kind mean something else. */
+/* Runs before the checks of sizes, because the fields of an unsupported kind have another meaning. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   if (d->alias_of != NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
@@ -80,7 +79,7 @@ static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   return NG_OK;
 }
 
-/* floor((size + 2 padding - reach) / stride) + 1, reach = dilation (kernel - 1) + 1. */
+/* *out = floor((size + 2 padding - reach) / stride) + 1, reach = dilation (kernel - 1) + 1 pixels. */
 bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out) {
   const int64_t reach = d->dilation[axis] * (d->kernel[axis] - 1) + 1;
   if (size + 2 * d->padding[axis] < reach) return false;
@@ -97,7 +96,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     const int64_t value[5] = {d->kernel[i], d->stride[i], d->padding[i], d->dilation[i],
                               d->image[i]};
     for (int k = 0; k < 5 && st == NG_OK; k++) {
-      /* padding may be 0; so may an undeclared image, on both axes */
+      /* The padding may be 0.  The image may be 0 on both axes: its size is not declared. */
       const bool unknown = k == 4 && d->image[0] == 0 && d->image[1] == 0;
       st = check_below(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1,
                        k == 2 ? NG_PADDING : NG_WIDEST);
@@ -126,7 +125,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  (long long)d->kernel[1], (long long)NG_WIDEST);
 }
 
-/* The comparison with norm_eps also refuses NaN. */
+/* The condition on norm_eps also refuses Inf and NaN. */
 static ng_status check_norm(ng_precond *p, const ng_layer *d) {
   ng_status st = check_range(p, d, "in", d->in, 1);
   if (st == NG_OK && d->out != 0 && d->out != d->in) {
@@ -192,7 +191,7 @@ static ng_status check_shard(ng_precond *p, const ng_layer *d) {
                  d->name, d->shard_axis);
 }
 
-/* Sets the output size of *e only. */
+/* Check all fields of *d, and set the output size e->oh, e->ow of a convolution. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
   const bool norm = d->kind == NG_NORM;
@@ -245,8 +244,7 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
   return NG_OK;
 }
 
-/* Copy the texts and append; on failure free the entry. Slots point to their entry, so the entry is
- * in its final place. */
+/* Copy the texts and append the entry; free it on failure.  Slots point to the entry, so its address must be final. */
 static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char *options,
                        int32_t *index) {
   ng_status st = NG_ERR_NOMEM;
@@ -285,8 +283,8 @@ static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) 
   return adopt(p, e, name, options, index);
 }
 
-/* `d` is complete, its name unique and its options checked. A refused layer leaves no trace. A
- * weight is [out, in / groups kh kw] as in PyTorch, (channel, kernel offset) along a row. */
+/* The caller has set all fields of *d and has checked name and options.  A refused layer changes nothing.  A weight has
+ * the shape [out, (in / groups) kh kw] for a kernel of kh x kw, as in PyTorch: along a row (channel, kernel offset). */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   ng_entry found;
   memset(&found, 0, sizeof found);
@@ -304,7 +302,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   }
   found.slot[NG_WEIGHT].rows = d->out;
   found.slot[NG_WEIGHT].cols = patch;
-  if (d->kind == NG_EMBEDDING) { /* one row a token */
+  if (d->kind == NG_EMBEDDING) { /* one row for each token */
     found.slot[NG_WEIGHT].rows = d->in;
     found.slot[NG_WEIGHT].cols = d->out;
   }
@@ -317,7 +315,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   return adopt(p, e, d->name, d->options, index);
 }
 
-/* A parameter without curvature: neither preconditioned nor clipped, but written by fused updates. */
+/* A tensor: families may precondition it (ng_family.fits); fused updates always write it. */
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   ng_entry *e = ng_object(p, sizeof *e);
   if (e == NULL) return NG_ERR_NOMEM;

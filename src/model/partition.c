@@ -1,14 +1,14 @@
-/* partition.c: partition a row of weights into contiguous parts, minimising the largest sum.
+/* partition.c: partition n weights into contiguous parts, minimising the largest sum of a part.
  *
- * With W(i) the sum of the first i weights, B(1, i) = W(i) and B(p, i) = min over j < i of max(B(p
- * - 1, j), W(i) - W(j)). The first term grows with j and the second falls, so bisection finds where
- * they cross: n p log n in all. */
+ * W(i) is the sum of the first i weights, B(p, i) the least possible largest sum when these i weights form p parts.
+ * B(1, i) = W(i), and B(p, i) = min over j < i of max(B(p - 1, j), W(i) - W(j)).  B(p - 1, j) grows with j and
+ * W(i) - W(j) falls, so bisection finds the crossing: n p log n operations in all. */
 #include "core/core.h"
 #include "model/assign.h"
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
-/* B(p, i) from B(p - 1, .). */
+/* Return B(p, i); before[j] = B(p - 1, j), sum[j] = W(j). */
 static double cell(const double *before, const double *sum, int32_t i) {
   int32_t lo = 0, hi = i; /* the first j with before[j] >= W(i) - W(j) */
   while (lo < hi) {
@@ -43,7 +43,7 @@ static double bottleneck(int32_t n, const double *weight, int32_t parts, double 
   return before[n];
 }
 
-/* Fill from the left up to the bottleneck, with a margin for the rounding of sums. */
+/* Fill each part with weights up to the sum `most`, with a margin for rounding; return the number of parts. */
 static int32_t fill(int32_t n, const double *weight, double most, int32_t *part) {
   double load = 0.0;
   int32_t at = 0;

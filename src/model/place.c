@@ -1,18 +1,18 @@
 /* place.c: read and write a row of a bound gradient or weight as f32, in any layout.
  *
- * In: a place (model.h), a row, a range of its columns. Straight rows are converted at once.
- * Otherwise the loop follows the axis with the smallest step: for a channels-last weight the
- * channels, whose columns are kernel offsets apart. */
+ * In: a place (model.h), a row, a range of its columns.  Out: the elements as f32, or written elements.  A straight row
+ * is converted in one call.  For other rows, the inner loop runs along the axis with the smallest step: along the
+ * channels of a channels-last weight. */
 #include "model/model.h"
 
 /* ---- along an axis ---------------------------------------------------------------------------*/
 
-/* Columns of a row are [outer][axis][inner]. The columns of one (outer, inner) are a line along `axis`,
- * `inner` columns apart. */
+/* The columns of a row have the order [outer][axis][inner].  The columns of one pair (outer, inner) form a line along
+ * `axis`; adjacent elements of the line are `inner` columns apart. */
 typedef struct lines {
   const ng_place *v;
   int32_t axis;
-  int64_t extent, inner; /* of the axis; columns inside it */
+  int64_t extent, inner; /* extent of the axis; product of the extents of the axes inside it */
 } lines;
 
 static lines lines_of(const ng_place *v) {
@@ -28,7 +28,7 @@ static lines lines_of(const ng_place *v) {
   return l;
 }
 
-/* Elements from the beginning of the row to (outer, 0, inner). */
+/* Return the offset in elements from the beginning of the row to (outer, 0, inner). */
 static int64_t base_of(const lines *l, int64_t outer, int64_t inner) {
   int64_t at = 0;
   for (int32_t i = l->v->axes - 1; i > l->axis; i--) {
@@ -42,14 +42,14 @@ static int64_t base_of(const lines *l, int64_t outer, int64_t inner) {
   return at;
 }
 
-/* A line of columns [col, col + n). */
+/* The part of a line that is within the requested columns [col, col + n). */
 typedef struct line {
-  int64_t from, to; /* along the axis */
-  char *memory;     /* of `from` */
-  int64_t x;        /* column of `from`, minus col */
+  int64_t from, to; /* indices along the axis */
+  char *memory;     /* address of element `from` */
+  int64_t x;        /* column of element `from`, minus col */
 } line;
 
-/* 16-bit types, and lines with columns between them, go through a buffer. */
+/* Read or write a line.  If its columns are not adjacent in x, the elements go through a buffer. */
 static void move_line(const lines *l, const line *at, float *x, bool write) {
   const ng_place *v = l->v;
   const int64_t step = v->step[l->axis], n = at->to - at->from;
@@ -75,7 +75,7 @@ static void move_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, f
     const int64_t first = ng_max64(col - outer * each, 0);
     const int64_t end = ng_min64(col + n - outer * each, each);
     for (int64_t inner = 0; inner < l.inner;
-         inner++) { /* columns a inner + inner in [first, end) */
+         inner++) { /* columns k l.inner + inner of [first, end) */
       line at;
       at.from = first <= inner ? 0 : (first - inner + l.inner - 1) / l.inner;
       at.to = end <= inner ? 0 : (end - inner + l.inner - 1) / l.inner;
@@ -90,8 +90,8 @@ static void move_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, f
 
 /* ---- channels-last weights ------------------------------------------------------------------------*/
 
-/* Columns [channel][offset] in memory [offset][channel], f32: the weight of a channels-last
- * convolution. Sets the whole channels in [col, col + n); false: another layout. */
+/* Return whether the row is a channels-last f32 weight, [kernel offset][channel] in memory, and the columns
+ * [col, col + n) have at least four whole channels, [*c0, *c1). */
 static bool is_channels_last(const ng_place *v, int64_t col, int64_t n, int64_t *c0, int64_t *c1) {
   if (v->axes != 2 || v->dtype != NG_F32 || v->step[0] != 1 || v->step[1] < 0) return false;
   *c0 = (col + v->extent[1] - 1) / v->extent[1];
@@ -99,7 +99,7 @@ static bool is_channels_last(const ng_place *v, int64_t col, int64_t n, int64_t 
   return *c1 - *c0 >= 4;
 }
 
-/* The columns before and after the whole channels go line by line. */
+/* Transpose the whole channels of a channels-last weight; move the columns before and after them line by line. */
 static void move(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x, bool write) {
   int64_t c0, c1;
   if (!is_channels_last(v, col, n, &c0, &c1)) {
@@ -127,7 +127,7 @@ void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float
   }
 }
 
-/* The cast: `move` only reads x. */
+/* The cast removes const; `move` only reads x when it writes to the place. */
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
   if (v->straight) {
     ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);

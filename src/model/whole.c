@@ -1,7 +1,7 @@
-/* whole.c: the whole of a linear layer whose ranks have shards.
+/* whole.c: the entry of a whole linear layer whose ranks have shards.
  *
- * In: an entry registered as a shard, the widths of all shards. Out: an entry of the whole layer,
- * which families see. step/shard.c gathers gradients and observations. */
+ * In: an entry registered as a shard, the widths of all shards.  Out: an entry with the total width; families get this
+ * entry.  step/shard.c gathers gradients and observations. */
 #include "model/model.h"
 
 enum { OUTPUTS, INPUTS }; /* shard_axis */
@@ -24,7 +24,7 @@ static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
   slot->m = slot->v = NULL;
 }
 
-/* The bias of a layer sharded by inputs is whole on every rank. */
+/* If inputs are sharded, every rank has the whole bias. */
 ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
                         int32_t member) {
   const double WIDEST = 2147483648.0;
