@@ -1,5 +1,5 @@
-/* environment.c: NG_... variables: the list of known ones, and a warning for each unknown one, because a misspelt NG_DAMPNG
- * would otherwise have no effect. */
+/* environment.c: the list of known NG_... variables, and a warning for each unknown NG_... variable.  Without the
+ * warning, a misspelt NG_DAMPNG would have no effect. */
 #include "option/option.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #define PREFIX "NG_"
 #define OF_TESTS "NG_TEST_"
 
-/* In the spelling of options: lower case, without the prefix. */
+/* Variables that are not options; names in lower case without the prefix, as names of options. */
 static const struct {
   const char *name, *meaning;
 } fixed[] = {
@@ -23,7 +23,6 @@ static const char *small_name(int32_t i) {
   return i < FIXED ? fixed[i].name : ng_option_table[i - FIXED].name;
 }
 
-/* NG_STAT_DECAY of stat_decay. */
 void ng_variable_name(const char *name, char *out, size_t size) {
   size_t n = (size_t)snprintf(out, size, PREFIX "%s", name);
   for (size_t i = 0; i < n && i < size; i++) {
@@ -33,7 +32,7 @@ void ng_variable_name(const char *name, char *out, size_t size) {
 
 /* ---- the list --------------------------------------------------------------------------------*/
 
-/* The last entry stands for all variables of the tests. */
+/* The last index, NAMED, describes all variables of the tests at once. */
 ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
   if (out == NULL || i < 0 || i > NAMED) return NG_ERR_ARG;
   ng_variable_info v = {.struct_size = sizeof v};
@@ -60,7 +59,7 @@ static bool is_known_variable(const char *variable) {
   return false;
 }
 
-/* The value may be a secret of another program: only the name is logged. */
+/* Log the name of a variable only, because its value may be a secret of another program. */
 void ng_environment_tell(ng_context *ctx) {
   for (char *const *at = environ; at != NULL && *at != NULL; at++) {
     char variable[64], near[64] = "";

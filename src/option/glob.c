@@ -5,19 +5,18 @@
  *   set  = "[" [ "!" | "^" ] member { member } "]"     member: a byte, or a range a-z
  *
  * "*" matches any text, "?" one byte.  A glob must match the whole name, or the whole kind ("linear", "Linear",
- * "conv2d", ...).  fnmatch(3) depends on the locale of the program; the result of this file must not, because
- * ranks must agree. */
+ * "conv2d", ...).  fnmatch(3) is not used: its result depends on the locale, but all ranks need the same result. */
 #include "option/option.h"
 
 /* ---- one glob --------------------------------------------------------------------------------*/
 
-/* The byte at *at, after a backslash if there is one. */
+/* Return the byte at *at, or the byte that a backslash at *at makes literal; move *at behind it. */
 static unsigned char take_byte(const char **at) {
   if (**at == '\\' && (*at)[1] != 0) ++*at;
   return (unsigned char)*(*at)++;
 }
 
-/* Return the position behind the set that begins at `at`, NULL without a closing bracket. */
+/* Set *hit to whether the set at `at` contains `c`; return the position behind the set; NULL: no closing bracket. */
 static const char *match_set(const char *at, unsigned char c, bool *hit) {
   const bool inverted = at[1] == '!' || at[1] == '^';
   bool found = false;
@@ -36,7 +35,7 @@ static const char *match_set(const char *at, unsigned char c, bool *hit) {
   return *at == ']' ? at + 1 : NULL;
 }
 
-/* Match one byte; return the position behind the glob's element. */
+/* Set *hit to whether the element at `at` (?, a set, or a byte) matches `c`; return the position behind the element. */
 static const char *match_one(const char *at, unsigned char c, bool *hit) {
   *hit = true;
   if (*at == '?') return at + 1;
@@ -45,7 +44,8 @@ static const char *match_one(const char *at, unsigned char c, bool *hit) {
   return at;
 }
 
-/* After a mismatch, the last "*" takes one more byte: time is at most the product of both lengths. */
+/* After a mismatch, the last "*" takes one more byte, so the time is at most proportional to the product of the lengths
+ * of glob and text. */
 bool ng_glob_matches(const ng_glob *g, const char *text) {
   const char *at = g->from, *star = NULL, *again = text;
   while (*text != 0) {
@@ -72,7 +72,8 @@ bool ng_glob_matches(const ng_glob *g, const char *text) {
   return at == g->to;
 }
 
-/* "linear/N" is about outputs; other globs never see them, so that "*1" is about names only. */
+/* Return whether `g` begins with "linear/" and matches "linear/N" for a linear layer with N outputs.  Other globs are
+ * not compared with "linear/N", so that "*1" matches names only. */
 static bool fits_outputs(const ng_glob *g, const ng_layer *l) {
   char text[32];
   if (l->kind != NG_LINEAR || strncmp(g->from, "linear/", 7) != 0) return false;
@@ -80,7 +81,7 @@ static bool fits_outputs(const ng_glob *g, const ng_layer *l) {
   return ng_glob_matches(g, text);
 }
 
-/* The kinds are spelt as here and as in PyTorch.  An entry of ng_add_tensor has kind 0: only its name counts. */
+/* A kind has two spellings: as in the options and as in PyTorch.  A tensor has l->kind = 0, so only its name counts. */
 bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
   static const char *const kind[][2] = {[NG_LINEAR] = {"linear", "Linear"},
                                         [NG_CONV2D] = {"conv2d", "Conv2d"},
@@ -93,7 +94,7 @@ bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
 
 /* ---- lists -----------------------------------------------------------------------------------*/
 
-/* Behind the element at `at`, or NULL: a set without end, a backslash at the end. */
+/* Return the position behind the element at `at`; NULL: a set without closing bracket, or a backslash at the end. */
 static const char *skip_element(const char *at) {
   bool hit;
   if (*at == '[') return match_set(at, 0, &hit);
@@ -147,7 +148,8 @@ static void put_star(writer *w) {
   if (!twice || escaped) put(w, "*", 1);
 }
 
-/* Write one atom of a regular expression as an element of a glob; NULL if no element means the same. */
+/* Write the atom at `s` of a regular expression as an element of a glob and return the position behind the atom; NULL:
+ * no element has the same meaning. */
 static const char *put_atom(writer *w, const char *s) {
   const char *behind = *s == '[' && s[1] != '[' ? skip_element(s) : s + 1;
   if (s[0] == '.' && s[1] == '*') {
@@ -195,11 +197,11 @@ bool ng_globs_of_search(const char *expression, char *out, size_t size) {
   return w.n < size;
 }
 
-/* Whether a byte of the glob, outside sets and not escaped, belongs to regular expressions only. */
+/* Return whether the glob has, outside sets and not escaped, a byte or "[[:" that only regular expressions have. */
 static bool is_expression(const ng_glob *g) {
   for (const char *s = g->from; s < g->to; s = skip_element(s)) {
     if (strchr("^$|()", *s) != NULL || (s[0] == '[' && s[1] == '[' && s[2] == ':')) return true;
-    if (g->broken && (*s == '[' || *s == '\\')) return false; /* its end is missing */
+    if (g->broken && (*s == '[' || *s == '\\')) return false; /* skip_element may return NULL */
   }
   return false;
 }

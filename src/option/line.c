@@ -1,19 +1,20 @@
-/* line.c: many values in one text: "method=eva damping=0.01 skip_layers='fc1, head 2'".
+/* line.c: set several options from one text: "method=eva damping=0.01 skip_layers='fc1, head 2'".
  *
  *   line  = { blank } [ word { blank { blank } word } { blank } ]
  *   word  = NAME "=" VALUE        VALUE: the text up to a blank; or a text in '..' or "..", behind which a blank or the
  *                                 end must follow
  *
- * There is no escape: ng_options_set accepts a value with both kinds of quotes.  A line is read whole or not at all. */
+ * No byte escapes a quote: a value with both kinds of quotes needs ng_options_set.  If a word is wrong, the whole line
+ * has no effect. */
 #include "option/option.h"
 
-/* A copy: the line belongs to the caller. */
+/* A copy of NAME and VALUE, each ended by a 0. */
 typedef struct word {
-  char name[64]; /* longer than any */
+  char name[64]; /* longer than the name of any option */
   char value[NG_TEXT_ROOM];
 } word;
 
-/* The options that the line has set: setting one twice is an error. */
+/* The options that the line has set, because an option that is given twice is an error. */
 typedef struct seen {
   ng_option_mask options;
   bool method;
@@ -26,7 +27,7 @@ static const char *skip_blanks(const char *at) {
   return at;
 }
 
-/* *at: behind the equals sign, and then behind the value. */
+/* Copy the value at *at, behind the equals sign, to w->value; move *at behind the value. */
 static ng_status next_value(const char **at, word *w, char *message, size_t size) {
   const char quote = **at == '\'' || **at == '"' ? **at : 0;
   const char *from = quote == 0 ? *at : *at + 1, *to = from;
@@ -53,7 +54,7 @@ static ng_status next_value(const char **at, word *w, char *message, size_t size
   return NG_OK;
 }
 
-/* Read the next NAME=VALUE; *at moves behind it. */
+/* Copy the NAME=VALUE at *at to *w; move *at behind it. */
 static ng_status next_word(const char **at, word *w, char *message, size_t size) {
   size_t n = 0;
   while ((*at)[n] != 0 && (*at)[n] != '=' && !ng_is_blank((*at)[n])) {
@@ -62,7 +63,7 @@ static ng_status next_word(const char **at, word *w, char *message, size_t size)
   if ((*at)[n] != '=' || n == 0) {
     return ng_fail_to(message, size, NG_ERR_ARG, "'%s': expected NAME=VALUE", ng_quote(*at).text);
   }
-  const size_t kept = n < sizeof w->name ? n : sizeof w->name - 1; /* too long for any option */
+  const size_t kept = n < sizeof w->name ? n : sizeof w->name - 1; /* a cut name is no option */
   memcpy(w->name, *at, kept);
   w->name[kept] = 0;
   *at += n + 1;
@@ -121,7 +122,7 @@ ng_status ng_options_set_line(ng_options *o, const char *line, char *message, si
   return st;
 }
 
-/* The set of per-layer options, or of all others. */
+/* Return the set of options whose rows have this value of per_layer. */
 static ng_option_mask of_layers(bool per_layer) {
   ng_option_mask mask = {{0}};
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -130,8 +131,9 @@ static ng_option_mask of_layers(bool per_layer) {
   return mask;
 }
 
-/* A layer may name a method only if the model has that method's values of options that hold for the whole model, except
- * clip and ranks.  `radius` is compared even at its default: all blocks ascend (SAM), or none. */
+/* Check the method of a layer's line: if the method sets an option that holds for the whole model, the model must have
+ * the same value, except for the groups "clip" and "ranks" (but statistics is checked).  radius is compared even at its
+ * default, because either all blocks ascend (SAM) or none. */
 static ng_status check_method(const ng_options *full, char *message, size_t size) {
   ng_options row;
   ng_options_standard(&row);
@@ -152,8 +154,8 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
   return st;
 }
 
-/* Check the result with the layer's values in place.  With a method, per-layer options come from that method's row, not
- * from the model, which may have another curvature. */
+/* Options of the whole model count as given here, so a method in `text` sets per-layer options only.  It sets all of
+ * them, because the model's values may belong to another curvature. */
 ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size) {
   ng_options full = *o;
   seen s;

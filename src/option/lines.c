@@ -1,4 +1,4 @@
-/* lines.c: per_layer: lines of options for the layers that globs match.
+/* lines.c: parse the option per_layer: lines of options for the layers that match globs.
  *
  *   text  = entry { ";" entry }
  *   entry = GLOBS ": " LINE        GLOBS: as in glob.c, without ';' and ": "; LINE: as in line.c
@@ -8,12 +8,12 @@
 
 typedef struct entry {
   bool used;
-  char *globs, *line; /* in ng_lines.text, each ended by a 0 */
+  char *globs, *line; /* point into ng_lines.text; each text ends with a 0 */
 } entry;
 
 struct ng_lines {
   entry *list;
-  char *text; /* a copy, cut by zeros */
+  char *text; /* copy of the option; a 0 ends each part */
   int32_t count;
   size_t bytes;
 };
@@ -25,7 +25,7 @@ void ng_lines_close(ng_lines **lines) {
   *lines = NULL;
 }
 
-/* One allocation: the object, its entries, a copy of the text. */
+/* Allocate the object, its entries and a copy of the text as one block of memory. */
 static ng_lines *take(const char *text) {
   const size_t length = strlen(text) + 1;
   int32_t count = 1;
@@ -44,7 +44,8 @@ static ng_lines *take(const char *text) {
   return l;
 }
 
-/* The colon needs a blank behind it, because names of layers may have colons. */
+/* Return the colon between globs and line; NULL: there is none.  A blank must follow this colon, because names of
+ * layers may contain colons. */
 static char *colon_of(char *at) {
   while (*at != 0 && !(*at == ':' && ng_is_blank(at[1]))) {
     at++;
@@ -121,7 +122,7 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message
   return st;
 }
 
-/* The lines are checked against the model's options when all are set. */
+/* Check the form and the globs only; ng_options_check checks the lines with the model's options, when all are set. */
 ng_status ng_lines_form(const char *text, char *message, size_t size) {
   ng_lines *l;
   const ng_status st = ng_lines_open(text, &l, message, size);

@@ -1,19 +1,19 @@
-/* methods.c: methods are rows of data: a family and the option values that differ from the defaults.
+/* methods.c: the table of methods: for each a family and the option values that differ from the defaults.
  *
- * To add a method: a list of values, a list of published names in published.c if there is a published program, a row in
- * `method`, and its variants in `variant`. */
+ * To add a method, add a list of values, a row of `method`, a list of published names in published.c if there is a
+ * published program, and rows of `variant` for its variants. */
 #include "option/option.h"
 
 /* ---- rows of values --------------------------------------------------------------------------*/
 
-/* A choice is its enum, a flag 0 or 1. */
+/* `to`: a number, an enum value, or a flag as 0 or 1. */
 #define SET(name, to)                                                                              \
   { NG_OPTION_##name, to }
 
-/* The defaults, or a variant with the values of its method. */
+/* A method with the defaults, or a variant with the values of its method. */
 static const ng_value nothing[] = {NG_VALUES_END};
 
-/* norm_block = none: the published program does not precondition norm layers. */
+/* In the lists below, norm_block = none if the published program does not precondition norm layers. */
 
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
 static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PREDIV),
@@ -25,11 +25,11 @@ static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PREDIV),
                                         SET(norm_block, NG_NORM_NONE),
                                         SET(placement, NG_PLACEMENT_KAISA),
                                         NG_VALUES_END};
-/* Each factor is damped with the whole damping, on a copy. */
+/* The published program adds the whole damping to a copy of each factor. */
 const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                      SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
 
-/* MPD-KFAC and DP-KFAC: lzhangbv/kfac_pytorch.  Its factor_decay 0.95 weighs the NEW sample. */
+/* MPD-KFAC and DP-KFAC: lzhangbv/kfac_pytorch.  Its factor_decay, 0.95, is the weight of the NEW sample. */
 #define MPD_VALUES                                                                                 \
   SET(solver, NG_SOLVER_EIGEN), SET(eigen_floor, 1e-10), SET(damping, 0.001),                      \
       SET(damping_split, NG_SPLIT_JOINT), SET(stat_decay, 0.05),                                   \
@@ -38,11 +38,12 @@ const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
       SET(norm_block, NG_NORM_NONE)
 static const ng_value mpd_values[] = {MPD_VALUES, SET(placement, NG_PLACEMENT_MPD_KFAC),
                                       NG_VALUES_END};
-/* Neither statistics nor inverses are sent. */
+/* DP-KFAC sends neither statistics nor inverses. */
 static const ng_value dp_values[] = {MPD_VALUES, SET(statistics, NG_STATISTICS_LOCAL),
                                      SET(grad_worker_fraction, 0),
                                      SET(placement, NG_PLACEMENT_ROUND_ROBIN), NG_VALUES_END};
-/* The published inverse damps in place and sends gradients instead of inverses; A and G are on one rank. */
+/* The published inverse class adds the damping to the running average itself (damping_leak) and sends preconditioned
+ * gradients instead of inverses; one rank solves A and G of a layer. */
 static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                       SET(eigen_floor, 0),
                                       SET(damping_split, NG_SPLIT_PI),
@@ -50,14 +51,14 @@ static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                       SET(grad_worker_fraction, 0),
                                       SET(placement, NG_PLACEMENT_ROUND_ROBIN),
                                       NG_VALUES_END};
-/* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  Plain means over the first 16 samples of each
- * rank, one update of the average a call; factor_decay 0.95 weighs the NEW sample here, too. */
+/* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  They average the first 16 samples of each rank and update the
+ * running average at each call; factor_decay, 0.95, is again the weight of the NEW sample. */
 #define EVA_VALUES                                                                                 \
   SET(damping, 0.03), SET(stat_decay, 0.05), SET(stat_scale, NG_SCALE_EVA), SET(stat_batch, 16),   \
       SET(calls, NG_CALLS_EMA), SET(norm_block, NG_NORM_NONE)
 static const ng_value eva_values[] = {EVA_VALUES, NG_VALUES_END};
 static const ng_value eva_f_values[] = {EVA_VALUES, SET(sides, NG_SIDES_INPUT), NG_VALUES_END};
-/* The K-FAC of the same program: one row a sample, unscaled factors; every rank solves and damps all factors. */
+/* The K-FAC of lzhangbv/eva.  It averages positions first; every rank solves all factors and adds the damping. */
 static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(stat_decay, 0.05),
                                            SET(stat_scale, NG_SCALE_KAISA),
@@ -68,8 +69,8 @@ static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(solve_period, 1),
                                            SET(norm_block, NG_NORM_NONE),
                                            NG_VALUES_END};
-/* Two more of that program: AdaSGD has no statistics and no clip; SAM ascends along the K-FAC factors, undamped,
- * without a clip. */
+/* AdaSGD and SAM of lzhangbv/eva: AdaSGD has no statistics and no clip; SAM multiplies by the undamped K-FAC factors
+ * and has no clip. */
 static const ng_value adasgd_values[] = {SET(sides, NG_SIDES_NONE), SET(damping, 0.03),
                                          SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),
                                          NG_VALUES_END};
@@ -85,7 +86,7 @@ static const ng_value sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
                                       SET(norm_block, NG_NORM_NONE),
                                       NG_VALUES_END};
 
-/* M-FAC: IST-DASLab/M-FAC, its optimizer; and GGT of IST-DASLab/EFCP.  Neither clips. */
+/* M-FAC: the optimizer of IST-DASLab/M-FAC.  GGT: IST-DASLab/EFCP.  Neither program clips. */
 static const ng_value mfac_values[] = {SET(window, 1024), SET(damping, 1e-5),
                                        SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),
                                        NG_VALUES_END};
@@ -97,8 +98,9 @@ static const ng_value ggt_values[] = {SET(window, 100),
                                       SET(norm_block, NG_NORM_NONE),
                                       NG_VALUES_END};
 
-/* SP-NGD: Osawa et al., arXiv 2002.06015.  Its code chainerkfac solves in each step, uses whole matrices for norm layers
- * where the paper has 2x2 units, leaves their damping in the average, and weighs micro-batches and ranks equally. */
+/* SP-NGD: Osawa et al., arXiv 2002.06015.  Its program, chainerkfac, solves in each step.  In chainerkfac, unlike in
+ * the paper, F of a norm layer is a whole matrix instead of 2x2 units, the damping stays in the running average, and
+ * micro-batches and ranks have equal weights. */
 static const ng_value spngd_values[] = {SET(damping, 0.03),
                                         SET(stat_decay, 0.01),
                                         SET(solve_period, 1),
@@ -112,7 +114,7 @@ static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL),
                                               SET(damping_leak, NG_LEAK_OWNER),
                                               SET(stat_scale, NG_SCALE_CHAINERKFAC), NG_VALUES_END};
 
-/* EFCP: sparse M-FAC (its dense M-FAC is a variant), sparse GGT, low-rank M-FAC. */
+/* IST-DASLab/EFCP: sparse M-FAC (variant: dense M-FAC), sparse GGT, low-rank M-FAC. */
 #define EFCP_VALUES                                                                                \
   SET(window, 1024), SET(damping, 1e-6), SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),   \
       SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL), SET(window_decay_form, NG_DECAY_NONE)
@@ -133,7 +135,7 @@ static const ng_value lowrank_values[] = {SET(window, 1024),
                                           SET(norm_block, NG_NORM_NONE),
                                           NG_VALUES_END};
 
-/* The sparse first-order methods that EFCP compares itself with. */
+/* The sparse first-order methods that are the baselines of EFCP. */
 #define TOPK_VALUES                                                                                \
   SET(window, 1), SET(window_store, NG_STORE_TOPK), SET(clip, NG_CLIP_NONE),                       \
       SET(norm_block, NG_NORM_NONE)
@@ -150,7 +152,7 @@ static const ng_value topk_adam_values[] = {TOPK_VALUES,
 static const ng_value topk_adagrad_values[] = {TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD),
                                                SET(damping, 1e-10), NG_VALUES_END};
 
-/* Names and choices are checked by the compiler, ranges by t_methods. */
+/* The compiler checks names and choices, t_methods checks ranges. */
 void ng_options_set_values(ng_options *full, const ng_value *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
     ng_option_store(&ng_option_table[values->option], full, values->value);
@@ -161,7 +163,7 @@ void ng_options_set_values(ng_options *full, const ng_value *values) {
 
 #define COUNT(list) (int32_t)(sizeof(list) / sizeof(list)[0])
 
-/* A method has no code: families read options, so two methods with the same options are the same. */
+/* A method has no code, because families read options only: methods of a family with the same options do the same. */
 static const struct method {
   const char *name;
   const char *family; /* name of its table in family/ */
@@ -222,8 +224,8 @@ static const struct method {
      &ng_names_topk_adagrad},
 };
 
-/* A published system and its variants.  `systems`: accepted names in the form of normal_name(); `shown`: the name in
- * messages. */
+/* The variants of published programs.  `shown`: name of the program in messages; `systems`: its accepted names, as
+ * normal_name() writes them; `values`: options that differ from the method's. */
 static const struct variant {
   const char *shown, *systems, *variant, *method;
   const ng_value *values;
@@ -265,12 +267,10 @@ const char *ng_method_name(const char *name) {
   return m == NULL ? NULL : m->name;
 }
 
-/* Lists of names for messages. */
 typedef struct name_list {
-  char text[NG_MESSAGE];
+  char text[NG_MESSAGE]; /* a longer list is cut */
 } name_list;
 
-/* A list that does not fit is cut. */
 static void join(name_list *list, const char *between, const char *name) {
   const size_t n = strlen(list->text);
   (void)snprintf(list->text + n, sizeof list->text - n, "%s%s", n == 0 ? "" : between, name);
@@ -284,7 +284,7 @@ static name_list methods_there_are(void) {
   return list;
 }
 
-/* "KAISA, DP-KFACrepo and Eva"; the rows of a system are adjacent. */
+/* Return "KAISA, DP-KFACrepo and Eva".  The rows of a program in `variant` are adjacent. */
 static name_list systems_there_are(void) {
   name_list list = {""};
   const char *last = variant[COUNT(variant) - 1].shown;
@@ -296,14 +296,14 @@ static name_list systems_there_are(void) {
   return list;
 }
 
-/* Start from the defaults: a method set before has no effect. */
+/* Set all options to the defaults and then to the values of the method. */
 static void set_row(ng_options *o, const struct method *m) {
   ng_options_standard(o);
   o->method = m->name;
   ng_options_set_values(o, m->values);
 }
 
-/* Options that were given keep their values in every row. */
+/* Options that the caller has set keep their values. */
 ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t size) {
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
@@ -321,7 +321,7 @@ ng_status ng_options_choose(ng_options *o, const char *name, char *message, size
                     ng_hint_list(name, methods_there_are().text).text);
 }
 
-/* "DP-KFAC repo", "dp_kfac_repo" and "DP-KFACrepo" are the same: keep letters and digits, in lower case. */
+/* Copy the letters (in lower case) and digits of `name`, so that "DP-KFAC repo" and "dp_kfac_repo" become equal. */
 static void normal_name(const char *name, char *out, size_t size) {
   size_t n = 0;
   for (; *name != 0 && n < size - 1; name++) {
@@ -352,7 +352,7 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
       ng_options_set_values(o, variant[i].values);
       return NG_OK;
     }
-    /* The variant "" is not listed in messages. */
+    /* The list of the message omits the variant "". */
     if (variant[i].variant[0] != 0) join(&there_are, "|", variant[i].variant);
   }
   if (there_are.text[0] != 0) {
@@ -364,8 +364,8 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
                     ng_quote(system).text, systems_there_are().text);
 }
 
-/* Each method has its own list of names, because programs use the same name with different meanings.  *lr changes only
- * on success. */
+/* Each method has its own list of names, because a name may have different meanings in different programs.  *lr changes
+ * only on success. */
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,
                                    char *message, size_t size) {
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");

@@ -1,11 +1,11 @@
-/* option.h: options: the table, text <-> value, methods as rows of values, published names, globs.
+/* option.h: the table of options, values from and to text, methods as rows of values, published names, globs.
  *
- * In:   texts and numbers of a program, the command line, the environment, a layer.
+ * In:   texts and numbers from a program, the command line, the environment, a layer.
  * Out:  checked values: ng_options for callers and files, ng_settings (settings.h) for the library.
  * May call: core.
  *
  *   option_table.c   the rows            option_find.c   look-up by name, public descriptions
- *   option_value.c   one value           options.c       the object: make, copy, set, get, check
+ *   option_value.c   one value           options.c       ng_options: make, copy, set, get, check
  *   line.c           a line of options   lines.c         per_layer
  *   glob.c           globs               environment.c   NG_<NAME>
  *   methods.c        methods, variants   published*.c    names of the published programs */
@@ -15,21 +15,23 @@
 #include "core/core.h"
 #include "option/settings.h"
 
-/* Apply a layer's own options "damping=0.01 solver=eigen" to *o: per-layer options, or a method and its per-layer options. */
+/* Apply a layer's own options, "damping=0.01 solver=eigen" or "method=eva damping=0.01", to *o.  A method sets its
+ * per-layer options only. */
 ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size);
-int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts as '_' */
+int32_t ng_option_find(const char *name); /* index in the table; -1: unknown; '-' counts as '_' */
 
-/* environment.c: the variable of an option (NG_DAMPING of damping); warn about unknown NG_... variables. */
+/* environment.c: ng_variable_name: write the variable of option `name` ("NG_DAMPING" for "damping").
+ * ng_environment_tell: log a warning for each unknown NG_... variable. */
 void ng_variable_name(const char *name, char *out, size_t size);
 void ng_environment_tell(ng_context *ctx);
 
 #define NG_CHOICES_MAX 8
 
-/* A condition: a choice or flag has one of these values (a bit 1 << value each), or a number is above 0. */
+/* A condition on another option: a choice or flag has one of the values in `one_of`, or a number is above 0. */
 typedef struct ng_option_need {
-  bool there;
+  bool there; /* false: no condition */
   ng_option_id option;
-  uint32_t one_of; /* 0: a number above 0 */
+  uint32_t one_of; /* sum of 1 << value; 0: the option must be above 0 */
 } ng_option_need;
 
 typedef struct ng_option_row {
@@ -39,27 +41,29 @@ typedef struct ng_option_row {
   const char *standard;
   double lower, upper;
   bool lower_open;
-  const char *choices;                /* "a|b", for messages                                   */
-  const char *choice[NG_CHOICES_MAX]; /* [value of its enum in settings.h]; NULL: no such value */
-  const char *later;                  /* "c|d": refused as not supported; NULL: none             */
+  const char *choices;                /* "a|b": all texts of a choice, for messages */
+  const char *choice[NG_CHOICES_MAX]; /* [enum value in settings.h] text; NULL: no such value */
+  const char *later;                  /* "c|d": texts refused as not supported yet; NULL: none */
   const char *unit, *help;
-  const char *family;      /* only methods of this family have the option; NULL: all   */
-  ng_option_need needs[2]; /* the option has an effect if one condition holds */
+  const char *family;      /* only methods of this family have the option; NULL: all families */
+  ng_option_need needs[2]; /* the option has an effect if one of the conditions holds */
   bool per_layer, live;
-  /* text options: check the text; NULL: any text is accepted */
+  /* check the value of a text option; NULL: any text is accepted */
   ng_status (*form)(const char *text, char *message, size_t size);
 } ng_option_row;
 
 extern const ng_option_row ng_option_table[NG_OPTION_COUNT]; /* [ng_option_id] */
 
-/* Read a number: the whole text, a decimal point in every locale, no blanks, hex, inf or nan. */
+/* Read a number from the whole text; false: not such a number.  The decimal point is '.' in every locale; blanks,
+ * hexadecimal digits, inf and nan are refused. */
 bool ng_read_real(const char *text, double *out);
 bool ng_read_int(const char *text, int64_t *out);
 bool ng_read_bool(const char *text, int32_t *out); /* 0 1 false true off on no yes, any case */
 /* Write the shortest text that reads back as the same number. */
 void ng_write_real(double value, char *text, size_t size);
 
-/* Read one value from text or from a number, which then counts as given; write it as text (false: does not fit). */
+/* ng_option_read, ng_option_read_real: set an option of *o from a text or number; it then counts as given.
+ * ng_option_write: write the value of an option as text; false: `size` is too small. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size);
 ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
@@ -79,22 +83,23 @@ void ng_option_store(const ng_option_row *row, ng_options *o, double value);
 bool ng_option_in_range(const ng_option_row *row, double value);
 
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message, size_t size);
-/* Options of earlier versions.  A state loads if it has `standard`, the default that the option had. */
+/* Options of earlier versions, and what to write instead.  A saved state with such an option loads only if its value is
+ * `standard`, the default of the option. */
 typedef struct ng_option_gone {
   const char *name, *standard, *instead;
 } ng_option_gone;
 extern const ng_option_gone ng_options_gone[];             /* ends with a NULL */
-const ng_option_gone *ng_option_removed(const char *name); /* NULL: no such option */
+const ng_option_gone *ng_option_removed(const char *name); /* NULL: not a removed option */
 
 /* Set the defaults; no option counts as given. */
 void ng_options_standard(ng_options *full);
 /* Set every option that was not given to the value of the method's row. */
 ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t size);
-/* Check the rules of all families. */
+/* Check the rules between options that hold for all families. */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size);
 
-/* What a method sets: numbers, flags as 0 and 1, choices as enums, so that a row of methods.c with
- * a misspelt name does not compile.  Lists end with NG_VALUES_END. */
+/* A value that a method sets: a number, a flag as 0 or 1, or the enum value of a choice, so that a misspelt name in
+ * methods.c does not compile.  Lists end with NG_VALUES_END. */
 typedef struct ng_value {
   ng_option_id option;
   double value;
@@ -102,11 +107,9 @@ typedef struct ng_value {
 #define NG_VALUES_END                                                                              \
   { NG_OPTION_COUNT, 0 }
 void ng_options_set_values(ng_options *full, const ng_value *values);
-extern const ng_value ng_kaisa_inverse[]; /* of the KAISA variant "inverse" */
+extern const ng_value ng_kaisa_inverse[]; /* values of the KAISA variant "inverse" */
 
-/* published.c: one published option while it is read, its row, and lists of rows.  `words`: the accepted words and their values
- * here, "compute=kaisa|memory=kaisa-memory"; "true|false": words without a value; after ";" a reason, if the library does not
- * support other values. */
+/* published.c: a published option that is being set: its row and the new value. */
 typedef struct ng_published ng_published;
 typedef struct ng_published_job {
   const ng_published *row;
@@ -118,10 +121,13 @@ typedef struct ng_published_job {
   size_t size;
 } ng_published_job;
 
+/* A published option: published name, option of this library ("": none), meaning of the values, function that sets the
+ * option, accepted words.  "compute=kaisa|memory=kaisa-memory": the word `compute` sets the option to kaisa;
+ * "true|false": words that set no value; "none; REASON": REASON says why the library does not support other values. */
 struct ng_published {
   const char *name, *option, *meaning;
   ng_status (*take)(ng_published_job *j);
-  const char *words; /* NULL: any value */
+  const char *words; /* NULL: `take` checks the value */
 };
 
 /* Arguments of a published program that are refused, "a|b|c", and the reason. */
@@ -137,41 +143,44 @@ typedef struct ng_names {
 extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac, ng_names_adasgd,
     ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp, ng_names_sparse_ggt,
     ng_names_lowrank, ng_names_topk_sgd, ng_names_topk_adam, ng_names_topk_adagrad;
-/* Set one published option.  NG_ERR_ARG: unknown, the message has the nearest name.  An lr goes to *lr. */
+/* Set the published option `name` of *full.  If `name` is a learning rate, store it in *lr and set *gives_lr instead.
+ * NG_ERR_ARG: the name is unknown, and the message has the nearest name; or the value is refused. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,
                         char *message, size_t size);
 
-/* "kronecker", "rankone", "window"; NULL if there is no such method. */
+/* Return the family of a method: "kronecker", "rankone" or "window"; NULL: the method is unknown. */
 const char *ng_method_family(const char *name);
-const char *ng_method_name(const char *name); /* the name in the table; NULL: unknown */
+const char *ng_method_name(const char *name); /* `name` as stored in the table; NULL: unknown */
 
 static inline bool ng_is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/* glob.c: one glob of a list; the list is a comma-separated text. */
+/* glob.c: a glob, the bytes [from, to) of a comma-separated list. */
 typedef struct ng_glob {
   const char *from, *to;
-  bool broken; /* a set or an escape without its end */
+  bool broken; /* a set has no closing bracket, or the last byte is a backslash */
 } ng_glob;
-bool ng_globs_next(const char **at, ng_glob *g); /* *at: the list at first; false: no more */
+/* Set *g to the next glob of a list; before the first call, *at is the list.  false: there is no further glob. */
+bool ng_globs_next(const char **at, ng_glob *g);
 bool ng_glob_matches(const ng_glob *g, const char *text);
-bool ng_glob_fits(const ng_glob *g, const ng_layer *l); /* its name or its kind */
-bool ng_globs_fit(const char *list, const ng_layer *l);
-/* Messages begin with the option.  form: of skip_layers. */
+bool ng_glob_fits(const ng_glob *g, const ng_layer *l); /* whether the name or kind of *l matches */
+bool ng_globs_fit(const char *list, const ng_layer *l); /* whether some glob of the list fits *l */
+/* Check the globs of a list; messages begin with the name `option`.  ng_globs_form: check a value of skip_layers. */
 ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size);
 ng_status ng_globs_form(const char *list, char *message, size_t size);
-/* Globs that match where a search for the regular expression finds something; false: there are none. */
+/* Write globs that match the names in which a search for the regular expression succeeds; false: no globs do. */
 bool ng_globs_of_search(const char *expression, char *out, size_t size);
 
-/* lines.c: the parsed option per_layer; NULL for an empty text, which all these functions accept.  The caller closes it. */
+/* lines.c: the parsed value of per_layer.  An empty text gives NULL, which all these functions accept.  The caller of
+ * ng_lines_open calls ng_lines_close. */
 typedef struct ng_lines ng_lines;
 ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size);
 void ng_lines_close(ng_lines **l);
-/* Return the line of the first entry that matches, valid until close; NULL: no entry matches. */
+/* Return the line of the first entry whose globs match *d, valid until ng_lines_close; NULL: no entry matches. */
 const char *ng_lines_for(ng_lines *l, const ng_layer *d);
-/* Return the globs of an entry that matched no layer; NULL: all matched. */
+/* Return the globs of the first entry that ng_lines_for never returned; NULL: it returned every entry. */
 const char *ng_lines_idle(const ng_lines *l);
-/* Apply each line of o->per_layer to a copy of *o; `judge` (may be NULL) checks the result. */
+/* Check each line of o->per_layer: apply the line to a copy of *o and call `judge` (may be NULL) with the copy. */
 typedef ng_status (*ng_lines_judge)(const ng_options *own, char *message, size_t size);
 ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message, size_t size);
 ng_status ng_lines_form(const char *text, char *message, size_t size);

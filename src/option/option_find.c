@@ -30,7 +30,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
   return ng_give_struct(out, &info, sizeof info);
 }
 
-/* Command lines write '-' for '_'. */
+/* Compare names; '-' equals '_', because command lines use '-'. */
 static bool same_name(const char *a, const char *b) {
   for (; *a != 0 || *b != 0; a++, b++) {
     if ((*a == '-' ? '_' : *a) != (*b == '-' ? '_' : *b)) return false;
@@ -46,7 +46,6 @@ int32_t ng_option_find(const char *name) {
   return -1;
 }
 
-/* `standard` is the default that the option had: a state with that value still loads. */
 const ng_option_gone ng_options_gone[] = {
     {"call_weight", "samples", "stat_scale decides, kaisa, eva and chainerkfac weigh equally"},
     {"cholesky_form", "auto", "the library stores the cheaper form at this solve_period"},
@@ -73,12 +72,12 @@ const ng_option_gone *ng_option_removed(const char *name) {
   return g->name == NULL ? NULL : g;
 }
 
-/* The method is set and read like an option. */
+/* Return name i for the search of the nearest name: the options, and "method", which is set and read like an option. */
 static const char *name_at(int32_t i) {
   return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
 }
 
-/* The message of a refusal has the nearest name. */
+/* If the name is unknown, the message has the nearest name. */
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message,
                            size_t size) {
   const int32_t i = ng_option_find(name);
@@ -93,7 +92,7 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
                       gone->instead);
   }
   if (ng_is(name, "method")) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "method is a name, the row of a table");
+    return ng_fail_to(message, size, NG_ERR_ARG, "method: use ng_options_set or ng_options_get");
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no option '%s'%s", ng_quote(name).text,
                     ng_hint_of(ng_nearest(name, name_at, NG_OPTION_COUNT + 1)).text);

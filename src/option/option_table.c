@@ -1,27 +1,27 @@
-/* option_table.c: every option, once: default, bounds, choices, help.
+/* option_table.c: one row for each option: default, bounds, choices, help.
  *
  * The command line, the environment, `natgrad info --options`, docs/options.md, the man page and the PyTorch front
  * read this table.  The first line of a help is a summary; a line "- value: meaning" describes one value.
  *
- * To add an option: a line in NG_OPTION_LIST of settings.h, a row here in the same place, a row in
- * tests/t_option_effects.c, and `scripts/options_doc.sh build/natgrad > docs/options.md`.
+ * To add an option, add a line to NG_OPTION_LIST of settings.h, a row here in the same place and a row in
+ * tests/t_option_effects.c, and run `scripts/options_doc.sh build/natgrad > docs/options.md`.
  *
- * Defaults belong to method "natgrad"; methods.c has the rows of other methods. */
+ * The defaults are the values of method "natgrad"; methods.c has the values of other methods. */
 #include "option/option.h"
 
-/* The kind of an option by its name, so that a row need not repeat it. */
+/* KIND_solver = NG_OPTION_CHOICE, ...: ROW finds the kind of an option by the name of the option. */
 #define KIND(kind, name, type) KIND_##name = NG_OPTION_##kind,
 enum { NG_OPTION_LIST(KIND) };
 
-/* The id places the row; a second row for one option is a warning of the compiler. */
+/* The id is the index of the row, so the compiler warns of a second row for the same option. */
 #define ROW(field, ...)                                                                            \
   [NG_OPTION_##field] = {.name = #field,                                                           \
                          .type = (ng_option_type)KIND_##field,                                     \
                          .offset = offsetof(ng_options, field),                                    \
                          __VA_ARGS__}
 
-/* Pairs of an enum's value and its text, for the list in messages and for the parser.  A dtype has the values of
- * ng_dtype, so its list has holes. */
+/* Arguments: the enum values of a choice, each followed by its text.  Messages read .choices, the parser .choice; for a
+ * dtype (values of ng_dtype) some .choice[i] are NULL. */
 #define ONE_OF_2(a, at, b, bt) .choices = at "|" bt, .choice = {[a] = at, [b] = bt}
 #define ONE_OF_3(a, at, b, bt, c, ct)                                                              \
   .choices = at "|" bt "|" ct, .choice = {[a] = at, [b] = bt, [c] = ct}
@@ -37,17 +37,17 @@ enum { NG_OPTION_LIST(KIND) };
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
 
-/* With a method of another family the option must keep its default: ng_family_check_others. */
+/* Only methods of this family may change the option from its default: ng_family_check_others. */
 #define KRONECKER .family = "kronecker"
 
-/* The option has an effect only if another option has one of these values, a bit each. */
+/* The option has an effect only if option `which` has one of `values`, a sum of 1U << value. */
 #define NEED(which, values)                                                                        \
   { .there = true, .option = NG_OPTION_##which, .one_of = (values) }
 #define NEEDS(which, values) .needs = {NEED(which, values)}
-/* One of two conditions is enough. */
+/* The option has an effect if one of two such conditions holds. */
 #define NEEDS_EITHER(which, values, other, others)                                                 \
   .needs = {NEED(which, values), NEED(other, others)}
-/* A number must be above 0. */
+/* The option has an effect only if option `which`, a number, is above 0. */
 #define NEEDS_ABOVE(which) .needs = {NEED(which, 0)}
 #define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
@@ -55,8 +55,8 @@ enum { NG_OPTION_LIST(KIND) };
 #define TOPK (1U << NG_STORE_TOPK | 1U << NG_STORE_TOPK_LAYER | 1U << NG_STORE_TOPK_BLOCK)
 #define WINDOW .group = "windows", .family = "window", .per_layer = true
 
-/* Bounds exclude only what the arithmetic cannot hold: a double holds every whole number up to COUNT_MAX; lambda
- * times an eigenvalue up to 3e8 must fit f32. */
+/* Bounds exclude only values that the arithmetic cannot represent: a double represents every whole number up to
+ * COUNT_MAX, and REAL_MAX times an eigenvalue up to 3e8 fits f32. */
 #define COUNT_MAX 1e15
 #define REAL_MAX 1e30
 

@@ -1,7 +1,7 @@
 /* option_value.c: read and write one option value; parse all values into ng_settings.
  *
- * Reading is strict: the whole text must be the value.  Numbers have a decimal point in every locale.  A refusal names the
- * option, the given text and the accepted values.  Fields of ng_options are found by the offset in their row. */
+ * The whole text must be the value.  The decimal point of a number is '.' in every locale.  A message names the option,
+ * the given text and the accepted values.  A row has the offset of the option's field in ng_options. */
 #include "option/option.h"
 
 #include <locale.h>
@@ -10,7 +10,7 @@
 
 /* ---- numbers --------------------------------------------------------------------------------*/
 
-/* isdigit depends on the locale. */
+/* Return the first byte that is no digit.  isdigit is not used, because its result depends on the locale. */
 static const char *skip_digits(const char *s) {
   while (*s >= '0' && *s <= '9') {
     s++;
@@ -18,8 +18,8 @@ static const char *skip_digits(const char *s) {
   return s;
 }
 
-/* [+-] digits [. digits] [e [+-] digits], with a digit before the exponent.  strtod alone also accepts blanks, hex, inf
- * and nan. */
+/* Return whether `s` is [+-] digits [. digits] [e [+-] digits], with at least one digit before the exponent.  strtod
+ * also accepts blanks, hexadecimal digits, inf and nan. */
 static bool is_decimal(const char *s) {
   if (*s == '+' || *s == '-') s++;
   const char *whole = s;
@@ -41,7 +41,8 @@ static bool is_decimal(const char *s) {
   return *s == 0;
 }
 
-/* Set the C locale for this thread; leave_c_locale restores the caller's.  setlocale would change all threads. */
+/* Set the C locale for this thread; leave_c_locale restores the locale of the caller.  setlocale would change the
+ * locale of all threads. */
 static locale_t enter_c_locale(locale_t *made) {
   *made = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   return *made == (locale_t)0 ? (locale_t)0 : uselocale(*made);
@@ -65,7 +66,7 @@ bool ng_read_real(const char *text, double *out) {
   return true;
 }
 
-/* Digits only: 1e3 and 10.0 are refused where a count is expected. */
+/* After a sign only digits are accepted, so 1e3 and 10.0 are refused. */
 bool ng_read_int(const char *text, int64_t *out) {
   const bool negative = *text == '-';
   const char *s = text + (*text == '+' || *text == '-');
@@ -80,7 +81,7 @@ bool ng_read_int(const char *text, int64_t *out) {
   return true;
 }
 
-/* The words of shells, files and Python. */
+/* Accept the spellings of shells, configuration files and Python. */
 bool ng_read_bool(const char *text, int32_t *out) {
   static const char *const word[2][4] = {{"0", "false", "off", "no"}, {"1", "true", "on", "yes"}};
   for (int32_t v = 0; v < 2; v++) {
@@ -94,7 +95,7 @@ bool ng_read_bool(const char *text, int32_t *out) {
   return false;
 }
 
-/* 15 digits keep 0.1 as "0.1"; 17 always read back as the same number. */
+/* With 15 digits, 0.1 is written as "0.1"; with 17 digits, every double reads back unchanged. */
 void ng_write_real(double value, char *text, size_t size) {
   locale_t made;
   const locale_t before = enter_c_locale(&made);
@@ -112,7 +113,7 @@ typedef struct accepted {
   char text[96];
 } accepted;
 
-/* "0 < damping <= 1e+30", "cholesky|eigen", ... */
+/* Return the accepted values of an option: "0 < damping <= 1e+30", "cholesky|eigen", ... */
 static accepted expected(const ng_option_row *row) {
   accepted q = {""};
   char low[32], high[32];
@@ -128,7 +129,7 @@ static accepted expected(const ng_option_row *row) {
   return q;
 }
 
-/* "NAME: 'GIVEN' WHY, expected VALUES; did you mean ..." */
+/* Fail with the message "NAME: 'GIVEN' WHY, expected VALUES", followed by `hint`. */
 static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
                         const char *hint, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s, expected %s%s", row->name,
@@ -137,7 +138,7 @@ static ng_status refuse(const ng_option_row *row, const char *given, const char 
 
 /* ---- the field of a row ----------------------------------------------------------------------*/
 
-/* Fields are copied with memcpy, which needs no alignment. */
+/* Return the address of an option's field.  Callers copy the field with memcpy, because its type depends on the row. */
 static const char *field(const ng_option_row *row, const ng_options *o) {
   return (const char *)o + row->offset;
 }
@@ -155,7 +156,7 @@ void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options
   memcpy((char *)to + row->offset, field(row, from), field_size(row));
 }
 
-/* The casts are exact, see ng_option_store. */
+/* The cast of a whole number is exact, because its bounds are below 2^53. */
 double ng_option_number(const ng_option_row *row, const ng_options *o) {
   union {
     double real;
@@ -168,7 +169,7 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
   return row->type == NG_OPTION_INT ? (double)v.whole : v.flag;
 }
 
-/* A choice is a pointer to its text, a free text lies in the struct. */
+/* The field of a choice is a pointer to its text; the field of a text option is a char array. */
 const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
   const char *text;
   if (row->type == NG_OPTION_TEXT) return field(row, o);
@@ -176,7 +177,7 @@ const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
   return text;
 }
 
-/* The list of a dtype has holes, so the loop visits all indices. */
+/* For a dtype some row->choice[i] are NULL, so the loop visits all indices. */
 int32_t ng_option_choice(const ng_option_row *row, const char *text) {
   for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
     if (row->choice[i] != NULL && ng_is(row->choice[i], text)) return i;
@@ -188,7 +189,7 @@ int32_t ng_option_chosen(const ng_options *o, ng_option_id id) {
   return ng_option_choice(&ng_option_table[id], ng_option_text(&ng_option_table[id], o));
 }
 
-/* The casts are exact: the bounds of the table keep whole numbers below 2^53. */
+/* The casts are exact, because the table bounds whole numbers below 2^53. */
 void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   const int64_t whole = (int64_t)value;
   const int32_t flag = (int32_t)value;
@@ -200,20 +201,20 @@ void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   memcpy((char *)o + row->offset, from[row->type], field_size(row));
 }
 
-/* NaN is out of range. */
+/* Both comparisons are false for NaN. */
 bool ng_option_in_range(const ng_option_row *row, double v) {
   return (row->lower_open ? v > row->lower : v >= row->lower) && v <= row->upper;
 }
 
 /* ---- read, write -----------------------------------------------------------------------------*/
 
-/* A method set later does not change the option. */
+/* Mark the option as given: a method that is set later does not change it. */
 static ng_status now_given(const ng_option_row *row, ng_options *o) {
   ng_bits_add(o->given.word, (int32_t)(row - ng_option_table));
   return NG_OK;
 }
 
-/* Store the text of the table; the caller may free its text. */
+/* Store a pointer to the text in the table, because the caller may free `text`. */
 static ng_status read_choice(const ng_option_row *row, const char *text, ng_options *o,
                              char *message, size_t size) {
   const int32_t choice = ng_option_choice(row, text);
@@ -243,7 +244,7 @@ static ng_status read_text(const ng_option_row *row, const char *text, ng_option
   return now_given(row, o);
 }
 
-/* Store a number within the bounds; `given` is its text. */
+/* Store a number if it is within the bounds; messages quote `given`, the text of the number. */
 static ng_status take_number(const ng_option_row *row, double value, const char *given,
                              ng_options *o, char *message, size_t size) {
   if (row->type != NG_OPTION_BOOL && !ng_option_in_range(row, value)) {
@@ -272,7 +273,7 @@ ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options
   return take_number(row, value, text, o, message, size);
 }
 
-/* A refusal leaves *o unchanged.  A whole number beyond 2^53 is out of range, so a double is enough. */
+/* If the value is refused, *o stays unchanged.  Whole numbers from 2^53 on are out of range, so a double is enough. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size) {
   double value = 0;
@@ -301,7 +302,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
   return take_number(row, value, text, o, message, size);
 }
 
-/* A value that does not fit is not written at all. */
+/* If the value does not fit, `text` stays unchanged. */
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size) {
   char number[32];
   const char *from = number;
@@ -320,7 +321,7 @@ bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, 
 
 /* ---- ng_settings ----------------------------------------------------------------------------*/
 
-/* One macro for each kind, applied to NG_OPTION_LIST: a wrong type in the list does not compile. */
+/* One macro for each kind of option; NG_OPTION_LIST(PARSE) expands to one assignment for each field. */
 #define PARSE_REAL(name, type) out->name = o->name;
 #define PARSE_INT(name, type) out->name = o->name;
 #define PARSE_BOOL(name, type) out->name = o->name != 0;

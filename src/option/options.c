@@ -1,8 +1,8 @@
-/* options.c: the options as an object: make, copy, set, get, check.
+/* options.c: ng_options: make, copy, set, get, check.
  *
- * An object knows which options were given; the others follow the method, so the order of calls has no effect.  A call that
- * sets several options works on a copy: a failure changes nothing.  Options are checked against each other by
- * ng_options_check, when all are set. */
+ * An ng_options records which options the caller has set; the method determines all other options.  So method and
+ * options may be set in any order.  A call that sets several options works on a copy, so a failure changes nothing.
+ * ng_options_check checks combinations of options, when all are set. */
 #include "option/option.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ static ng_status no_object(char *message, size_t size) {
 
 /* ---- make, copy ------------------------------------------------------------------------------*/
 
-/* The table has the defaults as texts; they are read like any other text. */
+/* The table has the defaults as texts, so ng_option_read sets them. */
 void ng_options_standard(ng_options *full) {
   memset(full, 0, sizeof *full);
   full->method = ng_method_name("natgrad");
@@ -26,7 +26,7 @@ void ng_options_standard(ng_options *full) {
   memset(&full->given, 0, sizeof full->given);
 }
 
-/* Without a context there is no allocator of the caller. */
+/* The memory comes from ng_plain_alloc: the caller's allocator belongs to a context, and options have none. */
 static ng_status make(const ng_options *values, char *message, size_t size, ng_options **out) {
   ng_options *o = ng_plain_alloc(NULL, sizeof *o);
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_options: no memory");
@@ -102,14 +102,14 @@ ng_status ng_options_get_real(const ng_options *o, const char *name, double *out
   return NG_OK;
 }
 
-/* Return name i of the list: "method", the options, the removed options. NULL ends the list. */
+/* Return name i of the list: "method", the options, the removed options.  NULL ends the list. */
 static const char *name_at(int32_t i) {
   if (i == 0) return "method";
   return i <= NG_OPTION_COUNT ? ng_option_table[i - 1].name
                               : ng_options_gone[i - NG_OPTION_COUNT - 1].name;
 }
 
-/* One wrong variable refuses the whole environment, by its name.  An empty variable is a value. */
+/* If a variable is wrong, no option is changed, and the message names the variable.  An empty variable is a value. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
   char variable[64], why[NG_MESSAGE];
   if (o == NULL) return no_object(message, size);
@@ -129,7 +129,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* Rules of all families; the rules of one family are in its table (family/family.h). */
+/* The rules of a single family are in ng_family.check. */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size) {
   ng_settings s;
   ng_settings_of(full, &s);
@@ -147,14 +147,14 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
 
 /* ---- effect ----------------------------------------------------------------------------------*/
 
-/* The enum value of a choice, or a flag. */
+/* Return the enum value of a choice, or a flag as 0 or 1. */
 static int32_t value_of(const ng_options *o, ng_option_id id) {
   const ng_option_row *row = &ng_option_table[id];
   return row->type == NG_OPTION_BOOL ? (int32_t)ng_option_number(row, o) : ng_option_chosen(o, id);
 }
 
-/* Append "clip = norm, ratio, rms or value" or "window_momentum above 0" at `n`; return the new length, at least `size` if
- * it does not fit. */
+/* Append a condition to the n bytes of `text`: "clip = norm, ratio, rms or value", "window_momentum above 0".  Return
+ * the new length; `size` or more: the text is cut. */
 static size_t write_need(const ng_option_need *need, char *text, size_t size, size_t n) {
   const ng_option_row *other = &ng_option_table[need->option];
   const uint32_t set = need->one_of;

@@ -1,19 +1,19 @@
-/* published.c: the option names of the published programs and the meaning of their values here; published_window.c has the
- * names of window methods.
+/* published.c: option names of the published programs, and the meaning of their values in this library.  The names of
+ * window methods are in published_window.c.
  *
- * Each program has its own list, because the same name may mean something else in another program:
+ * Each program has its own list, because a name may have different meanings in different programs:
  *
  *      factor_decay      weight of the old average (KAISA); of the new sample (kfac_pytorch, eva)
  *      kl_clip <= 0      refused (KAISA); no clip (kfac_pytorch); 0 rescales, below 0 no clip (eva)
- *      kl_clip           the radius, with SAM
- *      lr                not an option here: an argument of the step
+ *      kl_clip           the radius (SAM of eva)
+ *      lr                an argument of the step in this library, not an option
  *      cov_ema_decay     weight of the new sample (chainerkfac)
  *
- * take_*: set options.  check_*: nothing to set; a value that the published program refuses, or that asks for another
- * result, is refused with a reason. */
+ * Functions take_* set options.  Functions check_* set none: they refuse a value that the published program refuses or
+ * whose effect this library does not have. */
 #include "option/published.h"
 
-/* Set several options, which then count as given. */
+/* Set several options and mark them as given. */
 static void put_values(const job *j, const ng_value *values) {
   ng_options_set_values(j->full, values);
   for (; values->option != NG_OPTION_COUNT; values++) {
@@ -26,7 +26,7 @@ static ng_status choose_clip(const job *j, ng_clip_kind kind) {
   return NG_OK;
 }
 
-/* KAISA documents None, but its constructor refuses None. */
+/* None: no clip, as KAISA documents, although its constructor refuses None. */
 static ng_status take_kl_clip(job *j) {
   if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
   const ng_status st = put(j, "kl_clip", j->value);
@@ -49,22 +49,22 @@ static ng_status take_kl_clip_zero(job *j) {
   return number && v < 0 ? choose_clip(j, NG_CLIP_NONE) : take_kl_clip(j);
 }
 
-/* SAM of lzhangbv/eva: rho = kl_clip if that is above 0, else 0.01. */
+/* SAM of lzhangbv/eva: the radius is kl_clip if kl_clip > 0, else 0.01. */
 static ng_status take_radius(job *j) {
   double v;
   if (is_none(j->value) || (ng_read_real(j->value, &v) && v <= 0)) return put(j, "radius", "0.01");
   return put(j, "radius", j->value);
 }
 
-/* 0 is refused: it means all samples here and no sample there. */
+/* 0 is refused: in this library 0 means all samples, in the published program no sample. */
 static ng_status take_samples(job *j) {
   int64_t n;
   if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
   return put(j, j->row->option, j->value);
 }
 
-/* xi of F <- (1 - xi) F + xi X.  kfac_pytorch turned its meaning around in May 2022 and kept name
- * and default, 0.95: hence a memory of about one sample. */
+/* The value is xi of F <- (1 - xi) F + xi X, with X the new sample.  In May 2022 kfac_pytorch exchanged the weights of
+ * F and X but not the name and the default, 0.95, so F is almost the last sample. */
 static ng_status take_new_weight(job *j) {
   char text[32];
   double xi;
@@ -75,13 +75,13 @@ static ng_status take_new_weight(job *j) {
   return put(j, "stat_decay", text);
 }
 
-/* Whether the options so far, from compute_method or the variant, use eigenvalues. */
+/* Return whether the solver, as set by compute_method or the variant, uses eigenvalues. */
 static bool solves_by_eigen(const job *j) {
   return ng_is_eigen((ng_solver)ng_option_chosen(j->full, NG_OPTION_solver));
 }
 
-/* KAISA's inverse puts all of lambda on both factors; its eigen puts it on the products.  Keyword arguments there do
- * not depend on their order, so eigen does not change a choice of take_prediv. */
+/* KAISA's inverse adds lambda to each factor, its eigen adds lambda to the products of eigenvalues.  The order of
+ * published arguments has no effect, so "eigen" does not change a solver that take_prediv has set. */
 static ng_status take_compute_method(job *j) {
   const bool eigen = ng_same_word(j->value, "eigen");
   if (!eigen && !ng_same_word(j->value, "inverse"))
@@ -101,8 +101,8 @@ static ng_status take_prediv(job *j) {
   return solves_by_eigen(j) ? put(j, "solver", flag ? "eigen-prediv" : "eigen") : NG_OK;
 }
 
-/* KAISA searches regular expressions in names and classes (re.search); an expression that no glob can
- * express is refused. */
+/* KAISA searches for regular expressions in names and classes of layers (re.search).  An expression without equivalent
+ * globs is refused. */
 static ng_status take_regex(job *j) {
   char globs[NG_TEXT_ROOM];
   const char *v = j->value;
@@ -127,8 +127,8 @@ static ng_status take_width(job *j) {
   return put(j, j->row->option, glob);
 }
 
-/* Only the published class `inverse` has a choice; `eigen` always sends, the DP classes never
- * do. */
+/* The argument has an effect in the published class `inverse` only: `eigen` always sends inverses, the DP classes never
+ * send inverses. */
 static ng_status take_communicate(job *j) {
   int32_t flag;
   const bool local = ng_option_chosen(j->full, NG_OPTION_statistics) == NG_STATISTICS_LOCAL;
@@ -140,7 +140,7 @@ static ng_status take_communicate(job *j) {
   return put(j, j->row->option, flag ? "1" : "0");
 }
 
-/* The method has no work with this period. */
+/* Check a count that has no effect in this method. */
 static ng_status check_count(job *j) {
   int64_t n;
   return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
@@ -152,7 +152,8 @@ static ng_status check_size_or_none(job *j) {
   return refuse(j, NG_ERR_ARG, "a number or none");
 }
 
-/* none: A and G on two ranks if there are more ranks than layers.  Only MPD-KFAC's eigen class has this argument. */
+/* none: A and G of a layer are on two ranks if there are more ranks than layers.  Only MPD-KFAC's eigen class has this
+ * argument. */
 static ng_status take_distribute(job *j) {
   int32_t flag = 0;
   const bool none = is_none(j->value);
@@ -165,14 +166,14 @@ static ng_status take_distribute(job *j) {
   return st == NG_OK ? put(j, j->row->option, flag ? "0" : "1") : st;
 }
 
-/* The loss scale is an argument of each micro-batch here. */
+/* Check a loss scale; in this library the loss scale is an argument of each micro-batch. */
 static ng_status check_scale(job *j) {
   double v;
   if (is_none(j->value) || (ng_read_real(j->value, &v) && v > 0)) return NG_OK;
   return refuse(j, NG_ERR_ARG, "none or a number > 0");
 }
 
-/* Accept dtypes as Python prints them, with or without "torch."; none: the dtype of the data, f32. */
+/* Accept dtypes as Python prints them, with or without "torch."; none means the dtype of the data, which is f32. */
 #define DTYPES                                                                                     \
   "float32=f32|float=f32|fp32=f32|f32|none=f32|bfloat16=bf16|bf16|float16=f16|half=f16|fp16=f16|"  \
   "f16"
@@ -181,8 +182,8 @@ static ng_status take_dtype(job *j) {
   return take_word(j);
 }
 
-/* gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739): its constructor's arguments.
- * Columns: name there, option here ("": none), meaning here (natgrad info --published), function. */
+/* Arguments of the constructor of gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739).  Columns of all
+ * lists: published name, option of this library ("": none), meaning (natgrad info --published), function, words. */
 static const ng_published kaisa_names[] = {
     {"factor_update_steps", "stat_period", "the same", take_same, NULL},
     {"inv_update_steps", "solve_period", "the same", take_same, NULL},
@@ -222,7 +223,7 @@ static const ng_published kaisa_names[] = {
      "none; give ng_batch.loss_scale"},
 };
 
-/* Rows that kfac_pytorch and eva share. */
+/* Rows of both kfac_pytorch and eva. */
 #define LZ_DAMPING                                                                                 \
   { "damping", "damping", "the same", take_same, NULL }
 #define LZ_FACTORS                                                                                 \
@@ -253,7 +254,7 @@ static const ng_published kaisa_names[] = {
         take_kl_clip_zero, NULL                                                                    \
   }
 
-/* MPD-KFAC and DP-KFAC are one program. */
+/* MPD-KFAC and DP-KFAC, which are classes of one program. */
 static const ng_published lz_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
@@ -270,7 +271,7 @@ static const ng_published lz_names[] = {
     LZ_LAYERS,
 };
 
-/* Zhang, Shi & Li, ICLR 2023, arXiv 2308.02123. */
+/* lzhangbv/eva (Zhang, Shi & Li, ICLR 2023, arXiv 2308.02123). */
 static const ng_published eva_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "", "nothing to set: the published Eva takes it and ignores it",
@@ -293,7 +294,7 @@ static const ng_published eva_kfac_names[] = {
     LZ_LAYERS,
 };
 
-/* All classes of that program have the same arguments; arguments that a class ignores are checked only. */
+/* All classes of lzhangbv/eva have the same arguments; if a class ignores an argument, its value is only checked. */
 static const ng_published adasgd_names[] = {
     LZ_DAMPING,
     LZ_LR,
@@ -319,7 +320,7 @@ static const ng_published sam_names[] = {
     LZ_LAYERS,
 };
 
-/* tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019): its optimizer's arguments. */
+/* Arguments of the optimizer of tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019). */
 static const ng_published spngd_names[] = {
     LZ_LR,
     {"momentum", "", "nothing to set: an argument of ng_step_sgd", check_size, NULL},
@@ -350,18 +351,18 @@ static const ng_published spngd_names[] = {
      "true|false"},
 };
 
-/* ---- the way in ------------------------------------------------------------------------------*/
+/* ---- set a published option ------------------------------------------------------------------*/
 
 const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
                ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
                ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
                ng_names_spngd = NAMES(spngd_names);
 
-/* The message of an unknown name has the nearest name. */
+/* If the name is unknown, the message has the nearest name. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,
                         char *message, size_t size) {
-  char list[NG_MESSAGE] = ""; /* names so far, for the nearest */
+  char list[NG_MESSAGE] = ""; /* "a|b|c": names of the rows, to find the nearest */
   for (int32_t i = 0; i < names->count; i++) {
     if (!ng_is(names->row[i].name, name)) {
       const size_t n = strlen(list);

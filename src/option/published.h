@@ -1,5 +1,4 @@
-/* published.h: helpers of the lists of published names: refuse a value, set an option, names with the same value here.
- * Inline, because a list may use only some. */
+/* published.h: helpers of published.c and published_window.c.  They are inline, because a file may use only some. */
 #ifndef NG_PUBLISHED_H
 #define NG_PUBLISHED_H
 
@@ -7,13 +6,13 @@
 
 typedef struct ng_published_job job;
 
-/* The message names the published option. */
+/* Refuse the value with a message that names the published option. */
 static inline ng_status refuse(const job *j, ng_status st, const char *expected) {
   return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
                     ng_quote(j->value).text, expected);
 }
 
-/* Set one of our options; the range is our table's, and a refusal names both options. */
+/* Set an option of this library.  If the table refuses the value, the message names the published option, too. */
 static inline ng_status put(job *j, const char *option, const char *value) {
   char why[NG_MESSAGE];
   const ng_option_row *row = NULL;
@@ -23,19 +22,19 @@ static inline ng_status put(job *j, const char *option, const char *value) {
   return NG_OK;
 }
 
-/* Python writes None; files may have nothing or null. */
+/* Return whether the value is absent: None of Python, null of JSON, or an empty text. */
 static inline bool is_none(const char *text) {
   return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
 }
 
-/* Whether a word of a row names the value.  Python, shells and files have several spellings of none, true and false. */
+/* Return whether a word of a row means the value: none, true and false have several spellings in Python and files. */
 static inline bool names_value(const char *word, const char *value) {
   int32_t on;
   return ng_same_word(word, value) || (ng_is(word, "none") && is_none(value)) ||
          (ng_read_bool(value, &on) && ng_is(word, on ? "true" : "false"));
 }
 
-/* Find the word of the value; `here` gets the value of our option.  False: the row has no such word. */
+/* Find the word of the row that means the value, and copy the option's value to `here`; false: there is no word. */
 static inline bool find_word(const job *j, char *here, size_t size) {
   char words[160], *rest;
   (void)snprintf(words, sizeof words, "%s", j->row->words == NULL ? "" : j->row->words);
@@ -50,13 +49,13 @@ static inline bool find_word(const job *j, char *here, size_t size) {
   return false;
 }
 
-/* The same meaning and range, after replacing the words of the row. */
+/* Set the option to the published value; a word of the row is replaced by its value first. */
 static inline ng_status take_same(job *j) {
   char here[32];
   return put(j, j->row->option, find_word(j, here, sizeof here) ? here : j->value);
 }
 
-/* Accept only the words of the row.  The message lists them, without our values, and the reason. */
+/* Accept only the words of the row.  If the value is refused, the message lists these words and the reason. */
 static inline ng_status take_word(job *j) {
   char here[32], expected[NG_MESSAGE], *to = expected;
   const char *option = j->row->option, *words = j->row->words;
@@ -71,20 +70,21 @@ static inline ng_status take_word(job *j) {
   return refuse(j, strchr(words, ';') == NULL ? NG_ERR_ARG : NG_ERR_ABSENT, expected);
 }
 
-/* The published preconditioner has its own lr for the clip; here the clip uses the lr of the step. */
+/* The published preconditioner has an argument lr for the clip.  In this library the clip uses the lr of the step, so
+ * the caller gets the published lr. */
 static inline ng_status take_lr(job *j) {
   if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
   j->gives_lr = true;
   return NG_OK;
 }
 
-/* The published program ignores the value. */
+/* Check a number that has no effect here. */
 static inline ng_status check_size(job *j) {
   double v;
   return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
 }
 
-/* The row of lr, in every list. */
+/* The row of the published learning rate. */
 #define LZ_LR                                                                                      \
   { "lr", "", "the lr argument of ng_step", take_lr, NULL }
 

@@ -1,11 +1,12 @@
-/* published_window.c: the option names of IST-DASLab/M-FAC and EFCP and the meaning of their values here; as published.c. */
+/* published_window.c: option names of IST-DASLab/M-FAC and EFCP, and the meaning of their values in this library; see
+ * published.c. */
 #include "option/published.h"
 
 static const char where_stored[] =
     "nothing to set: gradients are stored on the device of the context";
 static const char ignored[] = "nothing to set: the published program ignores it";
 
-/* Words of several rows. */
+/* Words (ng_published.words) of several rows. */
 static const char stores[] = "none=topk|global=topk|layer=topk-layer|block=topk-block";
 static const char any_flag[] = "none|true|false";
 static const char only_off[] = "0|0.0|false|none; nothing else is supported";
@@ -35,7 +36,7 @@ static const ng_published ggt_names[] = {
     {"wd", "window_decay", "the same, with window_decay_form = gradient", take_same, NULL},
 };
 
-/* The dense variant takes the name and ignores it. */
+/* Check the value; in the dense variant, a valid value has no effect. */
 static ng_status take_topk(job *j) {
   const ng_options before = *j->full;
   const ng_status st = take_word(j);
@@ -137,7 +138,7 @@ static const ng_published lowrank_names[] = {
 
 /* ---- sparse first-order methods --------------------------------------------------------------*/
 
-/* (0.9, 0.999) */
+/* Read two numbers, "(0.9, 0.999)" or "0.9, 0.999". */
 static ng_status take_betas(job *j) {
   char text[64], *end;
   if (is_none(j->value)) return NG_OK;
@@ -184,7 +185,8 @@ const ng_names ng_names_topk_sgd = NAMES(topk_sgd_names),
                ng_names_topk_adam = NAMES(topk_adam_names),
                ng_names_topk_adagrad = NAMES(topk_adagrad_names);
 
-/* Arguments of the programs around the optimizers: main.py, the FFCV section, the scripts of ASDL and HuggingFace. */
+/* Arguments of the programs that run the optimizers of EFCP: main.py, the FFCV section, the scripts of ASDL and
+ * HuggingFace. */
 static const ng_left_out efcp_out[] = {
     {"model|dataset|dataset_path|dataset_name|load_random_model|width|depth|train_size|"
      "augmentation|auto_augment|cutout|num_workers",

@@ -1,10 +1,11 @@
-/* settings.h: options as callers set them (ng_options: choices are texts, and the object knows which options were given)
- * and as the library reads them (ng_settings: choices are enums, parsed once).
+/* settings.h: two structs with the values of all options.
  *
- *   p->opt    ng_options, a copy: ng_get, messages and the state read it
- *   p->base   the same, parsed; b->base: with the layer's own values
+ *   ng_options    for callers: choices are texts; `given` has the options that the caller has set
+ *   ng_settings   for the library: choices are enums
  *
- * ng_set changes both.  Memory is planned at ng_ready and must not depend on options that ng_set may change. */
+ * A preconditioner p has a copy p->opt of the caller's ng_options, for ng_get, messages and states, and the parsed form
+ * p->base; a block b has b->base with the layer's own options.  ng_set changes all three.  ng_ready plans the memory,
+ * which must not depend on options that ng_set may change. */
 #ifndef NG_SETTINGS_H
 #define NG_SETTINGS_H
 
@@ -15,8 +16,8 @@
 
 /* ---- choices ---------------------------------------------------------------------------------*/
 
-/* An enum value is the index of its text in ng_option_row.choice.  The first value is not always the default, so a
- * struct of zeros is no valid ng_settings. */
+/* An enum value is the index of its text in ng_option_row.choice.  The default is not always 0, so an ng_settings of
+ * zeros does not have the defaults. */
 typedef enum ng_solver {
   NG_SOLVER_CHOLESKY,
   NG_SOLVER_EIGEN,
@@ -105,10 +106,11 @@ typedef enum ng_window_fill {
 } ng_window_fill;
 typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
 
-/* ---- the one list ----------------------------------------------------------------------------*/
+/* ---- the list of options ---------------------------------------------------------------------*/
 
-/* Every option, by purpose: kind as in ng_option_type, name, type in ng_settings.  Ids, the fields of ng_options and
- * ng_settings, the kinds of the rows and their parsing come from this list.  A text has no field in ng_settings. */
+/* All options, ordered by purpose: kind as in ng_option_type, name, type in ng_settings.  This list generates the ids,
+ * the fields of ng_options and ng_settings, the kinds of the table's rows, and ng_settings_of.  A text option has no
+ * field in ng_settings. */
 #define NG_OPTION_LIST(X)                                                                          \
   X(CHOICE, solver, ng_solver)                                                                     \
   X(REAL, eigen_floor, double)                                                                     \
@@ -176,7 +178,7 @@ typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option
 #define NG_FIELD_TEXT(name, type) /* p->opt.skip_layers */
 #define NG_AS_FIELD(kind, name, type) NG_FIELD_##kind(name, type)
 typedef struct ng_settings {
-  const char *family; /* of the method, for ng_family_find */
+  const char *family; /* family of the method, for ng_family_find */
   NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
 #undef NG_AS_FIELD
@@ -188,7 +190,7 @@ typedef struct ng_settings {
 
 /* ---- sets of options -------------------------------------------------------------------------*/
 
-/* One bit for each option, in as many words as the table needs. */
+/* A set has one bit for each option; NG_BIT_WORDS: the number of 64-bit words for `count` options. */
 #define NG_BIT_WORDS(count) (((count) + 63) / 64)
 
 static inline bool ng_bits_has(const uint64_t *word, int32_t i) {
@@ -202,22 +204,22 @@ typedef struct ng_option_mask {
   uint64_t word[NG_BIT_WORDS(NG_OPTION_COUNT)];
 } ng_option_mask;
 
-/* ---- what callers hold ------------------------------------------------------------------------*/
+/* ---- ng_options -------------------------------------------------------------------------------*/
 
-/* The size of a free text, with its 0.  The text lies in the struct, so an assignment copies it. */
+/* The size of a text option, with its final 0.  Texts are arrays in ng_options, so an assignment copies them. */
 enum { NG_TEXT_ROOM = 4096 };
 
 #define NG_HELD_REAL(name) double name;
 #define NG_HELD_INT(name) int64_t name;
 #define NG_HELD_BOOL(name) int32_t name;
-#define NG_HELD_CHOICE(name) const char *name; /* a text of the table */
+#define NG_HELD_CHOICE(name) const char *name; /* points to a text of ng_option_row.choice */
 #define NG_HELD_TEXT(name) char name[NG_TEXT_ROOM];
 #define NG_AS_HELD(kind, name, type) NG_HELD_##kind(name)
 struct ng_options {
-  const char *method; /* a name of the table */
+  const char *method; /* points to a name in methods.c */
   NG_OPTION_LIST(NG_AS_HELD)
-  ng_option_mask given; /* set by name: a method does not change these */
-  bool own_method;      /* options of a layer that named its method */
+  ng_option_mask given; /* options that the caller has set; a method does not change them */
+  bool own_method;      /* these are options of a layer whose line names a method */
 };
 #undef NG_AS_HELD
 #undef NG_HELD_REAL
