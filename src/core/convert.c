@@ -116,7 +116,7 @@ NG_CLONES static uint32_t most_of(const float *x, int64_t n) {
   return most;
 }
 
-/* The bits of bf16 and f16 without the sign have the order of the magnitudes, as the bits of f32. */
+/* As for f32, the bits of bf16 and f16 without the sign have the order of the magnitudes. */
 NG_CLONES static uint16_t most_of16(const uint16_t *x, int64_t n) {
   uint16_t most = 0;
   for (int64_t i = 0; i < n; i++) {

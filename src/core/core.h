@@ -20,8 +20,8 @@
 #define NG_ALIGN 64
 #define NG_MESSAGE 512
 
-/* For functions that acquire resources: store a failed status in `st` and jump to `done:`, which
- * releases the resources. */
+/* For functions that acquire resources: store the status of `call` in `st`; after an error jump to `done:`, where the
+ * function releases the resources. */
 #define NG_TRY(call)                                                                               \
   do {                                                                                             \
     st = (call);                                                                                   \

@@ -7,7 +7,7 @@
 #include "core/core.h"
 #include "words.h"
 
-/* Above the length of every name of the library; as a distance, "not near". */
+/* Longer than every name of the library, so as a distance WORD_MAX means that two names differ too much. */
 #define WORD_MAX 40
 
 /* Return `c` in lower case, or '_' for '-'.  Names of the library are ASCII. */

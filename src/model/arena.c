@@ -50,7 +50,7 @@ int64_t ng_plan_held(const ng_plan *plan) {
   return plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
 }
 
-/* An array that a rank neither keeps nor observes is NULL. */
+/* A rank that does not store a statistic has average = NULL; a rank that does not observe it has sum = NULL. */
 void ng_plan_stats(ng_plan *plan, ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];

@@ -40,7 +40,7 @@ typedef struct ng_place {
   int64_t extent[NG_DIMS], step[NG_DIMS];
 } ng_place;
 
-/* A parameter: its gradient and its weight. */
+/* A parameter of an entry. */
 typedef struct ng_slot {
   ng_entry *entry;
   int32_t which;      /* NG_WEIGHT, NG_BIAS                                                       */
@@ -68,7 +68,7 @@ struct ng_entry {
   int64_t missed;         /* fused updates in which the entry was excluded; saved */
   int32_t slots;          /* 1 or 2 */
   int32_t first_slot;     /* number of slots of all previous entries */
-  int32_t next_named;     /* next entry in its hash bucket: index + 1, 0 for the last */
+  int32_t next_named;     /* next entry in the hash bucket of this name: index + 1; 0: none */
   ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
   char slot_name[2][264]; /* texts of the slots' names */
   ng_block *block;        /* NULL: no curvature; `why` has the reason */
@@ -131,7 +131,7 @@ void ng_shard_follow(ng_entry *e); /* copy the flags of the entry to the whole l
 /* The largest number of groups, of diagonal blocks and of permuted columns of a layer.  These are stored as lists; with
  * this bound, planning a layer takes at most two seconds and two gigabytes. */
 #define NG_LISTED (INT64_C(1) << 22)
-/* Check every field of a layer or tensor, once; other files assume a valid entry. */
+/* Check every field of a layer or tensor and add its entry; other files assume a valid entry. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
 int32_t ng_entry_named(ng_precond *p, const char *name); /* index of the entry; -1: unknown */
@@ -198,10 +198,9 @@ struct ng_block {
   int32_t first_stat; /* number of statistics of all previous blocks */
   ng_segment *segment;
   int32_t segments;
-  int32_t owner,
-      column; /* rank that solves, unless statistics have other owners; column of the workers */
-  bool keeps; /* this rank stores all averages of the block */
-  bool apart; /* each average is stored on its owner only, and the owners differ */
+  int32_t owner, column; /* rank that solves (unless statistics have owners); column of workers */
+  bool keeps;            /* this rank stores all averages of the block */
+  bool apart;            /* each average is stored on its owner only, and the owners differ */
   /* If `apart`: numbers that the owner of each statistic sends to the other ranks of the column before a solve
    * (ng_family.put_traces).  Otherwise `traces` is NULL. */
   int64_t traces_each;
@@ -230,7 +229,7 @@ struct ng_block {
   double inner, d2, pd2;
   double ascent;
   bool ahead;          /* the sums of this block may be posted before the step */
-  bool leaving;        /* ... and belong to the messages that post_held builds (step/sums.c) */
+  bool leaving;        /* the messages that post_held builds now contain these sums (step/sums.c) */
   const ng_tile *tile; /* [tiles] */
   double *tile_sum;    /* [tiles x NG_TILE_SUMS] sums of ng_family.measure_tile */
   int32_t tiles;
@@ -353,7 +352,7 @@ struct ng_precond {
   char *unused_globs;    /* [unused] globs of skip_layers that match no layer, each ended by a 0 */
   int32_t unused;
   bool ready;
-  bool expires; /* some binding is for one step */
+  bool expires; /* some binding ends with the next step (NG_ONE_STEP) */
   bool broken;  /* the transport failed (NG_ERR_COMM); only ng_precond_destroy may be called */
   ng_grid grid;
   char *arena[NG_USES];

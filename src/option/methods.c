@@ -166,7 +166,7 @@ void ng_options_set_values(ng_options *full, const ng_value *values) {
 /* A method has no code, because families read options only: methods of a family with the same options do the same. */
 static const struct method {
   const char *name;
-  const char *family; /* name of its table in family/ */
+  const char *family; /* name of an ng_family */
   const char *help, *paper;
   const ng_value *values;
   const ng_names *names; /* NULL: no published program */

@@ -98,13 +98,15 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "Add the damping of each solve to the stored running average, on these ranks.\n"
                 "- 0: none.\n"
                 "- owner: the rank that solves; the next sum over ranks divides the damping by "
-                "their number (MPD-KFAC, DP-KFAC).\n"
-                "- all: every rank, as where each rank solves everything (eva-kfac). Ranks that "
+                "the number of ranks (MPD-KFAC, DP-KFAC).\n"
+                "- all: every rank, as in eva-kfac, where each rank solves all factors. Ranks that "
                 "share a batch always use all."),
     ROW(output_factor, .group = "curvature", .standard = "full",
         ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"), KRONECKER,
         .per_layer = true,
-        .help = "G as a matrix (cut as max_factor and factor_blocks say), or only its diagonal."),
+        .help = "The form of factor G.\n"
+                "- full: a matrix, which max_factor and factor_blocks may cut.\n"
+                "- diagonal: only the diagonal."),
     ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "norm", KRONECKER,
         .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
@@ -137,9 +139,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "The divisors of the statistics, and the weight of one observation in the mean "
                 "over a step and over ranks.\n"
                 "- textbook: damping means the same for every batch, image and rank count; the "
-                "weight is the samples.\n"
-                "- kaisa: as this program divides; equal weights.\n"
-                "- mpd-kfac: as this program divides; the weight is the samples.\n"
+                "weight is the number of samples.\n"
+                "- kaisa: the divisors of gpauloski/kfac-pytorch; equal weights.\n"
+                "- mpd-kfac: the divisors of lzhangbv/kfac_pytorch; the weight is the number of "
+                "samples.\n"
                 "- eva: plain means over the rows (rank-one family only); equal weights.\n"
                 "- chainerkfac: the divisors of textbook; equal weights."),
     ROW(positions, STATISTICS, .standard = "expand",
@@ -154,8 +157,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .per_layer = true,
         .help = "Several observations of a layer in one step.\n"
                 "- mean: their mean.\n"
-                "- ema: one update of the running average each.\n"
-                "- last: only the last one."),
+                "- ema: each observation updates the running average.\n"
+                "- last: only the last observation."),
     ROW(stat_period, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
         .per_layer = true, .live = true, .help = "Steps between observations of statistics."),
     ROW(solve_period, STATISTICS, .standard = "10", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
@@ -295,10 +298,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "the sum is rounded again. f16 sends means."),
     ROW(stat_bucket_mb, .group = "messages", .standard = "25", .lower = 0, .upper = 1e5,
         .unit = "MB",
-        .help = "The largest message of statistics (MB = 10^6 bytes); a larger statistic has its "
-                "own message, with 0 every one has.\n"
+        .help = "The largest message of statistics (MB = 10^6 bytes). A larger statistic has its "
+                "own message; 0: each statistic has.\n"
                 "A message is posted when all its statistics are observed (ng_batch.last), or in "
-                "the step. The option changes no bit."),
+                "the step. The option does not change results."),
 
     /* Update. */
     ROW(update, .group = "update", .standard = "gradient",
@@ -313,11 +316,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "the moments and broadcasts the weights."),
     ROW(missing, .group = "update", .standard = "refuse",
         ONE_OF_2(NG_MISSING_REFUSE, "refuse", NG_MISSING_KEEP, "keep"),
-        .help = "A layer or tensor whose gradients are absent at a step (never bound, or bound "
+        .help = "What a step does with a layer or tensor without gradients (never bound, or bound "
                 "with data NULL).\n"
-                "- refuse: an error.\n"
-                "- keep: it stays as it is and is counted in the report; in a window its elements "
-                "are zeros.\n"
+                "- refuse: the step returns an error.\n"
+                "- keep: the layer or tensor is not changed, and the report counts it; in a window "
+                "its elements are zeros.\n"
                 "A layer with only some of its gradients, or with an expired binding, is always an "
                 "error."),
     ROW(quantify, .group = "update", .standard = "0",
@@ -332,8 +335,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- mfac: PD = (damping I + G'G / m)^-1 x (M-FAC, arXiv 2107.03356).\n"
                 "- ggt: PD = U (1 / (S + damping) - 1 / damping) U' x + x / damping, G' = U S V' "
                 "(GGT, arXiv 1806.02958).\n"
-                "In steps off stat_period no gradient enters the window, and x is the gradient of "
-                "the step."),
+                "With stat_period > 1, only the gradient of every stat_period-th step enters the "
+                "window; in other steps x is the gradient of the step."),
     ROW(window_function, WINDOW, .standard = "mfac",
         ONE_OF_6(NG_WINDOW_MFAC, "mfac", NG_WINDOW_MFAC_FILLED, "mfac-filled", NG_WINDOW_GGT, "ggt",
                  NG_WINDOW_STEP, "step", NG_WINDOW_ADAM, "adam", NG_WINDOW_ADAGRAD, "adagrad"),
@@ -379,8 +382,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- direction: window_decay / damping w is added to PD (mfac, as in EFCP).\n"
                 "- none: not at all."),
     ROW(window_mask, WINDOW, .standard = "0",
-        .help = "1: weights that are 0 at ng_ready, where they must be bound, get no gradient and "
-                "no direction."),
+        .help = "1: weights that are 0 at ng_ready get no gradient and no direction. Weights must "
+                "be bound before ng_ready."),
     ROW(window_store, WINDOW, .standard = "dense",
         ONE_OF_5(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_TOPK_LAYER, "topk-layer",
                  NG_STORE_TOPK_BLOCK, "topk-block", NG_STORE_LOWRANK, "lowrank"),
@@ -415,6 +418,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         NEEDS(window_store, TOPK | 1U << NG_STORE_LOWRANK),
         .help = "1: a = e + lr D, and PD is the stored part over lr."),
     ROW(window_empty, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
-        .help = "Empty the window when lr is at most this part of the lr of the last stored "
+        .help = "Empty the window if lr is at most window_empty times the lr of the last stored "
                 "gradient; error and momentum stay. 0: never."),
 };

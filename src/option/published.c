@@ -116,7 +116,7 @@ static ng_status take_regex(job *j) {
       "texts, [...], '.', '.*', \\d, ^ and $ joined by '|'; or set globs with skip_layers");
 }
 
-/* Layers with this number of outputs are excluded; 0 is refused because no layer has 0 outputs. */
+/* exclude_vocabulary_size: linear layers with this number of outputs are excluded.  No layer has 0 outputs. */
 static ng_status take_width(job *j) {
   int64_t width;
   char glob[32];
@@ -127,8 +127,8 @@ static ng_status take_width(job *j) {
   return put(j, j->row->option, glob);
 }
 
-/* The argument has an effect in the published class `inverse` only: `eigen` always sends inverses, the DP classes never
- * send inverses. */
+/* The argument has an effect in the published class `inverse` only: `eigen` always sends its eigenbases, the DP classes
+ * never send inverses. */
 static ng_status take_communicate(job *j) {
   int32_t flag;
   const bool local = ng_option_chosen(j->full, NG_OPTION_statistics) == NG_STATISTICS_LOCAL;
@@ -223,7 +223,7 @@ static const ng_published kaisa_names[] = {
      "none; give ng_batch.loss_scale"},
 };
 
-/* Rows of both kfac_pytorch and eva. */
+/* Rows of the lists of both kfac_pytorch and eva. */
 #define LZ_DAMPING                                                                                 \
   { "damping", "damping", "the same", take_same, NULL }
 #define LZ_FACTORS                                                                                 \
@@ -254,7 +254,7 @@ static const ng_published kaisa_names[] = {
         take_kl_clip_zero, NULL                                                                    \
   }
 
-/* MPD-KFAC and DP-KFAC, which are classes of one program. */
+/* lzhangbv/kfac_pytorch, the program of MPD-KFAC and DP-KFAC. */
 static const ng_published lz_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
