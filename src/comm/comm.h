@@ -31,7 +31,7 @@ typedef struct ng_group {
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size);
 /* Call the transport's abort, which wakes the other ranks; every later call fails. Return NG_ERR_COMM. */
 ng_status ng_comm_give_up(ng_comm *c);
-/* From now on call no function of the transport, not even `abort`: every collective fails. */
+/* Call no function of the transport any more, not even `abort`. Every later collective fails. */
 void ng_comm_leave(ng_comm *c);
 
 /* Create a group. All ranks must call this function. NG_ERR_ABSENT: the transport has no group functions. */

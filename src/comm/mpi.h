@@ -36,7 +36,7 @@ struct ng_mpi_op {
   int list[]; /* [4 ranks] counts and offsets of sent data, counts and offsets of received data */
 };
 
-/* What this rank knows of another rank. */
+/* The collectives that this rank shares with another rank. */
 typedef struct ng_mpi_peer {
   int64_t posted; /* number of collectives posted with this peer */
   int64_t left;   /* the peer's `posted` for this rank when the peer left or failed; -1 before */

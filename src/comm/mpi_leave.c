@@ -25,7 +25,7 @@ enum {
   NAP_NS = 50000   /* duration of a sleep */
 };
 
-/* ---- giving up -------------------------------------------------------------------------------*/
+/* ---- failure ----------------------------------------------------------------------------------*/
 
 void ng_mpi_give_up(void *user) {
   seat *s = user;
@@ -103,7 +103,7 @@ void ng_mpi_back_off(int64_t looks) {
   }
 }
 
-/* ---- leaving ---------------------------------------------------------------------------------*/
+/* ---- release ----------------------------------------------------------------------------------*/
 
 /* Send each rank this rank's number of collectives with it; the number does not change afterwards. */
 static ng_status send_farewells(seat *s) {

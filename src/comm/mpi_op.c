@@ -39,7 +39,7 @@ int64_t ng_mpi_buffer_size(const team *t, const ng_collective *c, int64_t count,
   return c->kind == NG_REDUCE_SCATTER ? count + t->n * c->counts[t->index] : count;
 }
 
-/* ---- counts and places -----------------------------------------------------------------------*/
+/* ---- counts and offsets -----------------------------------------------------------------------*/
 
 static MPI_Datatype type_of(ng_dtype t) {
   const int64_t size = ng_dtype_size(t);
@@ -117,7 +117,7 @@ static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
   }
 }
 
-/* ---- from part to part -----------------------------------------------------------------------*/
+/* ---- from stage to stage ----------------------------------------------------------------------*/
 
 static bool gathers(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
 

@@ -203,7 +203,7 @@ static void work(const op *o, int64_t b, int64_t e) {
   }
 }
 
-/* ---- meeting ---------------------------------------------------------------------------------*/
+/* ---- how calls meet ---------------------------------------------------------------------------*/
 
 /* Return whether two calls are equal in all fields except buffers. */
 static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {

@@ -39,8 +39,8 @@ typedef struct ng_queue {
   int64_t pending; /* number of entries called since the last wait */
 } ng_queue;
 
-/* Return the table for one call: ng_on(q)->factor(q, S, &info). Count the call as pending. Only the thread that owns
- * the queue may call ng_on, not a task. */
+/* Return the table for one call: ng_on(q)->factor(q, S, &info), and count the call as pending. Only the thread that
+ * owns the queue may call ng_on; a task may not. */
 static inline const ng_linalg_ops *ng_on(ng_queue *q) {
   q->pending++;
   return q->la;
@@ -134,7 +134,7 @@ struct ng_linalg_ops {
   /* ---- symmetric storage of order n, any dtype ---- */
   void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, double d);          /* S += d I */
   void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out); /* sum in double */
-  void (*unpack)(ng_queue *q, ng_sym S, float *full, int64_t ld); /* both triangles */
+  void (*unpack)(ng_queue *q, ng_sym S, float *full, int64_t ld);                /* full = S */
 
   /* ---- vectors of n elements; symmetric storage is one of ng_sym_count(n) ---- */
   void (*widen)(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
@@ -232,7 +232,7 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out);
 void ng_fisher_inverse_diagonal(ng_fisher *f, double *out);
 
 /* ---- sym.c: computed by the calling thread at once, on matrices that no pending entry uses -------------------*/
-void ng_sym_unpack(ng_sym S, float *full, int64_t ld);    /* both triangles     */
+void ng_sym_unpack(ng_sym S, float *full, int64_t ld);    /* full [n, ld] = S */
 void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double */
 
 #endif

@@ -248,7 +248,7 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
     V[i] = i % (n + 1) == 0 ? 1.0 : 0.0;
   }
   if (!diagonalise(n, A, V)) return 1;
-  for (int64_t i = 0; i < n; i++) { /* selection sort, which swaps fewer than n rows */
+  for (int64_t i = 0; i < n; i++) { /* selection sort swaps fewer than n rows */
     int64_t least = i;
     for (int64_t j = i + 1; j < n; j++) {
       if (A[j * n + j] < A[least * n + least]) least = j;

@@ -208,7 +208,7 @@ static void last_piece(job *j, int64_t c0, int64_t c1, double *room) {
     const ng_view *in = j->in;
     for (int64_t s = 0; s < j->take; s++) {
       int64_t at = 0;
-      do { /* most views have one run */
+      do { /* usually one iteration: a dense view has one run */
         const int64_t first = ng_view_offset(in, s, at) + c * in->by_column;
         add(j, room, first, in->by_position, in->run, n, in->by_column);
       } while ((at += in->run) < pixels);
@@ -240,7 +240,7 @@ static void piece(void *arg, int32_t i) {
   channels(j, from, to, j->room + i * j->each);
 }
 
-/* ---- entry --------------------------------------------------------------------------------*/
+/* ---- entry points -----------------------------------------------------------------------------*/
 
 /* Return the doubles of scratch that one piece needs; planes: for channels first. */
 static int64_t piece_room(const ng_conv *b, bool planes) {

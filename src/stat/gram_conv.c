@@ -141,7 +141,7 @@ static void reduce_piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- input -----------------------------------------------------------------------------------*/
+/* ---- the plain method -------------------------------------------------------------------------*/
 
 /* On a device, add_gram may still read the tile when it returns. So the loop waits before it refills the tile. */
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
@@ -170,7 +170,7 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
   }
 }
 
-/* ---- choice ----------------------------------------------------------------------------------*/
+/* ---- choice of the method ---------------------------------------------------------------------*/
 
 /* Choose the cheapest method. The choice depends on the geometry and the number of samples, not on values or threads,
  * so it is the same in every run. */

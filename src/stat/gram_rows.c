@@ -116,7 +116,7 @@ static void reduce_piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- entry --------------------------------------------------------------------------------*/
+/* ---- entry points -----------------------------------------------------------------------------*/
 
 /* Return the floats for a tile, or for ng_bias_row: its sums (doubles), its row (floats) and ng_box_room. */
 int64_t ng_rows_scratch(int64_t columns) {
@@ -159,6 +159,6 @@ void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, flo
     t.pieces = ng_pieces(ctx, t.count * cols * (reduced ? v->positions : 1));
     ng_parallel(ctx, t.pieces, reduced ? reduce_piece : copy_piece, &t);
     ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, wide, scratch, t.count, t.ld, alpha);
-    ng_queue_wait(ctx->queue); /* before the next tile overwrites this one */
+    ng_queue_wait(ctx->queue); /* the next iteration overwrites the tile */
   }
 }

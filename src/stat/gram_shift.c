@@ -42,7 +42,7 @@ typedef struct job {
   float alpha;
   ng_sym S;
   int32_t pieces;
-  /* the current displacement in taps */
+  /* displacement of the current products, in taps */
   int64_t dy, dx;
   ng_strips sy, sx;
 } job;

@@ -78,7 +78,7 @@ int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t
 /* ---- size and cost ---------------------------------------------------------------------------*/
 
 enum {
-  MOST_TAPS = 256,      /* of one axis */
+  MOST_TAPS = 256,      /* most taps along an axis */
   TILE_ROWS = 16384,    /* pixels times samples; large, so that blocks are written rarely */
   TILE_FLOATS = 1 << 22 /* 16 MiB */
 };
@@ -111,7 +111,7 @@ static int64_t products_of(const ng_conv *c) {
 /* With large padding or a kernel as wide as the image, blocks lack so many rows and columns that patches are cheaper.
  * NG_SHIFT_PRODUCTS and TILE_FLOATS exclude these cases. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
-  /* products_of visits all pairs of taps */
+  /* This limit bounds the time of products_of, which visits all pairs of taps. */
   if (c->kernel[0] > MOST_TAPS || c->kernel[1] > MOST_TAPS) return false;
   return c->stride[0] == 1 && c->stride[1] == 1 &&
          ng_times(channels, ng_shift_rows(c)) <= TILE_FLOATS && products_of(c) <= NG_SHIFT_PRODUCTS;

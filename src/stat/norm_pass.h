@@ -45,7 +45,7 @@ struct ng_norm_job {
   _Atomic int32_t next; /* the next free piece */
 };
 
-/* Run all pieces; the number of threads depends on the number of samples. */
+/* Run all pieces of a job. The number of threads depends on the size of `samples` samples. */
 void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples);
 
 /* Return whether the moments are those of the whole batch: k is a batch norm with raw input. */

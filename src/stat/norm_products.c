@@ -83,7 +83,7 @@ NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int
   memcpy(u, U, size);
 }
 
-/* Narrow layers: strips of columns for whole groups of four rows, then the remaining rows and columns. */
+/* A narrow layer is added in strips of columns for whole groups of four rows, then the remaining rows and columns. */
 static void add_tile(const float *x, int64_t ldx, const float *g, int64_t ldg, const float *shift,
                      int64_t rows, int64_t C, const ng_norm_part *b) {
   const int64_t fours = rows / 4 * 4;

@@ -15,7 +15,7 @@
 
 enum { TILE = 8192, LANES = 16 };
 
-/* ---- room ------------------------------------------------------------------------------------*/
+/* ---- scratch ----------------------------------------------------------------------------------*/
 
 int64_t ng_norm_tile_rows(int64_t channels) {
   const int64_t whole = TILE / channels / NG_NORM_TOGETHER * NG_NORM_TOGETHER;
@@ -110,7 +110,7 @@ NG_CLONES static void add_row(const float *x, const float *g, float mean, float 
   }
 }
 
-/* Mean and variance of one row, relative to its first element. */
+/* Compute mean and variance of a row of C channels, from sums relative to the row's first element. */
 NG_CLONES static void row_moments(const float *x, int64_t C, double *mean, double *var) {
   float s[LANES] = {0}, q[LANES] = {0};
   double sum = 0.0, square = 0.0;
@@ -167,7 +167,7 @@ void ng_norm_sample_moments(ng_norm_part *b, const ng_view *x, int64_t n, const 
   }
 }
 
-/* ---- the batch -------------------------------------------------------------------------------*/
+/* ---- pieces of a batch ------------------------------------------------------------------------*/
 
 static void take_pieces(void *arg, int32_t thread) {
   ng_norm_job *j = arg;
@@ -190,7 +190,7 @@ bool ng_norm_of_batch(const ng_norm_of *k) {
   return k->input == NG_NORM_RAW && k->kind == NG_BATCH_NORM;
 }
 
-/* ---- a sample --------------------------------------------------------------------------------*/
+/* ---- sums of a sample -------------------------------------------------------------------------*/
 
 /* Set b->mean and b->r to the mean and 1 / sqrt(var + eps) of each channel's group in sample n; b->shift: the rounding
  * error of the f32 mean. */

@@ -16,7 +16,8 @@ int64_t ng_tile_rows(int64_t cols) {
 }
 
 int64_t ng_tile_floats(int64_t cols) {
-  /* ng_tile_rows * ld is not monotonic in cols; this bound is, so scratch for the widest part serves narrower ones. */
+  /* ng_tile_rows * ld does not grow monotonically with cols; this bound does, so scratch for many columns serves
+   * fewer. */
   const int64_t ld = ng_tile_ld(cols);
   return ng_max64(LEAST_ROWS * ld, ng_min64(MOST_ROWS * ld, TILE_FLOATS));
 }

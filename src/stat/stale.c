@@ -21,7 +21,7 @@ int64_t ng_stat_wire_bytes(const ng_stat *s) {
   return bytes;
 }
 
-/* ---- change ---------------------------------------------------------------------------*/
+/* ---- change of an average ---------------------------------------------------------------------*/
 
 /* Add times |a - b|^2 and times |b|^2 over elements [from, from + n) to sum[0] and sum[1]. */
 static void add_gap(const void *a, const void *b, ng_dtype t, int64_t from, int64_t n, double times,
@@ -64,7 +64,7 @@ static bool is_close(const double sum[2], double tolerance) {
   return sum[0] < tolerance * tolerance * sum[1];
 }
 
-/* ---- around a fold ---------------------------------------------------------------------------*/
+/* ---- before and after a fold ------------------------------------------------------------------*/
 
 int64_t ng_stat_stale_scratch(const ng_stat *s) {
   int64_t bytes = 0;

@@ -121,7 +121,7 @@ void ng_stat_pass(ng_queue *q, ng_stat *s) {
   s->keep = 1.0;
 }
 
-/* ---- ranks -----------------------------------------------------------------------------------*/
+/* ---- sums over ranks --------------------------------------------------------------------------*/
 
 void ng_stat_weights(const ng_stat *s, double w[2]) {
   w[0] = s->w;
@@ -153,7 +153,7 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   }
 }
 
-/* ---- fold, forget ----------------------------------------------------------------------------*/
+/* ---- fold or discard the sums -----------------------------------------------------------------*/
 
 /* Return the weights of the fold. With calls = ema, S already contains the factor 1 - keep; if S was summed over ranks,
  * it is divided by the total weight. If the owner refused its first fold, the other ranks count the statistic as

@@ -389,7 +389,7 @@ ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *laye
     read_files(&x);
     NG_TRY(ng_work_tell(&x.w));
     NG_TRY(ng_work_sum(&x.w, x.found, p->blocks));
-    /* from here on only the transport can fail */
+    /* from here on only the transport can fail; read_files has checked everything else */
     for (int32_t i = 0; i < p->blocks; i++) {
       NG_TRY(take_block(&x, p->block[i], x.found[i]));
       count += x.found[i] > 0.0;

@@ -115,7 +115,7 @@ done:
   return st;
 }
 
-/* ---- what this rank reads --------------------------------------------------------------------*/
+/* ---- the pieces that this rank reads ----------------------------------------------------------*/
 
 /* Return the part of an array that this rank reads: the whole array of a single file, otherwise its own part. */
 static ng_rect box_of(const loading *x, const ng_field *f) {

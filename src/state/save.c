@@ -33,7 +33,7 @@ typedef struct saving {
   ng_hex id;
 } saving;
 
-/* ---- pieces ----------------------------------------------------------------------------------*/
+/* ---- pieces of arrays -------------------------------------------------------------------------*/
 
 static ng_part_piece slice_of(const ng_field *f, int32_t i) {
   return (ng_part_piece){.part = ng_slice_rank(f, i),
@@ -271,7 +271,7 @@ done:
   return st;
 }
 
-/* ---- the files -------------------------------------------------------------------------------*/
+/* ---- writing the files ------------------------------------------------------------------------*/
 
 /* Begin this rank's file. A failure is stored in *w. */
 static void begin_file(saving *x) {
