@@ -299,6 +299,7 @@ static void count_updates(const ng_group_numbers *of, ng_out kind, int64_t updat
 }
 
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
+  of->lr = how->lr;
   of->momentum = how->momentum;
   of->dampening = how->dampening;
   of->sgd = (ng_sgd_numbers){
