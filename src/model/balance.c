@@ -151,7 +151,8 @@ static void put_back(ng_assigner *x, ng_work *w) {
   }
 }
 
-/* Move `w` to column d, and `back` (may be NULL) from column d to the column of w, if this lowers the price. */
+/* Move `w` to column d, and `back` (may be NULL) from column d to the column of w.  If the result is no improvement,
+ * undo the moves and return false. */
 static bool try_columns(ng_assigner *x, const podium *loads, const podium *eaches, ng_work *w,
                         int32_t d, ng_work *back, double price) {
   const int32_t c = w->column;

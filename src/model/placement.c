@@ -120,7 +120,7 @@ double ng_block_apply_cost(const ng_block *b) {
   return elements * orders;
 }
 
-/* Return the operations of PD in a step; an eigenbasis needs two products with each factor, an inverse one. */
+/* Return the operations for PD of a block in a step: two products with each eigenbasis, or one with each inverse. */
 static double each_of(const ng_block *b) {
   return (ng_is_eigen(b->base.solver) ? 4.0 : 2.0) * ng_block_apply_cost(b);
 }

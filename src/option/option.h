@@ -178,7 +178,7 @@ ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t 
 void ng_lines_close(ng_lines **l);
 /* Return the line of the first entry whose globs match *d, valid until ng_lines_close; NULL: no entry matches. */
 const char *ng_lines_for(ng_lines *l, const ng_layer *d);
-/* Return the globs of the first entry that ng_lines_for never returned; NULL: it returned every entry. */
+/* Return the globs of the first entry whose line ng_lines_for never returned; NULL: there is no such entry. */
 const char *ng_lines_idle(const ng_lines *l);
 /* Check each line of o->per_layer: apply the line to a copy of *o and call `judge` (may be NULL) with the copy. */
 typedef ng_status (*ng_lines_judge)(const ng_options *own, char *message, size_t size);

@@ -47,17 +47,18 @@ int32_t ng_option_find(const char *name) {
 }
 
 const ng_option_gone ng_options_gone[] = {
-    {"call_weight", "samples", "stat_scale decides, kaisa, eva and chainerkfac weigh equally"},
+    {"call_weight", "samples",
+     "stat_scale = kaisa, eva or chainerkfac gives observations equal weights"},
     {"cholesky_form", "auto", "the library stores the cheaper form at this solve_period"},
     {"exclude_width", "0", "skip_layers = linear/N names the linear layers with N outputs"},
     {"fold", "sum", "observations of a step are always summed first"},
-    {"leak_ranks", "owner", "damping_leak = owner or all names the ranks"},
-    {"placement_cost", "compute", "placement = kaisa-memory counts n^2"},
+    {"leak_ranks", "owner", "damping_leak = owner or all selects the ranks"},
+    {"placement_cost", "compute", "with placement = kaisa-memory a factor of order n costs n^2"},
     {"prediv", "0", "solver = eigen-prediv divides by the damping of the last solve"},
     {"schedule", "",
      "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
      "functions of the step"},
-    {"stat_refresh", "period", "refresh_tolerance above 0 is adaptive"},
+    {"stat_refresh", "period", "refresh_tolerance above 0 makes refreshes adaptive"},
     {"symmetry_aware", "1", "symmetric sums are always sent as one triangle"},
     {"window_divisor", "window", "window_function = mfac-filled divides by the stored gradients"},
     {"window_rest", "kept", "window_fill = added adds the part that was not stored"},
