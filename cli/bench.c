@@ -35,7 +35,7 @@ float *bench_floats(int64_t n) {
   void *x = NULL;
   if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0)
     exit(cli_bad("bench: no memory for arrays of %lld floats", (long long)n));
-  return memset(x, 0, (size_t)n * sizeof(float)); /* maps the pages before anything is timed */
+  return memset(x, 0, (size_t)n * sizeof(float)); /* map the pages before the first measurement */
 }
 
 int bench_failed(const bench *b, const char *what, ng_status st) {
@@ -199,7 +199,7 @@ static int print_machine(const bench *b, const bench_case *c) {
 
 static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   const int n = (int)b->repeat;
-  const double median = bench_median(row->ms, n); /* sorts: quartiles by position */
+  const double median = bench_median(row->ms, n); /* sorts row->ms */
   const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
   if (!b->json) {
     printf("%-32s %10.3f %9.3f %10.3f", row->work, median, spread, row->ms[0]);

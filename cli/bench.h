@@ -1,7 +1,7 @@
 /* bench.h: the harness of `natgrad bench`.
  *
- * A case makes its work, names the rows of its result and runs one round; the harness reads the arguments,
- * repeats rounds, and prints each row: median, spread, lower bound, ratio. */
+ * A case (bench_case) prepares its data, adds rows to the result table and runs one round; the harness reads the
+ * arguments, repeats rounds, and prints each row: median, spread, lower bound, ratio. */
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
@@ -12,7 +12,7 @@
 
 typedef struct bench_row {
   char work[128];
-  double *ms;   /* [repeat] */
+  double *ms;   /* [repeat] milliseconds of each round */
   double bound; /* lower bound in ms; <= 0: none */
 } bench_row;
 
@@ -23,16 +23,15 @@ typedef struct bench {
   bool json, list, no_floors;
   const cli_args *args;
   ng_options *options;
-  /* made by the harness before the case opens */
-  ng_context *ctx;
+  ng_context *ctx; /* set by the harness before the case opens */
   /* set by the case */
-  char prefix[96]; /* of the rows' names in JSON */
+  char prefix[96]; /* before the name of every row in JSON */
   struct {
     const char *key;
     int64_t value;
-  } common[8]; /* in every row's JSON: parameters, bytes */
+  } common[8]; /* members of every row's JSON, such as parameters and bytes */
   int commons;
-  void *user; /* the case's work, zero before it opens */
+  void *user; /* `size` bytes for the case's data, zero before it opens */
   /* lower bounds measured so far; 0: not measured */
   double gflops, copy_gbs;
   bench_row *row;
@@ -42,25 +41,25 @@ typedef struct bench {
 
 typedef struct bench_case {
   const char *name;
-  size_t size;           /* of its work */
-  const char *options;   /* the case's values of library options; NULL: the case takes none */
-  const char *models[4]; /* without --model; NULL at the end */
-  const char *family, *expected; /* of methods, and their names; NULL: any */
-  int (*list)(const bench *b);   /* --list; NULL: no such option */
-  int (*open)(bench *b);         /* make the work, add rows, bench_title */
+  size_t size;           /* bytes of the case's data, bench.user */
+  const char *options;   /* default options of the library; NULL: the case takes no such options */
+  const char *models[4]; /* models to run if --model is not given; NULL at the end */
+  const char *family, *expected; /* required family of the method (NULL: any); its methods */
+  int (*list)(const bench *b);   /* print the layers for --list; NULL: the case ignores --list */
+  int (*open)(bench *b);         /* prepare the data, add rows, call bench_title */
   int (*round)(bench *b, int r); /* r = -1: the warm-up, which is not counted */
-  int (*bounds)(bench *b);       /* set bounds of rows, add notes */
-  int (*finish)(bench *b);       /* more rows or notes; NULL: none */
-  void (*close)(bench *b);       /* also after a failure of open */
+  int (*bounds)(bench *b);       /* set the lower bounds of the rows, add notes */
+  int (*finish)(bench *b);       /* add notes after the last round; NULL: none */
+  void (*close)(bench *b);       /* free the data, also after a failure of open */
 } bench_case;
 
 extern const bench_case bench_kfac, bench_train, bench_eva, bench_state, bench_window;
 
-/* Return the index of the new row. */
+/* Add a row with this name; return its index. */
 __attribute__((format(printf, 2, 3))) int bench_add(bench *b, const char *format, ...);
-/* Record the time of round r; ignored for r = -1. */
+/* Record the time of `row` in round r; do nothing in the warm-up (r = -1). */
 void bench_time(bench *b, int row, int r, double ms);
-/* The first line of a table, printed with the machine before the first round. */
+/* Print the title of the table and the machine; open calls it before the first round. */
 __attribute__((format(printf, 2, 3))) void bench_title(const bench *b, const char *format, ...);
 __attribute__((format(printf, 2, 3))) void bench_note(bench *b, const char *format, ...);
 /* Add "key": value to every row's JSON. */
@@ -68,28 +67,29 @@ void bench_common(bench *b, const char *key, int64_t value);
 
 int bench_failed(const bench *b, const char *what, ng_status st);
 double bench_median(double *x, int n); /* sorts x */
-/* Measure the rate once. */
-double bench_gflops(bench *b); /* SGEMM of order 4096; <= 0: none */
-double bench_copy_gbs(bench *b);
+/* Return a rate, measured at the first call; <= 0: not measurable. */
+double bench_gflops(bench *b);   /* GFLOP/s of SGEMM of order 4096 */
+double bench_copy_gbs(bench *b); /* GB/s that a copy reads and writes */
 
-/* Numbers in [-1, 1), the same in every run. */
+/* Return the next of a sequence of numbers in [-1, 1) that is the same in every run. */
 #define BENCH_SEED UINT64_C(88172645463325252)
 static inline float bench_number(uint64_t *s) {
   *s = *s * 6364136223846793005U + 1442695040888963407U;
   return (float)(int32_t)(*s >> 32) * 0x1p-31F;
 }
 void bench_fill(float *x, int64_t n, float scale);
-/* An array of n floats at a cache line, zeroed.  Without memory the program ends with one line. */
+/* Allocate n zeroed floats, aligned to 64 bytes, or end the program with one line if there is no memory. */
 float *bench_floats(int64_t n);
 
-/* Layers of a model, or of a number of parameters: matrices of `cols` columns and at most `rows` rows. */
+/* List the layers with weights of `model`.  If `model` is a number of parameters, list that many parameters as matrices
+ * of `cols` columns and at most `rows` rows. */
 int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out);
-/* Add these layers as linear ones without bias, out x p each, bound to successive parts of grad and, unless it is
- * NULL, of weight; then ng_ready. */
+/* Add each layer of `list` to p as a linear layer [out, p] without bias; bind its gradient to the next part of `grad`
+ * and its weight to the next part of `weight` (NULL: no weights).  Then call ng_ready. */
 ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *weight);
-/* Observe the first elements of x [samples * bench_longest] as input and as output gradient of each such layer. */
+/* For each layer, observe the first elements of x [samples * bench_longest] as input and as output gradient. */
 ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t samples);
-int64_t bench_count(const shapes *list);   /* parameters */
+int64_t bench_count(const shapes *list);   /* number of parameters */
 int64_t bench_longest(const shapes *list); /* the largest order of a factor */
 
 #endif

@@ -1,7 +1,7 @@
 /* bench_kfac.c: `natgrad bench kfac`: K-FAC steps on random arrays of a network's shapes, by layer.
  *
- * The library reports the times of each layer.  Observed arrays come one after the other out of a pool larger than
- * the caches: as in a trainer, no layer finds its input in a cache. */
+ * The library reports the times of each layer.  Each observed array is the next piece of a pool larger than the
+ * caches, so that no array is in a cache when a layer observes it, as in a trainer. */
 #include "bench.h"
 #include "clock.h"
 #include "floors.h"
@@ -18,10 +18,11 @@ typedef struct work {
   ng_precond *p;
   float **grad;
   float *pool;
-  int64_t pool_floats, at, rescued; /* steps that raised the damping: their times are not usual */
+  int64_t pool_floats, at; /* length of the pool; next free element */
+  int64_t rescued;         /* steps that raised the damping: such steps take longer */
 } work;
 
-/* Rows: three for each layer, three for their sum, the whole step. */
+/* Return the row of a part of a layer; layer n of n layers: the sum over layers; n + 1: the whole step. */
 static int row_of(int layer, int part) { return PARTS * layer + part; }
 
 /* ---- arrays ----------------------------------------------------------------------------------*/
@@ -34,11 +35,11 @@ static int64_t output_floats(const shape *l, int64_t batch) {
   return batch * l->positions * l->out;
 }
 
-/* The next `floats` of the pool. */
+/* Return the next `floats` elements of the pool; start again at its end. */
 static float *next_array(work *k, int64_t floats) {
   if (k->at + floats > k->pool_floats) k->at = 0;
   float *x = k->pool + k->at;
-  k->at += (floats + 15) / 16 * 16; /* 64-byte aligned, as allocators give it */
+  k->at += (floats + 15) / 16 * 16; /* a multiple of 64 bytes */
   return x;
 }
 
@@ -100,7 +101,7 @@ static int open_kfac(bench *b) {
 }
 
 static ng_status one_step(const bench *b, work *k, double *ms) {
-  for (int i = 0; i < k->model.n; i++) { /* the last step has overwritten the gradients */
+  for (int i = 0; i < k->model.n; i++) { /* renew the gradients: the last step overwrote them */
     const int64_t n = k->model.layer[i].out * k->model.layer[i].p;
     memcpy(k->grad[i], next_array(k, n), (size_t)n * sizeof(float));
   }
@@ -148,7 +149,8 @@ static int round_of(bench *b, int r) {
 
 /* ---- lower bounds ----------------------------------------------------------------------------*/
 
-/* Bytes of a copy of the inputs to patches [in kh kw, positions]; 0 for linear layers and 1x1 convolutions of stride 1. */
+/* Bytes read and written to copy the inputs to patches [in kh kw, positions] for a kernel of kh x kw; 0 for linear
+ * layers and 1x1 convolutions of stride 1. */
 static double patch_bytes(const shape *l, int64_t batch) {
   bool needed = false;
   for (int k = 0; k < 2 && l->conv; k++)
@@ -158,7 +160,7 @@ static double patch_bytes(const shape *l, int64_t batch) {
   return (double)sizeof(float) * (double)(input_floats(l, batch) + patches);
 }
 
-/* Bounds of the solve by order, measured once: orders repeat in every network. */
+/* Measured bounds of the solve for each order, because many layers have factors of the same order. */
 typedef struct known {
   int64_t *order;
   double *solve;

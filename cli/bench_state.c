@@ -1,9 +1,9 @@
 /* bench_state.c: `natgrad bench state`: save and load a model of many layers.
  *
  * One step on random arrays fills averages and inverses.
- * Lower bounds: a new file with the same bytes, written, flushed to the disk and renamed as ng_save does; the file
- * read into new memory as ng_load does.  Freed memory returns to the system before each part, because a program
- * loads a state only once. */
+ * The lower bound of a save is the time to write as many bytes to a new file, flush and rename it, as ng_save does.
+ * The lower bound of a load is the time to read the file into new memory, as ng_load does.  Freed memory returns to the
+ * system before each measurement, because a program loads a state only once. */
 #include "bench.h"
 #include "clock.h"
 #include "train/disk.h"
@@ -26,8 +26,8 @@ typedef struct work {
   shapes list;
   int64_t bytes; /* of the saved file */
   char folder[64], saved[96], written[96];
-  char *content; /* bytes to write */
-  double least[PARTS];
+  char *content;       /* [bytes] for the measurement WRITE */
+  double least[PARTS]; /* shortest time of each part, ms */
 } work;
 
 /* ---- files -----------------------------------------------------------------------------------*/

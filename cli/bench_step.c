@@ -1,10 +1,10 @@
 /* bench_step.c: `natgrad bench fused-eva` and `natgrad bench window`: steps on random gradients of matrices.
  *
- * Only the step is timed; before each one the gradient is new and the caches hold other data, as after a backward pass.
- * Lower bounds at the rate of a copy:
- *   fused-eva  ng_step: 12 bytes a parameter (read the gradient twice, write it); ng_step_sgd: 24 (also read and write
- *              weights and momentum).  bench/vs_torch.py times the published operations in PyTorch
- *   window     all that is stored (rows, Gram matrix, error feedback), read twice; steps before fill the window */
+ * Only the step is timed.  Before each step, the case draws a new gradient and fills the caches with other data, as a
+ * backward pass does.  Lower bounds are bytes at the rate of a copy:
+ *   fused-eva  ng_step: 12 bytes a parameter (read the gradient twice, write the direction); ng_step_sgd: 24 bytes (in
+ *              addition read and write weights and momentum).  bench/vs_torch.py times the published PyTorch operations
+ *   window     two reads of the window's memory (rows, Gram matrix, error feedback); the warm-up fills the window */
 #include "bench.h"
 #include "clock.h"
 #include "floors.h"
@@ -19,13 +19,13 @@ typedef struct work {
   shapes list;
   int64_t count, window, flush_bytes;
   ng_precond *p[MOST];
-  double bytes[MOST]; /* of the lower bound */
+  double bytes[MOST]; /* bytes of the lower bound of each row */
   float *grad, *weight;
   char *flush;
   uint64_t state;
 } work;
 
-/* Rows and columns: of the matrices of a number of parameters. */
+/* Make the layers (`rows` and `cols` as in bench_layers), gradients, weights, and memory to flush the caches. */
 static int make_arrays(bench *b, int64_t rows, int64_t cols) {
   work *k = b->user;
   if (bench_layers(b->model, rows, cols, &k->list) != CLI_OK) return CLI_BAD;
@@ -62,7 +62,7 @@ static ng_status step(work *k, int row, double *ms) {
   return st;
 }
 
-/* Filling a window can take minutes: report progress every five seconds. */
+/* Fill the window; report progress every five seconds, because the steps can take minutes. */
 static int fill(const bench *b, work *k) {
   const double begin = ng_now_ms();
   double last = begin, ms;
@@ -108,7 +108,8 @@ static void close_step(bench *b) {
 
 /* ---- Eva -------------------------------------------------------------------------------------*/
 
-/* Layers observe one sample, once: observing is not timed.  A step does not depend on its values. */
+/* Each layer observes one sample before the first step; observing is not timed, and a step takes as long with any
+ * values. */
 static int open_eva(bench *b) {
   static const char *const names[] = {"precondition", "with sgd"};
   char message[512] = "";

@@ -1,9 +1,10 @@
-/* bench_train.c: `natgrad bench train`: forward and backward of a trainer's network on random data, and its norm blocks.
+/* bench_train.c: `natgrad bench train`: forward and backward of a trainer's network on random data, and its norm
+ * blocks.
  *
- * Lower bound of a pass: 2 in out kernel^2 positions operations a layer and sample forward, and twice that backward
- * (one product for the weights, one for the input, which the first layer does not need), at the rate of SGEMM.
- * Norm blocks are layers of the library with the options of spngd, observed in a pass of their own, so that the time
- * is theirs alone.  Their lower bound is one read of the observed arrays at the rate of a copy. */
+ * The lower bound of forward is 2 in out kernel^2 positions operations for each layer and sample, at the rate of
+ * SGEMM. The bound of backward is twice as much: one product for the weights, and one for the input, except in the
+ * first layer. Norm blocks are layers of the library with method spngd.  They observe a separate pass, so that the
+ * other times exclude them.  Their lower bound is one read of the observed arrays at the rate of a copy. */
 #include "bench.h"
 #include "clock.h"
 #include "common/random.h"
@@ -21,8 +22,8 @@ typedef struct work {
   float *x, *targets;
   int32_t *labels;
   int64_t samples;
-  ng_precond *norms; /* NULL: the network has none, or another loss */
-  double ms;         /* of the arrays of norm layers in one pass */
+  ng_precond *norms; /* norm blocks; NULL: no norms, or the loss is not cross entropy */
+  double ms;         /* time of all observe calls in one pass */
   const bench *b;
 } work;
 
@@ -55,7 +56,7 @@ static void drop_network(work *k) {
   free(k->labels);
 }
 
-/* Forward, loss and backward; `middle`: the time after forward; NULL: not wanted. */
+/* Run forward, loss and backward; set *middle (may be NULL) to the clock after forward, ms. */
 static int pass(work *k, int r, const nn_watch *watch, double *middle) {
   const float *targets = nn_loss_of(k->n) == NN_SQUARED_ERROR ? k->targets : NULL;
   int rc = nn_forward(k->n, NN_TRAIN, k->x, k->samples, (uint64_t)(r + 1), watch);
@@ -97,8 +98,8 @@ static int observe(work *k, int layer, const float *x, int64_t samples, bool gra
   const int norm = layer - nn_layers(k->n);
   if (norm < 0) return CLI_OK;
   const nn_norm_layer *l = nn_norm_at(k->n, norm);
-  const ng_array v = ng_array_nhwc((float *)(uintptr_t)x, samples, l->channels, l->height, l->width,
-                                   NG_F32); /* read only */
+  const ng_array v =
+      ng_array_nhwc((float *)(uintptr_t)x, samples, l->channels, l->height, l->width, NG_F32);
   const double start = ng_now_ms();
   const ng_status st = grad ? ng_observe_output_grad(k->norms, norm, &v, NG_BORROW)
                             : ng_observe_input(k->norms, norm, &v, NG_BORROW);
@@ -181,7 +182,7 @@ static int bounds(bench *b) {
     b->row[BACKWARD].bound = 1e-6 * backward / b->gflops;
     b->row[BOTH].bound = b->row[FORWARD].bound + b->row[BACKWARD].bound;
   }
-  double floats = 0.0; /* inputs and output gradients */
+  double floats = 0.0; /* elements of the inputs and output gradients of all norms */
   for (int i = 0; i < nn_norms(k->n); i++) {
     const nn_norm_layer *l = nn_norm_at(k->n, i);
     floats += 2.0 * (double)(k->samples * l->channels * l->height * l->width);

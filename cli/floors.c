@@ -1,5 +1,4 @@
-/* floors.c: lower bounds of the parts of a step.  Each is the best of ten runs on all threads, by the fastest
- * way known. */
+/* floors.c: lower bounds of the parts of a step.  Each bound is the least time of up to ten runs on all threads. */
 #include "floors.h"
 
 #include "bench.h"
@@ -14,7 +13,8 @@
 
 enum { REPEATS = 10, LEAST = 3 };
 
-/* The best time of f(arg), which returns the milliseconds of one run, or a negative number for a failure. */
+/* Return the least result of f(arg), the milliseconds of one run; return -1 if f returns a negative number
+ * (failure). */
 static double best_of(double (*f)(void *), void *arg) {
   double best = -1, total = 0;
   for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
@@ -28,7 +28,7 @@ static double best_of(double (*f)(void *), void *arg) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* One thread for each processor copies its share. */
+/* A copy of `bytes` bytes by n threads. */
 typedef struct team {
   ng_pool *pool;
   int32_t n;
@@ -49,7 +49,7 @@ static double copy_run(void *arg) {
   return ng_now_ms() - start;
 }
 
-/* The kernel's list first: inside virtual machines the C library's answer can be the host's. */
+/* Ask the kernel before the C library: in a virtual machine, the C library can report the cache of the host. */
 int64_t floor_cache_bytes(void) {
   int64_t largest = 0;
   for (int i = 0; i < 8; i++) {
@@ -130,7 +130,7 @@ double floor_sgemm_gflops(int order) {
   return ms > 0 ? 2e-6 * (double)nn * order / ms : -1;
 }
 
-/* a [n,n] := 1 on the diagonal, at most 1/n beside it: positive definite for every n. */
+/* Fill a [n, n] with 1 on the diagonal and symmetric numbers of magnitude below 1/n elsewhere: positive definite. */
 static void fill_definite(float *a, int64_t n) {
   bench_fill(a, n * n, 1.0F);
   for (int64_t i = 0; i < n * n; i++)

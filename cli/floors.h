@@ -1,7 +1,8 @@
-/* floors.h: lower bounds for `natgrad bench`, measured in this process with the BLAS that natgrad uses:
- * the best of ten runs (of three if a run takes more than a second) on all threads.
+/* floors.h: lower bounds for `natgrad bench`, measured in this process with the BLAS that natgrad uses, on all threads:
+ * the least time of ten runs (of fewer, but at least three, if the runs take more than three seconds).
  *
- * Milliseconds unless the name says otherwise; negative: not measurable (no memory, no BLAS, or LAPACK failed). */
+ * Results are milliseconds, GFLOP/s, GB/s or bytes, as the name says; negative: no memory, no BLAS, or LAPACK
+ * failed. */
 #ifndef CLI_FLOORS_H
 #define CLI_FLOORS_H
 
@@ -10,9 +11,9 @@
 
 bool floors_possible(void); /* false in a build without BLAS */
 
-double floor_sgemm_gflops(int order); /* 2 n^3 / time                        */
+double floor_sgemm_gflops(int order); /* 2 order^3 operations / time         */
 double floor_copy_gbs(void);          /* bytes read and written / time       */
-int64_t floor_cache_bytes(void);      /* of the last-level cache             */
-double floor_cholesky(int64_t n);     /* time of spotrf and spotri, order n  */
+int64_t floor_cache_bytes(void);      /* size of the last-level cache        */
+double floor_cholesky(int64_t n);     /* ms of spotrf and spotri of order n  */
 
 #endif

@@ -39,14 +39,14 @@ static const char *const type_name[] = {[NG_OPTION_REAL] = "real",
                                         [NG_OPTION_CHOICE] = "choice",
                                         [NG_OPTION_TEXT] = "text"};
 
-/* A larger bound is no limit in practice. */
+/* Print a bound of an option, or nothing if |v| >= 1e15, which is no limit in practice. */
 static void bound(const char *before, double v) {
   printf("%s", before);
   if (fabs(v) < 1e15) printf("%.17g", v);
 }
 
-/* "NAME TYPE, default VALUE, RANGE, ...; SUMMARY"; `full`: a colon behind the name, and all lines of the help,
- * indented. */
+/* Print "NAME TYPE, default VALUE, RANGE, ...; SUMMARY".  With `full`, print a colon after the name, and below it all
+ * lines of the help, indented, instead of the summary. */
 static void print_option(const ng_option_info *o, bool full) {
   printf("%s%s %s, default %s", o->name, full ? ":" : "", type_name[o->type],
          o->standard[0] != 0 ? o->standard : "\"\"");
@@ -106,7 +106,7 @@ static int methods(void) {
   return rc;
 }
 
-/* The variables of the library, then the program's. */
+/* Print the environment variables of the library, then those that only the program reads. */
 static int environment(void) {
   static const char *const own[][2] = {
       {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},

@@ -1,10 +1,10 @@
 /* main.c: the table of sub-commands, their help, and the choice of a faster BLAS kernel.
  *
- * OpenBLAS reads two settings from the environment when it is loaded, so the program sets them and executes itself again:
- *   OPENBLAS_CORETYPE        on processors that it does not know it falls back to AVX2 kernels, at half the speed
- *   OPENBLAS_THREAD_TIMEOUT  its idle threads spin for 2^26 cycles, and the trainer's loops lose a core to them; 14 is the
- *                            smallest exponent that does not slow a factorisation down by waking its threads
- * The library only reports the first. */
+ * OpenBLAS reads two variables when it is loaded, so the program sets them and executes itself again:
+ *   OPENBLAS_CORETYPE        on a processor that OpenBLAS does not know, it selects AVX2 kernels, at half the speed
+ *   OPENBLAS_THREAD_TIMEOUT  idle threads of OpenBLAS spin for 2^26 cycles and take cores from the trainer's loops;
+ *                            2^14 is the shortest time at which waking the threads does not slow a factorisation
+ * The library reports a better OPENBLAS_CORETYPE in ng_build_info ("hint") and sets neither variable. */
 #include "commands.h"
 #include "train/commands.h"
 
@@ -84,7 +84,7 @@ static int version(void) {
 static void restart_with_blas_environment(char **argv) {
   const char *keep = getenv("NATGRAD_KEEP_KERNEL");
   if (keep != NULL && keep[0] != 0 && strcmp(keep, "0") != 0) return;
-  /* The mark prevents an endless restart if BLAS ignores the variable. */
+  /* NATGRAD_STARTED_AGAIN prevents an endless restart if OpenBLAS ignores the variable. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
   char hint[256], blas[256];
   cli_build_value("hint", hint, sizeof hint);
@@ -102,9 +102,9 @@ static void restart_with_blas_environment(char **argv) {
   (void)execv("/proc/self/exe", argv); /* on failure continue: slower, but correct */
 }
 
-/* The next opened file would take the number of a closed standard stream, and output would be written into it.  So a
- * folder, which can be neither read nor written, takes that number.  Ignoring SIGPIPE and SIGXFSZ turns a closed pipe
- * and a file size limit into write errors. */
+/* If a standard stream is closed, the next opened file would get its number, and output would go into this file.  So
+ * open a folder, which can be neither read nor written, under that number.  Ignoring SIGPIPE and SIGXFSZ turns a closed
+ * pipe and a file size limit into write errors. */
 static void prepare_streams(void) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/", O_RDONLY | O_DIRECTORY) != fd)

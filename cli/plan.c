@@ -10,17 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 160 }; /* 120 divisors at most */
+/* MOST_ROWS: a number of ranks has at most 120 divisors. */
+enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 160 };
 
 typedef struct plan_command {
   plan_wish wish;
   const char *model;
   int32_t ranks[MOST_COUNTS];
   int counts;
-  plan_machine given;      /* from the command line, overrides measured rates; < 0: not given */
-  double memory, overhead; /* bytes of a rank, 0: no limit; per cent of a step */
+  plan_machine given; /* rates of the command line, which override measured rates; < 0: not given */
+  double memory, overhead; /* --memory in bytes, 0: no limit; --overhead in per cent */
   bool calibrate, json;
-  int32_t started; /* ranks started by a launcher; 0 after print_machine */
+  int32_t started; /* ranks of the launcher; 0 after plan_ranks has printed the machine */
 } plan_command;
 
 /* ---- arguments -------------------------------------------------------------------------------*/
@@ -62,7 +63,7 @@ static int counts(plan_command *c, const char *text) {
   return CLI_OK;
 }
 
-/* Options with values of their own. */
+/* Read the options of kind CLI_OWN: a size, or the list of --ranks. */
 static int take(plan_command *c, const cli_setting *o) {
   const struct {
     const char *name;
@@ -88,9 +89,9 @@ static void add(plan_strategy *row, int *n, const char *name, const char *option
   s->ours = strncmp(name, "natgrad", 7) == 0;
 }
 
-/* For each divisor of `ranks` a row with that many ranks that hold a block's inverses (KAISA's COMM-OPT, HYBRID-OPT,
- * MEM-OPT); then rows for `statistics`, and rows of published programs.  Sharded layers exclude local statistics and
- * weights updated by owners. */
+/* Make the rows of the table and return their number: for each divisor m of `ranks` a row in which m ranks store the
+ * inverses of a block (KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT); then rows for `statistics`, and rows of published
+ * programs.  With sharded layers, omit rows with local statistics and with weights updated by owners. */
 static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
   const bool whole = c->wish.members == 1;
   int n = 0;
@@ -183,7 +184,8 @@ static void print_row(const plan_command *c, const plan_strategy *s, const plan_
   printf(" %9.3g %8.4g\n", a->added, a->step);
 }
 
-/* The shortest of the periods 1, 2, 5, 10, ... whose added time stays below --overhead, or the longest. */
+/* Print the fastest strategy, and the shortest solve_period of 1, 2, 5, 10, ... that adds at most --overhead per
+ * cent. */
 static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *best) {
   static const int64_t every[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000};
   enum { EVERY = sizeof every / sizeof every[0] };
@@ -247,12 +249,12 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
     rc = plan_strategy_cost(&c->wish, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
     if (c->started > 0 && !c->json)
-      print_machine(c, c->started); /* once, after the first success */
+      print_machine(c, c->started); /* once, after the first cost without an error */
     c->started = 0;
     if (i == 0 && !c->json) print_head(c, ranks, &a);
     if (c->json) rc = print_json(c, ranks, &row[i], &a);
     if (!c->json) print_row(c, &row[i], &a);
-    /* recommend natgrad only; statistics = local is another estimate of the curvature */
+    /* recommend rows of natgrad only, but not statistics = local, which estimates another curvature */
     const bool ours = row[i].ours && strstr(row[i].name, "local") == NULL;
     if (a.held_most < smallest && ours) smallest = a.held_most;
     if (!ours || (c->memory > 0 && (double)a.held_most > c->memory)) continue;
@@ -274,7 +276,7 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
   return CLI_OK;
 }
 
-/* Measure the rates of products and factorisations of one order with the BLAS in use. */
+/* Measure the rates of matrix products and of factorisations of order 1024 with the BLAS in use. */
 static int calibrate(plan_machine *m) {
   enum { ORDER = 1024 };
   if (!floors_possible()) return cli_bad("plan: --calibrate needs a build with BLAS");
@@ -294,7 +296,7 @@ static void take_given(plan_command *c) {
   if (g->latency >= 0) m->latency = g->latency;
 }
 
-/* Rank 0 prints; other ranks of a launcher take part in the measurement of the link only. */
+/* Rank 0 prints the plans; the other ranks of a launcher only take part in the measurement of the link. */
 static int plan_all(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
@@ -311,7 +313,7 @@ static int plan_all(plan_command *c) {
   return rc;
 }
 
-/* --model-parallel needs split layers, and ranks in whole groups. */
+/* Check that --model-parallel M > 1 has layers with a split, and that M divides each number of ranks. */
 static int check_groups(const plan_command *c) {
   const int32_t M = (int32_t)c->wish.members;
   int cut = 0;

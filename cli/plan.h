@@ -1,4 +1,5 @@
-/* plan.h: the cost of a strategy: bytes from the library's own plan of every rank, times from a model of the machine. */
+/* plan.h: the cost of a strategy: bytes from the library's own plan of every rank, times from a model of the
+ * machine. */
 #ifndef CLI_PLAN_H
 #define CLI_PLAN_H
 
@@ -7,17 +8,17 @@
 
 #include <stdint.h>
 
-/* Rates of one rank; a message takes latency + bytes / bandwidth. */
+/* Rates of one rank.  A message takes latency + bytes / bandwidth seconds. */
 typedef struct plan_machine {
   double gemm, solve;        /* FLOP/s: of matrix products, of factorisations          */
   double bandwidth, latency; /* bytes/s, s                                             */
 } plan_machine;
 
-/* A way to distribute a step: options, and a name for the table. */
+/* A way to distribute a step: options of the library, and the name of its row in the table. */
 typedef struct plan_strategy {
   char name[64], options[240];
-  double fraction;
-  bool ours; /* a row of natgrad */
+  double fraction; /* grad_worker_fraction */
+  bool ours;       /* a row of natgrad, not of a published program */
 } plan_strategy;
 
 enum {
@@ -36,37 +37,38 @@ enum {
 extern const char *const plan_part_name[PLAN_PARTS];
 
 typedef struct plan_answer {
-  int64_t held_most, held_least; /* bytes of curvature and directions on a rank */
-  double held_mean;
-  ng_rank_plan most; /* the largest bytes and messages of a rank, field by field, when due */
-  int64_t
-      shards_bytes; /* shards of gradients in a step, and of the observations of a micro-batch */
-  double sent;      /* bytes that a rank passes to collectives, the mean over steps */
-  double ms[PLAN_PARTS]; /* of a step, the mean over steps                               */
-  double compute, added; /* ms: forward and backward; all parts without the gradients    */
-  double step;           /* ms: compute, gradients, added                              */
+  int64_t held_most, held_least; /* bytes of curvature, directions and moments on a rank */
+  double held_mean;              /* mean of these bytes over ranks */
+  ng_rank_plan most; /* each field: the largest value of any rank in a step that does everything */
+  int64_t shards_bytes;  /* sharded layers: gradients of a step, observations of a micro-batch */
+  double sent;           /* bytes that a rank passes to collectives, the mean over steps */
+  double ms[PLAN_PARTS]; /* milliseconds of each part, the mean over steps */
+  double compute, added; /* ms: forward and backward; the sum of all parts except PLAN_GRADIENT */
+  double step;           /* ms: compute + PLAN_GRADIENT + added */
 } plan_answer;
 
 typedef struct plan_wish {
   const shapes *model;
-  const cli_args *args; /* options of the library for rows of natgrad; NULL: none */
+  const cli_args *args; /* the user's options of the library, for rows of natgrad; NULL: none */
   int64_t members;      /* ranks of a model group; 1: no sharded layer */
-  int64_t batch;        /* samples of a rank, or of a model group */
+  int64_t batch;        /* samples of a step on a rank, or on a model group */
   int64_t every[2];     /* stat_period, solve_period */
   plan_machine machine;
 } plan_wish;
 
-/* Seconds of a sum over `ranks`, by the faster algorithm; of a sum of which each rank gets a part; of broadcasts. */
+/* Return the seconds of `messages` messages with `bytes` bytes in all over `ranks` ranks: an all-reduce by the faster
+ * of two algorithms; a reduce-scatter; a broadcast. */
 double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 
-/* Measure latency and bandwidth by sums over these ranks (at least two); all ranks call it.  CLI_BAD: reported. */
+/* Measure latency and bandwidth by all-reduces over the ranks of t (at least two); all ranks must call this function.
+ * CLI_BAD: reported. */
 int plan_link(const ng_transport *t, plan_machine *m);
-/* Latency and bandwidth from the seconds of a sum of one number and of a sum of `bytes`. */
+/* Compute latency and bandwidth from the seconds of an all-reduce of one number (`small`) and of `bytes` (`large`). */
 void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_machine *m);
 
-/* CLI_BAD: reported. */
+/* Compute the cost of strategy s on `ranks` ranks.  CLI_BAD: reported. */
 int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks, plan_answer *out);
 
 #endif

@@ -1,26 +1,25 @@
 /* plan_cost.c: the cost of a strategy.
  *
- * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds: products at the rate
- * `gemm`, factorisations at `solve`, messages by latency and bandwidth, on the slowest rank, without overlap (a run
- * that overlaps messages with backward, ng_batch.last, is faster).
+ * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds are those of the slowest rank: products at
+ * the rate `gemm`, factorisations at the rate `solve`, messages by latency and bandwidth, without overlap (a run that
+ * overlaps messages with backward, ng_batch.last, is faster).
  *
- * p and q are the orders of A and G of one group of a convolution.  p = 0 for an embedding: its A is a diagonal of
- * counts.  Products of norms are left out.
+ * p and q are the orders of A and G of a layer, or of one group of a convolution; B counts the samples of a rank, W the
+ * ranks.  p = 0 for an embedding: its A is a diagonal of counts.  Products of norms are not counted.
  *
  *   forward, backward   3 * 2 B sum(positions p q) / gemm
- *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, times the rank's share of the sums
- *   solve               k n^3 / solve over the factors of a rank; k = 1 Cholesky and inverse, 9 eigenvectors
+ *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, times the rank's share of the bytes of all sums
+ *   solve               k n^3 / solve over the factors (order n) of a rank; k = 1 Cholesky and inverse, 9 eigenvectors
  *   apply               2 q p (p + q) / gemm over the blocks of a rank; twice as much in an eigenbasis
- *   a sum of n bytes    the better of recursive halving and doubling (Rabenseifner's), 2 log2(W) latency +
+ *   a sum of n bytes    the faster of recursive halving and doubling (Rabenseifner's), 2 log2(W) latency +
  *                       2 (W-1)/W n / bandwidth, and recursive doubling, log2(W) (latency + n / bandwidth)
  *                       (Thakur, Rabenseifner & Gropp 2005)
- *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same)
- *                       messages of statistics overlap each other: their latency counts once
+ *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same source)
+ *                       messages of statistics overlap each other, so one latency is counted for all
  *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
- *   shards of layers    in groups of M: log2(M) latency + (M-1)/M n / bandwidth, a gather by doubling, plus a small sum
- *                       for each observed shard.  The group shares the products of such a layer; gradients are
- *                       summed over W/M ranks
- */
+ *   shards of layers    in groups of M ranks: log2(M) latency + (M-1)/M n / bandwidth, a gather by doubling, plus a
+ *                       small sum for each observed shard.  The ranks of a group share the products of a sharded layer;
+ *                       gradients are summed over W/M ranks */
 #include "plan.h"
 
 #include <math.h>
@@ -64,8 +63,8 @@ static int options_of(const plan_wish *w, const plan_strategy *s, ng_options **o
   return s->ours && w->args != NULL ? cli_apply(w->args, *out) : CLI_OK;
 }
 
-/* As in natgrad train and the PyTorch front, norms and embeddings are layers, unless the method has no norm blocks: then
- * they are tensors. */
+/* Return true if the method has norm blocks.  Then norms and embeddings are layers, else tensors, as in natgrad train
+ * and the PyTorch front. */
 static bool has_blocks(ng_precond *p) {
   char block[16] = "";
   return ng_get(p, "norm_block", block, sizeof block) != NG_OK || strcmp(block, "none") != 0;
@@ -122,10 +121,9 @@ static int cut(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_p
   return CLI_OK;
 }
 
-/* The largest cost of any rank. */
 typedef struct totals {
   bool tables;               /* embeddings are observed */
-  double solve, apply, sums; /* sums in bytes */
+  double solve, apply, sums; /* the largest solve_cost, apply_cost and bytes of sums of any rank */
 } totals;
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -171,7 +169,7 @@ static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, in
   return rc;
 }
 
-/* Bytes of the sums of all blocks, as on one rank. */
+/* Set *bytes to the bytes of the sums of all blocks: a world of one rank has them all. */
 static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, double *bytes) {
   ng_rank_plan plan = {.struct_size = sizeof plan};
   if (ng_plan_ranks(p, 1, 0, 1, &plan) != NG_OK) return failed(ctx, s, "one rank");
@@ -179,7 +177,8 @@ static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, d
   return CLI_OK;
 }
 
-/* Sharded layers: gradients in each step; observations, each with a small verdict message, when due. */
+/* Set the seconds and bytes of sharded layers: gradients in each step; every stat_period steps, observations, each with
+ * a small verdict message. */
 static void price_shards(const plan_wish *w, const ng_rank_plan *r, double *seconds,
                          plan_answer *out) {
   const plan_machine *m = &w->machine;
@@ -206,7 +205,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
-    const double share = l->split == SPLIT_NOT ? 1 : (double)w->members; /* shards */
+    const double share = l->split == SPLIT_NOT ? 1 : (double)w->members; /* shards of the layer */
     const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
     const double groups = l->groups > 1 ? (double)l->groups : 1;
     products += 2 * rows * groups * p * q;

@@ -1,7 +1,7 @@
 /* plan_link.c: measure the link by sums over the ranks of a launcher.
  *
- * The latency and bandwidth are those with which the model of plan_cost.c reproduces the least measured times of a sum
- * of one number and of one of 16 MB.  All ranks call plan_link and get the result of rank 0. */
+ * plan_link chooses latency and bandwidth so that the model of plan_cost.c gives the least measured times of a sum of
+ * one number and of a sum of 16 MB.  All ranks call plan_link and get the result of rank 0. */
 #include "clock.h"
 #include "plan.h"
 
@@ -10,7 +10,7 @@
 
 enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 
-/* The least seconds of `times` sums of `count` numbers; < 0: the transport failed. */
+/* Return the least seconds of `times` sums of `count` numbers over the ranks; < 0: the transport failed. */
 static double quickest(const ng_transport *t, float *x, int64_t count, int times) {
   ng_collective c;
   double least = HUGE_VAL;
@@ -19,7 +19,7 @@ static double quickest(const ng_transport *t, float *x, int64_t count, int times
   c.dtype = NG_F32;
   c.send = c.recv = x;
   c.count = count;
-  for (int i = -1; i < times; i++) { /* the first sum makes connections */
+  for (int i = -1; i < times; i++) { /* i = -1, which opens connections, does not count */
     const double t0 = ng_now_ms();
     if (t->run(t->user, &c) != NG_OK) return -1.0;
     const double seconds = 1e-3 * (ng_now_ms() - t0);
@@ -28,7 +28,8 @@ static double quickest(const ng_transport *t, float *x, int64_t count, int times
   return least;
 }
 
-/* The model uses the faster of two algorithms, so the smaller of the two bandwidths explains the time. */
+/* The model takes the faster of two algorithms for a sum.  Each algorithm explains `large` by another bandwidth:
+ * with the smaller one, the model gives exactly `large`. */
 void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_machine *m) {
   const double W = ranks, steps = ceil(log2(W));
   m->latency = small / steps;

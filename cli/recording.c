@@ -1,6 +1,6 @@
-/* recording.c: from a file to a checked recording: layers, and pointers to every array that a replay
- * reads, present, float32 and of the shape that case.json implies.  A recording may come from anybody:
- * an entry that does not fit is an error that names the file and the array, before anything is computed. */
+/* recording.c: read a recording and check that every array that a replay reads is present, is float32 and has the
+ * shape that case.json implies.  The file is not trusted: recording_open reports an entry that does not fit, with
+ * the names of the file and the array. */
 #include "recording.h"
 
 #include "common/cli.h"
@@ -63,7 +63,7 @@ static const char *word(reader *in, const ngio_value *object, const char *where,
   return s != NULL ? s : "";
 }
 
-/* A number; `absent` if the key is missing or null. */
+/* Return the number of a key; `absent` if the key is missing or null. */
 static double real(reader *in, const ngio_value *object, const char *where, const char *key,
                    double absent) {
   const ngio_value *v = ngio_get(object, key);
@@ -108,7 +108,7 @@ static void read_layer(reader *in, const ngio_value *layers, const char *name, s
   }
 }
 
-/* A parameter [rows, ...] is a linear layer; with one axis it has one output. */
+/* Describe parameter i, [rows, ...], as a linear layer with `rows` outputs; a parameter of one axis has one output. */
 static void read_parameter(reader *in, const ngio_value *o, int i, shape *l) {
   enum { MOST = 1 << 30 };
   const char *name = ngio_text_of(ngio_get(o, "name"));
@@ -173,7 +173,7 @@ static void read_case(reader *in, const char *text) {
   }
   if (in->rc != CLI_OK) return;
   r->system = word(in, r->config, "config: ", "system");
-  /* programs with one method do not name it */
+  /* a recording of a program with only one method has no entry "method" */
   r->method =
       ngio_get(r->config, "method") == NULL ? "" : word(in, r->config, "config: ", "method");
   r->tolerance = real(in, r->root, "", "tolerance", 1e-5);
@@ -184,7 +184,7 @@ static void read_case(reader *in, const char *text) {
   r->weight_decay = real(in, r->config, "config: ", "weight_decay", 0.0);
   r->loss_scale = real(in, r->config, "config: ", "loss_scale", 1.0);
   if (!(r->loss_scale > 0)) wrong(in, "case.json: config: loss_scale is no number above 0");
-  /* Before Chainer 7 the hook adds rate w to the still scaled gradient; later rate w times the scale. */
+  /* Chainer's decay hook sees the scaled gradient.  Before Chainer 7 it adds rate * w, later rate * w * loss_scale. */
   const char *version = ngio_text_of(ngio_get(r->root, "chainer"));
   if (version != NULL && strtol(version, NULL, 10) < 7) r->weight_decay /= r->loss_scale;
   r->steps = (int)number(in, r->root, "", "steps", 1, 100000, -1);
@@ -229,7 +229,7 @@ static void shape_text(const int64_t *lengths, int32_t n, char text[128]) {
     at += snprintf(text + at, 128 - (size_t)at, "%s%lld", i > 0 ? "," : "", (long long)lengths[i]);
 }
 
-/* The float32 array `name` of n axes; a negative length stands for any; NULL: of any shape. */
+/* Return the float32 array `name` with the shape expect[n] (an entry < 0: any length; expect NULL: any shape). */
 static const ngio_tensor *fetch(reader *in, const char *name, const int64_t *expect, int32_t n) {
   const ngio_tensor *t = in->rc == CLI_OK ? recording_array(in->r, "%s", name) : NULL;
   if (t == NULL) wrong(in, "array %s is missing", name);
@@ -246,7 +246,7 @@ static const ngio_tensor *fetch(reader *in, const char *name, const int64_t *exp
   return in->rc == CLI_OK ? t : NULL;
 }
 
-/* The input a of a layer, and in `g` the shape that its output gradient must have. */
+/* Return the input `name` of a layer, and set g to the shape that the output gradient of the layer must have. */
 static const ngio_tensor *fetch_input(reader *in, const char *name, shape *l,
                                       int64_t g[NGIO_MAX_DIMS]) {
   const bool known = l->conv && l->image[0] > 0;
@@ -293,7 +293,7 @@ static void take_observed(reader *in, const char *prefix, shape *l, recording_ob
   s->rows = l->conv || l->norm ? s->samples : a->bytes / 4 / l->in;
 }
 
-/* Arrays of one parameter in one step. */
+/* The arrays of one weight or bias in one step (recording_step). */
 enum { GRAD, OUT, BEFORE, AFTER, MOMENTUM, STEP_ARRAYS };
 
 static void step_name(const recording *r, int step, const shape *l, int bias, int k,
@@ -324,7 +324,7 @@ static void take_step(reader *in, int step, const shape *l, int bias, recording_
   }
 }
 
-/* Observed arrays of one micro-batch, whose names begin with "r1.s0.m2". */
+/* Read the observed arrays of one micro-batch; their names begin with rank, step and micro-batch, as in "r1.s0.m2". */
 static void take_micro_batch(reader *in, int rank, int step, int micro, recording_observed *s) {
   const recording *r = in->r;
   const bool flattens = strcmp(r->system, "chainerkfac") == 0;
@@ -334,7 +334,7 @@ static void take_micro_batch(reader *in, int rank, int step, int micro, recordin
   (void)snprintf(prefix, sizeof prefix, "%ss%d%s", on, step, part);
   for (int i = 0; i < r->layers && in->rc == CLI_OK; i++) {
     take_observed(in, prefix, &r->layer[i], &s[i]);
-    /* chainerkfac flattens the input of a linear layer: positions are its samples */
+    /* chainerkfac flattens the input of a linear layer and counts positions as samples */
     if (flattens) s[i].samples = s[i].rows;
     if (!flattens && s[i].samples != s[0].samples)
       wrong(in, "step %d: layer %.60s has %lld samples, %.60s has %lld", step, r->layer[i].name,
@@ -342,7 +342,8 @@ static void take_micro_batch(reader *in, int rank, int step, int micro, recordin
   }
 }
 
-/* A learning rate for each step; 0 at the end of a schedule.  A quotient by less than 1e-30 overflows f32. */
+/* Read the learning rate of each step.  A rate may be 0 at the end of a schedule; smaller positive rates than 1e-30 are
+ * errors, because a division by them overflows f32. */
 static double *take_rates(reader *in, const char *key) {
   const ngio_value *list = ngio_get(in->r->root, key);
   double *rate = cli_take((size_t)in->r->steps, sizeof *rate);
@@ -355,8 +356,8 @@ static double *take_rates(reader *in, const char *key) {
   return rate;
 }
 
-/* Memory for the counts of case.json, which are not trustworthy: every micro-batch and every step has two arrays
- * of its own for each layer, so their number in the file is a bound. */
+/* Allocate r->step and r->observed.  First compare the counts of case.json, which are not trusted, with the number of
+ * arrays in the file: every micro-batch and every step has at least two arrays for each layer. */
 static void make_room(reader *in) {
   recording *r = in->r;
   const int64_t arrays = ngio_tensors_count(r->file);
@@ -398,7 +399,7 @@ static void take_all(reader *in) {
   }
 }
 
-/* The last part of the path, without ".safetensors". */
+/* Set `name` to the last component of the path, without ".safetensors". */
 static void name_of(const char *path, char *name, size_t size) {
   size_t n = strlen(path);
   while (n > 1 && path[n - 1] == '/')

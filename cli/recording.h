@@ -1,16 +1,16 @@
 /* recording.h: a recorded run of a published program: configuration, layers and arrays.
  *
- * A recording is one safetensors file with a JSON text, case.json, in its metadata.  Names of tensors: sT.L.a and
- * sT.L.g (input and output gradient of layer L at step T), sT.mK.L.a with micro-batches, rR.sT.L.a with ranks;
- * sT.L.weight.grad, .bias.grad before and .out after the program's step (of a batch norm sT.L.gamma.*, .beta.*).
- * With weight_decay, sT.L.weight.before has the weights.  Recordings with updates also have sT.L.weight.after and .v,
- * the weights and their momentum after the step, and the lists lr_steps and lr_pre_steps: the learning rates of each
- * step and of the step before.  "tolerance" and "state_tolerance" hold the largest accepted errors (1e-5; the same) if
- * the program's rounding is larger, and "tolerance_reason" says so.
+ * A recording is one safetensors file with a JSON text, case.json, in its metadata.  The tensors of layer L in step T:
+ *   sT.L.a, sT.L.g       input and output gradient; sT.mK.L.a of micro-batch K; rR.sT.L.a of rank R
+ *   sT.L.weight.grad     the gradient before the step; .out: the preconditioned gradient; .before: the weight, if
+ *                        weight_decay is not 0.  A bias has sT.L.bias.*, a batch norm sT.L.gamma.* and sT.L.beta.*
+ *   sT.L.weight.after    with updates: the weight after the step; .v: its momentum.  The lists lr_steps and
+ *                        lr_pre_steps have the learning rate of each step and of the step before
+ * "tolerance" (1e-5) and "state_tolerance" (as tolerance) are the largest accepted errors; "tolerance_reason" is text.
  *
- * A recording of a program that uses gradients only has a list of "parameters" P with shapes, and for each the arrays
- * sT.P.before (the weight), .grad and .out (the direction).  `layer` then has one entry for each parameter: a linear
- * layer; with one output if it has one axis. */
+ * A recording of a program that uses only gradients has a list "parameters" with names P and shapes, and the arrays
+ * sT.P.before (the weight), .grad and .out (the direction).  `layer` then has one linear layer for each parameter, with
+ * one output if the parameter has one axis. */
 #ifndef CLI_RECORDING_H
 #define CLI_RECORDING_H
 
@@ -21,15 +21,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Observed arrays of one micro-batch on one rank: rows = samples x positions of a linear layer.  chainerkfac counts
- * positions as samples: in its recordings samples = rows, and each layer has its own number. */
+/* Input a and output gradient g of one layer, micro-batch and rank.  A linear layer has rows = samples x positions.
+ * chainerkfac counts positions as samples: in its recordings samples = rows, a different number for each layer. */
 typedef struct recording_observed {
   const float *a, *g;
   int64_t samples, rows;
 } recording_observed;
 
-/* A weight or bias in one step: its gradient, the result, and the value before the step (of parameters, with weight_decay,
- * with updates; else NULL); with updates also its value and momentum after the step, else NULL. */
+/* A weight or bias in one step.  grad: its gradient; out: the preconditioned gradient; before: its value before the
+ * step (NULL: not recorded); after, v: with updates its value and momentum after the step, else NULL. */
 typedef struct recording_step {
   const float *grad, *out, *before, *after, *v;
 } recording_step;
@@ -40,28 +40,27 @@ typedef struct recording {
   ngio_json *json; /* case.json: root, and its member "config" */
   const ngio_value *root, *config;
   const char *system, *method;
-  double tolerance, state_tolerance; /* of the directions; of error feedback, weights, momentum */
+  double tolerance, state_tolerance; /* of directions; of error feedback, weights and momentum */
   const char *reason;                /* for a tolerance above the default, else "" */
-  double weight_decay, loss_scale;   /* 0, 1; times the weights, of unscaled gradients */
+  double weight_decay, loss_scale;   /* grad / loss_scale + weight_decay weight; defaults 0 and 1 */
   bool parameters;                   /* parameters instead of layers */
   bool updates;                      /* has weights and momentum after each step */
-  double momentum;                   /* updates only, as the next three */
+  double momentum;                   /* set with updates only, as the next three fields */
   bool adjust_momentum;              /* multiply momentum by lr / lr_pre if below 1 */
   double *lr, *lr_pre;               /* [steps] */
   int layers, steps, micro_batches, ranks;
-  shape *layer; /* image: of the observed input                                                 */
-  recording_observed
-      *observed;        /* [rank][step][micro-batch][layer]                                     */
+  shape *layer;                 /* [layers]; image: the size of the observed input */
+  recording_observed *observed; /* [rank][step][micro-batch][layer] */
   recording_step *step; /* [step][layer][bias]                                                  */
   ngio_tensors *file;   /* the arrays                                                           */
 } recording;
 
-/* Read everything and check all shapes.  Returns 0, -1 with one line if the file is no recording, or 2 with one line that names the file and the array; *out is then
- * zero. */
+/* Read everything and check all shapes.  Return 0; -1, and print a note, if the file is no recording; or 2, and report
+ * the file and the array.  *out is zero unless the result is 0. */
 int recording_open(const char *path, recording *out);
 void recording_close(recording *r);
 
-/* The array with this name, or NULL. */
+/* Return the array with this name, or NULL. */
 __attribute__((format(printf, 2, 3))) const ngio_tensor *recording_array(const recording *r,
                                                                          const char *format, ...);
 

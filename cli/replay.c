@@ -1,8 +1,8 @@
 /* replay.c: `natgrad replay`: run natgrad on a recorded run of a published program and compare.
  *
- * The recording names a system and a method, which select the row; the published names of that row translate all
- * other entries of its configuration.  replay_run.c runs the steps.  A recording of N ranks runs on N threads, and
- * all ranks are compared: the published result is the same on all. */
+ * The recording names a system and a method, which select a method of the library; the published names of this method
+ * translate all other entries of the recording's configuration.  replay_run.c runs the steps.  A recording of N ranks
+ * runs on N threads, and each rank's result is compared with the one recorded result. */
 #include "commands.h"
 #include "replay.h"
 
@@ -12,14 +12,14 @@
 #include <string.h>
 
 typedef struct wish {
-  double tolerance; /* negative: the recording's */
+  double tolerance; /* negative: use the recording's tolerances */
   const char *linalg;
 } wish;
 
 /* ---- configuration ---------------------------------------------------------------------------*/
 
-/* A value of the configuration as text; a list of texts (regular expressions of skip_layers) is joined by '|'.
- * The caller frees `joined`, which may be NULL. */
+/* Return a value of the configuration as text; join a list of texts (regular expressions of skip_layers) by '|'.  NULL:
+ * no such text.  The caller frees *joined, which may be NULL. */
 static const char *value_text(const ngio_value *v, char *text, size_t size, char **joined) {
   *joined = NULL;
   if (ngio_is(v, NGIO_STRING)) return ngio_text_of(v);
@@ -49,18 +49,18 @@ static const char *value_text(const ngio_value *v, char *text, size_t size, char
   return all;
 }
 
-/* Set the options of the recording. */
+/* Set the options and the learning rate that the recording's configuration names. */
 static int published(const recording *r, const char *path, ng_options *o, double *lr) {
   char message[512] = "";
   if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0) {
     return cli_bad("%s: case.json: %s", path, message);
   }
-  *lr = 0.1; /* the default of both programs */
+  *lr = 0.1; /* used if the configuration has no entry lr */
   for (const ngio_value *value = ngio_first(r->config); value != NULL;
        value = ngio_next(r->config, value)) {
     const char *key = value->key;
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
-    if (strcmp(key, "diagonalize") == 0) continue;            /* own_options */
+    if (strcmp(key, "diagonalize") == 0) continue; /* own_options in replay_run.c reads it */
     if (r->parameters && strcmp(key, "class") == 0) continue; /* informative only */
     char number[64], *joined = NULL;
     const char *text = value_text(value, number, sizeof number, &joined);
@@ -72,7 +72,7 @@ static int published(const recording *r, const char *path, ng_options *o, double
     free(joined);
     if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
   }
-  /* The recording program restored its averages after each inverse. */
+  /* ema_leak = false: the program restored its averages after each inverse, so damping did not enter them. */
   if (ngio_is(ngio_get(r->root, "ema_leak"), NGIO_FALSE) &&
       ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0) {
     return cli_bad("%s: case.json: %s", path, message);
@@ -82,7 +82,8 @@ static int published(const recording *r, const char *path, ng_options *o, double
 
 static bool low_rank(const ng_options *o) { return cli_option_is(o, "window_store", "lowrank"); }
 
-/* --method replaces all options of the recording by the defaults of that row. */
+/* Set the options of the recording, then the options of the command line.  --method replaces all options of the
+ * recording by the defaults of that method. */
 static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
                      double *lr) {
   char message[512] = "";
@@ -105,7 +106,7 @@ static int configure(const recording *r, const char *path, const cli_args *args,
 
 /* ---- the answer ------------------------------------------------------------------------------*/
 
-/* The largest error of one comparison. */
+/* The largest error of one kind (OF_DIRECTION, OF_STATE), its step and its layer. */
 typedef struct answer {
   const char *what; /* the array compared after each step; NULL: none */
   double largest, tolerance;
@@ -216,7 +217,7 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-/* Replay all; return the worst exit code. */
+/* Replay all recordings; return the largest exit code. */
 static int run(void *user, const cli_args *args) {
   int rc = CLI_OK, skipped = 0;
   if (args->operands == 0)

@@ -1,8 +1,9 @@
-/* replay_run.c: run natgrad on a recording as a trainer does, with one thread for each rank: add layers, bind gradients,
- * observe each micro-batch, step.
+/* replay_run.c: run natgrad on a recording as a trainer does, with one thread for each rank: add layers, bind
+ * gradients, observe each micro-batch, step.
  *
- * Errors of a step and layer: max |ours - recorded| over weight and bias, divided by the largest recorded entry: for
- * preconditioned gradients, and, in a second run that updates the recorded first weights, for weights and momentum. */
+ * The error of a step and layer is max |ours - recorded| over weight and bias, divided by the largest recorded
+ * entry. The first run compares preconditioned gradients.  If the recording has updates, a second run starts from
+ * the recorded initial weights, updates them, and compares weights and momentum. */
 #include "replay.h"
 
 #include "common/cli.h"
@@ -54,10 +55,10 @@ static int64_t inputs(const shape *l) {
 
 static int parameters(const shape *l) { return l->bias ? 2 : 1; }
 
-/* Elements of its weight or bias. */
+/* Return the number of elements of the weight or bias of a layer. */
 static int64_t elements(const shape *l, int bias) { return bias ? l->out : l->out * inputs(l); }
 
-/* chainerkfac's flag of single layers, as options of the layer. */
+/* Return the options of a layer that chainerkfac's list "diagonalize" names; NULL: the layer has no own options. */
 static const char *own_options(const recording *r, const shape *l) {
   const ngio_value *list = ngio_get(r->config, "diagonalize");
   for (size_t i = 0; i < ngio_count(list); i++) {
@@ -68,8 +69,8 @@ static const char *own_options(const recording *r, const shape *l) {
   return NULL;
 }
 
-/* The gradient that the recorded optimizer sees: unscaled, plus weight_decay times the weights; or 0.  For recordings of
- * parameters the library adds the decay. */
+/* Write the gradient that the recorded optimizer used, grad / loss_scale + weight_decay before; or 0 with `none`.  For
+ * recordings of parameters, the library adds the decay. */
 static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
                            int64_t n, bool none) {
   const double decay = r->parameters || before == NULL ? 0.0 : r->weight_decay;
@@ -94,7 +95,8 @@ static ng_status bind(ng_precond *p, int32_t index, const shape *l, int bias, co
   return ng_bind_weight(p, index, which, &w);
 }
 
-/* A recorded parameter of one axis is a tensor, of more axes a linear layer with as many rows as the first. */
+/* Add and bind all layers.  A recorded parameter of one axis becomes a tensor, a parameter of more axes a linear layer
+ * whose outputs are the first axis. */
 static ng_status set_up(replay_rank *me, ng_precond *p) {
   const recording *r = me->job->r;
   const bool weights = r->parameters || me->fused;
@@ -128,9 +130,9 @@ static ng_status observe(ng_precond *p, int32_t layer, const shape *l,
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
 }
 
-/* chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum; adjust_momentum multiplies m by lr / lr_pre if lr has fallen.
- * natgrad: u = -v / lr, hence its momentum is m lr_before / lr.  At lr = 0 chainerkfac still moves w by v: use the
- * last positive lr and a gradient of 0. */
+/* chainerkfac updates weights w by v <- m v - lr PD, w <- w + v, with momentum m; adjust_momentum multiplies m by
+ * lr / lr_pre if lr has fallen.  natgrad stores u = -v / lr, so its momentum is m lr_before / lr.  At lr = 0,
+ * chainerkfac still adds v to w; natgrad then uses the last positive lr (scale_of) and a gradient of 0. */
 static double scale_of(const recording *r, int step) {
   while (step > 0 && r->lr[step] == 0)
     step--;
@@ -145,12 +147,12 @@ static ng_sgd sgd_of(const recording *r, int step) {
   if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
     how.momentum *= r->lr[step] / r->lr_pre[step];
   if (step > 0 && how.lr > 0) how.momentum *= scale_of(r, step - 1) / how.lr;
-  /* a momentum of exactly 0 would mean that the library keeps none */
+  /* with a momentum of exactly 0, the library would store no momentum to compare */
   if (r->momentum > 0 && how.momentum == 0) how.momentum = DBL_MIN;
   return how;
 }
 
-/* Compare the momentum of a parameter, on the scale of the recording. */
+/* Compare the momentum of a parameter: v = -lr u with the recorded v (sgd_of). */
 static ng_status measure_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
   bool there;
@@ -160,7 +162,7 @@ static ng_status measure_momentum(ng_precond *p, const char *name, double lr, co
     v[k] = (float)(-lr * (double)v[k]);
   if (there) replay_measure(v, recorded, n, gap, scale);
   free(v);
-  /* a missing field: only if moments are renamed */
+  /* the field is missing only if the library renamed its momentum */
   return st >= 0 && !there ? NG_ERR_STATE : st;
 }
 
@@ -186,7 +188,7 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
   return NG_OK;
 }
 
-/* Errors are relative to the largest entry of a layer; of parameters, to the largest of all. */
+/* Divide errors by the largest recorded entry of the layer; in recordings of parameters, of all parameters. */
 static void compare_directions(const replay_rank *me, int step) {
   const recording *r = me->job->r;
   double *error = &me->cells[OF_DIRECTION][step * r->layers], most = 0;
@@ -212,7 +214,7 @@ static ng_status observe_all(const replay_rank *me, ng_precond *p, int step) {
     batch.loss_scale = r->loss_scale;
     for (int i = 0; i < r->layers && st == NG_OK; i++) {
       const recording_observed *s = recording_observed_at(r, me->rank, step, m, i);
-      if (i == 0 || s->samples != batch.samples) { /* of chainerkfac each layer has its own */
+      if (i == 0 || s->samples != batch.samples) { /* chainerkfac: samples differ between layers */
         batch.samples = s->samples;
         st = ng_begin(p, &batch);
       }
@@ -256,13 +258,13 @@ static int run_rank(void *user, const ng_transport *t) {
   ng_context_config_init(&config, sizeof config);
   config.linalg = me->job->linalg;
   config.transport = t;
-  if (t != NULL) config.threads = 1; /* one thread a rank */
+  if (t != NULL) config.threads = 1; /* each rank is a thread already */
   ng_status st = ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx);
   if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
   if (st >= 0) st = set_up(me, p);
   for (step = 0; step < r->steps && st == NG_OK; step++)
     st = one_step(me, p, step);
-  if (st != NG_OK) { /* report the cause before other ranks fail, too */
+  if (st != NG_OK) { /* report the cause before the abort makes other ranks fail */
     char where[48] = "";
     if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
     if (ctx != NULL)

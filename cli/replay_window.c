@@ -1,7 +1,8 @@
 /* replay_window.c: comparisons that only recordings of window methods have.
  *
- * Arrays of a parameter P: init.P.q (the start of the low-rank iteration) and sT.P.error (the error feedback after step
- * T).  Errors of a step and parameter are max |ours - recorded| over the largest entry recorded in that step. */
+ * A parameter P has the arrays init.P.q (the start of the low-rank iteration) and sT.P.error (the error feedback
+ * after step T).  The error of a step and parameter is max |ours - recorded|, divided by the largest recorded entry
+ * of the step. */
 #include "replay.h"
 
 #include "common/cli.h"
@@ -18,7 +19,6 @@ static const ngio_tensor *error_of(const recording *r, int step, int i) {
   return recording_array(r, "s%d.%s.error", step, r->layer[i].name);
 }
 
-/* The largest gap and entry of n numbers, joined to *gap and *scale; a NaN is an infinite gap. */
 void replay_measure(const float *ours, const float *recorded, int64_t n, double *gap,
                     double *scale) {
   for (int64_t i = 0; i < n; i++) {
@@ -30,7 +30,7 @@ void replay_measure(const float *ours, const float *recorded, int64_t n, double 
 
 /* ---- the start of the low-rank iteration -------------------------------------------------------*/
 
-/* The rank of a parameter: window_rank, limited by its sizes; 0: stored whole. */
+/* Return the number of columns of P and Q of a parameter: `rank`, at most the smaller axis; 0: no P and Q. */
 static int64_t rank_of(const shape *l, int64_t rank) {
   const int64_t least = l->in < l->out ? l->in : l->out;
   return l->out == 1 ? 0 : rank < least ? rank : least;
@@ -54,8 +54,8 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
   return CLI_OK;
 }
 
-/* The library draws its own start, which is part of its state.  So: save the state into memory, write the recorded
- * matrices over the drawn ones, update the checksums, load the state. */
+/* The library draws a start of the low-rank iteration and stores it in its state.  So replay_set_start saves the state
+ * to memory, replaces the drawn matrices by the recorded matrices, updates the checksums, and loads the state. */
 typedef struct bytes {
   FILE *to; /* appends to data */
   char *data;
@@ -75,7 +75,7 @@ static int64_t give(void *user, void *data, int64_t n) {
   return (int64_t)some;
 }
 
-/* Write the eight digits behind `key`, which the header has once. */
+/* Replace the eight digits after `key`, which occurs once in the header, by the CRC of `data`. */
 static bool put_crc(char *header, size_t size, const char *key, const void *data, size_t n) {
   char digits[16];
   const size_t length = strlen(key);
@@ -88,7 +88,8 @@ static bool put_crc(char *header, size_t size, const char *key, const void *data
   return false;
 }
 
-/* One row of the window: for each parameter the columns of P, then of Q; whole if it has one row. */
+/* Write the recorded Q into a row of the window.  The row has, for each parameter, the columns of P, then the
+ * columns of Q, or the whole parameter if it has one output. */
 static void put_start(const recording *r, float *row) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
@@ -103,7 +104,7 @@ static void put_start(const recording *r, float *row) {
   }
 }
 
-/* The last row of the window precedes the first step. */
+/* Replace the start in the last row of the window (the first step reads this row), and update the checksums. */
 static bool change(const recording *r, bytes *b) {
   uint64_t size = 0;
   if (b->n < sizeof size) return false;
@@ -146,7 +147,7 @@ ng_status replay_set_start(const recording *r, ng_precond *p) {
 
 /* ---- error feedback --------------------------------------------------------------------------*/
 
-/* A parameter that is sent whole has no such array. */
+/* A parameter whose gradient is stored whole has no error feedback, so its array may be missing. */
 int replay_check_feedback(const recording *r, const char *path, bool *some) {
   *some = false;
   for (int k = 0; k < r->steps * r->layers && r->parameters; k++) {

@@ -1,4 +1,4 @@
-/* shapes.c: layers of the trainer's networks (for the data of their papers), and of files. */
+/* shapes.c: list the layers of the trainer's networks (for the data sets of their papers), and of JSON files. */
 #include "shapes.h"
 
 #include "common/cli.h"
@@ -13,7 +13,7 @@ enum { MOST = 4096 };
 
 static int64_t at_least_one(int64_t x) { return x > 0 ? x : 1; }
 
-/* Pixels from the first to the last input of one output. */
+/* Return the pixels along axis k from the first to the last input of one output. */
 static int64_t reach(const shape *l, int k) {
   return at_least_one(l->dilation[k]) * (l->kernel[k] - 1) + 1;
 }
@@ -39,7 +39,7 @@ void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) {
   l->positions = 1;
 }
 
-/* A is the diagonal of token counts. */
+/* Describe an embedding.  p stays 0, because its factor A is the diagonal of token counts. */
 void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions) {
   l->embedding = true;
   l->in = tokens;

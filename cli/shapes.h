@@ -12,15 +12,15 @@ typedef enum shape_split { SPLIT_NOT, SPLIT_OUTPUT, SPLIT_INPUT } shape_split;
 
 typedef struct shape {
   char name[64];
-  bool conv, norm, bias; /* norm: with gamma and beta; image 0, 0: of features */
-  bool embedding;        /* `in` tokens, `out` features */
-  double eps;            /* norm */
+  bool conv, norm, bias; /* a norm with image = {0, 0} has inputs [samples, in] */
+  bool embedding;        /* of `in` tokens, with `out` features */
+  double eps;            /* of a norm */
   ng_norm_kind norm_kind;
-  int64_t in, out; /* features or channels                                                        */
-  int64_t kernel[2], stride[2], padding[2], image[2]; /* conv: [0] vertical; image of the input   */
-  int64_t dilation[2], groups;                        /* conv; 0: 1 */
-  int64_t positions; /* of one sample; 1 for a linear layer without positions */
-  int64_t p, q;      /* orders of A and G of one group; 0: none, or a diagonal */
+  int64_t in, out;                                    /* features or channels */
+  int64_t kernel[2], stride[2], padding[2], image[2]; /* conv: [0] vertical; image: of the input */
+  int64_t dilation[2], groups;                        /* conv; 0 means 1 */
+  int64_t positions; /* positions of one sample; 1 for a linear layer without positions */
+  int64_t p, q;      /* orders of A and G of one group; 0: no such factor, or a diagonal */
   shape_split split;
 } shape;
 
@@ -30,28 +30,29 @@ typedef struct shapes {
   int n;
 } shapes;
 
-/* A model of nn/models.h, bert-base, bert-large or gpt-24, or a JSON file: a list of objects
+/* List the layers of `model`: a model of nn/models.h; bert-base, bert-large or gpt-24; or a JSON file, a list of
+ * objects
  *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias", "dilation", "groups"}
  *   {"name", "kind": "linear", "in", "out", "positions", "bias", "split": "output" | "input"}
  *   {"name", "kind": "norm", "in"}
  *   {"name", "kind": "embedding", "in", "out", "positions"}
- * where kernel, stride, padding, image and dilation are one number or a pair.  Defaults: stride 1, padding 0, dilation 1,
- * groups 1, positions 1, bias false, no split.
- * Norms of a model of nn/models.h follow its layers, as in natgrad train; norms and embeddings of a transformer are in
- * the order of its modules; p = q = 0 for norms, p = 0 for embeddings.  Returns 0, or 2: reported in one line. */
+ * where kernel, stride, padding, image and dilation are one number or a pair.  Defaults: stride 1, padding 0,
+ * dilation 1, groups 1, positions 1, bias false, no split. In a model of nn/models.h, all norms follow all layers,
+ * as in natgrad train; in a transformer, norms and embeddings are in the order of the modules.  p = q = 0 for norms,
+ * p = 0 for embeddings.  Return 0; 2: reported in one line. */
 int shapes_make(const char *model, shapes *out);
-/* Leave out norms and embeddings. */
+/* Remove norms and embeddings from the list. */
 void shapes_keep_weights(shapes *s);
 void shapes_free(shapes *s);
-/* false: no such name */
+/* Append the layers of the transformer `name`; return false if there is no such transformer. */
 bool shapes_transformer(const char *name, shapes *out);
 void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps);
 void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions);
 
-/* The layer for ng_add_layer; borrows the name.  positions 0: any number. */
+/* Describe a layer for ng_add_layer; *to borrows the name.  positions 0: any number of positions. */
 ng_status shapes_describe(const shape *from, ng_layer *to);
 
-/* Arrays of its input and output (gradient): [samples, channels, height, width], or
+/* Describe `data` as the input or the output gradient of a layer: [samples, channels, height, width], or
  * [samples * positions, features]. */
 ng_array shapes_input(const shape *l, const float *data, int64_t samples);
 ng_array shapes_output(const shape *l, const float *data, int64_t samples);

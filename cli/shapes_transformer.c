@@ -1,4 +1,5 @@
-/* shapes_transformer.c: layers of transformer encoders and decoders by name.  Heads are left out: the head over all words shares the weight of the first embedding. */
+/* shapes_transformer.c: list the layers of transformer encoders and decoders.  The output layer over all words is
+ * omitted, because it shares the weight of the word embedding. */
 #include "shapes.h"
 
 #include <stdio.h>
@@ -7,14 +8,14 @@
 typedef struct transformer {
   const char *name;
   int blocks;
-  int64_t width, inner, tokens; /* of one sample */
-  int64_t words, types;         /* sizes of the embeddings; types 0: none */
-  bool fused;                   /* query, key and value form one layer */
-  bool encoder; /* norms after each sublayer and a pooler; else norms before, and a final norm */
+  int64_t width, inner, tokens; /* features of a block and of its inner layer; tokens of a sample */
+  int64_t words, types; /* rows of the word and type embeddings; types 0: no type embedding */
+  bool fused;           /* query, key and value form one layer */
+  bool encoder; /* norms after each sublayer, and a pooler; false: norms before, and a final norm */
 } transformer;
 
-/* Devlin et al. 2019 (arXiv 1810.04805), sequences of 512 as in its second phase; 24 blocks of the width of
- * GPT-2 medium (Radford et al. 2019), sequences of 1,024. */
+/* bert-*: Devlin et al. 2019 (arXiv 1810.04805), with sequences of 512 tokens as in the second phase of its training.
+ * gpt-24: GPT-2 medium (Radford et al. 2019), with sequences of 1,024 tokens. */
 static const transformer table[] = {
     {"bert-base", 12, 768, 3072, 512, 30522, 2, false, true},
     {"bert-large", 24, 1024, 4096, 512, 30522, 2, false, true},
@@ -37,8 +38,8 @@ static shape *next(list *to, int block, const char *part) {
   return l;
 }
 
-/* Splits of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): layers that produce heads or the inner layer by outputs,
- * the layers after them by inputs. */
+/* Add a linear layer.  Splits are those of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): query, key, value
+ * and the inner layer along their outputs, the layers that read their results along their inputs. */
 static void add(list *to, int64_t in, int64_t out, int64_t positions, int block, const char *part,
                 shape_split split) {
   shape *l = next(to, block, part);
