@@ -1,5 +1,4 @@
-/* args.c: parse argv.  The command's own options and the library's options have two spellings each ('-' and '_').  An
- * unknown option is reported with the nearest name. */
+/* args.c: parse argv.  Options of the command and of the library may be spelt with '-' or '_'. */
 #include "common/cli.h"
 
 #include <stdio.h>
@@ -25,7 +24,7 @@ void cli_help(const cli_command *command) {
   }
 }
 
-/* Find an option of the command, else of the library (its name); false: unknown. */
+/* Set *own to the command's option `name`, or *library to the name of the library's option; false: no such option. */
 static bool find(const cli_command *command, const char *name, const cli_option **own,
                  const char **library) {
   ng_option_info info;
@@ -63,7 +62,7 @@ static int unknown(const cli_command *command, const char *name) {
                  command->name);
 }
 
-/* Store the value of an option; NULL: a flag. */
+/* Store the value of option o in the command's wish or in `out`; `value` is NULL for a flag. */
 static int store(const cli_option *o, const char *value, char *wish, cli_args *out) {
   void *field = wish + o->field;
   long long number = 0;
@@ -91,7 +90,7 @@ static int store(const cli_option *o, const char *value, char *wish, cli_args *o
   return CLI_BAD;
 }
 
-/* Handle the option argv[*i], and its value, which may be the next argument. */
+/* Handle the option argv[*i]; if its value is the next argument, advance *i. */
 static int one_option(const cli_command *command, int argc, char **argv, int *i, char *wish,
                       cli_args *out) {
   const char *arg = argv[*i], *value = strchr(arg, '='), *library = NULL;
@@ -136,7 +135,7 @@ int cli_run(const cli_command *command, int argc, char **argv) {
     } else if (args.operands == command->operands) {
       rc = cli_bad("%s: unexpected argument '%s'", command->name, arg);
     } else {
-      args.operand[args.operands++] = arg; /* at or before argument i */
+      args.operand[args.operands++] = arg; /* overwrites only arguments that were read */
     }
   }
   if (help) cli_help(command);

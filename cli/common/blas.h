@@ -1,4 +1,4 @@
-/* blas.h: the Fortran symbols of the BLAS and LAPACK routines of the trainer and of the bounds of `bench`.
+/* blas.h: the BLAS and LAPACK routines that the trainer and the lower bounds of `bench` call, as Fortran symbols.
  * Matrices are column-major; the lengths of the text arguments come last, as gfortran expects. */
 #ifndef CLI_BLAS_H
 #define CLI_BLAS_H

@@ -49,7 +49,7 @@ int cli_cores(void) {
   return n > 0 ? (int)n : 1;
 }
 
-/* As in the library: the trainer's loops need the number before there is a context. */
+/* Read NG_THREADS as the library does: the trainer's loops need the number before they create a context. */
 int cli_threads(int *threads) {
   const char *given = getenv("NG_THREADS");
   char *end = NULL;
@@ -62,7 +62,7 @@ int cli_threads(int *threads) {
   return CLI_OK;
 }
 
-/* Errors are not logged: the caller reports its error in one line. */
+/* Do not log errors: the program reports each error itself, in one line. */
 static void log_line(void *user, ng_log_level level, const char *line) {
   (void)user;
   if (level != NG_LOG_ERROR) (void)fprintf(stderr, "natgrad: %s\n", line);
@@ -85,7 +85,7 @@ static bool find(const char *name, void *out) {
   return at != NULL;
 }
 
-/* Allocate the buffers of n simultaneous calls through OpenBLAS, which keeps them for later calls. */
+/* Make OpenBLAS allocate the buffers of n simultaneous calls; OpenBLAS keeps the buffers for later calls. */
 static void take_buffers(int n, void **held) {
   void *(*take)(int);
   void (*give)(void *);
@@ -98,7 +98,7 @@ static void take_buffers(int n, void **held) {
   }
 }
 
-/* A product large enough to use OpenBLAS's threads, so that they allocate their buffers. */
+/* Compute a product that is large enough for all threads of OpenBLAS, so that these threads allocate their buffers. */
 static void wake_threads(void) {
   void (*sgemm)(const char *, const char *, const int *, const int *, const int *, const float *,
                 const float *, const int *, const float *, const int *, const float *, float *,
@@ -112,10 +112,10 @@ static void wake_threads(void) {
   free(x);
 }
 
-/* Each thread of OpenBLAS and each thread that calls it allocates a buffer of 128 MiB (BUFFER_SIZE on x86-64) at its first
- * call, and retries for ever on failure: under ulimit -v the program would hang.  So, under a limit, test for the
- * address space first and allocate the buffers before other mappings need the space.  OpenBLAS's threads also need a
- * heap each, counted as another buffer. */
+/* Each thread of OpenBLAS, and each thread that calls OpenBLAS, allocates a buffer of 128 MiB (BUFFER_SIZE on x86-64)
+ * at its first call, and retries for ever on failure: under ulimit -v the program would hang.  So, under a limit, test
+ * first whether the address space is sufficient, and allocate the buffers before other mappings take the space.  Each
+ * thread of OpenBLAS also needs a heap, counted as another buffer. */
 void cli_need_address_space(int callers) {
   static int had = 0;
   const size_t buffer = (size_t)129 << 20;
@@ -146,7 +146,8 @@ void cli_need_address_space(int callers) {
   free(held);
 }
 
-/* A rank's thread gets the limit of the program's start, so main raises it before the program starts itself again. */
+/* The stack size of a rank's thread is the limit at the start of the program, so main raises the limit before the
+ * program restarts itself. */
 void cli_need_stack(void) {
   const rlim_t least = (rlim_t)1 << 20; /* kernels of OpenBLAS use 100 to 150 KiB */
   struct rlimit limit;

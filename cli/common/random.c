@@ -1,5 +1,5 @@
-/* random.c: Philox4x32-10 from Random123's header.  Key: the seed.  Counter of a block of four words: (counter low,
- * counter high, item, purpose). */
+/* random.c: Philox4x32-10 from Random123's header.  The key is the seed.  The four words of Philox's counter are
+ * `counter` (low, high), `item` and `purpose`. */
 #include "common/random.h"
 
 #include <Random123/philox.h>
@@ -24,7 +24,7 @@ void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double
   }
 }
 
-/* Two normal numbers from two words; the first word becomes a number in (0, 1], so that its logarithm is finite. */
+/* Make two normal numbers from two words; word a becomes a number in (0, 1], whose logarithm is finite. */
 static void box_muller(uint32_t a, uint32_t b, double *x, double *y) {
   const double radius = sqrt(-2.0 * log(((double)(a >> 8) + 1.0) * 0x1p-24));
   const double angle = 6.283185307179586 * random_unit(b);
@@ -51,8 +51,8 @@ void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double 
   random_normal_at(seed, purpose, item, deviation, 0, n, x);
 }
 
-/* Lemire's multiplication (2019, ACM TOMACS 29-1): the high half of word * bound; the draw is repeated if the low half is
- * below 2^32 mod bound, which would bias the result. */
+/* A number below `bound` is the high half of word * bound (Lemire 2019, ACM TOMACS 29-1).  If the low half is below
+ * 2^32 mod bound, draw again: such words would bias the result. */
 void random_order(uint64_t seed, random_purpose purpose, uint32_t item, int32_t n, int32_t *order) {
   uint32_t w[4];
   uint64_t drawn = 0;

@@ -1,7 +1,7 @@
 /* random.h: random numbers without state, equal on every machine.
  *
  * Each number is a function of (seed, purpose, item, counter): Philox4x32-10 of Random123 (Salmon et al., SC'11), keyed
- * by the seed.  A resumed run therefore draws the same numbers as an undisturbed one, and threads may draw at once. */
+ * by the seed.  So a resumed run draws the same numbers as an uninterrupted run, and threads may draw in parallel. */
 #ifndef RANDOM_H
 #define RANDOM_H
 
@@ -12,30 +12,30 @@ typedef enum random_purpose {
   RANDOM_ORDER = 2,   /* item: epoch                                     */
   RANDOM_AUGMENT = 3, /* item: epoch, counter: sample                    */
   RANDOM_DROPOUT = 4, /* item: node, counter: step and element           */
-  RANDOM_DATA = 5,    /* generated data sets                             */
+  RANDOM_DATA = 5,    /* synthetic data sets                             */
   RANDOM_TARGET = 6,  /* targets drawn from the model's own distribution */
-  RANDOM_SPLIT = 7,   /* validation samples                             */
+  RANDOM_SPLIT = 7,   /* choice of the validation samples                */
   RANDOM_MIXUP = 8,   /* item: epoch, counter: sample and try            */
   RANDOM_ERASE = 9    /* item: epoch, counter: two for each sample       */
 } random_purpose;
 
-/* Four words of 32 bits. */
+/* Set `out` to the four words of one counter. */
 void random_words(uint64_t seed, random_purpose purpose, uint32_t item, uint64_t counter,
                   uint32_t out[4]);
 
-/* [0, 1) with 24 bits, so that it is exact in f32 and f64. */
+/* Return a number in [0, 1) with 24 bits, which f32 and f64 represent exactly. */
 static inline double random_unit(uint32_t word) { return (double)(word >> 8) * 0x1p-24; }
 
-/* x[i] uniform in [lower, upper); x[i] normal with mean 0 (Box-Muller). */
+/* Fill x[n] with numbers uniform in [lower, upper), or normal with mean 0 and this deviation (Box-Muller). */
 void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double lower,
                     double upper, int64_t n, float *x);
 void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
                    int64_t n, float *x);
-/* Numbers from, from + 1, ... of the same sequence. */
+/* Fill x[n] with the numbers from, ..., from + n - 1 of the sequence of random_normal. */
 void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
                       int64_t from, int64_t n, float *x);
 
-/* A permutation of 0..n-1 (Fisher and Yates, without modulo bias). */
+/* Set `order` to a random permutation of 0..n-1 (Fisher and Yates, without modulo bias). */
 void random_order(uint64_t seed, random_purpose purpose, uint32_t item, int32_t n, int32_t *order);
 
 #endif

@@ -72,7 +72,7 @@ static char letter(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
-  int least = (int)strlen(word) / 3 + 1; /* a larger distance means another word */
+  int least = (int)strlen(word) / 3 + 1; /* names at a larger distance are not suggested */
   for (int i = 0; i < n; i++) {
     const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), letter);
     if (d <= least && (best == NULL || d < least)) {
