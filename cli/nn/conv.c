@@ -1,14 +1,15 @@
 /* conv.c: convolution of NHWC images by patches and matrix products.
  *
- *   y[r, o] = sum_{k,c} P[r, (k,c)] W[o, (k,c)],  r an output position, k a kernel offset
+ *   y[r, o] = sum_{k,c} P[r, (k,c)] W[o, (k,c)]
+ *   r: output position, o: output channel, k: kernel offset, c: input channel, P: patches (patches.h), W: weights
  *
- * A row of P consists of `kernel` runs of kernel x channels adjacent values of the image, so P is made by copying.  P is
- * made and multiplied in tiles that fit the second-level cache.  Samples are split over the threads of the pool, each
- * with its own tile and BLAS on one thread; if the number of BLAS threads cannot be changed, one thread of the pool
- * works and BLAS splits the products.  Weights are transposed from [o][c][k] to [o][k][c] once per forward.
+ * A row of P consists of `kernel` runs of kernel x channels adjacent values of the image, so P is made by copying, in
+ * tiles that fit the second-level cache.  Each thread of the pool computes some samples, with its own tile and BLAS on
+ * one thread.  If the number of BLAS threads cannot change, one thread of the pool computes all samples, and BLAS uses
+ * its threads.  Each forward first transposes the weights from [o][c][k] to [o][k][c].
  *
- *   dW = dy' P, summed over threads.  dx with stride 1: a convolution of dy with the reversed kernel, which writes every
- *   value once; otherwise dP = dy W, added into dx. */
+ * dW = dy' P, summed over threads.  With stride 1, dx is a convolution of dy with the reversed kernel, which writes
+ * every value once; otherwise dP = dy W is added into dx. */
 #include "node.h"
 #include "patches.h"
 
@@ -21,12 +22,12 @@ typedef struct job {
   node *v;
   int64_t samples;
   int32_t pieces;
-  patches p;    /* forward and dW: of x; dx: of dy */
+  patches p;    /* of x in forward and for dW; of dy for dx by gather_piece */
   int64_t rows; /* of a tile */
   float *tiles; /* `tile` floats for each piece */
   int64_t tile;
-  float *sums; /* dW of each piece, [o][k][c] */
-  const float *turned;
+  float *sums;         /* dW of each piece, [pieces][o][k][c] */
+  const float *turned; /* the reversed kernel, [k][o][c] */
 } job;
 
 static bool plain(const node *v) { return v->kernel == 1 && v->stride == 1 && v->padding == 0; }
@@ -37,7 +38,8 @@ static patches input_patches(const nn *n, const node *v) {
                    v->shape.width, v->kernel, v->stride,  v->padding};
 }
 
-/* dx at (y, x) depends on dy at (y + padding - i): a convolution of dy with stride 1 and this padding. */
+/* dx at row y depends on dy at rows y + padding - i, i < kernel (columns alike): a convolution of dy with stride 1 and
+ * padding kernel - 1 - padding. */
 static patches grad_patches(const nn *n, const node *v) {
   const nn_shape s = n->nodes[v->input[0]].shape;
   return (patches){
@@ -62,7 +64,7 @@ static int64_t tile_floats(const nn *n, const node *v) {
   return x > y ? x : y;
 }
 
-/* Scratch: tiles of all threads, their sums of dW, the reversed kernel. */
+/* The scratch has the tiles of all threads, the dW of all threads, and the reversed kernel. */
 static int64_t scratch(const nn *n, const node *v) {
   const int64_t t = n->threads;
   return (t * tile_floats(n, v) + (t + 1) * weight_count(n, v)) * (int64_t)sizeof(float);
@@ -128,7 +130,7 @@ static void turn_round(void *arg, int32_t i) {
   }
 }
 
-/* `sums`: arrays to add up in turn_back. */
+/* Run a turn_* task over the weights of v; `sums`: number of arrays at `from` that turn_back adds up. */
 static void run_turn(nn *n, const node *v, void (*task)(void *arg, int32_t i), const float *from,
                      float *to, int32_t sums) {
   const int64_t count = weight_count(n, v);
@@ -142,7 +144,7 @@ static void run_turn(nn *n, const node *v, void (*task)(void *arg, int32_t i), c
 
 /* ---- a pass over all samples -------------------------------------------------------------------*/
 
-/* Run task for each piece; with several pieces BLAS has one thread. */
+/* Run the task for each piece of the samples; with several pieces, BLAS uses one thread for each. */
 static void over_samples(job *j, void (*task)(void *arg, int32_t i)) {
   nn *n = j->n;
   j->pieces = 1;
@@ -167,7 +169,7 @@ static job job_of(nn *n, node *v, int64_t samples) {
 /* Iterator over the tiles of P in a piece.  For a 1x1 convolution of stride 1, P is the image, in one tile. */
 typedef struct tiles {
   const job *j;
-  const float *image, *p; /* p: rows [at, at + rows) of P */
+  const float *image, *p; /* image: NHWC array of all samples; p: rows [at, at + rows) of P */
   float *room;
   int64_t width, from, to, step, at, rows;
 } tiles;
@@ -250,7 +252,7 @@ static void gather_piece(void *arg, int32_t i) {
   }
 }
 
-/* dx by scattering: dP = dy W, added into dx. */
+/* dx by scattering: compute dP = dy W, and add each row of dP to its patch of dx. */
 static void scatter_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];

@@ -1,4 +1,4 @@
-/* elementwise.c: ReLU, tanh, sigmoid, dropout and the sum of two, in place if possible, split over the pool. */
+/* elementwise.c: ReLU, tanh, sigmoid, dropout and the sum of two nodes, in place if possible, split over the pool. */
 #include "node.h"
 #include "common/random.h"
 #include "simd.h"
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Arrays of one call: y from x (and x2), or dx from dy and y. */
+/* Arrays of one call: forward computes `to` = y from x (and x2), backward `to` = dx from dy and y. */
 typedef struct slice {
   const nn *n;
   const node *v;
@@ -115,8 +115,8 @@ NG_CLONES static void logistic_back(const slice *s, int64_t from, int64_t to) {
 }
 
 /* ---- dropout -----------------------------------------------------------------------------------
- * Backward draws the mask again instead of storing it: element i of the batch of step t uses word i % 4 of block
- * t 2^32 + i / 4. */
+ * Backward draws the random mask of forward again instead of storing it: element i of the batch of all ranks in step t
+ * uses word i % 4 of random_words with the counter t 2^32 + i / 4. */
 
 static void masked(const slice *s, int64_t from, int64_t to, const float *x) {
   const float scale = (float)(1.0 / (1.0 - s->v->rate));
@@ -142,7 +142,7 @@ static void drop(const slice *s, int64_t from, int64_t to) {
 }
 static void drop_back(const slice *s, int64_t from, int64_t to) { masked(s, from, to, s->dy); }
 
-/* ---- sum of two: both get dy.  In place, the first is dy itself, which is intact for the second */
+/* ---- sum of two nodes: the gradient of each is dy.  In place, the first gradient is dy itself, so dy stays intact */
 
 NG_CLONES static void sum(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)

@@ -33,7 +33,8 @@ void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, con
 #endif
 }
 
-/* OpenBLAS can change its number of threads cheaply.  With another BLAS one thread of the pool does all products. */
+/* OpenBLAS can change its number of threads cheaply.  With another BLAS, one thread of the pool computes all
+ * products. */
 typedef union symbol {
   void *object;
   void (*set)(int threads);

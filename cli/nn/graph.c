@@ -1,6 +1,6 @@
 /* graph.c: make a network node by node, and run it forward and backward.
  *
- * Constructors of the kinds call nn_node, nn_param_add etc.  nn_ready reports the first mistake.  plan.c plans the memory. */
+ * Constructors of the kinds call nn_node, nn_param_add etc.  nn_ready reports the first mistake.  plan.c allocates. */
 #include "common/cli.h"
 #include "node.h"
 #include "plan.h"
@@ -209,7 +209,7 @@ void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *f
 
 /* ---- walking ---------------------------------------------------------------------------------*/
 
-/* The number of a node in nn_watch; -1: not watched. */
+/* Return the number that the functions of nn_watch get for a node; -1: they are not called for this node. */
 static int watched(const nn *n, const node *v) {
   return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
 }

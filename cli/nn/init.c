@@ -1,5 +1,5 @@
-/* init.c: initial values of parameters, a function of the network's seed and the number of the parameter.  nn_ready has
- * set all memory to 0. */
+/* init.c: initial values of parameters, a function of the network's seed and of the parameter's index.  All memory is 0
+ * before nn_init. */
 #include "node.h"
 #include "common/random.h"
 
@@ -7,7 +7,7 @@
 
 void nn_set_start(nn *n, nn_start start) { n->start = start; }
 
-/* Channels times kernel positions. */
+/* Return `channels` times the positions of the kernel. */
 static double fan(const nn_layer *l, int64_t channels) {
   return (double)channels * (l->conv ? (double)(l->kernel * l->kernel) : 1.0);
 }
@@ -52,7 +52,7 @@ void nn_init(nn *n) {
       break;
     }
   }
-  for (int i = 0; i < n->n_nodes; i++) { /* a norm's two buffers: mean 0, variance */
+  for (int i = 0; i < n->n_nodes; i++) { /* buffers of a norm: running mean 0, running variance 1 */
     const int b = n->nodes[i].buffer;
     if (b >= 0) fill_ones(n->buffers[b + 1].value, n->buffers[b + 1].count);
   }

@@ -1,8 +1,8 @@
-/* loss.c: the loss of the last node, and its gradient.
+/* loss.c: the loss of the last node, and its gradient.  For one sample with output y and target t:
  *
  *   cross entropy   l = -sum_k t_k log s_k, s = softmax(y); dl/dy = s - t
  *   squared error   l = 1/2 ||y - t||^2;                    dl/dy = y - t
- * both divided by the number of samples.  Losses of rows are summed in order, in double. */
+ * The loss of a batch is the mean of l, summed in the order of the samples, in double. */
 #include "node.h"
 #include "common/random.h"
 
@@ -15,7 +15,7 @@ void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing) {
 
 nn_loss_kind nn_loss_of(const nn *n) { return n->loss; }
 
-/* log(sum exp y_k), relative to the largest y_k against overflow. */
+/* Return log(sum_k exp(y_k)) of c values; subtract the largest y_k before exp, to avoid overflow. */
 static double log_sum(const float *y, int64_t c) {
   float most = y[0];
   double sum = 0.0;
@@ -23,7 +23,7 @@ static double log_sum(const float *y, int64_t c) {
     most = y[k] > most ? y[k] : most;
   for (int64_t k = 0; k < c; k++)
     sum += exp((double)(y[k] - most));
-  /* cppcheck-suppress invalidFunctionArg ; the largest adds 1 */
+  /* cppcheck-suppress invalidFunctionArg ; sum >= 1: the largest y_k adds exp(0) */
   return (double)most + log(sum);
 }
 
@@ -40,7 +40,7 @@ static double entropy_row(double smoothing, const float *y, int64_t c, int32_t l
   return loss;
 }
 
-/* The gradient of one row for a distribution t. */
+/* Set `grad` to (softmax(y) - t) share for one sample with c outputs and a target distribution t. */
 static void soft_gradient(const float *y, const float *t, int64_t c, double share, float *grad) {
   const double all = log_sum(y, c);
   for (int64_t k = 0; k < c; k++)
@@ -82,7 +82,7 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
   return sum * share;
 }
 
-/* A label drawn with probability softmax(y)_k by inversion of the distribution function. */
+/* Return label k with probability softmax(y)_k, by inverting the distribution function at u in [0, 1). */
 static int32_t drawn_label(const float *y, int64_t c, double u) {
   const double all = log_sum(y, c);
   double sum = 0.0;

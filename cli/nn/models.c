@@ -11,7 +11,7 @@ static int dense(nn *n, const char *name, int x, int64_t out) {
   return nn_linear(n, name, x, out, true);
 }
 
-/* number[1] hidden layers of number[0] values */
+/* number[0]: outputs of each hidden layer; number[1]: hidden layers */
 enum { MOST_HIDDEN = 64 };
 static void perceptron(nn *n, const model_task *t, int x, const long long number[2]) {
   char name[24];
@@ -34,8 +34,8 @@ static void mlp(nn *n, const model_task *t, int x, const long long number[2]) {
   (void)dense(n, "fc3", x, t->classes);
 }
 
-/* Hinton & Salakhutdinov 2006, with tanh instead of the logistic function, which avoids pre-training (Glorot & Bengio
- * 2010); a linear code of 30, outputs in (0, 1). */
+/* Hinton & Salakhutdinov 2006, with tanh instead of the logistic function, so that training works without pre-training
+ * (Glorot & Bengio 2010).  The code has 30 linear values; the outputs are in (0, 1). */
 static void autoencoder(nn *n, const model_task *t, int x, const long long number[2]) {
   static const int64_t width[] = {1000, 500, 250};
   char name[24];
@@ -63,8 +63,8 @@ static void lenet(nn *n, const model_task *t, int x, const long long number[2]) 
   (void)dense(n, "fc2", x, t->classes);
 }
 
-/* Simonyan & Zisserman 2015, configuration D with batch normalisation.  Images from 32 to
- * 63 pixels leave one position and get one linear layer; larger images get the published head. */
+/* Simonyan & Zisserman 2015, configuration D with batch normalisation.  Images of 32 to 63 pixels have one position
+ * after the last pooling, and one linear layer follows; larger images have the paper's three linear layers. */
 enum { VGG_HEAD = 64 };
 static void vgg16(nn *n, const model_task *t, int x, const long long number[2]) {
   static const int64_t plan[] = {64, 64,  0,   128, 128, 0,   256, 256, 256,
@@ -101,7 +101,7 @@ typedef struct row {
   void (*build)(nn *n, const model_task *t, int x, const long long number[2]);
   long long number[2];
   unsigned traits;
-  const char *example; /* of a name with two numbers, "wrn-28-10"; NULL: the name is fixed */
+  const char *example; /* a name with two numbers, "wrn-28-10"; NULL: the name has no numbers */
 } row;
 
 #define MNIST {28, 28, 1}, 10
@@ -166,7 +166,7 @@ enum { ROWS = sizeof rows / sizeof rows[0] };
 int model_count(void) { return ROWS; }
 model_info model_at(int i) { return rows[i].info; }
 
-/* The length of "wrn-" in a row of "wrn-28-10", else 0. */
+/* Return the length of the name before its numbers, 4 in "wrn-28-10"; 0: the name has no numbers. */
 static size_t prefix(const row *r) { return r->example != NULL ? strcspn(r->example, "-") + 1 : 0; }
 
 static int unknown(const char *name) {
@@ -183,7 +183,7 @@ static int unknown(const char *name) {
                      "`natgrad train --models` lists them");
 }
 
-/* The row of a name, with its numbers; CLI_BAD: reported. */
+/* Set *out to the row of a name, with the numbers in the name; CLI_BAD: reported. */
 static int find(const char *name, row *out) {
   const row *found = NULL;
   long long number[2] = {0, 0};

@@ -8,22 +8,22 @@ typedef struct model_task {
   nn_shape input;
   int64_t classes;
   double label_smoothing; /* [0, 1) */
-  double dropout;         /* rate; negative: the model's default */
+  double dropout;         /* rate of all dropout nodes; negative: the model's default */
 } model_task;
 
 typedef struct model_info {
   const char *name; /* "resnet20", "wrn-D-W" */
   const char *help; /* one line, with the paper */
-  nn_shape input;   /* of the data set of the paper */
+  nn_shape input;   /* of a sample of the paper's data set */
   int64_t classes;
 } model_info;
 int model_count(void);
 model_info model_at(int i);
-/* The task of the paper, without label smoothing.  CLI_BAD: unknown name, reported. */
+/* Set *out to the paper's input and classes, without label smoothing.  CLI_BAD: unknown name, reported. */
 int model_task_of(const char *name, model_task *out);
 
-/* Add the nodes and set the loss; the caller then calls nn_ready.  *reconstructs: the target is the input (autoencoder).
- * CLI_BAD, reported: unknown name, or the model does not fit the task (image too small). */
+/* Add the nodes of a model to n and set its loss; the caller then calls nn_ready.  *reconstructs: the target is the
+ * input (autoencoder).  CLI_BAD, reported: unknown name, or the model does not fit the task (image too small). */
 int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs);
 
 #endif

@@ -1,16 +1,16 @@
 /* models_resnet.c: residual networks.
  *
- * He et al. 2015 (arXiv 1512.03385): for CIFAR three stages of 16, 32, 64 channels; for ImageNet four
- * stages of basic blocks (18, 34 layers) or bottlenecks (50).  A shortcut that changes the shape is a 1x1 convolution
- * with a norm (option B; the CIFAR networks of the paper pad with zeros).  The 3x3 convolution of a bottleneck has the
- * stride, as in all frameworks.  Names as in torchvision. */
+ * He et al. 2015 (arXiv 1512.03385): networks for CIFAR have three stages of 16, 32, 64 channels; networks for ImageNet
+ * have four stages of basic blocks (18, 34 layers) or bottlenecks (50).  A shortcut that changes the shape is a 1x1
+ * convolution with a norm (option B; the paper's CIFAR networks pad with zeros).  In a bottleneck, the 3x3 convolution
+ * has the stride, and parameters have the same names, as in torchvision. */
 #include "models_resnet.h"
 
 #include <stdio.h>
 
 enum { PREFIX = 32 };
 
-/* A convolution without bias. */
+/* Add a convolution without bias that keeps the size (for stride 1); its name is `prefix` + `part`. */
 static int conv(nn *n, const char *prefix, const char *part, int x, int64_t out, int64_t kernel,
                 int64_t stride) {
   char name[NN_NAME];
@@ -33,11 +33,11 @@ static bool changes(const nn *n, int x, int64_t out, int64_t stride) {
   return stride != 1 || nn_shape_of(n, x).channels != out;
 }
 
-/* `pooled`: variant D averages 2x2 before a 1x1 convolution of stride 1. */
+/* Add the shortcut of a block.  `pooled` (variant D): average 2x2 before a 1x1 convolution of stride 1. */
 static int shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t stride, bool pooled) {
   if (!changes(n, x, out, stride)) return x;
   if (pooled && stride > 1) {
-    x = nn_average_pool(n, x, 2, stride); /* an odd size rounds up, as the 3x3 does */
+    x = nn_average_pool(n, x, 2, stride); /* rounds an odd size up, as the 3x3 convolution does */
     stride = 1;
   }
   return conv_norm(n, prefix, "downsample.0", "downsample.1", x, out, 1, stride);
@@ -73,10 +73,11 @@ void resnet_cifar(nn *n, const model_task *t, int x, const long long number[2]) 
   head(n, t, x);
 }
 
-/* Images up to 64 pixels: a 3x3 convolution of stride 1; larger images are reduced by 4. */
+/* Add the first convolution: 3x3 of stride 1 for images of up to 64 pixels; otherwise, with a max pooling, reduce each
+ * side by 4.  `d`: variant D. */
 static int stem(nn *n, const model_task *t, int x, bool d) {
   const bool small = t->input.height <= 64;
-  if (d) { /* three 3x3 instead of one 7x7 */
+  if (d) { /* three 3x3 convolutions instead of one 7x7 */
     x = nn_relu(n, conv_norm(n, "conv1.", "0", "1", x, 32, 3, small ? 1 : 2));
     x = nn_relu(n, conv_norm(n, "conv1.", "3", "4", x, 32, 3, 1));
     x = nn_relu(n, conv_norm(n, "", "conv1.6", "bn1", x, 64, 3, 1));
@@ -86,7 +87,6 @@ static int stem(nn *n, const model_task *t, int x, bool d) {
   return small ? x : nn_max_pool(n, x, 3, 2, 1);
 }
 
-/* number: depth, and 'd' for variant D */
 void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2]) {
   static const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
   const bool bottlenecks = number[0] >= 50, d = number[1] == 'd';
@@ -104,8 +104,8 @@ void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2
   head(n, t, x);
 }
 
-/* Norm and ReLU precede each convolution; if the shortcut changes the shape, it reads the output of the first pair, as in
- * the published code.  Dropout between the two convolutions. */
+/* Norm and ReLU precede each convolution.  A shortcut that changes the shape reads the output of the first norm and
+ * ReLU, as in the published code.  Dropout is between the two convolutions. */
 static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int64_t out,
                       int64_t stride) {
   const int active = nn_relu(n, norm(n, prefix, "bn1", x));

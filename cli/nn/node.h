@@ -1,12 +1,13 @@
 /* node.h: internals of cli/nn/: a node, the table of its kind, the network.
  *
- * graph.c makes and runs nodes; each kind is a table of functions in its own file.  To add a kind: a file with an nn_op,
- * a constructor in nn.h, a row in tests/t_nn.c.
+ * graph.c makes and runs nodes; each kind is a table of functions (nn_op) in its own file.  A new kind needs a file
+ * with an nn_op, a constructor in nn.h, and a row in tests/t_nn.c.
  *
- * Memory plan.  `out` of a node lives from forward to backward.  A node works in place (out is its input's) if its kind
- * allows it, its input has one reader, and the input's kind does not need its output in backward.  `grad`
- * (d loss / d out) lives from the backward of the first reader to the node's own; plan.c lets gradients of disjoint
- * lifetimes share memory.  A node that works in place also shares its gradient. */
+ * Memory plan.  The output `out` of a node is valid from forward to backward.  A node works in place (its `out` is
+ * the `out` of its input) if its kind allows this, its input has one reader, and the kind of the input does not need
+ * its output in backward.  `grad` (d loss / d out) is valid from the first backward of a reader to the backward of
+ * the node; plan.c lets gradients of disjoint lifetimes share memory.  A node that works in place shares the
+ * gradient, too. */
 #ifndef NN_NODE_H
 #define NN_NODE_H
 
@@ -18,16 +19,17 @@ typedef struct node node;
 
 typedef struct nn_op {
   const char *name;
-  bool in_place;     /* can write over its first input, and its gradient over its output's        */
-  bool needs_output; /* backward reads its own out: no reader may work in place                   */
+  bool in_place;         /* forward can overwrite the first input, backward the output gradient */
+  bool needs_output;     /* backward reads the node's `out`, so no reader may work in place */
   bool batch_statistics; /* normalizes by the batch: training needs two values a channel         */
   void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
-  /* From v->grad to the gradients of its inputs (written, or added if v->adds[i]; skipped if NULL) and, if
-   * `params`, of its parameters (written). */
+  /* Compute the gradient of each input i from v->grad: write it, or add it if v->adds[i]; skip it if it is NULL.  If
+   * `params`, also write the gradients of the parameters. */
   void (*backward)(nn *n, node *v, int64_t samples, bool params);
-  /* Bytes of n->scratch for batches of n->batch; NULL: none.  All nodes share it between calls. */
+  /* Return the bytes of n->scratch that a call needs, for n->batch samples; NULL: 0.  All nodes use the same
+   * scratch. */
   int64_t (*scratch)(const nn *n, const node *v);
-  /* Bytes of v->kept (zeroed once, 64-byte aligned), private to the node; NULL: none. */
+  /* Return the bytes of v->kept, memory of this node only (64-byte aligned, initially zero); NULL: 0. */
   int64_t (*kept)(const nn *n, const node *v);
 } nn_op;
 
@@ -36,17 +38,17 @@ struct node {
   int number;
   int input[2]; /* -1: none */
   nn_shape shape;
-  int layer;    /* -1: none */
-  int norm;     /* -1: none */
-  int param[2]; /* weight and bias, gamma and beta; -1: none */
-  int buffer;   /* the first of its buffers; -1: none        */
+  int layer;    /* index in n->layers; -1: none */
+  int norm;     /* index in n->norms; -1: none */
+  int param[2]; /* indices of weight and bias, or gamma and beta; -1: none */
+  int buffer;   /* index of the running mean; -1: none */
   int64_t kernel, stride, padding;
-  double rate;
-  /* of plan.c */
-  int readers;
-  bool shares; /* works in place */
-  bool adds[2];
-  bool wants_grad;   /* some parameter lies at or before it */
+  double rate; /* of dropout */
+  /* set by plan.c */
+  int readers;       /* nodes that have this node as input */
+  bool shares;       /* the node works in place */
+  bool adds[2];      /* backward adds to the gradient of input i: another reader has written it */
+  bool wants_grad;   /* this node, or a node before it on a path to it, has parameters */
   float *out, *grad; /* grad NULL: not needed */
   void *kept;
 };
@@ -71,7 +73,7 @@ struct nn {
   nn_start start;
   nn_loss_kind loss;
   double label_smoothing;
-  bool trained;     /* the last forward was one of training */
+  bool trained;     /* the last forward had mode NN_TRAIN */
   bool fixed_norms; /* nn_fix_norms */
   float *loss_grad; /* = grad of the last node */
   nn_made *made;    /* nn_on_gradients, or NULL */
@@ -92,31 +94,33 @@ int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count);
 int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape);
 int nn_norm_add(nn *n, const nn_norm_layer *norm);
-__attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...); /* -1 */
+/* Store the message of the first mistake; return -1. */
+__attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...);
 
-/* init.c: the initial values of all parameters and buffers, from n->seed. */
+/* init.c: set the initial values of all parameters and buffers, from n->seed. */
 void nn_init(nn *n);
 
-/* For kinds. */
+/* For kinds.  Return input i of node v. */
 static inline node *nn_in(nn *n, const node *v, int i) { return &n->nodes[v->input[i]]; }
-/* task(arg, i) for i in [0, pieces) on the pool.  Pieces depend on the work and n->threads only, so sums over pieces are
- * reproducible. */
+/* Run task(arg, i) for i in [0, pieces) on the pool.  The pieces depend only on the size of the work and on
+ * n->threads, so sums over pieces are reproducible. */
 void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg);
-/* The number of pieces for `elements` cheap operations; the range [from, to) of piece i, in whole `unit`s. */
+/* Return the number of pieces for `elements` cheap operations.  nn_range sets [*from, *to) to the range of piece i of
+ * `count` elements; ranges begin at multiples of `unit`. */
 int32_t nn_pieces(const nn *n, int64_t elements);
 void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
 
-/* linear.c: sums[k] = sum over rows of x [rows, columns]. */
+/* linear.c: set sums[k] to the sum of column k of x [rows, columns]. */
 void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums);
 
-/* gemm.c: row-major C = alpha op(A) op(B) + beta C, by BLAS, or by plain loops without one. */
+/* gemm.c: C [m, n] = alpha op(A) op(B) + beta C, row-major; ta, tb: op transposes.  Without BLAS: nn_gemm_plain. */
 void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
              int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-/* Set BLAS to one thread a call, so that several threads may call it at once; false: not possible.  nn_gemm_together
- * undoes it.  Not nested, main thread only. */
+/* Set OpenBLAS to one thread a call, so that several threads may call it at once; false: not possible.
+ * nn_gemm_together restores the number of threads.  Call both on the main thread, and do not nest the calls. */
 bool nn_gemm_alone(nn *n);
 void nn_gemm_together(nn *n);
-/* The plain loops, the oracle of the tests: sums in double. */
+/* Compute nn_gemm by plain loops with sums in double; the oracle of the tests. */
 void nn_gemm_plain(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                    int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 

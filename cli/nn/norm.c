@@ -1,11 +1,12 @@
 /* norm.c: batch normalisation (Ioffe & Szegedy 2015) over batch and positions.
  *
  *   xh = (x - mean) r, r = 1 / sqrt(var + eps); y = gamma xh + beta
- *   dbeta = sum dy; dgamma = sum dy xh; dx = gamma r (dy - dbeta / R - xh dgamma / R)
+ *   dbeta = sum dy; dgamma = sum dy xh; dx = gamma r (dy - dbeta / R - xh dgamma / R), with sums over R rows
  *
- * Forward and backward have two passes.  The first sums two numbers a channel: in f32 over blocks of rows, in double over
- * blocks, pieces in order.  Values are relative to the first row, so that a large mean does not cancel digits
- * of the variance.  Images of few channels are processed several positions at a time to fill the vector registers. */
+ * A row is one position of one sample.  Forward and backward have two passes over the rows.  The first pass computes
+ * two sums a channel, in f32 over blocks of rows, in double over blocks and pieces, in a fixed order.  Forward first
+ * subtracts the first row, so that a large mean does not cancel digits of the variance.  If there are few channels,
+ * a wide row of several positions is processed at a time, to fill the vector registers. */
 #include "node.h"
 #include "simd.h"
 
@@ -15,12 +16,13 @@
 enum { BLOCK = 64, WIDE = 64 };
 static const double eps = 1e-5;
 
-/* kept: mean [C], r [C], factors a and b of the wide row [2 x W], shift [W]. */
+/* Arrays in v->kept, for C channels and W = room(C): mean [C], r [C]; factors a [W], b [W] and shift [W] of a wide
+ * row. */
 typedef struct kept_values {
   float *mean, *r, *a, *b, *shift;
 } kept_values;
 
-/* Positions of a wide row. */
+/* Return the number of positions in a wide row. */
 static int64_t wide_positions(int64_t channels, int64_t rows) {
   const int64_t g = WIDE / channels;
   return g > 1 && WIDE % channels == 0 && rows % g == 0 ? g : 1;
@@ -39,7 +41,7 @@ static int64_t kept(const nn *n, const node *v) {
   return (2 * v->shape.channels + 3 * room(v->shape.channels)) * (int64_t)sizeof(float);
 }
 
-/* For each piece two sums a column in double, and the f32 sums of a block. */
+/* For each piece, the scratch has two sums a column of a wide row, in double, and in f32 for one block. */
 static int64_t scratch(const nn *n, const node *v) {
   return n->threads * room(v->shape.channels) * 2 * (int64_t)(sizeof(double) + sizeof(float));
 }
@@ -51,8 +53,8 @@ typedef struct pass {
   int64_t rows, width; /* wide rows */
   int32_t pieces;
   bool adds;
-  double *sums; /* [pieces][2][width] */
-  float *block; /* [pieces][2][width] */
+  double *sums; /* [pieces][2][width]: sums over a piece */
+  float *block; /* [pieces][2][width]: sums over a block */
 } pass;
 
 NG_CLONES static void block_moments(const float *x, const float *shift, int64_t rows, int64_t w,
@@ -66,7 +68,7 @@ NG_CLONES static void block_moments(const float *x, const float *shift, int64_t 
   }
 }
 
-/* sum dy, sum dy (x - mean) */
+/* Add sum dy to s and sum dy (x - mean) to q. */
 NG_CLONES static void block_products(const float *x, const float *dy, const float *mean,
                                      int64_t rows, int64_t w, float *s, float *q) {
   for (int64_t r = 0; r < rows; r++, x += w, dy += w) {

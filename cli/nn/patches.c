@@ -1,13 +1,13 @@
-/* patches.c: images to rows of patches and back.  In NHWC a kernel row of a patch is one run of memory, clipped at the left
- * and right border. */
+/* patches.c: images to rows of patches and back.  In NHWC a kernel row of a patch is one run of memory, clipped at the
+ * left and right border. */
 #include "patches.h"
 
 #include "simd.h"
 
 #include <string.h>
 
-/* The part of kernel row i of the patch at (y, x) inside the image: values [*skip, *skip + *count) of its
- * kernel * channels, at offset *at of the sample. */
+/* Find the part of kernel row i of the patch at output position (y, x) that lies inside the image: values [*skip,
+ * *skip + *count) of the kernel * channels values of the row, at offset *at in the sample. */
 static void run_of(const patches *p, int64_t y, int64_t x, int64_t i, int64_t *skip, int64_t *count,
                    int64_t *at) {
   const int64_t row = y * p->stride + i - p->padding, left = x * p->stride - p->padding;
@@ -20,7 +20,7 @@ static void run_of(const patches *p, int64_t y, int64_t x, int64_t i, int64_t *s
   *at = (row * p->width + left + from) * p->channels;
 }
 
-/* A loop instead of memcpy: in small networks most runs are short. */
+/* Whole rows are copied by a loop instead of memcpy, because most rows of small networks are short. */
 NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y, int64_t x,
                                  float *to) {
   const int64_t width = p->kernel * p->channels;
@@ -38,7 +38,7 @@ NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y
   }
 }
 
-/* The output position of a row. */
+/* An output position. */
 typedef struct place {
   int64_t sample, y, x;
 } place;

@@ -1,8 +1,9 @@
 /* plan.c: one block of memory for a network.
  *
- * Values, gradients of parameters, `kept` and outputs have their own places; only kinds that work in place share outputs.
- * The gradient of an output lives from the backward of its last reader to its own backward.  Gradients get places in the
- * order of the backward walk: the lowest free gap that is large enough. */
+ * Parameters, their gradients, `kept` and outputs have separate memory, except that a node that works in place
+ * shares its input's output.  The gradient of an output is in use from the backward of the node's last reader to the
+ * backward of the node.  In the order of the backward pass, each gradient gets the lowest free gap that is large
+ * enough. */
 #include "plan.h"
 
 #include "common/cli.h"
@@ -37,7 +38,7 @@ static void decide(nn *n, bool share) {
     const node *in = nn_in(n, v, 0);
     v->shares = share && v->op->in_place && in->readers == 1 && !in->op->needs_output;
   }
-  /* In backward order the first reader writes the gradient, the others add. */
+  /* In backward order, the first reader of a node writes the node's gradient; later readers add to it. */
   bool *written = cli_take((size_t)n->n_nodes, sizeof *written);
   for (int i = n->n_nodes - 1; i > 0; i--) {
     node *v = &n->nodes[i];
@@ -57,11 +58,11 @@ typedef struct place {
   int64_t at, bytes;
 } place;
 
-/* Gradients alive while the backward of `now` runs, sorted by address. */
+/* Places of gradients in use at one moment of the backward pass, sorted by address. */
 typedef struct alive {
   place *list;
   int n;
-  int64_t most; /* bytes ever needed */
+  int64_t most; /* largest end of any place so far */
 } alive;
 
 static int64_t put(alive *a, int number, int64_t bytes) {
@@ -87,14 +88,14 @@ static void drop(alive *a, int number) {
   }
 }
 
-/* The node that owns the place of node i's gradient: the last of its in-place chain, in forward order. */
+/* Return the node under whose number the gradient of node i is placed: the last node of its in-place chain. */
 static int holder(const int *heir, int i) {
   while (heir[i] != i)
     i = heir[i];
   return i;
 }
 
-/* Set the offsets of all gradients, -1: none; return the bytes. */
+/* Set offset[i] to the offset of the gradient of node i (-1: not needed); return the bytes of all gradients. */
 static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
   alive a = {cli_take((size_t)n->n_nodes + 1, sizeof *a.list), 0, 0};
   int *heir = cli_take((size_t)n->n_nodes, sizeof *heir);
@@ -115,7 +116,7 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
       if (x <= 0 || !n->nodes[x].wants_grad || offset[x] >= 0) continue;
       offset[x] = v->shares && k == 0 ? offset[i] : put(&a, x, out_bytes(n, &n->nodes[x]));
     }
-    /* v's gradient is dead now, unless its first input uses the same place */
+    /* The gradient of v is not needed after this, unless the gradient of its first input has the same place. */
     if (!share) continue;
     if (!v->shares) drop(&a, holder(heir, i));
   }

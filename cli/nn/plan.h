@@ -4,8 +4,8 @@
 
 #include "node.h"
 
-/* Allocate n->memory and set all pointers into it; false: no memory.  share = false, for the tests' oracle: no node works
- * in place and no two gradients share memory. */
+/* Allocate n->memory and set all pointers into it; return false if there is no memory.  share = false (for the
+ * oracle of the tests): no node works in place, and no two gradients share memory. */
 bool nn_plan(nn *n, bool share);
 
 #endif

@@ -1,10 +1,10 @@
-/* pooling.c: maximum and mean over windows, mean over an image.  A window over the border uses the positions inside. */
+/* pooling.c: maximum and mean over windows, mean over an image.  A window uses only its positions inside the image. */
 #include "node.h"
 #include "simd.h"
 
 #include <string.h>
 
-/* The window [y0, y1) x [x0, x1) of an output position. */
+/* The window of an output position: the input positions [y0, y1) x [x0, x1) of a sample. */
 typedef struct window {
   int64_t sample, out, y0, y1, x0, x1; /* out: offset of the position's channels */
 } window;
@@ -27,7 +27,7 @@ typedef struct kind {
 
 static const kind *kind_of(const node *v) { return (const kind *)(const void *)v->op; }
 
-/* The part of a window that lies in the image, along one axis. */
+/* Set [*from, *to) to the part of a window that lies inside the image, along one axis of `size` positions. */
 static void span(int64_t position, const node *v, int64_t size, int64_t *from, int64_t *to) {
   *from = position * v->stride - v->padding;
   *to = *from + v->kernel < size ? *from + v->kernel : size;
@@ -184,7 +184,7 @@ int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride) {
   return windows(n, &mean_kind.op, x, kernel, stride, 0, true);
 }
 
-/* One square window over the whole image; positions outside do not count. */
+/* Use one square window over the whole image; positions outside the image do not count. */
 int nn_global_pool(nn *n, int x) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);
