@@ -12,7 +12,8 @@ typedef struct placed { /* offset of the window in the padded image */
   bool mirrored;
 } placed;
 
-/* 2 PAD + 1 offsets each way, equally likely; a function of the sample, not of its place in the batch. */
+/* Draw the window and the mirroring of a sample: each offset is one of -PAD to PAD, all equally likely.  The result
+ * does not depend on the place of the sample in the batch. */
 static placed draw(const data_how *how, int32_t sample) {
   placed p = {0, 0, false};
   uint32_t w[4];

@@ -13,7 +13,7 @@ enum { SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = 3 * PIXELS };
 
 enum { FILES = 5 };
 
-/* One row of a file: its last label, and its planes as pixels. */
+/* Read one row of a file: *y is the last label of the row, x [PIXELS, 3] its planes as pixels. */
 static int read_row(data_stream *file, const char *path, int64_t row, const data_set *d, uint8_t *x,
                     int32_t *y) {
   const int labels = d->classes == 100 ? 2 : 1;

@@ -18,7 +18,7 @@ typedef struct piece {
   struct piece *next;
 } piece;
 
-enum { HEAD = 64 }; /* bytes in front of the memory, which keep it aligned */
+enum { HEAD = 64 }; /* bytes of the list node before each block, which keep the block aligned */
 
 void *data_alloc(data_set *d, int64_t count, int64_t size) {
   const int64_t most = INT64_MAX / 2 / size;
@@ -101,7 +101,7 @@ void data_scales(data_set *d) {
   }
 }
 
-/* Mean and deviation of each channel or feature over the training rows; the deviation of a constant is 1. */
+/* Compute mean and deviation of each channel or feature over the training samples; the deviation of a constant is 1. */
 static void statistics(data_set *d) {
   const int64_t width = d->channels, per = d->height * d->width * width;
   d->mean = data_alloc(d, width, (int64_t)sizeof *d->mean);
@@ -145,7 +145,7 @@ static int labels_in_range(const data_set *d, const data_split *s, const char *w
 
 int data_open(const char *spec, data_set *out) {
   static const struct {
-    const char *name, *needs; /* after the colon; "": none, NULL: none or more */
+    const char *name, *needs; /* needs: text after the colon; "": none, NULL: optional */
     int (*read)(const char *text, data_set *d);
   } known[] = {{"digits", "", data_read_digits},          {"mnist", "a folder", data_read_idx},
                {"cifar10", "a folder", data_read_cifar},  {"cifar100", "a folder", data_read_cifar},
@@ -208,7 +208,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
     index[i] = source(&d->train, index[i]);
-  /* in the order of the source: batches then read memory forwards */
+  /* sort by source row, so that batches read memory forwards */
   qsort(index, (size_t)count, sizeof *index, by_number);
   qsort(index + count, (size_t)(n - count), sizeof *index, by_number);
   d->validation = d->train;
@@ -217,6 +217,6 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->train.index = index + count;
   d->train.n = n - count;
   if (d->images == NULL)
-    statistics(d); /* without the validation samples; image sets have given statistics */
+    statistics(d); /* without the validation samples; settings give those of image sets */
   return CLI_OK;
 }

@@ -1,4 +1,4 @@
-/* digits.c: the shipped UCI digits: lines of 64 values 0 to 16 and a label. */
+/* digits.c: read the shipped UCI digits, lines of 64 values from 0 to 16 and a label. */
 #include "common/cli.h"
 #include "readers.h"
 
@@ -10,14 +10,14 @@
 
 enum { ROWS = 1797, TRAIN = 1437, SIDE = 8, PIXELS = SIDE * SIDE };
 
-/* $NATGRAD_DATA comes first. */
+/* Return the path of digits.csv: in the folder NATGRAD_DATA if this variable is set, else the shipped file. */
 static char *find(void) {
   const char *set = getenv("NATGRAD_DATA");
   if (set != NULL && set[0] != 0) return cli_join(set, "digits.csv");
   return cli_shipped("digits.csv", "data/digits.csv");
 }
 
-/* Read a number up to `most` and the separator after it; -1: not found. */
+/* Read a number from 0 to `most` and the separator after it, and advance *at; -1: the text differs. */
 static int number(const unsigned char **at, const unsigned char *end, int most, char separator) {
   int v = 0, digits = 0;
   for (; *at < end && **at >= '0' && **at <= '9' && digits < 3; (*at)++, digits++)

@@ -1,6 +1,6 @@
-/* idx.c: MNIST and Fashion-MNIST.  A file has a magic number (0, 0, type, number of axes), the lengths of the axes as
- * big-endian 32-bit numbers, and the values.  Supported: unsigned bytes, images of three axes, labels of one, plain
- * or gzip. */
+/* idx.c: MNIST and Fashion-MNIST.  A file has a magic number (0, 0, type, number of axes), the lengths of the axes
+ * as big-endian 32-bit numbers, and the values.  The reader accepts unsigned bytes in images of three axes and
+ * labels of one axis, plain or gzip. */
 #include "common/cli.h"
 #include "readers.h"
 
@@ -14,7 +14,8 @@ static int64_t big_endian(const unsigned char *b) {
   return ((int64_t)b[0] << 24) | ((int64_t)b[1] << 16) | ((int64_t)b[2] << 8) | b[3];
 }
 
-/* Sources name the files differently: "-idx3-ubyte" or ".idx3-ubyte", plain or .gz. */
+/* Find the file STEM-idx<axes>-ubyte or STEM.idx<axes>-ubyte, plain or .gz: the published archives use all four
+ * names. */
 static int find(const char *folder, const char *stem, int axes, char **path) {
   static const char separator[] = {'-', '.'};
   for (int i = 0; i < 4; i++) {
@@ -32,7 +33,7 @@ static int find(const char *folder, const char *stem, int axes, char **path) {
                  stem, axes);
 }
 
-/* Read the header and compare its lengths with the size of the file; *out then continues with the values. */
+/* Open the file, read its header and compare the lengths with the size of the file; the values are next in *out. */
 static int open_idx(const char *path, int axes, int64_t length[3], data_stream **out) {
   if (data_stream_open(path, false, out) != CLI_OK) return CLI_BAD;
   const int64_t head = 4 + 4 * axes, most = data_stream_most(*out), count = most - head;

@@ -1,5 +1,5 @@
-/* image_files.c: the files of an image set.  Folders are walked in the order of names, at most DEPTH deep, which
- * ends a circle of links.  An entry that is neither a file nor a folder is an error and is never opened. */
+/* image_files.c: find the files of an image set.  Folders are read in the order of names and at most DEPTH deep, so
+ * that a circle of links ends.  An entry that is neither a file nor a folder is an error and is not opened. */
 #include "image_files.h"
 
 #include "common/cli.h"
@@ -15,7 +15,7 @@
 
 enum { DEPTH = 32, LABELS = 65536 };
 
-/* Take ownership of `path`; `name`: its part below the data folder, for the checksum. */
+/* Append a file and take ownership of `path`; the checksum uses `name`, the path below the data folder. */
 static int add(image_list *f, char *path, const char *name, int64_t bytes, int32_t label) {
   if (f->n == INT32_MAX / 2) {
     free(path);
@@ -46,7 +46,7 @@ static int by_name(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Names in a folder, sorted, without hidden ones. */
+/* List the entries of a folder, sorted by name, without hidden entries. */
 static int names_in(const char *folder, image_names *out) {
   out->n = scandir(folder, &out->list, shown, by_name);
   if (out->n >= 0) return CLI_OK;
@@ -72,7 +72,7 @@ static void add_other(image_list *f, const char *path) {
   if (f->other++ == 0) f->first_other = cli_copy(path);
 }
 
-/* CLI_BAD, reported: no such path, or neither a file nor a folder. */
+/* Read the status of a path.  CLI_BAD, reported: no such path, or neither a file nor a folder. */
 static int check_path(const char *path, struct stat *about) {
   if (stat(path, about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
   if (S_ISREG(about->st_mode) || S_ISDIR(about->st_mode)) return CLI_OK;
@@ -135,7 +135,7 @@ int found_folder(const char *folder, image_names *names, image_list *out) {
       rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
       rc = one_class(&w, path, kept);
-      inside.list[i] = inside.list[kept]; /* move classes to the front, in order */
+      inside.list[i] = inside.list[kept]; /* move the folders of classes to the front, in order */
       inside.list[kept++] = entry;
     }
     free(path);
@@ -154,7 +154,7 @@ int found_folder(const char *folder, image_names *names, image_list *out) {
 
 /* ---- lists -------------------------------------------------------------------------------------*/
 
-/* Split "PATH LABEL" in place; the trimmed path, or NULL if the line is malformed. */
+/* Split "PATH LABEL" in place; return the path without blanks around it, or NULL if the line is malformed. */
 static char *split_line(char *line, int32_t *label) {
   size_t n = strlen(line);
   while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL)

@@ -1,4 +1,4 @@
-/* images.c: from the settings after "images:" to an image set; one sample of the set. */
+/* images.c: open an image set from the settings after "images:", and load one sample of the set. */
 #include "images.h"
 
 #include "common/cli.h"
@@ -17,7 +17,7 @@
 
 /* ---- a sample ----------------------------------------------------------------------------------*/
 
-/* The same draw as in batch.c: a vertical and a horizontal offset, and mirroring. */
+/* Draw w[0]: vertical offset, w[1]: horizontal offset, w[2]: mirroring; the same draw as in batch.c. */
 static void draw(const data_how *how, int32_t row, uint32_t w[4]) {
   random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)row, w);
 }
@@ -86,7 +86,7 @@ static double npy_at(const ngio_npy *a, int64_t i) {
   return a->dtype == NGIO_F32 ? (double)((const float *)a->data)[i] : ((const double *)a->data)[i];
 }
 
-/* Files have values from 0 to 255.  `image`: [3, height, width] is accepted, too. */
+/* Read a mean or deviation, whose values are 0 to 255, from a file [3].  `image`: accept [3, height, width], too. */
 static int from_npy(data_set *d, const char *key, const char *path, bool image, float to[3]) {
   const int64_t side = d->images->side;
   char message[256] = "";
@@ -175,7 +175,7 @@ static bool folder_at(const char *path) {
   return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
 }
 
-/* The folder DIR/name, or NULL. */
+/* Return the path folder/name if it is a folder, else NULL. */
 static char *inside(const char *folder, const char *name) {
   char *path = cli_join(folder, name);
   if (folder_at(path)) return path;
@@ -243,7 +243,7 @@ static int find_folders(const wish *w, image_list *splits) {
   return rc;
 }
 
-/* A resumed run must have the same files and the same normalisation. */
+/* Return a CRC of files, sizes and normalisation: a resumed run must have the same ones. */
 static uint32_t checksum(const data_set *d) {
   const image_set *s = d->images;
   const int64_t numbers[4] = {s->side, s->resize, s->list[0].crc, s->list[1].crc};

@@ -1,5 +1,5 @@
-/* loader.c: a ring of images.  One thread requests and takes samples in the same order; the other threads decode them.
- * Pixels do not depend on the thread that decodes them. */
+/* loader.c: a ring of images.  One thread requests samples and takes them in the same order; the other threads decode.
+ * Pixels do not depend on the thread that decodes a sample. */
 #include "images.h"
 
 #include "common/cli.h"
@@ -68,7 +68,7 @@ int image_loader_create(const image_set *set, image_loader **out) {
   (void)pthread_mutex_init(&l->lock, NULL);
   (void)pthread_cond_init(&l->work, NULL);
   (void)pthread_cond_init(&l->done, NULL);
-  sigset_t all, before; /* the training thread handles signals */
+  sigset_t all, before; /* block signals in the new threads: the training thread handles signals */
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   while (l->threads < set->threads && pthread_create(&l->thread[l->threads], NULL, work, l) == 0)
@@ -103,7 +103,7 @@ void image_loader_destroy(image_loader **loader) {
 
 bool image_loader_ask(image_loader *l, const image_list *list, int32_t row, const data_how *how) {
   (void)pthread_mutex_lock(&l->lock);
-  /* The caller still reads the slot that it took last. */
+  /* One slot is not free: the caller still reads the bytes of the last image_loader_take. */
   const bool fits = l->asked - l->taken < l->room - 1;
   if (fits) {
     slot *s = &l->slot[l->asked++ % l->room];
@@ -130,7 +130,7 @@ const uint8_t *image_loader_take(image_loader *l, char why[PICTURE_WHY]) {
 
 void image_loader_drop(image_loader *l) {
   (void)pthread_mutex_lock(&l->lock);
-  l->given = l->asked; /* no thread starts on them */
+  l->given = l->asked; /* no thread starts to decode the requests that remain */
   while (l->decoding > 0)
     (void)pthread_cond_wait(&l->done, &l->lock);
   l->taken = l->asked;

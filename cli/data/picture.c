@@ -44,7 +44,7 @@ bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTU
   } else {
     return refuse(why, "its first bytes are neither JPEG's nor PNG's");
   }
-  for (char *c = why; !good && *c != 0; c++) { /* messages may contain text of the file */
+  for (char *c = why; !good && *c != 0; c++) { /* messages may quote bytes of the file */
     if ((unsigned char)*c < 32 || (unsigned char)*c > 126) *c = '?';
   }
   if (!good) {
@@ -59,7 +59,7 @@ static bool read_all(int fd, uint8_t *to, size_t n) {
     const ssize_t got = read(fd, to, n);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      if (got == 0) errno = EIO; /* shorter than fstat said */
+      if (got == 0) errno = EIO; /* the file became shorter after fstat */
       return false;
     }
     to += got;
@@ -101,10 +101,10 @@ void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_
   *to_width = (width * shorter + least - 1) / least;
 }
 
-/* Input pixels of an output pixel, and their weights. */
+/* The input pixels [first, first + count) of an output pixel along one axis, and their weights. */
 typedef struct taps {
   int64_t first, count;
-  float *weight; /* the first output's is the memory of all */
+  float *weight; /* [count]; one allocation for all outputs, at the first output */
 } taps;
 
 static void taps_free(taps *t) {
@@ -112,7 +112,7 @@ static void taps_free(taps *t) {
   free(t);
 }
 
-/* Taps of outputs from, from + 1, ... of a line of `size` pixels scaled to `to`. */
+/* Compute the taps of the output pixels [from, from + outputs) of a line of `size` pixels scaled to `to` pixels. */
 static taps *taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs) {
   const double scale = (double)size / (double)to, reach = scale > 1.0 ? scale : 1.0;
   const int64_t most = 2 * (int64_t)ceil(reach) + 1;

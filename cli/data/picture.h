@@ -1,13 +1,13 @@
 /* picture.h: decode a JPEG or PNG file to 8-bit R, G, B, and cut out a square window.
  *
- * The bytes are not trusted.  The first bytes select the decoder, not the name.
+ * The bytes are not trusted.  The first bytes, not the name of the file, select the decoder.
  *   grey             three equal channels
  *   palette          its colours
  *   16 bits          rounded to 8
  *   alpha            dropped, not blended
- *   CMYK, YCCK       R = C K / 255, G and B alike, with inverted inks (as Adobe writes; others are inverted first)
- *   EXIF's rotation  ignored, as PyTorch's and the published loaders do; so are colour profiles and gamma
- *   truncated, or damaged in a way that changes pixels: an error; extra bytes between two parts: accepted
+ *   CMYK, YCCK       R = C K / 255, G and B alike, for inverted inks as Adobe writes; other files are inverted first
+ *   EXIF's rotation  ignored, as PyTorch's and the published loaders do; colour profiles and gamma are ignored, too
+ *   truncated files, and damage that changes pixels: an error; extra bytes between two parts: accepted
  *   more than PICTURE_SIDE in height or width, or PICTURE_PIXELS pixels: an error before memory is allocated */
 #ifndef DATA_PICTURE_H
 #define DATA_PICTURE_H
@@ -20,10 +20,10 @@ enum { PICTURE_SIDE = 65500, PICTURE_PIXELS = 1 << 26, PICTURE_WHY = 200, PICTUR
 
 typedef struct picture {
   int64_t height, width;
-  uint8_t *rgb; /* [height, width, 3], for free() */
+  uint8_t *rgb; /* [height, width, 3]; the caller frees this memory with free() */
 } picture;
 
-/* false: the reason is in `why`, and *out is empty. */
+/* Decode the n bytes of a file.  false: the reason is in `why`, and *out is empty. */
 bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
 /* Read and decode a file.  Anything but a regular file is an error; a pipe does not block. */
 bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]);
@@ -36,14 +36,14 @@ const char *picture_png_library(void);
 /* Check the size and allocate the pixels. */
 bool picture_room(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]);
 
-/* Scale so that the shorter side is `shorter`; the other side is rounded up. */
+/* Compute the size of a picture scaled so that the shorter side is `shorter`; the other side is rounded up. */
 void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
                     int64_t *to_width);
 
-/* Of the picture scaled to height x width the window [side, side] at (top, left), which lies inside.
- * Every output pixel is a weighted mean of the input pixels around it.  Weights fall linearly to 0 over one output or
- * one input pixel, whichever is larger (triangle filter: bilinear when enlarging, antialiased when shrinking).  The
- * mean is rounded to 8 bits once. */
+/* Scale the picture to height x width, and write the window [side, side, 3] at (top, left) to `to`; the window must
+ * lie inside.  Every output pixel is a weighted mean of the input pixels near it.  Weights fall linearly to 0 over
+ * one output or one input pixel, whichever is larger (triangle filter: bilinear when enlarging, antialiased when
+ * shrinking).  The mean is rounded to 8 bits once. */
 void picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
                     int64_t side, uint8_t *to);
 

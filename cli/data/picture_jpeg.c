@@ -1,4 +1,5 @@
-/* picture_jpeg.c: JPEG by libjpeg-turbo.  Its error exit jumps back here.  Warnings about invented pixels are errors. */
+/* picture_jpeg.c: decode JPEG by libjpeg-turbo, whose errors jump back to `decode`.  Warnings about pixels are
+ * errors. */
 #include "picture.h"
 
 #include <stdio.h>
@@ -14,7 +15,7 @@
 
 #include <jerror.h>
 
-/* A progressive file may demand any number of passes over all pixels: limit the time. */
+/* Limit the time: a progressive file may have any number of scans, each a pass over all pixels. */
 enum { MOST_SCANS = 500 };
 
 typedef struct reader {
@@ -24,7 +25,7 @@ typedef struct reader {
   jmp_buf back;
   char *why;
   picture *out;
-  uint8_t *line; /* CMYK */
+  uint8_t *line; /* one row of CMYK pixels */
 } reader;
 
 static void leave(j_common_ptr c) {
@@ -35,7 +36,7 @@ static void leave(j_common_ptr c) {
   longjmp(r->back, 1);
 }
 
-/* Warnings that do not change pixels. */
+/* Return true for the code of a warning that does not concern pixels. */
 static bool harmless(int code) {
   return code == JWRN_EXTRANEOUS_DATA || code == JWRN_ADOBE_XFORM || code == JWRN_JFIF_MAJOR;
 }
@@ -53,7 +54,7 @@ static void watch(j_common_ptr c) {
   longjmp(r->back, 1);
 }
 
-/* Adobe writes inverted inks: 255 is none. */
+/* Convert a row of CMYK to RGB.  `inverted`: 255 means no ink, as Adobe writes. */
 static void from_inks(const uint8_t *line, int64_t width, bool inverted, uint8_t *to) {
   for (int64_t x = 0; x < width; x++) {
     unsigned ink[4];

@@ -1,4 +1,5 @@
-/* picture_png.c: PNG by libpng.  Its errors jump back here; its warnings do not concern pixels and are ignored.
+/* picture_png.c: decode PNG by libpng, whose errors jump back to `decode`; warnings do not concern pixels and are
+ * ignored.
  *
  * Chunk lengths are checked first, because libpng would allocate as much memory as a chunk claims. */
 #include "picture.h"
@@ -40,7 +41,7 @@ static void give(png_structp png, png_bytep to, size_t n) {
   r->left -= n;
 }
 
-/* Do all chunks up to IEND lie within the bytes? */
+/* Return true if all chunks up to IEND lie within the n bytes. */
 static bool whole(const uint8_t *bytes, size_t n) {
   for (size_t at = 8; at <= n && n - at >= 12;) {
     const uint8_t *c = bytes + at;
@@ -55,7 +56,7 @@ static bool whole(const uint8_t *bytes, size_t n) {
 static bool decode(reader *r) {
   if (setjmp(png_jmpbuf(r->png)) != 0) return false;
   png_set_read_fn(r->png, r, give);
-  png_set_user_limits(r->png, 0x7fffffff, 0x7fffffff); /* picture_room has the limits */
+  png_set_user_limits(r->png, 0x7fffffff, 0x7fffffff); /* picture_room checks the size */
   if (!whole(r->bytes, r->left)) png_error(r->png, "cut short");
   png_read_info(r->png, r->info);
   const int64_t height = png_get_image_height(r->png, r->info);

@@ -7,43 +7,45 @@
 
 #include <stddef.h>
 
-int data_read_digits(const char *text, data_set *d); /* text: "" */
+int data_read_digits(const char *text, data_set *d); /* text: not used */
 int data_read_idx(const char *folder, data_set *d);
-int data_read_cifar(const char *folder, data_set *d); /* named cifar10 or cifar100 */
+int data_read_cifar(const char *folder, data_set *d); /* d->name: cifar10 or cifar100 */
 int data_read_npy(const char *names, data_set *d);
 int data_read_images(const char *settings, data_set *d);
-void data_close_images(data_set *d); /* any data set */
+void data_close_images(data_set *d); /* d may be any data set */
 int data_make_synthetic(const char *settings, data_set *d);
 
-/* Zeroed memory that data_close frees.  Without memory the program ends with one line. */
+/* Allocate zeroed memory, which data_close frees, or end the program with one line if there is no memory. */
 void *data_alloc(data_set *d, int64_t count, int64_t size);
 
-/* Set scale and shift from byte_scale, mean and deviation. */
+/* Compute scale and shift from byte_scale, mean and deviation. */
 void data_scales(data_set *d);
 
-/* A setting KEY=VALUE: a whole number or a number from `lower` to `upper`, or a text that is not empty. */
+/* A setting KEY=VALUE.  One pointer is not NULL: `whole` or `real`, a number from `lower` to `upper`, or `text`, which
+ * must not be empty. */
 typedef struct data_setting {
   const char *key;
   double lower, upper;
   long long *whole;
   double *real;
-  const char **text; /* a part of the parsed text */
+  const char **text; /* set to a pointer into the parsed text */
 } data_setting;
 
-/* Parse "KEY=VALUE,KEY=VALUE", each key at most once; changes the text. */
+/* Parse "KEY=VALUE,KEY=VALUE" in place, with the n known keys, each at most once; `source`: the data set, for
+ * messages. */
 int data_settings(const char *source, char *text, const data_setting *known, int n);
 
 /* ---- stream.c: the bytes of a file, plain or gzip; CLI_BAD: reported in one line ------------------*/
 
 typedef struct data_stream data_stream;
 
-/* A regular file; path is borrowed.  plain: refuse gzip. */
+/* Open a regular file; the stream borrows `path`.  plain: report a gzip file as an error. */
 int data_stream_open(const char *path, bool plain, data_stream **out);
 void data_stream_close(data_stream **s); /* accepts NULL */
 bool data_stream_zipped(const data_stream *s);
-/* An upper bound of its bytes: the size of a plain file, or that size times the largest ratio of deflate. */
+/* Return an upper bound of the stream's bytes: the size of the file, times the largest ratio of deflate for gzip. */
 int64_t data_stream_most(const data_stream *s);
 int data_stream_read(data_stream *s, void *to, int64_t n); /* exactly the next n bytes    */
-int data_stream_end(data_stream *s);                       /* an error if bytes are left  */
+int data_stream_end(data_stream *s);                       /* CLI_BAD if bytes are left   */
 
 #endif

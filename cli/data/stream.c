@@ -1,6 +1,6 @@
 /* stream.c: read one file in order, plain or gzip, so that a reader can check the header before it allocates.
  *
- * A gzip file (RFC 1952) has one or several members; zlib ignores other bytes after the last, as gzip does. */
+ * A gzip file (RFC 1952) has one or several members; zlib ignores other bytes after the last member, as gzip does. */
 #include "readers.h"
 
 #include "common/cli.h"
@@ -25,7 +25,7 @@ struct data_stream {
 int data_stream_open(const char *path, bool plain, data_stream **out) {
   *out = NULL;
   struct stat about;
-  /* opening a pipe would wait for its writer */
+  /* without O_NONBLOCK, open of a pipe would wait for a writer */
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 || fstat(fd, &about) != 0) {
     const int why = errno;
@@ -66,7 +66,7 @@ int64_t data_stream_most(const data_stream *s) {
   return s->size < INT64_MAX / RATIO ? s->size * RATIO : INT64_MAX;
 }
 
-/* Read up to n bytes: their number, 0 at the end of the file, -1: reported. */
+/* Read up to n bytes and return their number; 0: the end of the file; -1: reported. */
 static int64_t read_some(const data_stream *s, void *to, int64_t n) {
   const int got = gzread(s->file, to, (unsigned)(n < 1 << 30 ? n : 1 << 30));
   int code = Z_OK;

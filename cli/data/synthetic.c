@@ -1,5 +1,5 @@
-/* synthetic.c: generated classes.  Each class has a centre of length sqrt(features), smoothed over neighbouring
- * pixels of images; a sample is its centre plus normal noise.  The data are a function of the settings. */
+/* synthetic.c: generate a data set from settings.  Each class has a random centre of length sqrt(features), smoothed
+ * over neighbouring pixels of images; a sample is the centre of its class plus normal noise. */
 #include "common/cli.h"
 #include "common/random.h"
 #include "readers.h"
@@ -37,7 +37,7 @@ static int parse(char *text, recipe *r) {
   return CLI_OK;
 }
 
-/* Average each pixel with its neighbours, twice, then scale to length sqrt(count). */
+/* Average each pixel of x with its neighbours, twice, then scale x to length sqrt(count). */
 static void smooth(const recipe *r, float *x, float *work) {
   const int64_t h = r->height, w = r->width, c = r->channels, count = h * w * c;
   for (int pass = 0; pass < 2 && h * w > 1; pass++) {
