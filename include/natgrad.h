@@ -28,7 +28,7 @@
  *   nu  clip factor                                    lambda  damping
  *   rho weight of the old running average              W   ranks
  *
- * Every function comment answers Math, Shapes, Units, Memory, Ranks, Threads, Errors.  A line that
+ * Function comments have lines Math, Shapes, Units, Memory, Ranks, Threads and Errors.  A line that
  * would only repeat these general rules is left out:
  *
  *   Memory:  arguments are borrowed until the call returns; texts are copied.  Texts that a call
@@ -40,7 +40,7 @@
  *   Threads: different contexts are independent; a context and its objects are used by one thread
  *            at a time.  Functions without an object may be called from any thread.
  *   Errors:  the status says what remains valid (NG_STATUS_LIST); ng_last_error gives the reason in
- *            one line.  Functions with `message` (`size` bytes, may be NULL) write it there.
+ *            one line.  Functions with `message` (`size` bytes or NULL) write the reason there.
  *            Every call may return NG_ERR_ARG (NULL; no such index, name or value; struct_size not
  *            set) and NG_ERR_NOMEM, a collective call NG_ERR_COMM; other errors are listed.
  *            The library never exits, aborts, prints or installs signal handlers.
@@ -54,7 +54,7 @@
  * ng_report r = {.struct_size = sizeof r}.
  *
  * Declarations behind NG_EXPERIMENTAL may change in any version; define that macro before the
- * include to use them.  All others are only extended. */
+ * include to use them.  All other declarations are only extended. */
 #ifndef NATGRAD_H
 #define NATGRAD_H
 
@@ -104,14 +104,14 @@ NG_API const char *ng_status_meaning(ng_status s);
 typedef enum ng_dtype { NG_F32 = 1, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8 } ng_dtype;
 typedef enum ng_mem { NG_HOST = 1, NG_DEVICE = 2 } ng_mem;
 
-/* NG_COPY: the library does not read the array after the call.  NG_BORROW: it may, until the next
- * ng_step* or ng_reset_batch returns. */
+/* NG_COPY: the library does not read the array after the call.  NG_BORROW: the library may read the
+ * array until the next ng_step* or ng_reset_batch returns. */
 typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
 
 /* An array of the caller, with the fields of DLPack's DLTensor (add its byte_offset to `data`).
  * Element (i0, i1, ...) is at data + i0 stride[0] + i1 stride[1] + ... elements.  Any strides are
- * valid: slices, transposed matrices, channels-last images; 0 for an expanded axis of an input.  In
- * an output no two elements share memory and rows do not interleave.
+ * valid: slices, transposed matrices, channels-last images; an expanded axis of an input has 0.  In
+ * an array that the library writes, no two elements share memory and rows do not interleave.
  * Memory:  `data` is aligned for dtype; shape and stride are read during the call only. */
 enum { NG_DIMS = 8 };
 typedef struct ng_array {
@@ -124,16 +124,16 @@ typedef struct ng_array {
   int64_t room[8];       /* extents in [0, 4), strides in [4, 8), so a struct can be returned */
 } ng_array;
 
-/* Describe a host array in one line: ng_array x = ng_array_matrix(data, 32, 784, NG_F32);
- * vector [n]; dense matrix [rows, cols]; matrix with rows `stride` elements apart; images
- * [n, c, h, w], stored in that order; images of the same shape, stored as [n, h, w, c]. */
+/* Return an ng_array of host memory: a dense vector [n]; a dense matrix [rows, cols]; a matrix
+ * [rows, cols] whose rows are `stride` elements apart; images [n, c, h, w] that are stored in this
+ * order; images [n, c, h, w] that are stored in the order [n, h, w, c]. */
 NG_API ng_array ng_array_vector(void *data, int64_t n, ng_dtype t);
 NG_API ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype t);
 NG_API ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t stride, ng_dtype t);
 NG_API ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t);
 NG_API ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t);
 
-/* Bytes of one element (0: unknown dtype); "f32", "bf16", ... ("?": unknown dtype). */
+/* Return the bytes of one element, and the name "f32", ...; 0 and "?" for an unknown dtype. */
 NG_API int64_t ng_dtype_size(ng_dtype t);
 NG_API const char *ng_dtype_name(ng_dtype t);
 
@@ -148,8 +148,8 @@ typedef struct ng_transport ng_transport; /* section 3 */
 typedef enum ng_coll_kind {
   NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` */
   NG_BROADCAST = 2,      /* recv of every rank = send of `root`; `count` */
-  NG_REDUCE_SCATTER = 3, /* rank r receives counts[r] sums, in rank order; send holds all */
-  NG_ALL_GATHER = 4      /* rank r sends counts[r]; recv holds all, in rank order */
+  NG_REDUCE_SCATTER = 3, /* rank r receives its counts[r] elements of the sum of send */
+  NG_ALL_GATHER = 4      /* rank r sends counts[r] elements; recv has all, in rank order */
 } ng_coll_kind;
 
 /* One collective.  Every member of the group makes the same calls in the same order. */
@@ -160,8 +160,8 @@ typedef struct ng_collective {
   ng_mem mem;
   void *group;      /* from group_create; NULL: all ranks */
   int32_t root;     /* broadcast: rank in the whole transport */
-  const void *send; /* disjoint from recv, or in place: recv; all-gather: the own part of recv */
-  void *recv;       /* reduce-scatter in place: the own part of send */
+  const void *send; /* disjoint from recv, or in place: recv; all-gather: this rank's part of it */
+  void *recv;       /* reduce-scatter in place: this rank's part of send */
   int64_t count;    /* elements; all-reduce and broadcast */
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather */
   void *stream;          /* device memory: stream to be ordered after; NULL on the host */
@@ -174,25 +174,25 @@ struct ng_transport {
   int32_t rank, size;
   /* Required: perform `c`; return when recv is complete. */
   ng_status (*run)(void *user, const ng_collective *c);
-  /* The others are optional.  A pair: start returns at once, wait completes; `c` and its buffers
-   * stay valid until wait.  Default: start calls run. */
+  /* Callbacks below are optional.  Set start and wait together: start returns at once, wait returns
+   * when recv is complete; until then `c` and its buffers stay valid.  Default: start calls run. */
   ng_status (*start)(void *user, const ng_collective *c, void **request);
   ng_status (*wait)(void *user, void *request);
-  /* A pair: groups of ascending ranks, created collectively by all ranks.  Required for
-   * grad_worker_fraction other than 0 and 1. */
+  /* Set both together.  All ranks call group_create, with the `n` ascending ranks of a group.
+   * Required for grad_worker_fraction other than 0 and 1. */
   ng_status (*group_create)(void *user, const int32_t *ranks, int32_t n, void **group);
   void (*group_destroy)(void *user, void *group);
   /* Bit (1 << kind) for each kind that `run` performs; 0: all-reduce and broadcast.  The library
    * builds the other kinds from these two. */
   uint32_t kinds;
-  /* This rank fails; wake the other ranks, whose calls then fail. */
+  /* Called if this rank fails: wake the other ranks, so that their calls fail. */
   void (*abort)(void *user);
-  /* With start and wait, called by the thread that started the request: make progress without
-   * blocking.  *done = 1: complete, recv may be read, wait is not called; 0: call again later. */
+  /* Needs start and wait; called by the thread that started the request.  Make progress without
+   * blocking.  *done = 1: recv is complete, and wait is not called; 0: test is called again. */
   ng_status (*test)(void *user, void *request, int32_t *done);
 };
 
-/* Create ranks as threads of one process.  Sums are taken in rank order: same bits in every run.
+/* Create ranks as threads of one process.  Sums add in rank order: same bits in every run.
  * ng_threads_transport fills a table of `size` bytes for one rank.
  * Memory:  the group outlives every context that uses it.
  * Threads: create and destroy in one thread; use the table of rank r in the thread of rank r. */
@@ -217,7 +217,7 @@ typedef enum ng_log_level {
 /* Services of a context.  ng_context_config_init sets defaults; every pointer may stay NULL. */
 typedef struct ng_context_config {
   size_t struct_size;
-  /* Allocator of 64-byte aligned blocks; free gets the size given to alloc.  Both or neither. */
+  /* Allocator of 64-byte aligned blocks; free gets the size given to alloc.  Set both or none. */
   void *(*alloc)(void *user, size_t bytes);
   void (*free)(void *user, void *ptr, size_t bytes);
   void *alloc_user;
@@ -229,14 +229,14 @@ typedef struct ng_context_config {
    * never calls BLAS from two threads at once.  Contexts that run at the same time share the
    * processors: set `threads` and OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
   int32_t threads;
-  /* Log: one line without newline, as "step: n = 12 clip = 0.031".  NULL: silent. */
+  /* Log one line without newline, such as "step: n = 12 clip = 0.031".  NULL: silent. */
   void (*log)(void *user, ng_log_level level, const char *line);
   void *log_user;
   ng_log_level log_level;        /* most verbose level; NG_LOG of the environment overrides it */
   const ng_transport *transport; /* copied; NULL: one rank */
   const char *linalg;            /* "cpu", "ref"; NULL: the best; see ng_component_info */
   void *queue;                   /* device stream (cudaStream_t) of all work; NULL on the host */
-  /* Copied groups of ranks; NULL: none.  All ranks set one or none; else ng_ready: NG_ERR_COMM.
+  /* Groups of ranks, copied; NULL: none.  If only some ranks set one, ng_ready: NG_ERR_COMM.
    * Tensor parallelism: ranks of `transport` that work on the same samples and share layers
    * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size. */
   const ng_transport *model_group;
@@ -262,7 +262,7 @@ NG_API void ng_context_destroy(ng_context **ctx);
 /* Return the reason of the last failure in one line, or "".  Valid until the next call. */
 NG_API const char *ng_last_error(const ng_context *ctx);
 
-/* Return the threads of the loops, at least 1; bytes held now, their peak, calls of alloc. */
+/* Return the threads of the loops, at least 1; get the bytes held now, their peak, alloc calls. */
 NG_API int32_t ng_context_threads(const ng_context *ctx);
 NG_API void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak,
                                  int64_t *calls);
@@ -274,13 +274,13 @@ NG_API void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t 
 NG_API int32_t ng_version(void);
 NG_API int32_t ng_build_info(char *text, size_t size);
 
-/* Read linear algebra or transport i, built in or known. */
+/* Describe component i: a linear algebra or a transport, built in or missing in this build. */
 typedef struct ng_component {
   size_t struct_size;
   const char *kind; /* "linalg" or "transport" */
   const char *name; /* "ref", "cpu", "cuda", "threads" */
   int32_t built_in;
-  const char *absent; /* how to get it; "" if built in */
+  const char *absent; /* how to get a missing component; "" if built in */
 } ng_component;
 NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
 
@@ -323,8 +323,8 @@ NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name
                                            size_t size);
 NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char *name, double *out);
 
-/* Read environment variable i.  When a context is created, other variables NG_* are logged as
- * warnings, with the nearest name. */
+/* Describe environment variable i.  ng_context_create warns in the log about every other variable
+ * NG_*, with the nearest name. */
 typedef struct ng_variable_info {
   size_t struct_size;
   char name[48];       /* "NG_THREADS", "NG_DAMPING"; last "NG_TEST_*", for the tests */
@@ -335,14 +335,14 @@ NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 /* Check combinations of options, e.g. damping_split = joint needs solver = eigen. */
 NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message, size_t size);
 
-/* Write to `needs` (128 bytes are enough) the condition under which an option has an effect beside
- * the present values, e.g. "clip = kl" for kl_clip, or "" if it has one.  An idle option is no
- * error: ng_set or a layer's own options may give it an effect.
+/* If an option has no effect with the present values of the others, write the condition for an
+ * effect to `needs` (128 bytes are enough), e.g. "clip = kl" for kl_clip; otherwise write "".  Such
+ * an idle option is no error: ng_set or a layer's own options may give it an effect.
  * Errors:  NG_ERR_ARG (`size` too small); then *needs is 0. */
 NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *option, char *needs,
                                             size_t size);
 
-/* Select a published program and variant, ("KAISA", "eigen"), which resets all options; set one
+/* Reset all options to those of a published program and variant ("KAISA", "eigen"); set one
  * option by its published name, with its meaning in that program (factor_decay weighs the old
  * average in one program, the new sample in another).  *lr (may be NULL) receives the value if the
  * option is the lr argument of ng_step. */
@@ -360,7 +360,7 @@ typedef enum ng_option_type {
   NG_OPTION_TEXT = 5
 } ng_option_type;
 
-/* A row of the tables of options, of methods (option values), of a method's published names. */
+/* Rows of three tables: options; methods; the published names of a method. */
 typedef struct ng_option_info {
   size_t struct_size;
   const char *name, *group;
@@ -374,7 +374,7 @@ typedef struct ng_option_info {
   int32_t per_layer;  /* 1: allowed in ng_layer.options and per_layer */
   int32_t live;       /* 1: ng_set may change it after ng_ready */
   const char *family; /* the only family with this option; "": all */
-  const char *needs;  /* first option that decides its effect: ng_options_idle */
+  const char *needs;  /* first option on which the effect of this one depends: ng_options_idle */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -390,8 +390,8 @@ NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);
 typedef struct ng_published_info {
   size_t struct_size;
   const char *name;    /* in the published program */
-  const char *option;  /* option here; "" if it is the lr of ng_step or sets nothing */
-  const char *meaning; /* conversion of its value */
+  const char *option;  /* option of natgrad; "": the lr of ng_step, or no effect */
+  const char *meaning; /* how the published value becomes the value of `option` */
 } ng_published_info;
 NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
                                                    ng_published_info *out);
@@ -412,8 +412,8 @@ typedef enum ng_kind { NG_LINEAR = 1, NG_CONV2D = 2, NG_NORM = 3, NG_EMBEDDING =
 typedef enum ng_order { NG_SAMPLES_FIRST = 1, NG_POSITIONS_FIRST = 2 } ng_order;
 /* Observed input of a norm layer: its input, or the normalised input, which gamma multiplies. */
 typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_input;
-/* Mean and variance are taken over a channel of the micro-batch; over the features of a position;
- * over a group of channels of a sample (groups = channels: instance norm). */
+/* A batch norm normalises each channel of the micro-batch; a layer norm the features of each
+ * position; a group norm each group of channels of a sample (groups = channels: instance norm). */
 typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM = 3 } ng_norm_kind;
 enum { NG_NO_TOKEN = -1 }; /* padding in the input of an embedding */
 
@@ -424,7 +424,7 @@ typedef struct ng_layer {
   size_t struct_size;
   const char *name; /* unique; key in saved state and messages */
   ng_kind kind;
-  int64_t in, out;   /* features or channels; norm: `in`, out is the same or 0 */
+  int64_t in, out;   /* features or channels; of a norm, out is equal to in, or 0 */
   int32_t bias;      /* 1: the layer has a bias; norm: beta */
   int32_t frozen;    /* 1: listed by ng_explain, never read or written; see also ng_freeze */
   int64_t positions; /* linear: positions per sample; 0: any number */
@@ -436,11 +436,11 @@ typedef struct ng_layer {
   /* H, W of the input for which scratch is planned; 0, 0: unknown.  A larger image grows the
    * scratch once; ng_report counts it. */
   int64_t image[2];
-  double norm_eps; /* norm, see norm_kind: 1e-5; >= 0 */
+  double norm_eps; /* norm: added to the variance; default 1e-5; >= 0 */
   ng_norm_input norm_input;
   /* embedding: `in` tokens, `out` features, no bias.  The input is token numbers 0 to in - 1, or
-   * NG_NO_TOKEN: that position counts, its token does not.  A is diagonal and exact (frequency of
-   * each token).  Kronecker and window families only. */
+   * NG_NO_TOKEN: the position counts, but has no token.  A is diagonal and exact (frequency of each
+   * token).  Kronecker and window families only. */
   ng_dtype token_dtype; /* NG_I64; NG_I32 */
   /* tensor parallelism: each rank of model_group holds consecutive outputs (rows of weight and
    * bias) or inputs (columns of the weight, and all of the bias) of a linear layer, in rank order,
@@ -481,23 +481,23 @@ NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64
 /* NG_BOTH: in ng_set_group only, every parameter of the layer. */
 typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1, NG_BOTH = 2 } ng_param;
 
-/* How long a binding holds: until the next ng_bind of the parameter; or until the next ng_step*
- * returns without an error. */
+/* How long a binding lasts: NG_HOLD until the next ng_bind of the parameter; NG_ONE_STEP until the
+ * next ng_step* returns without an error. */
 typedef enum ng_hold { NG_HOLD = 1, NG_ONE_STEP = 2 } ng_hold;
 
 typedef struct ng_binding {
   int32_t index; /* of ng_add_*; the parameter of a tensor is its NG_WEIGHT */
   ng_param param;
   const ng_array *grad;   /* NULL: keep the present binding; data NULL: no gradient */
-  const ng_array *weight; /* the same */
-  ng_hold hold;           /* of both */
+  const ng_array *weight; /* NULL: keep the present binding */
+  ng_hold hold;           /* of grad and weight */
 } ng_binding;
 
 /* Set the addresses of gradients and weights, between steps; ng_bind_grad and ng_bind_weight set
- * one with NG_HOLD.  Bind with NG_ONE_STEP what a framework frees after each step: a step over an
- * expired binding fails and names the parameter.  Bind data NULL if a parameter has no gradient in
- * this step (option `missing`).
- * Shapes:  weight as in ng_layer, or [out, all the rest]; bias [out]; tensors in any shape; any
+ * one address with NG_HOLD.  If a framework frees an array after each step, bind it with
+ * NG_ONE_STEP: a step with an expired binding fails and names the parameter.  If a parameter has no
+ * gradient in this step, bind data NULL (option `missing`).
+ * Shapes:  weight as in ng_layer, or [out, count / out]; bias [out]; tensors in any shape; any
  *          strides without overlap.  f32, bf16, f16.
  * Memory:  data is read and written in place as long as `hold` says.
  * Errors:  on an error nothing is bound: NG_ERR_SHAPE; NG_ERR_ABSENT (device memory). */
@@ -507,17 +507,17 @@ NG_API NG_CHECKED ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param 
 NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which,
                                            const ng_array *weight);
 
-/* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  While frozen it needs
- * no gradient or observation (ng_wants returns 0), is not clipped, and its gradient, weight,
- * moments, averages and inverses stay.  A window stores zeros in its place.
+/* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  A frozen layer needs no
+ * gradient or observation (ng_wants returns 0) and is not clipped; its gradient, weight, moments,
+ * averages and inverses do not change.  A window stores zeros for its gradient.
  * Ranks:   same on all ranks.
  * Errors:  NG_ERR_STATE (registered as frozen). */
 NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 
 /* Put a parameter into a group (0, the default, to 1023; after ng_ready only a group that existed
- * then).  ng_step_sgd and ng_step_adamw take one set of numbers per group.  Moments stay with the
- * parameter.
- * Ranks:   same on all ranks; only ng_ready and fused steps compare. */
+ * then).  ng_step_sgd and ng_step_adamw take one struct per group.  A parameter keeps its moments
+ * when its group changes.
+ * Ranks:   same on all ranks; only ng_ready and fused steps compare groups. */
 NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
                                          int32_t group);
 
@@ -533,19 +533,19 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 typedef struct ng_batch {
   size_t struct_size;
   /* B of this rank; must be set (default -1).  0: this rank has no samples, but takes part in the
-   * collectives.  Arrays that it observes are ignored.  It observes like the others if calls =
-   * last, or if `last` is set and the caller uses the same transport before the step. */
+   * collectives; arrays that it observes are ignored.  It must observe every layer if calls = last,
+   * or if `last` is set and the caller uses the same transport before the step. */
   int64_t samples;
   ng_reduction reduction; /* the loss is the mean (default) or the sum over samples */
-  /* The loss was multiplied by this before backward; g is divided by it.  Not 0; default 1.  Mixed
-   * precision: the scale S.  Accumulated mean losses: samples / all samples of the step (1/m for m
+  /* Factor of the loss in backward; g is divided by it.  Not 0; default 1.  Mixed precision: the
+   * scale of the loss.  Accumulated mean losses: samples / all samples of the step (1/m for m
    * even micro-batches).  Both: their product. */
   double loss_scale;
   /* 1: last micro-batch before a step; each layer is observed at most once.  Complete sums are sent
    * while other layers are observed. */
   int32_t last;
-  /* Ranks share one micro-batch: its samples on all ranks, and the index of this rank's first
-   * sample.  Statistics then equal one rank with all samples: stat_batch and stat_scale = eva,
+  /* If ranks share one micro-batch: its samples on all ranks; index of this rank's first sample.
+   * Statistics then equal those of one rank with all samples: stat_batch and stat_scale = eva,
    * kaisa, chainerkfac apply to the whole; damping_leak is not divided by ranks.  All calls of a
    * step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in
    * the published programs.  Ignored with statistics = local. */
@@ -579,7 +579,7 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          unchanged until its output gradient is observed.  A norm called several times observes
  *          output gradients in reverse order; at most 8 inputs wait.
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
- *          in the same order; one rank adds the whole, and all get the same status.
+ *          in the same order; one rank adds the whole layer, and all get the same status.
  * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients
  *          and weights unchanged.  (Rank-one methods test only values that they use.)
  *          NG_ERR_SHAPE; NG_ERR_ARG (token out of range, ...); NG_ERR_STATE (no ng_begin; second
@@ -594,9 +594,9 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 
 /* ---- 9. Step ---------------------------------------------------------------------------------*/
 /* Precondition every bound gradient in place.
- * Math:    grad = nu PD.  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
- *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A';  rank one:
- *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
+ * Math:    grad = nu PD.  cholesky: PD = (G + l_G I)^-1 D (A + l_A I)^-1, l_G, l_A: damping_split;
+ *          eigen, joint: PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A', A = Q_A diag d_A Q_A',
+ *          G alike; rank one: PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
  * Units:   gradients of the mean loss of the whole step, averaged over ranks, without the scale of
  *          mixed precision.  lr is used by clip = kl only.
  * Ranks:   collective; lr and options are the same on all ranks.  All return the same status.
@@ -655,25 +655,25 @@ typedef struct ng_report {
   int64_t skipped; /* steps that returned NG_SKIPPED; saved */
   double clip;     /* nu of the last step; clip = ratio, rms: the smallest factor; 1 before any */
   double inner;    /* sum <PD, D> of the last step, before the clip, without lr */
-  int64_t more_damping; /* the ladder: factors and directions solved with raised damping; */
-  int64_t in_double;    /* in double precision; */
-  int64_t kept_last;    /* not solved: the last good result was used; */
-  int64_t plain;        /* not solved, no earlier result: the gradient stays plain */
+  int64_t more_damping; /* factors and directions solved with raised damping (rungs 1 to 3) */
+  int64_t in_double;    /* factors and directions solved in double precision (rung 4) */
+  int64_t kept_last;    /* not solved: the last good result was used (rung 5) */
+  int64_t plain;        /* not solved, no earlier result: the gradient stays plain (rung 6) */
   int32_t stations;     /* rows of ng_report_station */
   int64_t kept;         /* layers and tensors without gradient in the last step (missing = keep) */
   int64_t unobserved;   /* statistics x steps: due, but observed on no rank */
   int32_t statistics;   /* rows of ng_report_statistic */
   /* sum ||D||^2 and sum ||PD||^2 of the last step, before the clip; 0 before any step and after
-   * loading.  Without blocks: 0, as inner; with quantify = 1: of the fused update, see below. */
+   * loading.  Without blocks, d2, pd2, inner: 0; with quantify = 1: of the fused update, below. */
   double d2, pd2;
   /* quantify = 1: r_i = |PD_i / (D_i + 1e-8)| of the last counted step, before the clip, over the
    * `scaled` elements of all blocks (scaling of EFCP, arXiv 2306.06098).  Quartiles are midpoints,
    * known to 2^-18 of themselves; the other numbers are exact.  Without blocks, PD is the direction
    * of the fused update: SGD's momentum buffer with weight decay (Nesterov form), AdamW's m / (sqrt
-   * v + eps), bias-corrected.  All 0 otherwise, and after loading. */
+   * v + eps), bias-corrected.  With quantify = 0, and after loading, all are 0. */
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
-  double sent_ms, hidden_ms; /* with a message in flight; of this, the time not spent waiting */
+  double sent_ms, hidden_ms; /* time with a message in flight; the part of it without waiting */
   int64_t overflowed;        /* elements on this rank that kept their old, finite value */
   /* Bytes held, by use; the sum is what the allocator counted for this object. */
   int64_t factors, sums, results, direction, moments, scratch, objects;
@@ -681,10 +681,10 @@ typedef struct ng_report {
 
 typedef struct ng_station_report {
   size_t struct_size;
-  /* gradients, check, statistics, solve, share, measure, deliver, agree, emit, weights */
+  /* Station: gradients, check, statistics, solve, share, measure, deliver, agree, emit, weights */
   const char *name;
   int32_t collective;                    /* 1: all ranks take part */
-  int64_t runs;                          /* steps in which it ran */
+  int64_t runs;                          /* steps in which the station ran */
   double last_ms, total_ms;              /* including waits for other ranks */
   int64_t last_bytes, total_bytes;       /* passed to collectives by this rank */
   int64_t last_messages, total_messages; /* calls of collectives */
@@ -694,10 +694,10 @@ typedef struct ng_station_report {
 typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
-  double observe_ms, solve_ms, measure_ms; /* in the last step that had it */
+  double observe_ms, solve_ms, measure_ms; /* in the last step with such work */
   double pi;            /* of the last solve on this rank, see damping_split; 0: none */
   double damping_a;     /* added to the diagonal of A in the last solve; 0: none */
-  double damping_g;     /* ... of G */
+  double damping_g;     /* added to the diagonal of G in the last solve; 0: none */
   int32_t rung;         /* 0 normal, 1-3 damping raised, 4 double, 5 last good result, 6 plain */
   int64_t observations; /* arrays read on this rank; saved */
   int64_t kept;         /* steps without gradient (missing = keep) */
@@ -713,7 +713,7 @@ typedef struct ng_statistic_report {
   const char *layer, *name;
   int64_t refreshed, passed; /* steps with and without a refresh */
   int64_t interval, next;    /* adaptive: present interval, step of the next refresh; else 0 */
-  int64_t bytes_sent, bytes_passed; /* sums passed to collectives; sums saved by stale steps */
+  int64_t bytes_sent, bytes_passed; /* of sums: sent; not sent, as stale */
 } ng_statistic_report;
 
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *r);
@@ -723,31 +723,31 @@ NG_API NG_CHECKED ng_status ng_report_statistic(const ng_precond *p, int32_t i,
 NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r);
 
 /* Predict the memory and traffic of ranks first to first + count - 1 of `ranks`: the plan of
- * ng_ready without allocation or transport, before ng_ready; the model is unchanged.  All ranks at
- * once are faster than single calls, except with statistics = sharded or sharded layers.
+ * ng_ready without allocation or transport, before ng_ready; the model is unchanged.  One call for
+ * all ranks is faster than one per rank, except with statistics = sharded or sharded layers.
  * Math:    solve_cost = sum of n^3 over the symmetric statistics of order n that the rank solves;
  *          apply_cost = sum of q p (p + q) over the blocks whose PD it computes.
  * Units:   bytes as in ng_report and ng_report_station, in a step in which everything is refreshed.
- *          With ng_batch.last, messages may be cut elsewhere (differences below 64 bytes per gap).
+ *          With ng_batch.last, messages may differ (by less than 64 bytes per gap between sums).
  * Shapes:  out [count], with the same struct_size in each.
  * Errors:  NG_ERR_ARG (grad_worker_fraction or ng_plan_shard does not fit `ranks`); NG_ERR_STATE
  *          (after ng_ready); NG_ERR_ABSENT (a layer was registered as a shard). */
 typedef struct ng_rank_plan {
   size_t struct_size;
-  int32_t blocks;  /* of the model */
-  int32_t owned;   /* owned by this rank */
-  int32_t held;    /* whose PD this rank computes */
+  int32_t blocks;  /* blocks of the model */
+  int32_t owned;   /* blocks that this rank owns */
+  int32_t held;    /* blocks whose PD this rank computes */
   int32_t workers; /* ranks that compute PD of a block: m of a grid of m x n */
   int64_t factors, sums, results, direction, moments, scratch; /* bytes, as in ng_report */
   int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
-  int64_t scatter_bytes, scatter_messages; /* of sums_*: reduce-scattered to owners */
+  int64_t scatter_bytes, scatter_messages; /* part of sums_*: reduce-scattered */
   int64_t trace_bytes;               /* at "solve": traces, if A and G have two owners; 1 message */
   int64_t topk_bytes, topk_messages; /* at "statistics": joint top-k of sharded windows */
-  int64_t shards_bytes, shards_messages; /* sharded layers, in the model group: gradients, */
-  int64_t verdict_bytes;                 /* status, per micro-batch, */
-  int64_t shown_bytes;                   /* observations, per sample in f32 */
+  int64_t shards_bytes, shards_messages; /* model group: gradients of sharded layers */
+  int64_t verdict_bytes;                 /* model group: status, per micro-batch */
+  int64_t shown_bytes;                   /* model group: observations, per sample, in f32 */
 } ng_rank_plan;
 NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first,
                                           int32_t count, ng_rank_plan *out);
@@ -764,7 +764,7 @@ NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t 
 /* One registered parameter: how it is treated, and why. */
 typedef struct ng_explain_row {
   size_t struct_size;
-  const char *name;   /* "conv1.weight"; last: globs of skip_layers that match no layer */
+  const char *name;   /* "conv1.weight"; last rows: globs of skip_layers that match no layer */
   int32_t index;      /* of ng_add_layer, ng_add_tensor; -1: a glob */
   int64_t count;      /* elements */
   int32_t covered;    /* 1: preconditioned */
@@ -799,7 +799,7 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
 NG_API NG_CHECKED ng_status ng_save(ng_precond *p, const char *path);
 NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);
 
-/* Write a state to, read it from a stream of the caller; same bytes as the file.  Data arrives in
+/* Write a state to a stream of the caller, or read it; same bytes as the file.  Data arrives in
  * order, in any sizes; the functions must not call the library.
  *   write  takes all `bytes`; returns 0, or another value on failure (then it is not called again)
  *   read   gives at most `bytes`, returns their number; 0 at the end; negative on failure
@@ -834,7 +834,7 @@ typedef struct ng_field_info {
   int32_t ndim;     /* 1: lower triangle of a symmetric matrix, row by row; 2: a matrix */
   int64_t shape[2]; /* elements; 0 beyond ndim */
   int64_t bytes;
-  int32_t owner; /* a rank that holds it; others may, too */
+  int32_t owner; /* a rank that holds the array; other ranks may hold it, too */
 } ng_field_info;
 
 /* Read the arrays of a state one by one, for programs that store them (state_dict).  Arrays 0, 1,
@@ -855,8 +855,8 @@ NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, in
 NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t size);
 
 /* Save or load running averages alone, one safetensors file per layer (factor_checkpoint_dir of
- * GPT-NeoX, gpauloski/kfac-pytorch), to start a new run, with other ranks or options, with
- * curvature. FOLDER/LAYER.safetensors has "A", "G", ... in the published order; its metadata has
+ * GPT-NeoX, gpauloski/kfac-pytorch).  A new run, also with other ranks or options, can start with
+ * them.  FOLDER/LAYER.safetensors has "A", "G", ... in the published order; its metadata has
  * the layer's name and a CRC-32.  In file names, characters other than letters, digits, '_', '-',
  * '.' (and a leading '.') become %XX.  Statistics without samples and windows are left out.
  *   ng_save_factors   rank 0 creates the folder, each owner writes its layers, atomically
@@ -874,7 +874,7 @@ NG_API NG_CHECKED ng_status ng_load_factors(ng_precond *p, const char *folder, i
  * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): from m
  * gradients compute products with the inverse, and the diagonal of the inverse, of
  *     F = lambda I + (1/m) sum_r g_r g_r'
- * for the pruning score w_i^2 / (2 [F^-1]_ii).  Several blocks keep only diagonal blocks of F.
+ * for the pruning score w_i^2 / (2 [F^-1]_ii).  If blocks > 1, F is cut to diagonal blocks.
  *   ng_fisher_create     end[blocks]: rising ends of blocks, last d; NULL if blocks = 1
  *   ng_fisher_solve      out = F^-1 x; out may be x
  *   ng_fisher_diagonal   out_i = [F^-1]_ii

@@ -27,14 +27,14 @@
 extern "C" {
 #endif
 
-/* Fill the transport table of this rank of `comm`.  The communicator is duplicated, so the caller's
- * messages are separate.
+/* Fill the transport table of this rank of `comm`.  The table uses a duplicate of `comm`, so its
+ * messages never match those of the caller.
  *
- * Math:    sums in rank order, in double, rounded once: same bits on all ranks, in every run, as with
- *          ng_threads.  A large sum is two collectives and sends 2 (W-1)/W of its bytes per rank; a
+ * Math:    sums add in rank order, in double, and are rounded once: same bits on all ranks, in every
+ *          run, as with ng_threads.  A large sum is two collectives and sends 2 (W-1)/W of its bytes per rank; a
  *          small sum is one.
- * Memory:  a reusable copy of twice the payload in flight (reduce-scatter: up to three times), because
- *          a rank may free its buffers after a failure.  Free with ng_mpi_release.
+ * Memory:  buffers of twice the payload in flight (reduce-scatter: up to three times), which are reused,
+ *          because the caller may free its arrays after a failure.  Free with ng_mpi_release.
  * Ranks:   collective over `comm`; all ranks return the same status.
  * Threads: the thread that initialised MPI makes every call on the table and on its contexts, unless
  *          MPI has MPI_THREAD_MULTIPLE.
@@ -46,9 +46,9 @@ extern "C" {
 NG_API NG_CHECKED ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size);
 
 /* Free a table and clear it, after the last context that used it and before MPI_Finalize.  Collective:
- * it waits for all ranks, which release several tables in one order.  If some rank failed, or released
- * its table before a call of the others, it does not wait, and memory that MPI may still use stays until
- * the process ends.  Accepts NULL and a cleared table. */
+ * it waits for all ranks, and all ranks release several tables in the same order.  If a rank failed, or
+ * released its table before other ranks finished their calls, ng_mpi_release does not wait, and memory that
+ * MPI may still use stays until the process ends.  Accepts NULL and a cleared table. */
 NG_API void ng_mpi_release(ng_transport *t);
 
 #ifdef __cplusplus
