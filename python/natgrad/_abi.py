@@ -1,11 +1,11 @@
-"""natgrad.h for ctypes: structs, functions and numbers as C texts.
+"""Declare natgrad.h for ctypes from C texts of its structs, functions and numbers.
 
 The ctypes types are made from these texts.  A test compiles them beside natgrad.h and fails on any difference.
 """
 import ctypes as c
 import re
 
-VERSION = 200  # NG_VERSION of the header that this was written for
+VERSION = 200  # NG_VERSION of the header that this file repeats
 
 NUMBERS = dict(
     NG_OK=0, NG_RESCUED=1, NG_SKIPPED=2, NG_UNOBSERVED=3, NG_ERR_ARG=-1, NG_ERR_SHAPE=-2, NG_ERR_STATE=-3,
@@ -140,7 +140,7 @@ def _kind(text):
 
 
 def _split(text, by):
-    """Split at `by` outside parentheses."""
+    """Return the parts of a text between occurrences of `by` outside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")

@@ -1,4 +1,4 @@
-"""Bind the parameters for a step, and check that the model is still the one of construction."""
+"""Bind the parameters for a step, and check that the model has not changed since construction."""
 import ctypes as c
 
 from . import _abi, _layers
@@ -7,10 +7,10 @@ from ._tensors import Described, Flat, wrong
 
 
 class Binding:
-    """The parameters of a preconditioner."""
+    """Base class of Preconditioner: binds its parameters."""
 
     def _bound(self):
-        """Return the parameters that a step binds: of layers; of all entries if it updates or stores them."""
+        """Return the parameters to bind: those of layers; those of all entries if a step updates or stores them."""
         return [(entry, place) for entry in self.entries for place in entry.places
                 if not entry.frozen and (self._all or isinstance(entry, _layers.Layer))]
 
@@ -35,7 +35,7 @@ class Binding:
                           for path, parent in self.model.named_modules() for name, child in parent._modules.items()
                           if child is not None and any(id(m) in mine for m in child.modules())]
         self._bindings = (_abi.ng_binding * len(rows))()
-        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # weights, bound until they move
+        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # weights stay bound until one moves
         self._moved = False
         for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._bindings, rows)):
             kind = Flat if getattr(entry, "axes", 0) > 1 else Described
@@ -77,7 +77,7 @@ class Binding:
                               "was made, and are now: make a new one")
 
     def _check_added(self, parent, count, path):
-        """Reject a later module that shares a parameter: it has no hook."""
+        """Reject a module that was added later and shares a parameter: the module has no hook."""
         mine = {id(parameters[attribute]): full for parameters, attribute, full in self._places}
         for name, child in list(parent._modules.items())[count:]:
             for parameter in () if child is None else child.parameters():
@@ -97,7 +97,7 @@ class Binding:
         self._bind_arrays()
 
     def _bind_arrays(self):
-        """Bind gradients for one step; bind weights again only if one moved."""
+        """Bind gradients for one step; bind weights again only if the address or layout of a weight changed."""
         weights, self._alive = self._weights, []  # another thread may drop a gradient during the step
         for entry, parameters, attribute, grad, weight in self._rows:
             parameter = parameters[attribute]
@@ -115,7 +115,7 @@ class Binding:
         self._core.call("bind", self._bindings, len(self._bindings))
 
     def _follow_freezing(self, entry):
-        """Freeze or thaw an entry after a change of requires_grad, which must cover all its parameters."""
+        """Freeze or thaw an entry after requires_grad changed; all its parameters must have the same requires_grad."""
         learn = {full: parameter.requires_grad
                  for (_, _, _, full), parameter in zip(entry.places, entry.parameters())}
         if entry.frozen:

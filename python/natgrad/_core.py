@@ -36,7 +36,7 @@ def shown(value):
     """Return a short text of a value for a message."""
     try:
         return reprlib.repr(value)
-    except Exception:  # of the value's class, or an integer of too many digits
+    except Exception:  # __repr__ of the class failed, or an integer has too many digits
         return f"a {type(value).__name__}"
 
 
@@ -44,12 +44,12 @@ def number(name, value):
     """Return a float; `name` is the argument in the message."""
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor raises the last
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor raises RuntimeError
         raise failure(_abi.NG_ERR_ARG, f"{name} is {shown(value)}, expected a number") from None
 
 
 def encoded(name, text):
-    """Return a text for the library; `name` is the argument in the message."""
+    """Return a text in UTF-8; `name` is the argument in the message."""
     if not isinstance(text, str):
         raise failure(_abi.NG_ERR_ARG, f"{name} is {shown(text)}, expected a text")
     try:
@@ -62,7 +62,7 @@ def encoded(name, text):
 
 
 def locked(method):
-    """Let one thread at a time run the methods of a preconditioner: each belongs to one model."""
+    """Let only one thread at a time run the decorated methods of a preconditioner."""
     @functools.wraps(method)
     def call(self, *arguments, **keywords):
         with self._core.lock:
@@ -71,7 +71,7 @@ def locked(method):
 
 
 def filled(struct, *arguments):
-    """A struct with its defaults."""
+    """Return a struct with its defaults."""
     value = struct()
     if arguments or struct.__name__ in _abi.INITIALISED:
         getattr(load(), struct.__name__ + "_init")(c.byref(value), *arguments, c.sizeof(value))
@@ -81,7 +81,7 @@ def filled(struct, *arguments):
 
 
 def as_dict(struct):
-    """Return the fields of a struct, texts decoded."""
+    """Return the fields of a struct as a dict, with texts as str."""
     names = [name for name, *_ in struct._fields_ if name != "struct_size"]
     values = [getattr(struct, name) for name in names]
     return {n: v.decode() if isinstance(v, bytes) else v for n, v in zip(names, values)}
@@ -122,7 +122,7 @@ def published(method):
 
 
 def spell(name, value):
-    """Return the encoded text of a Python value, a numpy number or a tensor with one element, for option `name`."""
+    """Return the text, in UTF-8, of a Python value, a numpy number or a tensor with one element, for option `name`."""
     return encoded(name, _text_of(name, value))
 
 
@@ -171,7 +171,7 @@ class Options:
         self._check(self._library.ng_options_set_system(self._o, system.encode(), variant.encode(), self._why, _ROOM))
 
     def set_published(self, name, value):
-        """Returns the value if it is the lr of a step, else None."""
+        """Set an option by its published name.  Return the value if the name means the lr of a step, else None."""
         lr = c.c_double(-1.0)
         self._check(self._library.ng_options_set_published(self._o, name.encode(), spell(name, value), c.byref(lr),
                                                            self._why, _ROOM))
@@ -198,13 +198,13 @@ def _log_line(_user, level, line):
 
 
 class Precond:
-    """An ng_precond in a context of its own.  `call("bind", ...)` is ng_bind(p, ...): an exception, or the note."""
+    """An ng_precond in a context of its own.  call("bind", ...) calls ng_bind(p, ...) and raises its errors."""
 
     def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None):
         self.library, self.ctx, self.p, self.lock = load(), c.c_void_p(), c.c_void_p(), threading.RLock()
         self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
         config = filled(_abi.ng_context_config)
-        config.threads = threads if -2**31 <= threads < 2**31 else -1  # beyond the field: the library's message
+        config.threads = threads if -2**31 <= threads < 2**31 else -1  # out of int32: let the library reject -1
         config.log = c.cast(_log_line, c.c_void_p)
         level = log.getEffectiveLevel()
         config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else (
@@ -268,7 +268,7 @@ class Precond:
         self.call("set", encoded("the name of an option", option), spell(option, value))
 
     def save(self, writes=True):
-        """The bytes of the state; of another rank than 0 (writes=False) none.  Collective."""
+        """Return the bytes of the state on rank 0 (writes=True), b"" on other ranks (writes=False).  Collective."""
         pieces = []
 
         def write(_user, data, size):
@@ -279,7 +279,7 @@ class Precond:
         return b"".join(pieces)
 
     def load(self, state):
-        """Collective; rank 0's bytes count, others may give None."""
+        """Load the bytes of rank 0; other ranks may pass None.  Collective."""
         at, source = 0, None if state is None else memoryview(state)
 
         def read(_user, data, size):

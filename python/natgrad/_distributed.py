@@ -1,4 +1,4 @@
-"""Ranks: torch.distributed, or Horovod, behind the library's table of callbacks."""
+"""Transports over torch.distributed or Horovod: tables of callbacks (ng_transport) for the library."""
 import ctypes as c
 import inspect
 import itertools
@@ -51,7 +51,7 @@ def peers(data, model):
     dist.all_gather_object(lists, mine, group=meeting)
     dist.destroy_process_group(meeting)
     sets = [{rank, *lists[rank]} for rank in range(world)]
-    for _ in range(2):  # a grid: the ranks of the model group have data groups of their own
+    for _ in range(2):  # ranks of the model group have other data groups: join twice
         sets = [set().union(*(sets[other] for other in joined)) for joined in sets]
     found = None
     for joined in sorted({tuple(sorted(one)) for one in sets}):
@@ -61,16 +61,16 @@ def peers(data, model):
 
 
 def _memory(address, count, dtype):
-    """Return a tensor over the library's memory."""
+    """Return a tensor [count] that shares the memory at the address."""
     size = torch.empty((), dtype=dtype).element_size()
     return torch.frombuffer((c.c_char * (count * size)).from_address(address), dtype=dtype)
 
 
 class _Table:
-    """The transport table of one rank.  If a callback raises, it returns NG_ERR_COMM, and the exception becomes the cause.
+    """The transport table of one rank.  If a callback raises, it returns NG_ERR_COMM; Precond.check raises the cause.
 
-    A subclass has rank, size, _sum(tensor, group) and _send(tensor, root, group).  These start an in-place collective and
-    return an object with is_completed() and wait().
+    A subclass has rank, size, _sum(tensor, group) and _send(tensor, root, group).  _sum and _send start an in-place
+    collective and return an object with is_completed() and wait().
     """
 
     def __init__(self, name, groups):
@@ -111,7 +111,7 @@ class _Table:
     # ---- a collective
 
     def _begin(self, do):
-        """Return (work, completion function), or None if nothing moves."""
+        """Start a collective; return (work, function to call after the wait), or None if no data moves."""
         if do.count == 0:
             return None
         group = self._groups[do.group] if do.group else None
@@ -120,7 +120,7 @@ class _Table:
         if (do.kind == _abi.NG_ALL_REDUCE or do.root == self.rank) and do.send != do.recv:
             recv.copy_(_memory(do.send, do.count, dtype))
         if do.kind == _abi.NG_BROADCAST:
-            moved = recv.view(torch.uint8)  # of any dtype
+            moved = recv.view(torch.uint8)  # a backend may not know the dtype
             return self._send(moved, do.root, group), lambda: moved
         if do.kind != _abi.NG_ALL_REDUCE:
             raise ValueError(f"collective {do.kind} was not offered")
@@ -148,7 +148,7 @@ class _Table:
         begun = self._requests[key]
         done[0] = int(begun is None or begun[0].is_completed())
         if done[0]:
-            self._wait(None, key)  # raises if it failed
+            self._wait(None, key)  # raises if the collective failed
 
     def any(self, yes):
         """Return whether `yes` is true on some rank."""
@@ -167,8 +167,8 @@ class _Table:
 
 
 class Transport(_Table):
-    """A private process group with the ranks of a group of torch.distributed.  abort() closes it, so that no other rank
-    waits for this one.  Beside nccl it uses gloo, since memory is the host's."""
+    """A private process group with the ranks of a group of torch.distributed.  abort() closes this group, so that no
+    other rank waits for this one.  For a group of nccl the private group uses gloo, since memory is the host's."""
 
     _host = ("gloo", "mpi", "ucc")
 
@@ -176,7 +176,7 @@ class Transport(_Table):
         self._dist, self._given = torch.distributed, group
         self.rank, self.size = self._dist.get_rank(group), self._dist.get_world_size(group)
         self._group = self._own = self._private_group()
-        if self._own is None:  # older PyTorch: only all processes together can create one
+        if self._own is None:  # older PyTorch: only all processes together can create a group
             self._group = group
         super().__init__(b"torch.distributed", group is None)  # new_group is collective over all processes
 
@@ -235,14 +235,14 @@ class Transport(_Table):
 
 
 class _Handle:
-    """A handle of Horovod."""
+    """A handle of Horovod with wait() and is_completed()."""
 
     def __init__(self, hvd, handle):
         self.wait, self.is_completed = lambda: hvd.synchronize(handle), lambda: hvd.poll(handle)
 
 
 class Horovod(_Table):
-    """The ranks of horovod.torch, where every collective has a name, the same on all ranks."""
+    """The transport of horovod.torch.  Every collective has a name, which is the same on all ranks."""
 
     _made = itertools.count()
 

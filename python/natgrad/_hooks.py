@@ -1,8 +1,8 @@
 """Hooks: observe the input and the output gradient of each call of a layer.
 
-Both are observed when the output gradient arrives.  A call counts only if a backward pass goes through it: a forward
-whose loss is dropped, or the first forward of activation checkpointing, leaves no observation.  Methods with
-calls = ema or last observe the input in forward, as the published programs do.
+The library receives both arrays when the output gradient arrives.  A call of a layer counts only if a backward pass
+goes through the call: a forward whose loss is dropped, or the first forward of activation checkpointing, leaves no
+observation.  Methods with calls = ema or last observe the input in forward, as the published programs do.
 """
 import ctypes as c
 import inspect
@@ -23,7 +23,7 @@ _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 
 
 def _called_by_backward():
-    """PyTorch 1 cannot report a running backward pass.  On the CPU it runs in the calling thread: search the stack."""
+    """Return 0 in a backward pass, else -1, for PyTorch 1: search the stack, since backward runs in this thread."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code not in _BACKWARD:
         frame = frame.f_back
@@ -35,8 +35,8 @@ _compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: F
 
 
 def _made_by_layer(output, x):
-    """Return the base tensor if the output is a view: an in-place operation on a view continues the graph at
-    the base."""
+    """Return the base tensor if the output is a view that the layer with input x made, else None: an in-place operation
+    on a view continues the graph at the base."""
     base = output._base if output._is_view() else None
     if base is None or base.grad_fn is None or base.numel() != output.numel() or base is x or base is x._base:
         return None
@@ -44,7 +44,7 @@ def _made_by_layer(output, x):
 
 
 def _as_output(output, base):
-    """Return a function from gradients of base to gradients of output."""
+    """Return a function that turns a gradient of base into a gradient of output, a view of base."""
     shape = output.shape
     if output.is_contiguous() and base.is_contiguous():
         return lambda g: g.reshape(shape)
@@ -58,7 +58,7 @@ def _as_output(output, base):
 
 
 def _on_gradient(output, x, arrived):
-    """Call arrived(gradient of output) in the backward pass.  A hook on the node is faster than one on the tensor."""
+    """Call arrived(gradient of output) in the backward pass.  A hook on the node is faster than on the tensor."""
     base, turned = _made_by_layer(output, x), None
     if base is not None:
         turned = _as_output(output, base)
@@ -79,7 +79,7 @@ def _on_gradient(output, x, arrived):
 
 
 def _nothing(*_arguments, **_more):
-    """Replaces a hook in a copied or pickled model, to which the preconditioner does not belong."""
+    """Replace a hook in a copied or pickled model, to which the preconditioner does not belong."""
 
 
 def _first_tensor(values):
@@ -98,7 +98,7 @@ def _no_hook():
 
 
 class _Uncopied:
-    """A hook that copies and pickles as `_nothing`."""
+    """Base class of hooks: a copied or pickled model gets `_nothing` in place of the hook."""
 
     __slots__ = ()
 
@@ -124,7 +124,7 @@ class RootHook(_Uncopied):
 
 
 class RootEnd(_Uncopied):
-    """Clear the sample count after the model's forward: layers called alone count their own samples."""
+    """Clear the sample count after the model's forward: a layer called outside of it counts its own samples."""
 
     def __init__(self, observer):
         self.observer = weakref.ref(observer)
@@ -136,7 +136,7 @@ class RootEnd(_Uncopied):
 
 
 class Pass:
-    """One backward pass.  The autograd engine calls it at the end, or drops it uncalled if the pass failed."""
+    """One backward pass.  The autograd engine calls the object at the end, or deletes it uncalled after a failure."""
 
     __slots__ = ("observer", "over")
 
@@ -169,7 +169,7 @@ class Hook(_Uncopied):
         self.output = Described(f"the output gradient of {layer.name}")
         extra = {"with_kwargs": True} if _KWARGS else {}
         self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules]
-        for module, handle in self.handles:  # the first: others may change the output
+        for module, handle in self.handles:  # run this hook first: other hooks may change the output
             module._forward_hooks.move_to_end(handle.id, last=False)
 
     def lost(self):
@@ -196,14 +196,14 @@ class Hook(_Uncopied):
             named, output = rest
         else:
             named, output = {}, rest[0]
-        if type(output) is tuple:  # linear layers of Megatron's kind give (output, bias)
+        if type(output) is tuple:  # linear layers as in Megatron return (output, bias)
             output = output[0]
         observer, layer = self.observer(), self.layer
         if observer is None or not observer.enabled:
             return
         if observer.failed and _in_backward() == -1:
             observer.forget_failed()
-        if not module.training or not output.requires_grad:  # False under no_grad
+        if not module.training or not output.requires_grad:  # requires_grad is False under no_grad
             layer.asleep_calls += 1
             if module.training and not _grad_enabled():
                 observer.without_gradients(self, inputs[0] if inputs else named.get("input"))
@@ -230,7 +230,7 @@ class Hook(_Uncopied):
 
 
 class Observer:
-    """Begins micro-batches and passes the arrays of hooks to the library."""
+    """Begin micro-batches and pass the arrays of hooks to the library."""
 
     def __init__(self, precond, layers, model, early, samples, first, reduction, expand):
         self.core, self.p, library = precond, precond.p, precond.library
@@ -242,22 +242,22 @@ class Observer:
         self._batch = c.byref(self.batch)
         self.batch.reduction = _abi.NG_SUM if reduction == "sum" else _abi.NG_MEAN
         # A convolution observes the T frames of a sample as T samples, not as T positions.  A is then 1/T of its value,
-        # so G must be T times its value.  It is T^2 times its value (mean loss) or equal (sum), so the loss scale, by
-        # which G is divided twice, is multiplied by T^frames.
+        # so G must be T times its value.  Uncorrected, G is T^2 times its value (mean loss) or equal (sum).  G is
+        # divided by the square of the loss scale, so the loss scale is multiplied by T^frames.
         self.frames = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
         self.early, self.first, self.by_model = early, first, samples == "model"
         self.enabled = True
         self.open = None  # (samples, scale, whole, first) of the library's micro-batch
-        self.given = None  # arguments of begin()
-        self.share = None  # (rank, ranks): equal shares of one batch
-        self.seen = None  # samples of the model's input, during its forward
-        self.owed = {}  # early: calls without gradients; checkpointing may repeat them with gradients
-        self.runs = {}  # (layer, input shape) -> [(samples, begin()), calls not repeated yet, round]
-        self.passing = self.failed = False  # an observed backward pass is running; one failed
+        self.given = None  # (samples, scale, whole, first) of begin() for the coming micro-batch; None: not called
+        self.share = None  # (rank, number of ranks) if the ranks have equal shares of one batch
+        self.seen = None  # samples of the model's input, during the model's forward
+        self.owed = {}  # if early: layer index -> calls without gradients, which checkpointing may repeat
+        self.runs = {}  # (layer index, input shape) -> [(samples, arguments of begin()), calls to repeat, round]
+        self.passing = self.failed = False  # an observed backward pass is running; the last one failed
         self.round = 0  # counts steps and resets
-        self.marked = None  # a gradient after the last pass, and its version
-        self.gathered = False  # gradients are stored elsewhere between micro-batches
-        self.warned = False
+        self.marked = None  # (a gradient after the last backward pass, its version)
+        self.gathered = False  # the optimizer adds up the gradients of micro-batches in tensors of its own
+        self.warned = False  # the warning about dropped gradients was given
         self.fixed, self.scale = None, None  # the loss scale, or a function that returns it
         self.hooks = [Hook(self, layer) for layer in layers]
         extra = {"with_kwargs": True} if _KWARGS else {}
@@ -288,7 +288,7 @@ class Observer:
         given = self.given
         self.core.call("reset_batch")
         self.close_batch()
-        self.given = given  # it describes the coming micro-batch
+        self.given = given  # begin() described the coming micro-batch
 
     def forget_failed(self):
         """Drop the observations of a failed backward pass: they cover only some layers."""
@@ -298,20 +298,20 @@ class Observer:
                       stacklevel=4)
 
     def _gradients(self):
-        """Existing gradients of the weights of trainable layers."""
+        """Yield the existing gradients of the weights of trainable layers."""
         for hook in self.hooks:
             weight = hook.layer.modules[0]._parameters.get(hook.layer.lead)
             if weight is not None and weight.requires_grad and weight.grad is not None:
                 yield weight.grad
 
     def mark(self):
-        """After a pass, remember one gradient, to detect later whether all were dropped."""
+        """After a backward pass, store one gradient, to detect later whether all gradients were dropped."""
         first = next(self._gradients(), None)
         self.marked = None if first is None else (first, first._version)
 
     def _dropped(self):
-        """Return whether the gradients of earlier passes are gone, zero or never came.  Values are tested only if a
-        gradient was written since."""
+        """Return whether the gradients of earlier passes are missing or zero.  Values are tested only if the marked
+        gradient was written after mark()."""
         first = next(self._gradients(), None)
         if first is None:
             return True
@@ -333,7 +333,7 @@ class Observer:
     # ---- one call of a layer
 
     def without_gradients(self, hook, x):
-        """A training-mode call without gradients: activation checkpointing may repeat it in backward."""
+        """Store a training-mode call without gradients: activation checkpointing may repeat the call in backward."""
         index = hook.layer.index
         if self.early:
             self.owed[index] = self.owed.get(index, 0) + 1
@@ -362,11 +362,11 @@ class Observer:
     def forward(self, hook, module, x, output):
         used = [getattr(module, name) for name in hook.names]
         again, why = _in_backward() != -1, ""
-        seen, given = self.seen, self.given  # of this forward; begin() may be called again before backward
+        seen, given = self.seen, self.given  # values of this forward: begin() may be called again before backward
         if again:  # activation checkpointing
             seen, given, why = self._said_before(hook, x)
         samples = seen if given is None else given[0]
-        if self.early and not hook.layer.both:  # norms and embeddings need both at once
+        if self.early and not hook.layer.both:  # norms and embeddings need input and output gradient at once
             x = x.detach()
             if again and not self.passing:
                 self._enter()
@@ -465,9 +465,9 @@ class Observer:
             if layer.shown == 0:
                 return
             scale *= layer.scale
-        if layer.conv and samples and count != samples and count % samples == 0:  # frames of the samples
+        if layer.conv and samples and count != samples and count % samples == 0:  # count: the frames of all samples
             scale *= (count // samples) ** self.frames
-        other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library compares both sizes
+        other = layer.conv and g is not None and g.shape[2:] != hook.size  # a new image size: begin a micro-batch
         whole, first = self._place(layer, count, given)
         if self.open != (count, scale, whole, first) or other:
             hook.size = g.shape[2:] if g is not None else None
@@ -475,13 +475,13 @@ class Observer:
             self.batch.whole, self.batch.first = whole, first
             self.core.check(self._begin(self.p, self._batch))
             self.open = (count, scale, whole, first)
-        if layer.norm:  # the library reads its input together with the output gradient
+        if layer.norm:  # the library reads the input of a norm together with the output gradient
             status = self._input(self.p, layer.index, hook.input.of(x), _abi.NG_BORROW)
             x = None
             if status:
                 self.core.check(status)
                 return
-        if g is not None:  # first: if a scaled loss overflowed, the input is not observed either
+        if g is not None:  # before the input: if a scaled loss overflowed, the input is not observed
             status = self._output(self.p, layer.index, hook.output.of(g), _abi.NG_COPY)
             if status:
                 self.core.check(status)

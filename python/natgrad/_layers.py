@@ -1,6 +1,6 @@
-"""From modules to layers: the entry of each parameter, and the array layout of each layer.
+"""Turn modules into layers: make the entry of each parameter, and give arrays the library's layout.
 
-Every parameter is part of a layer with curvature, or an entry of its own with a reason, which explain() prints.
+Every parameter is part of a layer with curvature, or an entry of its own; explain() prints why it has no curvature.
 """
 import math
 import re
@@ -42,12 +42,12 @@ def refuse(model):
 
 
 class Entry:
-    """One index of the library: parameters of the model.  `reason`: why it has no curvature."""
+    """A layer or tensor of the library, with its parameters.  `reason`: why the entry has no curvature, or ''."""
 
     def __init__(self, name, reason=""):
         self.name, self.reason = name, reason
         self.index = -1
-        self.places = []  # (ng_param, module, name of the attribute, full name)
+        self.places = []  # (ng_param, module, name of the attribute, full name) of each parameter
         self.frozen = False  # registered as frozen
         self.asleep = False  # frozen by ng_freeze
 
@@ -55,11 +55,11 @@ class Entry:
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
 
     def described(self, options=None):
-        """Return the ng_layer to register; None: register a tensor, which has no curvature."""
+        """Return the ng_layer to register, or None to register a tensor, which has no curvature."""
 
 
 class Matrix(Entry):
-    """A parameter [out, ...] without a known module."""
+    """A parameter [out, ...] whose module is unknown."""
 
     def described(self, options=None):
         shape = tuple(self.parameters()[0].shape)
@@ -77,9 +77,9 @@ class Layer(Entry):
     """A linear or convolution layer, of one module or of several that share their parameters."""
 
     norm = embedding = False
-    both = False  # input and output gradient are observed together
-    shard_axis = -1  # sharded linear layers: 0 outputs, 1 inputs
-    lead = "weight"  # its requires_grad decides whether the layer is frozen
+    both = False  # the library needs input and output gradient together
+    shard_axis = -1  # -1: whole layer; 0: outputs, 1: inputs of a linear layer are sharded
+    lead = "weight"  # the parameter whose requires_grad decides whether the layer is frozen
 
     def __init__(self, name, module, bias):
         super().__init__(name)
@@ -93,11 +93,11 @@ class Layer(Entry):
 
     def _set_padding(self, m):
         axes = len(m.kernel_size)
-        sides = list(m._reversed_padding_repeated_twice)[::-1]  # [before, after] of each axis, the first axis first
+        sides = list(m._reversed_padding_repeated_twice)[::-1]  # (after, before) of each axis, the first axis first
         both = [(sides[2 * i + 1], sides[2 * i]) for i in range(axes)]
         if m.padding_mode != "zeros":
             self.pad = dict(pad=m._reversed_padding_repeated_twice, mode=m.padding_mode)
-        elif any(before != after for before, after in both):  # an even kernel with padding='same'
+        elif any(before != after for before, after in both):  # padding='same' with an even kernel
             self.pad = dict(pad=m._reversed_padding_repeated_twice)
         else:
             self.padding = (0,) * (2 - axes) + tuple(before for before, _ in both)
@@ -116,7 +116,7 @@ class Layer(Entry):
             return layer
         setattr(layer, "in", m.in_channels)
         layer.out, layer.groups = m.out_channels, m.groups
-        one = (1,) * (2 - len(m.kernel_size))  # a convolution of one axis has images of height 1
+        one = (1,) * (2 - len(m.kernel_size))  # Conv1d: images of height 1
         for field, value in (("kernel", one + m.kernel_size), ("stride", one + m.stride),
                              ("padding", self.padding), ("dilation", one + m.dilation)):
             getattr(layer, field)[0:2] = value
@@ -125,7 +125,7 @@ class Layer(Entry):
     # ---- arrays in the library's layout
 
     def input(self, x, samples, first):
-        """Return the input of a call and its number of samples."""
+        """Return the input of a call in the library's layout, and its number of samples."""
         if not self.conv:
             return self.rows(x, samples, first)
         if x.dim() == len(self.modules[0].kernel_size) + 1:
@@ -141,11 +141,11 @@ class Layer(Entry):
 
     @staticmethod
     def image(x):
-        """Give images of a 1-D convolution height 1."""
+        """Return images [n, c, h, w]; those of a 1-D convolution get height 1."""
         return x.unsqueeze(2) if x.dim() == 3 else x
 
     def rows(self, x, samples, first):
-        """Return a view [samples, positions, ..., features]; `samples` None: the leading axis counts samples."""
+        """Return x as [samples, positions, ..., features], and its samples (None: the leading axis)."""
         axes, shape = x.dim(), x.shape
         if axes == 2 and (samples is None or shape[0] == samples):
             return x, shape[0]
@@ -172,7 +172,6 @@ class Layer(Entry):
         return x.reshape(samples, rows // samples, x.shape[-1]), samples
 
 
-# Norm modules and their kind.
 _NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM, nn.BatchNorm3d: _abi.NG_BATCH_NORM,
           nn.LayerNorm: _abi.NG_LAYER_NORM, nn.GroupNorm: _abi.NG_GROUP_NORM, nn.InstanceNorm1d: _abi.NG_GROUP_NORM,
           nn.InstanceNorm2d: _abi.NG_GROUP_NORM, nn.InstanceNorm3d: _abi.NG_GROUP_NORM}
@@ -193,7 +192,7 @@ class Norm(Layer):
         self.gamma, self.lead = gamma, "weight" if gamma else "bias"
         self.kind = _NORMS[_norm_of(module)]
         self.channels = getattr(module, self.lead).numel()
-        self.axes = len(getattr(module, "normalized_shape", ()))  # layer norm: axes normalised together
+        self.axes = len(getattr(module, "normalized_shape", ()))  # layer norm: number of axes normalised together
 
     def described(self, options=None):
         m = self.modules[0]
@@ -213,7 +212,7 @@ class Norm(Layer):
             return self.rows(x if self.axes == 1 else x.flatten(-self.axes), samples, first)
         if isinstance(self.modules[0], nn.modules.instancenorm._InstanceNorm) and x.shape[0] == self.channels and (
                 x.dim() == {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}[_norm_of(self.modules[0])]):
-            x = x.unsqueeze(0)  # one sample without batch axis
+            x = x.unsqueeze(0)  # add the batch axis to one sample
         count = x.shape[0]
         if self.kind == _abi.NG_BATCH_NORM and samples and count != samples and count % samples == 0:
             # consecutive rows or frames of a sample are its positions
@@ -229,9 +228,9 @@ class Norm(Layer):
 class Embedding(Layer):
     """An embedding.  Padding tokens are not counted, and their output gradients are set to 0.
 
-    The observed output gradient has the loss scale times `scale`, so that G is a mean over the counted positions.  An
-    input without samples, as torch.arange(T), receives the sum over B samples; independent gradients are assumed, so
-    its square is divided by B.
+    The loss scale of the output gradient is multiplied by `scale`, so that G is a mean over the counted positions.  An
+    input without samples, such as torch.arange(T), receives the sum of the gradients of B samples.  These are taken as
+    independent, so G is divided by B.
     """
 
     embedding = both = True
@@ -282,7 +281,7 @@ class Embedding(Layer):
 
 
 def _layer_problem(name, module, parent, linear):
-    """Return '' for a supported layer, None for a module of another kind, else the reason."""
+    """Return '' for a supported layer, None for a module of another kind, else why the module is not supported."""
     if linear is not None and linear(module):
         return ""
     if isinstance(module, nn.SyncBatchNorm):
@@ -311,8 +310,8 @@ def _layer_problem(name, module, parent, linear):
 
 
 def plan(model, accept=None, linear=None, embeddings=""):
-    """Return the entries of a model in module order.  accept(name, module): '' or the reason for no curvature;
-    linear(module): True if another class computes x W' + b; embeddings: the reason for embeddings without curvature."""
+    """Return the entries of a model in module order.  accept(name, module) returns why a module has no
+    curvature, or ''.  linear(module) is True if the class computes x W' + b.  embeddings: why they have none."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
     users = {}  # id of a parameter -> [(module, full name)]
@@ -364,13 +363,13 @@ def expressions(given):
 
 
 def _escaped(name):
-    """A glob that matches this name alone."""
+    """Return a glob that matches only this name."""
     return "".join("\\" + letter if letter in "*?[]\\,^$|() \t\n\r" else letter for letter in name)
 
 
 def found(patterns, entries):
-    """Globs with the names of the entries in whose name or class (also in lower case) one of `patterns` is found.  Where
-    the names do not fit into an option, numbers in names become '*', unless another name matched, too."""
+    """Return globs of the entries with one of `patterns` in their name or class (also in lower case).  If the globs are
+    too long for an option, numbers become '*', except in a glob that would also match another entry."""
     names, used = {}, set()
     for entry in entries:
         texts = [entry.name]
@@ -398,7 +397,7 @@ _SAID = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups"
 
 
 def geometry(module):
-    """Return the settings of a module beside its parameters: {name: value}."""
+    """Return the settings of a module without its parameters: {name: value}."""
     own = module.__dict__
     found = {name: own[name] for name in _SAID if name in own}
     found["class"], found["forward"] = type(module), own.get("forward")
@@ -407,7 +406,7 @@ def geometry(module):
 
 
 def _add_layer(name, module, users, layers, entries, taken):
-    """Add the module as a layer or to an existing one; return '' or the reason against it."""
+    """Add the module as a layer or to an existing layer; return '', or why the module has no curvature."""
     weight, bias = module.weight, getattr(module, "bias", None)
     key = (id(weight), id(bias))
     if key in layers:
@@ -432,7 +431,7 @@ def _add_layer(name, module, users, layers, entries, taken):
     else:
         if wants == [False, True]:
             return "its weight is frozen, its bias is not"
-        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias is an entry of its own
+        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias is a separate entry
         layer = Layer(name, module, has[1])
     for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
         if mine:

@@ -1,5 +1,5 @@
-"""Load libnatgrad, once per process: the file named by NATGRAD_LIBRARY; else natgrad/lib of this package (installed by
-`pip install .` with a private BLAS); else the system's libnatgrad.so.0.
+"""Load libnatgrad, once per process: the file that NATGRAD_LIBRARY names; else natgrad/lib of this package
+(`pip install .` installs it with a private BLAS); else the system's libnatgrad.so.0.
 """
 import contextlib
 import ctypes
@@ -27,9 +27,9 @@ def _avx512():
 
 @contextlib.contextmanager
 def _best_kernels():
-    """Set what OpenBLAS reads while it loads: AVX-512 kernels, since on unknown processors it would choose AVX2, and
-    2^14 instead of 2^26 cycles after which idle threads stop spinning and leave their core to PyTorch.  A value set by the
-    user wins; other libraries do not see ours."""
+    """Set the variables that OpenBLAS reads while it loads, then remove them.  CORETYPE selects AVX-512 kernels, since
+    OpenBLAS uses AVX2 on unknown processors.  THREAD_TIMEOUT lets idle threads stop spinning after 2^14 instead of 2^26
+    cycles, so that PyTorch can use their cores.  Variables that the user set are kept."""
     wanted = {"OPENBLAS_THREAD_TIMEOUT": "14", **({"OPENBLAS_CORETYPE": "SkylakeX"} if _avx512() else {})}
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
@@ -45,7 +45,7 @@ def _candidates():
     given = os.environ.get("NATGRAD_LIBRARY")
     if given:
         yield given, "NATGRAD_LIBRARY"
-        return  # no fallback for a file named by the user
+        return  # if the user names a file, no other file is tried
     own = os.path.join(_BESIDE, "libnatgrad.so.0")
     if os.path.exists(own):
         yield own, "the package"
@@ -53,7 +53,7 @@ def _candidates():
 
 
 def load():
-    """Return the library with declared functions.  ImportError lists the files tried."""
+    """Return the library with its functions declared.  If none loads, ImportError lists the files tried."""
     global _loaded
     with _lock:
         if _loaded is None:

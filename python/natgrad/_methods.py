@@ -2,8 +2,8 @@
 
 CLASSES = (
     ("KFAC", "kronecker", "natgrad", "Kronecker-factored curvature: natgrad, kaisa, mpd-kfac, dp-kfac, eva-kfac, sam"),
-    ("SPNGD", "kronecker", "spngd", "The same family with the settings of SP-NGD"),
+    ("SPNGD", "kronecker", "spngd", "Kronecker-factored curvature with the settings of SP-NGD"),
     ("Eva", "rankone", "eva-natgrad", "Rank-one curvature: eva-natgrad, eva, eva-f, adasgd"),
     ("MFAC", "window", "mfac", "Window of the last gradients of all parameters: mfac, efcp, lowrank-mfac, topk-*"),
-    ("GGT", "window", "ggt", "The same family with the settings of GGT"),
+    ("GGT", "window", "ggt", "Window of the last gradients with the settings of GGT"),
 )

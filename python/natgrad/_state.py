@@ -1,4 +1,4 @@
-"""State as a dict of named tensors, and tables that print themselves."""
+"""Convert a state between bytes and a dict of named tensors; print rows as a table."""
 import ctypes
 import json
 import os
@@ -35,7 +35,7 @@ def unpack(data):
 
 
 def pack(state):
-    """Return the bytes of unpack().  The library rejects foreign fields by name."""
+    """Return the bytes of a state that unpack() returned.  The library rejects unknown fields by name."""
     if not isinstance(state, dict):
         raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state).__name__}, expected a dict")
     missing = [key for key in ("manifest", "crc32", "fields", "steps") if key not in state]
@@ -61,7 +61,7 @@ def pack(state):
 
 
 def steps_of(state):
-    """Return the steps in the manifest; None: unreadable (the library then rejects the state)."""
+    """Return the number of steps in the manifest; None if it is unreadable (the library then rejects the state)."""
     try:
         return json.loads(state["manifest"])["counters"]["steps"]
     except (KeyError, TypeError, ValueError):
@@ -69,7 +69,7 @@ def steps_of(state):
 
 
 def steps_in(path):
-    """Return the steps in the manifest of a state file; None: unreadable (the library then rejects it)."""
+    """Return the number of steps in the manifest of a state file; None if unreadable (the library rejects the file)."""
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -9,7 +9,7 @@ from ._core import Error, failure
 DTYPES = {torch.float32: _abi.NG_F32, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
           "I32": torch.int32, "U8": torch.uint8}
-_storage_of = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # PyTorch 1.13 has the second only
+_storage_of = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # PyTorch 1.13 has storage() only
 _ROOM = 4  # axes whose extents and strides fit into an ng_array itself
 
 
@@ -31,7 +31,7 @@ def wrong(name, tensor, dtypes=DTYPES):
 
 
 class Described:
-    """An ng_array for a sequence of tensors; `of` is cheap if only the address changed."""
+    """An ng_array that describes one tensor after the other; of() is cheap if only the address changed."""
 
     __slots__ = ("array", "reference", "name", "_seen", "_lists", "_extent")
     dtypes = DTYPES
@@ -62,7 +62,7 @@ class Described:
         return self.reference
 
     def moved(self, tensor):
-        """Describe the tensor; return whether the description changed."""
+        """Describe the tensor; return whether address, shape, strides or dtype differ from the last tensor's."""
         before = self.array.data, self._seen
         self.of(tensor)
         return before != (self.array.data, self._seen)
@@ -90,7 +90,7 @@ class Described:
 
 
 class Flat(Described):
-    """A parameter flattened to one axis."""
+    """The description of a parameter that is flattened to one axis."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ class Flat(Described):
 
 
 class Tokens(Described):
-    """Token numbers."""
+    """The description of the int64 token numbers that an embedding receives."""
 
     __slots__ = ()
     dtypes = {torch.int64: _abi.NG_I64}

@@ -7,10 +7,10 @@ from ._state import Uncopied
 
 
 class Wrapped(Uncopied, torch.optim.Optimizer):
-    """An optimizer around `preconditioner`; state_dict() covers both.
+    """An optimizer around `preconditioner`; state_dict() has the states of the optimizer and the preconditioner.
 
-    Lightning derives a class from an optimizer's class and looks up missing attributes on it, so `preconditioner` must
-    not be a class attribute.
+    Lightning derives a class from an optimizer's class and looks up missing attributes on that class, so
+    `preconditioner` must not be a class attribute.
     """
 
     def add_param_group(self, param_group):
@@ -38,7 +38,7 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
 
     def _checked(self, state_dict):
-        """Return the preconditioner's state after checking that the rest fits this optimizer."""
+        """Return the preconditioner's state after checking that `state` and `param_groups` fit this optimizer."""
         self._check_state_of(state_dict, "natgrad")
         return state_dict["natgrad"]
 

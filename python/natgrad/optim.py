@@ -1,10 +1,10 @@
-"""Optimizers: preconditioning, momentum, weight decay and the update of the weights in one pass over memory.
+"""Optimizers that precondition, apply momentum and weight decay and update the weights in one pass over memory.
 
     optimizer = natgrad.SGD(model, lr=0.1, momentum=0.9, weight_decay=5e-4, damping=0.003)
     loss.backward()
     optimizer.step()
 
-Both are torch.optim.Optimizer.  param_groups are read at each step, so schedulers and trainers work.
+SGD and AdamW derive from torch.optim.Optimizer.  param_groups are read at each step, so schedulers and trainers work.
 """
 import ctypes as c
 import inspect
@@ -16,14 +16,14 @@ from ._core import failure, number, shown
 from ._wrapped import Wrapped
 from .preconditioner import Preconditioner
 
-# Report the in-place update to autograd, if PyTorch can.
+# increment_version reports an in-place update to autograd; older PyTorch lacks the function.
 _changed = getattr(torch.autograd.graph, "increment_version", None)
 # Accelerate looks up this argument by name.
 _SET_TO_NONE = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default
 
 
 class _Updating(Preconditioner):
-    """A preconditioner that updates the weights, with numbers by group."""
+    """A preconditioner that updates the weights with the lr, momentum, ... of each param_group."""
 
     def __init__(self, optimizer, model, options, kwargs):
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -81,7 +81,7 @@ class _Optimizer(Wrapped):
                               "keyword (live options may be functions of the step), or per layer in layer_options")
 
     def step(self, closure=None):
-        """Take one step; return the closure's result.  `note` is the status: 0 done, 2 skipped, ..."""
+        """Take one step; return the closure's result.  Set `note` to the status: 0 done, 2 skipped, ..."""
         loss = self._evaluate(closure)
         self._check_names(self.param_groups)
         for numbers, group in zip(self._numbers, self.preconditioner.groups):
@@ -96,14 +96,14 @@ class _Optimizer(Wrapped):
         return loss
 
     def zero_grad(self, set_to_none=_SET_TO_NONE):
-        """Drop gradients and, if no step used them (GradScaler), their observations."""
+        """Drop the gradients.  If no step used them (GradScaler skipped it), drop their observations, too."""
         if self.preconditioner._observer.open is not None or self.preconditioner._observer.failed:
             self.preconditioner.reset_batch()
         super().zero_grad(set_to_none)
 
 
 class SGD(_Optimizer):
-    """torch.optim.SGD of preconditioned gradients.  `decoupled`: weight decay as in AdamW.  Accepts params (param
+    """torch.optim.SGD of preconditioned gradients.  `decoupled`: weight decay as in AdamW.  SGD accepts params (param
     groups), method, all keywords of Preconditioner and all options."""
 
     _update, _struct = "sgd", _abi.ng_sgd

@@ -1,4 +1,4 @@
-"""The preconditioners: step() between loss.backward() and optimizer.step()."""
+"""The classes whose step() preconditions the gradients between loss.backward() and optimizer.step()."""
 import ctypes as c
 import math
 import numbers
@@ -24,22 +24,22 @@ class Preconditioner(Binding, _state.Uncopied):
 
     model              any nn.Module, or DistributedDataParallel around one, its parameters on the CPU
     lr                 the optimizer's learning rate, used by the clip; a number, or a function of the step
-    accumulation_steps the divisor of each loss
+    accumulation_steps the micro-batches of a step, by which the caller divides each loss
     grad_scaler        a GradScaler, or a function that returns the loss scale
     samples            'model': the first tensor passed to the model counts samples; 'layer': each layer's input does
-    batch_first        False: arrays are [T, B, F], the second axis counts samples
-    reduction          'mean' | 'sum': the loss over the samples
+    batch_first        False: arrays are [positions, samples, features]
+    reduction          'mean' | 'sum': the loss is the mean or the sum over the samples
     process_group      of torch.distributed; None: the default group, if initialised; False: this process alone
     own_batches        False: ranks have equal shares of one batch, with the results of one rank on the whole batch
                        (uneven shares: see begin()).  True: each rank's samples are a batch of their own for stat_batch,
                        published scales and damping_leak, as in the published programs
-    threads            of the library's loops; 0: one per processor
-    linalg             'cpu' | 'ref'
-    options            of the library (natgrad.options()); live options may be functions of the step
+    threads            the number of threads of the library's loops; 0: one per processor
+    linalg             the linear algebra: 'cpu' | 'ref'; None: the best built in
+    options            options of the library (natgrad.options()); live options may be functions of the step
 
-    `layer_options` maps a layer's name to own options, {"fc": "damping=0.1"}; the option `per_layer` maps globs: "fc*:
-    method=mfac window=16; conv2d: damping=0.3".  `skip_layers` is one or several regular expressions of Python,
-    searched in a layer's name and class.
+    `layer_options` maps names of layers to their options, {"fc": "damping=0.1"}; the option `per_layer` maps globs: "fc*:
+    method=mfac window=16; conv2d: damping=0.3".  `skip_layers` is a regular expression of Python or a list of
+    them; each is searched in the name and the class of a layer.
     """
 
     family = method = None
@@ -51,10 +51,10 @@ class Preconditioner(Binding, _state.Uncopied):
         self._setup(model, self._options(options), lr, accumulation_steps, grad_scaler, samples, batch_first, reduction,
                     process_group, threads, linalg, layer_options, own_batches=own_batches)
 
-    # ---- making one
+    # ---- construction
 
     def _options(self, given):
-        """Return the options; functions of the step are called with 0 now, and before each step."""
+        """Return the options.  Values that are functions of the step are called with 0 here, and before each step."""
         self._functions = {}
         chosen = _core.Options()
         chosen.set("method", given.pop("method", None) or self.method or "natgrad")
@@ -107,7 +107,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
         self._chosen = chosen
         # A window covers all parameters, and its weight decay reads the weights.
-        lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # may have windows
+        lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # these lines may select windows
         self._all = (chosen.get("update") != "gradient" or _family_of(chosen) == "window" or "method=" in lines)
         masked = chosen.get("window_mask") == "1" or "window_mask" in lines
         self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
@@ -116,7 +116,7 @@ class Preconditioner(Binding, _state.Uncopied):
         if self._searched:
             chosen.set("skip_layers", _layers.found(self._searched, self.entries))
         self._warned, self._steps = set(), 0
-        self.rescued = self.unobserved = 0  # steps with this status
+        self.rescued = self.unobserved = 0  # numbers of steps with status 1 and 3
         self._check_parameters()
         self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg,
                                   *self._other_groups())
@@ -153,12 +153,12 @@ class Preconditioner(Binding, _state.Uncopied):
                 return f"{option} = {value} is not for embeddings"
         rows = _core.Options()
         rows.set("method", method)
-        if rows.get("norm_block") == "none":  # of the row itself: what its program leaves out
+        if rows.get("norm_block") == "none":  # the method's own value: its program has no norms and embeddings
             return f"method {method} leaves embeddings as they are, as published"
         return ""
 
     def _speaks_of_a_batch(self, lines):
-        """Whether it matters of which batch a rank's samples are: without, samples weigh the same on whichever rank."""
+        """Return whether results depend on how samples are split over ranks, so the library needs the whole batch."""
         chosen = self._chosen
         return (chosen.get("stat_batch") != "0" or chosen.get("damping_leak") in ("owner", "all")
                 or chosen.get("stat_scale") in ("kaisa", "eva", "chainerkfac")
@@ -194,16 +194,16 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_ARG, f"layer_options: no layer '{next(iter(layer_options))}'")
 
     def _before_ready(self):
-        """For optimizers: set groups of parameters."""
+        """Optimizers override this method to set the groups of parameters."""
 
     def _observed(self):
-        """Return the layers to observe: without windows and excluded layers."""
+        """Return the layers to observe: all except excluded layers and layers of a window."""
         family = {row.index: row.family for row in self._read_all("explain", _abi.ng_explain_row)}
         return [e for e in self.entries
                 if isinstance(e, _layers.Layer) and family[e.index] not in (b"window", b"none")]
 
     def _warn_excluded(self):
-        """Warn once about attention layers without curvature; explain() lists all."""
+        """Warn once about attention layers without curvature; explain() lists all parameters without curvature."""
         left = [e for e in self.entries if not isinstance(e, _layers.Layer) and "MultiheadAttention" in e.reason]
         if left:
             names = ", ".join(sorted({e.name.rsplit(".", 1)[0] for e in left}))
@@ -214,7 +214,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @property
     def steps(self):
-        """Counted steps, without skipped ones."""
+        """The number of counted steps; a skipped step does not count."""
         return self._steps
 
     def _scale(self):
@@ -226,9 +226,9 @@ class Preconditioner(Binding, _state.Uncopied):
         return number("the loss scale of grad_scaler", scale) / self.accumulation_steps
 
     def begin(self, samples, loss_scale=None, whole=None, first=None):
-        """Describe the coming micro-batch: its samples, and the factor of its loss (uneven micro-batches: samples / all
-        samples of the step, times the scale of mixed precision).  For uneven shares of ranks, `whole` counts the samples
-        of all ranks and `first` is the index of this rank's first sample."""
+        """Describe the coming micro-batch: its number of samples, and `loss_scale`, the factor of its loss (uneven
+        micro-batches: samples / all samples of the step, times the scale of mixed precision).  If ranks have uneven
+        shares, `whole` counts the samples of all ranks and `first` is the index of this rank's first sample."""
         if not isinstance(samples, numbers.Integral) or not 1 <= samples < 2**63:
             raise failure(_abi.NG_ERR_ARG, f"samples is {shown(samples)}, expected a whole number of at least 1")
         if (whole is None) != (first is None) or whole is not None and not (
@@ -242,8 +242,8 @@ class Preconditioner(Binding, _state.Uncopied):
         self._observer.given = (int(samples), scale, whole, first)
 
     def step(self, lr=None):
-        """Precondition the gradients in place.  Return the status: 0 done, 1 a block was rescued, 2 skipped (a value was not
-        finite; gradients are unchanged), 3 a statistic was due and not observed."""
+        """Precondition the gradients in place.  Return the status: 0 done; 1 a block was rescued; 2 skipped, as a value was
+        not finite: gradients are unchanged; 3 a statistic was due and not observed: its last average was used."""
         if lr is None:
             lr = self.lr(self._steps) if callable(self.lr) else self.lr
         return self._step("step", c.c_double(number("lr", lr)))
@@ -274,7 +274,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return status
 
     def _move(self):
-        """Set the options that are functions of the step for the coming step."""
+        """Set every option that is a function of the step to its value for the coming step."""
         for name, value in self._coming(self._steps).items():
             self._core.set(name, value)
 
@@ -287,7 +287,7 @@ class Preconditioner(Binding, _state.Uncopied):
                 raise failure(_abi.NG_ERR_ARG, f"{name}: its function failed for step {steps}: {error}") from error
         return found
 
-    # ---- what went wrong
+    # ---- errors and warnings
 
     def _check_hooks(self):
         if not self._observer.enabled:
@@ -305,7 +305,7 @@ class Preconditioner(Binding, _state.Uncopied):
                               "preconditioner was made: make a new one")
 
     def _explained(self, error):
-        """Add the reason to an error about an unobserved layer."""
+        """Return the error with the reason added if a layer was not observed or ranks differ in samples."""
         if "ng_batch.whole differs" in str(error):
             return failure(error.status, f"{error}: their numbers of samples differ.  Call "
                            "begin(samples, whole=..., first=...), or set own_batches=True")
@@ -350,7 +350,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @hook_enabled.setter
     def hook_enabled(self, on):
-        """Set False for a backward pass of something other than the loss: nothing is observed."""
+        """Set False around a backward pass of a value other than the loss: hooks then observe nothing."""
         self._core.check_open()
         if isinstance(on, str):
             raise failure(_abi.NG_ERR_ARG, f"hook_enabled is '{on}', expected True or False")
@@ -366,7 +366,7 @@ class Preconditioner(Binding, _state.Uncopied):
     # ---- reports
 
     def explain(self):
-        """Return one dict per parameter: its curvature, or the reason against it; prints as a table."""
+        """Return one dict per parameter, with its curvature or why it has none; the list prints as a table."""
         reasons = {entry.index: entry.reason for entry in self.entries if entry.reason}
         rows = [_core.as_dict(row) for row in self._read_all("explain", _abi.ng_explain_row)]
         for row in rows:
@@ -384,7 +384,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return _state.Table(rows, ("name", "count", "covered", "family", "why", "bytes"))
 
     def memory_usage(self):
-        """Bytes on this rank by use, and their `total`."""
+        """Return the bytes on this rank by use, and their `total`."""
         report = self._core.read("report_read", _abi.ng_report)
         uses = ("factors", "sums", "results", "direction", "moments", "scratch", "objects")
         found = {use: report[use] for use in uses}
@@ -392,7 +392,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @locked
     def report(self):
-        """Return the clip factor, rescued solves, times of the stations, refreshes and bytes of each statistic, each layer."""
+        """Return the clip factor, rescued solves, times of stations, and a report of each statistic and each layer."""
         found = self._core.read("report_read", _abi.ng_report)
         found["stations"] = [self._core.read("report_station", _abi.ng_station_report, i)
                              for i in range(found["stations"])]
@@ -414,21 +414,21 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @locked
     def state_dict(self):
-        """Return the exact state: tensors, numbers, texts; the same on all ranks.  Collective."""
+        """Return the exact state as a dict of tensors, numbers and texts, equal on all ranks.  Collective."""
         return {**_state.unpack(_state.shared(self._core)), "steps": self._steps}
 
     def load_state_dict(self, state):
-        """Load a state of the same model and options; an error changes nothing.  Collective."""
+        """Load a state of the same model and options; a failed load changes nothing.  Collective."""
         self._load(lambda: state)
 
     @locked
     def save_parts(self, path):
-        """Save one file per rank, without sending tensors; `path` (rank 0) names the others.  Collective; shared folder."""
+        """Save one file per rank, without sending tensors; rank 0 writes `path`, in a shared folder.  Collective."""
         self._core.call("save_parts", _file(path))
 
     @locked
     def load_parts(self, path):
-        """Load a state of save_parts() on any number of ranks; an error changes nothing.  Collective."""
+        """Load a state of save_parts() on any number of ranks; a failed load changes nothing.  Collective."""
         def checked():
             steps = _state.steps_in(path)
             if steps is not None:
@@ -457,7 +457,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
     @locked
     def _load(self, given):
-        """Load given() on all ranks, or on none."""
+        """Load the state that given() returns, on all ranks or on none."""
         def checked():
             state = given()
             data = _state.pack(state)
@@ -470,7 +470,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._move()
 
     def _check_state(self, state):
-        """Check the entries of this package before anything changes."""
+        """Check `steps` and the functions of the step before anything changes."""
         steps, counted = state["steps"], _state.steps_of(state)
         if type(steps) is not int or steps < 0:
             raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
@@ -483,7 +483,7 @@ class Preconditioner(Binding, _state.Uncopied):
 
 
 def _file(path):
-    """Return a file name for the library."""
+    """Return the bytes of a file name."""
     try:
         name = os.fsencode(path)
     except (TypeError, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""The record of a run: log.jsonl as `natgrad train` writes it, for `natgrad export` and other readers.
+"""Write the record of a run: log.jsonl as `natgrad train` writes it, for `natgrad export` and other readers.
 
     log = natgrad.Log("run/log.jsonl", preconditioner)
     for epoch in range(epochs):
@@ -20,8 +20,8 @@ _NUMBERS = ("lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", 
 
 
 def _turn(report):
-    """Return angle and stretch between the last step's direction PD and gradient D (without preconditioned layers and with
-    quantify=True: the direction of the fused update)."""
+    """Return angle and stretch from the last step's gradient D to its direction PD.  Without preconditioned layers and
+    with quantify=True, PD is the direction of the fused update."""
     d2, pd2 = report["d2"], report["pd2"]
     if not (d2 > 0 and pd2 > 0):
         return dict.fromkeys(("cosine", "angle", "rotation", "stretch"))
@@ -31,17 +31,17 @@ def _turn(report):
 
 
 def _scaling(report):
-    """quantify=True: the scaling of single elements, |PD_i / (D_i + 1e-8)|."""
+    """Return the statistics of |PD_i / (D_i + 1e-8)| over the elements i; {} without quantify=True."""
     return {key: report[key] for key in report if key.startswith("scaling_")} if report["scaled"] else {}
 
 
 class Log:
-    """Lines of one run: "step", "epoch", "end", one JSON object each, with "schema": 1.
+    """Write the lines of one run: "step", "epoch", "end", each a JSON object with "schema": 1.
 
     path           a new file; its folder is created
     preconditioner a preconditioner or optimizer of this package: source of steps, clip and times
     every          steps between "step" lines
-    model          counted in network_bytes of the last line; None: the preconditioner's model
+    model          the model whose parameters network_bytes of the last line counts; None: the preconditioner's
     forward        a function called with each object after it was written
     """
 
@@ -83,12 +83,12 @@ class Log:
             self._forward(row)
 
     def step(self, epoch, lr, loss, accuracy=None):
-        """Record a step: loss, and accuracy of the batch in [0, 1]; writes a line every `every` steps."""
+        """Write the loss and the accuracy, in [0, 1], of a batch, if the number of steps is a multiple of `every`."""
         if (self._preconditioner.steps % self._every) == 0:
             self._write("step", epoch, lr=lr, train_loss=loss, train_accuracy=accuracy)
 
     def epoch(self, epoch, lr, train_loss, train_accuracy=None, test_loss=None, test_accuracy=None):
-        """Write the line of an epoch: means over it."""
+        """Write the line of an epoch: means over its batches."""
         self._last = dict(epoch=epoch, train_loss=train_loss, test_accuracy=test_accuracy)
         self._write("epoch", epoch, lr=lr, train_loss=train_loss, train_accuracy=train_accuracy, test_loss=test_loss,
                     test_accuracy=test_accuracy)

@@ -1,4 +1,4 @@
-"""tyohei/chainerkfac (SP-NGD): its optimizer, for PyTorch models."""
+"""The optimizer of tyohei/chainerkfac (SP-NGD), for PyTorch models."""
 import torch
 from torch import nn
 
@@ -24,9 +24,10 @@ def _accept(_name, module):
 class SPNGD(Wrapped):
     """SP-NGD of chainerkfac with the arguments of its optimizer; weight_decay is the hook of Chainer.
 
-    v = m v - lr PD, w = w + v.  adjust_momentum multiplies m by min(1, lr / lr of the step before).  acc_iters = n: every
-    n-th step() moves the weights by the mean of n gradients.  loss_scale: factor of the loss.  diagonalize: names of layers
-    with a diagonal output factor, or of batch norms with a diagonal block.
+    v = m v - lr PD, w = w + v, with momentum m, weights w.  adjust_momentum multiplies m by min(1, lr / lr of the step
+    before).  acc_iters = n: every n-th step() updates the weights with the mean of n gradients.
+    loss_scale: factor of the loss.  diagonalize: names of layers with a diagonal output factor, or of batch norms with a
+    diagonal block.
     """
 
     def __init__(self, model, lr=0.001, momentum=0.9, cov_ema_decay=0.99, damping=0.03, stab_coeff=16.0,
@@ -56,7 +57,7 @@ class SPNGD(Wrapped):
         self.preconditioner = _Inner(model, chosen, loss_scale, process_group, own)
 
     def _gather(self):
-        """Return True if the gradients are complete: mean of all micro-batches, unscaled, with weight decay."""
+        """Return True if p.grad is now the mean over all micro-batches, without loss scale, with weight decay."""
         parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
         if self.acc_iters > 1:
             for p in parameters:
@@ -78,7 +79,7 @@ class SPNGD(Wrapped):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Take a step, or one of acc_iters micro-batches.  `note` is the status, None between steps."""
+        """Add a micro-batch; take a step after acc_iters of them.  `note` is the status; None: no step."""
         loss, self.note = self._evaluate(closure), None
         if not self._gather():
             return loss
@@ -112,7 +113,7 @@ class SPNGD(Wrapped):
         return {**super().state_dict(), "lr_before": self._lr_before}
 
     def load_state_dict(self, state_dict):
-        own = isinstance(state_dict, dict)  # else all ranks reject it
+        own = isinstance(state_dict, dict)  # if not a dict, all ranks reject the state
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_before"} if own
                                 else state_dict)
         self._lr_before = state_dict.get("lr_before")

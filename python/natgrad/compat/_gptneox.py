@@ -1,4 +1,4 @@
-"""gpauloski/kfac-pytorch: its GPT-NeoX preconditioner, for models of DeepSpeed's PipelineModule."""
+"""The GPT-NeoX preconditioner of gpauloski/kfac-pytorch, for models of DeepSpeed's PipelineModule."""
 import ctypes as c
 import logging
 import os
@@ -21,7 +21,7 @@ def _size(group):
 
 
 class GPTNeoXKFACPreconditioner(KFACPreconditioner):
-    """KFACPreconditioner for the column- and row-parallel linear layers of a pipeline stage, eigenbases on their owner.
+    """KFACPreconditioner for the column- and row-parallel linear layers of a pipeline stage; owners keep eigenbases.
 
     compute_eigenvalue_outer_product is ignored, as published.  nu covers the layers of all stages of
     pipeline_parallel_group, which have the same options and step together.  Ranks of model_parallel_group hold shards:
@@ -64,7 +64,7 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
                          inv_dtype=inv_dtype, skip_layers=skip_layers, update_factors_in_hook=update_factors_in_hook,
                          loglevel=loglevel, process_group=data_parallel_group)
 
-    # ---- state: with factor_checkpoint_dir one file per layer, and no factors in the dict
+    # ---- state: with factor_checkpoint_dir, factors are in one file per layer and not in the dict
 
     def state_dict(self, include_factors=True):
         if include_factors and self.factor_checkpoint_dir is not None:
@@ -74,7 +74,7 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
 
     def load_state_dict(self, state_dict, compute_inverses=True):
         if self.factor_checkpoint_dir is not None and "steps" in state_dict:
-            self.load_factors_from_dir(compute_inverses)  # first: a failure changes nothing
+            self.load_factors_from_dir(compute_inverses)  # loaded before `steps`, so a failure changes nothing
         super().load_state_dict(state_dict, compute_inverses)
 
     def save_factors_to_dir(self):

@@ -1,7 +1,7 @@
-"""IST-DASLab: M-FAC (its optimizer), EFCP (dense, sparse and low-rank M-FAC, GGT), ISTA-DASLab-Optimizers (SparseMFAC).
+"""Optimizers of IST-DASLab: M-FAC, EFCP (dense, sparse and low-rank M-FAC, GGT), ISTA-DASLab-Optimizers (SparseMFAC).
 
-The classes are optimizers over parameters, not over a model.  A step writes the direction into the gradients and moves
-the weights; `lr` and, if the program reads it there, `weight_decay` come from the group.
+The classes are optimizers over parameters, not over a model.  A step writes the direction into the gradients and
+updates the weights.  `lr` comes from the param_group; so does `weight_decay`, if the published program reads it there.
 """
 import inspect
 
@@ -27,7 +27,7 @@ class _OfParameters(Preconditioner):
         self._setup(holder, chosen, process_group=process_group)
 
     def _plan(self, _accept):
-        matrices = self._chosen.get("window_store") == "lowrank"  # needs rows and columns
+        matrices = self._chosen.get("window_store") == "lowrank"  # low rank needs rows and columns
         entries = []
         for name, parameter in self.model._parameters.items():
             kind = _layers.Matrix if matrices and parameter.dim() > 1 else _layers.Entry
@@ -47,8 +47,8 @@ def _none_for_cpu(name, value):
 
 
 class _Window(Wrapped):
-    """`system`, `variant`: a row of the library; `arguments`: (name, default or _NEEDED) in the published order;
-    `shrink`: "group" if weight_decay is read from the group."""
+    """Base class.  `system`, `variant`: a published program and its configuration; `arguments`: (name, default
+    or _NEEDED) in the published order; `shrink`: "group" if weight_decay is read from the group."""
 
     system = variant = shrink = None
     arguments = ()
@@ -86,7 +86,7 @@ class _Window(Wrapped):
             chosen.set_published(name, value)
 
     def _check_groups(self):
-        """Check that arguments of the constructor alone are equal in all groups."""
+        """Check that all groups have equal values of the arguments that cannot differ between groups."""
         for i, group in enumerate(self.param_groups):
             if self.shrink is None and group.get("weight_decay", self._decay) != self._decay:
                 raise failure(_abi.NG_ERR_ARG, f"weight_decay of param_groups[{i}]: {type(self).__name__} has one for all "
@@ -96,12 +96,12 @@ class _Window(Wrapped):
                           "one")
 
     def _shrunk(self, group):
-        """Return the factor of the weights (weight decay)."""
+        """Return the number that multiplies the weights before the update (weight decay)."""
         return 1.0
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Take one step; return the closure's result.  `note` is the status: 0 done, 2 skipped, ..."""
+        """Take one step; return the closure's result.  Set `note` to the status: 0 done, 2 skipped, ..."""
         loss = self._evaluate(closure)
         self._check_groups()
         self.note = self.preconditioner.step(self.param_groups[0]["lr"])

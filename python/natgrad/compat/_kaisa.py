@@ -1,4 +1,4 @@
-"""gpauloski/kfac-pytorch (KAISA): its preconditioner, its scheduler, its enums.
+"""The preconditioner, scheduler and enums of gpauloski/kfac-pytorch (KAISA).
 
 The option table of the library translates the arguments (natgrad.published("kaisa")).  This file adds functions of the
 step, enums, regular expressions and the choice of modules.
@@ -32,13 +32,13 @@ class DistributedStrategy(enum.Enum):
     HYBRID_OPT = 3
 
 
-# The six arguments that may be functions of the step, with their options; lr is an argument of a step.
+# The six arguments that may be functions of the step, and their options; None: lr is an argument of ng_step.
 _LIVE = {"factor_update_steps": "stat_period", "inv_update_steps": "solve_period", "damping": "damping",
          "factor_decay": "stat_decay", "kl_clip": "kl_clip", "lr": None}
 
 
 def exp_decay_factor_averaging(min_value=0.95):
-    """factor_decay(t) = min(1 - 1 / max(t, 1), min_value): the first factors have equal weight."""
+    """Return factor_decay(t) = min(1 - 1 / max(t, 1), min_value), t: step.  The first factors have equal weight."""
     if min_value <= 0:
         raise ValueError("min_value must be greater than 0")
 
@@ -108,13 +108,13 @@ class KFACPreconditioner(Preconditioner):
             return "one of its parameters is frozen"
         return ""
 
-    # ---- the six numbers
+    # ---- the six arguments of _LIVE
 
     def _value(self, name, step):
         return self._of_step[name](step) if name in self._of_step else self._values[name]
 
     def _follow(self):
-        """Set the six arguments for the coming step."""
+        """Set the options of the six arguments in _LIVE for the coming step."""
         for name, option in _LIVE.items():
             value = self._value(name, self._steps)
             if name == "kl_clip":
@@ -126,7 +126,7 @@ class KFACPreconditioner(Preconditioner):
 
     def step(self):
         """Precondition gradients in place; the clip uses `lr`."""
-        self._follow()  # a scheduler may have changed some since the last step
+        self._follow()  # a scheduler may have changed arguments since the last step
         return super().step(self.lr)
 
     def _number(name):
@@ -157,7 +157,7 @@ class KFACPreconditioner(Preconditioner):
     # ---- state
 
     def state_dict(self, include_factors=True):
-        """Return the exact state and the arguments that are not functions; without factors: those and `steps`."""
+        """Return the exact state (without factors: only `steps`) and the arguments that are not functions."""
         state = super().state_dict() if include_factors else {"steps": self._steps}
         return {**state, "numbers": dict(self._values)}
 
@@ -194,7 +194,7 @@ class KFACPreconditioner(Preconditioner):
 
 
 class LambdaParamScheduler:
-    """Multiplies arguments of a KFACPreconditioner by functions of the step at each step(), cumulatively."""
+    """Multiply arguments of a KFACPreconditioner by functions of the step at each step(); the factors accumulate."""
 
     def __init__(self, preconditioner, *, factor_update_steps_lambda=None, inv_update_steps_lambda=None,
                  damping_lambda=None, factor_decay_lambda=None, kl_clip_lambda=None, lr_lambda=None):
@@ -210,7 +210,7 @@ class LambdaParamScheduler:
                                  "LambdaParamScheduler.")
 
     def step(self, step=None):
-        """Apply the functions at `step`, or at the preconditioner's count."""
+        """Apply the functions at `step`; None: at the preconditioner's number of steps."""
         at = self._preconditioner.steps if step is None else step
         for name, function in self._functions.items():
             value = getattr(self._preconditioner, name) * function(at)

@@ -1,7 +1,7 @@
-"""lzhangbv/kfac_pytorch (MPD-KFAC, DP-KFAC), lzhangbv/eva and ffhh927/fused_eva: their classes and schedulers.
+"""Classes and schedulers of lzhangbv/kfac_pytorch (MPD-KFAC, DP-KFAC), lzhangbv/eva and ffhh927/fused_eva.
 
-The classes are optimizers over all parameters with one group.  Its lr, damping, fac_update_freq and kfac_update_freq are
-read at each step, so schedulers may change them.
+The classes are optimizers over all parameters with one param_group.  lr, damping, fac_update_freq and
+kfac_update_freq of the group are read at each step, so schedulers may change them.
 """
 import torch
 
@@ -13,7 +13,7 @@ from . import backend
 
 _GROUP = ("lr", "damping", "fac_update_freq", "kfac_update_freq")
 _ORDER = _GROUP + ("kfac_batch_size", "diag_blocks", "communicate_inverse_or_not", "distribute_layer_factors", "kl_clip",
-                   "factor_decay", "exclude_vocabulary_size", "hook_enabled", "exclude_parts")  # of arguments by position
+                   "factor_decay", "exclude_vocabulary_size", "hook_enabled", "exclude_parts")  # positional arguments
 
 
 class _Inner(Preconditioner):
@@ -24,8 +24,8 @@ class _Inner(Preconditioner):
 
 
 class _Published(Wrapped):
-    """One published class: `system` and `variant` are a row of the library, `_standard` the defaults, `_forced` the
-    keyword-only arguments."""
+    """Base class.  `system` and `variant` name a published program and its configuration; `_standard`: defaults of the
+    arguments; `_forced`: keyword-only arguments."""
 
     system = variant = None
     _standard, _forced = {}, ()
@@ -65,7 +65,7 @@ class _Published(Wrapped):
         return {**dict(zip(names, given)), **named}
 
     def set_hook_enabled(self, mode=True):
-        """False: hooks observe nothing."""
+        """Switch the hooks on (mode=True) or off (False)."""
         self.preconditioner.hook_enabled = mode
 
     def _take(self, *names):
@@ -82,16 +82,16 @@ class _Published(Wrapped):
             self._check_group(group)
         self._take("damping", "kfac_update_freq")
         if self.system == "DP-KFACrepo" and self.steps % group["fac_update_freq"]:
-            # as published: hooks use the period of the step before, averages the present one
+            # as published, hooks use the period of the step before, and averages use the present period
             if self.preconditioner._observer.open is not None and not self.preconditioner._observer.failed:
                 self.preconditioner.reset_batch()
             self._take("fac_update_freq")
         note = self.preconditioner.step(group["lr"])
-        self._take("fac_update_freq")  # used by the hooks from now on
+        self._take("fac_update_freq")  # hooks use this period from now on
         return note
 
     def load_state_dict(self, state_dict):
-        """Load a state, or one of the published classes, which have no averages."""
+        """Load a state of this class, or a state of the published class, which has no averages."""
         if isinstance(state_dict, dict) and "natgrad" in state_dict:
             super().load_state_dict(state_dict)
         else:
@@ -105,7 +105,7 @@ _KFAC = dict(lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_cl
 _EVA = dict(lr=0.1, damping=0.03, fac_update_freq=1, kfac_update_freq=1, kfac_batch_size=16, kl_clip=0.001,
             factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="")
 
-# class, system, variant, defaults of the program, differences
+# (class, system, variant, defaults of the program, defaults of the class that differ)
 _CLASSES = (
     ("KFAC_EIGEN", "DP-KFACrepo", "eigen", _KFAC, dict(communicate_inverse_or_not=True,
                                                        distribute_layer_factors=None)),
@@ -149,8 +149,8 @@ def DP_KFAC(model, inv_type="eigen", lr=0.1, damping=0.001, fac_update_freq=1, k
 
 
 class KFACParamScheduler:
-    """damping = base damping_alpha^n, both periods int(base update_freq_alpha^n); n: points of the schedule up to the
-    epoch."""
+    """Set damping = base damping_alpha^n, both periods to int(base update_freq_alpha^n); base: value at construction;
+    n: number of epochs in the schedule that are <= the present epoch."""
 
     def __init__(self, kfac, damping_alpha=1, damping_schedule=None, update_freq_alpha=1, update_freq_schedule=None,
                  start_epoch=0):

@@ -1,4 +1,4 @@
-"""kfac.backend of lzhangbv's programs: choice of the communication library, and collectives for scripts (comm)."""
+"""kfac.backend of lzhangbv's programs: select the communication library; `comm` has collectives for scripts."""
 import enum
 import os
 
@@ -16,7 +16,7 @@ class Ops(enum.Enum):
 
 
 def init(name):
-    """"Choose "Torch" (the default process group of torch.distributed) or "Horovod" (horovod.torch)."""
+    """Select "Torch" (the default process group of torch.distributed) or "Horovod" (horovod.torch)."""
     global _group
     if name == "Torch":
         _group = None
@@ -42,7 +42,7 @@ def _torch():
 
 
 class _Sum:
-    """A pending sum; synchronize() waits for it."""
+    """A pending sum or broadcast; wait() completes it and divides the tensor by `divisor`."""
 
     def __init__(self, work, tensor, divisor):
         self._work, self._tensor, self._divisor = work, tensor, divisor

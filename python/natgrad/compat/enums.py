@@ -1,4 +1,4 @@
-"""kfac.enums of kfac-pytorch."""
+"""The module kfac.enums of kfac-pytorch, with the classes of natgrad."""
 from ._kaisa import AssignmentStrategy, ComputeMethod, DistributedStrategy
 
 __all__ = ["AssignmentStrategy", "ComputeMethod", "DistributedStrategy"]

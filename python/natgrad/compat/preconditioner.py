@@ -1,4 +1,4 @@
-"""kfac.preconditioner of kfac-pytorch."""
+"""The module kfac.preconditioner of kfac-pytorch, with the classes of natgrad."""
 from ._kaisa import KFACPreconditioner
 
 __all__ = ["KFACPreconditioner"]

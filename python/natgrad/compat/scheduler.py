@@ -1,4 +1,4 @@
-"""kfac.scheduler of kfac-pytorch."""
+"""The module kfac.scheduler of kfac-pytorch, with the classes of natgrad."""
 from ._kaisa import LambdaParamScheduler
 
 __all__ = ["LambdaParamScheduler"]

@@ -1,4 +1,4 @@
-"""kfac.gpt_neox of kfac-pytorch."""
+"""The package kfac.gpt_neox of kfac-pytorch."""
 from . import preconditioner
 
 __all__ = ["preconditioner"]
