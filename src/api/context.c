@@ -1,7 +1,7 @@
 /* context.c: create and free a context: memory, threads, log, linear algebra, transport.
  *
- * In: a config, the environment.  Out: an ng_context whose config holds real values (an allocator,
- * a number of threads), with a pool, a queue and a transport of its own.
+ * In: a config, the environment.  Out: an ng_context with its own pool, queue and transports; its config has real
+ * values instead of defaults (an allocator, a number of threads).
  *
  * The library has no mutable globals: all state belongs to a context.  The environment is read once, here:
  * NG_THREADS, NG_LINALG, NG_LOG.  Unknown variables with the prefix NG_ are logged.  One thread at a time
@@ -50,7 +50,7 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
   return NG_OK;
 }
 
-/* threads = 0 and linalg = NULL are valid: read_environment replaces them. */
+/* threads = 0 and linalg = NULL are valid: ng_context_create replaces them by defaults. */
 static ng_status check_config(const ng_context_config *c, char *message, size_t size) {
   if ((c->alloc == NULL) != (c->free == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
@@ -72,24 +72,24 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
   return NG_OK;
 }
 
-/* One allocation for the context and the objects it points to, so that only one can fail. */
-typedef struct home {
+/* The context and the objects it points to, in one allocation, so that only one allocation can fail. */
+typedef struct context_memory {
   ng_context ctx;
   ng_comm comm, model, stages;
   ng_queue queue;
-} home;
+} context_memory;
 
-/* The executor of the queue. */
+/* Run n tasks of the queue on the threads of the context. */
 static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   ng_parallel(ctx, n, task, arg);
 }
 
-/* The allocator of the pool. */
+/* The pool allocates through the context, which counts the bytes. */
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
-/* A newer header may declare structs and functions that this library lacks, so it is refused.  struct_size
- * handles older headers.  Only major and minor versions are compared. */
+/* Refuse a caller with a newer header (major, minor), which may declare structs and functions that this library lacks.
+ * struct_size handles older headers. */
 ng_status ng_context_create(int32_t version, const ng_context_config *config, char *message,
                             size_t size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_context: out is NULL");
@@ -107,7 +107,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
                         "ng_context_config", message, size);
   }
   if (st == NG_OK) st = check_config(&c, message, size);
-  /* for the message: the name came from the config, not from NG_LINALG */
+  /* true: the config, not NG_LINALG, gives the name; for the message */
   const bool named = c.linalg != NULL;
   if (st == NG_OK) st = read_environment(&c, message, size);
   if (st != NG_OK) return st;
@@ -115,9 +115,9 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   if (la == NULL) {
     const ng_linalg_ops *best = ng_linalg_find(NULL);
     return ng_fail_to(message, size, NG_ERR_ABSENT,
-                      "%s is '%s', which is not built in; there is %s%s",
+                      "%s is '%s', which is not built in; expected %s%s",
                       named ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
-                      best != &ng_linalg_ref ? " and ref" : "");
+                      best != &ng_linalg_ref ? " or ref" : "");
   }
   ng_comm comm, model, stages;
   st = ng_comm_init(&comm, c.transport, message, size);
@@ -139,8 +139,8 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     c.threads = online < 1 ? 1 : online > 1024 ? 1024 : (int32_t)online;
   }
-  /* the counters are inside this allocation, so its bytes are counted below */
-  home *made = c.alloc(c.alloc_user, sizeof *made);
+  /* the context's counters are inside this allocation, so its bytes are counted below */
+  context_memory *made = c.alloc(c.alloc_user, sizeof *made);
   if (made == NULL) {
     return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_context: no memory");
   }
@@ -183,7 +183,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   return NG_OK;
 }
 
-/* Destroy the pool first: it uses memory of the context. A forked child has no such threads. */
+/* Destroy the pool first, because the pool uses memory of the context.  A forked child lacks the pool's threads. */
 void ng_context_destroy(ng_context **ctx) {
   if (ctx == NULL || *ctx == NULL) return;
   ng_context *c = *ctx;
@@ -194,12 +194,12 @@ void ng_context_destroy(ng_context **ctx) {
     ng_pool_leave(c->pool);
   }
   ng_process_unmark(c);
-  c->config.free(c->config.alloc_user, c, sizeof(home)); /* ctx is the first member of home */
+  c->config.free(c->config.alloc_user, c, sizeof(context_memory)); /* ctx is its first member */
 }
 
 int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ng_threads_of(ctx); }
 
-/* Includes the context itself. */
+/* The counts include the context itself. */
 void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
   if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;
   if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak;

@@ -12,7 +12,7 @@
 
 int32_t ng_version(void) { return NG_VERSION; }
 
-/* Return the whole length, as snprintf does. */
+/* Write lines `key = value` to text; return the length of all lines, as snprintf does. */
 int32_t ng_build_info(char *text, size_t size) {
   char blas[256], kernel[64], hint[256];
   int32_t threads = 0;
@@ -28,7 +28,7 @@ int32_t ng_build_info(char *text, size_t size) {
   return n < (int)sizeof line ? n : (int)sizeof line - 1;
 }
 
-/* Components that this build lacks are listed with a hint. */
+/* The list has also components that this build lacks, with a hint. */
 static const ng_component component[] = {
 #if defined(NG_HAVE_BLAS)
     {sizeof(ng_component), "linalg", "cpu", 1, ""},
@@ -43,12 +43,14 @@ static const ng_component component[] = {
     {sizeof(ng_component), "transport", "threads", 1, ""},
 #if defined(NG_HAVE_MPI)
     {sizeof(ng_component), "transport", "mpi", 0,
-     "in a library of its own, natgrad_mpi: see natgrad_mpi.h"},
+     "in the separate library natgrad_mpi: see natgrad_mpi.h"},
 #else
     {sizeof(ng_component), "transport", "mpi", 0,
-     "this build has no MPI; apt-get install libopenmpi-dev openmpi-bin, NATGRAD_MPI=ON"},
+     "this build has no MPI; install libopenmpi-dev and openmpi-bin, configure with "
+     "NATGRAD_MPI=ON"},
 #endif
-    {sizeof(ng_component), "transport", "nccl", 0, "not supported yet; fill an ng_transport"},
+    {sizeof(ng_component), "transport", "nccl", 0,
+     "not supported yet; supply collectives as an ng_transport"},
 };
 
 ng_status ng_component_info(int32_t i, ng_component *out) {

@@ -9,7 +9,8 @@
 
 #include <math.h>
 
-/* `standard` must be static, so that its padding is zero, too. */
+/* Write struct_size = size, then the defaults of the fields within size, then zeros. ours: bytes of `standard`, which
+ * must be static, so that its padding is zero, too. */
 static void fill(void *out, size_t size, const void *standard, size_t ours) {
   if (out == NULL || size < sizeof size) return;
   memset(out, 0, size);
@@ -22,7 +23,7 @@ void ng_context_config_init(ng_context_config *c, size_t size) {
   fill(c, size, &d, sizeof d);
 }
 
-/* shard_axis -1: not sharded. */
+/* By default a layer is not sharded: shard_axis = -1. */
 void ng_layer_init(ng_layer *l, ng_kind kind, size_t size) {
   static const ng_layer d = {
       .order = NG_SAMPLES_FIRST,

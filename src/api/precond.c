@@ -2,7 +2,7 @@
  *
  * In: a context, options, descriptions of layers and tensors.  Out: an ng_precond, ready to step.
  *
- * This file checks arguments; model/ and step/ use them.  Each call that can fail starts with ng_enter,
+ * This file only checks arguments, then calls model/ and step/.  Each call that can fail starts with ng_enter,
  * which clears ng_last_error.  A failed call leaves the object unchanged, unless the transport fails in
  * ng_ready.  ng_ready is the first collective call. */
 #include "step/step.h"
@@ -46,7 +46,7 @@ ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options, ng_
   return create(ctx, options, out);
 }
 
-/* The options are on the stack: the context would not count an options object. */
+/* The options are on the stack, because the context would not count the bytes of an options object. */
 ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out) {
   char message[NG_MESSAGE] = "";
   ng_options o;
@@ -60,8 +60,8 @@ ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out)
   return st == NG_OK ? create(ctx, &o, out) : ng_fail(ctx, st, "%s", message);
 }
 
-/* Also destroys a partly created object, and a model whose transport failed. A forked child must
- * not use the transport of its parent, so it leaves the transport first. */
+/* Destroy also a partly created object, and a model whose transport failed.  A forked child must not use its parent's
+ * transport, so the child leaves the transport first. */
 void ng_precond_destroy(ng_precond **precond) {
   if (precond == NULL || *precond == NULL) return;
   ng_precond *p = *precond;
@@ -81,7 +81,7 @@ void ng_precond_destroy(ng_precond **precond) {
 
 /* ---- describe --------------------------------------------------------------------------------*/
 
-/* ng_ready has planned memory, tiles and hashes for the registered layers. */
+/* Refuse layers after ng_ready: memory, tiles and hashes are planned for the registered layers. */
 static ng_status may_add(ng_precond *p, const char *call) {
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (p->ready) {
@@ -91,8 +91,8 @@ static ng_status may_add(ng_precond *p, const char *call) {
   return NG_OK;
 }
 
-/* The struct must contain the fields before `positions`. Options of the layer are checked here
- * with the model's, so that an error is reported by the call that has the wrong option. */
+/* The struct must contain the fields before `positions`.  The layer's options are checked here together with the
+ * model's, so that the call with the wrong option reports the error. */
 ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
@@ -185,7 +185,7 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
 
 /* ---- bind, ready -----------------------------------------------------------------------------*/
 
-/* May be called before ng_ready, and at any time between steps. */
+/* Call before ng_ready, or at any time between steps. */
 ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
@@ -210,7 +210,7 @@ ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_
   return bind_one(p, (ng_binding){index, which, NULL, weight, NG_HOLD}, false, "ng_bind_weight");
 }
 
-/* Refuse a layer that shares a block with others, unless the family can exclude single layers. */
+/* Refuse a layer that shares a block with other layers, unless the family can exclude single layers. */
 ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
@@ -226,7 +226,7 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_freeze: '%s' %s", e->d.name,
                    e->d.frozen ? "was registered as frozen and has no memory; register it unfrozen "
                                  "and freeze it after ng_ready"
-                               : "is in one block with other layers");
+                               : "shares a block with other layers");
   }
   e->asleep = on != 0;
   ng_shard_follow(e);
@@ -240,8 +240,7 @@ ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t gro
   return ng_slot_group(p, index, which, group, "ng_set_group");
 }
 
-/* Collective. Check for a failed transport first: no rank may enter a collective that the others
- * cannot join. */
+/* Collective.  Check for a failed transport first: no rank may enter a collective that other ranks cannot join. */
 ng_status ng_ready(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;

@@ -15,8 +15,7 @@ static ng_status check_index(const ng_precond *p, const char *call, int64_t i, i
                  (long long)n - 1);
 }
 
-/* Find the run (a block, an entry) that contains item i; before(p, r) is the number of items
- * before run r. */
+/* Return the run (a block or an entry) that contains item i; before(p, r) is the number of items before run r. */
 static int32_t run_of(const ng_precond *p, int32_t runs, int32_t i,
                       int32_t (*before)(const ng_precond *p, int32_t run)) {
   int32_t low = 0, high = runs;
@@ -95,7 +94,7 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r
   return ng_give_struct(r, &now, sizeof now);
 }
 
-/* Block after block, in the order of registration. */
+/* Statistics are numbered block after block. */
 ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *r) {
   const ng_status st =
       check_index(p, "ng_report_statistic", i, p == NULL ? 0 : ng_stats_count(p), r);
@@ -213,13 +212,13 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
   return ng_step_plan(p, ranks, first, count, out, out->struct_size);
 }
 
-/* The number of parameters, then the unused globs of skip_layers. */
+/* Count the parameters and the unused globs of skip_layers. */
 int32_t ng_explain_count(const ng_precond *p) {
   const ng_entry *last = p != NULL && p->entries > 0 ? p->entry[p->entries - 1] : NULL;
   return (last != NULL ? last->first_slot + last->slots : 0) + (p != NULL ? p->unused : 0);
 }
 
-/* The rows after the parameters: globs of skip_layers that match no layer. */
+/* Fill the row of unused glob i: a glob of skip_layers that matches no layer.  These rows follow the parameters. */
 static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const char *glob = p->unused_globs;
   for (; i > 0; i--) {
@@ -235,8 +234,8 @@ static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *
   return ng_give_struct(out, &r, sizeof r);
 }
 
-/* A row for each parameter, in the order of registration, the bias after its weight. The row of
- * a block's first parameter has the bytes of the block. */
+/* Rows are in the order of registration, the bias after its weight.  The row of a block's first parameter has the bytes
+ * of the block. */
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = check_index(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;

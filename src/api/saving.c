@@ -1,7 +1,7 @@
 /* saving.c: the public functions that save, load and list the state; state/ implements them.
  *
- * Saving, loading and the manifest are collective; only rank 0 touches the file or the stream; parts of a state
- * and files of factors are written by their owners. */
+ * Saving, loading and the manifest are collective.  Only rank 0 uses the file or the stream, except that owners write
+ * the parts of a state and the files of factors. */
 #include "state/state.h"
 
 ng_status ng_save(ng_precond *p, const char *path) {

@@ -20,7 +20,7 @@ ng_status ng_set(ng_precond *p, const char *name, const char *value) {
   return ng_step_set(p, name, value);
 }
 
-/* Convert to text, so that ng_set makes all checks. */
+/* Convert the number to text, so that ng_set makes all checks. */
 ng_status ng_set_real(ng_precond *p, const char *name, double value) {
   char text[64];
   (void)snprintf(text, sizeof text, "%.17g", value); /* reads back as the same double */
@@ -35,7 +35,7 @@ ng_status ng_get(const ng_precond *p, const char *name, char *value, size_t size
                    name == NULL ? "option is NULL" : "the buffer is NULL or empty");
   }
   char message[NG_MESSAGE] = "";
-  const ng_option_row *found = NULL; /* only the message is used */
+  const ng_option_row *found = NULL; /* unused: ng_option_lookup writes the message */
   const int32_t row = ng_option_find(name);
   if (row < 0 && !ng_is(name, "method")) {
     (void)ng_option_lookup(name, &found, message, sizeof message);

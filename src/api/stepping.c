@@ -1,9 +1,8 @@
-/* stepping.c: the public functions that end a step: write gradients in place, or update weights by SGD or
- * AdamW.
+/* stepping.c: the public functions that end a step: write gradients in place, or update weights by SGD or AdamW.
  *
- * In: the learning rate, or the numbers of an update for each group.  Out: p->step->out and p->step->lr
- * for step/take.c.  A rank with invalid numbers passes the error to ng_step_take, because the other ranks
- * wait for it in `check`, where all ranks return together. */
+ * In: the learning rate, or the numbers of an update for each group.  Out: p->step->out and p->step->lr for
+ * step/take.c.  A rank with invalid numbers passes the error to ng_step_take, because the other ranks wait for it in
+ * `check`, where all ranks return together. */
 #include "step/step.h"
 
 #include <math.h>
@@ -19,7 +18,7 @@ ng_status ng_step(ng_precond *p, double lr) {
 
 /* ---- the numbers of groups -------------------------------------------------------------------*/
 
-/* The group whose numbers are read, and the public call for messages. */
+/* The group whose numbers are read; the public function and its struct, for messages. */
 typedef struct set {
   ng_precond *p;
   const char *call, *type;
@@ -60,8 +59,8 @@ static ng_status check_count(const set *s, const void *how, int32_t count) {
                  count, s->p->update_groups);
 }
 
-/* Copy the struct of the group to *dst, which has the defaults. Structs follow each other at the
- * struct_size of the first one. */
+/* Copy the struct of group s->group to *dst, which has the defaults.  The elements of the list `how` have the
+ * struct_size of the first element. */
 static ng_status copy_group(const set *s, void *dst, size_t ours, const void *how, size_t least) {
   char message[NG_MESSAGE] = "";
   size_t stride, size;
