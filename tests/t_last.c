@@ -462,8 +462,8 @@ static void test_misuse(void **state) {
           &f, plane_input(f.p, 0, &x, NG_COPY), NG_ERR_STATE,
           "layer 'fc': its input was observed a second time in the micro-batch that ng_batch.last");
       says(&f, plane_output_grad(f.p, 0, &y, NG_COPY), NG_ERR_STATE, "its output gradient");
-      says(&f, begin(f.p, 0), NG_ERR_STATE, "the micro-batch before was the last one");
-      says(&f, begin(f.p, 1), NG_ERR_STATE, "the micro-batch before was the last one");
+      says(&f, begin(f.p, 0), NG_ERR_STATE, "the previous micro-batch had ng_batch.last");
+      says(&f, begin(f.p, 1), NG_ERR_STATE, "the previous micro-batch had ng_batch.last");
     }
     fixture_ok(&f, ng_step(f.p, 0.1));
     fixture_ok(&f, begin(f.p, 1)); /* of the next step */

@@ -363,9 +363,9 @@ static void not_out_of_a_common_block(void **state) {
   fixture_ok(&f, ng_bind_grad(f.p, 1, NG_WEIGHT, &none));
   assert_int_equal(ng_step(f.p, 0.1), NG_ERR_STATE);
   assert_non_null(
-      strstr(ng_last_error(f.ctx), "'all.two': it has no gradient, and is in one block"));
+      strstr(ng_last_error(f.ctx), "'all.two' has no gradient, and shares a block"));
   assert_int_equal(ng_freeze(f.p, 1, 1), NG_ERR_STATE);
-  assert_non_null(strstr(ng_last_error(f.ctx), "is in one block with other layers"));
+  assert_non_null(strstr(ng_last_error(f.ctx), "shares a block with other layers"));
   fixture_close(&f);
 }
 

@@ -1,32 +1,29 @@
-/* agree.c: small reductions after which all ranks have the same verdict on the step.
+/* agree.c: sum statuses and numbers over ranks, so that all ranks decide equally about the step.
  *
- * In: this rank's status, refusals, sample weights, clip sums.  Out: the same of all ranks.
+ * In: this rank's status, refusals, sample weights, clip sums.  Out: their sums over ranks.
  *
- * same        at ng_ready: status; do ranks have the same options, layers, owners?
- * check       before anything changes: status, refusals, hashes of options and update, sample
- * weights of
- *             every statistic
+ * same        at ng_ready: status; hashes of options, layers, owners and linear algebra
+ * check       before anything changes: status, refusals, hashes of options and update, sample weights of all statistics
  * agree       before anything is written: status, refusals, clip sums
  *
- * Between two collectives no rank returns: after a failure it continues with harmless data, sends
- * its status in the next small reduction, and all ranks leave together (as PETSc's
- * PCReduceFailedReason). */
+ * Between two collectives no rank returns.  After a failure a rank continues with harmless data and sends its status in
+ * the next small reduction.  Then all ranks return together (as PETSc's PCReduceFailedReason). */
 #include "step/step.h"
 
-enum { WEIGHTS = 2 }; /* numbers of a statistic in check */
+enum { WEIGHTS = 2 }; /* numbers of each statistic in check: ng_stat_weights */
 
-/* check */
+/* Positions in the buffer of check. */
 enum {
-  REFUSED = NG_CODES, /* ranks that refused a value; also in agree */
-  OVERFLOWED, /* elements that kept their old value in the last step, if ranks count differently */
-  LAST,       /* ranks with ng_batch.last */
-  BEGUN,      /* ranks that began a micro-batch */
-  SHARED,     /* is ng_batch.whole equal on these ranks? */
-  SAME = SHARED + NG_SAME_PIECES, /* are options and numbers equal on all ranks? */
-  FIRST_OUT = SAME + NG_SAME      /* ranks that exclude an entry */
+  REFUSED = NG_CODES, /* number of ranks that refused a value; same position in agree */
+  OVERFLOWED, /* elements that kept their old value in the last step; 0 if all ranks count the same */
+  LAST,       /* number of ranks with ng_batch.last */
+  BEGUN,      /* number of ranks that began a micro-batch */
+  SHARED,     /* ng_batch.whole of ranks that began a micro-batch (ng_same_number) */
+  SAME = SHARED + NG_SAME_PIECES, /* hashes of options and update (ng_same_write) */
+  FIRST_OUT = SAME + NG_SAME      /* [entries] number of ranks that exclude each entry */
 };
 
-/* agree: after REFUSED two ng_sums, then verdicts */
+/* Positions in the buffer of agree: two ng_sums, then the verdicts on statistics. */
 enum { SUMS = REFUSED + 1, AGREED = SUMS + 2 * (int)(sizeof(ng_sums) / sizeof(double)) };
 
 /* ---- same ------------------------------------------------------------------------------------*/
@@ -47,8 +44,7 @@ ng_status ng_exchange_verdict(ng_precond *p, const double code[NG_CODES], ng_sta
                  (int)reported(code), who, ng_status_name(st), ng_status_meaning(st));
 }
 
-/* Each rank compares its hashes with rank 0's and sends 0 or 1: a sum of hashes would not show
- * differences. */
+/* Compare each rank's hashes with rank 0's and sum 0 or 1: a sum of hashes would not show differences. */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
   static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
                                               "linear algebra"};
@@ -80,8 +76,8 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* Return an error if no rank has ever observed a kind of array that the block needs. A refused
- * array is reported instead. */
+/* Return an error if no rank has ever observed a kind of array that the block needs.  After a refused array return
+ * NG_OK: the refusal is reported instead. */
 static ng_status check_seen(ng_precond *p, ng_block *b) {
   static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -97,8 +93,8 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
   return NG_OK;
 }
 
-/* `seen` is permanent and saved: later steps may lack the layer. Called after the sums are
- * reduced, because block_due reads `seen`. */
+/* b->seen is permanent and saved, because the layer may be absent in later steps.  Call after the sums are reduced:
+ * block_due reads b->seen. */
 void ng_exchange_mark_seen(ng_block *b) {
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
@@ -120,8 +116,8 @@ static ng_status check_out(ng_precond *p, const double *out) {
   return NG_OK;
 }
 
-/* Check that all ranks are in this reduction: each adds one code. Another sum comes from a rank
- * that reduced statistics of the same length, so the data is invalid. */
+/* Check that all ranks are in this reduction: each rank adds one code, so the codes sum to the number of ranks.
+ * Another sum means that some rank reduced statistics of the same length, so the data is invalid. */
 static ng_status check_meeting(ng_precond *p, const double *x) {
   const double ranks = reported(x);
   if (ranks != (double)p->ctx->ranks) {
@@ -147,14 +143,12 @@ static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
       "ng_batch.whole differs between ranks, expected the samples of all ranks, or 0 on all ranks");
 }
 
-/* Whether ranks write different elements and so have different counts: owners of updates,
- * shards. */
+/* Return whether ranks write different elements (owners of updates, shards), so that their overflow counts differ. */
 static bool overflows_alone(const ng_precond *p) {
   return ng_update_is_owned(p) || p->step->shards.members > 1;
 }
 
-/* The last step returned NG_RESCUED only on the ranks that counted elements; this step returns
- * it on all ranks. */
+/* The last step returned NG_RESCUED only on ranks that counted elements; this step returns it on all ranks. */
 static void note_overflow(ng_precond *p, double elements) {
   const ng_status st = ng_fail(
       p->ctx, NG_RESCUED,
@@ -164,7 +158,7 @@ static void note_overflow(ng_precond *p, double elements) {
   p->step->trouble = ng_worse(p->step->trouble, st);
 }
 
-/* The verdict of this stage; totals are set only without an error. */
+/* Run check on the ranks of this stage.  If no rank has an error, set the totals of all statistics. */
 static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
@@ -196,8 +190,7 @@ static ng_status check_stage(ng_precond *p) {
   s->overflowed = 0;
   bool shared = false;
   st = check_whole(p, x, &shared);
-  if (st == NG_OK)
-    st = check_out(p, out); /* check first, because the hashes depend on excluded entries */
+  if (st == NG_OK) st = check_out(p, out); /* before the hashes, which depend on excluded entries */
   if (st == NG_OK) st = ng_same_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
@@ -205,7 +198,8 @@ static ng_status check_stage(ng_precond *p) {
     b->unshown = 0;
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
       ng_stat_agreed(&b->stat[k], w, shared);
-      b->unshown += !b->out && ng_one_due(p, b, &b->stat[k]) && !(w[0] > 0.0); /* of all ranks */
+      b->unshown +=
+          !b->out && ng_one_due(p, b, &b->stat[k]) && !(w[0] > 0.0); /* w[0]: summed over ranks */
     }
   }
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {
@@ -214,10 +208,10 @@ static ng_status check_stage(ng_precond *p) {
   return st;
 }
 
-/* The model is unchanged before this call, and after an error. */
+/* Before this call, and after an error in this call, the model is unchanged. */
 ng_status ng_exchange_check(ng_precond *p) {
   ng_status st = check_stage(p);
-  if (st == NG_ERR_COMM) return st; /* the other stages know */
+  if (st == NG_ERR_COMM) return st; /* all transports are aborted */
   st = ng_stages_check(p, st < NG_OK ? st : p->step->trouble);
   if (st >= NG_OK) return NG_OK;
   if (st != NG_ERR_COMM) p->step->trouble = st;
@@ -226,8 +220,8 @@ ng_status ng_exchange_check(ng_precond *p) {
 
 /* ---- agree -----------------------------------------------------------------------------------*/
 
-/* Write the verdict on each statistic with adaptive refresh; 0: not owned, or not refreshed.  Return their number; x NULL:
- * only count. */
+/* x <- the verdict on each statistic with adaptive refresh; 0 if this rank does not own the statistic or did not
+ * refresh it.  Return the number of verdicts; x NULL: only count. */
 static int64_t put_verdicts(const ng_precond *p, double *x) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -241,7 +235,7 @@ static int64_t put_verdicts(const ng_precond *p, double *x) {
   return n;
 }
 
-/* A statistic is refreshed on all ranks or none; 0 means not refreshed. */
+/* Advance the refresh interval of each statistic with a verdict in x.  Verdict 0: no rank refreshed the statistic. */
 static void take_verdicts(ng_precond *p, const double *x) {
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
@@ -253,8 +247,8 @@ static void take_verdicts(ng_precond *p, const double *x) {
   }
 }
 
-/* A rank adds the blocks that it owns, and its part of partial ones.  Blocks with ascent are summed
- * separately: their numbers are of H until the clip knows the common factor. */
+/* Each rank adds the blocks that it owns, and its partial sums of partial blocks.  Blocks with ascent (PD = D + k H)
+ * have separate sums over H, because k is not known before these sums. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
   double *x = s->exchange.small;
@@ -286,7 +280,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   return st < NG_OK ? st : NG_OK;
 }
 
-/* ---- how many --------------------------------------------------------------------------------*/
+/* ---- sizes of the buffers --------------------------------------------------------------------*/
 
 int64_t ng_exchange_check_count(const ng_precond *p) {
   return FIRST_OUT + p->entries + WEIGHTS * (int64_t)ng_stats_count(p);

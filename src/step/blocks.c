@@ -1,17 +1,17 @@
 /* blocks.c: assign layers to families and blocks, at ng_ready.
  *
- * In: entries, options, ranks.  Out: blocks and statistics in an order that is equal on all ranks,
- * with the ranks that solve, hold results, observe and keep averages. */
+ * In: entries, options, ranks.  Out: blocks and statistics in an order that is equal on all ranks; for each block the
+ * ranks that solve, hold results, observe and store averages. */
 #include "step/step.h"
 
 #include <stdlib.h>
 
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
-/* ng_explain shows `why`. */
+/* Return whether the entry may have a block.  If not, set e->why, which ng_explain shows. */
 static bool may_have_block(ng_entry *e, const ng_options *o) {
   ng_layer d = ng_entry_seen(e)->d;
-  if (e->tensor) d.kind = 0; /* by its name only */
+  if (e->tensor) d.kind = 0; /* a tensor matches by name only */
   const char *why = e->d.frozen                        ? "frozen: never touched"
                     : ng_globs_fit(o->skip_layers, &d) ? "matches skip_layers"
                                                        : NULL;
@@ -19,7 +19,7 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
   return why == NULL;
 }
 
-/* The model's options with the options of a line; `texts` receives them as text. */
+/* *texts, *s <- the model's options, overridden by `line` (options of one layer; NULL: none). */
 static ng_status settings_of(ng_precond *p, const char *name, const char *line, ng_options *texts,
                              ng_settings *s) {
   char message[NG_MESSAGE] = "";
@@ -31,8 +31,7 @@ static ng_status settings_of(ng_precond *p, const char *name, const char *line, 
   return NG_OK;
 }
 
-/* Blocks are numbered in the order of registration, equal on all ranks; owners, messages and the
- * hash depend on it. */
+/* Number blocks in their order of creation, equal on all ranks: owners, messages and hashes depend on the number. */
 static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, int32_t segments,
                            ng_block **out) {
   ng_block *b = ng_object(p, sizeof *b);
@@ -51,7 +50,7 @@ static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, 
   return NG_OK;
 }
 
-/* Link slots and segments from `at` on.  No family of the library splits a parameter. */
+/* Append a segment, a whole parameter, for each slot of the entry from index `at` on; return the next index. */
 static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++, at++) {
@@ -69,7 +68,7 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
   return at;
 }
 
-/* The block gets the whole layer; the registered shard links to the block. */
+/* Link the registered shard to the block, whose segments are of the whole layer. */
 static void adopt_shard(ng_block *b, ng_entry *e) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -78,8 +77,8 @@ static void adopt_shard(ng_block *b, ng_entry *e) {
   }
 }
 
-/* The engine's rules for a statistic.  statistics = local is DP-KFAC: the owner's samples stand for
- * all (Zhang et al. 2022, arXiv 2206.15143).  A family's own spread stays. */
+/* Set rules, dtypes and spread of all statistics from the block's options. statistics = local is DP-KFAC: only the
+ * owner's samples enter the average (Zhang et al. 2022, arXiv 2206.15143).  A spread that the family has set stays. */
 static void set_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -109,7 +108,7 @@ static ng_status invalid_statistic(const ng_block *b, const ng_stat *s, const ch
                  s->name, why);
 }
 
-/* Refuse a spread or owner that the engine does not support. */
+/* Refuse a kind of observation, dtype, owner or spread that the engine does not support. */
 static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   const bool one = s->sees != 0 && (s->sees & (s->sees - 1)) == 0 && (s->sees & ~b->sees) == 0;
   const bool sixteen = s->kept == NG_BF16 || s->kept == NG_F16;
@@ -128,7 +127,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
     return invalid_statistic(b, s, "its owner is not in the block's column");
   }
   if (!b->apart) return NG_OK;
-  /* Curvature is the product of two expectations over the same samples. */
+  /* The curvature is the product of A and G, so both must be averages over the same samples. */
   if (s->spread == NG_SPREAD_LOCAL) {
     return invalid_statistic(
         b, s,
@@ -144,7 +143,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   return NG_OK;
 }
 
-/* Placement reads the sizes of statistics, so it comes after all blocks. */
+/* Let the family create the block and declare its statistics; placement, which needs their sizes, comes later. */
 static ng_status fill_block(ng_block *b) {
   b->solves = b->family->solve != NULL;
   b->scans = b->family->scans;
@@ -154,8 +153,8 @@ static ng_status fill_block(ng_block *b) {
   return st;
 }
 
-/* A family with results holds them in the block's column.  One without makes PD from averages, so
- * the ranks that keep averages hold the block; each row needs at least one such rank. */
+/* Set b->is_worker: this rank can compute PD. If the family solves, all ranks of the block's column hold the results.
+ * Otherwise the ranks that store the averages compute PD, and each row of the grid needs such a rank. */
 static ng_status settle_block(ng_block *b) {
   ng_status st = NG_OK;
   ng_place_stats(b);
@@ -176,10 +175,9 @@ static ng_status settle_block(ng_block *b) {
                    "set grad_worker_fraction = 0 or statistics = all",
                    b->name, b->family->name);
   }
-  /* All m ranks of a column get the results. */
   b->is_worker = b->solves ? b->column == b->p->grid.column : b->keeps;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* the family does not use these observations */
+    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* true if the family does not use this kind */
   }
   return NG_OK;
 }
@@ -192,7 +190,7 @@ ng_status ng_blocks_settle(ng_precond *p) {
   return st;
 }
 
-/* Check the combination of options; then let the family describe the block. */
+/* Set and check the options of the block (the model's, overridden by `line`), then create the block. */
 static ng_status describe(ng_block *b, const char *line) {
   ng_options texts;
   char message[NG_MESSAGE] = "";
@@ -222,13 +220,13 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
 
 /* ---- blocks over many layers -----------------------------------------------------------------*/
 
-/* An entry, and the first entry with the same line. */
+/* An entry, its index `at`, and the index of the first entry with the same options line. */
 typedef struct member {
   ng_entry *e;
   int32_t at, first;
 } member;
 
-/* By text; layers without a line are equal. */
+/* Compare options lines as text.  Entries without a line are equal and come first. */
 static int compare_lines(const member *x, const member *y) {
   const char *a = x->e->d.options, *b = y->e->d.options;
   if (a == NULL || b == NULL) return (a != NULL) - (b != NULL);
@@ -241,7 +239,7 @@ static int by_line(const void *a, const void *b) {
   return lines != 0 ? lines : (x->at > y->at) - (x->at < y->at);
 }
 
-/* Layers without a line come first. */
+/* Order by the first entry with the same line, then by index; entries without a line come first. */
 static int by_block(const void *a, const void *b) {
   const member *x = a, *y = b;
   const int lined = (x->e->d.options != NULL) - (y->e->d.options != NULL);
@@ -250,8 +248,8 @@ static int by_block(const void *a, const void *b) {
   return first != 0 ? first : (x->at > y->at) - (x->at < y->at);
 }
 
-/* The family's name; with a line also the first name in alphabetical order, so that the order of
- * registration does not matter. */
+/* *out <- the family's name.  If entries of[0..n) have an options line, append the alphabetically first of their names:
+ * this name does not depend on the order of registration. */
 static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **out) {
   char name[NG_FIELD_KEY];
   const char *least = of->e->d.name;
@@ -269,7 +267,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
   return ng_objects_status(p);
 }
 
-/* One block over all entries with one line; segments are views, not copies. */
+/* Make one block over entries of[0..n), which have the same options line. */
 static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   const ng_family *f = of->e->taken_by;
   ng_block *b = NULL;
@@ -289,7 +287,7 @@ static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   return describe(b, of->e->d.options);
 }
 
-/* Sort, so that many lines cost O(n log n). */
+/* Make one block of family f for each options line of its entries.  Sorting groups n entries in O(n log n). */
 static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   ng_status st = NG_OK;
   int32_t n = 0;
@@ -315,7 +313,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 
 /* ---- all blocks -----------------------------------------------------------------------------*/
 
-/* Choose the family of a layer by its own options. */
+/* Set e->taken_by, the family of an entry under its own options, or e->why if no family takes the entry. */
 static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
@@ -342,8 +340,8 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
   return st;
 }
 
-/* Apply per_layer to layers without own options.  With pipeline stages an entry may be for another
- * stage. */
+/* Apply per_layer to layers without own options.  An unused entry of per_layer is an error, but not with pipeline
+ * stages: the entry may be for another stage. */
 static ng_status take_lines(ng_precond *p) {
   char message[NG_MESSAGE] = "";
   ng_lines *lines;
@@ -352,7 +350,7 @@ static ng_status take_lines(ng_precond *p) {
   for (int32_t i = 0; i < p->entries && lines != NULL && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     ng_layer d = ng_entry_seen(e)->d;
-    if (e->tensor) d.kind = 0; /* by its name only */
+    if (e->tensor) d.kind = 0; /* a tensor matches by name only */
     const char *line = e->d.options != NULL ? NULL : ng_lines_for(lines, &d);
     if (line == NULL) continue;
     e->lined = true;
@@ -362,11 +360,11 @@ static ng_status take_lines(ng_precond *p) {
   }
   const char *idle = p->ctx->stages == NULL ? ng_lines_idle(lines) : NULL;
   if (st == NG_OK && idle != NULL) {
-    st =
-        ng_fail(p->ctx, NG_ERR_ARG,
-                "per_layer: '%s' holds for no layer: it matches no name and no kind, or an earlier "
-                "entry or their own options come first",
-                ng_quote(idle).text);
+    st = ng_fail(
+        p->ctx, NG_ERR_ARG,
+        "per_layer: '%s' applies to no layer: no name or kind matches, or an earlier entry or "
+        "the layer's own options come first",
+        ng_quote(idle).text);
   }
   ng_lines_close(&lines);
   return st;
@@ -382,8 +380,7 @@ static bool is_used(const ng_precond *p, const ng_glob *g) {
   return used;
 }
 
-/* Log globs of skip_layers that match nothing; ng_explain lists them last.  With pipeline stages a
- * glob may be for another stage. */
+/* Log and list globs of skip_layers that match no layer.  With pipeline stages a glob may be for another stage. */
 static ng_status list_unused_globs(ng_precond *p) {
   const char *list = p->opt.skip_layers;
   ng_glob g;
@@ -402,7 +399,7 @@ static ng_status list_unused_globs(ng_precond *p) {
   return NG_OK;
 }
 
-/* First layers in order, then families of whole models over the remaining ones. */
+/* Make the blocks of single layers in order of registration, then the blocks of families with NG_SCOPE_MODEL. */
 ng_status ng_blocks_make(ng_precond *p) {
   p->block = ng_object(p, (size_t)(p->entries + NG_FAMILIES_MAX) * sizeof *p->block);
   if (p->block == NULL) return NG_ERR_NOMEM;

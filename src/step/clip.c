@@ -1,8 +1,8 @@
 /* clip.c: the clip factor (docs/options.md: clip).
  *
- * In: the sums of all blocks over all ranks; for clip = ratio and rms the norms of each weight and
- * its PD.  Out: nu, and a factor per segment.  Everything is equal on all ranks, since gradients,
- * weights and delivered PD are. */
+ * In: clip sums over all blocks and ranks; for clip = ratio and rms |PD|^2 of each segment, for ratio also |weight|^2.
+ * Out: the clip factor nu and a factor for each segment.  Both are equal on all ranks, because gradients, weights and
+ * delivered PD are equal. */
 #include "step/step.h"
 
 #include <float.h>
@@ -18,7 +18,7 @@ bool ng_clip_reads_weights(const ng_precond *p) { return p->base.clip == NG_CLIP
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
-/* Rows that are not straight, line by line, in order. */
+/* Return |weight|^2 of a weight whose rows are not contiguous. */
 static double gathered_norm2(const ng_slot *s) {
   double sum = 0.0;
   float line[NG_LINE];
@@ -34,7 +34,7 @@ static double gathered_norm2(const ng_slot *s) {
   return sum;
 }
 
-/* Each rank for itself: weights are equal on all ranks, so nothing is sent. */
+/* Each rank computes all norms: weights are equal on all ranks, so nothing is sent. */
 void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
   ng_queue *q = p->ctx->queue;
@@ -42,7 +42,7 @@ void ng_clip_measure(ng_precond *p) {
     for (int32_t k = 0; k < p->block[i]->segments && !p->block[i]->out; k++) {
       ng_segment *g = &p->block[i]->segment[k];
       const ng_place *w = &g->slot->weight;
-      if (g->slot->out) continue; /* it may be unbound */
+      if (g->slot->out) continue; /* an excluded weight may be unbound */
       if (!w->straight) {
         g->w2 = gathered_norm2(g->slot);
         continue;
@@ -66,8 +66,8 @@ void ng_clip_measure(ng_precond *p) {
 
 /* ---- learning rates of groups ----------------------------------------------------------------*/
 
-/* kl bounds the sum of lr^2 <PD, D> with the lr of each block's weight; a block of several layers
- * counts with the largest.  As a ratio, so that equal lr leave all sums bit-identical. */
+/* clip = kl bounds the sum of lr_b^2 <PD, D> over blocks b; lr_b is the learning rate of the block's weight, or the
+ * largest of several layers.  The weight is relative to the largest lr, so equal learning rates change no bit. */
 double ng_clip_weight(const ng_block *b) {
   const ng_engine *step = b->p->step;
   if (step->out.kind == NG_OUT_GRADIENT || !(step->lr > 0.0)) return 1.0;
@@ -82,10 +82,10 @@ double ng_clip_weight(const ng_block *b) {
 
 /* ---- the common factor -----------------------------------------------------------------------*/
 
-/* PD = D + k H with k = radius / |D|, both over all blocks with ascent.  Convert the sums of H
- * (<H, D>, |D|^2, |H|^2) to the sums of PD. */
+/* Blocks with ascent have PD = D + k H with k = radius / |D|; |D| is the norm over all these blocks. h: their sums <D,
+ * H>, |D|^2, |H|^2.  Set b->ascent = k; return the sums <D, PD>, |D|^2, |PD|^2. */
 static ng_sums ascend(ng_precond *p, ng_sums h) {
-  const double MOST = (double)FLT_MAX / 64.0; /* times any factor it still fits f32 */
+  const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
   const double k = h.d2 > 0.0 ? fmin(p->base.radius / sqrt(h.d2), MOST) : 0.0;
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->ascent = p->block[i]->ascends ? k : 0.0;
@@ -97,9 +97,9 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
                    .weighted_d2 = h.weighted_d2};
 }
 
-/* Add the sums of blocks with and without ascent. */
+/* Return the sums over all blocks; sums[0] is of blocks without ascent, sums[1] of blocks with ascent. */
 static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
-  bool plain = false, ascends = sums[1].d2 > 0.0; /* of another stage */
+  bool plain = false, ascends = sums[1].d2 > 0.0; /* true also if blocks of another stage ascend */
   for (int32_t i = 0; i < p->blocks; i++) {
     plain = plain || !p->block[i]->ascends;
     ascends = ascends || p->block[i]->ascends;
@@ -114,9 +114,8 @@ static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
                    .weighted_d2 = sums[0].weighted_d2 + up.weighted_d2};
 }
 
-/* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes.  The Fisher norm would
- * be P'FP; for P = (F + lambda)^-1 D the two differ by lambda |P|^2.  Rounding alone can make the
- * sum negative. */
+/* kl: Ba, Grosse & Martens (ICLR 2017), with <PD, D> as in all published codes instead of the Fisher norm PD' F PD. For
+ * PD = (F + lambda I)^-1 D the two differ by lambda |PD|^2.  Rounding can make the sum negative, hence fabs. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   if (p->base.clip == NG_CLIP_KL) {
     const double kl = fabs(lr * lr * s->weighted_inner);
@@ -135,16 +134,16 @@ void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
   step->pd2 = s.pd2;
   step->nu = common_factor(p, step->lr, &s);
   if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {
-    step->refused = true; /* sums overflowed, on all ranks */
+    step->refused = true; /* the sums, equal on all ranks, overflowed */
     step->nu = 1.0;
   }
 }
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/
 
-/* ratio: LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888), bounded as in the published Eva, but
- * a zero weight is not clipped (it could never leave zero).  rms: Adafactor (Shazeer & Stern 2018,
- * arXiv 1804.04235, section 6). */
+/* pd2: |PD|^2 of the segment. ratio: LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888), bounded as in the published
+ * Eva; a zero weight has factor 1, or it would stay zero. rms: Adafactor (Shazeer & Stern 2018, arXiv 1804.04235,
+ * section 6). */
 static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
   const double bound = p->base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;

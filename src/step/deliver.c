@@ -1,19 +1,18 @@
-/* deliver.c: PD of a block, from its family or from the rank that computed it.
+/* deliver.c: store PD of blocks that some ranks cannot compute, and read PD of all blocks.
  *
- * A family that stores PD itself (Kronecker) reads it back in emit_tile on all ranks.  For the
- * others the ranks with results write PD, segment after segment, row after row, through emit_tile
- * into a sink that stores it; then *all* ranks read it from there and have the same bits. */
+ * A family with keeps_direction (Kronecker) stores PD itself; its emit_tile reads the stored PD on all ranks.  For
+ * other families, ranks with results call emit_tile with a sink that stores PD in b->direction, segment after segment,
+ * row after row.  The exchange sends b->direction, and all ranks read PD from there, so all have the same bits. */
 #include "step/step.h"
 
-/* ---- kept PD ---------------------------------------------------------------------------------*/
+/* ---- stored PD -------------------------------------------------------------------------------*/
 
 static int64_t count_of(const ng_block *b) {
   const ng_segment *last = &b->segment[b->segments - 1];
   return last->at + last->to - last->from;
 }
 
-/* Needed if some rank lacks the results.  PD is as large as the gradients, in f32, on every
- * rank. */
+/* b->direction has the size of the block's gradients in f32, on every rank. */
 void ng_deliver_plan(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
   b->delivered = !b->keeps_direction && p->grid.n > 1 && (b->solves || !b->keeps_everywhere);
@@ -22,7 +21,7 @@ void ng_deliver_plan(ng_block *b, ng_plan *plan) {
   b->keeps_direction = false; /* the engine stores PD */
 }
 
-/* Element (row, col) of a segment in `direction`, with dense rows. */
+/* Return the address of element (row, col) of a segment in b->direction, where rows are dense. */
 static float *place(const ng_block *b, int32_t segment, int64_t row, int64_t col) {
   const ng_segment *g = &b->segment[segment];
   return b->direction + g->at + row * g->slot->cols + col - g->from;
@@ -39,7 +38,7 @@ void ng_pair_line(const ng_slot *slot, int64_t row, int64_t col, const ng_pair *
   }
 }
 
-/* Thread-safe: tiles are disjoint. */
+/* Store a row of PD in b->direction.  Threads store disjoint tiles. */
 static void keep(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                  const ng_pair *pair) {
   (void)s;
@@ -61,12 +60,12 @@ static void fill_tile(void *arg, int32_t i) {
   b->family->emit_tile(b, &b->tile[i], 1.0, &keeper);
 }
 
-/* With factor 1: the clip factor is not known yet and multiplies in emit. */
+/* Store PD with factor 1: the clip factor is not known yet; ng_deliver_tile multiplies by this factor. */
 void ng_deliver_fill(ng_block *b) {
   if (b->delivered && b->is_worker && !b->out) ng_parallel(b->ctx, b->tiles, fill_tile, b);
 }
 
-/* ---- the way out -----------------------------------------------------------------------------*/
+/* ---- reading PD ------------------------------------------------------------------------------*/
 
 void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_block *b = t->block;
@@ -82,7 +81,7 @@ void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink) {
 
 /* ---- norms -----------------------------------------------------------------------------------*/
 
-/* Sum |PD|^2 of one block, on one thread. */
+/* A sink, on one thread, that adds |PD|^2 of each segment k of a block to pd2[k]. */
 typedef struct norm_sink {
   ng_sink sink;
   double *pd2;
@@ -101,13 +100,14 @@ static void add_norm(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, 
 }
 
 void ng_deliver_norms(ng_block *b, double *pd2) {
-  if (b->family->norms != NULL && !b->delivered) { /* else this rank may lack the results */
+  if (b->family->norms != NULL &&
+      !b->delivered) { /* a rank of a delivered block may lack the results */
     b->family->norms(b, pd2);
     return;
   }
   const norm_sink sink = {{add_norm}, pd2};
   memset(pd2, 0, (size_t)b->segments * sizeof *pd2);
-  for (int32_t i = 0; i < b->tiles; i++) { /* in order, so all ranks have the same bits */
+  for (int32_t i = 0; i < b->tiles; i++) { /* in order: equal bits on all ranks */
     ng_deliver_tile(&b->tile[i], 1.0, &sink.sink);
   }
 }

@@ -1,15 +1,14 @@
-/* exchange.c: messages of a step; sums of statistics are in sums.c, weights in gather.c.
+/* exchange.c: the messages of a step, without sums of statistics (sums.c) and weights (gather.c).
  *
  * small sums  for agree.c, topk.c, quantify.c and ng_ready
- * traces      of A and G with different owners, before their solve
+ * traces      of A and G with different owners, summed over their column before the solve
  * results     from each owner to its column, one message per owner
- * direction   from each column to the rows, one message per column
+ * direction   from each column along the rows, one message per column
  *
- * This file moves bytes and does not interpret them.  If a transport fails, the ranks that wait for
- * this one are woken with an error. */
+ * This file does not interpret the data.  If a transport fails, ranks that wait for this rank return an error. */
 #include "step/step.h"
 
-/* Wake the ranks that wait in this stage, the model group or another stage. */
+/* Abort all transports: ranks that wait in this stage, the model group or another stage return an error. */
 void ng_exchange_give_up(ng_precond *p) {
   ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
   p->broken = true;
@@ -36,8 +35,7 @@ void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before) {
   p->step->early[station].messages += now.messages - before.messages;
 }
 
-/* After a failed transport, ranks may be at different collectives; the model can only be
- * destroyed. */
+/* After a failed transport, ranks may be at different collectives; the model can only be destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
   ng_exchange_give_up(p);
   return ng_fail(p->ctx, NG_ERR_COMM,
@@ -47,7 +45,7 @@ ng_status ng_exchange_failed(ng_precond *p, const char *what) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* In the column with the results. */
+/* Count the traces of blocks whose results this rank holds. */
 int64_t ng_traces_count(const ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -67,7 +65,7 @@ static void assign_trace_memory(ng_precond *p) {
   }
 }
 
-/* Sized once for the largest step: each statistic is posted at most once (`posted`). */
+/* Allocate memory for the largest step, which has at most one message for each statistic. */
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   int32_t sliced = 0;
@@ -91,7 +89,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
 
 /* ---- small sums ------------------------------------------------------------------------------*/
 
-/* In double: sums of counts are exact in any order of ranks. */
+/* Sum x[0..n) over the ranks of c; `what` is for messages.  In double, sums of counts are exact in any order. */
 ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what) {
   const ng_group world = ng_group_world(c);
   return ng_comm_sum(c, &world, x, n, NG_F64) == NG_OK ? NG_OK : ng_exchange_failed(p, what);
@@ -103,14 +101,14 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
 
 /* ---- traces ----------------------------------------------------------------------------------*/
 
-/* Whether the owners of A and G exchange traces; equal on all ranks of a column. */
+/* Return whether the owners of A and G exchange traces in this step; equal on all ranks of a column. */
 static bool exchanges_traces(const ng_precond *p, const ng_block *b) {
   return b->traces != NULL && ng_solve_due(p, b);
 }
 
 bool ng_traces_are_due(const ng_precond *p) { return ng_any_block(p, exchanges_traces); }
 
-/* One rank has each number and the others add zeros, so the sum is exact. */
+/* The owner of a statistic adds its traces and the other ranks add zeros, so the sum is exact. */
 ng_status ng_exchange_traces(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   ng_comm *c = p->ctx->comm;
@@ -135,9 +133,8 @@ static ng_status post(ng_precond *p, const ng_group *g, void *x, int64_t n, ng_d
   return n == 0 ? NG_OK : ng_comm_post_broadcast(p->ctx->comm, g, x, n, t, root, r);
 }
 
-/* As bytes, because results have several dtypes, inside the column that makes PD of these blocks
- * (KAISA's gradient workers).  Columns are disjoint and owners come in one order, so there is no
- * deadlock. */
+/* Broadcast the results of each owner to its column, whose ranks compute PD (KAISA's gradient workers), as bytes,
+ * because results have several dtypes.  Columns are disjoint and owners come in one order, so there is no deadlock. */
 ng_status ng_exchange_post_results(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t owner = 0; owner < p->ctx->ranks && p->grid.m > 1 && st == NG_OK; owner++) {
@@ -148,7 +145,7 @@ ng_status ng_exchange_post_results(ng_precond *p) {
   return st == NG_OK ? NG_OK : ng_exchange_failed(p, "share");
 }
 
-/* Broadcast the slices of a block's PD. */
+/* Broadcast the slices of PD of all sliced blocks to all ranks. */
 static ng_status post_slices(ng_precond *p) {
   const ng_group world = ng_group_world(p->ctx->comm);
   ng_request *request = p->step->exchange.spans + p->ctx->ranks;
@@ -163,8 +160,8 @@ static ng_status post_slices(ng_precond *p) {
   return st;
 }
 
-/* Each row receives from its own member of the column: m broadcasts in parallel, none across rows.
- * If owners update, PD of other blocks stays with them. */
+/* In each row of the grid, the rank of column c broadcasts PD of the blocks of column c.  With update_ranks = owner
+ * only slices are sent: an owner needs no PD of other blocks. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
   const bool sends = p->grid.n > 1 && !ng_update_is_owned(p);
   ng_status st = p->ctx->ranks > 1 ? post_slices(p) : NG_OK;
@@ -177,7 +174,7 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
   return st == NG_OK ? NG_OK : ng_exchange_failed(p, "deliver");
 }
 
-/* Ranks outside a group never posted. */
+/* Wait for all posted broadcasts.  Requests that this rank has not posted need no wait. */
 static ng_status wait_spans(ng_precond *p, const char *what) {
   for (int32_t i = 0; i < p->step->exchange.spans_most; i++) {
     if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK)
@@ -187,7 +184,7 @@ static ng_status wait_spans(ng_precond *p, const char *what) {
   return NG_OK;
 }
 
-/* Spans serve results, then directions: wait for the first before posting the second. */
+/* Results and directions use the same requests (spans), so a step waits for results before it posts directions. */
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
   ng_status st = NG_OK;
   if (p->ctx->ranks == 1) return st;

@@ -1,12 +1,11 @@
-/* gather.c: broadcast weights from their owners: update_ranks = owner, as SP-NGD (arXiv
- * 2002.06015).
+/* gather.c: with update_ranks = owner, broadcast weights from their owners, as SP-NGD (arXiv 2002.06015).
  *
- * The owner of a block updates its parameters and keeps their moments; a parameter without
- * curvature belongs to rank index mod W.  One broadcast per parameter, several for a large one, in
- * the order of registration, as f32: exact for all weight dtypes. */
+ * The owner of a block updates the block's parameters and stores their moments.  A parameter without curvature, of
+ * entry i, belongs to rank i mod W.  Weights travel in the order of registration, in messages of at most PIECE
+ * elements, as f32, which is exact for all weight dtypes. */
 #include "step/step.h"
 
-enum { PIECE = 1 << 20 }; /* floats per message */
+enum { PIECE = 1 << 20 }; /* most floats of a message */
 
 bool ng_update_is_owned(const ng_precond *p) {
   return p->base.update_ranks == NG_UPDATE_RANKS_OWNER && p->base.update != NG_UPDATE_GRADIENT;
@@ -27,7 +26,7 @@ int64_t ng_gather_scratch(const ng_precond *p) {
   return most * (int64_t)sizeof(float);
 }
 
-/* Copy elements [from, from + n) of a weight, row-major, into or from x. */
+/* Copy elements [from, from + n) of weight v, row-major with `cols` columns: into x if `out`, else from x. */
 static void move(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *x, bool out) {
   for (int64_t i = 0, m; i < n; i += m) {
     const int64_t row = (from + i) / cols, col = (from + i) % cols;
@@ -54,7 +53,7 @@ static ng_status gather_slot(ng_precond *p, const ng_slot *s, int32_t root) {
   return st;
 }
 
-/* Excluded parameters are equal on all ranks. */
+/* Send no excluded parameters; all ranks exclude the same parameters. */
 ng_status ng_gather_weights(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {

@@ -1,21 +1,19 @@
-/* observe.c: add activations, output gradients and, for some families, gradients to the sums.
+/* observe.c: add activations, output gradients and, for some families, bound gradients to the sums of statistics.
  *
- * In: the caller's array, with arguments checked by api/observing.c.  Out: its part of the sums of
- * a block's statistics; nothing of activation size is stored.  A non-finite array is refused before
- * any sum changes, and the next step is skipped.  A family with `scans` finds such values itself,
- * in the elements that it reads.
+ * In: the caller's array; api/observing.c has checked the arguments.  Out: sums of the block's statistics; nothing of
+ * activation size is stored.  A non-finite array is refused before any sum changes, and the step is skipped.  A family
+ * with `scans` detects non-finite values itself, in the elements that it reads.
  *
- * Local: ranks may observe in any order, any number of times per layer (once
- * per layer in the micro-batch with ng_batch.last, where complete sums are posted: sums.c). */
+ * Observing is local, except for sharded layers: ranks may observe layers in any order, any number of times.  In the
+ * micro-batch with ng_batch.last each layer is observed once, because complete sums are posted (sums.c). */
 #include "step/step.h"
 
-/* Micro-batches of a step may differ in size and scale; each observation uses its own. */
+/* Each observation uses the size and loss scale of its micro-batch; these may differ between micro-batches. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   if (p->step->last) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
-        "ng_begin: the micro-batch before was the last one (ng_batch.last); step, or call "
-        "ng_reset_batch");
+        "ng_begin: the previous micro-batch had ng_batch.last; call ng_step, or ng_reset_batch");
   }
   p->step->batch = *batch;
   p->step->begun = true;
@@ -23,11 +21,11 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->last = batch->last != 0;
   if (p->step->last) ng_exchange_begin_last(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
-  p->step->refused = true; /* an overflowed loss scale is expected now and then: skip the step */
+  p->step->refused = true; /* a loss scaler overflows now and then: skip the step */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
 }
 
-/* Does this rank add such an array to a due statistic of the block? */
+/* Return whether this rank adds an array of kind `what` (NG_SEES_...) to a due statistic of the block. */
 static bool wants(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
@@ -36,8 +34,7 @@ static bool wants(const ng_block *b, uint32_t what) {
   return false;
 }
 
-/* 0 if no statistic is due or another rank observes the layer; then the caller may skip the
- * array. */
+/* Return 0 if no statistic of the layer is due, or only other ranks observe it; then the caller may skip its arrays. */
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
   return b != NULL && ng_stat_due(p, b) && wants(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
@@ -52,7 +49,7 @@ static ng_status misfit(ng_precond *p, const ng_layer *d, const ng_strided *s, b
                  (long long)p->step->batch.samples);
 }
 
-/* Join position axes; the last one is the run, the others are outer axes. */
+/* Set the n position axes of v from their sizes and strides.  Joinable axes are joined; the last is v->run. */
 static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const int64_t *step) {
   int64_t e[NG_DIMS], by[NG_DIMS];
   v->positions = 1;
@@ -75,7 +72,7 @@ static int64_t columns_of(const ng_layer *d, bool grad) {
   return grad ? d->out : d->kind == NG_EMBEDDING ? 1 : d->in;
 }
 
-/* Make texts only for errors: an observation may be small. */
+/* Report the expected shape.  Only an error makes this text, because an observation may be small. */
 static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad) {
   char expected[96];
   (void)snprintf(expected, sizeof expected,
@@ -85,8 +82,8 @@ static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided 
   return misfit(p, d, s, grad, expected);
 }
 
-/* A single leading axis has samples times positions.  With more axes, one counts samples (the
- * first, or the second with NG_POSITIONS_FIRST) and the others positions. */
+/* View an array [..., columns].  A single leading axis counts samples times positions.  Of several leading axes, one
+ * counts samples (the first, or the second with NG_POSITIONS_FIRST) and the others count positions. */
 static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                            ng_obs *o) {
   const ng_layer *d = &e->d;
@@ -122,8 +119,8 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
   return NG_OK;
 }
 
-/* An output gradient must have an output size of an image observed in this micro-batch.  If none
- * was observed, or more than NG_SHOWN sizes, any size is accepted. */
+/* Return whether `out` (height and width of an output gradient) is the output size of an image observed in this
+ * micro-batch.  If no image, or more than NG_SHOWN sizes, were observed, any size is accepted. */
 static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
   if (e->shown_in != p->step->batches || e->shown_count == 0 || e->shown_count > NG_SHOWN) {
     return true;
@@ -142,7 +139,7 @@ static void remember_size(const ng_precond *p, ng_entry *e, const int64_t out[2]
   e->shown_count += e->shown_count <= NG_SHOWN;
 }
 
-/* [B, C, H, W]: the pixels are the positions. */
+/* View an array [samples, channels, height, width]: pixels are positions. */
 static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   const ng_layer *d = &e->d;
   const int64_t B = p->step->batch.samples, C = grad ? d->out : d->in;
@@ -177,7 +174,7 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   return NG_OK;
 }
 
-/* [B, C] or [B, C, ...] of a batch or group norm: the axes after the channels are positions. */
+/* View an array [samples, channels, ...] of a batch or group norm: axes after the channels are positions. */
 static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                                ng_obs *o) {
   const ng_layer *d = &e->d;
@@ -197,7 +194,7 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
   return NG_OK;
 }
 
-/* [B], [B, S], ...: tokens, as rows with one column. */
+/* View token numbers [samples, ...] as rows with one column. */
 static ng_status view_tokens(ng_precond *p, const ng_entry *e, const ng_strided *s, ng_obs *o) {
   ng_strided rows = *s;
   if (s->ndim == NG_DIMS || s->ndim < 1) {
@@ -215,8 +212,7 @@ static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
   return channels ? view_channels(p, e, s, grad, o) : view_rows(p, e, s, grad, o);
 }
 
-/* Refuse an observation of a complete statistic: its sums were sent.  This is an
- * error of the program, not a non-finite value. */
+/* Return an error if a statistic that reads this kind of array is complete or posted: its sums may already be sent. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
   const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
@@ -230,10 +226,10 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
-/* ---- into the block --------------------------------------------------------------------------*/
+/* ---- adding to sums --------------------------------------------------------------------------*/
 
-/* Weigh the statistics before and count them after the family, so that a refused array has no
- * weight. */
+/* Let the family add the array to the due statistics.  Weights are prepared before and counted after the family's call,
+ * so that a refused array has no weight. */
 static ng_status add_observation(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
   bool every = false, none = false;
@@ -261,22 +257,22 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
-/* An image larger than any before needs more scratch; if there is no memory, nothing is folded. */
-static ng_status make_room(ng_block *b, const ng_obs *o) {
-  const ng_status st = check_open(b, o); /* before memory is taken */
+/* Grow the scratch for an image larger than all before.  Without memory the observation fails and no sum changes. */
+static ng_status grow_scratch(ng_block *b, const ng_obs *o) {
+  const ng_status st = check_open(b, o); /* before memory is allocated */
   if (st != NG_OK || b->family->room == NULL) return st;
   return ng_scratch_grow(b->p, b->family->room(b, o), b->name);
 }
 
-/* Only for blocks of one layer: a block of several gets many arrays. */
+/* Mark the statistics that read `what` as complete, but not of blocks of several layers, which get many arrays. */
 static void mark_observed(ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats && b->entry != NULL; i++) {
     if ((b->stat[i].sees & what) != 0) b->stat[i].shown = true;
   }
 }
 
-/* For a sharded layer: all ranks of the model group enter, also with an error, and return the same
- * status; the primary gets the whole array. */
+/* Gather the array of a sharded layer to *whole on the primary, and set the view in *o.  All ranks of the model group
+ * enter, also with an error `st`, and return the same status. */
 static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_status st,
                           ng_obs *o, ng_strided *whole) {
   if (st == NG_OK) st = check_open(e->block, o);
@@ -291,26 +287,26 @@ static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool 
   return st;
 }
 
-/* Add the array to the block's sums if it is finite and its scratch is available. */
+/* Add the array to the block's sums.  NG_SKIPPED: an element is not finite. */
 static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   ng_block *b = e->block;
   if (o->samples == 0) return add_observation(b, o);
-  const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* one-hot vectors */
+  const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* tokens stand for one-hot vectors */
   o->most = tokens ? 1.0 : b->scans ? 0.0 : ng_strided_most(p->ctx, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->most - o->most == 0.0;
-  const ng_status st = finite ? make_room(b, o) : NG_SKIPPED;
+  const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
   return st == NG_OK ? add_observation(b, o) : st;
 }
 
-/* Check the shape also if no statistic is due, so that a mistake shows at once.  A rank without
- * samples passes no array. */
+/* Check the shape also if no statistic is due, so that a wrong shape is reported at once. s NULL: this rank has no
+ * samples, or its arguments have the error `wrong`. */
 static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                          ng_status wrong) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
   const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, columns_of(&e->d, grad)}};
-  ng_obs o; /* field by field: most of the struct is unused lists */
+  ng_obs o; /* set field by field: most of the struct is unused lists */
   o.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT;
   o.samples = step->batch.samples;
   o.loss_scale = step->batch.loss_scale;
@@ -334,10 +330,10 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
     st = add_array(p, e, part ? &whole : s, grad, &o);
   b->observing_ms += ng_now_ms() - t0;
   if (step->last && st >= NG_OK) mark_observed(b, o.what);
-  /* A non-finite array is no error: loss scalers cause it now and then. */
+  /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
-  const bool pair = e->d.kind == NG_NORM && b->scans; /* scanned together */
+  const bool pair = e->d.kind == NG_NORM && b->scans; /* the family scans both together */
   return ng_fail(
       p->ctx, NG_SKIPPED,
       "layer '%s': the %s is not finite; it is not added to the statistics, and the step will be "
@@ -348,7 +344,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
              : "input");
 }
 
-/* A refused array is complete, too: the step skips, but its messages are sent. */
+/* Post complete sums also after a refused array: the step is skipped, but other ranks wait for the messages. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                           ng_status wrong) {
   const ng_status st = observe(p, layer, s, grad, wrong);
@@ -357,7 +353,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
   return sent < NG_OK ? sent : st;
 }
 
-/* ---- the gradients themselves: a station -----------------------------------------------------*/
+/* ---- bound gradients: a station --------------------------------------------------------------*/
 
 static bool observes_gradients(const ng_precond *p, const ng_block *b) {
   return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) && wants(b, NG_SEES_FLATGRAD);
@@ -365,7 +361,7 @@ static bool observes_gradients(const ng_precond *p, const ng_block *b) {
 
 bool ng_gradients_are_due(const ng_precond *p) { return ng_any_block(p, observes_gradients); }
 
-/* For families that do not scan; any dtype. */
+/* Return whether all gradients of a block are finite; for families that do not scan. */
 static bool grads_finite(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
@@ -376,8 +372,8 @@ static bool grads_finite(const ng_block *b) {
   return true;
 }
 
-/* take.c has checked the bindings.  A gradient counts as one sample.  Do not return early:
- * `refused` and `trouble` keep the result for `check`. */
+/* Observe each bound gradient as one sample; take.c has checked the bindings.  After a failure continue: `refused` and
+ * `trouble` store the result for `check`. */
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -388,7 +384,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!observes_gradients(p, b)) continue;
     const double t0 = ng_now_ms();
-    const bool scans = b->scans && b->slice == NULL; /* a slice is scanned by its own rank only */
+    const bool scans = b->scans && b->slice == NULL; /* a rank scans only its own slice */
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
     b->observing_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
@@ -397,8 +393,8 @@ ng_status ng_gradients_observe(ng_precond *p) {
   return NG_OK;
 }
 
-/* The next step observes the gradients again. Forget the sums of the gradients, and the refusals of
- * other ranks: these ranks refuse again. */
+/* After an error in a step, forget the sums of gradients, because the next step observes the gradients again.  Restore
+ * this rank's own `refused`: other ranks repeat their refusals. */
 void ng_gradients_forget(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];

@@ -1,8 +1,9 @@
 /* plan.c: ng_plan_ranks: count bytes, messages and costs of any rank, for any number of ranks.
  *
- * Run ng_ready up to the counting pass with the number of another rank, then release the result.  Allocate only objects
- * and call no collective, so a laptop can plan thousands of ranks.  If no block or shard depends on the rank's number,
- * place blocks once for all ranks.  Ranks that own nothing have the plan of the first such rank of their column. */
+ * For each rank, run ng_ready with that rank's number up to the counting pass, then release the result.  Allocate only
+ * objects and call no collective, so a laptop can plan thousands of ranks.  If no block or shard depends on the rank's
+ * number, place blocks once for all ranks.  Ranks that own nothing have the plan of the first such rank of their
+ * column. */
 #include "step/step.h"
 
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {
@@ -46,7 +47,7 @@ static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_ran
   if (!s->alone) x->before = s;
 }
 
-/* Statistics that go to owners, or the others. */
+/* Add the messages of statistics that go to their owner (`owned`), or of all other statistics. */
 static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   sums x = {NULL, 0};
   for (int32_t i = 0; i < p->owned_stats && owned; i++) {
@@ -64,7 +65,7 @@ static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   }
 }
 
-/* Slices of PD, to all ranks. */
+/* Add the broadcasts of slices of PD. */
 static void add_slices(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const int64_t *slice = p->block[i]->slice;
@@ -75,7 +76,7 @@ static void add_slices(const ng_precond *p, ng_rank_plan *out) {
   }
 }
 
-/* A step in which everything is due, with all messages at its stations. */
+/* Add the messages of a step in which all statistics and solves are due and no message is sent before the step. */
 static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   if (p->ctx->ranks == 1) return;
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
@@ -96,7 +97,8 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   add_slices(p, out);
   for (int32_t i = 0; i < p->ctx->ranks; i++) {
     const int64_t result = p->grid.m > 1 ? p->result_span[i].end : 0;
-    const bool travels = p->grid.n > 1 && !ng_update_is_owned(p); /* weights travel instead */
+    const bool travels =
+        p->grid.n > 1 && !ng_update_is_owned(p); /* owners send weights instead of PD */
     const int64_t direction = travels ? p->direction_span[i].end : 0;
     out->share_bytes += result;
     out->share_messages += result > 0;
@@ -119,7 +121,7 @@ static ng_status check_whole(const ng_precond *p) {
   return NG_OK;
 }
 
-/* Count for the rank in the context, after placement. */
+/* Fill *out for rank p->ctx->rank, after placement. */
 static ng_status count(ng_precond *p, ng_rank_plan *out) {
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   const ng_status st = ng_step_ask(p, &plan);
@@ -133,7 +135,7 @@ static ng_status count(ng_precond *p, ng_rank_plan *out) {
   return NG_OK;
 }
 
-/* Do families or shards cut by the rank's number? */
+/* Return whether some block is partial or sliced, or some layer is sharded: then plans depend on the rank's number. */
 static bool differs_by_number(const ng_precond *p) {
   bool cut = false;
   for (int32_t i = 0; i < p->blocks && !cut; i++) {
@@ -147,12 +149,12 @@ static bool differs_by_number(const ng_precond *p) {
 
 enum { UNKNOWN = -1 };
 
-/* Ranks that own nothing have equal plans within a column; if the column has no block, all of
- * them. */
+/* Ranks that own nothing have equal plans if they are in the same column, or in columns without blocks. */
 typedef struct twins {
-  bool *owns;      /* [ranks] owns a block, a statistic or a weight */
-  bool *filled;    /* [ranks] the column has a block */
-  int32_t *answer; /* [ranks + 1] first such rank of each column; of all empty columns */
+  bool *owns;   /* [ranks] the rank owns a block, a statistic or a weight */
+  bool *filled; /* [columns] the column has a block */
+  int32_t *
+      answer; /* [ranks + 1] first such rank of each column; the last element: of all columns without blocks */
 } twins;
 
 static void find_owners(const ng_precond *p, twins *t) {
@@ -172,7 +174,7 @@ static void find_owners(const ng_precond *p, twins *t) {
   }
 }
 
-/* The first rank with the same plan, or the rank itself. */
+/* Return the first rank with the same plan as `rank`. */
 static int32_t twin_of(const ng_precond *p, twins *t, int32_t rank) {
   const int32_t column = rank % p->grid.n;
   int32_t *first = &t->answer[t->filled[column] ? column : p->ctx->ranks];
@@ -185,7 +187,7 @@ static ng_rank_plan *at(ng_rank_plan *out, size_t size, int32_t rank) {
   return (ng_rank_plan *)(void *)((char *)out + (size_t)rank * size);
 }
 
-/* Blocks and owners for the rank in the context. */
+/* Make and place the blocks for rank p->ctx->rank; fill *t. */
 static ng_status place(ng_precond *p, twins *t) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_objects_open(p);
@@ -203,8 +205,8 @@ static void release(ng_precond *p) {
   ng_step_release(p);
 }
 
-/* Place once and take the view of one rank after the other, or place each rank if its number matters.  The context has
- * rank and size in one place, so replace them for the time of the plan. */
+/* Place the blocks once and turn to one rank after the other, or place the blocks for each rank if plans depend on its
+ * number.  The context stores rank and size for all code, so they are replaced during the plan. */
 ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
                        size_t size) {
   ng_context *c = p->ctx;

@@ -3,17 +3,17 @@
  *
  * In: tiles, before directions overwrite the gradients.  Out: minimum, quartiles, maximum and mean of r.
  *
- * Without preconditioned blocks, u is the factor of lr in the fused update:
- *   SGD    the momentum v, or the gradient if there is no momentum
+ * Without preconditioned blocks, u is the factor of lr in the fused update with moments m, v and t updates:
+ *   SGD    m, or the gradient if there is no momentum
  *   AdamW  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
- * <g, u>, |g|^2 and |u|^2 are then computed here as well.
+ * Then <g, u>, |g|^2 and |u|^2 of the report are computed here, too.
  *
- * Two counting passes replace a sort and an array of d numbers:
+ * Two counting passes replace a sort and an array of all r:
  * 1. Count r by the leading bits of its f32 (exponent and 6 bits: 64 bins per octave).
  * 2. Each quartile is the mean of its two neighbours in sorted order, as published ("midpoint").  Count
  *    the elements in the bins of these six neighbours by the next 11 bits.
- * The middle of a fine bin is within 2^-18 (relative) of the neighbour.  Keys are the f32 of 2^-30 r, so
- * the largest ratio of f32 numbers fits.  Below 2^-96 the error is 2^-114, and r below 2^-113 counts as 0.
+ * The middle of a fine bin is within 2^-18 (relative) of the neighbour.  Bins are made of the f32 of 2^-30 r, so the
+ * largest ratio of f32 numbers fits.  For r below 2^-96 the error is 2^-114, and r below 2^-113 counts as 0.
  * Minimum, maximum and mean are computed from r itself.
  *
  * Each piece has its own counts and each tile its own sums.  They are added in a fixed order, so the
@@ -27,8 +27,9 @@
 #include <math.h>
 
 enum { DROPPED = 17, ENDS = 2, SUMS = 4, ALONE = ENDS + SUMS };
-/* BINS: exponent and 6 bits of the mantissa, up to FLT_MAX. FINE: the next 11 bits, in the
- * second pass. */
+/* A key is the bits of the f32 of 2^-30 r.  The first pass drops the low DROPPED bits: BINS bins up to FLT_MAX. The
+ * second pass counts by the next 11 bits (FINE bins).  Each rank also sends its minimum and maximum (ENDS) and SUMS
+ * sums. */
 enum { BINS = 0x7F800000 >> DROPPED, NEXT = 11, FINE = 1 << NEXT, REST = DROPPED - NEXT };
 enum { WANTED = 6 };
 _Static_assert(WANTED *FINE <= BINS, "the second pass counts in the memory of the first");
@@ -49,23 +50,24 @@ ng_status ng_quantify_plan(ng_precond *p) {
 
 bool ng_quantify_due(const ng_precond *p) { return p->step->quantify.piece != NULL; }
 
-/* With pipeline stages a stage without blocks keeps the inner product of all stages. */
+/* Return whether u is the fused update, because there is no block.  Not with pipeline stages: a stage without blocks
+ * reports <D, PD> of all stages. */
 static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_there(p); }
 
 /* ---- counting --------------------------------------------------------------------------------*/
 
-/* One element of the sorted r: its bin in the first pass and its rank within this bin. */
+/* One element of the sorted r: its bin in the first pass, and its rank within this bin (`rest`). */
 typedef struct neighbour {
   int64_t rest;
   uint32_t bin;
-  int32_t of; /* index of the bin in pass.bin */
+  int32_t of; /* index of `bin` in pass.bin */
 } neighbour;
 
-/* A pass over all tiles; the second pass counts only in the listed bins, ascending. */
+/* A pass over all tiles.  The second pass counts only elements of the listed bins, which ascend. */
 typedef struct pass {
   const ng_precond *p;
   const uint32_t *bin;
-  int32_t bins; /* 0: the first pass */
+  int32_t bins; /* number of listed bins; 0: the first pass */
 } pass;
 
 typedef struct scaling_sink {
@@ -73,7 +75,7 @@ typedef struct scaling_sink {
   const pass *of;
   ng_scaling_piece *piece;
   int64_t *count;
-  double *sum; /* of the tile */
+  double *sum; /* [SUMS] of the current tile */
 } scaling_sink;
 
 static uint32_t key_of(double r) {
@@ -84,7 +86,7 @@ static uint32_t key_of(double r) {
 }
 
 static void count(const scaling_sink *s, double u, double g) {
-  const double r = fabs(u / (g + 1e-8)); /* no f32 is -1e-8 */
+  const double r = fabs(u / (g + 1e-8)); /* not a division by 0: no f32 is -1e-8 */
   const uint32_t key = key_of(r), bin = key >> DROPPED;
   for (int32_t k = 0; k < s->of->bins; k++) {
     if (s->of->bin[k] == bin) s->count[k * FINE + (int32_t)(key >> REST & (FINE - 1))]++;
@@ -147,7 +149,7 @@ static void count_piece(void *arg, int32_t i) {
   }
 }
 
-/* Add the counts and sums of all pieces; the counts end in the first piece. */
+/* Add the counts of all pieces into the first piece, and the sums of all tiles into `sum`. */
 static void gather_pieces(const ng_precond *p, double sum[SUMS]) {
   const ng_tiles *tiles = &p->step->tiles;
   const ng_quantify *q = &p->step->quantify;
@@ -164,8 +166,8 @@ static void gather_pieces(const ng_precond *p, double sum[SUMS]) {
   }
 }
 
-/* Sum over ranks. Counts are exact in double. Other numbers have one place per rank, which is 0
- * on all other ranks. */
+/* Sum counts, minima, maxima and sums over ranks.  Counts are exact in double.  The other numbers have a place for each
+ * rank, which is 0 on all other ranks. */
 static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
   const ng_quantify *q = &p->step->quantify;
   const int64_t W = p->ctx->ranks;
@@ -174,7 +176,7 @@ static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
     q->wire[k] = (double)q->count[k];
   }
   memset(all, 0, (size_t)(ALONE * W) * sizeof *all);
-  /* a rank without elements: larger than any minimum */
+  /* without elements the minimum is INFINITY: send a finite number above all ratios */
   own[0] = fmin(q->piece->least, (double)FLT_MAX * (double)FLT_MAX);
   own[1] = q->piece->most;
   memcpy(own + ENDS, sum, SUMS * sizeof *sum);
@@ -195,7 +197,7 @@ static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
   return NG_OK;
 }
 
-/* One pass over all elements, on all ranks. */
+/* Run one pass over all elements, and combine the counts of pieces and ranks. */
 static ng_status count_all(ng_precond *p, pass *of, double sum[SUMS]) {
   ng_parallel(p->ctx, p->step->tiles.all.pieces, count_piece, of);
   gather_pieces(p, sum);
@@ -232,8 +234,7 @@ static double value_of(const ng_quantify *q, neighbour x) {
   return fmax(q->piece->least, fmin(q->piece->most, r));
 }
 
-/* Find the two neighbours of each quartile; list their bins, ascending, and return the number of
- * bins. */
+/* Find the two neighbours of each quartile; list their bins, ascending, and return the number of bins. */
 static int32_t find_all(const ng_quantify *q, int64_t n, neighbour *x, uint32_t *bin) {
   int32_t bins = 0;
   for (int k = 0; k < WANTED; k++) {

@@ -1,16 +1,16 @@
-/* ready.c: ng_ready: memory, and the comparison of all ranks.
+/* ready.c: ng_ready: allocate memory, and compare the models of all ranks.
  *
- * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families
- * request memory twice, first to count, then to place.  After a failure a rank does not return: it
- * sends its status in ng_exchange_same, and all ranks free their memory. */
+ * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families request memory twice,
+ * first to count, then to place.  After a failure a rank does not return at once: the rank sends its status in
+ * ng_exchange_same, then all ranks free their memory and return. */
 #include "step/step.h"
 
 #include <stdlib.h>
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* Both passes request in the same order.  curvature_bytes is what a block adds to averages, sums
- * and results. */
+/* Request the memory of all blocks and moments.  Both passes call this function, so their order is equal.
+ * curvature_bytes: averages, sums and results of a block. */
 ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -37,8 +37,7 @@ ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
   return NG_OK;
 }
 
-/* The number of groups is the largest index + 1: a fused update takes one set of numbers for
- * each. */
+/* The number of groups is the largest index + 1: a fused update takes numbers for each group. */
 static ng_status take_groups(ng_precond *p) {
   int32_t most = 0;
   for (int32_t i = 0; i < p->entries; i++) {
@@ -51,7 +50,7 @@ static ng_status take_groups(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Before memory: moments exist only where a weight is updated. */
+/* Set slot->here: this rank updates the weight.  Only such slots get memory for moments. */
 static ng_status take_slots(ng_precond *p) {
   const bool owned = ng_update_is_owned(p);
   for (int32_t i = 0; i < p->entries; i++) {
@@ -67,7 +66,7 @@ static ng_status take_slots(ng_precond *p) {
                  p->opt.clip);
 }
 
-/* Last, initial values: identities overwrite zeroed averages. */
+/* Count, allocate and place memory.  Initial values come last, because memory is zeroed first. */
 static ng_status take_memory(ng_precond *p) {
   int32_t most = 1;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -91,8 +90,8 @@ static ng_status take_memory(ng_precond *p) {
 
 /* ---- the same model on every rank? -----------------------------------------------------------*/
 
-/* Detects mistakes, not attacks; compared between ranks of one run, never stored. */
-static uint64_t mix(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
+/* Extend the hash h by data (FNV-1a).  Hashes are compared between ranks of one run, never stored. */
+static uint64_t mix(uint64_t h, const void *data, size_t bytes) {
   const unsigned char *c = data;
   for (size_t i = 0; i < bytes; i++) {
     h = (h ^ c[i]) * UINT64_C(1099511628211);
@@ -104,8 +103,8 @@ static uint64_t mix_text(uint64_t h, const char *text) {
   return text == NULL ? mix(h, "", 1) : mix(h, text, strlen(text) + 1);
 }
 
-/* All fields but texts (hashed as texts), struct_size (may differ) and shard_group (local).  A new
- * field of ng_layer changes its size and must be added here. */
+/* All fields of ng_layer except texts (mix_layer hashes them), struct_size (may differ) and shard_group (unused).  A
+ * new field of ng_layer changes its size and must be added here. */
 /* clang-format off */
 #define LAYER_FIELDS(X)                                                                            \
   X(kind) X(in) X(out) X(bias) X(frozen) X(positions) X(order) X(kernel) X(stride) X(padding)      \
@@ -122,22 +121,21 @@ static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
   return h;
 }
 
-/* What must be equal for collectives and bits to match: [0] options, [1] layers, [2] owners, [3]
- * linear algebra.  Separate, so that the message says which one differs.  Values are hashed as
- * normal text. */
+/* Hash the numbers that must be equal on all ranks: hash[0] of options (as normal text), [1] of layers, [2] of owners,
+ * [3] of linear algebra.  Separate hashes let the message name the difference. */
 static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   hash[0] = hash[1] = hash[2] = UINT64_C(14695981039346656037);
   hash[3] = mix_text(hash[0], p->ctx->queue->la->name);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     char value[NG_MESSAGE] = "";
-    if (row->type == NG_OPTION_TEXT) continue; /* any length: below */
+    if (row->type == NG_OPTION_TEXT) continue; /* texts have any length; hashed below */
     if (!ng_option_write(row, &p->opt, value, sizeof value)) continue;
     hash[0] = mix_text(mix_text(hash[0], row->name), value);
   }
   hash[0] = mix_text(hash[0], p->opt.skip_layers);
   hash[0] = mix_text(hash[0], p->opt.per_layer);
-  hash[0] = mix_text(hash[0], p->opt.method); /* it selects the family */
+  hash[0] = mix_text(hash[0], p->opt.method); /* the method selects the family */
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
@@ -166,7 +164,7 @@ static int earlier(const void *x, const void *y) {
   return a->stat < b->stat ? -1 : a->stat > b->stat;
 }
 
-/* Statistics that go to their owner, in memory order (model/arena.c). */
+/* p->by_owner <- the statistics that go to their owner, in memory order (model/arena.c). */
 static ng_status order_owned(ng_precond *p) {
   for (int pass = 0; pass < 2; pass++) {
     int32_t n = 0;
@@ -187,8 +185,8 @@ static ng_status order_owned(ng_precond *p) {
   return NG_OK;
 }
 
-/* Owners depend on options, layers and ranks only.  Spans are objects, because the counting pass
- * needs them before the arenas. */
+/* Make blocks, owners and shards, which depend on options, layers and ranks only.  Spans are objects, because the
+ * counting pass needs them before the arenas exist. */
 ng_status ng_step_place(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_status st = ng_grid_make(p);
@@ -204,8 +202,8 @@ ng_status ng_step_place(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Change the view to another rank after placement, before memory.  Not for sliced blocks and
- * sharded layers, which differ by rank. */
+/* Turn a placed model without memory to another rank.  Not valid for sliced or partial blocks and sharded layers, which
+ * differ by rank. */
 ng_status ng_step_turn(ng_precond *p, int32_t rank) {
   const size_t W = (size_t)p->ctx->ranks;
   p->ctx->rank = rank;
@@ -219,12 +217,12 @@ ng_status ng_step_turn(ng_precond *p, int32_t rank) {
   return st;
 }
 
-/* Create groups last: only ranks with the same grid may enter this collective. */
+/* Groups of ranks are created last: this collective needs the same grid on all ranks. */
 ng_status ng_step_ready(ng_precond *p) {
   ng_objects_open(p);
   ng_status st = ng_groups_same(p);
   if (st == NG_OK) st = ng_shards_meet(p);
-  if (st != NG_OK) { /* all ranks of the stage know */
+  if (st != NG_OK) { /* all ranks of this stage have an error */
     if (!p->broken) (void)ng_stages_check(p, st);
     if (st == NG_ERR_COMM) p->broken = true;
     ng_step_release(p);
@@ -247,7 +245,7 @@ ng_status ng_step_ready(ng_precond *p) {
     ng_exchange_give_up(p);
   }
   if (st != NG_OK) {
-    /* A failed transport, or ranks differ: only destroy remains. */
+    /* The transport failed, or the models of ranks differ: the model can only be destroyed. */
     if (st == NG_ERR_COMM) p->broken = true;
     ng_step_release(p);
     return st;
@@ -259,9 +257,9 @@ ng_status ng_step_ready(ng_precond *p) {
   return NG_OK;
 }
 
-/* Also for a model that was never or partly ready.  The caller may add layers and call ng_ready again. */
+/* Free all memory of ng_ready, complete or not.  Then the caller may add layers and call ng_ready again. */
 void ng_step_release(ng_precond *p) {
-  /* Complete messages under way before their memory goes. */
+  /* Complete posted messages before their memory is freed. */
   if (p->ready && !p->broken && ng_exchange_end_last(p) == NG_OK) {
     (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
   }

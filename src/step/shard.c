@@ -1,19 +1,17 @@
-/* shard.c: layers that are sharded over the ranks of a model group: gather what the families need whole.
+/* shard.c: layers that are sharded over the ranks of a model group: gather whole arrays for the families.
  *
- * In: widths of shards (ng_ready), sharded observations and gradients.  Out: whole layers, observations
- * and gradients; this rank's shard of PD.
+ * In: widths of shards (ng_ready), sharded observations and gradients.  Out: whole layers, observations and gradients;
+ * this rank's shard of PD.
  *
- *   ng_ready   compute the shards of each layer.  In every model group one rank is the *primary* of a block:
- *              the rank whose position in its group equals the owner's position in the owner's group, as in
- *              GPT-NeoX's preconditioner of gpauloski/kfac-pytorch
- *   observe    gather sharded arrays along the features.  Only the primary adds arrays of a sharded layer
- *              to its sums
- *   step       gather the gradient shards if a rank of the group computes PD (station shards).  Every rank
- *              computes or receives the whole PD and writes its shard
+ *   ng_ready   compute the shards of each layer.  In every model group one rank is the *primary* of a block: the rank
+ *              whose position in its group equals the owner's position in the owner's group, as in GPT-NeoX's
+ *              preconditioner of gpauloski/kfac-pytorch
+ *   observe    gather sharded arrays along the features.  Only the primary adds arrays of a sharded layer to its sums
+ *   step       gather the gradient shards if a rank of the group computes PD (station share).  Every rank computes or
+ *              receives the whole PD and writes its shard
  *
- * So statistics, placement and clip refer to whole layers.  A saved state has whole moments, each shard
- * written by one rank (state/fields.c).  A gather is an all-gather, or broadcasts if the transport has no
- * all-gather. */
+ * So statistics, placement and clip refer to whole layers.  A saved state has whole moments, each shard written by one
+ * rank (state/fields.c).  A gather is an all-gather, or broadcasts if the transport has no all-gather. */
 #include "step/step.h"
 
 /* ---- ng_ready: shards and their ranks ------------------------------------------------------------------*/
@@ -26,8 +24,7 @@ static int32_t count_cut(const ng_precond *p) {
   return n;
 }
 
-/* Return the worst status of all ranks of `c`. NG_ERR_COMM if their numbers of sharded layers
- * differ. */
+/* Return the worst status of all ranks of `c`.  NG_ERR_COMM if their numbers of sharded layers differ. */
 static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
   double x[NG_CODES + NG_SAME_PIECES];
   ng_codes_put(x, local);
@@ -40,7 +37,7 @@ static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char 
                  who);
 }
 
-/* Exchange the ranks of this model group and the widths of their shards. */
+/* Exchange the world ranks of this model group and the widths of its shards; x: scratch. */
 static ng_status make_shards(ng_precond *p, double *x) {
   ng_shards *s = &p->step->shards;
   ng_comm *c = p->ctx->model;
@@ -103,8 +100,8 @@ static ng_status number_members(ng_precond *p, double *x) {
   return st;
 }
 
-/* Collective over the model groups, then over all ranks. ng_groups_same has checked that all
- * ranks have a model group of the same size, or none has. */
+/* Collective over the model groups, then over all ranks. ng_groups_same has checked that all ranks have a model group
+ * of the same size, or no rank has a model group. */
 ng_status ng_shards_meet(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
@@ -123,7 +120,7 @@ ng_status ng_shards_meet(ng_precond *p) {
   return st;
 }
 
-/* Whether `rank` computes PD of the block; after placement. */
+/* Return whether `rank` computes PD of the block; call after placement. */
 static bool computes_pd(const ng_block *b, int32_t rank) {
   if (b->solves) return rank % b->p->grid.n == b->column;
   return b->keeps_everywhere || rank == b->owner;
@@ -178,7 +175,7 @@ void ng_shards_ask(const ng_precond *p, ng_plan *plan) {
   }
 }
 
-/* ng_set may change the clip, so every step checks it. */
+/* Refuse clip = ratio. ng_set may change the clip, so every step checks it. */
 ng_status ng_shards_check(ng_precond *p) {
   if (p->step->shards.blocks == 0 || !ng_clip_reads_weights(p)) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ABSENT,
@@ -187,7 +184,7 @@ ng_status ng_shards_check(ng_precond *p) {
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-/* Copy the elements of `s` to dense row-major memory. */
+/* Copy the elements of `s` to dense row-major memory at `to`. */
 static void pack(const ng_strided *s, char *to) {
   const int64_t size = ng_dtype_size(s->dtype), cols = s->shape[s->ndim - 1];
   const int64_t by = s->stride[s->ndim - 1];
@@ -212,7 +209,7 @@ static void pack(const ng_strided *s, char *to) {
   }
 }
 
-/* Convert shard after shard, each row-major, to rows of the whole layer. */
+/* to <- rows of the whole array. parts: shard after shard, each with `rows` rows; size: bytes of an element. */
 static void weave(const ng_layer_shard *s, const char *parts, int64_t rows, int64_t size,
                   char *to) {
   const int64_t total = s->at[s->members];
@@ -233,8 +230,7 @@ static int64_t rows_of(const ng_strided *s) {
   return rows;
 }
 
-/* Return one status on all ranks of the model group. NG_ERR_STATE if `call`, a hash of the
- * observation, differs. */
+/* Return one status on all ranks of the model group.  NG_ERR_STATE if `call`, a hash of the observation, differs. */
 static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t call) {
   const int32_t M = p->ctx->model->size;
   double x[NG_CODES + NG_SAME_PIECES];
@@ -314,13 +310,14 @@ static void read_rows(const ng_slot *s, float *to) {
   }
 }
 
-/* Gather the gradient of a layer. The shard of a layer sharded by outputs is its weight, then
- * its bias. */
+/* Gather the gradient of a layer into shard->grad.  If outputs are sharded, a rank sends its rows of the weight, then
+ * of the bias. */
 static ng_status gather(ng_precond *p, ng_entry *e) {
   ng_layer_shard *shard = e->shard;
   const ng_layer *d = &shard->whole.d;
   const bool outputs = e->d.shard_axis == 0;
-  const int64_t each = outputs ? d->in + d->bias : d->out; /* elements per output, or per input */
+  const int64_t each =
+      outputs ? d->in + d->bias : d->out; /* elements of one output, or of one input */
   float *room = (float *)(void *)p->arena[NG_USE_SCRATCH];
   float *mine = room + shard->at[shard->member] * each;
   float *bias = shard->grad + d->out * d->in;
@@ -351,7 +348,7 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
 /* Collective over the model group: blocks, placement and excluded layers are equal on its ranks. */
 ng_status ng_shards_gather(ng_precond *p) {
   ng_status st = NG_OK;
-  ng_queue_wait(p->ctx->queue); /* no queued work uses the scratch */
+  ng_queue_wait(p->ctx->queue); /* until no queued work uses the scratch */
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     if (e->shard == NULL || e->block == NULL || e->block->out || !e->shard->gathers) continue;
@@ -360,9 +357,10 @@ ng_status ng_shards_gather(ng_precond *p) {
   return st;
 }
 
-/* ---- the way out -----------------------------------------------------------------------------*/
+/* ---- this rank's shard of PD -----------------------------------------------------------------*/
 
-/* Clip [*col, *col + n) to [from, to); *col <- its begin relative to `from`. Return the length. */
+/* Intersect [*col, *col + n) with [from, to).  *col <- begin of the intersection relative to `from`, *skip <- elements
+ * before it; return its length, <= 0 if empty. */
 static int64_t clip_range(int64_t *col, int64_t n, int64_t from, int64_t to, int64_t *skip) {
   const int64_t begin = ng_max64(*col, from), end = ng_min64(*col + n, to);
   *skip = begin - *col;

@@ -1,11 +1,10 @@
-/* shard_plan.c: plan the layers that ng_plan_shard shards, as one rank of many would have them.
+/* shard_plan.c: for ng_plan_ranks, shard the layers named by ng_plan_shard as ng_ready would on one of many ranks.
  *
- * In: layers that were registered whole, their shard axes, the number of ranks, a rank.  Out: entries as
- * ng_shards_meet makes them, with this rank's shard and the whole layer; the gathered bytes.  Afterwards
- * the entries are restored.
+ * In: layers that were registered whole, their shard axes, the number of ranks, a rank.  Out: entries as ng_shards_meet
+ * makes them, with this rank's shard and the whole layer; the gathered bytes.  Afterwards the entries are restored.
  *
- * A model group consists of consecutive ranks: rank r is member r % M.  Shards differ by at most one
- * row or column, the larger ones first. */
+ * A model group consists of consecutive ranks: rank r is member r % M of M members.  Widths of shards differ by at most
+ * one row or column; the wider shards come first. */
 #include "step/step.h"
 
 static int64_t begins(int64_t n, int32_t members, int32_t i) {
@@ -21,7 +20,7 @@ static void set_part(ng_entry *e, int64_t width) {
   if (outputs && e->d.bias != 0) e->slot[NG_BIAS].cols = width;
 }
 
-/* Fill the numbers that ranks exchange at ng_ready. */
+/* Set the ranks and positions that ranks exchange in ng_ready (ng_shards_meet). */
 static ng_status meet(ng_precond *p, int32_t members) {
   ng_shards *s = &p->step->shards;
   const int32_t W = p->ctx->ranks, first = p->ctx->rank / members * members;
@@ -97,8 +96,7 @@ ng_status ng_shards_real(ng_precond *p) {
   return NG_OK;
 }
 
-/* Add the bytes of a step with everything due: gathered gradients; of a micro-batch: status
- * sums; of a sample: gathered observations. */
+/* Add the bytes of gathered gradients, of statuses (per micro-batch) and of gathered observations (per sample). */
 void ng_shards_count(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];

@@ -1,19 +1,18 @@
 /* sink.c: write gradients, or weights and moments, for all families.
  *
- * In: tiles of D or PD with coefficients and the clip factor.  Out: gradients in place, or weights
- * updated by SGD or AdamW as in torch.optim (AdamW: decoupled weight decay, arXiv 1711.05101), in
- * the caller's dtype; moments are f32.
+ * In: tiles of D or PD with coefficients and the clip factor.  Out: gradients in place, or weights updated by SGD or
+ * AdamW as in torch.optim (AdamW: decoupled weight decay, arXiv 1711.05101), in the caller's dtype; moments are f32.
  *
- * With d = clip factor times PD, w the weight, m and v the moments, t the number of the update:
+ * With d = clip factor times PD, w the weight, m and v the moments, t the number of the update; lr, wd (weight decay),
+ * mu (momentum), damp (dampening), b1, b2 and eps are the caller's numbers:
  *
  *      SGD    g = d + wd w;  m <- mu m + (1 - damp) g;  w <- w - lr m, or w - lr (g + mu m)
  *      AdamW  m <- b1 m + (1-b1) d;  v <- b2 v + (1-b2) d^2
  *             w <- (1 - lr wd) w - lr / (1-b1^t) m / (sqrt(v / (1-b2^t)) + eps)
  *
- * An element whose new weight, momentum or moment is not finite keeps the old value and is counted.
- * Rows are disjoint and nothing is kept between calls, so any thread may write any tile.  After a
- * rank-one family a step moves 12 bytes per parameter in f32 (two reads, one write), 24 with SGD
- * and momentum. */
+ * An element whose new weight, momentum or moment is not finite keeps the old value and is counted.  Tiles are disjoint
+ * and a sink has no state of its own, so any thread may write any tile.  With a rank-one family, emit moves 12 bytes
+ * per f32 parameter (two reads, one write), 24 with SGD and momentum. */
 #include "step/step.h"
 
 #include <float.h>
@@ -21,7 +20,7 @@
 
 #include "simd.h"
 
-/* Part of a row that fits on the stack and in the first cache, for conversions. */
+/* Elements of a row that are converted at once; they fit on the stack and in the first cache. */
 enum { TILE = 512 };
 
 /* The direction of an update: scale d + k u, or scale d if u is NULL.  A family whose PD is a
@@ -31,20 +30,20 @@ typedef struct direction {
   float scale, k;
 } direction;
 
-/* Every f32 below this magnitude rounds to a finite number of the dtype: f16 ends at 65504, and
- * 65520, halfway to the next power of 2, rounds to Inf. */
+/* Return a magnitude: every smaller f32 rounds to a finite number of dtype t.  The largest f16 is 65504; 65520, halfway
+ * to the next power of 2, rounds to Inf. */
 static float limit_of(ng_dtype t) {
   return t == NG_F16 ? 65520.0f : t == NG_BF16 ? 0x1.ffp127f : INFINITY;
 }
 
-/* x <- scale d + k u, with d = x unless `values`.  An element that would reach `limit` keeps its x;
- * return how many do.  Flags are constants where this is inlined, so no variant branches. */
+/* x <- scale d + k u, where d is `values` or x, and u counts only if `pair`.  An element of magnitude >= limit keeps
+ * its x; return the number of such elements.  Flags are constants after inlining, so no variant branches. */
 static inline __attribute__((always_inline)) int32_t
 rescale_loop(float *restrict x, const float *restrict values, const float *restrict u, int64_t n,
-             float scale, float k, float limit, bool at_hand, bool pair) {
+             float scale, float k, float limit, bool has_values, bool pair) {
   int32_t stayed = 0;
   for (int64_t i = 0; i < n; i++) {
-    const float d = at_hand ? values[i] : x[i];
+    const float d = has_values ? values[i] : x[i];
     const float y = pair ? scale * d + k * u[i] : scale * d;
     const bool fits = fabsf(y) < limit;
     x[i] = fits ? y : x[i];
@@ -63,7 +62,7 @@ NG_CLONES static int32_t rescale(float *x, const float *values, const float *u, 
                    : rescale_loop(x, NULL, NULL, n, scale, k, limit, false, false);
 }
 
-/* x <- scale x + k u without a test, for results known to fit. */
+/* x <- scale x + k u without a test, for results known to be finite. */
 NG_CLONES static void rescale_known(float *restrict x, const float *restrict u, int64_t n,
                                     float scale, float k) {
   for (int64_t i = 0; i < n && u == NULL; i++) {
@@ -82,9 +81,9 @@ NG_CLONES static void rescale_wide(float *y, const float *d, const float *u, int
   }
 }
 
-/* Momentum and weight are tested separately: if the weight overflows, the momentum still decays.  If
- * the momentum is not finite, the new weight is not either, so the updated weights are counted.
- * `plain`: keep and take are 1, so the compiler removes two products. */
+/* Return how many elements overflow.  Momentum and weight are tested separately: if only the weight overflows, the
+ * momentum still changes.  If the momentum is not finite, the new weight is not finite either, so counting weights is
+ * enough.  `plain`: keep and take are 1, so the compiler removes two products. */
 static inline __attribute__((always_inline)) int32_t
 sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, float *restrict w,
          const direction *of, int64_t n, float limit, bool pair, bool nesterov, bool plain) {
@@ -119,7 +118,8 @@ NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2
               : sgd_loop(s, counted, m, w, of, n, limit, false, false, false);
 }
 
-/* A second moment that overflows is Inf in this step's denominator, so the weight only decays. */
+/* Return how many elements overflow.  If the second moment overflows, the denominator of this step is Inf, so the
+ * weight only decays. */
 static inline __attribute__((always_inline)) int32_t
 adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m, float *restrict v,
            float *restrict w, const direction *of, int64_t n, float limit, bool pair) {
@@ -156,21 +156,21 @@ static int32_t update(ng_out kind, const ng_group_numbers *of, const float count
                             : adamw_tile(&of->adamw, counted, m, v, w, pd, n, limit);
 }
 
-/* Threads share a parameter; overflow is rare, so the counter is not contended. */
+/* Several threads may count for one parameter; overflow is rare, so they seldom contend. */
 static void count_overflow(ng_slot *slot, int32_t elements) {
   if (elements > 0) atomic_fetch_add(&slot->overflowed, elements);
 }
 
-/* ---- the ways out ----------------------------------------------------------------------------*/
+/* ---- writing rows ----------------------------------------------------------------------------*/
 
-/* n elements of a row as f32: in place, or converted into `room`. */
+/* Return n elements of a row as f32: their address, or a copy converted into `room`. */
 static float *as_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, float *room) {
   if (v->dtype == NG_F32 && v->straight) return ng_place_at(v, row, col);
   ng_place_read(v, row, col, n, room);
   return room;
 }
 
-/* Use double where two terms nearly cancel, or where a factor does not fit f32. */
+/* Return whether PD needs double: two terms nearly cancel, or a factor does not fit f32. */
 static bool is_wide(const ng_pair *pair) {
   return pair->wide || fabs(pair->scale) > (double)FLT_MAX || fabs(pair->k) > (double)FLT_MAX;
 }
@@ -200,7 +200,7 @@ static void put_tested(ng_slot *slot, int64_t row, int64_t col, int64_t n, const
   count_overflow(slot, overflowed);
 }
 
-/* Half the range of f32 leaves room for the rounding of `most` and of the result. */
+/* If pair->most is below half of FLT_MAX (half covers rounding), no element needs a test. */
 static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                          const ng_pair *pair) {
   const ng_place *v = &slot->grad;
@@ -213,8 +213,8 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
   put_tested(slot, row, col, n, pair);
 }
 
-/* The direction for m elements from column c; the gradient in place, or converted into `room`. With
- * `wide`, compute PD in double and round it. */
+/* Return the direction of m elements from column col + c on; the gradient is read in place, or converted into `room`.
+ * If is_wide(pair), compute PD in double and round PD into `room`. */
 static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int64_t c, int64_t m,
                               const ng_pair *pair, float *room) {
   const float *u = pair->u == NULL ? NULL : pair->u + c;
@@ -225,8 +225,8 @@ static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int
   return (direction){room, NULL, 1.0f, 0.0f};
 }
 
-/* The gradient stays unchanged: the caller may need its norm.  `straight` needs no tile.  Moments
- * are dense for any stride of the weight. */
+/* Update weights and moments.  The gradient stays unchanged, because the caller may need its norm.  `straight` needs no
+ * tile.  Moments are dense for any stride of the weight. */
 static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                        const ng_pair *pair) {
   const ng_update_sink *s = (const ng_update_sink *)(const void *)sink;
@@ -281,11 +281,12 @@ ng_status ng_overflow_end(ng_precond *p) {
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
 
-/* The two numbers that depend on the count of updates.
+/* out <- the two numbers that depend on the count of updates (ng_group_numbers.counted).
  *
- * SGD: in its first update, and with momentum 0, m <- g without dampening, as in torch, where the buffer starts as a
- * copy.  AdamW: sqrt(v / (1 - b2^t)) = sqrt(v) times a constant, without a division per element.  1 - b^t in double: at
- * t = 1, b2 = 0.999 an f32 would lose three digits. */
+ * SGD: {take, old} of m <- old m + take g.  In the first update of a parameter, and with momentum 0, m <- g without
+ * dampening, as in torch, where the buffer starts as a copy of g.
+ * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)}, t = updates + 1: no division per element.  1 - b^t is computed in
+ * double: at t = 1, b2 = 0.999 an f32 would lose three digits. */
 static void count_updates(const ng_group_numbers *of, ng_out kind, int64_t updates, float out[2]) {
   const bool first = updates == 0 || of->momentum == 0.0;
   const double t = (double)(updates + 1);
@@ -327,7 +328,7 @@ void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates)
   count_updates(of, NG_OUT_ADAMW, updates, of->counted);
 }
 
-/* As torch, count updates per parameter: a frozen or absent one had fewer. */
+/* As torch, count updates per parameter: a frozen or absent parameter had fewer updates. */
 void ng_update_late(ng_precond *p) {
   const ng_update_sink *s = &p->step->out;
   for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
@@ -339,8 +340,8 @@ void ng_update_late(ng_precond *p) {
   }
 }
 
-/* The update of w = 0 with lr = 1, without decoupled decay; at most TILE elements.  0 where the
- * weight is not finite. */
+/* u <- minus the weight after an update with lr = 1 and keep = 0: the direction.  If one of the n weights is not
+ * finite, all u are 0. n <= TILE. */
 void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, int64_t col,
                          int64_t n, float *u) {
   const ng_update_sink *s = &p->step->out;

@@ -1,4 +1,4 @@
-/* stages.c: check the groups of ranks; combine pipeline stages, which have different layers and step together.
+/* stages.c: check the groups of ranks; combine pipeline stages.  Stages have different layers and step together.
  *
  * In: values that are equal on all ranks of this stage.  Out: the values summed over all stages.  So the
  * clip covers all layers, each counted once, and a step is skipped in all stages or in none.
@@ -15,7 +15,9 @@ ng_status ng_groups_same(ng_precond *p) {
   static const char *const name[2] = {"stage_group", "model_group"};
   const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
   const int32_t W = p->ctx->ranks;
-  double x[2][1 + NG_SAME_PIECES]; /* 1 if the group is given; the number of its ranks */
+  double x[2]
+          [1 +
+           NG_SAME_PIECES]; /* for each group: 1 if the group is given; its size (ng_same_number) */
   for (int i = 0; i < 2; i++) {
     x[i][0] = group[i] != NULL;
     ng_same_number(x[i] + 1, group[i] == NULL ? 0 : (uint64_t)group[i]->size);
@@ -31,7 +33,7 @@ ng_status ng_groups_same(ng_precond *p) {
     } else {
       continue;
     }
-    /* ranks with a stage_group may already wait in it */
+    /* wake ranks that already wait in their stage_group */
     if (i == 0) ng_exchange_give_up(p);
   }
   return st;

@@ -1,9 +1,10 @@
 /* stations.c: the step is a table of ten stations; take.c runs them in order.
  *
- * In: observations, results of earlier steps.  Out: averages, results, PD, sums over all ranks, new gradients or weights.
- * A row states when its station is due, whether ranks communicate in it, which messages it waits for or leaves under way,
- * and whether all ranks may end the step after it.  No station runs another.  After a local failure, `trouble` has the
- * status, and the rank continues with harmless data until the next small reduction, where all ranks leave with one status.
+ * In: observations, results of earlier steps.  Out: averages, results, PD, sums over all ranks, new gradients or
+ * weights.  A row states when its station is due, whether ranks communicate in it, which messages it waits for, and
+ * whether all ranks may end the step after it.  No station runs another.  After a local failure, `trouble` has the
+ * status, and the rank continues with harmless data until the next small reduction, where all ranks leave with one
+ * status.
  *
  * Nothing is summed, folded or solved before `check` knows every rank's status, so a call that was wrong on one rank
  * changes nothing.  No gradient or weight is written before `agree`, so a step counts on all ranks or on none. */
@@ -18,8 +19,8 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_
   return false;
 }
 
-/* refresh_tolerance above 0: the rule of stat/stale.h.  Statistics of the same observation are
- * refreshed together, because a family adds to all at once. */
+/* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of a statistic of the same
+ * observation, has ended.  A family adds to all these statistics at once, so they are refreshed together. */
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
@@ -28,9 +29,9 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
   return false;
 }
 
-/* Only counted steps advance the period, so step 0 is always due.  A kind of array that no rank has
- * shown yet is due off the period: a layer excluded at its first due step starts when it returns. An excluded
- * block (`out`) is never due. */
+/* Return whether the statistics of a block are due.  Only counted steps advance the period, so step 0 is always due.
+ * While no rank has observed some kind of array, every step is due: a layer that was excluded at its first due step
+ * starts when the layer returns.  An excluded block (`out`) is never due. */
 static bool block_due(const ng_precond *p, const ng_block *b) {
   bool period = p->steps % b->base.stat_period == 0;
   if (b->base.refresh_tolerance > 0.0) {
@@ -41,7 +42,7 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
   }
   if (b->out || (b->entry != NULL && b->entry->asleep)) return false;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    if (!b->seen[kind]) return true; /* equal on all ranks */
+    if (!b->seen[kind]) return true; /* `seen` is equal on all ranks */
   }
   return period;
 }
@@ -59,9 +60,9 @@ bool ng_stat_due(const ng_precond *p, const ng_block *b) {
   return (every && !b->out) || block_due(p, b);
 }
 
-/* Also at the first step that reaches solve: PD needs results. */
+/* A block that was never solved is due, because PD needs results. */
 bool ng_solve_due(const ng_precond *p, const ng_block *b) {
-  /* A method without solve_period solves such blocks in every step. */
+  /* blocks of families without the option solve_period solve in every step */
   const char *owner = ng_option_table[NG_OPTION_solve_period].family;
   const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (!b->solves || b->out) return false;
@@ -84,7 +85,7 @@ static ng_status refresh(ng_precond *p, ng_stat *s) {
   return NG_OK;
 }
 
-/* If the fold of one statistic fails, the others stay folded. */
+/* Fold all statistics of a block.  If one fold fails, the other statistics are folded all the same. */
 static ng_status fold_block(ng_precond *p, ng_block *b) {
   static const char *const what[NG_SEEN_KINDS] = {"inputs", "output gradients", "gradients"};
   ng_status st = NG_OK;
@@ -103,9 +104,8 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
   return st;
 }
 
-/* Reduce the due sums and fold them into their averages.  Only this rank knows of an overflow (with
- * statistics = local one rank sums), so `refused` keeps it until `agree`; the step ends here only
- * for a refusal that `check` spread. */
+/* Reduce the due sums and fold them into averages.  An overflow may be known on this rank only (with statistics = local
+ * one rank folds), so `refused` stores it until `agree`.  The step ends here only after a refusal in `check`. */
 static ng_status statistics(ng_precond *p) {
   ng_status st = ng_topk_is_due(p) ? ng_topk_select(p) : NG_OK;
   if (st != NG_OK || !ng_any_block(p, ng_stat_due)) return st;
@@ -124,7 +124,7 @@ static ng_status statistics(ng_precond *p) {
   return NG_OK;
 }
 
-/* One log line for all blocks that needed the ladder. */
+/* Log one line for all blocks that used the ladder; before: counters before this solve, first: the first block. */
 static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], const char *first) {
   int64_t now[NG_RESCUES], all = 0;
   for (int i = 0; i < NG_RESCUES; i++) {
@@ -139,8 +139,7 @@ static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], c
          (long long)now[NG_RESCUE_LAST], (long long)now[NG_RESCUE_PLAIN], first);
 }
 
-/* Every rank marks the block as solved, also ranks without its results, so that due work is
- * equal. */
+/* Solve the due blocks.  All ranks mark them as solved, also without their results, so that due work is equal. */
 static ng_status solve(ng_precond *p) {
   int64_t before[NG_RESCUES];
   const char *first = "";
@@ -204,7 +203,7 @@ static ng_status agree(ng_precond *p) {
   return NG_OK;
 }
 
-/* Cannot fail: all refusals came before. */
+/* Write gradients or weights.  This station cannot fail: `agree` has collected all refusals. */
 static ng_status emit(ng_precond *p) {
   ng_overflow_begin(p);
   ng_tiles_emit(p, &p->step->out.sink);
@@ -227,7 +226,7 @@ static bool statistics_due(const ng_precond *p) {
   return ng_topk_is_due(p) || ng_any_block(p, ng_stat_due);
 }
 
-/* `solve` marks blocks as solved, so take.c decides before the first station. */
+/* take.c sets `solving` before the first station, because `solve` marks blocks as solved. */
 static bool solving(const ng_precond *p) { return p->step->solving; }
 
 static bool share_due(const ng_precond *p) { return p->step->solving || ng_shards_due(p); }

@@ -1,29 +1,30 @@
 /* sums.c: reduce the sums of statistics over ranks.
  *
- * In: this rank's sums, block after block, then by owner where only the owner keeps the average.
- * Out: the sums of all ranks, on all ranks or on the owner, in messages of at most `cap` bytes.
- * Messages are posted at a step and waited for before the first fold.  In the micro-batch with
+ * In: this rank's sums: in order of blocks; if only the owner stores the average, in order of owners.  Out: the sums of
+ * all ranks, on all ranks or on the owner.  A message has one statistic, or several of at most stat_bucket_mb together.
+ * Messages are posted in the station `statistics`, which waits for them before the first fold.  In the micro-batch with
  * ng_batch.last a message is posted as soon as all its statistics are observed. */
 #include "step/step.h"
 
 /* ---- messages --------------------------------------------------------------------------------*/
 
-/* Equal on all ranks: spread and totals are agreed; the header demands one order of
- * observations. */
+/* Return whether the sums of s are to be sent: equal on all ranks, because spread and totals are equal, and after
+ * ng_batch.last the order of observations is equal. */
 static bool sends(const ng_stat *s) {
-  const bool any = s->total > 0.0 || !ng_stat_as_mean(s); /* f16 needs the totals */
+  const bool any =
+      s->total > 0.0 || !ng_stat_as_mean(s); /* the scale of f16 sums needs the totals */
   return ng_stat_sent(s) && s->observes && !s->posted && any;
 }
 
-/* The largest message of several statistics. */
+/* Return the largest size in bytes of a message with several statistics. */
 static int64_t bucket(const ng_precond *p) { return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5); }
 
-/* Elements that fill up `n` elements to a cache line, where each array starts. */
+/* Return the padding, in elements of `size` bytes, from n elements to the next cache line, where an array starts. */
 static int64_t gap_after(int64_t n, int64_t size) {
   return (NG_ALIGN - n * size % NG_ALIGN) % NG_ALIGN / size;
 }
 
-/* Cuts depend only on numbers that are equal on all ranks. */
+/* The result depends only on numbers that are equal on all ranks. */
 bool ng_stat_extends(const ng_precond *p, const ng_stat *before, const ng_stat *s, int64_t count,
                      int64_t *gap, int64_t *n) {
   const int64_t size = ng_dtype_size(s->wire);
@@ -36,9 +37,9 @@ bool ng_stat_extends(const ng_precond *p, const ng_stat *before, const ng_stat *
          (count + *gap + *n) * ng_dtype_size(s->travels) <= bucket(p);
 }
 
-/* Append to the previous message if `before`, the previous statistic, ends it.  Gaps between arrays are
- * zeros.  Sums lie in one arena in this order, so a step with all statistics due usually has one
- * message, plus one for owners. */
+/* Append s to the last message if `before`, the previous statistic, ends this message and s fits; otherwise add a
+ * message.  Gaps between arrays are zeros.  Sums lie in one arena in this order, so a step with all statistics due
+ * usually has one message, plus one for owners. */
 static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) {
   ng_exchange *x = &p->step->exchange;
   const int32_t ranks = p->ctx->ranks;
@@ -67,7 +68,7 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
                                            .request = {.done = true}};
 }
 
-/* A transport without `start` completes here, and wait finds the request done. */
+/* Post the messages from index `first` on.  A transport without `start` completes each message here. */
 static ng_status post(ng_precond *p, int32_t first) {
   ng_comm *c = p->ctx->comm;
   ng_exchange *x = &p->step->exchange;
@@ -84,7 +85,7 @@ static ng_status post(ng_precond *p, int32_t first) {
   return NG_OK;
 }
 
-/* Return s if the next statistic may join its message. */
+/* Add s to the messages if s is due.  Return s if the next statistic may join the same message, otherwise NULL. */
 static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
   if (!sends(s) || !ng_one_due(p, b, s)) return NULL;
@@ -94,7 +95,7 @@ static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
   return s->alone ? NULL : s;
 }
 
-/* Add the statistics that are all-reduced.  Wait for the queue: the transport reads the sums. */
+/* Add the all-reduced statistics of a block.  Wait for the queue, because the transport reads the sums. */
 static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
   for (int32_t k = 0; k < b->stats; k++) {
     ng_stat *s = &b->stat[k];
@@ -104,8 +105,7 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
   return before;
 }
 
-/* Add the statistics that go to their owners; with `ahead`, only of blocks that leave before the
- * step. */
+/* Add the statistics that go to their owners; with `ahead`, only of blocks that post_held marked as leaving. */
 static void add_owned(ng_precond *p, bool ahead) {
   const ng_stat *before = NULL;
   for (int32_t i = 0; i < p->owned_stats; i++) {
@@ -115,7 +115,7 @@ static void add_owned(ng_precond *p, bool ahead) {
   ng_queue_wait(p->ctx->queue);
 }
 
-/* In memory order: by blocks, then by owners. */
+/* Post all due sums in memory order: first by blocks, then by owners. */
 ng_status ng_exchange_post_statistics(ng_precond *p) {
   const int32_t first = p->step->exchange.messages;
   const ng_stat *before = NULL;
@@ -130,8 +130,8 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 
 /* ---- ahead of the step -----------------------------------------------------------------------*/
 
-/* Decide at the begin of the micro-batch whose sums may leave before `check`, because a period may
- * change before its end.  Not for families that read gradients, nor blocks of several layers. */
+/* Set b->ahead: the block's sums may be posted before `check`.  Decide at the begin of the micro-batch, because a
+ * period may change before its end.  Never for families that read gradients, or blocks of several layers. */
 void ng_exchange_begin_last(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -157,7 +157,7 @@ static bool complete(const ng_block *b) {
   return true;
 }
 
-/* Bytes that the block will send, with gaps between its arrays, observed or not. */
+/* Return the bytes that the block sends ahead of the step, with gaps between its arrays. */
 static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
   int64_t bytes = 0;
   for (int32_t k = 0; k < b->stats && b->ahead; k++) {
@@ -191,9 +191,9 @@ static ng_status post_held(ng_precond *p) {
   return post(p, first);
 }
 
-/* Post complete blocks in a fixed order, from the last registered layer on, as backward proceeds. A
- * block waits for all before it and for the rest of its message, so that all ranks post the same.
- * `all`: no more observations come. */
+/* Post complete blocks in a fixed order, from the last registered layer on, as in a backward pass.  A block waits until
+ * all blocks before it are complete and its message is full, so all ranks post the same messages.  `all`: no more
+ * observations follow, so post the incomplete blocks, too. */
 static ng_status post_ahead(ng_precond *p, bool all) {
   ng_exchange *x = &p->step->exchange;
   const ng_traffic before = ng_exchange_traffic(p);
@@ -228,10 +228,10 @@ ng_status ng_exchange_ahead(ng_precond *p) {
   return st;
 }
 
-/* Also after an error of this rank: the others wait for the rest of the messages. */
+/* Also after an error of this rank, because the other ranks wait for the remaining messages. */
 ng_status ng_exchange_end_last(ng_precond *p) { return post_ahead(p, true); }
 
-/* In the order of posting, equal on all ranks. */
+/* Wait in the order of posting, which is equal on all ranks. */
 ng_status ng_exchange_wait_statistics(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   for (; x->waited < x->messages; x->waited++) {

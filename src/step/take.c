@@ -1,15 +1,14 @@
 /* take.c: one step: check the call, run the stations, close the step.
  *
- * In: observations, bound gradients and weights, p->step->out and lr.  Out: the status, equal on
- * all ranks; counters.  The observations are used up.  This file measures time and bytes of the
- * stations; stations.c decides which station is due, its waits, and where all ranks may end the
- * step. */
+ * In: observations, bound gradients and weights, p->step->out and lr.  Out: the status, equal on all ranks; counters.
+ * The sums of observations are forgotten.  This file measures time and bytes of the stations; stations.c decides which
+ * station is due, which messages it waits for, and where all ranks may end the step. */
 #include "step/step.h"
 
 /* ---- before the walk -------------------------------------------------------------------------*/
 
-/* Gradients of blocks, also weights with clip = ratio; for a fused update both of every parameter
- * that is not frozen. */
+/* Return whether the step reads the gradient (or weight) of a parameter: a fused update reads both of every parameter;
+ * otherwise a step reads gradients of blocks, with clip = ratio also their weights. */
 static bool needs_slot(const ng_precond *p, const ng_slot *s) {
   return s->block != NULL || p->step->out.kind != NG_OUT_GRADIENT;
 }
@@ -18,8 +17,8 @@ static bool needs_weight(const ng_precond *p, const ng_slot *s) {
   return p->step->out.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
 }
 
-/* With missing = keep a layer without any gradient is excluded from the step.  An expired binding
- * is an error, not an absent gradient.  A layer with only some gradients has no D. */
+/* *absent: missing = keep, and none of the gradients that the step reads is bound, so the layer is excluded from the
+ * step.  An expired binding is an error.  A layer with only some gradients has no D and is not absent. */
 static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   int32_t missing = 0, needed = 0;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -39,7 +38,8 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
   return NG_OK;
 }
 
-/* In every step, because frameworks free gradients between steps. */
+/* Check the bindings of an entry and decide whether the step excludes the entry.  Frameworks free gradients between
+ * steps, so every step checks. */
 static ng_status check_bound(ng_precond *p, ng_entry *e) {
   bool absent = false;
   if (e->d.frozen) return NG_OK;
@@ -48,7 +48,7 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
   const bool out = e->asleep || absent;
   if (out && e->block != NULL && e->block->entry == NULL && !e->block->family->can_exclude) {
     return ng_fail(p->ctx, NG_ERR_STATE,
-                   "'%s': it has no gradient, and is in one block with other layers", e->d.name);
+                   "'%s' has no gradient, and shares a block with other layers", e->d.name);
   }
   if (e->block != NULL) e->block->out = out;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -67,12 +67,12 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
   return NG_OK;
 }
 
-/* Store the status instead of returning it: the other ranks enter `check` and would wait there. */
+/* Check arguments and bindings.  Store an error in `trouble`: this rank must enter `check`, where other ranks wait. */
 static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
   ng_engine *s = p->step;
   s->trouble = wrong;
-  if (wrong != NG_OK) return; /* keep its message */
+  if (wrong != NG_OK) return; /* keep the message of `wrong` */
   if (p->base.update != update[s->out.kind]) {
     s->trouble =
         ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
@@ -115,8 +115,8 @@ static ng_status run_station(ng_precond *p, int i) {
   return st;
 }
 
-/* Test `leave` also after a station that was not due: the refusal may be older.  An error of a
- * station is either equal on all ranks (check, agree) or a failed transport. */
+/* Run the stations.  Test `leave` also after a station that was not due, because the refusal may be older.  An error of
+ * a station is equal on all ranks (check, agree), or the transport failed. */
 static ng_status walk(ng_precond *p) {
   ng_engine *s = p->step;
   s->known = false;
@@ -146,8 +146,7 @@ static void count_passed(ng_stat *s) {
   s->stale.bytes_passed += ng_stat_wire_bytes(s);
 }
 
-/* Commit before the reset: a family may read this step's sums when it learns whether the step
- * counts. */
+/* Count and commit the step, then forget its sums: `commit` of a family may read them. taken: the step counts. */
 static void close_step(ng_precond *p, bool taken) {
   p->kept = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -168,14 +167,15 @@ static void close_step(ng_precond *p, bool taken) {
   ng_bind_expire(p);
 }
 
-/* The next step excludes layers anew. */
+/* Include all blocks; the next step decides again which blocks are excluded. */
 static void include_all(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->out = false;
   }
 }
 
-/* A due statistic without observations: often a missing hook.  All ranks know it from `check`. */
+/* Return NG_UNOBSERVED if some statistic was due but no rank observed it, often because of a missing hook.  `check`
+ * made the number equal on all ranks. */
 static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st) {
   const ng_block *first = NULL;
   int32_t layers = 0;
@@ -194,10 +194,10 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
                               call, first->name, layers > 1 ? " and others" : "", layers));
 }
 
-/* ---- the whole -------------------------------------------------------------------------------*/
+/* ---- the step --------------------------------------------------------------------------------*/
 
-/* An error in `check` keeps the observations, so the caller may correct the cause and step
- * again. Only gradients are observed again, because they may be rebound. */
+/* After an error in `check` the observations stay, so the caller may correct the cause and step again.  Only gradients
+ * are observed again, because the caller may bind others. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   ng_update_sink_begin(&s->out);
@@ -211,7 +211,7 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
     include_all(p);
     return st;
   }
-  /* Messages posted ahead whose statistics are no longer due, since a period changed. */
+  /* Messages may have been posted ahead for statistics that are no longer due, because a period changed. */
   if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
   close_step(p, st != NG_SKIPPED);
   include_all(p);

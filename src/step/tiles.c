@@ -1,24 +1,21 @@
-/* tiles.c: one loop over the gradients of all layers.
+/* tiles.c: loop over the gradients of all layers in tiles of about equal size.
  *
- * In: the slots of blocks, and parameters without curvature that a fused update writes.  Out: tiles
- * of about equal size, cut once at ng_ready: whole rows, or part of one row, inside one group of a
- * layer.
+ * In: the slots of blocks, and parameters without curvature that a fused update writes.  Out: tiles, cut once at
+ * ng_ready.  A tile is some whole rows, or a part of one row, inside one group of a layer.
  *
- * A step walks the tiles twice: measure and emit.  Threads share the tiles of all layers, so a
- * small layer costs no fork.  Sums are kept per tile and added in order, so bits do not depend on
- * the number of threads. */
+ * A step runs two loops over the tiles: measure and emit.  Threads share the tiles of all layers, so a small layer
+ * costs no fork.  Each tile has its own sums, added in order, so bits do not depend on the number of threads. */
 #include "step/step.h"
 
 #include <math.h>
 
-/* A tile has 80 bytes; 2^24 tiles hold 2.7e11 elements in long rows. */
+/* The most elements of a tile, pieces of a loop, tiles: 2^24 tiles of 80 bytes hold 2.7e11 elements in long rows. */
 enum { ELEMENTS = 16384, PIECES = 256, MOST = 1 << 24 };
 
 /* ---- cutting ---------------------------------------------------------------------------------*/
 
-/* Cut rows x cols of one group into tiles; return their number; to NULL: count only.  16384
- * elements are 64 KiB of f32: large enough to hide a tile's cost, small enough to balance threads.
- * */
+/* Cut `whole`, all rows and columns of one group, into tiles; return their number; to NULL: count only. 16384 elements
+ * are 64 KiB of f32: large enough to hide a tile's cost, small enough to balance threads. */
 static int64_t cut(ng_tile *to, const ng_tile *whole) {
   const int64_t wide = whole->cols > ELEMENTS ? ELEMENTS : whole->cols;
   const int64_t high = whole->cols > ELEMENTS ? 1 : ng_max64(1, ELEMENTS / whole->cols);
@@ -36,7 +33,7 @@ static int64_t cut(ng_tile *to, const ng_tile *whole) {
   return n;
 }
 
-/* Families have numbers per group, so no tile crosses a group. */
+/* No tile crosses a group, because families have numbers for each group. */
 static int64_t cut_slot(ng_slot *s, ng_tile *to) {
   const bool flat = s->rows == 1; /* a bias or a tensor: groups are runs of columns */
   const int64_t rows = flat ? 1 : s->rows / s->groups, cols = flat ? s->cols / s->groups : s->cols;
@@ -65,7 +62,7 @@ static int64_t cut_block(ng_block *b, ng_tile *to) {
   return n;
 }
 
-/* Cut blocks with (or without) measure_tile.  The tiles of a block are contiguous. */
+/* Cut the blocks with (`measured`) or without measure_tile into tiles from index `at` on; t NULL: count only. */
 static int64_t cut_blocks(ng_precond *p, bool measured, int64_t at, ng_tiles *t) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -82,7 +79,7 @@ static int64_t cut_blocks(ng_precond *p, bool measured, int64_t at, ng_tiles *t)
   return n;
 }
 
-/* Parameters without a block belong to the caller unless an update is fused. */
+/* Cut the parameters without a block.  Only a fused update writes them; otherwise the caller does. */
 static int64_t cut_plain(ng_precond *p, int64_t at, ng_tiles *t) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->entries && p->base.update != NG_UPDATE_GRADIENT; i++) {
@@ -114,8 +111,7 @@ static void cut_pieces(ng_precond *p, ng_walk *w, const ng_tile *tile) {
   w->cut[w->pieces] = w->count;
 }
 
-/* Count, allocate, then cut again.  Measured tiles come first, so `measured` is a prefix of
- * `all`. */
+/* Count the tiles, allocate them, then cut.  Measured tiles come first, so `measured` is a prefix of `all`. */
 ng_status ng_tiles_plan(ng_precond *p) {
   ng_tiles *t = &p->step->tiles;
   const int64_t first = cut_blocks(p, true, 0, NULL), plain = cut_plain(p, 0, NULL);
@@ -143,7 +139,7 @@ ng_status ng_tiles_plan(ng_precond *p) {
 
 /* ---- measure ---------------------------------------------------------------------------------*/
 
-/* A fused update must not write NaN to weights. */
+/* Return whether the gradient of a tile is finite: a fused update must not write NaN to weights. */
 static bool is_finite(const ng_tile *t) {
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     if (!ng_place_finite(&t->slot->grad, r, t->col, t->cols)) return false;
@@ -151,8 +147,8 @@ static bool is_finite(const ng_tile *t) {
   return true;
 }
 
-/* sum[0] = 1 for a non-finite gradient without curvature.  A rank without the block's results
- * leaves zeros. */
+/* Measure the tiles of a piece.  Without curvature, sum[0] = 1 if the gradient is not finite.  Without the block's
+ * results on this rank, sums are 0. */
 static void measure_piece(void *arg, int32_t piece) {
   const ng_tiles *tiles = arg;
   const int32_t *at = tiles->measured.cut + piece;
@@ -169,7 +165,7 @@ static void measure_piece(void *arg, int32_t piece) {
   }
 }
 
-/* A layer's time is its share of the elements of the common loop. */
+/* Share the time of the common loop, ms, between blocks by their numbers of elements. */
 static void share_time(ng_precond *p, double ms) {
   const ng_tiles *t = &p->step->tiles;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -182,7 +178,7 @@ static void share_time(ng_precond *p, double ms) {
   }
 }
 
-/* Families add up the sums of their tiles, in order. */
+/* Measure all tiles in one loop; family->measure later adds the sums of a block's tiles, in order. */
 void ng_tiles_measure(ng_precond *p) {
   ng_tiles *t = &p->step->tiles;
   const double t0 = ng_now_ms();
@@ -202,7 +198,7 @@ typedef struct emission {
   const ng_sink *sink;
 } emission;
 
-/* From the last tile to the first: what measure read last is still cached. */
+/* Emit from the last tile to the first: the tiles that measure read last are still cached. */
 static void emit_piece(void *arg, int32_t piece) {
   const emission *e = arg;
   const int32_t *at = e->tiles->all.cut + piece;
@@ -220,7 +216,7 @@ static void emit_piece(void *arg, int32_t piece) {
   }
 }
 
-/* clip = value: make PD line by line, bound it, pass it on. */
+/* clip = value: compute PD line by line, clip each element to [-bound, bound], and pass the line to `next`. */
 typedef struct bounded_sink {
   ng_sink sink; /* first member: the interface for families */
   const ng_sink *next;

@@ -1,8 +1,7 @@
-/* topk.c: ranks select the largest entries of a sharded window jointly (ng_family.select_topk).
+/* topk.c: all ranks select the largest entries of a sliced window jointly (ng_family.select_topk).
  *
- * In: blocks with a part of the gradient on every rank, after `check`.  Out: their statistics,
- * complete as for other blocks after an observation.  Each round is a small sum and narrows
- * the threshold. */
+ * In: blocks of which every rank has observed a slice of the gradient, after `check`.  Out: their statistics, as
+ * complete as after an observation.  Each round sums a few numbers over ranks and narrows the threshold. */
 #include "step/step.h"
 
 int64_t ng_topk_count(const ng_precond *p) {
@@ -21,7 +20,7 @@ static bool is_selecting(const ng_precond *p, const ng_block *b) {
   return b->selecting;
 }
 
-/* `refused` is known to all ranks; without a refusal `selecting` is equal on all ranks. */
+/* After `check` all ranks have the same `refused`; without a refusal `selecting` is equal, too. */
 bool ng_topk_is_due(const ng_precond *p) {
   return !p->step->refused && ng_any_block(p, is_selecting);
 }

@@ -1,4 +1,4 @@
-/* values.c: option values between steps: ng_set, and the check that ranks agree on them. */
+/* values.c: change option values between steps (ng_set), and check that all ranks have the same values. */
 #include "step/step.h"
 
 void ng_step_values(ng_precond *p) {
@@ -12,10 +12,10 @@ void ng_step_values(ng_precond *p) {
 
 /* ---- the same on every rank? -----------------------------------------------------------------*/
 
-/* Hash bits: they are compared between ranks of one run and never stored. */
+/* Ranks of one run compare these hashes of bits; no file has them. */
 uint64_t ng_step_number(uint64_t so_far, double x) {
   uint64_t bits;
-  x += 0.0; /* -0 is 0 */
+  x += 0.0; /* -0 becomes 0 */
   memcpy(&bits, &x, sizeof bits);
   const uint64_t h = (so_far ^ bits) * UINT64_C(0x9e3779b97f4a7c15);
   return h ^ h >> 29;
@@ -25,7 +25,7 @@ uint64_t ng_step_number(uint64_t so_far, double x) {
 #define MIX_INT(name, type) h = ng_step_number(h, (double)s->name);
 #define MIX_BOOL(name, type) h = ng_step_number(h, (double)s->name);
 #define MIX_CHOICE(name, type) h = ng_step_number(h, (double)s->name);
-#define MIX_TEXT(name, type) /* fixed at creation, compared by ng_ready */
+#define MIX_TEXT(name, type) /* texts are fixed at creation; ng_ready compares them */
 #define MIX(kind, name, type) MIX_##kind(name, type)
 uint64_t ng_options_number(const ng_precond *p) {
   const ng_settings *s = &p->base;
@@ -34,12 +34,12 @@ uint64_t ng_options_number(const ng_precond *p) {
   return h;
 }
 
-enum { PIECES = 2 }; /* of 16 bits each */
+enum { PIECES = 2 }; /* pieces of a number, 16 bits each */
 _Static_assert(NG_SAME_PIECES == 2 * PIECES && NG_SAME == 2 * NG_SAME_PIECES,
                "two numbers, two sums of each piece");
 
-/* All v are equal iff W sum v^2 - (sum v)^2 = 0, the sum of (v_i - v_j)^2 over pairs.  v < 2^16, so
- * sums are exact up to 46,000 ranks. */
+/* Write each piece v and v^2.  The v_i of W ranks are equal iff W sum v_i^2 - (sum v_i)^2, the sum of (v_i - v_j)^2
+ * over pairs of ranks, is 0. v < 2^16, so sums are exact up to 46,000 ranks. */
 void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
   for (int i = 0; i < PIECES; i++) {
     const double v = (double)(number >> (16 * i) & 0xffff);
@@ -48,8 +48,7 @@ void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
   }
 }
 
-/* A hash of lr, the update with its numbers and groups, excluded parameters, and the dtypes it
- * rounds to. */
+/* Return a hash of lr, kind, coefficients and groups of the update, excluded parameters, and dtypes written. */
 static uint64_t update_number(const ng_precond *p) {
   const ng_engine *s = p->step;
   uint64_t h = ng_step_number(ng_step_number(s->numbers, s->lr), (double)s->out.kind);
@@ -73,7 +72,7 @@ bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks) {
   return true;
 }
 
-/* Changes since ng_ready: ng_set, learning rates, the numbers of groups. */
+/* Report differences that arose after ng_ready: ng_set, learning rates, coefficients of groups, dtypes. */
 ng_status ng_same_check(ng_precond *p, const double *x) {
   if (p->ctx->ranks == 1) return NG_OK;
   if (!ng_same_sums(x, p->ctx->ranks)) {
@@ -102,7 +101,7 @@ void ng_same_write(const ng_precond *p, double x[NG_SAME]) {
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
 
-/* *o: the model's options; add the layer's own and check the combination. */
+/* Override *o, the model's options, by the options of the layer; check the combination. */
 static ng_status with_overrides(const ng_block *b, ng_options *o, char *message, size_t size) {
   ng_status st = NG_OK;
   if (b->options != NULL) {
@@ -112,12 +111,12 @@ static ng_status with_overrides(const ng_block *b, ng_options *o, char *message,
   return st == NG_OK ? ng_block_check(b, o, message, size) : st;
 }
 
-/* Numbers are passed as text too, so that ng_set_real makes the same checks as the command line. */
+/* Numbers are passed as text, too, so that ng_set_real makes the same checks as the command line. */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   const int32_t row = ng_option_find(option);
   char message[NG_MESSAGE] = "";
   ng_options o = p->opt;
-  if (ng_is(option, "method")) { /* it decides the family */
+  if (ng_is(option, "method")) { /* the method decides the family */
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: 'method' is given to ng_precond_create");
   }
   if (row >= 0) {
@@ -130,11 +129,11 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is given to ng_precond_create", r->name);
     }
   }
-  /* On a copy: a value in its range may still contradict others. */
+  /* Change a copy: a value in its range may still contradict other options. */
   ng_status st = ng_options_set(&o, option, value, message, sizeof message);
   if (st == NG_OK) st = ng_family_check(&o, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_set: %s", message);
-  /* Check the options of all layers before anything changes. */
+  /* The first pass checks the options of all blocks before the second pass changes them. */
   for (int apply = 0; apply < 2; apply++) {
     for (int32_t i = 0; i < p->blocks; i++) {
       ng_options mine = o;

@@ -1,12 +1,12 @@
-/* wire.c: sums on the way between ranks in 16 bits.
+/* wire.c: convert sums to 16 bits while they travel between ranks.
  *
  * In: n f32 where they were summed.  Out: n numbers of 16 bits in the first half of the same memory, and back.
- * Nothing is allocated; the number of messages stays. */
+ * The conversion allocates nothing and does not change the number of messages. */
 #include "step/step.h"
 
 enum { TILE = 512 };
 
-/* From the front: a tile is written where floats have been read already. */
+/* Convert from the front: a tile is written where floats have been read already. */
 void ng_wire_narrow(char *x, int64_t n, ng_dtype t) {
   float wide[TILE];
   uint16_t room[TILE];
@@ -18,7 +18,7 @@ void ng_wire_narrow(char *x, int64_t n, ng_dtype t) {
   }
 }
 
-/* From the end, for the same reason. */
+/* Convert from the end: a tile is written behind all 16-bit numbers that are still unread. */
 void ng_wire_widen(char *x, int64_t n, ng_dtype t) {
   float wide[TILE];
   uint16_t room[TILE];

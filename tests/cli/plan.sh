@@ -120,7 +120,7 @@ for how in "; 50600 50728" "b: method=eva-natgrad; 25900 26156"; do
   read -r low high <<<"${how#*; }"
   between "sums with '${how%;*}'" "$(of "$scratch/own" "natgrad, comm-opt" sums_bytes)" "$low" "$high"
 done
-expect 2 "*per_layer: 'c' holds for no layer*" "$natgrad" plan --model "$scratch/two.json" --per-layer 'c: method=eva'
+expect 2 "*per_layer: 'c' applies to no layer*" "$natgrad" plan --model "$scratch/two.json" --per-layer 'c: method=eva'
 expect 2 '*per_layer*no_such*' "$natgrad" plan --model "$scratch/two.json" --per-layer 'a: no_such=1'
 
 # Norms and grouped convolutions of a file: per group triangles of 2 * 9 + 1 and 3, and two layers' numbers; a norm before a

@@ -410,7 +410,7 @@ class TestOfLayers(Case):
             self.assertTrue(torch.equal(p.grad, grads[name]), name)
 
     def test_refused(self):
-        for text, part in (("fc", "expected GLOBS"), ("x: damping=1", "'x' holds for no layer"),
+        for text, part in (("fc", "expected GLOBS"), ("x: damping=1", "'x' applies to no layer"),
                            ("2*: method=mfac solver=eigen", "solver = eigen"), ("^2: damping=1", "regular expressions are not")):
             with self.assertRaisesRegex(Exception, part):
                 natgrad.KFAC(net(), per_layer=text)
