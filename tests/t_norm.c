@@ -66,7 +66,7 @@ static void refuses_what_does_not_fit(void **state) {
   for (int k = 1; k < 8; k++)
     fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW));
   assert_int_equal(ng_observe_input(h.f.p, 0, &h.in, NG_BORROW), NG_ERR_STATE);
-  says(&h, "9 inputs wait");
+  says(&h, "9 inputs without an output gradient");
   /* an input of a micro-batch that is over has nothing to say in the next */
   fixture_ok(&h.f, ng_begin_samples(h.f.p, 2, 1));
   assert_int_equal(ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE);

@@ -169,7 +169,7 @@ ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
-/* offsets = 1 until the family changes it: memory and files have the same order. */
+/* offsets = 1 means that memory and files have the same order; the family may change offsets later. */
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;
   s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);

@@ -104,7 +104,7 @@ static ng_status make_map(ng_block *b) {
   if (k->offsets == 1) return NG_OK;
   if (k->p > NG_LISTED) {
     return ng_fail(b->ctx, NG_ERR_ARG,
-                   "layer '%s': its weight has %lld columns, at most %lld of a convolution with A",
+                   "layer '%s': its weight has %lld columns, at most %lld for a convolution",
                    b->entry->d.name, (long long)k->p, (long long)NG_LISTED);
   }
   k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
@@ -194,7 +194,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   const bool joint = s->damping_split == NG_SPLIT_JOINT;
   const ng_refusal list[] = {
       {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
-       ": a method with factors takes textbook, kaisa, mpd-kfac or chainerkfac"},
+       ": a method with factors supports textbook, kaisa, mpd-kfac and chainerkfac"},
       /* joint adds lambda to d_G d_A' (Pauloski et al. 2021, arXiv 2107.01739), which is no shift of A or of G. */
       {joint && !eigen, NG_OPTION_damping_split,
        " needs solver = eigen or eigen-prediv; other solvers take pi or full"},

@@ -74,7 +74,7 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
 }
 
-/* Return whether every part of G has order 1, as with output_factor = diagonal. */
+/* Return whether o is an output gradient and every part of G has order 1, as with output_factor = diagonal. */
 static bool is_diagonal_factor(const ng_obs *o, const ng_side *side) {
   return o->what == NG_SEES_OUTGRAD && side->parts > 1 && side->parts == o->v.columns;
 }

@@ -32,7 +32,7 @@ static ng_status keep_input(ng_block *b, const ng_obs *o) {
   k->batch = o->batch;
   if (k->waiting == NG_NORM_WAITING) {
     return ng_fail(b->ctx, NG_ERR_STATE,
-                   "layer '%s': %d inputs wait for their output gradients, at most %d may", b->name,
+                   "layer '%s': %d inputs without an output gradient, at most %d", b->name,
                    k->waiting + 1, NG_NORM_WAITING);
   }
   k->shown[k->waiting++] = o->v;

@@ -25,7 +25,7 @@ static ng_status create(ng_block *b) {
   ng_window *w = b->state = ng_object(b->p, sizeof *w);
   if (w == NULL) return NG_ERR_NOMEM;
   if (!ng_linalg_fits(b->base.window)) {
-    return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: more than the linear algebra can take",
+    return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: exceeds 32-bit LAPACK",
                    (long long)b->base.window);
   }
   w->store = b->base.window_store == NG_STORE_DENSE     ? &ng_window_dense

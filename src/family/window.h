@@ -24,7 +24,7 @@ enum { NG_WINDOW_CHUNK = 8192, NG_WINDOW_LINE = 2048 };
 /* Elements of a block of sparse rows; an index within a block has 16 bits. */
 enum { NG_WINDOW_BLOCK = 32768 };
 
-/* Part of a segment: elements [from, from + n) of its slot, at `at` in flat order. */
+/* A chunk of a segment: elements [from, from + n) of the segment's slot, at `at` in flat order. */
 typedef struct ng_window_chunk {
   int32_t segment, part;
   int64_t from, n, at;

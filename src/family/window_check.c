@@ -43,7 +43,7 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
       {s->window_density > 1.0 &&
            (s->window_store == NG_STORE_TOPK_LAYER || s->window_store == NG_STORE_TOPK_BLOCK),
        NG_OPTION_window_density,
-       ": a number of entries needs window_store = topk; topk-layer and topk-block take a share, "
+       ": a number of entries needs window_store = topk; topk-layer and topk-block need a fraction "
        "up to 1"},
       {s->window_fill == NG_FILL_ERROR && s->window_store == NG_STORE_DENSE, NG_OPTION_window_fill,
        ": window_store = dense has no error feedback; set topk or lowrank"},

@@ -126,7 +126,7 @@ ng_status ng_window_cut(ng_block *b) {
   slice(b);
   const int64_t chunks = number(b);
   if (chunks > MOST_CHUNKS) {
-    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': %lld parameters on one rank, at most some %lld",
+    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': %lld parameters on one rank, at most about %lld",
                    b->name, (long long)w->d, (long long)MOST_CHUNKS * NG_WINDOW_CHUNK);
   }
   w->chunks = (int32_t)chunks;

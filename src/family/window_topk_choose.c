@@ -19,7 +19,7 @@ static int32_t *chosen_of(const ng_window *w, const ng_window_range *g) {
   return (int32_t *)(void *)w->u + g->at;
 }
 
-/* Return whether a group has so many elements that all threads select in it together. */
+/* Return whether a group is so large that all threads work on its selection. */
 static bool is_wide(const ng_topk_rows *s, const ng_window_range *g) {
   return s->pieces > 1 && g->n >= s->pieces * WIDE;
 }
