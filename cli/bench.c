@@ -312,7 +312,8 @@ static int run(void *user, const cli_args *args) {
   bench *b = user;
   const char *names[CASES];
   b->args = args;
-  if (args->operands == 0) return cli_bad("bench: one of: kfac, train, fused-eva, state, window");
+  if (args->operands == 0)
+    return cli_bad("bench: no case given, expected kfac, train, fused-eva, state or window");
   for (int i = 0; i < CASES; i++) {
     names[i] = cases[i]->name;
     if (strcmp(args->operand[0], names[i]) == 0) return run_case(b, cases[i]);

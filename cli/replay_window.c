@@ -42,8 +42,8 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
     const ngio_tensor *q = recording_array(r, "init.%s.q", l->name);
     if (l->out == 1) continue;
     if (!r->parameters || q == NULL) {
-      return cli_bad("%s: array init.%s.q is missing: low rank begins with what the program drew",
-                     path, l->name);
+      return cli_bad("%s: array init.%s.q is missing: the low-rank iteration starts from it", path,
+                     l->name);
     }
     if (q->dtype != NGIO_F32 || q->ndim != 2 || q->shape[0] != l->in ||
         q->shape[1] != rank_of(l, rank)) {

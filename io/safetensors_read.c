@@ -137,8 +137,8 @@ static ngio_status check_places(ngio_tensors *f, const char *label, char *messag
     if (f->begin[i] == at) continue;
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' %s", label,
                     ngio_quote(f->tensor[i].name).text,
-                    f->begin[i] < at ? "overlaps the one before it"
-                                     : "leaves a gap after the one before it");
+                    f->begin[i] < at ? "overlaps the tensor before it"
+                                     : "leaves a gap after the tensor before it");
   }
   if (f->bytes < 0) f->bytes = at;
   if (at == f->bytes) return NGIO_OK;

@@ -42,7 +42,7 @@ expect 2 '*linalg*' "$natgrad" replay "$file" --linalg cup
 expect 2 "*info: unexpected argument 'now'" "$natgrad" info now
 expect 2 '*info: expected at most one of *' "$natgrad" info --options --methods
 expect 2 "*info: unknown method 'dpkfac'; the nearest is dp-kfac" "$natgrad" info --published dpkfac
-expect 2 '*bench: one of: kfac, train, fused-eva, state, window' "$natgrad" bench
+expect 2 '*bench: no case given, expected kfac, train, fused-eva, state or window' "$natgrad" bench
 expect 2 "*bench: unknown bench 'kfca'; the nearest is kfac" "$natgrad" bench kfca
 expect 2 "*--model: unknown model 'resnet81'; the nearest is resnet18" "$natgrad" bench kfac --model resnet81
 expect 2 '*--batch: '"'0'"' is no whole number from 1*' "$natgrad" bench kfac --model resnet18 --batch 0
