@@ -23,14 +23,15 @@ typedef struct average {
   float *mean; /* [weights]; NULL: not averaged */
 } average;
 
-/* CLI_BAD after a message: no memory. */
+/* Return CLI_BAD after a message if memory is short. */
 int average_create(const settings *s, const nn *net, int64_t per_epoch, average *out);
 void average_free(average *a);
-void average_add(average *a, const nn *net, int64_t step); /* `step` steps are done */
-/* The learning rate of step `step`, counted from 0, if the schedule gives `lr`. */
+void average_add(average *a, const nn *net, int64_t step); /* after `step` steps */
+/* Return the learning rate of step `step` (from 0): s->average_lr while averaging, if
+ * set; else the schedule's `lr`. */
 double average_lr(const settings *s, const average *a, int64_t step, double lr);
 
-bool average_carries(const average *a);            /* Does a checkpoint need the mean? */
+bool average_carries(const average *a);            /* Must a checkpoint contain the mean? */
 int average_share(average *a, const run_ranks *k); /* Send the mean of rank 0 to all; collective. */
 void average_take(const average *a, nn *net);      /* Copy the mean into the network. */
 

@@ -1,4 +1,4 @@
-/* disk.h: files of a run directory, complete or absent. */
+/* disk.h: files of a run directory; each file is complete or absent. */
 #ifndef DISK_H
 #define DISK_H
 
@@ -9,27 +9,28 @@
 
 /* Functions that return int return CLI_OK, or CLI_BAD after one line on stderr that names the path. */
 
-/* Replace `path` by these bytes, or leave it unchanged: write PATH.natgrad-part, flush, rename, flush the folder.
+/* Replace the file `path` by these bytes, or leave the file unchanged: write PATH.natgrad-part, flush and rename the
+ * part, flush the folder.
  * If `path` exists and is no regular file (a link, for instance), refuse. */
 int disk_write(const char *path, const void *bytes, size_t size);
-/* The same with the text that `print` writes about `what`. */
+/* As disk_write, with the text that print(f, what) writes. */
 int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what);
 /* Check that `path` is a regular file, not a link, or does not exist. */
 int disk_regular(const char *path);
 /* Open a regular file for reading; links are followed. */
 int disk_open(const char *path, int *fd);
-/* Read the whole text; 0-terminated, for free(). */
+/* Read a whole text file into *out, 0-terminated; the caller frees *out with free(). */
 int disk_read(const char *path, char **out);
-/* Remove a regular file, not a link; without messages. */
+/* Remove `path` if it is a regular file, not a link; print no messages. */
 void disk_remove(const char *path);
-/* Create a folder and its parents, unless it exists. */
+/* If the folder does not exist, create the folder and its parents. */
 int disk_folder(const char *path);
-/* The same for a folder inside a run directory: a link is refused. */
+/* Create a folder inside a run directory; refuse a link. */
 int disk_own_folder(const char *path);
-uint32_t disk_crc(const void *bytes, size_t size); /* CRC-32, as zlib has it */
+uint32_t disk_crc(const void *bytes, size_t size); /* CRC-32 as in zlib */
 bool disk_exists(const char *path);
-/* Lock the folder against a second program until *fd is closed or the program ends; `who` ("train") is for the
- * message. *fd is -1 where folders cannot be locked or do not exist. */
+/* Lock the folder against a second program until *fd is closed or the program ends; `who` ("train") is the command
+ * that the message names. If the folder does not exist or cannot be locked, *fd is -1. */
 int disk_lock(const char *dir, const char *who, int *fd);
 
 #endif

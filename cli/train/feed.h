@@ -25,13 +25,13 @@ typedef struct feed {
   int32_t *rows; /* rows in the source, for the draws of `mix` */
   /* Images are decoded ahead, up to the end of the epoch. */
   image_loader *loader;
-  uint8_t *spare; /* room for a replacement image */
+  uint8_t *spare; /* buffer for a replacement image */
   int64_t next_taken,
       next_asked; /* samples of this rank in the epoch `ordered`; -1: none requested */
   mix mix;        /* mix.targets replaces the labels; NULL without mixup */
 } feed;
 
-/* CLI_BAD after a message: a batch larger than the training split, augmentation of data that are no images. ranks
+/* Return CLI_BAD after a message if the batch exceeds the training split, or augmentation has no images. ranks
  * NULL: one rank. `reconstructs`: values stay in [0, 1]. */
 int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                 ng_pool *pool, feed *out);
@@ -39,12 +39,12 @@ void feed_free(feed *f);
 /* Fill micro-batch 0 .. acc_iters - 1 of step 0, 1, .... An unreadable image is named once and replaced by the next
  * one in the order of the epoch. CLI_BAD after a message: this process has met too many unreadable images. */
 int feed_train(feed *f, int64_t step, int64_t micro);
-/* Fill samples first .. first + count of the test split, count <= room; *good are readable, in order. CLI_BAD as
- * above. */
+/* Fill samples first .. first + count of the test split, count <= room; the *good readable samples come first,
+ * in order. CLI_BAD as feed_train. */
 int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
 
 /* Evaluate samples first .. end of the test split: add the sum of losses, correct and readable samples to `sum`.
- * `reconstructs`: the target is the input. CLI_BAD as above. */
+ * `reconstructs`: the target is the input. CLI_BAD as feed_train. */
 int feed_evaluate(feed *f, nn *net, bool reconstructs, int32_t first, int32_t end, double sum[3]);
 
 #endif

@@ -8,25 +8,25 @@
 #include "ranks.h"
 
 typedef struct launch {
-  int32_t threads;    /* ranks to create as threads of this process; 1: none */
-  ng_transport table; /* of this process; size 1: no MPI */
+  int32_t threads;    /* ranks to create as threads of this process; 1: no threads */
+  ng_transport table; /* collectives of this process; size 1: no MPI */
   void *module;
 } launch;
 
-/* `wanted`: "auto" (MPI under a launcher, else one rank), "mpi", or a number of threads. CLI_BAD after a message:
- * unknown value, or a module that is missing or does not fit the launcher. */
+/* `wanted`: "auto" (MPI under a launcher, else one rank), "mpi", or a number of threads. Return CLI_BAD after a
+ * message if the value is unknown, or if launch_mpi.so is missing or does not fit the launcher. */
 int launch_begin(const char *wanted, launch *out);
-/* The transport of MPI; NULL: none. */
+/* Return the transport of MPI; NULL if the run does not use MPI. */
 const ng_transport *launch_transport(const launch *l);
-/* Call after the last use; `failed`: others may be waiting for this rank. */
+/* Release the launch. If this rank `failed`, abort MPI, because other ranks may be waiting for this rank. */
 void launch_end(launch *l, bool failed);
 
-/* Run `work` on n ranks, threads of this process; the calling thread is rank 0.  Errors of all ranks together are
- * reported once.  If a thread cannot be created, all ranks give up.  Returns CLI_BAD if a rank does, or could not
- * begin. */
+/* Run `work` on n ranks, threads of this process; the calling thread is rank 0.  An error that all ranks
+ * meet is reported once.  If a thread cannot be created, all ranks give up.  Return CLI_BAD if a rank returns CLI_BAD
+ * or cannot begin. */
 int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user);
 
-/* How many of `size` ranks run on this machine. */
+/* Return how many of the run's `size` ranks run on this machine. */
 int32_t launch_neighbours(int32_t size);
 
 #endif

@@ -13,7 +13,7 @@ typedef enum lr_kind {
   LR_CYCLIC
 } lr_kind;
 
-/* NAME[:value,value,...][@extra,extra]: defaults are filled in. */
+/* The parsed form of NAME[:value,value,...][@extra,extra]; lr_parse fills in the defaults. */
 enum { LR_VALUES = 32, LR_EXTRAS = 2 };
 typedef struct lr_schedule {
   lr_kind kind;
@@ -22,17 +22,18 @@ typedef struct lr_schedule {
   double extra[LR_EXTRAS]; /* FACTOR of step, START and END of polynomial, LOW of cyclic */
 } lr_schedule;
 
-/* CLI_OK, or CLI_BAD with the expected form in `message`. */
+/* Parse `text`. Return CLI_OK, or CLI_BAD with the expected form in `message`. */
 int lr_parse(const char *text, lr_schedule *out, char *message, size_t size);
 
-/* The factor of lr after `epoch` of `total` epochs, with e = epoch, w = warm_up, and p = (e - w) / (total - w) in [0, 1]:
+/* Return the factor of lr after `epoch` of `total` epochs, with e = epoch, w = warm_up, and
+ * p = (e - w) / (total - w) in [0, 1]:
  *   constant    1
  *   step        FACTOR^(epochs <= e), FACTOR 0.1
  *   cosine      FINAL + (1 - FINAL) (1 + cos(pi p)) / 2, FINAL 0   (Loshchilov & Hutter 2017)
  *   linear      1 + (FINAL - 1) p, FINAL 0
  *   polynomial  (1 - p)^POWER; with @START,END: 1 before START, then p = (e - START) / (max(END, total) - START)
  *   cyclic      a triangle of PERIOD epochs: LOW at its ends, 1 in the middle, LOW 0.1   (Smith 2017)
- * times e / w while e < w. */
+ * While e < w, the factor is also multiplied by e / w. */
 double lr_factor(const lr_schedule *l, double warm_up, double epoch, double total);
 
 #endif

@@ -10,7 +10,7 @@ typedef struct spread {
   double min, max;
 } spread;
 
-typedef struct plot_point { /* after an epoch, over seeds; NaN: no value */
+typedef struct plot_point { /* statistics over seeds after an epoch; NaN: no value */
   double epoch, seconds;
   spread loss, score;
 } plot_point;
@@ -27,15 +27,16 @@ typedef struct plot {
   const char *score;  /* name of the score in the third panel */
   double score_scale; /* factor of the shown score: 100 for percent */
   bool score_log;
-  double target; /* a line in the third panel; NaN: none */
+  double target; /* score of a horizontal line in the third panel; NaN: no line */
   int n;
   const plot_curve *curve;
 } plot;
 
-/* Write the script to `path`. CLI_BAD after a message. */
+/* Write the gnuplot script to `path`. Return CLI_BAD after a message. */
 int plot_write(const plot *p, const char *path);
 
-/* Run gnuplot on DIR/plot.gp for DIR/curves.svg and DIR/curves.png; print one line if gnuplot is missing or fails. */
+/* Run gnuplot on DIR/plot.gp, which writes DIR/curves.svg and DIR/curves.png; print one line if gnuplot
+ * is missing or fails. */
 void plot_draw(const char *dir);
 
 #endif

@@ -1,4 +1,4 @@
-/* pruning.h: prune the weights of a trained network and adjust the others.
+/* pruning.h: prune weights of a trained network and adjust the remaining weights.
  *
  * Weights of layers are pruned, not biases and norms; weights that are 0 at the start count as pruned. With F =
  * damping I + G'G / m for m gradients of mini-batches (ng_fisher), restricted to the remaining weights (Frantar,
@@ -7,7 +7,7 @@
  *     score_i = w_i^2 / (2 [F^-1]_ii)  (mfac)    or |w_i|  (magnitude)
  *     w <- w + F^-1 t,  t_i = -w_i / [F^-1]_ii if i is pruned, else 0; then w_i = 0   (mfac)
  *
- * in steps with new gradients; each keeps the same fraction of the weights left before it. */
+ * Each step computes new gradients and keeps the same fraction of the remaining weights. */
 #ifndef PRUNING_H
 #define PRUNING_H
 
@@ -18,7 +18,7 @@ typedef enum pruning_score { PRUNING_MFAC, PRUNING_MAGNITUDE } pruning_score;
 
 typedef struct pruning {
   pruning_score score;
-  double sparsity;          /* final part of zero weights, in [0, 1) */
+  double sparsity;          /* final fraction of zero weights, in [0, 1) */
   int64_t steps, gradients; /* at least 1 */
   double damping;
   int64_t block; /* size of a diagonal block of F; 0: one block */
@@ -32,21 +32,21 @@ typedef struct pruning_set {
   bool *gone;      /* [n] */
 } pruning_set;
 
-/* Prune one step; of equal scores the first is pruned. CLI_BAD after a message: nothing changed. */
+/* Prune one step; among equal scores, prune the first weight. After CLI_BAD (with a message), w is unchanged. */
 int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s);
 
-/* Number of weights, and of zeros. */
+/* Number of prunable weights, and how many of these are 0. */
 typedef struct pruning_count {
   int64_t weights, zeros;
 } pruning_count;
 pruning_count pruning_counted(const nn *net);
 
-/* Of d weights, `began` are 0 at the start and `zeros` now. Return the number to prune in step k of K. */
+/* Of d weights, `began` are 0 at the start and `zeros` now. Return how many weights step k of K prunes. */
 int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, int64_t k,
                       int64_t K);
 
 /* Prune a network in all steps. Gradients use batches of `f` and evaluation mode: norms with running statistics,
- * no dropout. CLI_BAD after a message: discard the network. */
+ * no dropout. After CLI_BAD (with a message) the network is unusable. */
 int pruning_run(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, nn *net);
 
 #endif

@@ -17,11 +17,11 @@ double recipe_lr(const settings *s, double epoch, double total);
  * none: m' = momentum. */
 double recipe_momentum(const settings *s, double lr, double before);
 
-/* keep-ratio (EFCP's KeepRatio): damping lr / settings_lr; negative, where lr is 0: as it is. */
+/* keep-ratio (EFCP's KeepRatio): return damping lr / settings_lr; if lr is 0, return -1 (no change). */
 double recipe_damping_ratio(const settings *s, double damping, double lr);
 
-/* Weights of layers, and no bias or norm: w <- w sqrt(2 outputs) / (||w|| + 1e-9); `shrink`: only those
- * that are too long (the code), `always`: the papers. */
+/* Rescale the weights w of layers, not biases or norms: w <- w sqrt(2 outputs) / (||w|| + 1e-9). `always` rescales all
+ * layers (the papers), `shrink` only layers with a factor below 1 (the published code). */
 void recipe_rescale(const settings *s, nn *net);
 
 #endif

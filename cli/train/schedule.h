@@ -24,10 +24,10 @@ extern const char *const schedule_option[SCHEDULED];
 int schedule_at(const char *text, const double base[SCHEDULED], int64_t t, double value[SCHEDULED],
                 char *message, size_t size);
 
-/* Does every value on the way go with the other options?  Also the form of the text. */
+/* Check the form of the text, and that the library accepts each scheduled value with the options o. */
 int schedule_check(const char *text, const ng_options *o, char *message, size_t size);
 
-/* The values that the options have without a schedule. */
+/* Return in `base` the values of the options without a schedule. */
 void settings_base(const settings *s, double base[SCHEDULED]);
 
 #endif

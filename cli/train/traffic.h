@@ -1,7 +1,8 @@
 /* traffic.h: time, waiting and traffic of each rank at each station of a step.
  *
  *   wait   blocked in collectives
- *   idle   wait, less the wait of the rank that waited least at the same station, over the run: that rank is assumed to have waited for the network only. A lower bound that needs no barrier
+ *   idle   wait minus the smallest wait of any rank at the same station, totals over the run. The rank with the
+ *          smallest wait is assumed to wait for the network only. A lower bound that needs no barrier.
  *   sent   time in steps during which a message of the library was under way (meter.h), plus that of the
  *          trainer; hidden: the part during which the rank was not blocked */
 #ifndef TRAFFIC_H
@@ -25,12 +26,12 @@ typedef struct traffic_rank {
 } traffic_rank;
 
 typedef struct traffic {
-  int ranks, stations; /* 0 ranks: a single rank, nothing to report */
+  int ranks, stations; /* ranks = 0: the run has one rank and nothing to report */
   double steps;
   traffic_rank *rank;
 } traffic;
 
-/* Gather `mine` of every rank on all; collective. CLI_BAD as ranks_sum. */
+/* Gather the `mine` of every rank on all ranks. Collective; CLI_BAD as ranks_sum. */
 int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int stations, double steps,
                    traffic *out);
 void traffic_free(traffic *t);
@@ -38,9 +39,9 @@ void traffic_free(traffic *t);
 double traffic_idle(const traffic *t, int rank, int station); /* ms */
 double traffic_hidden(const traffic *t); /* hidden / sent over all ranks; 0..1 */
 
-/* Print a table of the mean step, and a line. */
+/* Print the table of the mean step and a summary line. */
 void traffic_print(const traffic *t, FILE *f);
-/* The value of "ranks" in log.h. */
+/* Write the JSON value of "ranks" (log.h). */
 void traffic_json(const traffic *t, FILE *f);
 
 #endif
