@@ -89,9 +89,9 @@ class Binding:
     def _bind(self):
         self._check_model()
         for entry, places in self._learning:
-            asleep = entry.asleep or entry.frozen
+            frozen = entry.frozen_now or entry.frozen
             for parameters, attribute in places:
-                if asleep == parameters[attribute].requires_grad:
+                if frozen == parameters[attribute].requires_grad:
                     self._follow_freezing(entry)
                     break
         self._bind_arrays()
@@ -126,5 +126,5 @@ class Binding:
             frozen, other = (next(full for full in learn if learn[full] == one) for one in (False, True))
             raise failure(_abi.NG_ERR_STATE, f"'{frozen}' is frozen and '{other}' is not; both learned when the "
                           "preconditioner was made, as parts of one layer: freeze both, or make a new one")
-        entry.asleep = not entry.asleep
-        self._core.call("freeze", entry.index, int(entry.asleep))
+        entry.frozen_now = not entry.frozen_now
+        self._core.call("freeze", entry.index, int(entry.frozen_now))

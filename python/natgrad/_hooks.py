@@ -204,7 +204,7 @@ class Hook(_Uncopied):
         if observer.failed and _in_backward() == -1:
             observer.forget_failed()
         if not module.training or not output.requires_grad:  # requires_grad is False under no_grad
-            layer.asleep_calls += 1
+            layer.calls_without_gradients += 1
             if module.training and not _grad_enabled():
                 observer.without_gradients(self, inputs[0] if inputs else named.get("input"))
             return
@@ -215,9 +215,9 @@ class Hook(_Uncopied):
         if lead is None:
             raise failure(_abi.NG_ERR_STATE, f"layer '{layer.name}': its {layer.lead} is no parameter any more: make a new "
                           "preconditioner")
-        if layer.asleep == lead.requires_grad and not layer.frozen:  # requires_grad changed
-            layer.asleep = not layer.asleep
-            observer.core.call("freeze", layer.index, int(layer.asleep))
+        if layer.frozen_now == lead.requires_grad and not layer.frozen:  # requires_grad changed
+            layer.frozen_now = not layer.frozen_now
+            observer.core.call("freeze", layer.index, int(layer.frozen_now))
         if not observer.wants(observer.p, layer.index):
             layer.calls += 1
             return

@@ -49,7 +49,7 @@ class Entry:
         self.index = -1
         self.places = []  # (ng_param, module, name of the attribute, full name) of each parameter
         self.frozen = False  # registered as frozen
-        self.asleep = False  # frozen by ng_freeze
+        self.frozen_now = False  # frozen by ng_freeze
 
     def parameters(self):
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
@@ -87,7 +87,7 @@ class Layer(Entry):
         self.conv = isinstance(module, (nn.Conv1d, nn.Conv2d))
         self.pad = None  # arguments of F.pad, applied before the observation
         self.padding = (0, 0)
-        self.calls = self.asleep_calls = 0  # observed forwards; forwards in eval mode or without gradients
+        self.calls = self.calls_without_gradients = 0  # observed forwards; forwards in eval mode or without gradients
         if self.conv:
             self._set_padding(module)
 

@@ -242,8 +242,8 @@ class Preconditioner(Binding, _state.Uncopied):
         self._observer.given = (int(samples), scale, whole, first)
 
     def step(self, lr=None):
-        """Precondition the gradients in place.  Return the status: 0 done; 1 a block was rescued; 2 skipped, as a value was
-        not finite: gradients are unchanged; 3 a statistic was due and not observed: its last average was used."""
+        """Precondition the gradients in place.  Return the status: 0 done; 1 a block was rescued; 2 skipped, as a value
+        was not finite: gradients are unchanged; 3 a statistic was due and not observed: its last average was used."""
         if lr is None:
             lr = self.lr(self._steps) if callable(self.lr) else self.lr
         return self._step("step", c.c_double(number("lr", lr)))
@@ -319,7 +319,7 @@ class Preconditioner(Binding, _state.Uncopied):
                 why = "hook_enabled is False, so nothing is observed"
             elif layer.calls:
                 why = "it was called, but its output received no gradient"
-            elif layer.asleep_calls:
+            elif layer.calls_without_gradients:
                 why = "it was only called in eval mode, or without gradients"
             else:
                 why = ("its module was not called: it is unused, was replaced, or its weight is used "
