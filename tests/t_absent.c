@@ -44,12 +44,14 @@ static void absent_gradients(void **state) {
     for (int32_t k = 0; k < ENTRIES; k++) {
       char text[200];
       model m, without;
-      (void)snprintf(text, sizeof text, "%s update=adamw", methods[a]);
+      (void)snprintf(text, sizeof text, "%s update=adamw missing=refuse", methods[a]);
       fixture_ok(&m.f, open_model(&m, text, NULL));
       absent(&m, k);
       draw(&m, 0);
+      const model ready = m;
       fixture_ok(&m.f, show(&m, 0, k < GAMMA ? 3U & ~(1U << k) : 3));
       wrong(&m, sgd(&m), NG_ERR_STATE, "is not bound");
+      assert_memory_equal(m.weight, ready.weight, sizeof m.weight);
       fixture_close(&m.f);
 
       (void)snprintf(text, sizeof text, "%s update=adamw missing=keep", methods[a]);

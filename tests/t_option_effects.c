@@ -196,7 +196,7 @@ static ng_option_info info_of(const char *option) {
   return info;
 }
 
-/* Options with tests below; t_plan_places has colocate. */
+/* update has a test below, t_absent has missing, t_plan_places has colocate. */
 static const char *const elsewhere[] = {"update", "missing", "colocate"};
 
 static bool named(const char *option, const char *choice) {
@@ -363,45 +363,19 @@ static void effect_update(void **state) {
   assert_int_equal(out[0].rank[0].number[MOMENTS], 0);
 }
 
-/* A tensor without a gradient under a fused update: an error, or left as it is. */
-static void effect_missing(void **state) {
-  (void)state;
-  for (int keep = 0; keep < 2; keep++) {
-    fixture f;
-    float x[2] = {1, 2}, y[3] = {1, 2, 3}, g[2] = {1, 1};
-    fixture_ok(
-        &f, fixture_open(&f, keep ? "update=sgd missing=keep" : "update=sgd missing=refuse", NULL));
-    const plane w[2] = {plane_of(x, 1, 2, NG_F32), plane_of(y, 1, 3, NG_F32)};
-    const plane dw = plane_of(g, 1, 2, NG_F32), none = plane_of(NULL, 1, 3, NG_F32);
-    fixture_ok(&f, fixture_tensor(&f, "seen", &dw, &w[0]));
-    fixture_ok(&f, fixture_tensor(&f, "unseen", &none, &w[1]));
-    fixture_ok(&f, ng_ready(f.p));
-    const ng_sgd s = fixture_sgd(0.5, 0);
-    assert_int_equal(fixture_step(&f, &s), keep ? NG_OK : NG_ERR_STATE);
-    assert_true(x[0] == (keep ? 0.5f : 1.0f) && y[0] == 1.0f);
-    fixture_close(&f);
-  }
-}
-
-/* Options that exclude each other, where a model must be made to see it. */
+/* Option values that only a model with layers refuses; t_options_check has the others. */
 static void refused(void **state) {
   (void)state;
-  static const struct {
-    const char *settings, *own, *says;
-  } row[] = {
-      {"clip=rms", NULL, "clip = rms needs a clip_bound above 0"},
-      {"damping=0.1 solver=product", NULL, "solver = product"},
+  static const char *const row[][3] = {
       {"damping=0.1", "solver=product", "solver"},
-      {"damping=0.1 statistics=local colocate=0", NULL, "set colocate = 1"},
-      {"placement=spngd colocate=0", NULL, "colocate must be 1"},
-  };
-  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+      {"damping=0.1 statistics=local colocate=0", NULL, "set colocate = 1"}};
+  for (int i = 0; i < 2; i++) {
     run r = usual;
     r.ranks = 2;
-    r.settings = row[i].settings;
-    r.layer_options = row[i].own;
+    r.settings = row[i][0];
+    r.layer_options = row[i][1];
     assert_int_equal(try_play(&r), NG_ERR_ARG);
-    if (strstr(r.rank[0].message, row[i].says) == NULL) fail_msg("%s", r.rank[0].message);
+    if (strstr(r.rank[0].message, row[i][2]) == NULL) fail_msg("%s", r.rank[0].message);
   }
 }
 
@@ -414,7 +388,6 @@ int main(void) {
       cmocka_unit_test(method_of_a_layer),
       cmocka_unit_test(live_options_move),
       cmocka_unit_test(effect_update),
-      cmocka_unit_test(effect_missing),
       cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

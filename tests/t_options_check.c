@@ -112,6 +112,9 @@ static void options_against_each_other(void **state) {
       {"method=eva stat_start=identity", "stat_start"},
       {"method=eva positions=reduce", "positions"},
       {"method=eva factor_blocks=2", "factor_blocks"},
+      {"clip=rms", "clip = rms needs a clip_bound above 0"},
+      {"damping=0.1 solver=product", "solver = product"},
+      {"placement=spngd colocate=0", "colocate must be 1"},
       {"stat_scale=eva", "stat_scale"}};
   for (size_t i = 0; i < sizeof line / sizeof line[0]; i++) {
     ng_options o = standard_options();

@@ -173,37 +173,19 @@ static void wide_open(wide *m, const char *update) {
   fixture_ok(&m->f, ng_ready(m->f.p));
 }
 
-static float read_at(const void *x, ng_dtype t, int64_t i) {
-  uint32_t u;
-  float f;
-  if (t == NG_F32) return ((const float *)x)[i];
-  u = (uint32_t)((const uint16_t *)x)[i] << 16; /* bf16 */
-  memcpy(&f, &u, sizeof f);
-  return f;
-}
-
-/* Exact in bf16: multiples of 1/64 up to 2. */
-static void write_at(void *x, ng_dtype t, int64_t i, float f) {
-  uint32_t u;
-  memcpy(&u, &f, sizeof u);
-  if (t == NG_F32)
-    ((float *)x)[i] = f;
-  else
-    ((uint16_t *)x)[i] = (uint16_t)(u >> 16);
-}
-
 static float some(int64_t i, int64_t salt) {
   return (float)((i * 7919 + salt * 104729) % 255 - 127) / 64;
 }
 
 static void wide_show(wide *m, int64_t t) {
-  static float a[2 * WIDE], g[2 * HIGH];
+  static float a[2 * WIDE], g[2 * HIGH], d[ALL];
   for (int64_t i = 0; i < 2 * WIDE; i++)
     a[i] = some(i, t);
   for (int64_t i = 0; i < 2 * HIGH; i++)
     g[i] = some(i, t + 50);
   for (int64_t i = 0; i < ALL; i++)
-    write_at(m->grad, m->grads, i, some(i, t + 100));
+    d[i] = some(i, t + 100); /* exact in bf16: multiples of 1/64 up to 2 */
+  ng_from_f32(m->grad, m->grads, d, ALL);
   const plane x = plane_of(a, 2, WIDE, NG_F32), y = plane_of(g, 2, HIGH, NG_F32);
   fixture_ok(&m->f, fixture_show(&m->f, 2, 0, &x, &y));
 }
@@ -220,6 +202,7 @@ static void fused_wide(void **state) {
   (void)state;
   static const ng_dtype types[4][2] = {
       {NG_F32, NG_F32}, {NG_BF16, NG_F32}, {NG_F32, NG_BF16}, {NG_BF16, NG_BF16}};
+  static float got[ALL];
   double *w = zeros(ALL), *v = zeros(ALL), *d = zeros(ALL), *second = zeros(ALL);
   for (int k = 0; k < 8; k++) {
     const bool adamw = k >= 4;
@@ -240,13 +223,14 @@ static void fused_wide(void **state) {
       assert_int_equal(ng_step(plain.f.p, 0.1), NG_OK);
       assert_int_equal(adamw ? ng_step_adamw(m.f.p, &adam, 1) : ng_step_sgd(m.f.p, &sgd, 1), NG_OK);
       for (int64_t i = 0; i < ALL; i++)
-        d[i] = (double)read_at(plain.grad, NG_F32, i);
+        d[i] = (double)((const float *)plain.grad)[i];
       if (adamw)
         oracle_adamw(&adam, t, ALL, d, w, v, second);
       else
         oracle_sgd(&sgd, t, ALL, d, w, v);
+      ng_to_f32(got, m.weight, m.weights, ALL);
       for (int64_t i = 0; i < ALL; i++) {
-        const double x = (double)read_at(m.weight, m.weights, i);
+        const double x = (double)got[i];
         /* momentum holds up to 2.7 times, AdamW a step of 1; moments carry their rounding along */
         const double size = fabs(w[i]) + 0.1 * (adamw ? 3 : 3 * (2 + fabs(d[i])));
         const double half = m.weights == NG_BF16 ? 0x1p-8 * fabs(w[i]) : 0;
