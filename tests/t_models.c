@@ -216,7 +216,7 @@ static void weights_are_finite(void **state) {
     checkpoint_init(&s);
     checkpoint_init(&back);
     last->value[1] = values[i];
-    assert_int_equal(checkpoint_write_model(in_folder("w.safetensors"), net, &s, 0), 0);
+    assert_int_equal(checkpoint_write_model(in_folder("w.safetensors"), net, &s), 0);
     last->value[1] = 0.0F;
     quiet();
     const int rc = checkpoint_read_model(in_folder("w.safetensors"), net, &back);
