@@ -1,6 +1,6 @@
 /* plan_cost.c: the cost of a strategy.
  *
- * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds are those of the slowest rank: products at
+ * Bytes, messages and orders come from ng_plan_ranks, as in a run.  Seconds are the time of the slowest rank: products at
  * the rate `gemm`, factorisations at the rate `solve`, messages by latency and bandwidth, without overlap (a run that
  * overlaps messages with backward, ng_batch.last, is faster).
  *

@@ -38,7 +38,7 @@ static shape *next(list *to, int block, const char *part) {
   return l;
 }
 
-/* Add a linear layer.  Splits are those of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): query, key, value
+/* Add a linear layer.  Splits follow Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): query, key, value
  * and the inner layer along their outputs, the layers that read their results along their inputs. */
 static void add(list *to, int64_t in, int64_t out, int64_t positions, int block, const char *part,
                 shape_split split) {

@@ -158,11 +158,11 @@ typedef struct ng_collective {
   ng_coll_kind kind;
   ng_dtype dtype; /* f64, f32, bf16, f16: sum in f32 or better; u8: only moved */
   ng_mem mem;
-  void *group;      /* from group_create; NULL: all ranks */
-  int32_t root;     /* broadcast: rank in the whole transport */
-  const void *send; /* disjoint from recv, or in place: recv; all-gather: this rank's part of it */
-  void *recv;       /* reduce-scatter in place: this rank's part of send */
-  int64_t count;    /* elements; all-reduce and broadcast */
+  void *group;           /* from group_create; NULL: all ranks */
+  int32_t root;          /* broadcast: rank in the whole transport */
+  const void *send;      /* disjoint from recv, or in place: recv; all-gather: this rank's part */
+  void *recv;            /* reduce-scatter in place: this rank's part of send */
+  int64_t count;         /* elements; all-reduce and broadcast */
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather */
   void *stream;          /* device memory: stream to be ordered after; NULL on the host */
 } ng_collective;
@@ -342,7 +342,7 @@ NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
 NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *option, char *needs,
                                             size_t size);
 
-/* Reset all options to those of a published program and variant ("KAISA", "eigen"); set one
+/* Reset all options to a published program and variant ("KAISA", "eigen"); set one
  * option by its published name, with its meaning in that program (factor_decay weighs the old
  * average in one program, the new sample in another).  *lr (may be NULL) receives the value if the
  * option is the lr argument of ng_step. */
@@ -545,7 +545,7 @@ typedef struct ng_batch {
    * while other layers are observed. */
   int32_t last;
   /* If ranks share one micro-batch: its samples on all ranks; index of this rank's first sample.
-   * Statistics then equal those of one rank with all samples: stat_batch and stat_scale = eva,
+   * Statistics then equal a run of one rank with all samples: stat_batch and stat_scale = eva,
    * kaisa, chainerkfac apply to the whole; damping_leak is not divided by ranks.  All calls of a
    * step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in
    * the published programs.  Ignored with statistics = local. */
@@ -673,7 +673,7 @@ typedef struct ng_report {
    * v + eps), bias-corrected.  With quantify = 0, and after loading, all are 0. */
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
-  double sent_ms, hidden_ms; /* time with a message in flight; the part of it without waiting */
+  double sent_ms, hidden_ms; /* time with a message in flight; the part without waiting */
   int64_t overflowed;        /* elements on this rank that kept their old, finite value */
   /* Bytes held, by use; the sum is what the allocator counted for this object. */
   int64_t factors, sums, results, direction, moments, scratch, objects;

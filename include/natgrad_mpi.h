@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Fill the transport table of this rank of `comm`.  The table uses a duplicate of `comm`, so its
- * messages never match those of the caller.
+ * messages never match the caller's.
  *
  * Math:    sums add in rank order, in double, and are rounded once: same bits on all ranks, in every
  *          run, as with ng_threads.  A large sum is two collectives and sends 2 (W-1)/W of its bytes per rank; a

@@ -3,7 +3,7 @@
  * The result has names, dtypes, shapes, metadata and one aligned copy of all data.  The reader compares the header
  * with the length of the file, or with the end of the stream.
  *
- * The format is that of https://github.com/huggingface/safetensors, with the same limits: a header of at most 100 MB,
+ * The format: https://github.com/huggingface/safetensors, with the same limits: a header of at most 100 MB,
  * tensors contiguous from offset 0 to the end.  In addition, data must be aligned for its dtype, so that callers can
  * use the pointers directly; all known writers align data. */
 #include "json.h"

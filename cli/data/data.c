@@ -217,6 +217,6 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->train.index = index + count;
   d->train.n = n - count;
   if (d->images == NULL)
-    statistics(d); /* without the validation samples; settings give those of image sets */
+    statistics(d); /* without the validation samples; settings give the statistics of image sets */
   return CLI_OK;
 }

@@ -44,7 +44,7 @@ int data_open(const char *spec, data_set *out);
 void data_print_notes(const data_set *d); /* report skipped files; call on one rank */
 void data_close(data_set *d);
 
-/* Return the CRC of all values and labels, also those of validation samples, or of the names, sizes, labels and
+/* Return the CRC of all values and labels, validation samples included, or of the names, sizes, labels and
  * settings of an image set; the CRC does not depend on the folder of the files. */
 uint32_t data_checksum(const data_set *d);
 

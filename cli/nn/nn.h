@@ -137,7 +137,7 @@ int64_t nn_weights(const nn *n); /* number of all weights, biases, gammas and be
 /* ---- execution ------------------------------------------------------------------------------*/
 
 /* If `fixed`, norms use their running statistics in training, too, and do not update them, so that gradients are
- * those of the evaluated function.  The default, false: norms use batch statistics in training. */
+ * the values of the evaluated function.  The default, false: norms use batch statistics in training. */
 void nn_fix_norms(nn *n, bool fixed);
 
 /* Functions that a pass calls for each layer, and for norm i as layer nn_layers + i: `input` in forward with the

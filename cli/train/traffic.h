@@ -3,7 +3,7 @@
  *   wait   blocked in collectives
  *   idle   wait minus the smallest wait of any rank at the same station, totals over the run. The rank with the
  *          smallest wait is assumed to wait for the network only. A lower bound that needs no barrier.
- *   sent   time in steps during which a message of the library was under way (meter.h), plus that of the
+ *   sent   time in steps during which a message of the library was under way (meter.h), plus the time of the
  *          trainer; hidden: the part during which the rank was not blocked */
 #ifndef TRAFFIC_H
 #define TRAFFIC_H

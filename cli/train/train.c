@@ -85,7 +85,7 @@ static int outcome(const train_result *r) {
 
 /* Say why the run ended early. */
 static void report_end(const settings *s, const train_result *r) {
-  /* the last checkpoint of this run, or the one that was resumed */
+  /* the last checkpoint of this run, or the resumed checkpoint */
   const long long steps = (long long)r->steps,
                   kept = (long long)(r->kept < 0 && r->first > 0 ? r->first : r->kept);
   char then[4096] = "nothing was saved without --out";
@@ -304,7 +304,7 @@ const cli_command cli_train = {
         "  lr ratio is the same as none.\n"
         "\n"
         "mpirun -np N natgrad train ... splits every batch of --batch samples over N ranks,\n"
-        "which average gradients and statistics. Results equal those of one rank up to\n"
+        "which average gradients and statistics. Results equal a run on one rank up to\n"
         "rounding; batch norms use the samples of their own rank. Rank 0 prints and writes\n"
         "DIR. Open MPI needs --allow-run-as-root for root, and --oversubscribe for more ranks\n"
         "than cores. At the end a table shows the mean step by station: time, time of the\n"

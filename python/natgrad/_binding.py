@@ -10,7 +10,7 @@ class Binding:
     """Base class of Preconditioner: binds its parameters."""
 
     def _bound(self):
-        """Return the parameters to bind: those of layers; those of all entries if a step updates or stores them."""
+        """Return the parameters to bind: of layers; of all entries if a step updates or stores them."""
         return [(entry, place) for entry in self.entries for place in entry.places
                 if not entry.frozen and (self._all or isinstance(entry, _layers.Layer))]
 

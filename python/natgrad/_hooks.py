@@ -124,7 +124,7 @@ class RootHook(_Uncopied):
 
 
 class RootEnd(_Uncopied):
-    """Clear the sample count after the model's forward: a layer called outside of it counts its own samples."""
+    """Clear the sample count after the model's forward: a layer called outside counts its own samples."""
 
     def __init__(self, observer):
         self.observer = weakref.ref(observer)

@@ -141,7 +141,7 @@ class Layer(Entry):
 
     @staticmethod
     def image(x):
-        """Return images [n, c, h, w]; those of a 1-D convolution get height 1."""
+        """Return images [n, c, h, w]; images of a 1-D convolution get height 1."""
         return x.unsqueeze(2) if x.dim() == 3 else x
 
     def rows(self, x, samples, first):

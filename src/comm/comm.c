@@ -232,7 +232,7 @@ static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
   return in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0); /* sums every part */
 }
 
-/* If the transport has no start, or the call needs several pieces (and so several requests), complete the call at once.
+/* If the transport has no start, or the call needs several pieces (one request each), complete the call at once.
  * Then ng_comm_wait has nothing to do. */
 static ng_status post(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
   *r = (ng_request){.done = true};

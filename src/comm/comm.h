@@ -27,7 +27,7 @@ typedef struct ng_group {
   int32_t n, index; /* members; index of this rank among them, -1 if outside */
 } ng_group;
 
-/* Check and copy the table of a transport (NULL: one rank). After NG_ERR_ARG, `message` says what is wrong. */
+/* Check and copy the table of a transport (NULL: one rank). After NG_ERR_ARG, `message` names the error. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size);
 /* Call the transport's abort, which wakes the other ranks; every later call fails. Return NG_ERR_COMM. */
 ng_status ng_comm_give_up(ng_comm *c);

@@ -5,7 +5,7 @@
  * (tile.h); then all ranks gather the shares (MPI_Iallgatherv). A reduce-scatter with very uneven parts also has two
  * stages, so that no rank receives everything: the second stage sends the shares to the owners of the elements
  * (MPI_Ialltoallv). MPI's own sums are not used: they have no bf16, round 16-bit numbers at every addition, and choose
- * the order of ranks. The sums here equal those of threads.c to the last bit.
+ * the order of ranks. The sums equal the sums of threads.c to the last bit.
  *
  * MPI requires that all ranks post the collectives of a communicator in the same order. First stages begin when posted.
  * Second stages use a second communicator and begin in the order of tickets, which is the order of posting. */

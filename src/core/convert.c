@@ -34,7 +34,7 @@ static inline float widen_f16(uint16_t h) {
   /* Shift exponent and fraction to their places in f32 and add 0xe0 = 224 to the exponent, which is 112 more than the
    * difference of the biases.  The factor 2^-112 corrects the exponent; Inf and NaN have exponent 255 and stay. */
   const float normal = float_of((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
-  /* Subnormal numbers: the bits are those of 0.5 + value; subtracting 0.5 is exact. */
+  /* Subnormal numbers: take the bits of 0.5 + value; subtracting 0.5 is exact. */
   const float subnormal = float_of((twice >> 17) | (126u << 23)) - 0.5f;
   const uint32_t magnitude = twice < (1u << 27) ? bits_of(subnormal) : bits_of(normal);
   return float_of((w & 0x80000000u) | magnitude);

@@ -2,7 +2,7 @@
  *
  *   cholesky   PD = G^-1 D A^-1 with the damping of the last solve
  *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', with R = 1 / (d_G d_A' + lambda) entry by entry; o multiplies entry by
- *              entry; d_G, d_A: eigenvalues; lambda: present damping, or that of the last solve (eigen-prediv)
+ *              entry; d_G, d_A: eigenvalues; lambda: present damping, or the damping of the last solve (eigen-prediv)
  *   product    H = G D A; PD = D + k H with k from clip.c: the ascent of SAM (Foret et al. 2021, arXiv 2010.01412)
  *              along the curvature, as published with Eva
  *

@@ -42,7 +42,7 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]) {
 }
 
 /* With eigenvalues d_G, d_A the divisors are d_G d_A + lambda (joint) or (d_G + on_g) (d_A + on_a). eigen-prediv uses
- * lambda of the last solve, as compute_eigenvalue_outer_product of KAISA. pi is the one that the owner of G computed,
+ * lambda of the last solve, as compute_eigenvalue_outer_product of KAISA. pi is the value that the owner of G computed,
  * so that all ranks with results use the same pi. */
 ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right) {
   const ng_kron *k = ng_kron_of(b);

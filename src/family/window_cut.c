@@ -61,7 +61,7 @@ static void slice(ng_block *b) {
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
-/* Return the number of elements of segment g on this rank; *from: the first of them in the parameter. */
+/* Return the number of elements of segment g on this rank; *from: the first element in the parameter. */
 static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
   const int64_t first = ng_max64(flat, w->from);
   const int64_t end = ng_min64(flat + g->to - g->from, w->from + w->d);

@@ -160,7 +160,7 @@ void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64
 /* ---- by several ranks ------------------------------------------------------------------------*/
 
 /* Each rank has a slice of the elements.  From sums over ranks of small histograms, every rank finds the selection that
- * one rank with all elements would make.  Of equal magnitudes those of lower ranks are first, as in the flat order.
+ * one rank with all elements would make.  Of equal magnitudes the lower rank comes first, as in the flat order.
  *
  *   round 0       sum the histograms of first digits (11 bits)
  *   round 1, 2    sum the histograms of the next digit (10 bits) of keys that begin like the k-th largest key

@@ -163,7 +163,7 @@ static void fetch_run(const run *r, ng_dtype t) {
   NG_FETCH_LINES(r->value, r->n * ng_dtype_size(t));
 }
 
-/* Return the entries of the j-th row in use in a block; prefetch those of a later row. */
+/* Return the entries of the j-th row in use in a block; prefetch the entries of a later row. */
 static run next_of(const ng_window *w, int64_t j, int64_t block) {
   const ng_topk_rows *s = w->own;
   if (j + ROWS_AHEAD < w->uses) {

@@ -12,7 +12,7 @@ typedef struct ng_window_range {
 
 typedef struct ng_topk_rows {
   int64_t k, all, before; /* entries of a row: on this rank, on all ranks, on lower ranks */
-  /* All ranks select k of all elements jointly.  A slice may have any number of them, so every rank stores whole rows,
+  /* All ranks select k of all elements jointly.  A slice may have any number of entries, so every rank stores whole rows,
    * with row_blocks blocks; the rank's own blocks begin at `first`. */
   bool joint;
   int32_t row_blocks, first;

@@ -146,7 +146,7 @@ void ng_window_topk_enter(ng_block *b) {
 
 /* ---- choosing together -----------------------------------------------------------------------*/
 
-/* x <- entries of this rank, 0 for those of other ranks; then the number of entries in each block.  An entry is one
+/* x <- entries of this rank, 0 for entries of other ranks; then the number of entries in each block.  An entry is one
  * exact double: the bits of the value + 2^32 * index in the block. */
 static void put_entries(const ng_block *b, double *x) {
   const ng_window *w = ng_window_of(b);

@@ -92,7 +92,7 @@ typedef struct ng_spectrum {
 } ng_spectrum;
 
 /* The operations of one implementation; every entry is required. Callers pass valid inputs. A dtype argument (f32,
- * bf16, f16) is that of a stored vector or symmetric matrix. */
+ * bf16, f16) belongs to a stored vector or symmetric matrix. */
 struct ng_linalg_ops {
   const char *name;
   void (*wait)(ng_queue *q); /* called by ng_queue_wait only */
@@ -186,7 +186,7 @@ const ng_linalg_ops *ng_linalg_find(const char *name);
 bool ng_linalg_fits(
     int64_t n); /* whether 32-bit BLAS and LAPACK accept order n, work sizes included */
 
-/* Describe the loaded BLAS: its name with version, its kernel name, its threads; "" and 0 for what is unknown. */
+/* Describe the loaded BLAS: its name with version, its kernel name, its threads; "" and 0 if unknown. */
 void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_size,
                       int32_t *threads);
 /* Write a hint ("OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor"), or "". */

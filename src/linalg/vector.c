@@ -328,7 +328,7 @@ static void norm_piece(void *arg, int32_t piece) {
   }
 }
 
-/* The number of pieces, and so the result, does not depend on the number of threads. */
+/* The number of pieces and the result do not depend on the number of threads. */
 void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                    double *out) {
   norm_job j = {.X = X, .t = t, .ld = ldx, .rows = rows, .cols = cols};

@@ -3,7 +3,7 @@
  * In: an ng_assignment.  Out: the columns and owners with the lowest price found (ng_assign_price).
  *
  * The search has two starts: kaisa, and the greedy assignment by load and `each`.  It improves each start by moves and
- * exchanges from the most expensive rank or column, and takes the cheaper result, or that of kaisa if both are equal.
+ * exchanges from the most expensive rank or column, and takes the cheaper result, or kaisa if both are equal.
  * The number of rounds is bounded, not the time, so that all ranks compute the same assignment. */
 #include "model/assign.h"
 

@@ -285,7 +285,7 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
                                float *scratch) {
   if (take <= 0) return;
   const int64_t C = c1 - c0, most = ng_shift_samples(c, C);
-  /* Tiles have equal sizes, because a small last tile would need as many GEMMs, all of them short. */
+  /* Tiles have equal sizes, because a small last tile would need as many GEMMs, all short. */
   const int64_t tiles = (take + most - 1) / most, even = (take + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
   job j = {.ctx = ctx,

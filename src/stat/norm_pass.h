@@ -48,7 +48,7 @@ struct ng_norm_job {
 /* Run all pieces of a job. The number of threads depends on the size of `samples` samples. */
 void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples);
 
-/* Return whether the moments are those of the whole batch: k is a batch norm with raw input. */
+/* Return whether the moments belong to the whole batch: k is a batch norm with raw input. */
 bool ng_norm_of_batch(const ng_norm_of *k);
 /* Return 1 / sqrt(max(var, 0) + eps): rounding may have made var negative. NaN stays NaN. */
 double ng_norm_root(double var, double eps);

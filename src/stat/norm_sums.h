@@ -4,7 +4,7 @@
  *
  *     dgamma_ic = sum_t g_itc h_itc      dbeta_ic = sum_t g_itc
  *
- * h is the observed input, or (x - mean) / sqrt(var + eps). The mean and the biased variance are those of a channel
+ * h is the observed input, or (x - mean) / sqrt(var + eps). The mean and the biased variance belong to a channel
  * over the whole micro-batch (batch norm), of all channels of one position (layer norm), or of a group of channels of
  * one sample (group norm). */
 #ifndef NG_NORM_SUMS_H

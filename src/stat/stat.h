@@ -59,7 +59,7 @@ typedef struct ng_rule {
   ng_start start;
   int64_t stat_batch;
   double decay;   /* value for the next step */
-  bool undivided; /* every rank adds the whole shift, not a part of it */
+  bool undivided; /* every rank adds the whole shift, not a part */
 } ng_rule;
 
 typedef struct ng_stat_part {

@@ -249,7 +249,7 @@ done:
 
 /* ---- load ------------------------------------------------------------------------------------*/
 
-/* Return what is wrong with tensor t of a file for field f, or NULL. */
+/* Return the error of tensor t of a file for field f, or NULL. */
 static const char *misfit(const ng_field *f, const ngio_tensor *t) {
   const ngio_tensor want = ng_tensor_of(f->name, f, NULL);
   const char *why = ng_tensor_misfit(&want, t);

@@ -22,7 +22,7 @@ typedef struct piece {
   bool wanted;          /* this rank reads elements of the piece */
   char *to;             /* in parts: this rank's staging memory for the array */
   const ngio_tensor *t; /* the tensor in the open file */
-  const char *why;      /* what is wrong with the data, or NULL */
+  const char *why;      /* the error of the data, or NULL */
 } piece;
 
 typedef struct loading {

@@ -203,7 +203,7 @@ static bool check_options(ng_work *w, const ng_options *o) {
     return ng_work_refuse(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s",
                           why);
   }
-  /* blocks of one family without own options have equal options: check one of them */
+  /* blocks of one family without own options have equal options: check one block */
   const ng_family *asked = NULL;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];

@@ -53,7 +53,7 @@ ng_rect ng_field_mine(const ng_field *f,
 /* Convert an array from the order in memory to the published order: row-major, a symmetric
  * matrix as its lower triangle, row after row. ng_field_import converts back. */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
-/* Return what is wrong with `n` elements of a file, or NULL. */
+/* Return the error of `n` elements of a file, or NULL. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
 /* Return f's data if they are in published order; otherwise export f to `room` and return `room`. */

@@ -7,7 +7,7 @@
     from optim.mfac import MFAC                            ->  from natgrad.compat import MFAC
     from ista_daslab_optimizers import SparseMFAC          ->  from natgrad.compat import SparseMFAC
 
-Every argument works or is rejected by name; docs/migrating.md lists the arguments.  Results equal those of the
+Every argument works or is rejected by name; docs/migrating.md lists the arguments.  Results equal the
 published programs, except where a program is wrong: dilated and grouped convolutions, padding modes.
 """
 from . import backend, enums, gpt_neox, hyperparams, preconditioner, scheduler

@@ -79,7 +79,7 @@ class SPNGD(Wrapped):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Add a micro-batch; take a step after acc_iters of them.  `note` is the status; None: no step."""
+        """Add a micro-batch; take a step after acc_iters micro-batches.  `note` is the status; None: no step."""
         loss, self.note = self._evaluate(closure), None
         if not self._gather():
             return loss
