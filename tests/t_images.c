@@ -297,7 +297,7 @@ static void means_are_files_too(void **state) {
   data_close(&d);
   put_npy("mean.npy", "<f8", "3, 9, 10", mean, 270 * sizeof *mean);
   must_refuse(spec("all", more),
-              "expected mean as f4 or f8 of shape [3], or [3, height, width] of at least size");
+              "expected mean as f4 or f8 of shape [3], or [3, height, width], both >= size");
 }
 
 /* ---- threads, resuming, damage -----------------------------------------------------------------*/

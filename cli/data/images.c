@@ -98,7 +98,7 @@ static int from_npy(data_set *d, const char *key, const char *path, bool image, 
   if ((a.dtype != NGIO_F32 && a.dtype != NGIO_F64) || a.ndim < 1 || a.shape[0] != 3 ||
       !(planes || a.count == 3)) {
     rc = cli_bad("--data: %s: expected %s as f4 or f8 of shape [3]%s", path, key,
-                 image ? ", or [3, height, width] of at least size" : "");
+                 image ? ", or [3, height, width], both >= size" : "");
   }
   for (int64_t i = 0; i < a.count && rc == CLI_OK; i++) {
     const double v = npy_at(&a, i);

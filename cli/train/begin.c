@@ -208,7 +208,7 @@ static int go_on(run *r, int64_t step, const char *config, const char *log, cons
 }
 
 /* Resume a run. Nothing in the directory changes before every file is checked. */
-static int open_folder(run *r, const char *config, const char *log) {
+static int resume_run(run *r, const char *config, const char *log) {
   settings was;
   int64_t step = -1;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
@@ -282,7 +282,7 @@ int run_begin(run *r) {
   r->state.data_crc = data_checksum(r->d);
   char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
   if (r->mean.mean != NULL) rc = checkpoint_check_average(r->s->out, r->s->resume);
-  if (rc == CLI_OK) rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
+  if (rc == CLI_OK) rc = r->s->resume ? resume_run(r, config, log) : make_folder(r, config, log);
   free(config);
   free(log);
   return rc == CLI_OK ? ranks_agree(k, rc) : rc;

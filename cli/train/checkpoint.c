@@ -297,7 +297,7 @@ static int load_state(const checkpoint *c, file_reader *r, const char *parts, bo
   if (c->ranks->rank == 0) {
     const ngio_tensor *t = ngio_tensors_find(r->file, state_tensor);
     if (t == NULL || t->dtype != NGIO_U8)
-      return cli_bad("%s: tensor '%s' is missing", r->path, state_tensor);
+      return cli_bad("%s: tensor '%s' is missing, or not u8", r->path, state_tensor);
     p.at = ngio_tensors_place(r->file, t);
     p.end = p.at + t->bytes;
   }

@@ -46,7 +46,7 @@ mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t heigh
 
 /* Return whether a checkpoint must contain the previous batch. */
 bool mix_carries(const mix *m);
-/* Describe the previous batch of all ranks: t[0] images, t[1] targets; empty without a batch. mix_drop frees both. */
+/* Allocate tensors for the previous batch, t[0] images, t[1] targets; empty without one. mix_drop frees their data. */
 void mix_tensors(const mix *m, ngio_tensor t[2]);
 void mix_drop(const ngio_tensor t[2]);
 /* Collective; CLI_BAD after a message. mix_gather collects the previous batch of all ranks into t; mix_spread sends

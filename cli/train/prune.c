@@ -50,7 +50,7 @@ static int read_run(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
   if (lock >= 0) (void)close(lock);
   free(config);
-  /* Curvature and test use the samples and labels themselves. */
+  /* Curvature and test measure on unchanged samples and labels. */
   p->s.batch = w->batch;
   p->s.acc_iters = 1;
   p->s.mixup_alpha = p->s.erase_rate = p->s.label_smoothing = p->s.dropout = 0.0;

@@ -60,7 +60,7 @@ typedef struct train_result {
   int kinds; /* of adaptive statistics */
   train_refreshed kind[TRAIN_KINDS];
   traffic traffic;                      /* of several ranks */
-  int64_t network_bytes, precond_bytes; /* of the network; of the library, between steps */
+  int64_t network_bytes, precond_bytes; /* memory of the model; of the library between steps */
 } train_result;
 
 typedef struct train_show { /* output during the run */

@@ -96,7 +96,7 @@ class Log:
     def end(self, why="done"):
         """Write the last line; `why` is "done", "stopped" or "diverged"."""
         if why not in ("done", "stopped", "diverged"):
-            raise failure(_abi.NG_ERR_ARG, f"why is '{why}', expected done, stopped or diverged")
+            raise failure(_abi.NG_ERR_ARG, f"argument why is '{why}', expected done, stopped or diverged")
         self._write("end", self._last["epoch"], why=why, train_loss=self._last["train_loss"],
                     test_accuracy=self._last["test_accuracy"])
         self._file.close()

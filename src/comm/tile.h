@@ -38,7 +38,7 @@ static inline void ng_tile_give(const double *acc, void *to, ng_dtype t, int64_t
   ng_from_f32(to, t, narrow, n);
 }
 
-/* ---- calls of both transports -----------------------------------------------------------------*/
+/* ---- calls, for the threads and MPI transports -----------------------------------------------------------------*/
 
 static inline bool ng_call_sums(ng_coll_kind k) {
   return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER;

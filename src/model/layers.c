@@ -36,8 +36,8 @@ ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name)
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name is %s", call, name == NULL ? "NULL" : "empty");
   }
   if (strlen(name) > 255) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%.40s...' has %zu characters, at most 255",
-                   call, name, strlen(name));
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%.40s...' has %zu bytes, more than 255", call,
+                   name, strlen(name));
   }
   for (const char *c = name; *c != 0; c++) {
     if ((unsigned char)*c < 0x20 || *c == 0x7f || *c == '"' || *c == '\\') {

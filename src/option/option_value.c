@@ -214,7 +214,7 @@ static ng_status now_given(const ng_option_row *row, ng_options *o) {
   return NG_OK;
 }
 
-/* Store a pointer to the text in the table, because the caller may free `text`. */
+/* Store a pointer to the text of the choice in the table, because the caller may free `text`. */
 static ng_status read_choice(const ng_option_row *row, const char *text, ng_options *o,
                              char *message, size_t size) {
   const int32_t choice = ng_option_choice(row, text);

@@ -11,7 +11,7 @@
 
 #include "stat/norm_sums.h"
 
-/* Rows summed in f32 (BLOCK); most pieces of a batch (PIECES); rows of one loop iteration (TOGETHER). */
+/* BLOCK: rows summed in f32; PIECES: largest number of pieces of a batch; TOGETHER: rows per loop iteration. */
 enum { NG_NORM_BLOCK = 64, NG_NORM_PIECES = 16, NG_NORM_TOGETHER = 4 };
 
 /* Scratch of one thread or one piece. */
