@@ -54,7 +54,7 @@ static void make_real(char real[32]) {
   (void)close(fd);
 }
 
-/* Its bytes become those of the file without a folder. */
+/* The bytes of this file become the file without a folder. */
 static void take_real(const char *real) {
   static uint8_t bytes[MOST];
   const int from = open(real, O_RDONLY);

@@ -399,7 +399,7 @@ static void holding_out(void **state) {
     seen[d.validation.index[i]]++;
   for (int i = 0; i < 100; i++)
     assert_int_equal(seen[i], 1);
-  for (int64_t k = 0; k < d.channels; k++) { /* of what is kept, and of nothing else */
+  for (int64_t k = 0; k < d.channels; k++) { /* of the remaining samples only */
     double sum = 0.0;
     for (int i = 0; i < 70; i++)
       sum += (double)d.train.reals[d.train.index[i] * d.channels + k] / 70;

@@ -474,7 +474,7 @@ static void test_messages(void **state) {
     free(l);
   }
   free(one);
-  /* norms of a rank-one layer that only its owner can make come from what was delivered */
+  /* only the owner computes the norms of a rank-one layer; they use the delivered direction */
   free(lived(
       new_life("damping=0.3 clip=rms clip_bound=0.1 statistics=local grad_worker_fraction=0", 2)));
 }

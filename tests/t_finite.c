@@ -216,7 +216,7 @@ static void one_too_large(const char *options, float a, float g, bool taken) {
   for (int i = 0; i < 2; i++)
     assert_int_equal(step(&m, &in_place), NG_OK);
   averages(&m, before, sizeof before);
-  m.a[0] *= 1.5f; /* so that what is folded moves */
+  m.a[0] *= 1.5f; /* so that the folded statistic changes */
   m.g[0] *= 1.5f;
   m.a[2] *= a;
   m.g[1] *= g;
@@ -330,7 +330,7 @@ static void average(ng_precond *p) {
 static void second(ng_precond *p) { p->entry[0]->slot[0].v[2] = -FLT_TRUE_MIN; }
 static void squares(ng_precond *p) { ng_window_of(p->block[0])->s[ALL - 1] = -1.0F; }
 
-/* Of means of squares none is below 0: a root of it would stop every step after it. */
+/* A mean of squares is never below 0: its square root would be NaN in every later step. */
 #define FIRST "method=mfac window=1 window_store=topk window_density=0.5 window_function="
 static const fault faults[] = {
     {"method=natgrad", "'fc/A' holds a number that is not finite", &in_place, average},

@@ -205,7 +205,7 @@ static double residual(const double *A, const double *X, const double *B, int64_
   return r;
 }
 
-/* Right-hand sides as columns: those of B, or its rows. */
+/* Right-hand sides as columns: the columns of B, or its rows. */
 static double *columns(mat B, bool left) {
   const int64_t n = left ? B.rows : B.cols, m = left ? B.cols : B.rows;
   double *d = doubles(n * m);

@@ -50,7 +50,7 @@ def network(depth, imagenet):
 
 
 def cifar(folder):
-    """Images and labels of those of the five binary files that `folder` has."""
+    """Return images and labels; of the five binary files, those missing in `folder` are left out."""
     mean, deviation = ((torch.tensor(v) * 255).reshape(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465),
                                                                             (0.2470, 0.2435, 0.2616)))
     rows = []
