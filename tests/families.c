@@ -269,7 +269,6 @@ static void everywhere(void **state) {
 }
 
 static void every_method_has_a_row(void **state) {
-  (void)state;
   for (int32_t i = 0; i < ng_method_count(); i++) {
     ng_method_info m = {.struct_size = sizeof m};
     bool found = false;

@@ -16,15 +16,11 @@ char message[512];
 char folder[64];
 
 int make_folder(void **state) {
-  (void)state;
   strcpy(folder, "/tmp/io_check-XXXXXX");
   return mkdtemp(folder) ? 0 : -1;
 }
 
-int drop_folder(void **state) {
-  (void)state;
-  return rmdir(folder);
-}
+int drop_folder(void **state) { return rmdir(folder); }
 
 const char *in_folder(const char *name) {
   static char path[8][160];
@@ -71,6 +67,5 @@ void assert_consistent(const ngio_tensors *f, size_t file_bytes) {
     sum += t->bytes;
     assert_ptr_equal(ngio_tensors_find(f, t->name), t);
   }
-  (void)seen;
   assert_true(sum <= (int64_t)file_bytes);
 }

@@ -61,20 +61,17 @@ void hold(int kind, const ng_linalg_ops *la, double ratio) {
 }
 
 int seed_begin(void **arg) {
-  (void)arg;
   seed = test_seed();
   return 0;
 }
 
 int seed_restart(void **arg) {
-  (void)arg;
   numbers.state = seed;
   hold_case[0] = '\0';
   return 0;
 }
 
 int tell_largest(void **arg) {
-  (void)arg;
   for (int i = 0; i < LIMITS; i++) {
     if (worst[i][0] == 0.0 && worst[i][1] == 0.0) continue;
     print_message("%-10s largest: ref %-9.3g cpu %-9.3g limit %-4g %s\n", limits[i].name,
@@ -88,7 +85,6 @@ double uniform(void) { return 2.0 * rng_real(&numbers) - 1.0; }
 int left_info;
 
 static void backwards(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
-  (void)executor;
   for (int32_t i = n - 1; i >= 0; i--) {
     task(arg, i);
   }

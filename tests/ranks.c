@@ -245,16 +245,12 @@ ng_status ranks_grid_transport(const ranks_grid *g, int32_t rank, bool of_row, n
 }
 
 void ranks_grid_release(ng_transport *t) {
-  (void)t;
 #if defined(NG_TEST_MPI)
   ng_mpi_release(t);
 #endif
 }
 
 void ranks_show(int32_t r, void *what, size_t bytes) {
-  (void)r;
-  (void)what;
-  (void)bytes;
 #if defined(NG_TEST_MPI)
   (void)MPI_Bcast(what, (int)bytes, MPI_BYTE, r, MPI_COMM_WORLD);
 #endif

@@ -20,17 +20,13 @@
 char folder[64];
 
 int make_folder(void **state) {
-  (void)state;
   /* in memory, if there is such a place: files are written often, and flushed */
   (void)snprintf(folder, sizeof folder, "%s/t_state-XXXXXX",
                  access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
   return mkdtemp(folder) ? 0 : -1;
 }
 
-int drop_folder(void **state) {
-  (void)state;
-  return rmdir(folder);
-}
+int drop_folder(void **state) { return rmdir(folder); }
 
 path in_folder(const char *name) {
   path p;

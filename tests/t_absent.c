@@ -36,7 +36,6 @@ static void absent(model *m, int32_t k) {
 
 /* One of the two layers, or the tensor, has no gradient; the others go as if it were not there. */
 static void absent_gradients(void **state) {
-  (void)state;
   static const char *const methods[] = {
       "damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
       "damping=0.1 clip=ratio clip_bound=0.1", "damping=0.1 clip=rms clip_bound=0.1"};
@@ -95,7 +94,6 @@ static void absent_gradients(void **state) {
 
 /* One that was forgotten is not one that is absent; a layer of which a part has a gradient is a mistake. */
 static void absent_is_said(void **state) {
-  (void)state;
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
@@ -128,7 +126,6 @@ static void absent_is_said(void **state) {
 
 /* t_left_out compares with a run without those steps. */
 static void frozen_is_reported(void **state) {
-  (void)state;
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
   for (int32_t t = 0; t < 1 + 2 * ENTRIES; t++) { /* each entry is frozen for one step */
@@ -190,7 +187,6 @@ static ng_status update(fixture *f, bool adamw) {
 }
 
 static void updates_are_counted_by_parameter(void **state) {
-  (void)state;
   for (int way = 0; way < 4; way++) {
     const bool adamw = way % 2 == 0, saved = way / 2 == 1;
     float g[2] = {1, 1}, w[2] = {0, 0};
@@ -252,7 +248,6 @@ static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void ranks_agree_who_is_left_out(void **state) {
-  (void)state;
   for (int what = 0; what < 4; what++) {
     odd o = {.what = what};
     assert_int_equal(ranks_run(3, odd_rank, &o, NULL), NG_OK);

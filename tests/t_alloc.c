@@ -83,7 +83,6 @@ void __wrap_free(void *ptr) {
 
 static void *take(void *user, size_t bytes) {
   void *ptr = NULL;
-  (void)user;
   if (refuse() || __real_posix_memalign(&ptr, 64, bytes) != 0) return NULL;
   memset(ptr, 0xa5, bytes < 4096 ? bytes : 4096); /* nobody promised zeros */
   mem.bytes += (int64_t)bytes;
@@ -91,7 +90,6 @@ static void *take(void *user, size_t bytes) {
 }
 
 static void give(void *user, void *ptr, size_t bytes) {
-  (void)user;
   mem.bytes -= (int64_t)bytes;
   mem.blocks--;
   __real_free(ptr);
@@ -226,7 +224,6 @@ static char kept[1 << 16];
 static int64_t kept_bytes, kept_read;
 
 static int32_t keep(void *user, const void *data, int64_t bytes) {
-  (void)user;
   if (bytes > (int64_t)sizeof kept - kept_bytes) return 1;
   memcpy(kept + kept_bytes, data, (size_t)bytes);
   kept_bytes += bytes;
@@ -234,7 +231,6 @@ static int32_t keep(void *user, const void *data, int64_t bytes) {
 }
 
 static int64_t read_kept(void *user, void *data, int64_t bytes) {
-  (void)user;
   if (bytes > kept_bytes - kept_read) bytes = kept_bytes - kept_read;
   memcpy(data, kept + kept_read, (size_t)bytes);
   kept_read += bytes;
@@ -385,20 +381,11 @@ static void every_allocation(const char *options, int32_t threads) {
   assert_int_equal(unlink(file), 0);
 }
 
-static void cholesky(void **state) {
-  (void)state;
-  every_allocation("solver=cholesky", 1);
-}
+static void cholesky(void **state) { every_allocation("solver=cholesky", 1); }
 
-static void eigen(void **state) {
-  (void)state;
-  every_allocation("solver=eigen damping_split=joint", 1);
-}
+static void eigen(void **state) { every_allocation("solver=eigen damping_split=joint", 1); }
 
-static void rank_one(void **state) {
-  (void)state;
-  every_allocation("method=eva", 1);
-}
+static void rank_one(void **state) { every_allocation("method=eva", 1); }
 
 /* Every store; with momentum, a mask and groups. */
 static void windows_of(void **state) {
@@ -410,15 +397,11 @@ static void windows_of(void **state) {
       "damping=0.1 per_layer='fc*,*gamma*: method=mfac window=3 window_momentum=0.5'",
       "method=lowrank-mfac window=3 window_rank=2",
       "method=topk-adam window=1 window_density=0.3"};
-  (void)state;
   for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
     every_allocation(options[i], 1);
 }
 
-static void pool_of_two(void **state) {
-  (void)state;
-  every_allocation("solver=cholesky", 2);
-}
+static void pool_of_two(void **state) { every_allocation("solver=cholesky", 2); }
 
 int main(void) {
   const struct CMUnitTest tests[] = {

@@ -77,7 +77,6 @@ static void nothing(void **state) {
   const int64_t one[2] = {1, 1};
   const ng_array view = ng_array_matrix(&number, 1, 1, NG_F32);
   ng_layer layer;
-  (void)state;
   ng_layer_init(&layer, NG_LINEAR, sizeof layer);
   layer.name = "fc";
   ng_options_standard(&options);
@@ -312,7 +311,6 @@ FOR_EACH_STRUCT(OF_BYTES)
 static void init_conv(void *out, size_t size) { ng_layer_init(out, NG_CONV2D, size); }
 
 static void initialisers(void **state) {
-  (void)state;
 #define WHOLE(type)                                                                                \
   do {                                                                                             \
     type whole;                                                                                    \
@@ -344,7 +342,6 @@ static void initialisers(void **state) {
 static void every_function(void **state) {
   char line[256];
   int functions = 0;
-  (void)state;
   FILE *f = fopen(NG_SOURCE_DIR "/include/natgrad.h", "r");
   assert_non_null(f);
   while (fgets(line, sizeof line, f) != NULL) {

@@ -194,7 +194,6 @@ static void same(const model *m, const model *d, const char *what) {
 
 /* dtypes: f32; gradients of bf16 and weights of f16. */
 static void parameters_lie_as_they_like(void **state) {
-  (void)state;
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (size_t u = 0; u < 3; u++) {
       for (size_t k = 0; k < 2 * sizeof lies / sizeof lies[0]; k++) {
@@ -240,7 +239,6 @@ static void largest_gap(const model *m, const model *d, double *gap, double *mos
 /* Every order of the axes of every array, with and without gaps, f32 and bf16 (the numbers are shown in
  * bf16 to both). */
 static void observations_lie_as_they_like(void **state) {
-  (void)state;
   rng r = {test_seed()};
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (int round = 0; round < 24; round++) {
@@ -283,7 +281,6 @@ static void observations_lie_as_they_like(void **state) {
 
 /* An axis of stride 0 repeats: samples that are all alike, positions, features. */
 static void expanded_axes(void **state) {
-  (void)state;
   for (unsigned axis = 0; axis < 4; axis++) {
     for (int k = 0; k < SHOWS; k++) {
       const seen *s = &shows[k];
@@ -322,7 +319,6 @@ static void expanded_axes(void **state) {
 
 /* A NaN is found wherever it is, and what lies between the elements is not looked at. */
 static void not_finite_is_found(void **state) {
-  (void)state;
   const int orders[4][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}, {0, 1, 2, 3}, {2, 0, 3, 1}};
   for (int o = 0; o < 4; o++) {
     for (int64_t at = 0; at < B * 4 * 30; at += 37) {
@@ -352,7 +348,6 @@ static int64_t scratch_of(const ng_precond *p) {
 /* A 1x1 kernel over an image is a linear layer whose positions are the pixels: of any size, of another
  * one in each micro-batch. */
 static void image_sizes_vary(void **state) {
-  (void)state;
   const int64_t kernel[2] = {1, 1}, sizes[4][2] = {{3, 5}, {9, 4}, {1, 1}, {20, 31}};
   static float x[2 * 3 * 620], g[2 * 4 * 620], dw[2][12];
   const char *const settings[] = {"damping=0.1 clip=none", "method=eva damping=0.1 clip=none",
@@ -412,7 +407,6 @@ static void image_sizes_vary(void **state) {
   } while (0)
 
 static void shapes_are_judged(void **state) {
-  (void)state;
   float x[2048] = {0};
   model m = {0};
   open_model(&m, "damping=0.1", &dense);
@@ -459,7 +453,6 @@ static void shapes_are_judged(void **state) {
 
 /* A single sample needs no axis; one-dimensional arrays and negative strides are arrays, too. */
 static void small_and_backwards(void **state) {
-  (void)state;
   float x[6] = {1, 2, 3, 4, 5, 6}, back[6] = {6, 5, 4, 3, 2, 1}, g[7] = {1, 1, 2, 2, 3, 3, 4};
   model m = {0}, d = {0};
   open_model(&m, "damping=0.1 skip_layers=conv,seq", &dense);

@@ -83,7 +83,6 @@ static void done(model *m) {
 
 /* Owners of two layers as text: factors in the order of their letters. */
 static void examples_of_kaisa(void **state) {
-  (void)state;
   static const struct {
     double cost[2][MOST_TASKS]; /* 0: no more */
     int32_t W, m;
@@ -156,7 +155,6 @@ static double over_mean(const model *m, int32_t W) {
 }
 
 static void resnet50_of_kaisa(void **state) {
-  (void)state;
   static const char comm[] = "223202313102022113220103331123033123033123020330112233";
   static const char hybrid[] = "213202310132013223201013232213033213033213010330112233";
   static const double loads[4] = {113206886400, 113194565632, 113194072139, 113203143169};
@@ -191,7 +189,6 @@ static void resnet50_of_kaisa(void **state) {
 /* Block i is rank i mod W's on every grid.  Apart, and MPD-KFAC's on more ranks than layers: A of layer k on
  * rank 2 k mod W, G on the next; inside a column where there are several. */
 static void round_robin(void **state) {
-  (void)state;
   static const double one[2] = {5, 3};
   model mixed = {0}; /* a block without tasks takes one turn */
   for (int i = 0; i < 3; i++)
@@ -233,7 +230,6 @@ static void round_robin(void **state) {
 
 /* Sorted by name, then runs of nearly equal number; ranks beyond the blocks have nothing. */
 static void by_number(void **state) {
-  (void)state;
   static const char *const name[7] = {"g", "b", "a", "f", "c", "e", "d"};
   static const struct {
     int32_t W;
@@ -270,7 +266,6 @@ static double split(int32_t n, const double *w, int32_t parts, int32_t *part, do
 }
 
 static void examples_of_partition(void **state) {
-  (void)state;
   static const struct {
     double w[10];
     int32_t n, parts;
@@ -326,7 +321,6 @@ static double best_cut(int32_t n, const double *w, int32_t parts) {
 }
 
 static void partition_is_best(void **state) {
-  (void)state;
   rng r = {test_seed()};
   int32_t part[MOST_N];
   double load[MOST_PARTS], w[9];
@@ -340,7 +334,6 @@ static void partition_is_best(void **state) {
 
 /* Runs of blocks; apart, of first factors, then of the others from the last block to the first. */
 static void contiguous(void **state) {
-  (void)state;
   static const double cost[5][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {9, 1}};
   model m = {0};
   for (int i = 0; i < 5; i++)
@@ -391,7 +384,6 @@ static void move(ng_work *w, int32_t rank, int32_t columns) {
 
 /* The search ends where no move of one block lowers the price. */
 static void no_single_move_is_cheaper(void **state) {
-  (void)state;
   rng r = {test_seed() + 1};
   for (int64_t t = 0; t < test_times(300); t++) {
     static model m;
@@ -415,7 +407,6 @@ static void no_single_move_is_cheaper(void **state) {
 }
 
 static void never_dearer_than_kaisa(void **state) {
-  (void)state;
   rng r = {test_seed()};
   static const int32_t ranks[] = {1, 2, 3, 4, 6, 8, 16, 64};
   int64_t better = 0, all = 0;

@@ -14,7 +14,6 @@
 /* ---- until when ------------------------------------------------------------------------------*/
 
 static void one_step_and_no_more(void **state) {
-  (void)state;
   for (int32_t k = 0; k < ENTRIES; k++) {
     for (int weight = 0; weight < 2; weight++) {
       model m;
@@ -44,7 +43,6 @@ static void one_step_and_no_more(void **state) {
 
 /* A step that is skipped has returned, too; one that was refused has not begun. */
 static void what_counts_as_a_step(void **state) {
-  (void)state;
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
@@ -63,7 +61,6 @@ static void what_counts_as_a_step(void **state) {
  * address sanitizer a single stale read or write ends the test. */
 static void gradients_come_and_go(void **state) {
   enum { STEPS = 10000 };
-  (void)state;
   const char *const settings[] = {"damping=0.1 update=sgd solve_period=50 stat_period=10",
                                   "method=eva damping=0.1 update=sgd"};
   for (int way = 0; way < 2; way++) {
@@ -100,7 +97,6 @@ static void gradients_come_and_go(void **state) {
 /* ---- lists -----------------------------------------------------------------------------------*/
 
 static void all_of_a_list_or_nothing(void **state) {
-  (void)state;
   model m;
   float other[ENTRIES][MID * IN] = {{0}};
   fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));

@@ -132,7 +132,6 @@ static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks)
 }
 
 static ng_status world_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)t;
   const ng_group g = ng_group_world(c);
   NEED(g.n == how->n && g.index == c->rank);
   for (int32_t root = 0; root < g.n; root++) {
@@ -148,10 +147,7 @@ static ng_status world_body(ng_comm *c, const ng_transport *t, const trial *how)
   return parts_case(c, &g, everybody, NG_F64, 3, POSTED);
 }
 
-static void test_world(void **state) {
-  (void)state;
-  everywhere(world_body);
-}
+static void test_world(void **state) { everywhere(world_body); }
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
@@ -170,7 +166,6 @@ static int32_t group_of(int32_t k, int32_t n, int32_t *ranks) {
 }
 
 static ng_status groups_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)t;
   ng_group g[13];
   int32_t ranks[13][MOST];
   for (int32_t k = 0; k < 13; k++) {
@@ -211,14 +206,10 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const trial *how
   return sum_case(c, &world, everybody, NG_F64, 3);
 }
 
-static void test_groups(void **state) {
-  (void)state;
-  everywhere(groups_body);
-}
+static void test_groups(void **state) { everywhere(groups_body); }
 
 /* More members than one message of the front desk's "who is member i" tells (64). */
 static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
-  (void)arg;
   ng_comm c;
   int32_t ranks[70];
   ng_group g;
@@ -237,7 +228,6 @@ static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void test_wide_group(void **state) {
-  (void)state;
   assert_int_equal(ranks_run(70, wide_body, NULL, NULL), NG_OK);
 }
 
@@ -253,7 +243,6 @@ static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const trial
 }
 
 static void test_pieces(void **state) {
-  (void)state;
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     tap taps[MOST] = {{.fail_at = 0}};
     trial how = {.which = w, .n = few(w, 3), .piece = 7};
@@ -317,7 +306,6 @@ static ng_status early_body(ng_comm *c, const ng_transport *t, const trial *how)
   const ng_group world = ng_group_world(c);
   float x = (float)(c->rank + 1);
   ng_request q;
-  (void)t;
   while (c->rank == 1 && atomic_load(asked) < 100) {
     (void)sched_yield();
   }
@@ -335,16 +323,12 @@ static ng_status early_body(ng_comm *c, const ng_transport *t, const trial *how)
 }
 
 static void test_early(void **state) {
-  (void)state;
   atomic_int asked = 0;
   const trial how = {.which = THREADS, .n = 2, .more = &asked};
   assert_int_equal(run_trial(&how, early_body, NULL, NULL), NG_OK);
 }
 
-static void test_ask(void **state) {
-  (void)state;
-  everywhere(ask_body);
-}
+static void test_ask(void **state) { everywhere(ask_body); }
 
 /* Long, short and empty sums under way together, in all ranks and in a group, a broadcast between them; every rank waits in
  * another order, and twice, which is once: what a transport makes of several messages stays apart. */
@@ -356,7 +340,6 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const trial *how) 
   const int32_t last = how->n - 1, most[2] = {0, last};
   ng_group ends = {.index = -1};
   ng_request q[POSTS];
-  (void)t;
   if (how->which != USER_NO_GROUPS && how->n > 2) DO(ng_group_create(c, most, 2, &ends));
   const int64_t before = c->bytes, grouped = ends.index >= 0 ? 5 : 0;
   float *x = malloc(POSTS * MANY * sizeof *x);
@@ -405,7 +388,6 @@ static ng_status nothing_body(ng_comm *c, const ng_transport *t, const trial *ho
 }
 
 static void test_post(void **state) {
-  (void)state;
   everywhere(nothing_body);
   everywhere(post_body);
 }
@@ -466,7 +448,6 @@ static ng_status raw_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, 
 }
 
 static ng_status raw_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)c;
   if (how->which == SELF) return NG_OK; /* has no run */
   for (int32_t in_place = 0; in_place < 2; in_place++) {
     for (size_t d = 0; d < 7; d++) {
@@ -482,10 +463,7 @@ static ng_status raw_body(ng_comm *c, const ng_transport *t, const trial *how) {
   return NG_OK;
 }
 
-static void test_run(void **state) {
-  (void)state;
-  everywhere(raw_body);
-}
+static void test_run(void **state) { everywhere(raw_body); }
 
 /* ---- threads, MPI: the same bits ------------------------------------------------------------------*/
 
@@ -500,7 +478,6 @@ static double wild(rng *r) {
 
 /* The oracle: rank 0's + rank 1's + ..., in double, rounded once. */
 static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)t;
   const ng_group world = ng_group_world(c);
   double *x = malloc(LONG * sizeof *x), *want = calloc(LONG, sizeof *want);
   float *y = malloc(LONG * sizeof *y);
@@ -530,7 +507,6 @@ static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) 
 }
 
 static void test_bits(void **state) {
-  (void)state;
   const uint64_t seed = test_seed();
   for (int32_t i = 3; size_at(LAST_WHICH, i / 3) > 0; i++) { /* each number of ranks three times */
     const trial how = {.which = LAST_WHICH, .n = size_at(LAST_WHICH, i / 3), .seed = seed};
@@ -543,7 +519,6 @@ static void test_bits(void **state) {
 /* A large number on rank 0 and ones elsewhere: summed in the narrow type itself the ones are lost.  With
  * 8 ranks 263, 2055 and 16777223 lie half way between two neighbours of the type; ties go to even. */
 static ng_status narrow_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)t;
   static const ng_dtype type[] = {NG_BF16, NG_F16, NG_F32};
   static const double large[] = {256.0, 2048.0, 16777216.0};
   static const double want[] = {264.0, 2056.0, 16777224.0};
@@ -561,7 +536,6 @@ static ng_status narrow_body(ng_comm *c, const ng_transport *t, const trial *how
 }
 
 static void test_narrow_sums(void **state) {
-  (void)state;
   const trial how = {.which = LAST_WHICH, .n = few(LAST_WHICH, 8)};
   assert_int_equal(run_trial(&how, narrow_body, NULL, NULL), NG_OK);
 }
@@ -574,7 +548,6 @@ static ng_status say(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void test_ranks_run(void **state) {
-  (void)state;
   const ng_status bad[] = {NG_SKIPPED, NG_ERR_ARG, NG_ERR_COMM, NG_OK};
   const ng_status good[] = {NG_OK, NG_SKIPPED, NG_RESCUED};
   ng_status each[4];

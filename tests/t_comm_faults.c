@@ -25,7 +25,6 @@ static ng_status table(const ng_transport *t, const char *word) {
 }
 
 static void test_table(void **state) {
-  (void)state;
   ng_threads *group;
   ng_transport whole, t;
   assert_int_equal(ng_threads_create(2, &group), NG_OK);
@@ -89,7 +88,6 @@ static void test_table(void **state) {
 }
 
 static void test_threads_arguments(void **state) {
-  (void)state;
   ng_threads *group = (ng_threads *)state;
   ng_transport t;
   assert_int_equal(ng_threads_create(0, &group), NG_ERR_ARG);
@@ -180,7 +178,6 @@ static ng_status odd_call(const ng_transport *t, oddity what, void *group, doubl
 }
 
 static ng_status odd_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)c;
   const oddity what = *(const oddity *)how->more;
   double room[64];
   int32_t all[MOST];
@@ -209,7 +206,6 @@ static ng_status odd_body(ng_comm *c, const ng_transport *t, const trial *how) {
 }
 
 static void test_mismatch(void **state) {
-  (void)state;
   for (oddity what = ODD_KIND; what < ODDITIES; what++) {
     for (int32_t n = 3; n <= 5; n += 2) {
       const trial how = {.which = THREADS, .n = n, .more = &what};
@@ -221,7 +217,6 @@ static void test_mismatch(void **state) {
 
 /* A call that is wrong in itself fails at once on its rank, and on the others because of it. */
 static ng_status wrong_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)c;
   const int wrong = *(const int *)how->more;
   double x[4] = {1, 2, 3, 4};
   int64_t counts[MOST] = {1, -1};
@@ -255,7 +250,6 @@ static ng_status wrong_body(ng_comm *c, const ng_transport *t, const trial *how)
 }
 
 static void test_wrong_calls(void **state) {
-  (void)state;
   for (int wrong = 0; wrong <= 12; wrong++) {
     const trial how = {.which = LAST_WHICH, .n = few(LAST_WHICH, 3), .more = &wrong};
     const ng_status st = run_trial(&how, wrong_body, NULL, NULL);
@@ -265,7 +259,6 @@ static void test_wrong_calls(void **state) {
 
 /* A rank calls on a group that it is no member of. */
 static ng_status stranger_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)c;
   const int32_t list[] = {0, 1};
   void **shared = how->more;
   double x = 1.0;
@@ -287,7 +280,6 @@ static ng_status stranger_body(ng_comm *c, const ng_transport *t, const trial *h
 }
 
 static void test_stranger(void **state) {
-  (void)state;
   void *shared = NULL;
   const trial how = {.which = THREADS, .n = 3, .more = &shared};
   assert_int_equal(run_trial(&how, stranger_body, NULL, NULL), NG_OK);
@@ -326,7 +318,6 @@ static ng_status abort_body(ng_comm *c, const ng_transport *t, const trial *how)
 }
 
 static void test_abort(void **state) {
-  (void)state;
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     const trial how = {.which = w, .n = few(w, 5)};
     assert_int_equal(run_trial(&how, abort_body, NULL, NULL), NG_OK);
@@ -338,8 +329,6 @@ static void test_abort(void **state) {
  * Rank 0 gives up while a long sum that all have posted is being done by the others.  Without the
  * front desk, whose own abort would wait as well. */
 static ng_status early_free_body(ng_comm *c, const ng_transport *t, const trial *how) {
-  (void)c;
-  (void)how;
   enum { MANY = 2000000 }; /* some 20 ms */
   float *x = calloc(MANY, sizeof *x);
   NEED(x);
@@ -359,7 +348,6 @@ static ng_status early_free_body(ng_comm *c, const ng_transport *t, const trial 
 }
 
 static void test_early_free(void **state) {
-  (void)state;
   for (int turn = 0; turn < 8; turn++) {
     const trial how = {.which = LAST_WHICH, .n = few(LAST_WHICH, 5)};
     assert_int_equal(run_trial(&how, early_free_body, NULL, NULL), NG_OK);
@@ -427,7 +415,6 @@ static ng_status fault_body(ng_comm *c, const ng_transport *t, const trial *how)
 }
 
 static void test_every_fault(void **state) {
-  (void)state;
   static const ng_status with[] = {NG_ERR_DEVICE, NG_ERR_COMM, NG_SKIPPED};
   for (which w = FIRST_WIRED; w < WHICH; w++) {
     for (int32_t n = 2; n <= few(w, 3); n++) {

@@ -25,7 +25,6 @@ static void near(double got, double expected, double tolerance) {
 #define NEAR 1e-12
 
 static void spreads(void **state) {
-  (void)state;
   /* 2 4 4 4 5 5 7 9: mean 5, squares sum to 32, so 32 / 7. */
   const double x[] = {2, 4, 4, (double)NAN, 4, 5, 5, 7, 9};
   const spread s = compare_spread(x, 9);
@@ -61,7 +60,6 @@ static train_result make_run(int n, const double *loss, const double *accuracy) 
 }
 
 static void targets(void **state) {
-  (void)state;
   const double loss[] = {4, 2, 1}, acc1[] = {0.5, 0.75, 0.625}, acc2[] = {0.25, 0.5, 1.0};
   train_result run[3] = {make_run(3, loss, acc1), make_run(3, loss, acc2), make_run(2, loss, acc1)};
   near(compare_best(TEST_ACCURACY, &run[0]), 0.75, 0);
@@ -102,7 +100,6 @@ static void targets(void **state) {
 }
 
 static void best_point(void **state) {
-  (void)state;
   const double low[] = {3, 1}, high[] = {3, 2}, good[] = {0.5, 0.9}, bad[] = {0.5, 0.8};
   train_result r[5] = {make_run(2, low, bad),
                        make_run(2, high, good),
@@ -121,7 +118,6 @@ static void best_point(void **state) {
 
 /* Two points of two seeds: the best single run is not of the best point. */
 static void best_point_of_seeds(void **state) {
-  (void)state;
   const double loss[] = {3, 1}, high[] = {0.5, 0.9}, low[] = {0.5, 0.6}, even[] = {0.5, 0.8};
   train_result r[4] = {make_run(2, loss, high), make_run(2, loss, low), make_run(2, loss, even),
                        make_run(2, loss, even)};
@@ -140,7 +136,6 @@ static void best_point_of_seeds(void **state) {
 
 /* Tables of Student's distribution, 0.975; they have nine digits. */
 static void students(void **state) {
-  (void)state;
   static const struct {
     int freedom;
     double t;
@@ -152,7 +147,6 @@ static void students(void **state) {
 }
 
 static void differences(void **state) {
-  (void)state;
   /* Final losses 1 2 3 4 5 and 0.5 1.75 2.25 4 4: less by 1/2 1/4 3/4 0 1, mean 1/2, squares sum to 5/8;
    * half of the interval is 2.776445105 sqrt(5/8 / 4 / 5) = 0.4908107897.  Test losses are twice as large;
    * the best accuracy, not the last, differs by 1/8 every time. */
@@ -238,7 +232,6 @@ static int parse(compare_plan *p, const char *list) {
 }
 
 static void lists(void **state) {
-  (void)state;
   compare_plan p;
   assert_int_equal(parse(&p,
                          "sgd:lr-schedule=step:5,8@0.5,momentum=0.5, natgrad:lr=0.25,damping=0.01,"
@@ -285,7 +278,6 @@ static void lists(void **state) {
 }
 
 static void left_out(void **state) {
-  (void)state;
   compare_plan p;
   memset(&p, 0, sizeof p);
   settings_init(&p.base);
@@ -303,7 +295,6 @@ static void left_out(void **state) {
 }
 
 static void grids(void **state) {
-  (void)state;
   compare_plan p;
   assert_int_equal(parse(&p, "natgrad,sgd,natgrad:damping=0.5"), CLI_OK);
   assert_int_equal(compare_grid_add(&p, "lr=0.1,0.3,1"), CLI_OK);
@@ -359,7 +350,6 @@ static void grids(void **state) {
 /* ---- files -----------------------------------------------------------------------------------*/
 
 static void tables(void **state) {
-  (void)state;
   table t;
   table_begin(&t, (const char *const[]){"method", "epochs", "best %", "settings", NULL});
   table_row(&t);

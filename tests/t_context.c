@@ -16,7 +16,6 @@
 /* ---- contexts --------------------------------------------------------------------------------*/
 
 static void test_context(void **state) {
-  (void)state;
   ng_context *ctx = (ng_context *)1;
   ng_context_config c;
   char why[256];
@@ -56,7 +55,6 @@ static void test_context(void **state) {
 }
 
 static void test_environment(void **state) {
-  (void)state;
   ng_context *ctx = NULL;
   char why[256];
   const char *const bad[][2] = {{"NG_THREADS", "two"}, {"NG_THREADS", "0"}, {"NG_LOG", "loud"}};
@@ -113,7 +111,6 @@ static heard heard_of(const char *const *variable, int n, ng_log_level level) {
 
 /* A line for each that nobody reads, with the nearest that somebody does; capitals and all. */
 static void test_unknown_variables(void **state) {
-  (void)state;
   static const char *const known[] = {"NG_THREADS", "NG_DAMPING", "NG_TEST_WHATEVER", "NGO",
                                       "NG",         "NG_KL_CLIP", "XNG_DAMPNG"};
   static const char *const unknown[] = {"NG_DAMPNG",   "NG_damping", "NG_THREDS", "NG_TEST",
@@ -139,7 +136,6 @@ static void test_unknown_variables(void **state) {
 
 /* Every option is in the list, under the name by which it is read. */
 static void test_known_variables(void **state) {
-  (void)state;
   ng_variable_info v = {.struct_size = sizeof v};
   int found = 0;
   int32_t variables = 0;
@@ -155,7 +151,6 @@ static void test_known_variables(void **state) {
 }
 
 static void test_status_names(void **state) {
-  (void)state;
   assert_string_equal(ng_status_name(NG_ERR_STATE), "NG_ERR_STATE");
   assert_non_null(ng_status_name((ng_status)77));
   static const struct {

@@ -58,7 +58,6 @@ static const format formats[] = {{NG_BF16, 8, 7, ng_bf16_to_f32, ng_f32_to_bf16}
                                  {NG_F16, 5, 10, ng_f16_to_f32, ng_f32_to_f16}};
 
 static void widening_is_exact(void **unused) {
-  (void)unused;
   for (size_t k = 0; k < 2; k++) {
     const format *m = &formats[k];
     for (uint32_t h = 0; h < 65536; h++) {
@@ -86,7 +85,6 @@ static void check_narrow(const format *m, float from, uint32_t want) {
  * a hair beside it to the nearer.  Above the largest value the neighbour is Inf, whose pattern
  * continues the sequence, and the half way point is where 1 more exponent would put it. */
 static void narrowing_rounds_to_nearest_even(void **unused) {
-  (void)unused;
   for (size_t k = 0; k < 2; k++) {
     const format *m = &formats[k];
     const uint32_t inf = ((1u << m->e) - 1) << m->f;
@@ -130,7 +128,6 @@ static void narrowing_rounds_to_nearest_even(void **unused) {
 /* The loops, whatever instructions they run on, do what the single functions do; no element before
  * or after the range is touched. */
 static void many_equal_one_by_one(void **unused) {
-  (void)unused;
   uint16_t *half = need(65536 * 2), *back = need(65600 * 2);
   float *wide = need(65600 * 4), *narrow = need(65536 * 4);
   for (uint32_t i = 0; i < 65536; i++) {
@@ -171,7 +168,6 @@ static void many_equal_one_by_one(void **unused) {
 }
 
 static void scan_finds_what_is_not_finite(void **unused) {
-  (void)unused;
   static const struct {
     ng_dtype t;
     uint32_t largest, strange[4];
@@ -208,7 +204,6 @@ static void scan_finds_what_is_not_finite(void **unused) {
 /* Doubles of which the upper and the lower half look like anything; whole numbers are finite, and nothing is
  * read beyond them (asan). */
 static void scans_doubles_and_whole_numbers(void **state) {
-  (void)state;
   double x[33];
   uint8_t *bytes = malloc(33);
   assert_non_null(bytes);

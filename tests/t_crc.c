@@ -18,7 +18,6 @@ enum { MOST = 600, PLACES = 17, LONG = 1 << 20 };
 static void as_zlib(void **state) {
   static unsigned char bytes[MOST + PLACES];
   rng r = {test_seed()};
-  (void)state;
   for (int round = 0; round < 3; round++) {
     const uint32_t begin[3] = {0, UINT32_MAX, 0x2144df1c};
     for (size_t i = 0; i < sizeof bytes; i++)
@@ -33,7 +32,6 @@ static void as_zlib(void **state) {
 
 static void every_bit(void **state) {
   unsigned char bytes[4 * 64 + 5];
-  (void)state;
   for (size_t bit = 0; bit < 8 * sizeof bytes; bit++) {
     memset(bytes, 0, sizeof bytes);
     bytes[bit / 8] = (unsigned char)(1U << bit % 8);
@@ -44,7 +42,6 @@ static void every_bit(void **state) {
 static void in_pieces(void **state) {
   unsigned char *bytes = malloc(LONG);
   rng r = {test_seed()};
-  (void)state;
   assert_non_null(bytes);
   for (size_t i = 0; i < LONG; i++)
     bytes[i] = (unsigned char)rng_below(&r, 256);

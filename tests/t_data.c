@@ -65,7 +65,6 @@ static void clean(void) {
 }
 
 static void idx_plain_and_zipped(void **state) {
-  (void)state;
   for (int zipped = 0; zipped < 2; zipped++) {
     char spec[600];
     data_set d;
@@ -102,7 +101,6 @@ static void idx_plain_and_zipped(void **state) {
 }
 
 static void damaged_idx(void **state) {
-  (void)state;
   static const char image_file[] = "train-images-idx3-ubyte",
                     label_file[] = "train-labels-idx1-ubyte";
   clean();
@@ -179,7 +177,6 @@ static void cifar_rows(int labels_a_row) {
 }
 
 static void cifar_both(void **state) {
-  (void)state;
   for (int wide = 0; wide < 2; wide++) {
     const size_t row = wide ? 3074 : 3073;
     char spec[600];
@@ -205,7 +202,6 @@ static void cifar_both(void **state) {
 }
 
 static void damaged_cifar(void **state) {
-  (void)state;
   clean();
   cifar_rows(1);
   refuses_folder("cifar10", "no file data_batch_1.bin to data_batch_5.bin");
@@ -224,7 +220,6 @@ static void damaged_cifar(void **state) {
 /* ---- npy, generated, digits --------------------------------------------------------------------*/
 
 static void npy_sets(void **state) {
-  (void)state;
   float x[12 * 2];
   int64_t y[12];
   for (int i = 0; i < 24; i++)
@@ -270,7 +265,6 @@ static void npy_sets(void **state) {
 }
 
 static void generated_sets(void **state) {
-  (void)state;
   data_set a, b;
   assert_int_equal(
       data_open("synthetic:classes=3,image=6x5x2,train=50,test=20,noise=0.5,seed=4", &a), 0);
@@ -315,7 +309,6 @@ static void generated_sets(void **state) {
 }
 
 static void digits_are_shipped(void **state) {
-  (void)state;
   char data[512];
   (void)snprintf(data, sizeof data, "%s/data", NG_SOURCE_DIR);
   assert_int_equal(setenv("NATGRAD_DATA", data, 1), 0);
@@ -338,7 +331,6 @@ static void digits_are_shipped(void **state) {
 }
 
 static void unknown_sets(void **state) {
-  (void)state;
   must_refuse("mnits:x", "unknown data set 'mnits'; the nearest is mnist");
   must_refuse("elephants", "unknown data set 'elephants'; expected digits");
   must_refuse("mnist", "mnist needs a folder after a colon");
@@ -349,7 +341,6 @@ static void unknown_sets(void **state) {
 
 /* Windows of an image with four zeros around it, shifted and mirrored as the random words of its sample and epoch say. */
 static void augmentation(void **state) {
-  (void)state;
   enum { HH = 9, WW = 8, C = 3, PER = HH * WW * C, MANY = 40 };
   data_set d;
   assert_int_equal(data_open("synthetic:classes=2,image=9x8x3,train=40,test=0,seed=3", &d), 0);
@@ -387,7 +378,6 @@ static void augmentation(void **state) {
 }
 
 static void holding_out(void **state) {
-  (void)state;
   data_set d;
   assert_int_equal(data_open("synthetic:train=100,test=5", &d), 0);
   assert_int_equal(data_hold_out(&d, 30, 9), 0);

@@ -17,7 +17,6 @@
 /* ---- describing a model ----------------------------------------------------------------------*/
 
 static void test_layers(void **state) {
-  (void)state;
   fix f;
   create(&f, "");
   int32_t i = -7;
@@ -82,7 +81,6 @@ static void test_layers(void **state) {
 
 /* A struct that nobody initialised says that it is endless: nothing is read or written there. */
 static void test_struct_size(void **state) {
-  (void)state;
   fix f;
   create(&f, "");
   struct {
@@ -105,19 +103,13 @@ static void test_struct_size(void **state) {
 /* A machine of a gigabyte. */
 static void *modest(void *user, size_t bytes) {
   void *x = NULL;
-  (void)user;
   return bytes <= (size_t)1 << 30 && posix_memalign(&x, 64, bytes) == 0 ? x : NULL;
 }
-static void give_back(void *user, void *x, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(x);
-}
+static void give_back(void *user, void *x, size_t bytes) { free(x); }
 
 /* Described sizes whose products do not fit 64 bits: refused by name, or without memory; nothing
  * divides by zero, none of it takes for ever. */
 static void test_sizes(void **state) {
-  (void)state;
   static const struct {
     int64_t in, out, kernel, stride, padding, dilation, image;
     const char *word; /* NULL: it may be registered, and ng_ready finds no memory, or takes it */

@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 static void the_log_is_cut_and_read_back(void **state) {
-  (void)state;
   char path[512];
   (void)snprintf(path, sizeof path, "%s", in_folder("log.jsonl"));
   train_station station[2] = {{.name = "forward", .ms = 10.0}, {.name = "emit", .ms = 4.0}};
@@ -87,7 +86,6 @@ static void the_log_is_cut_and_read_back(void **state) {
 
 /* A limit to the size of a file stands for the full disk. */
 static void a_full_disk_is_an_error(void **state) {
-  (void)state;
   char path[512];
   (void)snprintf(path, sizeof path, "%s", in_folder("full.jsonl"));
   struct rlimit was, little;
@@ -116,7 +114,6 @@ static void a_full_disk_is_an_error(void **state) {
 
 /* Nothing is followed and nothing is waited for. */
 static void only_regular_files(void **state) {
-  (void)state;
   char path[512], target[512], *text = NULL;
   (void)snprintf(path, sizeof path, "%s", in_folder("odd"));
   (void)snprintf(target, sizeof target, "%s", in_folder("target"));
@@ -144,7 +141,6 @@ static void only_regular_files(void **state) {
 
 /* One at a time; who is refused holds nothing that he could close. */
 static void a_folder_is_locked(void **state) {
-  (void)state;
   char path[512];
   int first = -1, second = -1;
   (void)snprintf(path, sizeof path, "%s", in_folder("locked"));
@@ -196,7 +192,6 @@ static void must_fail_to_close(const char *path) {
 }
 
 static void files_are_written_whole_or_not(void **state) {
-  (void)state;
   char *text = NULL, path[512];
   (void)snprintf(path, sizeof path, "%s", in_folder("a/b/c"));
   assert_int_equal(disk_folder(path), CLI_OK);

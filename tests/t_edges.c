@@ -111,7 +111,6 @@ static void make(trial *t, float inputs, bool along, uint64_t salt) {
  * survives is computed in double and rounded once: half a unit of f32 an entry, doubled.  In f32
  * throughout the error is as large as PD itself, and <D, PD> may be negative. */
 static void gradients_along_the_curvature(void **state) {
-  (void)state;
   static const char *const methods[] = {"eva", "eva-natgrad", "eva-f"}, *const damping[] = {
                                                                             "0.03", "0.001"};
   static trial t, sgd;
@@ -143,7 +142,6 @@ static void gradients_along_the_curvature(void **state) {
 
 /* A result that does not fit is not written: that gradient or weight stays. */
 static void results_out_of_range(void **state) {
-  (void)state;
   static trial t, before;
   const struct {
     const char *update;
@@ -181,7 +179,6 @@ static void results_out_of_range(void **state) {
 
 /* x u fits no f32, 1 / lambda fits none. */
 static void numbers_out_of_range_on_the_way(void **state) {
-  (void)state;
   static trial t;
   static double pd[ALL];
   t = (trial){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};

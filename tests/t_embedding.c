@@ -12,7 +12,6 @@
 
 /* A is a vector: its memory does not grow with the square of the vocabulary. */
 static void a_is_a_vector(void **state) {
-  (void)state;
   fixture f;
   ng_layer l;
   int64_t held = 0;
@@ -53,7 +52,6 @@ static void refused(const char *options, ng_layer l, ng_status want, const char 
 }
 
 static void refuses_by_name(void **state) {
-  (void)state;
   ng_layer l;
   ng_layer_init(&l, NG_EMBEDDING, sizeof l);
   l.name = "words";
@@ -75,7 +73,6 @@ static void refuses_by_name(void **state) {
 
 /* A token beyond the vocabulary changes nothing; another dtype, another shape.  -1 is NG_NO_TOKEN. */
 static void refuses_tokens(void **state) {
-  (void)state;
   fixture f;
   float d[10] = {1}, y[8] = {0};
   int64_t token[2] = {1, 5};

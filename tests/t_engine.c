@@ -18,7 +18,6 @@
 /* ---- order of calls --------------------------------------------------------------------------*/
 
 static void test_order(void **state) {
-  (void)state;
   fix f;
   create(&f, "");
   plane a = plane_of(f.a, B, IN, NG_F32);
@@ -61,7 +60,6 @@ static void test_order(void **state) {
 }
 
 static void test_never_observed(void **state) {
-  (void)state;
   fix f;
   ready(&f, "");
   float before[OUT * IN];
@@ -81,7 +79,6 @@ static void test_never_observed(void **state) {
 
 /* The short form is the long one with a mean loss, bit for bit; samples and scale are told apart. */
 static void test_begin_samples(void **state) {
-  (void)state;
   float got[3][OUT * IN];
   for (int k = 0; k < 3; k++) {
     fix f;
@@ -105,7 +102,6 @@ static void test_begin_samples(void **state) {
 }
 
 static void test_observe(void **state) {
-  (void)state;
   fix f;
   ready(&f, "");
   ng_batch b = batch_of(0);
@@ -174,7 +170,6 @@ static void check_skipped(int where, float value) {
 }
 
 static void test_not_finite(void **state) {
-  (void)state;
   for (int where = 0; where < 4; where++) {
     check_skipped(where, NAN);
     check_skipped(where, INFINITY);
@@ -184,7 +179,6 @@ static void test_not_finite(void **state) {
 
 /* What a family does not read cannot be refused. */
 static void test_not_read(void **state) {
-  (void)state;
   fix f;
   ready(&f, "stat_batch=2");
   f.a[2 * IN] = NAN;
@@ -203,7 +197,6 @@ static void test_not_read(void **state) {
 
 /* Every value is finite, their squares are not: the average must not be touched. */
 static void test_overflow(void **state) {
-  (void)state;
   fix f;
   ready(&f, "");
   assert_int_equal(show(&f), NG_OK);
@@ -224,7 +217,6 @@ static void test_overflow(void **state) {
 }
 
 static void test_loss_scale_overflow(void **state) {
-  (void)state;
   fix f;
   ready(&f, "");
   ng_batch b = batch_of(B);
@@ -240,7 +232,6 @@ static void test_loss_scale_overflow(void **state) {
 /* ---- fused updates, options ------------------------------------------------------------------*/
 
 static void test_wrong_update(void **state) {
-  (void)state;
   fix f;
   ng_sgd s;
   ng_adamw w;
@@ -298,7 +289,6 @@ static void test_wrong_update(void **state) {
 }
 
 static void test_set(void **state) {
-  (void)state;
   fix f;
   char value[64];
   ready(&f, "");
@@ -322,7 +312,6 @@ static void test_set(void **state) {
 /* ---- memory, reports -------------------------------------------------------------------------*/
 
 static void test_memory_is_what_was_allocated(void **state) {
-  (void)state;
   fix f;
   int64_t empty = 0, full = 0, sum = 0;
   ng_context *ctx = NULL;
@@ -342,7 +331,6 @@ static void test_memory_is_what_was_allocated(void **state) {
 }
 
 static void test_reports(void **state) {
-  (void)state;
   fix f;
   ready(&f, "");
   assert_int_equal(show(&f), NG_OK);

@@ -83,7 +83,6 @@ static const sim_setup rows[] = {
 
 /* Steps are those of a run that never ended: schedules and periods apart, which begin anew. */
 static void as_if_it_went_on(void **state) {
-  (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     const path dir = in_folder("factors");
     sim a, b, fresh;
@@ -106,7 +105,6 @@ static void as_if_it_went_on(void **state) {
 
 /* Without a new observation: a layer whose factors were loaded was seen, and is solved for. */
 static void seen_and_solved(void **state) {
-  (void)state;
   static const sim_setup how = {.method = "natgrad", .set = "", .vary = SIM_SMALL};
   const path dir = in_folder("deep/er");
   sim a, b;
@@ -128,7 +126,6 @@ static void seen_and_solved(void **state) {
 
 /* Off the period too: results of before are not kept. */
 static void solved_anew(void **state) {
-  (void)state;
   static const sim_setup how = {.method = "natgrad", .set = "stat_period=10 solve_period=10"};
   const path dir = in_folder("factors");
   sim a, b, twin;
@@ -179,7 +176,6 @@ static const char *const spreads[] = {
 enum { SPREADS = sizeof spreads / sizeof spreads[0] };
 
 static void other_ranks(void **state) {
-  (void)state;
   for (int i = 0; i < SPREADS; i++) {
     for (int32_t ranks = 1; ranks <= 4; ranks += 3) {
       const path first = in_folder("first"), second = in_folder("second");
@@ -207,7 +203,6 @@ static void other_ranks(void **state) {
 /* ---- what is not there, what is damaged -------------------------------------------------------*/
 
 static void absent(void **state) {
-  (void)state;
   const path dir = in_folder("factors");
   sim a, b;
   open_at(&b, &plain, 1);
@@ -237,7 +232,6 @@ static void refused(sim *s, const char *dir, ng_status st, const char *says, uin
 
 /* The last file of the folder that is read: those before it were whole, and are not taken. */
 static void damaged(void **state) {
-  (void)state;
   const path dir = in_folder("factors"), file = below(&dir, files[3]);
   sim a, b;
   size_t n;
@@ -285,7 +279,6 @@ static void damaged(void **state) {
 }
 
 static void other_models(void **state) {
-  (void)state;
   static const struct {
     sim_setup how;
     const char *says;
@@ -329,7 +322,6 @@ static ng_status fail_to_load(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void all_refuse(void **state) {
-  (void)state;
   const path dir = in_folder("factors"), file = below(&dir, files[2]);
   ng_status each[4];
   sim a;

@@ -279,7 +279,6 @@ static const char *with(char text[512], const char *set, const char *more) {
 /* ---- tests -----------------------------------------------------------------------------------*/
 
 static void test_explained(void **state) {
-  (void)state;
   static const char *const family[ENTRIES] = {
       [FC] = "kronecker",  [CONV] = "kronecker", [R1] = "beside",    [TOY] = "diagonal",
       [TOY2] = "diagonal", [ALL] = "total",      [ALL_FC] = "total", [PLAIN] = "none"};
@@ -301,7 +300,6 @@ static void test_explained(void **state) {
 
 /* 1 to 4 ranks, every fraction: formulas hold, fractions do not matter to a bit. */
 static void test_ranks_and_fractions(void **state) {
-  (void)state;
   static const char *const fraction[] = {"grad_worker_fraction=0", "grad_worker_fraction=0.5",
                                          "grad_worker_fraction=1"};
   static const char *const clip[] = {"clip=kl", "clip=rms clip_bound=0.1", "clip=none"};
@@ -331,7 +329,6 @@ static void test_ranks_and_fractions(void **state) {
 /* clip = norm over families that measure in every way, an ascent (SAM) among them: all that leaves has
  * the norm that was asked for. */
 static void test_norm(void **state) {
-  (void)state;
   static const char *const set[] = {
       COMMON "clip=norm clip_bound=0.01",
       "solver=product radius=0.5 solve_period=1 clip=norm clip_bound=0.01"};
@@ -355,7 +352,6 @@ static void test_norm(void **state) {
 }
 
 static void test_resume(void **state) {
-  (void)state;
   char path[] = "/tmp/natgrad-family-XXXXXX", text[512];
   const int fd = mkstemp(path);
   assert_true(fd >= 0);
@@ -372,7 +368,6 @@ static void test_resume(void **state) {
 /* A NaN in the gradient of each kind of entry: the step is skipped on all ranks and gradients stay.  What
  * was observed counts (twice, as the step is taken again), but not the gradient that was refused. */
 static void test_skip(void **state) {
-  (void)state;
   static const int32_t bad[] = {FC, R1, TOY, ALL, ALL_FC};
   char text[512];
   for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks += 3) {
@@ -410,7 +405,6 @@ static void spread_v(ng_block *b, ng_stat *s) {
 }
 
 static void test_spreads(void **state) {
-  (void)state;
   static const ng_spread spreads[] = {NG_SPREAD_OWNER, NG_SPREAD_SAME};
   char text[512];
   for (int k = 0; k < 2; k++) {
@@ -426,7 +420,6 @@ static void test_spreads(void **state) {
 }
 
 static void only_owner(ng_block *b, ng_stat *s) {
-  (void)b;
   if (s->rule.averaged) s->spread = NG_SPREAD_OWNER;
 }
 
@@ -436,7 +429,6 @@ static void emit_twice(const ng_block *b, const ng_tile *t, double factor, const
 }
 
 static void test_delivered_values(void **state) {
-  (void)state;
   ng_family twice = toy_diagonal;
   twice.name = "twice";
   twice.emit_tile = emit_twice;
@@ -452,14 +444,12 @@ static void test_delivered_values(void **state) {
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 static bool first_fits(const ng_settings *o, const ng_entry *e) {
-  (void)o;
   return strcmp(e->d.name, "fc") == 0;
 }
 
 /* Sums that are sent, around sums that only their owner has: every rank cuts the same messages.  (Three
  * ranks failed: who had the local sums sent one message more.) */
 static void test_messages(void **state) {
-  (void)state;
   ng_family first = toy_total; /* of its own statistic: before conv, whose factors are local */
   first.name = "first";
   first.scope = NG_SCOPE_LAYER;
@@ -487,7 +477,6 @@ static void apart(ng_block *b, ng_stat *s) {
 }
 
 static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
-  (void)rank;
   if (step > 0 && ng_set_real(p, "damping", step == 1 ? 0.15 : 0.075) != NG_OK) return NG_ERR_STATE;
   p->block[1]->base.solve_period = 1;
   ng_step_values(p);
@@ -495,7 +484,6 @@ static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
 }
 
 static void test_divided_ahead(void **state) {
-  (void)state;
   const char *set = "solver=eigen-prediv damping_split=joint damping=0.3 clip=none solve_period=3";
   for (int32_t ranks = 2; ranks <= 3; ranks++) {
     life *l = new_life(set, ranks), *together = new_life(set, ranks);
@@ -523,7 +511,6 @@ static ng_status blind_one(int32_t rank, ng_precond *p, int32_t step) {
 }
 
 static void test_blind(void **state) {
-  (void)state;
   ng_family sees = toy_diagonal;
   sees.name = "sees";
   sees.observe = observe_or_not;
@@ -541,7 +528,6 @@ static ng_status refuses(ng_block *b, const ng_obs *o) {
 }
 
 static void test_observation_refused(void **state) {
-  (void)state;
   ng_family f = toy_diagonal;
   f.name = "refuses";
   f.observe = refuses;
@@ -578,19 +564,13 @@ static void own_idea(ng_block *b, ng_stat *s) {
 
 static void half_vector(ng_block *b, ng_stat *s) {
   if (!s->symmetric) s->kept = NG_BF16;
-  (void)b;
 }
 static void wide_average(ng_block *b, ng_stat *s) {
   if (s->rule.averaged) s->wire = NG_F64;
-  (void)b;
 }
-static void sees_two(ng_block *b, ng_stat *s) {
-  s->sees = NG_SEES_INPUT | NG_SEES_OUTGRAD;
-  (void)b;
-}
+static void sees_two(ng_block *b, ng_stat *s) { s->sees = NG_SEES_INPUT | NG_SEES_OUTGRAD; }
 
 static void test_refused_life(void **state) {
-  (void)state;
   static const struct {
     void (*place)(ng_block *b, ng_stat *s);
     const char *set, *says;
@@ -628,13 +608,11 @@ static void test_refused_life(void **state) {
 
 /* A family is asked about its options, and about values that ng_set would give its block. */
 static ng_status no_half(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  (void)o;
   if (s->damping != 0.5) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG, "damping = 0.5 is not for toys");
 }
 
 static ng_status set_half(int32_t rank, ng_precond *p, int32_t step) {
-  (void)rank;
   if (step != 1) return NG_OK;
   const double before = p->block[0]->base.damping;
   if (ng_set(p, "damping", "0.5") != NG_ERR_ARG) return NG_ERR_STATE;
@@ -643,7 +621,6 @@ static ng_status set_half(int32_t rank, ng_precond *p, int32_t step) {
 }
 
 static void test_set(void **state) {
-  (void)state;
   ng_family picky = toy_diagonal;
   picky.name = "picky";
   picky.check = no_half;

@@ -58,7 +58,6 @@ static bool all_finite(const model *m) {
 
 /* clip = ratio multiplies by up to 50: |PD| alone is far inside f16. */
 static void a_ratio_of_fifty(void **state) {
-  (void)state;
   model m;
   open_ok(&m, "method=eva clip=ratio clip_bound=1e6 damping=1", &in_place, NG_F16);
   fill_sizes(&m, 0, 1000);
@@ -73,7 +72,6 @@ static void a_ratio_of_fifty(void **state) {
 
 /* PD is inside f32, but what multiplies g in the row of the bias is about PD over |g|. */
 static void a_factor_beyond_f32(void **state) {
-  (void)state;
   static const how updates[] = {{.lr = 0.1, .in_place = true}, {.lr = 1e-30}};
   for (int u = 0; u < 2; u++) {
     model m;
@@ -88,7 +86,6 @@ static void a_factor_beyond_f32(void **state) {
 
 /* D a of a row is, though D and PD are not. */
 static void a_row_sum_beyond_f32(void **state) {
-  (void)state;
   model m;
   open_ok(&m, "method=eva-f clip=none damping=100", &in_place, NG_F32);
   for (int i = 0; i < FC; i++)
@@ -178,7 +175,6 @@ static ng_status attack_rank(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void attacked(void **state) {
-  (void)state;
   attack x = {.seed = 0};
   for (int64_t i = 0; i < test_times(600); i++) {
     x.seed = rng_mix(test_seed() + (uint64_t)i);
@@ -241,7 +237,6 @@ static void one_too_large(const char *options, float a, float g, bool taken) {
 }
 
 static void averages_stay_in_range(void **state) {
-  (void)state;
   static const char *const start[] = {"first", "identity", "zero"};
   char options[160];
   for (int i = 0; i < 3; i++) {
@@ -274,7 +269,6 @@ static void averages_stay_in_range(void **state) {
 
 /* A has the number of positions in its corner: 65536 are one too many for f16. */
 static void many_positions(void **state) {
-  (void)state;
   enum { MANY = 65536 };
   static float a[MANY], g[MANY];
   for (int i = 0; i < MANY; i++)
@@ -297,7 +291,6 @@ static void many_positions(void **state) {
 
 /* An inverse of 1e5 is none in f16: the ladder raises the damping until there is one. */
 static void inverses_stay_in_range(void **state) {
-  (void)state;
   model m;
   open_ok(&m, "method=natgrad inverse_dtype=f16 damping=1e-5 damping_split=full clip=none",
           &in_place, NG_F32);
@@ -367,7 +360,6 @@ static void remove_all(const char *path) {
 }
 
 static void a_state_that_is_not(void **state) {
-  (void)state;
   for (int i = 0; i < 2 * (int)(sizeof faults / sizeof faults[0]); i++) {
     static faulty x;
     ng_status st[FAULTY];

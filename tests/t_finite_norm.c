@@ -208,7 +208,6 @@ static void each(const char *with, int32_t ranks, bool half) {
 }
 
 static void averages_stay_finite(void **state) {
-  (void)state;
   static const char *const with[] = {"", "calls=ema", "stat_start=identity", "factor_dtype=f16",
                                      "factor_dtype=bf16"};
   for (int i = 0; i < 5; i++) {

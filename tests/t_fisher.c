@@ -20,7 +20,6 @@ enum { M = 48, D = 2400, DENSE = 60 };
 static ng_context *ctx;
 
 static int open_context(void **state) {
-  (void)state;
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
   c.threads = 3;
@@ -28,7 +27,6 @@ static int open_context(void **state) {
 }
 
 static int close_context(void **state) {
-  (void)state;
   ng_fisher *none = NULL;
   ng_fisher_destroy(&none);
   ng_context_destroy(&ctx);
@@ -119,7 +117,6 @@ static void check(int64_t m, int64_t d, double damping, const int64_t *end, int6
 }
 
 static void test_dense(void **state) {
-  (void)state;
   const int64_t whole[] = {DENSE}, four[] = {1, 17, 45, DENSE}, one[] = {1};
   for (double damping = 1e-1; damping > 0.5e-8; damping /= 10.0) {
     check(1, DENSE, damping, whole, 1);
@@ -132,7 +129,6 @@ static void test_dense(void **state) {
 
 /* Rows apart, so many numbers that threads have pieces: the same as the whole by blocks of one gradient. */
 static void test_large(void **state) {
-  (void)state;
   static float g[M * (D + 5)];
   static double diagonal[D], x[D], out[D], V[M][D], q[M];
   const double damping = 0.01;
@@ -200,7 +196,6 @@ static void refuse(const ng_array *g, double damping, const int64_t *end, int64_
 }
 
 static void test_refused(void **state) {
-  (void)state;
   float g[12] = {1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 5.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 5.0f};
   double x[6] = {0.0, (double)NAN}, out[6] = {7.0};
   const int64_t falls[] = {4, 2, 6}, beyond[] = {3, 7};
@@ -231,7 +226,6 @@ static void test_refused(void **state) {
 
 /* One coordinate that one gradient explains whole: 1 - |L^-1 g|^2 is rounding, the entry is not. */
 static void test_positive(void **state) {
-  (void)state;
   float g[4] = {1e4f, 0.0f, 0.0f, 0.0f};
   double out[4];
   ng_fisher *f = make(g, 1, 4, 4, 1e-10, NULL, 1);
@@ -243,17 +237,11 @@ static void test_positive(void **state) {
 
 static int allowed;
 static void *take(void *user, size_t bytes) {
-  (void)user;
   return allowed-- > 0 ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
 }
-static void give(void *user, void *ptr, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(ptr);
-}
+static void give(void *user, void *ptr, size_t bytes) { free(ptr); }
 
 static void test_no_memory(void **state) {
-  (void)state;
   const float g[6] = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
   const ng_array rows = ng_array_matrix((void *)(uintptr_t)g, 2, 3, NG_F32);
   ng_context_config c;

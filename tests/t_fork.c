@@ -180,7 +180,6 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
 }
 
 static void test_child(void **state) {
-  (void)state;
   for (int32_t threads = 1; threads <= 2; threads++) {
     fork_and_go_on(threads, false);
     fork_and_go_on(threads, true);
@@ -231,7 +230,6 @@ static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void test_ranks(void **state) {
-  (void)state;
   team *all = calloc(1, sizeof *all);
   assert_non_null(all);
   ng_threads *group;

@@ -132,7 +132,6 @@ static void lived(life *l) {
 #define LINE "method=natgrad grad_worker_fraction=0 kl_clip=0.01 solve_period=2 update="
 
 static void the_same_weights(void **state) {
-  (void)state;
   for (int adamw = 0; adamw < 2; adamw++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
       life *all = new_life(adamw ? LINE "adamw" : LINE "sgd", ranks, adamw);
@@ -155,7 +154,6 @@ static void the_same_weights(void **state) {
 
 /* A clip that needs each preconditioned gradient on all ranks is refused. */
 static void clips_of_one_tensor_are_refused(void **state) {
-  (void)state;
   life *l = new_life(LINE "sgd update_ranks=owner clip=ratio clip_bound=0.1", 2, false);
   assert_int_equal(play(l), NG_ERR_ARG);
   assert_non_null(strstr(l->why, "update_ranks = owner: clip = ratio"));

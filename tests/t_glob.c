@@ -22,7 +22,6 @@ static ng_layer layer(const char *name, int32_t kind) {
 }
 
 static void matches(void **state) {
-  (void)state;
   static const struct {
     const char *list, *name;
     bool fits;
@@ -69,7 +68,6 @@ static void join(uint64_t *s, const char *const *piece, uint64_t pieces, uint64_
 
 /* Sets without backslashes: fnmatch(3) reads those differently in some libraries. */
 static void as_fnmatch(void **state) {
-  (void)state;
   static const char *const piece[] = {"a",    "b",     "*",   "?",   "[ab]",
                                       "[!a]", "[a-b]", "\\*", "\\b", "."};
   static const char *const letter[] = {"a", "b", "*", "."};
@@ -88,7 +86,6 @@ static void as_fnmatch(void **state) {
 }
 
 static void refused(void **state) {
-  (void)state;
   static const struct {
     const char *list, *message;
   } row[] = {
@@ -117,7 +114,6 @@ static void refused(void **state) {
 
 /* A translated expression matches the names that the expression finds. */
 static void as_regexec(void **state) {
-  (void)state;
   static const char *const piece[] = {"a",    "b",    "|",   "^", "$", ".", ".*",
                                       "[ab]", "[^a]", "\\.", ",", "(", "+"};
   static const char *const letter[] = {"a", "b", ".", ","};

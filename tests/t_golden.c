@@ -270,7 +270,6 @@ static double error_of(const scene *s, const golden *c, const scene_result *r, c
 }
 
 static void test_oracle(void **state) {
-  (void)state;
   for (int i = 0; i < CASES; i++) {
     scene *s = scene_of(&cases[i]);
     ng_options o = by_hand(&cases[i]);
@@ -316,7 +315,6 @@ static void library_case(const golden *c, const char *linalg) {
 }
 
 static void test_library(void **state) {
-  (void)state;
   for (int a = 0; a < 2; a++) {
     if (!built_in(algebras[a])) continue;
     for (int i = 0; i < CASES; i++)

@@ -138,7 +138,6 @@ static const struct {
 };
 
 static void test_bits(void **state) {
-  (void)state;
   sums *s = calloc(1, sizeof *s);
   assert_non_null(s);
   for (size_t c = 0; c < sizeof cut_at / sizeof cut_at[0]; c++) {
@@ -237,7 +236,6 @@ static void every_call_fails(const char *method, tap_way w) {
 }
 
 static void test_every_call_fails(void **state) {
-  (void)state;
   every_call_fails("natgrad", WHOLE);
   every_call_fails("sgd", NO_START);
 }
@@ -245,7 +243,6 @@ static void test_every_call_fails(void **state) {
 /* The loss of one rank is lost, in a step's first batch or its last: the others are told when all have
  * sent what they owe. */
 static void test_one_diverges(void **state) {
-  (void)state;
   static const char *const method[] = {"natgrad", "mfac", "sgd"};
   for (int m = 0; m < 3; m++) {
     for (int32_t sample = 0; sample < 36; sample += 11) {

@@ -212,7 +212,6 @@ static void one_formula(const char *name, numbers how, ng_dtype type, int64_t pa
 }
 
 static void formulas(void **state) {
-  (void)state;
   for (int i = 0; i < 2 * 2 * 6; i++) {
     const numbers how = numbers_of(i % 2 == 1, 3 * (i / 4));
     one_formula(method[i / 2 % 2], how, NG_F32, i % 3, i / 4 == 1);
@@ -222,7 +221,6 @@ static void formulas(void **state) {
 
 /* A parameter that moves between groups takes its moments along; NG_BOTH moves weight and bias. */
 static void moved(void **state) {
-  (void)state;
   model m, other;
   char set[128];
   const int32_t first[SLOTS] = {0, 0, 0, 0, 2}, last[SLOTS] = {1, 1, 0, 0, 2};
@@ -282,7 +280,6 @@ static ng_report clipped(const char *set, const int32_t *group, const double lr[
 /* nu = sqrt(kl_clip / sum lr^2 <PD, D>), lr of the layer's weight: that of biases and of tensors is
  * not in it.  PD of the formula is f32, hence 1e-6; of a sum whose parts have one sign. */
 static void clip(void **state) {
-  (void)state;
   static const char *const way[] = {"method=natgrad", "method=eva-natgrad",
                                     "method=natgrad solver=product radius=0.5"};
   static const double lrs[][GROUPS] = {{0.1, 0.7, 0.3}, {0.4, 0.2, 0}, {0, 0.3, 0.2}, {0, 1, 0}};
@@ -317,7 +314,6 @@ static void clip(void **state) {
   } while (0)
 
 static void refused(void **state) {
-  (void)state;
   model m;
   char set[128];
   for (int adamw = 0; adamw < 2; adamw++) {
@@ -367,7 +363,6 @@ static void refused(void **state) {
 
 /* A newer header's array: elements lie further apart, and what is behind them is zero. */
 static void strides(void **state) {
-  (void)state;
   struct {
     ng_sgd how;
     double newer;
@@ -396,7 +391,6 @@ static void strides(void **state) {
 }
 
 static void numbers_of_groups(void **state) {
-  (void)state;
   model m;
   int32_t index;
   const plane none = plane_of(NULL, 1, 1, NG_F32);
@@ -473,7 +467,6 @@ static const char ranks_set[] = "update=sgd clip=kl kl_clip=1e-6 grad_worker_fra
 
 /* A number that is wrong on one rank: all return it, nothing moves, and the step can be taken again. */
 static void together(void **state) {
-  (void)state;
   static const char *const word[FAULTS] = {
       "", "lr was not given", "how is NULL", "count", "weight_decay", "nesterov", "layers"};
   for (int what = NO_LR; what < FAULTS; what++) {
@@ -493,7 +486,6 @@ static void together(void **state) {
 /* Blocks have owners, and the sums that the clip weighs come from them: one rank's, to the rounding of
  * sums in another order. */
 static void clip_over_ranks(void **state) {
-  (void)state;
   job alone = {.set = ranks_set}, j = {.set = ranks_set};
   assert_int_equal(ranks_run(1, life, &alone, NULL), NG_OK);
   assert_int_equal(ranks_run(RANKS, life, &j, NULL), NG_OK);
@@ -508,7 +500,6 @@ static void clip_over_ranks(void **state) {
 /* A block over parameters of several groups counts with the largest of their learning rates, whichever comes
  * first: PD = D / (damping + |D|^2), of 14 and 77. */
 static void one_block_of_two_groups(void **state) {
-  (void)state;
   for (int32_t first = 0; first < 2; first++) {
     fixture f;
     float g[2][3] = {{1, 2, 3}, {4, 5, 6}}, w[2][3] = {{0}};

@@ -148,7 +148,6 @@ static void one_element(const how *by, ng_dtype type, double size, int32_t ranks
 }
 
 static void one_element_keeps_its_value(void **state) {
-  (void)state;
   for (int i = 0; i < HOWS * 3 * SIZES; i++) {
     const how *by = &hows[i / (3 * SIZES)];
     if (by->lr > 1e5) continue; /* every element overflows */
@@ -203,7 +202,6 @@ static ng_status write_gradient(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void gradients_that_do_not_fit(void **state) {
-  (void)state;
   static char line[][80] = {"method=eva clip=none damping=0.5",
                             "method=natgrad clip=none damping=0.5"};
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)
@@ -215,7 +213,6 @@ static void gradients_that_do_not_fit(void **state) {
 
 /* The caller's NaN or Inf stays, the other elements move, until the caller mends it. */
 static void a_weight_that_is_not_finite(void **state) {
-  (void)state;
   for (int i = 0; i < 3 * 3; i++) {
     const float strange[] = {NAN, INFINITY, -INFINITY}, one = 1;
     const ng_dtype type = types[i / 3];
@@ -363,7 +360,6 @@ static void wild_numbers(const char *line) {
 }
 
 static void after_all_methods(void **state) {
-  (void)state;
   for (int32_t i = 0; i < ng_method_count(); i++) {
     ng_method_info info = {.struct_size = sizeof info};
     char line[128];
@@ -377,7 +373,6 @@ static void after_all_methods(void **state) {
 
 /* Stores, momenta and dtypes that no method has by itself. */
 static void after_other_lines(void **state) {
-  (void)state;
   static const char *const keeps[] = {
       "method=topk-sgd window_momentum=0.9",
       "method=topk-sgd window_momentum=0.9 window_feedback_lr=0",
@@ -418,7 +413,6 @@ static void after_other_lines(void **state) {
 
 /* One step with a wild learning rate where lr x enters. */
 static void a_wild_rate(void **state) {
-  (void)state;
   static const char *const line[] = {
       "method=topk-adam window_density=0.3 window_feedback_lr=1",
       "method=topk-adam window_density=0.01 window_feedback_lr=1 window_dtype=bf16",
@@ -442,7 +436,6 @@ static void a_wild_rate(void **state) {
 /* What error feedback or momentum on x keeps is in every later direction, and AdamW squares it.  M-FAC's and GGT's
  * windows, in steps in which rows enter and in others. */
 static void kept_under_adamw(void **state) {
-  (void)state;
   static const char *const line[] = {
       "damping=1e-5 method=ggt window=8 window_store=lowrank",
       "damping=1e-5 method=ggt window=8 window_store=topk window_density=0.3",
@@ -471,7 +464,6 @@ static void kept_under_adamw(void **state) {
 
 /* With lr = 0 nothing is sent, and the momentum that would overflow keeps its value. */
 static void where_nothing_is_sent(void **state) {
-  (void)state;
   const how at_rest = {.in_place = true};
   model m;
   fixture_ok(&m.f, begin(&m,

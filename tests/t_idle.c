@@ -111,7 +111,6 @@ static const char *const setups[] = {
 static void named(void **state) {
   static life as_it_is;
   int idle = 0, bad = 0;
-  (void)state;
   for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
     char line[300];
     const bool first = strstr(setups[k], "topk-") != NULL, window = first || k > 3;

@@ -71,7 +71,6 @@ static const char *spec(const char *path, const char *more) {
 /* ---- which files -------------------------------------------------------------------------------*/
 
 static void folders_are_classes(void **state) {
-  (void)state;
   data_set d, e;
   if (!made_folder()) skip();
   assert_int_equal(data_open(spec("all", ""), &d), 0);
@@ -109,7 +108,6 @@ static void folders_are_classes(void **state) {
 }
 
 static void lists_name_files(void **state) {
-  (void)state;
   data_set d;
   if (!made_folder()) skip();
   static const char text[] = "train/ant/00.png 2\n\n  train/bee/01.png\t0  \r\nval/cat/x.png 5\n";
@@ -157,7 +155,6 @@ static void lists_name_files(void **state) {
 }
 
 static void errors_name_the_entry(void **state) {
-  (void)state;
   if (!made_folder()) skip();
   static const char *const bad[][2] = {
       {",queue=1", "queue: '1' is no whole number from 2 to 65536"},
@@ -221,7 +218,6 @@ static void feed_of(const data_set *d, const char *augment, settings *s, feed *f
 
 /* resize=none: unscaled windows, at the drawn offsets. */
 static void windows_are_drawn(void **state) {
-  (void)state;
   data_set d;
   settings s;
   feed f;
@@ -268,7 +264,6 @@ static void windows_are_drawn(void **state) {
 
 /* The published mean image is larger than the window: its upper left part is subtracted. */
 static void means_are_files_too(void **state) {
-  (void)state;
   enum { MH = SIDE + 2, MW = SIDE + 5 };
   double mean[3 * MH * MW];
   char more[600];
@@ -332,7 +327,6 @@ static void play(const char *path, const char *more, int first, uint64_t sums[42
 }
 
 static void threads_change_no_bit(void **state) {
-  (void)state;
   static const char *const more[] = {",threads=1,queue=2", ",threads=4,queue=3",
                                      ",threads=7,queue=64"};
   uint64_t one[42], other[42];
@@ -366,7 +360,6 @@ static void threads_change_no_bit(void **state) {
 
 /* A damaged file, its replacement, and the message. */
 static void damaged_files_are_skipped(void **state) {
-  (void)state;
   enum { BAD = EACH + 7 };
   data_set d;
   settings s;

@@ -23,7 +23,6 @@ static void is_text(ngio_out *o, const char *expected) {
 }
 
 static void strings(void **state) {
-  (void)state;
   static const char *const text[][2] = {
       {"", "\"\""},
       {"a", "\"a\""},
@@ -52,7 +51,6 @@ static void strings(void **state) {
 /* Random texts of any length, with escapes anywhere, come back from the reader.  Each has a block of its own,
  * so that the address sanitizer sees a byte too many. */
 static void any_string(void **state) {
-  (void)state;
   static const char *const piece[] = {
       "a", "bc", "\"", "\\", "/", "\n", "\x01", "\xc3\xa9", "\xf0\x9f\x98\x80", "lmnopqr"};
   enum { PIECES = sizeof piece / sizeof piece[0] };
@@ -82,7 +80,6 @@ static void any_string(void **state) {
 }
 
 static void numbers(void **state) {
-  (void)state;
   static const struct {
     double x;
     const char *text;
@@ -144,7 +141,6 @@ static void numbers(void **state) {
 
 /* Commas, indentation and digits; more text than one block of memory. */
 static void members(void **state) {
-  (void)state;
   for (int indent = 0; indent < 2; indent++) {
     ngio_out o = {.digits = 6, .indent = indent};
     ngio_open(&o, NULL, '{');
@@ -288,7 +284,6 @@ static void texts(void **state) {
       "NaN",
       "[Infinity]",
       "// x\n1"};
-  (void)state;
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
     char *is = shown(good[i][0], strlen(good[i][0]));
     if (is == NULL || strcmp(is, good[i][1]) != 0)
@@ -300,7 +295,6 @@ static void texts(void **state) {
 }
 
 static void errors_have_lines(void **state) {
-  (void)state;
   static const char *const bad[][2] = {
       {"{\"a\": 1,\n\"b\" 2}", "line 2: expected ':' after a key"},
       {"{\"a\": \"x\\n\\n\",\n\n\"b\": 1\n\"c\": 2}",
@@ -325,7 +319,6 @@ static void damaged(void **state) {
   const size_t n = sizeof good - 1;
   char text[sizeof good];
   int accepted = 0;
-  (void)state;
   assert_true(taken(good, n));
   for (size_t at = 0; at < n; at++) {
     for (int c = 0; c < 256; c++) {
@@ -342,7 +335,6 @@ static void damaged(void **state) {
 }
 
 static void too_deep(void **state) {
-  (void)state;
   char text[64];
   memset(text, '[', sizeof text);
   ngio_json *ours;

@@ -91,7 +91,6 @@ static const char *const linalg[] = {"ref",
 enum { LINALGS = sizeof linalg / sizeof linalg[0] };
 
 static void test_healthy(void **state) {
-  (void)state;
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
@@ -103,7 +102,6 @@ static void test_healthy(void **state) {
 }
 
 static void test_more_damping(void **state) {
-  (void)state;
   const double below[3] = {0.005, 0.05, 0.5};
   for (int i = 0; i < LINALGS; i++) {
     for (int32_t rung = 1; rung <= 3; rung++) {
@@ -124,7 +122,6 @@ static void test_more_damping(void **state) {
 /* Entries of 1e9 that differ by one unit of f32 (64): their Cholesky factor in f32 is noise, and a
  * damping of 1 is below half a unit; double precision has seven digits to spare. */
 static void test_double(void **state) {
-  (void)state;
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
@@ -140,7 +137,6 @@ static void test_double(void **state) {
 
 /* An average that no rung can solve: the last good inverse, or the plain gradient if there is none. */
 static void test_hopeless(void **state) {
-  (void)state;
   static const float bad[] = {NAN, INFINITY, -5.0f, -5.0f};
   for (int i = 0; i < LINALGS * 4 * 2; i++) {
     const int kind = i / 2 % 4;
@@ -164,18 +160,12 @@ static void test_hopeless(void **state) {
 }
 
 static void failing(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
-  (void)q;
-  (void)n;
   (void)V;
-  (void)w;
-  (void)work;
   *info = 1;
 }
 
 /* Success with garbage: what LAPACK does on NaN. */
 static void lying(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
-  (void)q;
-  (void)work;
   for (int64_t i = 0; i < n * n; i++) {
     V[i] = 0.5f;
   }
@@ -186,17 +176,12 @@ static void lying(ng_queue *q, int64_t n, float *V, float *w, void *work, int *i
 }
 
 static void failing64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
-  (void)q;
-  (void)n;
   (void)V;
-  (void)w;
-  (void)work;
   *info = 1;
 }
 
 /* The eigen solver fails, or says it did not: double precision takes over, then the last result. */
 static void test_eigen_ladder(void **state) {
-  (void)state;
   void (*const broken[])(ng_queue *, int64_t, float *, float *, void *, int *) = {failing, lying};
   for (int i = 0; i < LINALGS; i++) {
     for (int k = 0; k < 2; k++) {
@@ -224,13 +209,11 @@ static void test_eigen_ladder(void **state) {
 
 /* Inverses that are wrong although factor and invert report success are caught by the residual. */
 static void no_inverse(ng_queue *q, ng_sym L, int *info) {
-  (void)q;
   (void)L;
   *info = 0;
 }
 
 static void test_lying_cholesky(void **state) {
-  (void)state;
   fix f;
   start(&f, "ref", "cholesky");
   put(&f, 2.0f, 0.5f, 3.0f);
@@ -271,7 +254,6 @@ static void spoiled_invert64(ng_queue *q, int64_t n, double *a, int *info) {
 }
 
 static void test_spoiled_cholesky(void **state) {
-  (void)state;
   static const struct {
     float worst; /* F = diag(4, worst, 9) */
     float of_inverse, of_factor;
@@ -312,7 +294,6 @@ static void test_spoiled_cholesky(void **state) {
 
 /* Zero factors have a defined answer: PD = D / lambda^2 for a full split on both sides. */
 static void test_zero_factors(void **state) {
-  (void)state;
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
@@ -380,7 +361,6 @@ static double graded_error(const char *la, const char *solver, int64_t n, const 
 /* The order of features changes nothing.  f32 eigenvalues are off by 6e-8 of the largest, 1e3 or more here, which
  * the damping does not hide.  1e-4: rounding of A and of the eigenvectors to f32. */
 static void test_graded(void **state) {
-  (void)state;
   for (int i = 0; i < LINALGS; i++) {
     for (int64_t n = 6; n <= FEATURES; n *= 4) {
       for (int kind = 0; kind < 3; kind++) {

@@ -250,7 +250,6 @@ static void same(const char *set, int32_t ranks, event what, tap_way way) {
 }
 
 static void test_same_bits(void **state) {
-  (void)state;
   for (int k = 0; k < SETS; k++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
       same(sets[k], ranks, NOTHING, WHOLE);
@@ -265,7 +264,6 @@ static void test_same_bits(void **state) {
 
 /* Steps that do not go as they should: what is left of them does not depend on `last`. */
 static void test_events(void **state) {
-  (void)state;
   static const event what[] = {UNSHOWN, NOT_FINITE, UNBOUND, RESET, PERIOD};
   for (size_t e = 0; e < sizeof what / sizeof what[0]; e++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
@@ -279,7 +277,6 @@ static void test_events(void **state) {
 
 /* Ranks that leave in the middle of a batch, each in another place: nobody waits for ever. */
 static void test_destroy(void **state) {
-  (void)state;
   for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
     life *l = lived("method=natgrad", 4, 1, DESTROY, w);
     assert_true(well(l));
@@ -306,7 +303,6 @@ static ng_status nothing_seen(ng_block *b, const ng_obs *o) {
  * of the messages.  In the sweep of the doubles there are some that are as long as `check` is: 36 numbers and
  * two for each of 8 statistics, and up to 48 inputs, on a cache line, before 4 outputs; so are messages of two and three blocks. */
 static void test_not_the_same(void **state) {
-  (void)state;
   static const char *const set[] = {"method=natgrad", "method=eva",
                                     "method=natgrad statistics=local grad_worker_fraction=0",
                                     "method=eva stat_bucket_mb=0.00045"};
@@ -344,7 +340,6 @@ static void test_not_the_same(void **state) {
 /* The transport of one rank fails at each of its calls in turn, those while observing among them: all ranks end, and
  * no gradient is half written. */
 static void test_every_call_fails(void **state) {
-  (void)state;
   static const char *const set[] = {"method=natgrad", "method=natgrad grad_worker_fraction=0",
                                     "method=eva", SLICES};
   for (int i = 0; i < 4 * TAP_WAYS; i++) {
@@ -401,7 +396,6 @@ static void must_be(const char *what, size_t at, int rank, int64_t is, int64_t w
 }
 
 static void test_messages(void **state) {
-  (void)state;
   life *first = NULL;
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     char set[96];
@@ -438,7 +432,6 @@ static void says(const fixture *f, ng_status st, ng_status want, const char *wor
 }
 
 static void test_misuse(void **state) {
-  (void)state;
   float a[B * 2] = {1, 2, 3, 4, 5, 6}, g[B * 2] = {1, -1, 2, -2, 3, -3}, d[2][4];
   const plane x = plane_of(a, B, 2, NG_F32), y = plane_of(g, B, 2, NG_F32);
   for (int twice = 0; twice < 2; twice++) {

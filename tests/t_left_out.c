@@ -192,7 +192,6 @@ static const char *const sets[] = {
 enum { SETS = sizeof sets / sizeof sets[0] };
 
 static void it_waits_and_the_others_go_on(void **state) {
-  (void)state;
   for (int k = 0; k < SETS; k++) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
       if (ranks % 2 == 1 && strstr(sets[k], "fraction=0.5") != NULL) continue;
@@ -222,7 +221,6 @@ static void it_waits_and_the_others_go_on(void **state) {
 /* A state that is saved while it sleeps holds its averages, results and moments as before; that it sleeps
  * is not in the state: the program says it again. */
 static void saved_while_left_out(void **state) {
-  (void)state;
   for (int k = 0; k < SETS; k += 2) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks += 2) {
       char set[200];
@@ -245,7 +243,6 @@ static void saved_while_left_out(void **state) {
 /* A layer excluded from the first step comes back when no statistic is due by its period: what is observed then is its
  * first average. */
 static void what_is_shown_first_is_folded(void **state) {
-  (void)state;
   static const char *const late[] = {
       "solve_period=6",
       "solve_period=6 solver=eigen damping_split=joint grad_worker_fraction=0.5",
@@ -292,7 +289,6 @@ static ng_status play(model *m, int t) {
 /* Solves that fall due while it sleeps are not made: it wakes with the inverses of before, though the
  * damping has moved. */
 static void nothing_is_solved_meanwhile(void **state) {
-  (void)state;
   model m, d;
   open_ok(&m, "damping=0.1 clip=none stat_period=100 solve_period=3");
   open_ok(&d, "damping=0.1 clip=none stat_period=100 solve_period=100");
@@ -313,7 +309,6 @@ static void nothing_is_solved_meanwhile(void **state) {
 /* clip = ratio reads weights: not those of a layer that sleeps, of which there may be none, nor what was
  * found of them before. */
 static void weights_of_who_sleeps_are_not_read(void **state) {
-  (void)state;
   model m;
   open_ok(&m, "damping=0.1 clip=ratio clip_bound=0.1");
   fixture_ok(&m.f, play(&m, 0));
@@ -329,7 +324,6 @@ static void weights_of_who_sleeps_are_not_read(void **state) {
 
 /* What was shown of a layer without a gradient is not folded, so it has never been observed. */
 static void shown_but_not_folded(void **state) {
-  (void)state;
   model m;
   open_ok(&m, "damping=0.1 missing=keep");
   const ng_array none = ng_array_vector(NULL, 1, NG_F32);
@@ -346,7 +340,6 @@ static void shown_but_not_folded(void **state) {
 /* A block over many parameters has one memory: no part of it can wait, unless its family sees to that (windows do,
  * t_window_out). */
 static void not_out_of_a_common_block(void **state) {
-  (void)state;
   fixture f;
   float g[2][3] = {{1, 2, 3}, {4, 5, 6}};
   fixture_ok(&f, fixture_open(&f, "damping=0.1 missing=keep", NULL));
@@ -362,8 +355,7 @@ static void not_out_of_a_common_block(void **state) {
   fixture_ok(&f, ng_step(f.p, 0.1));
   fixture_ok(&f, ng_bind_grad(f.p, 1, NG_WEIGHT, &none));
   assert_int_equal(ng_step(f.p, 0.1), NG_ERR_STATE);
-  assert_non_null(
-      strstr(ng_last_error(f.ctx), "'all.two' has no gradient, and shares a block"));
+  assert_non_null(strstr(ng_last_error(f.ctx), "'all.two' has no gradient, and shares a block"));
   assert_int_equal(ng_freeze(f.p, 1, 1), NG_ERR_STATE);
   assert_non_null(strstr(ng_last_error(f.ctx), "shares a block with other layers"));
   fixture_close(&f);
@@ -372,7 +364,6 @@ static void not_out_of_a_common_block(void **state) {
 /* The report counts who was kept for want of a gradient: not who sleeps, nor a tensor that a step without
  * an update has no use for; the smallest factor is of those that took part. */
 static void what_the_report_counts(void **state) {
-  (void)state;
   static const char *const clips[] = {"clip=ratio clip_bound=0.1", "clip=rms clip_bound=0.01"};
   const ng_array none = ng_array_vector(NULL, 1, NG_F32);
   for (int k = 0; k < 2; k++) {

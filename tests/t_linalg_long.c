@@ -200,7 +200,6 @@ static void eigen(int64_t n) {
 }
 
 static void threads_and_blocking(void **arg) {
-  (void)arg;
   for (int64_t n = 769; n <= 770; n++) {
     cholesky(n);
     eigen(n);
@@ -208,12 +207,10 @@ static void threads_and_blocking(void **arg) {
 }
 
 static void n_4608(void **arg) {
-  (void)arg;
   cholesky(4608);
   eigen(4608);
 }
 static void n_9216(void **arg) {
-  (void)arg;
   cholesky(9216);
   eigen(9216);
 }

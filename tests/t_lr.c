@@ -28,7 +28,6 @@ static void check_lr(const char *schedule, const char *warm_up, double epoch, do
 }
 
 static void lr_follows_its_formulas(void **state) {
-  (void)state;
   check_lr("constant", "0", 7.5, 10, 1);
   check_lr("step:3,6", "0", 2.999, 10, 1);
   check_lr("step:3,6", "0", 3, 10, 0.1);
@@ -71,7 +70,6 @@ static void lr_follows_its_formulas(void **state) {
 
 /* No schedule but step jumps, and none leaves [0, lr]. */
 static void lr_is_continuous_and_bounded(void **state) {
-  (void)state;
   static const char *const schedule[] = {"constant",         "cosine",       "cosine:0.1",
                                          "linear",           "linear:0.3",   "polynomial:1",
                                          "polynomial:2.5",   "cyclic:3@0.2", "cyclic:0.5",
@@ -101,7 +99,6 @@ static void lr_is_continuous_and_bounded(void **state) {
 }
 
 static void lr_schedules_are_read_strictly(void **state) {
-  (void)state;
   /* between bars; the first is empty */
   static const char bad[] =
       "|cosin|step|step:|step:3,2|step:0|step:1,|step:1@|step:1@2|step:1@0.1x|step:1;2|cosine"
@@ -130,7 +127,6 @@ static void lr_schedules_are_read_strictly(void **state) {
 }
 
 static void lr_default_is_the_update_s(void **state) {
-  (void)state;
   static const struct {
     const char *set, *value;
     double lr;

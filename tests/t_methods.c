@@ -30,7 +30,6 @@ static void differs_by(const ng_options *o, const char *method, const char *diff
 
 /* A system is a place to start from: what was given before is gone, and does not count as given. */
 static void a_system_sets_everything(void **state) {
-  (void)state;
   ng_options o = standard_options();
   fixture_real(&o, "damping", 7);
   fixture_set(&o, "skip_layers", "fc");
@@ -55,7 +54,6 @@ static void a_system_sets_everything(void **state) {
 }
 
 static void table_of_methods(void **state) {
-  (void)state;
   assert_true(ng_method_count() >= 4);
   for (int32_t m = 0; m < ng_method_count(); m++) {
     ng_method_info info = {.struct_size = sizeof info};
@@ -90,7 +88,6 @@ static void table_of_methods(void **state) {
 }
 
 static void wrong_names(void **state) {
-  (void)state;
   ng_options o = standard_options();
   const ng_options before = o;
   assert_int_equal(ng_options_set(&o, "method", "kiasa", message, sizeof message), NG_ERR_ARG);

@@ -25,7 +25,6 @@ static const data_set images = {
 
 /* max(l, 1 - l) of a symmetric Beta has E[(2 l - 1)^2] = 1 / (2 alpha + 1), four times its variance. */
 static void weights_are_beta(void **state) {
-  (void)state;
   enum { N = 40000 };
   static const double alphas[] = {0.05, 0.4, 0.6, 1.0, 4.0};
   for (int a = 0; a < 5; a++) {
@@ -70,7 +69,6 @@ static mix_box published(double rate, double low, double high, double thin, uint
 }
 
 static void rectangles_are_the_published_ones(void **state) {
-  (void)state;
   enum { N = 4000, SIDE = 40 };
   settings s;
   settings_init(&s);
@@ -99,7 +97,6 @@ static void rectangles_are_the_published_ones(void **state) {
 /* ---- batches -----------------------------------------------------------------------------------*/
 
 static void batches_are_mixed_and_erased(void **state) {
-  (void)state;
   for (int kind = 0; kind < 4; kind++) { /* 1: running; 2: erasing, too */
     const bool running = (kind & 1) != 0, erases = (kind & 2) != 0;
     settings s;
@@ -148,7 +145,6 @@ static void batches_are_mixed_and_erased(void **state) {
 }
 
 static void erasing_alone(void **state) {
-  (void)state;
   settings s;
   settings_init(&s);
   must_set_line(&s, "erase-rate=1 batch=3");
@@ -182,7 +178,6 @@ static void erasing_alone(void **state) {
 
 /* Of cross entropy with soft targets: the mean of softmax(y) - t over two samples. */
 static void the_gradient_is_that_of_the_targets(void **state) {
-  (void)state;
   const float t[2 * K] = {0.7F, 0.1F, 0.2F, 0.0F, 0.0F, 0.25F, 0.5F, 0.25F};
   const int32_t labels[2] = {0, 2};
   float x[2 * 5];
@@ -213,7 +208,6 @@ static void the_gradient_is_that_of_the_targets(void **state) {
 /* ---- in a checkpoint ---------------------------------------------------------------------------*/
 
 static void the_batch_before_is_kept(void **state) {
-  (void)state;
   settings s;
   settings_init(&s);
   must_set_line(&s, "mixup-alpha=1 running-mixup=true batch=3");

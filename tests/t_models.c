@@ -55,7 +55,6 @@ static const struct {
 enum { KNOWN = sizeof known / sizeof known[0] };
 
 static void sizes_and_layers_are_those_published(void **state) {
-  (void)state;
   for (int i = 0; i < KNOWN; i++) {
     nn *n = build(known[i].name, known[i].input, known[i].classes, 1);
     if (nn_weights(n) != known[i].parameters || nn_layers(n) != known[i].layers) {
@@ -94,7 +93,6 @@ static void sizes_and_layers_are_those_published(void **state) {
 
 /* Every model can be built for its default task. */
 static void every_listed_model_builds(void **state) {
-  (void)state;
   for (int i = 0; i < model_count(); i++) {
     const char *name = model_at(i).name;
     if (strcmp(name, "wrn-D-W") == 0) name = "wrn-16-2";
@@ -112,7 +110,6 @@ static void every_listed_model_builds(void **state) {
 
 /* For sizes that no stride divides, both branches of a block round up. */
 static void odd_images(void **state) {
-  (void)state;
   static const char *const names[] = {"resnet18", "resnet50", "resnet50d", "wrn-10-2", "resnet20"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     for (int64_t size = 27; size < 36; size += 3) {
@@ -130,7 +127,6 @@ static double variance(const nn_param *p) {
 }
 
 static void first_values(void **state) {
-  (void)state;
   static const struct {
     const char *name;
     nn_shape input;
@@ -162,7 +158,6 @@ static void first_values(void **state) {
 
 /* Messages about unsuitable names and tasks, from stderr. */
 static void wrong_names_and_tasks(void **state) {
-  (void)state;
   static const struct {
     const char *name, *says;
     nn_shape input;
@@ -201,7 +196,6 @@ static void wrong_names_and_tasks(void **state) {
 /* A file of weights is read as it was written, and rejected with the tensor's name if a number is not finite: its
  * checksums may be right all the same. */
 static void weights_are_finite(void **state) {
-  (void)state;
   static const float values[] = {FLT_MAX, -FLT_TRUE_MIN, INFINITY, -INFINITY, NAN};
   const model_task task = {.input = {1, 1, 6}, .classes = 3};
   bool reconstructs = false;

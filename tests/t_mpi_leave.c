@@ -129,7 +129,6 @@ static ng_status leave_early(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void before_others(void **state) {
-  (void)state;
   const int32_t W = ranks_there();
   for (int32_t who = 0; who < W; who++) {
     for (int32_t calls = 0; calls <= CALLS; calls++) {
@@ -150,7 +149,6 @@ static void before_others(void **state) {
 
 /* All are done with it but the last, which gives up late; then others make something new without it. */
 static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
-  (void)arg;
   const int32_t W = t->size;
   for (int k = 0; k < TIMES / 4; k++) {
     ng_transport a, b = {.struct_size = 0};
@@ -177,14 +175,12 @@ static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void while_one_gives_up(void **state) {
-  (void)state;
   assert_int_equal(ranks_run(ranks_there(), give_up_late, NULL, NULL), NG_OK);
 }
 
 /* A request that was never waited for: the others do not wait for what its rank would have to go on with. */
 static ng_status left_under_way(int32_t rank, ng_transport *t, void *arg) {
   static double x[2 * LARGE];
-  (void)arg;
   ng_collective c = collective(NG_ALL_REDUCE, 0, NULL, x, LARGE);
   void *request;
   ng_status st = t->start(t->user, &c, &request);
@@ -195,7 +191,6 @@ static ng_status left_under_way(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void with_requests(void **state) {
-  (void)state;
   ng_status each[MOST];
   (void)ranks_run(ranks_there(), left_under_way, NULL, each);
   for (int32_t r = 0; r < ranks_there(); r++)
@@ -208,7 +203,6 @@ static ng_status heard_between(int32_t rank, ng_transport *t, void *arg) {
   const int32_t n = t->size - 1;
   double x;
   void *group;
-  (void)arg;
   for (int32_t r = 0; r < n; r++)
     rest[r] = r;
   ng_status st = t->group_create(t->user, rest, n, &group);
@@ -222,7 +216,6 @@ static ng_status heard_between(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void heard_before(void **state) {
-  (void)state;
   ng_status each[MOST];
   const int32_t W = ranks_there();
   if (W == 2) skip();
@@ -252,7 +245,6 @@ static ng_status give_up_agreed(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void after_an_agreement(void **state) {
-  (void)state;
   const int32_t W = ranks_there();
   for (int32_t who = 0; who < 2 * W; who++) {
     agreed a = {.who = who / 2, .kind = who % 2 == 0 ? NG_ALL_REDUCE : NG_BROADCAST};
@@ -272,7 +264,6 @@ static void after_an_agreement(void **state) {
 static ng_status again(int32_t rank, ng_transport *t, void *arg) {
   const int32_t two[2] = {0, 1};
   void *first = NULL, *g;
-  (void)arg;
   for (int k = 0; k < TIMES * 50; k++) {
     double x = 0.0;
     ng_status st = t->group_create(t->user, two, 2, &g);
@@ -289,7 +280,6 @@ static ng_status again(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void same_group(void **state) {
-  (void)state;
   assert_int_equal(ranks_run(ranks_there(), again, NULL, NULL), NG_OK);
 }
 
@@ -320,7 +310,6 @@ static ng_status the_same(const char *what, const int *each, int32_t n, int expe
 /* Whoever says farewell last: both that have the transport's name. */
 static ng_status one_after_the_other(int32_t rank, ng_transport *t, void *arg) {
   const int32_t two[2] = {0, 1};
-  (void)arg;
   for (int32_t late = 0; late < t->size; late++) {
     ng_transport a;
     int each[MOST];
@@ -338,7 +327,6 @@ static ng_status one_after_the_other(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void all_free(void **state) {
-  (void)state;
   assert_int_equal(ranks_run(ranks_there(), one_after_the_other, NULL, NULL), NG_OK);
 }
 
@@ -348,7 +336,6 @@ static void all_free(void **state) {
  * it from each other, and the other ranks hear late: these have good farewells of both by then, but wait. */
 static ng_status a_broadcast_too_many(int32_t rank, ng_transport *t, void *arg) {
   const int32_t last[2] = {t->size - 2, t->size - 1};
-  (void)arg;
   for (int32_t k = 0; k < TIMES / 10; k++) {
     const int32_t root = k % 2;
     ng_transport a;
@@ -377,14 +364,12 @@ static ng_status a_broadcast_too_many(int32_t rank, ng_transport *t, void *arg) 
 }
 
 static void heard_late(void **state) {
-  (void)state;
   assert_int_equal(ranks_run(ranks_there(), a_broadcast_too_many, NULL, NULL), NG_OK);
 }
 
 /* One gives up on two transports; each rank hears of it as it leaves them, in an order of its own: some are in one
  * while others are in the other, and nobody waits for ever. */
 static ng_status any_order(int32_t rank, ng_transport *t, void *arg) {
-  (void)arg;
   for (int32_t k = 0; k < 2 * t->size; k++) {
     ng_transport a[2];
     int each[MOST];
@@ -409,7 +394,6 @@ static ng_status any_order(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void in_any_order(void **state) {
-  (void)state;
   assert_int_equal(ranks_run(ranks_there(), any_order, NULL, NULL), NG_OK);
 }
 

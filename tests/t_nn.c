@@ -241,7 +241,6 @@ static void check_param(const scene *s, int i, double loss) {
 }
 
 static void gradients(void **state) {
-  (void)state;
   ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     scene s = open_scene(&cases[c], pool);
@@ -283,7 +282,6 @@ static void replan(scene *s, bool share) {
 
 /* Parts of memory that are shared or not, another batch in between: the same bits, and nothing is allocated. */
 static void same_bits_again(void **state) {
-  (void)state;
   ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     scene s = open_scene(&cases[c], pool);
@@ -366,7 +364,6 @@ static int see_output(void *user, int layer, const float *g, int64_t samples, in
 }
 
 static void a_watch_sees_every_layer(void **state) {
-  (void)state;
   const kase k = {"residual", {8, 8, 3}, 3, b_residual, NN_CROSS_ENTROPY, 0, false};
   scene s = open_scene(&k, NULL);
   seen w = {.n = s.n};
@@ -390,7 +387,6 @@ static void a_watch_sees_every_layer(void **state) {
 /* ---- mistakes ----------------------------------------------------------------------------------*/
 
 static void first_mistake_is_reported(void **state) {
-  (void)state;
   for (int kind = 0; kind < 7; kind++) {
     nn *n = nn_create(NULL, 1);
     int x = nn_input(n, (nn_shape){4, 4, 2});

@@ -28,7 +28,6 @@ static double conv_at(const nn_layer *l, const float *x, const float *w, const f
 }
 
 static void convolution_matches_plain_loops(void **state) {
-  (void)state;
   ng_pool *pool = ng_pool_create(2, NULL);
   int checked = 0;
   for (int64_t kernel = 1; kernel <= 7; kernel++) {
@@ -67,7 +66,6 @@ static void convolution_matches_plain_loops(void **state) {
 }
 
 static void normalisation_matches_plain_loops(void **state) {
-  (void)state;
   static const int64_t widths[] = {1, 3, 16, 64, 80};
   for (int w = 0; w < 5; w++) {
     const nn_shape in = {4, 4, widths[w]};
@@ -109,7 +107,6 @@ static void normalisation_matches_plain_loops(void **state) {
 }
 
 static void one_value_has_no_unbiased_variance(void **state) {
-  (void)state;
   nn *n = nn_create(NULL, 5);
   (void)nn_norm(n, "n", nn_input(n, (nn_shape){1, 1, 2}));
   assert_int_equal(nn_ready(n, 1), 0);
@@ -123,7 +120,6 @@ static void one_value_has_no_unbiased_variance(void **state) {
 }
 
 static void pools_ignore_positions_outside(void **state) {
-  (void)state;
   const float x[9] = {1, 2, 3, 4, 9, 6, 7, 8, 5};
   /* 3x3 windows, stride 2, padding 1: four corners of 2x2 values each; 2x2 windows: 4, 2, 2 and 1 values */
   const float most[4] = {9, 9, 9, 9}, mean[4] = {4, 4.5F, 7.5F, 5};
@@ -142,7 +138,6 @@ static void pools_ignore_positions_outside(void **state) {
 /* Dropout drops the same values of samples 3 to 6 alone as in the batch of seven; 5 values a sample, so that no
  * share begins with a new block of random words. */
 static void part_of_a_batch_draws_as_the_whole(void **state) {
-  (void)state;
   enum { ALL = 7, FROM = 3, WIDE = 5 };
   float x[ALL * WIDE], whole[ALL * WIDE];
   nn *n = nn_create(NULL, 5);
@@ -160,7 +155,6 @@ static void part_of_a_batch_draws_as_the_whole(void **state) {
 }
 
 static void dropout_keeps_the_mean(void **state) {
-  (void)state;
   enum { MANY = 40000 };
   nn *n = nn_create(NULL, 5);
   (void)nn_dropout(n, nn_input(n, (nn_shape){1, 1, MANY}), 0.25);
@@ -192,7 +186,6 @@ static void dropout_keeps_the_mean(void **state) {
 }
 
 static void gemm_matches_plain_loops(void **state) {
-  (void)state;
   enum { M = 7, N = 5, K = 9, LD = 11 };
   float a[LD * LD], b[LD * LD], c[LD * LD], want[LD * LD];
   random_normal(1, RANDOM_DATA, 1, 1.0, LD * LD, a);
@@ -214,7 +207,6 @@ static void gemm_matches_plain_loops(void **state) {
 /* ---- losses ------------------------------------------------------------------------------------*/
 
 static void losses_by_hand(void **state) {
-  (void)state;
   nn *n = nn_create(NULL, 5);
   nn_set_loss(n, NN_CROSS_ENTROPY, 0.1);
   (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
@@ -240,7 +232,6 @@ static void losses_by_hand(void **state) {
 
 /* Gradients of drawn targets have the second moment diag(s) - s s' of a softmax (per sample, times 1/B^2). */
 static void drawn_targets_have_the_fisher_moment(void **state) {
-  (void)state;
   enum { DRAWS = 20000 };
   nn *n = nn_create(NULL, 11);
   (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);

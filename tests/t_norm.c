@@ -50,7 +50,6 @@ static void says(const hand *h, const char *text) {
 
 static void refuses_what_does_not_fit(void **state) {
   hand h;
-  (void)state;
   hand_open(&h, "method=natgrad");
   assert_int_equal(ng_observe_input(h.f.p, 0, &h.in, NG_COPY), NG_ERR_ARG);
   says(&h, "NG_BORROW");
@@ -93,7 +92,6 @@ static void refuses_what_does_not_fit(void **state) {
 /* Only one sample has a gradient, so F of a channel has rank one, and the damping is lost beside F. */
 static void a_singular_unit_is_rescued(void **state) {
   hand h;
-  (void)state;
   hand_open(&h, "method=natgrad clip=none damping=1e-9");
   memset(h.g, 0, sizeof h.g);
   h.g[0] = h.g[2] = 100;
@@ -131,7 +129,6 @@ static void rung_is(hand *h, const char *what, int32_t rung) {
 
 static void rungs_are_reported(void **state) {
   hand h;
-  (void)state;
   for (int full = 0; full < 2; full++) {
     static const float shown[] = {-5, -0.005F, 3, -5, 3};
     const int32_t rungs[2][5] = {{6, 1, 0, 6, 0}, {6, 1, 0, 5, 0}};
@@ -158,7 +155,6 @@ static void rungs_are_reported(void **state) {
 /* none: registered, named, left alone; and never asked for. */
 static void none_keeps_the_gradient(void **state) {
   hand h;
-  (void)state;
   hand_open(&h, "method=natgrad norm_block=none");
   assert_int_equal(ng_wants(h.f.p, 0), 0);
   fixture_ok(&h.f, ng_step(h.f.p, 0.1));
@@ -202,7 +198,6 @@ static void reports_its_damping(void **state) {
              {"method=natgrad stat_period=2 damping=0.1 norm_damping=16 damping_leak=owner "
               "damping_split=full",
               {1.6, 1.6, 3.2}}};
-  (void)state;
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     hand h;
     hand_open(&h, row[i].options);
@@ -367,7 +362,6 @@ static void one_pass_is_dense(void **state) {
     double off, mean;
     int64_t take;
   } how[] = {{0, 0, B}, {0, 1000, B}, {30, 0, B}, {300, -5, B}, {3, 0, 1}, {3, 0, B - 1}};
-  (void)state;
   double worst = 0;
   for (size_t i = 0; i < SHAPES * sizeof how / sizeof how[0]; i++) {
     const size_t k = i / SHAPES;
@@ -397,7 +391,6 @@ static void one_pass_is_dense(void **state) {
 static void not_finite(void **state) {
   static const float bad[] = {INFINITY, -INFINITY, NAN};
   rng r = {test_seed()};
-  (void)state;
   for (size_t k = 0; k < 3 * 3 * SHAPES; k++) {
     shape(k / 9);
     data *d = data_of(&r, 0, 0);

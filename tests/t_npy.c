@@ -52,7 +52,6 @@ static const char npy_byte[] =
     "      \n\t";
 
 static void npy_reads_numpy(void **state) {
-  (void)state;
   const char *all[] = {npy1, npy2, npy3};
   for (int v = 0; v < 3; v++) {
     ngio_npy a;
@@ -83,7 +82,6 @@ static void npy_reads_numpy(void **state) {
 }
 
 static void npy_dtypes_and_shapes(void **state) {
-  (void)state;
   static const struct {
     const char *header;
     ngio_dtype dtype;
@@ -116,7 +114,6 @@ static void npy_dtypes_and_shapes(void **state) {
 }
 
 static void npy_bad_headers(void **state) {
-  (void)state;
 #define D "{'descr': '<f4', 'fortran_order': False, 'shape': "
   static const struct {
     const char *header;
@@ -172,7 +169,6 @@ static void npy_bad_headers(void **state) {
 }
 
 static void npy_cut_and_turned(void **state) {
-  (void)state;
   const char *all[] = {npy1, npy2, npy_byte};
   const size_t size[] = {sizeof npy1 - 1, sizeof npy2 - 1, sizeof npy_byte - 1};
   for (int v = 0; v < 3; v++) {

@@ -171,7 +171,6 @@ static void must_differ(const effect *e, const run *a, const run *b, int i, int 
 }
 
 static void values_differ(void **state) {
-  (void)state;
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     static run r[5];
     int n = 0;
@@ -214,7 +213,6 @@ static bool named(const char *option, const char *choice) {
 }
 
 static void every_option_and_choice_is_named(void **state) {
-  (void)state;
   ng_option_info info = {.struct_size = sizeof info};
   for (int32_t i = 0; ng_option_at(i, &info) == NG_OK; i++) {
     char choice[100];
@@ -249,7 +247,6 @@ static bool fits_a_layer(const effect *e) {
 }
 
 static void per_layer_options_change_one_layer(void **state) {
-  (void)state;
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     char one[100], two[100], settings[300], own[200];
     if (!info_of(e->option).per_layer || !fits_a_layer(e)) continue;
@@ -268,7 +265,6 @@ static void per_layer_options_change_one_layer(void **state) {
 
 /* Lines of per_layer are ng_layer.options by name or by kind; the first line that matches counts, behind the layer's own. */
 static void lines_of_per_layer(void **state) {
-  (void)state;
   static const char *const one[] = {"fc1: damping=3", "fc1:\tdamping=3 ",
                                     "[a-f]?1: damping=3; fc*: damping=0.1; conv*: damping=0.1"};
   run own = usual, mine = usual;
@@ -288,7 +284,6 @@ static void lines_of_per_layer(void **state) {
 
 /* A method of its own: the layer has the values of that row, whatever those of the model are. */
 static void method_of_a_layer(void **state) {
-  (void)state;
   static const char *const model[] = {"", "solver=eigen damping_split=joint stat_decay=0.5"};
   static const char *const row[][2] = {
       {"method=mfac window=2 damping=0.1", "method=mfac window=2 damping=0.1"},
@@ -311,7 +306,6 @@ static void method_of_a_layer(void **state) {
 /* ---- live options ----------------------------------------------------------------------------*/
 
 static void live_options_move(void **state) {
-  (void)state;
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     char one[100], two[100], settings[300];
     const bool live = info_of(e->option).live;
@@ -342,7 +336,6 @@ static void live_options_move(void **state) {
 
 /* The option says which step there will be, and so how much memory its moments need. */
 static void effect_update(void **state) {
-  (void)state;
   static const char *const name[] = {"gradient", "sgd", "adamw"};
   static run out[3];
   for (int i = 0; i < 3; i++) {
@@ -365,7 +358,6 @@ static void effect_update(void **state) {
 
 /* Option values that only a model with layers refuses; t_options_check has the others. */
 static void refused(void **state) {
-  (void)state;
   static const char *const row[][3] = {
       {"damping=0.1", "solver=product", "solver"},
       {"damping=0.1 statistics=local colocate=0", NULL, "set colocate = 1"}};

@@ -37,7 +37,6 @@ static ng_layer conv(const char *name, int64_t out) {
 
 /* A 1 for each layer that the globs match. */
 static void skipped_as_matched(void **state) {
-  (void)state;
   static const char *const skip[][2] = {{"", "0000"},
                                         {"fc*", "1000"},
                                         {"fc1", "1000"},
@@ -99,7 +98,6 @@ static void needs(const ng_options *o, const char *option, const char *expected)
 }
 
 static void idle_options(void **state) {
-  (void)state;
   static const char *const clip[] = {"kl", "rescale", "norm", "ratio", "rms", "value", "none"};
   ng_options o = standard_options();
   for (int i = 0; i < 7; i++) {
@@ -145,7 +143,6 @@ static void idle_options(void **state) {
 
 /* ng_option_info.needs names the option that the sentence begins with, and only where there is one. */
 static void needs_are_named(void **state) {
-  (void)state;
   int32_t named = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);

@@ -13,7 +13,6 @@ static char message[512];
 
 /* A help that describes values describes each of them. */
 static void helps_name_every_value(void **state) {
-  (void)state;
   int32_t listed = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
@@ -28,7 +27,6 @@ static void helps_name_every_value(void **state) {
 }
 
 static void rows_are_complete(void **state) {
-  (void)state;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info a = option_info(i);
     assert_true(a.name[0] != 0 && a.group[0] != 0 && strlen(a.help) > 10);
@@ -137,7 +135,6 @@ static void a_choice(const ng_option_info *a) {
 }
 
 static void every_row(void **state) {
-  (void)state;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info a = option_info(i);
     ng_options o = standard_options();
@@ -170,7 +167,6 @@ static void every_row(void **state) {
 }
 
 static void numbers_read_back(void **state) {
-  (void)state;
   accepted("damping", "+3e-2", "0.03");
   accepted("damping", ".5", "0.5");
   accepted("damping", "5.", "5");
@@ -196,7 +192,6 @@ static void numbers_read_back(void **state) {
 /* A program that speaks German writes 0,5; options do not.  Without such a locale on the machine
  * the lines hold all the same. */
 static void numbers_have_a_point_in_every_locale(void **state) {
-  (void)state;
   const bool comma = setlocale(LC_NUMERIC, "de_DE.UTF-8") != NULL;
   accepted("damping", "0.5", "0.5");
   refused("damping", "0,5", NG_ERR_ARG, "finite number");
@@ -207,7 +202,6 @@ static void numbers_have_a_point_in_every_locale(void **state) {
 }
 
 static void names(void **state) {
-  (void)state;
   ng_options o = standard_options();
   assert_int_equal(ng_options_set(&o, "kl-clip", "0.5", NULL, 0), NG_OK);
   assert_option(&o, "kl_clip", "0.5");
@@ -244,7 +238,6 @@ static void names(void **state) {
 }
 
 static void known_but_not_supported(void **state) {
-  (void)state;
   static const char *const later[][2] = {{"factor_dtype", "f64"}, {"inverse_dtype", "f64"}};
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
@@ -261,7 +254,6 @@ static void known_but_not_supported(void **state) {
 /* ---- structs of other sizes ------------------------------------------------------------------*/
 
 static void infos_of_other_sizes(void **state) {
-  (void)state;
   ng_option_info small = {.struct_size = offsetof(ng_option_info, standard)};
   small.standard = "untouched";
   assert_int_equal(ng_option_at(ng_option_find("damping"), &small), NG_OK);

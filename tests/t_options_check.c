@@ -22,7 +22,6 @@ static void check_is(const ng_options *o, ng_status st, const char *part) {
 
 /* A number gets the judgement that its text would get; what is refused changes nothing. */
 static void numbers_are_judged(void **state) {
-  (void)state;
   ng_options o = standard_options();
   check_is(&o, NG_OK, "");
   const ng_options before = o;
@@ -88,7 +87,6 @@ static void numbers_are_judged(void **state) {
 }
 
 static void options_against_each_other(void **state) {
-  (void)state;
 #define EIGEN "solver=eigen damping_split=joint "
   static const char *const line[][2] = {
       {"method=sam", ""},
@@ -127,7 +125,6 @@ static void options_against_each_other(void **state) {
 /* ---- environment -----------------------------------------------------------------------------*/
 
 static void environment(void **state) {
-  (void)state;
   for (int32_t i = 0; i < ng_option_count(); i++) { /* every row is read */
     const ng_option_info info = option_info(i);
     char variable[64];
@@ -195,7 +192,6 @@ static void environment(void **state) {
 /* ---- a layer's overrides ---------------------------------------------------------------------*/
 
 static void overrides(void **state) {
-  (void)state;
   ng_options o = standard_options();
   assert_int_equal(
       ng_options_override(&o, "  damping=0.01\tstat-decay=0.5 ", message, sizeof message), NG_OK);
@@ -285,7 +281,6 @@ static bool is_line(const char *text) {
 }
 
 static void any_text(void **state) {
-  (void)state;
   const uint64_t seed = test_seed();
   rng r = {seed};
   int64_t taken = 0, published = 0;

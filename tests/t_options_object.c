@@ -50,7 +50,6 @@ static void set_in_order(ng_options *by_calls, ng_options *by_line, const words 
 /* Every method with every pair of options, in all six orders, by calls and by a line: what was given
  * has its value, all else that of the row.  A method that was chosen before leaves no trace. */
 static void order_has_no_effect(void **state) {
-  (void)state;
   static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
   int64_t tried = 0, moved = 0;
   for (int32_t m = 0; m < ng_method_count(); m++) {
@@ -93,7 +92,6 @@ static void order_has_no_effect(void **state) {
 
 /* Of two calls for one option the last counts, whichever way the value came. */
 static void the_last_call_counts(void **state) {
-  (void)state;
   ng_options *o = made("damping=0.5 method=eva");
   assert_int_equal(ng_options_set_real(o, "damping", 0.25, message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.25");
@@ -120,7 +118,6 @@ static void the_last_call_counts(void **state) {
 
 /* What was given before a method that has no such option is not forgotten: it is refused. */
 static void stale_words_are_refused(void **state) {
-  (void)state;
   ng_options *o = made("solver=eigen");
   assert_int_equal(ng_options_set(o, "method", "eva", message, sizeof message), NG_OK);
   assert_int_equal(ng_options_check(o, message, sizeof message), NG_ERR_ARG);
@@ -148,7 +145,6 @@ static void line_gives(const char *line, const char *name, const char *value) {
 }
 
 static void lines_are_read(void **state) {
-  (void)state;
   ng_options *standard = made(NULL), *empty = made(""), *blank = made(" \t\r\n ");
   assert_true(same(standard, empty) && same(standard, blank));
   ng_options_destroy(&standard);
@@ -171,7 +167,6 @@ static void lines_are_read(void **state) {
 
 /* Each with a good word before and behind it: nothing of the line is taken. */
 static void all_of_a_line_or_nothing(void **state) {
-  (void)state;
   static const struct {
     const char *words, *part;
     ng_status st;
@@ -236,7 +231,6 @@ static void all_of_a_line_or_nothing(void **state) {
 
 /* The caller's text may go, and what is too long is refused by name, by every way in. */
 static void texts_are_our_own(void **state) {
-  (void)state;
   static const char *const name[] = {"skip_layers", "per_layer"};
   enum { ROOM = 8192 };
   char *text = malloc(ROOM), *line = malloc(ROOM), *back = malloc(ROOM);
@@ -282,7 +276,6 @@ static void texts_are_our_own(void **state) {
 
 /* Neither sees what is set in the other, nor misses the other when it is gone. */
 static void a_copy_is_another_object(void **state) {
-  (void)state;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char value[64];
@@ -313,7 +306,6 @@ static void a_copy_is_another_object(void **state) {
 
 /* A preconditioner has a copy of its own; a context counts it and gives back every byte. */
 static void a_preconditioner_keeps_its_own(void **state) {
-  (void)state;
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   char text[64];

@@ -340,20 +340,11 @@ static double factors_case(uint64_t seed) { return family_case(seed, 0); }
 static double vectors_case(uint64_t seed) { return family_case(seed, 1); }
 static double norms_case(uint64_t seed) { return family_case(seed, 2 + (int)(seed % 2)); }
 
-static void factors(void **state) {
-  (void)state;
-  test_cases(factors_case, 200, GROWTH);
-}
+static void factors(void **state) { test_cases(factors_case, 200, GROWTH); }
 
-static void vectors(void **state) {
-  (void)state;
-  test_cases(vectors_case, 200, R1_GROWTH);
-}
+static void vectors(void **state) { test_cases(vectors_case, 200, R1_GROWTH); }
 
-static void norms(void **state) {
-  (void)state;
-  test_cases(norms_case, 200, GROWTH);
-}
+static void norms(void **state) { test_cases(norms_case, 200, GROWTH); }
 
 /* Full norm blocks of few samples and a damping of 1e-1 to 1e-4 are nearly singular, so their sums, averages and
  * solves are doubles up to order 128.  Gradients of samples are f32: 1e-5 of the largest entry. */
@@ -394,10 +385,7 @@ static double singular_case(uint64_t seed) {
   return e;
 }
 
-static void nearly_singular_norms(void **state) {
-  (void)state;
-  test_cases(singular_case, 100, 1e-5);
-}
+static void nearly_singular_norms(void **state) { test_cases(singular_case, 100, 1e-5); }
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(factors), cmocka_unit_test(vectors),

@@ -41,7 +41,6 @@ static void twice(const ng_collective *c) {
 }
 
 static ng_status slow_run(void *user, const ng_collective *c) {
-  (void)user;
   twice(c);
   now += SMALL;
   return NG_OK;
@@ -165,7 +164,6 @@ static void must_be(const char *what, double is, double want) {
  * layer one; the step begins at once.  `check` takes SMALL, so the first two are waited for WIRE - WORK -
  * SMALL, the others WORK more; results of two owners take WIRE together; then `agree`. */
 static void test_hidden(void **state) {
-  (void)state;
   for (int tests = 0; tests < 2; tests++) {
     const outcome o = run("stat_bucket_mb=0", 1, WIRE, true, tests != 0);
     assert_int_equal(o.under_way_before_last, 2);
@@ -183,7 +181,6 @@ static void test_hidden(void **state) {
 /* Over before the next array is shown: the first two are found to be, or are under way until the others are
  * if nobody may ask; those are complete when `check` is. */
 static void test_quick(void **state) {
-  (void)state;
   for (int tests = 0; tests < 2; tests++) {
     const outcome o = run("stat_bucket_mb=0", 1, QUICK, true, tests != 0);
     must_be("hidden", o.hidden, WORK);
@@ -195,7 +192,6 @@ static void test_quick(void **state) {
 /* One message for all: nothing to hide it behind; nor where nobody says which micro-batch is the last, or
  * where the transport only knows how to wait. */
 static void test_nothing_hidden(void **state) {
-  (void)state;
   const outcome whole = run("", 1, WIRE, true, true),
                 late = run("stat_bucket_mb=0", 0, WIRE, true, true),
                 stops = run("stat_bucket_mb=0", 1, WIRE, false, false);

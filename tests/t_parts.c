@@ -66,7 +66,6 @@ static const struct {
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
 static void any_ranks(void **state) {
-  (void)state;
   const path one = in_folder("one"), parts = in_folder("parts"), x = in_folder("x"),
              y = in_folder("y");
   for (int i = 0; i < ROWS; i++) {
@@ -159,7 +158,6 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
  * 24 arrays; loading what a rank holds, a buffer of 256 kB, lists and the manifest.  64 kB are three times what the
  * lists were seen to take.  What is said is shorter than one array. */
 static void own_and_a_buffer(void **state) {
-  (void)state;
   const path parts = in_folder("parts");
   weigh x = {.parts = parts.text};
   assert_int_equal(ranks_run(3, weigh_rank, &x, NULL), NG_OK);
@@ -214,7 +212,6 @@ static void shared_out(const sim_setup *how, int32_t parts_with, double ratio) {
 
 /* Beside factors that owners have; and beside next to nothing, when rank 0 has its share, too. */
 static void moments_are_shared_out(void **state) {
-  (void)state;
   shared_out(&(sim_setup){.method = "natgrad", .set = "update=adamw update_ranks=all"}, 2, 2.0);
   shared_out(&(sim_setup){.method = "eva", .set = "update=adamw update_ranks=all"}, 3, 2.0);
 }

@@ -58,7 +58,6 @@ static void refused(const char *base, const char *says) {
 static void move(const char *from, const char *to) { assert_int_equal(rename(from, to), 0); }
 
 static void parts_that_do_not_belong(void **state) {
-  (void)state;
   const path aside = in_folder("aside");
   save("a", 2);
   save("b", 3);
@@ -95,7 +94,6 @@ static void parts_that_do_not_belong(void **state) {
 
 /* One layer, and its owner is one rank: the others have nothing to write, and are missed all the same. */
 static void a_part_without_arrays(void **state) {
-  (void)state;
   static const sim_setup small = {
       .method = "natgrad", .set = "grad_worker_fraction=0", .vary = SIM_SMALL};
   const path a = in_folder("a");
@@ -121,7 +119,6 @@ static void a_part_without_arrays(void **state) {
 
 /* Bytes of the manifest, of each header, and of every array. */
 static void parts_that_were_edited(void **state) {
-  (void)state;
   save("a", 2);
   for (int32_t r = 0; r < RANKS; r++) {
     const path p = part("a", r);
@@ -156,7 +153,6 @@ static int64_t size_of(const char *name) {
 
 /* Only the largest part does not fit, whichever rank has it; or one cannot be begun. */
 static void no_room_for_one(void **state) {
-  (void)state;
   int64_t most = 0;
   save("new", 3);
   for (int32_t r = 0; r < RANKS; r++) {
@@ -241,7 +237,6 @@ static ng_status hurt_one(int32_t rank, ng_transport *t, void *arg) {
 /* At each message, and at each allocation, of one rank while it saves or loads: all ranks get the same status, one whole
  * state is there, and nothing is lost. */
 static void one_rank_fails(void **state) {
-  (void)state;
   const path a = in_folder("a");
   for (int way = 0; way < 8; way++) {
     hurt x = {.file = a.text, .memory = way >= 4, .loading = way / 2 % 2 != 0, .who = way % 2};
@@ -268,7 +263,6 @@ static void one_rank_fails(void **state) {
 
 /* Hosts that do not share their folder: rank 0 does not see what another wrote, and the state before stays. */
 static void folders_apart(void **state) {
-  (void)state;
   const path file = in_folder("state"), other = in_folder("other");
   save("state", 2);
   const path before = part("state", RANKS - 1);

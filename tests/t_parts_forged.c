@@ -132,7 +132,6 @@ static void put(const parted *x, size_t n) {
 static void forged(void **state) {
   rng r = {test_seed()};
   int64_t refused = 0;
-  (void)state;
   for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
     const path a = in_folder("a");
     parted x = take_parts(&hows[k]);
@@ -170,7 +169,6 @@ static void moved(void **state) {
   parted x = take_parts(&hows[0]);
   transfer load = {.how = &hows[0], .steps = 2, .load = a.text};
   const size_t n = (size_t)(x.rest - x.text);
-  (void)state;
   memcpy(text, x.text, n);
   char *at = memmem(text, n, piece, sizeof piece - 1);
   assert_non_null(at);

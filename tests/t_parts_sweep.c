@@ -57,7 +57,6 @@ static void loads(const char *file, int32_t ranks) {
 }
 
 static void two_jobs(void **state) {
-  (void)state;
   const path a = in_folder("a");
   for (int first = 0; first < 2; first++) { /* in parts, in one file */
     for (int late = 0; late < 2; late++) {  /* as parts are looked for, or before */
@@ -99,7 +98,6 @@ static void save_one(const char *name, int32_t ranks) {
 }
 
 static void strangers_stay_and_ours_go(void **state) {
-  (void)state;
   size_t n;
   save_parts("a", 1);
   const path early = file_of_part("a", 1, RANKS);
@@ -158,7 +156,6 @@ static void strangers_stay_and_ours_go(void **state) {
 
 /* A state in one file takes the place of one in parts. */
 static void one_file_after_parts(void **state) {
-  (void)state;
   for (int32_t ranks = 1; ranks <= RANKS; ranks += RANKS - 1) {
     save_parts("a", 1);
     save_parts("b", 1);
@@ -172,7 +169,6 @@ static void one_file_after_parts(void **state) {
 
 /* In the folder where the program stands, and in one whose name is a slash behind another. */
 static void other_ways_to_say_it(void **state) {
-  (void)state;
   char was[4096], twice[160];
   assert_non_null(getcwd(was, sizeof was));
   assert_int_equal(chdir(folder), 0);

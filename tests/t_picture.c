@@ -55,7 +55,6 @@ static unsigned eight(unsigned v, int depth) {
 }
 
 static void png_pixels_are_those_written(void **state) {
-  (void)state;
   static const struct {
     int type, depth, channels;
   } kinds[] = {{0, 1, 1}, {0, 2, 1},  {0, 4, 1},  {0, 8, 1}, {0, 16, 1},
@@ -92,7 +91,6 @@ static void put32(uint8_t *to, uint32_t v) {
 }
 
 static void large_png_headers_are_refused(void **state) {
-  (void)state;
   static const uint32_t sizes[][2] = {
       {65535, 65535}, {0x7fffffff, 1}, {1, 0x7fffffff}, {8193, 8193}};
   made m;
@@ -128,7 +126,6 @@ static void near(const picture *p, int at, double want, double within) {
 }
 
 static void jpeg_colours(void **state) {
-  (void)state;
   static const int components[] = {1, 3, 4, 4};
   for (int k = 0; k < 4; k++) {
     const int n = components[k];
@@ -202,7 +199,6 @@ static made packed_text(const char *front, size_t front_n, int mb) {
 
 /* Neither a chunk longer than the file nor one that expands when unpacked may cause large allocations. */
 static void png_chunks_take_no_memory(void **state) {
-  (void)state;
   enum { MB = 300 };
   static const char *const types[] = {"zTXt", "iTXt", "tEXt", "iCCP", "eXIf", "sPLT",
                                       "teSt", "tRNS", "PLTE", "hIST", "sCAL", "pCAL"};
@@ -243,7 +239,6 @@ static size_t marker(const made *m, uint8_t code, size_t from) {
 }
 
 static void jpeg_bombs(void **state) {
-  (void)state;
   const jpeg_how how = {.components = 3, .quality = 90};
   made m;
   make_smooth(3);
@@ -263,7 +258,6 @@ static void jpeg_bombs(void **state) {
 /* ---- damage ------------------------------------------------------------------------------------*/
 
 static void damage_is_reported(void **state) {
-  (void)state;
   int tried = 0;
   for (int k = 0; k < 5; k++) {
     made m;
@@ -304,7 +298,6 @@ static void damage_is_reported(void **state) {
 }
 
 static void no_files(void **state) {
-  (void)state;
   char folder[] = "/tmp/t_picture.XXXXXX", path[64], why[PICTURE_WHY] = "";
   picture p;
   assert_non_null(mkdtemp(folder));
@@ -346,7 +339,6 @@ static double plain(const picture *p, int64_t height, int64_t width, int64_t y, 
 }
 
 static void scaling_is_the_triangle_filter(void **state) {
-  (void)state;
   static const int64_t cases[][7] = {/* height, width, to height, to width, top, left, side */
                                      {29, 37, 13, 17, 0, 0, 13},    {29, 37, 13, 17, 0, 4, 13},
                                      {29, 37, 58, 74, 11, 30, 40},  {29, 37, 29, 37, 5, 8, 21},
@@ -376,7 +368,6 @@ static void scaling_is_the_triangle_filter(void **state) {
 }
 
 static int prepare(void **state) {
-  (void)state;
   make_noise();
   return 0;
 }

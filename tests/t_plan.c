@@ -185,7 +185,6 @@ static const struct {
 enum { LINES = sizeof line / sizeof line[0] };
 
 static void equals_counted(void **state) {
-  (void)state;
   bool ok = true;
   for (size_t i = 0; i < LINES; i++) {
     for (int k = 0; k < 4 && line[i].ranks[k] > 0; k++) {
@@ -201,7 +200,6 @@ static void equals_counted(void **state) {
 /* All ranks at once, from one placement, say what each says alone: also where most have no block, and of every line
  * above; what one number of ranks does not allow is refused by both. */
 static void at_once_as_one_by_one(void **state) {
-  (void)state;
   enum { MOST = 24 };
   static const int32_t ranks[] = {1, 2, 3, 6, 7, MOST};
   for (size_t i = 0; i < LINES; i++) {
@@ -227,7 +225,6 @@ static void at_once_as_one_by_one(void **state) {
 
 /* The fractions that KAISA's tests have, and such as it refuses; a rounded third is one. */
 static void fractions_are_whole_ranks(void **state) {
-  (void)state;
   static const struct {
     int32_t ranks;
     const char *fraction;
@@ -256,7 +253,6 @@ static void fractions_are_whole_ranks(void **state) {
 
 /* Ready afterwards, as if nobody had asked; what is asked for wrongly is told. */
 static void leaves_it_as_it_was(void **state) {
-  (void)state;
   fixture f, plain;
   ng_rank_plan plan = {.struct_size = sizeof plan};
   int64_t bytes[2];

@@ -42,7 +42,6 @@ static ng_transport table_of(wire *w) {
 /* Other load only makes calls longer: the least time counts. */
 static void measures(void **state) {
   static const int32_t ranks[] = {2, 4, 6};
-  (void)state;
   for (int i = 0; i < 3; i++) {
     wire w = {.truth = {.bandwidth = 1e9, .latency = 1e-3}, .ranks = ranks[i]};
     plan_machine m = {1, 2, 3, 4};
@@ -57,7 +56,6 @@ static void measures(void **state) {
 
 /* plan_link_of inverts the model for every latency and bandwidth. */
 static void inverts_the_model(void **state) {
-  (void)state;
   for (int32_t ranks = 2; ranks < 70; ranks++) {
     for (int e = -7; e < -2; e++) {
       const plan_machine truth = {.bandwidth = 3e8 * ranks, .latency = pow(10, e)};
@@ -72,7 +70,6 @@ static void inverts_the_model(void **state) {
 }
 
 static void fails(void **state) {
-  (void)state;
   for (int at = 1; at < 212; at += 5) {
     wire w = {.truth = {.bandwidth = 1e12, .latency = 1e-9}, .ranks = 2, .fails_at = at};
     plan_machine m = {0};

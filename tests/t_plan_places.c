@@ -122,7 +122,6 @@ static void check(const plan_case *c) {
 }
 
 static void as_published(void **state) {
-  (void)state;
   static const struct {
     ng_placement placement;
     const char *name;

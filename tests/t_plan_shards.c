@@ -50,7 +50,6 @@ static ng_status compare(const ng_precond *p, int32_t rank, void *arg) {
 #define OURS "method=natgrad damping=0.3 stat_period=1 solve_period=1 "
 
 static void equals_counted(void **state) {
-  (void)state;
   static const char *const options[] = {
       OURS, OURS "grad_worker_fraction=0 update=sgd",
       OURS "statistics=owner update=adamw colocate=0 grad_worker_fraction=0",
@@ -87,7 +86,6 @@ static void equals_counted(void **state) {
 
 /* Planned, planned again and planned for other ranks: nothing of the cut is left behind. */
 static void leaves_it_whole(void **state) {
-  (void)state;
   ng_rank_plan first, again;
   fixture f;
   first = (ng_rank_plan){.struct_size = sizeof first};
@@ -111,7 +109,6 @@ static void leaves_it_whole(void **state) {
 }
 
 static void refused(void **state) {
-  (void)state;
   fixture f;
   int32_t norm, tensor;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
@@ -145,7 +142,6 @@ static void refused(void **state) {
 
 /* Whatever allocation fails, the model is as it was: the next plan is the plan. */
 static void no_memory(void **state) {
-  (void)state;
   purse m = {0};
   ng_context_config c = purse_config(&m);
   c.threads = 1;

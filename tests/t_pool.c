@@ -35,7 +35,6 @@ static void note(void *arg, int32_t i) {
 }
 
 static void each_piece_once(void **state) {
-  (void)state;
   for (int32_t threads = 1; threads <= THREADS; threads++) {
     ng_pool *pool = ng_pool_create(threads, NULL);
     assert_non_null(pool);
@@ -62,7 +61,6 @@ static int gate[2];
 
 static void wait_at_gate(int signal) {
   char c;
-  (void)signal;
   const int was = errno;
   while (read(gate[0], &c, 1) < 0 && errno == EINTR) {
   }
@@ -94,7 +92,6 @@ static job met(ng_pool *pool) {
 
 /* Its only worker is held in a handler: rounds go on without it, and with it when it is let go. */
 static void goes_on_without_a_late_thread(void **state) {
-  (void)state;
   struct sigaction hold = {.sa_handler = wait_at_gate, .sa_flags = SA_RESTART}, was;
   ng_pool *pool = ng_pool_create(2, NULL);
   assert_non_null(pool);

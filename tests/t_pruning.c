@@ -21,12 +21,10 @@ enum { N = 12, GRADIENTS = 5 };
 static ng_context *ctx;
 
 static int open_context(void **state) {
-  (void)state;
   return ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx) == NG_OK ? 0 : -1;
 }
 
 static int close_context(void **state) {
-  (void)state;
   ng_context_destroy(&ctx);
   return 0;
 }
@@ -102,7 +100,6 @@ static void step_is_dense(int64_t size, int block_size) {
 }
 
 static void steps_are_dense(void **state) {
-  (void)state;
   step_is_dense(0, N);
   step_is_dense(5, 5);
   step_is_dense(100, N);
@@ -110,7 +107,6 @@ static void steps_are_dense(void **state) {
 
 /* The published program in double: 6 weights, 3 gradients, damping 0.1, 2 weights go; gradients here are f32. */
 static void step_is_the_published_one(void **state) {
-  (void)state;
   static const double after[] = {0.604278621, -1.039811836, 1.231898664, 0.0, 0.0, 0.705931968};
   float G[18];
   double w[6];
@@ -131,7 +127,6 @@ static void step_is_the_published_one(void **state) {
 }
 
 static void magnitude_is_magnitude(void **state) {
-  (void)state;
   double w[5] = {-3.0, 1.0, -1.0, 0.5, 1.0};
   bool gone[5];
   const pruning how = {.score = PRUNING_MAGNITUDE, .gradients = 1, .steps = 1};
@@ -141,7 +136,6 @@ static void magnitude_is_magnitude(void **state) {
 }
 
 static void steps_are_geometric(void **state) {
-  (void)state;
   assert_int_equal(pruning_share(1000, 0, 0, 0.75, 1, 2), 500);
   assert_int_equal(pruning_share(1000, 0, 500, 0.75, 2, 2), 250);
   assert_int_equal(pruning_share(1000, 200, 200, 0.9, 1, 3), 400); /* 0.8, 0.4, 0.2, 0.1 are left */
@@ -183,7 +177,6 @@ static void close_scene(scene *p) {
 
 /* The given part of all weights is pruned; zeros stay 0, and biases stay as they were. */
 static void sparsity_is_met(void **state) {
-  (void)state;
   for (int turn = 0; turn < 2; turn++) {
     scene p;
     open_scene(&p, "mlp", "digits");

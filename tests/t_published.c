@@ -258,14 +258,12 @@ static void check(const meaning *m) {
 }
 
 static void values_mean_what_they_meant(void **state) {
-  (void)state;
   for (int i = 0; i < MEANINGS; i++)
     check(&meanings[i]);
 }
 
 /* Every published name takes some value: none is listed that cannot be given. */
 static void every_published_name(void **state) {
-  (void)state;
   static const char *const some[] = {"1", "true", "none", "0.5", "eigen", "compute", "", "false"};
   for (int32_t m = 0; m < ng_method_count(); m++) {
     ng_method_info info = {.struct_size = sizeof info};
@@ -321,7 +319,6 @@ static const char *const programs[][2] = {
 };
 
 static void every_argument_has_a_meaning_or_a_reason(void **state) {
-  (void)state;
   for (size_t i = 0; i < sizeof programs / sizeof programs[0]; i++) {
     char list[2000];
     int left_out = 0, n = 0;

@@ -249,7 +249,6 @@ static void must_be_sorted(const life *l, const ng_report *r) {
 }
 
 static void quartiles_are_those_of_a_sort(void **state) {
-  (void)state;
   for (int k = 0; k < LIVES; k++) {
     life *one = live(k, 1, 1), *threads = live(k, 1, 3), *all = live(k, MOST, 1);
     const ng_report *r = &one->report[0], *t = &threads->report[0];
@@ -274,7 +273,6 @@ static void of_published(const char *what, double got, double expected, double a
 /* EFCP's quantify_preconditioning of g = sin((i+1) 0.8) and u = sin((i+1) 1.6), 8 of them, in float64.  u is
  * made of two gradients: v = (v + x) / 2 twice, from 0. */
 static void published_numbers(void **state) {
-  (void)state;
   float g[8], first[8];
   fixture f;
   ng_report r;
@@ -363,7 +361,6 @@ static float drawn(shape s, int64_t i, int64_t n, rng *r) {
 }
 
 static void hard_ones_are_sorted(void **state) {
-  (void)state;
   static const char *const name[SHAPES] = {"equal",       "zeros", "half zeros", "ties",
                                            "heavy tails", "small", "close",      "two ends"};
   static const int64_t count[] = {1, 2, 3, 4, 5, 6, 7, 9, 1000, 40001};
@@ -393,7 +390,6 @@ static void hard_ones_are_sorted(void **state) {
 
 /* Where something is preconditioned, what is not is not counted; without being asked, nothing is. */
 static void only_without_blocks(void **state) {
-  (void)state;
   for (int k = 0; k < 2; k++) {
     fixture f;
     float g[3] = {1, 2, 3}, w[3] = {0};

@@ -37,7 +37,6 @@ static const ng_linalg_ops *const found[] = {
 enum { FOUND = sizeof found / sizeof found[0] };
 
 static void entries_are_pending_until_the_wait(void **state) {
-  (void)state;
   for (int i = 0; i < FOUND; i++) {
     ng_queue q = {.la = found[i], .threads = 1};
     float x[3] = {1.0f, 2.0f, 3.0f};
@@ -57,7 +56,6 @@ static void entries_are_pending_until_the_wait(void **state) {
 
 /* Late, and in order. */
 static void late_is_late(void **state) {
-  (void)state;
   ng_queue q = {.la = late_over(&ng_linalg_ref), .threads = 1};
   float a[3] = {4.0f, 2.0f, 5.0f};
   const ng_sym S = {a, 2};
@@ -106,7 +104,6 @@ static int reading(bool wait, bool number) {
 #endif
 
 static void forgotten_wait_is_noticed(void **state) {
-  (void)state;
 #if defined(NG_DEBUG)
   for (int number = 0; number < 2; number++) {
     assert_int_equal(reading(true, number), 0);
@@ -175,7 +172,6 @@ static void one_way(const fresh *f, int way, float *out) {
 }
 
 static void fresh_factors_wait(void **state) {
-  (void)state;
   enum { WAYS = 7, MOST = (C * 9 + 1) * (C * 9 + 2) / 2 };
   ng_context_config config;
   ng_context_config_init(&config, sizeof config);
@@ -332,7 +328,6 @@ static const sim_setup rows[] = {
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
 static void steps_wait(void **state) {
-  (void)state;
   for (int i = 0; i < ROWS; i++) {
     for (int k = 0; k < FOUND; k++) {
       compare(&rows[i], found[k], 1);
@@ -341,7 +336,6 @@ static void steps_wait(void **state) {
 }
 
 static void ranks_wait(void **state) {
-  (void)state;
   for (int i = 0; i < ROWS; i++) {
     compare(&rows[i], &ng_linalg_ref, 2);
   }
@@ -357,7 +351,6 @@ static void ranks_wait(void **state) {
 
 /* The ladder: single precision always fails, in its info; then in what it left. */
 static void fails(ng_queue *q, ng_sym S, int *info) {
-  (void)q;
   (void)S;
   *info = 1;
 }
@@ -366,15 +359,12 @@ static void leaves_nothing(ng_queue *q, ng_sym S, int *info) {
   *info = 0;
 }
 static void no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
-  (void)q;
-  (void)work;
   memset(V, 0, (size_t)(n * n) * sizeof *V);
   memset(w, 0, (size_t)n * sizeof *w);
   *info = n % 2 == 0;
 }
 
 static void rescues_wait(void **state) {
-  (void)state;
   static const sim_setup hard[] = {
       {.method = "natgrad", .set = "factor_dtype=bf16"},
       {.method = "natgrad", .set = "solve_period=1 inverse_dtype=bf16"},

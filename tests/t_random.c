@@ -10,7 +10,6 @@
 #include <cmocka.h>
 
 static void known_answers(void **state) {
-  (void)state;
   static const struct {
     uint64_t seed, counter;
     uint32_t item, purpose, out[4];
@@ -39,7 +38,6 @@ enum { MANY = 100000 };
 static float x[MANY];
 
 static void uniform_and_normal(void **state) {
-  (void)state;
   double mean = 0.0, square = 0.0, third = 0.0, fourth = 0.0;
   random_uniform(3, RANDOM_INIT, 1, -2.0, 1.0, MANY, x);
   for (int i = 0; i < MANY; i++) {
@@ -65,7 +63,6 @@ static void uniform_and_normal(void **state) {
 
 /* A number depends on its index only, not on the first index or the count. */
 static void a_number_has_its_place(void **state) {
-  (void)state;
   float few[7];
   random_normal(5, RANDOM_DATA, 9, 1.0, MANY, x);
   random_normal(5, RANDOM_DATA, 9, 1.0, 7, few);
@@ -79,7 +76,6 @@ static void a_number_has_its_place(void **state) {
 }
 
 static void order_is_a_fair_permutation(void **state) {
-  (void)state;
   enum { N = 6, TRIALS = 60000 };
   int count[N][N] = {{0}};
   for (uint32_t t = 0; t < TRIALS; t++) {

@@ -73,7 +73,6 @@ static void near(double x, double y, const char *what) {
 
 /* Eva-f, not clipped: the linear layer of the first step. */
 static void golden_eva_f(void **state) {
-  (void)state;
   static const double want[8] = {4.49795021,   6.23377827,  4.75516723,  -0.615276684,
                                  -0.405750378, -4.95952117, -6.64931057, 0.488469587};
   scene *s = golden_scene();
@@ -89,7 +88,6 @@ static void golden_eva_f(void **state) {
 
 /* The baseline K-FAC of the same program: V, nu, the linear layer. */
 static void golden_eva_kfac(void **state) {
-  (void)state;
   static const double want[3][10] = {
       {0.165126877, 0.0778199803, 0.108319547, 0.224548081, 0.251249696, -0.00448208058,
        -0.0492779475, -0.231974988, -0.319513888, 0.0339718077},
@@ -117,7 +115,6 @@ static void golden_eva_kfac(void **state) {
 
 /* The rest of the program: AdaSGD and SAM, the linear layer of the first step. */
 static void golden_neighbours(void **state) {
-  (void)state;
   static const struct {
     const char *system;
     double linear[8];
@@ -199,7 +196,6 @@ static void wide_close(wide *m) {
 /* SGD and AdamW of rows that are cut into tiles, in f32 and bf16, against ng_step in f32 and the
  * formulas of PyTorch in double: 1e-6 of what goes in, as t_groups says, and half a unit of bf16. */
 static void fused_wide(void **state) {
-  (void)state;
   static const ng_dtype types[4][2] = {
       {NG_F32, NG_F32}, {NG_BF16, NG_F32}, {NG_F32, NG_BF16}, {NG_BF16, NG_BF16}};
   static float got[ALL];
@@ -252,7 +248,6 @@ static void fused_wide(void **state) {
 
 /* One number that is none, far into a parameter without curvature: nothing moves. */
 static void plain_not_finite(void **state) {
-  (void)state;
   wide m = {.grads = NG_F32, .weights = NG_F32};
   const ng_sgd sgd = fixture_sgd(0.1, 0);
   wide_open(&m, "sgd");

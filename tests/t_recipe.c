@@ -24,7 +24,6 @@
 
 /* Three published configurations of ResNet-50, and what their formula gave (7 digits) at five epochs. */
 static void lr_is_the_published_polynomial(void **state) {
-  (void)state;
   static const double epoch[5] = {0.5, 2.5, 10, 20, 35};
   static const struct {
     const char *schedule, *lr;
@@ -64,7 +63,6 @@ static void lr_is_the_published_polynomial(void **state) {
 /* Every key of every file is a setting or an option, which settings_read checks, and has an effect in that run; the model
  * can be built. */
 static void every_key_of_every_configuration_is_used(void **state) {
-  (void)state;
   int keys = 0;
   DIR *d = opendir(NG_SOURCE_DIR "/configs");
   assert_non_null(d);
@@ -104,7 +102,6 @@ static void every_key_of_every_configuration_is_used(void **state) {
 
 /* Both updates on one number, over a rate that rises, falls and jumps. */
 static void momentum_follows_lr(void **state) {
-  (void)state;
   static const char *const how[] = {"ratio", "proportional", "none"};
   const double first = 0.2, m0 = 0.9;
   for (int k = 0; k < 3; k++) {
@@ -137,7 +134,6 @@ static void momentum_follows_lr(void **state) {
 
 /* EFCP's KeepRatio: lr / (lr0 / damp0), by hand. */
 static void damping_keeps_its_ratio(void **state) {
-  (void)state;
   settings s;
   settings_init(&s);
   must_set(&s, "lr", "0.5");
@@ -158,7 +154,6 @@ static double norm(const nn_param *p) {
 }
 
 static void weights_are_rescaled(void **state) {
-  (void)state;
   static const char *const when[] = {"none", "shrink", "always"};
   nn *n = nn_create(NULL, 3);
   int x = nn_input(n, (nn_shape){6, 6, 2});
@@ -212,7 +207,6 @@ static train_epoch last_epoch(const data_set *d, const char *set) {
 /* A network without norms, a method whose statistics do not depend on how a batch is cut: the same run.
  * 110 samples: 3 steps of 32, 14 left over. */
 static void micro_batches_make_a_batch(void **state) {
-  (void)state;
   static const char *const methods[] = {"sgd", "natgrad", "eva-natgrad"};
   data_set d;
   assert_int_equal(data_open(RUN_DATA, &d), 0);
@@ -238,7 +232,6 @@ static void micro_batches_make_a_batch(void **state) {
 
 /* Each setting reaches the step: the same run without it ends elsewhere. */
 static void every_setting_has_an_effect(void **state) {
-  (void)state;
   static const char *const with[][2] = {
       {"", "adjust-momentum=proportional"},
       {"warm-up=2", "adjust-momentum=ratio"}, /* with a falling lr the same as none */

@@ -85,7 +85,6 @@ static double mean_g(const scene *s) {
 }
 
 static void pi_and_damping_are_of_the_traces(void **state) {
-  (void)state;
   static const char *const split[] = {"pi", "full"};
   for (int full = 0; full < 2; full++) {
     char options[128];
@@ -116,7 +115,6 @@ static void pi_and_damping_are_of_the_traces(void **state) {
 
 /* The gradient that a step leaves is nu PD. */
 static void inner_and_clip_are_of_the_gradients(void **state) {
-  (void)state;
   static const double kl[] = {0.001, 1000.0};
   for (int loose = 0; loose < 2; loose++) {
     char options[128];
@@ -192,7 +190,6 @@ static void times_are(const char *options, double solve_ms, double measure_ms) {
 
 /* K-FAC is measured as a whole, Eva by tiles and then from their sums. */
 static void times_are_what_the_clock_said(void **state) {
-  (void)state;
   times_are("method=natgrad damping=0.04 stat_period=2 solve_period=4", 1, 1);
   times_are("method=eva damping=0.04 stat_period=2", 0, 2);
 }
@@ -211,7 +208,6 @@ static int64_t rankone_bytes(int64_t p, int64_t q) {
 
 /* A convolution, a layer that is left out, a tensor, a linear layer without bias. */
 static void explain_says_what_is_held(void **state) {
-  (void)state;
   static const struct {
     const char *name;
     int32_t index;
@@ -315,7 +311,6 @@ static ng_status send(int32_t rank, ng_transport *t, void *arg) {
 /* Two triangles, the first in whole cache lines, to all ranks; inverses of both sides, each with the words
  * of its owner, to the other. */
 static void bytes_are_those_that_were_sent(void **state) {
-  (void)state;
   sent got[2];
   memset(got, 0, sizeof got);
   assert_int_equal(ranks_run(2, send, got, NULL), NG_OK);
@@ -334,7 +329,6 @@ static void bytes_are_those_that_were_sent(void **state) {
 /* solver = cholesky keeps L of order n, applied to m vectors a step, where inverting costs more than
  * solving loses: 2 n^3 / 3 > solve_period n^2 m.  At the bound, and one beyond it. */
 static void forms_are_by_the_rule(void **state) {
-  (void)state;
   static const struct {
     int64_t in, out;
     int32_t bias, period;

@@ -207,7 +207,6 @@ static void by_hand(const char *name, const char *set, const update *u) {
 }
 
 static void softmax_regression_by_hand(void **state) {
-  (void)state;
   by_hand("plain", "method=sgd momentum=0 weight-decay=0.02", &(update){.decay = 0.02});
   by_hand("momentum", "method=sgd momentum=0.8 weight-decay=0.02",
           &(update){.momentum = 0.8, .decay = 0.02});
@@ -240,7 +239,6 @@ static void moment_of(double w[CLASSES][WIDE], const feed *f, int code,
 /* fisher = empirical observes softmax - onehot(label of the batch), sampled the same of labels that are drawn: G of the
  * first step is that of some labels.  The update is that of the batch's in both. */
 static void fisher_says_whose_labels_are_observed(void **state) {
-  (void)state;
   static const char *const fisher[] = {"empirical", "sampled"};
   enum { CODES = 65536, PAIRS = CLASSES * (CLASSES + 1) / 2 }; /* CODES = CLASSES^BATCH */
   data_set d;
@@ -296,7 +294,6 @@ static void fisher_says_whose_labels_are_observed(void **state) {
 
 /* With a huge lr, squares of activations leave f16 step after step, while the loss is finite. */
 static void the_fourth_skipped_step_ends_the_run(void **state) {
-  (void)state;
   data_set d;
   trained r;
   assert_int_equal(data_open("synthetic:classes=4,features=6,train=64,test=0", &d), CLI_OK);

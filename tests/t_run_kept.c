@@ -51,7 +51,6 @@ static void evaluate(const trained *r, const data_set *d, const data_split *spli
   "augment=crop+flip"
 
 static void tests_are_of_the_weights_that_are_kept(void **state) {
-  (void)state;
   for (int held = 0; held < 2; held++) {
     data_set d;
     trained r;
@@ -73,7 +72,6 @@ static void tests_are_of_the_weights_that_are_kept(void **state) {
 
 /* Without a test the same weights and running statistics, bit for bit, and the same training. */
 static void testing_changes_nothing(void **state) {
-  (void)state;
   data_set d;
   trained with, without;
   assert_int_equal(data_open(IMAGES, &d), CLI_OK);
@@ -144,7 +142,6 @@ static void statistics_are_means(const trained *r, const data_set *d, const ngio
 
 /* From epoch 1 to 4, after every one: the mean of what shorter runs keep; the run itself is as without. */
 static void weights_are_averaged(void **state) {
-  (void)state;
   static const char *const set[] = {STEADY " epochs=2", STEADY " epochs=3", STEADY " epochs=4"};
   static const char *const name[] = {"two", "three", "four"};
   data_set d;
@@ -186,7 +183,6 @@ static void weights_are_averaged(void **state) {
 
 /* A run that goes on has the same mean, bit for bit; and lr is what it is told from there on. */
 static void averages_go_on(void **state) {
-  (void)state;
   data_set d;
   trained whole, part, rest;
 #define OFTEN AVERAGED " average-every=2 average-lr=0.02 mixup-alpha=0.4 acc-iters=2 log-every=1"

@@ -66,7 +66,6 @@ static void drop_path(path *p) {
 /* w moved by -lr nu PD, so with S = sum D (w before - w after) = lr nu <PD, D> a step that was clipped has
  * nu = kl_clip / (lr S), any other lr S <= kl_clip. */
 static void clip_is_what_the_weights_did(void **state) {
-  (void)state;
 #define CLIPPED                                                                                    \
   "model=mlp-5-1 method=natgrad clip=kl kl_clip=0.02 damping=0.1 batch=8 lr=0.4 momentum=0 "       \
   "log-every=1 lr-schedule=step:0.5@0.05"
@@ -122,7 +121,6 @@ static void momentum_is_the_published_one(void **state) {
 #define RECIPE_RUN                                                                                 \
   "model=mlp-5-1 method=sgd batch=8 lr=0.2 momentum=0.9 weight-decay=0 log-every=1 "               \
   "lr-schedule=polynomial:3@0.5,4 adjust-momentum=proportional"
-  (void)state;
   data_set d;
   trained r;
   int step = 0;
@@ -171,7 +169,6 @@ static void damping_keeps_its_ratio(void **state) {
   "model=mlp-5-1 method=spngd damping=0.01 damping-rule=keep-ratio batch=4 acc-iters=2 lr=0.2 "    \
   "momentum=0.9"
   static const int first[] = {1, 4, 5, 6, 11};
-  (void)state;
   data_set d;
   assert_int_equal(data_open(RECIPE_DATA, &d), CLI_OK);
   for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {

@@ -31,10 +31,7 @@ static int64_t drip_read(void *user, void *data, int64_t bytes) {
 }
 
 /* No more than any test here has: a stream may announce any amount. */
-static void *little_take(void *user, size_t bytes) {
-  (void)user;
-  return bytes <= 4096 ? malloc(bytes) : NULL;
-}
+static void *little_take(void *user, size_t bytes) { return bytes <= 4096 ? malloc(bytes) : NULL; }
 static void little_give(void *user, void *ptr, size_t bytes) {
   (void)user, (void)bytes;
   free(ptr);
@@ -103,7 +100,6 @@ static const char witness[] =
 static const uint16_t half[] = {0x3e00, 0xc000}; /* its h */
 
 static void reads_python(void **state) {
-  (void)state;
   ngio_tensors *f;
   assert_int_equal(parse(witness, sizeof witness - 1, &f), NGIO_OK);
   assert_consistent(f, sizeof witness);
@@ -120,7 +116,6 @@ static void reads_python(void **state) {
 }
 
 static void cut_and_grown(void **state) {
-  (void)state;
   const char *path = in_folder("cut");
   size_t whole = sizeof witness - 1;
   for (size_t n = 0; n <= whole + 1; n++) {
@@ -147,7 +142,6 @@ static void cut_and_grown(void **state) {
 }
 
 static void turned_bits(void **state) {
-  (void)state;
   size_t n = sizeof witness - 1;
   int refused = 0;
   for (size_t bit = 0; bit < 8 * (8 + 0xd0); bit++) {
@@ -170,7 +164,6 @@ static void turned_bits(void **state) {
 }
 
 static void headers_that_lie(void **state) {
-  (void)state;
 #define T(dtype, shape, b, e)                                                                      \
   "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #b "," #e "]}"
   static const struct {
@@ -275,14 +268,9 @@ static void count_give(void *user, void *ptr, size_t bytes) {
   *(int64_t *)user -= (int64_t)bytes;
   free(ptr);
 }
-static void *never_take(void *user, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  return NULL;
-}
+static void *never_take(void *user, size_t bytes) { return NULL; }
 
 static void payload_memory(void **state) {
-  (void)state;
   int64_t held = 0;
   ngio_alloc alloc = {count_take, count_give, &held};
   ngio_tensors *f;
@@ -314,7 +302,6 @@ static void backward(void *user, int32_t n, void (*each)(void *arg, int32_t i), 
 
 /* A large file, read by threads: the same bytes, and told when it got shorter meanwhile. */
 static void read_together(void **state) {
-  (void)state;
   enum { N = 9 * 1000 * 1000 + 5, FROM = 3 };
   const char *file = in_folder("large");
   unsigned char *bytes = malloc(N), *got = calloc(N, 1);

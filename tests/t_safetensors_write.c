@@ -41,7 +41,6 @@ static int32_t sample(ngio_tensor *t) {
 }
 
 static void round_trip(void **state) {
-  (void)state;
   ngio_tensor t[16];
   int32_t n = sample(t);
   const ngio_text text[] = {{"note", "two\nlines, \"quotes\", \\, \xe2\x82\xac"}, {"", ""}};
@@ -88,7 +87,6 @@ static void round_trip(void **state) {
 }
 
 static void piece_by_piece(void **state) {
-  (void)state;
   const char *path = in_folder("pieces");
   ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, NULL, 0}, {"f", NGIO_F32, 1, {3}, NULL, 0}};
   ngio_text text = {"sum", "1234abcd"};
@@ -156,7 +154,6 @@ static int32_t sink_write(void *user, const void *data, int64_t bytes) {
 }
 
 static void to_a_stream(void **state) {
-  (void)state;
   const char *path = in_folder("file");
   const ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, two, 0}, {"f", NGIO_F32, 1, {3}, three, 0}};
   const ngio_text text = {"sum", "1234abcd"};
@@ -188,7 +185,6 @@ static void to_a_stream(void **state) {
 }
 
 static void refused_places(void **state) {
-  (void)state;
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
   const char *file = in_folder("file");
   spill(file, "x", 1);
@@ -238,7 +234,6 @@ static void refused_places(void **state) {
 
 /* A disk that is full after `limit` bytes: the limit on file sizes, whose signal is ignored. */
 static void full_disk(void **state) {
-  (void)state;
   static float large[5000];
   const char *path = in_folder("full"), *part = in_folder("full.natgrad-part");
   ngio_tensor small = {"f", NGIO_F32, 1, {3}, three, 0};
@@ -267,7 +262,6 @@ static void full_disk(void **state) {
 }
 
 static void left_behind_and_locked(void **state) {
-  (void)state;
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
   const char *path = in_folder("again"), *part = in_folder("again.natgrad-part");
   /* What a killed writer left is taken over, however long it was. */

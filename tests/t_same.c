@@ -118,7 +118,6 @@ static bool has_cpu(void) {
 }
 
 static void each_alone(void **state) {
-  (void)state;
   for (const char *at = changes, *end = at; *end != 0; at = end + 1) {
     char c[32];
     end = at + strcspn(at, "|");
@@ -141,7 +140,6 @@ static void each_alone(void **state) {
 
 /* One that is appended is a change above, and in the hash (step/ready.c). */
 static void no_field_was_added(void **state) {
-  (void)state;
   assert_int_equal(offsetof(ng_layer, norm_no_weight) + sizeof(int32_t), sizeof(ng_layer));
 }
 
@@ -257,7 +255,6 @@ static void every_option(void **state) {
   static const char *const method[] = {"natgrad", "kaisa", "spngd",        "eva",     "mfac",
                                        "ggt",     "efcp",  "lowrank-mfac", "mpd-kfac"};
   int tried = 0;
-  (void)state;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info o = {.struct_size = sizeof o};
     assert_int_equal(ng_option_at(i, &o), NG_OK);
@@ -288,7 +285,6 @@ static void of_one_solver_and_layer(void **state) {
                          .other = "method=natgrad solver=product norm_block=none radius=0.7"},
                norm = {
                    .usual = "method=natgrad", .other = "method=natgrad", .layer = "damping=0.5"};
-  (void)state;
   must_be_refused(&radius, true, "ng_ready: options of");
   must_be_refused(&norm, true, "ng_ready: layers of");
 }
@@ -389,7 +385,6 @@ static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void each_number_alone(void **state) {
-  (void)state;
 #define NUMBERS "the learning rate, the update, its numbers or its groups differ"
 #define SGD(field)                                                                                 \
   { .options = "update=sgd", .sgd = {.field = 1}, .told = NUMBERS }

@@ -27,7 +27,6 @@ static double value(const char *text, const char *option, double of, int64_t t) 
 
 /* KAISA's exp_decay_factor_averaging, its own test's table. */
 static void averaging_of_kaisa(void **state) {
-  (void)state;
   static const struct {
     const char *m;
     int64_t t;
@@ -45,7 +44,6 @@ static void averaging_of_kaisa(void **state) {
 /* Expected values at steps 0, 1, ...: MPD-KFAC counts the points that have passed, KAISA multiplies what it finds;
  * KAISA's own test has the factors 2, 3, 5 and 9. */
 static void points(void **state) {
-  (void)state;
   static const char *const kaisa =
       "stat_period*=2@1,2,3,4 solve-period*=3@1,2,3,4\tdamping*=5@1,2,3,4 kl_clip*=9@1,2,3,4\n";
   static const struct {
@@ -77,7 +75,6 @@ static void points(void **state) {
 /* EFCP's rules at x = 1/4, 1/2, 3/4 and the end, by hand from their formulas: 1 - sqrt(15)/4, 1 - sqrt(3)/2,
  * 1 - sqrt(7)/4; e^-3, e^-2, e^-1; 1/(1 + e), 1/2, 1/(1 + 1/e), 1/(1 + e^-2). */
 static void curves_of_efcp(void **state) {
-  (void)state;
   static const struct {
     const char *rule;
     double up[4], down[4]; /* down: x stops at 3/4 where the rule ends at 0 */
@@ -108,7 +105,6 @@ static void curves_of_efcp(void **state) {
 }
 
 static void grammar(void **state) {
-  (void)state;
   static const char *const wrong[][2] = {
       {"damping", "expected '*'"},
       {"damping*", "factor"},
@@ -159,7 +155,6 @@ static void grammar(void **state) {
 
 /* A value out of range, or against another option, is found before the run. */
 static void checked(void **state) {
-  (void)state;
   static const char *const row[][4] = {
       {"natgrad", "", "stat_decay*1.02@5,6,7",
        "'stat_decay*1.02@5,6,7': at step 7: stat_decay: '1.00"},

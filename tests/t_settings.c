@@ -65,7 +65,6 @@ static const char *const other[][2] = {
 enum { OTHERS = sizeof other / sizeof other[0] };
 
 static void every_setting_is_set_and_got(void **state) {
-  (void)state;
   assert_int_equal(OTHERS, settings_rows_count);
   settings s, copy;
   settings_init(&s);
@@ -94,7 +93,6 @@ static void every_setting_is_set_and_got(void **state) {
 }
 
 static void bad_values_are_refused(void **state) {
-  (void)state;
   static const struct {
     const char *name, *value, *why;
   } bad[] = {
@@ -149,7 +147,6 @@ static void bad_values_are_refused(void **state) {
 }
 
 static void settings_are_checked_together(void **state) {
-  (void)state;
   static const struct {
     const char *set[3][2];
     const char *why;
@@ -200,7 +197,6 @@ static void options_have(const settings *s, const char *name, const char *value)
 }
 
 static void the_options_are_row_then_environment_then_ours(void **state) {
-  (void)state;
   settings s;
   settings_init(&s);
   must_set(&s, "method", "kaisa");
@@ -220,7 +216,6 @@ static void the_options_are_row_then_environment_then_ours(void **state) {
 
 /* NG_METHOD is the method of a run that was given none. */
 static void the_method_of_the_environment(void **state) {
-  (void)state;
   settings s;
   ng_options *o = NULL;
   assert_int_equal(setenv("NG_METHOD", "eva", 1), 0);
@@ -251,7 +246,6 @@ static void the_method_of_the_environment(void **state) {
 /* ---- JSON ------------------------------------------------------------------------------------*/
 
 static void what_is_written_is_read_back(void **state) {
-  (void)state;
   settings s, back;
   settings_init(&s);
   for (int i = 0; i < OTHERS; i++)
@@ -288,7 +282,6 @@ static void what_is_written_is_read_back(void **state) {
 
 /* Work grows with the keys and not with their pairs, of which each was some 30 microseconds: 138 s for as many as here. */
 static void many_unknown_keys(void **state) {
-  (void)state;
   enum { KEYS = 3000 };
   FILE *f = fopen(in_folder("many.json"), "w");
   assert_non_null(f);
@@ -309,7 +302,6 @@ static void many_unknown_keys(void **state) {
 }
 
 static void bad_files_are_refused(void **state) {
-  (void)state;
   static const char *const bad[][2] = {
       {"{\"lr-schedule\": \"linear\", \"lr_schedule\": \"cosine\"}",
        "lr-schedule and lr_schedule are the same setting"},
@@ -357,7 +349,6 @@ static void bad_files_are_refused(void **state) {
 /* ---- going on --------------------------------------------------------------------------------*/
 
 static void a_run_goes_on_as_it_began(void **state) {
-  (void)state;
   for (int i = 0; i < OTHERS; i++) {
     settings was, now;
     settings_init(&was);

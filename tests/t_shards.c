@@ -152,7 +152,6 @@ static const char *const places[] = {
     "grad_worker_fraction=0 statistics=owner", "statistics=owner colocate=0 placement=round-robin"};
 
 static void equal_to_whole(void **state) {
-  (void)state;
   static const int32_t grid[][2] = {{1, 1}, {1, 2}, {1, 3}, {2, 2}, {2, 3}, {4, 2}};
   for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
     for (size_t g = 0; g < sizeof grid / sizeof grid[0]; g++) {
@@ -180,7 +179,6 @@ static void equal_to_whole(void **state) {
 
 /* What the oracle does not know, beside a group of one rank each: that has no parts to bring together. */
 static void as_one_member(void **state) {
-  (void)state;
   if (!enough(6)) skip();
   static const char *const more[] = {
       "method=sam stat_period=1",
@@ -223,7 +221,6 @@ static void as_one_member(void **state) {
 
 /* Whoever they are: all ranks say so, and nobody waits. */
 static void groups_of_some(void **state) {
-  (void)state;
   for (int32_t data = 1; data < 3; data++) {
     const int32_t W = 2 * data;
     if (!enough(W)) break;

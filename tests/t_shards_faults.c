@@ -19,7 +19,6 @@
 /* A rank shows what does not fit, or no number: its model group hears of it in that call, all others at most in
  * the step. */
 static void one_is_wrong(void **state) {
-  (void)state;
   static const struct {
     const char *options, *says;
     ng_status st;
@@ -49,7 +48,6 @@ static void one_is_wrong(void **state) {
 /* A rank gets no memory for parts brought together, the one that adds them up among them: its model group hears of it
  * in that call, and all show it again. */
 static void no_memory_for_the_whole(void **state) {
-  (void)state;
   int32_t met = 0;
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (int32_t k = 1;; k++) {
@@ -77,7 +75,6 @@ static void no_memory_for_the_whole(void **state) {
 
 /* Whatever collective fails, on whichever of the two transports: all ranks end, with NG_ERR_COMM. */
 static void any_collective_fails(void **state) {
-  (void)state;
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
     for (;; k++) {
@@ -105,7 +102,6 @@ static void any_collective_fails(void **state) {
 /* ---- what is refused -------------------------------------------------------------------------*/
 
 static void refused_by_name(void **state) {
-  (void)state;
   static const struct {
     const char *options, *says;
     ng_status st;
@@ -130,7 +126,6 @@ static void refused_by_name(void **state) {
 }
 
 static void refused_layers(void **state) {
-  (void)state;
   static const struct {
     bool group, shard_group, words; /* a model group; a group of the layer; an embedding */
     int32_t axis;

@@ -76,7 +76,6 @@ static void goes_on(const scene *went, const scene *x, bool same) {
 }
 
 static void read_by_any_split(void **state) {
-  (void)state;
   const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     for (int across = 0; across < 2; across++) {
@@ -110,7 +109,6 @@ static void read_by_any_split(void **state) {
 
 /* One who has all of every layer saves; ranks with parts read it. */
 static void read_from_whole(void **state) {
-  (void)state;
   const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     scene how = saver(updates[u], one.text, parts.text);
@@ -143,7 +141,6 @@ static void read_from_whole(void **state) {
 #define COLS(part, from, to) PIECE(part, "", from, to)
 
 static void pieces_cover_once(void **state) {
-  (void)state;
   static const struct {
     const char *pieces;
     bool good;

@@ -97,7 +97,6 @@ static void sound(const fixture *f, int32_t i) {
 }
 
 static void attacked(void **state) {
-  (void)state;
   static const char *const options[] = {"method=natgrad", "method=eva update=sgd",
                                         "method=natgrad max_factor=64 update=adamw",
                                         "solver=eigen damping_split=joint factor_dtype=f16"};
@@ -264,7 +263,6 @@ static int judge(const limit *r, bool ready) {
 }
 
 static void planned_and_ready(void **state) {
-  (void)state;
   int wrong = 0;
   for (size_t i = 0; i < 2 * sizeof limits / sizeof *limits; i++)
     wrong += judge(&limits[i / 2], i % 2 == 1);
@@ -273,7 +271,6 @@ static void planned_and_ready(void **state) {
 
 /* Tiles of gradients: 2^24 of a rank, counted before their list is made. */
 static void tiles(void **state) {
-  (void)state;
   const limit at = {.options = "method=eva sides=none",
                     .kind = NG_LINEAR,
                     .in = 16384,
@@ -331,7 +328,6 @@ static void parts_of_whole_matrices(void **state) {
     const char *more;
     double most;
   } row[] = {{"wire_dtype=bf16", 0.26}, {"", 0.51}};
-  (void)state;
   for (int i = 0; i < 2; i++) {
     const double part = part_of_whole(row[i].more);
     assert_true(part <= row[i].most && part >= row[i].most - 0.02);

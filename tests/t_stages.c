@@ -138,7 +138,6 @@ static ng_status live(int32_t rank, life *x, fixture *f, tap t[2]) {
 static ng_status run_rank(int32_t rank, ng_transport *unused, void *arg) {
   life *x = arg;
   fixture f;
-  (void)unused;
   memset(&f, 0, sizeof f);
   tap t[2];
   const ng_status st = live(rank, x, &f, t);
@@ -173,7 +172,6 @@ static life *play(life how, ng_status each[RANKS]) {
 /* ---- one clip --------------------------------------------------------------------------------*/
 
 static void one_clip(void **state) {
-  (void)state;
   const int32_t S = stages(), W = data_ranks();
   static const char *const options[] = {
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 kl_clip=0.0001",
@@ -245,7 +243,6 @@ static void one_clip(void **state) {
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
 
 static void one_verdict(void **state) {
-  (void)state;
   static const struct {
     ng_status st, ready;
     int step;
@@ -277,7 +274,6 @@ static void one_verdict(void **state) {
 /* No rank hangs.  Ranks outside the group of the failed collective may have finished their last step: these return
  * NG_OK, all others NG_ERR_COMM. */
 static void any_collective_fails(void **state) {
-  (void)state;
   const int32_t D = data_ranks(), W = stages() * D;
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
@@ -334,7 +330,6 @@ static ng_status only_one(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void group_of_some(void **state) {
-  (void)state;
   for (int32_t who = 0; who < DATA; who++) {
     some x = {.who = who};
     ng_status each[DATA];

@@ -187,7 +187,6 @@ static void verdicts(void **state) {
                                {"a diagonal", false, 1, 30, 30, 1, NG_F32},
                                {"a vector", false, 1, 513, 0, 1, NG_F16},
                                {"rows", false, 4, 5, 0, 2, NG_F32}};
-  (void)state;
   for (size_t k = 0; k < sizeof forms / sizeof forms[0]; k++) {
     rng r = {test_seed() + k};
     int seen[4] = {0};
@@ -207,7 +206,6 @@ static void starts(void **state) {
   ng_stat s = {
       .kept = NG_F32, .parts = 1, .part = &part, .keeps = true, .stale = {.tolerance = 0.1}};
   static const ng_verdict want[] = {NG_UNLIKE, NG_LIKE_LAST, NG_LIKE_BOTH, NG_LIKE_BOTH};
-  (void)state;
   s.stale.on = true;
   for (int t = 0; t < 4; t++) {
     ng_stat_remember(&s, scratch);
@@ -356,7 +354,6 @@ static void lives(void **state) {
       {"method=natgrad stat_decay=0.5 norm_block=full", true, true, true, true, false},
       {"method=natgrad stat_decay=0 norm_block=full", true, true, false, true, false},
       {"method=natgrad stat_decay=0.5 norm_block=diagonal", true, true, true, false, true}};
-  (void)state;
   for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
     rng r = {test_seed() + k};
     int sure = 0, passed = 0;
@@ -495,7 +492,6 @@ static void refresh_steps_by_hand(void **state) {
   static const int steps[] = {0, 1, 2, 4, 7, 12, 20, 33};
   rule r = begin;
   ng_stale s = {.last = 1, .before = 1};
-  (void)state;
   for (int t = 0, k = 0; t < STEPS; t++) {
     const bool due = rule_step(&r, t, 5);
     assert_int_equal(due, k < 8 && steps[k] == t);
@@ -516,7 +512,6 @@ static void refresh_steps_by_hand(void **state) {
 }
 
 static void scripted(void **state) {
-  (void)state;
   for (int k = 0; k < 16; k++) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
       life l = {.a = k / 4, .g = k % 4, .ranks = ranks, .bad = -1};
@@ -529,7 +524,6 @@ static void scripted(void **state) {
 /* statistics = owner: the other rank stores nothing to compare, or the other statistic, and follows the same rule.
  * A side that was not refreshed keeps its inverse, with the pi of its last solve. */
 static void owners_and_sides(void **state) {
-  (void)state;
   static const struct {
     int32_t ranks;
     const char *options;
@@ -546,7 +540,6 @@ static void owners_and_sides(void **state) {
 
 /* A step that is skipped after a refresh does not refresh again, and the next one is at its time. */
 static void skipped_steps(void **state) {
-  (void)state;
   for (int bad = 0; bad < 8; bad++) {
     life l = {.a = 0, .g = 0, .ranks = 1, .bad = bad, .to = 12},
          m = {.a = 0, .g = 0, .ranks = 1, .bad = -1, .to = 12};
@@ -561,7 +554,6 @@ static void skipped_steps(void **state) {
 
 static void resumes(void **state) {
   char file[FIXTURE_FILE];
-  (void)state;
   fixture_file(file, "t_stale");
   for (int at = 1; at < 30; at += 4) {
     life whole = {.a = 1, .g = 2, .ranks = 2, .bad = -1}, first = whole, second = whole;
@@ -580,7 +572,6 @@ static void resumes(void **state) {
 
 /* One more array a statistic, where asked for; two arrays of 64 bytes each here. */
 static void memory_is_counted(void **state) {
-  (void)state;
   life l = {.ranks = 1, .bad = -1, .to = 2}, m = l;
   m.options = "method=natgrad clip=none stat_decay=0 damping_split=full";
   play(&l);

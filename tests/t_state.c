@@ -162,7 +162,6 @@ static const sim_setup rows[] = {
 };
 
 static void resume_one_rank(void **state) {
-  (void)state;
   static const int64_t ks[] = {1, 4};
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     sim_setup how = rows[i];
@@ -177,7 +176,6 @@ static void resume_one_rank(void **state) {
 
 /* Ranks are threads: the reference linear algebra, because BLAS may have threads of its own. */
 static void resume_ranks(void **state) {
-  (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     sim_setup how = rows[i];
     how.linalg = "ref";
@@ -209,7 +207,6 @@ static void resume_ranks(void **state) {
 /* The file does not know how many ranks wrote it, in which layout images came, where results were
  * kept or which linear algebra was used. */
 static void other_ranks_layouts_linalg(void **state) {
-  (void)state;
   static const sim_setup how[] = {
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
       {.method = "natgrad",
@@ -234,7 +231,6 @@ static void other_ranks_layouts_linalg(void **state) {
 /* A of a convolution in the file, against the definition: A = (1/B) sum over samples and positions
  * of the patch in (channel, kernel row, kernel column) order with a 1 behind it. */
 static void published_order(void **state) {
-  (void)state;
   enum { B = 2, C = 2, K = 3, H = 4, W = 3, O = 2, P = C * K * K + 1 };
   fixture f;
   int32_t conv;
@@ -304,7 +300,6 @@ static int64_t in_memory(int64_t i, int64_t offsets, int64_t channels) {
 
 /* Every size, kernel and width by the definition, element by element, and back. */
 static void every_order(void **state) {
-  (void)state;
   static const ng_dtype type[] = {NG_U8, NG_BF16, NG_F32, NG_F64};
   for (int64_t n = 1; n <= 24; n++) {
     for (int64_t offsets = 1; offsets <= 6; offsets++) {

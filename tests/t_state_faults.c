@@ -26,7 +26,6 @@ enum { RANKS = 3 };
 /* ---- order, places, disks --------------------------------------------------------------------*/
 
 static void out_of_order(void **state) {
-  (void)state;
   sim s;
   const path file = in_folder("file");
   fixture f;
@@ -59,7 +58,6 @@ static void refused_save(sim *s, const char *file, const char *says) {
 
 /* What could not be read back does not replace what can. */
 static void counts_beyond_doubles(void **state) {
-  (void)state;
   sim s;
   const path file = in_folder("file");
   open_at(&s, &plain, 2);
@@ -75,7 +73,6 @@ static void counts_beyond_doubles(void **state) {
 }
 
 static void bad_places(void **state) {
-  (void)state;
   sim s;
   const path sub = in_folder("none/file");
   open_at(&s, &plain, 2);
@@ -134,7 +131,6 @@ static ng_status fail_together(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void ranks_fail_together(void **state) {
-  (void)state;
   const path good = in_folder("good"), bad = in_folder("bad"), nowhere = in_folder("no/where"),
              copy = in_folder("copy");
   const char *const says[FAILURES] = {"is damaged", strerror(ENOENT), strerror(EFBIG),
@@ -204,7 +200,6 @@ static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void transport_fails(void **state) {
-  (void)state;
   const path file = in_folder("file"), part = in_folder("file.natgrad-part");
   char message[256];
   for (int loading = 0; loading < 2; loading++) {

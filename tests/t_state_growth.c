@@ -147,7 +147,6 @@ static void in_large_pieces(void **state) {
   char file[FIXTURE_FILE];
   struct stat is;
   subject s;
-  (void)state;
   make(&s, FEW);
   fixture_file(file, "t_state_growth");
   for (int loading = 0; loading < 2; loading++) {
@@ -178,7 +177,6 @@ static double time_of(subject *s, int32_t models, int part) {
 static void in_proportion(void **state) {
   static subject all[MODELS + 1];
   subject *few = all, *many = &all[MODELS];
-  (void)state;
   for (int32_t m = 0; m <= MODELS; m++) {
     make(&all[m], m < MODELS ? FEW : MANY);
     run(&all[m], SAVE);

@@ -52,7 +52,6 @@ static void quick_set(const quick *q, const void *bytes, size_t n) {
 }
 
 static void damaged(void **state) {
-  (void)state;
   sim a, b;
   size_t n;
   const path good = in_folder("good");
@@ -108,7 +107,6 @@ static void damaged(void **state) {
 }
 
 static void other_models(void **state) {
-  (void)state;
   const path good = in_folder("good");
   sim a;
   open_at(&a, &plain, 3);
@@ -270,7 +268,6 @@ static const struct {
 
 /* JSON has UTF-8 only: a state that could not be read back is not written. */
 static void texts_that_json_cannot_hold(void **state) {
-  (void)state;
   static const char *const option[] = {"skip_layers", "layer"};
   for (int i = 0; i < 2; i++) {
     fixture f;
@@ -289,7 +286,6 @@ static void texts_that_json_cannot_hold(void **state) {
 }
 
 static void lying(void **state) {
-  (void)state;
   const path good = in_folder("good"), bad = in_folder("bad");
   sim a, b;
   char message[256];
@@ -349,7 +345,6 @@ static void lying(void **state) {
 
 /* Rungs are counted by the rank that climbed them; a file keeps the sum, whoever reads it. */
 static void counters_come_back(void **state) {
-  (void)state;
   static const char *const name[] = {"more_damping", "in_double", "kept_last", "plain", "skipped"};
   const path good = in_folder("good"), forged = in_folder("forged"), again = in_folder("again");
   static const sim_setup how = {.method = "natgrad", .set = "update=sgd", .linalg = "ref"};

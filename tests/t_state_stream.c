@@ -38,7 +38,6 @@ static void saved(sim *s, stream *to) {
 /* ---- the bytes -------------------------------------------------------------------------------*/
 
 static void bytes_of_a_file(void **state) {
-  (void)state;
   const path file = in_folder("file");
   for (int i = 0; i < ROWS; i++) {
     sim a;
@@ -83,7 +82,6 @@ static void bytes_of_a_file(void **state) {
 /* ---- what goes wrong -------------------------------------------------------------------------*/
 
 static void every_read_fails(void **state) {
-  (void)state;
   sim a, b;
   stream s = {0};
   open_at(&a, &plain, 3);
@@ -126,7 +124,6 @@ static void every_read_fails(void **state) {
 
 /* What is damaged in a file is damaged in a stream (t_state_refused.c); a stream may end early, or never. */
 static void too_short_and_too_long(void **state) {
-  (void)state;
   sim a, b;
   stream good = {0}, zeros = {.endless = 1};
   open_at(&a, &small, 3);
@@ -158,7 +155,6 @@ static void too_short_and_too_long(void **state) {
 /* A stream does not say how long it is, and may announce any length: that is believed only of a state
  * of this model.  Until then nothing of the data is asked for, and no memory is taken for it. */
 static void nothing_is_believed(void **state) {
-  (void)state;
   static const sim_setup wider = {
       .method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL | SIM_WIDER};
   sim a, b;
@@ -224,7 +220,6 @@ static void nothing_is_believed(void **state) {
 }
 
 static void out_of_order(void **state) {
-  (void)state;
   fixture f;
   stream s = {0};
   ng_field_info info = {.struct_size = sizeof info};
@@ -293,7 +288,6 @@ static ng_status fail_at_k(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void ranks_fail_together(void **state) {
-  (void)state;
   stream whole = {0};
   for (int loading = 0; loading < 2; loading++) {
     int64_t k = 1;
@@ -333,7 +327,6 @@ static void ranks_fail_together(void **state) {
 }
 
 static void no_function_on_rank_0(void **state) {
-  (void)state;
   for (int loading = 0; loading < 2; loading++) {
     pair x = {.loading = loading != 0, .none = true};
     assert_int_equal(ranks_run(RANKS, fail_at_k, &x, NULL), NG_OK);
@@ -394,7 +387,6 @@ static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void walked_by_two(void **state) {
-  (void)state;
   pair x = {.loading = true};
   const ng_status st = ranks_run(RANKS, walk_together, &x, NULL);
   if (st != NG_OK) fail_msg("%s %s", ng_status_name(st), x.message[0]);
@@ -408,7 +400,6 @@ static void walked_by_two(void **state) {
 
 /* The walk says what the file says, in the file's order; from any number to any other. */
 static void walk_is_the_file(void **state) {
-  (void)state;
   for (int row = 0; row < ROWS; row++) {
     sim a;
     stream s = {0};
@@ -461,7 +452,6 @@ static void walk_is_the_file(void **state) {
 }
 
 static void walk_arguments(void **state) {
-  (void)state;
   sim a;
   open_at(&a, &plain, 2);
   const uint64_t before = sim_fingerprint(&a);

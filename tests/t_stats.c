@@ -323,7 +323,6 @@ static void by_shift(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_
 
 static void by_rows(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, int64_t c0,
                     int64_t c1, bool one, int reduce, float alpha, ng_sym S, float *scratch) {
-  (void)c;
   const ng_rows r = {.v = x, .take = take, .c0 = c0, .c1 = c1, .one = one, .reduce = reduce};
   ng_rows_stats(ctx, &r, alpha, S, scratch);
 }
@@ -383,7 +382,6 @@ static void must_be_exact(ng_context *ctx, const picture *g) {
 /* ---- tests -----------------------------------------------------------------------------------*/
 
 static void rows_match_the_loops(void **unused) {
-  (void)unused;
   for (int k = 0; k < NAMES; k++) {
     fixture f = opened(names[k], 3);
     for (int i = 0; i < 500; i++) {
@@ -405,7 +403,6 @@ static void rows_match_the_loops(void **unused) {
 }
 
 static void inputs_match_the_loops(void **unused) {
-  (void)unused;
   for (int k = 0; k < NAMES; k++) {
     fixture f = opened(names[k], 3);
     used[SHIFT] = 0;
@@ -421,7 +418,6 @@ static void inputs_match_the_loops(void **unused) {
 /* Several tiles of samples (shift: 16384 pixels; plain: 16384 patches), uneven; and work enough for
  * several threads, each with its own scratch. */
 static void large_inputs_match_the_loops(void **unused) {
-  (void)unused;
   fixture f = opened(names[NAMES - 1], 3);
   for (int i = 0; i < 6; i++) {
     const bool tall = i < 4; /* sums of taps take more scratch than rows of the image */
@@ -452,7 +448,6 @@ static void large_inputs_match_the_loops(void **unused) {
 /* One sample is wider than a tile of the shift way: fits() says no, and scratch still serves
  * narrower ranges that do fit. */
 static void wide_inputs_do_not_fit(void **unused) {
-  (void)unused;
   fixture f = opened(names[NAMES - 1], 2);
   const picture g = {.c = conv_of(700, 80, 80, 2),
                      .how = LIE_NHWC,
@@ -470,7 +465,6 @@ static void wide_inputs_do_not_fit(void **unused) {
 
 /* The choice by size: displacements where they save arithmetic, patches elsewhere. */
 static void choice_follows_size(void **unused) {
-  (void)unused;
   const ng_conv large = conv_of(64, 32, 32, 3);
   ng_conv small = conv_of(64, 2, 2, 3);
   assert_true(ng_conv_shift_fits(&large, 64));
@@ -490,7 +484,6 @@ static double rectified(void) { return fmax(0, uniform() + uniform() + uniform()
  * off by 3.2e-7 at most (one standard deviation, if every addition were made in turn).  What the shift way subtracts is
  * 1/16 of its sums and adds nothing that counts. */
 static void all_bits_match_in_f32(void **unused) {
-  (void)unused;
   for (int k = 0; k < NAMES; k++) {
     fixture f = opened(names[k], 2);
     for (int i = 0; i < 4; i++) {

@@ -67,7 +67,6 @@ static ng_strided any_slice(rng *r) {
 /* ---- judged ----------------------------------------------------------------------------------*/
 
 static void arrays_are_judged(void **state) {
-  (void)state;
   float x[1];
   const int64_t shape[5] = {2, 3, 4, 5, 6};
   ng_array a = ng_array_vector(x, 1, NG_F32);
@@ -106,7 +105,6 @@ static void arrays_are_judged(void **state) {
 
 /* Never true of two elements in one place; always true of a slice of something dense. */
 static void distinct_elements(void **state) {
-  (void)state;
   rng r = {test_seed()};
   int yes = 0, no = 0;
   for (int round = 0; round < 20000; round++) {
@@ -128,7 +126,6 @@ static void distinct_elements(void **state) {
 }
 
 static void axes_join(void **state) {
-  (void)state;
   rng r = {test_seed()};
   int fewer = 0;
   for (int round = 0; round < 2000; round++) {
@@ -162,7 +159,6 @@ static float get(const void *from, ng_dtype t, int64_t at) {
 }
 
 static void lines_there_and_back(void **state) {
-  (void)state;
   static float memory[ROOM], line[LONGEST];
   rng r = {test_seed()};
   for (int round = 0; round < 300; round++) {
@@ -225,7 +221,6 @@ static void scan(ng_context *ctx, ng_strided *s, int64_t room, rng *r) {
 }
 
 static void the_scan_sees_elements_only(void **state) {
-  (void)state;
   fixture f;
   rng r = {test_seed()};
   fixture_ok(&f, fixture_open(&f, "", &(fixture_how){.threads = 2}));
@@ -248,7 +243,6 @@ static void the_scan_sees_elements_only(void **state) {
 /* ---- rows of a parameter ---------------------------------------------------------------------*/
 
 static void parts_of_rows(void **state) {
-  (void)state;
   enum { H = 5, W = 301, ROWS = 3, COLS = H * W, MEMORY = 2 * ROWS * COLS };
   static float memory[MEMORY], line[COLS];
   rng r = {test_seed()};
@@ -295,7 +289,6 @@ static void parts_of_rows(void **state) {
 
 /* One output: [1, 6] may be bound as a row and without its axis of 1, not as six other numbers. */
 static void a_weight_of_one_row(void **state) {
-  (void)state;
   float x[6];
   fixture f;
   fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
@@ -339,7 +332,6 @@ static void step_of(const char *linalg, const ng_array *a, int64_t samples, floa
 /* The same numbers, dense: as far apart as 32 bits of a BLAS cannot say; overlapping, as windows of a
  * signal do; backwards. */
 static void odd_rows(void **state) {
-  (void)state;
   enum { SAMPLES = 2 };
   const int64_t apart[4] = {(INT64_C(1) << 31) + 5, 3, 1, -7};
   const size_t bytes = ((size_t)apart[0] + 64) * sizeof(float);
@@ -382,7 +374,6 @@ static ng_status show(fixture *f, bool grad, int64_t height, int64_t width) {
 /* An output gradient has the size of some image of the same micro-batch; where there was none, or more
  * sizes than are remembered, the caller is believed. */
 static void sizes_are_remembered(void **state) {
-  (void)state;
   const int64_t kernel[2] = {1, 1};
   fixture f;
   fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
@@ -425,7 +416,6 @@ static void sizes_are_remembered(void **state) {
 /* The image that is told at registration plans memory and nothing else: another one, or none, gives the same
  * bits; on a linear algebra that does everything late, too. */
 static void a_size_that_was_not_told(void **state) {
-  (void)state;
   static const char *const settings[] = {
       "damping=0.1", "damping=0.1 positions=reduce", "method=eva damping=0.1",
       "method=eva-natgrad damping=0.1 sides=input", "method=kaisa damping=0.1"};
@@ -476,7 +466,6 @@ static void a_size_that_was_not_told(void **state) {
 
 /* clip = ratio takes the norm of a weight however it lies, in rows longer than a line. */
 static void norms_of_long_rows(void **state) {
-  (void)state;
   enum { LONG = 2 * NG_LINE + 9, TWO = 2 };
   static float w[TWO * LONG], turned[LONG * TWO], dw[2][TWO * LONG], x[3 * LONG];
   const float y[3 * TWO] = {1, -1, 2, 3, -2, 1};

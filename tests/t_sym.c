@@ -17,7 +17,6 @@
 /* ---- symmetric storage -----------------------------------------------------------------------*/
 
 static void positions_are_a_bijection(void **arg) {
-  (void)arg;
   for (int64_t n = 1; n <= 40; n++) {
     CASE("n = %" PRId64, n);
     char *seen = calloc((size_t)ng_sym_count(n), 1);
@@ -37,7 +36,6 @@ static void positions_are_a_bijection(void **arg) {
 }
 
 static void pieces_cover_once(void **arg) {
-  (void)arg;
   for (int64_t n = 1; n <= 10; n++) {
     ng_sym s = sym_new(n);
     int *seen = calloc((size_t)ng_sym_count(n), sizeof *seen);
@@ -86,7 +84,6 @@ static void pieces_cover_once(void **arg) {
 }
 
 static void elementwise(void **arg) {
-  (void)arg;
   EACH_SIZE(n) {
     CASE("n = %" PRId64, n);
     ng_sym s = sym_random(n);
@@ -111,7 +108,6 @@ static void elementwise(void **arg) {
 }
 
 static void rows_are_added(void **arg) {
-  (void)arg;
   ng_queue queue = queue_of(&ng_linalg_ref), *q = &queue;
   for (int64_t n = 1; n <= 9; n++) {
     for (int64_t r = 0; r < n; r++) {
@@ -143,7 +139,6 @@ static void rows_are_added(void **arg) {
 /* ---- names -----------------------------------------------------------------------------------*/
 
 static void found_by_name(void **arg) {
-  (void)arg;
   assert_ptr_equal(ng_linalg_find("ref"), &ng_linalg_ref);
   assert_null(ng_linalg_find("cuda"));
   assert_null(ng_linalg_find(""));
@@ -168,7 +163,6 @@ static void found_by_name(void **arg) {
 
 /* 1 + 6 n + 2 n^2 <= 2^31 - 1 up to n = 32766. */
 static void fits_32_bits(void **arg) {
-  (void)arg;
   assert_true(ng_linalg_fits(1));
   assert_true(ng_linalg_fits(9216));
   assert_true(ng_linalg_fits(32766));
@@ -201,7 +195,6 @@ static bool ask(const char *core, char *kernel, char *hint, size_t size) {
 }
 
 static void blas_is_described(void **arg) {
-  (void)arg;
   char name[256] = "?", kernel[64] = "?", hint[256] = "?", small[4] = "???";
   int32_t threads = -1;
   ng_blas_describe(name, sizeof name, kernel, sizeof kernel, &threads);

@@ -210,7 +210,6 @@ static void same_bits(life how) {
 
 /* Every way that a sum may go. */
 static void equals_all(void **state) {
-  (void)state;
   static const char *const with[] = {"stat_period=1",
                                      "wire_dtype=bf16",
                                      "wire_dtype=f16 norm_block=full",
@@ -229,7 +228,6 @@ static void equals_all(void **state) {
 
 /* A layer sends in its own period only: all layers in every step, all but one, one alone. */
 static void only_what_is_due(void **state) {
-  (void)state;
   static const char *const with[] = {"stat_period=1",
                                      "stat_period=1 per_layer='two: stat_period=100'",
                                      "stat_period=100 per_layer='two: stat_period=1'"};
@@ -244,7 +242,6 @@ static void only_what_is_due(void **state) {
 
 /* A step that shows one layer only, another one each time: messages begin and end with it. */
 static void with_holes(void **state) {
-  (void)state;
   for (int32_t ranks = fewest(); ranks <= most(); ranks++)
     for (int k = 0; k < WAYS; k++)
       same_bits((life){
@@ -255,7 +252,6 @@ static void with_holes(void **state) {
  * ranks take theirs for one that goes on.  With calls = ema an owner's S and those of others then weigh calls
  * differently, so all see one thing; tolerance: a few roundings of f32, 1e-5 is some 80. */
 static void first_overflows(void **state) {
-  (void)state;
   for (int32_t ranks = fewest(); ranks <= most(); ranks++) {
     same_bits((life){.with = "stat_period=1", .ranks = ranks, .huge = 0});
     assert_int_equal(kept[1]->status[0][0], NG_SKIPPED);

@@ -42,7 +42,6 @@ static void must_be(double is, double want) {
 }
 
 static void test_gathered(void **state) {
-  (void)state;
   traffic all[RANKS];
   assert_int_equal(ranks_run(RANKS, tell, all, NULL), NG_OK);
   for (int r = 0; r < RANKS; r++) {
@@ -96,20 +95,17 @@ static ng_status slow_run(void *user, const ng_collective *c) {
 }
 
 static ng_status slow_start(void *user, const ng_collective *c, void **request) {
-  (void)c;
   *(double *)user = now + WIRE;
   *request = user;
   return NG_OK;
 }
 
 static ng_status slow_wait(void *user, void *request) {
-  (void)request;
   if (now < *(double *)user) now = *(double *)user;
   return NG_OK;
 }
 
 static ng_status slow_test(void *user, void *request, int32_t *done) {
-  (void)request;
   *done = now >= *(double *)user;
   return NG_OK;
 }
@@ -126,7 +122,6 @@ static ng_transport slow_wire(double *done_at) {
 }
 
 static void test_hidden(void **state) {
-  (void)state;
   double done_at = 0, small = 1;
   float x[5] = {0};
   bool done = false;

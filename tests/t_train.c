@@ -18,7 +18,6 @@
 
 /* The same variable, read by the same code, means the library's loops and the trainer's. */
 static void threads_are_the_library_s(void **state) {
-  (void)state;
   const char *kept = getenv("NG_THREADS");
   char before[32] = "";
   (void)snprintf(before, sizeof before, "%s", kept != NULL ? kept : "");
@@ -51,7 +50,6 @@ static void threads_are_the_library_s(void **state) {
 /* Row i is (i, 2 i), its label i mod 5; 53 rows in batches of 8 leave 5 out of an epoch. */
 enum { ROWS = 53, BATCH = 8, EACH = ROWS / BATCH };
 static void batches_cover_an_epoch(void **state) {
-  (void)state;
   float reals[2 * ROWS], shift[2] = {0, 0}, scale[2] = {1, 1};
   int32_t labels[ROWS];
   for (int i = 0; i < ROWS; i++) {
@@ -139,7 +137,6 @@ static void steps_say_what_was_not_observed(void **state) {
   bool reconstructs = false, wants = false;
   settings s;
   precond *p = NULL;
-  (void)state;
   settings_init(&s);
   must_set(&s, "method", "natgrad");
   must_set(&s, "stat_period", "1");

@@ -112,7 +112,6 @@ static void play(plan *job) {
 
 /* Each statistic counts by itself, each layer once a step; a rank that shows it is enough. */
 static void test_counts(void **state) {
-  (void)state;
   static const char *const set[] = {
       "method=natgrad solve_period=1", "method=eva",
       "method=natgrad solver=eigen damping_split=joint grad_worker_fraction=0 solve_period=1"};
@@ -146,7 +145,6 @@ static void test_counts(void **state) {
 
 /* Not due, nothing to say; with sides = input the output gradient is nobody's business. */
 static void test_not_due(void **state) {
-  (void)state;
   plan job = {.set = "method=natgrad stat_period=2 solve_period=2",
               .ranks = 2,
               .all = {EVERYTHING, NOTHING, NO_B, NOTHING, EVERYTHING},
@@ -167,7 +165,6 @@ static void test_not_due(void **state) {
 
 /* statistics = local: the owner's samples are all there are, and those of others are not looked at. */
 static void test_local(void **state) {
-  (void)state;
   plan job = {.set = "method=natgrad statistics=local grad_worker_fraction=0",
               .ranks = 2, /* a is of rank 0, b of rank 1 */
               .all = {EVERYTHING, EVERYTHING, NOTHING, EVERYTHING, NO_B},
@@ -207,7 +204,6 @@ static ng_report report(const pair *m) {
 
 /* A skipped step is told as that, and counts for nothing; never observed is an error, by name. */
 static void test_others_win(void **state) {
-  (void)state;
   pair m;
   open_pair(&m, "method=natgrad");
   assert_int_equal(show(&m.f, NO_B), NG_OK);
@@ -225,7 +221,6 @@ static void test_others_win(void **state) {
 /* An average with no inverse in f32 at a damping so small: rescued.  The larger number is returned, the
  * report has both. */
 static void test_with_rescued(void **state) {
-  (void)state;
   pair m;
   ng_report r = {.struct_size = sizeof r};
   open_pair(&m, "method=natgrad damping=1e-30 damping_split=full clip=none solve_period=1");

@@ -298,7 +298,6 @@ static bool draw(rng *r, char *to, size_t size) {
 /* Damping 0.1 amplifies the rounding of an average, or of a sum with the weight, by at most 200.  Low rank rounds P and Q of
  * rows to f32, which feeds back through the warm start: 5e-4. */
 static void as_published(void **state) {
-  (void)state;
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(400); n++) {
     trial c = {.in = 6, .out = 5, .count = 7, .steps = 9, .grid = true};
@@ -310,7 +309,6 @@ static void as_published(void **state) {
 /* window_decay_form = direction at small dampings, in every store.  u is rounded once, then again with its decay: 16 units.
  * Low rank has P and Q in f32: 200 units and, where the rest is added, a unit per column over lambda. */
 static void decay_of_directions(void **state) {
-  (void)state;
   static const char *const store[] = {
       "mfac",
       "efcp window_density=1",

@@ -42,7 +42,6 @@ static float drawn(rng *r, int how) {
 }
 
 static void those_of_a_sort(void **state) {
-  (void)state;
   static float x[MOST];
   static entry want[MOST];
   static int32_t chosen[MOST + 1], count[NG_WINDOW_COUNTS];
@@ -72,7 +71,6 @@ static void those_of_a_sort(void **state) {
 
 /* In pieces, of a sum: those, and the sum, that one thread has. */
 static void by_several_threads(void **state) {
-  (void)state;
   enum { PIECES = 5 };
   static float x[2][MOST], error[MOST];
   static int32_t chosen[2][MOST], count[PIECES * NG_WINDOW_COUNTS];
@@ -106,7 +104,6 @@ static void by_several_threads(void **state) {
 
 /* A sparse row and the same as a whole one, in a block. */
 static void sparse_loops(void **state) {
-  (void)state;
   static double tile[NG_WINDOW_BLOCK], got[NG_WINDOW_BLOCK], row[NG_WINDOW_BLOCK];
   static float f[MOST], x[NG_WINDOW_BLOCK], put[NG_WINDOW_BLOCK];
   static uint16_t h[MOST], index[MOST];
@@ -163,7 +160,6 @@ static void as_one_rank(void **state) {
   static int32_t single[ALL], mine[RANKS][ALL], count[NG_WINDOW_COUNTS];
   static double sum[ROOM], part[RANKS][ROOM];
   rng r = {test_seed()};
-  (void)state;
   for (int64_t t = 0; t < test_times(400); t++) {
     const int64_t n = 1 + rng_below(&r, ALL), k = 1 + rng_below(&r, t % 5 == 0 ? n : n / 4 + 1);
     const int32_t W = 1 + (int32_t)rng_below(&r, RANKS);
@@ -220,7 +216,6 @@ static void draw_rows(rng *r, rows *x, bool half) {
 }
 
 static void at_once(void **state) {
-  (void)state;
   rng r = {test_seed()};
   static rows x;
   for (int64_t t = 0; t < test_times(400); t++) {
@@ -278,7 +273,6 @@ static void at_once(void **state) {
 /* ResNet-18's 11.2 million parameters, 1,024 rows of 1 % in bf16 and the error feedback: at most 0.5 GiB.
  * The memory is planned and taken; nothing is done with it. */
 static void sparse_memory(void **state) {
-  (void)state;
   const fixture_how how = {.threads = 2};
   const int64_t d = 11200000;
   int64_t kept = 0;

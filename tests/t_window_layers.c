@@ -63,7 +63,6 @@ static void blocks_are(const char *options, const char *names, const char *expec
 
 /* The same line is the same window, whatever the order; another is another; without one it is the model's. */
 static void blocks(void **state) {
-  (void)state;
   blocks_are("per_layer='b,c: method=mfac window=3'", "abc",
              "a/kronecker/natgrad window.b/window/mfac window.b/window/mfac");
   blocks_are("per_layer='b,c: method=mfac window=3'", "cab",
@@ -85,7 +84,6 @@ static void blocks(void **state) {
 /* When the options are read, or by ng_ready of the layers `names`.  An option of per_layer names that option. */
 #define NO_ERROR "window_fill = error: window_store = dense"
 static void refused(void **state) {
-  (void)state;
   static const struct {
     const char *options, *names, *message;
   } bad[] = {
@@ -165,7 +163,6 @@ static void refused(void **state) {
 
 /* An option that needs weights names a parameter without one. */
 static void weights_needed(void **state) {
-  (void)state;
   for (int k = 0; k < 2; k++) {
     fixture f;
     float g[3] = {1, 2, 3};
@@ -195,7 +192,6 @@ static void set_gradients(model *m, int t, int n) {
 /* ng_set moves the damping of the model: windows without a line follow, and one with a
  * method of its own, which did not say any, does not. */
 static void values_move(void **state) {
-  (void)state;
   float out[2][2][5][N];
   const char *options =
       "method=mfac window=3 damping=0.1 window_scope=parameter per_layer='b: method=mfac window=3'";
@@ -222,7 +218,6 @@ static void values_move(void **state) {
 
 /* A plan counts the windows of lines; asking for it leaves the model as it was. */
 static void planned(void **state) {
-  (void)state;
   model m;
   ng_rank_plan plan = {.struct_size = sizeof plan};
   assert_int_equal(
@@ -242,7 +237,6 @@ static void planned(void **state) {
 
 /* A state is that of its lines, and another is refused by its name. */
 static void saved(void **state) {
-  (void)state;
   static const char *const options[] = {"method=mfac window=3 per_layer='b: window=4'",
                                         "method=mfac window=3 per_layer='a: window=4'",
                                         "method=mfac window=3 per_layer='b: window=5'",

@@ -185,7 +185,6 @@ static life *live_all(const char *options, int32_t ranks) {
 
 /* On one rank, and in slices on three. */
 static void zeros_in_every_store(void **state) {
-  (void)state;
   for (int k = 0; k < 2 * CASES; k++) {
     const int32_t ranks = k < CASES ? 1 : MOST;
     char options[256];
@@ -207,7 +206,6 @@ static void low_bits_stay(void **state) {
   } kept[] = {{"error", FC}, {"error_rest", FC}, {"factors_rest", 2 * (OUT + IN)}};
   float g[D], w[D], was[3][FC];
   fixture f;
-  (void)state;
   fill_weights("", w);
   fixture_ok(&f, fixture_open(&f, "method=lowrank-mfac window=4 window_rank=2" COMMON, NULL));
   fixture_ok(&f, describe(&f, g, w));
@@ -253,7 +251,6 @@ static ng_status disagree(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void ranks_agree(void **state) {
-  (void)state;
   static const char *const lines[] = {
       "method=mfac window=3 damping=0.1",
       "method=efcp window=3 damping=0.1 window_density=0.3 statistics=sharded",
@@ -275,7 +272,6 @@ static void ranks_agree(void **state) {
 /* A clip by the norms of weights and a decay read those of what takes part; a step without missing = keep is refused
  * by name, with what helps. */
 static void neither_gradient_nor_weight(void **state) {
-  (void)state;
   static const char *const lines[] = {
       "method=mfac window=3 damping=0.1 clip=ratio clip_bound=0.1 missing=keep",
       "method=mfac window=3 damping=0.1 clip=none window_decay=0.1 window_decay_form=direction "

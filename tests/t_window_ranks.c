@@ -199,7 +199,6 @@ enum { WINDOWS = sizeof windows / sizeof windows[0] };
 
 /* Each window runs on 2, 3 or 4 ranks in turn: whole rows give the bits of one rank, slices the same numbers. */
 static void ranks_are_one(void **state) {
-  (void)state;
   for (int k = 0; k < WINDOWS; k++) {
     life *one = lived(1, windows[k], "", NULL, NULL);
     const int32_t ranks = 2 + k % (MOST - 1);
@@ -223,7 +222,6 @@ static void memory_is_shared_out(void **state) {
     int64_t row, rest; /* bytes of all of a row, and of the rest */
   } want[] = {{"method=mfac window=15 damping=0.1 window_momentum=0.5", 4 * D, 4 * D},
               {"method=mfac window=15 damping=0.1 window_dtype=bf16 window_mask=1", 2 * D, D}};
-  (void)state;
   for (int k = 0; k < 2; k++) {
     for (int32_t ranks = 1; ranks <= MOST; ranks++) {
       life *l = lived(ranks, want[k].options, SHARDED, NULL, NULL);
@@ -264,7 +262,6 @@ static ngio_tensors *opened(const char *file) {
  * rows. */
 static void states_do_not_know_ranks(void **state) {
   char folder[] = "/tmp/t_window_ranks-XXXXXX", file[2][64];
-  (void)state;
   assert_non_null(mkdtemp(folder));
   for (int i = 0; i < 2; i++)
     (void)snprintf(file[i], sizeof file[i], "%s/%d", folder, i);
@@ -310,7 +307,6 @@ static void other_groups(void **state) {
   float g[6] = {1, 2, 3, 4, 5, 6};
   const plane v[2] = {plane_of(g, 1, 3, NG_F32), plane_of(g + 3, 1, 3, NG_F32)};
   const int fd = mkstemp(file);
-  (void)state;
   assert_true(fd >= 0);
   (void)close(fd);
   for (int k = 0; k < 2; k++) {
@@ -383,7 +379,6 @@ static void near_equal_shares(void **state) {
   static const char *const stores[] = {"method=mfac", "method=efcp window_store=topk-layer",
                                        "method=efcp window_store=topk-block", "method=lowrank-mfac",
                                        "method=efcp"};
-  (void)state;
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(120); n++) {
     const int kind = (int)(n % 5);

@@ -68,7 +68,6 @@ static void goes_on(void **state) {
   static life whole, parts, refused;
   static const char *const name[] = {"factor-whole", "factor-first", "factor-second"};
   char file[3][FIXTURE_FILE];
-  (void)state;
   for (int i = 0; i < 3; i++)
     fixture_file(file[i], name[i]);
   live(0, STEPS, NULL, file[0], false, &whole);
@@ -161,7 +160,6 @@ static void refused_late_with(const char *store) {
 }
 
 static void refused_late(void **state) {
-  (void)state;
   refused_late_with("");
   refused_late_with("window_store=topk window_density=0.2");
   refused_late_with("window_store=lowrank");

@@ -79,12 +79,10 @@ static void same(const char *store, fill *of, int64_t n) {
 }
 
 static void lowrank(void **state) {
-  (void)state;
   same("method=mfac window=3 damping=0.1 window_store=lowrank window_rank=2", all_of_it, LONG);
 }
 
 static void topk(void **state) {
-  (void)state;
   same("method=mfac window=3 damping=0.1 window_store=topk window_density=0.000244140625",
        some_of_a_block, WIDE);
   same("method=mfac window=3 damping=0.1 window_store=topk-layer "
@@ -98,7 +96,6 @@ static void topk_on_threads(void **state) {
       "method=efcp window=3 damping=0.1 window_density=0.003 window_dtype=bf16",
       "method=efcp window=3 damping=0.1 window_density=0.003 window_store=topk-block"};
   static float one[STEPS][WIDE], more[STEPS][WIDE];
-  (void)state;
   for (int k = 0; k < 2; k++) {
     live(options[k], 1, any_of_it, WIDE, one);
     live(options[k], 3, any_of_it, WIDE, more);
@@ -156,7 +153,6 @@ static void begins_with_the_weights(void **state) {
   fixture f;
   float g[D] = {0}, w[D], drawn[ROW], advanced[ROW];
   double q[RANK * COLS], most = 0;
-  (void)state;
   weights(0, w);
   open_lowrank(&f, "fc", g, NULL, drawn);
   fixture_close(&f);
@@ -177,7 +173,6 @@ static void begins_with_the_weights(void **state) {
 static void begins_without_the_weights(void **state) {
   fixture f;
   float g[D] = {0}, w[D], drawn[ROW], got[ROW];
-  (void)state;
   weights(1, w);
   open_lowrank(&f, "fc", g, NULL, drawn);
   fixture_close(&f);
@@ -198,7 +193,6 @@ static void drawn_by_name(void **state) {
   static float last[ROW];
   double sum = 0, square = 0;
   int64_t n = 0;
-  (void)state;
   for (int k = 0; k < 400; k++) {
     const char name[] = {'l', (char)('a' + k % 20), (char)('a' + k / 20), 0};
     fixture f;
@@ -221,7 +215,6 @@ static void drawn_by_name(void **state) {
  * and what is sent is the gradient, but for rounding of P and Q.  (A column of length 1 made of what is left would
  * be that of before, and the gradient would be sent twice.) */
 static void less_than_its_rank(void **state) {
-  (void)state;
   for (int k = 0; k < 6; k++) {
     fixture f;
     float g[D], first[ROW], before[ROW], a[ROWS], b[COLS], most = 0;
@@ -252,7 +245,6 @@ static void less_than_its_rank(void **state) {
 static void after_a_refused_step(void **state) {
   static const char *const stores[] = {"window_store=lowrank window_rank=2", "window_store=dense",
                                        "window_store=topk window_density=0.3"};
-  (void)state;
   for (int k = 0; k < 3; k++) {
     char options[160];
     float out[2][D];

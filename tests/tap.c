@@ -76,7 +76,6 @@ static ng_status tap_test(void *user, void *request, int32_t *done) {
 }
 
 static ng_status late_start(void *user, const ng_collective *c, void **request) {
-  (void)user;
   memcpy(request, &c, sizeof c);
   return NG_OK;
 }

@@ -11,6 +11,9 @@ set(natgrad_quick_tests
     t_methods t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone
     t_settings t_state t_sym t_train t_vector t_window_golden)
 
+# cmocka gives each test `state`, and a table of functions gives each entry arguments; few read all.
+add_compile_options(-Wno-unused-parameter)
+
 # Registers a test; every test finds the tree, the build and the program in its environment, runs
 # in the build folder and may say "skipped" with 77.
 set(natgrad_test_launcher "")

@@ -22,7 +22,6 @@ typedef struct diagonal {
 } diagonal;
 
 static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
-  (void)o;
   return e->tensor && named(e, "toy");
 }
 
@@ -56,7 +55,6 @@ static ng_status diagonal_plan(ng_block *b, ng_plan *plan) {
 static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
   const ng_slot *s = b->segment->slot;
   float *v = b->stat->part->sum, x;
-  (void)o;
   if (!ng_all_finite(s->grad.data, s->grad.dtype, s->cols)) return NG_SKIPPED;
   ng_stat_retain(b->ctx->queue, b->stat);
   for (int64_t i = 0; i < s->cols; i++) {
@@ -135,10 +133,7 @@ typedef struct total {
 
 toy_commits toy_total_commits(const ng_block *b) { return ((const total *)b->state)->commits; }
 
-static bool total_fits(const ng_settings *o, const ng_entry *e) {
-  (void)o;
-  return named(e, "all");
-}
+static bool total_fits(const ng_settings *o, const ng_entry *e) { return named(e, "all"); }
 
 static ng_status total_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(total));
@@ -166,7 +161,6 @@ static ng_status total_plan(ng_block *b, ng_plan *plan) {
 static ng_status total_observe(ng_block *b, const ng_obs *o) {
   total *k = b->state;
   int64_t at = 0;
-  (void)o;
   k->mine = 0.0;
   for (int32_t s = 0; s < b->segments; s++) {
     const ng_slot *slot = b->segment[s].slot;
@@ -230,7 +224,6 @@ const ng_family toy_total = {
 /* ---- beside ----------------------------------------------------------------------------------*/
 
 static bool beside_fits(const ng_settings *o, const ng_entry *e) {
-  (void)o;
   return !e->tensor && named(e, "r1");
 }
 

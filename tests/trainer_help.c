@@ -16,13 +16,11 @@
 static char folder[256];
 
 int make_scratch(void **state) {
-  (void)state;
   (void)snprintf(folder, sizeof folder, "/tmp/t_train.XXXXXX");
   return mkdtemp(folder) != NULL ? 0 : -1;
 }
 
 int drop_scratch(void **state) {
-  (void)state;
   char command[512];
   (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
   return system(command);
