@@ -14,14 +14,15 @@ export LC_ALL=C
 declare -A below=(
   [core]=""
   [linalg]="core"
-  [comm]="core"
+  [comm]="core linalg"
   [option]="core"
-  [stat]="core linalg comm option"
-  [model]="core linalg comm option stat"
-  [family]="core linalg comm option stat model"
-  [step]="core linalg comm option stat model family"
-  [state]="core linalg comm option stat model family step"
-  [api]="core linalg comm option stat model family step state"
+  [kernel]="core linalg"
+  [stat]="core linalg kernel comm option"
+  [model]="core linalg kernel comm option stat"
+  [family]="core linalg kernel comm option stat model"
+  [step]="core linalg kernel comm option stat model family"
+  [state]="core linalg kernel comm option stat model family step"
+  [api]="core linalg kernel comm option stat model family step state"
 )
 # Families are read one without the other; what they share is in family.h.
 families="kronecker rankone norm window"

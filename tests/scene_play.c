@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "kernel/kernel.h"
 #include "fixture.h"
 #include "ranks.h"
 #include "stream.h"

@@ -1,7 +1,7 @@
 /* strided.c: see strided.h. */
 #include "strided.h"
 
-#include "core/core.h"
+#include "kernel/kernel.h"
 
 #include <math.h>
 #include <stdlib.h>

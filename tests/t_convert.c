@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "kernel/kernel.h"
 #include "draw.h"
 
 static rng numbers;

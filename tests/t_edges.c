@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "core/core.h"
+#include "kernel/kernel.h"
 #include "plane.h"
 #include "draw.h"
 #include "fixture.h"

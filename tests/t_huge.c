@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include "kernel/kernel.h"
 #include "ranks.h"
 #include "wild.h"
 

@@ -1,5 +1,6 @@
 /* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program; fused
  * updates of tiles. */
+#include "kernel/kernel.h"
 #include "fixture.h"
 #include "plane.h"
 #include "layer_oracle.h"

@@ -1,7 +1,7 @@
 /* transports.c: see transports.h. */
 #include "transports.h"
 
-#include "core/core.h"
+#include "kernel/kernel.h"
 #include "ranks.h"
 
 #include <pthread.h>

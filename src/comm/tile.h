@@ -4,6 +4,7 @@
 #define NG_TILE_H
 
 #include "core/core.h"
+#include "linalg/linalg.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* core.h: services for all folders of src/.
  *
  * In:   the caller's allocator, executor and log (ng_context_config); texts, arrays and structs to check.
- * Out:  counted memory, loops over threads, error messages, the clock, 16-bit floats, text.
+ * Out:  counted memory, loops over threads, error messages, the clock, text.
  * May call: base/ only. */
 #ifndef NG_CORE_H
 #define NG_CORE_H
@@ -166,25 +166,6 @@ typedef struct ng_hint {
 ng_hint ng_hint_of(const char *nearest);
 ng_hint ng_hint_list(const char *word, const char *list);
 
-/* ---- convert.c: f32, bf16, f16 ---------------------------------------------------------------*/
-
-float ng_bf16_to_f32(uint16_t h);
-uint16_t ng_f32_to_bf16(float f); /* round to nearest even; NaN gives NaN */
-float ng_f16_to_f32(uint16_t h);
-uint16_t ng_f32_to_f16(float f); /* round to nearest even, also to subnormals; overflow gives Inf */
-
-/* Convert n elements from or to dtype `t`: f32, bf16 or f16. */
-void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
-void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
-bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dtype */
-/* Return the f32 bits of the largest |x[i]| of n elements, 0 if n is 0.  The bits of magnitudes have the order of the
- * magnitudes; bits >= NG_INF_BITS are Inf or NaN. */
-#define NG_INF_BITS UINT32_C(0x7f800000)
-uint32_t ng_most_bits(const float *x, int64_t n);
-uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
-float ng_float_of_bits(uint32_t bits);
-double ng_dtype_most(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
-
 /* ---- array.c: arrays with strides ------------------------------------------------------------*/
 
 /* An array that ng_array_take has checked, with copies of its extents and strides (in elements). */
@@ -199,7 +180,8 @@ typedef struct ng_strided {
 const char *ng_array_take(const ng_array *a, ng_strided *out);
 /* Return whether the strides prove that no two elements share memory.  Arrays that the library writes must pass. */
 bool ng_strided_distinct(const ng_strided *s);
-double ng_strided_most(ng_context *ctx, const ng_strided *s); /* largest |element|; Inf for NaN */
+/* Sort axes by stride, the largest first. */
+void ng_axes_sort(ng_strided *s);
 /* Drop axes of extent 1, merge each axis with the previous axis if they are contiguous; return the number of axes. */
 int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step);
 
@@ -207,14 +189,5 @@ typedef struct ng_shape_text {
   char text[160]; /* "[4, 3, 8, 8]", for messages */
 } ng_shape_text;
 ng_shape_text ng_strided_shape(const ng_strided *s);
-
-/* transpose.c: dst[j * ldd + i] = src[i * lds + j] for i < m, j < n; lds, ldd: elements between rows of src, dst. */
-void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
-
-/* ng_gather: convert n elements of dtype `t` (f32, bf16, f16), `step` elements apart, to a dense f32 array.
- * ng_scatter: convert a dense f32 array to such elements. */
-enum { NG_LINE = 512 };
-void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n);
-void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n);
 
 #endif

@@ -26,12 +26,32 @@
 
 #include "natgrad.h"
 
+/* ---- convert.c: f32, bf16, f16 ---------------------------------------------------------------*/
+
+float ng_bf16_to_f32(uint16_t h);
+uint16_t ng_f32_to_bf16(float f); /* round to nearest even; NaN gives NaN */
+float ng_f16_to_f32(uint16_t h);
+uint16_t ng_f32_to_f16(float f); /* round to nearest even, also to subnormals; overflow gives Inf */
+
+/* Convert n elements from or to dtype `t`: f32, bf16 or f16. */
+void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
+void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
+bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dtype */
+/* Return the f32 bits of the largest |x[i]| of n elements, 0 if n is 0.  The bits of magnitudes have the order of the
+ * magnitudes; bits >= NG_INF_BITS are Inf or NaN. */
+#define NG_INF_BITS UINT32_C(0x7f800000)
+uint32_t ng_most_bits(const float *x, int64_t n);
+uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
+float ng_float_of_bits(uint32_t bits);
+double ng_dtype_most(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
+
 /* ---- the queue -------------------------------------------------------------------------------*/
 
 typedef struct ng_linalg_ops ng_linalg_ops;
 
 typedef struct ng_queue {
   const ng_linalg_ops *la;
+  const struct ng_kernel_ops *kernels; /* kernel/kernel.h */
   /* Call task(arg, i) for i in [0, n) and return when all tasks are done. NULL: run the tasks one after the other. */
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor;
@@ -51,6 +71,8 @@ static inline bool ng_queue_settled(const ng_queue *q) { return q->pending == 0;
 /* Return a result of an entry after a wait; with NG_DEBUG, fail if there was no wait. */
 int ng_info_read(const ng_queue *q, const int *info);
 const double *ng_numbers_read(const ng_queue *q, const double *numbers);
+/* Return the number of pieces of a loop over `floats` numbers. */
+int32_t ng_queue_pieces(const ng_queue *q, int64_t floats);
 /* Run the tasks of an entry through the executor. */
 void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 

@@ -13,7 +13,7 @@
 
 #include "comm/comm.h"
 #include "core/core.h"
-#include "linalg/linalg.h"
+#include "kernel/kernel.h"
 #include "option/option.h"
 #include "stat/stat.h"
 
@@ -25,20 +25,6 @@ typedef struct ng_layer_shard ng_layer_shard;
 typedef struct ng_object_head ng_object_head;
 
 /* ---- what the caller described: layers.c -----------------------------------------------------*/
-
-/* The memory layout of a parameter [rows, cols].  Row r begins at data + r by_row; by_row and step count elements.
- * The elements of a row are adjacent (`straight`), or lie along `axes` axes, the outermost first, as in a channels-last
- * or transposed weight. */
-typedef struct ng_place {
-  void *data; /* NULL: not bound */
-  ng_dtype dtype;
-  bool straight;
-  bool once;    /* the binding ends with the step (NG_ONE_STEP) */
-  bool expired; /* the binding has ended with its step, so `data` is NULL */
-  int32_t axes;
-  int64_t by_row;
-  int64_t extent[NG_DIMS], step[NG_DIMS];
-} ng_place;
 
 /* A parameter of an entry. */
 typedef struct ng_slot {
@@ -148,19 +134,6 @@ void ng_bind_expire(ng_precond *p); /* end the bindings for one step */
 ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
                         const char *call);
 
-/* place.c: read n elements of row `row` from column `col` on as f32; write them; return whether all are finite. */
-void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out);
-void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x);
-bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n);
-/* Return the number of columns to read or write at once: at most NG_LINE, and whole channels of a channels-last row. */
-static inline int64_t ng_place_columns(const ng_place *v) {
-  const int64_t inner = v->straight || v->axes != 2 ? 1 : v->extent[1];
-  return inner > NG_LINE ? NG_LINE : NG_LINE / inner * inner;
-}
-/* Return the address of an element of a straight place. */
-static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
-  return (char *)v->data + (row * v->by_row + col) * ng_dtype_size(v->dtype);
-}
 static inline void ng_slot_read(const ng_slot *slot, int64_t row, int64_t col, int64_t n,
                                 float *out) {
   ng_place_read(&slot->grad, row, col, n, out);

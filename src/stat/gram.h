@@ -6,8 +6,7 @@
 #ifndef NG_STATS_H
 #define NG_STATS_H
 
-#include "core/core.h"
-#include "linalg/linalg.h"
+#include "kernel/kernel.h"
 
 /* An observed array with samples n, positions s and columns c. A column is a feature or a channel; the positions of an
  * image are its pixels, row by row. A run is `run` positions with the stride by_position. Strides count elements.

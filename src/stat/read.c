@@ -3,7 +3,7 @@
  * Tiles bound the scratch: a batch of any size needs a few MiB, and BLAS reads a converted tile from the caches. */
 #include "stat/read.h"
 
-#include "core/core.h"
+#include "kernel/kernel.h"
 
 enum { LEAST_ROWS = 512, MOST_ROWS = 16384, TILE_FLOATS = 1 << 21 };
 

@@ -271,13 +271,21 @@ static void mark_observed(ng_block *b, uint32_t what) {
   }
 }
 
+/* Return the largest magnitude in an array; Inf if an element is not finite. */
+static double largest_of(ng_precond *p, const ng_strided *s) {
+  ng_queue *q = p->ctx->queue;
+  ng_kernels(q)->scan(q, s, 1, &p->step->largest);
+  ng_queue_wait(q);
+  return *ng_numbers_read(q, &p->step->largest);
+}
+
 /* Gather the array of a sharded layer to *whole on the primary, and set the view in *o.  All ranks of the model group
  * enter, also with an error `st`, and return the same status. */
 static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_status st,
                           ng_obs *o, ng_strided *whole) {
   if (st == NG_OK) st = check_open(e->block, o);
   if (st == NG_OK) {
-    const double most = (o->samples == 0 ? 0.0 : ng_strided_most(p->ctx, s)) + o->loss_scale;
+    const double most = (o->samples == 0 ? 0.0 : largest_of(p, s)) + o->loss_scale;
     if (!(most - most == 0.0)) st = NG_SKIPPED;
   }
   st = ng_shard_bring(p, e, grad, s, st, whole);
@@ -292,7 +300,7 @@ static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool
   ng_block *b = e->block;
   if (o->samples == 0) return add_observation(b, o);
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* tokens stand for one-hot vectors */
-  o->most = tokens ? 1.0 : b->scans ? 0.0 : ng_strided_most(p->ctx, s);
+  o->most = tokens ? 1.0 : b->scans ? 0.0 : largest_of(p, s);
   const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->most - o->most == 0.0;
   const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
   return st == NG_OK ? add_observation(b, o) : st;

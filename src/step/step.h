@@ -365,6 +365,7 @@ typedef struct ng_engine {
   ng_shards shards;
   ng_update_sink out;
   double lr;           /* the largest learning rate of all groups */
+  double largest;      /* result of the last scan of an observed array */
   uint64_t numbers;    /* hash of the coefficients of the update: ng_step_number */
   ng_status trouble;   /* worst status of this rank; check and agree make it equal on all ranks */
   bool refused;        /* a value was not finite: on this rank, after check or agree on any rank */

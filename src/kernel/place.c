@@ -3,7 +3,7 @@
  * In: a place (model.h), a row, a range of its columns.  Out: the elements as f32, or written elements.  A straight row
  * is converted in one call.  For other rows, the inner loop runs along the axis with the smallest step: along the
  * channels of a channels-last weight. */
-#include "model/model.h"
+#include "kernel/kernel.h"
 
 /* ---- along an axis ---------------------------------------------------------------------------*/
 

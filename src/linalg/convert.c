@@ -3,8 +3,10 @@
  * In: arrays of the caller in f32, bf16 or f16.  Out: arrays in f32; the reverse conversion.  The conversions are
  * integer arithmetic on bit patterns and, for f16, one exact scaling; they have no branches, so that compilers
  * vectorise the loops.  bf16 is the upper half of an f32; f16 is IEEE 754-2008 binary16. */
-#include "core/core.h"
+#include <string.h>
 
+#include "core/core.h"
+#include "linalg/linalg.h"
 #include "simd.h"
 
 static inline uint32_t bits_of(float f) {

@@ -2,7 +2,7 @@
  *
  * Loops over channels run fast if the channels are adjacent in memory.  In an NCHW image, adjacent channels are one
  * image plane apart; in a channels-last weight, adjacent kernel offsets are a run of channels apart. */
-#include "core/core.h"
+#include "kernel/kernel.h"
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
 /* transpose4 transposes 4 x 4 elements in registers: four loads, eight shuffles, four stores. */
