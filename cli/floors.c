@@ -15,7 +15,7 @@ enum { REPEATS = 10, LEAST = 3 };
 
 /* Return the least result of f(arg), the milliseconds of one run; return -1 if f returns a negative number
  * (failure). */
-static double best_of(double (*f)(void *), void *arg) {
+static double least_ms(double (*f)(void *), void *arg) {
   double best = -1, total = 0;
   for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
     const double ms = f(arg);
@@ -28,24 +28,24 @@ static double best_of(double (*f)(void *), void *arg) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* A copy of `bytes` bytes by n threads. */
-typedef struct team {
+/* A copy of `bytes` bytes by the threads of a pool. */
+typedef struct copy_job {
   ng_pool *pool;
-  int32_t n;
-  char *from, *to;
+  int32_t threads;
+  float *from, *to;
   int64_t bytes;
-} team;
+} copy_job;
 
-static void copy_share(void *arg, int32_t i) {
-  const team *t = arg;
-  const int64_t from = t->bytes * i / t->n, to = t->bytes * (i + 1) / t->n;
-  memcpy(t->to + from, t->from + from, (size_t)(to - from));
+static void copy_part(void *arg, int32_t i) {
+  const copy_job *t = arg;
+  const int64_t from = t->bytes * i / t->threads, to = t->bytes * (i + 1) / t->threads;
+  memcpy((char *)t->to + from, (char *)t->from + from, (size_t)(to - from));
 }
 
 static double copy_run(void *arg) {
-  team *t = arg;
+  copy_job *t = arg;
   const double start = ng_now_ms();
-  ng_pool_run(t->pool, t->n, copy_share, t);
+  ng_pool_run(t->pool, t->threads, copy_part, t);
   return ng_now_ms() - start;
 }
 
@@ -69,16 +69,12 @@ int64_t floor_cache_bytes(void) {
 }
 
 double floor_copy_gbs(void) {
-  team t = {.n = cli_cores(), .bytes = 4 * floor_cache_bytes()};
-  t.pool = ng_pool_create(t.n, NULL);
-  t.from = malloc((size_t)t.bytes);
-  t.to = malloc((size_t)t.bytes);
-  double ms = -1;
-  if (t.pool != NULL && t.from != NULL && t.to != NULL) {
-    memset(t.from, 1, (size_t)t.bytes); /* map the pages */
-    memset(t.to, 2, (size_t)t.bytes);
-    ms = best_of(copy_run, &t);
-  }
+  const int64_t floats = floor_cache_bytes();
+  copy_job t = {.threads = cli_cores(), .bytes = floats * (int64_t)sizeof(float)};
+  t.pool = ng_pool_create(t.threads, NULL);
+  t.from = bench_floats(floats);
+  t.to = bench_floats(floats);
+  const double ms = t.pool != NULL ? least_ms(copy_run, &t) : -1;
   ng_pool_destroy(t.pool);
   free(t.from);
   free(t.to);
@@ -91,77 +87,59 @@ double floor_copy_gbs(void) {
 
 bool floors_possible(void) { return true; }
 
-typedef struct sizes {
+typedef struct matrices {
   int64_t n;
-  float *a, *b, *c;
-} sizes;
+  float *a, *b, *c; /* [n, n] */
+} matrices;
 
-static bool make_arrays(sizes *s, int64_t a, int64_t b, int64_t c) {
-  s->a = malloc((size_t)a * sizeof(float));
-  s->b = malloc((size_t)b * sizeof(float));
-  s->c = malloc((size_t)c * sizeof(float));
-  if (s->a == NULL || s->b == NULL || s->c == NULL) return false;
-  bench_fill(s->a, a, 1.0F);
-  bench_fill(s->b, b, 1.0F);
-  memset(s->c, 0, (size_t)c * sizeof(float));
-  return true;
+static matrices make_matrices(int64_t n) {
+  matrices m = {n, bench_floats(n * n), bench_floats(n * n), bench_floats(n * n)};
+  bench_fill(m.a, n * n, 1.0F);
+  bench_fill(m.b, n * n, 1.0F);
+  return m;
 }
 
-static void free_arrays(sizes *s) {
-  free(s->a);
-  free(s->b);
-  free(s->c);
+/* Return the least time of `run` on these matrices, and free the matrices. */
+static double least_ms_of(double (*run)(void *), matrices m) {
+  const double ms = least_ms(run, &m);
+  free(m.a);
+  free(m.b);
+  free(m.c);
+  return ms;
 }
 
-static double gemm_run(void *arg) {
-  const sizes *s = arg;
-  const int n = (int)s->n;
+static double sgemm_run(void *arg) {
+  const matrices *m = arg;
+  const int n = (int)m->n;
   const float one = 1, zero = 0;
   const double start = ng_now_ms();
-  sgemm_("N", "N", &n, &n, &n, &one, s->a, &n, s->b, &n, &zero, s->c, &n, 1, 1);
+  sgemm_("N", "N", &n, &n, &n, &one, m->a, &n, m->b, &n, &zero, m->c, &n, 1, 1);
   return ng_now_ms() - start;
 }
 
 double floor_sgemm_gflops(int order) {
-  const int64_t nn = (int64_t)order * order;
-  sizes s = {.n = order};
-  const double ms = make_arrays(&s, nn, nn, nn) ? best_of(gemm_run, &s) : -1;
-  free_arrays(&s);
-  return ms > 0 ? 2e-6 * (double)nn * order / ms : -1;
+  const double ms = least_ms_of(sgemm_run, make_matrices(order));
+  return ms > 0 ? 2e-6 * (double)order * order * order / ms : -1;
 }
 
-/* Fill a [n, n] with 1 on the diagonal and symmetric numbers of magnitude below 1/n elsewhere: positive definite. */
-static void fill_definite(float *a, int64_t n) {
-  bench_fill(a, n * n, 1.0F);
-  for (int64_t i = 0; i < n * n; i++)
-    a[i] *= 0.9f / (float)n;
-  for (int64_t j = 0; j < n; j++) {
-    a[j + j * n] = 1;
-    for (int64_t i = j + 1; i < n; i++)
-      a[j + i * n] = a[i + j * n];
-  }
-}
-
+/* Invert a copy of a by Cholesky factorisation. */
 static double cholesky_run(void *arg) {
-  const sizes *s = arg;
-  const int n = (int)s->n;
-  int info = 0, second = 0;
-  memcpy(s->b, s->a, (size_t)(s->n * s->n) * sizeof(float));
+  const matrices *m = arg;
+  const int n = (int)m->n;
+  int info[2] = {0, 0};
+  memcpy(m->b, m->a, (size_t)(m->n * m->n) * sizeof(float));
   const double start = ng_now_ms();
-  spotrf_("L", &n, s->b, &n, &info, 1);
-  spotri_("L", &n, s->b, &n, &second, 1);
-  return info == 0 && second == 0 ? ng_now_ms() - start : -1;
+  spotrf_("L", &n, m->b, &n, &info[0], 1);
+  spotri_("L", &n, m->b, &n, &info[1], 1);
+  return info[0] == 0 && info[1] == 0 ? ng_now_ms() - start : -1;
 }
 
+/* LAPACK reads one triangle.  Off the diagonal, magnitudes below 1/n make the matrix positive definite. */
 double floor_cholesky(int64_t n) {
-  sizes s = {.n = n};
-  double ms = -1;
-  if (make_arrays(&s, n * n, n * n, 1)) {
-    fill_definite(s.a, n);
-    ms = best_of(cholesky_run, &s);
-  }
-  free_arrays(&s);
-  return ms;
+  const matrices m = make_matrices(n);
+  for (int64_t i = 0; i < n * n; i++)
+    m.a[i] = i % (n + 1) == 0 ? 1.0F : m.a[i] * 0.9F / (float)n;
+  return least_ms_of(cholesky_run, m);
 }
 
 #else

@@ -1,8 +1,8 @@
 /* floors.h: lower bounds for `natgrad bench`, measured in this process with the BLAS that natgrad uses, on all threads:
  * the least time of ten runs (of fewer, but at least three, if the runs take more than three seconds).
  *
- * Results are milliseconds, GFLOP/s, GB/s or bytes, as the name says; negative: no memory, no BLAS, or LAPACK
- * failed. */
+ * Results are milliseconds, GFLOP/s, GB/s or bytes, as the name says; negative: no BLAS, or LAPACK failed.  Without
+ * memory, the program ends with one line. */
 #ifndef CLI_FLOORS_H
 #define CLI_FLOORS_H
 

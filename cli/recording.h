@@ -45,9 +45,9 @@ typedef struct recording {
   double weight_decay, loss_scale;   /* grad / loss_scale + weight_decay weight; defaults 0 and 1 */
   bool parameters;                   /* parameters instead of layers */
   bool updates;                      /* has weights and momentum after each step */
-  double momentum;                   /* set with updates only, as the next three fields */
+  double momentum;                   /* 0.9 if not recorded */
   bool adjust_momentum;              /* multiply momentum by lr / lr_pre if below 1 */
-  double *lr, *lr_pre;               /* [steps] */
+  double *lr, *lr_pre;               /* [steps], with updates only */
   int layers, steps, micro_batches, ranks;
   shape *layer;                 /* [layers]; image: the size of the observed input */
   recording_observed *observed; /* [rank][step][micro-batch][layer] */

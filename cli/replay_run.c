@@ -105,11 +105,10 @@ static ng_status set_up(replay_rank *me, ng_precond *p) {
     const shape *l = &r->layer[i];
     int32_t index = -1;
     ng_layer layer;
-    st = shapes_describe(l, &layer);
+    shapes_describe(l, &layer);
     layer.options = own_options(r, l);
-    if (st >= 0)
-      st = r->parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
-                                        : ng_add_layer(p, &layer, &index);
+    st = r->parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
+                                      : ng_add_layer(p, &layer, &index);
     for (int k = 0; k < parameters(l) && st >= 0; k++)
       st = bind(p, index, l, k, weights ? recording_step_at(r, 0, i, k)->before : NULL,
                 &me->arrays[i][k]);

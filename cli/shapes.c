@@ -9,20 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 4096 };
+enum { MOST_LAYERS = 4096, LARGEST = 1 << 20 };
 
 static int64_t at_least_one(int64_t x) { return x > 0 ? x : 1; }
 
 /* Return the pixels along axis k from the first to the last input of one output. */
-static int64_t reach(const shape *l, int k) {
+static int64_t kernel_reach(const shape *l, int k) {
   return at_least_one(l->dilation[k]) * (l->kernel[k] - 1) + 1;
 }
 
 static int64_t positions_along(const shape *l, int k) {
-  return (l->image[k] + 2 * l->padding[k] - reach(l, k)) / l->stride[k] + 1;
+  return (l->image[k] + 2 * l->padding[k] - kernel_reach(l, k)) / l->stride[k] + 1;
 }
 
-static void finish(shape *l) {
+static void set_orders(shape *l) {
   const int64_t groups = at_least_one(l->groups);
   if (l->conv) l->positions = positions_along(l, 0) * positions_along(l, 1);
   l->p = (l->conv ? l->in / groups * l->kernel[0] * l->kernel[1] : l->in) + (l->bias ? 1 : 0);
@@ -47,13 +47,13 @@ void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positi
   l->positions = positions;
 }
 
-static int from_model(const char *model, shapes *out) {
+static int list_model(const char *model, shapes *out) {
   model_task task;
   bool reconstructs = false;
   if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
   nn *n = nn_create(NULL, 1);
   const int rc = model_build(model, &task, n, &reconstructs);
-  for (int i = 0; rc == CLI_OK && i < nn_layers(n) && i < MOST; i++) {
+  for (int i = 0; rc == CLI_OK && i < nn_layers(n) && i < MOST_LAYERS; i++) {
     const nn_layer *from = nn_layer_at(n, i);
     shape *l = &out->layer[out->n++];
     (void)snprintf(l->name, sizeof l->name, "%s", from->name);
@@ -67,9 +67,9 @@ static int from_model(const char *model, shapes *out) {
     l->image[0] = from->height;
     l->image[1] = from->width;
     l->positions = 1;
-    finish(l);
+    set_orders(l);
   }
-  for (int i = 0; rc == CLI_OK && i < nn_norms(n) && out->n < MOST; i++) {
+  for (int i = 0; rc == CLI_OK && i < nn_norms(n) && out->n < MOST_LAYERS; i++) {
     const nn_norm_layer *from = nn_norm_at(n, i);
     shape *l = &out->layer[out->n++];
     (void)snprintf(l->name, sizeof l->name, "%s", from->name);
@@ -80,39 +80,6 @@ static int from_model(const char *model, shapes *out) {
 }
 
 /* ---- a file ----------------------------------------------------------------------------------*/
-
-typedef struct reader {
-  const char *path;
-  int layer;
-  int rc;
-} reader;
-
-static void wrong(reader *in, const char *key, const char *expected) {
-  if (in->rc == CLI_OK) {
-    in->rc = cli_bad("%s: layer %d: %s is not %s", in->path, in->layer, key, expected);
-  }
-}
-
-static int64_t number(reader *in, const ngio_value *v, const char *key, int64_t lower) {
-  const int64_t x = ngio_integer_of(v);
-  if (ngio_is(v, NGIO_INTEGER) && x >= lower && x <= 1 << 20) return x;
-  wrong(in, key,
-        lower > 0 ? "a whole number from 1 to 1048576" : "a whole number from 0 to 1048576");
-  return lower;
-}
-
-static void read_pair(reader *in, const ngio_value *object, const char *key, int64_t lower,
-                      int64_t absent, int64_t out[2]) {
-  const ngio_value *v = ngio_get(object, key);
-  if (v == NULL && absent >= 0) {
-    out[0] = out[1] = absent;
-  } else if (ngio_is(v, NGIO_ARRAY) && ngio_count(v) == 2) {
-    out[0] = number(in, ngio_at(v, 0), key, lower);
-    out[1] = number(in, ngio_at(v, 1), key, lower);
-  } else {
-    out[0] = out[1] = number(in, v, key, lower);
-  }
-}
 
 typedef enum layer_kind { CONV2D, LINEAR, NORM, EMBEDDING, KINDS } layer_kind;
 enum { KEYS = 11 };
@@ -127,7 +94,7 @@ static const struct {
     {"embedding", {"name", "kind", "in", "out", "positions"}},
 };
 
-static void check_keys(reader *in, const ngio_value *o, layer_kind kind) {
+static void check_keys(cli_fields *in, const ngio_value *o, layer_kind kind) {
   const char *const *keys = kinds[kind].keys;
   int n = 0;
   while (n < KEYS && keys[n] != NULL)
@@ -138,54 +105,53 @@ static void check_keys(reader *in, const ngio_value *o, layer_kind kind) {
       i++;
     if (i == n) {
       char what[512];
-      (void)snprintf(what, sizeof what, "%s: layer %d: %s has no key", in->path, in->layer,
+      (void)snprintf(what, sizeof what, "%s: %s%s has no key", in->path, in->where,
                      kinds[kind].name);
       in->rc = cli_unknown(what, v->key, keys, n, NULL);
     }
   }
 }
 
-static void read_conv(reader *in, const ngio_value *o, shape *l) {
-  read_pair(in, o, "kernel", 1, -1, l->kernel);
-  read_pair(in, o, "stride", 1, 1, l->stride);
-  read_pair(in, o, "padding", 0, 0, l->padding);
-  read_pair(in, o, "image", 1, -1, l->image);
-  read_pair(in, o, "dilation", 1, 1, l->dilation);
-  const ngio_value *groups = ngio_get(o, "groups");
-  l->groups = groups == NULL ? 1 : number(in, groups, "groups", 1);
+static void read_conv(cli_fields *in, const ngio_value *o, shape *l) {
+  cli_field_pair(in, o, "kernel", 1, -1, l->kernel);
+  cli_field_pair(in, o, "stride", 1, 1, l->stride);
+  cli_field_pair(in, o, "padding", 0, 0, l->padding);
+  cli_field_pair(in, o, "image", 1, -1, l->image);
+  cli_field_pair(in, o, "dilation", 1, 1, l->dilation);
+  l->groups = cli_field_whole(in, o, "groups", 1, LARGEST, 1);
   if (l->in % l->groups != 0 || l->out % l->groups != 0)
-    wrong(in, "groups", "a divisor of in and out");
+    cli_field_error(in, "groups is not a divisor of in and out");
   for (int k = 0; k < 2; k++) {
-    if (l->image[k] + 2 * l->padding[k] < reach(l, k)) wrong(in, "image", "as large as the kernel");
+    if (l->image[k] + 2 * l->padding[k] < kernel_reach(l, k))
+      cli_field_error(in, "image is not as large as the kernel");
   }
 }
 
-static void read_layer(reader *in, const ngio_value *o, shape *l) {
+static void read_layer(cli_fields *in, const ngio_value *o, shape *l) {
   if (!ngio_is(o, NGIO_OBJECT)) {
-    wrong(in, "it", "an object");
+    cli_field_error(in, "expected an object");
     return;
   }
   const char *name = ngio_text_of(ngio_get(o, "name")), *text = ngio_text_of(ngio_get(o, "kind"));
-  const char *split = ngio_text_of(ngio_get(o, "split"));
   const ngio_value *bias = ngio_get(o, "bias");
   layer_kind kind = CONV2D;
   while (kind < KINDS && (text == NULL || strcmp(text, kinds[kind].name) != 0))
     kind++;
   if (name == NULL || name[0] == 0 || strlen(name) >= sizeof l->name)
-    wrong(in, "name", "a text of 1 to 63 letters");
-  if (kind == KINDS) wrong(in, "kind", "\"conv2d\", \"linear\", \"norm\" or \"embedding\"");
+    cli_field_error(in, "name is not a text of 1 to 63 letters");
+  if (kind == KINDS)
+    cli_field_error(in, "kind is not \"conv2d\", \"linear\", \"norm\" or \"embedding\"");
   if (kind < KINDS) check_keys(in, o, kind);
-  if (bias != NULL && !ngio_is_flag(bias)) wrong(in, "bias", "true or false");
+  if (bias != NULL && !ngio_is_flag(bias)) cli_field_error(in, "bias is not true or false");
   if (in->rc != CLI_OK) return;
   (void)snprintf(l->name, sizeof l->name, "%s", name);
-  l->in = number(in, ngio_get(o, "in"), "in", 1);
+  l->in = cli_field_whole(in, o, "in", 1, LARGEST, -1);
   if (kind == NORM) {
     shapes_norm(l, l->in, NG_BATCH_NORM, 1e-5);
     return;
   }
-  l->out = number(in, ngio_get(o, "out"), "out", 1);
-  const ngio_value *positions = ngio_get(o, "positions");
-  l->positions = positions == NULL ? 1 : number(in, positions, "positions", 1);
+  l->out = cli_field_whole(in, o, "out", 1, LARGEST, -1);
+  l->positions = cli_field_whole(in, o, "positions", 1, LARGEST, 1);
   if (kind == EMBEDDING) {
     shapes_embedding(l, l->in, l->out, l->positions);
     return;
@@ -193,14 +159,16 @@ static void read_layer(reader *in, const ngio_value *o, shape *l) {
   l->bias = ngio_is(bias, NGIO_TRUE);
   l->conv = kind == CONV2D;
   if (l->conv) read_conv(in, o, l);
-  if (split != NULL && strcmp(split, "output") == 0) l->split = SPLIT_OUTPUT;
-  if (split != NULL && strcmp(split, "input") == 0) l->split = SPLIT_INPUT;
-  if (ngio_get(o, "split") != NULL && l->split == SPLIT_NOT)
-    wrong(in, "split", "\"output\" or \"input\"");
-  if (in->rc == CLI_OK) finish(l);
+  if (ngio_get(o, "split") != NULL) {
+    const char *split = ngio_text_of(ngio_get(o, "split"));
+    if (split != NULL && strcmp(split, "output") == 0) l->split = SPLIT_OUTPUT;
+    if (split != NULL && strcmp(split, "input") == 0) l->split = SPLIT_INPUT;
+    if (l->split == SPLIT_NOT) cli_field_error(in, "split is not \"output\" or \"input\"");
+  }
+  if (in->rc == CLI_OK) set_orders(l);
 }
 
-static int from_file(const char *path, shapes *out) {
+static int list_file(const char *path, shapes *out) {
   char *text = NULL;
   ngio_json *json = NULL;
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
@@ -208,11 +176,15 @@ static int from_file(const char *path, shapes *out) {
   free(text);
   if (rc != CLI_OK) return rc;
   const ngio_value *root = ngio_json_root(json), *o = ngio_first(root);
-  reader in = {path, 0, CLI_OK};
+  char where[32];
+  cli_fields in = {path, "", CLI_OK};
   const size_t n = ngio_count(root);
-  if (n < 1 || n > MOST) in.rc = cli_bad("%s: no list of 1 to %d layers", path, MOST);
-  for (; in.rc == CLI_OK && o != NULL; o = ngio_next(root, o), in.layer++)
+  if (n < 1 || n > MOST_LAYERS) cli_field_error(&in, "no list of 1 to %d layers", MOST_LAYERS);
+  for (; in.rc == CLI_OK && o != NULL; o = ngio_next(root, o)) {
+    (void)snprintf(where, sizeof where, "layer %d: ", out->n);
+    in.where = where;
     read_layer(&in, o, &out->layer[out->n++]);
+  }
   ngio_json_free(&json);
   const char *slash = strrchr(path, '/');
   (void)snprintf(out->name, sizeof out->name, "%s", slash != NULL ? slash + 1 : path);
@@ -221,12 +193,12 @@ static int from_file(const char *path, shapes *out) {
 
 int shapes_make(const char *model, shapes *out) {
   memset(out, 0, sizeof *out);
-  out->layer = cli_take(MOST, sizeof *out->layer);
+  out->layer = cli_take(MOST_LAYERS, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
   const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
-  const int rc = file                             ? from_file(model, out)
+  const int rc = file                             ? list_file(model, out)
                  : shapes_transformer(model, out) ? CLI_OK
-                                                  : from_model(model, out);
+                                                  : list_model(model, out);
   if (rc != CLI_OK) shapes_free(out);
   return rc;
 }
@@ -239,7 +211,7 @@ void shapes_keep_weights(shapes *s) {
   s->n = n;
 }
 
-ng_status shapes_describe(const shape *from, ng_layer *to) {
+void shapes_describe(const shape *from, ng_layer *to) {
   const ng_kind kind = from->norm        ? NG_NORM
                        : from->embedding ? NG_EMBEDDING
                        : from->conv      ? NG_CONV2D
@@ -260,7 +232,6 @@ ng_status shapes_describe(const shape *from, ng_layer *to) {
   if (from->norm) to->norm_eps = from->eps;
   if (from->norm) to->norm_kind = from->norm_kind;
   if (!from->conv && !from->norm) to->positions = from->positions;
-  return NG_OK;
 }
 
 /* The library does not write to observed arrays, but ng_array has no const. */

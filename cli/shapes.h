@@ -50,7 +50,7 @@ void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps);
 void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions);
 
 /* Describe a layer for ng_add_layer; *to borrows the name.  positions 0: any number of positions. */
-ng_status shapes_describe(const shape *from, ng_layer *to);
+void shapes_describe(const shape *from, ng_layer *to);
 
 /* Describe `data` as the input or the output gradient of a layer: [samples, channels, height, width], or
  * [samples * positions, features]. */

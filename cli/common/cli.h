@@ -96,6 +96,7 @@ char *cli_shipped(const char *installed, const char *source);
 /* Copy `name` and replace each '-' and '_' by `with`: names of the library and in JSON have '_', command lines '-'. */
 void cli_spell(char *to, size_t size, const char *name, char with);
 bool cli_same_name(const char *a, const char *b); /* '-' equals '_' */
+bool cli_ends_in(const char *path, const char *ending);
 /* Find an option of the library in either spelling or by its short name (such as "rank"); false: not found. */
 bool cli_option_find(const char *name, ng_option_info *out);
 int32_t cli_method_find(const char *name, ng_method_info *out); /* its index, or -1 */
@@ -109,12 +110,26 @@ int cli_int(const char *option, const char *text, long long lower, long long upp
 bool cli_counts(const char *text, char between, int n, long long *out);
 int cli_real(const char *option, const char *text, double lower, double upper, double *out);
 
-/* ---- JSON ------------------------------------------------------------------------------------*/
+/* ---- fields.c: JSON --------------------------------------------------------------------------*/
 
 /* Parse `text`, or report "PATH: no JSON: line L: ..." and return CLI_BAD. */
 int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **out);
 /* Print the JSON text as one line on stdout and free it; an error message begins with `who`. */
 int cli_json_print(const char *who, ngio_out *o);
+
+/* A reader of the fields of JSON objects.  Only the first mistake is reported, as "PATH: WHERE...". */
+typedef struct cli_fields {
+  const char *path, *where; /* the file; the place in the file, such as "layer 3: " */
+  int rc;                   /* CLI_BAD after a mistake */
+} cli_fields;
+
+__attribute__((format(printf, 2, 3))) void cli_field_error(cli_fields *f, const char *format, ...);
+/* Return a whole number from `lower` to `upper`; `absent` if there is no such key (negative: that is a mistake). */
+int64_t cli_field_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                        int64_t upper, int64_t absent);
+/* Set `out` to a pair of whole numbers from `lower` to 2^20, or to one number twice. */
+void cli_field_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                    int64_t absent, int64_t out[2]);
 
 /* Set `options` to the values of --method and of the library's options on the command line. */
 int cli_apply(const cli_args *args, ng_options *options);

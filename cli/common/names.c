@@ -32,6 +32,11 @@ bool cli_same_name(const char *a, const char *b) {
   return strcmp(x, y) == 0;
 }
 
+bool cli_ends_in(const char *path, const char *ending) {
+  const size_t n = strlen(path), m = strlen(ending);
+  return n > m && strcmp(path + n - m, ending) == 0;
+}
+
 bool cli_option_find(const char *name, ng_option_info *out) {
   static const char *const list[][2] = {
       {"store", "window_store"}, {"density", "window_density"}, {"rank", "window_rank"}};

@@ -140,20 +140,3 @@ int cli_real(const char *option, const char *text, double lower, double upper, d
   *out = v;
   return CLI_OK;
 }
-
-int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **out) {
-  char message[160];
-  return ngio_json_parse(text, size, out, message, sizeof message) == NGIO_OK
-             ? CLI_OK
-             : cli_bad("%s: no JSON: %s", path, message);
-}
-
-int cli_json_print(const char *who, ngio_out *o) {
-  const bool bad = o->lost != 0;
-  if (!bad) (void)fwrite(o->text, 1, o->used, stdout);
-  ngio_out_free(o);
-  if (bad)
-    return cli_bad("%s: the result does not fit JSON: no memory, or a name that is not UTF-8", who);
-  (void)putchar('\n'); /* main reports errors of stdout */
-  return CLI_OK;
-}

@@ -120,11 +120,6 @@ static int from_npy(data_set *d, const char *key, const char *path, bool image, 
   return rc;
 }
 
-static bool ends_in_npy(const char *text) {
-  const size_t n = strlen(text);
-  return n > 4 && strcmp(text + n - 4, ".npy") == 0;
-}
-
 static int set_normalisation(data_set *d, const wish *w) {
   static const float mean[3] = {0.485F, 0.456F, 0.406F}, deviation[3] = {0.229F, 0.224F, 0.225F};
   d->mean = data_alloc(d, 3, (int64_t)sizeof *d->mean);
@@ -133,12 +128,12 @@ static int set_normalisation(data_set *d, const wish *w) {
   memcpy(d->deviation, deviation, sizeof deviation);
   int rc = CLI_OK;
   if (w->mean != NULL) {
-    rc = ends_in_npy(w->mean) ? from_npy(d, "mean", w->mean, true, d->mean)
-                              : parse_rgb("mean", w->mean, 0.0, d->mean);
+    rc = cli_ends_in(w->mean, ".npy") ? from_npy(d, "mean", w->mean, true, d->mean)
+                                      : parse_rgb("mean", w->mean, 0.0, d->mean);
   }
   if (rc == CLI_OK && w->std != NULL) {
-    rc = ends_in_npy(w->std) ? from_npy(d, "std", w->std, false, d->deviation)
-                             : parse_rgb("std", w->std, 1e-6, d->deviation);
+    rc = cli_ends_in(w->std, ".npy") ? from_npy(d, "std", w->std, false, d->deviation)
+                                     : parse_rgb("std", w->std, 1e-6, d->deviation);
   }
   return rc;
 }

@@ -90,7 +90,7 @@ wrong() { # TEXT-OF-THE-FILE GLOB
 wrong '[' '*list.json: no JSON: line *'
 wrong '[]' '*list.json: no list of 1 to 4096 layers'
 wrong '{}' '*list.json: no list of 1 to 4096 layers'
-wrong '[3]' '*layer 0: it is not an object'
+wrong '[3]' '*layer 0: expected an object'
 wrong '[{"name": "x", "kind": "linear", "in": 3}]' '*layer 0: out is not a whole number from 1*'
 wrong '[{"name": "x", "kind": "linear", "in": 0, "out": 1}]' '*layer 0: in is not a whole number from 1*'
 wrong '[{"name": "x", "kind": "dense", "in": 1, "out": 1}]' '*layer 0: kind is not "conv2d", "linear", "norm" or "embedding"'

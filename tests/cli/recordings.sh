@@ -26,8 +26,8 @@ done
 expect 2 "*$bad*" "$natgrad" replay "$bad"
 
 changed 'case.json' 'case.jsom'; expect 2 "*$bad: skipped, is no recording: expected case.json*" "$natgrad" replay "$bad"
-changed '\\"config\\": {' '\\"config\\": ['; expect 2 "*$bad: case.json is no JSON: line *" "$natgrad" replay "$bad"
-changed '\\"config\\"' '\\"confog\\"'; expect 2 '*case.json: config is no object' "$natgrad" replay "$bad"
+changed '\\"config\\": {' '\\"config\\": ['; expect 2 "*$bad: case.json: no JSON: line *" "$natgrad" replay "$bad"
+changed '\\"config\\"' '\\"confog\\"'; expect 2 '*case.json: config is not an object' "$natgrad" replay "$bad"
 changed '\\"KAISA\\"' '\\"KAISB\\"'; expect 2 "*case.json: *KAISB*" "$natgrad" replay "$bad"
 changed '\\"KAISA\\"' '\\"spngd\\"'; expect 2 "*case.json: *spngd*" "$natgrad" replay "$bad"
 changed '\\"eigen\\"' '\\"eigem\\"'; expect 2 '*case.json: *eigem*' "$natgrad" replay "$bad"
@@ -35,8 +35,8 @@ changed '\\"damping\\"' '\\"dampimg\\"'; expect 2 "*case.json: config: *dampimg*
 changed '\\"damping\\": 0.003' '\\"damping\\": -.003'; expect 2 "*case.json*" "$natgrad" replay "$bad"
 changed '\\"damping\\": 0.003' '\\"damping\\": [0.3]'; expect 2 '*case.json: config: damping: expected a text, a number, a flag, null or a list of texts' "$natgrad" replay "$bad"
 changed '\\"steps\\": 4' '\\"steps\\": 5'; expect 2 '*array s4.conv1.a is missing' "$natgrad" replay "$bad"
-changed '\\"steps\\": 4' '\\"steps\\": 0'; expect 2 '*case.json: steps is no whole number from 1*' "$natgrad" replay "$bad"
-changed '\\"batch\\": 6' '\\"ranks\\": 6'; expect 2 '*case.json: batch is no whole number*' "$natgrad" replay "$bad"
+changed '\\"steps\\": 4' '\\"steps\\": 0'; expect 2 '*case.json: steps is not a whole number from 1*' "$natgrad" replay "$bad"
+changed '\\"batch\\": 6' '\\"ranks\\": 6'; expect 2 '*case.json: batch is not a whole number*' "$natgrad" replay "$bad"
 changed '\\"micro_batches\\": 1' '\\"micro_batches\\": 2'; expect 2 '*case.json: steps, ranks and micro_batches need at least 96 arrays, expected at most 80' "$natgrad" replay "$bad"
 changed 'conv2d' 'conv3d'; expect 2 "*case.json: layer conv1: kind 'conv3d' is not supported, expected*" "$natgrad" replay "$bad"
 changed '\\"in_channels\\": 3' '\\"in_channels\\": 4'; expect 2 '*array s0.conv1.a is \[6,3,8,8\], expected \[-1,4,-1,-1\]' "$natgrad" replay "$bad"
@@ -56,7 +56,7 @@ expect 0 'f2: KAISA eigen, row kaisa, 4 layers, 4 steps, 1 rank*: ok' replayed
 rm "$scratch/f2/s1.conv2.g.npy"
 expect 2 '*array s1.conv2.g is missing' replayed
 echo '{"config": ' >"$scratch/f2/case.json"
-expect 2 '*case.json is no JSON: line *' replayed
+expect 2 '*case.json: no JSON: line *' replayed
 
 # Two lists of texts: no dangling pointer to the first (address sanitizer).
 cp "$folder"/*.npy "$scratch/f2"

@@ -1,0 +1,57 @@
+/* fields.c: JSON texts, and the checked fields of JSON objects. */
+#include "common/cli.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **out) {
+  char message[160];
+  return ngio_json_parse(text, size, out, message, sizeof message) == NGIO_OK
+             ? CLI_OK
+             : cli_bad("%s: no JSON: %s", path, message);
+}
+
+int cli_json_print(const char *who, ngio_out *o) {
+  const bool bad = o->lost != 0;
+  if (!bad) (void)fwrite(o->text, 1, o->used, stdout);
+  ngio_out_free(o);
+  if (bad)
+    return cli_bad("%s: the result does not fit JSON: no memory, or a name that is not UTF-8", who);
+  (void)putchar('\n'); /* main reports errors of stdout */
+  return CLI_OK;
+}
+
+void cli_field_error(cli_fields *f, const char *format, ...) {
+  if (f->rc != CLI_OK) return;
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in say.c */
+  (void)vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  f->rc = cli_bad("%s: %s%s", f->path, f->where, text);
+}
+
+static int64_t whole(cli_fields *f, const ngio_value *v, const char *key, int64_t lower,
+                     int64_t upper) {
+  const int64_t x = ngio_integer_of(v);
+  if (ngio_is(v, NGIO_INTEGER) && x >= lower && x <= upper) return x;
+  cli_field_error(f, "%s is not a whole number from %lld to %lld", key, (long long)lower,
+                  (long long)upper);
+  return lower;
+}
+
+int64_t cli_field_whole(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                        int64_t upper, int64_t absent) {
+  const ngio_value *v = ngio_get(object, key);
+  return v == NULL && absent >= 0 ? absent : whole(f, v, key, lower, upper);
+}
+
+void cli_field_pair(cli_fields *f, const ngio_value *object, const char *key, int64_t lower,
+                    int64_t absent, int64_t out[2]) {
+  const ngio_value *v = ngio_get(object, key);
+  const bool pair = ngio_count(v) == 2;
+  for (size_t k = 0; k < 2; k++)
+    out[k] =
+        v == NULL && absent >= 0 ? absent : whole(f, pair ? ngio_at(v, k) : v, key, lower, 1 << 20);
+}
