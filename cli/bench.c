@@ -43,7 +43,7 @@ int bench_failed(const bench *b, const char *what, ng_status st) {
 }
 
 int bench_add(bench *b, const char *format, ...) {
-  b->row = cli_grow(b->row, b->rows, &b->room, sizeof *b->row);
+  b->row = cli_grown(b->row, (size_t)b->rows, sizeof *b->row);
   bench_row *row = &b->row[b->rows];
   va_list args;
   va_start(args, format);

@@ -35,7 +35,7 @@ typedef struct bench {
   /* lower bounds measured so far; 0: not measured */
   double gflops, copy_gbs;
   bench_row *row;
-  int rows, room;
+  int rows;
   char notes[2048]; /* printed below the table */
 } bench;
 

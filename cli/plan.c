@@ -26,28 +26,7 @@ typedef struct plan_command {
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-/* Parse "16GB", "12.5GB/s", "300G", "1e9" (factors of 1000) or "16GiB" (factors of 1024). */
-static int amount(const char *option, const char *text, double *out) {
-  static const char letters[] = "kMGTP";
-  char *end;
-  double x = strtod(text, &end);
-  const char *letter = *end != 0 ? strchr(letters, *end == 'K' ? 'k' : *end) : NULL;
-  if (end != text && letter != NULL) {
-    const bool binary = end[1] == 'i';
-    x *= pow(binary ? 1024.0 : 1000.0, (double)(letter - letters + 1));
-    end += binary ? 2 : 1;
-  }
-  if (end != text && *end == 'B') end++;
-  if (end != text && strcmp(end, "/s") == 0) end += 2;
-  if (end == text || *end != 0 || !(x >= 1) || !isfinite(x)) {
-    return cli_bad("plan: --%s is '%s', expected a size of at least 1 as 16GB, 8GiB or 12.5GB/s",
-                   option, text);
-  }
-  *out = x;
-  return CLI_OK;
-}
-
-static int counts(plan_command *c, const char *text) {
+static int read_ranks(plan_command *c, const char *text) {
   c->counts = 0;
   for (const char *at = text; at != NULL; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
     char *end;
@@ -61,21 +40,6 @@ static int counts(plan_command *c, const char *text) {
     c->ranks[c->counts++] = (int32_t)n;
   }
   return CLI_OK;
-}
-
-/* Read the options of kind CLI_OWN: a size, or the list of --ranks. */
-static int take(plan_command *c, const cli_setting *o) {
-  const struct {
-    const char *name;
-    double *to;
-  } amounts[] = {{"bandwidth", &c->given.bandwidth},
-                 {"gemm", &c->given.gemm},
-                 {"solve", &c->given.solve},
-                 {"memory", &c->memory}};
-  for (size_t i = 0; i < sizeof amounts / sizeof amounts[0]; i++) {
-    if (strcmp(o->name, amounts[i].name) == 0) return amount(o->name, o->value, amounts[i].to);
-  }
-  return counts(c, o->value);
 }
 
 /* ---- strategies ------------------------------------------------------------------------------*/
@@ -338,7 +302,7 @@ static int run(void *user, const cli_args *args) {
   shapes model = {.n = 0};
   int rc = CLI_OK;
   for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
-    rc = take(c, &args->own[i]);
+    rc = read_ranks(c, args->own[i].value); /* the only option of kind CLI_OWN */
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
     if (strcmp(args->settings[i].name, "method") == 0)
       rc = cli_bad("plan: --method: every row has its method; expected other options");
@@ -375,13 +339,16 @@ static const cli_option options[] = {
      offsetof(plan_command, wish.every[0]), 1, 1 << 20},
     {"solve-period", "N", "steps between factorisations (100)", CLI_WHOLE,
      offsetof(plan_command, wish.every[1]), 1, 1 << 20},
-    {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)", .kind = CLI_OWN},
+    {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)", CLI_SIZE,
+     .field = offsetof(plan_command, memory)},
     {"overhead", "PERCENT", "share of a step that the recommended periods may add (10)", CLI_REAL,
      offsetof(plan_command, overhead), 1e-3, 1e6},
-    {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)", .kind = CLI_OWN},
-    {"solve", "FLOPS", "rate of its factorisations, as 500G (500G)", .kind = CLI_OWN},
+    {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)", CLI_SIZE,
+     .field = offsetof(plan_command, given.gemm)},
+    {"solve", "FLOPS", "rate of its factorisations, as 500G (500G)", CLI_SIZE,
+     .field = offsetof(plan_command, given.solve)},
     {"bandwidth", "SIZE/s", "bandwidth of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)",
-     .kind = CLI_OWN},
+     CLI_SIZE, .field = offsetof(plan_command, given.bandwidth)},
     {"latency", "US", "latency of a message, microseconds (10)", CLI_REAL,
      offsetof(plan_command, given.latency), 0.0, 1e6},
     {"calibrate", NULL,

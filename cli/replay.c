@@ -18,35 +18,30 @@ typedef struct wish {
 
 /* ---- configuration ---------------------------------------------------------------------------*/
 
-/* Return a value of the configuration as text; join a list of texts (regular expressions of skip_layers) by '|'.  NULL:
- * no such text.  The caller frees *joined, which may be NULL. */
-static const char *value_text(const ngio_value *v, char *text, size_t size, char **joined) {
-  *joined = NULL;
-  if (ngio_is(v, NGIO_STRING)) return ngio_text_of(v);
-  if (ngio_is_flag(v)) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
-  if (ngio_is(v, NGIO_NULL)) return "none";
-  if (ngio_is(v, NGIO_INTEGER)) {
-    (void)snprintf(text, size, "%lld", (long long)ngio_integer_of(v));
-    return text;
+/* Append a value of the configuration as text; join a list of texts (regular expressions of skip_layers) by '|'.  Return
+ * false if the value is another list or an object. */
+static bool append_text(ngio_out *to, const ngio_value *v) {
+  char number[32];
+  if (ngio_is(v, NGIO_OBJECT)) return false;
+  if (ngio_is(v, NGIO_STRING)) {
+    ngio_out_put(to, ngio_text_of(v));
+  } else if (ngio_is_flag(v)) {
+    ngio_out_put(to, ngio_is(v, NGIO_TRUE) ? "true" : "false");
+  } else if (ngio_is(v, NGIO_NULL)) {
+    ngio_out_put(to, "none");
+  } else if (ngio_is(v, NGIO_INTEGER)) {
+    ngio_out_integer(to, ngio_integer_of(v));
+  } else if (ngio_is(v, NGIO_REAL)) {
+    (void)snprintf(number, sizeof number, "%.17g", ngio_number_of(v));
+    ngio_out_put(to, number);
   }
-  if (ngio_is(v, NGIO_REAL)) {
-    (void)snprintf(text, size, "%.17g", ngio_number_of(v));
-    return text;
-  }
-  if (!ngio_is(v, NGIO_ARRAY)) return NULL;
-  size_t room = 1;
   for (size_t i = 0; i < ngio_count(v); i++) {
-    const char *s = ngio_text_of(ngio_at(v, i));
-    if (s == NULL) return NULL;
-    room += strlen(s) + 1;
+    const char *text = ngio_text_of(ngio_at(v, i));
+    if (text == NULL) return false;
+    if (i > 0) ngio_out_put(to, "|");
+    ngio_out_put(to, text);
   }
-  char *all = cli_take(room, 1);
-  for (size_t i = 0, at = 0; i < ngio_count(v); i++) {
-    at += (size_t)snprintf(all + at, room - at, "%s%s", i > 0 ? "|" : "",
-                           ngio_text_of(ngio_at(v, i)));
-  }
-  *joined = all;
-  return all;
+  return true;
 }
 
 /* Set the options and the learning rate that the recording's configuration names. */
@@ -62,14 +57,16 @@ static int published(const recording *r, const char *path, ng_options *o, double
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
     if (strcmp(key, "diagonalize") == 0) continue; /* own_options in replay_run.c reads it */
     if (r->parameters && strcmp(key, "class") == 0) continue; /* informative only */
-    char number[64], *joined = NULL;
-    const char *text = value_text(value, number, sizeof number, &joined);
-    if (text == NULL)
+    ngio_out text = {0};
+    const bool known = append_text(&text, value);
+    ngio_out_bytes(&text, "", 1); /* ends the text */
+    const ng_status st =
+        known ? ng_options_set_published(o, key, text.text, lr, message, sizeof message) : NG_OK;
+    ngio_out_free(&text);
+    if (!known)
       return cli_bad(
           "%s: case.json: config: %s: expected a text, a number, a flag, null or a list of texts",
           path, key);
-    const ng_status st = ng_options_set_published(o, key, text, lr, message, sizeof message);
-    free(joined);
     if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
   }
   /* ema_leak = false: the program restored its averages after each inverse, so damping did not enter them. */
@@ -112,8 +109,6 @@ typedef struct answer {
   double largest, tolerance;
   int step, layer;
 } answer;
-
-static bool within(const answer *a) { return a->largest <= a->tolerance; } /* false for NaN */
 
 static void print_table(const recording *r, const double *error) {
   printf("  step");
@@ -175,7 +170,7 @@ static int report(const replay_job *j, const replay_rank *ranks, double given) {
   if (j->feedback) a[OF_STATE].what = "error feedback";
   if (r->updates) a[OF_STATE].what = r->momentum != 0 ? "weights and momentum" : "weights";
   for (int k = 0; k < COMPARED; k++) {
-    if (!within(&a[k])) rc = CLI_NO;
+    if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* also for NaN */
   }
   /* a step's status is the same on all ranks */
   print(j, ranks[0].cells[OF_DIRECTION], a, ranks[0].rescued, rc);

@@ -56,23 +56,12 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
 
 /* The library draws a start of the low-rank iteration and stores it in its state.  So replay_set_start saves the state
  * to memory, replaces the drawn matrices by the recorded matrices, updates the checksums, and loads the state. */
-typedef struct bytes {
-  FILE *to; /* appends to data */
-  char *data;
-  size_t n, read;
-} bytes;
-
-static int32_t take(void *user, const void *data, int64_t n) {
-  bytes *b = user;
-  return fwrite(data, 1, (size_t)n, b->to) != (size_t)n;
+static int32_t write_state(void *file, const void *data, int64_t n) {
+  return fwrite(data, 1, (size_t)n, file) != (size_t)n;
 }
 
-static int64_t give(void *user, void *data, int64_t n) {
-  bytes *b = user;
-  const size_t left = b->n - b->read, some = left < (size_t)n ? left : (size_t)n;
-  memcpy(data, b->data + b->read, some);
-  b->read += some;
-  return (int64_t)some;
+static int64_t read_state(void *file, void *data, int64_t n) {
+  return (int64_t)fread(data, 1, (size_t)n, file);
 }
 
 /* Replace the eight digits after `key`, which occurs once in the header, by the CRC of `data`. */
@@ -105,12 +94,10 @@ static void put_start(const recording *r, float *row) {
 }
 
 /* Replace the start in the last row of the window (the first step reads this row), and update the checksums. */
-static bool change(const recording *r, bytes *b) {
-  uint64_t size = 0;
-  if (b->n < sizeof size) return false;
-  memcpy(&size, b->data, sizeof size);
-  char *header = b->data + sizeof size, *arrays = header + size;
-  if (size > b->n - sizeof size) return false;
+static bool replace_start(const recording *r, char *state) {
+  uint64_t size;
+  memcpy(&size, state, sizeof size);
+  char *header = state + sizeof size, *arrays = header + size;
   ngio_json *json = NULL;
   if (ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK) return false;
   const ngio_value *t = ngio_get(ngio_json_root(json), "window/factors");
@@ -118,30 +105,32 @@ static bool change(const recording *r, bytes *b) {
   const int64_t rows = ngio_integer_of(ngio_at(lengths, 0));
   const int64_t floats = ngio_integer_of(ngio_at(lengths, 1));
   const int64_t from = ngio_integer_of(ngio_at(at, 0));
-  const int64_t to = ngio_integer_of(ngio_at(at, 1));
+  const size_t bytes = (size_t)(4 * rows * floats);
   ngio_json_free(&json);
-  if (rows < 2 || to - from != 4 * rows * floats) return false;
+  if (rows < 2) return false;
   put_start(r, (float *)(void *)(arrays + from + 4 * (rows - 1) * floats));
-  if (!put_crc(header, size, "\\\"window/factors\\\":{\\\"crc32\\\":\\\"", arrays + from,
-               (size_t)(to - from)))
+  if (!put_crc(header, size, "\\\"window/factors\\\":{\\\"crc32\\\":\\\"", arrays + from, bytes) ||
+      ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK)
     return false;
-  if (ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK) return false;
   const char *manifest =
       ngio_text_of(ngio_get(ngio_get(ngio_json_root(json), "__metadata__"), "natgrad"));
-  const bool ok =
+  const bool done =
       manifest != NULL && put_crc(header, size, "\"natgrad.crc32\":\"", manifest, strlen(manifest));
   ngio_json_free(&json);
-  return ok;
+  return done;
 }
 
 ng_status replay_set_start(const recording *r, ng_precond *p) {
-  bytes b = {NULL, NULL, 0, 0};
-  b.to = open_memstream(&b.data, &b.n);
-  if (b.to == NULL) return NG_ERR_NOMEM;
-  ng_status st = ng_save_to(p, take, &b);
-  if (fclose(b.to) != 0 && st >= 0) st = NG_ERR_NOMEM;
-  if (st >= 0) st = change(r, &b) ? ng_load_from(p, give, &b) : NG_ERR_FILE;
-  free(b.data);
+  char *state = NULL;
+  size_t n = 0;
+  FILE *file = open_memstream(&state, &n);
+  if (file == NULL) return NG_ERR_NOMEM;
+  ng_status st = ng_save_to(p, write_state, file);
+  if (fclose(file) != 0 && st >= 0) st = NG_ERR_NOMEM;
+  file = st >= 0 && replace_start(r, state) ? fmemopen(state, n, "r") : NULL;
+  if (st >= 0) st = file != NULL ? ng_load_from(p, read_state, file) : NG_ERR_FILE;
+  if (file != NULL) (void)fclose(file);
+  free(state);
   return st;
 }
 

@@ -1,6 +1,7 @@
 /* args.c: parse argv.  Options of the command and of the library may be spelt with '-' or '_'. */
 #include "common/cli.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +63,27 @@ static int unknown(const cli_command *command, const char *name) {
                  command->name);
 }
 
+/* Parse "16GB", "12.5GB/s", "300G", "1e9" (factors of 1000) or "16GiB" (factors of 1024). */
+static int parse_size(const char *option, const char *text, double *out) {
+  static const char letters[] = "kMGTP";
+  char *end;
+  double x = strtod(text, &end);
+  const char *letter = *end != 0 ? strchr(letters, *end == 'K' ? 'k' : *end) : NULL;
+  if (end != text && letter != NULL) {
+    const bool binary = end[1] == 'i';
+    x *= pow(binary ? 1024.0 : 1000.0, (double)(letter - letters + 1));
+    end += binary ? 2 : 1;
+  }
+  if (end != text && *end == 'B') end++;
+  if (end != text && strcmp(end, "/s") == 0) end += 2;
+  if (end == text || *end != 0 || !(x >= 1) || !isfinite(x)) {
+    return cli_bad("--%s: '%s' is not a size of at least 1, such as 16GB, 8GiB or 12.5GB/s", option,
+                   text);
+  }
+  *out = x;
+  return CLI_OK;
+}
+
 /* Store the value of option o in the command's wish or in `out`; `value` is NULL for a flag. */
 static int store(const cli_option *o, const char *value, char *wish, cli_args *out) {
   void *field = wish + o->field;
@@ -86,6 +108,8 @@ static int store(const cli_option *o, const char *value, char *wish, cli_args *o
     return CLI_OK;
   case CLI_REAL:
     return cli_real(o->name, value, o->lower, o->upper, field);
+  case CLI_SIZE:
+    return parse_size(o->name, value, field);
   }
   return CLI_BAD;
 }

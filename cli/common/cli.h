@@ -33,7 +33,8 @@ typedef enum cli_kind {
   CLI_FLAG,    /* bool */
   CLI_TEXT,    /* const char *, not empty */
   CLI_WHOLE,   /* int64_t in [lower, upper] */
-  CLI_REAL     /* double in [lower, upper] */
+  CLI_REAL,    /* double in [lower, upper] */
+  CLI_SIZE     /* double of at least 1, as "16GB", "8GiB" or "12.5GB/s" */
 } cli_kind;
 
 typedef struct cli_option {
@@ -153,8 +154,6 @@ int cli_context(ng_context_config *config, ng_context **out);
 
 /* Allocate zeroed memory, or end the program with one line. */
 void *cli_take(size_t count, size_t size);
-/* Return the list with memory for more than `count` entries, zero if new; if needed, double *room, its capacity. */
-void *cli_grow(void *list, int count, int *room, size_t size);
 /* Return the allocated list of `count` elements with memory for one more element, which is zero. */
 void *cli_grown(void *list, size_t count, size_t size);
 

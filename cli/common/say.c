@@ -50,22 +50,16 @@ void *cli_take(size_t count, size_t size) {
 }
 
 void *cli_grown(void *list, size_t count, size_t size) {
-  char *more = realloc(list, (count + 1) * size);
+  size_t room = 1;
+  while (room <= count)
+    room *= 2;
+  char *more = realloc(list, room * size); /* realloc to the same size is cheap */
   if (more == NULL) {
-    (void)cli_bad("no memory for %zu x %zu bytes", count + 1, size);
+    (void)cli_bad("no memory for %zu x %zu bytes", room, size);
     exit(CLI_BAD);
   }
   memset(more + count * size, 0, size);
   return more;
-}
-
-void *cli_grow(void *list, int count, int *room, size_t size) {
-  if (count < *room) return list;
-  *room = *room > 0 ? 2 * *room : 32;
-  void *wide = cli_take((size_t)*room, size);
-  if (count > 0) memcpy(wide, list, (size_t)count * size);
-  free(list);
-  return wide;
 }
 
 static char letter(char c) { return c == '_' ? '-' : c; }

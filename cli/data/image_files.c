@@ -21,8 +21,8 @@ static int add(image_list *f, char *path, const char *name, int64_t bytes, int32
     free(path);
     return cli_bad("--data: images: more than %d files", f->n);
   }
-  f->path = cli_grow(f->path, f->n, &f->rooms[0], sizeof *f->path);
-  f->label = cli_grow(f->label, f->n, &f->rooms[1], sizeof *f->label);
+  f->path = cli_grown(f->path, (size_t)f->n, sizeof *f->path);
+  f->label = cli_grown(f->label, (size_t)f->n, sizeof *f->label);
   f->path[f->n] = path;
   f->label[f->n++] = label;
   char text[64];

@@ -26,7 +26,6 @@
 
 typedef struct image_list { /* the files of a split in order, with their classes */
   int32_t n, first;         /* first: index of the split's first file among all files of the set */
-  int rooms[2];             /* capacities of path and label */
   char **path;
   int32_t *label;
   uint32_t crc;      /* of relative names, sizes and labels */

@@ -55,7 +55,7 @@ node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
                   (long long)shape.height, (long long)shape.width, (long long)shape.channels);
     return NULL;
   }
-  n->nodes = cli_grow(n->nodes, n->n_nodes, &n->room_nodes, sizeof *n->nodes);
+  n->nodes = cli_grown(n->nodes, (size_t)n->n_nodes, sizeof *n->nodes);
   node *v = &n->nodes[n->n_nodes];
   v->op = op;
   v->number = n->n_nodes++;
@@ -74,7 +74,7 @@ static void name_of(nn *n, char out[NN_NAME], const char *name, const char *suff
 
 int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape) {
-  n->params = cli_grow(n->params, n->n_params, &n->room_params, sizeof *n->params);
+  n->params = cli_grown(n->params, (size_t)n->n_params, sizeof *n->params);
   nn_param *p = &n->params[n->n_params];
   name_of(n, p->name, name, suffix);
   p->role = role;
@@ -90,7 +90,7 @@ int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int 
 }
 
 int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
-  n->buffers = cli_grow(n->buffers, n->n_buffers, &n->room_buffers, sizeof *n->buffers);
+  n->buffers = cli_grown(n->buffers, (size_t)n->n_buffers, sizeof *n->buffers);
   nn_buffer *b = &n->buffers[n->n_buffers];
   name_of(n, b->name, name, suffix);
   b->count = count;
@@ -99,7 +99,7 @@ int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
 
 int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape) {
-  n->layers = cli_grow(n->layers, n->n_layers, &n->room_layers, sizeof *n->layers);
+  n->layers = cli_grown(n->layers, (size_t)n->n_layers, sizeof *n->layers);
   nn_layer *l = &n->layers[n->n_layers];
   v->layer = n->n_layers++;
   *l = *layer;
@@ -112,7 +112,7 @@ int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int nd
 }
 
 int nn_norm_add(nn *n, const nn_norm_layer *norm) {
-  n->norms = cli_grow(n->norms, n->n_norms, &n->room_norms, sizeof *n->norms);
+  n->norms = cli_grown(n->norms, (size_t)n->n_norms, sizeof *n->norms);
   n->norms[n->n_norms] = *norm;
   return n->n_norms++;
 }

@@ -61,15 +61,15 @@ struct nn {
   double norm_keep;       /* nn_set_norm_keep */
   int64_t first;          /* nn_set_first */
   node *nodes;
-  int n_nodes, room_nodes;
+  int n_nodes;
   nn_param *params;
-  int n_params, room_params;
+  int n_params;
   nn_buffer *buffers;
-  int n_buffers, room_buffers;
+  int n_buffers;
   nn_layer *layers;
-  int n_layers, room_layers;
+  int n_layers;
   nn_norm_layer *norms;
-  int n_norms, room_norms;
+  int n_norms;
   nn_start start;
   nn_loss_kind loss;
   double label_smoothing;

@@ -215,9 +215,9 @@ fi
 
 expect 2 '*plan: --ranks is '"'4,x'"', expected up to 32 whole numbers from 1 to 65536*' "$natgrad" plan --ranks 4,x
 expect 2 '*--ranks is '"'0'"'*' "$natgrad" plan --ranks 0
-expect 2 '*plan: --memory is '"'16 GB'"', expected a size of at least 1 as 16GB*' "$natgrad" plan --memory '16 GB'
-expect 2 '*plan: --gemm is '"'1e-320'"', expected a size of at least 1*' "$natgrad" plan --gemm 1e-320
-expect 2 '*--bandwidth is '"'-1'"'*' "$natgrad" plan --bandwidth -1
+expect 2 '*--memory: '"'16 GB'"' is not a size of at least 1, such as 16GB*' "$natgrad" plan --memory '16 GB'
+expect 2 '*--gemm: '"'1e-320'"' is not a size of at least 1*' "$natgrad" plan --gemm 1e-320
+expect 2 '*--bandwidth: '"'-1'"'*' "$natgrad" plan --bandwidth -1
 expect 2 "*unknown model 'bert-tiny'*" "$natgrad" plan --model bert-tiny
 expect 2 '*--overhead*' "$natgrad" plan --overhead 0
 expect 2 "*plan: unexpected argument 'x'*" "$natgrad" plan x
