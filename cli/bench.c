@@ -1,5 +1,5 @@
 /* bench.c: `natgrad bench CASE`: the table of cases, their arguments, and the printer of all results. */
-#include "commands.h"
+#include "common/commands.h"
 #include "bench.h"
 #include "floors.h"
 

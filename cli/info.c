@@ -1,5 +1,5 @@
 /* info.c: `natgrad info`: the build, its options and methods, all from the library's tables. */
-#include "commands.h"
+#include "common/commands.h"
 #include "data/picture.h"
 
 #include <math.h>

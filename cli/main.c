@@ -5,8 +5,7 @@
  *   OPENBLAS_THREAD_TIMEOUT  idle threads of OpenBLAS spin for 2^26 cycles and take cores from the trainer's loops;
  *                            2^14 is the shortest time at which waking the threads does not slow a factorisation
  * The library reports a better OPENBLAS_CORETYPE in ng_build_info ("hint") and sets neither variable. */
-#include "commands.h"
-#include "train/commands.h"
+#include "common/commands.h"
 
 #include <errno.h>
 #include <fcntl.h>

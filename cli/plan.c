@@ -1,5 +1,5 @@
 /* plan.c: `natgrad plan`: memory, messages and time of each strategy on any number of ranks, without a run. */
-#include "commands.h"
+#include "common/commands.h"
 #include "plan.h"
 
 #include "floors.h"

@@ -3,7 +3,7 @@
  * The recording names a system and a method, which select a method of the library; the published names of this method
  * translate all other entries of the recording's configuration.  replay_run.c runs the steps.  A recording of N ranks
  * runs on N threads, and each rank's result is compared with the one recorded result. */
-#include "commands.h"
+#include "common/commands.h"
 #include "replay.h"
 
 #include <math.h>

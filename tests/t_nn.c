@@ -9,7 +9,6 @@
 #include "draw.h"
 #include "nn/models.h"
 #include "nn/node.h"
-#include "nn/plan.h"
 #include "common/random.h"
 
 #include <math.h>

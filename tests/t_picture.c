@@ -302,11 +302,11 @@ static void no_files(void **state) {
   picture p;
   assert_non_null(mkdtemp(folder));
   assert_false(picture_read(folder, &p, why));
-  assert_string_equal(why, "is no file");
+  assert_string_equal(why, "not a regular file");
   (void)snprintf(path, sizeof path, "%s/pipe", folder);
   assert_int_equal(mkfifo(path, 0600), 0);
   assert_false(picture_read(path, &p, why)); /* nobody writes to it: it would hang */
-  assert_string_equal(why, "is no file");
+  assert_string_equal(why, "not a regular file");
   assert_int_equal(unlink(path), 0);
   assert_false(picture_read(path, &p, why));
   assert_string_equal(why, "No such file or directory");

@@ -1,6 +1,6 @@
 /* image_files.c: find the files of an image set.  Folders are read in the order of names and at most DEPTH deep, so
  * that a circle of links ends.  An entry that is neither a file nor a folder is an error and is not opened. */
-#include "image_files.h"
+#include "images.h"
 
 #include "common/cli.h"
 
@@ -16,7 +16,7 @@
 enum { DEPTH = 32, LABELS = 65536 };
 
 /* Append a file and take ownership of `path`; the checksum uses `name`, the path below the data folder. */
-static int add(image_list *f, char *path, const char *name, int64_t bytes, int32_t label) {
+static int add_file(image_list *f, char *path, const char *name, int64_t bytes, int32_t label) {
   if (f->n == INT32_MAX / 2) {
     free(path);
     return cli_bad("--data: images: more than %d files", f->n);
@@ -32,7 +32,7 @@ static int add(image_list *f, char *path, const char *name, int64_t bytes, int32
   return CLI_OK;
 }
 
-void names_free(image_names *names) {
+void image_classes_free(image_classes *names) {
   for (int i = 0; i < names->n; i++)
     free(names->list[i]);
   free(names->list);
@@ -40,17 +40,17 @@ void names_free(image_names *names) {
 
 /* ---- folders -----------------------------------------------------------------------------------*/
 
-static int shown(const struct dirent *e) { return e->d_name[0] != '.'; }
+static int is_visible(const struct dirent *e) { return e->d_name[0] != '.'; }
 
 static int by_name(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
 
 /* List the entries of a folder, sorted by name, without hidden entries. */
-static int names_in(const char *folder, image_names *out) {
-  out->n = scandir(folder, &out->list, shown, by_name);
+static int list_folder(const char *folder, image_classes *out) {
+  out->n = scandir(folder, &out->list, is_visible, by_name);
   if (out->n >= 0) return CLI_OK;
-  *out = (image_names){NULL, 0};
+  *out = (image_classes){NULL, 0};
   return cli_bad("--data: %s: %s", folder, strerror(errno));
 }
 
@@ -68,7 +68,7 @@ typedef struct walk {
   size_t root; /* length of the data folder's path */
 } walk;
 
-static void add_other(image_list *f, const char *path) {
+static void count_other(image_list *f, const char *path) {
   if (f->other++ == 0) f->first_other = cli_copy(path);
 }
 
@@ -79,62 +79,62 @@ static int check_path(const char *path, struct stat *about) {
   return cli_bad("--data: %s: is neither a file nor a folder", path);
 }
 
-static int walk_class(const walk *w, const char *folder, int32_t label, int depth) {
-  image_names names = {NULL, 0};
+static int add_files_below(const walk *w, const char *folder, int32_t label, int depth) {
+  image_classes names = {NULL, 0};
   if (depth == DEPTH) return cli_bad("--data: %s: more than %d folders deep", folder, DEPTH);
-  int rc = names_in(folder, &names);
+  int rc = list_folder(folder, &names);
   for (int i = 0; i < names.n && rc == CLI_OK; i++) {
     char *path = cli_join(folder, names.list[i]->d_name);
     struct stat about;
     rc = check_path(path, &about);
     if (rc == CLI_OK && S_ISDIR(about.st_mode)) {
-      rc = walk_class(w, path, label, depth + 1);
+      rc = add_files_below(w, path, label, depth + 1);
     } else if (rc == CLI_OK && is_image(names.list[i]->d_name)) {
-      rc = add(w->out, path, path + w->root, about.st_size, label);
+      rc = add_file(w->out, path, path + w->root, about.st_size, label);
       path = NULL;
     } else if (rc == CLI_OK) {
-      add_other(w->out, path);
+      count_other(w->out, path);
     }
     free(path);
   }
-  names_free(&names);
+  image_classes_free(&names);
   return rc;
 }
 
-static int32_t class_of(const image_names *names, const struct dirent *entry) {
+static int32_t find_class(const image_classes *names, const struct dirent *entry) {
   for (int i = 0; i < names->n; i++) {
     if (strcmp(names->list[i]->d_name, entry->d_name) == 0) return i;
   }
   return -1;
 }
 
-static int one_class(const walk *w, const char *path, int32_t label) {
+static int add_class(const walk *w, const char *path, int32_t label) {
   const int32_t before = w->out->n;
-  const int rc = walk_class(w, path, label, 1);
+  const int rc = add_files_below(w, path, label, 1);
   if (rc != CLI_OK || w->out->n > before) return rc;
   return cli_bad("--data: %s: a class without .jpg, .jpeg or .png files", path);
 }
 
-int found_folder(const char *folder, image_names *names, image_list *out) {
+int image_files_of_folder(const char *folder, image_classes *names, image_list *out) {
   const walk w = {.out = out, .root = strlen(folder)};
-  image_names inside = {NULL, 0};
+  image_classes inside = {NULL, 0};
   int32_t kept = 0;
-  int rc = names_in(folder, &inside);
+  int rc = list_folder(folder, &inside);
   for (int i = 0; i < inside.n && rc == CLI_OK; i++) {
     struct dirent *entry = inside.list[i];
     char *path = cli_join(folder, entry->d_name);
     struct stat about;
     rc = check_path(path, &about);
     if (rc == CLI_OK && !S_ISDIR(about.st_mode)) {
-      add_other(out, path);
+      count_other(out, path);
     } else if (rc == CLI_OK && names->list != NULL) {
-      const int32_t label = class_of(names, entry);
-      rc = label >= 0 ? one_class(&w, path, label)
+      const int32_t label = find_class(names, entry);
+      rc = label >= 0 ? add_class(&w, path, label)
                       : cli_bad("--data: %s: there is no such class in the training split", path);
     } else if (rc == CLI_OK && kept == LABELS) {
       rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
-      rc = one_class(&w, path, kept);
+      rc = add_class(&w, path, kept);
       inside.list[i] = inside.list[kept]; /* move the folders of classes to the front, in order */
       inside.list[kept++] = entry;
     }
@@ -143,12 +143,12 @@ int found_folder(const char *folder, image_names *names, image_list *out) {
   if (rc == CLI_OK && out->n == 0)
     rc = cli_bad("--data: %s: no folders of images, one for each class", folder);
   if (rc != CLI_OK || names->list != NULL) {
-    names_free(&inside);
+    image_classes_free(&inside);
     return rc;
   }
   for (int i = kept; i < inside.n; i++)
     free(inside.list[i]);
-  *names = (image_names){inside.list, kept};
+  *names = (image_classes){inside.list, kept};
   return CLI_OK;
 }
 
@@ -172,7 +172,7 @@ static char *split_line(char *line, int32_t *label) {
   return *line != 0 ? line : NULL;
 }
 
-int found_list(const char *path, const char *root, image_list *out) {
+int image_files_of_list(const char *path, const char *root, image_list *out) {
   FILE *f = fopen(path, "re");
   if (f == NULL) return cli_bad("--data: %s: %s", path, strerror(errno));
   char *line = NULL;
@@ -197,7 +197,7 @@ int found_list(const char *path, const char *root, image_list *out) {
     if (rc == CLI_OK && S_ISDIR(about.st_mode))
       rc = cli_bad("--data: %s: line %lld: %s is a folder", path, number, file);
     if (rc == CLI_OK) {
-      rc = add(out, file, name, about.st_size, label);
+      rc = add_file(out, file, name, about.st_size, label);
     } else {
       free(file);
     }

@@ -2,7 +2,6 @@
 #include "images.h"
 
 #include "common/cli.h"
-#include "image_files.h"
 #include "npy.h"
 #include "common/random.h"
 #include "readers.h"
@@ -213,7 +212,11 @@ static int find_lists(const wish *w, image_list *splits) {
   for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
     char *own = cli_copy(lists[i]), *slash = strrchr(own, '/');
     if (slash != NULL) slash[slash == own] = 0;
-    rc = found_list(lists[i], w->root != NULL ? w->root : slash != NULL ? own : ".", &splits[i]);
+    rc = image_files_of_list(lists[i],
+                             w->root != NULL ? w->root
+                             : slash != NULL ? own
+                                             : ".",
+                             &splits[i]);
     free(own);
   }
   return rc;
@@ -227,11 +230,11 @@ static int find_folders(const wish *w, image_list *splits) {
   int rc = CLI_OK;
   if (val != NULL && test != NULL)
     rc = cli_bad("--data: images: %s has val and test, expected test=FOLDER", w->path);
-  image_names names = {NULL, 0};
+  image_classes names = {NULL, 0};
   const char *tested = test != NULL ? test : val;
-  if (rc == CLI_OK) rc = found_folder(train != NULL ? train : w->path, &names, &splits[0]);
-  if (rc == CLI_OK && tested != NULL) rc = found_folder(tested, &names, &splits[1]);
-  names_free(&names);
+  if (rc == CLI_OK) rc = image_files_of_folder(train != NULL ? train : w->path, &names, &splits[0]);
+  if (rc == CLI_OK && tested != NULL) rc = image_files_of_folder(tested, &names, &splits[1]);
+  image_classes_free(&names);
   free(train);
   free(test);
   free(val);

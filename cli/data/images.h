@@ -52,6 +52,20 @@ bool image_load(const image_set *set, const image_list *list, int32_t row, const
 void image_values(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
                   float *x);
 
+/* ---- image_files.c: find the image files of a folder or a list; CLI_BAD: reported in one line --------------------*/
+
+typedef struct image_classes { /* folders of classes, sorted by name */
+  struct dirent **list;
+  int n;
+} image_classes;
+void image_classes_free(image_classes *classes);
+
+/* Append the image files of a folder with one folder for each class.  If classes->list is NULL, set *classes to the
+ * folders of the classes; else report a class that is not in *classes. */
+int image_files_of_folder(const char *folder, image_classes *classes, image_list *out);
+/* Append the files of the list `path`; relative paths start at `root`. */
+int image_files_of_list(const char *path, const char *root, image_list *out);
+
 /* ---- loader.c: threads that decode in the order of the requests, with a bounded queue ----------*/
 
 typedef struct image_loader image_loader;

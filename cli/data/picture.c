@@ -3,19 +3,15 @@
 
 #include "common/cli.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- files -------------------------------------------------------------------------------------*/
 
 static bool refuse(char why[PICTURE_WHY], const char *reason) {
-  (void)snprintf(why, PICTURE_WHY, "%s", reason);
+  (void)snprintf(why, PICTURE_WHY, "%.190s", reason);
   return false;
 }
 
@@ -54,42 +50,28 @@ bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTU
   return good;
 }
 
-static bool read_all(int fd, uint8_t *to, size_t n) {
-  while (n > 0) {
-    const ssize_t got = read(fd, to, n);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) {
-      if (got == 0) errno = EIO; /* the file became shorter after fstat */
-      return false;
-    }
-    to += got;
-    n -= (size_t)got;
-  }
-  return true;
-}
-
 bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
-  struct stat about;
+  char message[1024] = ""; /* begins with the path */
+  ngio_source file;
   uint8_t *bytes = NULL;
   memset(out, 0, sizeof *out);
-  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  bool good = false;
-  if (fd < 0 || fstat(fd, &about) != 0) {
-    (void)snprintf(why, PICTURE_WHY, "%s", strerror(errno));
-  } else if (!S_ISREG(about.st_mode)) {
-    (void)refuse(why, "is no file");
-  } else if (about.st_size < 1 || about.st_size > PICTURE_BYTES) {
-    (void)snprintf(why, PICTURE_WHY, "%lld bytes, expected 1 to %d", (long long)about.st_size,
+  bool done = ngio_source_open(&file, path, message, sizeof message) == NGIO_OK;
+  if (done && (file.size < 1 || file.size > PICTURE_BYTES)) {
+    (void)snprintf(why, PICTURE_WHY, "%lld bytes, expected 1 to %d", (long long)file.size,
                    PICTURE_BYTES);
-  } else {
-    bytes = cli_take((size_t)about.st_size, 1);
-    good = read_all(fd, bytes, (size_t)about.st_size);
-    if (!good) (void)snprintf(why, PICTURE_WHY, "cannot be read: %s", strerror(errno));
-    if (good) good = picture_decode(bytes, (size_t)about.st_size, out, why);
+    ngio_source_close(&file);
+    return false;
   }
-  if (fd >= 0) (void)close(fd);
+  if (done) {
+    bytes = cli_take((size_t)file.size, 1);
+    done = ngio_source_read(&file, 0, bytes, file.size, message, sizeof message) == NGIO_OK;
+  }
+  const size_t skip = strlen(path) + 2;
+  if (!done) (void)refuse(why, message + (skip < strlen(message) ? skip : 0));
+  done = done && picture_decode(bytes, (size_t)file.size, out, why);
+  ngio_source_close(&file);
   free(bytes);
-  return good;
+  return done;
 }
 
 /* ---- scaling -----------------------------------------------------------------------------------*/

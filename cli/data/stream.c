@@ -6,10 +6,8 @@
 #include "common/cli.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -24,23 +22,15 @@ struct data_stream {
 
 int data_stream_open(const char *path, bool plain, data_stream **out) {
   *out = NULL;
-  struct stat about;
-  /* without O_NONBLOCK, open of a pipe would wait for a writer */
-  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0 || fstat(fd, &about) != 0) {
-    const int why = errno;
-    if (fd >= 0) (void)close(fd);
-    return cli_bad("--data: %s: %s", path, why == ENXIO ? "not a regular file" : strerror(why));
-  }
-  if (!S_ISREG(about.st_mode)) {
-    (void)close(fd);
-    return cli_bad("--data: %s: not a regular file", path);
-  }
+  char message[512];
+  ngio_source source;
+  if (ngio_source_open(&source, path, message, sizeof message) != NGIO_OK)
+    return cli_bad("--data: %s", message);
   unsigned char mark[2] = {0, 0};
-  const bool zipped = pread(fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
-  const gzFile file = zipped && plain ? NULL : gzdopen(fd, "rb");
+  const bool zipped = pread(source.fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
+  const gzFile file = zipped && plain ? NULL : gzdopen(source.fd, "rb"); /* owns the descriptor */
   if (file == NULL) {
-    (void)close(fd);
+    ngio_source_close(&source);
     return zipped && plain
                ? cli_bad("--data: %s: is compressed; expected an uncompressed file (gunzip it)",
                          path)
@@ -48,7 +38,7 @@ int data_stream_open(const char *path, bool plain, data_stream **out) {
   }
   (void)gzbuffer(file, PIECE);
   data_stream *s = *out = cli_take(1, sizeof *s);
-  *s = (data_stream){path, file, (int64_t)about.st_size, zipped};
+  *s = (data_stream){path, file, source.size, zipped};
   return CLI_OK;
 }
 

@@ -3,7 +3,6 @@
  * Constructors of the kinds call nn_node, nn_param_add etc.  nn_ready reports the first mistake.  plan.c allocates. */
 #include "common/cli.h"
 #include "node.h"
-#include "plan.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -2,7 +2,6 @@
 #include "models.h"
 
 #include "common/cli.h"
-#include "models_resnet.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -26,4 +26,10 @@ int model_task_of(const char *name, model_task *out);
  * input (autoencoder).  CLI_BAD, reported: unknown name, or the model does not fit the task (image too small). */
 int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs);
 
+/* models_resnet.c: add a residual network behind the input node x.  number[0]: layers; number[1]: 'd' for variant D of
+ * resnet_imagenet, the factor of all widths for resnet_wide. */
+void resnet_cifar(nn *n, const model_task *t, int x, const long long number[2]);
+void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2]);
+void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]);
+
 #endif

@@ -4,7 +4,7 @@
  * have four stages of basic blocks (18, 34 layers) or bottlenecks (50).  A shortcut that changes the shape is a 1x1
  * convolution with a norm (option B; the paper's CIFAR networks pad with zeros).  In a bottleneck, the 3x3 convolution
  * has the stride, and parameters have the same names, as in torchvision. */
-#include "models_resnet.h"
+#include "models.h"
 
 #include <stdio.h>
 

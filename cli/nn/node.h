@@ -97,6 +97,9 @@ int nn_norm_add(nn *n, const nn_norm_layer *norm);
 /* Store the message of the first mistake; return -1. */
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...);
 
+/* plan.c: allocate n->memory and set all pointers into it; return false if there is no memory.  share = false (for the
+ * oracle of the tests): no node works in place, and no two gradients share memory. */
+bool nn_plan(nn *n, bool share);
 /* init.c: set the initial values of all parameters and buffers, from n->seed. */
 void nn_init(nn *n);
 

@@ -4,7 +4,7 @@
  * shares its input's output.  The gradient of an output is in use from the backward of the node's last reader to the
  * backward of the node.  In the order of the backward pass, each gradient gets the lowest free gap that is large
  * enough. */
-#include "plan.h"
+#include "node.h"
 
 #include "common/cli.h"
 

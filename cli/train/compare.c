@@ -3,7 +3,7 @@
  *
  * Seeds are the outer loop and methods the inner one: so an interrupted comparison has comparable runs, and other
  * load on the machine affects all methods alike. */
-#include "commands.h"
+#include "common/commands.h"
 #include "compare.h"
 #include "settings_table.h"
 

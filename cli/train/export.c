@@ -4,7 +4,7 @@
  * object "ms" is exported as "ms.forward". An incomplete last line (the run continues or was killed) is ignored. Any
  * other line that is not an object of a log is an error; its message has the line number. */
 #include "checkpoint.h"
-#include "commands.h"
+#include "common/commands.h"
 #include "disk.h"
 #include "train.h"
 

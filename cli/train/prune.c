@@ -2,7 +2,7 @@
  *
  * In: the directory of a run, or a file written by this command. Out: a file of weights; loss and accuracy before
  * and after. */
-#include "commands.h"
+#include "common/commands.h"
 #include "checkpoint.h"
 #include "disk.h"
 #include "pruning.h"

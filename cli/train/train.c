@@ -1,6 +1,6 @@
 /* train.c: `natgrad train`. Settings come from the command line, then from --config, then, for a resumed run, from
  * its config.json. */
-#include "commands.h"
+#include "common/commands.h"
 #include "checkpoint.h"
 #include "disk.h"
 #include "launch.h"
