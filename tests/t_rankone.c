@@ -1,6 +1,4 @@
-/* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program; fused
- * updates of tiles. */
-#include "kernel/kernel.h"
+/* t_rankone.c: rank-one methods (Eva) and their oracle against golden numbers of the published program. */
 #include "fixture.h"
 #include "plane.h"
 #include "layer_oracle.h"
@@ -138,133 +136,11 @@ static void golden_neighbours(void **state) {
   }
 }
 
-/* ---- fused, in layers that are cut -----------------------------------------------------------*/
-
-enum { WIDE = 20011, HIGH = 3, TENSOR = 40000, ALL = WIDE * HIGH + HIGH + TENSOR };
-
-typedef struct wide {
-  fixture f;
-  void *grad, *weight; /* of all parameters */
-  ng_dtype grads, weights;
-} wide;
-
-static plane part(void *data, ng_dtype t, int64_t at, int64_t rows, int64_t cols) {
-  return plane_of((char *)data + at * ng_dtype_size(t), rows, cols, t);
-}
-
-static void wide_open(wide *m, const char *update) {
-  static const int64_t at[3] = {0, WIDE * HIGH, WIDE * HIGH + HIGH}, rows[3] = {HIGH, 1, 1},
-                       cols[3] = {WIDE, HIGH, TENSOR};
-  char set[64];
-  plane g[3], w[3];
-  m->grad = calloc(ALL, (size_t)ng_dtype_size(m->grads));
-  m->weight = calloc(ALL, (size_t)ng_dtype_size(m->weights));
-  assert_true(m->grad != NULL && m->weight != NULL);
-  for (int k = 0; k < 3; k++) {
-    g[k] = part(m->grad, m->grads, at[k], rows[k], cols[k]);
-    w[k] = part(m->weight, m->weights, at[k], rows[k], cols[k]);
-  }
-  (void)snprintf(set, sizeof set, "method=eva-natgrad update=%s", update);
-  fixture_ok(&m->f, fixture_open(&m->f, set, &(fixture_how){.threads = 3}));
-  fixture_ok(&m->f, fixture_linear(&m->f, "fc", g, w));
-  fixture_ok(&m->f, fixture_tensor(&m->f, "table", &g[2], &w[2]));
-  fixture_ok(&m->f, ng_ready(m->f.p));
-}
-
-static float some(int64_t i, int64_t salt) {
-  return (float)((i * 7919 + salt * 104729) % 255 - 127) / 64;
-}
-
-static void wide_show(wide *m, int64_t t) {
-  static float a[2 * WIDE], g[2 * HIGH], d[ALL];
-  for (int64_t i = 0; i < 2 * WIDE; i++)
-    a[i] = some(i, t);
-  for (int64_t i = 0; i < 2 * HIGH; i++)
-    g[i] = some(i, t + 50);
-  for (int64_t i = 0; i < ALL; i++)
-    d[i] = some(i, t + 100); /* exact in bf16: multiples of 1/64 up to 2 */
-  ng_from_f32(m->grad, m->grads, d, ALL);
-  const plane x = plane_of(a, 2, WIDE, NG_F32), y = plane_of(g, 2, HIGH, NG_F32);
-  fixture_ok(&m->f, fixture_show(&m->f, 2, 0, &x, &y));
-}
-
-static void wide_close(wide *m) {
-  fixture_close(&m->f);
-  free(m->grad);
-  free(m->weight);
-}
-
-/* SGD and AdamW of rows that are cut into tiles, in f32 and bf16, against ng_step in f32 and the
- * formulas of PyTorch in double: 1e-6 of what goes in, as t_groups says, and half a unit of bf16. */
-static void fused_wide(void **state) {
-  static const ng_dtype types[4][2] = {
-      {NG_F32, NG_F32}, {NG_BF16, NG_F32}, {NG_F32, NG_BF16}, {NG_BF16, NG_BF16}};
-  static float got[ALL];
-  double *w = zeros(ALL), *v = zeros(ALL), *d = zeros(ALL), *second = zeros(ALL);
-  for (int k = 0; k < 8; k++) {
-    const bool adamw = k >= 4;
-    wide m = {.grads = types[k % 4][0], .weights = types[k % 4][1]}, plain = {0};
-    plain.grads = plain.weights = NG_F32;
-    wide_open(&m, adamw ? "adamw" : "sgd");
-    wide_open(&plain, "gradient");
-    memset(v, 0, ALL * sizeof *v);
-    memset(second, 0, ALL * sizeof *second);
-    ng_sgd sgd = fixture_sgd(0.1, 0.9);
-    ng_adamw adam;
-    ng_adamw_init(&adam, sizeof adam);
-    adam.lr = 0.1;
-    sgd.weight_decay = 0.05;
-    for (int t = 1; t <= 3; t++) {
-      wide_show(&m, t);
-      wide_show(&plain, t);
-      assert_int_equal(ng_step(plain.f.p, 0.1), NG_OK);
-      assert_int_equal(adamw ? ng_step_adamw(m.f.p, &adam, 1) : ng_step_sgd(m.f.p, &sgd, 1), NG_OK);
-      for (int64_t i = 0; i < ALL; i++)
-        d[i] = (double)((const float *)plain.grad)[i];
-      if (adamw)
-        oracle_adamw(&adam, t, ALL, d, w, v, second);
-      else
-        oracle_sgd(&sgd, t, ALL, d, w, v);
-      ng_to_f32(got, m.weight, m.weights, ALL);
-      for (int64_t i = 0; i < ALL; i++) {
-        const double x = (double)got[i];
-        /* momentum holds up to 2.7 times, AdamW a step of 1; moments carry their rounding along */
-        const double size = fabs(w[i]) + 0.1 * (adamw ? 3 : 3 * (2 + fabs(d[i])));
-        const double half = m.weights == NG_BF16 ? 0x1p-8 * fabs(w[i]) : 0;
-        if (!(fabs(x - w[i]) <= 1e-6 * size + half)) {
-          fail_msg("case %d, step %d, entry %d: %.9g, should be %.9g", k, t, (int)i, x, w[i]);
-        }
-        w[i] = x;
-      }
-    }
-    memset(w, 0, ALL * sizeof *w);
-    wide_close(&m);
-    wide_close(&plain);
-  }
-  free(w);
-  free(v);
-  free(d);
-  free(second);
-}
-
-/* One number that is none, far into a parameter without curvature: nothing moves. */
-static void plain_not_finite(void **state) {
-  wide m = {.grads = NG_F32, .weights = NG_F32};
-  const ng_sgd sgd = fixture_sgd(0.1, 0);
-  wide_open(&m, "sgd");
-  wide_show(&m, 1);
-  ((float *)m.grad)[ALL - 1] = NAN;
-  assert_int_equal(ng_step_sgd(m.f.p, &sgd, 1), NG_SKIPPED);
-  for (int64_t i = 0; i < ALL; i++)
-    assert_true(((const float *)m.weight)[i] == 0);
-  wide_close(&m);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(golden_eva_kfac),  cmocka_unit_test(golden_neighbours),
-      cmocka_unit_test(golden_eva_f),     cmocka_unit_test(fused_wide),
-      cmocka_unit_test(plain_not_finite),
+      cmocka_unit_test(golden_eva_kfac),
+      cmocka_unit_test(golden_neighbours),
+      cmocka_unit_test(golden_eva_f),
   };
   return cmocka_run_group_tests_name("rankone", tests, NULL, NULL);
 }
