@@ -20,15 +20,17 @@
 /* ---- the harness -----------------------------------------------------------------------------*/
 
 enum { ENTRIES = 2, D_MOST = 80 };
-static const double ULP = 0x1p-24;
+static const double ULP = 0x1p-24, RAISED = -1;
 
 /* A linear layer with a bias, and a tensor. */
 typedef struct trial {
   char options[600];
   int64_t in, out, count, steps;
-  bool grid;    /* gradients are multiples of 1/512 */
-  bool moves;   /* weights change between steps */
-  double later; /* damping from the middle on; 0: as before */
+  bool grid;       /* gradients are multiples of 1/512 */
+  bool moves;      /* weights change between steps */
+  bool feeds_back; /* low rank: a rounding error returns with the warm start and grows */
+  bool deficient;  /* as many rows as elements are allowed, so NG_RESCUED is, too */
+  double later;    /* damping from the middle on; 0: as before */
 } trial;
 
 typedef struct model {
@@ -48,11 +50,26 @@ static void open_model(model *k, const trial *c, const char *linalg) {
   fixture_ok(&k->f, fixture_add(&k->f, k->entry, ENTRIES, k->g, k->w));
 }
 
-/* One run; returns the largest error over its steps, relative to the step's largest element. */
+/* Return how far rounding of the gradient moves the direction of `near`; u: the direction without rounding. */
+static double rounding_response(window_oracle *near, const double *g, const double *w, double lr,
+                                bool enters, const double *u) {
+  double rounded[D_MOST], v[D_MOST];
+  float moved[D_MOST];
+  rng r = {(uint64_t)near->count};
+  for (int64_t i = 0; i < near->d; i++)
+    rounded[i] = g[i] * (1 + ULP * (2 * rng_real(&r) - 1));
+  window_oracle_step(near, rounded, w, lr, enters, v);
+  for (int64_t i = 0; i < near->d; i++)
+    moved[i] = (float)v[i];
+  return window_gap(moved, u, near->d);
+}
+
+/* Return the largest error over the steps of one run, relative to the largest element of the step, or RAISED.  If
+ * `feeds_back`, subtract 16 times the response to rounding: where rounding grows to 1e-5, at most 5 times is seen. */
 static double play(const trial *c, const char *linalg, uint64_t seed) {
   model k = {0};
   rng r = {seed};
-  double common[D_MOST], g[D_MOST], w[D_MOST], u[D_MOST], most = 0;
+  double common[D_MOST], g[D_MOST], w[D_MOST], u[D_MOST], most = 0, response = 0;
   open_model(&k, c, linalg);
   const ng_options o = fixture_parse(c->options);
   for (int64_t i = 0; i < k.d; i++) {
@@ -63,6 +80,7 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
   }
   fixture_ok(&k.f, ng_ready(k.f.p));
   window_oracle *want = window_oracle_open(&k.f, &o, k.entry, ENTRIES, k.w);
+  window_oracle *near = window_oracle_open(&k.f, &o, k.entry, ENTRIES, k.w);
   for (int64_t t = 0; t < c->steps; t++) {
     if (c->later > 0 && t == c->steps / 2) {
       want->o.damping = c->later;
@@ -75,22 +93,33 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
       w[i] = (double)k.w[i];
     }
     const double lr = t % 5 == 4 ? 0.5 : t % 7 == 3 ? 0 : 1;
-    window_oracle_step(want, g, w, lr, t % o.stat_period == 0, u);
-    fixture_ok(&k.f, ng_step(k.f.p, lr));
-    most = fmax(most, window_gap(k.g, u, k.d));
+    const bool enters = t % o.stat_period == 0;
+    window_oracle_step(want, g, w, lr, enters, u);
+    if (c->feeds_back) response = fmax(response, rounding_response(near, g, w, lr, enters, u));
+    const ng_status st = ng_step(k.f.p, lr);
+    if (st == NG_RESCUED && c->deficient) {
+      most = RAISED;
+      break;
+    }
+    fixture_ok(&k.f, st);
+    assert_true(isfinite(response));
+    most = fmax(most, window_gap(k.g, u, k.d) - 16 * response);
     for (int64_t i = 0; i < k.d && c->moves; i++)
       k.w[i] += o.window_mask && i % 3 == 0 ? 0 : 1.0F / 512;
   }
   fixture_close(&k.f);
   window_oracle_close(&want);
+  window_oracle_close(&near);
   return most;
 }
 
-static void hold(const trial *c, const char *linalg, uint64_t seed, double tolerance) {
+/* Return false if the library raised the damping of a deficient window: then nothing is compared. */
+static bool hold(const trial *c, const char *linalg, uint64_t seed, double tolerance) {
   const double e = play(c, linalg, seed);
   if (!(e <= tolerance))
     fail_msg("%s, in %d out %d and %d, %d steps, seed %" PRIu64 ": off by %g, allowed %g",
              c->options, (int)c->in, (int)c->out, (int)c->count, (int)c->steps, seed, e, tolerance);
+  return e != RAISED;
 }
 
 static trial any_size(rng *r) {
@@ -119,12 +148,16 @@ static void inverts_the_window(void **state) {
   }
 }
 
-/* Momentum in f32: x / eps amplifies its rounding by up to Sigma / eps, Sigma below 10. */
+/* Momentum in f32: x / eps amplifies its rounding by up to Sigma / eps, Sigma below 10.  A Gram matrix of as many rows as
+ * elements is singular but for its 1e-6: in one draw of 200 the library raises the damping. */
 static void divides_by_singular_values(void **state) {
   rng r = {test_seed() + 1};
-  for (int64_t n = 0; n < test_times(80); n++) {
+  const int64_t draws = test_times(80);
+  int64_t raised = 0;
+  for (int64_t n = 0; n < draws; n++) {
     trial c = any_size(&r);
     const int64_t m = 1 + rng_below(&r, 9);
+    c.deficient = m >= c.in * c.out || m >= c.out || m >= c.count;
     const bool plain = rng_below(&r, 2) > 0;
     const double eps = pow(10, -3 * rng_real(&r));
     c.steps = 1 + rng_below(&r, 3 * m);
@@ -133,8 +166,9 @@ static void divides_by_singular_values(void **state) {
                    "stat_period=%d window_scope=%s",
                    (int)m, eps, plain ? 0.0 : 0.8, plain ? 1.0 : 0.9, plain ? 1 : 2,
                    rng_below(&r, 3) > 0 ? "model" : "parameter");
-    hold(&c, *state, rng_next(&r), plain ? 1e-6 : 1e-6 + 10 * ULP / eps);
+    raised += !hold(&c, *state, rng_next(&r), plain ? 1e-6 : 1e-6 + 10 * ULP / eps);
   }
+  assert_true(raised <= 2 + draws / 40);
 }
 
 /* The oracle rounds rows to bf16, too. */
@@ -185,13 +219,14 @@ static void largest_entries(void **state) {
   }
 }
 
-/* SGD, Adam and AdaGrad with error feedback.  Adam steps are on no grid; these seeds have no nearly equal elements. */
+/* SGD, Adam and AdaGrad with error feedback.  A decay of 1/8 keeps elements on a grid, where equal ones are frequent.
+ * Momentum and Adam are on none; nearly equal elements are rare. */
 static void first_order(void **state) {
   static const char *const methods[] = {
       "topk-sgd",
       "topk-sgd window_momentum=0.7",
       "topk-sgd window_momentum=0.7 window_momentum_form=average window_feedback_lr=0",
-      "topk-sgd window_decay=0.1 window_dtype=bf16",
+      "topk-sgd window_decay=0.125 window_dtype=bf16",
       "topk-sgd window_store=dense window_momentum=0.5",
       "topk-adam damping=0.01",
       "topk-adam window_momentum=0 window_forget=0.5 damping=0.1",
@@ -295,14 +330,13 @@ static bool draw(rng *r, char *to, size_t size) {
   return !low;
 }
 
-/* Damping 0.1 amplifies the rounding of an average, or of a sum with the weight, by at most 200.  Low rank rounds P and Q of
- * rows to f32, which feeds back through the warm start: 5e-4. */
+/* Damping 0.1 amplifies the rounding of an average, or of a sum with the weight, by at most 200. */
 static void as_published(void **state) {
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(400); n++) {
     trial c = {.in = 6, .out = 5, .count = 7, .steps = 9, .grid = true};
-    const bool exact = draw(&r, c.options, sizeof c.options);
-    hold(&c, NULL, rng_next(&r), exact ? 200 * ULP : 5e-4);
+    c.feeds_back = !draw(&r, c.options, sizeof c.options);
+    hold(&c, NULL, rng_next(&r), 200 * ULP);
   }
 }
 
