@@ -282,8 +282,8 @@ static void left_out(void **state) {
   memset(&p, 0, sizeof p);
   settings_init(&p.base);
   p.notes = open_memstream(&p.note, &p.note_size);
-  assert_int_equal(settings_set(&p.base, "damping", "0.5"), CLI_OK);
-  assert_int_equal(settings_set(&p.base, "fisher", "sampled"), CLI_OK);
+  assert_int_equal(settings_set(&p.base, NULL, "damping", "0.5"), CLI_OK);
+  assert_int_equal(settings_set(&p.base, NULL, "fisher", "sampled"), CLI_OK);
   assert_int_equal(compare_methods(&p, "sgd,natgrad"), CLI_OK);
   assert_int_equal(p.method[0].s.n_library, 0);
   assert_string_equal(p.method[0].s.fisher, "empirical");

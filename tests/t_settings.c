@@ -1,7 +1,7 @@
 /* t_settings.c: the trainer's settings from every side: each alone, against each other, as options
  * of the library, from JSON and back, and against those of the run that is to go on. */
 #include "train/disk.h"
-#include "train/settings_table.h"
+#include "train/settings.h"
 #include "trainer_help.h"
 
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* trainer_help.c: see trainer_help.h. */
 #include "trainer_help.h"
 #include "data/data.h"
-#include "train/settings_table.h"
+#include "train/settings.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -87,31 +87,21 @@ static int parse_size(const char *option, const char *text, double *out) {
 /* Store the value of option o in the command's wish or in `out`; `value` is NULL for a flag. */
 static int store(const cli_option *o, const char *value, char *wish, cli_args *out) {
   void *field = wish + o->field;
-  long long number = 0;
-  switch (o->kind) {
-  case CLI_OWN:
-    out->own[out->n_own++] = (cli_setting){o->name, value};
-    return CLI_OK;
-  case CLI_SETTING:
-    out->settings[out->n_settings++] = (cli_setting){o->name, value != NULL ? value : "true"};
-    return CLI_OK;
-  case CLI_FLAG:
-    *(bool *)field = true;
-    return CLI_OK;
-  case CLI_TEXT:
+  char message[CLI_MESSAGE];
+  const cli_setting given = {o->name, value != NULL ? value : "true"};
+  if (o->kind == CLI_OWN) {
+    out->own[out->n_own++] = given;
+  } else if (o->kind == CLI_SETTING) {
+    out->settings[out->n_settings++] = given;
+  } else if (o->kind == CLI_TEXT) {
     *(const char **)field = value;
-    return CLI_OK;
-  case CLI_WHOLE:
-    if (cli_int(o->name, value, (long long)o->lower, (long long)o->upper, &number) != CLI_OK)
-      return CLI_BAD;
-    *(int64_t *)field = number;
-    return CLI_OK;
-  case CLI_REAL:
-    return cli_real(o->name, value, o->lower, o->upper, field);
-  case CLI_SIZE:
+  } else if (o->kind == CLI_SIZE) {
     return parse_size(o->name, value, field);
+  } else if (cli_parse(o->kind, given.value, o->lower, o->upper, field, message, sizeof message) !=
+             CLI_OK) {
+    return cli_bad("--%s: %s", o->name, message);
   }
-  return CLI_BAD;
+  return CLI_OK;
 }
 
 /* Handle the option argv[*i]; if its value is the next argument, advance *i. */

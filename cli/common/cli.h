@@ -105,7 +105,12 @@ int cli_method_names(const char **names, int room);             /* returns the n
 
 /* ---- arguments -------------------------------------------------------------------------------*/
 
-/* Parse the whole text as a number from `lower` to `upper`, or report the option and the range. */
+/* Parse the whole text as a flag (true, false), a whole number or a number from `lower` to `upper` into `to`, whose
+ * type cli_kind names.  CLI_BAD: `message` says what is accepted. */
+enum { CLI_MESSAGE = 512 };
+int cli_parse(cli_kind kind, const char *text, double lower, double upper, void *to, char *message,
+              size_t size);
+/* The same for one number; report a wrong value and the option. */
 int cli_int(const char *option, const char *text, long long lower, long long upper, long long *out);
 /* Parse n whole numbers from 1 to 99,999 separated by `between`, as in "32x32x3"; false: not so, without a report. */
 bool cli_counts(const char *text, char between, int n, long long *out);

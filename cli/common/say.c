@@ -102,16 +102,54 @@ const char *cli_bytes(double bytes, char text[16]) {
   return text;
 }
 
+int cli_parse(cli_kind kind, const char *text, double lower, double upper, void *to, char *message,
+              size_t size) {
+  static const char *const word[] = {"false", "0", "off", "no", "true", "1", "on", "yes"};
+  const bool whole = kind == CLI_WHOLE, open = upper > 0.999 && upper < 1.0; /* %g would print 1 */
+  char *end = NULL;
+  if (kind == CLI_FLAG) {
+    for (int i = 0; i < 8; i++) {
+      if (strcmp(text, word[i]) != 0) continue;
+      *(bool *)to = i >= 4;
+      return CLI_OK;
+    }
+    (void)snprintf(message, size, "'%s' is neither true nor false", text);
+    return CLI_BAD;
+  }
+  errno = 0;
+  const long long n = whole ? strtoll(text, &end, 10) : 0;
+  const double v = whole ? (double)n : strtod(text, &end);
+  if (end == text || *end != 0 || (whole && errno != 0) || !(v >= lower && v <= upper)) {
+    (void)snprintf(message, size,
+                   whole ? "'%s' is no whole number from %.0f to %s%.0f"
+                         : "'%s' is no number from %g to %s%g",
+                   text, lower, open ? "below " : "", open ? 1.0 : upper);
+    return CLI_BAD;
+  }
+  if (whole) {
+    *(int64_t *)to = n;
+  } else {
+    *(double *)to = v;
+  }
+  return CLI_OK;
+}
+
 int cli_int(const char *option, const char *text, long long lower, long long upper,
             long long *out) {
-  char *end = NULL;
-  errno = 0;
-  const long long v = strtoll(text, &end, 10);
-  if (end == text || *end != 0 || errno != 0 || v < lower || v > upper) {
-    return cli_bad("--%s: '%s' is no whole number from %lld to %lld", option, text, lower, upper);
-  }
+  char message[CLI_MESSAGE];
+  int64_t v;
+  if (cli_parse(CLI_WHOLE, text, (double)lower, (double)upper, &v, message, sizeof message) !=
+      CLI_OK)
+    return cli_bad("--%s: %s", option, message);
   *out = v;
   return CLI_OK;
+}
+
+int cli_real(const char *option, const char *text, double lower, double upper, double *out) {
+  char message[CLI_MESSAGE];
+  if (cli_parse(CLI_REAL, text, lower, upper, out, message, sizeof message) == CLI_OK)
+    return CLI_OK;
+  return cli_bad("--%s: %s", option, message);
 }
 
 bool cli_counts(const char *text, char between, int n, long long *out) {
@@ -123,14 +161,4 @@ bool cli_counts(const char *text, char between, int n, long long *out) {
     text = end + 1;
   }
   return true;
-}
-
-int cli_real(const char *option, const char *text, double lower, double upper, double *out) {
-  char *end = NULL;
-  const double v = strtod(text, &end);
-  if (end == text || *end != 0 || !(v >= lower && v <= upper)) {
-    return cli_bad("--%s: '%s' is no number from %g to %g", option, text, lower, upper);
-  }
-  *out = v;
-  return CLI_OK;
 }

@@ -5,7 +5,6 @@
  * load on the machine affects all methods alike. */
 #include "common/commands.h"
 #include "compare.h"
-#include "settings_table.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -35,7 +34,7 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
     rc = compare_grid_add(p, args->own[i].value);
   if (rc == CLI_OK) rc = settings_given(&p->base, args->settings, args->n_settings);
   /* Every run has a folder, set by one_run. */
-  if (rc == CLI_OK) rc = settings_set(&p->base, "out", "runs");
+  if (rc == CLI_OK) rc = settings_set(&p->base, NULL, "out", "runs");
   if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_bad("--%s: needs --grid", needs);
   if (rc == CLI_OK && w->methods == NULL) rc = cli_bad("compare: --methods is missing");
   return rc == CLI_OK ? compare_methods(p, w->methods) : rc;

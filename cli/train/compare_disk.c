@@ -10,7 +10,6 @@
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
-#include "settings_table.h"
 
 #include <dirent.h>
 #include <errno.h>

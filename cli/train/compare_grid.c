@@ -5,7 +5,6 @@
  * Score: the mean over seeds of the best validation accuracy over epochs (squared error: of the lowest validation
  * loss), then the lower final training loss, then the order of the points. */
 #include "compare.h"
-#include "settings_table.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -104,7 +103,7 @@ static int apply_point(const compare_plan *p, const compare_method *m, int k, se
   for (int g = 0; g < p->grids && rc == CLI_OK; g++) {
     if (!m->use[g]) continue;
     const char *value = p->grid[g].value[compare_point(p, m, k, g)];
-    rc = settings_set(s, p->grid[g].name, value);
+    rc = settings_set(s, NULL, p->grid[g].name, value);
     if (n < size) {
       n += (size_t)snprintf(text + n, size - n, "%s%s=%s", n > 0 ? ", " : "", p->grid[g].name,
                             value);

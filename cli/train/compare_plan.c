@@ -4,23 +4,17 @@
  * A shared setting or grid may have no meaning for a method (damping for SGD): it is dropped there, with one note.
  * Given after the name of that method, it is an error. */
 #include "compare.h"
-#include "settings_table.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE = 512 };
-
 /* Settings that are the same for all methods. */
 static bool is_common(const char *name) {
-  static const char *const common[] = {"data",  "model",      "method",           "seed",
-                                       "out",   "validation", "checkpoint_every", "log_every",
-                                       "resume"};
-  for (size_t i = 0; i < sizeof common / sizeof common[0]; i++) {
-    if (cli_same_name(name, common[i])) return true;
-  }
-  return false;
+  char spelt[CLI_NAME];
+  cli_spell(spelt, sizeof spelt, name, '_');
+  return settings_among(spelt, "data|model|method|seed|out|validation|checkpoint_every|log_every|"
+                               "resume");
 }
 
 /* ---- methods ---------------------------------------------------------------------------------*/
@@ -79,11 +73,10 @@ static int check_idle(compare_plan *p, compare_method *m) {
 
 /* Reset shared settings without meaning for this method to their defaults. */
 static int drop_inapplicable(compare_plan *p, compare_method *m) {
-  char message[MESSAGE] = "";
   int rc = CLI_OK;
   for (const settings_row *row; rc == CLI_OK && (row = settings_inapplicable(&m->s)) != NULL;) {
     (void)fprintf(p->notes, "%s: %s has no effect\n", m->label, row->name);
-    rc = settings_put(&m->s, row->name, row->standard, message, sizeof message);
+    rc = settings_set(&m->s, NULL, row->name, row->standard);
   }
   return rc;
 }
@@ -100,7 +93,7 @@ static void label_it(compare_plan *p, compare_method *m, const char *name) {
 }
 
 static int begin_method(compare_plan *p, const char *name) {
-  char message[MESSAGE] = "";
+  char message[CLI_MESSAGE] = "";
   if (name[0] == 0)
     return cli_bad("--methods: expected name or name:option=value, separated by ','");
   if (p->methods == COMPARE_METHODS) {
@@ -117,7 +110,7 @@ static int begin_method(compare_plan *p, const char *name) {
 }
 
 static int add_own(compare_plan *p, char *text) {
-  char message[MESSAGE] = "";
+  char where[96];
   if (p->methods == 0) return cli_bad("--methods: '%s' stands before any method", text);
   compare_method *m = &p->method[p->methods - 1];
   char *equals = strchr(text, '=');
@@ -129,9 +122,8 @@ static int add_own(compare_plan *p, char *text) {
     return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
   }
   if (compare_owns(m, text)) return cli_bad("--methods: %s: %s comes twice", m->label, text);
-  if (settings_put(&m->s, text, equals + 1, message, sizeof message) != CLI_OK) {
-    return cli_bad("--methods: %s: %s: %s", m->label, text, message);
-  }
+  (void)snprintf(where, sizeof where, "--methods: %s", m->label);
+  if (settings_set(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
   m->own = cli_grown(m->own, (size_t)m->n_own, sizeof *m->own);
   m->own[m->n_own++] = (cli_setting){text, equals + 1};
   return CLI_OK;
@@ -185,11 +177,9 @@ int compare_methods(compare_plan *p, const char *list) {
 
 /* Check that the last value is valid for some method. */
 static int try_value(const compare_grid *g) {
-  char message[MESSAGE] = "";
   settings s;
   settings_init(&s);
-  int rc = settings_put(&s, g->name, g->value[g->n - 1], message, sizeof message);
-  if (rc != CLI_OK) rc = cli_bad("--grid: %s: %s", g->name, message);
+  const int rc = settings_set(&s, "--grid", g->name, g->value[g->n - 1]);
   settings_free(&s);
   return rc;
 }
@@ -205,9 +195,8 @@ int compare_grid_add(compare_plan *p, const char *text) {
   }
   *value++ = 0;
   g->name = g->text;
-  if (is_common(g->name) || strcmp(g->name, "epochs") == 0 || strcmp(g->name, "steps") == 0) {
+  if (is_common(g->name) || settings_among(g->name, "epochs|steps"))
     return cli_bad("--grid: %s is the same for all runs", g->name);
-  }
   for (int i = 0; i + 1 < p->grids; i++) {
     if (settings_same_name(g->name, p->grid[i].name))
       return cli_bad("--grid: %s comes twice", g->name);

@@ -46,7 +46,7 @@ static int read_run(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK && step < 0 && w->weights == NULL)
     rc = cli_bad("%s: there is no checkpoint in it", dir);
   if (rc == CLI_OK) rc = settings_read(&p->s, config);
-  if (rc == CLI_OK && w->data != NULL) rc = settings_set(&p->s, "data", w->data);
+  if (rc == CLI_OK && w->data != NULL) rc = settings_set(&p->s, NULL, "data", w->data);
   if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
   if (lock >= 0) (void)close(lock);
   free(config);
@@ -54,7 +54,7 @@ static int read_run(const char *dir, const wish *w, subject *p) {
   p->s.batch = w->batch;
   p->s.acc_iters = 1;
   p->s.mixup_alpha = p->s.erase_rate = p->s.label_smoothing = p->s.dropout = 0.0;
-  return rc == CLI_OK ? settings_set(&p->s, "augment", "none") : rc;
+  return rc == CLI_OK ? settings_set(&p->s, NULL, "augment", "none") : rc;
 }
 
 static int open_subject(const wish *w, subject *p) {

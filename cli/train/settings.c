@@ -1,6 +1,6 @@
 /* settings.c: defaults, and settings from text and back, by the table in settings_table.h. Invalid names and
  * values are refused with a message. */
-#include "settings_table.h"
+#include "settings.h"
 #include "io.h"
 #include "lr.h"
 #include "schedule.h"
@@ -11,21 +11,17 @@
 #include <string.h>
 
 #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
-  {SETTINGS_##kind, name, standard, lower, upper, offsetof(settings, field), (shapes) != 0},
+  {CLI_##kind, name, standard, lower, upper, offsetof(settings, field), (shapes) != 0},
 const settings_row settings_rows[] = {SETTINGS_TABLE(ROW)};
 #undef ROW
 const int settings_rows_count = (int)(sizeof settings_rows / sizeof settings_rows[0]);
 
-enum { MESSAGE = 512, NAMES = 256 };
+enum { NAMES = 256 };
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 static void *place(const settings *s, const settings_row *row) {
   return (char *)(uintptr_t)s + row->offset;
-}
-
-static bool is_text(const settings_row *row) {
-  return row->kind == SETTINGS_TEXT || row->kind == SETTINGS_WORD;
 }
 
 static void put_text(settings *s, const settings_row *row, const char *value) {
@@ -36,7 +32,7 @@ static void put_text(settings *s, const settings_row *row, const char *value) {
 
 void settings_free(settings *s) {
   for (int i = 0; i < settings_rows_count; i++) {
-    if (is_text(&settings_rows[i])) free(*(char **)place(s, &settings_rows[i]));
+    if (settings_rows[i].kind == CLI_TEXT) free(*(char **)place(s, &settings_rows[i]));
   }
   for (int i = 0; i < s->n_library; i++) {
     free(s->library[i].name);
@@ -49,7 +45,7 @@ void settings_free(settings *s) {
 void settings_copy(settings *to, const settings *from) {
   settings copy = *from;
   for (int i = 0; i < settings_rows_count; i++) {
-    if (!is_text(&settings_rows[i])) continue;
+    if (settings_rows[i].kind != CLI_TEXT) continue;
     *(char **)place(&copy, &settings_rows[i]) = cli_copy(*(char **)place(from, &settings_rows[i]));
   }
   copy.library = cli_take((size_t)from->n_library, sizeof *copy.library);
@@ -98,15 +94,14 @@ static int unknown(const char *name, char *message, size_t size) {
 
 /* ---- words -----------------------------------------------------------------------------------*/
 
-static int one_of(const char *value, const char *choices, char *message, size_t size) {
-  const size_t n = strlen(value);
-  for (const char *c = choices; *c != 0;) {
-    const size_t m = strcspn(c, "|");
-    if (n == m && strncmp(c, value, n) == 0) return CLI_OK;
-    c += m + (c[m] == '|');
+bool settings_among(const char *word, const char *list) {
+  const size_t n = strlen(word);
+  for (; *list != 0; list += list[0] == '|') {
+    const size_t m = strcspn(list, "|");
+    if (n == m && strncmp(list, word, n) == 0) return true;
+    list += m;
   }
-  (void)snprintf(message, size, "'%s' is none of %s", value, choices);
-  return CLI_BAD;
+  return false;
 }
 
 static int method_form(const char *value, char *message, size_t size) {
@@ -122,6 +117,7 @@ static int method_form(const char *value, char *message, size_t size) {
 }
 
 static int word_form(const char *name, const char *value, char *message, size_t size) {
+  if (strcmp(name, "method") == 0) return method_form(value, message, size);
   if (strcmp(name, "lr-schedule") == 0) {
     lr_schedule parsed;
     return lr_parse(value, &parsed, message, size);
@@ -131,91 +127,38 @@ static int word_form(const char *name, const char *value, char *message, size_t 
     double moved[SCHEDULED];
     return schedule_at(value, base, 0, moved, message, size);
   }
-  static const char *const choices[][2] = {{"optimizer", "sgd|adamw"},
-                                           {"augment", "auto|none|crop|flip|crop+flip"},
-                                           {"fisher", "empirical|sampled"},
-                                           {"adjust-momentum", "none|ratio|proportional"},
-                                           {"rescale-weights", "none|shrink|always"},
-                                           {"damping-rule", "none|keep-ratio"}};
-  size_t i = 0;
-  while (strcmp(name, choices[i][0]) != 0) /* every row of kind WORD is in the list */
-    i++;
-  return one_of(value, choices[i][1], message, size);
+  static const char *const choice[][2] = {{"optimizer", "sgd|adamw"},
+                                          {"augment", "auto|none|crop|flip|crop+flip"},
+                                          {"fisher", "empirical|sampled"},
+                                          {"adjust-momentum", "none|ratio|proportional"},
+                                          {"rescale-weights", "none|shrink|always"},
+                                          {"damping-rule", "none|keep-ratio"}};
+  for (size_t i = 0; i < sizeof choice / sizeof choice[0]; i++) {
+    if (strcmp(name, choice[i][0]) != 0 || settings_among(value, choice[i][1])) continue;
+    (void)snprintf(message, size, "'%s' is none of %s", value, choice[i][1]);
+    return CLI_BAD;
+  }
+  return CLI_OK;
 }
 
 /* ---- one value -------------------------------------------------------------------------------*/
 
-static bool read_real(const char *text, double *out) {
-  char *end = NULL;
-  *out = strtod(text, &end);
-  return end != text && *end == 0;
-}
-
-static int set_real(settings *s, const settings_row *row, const char *value, char *message,
-                    size_t size) {
-  double v = -1.0;
-  const bool own = row->kind == SETTINGS_OWN && strcmp(value, "default") == 0;
-  if (!own && (!read_real(value, &v) || !(v >= row->lower && v <= row->upper))) {
-    const bool open = row->upper > 0.999 && row->upper < 1.0; /* %g would print 1 */
-    (void)snprintf(message, size, "'%s' is no number from %g to %s%g", value, row->lower,
-                   open ? "below " : "", open ? 1.0 : row->upper);
-    return CLI_BAD;
-  }
-  *(double *)place(s, row) = v;
-  return CLI_OK;
-}
-
-static int set_int(settings *s, const settings_row *row, const char *value, char *message,
-                   size_t size) {
-  char *end = NULL;
-  errno = 0;
-  const long long v = strtoll(value, &end, 10);
-  if (end == value || *end != 0 || errno != 0 || (double)v < row->lower || (double)v > row->upper) {
-    (void)snprintf(message, size, "'%s' is no whole number from %.0f to %.0f", value, row->lower,
-                   row->upper);
-    return CLI_BAD;
-  }
-  *(int64_t *)place(s, row) = v;
-  return CLI_OK;
-}
-
-static int set_bool(settings *s, const settings_row *row, const char *value, char *message,
-                    size_t size) {
-  static const char *const word[2][4] = {{"false", "0", "off", "no"}, {"true", "1", "on", "yes"}};
-  for (int v = 0; v < 2; v++) {
-    for (int i = 0; i < 4; i++) {
-      if (strcmp(value, word[v][i]) != 0) continue;
-      *(bool *)place(s, row) = v == 1;
-      return CLI_OK;
-    }
-  }
-  (void)snprintf(message, size, "'%s' is neither true nor false", value);
-  return CLI_BAD;
-}
-
+/* Set a setting of the trainer.  Setting one of epochs and steps resets the other. */
 static int set_own(settings *s, const settings_row *row, const char *value, char *message,
                    size_t size) {
+  const bool computed = row->kind == CLI_REAL && strcmp(row->standard, "default") == 0;
   int rc = CLI_OK;
-  switch (row->kind) {
-  case SETTINGS_TEXT:
-  case SETTINGS_WORD:
-    if (row->kind == SETTINGS_WORD) rc = word_form(row->name, value, message, size);
-    if (strcmp(row->name, "method") == 0) rc = method_form(value, message, size);
+  if (row->kind == CLI_TEXT) {
+    rc = word_form(row->name, value, message, size);
     if (rc == CLI_OK) put_text(s, row, value);
-    return rc;
-  case SETTINGS_REAL:
-  case SETTINGS_OWN:
-    rc = set_real(s, row, value, message, size);
-    if (rc == CLI_OK && strcmp(row->name, "epochs") == 0 && s->epochs > 0.0) s->steps = 0;
-    return rc;
-  case SETTINGS_INT:
-    rc = set_int(s, row, value, message, size);
-    if (rc == CLI_OK && strcmp(row->name, "steps") == 0 && s->steps > 0) s->epochs = 0.0;
-    return rc;
-  case SETTINGS_BOOL:
-    return set_bool(s, row, value, message, size);
+  } else if (computed && strcmp(value, "default") == 0) {
+    *(double *)place(s, row) = -1.0;
+  } else {
+    rc = cli_parse(row->kind, value, row->lower, row->upper, place(s, row), message, size);
   }
-  return CLI_BAD;
+  if (strcmp(row->name, "epochs") == 0 && s->epochs > 0.0) s->steps = 0;
+  if (strcmp(row->name, "steps") == 0 && s->steps > 0) s->epochs = 0.0;
+  return rc;
 }
 
 static int set_library(settings *s, const char *name, const char *value, char *message,
@@ -260,10 +203,11 @@ int settings_put(settings *s, const char *name, const char *value, char *message
   return set_library(s, info.name, value, message, size);
 }
 
-int settings_set(settings *s, const char *name, const char *value) {
-  char message[MESSAGE] = "";
+int settings_set(settings *s, const char *where, const char *name, const char *value) {
+  char message[CLI_MESSAGE] = "";
   if (settings_put(s, name, value, message, sizeof message) == CLI_OK) return CLI_OK;
-  return cli_bad("--%s: %s", name, message);
+  return cli_bad("%s%s%s: %s", where != NULL ? where : "--", where != NULL ? ": " : "", name,
+                 message);
 }
 
 int settings_given(settings *s, const cli_setting *given, int n) {
@@ -272,7 +216,7 @@ int settings_given(settings *s, const cli_setting *given, int n) {
   for (int i = 0; i < n && rc == CLI_OK; i++) {
     epochs = epochs || strcmp(given[i].name, "epochs") == 0;
     steps = steps || strcmp(given[i].name, "steps") == 0;
-    rc = settings_set(s, given[i].name, given[i].value);
+    rc = settings_set(s, NULL, given[i].name, given[i].value);
   }
   if (rc == CLI_OK && epochs && steps) rc = cli_bad("--steps: give it or --epochs, not both");
   if (rc == CLI_OK && steps && s->steps == 0) rc = cli_bad("--steps: expected at least 1");
@@ -281,7 +225,7 @@ int settings_given(settings *s, const cli_setting *given, int n) {
 }
 
 void settings_init(settings *s) {
-  char message[MESSAGE] = "";
+  char message[CLI_MESSAGE] = "";
   memset(s, 0, sizeof *s);
   for (int i = 0; i < settings_rows_count; i++)
     (void)set_own(s, &settings_rows[i], settings_rows[i].standard, message, sizeof message);
@@ -299,25 +243,16 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
   const settings_row *row = settings_find(name);
   if (row == NULL) return false;
   const void *at = place(s, row);
-  switch (row->kind) {
-  case SETTINGS_TEXT:
-  case SETTINGS_WORD:
+  if (row->kind == CLI_TEXT) {
     (void)snprintf(value, size, "%s", *(char *const *)at);
-    break;
-  case SETTINGS_REAL:
-  case SETTINGS_OWN:
-    if (*(const double *)at < 0.0) {
-      (void)snprintf(value, size, "default");
-    } else {
-      settings_write_real(*(const double *)at, value, size);
-    }
-    break;
-  case SETTINGS_INT:
+  } else if (row->kind == CLI_WHOLE) {
     (void)snprintf(value, size, "%lld", (long long)*(const int64_t *)at);
-    break;
-  case SETTINGS_BOOL:
+  } else if (row->kind == CLI_FLAG) {
     (void)snprintf(value, size, "%s", *(const bool *)at ? "true" : "false");
-    break;
+  } else if (*(const double *)at < 0.0) {
+    (void)snprintf(value, size, "default");
+  } else {
+    settings_write_real(*(const double *)at, value, size);
   }
   return true;
 }

@@ -8,41 +8,17 @@
 #define SETTINGS_H
 
 #include "common/cli.h"
+#include "settings_table.h"
+
+typedef char *settings_TEXT;
+typedef double settings_REAL;
+typedef int64_t settings_WHOLE;
+typedef bool settings_FLAG;
 
 typedef struct settings {
-  char *data, *model;
-  char *method;    /* "sgd", "adamw" (no curvature), or a method of the library */
-  char *optimizer; /* "sgd" or "adamw": the update, if `method` is one of the library */
-  double epochs;   /* 0: use steps; setting one of the two resets the other */
-  int64_t steps;   /* 0: use epochs */
-  int64_t batch;   /* samples of a micro-batch, over all ranks */
-  double lr;       /* negative: the default of the method */
-  double momentum, beta1, beta2, eps, weight_decay, label_smoothing, dropout;
-  bool nesterov, decoupled;
-  char *lr_schedule;  /* see lr.h */
-  double warm_up;     /* epochs of linear increase from 0 */
-  char *augment;      /* auto | none | crop | flip | crop+flip */
-  char *fisher;       /* labels for the statistics */
-  int64_t validation; /* training samples held out for testing */
-  int64_t seed;
-  char *out;                /* DIR, "" none */
-  int64_t checkpoint_every; /* steps; 0: only at the end */
-  int64_t log_every;        /* steps between "step" lines of log.jsonl */
-  bool resume;
-  int64_t acc_iters;     /* micro-batches of a step, `batch` samples each */
-  char *adjust_momentum; /* none | ratio | proportional                   */
-  char *rescale_weights; /* none | shrink | always                        */
-  double mixup_alpha;    /* 0: no mixup                     */
-  bool running_mixup;
-  double erase_rate, erase_area_low, erase_area_high, erase_aspect_low;
-  char *damping_rule;     /* none | keep-ratio */
-  char *schedule;         /* see schedule.h; "": none */
-  double average_weights; /* epochs; 0: not */
-  int64_t average_every;  /* steps; 0: an epoch */
-  double average_lr;      /* negative: the schedule's */
-  double bucket_mb;       /* size of gradient messages between ranks, MB */
-  bool checkpoint_parts;  /* every rank writes its part of the state */
-  bool own_batches;       /* ng_batch.whole stays 0 */
+#define FIELD(kind, field, name, takes, standard, lower, upper, shapes, help) settings_##kind field;
+  SETTINGS_TABLE(FIELD)
+#undef FIELD
   /* options of the library, in the order given; the method comes first */
   int n_library;
   struct {
@@ -54,9 +30,11 @@ void settings_init(settings *s); /* defaults; the method from NG_METHOD, if set 
 void settings_copy(settings *to, const settings *from);
 void settings_free(settings *s);
 
-/* Set one setting by name, with '-' or '_'. CLI_BAD after a message with the nearest name or the bounds; then
- * nothing changed. */
-int settings_set(settings *s, const char *name, const char *value);
+/* Set one setting by its name, with '-' or '_'.  CLI_BAD: nothing changed, and `message`, without the name, has the
+ * nearest name or the bounds. */
+int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
+/* The same; print the message after "WHERE: NAME: " (NULL: "--NAME: "). */
+int settings_set(settings *s, const char *where, const char *name, const char *value);
 /* Apply settings of a command line in order: only one of epochs and steps, above 0. */
 int settings_given(settings *s, const cli_setting *given, int n);
 /* The value of a setting as text that settings_set accepts; false: unknown name. */
@@ -66,6 +44,8 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
 int settings_check(const settings *s);
 /* The options for ng_precond_create_from: method, then NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options **out);
+/* Is the word in the list "a|b|c"? */
+bool settings_among(const char *word, const char *list);
 /* The canonical name of a setting or library option; NULL: unknown. */
 const char *settings_name(const char *name);
 /* Do two names denote the same setting? Spellings and short names are equal. */
@@ -90,5 +70,24 @@ int settings_text(const settings *s, const char *path, char **text);
 /* May a run that began as `was` continue as `now`? CLI_BAD names the first setting that differs and may not
  * change, and the file `path` of `now` (NULL: the command line); `where` names the file of `was`. */
 int settings_same(const settings *was, const settings *now, const char *path, const char *where);
+
+/* ---- the table as an array -------------------------------------------------------------------*/
+
+typedef struct settings_row {
+  cli_kind kind;
+  const char *name, *standard;
+  double lower, upper;
+  size_t offset; /* in `settings` */
+  bool shapes;
+} settings_row;
+
+extern const settings_row settings_rows[];
+extern const int settings_rows_count;
+
+const settings_row *settings_find(const char *name); /* or NULL */
+/* Return the first setting that was changed but does not apply to the method, or NULL. */
+const settings_row *settings_inapplicable(const settings *s);
+/* Write `v` with 15 digits if these give the same number, else with 17. */
+void settings_write_real(double v, char *text, size_t size);
 
 #endif

@@ -1,17 +1,13 @@
 /* settings_check.c: check settings against each other and the library; build the options of the library; compare
  * the settings of a resumed run. */
 #include "schedule.h"
-#include "settings_table.h"
+#include "settings.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MESSAGE = 512 };
-
-bool settings_first_order(const settings *s) {
-  return strcmp(s->method, "sgd") == 0 || strcmp(s->method, "adamw") == 0;
-}
+bool settings_first_order(const settings *s) { return settings_among(s->method, "sgd|adamw"); }
 
 bool settings_adamw(const settings *s) {
   return strcmp(settings_first_order(s) ? s->method : s->optimizer, "adamw") == 0;
@@ -19,26 +15,17 @@ bool settings_adamw(const settings *s) {
 
 int64_t settings_samples(const settings *s) { return s->batch * s->acc_iters; }
 
-static bool among(const char *name, const char *const *list, size_t n) {
-  for (size_t i = 0; i < n; i++) {
-    if (strcmp(name, list[i]) == 0) return true;
-  }
-  return false;
-}
-
 /* Library options that also apply without curvature. */
 static bool for_all(const char *option) { return strcmp(option, "quantify") == 0; }
 
 bool settings_knows(const settings *s, const char *name) {
-  static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
-  static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  static const char *const curvature[] = {"fisher", "optimizer", "damping_rule", "schedule"};
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
   if (settings_find(name) == NULL) return !first_order || for_all(spelt); /* a library option */
-  if (first_order && among(spelt, curvature, sizeof curvature / sizeof *curvature)) return false;
-  return settings_adamw(s) ? !among(spelt, sgd, 4) : !among(spelt, adamw, 3);
+  if (first_order && settings_among(spelt, "fisher|optimizer|damping_rule|schedule")) return false;
+  return !settings_among(spelt, settings_adamw(s) ? "momentum|nesterov|decoupled|adjust_momentum"
+                                                  : "beta1|beta2|eps");
 }
 
 static int options_of(const settings *s, ng_options **out, char *message, size_t size) {
@@ -72,7 +59,7 @@ static bool is_of(const settings *s, const char *family) {
  * 0.0003 on neither; 0.0001 is safe. */
 double settings_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001, small = 0.0001;
-  char message[MESSAGE], function[32] = "";
+  char message[CLI_MESSAGE], function[32] = "";
   const bool rankone = is_of(s, "rankone");
   ng_options *o = NULL;
   if (s->lr >= 0.0) return s->lr;
@@ -84,17 +71,17 @@ double settings_lr(const settings *s) {
     function[0] = 0;
   ng_options_destroy(&o);
   if (rankone) return sgd * damping;
-  return strcmp(function, "mfac") == 0 || strcmp(function, "adam") == 0 ? small : sgd;
+  return settings_among(function, "mfac|adam") ? small : sgd;
 }
 
 int settings_options(const settings *s, ng_options **out) {
-  char message[MESSAGE] = "";
+  char message[CLI_MESSAGE] = "";
   if (options_of(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
   return cli_bad("%s", message);
 }
 
 void settings_base(const settings *s, double base[SCHEDULED]) {
-  char message[MESSAGE];
+  char message[CLI_MESSAGE];
   ng_options *o = NULL;
   memset(base, 0, SCHEDULED * sizeof *base);
   if (settings_first_order(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return;
@@ -120,7 +107,7 @@ const settings_row *settings_inapplicable(const settings *s) {
 /* The library accepts options without effect, as ng_set or a layer may make them effective later; the trainer does
  * neither. */
 bool settings_idle(const settings *s, const char *name, char *needs, size_t size) {
-  char message[MESSAGE];
+  char message[CLI_MESSAGE];
   ng_option_info info;
   ng_options *o = NULL;
   if (settings_first_order(s) || settings_find(name) != NULL || !cli_option_find(name, &info) ||
@@ -135,7 +122,7 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
 static int check_damping_rule(const settings *s, const ng_options *o) {
   const double base[SCHEDULED] = {1, 1, 1, 1, 1};
   double value[SCHEDULED];
-  char message[MESSAGE];
+  char message[CLI_MESSAGE];
   if (strcmp(s->damping_rule, "none") == 0) return CLI_OK;
   if (ng_options_idle(o, "damping", message, sizeof message) == NG_OK && message[0] != 0)
     return cli_bad("--damping-rule: method %s has no damping", s->method);
@@ -193,7 +180,7 @@ int settings_check(const settings *s) {
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
   int rc = settings_options(s, &o);
   if (rc == CLI_OK && s->schedule[0] != 0) {
-    char message[MESSAGE] = "";
+    char message[CLI_MESSAGE] = "";
     rc = schedule_check(s->schedule, o, message, sizeof message);
     if (rc != CLI_OK) rc = cli_bad("--schedule: %s", message);
   }
@@ -211,13 +198,10 @@ static bool same_data(const char *was, const char *now) {
 
 /* Options about where results are stored and computed; they do not change results (ng_load). */
 static bool only_moves(const char *option, const char *was, const char *now) {
-  static const char *const all[] = {"placement", "colocate", "grad_worker_fraction"};
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-    if (strcmp(option, all[i]) == 0) return true;
-  }
-  const bool from = strcmp(was, "all") == 0 || strcmp(was, "sharded") == 0;
-  const bool to = strcmp(now, "all") == 0 || strcmp(now, "sharded") == 0;
-  return strcmp(option, "statistics") == 0 && from && to;
+  static const char whole[] = "all|sharded";
+  if (settings_among(option, "placement|colocate|grad_worker_fraction")) return true;
+  return strcmp(option, "statistics") == 0 && settings_among(was, whole) &&
+         settings_among(now, whole);
 }
 
 /* The first difference. */

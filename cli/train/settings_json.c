@@ -4,19 +4,14 @@
  *
  * A written file gives the same run when read: it has all options of the library, so that other defaults or
  * environments have no effect. */
-#include "settings_table.h"
+#include "settings.h"
 #include "disk.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE = 512, VALUE = 4096 };
-
-/* Information for readers, no settings. */
-static bool about(const char *name) {
-  return strcmp(name, "schema") == 0 || strcmp(name, "natgrad") == 0;
-}
+enum { VALUE = 4096 };
 
 /* The value as command-line text; NULL: neither text nor number nor flag. */
 static const char *text_of(const ngio_value *v, char *text, size_t size) {
@@ -48,15 +43,15 @@ int settings_parse(settings *s, const char *text, const char *path) {
   bool epochs = false, steps = false;
   for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
     const char *name = v->key;
-    char number[64], message[MESSAGE] = "";
+    char number[64];
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
-    if (rc != CLI_OK || about(name)) continue;
+    if (rc != CLI_OK || settings_among(name, "schema|natgrad")) continue; /* for readers */
     const char *value = text_of(v, number, sizeof number);
     if (value == NULL) {
       rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
-    } else if (settings_put(s, name, value, message, sizeof message) != CLI_OK) {
-      rc = cli_bad("%s: %s: %s", path, name, message);
+    } else {
+      rc = settings_set(s, path, name, value);
     }
     for (const ngio_value *w = ngio_first(o); w != v && rc == CLI_OK; w = ngio_next(o, w)) {
       if (settings_same_name(w->key, name))
@@ -103,7 +98,7 @@ int settings_text(const settings *s, const char *path, char **text) {
   ngio_out out = {.indent = 1};
   *text = NULL;
   if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
-  settings full = *s; /* only looked at */
+  settings full = *s; /* a shallow copy, never freed */
   full.lr = settings_lr(s);
   const int v = ng_version();
   cli_build_value("commit", commit, sizeof commit);
@@ -114,11 +109,9 @@ int settings_text(const settings *s, const char *path, char **text) {
   ngio_put_text(&out, "natgrad", version);
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (strcmp(row->name, "resume") == 0)
-      continue; /* it tells how the run started, not how it trains */
+    if (strcmp(row->name, "resume") == 0) continue; /* does not change the training */
     (void)settings_get(&full, row->name, value, sizeof value);
-    add(&out, row->name, value,
-        row->kind == SETTINGS_TEXT || row->kind == SETTINGS_WORD || strcmp(value, "default") == 0);
+    add(&out, row->name, value, row->kind == CLI_TEXT || strcmp(value, "default") == 0);
   }
   add_library(&out, s, o);
   ng_options_destroy(&o);

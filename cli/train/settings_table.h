@@ -1,24 +1,18 @@
-/* settings_table.h: the table of settings, as a list of macros:
+/* settings_table.h: the settings of a training run, as a list of macros:
  *
- *   static const cli_option own[] = {
- *   #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) \
- *       {name, takes, help},
- *       SETTINGS_TABLE(ROW)
- *   #undef ROW
- *       {"quiet", NULL, "..."},
- *   };
+ *   #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) ...
+ *   SETTINGS_TABLE(ROW)
  *
- * kind      TEXT; WORD (a text that word_form checks); REAL; OWN (a real, or "default", stored as -1); INT; BOOL
- * (a flag)
- * takes     the value in the help; NULL: a flag
+ * kind      TEXT; REAL; WHOLE; FLAG
+ * takes     the name of the value in the help; NULL: a flag
+ * standard  the default value; "default" of a REAL: stored as -1, the trainer computes the value
  * lower     inclusive, as is upper
  * shapes    1: a resumed run must have the same value
  *
- * To add a setting: a field in `settings`, a row here, a line in tests/t_settings.c. */
+ * To add a setting: a row here, a line in tests/t_settings.c; if a text has a fixed set of words, a row in
+ * word_form (settings.c). */
 #ifndef SETTINGS_TABLE_H
 #define SETTINGS_TABLE_H
-
-#include "settings.h"
 
 #define SETTINGS_MANY 1e15 /* every whole number up to this is a double */
 
@@ -27,49 +21,49 @@
   X(TEXT, data, "data", "SPEC", "digits", 0, 0, 1, "the data set, see above (digits)")             \
   X(TEXT, model, "model", "NAME", "mlp", 0, 0, 1,                                                  \
     "the network; `natgrad train --models` lists them (mlp)")                                      \
-  X(WORD, optimizer, "optimizer", "NAME", "sgd", 0, 0, 1,                                          \
+  X(TEXT, optimizer, "optimizer", "NAME", "sgd", 0, 0, 1,                                          \
     "sgd | adamw: the update of a method of the library (sgd)")                                    \
   X(REAL, epochs, "epochs", "E", "10", 0, 1e6, 0, "passes over the data (10)")                     \
-  X(INT, steps, "steps", "N", "0", 0, SETTINGS_MANY, 0, "steps, instead of epochs")                \
-  X(INT, batch, "batch", "N", "64", 1, 1 << 20, 1,                                                 \
+  X(WHOLE, steps, "steps", "N", "0", 0, SETTINGS_MANY, 0, "steps, instead of epochs")              \
+  X(WHOLE, batch, "batch", "N", "64", 1, 1 << 20, 1,                                               \
     "samples of a step, or of each micro-batch (64); an incomplete batch at the end of "           \
     "an epoch is left out")                                                                        \
-  X(OWN, lr, "lr", "R", "default", 0, 1e6, 1,                                                      \
+  X(REAL, lr, "lr", "R", "default", 0, 1e6, 1,                                                     \
     "learning rate (0.03 with the sgd update, times damping for eva, 0.0001 for windows "          \
     "of mfac and topk-adam; 0.001 with adamw)")                                                    \
   X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1, "momentum of the sgd update (0.9)")   \
-  X(BOOL, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov momentum")                       \
+  X(FLAG, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov momentum")                       \
   X(REAL, beta1, "beta1", "R", "0.9", 0, 0.9999999, 1, "of the adamw update (0.9)")                \
   X(REAL, beta2, "beta2", "R", "0.999", 0, 0.9999999, 1, "of the adamw update (0.999)")            \
   X(REAL, eps, "eps", "R", "1e-08", 0, 1, 1, "of the adamw update (1e-8)")                         \
   X(REAL, weight_decay, "weight-decay", "R", "0", 0, 1e3, 1, "weight decay of all parameters (0)") \
-  X(BOOL, decoupled, "decoupled", NULL, "false", 0, 0, 1,                                          \
+  X(FLAG, decoupled, "decoupled", NULL, "false", 0, 0, 1,                                          \
     "decoupled weight decay with the sgd update, as in adamw")                                     \
   X(REAL, label_smoothing, "label-smoothing", "R", "0", 0, 0.9999999, 1,                           \
     "part of a label spread over all classes (0)")                                                 \
-  X(OWN, dropout, "dropout", "R", "default", 0, 0.9999999, 1,                                      \
+  X(REAL, dropout, "dropout", "R", "default", 0, 0.9999999, 1,                                     \
     "dropout rate (the default of the model)")                                                     \
-  X(WORD, lr_schedule, "lr-schedule", "S", "linear", 0, 0, 1,                                      \
+  X(TEXT, lr_schedule, "lr-schedule", "S", "linear", 0, 0, 1,                                      \
     "schedule of lr, see above (linear)")                                                          \
   X(REAL, warm_up, "warm-up", "E", "0", 0, 1e6, 1, "epochs of linear increase of lr from 0 (0)")   \
-  X(WORD, augment, "augment", "HOW", "auto", 0, 0, 1,                                              \
+  X(TEXT, augment, "augment", "HOW", "auto", 0, 0, 1,                                              \
     "auto | none | crop | flip | crop+flip (auto: crop+flip for CIFAR, images)")                   \
-  X(WORD, fisher, "fisher", "WHOSE", "empirical", 0, 0, 1,                                         \
+  X(TEXT, fisher, "fisher", "WHOSE", "empirical", 0, 0, 1,                                         \
     "empirical | sampled: labels for the statistics (empirical)")                                  \
-  X(INT, checkpoint_every, "checkpoint-every", "N", "0", 0, SETTINGS_MANY, 0,                      \
+  X(WHOLE, checkpoint_every, "checkpoint-every", "N", "0", 0, SETTINGS_MANY, 0,                    \
     "steps between checkpoints in DIR (0: one at the end)")                                        \
-  X(INT, log_every, "log-every", "N", "10", 1, SETTINGS_MANY, 0,                                   \
+  X(WHOLE, log_every, "log-every", "N", "10", 1, SETTINGS_MANY, 0,                                 \
     "steps between \"step\" lines of DIR/log.jsonl (10)")                                          \
-  X(INT, acc_iters, "acc-iters", "N", "1", 1, 1 << 20, 1,                                          \
+  X(WHOLE, acc_iters, "acc-iters", "N", "1", 1, 1 << 20, 1,                                        \
     "micro-batches of a step, each of --batch samples; gradients and statistics are "              \
     "averaged (1)")                                                                                \
-  X(WORD, adjust_momentum, "adjust-momentum", "HOW", "none", 0, 0, 1,                              \
+  X(TEXT, adjust_momentum, "adjust-momentum", "HOW", "none", 0, 0, 1,                              \
     "none | ratio | proportional: momentum that follows lr, see above (none)")                     \
-  X(WORD, rescale_weights, "rescale-weights", "WHEN", "none", 0, 0, 1,                             \
+  X(TEXT, rescale_weights, "rescale-weights", "WHEN", "none", 0, 0, 1,                             \
     "none | shrink | always: weights to the norm sqrt(2 outputs) after a step (none)")             \
   X(REAL, mixup_alpha, "mixup-alpha", "R", "0", 0, 4, 1,                                           \
     "mix samples with the previous batch, weights from Beta(R, R) (0: off)")                       \
-  X(BOOL, running_mixup, "running-mixup", NULL, "false", 0, 0, 1,                                  \
+  X(FLAG, running_mixup, "running-mixup", NULL, "false", 0, 0, 1,                                  \
     "mix with the previous batch after mixing")                                                    \
   X(REAL, erase_rate, "erase-rate", "R", "0", 0, 1, 1,                                             \
     "part of the training images with an erased rectangle (0)")                                    \
@@ -78,9 +72,9 @@
   X(REAL, erase_area_high, "erase-area-high", "R", "0.25", 0, 1, 1, "largest area (0.25)")         \
   X(REAL, erase_aspect_low, "erase-aspect-low", "R", "0.3", 0.001, 1, 1,                           \
     "smallest ratio of its sides, up to 1, or the inverse (0.3)")                                  \
-  X(WORD, damping_rule, "damping-rule", "HOW", "none", 0, 0, 1,                                    \
+  X(TEXT, damping_rule, "damping-rule", "HOW", "none", 0, 0, 1,                                    \
     "none | keep-ratio: damping follows lr as damping lr / --lr (none)")                           \
-  X(WORD, schedule, "schedule", "S", "", 0, 0, 1,                                                  \
+  X(TEXT, schedule, "schedule", "S", "", 0, 0, 1,                                                  \
     "options that change with the step t, entries separated by blanks: NAME*F@T1,T2 (the initial " \
     "value times F at each step T), NAME*=F@T1,T2 (the current value times F, periods cut to "     \
     "whole steps), stat_decay~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N (damping "            \
@@ -91,58 +85,28 @@
 #define SETTINGS_SINGLE(X)                                                                         \
   X(TEXT, method, "method", "NAME", "natgrad", 0, 0, 1,                                            \
     "sgd, adamw, or a method of `natgrad info --methods` (natgrad)")                               \
-  X(INT, validation, "validation", "N", "0", 0, SETTINGS_MANY, 1,                                  \
+  X(WHOLE, validation, "validation", "N", "0", 0, SETTINGS_MANY, 1,                                \
     "training samples held out for testing (0)")                                                   \
-  X(INT, seed, "seed", "N", "1", 0, SETTINGS_MANY, 1, "seed of all random numbers (1)")            \
+  X(WHOLE, seed, "seed", "N", "1", 0, SETTINGS_MANY, 1, "seed of all random numbers (1)")          \
   X(TEXT, out, "out", "DIR", "", 0, 0, 0,                                                          \
     "the folder of the run: config.json, log.jsonl, checkpoint-STEP.safetensors")                  \
-  X(BOOL, resume, "resume", NULL, "false", 0, 0, 0,                                                \
+  X(FLAG, resume, "resume", NULL, "false", 0, 0, 0,                                                \
     "continue from the checkpoint in DIR, with the same bits")                                     \
   X(REAL, average_weights, "average-weights", "E", "0", 0, 1e6, 1,                                 \
     "from epoch E on average the weights; tested at the end, in DIR/average.safetensors (0: not)") \
-  X(INT, average_every, "average-every", "N", "0", 0, SETTINGS_MANY, 1,                            \
+  X(WHOLE, average_every, "average-every", "N", "0", 0, SETTINGS_MANY, 1,                          \
     "after every step that N divides (0: at the end of every epoch)")                              \
-  X(OWN, average_lr, "average-lr", "R", "default", 0, 1e6, 1,                                      \
+  X(REAL, average_lr, "average-lr", "R", "default", 0, 1e6, 1,                                     \
     "lr from epoch E on (the schedule's)")                                                         \
   X(REAL, bucket_mb, "bucket-mb", "MB", "1", 0, 1e6, 0,                                            \
     "ranks sum gradients in messages of at most so many MB, of whole parameters, while backward "  \
     "goes on (1)")                                                                                 \
-  X(BOOL, checkpoint_parts, "checkpoint-parts", NULL, "false", 0, 0, 0,                            \
+  X(FLAG, checkpoint_parts, "checkpoint-parts", NULL, "false", 0, 0, 0,                            \
     "every rank writes its part of the library's state; DIR is shared by all ranks")               \
-  X(BOOL, own_batches, "own-batches", NULL, "false", 0, 0, 1,                                      \
+  X(FLAG, own_batches, "own-batches", NULL, "false", 0, 0, 1,                                      \
     "a rank's samples are a batch of their own for stat_batch, published scales and "              \
     "damping_leak, as in the published programs; losses then depend on the number of ranks")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
-
-/* ---- the table as an array, for settings*.c and compare*.c -------------------------------------*/
-
-typedef enum settings_kind {
-  SETTINGS_TEXT,
-  SETTINGS_WORD,
-  SETTINGS_REAL,
-  SETTINGS_OWN,
-  SETTINGS_INT,
-  SETTINGS_BOOL
-} settings_kind;
-
-typedef struct settings_row {
-  settings_kind kind;
-  const char *name, *standard;
-  double lower, upper;
-  size_t offset; /* offset in `settings` */
-  bool shapes;
-} settings_row;
-
-extern const settings_row settings_rows[];
-extern const int settings_rows_count;
-
-const settings_row *settings_find(const char *name); /* or NULL */
-/* The first setting that was changed but does not apply to the method; NULL: none. */
-const settings_row *settings_inapplicable(const settings *s);
-/* settings_set without output: the reason, without the name, goes to `message`. */
-int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
-/* 15 digits if they give the same number, else 17. */
-void settings_write_real(double v, char *text, size_t size);
 
 #endif

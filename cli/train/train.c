@@ -5,7 +5,6 @@
 #include "disk.h"
 #include "launch.h"
 #include "nn/models.h"
-#include "settings_table.h"
 #include "train.h"
 
 #include <stdio.h>

@@ -49,7 +49,7 @@ prune 2 "natgrad: prune: unexpected argument 'copy'" run copy
 prune 2 'natgrad: prune: --sparsity is missing*' run --out x
 prune 2 'natgrad: prune: --out FILE is missing' run --sparsity 0.5
 for sparsity in 1 -0.1 nan 0.5x; do
-  prune 2 "natgrad: --sparsity: '$sparsity' is no number from 0 to 0.999999" run "--sparsity=$sparsity" --out x
+  prune 2 "natgrad: --sparsity: '$sparsity' is no number from 0 to below 1" run "--sparsity=$sparsity" --out x
 done
 prune 2 'natgrad: --sparsity: 0.5, but 0.979* of the weights are 0 already' run --weights mfac.safetensors --sparsity 0.5 --out x
 prune 2 "natgrad: --score: expected mfac or magnitude, got 'obs'" run --score obs
