@@ -257,7 +257,7 @@ static void lists(void **state) {
   } wrong[] = {
       {"", "natgrad: --methods: expected name or name:option=value, separated by ','\n"},
       {"sgd,", "natgrad: --methods: expected name or name:option=value, separated by ','\n"},
-      {"lr=3,sgd", "natgrad: --methods: 'lr=3' stands before any method\n"},
+      {"lr=3,sgd", "natgrad: --methods: 'lr=3' needs a method before it\n"},
       {"sgd,kasia", "natgrad: --methods: unknown method 'kasia'; the nearest is kaisa\n"},
       {"sgd:", "natgrad: --methods: sgd: '', expected option=value\n"},
       {"sgd:lr", "natgrad: --methods: sgd: 'lr', expected option=value\n"},

@@ -75,7 +75,7 @@ static int make_folder(run *r, const char *config, const char *log) {
   if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   if (disk_exists(config) || disk_exists(log)) {
-    return cli_bad("--out: %s holds a run; --resume goes on with it", r->s->out);
+    return cli_bad("--out: %s has a run; --resume continues it", r->s->out);
   }
   const int rc = checkpoint_find(r->s->out, &step, NULL);
   return rc == CLI_OK ? from_the_start(r, config, log) : rc;

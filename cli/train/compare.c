@@ -11,19 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct wish {
-  const char *methods, *out;
-  int64_t seeds, validation, grid_seeds; /* 0: not given */
-  double grid_epochs, target;
-  bool resume, quiet;
-} wish;
-
 /* ---- the plan --------------------------------------------------------------------------------*/
 
-static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
-  const char *needs = w->validation > 0    ? "validation"
-                      : w->grid_epochs > 0 ? "grid-epochs"
-                      : w->grid_seeds > 0  ? "grid-seeds"
+static int read_plan(compare_plan *p, const cli_args *args) {
+  const char *needs = p->validation > 0    ? "validation"
+                      : p->grid_epochs > 0 ? "grid-epochs"
+                      : p->grid_seeds > 0  ? "grid-seeds"
                                            : NULL;
   int rc = CLI_OK;
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
@@ -36,18 +29,19 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
   /* Every run has a folder, set by one_run. */
   if (rc == CLI_OK) rc = settings_set(&p->base, NULL, "out", "runs");
   if (rc == CLI_OK && p->grids == 0 && needs != NULL) rc = cli_bad("--%s: needs --grid", needs);
-  if (rc == CLI_OK && w->methods == NULL) rc = cli_bad("compare: --methods is missing");
-  return rc == CLI_OK ? compare_methods(p, w->methods) : rc;
+  if (rc == CLI_OK && p->list == NULL) rc = cli_bad("compare: --methods is missing");
+  if (p->grid_seeds == 0) p->grid_seeds = 1;
+  return rc == CLI_OK ? compare_methods(p, p->list) : rc;
 }
 
-/* The default is ./compare-DATA-MODEL, with the name of the data, not its path. */
-static char *folder(const data_set *d, const settings *base, const char *given) {
+/* Return DIR; the default is ./compare-DATA-MODEL, with the name of the data, not its path. */
+static char *folder_of(const compare_plan *p, const data_set *d) {
   char name[512];
-  (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, base->model);
+  (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, p->base.model);
   for (char *c = name; *c != 0; c++) {
     if (*c == '/') *c = '-';
   }
-  return cli_copy(given != NULL ? given : name);
+  return cli_copy(p->out != NULL ? p->out : name);
 }
 
 /* Build the network once, to find its metric and whether it fits the data. */
@@ -56,15 +50,16 @@ static int find_metric(compare_plan *p, const data_set *d) {
   nn *net = NULL;
   const int rc = train_network(&p->base, d, NULL, &net, &reconstructs);
   nn_destroy(&net);
-  p->metric = reconstructs ? (d->test.n > 0 ? TEST_LOSS : TRAIN_LOSS)
-                           : (d->test.n > 0 ? TEST_ACCURACY : TRAIN_ACCURACY);
+  const bool tested = d->test.n > 0;
+  p->metric =
+      reconstructs ? (tested ? TEST_LOSS : TRAIN_LOSS) : (tested ? TEST_ACCURACY : TRAIN_ACCURACY);
   if (rc == CLI_OK && !reconstructs && p->target > 1.0)
     return cli_bad("--target: %g is no accuracy from 0 to 1", p->target);
   return rc;
 }
 
-/* Check the validation split and the batch before DIR is created. */
-static int split(compare_plan *p, const data_set *d) {
+/* Set the default size of the validation split; check the split and the batch. */
+static int check_split(compare_plan *p, const data_set *d) {
   if (p->grids > 0 && p->validation == 0) p->validation = d->train.n / 10;
   if (p->grids > 0 && (p->validation < 1 || p->validation >= d->train.n)) {
     return cli_bad("--validation: %lld samples, but %s has %d to train on",
@@ -79,7 +74,7 @@ static int split(compare_plan *p, const data_set *d) {
   return CLI_OK;
 }
 
-/* Check every method and every point of its grid before DIR is created. */
+/* Check every method and every point of its grid. */
 static int check_methods(const compare_plan *p, const data_set *d) {
   int rc = CLI_OK;
   for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
@@ -91,8 +86,8 @@ static int check_methods(const compare_plan *p, const data_set *d) {
 
 /* ---- runs ------------------------------------------------------------------------------------*/
 
-static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d, int done) {
-  char label[128], place[32];
+static int train_one(compare_plan *p, compare_method *m, int k, const data_set *d, int done) {
+  char label[128], place[48];
   settings s;
   const long long seed = (long long)p->base.seed + k;
   settings_copy(&s, &m->s);
@@ -100,7 +95,7 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
   free(s.out);
   s.out = compare_path(p, "runs/%s-seed%lld", m->label, seed);
   (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
-  (void)snprintf(place, sizeof place, "%d/%d", done, p->methods * p->seeds);
+  (void)snprintf(place, sizeof place, "%d/%d", done, p->methods * (int)p->seeds);
   const int rc = compare_run(p, &s, d, place, label, &m->run[k]);
   settings_free(&s);
   return rc;
@@ -111,12 +106,12 @@ static int stopped(const compare_plan *p, const char *what) {
   return CLI_NO;
 }
 
-static int all_runs(compare_plan *p, const data_set *d) {
-  const int all = p->methods * p->seeds;
+static int train_all(compare_plan *p, const data_set *d) {
+  const int all = p->methods * (int)p->seeds;
   int done = 0;
   for (int k = 0; k < p->seeds; k++) {
     for (int i = 0; i < p->methods; i++) {
-      const int rc = one_run(p, &p->method[i], k, d, done + 1);
+      const int rc = train_one(p, &p->method[i], k, d, done + 1);
       if (rc != CLI_OK) return rc;
       done += !p->method[i].run[k].stopped;
       if (train_interrupted() && done < all) {
@@ -129,67 +124,59 @@ static int all_runs(compare_plan *p, const data_set *d) {
   return CLI_OK;
 }
 
-static int compare(compare_plan *p, const char *out) {
+static int compare(compare_plan *p) {
   data_set d;
-  bool complete = true;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
   data_print_notes(&d);
-  char *dir = folder(&d, &p->base, out);
-  p->dir = dir;
+  p->dir = folder_of(p, &d);
   for (int i = 0; i < p->methods; i++)
     p->method[i].run = cli_take((size_t)p->seeds, sizeof(train_result));
   rc = find_metric(p, &d);
-  if (rc == CLI_OK) rc = split(p, &d);
+  if (rc == CLI_OK) rc = check_split(p, &d);
   if (rc == CLI_OK) rc = check_methods(p, &d);
   if (rc == CLI_OK) rc = compare_open(p);
   train_catch_signals();
-  if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p, &complete);
-  if (rc == CLI_OK && !complete) rc = stopped(p, "while tuning");
-  if (rc == CLI_OK) rc = all_runs(p, &d);
+  if (rc == CLI_OK && p->grids > 0) rc = compare_tune(p);
+  if (rc == CLI_OK && p->grids > 0 && train_interrupted()) rc = stopped(p, "while tuning");
+  if (rc == CLI_OK) rc = train_all(p, &d);
   if (rc == CLI_OK) rc = compare_report(p, &d);
   data_close(&d);
-  free(dir);
   return rc;
 }
 
 static int run(void *user, const cli_args *args) {
-  const wish *w = user;
-  compare_plan p = {.seeds = (int)w->seeds,
-                    .grid_seeds = w->grid_seeds > 0 ? (int)w->grid_seeds : 1,
-                    .validation = w->validation,
-                    .grid_epochs = w->grid_epochs,
-                    .target = w->target,
-                    .resume = w->resume,
-                    .quiet = w->quiet};
-  settings_init(&p.base);
-  p.notes = open_memstream(&p.note, &p.note_size);
-  int rc = p.notes == NULL ? cli_bad("compare: no memory") : read_plan(&p, w, args);
-  if (rc == CLI_OK) rc = compare(&p, w->out);
-  compare_plan_free(&p);
+  compare_plan *p = user;
+  settings_init(&p->base);
+  p->notes = open_memstream(&p->note, &p->note_size);
+  int rc = p->notes == NULL ? cli_bad("compare: no memory") : read_plan(p, args);
+  if (rc == CLI_OK) rc = compare(p);
+  compare_plan_free(p);
   return rc;
 }
 
-static const wish standard = {.seeds = 3, .target = (double)NAN};
+static const compare_plan standard = {.seeds = 3, .target = (double)NAN};
 static const cli_option own[] = {
     {"methods", "LIST", "name or name:option=value,option=value; separated by ','", CLI_TEXT,
-     .field = offsetof(wish, methods)},
-    {"seeds", "N", "runs of each method (3)", CLI_WHOLE, offsetof(wish, seeds), 1, COMPARE_SEEDS},
+     .field = offsetof(compare_plan, list)},
+    {"seeds", "N", "runs of each method (3)", CLI_WHOLE, offsetof(compare_plan, seeds), 1,
+     COMPARE_SEEDS},
     {"grid", "OPTION=A,B,C", "tune every method on it first; given again: the product",
      .kind = CLI_OWN},
     {"grid-epochs", "E", "epochs of a tuning run (as the other runs)", CLI_REAL,
-     offsetof(wish, grid_epochs), 1e-6, 1e6},
+     offsetof(compare_plan, grid_epochs), 1e-6, 1e6},
     {"grid-seeds", "N", "tuning runs of each point, averaged (1)", CLI_WHOLE,
-     offsetof(wish, grid_seeds), 1, COMPARE_GRID_SEEDS},
+     offsetof(compare_plan, grid_seeds), 1, COMPARE_GRID_SEEDS},
     {"validation", "N", "training samples held out for tuning (one tenth)", CLI_WHOLE,
-     offsetof(wish, validation), 1, INT32_MAX},
+     offsetof(compare_plan, validation), 1, INT32_MAX},
     {"target", "X", "accuracy 0..1, or loss (reached by the mean of every method)", CLI_REAL,
-     offsetof(wish, target), 0, 1e30},
-    {"out", "DIR", "a new folder (compare-DATA-MODEL)", CLI_TEXT, .field = offsetof(wish, out)},
+     offsetof(compare_plan, target), 0, 1e30},
+    {"out", "DIR", "a new folder (compare-DATA-MODEL)", CLI_TEXT,
+     .field = offsetof(compare_plan, out)},
     {"resume", NULL, "continue in DIR without repeating finished runs", CLI_FLAG,
-     .field = offsetof(wish, resume)},
+     .field = offsetof(compare_plan, resume)},
     {"seed", "N", "the first seed (1)", CLI_SETTING, 0, 0, 0},
-    {"quiet", NULL, "no bar, no line per run", CLI_FLAG, .field = offsetof(wish, quiet)},
+    {"quiet", NULL, "no bar, no line per run", CLI_FLAG, .field = offsetof(compare_plan, quiet)},
 #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help)                        \
   {name, takes, help, CLI_SETTING, 0, 0, 0},
     SETTINGS_SHARED(ROW)
@@ -203,8 +190,8 @@ const cli_command cli_compare = {
     .text =
         "For each seed all methods start from the same weights and see the samples in the same\n"
         "order. A method may have its own settings, natgrad:lr=0.1,damping=0.01; an item\n"
-        "without '=' starts the next method. A shared setting without meaning for a method is\n"
-        "dropped there, with a note.\n"
+        "without '=' starts the next method. A shared setting without effect on a method is\n"
+        "dropped for this method, with a note.\n"
         "\n"
         "--grid first trains every method at every point of the grid, on the training data\n"
         "without a validation split and with the seed before the first one. It takes the point\n"
@@ -225,7 +212,7 @@ const cli_command cli_compare = {
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,
-    .size = sizeof(wish),
+    .size = sizeof(compare_plan),
     .standard = &standard,
     .run = run,
 };

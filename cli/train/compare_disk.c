@@ -4,8 +4,8 @@
  *                               LABEL-K-seedS from the second tuning seed on
  *   DIR/runs/LABEL-seedK/       the runs, the same way
  *
- * A run is over when its log ends; the results are read from the logs. config.json of each run must have the settings
- * of the comparison. */
+ * A run is over when its log has an "end" line; results are read from the logs. config.json of each run must have the
+ * settings of the comparison. */
 #include "compare.h"
 #include "checkpoint.h"
 #include "disk.h"
@@ -29,8 +29,8 @@ char *compare_path(const compare_plan *p, const char *format, ...) {
 
 /* ---- a run -----------------------------------------------------------------------------------*/
 
-/* Remove the files of a run that has no checkpoint, and nothing else. */
-static void begin_again(const char *dir) {
+/* Remove the files of a run that has no checkpoint, and no other files. */
+static void remove_unfinished(const char *dir) {
   static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
   for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
     char *path = cli_join(dir, left[i]);
@@ -79,7 +79,7 @@ static void print_run(compare_metric metric, const char *place, const char *labe
   }
   (void)fprintf(stderr,
                 compare_is_accuracy(metric) ? "%s %s: best accuracy %.2f %%, %.2f s\n"
-                                            : "%s %s: least loss %.5g, %.2f s\n",
+                                            : "%s %s: lowest loss %.5g, %.2f s\n",
                 place, label, compare_is_accuracy(metric) ? 100.0 * best : best,
                 r->epochs > 0 ? r->epoch[r->epochs - 1].seconds : 0.0);
 }
@@ -95,7 +95,7 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
   if (rc == CLI_OK && !over) {
     rc = checkpoint_find(s->out, &step, NULL);
     s->resume = step >= 0;
-    if (rc == CLI_OK && !s->resume) begin_again(s->out);
+    if (rc == CLI_OK && !s->resume) remove_unfinished(s->out);
     if (rc == CLI_OK) rc = train_run(s, d, &show, r);
     if (rc == CLI_OK && !r->stopped) { /* read the log, as a later --resume does */
       train_result_free(r);
@@ -103,12 +103,13 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
       if (rc == CLI_OK && !p->quiet) print_run(p->metric, place, label, r);
     }
   }
-  if (over) checkpoint_remove(s->out); /* also after a kill before this line */
+  if (over) checkpoint_remove(s->out); /* also if an earlier program was killed before this line */
   return rc;
 }
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
+/* Does DIR have the folder of the runs of a comparison? */
 static bool has_runs(const compare_plan *p) {
   char *runs = compare_path(p, "runs");
   const bool has = disk_exists(runs);
@@ -116,7 +117,8 @@ static bool has_runs(const compare_plan *p) {
   return has;
 }
 
-static int is_new(const compare_plan *p) {
+/* Check that DIR is empty or does not exist. */
+static int check_new(const compare_plan *p) {
   DIR *folder = opendir(p->dir);
   if (folder == NULL) {
     return errno == ENOENT ? CLI_OK : cli_bad("--out: %s: %s", p->dir, strerror(errno));
@@ -126,21 +128,21 @@ static int is_new(const compare_plan *p) {
     empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
   (void)closedir(folder);
   if (empty) return CLI_OK;
-  return has_runs(p) ? cli_bad("--out: %s holds a comparison; --resume goes on with it", p->dir)
+  return has_runs(p) ? cli_bad("--out: %s has a comparison; --resume continues it", p->dir)
                      : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
 }
 
 int compare_open(const compare_plan *p) {
   static const char *const folders[] = {"runs", "tuning"};
-  int held; /* the lock lasts until the program ends */
+  int lock; /* held until the program ends */
   int rc = CLI_OK;
   if (!p->resume) {
-    rc = is_new(p);
+    rc = check_new(p);
     if (rc == CLI_OK) rc = disk_folder(p->dir);
   } else if (!has_runs(p)) {
-    rc = cli_bad("--resume: %s has no comparison to go on with", p->dir);
+    rc = cli_bad("--resume: %s has no comparison to continue", p->dir);
   }
-  if (rc == CLI_OK) rc = disk_lock(p->dir, "compare", &held);
+  if (rc == CLI_OK) rc = disk_lock(p->dir, "compare", &lock);
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
     char *folder = compare_path(p, "%s", folders[i]);
     rc = disk_own_folder(folder);

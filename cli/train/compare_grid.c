@@ -32,25 +32,21 @@ int compare_point(const compare_plan *p, const compare_method *m, int k, int g) 
   return k % p->grid[g].n;
 }
 
-static double end_loss(const train_result *r) {
-  return r->epochs > 0 ? r->epoch[r->epochs - 1].train_loss : (double)NAN;
-}
-
-/* Means over the seeds of a point, over the runs that did not diverge if there are any. */
-typedef struct reached {
+/* Means over the seeds of a point: over the runs that did not diverge, or over all runs if all diverged. */
+typedef struct point_score {
   int diverged;
   double score, loss;
-} reached;
+} point_score;
 
-static reached reached_by(const train_result *r, int seeds, compare_metric metric) {
-  reached out = {0, (double)NAN, (double)NAN};
+static point_score score_point(const train_result *r, int seeds, compare_metric metric) {
+  point_score out = {0, (double)NAN, (double)NAN};
   double score[COMPARE_GRID_SEEDS], loss[COMPARE_GRID_SEEDS];
   for (int k = 0; k < seeds; k++)
     out.diverged += r[k].diverged;
   for (int k = 0; k < seeds; k++) {
     const bool counts = !r[k].diverged || out.diverged == seeds;
     score[k] = counts ? compare_best(metric, &r[k]) : (double)NAN;
-    loss[k] = counts ? end_loss(&r[k]) : (double)NAN;
+    loss[k] = counts && r[k].epochs > 0 ? r[k].epoch[r[k].epochs - 1].train_loss : (double)NAN;
   }
   out.score = compare_spread(score, seeds).mean;
   out.loss = compare_spread(loss, seeds).mean;
@@ -60,13 +56,12 @@ static reached reached_by(const train_result *r, int seeds, compare_metric metri
 int compare_best_point(const train_result *r, int points, int seeds, bool squared_error) {
   const compare_metric metric = squared_error ? TEST_LOSS : TEST_ACCURACY;
   int best = 0;
-  reached b = reached_by(r, seeds, metric);
+  point_score b = score_point(r, seeds, metric);
   for (int i = 1; i < points; i++) {
-    const reached a = reached_by(r + (ptrdiff_t)i * seeds, seeds, metric);
-    const bool tie =
-        !compare_better(metric, a.score, b.score) && !compare_better(metric, b.score, a.score);
-    const bool better = compare_better(metric, a.score, b.score) ||
-                        (tie && compare_better(TRAIN_LOSS, a.loss, b.loss));
+    const point_score a = score_point(r + (ptrdiff_t)i * seeds, seeds, metric);
+    const bool better =
+        compare_better(metric, a.score, b.score) ||
+        (!compare_better(metric, b.score, a.score) && compare_better(TRAIN_LOSS, a.loss, b.loss));
     if (a.diverged != b.diverged ? a.diverged > b.diverged : !better) continue;
     best = i;
     b = a;
@@ -79,7 +74,7 @@ int compare_edge(const compare_grid *g, int i) {
   for (int k = 0; k < g->n; k++) {
     char *end = NULL;
     const double v = strtod(g->value[k], &end), chosen = strtod(g->value[i], NULL);
-    if (end == g->value[k] || *end != 0) return 0; /* words are not ordered */
+    if (end == g->value[k] || *end != 0) return 0; /* words have no order */
     least = least && v >= chosen;
     largest = largest && v <= chosen;
   }
@@ -88,13 +83,13 @@ int compare_edge(const compare_grid *g, int i) {
 
 /* ---- runs ------------------------------------------------------------------------------------*/
 
-/* The seed of the k-th run of every point, different from all seeds of the comparison. */
+/* Return the seed of the k-th run of every point, different from all seeds of the comparison. */
 static int64_t tuning_seed(const compare_plan *p, int k) {
   const int64_t first = p->base.seed;
   return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
 
-/* Set point k in `s`; its text goes to `text`. */
+/* Set point k in `s`, and write the point to `text`. */
 static int apply_point(const compare_plan *p, const compare_method *m, int k, settings *s,
                        char *text, size_t size) {
   int rc = CLI_OK;
@@ -125,14 +120,14 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
   return rc;
 }
 
-/* The folder of a tuning run, for free(). */
+/* Return the folder of a tuning run, for free(). */
 static char *folder_of(const compare_plan *p, const compare_method *m, int k, int seed) {
   if (seed == 0) return compare_path(p, "tuning/%s-%d", m->label, k);
   return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k, (long long)tuning_seed(p, seed));
 }
 
-static int one_run(compare_plan *p, const compare_method *m, int k, int seed, const data_set *d,
-                   bool *complete) {
+static int train_point(compare_plan *p, const compare_method *m, int k, int seed,
+                       const data_set *d) {
   char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160];
   train_result *out = &m->point[k * p->grid_seeds + seed];
   settings s;
@@ -150,29 +145,29 @@ static int one_run(compare_plan *p, const compare_method *m, int k, int seed, co
   if (p->grid_seeds > 1) (void)snprintf(of_seed, sizeof of_seed, ", seed %lld", (long long)s.seed);
   (void)snprintf(label, sizeof label, "%s %s%s", m->label, point, of_seed);
   if (rc == CLI_OK) rc = compare_run(p, &s, d, "tuning", label, out);
-  *complete = rc != CLI_OK || (!out->stopped && !train_interrupted());
   settings_free(&s);
   return rc;
 }
 
 static void note_choice(compare_plan *p, const compare_method *m) {
-  const int runs = m->points * p->grid_seeds;
+  const int seeds = (int)p->grid_seeds, runs = m->points * seeds;
   const train_result *all = m->point;
-  int diverged = 0, chosen = 0; /* diverged runs: all, of the chosen point */
+  int diverged = 0, chosen = 0; /* diverged runs of all points, of the chosen point */
   for (int i = 0; i < runs; i++) {
     diverged += all[i].diverged;
-    chosen += all[i].diverged && i / p->grid_seeds == m->tuned;
+    chosen += all[i].diverged && i / seeds == m->tuned;
   }
   if (diverged > 0) {
     (void)fprintf(p->notes, "%s: %d of %d tuning runs diverged, %d of %d of the chosen point\n",
-                  m->label, diverged, runs, chosen, p->grid_seeds);
+                  m->label, diverged, runs, chosen, seeds);
   }
   for (int g = 0; g < p->grids; g++) {
     const int i = m->use[g] ? compare_point(p, m, m->tuned, g) : 0;
     const int edge = m->use[g] ? compare_edge(&p->grid[g], i) : 0;
     if (edge == 0 || diverged == runs) continue;
-    (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider one may do better\n",
-                  m->label, p->grid[g].name, p->grid[g].value[i], edge < 0 ? "least" : "largest");
+    (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider grid may do better\n",
+                  m->label, p->grid[g].name, p->grid[g].value[i],
+                  edge < 0 ? "smallest" : "largest");
   }
 }
 
@@ -185,24 +180,19 @@ static void note_left_out(compare_plan *p, const compare_method *m) {
   }
 }
 
-/* Run every point with one seed. */
-static int run_points(compare_plan *p, compare_method *m, int seed, const data_set *d,
-                      bool *complete) {
-  int rc = CLI_OK;
-  if (m->points == 1) return CLI_OK; /* there is no choice */
-  if (m->point == NULL) m->point = cli_take((size_t)(m->points * p->grid_seeds), sizeof *m->point);
-  for (int k = 0; k < m->points && rc == CLI_OK && *complete; k++)
-    rc = one_run(p, m, k, seed, d, complete);
-  return rc;
-}
-
-static int run_seed(compare_plan *p, int seed, bool *complete) {
+/* Train every point of every method that has a choice, with one seed. */
+static int train_points(compare_plan *p, int seed) {
   data_set d;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
   rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)tuning_seed(p, seed));
-  for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
-    rc = run_points(p, &p->method[i], seed, &d, complete);
+  for (int i = 0; i < p->methods; i++) {
+    compare_method *m = &p->method[i];
+    if (m->points > 1 && m->point == NULL)
+      m->point = cli_take((size_t)m->points * (size_t)p->grid_seeds, sizeof *m->point);
+    for (int k = 0; k < m->points && m->points > 1 && rc == CLI_OK && !train_interrupted(); k++)
+      rc = train_point(p, m, k, seed, &d);
+  }
   data_close(&d);
   return rc;
 }
@@ -212,17 +202,17 @@ static int choose(compare_plan *p, compare_method *m) {
   const bool squared_error = !compare_is_accuracy(p->metric);
   note_left_out(p, m);
   if (m->points > 1) {
-    m->tuned = compare_best_point(m->point, m->points, p->grid_seeds, squared_error);
+    m->tuned = compare_best_point(m->point, m->points, (int)p->grid_seeds, squared_error);
     note_choice(p, m);
   }
   return apply_point(p, m, m->tuned, &m->s, text, sizeof text);
 }
 
-int compare_tune(compare_plan *p, bool *complete) {
+int compare_tune(compare_plan *p) {
   int rc = CLI_OK;
-  for (int k = 0; k < p->grid_seeds && rc == CLI_OK && *complete; k++)
-    rc = run_seed(p, k, complete);
-  for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
+  for (int k = 0; k < p->grid_seeds && rc == CLI_OK && !train_interrupted(); k++)
+    rc = train_points(p, k);
+  for (int i = 0; i < p->methods && rc == CLI_OK && !train_interrupted(); i++)
     rc = choose(p, &p->method[i]);
   return rc;
 }

@@ -1,8 +1,8 @@
 /* compare_plan.c: parse and check the methods with their settings, and the grid. Every name and value is tried
  * before a run begins.
  *
- * A shared setting or grid may have no meaning for a method (damping for SGD): it is dropped there, with one note.
- * Given after the name of that method, it is an error. */
+ * A shared setting or grid may have no effect on a method (damping on SGD): then the setting is dropped for this method,
+ * with one note. The same setting given after the method's name is an error. */
 #include "compare.h"
 
 #include <stdio.h>
@@ -28,8 +28,8 @@ static void drop_option(compare_plan *p, compare_method *m, int i) {
   memmove(s->library + i, s->library + i + 1, (size_t)(s->n_library - i) * sizeof *s->library);
 }
 
-/* Does the effect of another option depend on this one? */
-static bool decides(const char *name) {
+/* Is there an option whose effect depends on this option? */
+static bool has_dependents(const char *name) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) == NG_OK && strcmp(info.needs, name) == 0) return true;
@@ -37,18 +37,18 @@ static bool decides(const char *name) {
   return false;
 }
 
-/* settings_idle, unless the grid contains the option it depends on. */
-static bool idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
-                 size_t size) {
+/* settings_idle; false if the grid contains an option on which others depend. */
+static bool is_idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
+                    size_t size) {
   for (int g = 0; g < p->grids; g++) {
-    if (decides(p->grid[g].name)) return false;
+    if (has_dependents(p->grid[g].name)) return false;
   }
   return settings_idle(&m->s, name, needs, size);
 }
 
 bool compare_uses(const compare_plan *p, const compare_method *m, const char *name) {
   char needs[SETTINGS_NEEDS];
-  return settings_knows(&m->s, name) && !idle(p, m, name, needs, sizeof needs);
+  return settings_knows(&m->s, name) && !is_idle(p, m, name, needs, sizeof needs);
 }
 
 bool compare_owns(const compare_method *m, const char *name) {
@@ -59,11 +59,11 @@ bool compare_owns(const compare_method *m, const char *name) {
 }
 
 /* Drop shared options without effect in this method's runs. */
-static int check_idle(compare_plan *p, compare_method *m) {
+static int drop_idle(compare_plan *p, compare_method *m) {
   for (int i = m->s.n_library - 1; i >= 0; i--) {
     const char *name = m->s.library[i].name;
     char needs[SETTINGS_NEEDS] = "";
-    if (settings_knows(&m->s, name) && !idle(p, m, name, needs, sizeof needs)) continue;
+    if (settings_knows(&m->s, name) && !is_idle(p, m, name, needs, sizeof needs)) continue;
     if (compare_owns(m, name))
       return cli_bad("--methods: %s: %s has no effect unless %s", m->label, name, needs);
     drop_option(p, m, i);
@@ -71,7 +71,7 @@ static int check_idle(compare_plan *p, compare_method *m) {
   return CLI_OK;
 }
 
-/* Reset shared settings without meaning for this method to their defaults. */
+/* Reset shared settings without effect on this method to their defaults. */
 static int drop_inapplicable(compare_plan *p, compare_method *m) {
   int rc = CLI_OK;
   for (const settings_row *row; rc == CLI_OK && (row = settings_inapplicable(&m->s)) != NULL;) {
@@ -81,7 +81,7 @@ static int drop_inapplicable(compare_plan *p, compare_method *m) {
   return rc;
 }
 
-static void label_it(compare_plan *p, compare_method *m, const char *name) {
+static void set_label(compare_plan *p, compare_method *m, const char *name) {
   (void)snprintf(m->label, sizeof m->label, "%s", name);
   for (int again = 2;; again++) {
     int same = 0;
@@ -101,7 +101,7 @@ static int begin_method(compare_plan *p, const char *name) {
   }
   compare_method *m = &p->method[p->methods];
   settings_copy(&m->s, &p->base);
-  label_it(p, m, name);
+  set_label(p, m, name);
   p->methods++;
   if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK) {
     return cli_bad("--methods: %s", message);
@@ -111,7 +111,7 @@ static int begin_method(compare_plan *p, const char *name) {
 
 static int add_own(compare_plan *p, char *text) {
   char where[96];
-  if (p->methods == 0) return cli_bad("--methods: '%s' stands before any method", text);
+  if (p->methods == 0) return cli_bad("--methods: '%s' needs a method before it", text);
   compare_method *m = &p->method[p->methods - 1];
   char *equals = strchr(text, '=');
   if (equals == NULL || equals == text) {
@@ -129,12 +129,13 @@ static int add_own(compare_plan *p, char *text) {
   return CLI_OK;
 }
 
+/* Does the item have a ':' before any '=', or no '='? */
 static bool begins_method(const char *item) {
   const size_t word = strcspn(item, ":=");
   return item[word] != '=';
 }
 
-/* The end of the item: the next comma that is not followed by a digit. */
+/* Return the end of the item: the next comma that is not followed by a digit. */
 static char *item_end(char *text) {
   char *end = strchr(text, ',');
   while (end != NULL && end[1] >= '0' && end[1] <= '9')
@@ -166,7 +167,7 @@ int compare_methods(compare_plan *p, const char *list) {
         rc = cli_bad("--methods: %s: %s has no effect", m->label, m->own[k].name);
       }
     }
-    if (rc == CLI_OK) rc = check_idle(p, m);
+    if (rc == CLI_OK) rc = drop_idle(p, m);
     if (rc == CLI_OK) rc = settings_check(&m->s);
     if (rc == CLI_OK) rc = compare_count_points(p, m);
   }
@@ -175,7 +176,7 @@ int compare_methods(compare_plan *p, const char *list) {
 
 /* ---- grid ------------------------------------------------------------------------------------*/
 
-/* Check that the last value is valid for some method. */
+/* Check that the last value is valid for a method. */
 static int try_value(const compare_grid *g) {
   settings s;
   settings_init(&s);
@@ -234,6 +235,7 @@ void compare_plan_free(compare_plan *p) {
     free(p->grid[i].text);
   if (p->notes != NULL) (void)fclose(p->notes);
   free(p->note);
+  free(p->dir);
   free(p->method);
   free(p->text);
   settings_free(&p->base);

@@ -2,7 +2,7 @@
  * pictures.
  *
  * Means and deviations are over the runs that did not diverge; tables and notes give the number of diverged runs.
- * Seconds are of training, without evaluation, logs and checkpoints. */
+ * Seconds count training, without evaluation, logs and checkpoints. */
 #include "compare.h"
 #include "disk.h"
 
@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT = 1024, SHOWN = 2 * TRAIN_STATIONS };
+enum { SHOWN = 2 * TRAIN_STATIONS }; /* station names of all methods */
 
 typedef struct summary { /* one method */
-  int runs, diverged, reached;
+  int diverged, reached; /* runs */
   spread epochs, seconds, best, loss, step_ms;
   double station[SHOWN]; /* ms per step, mean over runs */
   int64_t network, precond;
@@ -22,6 +22,7 @@ typedef struct summary { /* one method */
 typedef struct report {
   compare_plan *p;
   const data_set *d;
+  int seeds;
   bool accuracy;
   double target;
   plot_curve *curve;
@@ -32,8 +33,9 @@ typedef struct report {
   table results, pairs, times;
 } report;
 
-/* ---- summing up ------------------------------------------------------------------------------*/
+/* ---- statistics ------------------------------------------------------------------------------*/
 
+/* Return the index of this station in the list of all stations, or -1 if the list is full. */
 static int station_of(report *r, const char *name) {
   for (int i = 0; i < r->stations; i++) {
     if (strcmp(r->station[i], name) == 0) return i;
@@ -51,9 +53,8 @@ static double step_ms(const train_result *run) {
 static void sum_up(report *r, int i) {
   const compare_method *m = &r->p->method[i];
   summary *s = &r->sum[i];
-  const int runs = r->p->seeds;
+  const int runs = r->seeds;
   double *x = cli_take(5 * (size_t)runs, sizeof *x);
-  s->runs = runs;
   int sound = 0;
   for (int k = 0; k < runs; k++) {
     const train_result *run = &m->run[k];
@@ -88,34 +89,30 @@ static void sum_up(report *r, int i) {
   free(x);
 }
 
-/* ---- texts -----------------------------------------------------------------------------------*/
+/* ---- cells -----------------------------------------------------------------------------------*/
 
-/* "93.15 ± 0.42" with this number of decimals; decimals < 0: three digits of the mean and two of the deviation. */
-static void format_spread(char *text, size_t size, const spread *s, double scale, int decimals) {
+/* Write "93.15 ± 0.42" with this number of decimals; decimals < 0: three digits of the mean, two of the deviation. */
+static void put_spread(table *t, int column, const spread *s, double scale, int decimals) {
   const double mean = scale * s->mean, deviation = scale * s->deviation;
   if (s->n == 0) {
-    (void)snprintf(text, size, "-");
+    table_put(t, column, "-");
   } else if (decimals >= 0) {
-    (void)snprintf(text, size, s->n > 1 ? "%.*f ± %.*f" : "%.*f", decimals, mean, decimals,
-                   deviation);
+    table_put(t, column, s->n > 1 ? "%.*f ± %.*f" : "%.*f", decimals, mean, decimals, deviation);
   } else {
-    (void)snprintf(text, size, s->n > 1 ? "%.3g ± %.2g" : "%.3g", mean, deviation);
+    table_put(t, column, s->n > 1 ? "%.3g ± %.2g" : "%.3g", mean, deviation);
   }
 }
 
-/* The method's own settings, then the tuned ones. */
-static void format_settings(const compare_plan *p, const compare_method *m, char *text,
-                            size_t size) {
-  size_t n = 0;
-  text[0] = 0;
-  for (int i = 0; i < m->n_own && n < size; i++) {
-    n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", " : "", m->own[i].name,
-                          m->own[i].value);
-  }
-  for (int g = 0; g < p->grids && n < size; g++) {
+/* Write the method's own settings, then the tuned ones. */
+static void put_settings(table *t, int column, const compare_plan *p, const compare_method *m) {
+  const char *comma = "";
+  for (int i = 0; i < m->n_own; i++, comma = ", ")
+    table_put(t, column, "%s%s %s", comma, m->own[i].name, m->own[i].value);
+  for (int g = 0; g < p->grids; g++) {
     if (!m->use[g]) continue;
-    n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", " : "", p->grid[g].name,
-                          p->grid[g].value[compare_point(p, m, m->tuned, g)]);
+    table_put(t, column, "%s%s %s", comma, p->grid[g].name,
+              p->grid[g].value[compare_point(p, m, m->tuned, g)]);
+    comma = ", ";
   }
 }
 
@@ -139,7 +136,7 @@ static const char *score_name(compare_metric m) {
 /* ---- tables ----------------------------------------------------------------------------------*/
 
 static void results_table(const report *r, table *t) {
-  char target[64], epochs[TEXT], seconds[TEXT], best[TEXT], text[TEXT];
+  char target[64], epochs[96], seconds[96], best[64];
   format_target(r, target, sizeof target);
   (void)snprintf(epochs, sizeof epochs, "epochs to %s", target);
   (void)snprintf(seconds, sizeof seconds, "seconds to %s", target);
@@ -149,31 +146,25 @@ static void results_table(const report *r, table *t) {
   const double scale = r->accuracy ? 100.0 : 1.0;
   for (int i = 0; i < r->p->methods; i++) {
     const summary *s = &r->sum[i];
-    char part[32] = "";
-    if (s->reached > 0 && s->reached < s->runs)
-      (void)snprintf(part, sizeof part, " (%d of %d)", s->reached, s->runs);
     table_row(t);
     table_put(t, 0, "%s", r->p->method[i].label);
-    table_put(t, 1, "%d", s->runs);
-    if (s->diverged > 0) table_put(t, 1, "%d, %d diverged", s->runs, s->diverged);
-    format_spread(text, sizeof text, &s->epochs, 1.0, 1);
-    table_put(t, 2, "%s%s", text, part);
-    format_spread(text, sizeof text, &s->seconds, 1.0, -1);
-    table_put(t, 3, "%s", text);
-    format_spread(text, sizeof text, &s->best, scale, r->accuracy ? 2 : -1);
-    table_put(t, 4, "%s", text);
+    table_put(t, 1, "%d", r->seeds);
+    if (s->diverged > 0) table_put(t, 1, ", %d diverged", s->diverged);
+    put_spread(t, 2, &s->epochs, 1.0, 1);
+    if (s->reached > 0 && s->reached < r->seeds)
+      table_put(t, 2, " (%d of %d)", s->reached, r->seeds);
+    put_spread(t, 3, &s->seconds, 1.0, -1);
+    put_spread(t, 4, &s->best, scale, r->accuracy ? 2 : -1);
     if (s->best.n > 1) {
       table_put(t, 5, r->accuracy ? "%.2f..%.2f" : "%.3g..%.3g", scale * s->best.min,
                 scale * s->best.max);
     }
-    format_spread(text, sizeof text, &s->loss, 1.0, -1);
-    table_put(t, 6, "%s", text);
-    format_settings(r->p, &r->p->method[i], text, sizeof text);
-    table_put(t, 7, "%s", text);
+    put_spread(t, 6, &s->loss, 1.0, -1);
+    put_settings(t, 7, r->p, &r->p->method[i]);
   }
 }
 
-/* Show stations above 1 % of the step of some method. */
+/* Is the time at this station above 1 % of the step of some method? */
 static bool station_shown(const report *r, int column) {
   for (int i = 0; i < r->p->methods; i++) {
     if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
@@ -225,15 +216,15 @@ static void print_heading(const report *r, FILE *f) {
   }
   const long long first = (long long)s->seed;
   char seeds[64];
-  (void)snprintf(seeds, sizeof seeds, r->p->seeds > 1 ? "seeds %lld to %lld" : "seed %lld", first,
-                 first + r->p->seeds - 1);
+  (void)snprintf(seeds, sizeof seeds, r->seeds > 1 ? "seeds %lld to %lld" : "seed %lld", first,
+                 first + r->seeds - 1);
   (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model,
                 (long long)settings_samples(s), length, seeds, processor);
   const long used = threads != NULL && threads[0] != 0 ? strtol(threads, NULL, 10) : cli_cores();
   (void)fprintf(f, "%ld thread%s\n", used, used > 1 ? "s" : "");
   if (!isfinite(r->target)) return;
   (void)fprintf(f, "target: %s %s%s\n", score_name(r->p->metric), target,
-                isfinite(r->p->target) ? "" : ", what the mean of every method reaches");
+                isfinite(r->p->target) ? "" : ", reached by the mean of every method");
 }
 
 static void print_tables(FILE *f, const void *what) {
@@ -250,37 +241,29 @@ static void print_tables(FILE *f, const void *what) {
   if (r->p->note_size > 0) (void)fprintf(f, "\n%s", r->p->note);
 }
 
+static void note_steps(const report *r, int64_t n, const char *what) {
+  if (n > 0) (void)fprintf(r->p->notes, "%lld steps %s\n", (long long)n, what);
+}
+
 static void note_runs(const report *r) {
   for (int i = 0; i < r->p->methods; i++) {
     const compare_method *m = &r->p->method[i];
     if (r->sum[i].diverged == 0) continue;
     (void)fprintf(r->p->notes, "%s: %d of %d runs diverged (seed", m->label, r->sum[i].diverged,
-                  r->p->seeds);
+                  r->seeds);
     const char *comma = "";
-    for (int k = 0; k < r->p->seeds; k++) {
+    for (int k = 0; k < r->seeds; k++) {
       if (!m->run[k].diverged) continue;
       (void)fprintf(r->p->notes, "%s %lld after step %lld", comma, (long long)(r->p->base.seed + k),
                     (long long)m->run[k].steps);
       comma = ",";
     }
     (void)fprintf(r->p->notes, "); %s\n",
-                  r->sum[i].diverged < r->p->seeds ? "means are over the others"
-                                                   : "no run is left");
+                  r->sum[i].diverged < r->seeds ? "means are over the others" : "no run is left");
   }
-  if (r->skipped > 0) {
-    (void)fprintf(r->p->notes, "%lld steps were skipped, a value was not finite\n",
-                  (long long)r->skipped);
-  }
-  if (r->rescued > 0) {
-    (void)fprintf(
-        r->p->notes,
-        "%lld steps were rescued: more damping, the last good result, or old values kept\n",
-        (long long)r->rescued);
-  }
-  if (r->unobserved > 0) {
-    (void)fprintf(r->p->notes, "%lld steps used a stale statistic, as nothing was observed\n",
-                  (long long)r->unobserved);
-  }
+  note_steps(r, r->skipped, "were skipped, a value was not finite");
+  note_steps(r, r->rescued, "were rescued: more damping, the last good result, or old values kept");
+  note_steps(r, r->unobserved, "used a stale statistic, as nothing was observed");
   (void)fflush(r->p->notes);
 }
 
@@ -295,7 +278,7 @@ static void print_curves(FILE *f, const void *what) {
   const report *r = what;
   (void)fputs("method,seed,epoch,seconds,train_loss,test_loss,test_accuracy\n", f);
   for (int i = 0; i < r->p->methods; i++) {
-    for (int k = 0; k < r->p->seeds; k++) {
+    for (int k = 0; k < r->seeds; k++) {
       const train_result *run = &r->p->method[i].run[k];
       for (int e = 0; e < run->epochs; e++) {
         const train_epoch *at = &run->epoch[e];
@@ -323,12 +306,12 @@ static int write_files(const report *r) {
 static int draw(const report *r) {
   char title[512];
   (void)snprintf(title, sizeof title,
-                 r->p->seeds > 1 ? "%s, %s: mean and range over %d seeds" : "%s, %s: %d seed",
-                 r->d->name, r->p->base.model, r->p->seeds);
+                 r->seeds > 1 ? "%s, %s: mean and range over %d seeds" : "%s, %s: %d seed",
+                 r->d->name, r->p->base.model, r->seeds);
   for (int i = 0; i < r->p->methods; i++) {
     (void)snprintf(r->curve[i].label, sizeof r->curve[i].label,
                    r->sum[i].diverged > 0 ? "%s (%d of %d diverged)" : "%s", r->p->method[i].label,
-                   r->sum[i].diverged, r->p->seeds);
+                   r->sum[i].diverged, r->seeds);
   }
   char score[64];
   (void)snprintf(score, sizeof score, "%s%s", score_name(r->p->metric), r->accuracy ? " %" : "");
@@ -350,11 +333,15 @@ static int draw(const report *r) {
 }
 
 int compare_report(compare_plan *p, const data_set *d) {
-  report r = {.p = p, .d = d, .target = p->target, .accuracy = compare_is_accuracy(p->metric)};
+  report r = {.p = p,
+              .d = d,
+              .seeds = (int)p->seeds,
+              .accuracy = compare_is_accuracy(p->metric),
+              .target = p->target};
   r.curve = cli_take((size_t)p->methods, sizeof *r.curve);
   r.sum = cli_take((size_t)p->methods, sizeof *r.sum);
   for (int i = 0; i < p->methods; i++)
-    r.curve[i] = compare_curve(p->metric, p->method[i].run, p->seeds);
+    r.curve[i] = compare_curve(p->metric, p->method[i].run, r.seeds);
   if (!isfinite(r.target)) r.target = compare_target(p->metric, r.curve, p->methods);
   for (int i = 0; i < p->methods; i++)
     sum_up(&r, i);

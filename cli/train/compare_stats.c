@@ -103,11 +103,9 @@ double compare_target(compare_metric m, const plot_curve *curve, int n) {
   return target;
 }
 
-/* ---- differences to the baseline ----------------------------------------------------------------*/
+/* ---- differences to the baseline -------------------------------------------------------------*/
 
 static const double TAIL = 0.975; /* two-sided 95 % */
-
-/* ---- arithmetic ------------------------------------------------------------------------------*/
 
 /* P(|T| < t) = A(theta), tan theta = t / sqrt(f), for whole f: Abramowitz & Stegun 26.7.3, 26.7.4. */
 static double within(double theta, int freedom) {
@@ -161,33 +159,27 @@ static const struct {
     [END_BEST_ACCURACY] = {"best accuracy, points", false, true},
 };
 
-/* Without a test split there is no test loss; autoencoders have no accuracy. */
-static bool has(compare_metric m, int what) {
+/* Is there such a number?  Without a test split there is no test loss; autoencoders have no accuracy. */
+static bool exists(compare_metric m, int what) {
   if (ends[what].of_test) return m == TEST_ACCURACY || m == TEST_LOSS;
   return !ends[what].accuracy || compare_is_accuracy(m);
 }
 
-static difference difference_of(const compare_plan *p, int what, int method) {
-  return compare_difference(p->metric, (compare_end)what, p->method[method].run, p->method[0].run,
-                            p->seeds);
-}
-
-/* "-0.0123 [-0.0246, -0.0001]" with this number of decimals; decimals < 0: three digits of half the interval. */
-static void format_difference(char *text, size_t size, const difference *d, double scale,
-                              int decimals) {
+/* Write "-0.0123 [-0.0246, -0.0001]" with this number of decimals; decimals < 0: three digits of half the interval. */
+static void put_difference(table *t, int column, const difference *d, double scale, int decimals) {
   const double half = 0.5 * scale * (d->high - d->low);
   if (decimals < 0 && half > 1e-8 && half < 1e6) {
     const int digits = 2 - (int)floor(log10(half));
     decimals = digits > 0 ? digits : 0;
   }
   if (d->n == 0) {
-    (void)snprintf(text, size, "-");
+    table_put(t, column, "-");
   } else if (decimals < 0) {
-    (void)snprintf(text, size, d->n > 1 ? "%+.3g [%+.3g, %+.3g]" : "%+.3g", scale * d->mean,
-                   scale * d->low, scale * d->high);
+    table_put(t, column, d->n > 1 ? "%+.3g [%+.3g, %+.3g]" : "%+.3g", scale * d->mean,
+              scale * d->low, scale * d->high);
   } else {
-    (void)snprintf(text, size, d->n > 1 ? "%+.*f [%+.*f, %+.*f]" : "%+.*f", decimals,
-                   scale * d->mean, decimals, scale * d->low, decimals, scale * d->high);
+    table_put(t, column, d->n > 1 ? "%+.*f [%+.*f, %+.*f]" : "%+.*f", decimals, scale * d->mean,
+              decimals, scale * d->low, decimals, scale * d->high);
   }
 }
 
@@ -195,7 +187,7 @@ void compare_paired_table(const compare_plan *p, table *t) {
   const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
   int shown[COMPARE_ENDS], n = 0;
   for (int what = 0; what < COMPARE_ENDS; what++) {
-    if (!has(p->metric, what)) continue;
+    if (!exists(p->metric, what)) continue;
     head[2 + n] = ends[what].name;
     shown[n++] = what;
   }
@@ -205,11 +197,10 @@ void compare_paired_table(const compare_plan *p, table *t) {
     table_row(t);
     table_put(t, 0, "%s", p->method[i].label);
     for (int c = 0; c < n; c++) {
-      char text[128];
-      const difference d = difference_of(p, shown[c], i);
+      const difference d = compare_difference(p->metric, (compare_end)shown[c], p->method[i].run,
+                                              p->method[0].run, (int)p->seeds);
       const bool points = ends[shown[c]].accuracy;
-      format_difference(text, sizeof text, &d, points ? 100.0 : 1.0, points ? 2 : -1);
-      table_put(t, 2 + c, "%s", text);
+      put_difference(t, 2 + c, &d, points ? 100.0 : 1.0, points ? 2 : -1);
       if (d.n > pairs) pairs = d.n;
     }
     table_put(t, 1, "%d", pairs);

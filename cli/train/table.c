@@ -28,8 +28,12 @@ void table_put(table *t, int column, const char *format, ...) {
   (void)vsnprintf(text, sizeof text, format, args);
   va_end(args);
   char **cell = &t->cell[(t->rows - 1) * t->columns + column];
+  const size_t had = *cell != NULL ? strlen(*cell) : 0, more = strlen(text) + 1;
+  char *longer = cli_take(had + more, 1);
+  if (had > 0) memcpy(longer, *cell, had);
+  memcpy(longer + had, text, more);
   free(*cell);
-  *cell = cli_copy(text);
+  *cell = longer;
 }
 
 void table_begin(table *t, const char *const *headings) {

@@ -11,7 +11,8 @@ typedef struct table {
 
 /* `headings` ends with NULL. */
 void table_begin(table *t, const char *const *headings);
-void table_row(table *t); /* add a row; table_put fills the last row */
+void table_row(table *t); /* add a row */
+/* Append to a cell of the last row. */
 __attribute__((format(printf, 3, 4))) void table_put(table *t, int column, const char *format, ...);
 void table_free(table *t);
 

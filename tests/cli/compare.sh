@@ -36,7 +36,7 @@ bad '--validation: 1437 samples, but digits has 1437 to train on' --methods sgd 
 bad "*lenett*lenet*" --methods sgd --model lenett
 bad '--batch: 2000 samples, but digits has 1437 to train on' --methods sgd --batch 2000 --out batch
 bad '--batch: 1400 samples, but digits has 1294 to train on' --methods sgd,adamw:batch=1400 --grid lr=1,2 --out batch
-bad '--resume: absent has no comparison to go on with' --methods sgd --out absent --resume
+bad '--resume: absent has no comparison to continue' --methods sgd --out absent --resume
 mkdir full && touch full/file
 bad '--out: full is not empty, expected a new folder' --methods sgd --out full
 bad '--out: full/file: Not a directory' --methods sgd --out full/file
@@ -56,7 +56,7 @@ done
 [[ $(grep -c '^tuning ' one.err) == 6 && $(grep -cE '^[1-4]/4 (sgd|natgrad) seed [12]: best accuracy' one.err) == 4 ]] ||
   fail "lines of progress: $(cat one.err)"
 for want in 'sgd: damping of the grid is left out: it has no effect' \
-  'sgd: lr 0.05 is the largest of the grid; a wider one may do better'; do
+  'sgd: lr 0.05 is the largest of the grid; a wider grid may do better'; do
   grep -qxF "$want" one.txt || fail "no note '$want'"
 done
 # Times of the stations and "other" are what a step takes; curves have the names of their methods.
@@ -82,7 +82,7 @@ for row in csv.DictReader(open("one/curves.csv")):
     runs.setdefault((row["method"], int(row["seed"])), []).append(row)
 accuracy = {run: [float(r["test_accuracy"]) for r in rows] for run, rows in runs.items()}
 target = min(max(statistics.mean(a) for a in zip(accuracy[m, 1], accuracy[m, 2])) for m in ("sgd", "natgrad"))
-assert "target: test accuracy %.2f %%, what the mean of every method reaches\n" % (100 * target) in text
+assert "target: test accuracy %.2f %%, reached by the mean of every method\n" % (100 * target) in text
 for m, settings in ("sgd", "lr 0.05"), ("natgrad", "clip none, lr .*, damping .*"):
     best = [100 * max(accuracy[m, s]) for s in (1, 2)]
     first = [next((e + 1 for e, a in enumerate(accuracy[m, s]) if a >= target), None) for s in (1, 2)]
@@ -149,7 +149,7 @@ done
 # Once more; taken from the disk; one run and one tuning run lost; a killed run's leavings; more seeds.
 "$natgrad" compare "${tiny[@]}" --out two >/dev/null 2>&1 || fail "the second time fails"
 diff <(losses one) <(losses two) || fail "a repeat differs"
-bad '--out: one holds a comparison; --resume goes on with it' "${tiny[@]}" --out one
+bad '--out: one has a comparison; --resume continues it' "${tiny[@]}" --out one
 "$natgrad" compare "${tiny[@]}" --out one --resume >again.txt 2>again.err || fail "--resume fails"
 diff again.txt one.txt && [[ ! -s again.err ]] || fail "--resume of a finished one ran something"
 # The table of one seed.

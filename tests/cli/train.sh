@@ -75,7 +75,7 @@ train 2 'file/deeper: cannot be made a folder: Not a directory' "${tiny[@]}" --o
 train 2 '/proc/nowhere: cannot be made a folder: *' "${tiny[@]}" --out /proc/nowhere
 train 2 '--resume: fresh holds no run' "${tiny[@]}" --out fresh --resume
 expect 0 'epoch 1/1  step 8  *' "$natgrad" train "${tiny[@]}" --out one
-train 2 '--out: one holds a run; --resume goes on with it' "${tiny[@]}" --out one
+train 2 '--out: one has a run; --resume continues it' "${tiny[@]}" --out one
 if [[ -w /dev/full ]]; then
   "$natgrad" train "${tiny[@]}" >/dev/full 2>err
   [[ $? == 2 && $(cat err) == 'natgrad: standard output could not be written' ]] || fail "full stdout: $(cat err)"
