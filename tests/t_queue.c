@@ -12,19 +12,15 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "plane.h"
-#include "stat/gram_shift.h"
-#include "draw.h"
 #include "late.h"
 #include "model/model.h"
 #include "ranks.h"
 #include "sim.h"
-#include "stat/gram.h"
 
 /* ---- the rule --------------------------------------------------------------------------------*/
 
@@ -112,101 +108,6 @@ static void forgotten_wait_is_noticed(void **state) {
 #else
   skip(); /* a release does not assert; asan, tsan and dev do */
 #endif
-}
-
-/* ---- fresh factors ---------------------------------------------------------------------------*/
-
-enum { C = 2, SIDE = 6, SAMPLES = 1000 }; /* several tiles of every kind */
-
-typedef struct fresh {
-  ng_context *ctx;
-  float *images, *scratch, *sum;
-  int64_t n;
-} fresh;
-
-static float *floats(int64_t n) {
-  float *x = calloc((size_t)n, sizeof *x);
-  assert_non_null(x);
-  return x;
-}
-
-/* S of one way, in the caller's array. */
-static void one_way(const fresh *f, int way, float *out) {
-  ng_conv c = {.channels = C, .height = SIDE, .width = SIDE, .out = C};
-  for (int i = 0; i < 2; i++) {
-    c.kernel[i] = way == 3 ? 1 : 3;
-    c.stride[i] = c.dilation[i] = 1;
-    c.padding[i] = way == 3 ? 0 : 1;
-  }
-  c.oh = c.ow = SIDE;
-  const bool first = way == 3 || way >= 5; /* channels, positions */
-  const int64_t pixels = SIDE * SIDE;
-  const ng_view v = {.data = f->images,
-                     .dtype = NG_F32,
-                     .samples = SAMPLES,
-                     .positions = pixels,
-                     .columns = C,
-                     .by_sample = way >= 5 ? C : C * pixels,
-                     .by_column = way == 3 ? pixels : 1,
-                     .by_position = way >= 5 ? SAMPLES * C
-                                    : first  ? 1
-                                             : C,
-                     .run = pixels};
-  const int64_t n = way < 2 ? C * 9 + 1 : way == 2 ? C * 9 : C + 1;
-  const ng_sym S = {out, n};
-  if (way == 0) {
-    ng_conv_input_stats_shift(f->ctx, &c, &v, SAMPLES, 0, C, true, 0.25f, S, f->scratch);
-  } else if (way == 1 || way == 2) {
-    ng_conv_input_stats_plain(f->ctx, &c, &v, SAMPLES, 0, C, way == 1, way - 1, 0.25f, S,
-                              f->scratch);
-  } else if (way == 3) {
-    ng_conv_input_stats(f->ctx, &c, &v, SAMPLES, 0, C, true, 0, 0.25f, S, f->scratch);
-  } else {
-    const ng_rows rows = {.v = &v,
-                          .take = way == 4 ? SAMPLES : SAMPLES - 1,
-                          .c1 = C,
-                          .one = true,
-                          .reduce = way == 6 ? 1 : 0};
-    ng_rows_stats(f->ctx, &rows, 0.25f, S, f->scratch);
-  }
-}
-
-static void fresh_factors_wait(void **state) {
-  enum { WAYS = 7, MOST = (C * 9 + 1) * (C * 9 + 2) / 2 };
-  ng_context_config config;
-  ng_context_config_init(&config, sizeof config);
-  config.threads = 2;
-  config.linalg = "ref";
-  char message[200];
-  fresh f;
-  assert_int_equal(ng_context_create(NG_VERSION, &config, message, sizeof message, &f.ctx), NG_OK);
-  rng r = {test_seed()};
-  f.images = floats(SAMPLES * C * SIDE * SIDE);
-  for (int64_t i = 0; i < SAMPLES * C * SIDE * SIDE; i++) {
-    f.images[i] = (float)(2.0 * rng_real(&r) - 1.0);
-  }
-  f.scratch = floats(INT64_C(1) << 22);
-  for (int way = 0; way < WAYS; way++) {
-    float *S[2];
-    for (int late = 0; late < 2; late++) {
-      S[late] = floats(MOST);
-      f.ctx->queue->la = late ? late_over(&ng_linalg_ref) : &ng_linalg_ref;
-      one_way(&f, way, S[late]);
-      assert_int_equal(late_waiting(), 0);
-    }
-    f.ctx->queue->la = &ng_linalg_ref;
-    if (memcmp(S[0], S[1], MOST * sizeof(float)) != 0) fail_msg("way %d differs", way);
-    double size = 0.0;
-    for (int i = 0; i < MOST; i++) {
-      size += (double)S[0][i] * (double)S[0][i];
-    }
-    assert_true(size > 1.0);
-    free(S[0]);
-    free(S[1]);
-  }
-  free(f.images);
-  free(f.scratch);
-  ng_context_destroy(&f.ctx);
 }
 
 /* ---- whole steps -----------------------------------------------------------------------------*/
@@ -385,7 +286,6 @@ int main(void) {
       cmocka_unit_test(entries_are_pending_until_the_wait),
       cmocka_unit_test(late_is_late),
       cmocka_unit_test(forgotten_wait_is_noticed),
-      cmocka_unit_test(fresh_factors_wait),
       cmocka_unit_test(steps_wait),
       cmocka_unit_test(ranks_wait),
       cmocka_unit_test(rescues_wait),

@@ -1,5 +1,5 @@
 /* t_stats.c: fresh factors (gram_rows.c, gram_conv.c, gram_shift.c) equal loops over all values bit for bit, for every
- * layout of an array.
+ * layout of an array, and with a linear algebra that does each entry as late as the queue allows.
  *
  * Values are k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are multiples of 1/64, and sums of
  * fewer than 2^24 / 225 of them are exact in f32 in any order.  So there is no tolerance, except for means and for values
@@ -20,11 +20,12 @@
 #include "core/core.h"
 #include "draw.h"
 #include "fixture.h"
+#include "late.h"
 #include "stat/gram_shift.h"
 
-/* NULL: the choice of the library. */
-enum { NAMES = 2 };
-static const char *const names[NAMES] = {"ref", NULL};
+/* NULL: the choice of the library; late: ref, with each entry as late as the queue allows (late.h). */
+enum { NAMES = 3 };
+static const char *const names[NAMES] = {"ref", "late", NULL};
 
 static rng numbers;
 
@@ -40,7 +41,10 @@ static void *need(int64_t bytes) {
 
 static fixture opened(const char *linalg, int32_t threads) {
   fixture f;
-  fixture_ok(&f, fixture_open(&f, "", &(fixture_how){.linalg = linalg, .threads = threads}));
+  const bool late = linalg != NULL && strcmp(linalg, "late") == 0;
+  const fixture_how how = {.linalg = late ? "ref" : linalg, .threads = threads};
+  fixture_ok(&f, fixture_open(&f, "", &how));
+  if (late) f.ctx->queue->la = late_over(&ng_linalg_ref);
   return f;
 }
 
@@ -363,6 +367,7 @@ static void must_match(ng_context *ctx, const picture *g, double (*next)(void), 
     float *scratch = guarded(floats);
     const char *what = title(g, way[k].name, ctx->queue->la->name);
     way[k].run(ctx, c, &x.v, g->take, g->c0, g->c1, g->one, g->reduce, 0.5f, S, scratch);
+    assert_int_equal(late_waiting(), 0);
     compare(S, want, tolerance, what);
     release(scratch, floats, what);
     release(S.a, ng_sym_count(n), what);
@@ -418,10 +423,10 @@ static void inputs_match_the_loops(void **unused) {
 /* Several tiles of samples (shift: 16384 pixels; plain: 16384 patches), uneven; and work enough for
  * several threads, each with its own scratch. */
 static void large_inputs_match_the_loops(void **unused) {
-  fixture f = opened(names[NAMES - 1], 3);
-  for (int i = 0; i < 6; i++) {
+  for (int k = 0; k < 6 * NAMES; k++) {
+    fixture f = opened(names[k / 6], 3);
+    const int i = k % 6, odd = i % 2;
     const bool tall = i < 4; /* sums of taps take more scratch than rows of the image */
-    const int odd = i % 2;
     picture g = {.c = tall ? conv_of(2, 300, 4, 5) : conv_of(3, 61, 80, 3),
                  .how = odd ? LIE_NHWC : LIE_NCHW,
                  .t = !odd   ? NG_F32
@@ -441,8 +446,8 @@ static void large_inputs_match_the_loops(void **unused) {
     assert_true(finish(&g.c));
     assert_true(tall || ng_conv_shift_fits(&g.c, 3));
     must_be_exact(f.ctx, &g);
+    fixture_close(&f);
   }
-  fixture_close(&f);
 }
 
 /* One sample is wider than a tile of the shift way: fits() says no, and scratch still serves
