@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -208,11 +207,4 @@ ng_options fixture_parse(const char *line) {
     fail_msg("%s: %s", line, message);
   }
   return o;
-}
-
-void fixture_file(char path[FIXTURE_FILE], const char *name) {
-  const char *folder = getenv("TMPDIR");
-  if (folder == NULL || folder[0] == 0) folder = "/tmp";
-  const int n = snprintf(path, FIXTURE_FILE, "%s/%s-%ld", folder, name, (long)getpid());
-  if (n < 0 || n >= FIXTURE_FILE) fail_msg("the name of the temporary folder is too long");
 }

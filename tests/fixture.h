@@ -78,8 +78,5 @@ void fixture_ok(const fixture *f, ng_status st);
 void fixture_set(ng_options *o, const char *name, const char *value);
 void fixture_real(ng_options *o, const char *name, double value);
 ng_options fixture_parse(const char *line); /* "method=eva damping=0.1", onto the defaults */
-/* Where this process may leave a file of this name for a while: TMPDIR, or /tmp. */
-enum { FIXTURE_FILE = 512 };
-void fixture_file(char path[FIXTURE_FILE], const char *name);
 
 #endif

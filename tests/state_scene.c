@@ -9,28 +9,15 @@
 #include <cmocka.h>
 
 #include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- a folder and its files ------------------------------------------------------------------*/
 
-char folder[64];
-
-int make_folder(void **state) {
-  /* in memory, if there is such a place: files are written often, and flushed */
-  (void)snprintf(folder, sizeof folder, "%s/t_state-XXXXXX",
-                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-  return mkdtemp(folder) ? 0 : -1;
-}
-
-int drop_folder(void **state) { return rmdir(folder); }
-
-path in_folder(const char *name) {
+path path_of(const char *name) {
   path p;
-  (void)snprintf(p.text, sizeof p.text, "%s/%s", folder, name);
+  (void)snprintf(p.text, sizeof p.text, "%s/%s", test_folder, name);
   return p;
 }
 
@@ -38,7 +25,7 @@ static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
 names list_folder(void) {
   names x = {.n = 0};
-  DIR *d = opendir(folder);
+  DIR *d = opendir(test_folder);
   for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
     if (e->d_name[0] == '.') continue;
     assert_true(x.n < (int32_t)(sizeof x.text / sizeof x.text[0]));
@@ -52,7 +39,7 @@ names list_folder(void) {
 void clear_folder(void) {
   const names x = list_folder();
   for (int32_t i = 0; i < x.n; i++)
-    assert_int_equal(remove(in_folder(x.text[i]).text), 0);
+    assert_int_equal(remove(path_of(x.text[i]).text), 0);
 }
 
 path file_of_part(const char *base, int32_t r, int32_t ranks) {
@@ -63,38 +50,15 @@ path file_of_part(const char *base, int32_t r, int32_t ranks) {
     const size_t n = strlen(x.text[i]), m = strlen(end);
     if (strncmp(x.text[i], base, strlen(base)) == 0 && x.text[i][strlen(base)] == '.' && n > m &&
         strcmp(x.text[i] + n - m, end) == 0) {
-      return in_folder(x.text[i]);
+      return path_of(x.text[i]);
     }
   }
-  return in_folder(base);
-}
-
-unsigned char *slurp(const char *name, size_t *n) {
-  FILE *f = fopen(name, "rb");
-  if (f == NULL) fail_msg("%s: %s", name, strerror(errno));
-  unsigned char *b = NULL;
-  size_t room = 0, got = 0;
-  do {
-    room = room * 2 + 65536;
-    b = realloc(b, room);
-    assert_non_null(b);
-    got += fread(b + got, 1, room - got, f);
-  } while (got == room);
-  (void)fclose(f);
-  *n = got;
-  return b;
-}
-
-void spill(const char *name, const void *bytes, size_t n) {
-  FILE *to = fopen(name, "wb");
-  assert_non_null(to);
-  assert_int_equal(fwrite(bytes, 1, n, to), n);
-  assert_int_equal(fclose(to), 0);
+  return path_of(base);
 }
 
 void assert_same_file(const char *a, const char *b) {
   size_t n, m;
-  unsigned char *x = slurp(a, &n), *y = slurp(b, &m);
+  unsigned char *x = read_file(a, &n), *y = read_file(b, &m);
   if (n != m || memcmp(x, y, n) != 0) fail_msg("%s and %s differ", a, b);
   free(x);
   free(y);

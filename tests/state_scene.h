@@ -1,21 +1,15 @@
-/* state_scene.h: what the tests of the state share: a folder for the files of a program, files
- * compared, a small run to save from. */
+/* state_scene.h: what the tests of the state share: files of the test folder, files compared, a small run to save from. */
 #ifndef TESTS_STATE_SCENE_H
 #define TESTS_STATE_SCENE_H
 
+#include "folder.h"
 #include "sim.h"
-
-extern char folder[64];
-
-/* Fixtures. */
-int make_folder(void **state);
-int drop_folder(void **state); /* succeeds only if the tests left nothing behind */
 
 typedef struct path {
   char text[160];
 } path;
 
-path in_folder(const char *name);
+path path_of(const char *name);
 
 typedef struct names {
   int32_t n;
@@ -26,8 +20,6 @@ names list_folder(void); /* all that is there, in order of names */
 void clear_folder(void);
 /* Of a state that `ranks` ranks have saved in parts under `base`, the file of rank r. */
 path file_of_part(const char *base, int32_t r, int32_t ranks);
-unsigned char *slurp(const char *name, size_t *n); /* a whole file; free() */
-void spill(const char *name, const void *bytes, size_t n);
 void assert_same_file(const char *a, const char *b);
 
 extern const sim_setup plain, spread; /* spread: ranks hold what others do not */

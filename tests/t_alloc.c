@@ -19,6 +19,7 @@
 
 #include "plane.h"
 #include "fixture.h"
+#include "folder.h"
 
 #include <stdbool.h>
 
@@ -104,7 +105,8 @@ typedef struct run {
   int32_t fc, conv, norm, threads;
   const char *options;
   float w[OUT * IN + OUT + OUT * C * 4 + 2], dw[OUT * IN + OUT + OUT * C * 4 + 2];
-  char file[64], message[256];
+  const char *file;
+  char message[256];
   int64_t t;
 } run;
 
@@ -285,7 +287,7 @@ static void start(run *r, const char *options, int32_t threads, const char *file
   memset(r, 0, sizeof *r);
   r->options = options;
   r->threads = threads;
-  (void)snprintf(r->file, sizeof r->file, "%s", file);
+  r->file = file;
   for (size_t i = 0; i < sizeof r->w / sizeof r->w[0]; i++)
     r->w[i] = number((int64_t)i + 3);
   mem.calls = mem.blocks = mem.bytes = 0;
@@ -325,14 +327,7 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
 
 /* One by one; failing from there on, every seventh of them. */
 static void every_allocation(const char *options, int32_t threads) {
-  /* In memory, if there is such a place: thousands of files are written, and flushed. */
-  char file[64], part[80];
-  (void)snprintf(file, sizeof file, "%s/t_alloc-XXXXXX",
-                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-  const int fd = mkstemp(file);
-  assert_true(fd >= 0);
-  (void)close(fd);
-  (void)snprintf(part, sizeof part, "%s.natgrad-part", file);
+  const char *file = in_folder("state"), *part = in_folder("state.natgrad-part");
   run r;
   bool stuck;
   const char *where;
@@ -408,5 +403,5 @@ int main(void) {
       cmocka_unit_test(cholesky),   cmocka_unit_test(eigen),       cmocka_unit_test(rank_one),
       cmocka_unit_test(windows_of), cmocka_unit_test(pool_of_two),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

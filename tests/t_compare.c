@@ -382,5 +382,5 @@ int main(void) {
       cmocka_unit_test(grids),       cmocka_unit_test(students),
       cmocka_unit_test(differences), cmocka_unit_test(tables),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -418,5 +418,5 @@ int main(void) {
       cmocka_unit_test(augmentation),
       cmocka_unit_test(holding_out),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -235,5 +235,5 @@ int main(void) {
       cmocka_unit_test(a_folder_is_locked),
       cmocka_unit_test(files_are_written_whole_or_not),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -84,7 +84,7 @@ static const sim_setup rows[] = {
 /* Steps are those of a run that never ended: schedules and periods apart, which begin anew. */
 static void as_if_it_went_on(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    const path dir = in_folder("factors");
+    const path dir = path_of("factors");
     sim a, b, fresh;
     open_at(&a, &rows[i], 3);
     save(&a, &dir);
@@ -106,7 +106,7 @@ static void as_if_it_went_on(void **state) {
 /* Without a new observation: a layer whose factors were loaded was seen, and is solved for. */
 static void seen_and_solved(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "", .vary = SIM_SMALL};
-  const path dir = in_folder("deep/er");
+  const path dir = path_of("deep/er");
   sim a, b;
   open_at(&a, &how, 2);
   save(&a, &dir);
@@ -118,7 +118,7 @@ static void seen_and_solved(void **state) {
   assert_int_equal(fixture_step(&b.f, &(ng_sgd){.struct_size = sizeof(ng_sgd), .lr = 0.1}),
                    NG_UNOBSERVED);
   assert_int_equal(drop(&dir), 1);
-  const path deep = in_folder("deep");
+  const path deep = path_of("deep");
   assert_int_equal(drop(&deep), 0);
   sim_close(&b);
   sim_close(&a);
@@ -127,7 +127,7 @@ static void seen_and_solved(void **state) {
 /* Off the period too: results of before are not kept. */
 static void solved_anew(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "stat_period=10 solve_period=10"};
-  const path dir = in_folder("factors");
+  const path dir = path_of("factors");
   sim a, b, twin;
   static const sim_setup every = {.method = "natgrad", .set = "stat_period=1 solve_period=1"};
   open_at(&a, &every, 3);
@@ -178,7 +178,7 @@ enum { SPREADS = sizeof spreads / sizeof spreads[0] };
 static void other_ranks(void **state) {
   for (int i = 0; i < SPREADS; i++) {
     for (int32_t ranks = 1; ranks <= 4; ranks += 3) {
-      const path first = in_folder("first"), second = in_folder("second");
+      const path first = path_of("first"), second = path_of("second");
       const sim_setup how = {.method = "natgrad", .set = spreads[i]};
       const sim_setup other = {.method = "natgrad", .set = spreads[(i + 1) % SPREADS]};
       passing made = {.how = &how, .to = first.text};
@@ -203,7 +203,7 @@ static void other_ranks(void **state) {
 /* ---- what is not there, what is damaged -------------------------------------------------------*/
 
 static void absent(void **state) {
-  const path dir = in_folder("factors");
+  const path dir = path_of("factors");
   sim a, b;
   open_at(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
@@ -232,22 +232,22 @@ static void refused(sim *s, const char *dir, ng_status st, const char *says, uin
 
 /* The last file of the folder that is read: those before it were whole, and are not taken. */
 static void damaged(void **state) {
-  const path dir = in_folder("factors"), file = below(&dir, files[3]);
+  const path dir = path_of("factors"), file = below(&dir, files[3]);
   sim a, b;
   size_t n;
   open_at(&a, &plain, 3);
   save(&a, &dir);
   open_at(&b, &plain, 1);
   const uint64_t before = sim_fingerprint(&b);
-  unsigned char *bytes = slurp(file.text, &n);
+  unsigned char *bytes = read_file(file.text, &n);
   for (size_t i = 0; i < n; i += 3) {
     bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
-    spill(file.text, bytes, n);
+    write_file(file.text, bytes, n);
     refused(&b, dir.text, NG_ERR_FILE, files[3], before);
     bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
   }
   for (size_t cut = 0; cut < n; cut += 7) {
-    spill(file.text, bytes, cut);
+    write_file(file.text, bytes, cut);
     refused(&b, dir.text, NG_ERR_FILE, files[3], before);
   }
   const path other = below(&dir, files[0]);
@@ -259,10 +259,10 @@ static void damaged(void **state) {
       "{\"__metadata__\":{\"natgrad.layer\":\"seq\",\"natgrad.crc32\":\"00000000\"}}";
   unsigned char empty[8 + sizeof none - 1] = {sizeof none - 1};
   memcpy(empty + 8, none, sizeof none - 1);
-  spill(file.text, empty, sizeof empty);
+  write_file(file.text, empty, sizeof empty);
   refused(&b, dir.text, NG_ERR_FILE, "has tensors that this layer lacks", before);
   assert_int_equal(unlink(file.text), 0);
-  spill(file.text, bytes, n);
+  write_file(file.text, bytes, n);
   refused(&b, file.text, NG_ERR_FILE, "is not a folder", before);
   refused(&b, "", NG_ERR_ARG, "no folder given", before);
   assert_int_equal(ng_save_factors(b.p, file.text), NG_ERR_FILE);
@@ -288,7 +288,7 @@ static void other_models(void **state) {
       {{.method = "natgrad", .set = "factor_blocks=2"}, "has tensors that this layer lacks"},
       {{.method = "eva", .set = ""}, "has tensors that this layer lacks"},
   };
-  const path dir = in_folder("factors");
+  const path dir = path_of("factors");
   sim a;
   open_at(&a, &plain, 3);
   save(&a, &dir);
@@ -322,13 +322,13 @@ static ng_status fail_to_load(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void all_refuse(void **state) {
-  const path dir = in_folder("factors"), file = below(&dir, files[2]);
+  const path dir = path_of("factors"), file = below(&dir, files[2]);
   ng_status each[4];
   sim a;
   open_at(&a, &plain, 3);
   save(&a, &dir);
   sim_close(&a);
-  spill(file.text, (const unsigned char *)"12345678", 8);
+  write_file(file.text, (const unsigned char *)"12345678", 8);
   failing x = {.folder = dir.text};
   assert_int_equal(ranks_run(4, fail_to_load, &x, each), NG_ERR_FILE);
   for (int r = 0; r < 4; r++) {

@@ -7,6 +7,7 @@
  * a sum and a division: 1e-5 is some 80 roundings.  Everything else is compared bit for bit. */
 #include "draw.h"
 #include "fixture.h"
+#include "folder.h"
 #include "ranks.h"
 #include "step/step.h"
 #include "toys.h"
@@ -17,7 +18,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -352,17 +352,14 @@ static void test_norm(void **state) {
 }
 
 static void test_resume(void **state) {
-  char path[] = "/tmp/natgrad-family-XXXXXX", text[512];
-  const int fd = mkstemp(path);
-  assert_true(fd >= 0);
-  (void)close(fd);
+  const char *path = in_folder("state");
+  char text[512];
   for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
     const char *set = with(text, COMMON, ranks % 2 == 0 ? "grad_worker_fraction=0.5" : "");
     life *whole = new_life(set, ranks), *rest = new_life(set, ranks);
     whole->save = rest->load = path;
     same_lives(whole, rest, 2);
   }
-  (void)unlink(path);
 }
 
 /* A NaN in the gradient of each kind of entry: the step is skipped on all ranks and gradients stay.  What
@@ -649,5 +646,5 @@ int main(void) {
       cmocka_unit_test(test_refused_life),
       cmocka_unit_test(test_set),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

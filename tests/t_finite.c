@@ -2,7 +2,6 @@
  * inverses stay in the range of their dtype.  A step that is skipped changes nothing.  A state that is not finite is
  * rejected by name.  t_huge.c has the rule of single elements. */
 #include <float.h>
-#include <glob.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,9 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 #include "family/window.h"
+#include "folder.h"
 #include "ranks.h"
 #include "step/step.h"
 #include "wild.h"
@@ -314,7 +313,8 @@ typedef struct fault {
 typedef struct faulty {
   const fault *is;
   bool parts;
-  char path[FIXTURE_FILE], why[FAULTY][200];
+  const char *path;
+  char why[FAULTY][200];
 } faulty;
 
 static void average(ng_precond *p) {
@@ -349,30 +349,19 @@ static ng_status save_and_load(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void remove_all(const char *path) {
-  char pattern[FIXTURE_FILE + 1];
-  glob_t found;
-  (void)snprintf(pattern, sizeof pattern, "%s*", path);
-  assert_int_equal(glob(pattern, 0, NULL, &found), 0);
-  for (size_t i = 0; i < found.gl_pathc; i++)
-    assert_int_equal(unlink(found.gl_pathv[i]), 0);
-  globfree(&found);
-}
-
 static void a_state_that_is_not(void **state) {
   for (int i = 0; i < 2 * (int)(sizeof faults / sizeof faults[0]); i++) {
     static faulty x;
     ng_status st[FAULTY];
     x.is = &faults[i / 2];
     x.parts = i % 2 == 1;
-    fixture_file(x.path, "t_finite");
+    x.path = in_folder("state");
     (void)ranks_run(FAULTY, save_and_load, &x, st);
     for (int r = 0; r < FAULTY; r++) {
       if (st[r] != NG_ERR_FILE || strstr(x.why[r], x.is->says) == NULL)
         fail_msg("%s, parts %d, rank %d: %s, %s", x.is->line, x.parts, r, ng_status_name(st[r]),
                  x.why[r]);
     }
-    remove_all(x.path);
   }
 }
 
@@ -383,5 +372,5 @@ int main(void) {
       cmocka_unit_test(averages_stay_in_range), cmocka_unit_test(many_positions),
       cmocka_unit_test(inverses_stay_in_range), cmocka_unit_test(a_state_that_is_not),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

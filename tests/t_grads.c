@@ -273,5 +273,5 @@ int main(void) {
   (void)unsetenv("NG_METHOD");
   (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);
   (void)setenv("NG_THREADS", "1", 1);
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

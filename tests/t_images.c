@@ -420,5 +420,5 @@ int main(void) {
       cmocka_unit_test(means_are_files_too),       cmocka_unit_test(threads_change_no_bit),
       cmocka_unit_test(damaged_files_are_skipped),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -13,10 +13,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 #include "bound.h"
 #include "draw.h"
+#include "folder.h"
 #include "ranks.h"
 #include "toys.h"
 
@@ -42,7 +42,7 @@ typedef struct life {
   int32_t last,
       save_at; /* before step save_at: saved, and gone on with from new objects; 0: never */
   int32_t wanted[RANKS]; /* of FC2, after the last step */
-  char file[64];
+  const char *file;
   float weight[RANKS][LAYERS][MOST], grad[RANKS][STEPS][LAYERS][MOST];
   ng_status status[RANKS];
   char why[RANKS][512];
@@ -142,14 +142,8 @@ static life *lived_as(life how, int32_t ranks) {
   life *l = malloc(sizeof *l);
   assert_non_null(l);
   *l = how;
-  (void)snprintf(l->file, sizeof l->file, "t_left_out-XXXXXX");
-  const int fd = l->save_at > 0 ? mkstemp(l->file) : -1;
-  if (l->save_at > 0) {
-    assert_true(fd >= 0);
-    (void)close(fd);
-  }
+  l->file = in_folder("state");
   assert_int_equal(ranks_run(ranks, live, l, NULL), NG_OK);
-  if (l->save_at > 0) (void)unlink(l->file);
   for (int32_t r = 0; r < ranks; r++) {
     if (l->status[r] != NG_OK)
       fail_msg("%s, way %d, rank %d: %s", l->set, (int)l->what, r, l->why[r]);
@@ -428,5 +422,5 @@ int main(void) {
       cmocka_unit_test(not_out_of_a_common_block),
       cmocka_unit_test(what_the_report_counts),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -154,5 +154,5 @@ int main(void) {
       cmocka_unit_test(lr_schedules_are_read_strictly),
       cmocka_unit_test(lr_default_is_the_update_s),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

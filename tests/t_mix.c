@@ -244,5 +244,5 @@ int main(void) {
       cmocka_unit_test(the_gradient_is_that_of_the_targets),
       cmocka_unit_test(the_batch_before_is_kept),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

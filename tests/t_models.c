@@ -234,5 +234,5 @@ int main(void) {
       cmocka_unit_test(wrong_names_and_tasks),
       cmocka_unit_test(weights_are_finite),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

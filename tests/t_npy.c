@@ -66,7 +66,7 @@ static void npy_reads_numpy(void **state) {
     ngio_npy_free(&a);
     assert_null(a.data);
     const char *path = in_folder("a.npy");
-    spill(path, all[v], sizeof npy1 - 1);
+    write_file(path, all[v], sizeof npy1 - 1);
     assert_int_equal(ngio_npy_read(path, &a, message, sizeof message), NGIO_OK);
     assert_int_equal(a.count, 3);
     ngio_npy_free(&a);

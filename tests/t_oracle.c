@@ -12,6 +12,7 @@
  * is printed as `worst`).
  */
 #include "fixture.h"
+#include "folder.h"
 #include "oracle.h"
 #include "layer_oracle.h"
 #include "scene.h"
@@ -24,7 +25,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -364,9 +364,7 @@ static double singular_case(uint64_t seed) {
   for (int64_t k = 0; k < 3 * calls * s->ranks; k++)
     (void)scene_call(s, (int32_t)(k % 3), (int32_t)(k / 3 % s->ranks), n);
   scene_fill(s, &r);
-  char file[FIXTURE_FILE];
-  fixture_file(file, "t_oracle");
-  const scene_look look = {.threads = 1, .resume = file, .resume_after = 1};
+  const scene_look look = {.threads = 1, .resume = in_folder("state"), .resume_after = 1};
   scene_result want, got;
   double e = INFINITY;
   norm_predict(s, &o, factors_predict, &want);
@@ -381,7 +379,6 @@ static double singular_case(uint64_t seed) {
   scene_forget(&want);
   scene_forget(&got);
   scene_destroy(&s);
-  (void)unlink(file);
   return e;
 }
 
@@ -391,5 +388,5 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(factors), cmocka_unit_test(vectors),
                                      cmocka_unit_test(norms),
                                      cmocka_unit_test(nearly_singular_norms)};
-  return cmocka_run_group_tests_name("oracle", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("oracle", tests, make_folder, delete_folder);
 }

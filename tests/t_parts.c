@@ -66,8 +66,7 @@ static const struct {
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
 static void any_ranks(void **state) {
-  const path one = in_folder("one"), parts = in_folder("parts"), x = in_folder("x"),
-             y = in_folder("y");
+  const path one = path_of("one"), parts = path_of("parts"), x = path_of("x"), y = path_of("y");
   for (int i = 0; i < ROWS; i++) {
     for (int32_t n = 1; n <= MOST; n++) {
       transfer m = {.how = &rows[i].from, .steps = 3, .one = one.text, .parts = parts.text};
@@ -158,7 +157,7 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
  * 24 arrays; loading what a rank holds, a buffer of 256 kB, lists and the manifest.  64 kB are three times what the
  * lists were seen to take.  What is said is shorter than one array. */
 static void own_and_a_buffer(void **state) {
-  const path parts = in_folder("parts");
+  const path parts = path_of("parts");
   weigh x = {.parts = parts.text};
   assert_int_equal(ranks_run(3, weigh_rank, &x, NULL), NG_OK);
   for (int r = 0; r < 3; r++) {
@@ -179,11 +178,11 @@ static void own_and_a_buffer(void **state) {
 /* Moments of weights that every rank moves are in so many parts at least, the largest of which is less than `ratio`
  * times the least. */
 static void shared_out(const sim_setup *how, int32_t parts_with, double ratio) {
-  const path parts = in_folder("parts");
+  const path parts = path_of("parts");
   must_transfer(3, (transfer){.how = how, .steps = 3, .parts = parts.text});
   int64_t least = INT64_MAX, most = 0;
   int32_t with = 0;
-  DIR *d = opendir(folder);
+  DIR *d = opendir(test_folder);
   for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
     ngio_tensors *file;
     char message[256];
@@ -191,8 +190,7 @@ static void shared_out(const sim_setup *how, int32_t parts_with, double ratio) {
     int64_t bytes = 0;
     if (e->d_name[0] == '.') continue;
     assert_int_equal(
-        ngio_tensors_read(in_folder(e->d_name).text, NULL, &file, message, sizeof message),
-        NGIO_OK);
+        ngio_tensors_read(path_of(e->d_name).text, NULL, &file, message, sizeof message), NGIO_OK);
     for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
       const ngio_tensor *t = ngio_tensors_at(file, i);
       moments += strstr(t->name, "/first.") != NULL || strstr(t->name, "/second.") != NULL;

@@ -29,19 +29,19 @@ static path part(const char *base, int32_t r) { return file_of_part(base, r, RAN
 /* ---- ranks that save, or load and look -------------------------------------------------------*/
 
 static void save(const char *base, int32_t steps) {
-  const path file = in_folder(base);
+  const path file = path_of(base);
   must_transfer(RANKS, (transfer){.parts = file.text, .steps = steps});
 }
 
 static void loads(const char *base) {
-  const path file = in_folder(base);
+  const path file = path_of(base);
   for (int32_t n = 1; n <= RANKS; n++)
     must_transfer(n, (transfer){.load = file.text});
 }
 
 /* On more ranks and on fewer; with a step behind them, which would be gone. */
 static void refused(const char *base, const char *says) {
-  const path file = in_folder(base);
+  const path file = path_of(base);
   for (int32_t n = 1; n <= RANKS; n++) {
     transfer x = {.load = file.text, .steps = 1, .says = says};
     ng_status each[RANKS];
@@ -58,7 +58,7 @@ static void refused(const char *base, const char *says) {
 static void move(const char *from, const char *to) { assert_int_equal(rename(from, to), 0); }
 
 static void parts_that_do_not_belong(void **state) {
-  const path aside = in_folder("aside");
+  const path aside = path_of("aside");
   save("a", 2);
   save("b", 3);
   loads("a");
@@ -96,7 +96,7 @@ static void parts_that_do_not_belong(void **state) {
 static void a_part_without_arrays(void **state) {
   static const sim_setup small = {
       .method = "natgrad", .set = "grad_worker_fraction=0", .vary = SIM_SMALL};
-  const path a = in_folder("a");
+  const path a = path_of("a");
   must_transfer(RANKS, (transfer){.how = &small, .parts = a.text, .steps = 1});
   must_transfer(1, (transfer){.how = &small, .load = a.text});
   int32_t empty = 0;
@@ -123,20 +123,20 @@ static void parts_that_were_edited(void **state) {
   for (int32_t r = 0; r < RANKS; r++) {
     const path p = part("a", r);
     size_t n;
-    unsigned char *bytes = slurp(p.text, &n);
+    unsigned char *bytes = read_file(p.text, &n);
     uint64_t head = 0;
     for (int i = 7; i >= 0; i--)
       head = head << 8 | bytes[i];
     const size_t at[] = {8 + (size_t)head / 3, 8 + (size_t)head, (8 + (size_t)head + n) / 2, n - 1};
     for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
       bytes[at[i]] ^= 0x20;
-      spill(p.text, bytes, n);
+      write_file(p.text, bytes, n);
       refused("a", p.text);
       bytes[at[i]] ^= 0x20;
     }
-    spill(p.text, bytes, n - 4);
+    write_file(p.text, bytes, n - 4);
     refused("a", p.text);
-    spill(p.text, bytes, n);
+    write_file(p.text, bytes, n);
     free(bytes);
   }
   loads("a");
@@ -159,10 +159,10 @@ static void no_room_for_one(void **state) {
     const int64_t n = size_of(part("new", r).text);
     most = n > most ? n : most;
   }
-  const path a = in_folder("a");
+  const path a = path_of("a");
   char blocked[200];
-  (void)snprintf(blocked, sizeof blocked, "%s/a%s.natgrad-part", folder,
-                 part("new", 1).text + strlen(in_folder("new").text));
+  (void)snprintf(blocked, sizeof blocked, "%s/a%s.natgrad-part", test_folder,
+                 part("new", 1).text + strlen(path_of("new").text));
   clear_folder();
   save("a", 2);
   const names before = list_folder();
@@ -237,7 +237,7 @@ static ng_status hurt_one(int32_t rank, ng_transport *t, void *arg) {
 /* At each message, and at each allocation, of one rank while it saves or loads: all ranks get the same status, one whole
  * state is there, and nothing is lost. */
 static void one_rank_fails(void **state) {
-  const path a = in_folder("a");
+  const path a = path_of("a");
   for (int way = 0; way < 8; way++) {
     hurt x = {.file = a.text, .memory = way >= 4, .loading = way / 2 % 2 != 0, .who = way % 2};
     const ng_status told = x.memory ? NG_ERR_NOMEM : NG_ERR_COMM;
@@ -263,7 +263,7 @@ static void one_rank_fails(void **state) {
 
 /* Hosts that do not share their folder: rank 0 does not see what another wrote, and the state before stays. */
 static void folders_apart(void **state) {
-  const path file = in_folder("state"), other = in_folder("other");
+  const path file = path_of("state"), other = path_of("other");
   save("state", 2);
   const path before = part("state", RANKS - 1);
   transfer x = {.parts = file.text,

@@ -37,12 +37,12 @@ static const char head[] = "{\"__metadata__\":{\"natgrad\":\"", tail[] = "\",\"n
 
 /* Saved by all ranks, read, and removed. */
 static parted take_parts(const sim_setup *how) {
-  const path a = in_folder("a");
+  const path a = path_of("a");
   parted x;
   must_transfer(RANKS, (transfer){.how = how, .steps = 2, .parts = a.text});
   for (int32_t r = 0; r < RANKS; r++) {
     const path p = file_of_part("a", r, RANKS);
-    x.bytes[r] = slurp(p.text, &x.n[r]);
+    x.bytes[r] = read_file(p.text, &x.n[r]);
   }
   const char *text = (const char *)x.bytes[0] + 8;
   assert_memory_equal(text, head, sizeof head - 1);
@@ -117,14 +117,14 @@ static void put(const parted *x, size_t n) {
   at += n;
   memcpy(at, x->rest, after);
   memcpy(at + sizeof tail - 1, id.text, NG_HEX);
-  spill(file_of_part("a", 0, RANKS).text, room, (size_t)(at - room) + after);
+  write_file(file_of_part("a", 0, RANKS).text, room, (size_t)(at - room) + after);
   for (int32_t r = 1; r < RANKS; r++) {
     char name[64];
     (void)snprintf(name, sizeof name, "a.%s-%dof%d", id.text, (int)r, RANKS);
     unsigned char *whole = memmem(x->bytes[r], x->n[r], x->id, NG_HEX);
     assert_non_null(whole);
     memcpy(whole, id.text, NG_HEX);
-    spill(in_folder(name).text, x->bytes[r], x->n[r]);
+    write_file(path_of(name).text, x->bytes[r], x->n[r]);
     memcpy(whole, x->id, NG_HEX);
   }
 }
@@ -133,7 +133,7 @@ static void forged(void **state) {
   rng r = {test_seed()};
   int64_t refused = 0;
   for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
-    const path a = in_folder("a");
+    const path a = path_of("a");
     parted x = take_parts(&hows[k]);
     const size_t whole = (size_t)(x.rest - x.text);
     for (int64_t trial = 0; trial < test_times(TRIALS); trial++) {
@@ -165,7 +165,7 @@ static void forged(void **state) {
 /* An array is said to be in another file than it is: the one that has it has one more than it should. */
 static void moved(void **state) {
   static const char piece[] = "\\\"pieces\\\":[{\\\"part\\\":1,\\\"crc32";
-  const path a = in_folder("a");
+  const path a = path_of("a");
   parted x = take_parts(&hows[0]);
   transfer load = {.how = &hows[0], .steps = 2, .load = a.text};
   const size_t n = (size_t)(x.rest - x.text);

@@ -57,7 +57,7 @@ static void loads(const char *file, int32_t ranks) {
 }
 
 static void two_jobs(void **state) {
-  const path a = in_folder("a");
+  const path a = path_of("a");
   for (int first = 0; first < 2; first++) { /* in parts, in one file */
     for (int late = 0; late < 2; late++) {  /* as parts are looked for, or before */
       must_transfer(RANKS, (transfer){.parts = a.text, .steps = 1});
@@ -79,21 +79,21 @@ static void two_jobs(void **state) {
 /* ---- what is ours, and what is not -----------------------------------------------------------*/
 
 static void put(const char *name, const void *bytes, size_t n) {
-  spill(in_folder(name).text, bytes, n);
+  write_file(path_of(name).text, bytes, n);
 }
 
 static bool there(const char *name) {
   struct stat at;
-  return lstat(in_folder(name).text, &at) == 0;
+  return lstat(path_of(name).text, &at) == 0;
 }
 
 static void save_parts(const char *name, int32_t steps) {
-  const path file = in_folder(name);
+  const path file = path_of(name);
   must_transfer(RANKS, (transfer){.parts = file.text, .steps = steps});
 }
 
 static void save_one(const char *name, int32_t ranks) {
-  const path file = in_folder(name);
+  const path file = path_of(name);
   must_transfer(ranks, (transfer){.one = file.text, .steps = 2});
 }
 
@@ -102,7 +102,7 @@ static void strangers_stay_and_ours_go(void **state) {
   save_parts("a", 1);
   const path early = file_of_part("a", 1, RANKS);
   const char *name = strrchr(early.text, '/') + 1;
-  unsigned char *part = slurp(early.text, &n);
+  unsigned char *part = read_file(early.text, &n);
   char swapped[256], elsewhere[256], passing[256], cut[256], begun[256];
   (void)snprintf(swapped, sizeof swapped, "%.*s-2of3", 10, name);
   (void)snprintf(elsewhere, sizeof elsewhere, "a%s", name);
@@ -123,13 +123,13 @@ static void strangers_stay_and_ours_go(void **state) {
   put(elsewhere, part, n);
   put(swapped, part, n);
   save_one("a.0123abcd-1of2", 1);
-  assert_int_equal(symlink("swapped", in_folder("a.0123456b-1of3").text), 0);
-  assert_int_equal(mkfifo(in_folder("a.0123456c-1of3").text, 0666), 0);
-  assert_int_equal(mkfifo(in_folder("a.0123456d-1of3.natgrad-part").text, 0666), 0);
-  assert_int_equal(mkdir(in_folder("a.0123456e-1of3").text, 0777), 0);
+  assert_int_equal(symlink("swapped", path_of("a.0123456b-1of3").text), 0);
+  assert_int_equal(mkfifo(path_of("a.0123456c-1of3").text, 0666), 0);
+  assert_int_equal(mkfifo(path_of("a.0123456d-1of3.natgrad-part").text, 0666), 0);
+  assert_int_equal(mkdir(path_of("a.0123456e-1of3").text, 0777), 0);
   ngio_writer *busy;
   assert_int_equal(
-      ngio_writer_create(in_folder("a.0123456f-1of3").text, NULL, 0, NULL, 0, &busy, NULL, 0),
+      ngio_writer_create(path_of("a.0123456f-1of3").text, NULL, 0, NULL, 0, &busy, NULL, 0),
       NGIO_OK);
   const names strangers = list_folder();
   /* Of a state before, and what a killed rank left at any moment. */
@@ -148,8 +148,8 @@ static void strangers_stay_and_ours_go(void **state) {
     if (i >= strangers.n || strcmp(after.text[i], strangers.text[i]) != 0)
       fail_msg("%s is there", after.text[i]);
   }
-  loads(in_folder("a").text, 2);
-  loads(in_folder("a.0123abcd-1of2").text, 2);
+  loads(path_of("a").text, 2);
+  loads(path_of("a.0123abcd-1of2").text, 2);
   ngio_writer_abandon(&busy);
   clear_folder();
 }
@@ -161,8 +161,8 @@ static void one_file_after_parts(void **state) {
     save_parts("b", 1);
     save_one("a", ranks);
     assert_int_equal(list_folder().n, 1 + RANKS);
-    loads(in_folder("a").text, 2);
-    loads(in_folder("b").text, 2);
+    loads(path_of("a").text, 2);
+    loads(path_of("b").text, 2);
     clear_folder();
   }
 }
@@ -171,8 +171,8 @@ static void one_file_after_parts(void **state) {
 static void other_ways_to_say_it(void **state) {
   char was[4096], twice[160];
   assert_non_null(getcwd(was, sizeof was));
-  assert_int_equal(chdir(folder), 0);
-  (void)snprintf(twice, sizeof twice, "%s//a", folder);
+  assert_int_equal(chdir(test_folder), 0);
+  (void)snprintf(twice, sizeof twice, "%s//a", test_folder);
   const char *const name[] = {"a", "./a", twice};
   for (int i = 0; i < 3; i++) {
     for (int32_t steps = 1; steps < 3; steps++) {
@@ -181,7 +181,7 @@ static void other_ways_to_say_it(void **state) {
     }
   }
   assert_int_equal(chdir(was), 0);
-  loads(in_folder("a").text, 2);
+  loads(path_of("a").text, 2);
   clear_folder();
 }
 

@@ -1,6 +1,7 @@
 /* t_picture: decoded pixels equal the written ones, every kind of file has its defined result, damage gives an error;
  * scaling against a plain version in double. */
 #include "data/picture.h"
+#include "folder.h"
 #include "picture_files.h"
 
 #include <math.h>
@@ -298,25 +299,21 @@ static void damage_is_reported(void **state) {
 }
 
 static void no_files(void **state) {
-  char folder[] = "/tmp/t_picture.XXXXXX", path[64], why[PICTURE_WHY] = "";
+  const char *path = in_folder("pipe");
+  char why[PICTURE_WHY] = "";
   picture p;
-  assert_non_null(mkdtemp(folder));
-  assert_false(picture_read(folder, &p, why));
+  assert_false(picture_read(test_folder, &p, why));
   assert_string_equal(why, "not a regular file");
-  (void)snprintf(path, sizeof path, "%s/pipe", folder);
   assert_int_equal(mkfifo(path, 0600), 0);
   assert_false(picture_read(path, &p, why)); /* nobody writes to it: it would hang */
   assert_string_equal(why, "not a regular file");
   assert_int_equal(unlink(path), 0);
   assert_false(picture_read(path, &p, why));
   assert_string_equal(why, "No such file or directory");
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  assert_int_equal(fclose(f), 0);
+  write_file(path, "", 0);
   assert_false(picture_read(path, &p, why));
   assert_string_equal(why, "0 bytes, expected 1 to 268435456");
   assert_int_equal(unlink(path), 0);
-  assert_int_equal(rmdir(folder), 0);
 }
 
 /* ---- scaling -----------------------------------------------------------------------------------*/
@@ -367,11 +364,6 @@ static void scaling_is_the_triangle_filter(void **state) {
   assert_true(h == (int64_t)65500 * 4096 && w == 4096);
 }
 
-static int prepare(void **state) {
-  make_noise();
-  return 0;
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(png_pixels_are_those_written),
@@ -383,5 +375,6 @@ int main(void) {
       cmocka_unit_test(no_files),
       cmocka_unit_test(scaling_is_the_triangle_filter),
   };
-  return cmocka_run_group_tests(tests, prepare, NULL);
+  make_noise();
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

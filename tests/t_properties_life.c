@@ -159,7 +159,7 @@ static scene_look stage(int32_t ranks) { return (scene_look){.threads = ranks ==
  * running average decides the other steps. */
 static void resumed(const variant *v) {
   assert_int_equal(make_folder(NULL), 0);
-  const path file = in_folder("state");
+  const path file = path_of("state");
   for (int k = 0; k < 7; k++) {
     const int32_t ranks = k < 3 ? 1 : 3;
     scene *s = party(v, ranks);

@@ -267,5 +267,5 @@ int main(void) {
       cmocka_unit_test(micro_batches_make_a_batch),
       cmocka_unit_test(every_setting_has_an_effect),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -311,5 +311,5 @@ int main(void) {
       cmocka_unit_test(fisher_says_whose_labels_are_observed),
       cmocka_unit_test(the_fourth_skipped_step_ends_the_run),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

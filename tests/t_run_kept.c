@@ -217,5 +217,5 @@ int main(void) {
       cmocka_unit_test(weights_are_averaged),
       cmocka_unit_test(averages_go_on),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -22,15 +22,15 @@ typedef struct path {
   double *w[16], *g[16]; /* of step k, from 0; w of `steps`, too */
 } path;
 
-static path path_of(const data_set *d, const char *folder, const char *set, int steps) {
+static path path_of(const data_set *d, const char *name, const char *set, int steps) {
   path p = {.steps = steps};
   feed f;
   for (int k = 0; k <= steps; k++) {
     trained r;
-    char name[32], words[600];
-    (void)snprintf(name, sizeof name, "%s-%d", folder, k);
+    char run[32], words[600];
+    (void)snprintf(run, sizeof run, "%s-%d", name, k);
     (void)snprintf(words, sizeof words, "%s steps=%d", set, k > 0 ? k : 1);
-    train(d, name, words, &r);
+    train(d, run, words, &r);
     nn *net = network_of(&r, d, r.s.batch, (uint64_t)r.s.seed);
     if (k > 0) load_weights(net, r.model);
     p.count = nn_weights(net);
@@ -193,5 +193,5 @@ int main(void) {
       cmocka_unit_test(momentum_is_the_published_one),
       cmocka_unit_test(damping_keeps_its_ratio),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -130,7 +130,7 @@ static void cut_and_grown(void **state) {
     memcpy(exact, b, n);
     assert_int_equal(parse(exact, n, &f), n == whole ? NGIO_OK : NGIO_ERR_FILE);
     ngio_tensors_close(&f);
-    spill(path, b, n);
+    write_file(path, b, n);
     ngio_status st = ngio_tensors_read(path, NULL, &f, message, sizeof message);
     assert_int_equal(st, n == whole ? NGIO_OK : NGIO_ERR_FILE);
     if (n < whole && n >= whole - 4) expect_message("'h'"); /* the tensor that was cut is named */
@@ -307,7 +307,7 @@ static void read_together(void **state) {
   unsigned char *bytes = malloc(N), *got = calloc(N, 1);
   for (int i = 0; i < N; i++)
     bytes[i] = (unsigned char)(i ^ i >> 7 ^ i >> 17);
-  spill(file, bytes, N);
+  write_file(file, bytes, N);
   ngio_source s;
   int32_t lanes = 0;
   assert_int_equal(ngio_source_open(&s, file, message, sizeof message), NGIO_OK);

@@ -71,9 +71,9 @@ static void round_trip(void **state) {
 
   /* The same content twice gives the same bytes. */
   size_t a, b;
-  unsigned char *first = slurp(path, &a);
+  unsigned char *first = read_file(path, &a);
   assert_int_equal(ngio_tensors_write(path, t, n, text, 2, message, sizeof message), NGIO_OK);
-  unsigned char *again = slurp(path, &b);
+  unsigned char *again = read_file(path, &b);
   assert_int_equal(a, b);
   assert_memory_equal(first, again, a);
   free(first);
@@ -107,7 +107,7 @@ static void piece_by_piece(void **state) {
 
   /* Misuse is refused and leaves the file as it is. */
   size_t n;
-  unsigned char *before = slurp(path, &n);
+  unsigned char *before = read_file(path, &n);
   assert_int_equal(ngio_writer_create(path, t, 2, NULL, 0, &w, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_put(w, two, 29, message, sizeof message), NGIO_ERR_ARG);
   assert_int_equal(ngio_writer_put(w, two, 16, message, sizeof message), NGIO_OK);
@@ -129,7 +129,7 @@ static void piece_by_piece(void **state) {
                    NGIO_ERR_ARG);
   expect_message("'y': wider dtypes go first");
   size_t m;
-  unsigned char *after = slurp(path, &m);
+  unsigned char *after = read_file(path, &m);
   assert_int_equal(n, m);
   assert_memory_equal(before, after, n);
   free(before);
@@ -159,7 +159,7 @@ static void to_a_stream(void **state) {
   const ngio_text text = {"sum", "1234abcd"};
   size_t n;
   assert_int_equal(ngio_tensors_write(path, t, 2, &text, 1, message, sizeof message), NGIO_OK);
-  unsigned char *file = slurp(path, &n);
+  unsigned char *file = read_file(path, &n);
   for (int32_t fail_at = 1; fail_at <= 4; fail_at++) {
     sink s = {.fail_at = fail_at};
     ngio_writer *w;
@@ -187,7 +187,7 @@ static void to_a_stream(void **state) {
 static void refused_places(void **state) {
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
   const char *file = in_folder("file");
-  spill(file, "x", 1);
+  write_file(file, "x", 1);
   char under[200];
   (void)snprintf(under, sizeof under, "%s/under", file);
   struct {
@@ -196,7 +196,7 @@ static void refused_places(void **state) {
                 {"", "no path"},
                 {in_folder("absent/file"), strerror(ENOENT)},
                 {under, strerror(ENOTDIR)},
-                {folder, "not a regular file"},
+                {test_folder, "not a regular file"},
                 {"/dev/full", "not a regular file"},
                 {"/proc/self/natgrad-test", "cannot write"}};
   for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
@@ -221,7 +221,7 @@ static void refused_places(void **state) {
   ngio_tensors *f;
   const char *pipe_path = in_folder("pipe");
   assert_int_equal(mkfifo(pipe_path, 0600), 0);
-  const char *odd[] = {NULL, "", folder, "/dev/zero", pipe_path, in_folder("absent")};
+  const char *odd[] = {NULL, "", test_folder, "/dev/zero", pipe_path, in_folder("absent")};
   for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
     assert_int_equal(ngio_tensors_read(odd[i], NULL, &f, message, sizeof message), NGIO_ERR_FILE);
     assert_null(f);
@@ -267,7 +267,7 @@ static void left_behind_and_locked(void **state) {
   /* What a killed writer left is taken over, however long it was. */
   char rubbish[3000];
   memset(rubbish, 'x', sizeof rubbish);
-  spill(part, rubbish, sizeof rubbish);
+  write_file(part, rubbish, sizeof rubbish);
   assert_int_equal(ngio_tensors_write(path, &t, 1, NULL, 0, message, sizeof message), NGIO_OK);
   assert_int_equal(access(part, F_OK), -1);
   ngio_tensors *f;
@@ -283,12 +283,12 @@ static void left_behind_and_locked(void **state) {
   assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_OK);
   /* A link under the temporary name is not followed. */
   const char *precious = in_folder("precious");
-  spill(precious, "keep", 4);
+  write_file(precious, "keep", 4);
   assert_int_equal(symlink(precious, part), 0);
   assert_int_equal(ngio_tensors_write(path, &t, 1, NULL, 0, message, sizeof message),
                    NGIO_ERR_FILE);
   size_t n;
-  unsigned char *b = slurp(precious, &n);
+  unsigned char *b = read_file(precious, &n);
   assert_int_equal(n, 4);
   assert_memory_equal(b, "keep", 4);
   free(b);

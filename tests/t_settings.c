@@ -390,5 +390,5 @@ int main(void) {
       cmocka_unit_test(many_unknown_keys),
       cmocka_unit_test(a_run_goes_on_as_it_began),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

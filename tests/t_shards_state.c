@@ -76,7 +76,7 @@ static void goes_on(const scene *went, const scene *x, bool same) {
 }
 
 static void read_by_any_split(void **state) {
-  const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
+  const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     for (int across = 0; across < 2; across++) {
       scene how = saver(updates[u], one.text, parts.text);
@@ -109,7 +109,7 @@ static void read_by_any_split(void **state) {
 
 /* One who has all of every layer saves; ranks with parts read it. */
 static void read_from_whole(void **state) {
-  const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
+  const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     scene how = saver(updates[u], one.text, parts.text);
     how.model = 1;

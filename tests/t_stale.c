@@ -9,6 +9,7 @@
  * of one form changes verdicts.  Walks closer to the tolerance than rounding (CLOSE) are not judged. */
 #include "draw.h"
 #include "fixture.h"
+#include "folder.h"
 #include "linalg/linalg.h"
 #include "ranks.h"
 #include "stat/stat.h"
@@ -20,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -553,8 +553,7 @@ static void skipped_steps(void **state) {
 }
 
 static void resumes(void **state) {
-  char file[FIXTURE_FILE];
-  fixture_file(file, "t_stale");
+  const char *file = in_folder("state");
   for (int at = 1; at < 30; at += 4) {
     life whole = {.a = 1, .g = 2, .ranks = 2, .bad = -1}, first = whole, second = whole;
     first.to = at;
@@ -567,7 +566,6 @@ static void resumes(void **state) {
     for (int32_t r = 0; r < 2; r++)
       assert_memory_equal(&second.P[r][at], &whole.P[r][at], sizeof(float) * (size_t)(STEPS - at));
   }
-  (void)unlink(file);
 }
 
 /* One more array a statistic, where asked for; two arrays of 64 bytes each here. */
@@ -592,5 +590,5 @@ int main(void) {
       cmocka_unit_test(resumes),
       cmocka_unit_test(memory_is_counted),
   };
-  return cmocka_run_group_tests_name("stale", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("stale", tests, make_folder, delete_folder);
 }

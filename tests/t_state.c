@@ -102,10 +102,10 @@ static void resume_once(const sim_setup *how, int32_t ranks, int64_t k, int64_t 
     r.wrong = "damping=0.9 stat_decay=0.1 clip=none eigen_floor=0.5";
   }
   if (strcmp(how->method, "sam") == 0) r.wrong = "stat_decay=0.1";
-  r.at_k = in_folder("k");
-  r.loaded = in_folder("loaded");
-  r.end = in_folder("end");
-  r.end_again = in_folder("end2");
+  r.at_k = path_of("k");
+  r.loaded = path_of("loaded");
+  r.end = path_of("end");
+  r.end_again = path_of("end2");
   const ng_status st = ranks_run(ranks, whole_and_resumed, &r, NULL);
   if (st != NG_OK) fail_msg("%s %s: %s", how->method, how->set, ng_status_name(st));
   for (int32_t rank = 0; rank < ranks; rank++) {
@@ -214,7 +214,7 @@ static void other_ranks_layouts_linalg(void **state) {
        .vary = SIM_NHWC},
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
   };
-  const path a = in_folder("three"), b = in_folder("one"), c = in_folder("two");
+  const path a = path_of("three"), b = path_of("one"), c = path_of("two");
   transfer r = {.how = &how[0], .steps = 3, .one = a.text};
   assert_int_equal(ranks_run(3, play_transfer, &r, NULL), NG_OK);
   r = (transfer){.how = &how[1], .load = a.text, .one = b.text};
@@ -246,7 +246,7 @@ static void published_order(void **state) {
   const plane w = plane_of(dw, O, P - 1, NG_F32), bias = plane_of(db, 1, O, NG_F32);
   const plane vx = plane_images(x, PLANE_NCHW, B, C, H, W, NG_F32);
   const plane vg = plane_images(g, PLANE_NCHW, B, O, H, W, NG_F32);
-  const path file = in_folder("conv");
+  const path file = path_of("conv");
   fixture_ok(&f, fixture_open(&f, "method=natgrad", NULL));
   fixture_ok(&f, plane_conv2d(f.p, "c", C, O, K, 1, 1, H, W, 1, &conv));
   fixture_ok(&f, fixture_bind(&f, conv, NG_WEIGHT, &w, NULL));

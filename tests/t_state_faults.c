@@ -27,7 +27,7 @@ enum { RANKS = 3 };
 
 static void out_of_order(void **state) {
   sim s;
-  const path file = in_folder("file");
+  const path file = path_of("file");
   fixture f;
   fixture_ok(&f, fixture_open(&f, "", NULL));
   assert_int_equal(ng_save(f.p, file.text), NG_ERR_STATE);
@@ -59,7 +59,7 @@ static void refused_save(sim *s, const char *file, const char *says) {
 /* What could not be read back does not replace what can. */
 static void counts_beyond_doubles(void **state) {
   sim s;
-  const path file = in_folder("file");
+  const path file = path_of("file");
   open_at(&s, &plain, 2);
   s.p->steps = INT64_C(1) << 53;
   assert_int_equal(ng_save(s.p, file.text), NG_OK);
@@ -74,11 +74,11 @@ static void counts_beyond_doubles(void **state) {
 
 static void bad_places(void **state) {
   sim s;
-  const path sub = in_folder("none/file");
+  const path sub = path_of("none/file");
   open_at(&s, &plain, 2);
   refused_save(&s, sub.text, strerror(ENOENT));
   refused_save(&s, "/dev/full", "not a regular file");
-  refused_save(&s, folder, "not a regular file");
+  refused_save(&s, test_folder, "not a regular file");
   refused_save(&s, "/proc/self/natgrad-test", "cannot write");
   sim_close(&s);
 }
@@ -131,18 +131,18 @@ static ng_status fail_together(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void ranks_fail_together(void **state) {
-  const path good = in_folder("good"), bad = in_folder("bad"), nowhere = in_folder("no/where"),
-             copy = in_folder("copy");
+  const path good = path_of("good"), bad = path_of("bad"), nowhere = path_of("no/where"),
+             copy = path_of("copy");
   const char *const says[FAILURES] = {"is damaged", strerror(ENOENT), strerror(EFBIG),
                                       "between ng_begin and a step"};
   together x = {.good = good.text, .bad = bad.text, .nowhere = nowhere.text};
   transfer first = {.steps = 3, .one = good.text};
   size_t n;
   assert_int_equal(ranks_run(1, play_transfer, &first, NULL), NG_OK);
-  unsigned char *bytes = slurp(good.text, &n);
-  spill(copy.text, bytes, n);
+  unsigned char *bytes = read_file(good.text, &n);
+  write_file(copy.text, bytes, n);
   bytes[n - 1] ^= 1; /* which rank 0 reads when all others wait */
-  spill(bad.text, bytes, n);
+  write_file(bad.text, bytes, n);
   free(bytes);
   void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
   for (int i = 0; i < 10; i++) {
@@ -156,7 +156,7 @@ static void ranks_fail_together(void **state) {
       assert_false(x.changed[r]);
     }
     assert_same_file(good.text, copy.text);
-    assert_int_equal(access(in_folder("good.natgrad-part").text, F_OK), -1);
+    assert_int_equal(access(path_of("good.natgrad-part").text, F_OK), -1);
   }
   (void)signal(SIGXFSZ, handler);
   clear_folder();
@@ -200,7 +200,7 @@ static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void transport_fails(void **state) {
-  const path file = in_folder("file"), part = in_folder("file.natgrad-part");
+  const path file = path_of("file"), part = path_of("file.natgrad-part");
   char message[256];
   for (int loading = 0; loading < 2; loading++) {
     for (int32_t who = 0; who < 2; who++) {

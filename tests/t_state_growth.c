@@ -17,6 +17,7 @@
 
 #include "json_edit.h"
 #include "fixture.h"
+#include "folder.h"
 #include "safetensors.h"
 #include "state/work.h"
 #include "stream.h"
@@ -144,11 +145,10 @@ static int64_t system_calls(void) {
 
 /* Thousands of small arrays are few calls of the system: one for 256 KB and some more. */
 static void in_large_pieces(void **state) {
-  char file[FIXTURE_FILE];
+  const char *file = in_folder("state");
   struct stat is;
   subject s;
   make(&s, FEW);
-  fixture_file(file, "t_state_growth");
   for (int loading = 0; loading < 2; loading++) {
     const int64_t before = system_calls();
     if (before < 0) break;
@@ -160,7 +160,6 @@ static void in_large_pieces(void **state) {
                loading ? "loading" : "saving", (long long)is.st_size, (long long)calls,
                (long long)most);
   }
-  (void)unlink(file);
   fixture_close(&s.f);
   free(s.grad);
 }
@@ -205,5 +204,5 @@ static void in_proportion(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(in_large_pieces),
                                      cmocka_unit_test(in_proportion)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -54,12 +54,12 @@ static void quick_set(const quick *q, const void *bytes, size_t n) {
 static void damaged(void **state) {
   sim a, b;
   size_t n;
-  const path good = in_folder("good");
+  const path good = path_of("good");
   const sim_setup small = {.method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL};
   open_at(&a, &small, 3);
   assert_int_equal(ng_save(a.p, good.text), NG_OK);
   sim_close(&a);
-  unsigned char *bytes = slurp(good.text, &n);
+  unsigned char *bytes = read_file(good.text, &n);
   ngio_tensors *f;
   char message[256];
   assert_int_equal(ngio_tensors_read(good.text, NULL, &f, message, sizeof message), NGIO_OK);
@@ -95,7 +95,7 @@ static void damaged(void **state) {
   assert_untouched(&b, &small, 1);
   quick_set(&q, bytes, n);
   assert_int_equal(ng_load(b.p, q.name.text), NG_OK);
-  const path again = in_folder("again");
+  const path again = path_of("again");
   assert_int_equal(ng_save(b.p, again.text), NG_OK);
   assert_same_file(good.text, again.text);
   ngio_tensors_close(&f);
@@ -107,7 +107,7 @@ static void damaged(void **state) {
 }
 
 static void other_models(void **state) {
-  const path good = in_folder("good");
+  const path good = path_of("good");
   sim a;
   open_at(&a, &plain, 3);
   assert_int_equal(ng_save(a.p, good.text), NG_OK);
@@ -276,7 +276,7 @@ static void texts_that_json_cannot_hold(void **state) {
     fixture_ok(&f, ng_add_linear(f.p, "fc", 3, 2, 0, &index));
     fixture_ok(&f, ng_add_linear(f.p, i == 0 ? "second" : "second\xff", 3, 2, 0, &index));
     fixture_ok(&f, ng_ready(f.p));
-    const path file = in_folder("no_utf8");
+    const path file = path_of("no_utf8");
     assert_int_equal(ng_save(f.p, file.text), NG_ERR_FILE);
     assert_non_null(strstr(ng_last_error(f.ctx), option[i]));
     assert_non_null(strstr(ng_last_error(f.ctx), "is not UTF-8"));
@@ -286,7 +286,7 @@ static void texts_that_json_cannot_hold(void **state) {
 }
 
 static void lying(void **state) {
-  const path good = in_folder("good"), bad = in_folder("bad");
+  const path good = path_of("good"), bad = path_of("bad");
   sim a, b;
   char message[256];
   float room[512];
@@ -321,7 +321,7 @@ static void lying(void **state) {
                    NGIO_OK);
   refused(&b, bad.text, "without a state of natgrad");
   refused(&b, "/dev/null", "not a regular file");
-  refused(&b, in_folder("absent").text, strerror(ENOENT));
+  refused(&b, path_of("absent").text, strerror(ENOENT));
   FILE *text = fopen(bad.text, "wb");
   assert_non_null(text);
   (void)fputs("this is a text and not a state at all", text);
@@ -346,7 +346,7 @@ static void lying(void **state) {
 /* Rungs are counted by the rank that climbed them; a file keeps the sum, whoever reads it. */
 static void counters_come_back(void **state) {
   static const char *const name[] = {"more_damping", "in_double", "kept_last", "plain", "skipped"};
-  const path good = in_folder("good"), forged = in_folder("forged"), again = in_folder("again");
+  const path good = path_of("good"), forged = path_of("forged"), again = path_of("again");
   static const sim_setup how = {.method = "natgrad", .set = "update=sgd", .linalg = "ref"};
   char message[256];
   transfer r = {.how = &how, .steps = 3, .one = good.text};

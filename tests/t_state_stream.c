@@ -38,7 +38,7 @@ static void saved(sim *s, stream *to) {
 /* ---- the bytes -------------------------------------------------------------------------------*/
 
 static void bytes_of_a_file(void **state) {
-  const path file = in_folder("file");
+  const path file = path_of("file");
   for (int i = 0; i < ROWS; i++) {
     sim a;
     stream s = {0};
@@ -46,7 +46,7 @@ static void bytes_of_a_file(void **state) {
     open_at(&a, &rows[i], 3);
     saved(&a, &s);
     assert_int_equal(ng_save(a.p, file.text), NG_OK);
-    unsigned char *bytes = slurp(file.text, &n);
+    unsigned char *bytes = read_file(file.text, &n);
     assert_int_equal(s.n, n);
     assert_memory_equal(s.bytes, bytes, n);
     free(bytes);
@@ -314,11 +314,11 @@ static void ranks_fail_together(void **state) {
     assert_true(k > 10);
   }
   /* What two ranks wrote is what they write to a file; */
-  const path file = in_folder("two");
+  const path file = path_of("two");
   transfer x = {.steps = 2, .one = file.text};
   size_t n;
   assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
-  unsigned char *bytes = slurp(file.text, &n);
+  unsigned char *bytes = read_file(file.text, &n);
   assert_int_equal(n, whole.n);
   assert_memory_equal(bytes, whole.bytes, n);
   free(bytes);

@@ -170,5 +170,5 @@ int main(void) {
       cmocka_unit_test(batches_cover_an_epoch),
       cmocka_unit_test(steps_say_what_was_not_observed),
   };
-  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+  return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

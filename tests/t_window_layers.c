@@ -7,10 +7,10 @@
 #include <cmocka.h>
 
 #include "fixture.h"
+#include "folder.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { IN = 3, OUT = 2, N = IN * OUT, MOST = 6 };
 
@@ -241,9 +241,8 @@ static void saved(void **state) {
                                         "method=mfac window=3 per_layer='a: window=4'",
                                         "method=mfac window=3 per_layer='b: window=5'",
                                         "method=mfac window=3"};
-  char file[FIXTURE_FILE];
+  const char *file = in_folder("state");
   model m;
-  fixture_file(file, "window-layers");
   for (int i = 0; i < 4; i++) {
     assert_int_equal(open_model(&m, options[i], "ab", NULL), NG_OK);
     fixture_ok(&m.f, ng_ready(m.f.p));
@@ -253,7 +252,6 @@ static void saved(void **state) {
     if (i > 0) assert_non_null(strstr(ng_last_error(m.f.ctx), "options of layer"));
     fixture_close(&m.f);
   }
-  (void)unlink(file);
 }
 
 int main(void) {
@@ -261,5 +259,5 @@ int main(void) {
       cmocka_unit_test(blocks),      cmocka_unit_test(refused), cmocka_unit_test(weights_needed),
       cmocka_unit_test(values_move), cmocka_unit_test(planned), cmocka_unit_test(saved),
   };
-  return cmocka_run_group_tests_name("windows of layers", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("windows of layers", tests, make_folder, delete_folder);
 }

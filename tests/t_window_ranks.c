@@ -12,6 +12,7 @@
 #include "draw.h"
 #include "family/window.h"
 #include "fixture.h"
+#include "folder.h"
 #include "model/model.h"
 #include "ranks.h"
 #include "safetensors.h"
@@ -21,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { IN = 9, OUT = 7, LONG = 70000, LAST = 5, STEPS = 7, MOST = 4, AT = 3 };
 enum { FC1 = IN * OUT, FC2 = OUT * LAST, D = FC1 + OUT + LONG + FC2 };
@@ -261,10 +261,7 @@ static ngio_tensors *opened(const char *file) {
 /* A state of several ranks resumes on as many, on fewer, or from one rank.  The number of slices does not change the stored
  * rows. */
 static void states_do_not_know_ranks(void **state) {
-  char folder[] = "/tmp/t_window_ranks-XXXXXX", file[2][64];
-  assert_non_null(mkdtemp(folder));
-  for (int i = 0; i < 2; i++)
-    (void)snprintf(file[i], sizeof file[i], "%s/%d", folder, i);
+  const char *file[2] = {in_folder("whole"), in_folder("slices")};
   for (int k = 0; k < WINDOWS; k++) {
     if (strstr(windows[k], "=owner") != NULL) continue; /* its moments are on other ranks */
     life *one = lived(1, windows[k], "", NULL, file[0]);
@@ -296,19 +293,13 @@ static void states_do_not_know_ranks(void **state) {
     free(more);
     free(one);
   }
-  for (int i = 0; i < 2; i++)
-    (void)unlink(file[i]);
-  assert_int_equal(rmdir(folder), 0);
 }
 
 /* Groups are those of ng_ready, and belong to the state. */
 static void other_groups(void **state) {
-  char file[] = "/tmp/t_window_ranks-XXXXXX";
+  const char *file = in_folder("groups");
   float g[6] = {1, 2, 3, 4, 5, 6};
   const plane v[2] = {plane_of(g, 1, 3, NG_F32), plane_of(g + 3, 1, 3, NG_F32)};
-  const int fd = mkstemp(file);
-  assert_true(fd >= 0);
-  (void)close(fd);
   for (int k = 0; k < 2; k++) {
     fixture f;
     fixture_ok(&f, fixture_open(&f, "method=mfac window=2 window_scope=group", NULL));
@@ -326,7 +317,6 @@ static void other_groups(void **state) {
     }
     fixture_close(&f);
   }
-  assert_int_equal(unlink(file), 0);
 }
 
 /* ---- where slices begin ----------------------------------------------------------------------*/
@@ -419,5 +409,5 @@ int main(void) {
       cmocka_unit_test(memory_is_shared_out), cmocka_unit_test(states_do_not_know_ranks),
       cmocka_unit_test(other_groups),
   };
-  return cmocka_run_group_tests_name("windows on ranks", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("windows on ranks", tests, make_folder, delete_folder);
 }

@@ -8,12 +8,12 @@
 
 #include "draw.h"
 #include "fixture.h"
+#include "folder.h"
 #include "safetensors.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { LONG = 40, STEPS = 30 };
 
@@ -66,10 +66,7 @@ static void same_factor(const char *a, const char *b) {
 static void goes_on(void **state) {
   static const int at[] = {1, 6, 7, 8, 16, 17, 18, 25};
   static life whole, parts, refused;
-  static const char *const name[] = {"factor-whole", "factor-first", "factor-second"};
-  char file[3][FIXTURE_FILE];
-  for (int i = 0; i < 3; i++)
-    fixture_file(file[i], name[i]);
+  const char *file[] = {in_folder("whole"), in_folder("first"), in_folder("second")};
   live(0, STEPS, NULL, file[0], false, &whole);
   live(0, STEPS, NULL, file[1], true, &refused);
   assert_memory_equal(&whole, &refused, sizeof whole);
@@ -80,8 +77,6 @@ static void goes_on(void **state) {
     assert_memory_equal(&whole, &parts, sizeof whole);
     same_factor(file[0], file[2]);
   }
-  for (int i = 0; i < 3; i++)
-    (void)unlink(file[i]);
 }
 
 /* ---- refused after the solve -----------------------------------------------------------------*/
@@ -139,10 +134,7 @@ static void live_refused(const char *store, double damping, const char *save,
  * bit, 14 times; 1e-5 of the largest is ten times that. */
 static void refused_late_with(const char *store) {
   static float whole[LATE][LONG], same[LATE][LONG], other[LATE][LONG];
-  static const char *const name[] = {"factor-refused", "factor-late"};
-  char file[2][FIXTURE_FILE];
-  for (int i = 0; i < 2; i++)
-    fixture_file(file[i], name[i]);
+  const char *file[] = {in_folder("refused"), in_folder("late")};
   live_refused(store, 0, file[0], whole);
   live_refused(store, 1e-3, file[1], same);
   assert_memory_equal(whole, same, sizeof whole);
@@ -155,8 +147,6 @@ static void refused_late_with(const char *store) {
     for (int i = 0; i < LONG; i++)
       assert_true(fabs((double)whole[t][i] - (double)other[t][i]) <= 1e-5 * most);
   }
-  for (int i = 0; i < 2; i++)
-    (void)unlink(file[i]);
 }
 
 static void refused_late(void **state) {
@@ -167,5 +157,5 @@ static void refused_late(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(goes_on), cmocka_unit_test(refused_late)};
-  return cmocka_run_group_tests_name("states of windows", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("states of windows", tests, make_folder, delete_folder);
 }

@@ -136,6 +136,7 @@ set(natgrad_unit_tests
 set(natgrad_test_support_sources
     tests/families.c
     tests/fixture.c
+    tests/folder.c
     tests/layer_oracle.c
     tests/oracle.c
     tests/plan_count.c
@@ -228,7 +229,7 @@ set(natgrad_trainer_tests
     t_settings
     t_traffic
     t_train)
-add_library(natgrad_trainer_support STATIC tests/json_edit.c tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
+add_library(natgrad_trainer_support STATIC tests/folder.c tests/json_edit.c tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
 target_include_directories(natgrad_trainer_support PRIVATE include base io cli tests)
 target_link_libraries(natgrad_trainer_support PRIVATE PkgConfig::CMOCKA)
 foreach(test IN LISTS natgrad_trainer_tests)

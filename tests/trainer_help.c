@@ -9,36 +9,11 @@
 #include <cmocka.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static char folder[256];
-
-int make_scratch(void **state) {
-  (void)snprintf(folder, sizeof folder, "/tmp/t_train.XXXXXX");
-  return mkdtemp(folder) != NULL ? 0 : -1;
-}
-
-int drop_scratch(void **state) {
-  char command[512];
-  (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
-  return system(command);
-}
-
-const char *in_folder(const char *name) {
-  static char path[4][512];
-  static int turn;
-  char *p = path[turn++ % 4];
-  (void)snprintf(p, sizeof path[0], "%s/%s", folder, name);
-  return p;
-}
-
 void put_file(const char *name, const void *bytes, size_t n) {
-  FILE *f = fopen(in_folder(name), "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
+  write_file(in_folder(name), bytes, n);
 }
 
 void put_npy(const char *name, const char *type, const char *shape, const void *values, size_t n) {

@@ -3,12 +3,9 @@
 #ifndef TESTS_TRAINER_HELP_H
 #define TESTS_TRAINER_HELP_H
 
+#include "folder.h"
 #include "train/settings.h"
 
-/* Fixtures: the folder and all that is in it. */
-int make_scratch(void **state);
-int drop_scratch(void **state);
-const char *in_folder(const char *name); /* valid for four calls */
 /* Write a file of the folder. */
 void put_file(const char *name, const void *bytes, size_t n);
 /* The same as an npy file of version 1; `shape` as "3, 4". */

@@ -1,0 +1,18 @@
+/* folder.h: a temporary folder for the files of one test program. */
+#ifndef TESTS_FOLDER_H
+#define TESTS_FOLDER_H
+
+#include <stddef.h>
+
+extern char test_folder[64];
+
+/* Fixtures of a group of tests: drop_folder fails if a test left a file behind, delete_folder deletes all files. */
+int make_folder(void **state);
+int drop_folder(void **state);
+int delete_folder(void **state);
+
+const char *in_folder(const char *name); /* its path, valid for the next seven calls */
+void write_file(const char *path, const void *bytes, size_t n);
+unsigned char *read_file(const char *path, size_t *n); /* free() */
+
+#endif
