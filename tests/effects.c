@@ -189,7 +189,7 @@ run with(const char *settings) {
 
 /* ---- differences -----------------------------------------------------------------------------*/
 
-int64_t end_of(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].at : TOTAL; }
+static int64_t end_of(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].at : TOTAL; }
 
 double gap_of(const run *a, const run *b, int32_t step, int32_t i) {
   double gap = 0, most = 0;

@@ -74,7 +74,6 @@ run with(const char *settings);
 
 /* The largest difference over the largest entry, infinity if a value is not finite: of one layer in one step, of all
  * layers. */
-int64_t end_of(int32_t i);
 double gap_of(const run *a, const run *b, int32_t step, int32_t i);
 double gap_at(const run *a, const run *b, int32_t step);
 

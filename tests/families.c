@@ -331,7 +331,8 @@ scene_result v_play(const variant *v, const scene *s, const ng_options *o) {
   return v_play_as(v, s, o, (scene_look){0});
 }
 
-double v_condition(const scene *s, const scene_result *predicted) {
+/* The condition of the worst layer and step. */
+static double v_condition(const scene *s, const scene_result *predicted) {
   double c = 1;
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++)

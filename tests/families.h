@@ -103,8 +103,7 @@ double v_turn(const variant *v, ng_options *o, double by);
 scene_result v_play_as(const variant *v, const scene *s, const ng_options *o, scene_look look);
 scene_result v_play(const variant *v, const scene *s, const ng_options *o);
 
-/* A prediction's condition of the worst layer and step; what two runs may differ by. */
-double v_condition(const scene *s, const scene_result *predicted);
+/* What two runs may differ by. */
 double v_tolerance(const variant *v, const scene *s, const ng_options *o);
 
 /* Results and nu are equal up to `tolerance` of the largest entry of each layer; 0: the same bits. */

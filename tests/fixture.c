@@ -157,7 +157,8 @@ ng_status fixture_step(fixture *f, const ng_sgd *how) {
 
 static void *purse_take(void *user, size_t bytes) {
   purse *p = user;
-  if (++p->calls == p->fail_at) return NULL;
+  if (++p->calls == p->fail_at || (p->largest > 0 && bytes > (size_t)p->largest)) return NULL;
+  if (p->room > 0 && bytes > (size_t)(p->room - p->held)) return NULL;
   p->held += (int64_t)bytes;
   if (p->held > p->most) p->most = p->held;
   return aligned_alloc(64, (bytes + 63) / 64 * 64);

@@ -59,6 +59,7 @@ ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, f
 /* An allocator that counts and fails at call `fail_at`, from 1; `most` is the largest `held`. */
 typedef struct purse {
   int64_t calls, fail_at, held, most;
+  int64_t largest, room; /* fail beyond these bytes of one call, of all that is held; 0: any */
 } purse;
 ng_context_config purse_config(purse *p);
 

@@ -14,8 +14,6 @@
 
 #include "fixture.h"
 
-static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)(n > 0 ? n : 1)); }
-
 /* ---- the oracle ------------------------------------------------------------------------------*/
 
 /* Sizes of a layer's vectors: g has `out` entries; each group's a has p (with the bias). */

@@ -98,7 +98,7 @@ ng_queue queue_of(const ng_linalg_ops *la) {
 enum { GUARD = 16 };
 static const uint32_t canary = 0x7fc0dead;
 
-void put_canary(float *x) { memcpy(x, &canary, sizeof canary); }
+static void put_canary(float *x) { memcpy(x, &canary, sizeof canary); }
 
 static bool is_canary(float x) {
   uint32_t bits;

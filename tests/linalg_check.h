@@ -51,7 +51,6 @@ mat mat_new(int64_t rows, int64_t cols, int64_t pad); /* canaries everywhere */
 mat mat_random(int64_t rows, int64_t cols, int64_t pad);
 void mat_check(mat m); /* nothing around it was written, nothing in it is NaN */
 void mat_free(mat m);
-void put_canary(float *x);
 
 ng_sym sym_new(int64_t n);
 ng_sym sym_random(int64_t n);

@@ -49,22 +49,19 @@ struct oracle {
   double inner;
 };
 
-static void *need(size_t count, size_t size) {
-  void *p = calloc(count > 0 ? count : 1, size);
-  if (!p) {
-    fprintf(stderr, "oracle: no memory\n");
-    abort();
-  }
-  return p;
-}
-
-static double *reals(int64_t n) { return need((size_t)n, sizeof(double)); }
-
 static void demand(bool ok, const char *what) {
   if (ok) return;
   fprintf(stderr, "oracle: %s\n", what);
   abort();
 }
+
+static void *need(size_t count, size_t size) {
+  void *p = calloc(count > 0 ? count : 1, size);
+  demand(p != NULL, "no memory");
+  return p;
+}
+
+static double *reals(int64_t n) { return need((size_t)n, sizeof(double)); }
 
 static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 

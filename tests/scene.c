@@ -18,6 +18,8 @@ void *scene_room(size_t bytes) {
   return p;
 }
 
+double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
+
 /* ---- writing a scene -------------------------------------------------------------------------*/
 
 scene *scene_create(int32_t steps, int32_t ranks) {

@@ -81,6 +81,7 @@ typedef struct scene_result {
 } scene_result;
 
 void *scene_room(size_t bytes); /* zeros, to be freed; ends the program if there are none */
+double *zeros(int64_t n);       /* the same, of n numbers */
 
 /* An empty scene; layers are added with defaults from ng_layer_init, geometry set by the caller. */
 scene *scene_create(int32_t steps, int32_t ranks);

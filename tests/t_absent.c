@@ -93,7 +93,7 @@ static void absent_gradients(void **state) {
 }
 
 /* One that was forgotten is not one that is absent; a layer of which a part has a gradient is a mistake. */
-static void absent_is_said(void **state) {
+static void a_missing_gradient_is_declared_not_forgotten(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
@@ -261,7 +261,7 @@ static void ranks_agree_who_is_left_out(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(absent_gradients),
-      cmocka_unit_test(absent_is_said),
+      cmocka_unit_test(a_missing_gradient_is_declared_not_forgotten),
       cmocka_unit_test(frozen_is_reported),
       cmocka_unit_test(ranks_agree_who_is_left_out),
       cmocka_unit_test(updates_are_counted_by_parameter),

@@ -376,14 +376,16 @@ static void every_allocation(const char *options, int32_t threads) {
   assert_int_equal(unlink(file), 0);
 }
 
-static void cholesky(void **state) { every_allocation("solver=cholesky", 1); }
+static void cholesky_allocations(void **state) { every_allocation("solver=cholesky", 1); }
 
-static void eigen(void **state) { every_allocation("solver=eigen damping_split=joint", 1); }
+static void eigen_allocations(void **state) {
+  every_allocation("solver=eigen damping_split=joint", 1);
+}
 
-static void rank_one(void **state) { every_allocation("method=eva", 1); }
+static void rank_one_allocations(void **state) { every_allocation("method=eva", 1); }
 
 /* Every store; with momentum, a mask and groups. */
-static void windows_of(void **state) {
+static void windows_allocations(void **state) {
   static const char *const options[] = {
       "method=mfac window=3 window_momentum=0.5 window_mask=1 window_scope=group",
       "method=ggt window=3 window_momentum=0.5 window_dtype=bf16",
@@ -396,12 +398,13 @@ static void windows_of(void **state) {
     every_allocation(options[i], 1);
 }
 
-static void pool_of_two(void **state) { every_allocation("solver=cholesky", 2); }
+static void two_threads_allocations(void **state) { every_allocation("solver=cholesky", 2); }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(cholesky),   cmocka_unit_test(eigen),       cmocka_unit_test(rank_one),
-      cmocka_unit_test(windows_of), cmocka_unit_test(pool_of_two),
+      cmocka_unit_test(cholesky_allocations),    cmocka_unit_test(eigen_allocations),
+      cmocka_unit_test(rank_one_allocations),    cmocka_unit_test(windows_allocations),
+      cmocka_unit_test(two_threads_allocations),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -64,7 +64,7 @@ static void is_told(const char *expression, ng_status st) {
     call;                                                                                          \
   } while (0)
 
-static void nothing(void **state) {
+static void null_arguments_are_refused(void **state) {
   fixture f;
   char text[64];
   int32_t index_;
@@ -365,7 +365,7 @@ static void every_function(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(nothing),
+      cmocka_unit_test(null_arguments_are_refused),
       cmocka_unit_test(initialisers),
       cmocka_unit_test(every_function),
   };

@@ -452,7 +452,7 @@ static void shapes_are_judged(void **state) {
 }
 
 /* A single sample needs no axis; one-dimensional arrays and negative strides are arrays, too. */
-static void small_and_backwards(void **state) {
+static void vectors_and_negative_strides(void **state) {
   float x[6] = {1, 2, 3, 4, 5, 6}, back[6] = {6, 5, 4, 3, 2, 1}, g[7] = {1, 1, 2, 2, 3, 3, 4};
   model m = {0}, d = {0};
   open_model(&m, "damping=0.1 skip_layers=conv,seq", &dense);
@@ -484,7 +484,7 @@ int main(void) {
       cmocka_unit_test(not_finite_is_found),
       cmocka_unit_test(image_sizes_vary),
       cmocka_unit_test(shapes_are_judged),
-      cmocka_unit_test(small_and_backwards),
+      cmocka_unit_test(vectors_and_negative_strides),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,7 +229,7 @@ static void round_robin(void **state) {
 }
 
 /* Sorted by name, then runs of nearly equal number; ranks beyond the blocks have nothing. */
-static void by_number(void **state) {
+static void blocks_of_equal_number_in_name_order(void **state) {
   static const char *const name[7] = {"g", "b", "a", "f", "c", "e", "d"};
   static const struct {
     int32_t W;
@@ -333,7 +333,7 @@ static void partition_is_best(void **state) {
 }
 
 /* Runs of blocks; apart, of first factors, then of the others from the last block to the first. */
-static void contiguous(void **state) {
+static void contiguous_runs_have_the_least_load(void **state) {
   static const double cost[5][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {9, 1}};
   model m = {0};
   for (int i = 0; i < 5; i++)
@@ -450,10 +450,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(examples_of_kaisa),
                                      cmocka_unit_test(resnet50_of_kaisa),
                                      cmocka_unit_test(round_robin),
-                                     cmocka_unit_test(by_number),
+                                     cmocka_unit_test(blocks_of_equal_number_in_name_order),
                                      cmocka_unit_test(examples_of_partition),
                                      cmocka_unit_test(partition_is_best),
-                                     cmocka_unit_test(contiguous),
+                                     cmocka_unit_test(contiguous_runs_have_the_least_load),
                                      cmocka_unit_test(no_single_move_is_cheaper),
                                      cmocka_unit_test(never_dearer_than_kaisa)};
   return cmocka_run_group_tests(tests, NULL, NULL);

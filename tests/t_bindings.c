@@ -42,7 +42,7 @@ static void one_step_and_no_more(void **state) {
 }
 
 /* A step that is skipped has returned, too; one that was refused has not begun. */
-static void what_counts_as_a_step(void **state) {
+static void skipped_steps_end_a_binding_refused_ones_do_not(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
@@ -139,7 +139,7 @@ static void all_of_a_list_or_nothing(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_step_and_no_more),
-      cmocka_unit_test(what_counts_as_a_step),
+      cmocka_unit_test(skipped_steps_end_a_binding_refused_ones_do_not),
       cmocka_unit_test(gradients_come_and_go),
       cmocka_unit_test(all_of_a_list_or_nothing),
   };

@@ -59,7 +59,7 @@ static train_result make_run(int n, const double *loss, const double *accuracy) 
   return r;
 }
 
-static void targets(void **state) {
+static void targets_are_reached_at_the_first_epoch(void **state) {
   const double loss[] = {4, 2, 1}, acc1[] = {0.5, 0.75, 0.625}, acc2[] = {0.25, 0.5, 1.0};
   train_result run[3] = {make_run(3, loss, acc1), make_run(3, loss, acc2), make_run(2, loss, acc1)};
   near(compare_best(TEST_ACCURACY, &run[0]), 0.75, 0);
@@ -135,7 +135,7 @@ static void best_point_of_seeds(void **state) {
 /* ---- pairs -----------------------------------------------------------------------------------*/
 
 /* Tables of Student's distribution, 0.975; they have nine digits. */
-static void students(void **state) {
+static void student_quantiles_match_tables(void **state) {
   static const struct {
     int freedom;
     double t;
@@ -146,7 +146,7 @@ static void students(void **state) {
   assert_true(isnan(compare_student(0)));
 }
 
-static void differences(void **state) {
+static void paired_differences_by_hand(void **state) {
   /* Final losses 1 2 3 4 5 and 0.5 1.75 2.25 4 4: less by 1/2 1/4 3/4 0 1, mean 1/2, squares sum to 5/8;
    * half of the interval is 2.776445105 sqrt(5/8 / 4 / 5) = 0.4908107897.  Test losses are twice as large;
    * the best accuracy, not the last, differs by 1/8 every time. */
@@ -231,7 +231,7 @@ static int parse(compare_plan *p, const char *list) {
   return compare_methods(p, list);
 }
 
-static void lists(void **state) {
+static void method_lists_are_parsed(void **state) {
   compare_plan p;
   assert_int_equal(parse(&p,
                          "sgd:lr-schedule=step:5,8@0.5,momentum=0.5, natgrad:lr=0.25,damping=0.01,"
@@ -277,7 +277,7 @@ static void lists(void **state) {
   }
 }
 
-static void left_out(void **state) {
+static void settings_that_a_method_ignores_are_reported(void **state) {
   compare_plan p;
   memset(&p, 0, sizeof p);
   settings_init(&p.base);
@@ -294,7 +294,7 @@ static void left_out(void **state) {
   compare_plan_free(&p);
 }
 
-static void grids(void **state) {
+static void grids_multiply_the_methods(void **state) {
   compare_plan p;
   assert_int_equal(parse(&p, "natgrad,sgd,natgrad:damping=0.5"), CLI_OK);
   assert_int_equal(compare_grid_add(&p, "lr=0.1,0.3,1"), CLI_OK);
@@ -349,7 +349,7 @@ static void grids(void **state) {
 
 /* ---- files -----------------------------------------------------------------------------------*/
 
-static void tables(void **state) {
+static void tables_align_their_columns(void **state) {
   table t;
   table_begin(&t, (const char *const[]){"method", "epochs", "best %", "settings", NULL});
   table_row(&t);
@@ -376,11 +376,16 @@ static void tables(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(spreads),     cmocka_unit_test(targets),
-      cmocka_unit_test(best_point),  cmocka_unit_test(best_point_of_seeds),
-      cmocka_unit_test(lists),       cmocka_unit_test(left_out),
-      cmocka_unit_test(grids),       cmocka_unit_test(students),
-      cmocka_unit_test(differences), cmocka_unit_test(tables),
+      cmocka_unit_test(spreads),
+      cmocka_unit_test(targets_are_reached_at_the_first_epoch),
+      cmocka_unit_test(best_point),
+      cmocka_unit_test(best_point_of_seeds),
+      cmocka_unit_test(method_lists_are_parsed),
+      cmocka_unit_test(settings_that_a_method_ignores_are_reported),
+      cmocka_unit_test(grids_multiply_the_methods),
+      cmocka_unit_test(student_quantiles_match_tables),
+      cmocka_unit_test(paired_differences_by_hand),
+      cmocka_unit_test(tables_align_their_columns),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -15,7 +15,7 @@
 
 enum { MOST = 600, PLACES = 17, LONG = 1 << 20 };
 
-static void as_zlib(void **state) {
+static void crc_equals_zlib(void **state) {
   static unsigned char bytes[MOST + PLACES];
   rng r = {test_seed()};
   for (int round = 0; round < 3; round++) {
@@ -39,7 +39,7 @@ static void every_bit(void **state) {
   }
 }
 
-static void in_pieces(void **state) {
+static void crc_of_pieces_equals_the_whole(void **state) {
   unsigned char *bytes = malloc(LONG);
   rng r = {test_seed()};
   assert_non_null(bytes);
@@ -58,7 +58,7 @@ static void in_pieces(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(as_zlib), cmocka_unit_test(every_bit),
-                                     cmocka_unit_test(in_pieces)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(crc_equals_zlib), cmocka_unit_test(every_bit),
+                                     cmocka_unit_test(crc_of_pieces_equals_the_whole)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -377,7 +377,7 @@ static void augmentation(void **state) {
   data_close(&d);
 }
 
-static void holding_out(void **state) {
+static void held_out_samples_partition_the_training_set(void **state) {
   data_set d;
   assert_int_equal(data_open("synthetic:train=100,test=5", &d), 0);
   assert_int_equal(data_hold_out(&d, 30, 9), 0);
@@ -416,7 +416,7 @@ int main(void) {
       cmocka_unit_test(digits_are_shipped),
       cmocka_unit_test(unknown_sets),
       cmocka_unit_test(augmentation),
-      cmocka_unit_test(holding_out),
+      cmocka_unit_test(held_out_samples_partition_the_training_set),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -100,13 +100,6 @@ static void test_struct_size(void **state) {
   destroy(&f);
 }
 
-/* A machine of a gigabyte. */
-static void *modest(void *user, size_t bytes) {
-  void *x = NULL;
-  return bytes <= (size_t)1 << 30 && posix_memalign(&x, 64, bytes) == 0 ? x : NULL;
-}
-static void give_back(void *user, void *x, size_t bytes) { free(x); }
-
 /* Described sizes whose products do not fit 64 bits: refused by name, or without memory; nothing
  * divides by zero, none of it takes for ever. */
 static void test_sizes(void **state) {
@@ -125,10 +118,8 @@ static void test_sizes(void **state) {
       {1 << 20, 1, 3, 1, 65535, 1, (INT64_C(1) << 31) - 1, NULL},
   };
   static const char *const settings[] = {"max_factor=64", "method=eva"};
-  ng_context_config config;
-  ng_context_config_init(&config, sizeof config);
-  config.alloc = modest;
-  config.free = give_back;
+  purse gigabyte = {.largest = 1 << 30};
+  ng_context_config config = purse_config(&gigabyte);
   config.threads = 2;
   for (size_t k = 0; k < 2 * sizeof size / sizeof size[0]; k++) {
     fixture f;

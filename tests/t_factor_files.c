@@ -82,7 +82,7 @@ static const sim_setup rows[] = {
 };
 
 /* Steps are those of a run that never ended: schedules and periods apart, which begin anew. */
-static void as_if_it_went_on(void **state) {
+static void a_loaded_run_equals_one_that_never_ended(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     const path dir = path_of("factors");
     sim a, b, fresh;
@@ -104,7 +104,7 @@ static void as_if_it_went_on(void **state) {
 }
 
 /* Without a new observation: a layer whose factors were loaded was seen, and is solved for. */
-static void seen_and_solved(void **state) {
+static void loaded_factors_count_as_observed(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "", .vary = SIM_SMALL};
   const path dir = path_of("deep/er");
   sim a, b;
@@ -125,7 +125,7 @@ static void seen_and_solved(void **state) {
 }
 
 /* Off the period too: results of before are not kept. */
-static void solved_anew(void **state) {
+static void loading_recomputes_inverses(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "stat_period=10 solve_period=10"};
   const path dir = path_of("factors");
   sim a, b, twin;
@@ -202,7 +202,7 @@ static void other_ranks(void **state) {
 
 /* ---- what is not there, what is damaged -------------------------------------------------------*/
 
-static void absent(void **state) {
+static void missing_files_change_nothing(void **state) {
   const path dir = path_of("factors");
   sim a, b;
   open_at(&b, &plain, 1);
@@ -231,7 +231,7 @@ static void refused(sim *s, const char *dir, ng_status st, const char *says, uin
 }
 
 /* The last file of the folder that is read: those before it were whole, and are not taken. */
-static void damaged(void **state) {
+static void damaged_files_are_refused(void **state) {
   const path dir = path_of("factors"), file = below(&dir, files[3]);
   sim a, b;
   size_t n;
@@ -321,7 +321,7 @@ static ng_status fail_to_load(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void all_refuse(void **state) {
+static void a_fault_on_one_rank_is_refused_by_all(void **state) {
   const path dir = path_of("factors"), file = below(&dir, files[2]);
   ng_status each[4];
   sim a;
@@ -341,10 +341,14 @@ static void all_refuse(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(as_if_it_went_on), cmocka_unit_test(seen_and_solved),
-      cmocka_unit_test(solved_anew),      cmocka_unit_test(other_ranks),
-      cmocka_unit_test(absent),           cmocka_unit_test(damaged),
-      cmocka_unit_test(other_models),     cmocka_unit_test(all_refuse),
+      cmocka_unit_test(a_loaded_run_equals_one_that_never_ended),
+      cmocka_unit_test(loaded_factors_count_as_observed),
+      cmocka_unit_test(loading_recomputes_inverses),
+      cmocka_unit_test(other_ranks),
+      cmocka_unit_test(missing_files_change_nothing),
+      cmocka_unit_test(damaged_files_are_refused),
+      cmocka_unit_test(other_models),
+      cmocka_unit_test(a_fault_on_one_rank_is_refused_by_all),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -56,7 +56,7 @@ static bool all_finite(const model *m) {
 /* ---- one number too many ---------------------------------------------------------------------*/
 
 /* clip = ratio multiplies by up to 50: |PD| alone is far inside f16. */
-static void a_ratio_of_fifty(void **state) {
+static void clip_ratio_may_overflow_f16(void **state) {
   model m;
   open_ok(&m, "method=eva clip=ratio clip_bound=1e6 damping=1", &in_place, NG_F16);
   fill_sizes(&m, 0, 1000);
@@ -173,7 +173,7 @@ static ng_status attack_rank(int32_t rank, ng_transport *t, void *arg) {
   return st < NG_OK ? st : NG_OK;
 }
 
-static void attacked(void **state) {
+static void random_models_keep_finite_weights(void **state) {
   attack x = {.seed = 0};
   for (int64_t i = 0; i < test_times(600); i++) {
     x.seed = rng_mix(test_seed() + (uint64_t)i);
@@ -349,7 +349,7 @@ static ng_status save_and_load(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void a_state_that_is_not(void **state) {
+static void states_with_invalid_values_are_refused(void **state) {
   for (int i = 0; i < 2 * (int)(sizeof faults / sizeof faults[0]); i++) {
     static faulty x;
     ng_status st[FAULTY];
@@ -367,10 +367,14 @@ static void a_state_that_is_not(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_ratio_of_fifty),       cmocka_unit_test(a_factor_beyond_f32),
-      cmocka_unit_test(a_row_sum_beyond_f32),   cmocka_unit_test(attacked),
-      cmocka_unit_test(averages_stay_in_range), cmocka_unit_test(many_positions),
-      cmocka_unit_test(inverses_stay_in_range), cmocka_unit_test(a_state_that_is_not),
+      cmocka_unit_test(clip_ratio_may_overflow_f16),
+      cmocka_unit_test(a_factor_beyond_f32),
+      cmocka_unit_test(a_row_sum_beyond_f32),
+      cmocka_unit_test(random_models_keep_finite_weights),
+      cmocka_unit_test(averages_stay_in_range),
+      cmocka_unit_test(many_positions),
+      cmocka_unit_test(inverses_stay_in_range),
+      cmocka_unit_test(states_with_invalid_values_are_refused),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

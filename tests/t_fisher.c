@@ -235,21 +235,12 @@ static void test_positive(void **state) {
   ng_fisher_destroy(&f);
 }
 
-static int allowed;
-static void *take(void *user, size_t bytes) {
-  return allowed-- > 0 ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
-}
-static void give(void *user, void *ptr, size_t bytes) { free(ptr); }
-
 static void test_no_memory(void **state) {
   const float g[6] = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
   const ng_array rows = ng_array_matrix((void *)(uintptr_t)g, 2, 3, NG_F32);
-  ng_context_config c;
+  purse mean_purse = {0};
+  const ng_context_config c = purse_config(&mean_purse);
   ng_context *mean = NULL;
-  ng_context_config_init(&c, sizeof c);
-  c.alloc = take;
-  c.free = give;
-  allowed = 1000;
   assert_int_equal(ng_context_create(NG_VERSION, &c, NULL, 0, &mean), NG_OK);
   ng_status st = NG_ERR_NOMEM;
   int tries = 0;
@@ -257,7 +248,7 @@ static void test_no_memory(void **state) {
     int64_t before, after, peak, calls;
     ng_fisher *f = NULL;
     ng_context_allocated(mean, &before, &peak, &calls);
-    allowed = tries;
+    mean_purse.fail_at = mean_purse.calls + 1 + tries;
     st = ng_fisher_create(mean, &rows, 0.1, NULL, 1, &f);
     assert_true(st == NG_OK || st == NG_ERR_NOMEM);
     assert_true((st == NG_OK) == (f != NULL));

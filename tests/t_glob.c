@@ -21,7 +21,7 @@ static ng_layer layer(const char *name, int32_t kind) {
   return l;
 }
 
-static void matches(void **state) {
+static void globs_match_by_table(void **state) {
   static const struct {
     const char *list, *name;
     bool fits;
@@ -67,7 +67,7 @@ static void join(uint64_t *s, const char *const *piece, uint64_t pieces, uint64_
 }
 
 /* Sets without backslashes: fnmatch(3) reads those differently in some libraries. */
-static void as_fnmatch(void **state) {
+static void globs_match_as_fnmatch(void **state) {
   static const char *const piece[] = {"a",    "b",     "*",   "?",   "[ab]",
                                       "[!a]", "[a-b]", "\\*", "\\b", "."};
   static const char *const letter[] = {"a", "b", "*", "."};
@@ -85,7 +85,7 @@ static void as_fnmatch(void **state) {
   assert_true(found > 1000);
 }
 
-static void refused(void **state) {
+static void regular_expressions_are_refused(void **state) {
   static const struct {
     const char *list, *message;
   } row[] = {
@@ -113,7 +113,7 @@ static void refused(void **state) {
 }
 
 /* A translated expression matches the names that the expression finds. */
-static void as_regexec(void **state) {
+static void translated_expressions_match_as_regexec(void **state) {
   static const char *const piece[] = {"a",    "b",    "|",   "^", "$", ".", ".*",
                                       "[ab]", "[^a]", "\\.", ",", "(", "+"};
   static const char *const letter[] = {"a", "b", ".", ","};
@@ -144,7 +144,9 @@ static void as_regexec(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(matches), cmocka_unit_test(as_fnmatch),
-                                     cmocka_unit_test(refused), cmocka_unit_test(as_regexec)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(globs_match_by_table),
+                                     cmocka_unit_test(globs_match_as_fnmatch),
+                                     cmocka_unit_test(regular_expressions_are_refused),
+                                     cmocka_unit_test(translated_expressions_match_as_regexec)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

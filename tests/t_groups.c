@@ -89,10 +89,9 @@ static ng_status open_as(model *m, const char *set, const int32_t group[SLOTS],
   int32_t index;
   allocate(m);
   ng_status st = fixture_open(&m->f, set, how);
-  for (int l = 0; l < LAYERS && st == NG_OK; l++) {
+  for (int l = 0; l < LAYERS && st == NG_OK; l++)
     st = ng_add_linear(m->f.p, l == 0 ? "fc1" : "fc2", m->s->cols[2 * l], m->s->rows[2 * l], 1,
                        &index);
-  }
   if (st == NG_OK) st = ng_add_tensor(m->f.p, "gamma", size(m, SLOTS - 1), &index);
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
     const plane g = plane_of(m->grad[k], m->s->rows[k], m->s->cols[k], m->grads);
@@ -123,20 +122,17 @@ static ng_status model_show(model *m, int step) {
   for (int l = 0; l < LAYERS && st == NG_OK; l++) {
     const int64_t in = m->s->cols[2 * l], out = m->s->rows[2 * l];
     float *a = scene_room(sizeof *a * (size_t)(B * (in + out))), *g = a + B * in;
-    for (int64_t i = 0; i < B * in; i++) {
+    for (int64_t i = 0; i < B * in; i++)
       a[i] = value(step, 10 + l, i);
-    }
-    for (int64_t i = 0; i < B * out; i++) {
+    for (int64_t i = 0; i < B * out; i++)
       g[i] = value(step, 20 + l, i) / B;
-    }
     const plane x = plane_of(a, B, in, NG_F32), y = plane_of(g, B, out, NG_F32);
     st = fixture_observe(&m->f, l, &x, &y);
     free(a);
   }
   for (int k = 0; k < SLOTS; k++) {
-    for (int64_t i = 0; i < size(m, k); i++) {
+    for (int64_t i = 0; i < size(m, k); i++)
       ng_from_f32(grad_at(m, k, i), m->grads, &(float){value(step, 30 + k, i)}, 1);
-    }
   }
   return st;
 }
@@ -294,7 +290,7 @@ static void nan_skips_the_step(void **state) {
 }
 
 /* A parameter that moves between groups takes its moments along; NG_BOTH moves weight and bias. */
-static void moved(void **state) {
+static void a_moved_parameter_keeps_its_moments(void **state) {
   model m, other;
   char set[128];
   const int32_t first[SLOTS] = {0, 0, 0, 0, 2}, last[SLOTS] = {1, 1, 0, 0, 2};
@@ -354,7 +350,7 @@ static ng_report clipped(const char *set, const int32_t *group, const double lr[
 
 /* nu = sqrt(kl_clip / sum lr^2 <PD, D>), lr of the layer's weight: that of biases and of tensors is
  * not in it.  PD of the formula is f32, hence 1e-6; of a sum whose parts have one sign. */
-static void clip(void **state) {
+static void clip_weighs_layers_by_their_rate(void **state) {
   static const char *const way[] = {"method=natgrad", "method=eva-natgrad",
                                     "method=natgrad solver=product radius=0.5"};
   static const double lrs[][GROUPS] = {{0.1, 0.7, 0.3}, {0.4, 0.2, 0}, {0, 0.3, 0.2}, {0, 1, 0}};
@@ -388,7 +384,7 @@ static void clip(void **state) {
       fail_msg("'%s' lacks %s %s", said, word, which);                                             \
   } while (0)
 
-static void refused(void **state) {
+static void wrong_numbers_are_refused(void **state) {
   model m;
   char set[128];
   for (int adamw = 0; adamw < 2; adamw++) {
@@ -438,7 +434,7 @@ static void refused(void **state) {
 }
 
 /* A newer header's array: elements lie further apart, and what is behind them is zero. */
-static void strides(void **state) {
+static void larger_structs_of_a_newer_header(void **state) {
   struct {
     ng_sgd how;
     double newer;
@@ -542,7 +538,7 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
 static const char ranks_set[] = "update=sgd clip=kl kl_clip=1e-6 grad_worker_fraction=0";
 
 /* A number that is wrong on one rank: all return it, nothing moves, and the step can be taken again. */
-static void together(void **state) {
+static void wrong_numbers_of_one_rank_are_refused_by_all(void **state) {
   static const char *const word[FAULTS] = {
       "", "lr was not given", "how is NULL", "count", "weight_decay", "nesterov", "layers"};
   for (int what = NO_LR; what < FAULTS; what++) {
@@ -606,12 +602,12 @@ int main(void) {
       cmocka_unit_test(formulas),
       cmocka_unit_test(formulas_of_wide_rows),
       cmocka_unit_test(nan_skips_the_step),
-      cmocka_unit_test(moved),
-      cmocka_unit_test(clip),
-      cmocka_unit_test(refused),
-      cmocka_unit_test(strides),
+      cmocka_unit_test(a_moved_parameter_keeps_its_moments),
+      cmocka_unit_test(clip_weighs_layers_by_their_rate),
+      cmocka_unit_test(wrong_numbers_are_refused),
+      cmocka_unit_test(larger_structs_of_a_newer_header),
       cmocka_unit_test(numbers_of_groups),
-      cmocka_unit_test(together),
+      cmocka_unit_test(wrong_numbers_of_one_rank_are_refused_by_all),
       cmocka_unit_test(clip_over_ranks),
       cmocka_unit_test(one_block_of_two_groups),
   };

@@ -373,7 +373,7 @@ static void after_all_methods(void **state) {
 }
 
 /* Stores, momenta and dtypes that no method has by itself. */
-static void after_other_lines(void **state) {
+static void overflow_of_combined_options(void **state) {
   static const char *const keeps[] = {
       "method=topk-sgd window_momentum=0.9",
       "method=topk-sgd window_momentum=0.9 window_feedback_lr=0",
@@ -436,7 +436,7 @@ static void a_wild_rate(void **state) {
 
 /* What error feedback or momentum on x keeps is in every later direction, and AdamW squares it.  M-FAC's and GGT's
  * windows, in steps in which rows enter and in others. */
-static void kept_under_adamw(void **state) {
+static void stored_overflow_is_reset_under_adamw(void **state) {
   static const char *const line[] = {
       "damping=1e-5 method=ggt window=8 window_store=lowrank",
       "damping=1e-5 method=ggt window=8 window_store=topk window_density=0.3",
@@ -464,7 +464,7 @@ static void kept_under_adamw(void **state) {
 }
 
 /* With lr = 0 nothing is sent, and the momentum that would overflow keeps its value. */
-static void where_nothing_is_sent(void **state) {
+static void a_zero_rate_keeps_the_momentum(void **state) {
   const how at_rest = {.in_place = true};
   model m;
   fixture_ok(&m.f, begin(&m,
@@ -479,10 +479,14 @@ static void where_nothing_is_sent(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_element_keeps_its_value), cmocka_unit_test(gradients_that_do_not_fit),
-      cmocka_unit_test(a_weight_that_is_not_finite), cmocka_unit_test(after_all_methods),
-      cmocka_unit_test(after_other_lines),           cmocka_unit_test(a_wild_rate),
-      cmocka_unit_test(where_nothing_is_sent),       cmocka_unit_test(kept_under_adamw),
+      cmocka_unit_test(one_element_keeps_its_value),
+      cmocka_unit_test(gradients_that_do_not_fit),
+      cmocka_unit_test(a_weight_that_is_not_finite),
+      cmocka_unit_test(after_all_methods),
+      cmocka_unit_test(overflow_of_combined_options),
+      cmocka_unit_test(a_wild_rate),
+      cmocka_unit_test(a_zero_rate_keeps_the_momentum),
+      cmocka_unit_test(stored_overflow_is_reset_under_adamw),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,7 +108,7 @@ static const char *const setups[] = {
     "method=topk-adagrad window_store=dense",
 };
 
-static void named(void **state) {
+static void idle_options_have_no_effect(void **state) {
   static life as_it_is;
   int idle = 0, bad = 0;
   for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
@@ -140,6 +140,6 @@ static void named(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(named)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(idle_options_have_no_effect)};
   return cmocka_run_group_tests_name("idle options", tests, NULL, NULL);
 }

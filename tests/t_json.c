@@ -22,7 +22,7 @@ static void is_text(ngio_out *o, const char *expected) {
   ngio_out_free(o);
 }
 
-static void strings(void **state) {
+static void strings_are_escaped(void **state) {
   static const char *const text[][2] = {
       {"", "\"\""},
       {"a", "\"a\""},
@@ -79,7 +79,7 @@ static void any_string(void **state) {
   }
 }
 
-static void numbers(void **state) {
+static void numbers_are_written_shortest(void **state) {
   static const struct {
     double x;
     const char *text;
@@ -140,7 +140,7 @@ static void numbers(void **state) {
 }
 
 /* Commas, indentation and digits; more text than one block of memory. */
-static void members(void **state) {
+static void members_and_lists_are_nested(void **state) {
   for (int indent = 0; indent < 2; indent++) {
     ngio_out o = {.digits = 6, .indent = indent};
     ngio_open(&o, NULL, '{');
@@ -219,7 +219,7 @@ static bool taken(const char *text, size_t n) {
   return true;
 }
 
-static void texts(void **state) {
+static void texts_are_parsed_or_refused(void **state) {
   static const char *const good[][2] = {
       {"{}", "{}"},
       {" [ ] ", "[]"},
@@ -334,7 +334,7 @@ static void damaged(void **state) {
   assert_true(accepted > 1000); /* other letters in strings, other digits */
 }
 
-static void too_deep(void **state) {
+static void deep_nesting_is_refused(void **state) {
   char text[64];
   memset(text, '[', sizeof text);
   ngio_json *ours;
@@ -346,9 +346,14 @@ static void too_deep(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(strings), cmocka_unit_test(any_string), cmocka_unit_test(numbers),
-      cmocka_unit_test(members), cmocka_unit_test(texts),      cmocka_unit_test(errors_have_lines),
-      cmocka_unit_test(damaged), cmocka_unit_test(too_deep),
+      cmocka_unit_test(strings_are_escaped),
+      cmocka_unit_test(any_string),
+      cmocka_unit_test(numbers_are_written_shortest),
+      cmocka_unit_test(members_and_lists_are_nested),
+      cmocka_unit_test(texts_are_parsed_or_refused),
+      cmocka_unit_test(errors_have_lines),
+      cmocka_unit_test(damaged),
+      cmocka_unit_test(deep_nesting_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -185,7 +185,7 @@ static const char *const sets[] = {
 };
 enum { SETS = sizeof sets / sizeof sets[0] };
 
-static void it_waits_and_the_others_go_on(void **state) {
+static void left_out_layers_keep_their_state(void **state) {
   for (int k = 0; k < SETS; k++) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
       if (ranks % 2 == 1 && strstr(sets[k], "fraction=0.5") != NULL) continue;
@@ -302,7 +302,7 @@ static void nothing_is_solved_meanwhile(void **state) {
 
 /* clip = ratio reads weights: not those of a layer that sleeps, of which there may be none, nor what was
  * found of them before. */
-static void weights_of_who_sleeps_are_not_read(void **state) {
+static void weights_of_frozen_layers_are_not_read(void **state) {
   model m;
   open_ok(&m, "damping=0.1 clip=ratio clip_bound=0.1");
   fixture_ok(&m.f, play(&m, 0));
@@ -413,11 +413,11 @@ static void what_the_report_counts(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(it_waits_and_the_others_go_on),
+      cmocka_unit_test(left_out_layers_keep_their_state),
       cmocka_unit_test(saved_while_left_out),
       cmocka_unit_test(what_is_shown_first_is_folded),
       cmocka_unit_test(nothing_is_solved_meanwhile),
-      cmocka_unit_test(weights_of_who_sleeps_are_not_read),
+      cmocka_unit_test(weights_of_frozen_layers_are_not_read),
       cmocka_unit_test(shown_but_not_folded),
       cmocka_unit_test(not_out_of_a_common_block),
       cmocka_unit_test(what_the_report_counts),

@@ -313,7 +313,7 @@ static void factor_invert_in_double(void **arg) {
 
 /* A = L D L' with small integers, D = 1 but for entry k: the first bad leading minor is k + 1, and
  * elimination is exact, so every implementation must say just that. */
-static void indefinite_is_told(void **arg) {
+static void indefinite_matrices_report_their_minor(void **arg) {
   const ng_linalg_ops *la = *arg;
   ng_queue queue = queue_of(la), *q = &queue;
   static const int64_t ns[] = {1, 2, 3, 6, 7, 40, 65};
@@ -511,9 +511,10 @@ static void eigen_of_extremes_in_double(void **arg) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH(gemm_multiplies),     EACH(blocks_accumulate),           EACH(symmetric_multiplies),
-      EACH(factor_invert_solve), EACH(factor_invert_in_double),     EACH(indefinite_is_told),
-      EACH(eigen_decomposes),    EACH(eigen_of_extremes_in_double),
+      EACH(gemm_multiplies),         EACH(blocks_accumulate),
+      EACH(symmetric_multiplies),    EACH(factor_invert_solve),
+      EACH(factor_invert_in_double), EACH(indefinite_matrices_report_their_minor),
+      EACH(eigen_decomposes),        EACH(eigen_of_extremes_in_double),
   };
   return cmocka_run_group_tests_name("linalg", tests, seed_begin, tell_largest);
 }

@@ -87,7 +87,7 @@ static void table_of_methods(void **state) {
   assert_int_equal(ng_method_published_at(0, 0, NULL), NG_ERR_ARG);
 }
 
-static void wrong_names(void **state) {
+static void unknown_names_are_refused_with_a_hint(void **state) {
   ng_options o = standard_options();
   const ng_options before = o;
   assert_int_equal(ng_options_set(&o, "method", "kiasa", message, sizeof message), NG_ERR_ARG);
@@ -115,7 +115,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_system_sets_everything),
       cmocka_unit_test(table_of_methods),
-      cmocka_unit_test(wrong_names),
+      cmocka_unit_test(unknown_names_are_refused_with_a_hint),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -128,7 +128,7 @@ static ng_status leave_early(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void before_others(void **state) {
+static void one_rank_leaves_before_the_others(void **state) {
   const int32_t W = ranks_there();
   for (int32_t who = 0; who < W; who++) {
     for (int32_t calls = 0; calls <= CALLS; calls++) {
@@ -174,7 +174,7 @@ static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static void while_one_gives_up(void **state) {
+static void leaving_while_another_rank_aborts(void **state) {
   assert_int_equal(ranks_run(ranks_there(), give_up_late, NULL, NULL), NG_OK);
 }
 
@@ -190,7 +190,7 @@ static ng_status left_under_way(int32_t rank, ng_transport *t, void *arg) {
   return st == NG_OK ? t->run(t->user, &c) : st;
 }
 
-static void with_requests(void **state) {
+static void leaving_with_a_pending_request(void **state) {
   ng_status each[MOST];
   (void)ranks_run(ranks_there(), left_under_way, NULL, each);
   for (int32_t r = 0; r < ranks_there(); r++)
@@ -215,7 +215,7 @@ static ng_status heard_between(int32_t rank, ng_transport *t, void *arg) {
   return st == NG_OK ? sum(t, NULL, &x, 1) : st;
 }
 
-static void heard_before(void **state) {
+static void ranks_learn_of_a_leave_while_they_wait(void **state) {
   ng_status each[MOST];
   const int32_t W = ranks_there();
   if (W == 2) skip();
@@ -326,7 +326,7 @@ static ng_status one_after_the_other(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static void all_free(void **state) {
+static void communicators_are_freed_by_all_ranks(void **state) {
   assert_int_equal(ranks_run(ranks_there(), one_after_the_other, NULL, NULL), NG_OK);
 }
 
@@ -363,7 +363,7 @@ static ng_status a_broadcast_too_many(int32_t rank, ng_transport *t, void *arg) 
   return NG_OK;
 }
 
-static void heard_late(void **state) {
+static void ranks_learn_of_a_leave_after_a_broadcast(void **state) {
   assert_int_equal(ranks_run(ranks_there(), a_broadcast_too_many, NULL, NULL), NG_OK);
 }
 
@@ -393,17 +393,21 @@ static ng_status any_order(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static void in_any_order(void **state) {
+static void two_transports_are_left_in_any_order(void **state) {
   assert_int_equal(ranks_run(ranks_there(), any_order, NULL, NULL), NG_OK);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(before_others), cmocka_unit_test(while_one_gives_up),
-      cmocka_unit_test(with_requests), cmocka_unit_test(same_group),
-      cmocka_unit_test(heard_before),  cmocka_unit_test(after_an_agreement),
-      cmocka_unit_test(all_free),      cmocka_unit_test(heard_late),
-      cmocka_unit_test(in_any_order),
+      cmocka_unit_test(one_rank_leaves_before_the_others),
+      cmocka_unit_test(leaving_while_another_rank_aborts),
+      cmocka_unit_test(leaving_with_a_pending_request),
+      cmocka_unit_test(same_group),
+      cmocka_unit_test(ranks_learn_of_a_leave_while_they_wait),
+      cmocka_unit_test(after_an_agreement),
+      cmocka_unit_test(communicators_are_freed_by_all_ranks),
+      cmocka_unit_test(ranks_learn_of_a_leave_after_a_broadcast),
+      cmocka_unit_test(two_transports_are_left_in_any_order),
   };
   return RANKS_TESTS("mpi_leave", tests);
 }

@@ -239,7 +239,7 @@ static void check_param(const scene *s, int i, double loss) {
   free(d);
 }
 
-static void gradients(void **state) {
+static void gradients_match_central_differences(void **state) {
   ng_pool *pool = ng_pool_create(2, NULL);
   for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     scene s = open_scene(&cases[c], pool);
@@ -408,7 +408,7 @@ static void first_mistake_is_reported(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(gradients),
+      cmocka_unit_test(gradients_match_central_differences),
       cmocka_unit_test(same_bits_again),
       cmocka_unit_test(a_watch_sees_every_layer),
       cmocka_unit_test(first_mistake_is_reported),

@@ -153,7 +153,7 @@ static void rungs_are_reported(void **state) {
 }
 
 /* none: registered, named, left alone; and never asked for. */
-static void none_keeps_the_gradient(void **state) {
+static void norm_block_none_keeps_the_gradient(void **state) {
   hand h;
   hand_open(&h, "method=natgrad norm_block=none");
   assert_int_equal(ng_wants(h.f.p, 0), 0);
@@ -388,7 +388,7 @@ static void one_pass_is_dense(void **state) {
 }
 
 /* A value that is not finite is refused: the last samples have a part in the moments only. */
-static void not_finite(void **state) {
+static void non_finite_arrays_are_refused(void **state) {
   static const float bad[] = {INFINITY, -INFINITY, NAN};
   rng r = {test_seed()};
   for (size_t k = 0; k < 3 * 3 * SHAPES; k++) {
@@ -414,9 +414,9 @@ int main(void) {
       cmocka_unit_test(a_singular_unit_is_rescued),
       cmocka_unit_test(reports_its_damping),
       cmocka_unit_test(rungs_are_reported),
-      cmocka_unit_test(none_keeps_the_gradient),
+      cmocka_unit_test(norm_block_none_keeps_the_gradient),
       cmocka_unit_test(one_pass_is_dense),
-      cmocka_unit_test(not_finite),
+      cmocka_unit_test(non_finite_arrays_are_refused),
   };
   return cmocka_run_group_tests_name("norm", tests, NULL, NULL);
 }

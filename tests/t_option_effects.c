@@ -170,7 +170,7 @@ static void must_differ(const effect *e, const run *a, const run *b, int i, int 
     fail_msg("%s (%s): values %d and %d, step %d: %g", e->option, e->settings, i, k, e->same, gap);
 }
 
-static void values_differ(void **state) {
+static void option_values_have_different_effects(void **state) {
   for (const effect *e = effects; e < effects + EFFECTS; e++) {
     static run r[5];
     int n = 0;
@@ -357,7 +357,7 @@ static void effect_update(void **state) {
 }
 
 /* Option values that only a model with layers refuses; t_options_check has the others. */
-static void refused(void **state) {
+static void layer_options_are_refused_with_a_model(void **state) {
   static const char *const row[][3] = {
       {"damping=0.1", "solver=product", "solver"},
       {"damping=0.1 statistics=local colocate=0", NULL, "set colocate = 1"}};
@@ -373,14 +373,14 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(values_differ),
+      cmocka_unit_test(option_values_have_different_effects),
       cmocka_unit_test(every_option_and_choice_is_named),
       cmocka_unit_test(per_layer_options_change_one_layer),
       cmocka_unit_test(lines_of_per_layer),
       cmocka_unit_test(method_of_a_layer),
       cmocka_unit_test(live_options_move),
       cmocka_unit_test(effect_update),
-      cmocka_unit_test(refused),
+      cmocka_unit_test(layer_options_are_refused_with_a_model),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -97,7 +97,7 @@ static void needs(const ng_options *o, const char *option, const char *expected)
   fail();
 }
 
-static void idle_options(void **state) {
+static void idle_options_name_what_they_need(void **state) {
   static const char *const clip[] = {"kl", "rescale", "norm", "ratio", "rms", "value", "none"};
   ng_options o = standard_options();
   for (int i = 0; i < 7; i++) {
@@ -142,7 +142,7 @@ static void idle_options(void **state) {
 }
 
 /* ng_option_info.needs names the option that the sentence begins with, and only where there is one. */
-static void needs_are_named(void **state) {
+static void needs_is_the_option_of_the_sentence(void **state) {
   int32_t named = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
@@ -164,8 +164,8 @@ static void needs_are_named(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(skipped_as_matched),
-      cmocka_unit_test(idle_options),
-      cmocka_unit_test(needs_are_named),
+      cmocka_unit_test(idle_options_name_what_they_need),
+      cmocka_unit_test(needs_is_the_option_of_the_sentence),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,7 +134,7 @@ static void a_choice(const ng_option_info *a) {
   if (n > 1) refused(a->name, a->choices, NG_ERR_ARG, a->choices); /* the list is not a choice */
 }
 
-static void every_row(void **state) {
+static void every_row_accepts_its_values_only(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info a = option_info(i);
     ng_options o = standard_options();
@@ -201,7 +201,7 @@ static void numbers_have_a_point_in_every_locale(void **state) {
   assert_non_null(setlocale(LC_NUMERIC, "C"));
 }
 
-static void names(void **state) {
+static void names_have_hyphens_and_hints(void **state) {
   ng_options o = standard_options();
   assert_int_equal(ng_options_set(&o, "kl-clip", "0.5", NULL, 0), NG_OK);
   assert_option(&o, "kl_clip", "0.5");
@@ -265,10 +265,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(helps_name_every_value),
       cmocka_unit_test(rows_are_complete),
-      cmocka_unit_test(every_row),
+      cmocka_unit_test(every_row_accepts_its_values_only),
       cmocka_unit_test(numbers_read_back),
       cmocka_unit_test(numbers_have_a_point_in_every_locale),
-      cmocka_unit_test(names),
+      cmocka_unit_test(names_have_hyphens_and_hints),
       cmocka_unit_test(known_but_not_supported),
       cmocka_unit_test(infos_of_other_sizes),
   };

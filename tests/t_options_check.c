@@ -191,7 +191,7 @@ static void environment(void **state) {
 
 /* ---- a layer's overrides ---------------------------------------------------------------------*/
 
-static void overrides(void **state) {
+static void overrides_set_a_whole_line(void **state) {
   ng_options o = standard_options();
   assert_int_equal(
       ng_options_override(&o, "  damping=0.01\tstat-decay=0.5 ", message, sizeof message), NG_OK);
@@ -329,7 +329,7 @@ static void any_text(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(numbers_are_judged), cmocka_unit_test(options_against_each_other),
-      cmocka_unit_test(environment),        cmocka_unit_test(overrides),
+      cmocka_unit_test(environment),        cmocka_unit_test(overrides_set_a_whole_line),
       cmocka_unit_test(any_text),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -156,7 +156,7 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
 /* Twelve averages and as many inverses of 131,584 bytes on three ranks.  Saving takes one of these and lists of
  * 24 arrays; loading what a rank holds, a buffer of 256 kB, lists and the manifest.  64 kB are three times what the
  * lists were seen to take.  What is said is shorter than one array. */
-static void own_and_a_buffer(void **state) {
+static void memory_of_saving_and_loading_is_bounded(void **state) {
   const path parts = path_of("parts");
   weigh x = {.parts = parts.text};
   assert_int_equal(ranks_run(3, weigh_rank, &x, NULL), NG_OK);
@@ -217,7 +217,7 @@ static void moments_are_shared_out(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_ranks),
-      cmocka_unit_test(own_and_a_buffer),
+      cmocka_unit_test(memory_of_saving_and_loading_is_bounded),
       cmocka_unit_test(moments_are_shared_out),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

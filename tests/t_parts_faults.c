@@ -152,7 +152,7 @@ static int64_t size_of(const char *name) {
 }
 
 /* Only the largest part does not fit, whichever rank has it; or one cannot be begun. */
-static void no_room_for_one(void **state) {
+static void a_part_that_does_not_fit_leaves_the_old_state(void **state) {
   int64_t most = 0;
   save("new", 3);
   for (int32_t r = 0; r < RANKS; r++) {
@@ -236,7 +236,7 @@ static ng_status hurt_one(int32_t rank, ng_transport *t, void *arg) {
 
 /* At each message, and at each allocation, of one rank while it saves or loads: all ranks get the same status, one whole
  * state is there, and nothing is lost. */
-static void one_rank_fails(void **state) {
+static void a_failing_rank_fails_all_and_loses_nothing(void **state) {
   const path a = path_of("a");
   for (int way = 0; way < 8; way++) {
     hurt x = {.file = a.text, .memory = way >= 4, .loading = way / 2 % 2 != 0, .who = way % 2};
@@ -280,9 +280,12 @@ static void folders_apart(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(parts_that_do_not_belong), cmocka_unit_test(parts_that_were_edited),
-      cmocka_unit_test(a_part_without_arrays),    cmocka_unit_test(no_room_for_one),
-      cmocka_unit_test(one_rank_fails),           cmocka_unit_test(folders_apart),
+      cmocka_unit_test(parts_that_do_not_belong),
+      cmocka_unit_test(parts_that_were_edited),
+      cmocka_unit_test(a_part_without_arrays),
+      cmocka_unit_test(a_part_that_does_not_fit_leaves_the_old_state),
+      cmocka_unit_test(a_failing_rank_fails_all_and_loses_nothing),
+      cmocka_unit_test(folders_apart),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -129,7 +129,7 @@ static void put(const parted *x, size_t n) {
   }
 }
 
-static void forged(void **state) {
+static void edited_manifests_are_refused(void **state) {
   rng r = {test_seed()};
   int64_t refused = 0;
   for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
@@ -184,6 +184,7 @@ static void moved(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(forged), cmocka_unit_test(moved)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(edited_manifests_are_refused),
+                                     cmocka_unit_test(moved)};
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -56,7 +56,7 @@ static void loads(const char *file, int32_t ranks) {
   must_transfer(ranks, (transfer){.load = file});
 }
 
-static void two_jobs(void **state) {
+static void two_jobs_may_save_to_one_name(void **state) {
   const path a = path_of("a");
   for (int first = 0; first < 2; first++) { /* in parts, in one file */
     for (int late = 0; late < 2; late++) {  /* as parts are looked for, or before */
@@ -97,7 +97,7 @@ static void save_one(const char *name, int32_t ranks) {
   must_transfer(ranks, (transfer){.one = file.text, .steps = 2});
 }
 
-static void strangers_stay_and_ours_go(void **state) {
+static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   size_t n;
   save_parts("a", 1);
   const path early = file_of_part("a", 1, RANKS);
@@ -168,7 +168,7 @@ static void one_file_after_parts(void **state) {
 }
 
 /* In the folder where the program stands, and in one whose name is a slash behind another. */
-static void other_ways_to_say_it(void **state) {
+static void relative_and_doubled_paths(void **state) {
   char was[4096], twice[160];
   assert_non_null(getcwd(was, sizeof was));
   assert_int_equal(chdir(test_folder), 0);
@@ -187,10 +187,10 @@ static void other_ways_to_say_it(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(two_jobs),
-      cmocka_unit_test(strangers_stay_and_ours_go),
+      cmocka_unit_test(two_jobs_may_save_to_one_name),
+      cmocka_unit_test(only_old_parts_of_the_same_state_are_deleted),
       cmocka_unit_test(one_file_after_parts),
-      cmocka_unit_test(other_ways_to_say_it),
+      cmocka_unit_test(relative_and_doubled_paths),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

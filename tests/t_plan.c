@@ -184,7 +184,7 @@ static const struct {
 };
 enum { LINES = sizeof line / sizeof line[0] };
 
-static void equals_counted(void **state) {
+static void planned_bytes_equal_counted_bytes(void **state) {
   bool ok = true;
   for (size_t i = 0; i < LINES; i++) {
     for (int k = 0; k < 4 && line[i].ranks[k] > 0; k++) {
@@ -199,7 +199,7 @@ static void equals_counted(void **state) {
 
 /* All ranks at once, from one placement, say what each says alone: also where most have no block, and of every line
  * above; what one number of ranks does not allow is refused by both. */
-static void at_once_as_one_by_one(void **state) {
+static void plans_of_all_ranks_equal_single_plans(void **state) {
   enum { MOST = 24 };
   static const int32_t ranks[] = {1, 2, 3, 6, 7, MOST};
   for (size_t i = 0; i < LINES; i++) {
@@ -252,7 +252,7 @@ static void fractions_are_whole_ranks(void **state) {
 }
 
 /* Ready afterwards, as if nobody had asked; what is asked for wrongly is told. */
-static void leaves_it_as_it_was(void **state) {
+static void planning_leaves_the_model_unchanged(void **state) {
   fixture f, plain;
   ng_rank_plan plan = {.struct_size = sizeof plan};
   int64_t bytes[2];
@@ -289,8 +289,9 @@ static void leaves_it_as_it_was(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equals_counted), cmocka_unit_test(at_once_as_one_by_one),
-      cmocka_unit_test(fractions_are_whole_ranks), cmocka_unit_test(leaves_it_as_it_was)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(planned_bytes_equal_counted_bytes),
+                                     cmocka_unit_test(plans_of_all_ranks_equal_single_plans),
+                                     cmocka_unit_test(fractions_are_whole_ranks),
+                                     cmocka_unit_test(planning_leaves_the_model_unchanged)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,7 +40,7 @@ static ng_transport table_of(wire *w) {
 }
 
 /* Other load only makes calls longer: the least time counts. */
-static void measures(void **state) {
+static void link_fit_takes_the_least_times(void **state) {
   static const int32_t ranks[] = {2, 4, 6};
   for (int i = 0; i < 3; i++) {
     wire w = {.truth = {.bandwidth = 1e9, .latency = 1e-3}, .ranks = ranks[i]};
@@ -80,7 +80,7 @@ static void fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(measures),
+      cmocka_unit_test(link_fit_takes_the_least_times),
       cmocka_unit_test(inverts_the_model),
       cmocka_unit_test(fails),
   };

@@ -49,7 +49,7 @@ static ng_status compare(const ng_precond *p, int32_t rank, void *arg) {
 
 #define OURS "method=natgrad damping=0.3 stat_period=1 solve_period=1 "
 
-static void equals_counted(void **state) {
+static void planned_bytes_of_shards_equal_counted_bytes(void **state) {
   static const char *const options[] = {
       OURS, OURS "grad_worker_fraction=0 update=sgd",
       OURS "statistics=owner update=adamw colocate=0 grad_worker_fraction=0",
@@ -85,7 +85,7 @@ static void equals_counted(void **state) {
 }
 
 /* Planned, planned again and planned for other ranks: nothing of the cut is left behind. */
-static void leaves_it_whole(void **state) {
+static void planning_shards_leaves_layers_whole(void **state) {
   ng_rank_plan first, again;
   fixture f;
   first = (ng_rank_plan){.struct_size = sizeof first};
@@ -108,7 +108,7 @@ static void leaves_it_whole(void **state) {
   fixture_close(&f);
 }
 
-static void refused(void **state) {
+static void wrong_shard_plans_are_refused(void **state) {
   fixture f;
   int32_t norm, tensor;
   assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
@@ -168,8 +168,9 @@ static void no_memory(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(equals_counted),
-                                     cmocka_unit_test(leaves_it_whole), cmocka_unit_test(refused),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(planned_bytes_of_shards_equal_counted_bytes),
+                                     cmocka_unit_test(planning_shards_leaves_layers_whole),
+                                     cmocka_unit_test(wrong_shard_plans_are_refused),
                                      cmocka_unit_test(no_memory)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

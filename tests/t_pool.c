@@ -34,7 +34,7 @@ static void note(void *arg, int32_t i) {
   j->tid[i] = syscall(SYS_gettid);
 }
 
-static void each_piece_once(void **state) {
+static void each_piece_runs_once(void **state) {
   for (int32_t threads = 1; threads <= THREADS; threads++) {
     ng_pool *pool = ng_pool_create(threads, NULL);
     assert_non_null(pool);
@@ -122,7 +122,7 @@ static void goes_on_without_a_late_thread(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(each_piece_once),
+      cmocka_unit_test(each_piece_runs_once),
       cmocka_unit_test(goes_on_without_a_late_thread),
   };
   return cmocka_run_group_tests_name("pool", tests, NULL, NULL);

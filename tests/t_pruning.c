@@ -126,7 +126,7 @@ static void step_is_the_published_one(void **state) {
     assert_true(fabs(w[i] - after[i]) < 3e-6);
 }
 
-static void magnitude_is_magnitude(void **state) {
+static void magnitude_drops_the_smallest_weights(void **state) {
   double w[5] = {-3.0, 1.0, -1.0, 0.5, 1.0};
   bool gone[5];
   const pruning how = {.score = PRUNING_MAGNITUDE, .gradients = 1, .steps = 1};
@@ -204,8 +204,10 @@ static void sparsity_is_met(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(steps_are_dense),        cmocka_unit_test(step_is_the_published_one),
-      cmocka_unit_test(magnitude_is_magnitude), cmocka_unit_test(steps_are_geometric),
+      cmocka_unit_test(steps_are_dense),
+      cmocka_unit_test(step_is_the_published_one),
+      cmocka_unit_test(magnitude_drops_the_smallest_weights),
+      cmocka_unit_test(steps_are_geometric),
       cmocka_unit_test(sparsity_is_met),
   };
   return cmocka_run_group_tests_name("pruning", tests, open_context, close_context);

@@ -360,7 +360,7 @@ static float drawn(shape s, int64_t i, int64_t n, rng *r) {
   }
 }
 
-static void hard_ones_are_sorted(void **state) {
+static void hard_distributions_equal_a_sort(void **state) {
   static const char *const name[SHAPES] = {"equal",       "zeros", "half zeros", "ties",
                                            "heavy tails", "small", "close",      "two ends"};
   static const int64_t count[] = {1, 2, 3, 4, 5, 6, 7, 9, 1000, 40001};
@@ -413,7 +413,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(quartiles_are_those_of_a_sort),
       cmocka_unit_test(published_numbers),
-      cmocka_unit_test(hard_ones_are_sorted),
+      cmocka_unit_test(hard_distributions_equal_a_sort),
       cmocka_unit_test(only_without_blocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

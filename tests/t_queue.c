@@ -51,7 +51,7 @@ static void entries_are_pending_until_the_wait(void **state) {
 }
 
 /* Late, and in order. */
-static void late_is_late(void **state) {
+static void late_entries_run_in_order_at_the_wait(void **state) {
   ng_queue q = {.la = late_over(&ng_linalg_ref), .threads = 1};
   float a[3] = {4.0f, 2.0f, 5.0f};
   const ng_sym S = {a, 2};
@@ -228,7 +228,7 @@ static const sim_setup rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
-static void steps_wait(void **state) {
+static void steps_wait_for_their_results(void **state) {
   for (int i = 0; i < ROWS; i++) {
     for (int k = 0; k < FOUND; k++) {
       compare(&rows[i], found[k], 1);
@@ -236,7 +236,7 @@ static void steps_wait(void **state) {
   }
 }
 
-static void ranks_wait(void **state) {
+static void steps_on_ranks_wait_for_their_results(void **state) {
   for (int i = 0; i < ROWS; i++) {
     compare(&rows[i], &ng_linalg_ref, 2);
   }
@@ -265,7 +265,7 @@ static void no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, i
   *info = n % 2 == 0;
 }
 
-static void rescues_wait(void **state) {
+static void fallbacks_wait_for_their_results(void **state) {
   static const sim_setup hard[] = {
       {.method = "natgrad", .set = "factor_dtype=bf16"},
       {.method = "natgrad", .set = "solve_period=1 inverse_dtype=bf16"},
@@ -284,11 +284,11 @@ static void rescues_wait(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(entries_are_pending_until_the_wait),
-      cmocka_unit_test(late_is_late),
+      cmocka_unit_test(late_entries_run_in_order_at_the_wait),
       cmocka_unit_test(forgotten_wait_is_noticed),
-      cmocka_unit_test(steps_wait),
-      cmocka_unit_test(ranks_wait),
-      cmocka_unit_test(rescues_wait),
+      cmocka_unit_test(steps_wait_for_their_results),
+      cmocka_unit_test(steps_on_ranks_wait_for_their_results),
+      cmocka_unit_test(fallbacks_wait_for_their_results),
   };
   return cmocka_run_group_tests_name("queue", tests, NULL, NULL);
 }

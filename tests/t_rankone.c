@@ -15,8 +15,6 @@
 
 /* ---- golden numbers: spec of the published program, float64 ----------------------------------*/
 
-static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
-
 static double *wave(int64_t n, double shift, double scale) {
   double *x = zeros(n);
   for (int64_t i = 0; i < n; i++)

@@ -328,7 +328,7 @@ static void bytes_are_those_that_were_sent(void **state) {
 
 /* solver = cholesky keeps L of order n, applied to m vectors a step, where inverting costs more than
  * solving loses: 2 n^3 / 3 > solve_period n^2 m.  At the bound, and one beyond it. */
-static void forms_are_by_the_rule(void **state) {
+static void stored_forms_follow_the_cost_rule(void **state) {
   static const struct {
     int64_t in, out;
     int32_t bias, period;
@@ -366,7 +366,7 @@ int main(void) {
       cmocka_unit_test(times_are_what_the_clock_said),
       cmocka_unit_test(explain_says_what_is_held),
       cmocka_unit_test(bytes_are_those_that_were_sent),
-      cmocka_unit_test(forms_are_by_the_rule),
+      cmocka_unit_test(stored_forms_follow_the_cost_rule),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -71,7 +71,7 @@ static void tests_are_of_the_weights_that_are_kept(void **state) {
 }
 
 /* Without a test the same weights and running statistics, bit for bit, and the same training. */
-static void testing_changes_nothing(void **state) {
+static void testing_leaves_training_unchanged(void **state) {
   data_set d;
   trained with, without;
   assert_int_equal(data_open(IMAGES, &d), CLI_OK);
@@ -213,7 +213,7 @@ static void averages_go_on(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(tests_are_of_the_weights_that_are_kept),
-      cmocka_unit_test(testing_changes_nothing),
+      cmocka_unit_test(testing_leaves_training_unchanged),
       cmocka_unit_test(weights_are_averaged),
       cmocka_unit_test(averages_go_on),
   };

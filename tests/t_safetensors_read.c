@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fixture.h"
 #include "io_check.h"
 
 /* Five bytes at a time. */
@@ -30,16 +31,16 @@ static int64_t drip_read(void *user, void *data, int64_t bytes) {
   return (int64_t)n;
 }
 
-/* No more than any test here has: a stream may announce any amount. */
-static void *little_take(void *user, size_t bytes) { return bytes <= 4096 ? malloc(bytes) : NULL; }
-static void little_give(void *user, void *ptr, size_t bytes) {
-  (void)user, (void)bytes;
-  free(ptr);
+/* The allocator of a reader that takes from p. */
+static ngio_alloc alloc_of(purse *p) {
+  const ng_context_config c = purse_config(p);
+  return (ngio_alloc){c.alloc, c.free, p};
 }
 
 /* As a stream the same bytes are taken or refused as they are in memory. */
 static void same_as_a_stream(const void *bytes, size_t n, const ngio_tensors *f) {
-  const ngio_alloc little = {little_take, little_give, NULL};
+  purse largest = {.largest = 4096}; /* of any test here: a stream may announce any amount */
+  const ngio_alloc little = alloc_of(&largest);
   drip d = {bytes, n};
   ngio_source s;
   ngio_tensors *g = NULL;
@@ -141,7 +142,7 @@ static void cut_and_grown(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
-static void turned_bits(void **state) {
+static void headers_with_a_flipped_bit(void **state) {
   size_t n = sizeof witness - 1;
   int refused = 0;
   for (size_t bit = 0; bit < 8 * (8 + 0xd0); bit++) {
@@ -260,27 +261,17 @@ static void headers_that_lie(void **state) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-static void *count_take(void *user, size_t bytes) {
-  *(int64_t *)user += (int64_t)bytes;
-  return malloc(bytes);
-}
-static void count_give(void *user, void *ptr, size_t bytes) {
-  *(int64_t *)user -= (int64_t)bytes;
-  free(ptr);
-}
-static void *never_take(void *user, size_t bytes) { return NULL; }
-
 static void payload_memory(void **state) {
-  int64_t held = 0;
-  ngio_alloc alloc = {count_take, count_give, &held};
+  purse money = {0};
+  const ngio_alloc alloc = alloc_of(&money);
   ngio_tensors *f;
   assert_int_equal(
       ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
       NGIO_OK);
-  assert_int_equal(held, 36);
+  assert_int_equal(money.held, 36);
   ngio_tensors_close(&f);
-  assert_int_equal(held, 0);
-  alloc.take = never_take;
+  assert_int_equal(money.held, 0);
+  money.largest = 1;
   assert_int_equal(
       ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
       NGIO_ERR_NOMEM);
@@ -301,7 +292,7 @@ static void backward(void *user, int32_t n, void (*each)(void *arg, int32_t i), 
 }
 
 /* A large file, read by threads: the same bytes, and told when it got shorter meanwhile. */
-static void read_together(void **state) {
+static void threads_read_one_large_file(void **state) {
   enum { N = 9 * 1000 * 1000 + 5, FROM = 3 };
   const char *file = in_folder("large");
   unsigned char *bytes = malloc(N), *got = calloc(N, 1);
@@ -328,9 +319,12 @@ static void read_together(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads_python),   cmocka_unit_test(cut_and_grown),
-      cmocka_unit_test(turned_bits),    cmocka_unit_test(headers_that_lie),
-      cmocka_unit_test(payload_memory), cmocka_unit_test(read_together),
+      cmocka_unit_test(reads_python),
+      cmocka_unit_test(cut_and_grown),
+      cmocka_unit_test(headers_with_a_flipped_bit),
+      cmocka_unit_test(headers_that_lie),
+      cmocka_unit_test(payload_memory),
+      cmocka_unit_test(threads_read_one_large_file),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -40,7 +40,7 @@ static int32_t sample(ngio_tensor *t) {
   return (int32_t)(sizeof all / sizeof all[0]);
 }
 
-static void round_trip(void **state) {
+static void written_tensors_are_read_back(void **state) {
   ngio_tensor t[16];
   int32_t n = sample(t);
   const ngio_text text[] = {{"note", "two\nlines, \"quotes\", \\, \xe2\x82\xac"}, {"", ""}};
@@ -86,7 +86,7 @@ static void round_trip(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
-static void piece_by_piece(void **state) {
+static void tensors_are_written_in_pieces(void **state) {
   const char *path = in_folder("pieces");
   ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, NULL, 0}, {"f", NGIO_F32, 1, {3}, NULL, 0}};
   ngio_text text = {"sum", "1234abcd"};
@@ -153,7 +153,7 @@ static int32_t sink_write(void *user, const void *data, int64_t bytes) {
   return 0;
 }
 
-static void to_a_stream(void **state) {
+static void a_stream_receives_the_bytes_of_the_file(void **state) {
   const char *path = in_folder("file");
   const ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, two, 0}, {"f", NGIO_F32, 1, {3}, three, 0}};
   const ngio_text text = {"sum", "1234abcd"};
@@ -261,7 +261,7 @@ static void full_disk(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
-static void left_behind_and_locked(void **state) {
+static void files_of_killed_and_running_writers(void **state) {
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
   const char *path = in_folder("again"), *part = in_folder("again.natgrad-part");
   /* What a killed writer left is taken over, however long it was. */
@@ -299,9 +299,12 @@ static void left_behind_and_locked(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(round_trip),  cmocka_unit_test(piece_by_piece),
-      cmocka_unit_test(to_a_stream), cmocka_unit_test(refused_places),
-      cmocka_unit_test(full_disk),   cmocka_unit_test(left_behind_and_locked),
+      cmocka_unit_test(written_tensors_are_read_back),
+      cmocka_unit_test(tensors_are_written_in_pieces),
+      cmocka_unit_test(a_stream_receives_the_bytes_of_the_file),
+      cmocka_unit_test(refused_places),
+      cmocka_unit_test(full_disk),
+      cmocka_unit_test(files_of_killed_and_running_writers),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

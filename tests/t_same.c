@@ -117,7 +117,7 @@ static bool has_cpu(void) {
   return false;
 }
 
-static void each_alone(void **state) {
+static void one_rank_that_differs_is_refused(void **state) {
   for (const char *at = changes, *end = at; *end != 0; at = end + 1) {
     char c[32];
     end = at + strcspn(at, "|");
@@ -433,7 +433,7 @@ static void each_number_alone(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(each_alone), cmocka_unit_test(no_field_was_added),
+      cmocka_unit_test(one_rank_that_differs_is_refused), cmocka_unit_test(no_field_was_added),
       cmocka_unit_test(every_option), cmocka_unit_test(of_one_solver_and_layer),
       cmocka_unit_test(each_number_alone)};
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,7 +43,7 @@ static void averaging_of_kaisa(void **state) {
 
 /* Expected values at steps 0, 1, ...: MPD-KFAC counts the points that have passed, KAISA multiplies what it finds;
  * KAISA's own test has the factors 2, 3, 5 and 9. */
-static void points(void **state) {
+static void schedules_multiply_at_their_points(void **state) {
   static const char *const kaisa =
       "stat_period*=2@1,2,3,4 solve-period*=3@1,2,3,4\tdamping*=5@1,2,3,4 kl_clip*=9@1,2,3,4\n";
   static const struct {
@@ -154,7 +154,7 @@ static void grammar(void **state) {
 }
 
 /* A value out of range, or against another option, is found before the run. */
-static void checked(void **state) {
+static void schedules_are_checked_before_the_run(void **state) {
   static const char *const row[][4] = {
       {"natgrad", "", "stat_decay*1.02@5,6,7",
        "'stat_decay*1.02@5,6,7': at step 7: stat_decay: '1.00"},
@@ -178,8 +178,9 @@ static void checked(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(averaging_of_kaisa), cmocka_unit_test(points),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(averaging_of_kaisa),
+                                     cmocka_unit_test(schedules_multiply_at_their_points),
                                      cmocka_unit_test(curves_of_efcp), cmocka_unit_test(grammar),
-                                     cmocka_unit_test(checked)};
+                                     cmocka_unit_test(schedules_are_checked_before_the_run)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

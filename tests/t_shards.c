@@ -178,7 +178,7 @@ static void equal_to_whole(void **state) {
 }
 
 /* What the oracle does not know, beside a group of one rank each: that has no parts to bring together. */
-static void as_one_member(void **state) {
+static void shards_equal_groups_of_one_rank(void **state) {
   if (!enough(6)) skip();
   static const char *const more[] = {
       "method=sam stat_period=1",
@@ -220,7 +220,7 @@ static void as_one_member(void **state) {
 /* ---- a group that some ranks were not given --------------------------------------------------*/
 
 /* Whoever they are: all ranks say so, and nobody waits. */
-static void groups_of_some(void **state) {
+static void model_groups_on_some_ranks_are_refused(void **state) {
   for (int32_t data = 1; data < 3; data++) {
     const int32_t W = 2 * data;
     if (!enough(W)) break;
@@ -247,7 +247,7 @@ static void groups_of_some(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(equal_to_whole),
-                                     cmocka_unit_test(as_one_member),
-                                     cmocka_unit_test(groups_of_some)};
+                                     cmocka_unit_test(shards_equal_groups_of_one_rank),
+                                     cmocka_unit_test(model_groups_on_some_ranks_are_refused)};
   return RANKS_TESTS("shards", tests);
 }

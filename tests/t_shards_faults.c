@@ -18,7 +18,7 @@
 
 /* A rank shows what does not fit, or no number: its model group hears of it in that call, all others at most in
  * the step. */
-static void one_is_wrong(void **state) {
+static void wrong_arrays_of_one_rank_reach_all(void **state) {
   static const struct {
     const char *options, *says;
     ng_status st;
@@ -167,7 +167,7 @@ static void refused_layers(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_is_wrong), cmocka_unit_test(any_collective_fails),
+      cmocka_unit_test(wrong_arrays_of_one_rank_reach_all), cmocka_unit_test(any_collective_fails),
       cmocka_unit_test(no_memory_for_the_whole), cmocka_unit_test(refused_by_name),
       cmocka_unit_test(refused_layers)};
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,10 +31,6 @@
 
 __extension__ typedef __int128 wide;
 
-static void *little(void *user, size_t bytes) {
-  return bytes > (size_t)16 << 20 ? NULL : ng_plain_alloc(user, bytes);
-}
-
 /* Ordinary, at an edge, or anywhere. */
 static int64_t any(rng *r) {
   static const int64_t edge[] = {0,
@@ -96,7 +92,7 @@ static void sound(const fixture *f, int32_t i) {
   }
 }
 
-static void attacked(void **state) {
+static void random_sizes_fit_or_are_refused(void **state) {
   static const char *const options[] = {"method=natgrad", "method=eva update=sgd",
                                         "method=natgrad max_factor=64 update=adamw",
                                         "solver=eigen damping_split=joint factor_dtype=f16"};
@@ -104,10 +100,8 @@ static void attacked(void **state) {
   int64_t added = 0, ready = 0, refused = 0;
   for (int64_t t = 0; t < test_times(3000); t++) {
     fixture f;
-    ng_context_config c;
-    ng_context_config_init(&c, sizeof c);
-    c.alloc = little;
-    c.free = ng_plain_free;
+    purse little = {.largest = 16 << 20};
+    const ng_context_config c = purse_config(&little);
     const fixture_how how = {.linalg = "ref", .threads = 1, .config = &c};
     fixture_ok(&f, fixture_open(&f, options[rng_below(&r, 4)], &how));
     for (int k = 0; k < 3; k++) {
@@ -138,21 +132,8 @@ static void attacked(void **state) {
 
 /* ---- limits ----------------------------------------------------------------------------------*/
 
-static const size_t ROOM = (size_t)40 << 20;
+enum { ROOM = 40 << 20 };
 #define TWO(n) (INT64_C(1) << (n))
-
-static void *from_room(void *user, size_t bytes) {
-  size_t *left = user;
-  void *p = NULL;
-  if (bytes > *left || posix_memalign(&p, 64, bytes) != 0) return NULL;
-  *left -= bytes;
-  return p;
-}
-
-static void to_room(void *user, void *p, size_t bytes) {
-  *(size_t *)user += bytes;
-  free(p);
-}
 
 typedef struct limit {
   const char *options;
@@ -231,15 +212,11 @@ static const double MOST_SECONDS = 5.0;
 
 /* NG_OK of ng_plan_ranks; ng_ready of the same takes the memory, which is not there. */
 static int judge(const limit *r, bool ready) {
-  size_t left = ROOM;
+  purse money = {.room = ROOM};
   fixture f;
   ng_layer l;
-  ng_context_config c;
   ng_rank_plan plan;
-  ng_context_config_init(&c, sizeof c);
-  c.alloc = from_room;
-  c.free = to_room;
-  c.alloc_user = &left;
+  const ng_context_config c = purse_config(&money);
   const fixture_how how = {.linalg = "ref", .threads = 1, .config = &c};
   fixture_ok(&f, fixture_open(&f, r->options, &how));
   describe_row(r, &l);
@@ -258,11 +235,11 @@ static int judge(const limit *r, bool ready) {
                 st == NG_OK ? "" : ng_last_error(f.ctx));
   }
   fixture_close(&f);
-  assert_int_equal(left, ROOM);
+  assert_int_equal(money.held, 0);
   return !sound;
 }
 
-static void planned_and_ready(void **state) {
+static void planning_and_ready_agree_on_limits(void **state) {
   int wrong = 0;
   for (size_t i = 0; i < 2 * sizeof limits / sizeof *limits; i++)
     wrong += judge(&limits[i / 2], i % 2 == 1);
@@ -270,7 +247,7 @@ static void planned_and_ready(void **state) {
 }
 
 /* Tiles of gradients: 2^24 of a rank, counted before their list is made. */
-static void tiles(void **state) {
+static void the_number_of_tiles_is_limited(void **state) {
   const limit at = {.options = "method=eva sides=none",
                     .kind = NG_LINEAR,
                     .in = 16384,
@@ -336,9 +313,9 @@ static void parts_of_whole_matrices(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(attacked),
-      cmocka_unit_test(planned_and_ready),
-      cmocka_unit_test(tiles),
+      cmocka_unit_test(random_sizes_fit_or_are_refused),
+      cmocka_unit_test(planning_and_ready_agree_on_limits),
+      cmocka_unit_test(the_number_of_tiles_is_limited),
       cmocka_unit_test(parts_of_whole_matrices),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

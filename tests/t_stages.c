@@ -242,7 +242,7 @@ static void one_clip(void **state) {
 
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
 
-static void one_verdict(void **state) {
+static void all_stages_return_one_status(void **state) {
   static const struct {
     ng_status st, ready;
     int step;
@@ -329,7 +329,7 @@ static ng_status only_one(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-static void group_of_some(void **state) {
+static void stage_groups_on_some_ranks_are_refused(void **state) {
   for (int32_t who = 0; who < DATA; who++) {
     some x = {.who = who};
     ng_status each[DATA];
@@ -345,8 +345,8 @@ static void group_of_some(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_clip),
-      cmocka_unit_test(one_verdict),
-      cmocka_unit_test(group_of_some),
+      cmocka_unit_test(all_stages_return_one_status),
+      cmocka_unit_test(stage_groups_on_some_ranks_are_refused),
       cmocka_unit_test(any_collective_fails),
   };
   return RANKS_TESTS("stages", tests);

@@ -174,7 +174,7 @@ static void one_walk(const form *f, rng *r, int seen[4]) {
   }
 }
 
-static void verdicts(void **state) {
+static void verdicts_match_the_formula(void **state) {
   static const form forms[] = {{"triangle of 1", true, 1, 1, 0, 1, NG_F32},
                                {"triangle of 2", true, 2, 2, 0, 1, NG_F32},
                                {"triangle of 5", true, 5, 5, 0, 1, NG_BF16},
@@ -200,7 +200,7 @@ static void verdicts(void **state) {
 
 /* X1 and X2 are those of refreshes: what the average was before, the identity of some rows say, is neither, however
  * like it the samples are. */
-static void starts(void **state) {
+static void the_start_average_is_no_refresh(void **state) {
   float average[3] = {1, 0, 1}, older[3] = {0}, scratch[16];
   ng_stat_part part = {.rows = 1, .cols = 3, .diagonal = 2, .average = average, .older = older};
   ng_stat s = {
@@ -343,7 +343,7 @@ static bool kind_as_the_rule(const kind *k, const samples *s, int *passed) {
   return sure;
 }
 
-static void lives(void **state) {
+static void intervals_follow_the_rule_of_SP_NGD(void **state) {
   static const kind kinds[] = {
       {.options = "method=natgrad stat_decay=0.5"},
       {.options = "method=natgrad stat_decay=0"},
@@ -511,7 +511,7 @@ static void refresh_steps_by_hand(void **state) {
   }
 }
 
-static void scripted(void **state) {
+static void intervals_of_scripted_changes(void **state) {
   for (int k = 0; k < 16; k++) {
     for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
       life l = {.a = k / 4, .g = k % 4, .ranks = ranks, .bad = -1};
@@ -552,7 +552,7 @@ static void skipped_steps(void **state) {
   }
 }
 
-static void resumes(void **state) {
+static void intervals_resume_from_a_state(void **state) {
   const char *file = in_folder("state");
   for (int at = 1; at < 30; at += 4) {
     life whole = {.a = 1, .g = 2, .ranks = 2, .bad = -1}, first = whole, second = whole;
@@ -580,14 +580,14 @@ static void memory_is_counted(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(verdicts),
-      cmocka_unit_test(starts),
-      cmocka_unit_test(lives),
+      cmocka_unit_test(verdicts_match_the_formula),
+      cmocka_unit_test(the_start_average_is_no_refresh),
+      cmocka_unit_test(intervals_follow_the_rule_of_SP_NGD),
       cmocka_unit_test(refresh_steps_by_hand),
-      cmocka_unit_test(scripted),
+      cmocka_unit_test(intervals_of_scripted_changes),
       cmocka_unit_test(owners_and_sides),
       cmocka_unit_test(skipped_steps),
-      cmocka_unit_test(resumes),
+      cmocka_unit_test(intervals_resume_from_a_state),
       cmocka_unit_test(memory_is_counted),
   };
   return cmocka_run_group_tests_name("stale", tests, make_folder, delete_folder);

@@ -25,7 +25,7 @@ enum { RANKS = 3 };
 
 /* ---- order, places, disks --------------------------------------------------------------------*/
 
-static void out_of_order(void **state) {
+static void states_need_a_ready_model(void **state) {
   sim s;
   const path file = path_of("file");
   fixture f;
@@ -72,7 +72,7 @@ static void counts_beyond_doubles(void **state) {
   assert_int_equal(unlink(file.text), 0);
 }
 
-static void bad_places(void **state) {
+static void unwritable_paths_are_refused(void **state) {
   sim s;
   const path sub = path_of("none/file");
   open_at(&s, &plain, 2);
@@ -226,8 +226,8 @@ static void transport_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(out_of_order),          cmocka_unit_test(bad_places),
-      cmocka_unit_test(counts_beyond_doubles), cmocka_unit_test(ranks_fail_together),
+      cmocka_unit_test(states_need_a_ready_model), cmocka_unit_test(unwritable_paths_are_refused),
+      cmocka_unit_test(counts_beyond_doubles),     cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(transport_fails),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

@@ -144,7 +144,7 @@ static int64_t system_calls(void) {
 }
 
 /* Thousands of small arrays are few calls of the system: one for 256 KB and some more. */
-static void in_large_pieces(void **state) {
+static void states_take_few_system_calls(void **state) {
   const char *file = in_folder("state");
   struct stat is;
   subject s;
@@ -173,7 +173,7 @@ static double time_of(subject *s, int32_t models, int part) {
   return (double)(clock() - begun) / CLOCKS_PER_SEC;
 }
 
-static void in_proportion(void **state) {
+static void time_grows_with_the_model_only(void **state) {
   static subject all[MODELS + 1];
   subject *few = all, *many = &all[MODELS];
   for (int32_t m = 0; m <= MODELS; m++) {
@@ -202,7 +202,7 @@ static void in_proportion(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(in_large_pieces),
-                                     cmocka_unit_test(in_proportion)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(states_take_few_system_calls),
+                                     cmocka_unit_test(time_grows_with_the_model_only)};
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

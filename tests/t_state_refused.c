@@ -51,7 +51,7 @@ static void quick_set(const quick *q, const void *bytes, size_t n) {
   assert_int_equal(pwrite(q->fd, bytes, n, 0), (ssize_t)n);
 }
 
-static void damaged(void **state) {
+static void damaged_states_are_refused(void **state) {
   sim a, b;
   size_t n;
   const path good = path_of("good");
@@ -285,7 +285,7 @@ static void texts_that_json_cannot_hold(void **state) {
   }
 }
 
-static void lying(void **state) {
+static void false_headers_are_refused(void **state) {
   const path good = path_of("good"), bad = path_of("bad");
   sim a, b;
   char message[256];
@@ -387,10 +387,8 @@ static void counters_come_back(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(damaged),
-      cmocka_unit_test(other_models),
-      cmocka_unit_test(lying),
-      cmocka_unit_test(texts_that_json_cannot_hold),
+      cmocka_unit_test(damaged_states_are_refused), cmocka_unit_test(other_models),
+      cmocka_unit_test(false_headers_are_refused),  cmocka_unit_test(texts_that_json_cannot_hold),
       cmocka_unit_test(counters_come_back),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

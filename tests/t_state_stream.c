@@ -154,7 +154,7 @@ static void too_short_and_too_long(void **state) {
 
 /* A stream does not say how long it is, and may announce any length: that is believed only of a state
  * of this model.  Until then nothing of the data is asked for, and no memory is taken for it. */
-static void nothing_is_believed(void **state) {
+static void announced_lengths_are_not_trusted(void **state) {
   static const sim_setup wider = {
       .method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL | SIM_WIDER};
   sim a, b;
@@ -219,7 +219,7 @@ static void nothing_is_believed(void **state) {
   sim_close(&b);
 }
 
-static void out_of_order(void **state) {
+static void streams_need_a_ready_model(void **state) {
   fixture f;
   stream s = {0};
   ng_field_info info = {.struct_size = sizeof info};
@@ -386,7 +386,7 @@ static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
   return st < NG_OK ? st : NG_OK;
 }
 
-static void walked_by_two(void **state) {
+static void two_ranks_walk_together(void **state) {
   pair x = {.loading = true};
   const ng_status st = ranks_run(RANKS, walk_together, &x, NULL);
   if (st != NG_OK) fail_msg("%s %s", ng_status_name(st), x.message[0]);
@@ -483,11 +483,16 @@ static void walk_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bytes_of_a_file),        cmocka_unit_test(every_read_fails),
-      cmocka_unit_test(too_short_and_too_long), cmocka_unit_test(nothing_is_believed),
-      cmocka_unit_test(out_of_order),           cmocka_unit_test(ranks_fail_together),
-      cmocka_unit_test(no_function_on_rank_0),  cmocka_unit_test(walked_by_two),
-      cmocka_unit_test(walk_is_the_file),       cmocka_unit_test(walk_arguments),
+      cmocka_unit_test(bytes_of_a_file),
+      cmocka_unit_test(every_read_fails),
+      cmocka_unit_test(too_short_and_too_long),
+      cmocka_unit_test(announced_lengths_are_not_trusted),
+      cmocka_unit_test(streams_need_a_ready_model),
+      cmocka_unit_test(ranks_fail_together),
+      cmocka_unit_test(no_function_on_rank_0),
+      cmocka_unit_test(two_ranks_walk_together),
+      cmocka_unit_test(walk_is_the_file),
+      cmocka_unit_test(walk_arguments),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -426,7 +426,7 @@ static void sizes_are_remembered(void **state) {
 
 /* The image that is told at registration plans memory and nothing else: another one, or none, gives the same
  * bits; on a linear algebra that does everything late, too. */
-static void a_size_that_was_not_told(void **state) {
+static void other_image_sizes_than_registered(void **state) {
   static const char *const settings[] = {
       "damping=0.1", "damping=0.1 positions=reduce", "method=eva damping=0.1",
       "method=eva-natgrad damping=0.1 sides=input", "method=kaisa damping=0.1"};
@@ -532,7 +532,7 @@ int main(void) {
       cmocka_unit_test(a_weight_of_one_row),
       cmocka_unit_test(odd_rows),
       cmocka_unit_test(sizes_are_remembered),
-      cmocka_unit_test(a_size_that_was_not_told),
+      cmocka_unit_test(other_image_sizes_than_registered),
       cmocka_unit_test(norms_of_long_rows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -209,7 +209,7 @@ static void same_bits(life how) {
 }
 
 /* Every way that a sum may go. */
-static void equals_all(void **state) {
+static void sums_to_owners_equal_sums_to_all(void **state) {
   static const char *const with[] = {"stat_period=1",
                                      "wire_dtype=bf16",
                                      "wire_dtype=f16 norm_block=full",
@@ -227,7 +227,7 @@ static void equals_all(void **state) {
 }
 
 /* A layer sends in its own period only: all layers in every step, all but one, one alone. */
-static void only_what_is_due(void **state) {
+static void only_due_layers_are_sent(void **state) {
   static const char *const with[] = {"stat_period=1",
                                      "stat_period=1 per_layer='two: stat_period=100'",
                                      "stat_period=100 per_layer='two: stat_period=1'"};
@@ -241,7 +241,7 @@ static void only_what_is_due(void **state) {
 }
 
 /* A step that shows one layer only, another one each time: messages begin and end with it. */
-static void with_holes(void **state) {
+static void steps_that_observe_one_layer(void **state) {
   for (int32_t ranks = fewest(); ranks <= most(); ranks++)
     for (int k = 0; k < WAYS; k++)
       same_bits((life){
@@ -275,8 +275,9 @@ static void first_overflows(void **state) {
 int main(void) {
   for (int i = 0; i < 2; i++)
     kept[i] = calloc(1, sizeof(life));
-  const struct CMUnitTest tests[] = {cmocka_unit_test(equals_all), cmocka_unit_test(with_holes),
-                                     cmocka_unit_test(only_what_is_due),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(sums_to_owners_equal_sums_to_all),
+                                     cmocka_unit_test(steps_that_observe_one_layer),
+                                     cmocka_unit_test(only_due_layers_are_sent),
                                      cmocka_unit_test(first_overflows)};
   const int failed = kept[0] == NULL || kept[1] == NULL ? 1 : RANKS_TESTS("owner", tests);
   for (int i = 0; i < 2; i++)

@@ -115,7 +115,7 @@ static void converts(void **arg) {
   }
 }
 
-static void scales(void **arg) {
+static void scale_is_exact(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   static const double factors[] = {0.0, 1.0, -0.5, 1.0 / 3.0, 1e-60, 1e60};
   EACH_LENGTH(n) {
@@ -257,7 +257,7 @@ static void shifts_and_traces(void **arg) {
 
 /* ---- rows ------------------------------------------------------------------------------------*/
 
-static void copies(void **arg) {
+static void copy_keeps_bits_and_padding(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   EACH_SIZE(n) {
     for (int64_t pad = 0; pad < 3; pad++) {
@@ -387,11 +387,11 @@ static void sums_squares(void **arg) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(converts),
-      EACH(scales),
+      EACH(scale_is_exact),
       EACH(folds),
       EACH(finds_what_is_not_finite),
       EACH(shifts_and_traces),
-      EACH(copies),
+      EACH(copy_keeps_bits_and_padding),
       EACH(divides_by_eigenvalues),
       EACH(sums_rows),
       EACH(sums_squares),

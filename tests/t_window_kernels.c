@@ -41,7 +41,7 @@ static float drawn(rng *r, int how) {
   return x < 0.97 ? 0.0f : (float)(sign * x);
 }
 
-static void those_of_a_sort(void **state) {
+static void selection_equals_a_sort(void **state) {
   static float x[MOST];
   static entry want[MOST];
   static int32_t chosen[MOST + 1], count[NG_WINDOW_COUNTS];
@@ -155,7 +155,7 @@ static float joint_value(rng *r, int kind) {
   return sign * ldexpf(1.0F, (int)rng_below(r, 277) - 149);
 }
 
-static void as_one_rank(void **state) {
+static void selection_on_ranks_equals_one_rank(void **state) {
   static float x[ALL];
   static int32_t single[ALL], mine[RANKS][ALL], count[NG_WINDOW_COUNTS];
   static double sum[ROOM], part[RANKS][ROOM];
@@ -215,7 +215,7 @@ static void draw_rows(rng *r, rows *x, bool half) {
   }
 }
 
-static void at_once(void **state) {
+static void many_rows_at_once_equal_single_rows(void **state) {
   rng r = {test_seed()};
   static rows x;
   for (int64_t t = 0; t < test_times(400); t++) {
@@ -297,9 +297,11 @@ static void sparse_memory(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(those_of_a_sort), cmocka_unit_test(by_several_threads),
-      cmocka_unit_test(as_one_rank),     cmocka_unit_test(sparse_loops),
-      cmocka_unit_test(at_once),         cmocka_unit_test(sparse_memory)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(selection_equals_a_sort),
+                                     cmocka_unit_test(by_several_threads),
+                                     cmocka_unit_test(selection_on_ranks_equals_one_rank),
+                                     cmocka_unit_test(sparse_loops),
+                                     cmocka_unit_test(many_rows_at_once_equal_single_rows),
+                                     cmocka_unit_test(sparse_memory)};
   return cmocka_run_group_tests_name("loops of windows", tests, NULL, NULL);
 }

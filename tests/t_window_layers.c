@@ -62,7 +62,7 @@ static void blocks_are(const char *options, const char *names, const char *expec
 }
 
 /* The same line is the same window, whatever the order; another is another; without one it is the model's. */
-static void blocks(void **state) {
+static void lines_make_windows_of_layers(void **state) {
   blocks_are("per_layer='b,c: method=mfac window=3'", "abc",
              "a/kronecker/natgrad window.b/window/mfac window.b/window/mfac");
   blocks_are("per_layer='b,c: method=mfac window=3'", "cab",
@@ -83,7 +83,7 @@ static void blocks(void **state) {
 
 /* When the options are read, or by ng_ready of the layers `names`.  An option of per_layer names that option. */
 #define NO_ERROR "window_fill = error: window_store = dense"
-static void refused(void **state) {
+static void wrong_lines_are_refused(void **state) {
   static const struct {
     const char *options, *names, *message;
   } bad[] = {
@@ -191,7 +191,7 @@ static void set_gradients(model *m, int t, int n) {
 
 /* ng_set moves the damping of the model: windows without a line follow, and one with a
  * method of its own, which did not say any, does not. */
-static void values_move(void **state) {
+static void live_damping_reaches_windows_without_a_line(void **state) {
   float out[2][2][5][N];
   const char *options =
       "method=mfac window=3 damping=0.1 window_scope=parameter per_layer='b: method=mfac window=3'";
@@ -217,7 +217,7 @@ static void values_move(void **state) {
 /* ---- planned, saved --------------------------------------------------------------------------*/
 
 /* A plan counts the windows of lines; asking for it leaves the model as it was. */
-static void planned(void **state) {
+static void plans_count_windows_of_lines(void **state) {
   model m;
   ng_rank_plan plan = {.struct_size = sizeof plan};
   assert_int_equal(
@@ -236,7 +236,7 @@ static void planned(void **state) {
 }
 
 /* A state is that of its lines, and another is refused by its name. */
-static void saved(void **state) {
+static void states_belong_to_their_lines(void **state) {
   static const char *const options[] = {"method=mfac window=3 per_layer='b: window=4'",
                                         "method=mfac window=3 per_layer='a: window=4'",
                                         "method=mfac window=3 per_layer='b: window=5'",
@@ -256,8 +256,12 @@ static void saved(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(blocks),      cmocka_unit_test(refused), cmocka_unit_test(weights_needed),
-      cmocka_unit_test(values_move), cmocka_unit_test(planned), cmocka_unit_test(saved),
+      cmocka_unit_test(lines_make_windows_of_layers),
+      cmocka_unit_test(wrong_lines_are_refused),
+      cmocka_unit_test(weights_needed),
+      cmocka_unit_test(live_damping_reaches_windows_without_a_line),
+      cmocka_unit_test(plans_count_windows_of_lines),
+      cmocka_unit_test(states_belong_to_their_lines),
   };
   return cmocka_run_group_tests_name("windows of layers", tests, make_folder, delete_folder);
 }

@@ -260,7 +260,7 @@ static ngio_tensors *opened(const char *file) {
 
 /* A state of several ranks resumes on as many, on fewer, or from one rank.  The number of slices does not change the stored
  * rows. */
-static void states_do_not_know_ranks(void **state) {
+static void states_resume_on_other_ranks(void **state) {
   const char *file[2] = {in_folder("whole"), in_folder("slices")};
   for (int k = 0; k < WINDOWS; k++) {
     if (strstr(windows[k], "=owner") != NULL) continue; /* its moments are on other ranks */
@@ -296,7 +296,7 @@ static void states_do_not_know_ranks(void **state) {
 }
 
 /* Groups are those of ng_ready, and belong to the state. */
-static void other_groups(void **state) {
+static void states_belong_to_their_groups(void **state) {
   const char *file = in_folder("groups");
   float g[6] = {1, 2, 3, 4, 5, 6};
   const plane v[2] = {plane_of(g, 1, 3, NG_F32), plane_of(g + 3, 1, 3, NG_F32)};
@@ -405,9 +405,11 @@ static void near_equal_shares(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(near_equal_shares),    cmocka_unit_test(ranks_are_one),
-      cmocka_unit_test(memory_is_shared_out), cmocka_unit_test(states_do_not_know_ranks),
-      cmocka_unit_test(other_groups),
+      cmocka_unit_test(near_equal_shares),
+      cmocka_unit_test(ranks_are_one),
+      cmocka_unit_test(memory_is_shared_out),
+      cmocka_unit_test(states_resume_on_other_ranks),
+      cmocka_unit_test(states_belong_to_their_groups),
   };
   return cmocka_run_group_tests_name("windows on ranks", tests, make_folder, delete_folder);
 }

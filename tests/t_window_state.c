@@ -63,7 +63,7 @@ static void same_factor(const char *a, const char *b) {
   ngio_tensors_close(&y);
 }
 
-static void goes_on(void **state) {
+static void factors_resume_from_a_state(void **state) {
   static const int at[] = {1, 6, 7, 8, 16, 17, 18, 25};
   static life whole, parts, refused;
   const char *file[] = {in_folder("whole"), in_folder("first"), in_folder("second")};
@@ -149,13 +149,14 @@ static void refused_late_with(const char *store) {
   }
 }
 
-static void refused_late(void **state) {
+static void steps_skipped_after_the_solve(void **state) {
   refused_late_with("");
   refused_late_with("window_store=topk window_density=0.2");
   refused_late_with("window_store=lowrank");
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(goes_on), cmocka_unit_test(refused_late)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(factors_resume_from_a_state),
+                                     cmocka_unit_test(steps_skipped_after_the_solve)};
   return cmocka_run_group_tests_name("states of windows", tests, make_folder, delete_folder);
 }

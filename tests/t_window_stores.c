@@ -82,7 +82,7 @@ static void lowrank(void **state) {
   same("method=mfac window=3 damping=0.1 window_store=lowrank window_rank=2", all_of_it, LONG);
 }
 
-static void topk(void **state) {
+static void topk_of_a_wide_block(void **state) {
   same("method=mfac window=3 damping=0.1 window_store=topk window_density=0.000244140625",
        some_of_a_block, WIDE);
   same("method=mfac window=3 damping=0.1 window_store=topk-layer "
@@ -276,7 +276,7 @@ static void after_a_refused_step(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(lowrank),
-                                     cmocka_unit_test(topk),
+                                     cmocka_unit_test(topk_of_a_wide_block),
                                      cmocka_unit_test(topk_on_threads),
                                      cmocka_unit_test(begins_with_the_weights),
                                      cmocka_unit_test(begins_without_the_weights),

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
 static wide *wides(int64_t n) { return scene_room(sizeof(wide) * (size_t)n); }
 
 static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
