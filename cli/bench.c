@@ -15,34 +15,34 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 
 /* ---- for the cases ---------------------------------------------------------------------------*/
 
-static int by_size(const void *x, const void *y) {
+static int compare_doubles(const void *x, const void *y) {
   const double a = *(const double *)x, b = *(const double *)y;
   return (a > b) - (a < b);
 }
 
 double bench_median(double *x, int n) {
-  qsort(x, (size_t)n, sizeof *x, by_size);
+  qsort(x, (size_t)n, sizeof *x, compare_doubles);
   return n % 2 == 1 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
 }
 
-void bench_fill(float *x, int64_t n, float scale) {
+void bench_fill_random(float *x, int64_t n, float scale) {
   uint64_t s = BENCH_SEED;
   for (int64_t i = 0; i < n; i++)
-    x[i] = scale * bench_number(&s);
+    x[i] = scale * bench_next_random(&s);
 }
 
-float *bench_floats(int64_t n) {
+float *bench_alloc(int64_t n) {
   void *x = NULL;
   if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0)
     exit(cli_bad("bench: no memory for arrays of %lld floats", (long long)n));
   return memset(x, 0, (size_t)n * sizeof(float)); /* map the pages before the first measurement */
 }
 
-int bench_failed(const bench *b, const char *what, ng_status st) {
+int bench_fail(const bench *b, const char *what, ng_status st) {
   return cli_bad("bench: %s: %s (%s)", what, ng_last_error(b->ctx), ng_status_name(st));
 }
 
-int bench_add(bench *b, const char *format, ...) {
+int bench_add_row(bench *b, const char *format, ...) {
   b->row = cli_grown(b->row, (size_t)b->rows, sizeof *b->row);
   bench_row *row = &b->row[b->rows];
   va_list args;
@@ -53,7 +53,7 @@ int bench_add(bench *b, const char *format, ...) {
   return b->rows++;
 }
 
-void bench_time(bench *b, int row, int r, double ms) {
+void bench_set_time(bench *b, int row, int r, double ms) {
   if (r >= 0) b->row[row].ms[r] = ms;
 }
 
@@ -65,13 +65,13 @@ void bench_note(bench *b, const char *format, ...) {
   va_end(args);
 }
 
-void bench_common(bench *b, const char *key, int64_t value) {
+void bench_add_member(bench *b, const char *key, int64_t value) {
   b->common[b->commons].key = key;
   b->common[b->commons++].value = value;
 }
 
-double bench_gflops(bench *b) {
-  if (b->gflops == 0 && floors_possible()) b->gflops = floor_sgemm_gflops(4096);
+double bench_sgemm_gflops(bench *b) {
+  if (b->gflops == 0 && floors_have_blas()) b->gflops = floor_sgemm_gflops(4096);
   return b->gflops;
 }
 
@@ -80,12 +80,12 @@ double bench_copy_gbs(bench *b) {
   return b->copy_gbs;
 }
 
-int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out) {
+int bench_list_layers(const char *model, int64_t rows, int64_t cols, shapes *out) {
   char *end = NULL;
   const double number = strtod(model, &end);
   if (*end != 0 || end == model) {
-    if (shapes_make(model, out) != CLI_OK) return CLI_BAD;
-    shapes_keep_weights(out);
+    if (shapes_list(model, out) != CLI_OK) return CLI_BAD;
+    shapes_keep_matrices(out);
     return CLI_OK;
   }
   if (!(number >= (double)cols && number <= 1e9))
@@ -103,7 +103,7 @@ int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out) {
   return CLI_OK;
 }
 
-ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *weight) {
+ng_status bench_add_layers(ng_precond *p, const shapes *list, float *grad, float *weight) {
   ng_status st = NG_OK;
   int64_t at = 0;
   for (int i = 0; i < list->n && st >= 0; i++) {
@@ -132,14 +132,14 @@ ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t sam
   return st;
 }
 
-int64_t bench_count(const shapes *list) {
+int64_t bench_parameters(const shapes *list) {
   int64_t count = 0;
   for (int i = 0; i < list->n; i++)
     count += list->layer[i].out * list->layer[i].p;
   return count;
 }
 
-int64_t bench_longest(const shapes *list) {
+int64_t bench_largest_order(const shapes *list) {
   int64_t longest = 0;
   for (int i = 0; i < list->n; i++) {
     const int64_t q = list->layer[i].out, p = list->layer[i].p;
@@ -151,8 +151,10 @@ int64_t bench_longest(const shapes *list) {
 
 /* ---- the printer -----------------------------------------------------------------------------*/
 
-static const char *const machine_keys[] = {"blas", "kernel", "blas threads", "commit"};
-enum { MACHINE_KEYS = sizeof machine_keys / sizeof machine_keys[0] };
+/* Lines of ng_build_info, and their keys in JSON. */
+static const char *const build_lines[] = {"blas", "kernel", "blas threads", "commit"};
+static const char *const build_keys[] = {"blas", "kernel", "blas_threads", "commit"};
+enum { BUILD_LINES = sizeof build_lines / sizeof build_lines[0] };
 
 void bench_title(const bench *b, const char *format, ...) {
   if (b->json) return;
@@ -163,9 +165,9 @@ void bench_title(const bench *b, const char *format, ...) {
   va_end(args);
   cli_processor(text, sizeof text);
   printf("\nprocessor = %s; threads = %d", text, cli_cores());
-  for (int i = 0; i < MACHINE_KEYS; i++) {
-    cli_build_value(machine_keys[i], text, sizeof text);
-    printf("; %s = %s", machine_keys[i], text[0] != 0 ? text : "unknown");
+  for (int i = 0; i < BUILD_LINES; i++) {
+    cli_build_value(build_lines[i], text, sizeof text);
+    printf("; %s = %s", build_lines[i], text[0] != 0 ? text : "unknown");
   }
   printf("\n");
   (void)fflush(stdout);
@@ -180,12 +182,9 @@ static int print_machine(const bench *b, const bench_case *c) {
   cli_processor(text, sizeof text);
   ngio_put_text(&line, "processor", text);
   ngio_put_integer(&line, "threads", cli_cores());
-  for (int i = 0; i < MACHINE_KEYS; i++) {
-    char key[CLI_NAME];
-    cli_build_value(machine_keys[i], text, sizeof text);
-    (void)snprintf(key, sizeof key, "%s", machine_keys[i]);
-    key[strcspn(key, " ")] = strchr(key, ' ') != NULL ? '_' : 0;
-    ngio_put_text(&line, key, text);
+  for (int i = 0; i < BUILD_LINES; i++) {
+    cli_build_value(build_lines[i], text, sizeof text);
+    ngio_put_text(&line, build_keys[i], text);
   }
   if (b->options != NULL)
     ngio_put_text(&line, "method", cli_option_text(b->options, "method").text);
@@ -224,7 +223,7 @@ static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   return cli_json_print("bench", &line);
 }
 
-static int print(bench *b, const bench_case *c) {
+static int print_results(bench *b, const bench_case *c) {
   int rc = CLI_OK;
   if (b->json) {
     rc = print_machine(b, c);
@@ -238,7 +237,7 @@ static int print(bench *b, const bench_case *c) {
   if (b->json) return rc;
   if (b->gflops > 0) printf("\nsgemm at 4096 = %.0f GFLOP/s", b->gflops);
   if (b->copy_gbs > 0) printf("\ncopy = %.1f GB/s", b->copy_gbs);
-  if (!b->no_floors && !floors_possible())
+  if (!b->no_floors && !floors_have_blas())
     printf("\nno lower bounds of arithmetic: this build has no BLAS");
   printf("\n%s%s", b->notes, b->notes[0] != 0 ? "\n" : "");
   (void)fflush(stdout);
@@ -247,18 +246,14 @@ static int print(bench *b, const bench_case *c) {
 
 /* ---- a run -----------------------------------------------------------------------------------*/
 
-static int make_options(bench *b, const bench_case *c) {
-  char message[512] = "";
-  if (ng_options_create(c->options, message, sizeof message, &b->options) < 0 ||
-      ng_options_from_env(b->options, message, sizeof message) < 0) {
-    return cli_bad("%s", message);
-  }
-  return cli_apply(b->args, b->options);
-}
-
-static int check_options(const bench *b, const bench_case *c) {
+/* Set the options of the case, of the environment and of the command line, and check them. */
+static int set_options(bench *b, const bench_case *c) {
   char message[512] = "";
   ng_method_info m = {.struct_size = sizeof m};
+  if (ng_options_create(c->options, message, sizeof message, &b->options) < 0 ||
+      ng_options_from_env(b->options, message, sizeof message) < 0)
+    return cli_bad("%s", message);
+  if (cli_set_options(b->args, b->options) != CLI_OK) return CLI_BAD;
   if (c->family != NULL && cli_method_find(cli_option_text(b->options, "method").text, &m) >= 0 &&
       strcmp(m.family, c->family) != 0) {
     return cli_bad("bench %s: method %s is of the %s family; expected %s", c->name, m.name,
@@ -279,7 +274,7 @@ static int run_model(bench *b, const bench_case *c) {
     rc = c->round(b, r);
   if (rc == CLI_OK && !b->no_floors) rc = c->bounds(b);
   if (rc == CLI_OK && c->finish != NULL) rc = c->finish(b);
-  if (rc == CLI_OK) rc = print(b, c);
+  if (rc == CLI_OK) rc = print_results(b, c);
   c->close(b);
   free(b->user);
   for (int i = 0; i < b->rows; i++)
@@ -297,8 +292,7 @@ static int run_case(const bench *asked, const bench_case *c) {
   }
   const char *const one[] = {b.model, NULL}, *const *model = b.model != NULL ? one : c->models;
   int rc = CLI_OK;
-  if (c->options != NULL) rc = make_options(&b, c);
-  if (c->options != NULL && rc == CLI_OK) rc = check_options(&b, c);
+  if (c->options != NULL) rc = set_options(&b, c);
   for (; *model != NULL && rc == CLI_OK; model++) {
     bench run = b;
     run.model = *model;
@@ -324,16 +318,17 @@ static int run(void *user, const cli_args *args) {
 static const bench standard = {.batch = 32, .repeat = 5};
 static const cli_option own[] = {
     {"model", "MODEL",
-     "a network (`natgrad train --models`; resnet18), or a .json list of layers (not train)",
+     "a model of `natgrad train --models`; not for train: a FILE.json of `natgrad plan`, a number "
+     "of parameters",
      CLI_TEXT, .field = offsetof(bench, model)},
-    {"batch", "N", "samples (32)", CLI_WHOLE, offsetof(bench, batch), 1, 65536},
+    {"batch", "N", "samples of kfac and train (32)", CLI_WHOLE, offsetof(bench, batch), 1, 65536},
     {"repeat", "R", "rounds measured after a warm-up (5)", CLI_WHOLE, offsetof(bench, repeat), 1,
      1000},
     {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(bench, linalg)},
     {"no-floors", NULL, "do not measure the lower bounds", CLI_FLAG,
      .field = offsetof(bench, no_floors)},
-    {"list", NULL, "kfac: only list the layers and the orders of their factors", CLI_FLAG,
-     .field = offsetof(bench, list)},
+    {"list", NULL, "kfac: print the layers and the orders of their factors, and measure nothing",
+     CLI_FLAG, .field = offsetof(bench, list)},
     {"json", NULL, "print one JSON object a line instead of a table", CLI_FLAG,
      .field = offsetof(bench, json)},
 };
@@ -343,28 +338,24 @@ const cli_command cli_bench = {
     .usage = "kfac|train|fused-eva|state|window [OPTIONS]",
     .summary = "time K-FAC by layer, a network, Eva steps, saving and loading, or a window",
     .text =
-        "Each row has the median, the distance between the quartiles, the least time, a lower\n"
-        "bound measured in the same process, and the ratio of the median to that bound.  Bytes\n"
-        "count at the rate of a copy.\n\n"
-        "kfac       random activations and gradients; every step observes and solves\n"
-        "           (stat_period 1 unless set otherwise)\n"
-        "  statistics  bound: one copy of the inputs to patches, plus SYRK's arithmetic,\n"
-        "              rows p (p+1) and rows q (q+1), at the rate of SGEMM at 4096\n"
-        "  solve       bound: spotrf and spotri of orders p and q (eigen: none)\n"
-        "  apply       bound: 2 q p (p+q) operations (eigen: twice that) at that rate\n"
-        "train      forward and backward of a network on random data; bound: the arithmetic at\n"
-        "           the rate of SGEMM at 4096.  Blocks of batch norms; bound: one read of their\n"
-        "           inputs and output gradients\n"
-        "fused-eva  an Eva step on random gradients by ng_step, and by ng_step_sgd; bounds: 12 "
-        "and\n"
-        "           24 bytes a parameter.  Without --model: resnet18, 1e7 and 1e8 parameters\n"
-        "state      ng_save and ng_load; bounds: write and flush, or read, the same bytes.  "
-        "Without\n"
-        "           --model: 2560000 parameters, in 10,000 layers of 16 x 16\n"
-        "window     a step of mfac (or another window method) on random gradients, once the "
-        "window\n"
-        "           is full; bound: two reads of the stored window.\n"
-        "           Without --model: 272474 parameters\n",
+        "Each row has the times of one part in milliseconds: median, distance between the\n"
+        "quartiles, least; then a lower bound, measured in the same process, and median / bound.\n"
+        "Rates: arithmetic as SGEMM of order 4096, bytes as a copy of memory.\n\n"
+        "kfac       K-FAC steps on random arrays; each step observes and solves (stat_period=1).\n"
+        "           p and q are the orders of the factors A and G of a layer.\n"
+        "  statistics  bound: copy the inputs to patches; rows (p (p+1) + q (q+1)) operations\n"
+        "  solve       bound: spotrf and spotri of orders p and q; none for solver=eigen\n"
+        "  apply       bound: 2 q p (p+q) operations; twice as many for solver=eigen\n"
+        "train      forward and backward of a network on random data; bound: its operations.\n"
+        "           With batch norms, also the time of their blocks; bound: one read of the\n"
+        "           inputs and output gradients of the norms.\n"
+        "fused-eva  Eva steps on random gradients; bounds: 12 bytes a parameter for ng_step, 24\n"
+        "           for ng_step_sgd.  Default models: resnet18, 1e7 and 1e8 parameters.\n"
+        "state      ng_save and ng_load; bounds: write and flush, or read, as many bytes.  "
+        "Default\n"
+        "           model: 2560000 parameters in 10,000 layers of 16 x 16.\n"
+        "window     steps of mfac (or another window method) on random gradients after the window\n"
+        "           is full; bound: read the window twice.  Default model: 272474 parameters.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

@@ -56,40 +56,40 @@ typedef struct bench_case {
 extern const bench_case bench_kfac, bench_train, bench_eva, bench_state, bench_window;
 
 /* Add a row with this name; return its index. */
-__attribute__((format(printf, 2, 3))) int bench_add(bench *b, const char *format, ...);
+__attribute__((format(printf, 2, 3))) int bench_add_row(bench *b, const char *format, ...);
 /* Record the time of `row` in round r; do nothing in the warm-up (r = -1). */
-void bench_time(bench *b, int row, int r, double ms);
+void bench_set_time(bench *b, int row, int r, double ms);
 /* Print the title of the table and the machine; open calls it before the first round. */
 __attribute__((format(printf, 2, 3))) void bench_title(const bench *b, const char *format, ...);
 __attribute__((format(printf, 2, 3))) void bench_note(bench *b, const char *format, ...);
 /* Add "key": value to every row's JSON. */
-void bench_common(bench *b, const char *key, int64_t value);
+void bench_add_member(bench *b, const char *key, int64_t value);
 
-int bench_failed(const bench *b, const char *what, ng_status st);
+int bench_fail(const bench *b, const char *what, ng_status st);
 double bench_median(double *x, int n); /* sorts x */
 /* Return a rate, measured at the first call; <= 0: not measurable. */
-double bench_gflops(bench *b);   /* GFLOP/s of SGEMM of order 4096 */
-double bench_copy_gbs(bench *b); /* GB/s that a copy reads and writes */
+double bench_sgemm_gflops(bench *b); /* GFLOP/s of SGEMM of order 4096 */
+double bench_copy_gbs(bench *b);     /* GB/s that a copy reads and writes */
 
 /* Return the next of a sequence of numbers in [-1, 1) that is the same in every run. */
 #define BENCH_SEED UINT64_C(88172645463325252)
-static inline float bench_number(uint64_t *s) {
+static inline float bench_next_random(uint64_t *s) {
   *s = *s * 6364136223846793005U + 1442695040888963407U;
   return (float)(int32_t)(*s >> 32) * 0x1p-31F;
 }
-void bench_fill(float *x, int64_t n, float scale);
+void bench_fill_random(float *x, int64_t n, float scale);
 /* Allocate n zeroed floats, aligned to 64 bytes, or end the program with one line if there is no memory. */
-float *bench_floats(int64_t n);
+float *bench_alloc(int64_t n);
 
 /* List the layers with weights of `model`.  If `model` is a number of parameters, list that many parameters as matrices
  * of `cols` columns and at most `rows` rows. */
-int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out);
+int bench_list_layers(const char *model, int64_t rows, int64_t cols, shapes *out);
 /* Add each layer of `list` to p as a linear layer [out, p] without bias; bind its gradient to the next part of `grad`
  * and its weight to the next part of `weight` (NULL: no weights).  Then call ng_ready. */
-ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *weight);
-/* For each layer, observe the first elements of x [samples * bench_longest] as input and as output gradient. */
+ng_status bench_add_layers(ng_precond *p, const shapes *list, float *grad, float *weight);
+/* For each layer, observe the first elements of x [samples * bench_largest_order] as input and as output gradient. */
 ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t samples);
-int64_t bench_count(const shapes *list);   /* number of parameters */
-int64_t bench_longest(const shapes *list); /* the largest order of a factor */
+int64_t bench_parameters(const shapes *list);    /* number of parameters */
+int64_t bench_largest_order(const shapes *list); /* the largest order of a factor */
 
 #endif

@@ -23,7 +23,7 @@ typedef struct work {
 } work;
 
 /* Return the row of a part of a layer; layer n of n layers: the sum over layers; n + 1: the whole step. */
-static int row_of(int layer, int part) { return PARTS * layer + part; }
+static int row_index(int layer, int part) { return PARTS * layer + part; }
 
 /* ---- arrays ----------------------------------------------------------------------------------*/
 
@@ -53,8 +53,8 @@ static void make_pool(const bench *b, work *k) {
     }
   }
   k->pool_floats = most + 4 * floor_cache_bytes() / (int64_t)sizeof(float);
-  k->pool = bench_floats(k->pool_floats);
-  bench_fill(k->pool, k->pool_floats, 1.0F);
+  k->pool = bench_alloc(k->pool_floats);
+  bench_fill_random(k->pool, k->pool_floats, 1.0F);
 }
 
 /* ---- the case --------------------------------------------------------------------------------*/
@@ -67,7 +67,7 @@ static ng_status make_precond(const bench *b, work *k) {
     const int64_t in = l->p - (l->bias ? 1 : 0);
     ng_layer layer;
     int32_t index = -1;
-    shapes_describe(l, &layer);
+    shapes_set_layer(l, &layer);
     st = ng_add_layer(k->p, &layer, &index);
     k->grad[i] = cli_take((size_t)(l->out * l->p), sizeof(float));
     const ng_array w = ng_array_matrix(k->grad[i], l->out, in, NG_F32);
@@ -82,17 +82,18 @@ static ng_status make_precond(const bench *b, work *k) {
 
 static int open_kfac(bench *b) {
   work *k = b->user;
-  if (shapes_make(b->model, &k->model) != CLI_OK) return CLI_BAD;
-  shapes_keep_weights(&k->model);
+  if (shapes_list(b->model, &k->model) != CLI_OK) return CLI_BAD;
+  shapes_keep_matrices(&k->model);
   make_pool(b, k);
   const ng_status st = make_precond(b, k);
-  if (st < 0) return bench_failed(b, "kfac", st);
+  if (st < 0) return bench_fail(b, "kfac", st);
   for (int i = 0; i <= k->model.n; i++) {
     for (int part = 0; part < PARTS; part++) {
-      (void)bench_add(b, "%s/%s", i < k->model.n ? k->model.layer[i].name : "sum", part_name[part]);
+      (void)bench_add_row(b, "%s/%s", i < k->model.n ? k->model.layer[i].name : "sum",
+                          part_name[part]);
     }
   }
-  (void)bench_add(b, "sum/step");
+  (void)bench_add_row(b, "sum/step");
   (void)snprintf(b->prefix, sizeof b->prefix, "%.64s/%lld/", k->model.name, (long long)b->batch);
   bench_title(b, "bench kfac: %s, batch %lld, method %s, solver %s", k->model.name,
               (long long)b->batch, cli_option_text(b->options, "method").text,
@@ -110,8 +111,8 @@ static ng_status one_step(const bench *b, work *k, double *ms) {
   for (int i = 0; i < k->model.n && st == NG_OK; i++) {
     const shape *l = &k->model.layer[i];
     if (!ng_wants(k->p, i)) continue;
-    const ng_array a = shapes_input(l, next_array(k, input_floats(l, b->batch)), b->batch);
-    const ng_array g = shapes_output(l, next_array(k, output_floats(l, b->batch)), b->batch);
+    const ng_array a = shapes_input_array(l, next_array(k, input_floats(l, b->batch)), b->batch);
+    const ng_array g = shapes_output_array(l, next_array(k, output_floats(l, b->batch)), b->batch);
     st = ng_observe_input(k->p, i, &a, NG_COPY);
     if (st == NG_OK) st = ng_observe_output_grad(k->p, i, &g, NG_COPY);
   }
@@ -121,7 +122,7 @@ static ng_status one_step(const bench *b, work *k, double *ms) {
   return st;
 }
 
-static int round_of(bench *b, int r) {
+static int run_round(bench *b, int r) {
   work *k = b->user;
   double ms, sum[PARTS] = {0.0};
   int64_t calls[2];
@@ -137,14 +138,14 @@ static int round_of(bench *b, int r) {
     st = ng_report_layer(k->p, i, &report);
     const double now[PARTS] = {report.observe_ms, report.solve_ms, report.measure_ms};
     for (int part = 0; part < PARTS; part++) {
-      bench_time(b, row_of(i, part), r, now[part]);
+      bench_set_time(b, row_index(i, part), r, now[part]);
       sum[part] += now[part];
     }
   }
   for (int part = 0; part < PARTS; part++)
-    bench_time(b, row_of(k->model.n, part), r, sum[part]);
-  bench_time(b, row_of(k->model.n + 1, 0), r, ms);
-  return st < 0 ? bench_failed(b, "a step", st) : CLI_OK;
+    bench_set_time(b, row_index(k->model.n, part), r, sum[part]);
+  bench_set_time(b, row_index(k->model.n + 1, 0), r, ms);
+  return st < 0 ? bench_fail(b, "a step", st) : CLI_OK;
 }
 
 /* ---- lower bounds ----------------------------------------------------------------------------*/
@@ -165,39 +166,39 @@ typedef struct known {
   int64_t *order;
   double *solve;
   int orders;
-} known;
+} solve_bounds;
 
-static double solve_bound(known *m, int64_t n) {
+static double find_solve_bound(solve_bounds *m, int64_t n) {
   int i = 0;
   while (i < m->orders && m->order[i] != n)
     i++;
   if (i == m->orders) {
     m->order[m->orders] = n;
-    m->solve[m->orders++] = floor_cholesky(n);
+    m->solve[m->orders++] = floor_cholesky_ms(n);
   }
   return m->solve[i];
 }
 
-static int bounds(bench *b) {
+static int set_bounds(bench *b) {
   const work *k = b->user;
   const int n = k->model.n;
-  if (!floors_possible() || bench_gflops(b) <= 0 || bench_copy_gbs(b) <= 0) return CLI_OK;
+  if (!floors_have_blas() || bench_sgemm_gflops(b) <= 0 || bench_copy_gbs(b) <= 0) return CLI_OK;
   const bool eigen = strncmp(cli_option_text(b->options, "solver").text, "eigen", 5) == 0;
-  known m = {.orders = 0};
+  solve_bounds m = {.orders = 0};
   m.order = cli_take((size_t)(2 * n), sizeof *m.order);
   m.solve = cli_take((size_t)(2 * n), sizeof *m.solve);
   for (int i = 0; i < n; i++) {
     const shape *l = &k->model.layer[i];
     const double p = (double)l->p, q = (double)l->q, groups = (double)l->out / q;
     const double rows = (double)(b->batch * l->positions);
-    const double bound[PARTS] = {1e-6 * (patch_bytes(l, b->batch) / b->copy_gbs +
-                                         groups * rows * (p * (p + 1) + q * (q + 1)) / b->gflops),
-                                 eigen ? 0
-                                       : groups * (solve_bound(&m, l->p) + solve_bound(&m, l->q)),
-                                 1e-6 * groups * (eigen ? 4 : 2) * q * p * (p + q) / b->gflops};
+    const double bound[PARTS] = {
+        1e-6 * (patch_bytes(l, b->batch) / b->copy_gbs +
+                groups * rows * (p * (p + 1) + q * (q + 1)) / b->gflops),
+        eigen ? 0 : groups * (find_solve_bound(&m, l->p) + find_solve_bound(&m, l->q)),
+        1e-6 * groups * (eigen ? 4 : 2) * q * p * (p + q) / b->gflops};
     for (int part = 0; part < PARTS; part++) {
-      b->row[row_of(i, part)].bound = bound[part];
-      b->row[row_of(n, part)].bound += bound[part];
+      b->row[row_index(i, part)].bound = bound[part];
+      b->row[row_index(n, part)].bound += bound[part];
     }
   }
   free(m.order);
@@ -208,7 +209,7 @@ static int bounds(bench *b) {
   return CLI_OK;
 }
 
-static int finish(bench *b) {
+static int add_notes(bench *b) {
   const work *k = b->user;
   if (k->rescued > 0)
     bench_note(b, "%lld steps raised the damping of a factor\n", (long long)k->rescued);
@@ -224,7 +225,7 @@ static int finish(bench *b) {
   for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
     if (held[i].bytes > 0) bench_note(b, " %s %lld", held[i].use, (long long)held[i].bytes);
   }
-  return st == NG_OK ? CLI_OK : bench_failed(b, "kfac", st);
+  return st == NG_OK ? CLI_OK : bench_fail(b, "kfac", st);
 }
 
 static void close_kfac(bench *b) {
@@ -239,8 +240,8 @@ static void close_kfac(bench *b) {
 
 static int print_list(const bench *b) {
   shapes list, *model = &list;
-  if (shapes_make(b->model, model) != CLI_OK) return CLI_BAD;
-  shapes_keep_weights(model);
+  if (shapes_list(b->model, model) != CLI_OK) return CLI_BAD;
+  shapes_keep_matrices(model);
   int64_t sum = 0, product = 0;
   printf("%-22s %7s %7s %10s\n", "layer", "A", "G", "positions");
   for (int i = 0; i < model->n; i++) {
@@ -262,7 +263,7 @@ const bench_case bench_kfac = {.name = "kfac",
                                .options = "stat_period=1",
                                .list = print_list,
                                .open = open_kfac,
-                               .round = round_of,
-                               .bounds = bounds,
-                               .finish = finish,
+                               .round = run_round,
+                               .bounds = set_bounds,
+                               .finish = add_notes,
                                .close = close_kfac};

@@ -45,51 +45,51 @@ static int make_folder(work *k) {
   return CLI_OK;
 }
 
-/* Read into new memory. */
+/* Read the saved file into new memory. */
 static int read_file(const work *k) {
-  char *bytes = malloc((size_t)k->bytes);
-  int fd = -1;
-  const int rc = disk_open(k->saved, &fd);
-  const bool done =
-      rc == CLI_OK && bytes != NULL && read(fd, bytes, (size_t)k->bytes) == (ssize_t)k->bytes;
-  if (rc == CLI_OK) (void)close(fd);
+  char message[256], *bytes = cli_take((size_t)k->bytes, 1);
+  ngio_source file;
+  const bool done = ngio_source_open(&file, k->saved, message, sizeof message) == NGIO_OK &&
+                    ngio_source_read(&file, 0, bytes, k->bytes, message, sizeof message) == NGIO_OK;
+  ngio_source_close(&file);
   free(bytes);
-  return rc == CLI_OK && !done ? cli_bad("bench state: %s cannot be read", k->saved) : rc;
+  return done ? CLI_OK : cli_bad("bench state: %s", message);
 }
 
 /* ---- the case --------------------------------------------------------------------------------*/
 
 static int open_state(bench *b) {
   work *k = b->user;
-  if (bench_layers(b->model, WIDTH, WIDTH, &k->list) != CLI_OK || make_folder(k) != CLI_OK)
+  if (bench_list_layers(b->model, WIDTH, WIDTH, &k->list) != CLI_OK || make_folder(k) != CLI_OK)
     return CLI_BAD;
-  const int64_t weights = bench_count(&k->list), observed = SAMPLES * bench_longest(&k->list);
-  k->grad = bench_floats(weights);
-  k->observed = bench_floats(observed);
-  bench_fill(k->grad, weights, 0.01F);
-  bench_fill(k->observed, observed, 1.0F);
+  const int64_t weights = bench_parameters(&k->list),
+                observed = SAMPLES * bench_largest_order(&k->list);
+  k->grad = bench_alloc(weights);
+  k->observed = bench_alloc(observed);
+  bench_fill_random(k->grad, weights, 0.01F);
+  bench_fill_random(k->observed, observed, 1.0F);
   ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p);
-  if (st >= 0) st = bench_linear(k->p, &k->list, k->grad, NULL);
+  if (st >= 0) st = bench_add_layers(k->p, &k->list, k->grad, NULL);
   if (st >= 0) st = bench_observe(k->p, &k->list, k->observed, SAMPLES);
   if (st >= 0) st = ng_step(k->p, 0.1);
   if (st >= 0) st = ng_save(k->p, k->saved);
-  if (st < 0) return bench_failed(b, "state", st);
+  if (st < 0) return bench_fail(b, "state", st);
   struct stat info;
   if (stat(k->saved, &info) != 0) return cli_bad("bench state: %s: no such file", k->saved);
   k->bytes = info.st_size;
   k->content = cli_take((size_t)k->bytes, 1);
   memset(k->content, 1, (size_t)k->bytes);
-  (void)bench_add(b, "save");
-  (void)bench_add(b, "load");
-  bench_common(b, "layers", k->list.n);
-  bench_common(b, "bytes", k->bytes);
+  (void)bench_add_row(b, "save");
+  (void)bench_add_row(b, "load");
+  bench_add_member(b, "layers", k->list.n);
+  bench_add_member(b, "bytes", k->bytes);
   bench_title(b, "bench state: method %s, %s, %d layers, %.1f MB",
               cli_option_text(b->options, "method").text, k->list.name, k->list.n,
               1e-6 * (double)k->bytes);
   return CLI_OK;
 }
 
-static int round_of(bench *b, int r) {
+static int run_round(bench *b, int r) {
   work *k = b->user;
   for (int part = 0; part < (b->no_floors ? WRITE : PARTS); part++) {
     ng_status st = NG_OK;
@@ -103,15 +103,15 @@ static int round_of(bench *b, int r) {
     if (part == WRITE) rc = disk_write(k->written, k->content, (size_t)k->bytes);
     if (part == READ) rc = read_file(k);
     const double ms = ng_now_ms() - start;
-    if (st < 0) return bench_failed(b, "state", st);
+    if (st < 0) return bench_fail(b, "state", st);
     if (rc != CLI_OK) return rc;
-    if (part < WRITE) bench_time(b, part, r, ms);
+    if (part < WRITE) bench_set_time(b, part, r, ms);
     if (r >= 0 && (r == 0 || ms < k->least[part])) k->least[part] = ms;
   }
   return CLI_OK;
 }
 
-static int bounds(bench *b) {
+static int set_bounds(bench *b) {
   const work *k = b->user;
   b->row[SAVE].bound = k->least[WRITE];
   b->row[LOAD].bound = k->least[READ];
@@ -137,6 +137,6 @@ const bench_case bench_state = {.name = "state",
                                 .options = "",
                                 .models = {"2560000"},
                                 .open = open_state,
-                                .round = round_of,
-                                .bounds = bounds,
+                                .round = run_round,
+                                .bounds = set_bounds,
                                 .close = close_state};

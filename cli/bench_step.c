@@ -25,34 +25,34 @@ typedef struct work {
   uint64_t state;
 } work;
 
-/* Make the layers (`rows` and `cols` as in bench_layers), gradients, weights, and memory to flush the caches. */
+/* Make the layers (`rows` and `cols` as in bench_list_layers), gradients, weights, and memory to flush the caches. */
 static int make_arrays(bench *b, int64_t rows, int64_t cols) {
   work *k = b->user;
-  if (bench_layers(b->model, rows, cols, &k->list) != CLI_OK) return CLI_BAD;
+  if (bench_list_layers(b->model, rows, cols, &k->list) != CLI_OK) return CLI_BAD;
   k->state = BENCH_SEED;
-  k->count = bench_count(&k->list);
-  k->grad = bench_floats(k->count);
-  k->weight = bench_floats(k->count);
-  bench_fill(k->weight, k->count, 0.1F);
+  k->count = bench_parameters(&k->list);
+  k->grad = bench_alloc(k->count);
+  k->weight = bench_alloc(k->count);
+  bench_fill_random(k->weight, k->count, 0.1F);
   k->flush_bytes = 2 * floor_cache_bytes();
   k->flush = cli_take((size_t)k->flush_bytes, 1);
-  bench_common(b, "parameters", k->count);
+  bench_add_member(b, "parameters", k->count);
   return CLI_OK;
 }
 
 static ng_status make_precond(const bench *b, work *k, int row) {
   const ng_status st = ng_precond_create_from(b->ctx, b->options, &k->p[row]);
-  return st < 0 ? st : bench_linear(k->p[row], &k->list, k->grad, k->weight);
+  return st < 0 ? st : bench_add_layers(k->p[row], &k->list, k->grad, k->weight);
 }
 
-static ng_status step(work *k, int row, double *ms) {
+static ng_status run_step(work *k, int row, double *ms) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
   how.lr = 0.1;
   how.momentum = 0.9;
   how.weight_decay = 5e-4;
   for (int64_t i = 0; i < k->count; i++)
-    k->grad[i] = bench_number(&k->state);
+    k->grad[i] = bench_next_random(&k->state);
   for (int64_t i = 0; i < k->flush_bytes; i += 64)
     k->flush[i]++;
   const double start = ng_now_ms();
@@ -63,12 +63,12 @@ static ng_status step(work *k, int row, double *ms) {
 }
 
 /* Fill the window; report progress every five seconds, because the steps can take minutes. */
-static int fill(const bench *b, work *k) {
+static int fill_window(const bench *b, work *k) {
   const double begin = ng_now_ms();
   double last = begin, ms;
   for (int64_t i = 1; i <= k->window; i++) {
-    const ng_status st = step(k, PRECONDITION, &ms);
-    if (st < 0) return bench_failed(b, "a step", st);
+    const ng_status st = run_step(k, PRECONDITION, &ms);
+    if (st < 0) return bench_fail(b, "a step", st);
     if (ng_now_ms() - last < 5e3) continue;
     last = ng_now_ms();
     (void)fprintf(stderr, "  %lld of %lld steps that fill the window, %.0f s\n", (long long)i,
@@ -77,19 +77,19 @@ static int fill(const bench *b, work *k) {
   return CLI_OK;
 }
 
-static int round_of(bench *b, int r) {
+static int run_round(bench *b, int r) {
   work *k = b->user;
-  if (r < 0 && k->window > 0) return fill(b, k);
+  if (r < 0 && k->window > 0) return fill_window(b, k);
   for (int row = 0; row < b->rows; row++) {
     double ms;
-    const ng_status st = step(k, row, &ms);
-    if (st < 0) return bench_failed(b, "a step", st);
-    bench_time(b, row, r, ms);
+    const ng_status st = run_step(k, row, &ms);
+    if (st < 0) return bench_fail(b, "a step", st);
+    bench_set_time(b, row, r, ms);
   }
   return CLI_OK;
 }
 
-static int bounds(bench *b) {
+static int set_bounds(bench *b) {
   const work *k = b->user;
   for (int i = 0; i < b->rows && bench_copy_gbs(b) > 0; i++)
     b->row[i].bound = 1e-6 * k->bytes[i] / b->copy_gbs;
@@ -115,11 +115,11 @@ static int open_eva(bench *b) {
   char message[512] = "";
   if (make_arrays(b, 512, 4608) != CLI_OK) return CLI_BAD; /* 3x3 convolutions of 512 channels */
   work *k = b->user;
-  float *x = bench_floats(bench_longest(&k->list));
+  float *x = bench_alloc(bench_largest_order(&k->list));
   ng_status st = NG_OK;
-  bench_fill(x, bench_longest(&k->list), 0.5F);
+  bench_fill_random(x, bench_largest_order(&k->list), 0.5F);
   for (int row = 0; row < MOST && st >= 0; row++) {
-    (void)bench_add(b, "%s", names[row]);
+    (void)bench_add_row(b, "%s", names[row]);
     k->bytes[row] = (row == WITH_SGD ? 24.0 : 12.0) * (double)k->count;
     st = ng_options_set(b->options, "update", row == WITH_SGD ? "sgd" : "gradient", message,
                         sizeof message);
@@ -128,7 +128,7 @@ static int open_eva(bench *b) {
     if (st >= 0) st = ng_set(k->p[row], "stat_period", "1000000000");
   }
   free(x);
-  if (st < 0) return message[0] != 0 ? cli_bad("%s", message) : bench_failed(b, "a model", st);
+  if (st < 0) return message[0] != 0 ? cli_bad("%s", message) : bench_fail(b, "a model", st);
   (void)snprintf(b->prefix, sizeof b->prefix, "%.90s/", k->list.name);
   bench_title(b,
               "bench fused-eva: method %s, SGD with momentum and weight decay, f32\n%s, %lld "
@@ -145,8 +145,8 @@ const bench_case bench_eva = {.name = "fused-eva",
                               .family = "rankone",
                               .expected = "eva or eva-natgrad",
                               .open = open_eva,
-                              .round = round_of,
-                              .bounds = bounds,
+                              .round = run_round,
+                              .bounds = set_bounds,
                               .close = close_step};
 
 /* ---- windows ---------------------------------------------------------------------------------*/
@@ -157,14 +157,14 @@ static int open_window(bench *b) {
   ng_report r = {.struct_size = sizeof r};
   ng_status st = make_precond(b, k, PRECONDITION);
   if (st >= 0) st = ng_report_read(k->p[PRECONDITION], &r);
-  if (st < 0) return bench_failed(b, "window", st);
+  if (st < 0) return bench_fail(b, "window", st);
   const int64_t other = r.sums + r.results + r.direction + r.moments + r.scratch + r.objects;
   k->window = (int64_t)cli_option_real(b->options, "window");
   k->bytes[PRECONDITION] = 2.0 * (double)r.factors;
-  (void)bench_add(b, "%s", k->list.name);
-  bench_common(b, "window", k->window);
-  bench_common(b, "kept_bytes", r.factors);
-  bench_common(b, "other_bytes", other);
+  (void)bench_add_row(b, "%s", k->list.name);
+  bench_add_member(b, "window", k->window);
+  bench_add_member(b, "kept_bytes", r.factors);
+  bench_add_member(b, "other_bytes", other);
   const cli_value method = cli_option_text(b->options, "method");
   bench_title(b, "bench window: method %s, store %s, %s: %lld parameters, window %lld", method.text,
               cli_option_text(b->options, "window_store").text, k->list.name, (long long)k->count,
@@ -181,6 +181,6 @@ const bench_case bench_window = {.name = "window",
                                  .family = "window",
                                  .expected = "mfac, efcp, ggt, sparse-ggt or lowrank-mfac",
                                  .open = open_window,
-                                 .round = round_of,
-                                 .bounds = bounds,
+                                 .round = run_round,
+                                 .bounds = set_bounds,
                                  .close = close_step};

@@ -32,7 +32,7 @@ typedef struct work {
 static int make_network(work *k, const char *model, int64_t samples) {
   bool reconstructs = false;
   k->samples = samples;
-  if (model_task_of(model, &k->task) != CLI_OK) return CLI_BAD;
+  if (model_default_task(model, &k->task) != CLI_OK) return CLI_BAD;
   k->pool = cli_cores() > 1 ? ng_pool_create(cli_cores(), NULL) : NULL;
   k->n = nn_create(k->pool, 1);
   int rc = model_build(model, &k->task, k->n, &reconstructs);
@@ -48,7 +48,7 @@ static int make_network(work *k, const char *model, int64_t samples) {
   return CLI_OK;
 }
 
-static void drop_network(work *k) {
+static void free_network(work *k) {
   nn_destroy(&k->n);
   ng_pool_destroy(k->pool);
   free(k->x);
@@ -57,7 +57,7 @@ static void drop_network(work *k) {
 }
 
 /* Run forward, loss and backward; set *middle (may be NULL) to the clock after forward, ms. */
-static int pass(work *k, int r, const nn_watch *watch, double *middle) {
+static int run_pass(work *k, int r, const nn_watch *watch, double *middle) {
   const float *targets = nn_loss_of(k->n) == NN_SQUARED_ERROR ? k->targets : NULL;
   int rc = nn_forward(k->n, NN_TRAIN, k->x, k->samples, (uint64_t)(r + 1), watch);
   if (middle != NULL) *middle = ng_now_ms();
@@ -69,11 +69,11 @@ static int pass(work *k, int r, const nn_watch *watch, double *middle) {
 static int timed_pass(bench *b, work *k, int r) {
   double middle;
   const double start = ng_now_ms();
-  const int rc = pass(k, r, NULL, &middle);
+  const int rc = run_pass(k, r, NULL, &middle);
   const double end = ng_now_ms();
-  bench_time(b, FORWARD, r, middle - start);
-  bench_time(b, BACKWARD, r, end - middle);
-  bench_time(b, BOTH, r, end - start);
+  bench_set_time(b, FORWARD, r, middle - start);
+  bench_set_time(b, BACKWARD, r, end - middle);
+  bench_set_time(b, BOTH, r, end - start);
   return rc;
 }
 
@@ -91,7 +91,7 @@ static int make_norms(const bench *b, work *k) {
     }
   }
   if (st >= 0) st = ng_ready(k->norms);
-  return st < 0 ? bench_failed(b, "norm blocks", st) : CLI_OK;
+  return st < 0 ? bench_fail(b, "norm blocks", st) : CLI_OK;
 }
 
 static int observe(work *k, int layer, const float *x, int64_t samples, bool grad) {
@@ -104,7 +104,7 @@ static int observe(work *k, int layer, const float *x, int64_t samples, bool gra
   const ng_status st = grad ? ng_observe_output_grad(k->norms, norm, &v, NG_BORROW)
                             : ng_observe_input(k->norms, norm, &v, NG_BORROW);
   k->ms += ng_now_ms() - start;
-  return st < 0 ? bench_failed(k->b, "norm blocks", st) : CLI_OK;
+  return st < 0 ? bench_fail(k->b, "norm blocks", st) : CLI_OK;
 }
 
 static int observe_input(void *user, int layer, const float *x, int64_t samples, int64_t columns) {
@@ -123,19 +123,19 @@ static int norm_round(bench *b, work *k, int r) {
   const nn_watch watch = {k, observe_input, observe_grad};
   k->ms = 0.0;
   ng_status st = ng_begin_samples(k->norms, k->samples, 1.0);
-  if (st < 0) return bench_failed(b, "norm blocks", st);
-  if (pass(k, r, &watch, NULL) != CLI_OK) return CLI_BAD;
+  if (st < 0) return bench_fail(b, "norm blocks", st);
+  if (run_pass(k, r, &watch, NULL) != CLI_OK) return CLI_BAD;
   for (int row = NORMS; row <= STALE_NORMS && st >= 0; row++) {
     const double start = ng_now_ms();
     st = ng_step(k->norms, 0.1);
-    bench_time(b, row, r, ng_now_ms() - start + (row == NORMS ? k->ms : 0.0));
+    bench_set_time(b, row, r, ng_now_ms() - start + (row == NORMS ? k->ms : 0.0));
   }
-  return st < 0 ? bench_failed(b, "norm blocks", st) : CLI_OK;
+  return st < 0 ? bench_fail(b, "norm blocks", st) : CLI_OK;
 }
 
 /* ---- the case --------------------------------------------------------------------------------*/
 
-static void operations(const work *k, double *forward, double *backward) {
+static void count_operations(const work *k, double *forward, double *backward) {
   *forward = *backward = 0.0;
   for (int i = 0; i < nn_layers(k->n); i++) {
     const nn_layer *l = nn_layer_at(k->n, i);
@@ -158,26 +158,26 @@ static int open_train(bench *b) {
   if (norms) rc = make_norms(b, k);
   if (rc != CLI_OK) return rc;
   for (int i = 0; i < (norms ? STALE_NORMS : BOTH) + 1; i++)
-    (void)bench_add(b, "%s", names[i]);
-  operations(k, &forward, &backward);
-  bench_common(b, "parameters", nn_weights(k->n));
+    (void)bench_add_row(b, "%s", names[i]);
+  count_operations(k, &forward, &backward);
+  bench_add_member(b, "parameters", nn_weights(k->n));
   bench_title(b, "bench train: %s, batch %lld, %lld parameters, %.1f GFLOP forward and backward",
               b->model, (long long)b->batch, (long long)nn_weights(k->n),
               (forward + backward) * 1e-9);
   return CLI_OK;
 }
 
-static int round_of(bench *b, int r) {
+static int run_round(bench *b, int r) {
   work *k = b->user;
   const int rc = timed_pass(b, k, r);
   return rc == CLI_OK && k->norms != NULL ? norm_round(b, k, r) : rc;
 }
 
-static int bounds(bench *b) {
+static int set_bounds(bench *b) {
   const work *k = b->user;
   double forward, backward;
-  operations(k, &forward, &backward);
-  if (bench_gflops(b) > 0) {
+  count_operations(k, &forward, &backward);
+  if (bench_sgemm_gflops(b) > 0) {
     b->row[FORWARD].bound = 1e-6 * forward / b->gflops;
     b->row[BACKWARD].bound = 1e-6 * backward / b->gflops;
     b->row[BOTH].bound = b->row[FORWARD].bound + b->row[BACKWARD].bound;
@@ -192,7 +192,7 @@ static int bounds(bench *b) {
   return CLI_OK;
 }
 
-static int finish(bench *b) {
+static int add_notes(bench *b) {
   const work *k = b->user;
   if (k->norms != NULL)
     bench_note(b, "norm blocks: %.2f %% of forward and backward",
@@ -204,14 +204,14 @@ static int finish(bench *b) {
 static void close_train(bench *b) {
   work *k = b->user;
   ng_precond_destroy(&k->norms);
-  drop_network(k);
+  free_network(k);
 }
 
 const bench_case bench_train = {.name = "train",
                                 .size = sizeof(work),
                                 .models = {"resnet18"},
                                 .open = open_train,
-                                .round = round_of,
-                                .bounds = bounds,
-                                .finish = finish,
+                                .round = run_round,
+                                .bounds = set_bounds,
+                                .finish = add_notes,
                                 .close = close_train};

@@ -72,8 +72,8 @@ double floor_copy_gbs(void) {
   const int64_t floats = floor_cache_bytes();
   copy_job t = {.threads = cli_cores(), .bytes = floats * (int64_t)sizeof(float)};
   t.pool = ng_pool_create(t.threads, NULL);
-  t.from = bench_floats(floats);
-  t.to = bench_floats(floats);
+  t.from = bench_alloc(floats);
+  t.to = bench_alloc(floats);
   const double ms = t.pool != NULL ? least_ms(copy_run, &t) : -1;
   ng_pool_destroy(t.pool);
   free(t.from);
@@ -85,7 +85,7 @@ double floor_copy_gbs(void) {
 
 #if defined(NG_HAVE_BLAS)
 
-bool floors_possible(void) { return true; }
+bool floors_have_blas(void) { return true; }
 
 typedef struct matrices {
   int64_t n;
@@ -93,9 +93,9 @@ typedef struct matrices {
 } matrices;
 
 static matrices make_matrices(int64_t n) {
-  matrices m = {n, bench_floats(n * n), bench_floats(n * n), bench_floats(n * n)};
-  bench_fill(m.a, n * n, 1.0F);
-  bench_fill(m.b, n * n, 1.0F);
+  matrices m = {n, bench_alloc(n * n), bench_alloc(n * n), bench_alloc(n * n)};
+  bench_fill_random(m.a, n * n, 1.0F);
+  bench_fill_random(m.b, n * n, 1.0F);
   return m;
 }
 
@@ -135,7 +135,7 @@ static double cholesky_run(void *arg) {
 }
 
 /* LAPACK reads one triangle.  Off the diagonal, magnitudes below 1/n make the matrix positive definite. */
-double floor_cholesky(int64_t n) {
+double floor_cholesky_ms(int64_t n) {
   const matrices m = make_matrices(n);
   for (int64_t i = 0; i < n * n; i++)
     m.a[i] = i % (n + 1) == 0 ? 1.0F : m.a[i] * 0.9F / (float)n;
@@ -144,12 +144,12 @@ double floor_cholesky(int64_t n) {
 
 #else
 
-bool floors_possible(void) { return false; }
+bool floors_have_blas(void) { return false; }
 double floor_sgemm_gflops(int order) {
   (void)order;
   return -1;
 }
-double floor_cholesky(int64_t n) {
+double floor_cholesky_ms(int64_t n) {
   (void)n;
   return -1;
 }

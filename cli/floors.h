@@ -9,11 +9,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-bool floors_possible(void); /* false in a build without BLAS */
+bool floors_have_blas(void); /* false in a build without BLAS */
 
 double floor_sgemm_gflops(int order); /* 2 order^3 operations / time         */
 double floor_copy_gbs(void);          /* bytes read and written / time       */
 int64_t floor_cache_bytes(void);      /* size of the last-level cache        */
-double floor_cholesky(int64_t n);     /* ms of spotrf and spotri of order n  */
+double floor_cholesky_ms(int64_t n);  /* ms of spotrf and spotri of order n  */
 
 #endif

@@ -6,12 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef struct wish {
+typedef struct request {
   bool options, full, methods, environment;
   const char *published;
-} wish;
+} request;
 
-static int machine(void) {
+static int print_machine(void) {
   char text[2048], processor[256];
   (void)ng_build_info(text, sizeof text);
   fputs(text, stdout);
@@ -22,13 +22,11 @@ static int machine(void) {
     printf("%s %s = %s%s%s\n", c.kind, c.name, c.built_in ? "built in" : "absent",
            c.absent[0] != 0 ? ": " : "", c.absent);
   }
-  const char *const images[2][2] = {{"jpeg", picture_jpeg_library()},
-                                    {"png", picture_png_library()}};
+  const picture_format *const formats[] = {&picture_jpeg, &picture_png};
   for (int i = 0; i < 2; i++) {
-    printf("images %s = %s%s\n", images[i][0], images[i][1] != NULL ? "built in: " : "absent: ",
-           images[i][1] != NULL ? images[i][1]
-           : i == 0             ? "built without libjpeg-turbo (apt-get install libjpeg-dev)"
-                                : "built without libpng (apt-get install libpng-dev)");
+    const char *library = formats[i]->library;
+    printf("images %s = %s%s\n", formats[i]->name, library != NULL ? "built in: " : "absent: ",
+           library != NULL ? library : formats[i]->absent);
   }
   return CLI_OK;
 }
@@ -40,7 +38,7 @@ static const char *const type_name[] = {[NG_OPTION_REAL] = "real",
                                         [NG_OPTION_TEXT] = "text"};
 
 /* Print a bound of an option, or nothing if |v| >= 1e15, which is no limit in practice. */
-static void bound(const char *before, double v) {
+static void print_bound(const char *before, double v) {
   printf("%s", before);
   if (fabs(v) < 1e15) printf("%.17g", v);
 }
@@ -53,8 +51,8 @@ static void print_option(const ng_option_info *o, bool full) {
   if (o->type == NG_OPTION_CHOICE) printf(", %s", o->choices);
   if (o->type == NG_OPTION_BOOL) printf(", 0|1");
   if (o->type == NG_OPTION_REAL || o->type == NG_OPTION_INT) {
-    bound(o->lower_open ? ", above " : ", ", o->lower);
-    bound("..", o->upper);
+    print_bound(o->lower_open ? ", above " : ", ", o->lower);
+    print_bound("..", o->upper);
   }
   printf("%s%s%s%s%s%s", o->unit[0] != 0 ? ", unit " : "", o->unit,
          o->per_layer ? ", per layer" : "", o->live ? ", live" : "",
@@ -68,7 +66,7 @@ static void print_option(const ng_option_info *o, bool full) {
   }
 }
 
-static int options(bool full) {
+static int print_options(bool full) {
   const char *group = "";
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info o = {.struct_size = sizeof o};
@@ -95,7 +93,7 @@ static int print_method(const ng_method_info *m) {
   return st < 0 ? cli_bad("info: method %s cannot be read: %s", m->name, message) : CLI_OK;
 }
 
-static int methods(void) {
+static int print_methods(void) {
   int rc = CLI_OK;
   for (int32_t i = 0; i < ng_method_count() && rc == CLI_OK; i++) {
     ng_method_info m = {.struct_size = sizeof m};
@@ -107,7 +105,7 @@ static int methods(void) {
 }
 
 /* Print the environment variables of the library, then those that only the program reads. */
-static int environment(void) {
+static int print_environment(void) {
   static const char *const own[][2] = {
       {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},
       {"NATGRAD_KEEP_KERNEL",
@@ -123,7 +121,7 @@ static int environment(void) {
   return CLI_OK;
 }
 
-static int published(const char *name) {
+static int print_published(const char *name) {
   ng_method_info m;
   const int32_t index = cli_method_find(name, &m);
   if (index < 0) {
@@ -143,39 +141,40 @@ static int published(const char *name) {
 }
 
 static int run(void *user, const cli_args *args) {
-  const wish *w = user;
+  const request *w = user;
   (void)args;
   if (w->options + w->methods + w->environment + (w->published != NULL) > 1)
     return cli_bad(
         "info: expected at most one of --options, --methods, --environment, --published");
   if (w->full && !w->options) return cli_bad("info: --long needs --options");
-  if (w->options) return options(w->full);
-  if (w->methods) return methods();
-  if (w->environment) return environment();
-  return w->published != NULL ? published(w->published) : machine();
+  if (w->options) return print_options(w->full);
+  if (w->methods) return print_methods();
+  if (w->environment) return print_environment();
+  return w->published != NULL ? print_published(w->published) : print_machine();
 }
 
 static const cli_option own[] = {
-    {"options", NULL, "all options: name, type, default, range or choices, help", CLI_FLAG,
-     .field = offsetof(wish, options)},
-    {"long", NULL, "with --options: the full help, by purpose", CLI_FLAG,
-     .field = offsetof(wish, full)},
-    {"methods", NULL, "all methods: paper and option values", CLI_FLAG,
-     .field = offsetof(wish, methods)},
-    {"environment", NULL, "all environment variables and their meaning", CLI_FLAG,
-     .field = offsetof(wish, environment)},
-    {"published", "METHOD", "the published option names of a method, and their options here",
-     CLI_TEXT, .field = offsetof(wish, published)},
+    {"options", NULL, "options of the library: name, type, default, range or choices, help",
+     CLI_FLAG, .field = offsetof(request, options)},
+    {"long", NULL, "with --options: the full help, grouped by purpose", CLI_FLAG,
+     .field = offsetof(request, full)},
+    {"methods", NULL, "methods: family, paper, and the values of all options", CLI_FLAG,
+     .field = offsetof(request, methods)},
+    {"environment", NULL, "environment variables and their meaning", CLI_FLAG,
+     .field = offsetof(request, environment)},
+    {"published", "METHOD",
+     "option names of the published program of a method, and the option that each name sets",
+     CLI_TEXT, .field = offsetof(request, published)},
 };
 
 const cli_command cli_info = {
     .name = "info",
     .usage = "[--options [--long] | --methods | --environment | --published METHOD]",
-    .summary =
-        "print the version, build, BLAS kernel, threads, components, options, methods, environment",
+    .summary = "print the build, the BLAS kernel, the components, the options, the methods or the "
+               "environment",
     .text = "",
     .options = own,
     .n_options = 5,
-    .size = sizeof(wish),
+    .size = sizeof(request),
     .run = run,
 };

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static int help(void *wish, const cli_args *args);
+static int help(void *values, const cli_args *args);
 
 static const cli_command cli_help_command = {
     .name = "help",
@@ -31,10 +31,15 @@ static const cli_command *const cli_commands[] = {&cli_info,   &cli_train,  &cli
                                                   &cli_plan,   &cli_prune,  &cli_help_command};
 static const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
 
+/* Return the command with this name, or report the name and return NULL. */
 static const cli_command *find_command(const char *name) {
+  const char *names[sizeof cli_commands / sizeof cli_commands[0]];
   for (int i = 0; i < cli_commands_count; i++) {
-    if (strcmp(cli_commands[i]->name, name) == 0) return cli_commands[i];
+    names[i] = cli_commands[i]->name;
+    if (strcmp(names[i], name) == 0) return cli_commands[i];
   }
+  (void)cli_unknown("unknown command", name, names, cli_commands_count,
+                    "`natgrad --help` lists them");
   return NULL;
 }
 
@@ -58,14 +63,14 @@ static void usage(void) {
        "AVX-512 but AVX2 kernels were selected.  NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
 
-static int help(void *wish, const cli_args *args) {
-  (void)wish;
+static int help(void *values, const cli_args *args) {
+  (void)values;
   if (args->operands == 0) {
     usage();
     return CLI_OK;
   }
   const cli_command *command = find_command(args->operand[0]);
-  if (command == NULL) return cli_bad("help: there is no command '%s'", args->operand[0]);
+  if (command == NULL) return CLI_BAD;
   cli_help(command);
   return CLI_OK;
 }
@@ -115,8 +120,8 @@ static void prepare_streams(void) {
 
 int main(int argc, char **argv) {
   prepare_streams();
-  cli_need_stack();
-  cli_need_address_space(1);
+  cli_require_stack();
+  cli_require_address_space(1);
   int rc = CLI_OK;
   const char *word = argc > 1 ? argv[1] : "";
   if (argc < 2) {
@@ -130,16 +135,8 @@ int main(int argc, char **argv) {
     rc = cli_unknown("unknown option", word, known, 2, "`natgrad --help` lists the options");
   } else {
     const cli_command *command = find_command(word);
-    if (command != NULL) {
-      if (command != &cli_help_command) restart_with_blas_environment(argv);
-      rc = cli_run(command, argc - 1, argv + 1);
-    } else {
-      const char *names[sizeof cli_commands / sizeof cli_commands[0]];
-      for (int i = 0; i < cli_commands_count; i++)
-        names[i] = cli_commands[i]->name;
-      rc = cli_unknown("unknown command", word, names, cli_commands_count,
-                       "`natgrad --help` lists them");
-    }
+    if (command != NULL && command != &cli_help_command) restart_with_blas_environment(argv);
+    rc = command != NULL ? cli_run(command, argc - 1, argv + 1) : CLI_BAD;
   }
   /* A full disk must not look like success. */
   if (rc != CLI_BAD && (fflush(stdout) != 0 || ferror(stdout)))

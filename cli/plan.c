@@ -14,14 +14,14 @@
 enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 160 };
 
 typedef struct plan_command {
-  plan_wish wish;
+  plan_task wish;
   const char *model;
   int32_t ranks[MOST_COUNTS];
   int counts;
   plan_machine given; /* rates of the command line, which override measured rates; < 0: not given */
   double memory, overhead; /* --memory in bytes, 0: no limit; --overhead in per cent */
   bool calibrate, json;
-  int32_t started; /* ranks of the launcher; 0 after plan_ranks has printed the machine */
+  int32_t started; /* ranks of the launcher; 0 after the machine was printed */
 } plan_command;
 
 /* ---- arguments -------------------------------------------------------------------------------*/
@@ -44,20 +44,20 @@ static int read_ranks(plan_command *c, const char *text) {
 
 /* ---- strategies ------------------------------------------------------------------------------*/
 
-static void add(plan_strategy *row, int *n, const char *name, const char *options,
-                double fraction) {
+static void add_strategy(plan_strategy *row, int *n, const char *name, const char *options,
+                         double fraction) {
   plan_strategy *s = &row[(*n)++];
   (void)snprintf(s->name, sizeof s->name, "%s", name);
   (void)snprintf(s->options, sizeof s->options, "%s grad_worker_fraction=%.17g", options, fraction);
   s->fraction = fraction;
-  s->ours = strncmp(name, "natgrad", 7) == 0;
+  s->is_natgrad = strncmp(name, "natgrad", 7) == 0;
 }
 
 /* Make the rows of the table and return their number: for each divisor m of `ranks` a row in which m ranks store the
  * inverses of a block (KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT); then rows for `statistics`, and rows of published
  * programs.  With sharded layers, omit rows with local statistics and with weights updated by owners. */
-static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
-  const bool whole = c->wish.members == 1;
+static int list_strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
+  const bool whole = c->wish.group_ranks == 1;
   int n = 0;
   for (int32_t m = ranks; m >= 1; m--) {
     char name[40];
@@ -65,28 +65,31 @@ static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) 
     (void)snprintf(name, sizeof name, "natgrad, %s", m == ranks ? "comm-opt" : "mem-opt");
     if (m != ranks && m != 1)
       (void)snprintf(name, sizeof name, "natgrad, hybrid-opt 1/%d", ranks / m);
-    add(row, &n, name, "method=natgrad", (double)m / ranks);
+    add_strategy(row, &n, name, "method=natgrad", (double)m / ranks);
   }
-  add(row, &n, "natgrad, statistics=owner", "method=natgrad statistics=owner", 0);
-  if (whole) add(row, &n, "natgrad, statistics=local", "method=natgrad statistics=local", 0);
-  add(row, &n, "kaisa, comm-opt", "method=kaisa", 1);
-  if (ranks % 2 == 0 && ranks > 2) add(row, &n, "kaisa, hybrid-opt 1/2", "method=kaisa", 0.5);
-  if (ranks > 1) add(row, &n, "kaisa, mem-opt", "method=kaisa", 0);
-  add(row, &n, "mpd-kfac", "method=mpd-kfac", 1);
+  add_strategy(row, &n, "natgrad, statistics=owner", "method=natgrad statistics=owner", 0);
+  if (whole)
+    add_strategy(row, &n, "natgrad, statistics=local", "method=natgrad statistics=local", 0);
+  add_strategy(row, &n, "kaisa, comm-opt", "method=kaisa", 1);
+  if (ranks % 2 == 0 && ranks > 2)
+    add_strategy(row, &n, "kaisa, hybrid-opt 1/2", "method=kaisa", 0.5);
+  if (ranks > 1) add_strategy(row, &n, "kaisa, mem-opt", "method=kaisa", 0);
+  add_strategy(row, &n, "mpd-kfac", "method=mpd-kfac", 1);
   if (!whole) return n;
-  add(row, &n, "dp-kfac", "method=dp-kfac", 0);
-  add(row, &n, "spngd, weights by owners", "method=spngd update=sgd update_ranks=owner", 0);
+  add_strategy(row, &n, "dp-kfac", "method=dp-kfac", 0);
+  add_strategy(row, &n, "spngd, weights by owners", "method=spngd update=sgd update_ranks=owner",
+               0);
   return n;
 }
 
 /* ---- the answer ------------------------------------------------------------------------------*/
 
-static ngio_out begin_line(const plan_wish *w, int32_t ranks) {
+static ngio_out begin_line(const plan_task *w, int32_t ranks) {
   ngio_out line = {.digits = 8};
   ngio_open(&line, NULL, '{');
   ngio_put_text(&line, "model", w->model->name);
   ngio_put_integer(&line, "ranks", ranks);
-  ngio_put_integer(&line, "model_parallel", w->members);
+  ngio_put_integer(&line, "model_parallel", w->group_ranks);
   return line;
 }
 
@@ -96,7 +99,7 @@ static int print_line(ngio_out *line) {
 }
 
 static int print_json(const plan_command *c, int32_t ranks, const plan_strategy *s,
-                      const plan_answer *a) {
+                      const plan_cost *a) {
   ngio_out line = begin_line(&c->wish, ranks);
   ngio_put_text(&line, "strategy", s->name);
   ngio_put_text(&line, "options", s->options);
@@ -121,45 +124,45 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   return print_line(&line);
 }
 
-static int parts_shown(const plan_command *c) {
-  return c->wish.members > 1 ? PLAN_PARTS : PLAN_SHARDS;
+static int count_parts(const plan_command *c) {
+  return c->wish.group_ranks > 1 ? PLAN_PARTS : PLAN_SHARDS;
 }
 
-static void print_head(const plan_command *c, int32_t ranks, const plan_answer *a) {
+static void print_head(const plan_command *c, int32_t ranks, const plan_cost *a) {
   char groups[48] = "";
-  if (c->wish.members > 1)
-    (void)snprintf(groups, sizeof groups, " in model groups of %d", (int)c->wish.members);
+  if (c->wish.group_ranks > 1)
+    (void)snprintf(groups, sizeof groups, " in model groups of %d", (int)c->wish.group_ranks);
   printf(
       "\n%s on %d rank%s%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
       c->wish.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->wish.batch,
       a->compute, a->ms[PLAN_GRADIENT]);
   printf("%-28s %8s %8s %9s", "strategy", "held", "mean", "sent");
-  for (int i = PLAN_OBSERVE; i < parts_shown(c); i++)
+  for (int i = PLAN_OBSERVE; i < count_parts(c); i++)
     printf(" %8s", plan_part_name[i]);
   printf(" %9s %8s\n", "added", "step");
 }
 
-static void print_row(const plan_command *c, const plan_strategy *s, const plan_answer *a) {
+static void print_row(const plan_command *c, const plan_strategy *s, const plan_cost *a) {
   char held[16], mean[16], sent[16];
   printf("%-28s %8s %8s %9s", s->name, cli_bytes((double)a->held_most, held),
          cli_bytes(a->held_mean, mean), cli_bytes(a->sent, sent));
-  for (int i = PLAN_OBSERVE; i < parts_shown(c); i++)
+  for (int i = PLAN_OBSERVE; i < count_parts(c); i++)
     printf(" %8.3g", a->ms[i]);
   printf(" %9.3g %8.4g\n", a->added, a->step);
 }
 
 /* Print the fastest strategy, and the shortest solve_period of 1, 2, 5, 10, ... that adds at most --overhead per
  * cent. */
-static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *best) {
+static int recommend_periods(const plan_command *c, int32_t ranks, const plan_strategy *best) {
   static const int64_t every[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000};
   enum { EVERY = sizeof every / sizeof every[0] };
-  plan_wish w = c->wish;
+  plan_task w = c->wish;
   bool below = false;
   double added = 0.0;
   for (int i = 0; i < EVERY && !below; i++) {
-    plan_answer a;
-    w.every[1] = every[i];
-    w.every[0] = every[i] >= 10 ? every[i] / 10 : 1;
+    plan_cost a;
+    w.period[1] = every[i];
+    w.period[0] = every[i] >= 10 ? every[i] / 10 : 1;
     const int rc = plan_strategy_cost(&w, best, ranks, &a);
     if (rc != CLI_OK) return rc;
     added = 100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]);
@@ -169,16 +172,16 @@ static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *
     ngio_out line = begin_line(&w, ranks);
     ngio_put_text(&line, "fastest", best->name);
     ngio_put_real(&line, "grad_worker_fraction", best->fraction);
-    ngio_put_integer(&line, "stat_period", w.every[0]);
-    ngio_put_integer(&line, "solve_period", w.every[1]);
+    ngio_put_integer(&line, "stat_period", w.period[0]);
+    ngio_put_integer(&line, "solve_period", w.period[1]);
     ngio_put_real(&line, "added_percent", added);
     ngio_put_flag(&line, "within_overhead", below);
     return print_line(&line);
   }
   printf("fastest that fits: %s (grad_worker_fraction = %.6g); ", best->name, best->fraction);
   if (below) {
-    printf("stat_period = %lld and solve_period = %lld add %.3g %%\n", (long long)w.every[0],
-           (long long)w.every[1], added);
+    printf("stat_period = %lld and solve_period = %lld add %.3g %%\n", (long long)w.period[0],
+           (long long)w.period[1], added);
   } else {
     printf("no periods up to %lld add less than %g %%: %.3g %%\n", (long long)every[EVERY - 1],
            c->overhead, added);
@@ -186,7 +189,7 @@ static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *
   return CLI_OK;
 }
 
-static const char *origin(bool measured, double one, double other) {
+static const char *origin_of_rates(bool measured, double one, double other) {
   if (one >= 0 && other >= 0) return "given";
   if (one >= 0 || other >= 0) return measured ? "measured and given" : "assumed and given";
   return measured ? "measured" : "assumed";
@@ -196,30 +199,32 @@ static void print_machine(const plan_command *c, int32_t ranks) {
   const plan_machine *m = &c->wish.machine, *g = &c->given;
   printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; network, %s: %.4g GB/s, %.4g us; "
          "stat_period %lld, solve_period %lld\n",
-         origin(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
-         origin(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
-         1e6 * m->latency, (long long)c->wish.every[0], (long long)c->wish.every[1]);
+         origin_of_rates(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
+         origin_of_rates(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
+         1e6 * m->latency, (long long)c->wish.period[0], (long long)c->wish.period[1]);
 }
 
-static int plan_ranks(plan_command *c, int32_t ranks) {
+static int plan_for_ranks(plan_command *c, int32_t ranks) {
   plan_strategy row[MOST_ROWS];
-  const int n = strategies(c, ranks, row);
+  const int n = list_strategies(c, ranks, row);
   const plan_strategy *best = NULL;
   double least = 0.0;
   int64_t smallest = INT64_MAX;
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
-    plan_answer a;
+    plan_cost a;
     rc = plan_strategy_cost(&c->wish, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
-    if (c->started > 0 && !c->json)
-      print_machine(c, c->started); /* once, after the first cost without an error */
-    c->started = 0;
-    if (i == 0 && !c->json) print_head(c, ranks, &a);
+    if (i == 0 && !c->json) {
+      if (c->started > 0)
+        print_machine(c, c->started); /* once, after the first cost without an error */
+      c->started = 0;
+      print_head(c, ranks, &a);
+    }
     if (c->json) rc = print_json(c, ranks, &row[i], &a);
     if (!c->json) print_row(c, &row[i], &a);
     /* recommend rows of natgrad only, but not statistics = local, which estimates another curvature */
-    const bool ours = row[i].ours && strstr(row[i].name, "local") == NULL;
+    const bool ours = row[i].is_natgrad && strstr(row[i].name, "local") == NULL;
     if (a.held_most < smallest && ours) smallest = a.held_most;
     if (!ours || (c->memory > 0 && (double)a.held_most > c->memory)) continue;
     if (best == NULL || a.step < least) {
@@ -228,7 +233,7 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
     }
   }
   if (rc != CLI_OK) return rc;
-  if (best != NULL) return recommend(c, ranks, best);
+  if (best != NULL) return recommend_periods(c, ranks, best);
   if (c->json) {
     ngio_out line = begin_line(&c->wish, ranks);
     ngio_put_null(&line, "fastest");
@@ -241,17 +246,17 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
 }
 
 /* Measure the rates of matrix products and of factorisations of order 1024 with the BLAS in use. */
-static int calibrate(plan_machine *m) {
+static int measure_rates(plan_machine *m) {
   enum { ORDER = 1024 };
-  if (!floors_possible()) return cli_bad("plan: --calibrate needs a build with BLAS");
-  const double gflops = floor_sgemm_gflops(ORDER), ms = floor_cholesky(ORDER);
+  if (!floors_have_blas()) return cli_bad("plan: --calibrate needs a build with BLAS");
+  const double gflops = floor_sgemm_gflops(ORDER), ms = floor_cholesky_ms(ORDER);
   if (gflops <= 0 || ms <= 0) return cli_bad("plan: --calibrate: the rates could not be measured");
   m->gemm = 1e9 * gflops;
   m->solve = (double)ORDER * ORDER * ORDER / (1e-3 * ms);
   return CLI_OK;
 }
 
-static void take_given(plan_command *c) {
+static void override_rates(plan_command *c) {
   plan_machine *m = &c->wish.machine;
   const plan_machine *g = &c->given;
   if (g->gemm >= 0) m->gemm = g->gemm;
@@ -261,17 +266,17 @@ static void take_given(plan_command *c) {
 }
 
 /* Rank 0 prints the plans; the other ranks of a launcher only take part in the measurement of the link. */
-static int plan_all(plan_command *c) {
+static int plan_for_all_ranks(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
   const ng_transport *t = launch_transport(&l);
-  if (rc == CLI_OK && c->calibrate) rc = calibrate(&c->wish.machine);
-  if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_link(t, &c->wish.machine);
-  take_given(c);
+  if (rc == CLI_OK && c->calibrate) rc = measure_rates(&c->wish.machine);
+  if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_measure_link(t, &c->wish.machine);
+  override_rates(c);
   if (rc == CLI_OK && l.table.rank == 0) {
     c->started = l.table.size;
     for (int i = 0; i < c->counts && rc == CLI_OK; i++)
-      rc = plan_ranks(c, c->ranks[i]);
+      rc = plan_for_ranks(c, c->ranks[i]);
   }
   launch_end(&l, rc != CLI_OK);
   return rc;
@@ -279,10 +284,10 @@ static int plan_all(plan_command *c) {
 
 /* Check that --model-parallel M > 1 has layers with a split, and that M divides each number of ranks. */
 static int check_groups(const plan_command *c) {
-  const int32_t M = (int32_t)c->wish.members;
+  const int32_t M = (int32_t)c->wish.group_ranks;
   int cut = 0;
   for (int i = 0; i < c->wish.model->n; i++)
-    cut += c->wish.model->layer[i].split != SPLIT_NOT;
+    cut += c->wish.model->layer[i].split != SPLIT_NONE;
   if (M == 1) return CLI_OK;
   if (cut == 0) {
     return cli_bad(
@@ -308,18 +313,18 @@ static int run(void *user, const cli_args *args) {
       rc = cli_bad("plan: --method: every row has its method; expected other options");
   }
   c->given.latency *= 1e-6;
-  if (rc == CLI_OK) rc = shapes_make(c->model, &model);
+  if (rc == CLI_OK) rc = shapes_list(c->model, &model);
   c->wish.model = &model;
   c->wish.args = args;
   if (rc == CLI_OK) rc = check_groups(c);
-  if (rc == CLI_OK) rc = plan_all(c);
+  if (rc == CLI_OK) rc = plan_for_all_ranks(c);
   shapes_free(&model);
   return rc;
 }
 
-static const plan_command standard = {.wish = {.members = 1,
+static const plan_command standard = {.wish = {.group_ranks = 1,
                                                .batch = 32,
-                                               .every = {10, 100},
+                                               .period = {10, 100},
                                                .machine = {10e12, 500e9, 12.5e9, 10e-6}},
                                       .model = "resnet50",
                                       .ranks = {1, 4, 16, 64},
@@ -328,24 +333,26 @@ static const plan_command standard = {.wish = {.members = 1,
                                       .overhead = 10};
 static const cli_option options[] = {
     {"model", "NAME",
-     "a network of the trainer, bert-base, bert-large, gpt-24, or a FILE.json (resnet50)", CLI_TEXT,
-     .field = offsetof(plan_command, model)},
+     "a model of `natgrad train --models`, bert-base, bert-large, gpt-24, or a FILE.json "
+     "(resnet50)",
+     CLI_TEXT, .field = offsetof(plan_command, model)},
     {"ranks", "N,N,...", "numbers of ranks (1,4,16,64)", .kind = CLI_OWN},
     {"batch", "N", "samples of a rank, or of a model group, in a step (32)", CLI_WHOLE,
      offsetof(plan_command, wish.batch), 1, 1 << 20},
-    {"model-parallel", "N", "ranks of a model group, which shares each layer that has a split (1)",
-     CLI_WHOLE, offsetof(plan_command, wish.members), 1, MOST_RANKS},
-    {"stat-period", "N", "steps between statistics (10)", CLI_WHOLE,
-     offsetof(plan_command, wish.every[0]), 1, 1 << 20},
-    {"solve-period", "N", "steps between factorisations (100)", CLI_WHOLE,
-     offsetof(plan_command, wish.every[1]), 1, 1 << 20},
+    {"model-parallel", "N", "ranks of a model group, which shard each layer that has a split (1)",
+     CLI_WHOLE, offsetof(plan_command, wish.group_ranks), 1, MOST_RANKS},
+    {"stat-period", "N", "steps between refreshes of the statistics (10)", CLI_WHOLE,
+     offsetof(plan_command, wish.period[0]), 1, 1 << 20},
+    {"solve-period", "N", "steps between refreshes of the inverses (100)", CLI_WHOLE,
+     offsetof(plan_command, wish.period[1]), 1, 1 << 20},
     {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)", CLI_SIZE,
      .field = offsetof(plan_command, memory)},
-    {"overhead", "PERCENT", "share of a step that the recommended periods may add (10)", CLI_REAL,
+    {"overhead", "PERCENT",
+     "largest time that the recommended periods add to a step, per cent (10)", CLI_REAL,
      offsetof(plan_command, overhead), 1e-3, 1e6},
     {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)", CLI_SIZE,
      .field = offsetof(plan_command, given.gemm)},
-    {"solve", "FLOPS", "rate of its factorisations, as 500G (500G)", CLI_SIZE,
+    {"solve", "FLOPS", "rate of factorisations of a rank, as 500G (500G)", CLI_SIZE,
      .field = offsetof(plan_command, given.solve)},
     {"bandwidth", "SIZE/s", "bandwidth of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)",
      CLI_SIZE, .field = offsetof(plan_command, given.bandwidth)},
@@ -364,19 +371,19 @@ const cli_command cli_plan = {
     .usage = "[--model NAME|FILE] [--ranks N,N,...] [OPTIONS]",
     .summary = "estimate memory, messages and time of each strategy on any number of ranks",
     .text =
-        "  held, mean   bytes of averages, sums, inverses, directions and moments: of the rank\n"
-        "               with most, and the mean over ranks\n"
-        "  sent         bytes that a rank passes to collectives in a step, the mean over steps\n"
-        "  observe ...  ms of the parts of a step, the mean over steps, on the slowest rank\n"
-        "  added        sum of the parts\n"
-        "  step         added, plus forward, backward and the sum of gradients\n\n"
-        "Bytes come from the library's own plan of every rank.  Networks of the trainer include\n"
-        "norms; bert-base, bert-large and gpt-24 include embeddings and norms, but no heads.\n"
-        "Norms and embeddings are layers in rows of natgrad and spngd, and tensors in rows of\n"
-        "programs that do not precondition these.\n\n"
-        "Times come from a model: products (without norms) and factorisations at the given\n"
-        "rates; a sum by recursive halving and doubling or by recursive doubling, a sum to owners\n"
-        "by recursive halving, a broadcast in pieces down a tree; no overlap.\n\n"
+        "  held         largest bytes of averages, sums, inverses, directions, moments of a rank\n"
+        "  mean         the mean of these bytes over the ranks\n"
+        "  sent         bytes that a rank passes to collectives in a step\n"
+        "  observe ...  ms of each part of a step on the slowest rank\n"
+        "  added        ms of all parts\n"
+        "  step         added, plus forward, backward and the sum of gradients\n"
+        "Bytes and ms of a step are means over steps.\n\n"
+        "Bytes come from ng_plan_ranks.  Models of `natgrad train` include norms; bert-base,\n"
+        "bert-large and gpt-24 include embeddings and norms, but no heads.  Rows of natgrad and\n"
+        "spngd precondition norms and embeddings; other rows do not.\n\n"
+        "Times come from a model without overlap: products (without norms) at --gemm,\n"
+        "factorisations at --solve, sums by recursive halving or doubling, broadcasts in pieces\n"
+        "down a tree.\n\n"
         "FILE.json is a list of layers:\n"
         "  {\"name\": \"conv1\", \"kind\": \"conv2d\", \"in\": 3, \"out\": 64, \"kernel\": 7,\n"
         "   \"stride\": 2, \"padding\": 3, \"image\": 224}\n"
@@ -386,15 +393,15 @@ const cli_command cli_plan = {
         "   \"positions\": 512}\n"
         "  conv2d     kernel, stride, padding, image and dilation are a number or a pair; groups\n"
         "             divides in and out\n"
-        "  linear     positions is optional; \"split\": \"output\" (column-parallel) or \"input\"\n"
-        "             is the axis that --model-parallel cuts\n"
-        "  norm       has gamma and beta; batch, layer and group norms count alike\n"
+        "  linear     optional: positions; \"split\": \"output\" (column-parallel) or \"input\", "
+        "the\n"
+        "             axis that --model-parallel cuts\n"
+        "  norm       a batch, layer or group norm with gamma and beta\n"
         "  embedding  `in` is the number of tokens\n\n"
-        "The shipped transformers are cut as in Megatron-LM, except embeddings.  With\n"
-        "--model-parallel, rows with local statistics or weights updated by owners are left out.\n"
-        "Options of the library, as --placement kaisa or --per-layer TEXT, apply to rows of "
-        "natgrad;\n"
-        "times assume K-FAC for all layers.\n",
+        "--model-parallel cuts bert-base, bert-large and gpt-24 as Megatron-LM does, except\n"
+        "embeddings, and omits rows with local statistics or weights updated by owners.\n"
+        "Options of the library, such as --placement kaisa, apply to rows of natgrad.  Times\n"
+        "assume K-FAC for all layers.\n",
     .options = options,
     .n_options = sizeof options / sizeof options[0],
     .library = true,

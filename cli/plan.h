@@ -18,7 +18,7 @@ typedef struct plan_machine {
 typedef struct plan_strategy {
   char name[64], options[240];
   double fraction; /* grad_worker_fraction */
-  bool ours;       /* a row of natgrad, not of a published program */
+  bool is_natgrad; /* a row of natgrad, not of a published program */
 } plan_strategy;
 
 enum {
@@ -36,7 +36,7 @@ enum {
 };
 extern const char *const plan_part_name[PLAN_PARTS];
 
-typedef struct plan_answer {
+typedef struct plan_cost {
   int64_t held_most, held_least; /* bytes of curvature, directions and moments on a rank */
   double held_mean;              /* mean of these bytes over ranks */
   ng_rank_plan most; /* each field: the largest value of any rank in a step that does everything */
@@ -45,16 +45,16 @@ typedef struct plan_answer {
   double ms[PLAN_PARTS]; /* milliseconds of each part, the mean over steps */
   double compute, added; /* ms: forward and backward; the sum of all parts except PLAN_GRADIENT */
   double step;           /* ms: compute + PLAN_GRADIENT + added */
-} plan_answer;
+} plan_cost;
 
-typedef struct plan_wish {
+typedef struct plan_task {
   const shapes *model;
   const cli_args *args; /* the user's options of the library, for rows of natgrad; NULL: none */
-  int64_t members;      /* ranks of a model group; 1: no sharded layer */
+  int64_t group_ranks;  /* ranks of a model group; 1: no sharded layer */
   int64_t batch;        /* samples of a step on a rank, or on a model group */
-  int64_t every[2];     /* stat_period, solve_period */
+  int64_t period[2];    /* stat_period, solve_period */
   plan_machine machine;
-} plan_wish;
+} plan_task;
 
 /* Return the seconds of `messages` messages with `bytes` bytes in all over `ranks` ranks: an all-reduce by the faster
  * of two algorithms; a reduce-scatter; a broadcast. */
@@ -64,11 +64,11 @@ double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes
 
 /* Measure latency and bandwidth by all-reduces over the ranks of t (at least two); all ranks must call this function.
  * CLI_BAD: reported. */
-int plan_link(const ng_transport *t, plan_machine *m);
+int plan_measure_link(const ng_transport *t, plan_machine *m);
 /* Compute latency and bandwidth from the seconds of an all-reduce of one number (`small`) and of `bytes` (`large`). */
-void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_machine *m);
+void plan_fit_link(int32_t ranks, double small, double large, double bytes, plan_machine *m);
 
 /* Compute the cost of strategy s on `ranks` ranks.  CLI_BAD: reported. */
-int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks, plan_answer *out);
+int plan_strategy_cost(const plan_task *w, const plan_strategy *s, int32_t ranks, plan_cost *out);
 
 #endif

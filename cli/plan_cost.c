@@ -50,28 +50,28 @@ double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes
   return ceil(log2((double)ranks)) * messages * m->latency + bytes / m->bandwidth;
 }
 
-static int failed(ng_context *ctx, const plan_strategy *s, const char *what) {
+static int fail(ng_context *ctx, const plan_strategy *s, const char *what) {
   return cli_bad("plan: %s: %s: %s", s->name, what, ng_last_error(ctx));
 }
 
-static int options_of(const plan_wish *w, const plan_strategy *s, ng_options **out) {
+static int make_options(const plan_task *w, const plan_strategy *s, ng_options **out) {
   char line[300], why[512] = "";
   (void)snprintf(line, sizeof line, "%s stat_period=%lld solve_period=%lld", s->options,
-                 (long long)w->every[0], (long long)w->every[1]);
+                 (long long)w->period[0], (long long)w->period[1]);
   ng_status st = ng_options_create(line, why, sizeof why, out);
   if (st != NG_OK) return cli_bad("plan: %s: options: %s", s->name, why);
-  return s->ours && w->args != NULL ? cli_apply(w->args, *out) : CLI_OK;
+  return s->is_natgrad && w->args != NULL ? cli_set_options(w->args, *out) : CLI_OK;
 }
 
 /* Return true if the method has norm blocks.  Then norms and embeddings are layers, else tensors, as in natgrad train
  * and the PyTorch front. */
-static bool has_blocks(ng_precond *p) {
+static bool has_norm_blocks(ng_precond *p) {
   char block[16] = "";
   return ng_get(p, "norm_block", block, sizeof block) != NG_OK || strcmp(block, "none") != 0;
 }
 
-static int32_t tensors_of(ng_precond *p, const shape *l) {
-  if (!(l->norm || l->embedding) || has_blocks(p)) return 0;
+static int32_t count_tensors(ng_precond *p, const shape *l) {
+  if (!(l->norm || l->embedding) || has_norm_blocks(p)) return 0;
   return l->norm ? 2 : 1;
 }
 
@@ -86,36 +86,37 @@ static ng_status add_tensors(ng_precond *p, const shape *l, int32_t tensors) {
   return st;
 }
 
-static int describe(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_precond **p) {
+static int add_layers(ng_context *ctx, const plan_task *w, const plan_strategy *s, ng_precond **p) {
   ng_options *o = NULL;
-  int rc = options_of(w, s, &o);
-  if (rc == CLI_OK && ng_precond_create_from(ctx, o, p) != NG_OK) rc = failed(ctx, s, "options");
+  int rc = make_options(w, s, &o);
+  if (rc == CLI_OK && ng_precond_create_from(ctx, o, p) != NG_OK) rc = fail(ctx, s, "options");
   ng_options_destroy(&o);
   if (rc != CLI_OK) return rc;
   ng_status st = NG_OK;
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
     ng_layer layer;
-    const int32_t tensors = tensors_of(*p, l);
+    const int32_t tensors = count_tensors(*p, l);
     if (tensors > 0) {
       st = add_tensors(*p, l, tensors);
     } else {
-      shapes_describe(l, &layer);
+      shapes_set_layer(l, &layer);
       st = ng_add_layer(*p, &layer, NULL);
     }
-    if (st < 0) return failed(ctx, s, l->name);
+    if (st < 0) return fail(ctx, s, l->name);
   }
   return CLI_OK;
 }
 
-static int cut(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_precond *p) {
+static int shard_layers(ng_context *ctx, const plan_task *w, const plan_strategy *s,
+                        ng_precond *p) {
   int32_t index = 0;
-  for (int i = 0; i < w->model->n && w->members > 1; i++) {
+  for (int i = 0; i < w->model->n && w->group_ranks > 1; i++) {
     const shape *l = &w->model->layer[i];
-    const int32_t tensors = tensors_of(p, l);
-    if (l->split != SPLIT_NOT &&
-        ng_plan_shard(p, index, l->split == SPLIT_OUTPUT ? 0 : 1, (int32_t)w->members) != NG_OK)
-      return failed(ctx, s, "--model-parallel");
+    const int32_t tensors = count_tensors(p, l);
+    if (l->split != SPLIT_NONE &&
+        ng_plan_shard(p, index, l->split == SPLIT_OUTPUT ? 0 : 1, (int32_t)w->group_ranks) != NG_OK)
+      return fail(ctx, s, "--model-parallel");
     index += tensors > 0 ? tensors : 1;
   }
   return CLI_OK;
@@ -128,13 +129,13 @@ typedef struct totals {
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, int32_t ranks,
-                      totals *t, plan_answer *out) {
+static int read_rank_plans(ng_context *ctx, const plan_strategy *s, ng_precond *p, int32_t ranks,
+                           totals *t, plan_cost *out) {
   ng_rank_plan *all = cli_take((size_t)ranks, sizeof *all);
   out->held_least = INT64_MAX;
   for (int32_t r = 0; r < ranks; r++)
     all[r] = (ng_rank_plan){.struct_size = sizeof all[r]};
-  const int rc = ng_plan_ranks(p, ranks, 0, ranks, all) == NG_OK ? CLI_OK : failed(ctx, s, "ranks");
+  const int rc = ng_plan_ranks(p, ranks, 0, ranks, all) == NG_OK ? CLI_OK : fail(ctx, s, "ranks");
   for (int32_t r = 0; r < ranks && rc == CLI_OK; r++) {
     const ng_rank_plan plan = all[r];
     const int64_t held = plan.factors + plan.sums + plan.results + plan.direction + plan.moments;
@@ -169,24 +170,16 @@ static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, in
   return rc;
 }
 
-/* Set *bytes to the bytes of the sums of all blocks: a world of one rank has them all. */
-static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, double *bytes) {
-  ng_rank_plan plan = {.struct_size = sizeof plan};
-  if (ng_plan_ranks(p, 1, 0, 1, &plan) != NG_OK) return failed(ctx, s, "one rank");
-  *bytes = (double)plan.sums;
-  return CLI_OK;
-}
-
 /* Set the seconds and bytes of sharded layers: gradients in each step; every stat_period steps, observations, each with
  * a small verdict message. */
-static void price_shards(const plan_wish *w, const ng_rank_plan *r, double *seconds,
-                         plan_answer *out) {
+static void estimate_shards(const plan_task *w, const ng_rank_plan *r, double *seconds,
+                            plan_cost *out) {
   const plan_machine *m = &w->machine;
-  const double F = (double)w->every[0], M = (double)w->members, hops = ceil(log2(M));
+  const double F = (double)w->period[0], M = (double)w->group_ranks, hops = ceil(log2(M));
   const double shown = (double)w->batch * (double)r->shown_bytes;
   double layers = 0.0;
   for (int i = 0; i < w->model->n; i++)
-    layers += w->model->layer[i].split != SPLIT_NOT;
+    layers += w->model->layer[i].split != SPLIT_NONE;
   out->shards_bytes = r->shards_bytes + r->verdict_bytes + w->batch * r->shown_bytes;
   *seconds = hops * m->latency * (double)r->shards_messages +
              (M - 1) / M * (double)r->shards_bytes / m->bandwidth;
@@ -196,16 +189,17 @@ static void price_shards(const plan_wish *w, const ng_rank_plan *r, double *seco
               F;
 }
 
-static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t, double all_sums,
-                  plan_answer *out) {
+static void estimate_times(const plan_task *w, bool eigen, int32_t ranks, const totals *t,
+                           double all_sums, plan_cost *out) {
   const plan_machine *m = &w->machine;
-  const double F = (double)w->every[0], I = (double)w->every[1], B = (double)w->batch;
+  const double F = (double)w->period[0], I = (double)w->period[1], B = (double)w->batch;
   const ng_rank_plan *r = &out->most;
   const int32_t columns = ranks / r->workers;
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
-    const double share = l->split == SPLIT_NOT ? 1 : (double)w->members; /* shards of the layer */
+    const double share =
+        l->split == SPLIT_NONE ? 1 : (double)w->group_ranks; /* shards of the layer */
     const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
     const double groups = l->groups > 1 ? (double)l->groups : 1;
     products += 2 * rows * groups * p * q;
@@ -215,7 +209,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
                 : l->embedding ? (double)l->in * q
                                : groups * p * q);
   }
-  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks / (int32_t)w->members, weights, 1);
+  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks / (int32_t)w->group_ranks, weights, 1);
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
   s[PLAN_SUMS] =
       (plan_sum_seconds(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),
@@ -233,7 +227,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   s[PLAN_SMALL] = plan_sum_seconds(m, ranks, (double)r->check_bytes, 1) +
                   plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1) +
                   plan_sum_seconds(m, r->workers, (double)r->trace_bytes, r->trace_bytes > 0) / I;
-  price_shards(w, r, &s[PLAN_SHARDS], out);
+  estimate_shards(w, r, &s[PLAN_SHARDS], out);
   out->compute = 1e3 * 3 * products / m->gemm;
   out->sent = (double)r->sums_bytes / F + (double)r->share_bytes / I + (double)r->deliver_bytes +
               (double)r->weights_bytes + (double)(r->check_bytes + r->agree_bytes) +
@@ -246,13 +240,12 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   out->step = out->compute + out->ms[PLAN_GRADIENT] + out->added;
 }
 
-int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks,
-                       plan_answer *out) {
+int plan_strategy_cost(const plan_task *w, const plan_strategy *s, int32_t ranks, plan_cost *out) {
   ng_context_config config;
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   totals t;
-  double all_sums = 0.0;
+  ng_rank_plan whole = {.struct_size = sizeof whole}; /* of one rank, which has all sums */
   memset(&t, 0, sizeof t);
   memset(out, 0, sizeof *out);
   out->most.workers = 1;
@@ -260,15 +253,15 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   config.threads = 1;
   int rc = cli_context(&config, &ctx);
   if (rc != CLI_OK) return rc;
-  rc = describe(ctx, w, s, &p);
-  if (rc == CLI_OK) t.tables = has_blocks(p);
-  if (rc == CLI_OK) rc = sums_of_all(ctx, s, p, &all_sums);
-  if (rc == CLI_OK) rc = cut(ctx, w, s, p);
-  if (rc == CLI_OK) rc = plan_ranks(ctx, s, p, ranks, &t, out);
+  rc = add_layers(ctx, w, s, &p);
+  if (rc == CLI_OK) t.tables = has_norm_blocks(p);
+  if (rc == CLI_OK && ng_plan_ranks(p, 1, 0, 1, &whole) != NG_OK) rc = fail(ctx, s, "one rank");
+  if (rc == CLI_OK) rc = shard_layers(ctx, w, s, p);
+  if (rc == CLI_OK) rc = read_rank_plans(ctx, s, p, ranks, &t, out);
   if (rc == CLI_OK) {
     char solver[32] = "";
-    if (ng_get(p, "solver", solver, sizeof solver) != NG_OK) rc = failed(ctx, s, "solver");
-    price(w, strncmp(solver, "eigen", 5) == 0, ranks, &t, all_sums, out);
+    if (ng_get(p, "solver", solver, sizeof solver) != NG_OK) rc = fail(ctx, s, "solver");
+    estimate_times(w, strncmp(solver, "eigen", 5) == 0, ranks, &t, (double)whole.sums, out);
   }
   ng_precond_destroy(&p);
   ng_context_destroy(&ctx);

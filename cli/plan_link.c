@@ -1,7 +1,7 @@
 /* plan_link.c: measure the link by sums over the ranks of a launcher.
  *
- * plan_link chooses latency and bandwidth so that the model of plan_cost.c gives the least measured times of a sum of
- * one number and of a sum of 16 MB.  All ranks call plan_link and get the result of rank 0. */
+ * plan_measure_link chooses latency and bandwidth so that the model of plan_cost.c gives the least measured times of a sum of
+ * one number and of a sum of 16 MB.  All ranks call plan_measure_link and get the result of rank 0. */
 #include "clock.h"
 #include "plan.h"
 
@@ -11,14 +11,15 @@
 enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 
 /* Return the least seconds of `times` sums of `count` numbers over the ranks; < 0: the transport failed. */
-static double quickest(const ng_transport *t, float *x, int64_t count, int times) {
-  ng_collective c;
+static double least_seconds(const ng_transport *t, float *x, int64_t count, int times) {
+  ng_collective c = {.struct_size = sizeof c,
+                     .mem = NG_HOST,
+                     .kind = NG_ALL_REDUCE,
+                     .dtype = NG_F32,
+                     .send = x,
+                     .recv = x,
+                     .count = count};
   double least = HUGE_VAL;
-  c = (ng_collective){.struct_size = sizeof c, .mem = NG_HOST};
-  c.kind = NG_ALL_REDUCE;
-  c.dtype = NG_F32;
-  c.send = c.recv = x;
-  c.count = count;
   for (int i = -1; i < times; i++) { /* i = -1, which opens connections, does not count */
     const double t0 = ng_now_ms();
     if (t->run(t->user, &c) != NG_OK) return -1.0;
@@ -30,7 +31,7 @@ static double quickest(const ng_transport *t, float *x, int64_t count, int times
 
 /* The model takes the faster of two algorithms for a sum.  Each algorithm explains `large` by another bandwidth:
  * with the smaller one, the model gives exactly `large`. */
-void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_machine *m) {
+void plan_fit_link(int32_t ranks, double small, double large, double bytes, plan_machine *m) {
   const double W = ranks, steps = ceil(log2(W));
   m->latency = small / steps;
   const double halves = large - 2 * steps * m->latency, whole = large - steps * m->latency;
@@ -39,20 +40,22 @@ void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_
   m->bandwidth = by_halves < by_whole ? by_halves : by_whole;
 }
 
-int plan_link(const ng_transport *t, plan_machine *m) {
+int plan_measure_link(const ng_transport *t, plan_machine *m) {
   float *x = cli_take(LARGE, sizeof *x);
   double seen[2];
-  seen[0] = quickest(t, x, SMALL, SMALL_TIMES);
-  seen[1] = seen[0] < 0 ? -1.0 : quickest(t, x, LARGE, LARGE_TIMES);
+  seen[0] = least_seconds(t, x, SMALL, SMALL_TIMES);
+  seen[1] = seen[0] < 0 ? -1.0 : least_seconds(t, x, LARGE, LARGE_TIMES);
   free(x);
-  ng_collective c = {.struct_size = sizeof c, .mem = NG_HOST};
-  c.kind = NG_BROADCAST;
-  c.dtype = NG_F64;
-  c.send = c.recv = seen;
-  c.count = 2;
+  ng_collective c = {.struct_size = sizeof c,
+                     .mem = NG_HOST,
+                     .kind = NG_BROADCAST,
+                     .dtype = NG_F64,
+                     .send = seen,
+                     .recv = seen,
+                     .count = 2};
   if (seen[1] < 0 || t->run(t->user, &c) != NG_OK)
     return cli_bad("plan: --calibrate: the transport failed");
-  plan_link_of(t->size, seen[0], seen[1], 4.0 * LARGE, m);
+  plan_fit_link(t->size, seen[0], seen[1], 4.0 * LARGE, m);
   if (m->latency > 0 && isfinite(m->bandwidth)) return CLI_OK;
   return cli_bad("plan: --calibrate: the link could not be measured");
 }

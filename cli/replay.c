@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct wish {
+typedef struct request {
   double tolerance; /* negative: use the recording's tolerances */
   const char *linalg;
-} wish;
+} request;
 
 /* ---- configuration ---------------------------------------------------------------------------*/
 
@@ -45,7 +45,7 @@ static bool append_text(ngio_out *to, const ngio_value *v) {
 }
 
 /* Set the options and the learning rate that the recording's configuration names. */
-static int published(const recording *r, const char *path, ng_options *o, double *lr) {
+static int set_recorded_options(const recording *r, const char *path, ng_options *o, double *lr) {
   char message[512] = "";
   if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0) {
     return cli_bad("%s: case.json: %s", path, message);
@@ -77,7 +77,7 @@ static int published(const recording *r, const char *path, ng_options *o, double
   return CLI_OK;
 }
 
-static bool low_rank(const ng_options *o) { return cli_option_is(o, "window_store", "lowrank"); }
+static bool is_low_rank(const ng_options *o) { return cli_option_is(o, "window_store", "lowrank"); }
 
 /* Set the options of the recording, then the options of the command line.  --method replaces all options of the
  * recording by the defaults of that method. */
@@ -88,27 +88,27 @@ static int configure(const recording *r, const char *path, const cli_args *args,
   for (int i = 0; i < args->n_settings; i++)
     row = row || strcmp(args->settings[i].name, "method") == 0;
   if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_bad("%s", message);
-  int rc = published(r, path, *o, lr);
+  int rc = set_recorded_options(r, path, *o, lr);
   if (rc == CLI_OK && row) {
     ng_options_destroy(o);
     if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_bad("%s", message);
   }
-  if (rc == CLI_OK) rc = cli_apply(args, *o);
+  if (rc == CLI_OK) rc = cli_set_options(args, *o);
   if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
     rc = cli_bad("%s: %s", path, message);
-  if (rc == CLI_OK && low_rank(*o))
+  if (rc == CLI_OK && is_low_rank(*o))
     rc = replay_check_start(r, path, (int64_t)cli_option_real(*o, "window_rank"));
   return rc;
 }
 
-/* ---- the answer ------------------------------------------------------------------------------*/
+/* ---- the result ------------------------------------------------------------------------------*/
 
-/* The largest error of one kind (OF_DIRECTION, OF_STATE), its step and its layer. */
-typedef struct answer {
+/* The largest error of one kind (DIRECTION_ERRORS, STATE_ERRORS), its step and its layer. */
+typedef struct error_summary {
   const char *what; /* the array compared after each step; NULL: none */
   double largest, tolerance;
   int step, layer;
-} answer;
+} error_summary;
 
 static void print_table(const recording *r, const double *error) {
   printf("  step");
@@ -124,86 +124,84 @@ static void print_table(const recording *r, const double *error) {
   printf("\n");
 }
 
-static void print(const replay_job *j, const double *error, const answer a[COMPARED],
-                  int64_t rescued, int rc) {
+static void print_report(const replay_job *j, const double *error,
+                         const error_summary a[ERROR_KINDS], int64_t rescued, int rc) {
   const recording *r = j->r;
   printf("%s: %s %s, row %s, %d layers, %d steps, %d rank%s\n", r->name, r->system, r->method,
          cli_option_text(j->options, "method").text, r->layers, r->steps, r->ranks,
          r->ranks > 1 ? "s" : "");
   print_table(r, error);
   if (rescued > 0) printf("  %lld steps rescued\n", (long long)rescued);
-  for (int k = COMPARED - 1; k >= 0; k--) {
+  for (int k = ERROR_KINDS - 1; k >= 0; k--) {
     const char *layer = r->layer[a[k].layer].name;
-    if (k == OF_DIRECTION) {
+    if (k == DIRECTION_ERRORS) {
       printf("  largest %.2e (step %d, %s), tolerance %.0e: %s\n", a[k].largest, a[k].step, layer,
              a[k].tolerance, rc == CLI_OK ? "ok" : "exceeded");
     } else if (a[k].what != NULL) {
       printf("  %s after each step: largest %.2e (step %d, %s)", a[k].what, a[k].largest, a[k].step,
              layer);
-      if (a[k].tolerance != a[OF_DIRECTION].tolerance) printf(", tolerance %.0e", a[k].tolerance);
+      if (a[k].tolerance != a[DIRECTION_ERRORS].tolerance)
+        printf(", tolerance %.0e", a[k].tolerance);
       printf("\n");
     }
   }
 }
 
 /* Set each error of the first rank to the largest over ranks; return the largest error. */
-static answer merge(const recording *r, const replay_rank *ranks, int which) {
-  answer a = {.what = NULL};
+static error_summary merge_ranks(const recording *r, const replay_rank *ranks, int which) {
+  error_summary a = {.what = NULL};
   for (int k = 0; k < r->steps * r->layers; k++) {
     double *e = &ranks[0].cells[which][k];
     for (int i = 1; i < r->ranks; i++) {
       if (ranks[i].cells[which][k] > *e) *e = ranks[i].cells[which][k];
     }
-    if (*e > a.largest) a = (answer){.largest = *e, .step = k / r->layers, .layer = k % r->layers};
+    if (*e > a.largest)
+      a = (error_summary){.largest = *e, .step = k / r->layers, .layer = k % r->layers};
   }
   return a;
 }
 
 static int report(const replay_job *j, const replay_rank *ranks, double given) {
   const recording *r = j->r;
-  answer a[COMPARED];
+  error_summary a[ERROR_KINDS];
   int rc = CLI_OK;
-  for (int k = 0; k < COMPARED; k++) {
-    a[k] = merge(r, ranks, k);
-    a[k].tolerance = given >= 0 ? given : k == OF_STATE ? r->state_tolerance : r->tolerance;
+  for (int k = 0; k < ERROR_KINDS; k++) {
+    a[k] = merge_ranks(r, ranks, k);
+    a[k].tolerance = given >= 0 ? given : k == STATE_ERRORS ? r->state_tolerance : r->tolerance;
   }
-  if (j->feedback) a[OF_STATE].what = "error feedback";
-  if (r->updates) a[OF_STATE].what = r->momentum != 0 ? "weights and momentum" : "weights";
-  for (int k = 0; k < COMPARED; k++) {
+  if (j->feedback) a[STATE_ERRORS].what = "error feedback";
+  if (r->updates) a[STATE_ERRORS].what = r->momentum != 0 ? "weights and momentum" : "weights";
+  for (int k = 0; k < ERROR_KINDS; k++) {
     if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* also for NaN */
   }
   /* a step's status is the same on all ranks */
-  print(j, ranks[0].cells[OF_DIRECTION], a, ranks[0].rescued, rc);
+  print_report(j, ranks[0].cells[DIRECTION_ERRORS], a, ranks[0].rescued, rc);
   if (given < 0 && r->reason[0] != 0) printf("  tolerance: %s\n", r->reason);
   return rc;
 }
 
-static int fused_options(const ng_options *o, const char *path, ng_options **out) {
-  char message[512] = "";
-  if (ng_options_copy(o, out) < 0) return cli_bad("%s: no memory", path);
-  if (ng_options_set(*out, "update", "sgd", message, sizeof message) < 0)
-    return cli_bad("%s: %s", path, message);
-  return CLI_OK;
-}
-
-static int replay(const char *path, const wish *w, const cli_args *args) {
+static int replay(const char *path, const request *w, const cli_args *args) {
   recording r;
   int rc = recording_open(path, &r);
   if (rc != CLI_OK) return rc;
+  char message[512] = "no memory";
   ng_options *options = NULL, *fused = NULL;
   replay_job j = {.r = &r, .linalg = w->linalg};
-  replay_rank *ranks = replay_ranks(&j);
+  replay_rank *ranks = replay_ranks_create(&j);
   rc = configure(&r, path, args, &options, &j.lr);
-  if (rc == CLI_OK && r.updates) rc = fused_options(options, path, &fused);
+  if (rc == CLI_OK && r.updates &&
+      (ng_options_copy(options, &fused) < 0 ||
+       ng_options_set(fused, "update", "sgd", message, sizeof message) < 0))
+    rc = cli_bad("%s: update = sgd: %s", path, message);
   j.options = options;
   j.fused = fused;
-  j.low_rank = rc == CLI_OK && low_rank(options);
+  j.low_rank = rc == CLI_OK && is_low_rank(options);
   if (rc == CLI_OK) rc = replay_check_feedback(&r, path, &j.feedback);
   j.feedback = rc == CLI_OK && j.feedback && !cli_option_is(options, "window_store", "dense");
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
   if (rc == CLI_OK) rc = report(&j, ranks, w->tolerance);
-  replay_ranks_free(ranks, r.ranks, r.layers);
+  replay_ranks_free(ranks, r.ranks);
   ng_options_destroy(&fused);
   ng_options_destroy(&options);
   recording_close(&r);
@@ -226,29 +224,32 @@ static int run(void *user, const cli_args *args) {
   return rc;
 }
 
-static const wish standard = {-1, NULL};
+static const request standard = {-1, NULL};
 static const cli_option own[] = {
     {"tolerance", "X",
-     "largest accepted error relative to the largest recorded entry (the recording's, else 1e-5)",
-     CLI_REAL, offsetof(wish, tolerance), 0, 1e300},
-    {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(wish, linalg)},
+     "largest accepted error, relative to the largest recorded entry (that of the recording, or "
+     "1e-5)",
+     CLI_REAL, offsetof(request, tolerance), 0, 1e300},
+    {"linalg", "NAME", "linear algebra: cpu, ref", CLI_TEXT, .field = offsetof(request, linalg)},
 };
 
 const cli_command cli_replay = {
     .name = "replay",
     .usage = "FILE... [OPTIONS]",
     .summary = "replay recordings of published programs and compare the results",
-    .text = "A recording is a .safetensors file.  The preconditioned gradients of each step are\n"
-            "compared.  If the recording has weights after each step, a second run updates the\n"
-            "weights, and weights and momentum are compared.  Recordings of window methods also\n"
-            "compare the error feedback.  A file that is no recording is named\n"
-            "and skipped; exit code 2 if none remains.  Exit code 1: an error "
-            "exceeds the tolerance.\n",
+    .text =
+        "A recording is a .safetensors file with the inputs and results of each step.  The first\n"
+        "run compares preconditioned gradients, and the error feedback of window methods.  If\n"
+        "the recording has weights after each step, a second run updates the weights, and\n"
+        "compares weights and momentum.\n\n"
+        "Exit codes: 0 all errors are within the tolerance; 1 an error exceeds the tolerance; 2\n"
+        "bad input.  Files that are no recordings are reported and skipped; if no recording\n"
+        "remains, the exit code is 2.\n",
     .options = own,
     .n_options = 2,
     .library = true,
     .operands = -1,
-    .size = sizeof(wish),
+    .size = sizeof(request),
     .standard = &standard,
     .run = run,
 };

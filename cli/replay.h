@@ -14,8 +14,8 @@ typedef struct replay_job {
   bool feedback; /* the error feedback is compared */
 } replay_job;
 
-/* OF_DIRECTION: errors of preconditioned gradients; OF_STATE: of weights and momentum, or of the error feedback. */
-enum { OF_DIRECTION, OF_STATE, COMPARED };
+/* DIRECTION_ERRORS: errors of preconditioned gradients; STATE_ERRORS: of weights and momentum, or of the error feedback. */
+enum { DIRECTION_ERRORS, STATE_ERRORS, ERROR_KINDS };
 
 /* Arrays that are bound for a weight or bias: its gradient, and its value (NULL: not bound). */
 typedef struct replay_arrays {
@@ -27,13 +27,14 @@ typedef struct replay_rank {
   const replay_job *job;
   int rank;
   bool fused;                 /* this run updates weights and compares them */
-  double *cells[COMPARED];    /* errors, [step][layer] */
-  replay_arrays (*arrays)[2]; /* [layer][0: weight, 1: bias] */
+  double *cells[ERROR_KINDS]; /* errors, [step][layer] */
+  replay_arrays (*arrays)[2]; /* [layer][0: weight, 1: bias], of the present run */
   int64_t rescued;            /* steps with status NG_RESCUED */
 } replay_rank;
 
-replay_rank *replay_ranks(const replay_job *job); /* [job->r->ranks]                        */
-void replay_ranks_free(replay_rank *ranks, int count, int layers);
+replay_rank *
+replay_ranks_create(const replay_job *job); /* [job->r->ranks]                        */
+void replay_ranks_free(replay_rank *ranks, int count);
 /* replay_window.c: check the arrays init.P.q, or sT.P.error of each parameter P.  *some: the recording has such an
  * error array.  Return 0; 2: reported. */
 int replay_check_start(const recording *r, const char *path, int64_t rank);
@@ -45,10 +46,10 @@ ng_status replay_set_start(const recording *r, ng_precond *p);
 ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, double *error);
 /* Raise *gap to max |ours - recorded| and *scale to max |recorded| of n numbers; a non-finite difference gives an
  * infinite gap. */
-void replay_measure(const float *ours, const float *recorded, int64_t n, double *gap,
-                    double *scale);
+void replay_add_error(const float *ours, const float *recorded, int64_t n, double *gap,
+                      double *scale);
 /* Copy the n numbers of field `name` of the state; set *there to false if the state has no such field. */
-ng_status replay_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there);
+ng_status replay_read_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there);
 /* Run all steps on all ranks; `fused`: the steps update weights.  Return 0; 2: reported. */
 int replay_run(const replay_job *job, replay_rank *ranks, bool fused);
 

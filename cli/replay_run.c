@@ -17,49 +17,46 @@
 
 /* ---- set-up --------------------------------------------------------------------------------*/
 
-replay_rank *replay_ranks(const replay_job *job) {
+replay_rank *replay_ranks_create(const replay_job *job) {
   const recording *r = job->r;
   replay_rank *ranks = cli_take((size_t)r->ranks, sizeof *ranks);
   for (int i = 0; i < r->ranks; i++) {
-    ranks[i].job = job;
-    ranks[i].rank = i;
-    for (int k = 0; k < COMPARED; k++)
+    ranks[i] = (replay_rank){.job = job, .rank = i};
+    for (int k = 0; k < ERROR_KINDS; k++)
       ranks[i].cells[k] = cli_take((size_t)r->steps, (size_t)r->layers * sizeof(double));
-    ranks[i].arrays = cli_take((size_t)r->layers, sizeof *ranks[i].arrays);
   }
   return ranks;
 }
 
-static void free_arrays(const replay_rank *me, int layers) {
-  for (int i = 0; i < 2 * layers; i++) {
-    replay_arrays *x = &me->arrays[i / 2][i % 2];
-    free(x->grad);
-    free(x->value);
-    *x = (replay_arrays){NULL, NULL};
-  }
-}
-
-void replay_ranks_free(replay_rank *ranks, int count, int layers) {
+void replay_ranks_free(replay_rank *ranks, int count) {
   for (int i = 0; i < count; i++) {
-    free_arrays(&ranks[i], layers);
-    free(ranks[i].arrays);
-    for (int k = 0; k < COMPARED; k++)
+    for (int k = 0; k < ERROR_KINDS; k++)
       free(ranks[i].cells[k]);
   }
   free(ranks);
 }
 
-static int64_t inputs(const shape *l) {
+static void free_arrays(replay_arrays (*arrays)[2], int layers) {
+  for (int i = 0; i < 2 * layers; i++) {
+    free(arrays[i / 2][i % 2].grad);
+    free(arrays[i / 2][i % 2].value);
+  }
+  free(arrays);
+}
+
+static int64_t weight_columns(const shape *l) {
   return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
 
-static int parameters(const shape *l) { return l->bias ? 2 : 1; }
+static int count_parameters(const shape *l) { return l->bias ? 2 : 1; }
 
 /* Return the number of elements of the weight or bias of a layer. */
-static int64_t elements(const shape *l, int bias) { return bias ? l->out : l->out * inputs(l); }
+static int64_t count_elements(const shape *l, int bias) {
+  return bias ? l->out : l->out * weight_columns(l);
+}
 
 /* Return the options of a layer that chainerkfac's list "diagonalize" names; NULL: the layer has no own options. */
-static const char *own_options(const recording *r, const shape *l) {
+static const char *layer_options(const recording *r, const shape *l) {
   const ngio_value *list = ngio_get(r->config, "diagonalize");
   for (size_t i = 0; i < ngio_count(list); i++) {
     const char *name = ngio_text_of(ngio_at(list, i));
@@ -81,9 +78,9 @@ static void write_gradient(const recording *r, float *to, const float *grad, con
 }
 
 /* Bind the gradient of a weight or bias and, if `before` is given, a copy of its value. */
-static ng_status bind(ng_precond *p, int32_t index, const shape *l, int bias, const float *before,
-                      replay_arrays *to) {
-  const int64_t n = elements(l, bias), rows = bias ? 1 : l->out;
+static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int bias,
+                             const float *before, replay_arrays *to) {
+  const int64_t n = count_elements(l, bias), rows = bias ? 1 : l->out;
   const ng_param which = bias ? NG_BIAS : NG_WEIGHT;
   to->grad = cli_take((size_t)n, sizeof(float));
   const ng_array g = ng_array_matrix(to->grad, rows, n / rows, NG_F32);
@@ -97,7 +94,7 @@ static ng_status bind(ng_precond *p, int32_t index, const shape *l, int bias, co
 
 /* Add and bind all layers.  A recorded parameter of one axis becomes a tensor, a parameter of more axes a linear layer
  * whose outputs are the first axis. */
-static ng_status set_up(replay_rank *me, ng_precond *p) {
+static ng_status add_layers(replay_rank *me, ng_precond *p) {
   const recording *r = me->job->r;
   const bool weights = r->parameters || me->fused;
   ng_status st = NG_OK;
@@ -105,26 +102,26 @@ static ng_status set_up(replay_rank *me, ng_precond *p) {
     const shape *l = &r->layer[i];
     int32_t index = -1;
     ng_layer layer;
-    shapes_describe(l, &layer);
-    layer.options = own_options(r, l);
+    shapes_set_layer(l, &layer);
+    layer.options = layer_options(r, l);
     st = r->parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
                                       : ng_add_layer(p, &layer, &index);
-    for (int k = 0; k < parameters(l) && st >= 0; k++)
-      st = bind(p, index, l, k, weights ? recording_step_at(r, 0, i, k)->before : NULL,
-                &me->arrays[i][k]);
+    for (int k = 0; k < count_parameters(l) && st >= 0; k++)
+      st = bind_arrays(p, index, l, k, weights ? recording_step_at(r, 0, i, k)->before : NULL,
+                       &me->arrays[i][k]);
   }
   if (st >= 0) st = ng_ready(p);
   return st >= 0 && me->job->low_rank ? replay_set_start(r, p) : st;
 }
 
 /* The recorded arrays determine the positions of a linear layer. */
-static ng_status observe(ng_precond *p, int32_t layer, const shape *l,
-                         const recording_observed *s) {
+static ng_status observe_layer(ng_precond *p, int32_t layer, const shape *l,
+                               const recording_observed *s) {
   if (!ng_wants(p, layer)) return NG_OK;
   shape here = *l;
   if (!l->conv && !l->norm) here.positions = s->rows / s->samples;
-  const ng_array a = shapes_input(&here, s->a, s->samples);
-  const ng_array g = shapes_output(&here, s->g, s->samples);
+  const ng_array a = shapes_input_array(&here, s->a, s->samples);
+  const ng_array g = shapes_output_array(&here, s->g, s->samples);
   const ng_status st = ng_observe_input(p, layer, &a, NG_BORROW);
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
 }
@@ -132,34 +129,34 @@ static ng_status observe(ng_precond *p, int32_t layer, const shape *l,
 /* chainerkfac updates weights w by v <- m v - lr PD, w <- w + v, with momentum m; adjust_momentum multiplies m by
  * lr / lr_pre if lr has fallen.  natgrad stores u = -v / lr, so its momentum is m lr_before / lr.  At lr = 0,
  * chainerkfac still adds v to w; natgrad then uses the last positive lr (scale_of) and a gradient of 0. */
-static double scale_of(const recording *r, int step) {
+static double last_positive_lr(const recording *r, int step) {
   while (step > 0 && r->lr[step] == 0)
     step--;
   return r->lr[step];
 }
 
-static ng_sgd sgd_of(const recording *r, int step) {
+static ng_sgd recorded_sgd(const recording *r, int step) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
-  how.lr = scale_of(r, step);
+  how.lr = last_positive_lr(r, step);
   how.momentum = r->momentum;
   if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
     how.momentum *= r->lr[step] / r->lr_pre[step];
-  if (step > 0 && how.lr > 0) how.momentum *= scale_of(r, step - 1) / how.lr;
+  if (step > 0 && how.lr > 0) how.momentum *= last_positive_lr(r, step - 1) / how.lr;
   /* with a momentum of exactly 0, the library would store no momentum to compare */
   if (r->momentum > 0 && how.momentum == 0) how.momentum = DBL_MIN;
   return how;
 }
 
 /* Compare the momentum of a parameter: v = -lr u with the recorded v (sgd_of). */
-static ng_status measure_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
+static ng_status compare_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
   bool there;
   float *v = cli_take((size_t)n, sizeof *v);
-  ng_status st = replay_field(p, name, v, n, &there);
+  ng_status st = replay_read_field(p, name, v, n, &there);
   for (int64_t k = 0; k < n && there && st >= 0; k++)
     v[k] = (float)(-lr * (double)v[k]);
-  if (there) replay_measure(v, recorded, n, gap, scale);
+  if (there) replay_add_error(v, recorded, n, gap, scale);
   free(v);
   /* the field is missing only if the library renamed its momentum */
   return st >= 0 && !there ? NG_ERR_STATE : st;
@@ -170,19 +167,19 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     double gap = 0, scale = 0, v_gap = 0, v_scale = 0;
-    for (int k = 0; k < parameters(l); k++) {
+    for (int k = 0; k < count_parameters(l); k++) {
       const recording_step *s = recording_step_at(r, step, i, k);
       char name[128];
-      replay_measure(me->arrays[i][k].value, s->after, elements(l, k), &gap, &scale);
+      replay_add_error(me->arrays[i][k].value, s->after, count_elements(l, k), &gap, &scale);
       if (r->momentum == 0) continue;
       (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
-      const ng_status st =
-          measure_momentum(p, name, scale_of(r, step), s->v, elements(l, k), &v_gap, &v_scale);
+      const ng_status st = compare_momentum(p, name, last_positive_lr(r, step), s->v,
+                                            count_elements(l, k), &v_gap, &v_scale);
       if (st < 0) return st;
     }
     gap = gap == 0 ? 0 : gap / scale;
     v_gap = v_gap == 0 ? 0 : v_gap / v_scale;
-    me->cells[OF_STATE][step * r->layers + i] = v_gap > gap ? v_gap : gap;
+    me->cells[STATE_ERRORS][step * r->layers + i] = v_gap > gap ? v_gap : gap;
   }
   return NG_OK;
 }
@@ -190,13 +187,13 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
 /* Divide errors by the largest recorded entry of the layer; in recordings of parameters, of all parameters. */
 static void compare_directions(const replay_rank *me, int step) {
   const recording *r = me->job->r;
-  double *error = &me->cells[OF_DIRECTION][step * r->layers], most = 0;
+  double *error = &me->cells[DIRECTION_ERRORS][step * r->layers], most = 0;
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     double gap = 0, scale = 0;
-    for (int k = 0; k < parameters(l); k++)
-      replay_measure(me->arrays[i][k].grad, recording_step_at(r, step, i, k)->out, elements(l, k),
-                     &gap, &scale);
+    for (int k = 0; k < count_parameters(l); k++)
+      replay_add_error(me->arrays[i][k].grad, recording_step_at(r, step, i, k)->out,
+                       count_elements(l, k), &gap, &scale);
     most = fmax(most, scale);
     error[i] = gap == 0 || r->parameters ? gap : gap / scale;
   }
@@ -217,13 +214,13 @@ static ng_status observe_all(const replay_rank *me, ng_precond *p, int step) {
         batch.samples = s->samples;
         st = ng_begin(p, &batch);
       }
-      if (st == NG_OK) st = observe(p, i, &r->layer[i], s);
+      if (st == NG_OK) st = observe_layer(p, i, &r->layer[i], s);
     }
   }
   return st;
 }
 
-static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
+static ng_status run_step(replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
   ng_status st = r->parameters ? NG_OK : observe_all(me, p, step);
   if (st != NG_OK) return st;
@@ -233,17 +230,17 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
     const recording_step *s = recording_step_at(r, step, i / 2, i % 2);
     const replay_arrays *x = &me->arrays[i / 2][i % 2];
     if (s->grad == NULL) continue;
-    write_gradient(r, x->grad, s->grad, s->before, elements(l, i % 2), none);
-    if (r->parameters) memcpy(x->value, s->before, (size_t)elements(l, 0) * sizeof(float));
+    write_gradient(r, x->grad, s->grad, s->before, count_elements(l, i % 2), none);
+    if (r->parameters) memcpy(x->value, s->before, (size_t)count_elements(l, 0) * sizeof(float));
   }
-  const ng_sgd sgd = me->fused ? sgd_of(r, step) : (ng_sgd){0};
+  const ng_sgd sgd = me->fused ? recorded_sgd(r, step) : (ng_sgd){0};
   st = me->fused ? ng_step_sgd(p, &sgd, 1) : ng_step(p, me->job->lr);
   if (st < 0 || st == NG_SKIPPED) return st;
   if (me->fused) return compare_updates(me, p, step);
   if (st == NG_RESCUED) me->rescued++;
   compare_directions(me, step);
   if (!me->job->feedback) return NG_OK;
-  return replay_compare_feedback(r, p, step, &me->cells[OF_STATE][step * r->layers]);
+  return replay_compare_feedback(r, p, step, &me->cells[STATE_ERRORS][step * r->layers]);
 }
 
 static int run_rank(void *user, const ng_transport *t) {
@@ -254,15 +251,16 @@ static int run_rank(void *user, const ng_transport *t) {
   ng_precond *p = NULL;
   char message[512] = "";
   int step = -1;
+  me->arrays = cli_take((size_t)r->layers, sizeof *me->arrays);
   ng_context_config_init(&config, sizeof config);
   config.linalg = me->job->linalg;
   config.transport = t;
   if (t != NULL) config.threads = 1; /* each rank is a thread already */
   ng_status st = ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx);
   if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
-  if (st >= 0) st = set_up(me, p);
+  if (st >= 0) st = add_layers(me, p);
   for (step = 0; step < r->steps && st == NG_OK; step++)
-    st = one_step(me, p, step);
+    st = run_step(me, p, step);
   if (st != NG_OK) { /* report the cause before the abort makes other ranks fail */
     char where[48] = "";
     if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
@@ -274,16 +272,14 @@ static int run_rank(void *user, const ng_transport *t) {
   }
   ng_precond_destroy(&p);
   ng_context_destroy(&ctx);
+  free_arrays(me->arrays, r->layers);
   return st == NG_OK ? CLI_OK : CLI_BAD;
 }
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-int replay_run(const replay_job *j, replay_rank *runs, bool fused) {
-  const int ranks = j->r->ranks;
-  for (int i = 0; i < ranks; i++) {
-    free_arrays(&runs[i], j->r->layers);
-    runs[i].fused = fused;
-  }
-  return ranks == 1 ? run_rank(runs, NULL) : launch_threads(ranks, run_rank, runs);
+int replay_run(const replay_job *j, replay_rank *ranks, bool fused) {
+  for (int i = 0; i < j->r->ranks; i++)
+    ranks[i].fused = fused;
+  return j->r->ranks == 1 ? run_rank(ranks, NULL) : launch_threads(j->r->ranks, run_rank, ranks);
 }

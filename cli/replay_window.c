@@ -13,14 +13,16 @@
 #include <string.h>
 #include <zlib.h>
 
-static int64_t elements(const recording *r, int i) { return r->layer[i].in * r->layer[i].out; }
+static int64_t count_elements(const recording *r, int i) {
+  return r->layer[i].in * r->layer[i].out;
+}
 
-static const ngio_tensor *error_of(const recording *r, int step, int i) {
+static const ngio_tensor *find_error_array(const recording *r, int step, int i) {
   return recording_array(r, "s%d.%s.error", step, r->layer[i].name);
 }
 
-void replay_measure(const float *ours, const float *recorded, int64_t n, double *gap,
-                    double *scale) {
+void replay_add_error(const float *ours, const float *recorded, int64_t n, double *gap,
+                      double *scale) {
   for (int64_t i = 0; i < n; i++) {
     const double d = fabs((double)ours[i] - (double)recorded[i]);
     *gap = !isfinite(d) ? INFINITY : fmax(*gap, d);
@@ -31,7 +33,7 @@ void replay_measure(const float *ours, const float *recorded, int64_t n, double 
 /* ---- the start of the low-rank iteration -------------------------------------------------------*/
 
 /* Return the number of columns of P and Q of a parameter: `rank`, at most the smaller axis; 0: no P and Q. */
-static int64_t rank_of(const shape *l, int64_t rank) {
+static int64_t low_rank_columns(const shape *l, int64_t rank) {
   const int64_t least = l->in < l->out ? l->in : l->out;
   return l->out == 1 ? 0 : rank < least ? rank : least;
 }
@@ -46,9 +48,10 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
                      l->name);
     }
     if (q->dtype != NGIO_F32 || q->ndim != 2 || q->shape[0] != l->in ||
-        q->shape[1] != rank_of(l, rank)) {
+        q->shape[1] != low_rank_columns(l, rank)) {
       return cli_bad("%s: array init.%s.q: expected float32 [%lld,%lld], of window_rank %lld", path,
-                     l->name, (long long)l->in, (long long)rank_of(l, rank), (long long)rank);
+                     l->name, (long long)l->in, (long long)low_rank_columns(l, rank),
+                     (long long)rank);
     }
   }
   return CLI_OK;
@@ -65,7 +68,7 @@ static int64_t read_state(void *file, void *data, int64_t n) {
 }
 
 /* Replace the eight digits after `key`, which occurs once in the header, by the CRC of `data`. */
-static bool put_crc(char *header, size_t size, const char *key, const void *data, size_t n) {
+static bool write_crc(char *header, size_t size, const char *key, const void *data, size_t n) {
   char digits[16];
   const size_t length = strlen(key);
   (void)snprintf(digits, sizeof digits, "%08lx", (unsigned long)crc32_z(0, data, n));
@@ -79,7 +82,7 @@ static bool put_crc(char *header, size_t size, const char *key, const void *data
 
 /* Write the recorded Q into a row of the window.  The row has, for each parameter, the columns of P, then the
  * columns of Q, or the whole parameter if it has one output. */
-static void put_start(const recording *r, float *row) {
+static void write_start(const recording *r, float *row) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     const ngio_tensor *q = recording_array(r, "init.%s.q", l->name);
@@ -108,14 +111,15 @@ static bool replace_start(const recording *r, char *state) {
   const size_t bytes = (size_t)(4 * rows * floats);
   ngio_json_free(&json);
   if (rows < 2) return false;
-  put_start(r, (float *)(void *)(arrays + from + 4 * (rows - 1) * floats));
-  if (!put_crc(header, size, "\\\"window/factors\\\":{\\\"crc32\\\":\\\"", arrays + from, bytes) ||
+  write_start(r, (float *)(void *)(arrays + from + 4 * (rows - 1) * floats));
+  if (!write_crc(header, size, "\\\"window/factors\\\":{\\\"crc32\\\":\\\"", arrays + from,
+                 bytes) ||
       ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK)
     return false;
   const char *manifest =
       ngio_text_of(ngio_get(ngio_get(ngio_json_root(json), "__metadata__"), "natgrad"));
-  const bool done =
-      manifest != NULL && put_crc(header, size, "\"natgrad.crc32\":\"", manifest, strlen(manifest));
+  const bool done = manifest != NULL &&
+                    write_crc(header, size, "\"natgrad.crc32\":\"", manifest, strlen(manifest));
   ngio_json_free(&json);
   return done;
 }
@@ -141,16 +145,16 @@ int replay_check_feedback(const recording *r, const char *path, bool *some) {
   *some = false;
   for (int k = 0; k < r->steps * r->layers && r->parameters; k++) {
     const int step = k / r->layers, i = k % r->layers;
-    const ngio_tensor *t = error_of(r, step, i);
+    const ngio_tensor *t = find_error_array(r, step, i);
     *some = *some || t != NULL;
-    if (t == NULL || (t->dtype == NGIO_F32 && t->bytes == 4 * elements(r, i))) continue;
+    if (t == NULL || (t->dtype == NGIO_F32 && t->bytes == 4 * count_elements(r, i))) continue;
     return cli_bad("%s: array s%d.%s.error: expected float32, %lld elements", path, step,
-                   r->layer[i].name, (long long)elements(r, i));
+                   r->layer[i].name, (long long)count_elements(r, i));
   }
   return CLI_OK;
 }
 
-ng_status replay_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there) {
+ng_status replay_read_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there) {
   *there = false;
   for (int32_t i = 0; i < ng_state_count(p); i++) {
     ng_field_info field = {.struct_size = sizeof field};
@@ -168,14 +172,14 @@ ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, d
   double scale = 0;
   bool there;
   for (int i = 0; i < r->layers; i++)
-    all += elements(r, i);
+    all += count_elements(r, i);
   float *ours = cli_take((size_t)all, sizeof *ours);
-  const ng_status st = replay_field(p, "window/error", ours, all, &there);
+  const ng_status st = replay_read_field(p, "window/error", ours, all, &there);
   for (int i = 0; i < r->layers && st >= 0; i++) {
-    const ngio_tensor *e = error_of(r, step, i);
+    const ngio_tensor *e = find_error_array(r, step, i);
     error[i] = 0;
-    if (e != NULL) replay_measure(ours + at, e->data, elements(r, i), &error[i], &scale);
-    at += elements(r, i);
+    if (e != NULL) replay_add_error(ours + at, e->data, count_elements(r, i), &error[i], &scale);
+    at += count_elements(r, i);
   }
   for (int i = 0; i < r->layers && scale > 0; i++)
     error[i] /= scale;

@@ -31,7 +31,7 @@ static void set_orders(shape *l) {
 
 /* ---- a network -------------------------------------------------------------------------------*/
 
-void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) {
+void shapes_set_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) {
   l->norm = l->bias = true;
   l->norm_kind = kind;
   l->in = l->out = channels;
@@ -40,7 +40,7 @@ void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) {
 }
 
 /* Describe an embedding.  p stays 0, because its factor A is the diagonal of token counts. */
-void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions) {
+void shapes_set_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions) {
   l->embedding = true;
   l->in = tokens;
   l->out = l->q = features;
@@ -50,7 +50,7 @@ void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positi
 static int list_model(const char *model, shapes *out) {
   model_task task;
   bool reconstructs = false;
-  if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
+  if (model_default_task(model, &task) != CLI_OK) return CLI_BAD;
   nn *n = nn_create(NULL, 1);
   const int rc = model_build(model, &task, n, &reconstructs);
   for (int i = 0; rc == CLI_OK && i < nn_layers(n) && i < MOST_LAYERS; i++) {
@@ -73,7 +73,7 @@ static int list_model(const char *model, shapes *out) {
     const nn_norm_layer *from = nn_norm_at(n, i);
     shape *l = &out->layer[out->n++];
     (void)snprintf(l->name, sizeof l->name, "%s", from->name);
-    shapes_norm(l, from->channels, NG_BATCH_NORM, from->eps);
+    shapes_set_norm(l, from->channels, NG_BATCH_NORM, from->eps);
   }
   nn_destroy(&n);
   return rc;
@@ -147,13 +147,13 @@ static void read_layer(cli_fields *in, const ngio_value *o, shape *l) {
   (void)snprintf(l->name, sizeof l->name, "%s", name);
   l->in = cli_field_whole(in, o, "in", 1, LARGEST, -1);
   if (kind == NORM) {
-    shapes_norm(l, l->in, NG_BATCH_NORM, 1e-5);
+    shapes_set_norm(l, l->in, NG_BATCH_NORM, 1e-5);
     return;
   }
   l->out = cli_field_whole(in, o, "out", 1, LARGEST, -1);
   l->positions = cli_field_whole(in, o, "positions", 1, LARGEST, 1);
   if (kind == EMBEDDING) {
-    shapes_embedding(l, l->in, l->out, l->positions);
+    shapes_set_embedding(l, l->in, l->out, l->positions);
     return;
   }
   l->bias = ngio_is(bias, NGIO_TRUE);
@@ -163,7 +163,7 @@ static void read_layer(cli_fields *in, const ngio_value *o, shape *l) {
     const char *split = ngio_text_of(ngio_get(o, "split"));
     if (split != NULL && strcmp(split, "output") == 0) l->split = SPLIT_OUTPUT;
     if (split != NULL && strcmp(split, "input") == 0) l->split = SPLIT_INPUT;
-    if (l->split == SPLIT_NOT) cli_field_error(in, "split is not \"output\" or \"input\"");
+    if (l->split == SPLIT_NONE) cli_field_error(in, "split is not \"output\" or \"input\"");
   }
   if (in->rc == CLI_OK) set_orders(l);
 }
@@ -191,19 +191,19 @@ static int list_file(const char *path, shapes *out) {
   return in.rc;
 }
 
-int shapes_make(const char *model, shapes *out) {
+int shapes_list(const char *model, shapes *out) {
   memset(out, 0, sizeof *out);
   out->layer = cli_take(MOST_LAYERS, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
   const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
-  const int rc = file                             ? list_file(model, out)
-                 : shapes_transformer(model, out) ? CLI_OK
-                                                  : list_model(model, out);
+  const int rc = file                                  ? list_file(model, out)
+                 : shapes_list_transformer(model, out) ? CLI_OK
+                                                       : list_model(model, out);
   if (rc != CLI_OK) shapes_free(out);
   return rc;
 }
 
-void shapes_keep_weights(shapes *s) {
+void shapes_keep_matrices(shapes *s) {
   int n = 0;
   for (int i = 0; i < s->n; i++) {
     if (!s->layer[i].norm && !s->layer[i].embedding) s->layer[n++] = s->layer[i];
@@ -211,7 +211,7 @@ void shapes_keep_weights(shapes *s) {
   s->n = n;
 }
 
-void shapes_describe(const shape *from, ng_layer *to) {
+void shapes_set_layer(const shape *from, ng_layer *to) {
   const ng_kind kind = from->norm        ? NG_NORM
                        : from->embedding ? NG_EMBEDDING
                        : from->conv      ? NG_CONV2D
@@ -235,17 +235,17 @@ void shapes_describe(const shape *from, ng_layer *to) {
 }
 
 /* The library does not write to observed arrays, but ng_array has no const. */
-ng_array shapes_input(const shape *l, const float *data, int64_t samples) {
+ng_array shapes_input_array(const shape *l, const float *data, int64_t samples) {
   void *x = (void *)(uintptr_t)data;
   if (l->norm && l->image[0] == 0) return ng_array_matrix(x, samples, l->in, NG_F32);
   return l->conv || l->norm ? ng_array_nchw(x, samples, l->in, l->image[0], l->image[1], NG_F32)
                             : ng_array_matrix(x, samples * l->positions, l->in, NG_F32);
 }
 
-ng_array shapes_output(const shape *l, const float *data, int64_t samples) {
+ng_array shapes_output_array(const shape *l, const float *data, int64_t samples) {
   void *x = (void *)(uintptr_t)data;
   int64_t to[2] = {1, 1};
-  if (l->norm) return shapes_input(l, data, samples);
+  if (l->norm) return shapes_input_array(l, data, samples);
   for (int k = 0; k < 2 && l->conv; k++)
     to[k] = positions_along(l, k);
   return l->conv ? ng_array_nchw(x, samples, l->out, to[0], to[1], NG_F32)

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* The axis along which a model group shards a layer (`natgrad plan --model-parallel`). */
-typedef enum shape_split { SPLIT_NOT, SPLIT_OUTPUT, SPLIT_INPUT } shape_split;
+typedef enum shape_split { SPLIT_NONE, SPLIT_OUTPUT, SPLIT_INPUT } shape_split;
 
 typedef struct shape {
   char name[64];
@@ -40,21 +40,21 @@ typedef struct shapes {
  * dilation 1, groups 1, positions 1, bias false, no split. In a model of nn/models.h, all norms follow all layers,
  * as in natgrad train; in a transformer, norms and embeddings are in the order of the modules.  p = q = 0 for norms,
  * p = 0 for embeddings.  Return 0; 2: reported in one line. */
-int shapes_make(const char *model, shapes *out);
+int shapes_list(const char *model, shapes *out);
 /* Remove norms and embeddings from the list. */
-void shapes_keep_weights(shapes *s);
+void shapes_keep_matrices(shapes *s);
 void shapes_free(shapes *s);
 /* Append the layers of the transformer `name`; return false if there is no such transformer. */
-bool shapes_transformer(const char *name, shapes *out);
-void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps);
-void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions);
+bool shapes_list_transformer(const char *name, shapes *out);
+void shapes_set_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps);
+void shapes_set_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions);
 
 /* Describe a layer for ng_add_layer; *to borrows the name.  positions 0: any number of positions. */
-void shapes_describe(const shape *from, ng_layer *to);
+void shapes_set_layer(const shape *from, ng_layer *to);
 
 /* Describe `data` as the input or the output gradient of a layer: [samples, channels, height, width], or
  * [samples * positions, features]. */
-ng_array shapes_input(const shape *l, const float *data, int64_t samples);
-ng_array shapes_output(const shape *l, const float *data, int64_t samples);
+ng_array shapes_input_array(const shape *l, const float *data, int64_t samples);
+ng_array shapes_output_array(const shape *l, const float *data, int64_t samples);
 
 #endif

@@ -28,21 +28,19 @@ typedef struct list {
   shapes *out;
 } list;
 
-static shape *next(list *to, int block, const char *part) {
+static shape *append_layer(list *to, int block, const char *part) {
   shape *l = &to->out->layer[to->out->n++];
-  if (block < 0) {
-    (void)snprintf(l->name, sizeof l->name, "%s", part);
-  } else {
-    (void)snprintf(l->name, sizeof l->name, "layer%d.%s", block, part);
-  }
+  char prefix[24] = "";
+  if (block >= 0) (void)snprintf(prefix, sizeof prefix, "layer%d.", block);
+  (void)snprintf(l->name, sizeof l->name, "%s%s", prefix, part);
   return l;
 }
 
 /* Add a linear layer.  Splits follow Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): query, key, value
  * and the inner layer along their outputs, the layers that read their results along their inputs. */
-static void add(list *to, int64_t in, int64_t out, int64_t positions, int block, const char *part,
-                shape_split split) {
-  shape *l = next(to, block, part);
+static void add_linear(list *to, int64_t in, int64_t out, int64_t positions, int block,
+                       const char *part, shape_split split) {
+  shape *l = append_layer(to, block, part);
   l->bias = true;
   l->in = in;
   l->out = out;
@@ -53,38 +51,40 @@ static void add(list *to, int64_t in, int64_t out, int64_t positions, int block,
 }
 
 static void add_norm(list *to, int block, const char *part) {
-  shape *l = next(to, block, part);
-  shapes_norm(l, to->t->width, NG_LAYER_NORM, 1e-5);
+  shape *l = append_layer(to, block, part);
+  shapes_set_norm(l, to->t->width, NG_LAYER_NORM, 1e-5);
 }
 
-static void add_table(list *to, int64_t tokens, const char *part) {
-  if (tokens > 0) shapes_embedding(next(to, -1, part), tokens, to->t->width, to->t->tokens);
+static void add_embedding(list *to, int64_t tokens, const char *part) {
+  if (tokens > 0)
+    shapes_set_embedding(append_layer(to, -1, part), tokens, to->t->width, to->t->tokens);
 }
 
-bool shapes_transformer(const char *name, shapes *out) {
+bool shapes_list_transformer(const char *name, shapes *out) {
   const transformer *t = NULL;
   for (int i = 0; i < TABLE; i++) {
     if (strcmp(table[i].name, name) == 0) t = &table[i];
   }
   if (t == NULL) return false;
   list to = {t, out};
-  add_table(&to, t->words, "embeddings.word");
-  add_table(&to, t->tokens, "embeddings.position");
-  add_table(&to, t->types, "embeddings.type");
+  add_embedding(&to, t->words, "embeddings.word");
+  add_embedding(&to, t->tokens, "embeddings.position");
+  add_embedding(&to, t->types, "embeddings.type");
   if (t->encoder) add_norm(&to, -1, "embeddings.norm");
   for (int i = 0; i < t->blocks; i++) {
     static const char *const parts[] = {"query", "key", "value"};
     if (!t->encoder) add_norm(&to, i, "norm1");
-    if (t->fused) add(&to, t->width, 3 * t->width, t->tokens, i, "query_key_value", SPLIT_OUTPUT);
+    if (t->fused)
+      add_linear(&to, t->width, 3 * t->width, t->tokens, i, "query_key_value", SPLIT_OUTPUT);
     for (int k = 0; k < 3 && !t->fused; k++)
-      add(&to, t->width, t->width, t->tokens, i, parts[k], SPLIT_OUTPUT);
-    add(&to, t->width, t->width, t->tokens, i, "output", SPLIT_INPUT);
+      add_linear(&to, t->width, t->width, t->tokens, i, parts[k], SPLIT_OUTPUT);
+    add_linear(&to, t->width, t->width, t->tokens, i, "output", SPLIT_INPUT);
     add_norm(&to, i, t->encoder ? "norm1" : "norm2");
-    add(&to, t->width, t->inner, t->tokens, i, "inner", SPLIT_OUTPUT);
-    add(&to, t->inner, t->width, t->tokens, i, "outer", SPLIT_INPUT);
+    add_linear(&to, t->width, t->inner, t->tokens, i, "inner", SPLIT_OUTPUT);
+    add_linear(&to, t->inner, t->width, t->tokens, i, "outer", SPLIT_INPUT);
     if (t->encoder) add_norm(&to, i, "norm2");
   }
-  if (t->encoder) add(&to, t->width, t->width, 1, -1, "pooler", SPLIT_NOT);
+  if (t->encoder) add_linear(&to, t->width, t->width, 1, -1, "pooler", SPLIT_NONE);
   if (!t->encoder) add_norm(&to, -1, "norm");
   return true;
 }

@@ -78,7 +78,7 @@ static void idx_plain_and_zipped(void **state) {
     float x[N * H * W];
     int32_t y[N];
     const data_how how = {0};
-    data_batch(&d, &d.train, NULL, 0, N, &how, x, y);
+    data_fill_batch(&d, &d.train, NULL, 0, N, &how, x, y);
     double mean = 0.0, square = 0.0;
     for (int i = 0; i < N * H * W; i++) {
       assert_true(fabsf(x[i] - (float)(unsigned char)(7 * i) / 255.0F) < 1e-6F);
@@ -92,7 +92,7 @@ static void idx_plain_and_zipped(void **state) {
     assert_true(fabs((double)d.deviation[0] - sqrt(square)) < 1e-6);
     const data_how normal = {.normalise = true};
     const int32_t order[2] = {4, 1};
-    data_batch(&d, &d.train, order, 0, 2, &normal, x, y);
+    data_fill_batch(&d, &d.train, order, 0, 2, &normal, x, y);
     assert_int_equal(y[0], 5);
     assert_true(fabs((double)x[H * W] - ((double)(7 * H * W) / 255.0 - mean) / sqrt(square)) <
                 1e-5);
@@ -192,7 +192,7 @@ static void cifar_both(void **state) {
     float *x = malloc(2 * 3072 * sizeof *x);
     int32_t y[2];
     const data_how how = {0};
-    data_batch(&d, &d.train, NULL, 1, 2, &how, x, y);
+    data_fill_batch(&d, &d.train, NULL, 1, 2, &how, x, y);
     assert_int_equal(y[1], wide ? 92 : 9);
     /* NHWC: row 2, column 5, blue of the second sample */
     assert_true(fabsf(x[3072 + (2 * 32 + 5) * 3 + 2] * 255.0F - (float)(2 * 80 + 5 + 2)) < 1e-3F);
@@ -238,7 +238,7 @@ static void npy_sets(void **state) {
   float got[2];
   int32_t label = -1;
   const data_how how = {0};
-  data_batch(&d, &d.test, NULL, 1, 1, &how, got, &label);
+  data_fill_batch(&d, &d.test, NULL, 1, 1, &how, got, &label);
   assert_true(got[0] == 22.0F && got[1] == 23.0F && label == 2);
   assert_true(fabsf(d.mean[0] - 9.0F) < 1e-6F && fabsf(d.mean[1] - 10.0F) < 1e-6F);
   data_close(&d);
@@ -318,7 +318,7 @@ static void digits_are_shipped(void **state) {
   float x[64];
   int32_t y = -1;
   const data_how how = {0};
-  data_batch(&d, &d.train, NULL, 0, 1, &how, x, &y);
+  data_fill_batch(&d, &d.train, NULL, 0, 1, &how, x, &y);
   assert_int_equal(y, 0);
   assert_true(x[2] == 5.0F / 16.0F && x[3] == 13.0F / 16.0F);
   data_close(&d);
@@ -349,7 +349,7 @@ static void augmentation(void **state) {
   int mirrored = 0, last = 0;
   for (uint32_t epoch = 0; epoch < 6; epoch++) {
     const data_how how = {.normalise = true, .crop = true, .flip = true, .seed = 6, .epoch = epoch};
-    data_batch(&d, &d.train, NULL, 0, MANY, &how, x, y);
+    data_fill_batch(&d, &d.train, NULL, 0, MANY, &how, x, y);
     for (int i = 0; i < MANY; i++) {
       uint32_t w[4];
       random_words(6, RANDOM_AUGMENT, epoch, (uint64_t)i, w);
@@ -370,7 +370,7 @@ static void augmentation(void **state) {
     }
     /* Alone, in another batch: the same bits. */
     const int32_t one = 17;
-    data_batch(&d, &d.train, &one, 0, 1, &how, again, &z);
+    data_fill_batch(&d, &d.train, &one, 0, 1, &how, again, &z);
     assert_memory_equal(again, x + 17 * PER, sizeof again);
   }
   assert_true(mirrored > 90 && mirrored < 150 && last > 20); /* of 240: 120 and 50 expected */

@@ -99,7 +99,7 @@ static void every_listed_model_builds(void **state) {
     if (strcmp(name, "mlp-W-D") == 0) name = "mlp-16-3";
     model_task task;
     bool reconstructs = false;
-    assert_int_equal(model_task_of(name, &task), 0);
+    assert_int_equal(model_default_task(name, &task), 0);
     nn *n = nn_create(NULL, 1);
     assert_int_equal(model_build(name, &task, n, &reconstructs), 0);
     assert_true(nn_outputs(n) > 1);

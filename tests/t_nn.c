@@ -147,7 +147,7 @@ typedef struct scene {
 
 static scene open_scene(const kase *k, ng_pool *pool) {
   scene s = {nn_create(pool, test_seed()), k, NULL, NULL, NULL};
-  nn_set_start(s.n, NN_GLOROT);
+  nn_set_initializer(s.n, NN_GLOROT);
   nn_set_loss(s.n, k->loss, k->smoothing);
   k->build(s.n, nn_input(s.n, k->input));
   assert_int_equal(nn_ready(s.n, k->samples), 0);
@@ -275,8 +275,8 @@ static float *record(const scene *s, int64_t *count) {
 }
 
 static void replan(scene *s, bool share) {
-  assert_true(nn_plan(s->n, share));
-  nn_init(s->n);
+  assert_true(nn_allocate(s->n, share));
+  nn_init_parameters(s->n);
 }
 
 /* Parts of memory that are shared or not, another batch in between: the same bits, and nothing is allocated. */

@@ -148,7 +148,7 @@ static void part_of_a_batch_draws_as_the_whole(void **state) {
   }
   assert_int_equal(nn_forward(n, NN_TRAIN, x, ALL, 9, NULL), 0);
   memcpy(whole, nn_output(n), sizeof whole);
-  nn_set_first(n, FROM);
+  nn_set_first_sample(n, FROM);
   assert_int_equal(nn_forward(n, NN_TRAIN, x + FROM * WIDE, ALL - FROM, 9, NULL), 0);
   assert_memory_equal(nn_output(n), whole + FROM * WIDE, (ALL - FROM) * WIDE * sizeof *x);
   nn_destroy(&n);

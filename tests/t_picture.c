@@ -346,7 +346,7 @@ static void scaling_is_the_triangle_filter(void **state) {
     const int64_t *k = cases[i], side = k[6];
     const picture p = {k[0], k[1], noise};
     uint8_t got[64 * 64 * 3];
-    picture_window(&p, k[2], k[3], k[4], k[5], side, got);
+    picture_cut_window(&p, k[2], k[3], k[4], k[5], side, got);
     for (int64_t at = 0; at < side * side * 3; at++) {
       const int64_t y = at / 3 / side, x = at / 3 % side;
       const double want = plain(&p, k[2], k[3], k[4] + y, k[5] + x, (int)(at % 3));
@@ -356,11 +356,11 @@ static void scaling_is_the_triangle_filter(void **state) {
     }
   }
   int64_t h, w;
-  picture_scaled(375, 500, 256, &h, &w);
+  picture_scaled_size(375, 500, 256, &h, &w);
   assert_true(h == 256 && w == 342); /* 341.3 rounded up */
-  picture_scaled(500, 100, 224, &h, &w);
+  picture_scaled_size(500, 100, 224, &h, &w);
   assert_true(h == 1120 && w == 224);
-  picture_scaled(65500, 1, 4096, &h, &w);
+  picture_scaled_size(65500, 1, 4096, &h, &w);
   assert_true(h == (int64_t)65500 * 4096 && w == 4096);
 }
 

@@ -46,7 +46,7 @@ static void link_fit_takes_the_least_times(void **state) {
     wire w = {.truth = {.bandwidth = 1e9, .latency = 1e-3}, .ranks = ranks[i]};
     plan_machine m = {1, 2, 3, 4};
     const ng_transport t = table_of(&w);
-    assert_int_equal(plan_link(&t, &m), CLI_OK);
+    assert_int_equal(plan_measure_link(&t, &m), CLI_OK);
     assert_true(m.gemm == 1 && m.solve == 2);
     assert_true(fabs(m.latency - 1e-3) <
                 1e-8); /* one number is four bytes, which take 4 ns and are not looked at */
@@ -54,15 +54,15 @@ static void link_fit_takes_the_least_times(void **state) {
   }
 }
 
-/* plan_link_of inverts the model for every latency and bandwidth. */
+/* plan_fit_link inverts the model for every latency and bandwidth. */
 static void inverts_the_model(void **state) {
   for (int32_t ranks = 2; ranks < 70; ranks++) {
     for (int e = -7; e < -2; e++) {
       const plan_machine truth = {.bandwidth = 3e8 * ranks, .latency = pow(10, e)};
       plan_machine m;
       const double bytes = 1 << 24;
-      plan_link_of(ranks, plan_sum_seconds(&truth, ranks, 1e-9, 1),
-                   plan_sum_seconds(&truth, ranks, bytes, 1), bytes, &m);
+      plan_fit_link(ranks, plan_sum_seconds(&truth, ranks, 1e-9, 1),
+                    plan_sum_seconds(&truth, ranks, bytes, 1), bytes, &m);
       assert_true(fabs(m.latency - truth.latency) < 1e-6 * truth.latency);
       assert_true(fabs(m.bandwidth - truth.bandwidth) < 1e-6 * truth.bandwidth);
     }
@@ -74,7 +74,7 @@ static void fails(void **state) {
     wire w = {.truth = {.bandwidth = 1e12, .latency = 1e-9}, .ranks = 2, .fails_at = at};
     plan_machine m = {0};
     const ng_transport t = table_of(&w);
-    assert_int_equal(plan_link(&t, &m), at > 210 ? CLI_OK : CLI_BAD);
+    assert_int_equal(plan_measure_link(&t, &m), at > 210 ? CLI_OK : CLI_BAD);
   }
 }
 

@@ -78,7 +78,7 @@ static void every_key_of_every_configuration_is_used(void **state) {
     assert_int_equal(settings_read(&s, path), CLI_OK);
     assert_int_equal(settings_check(&s), CLI_OK);
     nn *net = nn_create(NULL, 1);
-    assert_int_equal(model_task_of(s.model, &task), CLI_OK);
+    assert_int_equal(model_default_task(s.model, &task), CLI_OK);
     assert_int_equal(model_build(s.model, &task, net, &reconstructs), CLI_OK);
     nn_destroy(&net);
     assert_int_equal(disk_read(path, &text), CLI_OK);

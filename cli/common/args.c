@@ -26,8 +26,8 @@ void cli_help(const cli_command *command) {
 }
 
 /* Set *own to the command's option `name`, or *library to the name of the library's option; false: no such option. */
-static bool find(const cli_command *command, const char *name, const cli_option **own,
-                 const char **library) {
+static bool find_option(const cli_command *command, const char *name, const cli_option **own,
+                        const char **library) {
   ng_option_info info;
   for (int i = 0; i < command->n_options; i++) {
     *own = &command->options[i];
@@ -41,7 +41,7 @@ static bool find(const cli_command *command, const char *name, const cli_option 
   return true;
 }
 
-static int unknown(const cli_command *command, const char *name) {
+static int report_unknown(const cli_command *command, const char *name) {
   const int own = command->n_options, options = command->library ? ng_option_count() : 0;
   const char **names = cli_take((size_t)(own + options + 2), sizeof *names);
   char near[CLI_NAME] = "";
@@ -84,9 +84,9 @@ static int parse_size(const char *option, const char *text, double *out) {
   return CLI_OK;
 }
 
-/* Store the value of option o in the command's wish or in `out`; `value` is NULL for a flag. */
-static int store(const cli_option *o, const char *value, char *wish, cli_args *out) {
-  void *field = wish + o->field;
+/* Store the value of option o in the command's values or in `out`; `value` is NULL for a flag. */
+static int store_value(const cli_option *o, const char *value, char *values, cli_args *out) {
+  void *field = values + o->field;
   char message[CLI_MESSAGE];
   const cli_setting given = {o->name, value != NULL ? value : "true"};
   if (o->kind == CLI_OWN) {
@@ -105,8 +105,8 @@ static int store(const cli_option *o, const char *value, char *wish, cli_args *o
 }
 
 /* Handle the option argv[*i]; if its value is the next argument, advance *i. */
-static int one_option(const cli_command *command, int argc, char **argv, int *i, char *wish,
-                      cli_args *out) {
+static int parse_option(const cli_command *command, int argc, char **argv, int *i, char *values,
+                        cli_args *out) {
   const char *arg = argv[*i], *value = strchr(arg, '='), *library = NULL;
   const cli_option *own;
   char name[CLI_NAME];
@@ -116,16 +116,16 @@ static int one_option(const cli_command *command, int argc, char **argv, int *i,
   }
   (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(arg + 2, "="), arg + 2);
   if (value != NULL) value++;
-  if (!find(command, name, &own, &library)) return unknown(command, name);
+  if (!find_option(command, name, &own, &library)) return report_unknown(command, name);
   if (own != NULL && own->value == NULL) {
     if (value != NULL) return cli_bad("%s: option --%s takes no value", command->name, name);
-    return store(own, NULL, wish, out);
+    return store_value(own, NULL, values, out);
   }
   if (value == NULL && *i + 1 == argc)
     return cli_bad("%s: option %s needs a value", command->name, arg);
   if (value == NULL) value = argv[++*i];
   if (own != NULL && value[0] == 0) return cli_bad("--%s: expected %s", own->name, own->value);
-  if (own != NULL) return store(own, value, wish, out);
+  if (own != NULL) return store_value(own, value, values, out);
   out->settings[out->n_settings++] = (cli_setting){library, value};
   return CLI_OK;
 }
@@ -133,11 +133,11 @@ static int one_option(const cli_command *command, int argc, char **argv, int *i,
 int cli_run(const cli_command *command, int argc, char **argv) {
   bool options = true, help = false;
   int rc = CLI_OK;
-  char *wish = cli_take(command->size, 1);
+  char *values = cli_take(command->size, 1);
   cli_args args = {.operand = argv + 1,
                    .settings = cli_take((size_t)argc, sizeof *args.settings),
                    .own = cli_take((size_t)argc, sizeof *args.own)};
-  if (command->standard != NULL) memcpy(wish, command->standard, command->size);
+  if (command->standard != NULL) memcpy(values, command->standard, command->size);
   for (int i = 1; i < argc && rc == CLI_OK && !help; i++) {
     char *arg = argv[i];
     if (options && strcmp(arg, "--") == 0) {
@@ -145,7 +145,7 @@ int cli_run(const cli_command *command, int argc, char **argv) {
     } else if (options && (strcmp(arg, "-h") == 0 || strcmp(arg, "--help") == 0)) {
       help = true;
     } else if (options && arg[0] == '-' && arg[1] != 0) {
-      rc = one_option(command, argc, argv, &i, wish, &args);
+      rc = parse_option(command, argc, argv, &i, values, &args);
     } else if (args.operands == command->operands) {
       rc = cli_bad("%s: unexpected argument '%s'", command->name, arg);
     } else {
@@ -153,14 +153,14 @@ int cli_run(const cli_command *command, int argc, char **argv) {
     }
   }
   if (help) cli_help(command);
-  if (rc == CLI_OK && !help) rc = command->run(wish, &args);
+  if (rc == CLI_OK && !help) rc = command->run(values, &args);
   free(args.settings);
   free(args.own);
-  free(wish);
+  free(values);
   return rc;
 }
 
-int cli_apply(const cli_args *args, ng_options *options) {
+int cli_set_options(const cli_args *args, ng_options *options) {
   char message[512] = "";
   for (int i = 0; i < args->n_settings; i++) {
     const cli_setting *s = &args->settings[i];

@@ -26,7 +26,7 @@ typedef struct cli_args {
   int n_settings, n_own;
 } cli_args;
 
-/* Where cli_run stores the value of an option: in a list of cli_args, or in a field of the command's wish. */
+/* Where cli_run stores the value of an option: in a list of cli_args, or in a field of the command's values. */
 typedef enum cli_kind {
   CLI_OWN,     /* cli_args.own: the command reads the text */
   CLI_SETTING, /* cli_args.settings; a flag has the value "true" */
@@ -42,7 +42,7 @@ typedef struct cli_option {
   const char *value; /* name of the value in the help, such as "FILE"; NULL: the option is a flag */
   const char *help;
   cli_kind kind;
-  size_t field; /* offset in the wish */
+  size_t field; /* offset in the command's values */
   double lower, upper;
 } cli_option;
 
@@ -55,13 +55,13 @@ typedef struct cli_command {
   int n_options;
   bool library;         /* the command accepts all options of the library, too */
   int operands;         /* largest number of arguments that are no options; -1: no limit */
-  size_t size;          /* bytes of the wish, a struct with the values of the command's options */
-  const void *standard; /* a wish with the default values; NULL: all zero */
-  int (*run)(void *wish, const cli_args *args);
+  size_t size;          /* bytes of the command's values, a struct */
+  const void *standard; /* the default values; NULL: all zero */
+  int (*run)(void *values, const cli_args *args);
 } cli_command;
 
 void cli_help(const cli_command *command); /* print the help of a command */
-/* Parse argv into the command's wish and run the command; argv[0] is the name of the command.  Return the exit code. */
+/* Parse argv into the command's values and run the command; argv[0] is its name.  Return the exit code. */
 int cli_run(const cli_command *command, int argc, char **argv);
 
 /* Print an error, "natgrad: ...", in one line on stderr; return CLI_BAD. */
@@ -73,9 +73,9 @@ __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 
 /* End the program with one line if the limit of address space (ulimit -v) is too low for the buffers of OpenBLAS's
  * threads and of `callers` simultaneous calls of OpenBLAS. */
-void cli_need_address_space(int callers);
+void cli_require_address_space(int callers);
 /* Raise a stack limit below 1 MiB to 1 MiB, or end the program with one line if the system refuses. */
-void cli_need_stack(void);
+void cli_require_stack(void);
 
 /* Return the nearest of n names to `word`, or NULL if every name needs more than length / 3 + 1 changes of letters. */
 const char *cli_nearest(const char *word, const char *const *names, int n);
@@ -91,9 +91,9 @@ enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* bytes of a name; bound of the numbe
 /* The caller frees the result of the next four functions. */
 char *cli_copy(const char *text);
 char *cli_join(const char *folder, const char *name); /* "folder/name" */
-char *cli_beside(const char *name);                   /* "name" in the folder of the program file */
+char *cli_path_beside(const char *name);              /* "name" in the folder of the program file */
 /* Return the path of a shipped file: "../share/natgrad/INSTALLED" beside the program, else SOURCE in the source tree. */
-char *cli_shipped(const char *installed, const char *source);
+char *cli_shipped_path(const char *installed, const char *source);
 /* Copy `name` and replace each '-' and '_' by `with`: names of the library and in JSON have '_', command lines '-'. */
 void cli_spell(char *to, size_t size, const char *name, char with);
 bool cli_same_name(const char *a, const char *b); /* '-' equals '_' */
@@ -111,10 +111,11 @@ enum { CLI_MESSAGE = 512 };
 int cli_parse(cli_kind kind, const char *text, double lower, double upper, void *to, char *message,
               size_t size);
 /* The same for one number; report a wrong value and the option. */
-int cli_int(const char *option, const char *text, long long lower, long long upper, long long *out);
+int cli_parse_int(const char *option, const char *text, long long lower, long long upper,
+                  long long *out);
 /* Parse n whole numbers from 1 to 99,999 separated by `between`, as in "32x32x3"; false: not so, without a report. */
-bool cli_counts(const char *text, char between, int n, long long *out);
-int cli_real(const char *option, const char *text, double lower, double upper, double *out);
+bool cli_parse_counts(const char *text, char between, int n, long long *out);
+int cli_parse_real(const char *option, const char *text, double lower, double upper, double *out);
 
 /* ---- fields.c: JSON --------------------------------------------------------------------------*/
 
@@ -138,7 +139,7 @@ void cli_field_pair(cli_fields *f, const ngio_value *object, const char *key, in
                     int64_t absent, int64_t out[2]);
 
 /* Set `options` to the values of --method and of the library's options on the command line. */
-int cli_apply(const cli_args *args, ng_options *options);
+int cli_set_options(const cli_args *args, ng_options *options);
 /* Return the value of an option as text, whether this text equals `choice`, or the value as a number (else 0). */
 typedef struct cli_value {
   char text[64];

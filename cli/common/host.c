@@ -79,23 +79,21 @@ int cli_context(ng_context_config *config, ng_context **out) {
 
 /* ---- address space -----------------------------------------------------------------------------*/
 
-static bool find(const char *name, void *out) {
+static bool find_symbol(const char *name, void *out) {
   void *at = dlsym(RTLD_DEFAULT, name);
   memcpy(out, &at, sizeof at);
   return at != NULL;
 }
 
 /* Make OpenBLAS allocate the buffers of n simultaneous calls; OpenBLAS keeps the buffers for later calls. */
-static void take_buffers(int n, void **held) {
+static void allocate_buffers(int n, void **held) {
   void *(*take)(int);
   void (*give)(void *);
-  if (!find("blas_memory_alloc", &take) || !find("blas_memory_free", &give)) return;
-  for (int i = 0; i < n; i++) {
+  if (!find_symbol("blas_memory_alloc", &take) || !find_symbol("blas_memory_free", &give)) return;
+  for (int i = 0; i < n; i++)
     held[i] = take(0);
-  }
-  for (int i = 0; i < n; i++) {
+  for (int i = 0; i < n; i++)
     give(held[i]);
-  }
 }
 
 /* Compute a product that is large enough for all threads of OpenBLAS, so that these threads allocate their buffers. */
@@ -106,7 +104,7 @@ static void wake_threads(void) {
   const int n = 256;
   const float zero = 0.0F, one = 1.0F;
   float *x = cli_take(2 * (size_t)n * (size_t)n, sizeof *x), *y = x + (size_t)n * (size_t)n;
-  if (find("sgemm_", &sgemm)) {
+  if (find_symbol("sgemm_", &sgemm)) {
     sgemm("N", "N", &n, &n, &n, &one, x, &n, x, &n, &zero, y, &n, 1, 1);
   }
   free(x);
@@ -116,7 +114,7 @@ static void wake_threads(void) {
  * at its first call, and retries for ever on failure: under ulimit -v the program would hang.  So, under a limit, test
  * first whether the address space is sufficient, and allocate the buffers before other mappings take the space.  Each
  * thread of OpenBLAS also needs a heap, counted as another buffer. */
-void cli_need_address_space(int callers) {
+void cli_require_address_space(int callers) {
   static int had = 0;
   const size_t buffer = (size_t)129 << 20;
   struct rlimit limit;
@@ -140,7 +138,7 @@ void cli_need_address_space(int callers) {
     _exit(CLI_BAD); /* exit would wait for OpenBLAS's threads */
   }
   (void)munmap(room, (size_t)n * buffer);
-  take_buffers(callers, held);
+  allocate_buffers(callers, held);
   if (had == 0 && of_blas > 1) wake_threads();
   had = callers;
   free(held);
@@ -148,7 +146,7 @@ void cli_need_address_space(int callers) {
 
 /* The stack size of a rank's thread is the limit at the start of the program, so main raises the limit before the
  * program restarts itself. */
-void cli_need_stack(void) {
+void cli_require_stack(void) {
   const rlim_t least = (rlim_t)1 << 20; /* kernels of OpenBLAS use 100 to 150 KiB */
   struct rlimit limit;
   if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= least) return;

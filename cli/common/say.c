@@ -134,8 +134,8 @@ int cli_parse(cli_kind kind, const char *text, double lower, double upper, void 
   return CLI_OK;
 }
 
-int cli_int(const char *option, const char *text, long long lower, long long upper,
-            long long *out) {
+int cli_parse_int(const char *option, const char *text, long long lower, long long upper,
+                  long long *out) {
   char message[CLI_MESSAGE];
   int64_t v;
   if (cli_parse(CLI_WHOLE, text, (double)lower, (double)upper, &v, message, sizeof message) !=
@@ -145,14 +145,14 @@ int cli_int(const char *option, const char *text, long long lower, long long upp
   return CLI_OK;
 }
 
-int cli_real(const char *option, const char *text, double lower, double upper, double *out) {
+int cli_parse_real(const char *option, const char *text, double lower, double upper, double *out) {
   char message[CLI_MESSAGE];
   if (cli_parse(CLI_REAL, text, lower, upper, out, message, sizeof message) == CLI_OK)
     return CLI_OK;
   return cli_bad("--%s: %s", option, message);
 }
 
-bool cli_counts(const char *text, char between, int n, long long *out) {
+bool cli_parse_counts(const char *text, char between, int n, long long *out) {
   for (int i = 0; i < n; i++) {
     char *end = NULL;
     if (*text < '0' || *text > '9') return false; /* no sign, no blank */

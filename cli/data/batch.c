@@ -7,15 +7,15 @@
 
 enum { PAD = 4 }; /* pixels on each side */
 
-typedef struct placed { /* offset of the window in the padded image */
+typedef struct window { /* offset of the window in the padded image */
   int64_t dy, dx;
   bool mirrored;
-} placed;
+} window;
 
 /* Draw the window and the mirroring of a sample: each offset is one of -PAD to PAD, all equally likely.  The result
  * does not depend on the place of the sample in the batch. */
-static placed draw(const data_how *how, int32_t sample) {
-  placed p = {0, 0, false};
+static window draw_window(const data_how *how, int32_t sample) {
+  window p = {0, 0, false};
   uint32_t w[4];
   if (!how->crop && !how->flip) return p;
   random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)sample, w);
@@ -27,19 +27,16 @@ static placed draw(const data_how *how, int32_t sample) {
   return p;
 }
 
-static void pixel(const data_split *s, int64_t at, const float *scale, const float *shift,
-                  int64_t channels, float *to) {
-  if (s->bytes != NULL) {
-    for (int64_t k = 0; k < channels; k++)
-      to[k] = (float)s->bytes[at + k] * scale[k] + shift[k];
-  } else {
-    for (int64_t k = 0; k < channels; k++)
-      to[k] = s->reals[at + k] * scale[k] + shift[k];
+static void write_pixel(const data_split *s, int64_t at, const float *scale, const float *shift,
+                        int64_t channels, float *to) {
+  for (int64_t k = 0; k < channels; k++) {
+    const float value = s->bytes != NULL ? (float)s->bytes[at + k] : s->reals[at + k];
+    to[k] = value * scale[k] + shift[k];
   }
 }
 
-static void image(const data_set *d, const data_split *s, int64_t row, const placed *p,
-                  const float *scale, const float *shift, float *to) {
+static void write_image(const data_set *d, const data_split *s, int64_t row, const window *p,
+                        const float *scale, const float *shift, float *to) {
   const int64_t c = d->channels, base = row * d->height * d->width * c;
   for (int64_t y = 0; y < d->height; y++) {
     const int64_t from = y + p->dy;
@@ -48,20 +45,20 @@ static void image(const data_set *d, const data_split *s, int64_t row, const pla
       if (from < 0 || from >= d->height || at < 0 || at >= d->width) {
         memset(to, 0, (size_t)c * sizeof *to);
       } else {
-        pixel(s, base + (from * d->width + at) * c, scale, shift, c, to);
+        write_pixel(s, base + (from * d->width + at) * c, scale, shift, c, to);
       }
     }
   }
 }
 
-void data_batch(const data_set *d, const data_split *split, const int32_t *order, int32_t first,
-                int32_t count, const data_how *how, float *x, int32_t *labels) {
+void data_fill_batch(const data_set *d, const data_split *split, const int32_t *order,
+                     int32_t first, int32_t count, const data_how *how, float *x, int32_t *labels) {
   const int64_t per = d->height * d->width * d->channels;
   for (int32_t i = 0; i < count; i++) {
     const int32_t sample = order != NULL ? order[i] : first + i;
     const int32_t row = split->index != NULL ? split->index[sample] : sample;
-    const placed p = draw(how, row);
+    const window p = draw_window(how, row);
     labels[i] = split->labels[row];
-    image(d, split, row, &p, d->scale[how->normalise], d->shift[how->normalise], x + i * per);
+    write_image(d, split, row, &p, d->scale[how->normalise], d->shift[how->normalise], x + i * per);
   }
 }

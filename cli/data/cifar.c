@@ -39,7 +39,7 @@ static int read_split(char *const *paths, int n, data_set *d, data_split *s) {
   int rc = CLI_OK;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
     rc = data_stream_open(paths[i], true, &file[i]);
-    const int64_t bytes = rc == CLI_OK ? data_stream_most(file[i]) : 0;
+    const int64_t bytes = rc == CLI_OK ? data_stream_bound(file[i]) : 0;
     rows[i] = bytes / width;
     total += rows[i];
     if (rc == CLI_OK && (bytes == 0 || bytes % width != 0))

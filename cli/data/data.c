@@ -14,15 +14,15 @@
 
 /* ---- memory -----------------------------------------------------------------------------------*/
 
-typedef struct piece {
-  struct piece *next;
-} piece;
+typedef struct block {
+  struct block *next;
+} block;
 
 enum { HEAD = 64 }; /* bytes of the list node before each block, which keep the block aligned */
 
 void *data_alloc(data_set *d, int64_t count, int64_t size) {
   const int64_t most = INT64_MAX / 2 / size;
-  piece *p = count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
+  block *p = count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
   if (p == NULL) {
     (void)cli_bad("--data: %s: no memory for %lld x %lld bytes", d->name, (long long)count,
                   (long long)size);
@@ -35,8 +35,8 @@ void *data_alloc(data_set *d, int64_t count, int64_t size) {
 
 void data_close(data_set *d) {
   data_close_images(d);
-  for (piece *p = d->own; p != NULL;) {
-    piece *next = p->next;
+  for (block *p = d->own; p != NULL;) {
+    block *next = p->next;
     free(p);
     p = next;
   }
@@ -45,7 +45,7 @@ void data_close(data_set *d) {
 
 /* ---- settings ----------------------------------------------------------------------------------*/
 
-static int unknown(const char *source, const char *key, const data_setting *known, int n) {
+static int report_unknown(const char *source, const char *key, const data_setting *known, int n) {
   const char *names[16];
   char what[96];
   for (int i = 0; i < n; i++)
@@ -54,7 +54,7 @@ static int unknown(const char *source, const char *key, const data_setting *know
   return cli_unknown(what, key, names, n, NULL);
 }
 
-int data_settings(const char *source, char *text, const data_setting *known, int n) {
+int data_parse_settings(const char *source, char *text, const data_setting *known, int n) {
   unsigned given = 0;
   int rc = CLI_OK;
   while (rc == CLI_OK && text != NULL && text[0] != 0) {
@@ -67,14 +67,14 @@ int data_settings(const char *source, char *text, const data_setting *known, int
     int i = 0;
     while (i < n && strcmp(item, known[i].key) != 0)
       i++;
-    if (i == n) return unknown(source, item, known, n);
+    if (i == n) return report_unknown(source, item, known, n);
     const data_setting *k = &known[i];
     if ((given >> i & 1U) != 0) return cli_bad("--data: %s: %s comes twice", source, item);
     given |= 1U << i;
     (void)snprintf(where, sizeof where, "data: %s: %s", source, item);
     if (k->whole != NULL)
-      rc = cli_int(where, value, (long long)k->lower, (long long)k->upper, k->whole);
-    if (k->real != NULL) rc = cli_real(where, value, k->lower, k->upper, k->real);
+      rc = cli_parse_int(where, value, (long long)k->lower, (long long)k->upper, k->whole);
+    if (k->real != NULL) rc = cli_parse_real(where, value, k->lower, k->upper, k->real);
     if (k->text != NULL) *k->text = value;
     if (k->text != NULL && value[0] == 0) rc = cli_bad("--data: %s: %s is empty", source, item);
   }
@@ -83,13 +83,15 @@ int data_settings(const char *source, char *text, const data_setting *known, int
 
 /* ---- statistics --------------------------------------------------------------------------------*/
 
-static int32_t source(const data_split *s, int32_t i) { return s->index != NULL ? s->index[i] : i; }
+static int32_t source_row(const data_split *s, int32_t i) {
+  return s->index != NULL ? s->index[i] : i;
+}
 
-static double value(const data_set *d, const data_split *s, int64_t i) {
+static double read_value(const data_set *d, const data_split *s, int64_t i) {
   return s->bytes != NULL ? (double)s->bytes[i] * d->byte_scale : (double)s->reals[i];
 }
 
-void data_scales(data_set *d) {
+void data_set_scales(data_set *d) {
   const double unit = d->train.reals == NULL ? d->byte_scale : 1.0;
   for (int how = 0; how < 2; how++) {
     d->scale[how] = data_alloc(d, d->channels, (int64_t)sizeof *d->scale[how]);
@@ -102,7 +104,7 @@ void data_scales(data_set *d) {
 }
 
 /* Compute mean and deviation of each channel or feature over the training samples; the deviation of a constant is 1. */
-static void statistics(data_set *d) {
+static void set_statistics(data_set *d) {
   const int64_t width = d->channels, per = d->height * d->width * width;
   d->mean = data_alloc(d, width, (int64_t)sizeof *d->mean);
   d->deviation = data_alloc(d, width, (int64_t)sizeof *d->deviation);
@@ -111,10 +113,10 @@ static void statistics(data_set *d) {
   const double rows = (double)(d->train.n * (per / width));
   for (int pass = 0; pass < 2; pass++) {
     for (int32_t i = 0; i < d->train.n; i++) {
-      const int64_t from = source(&d->train, i) * per;
+      const int64_t from = source_row(&d->train, i) * per;
       for (int64_t at = from; at < from + per; at += width) {
         for (int64_t k = 0; k < width; k++) {
-          const double x = value(d, &d->train, at + k) - mean[k];
+          const double x = read_value(d, &d->train, at + k) - mean[k];
           sum[k] += pass == 0 ? x : x * x;
         }
       }
@@ -129,12 +131,12 @@ static void statistics(data_set *d) {
     d->deviation[k] = var[k] > 1e-12 ? (float)sqrt(var[k]) : 1.0F;
   }
   free(mean);
-  data_scales(d);
+  data_set_scales(d);
 }
 
 /* ---- SPEC --------------------------------------------------------------------------------------*/
 
-static int labels_in_range(const data_set *d, const data_split *s, const char *which) {
+static int check_labels(const data_set *d, const data_split *s, const char *which) {
   for (int32_t i = 0; i < s->n; i++) {
     if (s->labels[i] >= 0 && s->labels[i] < d->classes) continue;
     return cli_bad("--data: %s: %s sample %d has the label %d, expected 0 to %d", d->name, which, i,
@@ -168,16 +170,16 @@ int data_open(const char *spec, data_set *out) {
   if (needs != NULL && needs[0] != 0 && rest[0] == 0)
     return cli_bad("--data: %s needs %s after a colon", out->name, needs);
   int rc = known[which].read(rest, out);
-  if (rc == CLI_OK) rc = labels_in_range(out, &out->train, "training");
-  if (rc == CLI_OK) rc = labels_in_range(out, &out->test, "test");
-  if (rc == CLI_OK && out->images == NULL) statistics(out);
+  if (rc == CLI_OK) rc = check_labels(out, &out->train, "training");
+  if (rc == CLI_OK) rc = check_labels(out, &out->test, "test");
+  if (rc == CLI_OK && out->images == NULL) set_statistics(out);
   if (rc != CLI_OK) data_close(out);
   return rc;
 }
 
 /* ---- checksum ------------------------------------------------------------------------------------*/
 
-static uLong add_split(uLong sum, const data_set *d, const data_split *s, int64_t rows) {
+static uLong add_split_crc(uLong sum, const data_set *d, const data_split *s, int64_t rows) {
   const int64_t per = d->height * d->width * d->channels;
   const bool bytes = s->bytes != NULL;
   const void *values = bytes ? (const void *)s->bytes : s->reals;
@@ -188,13 +190,13 @@ static uLong add_split(uLong sum, const data_set *d, const data_split *s, int64_
 
 uint32_t data_checksum(const data_set *d) {
   if (d->images != NULL) return d->images->crc;
-  const uLong sum = add_split(crc32_z(0, NULL, 0), d, &d->train, d->train.n + d->validation.n);
-  return (uint32_t)add_split(sum, d, &d->test, d->test.n);
+  const uLong sum = add_split_crc(crc32_z(0, NULL, 0), d, &d->train, d->train.n + d->validation.n);
+  return (uint32_t)add_split_crc(sum, d, &d->test, d->test.n);
 }
 
 /* ---- validation --------------------------------------------------------------------------------*/
 
-static int by_number(const void *a, const void *b) {
+static int compare_rows(const void *a, const void *b) {
   const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
   return (x > y) - (x < y);
 }
@@ -207,16 +209,16 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   int32_t *index = data_alloc(d, n, (int64_t)sizeof *index);
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
-    index[i] = source(&d->train, index[i]);
+    index[i] = source_row(&d->train, index[i]);
   /* sort by source row, so that batches read memory forwards */
-  qsort(index, (size_t)count, sizeof *index, by_number);
-  qsort(index + count, (size_t)(n - count), sizeof *index, by_number);
+  qsort(index, (size_t)count, sizeof *index, compare_rows);
+  qsort(index + count, (size_t)(n - count), sizeof *index, compare_rows);
   d->validation = d->train;
   d->validation.index = index;
   d->validation.n = count;
   d->train.index = index + count;
   d->train.n = n - count;
   if (d->images == NULL)
-    statistics(d); /* without the validation samples; settings give the statistics of image sets */
+    set_statistics(d); /* without the validation samples; image sets have given statistics */
   return CLI_OK;
 }

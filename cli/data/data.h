@@ -20,7 +20,7 @@ typedef struct data_split {
   const int32_t *index; /* sample i is row index[i] of the source; NULL: row i */
   const uint8_t *bytes; /* values [rows, h, w, c] / byte_scale; NULL: see reals and images */
   const float *reals;   /* values [rows, h, w, c], if not NULL */
-  const struct image_list *images; /* image files, if not NULL; data_batch does not read these */
+  const struct image_list *images; /* image files, if not NULL; not for data_fill_batch */
   const int32_t *labels;
 } data_split;
 
@@ -28,11 +28,10 @@ typedef struct data_set {
   char name[64]; /* "mnist", "cifar10", ... */
   int64_t height, width, channels;
   int32_t classes;
-  double byte_scale;       /* value = byte * byte_scale                           */
-  float *mean, *deviation; /* [channels] over the training samples, per channel or feature */
-  float *scale[2],
-      *shift[2]; /* [channels]: input = stored value * scale + shift; [1]: normalised */
-  bool augments; /* crop and flip are useful: CIFAR and images */
+  double byte_scale;          /* value = byte * byte_scale                           */
+  float *mean, *deviation;    /* [channels] over the training samples, per channel or feature */
+  float *scale[2], *shift[2]; /* [channels]: input = value * scale + shift; [1]: normalised */
+  bool augments;              /* crop and flip are useful: CIFAR and images */
   data_split train, test;
   data_split validation;    /* empty until data_hold_out */
   struct image_set *images; /* settings and files of an image set; NULL: another set */
@@ -62,7 +61,7 @@ typedef struct data_how {
 /* Fill x [count, h, w, c] and labels [count] with the samples order[0..count) of a split (order NULL: the samples
  * first, first + 1, ...).  Augmentation depends only on seed, epoch and sample.  Threads may fill parts of a batch
  * in parallel. */
-void data_batch(const data_set *d, const data_split *split, const int32_t *order, int32_t first,
-                int32_t count, const data_how *how, float *x, int32_t *labels);
+void data_fill_batch(const data_set *d, const data_split *split, const int32_t *order,
+                     int32_t first, int32_t count, const data_how *how, float *x, int32_t *labels);
 
 #endif

@@ -11,14 +11,15 @@
 enum { ROWS = 1797, TRAIN = 1437, SIDE = 8, PIXELS = SIDE * SIDE };
 
 /* Return the path of digits.csv: in the folder NATGRAD_DATA if this variable is set, else the shipped file. */
-static char *find(void) {
+static char *find_file(void) {
   const char *set = getenv("NATGRAD_DATA");
   if (set != NULL && set[0] != 0) return cli_join(set, "digits.csv");
-  return cli_shipped("digits.csv", "data/digits.csv");
+  return cli_shipped_path("digits.csv", "data/digits.csv");
 }
 
 /* Read a number from 0 to `most` and the separator after it, and advance *at; -1: the text differs. */
-static int number(const unsigned char **at, const unsigned char *end, int most, char separator) {
+static int read_number(const unsigned char **at, const unsigned char *end, int most,
+                       char separator) {
   int v = 0, digits = 0;
   for (; *at < end && **at >= '0' && **at <= '9' && digits < 3; (*at)++, digits++)
     v = 10 * v + (**at - '0');
@@ -29,12 +30,12 @@ static int number(const unsigned char **at, const unsigned char *end, int most, 
   return v;
 }
 
-static int parse(const char *path, const unsigned char *bytes, int64_t count, uint8_t *x,
-                 int32_t *y) {
+static int parse_rows(const char *path, const unsigned char *bytes, int64_t count, uint8_t *x,
+                      int32_t *y) {
   const unsigned char *at = bytes, *end = bytes + count;
   for (int r = 0; r < ROWS; r++) {
     for (int c = 0; c <= PIXELS; c++) {
-      const int v = number(&at, end, c < PIXELS ? 16 : 9, c < PIXELS ? ',' : '\n');
+      const int v = read_number(&at, end, c < PIXELS ? 16 : 9, c < PIXELS ? ',' : '\n');
       if (v < 0) {
         return cli_bad("%s: line %d: column %d is no number from 0 to %d", path, r + 1, c + 1,
                        c < PIXELS ? 16 : 9);
@@ -50,17 +51,17 @@ static int parse(const char *path, const unsigned char *bytes, int64_t count, ui
 int data_read_digits(const char *text, data_set *d) {
   (void)text;
   enum { MOST = 1 << 20 };
-  char *path = find();
+  char *path = find_file();
   data_stream *file = NULL;
   int rc = data_stream_open(path, true, &file);
-  const int64_t count = rc == CLI_OK ? data_stream_most(file) : 0;
+  const int64_t count = rc == CLI_OK ? data_stream_bound(file) : 0;
   if (count > MOST)
     rc = cli_bad("--data: %s: %lld bytes, more than the %d expected", path, (long long)count, MOST);
   unsigned char *bytes = cli_take(rc == CLI_OK ? (size_t)count : 1, 1);
   uint8_t *x = data_alloc(d, ROWS, PIXELS);
   int32_t *y = data_alloc(d, ROWS, (int64_t)sizeof *y);
   if (rc == CLI_OK) rc = data_stream_read(file, bytes, count);
-  if (rc == CLI_OK) rc = parse(path, bytes, count, x, y);
+  if (rc == CLI_OK) rc = parse_rows(path, bytes, count, x, y);
   data_stream_close(&file);
   free(bytes);
   free(path);

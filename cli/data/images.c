@@ -16,38 +16,34 @@
 
 /* ---- a sample ----------------------------------------------------------------------------------*/
 
-/* Draw w[0]: vertical offset, w[1]: horizontal offset, w[2]: mirroring; the same draw as in batch.c. */
-static void draw(const data_how *how, int32_t row, uint32_t w[4]) {
-  random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)row, w);
-}
-
-bool image_load(const image_set *set, const image_list *list, int32_t row, const data_how *how,
-                uint8_t *to, char why[PICTURE_WHY]) {
+/* Random words of a sample, as in batch.c: w[0] vertical offset, w[1] horizontal offset, w[2] mirroring. */
+bool image_decode(const image_set *set, const image_list *list, int32_t row, const data_how *how,
+                  uint8_t *to, char why[PICTURE_WHY]) {
   picture p;
   uint32_t w[4];
   if (!picture_read(list->path[row], &p, why)) return false;
   const int64_t side = set->side, least = p.height < p.width ? p.height : p.width;
   int64_t height = p.height, width = p.width;
   if (set->resize > 0 || least < side)
-    picture_scaled(p.height, p.width, set->resize > 0 ? set->resize : side, &height, &width);
+    picture_scaled_size(p.height, p.width, set->resize > 0 ? set->resize : side, &height, &width);
   int64_t top = (height - side) / 2, left = (width - side) / 2;
   if (how->crop) {
-    draw(how, row, w);
+    random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)row, w);
     top = (int64_t)(((uint64_t)w[0] * (uint64_t)(height - side + 1)) >> 32);
     left = (int64_t)(((uint64_t)w[1] * (uint64_t)(width - side + 1)) >> 32);
   }
-  picture_window(&p, height, width, top, left, side, to);
+  picture_cut_window(&p, height, width, top, left, side, to);
   free(p.rgb);
   return true;
 }
 
-void image_values(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
-                  float *x) {
+void image_to_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
+                    float *x) {
   const int64_t side = d->images->side;
   const float *mean_image = how->normalise ? d->images->mean_image : NULL;
   const float *scale = d->scale[how->normalise], *shift = d->shift[how->normalise];
   uint32_t w[4] = {0};
-  if (how->flip) draw(how, row, w);
+  if (how->flip) random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)row, w);
   const bool mirrored = how->flip && w[2] >> 31 != 0;
   for (int64_t at = 0; at < side * side; at++, x += 3) {
     const int64_t y = at / side, u = at % side;
@@ -61,10 +57,10 @@ void image_values(const data_set *d, int32_t row, const data_how *how, const uin
 
 /* ---- normalisation ----------------------------------------------------------------------------*/
 
-typedef struct wish {
+typedef struct settings {
   const char *path, *test, *root, *mean, *std;
   long long side, resize, threads, queue; /* resize 0: none */
-} wish;
+} settings;
 
 static int parse_rgb(const char *key, const char *text, double lower, float to[3]) {
   const char *at = text;
@@ -81,12 +77,12 @@ static int parse_rgb(const char *key, const char *text, double lower, float to[3
   return CLI_OK;
 }
 
-static double npy_at(const ngio_npy *a, int64_t i) {
+static double npy_value(const ngio_npy *a, int64_t i) {
   return a->dtype == NGIO_F32 ? (double)((const float *)a->data)[i] : ((const double *)a->data)[i];
 }
 
 /* Read a mean or deviation, whose values are 0 to 255, from a file [3].  `image`: accept [3, height, width], too. */
-static int from_npy(data_set *d, const char *key, const char *path, bool image, float to[3]) {
+static int read_npy(data_set *d, const char *key, const char *path, bool image, float to[3]) {
   const int64_t side = d->images->side;
   char message[256] = "";
   ngio_npy a;
@@ -100,7 +96,7 @@ static int from_npy(data_set *d, const char *key, const char *path, bool image, 
                  image ? ", or [3, height, width], both >= size" : "");
   }
   for (int64_t i = 0; i < a.count && rc == CLI_OK; i++) {
-    const double v = npy_at(&a, i);
+    const double v = npy_value(&a, i);
     if (!(v >= (image ? -1e6 : 1e-6) && v <= 1e6))
       rc = cli_bad("--data: %s: value %lld is %g, expected %s", path, (long long)i, v,
                    image ? "a byte's" : "a number above 0");
@@ -109,17 +105,17 @@ static int from_npy(data_set *d, const char *key, const char *path, bool image, 
     float *mean = data_alloc(d, side * side * 3, (int64_t)sizeof *mean);
     for (int64_t at = 0; at < side * side * 3; at++) {
       const int64_t k = at % 3, u = at / 3 % side, y = at / 3 / side;
-      mean[at] = (float)(npy_at(&a, (k * a.shape[1] + y) * a.shape[2] + u) * d->byte_scale);
+      mean[at] = (float)(npy_value(&a, (k * a.shape[1] + y) * a.shape[2] + u) * d->byte_scale);
     }
     d->images->mean_image = mean;
   }
   for (int k = 0; k < 3 && rc == CLI_OK; k++)
-    to[k] = (float)(npy_at(&a, k * (a.count / 3)) * d->byte_scale);
+    to[k] = (float)(npy_value(&a, k * (a.count / 3)) * d->byte_scale);
   ngio_npy_free(&a);
   return rc;
 }
 
-static int set_normalisation(data_set *d, const wish *w) {
+static int set_normalisation(data_set *d, const settings *w) {
   static const float mean[3] = {0.485F, 0.456F, 0.406F}, deviation[3] = {0.229F, 0.224F, 0.225F};
   d->mean = data_alloc(d, 3, (int64_t)sizeof *d->mean);
   d->deviation = data_alloc(d, 3, (int64_t)sizeof *d->deviation);
@@ -127,11 +123,11 @@ static int set_normalisation(data_set *d, const wish *w) {
   memcpy(d->deviation, deviation, sizeof deviation);
   int rc = CLI_OK;
   if (w->mean != NULL) {
-    rc = cli_ends_in(w->mean, ".npy") ? from_npy(d, "mean", w->mean, true, d->mean)
+    rc = cli_ends_in(w->mean, ".npy") ? read_npy(d, "mean", w->mean, true, d->mean)
                                       : parse_rgb("mean", w->mean, 0.0, d->mean);
   }
   if (rc == CLI_OK && w->std != NULL) {
-    rc = cli_ends_in(w->std, ".npy") ? from_npy(d, "std", w->std, false, d->deviation)
+    rc = cli_ends_in(w->std, ".npy") ? read_npy(d, "std", w->std, false, d->deviation)
                                      : parse_rgb("std", w->std, 1e-6, d->deviation);
   }
   return rc;
@@ -139,9 +135,9 @@ static int set_normalisation(data_set *d, const wish *w) {
 
 /* ---- settings ----------------------------------------------------------------------------------*/
 
-static int parse(char *text, wish *w) {
+static int parse_settings(char *text, settings *w) {
   const char *resize = NULL;
-  *w = (wish){.path = text, .side = 224, .threads = cli_cores(), .queue = 128};
+  *w = (settings){.path = text, .side = 224, .threads = cli_cores(), .queue = 128};
   const data_setting known[] = {{"test", .text = &w->test},
                                 {"root", .text = &w->root},
                                 {"size", 2, 4096, .whole = &w->side},
@@ -152,32 +148,32 @@ static int parse(char *text, wish *w) {
                                 {"queue", 2, 65536, .whole = &w->queue}};
   char *comma = strchr(text, ',');
   if (comma != NULL) *comma++ = 0;
-  if (data_settings("images", comma, known, sizeof known / sizeof known[0]) != CLI_OK)
+  if (data_parse_settings("images", comma, known, sizeof known / sizeof known[0]) != CLI_OK)
     return CLI_BAD;
   if (w->path[0] == 0) return cli_bad("--data: images needs a folder or a list after a colon");
   if (resize == NULL) w->resize = (w->side * 8 + 6) / 7;
   if (resize == NULL || strcmp(resize, "none") == 0) return CLI_OK;
-  if (cli_int("data: images: resize", resize, 2, 8192, &w->resize) != CLI_OK) return CLI_BAD;
+  if (cli_parse_int("data: images: resize", resize, 2, 8192, &w->resize) != CLI_OK) return CLI_BAD;
   if (w->resize >= w->side) return CLI_OK;
   return cli_bad("--data: images: resize=%lld is less than size=%lld", w->resize, w->side);
 }
 
 /* ---- opening -----------------------------------------------------------------------------------*/
 
-static bool folder_at(const char *path) {
+static bool is_folder(const char *path) {
   struct stat about;
   return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
 }
 
 /* Return the path folder/name if it is a folder, else NULL. */
-static char *inside(const char *folder, const char *name) {
+static char *find_subfolder(const char *folder, const char *name) {
   char *path = cli_join(folder, name);
-  if (folder_at(path)) return path;
+  if (is_folder(path)) return path;
   free(path);
   return NULL;
 }
 
-static void make_split(data_set *d, image_list *list, data_split *to) {
+static void set_split(data_set *d, image_list *list, data_split *to) {
   list->first = d->images->total;
   *to = (data_split){.n = list->n, .images = list, .labels = list->label};
   d->images->total += list->n;
@@ -206,7 +202,7 @@ void data_close_images(data_set *d) {
   }
 }
 
-static int find_lists(const wish *w, image_list *splits) {
+static int find_lists(const settings *w, image_list *splits) {
   const char *const lists[2] = {w->path, w->test};
   int rc = CLI_OK;
   for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
@@ -222,11 +218,12 @@ static int find_lists(const wish *w, image_list *splits) {
   return rc;
 }
 
-static int find_folders(const wish *w, image_list *splits) {
+static int find_folders(const settings *w, image_list *splits) {
   if (w->root != NULL) return cli_bad("--data: images: root is for lists, %s is a folder", w->path);
-  char *train = inside(w->path, "train"), *test = w->test != NULL ? cli_copy(w->test) : NULL;
-  char *val = train != NULL && test == NULL ? inside(w->path, "val") : NULL;
-  if (train != NULL && test == NULL) test = inside(w->path, "test");
+  char *train = find_subfolder(w->path, "train"),
+       *test = w->test != NULL ? cli_copy(w->test) : NULL;
+  char *val = train != NULL && test == NULL ? find_subfolder(w->path, "val") : NULL;
+  if (train != NULL && test == NULL) test = find_subfolder(w->path, "test");
   int rc = CLI_OK;
   if (val != NULL && test != NULL)
     rc = cli_bad("--data: images: %s has val and test, expected test=FOLDER", w->path);
@@ -242,7 +239,7 @@ static int find_folders(const wish *w, image_list *splits) {
 }
 
 /* Return a CRC of files, sizes and normalisation: a resumed run must have the same ones. */
-static uint32_t checksum(const data_set *d) {
+static uint32_t settings_crc(const data_set *d) {
   const image_set *s = d->images;
   const int64_t numbers[4] = {s->side, s->resize, s->list[0].crc, s->list[1].crc};
   uLong crc = crc32_z(0, (const unsigned char *)numbers, sizeof numbers);
@@ -255,7 +252,7 @@ static uint32_t checksum(const data_set *d) {
   return (uint32_t)crc;
 }
 
-static int open_set(data_set *d, const wish *w) {
+static int open_set(data_set *d, const settings *w) {
   struct stat about;
   d->images = data_alloc(d, 1, (int64_t)sizeof *d->images);
   *d->images = (image_set){
@@ -269,29 +266,29 @@ static int open_set(data_set *d, const wish *w) {
       stat(w->path, &about) == 0 ? CLI_OK : cli_bad("--data: %s: %s", w->path, strerror(errno));
   if (rc == CLI_OK && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
     rc = cli_bad("--data: %s: is neither a folder nor a list", w->path);
-  if (rc == CLI_OK && S_ISREG(about.st_mode) && w->test != NULL && folder_at(w->test))
+  if (rc == CLI_OK && S_ISREG(about.st_mode) && w->test != NULL && is_folder(w->test))
     rc = cli_bad("--data: images: %s is a list, test=%s a folder", w->path, w->test);
   if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? find_folders(w, splits) : find_lists(w, splits);
   if (rc == CLI_OK) rc = set_normalisation(d, w);
   if (rc == CLI_OK) {
-    data_scales(d);
-    make_split(d, &splits[0], &d->train);
-    make_split(d, &splits[1], &d->test);
-    d->images->crc = checksum(d);
+    data_set_scales(d);
+    set_split(d, &splits[0], &d->train);
+    set_split(d, &splits[1], &d->test);
+    d->images->crc = settings_crc(d);
     d->images->told = data_alloc(d, d->images->total, (int64_t)sizeof *d->images->told);
   }
   return rc;
 }
 
-int data_read_images(const char *settings, data_set *d) {
-  char *copy = cli_copy(settings);
-  wish w;
+int data_read_images(const char *text, data_set *d) {
+  char *copy = cli_copy(text);
+  settings w;
   int rc = CLI_OK;
-  if (picture_jpeg_library() == NULL && picture_png_library() == NULL) {
+  if (picture_jpeg.library == NULL && picture_png.library == NULL) {
     rc = cli_bad("--data: images: this natgrad was built without libjpeg-turbo and libpng "
                  "(apt-get install libjpeg-dev libpng-dev, and configure again)");
   }
-  if (rc == CLI_OK) rc = parse(copy, &w);
+  if (rc == CLI_OK) rc = parse_settings(copy, &w);
   if (rc == CLI_OK) rc = open_set(d, &w);
   free(copy);
   return rc;

@@ -46,11 +46,11 @@ typedef struct image_set {
 
 /* Decode sample `row` of a list and cut its window, [side, side, 3] bytes, not mirrored.  false: `why` has the
  * reason. */
-bool image_load(const image_set *set, const image_list *list, int32_t row, const data_how *how,
-                uint8_t *to, char why[PICTURE_WHY]);
-/* Convert the bytes of image_load to x [side, side, 3]: normalise, and mirror if the random draw says so. */
-void image_values(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
-                  float *x);
+bool image_decode(const image_set *set, const image_list *list, int32_t row, const data_how *how,
+                  uint8_t *to, char why[PICTURE_WHY]);
+/* Convert the bytes of image_decode to x [side, side, 3]: normalise, and mirror if the random draw says so. */
+void image_to_input(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
+                    float *x);
 
 /* ---- image_files.c: find the image files of a folder or a list; CLI_BAD: reported in one line --------------------*/
 
@@ -73,10 +73,11 @@ typedef struct image_loader image_loader;
 int image_loader_create(const image_set *set, image_loader **out); /* CLI_BAD: reported */
 void image_loader_destroy(image_loader **l);                       /* accepts NULL */
 /* Request sample `row` of a list; false: the queue is full. */
-bool image_loader_ask(image_loader *l, const image_list *list, int32_t row, const data_how *how);
+bool image_loader_request(image_loader *l, const image_list *list, int32_t row,
+                          const data_how *how);
 /* Wait for the oldest request and return its bytes, valid until the next call; NULL: unreadable, `why` has the
  * reason. */
 const uint8_t *image_loader_take(image_loader *l, char why[PICTURE_WHY]);
-void image_loader_drop(image_loader *l); /* cancel all requests */
+void image_loader_cancel(image_loader *l); /* cancel all requests */
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum state { ASKED, DECODING, GOOD, LEFT_OUT } state;
+typedef enum state { REQUESTED, DECODING, DECODED, UNREADABLE } state;
 
 typedef struct slot {
   const image_list *list;
@@ -26,27 +26,27 @@ struct image_loader {
   pthread_cond_t work, done;
   pthread_t *thread;
   int threads;
-  bool ends;
-  int room, decoding;
-  int64_t taken, given, asked; /* numbers of samples: taken <= given <= asked <= taken + room */
-  slot *slot;                  /* [room]; sample n in slot n mod room */
+  bool stops;
+  int size, decoding;
+  int64_t taken, started, requested; /* taken <= started <= requested <= taken + size */
+  slot *slot;                        /* [size]; sample n in slot n mod size */
   uint8_t *bytes;
 };
 
-static void *work(void *user) {
+static void *decode_all(void *user) {
   image_loader *l = user;
   (void)pthread_mutex_lock(&l->lock);
   for (;;) {
-    while (!l->ends && l->given == l->asked)
+    while (!l->stops && l->started == l->requested)
       (void)pthread_cond_wait(&l->work, &l->lock);
-    if (l->ends) break;
-    slot *s = &l->slot[l->given++ % l->room];
+    if (l->stops) break;
+    slot *s = &l->slot[l->started++ % l->size];
     s->state = DECODING;
     l->decoding++;
     (void)pthread_mutex_unlock(&l->lock);
-    const bool good = image_load(l->set, s->list, s->row, &s->how, s->bytes, s->why);
+    const bool good = image_decode(l->set, s->list, s->row, &s->how, s->bytes, s->why);
     (void)pthread_mutex_lock(&l->lock);
-    s->state = good ? GOOD : LEFT_OUT;
+    s->state = good ? DECODED : UNREADABLE;
     l->decoding--;
     (void)pthread_cond_signal(&l->done);
   }
@@ -59,11 +59,11 @@ int image_loader_create(const image_set *set, image_loader **out) {
   image_loader *l = cli_take(1, sizeof *l);
   *out = NULL;
   l->set = set;
-  l->room = set->queue;
-  l->slot = cli_take((size_t)l->room, sizeof *l->slot);
-  l->bytes = cli_take((size_t)l->room, (size_t)each);
+  l->size = set->queue;
+  l->slot = cli_take((size_t)l->size, sizeof *l->slot);
+  l->bytes = cli_take((size_t)l->size, (size_t)each);
   l->thread = cli_take((size_t)set->threads, sizeof *l->thread);
-  for (int i = 0; i < l->room; i++)
+  for (int i = 0; i < l->size; i++)
     l->slot[i].bytes = l->bytes + i * each;
   (void)pthread_mutex_init(&l->lock, NULL);
   (void)pthread_cond_init(&l->work, NULL);
@@ -71,7 +71,8 @@ int image_loader_create(const image_set *set, image_loader **out) {
   sigset_t all, before; /* block signals in the new threads: the training thread handles signals */
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  while (l->threads < set->threads && pthread_create(&l->thread[l->threads], NULL, work, l) == 0)
+  while (l->threads < set->threads &&
+         pthread_create(&l->thread[l->threads], NULL, decode_all, l) == 0)
     l->threads++;
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (l->threads == 0) {
@@ -86,7 +87,7 @@ void image_loader_destroy(image_loader **loader) {
   image_loader *l = *loader;
   if (l == NULL) return;
   (void)pthread_mutex_lock(&l->lock);
-  l->ends = true;
+  l->stops = true;
   (void)pthread_cond_broadcast(&l->work);
   (void)pthread_mutex_unlock(&l->lock);
   for (int i = 0; i < l->threads; i++)
@@ -101,16 +102,17 @@ void image_loader_destroy(image_loader **loader) {
   *loader = NULL;
 }
 
-bool image_loader_ask(image_loader *l, const image_list *list, int32_t row, const data_how *how) {
+bool image_loader_request(image_loader *l, const image_list *list, int32_t row,
+                          const data_how *how) {
   (void)pthread_mutex_lock(&l->lock);
   /* One slot is not free: the caller still reads the bytes of the last image_loader_take. */
-  const bool fits = l->asked - l->taken < l->room - 1;
+  const bool fits = l->requested - l->taken < l->size - 1;
   if (fits) {
-    slot *s = &l->slot[l->asked++ % l->room];
+    slot *s = &l->slot[l->requested++ % l->size];
     s->list = list;
     s->row = row;
     s->how = *how;
-    s->state = ASKED;
+    s->state = REQUESTED;
     (void)pthread_cond_signal(&l->work);
   }
   (void)pthread_mutex_unlock(&l->lock);
@@ -119,20 +121,20 @@ bool image_loader_ask(image_loader *l, const image_list *list, int32_t row, cons
 
 const uint8_t *image_loader_take(image_loader *l, char why[PICTURE_WHY]) {
   (void)pthread_mutex_lock(&l->lock);
-  slot *s = &l->slot[l->taken++ % l->room];
-  while (s->state == ASKED || s->state == DECODING)
+  slot *s = &l->slot[l->taken++ % l->size];
+  while (s->state == REQUESTED || s->state == DECODING)
     (void)pthread_cond_wait(&l->done, &l->lock);
-  const bool good = s->state == GOOD;
+  const bool good = s->state == DECODED;
   (void)pthread_mutex_unlock(&l->lock);
   if (!good) memcpy(why, s->why, PICTURE_WHY);
   return good ? s->bytes : NULL;
 }
 
-void image_loader_drop(image_loader *l) {
+void image_loader_cancel(image_loader *l) {
   (void)pthread_mutex_lock(&l->lock);
-  l->given = l->asked; /* no thread starts to decode the requests that remain */
+  l->started = l->requested; /* no thread starts to decode the requests that remain */
   while (l->decoding > 0)
     (void)pthread_cond_wait(&l->done, &l->lock);
-  l->taken = l->asked;
+  l->taken = l->requested;
   (void)pthread_mutex_unlock(&l->lock);
 }

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int features(const char *path, data_set *d, data_split *s) {
+static int read_features(const char *path, data_set *d, data_split *s) {
   ngio_npy a;
   char message[256] = "";
   if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
@@ -47,7 +47,7 @@ static int features(const char *path, data_set *d, data_split *s) {
   return rc;
 }
 
-static int labels(const char *path, data_set *d, data_split *s) {
+static int read_labels(const char *path, data_set *d, data_split *s) {
   ngio_npy a;
   char message[256] = "";
   if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
@@ -91,10 +91,10 @@ int data_read_npy(const char *names, data_set *d) {
   int rc = n == 2 || n == 4
                ? CLI_OK
                : cli_bad("--data: npy: expected FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST");
-  if (rc == CLI_OK) rc = features(name[0], d, &d->train);
-  if (rc == CLI_OK) rc = labels(name[1], d, &d->train);
-  if (rc == CLI_OK && n == 4) rc = features(name[2], d, &d->test);
-  if (rc == CLI_OK && n == 4) rc = labels(name[3], d, &d->test);
+  if (rc == CLI_OK) rc = read_features(name[0], d, &d->train);
+  if (rc == CLI_OK) rc = read_labels(name[1], d, &d->train);
+  if (rc == CLI_OK && n == 4) rc = read_features(name[2], d, &d->test);
+  if (rc == CLI_OK && n == 4) rc = read_labels(name[3], d, &d->test);
   if (rc == CLI_OK && n == 2) {
     const int32_t test = d->train.n / 6, train = d->train.n - test;
     d->test = d->train;

@@ -10,12 +10,12 @@
 
 /* ---- files -------------------------------------------------------------------------------------*/
 
-static bool refuse(char why[PICTURE_WHY], const char *reason) {
+static bool set_reason(char why[PICTURE_WHY], const char *reason) {
   (void)snprintf(why, PICTURE_WHY, "%.190s", reason);
   return false;
 }
 
-bool picture_room(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]) {
+bool picture_allocate(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]) {
   if (height < 1 || width < 1 || height > PICTURE_SIDE || width > PICTURE_SIDE ||
       height > PICTURE_PIXELS / width) {
     (void)snprintf(why, PICTURE_WHY,
@@ -30,16 +30,15 @@ bool picture_room(int64_t height, int64_t width, picture *out, char why[PICTURE_
 }
 
 bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
-  static const uint8_t jpeg[] = {0xff, 0xd8, 0xff}, png[] = {0x89, 'P', 'N', 'G', 13, 10, 26, 10};
+  const picture_format *const formats[] = {&picture_jpeg, &picture_png}, *format = NULL;
   memset(out, 0, sizeof *out);
-  bool good = false;
-  if (n >= sizeof jpeg && memcmp(bytes, jpeg, sizeof jpeg) == 0) {
-    good = picture_jpeg(bytes, n, out, why);
-  } else if (n >= sizeof png && memcmp(bytes, png, sizeof png) == 0) {
-    good = picture_png(bytes, n, out, why);
-  } else {
-    return refuse(why, "its first bytes are neither JPEG's nor PNG's");
+  for (int i = 0; i < 2; i++) {
+    const size_t length = strlen(formats[i]->mark);
+    if (n >= length && memcmp(bytes, formats[i]->mark, length) == 0) format = formats[i];
   }
+  if (format == NULL) return set_reason(why, "its first bytes are neither JPEG's nor PNG's");
+  if (format->library == NULL) return set_reason(why, format->absent);
+  const bool good = format->decode(bytes, n, out, why);
   for (char *c = why; !good && *c != 0; c++) { /* messages may quote bytes of the file */
     if ((unsigned char)*c < 32 || (unsigned char)*c > 126) *c = '?';
   }
@@ -67,7 +66,7 @@ bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
     done = ngio_source_read(&file, 0, bytes, file.size, message, sizeof message) == NGIO_OK;
   }
   const size_t skip = strlen(path) + 2;
-  if (!done) (void)refuse(why, message + (skip < strlen(message) ? skip : 0));
+  if (!done) (void)set_reason(why, message + (skip < strlen(message) ? skip : 0));
   done = done && picture_decode(bytes, (size_t)file.size, out, why);
   ngio_source_close(&file);
   free(bytes);
@@ -76,8 +75,8 @@ bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
 
 /* ---- scaling -----------------------------------------------------------------------------------*/
 
-void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
-                    int64_t *to_width) {
+void picture_scaled_size(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
+                         int64_t *to_width) {
   const int64_t least = height < width ? height : width;
   *to_height = (height * shorter + least - 1) / least;
   *to_width = (width * shorter + least - 1) / least;
@@ -131,10 +130,12 @@ static void scale_row(const uint8_t *line, const taps *t, int64_t side, float *t
   }
 }
 
-static uint8_t rounded(float v) { return v <= 0.0F ? 0 : v >= 255.0F ? 255 : (uint8_t)lroundf(v); }
+static uint8_t round_to_byte(float v) {
+  return v <= 0.0F ? 0 : v >= 255.0F ? 255 : (uint8_t)lroundf(v);
+}
 
-void picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
-                    int64_t side, uint8_t *to) {
+void picture_cut_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
+                        int64_t side, uint8_t *to) {
   if (height == p->height && width == p->width) { /* not scaled */
     for (int64_t y = 0; y < side; y++)
       memcpy(to + y * side * 3, p->rgb + ((top + y) * p->width + left) * 3, (size_t)(side * 3));
@@ -155,7 +156,7 @@ void picture_window(const picture *p, int64_t height, int64_t width, int64_t top
         sum[x] += rows[y].weight[k] * line[x];
     }
     for (int64_t x = 0; x < side * 3; x++)
-      to[y * side * 3 + x] = rounded(sum[x]);
+      to[y * side * 3 + x] = round_to_byte(sum[x]);
   }
   taps_free(columns);
   taps_free(rows);

@@ -28,23 +28,24 @@ bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTU
 /* Read and decode a file.  Anything but a regular file is an error; a pipe does not block. */
 bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]);
 
-/* The two decoders, and the names of their libraries (NULL: not built in). */
-bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
-bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
-const char *picture_jpeg_library(void);
-const char *picture_png_library(void);
+/* A format: its first bytes, its decoder, and the decoder's library (NULL: not built in, as `absent` says). */
+typedef struct picture_format {
+  const char *name, *mark, *library, *absent;
+  bool (*decode)(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
+} picture_format;
+extern const picture_format picture_jpeg, picture_png;
 /* Check the size and allocate the pixels. */
-bool picture_room(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]);
+bool picture_allocate(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]);
 
 /* Compute the size of a picture scaled so that the shorter side is `shorter`; the other side is rounded up. */
-void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
-                    int64_t *to_width);
+void picture_scaled_size(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
+                         int64_t *to_width);
 
 /* Scale the picture to height x width, and write the window [side, side, 3] at (top, left) to `to`; the window must
  * lie inside.  Every output pixel is a weighted mean of the input pixels near it.  Weights fall linearly to 0 over
  * one output or one input pixel, whichever is larger (triangle filter: bilinear when enlarging, antialiased when
  * shrinking).  The mean is rounded to 8 bits once. */
-void picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
-                    int64_t side, uint8_t *to);
+void picture_cut_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
+                        int64_t side, uint8_t *to);
 
 #endif

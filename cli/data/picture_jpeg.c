@@ -2,14 +2,12 @@
  * errors. */
 #include "picture.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #ifdef NG_HAVE_JPEG
 #include "common/cli.h"
 
 #include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include <jpeglib.h>
 
@@ -28,7 +26,7 @@ typedef struct reader {
   uint8_t *line; /* one row of CMYK pixels */
 } reader;
 
-static void leave(j_common_ptr c) {
+static void on_error(j_common_ptr c) {
   reader *r = (reader *)(void *)c;
   char text[JMSG_LENGTH_MAX];
   c->err->format_message(c, text);
@@ -37,17 +35,17 @@ static void leave(j_common_ptr c) {
 }
 
 /* Return true for the code of a warning that does not concern pixels. */
-static bool harmless(int code) {
+static bool is_harmless(int code) {
   return code == JWRN_EXTRANEOUS_DATA || code == JWRN_ADOBE_XFORM || code == JWRN_JFIF_MAJOR;
 }
 
-static void warn(j_common_ptr c, int level) {
-  if (level < 0 && !harmless(c->err->msg_code)) leave(c);
+static void on_warning(j_common_ptr c, int level) {
+  if (level < 0 && !is_harmless(c->err->msg_code)) on_error(c);
 }
 
 static void ignore_message(j_common_ptr c) { (void)c; }
 
-static void watch(j_common_ptr c) {
+static void limit_scans(j_common_ptr c) {
   reader *r = (reader *)(void *)c;
   if (r->jpeg.input_scan_number <= MOST_SCANS) return;
   (void)snprintf(r->why, PICTURE_WHY, "more than %d scans", MOST_SCANS);
@@ -55,7 +53,7 @@ static void watch(j_common_ptr c) {
 }
 
 /* Convert a row of CMYK to RGB.  `inverted`: 255 means no ink, as Adobe writes. */
-static void from_inks(const uint8_t *line, int64_t width, bool inverted, uint8_t *to) {
+static void cmyk_to_rgb(const uint8_t *line, int64_t width, bool inverted, uint8_t *to) {
   for (int64_t x = 0; x < width; x++) {
     unsigned ink[4];
     for (int k = 0; k < 4; k++)
@@ -73,7 +71,7 @@ static bool decode(reader *r, const uint8_t *bytes, size_t n) {
   jpeg_mem_src(j, bytes, (unsigned long)n);
   (void)jpeg_read_header(j, TRUE);
   const int64_t width = j->image_width, height = j->image_height;
-  if (!picture_room(height, width, r->out, r->why)) return false;
+  if (!picture_allocate(height, width, r->out, r->why)) return false;
   const bool inks = j->jpeg_color_space == JCS_CMYK || j->jpeg_color_space == JCS_YCCK;
   j->out_color_space = inks ? JCS_CMYK : JCS_RGB;
   (void)jpeg_start_decompress(j);
@@ -86,21 +84,21 @@ static bool decode(reader *r, const uint8_t *bytes, size_t n) {
     uint8_t *to = r->out->rgb + (int64_t)j->output_scanline * width * 3;
     JSAMPROW row = inks ? r->line : to;
     (void)jpeg_read_scanlines(j, &row, 1);
-    if (inks) from_inks(r->line, width, j->saw_Adobe_marker != 0, to);
+    if (inks) cmyk_to_rgb(r->line, width, j->saw_Adobe_marker != 0, to);
   }
   (void)jpeg_finish_decompress(j);
   return true;
 }
 
-bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
+static bool decode_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
   reader *r = cli_take(1, sizeof *r);
   r->why = why;
   r->out = out;
   r->jpeg.err = jpeg_std_error(&r->errors);
-  r->errors.error_exit = leave;
-  r->errors.emit_message = warn;
+  r->errors.error_exit = on_error;
+  r->errors.emit_message = on_warning;
   r->errors.output_message = ignore_message;
-  r->progress.progress_monitor = watch;
+  r->progress.progress_monitor = limit_scans;
   const bool good = decode(r, bytes, n);
   if (setjmp(r->back) == 0) jpeg_destroy_decompress(&r->jpeg);
   free(r->line);
@@ -110,18 +108,16 @@ bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE
 
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
-const char *picture_jpeg_library(void) {
 #ifdef LIBJPEG_TURBO_VERSION
-  return "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION);
+#define LIBRARY "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION)
 #else
-  return "libjpeg " TEXT_OF(JPEG_LIB_VERSION);
+#define LIBRARY "libjpeg " TEXT_OF(JPEG_LIB_VERSION)
 #endif
-}
 #else
-bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
-  (void)bytes, (void)n, (void)out;
-  (void)snprintf(why, PICTURE_WHY, "is JPEG, and this natgrad was built without libjpeg-turbo");
-  return false;
-}
-const char *picture_jpeg_library(void) { return NULL; }
+#define LIBRARY NULL
+#define decode_jpeg NULL
 #endif
+
+const picture_format picture_jpeg = {"jpeg", "\xff\xd8\xff", LIBRARY,
+                                     "built without libjpeg-turbo (apt-get install libjpeg-dev)",
+                                     decode_jpeg};

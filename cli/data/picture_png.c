@@ -4,14 +4,13 @@
  * Chunk lengths are checked first, because libpng would allocate as much memory as a chunk claims. */
 #include "picture.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #ifdef NG_HAVE_PNG
 #include "common/cli.h"
 
 #include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <png.h>
 
@@ -25,7 +24,7 @@ typedef struct reader {
   png_bytep *row;
 } reader;
 
-static void leave(png_structp png, png_const_charp text) {
+static void on_error(png_structp png, png_const_charp text) {
   const reader *r = png_get_error_ptr(png);
   (void)snprintf(r->why, PICTURE_WHY, "%.150s", text);
   png_longjmp(png, 1);
@@ -33,7 +32,7 @@ static void leave(png_structp png, png_const_charp text) {
 
 static void ignore_warning(png_structp png, png_const_charp text) { (void)png, (void)text; }
 
-static void give(png_structp png, png_bytep to, size_t n) {
+static void read_bytes(png_structp png, png_bytep to, size_t n) {
   reader *r = png_get_io_ptr(png);
   if (n > r->left) png_error(png, "cut short");
   memcpy(to, r->bytes, n);
@@ -42,7 +41,7 @@ static void give(png_structp png, png_bytep to, size_t n) {
 }
 
 /* Return true if all chunks up to IEND lie within the n bytes. */
-static bool whole(const uint8_t *bytes, size_t n) {
+static bool has_whole_chunks(const uint8_t *bytes, size_t n) {
   for (size_t at = 8; at <= n && n - at >= 12;) {
     const uint8_t *c = bytes + at;
     const size_t length = (size_t)c[0] << 24 | (size_t)c[1] << 16 | (size_t)c[2] << 8 | c[3];
@@ -55,13 +54,13 @@ static bool whole(const uint8_t *bytes, size_t n) {
 
 static bool decode(reader *r) {
   if (setjmp(png_jmpbuf(r->png)) != 0) return false;
-  png_set_read_fn(r->png, r, give);
-  png_set_user_limits(r->png, 0x7fffffff, 0x7fffffff); /* picture_room checks the size */
-  if (!whole(r->bytes, r->left)) png_error(r->png, "cut short");
+  png_set_read_fn(r->png, r, read_bytes);
+  png_set_user_limits(r->png, 0x7fffffff, 0x7fffffff); /* picture_allocate checks the size */
+  if (!has_whole_chunks(r->bytes, r->left)) png_error(r->png, "cut short");
   png_read_info(r->png, r->info);
   const int64_t height = png_get_image_height(r->png, r->info);
   const int64_t width = png_get_image_width(r->png, r->info);
-  if (!picture_room(height, width, r->out, r->why)) return false;
+  if (!picture_allocate(height, width, r->out, r->why)) return false;
   png_set_scale_16(r->png);
   if (png_get_color_type(r->png, r->info) == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(r->png);
   png_set_gray_to_rgb(r->png); /* 1, 2 and 4 bits become 8 */
@@ -77,10 +76,10 @@ static bool decode(reader *r) {
   return true;
 }
 
-bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
+static bool decode_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
   reader r = {.bytes = bytes, .left = n, .why = why, .out = out};
   (void)snprintf(why, PICTURE_WHY, "no memory");
-  r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, leave, ignore_warning);
+  r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, on_error, ignore_warning);
   r.info = r.png != NULL ? png_create_info_struct(r.png) : NULL;
   const bool good = r.info != NULL && decode(&r);
   png_destroy_read_struct(&r.png, &r.info, NULL);
@@ -88,12 +87,12 @@ bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_
   return good;
 }
 
-const char *picture_png_library(void) { return "libpng " PNG_LIBPNG_VER_STRING; }
+#define LIBRARY "libpng " PNG_LIBPNG_VER_STRING
 #else
-bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
-  (void)bytes, (void)n, (void)out;
-  (void)snprintf(why, PICTURE_WHY, "is PNG, and this natgrad was built without libpng");
-  return false;
-}
-const char *picture_png_library(void) { return NULL; }
+#define LIBRARY NULL
+#define decode_png NULL
 #endif
+
+const picture_format picture_png = {"png", "\x89PNG\r\n\x1a\n", LIBRARY,
+                                    "built without libpng (apt-get install libpng-dev)",
+                                    decode_png};

@@ -19,7 +19,7 @@ int data_make_synthetic(const char *settings, data_set *d);
 void *data_alloc(data_set *d, int64_t count, int64_t size);
 
 /* Compute scale and shift from byte_scale, mean and deviation. */
-void data_scales(data_set *d);
+void data_set_scales(data_set *d);
 
 /* A setting KEY=VALUE.  One pointer is not NULL: `whole` or `real`, a number from `lower` to `upper`, or `text`, which
  * must not be empty. */
@@ -33,7 +33,7 @@ typedef struct data_setting {
 
 /* Parse "KEY=VALUE,KEY=VALUE" in place, with the n known keys, each at most once; `source`: the data set, for
  * messages. */
-int data_settings(const char *source, char *text, const data_setting *known, int n);
+int data_parse_settings(const char *source, char *text, const data_setting *known, int n);
 
 /* ---- stream.c: the bytes of a file, plain or gzip; CLI_BAD: reported in one line ------------------*/
 
@@ -42,9 +42,9 @@ typedef struct data_stream data_stream;
 /* Open a regular file; the stream borrows `path`.  plain: report a gzip file as an error. */
 int data_stream_open(const char *path, bool plain, data_stream **out);
 void data_stream_close(data_stream **s); /* accepts NULL */
-bool data_stream_zipped(const data_stream *s);
+bool data_stream_is_gzip(const data_stream *s);
 /* Return an upper bound of the stream's bytes: the size of the file, times the largest ratio of deflate for gzip. */
-int64_t data_stream_most(const data_stream *s);
+int64_t data_stream_bound(const data_stream *s);
 int data_stream_read(data_stream *s, void *to, int64_t n); /* exactly the next n bytes    */
 int data_stream_end(data_stream *s);                       /* CLI_BAD if bytes are left   */
 

@@ -49,9 +49,9 @@ void data_stream_close(data_stream **s) {
   *s = NULL;
 }
 
-bool data_stream_zipped(const data_stream *s) { return s->zipped; }
+bool data_stream_is_gzip(const data_stream *s) { return s->zipped; }
 
-int64_t data_stream_most(const data_stream *s) {
+int64_t data_stream_bound(const data_stream *s) {
   if (!s->zipped) return s->size;
   return s->size < INT64_MAX / RATIO ? s->size * RATIO : INT64_MAX;
 }

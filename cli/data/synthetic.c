@@ -14,7 +14,7 @@ typedef struct recipe {
   double noise;
 } recipe;
 
-static int parse(char *text, recipe *r) {
+static int parse_settings(char *text, recipe *r) {
   const char *image = NULL;
   long long features = 0, size[3] = {1, 1, 20};
   const data_setting known[] = {{"classes", 2, 65536, .whole = &r->classes},
@@ -24,12 +24,12 @@ static int parse(char *text, recipe *r) {
                                 {"test", 0, 1 << 24, .whole = &r->test},
                                 {"noise", 0, 1e6, .real = &r->noise},
                                 {"seed", 0, INT32_MAX, .whole = &r->seed}};
-  if (data_settings("synthetic", text, known, sizeof known / sizeof known[0]) != CLI_OK)
+  if (data_parse_settings("synthetic", text, known, sizeof known / sizeof known[0]) != CLI_OK)
     return CLI_BAD;
   if (features > 0 && image != NULL)
     return cli_bad("--data: synthetic: features and image are both given, expected one");
   if (features > 0) size[2] = features;
-  if (image != NULL && !cli_counts(image, 'x', 3, size))
+  if (image != NULL && !cli_parse_counts(image, 'x', 3, size))
     return cli_bad("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", image);
   r->height = size[0];
   r->width = size[1];
@@ -64,7 +64,7 @@ static void smooth(const recipe *r, float *x, float *work) {
 int data_make_synthetic(const char *settings, data_set *d) {
   recipe r = {.classes = 10, .train = 1000, .test = 200, .seed = 1, .noise = 1.0};
   char *copy = cli_copy(settings);
-  const int rc = parse(copy, &r);
+  const int rc = parse_settings(copy, &r);
   free(copy);
   if (rc != CLI_OK) return rc;
   const int64_t per = r.height * r.width * r.channels, rows = r.train + r.test;

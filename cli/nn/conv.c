@@ -30,7 +30,9 @@ typedef struct job {
   const float *turned; /* the reversed kernel, [k][o][c] */
 } job;
 
-static bool plain(const node *v) { return v->kernel == 1 && v->stride == 1 && v->padding == 0; }
+static bool is_pointwise(const node *v) {
+  return v->kernel == 1 && v->stride == 1 && v->padding == 0;
+}
 
 static patches input_patches(const nn *n, const node *v) {
   const nn_shape s = n->nodes[v->input[0]].shape;
@@ -47,7 +49,7 @@ static patches grad_patches(const nn *n, const node *v) {
       v->kernel - 1 - v->padding};
 }
 
-static bool turns(const node *v) { return v->stride == 1 && v->padding < v->kernel; }
+static bool can_gather(const node *v) { return v->stride == 1 && v->padding < v->kernel; }
 
 static int64_t tile_rows(const patches *p) {
   const int64_t rows = TILE / patches_width(p);
@@ -57,68 +59,55 @@ static int64_t tile_rows(const patches *p) {
 static int64_t weight_count(const nn *n, const node *v) { return n->params[v->param[0]].count; }
 
 static int64_t tile_floats(const nn *n, const node *v) {
-  if (plain(v)) return 0;
+  if (is_pointwise(v)) return 0;
   const patches a = input_patches(n, v), g = grad_patches(n, v);
   const int64_t x = tile_rows(&a) * patches_width(&a);
-  const int64_t y = turns(v) ? tile_rows(&g) * patches_width(&g) : 0;
+  const int64_t y = can_gather(v) ? tile_rows(&g) * patches_width(&g) : 0;
   return x > y ? x : y;
 }
 
 /* The scratch has the tiles of all threads, the dW of all threads, and the reversed kernel. */
-static int64_t scratch(const nn *n, const node *v) {
+static int64_t scratch_bytes(const nn *n, const node *v) {
   const int64_t t = n->threads;
   return (t * tile_floats(n, v) + (t + 1) * weight_count(n, v)) * (int64_t)sizeof(float);
 }
 
 /* The weights as [o][k][c]. */
-static int64_t kept(const nn *n, const node *v) {
+static int64_t kept_bytes(const nn *n, const node *v) {
   return weight_count(n, v) * (int64_t)sizeof(float);
 }
 
 /* ---- order of weights --------------------------------------------------------------------------*/
 
-typedef struct turn {
+typedef struct reorder_job {
   const float *from;
   float *to;
-  int64_t out, in, offsets, stride;
+  int64_t out, in, offsets;
+  int64_t rows, columns, stride; /* of transpose_weights */
   int32_t pieces, sums;
-} turn;
+} reorder_job;
 
-static void turn_in(void *arg, int32_t i) { /* [o][c][k] -> [o][k][c] */
-  const turn *t = arg;
-  int64_t from, to;
-  nn_range(t->out, t->pieces, i, 1, &from, &to);
-  for (int64_t o = from; o < to; o++) {
-    const float *w = t->from + o * t->in * t->offsets;
-    float *p = t->to + o * t->in * t->offsets;
-    for (int64_t k = 0; k < t->offsets; k++) {
-      for (int64_t c = 0; c < t->in; c++)
-        p[k * t->in + c] = w[c * t->offsets + k];
-    }
-  }
-}
-
-static void turn_back(void *arg, int32_t i) { /* sum of [o][k][c] -> [o][c][k] */
-  const turn *t = arg;
-  int64_t from, to;
-  nn_range(t->out, t->pieces, i, 1, &from, &to);
-  for (int64_t o = from; o < to; o++) {
-    float *w = t->to + o * t->in * t->offsets;
-    for (int64_t c = 0; c < t->in; c++) {
-      for (int64_t k = 0; k < t->offsets; k++) {
-        const float *p = t->from + (o * t->offsets + k) * t->in + c;
-        float sum = p[0];
+/* Sum the arrays [o][columns][rows] at from, from + stride, ..., and write the sum as [o][rows][columns]. */
+static void transpose_weights(void *arg, int32_t i) {
+  const reorder_job *t = arg;
+  int64_t first, last;
+  nn_range(t->out, t->pieces, i, 1, &first, &last);
+  for (int64_t o = first; o < last; o++) {
+    const float *from = t->from + o * t->rows * t->columns;
+    float *to = t->to + o * t->rows * t->columns;
+    for (int64_t r = 0; r < t->rows; r++) {
+      for (int64_t c = 0; c < t->columns; c++, to++) {
+        *to = from[c * t->rows + r];
         for (int32_t s = 1; s < t->sums; s++)
-          sum += p[s * t->stride];
-        w[c * t->offsets + k] = sum;
+          *to += from[c * t->rows + r + s * t->stride];
       }
     }
   }
 }
 
 /* [o][k][c] -> [K-1-k][o][c], the reversed kernel. */
-static void turn_round(void *arg, int32_t i) {
-  const turn *t = arg;
+static void reverse_kernel(void *arg, int32_t i) {
+  const reorder_job *t = arg;
   int64_t from, to;
   nn_range(t->offsets, t->pieces, i, 1, &from, &to);
   for (int64_t k = from; k < to; k++) {
@@ -130,34 +119,37 @@ static void turn_round(void *arg, int32_t i) {
   }
 }
 
-/* Run a turn_* task over the weights of v; `sums`: number of arrays at `from` that turn_back adds up. */
-static void run_turn(nn *n, const node *v, void (*task)(void *arg, int32_t i), const float *from,
-                     float *to, int32_t sums) {
-  const int64_t count = weight_count(n, v);
-  turn t = {.from = from, .to = to, .stride = count, .sums = sums};
-  t.out = v->shape.channels;
-  t.in = nn_in(n, v, 0)->shape.channels;
-  t.offsets = v->kernel * v->kernel;
-  t.pieces = count > 65536 ? n->threads : 1;
-  nn_parallel(n, t.pieces, task, &t);
+static reorder_job make_reorder_job(const nn *n, const node *v, const float *from, float *to) {
+  const int64_t count = weight_count(n, v), in = n->nodes[v->input[0]].shape.channels;
+  const int32_t pieces = count > 65536 ? n->threads : 1;
+  return (reorder_job){.from = from,
+                       .to = to,
+                       .out = v->shape.channels,
+                       .in = in,
+                       .offsets = v->kernel * v->kernel,
+                       .rows = v->kernel * v->kernel,
+                       .columns = in,
+                       .stride = count,
+                       .pieces = pieces,
+                       .sums = 1};
 }
 
 /* ---- a pass over all samples -------------------------------------------------------------------*/
 
 /* Run the task for each piece of the samples; with several pieces, BLAS uses one thread for each. */
-static void over_samples(job *j, void (*task)(void *arg, int32_t i)) {
+static void run_over_samples(job *j, void (*task)(void *arg, int32_t i)) {
   nn *n = j->n;
   j->pieces = 1;
-  if (j->samples > 1 && nn_gemm_alone(n)) {
+  if (j->samples > 1 && nn_blas_use_one_thread(n)) {
     j->pieces = (int32_t)(j->samples < n->threads ? j->samples : n->threads);
     nn_parallel(n, j->pieces, task, j);
-    nn_gemm_together(n);
+    nn_blas_restore_threads(n);
   } else {
     task(j, 0);
   }
 }
 
-static job job_of(nn *n, node *v, int64_t samples) {
+static job make_job(nn *n, node *v, int64_t samples) {
   job j = {.n = n, .v = v, .samples = samples, .p = input_patches(n, v)};
   j.tile = tile_floats(n, v);
   j.tiles = n->scratch;
@@ -174,12 +166,12 @@ typedef struct tiles {
   int64_t width, from, to, step, at, rows;
 } tiles;
 
-static tiles tiles_of(const job *j, const float *image, int64_t per_sample, int32_t i) {
+static tiles tiles_of_piece(const job *j, const float *image, int64_t per_sample, int32_t i) {
   tiles t = {.j = j, .image = image, .room = j->tiles + j->tile * i, .width = patches_width(&j->p)};
   nn_range(j->samples, j->pieces, i, 1, &t.from, &t.to); /* whole samples */
   t.from *= per_sample;
   t.to *= per_sample;
-  t.step = plain(j->v) ? t.to - t.from : j->rows;
+  t.step = is_pointwise(j->v) ? t.to - t.from : j->rows;
   t.at = t.from;
   return t;
 }
@@ -189,7 +181,7 @@ static bool next_tile(tiles *t) {
   if (t->at >= t->to) return false;
   t->rows = t->to - t->at < t->step ? t->to - t->at : t->step;
   t->p = t->image + t->at * t->width;
-  if (plain(t->j->v)) return true;
+  if (is_pointwise(t->j->v)) return true;
   patches_gather(&t->j->p, t->image, t->at, t->rows, t->room);
   t->p = t->room;
   return true;
@@ -210,7 +202,7 @@ static void forward_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
   const int64_t out = v->shape.channels;
-  tiles t = tiles_of(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
+  tiles t = tiles_of_piece(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
   while (next_tile(&t)) {
     nn_gemm(false, true, t.rows, out, t.width, 1.0F, t.p, t.width, v->kept, t.width, 0.0F,
             v->out + t.at * out, out);
@@ -220,9 +212,10 @@ static void forward_piece(void *arg, int32_t i) {
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
-  run_turn(n, v, turn_in, n->params[v->param[0]].value, v->kept, 1);
-  job j = job_of(n, v, samples);
-  over_samples(&j, forward_piece);
+  reorder_job order = make_reorder_job(n, v, n->params[v->param[0]].value, v->kept);
+  nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][c][k] -> [o][k][c] */
+  job j = make_job(n, v, samples);
+  run_over_samples(&j, forward_piece);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------*/
@@ -232,7 +225,7 @@ static void weight_piece(void *arg, int32_t i) {
   const node *v = j->v;
   const int64_t out = v->shape.channels;
   float *sum = j->sums + weight_count(j->n, v) * i;
-  tiles t = tiles_of(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
+  tiles t = tiles_of_piece(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
   while (next_tile(&t)) {
     nn_gemm(true, false, out, t.width, t.rows, 1.0F, v->grad + t.at * out, out, t.p, t.width,
             t.at == t.from ? 0.0F : 1.0F, sum, t.width);
@@ -245,7 +238,7 @@ static void gather_piece(void *arg, int32_t i) {
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];
   const int64_t in = x->shape.channels;
   const float beta = v->adds[0] ? 1.0F : 0.0F;
-  tiles t = tiles_of(j, v->grad, x->shape.height * x->shape.width, i);
+  tiles t = tiles_of_piece(j, v->grad, x->shape.height * x->shape.width, i);
   while (next_tile(&t)) {
     nn_gemm(false, false, t.rows, in, t.width, 1.0F, t.p, t.width, j->turned, in, beta,
             x->grad + t.at * in, in);
@@ -274,31 +267,39 @@ static void scatter_piece(void *arg, int32_t i) {
 }
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
-  const node *x = nn_in(n, v, 0);
-  job j = job_of(n, v, samples);
+  const node *x = input_of(n, v, 0);
+  job j = make_job(n, v, samples);
   if (params) {
-    over_samples(&j, weight_piece);
-    run_turn(n, v, turn_back, j.sums, n->params[v->param[0]].grad, j.pieces);
+    run_over_samples(&j, weight_piece);
+    reorder_job order = make_reorder_job(n, v, j.sums, n->params[v->param[0]].grad);
+    order.rows = order.in;
+    order.columns = order.offsets;
+    order.sums = j.pieces;
+    nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][k][c] -> [o][c][k] */
     if (v->param[1] >= 0) {
       nn_column_sums(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
                      n->params[v->param[1]].grad);
     }
   }
   if (x->grad == NULL) return;
-  if (!turns(v)) {
-    over_samples(&j, scatter_piece);
+  if (!can_gather(v)) {
+    run_over_samples(&j, scatter_piece);
     return;
   }
   float *turned = j.sums + weight_count(n, v) * n->threads;
-  run_turn(n, v, turn_round, v->kept, turned, 1);
+  reorder_job order = make_reorder_job(n, v, v->kept, turned);
+  nn_parallel(n, order.pieces, reverse_kernel, &order);
   j.turned = turned;
   j.p = grad_patches(n, v);
   j.rows = tile_rows(&j.p);
-  over_samples(&j, gather_piece);
+  run_over_samples(&j, gather_piece);
 }
 
-static const nn_op op = {
-    .name = "conv", .forward = forward, .backward = backward, .scratch = scratch, .kept = kept};
+static const nn_op op = {.name = "conv",
+                         .forward = forward,
+                         .backward = backward,
+                         .scratch = scratch_bytes,
+                         .kept = kept_bytes};
 
 int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
             int64_t padding, bool bias) {
@@ -314,7 +315,7 @@ int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t
   }
   const nn_shape to = {(from.height + 2 * padding - kernel) / stride + 1,
                        (from.width + 2 * padding - kernel) / stride + 1, out};
-  node *v = nn_node(n, &op, x, -1, to);
+  node *v = nn_add_node(n, &op, x, -1, to);
   if (v == NULL) return -1;
   const int64_t shape[4] = {out, from.channels, kernel, kernel};
   const nn_layer l = {.conv = true,
@@ -331,5 +332,5 @@ int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t
   v->kernel = kernel;
   v->stride = stride;
   v->padding = padding;
-  return nn_layer_add(n, v, name, &l, 4, shape);
+  return nn_add_layer(n, v, name, &l, 4, shape);
 }

@@ -43,8 +43,8 @@ static void run(nn *n, const node *v, int64_t samples, slice s) {
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   run(n, v, samples,
-      (slice){.x = nn_in(n, v, 0)->out,
-              .x2 = v->input[1] >= 0 ? nn_in(n, v, 1)->out : NULL,
+      (slice){.x = input_of(n, v, 0)->out,
+              .x2 = v->input[1] >= 0 ? input_of(n, v, 1)->out : NULL,
               .to = v->out,
               .train = mode == NN_TRAIN,
               .kernel = kind_of(v)->forward});
@@ -53,7 +53,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
 static void backward(nn *n, node *v, int64_t samples, bool params) {
   (void)params;
   for (int k = 0; k < 2 && v->input[k] >= 0; k++) {
-    const node *in = nn_in(n, v, k);
+    const node *in = input_of(n, v, k);
     if (in->grad == NULL) continue;
     run(n, v, samples,
         (slice){.y = v->out,
@@ -66,48 +66,42 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
 
 /* ---- ReLU: y = max(x, 0); dx = dy where y > 0 --------------------------------------------------*/
 
-NG_CLONES static void relu(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void relu_forward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
     s->to[i] = s->x[i] < 0.0F ? 0.0F : s->x[i]; /* NaN stays NaN */
 }
 
 /* Load dy unconditionally: a conditional load would not vectorise. */
-NG_CLONES static void relu_back(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void relu_backward(const slice *s, int64_t from, int64_t to) {
   const float *y = s->y, *dy = s->dy;
   float *dx = s->to;
-  if (s->adds) {
-    for (int64_t i = from; i < to; i++) {
-      const float d = dy[i];
-      dx[i] += y[i] > 0.0F ? d : 0.0F;
-    }
-  } else {
-    for (int64_t i = from; i < to; i++) {
-      const float d = dy[i];
-      dx[i] = y[i] > 0.0F ? d : 0.0F;
-    }
+  const bool adds = s->adds;
+  for (int64_t i = from; i < to; i++) {
+    const float dy_i = dy[i], d = y[i] > 0.0F ? dy_i : 0.0F;
+    dx[i] = adds ? dx[i] + d : d;
   }
 }
 
 /* ---- tanh: dx = dy (1 - y^2); sigmoid: dx = dy y (1 - y) ---------------------------------------*/
 
-static void hyperbolic(const slice *s, int64_t from, int64_t to) {
+static void tanh_forward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
     s->to[i] = tanhf(s->x[i]);
 }
 
-NG_CLONES static void hyperbolic_back(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void tanh_backward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++) {
     const float d = s->dy[i] * (1.0F - s->y[i] * s->y[i]);
     s->to[i] = s->adds ? s->to[i] + d : d;
   }
 }
 
-static void logistic(const slice *s, int64_t from, int64_t to) {
+static void sigmoid_forward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
     s->to[i] = 1.0F / (1.0F + expf(-s->x[i]));
 }
 
-NG_CLONES static void logistic_back(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void sigmoid_backward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++) {
     const float d = s->dy[i] * s->y[i] * (1.0F - s->y[i]);
     s->to[i] = s->adds ? s->to[i] + d : d;
@@ -118,7 +112,7 @@ NG_CLONES static void logistic_back(const slice *s, int64_t from, int64_t to) {
  * Backward draws the random mask of forward again instead of storing it: element i of the batch of all ranks in step t
  * uses word i % 4 of random_words with the counter t 2^32 + i / 4. */
 
-static void masked(const slice *s, int64_t from, int64_t to, const float *x) {
+static void apply_dropout(const slice *s, int64_t from, int64_t to, const float *x) {
   const float scale = (float)(1.0 / (1.0 - s->v->rate));
   const int64_t first = s->n->first * nn_count(s->v->shape);
   uint32_t w[4] = {0, 0, 0, 0};
@@ -133,23 +127,25 @@ static void masked(const slice *s, int64_t from, int64_t to, const float *x) {
   }
 }
 
-static void drop(const slice *s, int64_t from, int64_t to) {
+static void dropout_forward(const slice *s, int64_t from, int64_t to) {
   if (s->train) {
-    masked(s, from, to, s->x);
+    apply_dropout(s, from, to, s->x);
   } else if (s->to != s->x) {
     memcpy(s->to + from, s->x + from, (size_t)(to - from) * sizeof *s->x);
   }
 }
-static void drop_back(const slice *s, int64_t from, int64_t to) { masked(s, from, to, s->dy); }
+static void dropout_backward(const slice *s, int64_t from, int64_t to) {
+  apply_dropout(s, from, to, s->dy);
+}
 
 /* ---- sum of two nodes: the gradient of each is dy.  In place, the first gradient is dy itself, so dy stays intact */
 
-NG_CLONES static void sum(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void add_forward(const slice *s, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++)
     s->to[i] = s->x[i] + s->x2[i];
 }
 
-NG_CLONES static void sum_back(const slice *s, int64_t from, int64_t to) {
+NG_CLONES static void add_backward(const slice *s, int64_t from, int64_t to) {
   if (s->adds) {
     for (int64_t i = from; i < to; i++)
       s->to[i] += s->dy[i];
@@ -163,29 +159,33 @@ NG_CLONES static void sum_back(const slice *s, int64_t from, int64_t to) {
 enum { RELU, TANH, SIGMOID, DROPOUT, ADD };
 static const kind kinds[] = {
     /* name, in_place, needs_output, batch_statistics */
-    {{"relu", true, true, false, forward, backward, NULL, NULL}, relu, relu_back},
-    {{"tanh", true, true, false, forward, backward, NULL, NULL}, hyperbolic, hyperbolic_back},
-    {{"sigmoid", true, true, false, forward, backward, NULL, NULL}, logistic, logistic_back},
-    {{"dropout", true, false, false, forward, backward, NULL, NULL}, drop, drop_back},
-    {{"add", true, false, false, forward, backward, NULL, NULL}, sum, sum_back},
+    {{"relu", true, true, false, forward, backward, NULL, NULL}, relu_forward, relu_backward},
+    {{"tanh", true, true, false, forward, backward, NULL, NULL}, tanh_forward, tanh_backward},
+    {{"sigmoid", true, true, false, forward, backward, NULL, NULL},
+     sigmoid_forward,
+     sigmoid_backward},
+    {{"dropout", true, false, false, forward, backward, NULL, NULL},
+     dropout_forward,
+     dropout_backward},
+    {{"add", true, false, false, forward, backward, NULL, NULL}, add_forward, add_backward},
 };
 
-static int unary(nn *n, int of, int x, double rate) {
+static int add_unary(nn *n, int of, int x, double rate) {
   if (x < 0) return -1;
-  node *v = nn_node(n, &kinds[of].op, x, -1, nn_shape_of(n, x));
+  node *v = nn_add_node(n, &kinds[of].op, x, -1, nn_shape_of(n, x));
   if (v == NULL) return -1;
   v->rate = rate;
   return v->number;
 }
 
-int nn_relu(nn *n, int x) { return unary(n, RELU, x, 0.0); }
-int nn_tanh(nn *n, int x) { return unary(n, TANH, x, 0.0); }
-int nn_sigmoid(nn *n, int x) { return unary(n, SIGMOID, x, 0.0); }
+int nn_relu(nn *n, int x) { return add_unary(n, RELU, x, 0.0); }
+int nn_tanh(nn *n, int x) { return add_unary(n, TANH, x, 0.0); }
+int nn_sigmoid(nn *n, int x) { return add_unary(n, SIGMOID, x, 0.0); }
 
 int nn_dropout(nn *n, int x, double rate) {
   if (!(rate >= 0.0 && rate < 1.0))
     return nn_fail(n, "dropout: a rate of %g is not in [0, 1)", rate);
-  return unary(n, DROPOUT, x, rate);
+  return add_unary(n, DROPOUT, x, rate);
 }
 
 int nn_add(nn *n, int x, int y) {
@@ -196,6 +196,6 @@ int nn_add(nn *n, int x, int y) {
                    (long long)a.width, (long long)a.channels, (long long)b.height,
                    (long long)b.width, (long long)b.channels);
   }
-  const node *v = nn_node(n, &kinds[ADD].op, x, y, a);
+  const node *v = nn_add_node(n, &kinds[ADD].op, x, y, a);
   return v != NULL ? v->number : -1;
 }

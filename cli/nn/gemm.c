@@ -41,7 +41,7 @@ typedef union symbol {
   int (*get)(void);
 } symbol;
 
-bool nn_gemm_alone(nn *n) {
+bool nn_blas_use_one_thread(nn *n) {
   if (n->threads < 2) return false;
   const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
   const symbol get = {dlsym(RTLD_DEFAULT, "openblas_get_num_threads")};
@@ -51,7 +51,7 @@ bool nn_gemm_alone(nn *n) {
   return true;
 }
 
-void nn_gemm_together(nn *n) {
+void nn_blas_restore_threads(nn *n) {
   const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
   if (set.set != NULL) set.set(n->blas_threads);
 }

@@ -1,6 +1,6 @@
 /* graph.c: make a network node by node, and run it forward and backward.
  *
- * Constructors of the kinds call nn_node, nn_param_add etc.  nn_ready reports the first mistake.  plan.c allocates. */
+ * Constructors of the kinds call nn_add_node, nn_add_param etc.  nn_ready reports the first mistake.  plan.c allocates. */
 #include "common/cli.h"
 #include "node.h"
 
@@ -19,7 +19,7 @@ int nn_fail(nn *n, const char *format, ...) {
   return -1;
 }
 
-void nn_set_first(nn *n, int64_t sample) { n->first = sample; }
+void nn_set_first_sample(nn *n, int64_t sample) { n->first = sample; }
 
 void nn_set_norm_keep(nn *n, double keep) { n->norm_keep = keep; }
 
@@ -45,7 +45,7 @@ void nn_destroy(nn **n) {
   *n = NULL;
 }
 
-node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
+node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
   if (n->error[0] != 0) return NULL;
   if (shape.height < 1 || shape.width < 1 || shape.channels < 1 ||
       shape.height > INT32_MAX / shape.width ||
@@ -65,17 +65,17 @@ node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
   return v;
 }
 
-static void name_of(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
+static void set_name(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
   if (snprintf(out, NN_NAME, "%s%s%s", name, suffix[0] != 0 ? "." : "", suffix) >= NN_NAME) {
     (void)nn_fail(n, "%s: a name has at most %d letters", name, NN_NAME - 1);
   }
 }
 
-int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
+int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape) {
   n->params = cli_grown(n->params, (size_t)n->n_params, sizeof *n->params);
   nn_param *p = &n->params[n->n_params];
-  name_of(n, p->name, name, suffix);
+  set_name(n, p->name, name, suffix);
   p->role = role;
   p->start = n->start;
   p->layer = layer;
@@ -88,29 +88,29 @@ int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int 
   return n->n_params++;
 }
 
-int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
+int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count) {
   n->buffers = cli_grown(n->buffers, (size_t)n->n_buffers, sizeof *n->buffers);
   nn_buffer *b = &n->buffers[n->n_buffers];
-  name_of(n, b->name, name, suffix);
+  set_name(n, b->name, name, suffix);
   b->count = count;
   return n->n_buffers++;
 }
 
-int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
+int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape) {
   n->layers = cli_grown(n->layers, (size_t)n->n_layers, sizeof *n->layers);
   nn_layer *l = &n->layers[n->n_layers];
   v->layer = n->n_layers++;
   *l = *layer;
   (void)snprintf(l->name, sizeof l->name, "%s", name);
-  l->weight_param = nn_param_add(n, name, "weight", NN_WEIGHT, v->layer, ndim, shape);
-  l->bias_param = l->bias ? nn_param_add(n, name, "bias", NN_BIAS, v->layer, 1, shape) : -1;
+  l->weight_param = nn_add_param(n, name, "weight", NN_WEIGHT, v->layer, ndim, shape);
+  l->bias_param = l->bias ? nn_add_param(n, name, "bias", NN_BIAS, v->layer, 1, shape) : -1;
   v->param[0] = l->weight_param;
   v->param[1] = l->bias_param;
   return v->number;
 }
 
-int nn_norm_add(nn *n, const nn_norm_layer *norm) {
+int nn_add_norm(nn *n, const nn_norm_layer *norm) {
   n->norms = cli_grown(n->norms, (size_t)n->n_norms, sizeof *n->norms);
   n->norms[n->n_norms] = *norm;
   return n->n_norms++;
@@ -120,7 +120,7 @@ static const nn_op input_op = {.name = "input", .needs_output = true};
 
 int nn_input(nn *n, nn_shape shape) {
   if (n->n_nodes > 0) return nn_fail(n, "the input must be the first node");
-  const node *v = nn_node(n, &input_op, -1, -1, shape);
+  const node *v = nn_add_node(n, &input_op, -1, -1, shape);
   return v != NULL ? v->number : -1;
 }
 
@@ -148,9 +148,9 @@ int64_t nn_weights(const nn *n) {
   return sum;
 }
 
-const char *nn_mistake(const nn *n) { return n->error[0] != 0 ? n->error : NULL; }
+const char *nn_error(const nn *n) { return n->error[0] != 0 ? n->error : NULL; }
 
-int64_t nn_least_batch(const nn *n) {
+int64_t nn_smallest_batch(const nn *n) {
   int64_t least = 0;
   for (int i = 0; i < n->n_nodes; i++) {
     const node *v = &n->nodes[i];
@@ -171,11 +171,11 @@ int nn_ready(nn *n, int64_t batch) {
   }
   if (n->error[0] != 0) return cli_bad("network: %s", n->error);
   n->batch = batch;
-  if (!nn_plan(n, true)) {
+  if (!nn_allocate(n, true)) {
     return cli_bad("network: no memory for %lld bytes (batch %lld)", (long long)n->bytes,
                    (long long)batch);
   }
-  nn_init(n);
+  nn_init_parameters(n);
   return CLI_OK;
 }
 
@@ -209,11 +209,11 @@ void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *f
 /* ---- walking ---------------------------------------------------------------------------------*/
 
 /* Return the number that the functions of nn_watch get for a node; -1: they are not called for this node. */
-static int watched(const nn *n, const node *v) {
+static int watch_index(const nn *n, const node *v) {
   return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
 }
 
-void nn_on_gradients(nn *n, nn_made *made, void *user) {
+void nn_watch_gradients(nn *n, nn_gradients_ready *made, void *user) {
   n->made = made;
   n->made_user = user;
 }
@@ -228,10 +228,10 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
   n->nodes[0].out = (float *)(uintptr_t)x; /* no kind writes to the input */
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    if (watch != NULL && watched(n, v) >= 0) {
-      const node *in = nn_in(n, v, 0);
+    if (watch != NULL && watch_index(n, v) >= 0) {
+      const node *in = input_of(n, v, 0);
       const int rc =
-          watch->input(watch->user, watched(n, v), in->out, samples, nn_count(in->shape));
+          watch->input(watch->user, watch_index(n, v), in->out, samples, nn_count(in->shape));
       if (rc != 0) return rc;
     }
     if (samples > 0) v->op->forward(n, v, samples, mode);
@@ -250,9 +250,9 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
   for (int i = n->n_nodes - 1; i > 0; i--) {
     node *v = &n->nodes[i];
     if (v->grad == NULL) continue;
-    if (watch != NULL && watched(n, v) >= 0) {
-      const int rc =
-          watch->output_grad(watch->user, watched(n, v), v->grad, n->samples, nn_count(v->shape));
+    if (watch != NULL && watch_index(n, v) >= 0) {
+      const int rc = watch->output_grad(watch->user, watch_index(n, v), v->grad, n->samples,
+                                        nn_count(v->shape));
       if (rc != 0) return rc;
     }
     if (n->samples > 0) v->op->backward(n, v, n->samples, params);

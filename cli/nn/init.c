@@ -1,11 +1,11 @@
 /* init.c: initial values of parameters, a function of the network's seed and of the parameter's index.  All memory is 0
- * before nn_init. */
+ * before nn_init_parameters. */
 #include "node.h"
 #include "common/random.h"
 
 #include <math.h>
 
-void nn_set_start(nn *n, nn_start start) { n->start = start; }
+void nn_set_initializer(nn *n, nn_initializer start) { n->start = start; }
 
 /* Return `channels` times the positions of the kernel. */
 static double fan(const nn_layer *l, int64_t channels) {
@@ -17,40 +17,25 @@ static void fill_ones(float *x, int64_t count) {
     x[i] = 1.0F;
 }
 
-static void weight(const nn *n, const nn_param *p, uint32_t item) {
+/* Set the weight or the bias of a layer. */
+static void init_layer_param(const nn *n, const nn_param *p, uint32_t item) {
   const nn_layer *l = &n->layers[p->layer];
   const double in = fan(l, l->in), out = fan(l, l->out);
-  if (p->start == NN_HE && l->conv) {
+  const bool he = p->start == NN_HE && l->conv, glorot = p->start == NN_GLOROT;
+  const double bound = glorot ? sqrt(6.0 / (in + out)) : 1.0 / sqrt(in);
+  if (p->role == NN_BIAS && (he || glorot)) return; /* 0, as allocated */
+  if (he) {
     random_normal(n->seed, RANDOM_INIT, item, sqrt(2.0 / out), p->count, p->value);
-    return;
+  } else {
+    random_uniform(n->seed, RANDOM_INIT, item, -bound, bound, p->count, p->value);
   }
-  const double bound = p->start == NN_GLOROT ? sqrt(6.0 / (in + out)) : 1.0 / sqrt(in);
-  random_uniform(n->seed, RANDOM_INIT, item, -bound, bound, p->count, p->value);
 }
 
-static void bias(const nn *n, const nn_param *p, uint32_t item) {
-  const nn_layer *l = &n->layers[p->layer];
-  const double bound = 1.0 / sqrt(fan(l, l->in));
-  if (p->start == NN_GLOROT || (p->start == NN_HE && l->conv)) return; /* 0, as allocated */
-  random_uniform(n->seed, RANDOM_INIT, item, -bound, bound, p->count, p->value);
-}
-
-void nn_init(nn *n) {
+void nn_init_parameters(nn *n) {
   for (int i = 0; i < n->n_params; i++) {
     const nn_param *p = &n->params[i];
-    switch (p->role) {
-    case NN_WEIGHT:
-      weight(n, p, (uint32_t)i);
-      break;
-    case NN_BIAS:
-      bias(n, p, (uint32_t)i);
-      break;
-    case NN_GAMMA:
-      fill_ones(p->value, p->count);
-      break;
-    case NN_BETA: /* 0 */
-      break;
-    }
+    if (p->role == NN_WEIGHT || p->role == NN_BIAS) init_layer_param(n, p, (uint32_t)i);
+    if (p->role == NN_GAMMA) fill_ones(p->value, p->count);
   }
   for (int i = 0; i < n->n_nodes; i++) { /* buffers of a norm: running mean 0, running variance 1 */
     const int b = n->nodes[i].buffer;

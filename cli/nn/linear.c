@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static int64_t inputs(nn *n, const node *v) { return nn_count(nn_in(n, v, 0)->shape); }
+static int64_t inputs(nn *n, const node *v) { return nn_count(input_of(n, v, 0)->shape); }
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)mode;
@@ -13,7 +13,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
     for (int64_t i = 0; i < samples; i++)
       memcpy(v->out + i * out, b, (size_t)out * sizeof *b);
   }
-  nn_gemm(false, true, samples, out, in, 1.0F, nn_in(n, v, 0)->out, in,
+  nn_gemm(false, true, samples, out, in, 1.0F, input_of(n, v, 0)->out, in,
           n->params[v->param[0]].value, in, v->param[1] >= 0 ? 1.0F : 0.0F, v->out, out);
 }
 
@@ -26,7 +26,7 @@ void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums) 
 }
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
-  const node *x = nn_in(n, v, 0);
+  const node *x = input_of(n, v, 0);
   const int64_t in = inputs(n, v), out = v->shape.channels;
   if (params) {
     nn_gemm(true, false, out, in, samples, 1.0F, v->grad, out, x->out, in, 0.0F,
@@ -44,9 +44,9 @@ static const nn_op op = {.name = "linear", .forward = forward, .backward = backw
 int nn_linear(nn *n, const char *name, int x, int64_t out, bool bias) {
   if (x < 0) return -1;
   const nn_shape from = nn_shape_of(n, x);
-  node *v = nn_node(n, &op, x, -1, (nn_shape){1, 1, out});
+  node *v = nn_add_node(n, &op, x, -1, (nn_shape){1, 1, out});
   if (v == NULL) return -1;
   const int64_t in = nn_count(from), shape[2] = {out, in};
   const nn_layer l = {.in = in, .out = out, .bias = bias, .positions = 1};
-  return nn_layer_add(n, v, name, &l, 2, shape);
+  return nn_add_layer(n, v, name, &l, 2, shape);
 }

@@ -27,8 +27,8 @@ static double log_sum(const float *y, int64_t c) {
   return (double)most + log(sum);
 }
 
-static double entropy_row(double smoothing, const float *y, int64_t c, int32_t label, double share,
-                          float *grad) {
+static double cross_entropy(double smoothing, const float *y, int64_t c, int32_t label,
+                            double share, float *grad) {
   const double smooth = smoothing / (double)c, all = log_sum(y, c);
   double loss = 0.0;
   for (int64_t k = 0; k < c; k++) {
@@ -47,7 +47,7 @@ static void soft_gradient(const float *y, const float *t, int64_t c, double shar
     grad[k] = (float)((exp((double)y[k] - all) - (double)t[k]) * share);
 }
 
-static int64_t largest(const float *y, int64_t c) {
+static int64_t argmax(const float *y, int64_t c) {
   int64_t best = 0;
   for (int64_t k = 1; k < c; k++)
     best = y[k] > y[best] ? k : best;
@@ -64,9 +64,9 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
     const float *y = nn_output(n) + i * c;
     float *grad = n->trained ? n->loss_grad + i * c : NULL;
     if (n->loss == NN_CROSS_ENTROPY) {
-      sum += entropy_row(smoothing, y, c, labels[i], share, grad);
+      sum += cross_entropy(smoothing, y, c, labels[i], share, grad);
       if (targets != NULL && grad != NULL) soft_gradient(y, targets + i * c, c, share, grad);
-      right += largest(y, c) == labels[i];
+      right += argmax(y, c) == labels[i];
       continue;
     }
     const float *t = targets + i * c;
@@ -83,7 +83,7 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
 }
 
 /* Return label k with probability softmax(y)_k, by inverting the distribution function at u in [0, 1). */
-static int32_t drawn_label(const float *y, int64_t c, double u) {
+static int32_t draw_label(const float *y, int64_t c, double u) {
   const double all = log_sum(y, c);
   double sum = 0.0;
   for (int64_t k = 0; k < c - 1; k++) {
@@ -105,7 +105,7 @@ void nn_sampled_loss(nn *n, uint64_t step) {
     const float *y = nn_output(n) + i * c;
     uint32_t w[4];
     random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)(n->first + i), w);
-    const int32_t label = drawn_label(y, c, random_unit(w[0]));
-    (void)entropy_row(0.0, y, c, label, share, n->loss_grad + i * c);
+    const int32_t label = draw_label(y, c, random_unit(w[0]));
+    (void)cross_entropy(0.0, y, c, label, share, n->loss_grad + i * c);
   }
 }

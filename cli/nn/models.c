@@ -39,7 +39,7 @@ static void autoencoder(nn *n, const model_task *t, int x, const long long numbe
   static const int64_t width[] = {1000, 500, 250};
   char name[24];
   (void)number;
-  nn_set_start(n, NN_GLOROT);
+  nn_set_initializer(n, NN_GLOROT);
   for (int i = 0; i < 3; i++) {
     (void)snprintf(name, sizeof name, "encode%d", i + 1);
     x = nn_tanh(n, dense(n, name, x, width[i]));
@@ -70,7 +70,7 @@ static void vgg16(nn *n, const model_task *t, int x, const long long number[2]) 
                                  0,  512, 512, 512, 0,   512, 512, 512, 0};
   int index = 0;
   (void)number;
-  nn_set_start(n, NN_HE);
+  nn_set_initializer(n, NN_HE);
   for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
     char conv[24], norm[24];
     if (plan[i] == 0) {
@@ -166,13 +166,15 @@ int model_count(void) { return ROWS; }
 model_info model_at(int i) { return rows[i].info; }
 
 /* Return the length of the name before its numbers, 4 in "wrn-28-10"; 0: the name has no numbers. */
-static size_t prefix(const row *r) { return r->example != NULL ? strcspn(r->example, "-") + 1 : 0; }
+static size_t prefix_length(const row *r) {
+  return r->example != NULL ? strcspn(r->example, "-") + 1 : 0;
+}
 
-static int unknown(const char *name) {
+static int report_unknown(const char *name) {
   const char *names[ROWS];
   for (int i = 0; i < ROWS; i++) {
     const row *r = &rows[i];
-    if (r->example != NULL && strncmp(name, r->example, prefix(r)) == 0) {
+    if (r->example != NULL && strncmp(name, r->example, prefix_length(r)) == 0) {
       return cli_bad("--model: unknown model '%s'; expected %s with numbers from 1 to 99999, as %s",
                      name, r->info.name, r->example);
     }
@@ -183,17 +185,18 @@ static int unknown(const char *name) {
 }
 
 /* Set *out to the row of a name, with the numbers in the name; CLI_BAD: reported. */
-static int find(const char *name, row *out) {
+static int find_model(const char *name, row *out) {
   const row *found = NULL;
   long long number[2] = {0, 0};
   for (int i = 0; i < ROWS && found == NULL; i++) {
     const row *r = &rows[i];
-    const size_t n = prefix(r);
+    const size_t n = prefix_length(r);
     if (n == 0 ? strcmp(r->info.name, name) == 0
-               : strncmp(name, r->example, n) == 0 && cli_counts(name + n, '-', 2, number))
+               : strncmp(name, r->example, n) == 0 && cli_parse_counts(name + n, '-', 2, number))
       found = r;
   }
-  if (found == NULL || (found->build == resnet_wide && number[1] > 999)) return unknown(name);
+  if (found == NULL || (found->build == resnet_wide && number[1] > 999))
+    return report_unknown(name);
   if (found->build == resnet_wide && (number[0] < 10 || (number[0] - 4) % 6 != 0)) {
     return cli_bad("--model: '%s': the depth of a wide residual network is 6 k + 4, at least 10",
                    name);
@@ -205,16 +208,16 @@ static int find(const char *name, row *out) {
   return CLI_OK;
 }
 
-int model_task_of(const char *name, model_task *out) {
+int model_default_task(const char *name, model_task *out) {
   row r;
-  if (find(name, &r) != CLI_OK) return CLI_BAD;
+  if (find_model(name, &r) != CLI_OK) return CLI_BAD;
   *out = (model_task){.input = r.info.input, .classes = r.info.classes, .dropout = -1.0};
   return CLI_OK;
 }
 
 int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs) {
   row r;
-  if (find(name, &r) != CLI_OK) return CLI_BAD;
+  if (find_model(name, &r) != CLI_OK) return CLI_BAD;
   const nn_shape in = task->input;
   if ((r.traits & IMAGES) && in.height * in.width < 2) {
     return cli_bad("--model: %s needs images, and the data has %lld features", name,
@@ -229,7 +232,7 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   *reconstructs = (r.traits & RECONSTRUCTS) != 0;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
   r.build(n, task, nn_input(n, in), r.number);
-  if (nn_mistake(n) == NULL) return CLI_OK;
+  if (nn_error(n) == NULL) return CLI_OK;
   return cli_bad("--model: %s does not fit data of %lldx%lldx%lld: %s", name, (long long)in.height,
-                 (long long)in.width, (long long)in.channels, nn_mistake(n));
+                 (long long)in.width, (long long)in.channels, nn_error(n));
 }

@@ -20,7 +20,7 @@ typedef struct model_info {
 int model_count(void);
 model_info model_at(int i);
 /* Set *out to the paper's input and classes, without label smoothing.  CLI_BAD: unknown name, reported. */
-int model_task_of(const char *name, model_task *out);
+int model_default_task(const char *name, model_task *out);
 
 /* Add the nodes of a model to n and set its loss; the caller then calls nn_ready.  *reconstructs: the target is the
  * input (autoencoder).  CLI_BAD, reported: unknown name, or the model does not fit the task (image too small). */

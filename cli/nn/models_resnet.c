@@ -29,13 +29,14 @@ static int conv_norm(nn *n, const char *prefix, const char *first, const char *s
   return norm(n, prefix, second, conv(n, prefix, first, x, out, kernel, stride));
 }
 
-static bool changes(const nn *n, int x, int64_t out, int64_t stride) {
+static bool changes_shape(const nn *n, int x, int64_t out, int64_t stride) {
   return stride != 1 || nn_shape_of(n, x).channels != out;
 }
 
 /* Add the shortcut of a block.  `pooled` (variant D): average 2x2 before a 1x1 convolution of stride 1. */
-static int shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t stride, bool pooled) {
-  if (!changes(n, x, out, stride)) return x;
+static int add_shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t stride,
+                        bool pooled) {
+  if (!changes_shape(n, x, out, stride)) return x;
   if (pooled && stride > 1) {
     x = nn_average_pool(n, x, 2, stride); /* rounds an odd size up, as the 3x3 convolution does */
     stride = 1;
@@ -43,39 +44,40 @@ static int shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t strid
   return conv_norm(n, prefix, "downsample.0", "downsample.1", x, out, 1, stride);
 }
 
-static int basic(nn *n, const char *prefix, int x, int64_t out, int64_t stride) {
+static int basic_block(nn *n, const char *prefix, int x, int64_t out, int64_t stride) {
   int y = nn_relu(n, conv_norm(n, prefix, "conv1", "bn1", x, out, 3, stride));
   y = conv_norm(n, prefix, "conv2", "bn2", y, out, 3, 1);
-  return nn_relu(n, nn_add(n, y, shortcut(n, prefix, x, out, stride, false)));
+  return nn_relu(n, nn_add(n, y, add_shortcut(n, prefix, x, out, stride, false)));
 }
 
-static int bottleneck(nn *n, const char *prefix, int x, int64_t width, int64_t stride, bool d) {
+static int bottleneck_block(nn *n, const char *prefix, int x, int64_t width, int64_t stride,
+                            bool d) {
   int y = nn_relu(n, conv_norm(n, prefix, "conv1", "bn1", x, width, 1, 1));
   y = nn_relu(n, conv_norm(n, prefix, "conv2", "bn2", y, width, 3, stride));
   y = conv_norm(n, prefix, "conv3", "bn3", y, 4 * width, 1, 1);
-  return nn_relu(n, nn_add(n, y, shortcut(n, prefix, x, 4 * width, stride, d)));
+  return nn_relu(n, nn_add(n, y, add_shortcut(n, prefix, x, 4 * width, stride, d)));
 }
 
-static void head(nn *n, const model_task *t, int x) {
+static void add_head(nn *n, const model_task *t, int x) {
   (void)nn_linear(n, "fc", nn_global_pool(n, x), t->classes, true);
 }
 
 void resnet_cifar(nn *n, const model_task *t, int x, const long long number[2]) {
-  nn_set_start(n, NN_HE);
+  nn_set_initializer(n, NN_HE);
   x = nn_relu(n, conv_norm(n, "", "conv1", "bn1", x, 16, 3, 1));
   for (int stage = 0; stage < 3; stage++) {
     for (int i = 0; i < (number[0] - 2) / 6; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
-      x = basic(n, prefix, x, (int64_t)16 << stage, stage > 0 && i == 0 ? 2 : 1);
+      x = basic_block(n, prefix, x, (int64_t)16 << stage, stage > 0 && i == 0 ? 2 : 1);
     }
   }
-  head(n, t, x);
+  add_head(n, t, x);
 }
 
 /* Add the first convolution: 3x3 of stride 1 for images of up to 64 pixels; otherwise, with a max pooling, reduce each
  * side by 4.  `d`: variant D. */
-static int stem(nn *n, const model_task *t, int x, bool d) {
+static int add_stem(nn *n, const model_task *t, int x, bool d) {
   const bool small = t->input.height <= 64;
   if (d) { /* three 3x3 convolutions instead of one 7x7 */
     x = nn_relu(n, conv_norm(n, "conv1.", "0", "1", x, 32, 3, small ? 1 : 2));
@@ -90,18 +92,18 @@ static int stem(nn *n, const model_task *t, int x, bool d) {
 void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2]) {
   static const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
   const bool bottlenecks = number[0] >= 50, d = number[1] == 'd';
-  nn_set_start(n, NN_HE);
-  x = stem(n, t, x, d);
+  nn_set_initializer(n, NN_HE);
+  x = add_stem(n, t, x, d);
   for (int stage = 0; stage < 4; stage++) {
     for (int i = 0; i < blocks[number[0] > 18][stage]; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
       const int64_t width = (int64_t)64 << stage, stride = stage > 0 && i == 0 ? 2 : 1;
-      x = bottlenecks ? bottleneck(n, prefix, x, width, stride, d)
-                      : basic(n, prefix, x, width, stride);
+      x = bottlenecks ? bottleneck_block(n, prefix, x, width, stride, d)
+                      : basic_block(n, prefix, x, width, stride);
     }
   }
-  head(n, t, x);
+  add_head(n, t, x);
 }
 
 /* Norm and ReLU precede each convolution.  A shortcut that changes the shape reads the output of the first norm and
@@ -113,12 +115,12 @@ static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int
   y = nn_relu(n, norm(n, prefix, "bn2", y));
   if (t->dropout > 0.0) y = nn_dropout(n, y, t->dropout);
   y = conv(n, prefix, "conv2", y, out, 3, 1);
-  if (!changes(n, x, out, stride)) return nn_add(n, y, x);
+  if (!changes_shape(n, x, out, stride)) return nn_add(n, y, x);
   return nn_add(n, y, conv(n, prefix, "shortcut", active, out, 1, stride));
 }
 
 void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]) {
-  nn_set_start(n, NN_HE);
+  nn_set_initializer(n, NN_HE);
   x = nn_conv(n, "conv1", x, 16, 3, 1, 1, false);
   for (int stage = 0; stage < 3; stage++) {
     for (int i = 0; i < (number[0] - 4) / 6; i++) {
@@ -128,5 +130,5 @@ void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]) {
                      stage > 0 && i == 0 ? 2 : 1);
     }
   }
-  head(n, t, nn_relu(n, nn_norm(n, "bn", x)));
+  add_head(n, t, nn_relu(n, nn_norm(n, "bn", x)));
 }

@@ -69,15 +69,15 @@ nn_loss_kind nn_loss_of(const nn *n);
  *            layers as fan in
  *   glorot   uniform in +-sqrt(6 / (in + out)), biases 0 (Glorot & Bengio 2010)
  * Norms start with gamma 1, beta 0, running mean 0 and variance 1. */
-typedef enum nn_start { NN_FAN_IN = 0, NN_HE = 1, NN_GLOROT = 2 } nn_start;
-void nn_set_start(nn *n, nn_start start);
+typedef enum nn_initializer { NN_FAN_IN = 0, NN_HE = 1, NN_GLOROT = 2 } nn_initializer;
+void nn_set_initializer(nn *n, nn_initializer start);
 
 /* Return the message of the first mistake of a constructor, or NULL. */
-const char *nn_mistake(const nn *n);
+const char *nn_error(const nn *n);
 
 /* Return the smallest batch of a rank in training: 2 if a norm has one position a sample (with one sample, its value
  * equals its mean, and all gradients before the norm would be zero), 1 with other norms, else 0. */
-int64_t nn_least_batch(const nn *n);
+int64_t nn_smallest_batch(const nn *n);
 
 /* Allocate memory for batches of up to `batch` samples and initialise the parameters (init.c).  The last node is the
  * output.  On failure CLI_BAD, reported in one line. */
@@ -93,7 +93,7 @@ typedef enum nn_role { NN_WEIGHT = 0, NN_BIAS = 1, NN_GAMMA = 2, NN_BETA = 3 } n
 typedef struct nn_param {
   char name[NN_NAME]; /* "layer1.0.conv1.weight"                            */
   nn_role role;
-  nn_start start;
+  nn_initializer start;
   int layer; /* index of the nn_layer; -1: a parameter of a norm */
   int ndim;
   int64_t shape[4], count;
@@ -154,7 +154,7 @@ typedef enum nn_mode { NN_EVALUATE = 0, NN_TRAIN = 1 } nn_mode;
 
 /* The first sample of later batches is sample number `sample` of the batch of all ranks.  So each sample gets the same
  * random numbers (dropout, sampled targets) as on one rank. */
-void nn_set_first(nn *n, int64_t sample);
+void nn_set_first_sample(nn *n, int64_t sample);
 /* Set the decay of the running statistics of norms: keep * old + (1 - keep) * new in each training forward (0.9). */
 void nn_set_norm_keep(nn *n, double keep);
 
@@ -184,7 +184,7 @@ void nn_sampled_loss(nn *n, uint64_t step);
 int nn_backward(nn *n, bool params, const nn_watch *watch);
 /* Later calls of nn_backward call `made` when the gradients of the parameters first, first + 1, ... are written.  A
  * nonzero result ends the pass, which returns this result. */
-typedef int nn_made(void *user, int first);
-void nn_on_gradients(nn *n, nn_made *made, void *user);
+typedef int nn_gradients_ready(void *user, int first);
+void nn_watch_gradients(nn *n, nn_gradients_ready *made, void *user);
 
 #endif

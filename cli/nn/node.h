@@ -45,11 +45,11 @@ struct node {
   int64_t kernel, stride, padding;
   double rate; /* of dropout */
   /* set by plan.c */
-  int readers;       /* nodes that have this node as input */
-  bool shares;       /* the node works in place */
-  bool adds[2];      /* backward adds to the gradient of input i: another reader has written it */
-  bool wants_grad;   /* this node, or a node before it on a path to it, has parameters */
-  float *out, *grad; /* grad NULL: not needed */
+  int readers;         /* nodes that have this node as input */
+  bool works_in_place; /* the node works in place */
+  bool adds[2];        /* backward adds to the gradient of input i: another reader has written it */
+  bool wants_grad;     /* this node, or a node before it on a path to it, has parameters */
+  float *out, *grad;   /* grad NULL: not needed */
   void *kept;
 };
 
@@ -59,7 +59,7 @@ struct nn {
   uint64_t seed, step;
   int64_t batch, samples; /* largest batch; samples of the last forward */
   double norm_keep;       /* nn_set_norm_keep */
-  int64_t first;          /* nn_set_first */
+  int64_t first;          /* nn_set_first_sample */
   node *nodes;
   int n_nodes;
   nn_param *params;
@@ -70,13 +70,13 @@ struct nn {
   int n_layers;
   nn_norm_layer *norms;
   int n_norms;
-  nn_start start;
+  nn_initializer start;
   nn_loss_kind loss;
   double label_smoothing;
-  bool trained;     /* the last forward had mode NN_TRAIN */
-  bool fixed_norms; /* nn_fix_norms */
-  float *loss_grad; /* = grad of the last node */
-  nn_made *made;    /* nn_on_gradients, or NULL */
+  bool trained;             /* the last forward had mode NN_TRAIN */
+  bool fixed_norms;         /* nn_fix_norms */
+  float *loss_grad;         /* = grad of the last node */
+  nn_gradients_ready *made; /* nn_watch_gradients, or NULL */
   void *made_user;
   void *scratch;
   int64_t scratch_bytes;
@@ -85,26 +85,26 @@ struct nn {
   char error[256];
 };
 
-/* For constructors.  nn_node returns NULL after a mistake; the constructor then returns -1. */
-node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape);
-int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
+/* For constructors.  nn_add_node returns NULL after a mistake; the constructor then returns -1. */
+node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape);
+int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
                  const int64_t *shape);
-int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count);
+int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count);
 /* Add a layer, its weight of this shape and, if it has one, its bias to node v; return the node's number. */
-int nn_layer_add(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
+int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,
                  const int64_t *shape);
-int nn_norm_add(nn *n, const nn_norm_layer *norm);
+int nn_add_norm(nn *n, const nn_norm_layer *norm);
 /* Store the message of the first mistake; return -1. */
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...);
 
 /* plan.c: allocate n->memory and set all pointers into it; return false if there is no memory.  share = false (for the
  * oracle of the tests): no node works in place, and no two gradients share memory. */
-bool nn_plan(nn *n, bool share);
+bool nn_allocate(nn *n, bool share);
 /* init.c: set the initial values of all parameters and buffers, from n->seed. */
-void nn_init(nn *n);
+void nn_init_parameters(nn *n);
 
 /* For kinds.  Return input i of node v. */
-static inline node *nn_in(nn *n, const node *v, int i) { return &n->nodes[v->input[i]]; }
+static inline node *input_of(nn *n, const node *v, int i) { return &n->nodes[v->input[i]]; }
 /* Run task(arg, i) for i in [0, pieces) on the pool.  The pieces depend only on the size of the work and on
  * n->threads, so sums over pieces are reproducible. */
 void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg);
@@ -120,9 +120,9 @@ void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums);
 void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
              int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 /* Set OpenBLAS to one thread a call, so that several threads may call it at once; false: not possible.
- * nn_gemm_together restores the number of threads.  Call both on the main thread, and do not nest the calls. */
-bool nn_gemm_alone(nn *n);
-void nn_gemm_together(nn *n);
+ * nn_blas_restore_threads restores the number of threads.  Call both on the main thread, and do not nest the calls. */
+bool nn_blas_use_one_thread(nn *n);
+void nn_blas_restore_threads(nn *n);
 /* Compute nn_gemm by plain loops with sums in double; the oracle of the tests. */
 void nn_gemm_plain(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                    int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);

@@ -16,7 +16,7 @@
 enum { BLOCK = 64, WIDE = 64 };
 static const double eps = 1e-5;
 
-/* Arrays in v->kept, for C channels and W = room(C): mean [C], r [C]; factors a [W], b [W] and shift [W] of a wide
+/* Arrays in v->kept, for C channels and W = row_floats(C): mean [C], r [C]; factors a [W], b [W] and shift [W] of a wide
  * row. */
 typedef struct kept_values {
   float *mean, *r, *a, *b, *shift;
@@ -28,22 +28,22 @@ static int64_t wide_positions(int64_t channels, int64_t rows) {
   return g > 1 && WIDE % channels == 0 && rows % g == 0 ? g : 1;
 }
 
-static int64_t room(int64_t channels) { return channels > WIDE ? channels : WIDE; }
+static int64_t row_floats(int64_t channels) { return channels > WIDE ? channels : WIDE; }
 
-static kept_values values_of(const node *v) {
-  const int64_t c = v->shape.channels, w = room(c);
+static kept_values kept_of(const node *v) {
+  const int64_t c = v->shape.channels, w = row_floats(c);
   float *f = v->kept;
   return (kept_values){f, f + c, f + 2 * c, f + 2 * c + w, f + 2 * c + 2 * w};
 }
 
-static int64_t kept(const nn *n, const node *v) {
+static int64_t kept_bytes(const nn *n, const node *v) {
   (void)n;
-  return (2 * v->shape.channels + 3 * room(v->shape.channels)) * (int64_t)sizeof(float);
+  return (2 * v->shape.channels + 3 * row_floats(v->shape.channels)) * (int64_t)sizeof(float);
 }
 
 /* For each piece, the scratch has two sums a column of a wide row, in double, and in f32 for one block. */
-static int64_t scratch(const nn *n, const node *v) {
-  return n->threads * room(v->shape.channels) * 2 * (int64_t)(sizeof(double) + sizeof(float));
+static int64_t scratch_bytes(const nn *n, const node *v) {
+  return n->threads * row_floats(v->shape.channels) * 2 * (int64_t)(sizeof(double) + sizeof(float));
 }
 
 typedef struct pass {
@@ -134,18 +134,18 @@ static void rows_piece(void *arg, int32_t i) {
   (p->dy == NULL ? scale_rows : back_rows)(p, from, to);
 }
 
-static pass pass_of(nn *n, const node *v, int64_t samples) {
+static pass make_pass(nn *n, const node *v, int64_t samples) {
   const int64_t c = v->shape.channels, rows = samples * v->shape.height * v->shape.width;
   const int64_t g = wide_positions(c, rows);
-  pass p = {.x = nn_in(n, v, 0)->out, .rows = rows / g, .width = c * g};
+  pass p = {.x = input_of(n, v, 0)->out, .rows = rows / g, .width = c * g};
   p.pieces = nn_pieces(n, rows * c);
   p.sums = n->scratch;
-  p.block = (void *)(p.sums + 2 * n->threads * room(c));
+  p.block = (void *)(p.sums + 2 * n->threads * row_floats(c));
   return p;
 }
 
 /* The two sums of channel c, over pieces and the positions of a wide row. */
-static void total(const pass *p, int64_t channels, int64_t c, double out[2]) {
+static void channel_sums(const pass *p, int64_t channels, int64_t c, double out[2]) {
   out[0] = out[1] = 0.0;
   for (int32_t i = 0; i < p->pieces; i++) {
     for (int64_t k = c; k < p->width; k += channels) {
@@ -155,23 +155,23 @@ static void total(const pass *p, int64_t channels, int64_t c, double out[2]) {
   }
 }
 
-static void widen(float *row, int64_t channels, int64_t width) {
+static void widen_row(float *row, int64_t channels, int64_t width) {
   for (int64_t k = channels; k < width; k++)
     row[k] = row[k - channels];
 }
 
 static void batch_moments(nn *n, node *v, pass *p) {
   const int64_t c = v->shape.channels, rows = p->rows * p->width / c;
-  const kept_values s = values_of(v);
+  const kept_values s = kept_of(v);
   const double keep = n->norm_keep;
   float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
   memcpy(s.shift, p->x, (size_t)c * sizeof *p->x);
-  widen(s.shift, c, p->width);
+  widen_row(s.shift, c, p->width);
   p->shift = s.shift;
   nn_parallel(n, p->pieces, sums_piece, p);
   for (int64_t k = 0; k < c; k++) {
     double t[2];
-    total(p, c, k, t);
+    channel_sums(p, c, k, t);
     const double mean = t[0] / (double)rows, square = t[1] / (double)rows - mean * mean;
     const double var = square > 0.0 || isnan(square) ? square : 0.0;
     s.mean[k] = (float)((double)s.shift[k] + mean);
@@ -184,10 +184,10 @@ static void batch_moments(nn *n, node *v, pass *p) {
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   const int64_t c = v->shape.channels;
-  const kept_values s = values_of(v);
+  const kept_values s = kept_of(v);
   const float *gamma = n->params[v->param[0]].value, *beta = n->params[v->param[1]].value;
   const float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
-  pass p = pass_of(n, v, samples);
+  pass p = make_pass(n, v, samples);
   const bool own = mode == NN_TRAIN && !n->fixed_norms;
   if (own) batch_moments(n, v, &p);
   for (int64_t k = 0; k < c; k++) {
@@ -200,8 +200,8 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
     s.a[k] = gamma[k] * r;
     s.b[k] = (float)((double)beta[k] - (double)mean * (double)s.a[k]);
   }
-  widen(s.a, c, p.width);
-  widen(s.b, c, p.width);
+  widen_row(s.a, c, p.width);
+  widen_row(s.b, c, p.width);
   p.a = s.a;
   p.b = s.b;
   p.to = v->out;
@@ -210,20 +210,20 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
   const int64_t c = v->shape.channels;
-  const kept_values s = values_of(v);
+  const kept_values s = kept_of(v);
   const float *gamma = n->params[v->param[0]].value;
-  const node *x = nn_in(n, v, 0);
-  pass p = pass_of(n, v, samples);
+  const node *x = input_of(n, v, 0);
+  pass p = make_pass(n, v, samples);
   const double rows = (double)(p.rows * p.width / c);
   p.dy = v->grad;
   memcpy(s.shift, s.mean, (size_t)c * sizeof *s.mean);
-  widen(s.shift, c, p.width);
+  widen_row(s.shift, c, p.width);
   p.shift = s.shift;
   nn_parallel(n, p.pieces, sums_piece, &p);
   float *factor = p.block; /* no longer used */
   for (int64_t k = 0; k < c; k++) {
     double t[2];
-    total(&p, c, k, t);
+    channel_sums(&p, c, k, t);
     const double r = (double)s.r[k];
     if (params) {
       n->params[v->param[1]].grad[k] = (float)t[0];
@@ -234,9 +234,9 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     factor[k] = gamma[k] * s.r[k];
   }
   if (x->grad == NULL) return;
-  widen(s.a, c, p.width);
-  widen(s.b, c, p.width);
-  widen(factor, c, p.width);
+  widen_row(s.a, c, p.width);
+  widen_row(s.b, c, p.width);
+  widen_row(factor, c, p.width);
   p.a = s.a;
   p.b = s.b;
   p.c = factor;
@@ -249,16 +249,16 @@ static const nn_op op = {.name = "norm",
                          .batch_statistics = true,
                          .forward = forward,
                          .backward = backward,
-                         .scratch = scratch,
-                         .kept = kept};
+                         .scratch = scratch_bytes,
+                         .kept = kept_bytes};
 
 int nn_norm(nn *n, const char *name, int x) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);
-  node *v = nn_node(n, &op, x, -1, s);
+  node *v = nn_add_node(n, &op, x, -1, s);
   if (v == NULL) return -1;
-  v->param[0] = nn_param_add(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
-  v->param[1] = nn_param_add(n, name, "bias", NN_BETA, -1, 1, &s.channels);
+  v->param[0] = nn_add_param(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
+  v->param[1] = nn_add_param(n, name, "bias", NN_BETA, -1, 1, &s.channels);
   nn_norm_layer l = {.channels = s.channels,
                      .height = s.height,
                      .width = s.width,
@@ -266,8 +266,8 @@ int nn_norm(nn *n, const char *name, int x) {
                      .gamma_param = v->param[0],
                      .beta_param = v->param[1]};
   (void)snprintf(l.name, sizeof l.name, "%s", name);
-  v->norm = nn_norm_add(n, &l);
-  v->buffer = nn_buffer_add(n, name, "running_mean", s.channels);
-  (void)nn_buffer_add(n, name, "running_var", s.channels);
+  v->norm = nn_add_norm(n, &l);
+  v->buffer = nn_add_buffer(n, name, "running_mean", s.channels);
+  (void)nn_add_buffer(n, name, "running_var", s.channels);
   return v->number;
 }

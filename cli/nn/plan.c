@@ -13,14 +13,14 @@
 
 enum { ALIGN = 64 };
 
-static int64_t up(int64_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
+static int64_t round_up(int64_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
-static int64_t out_bytes(const nn *n, const node *v) {
-  return up(n->batch * nn_count(v->shape) * (int64_t)sizeof(float));
+static int64_t output_bytes(const nn *n, const node *v) {
+  return round_up(n->batch * nn_count(v->shape) * (int64_t)sizeof(float));
 }
 
-/* Set readers, wants_grad, shares and adds of all nodes. */
-static void decide(nn *n, bool share) {
+/* Set readers, wants_grad, works_in_place and adds of all nodes. */
+static void set_flags(nn *n, bool share) {
   for (int i = 0; i < n->n_nodes; i++)
     n->nodes[i].readers = 0;
   for (int i = 0; i < n->n_nodes; i++) {
@@ -28,15 +28,15 @@ static void decide(nn *n, bool share) {
     v->wants_grad = v->param[0] >= 0;
     for (int k = 0; k < 2; k++) {
       if (v->input[k] < 0) continue;
-      node *in = nn_in(n, v, k);
+      node *in = input_of(n, v, k);
       in->readers++;
       v->wants_grad = v->wants_grad || in->wants_grad;
     }
   }
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    const node *in = nn_in(n, v, 0);
-    v->shares = share && v->op->in_place && in->readers == 1 && !in->op->needs_output;
+    const node *in = input_of(n, v, 0);
+    v->works_in_place = share && v->op->in_place && in->readers == 1 && !in->op->needs_output;
   }
   /* In backward order, the first reader of a node writes the node's gradient; later readers add to it. */
   bool *written = cli_take((size_t)n->n_nodes, sizeof *written);
@@ -65,7 +65,7 @@ typedef struct alive {
   int64_t most; /* largest end of any place so far */
 } alive;
 
-static int64_t put(alive *a, int number, int64_t bytes) {
+static int64_t place_gradient(alive *a, int number, int64_t bytes) {
   int64_t at = 0;
   int slot = 0;
   while (slot < a->n && a->list[slot].at - at < bytes) {
@@ -79,7 +79,7 @@ static int64_t put(alive *a, int number, int64_t bytes) {
   return at;
 }
 
-static void drop(alive *a, int number) {
+static void release_gradient(alive *a, int number) {
   for (int i = 0; i < a->n; i++) {
     if (a->list[i].node != number) continue;
     memmove(&a->list[i], &a->list[i + 1], (size_t)(a->n - i - 1) * sizeof *a->list);
@@ -89,7 +89,7 @@ static void drop(alive *a, int number) {
 }
 
 /* Return the node under whose number the gradient of node i is placed: the last node of its in-place chain. */
-static int holder(const int *heir, int i) {
+static int last_in_chain(const int *heir, int i) {
   while (heir[i] != i)
     i = heir[i];
   return i;
@@ -104,21 +104,25 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
     offset[i] = -1;
   }
   for (int i = 1; i < n->n_nodes; i++) {
-    if (n->nodes[i].shares) heir[n->nodes[i].input[0]] = i; /* one reader: at most one heir */
+    if (n->nodes[i].works_in_place)
+      heir[n->nodes[i].input[0]] = i; /* one reader: at most one heir */
   }
   const int last = n->n_nodes - 1;
-  if (n->nodes[last].wants_grad) offset[last] = put(&a, last, out_bytes(n, &n->nodes[last]));
+  if (n->nodes[last].wants_grad)
+    offset[last] = place_gradient(&a, last, output_bytes(n, &n->nodes[last]));
   for (int i = last; i > 0; i--) {
     const node *v = &n->nodes[i];
     if (offset[i] < 0) continue;
     for (int k = 0; k < 2; k++) {
       const int x = v->input[k];
       if (x <= 0 || !n->nodes[x].wants_grad || offset[x] >= 0) continue;
-      offset[x] = v->shares && k == 0 ? offset[i] : put(&a, x, out_bytes(n, &n->nodes[x]));
+      offset[x] = v->works_in_place && k == 0
+                      ? offset[i]
+                      : place_gradient(&a, x, output_bytes(n, &n->nodes[x]));
     }
     /* The gradient of v is not needed after this, unless the gradient of its first input has the same place. */
     if (!share) continue;
-    if (!v->shares) drop(&a, holder(heir, i));
+    if (!v->works_in_place) release_gradient(&a, last_in_chain(heir, i));
   }
   free(a.list);
   free(heir);
@@ -132,45 +136,45 @@ typedef struct cursor {
   int64_t at;
 } cursor;
 
-static void *part(cursor *c, int64_t bytes) {
+static void *take_memory(cursor *c, int64_t bytes) {
   void *p = c->base != NULL ? c->base + c->at : NULL;
-  c->at += up(bytes);
+  c->at += round_up(bytes);
   return p;
 }
 
-static void walk(nn *n, cursor *c, const int64_t *offset, int64_t gradients) {
+static void assign_memory(nn *n, cursor *c, const int64_t *offset, int64_t gradients) {
   for (int i = 0; i < n->n_params; i++)
-    n->params[i].value = part(c, n->params[i].count * (int64_t)sizeof(float));
+    n->params[i].value = take_memory(c, n->params[i].count * (int64_t)sizeof(float));
   for (int i = 0; i < n->n_params; i++)
-    n->params[i].grad = part(c, n->params[i].count * (int64_t)sizeof(float));
+    n->params[i].grad = take_memory(c, n->params[i].count * (int64_t)sizeof(float));
   for (int i = 0; i < n->n_buffers; i++)
-    n->buffers[i].value = part(c, n->buffers[i].count * (int64_t)sizeof(float));
-  char *grads = part(c, gradients);
+    n->buffers[i].value = take_memory(c, n->buffers[i].count * (int64_t)sizeof(float));
+  char *grads = take_memory(c, gradients);
   n->scratch_bytes = 0;
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    v->out = v->shares ? nn_in(n, v, 0)->out : part(c, out_bytes(n, v));
-    v->kept = v->op->kept != NULL ? part(c, v->op->kept(n, v)) : NULL;
+    v->out = v->works_in_place ? input_of(n, v, 0)->out : take_memory(c, output_bytes(n, v));
+    v->kept = v->op->kept != NULL ? take_memory(c, v->op->kept(n, v)) : NULL;
     v->grad = offset[i] >= 0 && grads != NULL ? (float *)(void *)(grads + offset[i]) : NULL;
     const int64_t wants = v->op->scratch != NULL ? v->op->scratch(n, v) : 0;
     if (wants > n->scratch_bytes) n->scratch_bytes = wants;
   }
-  n->scratch = part(c, n->scratch_bytes);
+  n->scratch = take_memory(c, n->scratch_bytes);
 }
 
-bool nn_plan(nn *n, bool share) {
+bool nn_allocate(nn *n, bool share) {
   int64_t *offset = cli_take((size_t)n->n_nodes, sizeof *offset);
-  decide(n, share);
+  set_flags(n, share);
   const int64_t gradients = place_gradients(n, share, offset);
   cursor c = {NULL, 0};
-  walk(n, &c, offset, gradients);
+  assign_memory(n, &c, offset, gradients);
   n->bytes = c.at;
   free(n->memory);
   n->memory = aligned_alloc(ALIGN, (size_t)c.at);
   if (n->memory != NULL) {
     memset(n->memory, 0, (size_t)c.at);
     c = (cursor){n->memory, 0};
-    walk(n, &c, offset, gradients);
+    assign_memory(n, &c, offset, gradients);
     n->loss_grad = n->nodes[n->n_nodes - 1].grad;
   }
   free(offset);

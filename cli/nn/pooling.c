@@ -28,32 +28,32 @@ typedef struct kind {
 static const kind *kind_of(const node *v) { return (const kind *)(const void *)v->op; }
 
 /* Set [*from, *to) to the part of a window that lies inside the image, along one axis of `size` positions. */
-static void span(int64_t position, const node *v, int64_t size, int64_t *from, int64_t *to) {
+static void clip_window(int64_t position, const node *v, int64_t size, int64_t *from, int64_t *to) {
   *from = position * v->stride - v->padding;
   *to = *from + v->kernel < size ? *from + v->kernel : size;
   if (*from < 0) *from = 0;
 }
 
-static int64_t at(const job *j, int64_t sample, int64_t y, int64_t x) {
+static int64_t offset_of(const job *j, int64_t sample, int64_t y, int64_t x) {
   return ((sample * j->x.height + y) * j->x.width + x) * j->x.channels;
 }
 
 /* Call `each` for every output position of this piece's samples. */
-static void piece(void *arg, int32_t i) {
+static void run_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
   int64_t first, last;
   nn_range(j->samples, j->pieces, i, 1, &first, &last);
   if (j->clears != NULL)
-    memset(j->clears + at(j, first, 0, 0), 0,
+    memset(j->clears + offset_of(j, first, 0, 0), 0,
            (size_t)((last - first) * nn_count(j->x)) * sizeof *j->clears);
   for (int64_t s = first; s < last; s++) {
     for (int64_t y = 0; y < v->shape.height; y++) {
       for (int64_t x = 0; x < v->shape.width; x++) {
         window w = {.sample = s};
         w.out = ((s * v->shape.height + y) * v->shape.width + x) * v->shape.channels;
-        span(y, v, j->x.height, &w.y0, &w.y1);
-        span(x, v, j->x.width, &w.x0, &w.x1);
+        clip_window(y, v, j->x.height, &w.y0, &w.y1);
+        clip_window(x, v, j->x.width, &w.x0, &w.x1);
         j->each(j, &w);
       }
     }
@@ -62,10 +62,10 @@ static void piece(void *arg, int32_t i) {
 
 static void run(nn *n, node *v, int64_t samples, float *clears,
                 void (*each)(const job *j, const window *w)) {
-  const nn_shape x = nn_in(n, v, 0)->shape;
+  const nn_shape x = input_of(n, v, 0)->shape;
   const int64_t pieces = nn_pieces(n, samples * nn_count(x));
   job j = {n, v, x, samples, (int32_t)(pieces < samples ? pieces : samples), clears, each};
-  nn_parallel(n, j.pieces, piece, &j);
+  nn_parallel(n, j.pieces, run_piece, &j);
 }
 
 static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
@@ -75,7 +75,7 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
 
 static void backward(nn *n, node *v, int64_t samples, bool params) {
   (void)params;
-  float *dx = nn_in(n, v, 0)->grad;
+  float *dx = input_of(n, v, 0)->grad;
   if (dx != NULL) run(n, v, samples, v->adds[0] ? NULL : dx, kind_of(v)->backward);
 }
 
@@ -96,12 +96,12 @@ static void max_window(const job *j, const window *w) {
   float *y = j->v->out + w->out;
   int32_t *which = (int32_t *)j->v->kept + w->out;
   const int32_t start = (int32_t)(w->y0 * j->x.width + w->x0);
-  memcpy(y, x + at(j, w->sample, w->y0, w->x0), (size_t)c * sizeof *y);
+  memcpy(y, x + offset_of(j, w->sample, w->y0, w->x0), (size_t)c * sizeof *y);
   for (int64_t k = 0; k < c; k++)
     which[k] = start;
   for (int64_t a = w->y0; a < w->y1; a++) {
     for (int64_t b = w->x0; b < w->x1; b++)
-      take_larger(x + at(j, w->sample, a, b), (int32_t)(a * j->x.width + b), c, y, which);
+      take_larger(x + offset_of(j, w->sample, a, b), (int32_t)(a * j->x.width + b), c, y, which);
   }
 }
 
@@ -109,7 +109,7 @@ static void max_window_back(const job *j, const window *w) {
   const int64_t c = j->x.channels;
   const float *dy = j->v->grad + w->out;
   const int32_t *which = (const int32_t *)j->v->kept + w->out;
-  float *dx = j->n->nodes[j->v->input[0]].grad + at(j, w->sample, 0, 0);
+  float *dx = j->n->nodes[j->v->input[0]].grad + offset_of(j, w->sample, 0, 0);
   for (int64_t k = 0; k < c; k++)
     dx[which[k] * c + k] += dy[k];
 }
@@ -121,7 +121,9 @@ NG_CLONES static void add_run(const float *x, float scale, int64_t c, float *y) 
     y[k] += scale * x[k];
 }
 
-static float share(const window *w) { return 1.0F / (float)((w->y1 - w->y0) * (w->x1 - w->x0)); }
+static float weight_of(const window *w) {
+  return 1.0F / (float)((w->y1 - w->y0) * (w->x1 - w->x0));
+}
 
 static void mean_window(const job *j, const window *w) {
   const float *x = j->n->nodes[j->v->input[0]].out;
@@ -129,7 +131,7 @@ static void mean_window(const job *j, const window *w) {
   memset(y, 0, (size_t)j->x.channels * sizeof *y);
   for (int64_t a = w->y0; a < w->y1; a++) {
     for (int64_t b = w->x0; b < w->x1; b++)
-      add_run(x + at(j, w->sample, a, b), share(w), j->x.channels, y);
+      add_run(x + offset_of(j, w->sample, a, b), weight_of(w), j->x.channels, y);
   }
 }
 
@@ -137,24 +139,25 @@ static void mean_window_back(const job *j, const window *w) {
   float *dx = j->n->nodes[j->v->input[0]].grad;
   for (int64_t a = w->y0; a < w->y1; a++) {
     for (int64_t b = w->x0; b < w->x1; b++)
-      add_run(j->v->grad + w->out, share(w), j->x.channels, dx + at(j, w->sample, a, b));
+      add_run(j->v->grad + w->out, weight_of(w), j->x.channels, dx + offset_of(j, w->sample, a, b));
   }
 }
 
 /* ---- kinds ------------------------------------------------------------------------------------ */
 
-static int64_t max_kept(const nn *n, const node *v) {
+static int64_t max_kept_bytes(const nn *n, const node *v) {
   return n->batch * nn_count(v->shape) * (int64_t)sizeof(int32_t);
 }
-static const kind max_kind = {{"max pool", false, false, false, forward, backward, NULL, max_kept},
-                              max_window,
-                              max_window_back};
+static const kind max_kind = {
+    {"max pool", false, false, false, forward, backward, NULL, max_kept_bytes},
+    max_window,
+    max_window_back};
 static const kind mean_kind = {{"average pool", false, false, false, forward, backward, NULL, NULL},
                                mean_window,
                                mean_window_back};
 
-static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride, int64_t padding,
-                   bool up) {
+static int add_pooling(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride,
+                       int64_t padding, bool up) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);
   if (kernel < 1 || stride < 1 || padding < 0 || padding >= kernel) {
@@ -168,7 +171,7 @@ static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride
   const int64_t more = up ? stride - 1 : 0;
   const nn_shape to = {(s.height + 2 * padding - kernel + more) / stride + 1,
                        (s.width + 2 * padding - kernel + more) / stride + 1, s.channels};
-  node *v = nn_node(n, op, x, -1, to);
+  node *v = nn_add_node(n, op, x, -1, to);
   if (v == NULL) return -1;
   v->kernel = kernel;
   v->stride = stride;
@@ -177,18 +180,18 @@ static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride
 }
 
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
-  return windows(n, &max_kind.op, x, kernel, stride, padding, false);
+  return add_pooling(n, &max_kind.op, x, kernel, stride, padding, false);
 }
 
 int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride) {
-  return windows(n, &mean_kind.op, x, kernel, stride, 0, true);
+  return add_pooling(n, &mean_kind.op, x, kernel, stride, 0, true);
 }
 
 /* Use one square window over the whole image; positions outside the image do not count. */
 int nn_global_pool(nn *n, int x) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);
-  node *v = nn_node(n, &mean_kind.op, x, -1, (nn_shape){1, 1, s.channels});
+  node *v = nn_add_node(n, &mean_kind.op, x, -1, (nn_shape){1, 1, s.channels});
   if (v == NULL) return -1;
   v->kernel = v->stride = s.height > s.width ? s.height : s.width;
   return v->number;

@@ -39,7 +39,7 @@ static int describe_net(run *r) {
   if (r->reconstructs && r->s->label_smoothing > 0.0) {
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
   }
-  const int64_t least = nn_least_batch(r->net);
+  const int64_t least = nn_smallest_batch(r->net);
   if (r->s->batch / r->ranks.size < least) {
     return cli_bad("--batch: %s normalises over a batch%s: at least %lld", r->s->model,
                    least > 1 ? " of single pixels" : " on each rank",
@@ -259,7 +259,7 @@ static int make_own(run *r) {
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
   r->total = total_of(r->s, r->feed.per_epoch);
   if (rc == CLI_OK) rc = nn_ready(r->net, r->feed.room);
-  if (rc == CLI_OK) nn_set_first(r->net, first);
+  if (rc == CLI_OK) nn_set_first_sample(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);
   const double share = (double)batch / (double)r->s->batch;
   const double cap = r->s->bucket_mb * 1e6;

@@ -79,9 +79,9 @@ static void fill_piece(void *arg, int32_t i) {
   const data_set *d = p->f->d;
   const int32_t from = (int32_t)((int64_t)p->count * i / p->pieces);
   const int32_t to = (int32_t)((int64_t)p->count * (i + 1) / p->pieces);
-  data_batch(d, p->split, p->order != NULL ? p->order + from : NULL, p->first + from, to - from,
-             &p->how, p->f->x + (int64_t)from * d->height * d->width * d->channels,
-             p->f->labels + from);
+  data_fill_batch(d, p->split, p->order != NULL ? p->order + from : NULL, p->first + from,
+                  to - from, &p->how, p->f->x + (int64_t)from * d->height * d->width * d->channels,
+                  p->f->labels + from);
 }
 
 static void fill(const feed *f, piece *p) {
@@ -109,7 +109,7 @@ static int open_loader(feed *f) {
 }
 
 static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const uint8_t *bytes) {
-  image_values(f->d, row, &p->how, bytes, f->x + at * f->d->height * f->d->width * 3);
+  image_to_input(f->d, row, &p->how, bytes, f->x + at * f->d->height * f->d->width * 3);
   f->labels[at] = p->split->labels[row];
   f->rows[at] = row;
 }
@@ -132,7 +132,7 @@ static int replace(feed *f, const piece *p, int64_t place, int32_t at, char *why
   const int32_t n = p->split->n;
   for (int64_t i = 0; i < n; i++) {
     const int32_t row = row_of(p->split, f->order[(place + i) % n]);
-    if (i > 0 && image_load(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
+    if (i > 0 && image_decode(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
       put_image(f, p, at, row, f->spare);
       return CLI_OK;
     }
@@ -158,12 +158,12 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
   int rc = open_loader(f);
   *good = 0;
   if (rc == CLI_OK && f->next_taken != from) {
-    image_loader_drop(f->loader);
+    image_loader_cancel(f->loader);
     f->next_taken = f->next_asked = from;
   }
   for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) { /* one more round, for the next batch */
-    while (f->next_asked < end &&
-           image_loader_ask(f->loader, p->split->images, image_row(f, p, f->next_asked), &p->how))
+    while (f->next_asked < end && image_loader_request(f->loader, p->split->images,
+                                                       image_row(f, p, f->next_asked), &p->how))
       f->next_asked++;
     if (i == p->count) break;
     char why[PICTURE_WHY];

@@ -65,7 +65,7 @@ int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share,
   if (out->sum == NULL)
     return cli_bad("no memory for the gradients of %lld weights", (long long)nn_weights(net));
   if (ranks->size > 1) cut(out, cap);
-  nn_on_gradients(net, on_gradients, out);
+  nn_watch_gradients(net, on_gradients, out);
   return CLI_OK;
 }
 

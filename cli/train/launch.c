@@ -42,7 +42,7 @@ int32_t launch_neighbours(int32_t size) {
 static void *load(char *why, size_t size) {
   static const char *const places[] = {"launch_mpi.so", NG_MODULE_DIR "/launch_mpi.so"};
   for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-    char *path = cli_beside(places[i]);
+    char *path = cli_path_beside(places[i]);
     /* Open MPI's modules look up its symbols in the global scope. */
     const bool there = access(path, R_OK) == 0;
     void *module = there ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
@@ -87,7 +87,7 @@ int launch_begin(const char *wanted, launch *out) {
   if (*wanted < '0' || *wanted > '9') {
     return cli_bad("--ranks: '%s' is none of auto, mpi, a number of threads", wanted);
   }
-  if (cli_int("ranks", wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
+  if (cli_parse_int("ranks", wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
   if (started() > 1) {
     return cli_bad(
         "--ranks: %lld threads in each of %d processes that a launcher started; leave it out",
@@ -127,7 +127,7 @@ int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), vo
   ng_threads *group = NULL;
   atomic_bool told = false;
   int32_t made = 1;
-  cli_need_address_space(n);
+  cli_require_address_space(n);
   one_blas_thread();
   member *m = cli_take((size_t)n, sizeof *m);
   bool good = ng_threads_create(n, &group) == NG_OK;

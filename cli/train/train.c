@@ -26,7 +26,7 @@ static char *config_path(const char *given) {
   const bool ends = n > 5 && strcmp(given + n - 5, ".json") == 0;
   if (snprintf(name, sizeof name, "configs/%s%s", given, ends ? "" : ".json") >= (int)sizeof name)
     return cli_copy(given);
-  char *path = cli_shipped(name, name);
+  char *path = cli_shipped_path(name, name);
   if (access(path, F_OK) == 0) return path;
   free(path);
   return cli_copy(given); /* settings_read reports that it is missing */
@@ -133,7 +133,7 @@ static int check_layers(const char *model, const char *name) {
   model_task task;
   bool reconstructs, there = false;
   if (!of_norms && strcmp(name, "positions") != 0) return CLI_OK;
-  if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
+  if (model_default_task(model, &task) != CLI_OK) return CLI_BAD;
   nn *n = nn_create(NULL, 1);
   const int rc = model_build(model, &task, n, &reconstructs);
   for (int i = 0; i < nn_layers(n) && !of_norms; i++)

@@ -16,9 +16,8 @@
 /* Set several options and mark them as given. */
 static void put_values(const job *j, const ng_value *values) {
   ng_options_set_values(j->full, values);
-  for (; values->option != NG_OPTION_COUNT; values++) {
+  for (; values->option != NG_OPTION_COUNT; values++)
     ng_bits_add(j->full->given.word, (int32_t)values->option);
-  }
 }
 
 static ng_status choose_clip(const job *j, ng_clip_kind kind) {
@@ -107,9 +106,8 @@ static ng_status take_regex(job *j) {
   char globs[NG_TEXT_ROOM];
   const char *v = j->value;
   if (is_none(v) || ng_is(v, "[]")) return put(j, j->row->option, "");
-  if (v[0] == '[' && (v[1] == '"' || v[1] == '\'')) {
+  if (v[0] == '[' && (v[1] == '"' || v[1] == '\''))
     return refuse(j, NG_ERR_ARG, "one expression; join a list with '|'");
-  }
   if (ng_globs_of_search(v, globs, sizeof globs)) return put(j, j->row->option, globs);
   return refuse(
       j, NG_ERR_ABSENT,
@@ -185,11 +183,11 @@ static ng_status take_dtype(job *j) {
 /* Arguments of the constructor of gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739).  Columns of all
  * lists: published name, option of this library ("": none), meaning (natgrad info --published), function, words. */
 static const ng_published kaisa_names[] = {
-    {"factor_update_steps", "stat_period", "the same", take_same, NULL},
-    {"inv_update_steps", "solve_period", "the same", take_same, NULL},
-    {"damping", "damping", "the same", take_same, NULL},
-    {"factor_decay", "stat_decay", "the same: weight of the old average", take_same, NULL},
-    {"kl_clip", "kl_clip", "the same, with clip = kl; none: clip = none", take_kl_clip, NULL},
+    {"factor_update_steps", "stat_period", "sets stat_period", take_same, NULL},
+    {"inv_update_steps", "solve_period", "sets solve_period", take_same, NULL},
+    {"damping", "damping", "sets damping", take_same, NULL},
+    {"factor_decay", "stat_decay", "sets stat_decay: weight of the old average", take_same, NULL},
+    {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none: clip = none", take_kl_clip, NULL},
     {"lr", "", "the lr argument of ng_step", take_lr, NULL},
     {"accumulation_steps", "",
      "nothing to set: calls = mean averages the micro-batches before a step", check_count, NULL},
@@ -197,9 +195,9 @@ static const ng_published kaisa_names[] = {
      "eigen: eigen-prediv with damping_split = joint; inverse: cholesky with damping_split = full",
      take_compute_method, NULL},
     {"compute_eigenvalue_outer_product", "solver",
-     "true: eigen-prediv; false: eigen; no meaning with inverse", take_prediv, NULL},
+     "true: eigen-prediv; false: eigen; ignored with inverse", take_prediv, NULL},
     {"grad_worker_fraction", "grad_worker_fraction",
-     "the same; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_same,
+     "sets grad_worker_fraction; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_same,
      "COMM_OPT=1|HYBRID_OPT=0.5|MEM_OPT=0"},
     {"factor_dtype", "factor_dtype", "float32, bfloat16, float16 by any name; none: f32",
      take_dtype, DTYPES},
@@ -210,8 +208,8 @@ static const ng_published kaisa_names[] = {
      "nothing to set: sums of factors and inverses are always sent as triangles; the numbers are "
      "the same",
      take_word, "true|false"},
-    {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same, NULL},
-    {"colocate_factors", "colocate", "the same; false also with eigen-prediv", take_word,
+    {"allreduce_bucket_cap_mb", "stat_bucket_mb", "sets stat_bucket_mb", take_same, NULL},
+    {"colocate_factors", "colocate", "sets colocate; false also with eigen-prediv", take_word,
      "true=1|false=0"},
     {"assignment_strategy", "placement", "COMPUTE: kaisa; MEMORY: kaisa-memory", take_word,
      "compute=kaisa|memory=kaisa-memory"},
@@ -225,16 +223,17 @@ static const ng_published kaisa_names[] = {
 
 /* Rows of the lists of both kfac_pytorch and eva. */
 #define LZ_DAMPING                                                                                 \
-  { "damping", "damping", "the same", take_same, NULL }
+  { "damping", "damping", "sets damping", take_same, NULL }
 #define LZ_FACTORS                                                                                 \
-  {"fac_update_freq", "stat_period", "the same", take_same, NULL}, {                               \
-    "factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",    \
-        take_new_weight, NULL                                                                      \
+  {"fac_update_freq", "stat_period", "sets stat_period", take_same, NULL}, {                       \
+    "factor_decay", "stat_decay",                                                                  \
+        "1 - factor_decay; factor_decay is the weight of the new sample", take_new_weight, NULL    \
   }
 #define LZ_SOLVES                                                                                  \
-  { "kfac_update_freq", "solve_period", "the same", take_same, NULL }
+  { "kfac_update_freq", "solve_period", "sets solve_period", take_same, NULL }
 #define LZ_LAYERS                                                                                  \
-  {"exclude_vocabulary_size", "skip_layers", "linear/N; none: nothing", take_width, NULL},         \
+  {"exclude_vocabulary_size", "skip_layers", "the glob linear/N; none: no layer", take_width,      \
+   NULL},                                                                                          \
       {"hook_enabled", "", "nothing to set: true; to pause, observe nothing", take_word,           \
        "true; to pause, observe nothing"},                                                         \
   {                                                                                                \
@@ -244,13 +243,13 @@ static const ng_published kaisa_names[] = {
   }
 #define EVA_SAMPLES                                                                                \
   {                                                                                                \
-    "kfac_batch_size", "stat_batch", "the same: the number of first samples of a rank",            \
+    "kfac_batch_size", "stat_batch", "sets stat_batch: the number of first samples of a rank",     \
         take_samples, NULL                                                                         \
   }
 #define EVA_CLIP                                                                                   \
   {                                                                                                \
     "kl_clip", "kl_clip",                                                                          \
-        "the same, with clip = kl; 0: clip = rescale; none and negative: clip = none",             \
+        "sets kl_clip and clip = kl; 0: clip = rescale; none and negative: clip = none",           \
         take_kl_clip_zero, NULL                                                                    \
   }
 
@@ -259,7 +258,7 @@ static const ng_published lz_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
     LZ_DAMPING,
-    {"kl_clip", "kl_clip", "the same, with clip = kl; none, 0 and negative: clip = none",
+    {"kl_clip", "kl_clip", "sets kl_clip and clip = kl; none, 0 and negative: clip = none",
      take_kl_clip_sign, NULL},
     LZ_LR,
     {"communicate_inverse_or_not", "grad_worker_fraction",
@@ -274,8 +273,8 @@ static const ng_published lz_names[] = {
 /* lzhangbv/eva (Zhang, Shi & Li, ICLR 2023, arXiv 2308.02123). */
 static const ng_published eva_names[] = {
     LZ_FACTORS,
-    {"kfac_update_freq", "", "nothing to set: the published Eva takes it and ignores it",
-     check_count, NULL},
+    {"kfac_update_freq", "", "nothing to set: the published Eva ignores the argument", check_count,
+     NULL},
     LZ_DAMPING,
     EVA_CLIP,
     LZ_LR,
@@ -286,7 +285,7 @@ static const ng_published eva_names[] = {
 static const ng_published eva_kfac_names[] = {
     LZ_FACTORS,
     LZ_SOLVES,
-    {"diag_blocks", "factor_blocks", "the same, but cut between channels", take_same, NULL},
+    {"diag_blocks", "factor_blocks", "sets factor_blocks; cuts between channels", take_same, NULL},
     LZ_DAMPING,
     EVA_CLIP,
     LZ_LR,
@@ -302,8 +301,8 @@ static const ng_published adasgd_names[] = {
     {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count, NULL},
     {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count, NULL},
     {"factor_decay", "", "nothing to set: there are no averages", check_size, NULL},
-    {"kl_clip", "", "nothing to set: the published class takes it and ignores it",
-     check_size_or_none, NULL},
+    {"kl_clip", "", "nothing to set: the published class ignores the argument", check_size_or_none,
+     NULL},
     LZ_LAYERS,
 };
 
@@ -312,9 +311,8 @@ static const ng_published sam_names[] = {
     {"kfac_update_freq", "",
      "nothing to set: nothing is solved; that program sums averages over ranks at this interval",
      check_count, NULL},
-    {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius, NULL},
-    {"damping", "", "nothing to set: the published class takes it and ignores it", check_size,
-     NULL},
+    {"kl_clip", "radius", "sets radius; none, 0 and negative: 0.01", take_radius, NULL},
+    {"damping", "", "nothing to set: the published class ignores the argument", check_size, NULL},
     LZ_LR,
     EVA_SAMPLES,
     LZ_LAYERS,
@@ -324,10 +322,10 @@ static const ng_published sam_names[] = {
 static const ng_published spngd_names[] = {
     LZ_LR,
     {"momentum", "", "nothing to set: an argument of ng_step_sgd", check_size, NULL},
-    {"cov_ema_decay", "stat_decay", "1 - cov_ema_decay: it is the weight of the new sample there",
-     take_new_weight, NULL},
+    {"cov_ema_decay", "stat_decay",
+     "1 - cov_ema_decay; cov_ema_decay is the weight of the new sample", take_new_weight, NULL},
     LZ_DAMPING,
-    {"stab_coeff", "norm_damping", "the same", take_same, NULL},
+    {"stab_coeff", "norm_damping", "sets norm_damping", take_same, NULL},
     {"pi_type", "damping_split", "tracenorm: pi; none: root", take_word, "tracenorm=pi|none=root"},
     {"use_cholesky", "",
      "nothing to set: Cholesky always; the inverse by LU is the same to rounding", take_word,
@@ -338,9 +336,9 @@ static const ng_published spngd_names[] = {
      "true|false"},
     {"acc_iters", "", "nothing to set: calls = mean averages the micro-batches before a step",
      check_count, NULL},
-    {"weight_decay", "", "nothing to set: it is added to gradients before the step", check_size,
-     NULL},
-    {"communicate_after_forward", "", "nothing to set: it changes no number; see ng_batch.last",
+    {"weight_decay", "", "nothing to set: the decay is added to gradients before the step",
+     check_size, NULL},
+    {"communicate_after_forward", "", "nothing to set: no number changes; see ng_batch.last",
      take_word, "true|false"},
     {"constructor", "",
      "nothing to set: only none is accepted; skip_layers and norm_block select the layers with "

@@ -14,14 +14,14 @@ static const char on_device[] = "none|[]; gradients are stored on the device of 
 
 static const ng_published mfac_names[] = {
     LZ_LR,
-    {"ngrads", "window", "the same: stored gradients", take_same, NULL},
-    {"damp", "damping", "the same", take_same, NULL},
-    {"momentum", "window_momentum", "the same, with window_momentum_form = average", take_same,
-     NULL},
-    {"weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same,
-     NULL},
-    {"sparse", "window_mask", "the same: weights that are 0 at ng_ready are masked", take_same,
-     NULL},
+    {"ngrads", "window", "sets window: stored gradients", take_same, NULL},
+    {"damp", "damping", "sets damping", take_same, NULL},
+    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = average",
+     take_same, NULL},
+    {"weight_decay", "window_decay", "sets window_decay and window_decay_form = gradient",
+     take_same, NULL},
+    {"sparse", "window_mask", "sets window_mask: weights that are 0 at ng_ready are masked",
+     take_same, NULL},
     {"moddev", "", where_stored, take_word, on_device},
     {"optdev", "", where_stored, take_word, on_device},
     {"gpus", "", where_stored, take_word, on_device},
@@ -29,11 +29,12 @@ static const ng_published mfac_names[] = {
 
 static const ng_published ggt_names[] = {
     LZ_LR,
-    {"r", "window", "the same: stored gradients", take_same, NULL},
-    {"eps", "damping", "the same: added to the singular values", take_same, NULL},
-    {"beta1", "window_momentum", "the same, with window_momentum_form = gradient", take_same, NULL},
-    {"beta2", "window_forget", "the same", take_same, NULL},
-    {"wd", "window_decay", "the same, with window_decay_form = gradient", take_same, NULL},
+    {"r", "window", "sets window: stored gradients", take_same, NULL},
+    {"eps", "damping", "sets damping: added to the singular values", take_same, NULL},
+    {"beta1", "window_momentum", "sets window_momentum and window_momentum_form = gradient",
+     take_same, NULL},
+    {"beta2", "window_forget", "sets window_forget", take_same, NULL},
+    {"wd", "window_decay", "sets window_decay and window_decay_form = gradient", take_same, NULL},
 };
 
 /* Check the value; in the dense variant, a valid value has no effect. */
@@ -53,17 +54,17 @@ static ng_status take_clip_bound(job *j) {
 
 static const ng_published efcp_names[] = {
     LZ_LR,
-    {"ngrads", "window", "the same: stored gradients", take_same, NULL},
-    {"k_init", "window_density", "the same; none: 1", take_same, "none=1"},
-    {"damp", "damping", "the same", take_same, NULL},
+    {"ngrads", "window", "sets window: stored gradients", take_same, NULL},
+    {"k_init", "window_density", "sets window_density; none: 1", take_same, "none=1"},
+    {"damp", "damping", "sets damping", take_same, NULL},
     {"wd_type", "window_decay_form",
      "wd: none, weight decay is the update's, 1 - wd without lr there; reg and both: direction",
      take_word, "wd=none|0=none|reg=direction|both=direction|1=direction|2=direction"},
-    {"weight_decay", "window_decay", "the same, by window_decay_form", take_same, NULL},
-    {"momentum", "window_momentum", "the same, with window_momentum_form = heavy-ball", take_same,
-     NULL},
-    {"sparse", "window_mask", "the same: weights that are 0 at ng_ready are masked", take_same,
-     NULL},
+    {"weight_decay", "window_decay", "sets window_decay, by window_decay_form", take_same, NULL},
+    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = heavy-ball",
+     take_same, NULL},
+    {"sparse", "window_mask", "sets window_mask: weights that are 0 at ng_ready are masked",
+     take_same, NULL},
     {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block", take_topk,
      stores},
     {"topk_lr_on_update", "window_feedback_lr", "false: 1, lr times the gradient enters", take_word,
@@ -72,8 +73,8 @@ static const ng_published efcp_names[] = {
      "true=none|false=added"},
     {"ignore_bn_ln_type", "skip_layers", "all: *norm*,*bn*; none, modules: nothing", take_word,
      "none=|modules=|all=*norm*,*bn*"},
-    {"k", "window_density", "the same; none: 1", take_same, "none=1"},
-    {"m", "window", "the same: stored gradients", take_same, NULL},
+    {"k", "window_density", "sets window_density; none: 1", take_same, "none=1"},
+    {"m", "window", "sets window: stored gradients", take_same, NULL},
     {"use_bf16", "window_dtype", "true: bf16; false: f32", take_word, "true=bf16|false=f32"},
     {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 added", take_word,
      "0=none|1=gradient|2=error|3=rest|4=added"},
@@ -82,7 +83,7 @@ static const ng_published efcp_names[] = {
     {"empty_buffer_on_decay", "window_empty", "true: 0.5; false: 0", take_word, "true=0.5|false=0"},
     {"clip_type", "clip", "norm, or val: value; of the preconditioned gradient", take_word,
      "none|norm|val=value"},
-    {"clip_bound", "clip_bound", "the same; 0, if set after clip_type: clip = none",
+    {"clip_bound", "clip_bound", "sets clip_bound; 0, if set after clip_type: clip = none",
      take_clip_bound, NULL},
     {"use_ef", "", "nothing to set: only true is accepted; error feedback cannot be switched off",
      take_word, "true; error feedback cannot be switched off"},
@@ -109,29 +110,29 @@ static const ng_published efcp_names[] = {
 
 static const ng_published sparse_ggt_names[] = {
     LZ_LR,
-    {"r", "window", "the same: stored gradients", take_same, NULL},
-    {"k_init", "window_density", "the same; none: 1", take_same, "none=1"},
+    {"r", "window", "sets window: stored gradients", take_same, NULL},
+    {"k_init", "window_density", "sets window_density; none: 1", take_same, "none=1"},
     {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block", take_topk,
      stores},
-    {"eps", "damping", "the same: added to the singular values", take_same, NULL},
-    {"beta1", "", "nothing to set: the published class takes it and ignores it", check_size, NULL},
-    {"beta2", "", "nothing to set: the published class takes it and ignores it", check_size, NULL},
-    {"wd", "window_decay", "the same, with window_decay_form = gradient", take_same, NULL},
+    {"eps", "damping", "sets damping: added to the singular values", take_same, NULL},
+    {"beta1", "", "nothing to set: the published class ignores the argument", check_size, NULL},
+    {"beta2", "", "nothing to set: the published class ignores the argument", check_size, NULL},
+    {"wd", "window_decay", "sets window_decay and window_decay_form = gradient", take_same, NULL},
 };
 
 static const ng_published lowrank_names[] = {
     LZ_LR,
-    {"ngrads", "window", "the same: stored gradients", take_same, NULL},
-    {"num_grads", "window", "the same: stored gradients", take_same, NULL},
-    {"damp", "damping", "the same", take_same, NULL},
-    {"rank", "window_rank", "the same", take_same, NULL},
+    {"ngrads", "window", "sets window: stored gradients", take_same, NULL},
+    {"num_grads", "window", "sets window: stored gradients", take_same, NULL},
+    {"damp", "damping", "sets damping", take_same, NULL},
+    {"rank", "window_rank", "sets window_rank", take_same, NULL},
     {"scope", "window_scope",
      "global, none (the aggregate classes): model; tensor (the others): parameter", take_word,
      "none=model|global=model|tensor=parameter"},
-    {"momentum", "window_momentum", "the same, with window_momentum_form = average", take_same,
-     NULL},
-    {"weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same,
-     NULL},
+    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = average",
+     take_same, NULL},
+    {"weight_decay", "window_decay", "sets window_decay and window_decay_form = gradient",
+     take_same, NULL},
     {"moddev", "", where_stored, take_word, on_device},
     {"optdev", "", where_stored, take_word, on_device},
 };
@@ -154,17 +155,18 @@ static ng_status take_betas(job *j) {
 }
 
 #define TOPK_NAMES                                                                                 \
-  LZ_LR, {"k_init", "window_density", "the same; none: 1", take_same, "none=1"},                   \
+  LZ_LR, {"k_init", "window_density", "sets window_density; none: 1", take_same, "none=1"},        \
       {"topk", "window_store", "none, global: topk; layer: topk-layer; block: topk-block",         \
        take_topk, stores},                                                                         \
   {                                                                                                \
-    "weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same, NULL \
+    "weight_decay", "window_decay", "sets window_decay and window_decay_form = gradient",          \
+        take_same, NULL                                                                            \
   }
 
 static const ng_published topk_sgd_names[] = {
     TOPK_NAMES,
-    {"momentum", "window_momentum", "the same, with window_momentum_form = heavy-ball", take_same,
-     NULL},
+    {"momentum", "window_momentum", "sets window_momentum and window_momentum_form = heavy-ball",
+     take_same, NULL},
     {"dampening", "", "nothing to set: only 0 is accepted", take_word, only_off},
     {"nesterov", "", "nothing to set: only false is accepted", take_word, only_off},
 };
@@ -172,12 +174,12 @@ static const ng_published topk_adam_names[] = {
     TOPK_NAMES,
     {"betas", "window_momentum", "two numbers: window_momentum and window_forget", take_betas,
      NULL},
-    {"eps", "damping", "the same: added to the root of the second moment", take_same, NULL},
+    {"eps", "damping", "sets damping: added to the root of the second moment", take_same, NULL},
     {"amsgrad", "", "nothing to set: only false is accepted", take_word, only_off},
 };
 static const ng_published topk_adagrad_names[] = {
     TOPK_NAMES,
-    {"eps", "damping", "the same: added to the root of the sum", take_same, NULL},
+    {"eps", "damping", "sets damping: added to the root of the sum", take_same, NULL},
     {"wd_type", "window_decay_form", "wd: none; reg and both: gradient", take_word,
      "wd=none|0=none|reg=gradient|both=gradient|1=gradient|2=gradient"},
 };

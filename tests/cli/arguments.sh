@@ -7,7 +7,7 @@ expect 2 '*a command is missing*' "$natgrad"
 expect 2 "*unknown command 'reply'; the nearest is replay*" "$natgrad" reply
 expect 2 "*unknown command 'xylophone'; *--help*" "$natgrad" xylophone
 expect 2 "*unknown option '--verison'; the nearest is --version*" "$natgrad" --verison
-expect 2 "*help: there is no command 'reply'*" "$natgrad" help reply
+expect 2 "*unknown command 'reply'; the nearest is replay*" "$natgrad" help reply
 expect 2 '*help: unexpected argument '"'bench'"'*' "$natgrad" help replay bench
 
 expect 0 'natgrad [0-9]*.[0-9]*.[0-9]* (*)' "$natgrad" --version
