@@ -1,7 +1,6 @@
 /* bench.c: `natgrad bench CASE`: the table of cases, their arguments, and the printer of all results. */
 #include "common/commands.h"
 #include "bench.h"
-#include "floors.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -286,10 +285,9 @@ static int run_model(bench *b, const bench_case *c) {
 
 static int run_case(const bench *asked, const bench_case *c) {
   bench b = *asked;
-  if (c->options == NULL && b.args->n_settings > 0) {
+  if (c->options == NULL && b.args->n_settings > 0)
     return cli_bad("bench %s: --%s: this case takes no option of the library", c->name,
                    b.args->settings[0].name);
-  }
   const char *const one[] = {b.model, NULL}, *const *model = b.model != NULL ? one : c->models;
   int rc = CLI_OK;
   if (c->options != NULL) rc = set_options(&b, c);

@@ -92,4 +92,16 @@ ng_status bench_observe(ng_precond *p, const shapes *list, float *x, int64_t sam
 int64_t bench_parameters(const shapes *list);    /* number of parameters */
 int64_t bench_largest_order(const shapes *list); /* the largest order of a factor */
 
+/* ---- floors.c: lower bounds, measured in this process with the BLAS that natgrad uses, on all threads ----------
+ *
+ * Times are the least of ten runs (of fewer, but at least three, if the runs take more than three seconds).  A negative
+ * result: no BLAS, or LAPACK failed. */
+
+bool floors_have_blas(void); /* false in a build without BLAS */
+
+double floor_sgemm_gflops(int order); /* 2 order^3 operations / time         */
+double floor_copy_gbs(void);          /* bytes read and written / time       */
+int64_t floor_cache_bytes(void);      /* size of the last-level cache        */
+double floor_cholesky_ms(int64_t n);  /* ms of spotrf and spotri of order n  */
+
 #endif

@@ -4,7 +4,6 @@
  * caches, so that no array is in a cache when a layer observes it, as in a trainer. */
 #include "bench.h"
 #include "clock.h"
-#include "floors.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,9 +47,8 @@ static void make_pool(const bench *b, work *k) {
   for (int i = 0; i < k->model.n; i++) {
     const shape *l = &k->model.layer[i];
     const int64_t sizes[] = {input_floats(l, b->batch), output_floats(l, b->batch), l->p * l->out};
-    for (int j = 0; j < 3; j++) {
+    for (int j = 0; j < 3; j++)
       if (sizes[j] > most) most = sizes[j];
-    }
   }
   k->pool_floats = most + 4 * floor_cache_bytes() / (int64_t)sizeof(float);
   k->pool = bench_alloc(k->pool_floats);
@@ -88,10 +86,9 @@ static int open_kfac(bench *b) {
   const ng_status st = make_precond(b, k);
   if (st < 0) return bench_fail(b, "kfac", st);
   for (int i = 0; i <= k->model.n; i++) {
-    for (int part = 0; part < PARTS; part++) {
+    for (int part = 0; part < PARTS; part++)
       (void)bench_add_row(b, "%s/%s", i < k->model.n ? k->model.layer[i].name : "sum",
                           part_name[part]);
-    }
   }
   (void)bench_add_row(b, "sum/step");
   (void)snprintf(b->prefix, sizeof b->prefix, "%.64s/%lld/", k->model.name, (long long)b->batch);
@@ -222,9 +219,8 @@ static int add_notes(bench *b) {
   } held[] = {{"factors", r.factors},     {"sums", r.sums},       {"results", r.results},
               {"direction", r.direction}, {"moments", r.moments}, {"scratch", r.scratch},
               {"objects", r.objects}};
-  for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+  for (size_t i = 0; i < sizeof held / sizeof *held; i++)
     if (held[i].bytes > 0) bench_note(b, " %s %lld", held[i].use, (long long)held[i].bytes);
-  }
   return st == NG_OK ? CLI_OK : bench_fail(b, "kfac", st);
 }
 

@@ -7,7 +7,6 @@
  *   window     two reads of the window's memory (rows, Gram matrix, error feedback); the warm-up fills the window */
 #include "bench.h"
 #include "clock.h"
-#include "floors.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 /* floors.c: lower bounds of the parts of a step.  Each bound is the least time of up to ten runs on all threads. */
-#include "floors.h"
 
 #include "bench.h"
 #include "common/blas.h"

@@ -18,10 +18,9 @@ static int print_machine(void) {
   cli_processor(processor, sizeof processor);
   printf("processor = %s\nthreads = %d\n", processor, cli_cores());
   ng_component c = {.struct_size = sizeof c};
-  for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++) {
+  for (int32_t i = 0; ng_component_info(i, &c) == NG_OK; i++)
     printf("%s %s = %s%s%s\n", c.kind, c.name, c.built_in ? "built in" : "absent",
            c.absent[0] != 0 ? ": " : "", c.absent);
-  }
   const picture_format *const formats[] = {&picture_jpeg, &picture_png};
   for (int i = 0; i < 2; i++) {
     const char *library = formats[i]->library;
@@ -112,9 +111,8 @@ static int print_environment(void) {
        "1: do not restart with OPENBLAS_THREAD_TIMEOUT and a faster OPENBLAS_CORETYPE"},
   };
   ng_variable_info v = {.struct_size = sizeof v};
-  for (int32_t i = 0; ng_variable_at(i, &v) == NG_OK; i++) {
+  for (int32_t i = 0; ng_variable_at(i, &v) == NG_OK; i++)
     printf("%-24s %s\n", v.name, v.meaning);
-  }
   for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
     printf("%-24s %s\n", own[i][0], own[i][1]);
   }
@@ -132,9 +130,8 @@ static int print_published(const char *name) {
   if (m.published == 0) printf("%s has no published names\n", m.name);
   for (int32_t k = 0; k < m.published; k++) {
     ng_published_info p = {.struct_size = sizeof p};
-    if (ng_method_published_at(index, k, &p) != NG_OK) {
+    if (ng_method_published_at(index, k, &p) != NG_OK)
       return cli_bad("info: published name %d of %s cannot be read", (int)k, m.name);
-    }
     printf("%-32s %-22s %s\n", p.name, p.option[0] != 0 ? p.option : "-", p.meaning);
   }
   return CLI_OK;

@@ -46,9 +46,8 @@ static const cli_command *find_command(const char *name) {
 static void usage(void) {
   puts("natgrad: precondition the gradients of a neural network with curvature\n\n"
        "  natgrad COMMAND [OPTIONS]\n");
-  for (int i = 0; i < cli_commands_count; i++) {
+  for (int i = 0; i < cli_commands_count; i++)
     printf("  %-8s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
-  }
   puts("\n  natgrad help COMMAND    print the options of a command\n"
        "  natgrad --version       print version and commit\n\n"
        "Exit codes: 0 done; 1 done, and the answer is no (tolerance exceeded); 2 bad input, or\n"

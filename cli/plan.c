@@ -2,7 +2,7 @@
 #include "common/commands.h"
 #include "plan.h"
 
-#include "floors.h"
+#include "bench.h"
 #include "train/launch.h"
 
 #include <math.h>
@@ -32,11 +32,10 @@ static int read_ranks(plan_command *c, const char *text) {
     char *end;
     const long n = strtol(at, &end, 10);
     if (end == at || (*end != ',' && *end != 0) || n < 1 || n > MOST_RANKS ||
-        c->counts == MOST_COUNTS) {
+        c->counts == MOST_COUNTS)
       return cli_bad("plan: --ranks is '%s', expected up to %d whole numbers from 1 to %d with "
                      "commas",
                      text, MOST_COUNTS, MOST_RANKS);
-    }
     c->ranks[c->counts++] = (int32_t)n;
   }
   return CLI_OK;

@@ -45,10 +45,9 @@ static void set_layer_name(reader *in, const char *list, int i, const char *name
     return;
   }
   (void)snprintf(r->layer[i].name, sizeof r->layer[i].name, "%s", name);
-  for (int k = 0; k < i; k++) {
+  for (int k = 0; k < i; k++)
     if (strcmp(r->layer[k].name, name) == 0)
       cli_field_error(&in->fields, "%s has %s twice", list, name);
-  }
 }
 
 static void read_layer(cli_fields *f, const ngio_value *o, shape *l) {
@@ -65,9 +64,8 @@ static void read_layer(cli_fields *f, const ngio_value *o, shape *l) {
   if (!ngio_is_flag(bias)) cli_field_error(f, "bias is neither true nor false");
   l->bias = ngio_is(bias, NGIO_TRUE);
   l->conv = strcmp(kind, "conv2d") == 0;
-  if (!l->conv && strcmp(kind, "linear") != 0) {
+  if (!l->conv && strcmp(kind, "linear") != 0)
     cli_field_error(f, "kind '%.40s' is not supported, expected conv2d, linear or batchnorm", kind);
-  }
   l->in = cli_field_whole(f, o, l->conv ? "in_channels" : "in_features", 1, MOST, -1);
   l->out = cli_field_whole(f, o, l->conv ? "out_channels" : "out_features", 1, MOST, -1);
   if (!l->conv) return;
@@ -346,11 +344,10 @@ static void read_arrays(reader *in) {
   }
   in->fields.where = "";
   const int64_t batches = r->parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
-  for (int64_t k = 0; k < batches && in->fields.rc == CLI_OK; k++) {
+  for (int64_t k = 0; k < batches && in->fields.rc == CLI_OK; k++)
     read_micro_batch(in, (int)(k / r->micro_batches / r->steps),
                      (int)(k / r->micro_batches % r->steps), (int)(k % r->micro_batches),
                      &r->observed[k * r->layers]);
-  }
   for (int k = 0; k < 2 * r->steps * r->layers && in->fields.rc == CLI_OK; k++) {
     const shape *l = &r->layer[k / 2 % r->layers];
     if (k % 2 == 0 || l->bias) read_step(in, k / 2 / r->layers, l, k % 2, &r->step[k]);

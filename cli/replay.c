@@ -47,9 +47,8 @@ static bool append_text(ngio_out *to, const ngio_value *v) {
 /* Set the options and the learning rate that the recording's configuration names. */
 static int set_recorded_options(const recording *r, const char *path, ng_options *o, double *lr) {
   char message[512] = "";
-  if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0) {
+  if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0)
     return cli_bad("%s: case.json: %s", path, message);
-  }
   *lr = 0.1; /* used if the configuration has no entry lr */
   for (const ngio_value *value = ngio_first(r->config); value != NULL;
        value = ngio_next(r->config, value)) {
@@ -71,9 +70,8 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
   }
   /* ema_leak = false: the program restored its averages after each inverse, so damping did not enter them. */
   if (ngio_is(ngio_get(r->root, "ema_leak"), NGIO_FALSE) &&
-      ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0) {
+      ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0)
     return cli_bad("%s: case.json: %s", path, message);
-  }
   return CLI_OK;
 }
 
@@ -152,9 +150,8 @@ static error_summary merge_ranks(const recording *r, const replay_rank *ranks, i
   error_summary a = {.what = NULL};
   for (int k = 0; k < r->steps * r->layers; k++) {
     double *e = &ranks[0].cells[which][k];
-    for (int i = 1; i < r->ranks; i++) {
+    for (int i = 1; i < r->ranks; i++)
       if (ranks[i].cells[which][k] > *e) *e = ranks[i].cells[which][k];
-    }
     if (*e > a.largest)
       a = (error_summary){.largest = *e, .step = k / r->layers, .layer = k % r->layers};
   }

@@ -43,10 +43,9 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
     const shape *l = &r->layer[i];
     const ngio_tensor *q = recording_array(r, "init.%s.q", l->name);
     if (l->out == 1) continue;
-    if (!r->parameters || q == NULL) {
+    if (!r->parameters || q == NULL)
       return cli_bad("%s: array init.%s.q is missing: the low-rank iteration starts from it", path,
                      l->name);
-    }
     if (q->dtype != NGIO_F32 || q->ndim != 2 || q->shape[0] != l->in ||
         q->shape[1] != low_rank_columns(l, rank)) {
       return cli_bad("%s: array init.%s.q: expected float32 [%lld,%lld], of window_rank %lld", path,

@@ -121,10 +121,9 @@ static void read_conv(cli_fields *in, const ngio_value *o, shape *l) {
   l->groups = cli_field_whole(in, o, "groups", 1, LARGEST, 1);
   if (l->in % l->groups != 0 || l->out % l->groups != 0)
     cli_field_error(in, "groups is not a divisor of in and out");
-  for (int k = 0; k < 2; k++) {
+  for (int k = 0; k < 2; k++)
     if (l->image[k] + 2 * l->padding[k] < kernel_reach(l, k))
       cli_field_error(in, "image is not as large as the kernel");
-  }
 }
 
 static void read_layer(cli_fields *in, const ngio_value *o, shape *l) {
@@ -205,9 +204,8 @@ int shapes_list(const char *model, shapes *out) {
 
 void shapes_keep_matrices(shapes *s) {
   int n = 0;
-  for (int i = 0; i < s->n; i++) {
+  for (int i = 0; i < s->n; i++)
     if (!s->layer[i].norm && !s->layer[i].embedding) s->layer[n++] = s->layer[i];
-  }
   s->n = n;
 }
 

@@ -62,9 +62,8 @@ static void add_embedding(list *to, int64_t tokens, const char *part) {
 
 bool shapes_list_transformer(const char *name, shapes *out) {
   const transformer *t = NULL;
-  for (int i = 0; i < TABLE; i++) {
+  for (int i = 0; i < TABLE; i++)
     if (strcmp(table[i].name, name) == 0) t = &table[i];
-  }
   if (t == NULL) return false;
   list to = {t, out};
   add_embedding(&to, t->words, "embeddings.word");

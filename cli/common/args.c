@@ -17,12 +17,11 @@ void cli_help(const cli_command *command) {
                    o->value != NULL ? o->value : "");
     printf("  %-22s %s\n", left, o->help);
   }
-  if (command->library) {
+  if (command->library)
     puts("\nAll options of the library are accepted, as in --damping 0.003: `natgrad info "
          "--options`\n"
          "lists them.  Short names: --store, --density and --rank for --window-store,\n"
          "--window-density and --window-rank.");
-  }
 }
 
 /* Set *own to the command's option `name`, or *library to the name of the library's option; false: no such option. */
@@ -76,10 +75,9 @@ static int parse_size(const char *option, const char *text, double *out) {
   }
   if (end != text && *end == 'B') end++;
   if (end != text && strcmp(end, "/s") == 0) end += 2;
-  if (end == text || *end != 0 || !(x >= 1) || !isfinite(x)) {
+  if (end == text || *end != 0 || !(x >= 1) || !isfinite(x))
     return cli_bad("--%s: '%s' is not a size of at least 1, such as 16GB, 8GiB or 12.5GB/s", option,
                    text);
-  }
   *out = x;
   return CLI_OK;
 }

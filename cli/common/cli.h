@@ -106,7 +106,7 @@ int cli_method_names(const char **names, int room);             /* returns the n
 /* ---- arguments -------------------------------------------------------------------------------*/
 
 /* Parse the whole text as a flag (true, false), a whole number or a number from `lower` to `upper` into `to`, whose
- * type cli_kind names.  CLI_BAD: `message` says what is accepted. */
+ * type cli_kind names.  CLI_BAD: `message` has the accepted values. */
 enum { CLI_MESSAGE = 512 };
 int cli_parse(cli_kind kind, const char *text, double lower, double upper, void *to, char *message,
               size_t size);

@@ -71,9 +71,8 @@ static void log_line(void *user, ng_log_level level, const char *line) {
 int cli_context(ng_context_config *config, ng_context **out) {
   char message[512] = "";
   config->log = log_line;
-  if (ng_context_create(NG_VERSION, config, message, sizeof message, out) < 0) {
+  if (ng_context_create(NG_VERSION, config, message, sizeof message, out) < 0)
     return cli_bad("%s", message);
-  }
   return CLI_OK;
 }
 
@@ -104,9 +103,8 @@ static void wake_threads(void) {
   const int n = 256;
   const float zero = 0.0F, one = 1.0F;
   float *x = cli_take(2 * (size_t)n * (size_t)n, sizeof *x), *y = x + (size_t)n * (size_t)n;
-  if (find_symbol("sgemm_", &sgemm)) {
+  if (find_symbol("sgemm_", &sgemm))
     sgemm("N", "N", &n, &n, &n, &one, x, &n, x, &n, &zero, y, &n, 1, 1);
-  }
   free(x);
 }
 
@@ -124,9 +122,8 @@ void cli_require_address_space(int callers) {
   const long of_blas = strtol(threads, NULL, 10);
   const long n = callers - had + (had == 0 ? 2 * (of_blas - 1) : 0);
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || of_blas < 1 ||
-      strstr(blas, "OpenBLAS") == NULL || n < 1) {
+      strstr(blas, "OpenBLAS") == NULL || n < 1)
     return;
-  }
   void **held = cli_take((size_t)callers, sizeof *held);
   void *room = mmap(NULL, (size_t)n * buffer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {

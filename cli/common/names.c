@@ -20,9 +20,8 @@ char *cli_join(const char *folder, const char *name) {
 
 void cli_spell(char *to, size_t size, const char *name, char with) {
   (void)snprintf(to, size, "%s", name);
-  for (; *to != 0; to++) {
+  for (; *to != 0; to++)
     if (*to == '-' || *to == '_') *to = with;
-  }
 }
 
 bool cli_same_name(const char *a, const char *b) {
@@ -40,9 +39,8 @@ bool cli_ends_in(const char *path, const char *ending) {
 bool cli_option_find(const char *name, ng_option_info *out) {
   static const char *const list[][2] = {
       {"store", "window_store"}, {"density", "window_density"}, {"rank", "window_rank"}};
-  for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+  for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
     if (strcmp(list[i][0], name) == 0) name = list[i][1];
-  }
   for (int32_t i = 0; i < ng_option_count(); i++) {
     memset(out, 0, sizeof *out);
     out->struct_size = sizeof *out;

@@ -40,9 +40,8 @@ void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, doub
     random_words(seed, purpose, item, (uint64_t)(i / 4), w);
     box_muller(w[0], w[1], &z[0], &z[1]);
     box_muller(w[2], w[3], &z[2], &z[3]);
-    for (int64_t k = 0; k < 4; k++) {
+    for (int64_t k = 0; k < 4; k++)
       if (i + k >= from && i + k < from + n) x[i + k - from] = (float)(deviation * z[k]);
-    }
   }
 }
 

@@ -20,10 +20,9 @@ static int read_row(data_stream *file, const char *path, int64_t row, const data
   unsigned char bytes[2 + IMAGE];
   if (data_stream_read(file, bytes, labels + IMAGE) != CLI_OK) return CLI_BAD;
   *y = bytes[labels - 1];
-  if (*y >= d->classes) {
+  if (*y >= d->classes)
     return cli_bad("--data: %s: row %lld has the label %d, expected 0 to %d", path, (long long)row,
                    *y, d->classes - 1);
-  }
   for (int p = 0; p < PIXELS; p++) {
     for (int c = 0; c < 3; c++)
       x[3 * p + c] = bytes[labels + c * PIXELS + p];

@@ -203,9 +203,8 @@ static int compare_rows(const void *a, const void *b) {
 
 int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   const int32_t n = d->train.n;
-  if (count < 1 || count >= n) {
+  if (count < 1 || count >= n)
     return cli_bad("--validation: %d of %d training samples, expected 1 to %d", count, n, n - 1);
-  }
   int32_t *index = data_alloc(d, n, (int64_t)sizeof *index);
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)

@@ -36,10 +36,9 @@ static int parse_rows(const char *path, const unsigned char *bytes, int64_t coun
   for (int r = 0; r < ROWS; r++) {
     for (int c = 0; c <= PIXELS; c++) {
       const int v = read_number(&at, end, c < PIXELS ? 16 : 9, c < PIXELS ? ',' : '\n');
-      if (v < 0) {
+      if (v < 0)
         return cli_bad("%s: line %d: column %d is no number from 0 to %d", path, r + 1, c + 1,
                        c < PIXELS ? 16 : 9);
-      }
       if (c < PIXELS) x[r * PIXELS + c] = (uint8_t)v;
       if (c == PIXELS) y[r] = v;
     }

@@ -40,28 +40,24 @@ static int open_idx(const char *path, int axes, int64_t length[3], data_stream *
   const bool zipped = data_stream_is_gzip(*out);
   unsigned char b[16] = {0};
   int64_t product = 1;
-  if (count < 0) {
+  if (count < 0)
     return cli_bad("--data: %s: %lld bytes are too few for an idx header of %lld", path,
                    (long long)most, (long long)head);
-  }
   if (data_stream_read(*out, b, head) != CLI_OK) return CLI_BAD;
-  if (b[0] != 0 || b[1] != 0 || b[2] != 8 || b[3] != axes) {
+  if (b[0] != 0 || b[1] != 0 || b[2] != 8 || b[3] != axes)
     return cli_bad("--data: %s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)",
                    path, b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
-  }
   for (int i = 0; i < axes; i++) {
     length[i] = big_endian(b + 4 + 4 * i);
-    if (length[i] < 1 || length[i] > INT32_MAX || length[i] > count / product) {
+    if (length[i] < 1 || length[i] > INT32_MAX || length[i] > count / product)
       return cli_bad("--data: %s: says axis %d has length %lld, which does not fit %s %lld bytes",
                      path, i, (long long)length[i], zipped ? "its content of at most" : "its",
                      (long long)most);
-    }
     product *= length[i];
   }
-  if (!zipped && count != product) {
+  if (!zipped && count != product)
     return cli_bad("--data: %s: has %lld values, its header says %lld", path, (long long)count,
                    (long long)product);
-  }
   return CLI_OK;
 }
 
@@ -90,10 +86,9 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
   (void)snprintf(name, sizeof name, "%s-labels", stem);
   if (rc == CLI_OK) rc = find_file(folder, name, 1, &label_path);
   if (rc == CLI_OK) rc = open_idx(label_path, 1, n, &labels);
-  if (rc == CLI_OK && n[0] != shape[0]) {
+  if (rc == CLI_OK && n[0] != shape[0])
     rc = cli_bad("--data: %s: %lld labels for %lld images", label_path, (long long)n[0],
                  (long long)shape[0]);
-  }
   if (rc == CLI_OK && d->height > 0 && (d->height != shape[1] || d->width != shape[2])) {
     rc = cli_bad("--data: %s: images of %lldx%lld, the training images have %lldx%lld", path,
                  (long long)shape[1], (long long)shape[2], (long long)d->height,

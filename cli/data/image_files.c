@@ -57,9 +57,8 @@ static int list_folder(const char *folder, image_classes *out) {
 static bool is_image(const char *name) {
   static const char *const ends[] = {".jpg", ".jpeg", ".png"};
   const char *dot = strrchr(name, '.');
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < 3; i++)
     if (dot != NULL && strcasecmp(dot, ends[i]) == 0) return true;
-  }
   return false;
 }
 
@@ -102,9 +101,8 @@ static int add_files_below(const walk *w, const char *folder, int32_t label, int
 }
 
 static int32_t find_class(const image_classes *names, const struct dirent *entry) {
-  for (int i = 0; i < names->n; i++) {
+  for (int i = 0; i < names->n; i++)
     if (strcmp(names->list[i]->d_name, entry->d_name) == 0) return i;
-  }
   return -1;
 }
 

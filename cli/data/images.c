@@ -67,10 +67,9 @@ static int parse_rgb(const char *key, const char *text, double lower, float to[3
   for (int k = 0; k < 3; k++) {
     char *end = NULL;
     const double v = strtod(at, &end);
-    if (end == at || *end != (k < 2 ? '/' : 0) || !(v >= lower && v <= 1e3)) {
+    if (end == at || *end != (k < 2 ? '/' : 0) || !(v >= lower && v <= 1e3))
       return cli_bad("--data: images: %s is '%s', expected R/G/B from %g on, or FILE.npy", key,
                      text, lower);
-    }
     to[k] = (float)v;
     at = end + 1;
   }
@@ -91,10 +90,9 @@ static int read_npy(data_set *d, const char *key, const char *path, bool image, 
   int rc = CLI_OK;
   const bool planes = image && a.ndim == 3 && a.shape[1] >= side && a.shape[2] >= side;
   if ((a.dtype != NGIO_F32 && a.dtype != NGIO_F64) || a.ndim < 1 || a.shape[0] != 3 ||
-      !(planes || a.count == 3)) {
+      !(planes || a.count == 3))
     rc = cli_bad("--data: %s: expected %s as f4 or f8 of shape [3]%s", path, key,
                  image ? ", or [3, height, width], both >= size" : "");
-  }
   for (int64_t i = 0; i < a.count && rc == CLI_OK; i++) {
     const double v = npy_value(&a, i);
     if (!(v >= (image ? -1e6 : 1e-6) && v <= 1e6))
@@ -122,10 +120,9 @@ static int set_normalisation(data_set *d, const settings *w) {
   memcpy(d->mean, mean, sizeof mean);
   memcpy(d->deviation, deviation, sizeof deviation);
   int rc = CLI_OK;
-  if (w->mean != NULL) {
+  if (w->mean != NULL)
     rc = cli_ends_in(w->mean, ".npy") ? read_npy(d, "mean", w->mean, true, d->mean)
                                       : parse_rgb("mean", w->mean, 0.0, d->mean);
-  }
   if (rc == CLI_OK && w->std != NULL) {
     rc = cli_ends_in(w->std, ".npy") ? read_npy(d, "std", w->std, false, d->deviation)
                                      : parse_rgb("std", w->std, 1e-6, d->deviation);
@@ -177,9 +174,8 @@ static void set_split(data_set *d, image_list *list, data_split *to) {
   list->first = d->images->total;
   *to = (data_split){.n = list->n, .images = list, .labels = list->label};
   d->images->total += list->n;
-  for (int32_t i = 0; i < list->n; i++) {
+  for (int32_t i = 0; i < list->n; i++)
     if (list->label[i] >= d->classes) d->classes = list->label[i] + 1;
-  }
 }
 
 void data_print_notes(const data_set *d) {
@@ -245,10 +241,9 @@ static uint32_t settings_crc(const data_set *d) {
   uLong crc = crc32_z(0, (const unsigned char *)numbers, sizeof numbers);
   crc = crc32_z(crc, (const unsigned char *)d->mean, 3 * sizeof *d->mean);
   crc = crc32_z(crc, (const unsigned char *)d->deviation, 3 * sizeof *d->deviation);
-  if (s->mean_image != NULL) {
+  if (s->mean_image != NULL)
     crc = crc32_z(crc, (const unsigned char *)s->mean_image,
                   (size_t)(s->side * s->side * 3) * sizeof *s->mean_image);
-  }
   return (uint32_t)crc;
 }
 
@@ -284,10 +279,9 @@ int data_read_images(const char *text, data_set *d) {
   char *copy = cli_copy(text);
   settings w;
   int rc = CLI_OK;
-  if (picture_jpeg.library == NULL && picture_png.library == NULL) {
+  if (picture_jpeg.library == NULL && picture_png.library == NULL)
     rc = cli_bad("--data: images: this natgrad was built without libjpeg-turbo and libpng "
                  "(apt-get install libjpeg-dev libpng-dev, and configure again)");
-  }
   if (rc == CLI_OK) rc = parse_settings(copy, &w);
   if (rc == CLI_OK) rc = open_set(d, &w);
   free(copy);

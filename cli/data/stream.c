@@ -77,9 +77,8 @@ int data_stream_read(data_stream *s, void *to, int64_t n) {
   for (int64_t left = n; left > 0;) {
     const int64_t got = read_some(s, at, left);
     if (got < 0) return CLI_BAD;
-    if (got == 0) {
+    if (got == 0)
       return cli_bad("--data: %s: cut short: %lld bytes are missing", s->path, (long long)left);
-    }
     at += got;
     left -= got;
   }

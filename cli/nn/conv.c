@@ -1,7 +1,7 @@
 /* conv.c: convolution of NHWC images by patches and matrix products.
  *
  *   y[r, o] = sum_{k,c} P[r, (k,c)] W[o, (k,c)]
- *   r: output position, o: output channel, k: kernel offset, c: input channel, P: patches (patches.h), W: weights
+ *   r: output position, o: output channel, k: kernel offset, c: input channel, P: patches, W: weights
  *
  * A row of P consists of `kernel` runs of kernel x channels adjacent values of the image, so P is made by copying, in
  * tiles that fit the second-level cache.  Each thread of the pool computes some samples, with its own tile and BLAS on
@@ -11,11 +11,108 @@
  * dW = dy' P, summed over threads.  With stride 1, dx is a convolution of dy with the reversed kernel, which writes
  * every value once; otherwise dP = dy W is added into dx. */
 #include "node.h"
-#include "patches.h"
+#include "simd.h"
 
 #include <string.h>
 
 enum { TILE = 64 * 1024 }; /* floats of a tile of patches */
+
+/* ---- patches -----------------------------------------------------------------------------------
+ * Row r belongs to output position r, counted over samples, then y, then x, and has kernel x kernel x channels values
+ * of the image, with zeros outside the image.  In NHWC a kernel row of a patch is one run of memory, clipped at the
+ * left and right border. */
+
+typedef struct patches {
+  int64_t height, width, channels; /* of the image                  */
+  int64_t rows, columns;           /* output positions of one sample */
+  int64_t kernel, stride, padding;
+} patches;
+
+static inline int64_t patches_width(const patches *p) {
+  return p->kernel * p->kernel * p->channels;
+}
+
+/* Find the part of kernel row i of the patch at output position (y, x) that lies inside the image: values [*skip,
+ * *skip + *count) of the kernel * channels values of the row, at offset *at in the sample. */
+static void find_inside_run(const patches *p, int64_t y, int64_t x, int64_t i, int64_t *skip,
+                            int64_t *count, int64_t *at) {
+  const int64_t row = y * p->stride + i - p->padding, left = x * p->stride - p->padding;
+  const int64_t from = left < 0 ? -left : 0;
+  const int64_t to = p->width - left < p->kernel ? p->width - left : p->kernel;
+  *skip = *count = *at = 0;
+  if (row < 0 || row >= p->height || to <= from) return;
+  *skip = from * p->channels;
+  *count = (to - from) * p->channels;
+  *at = (row * p->width + left + from) * p->channels;
+}
+
+/* Whole rows are copied by a loop instead of memcpy, because most rows of small networks are short. */
+NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y, int64_t x,
+                                 float *to) {
+  const int64_t width = p->kernel * p->channels;
+  for (int64_t i = 0; i < p->kernel; i++, to += width) {
+    int64_t skip, count, at;
+    find_inside_run(p, y, x, i, &skip, &count, &at);
+    const float *from = image + at;
+    if (count == width) {
+      for (int64_t k = 0; k < width; k++)
+        to[k] = from[k];
+      continue;
+    }
+    memset(to, 0, (size_t)width * sizeof *to);
+    memcpy(to + skip, from, (size_t)count * sizeof *to);
+  }
+}
+
+/* An output position. */
+typedef struct position {
+  int64_t sample, y, x;
+} position;
+
+static position position_of(const patches *p, int64_t row) {
+  const int64_t each = p->rows * p->columns, at = row % each;
+  return (position){row / each, at / p->columns, at % p->columns};
+}
+
+static void next_position(const patches *p, position *at) {
+  if (++at->x < p->columns) return;
+  at->x = 0;
+  if (++at->y < p->rows) return;
+  at->y = 0;
+  at->sample++;
+}
+
+/* Set `rows` to the rows [first, first + count) of the patches of x [samples, height, width, channels]. */
+static void patches_gather(const patches *p, const float *x, int64_t first, int64_t count,
+                           float *rows) {
+  const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
+  position at = position_of(p, first);
+  for (int64_t r = 0; r < count; r++, next_position(p, &at))
+    gather_row(p, x + at.sample * image, at.y, at.x, rows + r * width);
+}
+
+NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y, int64_t x,
+                                  float *image) {
+  const int64_t width = p->kernel * p->channels;
+  for (int64_t i = 0; i < p->kernel; i++, from += width) {
+    int64_t skip, count, at;
+    find_inside_run(p, y, x, i, &skip, &count, &at);
+    float *to = image + at;
+    for (int64_t k = 0; k < count; k++)
+      to[k] += from[skip + k];
+  }
+}
+
+/* Add each value of these rows to the element of x that patches_gather copies it from. */
+static void patches_scatter(const patches *p, const float *rows, int64_t first, int64_t count,
+                            float *x) {
+  const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
+  position at = position_of(p, first);
+  for (int64_t r = 0; r < count; r++, next_position(p, &at))
+    scatter_row(p, rows + r * width, at.y, at.x, x + at.sample * image);
+}
+
+/* ---- a convolution -----------------------------------------------------------------------------*/
 
 typedef struct job {
   nn *n;
@@ -111,11 +208,10 @@ static void reverse_kernel(void *arg, int32_t i) {
   int64_t from, to;
   nn_range(t->offsets, t->pieces, i, 1, &from, &to);
   for (int64_t k = from; k < to; k++) {
-    for (int64_t o = 0; o < t->out; o++) {
+    for (int64_t o = 0; o < t->out; o++)
       memcpy(t->to + (k * t->out + o) * t->in,
              t->from + (o * t->offsets + (t->offsets - 1 - k)) * t->in,
              (size_t)t->in * sizeof *t->to);
-    }
   }
 }
 
@@ -226,10 +322,9 @@ static void weight_piece(void *arg, int32_t i) {
   const int64_t out = v->shape.channels;
   float *sum = j->sums + weight_count(j->n, v) * i;
   tiles t = tiles_of_piece(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
-  while (next_tile(&t)) {
+  while (next_tile(&t))
     nn_gemm(true, false, out, t.width, t.rows, 1.0F, v->grad + t.at * out, out, t.p, t.width,
             t.at == t.from ? 0.0F : 1.0F, sum, t.width);
-  }
 }
 
 /* dx by gathering: patches of dy, [rows, (k,o)], times the reversed kernel [(k,o), c]. */
@@ -239,10 +334,9 @@ static void gather_piece(void *arg, int32_t i) {
   const int64_t in = x->shape.channels;
   const float beta = v->adds[0] ? 1.0F : 0.0F;
   tiles t = tiles_of_piece(j, v->grad, x->shape.height * x->shape.width, i);
-  while (next_tile(&t)) {
+  while (next_tile(&t))
     nn_gemm(false, false, t.rows, in, t.width, 1.0F, t.p, t.width, j->turned, in, beta,
             x->grad + t.at * in, in);
-  }
 }
 
 /* dx by scattering: compute dP = dy W, and add each row of dP to its patch of dx. */
@@ -255,9 +349,8 @@ static void scatter_piece(void *arg, int32_t i) {
   const int64_t per_sample = v->shape.height * v->shape.width;
   int64_t first, last;
   nn_range(j->samples, j->pieces, i, 1, &first, &last);
-  if (!v->adds[0]) {
+  if (!v->adds[0])
     memset(x->grad + first * image, 0, (size_t)((last - first) * image) * sizeof *x->grad);
-  }
   for (int64_t r = first * per_sample, to = last * per_sample; r < to; r += j->rows) {
     const int64_t rows = to - r < j->rows ? to - r : j->rows;
     nn_gemm(false, false, rows, width, out, 1.0F, v->grad + r * out, out, v->kept, width, 0.0F,
@@ -276,10 +369,9 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     order.columns = order.offsets;
     order.sums = j.pieces;
     nn_parallel(n, order.pieces, transpose_weights, &order); /* [o][k][c] -> [o][c][k] */
-    if (v->param[1] >= 0) {
+    if (v->param[1] >= 0)
       nn_column_sums(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
                      n->params[v->param[1]].grad);
-    }
   }
   if (x->grad == NULL) return;
   if (!can_gather(v)) {
@@ -305,9 +397,8 @@ int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t
             int64_t padding, bool bias) {
   if (x < 0) return -1;
   const nn_shape from = nn_shape_of(n, x);
-  if (out < 1 || kernel < 1 || stride < 1 || padding < 0) {
+  if (out < 1 || kernel < 1 || stride < 1 || padding < 0)
     return nn_fail(n, "%s: outputs, kernel and stride are at least 1, padding at least 0", name);
-  }
   if (from.height + 2 * padding < kernel || from.width + 2 * padding < kernel) {
     return nn_fail(n, "%s: an image of %lldx%lld is smaller than the kernel %lldx%lld", name,
                    (long long)from.height, (long long)from.width, (long long)kernel,

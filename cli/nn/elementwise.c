@@ -118,10 +118,9 @@ static void apply_dropout(const slice *s, int64_t from, int64_t to, const float 
   uint32_t w[4] = {0, 0, 0, 0};
   for (int64_t i = from; i < to; i++) {
     const int64_t at = first + i;
-    if (at % 4 == 0 || i == from) {
+    if (at % 4 == 0 || i == from)
       random_words(s->n->seed, RANDOM_DROPOUT, (uint32_t)s->v->number,
                    (s->n->step << 32) + (uint64_t)(at / 4), w);
-    }
     const float y = random_unit(w[at % 4]) >= s->v->rate ? x[i] * scale : 0.0F;
     s->to[i] = s->adds ? s->to[i] + y : y;
   }
@@ -191,11 +190,10 @@ int nn_dropout(nn *n, int x, double rate) {
 int nn_add(nn *n, int x, int y) {
   if (x < 0 || y < 0) return -1;
   const nn_shape a = nn_shape_of(n, x), b = nn_shape_of(n, y);
-  if (a.height != b.height || a.width != b.width || a.channels != b.channels) {
+  if (a.height != b.height || a.width != b.width || a.channels != b.channels)
     return nn_fail(n, "add: %lldx%lldx%lld and %lldx%lldx%lld differ", (long long)a.height,
                    (long long)a.width, (long long)a.channels, (long long)b.height,
                    (long long)b.width, (long long)b.channels);
-  }
   const node *v = nn_add_node(n, &kinds[ADD].op, x, y, a);
   return v != NULL ? v->number : -1;
 }

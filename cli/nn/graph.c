@@ -66,9 +66,8 @@ node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
 }
 
 static void set_name(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
-  if (snprintf(out, NN_NAME, "%s%s%s", name, suffix[0] != 0 ? "." : "", suffix) >= NN_NAME) {
+  if (snprintf(out, NN_NAME, "%s%s%s", name, suffix[0] != 0 ? "." : "", suffix) >= NN_NAME)
     (void)nn_fail(n, "%s: a name has at most %d letters", name, NN_NAME - 1);
-  }
 }
 
 int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
@@ -171,10 +170,9 @@ int nn_ready(nn *n, int64_t batch) {
   }
   if (n->error[0] != 0) return cli_bad("network: %s", n->error);
   n->batch = batch;
-  if (!nn_allocate(n, true)) {
+  if (!nn_allocate(n, true))
     return cli_bad("network: no memory for %lld bytes (batch %lld)", (long long)n->bytes,
                    (long long)batch);
-  }
   nn_init_parameters(n);
   return CLI_OK;
 }

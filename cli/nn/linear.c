@@ -33,10 +33,9 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
             n->params[v->param[0]].grad, in);
     if (v->param[1] >= 0) nn_column_sums(v->grad, samples, out, n->params[v->param[1]].grad);
   }
-  if (x->grad != NULL) {
+  if (x->grad != NULL)
     nn_gemm(false, false, samples, in, out, 1.0F, v->grad, out, n->params[v->param[0]].value, in,
             v->adds[0] ? 1.0F : 0.0F, x->grad, in);
-  }
 }
 
 static const nn_op op = {.name = "linear", .forward = forward, .backward = backward};

@@ -27,24 +27,20 @@ static double log_sum(const float *y, int64_t c) {
   return (double)most + log(sum);
 }
 
+/* Return the cross entropy of one sample with c outputs y, and set `grad` (if not NULL) to (softmax(y) - t) share; t: the
+ * smoothed label, or `targets` if not NULL. */
 static double cross_entropy(double smoothing, const float *y, int64_t c, int32_t label,
-                            double share, float *grad) {
+                            const float *targets, double share, float *grad) {
   const double smooth = smoothing / (double)c, all = log_sum(y, c);
   double loss = 0.0;
   for (int64_t k = 0; k < c; k++) {
     const double t = smooth + (k == label ? 1.0 - smoothing : 0.0);
     const double log_s = (double)y[k] - all;
     if (t > 0.0) loss -= t * log_s;
-    if (grad != NULL) grad[k] = (float)((exp(log_s) - t) * share);
+    if (grad == NULL) continue;
+    grad[k] = (float)((exp(log_s) - (targets != NULL ? (double)targets[k] : t)) * share);
   }
   return loss;
-}
-
-/* Set `grad` to (softmax(y) - t) share for one sample with c outputs and a target distribution t. */
-static void soft_gradient(const float *y, const float *t, int64_t c, double share, float *grad) {
-  const double all = log_sum(y, c);
-  for (int64_t k = 0; k < c; k++)
-    grad[k] = (float)((exp((double)y[k] - all) - (double)t[k]) * share);
 }
 
 static int64_t argmax(const float *y, int64_t c) {
@@ -64,8 +60,8 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
     const float *y = nn_output(n) + i * c;
     float *grad = n->trained ? n->loss_grad + i * c : NULL;
     if (n->loss == NN_CROSS_ENTROPY) {
-      sum += cross_entropy(smoothing, y, c, labels[i], share, grad);
-      if (targets != NULL && grad != NULL) soft_gradient(y, targets + i * c, c, share, grad);
+      sum += cross_entropy(smoothing, y, c, labels[i], targets != NULL ? targets + i * c : NULL,
+                           share, grad);
       right += argmax(y, c) == labels[i];
       continue;
     }
@@ -106,6 +102,6 @@ void nn_sampled_loss(nn *n, uint64_t step) {
     uint32_t w[4];
     random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)(n->first + i), w);
     const int32_t label = draw_label(y, c, random_unit(w[0]));
-    (void)cross_entropy(0.0, y, c, label, share, n->loss_grad + i * c);
+    (void)cross_entropy(0.0, y, c, label, NULL, share, n->loss_grad + i * c);
   }
 }

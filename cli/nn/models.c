@@ -197,10 +197,9 @@ static int find_model(const char *name, row *out) {
   }
   if (found == NULL || (found->build == resnet_wide && number[1] > 999))
     return report_unknown(name);
-  if (found->build == resnet_wide && (number[0] < 10 || (number[0] - 4) % 6 != 0)) {
+  if (found->build == resnet_wide && (number[0] < 10 || (number[0] - 4) % 6 != 0))
     return cli_bad("--model: '%s': the depth of a wide residual network is 6 k + 4, at least 10",
                    name);
-  }
   if (found->build == perceptron && number[1] > MOST_HIDDEN)
     return cli_bad("--model: '%s': a perceptron has 1 to %d hidden layers", name, MOST_HIDDEN);
   *out = *found;
@@ -219,16 +218,14 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   row r;
   if (find_model(name, &r) != CLI_OK) return CLI_BAD;
   const nn_shape in = task->input;
-  if ((r.traits & IMAGES) && in.height * in.width < 2) {
+  if ((r.traits & IMAGES) && in.height * in.width < 2)
     return cli_bad("--model: %s needs images, and the data has %lld features", name,
                    (long long)in.channels);
-  }
   if (task->dropout > 0.0 && !(r.traits & DROPOUT))
     return cli_bad("--dropout: %s has no dropout; expected vgg16 or wrn-D-W", name);
-  if (task->dropout > 0.0 && r.build == vgg16 && in.height < VGG_HEAD) {
+  if (task->dropout > 0.0 && r.build == vgg16 && in.height < VGG_HEAD)
     return cli_bad("--dropout: %s has dropout for images of at least %d pixels, these have %lld",
                    name, VGG_HEAD, (long long)in.height);
-  }
   *reconstructs = (r.traits & RECONSTRUCTS) != 0;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
   r.build(n, task, nn_input(n, in), r.number);

@@ -160,10 +160,9 @@ static int add_pooling(nn *n, const nn_op *op, int x, int64_t kernel, int64_t st
                        int64_t padding, bool up) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);
-  if (kernel < 1 || stride < 1 || padding < 0 || padding >= kernel) {
+  if (kernel < 1 || stride < 1 || padding < 0 || padding >= kernel)
     return nn_fail(n, "%s: kernel and stride are at least 1, padding less than the kernel",
                    op->name);
-  }
   if (s.height + 2 * padding < kernel || s.width + 2 * padding < kernel) {
     return nn_fail(n, "%s: an image of %lldx%lld is smaller than the window %lldx%lld", op->name,
                    (long long)s.height, (long long)s.width, (long long)kernel, (long long)kernel);
