@@ -2,6 +2,7 @@
  *
  * In: settings, data, ranks. Out: a run that can take its next step. Rank 0 reads the files of a resumed run and
  * sends their contents to the other ranks. */
+#include "checkpoint_file.h"
 #include "disk.h"
 #include "launch.h"
 #include "nn/models.h"
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ranks of one machine share its processors, unless NG_THREADS is set. */
+/* Ranks on one machine share the processors, unless NG_THREADS is set. */
 static int make_pool(const run_ranks *ranks, ng_pool **out) {
   int threads = 1;
   const char *given = getenv("NG_THREADS");
@@ -34,21 +35,21 @@ int train_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
   return model_build(s->model, &task, *net, reconstructs);
 }
 
-static int describe_net(run *r) {
+static int build_net(run *r) {
   if (train_network(r->s, r->d, r->pool, &r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
   if (r->reconstructs && r->s->label_smoothing > 0.0) {
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
   }
   const int64_t least = nn_smallest_batch(r->net);
   if (r->s->batch / r->ranks.size < least) {
-    return cli_bad("--batch: %s normalises over a batch%s: at least %lld", r->s->model,
+    return cli_bad("--batch: %s normalises over a batch%s: expected at least %lld", r->s->model,
                    least > 1 ? " of single pixels" : " on each rank",
                    (long long)least * r->ranks.size);
   }
   return CLI_OK;
 }
 
-static int64_t total_of(const settings *s, int64_t per_epoch) {
+static int64_t steps_of(const settings *s, int64_t per_epoch) {
   const double wanted = s->epochs * (double)per_epoch;
   return s->steps > 0 ? s->steps : (int64_t)llround(fmax(1.0, wanted));
 }
@@ -64,7 +65,7 @@ static int write_config(run *r, const char *path) {
   return rc;
 }
 
-static int from_the_start(run *r, const char *config, const char *log) {
+static int start_log(run *r, const char *config, const char *log) {
   const int rc = write_config(r, config);
   return rc == CLI_OK ? log_create(log, &r->log) : rc;
 }
@@ -78,13 +79,14 @@ static int make_folder(run *r, const char *config, const char *log) {
     return cli_bad("--out: %s has a run; --resume continues it", r->s->out);
   }
   const int rc = checkpoint_find(r->s->out, &step, NULL);
-  return rc == CLI_OK ? from_the_start(r, config, log) : rc;
+  return rc == CLI_OK ? start_log(r, config, log) : rc;
 }
 
-static int fits(const run *r, int64_t data) {
+/* Check that data and length of this run fit the checkpoint. */
+static int check_fit(const run *r, int64_t data) {
   const run_state *was = &r->state;
   if (was->data_crc != data) {
-    return cli_bad("--data: %s holds other samples than the run in %s began with", r->s->data,
+    return cli_bad("--data: %s has other samples than the run in %s began with", r->s->data,
                    r->s->out);
   }
   if (was->per_epoch != r->feed.per_epoch) {
@@ -92,7 +94,7 @@ static int fits(const run *r, int64_t data) {
                    (long long)r->feed.per_epoch, r->s->out, (long long)was->per_epoch);
   }
   if (was->step > r->total) {
-    return cli_bad("--%s: the run in %s has taken %lld steps already, this asks for %lld",
+    return cli_bad("--%s: the run in %s has taken %lld steps, expected at least as many, not %lld",
                    r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)was->step,
                    (long long)r->total);
   }
@@ -109,7 +111,7 @@ static void report_changes(const run *r, const settings *was) {
   if (differs[0] != 0)
     cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
-  const double then = recipe_lr(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
+  const double then = recipe_lr(was, at, (double)steps_of(was, r->feed.per_epoch) / per_epoch);
   const double next = recipe_lr(r->s, at, (double)r->total / per_epoch);
   if (r->state.step < r->total && next != then) {
     cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g "
@@ -127,20 +129,16 @@ checkpoint run_checkpoint(run *r) {
 static int share_loaded(run *r) {
   int rc = CLI_OK;
   if (r->ranks.size == 1) return rc;
-  for (int i = 0; i < nn_params(r->net) && rc == CLI_OK; i++) {
-    const nn_param *p = nn_param_at(r->net, i);
-    rc = ranks_broadcast(&r->ranks, p->value, p->count * (int64_t)sizeof *p->value);
-  }
-  for (int i = 0; i < nn_buffers(r->net) && rc == CLI_OK; i++) {
-    const nn_buffer *b = nn_buffer_at(r->net, i);
-    rc = ranks_broadcast(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
+  for (int i = 0; i < nn_params(r->net) + nn_buffers(r->net) && rc == CLI_OK; i++) {
+    const ngio_tensor t = file_net_tensor(r->net, i);
+    rc = ranks_broadcast(&r->ranks, (void *)(uintptr_t)t.data, t.bytes);
   }
   if (rc == CLI_OK) rc = average_share(&r->mean, &r->ranks);
   return rc == CLI_OK ? ranks_broadcast(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 
-/* Ranks other than 0: load what rank 0 sends, or their parts of the state. */
-static int follow(run *r) {
+/* On a rank other than 0: receive the run from rank 0, and load the rank's part of the state. */
+static int receive_run(run *r) {
   int64_t step = -1;
   if (!r->s->resume) return CLI_OK;
   int rc = ranks_broadcast(&r->ranks, &step, sizeof step);
@@ -163,37 +161,39 @@ int run_share_buffers(run *r) {
   return rc;
 }
 
-/* The settings with which a run without a checkpoint began. */
+/* Read the settings with which a run without a checkpoint began. */
 static int read_config(const run *r, const char *config, settings *was) {
   if (disk_regular(config) != CLI_OK) return CLI_BAD;
-  if (!disk_exists(config)) return cli_bad("--resume: %s holds no run", r->s->out);
+  if (!disk_exists(config)) return cli_bad("--resume: %s has no run", r->s->out);
   return settings_read(was, config);
 }
 
-/* Start again: the run had no checkpoint yet. All random numbers depend on the seed only. */
-static int begin_again(run *r, const char *config, const char *log) {
+/* Start a run again that had no checkpoint yet. All random numbers depend on the seed only. */
+static int restart_run(run *r, const char *config, const char *log) {
   bool ended = false;
   int rc = log_ended(log, &ended);
   if (rc == CLI_OK && ended) {
-    rc = cli_bad("%s: holds the end of the run, but there is no checkpoint in %s; put it back, or "
-                 "begin in another folder",
+    rc = cli_bad("%s: has the end of the run, but %s has no checkpoint; put the checkpoint back, "
+                 "or begin in another folder",
                  log, r->s->out);
   }
   if (rc != CLI_OK) return rc;
-  cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
+  cli_note("--resume: %s has no checkpoint yet, the run begins again", r->s->out);
   checkpoint_sweep(r->s->out, -1);
   int64_t none = -1;
   rc = ranks_broadcast(&r->ranks, &none, sizeof none);
-  return rc == CLI_OK ? from_the_start(r, config, log) : rc;
+  return rc == CLI_OK ? start_log(r, config, log) : rc;
 }
 
-static int go_on(run *r, int64_t step, const char *config, const char *log, const settings *was) {
+/* Continue a run after the checkpoint of `step`. */
+static int continue_run(run *r, int64_t step, const char *config, const char *log,
+                        const settings *was) {
   const int64_t data = r->state.data_crc;
   const checkpoint c = run_checkpoint(r);
-  int rc = ranks_broadcast(&r->ranks, &step, sizeof step); /* the other ranks load it, too */
+  int rc = ranks_broadcast(&r->ranks, &step, sizeof step); /* receive_run reads the step */
   if (rc == CLI_OK) rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = share_loaded(r);
-  if (rc == CLI_OK) rc = fits(r, data);
+  if (rc == CLI_OK) rc = check_fit(r, data);
   const run_state *s = &r->state;
   if (rc == CLI_OK) rc = log_epochs(log, s->log_bytes, &r->out->epoch, &r->out->epochs);
   r->out->kept = s->step;
@@ -218,7 +218,7 @@ static int resume_run(run *r, const char *config, const char *log) {
   char *where = step >= 0 ? checkpoint_path(r->s->out, step) : cli_copy(config);
   if (rc == CLI_OK) rc = settings_same(&was, r->s, NULL, where);
   if (rc == CLI_OK)
-    rc = step >= 0 ? go_on(r, step, config, log, &was) : begin_again(r, config, log);
+    rc = step >= 0 ? continue_run(r, step, config, log, &was) : restart_run(r, config, log);
   settings_free(&was);
   free(where);
   return rc;
@@ -241,23 +241,23 @@ int train_check(const settings *s, const data_set *d) {
   r.d = d;
   r.ranks = ranks_of(NULL);
   int rc = settings_check(s);
-  if (rc == CLI_OK) rc = describe_net(&r);
+  if (rc == CLI_OK) rc = build_net(&r);
   if (rc == CLI_OK) rc = feed_create(s, d, NULL, r.reconstructs, NULL, &r.feed);
   feed_free(&r.feed);
   nn_destroy(&r.net);
   return rc;
 }
 
-/* The part of the setup without communication. */
-static int make_own(run *r) {
+/* The part of the set-up without communication. */
+static int set_up_rank(run *r) {
   const run_ranks *k = &r->ranks;
   const int64_t first = ranks_first(k, k->rank, r->s->batch);
   const int64_t batch = ranks_first(k, k->rank + 1, r->s->batch) - first;
   int rc = settings_check(r->s);
   if (rc == CLI_OK) rc = make_pool(k, &r->pool);
-  if (rc == CLI_OK) rc = describe_net(r);
+  if (rc == CLI_OK) rc = build_net(r);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
-  r->total = total_of(r->s, r->feed.per_epoch);
+  r->total = steps_of(r->s, r->feed.per_epoch);
   if (rc == CLI_OK) rc = nn_ready(r->net, r->feed.room);
   if (rc == CLI_OK) nn_set_first_sample(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);
@@ -268,17 +268,16 @@ static int make_own(run *r) {
 
 int run_begin(run *r) {
   const run_ranks *k = &r->ranks;
-  int rc = ranks_agree(k, k->rank == 0
-                              ? make_own(r)
-                              : CLI_OK); /* rank 0 first, so that a common error is reported once */
-  if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? make_own(r) : CLI_OK);
+  /* rank 0 first, so that an error of all ranks is reported once */
+  int rc = ranks_agree(k, k->rank == 0 ? set_up_rank(r) : CLI_OK);
+  if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? set_up_rank(r) : CLI_OK);
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
   settings_base(r->s, r->base);
   for (int i = 0; i < SCHEDULED; i++)
     r->moved[i] = (double)NAN; /* a resumed run sets every value */
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
-  if (k->rank > 0) return ranks_agree(k, follow(r));
+  if (k->rank > 0) return ranks_agree(k, receive_run(r));
   r->state.data_crc = data_checksum(r->d);
   char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
   if (r->mean.mean != NULL) rc = checkpoint_check_average(r->s->out, r->s->resume);

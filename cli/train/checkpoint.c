@@ -38,7 +38,7 @@ static char *state_path(const char *dir, int64_t step) {
 
 typedef enum kind { OTHER, WHOLE, TEMPORARY, STATE } kind;
 
-/* Which file of a checkpoint has this name?  STATE: one of its parts, complete or not. */
+/* Return which file of a checkpoint has this name.  STATE: a part of the state, complete or not. */
 static kind kind_of(const char *name, int64_t *step) {
   static const char head[] = "checkpoint-", state[] = ".natgrad-state";
   const char *digits = name + sizeof head - 1;
@@ -55,6 +55,7 @@ static kind kind_of(const char *name, int64_t *step) {
   return *end == 0 || part || strcmp(end, ".natgrad-part") == 0 ? STATE : OTHER;
 }
 
+/* Return the step of the newest checkpoint in `dir`; -1: none. */
 static int64_t newest(const char *dir) {
   int64_t most = -1, step;
   DIR *d = opendir(dir);
@@ -73,12 +74,13 @@ static int check_format(const char *dir) {
   const bool there = disk_exists(old);
   free(old);
   if (!there) return CLI_OK;
-  return cli_bad("%s/checkpoint: is a checkpoint of natgrad 0.2, which this version cannot read; "
-                 "finish the run with 0.2, or start in another folder",
-                 dir);
+  return cli_bad(
+      "%s/checkpoint: is a checkpoint of natgrad 0.2, unsupported by this version; finish "
+      "the run with 0.2, or start in another folder",
+      dir);
 }
 
-/* Settings and state of a checkpoint, from its metadata. */
+/* Read settings and counters from the metadata of a checkpoint. */
 static int read_head(const char *path, settings *s, run_state *state) {
   file_reader r;
   if (disk_regular(path) != CLI_OK) return CLI_BAD;
@@ -91,6 +93,7 @@ static int read_head(const char *path, settings *s, run_state *state) {
   return rc;
 }
 
+/* Check that config.json has the settings of the checkpoint `where`. */
 static int check_config(const char *dir, const settings *was, const char *where) {
   settings now;
   char *path = cli_join(dir, "config.json");
@@ -133,7 +136,7 @@ static void remove_whole(const char *dir, int64_t step) {
   free(path);
 }
 
-/* The step of the checkpoint that this one replaced, from its metadata; -1: none. */
+/* Return the step of the checkpoint that the checkpoint of `step` replaced; -1: none. */
 static int64_t replaced_by(const char *dir, int64_t step) {
   char *path = checkpoint_path(dir, step);
   file_reader r;
@@ -167,14 +170,14 @@ void checkpoint_remove(const char *dir) {
 
 /* ---- saving ----------------------------------------------------------------------------------*/
 
-/* Append the library's state as it comes. */
-static int32_t collect(void *user, const void *data, int64_t n) {
+/* Append a piece of the library's state (ng_writer). */
+static int32_t append_state(void *user, const void *data, int64_t n) {
   ngio_out *state = user;
   ngio_out_bytes(state, data, (size_t)n);
   return state->lost ? ENOMEM : 0;
 }
 
-/* The identity of a state that is in parts, from its first file. */
+/* Read the identity of a state in parts, the checksum in the first file. */
 static int read_id(const char *path, char id[NAME]) {
   file_reader r;
   if (disk_regular(path) != CLI_OK) return CLI_BAD;
@@ -192,7 +195,7 @@ static ngio_tensor average_of(const average *a) {
   return t;
 }
 
-/* The header and data of the file that rank 0 writes. */
+/* Collect header and data of the file that rank 0 writes. */
 static void describe(const checkpoint *c, const char *config, const ngio_out *state, const char *id,
                      const ngio_tensor mixup[2], file_head *h) {
   char previous[NAME];
@@ -213,15 +216,15 @@ static void describe(const checkpoint *c, const char *config, const ngio_out *st
                          .dtype = NGIO_U8,
                          .ndim = 1,
                          .shape = {(int64_t)state->used},
-                         .data = state->text}; /* it has checksums of its own */
+                         .data = state->text}; /* the state has its own checksums */
   file_head_tensor(h, &t);
 }
 
 int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   run_state *s = c->state;
   const bool first = c->ranks->rank == 0;
-  char *path = checkpoint_path(c->dir, s->step), *parts = state_path(c->dir, s->step),
-       id[NAME] = "";
+  char *path = checkpoint_path(c->dir, s->step), *parts = state_path(c->dir, s->step);
+  char id[NAME] = "";
   ngio_tensor mixup[2] = {{0}, {0}};
   ngio_out state = {0};
   file_head head = {0};
@@ -231,7 +234,7 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   if (rc == CLI_OK && in_parts) {
     rc = precond_save_parts(c->p, parts, first);
   } else if (rc == CLI_OK) {
-    rc = precond_save(c->p, collect, &state, first);
+    rc = precond_save(c->p, append_state, &state, first);
   }
   if (rc == CLI_OK && in_parts && first) rc = read_id(parts, id);
   if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_gather(&c->feed->mix, mixup);
@@ -256,13 +259,14 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
 
 /* ---- loading ---------------------------------------------------------------------------------*/
 
-/* The bytes of natgrad.state, in order. */
+/* The unread bytes of natgrad.state. */
 typedef struct piece {
   ngio_source *source;
   int64_t at, end;
 } piece;
 
-static int64_t give(void *user, void *data, int64_t n) {
+/* Read the next bytes of the state (ng_reader). */
+static int64_t read_state(void *user, void *data, int64_t n) {
   piece *p = user;
   if (n > p->end - p->at) n = p->end - p->at;
   if (n > 0 && ngio_source_read(p->source, p->at, data, n, NULL, 0) != NGIO_OK) return -1;
@@ -280,8 +284,8 @@ static int read_average(file_reader *r, const run_state *s, average *mean) {
   return file_read_tensor(r, &t, mean->mean);
 }
 
-/* All that rank 0 reads without the others. */
-static int read_own(file_reader *r, const checkpoint *c, const ngio_tensor mixup[2]) {
+/* Read on rank 0, without communication, all but the library's state. */
+static int read_run(file_reader *r, const checkpoint *c, const ngio_tensor mixup[2]) {
   int rc = file_read_state(r, c->state);
   if (rc == CLI_OK) rc = file_read_net(r, c->net);
   if (rc == CLI_OK) rc = read_average(r, c->state, c->mean);
@@ -290,7 +294,7 @@ static int read_own(file_reader *r, const checkpoint *c, const ngio_tensor mixup
   return rc;
 }
 
-/* The library's state from the file (r, on rank 0) or from parts. */
+/* Load the library's state from the file `r` of rank 0, or from parts. */
 static int load_state(const checkpoint *c, file_reader *r, const char *parts, bool in_parts) {
   piece p = {&r->source, 0, 0};
   if (in_parts) return precond_load_parts(c->p, parts);
@@ -301,7 +305,7 @@ static int load_state(const checkpoint *c, file_reader *r, const char *parts, bo
     p.at = ngio_tensors_place(r->file, t);
     p.end = p.at + t->bytes;
   }
-  return precond_load(c->p, give, &p, r->path);
+  return precond_load(c->p, read_state, &p, r->path);
 }
 
 int checkpoint_load(const checkpoint *c, int64_t step) {
@@ -312,7 +316,7 @@ int checkpoint_load(const checkpoint *c, int64_t step) {
   int rc = CLI_OK;
   mix_tensors(&c->feed->mix, mixup);
   if (first) {
-    rc = file_open(path, true, true, &r) ? read_own(&r, c, mixup) : CLI_BAD;
+    rc = file_open(path, true, true, &r) ? read_run(&r, c, mixup) : CLI_BAD;
     c->state->previous = step;
   }
   const char *want = rc == CLI_OK && first ? ngio_tensors_text(r.file, id_key) : NULL;

@@ -13,7 +13,8 @@
  * suffixes of io/part_files.h; the metadata then has "state_id" instead of natgrad.state.
  *
  * The file is written as NAME.natgrad-part, flushed and renamed, after its parts; then the previous checkpoint is
- * removed.  So a run that is killed at any moment has a complete checkpoint or none yet.  The highest step counts.
+ * removed.  So a run that is killed at any moment has a complete checkpoint, or none yet.  If there are several
+ * checkpoints, the one with the highest step is valid.
  * Only regular files are read, replaced or removed. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
@@ -31,23 +32,23 @@ typedef struct run_state {
   double loss_sum;   /* of the epoch so far, and its counts */
   int64_t summed, correct;
   int64_t skipped, rescued, unobserved;
-  int64_t in_a_row;  /* skipped steps since the last step that changed weights */
-  double first_loss; /* of the run's first step; 0: unknown */
-  int64_t averaged;  /* weights in the mean */
-  int64_t log_bytes; /* length of log.jsonl */
-  int64_t log_crc;   /* CRC-32 of these bytes */
-  double seconds;    /* of training, as in log.jsonl */
-  int64_t previous;  /* step of the checkpoint that the next one replaces; -1: none.  Not saved. */
-  int stations;      /* totals, in ms */
+  int64_t skipped_in_a_row; /* since the last step that changed weights */
+  double first_loss;        /* of the run's first step; 0: unknown */
+  int64_t averaged;         /* number of weights in the mean */
+  int64_t log_bytes;        /* length of log.jsonl */
+  int64_t log_crc;          /* CRC-32 of these bytes */
+  double seconds;           /* of training, as in log.jsonl */
+  int64_t previous; /* step of the checkpoint that the next one replaces; -1: none.  Not saved. */
+  int stations;     /* totals, in ms */
   train_station station[TRAIN_STATIONS];
   char made_by[CHECKPOINT_MAKERS][CHECKPOINT_TEXT]; /* checkpoint_maker */
 } run_state;
 
 void checkpoint_init(run_state *s);
 
-/* This program on this machine: everything that decides the last bits. */
+/* Set `made_by`: program, machine and threads, which decide the last bits of a run. */
 void checkpoint_maker(run_state *s);
-/* The differences, as "threads 2, now 1; kernel ..."; "" if there are none. */
+/* Write the differences of `made_by`, as "threads 2, now 1; kernel ..."; "": none. */
 void checkpoint_differs(const run_state *was, const run_state *now, char *text, size_t size);
 
 /* The functions below return CLI_BAD after one line that names the file. */
@@ -57,7 +58,7 @@ void checkpoint_differs(const run_state *was, const run_state *now, char *text, 
 int checkpoint_find(const char *dir, int64_t *step, settings *was);
 char *checkpoint_path(const char *dir, int64_t step); /* for free() */
 
-/* What a checkpoint consists of; all pointers are the caller's. */
+/* The parts of a run that a checkpoint contains; the caller owns all of them. */
 typedef struct checkpoint {
   const char *dir;
   const run_ranks *ranks;
@@ -68,28 +69,29 @@ typedef struct checkpoint {
   run_state *state;
 } checkpoint;
 
-/* Collective; rank 0 has the file.  `config`: the text of config.json. */
+/* Write the checkpoint on rank 0; `config`: the text of config.json.  Collective. */
 int checkpoint_save(const checkpoint *c, const char *config, bool in_parts);
-/* Collective; after checkpoint_find on rank 0.  Other ranks get the library's state and their part of the batch; for the
- * rest see share_loaded.  After a failure the network may be half loaded. */
+/* Load the checkpoint of `step`, after checkpoint_find on rank 0.  Other ranks get the library's state and their part of
+ * the batch; share_loaded (begin.c) sends the weights.  After a failure only a part of the network may be loaded.
+ * Collective. */
 int checkpoint_load(const checkpoint *c, int64_t step);
-/* Remove temporary files, parts that the checkpoint of `step` (-1: none) does not need, and the checkpoint that it
- * replaced. */
+/* Remove temporary files, parts that do not belong to the checkpoint of `step` (-1: none), and the checkpoint that the
+ * checkpoint of `step` replaced. */
 void checkpoint_sweep(const char *dir, int64_t step);
-/* Remove the checkpoints of a run that is over. */
+/* Remove the checkpoints of a finished run. */
 void checkpoint_remove(const char *dir);
 
-/* The network alone, to and from any file. */
+/* Read or write a file with the network and the counters only. */
 int checkpoint_read_model(const char *path, nn *net, run_state *state);
 int checkpoint_write_model(const char *path, const nn *net, const run_state *state);
-/* The name of a parameter or buffer that is not finite, or NULL. */
+/* Return the name of a parameter or buffer that is not finite, or NULL. */
 const char *checkpoint_lost(const nn *net);
 
 #define CHECKPOINT_AVERAGE "average.safetensors"
 /* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a regular
  * file. */
 int checkpoint_check_average(const char *dir, bool resumed);
-/* Is the last name of `path` one of a run: a log, a configuration, a checkpoint? */
+/* Is the file name of `path` the name of a log, a configuration or a checkpoint of a run? */
 bool checkpoint_owns(const char *path);
 
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <zlib.h>
 
-enum { VALUE = 64, KEY = 256 };
+enum { VALUE = 64, KEY = 256 }; /* bytes of texts */
 
 static const char seal_key[] = "crc32", maker_key[] = "made_by ", station_key[] = "ms ";
 
@@ -22,7 +22,7 @@ void checkpoint_maker(run_state *s) {
   for (int i = 0; i < CHECKPOINT_MAKERS - 2; i++)
     cli_build_value(maker[i], s->made_by[i], CHECKPOINT_TEXT);
   cli_processor(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
-  (void)cli_threads(&threads); /* has been checked */
+  (void)cli_threads(&threads); /* run_begin has checked NG_THREADS */
   (void)snprintf(s->made_by[CHECKPOINT_MAKERS - 1], CHECKPOINT_TEXT, "%d", threads);
 }
 
@@ -38,7 +38,7 @@ void checkpoint_differs(const run_state *was, const run_state *now, char *text, 
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
-/* Numbers of run_state in the metadata: whole ones, then doubles. */
+/* Numbers of run_state in the metadata: whole numbers, then doubles. */
 static const struct field {
   const char *key;
   size_t at;
@@ -50,7 +50,7 @@ static const struct field {
              {"rescued", offsetof(run_state, rescued)},
              {"unobserved", offsetof(run_state, unobserved)},
              {"data_crc32", offsetof(run_state, data_crc)},
-             {"skipped_in_a_row", offsetof(run_state, in_a_row)},
+             {"skipped_in_a_row", offsetof(run_state, skipped_in_a_row)},
              {"averaged_so_far", offsetof(run_state, averaged)},
              {"log_bytes", offsetof(run_state, log_bytes)},
              {"log_crc32", offsetof(run_state, log_crc)},
@@ -59,38 +59,28 @@ static const struct field {
              {"seconds", offsetof(run_state, seconds)}};
 enum { FIELDS = sizeof field / sizeof *field, WHOLE = FIELDS - 3 };
 
-static bool read_whole(const char *text, int64_t *out) {
-  char *end = NULL;
-  errno = 0;
-  const long long v = text != NULL ? strtoll(text, &end, 10) : -1;
-  *out = v;
-  return v >= 0 && end != text && *end == 0 && errno == 0;
-}
-
-static bool read_real(const char *text, double *out) {
-  char *end = NULL;
-  *out = text != NULL ? strtod(text, &end) : 0.0;
-  return text != NULL && end != text && *end == 0;
+/* Read the text (NULL: missing) as a whole number from 0, or as a double. */
+static bool read_number(cli_kind kind, const char *text, void *to) {
+  char message[CLI_MESSAGE];
+  return text != NULL && cli_parse(kind, text, kind == CLI_WHOLE ? 0.0 : -INFINITY, INFINITY, to,
+                                   message, sizeof message) == CLI_OK;
 }
 
 /* ---- writing ---------------------------------------------------------------------------------*/
 
 void file_head_free(file_head *h) {
   for (int32_t i = 0; i < h->texts; i++) {
-    free(h->key[i]);
-    free(h->value[i]);
+    free((char *)(uintptr_t)h->text[i].key);
+    free((char *)(uintptr_t)h->text[i].value);
   }
-  free(h->key);
-  free(h->value);
+  free(h->text);
   free(h->tensor);
   memset(h, 0, sizeof *h);
 }
 
 void file_head_text(file_head *h, const char *key, const char *value) {
-  h->key = cli_grown(h->key, (size_t)h->texts, sizeof *h->key);
-  h->value = cli_grown(h->value, (size_t)h->texts, sizeof *h->value);
-  h->key[h->texts] = cli_copy(key);
-  h->value[h->texts++] = cli_copy(value);
+  h->text = cli_grown(h->text, (size_t)h->texts, sizeof *h->text);
+  h->text[h->texts++] = (ngio_text){cli_copy(key), cli_copy(value)};
 }
 
 static void crc_text(uLong crc, char text[VALUE]) { (void)snprintf(text, VALUE, "%08lx", crc); }
@@ -133,8 +123,7 @@ void file_head_state(file_head *h, const run_state *s) {
   }
 }
 
-/* Of parameter i, then of buffers. */
-static ngio_tensor net_tensor(const nn *net, int i) {
+ngio_tensor file_net_tensor(const nn *net, int i) {
   ngio_tensor t = {.dtype = NGIO_F32};
   if (i < nn_params(net)) {
     const nn_param *q = nn_param_at(net, i);
@@ -155,30 +144,26 @@ static ngio_tensor net_tensor(const nn *net, int i) {
 
 void file_head_net(file_head *h, const nn *net) {
   for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const ngio_tensor t = net_tensor(net, i);
+    const ngio_tensor t = file_net_tensor(net, i);
     file_head_tensor(h, &t);
   }
 }
 
-/* Of all keys and values, with the zeros that end them. */
-static uLong sum_text(uLong crc, const char *key, const char *value) {
-  crc = crc32_z(crc, (const unsigned char *)key, strlen(key) + 1);
-  return crc32_z(crc, (const unsigned char *)value, strlen(value) + 1);
+/* Continue the checksum over key and value, with the zeros that end them. */
+static uLong sum_text(uLong crc, const ngio_text *t) {
+  crc = crc32_z(crc, (const unsigned char *)t->key, strlen(t->key) + 1);
+  return crc32_z(crc, (const unsigned char *)t->value, strlen(t->value) + 1);
 }
 
 int file_write(file_head *h, const char *path) {
-  char message[CHECKPOINT_MESSAGE] = "", seal[VALUE];
+  char message[CLI_MESSAGE] = "", seal[VALUE];
   uLong crc = crc32_z(0, NULL, 0);
   for (int32_t i = 0; i < h->texts; i++)
-    crc = sum_text(crc, h->key[i], h->value[i]);
+    crc = sum_text(crc, &h->text[i]);
   crc_text(crc, seal);
   file_head_text(h, seal_key, seal);
-  ngio_text *text = cli_take((size_t)h->texts, sizeof *text);
-  for (int32_t i = 0; i < h->texts; i++)
-    text[i] = (ngio_text){h->key[i], h->value[i]};
   const ngio_status st =
-      ngio_tensors_write(path, h->tensor, h->tensors, text, h->texts, message, sizeof message);
-  free(text);
+      ngio_tensors_write(path, h->tensor, h->tensors, h->text, h->texts, message, sizeof message);
   return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
 }
 
@@ -190,19 +175,19 @@ static bool seal_matches(const ngio_tensors *f) {
   uLong crc = crc32_z(0, NULL, 0);
   for (int32_t i = 0; i < ngio_tensors_text_count(f); i++) {
     const ngio_text *t = ngio_tensors_text_at(f, i);
-    if (strcmp(t->key, seal_key) != 0) crc = sum_text(crc, t->key, t->value);
+    if (strcmp(t->key, seal_key) != 0) crc = sum_text(crc, t);
   }
   crc_text(crc, seal);
   return written != NULL && strcmp(written, seal) == 0;
 }
 
 bool file_open(const char *path, bool sealed, bool report, file_reader *out) {
-  char why[CHECKPOINT_MESSAGE] = "";
+  char why[CLI_MESSAGE] = "";
   *out = (file_reader){.path = path, .source = {.fd = -1}};
-  if (ngio_source_open(&out->source, path, why, CHECKPOINT_MESSAGE) == NGIO_OK &&
-      ngio_tensors_begin(&out->source, NULL, &out->file, why, CHECKPOINT_MESSAGE) == NGIO_OK) {
+  if (ngio_source_open(&out->source, path, why, CLI_MESSAGE) == NGIO_OK &&
+      ngio_tensors_begin(&out->source, NULL, &out->file, why, CLI_MESSAGE) == NGIO_OK) {
     if (!sealed || seal_matches(out->file)) return true;
-    (void)snprintf(why, CHECKPOINT_MESSAGE,
+    (void)snprintf(why, CLI_MESSAGE,
                    "%s: its metadata is damaged or was edited: the checksum differs", path);
   }
   file_close(out);
@@ -221,7 +206,7 @@ int file_read_state(const file_reader *r, run_state *s) {
     const char *text = ngio_tensors_text(r->file, field[i].key);
     void *to = (char *)s + field[i].at;
     if (text == NULL && !sealed) continue;
-    if (!(i < WHOLE ? read_whole(text, to) : read_real(text, to)))
+    if (!read_number(i < WHOLE ? CLI_WHOLE : CLI_REAL, text, to))
       return cli_bad("%s: its metadata has no valid '%s'", r->path, field[i].key);
   }
   s->stations = 0;
@@ -231,7 +216,7 @@ int file_read_state(const file_reader *r, run_state *s) {
     if (strncmp(t->key, station_key, station) == 0 && s->stations < TRAIN_STATIONS) {
       train_station *to = &s->station[s->stations++];
       (void)snprintf(to->name, sizeof to->name, "%s", t->key + station);
-      if (!read_real(t->value, &to->ms))
+      if (!read_number(CLI_REAL, t->value, &to->ms))
         return cli_bad("%s: its metadata has no valid '%s'", r->path, t->key);
     }
     for (int k = 0; k < CHECKPOINT_MAKERS && strncmp(t->key, maker_key, made_by) == 0; k++) {
@@ -243,7 +228,7 @@ int file_read_state(const file_reader *r, run_state *s) {
 }
 
 int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to) {
-  char key[KEY], sum[VALUE], message[CHECKPOINT_MESSAGE] = "";
+  char key[KEY], sum[VALUE], message[CLI_MESSAGE] = "";
   const ngio_tensor *have = ngio_tensors_find(r->file, want->name);
   if (have == NULL || have->dtype != NGIO_F32 || have->ndim != want->ndim ||
       memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof want->shape[0]) != 0)
@@ -258,7 +243,7 @@ int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to) {
   return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", r->path, want->name);
 }
 
-/* What other programs put into a file of weights is an error, the trainer's own tensors are not. */
+/* Return the number of tensors of the network: "natgrad.*" are tensors of the trainer. */
 static int count_net(const ngio_tensors *f) {
   int n = 0;
   for (int32_t i = 0; i < ngio_tensors_count(f); i++)
@@ -270,7 +255,7 @@ int file_read_net(file_reader *r, nn *net) {
   const int n = nn_params(net) + nn_buffers(net), has = count_net(r->file);
   if (has != n) return cli_bad("%s: has %d tensors, this model %d", r->path, has, n);
   for (int i = 0; i < n; i++) {
-    const ngio_tensor want = net_tensor(net, i);
+    const ngio_tensor want = file_net_tensor(net, i);
     if (file_read_tensor(r, &want, (float *)(uintptr_t)want.data) != CLI_OK) return CLI_BAD;
   }
   const char *lost = checkpoint_lost(net);
@@ -280,7 +265,7 @@ int file_read_net(file_reader *r, nn *net) {
 
 const char *checkpoint_lost(const nn *net) {
   for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    const ngio_tensor t = net_tensor(net, i);
+    const ngio_tensor t = file_net_tensor(net, i);
     const float *value = t.data;
     for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
       if (!isfinite(value[k])) return t.name;

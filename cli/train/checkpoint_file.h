@@ -1,25 +1,22 @@
-/* checkpoint_file.h: one checkpoint file: metadata and tensors.  Used by checkpoint.c only. */
+/* checkpoint_file.h: one checkpoint file: metadata and tensors. */
 #ifndef CHECKPOINT_FILE_H
 #define CHECKPOINT_FILE_H
 
 #include "checkpoint.h"
 #include "safetensors.h"
 
-enum { CHECKPOINT_MESSAGE = 512 };
-
 /* ---- writing ---------------------------------------------------------------------------------*/
 
-/* The header of a file to be: tensors, and metadata as pairs.  Begins as {0}. */
+/* The header of a file to write: tensors, and metadata as pairs of texts.  Begins as {0}. */
 typedef struct file_head {
   ngio_tensor *tensor;
-  int32_t tensors;
-  char **key, **value;
-  int32_t texts;
+  ngio_text *text;
+  int32_t tensors, texts;
 } file_head;
 
 void file_head_free(file_head *h);
+/* Append a pair of texts, a tensor (with the checksum of an f32 tensor), all counters of `s`, all tensors of `net`. */
 void file_head_text(file_head *h, const char *key, const char *value);
-/* One more tensor; f32 with its checksum. */
 void file_head_tensor(file_head *h, const ngio_tensor *t);
 void file_head_state(file_head *h, const run_state *s);
 void file_head_net(file_head *h, const nn *net);
@@ -34,13 +31,17 @@ typedef struct file_reader {
   ngio_tensors *file;
 } file_reader;
 
-/* Open the file and read its header; `sealed`: its metadata must have the right checksum.  After a failure print the
+/* Parameter i of the network, then buffers. */
+ngio_tensor file_net_tensor(const nn *net, int i);
+
+/* Open the file and read its header; `sealed`: the metadata must have the right checksum.  After a failure, print the
  * reason if `report`. */
 bool file_open(const char *path, bool sealed, bool report, file_reader *out);
 void file_close(file_reader *r);
-/* Read the counters; CLI_BAD after a message names a missing one. */
+/* Read the counters.  CLI_BAD after a message that names the missing counter. */
 int file_read_state(const file_reader *r, run_state *s);
-/* A tensor of this name and shape, with the right checksum, to `to`. */
+/* Read the tensor with name and shape of `want` into `to`.  CLI_BAD after a message: the tensor is missing, has another
+ * shape, or its checksum differs. */
 int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to);
 int file_read_net(file_reader *r, nn *net);
 

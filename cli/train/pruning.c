@@ -18,8 +18,8 @@ static int by_score(const void *a, const void *b) {
   return x->at < y->at ? -1 : 1;
 }
 
-/* Mark the weights to prune. */
-static void choose(const pruning_set *s, const double *score) {
+/* Mark the s->drop weights with the smallest scores. */
+static void mark_smallest(const pruning_set *s, const double *score) {
   scored *list = cli_take((size_t)s->n, sizeof *list);
   memset(s->gone, 0, (size_t)s->n * sizeof *s->gone);
   for (int64_t i = 0; i < s->n; i++)
@@ -53,8 +53,8 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   }
   for (int64_t i = 0; i < s->n && rc == CLI_OK; i++)
     score[i] = mfac ? s->w[i] * s->w[i] / (2.0 * diagonal[i]) : fabs(s->w[i]);
-  if (rc == CLI_OK) choose(s, score);
-  double *t = score; /* reuse the array */
+  if (rc == CLI_OK) mark_smallest(s, score);
+  double *t = score; /* the same memory */
   for (int64_t i = 0; i < s->n && rc == CLI_OK && mfac; i++)
     t[i] = s->gone[i] ? -s->w[i] / diagonal[i] : 0.0;
   if (rc == CLI_OK && mfac && ng_fisher_solve(f, t, t) != NG_OK)
@@ -68,12 +68,6 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
 }
 
 /* ---- a network -------------------------------------------------------------------------------*/
-
-typedef struct pruned {
-  nn *net;
-  int64_t all, began, left; /* weights; pruned at the start; remaining */
-  bool *dead;               /* [all] */
-} pruned;
 
 pruning_count pruning_counted(const nn *net) {
   pruning_count c = {0, 0};
@@ -97,43 +91,29 @@ int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, 
   return gone > zeros ? gone - zeros : 0;
 }
 
-/* Gather the remaining weights (`value`) or gradients of all layers into x. */
-static void gather(const pruned *p, bool value, float *x) {
-  const bool *dead = p->dead;
-  for (int i = 0; i < nn_params(p->net); i++) {
-    const nn_param *q = nn_param_at(p->net, i);
+/* Copy the remaining weights (`value`), which are not 0, or their gradients into x. */
+static void gather(const nn *net, bool value, float *x) {
+  for (int i = 0; i < nn_params(net); i++) {
+    const nn_param *q = nn_param_at(net, i);
     for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++) {
-      if (!*dead++) *x++ = value ? q->value[k] : q->grad[k];
+      if (q->value[k] != 0.0F) *x++ = value ? q->value[k] : q->grad[k];
     }
   }
 }
 
-static void scatter(pruned *p, const double *w, const bool *gone) {
-  bool *dead = p->dead;
-  for (int i = 0; i < nn_params(p->net); i++) {
-    const nn_param *q = nn_param_at(p->net, i);
-    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++, dead++) {
-      if (*dead) continue;
-      q->value[k] = (float)*w++;
-      *dead = *gone++;
-      p->left -= *dead;
+/* Set the remaining weights, which are not 0, to w. */
+static void scatter(nn *net, const double *w) {
+  for (int i = 0; i < nn_params(net); i++) {
+    const nn_param *q = nn_param_at(net, i);
+    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++) {
+      if (q->value[k] != 0.0F) q->value[k] = (float)*w++;
     }
   }
 }
 
-/* Weights that are 0 count as pruned. */
-static void find_dead(pruned *p) {
-  bool *dead = p->dead;
-  for (int i = 0; i < nn_params(p->net); i++) {
-    const nn_param *q = nn_param_at(p->net, i);
-    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++)
-      *dead++ = q->value[k] == 0.0F;
-  }
-}
-
-static int collect(const pruned *p, const pruning *how, bool reconstructs, feed *f, int64_t from,
-                   float *G) {
-  nn *net = p->net;
+/* Compute how->gradients rows of G, each with the `left` gradients of one batch. */
+static int collect_gradients(const pruning *how, bool reconstructs, feed *f, int64_t from, nn *net,
+                             int64_t left, float *G) {
   int rc = CLI_OK;
   for (int64_t i = 0; i < how->gradients && rc == CLI_OK; i++) {
     rc = feed_train(f, from + i, 0);
@@ -141,48 +121,45 @@ static int collect(const pruned *p, const pruning *how, bool reconstructs, feed 
     if (rc != CLI_OK) break;
     (void)nn_loss(net, NN_TRAIN, reconstructs ? NULL : f->labels, reconstructs ? f->x : NULL, NULL);
     rc = nn_backward(net, true, NULL);
-    gather(p, false, G + i * p->left);
+    gather(net, false, G + i * left);
   }
   return rc;
 }
 
-static int one_step(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, int64_t k,
-                    pruned *p) {
-  const int64_t drop =
-      pruning_share(p->all, p->began, p->all - p->left, how->sparsity, k, how->steps);
-  const size_t left = (size_t)p->left;
+/* Step k; `began` weights were 0 at the start. */
+static int prune_network_step(ng_context *ctx, const pruning *how, bool reconstructs, feed *f,
+                              int64_t k, int64_t began, nn *net) {
+  const pruning_count c = pruning_counted(net);
+  const int64_t left = c.weights - c.zeros;
+  pruning_set s = {.n = left};
+  s.drop = pruning_share(c.weights, began, c.zeros, how->sparsity, k, how->steps);
   int rc = CLI_OK;
-  if (drop == 0) return rc;
-  float *x = cli_take(left, sizeof *x), *G = NULL;
-  double *w = cli_take(left, sizeof *w);
-  bool *gone = cli_take(left, sizeof *gone);
+  if (s.drop == 0) return rc;
+  float *x = cli_take((size_t)left, sizeof *x), *G = NULL;
+  s.w = cli_take((size_t)left, sizeof *s.w);
+  s.gone = cli_take((size_t)left, sizeof *s.gone);
   if (how->score == PRUNING_MFAC) {
-    G = cli_take(left * (size_t)how->gradients, sizeof *G);
-    rc = collect(p, how, reconstructs, f, (k - 1) * how->gradients, G);
+    s.G = G = cli_take((size_t)(left * how->gradients), sizeof *G);
+    rc = collect_gradients(how, reconstructs, f, (k - 1) * how->gradients, net, left, G);
   }
-  gather(p, true, x);
-  for (size_t i = 0; i < left; i++)
-    w[i] = (double)x[i];
-  const pruning_set s = {.n = p->left, .drop = drop, .G = G, .w = w, .gone = gone};
+  gather(net, true, x);
+  for (int64_t i = 0; i < left; i++)
+    s.w[i] = (double)x[i];
   if (rc == CLI_OK) rc = pruning_step(ctx, how, &s);
-  if (rc == CLI_OK) scatter(p, w, gone);
-  free(gone);
-  free(w);
+  if (rc == CLI_OK) scatter(net, s.w);
+  free(s.gone);
+  free(s.w);
   free(G);
   free(x);
   return rc;
 }
 
 int pruning_run(ng_context *ctx, const pruning *how, bool reconstructs, feed *f, nn *net) {
-  const pruning_count c = pruning_counted(net);
-  pruned p = {net, c.weights, c.zeros, c.weights - c.zeros,
-              cli_take((size_t)c.weights, sizeof *p.dead)};
+  const int64_t began = pruning_counted(net).zeros;
   int rc = CLI_OK;
-  find_dead(&p);
   nn_fix_norms(net, true);
   for (int64_t k = 1; k <= how->steps && rc == CLI_OK; k++)
-    rc = one_step(ctx, how, reconstructs, f, k, &p);
+    rc = prune_network_step(ctx, how, reconstructs, f, k, began, net);
   nn_fix_norms(net, false);
-  free(p.dead);
   return rc;
 }

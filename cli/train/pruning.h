@@ -1,6 +1,6 @@
 /* pruning.h: prune weights of a trained network and adjust the remaining weights.
  *
- * Weights of layers are pruned, not biases and norms; weights that are 0 at the start count as pruned. With F =
+ * Weights of layers are pruned, not biases and norms; every weight that is 0 counts as pruned. With F =
  * damping I + G'G / m for m gradients of mini-batches (ng_fisher), restricted to the remaining weights (Frantar,
  * Kurtic & Alistarh 2021, arXiv 2107.03356):
  *

@@ -133,8 +133,8 @@ static int one_step(run *r, double lr, double before, int64_t *correct) {
   if (rc == CLI_OK && (outcome & PRECOND_SKIPPED) == 0) recipe_rescale(r->s, r->net);
   const bool skipped = (outcome & PRECOND_SKIPPED) != 0;
   r->state.skipped += skipped;
-  r->state.in_a_row = skipped ? r->state.in_a_row + 1 : 0;
-  if (rc == CLI_OK && r->state.in_a_row >= MOST_SKIPPED) {
+  r->state.skipped_in_a_row = skipped ? r->state.skipped_in_a_row + 1 : 0;
+  if (rc == CLI_OK && r->state.skipped_in_a_row >= MOST_SKIPPED) {
     r->out->diverged = true;
     (void)snprintf(r->out->lost, sizeof r->out->lost,
                    "the gradient of each of the last %d steps is not finite", MOST_SKIPPED);

@@ -70,7 +70,7 @@ train 2 'natgrad: --data: moved: no file *' --resume --epochs 3
 mv gone moved
 train 0 "$stretched" --data mnist:moved --resume --epochs 3
 sed -i 's/abc/abd/' moved/train-images-idx3-ubyte
-train 2 'natgrad: --data: mnist:moved holds other samples than the run in run began with' --data mnist:moved --resume --epochs 4
+train 2 'natgrad: --data: mnist:moved has other samples than the run in run began with' --data mnist:moved --resume --epochs 4
 train 2 "natgrad: --data: is 'cifar10:ten', but 'mnist:moved' in run/checkpoint-6.safetensors; *" --data cifar10:ten --resume --epochs 4
 rm -rf run
 

@@ -29,7 +29,7 @@ for other in four parts; do
   same_run one $other || fail "$other: another checkpoint"
 done
 same_run one four natgrad.mixup || fail "running mixup keeps no batch"
-expect 2 'natgrad: --data: images:folder,size=16,resize=22 holds other samples than the run in one began with' \
+expect 2 'natgrad: --data: images:folder,size=16,resize=22 has other samples than the run in one began with' \
   "$natgrad" train --data images:folder,size=16,resize=22 --out one --resume --steps 13
 
 # It learns: colours of four classes.

@@ -43,7 +43,7 @@ f=run/checkpoint-16.safetensors
 # Missing.
 wrong 'run/config.json: is missing, and belongs to the checkpoint run/checkpoint-16.safetensors' rm run/config.json
 wrong 'run/log.jsonl: cannot be read: No such file or directory' rm run/log.jsonl
-wrong 'run/log.jsonl: holds the end of the run, but there is no checkpoint in run; *' rm $f
+wrong 'run/log.jsonl: has the end of the run, but run has no checkpoint; *' rm $f
 # Cut.
 for size in 0 5 200 -4; do wrong "$f: *" truncate -s $size $f; done
 wrong 'run/log.jsonl: has 100 bytes, the checkpoint was made when there were *' truncate -s 100 run/log.jsonl
@@ -79,7 +79,7 @@ for part in checkpoint-16.safetensors config.json log.jsonl; do
 done
 # Of an earlier version.
 older() { rm $f && mkdir run/checkpoint && echo '{"schema": 2}' >run/checkpoint/latest.json; }
-wrong 'run/checkpoint: is a checkpoint of natgrad 0.2, which this version cannot read; *' older
+wrong 'run/checkpoint: is a checkpoint of natgrad 0.2, unsupported by this version; *' older
 
 # A run that begins does not write over another.
 for part in config.json log.jsonl; do

@@ -72,7 +72,7 @@ for ((trial = 0; trial < trials && failures == 0; trial++)); do
   "$natgrad" train --out run --resume --quiet >out 2>err
   got=$?
   if [[ $got == 2 ]]; then
-    [[ $(wc -l <err) == 1 && $(cat err) == 'natgrad: run/'*.*': '* || $(cat err) == 'natgrad: --resume: run holds no run' ]] ||
+    [[ $(wc -l <err) == 1 && $(cat err) == 'natgrad: run/'*.*': '* || $(cat err) == 'natgrad: --resume: run has no run' ]] ||
       fail "seed $seed, trial $trial ($base:$did): refused without a name: $(cat err)"
     (cd run && find . -type f -exec cksum {} + | sort -k 3) | diff before - >diff || fail "seed $seed, trial $trial ($base:$did): refused, but changed: $(cat diff)"
     refused=$((refused + 1))

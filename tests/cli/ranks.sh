@@ -127,7 +127,7 @@ else
   step=$(step_of "$scratch/killed")
   expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
   expect 2 "*--ranks: 'two' is none of auto, mpi, a number of threads*" "$natgrad" train --ranks two
-  expect 2 "*--batch: resnet20 normalises over a batch on each rank: at least 3" "$natgrad" train --batch 2 --ranks 3 \
+  expect 2 "*--batch: resnet20 normalises over a batch on each rank: expected at least 3" "$natgrad" train --batch 2 --ranks 3 \
     --data synthetic:classes=4,image=32x32x3,train=30,test=3 --model resnet20
 fi
 finish

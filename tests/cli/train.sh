@@ -73,7 +73,7 @@ touch file
 train 2 'file: cannot be made a folder: Not a directory' "${tiny[@]}" --out file
 train 2 'file/deeper: cannot be made a folder: Not a directory' "${tiny[@]}" --out file/deeper
 train 2 '/proc/nowhere: cannot be made a folder: *' "${tiny[@]}" --out /proc/nowhere
-train 2 '--resume: fresh holds no run' "${tiny[@]}" --out fresh --resume
+train 2 '--resume: fresh has no run' "${tiny[@]}" --out fresh --resume
 expect 0 'epoch 1/1  step 8  *' "$natgrad" train "${tiny[@]}" --out one
 train 2 '--out: one has a run; --resume continues it' "${tiny[@]}" --out one
 if [[ -w /dev/full ]]; then
@@ -116,7 +116,7 @@ expect 0 '*epoch 1/1  step 2  *' "$natgrad" train --config run/config.json --ste
 # A run goes on as it began, or not at all.
 train 2 "--batch: is '32', but '64' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --batch 32
 train 2 "--damping: is '0.5', but '0.*' in run/checkpoint-110.safetensors; a resumed run keeps its settings" --out run --resume --damping 0.5
-train 2 '--epochs: the run in run has taken 110 steps already, this asks for 88' --out run --resume --epochs 4
+train 2 '--epochs: the run in run has taken 110 steps, expected at least as many, not 88' --out run --resume --epochs 4
 expect 0 '*epoch 6/6  step 132 *natgrad: --epochs: another length of the run changes the schedule linear: after step 110 lr is 0.005 instead of 0' \
   "$natgrad" train --out run --resume --epochs 6
 [[ $(grep -c '"event": "end"' run/log.jsonl) == 1 ]] || fail "two ends in one log"
@@ -156,7 +156,7 @@ expect 1 '*natgrad: diverged after step 2: the loss is not finite' "$natgrad" tr
 "$natgrad" train "${tiny[@]}" --out never --quiet || fail "never"
 mkdir early && cp never/config.json early
 printf '{"schema": 1, "event": "step", "st' >early/log.jsonl
-expect 0 'epoch 1/1  step 8  *natgrad: --resume: early was left before its first checkpoint, and begins again' "$natgrad" train --out early --resume
+expect 0 'epoch 1/1  step 8  *natgrad: --resume: early has no checkpoint yet, the run begins again' "$natgrad" train --out early --resume
 same_run never early || fail "a run that begins again has other weights"
 numbers() { sed -E 's/"(ms|seconds|crc32)": *(\{[^}]*\}|[^,}]*)//g' "$1"; }
 diff <(numbers never/log.jsonl) <(numbers early/log.jsonl) >/dev/null || fail "a run that begins again is another"
@@ -168,7 +168,7 @@ train 2 '--beta1: has no effect with method natgrad and the sgd update' --beta1 
 train 2 '--momentum: has no effect with method adamw and the adamw update' --method adamw --momentum 0
 train 2 '--dropout: vgg16 has dropout for images of at least 64 pixels, these have 32' --model vgg16 --dropout 0.5 \
   --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
-train 2 '--batch: wrn-10-1 normalises over a batch of single pixels: at least 2' --model wrn-10-1 \
+train 2 '--batch: wrn-10-1 normalises over a batch of single pixels: expected at least 2' --model wrn-10-1 \
   --data synthetic:classes=3,image=4x4x3,train=16,test=8 --batch 1
 train 2 '--model: lenet does not fit data of 9x9x1: *smaller than the kernel*' --model lenet \
   --data synthetic:classes=3,image=9x9x1,train=16,test=8 --batch 4
