@@ -81,7 +81,7 @@ static void the_log_is_cut_and_read_back(void **state) {
   free(again);
   quiet();
   assert_int_equal(log_check(path, longer + 1, crc, "checkpoint-8"), CLI_BAD);
-  assert_non_null(strstr(said(), "the checkpoint was made when there were"));
+  assert_non_null(strstr(said(), "the checkpoint was made when the log had"));
 }
 
 /* A limit to the size of a file stands for the full disk. */

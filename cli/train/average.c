@@ -36,9 +36,7 @@ double average_lr(const settings *s, const average *a, int64_t step, double lr) 
   return a->mean != NULL && step >= a->start && s->average_lr >= 0.0 ? s->average_lr : lr;
 }
 
-bool average_carries(const average *a) { return a->count > 0; }
-
-void average_take(const average *a, nn *net) {
+void average_apply(const average *a, nn *net) {
   const float *from = a->mean;
   for (int i = 0; i < nn_params(net); i++) {
     const nn_param *p = nn_param_at(net, i);

@@ -18,7 +18,7 @@
 
 typedef struct average {
   int64_t start, every; /* S; steps */
-  int64_t count;        /* n */
+  int64_t count;        /* n; checkpoints contain the mean if n > 0 */
   int64_t weights;
   float *mean; /* [weights]; NULL: not averaged */
 } average;
@@ -31,8 +31,7 @@ void average_add(average *a, const nn *net, int64_t step); /* after `step` steps
  * set; else the schedule's `lr`. */
 double average_lr(const settings *s, const average *a, int64_t step, double lr);
 
-bool average_carries(const average *a);            /* Must a checkpoint contain the mean? */
 int average_share(average *a, const run_ranks *k); /* Send the mean of rank 0 to all; collective. */
-void average_take(const average *a, nn *net);      /* Copy the mean into the network. */
+void average_apply(const average *a, nn *net);     /* Copy the mean into the network. */
 
 #endif

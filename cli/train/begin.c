@@ -274,7 +274,7 @@ int run_begin(run *r) {
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
   settings_base(r->s, r->base);
   for (int i = 0; i < SCHEDULED; i++)
-    r->moved[i] = (double)NAN; /* a resumed run sets every value */
+    r->current[i] = (double)NAN; /* a resumed run sets every value */
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   if (k->rank > 0) return ranks_agree(k, receive_run(r));

@@ -205,7 +205,7 @@ static void describe(const checkpoint *c, const char *config, const ngio_out *st
   file_head_text(h, replaces_key, previous);
   if (id[0] != 0) file_head_text(h, id_key, id);
   file_head_net(h, c->net);
-  if (average_carries(c->mean)) {
+  if (c->mean->count > 0) {
     const ngio_tensor t = average_of(c->mean);
     file_head_tensor(h, &t);
   }

@@ -42,10 +42,6 @@ static bool flush_folder(const char *path) {
   return done;
 }
 
-static int unwritable(const char *path, int why) {
-  return cli_bad("%s: cannot be written: %s", path, strerror(why));
-}
-
 int disk_write(const char *path, const void *bytes, size_t size) {
   const size_t n = strlen(path) + sizeof ".natgrad-part";
   char *part = cli_take(n, 1);
@@ -68,7 +64,7 @@ int disk_write(const char *path, const void *bytes, size_t size) {
   }
   if (!done && fd >= 0) (void)unlink(part);
   free(part);
-  return done ? CLI_OK : unwritable(path, why);
+  return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
 }
 
 int disk_regular(const char *path) {

@@ -53,10 +53,10 @@ static int read_record(const char *path, record *r) {
     ngio_json *json = NULL;
     (void)ngio_json_parse(c, (size_t)(end - c), &json, NULL, 0);
     const ngio_value *o = ngio_json_root(json);
-    const bool ours = ngio_integer_of(ngio_get(o, "schema")) == 1 &&
-                      ngio_is(ngio_get(o, "event"), NGIO_STRING) &&
-                      ngio_is(ngio_get(o, "step"), NGIO_INTEGER);
-    if (ours) {
+    const bool is_line = ngio_integer_of(ngio_get(o, "schema")) == 1 &&
+                         ngio_is(ngio_get(o, "event"), NGIO_STRING) &&
+                         ngio_is(ngio_get(o, "step"), NGIO_INTEGER);
+    if (is_line) {
       r->line = cli_grown(r->line, (size_t)r->lines, sizeof *r->line);
       r->line[r->lines++] = json;
       add_columns(r, o);
@@ -71,15 +71,7 @@ static int read_record(const char *path, record *r) {
   return rc;
 }
 
-static void free_record(record *r) {
-  for (int i = 0; i < r->lines; i++)
-    ngio_json_free(&r->line[i]);
-  for (int i = 0; i < r->columns; i++)
-    free(r->column[i]);
-  free(r->line);
-  free(r->column);
-}
-
+/* Return the value of a column in a line, or NULL. */
 static const ngio_value *field(const ngio_value *line, const char *column) {
   const char *dot = strchr(column, '.');
   char outer[160];
@@ -112,8 +104,6 @@ static void csv_value(FILE *f, const ngio_value *v) {
   }
 }
 
-static const char standard_output[] = "-"; /* as FILE */
-
 static void print_csv(FILE *f, const void *what) {
   const record *r = what;
   for (int c = 0; c < r->columns; c++) {
@@ -128,12 +118,6 @@ static void print_csv(FILE *f, const void *what) {
     }
     (void)fputc('\n', f);
   }
-}
-
-static int write_csv(const record *r, const char *path) {
-  if (strcmp(path, standard_output) != 0) return disk_print(path, print_csv, r);
-  print_csv(stdout, r); /* main reports errors of stdout */
-  return CLI_OK;
 }
 
 /* ---- the command -----------------------------------------------------------------------------*/
@@ -153,10 +137,18 @@ static int run(void *user, const cli_args *args) {
   int rc = disk_exists(log)
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
-  if (rc == CLI_OK && strcmp(csv, standard_output) != 0 && checkpoint_owns(csv))
-    rc = cli_bad("--csv: %s is the name of a file of a run", csv);
-  if (rc == CLI_OK) rc = write_csv(&r, csv);
-  free_record(&r);
+  if (rc == CLI_OK && strcmp(csv, "-") == 0) {
+    print_csv(stdout, &r); /* main reports errors of stdout */
+  } else if (rc == CLI_OK) {
+    rc = checkpoint_owns(csv) ? cli_bad("--csv: %s is the name of a file of a run", csv)
+                              : disk_print(csv, print_csv, &r);
+  }
+  for (int i = 0; i < r.lines; i++)
+    ngio_json_free(&r.line[i]);
+  for (int i = 0; i < r.columns; i++)
+    free(r.column[i]);
+  free(r.line);
+  free(r.column);
   free(log);
   return rc;
 }

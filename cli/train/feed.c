@@ -1,4 +1,4 @@
-/* feed.c: which samples a step uses. The order of an epoch is a permutation drawn from (seed, epoch), the
+/* feed.c: the samples of each step. The order of an epoch is a permutation drawn from (seed, epoch), the
  * augmentation of a sample is drawn from (seed, epoch, sample). Only the previous batch of mixup passes from step
  * to step, so a run can start at any step. */
 #include "feed.h"
@@ -101,21 +101,14 @@ static int32_t row_of(const data_split *s, int32_t sample) {
   return s->index != NULL ? s->index[sample] : sample;
 }
 
-/* Start the threads at the first batch. */
-static int open_loader(feed *f) {
-  if (f->loader != NULL) return CLI_OK;
-  f->spare = cli_take((size_t)(f->d->height * f->d->width), 3);
-  return image_loader_create(f->d->images, &f->loader);
-}
-
 static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const uint8_t *bytes) {
   image_to_input(f->d, row, &p->how, bytes, f->x + at * f->d->height * f->d->width * 3);
   f->labels[at] = p->split->labels[row];
   f->rows[at] = row;
 }
 
-/* Count and name an unreadable file once in this process. CLI_BAD: more than 1 % of all files. */
-static int unreadable(const feed *f, const image_list *list, int32_t row, const char *why) {
+/* Count and report an unreadable file once in this process. CLI_BAD: more than 1 % of all files are unreadable. */
+static int report_unreadable(const feed *f, const image_list *list, int32_t row, const char *why) {
   image_set *set = f->d->images;
   if (atomic_exchange(&set->told[list->first + row], 1) != 0) return CLI_OK;
   const int n = atomic_fetch_add(&set->unreadable, 1) + 1;
@@ -128,7 +121,7 @@ static int unreadable(const feed *f, const image_list *list, int32_t row, const 
 }
 
 /* Replace the unreadable image at `place` by the next readable one. */
-static int replace(feed *f, const piece *p, int64_t place, int32_t at, char *why) {
+static int replace_image(feed *f, const piece *p, int64_t place, int32_t at, char *why) {
   const int32_t n = p->split->n;
   for (int64_t i = 0; i < n; i++) {
     const int32_t row = row_of(p->split, f->order[(place + i) % n]);
@@ -136,36 +129,40 @@ static int replace(feed *f, const piece *p, int64_t place, int32_t at, char *why
       put_image(f, p, at, row, f->spare);
       return CLI_OK;
     }
-    if (unreadable(f, p->split->images, row, why) != CLI_OK) return CLI_BAD;
+    if (report_unreadable(f, p->split->images, row, why) != CLI_OK) return CLI_BAD;
   }
-  return cli_bad("--data: images: none of %d can be read", n);
+  return cli_bad("--data: images: none of %d files can be read", n);
 }
 
-/* The place of sample i of this rank in the epoch. */
+/* Return the place of sample i of this rank in the epoch. */
 static int64_t place_of(const feed *f, int64_t i) {
   return i / f->batch * f->whole + f->first + i % f->batch;
 }
 
-/* Sample i of this rank in the epoch, or of the test split. */
+/* Return the row of sample i of this rank in the epoch, or of the test split. */
 static int32_t image_row(const feed *f, const piece *p, int64_t i) {
   return row_of(p->split, p->order != NULL ? f->order[place_of(f, i)] : (int32_t)i);
 }
 
 /* Fill a batch that begins at sample `from`, and request the next samples, before `end`. An unreadable image is
- * replaced in a training batch and left out of a test batch. It is recorded when it is used, not when it is decoded: so
- * the number of threads does not matter. */
+ * replaced in a training batch and left out of a test batch. The image is reported when it is used, not when it is
+ * decoded, so the messages do not depend on the number of threads. */
 static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32_t *good) {
-  int rc = open_loader(f);
+  int rc = CLI_OK;
   *good = 0;
+  if (f->loader == NULL) { /* start the threads at the first batch */
+    f->spare = cli_take((size_t)(f->d->height * f->d->width), 3);
+    rc = image_loader_create(f->d->images, &f->loader);
+  }
   if (rc == CLI_OK && f->next_taken != from) {
     image_loader_cancel(f->loader);
     f->next_taken = f->next_asked = from;
   }
-  for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) { /* one more round, for the next batch */
+  for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) {
     while (f->next_asked < end && image_loader_request(f->loader, p->split->images,
                                                        image_row(f, p, f->next_asked), &p->how))
       f->next_asked++;
-    if (i == p->count) break;
+    if (i == p->count) break; /* the last round requests samples of the next batch */
     char why[PICTURE_WHY];
     const int32_t row = image_row(f, p, from + i);
     const uint8_t *bytes = image_loader_take(f->loader, why);
@@ -173,9 +170,9 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
     if (bytes != NULL) {
       put_image(f, p, (*good)++, row, bytes);
     } else if (p->order != NULL) {
-      rc = replace(f, p, place_of(f, from + i), (*good)++, why);
+      rc = replace_image(f, p, place_of(f, from + i), (*good)++, why);
     } else {
-      rc = unreadable(f, p->split->images, row, why);
+      rc = report_unreadable(f, p->split->images, row, why);
     }
   }
   return rc;
@@ -217,7 +214,7 @@ int feed_test(feed *f, int32_t first, int32_t count, int32_t *good) {
     fill(f, &p);
     return CLI_OK;
   }
-  f->next_taken = -1; /* samples of the training split wait */
+  f->next_taken = -1; /* drop requested samples of the training split */
   const int rc = fill_images(f, &p, first, first + count, good);
   f->next_taken = -1;
   return rc;

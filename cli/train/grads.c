@@ -4,15 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t count_of(const grads *g, int param) { return nn_param_at(g->net, param)->count; }
-
-/* ---- buckets -----------------------------------------------------------------------------------*/
-
-static void cut(grads *g, double cap) {
+/* Assign the parameters to buckets, from last to first. */
+static void make_buckets(grads *g, double cap) {
   int64_t from = nn_weights(g->net);
   g->list = cli_take((size_t)nn_params(g->net), sizeof *g->list);
   for (int i = nn_params(g->net) - 1; i >= 0; i--) {
-    const int64_t n = count_of(g, i);
+    const int64_t n = nn_param_at(g->net, i)->count;
     grad_bucket *b = g->buckets > 0 ? &g->list[g->buckets - 1] : NULL;
     from -= n;
     if (b == NULL || (double)((b->count + n) * (int64_t)sizeof(float)) > cap) {
@@ -25,8 +22,8 @@ static void cut(grads *g, double cap) {
   }
 }
 
-/* Send complete buckets, and let the oldest one make progress: a transport may work only when called. */
-static int post(grads *g) {
+/* Post complete buckets, and test the oldest: a transport may make progress only when called. */
+static int post_buckets(grads *g) {
   int rc = CLI_OK;
   for (; g->posted < g->buckets && g->list[g->posted].first >= g->added && rc == CLI_OK;
        g->posted++) {
@@ -42,8 +39,7 @@ static int post(grads *g) {
   return rc;
 }
 
-/* ---- sums --------------------------------------------------------------------------------------*/
-
+/* Add the gradients of parameters >= `first`, which the backward pass has computed, to the sum. */
 static int on_gradients(void *user, int first) {
   grads *g = user;
   const float share = (float)(g->share / (double)g->batches);
@@ -54,7 +50,7 @@ static int on_gradients(void *user, int first) {
     for (int64_t k = 0; k < p->count; k++)
       to[k] = (g->batch > 0 ? to[k] : 0.0F) + share * p->grad[k];
   }
-  return g->batch == g->batches - 1 ? post(g) : CLI_OK;
+  return g->batch == g->batches - 1 ? post_buckets(g) : CLI_OK;
 }
 
 int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share, double cap,
@@ -64,7 +60,7 @@ int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share,
   out->sum = malloc((size_t)nn_weights(net) * sizeof *out->sum);
   if (out->sum == NULL)
     return cli_bad("no memory for the gradients of %lld weights", (long long)nn_weights(net));
-  if (ranks->size > 1) cut(out, cap);
+  if (ranks->size > 1) make_buckets(out, cap);
   nn_watch_gradients(net, on_gradients, out);
   return CLI_OK;
 }

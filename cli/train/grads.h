@@ -36,9 +36,8 @@ typedef struct grads {
 int grads_create(nn *net, const run_ranks *ranks, int64_t batches, double share, double cap,
                  grads *out);
 void grads_free(grads *g);
-void grads_begin(
-    grads *g,
-    int64_t batch); /* call before the backward pass of each micro-batch; 0 starts a new step */
+/* Call before the backward pass of each micro-batch; batch 0 starts a new step. */
+void grads_begin(grads *g, int64_t batch);
 /* After the last backward pass of a step: write the mean into the network. Collective; CLI_BAD as ranks_wait. */
 int grads_end(grads *g);
 

@@ -12,8 +12,8 @@
 
 /* ---- variables of the launcher ---------------------------------------------------------------- */
 
-/* The value of the first variable that is set; 0: none. */
-static int32_t number_of(const char *const *names) {
+/* Return the value of the first variable that is set; 0: none. */
+static int32_t read_variable(const char *const *names) {
   for (; *names != NULL; names++) {
     const char *text = getenv(*names);
     const long n = text != NULL ? strtol(text, NULL, 10) : 0;
@@ -22,17 +22,17 @@ static int32_t number_of(const char *const *names) {
   return 0;
 }
 
-/* Open MPI, MPICH and its kin (Hydra, Slurm's PMI-2), MVAPICH. */
-static int32_t started(void) {
+/* Return the number of processes that a launcher started (Open MPI, MPICH, Hydra, Slurm's PMI-2, MVAPICH); 0: none. */
+static int32_t launched_processes(void) {
   static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
                                       NULL};
-  return number_of(sizes);
+  return read_variable(sizes);
 }
 
 int32_t launch_neighbours(int32_t size) {
   static const char *const locals[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
                                        "MV2_COMM_WORLD_LOCAL_SIZE", NULL};
-  const int32_t n = number_of(locals);
+  const int32_t n = read_variable(locals);
   return n > 0 && n < size ? n : size;
 }
 
@@ -60,7 +60,8 @@ static void *find(void *module, const char *name) {
   return module != NULL ? dlsym(module, name) : NULL;
 }
 
-static int over_mpi(launch *l) {
+/* Load the module, which initialises MPI. */
+static int begin_mpi(launch *l) {
   char why[512] = "";
   launch_mpi_begin_fn *begin = NULL;
   l->module = load(why, sizeof why);
@@ -69,7 +70,7 @@ static int over_mpi(launch *l) {
   memcpy(&begin, &symbol, sizeof begin);
   if (begin(&l->table, sizeof l->table, why, sizeof why) != 0)
     return cli_bad("ranks over MPI: %s", why);
-  const int32_t want = started();
+  const int32_t want = launched_processes();
   if (want == 0 || want == l->table.size) return CLI_OK;
   return cli_bad(
       "ranks over MPI: the launcher started %d, this program's MPI knows %d: they are of two "
@@ -77,21 +78,21 @@ static int over_mpi(launch *l) {
       want, l->table.size);
 }
 
-/* ---- public ------------------------------------------------------------------------------------ */
+/* ---- begin and end ------------------------------------------------------------------------------------ */
 
 int launch_begin(const char *wanted, launch *out) {
   long long threads = 1;
   *out = (launch){.threads = 1, .table = {.size = 1}};
-  if (strcmp(wanted, "auto") == 0) return started() > 1 ? over_mpi(out) : CLI_OK;
-  if (strcmp(wanted, "mpi") == 0) return over_mpi(out);
+  if (strcmp(wanted, "auto") == 0) return launched_processes() > 1 ? begin_mpi(out) : CLI_OK;
+  if (strcmp(wanted, "mpi") == 0) return begin_mpi(out);
   if (*wanted < '0' || *wanted > '9') {
     return cli_bad("--ranks: '%s' is none of auto, mpi, a number of threads", wanted);
   }
   if (cli_parse_int("ranks", wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
-  if (started() > 1) {
+  if (launched_processes() > 1) {
     return cli_bad(
         "--ranks: %lld threads in each of %d processes that a launcher started; leave it out",
-        threads, started());
+        threads, launched_processes());
   }
   out->threads = (int32_t)threads;
   return CLI_OK;
@@ -101,14 +102,14 @@ typedef struct member {
   ng_transport t;
   int (*work)(void *user, const ng_transport *t);
   void *user;
-  atomic_bool *told;
+  atomic_bool *reported;
   pthread_t thread;
   int rc;
 } member;
 
 static void *on_thread(void *arg) {
   member *m = arg;
-  cli_report_once(m->told);
+  cli_report_once(m->reported);
   m->rc = m->work(m->user, &m->t);
   cli_report_once(NULL);
   return NULL;
@@ -125,18 +126,18 @@ static void one_blas_thread(void) {
 
 int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user) {
   ng_threads *group = NULL;
-  atomic_bool told = false;
+  atomic_bool reported = false;
   int32_t made = 1;
   cli_require_address_space(n);
   one_blas_thread();
   member *m = cli_take((size_t)n, sizeof *m);
   bool good = ng_threads_create(n, &group) == NG_OK;
   for (int32_t i = 0; i < n && good; i++) {
-    m[i] = (member){.work = work, .user = user, .told = &told};
+    m[i] = (member){.work = work, .user = user, .reported = &reported};
     good = ng_threads_transport(group, i, &m[i].t, sizeof m[i].t) == NG_OK;
   }
   int rc = good ? CLI_OK : cli_bad("no memory for %d ranks", n);
-  cli_report_once(&told);
+  cli_report_once(&reported);
   while (made < n && rc == CLI_OK) {
     if (pthread_create(&m[made].thread, NULL, on_thread, &m[made]) == 0) {
       made++;

@@ -1,5 +1,4 @@
-/* launch_mpi.c: the module that brings MPI to the program (launch.h): the one place that initialises and
- * finalises it. */
+/* launch_mpi.c: the module that adds MPI to the program (launch.h). Only this file initialises and finalises MPI. */
 #include "launch_mpi.h"
 #include "natgrad_mpi.h"
 

@@ -6,9 +6,9 @@
 
 #include <stddef.h>
 
-/* Initialises MPI and makes this process's table; 0, or not, and `why`.  launch_mpi_begin. */
+/* launch_mpi_begin: initialise MPI and write the transport of this process.  Return 0, or 1 and the reason in `why`. */
 typedef int launch_mpi_begin_fn(ng_transport *out, size_t size, char *why, size_t why_size);
-/* Gives the table back and finalises MPI.  launch_mpi_end. */
+/* launch_mpi_end: release the transport and finalise MPI. */
 typedef void launch_mpi_end_fn(ng_transport *t);
 
 #endif

@@ -13,21 +13,21 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { STEP, EPOCH, END, MARKS };
+enum { STEP, EPOCH, END, MARKS }; /* events */
 
 struct run_log {
   FILE *f;
   char *path;
-  bool told; /* an error was reported */
+  bool reported; /* an error was reported */
   struct {
     double ms[TRAIN_STATIONS];
     int64_t steps;
   } mark[MARKS];
 };
 
-static int failed(run_log *l) {
-  if (!l->told) (void)cli_bad("%s: cannot be written: %s", l->path, strerror(errno));
-  l->told = true;
+static int report_failure(run_log *l) {
+  if (!l->reported) (void)cli_bad("%s: cannot be written: %s", l->path, strerror(errno));
+  l->reported = true;
   return CLI_BAD;
 }
 
@@ -42,7 +42,7 @@ static int open_log(const char *path, int flags, run_log **out) {
     *out = l;
     return CLI_OK;
   }
-  const int rc = failed(l);
+  const int rc = report_failure(l);
   if (fd >= 0) (void)close(fd);
   free(l->path);
   free(l);
@@ -53,7 +53,7 @@ int log_create(const char *path, run_log **out) {
   return open_log(path, O_CREAT | O_TRUNC | O_APPEND, out);
 }
 
-/* The CRC-32 of the first bytes of the file; false: unreadable. */
+/* Compute the CRC-32 of the first bytes of the file; false: unreadable. */
 static bool crc_of(int fd, int64_t bytes, uint32_t *crc) {
   unsigned char piece[1 << 14];
   uLong sum = crc32_z(0, NULL, 0);
@@ -76,7 +76,7 @@ int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) 
   const uint32_t is = has >= bytes ? disk_crc(text, (size_t)bytes) : 0;
   free(text);
   if (has < bytes)
-    return cli_bad("%s: has %lld bytes, the checkpoint was made when there were %lld", path, has,
+    return cli_bad("%s: has %lld bytes, the checkpoint was made when the log had %lld", path, has,
                    (long long)bytes);
   if (is == crc) return CLI_OK;
   return cli_bad("%s: does not belong to %s, or was edited: its first %lld bytes have checksum "
@@ -102,7 +102,7 @@ int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **ou
 
 int log_close(run_log **l) {
   if (*l == NULL) return CLI_OK;
-  const int rc = fclose((*l)->f) == 0 ? CLI_OK : failed(*l);
+  const int rc = fclose((*l)->f) == 0 ? CLI_OK : report_failure(*l);
   free((*l)->path);
   free(*l);
   *l = NULL;
@@ -111,7 +111,7 @@ int log_close(run_log **l) {
 
 void log_drop(run_log **l) {
   if (*l == NULL) return;
-  (*l)->told = true;
+  (*l)->reported = true;
   (void)log_close(l);
 }
 
@@ -119,17 +119,17 @@ int log_sync(run_log *l, int64_t *bytes, uint32_t *crc) {
   *bytes = 0;
   *crc = 0;
   if (l == NULL) return CLI_OK;
-  if (fflush(l->f) != 0 || fsync(fileno(l->f)) != 0) return failed(l);
+  if (fflush(l->f) != 0 || fsync(fileno(l->f)) != 0) return report_failure(l);
   struct stat st;
   if (fstat(fileno(l->f), &st) != 0 || !crc_of(fileno(l->f), (int64_t)st.st_size, crc))
-    return failed(l);
+    return report_failure(l);
   *bytes = (int64_t)st.st_size;
   return CLI_OK;
 }
 
 /* ---- lines -----------------------------------------------------------------------------------*/
 
-static void real(run_log *l, const char *name, double v) {
+static void write_real(run_log *l, const char *name, double v) {
   if (isfinite(v)) {
     (void)fprintf(l->f, ", \"%s\": %.17g", name, v);
   } else {
@@ -137,17 +137,18 @@ static void real(run_log *l, const char *name, double v) {
   }
 }
 
-static void whole(run_log *l, const char *name, int64_t v) {
+static void write_whole(run_log *l, const char *name, int64_t v) {
   (void)fprintf(l->f, ", \"%s\": %lld", name, (long long)v);
 }
 
-static void begin(run_log *l, const char *event, int64_t step, int64_t epoch) {
+static void begin_line(run_log *l, const char *event, int64_t step, int64_t epoch) {
   (void)fprintf(l->f, "{\"schema\": 1, \"event\": \"%s\"", event);
-  whole(l, "step", step);
-  whole(l, "epoch", epoch);
+  write_whole(l, "step", step);
+  write_whole(l, "epoch", epoch);
 }
 
-static int end(run_log *l, int mark, const log_times *t) {
+/* Write the member "ms" and, but for an "end" line, the end of the line. */
+static int end_line(run_log *l, int mark, const log_times *t) {
   const double steps = (double)(t->steps - l->mark[mark].steps);
   (void)fputs(", \"ms\": {", l->f);
   for (int i = 0; i < t->stations; i++) {
@@ -158,19 +159,19 @@ static int end(run_log *l, int mark, const log_times *t) {
   }
   l->mark[mark].steps = t->steps;
   (void)fputs(mark == END ? "}" : "}}\n", l->f);
-  return ferror(l->f) != 0 ? failed(l) : CLI_OK;
+  return ferror(l->f) != 0 ? report_failure(l) : CLI_OK;
 }
 
 int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *x, int n,
                    const log_times *t) {
   if (l == NULL) return CLI_OK;
-  begin(l, "step", step, epoch);
+  begin_line(l, "step", step, epoch);
   for (int i = 0; i < n; i++)
-    real(l, x[i].name, x[i].value);
-  return end(l, STEP, t);
+    write_real(l, x[i].name, x[i].value);
+  return end_line(l, STEP, t);
 }
 
-/* Numbers of an "epoch" line, and counters of an "end" line, to write and to read. */
+/* The numbers of an "epoch" line, and the counters of an "end" line. */
 static const struct member {
   const char *name;
   size_t at;
@@ -189,84 +190,78 @@ enum { OF_EPOCH = sizeof of_epoch / sizeof *of_epoch, OF_END = sizeof of_end / s
 
 int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
   if (l == NULL) return CLI_OK;
-  begin(l, "epoch", e->step, e->epoch);
+  begin_line(l, "epoch", e->step, e->epoch);
   for (int i = 0; i < OF_EPOCH; i++)
-    real(l, of_epoch[i].name, *(const double *)((const char *)e + of_epoch[i].at));
-  const int rc = end(l, EPOCH, t);
-  return rc == CLI_OK && fflush(l->f) != 0 ? failed(l) : rc; /* for readers that follow the log */
+    write_real(l, of_epoch[i].name, *(const double *)((const char *)e + of_epoch[i].at));
+  const int rc = end_line(l, EPOCH, t);
+  return rc == CLI_OK && fflush(l->f) != 0 ? report_failure(l)
+                                           : rc; /* for readers that follow the log */
 }
 
-static const char seal_mark[] = ", \"crc32\": \"";
+static const char checksum_member[] = ", \"crc32\": \"";
 
-/* Add the checksum as the last member of the last line. */
-static int seal(run_log *l, const char *config) {
+/* Write the last member of the last line, the checksum of config.json and the log. */
+static int write_checksum(run_log *l, const char *config) {
   int64_t bytes;
   uint32_t crc;
   if (log_sync(l, &bytes, &crc) != CLI_OK) return CLI_BAD;
   const uLong all = crc32_combine(disk_crc(config, strlen(config)), crc, (z_off_t)bytes);
-  (void)fprintf(l->f, "%s%08lx\"}\n", seal_mark, all);
-  return ferror(l->f) != 0 ? failed(l) : CLI_OK;
+  (void)fprintf(l->f, "%s%08lx\"}\n", checksum_member, all);
+  return ferror(l->f) != 0 ? report_failure(l) : CLI_OK;
 }
 
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
                   const log_times *t, const char *config) {
   if (l == NULL) return CLI_OK;
-  begin(l, "end", r->steps, last->epoch);
+  begin_line(l, "end", r->steps, last->epoch);
   (void)fprintf(l->f, ", \"why\": \"%s\"", why);
-  real(l, "train_loss", last->train_loss);
-  real(l, "test_accuracy", last->test_accuracy);
+  write_real(l, "train_loss", last->train_loss);
+  write_real(l, "test_accuracy", last->test_accuracy);
   if (r->averaged > 0) {
-    whole(l, "averaged", r->averaged);
-    real(l, "average_test_loss", r->average_loss);
-    real(l, "average_test_accuracy", r->average_accuracy);
+    write_whole(l, "averaged", r->averaged);
+    write_real(l, "average_test_loss", r->average_loss);
+    write_real(l, "average_test_accuracy", r->average_accuracy);
   }
   for (int i = 0; i < OF_END; i++)
-    whole(l, of_end[i].name, *(const int64_t *)((const char *)r + of_end[i].at));
-  real(l, "seconds", last->seconds);
+    write_whole(l, of_end[i].name, *(const int64_t *)((const char *)r + of_end[i].at));
+  write_real(l, "seconds", last->seconds);
   for (int i = 0; i < r->kinds; i++) {
     const train_refreshed *k = &r->kind[i];
     (void)fprintf(l->f, "%s\"%s\": {\"refreshed\": %lld", i > 0 ? ", " : ", \"statistics\": {",
                   k->name, (long long)k->refreshed);
-    whole(l, "passed", k->passed);
-    whole(l, "bytes_sent", k->bytes_sent);
-    whole(l, "bytes_passed", k->bytes_passed);
+    write_whole(l, "passed", k->passed);
+    write_whole(l, "bytes_sent", k->bytes_sent);
+    write_whole(l, "bytes_passed", k->bytes_passed);
     (void)fputs(i + 1 < r->kinds ? "}" : "}}", l->f);
   }
   if (r->traffic.ranks > 1) {
     (void)fputs(", \"ranks\": ", l->f);
     traffic_json(&r->traffic, l->f);
   }
-  const int rc = end(l, END, t);
-  return rc == CLI_OK ? seal(l, config) : rc;
+  const int rc = end_line(l, END, t);
+  return rc == CLI_OK ? write_checksum(l, config) : rc;
 }
 
-/* ---- reading it back -------------------------------------------------------------------------*/
-
-static double real_of(const ngio_value *o, const char *name) {
-  const ngio_value *v = ngio_get(o, name);
-  return ngio_is_number(v) ? ngio_number_of(v) : (double)NAN;
-}
+/* ---- reading -------------------------------------------------------------------------*/
 
 static int64_t whole_of(const ngio_value *o, const char *name) {
   return (int64_t)ngio_integer_of(ngio_get(o, name));
 }
 
-static train_epoch read_epoch(const ngio_value *o) {
-  train_epoch e = {.epoch = whole_of(o, "epoch"), .step = whole_of(o, "step")};
-  for (int i = 0; i < OF_EPOCH; i++)
-    *(double *)((char *)&e + of_epoch[i].at) = real_of(o, of_epoch[i].name);
-  return e;
-}
-
-static bool epoch_of(const char *line, size_t size, train_epoch *e) {
+/* Read an "epoch" line; false: another line. */
+static bool read_epoch(const char *line, size_t size, train_epoch *e) {
   ngio_json *json = NULL;
   (void)ngio_json_parse(line, size, &json, NULL, 0);
   const ngio_value *o = ngio_json_root(json);
   const char *event = ngio_text_of(ngio_get(o, "event"));
-  const bool is = event != NULL && strcmp(event, "epoch") == 0;
-  if (is) *e = read_epoch(o);
+  const bool is_epoch = event != NULL && strcmp(event, "epoch") == 0;
+  *e = (train_epoch){.epoch = whole_of(o, "epoch"), .step = whole_of(o, "step")};
+  for (int i = 0; i < OF_EPOCH; i++) {
+    const ngio_value *v = ngio_get(o, of_epoch[i].name);
+    *(double *)((char *)e + of_epoch[i].at) = ngio_is_number(v) ? ngio_number_of(v) : (double)NAN;
+  }
   ngio_json_free(&json);
-  return is;
+  return is_epoch;
 }
 
 int log_ended(const char *path, bool *ended) {
@@ -287,7 +282,7 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
   if ((size_t)bytes < strlen(text)) text[bytes] = 0;
   for (const char *c = text, *stop; (stop = strchr(c, '\n')) != NULL; c = stop + 1) {
     train_epoch e;
-    if (!epoch_of(c, (size_t)(stop - c), &e)) continue;
+    if (!read_epoch(c, (size_t)(stop - c), &e)) continue;
     *out = cli_grown(*out, (size_t)*n, sizeof e);
     (*out)[(*n)++] = e;
   }
@@ -297,18 +292,19 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
 
 /* ---- a finished run --------------------------------------------------------------------------*/
 
-/* Whether the checksum in the last line matches config.json and the log before this line. */
+/* Does the checksum in the last line match config.json and the log before this line? */
 static bool checksum_matches(const char *text, const char *last, const char *config) {
-  char want[sizeof seal_mark + 16];
-  const char *mark = strstr(last, seal_mark);
+  char want[sizeof checksum_member + 16];
+  const char *mark = strstr(last, checksum_member);
   if (mark == NULL) return false;
   uLong crc = disk_crc(config, strlen(config));
   crc = crc32_z(crc, (const unsigned char *)text, (size_t)(mark - text));
-  (void)snprintf(want, sizeof want, "%s%08lx\"}\n", seal_mark, crc);
+  (void)snprintf(want, sizeof want, "%s%08lx\"}\n", checksum_member, crc);
   return strcmp(mark, want) == 0;
 }
 
-static void take_end(const ngio_value *o, train_result *r) {
+/* Read the counters and times of an "end" line. */
+static void read_end(const ngio_value *o, train_result *r) {
   const ngio_value *ms = ngio_get(o, "ms");
   const char *why = ngio_text_of(ngio_get(o, "why"));
   r->diverged = why != NULL && strcmp(why, "diverged") == 0;
@@ -340,7 +336,7 @@ int log_result(const char *path, const char *config, train_result *out, bool *ov
   if (*over && !checksum_matches(text, last, config))
     rc = cli_bad("%s: does not belong to config.json beside it, or was edited", path);
   if (*over && rc == CLI_OK) {
-    take_end(o, out);
+    read_end(o, out);
     rc = log_epochs(path, (int64_t)n, &out->epoch, &out->epochs);
   }
   ngio_json_free(&json);

@@ -14,19 +14,21 @@
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
-static const char *const own[RUN_STATIONS] = {"data", "forward", "backward", "observe", "reduce"};
+static const char *const station_name[RUN_STATIONS] = {"data", "forward", "backward", "observe",
+                                                       "reduce"};
 
-/* Losses and gradients travel at the station "reduce", also those sent during the backward pass. */
+/* Write the times of all stations. Losses and gradients are sent at the station "reduce", also during the backward
+ * pass. */
 static int stations_of(const run *r, train_station t[TRAIN_STATIONS]) {
-  const int mine = r->ranks.size > 1 ? RUN_STATIONS : RUN_SUM;
-  for (int i = 0; i < mine; i++) {
+  const int own = r->ranks.size > 1 ? RUN_STATIONS : RUN_SUM;
+  for (int i = 0; i < own; i++) {
     t[i] = (train_station){.ms = r->own_ms[i]};
-    (void)snprintf(t[i].name, sizeof t[i].name, "%s", own[i]);
+    (void)snprintf(t[i].name, sizeof t[i].name, "%s", station_name[i]);
   }
   t[RUN_SUM].wait_ms = r->in_steps.meter.wait_ms;
   t[RUN_SUM].bytes = (double)r->in_steps.bytes;
   t[RUN_SUM].messages = (double)r->in_steps.messages;
-  return mine + precond_stations(r->p, t + mine, TRAIN_STATIONS - mine);
+  return own + precond_stations(r->p, t + own, TRAIN_STATIONS - own);
 }
 
 log_times run_times(run *r) {
@@ -53,7 +55,7 @@ static int gather_traffic(run *r) {
 
 static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e-3; }
 
-/* ---- an epoch's end --------------------------------------------------------------------------*/
+/* ---- end of an epoch --------------------------------------------------------------------------*/
 
 /* Test the network; each rank tests its share of the samples. */
 static int test(run *r, double *loss, double *accuracy) {
@@ -100,18 +102,18 @@ static int end_epoch(run *r, double lr) {
   return log_write_epoch(r->log, &e, &t);
 }
 
-/* ---- keeping ---------------------------------------------------------------------------------*/
+/* ---- checkpoints ---------------------------------------------------------------------------------*/
 
 /* Diverged with finite numbers: the mean loss is far above the loss of the first step. The loss of a step belongs to
  * the weights before it, so the effect of the very last step is not included. */
-static bool is_far(const run *r) {
+static bool loss_is_far(const run *r) {
   const double limit = TRAIN_FAR * fmax(1.0, r->state.first_loss);
   return r->steps_since > 0 && r->loss_since / (double)r->steps_since > limit;
 }
 
-/* Save a checkpoint, unless the run has diverged: then the last checkpoint stays. */
+/* Save a checkpoint. If the run has diverged, keep the last checkpoint. */
 static int save(run *r) {
-  if (is_far(r)) { /* the same on all ranks, as the loss is */
+  if (loss_is_far(r)) { /* the same on all ranks, as the loss is */
     r->out->diverged = true;
     (void)snprintf(
         r->out->lost, sizeof r->out->lost,
@@ -129,7 +131,7 @@ static int save(run *r) {
   const log_times t = run_times(r);
   run_state *s = &r->state;
   uint32_t log_crc;
-  int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* on other ranks there is no log */
+  int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* other ranks have no log */
   s->log_crc = log_crc;
   s->seconds = seconds(r);
   s->stations = t.stations;
@@ -138,7 +140,7 @@ static int save(run *r) {
   if (rc == CLI_OK)
     rc = checkpoint_save(&c, r->config, r->s->checkpoint_parts && r->ranks.size > 1);
   if (rc != CLI_OK) return rc;
-  r->keeps = train_keep_wanted(); /* this checkpoint serves all requests so far */
+  r->requests_served = train_checkpoint_requests(); /* this checkpoint serves all requests so far */
   r->out->kept = s->step;
   r->loss_since = 0.0;
   r->steps_since = 0;
@@ -146,22 +148,21 @@ static int save(run *r) {
 }
 
 /* Serve SIGUSR1, sent to any rank. */
-static int save_asked(run *r) {
-  const bool tells = r->ranks.rank == 0;
+static int save_requested(run *r) {
   int rc = CLI_OK;
   if (r->s->out[0] != 0 && r->out->kept != r->state.step) rc = save(r);
-  r->keeps = train_keep_wanted();
-  if (rc != CLI_OK || r->out->diverged || !tells) return rc;
+  r->requests_served = train_checkpoint_requests();
+  if (rc != CLI_OK || r->out->diverged || r->ranks.rank > 0) return rc;
   progress_end(&r->progress); /* end the line of the bar */
   if (r->s->out[0] != 0) {
     cli_note("SIGUSR1: the checkpoint of step %lld is in %s", (long long)r->out->kept, r->s->out);
   } else {
-    cli_note("SIGUSR1: without --out nothing is kept");
+    cli_note("SIGUSR1: no checkpoint without --out");
   }
   return CLI_OK;
 }
 
-static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 /* Log, test and save after a step. */
 static int after_step(run *r, double lr, int64_t correct) {
@@ -178,7 +179,7 @@ static int after_step(run *r, double lr, int64_t correct) {
   int rc = CLI_OK;
   progress_step(&r->progress, step, r->state.loss_sum / (double)r->state.summed,
                 run_accuracy(r, r->state.correct, r->state.summed * settings_samples(r->s)));
-  if (due(step, r->s->log_every)) {
+  if (is_due(step, r->s->log_every)) {
     const log_times t = run_times(r);
     const int64_t samples = settings_samples(r->s);
     train_number x[3 + PRECOND_NUMBERS] = {
@@ -188,8 +189,8 @@ static int after_step(run *r, double lr, int64_t correct) {
   }
   if (rc == CLI_OK && closes) rc = end_epoch(r, lr);
   const bool keep = r->s->out[0] != 0 && !r->out->diverged;
-  if (rc == CLI_OK && keep && due(step, r->s->checkpoint_every)) rc = save(r);
-  if (rc == CLI_OK && r->asked_to_keep && !r->out->diverged) rc = save_asked(r);
+  if (rc == CLI_OK && keep && is_due(step, r->s->checkpoint_every)) rc = save(r);
+  if (rc == CLI_OK && r->checkpoint_requested && !r->out->diverged) rc = save_requested(r);
   return rc;
 }
 
@@ -199,7 +200,7 @@ static double lr_of(const run *r, int64_t step) {
   return average_lr(r->s, &r->mean, step, lr);
 }
 
-static int steps(run *r) {
+static int take_steps(run *r) {
   while (r->state.step < r->total) {
     const double lr = lr_of(r, r->state.step), before = lr_of(r, r->state.step - 1);
     int64_t correct = 0;
@@ -208,7 +209,8 @@ static int steps(run *r) {
     rc = after_step(r, lr, correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
     r->out->unheard = r->progress.show.lines && ferror(stdout) != 0;
-    const bool stop = r->ranks.size > 1 ? r->asked : train_interrupted() || r->out->unheard;
+    const bool stop =
+        r->ranks.size > 1 ? r->stop_requested : train_interrupted() || r->out->unheard;
     if (stop && r->state.step < r->total) {
       r->out->stopped = true;
       return CLI_OK;
@@ -217,14 +219,14 @@ static int steps(run *r) {
   return CLI_OK;
 }
 
-/* Replace the weights by their mean, recompute the running statistics of norms, test and write the result. The
- * last checkpoint exists already, and no training follows. */
-static int end_with_average(run *r) {
+/* Replace the weights by their mean, recompute the running statistics of norms, test the network and write the weights.
+ * The last checkpoint exists already, and no training follows. */
+static int test_average(run *r) {
   const int64_t batches = r->feed.per_epoch * r->s->acc_iters;
   const int64_t first = (r->state.step - 1) / r->feed.per_epoch * r->feed.per_epoch;
   train_result *out = r->out;
   int rc = CLI_OK;
-  average_take(&r->mean, r->net);
+  average_apply(&r->mean, r->net);
   for (int64_t i = 0; i < batches && nn_buffers(r->net) > 0 && rc == CLI_OK; i++) {
     const int64_t step = i / r->s->acc_iters, micro = i % r->s->acc_iters;
     rc = feed_train(&r->feed, first + step, micro);
@@ -235,7 +237,7 @@ static int end_with_average(run *r) {
   rc = ranks_agree(&r->ranks, rc);
   if (rc == CLI_OK) rc = test(r, &out->average_loss, &out->average_accuracy);
   out->averaged = r->mean.count;
-  out->diverged = false; /* only the averaged network is */
+  out->diverged = false; /* test() saw the averaged network */
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
   char *path = cli_join(r->s->out, CHECKPOINT_AVERAGE);
   rc = disk_regular(path);
@@ -248,8 +250,8 @@ static int finish(run *r) {
   int rc = CLI_OK;
   /* A diverged run keeps its last checkpoint. */
   if (r->s->out[0] != 0 && !r->out->diverged && r->out->kept != r->state.step) rc = save(r);
-  if (rc == CLI_OK && !r->out->diverged && !r->out->stopped && average_carries(&r->mean))
-    rc = ranks_agree(&r->ranks, end_with_average(r));
+  if (rc == CLI_OK && !r->out->diverged && !r->out->stopped && r->mean.count > 0)
+    rc = ranks_agree(&r->ranks, test_average(r));
   train_epoch last = {.epoch = r->state.step / r->feed.per_epoch,
                       .train_loss = r->loss,
                       .test_accuracy = (double)NAN};
@@ -296,7 +298,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   if (rc == CLI_OK) {
     out->first = r.state.step;
     progress_begin(&r.progress, show, r.state.step, r.total, r.feed.per_epoch, settings_samples(s));
-    rc = steps(&r);
+    rc = take_steps(&r);
     progress_end(&r.progress);
     if (rc == CLI_OK) rc = finish(&r);
   }

@@ -1,4 +1,4 @@
-/* lr.c: the formulas are in lr.h.  The factor depends on the epoch only, so that a resumed run needs no more than its step. */
+/* lr.c: the formulas are in lr.h.  The factor depends on the epoch only, so a resumed run needs only its step. */
 #include "lr.h"
 #include "common/cli.h"
 
@@ -14,7 +14,7 @@ typedef struct form {
   int least, most;     /* values */
   double lower, upper; /* of each value */
   double standard;     /* default of an optional value, else of the first extra */
-  int extras;          /* exactly, or none */
+  int extras;          /* number of extras; all or none are given */
   double most_extra;
 } form;
 
@@ -35,8 +35,8 @@ static const form forms[] = {
                    1, 1e-6, 1e6, 0.1, 1, 1},
 };
 
-/* Numbers between commas up to '@' or the end; -1: not that, too many, or out of range. */
-static int numbers(const char **at, int most, double lower, double upper, double *out) {
+/* Read numbers between commas up to '@' or the end; return how many, -1: none, too many, or out of range. */
+static int read_numbers(const char **at, int most, double lower, double upper, double *out) {
   for (int n = 0; n < most; n++) {
     char *end = NULL;
     out[n] = strtod(*at, &end);
@@ -52,11 +52,11 @@ static bool parse(const form *f, const char *at, lr_schedule *out) {
   out->value[0] = out->extra[0] = f->standard;
   if (*at == 0) return f->least == 0;
   at++; /* ':' */
-  out->values = numbers(&at, f->most, f->lower, f->upper, out->value);
+  out->values = read_numbers(&at, f->most, f->lower, f->upper, out->value);
   if (out->values < f->least || (*at == '@' && f->extras == 0)) return false;
   if (*at == '@') {
     at++;
-    out->extras = numbers(&at, f->extras, 0.0, f->most_extra, out->extra);
+    out->extras = read_numbers(&at, f->extras, 0.0, f->most_extra, out->extra);
     if (out->extras != f->extras) return false;
   }
   for (int i = 0; i < out->values && out->kind == LR_STEP; i++) {
@@ -81,13 +81,13 @@ int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
   return CLI_BAD;
 }
 
-/* The part of a polynomial's own stretch that is over. */
-static double polynomial_part(const lr_schedule *l, double epoch, double total) {
+/* Return the progress, 0 to 1, between START and END of a polynomial. */
+static double polynomial_progress(const lr_schedule *l, double epoch, double total) {
   const double start = l->extra[0], end = fmax(l->extra[1], total);
   return epoch < start ? 0.0 : epoch >= end ? 1.0 : (epoch - start) / (end - start);
 }
 
-static double shape(const lr_schedule *l, double epoch, double total, double p) {
+static double factor_of(const lr_schedule *l, double epoch, double total, double p) {
   const double v = l->value[0], low = l->extra[0];
   double f = 1.0;
   switch (l->kind) {
@@ -102,7 +102,7 @@ static double shape(const lr_schedule *l, double epoch, double total, double p) 
   case LR_LINEAR:
     return 1.0 + (v - 1.0) * p;
   case LR_POLYNOMIAL:
-    return pow(1.0 - (l->extras > 0 ? polynomial_part(l, epoch, total) : p), v);
+    return pow(1.0 - (l->extras > 0 ? polynomial_progress(l, epoch, total) : p), v);
   case LR_CYCLIC:
     return low + (1.0 - low) * (1.0 - fabs(2.0 * fmod(epoch, v) / v - 1.0));
   }
@@ -112,5 +112,5 @@ static double shape(const lr_schedule *l, double epoch, double total, double p) 
 double lr_factor(const lr_schedule *l, double warm_up, double epoch, double total) {
   const double rest = total - warm_up;
   const double p = epoch <= warm_up ? 0.0 : rest > 0.0 ? fmin(1.0, (epoch - warm_up) / rest) : 1.0;
-  return (epoch < warm_up ? epoch / warm_up : 1.0) * shape(l, epoch, total, p);
+  return (epoch < warm_up ? epoch / warm_up : 1.0) * factor_of(l, epoch, total, p);
 }

@@ -9,12 +9,12 @@
 
 /* ---- draws -------------------------------------------------------------------------------------*/
 
-/* (0, 1], whose logarithm is finite. */
+/* Return a number in (0, 1], whose logarithm is finite. */
 static double above_zero(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
 
-/* Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) where that sum is at
- * most 1; in logarithms, for small powers underflow.  One pair in 70 is taken for alpha 4, the most that
- * the setting may be, and more for less: all tries fail once in e^117. */
+/* Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) for pairs with a sum of at most 1; in
+ * logarithms, because small powers underflow. For alpha = 4, the upper bound of the setting, one pair in 70 is
+ * accepted, and more for a smaller alpha: all tries fail with probability e^-117. */
 double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row) {
   enum { TRIES = 4096 };
   for (uint64_t i = 0; i < TRIES; i++) {
@@ -32,7 +32,8 @@ double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row) {
   return 0.5;
 }
 
-static int64_t below(int64_t n, uint32_t word) {
+/* Return a whole number from 0 to n - 1. */
+static int64_t draw_below(int64_t n, uint32_t word) {
   return (int64_t)(((uint64_t)word * (uint64_t)n) >> 32);
 }
 
@@ -51,8 +52,8 @@ mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t heigh
   b.width = w[3] >> 31 != 0 ? shorter : longer;
   if (b.height > height) b.height = height;
   if (b.width > width) b.width = width;
-  b.top = below(height - b.height + 1, w[4]);
-  b.left = below(width - b.width + 1, w[5]);
+  b.top = draw_below(height - b.height + 1, w[4]);
+  b.left = draw_below(width - b.width + 1, w[5]);
   return b;
 }
 
@@ -108,8 +109,8 @@ static void erase(const mix *m, const mix_box *b, float *x) {
   }
 }
 
-/* The label as a vector, with label smoothing. */
-static void target(const mix *m, int32_t label, float *t) {
+/* Write the label as a vector, with label smoothing. */
+static void write_target(const mix *m, int32_t label, float *t) {
   const double smooth = m->s->label_smoothing;
   for (int64_t k = 0; k < m->classes; k++)
     t[k] = (float)(smooth / (double)m->classes + (k == label ? 1.0 - smooth : 0.0));
@@ -125,7 +126,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
       const double l =
           m->began ? mix_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
       float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;
-      target(m, labels[i], t);
+      write_target(m, labels[i], t);
       blend(t, last_t, m->classes, l, s->running_mixup);
       blend(image, m->last + i * per, per, l, s->running_mixup);
     }
@@ -167,7 +168,7 @@ void mix_drop(const ngio_tensor t[2]) {
   free(data_of(&t[1]));
 }
 
-/* The part of rank `rank` in tensor i: its first element and its length. */
+/* Return the first element of rank `rank` in tensor i, and the number of its elements in *n. */
 static int64_t part_of(const mix *m, int i, int32_t rank, int64_t *n) {
   const int64_t each = i == 0 ? m->height * m->width * m->channels : m->classes;
   const int64_t first = ranks_first(&m->ranks, rank, m->s->batch);

@@ -16,8 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In gnuplot's single quotes a quote is written twice. */
-static void quoted(FILE *f, const char *before, const char *text) {
+/* Print text in gnuplot's single quotes, in which a quote is written twice. */
+static void print_quoted(FILE *f, const char *before, const char *text) {
   (void)fprintf(f, "%s'", before);
   for (; *text != 0; text++) {
     if (*text == '\'') (void)fputc('\'', f);
@@ -26,16 +26,8 @@ static void quoted(FILE *f, const char *before, const char *text) {
   (void)fputs("'\n", f);
 }
 
-static void number(FILE *f, double v) {
-  if (isfinite(v)) {
-    (void)fprintf(f, " %.9g", v);
-  } else {
-    (void)fputs(" NaN", f);
-  }
-}
-
-/* One block per curve, separated by two empty lines. */
-static void data(const plot *p, FILE *f) {
+/* Print one block for each curve, separated by two empty lines. */
+static void print_data(const plot *p, FILE *f) {
   (void)fputs("# epoch, seconds, training loss: mean min max, score: mean min max\n"
               "$data << EOD\n",
               f);
@@ -45,7 +37,7 @@ static void data(const plot *p, FILE *f) {
       const double x[] = {at->epoch,    at->seconds,    at->loss.mean, at->loss.min,
                           at->loss.max, at->score.mean, at->score.min, at->score.max};
       for (size_t c = 0; c < sizeof x / sizeof *x; c++)
-        number(f, x[c]);
+        (void)(isfinite(x[c]) ? fprintf(f, " %.9g", x[c]) : fputs(" NaN", f));
       (void)fputc('\n', f);
     }
     if (p->curve[i].n == 0) (void)fputs(" NaN NaN NaN NaN NaN NaN NaN NaN\n", f);
@@ -129,14 +121,14 @@ static const char panels[] =
 static void print_script(FILE *f, const void *what) {
   const plot *p = what;
   (void)fputs("# gnuplot plot.gp makes curves.svg and curves.png here.\n", f);
-  data(p, f);
-  quoted(f, "heading = ", p->title);
-  quoted(f, "score = ", p->score);
+  print_data(p, f);
+  print_quoted(f, "heading = ", p->title);
+  print_quoted(f, "score = ", p->score);
   (void)fprintf(f, "curves = %d\narray label[%d]\n", p->n, p->n);
   for (int i = 0; i < p->n; i++) {
     char before[32];
     (void)snprintf(before, sizeof before, "label[%d] = ", i + 1);
-    quoted(f, before, p->curve[i].label);
+    print_quoted(f, before, p->curve[i].label);
   }
   (void)fprintf(f, "scale = %g\nscore_log = %d\n", p->score_scale, p->score_log);
   (void)fprintf(f, "has_target = %d\ntarget = %.9g\n", isfinite(p->target),
@@ -151,7 +143,7 @@ int plot_write(const plot *p, const char *path) { return disk_print(path, print_
 enum { NO_PROGRAM = 127, FAILED = 126 };
 
 /* Run gnuplot without a shell, as DIR may have any name. */
-static void become_gnuplot(const char *dir) {
+static void exec_gnuplot(const char *dir) {
   const int null = open("/dev/null", O_RDWR);
   if (null < 0 || chdir(dir) != 0) _exit(FAILED);
   (void)signal(SIGPIPE, SIG_DFL); /* the defaults; main.c ignores both */
@@ -165,14 +157,14 @@ static void become_gnuplot(const char *dir) {
 void plot_draw(const char *dir) {
   (void)fflush(NULL);
   const pid_t child = fork();
-  if (child == 0) become_gnuplot(dir);
+  if (child == 0) exec_gnuplot(dir);
   int status = 0;
   while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
     continue;
   const int code = child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
   if (code == NO_PROGRAM) {
-    cli_note("no pictures, gnuplot is not installed; %s/plot.gp makes them", dir);
+    cli_note("no pictures, as gnuplot is not installed; gnuplot makes them from %s/plot.gp", dir);
   } else if (code != 0) {
-    cli_note("no pictures, gnuplot failed; run it on plot.gp in %s", dir);
+    cli_note("no pictures, as gnuplot failed; run gnuplot on plot.gp in %s", dir);
   }
 }

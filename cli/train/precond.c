@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE = 2048 }; /* length of a message */
-
 struct precond {
   const settings *s;
   nn *net;
@@ -23,8 +21,8 @@ struct precond {
   int32_t *index; /* of each nn_layer, then of each norm; NULL: only tensors */
   int norms;      /* number of norms registered as layers: all or 0 */
   nn_watch watch;
-  double observe_ms, momentum;
-  bool together;        /* more than one rank */
+  double observe_ms;
+  bool several_ranks;
   int64_t whole, first; /* ng_batch.whole, ng_batch.first; 0: not set */
 };
 
@@ -38,7 +36,7 @@ static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
 
 static int watched(const precond *p) { return nn_layers(p->net) + p->norms; }
 
-/* The activations or gradients of a layer or norm; read only. */
+/* Return the activations or gradients of a layer or norm as an array; the library only reads the array. */
 static ng_array array_of(const nn *net, int layer, const float *x, int64_t samples, int64_t columns,
                          bool grad) {
   float *data = (float *)(uintptr_t)x;
@@ -53,7 +51,7 @@ static ng_array array_of(const nn *net, int layer, const float *x, int64_t sampl
   return ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32);
 }
 
-/* Not finite (NG_SKIPPED) is no error here: the step reports it. */
+/* Pass an activation or gradient to the library. NG_SKIPPED (not finite) is no error here: the step reports it. */
 static int observe(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
                    bool grad) {
   if (layer >= watched(p)) return CLI_OK;
@@ -82,7 +80,7 @@ int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
   for (int i = 0; p->index != NULL && i < watched(p) && !*wants; i++)
     *wants = ng_wants(p->p, p->index[i]) != 0;
-  if (!*wants && (!p->together || p->index == NULL)) return CLI_OK;
+  if (!*wants && (!p->several_ranks || p->index == NULL)) return CLI_OK;
   ng_batch b;
   ng_batch_init(&b, sizeof b);
   b.samples = samples;
@@ -96,7 +94,7 @@ const nn_watch *precond_watch(precond *p) { return &p->watch; }
 
 int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? report_failure(p) : CLI_OK; }
 
-/* ---- making one ------------------------------------------------------------------------------*/
+/* ---- layers and tensors ------------------------------------------------------------------------------*/
 
 static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   ng_layer d;
@@ -117,7 +115,7 @@ static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   return ng_add_layer(p->p, &d, index);
 }
 
-/* A weight is [out, rest]; other parameters are one row. */
+/* Bind gradient and weight as [rows, count / rows]: a weight has a row for each output, other parameters one row. */
 static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param *q, int64_t rows) {
   const ng_array grad = ng_array_matrix(q->grad, rows, q->count / rows, NG_F32);
   const ng_array weight = ng_array_matrix(q->value, rows, q->count / rows, NG_F32);
@@ -176,10 +174,9 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
   precond *p = cli_take(1, sizeof *p);
   p->s = s;
   p->net = net;
-  p->momentum = s->momentum;
   const run_ranks k = ranks_of(t);
-  p->together = k.size > 1;
-  if (p->together && !s->own_batches) {
+  p->several_ranks = k.size > 1;
+  if (p->several_ranks && !s->own_batches) {
     p->whole = s->batch;
     p->first = ranks_first(&k, k.rank, s->batch);
   }
@@ -209,17 +206,15 @@ void precond_destroy(precond **p) {
 
 /* ---- stepping --------------------------------------------------------------------------------*/
 
-void precond_momentum(precond *p, double momentum) { p->momentum = momentum; }
-
 int precond_set(precond *p, const char *option, double value) {
   return ng_set_real(p->p, option, value) < 0 ? report_failure(p) : CLI_OK;
 }
 
-static ng_status step_sgd(const precond *p, double lr) {
+static ng_status step_sgd(const precond *p, double lr, double momentum) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
   how.lr = lr;
-  how.momentum = p->momentum;
+  how.momentum = momentum;
   how.weight_decay = p->s->weight_decay;
   how.nesterov = p->s->nesterov;
   how.decoupled = p->s->decoupled;
@@ -242,21 +237,22 @@ ng_report precond_report(const precond *p) {
   return ng_report_read(p->p, &r) < 0 ? (ng_report){.struct_size = sizeof r} : r;
 }
 
-/* The number of rescues so far: the status of a step may report something else. */
+/* Return the number of rescues so far: the status of a step may report another event. */
 static int64_t rescues(const precond *p) {
   const ng_report r = precond_report(p);
   return r.more_damping + r.in_double + r.kept_last + r.plain;
 }
 
-int precond_step(precond *p, double lr, unsigned *out) {
+int precond_step(precond *p, double lr, double momentum, precond_outcome *out) {
   const int64_t before = rescues(p);
-  const ng_status st = settings_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr);
-  *out = st == NG_SKIPPED ? PRECOND_SKIPPED : st == NG_UNOBSERVED ? PRECOND_UNOBSERVED : 0;
-  if (st == NG_RESCUED || (st == NG_UNOBSERVED && rescues(p) > before)) *out |= PRECOND_RESCUED;
+  const ng_status st = settings_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr, momentum);
+  out->skipped = st == NG_SKIPPED;
+  out->unobserved = st == NG_UNOBSERVED;
+  out->rescued = st == NG_RESCUED || (st == NG_UNOBSERVED && rescues(p) > before);
   return st < 0 ? report_failure(p) : CLI_OK;
 }
 
-/* ---- what happened ---------------------------------------------------------------------------*/
+/* ---- reports ---------------------------------------------------------------------------*/
 
 double precond_observe_ms(const precond *p) { return p->observe_ms; }
 
@@ -340,17 +336,17 @@ static int report_failure_of(const precond *p, const char *path) {
 }
 
 /* An error of a file is the same on all ranks and reported once. */
-static int saved(const precond *p, ng_status st, bool tells) {
+static int check_saved(const precond *p, ng_status st, bool reports) {
   if (st >= 0) return CLI_OK;
-  return st == NG_ERR_FILE && !tells ? CLI_BAD : report_failure(p);
+  return st == NG_ERR_FILE && !reports ? CLI_BAD : report_failure(p);
 }
 
-int precond_save(precond *p, ng_writer write, void *user, bool tells) {
-  return saved(p, ng_save_to(p->p, write, user), tells);
+int precond_save(precond *p, ng_writer write, void *user, bool reports) {
+  return check_saved(p, ng_save_to(p->p, write, user), reports);
 }
 
-int precond_save_parts(precond *p, const char *path, bool tells) {
-  return saved(p, ng_save_parts(p->p, path), tells);
+int precond_save_parts(precond *p, const char *path, bool reports) {
+  return check_saved(p, ng_save_parts(p->p, path), reports);
 }
 
 int precond_load(precond *p, ng_reader read, void *user, const char *path) {

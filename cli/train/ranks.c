@@ -37,7 +37,7 @@ static void count_end(const run_ranks *r, bool waited, double since) {
   if (waited) r->count->meter.wait_ms += ng_now_ms() - since;
 }
 
-static int run(const run_ranks *r, const ng_collective *c) {
+static int run_collective(const run_ranks *r, const ng_collective *c) {
   const double t0 = ng_now_ms();
   count_begin(r, c);
   const ng_status st = r->t->run(r->t->user, c);
@@ -45,25 +45,25 @@ static int run(const run_ranks *r, const ng_collective *c) {
   return report_failure(r, st);
 }
 
-static int call(const run_ranks *r, ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
+static int run_over(const run_ranks *r, ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
   if (r->size == 1) return CLI_OK;
   const ng_collective c = describe(kind, dtype, x, n);
-  return run(r, &c);
+  return run_collective(r, &c);
 }
 
 int ranks_sum(const run_ranks *r, double *x, int64_t n) {
-  return call(r, NG_ALL_REDUCE, NG_F64, x, n);
+  return run_over(r, NG_ALL_REDUCE, NG_F64, x, n);
 }
 
 int ranks_sum_floats(const run_ranks *r, float *x, int64_t n) {
-  return call(r, NG_ALL_REDUCE, NG_F32, x, n);
+  return run_over(r, NG_ALL_REDUCE, NG_F32, x, n);
 }
 
-/* A transport without `start` runs it at once. */
+/* A transport without `start` runs the sum at once. */
 int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *out) {
   *out = (ranks_request){.c = describe(NG_ALL_REDUCE, NG_F32, x, n)};
   if (r->size == 1) return CLI_OK;
-  if (r->t->start == NULL) return run(r, &out->c);
+  if (r->t->start == NULL) return run_collective(r, &out->c);
   count_begin(r, &out->c);
   const ng_status st = r->t->start(r->t->user, &out->c, &out->handle);
   out->under_way = st == NG_OK;
@@ -94,7 +94,7 @@ int ranks_broadcast_from(const run_ranks *r, int32_t rank, void *x, int64_t byte
   if (r->size == 1) return CLI_OK;
   ng_collective c = describe(NG_BROADCAST, NG_U8, x, bytes);
   c.root = rank;
-  return run(r, &c);
+  return run_collective(r, &c);
 }
 
 int ranks_broadcast(const run_ranks *r, void *x, int64_t bytes) {

@@ -5,8 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- learning rate, momentum, damping ----------------------------------------------------------*/
-
 double recipe_lr(const settings *s, double epoch, double total) {
   char message[256];
   lr_schedule l;
@@ -24,8 +22,6 @@ double recipe_momentum(const settings *s, double lr, double before) {
 double recipe_damping_ratio(const settings *s, double damping, double lr) {
   return lr > 0.0 ? damping * lr / settings_lr(s) : -1.0;
 }
-
-/* ---- weights -----------------------------------------------------------------------------------*/
 
 void recipe_rescale(const settings *s, nn *net) {
   const bool always = strcmp(s->rescale_weights, "always") == 0;

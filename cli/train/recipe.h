@@ -6,14 +6,14 @@
 #include "nn/nn.h"
 #include "settings.h"
 
-/* The learning rate after `epoch` of `total` epochs (lr.h). */
+/* Return the learning rate after `epoch` of `total` epochs (lr.h). */
 double recipe_lr(const settings *s, double epoch, double total);
 
-/* Momentum for ng_step_sgd, which keeps v <- m' v + PD, w <- w - lr v.  The published update is
+/* Return the momentum m' for ng_step_sgd, which keeps v <- m' v + PD, w <- w - lr v.  The published update is
  * v <- m v - lr PD, w <- w + v with
- *   ratio          m = momentum min(1, lr / before)     (the code)
+ *   ratio          m = momentum min(1, lr / before)     (the published code)
  *   proportional   m = momentum lr / settings_lr        (the papers)
- * and both are the same for m' = m before / lr; `before`: lr of the step before, of the first its own.
+ * Both updates are equal for m' = m before / lr, with `before` the lr of the previous step (of the first step: lr).
  * none: m' = momentum. */
 double recipe_momentum(const settings *s, double lr, double before);
 

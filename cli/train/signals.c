@@ -11,13 +11,13 @@
 #include <unistd.h>
 
 /* A signal may interrupt any thread, and two may come at once: sig_atomic_t is not enough. */
-static atomic_int interrupted, on_terminal, wanted;
-static atomic_llong first; /* time of the first signal in ms; 0: none */
+static atomic_int interrupted, on_terminal, checkpoint_requests;
+static atomic_llong first_ms; /* time of the first signal; 0: none */
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
                "handlers may use atomics without locks only");
 
-/* Never 0; may be called by handlers. */
+/* Return the time, never 0. Handlers may call this function. */
 static long long now_ms(void) {
   struct timespec now;
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
@@ -27,10 +27,10 @@ static long long now_ms(void) {
 static void on_stop(int number) {
   const long long now = now_ms();
   long long before = 0;
-  if (atomic_compare_exchange_strong(&first, &before, now)) {
+  if (atomic_compare_exchange_strong(&first_ms, &before, now)) {
     static const char line[] =
         "\nnatgrad: stopping after this step; repeat the signal to end at once\n";
-    const size_t skip = on_terminal ? 0 : 1; /* on a terminal the line already has a bar or ^C */
+    const size_t skip = on_terminal ? 0 : 1; /* on a terminal the line has a bar or ^C */
     (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
   } else if (now - before >= 500) {
     (void)signal(number, SIG_DFL);
@@ -41,7 +41,7 @@ static void on_stop(int number) {
 
 static void on_checkpoint(int number) {
   (void)number;
-  atomic_fetch_add(&wanted, 1);
+  atomic_fetch_add(&checkpoint_requests, 1);
 }
 
 static void set_handler(int number, void (*handler)(int number)) {
@@ -55,7 +55,7 @@ static void set_handler(int number, void (*handler)(int number)) {
   (void)sigaction(number, &how, NULL);
 }
 
-void train_leave_signals(void) {
+void train_restore_signals(void) {
   (void)signal(SIGINT, SIG_DFL);
   (void)signal(SIGTERM, SIG_DFL);
 }
@@ -69,4 +69,4 @@ void train_catch_signals(void) {
 
 bool train_interrupted(void) { return interrupted != 0; }
 
-int train_keep_wanted(void) { return wanted; }
+int train_checkpoint_requests(void) { return checkpoint_requests; }

@@ -9,17 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The training loss of the current batch. */
-static double loss_of(run *r, int64_t *correct) {
-  const float *targets = r->reconstructs ? r->feed.x : r->feed.mix.targets;
-  return nn_loss(r->net, NN_TRAIN, r->reconstructs ? NULL : r->feed.labels, targets, correct);
-}
-
 double run_accuracy(const run *r, int64_t correct, int64_t of) {
   return r->reconstructs || of == 0 ? (double)NAN : (double)correct / (double)of;
 }
 
-/* The number of the batch, for random draws (dropout, sampled labels). */
+/* Return the number of the batch, for random draws (dropout, sampled labels). */
 static uint64_t batch_number(const run *r, int64_t micro) {
   return (uint64_t)(r->state.step * r->s->acc_iters + micro);
 }
@@ -36,15 +30,17 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
     rc = nn_backward(r->net, false, watch);
     watch = NULL;
   }
-  *loss = some ? loss_of(r, correct) : 0.0;
+  const int32_t *labels = r->reconstructs ? NULL : r->feed.labels;
+  const float *targets = r->reconstructs ? r->feed.x : r->feed.mix.targets;
+  *loss = some ? nn_loss(r->net, NN_TRAIN, labels, targets, correct) : 0.0;
   if (!isfinite(*loss)) r->out->diverged = true;
-  const bool goes_on =
-      r->ranks.size > 1 || !r->out->diverged; /* the other ranks wait for its gradients */
-  return rc == CLI_OK && goes_on ? nn_backward(r->net, true, watch) : rc;
+  /* other ranks wait for the gradients of this rank */
+  const bool needed = r->ranks.size > 1 || !r->out->diverged;
+  return rc == CLI_OK && needed ? nn_backward(r->net, true, watch) : rc;
 }
 
-/* One micro-batch: its loss, and its gradient added to the sum. */
-static int one_batch(run *r, int64_t micro, int64_t *correct) {
+/* Run a micro-batch: compute its loss, and add its gradient to the sum. */
+static int run_batch(run *r, int64_t micro, int64_t *correct) {
   const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
   int rc = feed_train(&r->feed, r->state.step, micro);
   const double t1 = ng_now_ms();
@@ -70,21 +66,21 @@ static int one_batch(run *r, int64_t micro, int64_t *correct) {
   return rc;
 }
 
-/* Average loss and requests over the ranks, so that all take the same decisions. A rank that failed has left:
- * others may wait for messages that it did not send. */
+/* Average loss and requests over the ranks, so that all ranks take the same decisions. A failed rank has left the run,
+ * because other ranks may wait for messages that the failed rank did not send. */
 static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
   const bool stop = train_interrupted() || r->out->unheard;
-  const bool keep = train_keep_wanted() != r->keeps;
+  const bool keep = train_checkpoint_requests() != r->requests_served;
   double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop,
                 keep};
   if (ranks_sum(&r->ranks, x, sizeof x / sizeof *x) != CLI_OK) return CLI_BAD;
   if (!r->out->diverged) r->loss = x[0];
   *correct = (int64_t)x[1];
-  r->asked = x[3] > 0.0;
-  r->asked_to_keep = x[4] > 0.0;
-  if (x[2] > 0.0 && !r->out->diverged)
-    r->loss = (double)NAN; /* the loss of another rank is not finite */
+  r->stop_requested = x[3] > 0.0;
+  r->checkpoint_requested = x[4] > 0.0;
+  /* the loss of another rank is not finite */
+  if (x[2] > 0.0 && !r->out->diverged) r->loss = (double)NAN;
   r->out->diverged = x[2] > 0.0;
   return CLI_OK;
 }
@@ -93,61 +89,59 @@ static int agree_on_step(run *r, int64_t *correct) {
  * diverged. */
 enum { MOST_SKIPPED = 4 };
 
-/* Set the options that --schedule changes to their values for this step, before it observes. */
-static int move_options(run *r) {
+/* Set the options that --schedule changes to their values for this step, before the step observes. */
+static int set_scheduled(run *r) {
   double value[SCHEDULED];
   char message[128] = "";
   (void)schedule_at(r->s->schedule, r->base, r->state.step, value, message,
-                    sizeof message); /* settings_check has read it */
+                    sizeof message); /* settings_check has checked the text */
   for (int k = 0; k < SCHEDULED; k++) {
-    if (isnan(value[k]) || value[k] == r->moved[k]) continue;
+    if (isnan(value[k]) || value[k] == r->current[k]) continue;
     if (precond_set(r->p, schedule_option[k], value[k]) != CLI_OK) return CLI_BAD;
-    r->moved[k] = value[k];
+    r->current[k] = value[k];
   }
   return CLI_OK;
 }
 
-/* Set the damping of the next step, if a setting changes it. */
-static int move_damping(run *r, double lr) {
+/* Set the damping of this step by --damping-rule. */
+static int set_damping(run *r, double lr) {
   if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
   const double damping = recipe_damping_ratio(r->s, r->base[SCHEDULED_DAMPING], lr);
   return damping > 0.0 ? precond_set(r->p, "damping", damping) : CLI_OK;
 }
 
-static int one_step(run *r, double lr, double before, int64_t *correct) {
+static int take_step(run *r, double lr, double before, int64_t *correct) {
   const double t0 = ng_now_ms();
-  int rc = move_options(r);
-  const bool together = r->ranks.size > 1;
-  for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (together || !r->out->diverged); i++)
-    rc = one_batch(r, i, correct);
+  int rc = set_scheduled(r);
+  const bool several = r->ranks.size > 1;
+  for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (several || !r->out->diverged); i++)
+    rc = run_batch(r, i, correct);
   if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
   const double t1 = ng_now_ms();
   if (rc == CLI_OK) rc = agree_on_step(r, correct);
-  if (rc == CLI_OK && (together || !r->out->diverged)) rc = grads_end(&r->grads);
-  if (together) r->own_ms[RUN_SUM] += ng_now_ms() - t1;
+  if (rc == CLI_OK && (several || !r->out->diverged)) rc = grads_end(&r->grads);
+  if (several) r->own_ms[RUN_SUM] += ng_now_ms() - t1;
   if (rc == CLI_OK && r->out->diverged) return precond_forget(r->p);
-  unsigned outcome = 0;
-  precond_momentum(r->p, recipe_momentum(r->s, lr, before));
-  if (rc == CLI_OK) rc = move_damping(r, lr);
-  if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
-  if (rc == CLI_OK && (outcome & PRECOND_SKIPPED) == 0) recipe_rescale(r->s, r->net);
-  const bool skipped = (outcome & PRECOND_SKIPPED) != 0;
-  r->state.skipped += skipped;
-  r->state.skipped_in_a_row = skipped ? r->state.skipped_in_a_row + 1 : 0;
+  precond_outcome outcome = {false, false, false};
+  if (rc == CLI_OK) rc = set_damping(r, lr);
+  if (rc == CLI_OK) rc = precond_step(r->p, lr, recipe_momentum(r->s, lr, before), &outcome);
+  if (rc == CLI_OK && !outcome.skipped) recipe_rescale(r->s, r->net);
+  r->state.skipped += outcome.skipped;
+  r->state.skipped_in_a_row = outcome.skipped ? r->state.skipped_in_a_row + 1 : 0;
   if (rc == CLI_OK && r->state.skipped_in_a_row >= MOST_SKIPPED) {
     r->out->diverged = true;
     (void)snprintf(r->out->lost, sizeof r->out->lost,
                    "the gradient of each of the last %d steps is not finite", MOST_SKIPPED);
   }
-  r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
-  r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
+  r->state.rescued += outcome.rescued;
+  r->state.unobserved += outcome.unobserved;
   r->step_ms += ng_now_ms() - t0;
   return rc;
 }
 
 int run_step(run *r, double lr, double before, int64_t *correct) {
   r->ranks.count = &r->in_steps;
-  const int rc = one_step(r, lr, before, correct);
+  const int rc = take_step(r, lr, before, correct);
   r->ranks.count = NULL;
   return rc;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *at(const table *t, int row, int column) {
+static const char *cell_text(const table *t, int row, int column) {
   const char *text = t->cell[row * t->columns + column];
   return text != NULL ? text : "";
 }
@@ -63,7 +63,7 @@ static int width_of(const char *text) {
 static bool is_numeric(const table *t, int column) {
   bool some = false;
   for (int row = 1; row < t->rows; row++) {
-    const char *text = at(t, row, column);
+    const char *text = cell_text(t, row, column);
     if (text[0] == 0) continue;
     if (strchr("0123456789-+.", text[0]) == NULL) return false;
     some = true;
@@ -71,30 +71,24 @@ static bool is_numeric(const table *t, int column) {
   return some;
 }
 
-static void pad(FILE *f, int n) {
-  for (int i = 0; i < n; i++)
-    (void)fputc(' ', f);
-}
-
 void table_text(const table *t, FILE *f) {
   int *width = cli_take((size_t)t->columns, sizeof *width);
   for (int row = 0; row < t->rows; row++) {
     for (int c = 0; c < t->columns; c++) {
-      const int w = width_of(at(t, row, c));
+      const int w = width_of(cell_text(t, row, c));
       if (w > width[c]) width[c] = w;
     }
   }
   for (int row = 0; row < t->rows; row++) {
     int owed = 0; /* pending blanks, dropped at the end of a line */
     for (int c = 0; c < t->columns; c++) {
-      const char *text = at(t, row, c);
+      const char *text = cell_text(t, row, c);
       const int gap = width[c] - width_of(text);
       const bool right = is_numeric(t, c);
       if (right) owed += gap;
       if (text[0] != 0) {
-        pad(f, owed);
+        (void)fprintf(f, "%*s%s", owed, "", text);
         owed = 0;
-        (void)fputs(text, f);
       }
       owed += (right ? 0 : gap) + 2;
     }

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- over ranks --------------------------------------------------------------------------------*/
-
 int traffic_gather(const run_ranks *ranks, const traffic_rank *mine, int stations, double steps,
                    traffic *out) {
   int rc = CLI_OK;
@@ -25,8 +23,6 @@ void traffic_free(traffic *t) {
   memset(t, 0, sizeof *t);
 }
 
-/* ---- what follows from it ----------------------------------------------------------------------*/
-
 double traffic_idle(const traffic *t, int rank, int station) {
   double least = INFINITY;
   for (int r = 0; r < t->ranks; r++)
@@ -42,8 +38,6 @@ double traffic_hidden(const traffic *t) {
   }
   return sent > 0.0 ? hidden / sent : 0.0;
 }
-
-/* ---- printing ----------------------------------------------------------------------------------*/
 
 static void print_station(const traffic *t, int i, table *out) {
   train_station sum = {.ms = 0.0};

@@ -213,7 +213,7 @@ static int train(const settings *s, bool quiet, const launch *l) {
       rc = k.rank == 0 ? report(s, &r, quiet) : outcome(&r);
       train_result_free(&r);
     } else {
-      train_leave_signals(); /* the launcher ends the other ranks after the first error */
+      train_restore_signals(); /* the launcher ends the other ranks after the first error */
     }
   }
   if (opened) data_close(&d);

@@ -90,8 +90,8 @@ void train_result_free(train_result *r);
 /* SIGINT and SIGTERM set a flag that the loop reads between steps: it saves a checkpoint and ends. A second signal
  * at least half a second later ends the process at once. SIGUSR1 requests a checkpoint. */
 void train_catch_signals(void);
-void train_leave_signals(void); /* SIGINT and SIGTERM end the process again */
+void train_restore_signals(void); /* SIGINT and SIGTERM end the process again */
 bool train_interrupted(void);
-int train_keep_wanted(void); /* requests so far */
+int train_checkpoint_requests(void); /* requests so far */
 
 #endif

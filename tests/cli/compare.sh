@@ -213,7 +213,7 @@ expect 0 '*target: test accuracy 50.00 %'$'\n''*epochs to 50.00 %*' \
 mkdir empty
 PATH=$scratch/empty "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet --out bare >/dev/null 2>err ||
   fail "fails without gnuplot"
-[[ $(cat err) == 'natgrad: no pictures, gnuplot is not installed; bare/plot.gp makes them' ]] || fail "no gnuplot: $(cat err)"
+[[ $(cat err) == 'natgrad: no pictures, as gnuplot is not installed; gnuplot makes them from bare/plot.gp' ]] || fail "no gnuplot: $(cat err)"
 [[ -s bare/plot.gp && -s bare/curves.csv && ! -e bare/curves.png && ! -e bare/plot.log ]] || fail "without gnuplot: $(ls bare)"
 
 expect 0 '*' "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet

@@ -46,7 +46,7 @@ wrong 'run/log.jsonl: cannot be read: No such file or directory' rm run/log.json
 wrong 'run/log.jsonl: has the end of the run, but run has no checkpoint; *' rm $f
 # Cut.
 for size in 0 5 200 -4; do wrong "$f: *" truncate -s $size $f; done
-wrong 'run/log.jsonl: has 100 bytes, the checkpoint was made when there were *' truncate -s 100 run/log.jsonl
+wrong 'run/log.jsonl: has 100 bytes, the checkpoint was made when the log had *' truncate -s 100 run/log.jsonl
 zero() { printf '\0abc' >>"$1"; }
 wrong 'run/config.json: holds a byte of value 0, expected text' zero run/config.json
 # Edited: metadata, each tensor, settings, the log.
