@@ -58,7 +58,7 @@ void checkpoint_differs(const run_state *was, const run_state *now, char *text, 
 int checkpoint_find(const char *dir, int64_t *step, settings *was);
 char *checkpoint_path(const char *dir, int64_t step); /* for free() */
 
-/* The parts of a run that a checkpoint contains; the caller owns all of them. */
+/* The parts of a run that a checkpoint contains; the caller owns every part. */
 typedef struct checkpoint {
   const char *dir;
   const run_ranks *ranks;

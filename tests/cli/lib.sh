@@ -57,8 +57,9 @@ until_so() {
   done
 }
 lines_over() { [[ $(wc -l 2>/dev/null <"$1") -gt $2 ]]; } # FILE N
-catches() { # PID NUMBER: it has a handler of that signal; before, the signal ends it
+catches() { # PID NUMBER: the program has a handler of this signal; the shell that starts the program has its own
   local caught
+  [[ $(cat "/proc/$1/comm" 2>/dev/null) != bash ]] || return 1
   caught=$(sed -nE 's/^SigCgt:\s*([0-9a-f]+)$/\1/p' "/proc/$1/status" 2>/dev/null)
   (((0x${caught:-0} >> ($2 - 1)) & 1))
 }
