@@ -46,7 +46,7 @@ ng_status open_model(model *m, const char *options, const ng_transport *t) {
   return st == NG_OK ? ng_ready(m->f.p) : st;
 }
 
-void draw(model *m, int32_t t) {
+void draw_gradients(model *m, int32_t t) {
   for (int32_t k = 0; k < ENTRIES; k++) {
     for (int64_t i = 0; i < count[k]; i++) {
       m->grad[k][i] = number(100 * (t + 1) + k, i);
@@ -54,7 +54,7 @@ void draw(model *m, int32_t t) {
   }
 }
 
-ng_status show(model *m, int32_t t, unsigned which) {
+ng_status observe_layers(model *m, int32_t t, unsigned which) {
   static const int64_t in[2] = {IN, MID}, out[2] = {MID, OUT};
   ng_status st = fixture_begin(&m->f, B);
   for (int32_t k = 0; k < 2 && st == NG_OK; k++) {
@@ -69,12 +69,12 @@ ng_status show(model *m, int32_t t, unsigned which) {
   return st;
 }
 
-ng_status sgd(model *m) {
+ng_status step_sgd(model *m) {
   const ng_sgd s = fixture_sgd(0.1, 0.9);
   return fixture_step(&m->f, &s);
 }
 
-void wrong(const model *m, ng_status got, ng_status want, const char *word) {
+void assert_error(const model *m, ng_status got, ng_status want, const char *word) {
   assert_int_equal(got, want);
   if (strstr(ng_last_error(m->f.ctx), word) == NULL) fail_msg("%s", ng_last_error(m->f.ctx));
 }

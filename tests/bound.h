@@ -18,11 +18,11 @@ ng_status bind_one(model *m, int32_t k, float *grad, float *weight, ng_hold hold
 /* Ready, weights drawn, everything bound with NG_HOLD; `t` may be NULL. */
 ng_status open_model(model *m, const char *options, const ng_transport *t);
 /* The gradients of step t. */
-void draw(model *m, int32_t t);
+void draw_gradients(model *m, int32_t t);
 /* Begins step t and shows layers by their bit in `which`. */
-ng_status show(model *m, int32_t t, unsigned which);
-ng_status sgd(model *m);
+ng_status observe_layers(model *m, int32_t t, unsigned which);
+ng_status step_sgd(model *m);
 /* The status, and a word of its message. */
-void wrong(const model *m, ng_status got, ng_status want, const char *word);
+void assert_error(const model *m, ng_status got, ng_status want, const char *word);
 
 #endif

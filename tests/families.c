@@ -27,7 +27,7 @@ static void multiplied(const oracle *o, const scene *s, int32_t l, double k, con
                        double *P) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
   const int64_t q = oracle_rows(&s->layer[l]) / groups, p = oracle_cols(&s->layer[l]);
-  double *GD = scene_room(sizeof(double) * (size_t)(q * p));
+  double *GD = zeros(q * p);
   int64_t n;
   for (int64_t g = 0; g < groups; g++, D += q * p, P += q * p) {
     const double *A = oracle_factor(o, 0, l, g, false, &n),
@@ -65,7 +65,7 @@ static void product(const scene *s, const ng_options *opt, scene_result *out) {
     for (int32_t l = 0; l < s->layers; l++) {
       const int64_t n = scene_weights(s, l);
       const double *D = s->D[t][l];
-      double *P = out->P[t][l] = scene_room(sizeof(double) * (size_t)n);
+      double *P = out->P[t][l] = zeros(n);
       memcpy(P, D, sizeof(double) * (size_t)n);
       out->condition[t][l] = 1; /* D and G D A have no obtuse angle: nothing is lost in the sum */
       if (s->layer[l].frozen) continue;
@@ -467,7 +467,7 @@ void v_scale_losses(scene *s, double c) { scale(s, c, false); }
 
 void v_weights(scene *s) {
   for (int32_t l = 0; l < s->layers; l++) {
-    s->W[l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    s->W[l] = zeros(scene_weights(s, l));
     for (int64_t i = 0; i < scene_weights(s, l); i++)
       s->W[l][i] = 1 + (double)(i % 7) / 8;
   }

@@ -155,8 +155,8 @@ ng_status fixture_step(fixture *f, const ng_sgd *how) {
   return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how, 1) : ng_step(f->p, how->lr));
 }
 
-static void *purse_take(void *user, size_t bytes) {
-  purse *p = user;
+static void *allocator_take(void *user, size_t bytes) {
+  allocator *p = user;
   if (++p->calls == p->fail_at || (p->largest > 0 && bytes > (size_t)p->largest)) return NULL;
   if (p->room > 0 && bytes > (size_t)(p->room - p->held)) return NULL;
   p->held += (int64_t)bytes;
@@ -164,16 +164,16 @@ static void *purse_take(void *user, size_t bytes) {
   return aligned_alloc(64, (bytes + 63) / 64 * 64);
 }
 
-static void purse_give(void *user, void *ptr, size_t bytes) {
-  ((purse *)user)->held -= (int64_t)bytes;
+static void allocator_give(void *user, void *ptr, size_t bytes) {
+  ((allocator *)user)->held -= (int64_t)bytes;
   free(ptr);
 }
 
-ng_context_config purse_config(purse *p) {
+ng_context_config allocator_config(allocator *p) {
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
-  c.alloc = purse_take;
-  c.free = purse_give;
+  c.alloc = allocator_take;
+  c.free = allocator_give;
   c.alloc_user = p;
   return c;
 }

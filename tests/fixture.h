@@ -57,11 +57,11 @@ typedef struct fixture_entry {
 ng_status fixture_add(fixture *f, const fixture_entry *e, int32_t n, float *g, float *w);
 
 /* An allocator that counts and fails at call `fail_at`, from 1; `most` is the largest `held`. */
-typedef struct purse {
+typedef struct allocator {
   int64_t calls, fail_at, held, most;
   int64_t largest, room; /* fail beyond these bytes of one call, of all that is held; 0: any */
-} purse;
-ng_context_config purse_config(purse *p);
+} allocator;
+ng_context_config allocator_config(allocator *p);
 
 /* A micro-batch, its loss a mean; and one in which one layer is shown both its arrays, whatever the
  * first of the two says (the worse status is returned).  NULL is not shown. */

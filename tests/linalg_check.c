@@ -45,15 +45,15 @@ static double worst[LIMITS][2];
 
 static uint64_t seed;
 static rng numbers;
-char hold_case[200];
+char case_text[200];
 
-void hold_fail(const char *what, int line) {
-  fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s (line %d)", seed, hold_case, what, line);
+void fail_case(const char *what, int line) {
+  fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s (line %d)", seed, case_text, what, line);
 }
 
 void hold(int kind, const ng_linalg_ops *la, double ratio) {
   if (!(ratio <= limits[kind].limit)) { /* NaN does not pass */
-    fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s: %s = %.3g, limit %.3g", seed, hold_case, la->name,
+    fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s: %s = %.3g, limit %.3g", seed, case_text, la->name,
              limits[kind].what, ratio, limits[kind].limit);
   }
   double *w = &worst[kind][la != &ng_linalg_ref];
@@ -67,11 +67,11 @@ int seed_begin(void **arg) {
 
 int seed_restart(void **arg) {
   numbers.state = seed;
-  hold_case[0] = '\0';
+  case_text[0] = '\0';
   return 0;
 }
 
-int tell_largest(void **arg) {
+int print_largest_ratios(void **arg) {
   for (int i = 0; i < LIMITS; i++) {
     if (worst[i][0] == 0.0 && worst[i][1] == 0.0) continue;
     print_message("%-10s largest: ref %-9.3g cpu %-9.3g limit %-4g %s\n", limits[i].name,
@@ -132,8 +132,8 @@ mat mat_random(int64_t rows, int64_t cols, int64_t pad) {
 void mat_check(mat m) {
   for (int64_t i = -GUARD; i < m.rows * m.ld + GUARD; i++) {
     const bool inside = i >= 0 && i < m.rows * m.ld && i % m.ld < m.cols;
-    if (inside && isnan(m.a[i])) hold_fail("NaN in the result", __LINE__);
-    if (!inside && !is_canary(m.a[i])) hold_fail("wrote outside", __LINE__);
+    if (inside && isnan(m.a[i])) fail_case("NaN in the result", __LINE__);
+    if (!inside && !is_canary(m.a[i])) fail_case("wrote outside", __LINE__);
   }
 }
 

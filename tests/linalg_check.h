@@ -20,19 +20,19 @@ enum { PRODUCT, SUMMED, FACTOR, INVERSE, SOLVE, EIGEN, ORTHOGONAL, VALUES, PROBE
 
 /* Fails the test, with the seed and the case, if `ratio` is above the limit of `kind` or NaN. */
 void hold(int kind, const ng_linalg_ops *la, double ratio);
-void hold_fail(const char *what, int line);
+void fail_case(const char *what, int line);
 #define CHECK(x)                                                                                   \
   do {                                                                                             \
-    if (!(x)) hold_fail(#x, __LINE__);                                                             \
+    if (!(x)) fail_case(#x, __LINE__);                                                             \
   } while (0)
-extern char hold_case[200];
-#define CASE(...) (void)snprintf(hold_case, sizeof hold_case, __VA_ARGS__)
+extern char case_text[200];
+#define CASE(...) (void)snprintf(case_text, sizeof case_text, __VA_ARGS__)
 
 /* Fixtures: the seed of the program (NG_TEST_SEED); back to it, so that one test alone repeats
  * itself; print the largest ratios. */
 int seed_begin(void **state);
 int seed_restart(void **state);
-int tell_largest(void **state);
+int print_largest_ratios(void **state);
 double uniform(void); /* [-1, 1) */
 
 /* A queue of its own for a linear algebra, three pieces to a loop. */

@@ -12,18 +12,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-void *scene_room(size_t bytes) {
+void *scene_alloc(size_t bytes) {
   void *p = calloc(1, bytes > 0 ? bytes : 1);
   if (!p) abort();
   return p;
 }
 
-double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
+double *zeros(int64_t n) { return scene_alloc(sizeof(double) * (size_t)n); }
 
 /* ---- writing a scene -------------------------------------------------------------------------*/
 
 scene *scene_create(int32_t steps, int32_t ranks) {
-  scene *s = scene_room(sizeof *s);
+  scene *s = scene_alloc(sizeof *s);
   if (steps > SCENE_STEPS || ranks > SCENE_RANKS) abort();
   s->steps = steps;
   s->ranks = ranks;
@@ -139,14 +139,14 @@ int64_t scene_weights(const scene *s, int32_t i) {
 }
 
 static double *values(rng *r, int64_t n) {
-  double *v = scene_room(sizeof(double) * (size_t)n);
+  double *v = zeros(n);
   for (int64_t i = 0; i < n; i++)
     v[i] = rng_value(r);
   return v;
 }
 
 static double *tokens(rng *r, int64_t n, int64_t in) {
-  double *v = scene_room(sizeof(double) * (size_t)n);
+  double *v = zeros(n);
   for (int64_t i = 0; i < n; i++)
     v[i] = (double)(rng_below(r, in + 1) + NG_NO_TOKEN);
   return v;
@@ -173,7 +173,7 @@ void scene_fill(scene *s, rng *r) {
 }
 
 static double *copy(const double *v, int64_t n) {
-  double *w = scene_room(sizeof(double) * (size_t)n);
+  double *w = zeros(n);
   if (n > 0) memcpy(w, v, sizeof(double) * (size_t)n);
   return w;
 }
@@ -210,9 +210,8 @@ scene *scene_merge(const scene *s) {
     m->batch.reduction = NG_SUM;
     for (int32_t l = 0; l < s->layers; l++) {
       for (int32_t u = 0; u < s->uses[l]; u++) {
-        double *a = m->a[l][u] = scene_room(sizeof(double) * (size_t)scene_in_count(s, l, samples));
-        double *g = m->g[l][u] =
-            scene_room(sizeof(double) * (size_t)scene_out_count(s, l, samples));
+        double *a = m->a[l][u] = zeros(scene_in_count(s, l, samples));
+        double *g = m->g[l][u] = zeros(scene_out_count(s, l, samples));
         for (int32_t r = 0; r < s->ranks; r++) {
           for (int32_t c = 0; c < s->calls[t][r]; c++) {
             const scene_micro *from = &s->micro[t][r][c];
@@ -236,7 +235,7 @@ scene *scene_shuffle(const scene *s, rng *r) {
     for (int32_t k = 0; k < s->ranks; k++) {
       for (int32_t c = 0; c < s->calls[t][k]; c++) {
         const scene_micro *from = &s->micro[t][k][c];
-        int64_t B = from->batch.samples, *order = scene_room(sizeof(int64_t) * (size_t)B);
+        int64_t B = from->batch.samples, *order = scene_alloc(sizeof(int64_t) * (size_t)B);
         scene_micro *m = scene_call(n, t, k, B);
         m->batch = from->batch;
         for (int64_t i = 0; i < B; i++) {
@@ -247,8 +246,8 @@ scene *scene_shuffle(const scene *s, rng *r) {
         for (int32_t l = 0; l < s->layers; l++) {
           int64_t na = scene_in_count(s, l, 1), ng = scene_out_count(s, l, 1);
           for (int32_t u = 0; u < s->uses[l]; u++) {
-            m->a[l][u] = scene_room(sizeof(double) * (size_t)(B * na));
-            m->g[l][u] = scene_room(sizeof(double) * (size_t)(B * ng));
+            m->a[l][u] = zeros(B * na);
+            m->g[l][u] = zeros(B * ng);
             for (int64_t i = 0; i < B; i++) {
               memcpy(m->a[l][u] + i * na, from->a[l][u] + order[i] * na,
                      sizeof(double) * (size_t)na);

@@ -80,8 +80,8 @@ typedef struct scene_result {
   int32_t refused;     /* attempts that ended as NG_SKIPPED and left the gradient, on every rank */
 } scene_result;
 
-void *scene_room(size_t bytes); /* zeros, to be freed; ends the program if there are none */
-double *zeros(int64_t n);       /* the same, of n numbers */
+void *scene_alloc(size_t bytes); /* zeros, to be freed; ends the program if there are none */
+double *zeros(int64_t n);        /* the same, of n numbers */
 
 /* An empty scene; layers are added with defaults from ng_layer_init, geometry set by the caller. */
 scene *scene_create(int32_t steps, int32_t ranks);

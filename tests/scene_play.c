@@ -38,7 +38,7 @@ static plane show_tokens(const scene *s, const scene_look *look, int32_t i, int6
   const bool turned = look->order == NG_POSITIONS_FIRST;
   plane out = plane_of(NULL, turned ? S : B, turned ? B : S, type);
   out.row_stride = out.cols + look->pad;
-  out.data = scene_room((size_t)(out.rows * out.row_stride * ng_dtype_size(type)));
+  out.data = scene_alloc((size_t)(out.rows * out.row_stride * ng_dtype_size(type)));
   for (int64_t k = 0; k < B * S; k++) {
     const int64_t at = turned ? k % S * out.row_stride + k / S : k / S * out.row_stride + k % S;
     if (type == NG_I32) ((int32_t *)out.data)[at] = (int32_t)v[k];
@@ -64,7 +64,8 @@ static plane show(const scene *s, const scene_look *look, int32_t i, bool grad, 
     cols = channels;
   }
   int64_t stride = cols + look->pad;
-  plane out = plane_of(scene_room((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
+  plane out =
+      plane_of(scene_alloc((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
   if (images) {
     const int64_t h = grad && l->kind == NG_CONV2D ? oracle_out(l, 0) : l->image[0];
     out = plane_images(out.data, look->layout ? look->layout : PLANE_NCHW, B, channels, h, hw / h,
@@ -135,7 +136,7 @@ static void read(const scene *s, int32_t l, plane slot[2], double *x) {
 static plane slot_of(int64_t rows, int64_t cols, int64_t pad, ng_dtype type) {
   plane v = plane_of(NULL, rows, cols, type);
   v.row_stride = cols + pad;
-  v.data = scene_room((size_t)(rows * v.row_stride * ng_dtype_size(type)));
+  v.data = scene_alloc((size_t)(rows * v.row_stride * ng_dtype_size(type)));
   for (int64_t i = 0; i < rows * v.row_stride; i++)
     put(v.data, type, i, (double)NAN);
   return v;
@@ -270,12 +271,12 @@ static ng_status attempt(actor *a, int32_t t) {
     write(s, l, a->grad[l], s->D[t][l]);
     if (what == SCENE_BAD_GRADIENT && looks && l == s->layers - 1)
       put(g->data, g->dtype, g->cols - 1, (double)NAN);
-    was[l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    was[l] = zeros(scene_weights(s, l));
     read(s, l, a->grad[l], was[l]);
   }
   st = ng_step(a->f.p, 0.1);
   for (int32_t l = 0; l < s->layers; l++) {
-    double *is = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    double *is = zeros(scene_weights(s, l));
     read(s, l, a->grad[l], is);
     for (int64_t i = 0; i < scene_weights(s, l); i++)
       same = same && (is[i] == was[l][i] || (isnan(is[i]) && isnan(was[l][i])));
@@ -300,7 +301,7 @@ static ng_status take_step(actor *a, int32_t t) {
   st = ng_step(a->f.p, 0.1);
   if (st < NG_OK) return st;
   for (int32_t l = 0; l < s->layers; l++) {
-    out->P[t][l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    out->P[t][l] = zeros(scene_weights(s, l));
     read(s, l, a->grad[l], out->P[t][l]);
   }
   ng_report report = {.struct_size = sizeof report};
@@ -362,7 +363,7 @@ static void share_results(const scene *s, scene_result *result) {
       for (int32_t l = 0; l < s->layers; l++) {
         const bool has = to->P[t][l] != NULL;
         const size_t n = (size_t)scene_weights(s, l);
-        to->P[t][l] = has && me != r ? scene_room(n * sizeof(double)) : kept.P[t][l];
+        to->P[t][l] = has && me != r ? scene_alloc(n * sizeof(double)) : kept.P[t][l];
         if (has) (void)MPI_Bcast(to->P[t][l], (int)n, MPI_DOUBLE, r, MPI_COMM_WORLD);
       }
     }
@@ -371,7 +372,7 @@ static void share_results(const scene *s, scene_result *result) {
 #endif
 
 void scene_play(const scene *s, const ng_options *opt, const scene_look *look, scene_result *out) {
-  scene_result *result = scene_room(sizeof *result * (size_t)s->ranks);
+  scene_result *result = scene_alloc(sizeof *result * (size_t)s->ranks);
   walked walk[SCENE_RANKS] = {{0}};
   stream kept = {0};
   play p = {s, opt, look, result, walk, &kept};
@@ -434,7 +435,7 @@ void scene_predict(const scene *s, const ng_options *opt, scene_result *out, ora
       }
     }
     for (int32_t l = 0; l < s->layers; l++) {
-      out->P[t][l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+      out->P[t][l] = zeros(scene_weights(s, l));
     }
     out->nu[t] = oracle_step(o, 0.1, (const double *const *)s->D[t], out->P[t]);
     out->inner[t] = oracle_inner(o);

@@ -67,7 +67,7 @@ part part_of(const scene *x, int32_t rank, int i) {
 
 typedef struct rank_life {
   scene *x;
-  purse purse;
+  allocator memory;
   int32_t rank, index[LAYERS];
   bool told; /* of what it did wrong */
   fixture f;
@@ -113,7 +113,7 @@ void cut(const scene *x, int32_t rank, int i, const double *whole, float *to) {
   }
 }
 
-void fill_in(const scene *x, int32_t rank, int i, const float *from, double *whole) {
+void put_part(const scene *x, int32_t rank, int i, const float *from, double *whole) {
   const part p = part_of(x, rank, i);
   const int64_t cols = layer[i].in + bias_of(x, i);
   for (int64_t r = 0; r < p.out; r++) {
@@ -185,7 +185,7 @@ static ng_status live(rank_life *l, ng_transport *world) {
   tap t[2] = {{.inner = *world, .fail_at = me ? x->fail[0] : 0},
               {.inner = l->model, .fail_at = me ? x->fail[1] : 0}};
   const ng_transport with[2] = {tapped(&t[0], NO_START), tapped(&t[1], NO_START)};
-  ng_context_config c = purse_config(&l->purse);
+  ng_context_config c = allocator_config(&l->memory);
   c.threads = 1;
   c.model_group = is_uncut(l) ? NULL : taps ? &with[1] : &l->model;
   char options[256];
@@ -202,7 +202,7 @@ static ng_status live(rank_life *l, ng_transport *world) {
   if (st == NG_OK) st = ng_ready(l->f.p);
   if (st == NG_OK && x->load != NULL) st = ng_load(l->f.p, x->load);
   if (st == NG_OK && x->again != NULL) st = ng_save(l->f.p, x->again);
-  if (me && x->starve > 0) l->purse.fail_at = l->purse.calls + x->starve;
+  if (me && x->starve > 0) l->memory.fail_at = l->memory.calls + x->starve;
   const bool sgd = strstr(x->options, "=sgd") != NULL,
              fused = sgd || strstr(x->options, "=adamw") != NULL;
   for (int64_t s = x->first; s < STEPS && st >= NG_OK; s++) {
@@ -244,7 +244,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   l.x = x;
   l.rank = rank;
   const ng_status st = live(&l, t);
-  if (rank == x->wrong && x->starve > 0) x->starved = l.purse.calls >= l.purse.fail_at;
+  if (rank == x->wrong && x->starve > 0) x->starved = l.memory.calls >= l.memory.fail_at;
   if (x->why[rank][0] == 0) {
     (void)snprintf(x->why[rank], sizeof x->why[0], "%s",
                    l.f.message[0] != 0 ? l.f.message
@@ -253,9 +253,9 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   }
   fixture_close(&l.f);
   ranks_grid_release(&l.model);
-  if (l.purse.held == 0) return st;
+  if (l.memory.held == 0) return st;
   (void)snprintf(x->why[rank], sizeof x->why[0], "%lld bytes were not given back",
-                 (long long)l.purse.held);
+                 (long long)l.memory.held);
   return NG_ERR_STATE;
 }
 
@@ -278,7 +278,7 @@ ng_status play(scene *x, ng_status each[RANKS]) {
   return st;
 }
 
-bool enough(int32_t ranks) {
+bool has_ranks(int32_t ranks) {
 #if defined(NG_TEST_MPI)
   return ranks <= ranks_there();
 #else

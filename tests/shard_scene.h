@@ -58,11 +58,11 @@ int64_t positions_of(int i);
 double seen(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k);
 double initial(int i, int64_t k); /* of a weight */
 /* What a rank has in weights or gradients, put where it belongs in a whole. */
-void fill_in(const scene *x, int32_t rank, int i, const float *from, double *whole);
+void put_part(const scene *x, int32_t rank, int i, const float *from, double *whole);
 /* This rank's part of a whole [out, in (+ 1)], the bias behind it. */
 void cut(const scene *x, int32_t rank, int i, const double *whole, float *to);
 
-bool enough(int32_t ranks); /* over MPI processes are few */
+bool has_ranks(int32_t ranks); /* over MPI processes are few */
 /* Two model groups of two, biases, rows first, no mistake. */
 scene usual_scene(const char *options);
 scene *begin(const scene *how); /* free() */

@@ -105,7 +105,7 @@ void must_transfer(int32_t ranks, transfer x) {
   assert_int_equal(ranks_run(ranks, play_transfer, &x, NULL), NG_OK);
 }
 
-void assert_told(const sim *s, const char *says, uint64_t before) {
+void assert_refusal(const sim *s, const char *says, uint64_t before) {
   const char *message = ng_last_error(s->ctx);
   if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
   if (strchr(message, '\n') != NULL) fail_msg("message has lines: \"%s\"", message);

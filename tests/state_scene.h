@@ -28,7 +28,7 @@ void open_at(sim *s, const sim_setup *how, int64_t to); /* opened, and so many s
 
 /* The last call was refused in one line with these words, and nothing of *s changed since `before` (its
  * fingerprint); after all refusals, the next step is that of one who never tried. */
-void assert_told(const sim *s, const char *says, uint64_t before);
+void assert_refusal(const sim *s, const char *says, uint64_t before);
 void assert_untouched(sim *s, const sim_setup *how, int64_t at);
 
 /* What each of several ranks does: steps, load, save.  A rank has the status of the last call. */

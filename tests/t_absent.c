@@ -46,10 +46,10 @@ static void absent_gradients(void **state) {
       (void)snprintf(text, sizeof text, "%s update=adamw missing=refuse", methods[a]);
       fixture_ok(&m.f, open_model(&m, text, NULL));
       absent(&m, k);
-      draw(&m, 0);
+      draw_gradients(&m, 0);
       const model ready = m;
-      fixture_ok(&m.f, show(&m, 0, k < GAMMA ? 3U & ~(1U << k) : 3));
-      wrong(&m, sgd(&m), NG_ERR_STATE, "is not bound");
+      fixture_ok(&m.f, observe_layers(&m, 0, k < GAMMA ? 3U & ~(1U << k) : 3));
+      assert_error(&m, step_sgd(&m), NG_ERR_STATE, "is not bound");
       assert_memory_equal(m.weight, ready.weight, sizeof m.weight);
       fixture_close(&m.f);
 
@@ -63,13 +63,13 @@ static void absent_gradients(void **state) {
       absent(&m, k);
       for (int32_t t = 0; t < 3; t++) {
         model before = m;
-        draw(&m, t);
-        draw(&without, t);
+        draw_gradients(&m, t);
+        draw_gradients(&without, t);
         const unsigned seen = k < GAMMA ? 3U & ~(1U << k) : 3;
-        fixture_ok(&m.f, show(&m, t, seen));
-        fixture_ok(&without.f, show(&without, t, seen));
-        fixture_ok(&m.f, sgd(&m));
-        fixture_ok(&without.f, sgd(&without));
+        fixture_ok(&m.f, observe_layers(&m, t, seen));
+        fixture_ok(&without.f, observe_layers(&without, t, seen));
+        fixture_ok(&m.f, step_sgd(&m));
+        fixture_ok(&without.f, step_sgd(&without));
         assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
         for (int32_t i = 0; i < ENTRIES; i++) {
           if (i != k) assert_memory_equal(m.weight[i], without.weight[i], sizeof m.weight[i]);
@@ -79,10 +79,10 @@ static void absent_gradients(void **state) {
       }
       /* it comes back: observed now, stepped from here on */
       fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
-      draw(&m, 9);
+      draw_gradients(&m, 9);
       model before = m;
-      fixture_ok(&m.f, show(&m, 9, 3));
-      fixture_ok(&m.f, sgd(&m));
+      fixture_ok(&m.f, observe_layers(&m, 9, 3));
+      fixture_ok(&m.f, step_sgd(&m));
       assert_memory_not_equal(m.weight[k], before.weight[k], (size_t)count[k] * sizeof(float));
       assert_int_equal(report_of(&m).kept, 0);
       assert_int_equal(layer_of(&m, k).kept, 3);
@@ -97,12 +97,12 @@ static void a_missing_gradient_is_declared_not_forgotten(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
-  draw(&m, 0);
-  fixture_ok(&m.f, show(&m, 0, 3));
+  draw_gradients(&m, 0);
+  fixture_ok(&m.f, observe_layers(&m, 0, 3));
   fixture_ok(&m.f, ng_step(m.f.p, 0.1));
-  fixture_ok(&m.f, show(&m, 1, 3));
-  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE,
-        "'fc1.weight': the binding of the gradient has expired");
+  fixture_ok(&m.f, observe_layers(&m, 1, 3));
+  assert_error(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE,
+               "'fc1.weight': the binding of the gradient has expired");
   fixture_close(&m.f);
   fixture f;
   float w[4] = {0}, b[2] = {0};
@@ -135,10 +135,10 @@ static void frozen_is_reported(void **state) {
     if (frozen) absent(&m, k);
     if (k < GAMMA) assert_int_equal(ng_wants(m.f.p, k), !frozen);
     assert_int_equal(layer_of(&m, k % ENTRIES).frozen, frozen);
-    draw(&m, t);
+    draw_gradients(&m, t);
     const model before = m;
-    fixture_ok(&m.f, show(&m, t, 3)); /* the observation of a frozen layer is not read */
-    fixture_ok(&m.f, sgd(&m));
+    fixture_ok(&m.f, observe_layers(&m, t, 3)); /* the observation of a frozen layer is not read */
+    fixture_ok(&m.f, step_sgd(&m));
     if (!frozen) continue;
     assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
     assert_int_equal(report_of(&m).kept, 0);
@@ -238,8 +238,8 @@ static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
   const ng_binding b = {FC2, NG_WEIGHT, &none, NULL, NG_HOLD};
   if (st == NG_OK && mine && o->what % 2 == 0) st = ng_bind(m.f.p, &b, 1);
   if (st == NG_OK && mine && o->what % 2 == 1) st = ng_freeze(m.f.p, FC2, 1);
-  draw(&m, 0);
-  if (st == NG_OK) st = show(&m, rank, 3);
+  draw_gradients(&m, 0);
+  if (st == NG_OK) st = observe_layers(&m, rank, 3);
   if (st == NG_OK) st = ng_step(m.f.p, 0.1);
   (void)snprintf(o->message[rank], sizeof o->message[0], "%s", ng_last_error(m.f.ctx));
   o->st[rank] = st;

@@ -21,13 +21,13 @@ static void one_step_and_no_more(void **state) {
       const ng_array a = array_of(weight ? m.weight[k] : m.grad[k], k);
       ng_binding b = {k, NG_WEIGHT, weight ? NULL : &a, weight ? &a : NULL, NG_ONE_STEP};
       fixture_ok(&m.f, ng_bind(m.f.p, &b, 1));
-      draw(&m, 0);
-      fixture_ok(&m.f, show(&m, 0, 3));
-      fixture_ok(&m.f, sgd(&m));
-      draw(&m, 1);
+      draw_gradients(&m, 0);
+      fixture_ok(&m.f, observe_layers(&m, 0, 3));
+      fixture_ok(&m.f, step_sgd(&m));
+      draw_gradients(&m, 1);
       model before = m;
-      fixture_ok(&m.f, show(&m, 1, 3));
-      wrong(&m, sgd(&m), NG_ERR_STATE, "has expired (NG_ONE_STEP)");
+      fixture_ok(&m.f, observe_layers(&m, 1, 3));
+      assert_error(&m, step_sgd(&m), NG_ERR_STATE, "has expired (NG_ONE_STEP)");
       assert_non_null(strstr(ng_last_error(m.f.ctx), k == GAMMA ? "gamma"
                                                      : k == FC1 ? "fc1"
                                                                 : "fc2"));
@@ -35,7 +35,7 @@ static void one_step_and_no_more(void **state) {
       assert_memory_equal(before.grad, m.grad, sizeof m.grad);
       /* bound again the step goes on with the same observations; what holds was not forgotten */
       fixture_ok(&m.f, ng_bind(m.f.p, &b, 1));
-      fixture_ok(&m.f, sgd(&m));
+      fixture_ok(&m.f, step_sgd(&m));
       fixture_close(&m.f);
     }
   }
@@ -46,14 +46,14 @@ static void skipped_steps_end_a_binding_refused_ones_do_not(void **state) {
   model m;
   fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
   fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
-  draw(&m, 0);
-  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "never observed");
-  fixture_ok(&m.f, show(&m, 0, 3));
+  draw_gradients(&m, 0);
+  assert_error(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "never observed");
+  fixture_ok(&m.f, observe_layers(&m, 0, 3));
   m.grad[FC2][0] = NAN;
   assert_int_equal(ng_step(m.f.p, 0.1), NG_SKIPPED);
-  draw(&m, 0);
-  fixture_ok(&m.f, show(&m, 0, 3));
-  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc1.weight'");
+  draw_gradients(&m, 0);
+  fixture_ok(&m.f, observe_layers(&m, 0, 3));
+  assert_error(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc1.weight'");
   fixture_close(&m.f);
 }
 
@@ -71,7 +71,7 @@ static void gradients_come_and_go(void **state) {
       float *grad[ENTRIES];
       ng_array a[ENTRIES];
       ng_binding list[ENTRIES];
-      draw(&d, t % 50);
+      draw_gradients(&d, t % 50);
       for (int32_t k = 0; k < ENTRIES; k++) {
         grad[k] = malloc((size_t)count[k] * sizeof(float));
         memcpy(grad[k], d.grad[k], (size_t)count[k] * sizeof(float));
@@ -79,14 +79,14 @@ static void gradients_come_and_go(void **state) {
         list[k] = (ng_binding){k, NG_WEIGHT, &a[k], NULL, NG_ONE_STEP};
       }
       fixture_ok(&m.f, ng_bind(m.f.p, list, ENTRIES));
-      fixture_ok(&m.f, show(&m, t % 50, 3));
-      fixture_ok(&d.f, show(&d, t % 50, 3));
-      fixture_ok(&m.f, sgd(&m));
-      fixture_ok(&d.f, sgd(&d));
+      fixture_ok(&m.f, observe_layers(&m, t % 50, 3));
+      fixture_ok(&d.f, observe_layers(&d, t % 50, 3));
+      fixture_ok(&m.f, step_sgd(&m));
+      fixture_ok(&d.f, step_sgd(&d));
       for (int32_t k = 0; k < ENTRIES; k++) {
         free(grad[k]);
       }
-      if (t % 7 == 3) assert_int_equal(sgd(&m), NG_ERR_STATE); /* a step without binding anew */
+      if (t % 7 == 3) assert_int_equal(step_sgd(&m), NG_ERR_STATE); /* not bound again */
     }
     assert_memory_equal(m.weight, d.weight, sizeof m.weight);
     fixture_close(&m.f);
@@ -122,12 +122,12 @@ static void all_of_a_list_or_nothing(void **state) {
                                       NG_ERR_ARG,   NG_ERR_ARG, NG_ERR_ARG};
     static const char *const word[7] = {"[1, 4]",     "f64",  "device",   "share memory",
                                         "index is 3", "bias", "hold is 0"};
-    wrong(&m, ng_bind(m.f.p, list, ENTRIES), want[way], word[way]);
+    assert_error(&m, ng_bind(m.f.p, list, ENTRIES), want[way], word[way]);
     *last = right;
   }
-  draw(&m, 0);
-  fixture_ok(&m.f, show(&m, 0, 3));
-  fixture_ok(&m.f, sgd(&m));
+  draw_gradients(&m, 0);
+  fixture_ok(&m.f, observe_layers(&m, 0, 3));
+  fixture_ok(&m.f, step_sgd(&m));
   for (int32_t k = 0; k < ENTRIES; k++) { /* nothing of those lists was bound */
     for (int64_t i = 0; i < count[k]; i++) {
       assert_true(other[k][i] == 0.0f);

@@ -118,8 +118,8 @@ static void test_sizes(void **state) {
       {1 << 20, 1, 3, 1, 65535, 1, (INT64_C(1) << 31) - 1, NULL},
   };
   static const char *const settings[] = {"max_factor=64", "method=eva"};
-  purse gigabyte = {.largest = 1 << 30};
-  ng_context_config config = purse_config(&gigabyte);
+  allocator gigabyte = {.largest = 1 << 30};
+  ng_context_config config = allocator_config(&gigabyte);
   config.threads = 2;
   for (size_t k = 0; k < 2 * sizeof size / sizeof size[0]; k++) {
     fixture f;

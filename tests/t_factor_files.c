@@ -226,7 +226,7 @@ static void missing_files_change_nothing(void **state) {
 static void refused(sim *s, const char *dir, ng_status st, const char *says, uint64_t before) {
   int32_t layers = -7;
   assert_int_equal(ng_load_factors(s->p, dir, &layers), st);
-  assert_told(s, says, before);
+  assert_refusal(s, says, before);
   assert_int_equal(layers, -7);
 }
 
@@ -266,7 +266,7 @@ static void damaged_files_are_refused(void **state) {
   refused(&b, file.text, NG_ERR_FILE, "is not a folder", before);
   refused(&b, "", NG_ERR_ARG, "no folder given", before);
   assert_int_equal(ng_save_factors(b.p, file.text), NG_ERR_FILE);
-  assert_told(&b, "cannot make the folder", before);
+  assert_refusal(&b, "cannot make the folder", before);
   assert_untouched(&b, &plain, 1);
   assert_int_equal(load(&b, &dir), FILES - 1);
   assert_int_equal(sim_begin(&b, 1), NG_OK);

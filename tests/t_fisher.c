@@ -238,8 +238,8 @@ static void test_positive(void **state) {
 static void test_no_memory(void **state) {
   const float g[6] = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
   const ng_array rows = ng_array_matrix((void *)(uintptr_t)g, 2, 3, NG_F32);
-  purse mean_purse = {0};
-  const ng_context_config c = purse_config(&mean_purse);
+  allocator memory = {0};
+  const ng_context_config c = allocator_config(&memory);
   ng_context *mean = NULL;
   assert_int_equal(ng_context_create(NG_VERSION, &c, NULL, 0, &mean), NG_OK);
   ng_status st = NG_ERR_NOMEM;
@@ -248,7 +248,7 @@ static void test_no_memory(void **state) {
     int64_t before, after, peak, calls;
     ng_fisher *f = NULL;
     ng_context_allocated(mean, &before, &peak, &calls);
-    mean_purse.fail_at = mean_purse.calls + 1 + tries;
+    memory.fail_at = memory.calls + 1 + tries;
     st = ng_fisher_create(mean, &rows, 0.1, NULL, 1, &f);
     assert_true(st == NG_OK || st == NG_ERR_NOMEM);
     assert_true((st == NG_OK) == (f != NULL));

@@ -125,7 +125,7 @@ static int own_model(int32_t threads, const model *parent) {
   return 0;
 }
 
-static int live_in_child(model *m, purse *lent, int32_t threads, pid_t parent) {
+static int live_in_child(model *m, allocator *lent, int32_t threads, pid_t parent) {
   const int64_t before = lent->held;
   int line = refused(m, parent);
 #if defined(__SANITIZE_THREAD__)
@@ -152,8 +152,8 @@ static void ended_well(pid_t child) {
 /* `numbered`: without the page that a child finds empty, as on a system that has none. */
 static void fork_and_go_on(int32_t threads, bool numbered) {
   model plain = {.f = {.p = NULL}}, m = {.f = {.p = NULL}};
-  purse lent = {0};
-  const ng_context_config c = purse_config(&lent);
+  allocator lent = {0};
+  const ng_context_config c = allocator_config(&lent);
   const fixture_how how = {.linalg = "ref", .threads = threads, .config = &c};
   fixture_ok(&plain.f, open_model(&plain, "method=eva update=sgd",
                                   &(fixture_how){.linalg = "ref", .threads = threads}));

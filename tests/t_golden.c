@@ -184,7 +184,7 @@ static scene *scene_of(const golden *c) {
   s->decay_moves = (c->special & EXPDECAY) != 0;
   for (int32_t t = 0; t < c->steps; t++) {
     for (int32_t l = 0; l < c->layers; l++)
-      s->D[t][l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+      s->D[t][l] = zeros(scene_weights(s, l));
     if (c->special & SCHED) s->damping[t] = 0.01 * (t + 1);
     s->decay[t] = fmin(1 - 1 / fmax(t, 1), 0.95);
     for (int32_t r = 0; r < c->ranks; r++)

@@ -71,7 +71,7 @@ static void allocate(model *m) {
   int64_t bytes = 0;
   for (int k = 0; k < SLOTS; k++)
     bytes += size(m, k) * grad + m->s->rows[k] * (m->s->cols[k] + m->pad) * weight;
-  char *at = m->memory = scene_room((size_t)bytes);
+  char *at = m->memory = scene_alloc((size_t)bytes);
   for (int k = 0; k < SLOTS; at += size(m, k++) * grad)
     m->grad[k] = at;
   for (int k = 0; k < SLOTS; k++) {
@@ -121,7 +121,7 @@ static ng_status model_show(model *m, int step) {
   ng_status st = fixture_begin(&m->f, B);
   for (int l = 0; l < LAYERS && st == NG_OK; l++) {
     const int64_t in = m->s->cols[2 * l], out = m->s->rows[2 * l];
-    float *a = scene_room(sizeof *a * (size_t)(B * (in + out))), *g = a + B * in;
+    float *a = scene_alloc(sizeof *a * (size_t)(B * (in + out))), *g = a + B * in;
     for (int64_t i = 0; i < B * in; i++)
       a[i] = value(step, 10 + l, i);
     for (int64_t i = 0; i < B * out; i++)
@@ -207,7 +207,7 @@ static void one_formula(const trial *c) {
   ok(&m, open_as(&m, set, three, &(fixture_how){.threads = c->s == &wide ? 3 : 0}));
   ok(&plain, open_as(&plain, plain_set, NULL, NULL));
   for (int k = 0; k < SLOTS; k++) {
-    w[k] = scene_room(3 * (size_t)size(&m, k) * sizeof *w[k]);
+    w[k] = zeros(3 * size(&m, k));
     v[k] = w[k] + size(&m, k);
     s[k] = v[k] + size(&m, k);
     for (int64_t i = 0; i < size(&m, k); i++)

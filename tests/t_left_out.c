@@ -275,8 +275,8 @@ static void what_is_shown_first_is_folded(void **state) {
 static void open_ok(model *m, const char *set) { fixture_ok(&m->f, open_model(m, set, NULL)); }
 
 static ng_status play(model *m, int t) {
-  draw(m, t);
-  fixture_ok(&m->f, show(m, t, 3));
+  draw_gradients(m, t);
+  fixture_ok(&m->f, observe_layers(m, t, 3));
   return ng_step(m->f.p, 0.1);
 }
 
@@ -324,7 +324,7 @@ static void shown_but_not_folded(void **state) {
   fixture_ok(&m.f, ng_bind_grad(m.f.p, FC2, NG_WEIGHT, &none));
   fixture_ok(&m.f, play(&m, 0));
   fixture_ok(&m.f, bind_one(&m, FC2, m.grad[FC2], NULL, NG_HOLD));
-  fixture_ok(&m.f, show(&m, 1, 1));
+  fixture_ok(&m.f, observe_layers(&m, 1, 1));
   assert_int_equal(ng_step(m.f.p, 0.1), NG_ERR_STATE);
   assert_non_null(strstr(ng_last_error(m.f.ctx), "'fc2' was never observed"));
   fixture_ok(&m.f, play(&m, 1));

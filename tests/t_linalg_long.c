@@ -223,9 +223,9 @@ int main(void) {
   const struct CMUnitTest usual[] = {TEST(threads_and_blocking), TEST(n_4608)};
   const struct CMUnitTest longer[] = {TEST(n_9216)};
   if (more != NULL && strcmp(more, "1") == 0) {
-    return cmocka_run_group_tests_name("linalg 9216", longer, seed_begin, tell_largest);
+    return cmocka_run_group_tests_name("linalg 9216", longer, seed_begin, print_largest_ratios);
   }
-  return cmocka_run_group_tests_name("linalg 4608", usual, seed_begin, tell_largest);
+  return cmocka_run_group_tests_name("linalg 4608", usual, seed_begin, print_largest_ratios);
 }
 
 #else

@@ -101,13 +101,13 @@ typedef struct weigh {
 /* Linear layers with A and G of WIDE each, on their owners alone. */
 static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   weigh *x = arg;
-  purse money = {0};
+  allocator memory = {0};
   tap ear = {.inner = *t};
   ng_transport mine = tapped(&ear, NO_START);
   mine.kinds = 0; /* all-reduce and broadcast, without groups: every byte is counted */
   mine.group_create = NULL;
   mine.group_destroy = NULL;
-  const ng_context_config config = purse_config(&money);
+  const ng_context_config config = allocator_config(&memory);
   fixture f;
   float *g = calloc((size_t)WIDE * WIDE, sizeof *g);
   float *a = calloc((size_t)4 * WIDE, sizeof *a);
@@ -138,14 +138,14 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   if (st >= NG_OK) st = ng_report_read(f.p, &held);
   x->held[rank] += held.factors + held.results;
   ear.bytes = 0;
-  money.most = money.held;
-  int64_t before = money.held;
+  memory.most = memory.held;
+  int64_t before = memory.held;
   if (st >= NG_OK) st = ng_save_parts(f.p, x->parts);
-  x->saving[rank] = money.most - before;
-  money.most = money.held;
-  before = money.held;
+  x->saving[rank] = memory.most - before;
+  memory.most = memory.held;
+  before = memory.held;
   if (st >= NG_OK) st = ng_load(f.p, x->parts);
-  x->loading[rank] = money.most - before;
+  x->loading[rank] = memory.most - before;
   x->said[rank] = ear.bytes;
   fixture_close(&f);
   free(a);

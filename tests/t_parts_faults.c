@@ -212,9 +212,9 @@ static ng_status hurt_one(int32_t rank, ng_transport *t, void *arg) {
   hurt *x = arg;
   const bool memory = rank == x->who && x->memory, gone = rank == x->who && !x->memory;
   tap between = {.inner = *t};
-  purse mine = {0};
+  allocator mine = {0};
   const ng_transport with = tapped(&between, NO_START);
-  const ng_context_config config = purse_config(&mine);
+  const ng_context_config config = allocator_config(&mine);
   sim s;
   ng_status st = sim_open(&s, &spread, x->memory ? t : &with, &config);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)

@@ -142,8 +142,8 @@ static void wrong_shard_plans_are_refused(void **state) {
 
 /* Whatever allocation fails, the model is as it was: the next plan is the plan. */
 static void no_memory(void **state) {
-  purse m = {0};
-  ng_context_config c = purse_config(&m);
+  allocator m = {0};
+  ng_context_config c = allocator_config(&m);
   c.threads = 1;
   fixture f;
   ng_rank_plan want, got;

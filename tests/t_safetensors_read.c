@@ -32,14 +32,14 @@ static int64_t drip_read(void *user, void *data, int64_t bytes) {
 }
 
 /* The allocator of a reader that takes from p. */
-static ngio_alloc alloc_of(purse *p) {
-  const ng_context_config c = purse_config(p);
+static ngio_alloc alloc_of(allocator *p) {
+  const ng_context_config c = allocator_config(p);
   return (ngio_alloc){c.alloc, c.free, p};
 }
 
 /* As a stream the same bytes are taken or refused as they are in memory. */
 static void same_as_a_stream(const void *bytes, size_t n, const ngio_tensors *f) {
-  purse largest = {.largest = 4096}; /* of any test here: a stream may announce any amount */
+  allocator largest = {.largest = 4096}; /* of any test here: a stream may announce any amount */
   const ngio_alloc little = alloc_of(&largest);
   drip d = {bytes, n};
   ngio_source s;
@@ -262,16 +262,16 @@ static void headers_that_lie(void **state) {
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 static void payload_memory(void **state) {
-  purse money = {0};
-  const ngio_alloc alloc = alloc_of(&money);
+  allocator memory = {0};
+  const ngio_alloc alloc = alloc_of(&memory);
   ngio_tensors *f;
   assert_int_equal(
       ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
       NGIO_OK);
-  assert_int_equal(money.held, 36);
+  assert_int_equal(memory.held, 36);
   ngio_tensors_close(&f);
-  assert_int_equal(money.held, 0);
-  money.largest = 1;
+  assert_int_equal(memory.held, 0);
+  memory.largest = 1;
   assert_int_equal(
       ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
       NGIO_ERR_NOMEM);

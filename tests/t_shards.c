@@ -161,7 +161,7 @@ static void equal_to_whole(void **state) {
         (void)snprintf(options, sizeof options, "%s %s", methods[m], places[k]);
         const bool half =
             m > 0 && (W == RANKS || (m + g + k) % 2 == 0); /* the first method everywhere */
-        if ((k == 2 && W % 2 != 0) || half || !enough(W)) continue;
+        if ((k == 2 && W % 2 != 0) || half || !has_ranks(W)) continue;
         scene how = usual_scene(options);
         how.data = grid[g][0];
         how.model = grid[g][1];
@@ -179,7 +179,7 @@ static void equal_to_whole(void **state) {
 
 /* What the oracle does not know, beside a group of one rank each: that has no parts to bring together. */
 static void shards_equal_groups_of_one_rank(void **state) {
-  if (!enough(6)) skip();
+  if (!has_ranks(6)) skip();
   static const char *const more[] = {
       "method=sam stat_period=1",
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=rms clip_bound=0.01",
@@ -223,7 +223,7 @@ static void shards_equal_groups_of_one_rank(void **state) {
 static void model_groups_on_some_ranks_are_refused(void **state) {
   for (int32_t data = 1; data < 3; data++) {
     const int32_t W = 2 * data;
-    if (!enough(W)) break;
+    if (!has_ranks(W)) break;
     for (uint32_t without = 0; without < (1U << W) - 1; without++) {
       scene how = usual_scene(methods[0]);
       how.data = data;

@@ -52,7 +52,7 @@ static void whole_of(const scene *x, int t, double to[LAYERS][ROOM]) {
   memset(to, 0, LAYERS * sizeof to[0]);
   for (int32_t r = 0; r < x->data * x->model; r++) {
     for (int i = 0; i < LAYERS; i++)
-      fill_in(x, r, i, x->out[r][t][i], to[i]);
+      put_part(x, r, i, x->out[r][t][i], to[i]);
   }
 }
 

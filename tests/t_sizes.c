@@ -100,8 +100,8 @@ static void random_sizes_fit_or_are_refused(void **state) {
   int64_t added = 0, ready = 0, refused = 0;
   for (int64_t t = 0; t < test_times(3000); t++) {
     fixture f;
-    purse little = {.largest = 16 << 20};
-    const ng_context_config c = purse_config(&little);
+    allocator little = {.largest = 16 << 20};
+    const ng_context_config c = allocator_config(&little);
     const fixture_how how = {.linalg = "ref", .threads = 1, .config = &c};
     fixture_ok(&f, fixture_open(&f, options[rng_below(&r, 4)], &how));
     for (int k = 0; k < 3; k++) {
@@ -212,11 +212,11 @@ static const double MOST_SECONDS = 5.0;
 
 /* NG_OK of ng_plan_ranks; ng_ready of the same takes the memory, which is not there. */
 static int judge(const limit *r, bool ready) {
-  purse money = {.room = ROOM};
+  allocator memory = {.room = ROOM};
   fixture f;
   ng_layer l;
   ng_rank_plan plan;
-  const ng_context_config c = purse_config(&money);
+  const ng_context_config c = allocator_config(&memory);
   const fixture_how how = {.linalg = "ref", .threads = 1, .config = &c};
   fixture_ok(&f, fixture_open(&f, r->options, &how));
   describe_row(r, &l);
@@ -235,7 +235,7 @@ static int judge(const limit *r, bool ready) {
                 st == NG_OK ? "" : ng_last_error(f.ctx));
   }
   fixture_close(&f);
-  assert_int_equal(money.held, 0);
+  assert_int_equal(memory.held, 0);
   return !sound;
 }
 

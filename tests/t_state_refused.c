@@ -29,7 +29,7 @@ static void refused(sim *s, const char *file, const char *says) {
   const uint64_t before = sim_fingerprint(s);
   const ng_status st = ng_load(s->p, file);
   if (st != NG_ERR_FILE) fail_msg("%s: load says %s", says, ng_status_name(st));
-  assert_told(s, says, before);
+  assert_refusal(s, says, before);
 }
 
 /* A file without a disk, so that thousands of damaged ones are quick to make. */

@@ -108,7 +108,7 @@ static void every_read_fails(void **state) {
       const bool last = s.at == s.n; /* the end was asked for: 0 is right, and more is too much */
       if (st == NG_OK) break;
       assert_int_equal(st, NG_ERR_FILE);
-      assert_told(&b, last && wrong[i].value > 0 ? "has data after" : wrong[i].says, before);
+      assert_refusal(&b, last && wrong[i].value > 0 ? "has data after" : wrong[i].says, before);
       if (last) break;
     }
     assert_true(k > 20);
@@ -136,15 +136,15 @@ static void too_short_and_too_long(void **state) {
     stream_rewind(&good);
     good.n = cut;
     assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
-    assert_told(&b, "the stream: ends too early", before);
+    assert_refusal(&b, "the stream: ends too early", before);
   }
   good.n = n;
   stream_rewind(&good); /* a whole state, and the stream goes on for ever */
   good.endless = 1;
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
-  assert_told(&b, "has data after its last byte", before);
+  assert_refusal(&b, "has data after its last byte", before);
   assert_int_equal(ng_load_from(b.p, stream_read, &zeros), NG_ERR_FILE);
-  assert_told(&b, "header of 0 bytes", before);
+  assert_refusal(&b, "header of 0 bytes", before);
   assert_untouched(&b, &small, 1);
   stream_rewind(&good);
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_OK);
@@ -169,7 +169,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   for (int i = 0; i < 8; i++)
     header += (int64_t)other.bytes[i] << (8 * i);
   assert_int_equal(ng_load_from(b.p, stream_read, &other), NG_ERR_FILE);
-  assert_told(&b, "layer 'fc1' is 'linear in=4", before);
+  assert_refusal(&b, "layer 'fc1' is 'linear in=4", before);
   assert_int_equal(other.at, header);
 
   /* The good header, but its first array has 2^56 bytes and all others come behind it. */
@@ -210,7 +210,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   assert_int_equal(stream_write(&lie, text, (int64_t)strlen(text)), 0);
   lie.calls = 0;
   assert_int_equal(ng_load_from(b.p, stream_read, &lie), NG_ERR_FILE);
-  assert_told(&b, "has another shape than in this model", before);
+  assert_refusal(&b, "has another shape than in this model", before);
   assert_int_equal(lie.calls, 2); /* the length, the header */
   free(text);
   stream_drop(&lie);
@@ -237,16 +237,16 @@ static void streams_need_a_ready_model(void **state) {
   assert_int_equal(sim_begin(&a, 1), NG_OK);
   const uint64_t before = sim_fingerprint(&a);
   assert_int_equal(ng_save_to(a.p, stream_write, &s), NG_ERR_STATE);
-  assert_told(&a, "between ng_begin and a step", before);
+  assert_refusal(&a, "between ng_begin and a step", before);
   assert_int_equal(ng_load_from(a.p, stream_read, &s), NG_ERR_STATE);
-  assert_told(&a, "between ng_begin and a step", before);
+  assert_refusal(&a, "between ng_begin and a step", before);
   assert_int_equal(ng_state_manifest(a.p, NULL, 0), NG_ERR_STATE);
-  assert_told(&a, "ng_state_manifest: called between ng_begin and a step", before);
+  assert_refusal(&a, "ng_state_manifest: called between ng_begin and a step", before);
   assert_int_equal(ng_state_at(a.p, 0, &info), NG_OK);
   void *room = malloc((size_t)info.bytes);
   assert_non_null(room);
   assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_ERR_STATE);
-  assert_told(&a, "ng_state_read: called between ng_begin and a step", before);
+  assert_refusal(&a, "ng_state_read: called between ng_begin and a step", before);
   assert_int_equal(ng_reset_batch(a.p), NG_OK);
   assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_OK);
   assert_int_equal(s.calls, 0);
@@ -459,9 +459,9 @@ static void walk_arguments(void **state) {
   ng_field_info info;
   info = (ng_field_info){.struct_size = sizeof info};
   assert_int_equal(ng_state_at(a.p, -1, &info), NG_ERR_ARG);
-  assert_told(&a, "index is -1", before);
+  assert_refusal(&a, "index is -1", before);
   assert_int_equal(ng_state_at(a.p, n, &info), NG_ERR_ARG);
-  assert_told(&a, "expected 0 to", before);
+  assert_refusal(&a, "expected 0 to", before);
   assert_int_equal(ng_state_at(a.p, 1, &info), NG_OK);
   double room[2048];
   assert_true(info.bytes + 8 <= (int64_t)sizeof room);
@@ -470,11 +470,11 @@ static void walk_arguments(void **state) {
   char says[400];
   (void)snprintf(says, sizeof says, "'%s' has %lld bytes", info.name, (long long)info.bytes);
   assert_int_equal(ng_state_read(a.p, 1, room, info.bytes - 1), NG_ERR_ARG);
-  assert_told(&a, says, before);
+  assert_refusal(&a, says, before);
   assert_int_equal(ng_state_read(a.p, 1, room, info.bytes + 1), NG_ERR_ARG);
-  assert_told(&a, says, before);
+  assert_refusal(&a, says, before);
   assert_int_equal(ng_state_read(a.p, 1, (char *)room + 1, info.bytes), NG_ERR_ARG);
-  assert_told(&a, "aligned for f32", before);
+  assert_refusal(&a, "aligned for f32", before);
   assert_int_equal(ng_state_read(a.p, n, room, info.bytes), NG_ERR_ARG);
   assert_int_equal(ng_state_read(a.p, INT32_MAX, room, info.bytes), NG_ERR_ARG);
   assert_memory_equal(room, zeros, sizeof room);

@@ -245,5 +245,5 @@ int main(int argc, char **argv) {
       TEST(fits_32_bits),
       TEST(blas_is_described),
   };
-  return cmocka_run_group_tests_name("sym", tests, seed_begin, tell_largest);
+  return cmocka_run_group_tests_name("sym", tests, seed_begin, print_largest_ratios);
 }

@@ -396,5 +396,5 @@ int main(void) {
       EACH(sums_rows),
       EACH(sums_squares),
   };
-  return cmocka_run_group_tests_name("vector", tests, seed_begin, tell_largest);
+  return cmocka_run_group_tests_name("vector", tests, seed_begin, print_largest_ratios);
 }

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static wide *wides(int64_t n) { return scene_room(sizeof(wide) * (size_t)n); }
+static wide *wides(int64_t n) { return scene_alloc(sizeof(wide) * (size_t)n); }
 
 static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
@@ -86,14 +86,14 @@ static void take_q(window_oracle *k, const fixture *f) {
 
 window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const fixture_entry *e,
                                   int32_t n, const float *w) {
-  window_oracle *k = scene_room(sizeof *k);
+  window_oracle *k = scene_alloc(sizeof *k);
   k->o = *o;
   for (int32_t i = 0; i < n; i++) {
     append(k, e[i].rows * e[i].cols, e[i].rows);
     if (e[i].bias) append(k, e[i].rows, 1);
   }
   make_room(k);
-  if (o->window_mask) k->mask = scene_room((size_t)k->d * sizeof *k->mask);
+  if (o->window_mask) k->mask = scene_alloc((size_t)k->d * sizeof *k->mask);
   for (int64_t i = 0; i < k->d && o->window_mask; i++)
     k->mask[i] = w[i] != 0;
   if (is(o->window_store, "lowrank")) take_q(k, f);
@@ -137,7 +137,7 @@ static bool is_out(const window_oracle *k, int64_t i) { return k->out != NULL &&
 
 /* What top-k sends of a, in place; e is the rest.  The largest first, of equal ones the first. */
 static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, int64_t count) {
-  bool *sent = scene_room((size_t)n);
+  bool *sent = scene_alloc((size_t)n);
   for (int64_t c = 0; c < count; c++) {
     int64_t best = -1;
     for (int64_t i = 0; i < n; i++) {
@@ -435,7 +435,7 @@ static int64_t flat(const scene *s, int32_t l, int64_t i) {
 
 void window_predict(const scene *s, const ng_options *o, scene_result *out) {
   int64_t at[SCENE_LAYERS];
-  window_oracle *k = scene_room(sizeof *k);
+  window_oracle *k = scene_alloc(sizeof *k);
   k->o = *o;
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
