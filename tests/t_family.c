@@ -421,14 +421,15 @@ static void only_owner(ng_block *b, ng_stat *s) {
 }
 
 /* PD as values and a factor: what is delivered has the factor in it. */
-static void emit_twice(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
-  toy_diagonal.emit_tile(b, t, 2.0 * factor, sink);
+static void emit_twice(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
+  toy_diagonal.emit(b, k, g, factor, e);
+  e->scale = 2.0 * factor;
 }
 
 static void test_delivered_values(void **state) {
   ng_family twice = toy_diagonal;
   twice.name = "twice";
-  twice.emit_tile = emit_twice;
+  twice.emit = emit_twice;
   life *l[2];
   for (int k = 0; k < 2; k++) {
     l[k] = new_life(

@@ -246,22 +246,6 @@ static void planning_and_ready_agree_on_limits(void **state) {
   assert_int_equal(wrong, 0);
 }
 
-/* Tiles of gradients: 2^24 of a rank, counted before their list is made. */
-static void the_number_of_tiles_is_limited(void **state) {
-  const limit at = {.options = "method=eva sides=none",
-                    .kind = NG_LINEAR,
-                    .in = 16384,
-                    .out = TWO(24),
-                    .groups = 1,
-                    .want = NG_ERR_NOMEM,
-                    .says = "no memory"};
-  limit above = at;
-  above.out++;
-  above.want = NG_ERR_ARG;
-  above.says = "16777217 tiles, at most 16777216";
-  assert_int_equal(judge(&at, true) + judge(&above, true), 0);
-}
-
 /* ---- a ResNet-50 -----------------------------------------------------------------------------*/
 
 enum { LAYERS = 54 };
@@ -315,7 +299,6 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_sizes_fit_or_are_refused),
       cmocka_unit_test(planning_and_ready_agree_on_limits),
-      cmocka_unit_test(the_number_of_tiles_is_limited),
       cmocka_unit_test(parts_of_whole_matrices),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

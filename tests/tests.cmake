@@ -67,6 +67,7 @@ set(natgrad_unit_tests
     t_huge
     t_idle
     t_json
+    t_kernels_emit
     t_ladder
     t_last
     t_left_out

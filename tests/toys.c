@@ -13,12 +13,11 @@ static ng_status any_options(const ng_options *o, const ng_settings *s, char *me
   return NG_OK;
 }
 
-enum { LINE = 64 };
-
 /* ---- diagonal --------------------------------------------------------------------------------*/
 
 typedef struct diagonal {
   float *by; /* 1 / (damping + sqrt(v)), on ranks that hold it */
+  float *pd; /* PD of this step */
 } diagonal;
 
 static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
@@ -28,6 +27,8 @@ static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
 static ng_status diagonal_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(diagonal));
   if (b->state == NULL) return NG_ERR_NOMEM;
+  ((diagonal *)b->state)->pd = ng_object(b->p, (size_t)b->segment->to * sizeof(float));
+  if (((diagonal *)b->state)->pd == NULL) return NG_ERR_NOMEM;
   (void)snprintf(b->entry->why, sizeof b->entry->why, "v %lld", (long long)b->segment->to);
   return NG_OK;
 }
@@ -80,6 +81,7 @@ static ng_status diagonal_measure(ng_block *b) {
     float x;
     ng_slot_read(b->segment->slot, 0, i, 1, &x);
     const double d = (double)x, pd = (double)by[i] * d;
+    ((diagonal *)b->state)->pd[i] = (float)pd;
     b->inner += d * pd;
     b->d2 += d * d;
     b->pd2 += pd * pd;
@@ -88,18 +90,10 @@ static ng_status diagonal_measure(ng_block *b) {
   return ng_fail(b->ctx, NG_SKIPPED, "tensor '%s': its gradient is not finite", b->name);
 }
 
-static void diagonal_emit(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
-  const float *by = ((const diagonal *)b->state)->by;
-  float line[LINE];
-  for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
-    n = ng_min64(LINE, t->col + t->cols - c);
-    ng_slot_read(t->slot, 0, c, n, line);
-    for (int64_t i = 0; i < n; i++) {
-      line[i] *= by[c + i];
-    }
-    const ng_pair pair = {.scale = factor, .values = line};
-    ng_put(sink, t->slot, 0, c, n, &pair);
-  }
+static void diagonal_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
+  (void)k, (void)g, (void)factor;
+  e->stored = true;
+  e->u = ((const diagonal *)b->state)->pd + e->D.col;
 }
 
 static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
@@ -118,7 +112,7 @@ const ng_family toy_diagonal = {
     .plan = diagonal_plan,
     .observe = diagonal_observe,
     .measure = diagonal_measure,
-    .emit_tile = diagonal_emit,
+    .emit = diagonal_emit,
     .fields = diagonal_fields,
     .solve = diagonal_solve,
     .shared = diagonal_shared,
@@ -188,11 +182,9 @@ static ng_status total_measure(ng_block *b) {
   return NG_OK;
 }
 
-static void total_emit(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
-  const ng_pair pair = {.scale = factor / divisor(b)};
-  for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    ng_put(sink, t->slot, r, t->col, t->cols, &pair);
-  }
+static void total_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
+  (void)k, (void)g;
+  e->scale = factor / divisor(b);
 }
 
 static void total_commit(ng_block *b, bool taken) {
@@ -216,7 +208,7 @@ const ng_family toy_total = {
     .plan = total_plan,
     .observe = total_observe,
     .measure = total_measure,
-    .emit_tile = total_emit,
+    .emit = total_emit,
     .commit = total_commit,
     .report = total_report,
 };

@@ -1,7 +1,7 @@
 /* family.h: the interface between the engine and a family of curvatures.
  *
  * In:   a block with its layer, options and segments; observations; tiles of gradients. Out:  sums
- * of the block's statistics, results of a solve, <D, PD>, |D|^2, |PD|^2, tiles of PD. May call:
+ * of the block's statistics, results of a solve, <D, PD>, |D|^2, |PD|^2, descriptors of PD. May call:
  * model, stat, option, linalg, core. A family does not communicate, does not write gradients or
  * weights, and does not know the step, the update or the clip.
  *
@@ -12,9 +12,9 @@
  *   select_topk      all ranks select the k largest elements of the gradient, in a few small sums over ranks
  *   put_traces       the owner of a statistic sends its traces to the owners of the block's other statistics
  *   solve, shared    the owner computes results; then every rank that received results reads them
- *   measure_tile     compute partial sums over one tile of gradients, tiles in parallel; then `measure`, once
+ *   sums, measure    describe sums over gradients, which the engine computes for all blocks at once; then use them
  *   [agree]          the engine computes the clip factor, equal on all ranks
- *   emit_tile        pass one tile of PD to a sink, tiles in parallel
+ *   emit             describe PD; the engine writes gradients or weights of all blocks at once
  *   commit           end the step: advance the block's state if the step counts, otherwise discard the new state */
 #ifndef NG_FAMILY_H
 #define NG_FAMILY_H
@@ -53,37 +53,6 @@ static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
   c.height = c.linear ? 1 : o->size[0];
   c.width = c.linear ? o->positions : o->size[1];
   return c;
-}
-
-/* A tile: whole rows of a parameter, or a part of one row. All elements belong to one group of the layer. */
-struct ng_tile {
-  ng_slot *slot;
-  ng_block *block; /* NULL: no curvature */
-  int32_t segment, group;
-  int64_t row, rows, col, cols;
-};
-enum { NG_TILE_SUMS = 2 };
-
-/* ---- output ----------------------------------------------------------------------------------*/
-
-/* n elements of a row of PD. If `values` is set, PD = scale * values; otherwise PD = scale * gradient + k * u, where
- * the sink reads the bound gradient. u NULL: no second term. wide: compute in double, because the two terms nearly
- * cancel or a factor does not fit f32. most: upper bound of the magnitudes in PD; 0: unknown. */
-typedef struct ng_pair {
-  double scale, k, most;
-  const float *u, *values;
-  bool wide;
-} ng_pair;
-
-/* Several threads may call `put` at the same time, each for other elements. */
-typedef struct ng_sink ng_sink;
-struct ng_sink {
-  void (*put)(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-              const ng_pair *pair);
-};
-static inline void ng_put(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                          const ng_pair *pair) {
-  s->put(s, slot, row, col, n, pair);
 }
 
 /* ---- state -----------------------------------------------------------------------------------*/
@@ -158,14 +127,15 @@ typedef struct ng_family {
   ng_status (*observe)(ng_block *b, const ng_obs *o);
   /* Set b->inner, b->d2 and b->pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: the block used a fallback. */
   ng_status (*measure)(ng_block *b);
-  /* Pass tile t of factor * PD to the sink. */
-  void (*emit_tile)(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink);
+  /* Describe factor * PD of group g of segment k. e->D is set, e->scale = factor, u_col = 1, and the other fields are 0:
+   * without a change, PD is factor times the gradient. */
+  void (*emit)(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e);
 
   /* ---- optional, with a default ---- */
   ng_status (*begin)(ng_block *b); /* set initial values in planned memory; default: nothing */
   /* Return the bytes of scratch that `observe` needs for the observation o; default: the planned scratch is enough. */
   int64_t (*room)(const ng_block *b, const ng_obs *o);
-  /* pd2[i] <- |PD|^2 of segment i, on ranks that compute PD themselves; default: sum over all tiles from emit_tile. */
+  /* pd2[i] <- |PD|^2 of segment i, on ranks that compute PD themselves; default: computed from `emit`. */
   void (*norms)(ng_block *b, double *pd2);
   /* Visit the saved arrays and numbers other than averages; default: none. */
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
@@ -183,8 +153,9 @@ typedef struct ng_family {
    * sums over ranks of round r - 1 (if r > 0), and write b->round[r] numbers to x. The call with round = b->rounds only
    * reads. After this call the statistics are complete. */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  /* Compute the partial sums of tile t for `measure`; the engine stores them in b->tile_sum. */
-  void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
+  /* Describe sums over the gradient of group g of segment k, which `measure` reads: m->D is set, m->each = 1; the engine
+   * writes the result to b->sum, two numbers for each group, segment after segment. */
+  void (*sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
   void (*commit)(ng_block *b, bool taken); /* end the step; taken: the step counts */
   void (*report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
 } ng_family;

@@ -6,15 +6,14 @@
  *   product    H = G D A; PD = D + k H with k from clip.c: the ascent of SAM (Foret et al. 2021, arXiv 2010.01412)
  *              along the curvature, as published with Eva
  *
- * In: bound gradients, results of the last solve. Out: `direction` [out, p], <PD, D>, |D|^2, |PD|^2, and tiles
- * of PD. A step costs 2 q p (p + q) operations with stored inverses, twice that in eigenbases.
+ * In: bound gradients, results of the last solve. Out: `direction` [out, p], <PD, D>, |D|^2, |PD|^2, and
+ * descriptors of PD. A step costs 2 q p (p + q) operations with stored inverses, twice that in eigenbases.
  *
  * D is copied into internal column order (kronecker.h). `direction` keeps PD until all ranks agree on the clip factor.
  * Ranks without results of the solve receive PD from a worker. */
 #include "family/kronecker.h"
 
-/* ---- scratch of measure: D and T [rows of a chunk, p], one inverse or eigenbasis as f32, 3 doubles a row.
- *      scratch of norms: `direction` in published order, D, 3 doubles a row ------------------------ */
+/* ---- scratch of measure: D and T [rows of a chunk, p], one inverse or eigenbasis as f32, 3 doubles a row. ------------------------------------------------------------------------------------------- */
 
 enum { CHUNK = 256 };
 
@@ -47,7 +46,7 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
 
 typedef struct rows_job {
   ng_block *b;
-  float *D, *H;            /* D: the gradient; H, in norms: `direction` in published order */
+  float *D;                /* the gradient */
   int64_t row, rows, each; /* rows [row, row + rows) of the gradient, `each` rows per task */
   atomic_bool bad;         /* a value is not finite */
 } rows_job;
@@ -252,83 +251,20 @@ ng_status ng_kron_measure(ng_block *b) {
   return NG_OK;
 }
 
-/* j->H <- rows of `direction` in published order, if that order differs; product: j->D <- rows of the gradient. */
-static void publish_rows(void *arg, int32_t piece) {
-  const rows_job *j = arg;
-  const ng_kron *k = ng_kron_of(j->b);
-  const int64_t to = ng_min64(j->rows, (piece + 1) * j->each);
-  for (int64_t r = piece * j->each; r < to; r++) {
-    for (int64_t c = 0; c < k->p && k->offsets > 1; c++) {
-      j->H[r * k->p + k->map[c]] = j->b->direction[r * k->p + c];
-    }
-    if (k->product) (void)read_row(j->b, r, j->D + r * k->p);
-  }
-}
-
-/* pd2 <- |PD|^2 of the weight and of the bias, for clips by tensor. product: |D + k H|^2 = |D|^2 + 2 k <H, D> +
- * k^2 |H|^2, k = b->ascent; row_sums returns <H, D>, |D|^2 and |H|^2 of each row. */
-void ng_kron_norms(ng_block *b, double *pd2) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->ctx->queue;
-  const int64_t cols = b->segment[0].slot->cols;
-  const int64_t most = chunk_rows(k), room = ng_round16(most * k->p);
-  const double ascent = b->ascent;
-  float *scratch = ng_scratch(b);
-  rows_job j = {.b = b, .H = scratch, .D = scratch + room, .rows = k->out};
-  double *sums = (double *)(void *)(j.D + room + ng_round16(widest_result(k)));
-  const int32_t pieces = pieces_of(b, &j);
-  NG_ASSERT(ng_queue_settled(q));
-  if (k->product || k->offsets > 1) ng_parallel(b->ctx, pieces, publish_rows, &j);
-  const float *H = k->offsets == 1 ? b->direction : j.H, *D = k->product ? j.D : H;
-  for (int32_t i = 0; i < b->segments; i++) {
-    const int64_t at = i == NG_WEIGHT ? 0 : cols, n = i == NG_WEIGHT ? cols : 1;
-    pd2[i] = 0.0;
-    for (int64_t row = 0, rows; row < k->out; row += rows) {
-      const int64_t from = row * k->p + at;
-      rows = ng_min64(most, k->out - row);
-      ng_on(q)->row_sums(q, rows, n, H + from, k->p, D + from, k->p, sums);
-      ng_queue_wait(q);
-      const double *sum = ng_numbers_read(q, sums);
-      for (int64_t r = 0; r < rows; r++, sum += 3) {
-        pd2[i] += k->product ? sum[1] + ascent * (2.0 * sum[0] + ascent * sum[2]) : sum[2];
-      }
-    }
-  }
-}
-
 /* ---- emit ------------------------------------------------------------------------------------*/
 
-/* Return columns [col, col + n) of row r of PD in published order: in place, or copied to `room`. The gradient of the
- * bias is one row whose columns are the outputs; in `direction` the bias is the last column. */
-static const float *published(const ng_block *b, const ng_tile *t, int64_t r, int64_t col,
-                              int64_t n, float *room) {
+/* The gradient of the bias is one row whose columns are the outputs; in `direction` the bias is the last column. */
+void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
   const ng_kron *k = ng_kron_of(b);
-  if (t->slot->which == NG_BIAS) {
-    for (int64_t i = 0; i < n; i++) {
-      room[i] = b->direction[(col + i) * k->p + k->p - 1];
-    }
-    return room;
+  (void)g;
+  e->stored = !k->product;
+  e->k = k->product ? factor * b->ascent : 0.0;
+  if (b->segment[segment].slot->which == NG_BIAS) {
+    e->u = b->direction + e->D.col * k->p + k->p - 1;
+    e->u_col = k->p;
+    return;
   }
-  const float *row = b->direction + r * k->p;
-  if (k->offsets == 1) return row + col;
-  for (int64_t i = 0; i < n; i++) {
-    room[i] = row[k->unmap[col + i]];
-  }
-  return room;
-}
-
-void ng_kron_emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
-  enum { LINE = 512 };
-  const ng_kron *k = ng_kron_of(b);
-  const bool straight = t->slot->which == NG_WEIGHT && k->offsets == 1;
-  float room[LINE];
-  for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
-      n = straight ? t->cols : ng_min64(LINE, t->col + t->cols - c);
-      const float *x = published(b, t, r, c, n, room);
-      ng_pair pair = {.scale = factor, .values = x};
-      if (k->product) pair = (ng_pair){.scale = factor, .k = factor * b->ascent, .u = x};
-      ng_put(sink, t->slot, r, c, n, &pair);
-    }
-  }
+  e->u = b->direction + e->D.row * k->p;
+  e->u_row = k->p;
+  if (k->offsets > 1) e->map = k->unmap;
 }

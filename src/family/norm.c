@@ -265,10 +265,10 @@ static ng_status measure(ng_block *b) {
   return k->rung > 0 ? NG_RESCUED : NG_OK;
 }
 
-static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
-  const ng_pair pair = {.scale = factor,
-                        .values = b->direction + b->segment[t->segment].at + t->col};
-  ng_put(sink, t->slot, 0, t->col, t->cols, &pair);
+static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
+  (void)g, (void)factor;
+  e->stored = true;
+  e->u = b->direction + b->segment[segment].at + e->D.col;
 }
 
 static void report(const ng_block *b, ng_layer_report *r) {
@@ -289,7 +289,7 @@ const ng_family ng_family_norm = {
     .plan = plan,
     .observe = ng_norm_observe,
     .measure = measure,
-    .emit_tile = emit_tile,
+    .emit = emit,
     .fields = fields,
     .numbers = numbers,
     .solve = solve,

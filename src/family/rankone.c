@@ -16,16 +16,13 @@
  *
  * sides = none (AdaSGD of the same repository) uses no mean vectors: PD = D / (lambda + |D|^2).
  *
- * `measure_tile` reads the gradient once for |D|^2 and s, and `emit_tile` passes D and the rank-one
- * term to the sink in a second pass. Only a and g are stored and sent. Each group of a convolution
- * has its own a and g.
+ * The first pass (`sums`) reads the gradient once for |D|^2 and s; the second (`emit`) combines D and the rank-one term.
+ * Only a and g are stored and sent. Each group of a convolution has its own a and g.
  *
  * This family is the template for a new family: all its entries of ng_family are here or in rankone_stats.c. */
 #include "family/rankone.h"
 
 #include <math.h>
-
-#include "simd.h"
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
@@ -106,7 +103,7 @@ static ng_status statistics(ng_block *b) {
   return st;
 }
 
-/* Plan only scratch: emit_tile computes PD, so no array stores results or PD. */
+/* Plan only scratch: PD is described, not stored. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_plan_scratch(plan, ng_times(ng_rankone_scratch(b), (int64_t)sizeof(double)));
   return NG_OK;
@@ -114,106 +111,51 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- first pass ------------------------------------------------------------------------------*/
 
-/* Partial sums of a row: enough to keep the adders busy, and few because most rows are short. */
-enum { LANES = 8 };
-
 /* PD is emitted in double if |D|^2 - <D, c g a'> < |D|^2 / NEARLY, as with one sample and damping far below
  * alpha beta, or if lambda < LEAST_F32, because 1 / lambda may then overflow f32. */
 enum { NEARLY = 64 };
 static const double LEAST_F32 = 1e-36;
 
-/* out <- sum x_i^2 and sum x_i u_i in double, in which products of two f32 neither overflow nor underflow. The order of
- * additions is fixed by LANES, so the bits do not depend on the vector width. */
-NG_CLONES static void row_sums(const float *restrict x, const float *restrict u, int64_t n,
-                               double out[2]) {
-  double xx[LANES] = {0.0}, xu[LANES] = {0.0};
-  const int64_t whole = n / LANES * LANES;
-  for (int64_t c = 0; c < whole; c += LANES) {
-    NG_FETCH(x + c);
-    for (int i = 0; i < LANES; i++) {
-      const double v = (double)x[c + i];
-      xx[i] += v * v;
-      xu[i] += v * (double)u[c + i];
-    }
-  }
-  for (int64_t c = whole; c < n; c++) {
-    xx[c - whole] += (double)x[c] * (double)x[c];
-    xu[c - whole] += (double)x[c] * (double)u[c];
-  }
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; i++) {
-      xx[i] += xx[i + half];
-      xu[i] += xu[i + half];
-    }
-  }
-  out[0] = xx[0];
-  out[1] = xu[0];
+/* Entry (row, col) of g a' is left[row] * right[col]; sides = input: t replaces g.  The bias is one row whose columns are
+ * the outputs: its left entry is the last entry of a, its right vector is g (or t). */
+static const float *right_vector(const ng_rankone *k, const ng_slot *s, int32_t g, int64_t col) {
+  if (s->which == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + g * k->p;
+  return (k->t != NULL ? k->along : ng_rankone_mean(k, NG_MEAN_G)) + col;
 }
 
-/* Entry (row, col) of g a' is left_entry(row) * right_vector[col]; sides = input: t replaces g. The bias is one row
- * whose columns are the outputs: its left entry is the last entry of a, its right vector is g (or t). */
-static const float *right_vector(const ng_rankone *k, const ng_tile *t) {
-  if (t->slot->which == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + t->group * k->p + t->col;
-  return (k->t != NULL ? k->along : ng_rankone_mean(k, NG_MEAN_G)) + t->col;
+static double bias_entry(const ng_rankone *k) {
+  return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
 }
 
-static double left_entry(const ng_rankone *k, const ng_tile *t, int64_t row) {
-  if (t->slot->which == NG_BIAS)
-    return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
-  return k->t != NULL ? k->t[row] : (double)ng_rankone_mean(k, NG_MEAN_G)[row];
-}
-
-/* sum[0] += |D|^2 and sum[1] += g' D a of a tile. sides = input: a tile of whole rows writes D a to k->t; a tile of a
- * part of one row writes D a to sum[1]. Thread-safe: each tile writes its own sums and its own rows of k->t. */
-static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
+/* |D|^2 and g' D a; sides = input: D a of the weight to k->t. */
+static void sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
   const ng_rankone *k = ng_rankone_of(b);
-  const ng_place *v = &t->slot->grad;
-  const float *u = k->none ? NULL : right_vector(k, t);
-  const bool straight = v->dtype == NG_F32 && v->straight;
-  enum { TILE = 512 };
-  float line[TILE];
-  for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    double part[2], su = 0.0;
-    if (straight) {
-      const float *row = ng_place_at(v, r, t->col);
-      row_sums(row, u == NULL ? row : u, t->cols, part);
-      sum[0] += part[0];
-      su = part[1];
-    }
-    for (int64_t c = 0, n; !straight && c < t->cols; c += n) {
-      n = ng_min64(ng_place_columns(v), t->cols - c);
-      ng_place_read(v, r, t->col + c, n, line);
-      row_sums(line, u == NULL ? line : u + c, n, part);
-      sum[0] += part[0];
-      su += part[1];
-    }
-    if (k->none) continue;
-    if (k->t == NULL) {
-      sum[1] += left_entry(k, t, r) * su;
-    } else if (t->slot->which == NG_WEIGHT && t->cols == k->p) {
-      k->t[r] = su;
-    } else {
-      sum[1] = su;
-    }
+  const ng_slot *s = b->segment[segment].slot;
+  const bool weight = s->which == NG_WEIGHT;
+  if (k->none || (k->t != NULL && !weight)) return;
+  m->x = right_vector(k, s, g, m->D.col);
+  if (k->t != NULL) {
+    m->t = k->t + m->D.row;
+  } else if (weight) {
+    m->y = ng_rankone_mean(k, NG_MEAN_G) + m->D.row;
+  } else {
+    m->each = bias_entry(k);
   }
 }
 
 static double norm2(const float *x, int64_t n) {
-  double sums[2];
-  row_sums(x, x, n, sums);
-  return sums[0];
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += (double)x[i] * (double)x[i];
+  }
+  return sum;
 }
 
-/* sides = input: after all tiles, add the parts of rows (tiles in column order) and the bias to t, and |t|^2 to s. */
+/* sides = input: add the bias to t, and |t|^2 to s. */
 static void finish_t(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const double one = (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
+  const double one = bias_entry(k);
   const ng_place *bias = &b->entry->slot[NG_BIAS].grad;
-  for (int32_t i = 0; i < b->tiles; i++) {
-    const ng_tile *t = &b->tile[i];
-    if (t->slot->which != NG_WEIGHT || t->cols == k->p) continue;
-    k->t[t->row] = (t->col == 0 ? 0.0 : k->t[t->row]) + b->tile_sum[i * NG_TILE_SUMS + 1];
-  }
   for (int64_t r = 0; r < b->entry->d.out; r++) {
     double bias_t = 0.0;
     if (b->entry->d.bias) {
@@ -235,19 +177,15 @@ static void gather_ranks(ng_block *b) {
   const double one = b->entry->d.bias && a != NULL ? (double)a[k->side[NG_MEAN_A].n - 1] : 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
     ng_rank *r = &k->rank[i];
-    *r = (ng_rank){.bias_alpha = one * one};
+    const double *weight = &b->sum[2 * i], *bias = &b->sum[2 * (k->groups + i)];
+    *r = (ng_rank){.bias_alpha = one * one, .d2 = weight[0], .s = weight[1]};
+    if (b->segments > 1) {
+      r->d2 += r->bias_d2 = bias[0];
+      r->s += r->bias_s = bias[1];
+    }
     if (a == NULL) continue;
     r->alpha = norm2(a + i * k->p, k->p) + r->bias_alpha;
     r->beta = g == NULL ? 1.0 : norm2(g + i * k->q, k->q);
-  }
-  for (int32_t i = 0; i < b->tiles; i++) {
-    ng_rank *r = &k->rank[b->tile[i].group];
-    const double *sum = &b->tile_sum[i * NG_TILE_SUMS];
-    r->d2 += sum[0];
-    if (b->tile[i].slot->which == NG_BIAS) r->bias_d2 += sum[0];
-    if (k->t != NULL) continue;
-    r->s += sum[1];
-    if (b->tile[i].slot->which == NG_BIAS) r->bias_s += sum[1];
   }
   if (k->t != NULL) finish_t(b);
 }
@@ -314,34 +252,27 @@ static void norms(ng_block *b, double *pd2) {
 
 /* ---- second pass -----------------------------------------------------------------------------*/
 
-/* sides = input: emit the bias with t in double, element by element. */
-static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const ng_sink *sink) {
+/* `factor` multiplies both terms of PD.  |D_ij| <= |D| and |a_j| <= |a| bound the terms. */
+static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
   const ng_rankone *k = ng_rankone_of(b);
-  const float one = 1.0f;
-  const double along = -by * k->rank[t->group].c * left_entry(k, t, 0);
-  for (int64_t c = t->col; c < t->col + t->cols; c++) {
-    const ng_pair pair = {.scale = by, .k = along * k->t[c], .u = &one, .wide = true};
-    ng_put(sink, t->slot, 0, c, 1, &pair);
-  }
-}
-
-/* `factor` multiplies both terms of PD. pair.most uses |D_ij| <= |D| and |a_j| <= |a|. */
-static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
-  const ng_rankone *k = ng_rankone_of(b);
-  const double by = factor / k->lambda;
-  if (k->wide && k->t != NULL && t->slot->which == NG_BIAS) {
-    emit_wide_bias(b, t, by, sink);
+  const ng_slot *s = b->segment[segment].slot;
+  const bool weight = s->which == NG_WEIGHT;
+  e->scale = factor / k->lambda;
+  e->wide = k->wide;
+  if (weight) e->most_D = sqrt(k->rank[g].d2);
+  if (k->none) return;
+  e->u = right_vector(k, s, g, e->D.col);
+  e->k = -e->scale * k->rank[g].c;
+  if (!weight) {
+    e->k *= bias_entry(k);
+    if (k->wide && k->t != NULL) e->u_wide = k->t + e->D.col;
     return;
   }
-  const float *u = k->none ? NULL : right_vector(k, t);
-  const bool weight = t->slot->which == NG_WEIGHT;
-  const double most = weight ? fabs(by) * sqrt(k->rank[t->group].d2) : 0.0;
-  const double most_u = weight ? sqrt(k->rank[t->group].alpha) : 0.0;
-  for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    const double along = k->none ? 0.0 : -by * k->rank[t->group].c * left_entry(k, t, r);
-    const ng_pair pair = {
-        .scale = by, .k = along, .most = most + fabs(along) * most_u, .u = u, .wide = k->wide};
-    ng_put(sink, t->slot, r, t->col, t->cols, &pair);
+  e->most_u = sqrt(k->rank[g].alpha);
+  if (k->t != NULL) {
+    e->y_wide = k->t + e->D.row;
+  } else {
+    e->y = ng_rankone_mean(k, NG_MEAN_G) + e->D.row;
   }
 }
 
@@ -356,8 +287,8 @@ const ng_family ng_family_rankone = {
     .plan = plan,
     .observe = ng_rankone_observe,
     .measure = measure,
-    .emit_tile = emit_tile,
+    .emit = emit,
     .room = ng_rankone_room,
     .norms = norms,
-    .measure_tile = measure_tile,
+    .sums = sums,
 };

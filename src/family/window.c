@@ -342,14 +342,13 @@ static ng_status measure(ng_block *b) {
                  b->name, (long long)w->overflowed);
 }
 
-static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
+static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
   const ng_window *w = ng_window_of(b);
-  const float *all = w->sliced ? b->whole : w->u;
-  for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    const float *u = all + w->view[t->segment].flat + r * t->slot->cols + t->col;
-    const ng_pair pair = {.scale = factor, .values = u};
-    ng_put(sink, t->slot, r, t->col, t->cols, &pair);
-  }
+  const int64_t cols = b->segment[segment].slot->cols;
+  (void)g, (void)factor;
+  e->stored = true;
+  e->u = (w->sliced ? b->whole : w->u) + w->view[segment].flat + e->D.row * cols + e->D.col;
+  e->u_row = cols;
 }
 
 /* ---- life ------------------------------------------------------------------------------------*/
@@ -443,7 +442,7 @@ const ng_family ng_family_window = {
     .observe = observe,
     .measure = measure,
     .select_topk = select_topk,
-    .emit_tile = emit_tile,
+    .emit = emit,
     .begin = begin,
     .fields = fields,
     .numbers = numbers,

@@ -1,4 +1,4 @@
-/* entries.h: the entries of both tables of kernel.c. A file X.c has entries of `cpu`, ref_X.c the same entries of `ref`. */
+/* entries.h: the entries of both tables of kernel.c. A file X.c has entries of `cpu`, ref_X.c entries of `ref`. */
 #ifndef NG_ENTRIES_H
 #define NG_ENTRIES_H
 
@@ -6,5 +6,21 @@
 
 void ng_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out);
 void ng_ref_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out);
+
+void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
+void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
+void ng_emit_gradients(ng_queue *q, const ng_emit *e, int64_t n);
+void ng_emit_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n);
+void ng_emit_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out);
+void ng_emit_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
+void ng_emit_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
+
+void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
+void ng_ref_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
+void ng_ref_emit(ng_queue *q, const ng_emit *e, int64_t n);
+void ng_ref_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n);
+void ng_ref_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out);
+void ng_ref_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
+void ng_ref_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
 
 #endif

@@ -4,11 +4,25 @@
 static const ng_kernel_ops cpu = {
     .name = "cpu",
     .scan = ng_scan,
+    .measure = ng_measure_gradients,
+    .finite = ng_measure_finite,
+    .emit = ng_emit_gradients,
+    .store = ng_emit_store,
+    .norm2 = ng_emit_norm2,
+    .update = ng_emit_update,
+    .ratios = ng_emit_ratios,
 };
 
 static const ng_kernel_ops ref = {
     .name = "ref",
     .scan = ng_ref_scan,
+    .measure = ng_ref_measure,
+    .finite = ng_ref_finite,
+    .emit = ng_ref_emit,
+    .store = ng_ref_store,
+    .norm2 = ng_ref_norm2,
+    .update = ng_ref_update,
+    .ratios = ng_ref_ratios,
 };
 
 const ng_kernel_ops *ng_kernels_find(const char *name) {

@@ -35,12 +35,105 @@ typedef struct ng_place {
   int64_t extent[NG_DIMS], step[NG_DIMS];
 } ng_place;
 
+/* Rows [row, row + rows) and columns [col, col + cols) of a place. First member of the descriptors below: element (r, c)
+ * of a descriptor is element (row + r, col + c) of the place. */
+typedef struct ng_region {
+  const ng_place *at;
+  int64_t row, rows, col, cols;
+} ng_region;
+
+/* Sums over a bound gradient D, in double:
+ *     out[0] = sum of D[r][c]^2;   out[1] = sum of y[r] <D[r], x>, or with t: t[r] = <D[r], x>
+ * out[0] is finite if and only if all elements of D are: a square of an f32 fits a double. */
+typedef struct ng_measure {
+  ng_region D;
+  const float *x; /* [cols]; NULL: out[1] = 0 */
+  const float *y; /* [rows]; NULL: `each` for all rows */
+  double each;
+  double *t;   /* [rows]; NULL: none */
+  double *out; /* [2] */
+} ng_measure;
+
+/* A direction d over the range of a bound gradient D, with a matrix or vector u:
+ *     stored: d[r][c] = scale u[r][c];   else d[r][c] = scale D[r][c] + k y[r] u[r][c]
+ * Eva (rank one): scale = f / lambda, k = -f c / lambda, y = g, u = a with u_row = 0 (family/rankone.c). */
+typedef struct ng_emit {
+  ng_region D;
+  double scale, k;
+  bool stored;
+  bool wide; /* combine in double: the two terms nearly cancel */
+  const float
+      *u; /* element (r, c) is u[r u_row + c u_col], with a map u[r u_row + map[c]]; NULL: no u */
+  int64_t u_row, u_col;
+  const int32_t *map;          /* [cols] */
+  const double *u_wide;        /* [cols]: replaces u, for `wide`; NULL: none */
+  const float *y;              /* [rows]; NULL: y_wide */
+  const double *y_wide;        /* [rows]; both NULL: 1 */
+  double most_D, most_u;       /* upper bounds of |D[r][c]| and |u[r][c]|; 0: unknown */
+  float bound;                 /* clip = value: d is clipped to [-bound, bound]; 0: not clipped */
+  _Atomic int64_t *overflowed; /* number of elements that kept their old value */
+} ng_emit;
+
+/* Coefficients of SGD for direction d: g = d + decay w; m <- old m + take g; w <- keep w - lr (m, or g + mu m). */
+typedef struct ng_sgd_numbers {
+  float lr, mu, keep, decay;
+  bool nesterov;
+} ng_sgd_numbers;
+
+/* Coefficients of AdamW for direction d: m <- b1 m + n1 d; v <- b2 v + n2 d^2;
+ * w <- keep w - step m / (root sqrt(v) + eps). */
+typedef struct ng_adamw_numbers {
+  float b1, b2, n1, n2, keep, eps;
+} ng_adamw_numbers;
+
+/* The weight and moments that one ng_emit updates. */
+typedef struct ng_sink {
+  const ng_place *w; /* bound weight, with the rows and columns of the gradient's place */
+  float *m,
+      *v; /* m: momentum or first moment; v: second moment; dense [rows, cols] of the parameter */
+  int64_t cols; /* columns of the parameter */
+  const ng_sgd_numbers *sgd;
+  const ng_adamw_numbers *adamw; /* one of both is NULL */
+  const float *counted;          /* [2] SGD: take, old; AdamW: step, root */
+} ng_sink;
+
+/* The ratios r = |d / (D + 1e-8)| of a list of directions: histogram, extremes and sums (step/quantify.c).
+ * A key is the bits of the f32 of 2^-30 r. Without `bin`, count keys by their leading bits, NG_RATIO_BINS bins, and set
+ * `least`, `most` and `sum`. With `bin`, count only keys of the `bins` listed bins, by their next NG_RATIO_FINE values. */
+enum {
+  NG_RATIO_DROPPED = 17,
+  NG_RATIO_BINS = 0x7F800000 >> NG_RATIO_DROPPED,
+  NG_RATIO_FINE = 1 << 11
+};
+typedef struct ng_ratios {
+  const uint32_t *bin; /* [bins], ascending */
+  int32_t bins;
+  int64_t *count;  /* [threads x NG_RATIO_BINS]; the first piece receives the counts of all */
+  double *extreme; /* [threads x 2] smallest and largest r; the first piece receives the result */
+  double *sum;     /* [tiles x 4] sums of r, d D, D^2, d^2 */
+  double *out;     /* [4] these sums over all elements */
+} ng_ratios;
+
 /* ---- the table -------------------------------------------------------------------------------*/
 
 typedef struct ng_kernel_ops {
   const char *name;
   /* scan.c: out[i] <- the largest |element| of array a[i] (f32, bf16 or f16); Inf if an element is not finite. */
   void (*scan)(ng_queue *q, const ng_strided *a, int64_t n, double *out);
+  /* measure.c. measure: the sums of every descriptor. parts: [ng_tiles_of all ranges x 2] scratch.
+   * finite: out[i] <- 1 if all elements of range i are finite, else 0. */
+  void (*measure)(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
+  void (*finite)(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
+  /* emit.c. emit: write each direction over its gradient; an element that does not fit its dtype keeps the gradient.
+   * store: to[i], dense [rows, cols], <- direction i. norm2: out[i] <- |direction i|^2; parts: [tiles] scratch. */
+  void (*emit)(ng_queue *q, const ng_emit *e, int64_t n);
+  void (*store)(ng_queue *q, const ng_emit *e, float *const *to, int64_t n);
+  void (*norm2)(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out);
+  /* update.c: update weight and moments s[i] by direction e[i]; the gradient stays. An element whose new weight,
+   * momentum or moment is not finite keeps the old value. */
+  void (*update)(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
+  /* ratios.c: the ratios of all directions. s not NULL: d is the direction of the update with lr = 1 and keep = 0. */
+  void (*ratios)(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */
@@ -48,6 +141,10 @@ static inline const ng_kernel_ops *ng_kernels(ng_queue *q) {
   q->pending++;
   return q->kernels;
 }
+
+/* Return the number of tiles of a range: loops work on tiles, whose sums are added in order, so results do not depend on
+ * the number of threads. */
+int64_t ng_tiles_of(int64_t rows, int64_t cols);
 
 /* Return the implementation called `name`, or NULL. name NULL: the fastest one. */
 const ng_kernel_ops *ng_kernels_find(const char *name);

@@ -151,8 +151,6 @@ typedef struct ng_segment {
   double factor; /* clip factor */
 } ng_segment;
 
-typedef struct ng_tile ng_tile;
-
 enum { NG_ROUNDS = 5 }; /* capacity of ng_block.round */
 
 struct ng_block {
@@ -201,11 +199,9 @@ struct ng_block {
   bool out;       /* excluded: the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
   double ascent;
-  bool ahead;          /* the sums of this block may be posted before the step */
-  bool leaving;        /* the messages that post_held builds now contain these sums (step/sums.c) */
-  const ng_tile *tile; /* [tiles] */
-  double *tile_sum;    /* [tiles x NG_TILE_SUMS] sums of ng_family.measure_tile */
-  int32_t tiles;
+  bool ahead;   /* the sums of this block may be posted before the step */
+  bool leaving; /* the messages that post_held builds now contain these sums (step/sums.c) */
+  double *sum;  /* [groups of all segments x 2] results of ng_family.sums */
   /* since ng_ready */
   bool seen[NG_SEEN_KINDS]; /* some rank observed this kind, or the block does not use the kind */
   int64_t observations[NG_SEEN_KINDS];

@@ -159,7 +159,7 @@ void ng_clip_factors(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (b->out) continue;
-    if (each) ng_deliver_norms(b, p->step->norms);
+    if (each) ng_emission_norms(b, p->step->norms);
     for (int32_t k = 0; k < b->segments; k++) {
       ng_segment *g = &b->segment[k];
       if (g->slot->out) continue;

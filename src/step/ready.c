@@ -19,7 +19,7 @@ ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
     const ng_status st = b->family->plan(b, plan);
     if (st != NG_OK) return st;
     b->curvature_bytes = ng_plan_held(plan) - held;
-    ng_deliver_plan(b, plan);
+    ng_emission_plan_direction(b, plan);
   }
   ng_plan_scratch(plan, ng_gather_scratch(p));
   ng_shards_ask(p, plan);
@@ -231,7 +231,7 @@ ng_status ng_step_ready(ng_precond *p) {
   st = ng_shards_real(p);
   if (st == NG_OK) st = ng_step_place(p);
   if (st == NG_OK) st = take_memory(p);
-  if (st == NG_OK) st = ng_tiles_plan(p);
+  if (st == NG_OK) st = ng_emission_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);
   uint64_t hash[NG_HASHES];

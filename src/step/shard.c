@@ -359,38 +359,29 @@ ng_status ng_shards_gather(ng_precond *p) {
 
 /* ---- this rank's shard of PD -----------------------------------------------------------------*/
 
-/* Intersect [*col, *col + n) with [from, to).  *col <- begin of the intersection relative to `from`, *skip <- elements
- * before it; return its length, <= 0 if empty. */
-static int64_t clip_range(int64_t *col, int64_t n, int64_t from, int64_t to, int64_t *skip) {
-  const int64_t begin = ng_max64(*col, from), end = ng_min64(*col + n, to);
-  *skip = begin - *col;
-  *col = begin - from;
-  return end - begin;
-}
-
-static void put_part(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                     const ng_pair *pair) {
-  const ng_sink *next = ((const ng_shard_sink *)(const void *)sink)->next;
+/* Describe only this rank's shard of a direction of a whole layer. Return false if the shard has no element of e. */
+bool ng_shard_own(ng_slot *slot, ng_emit *e) {
   ng_slot *own = ng_slot_own(slot);
-  if (own == slot) {
-    ng_put(next, slot, row, col, n, pair);
-    return;
-  }
+  if (own == slot) return true;
   const ng_layer_shard *s = own->entry->shard;
-  const int64_t from = s->at[s->member], to = s->at[s->member + 1];
   const bool outputs = own->entry->d.shard_axis == 0, bias = slot->which == NG_BIAS;
-  ng_pair part = *pair;
-  int64_t skip = 0;
-  if (outputs && !bias) {
-    if (row < from || row >= to) return;
-    row -= from;
-  } else if (outputs || !bias) { /* else: the whole bias of a layer sharded by inputs */
-    n = clip_range(&col, n, from, to, &skip);
-    if (n <= 0) return;
+  ng_region *D = &e->D;
+  D->at = &own->grad;
+  e->overflowed = &own->overflowed;
+  if (!outputs && bias) return true; /* the whole bias of a layer that is sharded by inputs */
+  const bool rows = outputs && !bias;
+  int64_t *at = rows ? &D->row : &D->col, *n = rows ? &D->rows : &D->cols;
+  const int64_t from = s->at[s->member], begin = ng_max64(*at, from);
+  const int64_t end = ng_min64(*at + *n, s->at[s->member + 1]), skip = begin - *at;
+  *at = begin - from;
+  *n = end - begin;
+  if (e->map != NULL && !rows) {
+    e->map += skip;
+  } else if (e->u != NULL) {
+    e->u += skip * (rows ? e->u_row : e->u_col);
   }
-  if (part.values != NULL) part.values += skip;
-  if (part.u != NULL) part.u += skip;
-  ng_put(next, own, row, col, n, &part);
+  if (e->u_wide != NULL && !rows) e->u_wide += skip;
+  if (e->y != NULL && rows) e->y += skip;
+  if (e->y_wide != NULL && rows) e->y_wide += skip;
+  return *n > 0;
 }
-
-ng_shard_sink ng_shard_sink_to(const ng_sink *next) { return (ng_shard_sink){{put_part}, next}; }

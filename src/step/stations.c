@@ -177,7 +177,7 @@ static ng_status measure(ng_precond *p) {
     ng_block *b = p->block[i];
     if (b->is_worker && !b->out && b->solves) b->family->shared(b, b->fresh);
   }
-  ng_tiles_measure(p);
+  ng_emission_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     /* measure_ms already has the block's share of the loop */
@@ -188,8 +188,8 @@ static ng_status measure(ng_precond *p) {
     b->measure_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
     if (st < NG_OK || st == NG_RESCUED) p->step->trouble = ng_worse(p->step->trouble, st);
-    ng_deliver_fill(b);
   }
+  ng_emission_store(p);
   ng_clip_measure(p);
   return NG_OK;
 }
@@ -206,7 +206,7 @@ static ng_status agree(ng_precond *p) {
 /* Write gradients or weights.  This station cannot fail: `agree` has collected all refusals. */
 static ng_status emit(ng_precond *p) {
   ng_overflow_begin(p);
-  ng_tiles_emit(p, &p->step->out.sink);
+  ng_emission_emit(p);
   p->step->trouble = ng_worse(p->step->trouble, ng_overflow_end(p));
   return NG_OK;
 }

@@ -19,10 +19,9 @@
  *   wire.c       convert these sums to 16 bits and back
  *   topk.c       select the top-k entries of a sliced window jointly
  *   exchange.c   send results, directions and traces
- *   tiles.c      measure and emit: loop over the tiles of all blocks
  *   clip.c       compute the clip factor
- *   deliver.c    store and read PD that another rank computed
- *   sink.c       write gradients, or weights and moments
+ *   emission.c   measure and emit: list all blocks for the kernels; store PD that other ranks need
+ *   coefficients.c  learning rates and coefficients of the fused updates
  *   gather.c     broadcast weights from their owners
  *   quantify.c   measure |PD / D| of each element
  *   shard.c      gather layers that are sharded over a model group
@@ -33,22 +32,9 @@
 #include "family/family.h"
 #include "model/model.h"
 
-/* ---- the sink: sink.c ------------------------------------------------------------------------*/
+/* ---- updates: coefficients.c ------------------------------------------------------------------------*/
 
 typedef enum ng_out { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out;
-
-/* Coefficients of SGD for direction d: g = d + decay w; m <- old m + take g; w <- keep w - lr (m, or g + mu m).
- * take and old are ng_group_numbers.counted. */
-typedef struct ng_sgd_numbers {
-  float lr, mu, keep, decay;
-  bool nesterov;
-} ng_sgd_numbers;
-
-/* Coefficients of AdamW for direction d: m <- b1 m + n1 d; v <- b2 v + n2 d^2;
- * w <- keep w - step m / (root sqrt(v) + eps).  step and root are ng_group_numbers.counted. */
-typedef struct ng_adamw_numbers {
-  float b1, b2, n1, n2, keep, eps;
-} ng_adamw_numbers;
 
 /* The learning rate and coefficients of one group, set in each step.  Only the fields of this step's update are set. */
 typedef struct ng_group_numbers {
@@ -58,22 +44,18 @@ typedef struct ng_group_numbers {
   float counted[2]; /* SGD: take, old; AdamW: step, root */
 } ng_group_numbers;
 
-typedef struct ng_update_sink {
-  ng_sink sink; /* first member: the interface for families */
+typedef struct ng_output {
   ng_out kind;
   ng_group_numbers *group; /* [p->update_groups], indexed by slot->update_group */
-} ng_update_sink;
+} ng_output;
 
 /* Set the numbers of one group from the caller's `how`.  `updates`: number of earlier updates of the model. */
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
 void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
-void ng_update_sink_begin(ng_update_sink *s); /* set s->sink.put for s->kind */
 /* Set slot->late of all parameters that missed updates.  Call after the numbers of all groups are set. */
 void ng_update_late(ng_precond *p);
-/* u[0..n) <- direction of the coming update (weight change divided by -lr) of elements [col, col + n) of a row of a
- * slot without a block; n <= 512. */
-void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, int64_t col,
-                         int64_t n, float *u);
+/* Change the numbers to lr = 1 and keep = 0: the weight then becomes minus the direction of the update. */
+void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates);
 
 /* An element whose new weight, momentum or moment is not finite keeps its old value.  A gradient element whose PD does
  * not fit its dtype keeps the plain gradient.  If either happened on this rank, ng_overflow_end returns NG_RESCUED and
@@ -81,42 +63,35 @@ void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, 
 void ng_overflow_begin(ng_precond *p);
 ng_status ng_overflow_end(ng_precond *p);
 
-/* ---- tiles: tiles.c --------------------------------------------------------------------------*/
+/* ---- emission: emission.c --------------------------------------------------------------------*/
 
-/* A loop over tiles [0, count).  Piece i is the tiles [cut[i], cut[i + 1]); pieces have about equal sizes. */
-typedef struct ng_walk {
-  int32_t count, pieces;
-  int64_t elements;
-  int32_t *cut;
-} ng_walk;
+/* Lists of descriptors, filled in each step. */
+typedef struct ng_emission {
+  int64_t most, tiles;     /* capacity: descriptors; their tiles */
+  int64_t measures, emits; /* filled elements of `measure`, of `emit` and `sink` */
+  ng_measure *measure;
+  ng_region *range;
+  ng_emit *emit;
+  ng_sink *sink;
+  ng_slot **slot;  /* parameters of `range` */
+  int32_t *finite; /* results */
+  double *norm2;
+  float **to;    /* where `store` stores directions */
+  double *parts; /* [tiles x 2] scratch */
+} ng_emission;
 
-/* Tiles to measure come first: of blocks with measure_tile, then of parameters without curvature.  The other tiles
- * follow.  The tiles of a block are contiguous. */
-typedef struct ng_tiles {
-  ng_tile *tile;
-  double *sum; /* [tiles x NG_TILE_SUMS] sums of each measured tile */
-  ng_walk measured, all;
-} ng_tiles;
-
-ng_status ng_tiles_plan(ng_precond *p);
-/* Set ng_tiles.sum. If a gradient without curvature is not finite, set ng_engine.refused. */
-void ng_tiles_measure(ng_precond *p);
-/* Send every tile to the sink: PD times the factor of its segment; without curvature the plain gradient. */
-void ng_tiles_emit(ng_precond *p, const ng_sink *sink);
-
-/* ---- delivered PD: deliver.c ------------------------------------------------------------------*/
-
+ng_status ng_emission_plan(ng_precond *p);
 /* Set b->delivered if some ranks cannot compute PD of the block.  If so, request the memory that stores this PD. */
-void ng_deliver_plan(ng_block *b, ng_plan *plan);
-void ng_deliver_fill(ng_block *b); /* store PD, on ranks with results */
-/* Send a tile of a block to the sink: PD from its family, or from b->direction if the block is delivered. */
-void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink);
-/* pd[0..n) <- elements [at, at + n) of `pair` in double.  `pair` describes a run of PD from (row, col) of the slot on;
- * n <= NG_LINE. */
-void ng_pair_line(const ng_slot *slot, int64_t row, int64_t col, const ng_pair *pair, int64_t at,
-                  int64_t n, double *pd);
-/* pd2[k] <- |PD|^2 of segment k of the block. */
-void ng_deliver_norms(ng_block *b, double *pd2);
+void ng_emission_plan_direction(ng_block *b, ng_plan *plan);
+/* Compute the sums of families with `sums`.  If a gradient without curvature is not finite, set ng_engine.refused. */
+void ng_emission_measure(ng_precond *p);
+void ng_emission_store(ng_precond *p); /* store PD of delivered blocks, on ranks with results */
+void ng_emission_norms(ng_block *b, double *pd2); /* pd2[k] <- |PD|^2 of segment k of the block */
+/* Write gradients, or weights and moments: PD times the factor of its segment; without curvature the plain gradient. */
+void ng_emission_emit(ng_precond *p);
+/* Fill `emit` and `sink`: PD of blocks; the gradients without curvature that an update reads. */
+void ng_emission_list_blocks(ng_precond *p, bool unit);
+void ng_emission_list_plain(ng_precond *p);
 
 /* ---- the exchange: exchange.c, sums.c, agree.c -----------------------------------------------*/
 
@@ -264,18 +239,17 @@ typedef struct ng_scaling {
   int64_t count; /* elements measured; 0: not measured */
   double least, quartile[3], most, mean;
 } ng_scaling;
-typedef struct ng_scaling_piece {
-  double least, most;
-} ng_scaling_piece;
 /* Memory of quantify.c.  All pointers are NULL if the option quantify is 0. */
 typedef struct ng_quantify {
-  ng_scaling_piece *piece; /* [pieces] minimum and maximum */
-  int64_t *count;          /* [pieces x bins] histogram */
+  double *extreme;         /* [threads x 2] minimum and maximum */
+  int64_t *count;          /* [threads x bins] histogram */
   double *sum;             /* [tiles x 4] sums of r, <g, u>, |g|^2, |u|^2: see quantify.c */
+  double total[4];         /* these sums over all elements */
+  ng_group_numbers *group; /* [update_groups] numbers with lr = 1 */
   double *wire;            /* sums over ranks; NULL: every rank counts all elements */
   ng_scaling found;
 } ng_quantify;
-ng_status ng_quantify_plan(ng_precond *p); /* call after ng_tiles_plan */
+ng_status ng_quantify_plan(ng_precond *p); /* call after ng_emission_plan */
 bool ng_quantify_due(const ng_precond *p);
 ng_status ng_quantify_step(ng_precond *p); /* call after agree and before emit */
 
@@ -307,12 +281,8 @@ void ng_shards_count(const ng_precond *p, ng_rank_plan *out);
 bool ng_shards_due(const ng_precond *p);
 ng_status ng_shards_gather(ng_precond *p);
 
-/* A sink for PD of whole layers; it passes this rank's shard to `next`. */
-typedef struct ng_shard_sink {
-  ng_sink sink; /* first member: the interface for families */
-  const ng_sink *next;
-} ng_shard_sink;
-ng_shard_sink ng_shard_sink_to(const ng_sink *next);
+/* Describe only this rank's shard of a direction of a whole layer; return false if the shard has no element of e. */
+bool ng_shard_own(ng_slot *slot, ng_emit *e);
 
 /* ---- stations --------------------------------------------------------------------------------*/
 
@@ -359,11 +329,11 @@ typedef struct ng_engine {
   bool last;       /* the current micro-batch has ng_batch.last */
   ng_batch batch;  /* the current micro-batch */
   int64_t batches; /* micro-batches since ng_ready */
-  ng_tiles tiles;
+  ng_emission emission;
   ng_exchange exchange;
   ng_quantify quantify;
   ng_shards shards;
-  ng_update_sink out;
+  ng_output out;
   double lr;           /* the largest learning rate of all groups */
   double largest;      /* result of the last scan of an observed array */
   uint64_t numbers;    /* hash of the coefficients of the update: ng_step_number */

@@ -200,7 +200,6 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
  * are observed again, because the caller may bind others. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
-  ng_update_sink_begin(&s->out);
   check_call(p, call, wrong);
   if (s->trouble >= NG_OK) ng_update_late(p);
   s->refused_before = s->refused;

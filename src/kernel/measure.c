@@ -1,0 +1,144 @@
+/* measure.c: sums over bound gradients: |D|^2 and <D, u> of rank-one families; whether gradients are finite.
+ *
+ * Sums are in double, in which products of two f32 neither overflow nor underflow. The order of additions is fixed by
+ * LANES and by tiles, so the bits depend neither on the vector width nor on the threads. */
+#include "kernel/entries.h"
+#include "kernel/direction.h"
+#include "simd.h"
+
+/* Partial sums of a row: enough to keep the adders busy, and few because most rows are short. */
+enum { LANES = 8, PARTS = 2 };
+
+/* out <- sum x_i^2 and sum x_i u_i. */
+NG_CLONES static void row_sums(const float *restrict x, const float *restrict u, int64_t n,
+                               double out[PARTS]) {
+  double xx[LANES] = {0.0}, xu[LANES] = {0.0};
+  const int64_t whole = n / LANES * LANES;
+  for (int64_t c = 0; c < whole; c += LANES) {
+    NG_FETCH(x + c);
+    for (int i = 0; i < LANES; i++) {
+      const double v = (double)x[c + i];
+      xx[i] += v * v;
+      xu[i] += v * (double)u[c + i];
+    }
+  }
+  for (int64_t c = whole; c < n; c++) {
+    xx[c - whole] += (double)x[c] * (double)x[c];
+    xu[c - whole] += (double)x[c] * (double)u[c];
+  }
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; i++) {
+      xx[i] += xx[i + half];
+      xu[i] += xu[i + half];
+    }
+  }
+  out[0] = xx[0];
+  out[1] = xu[0];
+}
+
+/* out <- the two sums of columns [c, c + n) of row r. */
+static void measure_row(const ng_measure *m, int64_t r, int64_t c, int64_t n, double out[PARTS]) {
+  const ng_region *D = &m->D;
+  const int64_t most = ng_place_columns(D->at), end = c + n;
+  float room[NG_LINE];
+  if (D->at->dtype == NG_F32 && D->at->straight) {
+    const float *x = ng_place_at(D->at, D->row + r, D->col + c);
+    row_sums(x, m->x == NULL ? x : m->x + c, n, out);
+    return;
+  }
+  out[0] = out[1] = 0.0;
+  for (int64_t k; c < end; c += k) {
+    double sums[PARTS];
+    k = ng_min64(most, end - c);
+    ng_place_read(D->at, D->row + r, D->col + c, k, room);
+    row_sums(room, m->x == NULL ? room : m->x + c, k, sums);
+    out[0] += sums[0];
+    out[1] += sums[1];
+  }
+}
+
+typedef struct job {
+  ng_walk walk;
+  double *part; /* [tiles x PARTS] */
+} job;
+
+/* A tile with whole rows writes t itself; a tile with a part of one row leaves its sum in part[1]. */
+static void measure_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  ng_position p = j->walk.from[i];
+  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
+    const ng_measure *m = (const ng_measure *)(const void *)j->walk.list + t.of;
+    double *part = j->part + t.index * PARTS, sums[PARTS];
+    part[0] = part[1] = 0.0;
+    for (int64_t r = t.row; r < t.row + t.rows; r++) {
+      measure_row(m, r, t.col, t.cols, sums);
+      part[0] += sums[0];
+      if (m->x == NULL) continue;
+      if (m->t == NULL) {
+        part[1] += (m->y == NULL ? m->each : (double)m->y[r]) * sums[1];
+      } else if (t.cols == m->D.cols) {
+        m->t[r] = sums[1];
+      } else {
+        part[1] = sums[1];
+      }
+    }
+  }
+}
+
+/* Add the parts of a descriptor's tiles, in order. */
+static void add_parts(const ng_measure *m, const double *part) {
+  const int64_t tiles = ng_tiles_of(m->D.rows, m->D.cols);
+  m->out[0] = m->out[1] = 0.0;
+  for (int64_t k = 0; k < tiles; k++) {
+    m->out[0] += part[k * PARTS];
+    m->out[1] += part[k * PARTS + 1];
+  }
+  if (m->t == NULL || m->D.cols <= NG_TILE_ELEMENTS) return;
+  const int64_t across = tiles / m->D.rows;
+  for (int64_t k = 0; k < tiles; k++) {
+    m->t[k / across] = (k % across == 0 ? 0.0 : m->t[k / across]) + part[k * PARTS + 1];
+  }
+}
+
+void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
+  job j = {.part = parts};
+  ng_walk_cut(q, &j.walk, m, sizeof *m, n);
+  ng_queue_run(q, j.walk.pieces, measure_piece, &j);
+  for (int64_t i = 0; i < n; i++) {
+    add_parts(&m[i], parts);
+    parts += PARTS * ng_tiles_of(m[i].D.rows, m[i].D.cols);
+  }
+}
+
+/* ---- finite ----------------------------------------------------------------------------------*/
+
+typedef struct finite_job {
+  ng_walk walk;
+  int32_t *out;
+} finite_job;
+
+static bool is_finite(const ng_region *a, const ng_tile *t) {
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    if (!ng_place_finite(a->at, a->row + r, a->col + t->col, t->cols)) return false;
+  }
+  return true;
+}
+
+static void finite_piece(void *arg, int32_t i) {
+  const finite_job *j = arg;
+  ng_position p = j->walk.from[i];
+  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
+    if (is_finite(ng_walk_region(&j->walk, t.of), &t)) continue;
+    __atomic_store_n(&j->out[t.of], 0,
+                     __ATOMIC_RELAXED); /* tiles of one range may be on several threads */
+  }
+}
+
+void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
+  finite_job j = {.out = out};
+  for (int64_t i = 0; i < n; i++) {
+    out[i] = 1;
+  }
+  ng_walk_cut(q, &j.walk, a, sizeof *a, n);
+  ng_queue_run(q, j.walk.pieces, finite_piece, &j);
+}

@@ -1,0 +1,102 @@
+/* ratios.c: histogram, extremes and sums of r = |d / (D + 1e-8)| over all elements of a list of directions.
+ *
+ * Each piece has its own counts and each tile its own sums. They are added in a fixed order, so the result does not
+ * depend on the number of threads. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernel/entries.h"
+#include "kernel/direction.h"
+
+enum { SUMS = 4, REST = NG_RATIO_DROPPED - 11 };
+
+typedef struct job {
+  ng_walk walk;
+  const ng_sink *sink; /* NULL: ratios of the directions, not of updates */
+  const ng_ratios *r;
+} job;
+
+/* Where the elements of a tile are counted. */
+typedef struct counts {
+  const ng_ratios *r;
+  int64_t *count;
+  double *extreme, *sum;
+} counts;
+
+static uint32_t key_of(double r) {
+  const float x = (float)fmin(r * 0x1p-30, (double)FLT_MAX);
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+/* Count one element; d / (g + 1e-8) is not a division by 0, because no f32 is -1e-8. */
+static void count(const counts *c, double d, double g) {
+  const double r = fabs(d / (g + 1e-8));
+  const uint32_t key = key_of(r), bin = key >> NG_RATIO_DROPPED;
+  for (int32_t k = 0; k < c->r->bins; k++) {
+    if (c->r->bin[k] == bin)
+      c->count[k * NG_RATIO_FINE + (int32_t)(key >> REST & (NG_RATIO_FINE - 1))]++;
+  }
+  if (c->r->bins > 0) return;
+  c->count[bin]++;
+  c->extreme[0] = fmin(c->extreme[0], r);
+  c->extreme[1] = fmax(c->extreme[1], r);
+  c->sum[0] += r;
+  c->sum[1] += d * g;
+  c->sum[2] += g * g;
+  c->sum[3] += d * d;
+}
+
+static void count_tile(const job *j, const ng_tile *t, const counts *to) {
+  const ng_emit *e = (const ng_emit *)(const void *)j->walk.list + t->of;
+  float g[NG_LINE], u[NG_LINE];
+  double d[NG_LINE];
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
+      n = ng_min64(NG_LINE, t->col + t->cols - c);
+      ng_place_read(e->D.at, e->D.row + r, e->D.col + c, n, g);
+      if (j->sink == NULL) {
+        ng_line_wide(e, r, c, n, d);
+      } else {
+        ng_update_direction(e, &j->sink[t->of], r, c, n, u);
+      }
+      for (int64_t i = 0; i < n; i++) {
+        count(to, j->sink == NULL ? d[i] : (double)u[i], (double)g[i]);
+      }
+    }
+  }
+}
+
+static void count_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  ng_position p = j->walk.from[i];
+  counts to = {.r = j->r, .count = j->r->count + (int64_t)i * NG_RATIO_BINS};
+  to.extreme = j->r->extreme + 2 * i;
+  memset(to.count, 0, NG_RATIO_BINS * sizeof *to.count);
+  if (j->r->bins == 0) to.extreme[0] = INFINITY, to.extreme[1] = 0.0;
+  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
+    to.sum = &j->r->sum[t.index * SUMS];
+    if (j->r->bins == 0) memset(to.sum, 0, SUMS * sizeof *to.sum);
+    count_tile(j, &t, &to);
+  }
+}
+
+void ng_emit_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n,
+                    const ng_ratios *r) {
+  job j = {.sink = s, .r = r};
+  ng_walk_cut(q, &j.walk, e, sizeof *e, n);
+  ng_queue_run(q, j.walk.pieces, count_piece, &j);
+  for (int32_t i = 1; i < j.walk.pieces; i++) {
+    r->extreme[0] = fmin(r->extreme[0], r->extreme[2 * i]);
+    r->extreme[1] = fmax(r->extreme[1], r->extreme[2 * i + 1]);
+    for (int64_t k = 0; k < NG_RATIO_BINS; k++) {
+      r->count[k] += r->count[i * NG_RATIO_BINS + k];
+    }
+  }
+  memset(r->out, 0, SUMS * sizeof *r->out);
+  for (int64_t k = 0; k < j.walk.from[j.walk.pieces].index * SUMS; k++) {
+    r->out[k % SUMS] += r->sum[k];
+  }
+}

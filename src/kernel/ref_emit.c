@@ -1,0 +1,198 @@
+/* ref_emit.c: the entries of measure.c, emit.c, update.c and ratios.c, element by element in double. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernel/entries.h"
+
+/* ---- elements --------------------------------------------------------------------------------*/
+
+static double read(const ng_place *v, int64_t row, int64_t col) {
+  float x;
+  ng_place_read(v, row, col, 1, &x);
+  return (double)x;
+}
+
+/* Write x if it fits the dtype of the place; return whether it fits. */
+static bool write(const ng_place *v, int64_t row, int64_t col, double x) {
+  const float y = (float)x;
+  float stored;
+  uint64_t room;
+  ng_from_f32(&room, v->dtype, &y, 1);
+  ng_to_f32(&stored, &room, v->dtype, 1);
+  const bool fits = stored - stored == 0.0f;
+  if (fits) ng_place_write(v, row, col, 1, &y);
+  return fits;
+}
+
+static double gradient(const ng_region *D, int64_t r, int64_t c) {
+  return read(D->at, D->row + r, D->col + c);
+}
+
+/* Return element (r, c) of a direction, before it is clipped. */
+static double direction(const ng_emit *e, int64_t r, int64_t c) {
+  const double y = e->y != NULL ? (double)e->y[r] : e->y_wide != NULL ? e->y_wide[r] : 1.0;
+  double u = 0.0;
+  if (e->u != NULL) u = (double)e->u[r * e->u_row + (e->map != NULL ? e->map[c] : c * e->u_col)];
+  if (e->u_wide != NULL) u = e->u_wide[c];
+  return e->stored ? e->scale * u : e->scale * gradient(&e->D, r, c) + e->k * y * u;
+}
+
+static double clipped(const ng_emit *e, int64_t r, int64_t c) {
+  const double d = direction(e, r, c), bound = (double)e->bound;
+  return e->bound > 0.0f ? fmax(-bound, fmin(bound, d)) : d;
+}
+
+#define EACH_ELEMENT(e, r, c)                                                                      \
+  for (int64_t r = 0; r < (e)->D.rows; r++)                                                        \
+    for (int64_t c = 0; c < (e)->D.cols; c++)
+
+/* ---- sums ------------------------------------------------------------------------------------*/
+
+void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
+  (void)q, (void)parts;
+  for (const ng_measure *end = m + n; m < end; m++) {
+    m->out[0] = m->out[1] = 0.0;
+    for (int64_t r = 0; m->t != NULL && r < m->D.rows; r++) {
+      m->t[r] = 0.0;
+    }
+    EACH_ELEMENT(m, r, c) {
+      const double x = gradient(&m->D, r, c), u = m->x == NULL ? 0.0 : (double)m->x[c];
+      m->out[0] += x * x;
+      if (m->t != NULL) {
+        m->t[r] += x * u;
+      } else {
+        m->out[1] += (m->y == NULL ? m->each : (double)m->y[r]) * x * u;
+      }
+    }
+  }
+}
+
+void ng_ref_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    out[i] = 1;
+    for (int64_t k = 0; k < a[i].rows * a[i].cols; k++) {
+      const double x = gradient(&a[i], k / a[i].cols, k % a[i].cols);
+      if (x - x != 0.0) out[i] = 0;
+    }
+  }
+}
+
+void ng_ref_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++, e++) {
+    EACH_ELEMENT(e, r, c) { to[i][r * e->D.cols + c] = (float)direction(e, r, c); }
+  }
+}
+
+void ng_ref_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out) {
+  (void)q, (void)parts;
+  for (int64_t i = 0; i < n; i++, e++) {
+    out[i] = 0.0;
+    EACH_ELEMENT(e, r, c) { out[i] += direction(e, r, c) * direction(e, r, c); }
+  }
+}
+
+/* ---- gradients, weights ------------------------------------------------------------------------*/
+
+void ng_ref_emit(ng_queue *q, const ng_emit *e, int64_t n) {
+  (void)q;
+  for (const ng_emit *end = e + n; e < end; e++) {
+    EACH_ELEMENT(e, r, c) {
+      const bool fits = write(e->D.at, e->D.row + r, e->D.col + c, clipped(e, r, c));
+      if (!fits) atomic_fetch_add(e->overflowed, 1);
+    }
+  }
+}
+
+/* An element of an update. Moments are rounded to f32: if one overflows, the weight overflows, too. */
+typedef struct element {
+  double w, m, v;
+} element;
+
+static element sgd(const ng_sgd_numbers *s, const float counted[2], element x, double d) {
+  const double g = d + (double)s->decay * x.w;
+  x.m = (double)(float)((double)counted[1] * x.m + (double)counted[0] * g);
+  const double step = s->nesterov ? g + (double)s->mu * x.m : x.m;
+  x.w = (double)s->keep * x.w - (double)s->lr * step;
+  return x;
+}
+
+static element adamw(const ng_adamw_numbers *a, const float counted[2], element x, double d) {
+  x.m = (double)(float)((double)a->b1 * x.m + (double)a->n1 * d);
+  x.v = (double)(float)((double)a->b2 * x.v + (double)a->n2 * d * d);
+  const double root = sqrt(x.v) * (double)counted[1] + (double)a->eps;
+  x.w = (double)a->keep * x.w - (double)counted[0] * (x.m / root);
+  return x;
+}
+
+static element stepped(const ng_sink *s, element x, double d) {
+  return s->sgd != NULL ? sgd(s->sgd, s->counted, x, d) : adamw(s->adamw, s->counted, x, d);
+}
+
+/* Store x in f32 if it is finite there; return whether it is. */
+static bool put(float *to, double x) {
+  const float y = (float)x;
+  const bool fits = y - y == 0.0f;
+  if (fits) *to = y;
+  return fits;
+}
+
+static element element_of(const ng_sink *s, int64_t row, int64_t col) {
+  const int64_t at = row * s->cols + col;
+  return (element){read(s->w, row, col), s->m == NULL ? 0.0 : (double)s->m[at],
+                   s->v == NULL ? 0.0 : (double)s->v[at]};
+}
+
+void ng_ref_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n) {
+  (void)q;
+  for (const ng_emit *end = e + n; e < end; e++, s++) {
+    EACH_ELEMENT(e, r, c) {
+      const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
+      const element x = stepped(s, element_of(s, row, col), clipped(e, r, c));
+      bool fits = s->m == NULL || put(&s->m[at], x.m);
+      if (s->v != NULL && !put(&s->v[at], x.v)) fits = false;
+      if (!write(s->w, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);
+    }
+  }
+}
+
+/* ---- ratios ----------------------------------------------------------------------------------*/
+
+static void count(const ng_ratios *to, double r) {
+  const float x = (float)fmin(r * 0x1p-30, (double)FLT_MAX);
+  uint32_t key;
+  memcpy(&key, &x, sizeof key);
+  const uint32_t bin = key >> NG_RATIO_DROPPED, fine = key >> (NG_RATIO_DROPPED - 11);
+  for (int32_t k = 0; k < to->bins; k++) {
+    if (to->bin[k] == bin) to->count[k * NG_RATIO_FINE + (int32_t)(fine & (NG_RATIO_FINE - 1))]++;
+  }
+  if (to->bins == 0) to->count[bin]++;
+}
+
+void ng_ref_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n,
+                   const ng_ratios *to) {
+  (void)q;
+  memset(to->count, 0, NG_RATIO_BINS * sizeof *to->count);
+  memset(to->out, 0, 4 * sizeof *to->out);
+  to->extreme[0] = INFINITY, to->extreme[1] = 0.0;
+  for (int64_t i = 0; i < n; i++, e++) {
+    EACH_ELEMENT(e, r, c) {
+      const double g = gradient(&e->D, r, c);
+      double d = direction(e, r, c);
+      if (s != NULL) {
+        const element x = element_of(&s[i], e->D.row + r, e->D.col + c);
+        d = x.w - x.w == 0.0 ? -stepped(&s[i], x, d).w : 0.0;
+      }
+      const double ratio = fabs(d / (g + 1e-8));
+      count(to, ratio);
+      to->extreme[0] = fmin(to->extreme[0], ratio);
+      to->extreme[1] = fmax(to->extreme[1], ratio);
+      to->out[0] += ratio;
+      to->out[1] += d * g;
+      to->out[2] += g * g;
+      to->out[3] += d * d;
+    }
+  }
+}

@@ -1,0 +1,193 @@
+/* update.c: update weights and moments by directions, with SGD or AdamW as in torch.optim (AdamW: decoupled weight decay,
+ * arXiv 1711.05101).
+ *
+ * In: descriptors of directions d (kernel.h), weights in the caller's dtype, moments in f32, coefficients. Out: weights
+ * and moments. With d = clip factor times PD, w the weight, m and v the moments, t the number of the update; lr, wd
+ * (weight decay), mu (momentum), damp (dampening), b1, b2 and eps are the caller's numbers:
+ *
+ *      SGD    g = d + wd w;  m <- mu m + (1 - damp) g;  w <- w - lr m, or w - lr (g + mu m)
+ *      AdamW  m <- b1 m + (1-b1) d;  v <- b2 v + (1-b2) d^2
+ *             w <- (1 - lr wd) w - lr / (1-b1^t) m / (sqrt(v / (1-b2^t)) + eps)
+ *
+ * An element whose new weight, momentum or moment is not finite keeps the old value and is counted. With a rank-one
+ * family and momentum, SGD moves 24 bytes per f32 parameter. */
+#include <string.h>
+
+#include "kernel/entries.h"
+#include "kernel/direction.h"
+#include "simd.h"
+
+/* The direction scale d + k u, or scale d if u is NULL. */
+typedef struct step_of {
+  const float *d, *u;
+  float scale, k;
+} step_of;
+
+/* Return how many elements overflow.  Momentum and weight are tested separately: if only the weight overflows, the
+ * momentum still changes.  If the momentum is not finite, the new weight is not finite either, so counting weights is
+ * enough.  `plain`: keep and take are 1, so the compiler removes two products. */
+static inline __attribute__((always_inline)) int32_t
+sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, float *restrict w,
+         const step_of *of, int64_t n, float limit, bool pair, bool nesterov, bool plain) {
+  const float *restrict d = of->d, *restrict u = of->u;
+  const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, decay = s->decay,
+              old = counted[1], keep = plain ? 1.0f : s->keep, take = plain ? 1.0f : counted[0];
+  int32_t updated = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
+    const float g = pd + decay * w[i];
+    const float v = old * m[i] + take * g;
+    const bool fits = fabsf(v) < INFINITY;
+    const float step = nesterov ? g + mu * v : v;
+    m[i] = fits ? v : m[i];
+    const float moved = keep * w[i] - lr * step;
+    const bool in_range = fabsf(moved) < limit;
+    w[i] = in_range ? moved : w[i];
+    updated += in_range;
+  }
+  return (int32_t)n - updated;
+}
+
+NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2], float *m,
+                                  float *w, const step_of *of, int64_t n, float limit) {
+  const bool pair = of->u != NULL, plain = s->keep == 1.0f && counted[0] == 1.0f;
+  if (s->nesterov) {
+    return pair ? sgd_loop(s, counted, m, w, of, n, limit, true, true, false)
+                : sgd_loop(s, counted, m, w, of, n, limit, false, true, false);
+  }
+  if (plain && pair) return sgd_loop(s, counted, m, w, of, n, limit, true, false, true);
+  return pair ? sgd_loop(s, counted, m, w, of, n, limit, true, false, false)
+              : sgd_loop(s, counted, m, w, of, n, limit, false, false, false);
+}
+
+/* Return how many elements overflow.  If the second moment overflows, the denominator of this step is Inf, so the
+ * weight only decays. */
+static inline __attribute__((always_inline)) int32_t
+adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m, float *restrict v,
+           float *restrict w, const step_of *of, int64_t n, float limit, bool pair) {
+  const float *restrict d = of->d, *restrict u = of->u;
+  const float scale = of->scale, k = of->k, b1 = a->b1, b2 = a->b2, n1 = a->n1, n2 = a->n2,
+              keep = a->keep, step = counted[0], root = counted[1], eps = a->eps;
+  int32_t stayed = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const float g = pair ? scale * d[i] + k * u[i] : scale * d[i];
+    const float first = b1 * m[i] + n1 * g;
+    const float second = b2 * v[i] + n2 * (g * g);
+    const float moved = keep * w[i] - step * (first / (sqrtf(second) * root + eps));
+    const bool first_fits = fabsf(first) < INFINITY, second_fits = second < INFINITY;
+    const bool in_range = fabsf(moved) < limit;
+    m[i] = first_fits ? first : m[i];
+    v[i] = second_fits ? second : v[i];
+    w[i] = in_range ? moved : w[i];
+    stayed += !(first_fits & second_fits & in_range);
+  }
+  return stayed;
+}
+
+NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const float counted[2], float *m,
+                                    float *v, float *w, const step_of *of, int64_t n, float limit) {
+  return of->u != NULL ? adamw_loop(a, counted, m, v, w, of, n, limit, true)
+                       : adamw_loop(a, counted, m, v, w, of, n, limit, false);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------*/
+
+/* Update n weights w and their moments; return how many elements overflowed. */
+static int32_t update(const ng_sink *s, float *m, float *v, float *w, const step_of *of, int64_t n,
+                      float limit) {
+  return s->sgd != NULL ? sgd_tile(s->sgd, s->counted, m, w, of, n, limit)
+                        : adamw_tile(s->adamw, s->counted, m, v, w, of, n, limit);
+}
+
+/* Return the direction of n elements of row r; the gradient is read in place, or converted into `gradient`. A direction
+ * in double is rounded into `gradient`. */
+static step_of step_at(const ng_emit *e, int64_t r, int64_t c, int64_t n, float *room,
+                       float *gradient) {
+  const ng_line x = ng_line_of(e, r, c, n, room);
+  const float *d =
+      x.values != NULL ? x.values : ng_line_f32(e->D.at, e->D.row + r, e->D.col + c, n, gradient);
+  if (!x.wide) return (step_of){d, x.u, (float)x.scale, (float)x.k};
+  ng_line_rescale_wide(gradient, d, &x, n);
+  return (step_of){gradient, NULL, 1.0f, 0.0f};
+}
+
+static bool is_straight(const ng_place *v) { return v->dtype == NG_F32 && v->straight; }
+
+/* Update n elements of row r and their moments. The gradient stays unchanged, because the caller may need its norm.
+ * Moments are dense for any stride of the weight. */
+static int32_t update_line(const ng_emit *e, const ng_sink *s, int64_t r, int64_t c, int64_t n,
+                           float limit, const step_of *of) {
+  const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
+  float tile[NG_LINE], *w = ng_line_f32(s->w, row, col, n, tile);
+  const int32_t stayed =
+      update(s, s->m == NULL ? NULL : s->m + at, s->v == NULL ? NULL : s->v + at, w, of, n, limit);
+  if (w == tile) ng_place_write(s->w, row, col, n, tile);
+  return stayed;
+}
+
+static void update_tile(const ng_emit *e, const ng_sink *s, const ng_tile *t) {
+  const bool plain =
+      is_straight(s->w) && ng_line_is_plain(e) && (e->stored || is_straight(e->D.at));
+  const int64_t most = ng_place_columns(s->w->straight ? e->D.at : s->w);
+  const float limit = ng_line_limit(s->w->dtype);
+  float room[NG_LINE], gradient[NG_LINE];
+  int64_t stayed = 0;
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    ng_line x;
+    if (plain && ng_line_in_place(e, r, t->col, &x)) {
+      const float *d =
+          x.values != NULL ? x.values : ng_place_at(e->D.at, e->D.row + r, e->D.col + t->col);
+      const step_of of = {d, x.u, (float)x.scale, (float)x.k};
+      stayed += update_line(e, s, r, t->col, t->cols, limit, &of);
+      continue;
+    }
+    for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
+      n = ng_min64(most, t->col + t->cols - c);
+      const step_of of = step_at(e, r, c, n, room, gradient);
+      stayed += update_line(e, s, r, c, n, limit, &of);
+    }
+  }
+  if (stayed > 0) atomic_fetch_add(e->overflowed, stayed);
+}
+
+typedef struct job {
+  ng_walk walk;
+  const ng_sink *sink;
+} job;
+
+/* Walk backward: the tiles that `measure` read last are still in the cache. */
+static void update_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  ng_position p = j->walk.from[i + 1];
+  for (ng_tile t; ng_walk_back(&j->walk, i, &p, &t);) {
+    update_tile((const ng_emit *)(const void *)j->walk.list + t.of, &j->sink[t.of], &t);
+  }
+}
+
+void ng_emit_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n) {
+  job j = {.sink = s};
+  ng_walk_cut(q, &j.walk, e, sizeof *e, n);
+  ng_queue_run(q, j.walk.pieces, update_piece, &j);
+}
+
+/* ---- the direction of an update ------------------------------------------------------------------*/
+
+/* u <- minus the weight after an update with lr = 1 and keep = 0, on copies of the moments. */
+void ng_update_direction(const ng_emit *e, const ng_sink *s, int64_t r, int64_t c, int64_t n,
+                         float *u) {
+  const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
+  const size_t bytes = (size_t)n * sizeof(float);
+  float room[NG_LINE], gradient[NG_LINE], m[NG_LINE], v[NG_LINE];
+  const step_of of = step_at(e, r, c, n, room, gradient);
+  ng_place_read(s->w, row, col, n, u);
+  if (!ng_all_finite(u, NG_F32, n)) {
+    memset(u, 0, bytes);
+    return;
+  }
+  if (s->m != NULL) memcpy(m, s->m + at, bytes);
+  if (s->v != NULL) memcpy(v, s->v + at, bytes);
+  (void)update(s, m, v, u, &of, n, INFINITY);
+  for (int64_t i = 0; i < n; i++) {
+    u[i] = -u[i];
+  }
+}

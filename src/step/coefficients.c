@@ -1,0 +1,107 @@
+/* coefficients.c: the learning rates and coefficients of an update, and the elements that it left unchanged.
+ *
+ * In: the caller's ng_sgd or ng_adamw of each group, the count of updates of each parameter.  Out: coefficients for the
+ * kernels (kernel/update.c has the formulas); the number of elements whose result did not fit their dtype. */
+#include "step/step.h"
+
+#include <math.h>
+
+/* ---- the numbers of a group ------------------------------------------------------------------*/
+
+/* out <- the two numbers that depend on the count of updates (ng_group_numbers.counted).
+ *
+ * SGD: {take, old} of m <- old m + take g.  In the first update of a parameter, and with momentum 0, m <- g without
+ * dampening, as in torch, where the buffer starts as a copy of g.
+ * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)}, t = updates + 1: no division per element.  1 - b^t is computed in
+ * double: at t = 1, b2 = 0.999 an f32 would lose three digits. */
+static void count_updates(const ng_group_numbers *of, ng_out kind, int64_t updates, float out[2]) {
+  const bool first = updates == 0 || of->momentum == 0.0;
+  const double t = (double)(updates + 1);
+  if (kind == NG_OUT_SGD) {
+    out[0] = first ? 1.0f : (float)(1.0 - of->dampening);
+    out[1] = first ? 0.0f : (float)of->momentum;
+  } else {
+    out[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
+    out[1] = (float)(1.0 / sqrt(1.0 - pow(of->beta2, t)));
+  }
+}
+
+void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
+  of->lr = how->lr;
+  of->momentum = how->momentum;
+  of->dampening = how->dampening;
+  of->sgd = (ng_sgd_numbers){
+      .lr = (float)how->lr,
+      .mu = (float)how->momentum,
+      .keep = how->decoupled ? (float)(1.0 - how->lr * how->weight_decay) : 1.0f,
+      .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
+      .nesterov = how->nesterov != 0,
+  };
+  count_updates(of, NG_OUT_SGD, updates, of->counted);
+}
+
+void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
+  of->lr = how->lr;
+  of->beta1 = how->beta1;
+  of->beta2 = how->beta2;
+  of->adamw = (ng_adamw_numbers){
+      .b1 = (float)how->beta1,
+      .b2 = (float)how->beta2,
+      .n1 = (float)(1.0 - how->beta1),
+      .n2 = (float)(1.0 - how->beta2),
+      .keep = (float)(1.0 - how->lr * how->weight_decay),
+      .eps = (float)how->eps,
+  };
+  count_updates(of, NG_OUT_ADAMW, updates, of->counted);
+}
+
+/* AdamW's first coefficient has lr, too. */
+void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates) {
+  of->lr = 1.0;
+  of->sgd.lr = 1.0f;
+  of->sgd.keep = of->adamw.keep = 0.0f;
+  count_updates(of, kind, updates, of->counted);
+}
+
+/* As torch, count updates per parameter: a frozen or absent parameter had fewer updates. */
+void ng_update_late(ng_precond *p) {
+  const ng_output *s = &p->step->out;
+  for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
+    ng_entry *e = p->entry[i];
+    for (int32_t k = 0; k < e->slots && e->missed > 0; k++) {
+      ng_slot *slot = &e->slot[k];
+      count_updates(&s->group[slot->update_group], s->kind, p->updates - e->missed, slot->late);
+    }
+  }
+}
+
+/* ---- overflow --------------------------------------------------------------------------------*/
+
+void ng_overflow_begin(ng_precond *p) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      atomic_store(&p->entry[i]->slot[k].overflowed, 0);
+    }
+  }
+}
+
+ng_status ng_overflow_end(ng_precond *p) {
+  const ng_slot *first = NULL;
+  int64_t all = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      const ng_slot *s = &p->entry[i]->slot[k];
+      const int64_t mine = atomic_load(&s->overflowed);
+      if (mine > 0 && first == NULL) first = s;
+      all += mine;
+    }
+  }
+  p->overflowed += all;
+  p->step->overflowed = all;
+  if (all == 0) return NG_OK;
+  return ng_fail(p->ctx, NG_RESCUED,
+                 "'%s'%s: elements whose result is not finite in its dtype kept their old value "
+                 "(elements: %lld)",
+                 first->name, all > atomic_load(&first->overflowed) ? " and others" : "",
+                 (long long)all);
+}

@@ -1,0 +1,279 @@
+/* emission.c: describe what the kernels measure and emit: one descriptor for each group of each parameter.
+ *
+ * In: blocks after solve, bound gradients and weights, clip factors, learning rates.  Out: lists of descriptors
+ * (kernel/kernel.h); sums of gradients; gradients in place, or updated weights and moments.  One call of an entry
+ * covers all parameters, so a small layer costs no dispatch.
+ *
+ * A parameter without curvature has the gradient as its direction.  Only a fused update writes such a parameter;
+ * otherwise the caller does. */
+#include "step/step.h"
+
+/* ---- memory ----------------------------------------------------------------------------------*/
+
+/* Return whether a step writes a parameter without a block. */
+static bool is_plain(const ng_precond *p, const ng_entry *e, const ng_slot *s) {
+  return p->base.update != NG_UPDATE_GRADIENT && !e->d.frozen && s->block == NULL;
+}
+
+/* Set the range of group g of slot s, in the place v. A bias or a tensor has one row: its groups are runs of columns. */
+static ng_region range_of(const ng_place *v, const ng_slot *s, int64_t g) {
+  const bool flat = s->rows == 1;
+  const int64_t rows = flat ? 1 : s->rows / s->groups, cols = flat ? s->cols / s->groups : s->cols;
+  return (ng_region){v, flat ? 0 : g * rows, rows, flat ? g * cols : 0, cols};
+}
+
+static void count_slot(ng_emission *l, const ng_slot *s) {
+  const ng_region a = range_of(&s->grad, s, 0);
+  l->most += s->groups;
+  l->tiles += s->groups * ng_tiles_of(a.rows, a.cols);
+}
+
+ng_status ng_emission_plan(ng_precond *p) {
+  ng_emission *l = &p->step->emission;
+  *l = (ng_emission){0};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    int64_t groups = 0;
+    for (int32_t k = 0; k < b->segments; k++) {
+      count_slot(l, b->segment[k].slot);
+      groups += b->segment[k].slot->groups;
+    }
+    if (b->family->sums != NULL) b->sum = ng_object(p, (size_t)groups * 2 * sizeof *b->sum);
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      const ng_slot *s = &p->entry[i]->slot[k];
+      if (is_plain(p, p->entry[i], s)) count_slot(l, s);
+    }
+  }
+  if (l->most == 0) return NG_OK;
+  const size_t most = (size_t)l->most;
+  l->emit = ng_object(p, most * sizeof *l->emit);
+  l->sink = ng_object(p, most * sizeof *l->sink);
+  l->to = ng_object(p, most * sizeof *l->to);
+  l->norm2 = ng_object(p, most * sizeof *l->norm2);
+  l->measure = ng_object(p, most * sizeof *l->measure);
+  l->range = ng_object(p, most * sizeof *l->range);
+  l->slot = ng_object(p, most * sizeof *l->slot);
+  l->finite = ng_object(p, most * sizeof *l->finite);
+  l->parts = ng_object(p, (size_t)l->tiles * 2 * sizeof *l->parts);
+  return ng_objects_status(p);
+}
+
+/* ---- measure ---------------------------------------------------------------------------------*/
+
+/* List the sums of a block; return the number of elements. */
+static int64_t list_sums(ng_emission *l, ng_block *b) {
+  int64_t elements = 0;
+  double *out = b->sum;
+  for (int32_t k = 0; k < b->segments; k++) {
+    const ng_slot *s = b->segment[k].slot;
+    for (int32_t g = 0; g < s->groups; g++, out += 2) {
+      ng_measure *m = &l->measure[l->measures++];
+      *m = (ng_measure){.D = range_of(&s->grad, s, g), .each = 1.0, .out = out};
+      b->family->sums(b, k, g, m);
+      elements += m->D.rows * m->D.cols;
+    }
+  }
+  return elements;
+}
+
+/* Share the time of the common loop, ms, between blocks by their numbers of elements, in b->measure_ms. */
+static void share_time(ng_precond *p, double ms, double all) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    p->block[i]->measure_ms *= all > 0.0 ? ms / all : 0.0;
+  }
+}
+
+/* If a gradient without curvature is not finite, refuse the step: a fused update must not write NaN to weights. */
+static void check_plain(ng_precond *p) {
+  ng_emission *l = &p->step->emission;
+  ng_queue *q = p->ctx->queue;
+  int64_t n = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      ng_slot *s = &p->entry[i]->slot[k];
+      if (!is_plain(p, p->entry[i], s) || s->out) continue;
+      l->slot[n] = s;
+      l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
+    }
+  }
+  if (n == 0) return;
+  ng_kernels(q)->finite(q, l->range, n, l->finite);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < n; i++) {
+    if (l->finite[i] != 0) continue;
+    p->step->refused = true;
+    (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", l->slot[i]->name);
+  }
+}
+
+void ng_emission_measure(ng_precond *p) {
+  ng_emission *l = &p->step->emission;
+  ng_queue *q = p->ctx->queue;
+  const double t0 = ng_now_ms();
+  double all = 0.0;
+  l->measures = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    const bool sums = b->family->sums != NULL && b->is_worker && !b->out;
+    b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
+    all += b->measure_ms;
+  }
+  if (l->measures > 0) {
+    ng_kernels(q)->measure(q, l->measure, l->measures, l->parts);
+    ng_queue_wait(q);
+  }
+  share_time(p, ng_now_ms() - t0, all);
+  check_plain(p);
+}
+
+/* ---- directions ------------------------------------------------------------------------------*/
+
+/* b->direction has the size of the block's gradients in f32, segment after segment, row after row, on every rank. The
+ * exchange sends it, and all ranks read PD from there, so all have the same bits. */
+void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
+  const ng_precond *p = b->p;
+  const ng_segment *last = &b->segment[b->segments - 1];
+  b->delivered = !b->keeps_direction && p->grid.n > 1 && (b->solves || !b->keeps_everywhere);
+  if (!b->delivered) return;
+  ng_plan_direction(plan, b, last->at + last->to - last->from);
+  b->keeps_direction = false; /* the engine stores PD */
+}
+
+/* Return the address of the first element of range D of a segment in b->direction. */
+static float *stored_at(const ng_block *b, int32_t k, const ng_region *D) {
+  const ng_segment *s = &b->segment[k];
+  return b->direction + s->at + D->row * s->slot->cols + D->col - s->from;
+}
+
+/* Describe `factor` times PD of all groups of segment k: of the family, or as the engine stores PD. Return the number of
+ * groups. */
+static int64_t list_segment(const ng_block *b, int32_t k, double factor, bool stored, ng_emit *e) {
+  ng_slot *s = b->segment[k].slot;
+  for (int32_t g = 0; g < s->groups; g++, e++) {
+    *e = (ng_emit){.D = range_of(&s->grad, s, g), .scale = factor, .u_col = 1, .stored = stored};
+    e->overflowed = &s->overflowed;
+    if (!stored) {
+      b->family->emit(b, k, g, factor, e);
+      continue;
+    }
+    e->u = stored_at(b, k, &e->D);
+    e->u_row = s->cols;
+  }
+  return s->groups;
+}
+
+/* Store PD with factor 1 in b->direction of all blocks that other ranks cannot compute: the clip factor is not known
+ * yet. */
+void ng_emission_store(ng_precond *p) {
+  ng_emission *l = &p->step->emission;
+  int64_t n = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (!b->delivered || !b->is_worker || b->out) continue;
+    for (int32_t k = 0; k < b->segments; k++) {
+      const int64_t end = n + list_segment(b, k, 1.0, false, &l->emit[n]);
+      for (; n < end; n++) {
+        l->to[n] = stored_at(b, k, &l->emit[n].D);
+      }
+    }
+  }
+  if (n > 0) ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->emit, l->to, n);
+}
+
+/* The sums are added in order, so all ranks have equal bits. A rank of a delivered block may lack the results, so it
+ * reads the stored PD. */
+void ng_emission_norms(ng_block *b, double *pd2) {
+  ng_emission *l = &b->p->step->emission;
+  ng_queue *q = b->ctx->queue;
+  int64_t n = 0;
+  if (b->family->norms != NULL && !b->delivered) {
+    b->family->norms(b, pd2);
+    return;
+  }
+  for (int32_t k = 0; k < b->segments; k++) {
+    n += list_segment(b, k, 1.0, b->delivered, &l->emit[n]);
+  }
+  ng_kernels(q)->norm2(q, l->emit, n, l->parts, l->norm2);
+  ng_queue_wait(q);
+  n = 0;
+  for (int32_t k = 0; k < b->segments; k++) {
+    pd2[k] = 0.0;
+    for (int32_t g = 0; g < b->segment[k].slot->groups; g++) {
+      pd2[k] += *ng_numbers_read(q, &l->norm2[n++]);
+    }
+  }
+}
+
+/* ---- emit ------------------------------------------------------------------------------------*/
+
+/* Append the weight and moments of slot s, for the descriptors up to `end`. */
+static void list_sinks(ng_precond *p, const ng_slot *s, int64_t end) {
+  ng_emission *l = &p->step->emission;
+  const ng_output *u = &p->step->out;
+  const ng_group_numbers *group = &u->group[s->update_group];
+  for (; l->emits < end; l->emits++) {
+    if (u->kind == NG_OUT_GRADIENT) continue;
+    l->sink[l->emits] = (ng_sink){
+        .w = &s->weight,
+        .m = s->m,
+        .v = s->v,
+        .cols = s->cols,
+        .sgd = u->kind == NG_OUT_SGD ? &group->sgd : NULL,
+        .adamw = u->kind == NG_OUT_ADAMW ? &group->adamw : NULL,
+        .counted = s->entry->missed > 0 ? s->late : group->counted,
+    };
+  }
+}
+
+static bool is_emitted(const ng_slot *s) { return !s->out && s->here; }
+
+/* List PD of the blocks; unit: with factor 1, as quantify.c measures. */
+void ng_emission_list_blocks(ng_precond *p, bool unit) {
+  ng_emission *l = &p->step->emission;
+  l->emits = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->segments; k++) {
+      ng_slot *s = b->segment[k].slot;
+      if (!is_emitted(s)) continue;
+      const double factor = unit ? 1.0 : b->segment[k].factor;
+      ng_emit *e = &l->emit[l->emits];
+      const ng_emit *end = e + list_segment(b, k, factor, b->delivered, e);
+      for (const ng_emit *x = e; x < end; x++) {
+        *e = *x;
+        if (p->base.clip == NG_CLIP_VALUE) e->bound = (float)p->base.clip_bound;
+        if (unit || !ng_shards_due(p) || ng_shard_own(s, e)) e++; /* else: on another rank */
+      }
+      list_sinks(p, ng_slot_own(s), e - l->emit);
+    }
+  }
+}
+
+/* List the gradients of parameters without curvature. */
+void ng_emission_list_plain(ng_precond *p) {
+  ng_emission *l = &p->step->emission;
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      ng_slot *s = &p->entry[i]->slot[k];
+      if (!is_plain(p, p->entry[i], s) || !is_emitted(s)) continue;
+      l->emit[l->emits] = (ng_emit){
+          .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
+      list_sinks(p, s, l->emits + 1);
+    }
+  }
+}
+
+void ng_emission_emit(ng_precond *p) {
+  const ng_emission *l = &p->step->emission;
+  ng_queue *q = p->ctx->queue;
+  ng_emission_list_blocks(p, false);
+  ng_emission_list_plain(p);
+  if (p->step->out.kind == NG_OUT_GRADIENT) {
+    ng_kernels(q)->emit(q, l->emit, l->emits);
+  } else {
+    ng_kernels(q)->update(q, l->emit, l->sink, l->emits);
+  }
+  ng_queue_wait(q);
+}

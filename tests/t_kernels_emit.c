@@ -1,0 +1,357 @@
+/* t_kernels_emit.c: conformance of the entries that measure gradients and emit directions: `cpu` against `ref`, with one
+ * and three pieces, for every kind of direction, dtype and layout.
+ *
+ * Tolerances: cpu combines two products in f32 (3 roundings of 2^-24 of the sum of magnitudes) and updates in f32 (at most
+ * 8 more), ref in double; both round to the dtype of the array, where they may be neighbours. Sums are compared with 4 n 2^-53 of the sum of
+ * magnitudes. Functions that compute in double on both sides must agree to the last bit. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "draw.h"
+#include "kernels.h"
+
+enum { LISTED = 3, MOST = 40000, ROUNDS = 200, QUEUES = 4 };
+typedef enum kind {
+  PLAIN,
+  STORED,
+  MAPPED,
+  STRIDED,
+  RANK_ONE,
+  LEFT_WIDE,
+  WIDE,
+  RIGHT_WIDE,
+  KINDS
+} kind;
+
+/* The memory of one descriptor. `gradient` and `weight` are drawn once and copied for every queue. */
+typedef struct item {
+  ng_place grad, weight;
+  int64_t rows, cols, bytes;
+  char *gradient, *weights, *g, *w;
+  float *m0, *v0, *m, *v, *u, *x, *stored;
+  float *y;
+  double *y_wide;
+  int32_t *map;
+  _Atomic int64_t overflowed;
+} item;
+
+static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
+
+static void *take(size_t n, size_t size) {
+  void *x = calloc(n, size);
+  assert_non_null(x);
+  return x;
+}
+
+static float *draw(rng *r, int64_t n) {
+  float *x = take((size_t)n, sizeof *x);
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = (float)(rng_real(r) * 2.0 - 1.0);
+  }
+  return x;
+}
+
+/* Dense rows, or channels-last rows of [channel][offset]: offset steps of `channels` elements. */
+static void lay_out(ng_place *v, ng_dtype t, int64_t cols, bool last) {
+  *v = (ng_place){.dtype = t, .straight = true, .axes = 1, .by_row = cols};
+  v->extent[0] = cols, v->step[0] = 1;
+  if (!last || cols % 9 != 0) return;
+  v->straight = false, v->axes = 2;
+  v->extent[0] = cols / 9, v->extent[1] = 9, v->step[0] = 1, v->step[1] = cols / 9;
+}
+
+static char *draw_array(rng *r, ng_dtype t, int64_t n) {
+  char *a = take((size_t)n, (size_t)ng_dtype_size(t));
+  float *x = draw(r, n);
+  ng_from_f32(a, t, x, n);
+  free(x);
+  return a;
+}
+
+static void make(rng *r, item *a, int i) {
+  const int64_t cols[] = {1, 9, 144, 577, 513, 17001};
+  a->cols = cols[rng_below(r, 6)];
+  a->rows = rng_between(r, 1, MOST / a->cols < 70 ? MOST / a->cols : 70);
+  const int64_t n = a->rows * a->cols;
+  lay_out(&a->grad, types[rng_below(r, 3)], a->cols, i % 2 == 1);
+  lay_out(&a->weight, types[rng_below(r, 3)], a->cols, rng_below(r, 2) == 1);
+  a->gradient = draw_array(r, a->grad.dtype, n), a->weights = draw_array(r, a->weight.dtype, n);
+  a->g = take((size_t)n, 4), a->w = take((size_t)n, 4);
+  a->grad.data = a->g, a->weight.data = a->w;
+  a->m0 = draw(r, n), a->v0 = draw(r, n), a->u = draw(r, n), a->x = draw(r, a->cols);
+  for (int64_t k = 0; k < n; k++) {
+    a->v0[k] = fabsf(a->v0[k]);
+  }
+  a->m = take((size_t)n, 4), a->v = take((size_t)n, 4), a->stored = take((size_t)n, 4);
+  a->y = draw(r, a->rows), a->y_wide = take((size_t)a->rows, sizeof(double));
+  a->map = take((size_t)a->cols, sizeof *a->map);
+  for (int64_t k = 0; k < a->cols; k++) {
+    a->map[k] = (int32_t)(a->cols - 1 - k);
+  }
+  for (int64_t k = 0; k < a->rows; k++) {
+    a->y_wide[k] = (double)a->y[k] * (1.0 + 0x1p-40);
+  }
+}
+
+static void drop(item *a) {
+  void *const all[] = {a->gradient, a->weights, a->g, a->w,      a->m0, a->v0,     a->m,
+                       a->v,        a->u,       a->x, a->stored, a->y,  a->y_wide, a->map};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    free(all[i]);
+  }
+}
+
+static ng_emit describe(item *a, kind k, float bound) {
+  ng_emit e = {.D = {&a->grad, 0, a->rows, 0, a->cols}, .scale = 1.5, .k = -0.75, .u_col = 1};
+  e.overflowed = &a->overflowed;
+  e.bound = bound;
+  if (k == PLAIN) return e;
+  e.stored = k == STORED || k == MAPPED || k == STRIDED;
+  e.u = e.stored ? a->u : a->x;
+  e.u_row = k == STRIDED ? 1 : e.stored ? a->cols : 0;
+  if (k == STRIDED) e.u_col = a->rows;
+  if (k == MAPPED) e.map = a->map;
+  if (k == RANK_ONE || k == WIDE) e.y = a->y;
+  if (k == RANK_ONE) e.most_D = e.most_u = 1.0;
+  if (k == LEFT_WIDE) e.y_wide = a->y_wide;
+  e.wide = k == WIDE || k == RIGHT_WIDE;
+  return e;
+}
+
+/* Restore the drawn arrays, which a queue has changed. */
+static void restore(item *a) {
+  const size_t n = (size_t)(a->rows * a->cols);
+  memcpy(a->g, a->gradient, n * (size_t)ng_dtype_size(a->grad.dtype));
+  memcpy(a->w, a->weights, n * (size_t)ng_dtype_size(a->weight.dtype));
+  memcpy(a->m, a->m0, n * sizeof *a->m);
+  memcpy(a->v, a->v0, n * sizeof *a->v);
+  a->overflowed = 0;
+}
+
+/* Return an element in the order of memory. */
+static double at(const char *a, ng_dtype t, int64_t i) {
+  float x;
+  ng_to_f32(&x, a + i * ng_dtype_size(t), t, 1);
+  return (double)x;
+}
+
+/* Return whether two results, computed from numbers of magnitude up to 4, agree. */
+static bool agree(double x, double y, ng_dtype t) {
+  const double last = t == NG_F32    ? 0.0
+                      : t == NG_BF16 ? 0x1p-7
+                                     : 0x1p-10; /* one unit in the last place */
+  return fabs(x - y) <= (last + 12.0 * 0x1p-24) * fmax(4.0, fabs(y));
+}
+
+/* Compare the arrays with results of the reference; the first queue of ref sets them. */
+static void compare(const item *a, const item *is, bool update) {
+  const char *x = update ? a->w : a->g, *y = update ? is->w : is->g;
+  const ng_dtype t = update ? a->weight.dtype : a->grad.dtype;
+  for (int64_t i = 0; i < a->rows * a->cols; i++) {
+    assert_true(agree(at(x, t, i), at(y, t, i), t));
+    if (!update) continue;
+    assert_true(agree((double)a->m[i], (double)is->m[i], NG_F32));
+    assert_true(agree((double)a->v[i], (double)is->v[i], NG_F32));
+  }
+  assert_int_equal(a->overflowed, is->overflowed);
+}
+
+typedef struct list {
+  item item[LISTED];
+  ng_emit e[LISTED];
+  ng_sink s[LISTED];
+  float *to[LISTED];
+} list;
+
+static const ng_sgd_numbers sgd[] = {{0.1f, 0.9f, 1.0f, 0.01f, false},
+                                     {0.1f, 0.9f, 0.5f, 0.0f, true}};
+static const ng_adamw_numbers adamw = {0.9f, 0.99f, 0.1f, 0.01f, 0.999f, 1e-3f};
+static const float counted[] = {0.5f, 0.9f};
+
+/* Make three descriptors of one kind. Some elements overflow: every correct result keeps their old value. */
+static void make_list(rng *r, list *l, kind k, int round) {
+  memset(l, 0, sizeof *l);
+  for (int i = 0; i < LISTED; i++) {
+    item *a = &l->item[i];
+    make(r, a, round + i);
+    l->e[i] = describe(a, k, round % 5 == 4 ? 0.25f : 0.0f);
+    if (k == RIGHT_WIDE) {
+      l->e[i].u_wide = take((size_t)a->cols, sizeof(double));
+      for (int64_t c = 0; c < a->cols; c++) {
+        ((double *)(uintptr_t)l->e[i].u_wide)[c] = (double)a->x[c];
+      }
+    }
+    if (round % 7 == 6) l->e[i].scale = 1e50, l->e[i].most_D = 0.0;
+    l->s[i] = (ng_sink){.w = &a->weight, .m = a->m, .v = a->v, .cols = a->cols, .counted = counted};
+    if (round % 3 == 2)
+      l->s[i].adamw = &adamw;
+    else
+      l->s[i].sgd = &sgd[round % 2];
+    l->to[i] = a->stored;
+  }
+}
+
+static void drop_list(list *l) {
+  for (int i = 0; i < LISTED; i++) {
+    free((void *)(uintptr_t)l->e[i].u_wide);
+    drop(&l->item[i]);
+  }
+}
+
+/* Return a copy of the results in `l`, whose arrays the next queue overwrites. */
+static void keep(const item *from, item *to) {
+  const size_t n = (size_t)(from->rows * from->cols);
+  memcpy(to->g, from->g, n * (size_t)ng_dtype_size(from->grad.dtype));
+  memcpy(to->w, from->w, n * (size_t)ng_dtype_size(from->weight.dtype));
+  memcpy(to->m, from->m, n * sizeof *to->m);
+  memcpy(to->v, from->v, n * sizeof *to->v);
+  to->overflowed = from->overflowed;
+}
+
+static void run(ng_queue *q, list *l, bool update) {
+  for (int i = 0; i < LISTED; i++) {
+    restore(&l->item[i]);
+  }
+  if (update) {
+    ng_kernels(q)->update(q, l->e, l->s, LISTED);
+  } else {
+    ng_kernels(q)->emit(q, l->e, LISTED);
+  }
+  ng_queue_wait(q);
+}
+
+static void test_emit_and_update(void **state) {
+  rng r = {test_seed()};
+  (void)state;
+  for (int round = 0; round < test_times(ROUNDS); round++) {
+    const bool update = round / KINDS % 2 == 1;
+    list l, is;
+    rng again = r;
+    make_list(&r, &l, (kind)(round % KINDS), round);
+    make_list(&again, &is, (kind)(round % KINDS), round);
+    for (int k = QUEUES - 1; k >= 0; k--) { /* ref first */
+      ng_queue q = kernels_queue(k);
+      run(&q, &l, update);
+      for (int i = 0; i < LISTED; i++) {
+        if (k == QUEUES - 1) keep(&l.item[i], &is.item[i]);
+        compare(&l.item[i], &is.item[i], update);
+      }
+    }
+    drop_list(&l);
+    drop_list(&is);
+  }
+}
+
+/* ---- results in double -------------------------------------------------------------------------*/
+
+static void test_store_norm2_ratios(void **state) {
+  rng r = {test_seed()};
+  (void)state;
+  int64_t *count = take(3 * NG_RATIO_BINS, sizeof *count),
+          *counts = take(NG_RATIO_BINS, sizeof *count);
+  for (int round = 0; round < test_times(ROUNDS) / 4; round++) {
+    list l;
+    double parts[4 * LISTED * 80], norm2[LISTED], want2[LISTED] = {0.0}, ends[2] = {0.0, 0.0};
+    float *want[LISTED];
+    make_list(&r, &l, (kind)(round % KINDS), 7 * round);
+    for (int k = QUEUES - 1; k >= 0; k--) {
+      ng_queue q = kernels_queue(k);
+      double extreme[6], sum[4];
+      const ng_ratios ratios = {.count = count, .extreme = extreme, .sum = parts, .out = sum};
+      for (int i = 0; i < LISTED; i++) {
+        restore(&l.item[i]);
+      }
+      ng_kernels(&q)->store(&q, l.e, l.to, LISTED);
+      ng_kernels(&q)->norm2(&q, l.e, LISTED, parts, norm2);
+      ng_kernels(&q)->ratios(&q, l.e, NULL, LISTED, &ratios);
+      ng_queue_wait(&q);
+      for (int i = 0; i < LISTED; i++) {
+        const int64_t n = l.item[i].rows * l.item[i].cols;
+        const size_t bytes = (size_t)n * sizeof(float);
+        if (k == QUEUES - 1) {
+          want[i] = take((size_t)n, sizeof(float));
+          memcpy(want[i], l.to[i], bytes);
+          want2[i] = norm2[i];
+        }
+        assert_memory_equal(want[i], l.to[i], bytes);
+        assert_true(fabs(norm2[i] - want2[i]) <= 4.0 * (double)n * 0x1p-53 * want2[i]);
+      }
+      if (k == QUEUES - 1) memcpy(counts, count, NG_RATIO_BINS * sizeof *count);
+      if (k == QUEUES - 1) memcpy(ends, extreme, sizeof ends);
+      assert_memory_equal(counts, count, NG_RATIO_BINS * sizeof *count);
+      assert_memory_equal(ends, extreme, sizeof ends);
+    }
+    for (int i = 0; i < LISTED; i++) {
+      free(want[i]);
+    }
+    drop_list(&l);
+  }
+  free(count);
+  free(counts);
+}
+
+/* Sums of every form; a NaN is found wherever it is. */
+static void test_measure_and_finite(void **state) {
+  rng r = {test_seed()};
+  (void)state;
+  for (int round = 0; round < test_times(ROUNDS) / 4; round++) {
+    list l;
+    double parts[2 * LISTED * 80], out[LISTED][2], want[LISTED][2] = {{0.0}};
+    ng_measure m[LISTED];
+    make_list(&r, &l, PLAIN, round);
+    for (int k = QUEUES - 1; k >= 0; k--) {
+      ng_queue q = kernels_queue(k);
+      int32_t finite[LISTED];
+      ng_region region[LISTED];
+      for (int i = 0; i < LISTED; i++) {
+        item *a = &l.item[i];
+        restore(a);
+        region[i] = l.e[i].D;
+        m[i] = (ng_measure){.D = region[i], .each = 0.5, .out = out[i]};
+        if (round % 4 > 0) m[i].x = a->x;
+        if (round % 4 == 2) m[i].y = a->y;
+        if (round % 4 == 3) m[i].t = a->y_wide;
+      }
+      ng_kernels(&q)->measure(&q, m, LISTED, parts);
+      ng_kernels(&q)->finite(&q, region, LISTED, finite);
+      ng_queue_wait(&q);
+      for (int i = 0; i < LISTED; i++) {
+        const double n = (double)(l.item[i].rows * l.item[i].cols);
+        double t = 0.0;
+        for (int64_t c = 0; c < l.item[i].rows && m[i].t != NULL; c++) {
+          t += (double)l.item[i].y[c] * m[i].t[c];
+        }
+        const double second = m[i].t != NULL ? t : out[i][1];
+        if (k == QUEUES - 1) want[i][0] = out[i][0], want[i][1] = second;
+        assert_true(fabs(out[i][0] - want[i][0]) <= 4.0 * n * 0x1p-53 * want[i][0]);
+        assert_true(fabs(second - want[i][1]) <= 4.0 * n * 0x1p-53 * n);
+        assert_int_equal(finite[i], 1);
+      }
+      item *a = &l.item[round % LISTED];
+      const float bad = NAN;
+      ng_from_f32(a->g + rng_below(&r, a->rows * a->cols) * ng_dtype_size(a->grad.dtype),
+                  a->grad.dtype, &bad, 1);
+      ng_kernels(&q)->finite(&q, region, LISTED, finite);
+      ng_queue_wait(&q);
+      for (int i = 0; i < LISTED; i++) {
+        assert_int_equal(finite[i], i != round % LISTED);
+      }
+    }
+    drop_list(&l);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_emit_and_update),
+      cmocka_unit_test(test_store_norm2_ratios),
+      cmocka_unit_test(test_measure_and_finite),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
