@@ -46,7 +46,7 @@ int bench_add_row(bench *b, const char *format, ...) {
   bench_row *row = &b->row[b->rows];
   va_list args;
   va_start(args, format);
-  (void)vsnprintf(row->work, sizeof row->work, format, args);
+  (void)vsnprintf(row->name, sizeof row->name, format, args);
   va_end(args);
   row->ms = cli_take((size_t)b->repeat, sizeof *row->ms);
   return b->rows++;
@@ -65,8 +65,8 @@ void bench_note(bench *b, const char *format, ...) {
 }
 
 void bench_add_member(bench *b, const char *key, int64_t value) {
-  b->common[b->commons].key = key;
-  b->common[b->commons++].value = value;
+  b->member[b->members].key = key;
+  b->member[b->members++].value = value;
 }
 
 double bench_sgemm_gflops(bench *b) {
@@ -200,14 +200,14 @@ static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   const double median = bench_median(row->ms, n); /* sorts row->ms */
   const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
   if (!b->json) {
-    printf("%-32s %10.3f %9.3f %10.3f", row->work, median, spread, row->ms[0]);
+    printf("%-32s %10.3f %9.3f %10.3f", row->name, median, spread, row->ms[0]);
     if (row->bound > 0) printf(" %10.3f %7.2f", row->bound, median / row->bound);
     printf("\n");
     return CLI_OK;
   }
-  char name[sizeof b->prefix + sizeof row->work];
+  char name[sizeof b->prefix + sizeof row->name];
   ngio_out line = {.digits = 6};
-  (void)snprintf(name, sizeof name, "%s%s", b->prefix, row->work);
+  (void)snprintf(name, sizeof name, "%s%s", b->prefix, row->name);
   ngio_open(&line, NULL, '{');
   ngio_put_text(&line, "bench", c->name);
   ngio_put_text(&line, "case", name);
@@ -216,8 +216,8 @@ static int print_row(const bench *b, const bench_case *c, bench_row *row) {
   ngio_put_real(&line, "least_ms", row->ms[0]);
   ngio_put_real(&line, "floor_ms", row->bound > 0 ? row->bound : NAN); /* null */
   ngio_put_real(&line, "ratio", row->bound > 0 ? median / row->bound : NAN);
-  for (int i = 0; i < b->commons; i++)
-    ngio_put_integer(&line, b->common[i].key, b->common[i].value);
+  for (int i = 0; i < b->members; i++)
+    ngio_put_integer(&line, b->member[i].key, b->member[i].value);
   ngio_shut(&line, '}');
   return cli_json_print("bench", &line);
 }

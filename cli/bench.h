@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 typedef struct bench_row {
-  char work[128];
+  char name[128];
   double *ms;   /* [repeat] milliseconds of each round */
   double bound; /* lower bound in ms; <= 0: none */
 } bench_row;
@@ -29,8 +29,8 @@ typedef struct bench {
   struct {
     const char *key;
     int64_t value;
-  } common[8]; /* members of every row's JSON, such as parameters and bytes */
-  int commons;
+  } member[8]; /* members of every row's JSON, such as parameters and bytes */
+  int members;
   void *user; /* `size` bytes for the case's data, zero before it opens */
   /* lower bounds measured so far; 0: not measured */
   double gflops, copy_gbs;

@@ -105,11 +105,11 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   ngio_put_integer(&line, "held_most", a->held_most);
   ngio_put_integer(&line, "held_least", a->held_least);
   ngio_put_real(&line, "held_mean", a->held_mean);
-  ngio_put_integer(&line, "sums_bytes", a->most.sums_bytes);
-  ngio_put_integer(&line, "scatter_bytes", a->most.scatter_bytes);
-  ngio_put_integer(&line, "share_bytes", a->most.share_bytes);
-  ngio_put_integer(&line, "deliver_bytes", a->most.deliver_bytes);
-  ngio_put_integer(&line, "weights_bytes", a->most.weights_bytes);
+  ngio_put_integer(&line, "sums_bytes", a->largest.sums_bytes);
+  ngio_put_integer(&line, "scatter_bytes", a->largest.scatter_bytes);
+  ngio_put_integer(&line, "share_bytes", a->largest.share_bytes);
+  ngio_put_integer(&line, "deliver_bytes", a->largest.deliver_bytes);
+  ngio_put_integer(&line, "weights_bytes", a->largest.weights_bytes);
   ngio_put_integer(&line, "shards_bytes", a->shards_bytes);
   ngio_put_real(&line, "sent_a_step", a->sent);
   ngio_put_real(&line, "compute_ms", a->compute);

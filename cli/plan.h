@@ -39,7 +39,7 @@ extern const char *const plan_part_name[PLAN_PARTS];
 typedef struct plan_cost {
   int64_t held_most, held_least; /* bytes of curvature, directions and moments on a rank */
   double held_mean;              /* mean of these bytes over ranks */
-  ng_rank_plan most; /* each field: the largest value of any rank in a step that does everything */
+  ng_rank_plan largest;          /* each field: the largest value of any rank in a full step */
   int64_t shards_bytes;  /* sharded layers: gradients of a step, observations of a micro-batch */
   double sent;           /* bytes that a rank passes to collectives, the mean over steps */
   double ms[PLAN_PARTS]; /* milliseconds of each part, the mean over steps */

@@ -145,8 +145,8 @@ static int read_rank_plans(ng_context *ctx, const plan_strategy *s, ng_precond *
     if (plan.solve_cost > t->solve) t->solve = plan.solve_cost;
     if (plan.apply_cost > t->apply) t->apply = plan.apply_cost;
     if ((double)plan.sums > t->sums) t->sums = (double)plan.sums;
-    out->most.workers = plan.workers;
-#define MOST(field) out->most.field = larger(out->most.field, plan.field)
+    out->largest.workers = plan.workers;
+#define MOST(field) out->largest.field = larger(out->largest.field, plan.field)
     MOST(check_bytes);
     MOST(agree_bytes);
     MOST(trace_bytes);
@@ -193,7 +193,7 @@ static void estimate_times(const plan_task *w, bool eigen, int32_t ranks, const 
                            double all_sums, plan_cost *out) {
   const plan_machine *m = &w->machine;
   const double F = (double)w->period[0], I = (double)w->period[1], B = (double)w->batch;
-  const ng_rank_plan *r = &out->most;
+  const ng_rank_plan *r = &out->largest;
   const int32_t columns = ranks / r->workers;
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
@@ -248,7 +248,7 @@ int plan_strategy_cost(const plan_task *w, const plan_strategy *s, int32_t ranks
   ng_rank_plan whole = {.struct_size = sizeof whole}; /* of one rank, which has all sums */
   memset(&t, 0, sizeof t);
   memset(out, 0, sizeof *out);
-  out->most.workers = 1;
+  out->largest.workers = 1;
   ng_context_config_init(&config, sizeof config);
   config.threads = 1;
   int rc = cli_context(&config, &ctx);

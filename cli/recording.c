@@ -263,7 +263,7 @@ static void read_step(reader *in, int step, const shape *l, int bias, recording_
   const int arrays = r->updates                              ? STEP_ARRAYS
                      : r->parameters || r->weight_decay != 0 ? AFTER
                                                              : BEFORE;
-  const float **to[STEP_ARRAYS] = {&s->grad, &s->out, &s->before, &s->after, &s->v};
+  const float **to[STEP_ARRAYS] = {&s->grad, &s->out, &s->before, &s->after, &s->momentum};
   const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
   for (int k = 0; k < arrays && in->fields.rc == CLI_OK; k++) {
     char name[160];

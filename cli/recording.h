@@ -29,14 +29,13 @@ typedef struct recording_observed {
 } recording_observed;
 
 /* A weight or bias in one step.  grad: its gradient; out: the preconditioned gradient; before: its value before the
- * step (NULL: not recorded); after, v: with updates its value and momentum after the step, else NULL. */
+ * step (NULL: not recorded); after, momentum: with updates its value and momentum after the step, else NULL. */
 typedef struct recording_step {
-  const float *grad, *out, *before, *after, *v;
+  const float *grad, *out, *before, *after, *momentum;
 } recording_step;
 
 typedef struct recording {
-  char
-      name[128]; /* of the file, without ".safetensors"                                           */
+  char name[128];  /* of the file, without ".safetensors" */
   ngio_json *json; /* case.json: root, and its member "config" */
   const ngio_value *root, *config;
   const char *system, *method;

@@ -54,7 +54,7 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
        value = ngio_next(r->config, value)) {
     const char *key = value->key;
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
-    if (strcmp(key, "diagonalize") == 0) continue; /* own_options in replay_run.c reads it */
+    if (strcmp(key, "diagonalize") == 0) continue; /* layer_options in replay_run.c reads the key */
     if (r->parameters && strcmp(key, "class") == 0) continue; /* informative only */
     ngio_out text = {0};
     const bool known = append_text(&text, value);
@@ -149,9 +149,9 @@ static void print_report(const replay_job *j, const double *error,
 static error_summary merge_ranks(const recording *r, const replay_rank *ranks, int which) {
   error_summary a = {.what = NULL};
   for (int k = 0; k < r->steps * r->layers; k++) {
-    double *e = &ranks[0].cells[which][k];
+    double *e = &ranks[0].errors[which][k];
     for (int i = 1; i < r->ranks; i++)
-      if (ranks[i].cells[which][k] > *e) *e = ranks[i].cells[which][k];
+      if (ranks[i].errors[which][k] > *e) *e = ranks[i].errors[which][k];
     if (*e > a.largest)
       a = (error_summary){.largest = *e, .step = k / r->layers, .layer = k % r->layers};
   }
@@ -172,7 +172,7 @@ static int report(const replay_job *j, const replay_rank *ranks, double given) {
     if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* also for NaN */
   }
   /* a step's status is the same on all ranks */
-  print_report(j, ranks[0].cells[DIRECTION_ERRORS], a, ranks[0].rescued, rc);
+  print_report(j, ranks[0].errors[DIRECTION_ERRORS], a, ranks[0].rescued, rc);
   if (given < 0 && r->reason[0] != 0) printf("  tolerance: %s\n", r->reason);
   return rc;
 }

@@ -26,10 +26,10 @@ typedef struct replay_arrays {
 typedef struct replay_rank {
   const replay_job *job;
   int rank;
-  bool fused;                 /* this run updates weights and compares them */
-  double *cells[ERROR_KINDS]; /* errors, [step][layer] */
-  replay_arrays (*arrays)[2]; /* [layer][0: weight, 1: bias], of the present run */
-  int64_t rescued;            /* steps with status NG_RESCUED */
+  bool fused;                  /* this run updates weights and compares them */
+  double *errors[ERROR_KINDS]; /* errors, [step][layer] */
+  replay_arrays (*arrays)[2];  /* [layer][0: weight, 1: bias], of the present run */
+  int64_t rescued;             /* steps with status NG_RESCUED */
 } replay_rank;
 
 replay_rank *

@@ -23,7 +23,7 @@ replay_rank *replay_ranks_create(const replay_job *job) {
   for (int i = 0; i < r->ranks; i++) {
     ranks[i] = (replay_rank){.job = job, .rank = i};
     for (int k = 0; k < ERROR_KINDS; k++)
-      ranks[i].cells[k] = cli_take((size_t)r->steps, (size_t)r->layers * sizeof(double));
+      ranks[i].errors[k] = cli_take((size_t)r->steps, (size_t)r->layers * sizeof(double));
   }
   return ranks;
 }
@@ -31,7 +31,7 @@ replay_rank *replay_ranks_create(const replay_job *job) {
 void replay_ranks_free(replay_rank *ranks, int count) {
   for (int i = 0; i < count; i++) {
     for (int k = 0; k < ERROR_KINDS; k++)
-      free(ranks[i].cells[k]);
+      free(ranks[i].errors[k]);
   }
   free(ranks);
 }
@@ -128,7 +128,7 @@ static ng_status observe_layer(ng_precond *p, int32_t layer, const shape *l,
 
 /* chainerkfac updates weights w by v <- m v - lr PD, w <- w + v, with momentum m; adjust_momentum multiplies m by
  * lr / lr_pre if lr has fallen.  natgrad stores u = -v / lr, so its momentum is m lr_before / lr.  At lr = 0,
- * chainerkfac still adds v to w; natgrad then uses the last positive lr (scale_of) and a gradient of 0. */
+ * chainerkfac still adds v to w; natgrad then uses last_positive_lr and a gradient of 0. */
 static double last_positive_lr(const recording *r, int step) {
   while (step > 0 && r->lr[step] == 0)
     step--;
@@ -148,7 +148,7 @@ static ng_sgd recorded_sgd(const recording *r, int step) {
   return how;
 }
 
-/* Compare the momentum of a parameter: v = -lr u with the recorded v (sgd_of). */
+/* Compare the momentum of a parameter: v = -lr u with the recorded v (recorded_sgd). */
 static ng_status compare_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
   bool there;
@@ -173,13 +173,13 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
       replay_add_error(me->arrays[i][k].value, s->after, count_elements(l, k), &gap, &scale);
       if (r->momentum == 0) continue;
       (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
-      const ng_status st = compare_momentum(p, name, last_positive_lr(r, step), s->v,
+      const ng_status st = compare_momentum(p, name, last_positive_lr(r, step), s->momentum,
                                             count_elements(l, k), &v_gap, &v_scale);
       if (st < 0) return st;
     }
     gap = gap == 0 ? 0 : gap / scale;
     v_gap = v_gap == 0 ? 0 : v_gap / v_scale;
-    me->cells[STATE_ERRORS][step * r->layers + i] = v_gap > gap ? v_gap : gap;
+    me->errors[STATE_ERRORS][step * r->layers + i] = v_gap > gap ? v_gap : gap;
   }
   return NG_OK;
 }
@@ -187,7 +187,7 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
 /* Divide errors by the largest recorded entry of the layer; in recordings of parameters, of all parameters. */
 static void compare_directions(const replay_rank *me, int step) {
   const recording *r = me->job->r;
-  double *error = &me->cells[DIRECTION_ERRORS][step * r->layers], most = 0;
+  double *error = &me->errors[DIRECTION_ERRORS][step * r->layers], most = 0;
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     double gap = 0, scale = 0;
@@ -240,7 +240,7 @@ static ng_status run_step(replay_rank *me, ng_precond *p, int step) {
   if (st == NG_RESCUED) me->rescued++;
   compare_directions(me, step);
   if (!me->job->feedback) return NG_OK;
-  return replay_compare_feedback(r, p, step, &me->cells[STATE_ERRORS][step * r->layers]);
+  return replay_compare_feedback(r, p, step, &me->errors[STATE_ERRORS][step * r->layers]);
 }
 
 static int run_rank(void *user, const ng_transport *t) {

@@ -115,8 +115,8 @@ size_t ngio_count(const ngio_value *list);  /* elements; 0: not an array */
 /* Return element i of an array, in time O(i), or the member `key` of an object; NULL: absent. */
 const ngio_value *ngio_at(const ngio_value *list, size_t i);
 const ngio_value *ngio_get(const ngio_value *map, const char *key);
-/* As ngio_get, but test the member `v` (may be NULL) first: fast if the caller guesses the order of the members. */
-const ngio_value *ngio_get_at(const ngio_value *map, const ngio_value *v, const char *key);
+/* As ngio_get, but test the member `hint` (may be NULL) first: fast if the caller guesses the order of the members. */
+const ngio_value *ngio_get_hinted(const ngio_value *map, const ngio_value *hint, const char *key);
 /* Return the first element or member, or the element or member after v, in the order of the text; NULL: none. */
 const ngio_value *ngio_first(const ngio_value *list);
 const ngio_value *ngio_next(const ngio_value *list, const ngio_value *v);

@@ -512,7 +512,7 @@ const ngio_value *ngio_get(const ngio_value *map, const char *key) {
   return NULL;
 }
 
-const ngio_value *ngio_get_at(const ngio_value *map, const ngio_value *v, const char *key) {
+const ngio_value *ngio_get_hinted(const ngio_value *map, const ngio_value *v, const char *key) {
   return v != NULL && v->key != NULL && same(v->key, key) ? v : ngio_get(map, key);
 }
 

@@ -45,11 +45,11 @@ static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->
 static ngio_status take_tensor(const char *name, const ngio_value *v, int64_t data_bytes,
                                ngio_tensor *t, int64_t *begin, char *why, size_t size) {
   const ngio_value *next = ngio_first(v); /* most programs write dtype, shape, data_offsets */
-  const ngio_value *dtype = ngio_get_at(v, next, "dtype");
+  const ngio_value *dtype = ngio_get_hinted(v, next, "dtype");
   next = next == NULL ? NULL : ngio_next(v, next);
-  const ngio_value *shape = ngio_get_at(v, next, "shape");
+  const ngio_value *shape = ngio_get_hinted(v, next, "shape");
   next = next == NULL ? NULL : ngio_next(v, next);
-  const ngio_value *offsets = ngio_get_at(v, next, "data_offsets");
+  const ngio_value *offsets = ngio_get_hinted(v, next, "data_offsets");
   if (!ngio_is(v, NGIO_OBJECT) || v->count != 3 || !ngio_is(dtype, NGIO_STRING) ||
       !ngio_is(shape, NGIO_ARRAY) || ngio_count(offsets) != 2)
     return ngio_say(why, size, NGIO_ERR_FILE, ": its entry is not {dtype, shape, data_offsets}");

@@ -55,7 +55,7 @@ void must_refuse(const char *set, const char *says) {
   const char *line = said();
   if (rc != CLI_BAD || strstr(line, says) == NULL || strchr(line, '\n') != line + strlen(line) - 1)
     fail_msg("%s: exit %d, '%s' instead of '%s' in one line", set, rc, line, says);
-  assert_true(d.own == NULL && d.train.n == 0);
+  assert_true(d.blocks == NULL && d.train.n == 0);
 }
 
 void must_set(settings *s, const char *name, const char *value) {

@@ -28,14 +28,14 @@ void *data_alloc(data_set *d, int64_t count, int64_t size) {
                   (long long)size);
     exit(CLI_BAD);
   }
-  p->next = d->own;
-  d->own = p;
+  p->next = d->blocks;
+  d->blocks = p;
   return (char *)p + HEAD;
 }
 
 void data_close(data_set *d) {
   data_close_images(d);
-  for (block *p = d->own; p != NULL;) {
+  for (block *p = d->blocks; p != NULL;) {
     block *next = p->next;
     free(p);
     p = next;

@@ -35,7 +35,7 @@ typedef struct data_set {
   data_split train, test;
   data_split validation;    /* empty until data_hold_out */
   struct image_set *images; /* settings and files of an image set; NULL: another set */
-  void *own;                /* list of the blocks of data_alloc */
+  void *blocks;             /* list of the blocks of data_alloc */
 } data_set;
 
 /* Read and check the data set SPEC.  CLI_BAD: reported in one line with the file and the expected content. */

@@ -123,8 +123,8 @@ typedef struct job {
   int64_t rows; /* of a tile */
   float *tiles; /* `tile` floats for each piece */
   int64_t tile;
-  float *sums;         /* dW of each piece, [pieces][o][k][c] */
-  const float *turned; /* the reversed kernel, [k][o][c] */
+  float *sums;           /* dW of each piece, [pieces][o][k][c] */
+  const float *reversed; /* the reversed kernel, [k][o][c] */
 } job;
 
 static bool is_pointwise(const node *v) {
@@ -335,7 +335,7 @@ static void gather_piece(void *arg, int32_t i) {
   const float beta = v->adds[0] ? 1.0F : 0.0F;
   tiles t = tiles_of_piece(j, v->grad, x->shape.height * x->shape.width, i);
   while (next_tile(&t))
-    nn_gemm(false, false, t.rows, in, t.width, 1.0F, t.p, t.width, j->turned, in, beta,
+    nn_gemm(false, false, t.rows, in, t.width, 1.0F, t.p, t.width, j->reversed, in, beta,
             x->grad + t.at * in, in);
 }
 
@@ -378,10 +378,10 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
     run_over_samples(&j, scatter_piece);
     return;
   }
-  float *turned = j.sums + weight_count(n, v) * n->threads;
-  reorder_job order = make_reorder_job(n, v, v->kept, turned);
+  float *reversed = j.sums + weight_count(n, v) * n->threads;
+  reorder_job order = make_reorder_job(n, v, v->kept, reversed);
   nn_parallel(n, order.pieces, reverse_kernel, &order);
-  j.turned = turned;
+  j.reversed = reversed;
   j.p = grad_patches(n, v);
   j.rows = tile_rows(&j.p);
   run_over_samples(&j, gather_piece);

@@ -211,9 +211,9 @@ static int watch_index(const nn *n, const node *v) {
   return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
 }
 
-void nn_watch_gradients(nn *n, nn_gradients_ready *made, void *user) {
-  n->made = made;
-  n->made_user = user;
+void nn_watch_gradients(nn *n, nn_gradients_ready *ready, void *user) {
+  n->gradients_ready = ready;
+  n->ready_user = user;
 }
 
 void nn_fix_norms(nn *n, bool fixed) { n->fixed_norms = fixed; }
@@ -255,9 +255,9 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
     }
     if (n->samples > 0) v->op->backward(n, v, n->samples, params);
     if (n->samples == 0 && params) zero_gradients(n, v);
-    if (!params || n->made == NULL || v->param[0] < 0) continue;
-    const int rc =
-        n->made(n->made_user, v->param[0]); /* parameters are in the order of their nodes */
+    if (!params || n->gradients_ready == NULL || v->param[0] < 0) continue;
+    /* parameters are in the order of their nodes */
+    const int rc = n->gradients_ready(n->ready_user, v->param[0]);
     if (rc != 0) return rc;
   }
   return 0;

@@ -182,9 +182,9 @@ void nn_sampled_loss(nn *n, uint64_t step);
 /* Write the gradients of all parameters; with params = false, compute output gradients only, for the watch.  After
  * another nn_loss or nn_sampled_loss on the same forward, the caller may call nn_backward again. */
 int nn_backward(nn *n, bool params, const nn_watch *watch);
-/* Later calls of nn_backward call `made` when the gradients of the parameters first, first + 1, ... are written.  A
+/* Later calls of nn_backward call `ready` when the gradients of the parameters first, first + 1, ... are written.  A
  * nonzero result ends the pass, which returns this result. */
 typedef int nn_gradients_ready(void *user, int first);
-void nn_watch_gradients(nn *n, nn_gradients_ready *made, void *user);
+void nn_watch_gradients(nn *n, nn_gradients_ready *ready, void *user);
 
 #endif

@@ -73,11 +73,11 @@ struct nn {
   nn_initializer start;
   nn_loss_kind loss;
   double label_smoothing;
-  bool trained;             /* the last forward had mode NN_TRAIN */
-  bool fixed_norms;         /* nn_fix_norms */
-  float *loss_grad;         /* = grad of the last node */
-  nn_gradients_ready *made; /* nn_watch_gradients, or NULL */
-  void *made_user;
+  bool trained;                        /* the last forward had mode NN_TRAIN */
+  bool fixed_norms;                    /* nn_fix_norms */
+  float *loss_grad;                    /* = grad of the last node */
+  nn_gradients_ready *gradients_ready; /* nn_watch_gradients, or NULL */
+  void *ready_user;
   void *scratch;
   int64_t scratch_bytes;
   void *memory; /* all memory of nn_ready */

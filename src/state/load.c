@@ -157,7 +157,7 @@ static bool plan(loading *x) {
   int64_t pieces = 0, bytes = 0;
   for (int32_t i = 0; i < w->fields && entry != NULL; i++) {
     ng_item *item = &w->item[i];
-    entry[i] = ngio_get_at(all, next, item->name);
+    entry[i] = ngio_get_hinted(all, next, item->name);
     if (entry[i] == NULL) return refuse(x, i, "is not in the manifest");
     next = ngio_next(all, entry[i]);
     const ngio_value *list = x->alone ? NULL : ng_pieces_read(entry[i], &item->f, parts);
