@@ -37,9 +37,8 @@ int train_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
 
 static int build_net(run *r) {
   if (train_network(r->s, r->d, r->pool, &r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
-  if (r->reconstructs && r->s->label_smoothing > 0.0) {
+  if (r->reconstructs && r->s->label_smoothing > 0.0)
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
-  }
   const int64_t least = nn_smallest_batch(r->net);
   if (r->s->batch / r->ranks.size < least) {
     return cli_bad("--batch: %s normalises over a batch%s: expected at least %lld", r->s->model,
@@ -75,9 +74,8 @@ static int make_folder(run *r, const char *config, const char *log) {
   int64_t step = -1;
   if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
-  if (disk_exists(config) || disk_exists(log)) {
+  if (disk_exists(config) || disk_exists(log))
     return cli_bad("--out: %s has a run; --resume continues it", r->s->out);
-  }
   const int rc = checkpoint_find(r->s->out, &step, NULL);
   return rc == CLI_OK ? start_log(r, config, log) : rc;
 }
@@ -161,13 +159,6 @@ int run_share_buffers(run *r) {
   return rc;
 }
 
-/* Read the settings with which a run without a checkpoint began. */
-static int read_config(const run *r, const char *config, settings *was) {
-  if (disk_regular(config) != CLI_OK) return CLI_BAD;
-  if (!disk_exists(config)) return cli_bad("--resume: %s has no run", r->s->out);
-  return settings_read(was, config);
-}
-
 /* Start a run again that had no checkpoint yet. All random numbers depend on the seed only. */
 static int restart_run(run *r, const char *config, const char *log) {
   bool ended = false;
@@ -214,7 +205,10 @@ static int resume_run(run *r, const char *config, const char *log) {
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   settings_init(&was);
   int rc = checkpoint_find(r->s->out, &step, &was);
-  if (rc == CLI_OK && step < 0) rc = read_config(r, config, &was);
+  if (rc == CLI_OK && step < 0) rc = disk_regular(config);
+  if (rc == CLI_OK && step < 0)
+    rc = disk_exists(config) ? settings_read(&was, config)
+                             : cli_bad("--resume: %s has no run", r->s->out);
   char *where = step >= 0 ? checkpoint_path(r->s->out, step) : cli_copy(config);
   if (rc == CLI_OK) rc = settings_same(&was, r->s, NULL, where);
   if (rc == CLI_OK)

@@ -59,9 +59,8 @@ static kind kind_of(const char *name, int64_t *step) {
 static int64_t newest(const char *dir) {
   int64_t most = -1, step;
   DIR *d = opendir(dir);
-  for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+  for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;)
     if (kind_of(e->d_name, &step) == WHOLE && step > most) most = step;
-  }
   if (d != NULL) (void)closedir(d);
   return most;
 }
@@ -231,11 +230,10 @@ int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   int rc = CLI_OK;
   if (first && disk_exists(path))
     rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
-  if (rc == CLI_OK && in_parts) {
+  if (rc == CLI_OK && in_parts)
     rc = precond_save_parts(c->p, parts, first);
-  } else if (rc == CLI_OK) {
+  else if (rc == CLI_OK)
     rc = precond_save(c->p, append_state, &state, first);
-  }
   if (rc == CLI_OK && in_parts && first) rc = read_id(parts, id);
   if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_gather(&c->feed->mix, mixup);
   if (rc == CLI_OK && first) {

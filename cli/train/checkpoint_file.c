@@ -105,11 +105,10 @@ void file_head_state(file_head *h, const run_state *s) {
   char value[VALUE], key[KEY];
   for (int i = 0; i < FIELDS; i++) {
     const void *from = (const char *)s + field[i].at;
-    if (i < WHOLE) {
+    if (i < WHOLE)
       (void)snprintf(value, VALUE, "%lld", (long long)*(const int64_t *)from);
-    } else {
+    else
       (void)snprintf(value, VALUE, "%a", *(const double *)from);
-    }
     file_head_text(h, field[i].key, value);
   }
   for (int i = 0; i < s->stations; i++) {
@@ -219,10 +218,9 @@ int file_read_state(const file_reader *r, run_state *s) {
       if (!read_number(CLI_REAL, t->value, &to->ms))
         return cli_bad("%s: its metadata has no valid '%s'", r->path, t->key);
     }
-    for (int k = 0; k < CHECKPOINT_MAKERS && strncmp(t->key, maker_key, made_by) == 0; k++) {
+    for (int k = 0; k < CHECKPOINT_MAKERS && strncmp(t->key, maker_key, made_by) == 0; k++)
       if (strcmp(t->key + made_by, maker[k]) == 0)
         (void)snprintf(s->made_by[k], CHECKPOINT_TEXT, "%s", t->value);
-    }
   }
   return CLI_OK;
 }
@@ -267,9 +265,8 @@ const char *checkpoint_lost(const nn *net) {
   for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
     const ngio_tensor t = file_net_tensor(net, i);
     const float *value = t.data;
-    for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
+    for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++)
       if (!isfinite(value[k])) return t.name;
-    }
   }
   return NULL;
 }

@@ -5,8 +5,6 @@
 #include "checkpoint.h"
 #include "safetensors.h"
 
-/* ---- writing ---------------------------------------------------------------------------------*/
-
 /* The header of a file to write: tensors, and metadata as pairs of texts.  Begins as {0}. */
 typedef struct file_head {
   ngio_tensor *tensor;
@@ -22,8 +20,6 @@ void file_head_state(file_head *h, const run_state *s);
 void file_head_net(file_head *h, const nn *net);
 /* Write the file, with the checksum of the metadata last. */
 int file_write(file_head *h, const char *path);
-
-/* ---- reading ---------------------------------------------------------------------------------*/
 
 typedef struct file_reader {
   const char *path;

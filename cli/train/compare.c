@@ -19,10 +19,9 @@ static int read_plan(compare_plan *p, const cli_args *args) {
                       : p->grid_seeds > 0  ? "grid-seeds"
                                            : NULL;
   int rc = CLI_OK;
-  for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
+  for (int i = 0; i < args->n_settings && rc == CLI_OK; i++)
     if (strcmp(args->settings[i].name, "method") == 0)
       rc = cli_bad("compare: --method: expected --methods with a list");
-  }
   for (int i = 0; i < args->n_own && rc == CLI_OK; i++)
     rc = compare_grid_add(p, args->own[i].value);
   if (rc == CLI_OK) rc = settings_given(&p->base, args->settings, args->n_settings);
@@ -38,9 +37,8 @@ static int read_plan(compare_plan *p, const cli_args *args) {
 static char *folder_of(const compare_plan *p, const data_set *d) {
   char name[512];
   (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, p->base.model);
-  for (char *c = name; *c != 0; c++) {
+  for (char *c = name; *c != 0; c++)
     if (*c == '/') *c = '-';
-  }
   return cli_copy(p->out != NULL ? p->out : name);
 }
 

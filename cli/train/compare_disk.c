@@ -27,8 +27,6 @@ char *compare_path(const compare_plan *p, const char *format, ...) {
   return cli_join(p->dir, name);
 }
 
-/* ---- a run -----------------------------------------------------------------------------------*/
-
 /* Remove the files of a run that has no checkpoint, and no other files. */
 static void remove_unfinished(const char *dir) {
   static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
@@ -107,8 +105,6 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
   return rc;
 }
 
-/* ---- the folder ------------------------------------------------------------------------------ */
-
 /* Does DIR have the folder of the runs of a comparison? */
 static bool has_runs(const compare_plan *p) {
   char *runs = compare_path(p, "runs");
@@ -120,9 +116,8 @@ static bool has_runs(const compare_plan *p) {
 /* Check that DIR is empty or does not exist. */
 static int check_new(const compare_plan *p) {
   DIR *folder = opendir(p->dir);
-  if (folder == NULL) {
+  if (folder == NULL)
     return errno == ENOENT ? CLI_OK : cli_bad("--out: %s: %s", p->dir, strerror(errno));
-  }
   bool empty = true;
   for (const struct dirent *e; (e = readdir(folder)) != NULL;)
     empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);

@@ -26,9 +26,8 @@ int compare_count_points(const compare_plan *p, compare_method *m) {
 }
 
 int compare_point(const compare_plan *p, const compare_method *m, int k, int g) {
-  for (int i = p->grids - 1; i > g; i--) {
+  for (int i = p->grids - 1; i > g; i--)
     if (m->use[i]) k /= p->grid[i].n;
-  }
   return k % p->grid[g].n;
 }
 
@@ -80,8 +79,6 @@ int compare_edge(const compare_grid *g, int i) {
   }
   return g->n < 2 ? 0 : least ? -1 : largest ? 1 : 0;
 }
-
-/* ---- runs ------------------------------------------------------------------------------------*/
 
 /* Return the seed of the k-th run of every point, different from all seeds of the comparison. */
 static int64_t tuning_seed(const compare_plan *p, int k) {

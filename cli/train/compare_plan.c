@@ -40,9 +40,8 @@ static bool has_dependents(const char *name) {
 /* settings_idle; false if the grid contains an option on which others depend. */
 static bool is_idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
                     size_t size) {
-  for (int g = 0; g < p->grids; g++) {
+  for (int g = 0; g < p->grids; g++)
     if (has_dependents(p->grid[g].name)) return false;
-  }
   return settings_idle(&m->s, name, needs, size);
 }
 
@@ -52,9 +51,8 @@ bool compare_uses(const compare_plan *p, const compare_method *m, const char *na
 }
 
 bool compare_owns(const compare_method *m, const char *name) {
-  for (int i = 0; i < m->n_own; i++) {
+  for (int i = 0; i < m->n_own; i++)
     if (settings_same_name(name, m->own[i].name)) return true;
-  }
   return false;
 }
 
@@ -96,16 +94,14 @@ static int begin_method(compare_plan *p, const char *name) {
   char message[CLI_MESSAGE] = "";
   if (name[0] == 0)
     return cli_bad("--methods: expected name or name:option=value, separated by ','");
-  if (p->methods == COMPARE_METHODS) {
+  if (p->methods == COMPARE_METHODS)
     return cli_bad("--methods: more than %d methods", COMPARE_METHODS);
-  }
   compare_method *m = &p->method[p->methods];
   settings_copy(&m->s, &p->base);
   set_label(p, m, name);
   p->methods++;
-  if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK) {
+  if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK)
     return cli_bad("--methods: %s", message);
-  }
   return drop_inapplicable(p, m);
 }
 
@@ -114,13 +110,11 @@ static int add_own(compare_plan *p, char *text) {
   if (p->methods == 0) return cli_bad("--methods: '%s' needs a method before it", text);
   compare_method *m = &p->method[p->methods - 1];
   char *equals = strchr(text, '=');
-  if (equals == NULL || equals == text) {
+  if (equals == NULL || equals == text)
     return cli_bad("--methods: %s: '%s', expected option=value", m->label, text);
-  }
   *equals = 0;
-  if (is_common(text)) {
+  if (is_common(text))
     return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
-  }
   if (compare_owns(m, text)) return cli_bad("--methods: %s: %s comes twice", m->label, text);
   (void)snprintf(where, sizeof where, "--methods: %s", m->label);
   if (settings_set(&m->s, where, text, equals + 1) != CLI_OK) return CLI_BAD;
@@ -162,11 +156,9 @@ int compare_methods(compare_plan *p, const char *list) {
   }
   for (int i = 0; rc == CLI_OK && i < p->methods; i++) {
     compare_method *m = &p->method[i];
-    for (int k = 0; rc == CLI_OK && k < m->n_own; k++) {
-      if (!settings_knows(&m->s, m->own[k].name)) {
+    for (int k = 0; rc == CLI_OK && k < m->n_own; k++)
+      if (!settings_knows(&m->s, m->own[k].name))
         rc = cli_bad("--methods: %s: %s has no effect", m->label, m->own[k].name);
-      }
-    }
     if (rc == CLI_OK) rc = drop_idle(p, m);
     if (rc == CLI_OK) rc = settings_check(&m->s);
     if (rc == CLI_OK) rc = compare_count_points(p, m);
@@ -191,28 +183,24 @@ int compare_grid_add(compare_plan *p, const char *text) {
   memset(g, 0, sizeof *g);
   g->text = cli_copy(text);
   char *value = strchr(g->text, '=');
-  if (value == NULL || value == g->text || value[1] == 0) {
+  if (value == NULL || value == g->text || value[1] == 0)
     return cli_bad("--grid: '%s', expected option=a,b,c", text);
-  }
   *value++ = 0;
   g->name = g->text;
   if (is_common(g->name) || settings_among(g->name, "epochs|steps"))
     return cli_bad("--grid: %s is the same for all runs", g->name);
-  for (int i = 0; i + 1 < p->grids; i++) {
+  for (int i = 0; i + 1 < p->grids; i++)
     if (settings_same_name(g->name, p->grid[i].name))
       return cli_bad("--grid: %s comes twice", g->name);
-  }
   int rc = CLI_OK;
   for (char *next; rc == CLI_OK && value != NULL; value = next) {
     next = strchr(value, ',');
     if (next != NULL) *next++ = 0;
-    if (g->n == COMPARE_VALUES) {
+    if (g->n == COMPARE_VALUES)
       return cli_bad("--grid: %s has more than %d values", g->name, COMPARE_VALUES);
-    }
-    for (int i = 0; i < g->n; i++) {
+    for (int i = 0; i < g->n; i++)
       if (strcmp(g->value[i], value) == 0)
         return cli_bad("--grid: %s has '%s' twice", g->name, value);
-    }
     g->value[g->n++] = value;
     rc = try_value(g);
   }

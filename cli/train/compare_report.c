@@ -37,9 +37,8 @@ typedef struct report {
 
 /* Return the index of this station in the list of all stations, or -1 if the list is full. */
 static int station_of(report *r, const char *name) {
-  for (int i = 0; i < r->stations; i++) {
+  for (int i = 0; i < r->stations; i++)
     if (strcmp(r->station[i], name) == 0) return i;
-  }
   if (r->stations == SHOWN) return -1;
   r->station[r->stations] = name;
   return r->stations++;
@@ -94,13 +93,12 @@ static void sum_up(report *r, int i) {
 /* Write "93.15 ± 0.42" with this number of decimals; decimals < 0: three digits of the mean, two of the deviation. */
 static void put_spread(table *t, int column, const spread *s, double scale, int decimals) {
   const double mean = scale * s->mean, deviation = scale * s->deviation;
-  if (s->n == 0) {
+  if (s->n == 0)
     table_put(t, column, "-");
-  } else if (decimals >= 0) {
+  else if (decimals >= 0)
     table_put(t, column, s->n > 1 ? "%.*f ± %.*f" : "%.*f", decimals, mean, decimals, deviation);
-  } else {
+  else
     table_put(t, column, s->n > 1 ? "%.3g ± %.2g" : "%.3g", mean, deviation);
-  }
 }
 
 /* Write the method's own settings, then the tuned ones. */
@@ -117,13 +115,12 @@ static void put_settings(table *t, int column, const compare_plan *p, const comp
 }
 
 static void format_target(const report *r, char *text, size_t size) {
-  if (!isfinite(r->target)) {
+  if (!isfinite(r->target))
     (void)snprintf(text, size, "target");
-  } else if (r->accuracy) {
+  else if (r->accuracy)
     (void)snprintf(text, size, "%.2f %%", 100.0 * r->target);
-  } else {
+  else
     (void)snprintf(text, size, "%.4g", r->target);
-  }
 }
 
 static const char *score_name(compare_metric m) {
@@ -166,9 +163,8 @@ static void results_table(const report *r, table *t) {
 
 /* Is the time at this station above 1 % of the step of some method? */
 static bool station_shown(const report *r, int column) {
-  for (int i = 0; i < r->p->methods; i++) {
+  for (int i = 0; i < r->p->methods; i++)
     if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
-  }
   return false;
 }
 

@@ -53,9 +53,8 @@ spread compare_spread(const double *x, int n) {
     s.n++;
   }
   s.mean = s.n > 0 ? sum / s.n : (double)NAN;
-  for (int i = 0; i < n; i++) {
+  for (int i = 0; i < n; i++)
     if (isfinite(x[i])) squares += (x[i] - s.mean) * (x[i] - s.mean);
-  }
   if (s.n > 1) s.deviation = sqrt(squares / (s.n - 1));
   return s;
 }
@@ -65,9 +64,8 @@ plot_curve compare_curve(compare_metric m, const train_result *run, int runs) {
   int sound = 0;
   for (int i = 0; i < runs; i++)
     sound += !run[i].diverged;
-  for (int i = 0; i < runs; i++) {
+  for (int i = 0; i < runs; i++)
     if ((sound == 0 || !run[i].diverged) && run[i].epochs > out.n) out.n = run[i].epochs;
-  }
   double *x = cli_take(3 * (size_t)runs, sizeof *x);
   out.lost = sound == 0;
   out.point = cli_take((size_t)out.n, sizeof *out.point);
@@ -94,10 +92,9 @@ double compare_target(compare_metric m, const plot_curve *curve, int n) {
   for (int i = 0; i < n; i++) {
     if (curve[i].lost) continue;
     double best = (double)NAN;
-    for (int e = 0; e < curve[i].n; e++) {
+    for (int e = 0; e < curve[i].n; e++)
       if (compare_better(m, curve[i].point[e].score.mean, best))
         best = curve[i].point[e].score.mean;
-    }
     if (isfinite(best) && (isnan(target) || compare_better(m, target, best))) target = best;
   }
   return target;

@@ -19,14 +19,11 @@ typedef struct record {
   int columns;
 } record;
 
-/* ---- reading ---------------------------------------------------------------------------------*/
-
 static void add_column(record *r, const char *outer, const char *name) {
   char column[160];
   (void)snprintf(column, sizeof column, "%s%s", outer, name);
-  for (int i = 0; i < r->columns; i++) {
+  for (int i = 0; i < r->columns; i++)
     if (strcmp(r->column[i], column) == 0) return;
-  }
   r->column = cli_grown(r->column, (size_t)r->columns, sizeof *r->column);
   r->column[r->columns++] = cli_copy(column);
 }
@@ -80,8 +77,6 @@ static const ngio_value *field(const ngio_value *line, const char *column) {
   return ngio_get(ngio_get(line, outer), dot + 1);
 }
 
-/* ---- CSV (RFC 4180) --------------------------------------------------------------------------*/
-
 static void csv_text(FILE *f, const char *text) {
   const bool plain = strpbrk(text, ",\"\r\n") == NULL;
   if (!plain) (void)fputc('"', f);
@@ -93,15 +88,14 @@ static void csv_text(FILE *f, const char *text) {
 }
 
 static void csv_value(FILE *f, const ngio_value *v) {
-  if (ngio_is(v, NGIO_STRING)) {
+  if (ngio_is(v, NGIO_STRING))
     csv_text(f, ngio_text_of(v));
-  } else if (ngio_is(v, NGIO_INTEGER)) {
+  else if (ngio_is(v, NGIO_INTEGER))
     (void)fprintf(f, "%lld", (long long)ngio_integer_of(v));
-  } else if (ngio_is(v, NGIO_REAL)) {
+  else if (ngio_is(v, NGIO_REAL))
     (void)fprintf(f, "%.17g", ngio_number_of(v));
-  } else if (ngio_is_flag(v)) {
+  else if (ngio_is_flag(v))
     (void)fputs(ngio_is(v, NGIO_TRUE) ? "true" : "false", f);
-  }
 }
 
 static void print_csv(FILE *f, const void *what) {
@@ -119,8 +113,6 @@ static void print_csv(FILE *f, const void *what) {
     (void)fputc('\n', f);
   }
 }
-
-/* ---- the command -----------------------------------------------------------------------------*/
 
 typedef struct wish {
   const char *csv;

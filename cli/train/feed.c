@@ -27,9 +27,8 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
   data_how how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
   how.flip = automatic ? d->augments : strstr(s->augment, "flip") != NULL;
-  if ((how.crop || how.flip) && (d->height < 2 || d->width < 2)) {
+  if ((how.crop || how.flip) && (d->height < 2 || d->width < 2))
     return cli_bad("--augment: %s needs images, %s has rows of features", s->augment, d->name);
-  }
   const int64_t first = ranks == NULL ? 0 : ranks_first(ranks, ranks->rank, s->batch);
   const int64_t end = ranks == NULL ? s->batch : ranks_first(ranks, ranks->rank + 1, s->batch);
   const int64_t batch = end - first, room = batch > 0 ? batch : 1;
@@ -94,8 +93,6 @@ static void fill(const feed *f, piece *p) {
     fill_piece(p, 0);
   }
 }
-
-/* ---- images ------------------------------------------------------------------------------------*/
 
 static int32_t row_of(const data_split *s, int32_t sample) {
   return s->index != NULL ? s->index[sample] : sample;
@@ -167,18 +164,15 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
     const int32_t row = image_row(f, p, from + i);
     const uint8_t *bytes = image_loader_take(f->loader, why);
     f->next_taken++;
-    if (bytes != NULL) {
+    if (bytes != NULL)
       put_image(f, p, (*good)++, row, bytes);
-    } else if (p->order != NULL) {
+    else if (p->order != NULL)
       rc = replace_image(f, p, place_of(f, from + i), (*good)++, why);
-    } else {
+    else
       rc = report_unreadable(f, p->split->images, row, why);
-    }
   }
   return rc;
 }
-
-/* ---- batches -----------------------------------------------------------------------------------*/
 
 int feed_train(feed *f, int64_t step, int64_t micro) {
   const int64_t epoch = step / f->per_epoch;

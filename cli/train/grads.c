@@ -81,9 +81,8 @@ void grads_begin(grads *g, int64_t batch) {
 
 int grads_end(grads *g) {
   const float *from = g->sum;
-  for (; g->waited < g->buckets; g->waited++) {
+  for (; g->waited < g->buckets; g->waited++)
     if (ranks_wait(g->ranks, &g->list[g->waited].request) != CLI_OK) return CLI_BAD;
-  }
   for (int i = 0; from != NULL && i < nn_params(g->net); i++) {
     const nn_param *p = nn_param_at(g->net, i);
     memcpy(p->grad, from, (size_t)p->count * sizeof *from);

@@ -10,8 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- variables of the launcher ---------------------------------------------------------------- */
-
 /* Return the value of the first variable that is set; 0: none. */
 static int32_t read_variable(const char *const *names) {
   for (; *names != NULL; names++) {
@@ -35,8 +33,6 @@ int32_t launch_neighbours(int32_t size) {
   const int32_t n = read_variable(locals);
   return n > 0 && n < size ? n : size;
 }
-
-/* ---- the module ------------------------------------------------------------------------------*/
 
 /* Load the module from the build folder or from the installed libraries. */
 static void *load(char *why, size_t size) {
@@ -78,16 +74,13 @@ static int begin_mpi(launch *l) {
       want, l->table.size);
 }
 
-/* ---- begin and end ------------------------------------------------------------------------------------ */
-
 int launch_begin(const char *wanted, launch *out) {
   long long threads = 1;
   *out = (launch){.threads = 1, .table = {.size = 1}};
   if (strcmp(wanted, "auto") == 0) return launched_processes() > 1 ? begin_mpi(out) : CLI_OK;
   if (strcmp(wanted, "mpi") == 0) return begin_mpi(out);
-  if (*wanted < '0' || *wanted > '9') {
+  if (*wanted < '0' || *wanted > '9')
     return cli_bad("--ranks: '%s' is none of auto, mpi, a number of threads", wanted);
-  }
   if (cli_parse_int("ranks", wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
   if (launched_processes() > 1) {
     return cli_bad(

@@ -130,11 +130,10 @@ int log_sync(run_log *l, int64_t *bytes, uint32_t *crc) {
 /* ---- lines -----------------------------------------------------------------------------------*/
 
 static void write_real(run_log *l, const char *name, double v) {
-  if (isfinite(v)) {
+  if (isfinite(v))
     (void)fprintf(l->f, ", \"%s\": %.17g", name, v);
-  } else {
+  else
     (void)fprintf(l->f, ", \"%s\": null", name);
-  }
 }
 
 static void write_whole(run_log *l, const char *name, int64_t v) {

@@ -9,8 +9,8 @@
  *     unobserved, network_bytes, precond_bytes, seconds, ms (with averaged weights: averaged, average_test_loss,
  *     average_test_accuracy; with adaptive intervals: statistics; with several ranks: ranks, see traffic.h; last: crc32
  *     of config.json and of the log before this line)
- * ms: milliseconds per step by station since the last line of that event, or since the resumed checkpoint ("end":
- * of the whole run). Doubles have 17 digits and read back exactly; values that are not finite are null. */
+ * ms: milliseconds per step by station since the last line of the same event, or since the resumed checkpoint ("end":
+ * in the whole run). Doubles have 17 digits and read back exactly; values that are not finite are null. */
 #ifndef LOG_H
 #define LOG_H
 
@@ -32,7 +32,7 @@ typedef struct log_times { /* totals; the log computes differences */
 
 /* Do the first `bytes` have this CRC-32, which the checkpoint `where` contains? */
 int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where);
-/* After log_check: reopen the log after its first `bytes`, and cut the rest off. `t`: the times at that point. */
+/* After log_check: reopen the log and remove the text after its first `bytes`. `t`: the times at this point. */
 int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out);
 
 int log_write_step(run_log *l, int64_t step, int64_t epoch, const train_number *x, int n,
@@ -41,15 +41,15 @@ int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t);
 /* `config`: the text of config.json. */
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
                   const log_times *t, const char *config);
-/* Flush to disk; length and CRC-32 of the log. */
+/* Flush the log to disk; write its length and its CRC-32. */
 int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 
 /* Does the log contain the end of a run? */
 int log_ended(const char *path, bool *ended);
-/* The result of a finished run (done or diverged), else *over is false. The checksum in the last line must fit the
- * log and `config`, the text of config.json. */
+/* Read the result of a finished run (done or diverged); *over is false if the run is not finished. The checksum in the
+ * last line must fit the log and `config`, the text of config.json. */
 int log_result(const char *path, const char *config, train_result *out, bool *over);
-/* The "epoch" lines of the first `bytes`, for free(). */
+/* Read the "epoch" lines of the first `bytes`; the caller frees *out. */
 int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n);
 
 #endif

@@ -154,11 +154,10 @@ static int save_requested(run *r) {
   r->requests_served = train_checkpoint_requests();
   if (rc != CLI_OK || r->out->diverged || r->ranks.rank > 0) return rc;
   progress_end(&r->progress); /* end the line of the bar */
-  if (r->s->out[0] != 0) {
+  if (r->s->out[0] != 0)
     cli_note("SIGUSR1: the checkpoint of step %lld is in %s", (long long)r->out->kept, r->s->out);
-  } else {
+  else
     cli_note("SIGUSR1: no checkpoint without --out");
-  }
   return CLI_OK;
 }
 

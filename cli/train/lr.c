@@ -59,9 +59,8 @@ static bool parse(const form *f, const char *at, lr_schedule *out) {
     out->extras = read_numbers(&at, f->extras, 0.0, f->most_extra, out->extra);
     if (out->extras != f->extras) return false;
   }
-  for (int i = 0; i < out->values && out->kind == LR_STEP; i++) {
+  for (int i = 0; i < out->values && out->kind == LR_STEP; i++)
     if (out->value[i] <= (i > 0 ? out->value[i - 1] : 0.0)) return false;
-  }
   if (out->kind == LR_POLYNOMIAL && out->extras > 0 && out->extra[1] <= out->extra[0]) return false;
   return *at == 0;
 }

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- draws -------------------------------------------------------------------------------------*/
-
 /* Return a number in (0, 1], whose logarithm is finite. */
 static double above_zero(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
 
@@ -56,8 +54,6 @@ mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t heigh
   b.left = draw_below(width - b.width + 1, w[5]);
   return b;
 }
-
-/* ---- a batch -----------------------------------------------------------------------------------*/
 
 int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                mix *out) {
@@ -137,8 +133,6 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
   }
   m->began = true;
 }
-
-/* ---- in a checkpoint --------------------------------------------------------------------------*/
 
 bool mix_carries(const mix *m) { return m->last != NULL; }
 

@@ -138,8 +138,6 @@ static void print_script(FILE *f, const void *what) {
 
 int plot_write(const plot *p, const char *path) { return disk_print(path, print_script, p); }
 
-/* ---- gnuplot ---------------------------------------------------------------------------------*/
-
 enum { NO_PROGRAM = 127, FAILED = 126 };
 
 /* Run gnuplot without a shell, as DIR may have any name. */
@@ -162,9 +160,8 @@ void plot_draw(const char *dir) {
   while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
     continue;
   const int code = child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
-  if (code == NO_PROGRAM) {
+  if (code == NO_PROGRAM)
     cli_note("no pictures, as gnuplot is not installed; gnuplot makes them from %s/plot.gp", dir);
-  } else if (code != 0) {
+  else if (code != 0)
     cli_note("no pictures, as gnuplot failed; run gnuplot on plot.gp in %s", dir);
-  }
 }

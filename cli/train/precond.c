@@ -141,9 +141,8 @@ static ng_status add_all(precond *p) {
     const nn_layer *l = nn_layer_at(p->net, i);
     st = add_layer(p, l, &p->index[i]);
     if (st >= 0) st = bind(p, p->index[i], NG_WEIGHT, nn_param_at(p->net, l->weight_param), l->out);
-    if (st >= 0 && l->bias_param >= 0) {
+    if (st >= 0 && l->bias_param >= 0)
       st = bind(p, p->index[i], NG_BIAS, nn_param_at(p->net, l->bias_param), 1);
-    }
   }
   if (st >= 0) st = add_norms(p);
   for (int i = 0; i < nn_params(p->net) && st >= 0; i++) {

@@ -29,11 +29,10 @@ static int columns(void) {
 }
 
 static void percent(char *text, size_t size, const char *whose, double accuracy) {
-  if (isfinite(accuracy)) {
+  if (isfinite(accuracy))
     (void)snprintf(text, size, "  %saccuracy %.2f %%", whose, 100.0 * accuracy);
-  } else {
+  else
     text[0] = 0;
-  }
 }
 
 static void erase(progress *p) {

@@ -19,8 +19,6 @@ typedef struct wish {
   pruning how;
 } wish;
 
-/* ---- the network and its test loss ----------------------------------------------------------- */
-
 typedef struct subject {
   settings s;
   data_set d;
@@ -69,9 +67,8 @@ static int open_subject(const wish *w, subject *p) {
   rc = train_network(s, &p->d, p->pool, &p->net, &p->reconstructs);
   if (rc == CLI_OK) rc = feed_create(s, &p->d, NULL, p->reconstructs, p->pool, &p->feed);
   if (rc == CLI_OK) rc = nn_ready(p->net, w->batch);
-  if (rc == CLI_OK) {
+  if (rc == CLI_OK)
     rc = checkpoint_read_model(w->weights != NULL ? w->weights : p->weights, p->net, &p->state);
-  }
   ng_context_config config;
   ng_context_config_init(&config, sizeof config);
   config.threads = threads;
@@ -113,8 +110,6 @@ static int check_out(const char *path) {
   free(folder);
   return rc;
 }
-
-/* ---- the command -----------------------------------------------------------------------------*/
 
 static int prune(const char *dir, const wish *w) {
   subject p;

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- one step --------------------------------------------------------------------------------*/
-
 typedef struct scored {
   double score;
   int64_t at;
@@ -67,8 +65,6 @@ int pruning_step(ng_context *ctx, const pruning *how, const pruning_set *s) {
   return rc;
 }
 
-/* ---- a network -------------------------------------------------------------------------------*/
-
 pruning_count pruning_counted(const nn *net) {
   pruning_count c = {0, 0};
   for (int i = 0; i < nn_params(net); i++) {
@@ -95,9 +91,8 @@ int64_t pruning_share(int64_t d, int64_t began, int64_t zeros, double sparsity, 
 static void gather(const nn *net, bool value, float *x) {
   for (int i = 0; i < nn_params(net); i++) {
     const nn_param *q = nn_param_at(net, i);
-    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++) {
+    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++)
       if (q->value[k] != 0.0F) *x++ = value ? q->value[k] : q->grad[k];
-    }
   }
 }
 
@@ -105,9 +100,8 @@ static void gather(const nn *net, bool value, float *x) {
 static void scatter(nn *net, const double *w) {
   for (int i = 0; i < nn_params(net); i++) {
     const nn_param *q = nn_param_at(net, i);
-    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++) {
+    for (int64_t k = 0; k < q->count && q->role == NN_WEIGHT; k++)
       if (q->value[k] != 0.0F) q->value[k] = (float)*w++;
-    }
   }
 }
 

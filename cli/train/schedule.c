@@ -1,4 +1,4 @@
-/* schedule.c: the grammar and the formulas are on the card in schedule.h. */
+/* schedule.c: the grammar and the formulas are in schedule.h. */
 #include "schedule.h"
 
 #include <math.h>
@@ -40,20 +40,20 @@ static bool take_word(reader *r, const char *stops, char word[WORD]) {
   return true;
 }
 
-static bool real_of(const char *word, double *out) {
+static bool read_real(const char *word, double *out) {
   char *end = NULL;
   if (word[0] == 0 || strspn(word, "+-.0123456789eE") != strlen(word)) return false;
   *out = strtod(word, &end);
   return *end == 0 && isfinite(*out);
 }
 
-static bool steps_of(const char *word, int64_t least, int64_t *out) {
+static bool read_steps(const char *word, int64_t least, int64_t *out) {
   if (word[0] == 0 || strspn(word, "0123456789") != strlen(word) || strlen(word) > 15) return false;
   *out = strtoll(word, NULL, 10);
   return *out >= least;
 }
 
-static int give(const reader *r, const char *entry, int option, double value, int64_t step) {
+static int visit_value(const reader *r, const char *entry, int option, double value, int64_t step) {
   return r->visit == NULL ? CLI_OK : r->visit(r, entry, option, value, step);
 }
 
@@ -65,20 +65,20 @@ static int read_points(reader *r, const char *entry, int k) {
   r->at++; /* the star */
   const bool current = *r->at == '=';
   r->at += current;
-  if (!take_word(r, "@", word) || !real_of(word, &factor) || !(factor > 0) || factor > 1e6)
+  if (!take_word(r, "@", word) || !read_real(word, &factor) || !(factor > 0) || factor > 1e6)
     return complain(r, entry, "expected a factor, 0 < F <= 1e6, after '*'", "");
   if (*r->at != '@') return complain(r, entry, "expected '@' and steps after the factor", "");
   do {
     int64_t t = 0;
     r->at++;
-    if (!take_word(r, ",", word) || !steps_of(word, 1, &t))
+    if (!take_word(r, ",", word) || !read_steps(word, 1, &t))
       return complain(r, entry, "expected steps >= 1 after '@', separated by commas", "");
     if (t <= last) return complain(r, entry, "the steps must ascend", "");
     last = t;
     v = current ? v * factor : r->base[k] * pow(factor, (double)++n);
     if (k == STAT_PERIOD || k == SOLVE_PERIOD) v = fmax(1, trunc(v));
     if (t <= r->t) now = v;
-    const int rc = give(r, entry, k, v, t);
+    const int rc = visit_value(r, entry, k, v, t);
     if (rc != CLI_OK) return rc;
   } while (*r->at == ',');
   r->value[k] = now;
@@ -106,7 +106,7 @@ static int read_curve(reader *r, const char *entry) {
   const char rule = word[0];
   const bool steep = rule == 'E' || rule == 'S';
   if (!good || *r->at != '-' ||
-      (steep ? !real_of(word + 1, &K) || !(K > 0) || K > 50 : word[1] != 0))
+      (steep ? !read_real(word + 1, &K) || !(K > 0) || K > 50 : word[1] != 0))
     return complain(r, entry,
                     "expected a rule after '~': L-, Q-, C-, EK- or SK-, with a number 0 < K <= 50",
                     "");
@@ -115,20 +115,21 @@ static int read_curve(reader *r, const char *entry) {
   if (!way || *r->at != '@' || (!down && strcmp(word, "up") != 0))
     return complain(r, entry, "expected up@ or down@ after the rule", "");
   r->at++;
-  if (!take_word(r, "", word) || !steps_of(word, 2, &steps))
+  if (!take_word(r, "", word) || !read_steps(word, 2, &steps))
     return complain(r, entry, "expected a number of steps, at least 2, after '@'", "");
   r->value[DAMPING] = r->base[DAMPING] * curve(rule, down, K, steps, r->t);
-  const int rc = give(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, 0), 0);
+  const int rc =
+      visit_value(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, 0), 0);
   if (rc != CLI_OK) return rc;
-  return give(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, steps - 1),
-              steps - 1);
+  return visit_value(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, steps - 1),
+                     steps - 1);
 }
 
 /* stat_decay~M */
 static int read_ramp(reader *r, const char *entry) {
   char word[WORD];
   double most;
-  if (!take_word(r, "", word) || !real_of(word, &most) || !(most > 0) || most > 1)
+  if (!take_word(r, "", word) || !read_real(word, &most) || !(most > 0) || most > 1)
     return complain(r, entry, "expected a number, 0 < M <= 1, after '~'", "");
   r->value[STAT_DECAY] = fmin(1 - 1 / (double)(r->t < 1 ? 1 : r->t), most);
   return CLI_OK;
@@ -176,7 +177,7 @@ int schedule_at(const char *text, const double base[SCHEDULED], int64_t t, doubl
   return read_all(&r);
 }
 
-/* Set the value in a copy of all options: the library says whether it is in range and goes with the others. */
+/* Check with the library that the value is in range and fits the other options, which are copied. */
 static int try_value(const reader *r, const char *entry, int k, double v, int64_t step) {
   char why[256] = "", more[320];
   ng_options *o = NULL;

@@ -31,9 +31,8 @@ static void put_text(settings *s, const settings_row *row, const char *value) {
 }
 
 void settings_free(settings *s) {
-  for (int i = 0; i < settings_rows_count; i++) {
+  for (int i = 0; i < settings_rows_count; i++)
     if (settings_rows[i].kind == CLI_TEXT) free(*(char **)place(s, &settings_rows[i]));
-  }
   for (int i = 0; i < s->n_library; i++) {
     free(s->library[i].name);
     free(s->library[i].value);
@@ -59,9 +58,8 @@ void settings_copy(settings *to, const settings *from) {
 /* ---- names -----------------------------------------------------------------------------------*/
 
 const settings_row *settings_find(const char *name) {
-  for (int i = 0; i < settings_rows_count; i++) {
+  for (int i = 0; i < settings_rows_count; i++)
     if (cli_same_name(name, settings_rows[i].name)) return &settings_rows[i];
-  }
   return NULL;
 }
 
@@ -77,7 +75,7 @@ bool settings_same_name(const char *a, const char *b) {
   return cli_same_name(of_a != NULL ? of_a : a, of_b != NULL ? of_b : b);
 }
 
-static int unknown(const char *name, char *message, size_t size) {
+static int say_unknown(const char *name, char *message, size_t size) {
   const char *names[NAMES];
   int n = 0;
   for (int i = 0; i < settings_rows_count; i++)
@@ -104,7 +102,7 @@ bool settings_among(const char *word, const char *list) {
   return false;
 }
 
-static int method_form(const char *value, char *message, size_t size) {
+static int check_method(const char *value, char *message, size_t size) {
   ng_method_info info;
   if (strcmp(value, "sgd") == 0 || strcmp(value, "adamw") == 0) return CLI_OK;
   if (cli_method_find(value, &info) >= 0) return CLI_OK;
@@ -116,8 +114,8 @@ static int method_form(const char *value, char *message, size_t size) {
   return CLI_BAD;
 }
 
-static int word_form(const char *name, const char *value, char *message, size_t size) {
-  if (strcmp(name, "method") == 0) return method_form(value, message, size);
+static int check_word(const char *name, const char *value, char *message, size_t size) {
+  if (strcmp(name, "method") == 0) return check_method(value, message, size);
   if (strcmp(name, "lr-schedule") == 0) {
     lr_schedule parsed;
     return lr_parse(value, &parsed, message, size);
@@ -149,7 +147,7 @@ static int set_own(settings *s, const settings_row *row, const char *value, char
   const bool computed = row->kind == CLI_REAL && strcmp(row->standard, "default") == 0;
   int rc = CLI_OK;
   if (row->kind == CLI_TEXT) {
-    rc = word_form(row->name, value, message, size);
+    rc = check_word(row->name, value, message, size);
     if (rc == CLI_OK) put_text(s, row, value);
   } else if (computed && strcmp(value, "default") == 0) {
     *(double *)place(s, row) = -1.0;
@@ -172,7 +170,7 @@ static int set_library(settings *s, const char *name, const char *value, char *m
   if (st >= 0) st = ng_options_set(o, name, value, message, size);
   ng_options_destroy(&o);
   if (st < 0) {
-    const size_t n = strlen(name); /* remove the name: the caller adds it */
+    const size_t n = strlen(name); /* the caller adds the name */
     if (strncmp(message, name, n) == 0 && strncmp(message + n, ": ", 2) == 0)
       memmove(message, message + n + 2, strlen(message + n + 2) + 1);
     return CLI_BAD;
@@ -199,7 +197,7 @@ int settings_put(settings *s, const char *name, const char *value, char *message
   }
   if (row != NULL) return set_own(s, row, value, message, size);
   ng_option_info info;
-  if (!cli_option_find(name, &info)) return unknown(name, message, size);
+  if (!cli_option_find(name, &info)) return say_unknown(name, message, size);
   return set_library(s, info.name, value, message, size);
 }
 
@@ -229,7 +227,7 @@ void settings_init(settings *s) {
   memset(s, 0, sizeof *s);
   for (int i = 0; i < settings_rows_count; i++)
     (void)set_own(s, &settings_rows[i], settings_rows[i].standard, message, sizeof message);
-  /* As the library's options; a name that is none is refused where the environment is read. */
+  /* settings_options refuses an unknown name, as for the library's options. */
   const char *method = getenv("NG_METHOD");
   if (method != NULL) put_text(s, settings_find("method"), method);
 }
@@ -243,16 +241,15 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
   const settings_row *row = settings_find(name);
   if (row == NULL) return false;
   const void *at = place(s, row);
-  if (row->kind == CLI_TEXT) {
+  if (row->kind == CLI_TEXT)
     (void)snprintf(value, size, "%s", *(char *const *)at);
-  } else if (row->kind == CLI_WHOLE) {
+  else if (row->kind == CLI_WHOLE)
     (void)snprintf(value, size, "%lld", (long long)*(const int64_t *)at);
-  } else if (row->kind == CLI_FLAG) {
+  else if (row->kind == CLI_FLAG)
     (void)snprintf(value, size, "%s", *(const bool *)at ? "true" : "false");
-  } else if (*(const double *)at < 0.0) {
+  else if (*(const double *)at < 0.0)
     (void)snprintf(value, size, "default");
-  } else {
+  else
     settings_write_real(*(const double *)at, value, size);
-  }
   return true;
 }

@@ -35,24 +35,24 @@ void settings_free(settings *s);
 int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
 /* The same; print the message after "WHERE: NAME: " (NULL: "--NAME: "). */
 int settings_set(settings *s, const char *where, const char *name, const char *value);
-/* Apply settings of a command line in order: only one of epochs and steps, above 0. */
+/* Apply settings of a command line in order; accept only one of epochs and steps, above 0. */
 int settings_given(settings *s, const cli_setting *given, int n);
-/* The value of a setting as text that settings_set accepts; false: unknown name. */
+/* Write the value of a setting as text that settings_set accepts; false: unknown name. */
 bool settings_get(const settings *s, const char *name, char *value, size_t size);
 /* Check settings against each other and the library (unknown method, damping 0, library options with sgd or
  * adamw). CLI_BAD after a message. */
 int settings_check(const settings *s);
-/* The options for ng_precond_create_from: method, then NG_<NAME> of the environment, then `library`. */
+/* Build the options for ng_precond_create_from: method, then NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options **out);
 /* Is the word in the list "a|b|c"? */
 bool settings_among(const char *word, const char *list);
-/* The canonical name of a setting or library option; NULL: unknown. */
+/* Return the canonical name of a setting or library option; NULL: unknown. */
 const char *settings_name(const char *name);
 /* Do two names denote the same setting? Spellings and short names are equal. */
 bool settings_same_name(const char *a, const char *b);
 /* Does this setting or library option apply to the method? */
 bool settings_knows(const settings *s, const char *name);
-/* Is this library option without effect in the run? `needs` gets its condition ("clip = kl"). */
+/* Is this library option without effect in the run? Write the condition of an effect to `needs` ("clip = kl"). */
 enum { SETTINGS_NEEDS = 128 };
 bool settings_idle(const settings *s, const char *name, char *needs, size_t size);
 bool settings_first_order(const settings *s); /* method is sgd or adamw */
@@ -62,10 +62,10 @@ int64_t settings_samples(const settings *s);  /* samples of a step: batch x acc_
 
 /* Read an object of settings, {"model": "lenet", "damping": 0.01}, from a file. */
 int settings_read(settings *s, const char *path);
-int settings_parse(settings *s, const char *text,
-                   const char *path); /* The same from text; `path` is for messages. */
-/* All settings, with the version and all options of the library, as in DIR/config.json; `path` is for messages.
- * For free(). */
+/* Read the object from `text`; `path` is for messages. */
+int settings_parse(settings *s, const char *text, const char *path);
+/* Write all settings, with the version and all options of the library, as in DIR/config.json; `path` is for messages.
+ * The caller frees *text. */
 int settings_text(const settings *s, const char *path, char **text);
 /* May a run that began as `was` continue as `now`? CLI_BAD names the first setting that differs and may not
  * change, and the file `path` of `now` (NULL: the command line); `where` names the file of `was`. */

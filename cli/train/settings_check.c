@@ -15,14 +15,15 @@ bool settings_adamw(const settings *s) {
 
 int64_t settings_samples(const settings *s) { return s->batch * s->acc_iters; }
 
-/* Library options that also apply without curvature. */
-static bool for_all(const char *option) { return strcmp(option, "quantify") == 0; }
+/* Does this library option apply without curvature, too? */
+static bool applies_to_all(const char *option) { return strcmp(option, "quantify") == 0; }
 
 bool settings_knows(const settings *s, const char *name) {
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
-  if (settings_find(name) == NULL) return !first_order || for_all(spelt); /* a library option */
+  if (settings_find(name) == NULL)
+    return !first_order || applies_to_all(spelt); /* a library option */
   if (first_order && settings_among(spelt, "fisher|optimizer|damping_rule|schedule")) return false;
   return !settings_among(spelt, settings_adamw(s) ? "momentum|nesterov|decoupled|adjust_momentum"
                                                   : "beta1|beta2|eps");
@@ -48,7 +49,7 @@ static int options_of(const settings *s, ng_options **out, char *message, size_t
   return st < 0 ? CLI_BAD : CLI_OK;
 }
 
-static bool is_of(const settings *s, const char *family) {
+static bool is_of_family(const settings *s, const char *family) {
   ng_method_info info;
   return cli_method_find(s->method, &info) >= 0 && strcmp(info.family, family) == 0;
 }
@@ -60,11 +61,12 @@ static bool is_of(const settings *s, const char *family) {
 double settings_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001, small = 0.0001;
   char message[CLI_MESSAGE], function[32] = "";
-  const bool rankone = is_of(s, "rankone");
+  const bool rankone = is_of_family(s, "rankone");
   ng_options *o = NULL;
   if (s->lr >= 0.0) return s->lr;
   if (settings_adamw(s)) return adamw;
-  if (!(rankone || is_of(s, "window")) || options_of(s, &o, message, sizeof message) != CLI_OK)
+  if (!(rankone || is_of_family(s, "window")) ||
+      options_of(s, &o, message, sizeof message) != CLI_OK)
     return sgd;
   const double damping = cli_option_real(o, "damping");
   if (!rankone && ng_options_get(o, "window_function", function, sizeof function) != NG_OK)
@@ -111,9 +113,8 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
   ng_option_info info;
   ng_options *o = NULL;
   if (settings_first_order(s) || settings_find(name) != NULL || !cli_option_find(name, &info) ||
-      options_of(s, &o, message, sizeof message) != CLI_OK) {
+      options_of(s, &o, message, sizeof message) != CLI_OK)
     return false;
-  }
   const bool idle = ng_options_idle(o, info.name, needs, size) == NG_OK && needs[0] != 0;
   ng_options_destroy(&o);
   return idle;
@@ -131,7 +132,7 @@ static int check_damping_rule(const settings *s, const ng_options *o) {
   return cli_bad("--damping-rule: the schedule '%s' changes damping as well", s->schedule);
 }
 
-/* Refuse settings that need another one, which has its default. */
+/* Refuse a setting that needs another setting, which has its default. */
 static int check_needs(const settings *s) {
   static const char *const list[][2] = {{"running-mixup", "mixup-alpha"},
                                         {"average-every", "average-weights"},
@@ -142,10 +143,9 @@ static int check_needs(const settings *s) {
                                         {"resume", "out"},
                                         {"checkpoint-every", "out"},
                                         {"checkpoint-parts", "out"}};
-  for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+  for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
     if (!at_default(s, settings_find(list[i][0])) && at_default(s, settings_find(list[i][1])))
       return cli_bad("--%s: needs --%s", list[i][0], list[i][1]);
-  }
   return CLI_OK;
 }
 
@@ -154,23 +154,20 @@ int settings_check(const settings *s) {
   if (s->epochs <= 0.0 && s->steps <= 0)
     return cli_bad("--epochs: expected --epochs or --steps above 0");
   for (int i = 0; i < s->n_library && settings_first_order(s); i++) {
-    if (for_all(s->library[i].name)) continue;
+    if (applies_to_all(s->library[i].name)) continue;
     return cli_bad("--%s: method %s has no curvature", s->library[i].name, s->method);
   }
-  if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0) {
+  if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0)
     return cli_bad("--fisher: method %s has no statistics", s->method);
-  }
   const settings_row *useless = settings_inapplicable(s);
   if (useless != NULL) {
     return cli_bad("--%s: has no effect with method %s and the %s update", useless->name, s->method,
                    settings_adamw(s) ? "adamw" : "sgd");
   }
-  if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0) {
+  if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0)
     return cli_bad("--nesterov: needs a momentum above 0");
-  }
-  if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0)) {
+  if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0))
     return cli_bad("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
-  }
   if (check_needs(s) != CLI_OK) return CLI_BAD;
   if (s->erase_area_low > s->erase_area_high) {
     return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
@@ -189,24 +186,24 @@ int settings_check(const settings *s) {
   return rc;
 }
 
-/* Files may have moved; a checksum of the data is compared later. */
+/* Files may have moved; check_fit compares a checksum of the data. */
 static bool same_data(const char *was, const char *now) {
   const size_t n = strcspn(was, ":");
   if (strcmp(was, now) == 0) return true;
   return was[n] == ':' && strncmp(was, now, n + 1) == 0 && strncmp(was, "synthetic:", n + 1) != 0;
 }
 
-/* Options about where results are stored and computed; they do not change results (ng_load). */
-static bool only_moves(const char *option, const char *was, const char *now) {
+/* Does the change only move work or memory between ranks?  Such options do not change results (ng_load). */
+static bool only_moves_work(const char *option, const char *was, const char *now) {
   static const char whole[] = "all|sharded";
   if (settings_among(option, "placement|colocate|grad_worker_fraction")) return true;
   return strcmp(option, "statistics") == 0 && settings_among(was, whole) &&
          settings_among(now, whole);
 }
 
-/* The first difference. */
-static int differ(const char *path, const char *name, const char *is, const char *was,
-                  const char *where) {
+/* Report the first difference. */
+static int report_difference(const char *path, const char *name, const char *is, const char *was,
+                             const char *where) {
   return cli_bad("%s%s%s: is '%s', but '%s' in %s; a resumed run keeps its settings",
                  path != NULL ? path : "--", path != NULL ? ": " : "", name, is, was, where);
 }
@@ -223,7 +220,7 @@ int settings_same(const settings *was, const settings *now, const char *path, co
       settings_write_real(settings_lr(was), a, sizeof a);
       settings_write_real(settings_lr(now), b, sizeof b);
     }
-    if (strcmp(a, b) != 0) return differ(path, row->name, b, a, where);
+    if (strcmp(a, b) != 0) return report_difference(path, row->name, b, a, where);
   }
   ng_options *x = NULL, *y = NULL;
   int rc = settings_options(was, &x);
@@ -232,10 +229,9 @@ int settings_same(const settings *was, const settings *now, const char *path, co
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) != NG_OK || ng_options_get(x, info.name, a, sizeof a) != NG_OK ||
         ng_options_get(y, info.name, b, sizeof b) != NG_OK || strcmp(a, b) == 0 ||
-        only_moves(info.name, a, b)) {
+        only_moves_work(info.name, a, b))
       continue;
-    }
-    rc = differ(path, info.name, b, a, where);
+    rc = report_difference(path, info.name, b, a, where);
   }
   ng_options_destroy(&x);
   ng_options_destroy(&y);

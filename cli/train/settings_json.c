@@ -18,11 +18,10 @@ static const char *text_of(const ngio_value *v, char *text, size_t size) {
   if (ngio_is(v, NGIO_STRING)) return ngio_text_of(v);
   if (ngio_is_flag(v)) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
   if (!ngio_is_number(v)) return NULL;
-  if (ngio_is(v, NGIO_INTEGER)) {
+  if (ngio_is(v, NGIO_INTEGER))
     (void)snprintf(text, size, "%lld", (long long)ngio_integer_of(v));
-  } else {
+  else
     (void)snprintf(text, size, "%.17g", ngio_number_of(v));
-  }
   return text;
 }
 
@@ -48,15 +47,13 @@ int settings_parse(settings *s, const char *text, const char *path) {
       rc = cli_bad("%s: schema: expected 1", path);
     if (rc != CLI_OK || settings_among(name, "schema|natgrad")) continue; /* for readers */
     const char *value = text_of(v, number, sizeof number);
-    if (value == NULL) {
+    if (value == NULL)
       rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
-    } else {
+    else
       rc = settings_set(s, path, name, value);
-    }
-    for (const ngio_value *w = ngio_first(o); w != v && rc == CLI_OK; w = ngio_next(o, w)) {
+    for (const ngio_value *w = ngio_first(o); w != v && rc == CLI_OK; w = ngio_next(o, w))
       if (settings_same_name(w->key, name))
         rc = cli_bad("%s: %s and %s are the same setting", path, w->key, name);
-    }
     epochs = epochs || (strcmp(name, "epochs") == 0 && s->epochs > 0.0);
     steps = steps || (strcmp(name, "steps") == 0 && s->steps > 0);
   }
@@ -72,11 +69,10 @@ static void add(ngio_out *o, const char *name, const char *value, bool quoted) {
   char key[64];
   cli_spell(key, sizeof key, name, '_');
   ngio_put_key(o, key);
-  if (quoted) {
+  if (quoted)
     ngio_out_string(o, value);
-  } else {
+  else
     ngio_out_put(o, value);
-  }
 }
 
 static void add_library(ngio_out *out, const settings *s, const ng_options *o) {

@@ -10,7 +10,7 @@
  * shapes    1: a resumed run must have the same value
  *
  * To add a setting: a row here, a line in tests/t_settings.c; if a text has a fixed set of words, a row in
- * word_form (settings.c). */
+ * check_word (settings.c). */
 #ifndef SETTINGS_TABLE_H
 #define SETTINGS_TABLE_H
 

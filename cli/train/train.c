@@ -29,7 +29,7 @@ static char *config_path(const char *given) {
   char *path = cli_shipped_path(name, name);
   if (access(path, F_OK) == 0) return path;
   free(path);
-  return cli_copy(given); /* settings_read reports that it is missing */
+  return cli_copy(given); /* settings_read reports that the file is missing */
 }
 
 /* Apply the file, then the command line. */
@@ -67,8 +67,7 @@ static int read_settings(settings *s, const wish *w, const cli_args *args, bool 
   char was[64];
   (void)snprintf(was, sizeof was, "%s", s->method);
   if (rc == CLI_OK) rc = apply(s, w, args);
-  if (rc == CLI_OK &&
-      strcmp(was, s->method) != 0) { /* before the options of the method are checked */
+  if (rc == CLI_OK && strcmp(was, s->method) != 0) {
     rc = cli_bad("--method: is '%s', but '%s' in %s; a resumed run keeps its settings", s->method,
                  was, path);
   }
@@ -76,13 +75,13 @@ static int read_settings(settings *s, const wish *w, const cli_args *args, bool 
 }
 
 /* The exit code, the same on every rank. */
-static int outcome(const train_result *r) {
+static int exit_code(const train_result *r) {
   if (r->diverged) return CLI_NO;
   if (r->unheard && r->stopped) return CLI_BAD;
   return r->stopped ? CLI_NO : CLI_OK;
 }
 
-/* Say why the run ended early. */
+/* Report why the run ended early. */
 static void report_end(const settings *s, const train_result *r) {
   /* the last checkpoint of this run, or the resumed checkpoint */
   const long long steps = (long long)r->steps,
@@ -107,9 +106,9 @@ static int report(const settings *s, const train_result *r, bool quiet) {
     cli_note("%lld of %lld steps were skipped: a value was not finite", (long long)r->skipped,
              steps);
   }
-  if (outcome(r) != CLI_OK) {
+  if (exit_code(r) != CLI_OK) {
     report_end(s, r);
-    return outcome(r);
+    return exit_code(r);
   }
   if (quiet) return CLI_OK;
   if (r->averaged > 0) {
@@ -192,8 +191,8 @@ static int train(const settings *s, bool quiet, const launch *l) {
   const run_ranks k = ranks_of(t);
   bool opened = false;
   int rc = CLI_OK;
-  for (int turn = 0; turn < 2 && rc == CLI_OK;
-       turn++) { /* rank 0 first, so that an error is reported once */
+  /* rank 0 first, so that an error of all ranks is reported once */
+  for (int turn = 0; turn < 2 && rc == CLI_OK; turn++) {
     if ((k.rank == 0) == (turn == 0)) {
       rc = settings_check(s); /* check before a large file is read */
       if (rc == CLI_OK) rc = train_open(s, &d);
@@ -210,7 +209,7 @@ static int train(const settings *s, bool quiet, const launch *l) {
     rc = l->threads > 1 ? run_threads(l->threads, s, &d, &show, &r)
                         : train_run_on(t, s, &d, &show, &r);
     if (rc == CLI_OK) {
-      rc = k.rank == 0 ? report(s, &r, quiet) : outcome(&r);
+      rc = k.rank == 0 ? report(s, &r, quiet) : exit_code(&r);
       train_result_free(&r);
     } else {
       train_restore_signals(); /* the launcher ends the other ranks after the first error */

@@ -26,7 +26,7 @@ typedef struct train_epoch { /* an "epoch" line of log.jsonl */
   double seconds; /* of training so far, without evaluation, checkpoints and logs */
 } train_epoch;
 
-typedef struct train_number { /* of a line of log.jsonl */
+typedef struct train_number { /* a member of a line of log.jsonl */
   const char *name;
   double value;
 } train_number;
@@ -34,9 +34,9 @@ typedef struct train_number { /* of a line of log.jsonl */
 /* A run has diverged if its mean training loss exceeds this factor times max(1, loss of the first step). */
 enum { TRAIN_FAR = 1000 };
 
-/* The effect of refresh_tolerance on a kind of statistic ("A", "G", "F" of norms, means): how often it was refreshed
- * or passed over, and the bytes of sums that rank 0 sent or did not need to send. Totals over layers and steps,
- * including those before a resume. */
+/* The effect of refresh_tolerance on a kind of statistic ("A", "G", "F" of norms, means): the number of refreshes and of
+ * refreshes passed over, and the bytes of sums that rank 0 sent or did not need to send. Totals over layers and steps,
+ * including the steps before a resume. */
 enum { TRAIN_KINDS = 8 };
 typedef struct train_refreshed {
   char name[16];
@@ -69,10 +69,10 @@ typedef struct train_show { /* output during the run */
   const char *label;        /* before both: "natgrad seed 1", or "" */
 } train_show;
 
-/* Check that settings and data fit, before a directory or memory is taken. CLI_BAD after a message. */
+/* Check that settings and data fit, before the run takes a directory or memory. CLI_BAD after a message. */
 int train_check(const settings *s, const data_set *d);
 
-/* Describe the network of the settings; `reconstructs`: its target is the input. CLI_BAD after a message. */
+/* Build the network of the settings; *reconstructs: the target is the input. CLI_BAD after a message. */
 int train_network(const settings *s, const data_set *d, ng_pool *pool, nn **net,
                   bool *reconstructs);
 /* Open the data set and hold out the validation samples. CLI_BAD after a message. */
@@ -80,18 +80,18 @@ int train_open(const settings *s, data_set *d);
 /* Run the training. `d` is open and may serve many runs. CLI_OK also after a signal or divergence (see the
  * result); CLI_BAD after a message. */
 int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out);
-/* The same on several ranks, each of which calls it with its transport (NULL: one rank). Results equal the results of
- * one rank with the whole batch, up to the order of sums; batch norms use the samples of their own rank, running
- * statistics are averaged. Rank 0 has the directory and shows progress. */
+/* Run the training on several ranks; each rank calls this function with its transport (NULL: one rank). Results equal
+ * the results of one rank with the whole batch, up to the order of sums; batch norms use the samples of their own rank,
+ * running statistics are averaged. Rank 0 has the directory and shows progress. */
 int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
                  const train_show *show, train_result *out);
 void train_result_free(train_result *r);
 
-/* SIGINT and SIGTERM set a flag that the loop reads between steps: it saves a checkpoint and ends. A second signal
+/* SIGINT and SIGTERM set a flag that the loop reads between steps: the loop saves a checkpoint and ends. A second signal
  * at least half a second later ends the process at once. SIGUSR1 requests a checkpoint. */
 void train_catch_signals(void);
 void train_restore_signals(void); /* SIGINT and SIGTERM end the process again */
 bool train_interrupted(void);
-int train_checkpoint_requests(void); /* requests so far */
+int train_checkpoint_requests(void); /* SIGUSR1 so far */
 
 #endif
