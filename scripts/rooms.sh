@@ -21,8 +21,9 @@ declare -A below=(
   [model]="core linalg kernel comm option stat"
   [family]="core linalg kernel comm option stat model"
   [step]="core linalg kernel comm option stat model family"
+  [setup]="core linalg kernel comm option stat model family step"
   [state]="core linalg kernel comm option stat model family step"
-  [api]="core linalg kernel comm option stat model family step state"
+  [api]="core linalg kernel comm option stat model family step setup state"
 )
 # Families are read one without the other; what they share is in family.h.
 families="kronecker rankone norm window"

@@ -5,7 +5,7 @@
  * This file only checks arguments, then calls model/ and step/.  Each call that can fail starts with ng_enter,
  * which clears ng_last_error.  A failed call leaves the object unchanged, unless the transport fails in
  * ng_ready.  ng_ready is the first collective call. */
-#include "step/step.h"
+#include "setup/setup.h"
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
@@ -73,7 +73,7 @@ void ng_precond_destroy(ng_precond **precond) {
     if (ctx->stages != NULL) ng_comm_leave(ctx->stages);
     p->broken = true;
   }
-  ng_step_release(p);
+  ng_setup_release(p);
   p->lasting = NULL;
   ng_objects_close(p);
   ng_free(ctx, p, sizeof *p);
@@ -249,5 +249,5 @@ ng_status ng_ready(ng_precond *p) {
   if (p->entries == 0) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: no layer or tensor is registered");
   }
-  return ng_step_ready(p);
+  return ng_setup_ready(p);
 }

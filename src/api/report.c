@@ -2,7 +2,7 @@
  *
  * In: a model, an index.  Out: a struct, truncated to the size that the caller knows.  The calls are local.
  * Times, bytes and rungs are for this rank only; results of a collective step are equal on all ranks. */
-#include "step/step.h"
+#include "setup/setup.h"
 
 /* Check that 0 <= i < n and that `out` is not NULL. */
 static ng_status check_index(const ng_precond *p, const char *call, int64_t i, int64_t n,
@@ -209,7 +209,7 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "ng_plan_ranks: struct_size of out is not set or differs between elements");
   }
-  return ng_step_plan(p, ranks, first, count, out, out->struct_size);
+  return ng_setup_plan(p, ranks, first, count, out, out->struct_size);
 }
 
 /* Count the parameters and the unused globs of skip_layers. */

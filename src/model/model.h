@@ -48,7 +48,7 @@ enum { NG_SHOWN = 4, NG_NAME_BUCKETS = 1024 }; /* capacities of ng_entry.shown, 
 struct ng_entry {
   ng_layer d;             /* copied; name and options are owned; alias_of is unsupported */
   bool tensor;            /* registered by ng_add_tensor */
-  bool lined;             /* d.options come from per_layer, until ng_step_release */
+  bool lined;             /* d.options come from per_layer, until ng_setup_release */
   bool asleep;            /* frozen by ng_freeze */
   int64_t kept;           /* counted steps in which the gradient was missing */
   int64_t missed;         /* fused updates in which the entry was excluded; saved */
@@ -256,7 +256,7 @@ void ng_arena_release(ng_precond *p);
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name);
 
 /* Allocate a zeroed object, counted under NG_USE_OBJECTS.  NULL: 0 bytes, or no memory (ng_fail has been called).
- * ng_step_release frees all objects made since ng_objects_open, ng_precond_destroy frees the older objects. */
+ * ng_setup_release frees all objects made since ng_objects_open, ng_precond_destroy frees the older objects. */
 void *ng_object(ng_precond *p, size_t bytes);
 char *ng_object_text(ng_precond *p, const char *text);
 void ng_object_free(ng_precond *p, void *object);

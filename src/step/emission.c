@@ -244,7 +244,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
       for (const ng_emit *x = e; x < end; x++) {
         *e = *x;
         if (p->base.clip == NG_CLIP_VALUE) e->bound = (float)p->base.clip_bound;
-        if (unit || !ng_shards_due(p) || ng_shard_own(s, e)) e++; /* else: on another rank */
+        if (unit || !ng_due_shards(p) || ng_shard_own(s, e)) e++; /* else: on another rank */
       }
       list_sinks(p, ng_slot_own(s), e - l->emit);
     }

@@ -101,13 +101,6 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
 
 /* ---- traces ----------------------------------------------------------------------------------*/
 
-/* Return whether the owners of A and G exchange traces in this step; equal on all ranks of a column. */
-static bool exchanges_traces(const ng_precond *p, const ng_block *b) {
-  return b->traces != NULL && ng_solve_due(p, b);
-}
-
-bool ng_traces_are_due(const ng_precond *p) { return ng_any_block(p, exchanges_traces); }
-
 /* The owner of a statistic adds its traces and the other ranks add zeros, so the sum is exact. */
 ng_status ng_exchange_traces(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
@@ -115,7 +108,7 @@ ng_status ng_exchange_traces(ng_precond *p) {
   memset(x->traces, 0, (size_t)x->traces_count * sizeof *x->traces);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!exchanges_traces(p, b)) continue;
+    if (!ng_block_exchanges_traces(p, b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].keeps) b->family->put_traces(b, k, b->traces + k * b->traces_each);
     }

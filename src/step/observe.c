@@ -25,21 +25,6 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
 }
 
-/* Return whether this rank adds an array of kind `what` (NG_SEES_...) to a due statistic of the block. */
-static bool wants(const ng_block *b, uint32_t what) {
-  for (int32_t i = 0; i < b->stats; i++) {
-    const ng_stat *s = &b->stat[i];
-    if (ng_stat_reads(s, what) && s->observes && ng_one_due(b->p, b, s)) return true;
-  }
-  return false;
-}
-
-/* Return 0 if no statistic of the layer is due, or only other ranks observe it; then the caller may skip its arrays. */
-int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
-  const ng_block *b = p->entry[layer]->block;
-  return b != NULL && ng_stat_due(p, b) && wants(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
-}
-
 /* ---- checks ----------------------------------------------------------------------------------*/
 
 static ng_status misfit(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad,
@@ -328,7 +313,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
   o.whole = local ? 0 : step->batch.whole;
   o.first = local ? 0 : step->batch.first;
-  const bool wanted = b != NULL && ng_stat_due(p, b) && wants(b, o.what);
+  const bool wanted = b != NULL && ng_stat_due(p, b) && ng_array_wanted(b, o.what);
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
   ng_strided whole;
@@ -363,12 +348,6 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 
 /* ---- bound gradients: a station --------------------------------------------------------------*/
 
-static bool observes_gradients(const ng_precond *p, const ng_block *b) {
-  return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) && wants(b, NG_SEES_FLATGRAD);
-}
-
-bool ng_gradients_are_due(const ng_precond *p) { return ng_any_block(p, observes_gradients); }
-
 /* Return whether all gradients of a block are finite; for families that do not scan. */
 static bool grads_finite(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
@@ -390,7 +369,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .positions = 1,
                       .loss_scale = 1.0,
                       .lr = p->step->lr};
-    if (!observes_gradients(p, b)) continue;
+    if (!ng_block_observes_gradients(p, b)) continue;
     const double t0 = ng_now_ms();
     const bool scans = b->scans && b->slice == NULL; /* a rank scans only its own slice */
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;

@@ -52,8 +52,6 @@ ng_status ng_quantify_plan(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-bool ng_quantify_due(const ng_precond *p) { return p->step->quantify.count != NULL; }
-
 /* Return whether u is the fused update, because there is no block.  Not with pipeline stages: a stage without blocks
  * reports <D, PD> of all stages. */
 static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_there(p); }

@@ -10,66 +10,6 @@
  * changes nothing.  No gradient or weight is written before `agree`, so a step counts on all ranks or on none. */
 #include "step/step.h"
 
-/* ---- due work --------------------------------------------------------------------------------*/
-
-bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b)) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    if (is(p, p->block[i])) return true;
-  }
-  return false;
-}
-
-/* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of a statistic of the same
- * observation, has ended.  A family adds to all these statistics at once, so they are refreshed together. */
-static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
-  for (int32_t i = 0; i < b->stats; i++) {
-    const ng_stat *t = &b->stat[i];
-    if (t->sees == s->sees && (!t->stale.on || p->steps >= t->stale.next)) return true;
-  }
-  return false;
-}
-
-/* Return whether the statistics of a block are due.  Only counted steps advance the period, so step 0 is always due.
- * While no rank has observed some kind of array, every step is due: a layer that was excluded at its first due step
- * starts when the layer returns.  An excluded block (`out`) is never due. */
-static bool block_due(const ng_precond *p, const ng_block *b) {
-  bool period = p->steps % b->base.stat_period == 0;
-  if (b->base.refresh_tolerance > 0.0) {
-    period = false;
-    for (int32_t i = 0; i < b->stats; i++) {
-      period = period || stale_due(p, b, &b->stat[i]);
-    }
-  }
-  if (b->out || (b->entry != NULL && b->entry->asleep)) return false;
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    if (!b->seen[kind]) return true; /* `seen` is equal on all ranks */
-  }
-  return period;
-}
-
-bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
-  if (s->every && !b->out) return true;
-  return block_due(p, b) && (!s->stale.on || stale_due(p, b, s));
-}
-
-bool ng_stat_due(const ng_precond *p, const ng_block *b) {
-  bool every = false;
-  for (int32_t i = 0; i < b->stats; i++) {
-    every = every || b->stat[i].every;
-  }
-  return (every && !b->out) || block_due(p, b);
-}
-
-/* A block that was never solved is due, because PD needs results. */
-bool ng_solve_due(const ng_precond *p, const ng_block *b) {
-  /* blocks of families without the option solve_period solve in every step */
-  const char *owner = ng_option_table[NG_OPTION_solve_period].family;
-  const bool period = owner == NULL || ng_is(owner, b->base.family);
-  if (!b->solves || b->out) return false;
-  if (b->base.refresh_tolerance > 0.0) return !b->solved || ng_stat_due(p, b);
-  return !b->solved || !period || p->steps % b->base.solve_period == 0;
-}
-
 /* ---- statistics, solve, share ----------------------------------------------------------------*/
 
 /* Fold a sum into its average; with refresh_tolerance above 0, judge how much the average changed. */
@@ -107,7 +47,7 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
 /* Reduce the due sums and fold them into averages.  An overflow may be known on this rank only (with statistics = local
  * one rank folds), so `refused` stores it until `agree`.  The step ends here only after a refusal in `check`. */
 static ng_status statistics(ng_precond *p) {
-  ng_status st = ng_topk_is_due(p) ? ng_topk_select(p) : NG_OK;
+  ng_status st = ng_due_topk(p) ? ng_topk_select(p) : NG_OK;
   if (st != NG_OK || !ng_any_block(p, ng_stat_due)) return st;
   st = ng_exchange_post_statistics(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
@@ -143,7 +83,7 @@ static void log_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], c
 static ng_status solve(ng_precond *p) {
   int64_t before[NG_RESCUES];
   const char *first = "";
-  const ng_status sent = ng_traces_are_due(p) ? ng_exchange_traces(p) : NG_OK;
+  const ng_status sent = ng_due_traces(p) ? ng_exchange_traces(p) : NG_OK;
   if (sent != NG_OK) return sent;
   memcpy(before, p->rescued, sizeof before);
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -164,7 +104,7 @@ static ng_status solve(ng_precond *p) {
 /* Post results to the workers of their blocks; make sharded gradients whole. */
 static ng_status share(ng_precond *p) {
   ng_status st = p->step->solving ? ng_exchange_post_results(p) : NG_OK;
-  if (st == NG_OK && ng_shards_due(p)) st = ng_shards_gather(p);
+  if (st == NG_OK && ng_due_shards(p)) st = ng_shards_gather(p);
   return st;
 }
 
@@ -213,64 +153,39 @@ static ng_status emit(ng_precond *p) {
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-static bool always(const ng_precond *p) {
-  (void)p;
-  return true;
-}
-
-static bool gradients_due(const ng_precond *p) {
-  return p->step->trouble >= NG_OK && ng_gradients_are_due(p);
-}
-
-static bool statistics_due(const ng_precond *p) {
-  return ng_topk_is_due(p) || ng_any_block(p, ng_stat_due);
-}
-
-/* take.c sets `solving` before the first station, because `solve` marks blocks as solved. */
-static bool solving(const ng_precond *p) { return p->step->solving; }
-
-static bool share_due(const ng_precond *p) { return p->step->solving || ng_shards_due(p); }
-
-/* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
-static bool gathers(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
-
-static bool is_sliced(const ng_precond *p, const ng_block *b) {
-  (void)p;
-  return b->slice != NULL;
-}
-
-static bool delivers(const ng_precond *p) { return !gathers(p) || ng_any_block(p, is_sliced); }
-
 const ng_station ng_stations[NG_STATIONS] = {
-    [NG_AT_GRADIENTS] = {.name = "gradients", .run = ng_gradients_observe, .due = gradients_due},
+    [NG_AT_GRADIENTS] = {.name = "gradients", .run = ng_gradients_observe, .due = ng_due_gradients},
     [NG_AT_CHECK] = {.name = "check",
                      .run = ng_exchange_check,
-                     .due = always,
+                     .due = ng_due_always,
                      .collective = true,
                      .spreads = true,
                      .leave = NG_LEAVE_ERRORS},
     [NG_AT_STATISTICS] = {.name = "statistics",
                           .run = statistics,
-                          .due = statistics_due,
+                          .due = ng_due_statistics,
                           .collective = true,
                           .leave = NG_LEAVE_REFUSED},
-    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .due = solving, .collective = true},
-    [NG_AT_SHARE] = {.name = "share", .run = share, .due = share_due, .collective = true},
-    [NG_AT_MEASURE] = {.name = "measure", .run = measure, .due = always, .waits = NG_MAIL_RESULTS},
+    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .due = ng_due_solve, .collective = true},
+    [NG_AT_SHARE] = {.name = "share", .run = share, .due = ng_due_share, .collective = true},
+    [NG_AT_MEASURE] = {.name = "measure",
+                       .run = measure,
+                       .due = ng_due_always,
+                       .waits = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
-                       .due = delivers,
+                       .due = ng_due_deliver,
                        .collective = true},
     [NG_AT_AGREE] = {.name = "agree",
                      .run = agree,
-                     .due = always,
+                     .due = ng_due_always,
                      .collective = true,
                      .spreads = true,
                      .waits = NG_MAIL_DIRECTION,
                      .leave = NG_LEAVE_REFUSED},
-    [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = always},
+    [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = ng_due_always},
     [NG_AT_WEIGHTS] = {.name = "weights",
                        .run = ng_gather_weights,
-                       .due = gathers,
+                       .due = ng_due_weights,
                        .collective = true},
 };

@@ -2,16 +2,12 @@
  *
  * In:   a model after ng_ready; micro-batches and their observations; learning rates and coefficients of an update.
  * Out:  preconditioned gradients in place, or updated weights and moments; reports.
- * May call: family, model, stat, option, comm, linalg, core.  Only api/ and state/ call functions of step/.
+ * May call: family, model, stat, option, comm, kernel, linalg, core.  Only setup/, state/ and api/ call this room.
  *
- * Files that run at ng_ready or ng_plan_ranks:
- *   blocks.c     make the blocks of a model and choose their families
- *   ready.c      allocate memory; compare the models of all ranks
- *   plan.c       count the memory and traffic of any rank, for any number of ranks
- *   shard_plan.c set up sharded layers for plan.c
- * Files that run in each step:
+ * Files:
  *   take.c       run the stations in order, then close the step
- *   stations.c   define the table of stations; decide which work is due
+ *   stations.c   define the table of stations
+ *   due.c        decide which work is due
  *   values.c     change options (ng_set); compare options between ranks
  *   observe.c    add activations and gradients to the sums of statistics
  *   agree.c      sum statuses over ranks, so that all ranks have one status
@@ -163,13 +159,11 @@ ng_status ng_exchange_check(ng_precond *p);
 void ng_exchange_mark_seen(ng_block *b); /* call before the block's sums are folded */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
 /* If A and G of a block have different owners, the owners exchange the traces of A and G before the solve. */
-bool ng_traces_are_due(const ng_precond *p);
 ng_status ng_exchange_traces(ng_precond *p);
 int64_t ng_traces_count(const ng_precond *p);
 
 /* All ranks select the largest entries of a sliced window jointly, in rounds of sums. */
 int64_t ng_topk_count(const ng_precond *p); /* numbers in the largest round */
-bool ng_topk_is_due(const ng_precond *p);
 ng_status ng_topk_select(ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what);
@@ -250,7 +244,6 @@ typedef struct ng_quantify {
   ng_scaling found;
 } ng_quantify;
 ng_status ng_quantify_plan(ng_precond *p); /* call after ng_emission_plan */
-bool ng_quantify_due(const ng_precond *p);
 ng_status ng_quantify_step(ng_precond *p); /* call after agree and before emit */
 
 /* ---- sharded layers: shard.c -----------------------------------------------------------------*/
@@ -264,21 +257,11 @@ typedef struct ng_shards {
   int64_t room_bytes;
 } ng_shards;
 
-ng_status ng_shards_meet(ng_precond *p);   /* collective; call before blocks are made */
-ng_status ng_shards_settle(ng_precond *p); /* call after placement */
-void ng_shards_ask(const ng_precond *p, ng_plan *plan); /* request memory of sharded layers */
 ng_status ng_shards_check(ng_precond *p);
 /* Gather one observation of a sharded layer. s NULL: this rank has no array; st: its local status.  All ranks of the
  * model group return the same status.  *whole <- the whole array, on the primary. */
 ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
                          ng_strided *whole);
-/* For ng_plan_ranks: shard the layers named by ng_plan_shard; restore these layers before ng_step_release. */
-ng_status ng_shards_plan(ng_precond *p);
-void ng_shards_unplan(ng_precond *p);
-ng_status ng_shards_real(ng_precond *p); /* at ng_ready: error after ng_plan_shard */
-/* Add the traffic of sharded layers. */
-void ng_shards_count(const ng_precond *p, ng_rank_plan *out);
-bool ng_shards_due(const ng_precond *p);
 ng_status ng_shards_gather(ng_precond *p);
 
 /* Describe only this rank's shard of a direction of a whole layer; return false if the shard has no element of e. */
@@ -356,30 +339,35 @@ static inline ng_status ng_worse(ng_status a, ng_status b) {
   return a > b ? a : b;
 }
 
+/* ---- due work: due.c -------------------------------------------------------------------------*/
+
 bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b));
 bool ng_stat_due(const ng_precond *p, const ng_block *b); /* some statistic of the block is due */
 bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
 bool ng_solve_due(const ng_precond *p, const ng_block *b);
+/* Return whether this rank adds an array of kind `what` (NG_SEES_...) to a due statistic of the block. */
+bool ng_array_wanted(const ng_block *b, uint32_t what);
+bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b);
+/* Return whether the owners of A and G exchange traces in this step; equal on all ranks of a column. */
+bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b);
+/* Return whether stations, and parts of stations, are due. */
+bool ng_due_always(const ng_precond *p);
+bool ng_due_gradients(const ng_precond *p);
+bool ng_due_topk(const ng_precond *p);
+bool ng_due_statistics(const ng_precond *p);
+bool ng_due_traces(const ng_precond *p);
+bool ng_due_solve(const ng_precond *p);
+bool ng_due_shards(const ng_precond *p);
+bool ng_due_share(const ng_precond *p);
+bool ng_due_deliver(const ng_precond *p);
+bool ng_due_weights(const ng_precond *p);
+bool ng_due_quantify(const ng_precond *p);
 
 /* Add bound gradients to the sums of families that read gradients; after an error, discard these sums. */
-bool ng_gradients_are_due(const ng_precond *p);
 ng_status ng_gradients_observe(ng_precond *p);
 void ng_gradients_forget(ng_precond *p);
 
 /* Implementations of public functions; api/ has checked the arguments. */
-ng_status ng_step_ready(ng_precond *p);
-ng_status ng_blocks_make(ng_precond *p);
-ng_status ng_blocks_settle(ng_precond *p); /* after placement: set which ranks hold each block */
-/* Exclude a block of several layers from the step if all its parameters are excluded. */
-void ng_blocks_leave_out(ng_precond *p);
-/* plan.c: out[0..n) <- plans of ranks [first, first + n) of `ranks`; an element has `size` bytes.  Parts in ready.c:
- * ng_step_place makes and places blocks, ng_step_turn changes to another rank, ng_step_ask requests all memory. */
-ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
-                       size_t size);
-ng_status ng_step_place(ng_precond *p);
-ng_status ng_step_turn(ng_precond *p, int32_t rank);
-ng_status ng_step_ask(ng_precond *p, ng_plan *plan);
-void ng_step_release(ng_precond *p);
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);
 /* s NULL: no array, because of the error `wrong` or without samples.  A sharded layer sends `wrong` to its model

@@ -67,6 +67,18 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
   return NG_OK;
 }
 
+/* Exclude a block of several layers from the step if all its parameters are excluded. */
+static void leave_out_blocks(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    bool out = true;
+    for (int32_t k = 0; k < b->segments && out; k++) {
+      out = b->segment[k].slot->out;
+    }
+    if (b->entry == NULL) b->out = out;
+  }
+}
+
 /* Check arguments and bindings.  Store an error in `trouble`: this rank must enter `check`, where other ranks wait. */
 static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
@@ -85,7 +97,7 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
     s->trouble = check_bound(p, p->entry[i]);
     ng_shard_follow(p->entry[i]);
   }
-  ng_blocks_leave_out(p);
+  leave_out_blocks(p);
   if (s->trouble == NG_OK) s->trouble = ng_shards_check(p);
 }
 
@@ -122,7 +134,7 @@ static ng_status walk(ng_precond *p) {
   s->known = false;
   s->solving = ng_any_block(p, ng_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
-    if (i == NG_AT_EMIT && ng_quantify_due(p)) {
+    if (i == NG_AT_EMIT && ng_due_quantify(p)) {
       const ng_status st = ng_quantify_step(p);
       if (st < NG_OK) return st;
     }

@@ -15,16 +15,6 @@ int64_t ng_topk_count(const ng_precond *p) {
   return most;
 }
 
-static bool is_selecting(const ng_precond *p, const ng_block *b) {
-  (void)p;
-  return b->selecting;
-}
-
-/* After `check` all ranks have the same `refused`; without a refusal `selecting` is equal, too. */
-bool ng_topk_is_due(const ng_precond *p) {
-  return !p->step->refused && ng_any_block(p, is_selecting);
-}
-
 ng_status ng_topk_select(ng_precond *p) {
   double *x = p->step->exchange.choice;
   for (int32_t i = 0; i < p->blocks; i++) {

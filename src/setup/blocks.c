@@ -2,7 +2,7 @@
  *
  * In: entries, options, ranks.  Out: blocks and statistics in an order that is equal on all ranks; for each block the
  * ranks that solve, hold results, observe and store averages. */
-#include "step/step.h"
+#include "setup/setup.h"
 
 #include <stdlib.h>
 
@@ -420,17 +420,4 @@ ng_status ng_blocks_make(ng_precond *p) {
     p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
   }
   return st;
-}
-
-/* ---- a step ----------------------------------------------------------------------------------*/
-
-void ng_blocks_leave_out(ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    bool out = true;
-    for (int32_t k = 0; k < b->segments && out; k++) {
-      out = b->segment[k].slot->out;
-    }
-    if (b->entry == NULL) b->out = out;
-  }
 }

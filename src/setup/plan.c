@@ -4,7 +4,7 @@
  * objects and call no collective, so a laptop can plan thousands of ranks.  If no block or shard depends on the rank's
  * number, place blocks once for all ranks.  Ranks that own nothing have the plan of the first such rank of their
  * column. */
-#include "step/step.h"
+#include "setup/setup.h"
 
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {
   out->blocks = p->blocks;
@@ -124,7 +124,7 @@ static ng_status check_whole(const ng_precond *p) {
 /* Fill *out for rank p->ctx->rank, after placement. */
 static ng_status count(ng_precond *p, ng_rank_plan *out) {
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
-  const ng_status st = ng_step_ask(p, &plan);
+  const ng_status st = ng_setup_request_memory(p, &plan);
   if (st != NG_OK) return st;
   out->workers = p->grid.m;
   add_costs(p, out);
@@ -195,20 +195,20 @@ static ng_status place(ng_precond *p, twins *t) {
                ng_object(p, (W + 1) * sizeof *t->answer)};
   ng_status st = ng_objects_status(p);
   if (st == NG_OK) st = ng_shards_plan(p);
-  if (st == NG_OK) st = ng_step_place(p);
+  if (st == NG_OK) st = ng_setup_place(p);
   if (st == NG_OK) find_owners(p, t);
   return st;
 }
 
 static void release(ng_precond *p) {
   ng_shards_unplan(p);
-  ng_step_release(p);
+  ng_setup_release(p);
 }
 
 /* Place the blocks once and turn to one rank after the other, or place the blocks for each rank if plans depend on its
  * number.  The context stores rank and size for all code, so they are replaced during the plan. */
-ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
-                       size_t size) {
+ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, ng_rank_plan *out,
+                        size_t size) {
   ng_context *c = p->ctx;
   const int32_t own[2] = {c->ranks, c->rank};
   twins t;
@@ -227,7 +227,7 @@ ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, n
       memcpy(at(out, size, r - first), at(out, size, twin - first), size);
       continue;
     }
-    if (placed) st = ng_step_turn(p, r);
+    if (placed) st = ng_setup_turn(p, r);
     if (st == NG_OK) st = count(p, &plan);
     if (st == NG_OK) st = ng_give_struct(at(out, size, r - first), &plan, sizeof plan);
     placed = !differs_by_number(p);

@@ -5,7 +5,7 @@
  *
  * A model group consists of consecutive ranks: rank r is member r % M of M members.  Widths of shards differ by at most
  * one row or column; the wider shards come first. */
-#include "step/step.h"
+#include "setup/setup.h"
 
 static int64_t begins(int64_t n, int32_t members, int32_t i) {
   return n / members * i + ng_min64(i, n % members);
@@ -73,7 +73,7 @@ ng_status ng_shards_plan(ng_precond *p) {
   return st;
 }
 
-/* Restore the registered widths; ng_step_release then frees the shards. */
+/* Restore the registered widths; ng_setup_release then frees the shards. */
 void ng_shards_unplan(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];

@@ -3,7 +3,7 @@
  * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families request memory twice,
  * first to count, then to place.  After a failure a rank does not return at once: the rank sends its status in
  * ng_exchange_same, then all ranks free their memory and return. */
-#include "step/step.h"
+#include "setup/setup.h"
 
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@
 
 /* Request the memory of all blocks and moments.  Both passes call this function, so their order is equal.
  * curvature_bytes: averages, sums and results of a block. */
-ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
+ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const int64_t held = ng_plan_held(plan);
@@ -75,9 +75,9 @@ static ng_status take_memory(ng_precond *p) {
   p->step->norms = ng_object(p, (size_t)most * sizeof *p->step->norms);
   if (p->step->norms == NULL) return NG_ERR_NOMEM;
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
-  ng_status st = ng_step_ask(p, &plan);
+  ng_status st = ng_setup_request_memory(p, &plan);
   if (st == NG_OK) st = ng_plan_commit(p, &plan);
-  if (st == NG_OK) st = ng_step_ask(p, &plan);
+  if (st == NG_OK) st = ng_setup_request_memory(p, &plan);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
@@ -187,7 +187,7 @@ static ng_status order_owned(ng_precond *p) {
 
 /* Make blocks, owners and shards, which depend on options, layers and ranks only.  Spans are objects, because the
  * counting pass needs them before the arenas exist. */
-ng_status ng_step_place(ng_precond *p) {
+ng_status ng_setup_place(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = take_groups(p);
@@ -204,7 +204,7 @@ ng_status ng_step_place(ng_precond *p) {
 
 /* Turn a placed model without memory to another rank.  Not valid for sliced or partial blocks and sharded layers, which
  * differ by rank. */
-ng_status ng_step_turn(ng_precond *p, int32_t rank) {
+ng_status ng_setup_turn(ng_precond *p, int32_t rank) {
   const size_t W = (size_t)p->ctx->ranks;
   p->ctx->rank = rank;
   p->grid.row = rank / p->grid.n;
@@ -218,18 +218,18 @@ ng_status ng_step_turn(ng_precond *p, int32_t rank) {
 }
 
 /* Groups of ranks are created last: this collective needs the same grid on all ranks. */
-ng_status ng_step_ready(ng_precond *p) {
+ng_status ng_setup_ready(ng_precond *p) {
   ng_objects_open(p);
   ng_status st = ng_groups_same(p);
   if (st == NG_OK) st = ng_shards_meet(p);
   if (st != NG_OK) { /* all ranks of this stage have an error */
     if (!p->broken) (void)ng_stages_check(p, st);
     if (st == NG_ERR_COMM) p->broken = true;
-    ng_step_release(p);
+    ng_setup_release(p);
     return st;
   }
   st = ng_shards_real(p);
-  if (st == NG_OK) st = ng_step_place(p);
+  if (st == NG_OK) st = ng_setup_place(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_emission_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
@@ -247,7 +247,7 @@ ng_status ng_step_ready(ng_precond *p) {
   if (st != NG_OK) {
     /* The transport failed, or the models of ranks differ: the model can only be destroyed. */
     if (st == NG_ERR_COMM) p->broken = true;
-    ng_step_release(p);
+    ng_setup_release(p);
     return st;
   }
   p->ready = true;
@@ -258,7 +258,7 @@ ng_status ng_step_ready(ng_precond *p) {
 }
 
 /* Free all memory of ng_ready, complete or not.  Then the caller may add layers and call ng_ready again. */
-void ng_step_release(ng_precond *p) {
+void ng_setup_release(ng_precond *p) {
   /* Complete posted messages before their memory is freed. */
   if (p->ready && !p->broken && ng_exchange_end_last(p) == NG_OK) {
     (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);

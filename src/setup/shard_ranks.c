@@ -1,0 +1,154 @@
+/* shard_ranks.c: compute the shards of each layer, and the ranks that hold them.
+ *
+ * In: widths of the shards of all ranks of a model group.  Out: whole layers.  In every model group one rank is the
+ * *primary* of a block: the rank whose position in its group equals the owner's position in the owner's group, as in
+ * GPT-NeoX's preconditioner of gpauloski/kfac-pytorch. */
+#include "setup/setup.h"
+
+static int32_t count_cut(const ng_precond *p) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    n += p->entry[i]->d.shard_axis != -1;
+  }
+  return n;
+}
+
+/* Return the worst status of all ranks of `c`.  NG_ERR_COMM if their numbers of sharded layers differ. */
+static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
+  double x[NG_CODES + NG_SAME_PIECES];
+  ng_codes_put(x, local);
+  ng_same_number(x + NG_CODES, (uint64_t)count_cut(p));
+  const ng_status st = ng_exchange_sum_over(p, c, x, NG_CODES + NG_SAME_PIECES, "ng_ready");
+  if (st != NG_OK) return st;
+  const ng_status worst = ng_exchange_verdict(p, x, local, who);
+  if (worst < NG_OK || ng_same_sums(x + NG_CODES, c->size)) return worst;
+  return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the number of sharded layers differs between %s",
+                 who);
+}
+
+/* Exchange the world ranks of this model group and the widths of its shards; x: scratch. */
+static ng_status make_shards(ng_precond *p, double *x) {
+  ng_shards *s = &p->step->shards;
+  ng_comm *c = p->ctx->model;
+  const int32_t M = c->size;
+  const int64_t numbers = ((int64_t)count_cut(p) + 1) * M;
+  double *width = x + M;
+  memset(x, 0, (size_t)numbers * sizeof *x);
+  x[c->rank] = p->ctx->rank;
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_layer *d = &p->entry[i]->d;
+    if (d->shard_axis == -1) continue;
+    width[c->rank] = (double)(d->shard_axis == 0 ? d->out : d->in);
+    width += M;
+  }
+  ng_status st = ng_exchange_sum_over(p, c, x, numbers, "ng_ready");
+  if (st != NG_OK) return st;
+  for (int32_t i = 0; i < M; i++) {
+    s->rank[i] = (int32_t)x[i];
+  }
+  width = x + M;
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+    if (p->entry[i]->d.shard_axis == -1) continue;
+    st = ng_shard_make(p, p->entry[i], width, M, c->rank);
+    width += M;
+  }
+  return st;
+}
+
+static ng_status from_rank0(ng_precond *p, void *x, int64_t n, ng_dtype t) {
+  const ng_group world = ng_group_world(p->ctx->comm);
+  return ng_comm_broadcast(p->ctx->comm, &world, x, n, t, 0) == NG_OK
+             ? NG_OK
+             : ng_exchange_failed(p, "ng_ready");
+}
+
+/* The model group of rank 0 saves the moments: broadcast its ranks and its shard boundaries. */
+static ng_status name_holders(ng_precond *p) {
+  ng_shards *s = &p->step->shards;
+  const int32_t M = s->members;
+  memcpy(s->holder, s->rank, (size_t)M * sizeof *s->holder);
+  ng_status st = from_rank0(p, s->holder, M, NG_I32);
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+    ng_layer_shard *shard = p->entry[i]->shard;
+    if (shard == NULL) continue;
+    memcpy(shard->saved, shard->at, ((size_t)M + 1) * sizeof *shard->saved);
+    st = from_rank0(p, shard->saved, M + 1, NG_I64);
+  }
+  return st;
+}
+
+/* Get the position of every rank in its model group. */
+static ng_status number_members(ng_precond *p, double *x) {
+  const int32_t W = p->ctx->ranks;
+  memset(x, 0, (size_t)W * sizeof *x);
+  x[p->ctx->rank] = p->ctx->model->rank;
+  const ng_status st = ng_exchange_sum(p, x, W, "ng_ready");
+  for (int32_t r = 0; r < W && st == NG_OK; r++) {
+    p->step->shards.member[r] = (int32_t)x[r];
+  }
+  return st;
+}
+
+/* Collective over the model groups, then over all ranks. ng_groups_same has checked that all ranks have a model group
+ * of the same size, or no rank has a model group. */
+ng_status ng_shards_meet(ng_precond *p) {
+  ng_shards *s = &p->step->shards;
+  if (p->ctx->model == NULL) return NG_OK;
+  const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
+  double *x = ng_object(p, (size_t)ng_max64(((int64_t)count_cut(p) + 1) * M, W) * sizeof *x);
+  s->rank = ng_object(p, (size_t)M * sizeof *s->rank);
+  s->member = ng_object(p, (size_t)W * sizeof *s->member);
+  s->holder = ng_object(p, (size_t)M * sizeof *s->holder);
+  s->members = M;
+  ng_status st = compare(p, p->ctx->model, ng_objects_status(p), "ranks of the model group");
+  if (st == NG_OK) st = make_shards(p, x);
+  if (!p->broken) st = compare(p, p->ctx->comm, st, "ranks");
+  if (st == NG_OK) st = number_members(p, x);
+  if (st == NG_OK) st = name_holders(p);
+  ng_object_free(p, x);
+  return st;
+}
+
+/* Return whether `rank` computes PD of the block; call after placement. */
+static bool computes_pd(const ng_block *b, int32_t rank) {
+  if (b->solves) return rank % b->p->grid.n == b->column;
+  return b->keeps_everywhere || rank == b->owner;
+}
+
+static ng_status unsupported(ng_precond *p, const char *why) {
+  return ng_fail(p->ctx, NG_ERR_ABSENT, "ng_ready: sharded layers: %s", why);
+}
+
+ng_status ng_shards_settle(ng_precond *p) {
+  ng_shards *s = &p->step->shards;
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_block *b = p->entry[i]->block;
+    ng_layer_shard *shard = p->entry[i]->shard;
+    if (b == NULL || shard == NULL) continue;
+    s->blocks++;
+    ng_shard_follow(p->entry[i]);
+    shard->primary = s->member[b->owner] == shard->member;
+    for (int32_t k = 0; k < shard->members; k++) {
+      shard->gathers = shard->gathers || computes_pd(b, s->rank[k]);
+    }
+  }
+  if (s->blocks == 0) return NG_OK;
+  if (p->base.statistics == NG_STATISTICS_LOCAL) {
+    return unsupported(p, "statistics = local is not supported; set all or owner");
+  }
+  if (ng_update_is_owned(p)) {
+    return unsupported(p, "update_ranks = owner is not supported; set all");
+  }
+  if (p->base.quantify) return unsupported(p, "quantify = 1 is not supported; set 0");
+  return NG_OK;
+}
+
+void ng_shards_ask(const ng_precond *p, ng_plan *plan) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_layer_shard *s = p->entry[i]->shard;
+    if (s == NULL) continue;
+    ng_shard_ask(s, plan);
+    const ng_layer *d = &s->whole.d;
+    if (s->gathers) ng_plan_scratch(plan, d->out * (d->in + d->bias) * (int64_t)sizeof(float));
+  }
+}

@@ -1,0 +1,137 @@
+/* due.c: decide which work is due in this step: statistics, solves, stations, and the arrays that a caller must observe.
+ *
+ * In: periods, counted steps, refresh intervals, excluded blocks.  Out: yes or no, equal on all ranks unless a function
+ * says "this rank". */
+#include "step/step.h"
+
+/* ---- blocks and statistics -----------------------------------------------------------------------*/
+
+bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b)) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (is(p, p->block[i])) return true;
+  }
+  return false;
+}
+
+/* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of a statistic of the same
+ * observation, has ended.  A family adds to all these statistics at once, so they are refreshed together. */
+static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    const ng_stat *t = &b->stat[i];
+    if (t->sees == s->sees && (!t->stale.on || p->steps >= t->stale.next)) return true;
+  }
+  return false;
+}
+
+/* Return whether the statistics of a block are due.  Only counted steps advance the period, so step 0 is always due.
+ * While no rank has observed some kind of array, every step is due: a layer that was excluded at its first due step
+ * starts when the layer returns.  An excluded block (`out`) is never due. */
+static bool block_due(const ng_precond *p, const ng_block *b) {
+  bool period = p->steps % b->base.stat_period == 0;
+  if (b->base.refresh_tolerance > 0.0) {
+    period = false;
+    for (int32_t i = 0; i < b->stats; i++) {
+      period = period || stale_due(p, b, &b->stat[i]);
+    }
+  }
+  if (b->out || (b->entry != NULL && b->entry->asleep)) return false;
+  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    if (!b->seen[kind]) return true; /* `seen` is equal on all ranks */
+  }
+  return period;
+}
+
+bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
+  if (s->every && !b->out) return true;
+  return block_due(p, b) && (!s->stale.on || stale_due(p, b, s));
+}
+
+bool ng_stat_due(const ng_precond *p, const ng_block *b) {
+  bool every = false;
+  for (int32_t i = 0; i < b->stats; i++) {
+    every = every || b->stat[i].every;
+  }
+  return (every && !b->out) || block_due(p, b);
+}
+
+/* A block that was never solved is due, because PD needs results. */
+bool ng_solve_due(const ng_precond *p, const ng_block *b) {
+  /* blocks of families without the option solve_period solve in every step */
+  const char *owner = ng_option_table[NG_OPTION_solve_period].family;
+  const bool period = owner == NULL || ng_is(owner, b->base.family);
+  if (!b->solves || b->out) return false;
+  if (b->base.refresh_tolerance > 0.0) return !b->solved || ng_stat_due(p, b);
+  return !b->solved || !period || p->steps % b->base.solve_period == 0;
+}
+
+/* ---- observations ----------------------------------------------------------------------------*/
+
+/* Return whether this rank adds an array of kind `what` (NG_SEES_...) to a due statistic of the block. */
+bool ng_array_wanted(const ng_block *b, uint32_t what) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    const ng_stat *s = &b->stat[i];
+    if (ng_stat_reads(s, what) && s->observes && ng_one_due(b->p, b, s)) return true;
+  }
+  return false;
+}
+
+/* Return 0 if no statistic of the layer is due, or only other ranks observe it; then the caller may skip its arrays. */
+int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
+  const ng_block *b = p->entry[layer]->block;
+  return b != NULL && ng_stat_due(p, b) && ng_array_wanted(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
+}
+
+/* ---- stations --------------------------------------------------------------------------------*/
+
+bool ng_due_always(const ng_precond *p) {
+  (void)p;
+  return true;
+}
+
+bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b) {
+  return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) &&
+         ng_array_wanted(b, NG_SEES_FLATGRAD);
+}
+
+bool ng_due_gradients(const ng_precond *p) {
+  return p->step->trouble >= NG_OK && ng_any_block(p, ng_block_observes_gradients);
+}
+
+static bool is_selecting(const ng_precond *p, const ng_block *b) {
+  (void)p;
+  return b->selecting;
+}
+
+/* After `check` all ranks have the same `refused`; without a refusal `selecting` is equal, too. */
+bool ng_due_topk(const ng_precond *p) { return !p->step->refused && ng_any_block(p, is_selecting); }
+
+bool ng_due_statistics(const ng_precond *p) {
+  return ng_due_topk(p) || ng_any_block(p, ng_stat_due);
+}
+
+bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b) {
+  return b->traces != NULL && ng_solve_due(p, b);
+}
+
+bool ng_due_traces(const ng_precond *p) { return ng_any_block(p, ng_block_exchanges_traces); }
+
+/* take.c sets `solving` before the first station, because `solve` marks blocks as solved. */
+bool ng_due_solve(const ng_precond *p) { return p->step->solving; }
+
+bool ng_due_shards(const ng_precond *p) { return p->step->shards.blocks > 0; }
+
+bool ng_due_share(const ng_precond *p) { return p->step->solving || ng_due_shards(p); }
+
+/* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
+bool ng_due_weights(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
+
+static bool is_sliced(const ng_precond *p, const ng_block *b) {
+  (void)p;
+  return b->slice != NULL;
+}
+
+bool ng_due_deliver(const ng_precond *p) {
+  return !ng_due_weights(p) || ng_any_block(p, is_sliced);
+}
+
+bool ng_due_quantify(const ng_precond *p) { return p->step->quantify.count != NULL; }
