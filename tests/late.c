@@ -175,4 +175,92 @@ const ng_linalg_ops *late_over(const ng_linalg_ops *under) {
   return &late;
 }
 
+/* ---- kernels ---------------------------------------------------------------------------------*/
+
+static _Thread_local const ng_kernel_ops *kernels;
+
+/* The arguments of an entry: copies of its lists, and the addresses of its results. */
+typedef struct call {
+  int64_t n;
+  void *list, *second;
+  void *parts, *out;
+  ng_ratios ratios;
+} call;
+
+static void *copy_of(const void *list, int64_t n, size_t size) {
+  void *copy = list == NULL ? NULL : malloc((size_t)n * size + 1);
+  if (copy != NULL) memcpy(copy, list, (size_t)n * size);
+  return copy;
+}
+
+static void drop(const call *x) {
+  free(x->list);
+  free(x->second);
+}
+
+/* ENTRY defines the function that runs a noted call of an entry; the call is `x`. */
+#define ENTRY(e, ...)                                                                              \
+  static void run_##e(ng_queue *q, const void *record) {                                           \
+    const call *x = record;                                                                        \
+    kernels->e(q, __VA_ARGS__);                                                                    \
+    drop(x);                                                                                       \
+  }
+#define CALL(e, ...)                                                                               \
+  const call x = {__VA_ARGS__};                                                                    \
+  (void)q;                                                                                         \
+  take_down(run_##e, &x, sizeof x)
+
+ENTRY(scan, x->list, x->n, x->out)
+static void late_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
+  CALL(scan, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
+}
+ENTRY(measure, x->list, x->n, x->parts)
+static void late_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
+  CALL(measure, .n = n, .list = copy_of(m, n, sizeof *m), .parts = parts);
+}
+ENTRY(finite, x->list, x->n, x->out)
+static void late_all_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
+  CALL(finite, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
+}
+ENTRY(emit, x->list, x->n)
+static void late_emit(ng_queue *q, const ng_emit *e, int64_t n) {
+  CALL(emit, .n = n, .list = copy_of(e, n, sizeof *e));
+}
+ENTRY(store, x->list, x->second, x->n)
+static void late_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n) {
+  CALL(store, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(to, n, sizeof *to));
+}
+ENTRY(norm2, x->list, x->n, x->parts, x->out)
+static void late_norms(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out) {
+  CALL(norm2, .n = n, .list = copy_of(e, n, sizeof *e), .parts = parts, .out = out);
+}
+ENTRY(update, x->list, x->second, x->n)
+static void late_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n) {
+  CALL(update, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s));
+}
+ENTRY(ratios, x->list, x->second, x->n, &x->ratios)
+static void late_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n,
+                        const ng_ratios *r) {
+  CALL(ratios, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s),
+       .ratios = *r);
+}
+
+static const ng_kernel_ops late_kernels = {
+    .name = "late",
+    .scan = late_scan,
+    .measure = late_measure,
+    .finite = late_all_finite,
+    .emit = late_emit,
+    .store = late_store,
+    .norm2 = late_norms,
+    .update = late_update,
+    .ratios = late_ratios,
+};
+
+void late_queue(ng_queue *q, const ng_linalg_ops *under) {
+  kernels = q->kernels;
+  q->la = late_over(under);
+  q->kernels = &late_kernels;
+}
+
 int64_t late_waiting(void) { return waiting; }

@@ -1,16 +1,17 @@
-/* late.h: a linear algebra that does everything as late as it may.
+/* late.h: linear algebra and kernels that do all work as late as the queue allows.
  *
- * Its entries only note what they were asked for; ng_queue_wait does it, in order, with another table.
- * Whoever reads a result, or changes what an entry reads, without waiting gets other numbers than with
- * that other table, on a machine without a device.  Meant for ranks as threads: every thread has a list
- * of its own.  It asserts nothing. */
+ * An entry only notes its arguments, with copies of its lists of descriptors; ng_queue_wait runs the noted calls in order,
+ * with another implementation. Code that reads a result, or changes an input, without a wait gets other numbers than with
+ * that implementation, on a machine without a device. Each thread has its own list, so ranks may be threads. */
 #ifndef TESTS_LATE_H
 #define TESTS_LATE_H
 
-#include "linalg/linalg.h"
+#include "kernel/kernel.h"
 
-/* The table; `under` does the work.  One `under` at a time in a thread. */
+/* The linear algebra; `under` does the work. A thread uses one `under` at a time. */
 const ng_linalg_ops *late_over(const ng_linalg_ops *under);
-int64_t late_waiting(void); /* noted and not yet done, on this thread */
+/* Make a queue late, over `under` and its present kernels. */
+void late_queue(ng_queue *q, const ng_linalg_ops *under);
+int64_t late_waiting(void); /* noted calls that have not run yet, on this thread */
 
 #endif

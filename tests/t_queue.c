@@ -136,7 +136,7 @@ static ng_status interrupted(sim *s, int64_t k, both *b) {
   const ng_layer *l = &s->layer[0];
   const ng_sgd how = fixture_sgd(0.1, 0);
   ng_status st = NG_OK;
-  if (ng_is(b->how.method, "adasgd") || ng_is(b->how.method, "eva-f")) return st; /* see no G */
+  if (ng_in_list("adasgd|eva-f|mfac|efcp|ggt", b->how.method)) return st; /* observe no G */
   for (int skip = 0; skip < 2 && st == NG_OK; skip++) {
     st = sim_begin(s, k);
     const int64_t samples = 4 + s->rank + k % 2;
@@ -167,7 +167,8 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
     st = sim_open(&s, &b->how, t, NULL);
     if (st == NG_OK) {
       if (!ng_queue_settled(s.ctx->queue)) b->unsettled = true;
-      s.ctx->queue->la = late ? late_over(b->table) : b->table;
+      if (late) late_queue(s.ctx->queue, b->table);
+      if (!late) s.ctx->queue->la = b->table;
     }
     for (int64_t k = 0; k < STEPS && st >= NG_OK; k++) {
       if (k == 2) st = interrupted(&s, k, b);
@@ -225,6 +226,10 @@ static const sim_setup rows[] = {
     {.method = "sam", .set = "update=sgd stat_scale=textbook inverse_dtype=bf16 " PERIODS},
     {.method = "sam", .set = "clip=rms clip_bound=0.1"},
     {.method = "eva-kfac", .set = "update=sgd " PERIODS},
+    {.method = "mfac", .set = "window=3 update=sgd"},
+    {.method = "mfac", .set = "window=3 window_store=topk window_density=0.3 update=adamw"},
+    {.method = "efcp", .set = "window=3"},
+    {.method = "ggt", .set = "window=3 update=sgd"},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 

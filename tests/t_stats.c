@@ -44,7 +44,7 @@ static fixture opened(const char *linalg, int32_t threads) {
   const bool late = linalg != NULL && strcmp(linalg, "late") == 0;
   const fixture_how how = {.linalg = late ? "ref" : linalg, .threads = threads};
   fixture_ok(&f, fixture_open(&f, "", &how));
-  if (late) f.ctx->queue->la = late_over(&ng_linalg_ref);
+  if (late) late_queue(f.ctx->queue, &ng_linalg_ref);
   return f;
 }
 

@@ -179,7 +179,9 @@ void ng_emission_store(ng_precond *p) {
       }
     }
   }
-  if (n > 0) ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->emit, l->to, n);
+  if (n == 0) return;
+  ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->emit, l->to, n);
+  ng_queue_wait(p->ctx->queue); /* the exchange sends the directions */
 }
 
 /* The sums are added in order, so all ranks have equal bits. A rank of a delivered block may lack the results, so it
