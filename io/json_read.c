@@ -119,15 +119,15 @@ static int escape(parser *p, char **to) {
   return e == 'u' ? unicode(p, to) : wrong(p, "an unknown escape after a backslash");
 }
 
-/* Copy unescaped bytes and escaped quotes from `at` to *out (*out <= at), advance *out, and OR all copied bytes into
- * *high; return the address of the first other byte. */
+/* Copy unescaped bytes and escaped quotes from `at` to *out (*out <= at), advance *out, and OR all copied bytes, and up
+ * to 7 bytes after them, into *high; return the address of the first other byte. */
 static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   char *to = *out;
   while (p->end - at >= 8) {
     const int n = ngio_plain(at);
     uint64_t eight;
     memcpy(&eight, at, 8);
-    *high |= n < 8 ? eight & ((UINT64_C(1) << (8 * n)) - 1) : eight;
+    *high |= eight;
     if (n == 8 || at - to >= 8) { /* the write does not reach unread bytes */
       memcpy(to, &eight, 8);
     } else if (to != at) {
@@ -152,8 +152,7 @@ static char *run(const parser *p, char *at, char **out, uint64_t *high) {
   return at;
 }
 
-/* Decode a string in place, from p->at after its opening quote: no escape is shorter than its
- * character. */
+/* Decode a string in place, from p->at after its opening quote: no escape is shorter than its character. */
 static const char *string(parser *p) {
   char *const begin = p->at;
   char *to = begin;
@@ -459,6 +458,7 @@ ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *m
   char *own = malloc(n + 1);
   *out = NULL;
   if (own == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
+  ng_pages_wish(own, n + 1);
   memcpy(own, text, n);
   const ngio_status st = parse(own, n, text, out, message, size);
   if (st == NGIO_OK) {

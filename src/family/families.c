@@ -246,8 +246,7 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
 static ng_status visit_number(const char *name, const ng_stat *s, const char *what, double *value,
                               ng_number_visit visit, void *arg) {
   ng_number n = {.value = value, .stat = s};
-  ng_name_add(n.name, sizeof n.name, name);
-  ng_name_add(n.name, sizeof n.name, what);
+  (void)stpcpy(stpcpy(n.name, name), what); /* literals, which fit */
   return visit(arg, &n);
 }
 
