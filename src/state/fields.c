@@ -1,7 +1,8 @@
-/* fields.c: visit every array of the state: blocks, then moments.
+/* fields.c: visit every array and every number of the state: blocks, then moments and numbers of layers.
  *
  * In: a visitor. Out: one call per array with its key: the name of the block, or of the layer for moments. All ranks
- * visit in the order of registration, because broadcasts match by order. */
+ * visit in the order of registration, because broadcasts match by order. Numbers are neither in arrays nor counters of
+ * the model; the owner of a block or statistic has its numbers, so the sum over ranks is the complete list. */
 #include "state/state.h"
 
 typedef struct field_walk {
@@ -82,10 +83,40 @@ ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, vo
   return st;
 }
 
-ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg) {
-  ng_status st = NG_OK;
-  for (int32_t k = 0; k < ng_state_keys(p) && st == NG_OK; k++) {
-    st = ng_state_key_fields(p, k, visit, arg);
+/* ---- numbers ---------------------------------------------------------------------------------*/
+
+typedef struct cursor {
+  const ng_block *block;
+  ngio_out *to;       /* get: receives the numbers; else NULL */
+  const double *from; /* put: the next number of the list; else NULL */
+} cursor;
+
+static ng_status one_number(void *arg, ng_number *n) {
+  cursor *c = arg;
+  if (c->to != NULL) {
+    const int32_t owner = n->stat != NULL ? n->stat->owner : c->block->owner;
+    const double x = owner == c->block->ctx->rank ? *n->value : 0.0;
+    ngio_out_bytes(c->to, &x, sizeof x);
+  } else {
+    *n->value = *c->from++;
   }
-  return st;
+  return NG_OK;
+}
+
+/* The order of the visits is the order of the list. Files store numbers by name, so the order may change between
+ * versions. */
+void ng_state_get(ng_precond *p, int32_t k, ngio_out *to) {
+  if (k >= p->blocks) {
+    const double missed = p->ctx->rank == 0 ? (double)p->entry[k - p->blocks]->missed : 0.0;
+    ngio_out_bytes(to, &missed, sizeof missed);
+    return;
+  }
+  cursor c = {.block = p->block[k], .to = to};
+  (void)ng_block_numbers(p->block[k], one_number, &c);
+}
+
+const double *ng_state_put(ng_block *b, const double *x) {
+  cursor c = {.from = x};
+  (void)ng_block_numbers(b, one_number, &c);
+  return c.from;
 }

@@ -20,7 +20,7 @@ typedef struct piece {
   ng_part_piece is;
   int32_t item;
   bool wanted;          /* this rank reads elements of the piece */
-  char *to;             /* in parts: this rank's staging memory for the array */
+  int64_t at;           /* in parts: offset of this rank's part of the array in `staged` */
   const ngio_tensor *t; /* the tensor in the open file */
   const char *why;      /* the error of the data, or NULL */
 } piece;
@@ -28,13 +28,14 @@ typedef struct piece {
 typedef struct loading {
   ng_work w;
   ng_snapshot snapshot;
-  bool alone; /* the state is one file or a stream, which rank 0 reads */
-  ng_hex id;  /* checksum of the manifest: the id of the state */
-  char *text; /* the received manifest */
+  bool alone;       /* the state is one file or a stream, which rank 0 reads */
+  ng_hex id;        /* checksum of the manifest: the id of the state */
+  const char *text; /* on rank 0: the manifest */
   int64_t text_bytes;
   piece *piece; /* [pieces] in the order of items */
   int64_t pieces;
-  bool *open; /* [parts] whether this rank reads the part */
+  ngio_out list; /* buffer of `piece` */
+  bool *open;    /* [parts] whether this rank reads the part */
   char *path, *buffer;
   char *staged; /* in parts: this rank's arrays in published order, one after the other */
 } loading;
@@ -45,13 +46,11 @@ static bool refuse(loading *x, int32_t item, const char *why) {
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-static bool understand(loading *x, const char *text, size_t n) {
+static bool parse_manifest(loading *x, const char *text) {
   ng_work *w = &x->w;
-  const ngio_status st = ngio_json_parse(text, n, &w->manifest, NULL, 0);
+  const ngio_status st = ngio_json_parse(text, (size_t)x->text_bytes, &w->manifest, NULL, 0);
   if (st == NGIO_ERR_NOMEM) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
-  if (st != NGIO_OK) return ng_work_refuse(w, NG_ERR_FILE, "the manifest is not JSON");
-  x->id = ng_hex_of(ng_crc_of(text, (int64_t)n));
-  return ng_manifest_read(w, &x->snapshot);
+  return st == NGIO_OK || ng_work_refuse(w, NG_ERR_FILE, "the manifest is not JSON");
 }
 
 /* The threads of the context share large reads. */
@@ -59,9 +58,9 @@ static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i
   ng_parallel(user, n, each, arg);
 }
 
-/* On rank 0: open the file and read its header. *text: the manifest, which is in memory of the open file. A failure is
+/* On rank 0: open the file, read its header and parse the manifest, which is in memory of the open file. A failure is
  * stored in *w. */
-static bool read_header(loading *x, const char **text) {
+static bool read_header(loading *x) {
   ng_work *w = &x->w;
   const ng_outside *from = w->place;
   const ngio_alloc alloc = ng_work_payload(w);
@@ -70,13 +69,12 @@ static bool read_header(loading *x, const char **text) {
     ngio_source_stream(&w->source, w->label, from->read, from->user);
   } else {
     st = ngio_source_open(&w->source, from->path, w->message, sizeof w->message);
-    w->source.threads = (ngio_threads){all_threads, w->p->ctx};
   }
   if (!ng_work_fine(w, st) || !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &w->file,
                                                                   w->message, sizeof w->message))) {
     return false;
   }
-  *text = ngio_tensors_text(w->file, NG_MANIFEST);
+  x->text = ngio_tensors_text(w->file, NG_MANIFEST);
   const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
   const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
@@ -84,32 +82,48 @@ static bool read_header(loading *x, const char **text) {
                           "is part %s of a state; load the file without this suffix",
                           ngio_quote(part).text);
   }
-  if (*text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
+  if (x->text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
     return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file without a state of natgrad");
   }
-  x->text_bytes = (int64_t)strlen(*text);
-  if (!ng_is(crc, ng_hex_of(ng_crc_of(*text, x->text_bytes)).text)) {
+  x->text_bytes = (int64_t)strlen(x->text);
+  x->id = ng_hex_of(ng_crc_of(x->text, x->text_bytes));
+  if (!ng_is(crc, x->id.text)) {
     return ng_work_refuse(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
   }
-  if (!understand(x, *text, (size_t)x->text_bytes)) return false;
-  return x->snapshot.parts == 1 || !from->stream ||
-         ng_work_refuse(w, NG_ERR_FILE, "is one of several files of a state; use ng_load");
+  return parse_manifest(x, x->text);
+}
+
+/* Read the header and list the fields, at the same time. */
+static void start(void *arg, int32_t i) {
+  loading *x = arg;
+  if (i == 1) ng_work_list(&x->w);
+  if (i == 0 && x->w.first && !x->w.place->stream) (void)read_header(x);
+}
+
+/* The caller's thread reads a stream. */
+static void prepare(loading *x, ng_precond *p, const char *call, const ng_outside *from) {
+  ng_work *w = &x->w;
+  if (!ng_work_open(w, p, call, from)) return;
+  ng_parallel(p->ctx, 2, start, x);
+  if (from->stream && w->first) (void)read_header(x);
+  if (ng_work_listed(w) && p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
+  w->source.threads = (ngio_threads){all_threads, p->ctx};
 }
 
 /* Send the manifest to all ranks; each rank compares it with its model. */
 static ng_status share_manifest(loading *x) {
   ng_work *w = &x->w;
-  const char *text = NULL;
   ng_status st = NG_OK;
-  if (w->first) (void)read_header(x, &text);
-  NG_TRY(ng_work_tell(w));
-  if (w->p->ctx->ranks == 1) return NG_OK;
   NG_TRY(ng_work_broadcast(w, &x->text_bytes, (int64_t)sizeof x->text_bytes, 0));
-  x->text = ng_work_take(w, x->text_bytes);
+  char *text = w->p->ctx->ranks == 1 ? NULL : ng_work_take(w, x->text_bytes);
   NG_TRY(ng_work_tell(w));
-  if (w->first) memcpy(x->text, text, (size_t)x->text_bytes);
-  NG_TRY(ng_work_broadcast(w, x->text, x->text_bytes, 0));
-  if (!w->first) (void)understand(x, x->text, (size_t)x->text_bytes);
+  if (w->first && text != NULL) memcpy(text, x->text, (size_t)x->text_bytes);
+  NG_TRY(ng_work_broadcast(w, text, x->text_bytes, 0));
+  if (!w->first) x->id = ng_hex_of(ng_crc_of(text, x->text_bytes));
+  if ((w->first || parse_manifest(x, text)) && ng_manifest_read(w, &x->snapshot) &&
+      x->snapshot.parts > 1 && w->place->stream) {
+    (void)ng_work_refuse(w, NG_ERR_FILE, "is one of several files of a state; use ng_load");
+  }
   NG_TRY(ng_work_tell(w));
 done:
   return st;
@@ -132,59 +146,56 @@ static ng_rect intersect(ng_rect a, ng_rect b) {
                    ng_min64(a.right, b.right)};
 }
 
-/* Add the pieces of array i to the list. */
-static void list_pieces(loading *x, int32_t i, const ngio_value *entry, char *to) {
+/* Add the pieces of array i to the list. Return false if its entry is invalid. */
+static bool list_pieces(loading *x, int32_t i, const ngio_value *entry, int64_t at) {
   const ng_field *f = &x->w.item[i].f;
-  const ngio_value *pieces = ngio_get(entry, "pieces");
-  const ngio_value *v = x->alone ? entry : ngio_first(pieces);
-  for (; v != NULL; v = x->alone ? NULL : ngio_next(pieces, v)) {
-    piece *q = &x->piece[x->pieces++];
-    *q = (piece){.is = ng_piece_of(v, f), .item = i, .to = to};
-    if (x->alone) q->is.part = 0;
-    const ng_rect common = intersect(box_of(x, f), ng_piece_rect(&q->is, f));
-    q->wanted = common.top < common.bottom && common.left < common.right;
-    if (q->wanted) x->open[q->is.part] = true;
+  const ngio_value *list = x->alone ? NULL : ng_pieces_read(entry, f, x->snapshot.parts);
+  const ngio_value *v = x->alone ? entry : ngio_first(list);
+  for (; v != NULL; v = x->alone ? NULL : ngio_next(list, v)) {
+    piece q = {.is = ng_piece_of(v, f), .item = i, .at = at};
+    if (q.is.crc == NULL) return false;
+    if (x->alone) q.is.part = 0;
+    const ng_rect common = intersect(box_of(x, f), ng_piece_rect(&q.is, f));
+    q.wanted = common.top < common.bottom && common.left < common.right;
+    if (q.wanted) x->open[q.is.part] = true;
+    ngio_out_bytes(&x->list, &q, sizeof q);
   }
+  return x->alone || list != NULL;
 }
 
 /* Check that the manifest has a valid entry for every array of this model and no other entries;
  * list all pieces. */
 static bool plan(loading *x) {
   ng_work *w = &x->w;
-  const int32_t parts = x->snapshot.parts;
   const ngio_value *all = ngio_get(ngio_json_root(w->manifest), "tensors"), *next = ngio_first(all);
-  const ngio_value **entry = ng_work_take(w, w->fields * (int64_t)sizeof *entry);
-  int64_t pieces = 0, bytes = 0;
-  for (int32_t i = 0; i < w->fields && entry != NULL; i++) {
-    ng_item *item = &w->item[i];
-    entry[i] = ngio_get_hinted(all, next, item->name);
-    if (entry[i] == NULL) return refuse(x, i, "is not in the manifest");
-    next = ngio_next(all, entry[i]);
-    const ngio_value *list = x->alone ? NULL : ng_pieces_read(entry[i], &item->f, parts);
-    if (x->alone ? ng_piece_of(entry[i], &item->f).crc == NULL : list == NULL) {
+  int64_t bytes = 0;
+  x->open = ng_work_take(w, x->snapshot.parts);
+  if (x->open == NULL) return false;
+  (void)ngio_out_reserve(&x->list, (size_t)w->fields * sizeof *x->piece); /* faster than growing */
+  memset(x->open, 0, (size_t)x->snapshot.parts);
+  for (int32_t i = 0; i < w->fields; i++) {
+    const ng_field *f = &w->item[i].f;
+    const ngio_value *entry = ngio_get_hinted(all, next, w->item[i].name);
+    if (entry == NULL) return refuse(x, i, "is not in the manifest");
+    next = ngio_next(all, entry);
+    if (!list_pieces(x, i, entry, bytes)) {
       return refuse(x, i, "has an entry in the manifest that does not fit this model");
     }
-    pieces += list == NULL ? 1 : list->count;
-    const ng_rect box = box_of(x, &item->f);
-    bytes += x->alone ? 0 : box_bytes(&item->f, &box);
+    const ng_rect box = box_of(x, f);
+    bytes += x->alone ? 0 : box_bytes(f, &box);
   }
   if (!x->alone && all->count != (uint32_t)w->fields) {
     return ng_work_refuse(w, NG_ERR_FILE, "has tensors that do not belong to this model");
   }
-  x->piece = ng_work_take(w, pieces * (int64_t)sizeof *x->piece);
-  x->open = ng_work_take(w, parts);
+  if (x->list.lost) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+  x->piece = (void *)x->list.text;
+  x->pieces = (int64_t)(x->list.used / sizeof *x->piece);
   x->staged = ng_work_take(w, bytes);
   x->buffer = ng_work_take(w, x->alone ? 0 : CHUNK);
   x->path = ng_work_take(w, x->alone ? 0 : (int64_t)strlen(w->place->path) + NGIO_PART_ROOM);
   if (w->st != NG_OK) return false;
-  memset(x->open, 0, (size_t)parts);
-  bytes = 0;
-  for (int32_t i = 0; i < w->fields; i++) {
-    const ng_rect box = box_of(x, &w->item[i].f);
-    list_pieces(x, i, entry[i], x->staged + bytes);
-    w->item[i].data = x->staged + bytes;
-    bytes += x->alone ? 0 : box_bytes(&w->item[i].f, &box);
-  }
+  for (int64_t k = 0; k < x->pieces; k++)
+    w->item[x->piece[k].item].data = x->staged + x->piece[k].at;
   return true;
 }
 
@@ -261,7 +272,8 @@ static void stage(const loading *x, const piece *q, int64_t done, int64_t n) {
     const int64_t at = there.top + row;
     if (a >= b || at < common.top || at >= common.bottom) continue;
     const int64_t col = a - row * whole + (there.left - box.left) * size;
-    memcpy(q->to + (at - box.top) * mine + col, x->buffer + (a - done), (size_t)(b - a));
+    memcpy(x->staged + q->at + (at - box.top) * mine + col, x->buffer + (a - done),
+           (size_t)(b - a));
   }
 }
 
@@ -277,7 +289,7 @@ static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
     n = ng_min64(CHUNK, q->t->bytes - done);
     const char *from = (const char *)q->t->data + done;
     if (s != NULL) {
-      char *to = straight ? q->to + done : x->buffer;
+      char *to = straight ? x->staged + q->at + done : x->buffer;
       if (!ng_work_fine(w, ngio_source_read(s, place + done, to, n, w->message, sizeof w->message)))
         return false;
       if (!straight) stage(x, q, done, n);
@@ -296,7 +308,9 @@ static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
 
 static void check_lane(void *arg, int32_t lane) {
   loading *x = arg;
-  for (int64_t k = lane; k < x->pieces; k += LANES)
+  int64_t from, to;
+  ng_share(x->pieces, LANES, lane, &from, &to);
+  for (int64_t k = from; k < to; k++)
     (void)check_piece(x, &x->piece[k], NULL, 0);
 }
 
@@ -340,13 +354,9 @@ static void read_part(loading *x, int32_t part) {
 /* Read all arrays that this rank needs. Failures are stored in *w. */
 static void read_arrays(loading *x) {
   const ng_context *ctx = x->w.p->ctx;
-  if (x->alone && !x->w.first) return;
-  if (!plan(x)) return;
-  if (x->alone) {
-    (void)read_alone(x);
-    return;
-  }
-  for (int32_t part = 0; part < x->snapshot.parts && x->w.st == NG_OK; part++) {
+  if ((x->alone && !x->w.first) || !plan(x)) return;
+  if (x->alone) (void)read_alone(x);
+  for (int32_t part = 0; !x->alone && part < x->snapshot.parts && x->w.st == NG_OK; part++) {
     if (x->open[part] || part % ctx->ranks == ctx->rank) read_part(x, part);
   }
 }
@@ -356,7 +366,9 @@ static void read_arrays(loading *x) {
 /* Copy the staged arrays into the model; ranks exchange nothing. */
 static void take_lane(void *arg, int32_t lane) {
   const loading *x = arg;
-  for (int32_t i = lane; i < x->w.fields; i += LANES) {
+  int64_t from, to;
+  ng_share(x->w.fields, LANES, lane, &from, &to);
+  for (int64_t i = from; i < to; i++) {
     const ng_item *item = &x->w.item[i];
     const ng_rect box = ng_field_mine(&item->f, x->w.p->ctx->rank);
     const int64_t bytes = box_bytes(&item->f, &box);
@@ -392,17 +404,11 @@ static ng_status send_field(ng_work *w, const ng_item *item) {
   return st;
 }
 
-static void prepare(ng_work *w, ng_precond *p, const char *call, const ng_outside *from) {
-  if (!ng_work_open(w, p, call, from) || !ng_work_list(w)) return;
-  w->values = ng_work_take(w, w->value_count * (int64_t)sizeof *w->values);
-  if (p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
-}
-
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from) {
   loading x = {.alone = true};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
-  prepare(w, p, call, from);
+  prepare(&x, p, call, from);
   NG_TRY(ng_work_tell(w));
   NG_TRY(share_manifest(&x));
   x.alone = x.snapshot.parts == 1;
@@ -424,6 +430,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
   ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld",
          from->stream ? w->label : from->path, (long long)p->steps);
 done:
+  ngio_out_free(&x.list);
   ng_work_close(w);
   return st;
 }

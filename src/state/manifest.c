@@ -8,7 +8,7 @@
  *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by save.c; blocks are keyed by their name
  *
  * The manifest has layers and options as text, not as a hash, so that the error for a state of another model can name
- * the difference. A state fits a model if
+ * the difference.
  *
  * In: a model, an untrusted JSON text.  Out: the verified values in separate memory (ng_snapshot, `values`),
  * from which ng_snapshot_apply cannot fail.  The model does not change before the whole text is verified.
@@ -79,9 +79,21 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   }
 }
 
-/* Compare the layers in order; the error names the first difference. */
-static bool read_layers(ng_work *w, const ngio_value *layers) {
+static bool read_count(ng_work *w, const ngio_value *object, const char *where, const char *name,
+                       int64_t most, int64_t *out) {
+  const ngio_value *v = ngio_get(object, name);
+  *out = ngio_is(v, NGIO_INTEGER) ? v->is.integer : -1;
+  return (*out >= 0 && *out <= most) ||
+         ng_work_refuse(w, NG_ERR_FILE,
+                        "%s '%s' of the manifest is not a whole number from 0 to %lld", where, name,
+                        (long long)most);
+}
+
+/* Compare the layers in order; the error names the first difference. Read "missed", which is absent for layers that
+ * missed no update. */
+static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
   const ng_precond *p = w->p;
+  double *missed = w->values + w->value_count - p->entries;
   const size_t n = ngio_count(layers);
   const ngio_value *l = ngio_first(layers);
   char is[NG_MESSAGE];
@@ -119,6 +131,10 @@ static bool read_layers(ng_work *w, const ngio_value *layers) {
                             "options of layer '%s' is '%s' in the state and '%s' here", name,
                             options == NULL ? "none" : options, ours);
     }
+    int64_t count = 0;
+    if (ngio_get(l, "missed") != NULL && !read_count(w, l, name, "missed", updates, &count))
+      return false;
+    missed[i] = (double)count;
   }
   return true;
 }
@@ -245,16 +261,6 @@ static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) 
 
 const char *const ng_rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
 
-static bool read_count(ng_work *w, const ngio_value *object, const char *where, const char *name,
-                       int64_t most, int64_t *out) {
-  const ngio_value *v = ngio_get(object, name);
-  *out = ngio_is(v, NGIO_INTEGER) ? v->is.integer : -1;
-  return (*out >= 0 && *out <= most) ||
-         ng_work_refuse(w, NG_ERR_FILE,
-                        "%s '%s' of the manifest is not a whole number from 0 to %lld", where, name,
-                        (long long)most);
-}
-
 /* Read the counters; updates must not exceed steps. */
 static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s) {
   const int64_t most = NG_COUNT_MOST;
@@ -272,22 +278,6 @@ static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s
   s->nu = ngio_number_of(nu); /* ng_report shows these values until the next step */
   s->inner = ngio_number_of(inner);
   return ok;
-}
-
-/* Read "missed", which is absent for layers that missed no update. */
-static bool read_missed(ng_work *w, const ngio_value *layers, int64_t updates) {
-  const ng_precond *p = w->p;
-  double *missed = w->values + w->value_count - p->entries;
-  const ngio_value *l = ngio_first(layers); /* read_layers has checked the number of layers */
-  for (int32_t i = 0; i < p->entries; i++, l = ngio_next(layers, l)) {
-    int64_t n = 0;
-    if (ngio_get(l, "missed") != NULL &&
-        !read_count(w, l, p->entry[i]->d.name, "missed", updates, &n)) {
-      return false;
-    }
-    missed[i] = (double)n;
-  }
-  return true;
 }
 
 /* ---- pieces of arrays ------------------------------------------------------------------------*/
@@ -365,7 +355,7 @@ const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t
 
 typedef struct block_reader {
   ng_work *w;
-  const ngio_value *from;
+  const ngio_value *from, *next; /* next: the number that is expected first */
   const char *layer;
   double *to;          /* receives the next number */
   size_t seen, counts; /* numbers read; how many numbers, from the first, are flags or counts */
@@ -375,8 +365,9 @@ typedef struct block_reader {
  * check their own numbers. */
 static ng_status read_number(void *arg, ng_number *n) {
   block_reader *r = arg;
-  const ngio_value *v = ngio_get(r->from, n->name);
+  const ngio_value *v = ngio_get_hinted(r->from, r->next, n->name);
   const double x = ngio_number_of(v);
+  r->next = v == NULL ? NULL : ngio_next(r->from, v);
   if (!ngio_is_number(v)) {
     (void)ng_work_refuse(r->w, NG_ERR_FILE, "block '%s' of the manifest has no number '%s'",
                          r->layer, n->name);
@@ -394,9 +385,12 @@ static ng_status read_number(void *arg, ng_number *n) {
 static bool read_blocks(ng_work *w, const ngio_value *blocks) {
   const ng_precond *p = w->p;
   block_reader r = {.w = w, .to = w->values};
+  const ngio_value *next = ngio_first(blocks);
   for (int32_t i = 0; i < p->blocks; i++) {
     r.layer = p->block[i]->name;
-    r.from = ngio_get(blocks, r.layer);
+    r.from = ngio_get_hinted(blocks, next, r.layer);
+    r.next = ngio_first(r.from);
+    next = r.from == NULL ? NULL : ngio_next(blocks, r.from);
     r.seen = 0;
     r.counts = ng_block_counts(p->block[i]);
     if (ng_block_numbers(p->block[i], read_number, &r) != NG_OK) return false;
@@ -430,9 +424,8 @@ bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
   if (is == NG_STATE_PARTS && (s->parts < 2 || s->parts > NG_PARTS_MOST)) {
     return ng_work_refuse(w, NG_ERR_FILE, "the manifest has an invalid list of parts");
   }
-  return read_layers(w, layers) && read_options(w, manifest, &s->opt) &&
-         read_counters(w, manifest, s) && read_blocks(w, ngio_get(manifest, "blocks")) &&
-         read_missed(w, layers, s->updates);
+  return read_counters(w, manifest, s) && read_layers(w, layers, s->updates) &&
+         read_options(w, manifest, &s->opt) && read_blocks(w, ngio_get(manifest, "blocks"));
 }
 
 /* Apply the options of the state, then the layers' own options. */
@@ -447,7 +440,10 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
       (void)ng_options_override(&own, b->options, NULL, 0);
       ng_settings_of(&own, &b->base);
     }
+    values = ng_state_put(b, values);
   }
+  for (int32_t i = 0; i < p->entries; i++)
+    p->entry[i]->missed = (int64_t)values[i];
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;
@@ -460,6 +456,5 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->step->inner = s->inner;
   p->step->d2 = p->step->pd2 = 0.0; /* a state does not contain d2 and pd2 */
   p->step->quantify.found = (ng_scaling){0};
-  ng_state_put(p, values);
   ng_step_values(p);
 }

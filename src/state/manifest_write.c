@@ -91,7 +91,7 @@ static bool can_be_written(ng_work *w) {
 }
 
 /* Keys have a fixed order, so that the same state gives the same bytes. */
-bool ng_manifest_begin(ng_work *w, int format) {
+bool ng_manifest_begin(ng_work *w, int32_t parts) {
   ng_precond *p = w->p;
   ngio_out *o = &w->out;
   char version[32];
@@ -99,7 +99,7 @@ bool ng_manifest_begin(ng_work *w, int format) {
   (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
                  NG_VERSION_PATCH);
   ngio_open(o, NULL, '{');
-  ngio_put_integer(o, "format", format);
+  ngio_put_integer(o, "format", parts == 1 ? NG_STATE_FORMAT : NG_STATE_PARTS);
   ngio_put_text(o, "library", version); /* for readers; a load ignores it */
   ngio_put_text(o, "method", p->opt.method);
   make_options(w, o);

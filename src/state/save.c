@@ -1,6 +1,6 @@
 /* save.c: save a state to a file, a stream, or one file for each rank; write the manifest alone.
  *
- * A file is safetensors: every array of ng_state_fields is a tensor "block/field" in published order.  The
+ * A file is safetensors: every array of fields.c is a tensor "block/field" in published order.  The
  * metadata has the manifest (manifest.c), which contains the CRC-32 of each tensor, and the CRC-32 of the
  * manifest.  So a load compares or checks every bit of the file.
  *
@@ -110,38 +110,30 @@ static void assign_writers(saving *x) {
   }
 }
 
-/* Return the bytes of the largest whole array in this rank's file. */
-static int64_t largest(const saving *x) {
-  const ng_work *w = &x->w;
-  int64_t most = 0;
-  ng_part_piece q;
-  if (x->parts == 1) return w->largest;
-  for (int32_t i = 0; i < w->fields; i++) {
-    const ng_field *f = &w->item[i].f;
-    if (piece_of(x, f, w->p->ctx->rank, &q) && q.whole) most = ng_max64(most, ng_field_bytes(f));
-  }
-  return most;
-}
-
 /* Allocate all memory of the save, because no rank may fail alone between two collectives. */
 static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside *to) {
   ng_work *w = &x->w;
-  if (!ng_work_open(w, p, call, to) || !ng_work_list(w)) return;
+  if (!ng_work_open(w, p, call, to)) return;
+  ng_work_list(w);
+  if (!ng_work_listed(w)) return;
   x->writes = x->parts > 1 || w->first;
   x->bytes = ng_work_take(w, x->parts * (int64_t)sizeof *x->bytes);
   x->count = ng_work_take(w, x->parts * (int64_t)sizeof *x->count);
   if (x->parts > 1 && x->bytes != NULL) assign_writers(x);
-  int64_t values = w->value_count + NG_RESCUES;
+  int64_t more = NG_RESCUES; /* and the seals */
   for (int32_t i = 0; i < w->fields; i++)
-    values += seals(x, &w->item[i].f);
-  w->values = ng_work_take(w, values * (int64_t)sizeof *w->values);
-  w->published = ng_work_take(w, largest(x));
+    more += seals(x, &w->item[i].f);
+  if (!ngio_out_reserve(&w->numbers, (size_t)more * sizeof *w->values))
+    (void)ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+  w->values = (void *)w->numbers.text;
+  w->published = ng_work_take(w, x->parts == 1 ? w->largest : w->largest_here);
   if (x->parts == 1 && p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
   x->here = ng_work_take(w, w->fields);
   x->tensor = ng_work_take(w, w->fields * (int64_t)sizeof *x->tensor);
   x->path_room = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
   x->path = ng_work_take(w, x->path_room);
-  if (w->st == NG_OK) memset(w->values, 0, (size_t)values * sizeof *w->values);
+  if (w->st == NG_OK) memset(w->values + w->value_count, 0, (size_t)more * sizeof *w->values);
+  w->numbers.used += (size_t)more * sizeof *w->values;
 }
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
@@ -182,15 +174,11 @@ static ng_status each_row(saving *x, const ng_field *f, double *seal) {
   return st;
 }
 
-/* Gather all numbers and seals. Each is 0 on all ranks but one, so the sum over ranks is exact. */
-static ng_status gather(saving *x) {
+/* Compute the seals of the arrays that this rank supplies. */
+static ng_status seal_arrays(saving *x) {
   ng_work *w = &x->w;
-  double *rung = w->values + w->value_count, *seal = rung + NG_RESCUES;
-  ng_status st = find_suppliers(x);
-  if (st != NG_OK) return st;
-  ng_state_get(w->p, w->values); /* 0 for numbers of other owners */
-  for (int i = 0; i < NG_RESCUES; i++)
-    rung[i] = (double)w->p->rescued[i];
+  double *seal = w->values + w->value_count + NG_RESCUES;
+  ng_status st = NG_OK;
   for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
     const ng_field *f = &w->item[i].f;
     void *data;
@@ -203,7 +191,29 @@ static ng_status gather(saving *x) {
     }
     seal += seals(x, f);
   }
-  return st == NG_OK ? ng_work_sum(w, w->values, seal - w->values) : st;
+  return st;
+}
+
+/* With one rank, which already has all numbers, two threads write the manifest and compute the seals. */
+static void begin_or_seal(void *arg, int32_t i) {
+  saving *x = arg;
+  if (i == 0) (void)ng_manifest_begin(&x->w, x->parts);
+  if (i == 1) (void)seal_arrays(x); /* cannot fail without a transport */
+}
+
+/* Gather all numbers and seals. Each is 0 on all ranks but one, so the sum over ranks is exact. */
+static ng_status gather(saving *x) {
+  ng_work *w = &x->w;
+  ng_status st = find_suppliers(x);
+  for (int i = 0; i < NG_RESCUES; i++)
+    w->values[w->value_count + i] = (double)w->p->rescued[i];
+  if (w->p->ctx->ranks == 1) {
+    ng_parallel(w->p->ctx, 2, begin_or_seal, x);
+    return NG_OK;
+  }
+  if (st == NG_OK) st = seal_arrays(x);
+  return st == NG_OK ? ng_work_sum(w, w->values, (int64_t)(w->numbers.used / sizeof *w->values))
+                     : st;
 }
 
 static void list_piece(saving *x, const ng_item *item, const double *seal, ng_part_piece q) {
@@ -239,7 +249,8 @@ static void list_array(saving *x, const ng_item *item, const double *seal) {
 static void make_manifest(saving *x) {
   ng_work *w = &x->w;
   const double *seal = w->values + w->value_count + NG_RESCUES;
-  if (!ng_manifest_begin(w, x->parts == 1 ? NG_STATE_FORMAT : NG_STATE_PARTS)) return;
+  if (w->p->ctx->ranks > 1) (void)ng_manifest_begin(w, x->parts);
+  if (w->st != NG_OK) return;
   memset(x->bytes, 0, (size_t)x->parts * sizeof *x->bytes);
   memset(x->count, 0, (size_t)x->parts * sizeof *x->count);
   for (int32_t i = 0; i < w->fields; i++) {
@@ -304,7 +315,7 @@ static void begin_file(saving *x) {
 static ng_status put_field(saving *x, const ng_field *f) {
   ng_work *w = &x->w;
   void *data;
-  int64_t bytes;
+  int64_t bytes = 0;
   if (by_row(x, f)) return each_row(x, f, NULL);
   bool has = supplies(x, f, &data, &bytes);
   if (x->parts == 1 && f->owner != 0) {

@@ -9,7 +9,7 @@
  *   walk.c             read single arrays
  *   factors.c          running averages only: a folder with a file for each layer
  *   manifest_write.c   write options, counters and layers as JSON; manifest.c reads them
- *   fields.c           visit every array
+ *   fields.c           visit every array and number
  *   field_order.c      convert an array between the order in memory and the published order */
 #ifndef NG_STATE_H
 #define NG_STATE_H
@@ -23,21 +23,18 @@
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
-/* Visit every array. The key of an array is the name of its block; for moments, the name of the layer. */
+/* Visit the arrays of key k: a block, or the moments of a layer. There are ng_state_keys keys. The key of an array is the
+ * name of its block; for moments, the name of the layer. */
 typedef ng_status (*ng_field_keyed)(void *arg, const char *key, ng_field *f);
-ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg);
-/* Visit the arrays of key k: a block, or the moments of a layer. There are ng_state_keys keys. */
 int32_t ng_state_keys(const ng_precond *p);
 ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg);
 
-enum {
-  NG_WIDEST = 8
-}; /* bytes of the widest element. Files have arrays of 8-byte elements first, then of 4, 2 and 1 */
+/* Bytes of the widest element. Files have arrays of 8-byte elements first, then of 4, 2 and 1. */
+enum { NG_WIDEST = 8 };
 
 int64_t ng_field_count(const ng_field *f); /* number of elements in the file and in memory */
 int64_t ng_field_bytes(const ng_field *f);
-/* Return the number of elements that are sent at once: one row of an array of which ranks hold columns, otherwise
- * all. */
+/* Return the number of elements sent at once: one row of an array of which ranks hold columns, otherwise all. */
 int64_t ng_field_piece(const ng_field *f);
 
 /* Rows [top, bottom) and columns [left, right) of an array. */
@@ -59,14 +56,11 @@ void ng_field_import(const ng_field *f, const void *published, void *memory);
 /* Return f's data if they are in published order; otherwise export f to `room` and return `room`. */
 void *ng_field_published(const ng_field *f, void *room);
 
-/* ---- numbers.c ------------------------------------------------------------------------*/
-
-/* The numbers of all blocks and entries as one array, in the same order on every rank. ng_state_values: its length; the
- * last p->entries numbers belong to entries. get: write the numbers that this rank owns, leave the others unchanged.
- * put: copy all numbers into the model. */
-int64_t ng_state_values(ng_precond *p);
-void ng_state_get(ng_precond *p, double *x);
-void ng_state_put(ng_precond *p, const double *x);
+/* The numbers of all blocks and entries as one list, in the same order on every rank; the last p->entries numbers belong
+ * to entries. get: append the numbers of key k, 0 for numbers of other ranks. put: copy the next numbers, from x on,
+ * into a block; return the address after them. */
+void ng_state_get(ng_precond *p, int32_t k, ngio_out *to);
+const double *ng_state_put(ng_block *b, const double *x);
 
 /* ---- save.c, load.c, walk.c: what api/ calls -------------------------------------------------*/
 

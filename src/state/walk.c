@@ -16,7 +16,8 @@ static ng_status count_one(void *arg, const char *key, ng_field *f) {
 
 int32_t ng_state_field_count(ng_precond *p) {
   int32_t n = 0;
-  (void)ng_state_fields(p, count_one, &n);
+  for (int32_t k = 0; k < ng_state_keys(p); k++)
+    (void)ng_state_key_fields(p, k, count_one, &n);
   return n;
 }
 

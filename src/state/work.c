@@ -4,6 +4,7 @@
 #include "crc.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
 
 _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (int)NGIO_F16 &&
                    NG_BF16 == (int)NGIO_BF16 && NG_I32 == (int)NGIO_I32 &&
@@ -62,46 +63,49 @@ ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
-/* A pass over all fields. next[s]: first the number of fields with elements of s bytes, then the position of the next
- * one. */
-typedef struct lister {
-  ng_work *w;
-  int32_t next[NG_WIDEST + 1];
-  int64_t names_bytes;
-  char *name; /* receives the next name */
-} lister;
-
 /* The sizes are known on every rank, also if f->data is NULL. */
-static ng_status count_field(void *arg, const char *key, ng_field *f) {
-  lister *l = arg;
-  l->w->fields++;
-  l->next[ng_dtype_size(f->dtype)]++;
-  l->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
-  l->w->largest = ng_max64(l->w->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
-  return NG_OK;
-}
-
 static ng_status list_field(void *arg, const char *key, ng_field *f) {
-  lister *l = arg;
-  l->w->item[l->next[ng_dtype_size(f->dtype)]++] = (ng_item){.f = *f, .key = key, .name = l->name};
-  l->name = stpcpy(stpcpy(stpcpy(l->name, key), "/"), f->name) + 1;
+  ng_work *w = arg;
+  const ng_item item = {.f = *f, .key = key};
+  const int64_t size = ng_dtype_size(f->dtype);
+  w->widths |= size;
+  w->largest = ng_max64(w->largest, ng_field_piece(f) * size);
+  if (f->slice == NULL && f->data != NULL)
+    w->largest_here = ng_max64(w->largest_here, ng_field_bytes(f));
+  ngio_out_bytes(&w->items, &item, sizeof item);
+  ngio_out_put(&w->names, key);
+  ngio_out_bytes(&w->names, "/", 1);
+  ngio_out_bytes(&w->names, f->name, strlen(f->name) + 1);
   return NG_OK;
 }
 
-/* Wide dtypes come first, so that all data in the file are aligned. */
-bool ng_work_list(ng_work *w) {
-  lister l = {.w = w};
-  (void)ng_state_fields(w->p, count_field, &l);
-  w->value_count = ng_state_values(w->p);
-  w->item = ng_work_take(w, w->fields * (int64_t)sizeof *w->item);
-  l.name = ng_work_take(w, l.names_bytes);
-  if (w->st != NG_OK) return false;
-  for (int32_t width = NG_WIDEST, at = 0; width > 0; width /= 2) {
-    const int32_t count = l.next[width];
-    l.next[width] = at;
-    at += count;
+static int by_width(const void *a, const void *b) {
+  const ng_item *x = a, *y = b;
+  const int64_t wider = ng_dtype_size(y->f.dtype) - ng_dtype_size(x->f.dtype);
+  return wider != 0 ? (int)wider : x->name < y->name ? -1 : 1;
+}
+
+/* Visit each key once: a visit of many blocks is slow, because their memory is not in the cache. */
+void ng_work_list(ng_work *w) {
+  for (int32_t k = 0; k < ng_state_keys(w->p); k++) {
+    (void)ng_state_key_fields(w->p, k, list_field, w);
+    ng_state_get(w->p, k, &w->numbers);
   }
-  (void)ng_state_fields(w->p, list_field, &l);
+}
+
+bool ng_work_listed(ng_work *w) {
+  if (w->items.lost || w->names.lost || w->numbers.lost)
+    return ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+  w->item = (void *)w->items.text;
+  w->fields = (int32_t)(w->items.used / sizeof *w->item);
+  w->values = (void *)w->numbers.text;
+  w->value_count = (int64_t)(w->numbers.used / sizeof *w->values);
+  const char *name = w->names.text;
+  for (int32_t i = 0; i < w->fields; i++, name += strlen(name) + 1)
+    w->item[i].name = name;
+  /* wide dtypes come first, so that all data in the file are aligned; most models have one width */
+  if ((w->widths & (w->widths - 1)) != 0)
+    qsort(w->item, (size_t)w->fields, sizeof *w->item, by_width);
   return true;
 }
 
@@ -129,6 +133,9 @@ void ng_work_close(ng_work *w) {
   ngio_source_close(&w->source);
   ngio_json_free(&w->manifest);
   ngio_out_free(&w->out);
+  ngio_out_free(&w->items);
+  ngio_out_free(&w->names);
+  ngio_out_free(&w->numbers);
   for (ng_taken *t = w->taken, *next; t != NULL; t = next) {
     next = t->next;
     ng_free(w->p->ctx, t, t->bytes);

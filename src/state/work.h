@@ -33,15 +33,18 @@ typedef struct ng_part_piece {
 
 typedef struct ng_work {
   ng_precond *p;
-  const char *label;       /* prefix of messages: the public function, later the file */
-  const ng_outside *place; /* NULL: the call has no file or stream */
-  bool first;              /* this rank is rank 0 */
-  struct ng_taken *taken;  /* list of the allocations of the call */
-  ng_item *item; /* [fields] wide dtypes first, so that all data in the file are aligned */
+  const char *label;              /* prefix of messages: the public function, later the file */
+  const ng_outside *place;        /* NULL: the call has no file or stream */
+  bool first;                     /* this rank is rank 0 */
+  struct ng_taken *taken;         /* list of the allocations of the call */
+  ngio_out items, names, numbers; /* memory of `item`, of the names, of `values` */
+  int64_t widths; /* sum of the sizes of elements that occur; each is a power of two */
+  ng_item *item;  /* [fields] wide dtypes first, so that all data in the file are aligned */
   int32_t fields;
   int64_t largest; /* bytes of the largest field, or of its largest row if ranks hold columns */
+  int64_t largest_here; /* bytes of the largest whole field on this rank */
   int64_t value_count;
-  double *values;      /* [value_count] ng_state_values; for save also rung counters and seals */
+  double *values;      /* [value_count] of ng_state_get; for save also rung counters and seals */
   void *memory;        /* one field, or one row, in the order of memory */
   void *published;     /* one field in published order */
   ngio_out out;        /* for save: the manifest with a terminating 0 */
@@ -56,7 +59,10 @@ typedef struct ng_work {
 /* Check the arguments, and that no step is in progress. Return false if not; the failure is stored in *w. Only rank 0
  * needs a callback. */
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
-bool ng_work_list(ng_work *w);
+/* List the fields and get the numbers. ng_work_list only changes `items` to `largest`, so that another thread may read a
+ * file at the same time; ng_work_listed reports its failure. */
+void ng_work_list(ng_work *w);
+bool ng_work_listed(ng_work *w);
 void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished file */
 
 /* Allocate memory that ng_work_close frees. If there is no memory, return NULL and store the failure in *w. */
@@ -111,7 +117,7 @@ size_t ng_manifest_room(const ng_precond *p); /* buffer size for any option as t
 bool ng_manifest_option(int32_t i, ng_option_info *info);
 
 /* Write the manifest to w->out, with numbers from w->values, up to its tensors. */
-bool ng_manifest_begin(ng_work *w, int format);
+bool ng_manifest_begin(ng_work *w, int32_t parts);
 /* ng_manifest_tensor: write the entry of an array in one file. ng_manifest_open, _piece: begin the entry of an array in
  * several files, and add a piece to the list. */
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
