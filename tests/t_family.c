@@ -477,7 +477,7 @@ static void apart(ng_block *b, ng_stat *s) {
 static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
   if (step > 0 && ng_set_real(p, "damping", step == 1 ? 0.15 : 0.075) != NG_OK) return NG_ERR_STATE;
   p->block[1]->base.solve_period = 1;
-  ng_step_values(p);
+  ng_step_copy_decay(p);
   return NG_OK;
 }
 

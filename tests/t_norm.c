@@ -141,7 +141,7 @@ static void rungs_are_reported(void **state) {
     const ng_stat *s = h.f.p->block[0]->stat;
     const int64_t last = full ? ng_sym_at(4, 3, 3) : 3; /* beta of the second channel */
     for (int k = 0; k < 5; k++) {
-      if (ng_stat_wide(s)) {
+      if (ng_stat_is_double(s)) {
         ((double *)s->part->average)[last] = (double)shown[k];
       } else {
         ((float *)s->part->average)[last] = shown[k];

@@ -157,11 +157,11 @@ static void one_walk(const form *f, rng *r, int seen[4]) {
   assert_true(ng_stat_stale_scratch(&b.s) <= (int64_t)sizeof b.scratch);
   for (int t = 0; t < 12; t++) {
     double now[DENSE];
-    const int64_t n = (ng_stat_remember(&b.s, b.scratch),
+    const int64_t n = (ng_stat_copy_average(&b.s, b.scratch),
                        walk(&b, f, r, (int)rng_below(r, 3), 0.02 + 0.12 * rng_real(r)),
                        all_written_out(&b, f, now));
     assert_true(n <= DENSE);
-    ng_stat_judge(&b.s, b.scratch);
+    ng_stat_compare(&b.s, b.scratch);
     const ng_verdict verdict = rule_refresh(&want, t, now, n);
     if (want.closest < 1e-9) return;
     if (b.s.stale.verdict != verdict)
@@ -208,9 +208,9 @@ static void the_start_average_is_no_refresh(void **state) {
   static const ng_verdict want[] = {NG_UNLIKE, NG_LIKE_LAST, NG_LIKE_BOTH, NG_LIKE_BOTH};
   s.stale.on = true;
   for (int t = 0; t < 4; t++) {
-    ng_stat_remember(&s, scratch);
+    ng_stat_copy_average(&s, scratch);
     average[0] += 0.001F;
-    ng_stat_judge(&s, scratch);
+    ng_stat_compare(&s, scratch);
     assert_int_equal(s.stale.verdict, want[t]);
     s.stale.refreshed++;
   }

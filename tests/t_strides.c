@@ -393,7 +393,7 @@ static void sizes_are_remembered(void **state) {
   const ng_array w = ng_array_nchw(&dw, 1, 1, 1, 1, NG_F32);
   fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &w));
   fixture_ok(&f, ng_ready(f.p));
-  for (int64_t sizes = 1; sizes <= NG_SHOWN + 2; sizes++) {
+  for (int64_t sizes = 1; sizes <= NG_IMAGE_SIZES + 2; sizes++) {
     fixture_ok(&f, fixture_begin(&f, 1));
     fixture_ok(&f, show(&f, true, 7, 7)); /* before any image */
     for (int64_t i = 1; i <= sizes; i++) {
@@ -403,8 +403,8 @@ static void sizes_are_remembered(void **state) {
     for (int64_t i = 1; i <= sizes; i++) {
       fixture_ok(&f, show(&f, true, i, 2));
     }
-    assert_int_equal(show(&f, true, 2, 5), sizes <= NG_SHOWN ? NG_ERR_SHAPE : NG_OK);
-    assert_int_equal(show(&f, true, sizes + 1, 2), sizes <= NG_SHOWN ? NG_ERR_SHAPE : NG_OK);
+    assert_int_equal(show(&f, true, 2, 5), sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
+    assert_int_equal(show(&f, true, sizes + 1, 2), sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
   }
   /* those of the micro-batch before are forgotten */
   fixture_ok(&f, fixture_begin(&f, 1));

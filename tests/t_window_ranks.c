@@ -392,7 +392,7 @@ static void near_equal_shares(void **state) {
     if (st != NG_OK) fail_msg("%s: %s", options, ng_status_name(st));
     for (int32_t k = 0; k <= m.ranks; k++) {
       int64_t from, to;
-      ng_share(all, m.ranks, k < m.ranks ? k : 0, &from, &to);
+      ng_piece_bounds(all, m.ranks, k < m.ranks ? k : 0, &from, &to);
       const int64_t want = k == m.ranks ? all : kind == 0 ? from : nearest(border, borders, from);
       for (int32_t rank = 0; rank < m.ranks; rank++)
         if (m.cut[rank][k] != want)

@@ -103,7 +103,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   ng_context_config_init(&c, sizeof c);
   ng_status st = NG_OK;
   if (config != NULL) {
-    st = ng_take_struct(&c, sizeof c, config, offsetof(ng_context_config, threads),
+    st = ng_struct_read(&c, sizeof c, config, offsetof(ng_context_config, threads),
                         "ng_context_config", message, size);
   }
   if (st == NG_OK) st = check_config(&c, message, size);

@@ -56,5 +56,5 @@ static const ng_component component[] = {
 ng_status ng_component_info(int32_t i, ng_component *out) {
   if (out == NULL || i < 0 || i >= (int32_t)(sizeof component / sizeof component[0]))
     return NG_ERR_ARG;
-  return ng_give_struct(out, &component[i], sizeof component[i]);
+  return ng_struct_write(out, &component[i], sizeof component[i]);
 }

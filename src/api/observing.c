@@ -7,13 +7,13 @@
 #include "step/step.h"
 
 static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
-  ng_status st = ng_may_call(p, call);
+  ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
   if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: batch is NULL", call);
   ng_batch b;
   char message[NG_MESSAGE] = "";
   ng_batch_init(&b, sizeof b);
-  st = ng_take_struct(&b, sizeof b, batch, offsetof(ng_batch, reduction), "ng_batch", message,
+  st = ng_struct_read(&b, sizeof b, batch, offsetof(ng_batch, reduction), "ng_batch", message,
                       sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   if (b.samples < 0 || b.samples > (INT64_C(1) << 31)) {
@@ -97,7 +97,7 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
 
 static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan, bool grad,
                          const char *call) {
-  ng_status st = ng_may_call(p, call);
+  ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
   if (layer < 0 || layer >= p->entries || p->entry[layer]->tensor) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index %d is not a layer", call, layer);
@@ -134,8 +134,8 @@ ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g
 
 /* Complete the messages that are already posted, because other ranks wait for them; then forget all sums. */
 ng_status ng_reset_batch(ng_precond *p) {
-  ng_status st = ng_may_call(p, "ng_reset_batch");
-  if (st == NG_OK) st = ng_exchange_end_last(p);
+  ng_status st = ng_check_callable(p, "ng_reset_batch");
+  if (st == NG_OK) st = ng_exchange_end_last_batch(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
   if (st == NG_OK) ng_step_reset(p);
   return st;

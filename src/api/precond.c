@@ -102,7 +102,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   char message[NG_MESSAGE] = "";
   ng_layer d;
   ng_layer_init(&d, NG_LINEAR, sizeof d);
-  st = ng_take_struct(&d, sizeof d, layer, offsetof(ng_layer, positions), "ng_layer", message,
+  st = ng_struct_read(&d, sizeof d, layer, offsetof(ng_layer, positions), "ng_layer", message,
                       sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   st = ng_entry_check_name(p, "ng_add_layer", d.name);
@@ -228,8 +228,8 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
                                  "and freeze it after ng_ready"
                                : "shares a block with other layers");
   }
-  e->asleep = on != 0;
-  ng_shard_follow(e);
+  e->frozen_now = on != 0;
+  ng_shard_copy_flags(e);
   return NG_OK;
 }
 

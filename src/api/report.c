@@ -71,7 +71,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *r) {
   now.scratch = p->held[NG_USE_SCRATCH];
   now.objects = p->held[NG_USE_OBJECTS];
   now.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
-  return ng_give_struct(r, &now, sizeof now);
+  return ng_struct_write(r, &now, sizeof now);
 }
 
 ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r) {
@@ -91,7 +91,7 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *r
   now.total_messages = t->total_messages;
   now.last_wait_ms = t->last_wait_ms;
   now.total_wait_ms = t->total_wait_ms;
-  return ng_give_struct(r, &now, sizeof now);
+  return ng_struct_write(r, &now, sizeof now);
 }
 
 /* Statistics are numbered block after block. */
@@ -111,7 +111,7 @@ ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_repor
   now.next = s->stale.on ? s->stale.next : 0;
   now.bytes_sent = s->stale.bytes_sent;
   now.bytes_passed = s->stale.bytes_passed;
-  return ng_give_struct(r, &now, sizeof now);
+  return ng_struct_write(r, &now, sizeof now);
 }
 
 ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r) {
@@ -122,7 +122,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
   memset(&now, 0, sizeof now);
   now.name = p->entry[index]->d.name;
   now.kept = p->entry[index]->kept;
-  now.frozen = p->entry[index]->asleep || p->entry[index]->d.frozen;
+  now.frozen = p->entry[index]->frozen_now || p->entry[index]->d.frozen;
   now.block = now.method = "";
   if (b != NULL) {
     now.block = b->name;
@@ -136,7 +136,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
     now.unobserved = b->unobserved;
     if (b->family->report != NULL) b->family->report(b, &now);
   }
-  return ng_give_struct(r, &now, sizeof now);
+  return ng_struct_write(r, &now, sizeof now);
 }
 
 ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t members) {
@@ -231,7 +231,7 @@ static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *
                             .owner = -1,
                             .block = "",
                             .method = ""};
-  return ng_give_struct(out, &r, sizeof r);
+  return ng_struct_write(out, &r, sizeof r);
 }
 
 /* Rows are in the order of registration, the bias after its weight.  The row of a block's first parameter has the bytes
@@ -250,12 +250,13 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   r.name = e->slot[i].name;
   r.index = index;
   r.count = e->slot[i].rows * e->slot[i].cols;
-  r.covered = b != NULL && !e->asleep;
+  r.covered = b != NULL && !e->frozen_now;
   r.family = b != NULL ? b->family->name : "none";
-  r.why = e->asleep ? "frozen by ng_freeze" : p->ready ? e->why : "ng_ready decides";
-  r.bytes = b != NULL && ng_slot_own(b->segment[0].slot) == &e->slot[i] ? b->curvature_bytes : 0;
+  r.why = e->frozen_now ? "frozen by ng_freeze" : p->ready ? e->why : "ng_ready decides";
+  r.bytes =
+      b != NULL && ng_slot_registered(b->segment[0].slot) == &e->slot[i] ? b->curvature_bytes : 0;
   r.owner = b != NULL ? b->owner : -1;
   r.block = b != NULL ? b->name : "";
   r.method = b != NULL ? b->method : "";
-  return ng_give_struct(out, &r, sizeof r);
+  return ng_struct_write(out, &r, sizeof r);
 }

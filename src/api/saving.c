@@ -6,41 +6,41 @@
 
 ng_status ng_save(ng_precond *p, const char *path) {
   const ng_outside to = {.path = path};
-  const ng_status st = ng_may_call(p, "ng_save");
+  const ng_status st = ng_check_callable(p, "ng_save");
   return st == NG_OK ? ng_state_save(p, "ng_save", &to, false) : st;
 }
 
 ng_status ng_load(ng_precond *p, const char *path) {
   const ng_outside from = {.path = path};
-  const ng_status st = ng_may_call(p, "ng_load");
+  const ng_status st = ng_check_callable(p, "ng_load");
   return st == NG_OK ? ng_state_load(p, "ng_load", &from) : st;
 }
 
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user) {
   const ng_outside to = {.stream = true, .write = write, .user = user};
-  const ng_status st = ng_may_call(p, "ng_save_to");
+  const ng_status st = ng_check_callable(p, "ng_save_to");
   return st == NG_OK ? ng_state_save(p, "ng_save_to", &to, false) : st;
 }
 
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
   const ng_outside from = {.stream = true, .read = read, .user = user};
-  const ng_status st = ng_may_call(p, "ng_load_from");
+  const ng_status st = ng_check_callable(p, "ng_load_from");
   return st == NG_OK ? ng_state_load(p, "ng_load_from", &from) : st;
 }
 
 ng_status ng_save_parts(ng_precond *p, const char *path) {
   const ng_outside to = {.path = path};
-  const ng_status st = ng_may_call(p, "ng_save_parts");
+  const ng_status st = ng_check_callable(p, "ng_save_parts");
   return st == NG_OK ? ng_state_save(p, "ng_save_parts", &to, true) : st;
 }
 
 ng_status ng_save_factors(ng_precond *p, const char *folder) {
-  const ng_status st = ng_may_call(p, "ng_save_factors");
+  const ng_status st = ng_check_callable(p, "ng_save_factors");
   return st == NG_OK ? ng_state_save_factors(p, folder) : st;
 }
 
 ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers) {
-  const ng_status st = ng_may_call(p, "ng_load_factors");
+  const ng_status st = ng_check_callable(p, "ng_load_factors");
   return st == NG_OK ? ng_state_load_factors(p, folder, layers) : st;
 }
 
@@ -49,20 +49,20 @@ int32_t ng_state_count(ng_precond *p) {
 }
 
 ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out) {
-  const ng_status st = ng_may_call(p, "ng_state_at");
+  const ng_status st = ng_check_callable(p, "ng_state_at");
   if (st != NG_OK) return st;
   if (out == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_at: out is NULL");
   return ng_state_field_at(p, i, out);
 }
 
 ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes) {
-  const ng_status st = ng_may_call(p, "ng_state_read");
+  const ng_status st = ng_check_callable(p, "ng_state_read");
   return st == NG_OK ? ng_state_field_read(p, i, to, bytes) : st;
 }
 
 int64_t ng_state_manifest(ng_precond *p, char *text, size_t size) {
   int64_t length = 0;
-  ng_status st = ng_may_call(p, "ng_state_manifest");
+  ng_status st = ng_check_callable(p, "ng_state_manifest");
   if (st == NG_OK) st = ng_state_manifest_text(p, text, size, &length);
   return st == NG_OK ? length : st;
 }

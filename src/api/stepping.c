@@ -1,19 +1,19 @@
 /* stepping.c: the public functions that end a step: write gradients in place, or update weights by SGD or AdamW.
  *
  * In: the learning rate, or the numbers of an update for each group.  Out: p->step->out and p->step->lr for
- * step/take.c.  A rank with invalid numbers passes the error to ng_step_take, because the other ranks wait for it in
+ * step/take.c.  A rank with invalid numbers passes the error to ng_step_run, because the other ranks wait for it in
  * `check`, where all ranks return together. */
 #include "step/step.h"
 
 #include <math.h>
 
 ng_status ng_step(ng_precond *p, double lr) {
-  const ng_status st = ng_may_call(p, "ng_step");
+  const ng_status st = ng_check_callable(p, "ng_step");
   if (st != NG_OK) return st;
   p->step->out.kind = NG_OUT_GRADIENT;
   p->step->numbers = 0;
   p->step->lr = lr;
-  return ng_step_take(p, "ng_step", NG_OK);
+  return ng_step_run(p, "ng_step", NG_OK);
 }
 
 /* ---- the numbers of groups -------------------------------------------------------------------*/
@@ -35,7 +35,7 @@ typedef struct bound {
 /* Hash the numbers of a group; `check` compares the hashes of all ranks. */
 static void note(const set *s, const bound *b, int32_t n) {
   for (int32_t i = 0; i < n; i++)
-    s->p->step->numbers = ng_step_number(s->p->step->numbers, b[i].value);
+    s->p->step->numbers = ng_hash_number(s->p->step->numbers, b[i].value);
 }
 
 /* Check lr first: an unset lr is NaN. */
@@ -71,7 +71,7 @@ static ng_status copy_group(const set *s, void *dst, size_t ours, const void *ho
     return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: struct_size is %zu in group %d and %zu in group 0",
                    s->call, size, s->group, stride);
   }
-  const ng_status st = ng_take_struct(dst, ours, from, least, s->type, message, sizeof message);
+  const ng_status st = ng_struct_read(dst, ours, from, least, s->type, message, sizeof message);
   return st == NG_OK ? st : ng_fail(s->p->ctx, st, "%s", message);
 }
 
@@ -121,7 +121,7 @@ static ng_status take_adamw(const set *s, const ng_adamw *how) {
 
 /* `how` is a list of ng_sgd or ng_adamw. */
 static ng_status update(ng_precond *p, const char *call, bool sgd, const void *how, int32_t count) {
-  ng_status st = ng_may_call(p, call);
+  ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
   set s = {p, call, sgd ? "ng_sgd" : "ng_adamw", 0};
   p->step->out.kind = sgd ? NG_OUT_SGD : NG_OUT_ADAMW;
@@ -131,7 +131,7 @@ static ng_status update(ng_precond *p, const char *call, bool sgd, const void *h
   for (; s.group < count && st == NG_OK; s.group++) {
     st = sgd ? take_sgd(&s, how) : take_adamw(&s, how);
   }
-  return ng_step_take(p, call, st);
+  return ng_step_run(p, call, st);
 }
 
 ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {

@@ -72,7 +72,7 @@ ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t 
                       t->struct_size, sizeof *t);
   }
   ng_transport ours = {.name = NULL};
-  ng_status st = ng_take_struct(&ours, sizeof ours, t, least, "ng_transport", message, size);
+  ng_status st = ng_struct_read(&ours, sizeof ours, t, least, "ng_transport", message, size);
   if (st == NG_OK) st = check_table(&ours, message, size);
   if (st != NG_OK) return st;
   if (ours.name == NULL) ours.name = "user";

@@ -108,7 +108,7 @@ static ng_status wait(void *user, void *request) {
     const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
     if (looks % 8 == 7 && !complete(request) && ng_mpi_alarmed(s)) return NG_ERR_COMM;
-    ng_mpi_back_off(looks);
+    ng_mpi_pause(looks);
   }
   collect(s, request);
   return NG_OK;
@@ -162,7 +162,7 @@ ng_status ng_mpi_barrier(seat *s) {
     const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
     if (looks % 8 == 7 && ng_mpi_peer_lost(s)) return NG_ERR_COMM;
-    ng_mpi_back_off(looks);
+    ng_mpi_pause(looks);
   }
 }
 
@@ -189,7 +189,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   seat *s = user;
   *group = NULL;
   if (s->stopped) return NG_ERR_COMM;
-  if (!ng_call_ranks(ranks, n, s->world->n)) return ng_mpi_refuse(s, NG_ERR_ARG);
+  if (!ng_call_ranks_valid(ranks, n, s->world->n)) return ng_mpi_refuse(s, NG_ERR_ARG);
   team *t = known(s, ranks, n);
   if (t == NULL) {
     t = team_new(n);

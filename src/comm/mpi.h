@@ -74,7 +74,7 @@ bool ng_mpi_peer_lost(ng_mpi_seat *s);
 /* Count one more collective with the members of t. Return false if a member has already left. */
 bool ng_mpi_count_in(ng_mpi_seat *s, const ng_mpi_team *t);
 /* Pause after `looks` polls in vain. */
-void ng_mpi_back_off(int64_t looks);
+void ng_mpi_pause(int64_t looks);
 /* Leave together with all ranks. Return true on all ranks (communicators may be freed) or false on all. */
 bool ng_mpi_leave_together(ng_mpi_seat *s);
 

@@ -94,7 +94,7 @@ bool ng_mpi_count_in(seat *s, const team *t) {
 }
 
 /* Yield or sleep, because other ranks may share this core. */
-void ng_mpi_back_off(int64_t looks) {
+void ng_mpi_pause(int64_t looks) {
   if (looks > WEARY) {
     const struct timespec nap = {0, NAP_NS};
     (void)nanosleep(&nap, NULL);
@@ -123,7 +123,7 @@ static ng_status await_farewells(seat *s) {
   const team *t = s->world;
   for (int64_t looks = 0; s->away < t->n - 1; looks++) {
     if (ng_mpi_peer_lost(s)) return NG_ERR_COMM;
-    ng_mpi_back_off(looks);
+    ng_mpi_pause(looks);
   }
   for (int32_t r = 0; r < t->n; r++) {
     peer *from = &s->peer[r];
@@ -134,7 +134,7 @@ static ng_status await_farewells(seat *s) {
       if (MPI_Test(&from->sent, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || ng_mpi_peer_lost(s)) {
         return ng_mpi_refuse(s, NG_ERR_COMM);
       }
-      ng_mpi_back_off(looks);
+      ng_mpi_pause(looks);
     }
   }
   return NG_OK;

@@ -113,7 +113,7 @@ static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
     for (int32_t m = 0; m < o->team->n; m++) {
       ng_tile_add(acc, from + (m * count + i) * size, t, n, m == 0);
     }
-    ng_tile_give(acc, to + i * size, t, n);
+    ng_tile_write(acc, to + i * size, t, n);
   }
 }
 

@@ -164,7 +164,7 @@ static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t 
       ng_tile_add(acc, send_at(o, m, i), t, n, m == 0);
     }
     for (int32_t m = first; m < last; m++) {
-      ng_tile_give(acc, recv_at(o, m, at + (i - b)), t, n);
+      ng_tile_write(acc, recv_at(o, m, at + (i - b)), t, n);
     }
   }
 }
@@ -365,7 +365,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   seat *s = user;
   ng_threads *g = s->g;
   *group = NULL;
-  if (!ng_call_ranks(ranks, n, g->size)) return refuse(s, NG_ERR_ARG);
+  if (!ng_call_ranks_valid(ranks, n, g->size)) return refuse(s, NG_ERR_ARG);
   const ng_collective c = {.kind = (ng_coll_kind)MAKE_TEAM, .send = ranks, .count = n};
   op *o = NULL;
   team *made = NULL;

@@ -27,7 +27,7 @@ static inline void ng_tile_add(double *acc, const void *from, ng_dtype t, int64_
   }
 }
 
-static inline void ng_tile_give(const double *acc, void *to, ng_dtype t, int64_t n) {
+static inline void ng_tile_write(const double *acc, void *to, ng_dtype t, int64_t n) {
   float narrow[NG_TILE];
   if (t == NG_F64) {
     memcpy(to, acc, (size_t)n * sizeof *acc);
@@ -56,7 +56,7 @@ static inline int32_t ng_call_member(const int32_t *ranks, int32_t n, int32_t ra
   return -1;
 }
 /* Whether `ranks` has n >= 1 ascending numbers in [0, size). */
-static inline bool ng_call_ranks(const int32_t *ranks, int32_t n, int32_t size) {
+static inline bool ng_call_ranks_valid(const int32_t *ranks, int32_t n, int32_t size) {
   bool fit = ranks != NULL && n >= 1;
   for (int32_t i = 0; i < n && fit; i++) {
     fit = ranks[i] > (i == 0 ? -1 : ranks[i - 1]) && ranks[i] < size;

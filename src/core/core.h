@@ -114,15 +114,15 @@ void ng_process_unmark(ng_context *ctx);
 bool ng_process_same(const ng_context *ctx);
 
 /* For structs with struct_size as first member; `ours` is the library's size of the struct.
- * ng_take_struct: check that *src has at least `least` bytes and no unknown field that is set; copy *src to *dst.
- * ng_give_struct: copy the part of *src that fits the struct_size of *dst. */
-ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
+ * ng_struct_read: check that *src has at least `least` bytes and no unknown field that is set; copy *src to *dst.
+ * ng_struct_write: copy the part of *src that fits the struct_size of *dst. */
+ng_status ng_struct_read(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size);
-ng_status ng_give_struct(void *dst, const void *src, size_t ours);
+ng_status ng_struct_write(void *dst, const void *src, size_t ours);
 
 /* Statuses of all ranks in one sum: code[8 + s] counts the ranks with status s, s from -8 to 7. */
 enum { NG_CODES = 16 };
-void ng_codes_put(double code[NG_CODES], ng_status st);
+void ng_codes_write(double code[NG_CODES], ng_status st);
 int ng_codes_count(const double code[NG_CODES],
                    ng_status st); /* the number of ranks with status `st` */
 /* Return the most negative status of any rank.  Without an error return the largest status above NG_OK, or NG_OK. */
@@ -136,10 +136,10 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRI
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 int32_t ng_threads_of(const ng_context *ctx); /* number of threads of ng_parallel */
 
-/* ng_pieces: return the number of pieces of a loop over `floats` numbers.  ng_share: set [*from, *to) to the indices
+/* ng_pieces: return the number of pieces of a loop over `floats` numbers.  ng_piece_bounds: set [*from, *to) to the indices
  * of piece i when [0, n) is cut into `pieces`. */
 int32_t ng_pieces(const ng_context *ctx, int64_t floats);
-void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
+void ng_piece_bounds(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
 static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 /* ---- text.c: words in messages ---------------------------------------------------------------*/
@@ -148,9 +148,9 @@ static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 1
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n);
 
 /* Append `more` or `count` to `name`, truncated to `size` bytes.  Faster than snprintf, for models with many names. */
-void ng_name_add(char *name, size_t size, const char *more);
-void ng_name_count(char *name, size_t size, int64_t count); /* not negative */
-bool ng_same_word(const char *a, const char *b);            /* compare ASCII texts without case */
+void ng_name_append(char *name, size_t size, const char *more);
+void ng_name_append_number(char *name, size_t size, int64_t count); /* not negative */
+bool ng_same_word(const char *a, const char *b); /* compare ASCII texts without case */
 /* Return a copy of `text` for a message; a long text is cut and ends with "...". */
 typedef struct ng_quoted {
   char text[64];

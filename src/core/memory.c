@@ -77,7 +77,7 @@ int32_t ng_pieces(const ng_context *ctx, int64_t floats) {
 }
 
 /* The sizes of the pieces differ by at most one, and the bounds depend on n and `pieces` only. */
-void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
+void ng_piece_bounds(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
   *from = n * i / pieces;
   *to = n * (i + 1) / pieces;
 }

@@ -93,7 +93,7 @@ enum { NG_STRUCT_MOST = 4096 };
 
 /* A struct of an older header is smaller than `ours`: fields beyond its end keep their values in *dst.  A struct of a
  * newer header is larger, and is accepted only if its bytes from `ours` on are zero. */
-ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
+ng_status ng_struct_read(void *dst, size_t ours, const void *src, size_t least, const char *what,
                          char *message, size_t size) {
   size_t given;
   memcpy(&given, src, sizeof given);
@@ -116,7 +116,7 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
 }
 
 /* Fields of the caller's struct that are unknown to the library become 0. */
-ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
+ng_status ng_struct_write(void *dst, const void *src, size_t ours) {
   size_t given;
   memcpy(&given, dst, sizeof given);
   if (given < sizeof given || given > NG_STRUCT_MOST) return NG_ERR_ARG; /* uninitialised */
@@ -132,7 +132,7 @@ enum { CODE_ZERO = 8 }; /* index of NG_OK: statuses are -8 to 7 */
 
 /* A reduction of doubles can only add.  Each rank sets the entry of its status to 1, so the sum over ranks counts the
  * ranks of each status. */
-void ng_codes_put(double code[NG_CODES], ng_status st) {
+void ng_codes_write(double code[NG_CODES], ng_status st) {
   memset(code, 0, NG_CODES * sizeof *code);
   code[CODE_ZERO + (int)st] = 1.0;
 }

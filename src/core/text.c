@@ -109,14 +109,14 @@ ng_quoted ng_quote(const char *text) {
   return q;
 }
 
-void ng_name_add(char *name, size_t size, const char *more) {
+void ng_name_append(char *name, size_t size, const char *more) {
   const size_t at = strlen(name), n = strlen(more);
   const size_t fits = n < size - 1 - at ? n : size - 1 - at;
   memcpy(name + at, more, fits);
   name[at + fits] = 0;
 }
 
-void ng_name_count(char *name, size_t size, int64_t count) {
+void ng_name_append_number(char *name, size_t size, int64_t count) {
   char digits[24];
   char *at = digits + sizeof digits - 1;
   *at = 0;
@@ -124,5 +124,5 @@ void ng_name_count(char *name, size_t size, int64_t count) {
     *--at = (char)('0' + count % 10);
     count /= 10;
   } while (count > 0);
-  ng_name_add(name, size, at);
+  ng_name_append(name, size, at);
 }

@@ -195,7 +195,7 @@ ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols
                 .row_channels = rows,
                 .col_offsets = 1,
                 .col_channels = cols};
-  ng_name_add(f.name, sizeof f.name, name);
+  ng_name_append(f.name, sizeof f.name, name);
   return f;
 }
 
@@ -203,10 +203,10 @@ ng_field ng_part_field(const ng_stat *s, int32_t i, const char *suffix, ng_dtype
                        int64_t cols, void *data) {
   ng_field f = ng_field_plain(s->name, t, rows, cols, data, s->owner);
   if (s->parts > 1) {
-    ng_name_add(f.name, sizeof f.name, ".");
-    ng_name_count(f.name, sizeof f.name, i);
+    ng_name_append(f.name, sizeof f.name, ".");
+    ng_name_append_number(f.name, sizeof f.name, i);
   }
-  ng_name_add(f.name, sizeof f.name, suffix);
+  ng_name_append(f.name, sizeof f.name, suffix);
   return f;
 }
 

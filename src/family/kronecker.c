@@ -352,9 +352,9 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   for (int i = 0; i < 2; i++) {
     for (int64_t g = 0; g < k->groups && st == NG_OK && b->base.damping_leak; g++) {
       ng_number n = {.value = &k->side[i].shift[g], .stat = k->side[i].stat};
-      ng_name_add(n.name, sizeof n.name, k->side[i].stat->name);
-      ng_name_add(n.name, sizeof n.name, "_leak.");
-      ng_name_count(n.name, sizeof n.name, g);
+      ng_name_append(n.name, sizeof n.name, k->side[i].stat->name);
+      ng_name_append(n.name, sizeof n.name, "_leak.");
+      ng_name_append_number(n.name, sizeof n.name, g);
       st = visit(arg, &n);
     }
   }

@@ -83,7 +83,7 @@ static ng_status statistics(ng_block *b) {
 }
 
 /* R has the dtype of F, because in R D large terms cancel unless D lies along the largest eigenvectors of R. */
-static ng_dtype type_of(const ng_block *b) { return ng_stat_wide(b->stat) ? NG_F64 : NG_F32; }
+static ng_dtype type_of(const ng_block *b) { return ng_stat_is_double(b->stat) ? NG_F64 : NG_F32; }
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_norm *k = ng_norm_of_block(b);
@@ -162,7 +162,7 @@ static void apply_full(const ng_block *b, const float *D) {
     memcpy(b->direction, D, (size_t)k->width * sizeof *D);
     return;
   }
-  if (!ng_stat_wide(b->stat)) {
+  if (!ng_stat_is_double(b->stat)) {
     ng_on(q)->mul_left(q, (ng_sym){k->R, k->width}, 1, D, 1, b->direction, 1);
     ng_queue_wait(q);
     return;

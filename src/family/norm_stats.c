@@ -134,7 +134,7 @@ static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alp
   for (int64_t from = 0, count; from < s->take; from += count) {
     count = ng_min64(CHUNK, s->take - from);
     ng_norm_sums(b->ctx, &k->of, x, g, from, count, q, ld, room);
-    if (ng_stat_wide(s)) {
+    if (ng_stat_is_double(s)) {
       add_wide(s->part->sum, k->width, q, count, ld, alpha);
       continue;
     }

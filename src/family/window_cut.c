@@ -51,7 +51,7 @@ static void slice(ng_block *b) {
   const int32_t W = b->ctx->ranks;
   for (int32_t r = 0; r < W && w->sliced; r++) {
     int64_t from, to;
-    ng_share(w->all, W, r, &from, &to);
+    ng_piece_bounds(w->all, W, r, &from, &to);
     w->cut[r] = w->store->cut_at == NULL ? from : w->store->cut_at(b, from);
   }
   w->cut[W] = w->all;

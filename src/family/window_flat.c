@@ -61,7 +61,8 @@ static void gather_chunk(void *arg, int32_t i) {
     return;
   }
   read_flat(&s->grad, s->cols, c.from, c.n, to);
-  w->sums[i] = (double)ng_float_of_bits(ng_most_bits_of(to, NG_F32, c.n)) <= g->number ? 0.0 : 1.0;
+  w->sums[i] =
+      (double)ng_float_of_bits(ng_largest_bits_of(to, NG_F32, c.n)) <= g->number ? 0.0 : 1.0;
   for (int64_t k = 0; k < c.n && w->mask != NULL; k++) {
     if (w->mask[c.at + k] == 0) to[k] = 0.0f;
   }
@@ -72,7 +73,7 @@ static void gather_chunk(void *arg, int32_t i) {
 ng_status ng_window_gather(ng_block *b, float *to) {
   const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_averaged(b);
   const bool bounded = keeps && !ng_window_is_first(&b->base);
-  gathering g = {b, bounded ? KEPT_MOST : ng_dtype_most(NG_F32), to};
+  gathering g = {b, bounded ? KEPT_MOST : ng_dtype_largest(NG_F32), to};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, gather_chunk, &g);
   if (ng_window_total(ng_window_of(b)) == 0) return NG_OK;
   return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,

@@ -121,7 +121,7 @@ static void each_piece(ng_context *ctx, selection *g, void (*task)(void *arg, in
 static void count_piece(void *arg, int32_t piece) {
   const selection *g = arg;
   int64_t from, to;
-  ng_share(g->n, g->pieces, piece, &from, &to);
+  ng_piece_bounds(g->n, g->pieces, piece, &from, &to);
   count_first(g->v, from, to, g->count + (int64_t)piece * NG_WINDOW_COUNTS);
 }
 
@@ -129,7 +129,7 @@ static void count_piece(void *arg, int32_t piece) {
 static void take_piece(void *arg, int32_t piece) {
   const selection *g = arg;
   int64_t from, to;
-  ng_share(g->n, g->pieces, piece, &from, &to);
+  ng_piece_bounds(g->n, g->pieces, piece, &from, &to);
   g->count[(int64_t)piece * NG_WINDOW_COUNTS + BINS] =
       (int32_t)take(g->v->x, from, to, g->low, g->chosen);
 }
@@ -150,7 +150,7 @@ void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64
   for (int32_t i = 0; i < pieces; i++) {
     int64_t from, to;
     const int64_t some = count[(int64_t)i * NG_WINDOW_COUNTS + BINS];
-    ng_share(n, pieces, i, &from, &to);
+    ng_piece_bounds(n, pieces, i, &from, &to);
     memmove(chosen + m, chosen + from, (size_t)some * sizeof *chosen);
     m += some;
   }

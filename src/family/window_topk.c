@@ -184,7 +184,7 @@ static void product_piece(void *arg, int32_t piece) {
   float *tile =
       (float *)(void *)(s->tile + (int64_t)piece * BLOCK); /* row values are exact in f32 */
   int64_t from, to;
-  ng_share(s->blocks, s->pieces, piece, &from, &to);
+  ng_piece_bounds(s->blocks, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_window_range *k = &s->block[i];
     if (p->x == NULL) {
@@ -208,7 +208,7 @@ static void combine_piece(void *arg, int32_t piece) {
   const ng_topk_rows *s = w->own;
   double *tile = s->tile + (int64_t)piece * BLOCK;
   int64_t from, to;
-  ng_share(s->blocks, s->pieces, piece, &from, &to);
+  ng_piece_bounds(s->blocks, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_window_range *k = &s->block[i];
     const double *c = w->part[k->part].c, by = w->part[k->part].by;

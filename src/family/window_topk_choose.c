@@ -29,7 +29,7 @@ static void choose_piece(void *arg, int32_t piece) {
   const ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;
   int64_t from, to;
-  ng_share(s->groups, s->pieces, piece, &from, &to);
+  ng_piece_bounds(s->groups, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_window_range *g = &s->group[i];
     const ng_window_sum v = sum_of(w, g);

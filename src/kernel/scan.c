@@ -60,17 +60,17 @@ typedef struct scan {
   const ng_strided *s; /* axes sorted and joined; the elements of the last axis form a line */
   int64_t lines, length, step; /* number of lines; elements of a line, and their stride */
   int32_t pieces;
-  uint32_t most[PIECES]; /* [pieces] bits of the largest magnitude of each piece: ng_most_bits */
+  uint32_t most[PIECES]; /* [pieces] bits of the largest magnitude of each piece: ng_largest_bits */
 } scan;
 
 static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
-  if (step == 1) return ng_most_bits_of(at, t, n);
+  if (step == 1) return ng_largest_bits_of(at, t, n);
   float line[NG_LINE];
   uint32_t most = 0;
   for (int64_t i = 0; i < n && most < NG_INF_BITS; i += NG_LINE) {
     const int64_t m = ng_min64(NG_LINE, n - i);
     ng_gather(line, at + i * step * ng_dtype_size(t), t, step, m);
-    const uint32_t bits = ng_most_bits(line, m);
+    const uint32_t bits = ng_largest_bits(line, m);
     most = bits > most ? bits : most;
   }
   return most;
@@ -82,7 +82,7 @@ static void scan_piece(void *arg, int32_t i) {
   const ng_strided *s = j->s;
   int64_t from, to;
   const bool one = j->lines == 1;
-  ng_share(one ? j->length : j->lines, j->pieces, i, &from, &to);
+  ng_piece_bounds(one ? j->length : j->lines, j->pieces, i, &from, &to);
   const int64_t size = ng_dtype_size(s->dtype);
   if (one) {
     j->most[i] =

@@ -128,15 +128,15 @@ NG_CLONES static uint16_t most_of16(const uint16_t *x, int64_t n) {
   return most;
 }
 
-uint32_t ng_most_bits(const float *x, int64_t n) { return most_of(x, n); }
+uint32_t ng_largest_bits(const float *x, int64_t n) { return most_of(x, n); }
 
-uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n) {
+uint32_t ng_largest_bits_of(const void *x, ng_dtype t, int64_t n) {
   if (t == NG_F32) return most_of(x, n);
   const uint16_t most = most_of16(x, n);
   return bits_of(t == NG_BF16 ? widen_bf16(most) : widen_f16(most));
 }
 
-double ng_dtype_most(ng_dtype t) {
+double ng_dtype_largest(ng_dtype t) {
   return t == NG_F16 ? 65504.0 : t == NG_BF16 ? 0x1.fep127 : 0x1.fffffep127;
 }
 

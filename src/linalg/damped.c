@@ -107,7 +107,7 @@ bool ng_fits_dtype(ng_queue *q, int64_t n, const float *x, ng_dtype t, double *l
   if (t == NG_F32) return true;
   ng_on(q)->largest(q, n, x, NG_F32, largest);
   ng_queue_wait(q);
-  return *ng_numbers_read(q, largest) <= ng_dtype_most(t);
+  return *ng_numbers_read(q, largest) <= ng_dtype_largest(t);
 }
 
 static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch) {

@@ -40,10 +40,10 @@ bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dt
 /* Return the f32 bits of the largest |x[i]| of n elements, 0 if n is 0.  The bits of magnitudes have the order of the
  * magnitudes; bits >= NG_INF_BITS are Inf or NaN. */
 #define NG_INF_BITS UINT32_C(0x7f800000)
-uint32_t ng_most_bits(const float *x, int64_t n);
-uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
+uint32_t ng_largest_bits(const float *x, int64_t n);
+uint32_t ng_largest_bits_of(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
 float ng_float_of_bits(uint32_t bits);
-double ng_dtype_most(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
+double ng_dtype_largest(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
 
 /* ---- the queue -------------------------------------------------------------------------------*/
 

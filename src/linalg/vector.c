@@ -183,7 +183,7 @@ void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out)
 /* Compare the bits, because this loop vectorises. If an element is not finite, compare one by one and skip NaN. */
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
   (void)q;
-  const uint32_t bits = ng_most_bits_of(x, t, n);
+  const uint32_t bits = ng_largest_bits_of(x, t, n);
   *out = (double)ng_float_of_bits(bits);
   if (bits < NG_INF_BITS) return;
   float tile[TILE], found = 0.0f;

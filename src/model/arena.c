@@ -46,7 +46,7 @@ void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
   plan->bytes[NG_USE_SCRATCH] = ng_max64(plan->bytes[NG_USE_SCRATCH], round_up(bytes));
 }
 
-int64_t ng_plan_held(const ng_plan *plan) {
+int64_t ng_plan_counted_bytes(const ng_plan *plan) {
   return plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
 }
 
@@ -64,7 +64,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         }
       }
       if (!s->observes) continue;
-      ng_span *run = ng_stat_to_owner(s) ? &plan->sum[s->owner] : &plan->rest;
+      ng_span *run = ng_stat_goes_to_owner(s) ? &plan->sum[s->owner] : &plan->rest;
       part->sum = take_run(plan, NG_USE_SUMS, run, n * ng_dtype_size(s->wire));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
@@ -150,7 +150,7 @@ void *ng_object(ng_precond *p, size_t bytes) {
   if (bytes == 0) return NULL;
   ng_object_head *h = ng_alloc(p->ctx, sizeof *h + bytes);
   if (h == NULL) {
-    p->starved = true;
+    p->out_of_memory = true;
     (void)ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for %zu bytes", bytes);
     return NULL;
   }
@@ -176,7 +176,7 @@ void ng_object_free(ng_precond *p, void *object) {
 
 void ng_objects_open(ng_precond *p) {
   p->lasting = p->objects;
-  p->starved = false;
+  p->out_of_memory = false;
 }
 
 void ng_objects_close(ng_precond *p) {
@@ -185,7 +185,7 @@ void ng_objects_close(ng_precond *p) {
   }
 }
 
-ng_status ng_objects_status(const ng_precond *p) { return p->starved ? NG_ERR_NOMEM : NG_OK; }
+ng_status ng_objects_status(const ng_precond *p) { return p->out_of_memory ? NG_ERR_NOMEM : NG_OK; }
 
 char *ng_object_text(ng_precond *p, const char *text) {
   char *copy = ng_object(p, strlen(text) + 1);

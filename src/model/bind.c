@@ -200,6 +200,6 @@ ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t gr
   for (int32_t k = 0; k < e->slots; k++) {
     if (which == NG_BOTH || ng_entry_param(e, k) == (int32_t)which) e->slot[k].update_group = group;
   }
-  ng_shard_follow(e);
+  ng_shard_copy_flags(e);
   return NG_OK;
 }

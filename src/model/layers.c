@@ -328,7 +328,7 @@ ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, in
   return adopt(p, e, name, NULL, index);
 }
 
-ng_status ng_may_call(ng_precond *p, const char *call) {
+ng_status ng_check_callable(ng_precond *p, const char *call) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);

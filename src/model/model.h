@@ -44,30 +44,33 @@ typedef struct ng_slot {
   float late[2];              /* replaces `counted` of the group if the entry missed updates */
 } ng_slot;
 
-enum { NG_SHOWN = 4, NG_NAME_BUCKETS = 1024 }; /* capacities of ng_entry.shown, ng_precond.named */
+enum {
+  NG_IMAGE_SIZES = 4,
+  NG_NAME_BUCKETS = 1024
+}; /* capacities of ng_entry.shown, ng_precond.named */
 struct ng_entry {
-  ng_layer d;             /* copied; name and options are owned; alias_of is unsupported */
-  bool tensor;            /* registered by ng_add_tensor */
-  bool lined;             /* d.options come from per_layer, until ng_setup_release */
-  bool asleep;            /* frozen by ng_freeze */
-  int64_t kept;           /* counted steps in which the gradient was missing */
-  int64_t missed;         /* fused updates in which the entry was excluded; saved */
-  int32_t slots;          /* 1 or 2 */
-  int32_t first_slot;     /* number of slots of all previous entries */
-  int32_t next_named;     /* next entry in the hash bucket of this name: index + 1; 0: none */
-  ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
-  char slot_name[2][264]; /* texts of the slots' names */
-  ng_block *block;        /* NULL: no curvature; `why` has the reason */
+  ng_layer d;                 /* copied; name and options are owned; alias_of is unsupported */
+  bool tensor;                /* registered by ng_add_tensor */
+  bool has_per_layer_options; /* d.options come from per_layer, until ng_setup_release */
+  bool frozen_now;            /* frozen by ng_freeze */
+  int64_t kept;               /* counted steps in which the gradient was missing */
+  int64_t missed;             /* fused updates in which the entry was excluded; saved */
+  int32_t slots;              /* 1 or 2 */
+  int32_t first_slot;         /* number of slots of all previous entries */
+  int32_t next_named;         /* next entry in the hash bucket of this name: index + 1; 0: none */
+  ng_slot slot[2];            /* weight, bias; see ng_entry_slot */
+  char slot_name[2][264];     /* texts of the slots' names */
+  ng_block *block;            /* NULL: no curvature; `why` has the reason */
   char why[200];
-  int32_t plan_members, plan_axis;  /* arguments of ng_plan_shard; 0 members: not sharded */
-  const struct ng_family *taken_by; /* family of the entry, set by ng_ready; NULL: no curvature */
-  ng_layer_shard *shard;            /* set by ng_ready; NULL: not sharded */
-  ng_entry *local;                  /* in ng_layer_shard.whole: the registered shard; else NULL */
-  int64_t oh, ow;                   /* output size of the declared image of a convolution, or 0 */
-  /* Output sizes [height, width] of the images of micro-batch shown_in; above NG_SHOWN: there were more. */
-  int64_t shown_in;
-  int64_t shown[NG_SHOWN][2];
-  int32_t shown_count;
+  int32_t plan_members, plan_axis; /* arguments of ng_plan_shard; 0 members: not sharded */
+  const struct ng_family *family;  /* family of the entry, set by ng_ready; NULL: no curvature */
+  ng_layer_shard *shard;           /* set by ng_ready; NULL: not sharded */
+  ng_entry *local;                 /* in ng_layer_shard.whole: the registered shard; else NULL */
+  int64_t oh, ow;                  /* output size of the declared image of a convolution, or 0 */
+  int64_t
+      sizes_batch; /* a micro-batch; `sizes` are the output sizes [height, width] of its images */
+  int64_t sizes[NG_IMAGE_SIZES][2];
+  int32_t sizes_count; /* above NG_IMAGE_SIZES: there were more sizes */
 };
 
 /* A sharded linear layer (whole.c).  Families see `whole`, an entry with the total width and with gathered gradients;
@@ -95,11 +98,11 @@ static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
 }
 
 /* Return the entry that families see: the whole layer of a shard. */
-static inline const ng_entry *ng_entry_seen(const ng_entry *e) {
+static inline const ng_entry *ng_entry_whole(const ng_entry *e) {
   return e->shard == NULL ? e : &e->shard->whole;
 }
 /* Return the registered slot of `s`, which may be a slot of ng_layer_shard.whole. */
-static inline ng_slot *ng_slot_own(ng_slot *s) {
+static inline ng_slot *ng_slot_registered(ng_slot *s) {
   ng_entry *local = s->entry->local;
   return local == NULL ? s : &local->slot[s - s->entry->slot];
 }
@@ -110,7 +113,7 @@ static inline bool ng_shard_cuts(const ng_entry *e, bool grad) {
 /* Create e->shard.  width[i]: the width of member i along the sharded axis. */
 ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
                         int32_t member);
-void ng_shard_follow(ng_entry *e); /* copy the flags of the entry to the whole layer */
+void ng_shard_copy_flags(ng_entry *e); /* copy the flags of the entry to the whole layer */
 
 /* The largest number of elements of a parameter, so that 32 bits hold the number of tiles. */
 #define NG_LARGEST (INT64_C(1) << 40)
@@ -199,15 +202,16 @@ struct ng_block {
   bool out;       /* excluded: the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
   double ascent;
-  bool ahead;   /* the sums of this block may be posted before the step */
-  bool leaving; /* the messages that post_held builds now contain these sums (step/sums.c) */
-  double *sum;  /* [groups of all segments x 2] results of ng_family.sums */
+  bool ahead; /* the sums of this block may be posted before the step */
+  bool
+      in_present_message; /* the messages that post_held builds now contain these sums (step/sums.c) */
+  double *sum;            /* [groups of all segments x 2] results of ng_family.sums */
   /* since ng_ready */
   bool seen[NG_SEEN_KINDS]; /* some rank observed this kind, or the block does not use the kind */
   int64_t observations[NG_SEEN_KINDS];
-  int32_t unshown;    /* statistics that were due in this step and that no rank observed */
-  int64_t unobserved; /* steps with unshown > 0 */
-  bool solved, fresh; /* solved since ng_ready; solved in this step */
+  int32_t unobserved_now; /* statistics that were due in this step and that no rank observed */
+  int64_t unobserved;     /* steps with unobserved_now > 0 */
+  bool solved, fresh;     /* solved since ng_ready; solved in this step */
   double observe_ms, observing_ms, solve_ms, measure_ms; /* observing: of this step so far */
 };
 
@@ -239,15 +243,16 @@ typedef struct ng_plan {
   ng_span *sum, rest; /* sum: [ranks] sums that go to each owner; rest: all other sums */
 } ng_plan;
 /* Check that a call that needs ng_ready may begin: process, transport, state. */
-ng_status ng_may_call(ng_precond *p, const char *call);
-void ng_shard_ask(ng_layer_shard *s, ng_plan *plan); /* plan the gathered gradient: whole.c */
+ng_status ng_check_callable(ng_precond *p, const char *call);
+void ng_shard_plan_memory(ng_layer_shard *s,
+                          ng_plan *plan); /* plan the gathered gradient: whole.c */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
 /* Plan b->direction: PD of the block in the family's order, which is sent to ranks without results. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats);
 void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the scratch gets the largest request */
 void ng_plan_stats(ng_plan *plan, ng_block *b); /* averages and sums of the block's statistics */
-int64_t ng_plan_held(const ng_plan *plan);      /* bytes of averages, sums and results so far */
+int64_t ng_plan_counted_bytes(const ng_plan *plan); /* bytes of averages, sums and results so far */
 
 /* Allocate the arenas and place the runs, between the counting pass and the placing pass. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan);
@@ -327,7 +332,7 @@ struct ng_precond {
   char *arena[NG_USES];
   int64_t held[NG_USES];             /* bytes of each arena, and of all objects */
   ng_object_head *objects, *lasting; /* newest object; newest object at ng_objects_open */
-  bool starved;                      /* an allocation of an object failed since ng_objects_open */
+  bool out_of_memory;                /* an allocation of an object failed since ng_objects_open */
   ng_span *result_span, *direction_span; /* [ranks] results by owner, PD by column */
   ng_span *sum_span;                     /* [ranks] sums that go to each owner */
   ng_owned *by_owner; /* [owned_stats] statistics that go to one owner, in order of owners */
@@ -340,7 +345,7 @@ struct ng_precond {
   int64_t unobserved; /* sum over steps of the statistics that were due and not observed */
   int64_t rescued[NG_RESCUES];
   ng_shown shown;
-  char shown_name[NG_FIELD_KEY]; /* the last name of ng_state_at */
+  char found_name[NG_FIELD_KEY]; /* the last name of ng_state_at */
 };
 
 /* Return the number of statistics of all blocks. */

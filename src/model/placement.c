@@ -24,7 +24,7 @@ static legal_text legal_fractions(int32_t W) {
     char one[32];
     if (W % m != 0) continue;
     (void)snprintf(one, sizeof one, m == W ? " or 1" : ", 1/%d", W / m);
-    ng_name_add(t.text, sizeof t.text, one);
+    ng_name_append(t.text, sizeof t.text, one);
   }
   return t;
 }
@@ -189,7 +189,7 @@ void ng_place_stats(ng_block *b) {
     s->observes = s->spread != NG_SPREAD_LOCAL || own;
     const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;
     s->keeps = own || everywhere;
-    s->observers = ng_stat_sent(s) ? ranks : 1;
+    s->observers = ng_stat_is_sent(s) ? ranks : 1;
     b->keeps = b->keeps && s->keeps;
     b->apart = b->apart || (!everywhere && s->owner != b->stat[0].owner);
     b->keeps_everywhere = b->keeps_everywhere && everywhere;

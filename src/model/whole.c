@@ -59,11 +59,11 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   }
   set_slot(s, NG_WEIGHT, out, in);
   if (e->d.bias != 0) set_slot(s, NG_BIAS, 1, out);
-  ng_shard_follow(e);
+  ng_shard_copy_flags(e);
   return NG_OK;
 }
 
-void ng_shard_ask(ng_layer_shard *s, ng_plan *plan) {
+void ng_shard_plan_memory(ng_layer_shard *s, ng_plan *plan) {
   const ng_layer *d = &s->whole.d;
   s->grad =
       ng_plan_take(plan, NG_USE_DIRECTION, d->out * (d->in + d->bias) * (int64_t)sizeof *s->grad);
@@ -72,10 +72,10 @@ void ng_shard_ask(ng_layer_shard *s, ng_plan *plan) {
   if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->grad + d->out * d->in;
 }
 
-void ng_shard_follow(ng_entry *e) {
+void ng_shard_copy_flags(ng_entry *e) {
   if (e->shard == NULL) return;
   ng_entry *w = &e->shard->whole;
-  w->asleep = e->asleep;
+  w->frozen_now = e->frozen_now;
   for (int32_t k = 0; k < e->slots; k++) {
     w->slot[k].update_group = e->slot[k].update_group;
     w->slot[k].out = e->slot[k].out;

@@ -44,7 +44,7 @@ ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
     v.meaning =
         i < FIXED ? fixed[i].meaning : "the option of this name, see natgrad info --options";
   }
-  return ng_give_struct(out, &v, sizeof v);
+  return ng_struct_write(out, &v, sizeof v);
 }
 
 /* ---- the environment -------------------------------------------------------------------------*/

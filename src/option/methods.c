@@ -399,7 +399,7 @@ ng_status ng_method_at(int32_t i, ng_method_info *out) {
   const struct method *m = &method[i];
   const ng_method_info info = {sizeof info, m->name,  m->family,
                                m->help,     m->paper, m->names == NULL ? 0 : m->names->count};
-  return ng_give_struct(out, &info, sizeof info);
+  return ng_struct_write(out, &info, sizeof info);
 }
 
 ng_status ng_method_published_at(int32_t m, int32_t i, ng_published_info *out) {
@@ -408,5 +408,5 @@ ng_status ng_method_published_at(int32_t m, int32_t i, ng_published_info *out) {
   if (names == NULL || i >= names->count) return NG_ERR_ARG;
   const ng_published *p = &names->row[i];
   const ng_published_info info = {sizeof info, p->name, p->option, p->meaning};
-  return ng_give_struct(out, &info, sizeof info);
+  return ng_struct_write(out, &info, sizeof info);
 }

@@ -27,7 +27,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .family = row->family == NULL ? "" : row->family,
       .needs = row->needs[0].there ? ng_option_name(row->needs[0].option) : "",
   };
-  return ng_give_struct(out, &info, sizeof info);
+  return ng_struct_write(out, &info, sizeof info);
 }
 
 /* Compare names; '-' equals '_', because command lines use '-'. */

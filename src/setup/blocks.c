@@ -10,7 +10,7 @@
 
 /* Return whether the entry may have a block.  If not, set e->why, which ng_explain shows. */
 static bool may_have_block(ng_entry *e, const ng_options *o) {
-  ng_layer d = ng_entry_seen(e)->d;
+  ng_layer d = ng_entry_whole(e)->d;
   if (e->tensor) d.kind = 0; /* a tensor matches by name only */
   const char *why = e->d.frozen                        ? "frozen: never touched"
                     : ng_globs_fit(o->skip_layers, &d) ? "matches skip_layers"
@@ -257,7 +257,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
     if (strcmp(of[i].e->d.name, least) < 0) least = of[i].e->d.name;
   }
   const bool own = of->e->d.options != NULL;
-  (void)snprintf(name, sizeof name, "%s%s%s", of->e->taken_by->name, own ? "." : "",
+  (void)snprintf(name, sizeof name, "%s%s%s", of->e->family->name, own ? "." : "",
                  own ? least : "");
   if (ng_entry_named(p, name) >= 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
@@ -269,7 +269,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
 
 /* Make one block over entries of[0..n), which have the same options line. */
 static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
-  const ng_family *f = of->e->taken_by;
+  const ng_family *f = of->e->family;
   ng_block *b = NULL;
   int32_t segments = 0, at = 0;
   char *name = NULL;
@@ -295,7 +295,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
   if (of == NULL) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    if (e->taken_by == f && e->block == NULL) of[n++] = (member){e, i, i};
+    if (e->family == f && e->block == NULL) of[n++] = (member){e, i, i};
   }
   qsort(of, (size_t)n, sizeof *of, by_line);
   for (int32_t i = 1; i < n; i++) {
@@ -313,25 +313,25 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 
 /* ---- all blocks -----------------------------------------------------------------------------*/
 
-/* Set e->taken_by, the family of an entry under its own options, or e->why if no family takes the entry. */
+/* Set e->family, the family of an entry under its own options, or e->why if no family takes the entry. */
 static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
   const ng_status st = settings_of(p, e->d.name, e->d.options, &texts, &s);
-  if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, ng_entry_seen(e));
-  if (st == NG_OK && e->shard != NULL && e->taken_by != NULL && !e->taken_by->shards) {
+  if (st == NG_OK) e->family = ng_family_of(p->ctx, &s, ng_entry_whole(e));
+  if (st == NG_OK && e->shard != NULL && e->family != NULL && !e->family->shards) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': family %s does not support sharded layers (shard_axis); register "
                    "its parameters with ng_add_tensor, or name it in skip_layers",
-                   e->d.name, e->taken_by->name);
+                   e->d.name, e->family->name);
   }
-  if (st == NG_OK && e->taken_by == NULL && !e->tensor && e->d.kind == NG_EMBEDDING) {
+  if (st == NG_OK && e->family == NULL && !e->tensor && e->d.kind == NG_EMBEDDING) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': method %s takes no embeddings; register its weight with "
                    "ng_add_tensor, or name it in skip_layers",
                    e->d.name, texts.method);
   }
-  if (st == NG_OK && e->taken_by == NULL) {
+  if (st == NG_OK && e->family == NULL) {
     (void)snprintf(e->why, sizeof e->why, "%s",
                    e->tensor ? "registered as a tensor: no curvature"
                    : e->d.kind == NG_NORM && s.norm_block == NG_NORM_NONE ? "norm_block = none"
@@ -349,11 +349,11 @@ static ng_status take_lines(ng_precond *p) {
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
   for (int32_t i = 0; i < p->entries && lines != NULL && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
-    ng_layer d = ng_entry_seen(e)->d;
+    ng_layer d = ng_entry_whole(e)->d;
     if (e->tensor) d.kind = 0; /* a tensor matches by name only */
     const char *line = e->d.options != NULL ? NULL : ng_lines_for(lines, &d);
     if (line == NULL) continue;
-    e->lined = true;
+    e->has_per_layer_options = true;
     e->d.options = ng_object_text(p, line);
     if (e->shard != NULL) e->shard->whole.d.options = e->d.options;
     st = ng_objects_status(p);
@@ -373,7 +373,7 @@ static ng_status take_lines(ng_precond *p) {
 static bool is_used(const ng_precond *p, const ng_glob *g) {
   bool used = false;
   for (int32_t i = 0; i < p->entries && !used; i++) {
-    ng_layer d = ng_entry_seen(p->entry[i])->d;
+    ng_layer d = ng_entry_whole(p->entry[i])->d;
     if (p->entry[i]->tensor) d.kind = 0;
     used = ng_glob_fits(g, &d);
   }
@@ -408,8 +408,8 @@ ng_status ng_blocks_make(ng_precond *p) {
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     if (may_have_block(e, &p->opt)) st = choose(p, e);
-    if (st != NG_OK || e->taken_by == NULL) continue;
-    if (e->taken_by->scope == NG_SCOPE_LAYER) st = layer_block(p, e, e->taken_by);
+    if (st != NG_OK || e->family == NULL) continue;
+    if (e->family->scope == NG_SCOPE_LAYER) st = layer_block(p, e, e->family);
   }
   for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);

@@ -37,8 +37,8 @@ static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_ran
   const ng_stat *before = s->alone ? NULL : x->before;
   int64_t gap, n;
   x->before = NULL;
-  if (!ng_stat_sent(s) || !s->observes) return;
-  if (!ng_stat_extends(p, before, s, x->message, &gap, &n)) {
+  if (!ng_stat_is_sent(s) || !s->observes) return;
+  if (!ng_stat_joins_message(p, before, s, x->message, &gap, &n)) {
     out->sums_messages++;
     x->message = gap = 0;
   }
@@ -56,7 +56,7 @@ static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->blocks && !owned; i++) {
     const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
-      if (ng_stat_to_owner(&b->stat[k])) {
+      if (ng_stat_goes_to_owner(&b->stat[k])) {
         x.before = NULL;
       } else {
         add_statistic(p, &b->stat[k], &x, out);
@@ -130,7 +130,7 @@ static ng_status count(ng_precond *p, ng_rank_plan *out) {
   add_costs(p, out);
   add_memory(&plan, out);
   add_messages(p, out);
-  ng_gather_in_advance(p, out);
+  ng_gather_count_traffic(p, out);
   ng_shards_count(p, out);
   return NG_OK;
 }
@@ -229,7 +229,7 @@ ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, 
     }
     if (placed) st = ng_setup_turn(p, r);
     if (st == NG_OK) st = count(p, &plan);
-    if (st == NG_OK) st = ng_give_struct(at(out, size, r - first), &plan, sizeof plan);
+    if (st == NG_OK) st = ng_struct_write(at(out, size, r - first), &plan, sizeof plan);
     placed = !differs_by_number(p);
     if (!placed) release(p);
   }

@@ -2,7 +2,7 @@
  *
  * In: entries, options, ranks.  Out: all memory; later only a larger image allocates.  Families request memory twice,
  * first to count, then to place.  After a failure a rank does not return at once: the rank sends its status in
- * ng_exchange_same, then all ranks free their memory and return. */
+ * ng_exchange_compare_models, then all ranks free their memory and return. */
 #include "setup/setup.h"
 
 #include <stdlib.h>
@@ -14,15 +14,15 @@
 ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const int64_t held = ng_plan_held(plan);
+    const int64_t held = ng_plan_counted_bytes(plan);
     ng_plan_stats(plan, b);
     const ng_status st = b->family->plan(b, plan);
     if (st != NG_OK) return st;
-    b->curvature_bytes = ng_plan_held(plan) - held;
+    b->curvature_bytes = ng_plan_counted_bytes(plan) - held;
     ng_emission_plan_direction(b, plan);
   }
   ng_plan_scratch(plan, ng_gather_scratch(p));
-  ng_shards_ask(p, plan);
+  ng_shards_plan_memory(p, plan);
   const int each = p->base.update == NG_UPDATE_ADAMW ? 2 : p->base.update == NG_UPDATE_SGD ? 1 : 0;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
@@ -139,9 +139,9 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
-    const int64_t field[] = {e->tensor, e->asleep, ng_entry_seen(e)->slot[0].cols};
-    hash[1] = mix_layer(hash[1], &ng_entry_seen(e)->d);
-    hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
+    const int64_t field[] = {e->tensor, e->frozen_now, ng_entry_whole(e)->slot[0].cols};
+    hash[1] = mix_layer(hash[1], &ng_entry_whole(e)->d);
+    hash[1] = mix_text(hash[1], e->family == NULL ? NULL : e->family->name);
     hash[1] = mix(hash[1], field, sizeof field);
     hash[1] = mix(hash[1], group, sizeof group);
   }
@@ -171,7 +171,7 @@ static ng_status order_owned(ng_precond *p) {
     for (int32_t i = 0; i < p->blocks; i++) {
       for (int32_t k = 0; k < p->block[i]->stats; k++) {
         ng_stat *s = &p->block[i]->stat[k];
-        if (!ng_stat_to_owner(s)) continue;
+        if (!ng_stat_goes_to_owner(s)) continue;
         if (pass == 1) p->by_owner[n] = (ng_owned){p->block[i], s};
         n++;
       }
@@ -194,7 +194,7 @@ ng_status ng_setup_place(ng_precond *p) {
   if (st == NG_OK) st = ng_blocks_make(p);
   if (st == NG_OK) st = order_owned(p);
   if (st == NG_OK) st = take_slots(p);
-  if (st == NG_OK) st = ng_shards_settle(p);
+  if (st == NG_OK) st = ng_shards_set_primary(p);
   if (st != NG_OK) return st;
   p->result_span = ng_object(p, W * sizeof *p->result_span);
   p->direction_span = ng_object(p, W * sizeof *p->direction_span);
@@ -220,15 +220,15 @@ ng_status ng_setup_turn(ng_precond *p, int32_t rank) {
 /* Groups of ranks are created last: this collective needs the same grid on all ranks. */
 ng_status ng_setup_ready(ng_precond *p) {
   ng_objects_open(p);
-  ng_status st = ng_groups_same(p);
-  if (st == NG_OK) st = ng_shards_meet(p);
+  ng_status st = ng_groups_compare(p);
+  if (st == NG_OK) st = ng_shards_exchange(p);
   if (st != NG_OK) { /* all ranks of this stage have an error */
     if (!p->broken) (void)ng_stages_check(p, st);
     if (st == NG_ERR_COMM) p->broken = true;
     ng_setup_release(p);
     return st;
   }
-  st = ng_shards_real(p);
+  st = ng_shards_refuse_planned(p);
   if (st == NG_OK) st = ng_setup_place(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_emission_plan(p);
@@ -236,13 +236,13 @@ ng_status ng_setup_ready(ng_precond *p) {
   if (st == NG_OK) st = ng_exchange_plan(p);
   uint64_t hash[NG_HASHES];
   hash_model(p, hash);
-  st = ng_exchange_same(p, hash, st);
+  st = ng_exchange_compare_models(p, hash, st);
   if (st == NG_OK) st = ng_grid_groups(p);
   if (st != NG_ERR_COMM) {
     const ng_status heard = ng_stages_check(p, st);
     if (st == NG_OK) st = heard;
   } else {
-    ng_exchange_give_up(p);
+    ng_exchange_abort(p);
   }
   if (st != NG_OK) {
     /* The transport failed, or the models of ranks differ: the model can only be destroyed. */
@@ -251,7 +251,7 @@ ng_status ng_setup_ready(ng_precond *p) {
     return st;
   }
   p->ready = true;
-  ng_step_values(p);
+  ng_step_copy_decay(p);
   ng_log(p->ctx, NG_LOG_INFO, "ready: blocks = %d parameters = %d bytes = %lld", p->blocks,
          p->entries, (long long)p->ctx->bytes);
   return NG_OK;
@@ -260,18 +260,18 @@ ng_status ng_setup_ready(ng_precond *p) {
 /* Free all memory of ng_ready, complete or not.  Then the caller may add layers and call ng_ready again. */
 void ng_setup_release(ng_precond *p) {
   /* Complete posted messages before their memory is freed. */
-  if (p->ready && !p->broken && ng_exchange_end_last(p) == NG_OK) {
+  if (p->ready && !p->broken && ng_exchange_end_last_batch(p) == NG_OK) {
     (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
   }
   ng_grid_release(p);
   ng_arena_release(p);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    e->taken_by = NULL;
+    e->family = NULL;
     e->block = e->slot[NG_WEIGHT].block = e->slot[NG_BIAS].block = NULL;
     e->shard = NULL;
-    if (e->lined) e->d.options = NULL;
-    e->lined = false;
+    if (e->has_per_layer_options) e->d.options = NULL;
+    e->has_per_layer_options = false;
   }
   p->block = NULL;
   p->by_owner = NULL;

@@ -31,13 +31,14 @@ ng_status ng_blocks_settle(ng_precond *p); /* after placement: set which ranks h
 
 /* ---- sharded layers ------------------------------------------------------------------------------*/
 
-ng_status ng_shards_meet(ng_precond *p);   /* collective; call before blocks are made */
-ng_status ng_shards_settle(ng_precond *p); /* call after placement */
-void ng_shards_ask(const ng_precond *p, ng_plan *plan); /* request memory of sharded layers */
+ng_status ng_shards_exchange(ng_precond *p);    /* collective; call before blocks are made */
+ng_status ng_shards_set_primary(ng_precond *p); /* call after placement */
+void ng_shards_plan_memory(const ng_precond *p,
+                           ng_plan *plan); /* request memory of sharded layers */
 /* For ng_plan_ranks: shard the layers named by ng_plan_shard; restore these layers before ng_setup_release. */
 ng_status ng_shards_plan(ng_precond *p);
 void ng_shards_unplan(ng_precond *p);
-ng_status ng_shards_real(ng_precond *p); /* at ng_ready: error after ng_plan_shard */
+ng_status ng_shards_refuse_planned(ng_precond *p); /* at ng_ready: error after ng_plan_shard */
 /* Add the traffic of sharded layers. */
 void ng_shards_count(const ng_precond *p, ng_rank_plan *out);
 

@@ -1,6 +1,6 @@
 /* shard_plan.c: for ng_plan_ranks, shard the layers named by ng_plan_shard as ng_ready would on one of many ranks.
  *
- * In: layers that were registered whole, their shard axes, the number of ranks, a rank.  Out: entries as ng_shards_meet
+ * In: layers that were registered whole, their shard axes, the number of ranks, a rank.  Out: entries as ng_shards_exchange
  * makes them, with this rank's shard and the whole layer; the gathered bytes.  Afterwards the entries are restored.
  *
  * A model group consists of consecutive ranks: rank r is member r % M of M members.  Widths of shards differ by at most
@@ -20,7 +20,7 @@ static void set_part(ng_entry *e, int64_t width) {
   if (outputs && e->d.bias != 0) e->slot[NG_BIAS].cols = width;
 }
 
-/* Set the ranks and positions that ranks exchange in ng_ready (ng_shards_meet). */
+/* Set the ranks and positions that ranks exchange in ng_ready (ng_shards_exchange). */
 static ng_status meet(ng_precond *p, int32_t members) {
   ng_shards *s = &p->step->shards;
   const int32_t W = p->ctx->ranks, first = p->ctx->rank / members * members;
@@ -84,7 +84,7 @@ void ng_shards_unplan(ng_precond *p) {
   }
 }
 
-ng_status ng_shards_real(ng_precond *p) {
+ng_status ng_shards_refuse_planned(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     if (p->entry[i]->plan_members == 0) continue;
     return ng_fail(

@@ -16,12 +16,12 @@ static int32_t count_cut(const ng_precond *p) {
 /* Return the worst status of all ranks of `c`.  NG_ERR_COMM if their numbers of sharded layers differ. */
 static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
   double x[NG_CODES + NG_SAME_PIECES];
-  ng_codes_put(x, local);
-  ng_same_number(x + NG_CODES, (uint64_t)count_cut(p));
+  ng_codes_write(x, local);
+  ng_hash_split(x + NG_CODES, (uint64_t)count_cut(p));
   const ng_status st = ng_exchange_sum_over(p, c, x, NG_CODES + NG_SAME_PIECES, "ng_ready");
   if (st != NG_OK) return st;
   const ng_status worst = ng_exchange_verdict(p, x, local, who);
-  if (worst < NG_OK || ng_same_sums(x + NG_CODES, c->size)) return worst;
+  if (worst < NG_OK || ng_hash_sums_agree(x + NG_CODES, c->size)) return worst;
   return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the number of sharded layers differs between %s",
                  who);
 }
@@ -89,9 +89,9 @@ static ng_status number_members(ng_precond *p, double *x) {
   return st;
 }
 
-/* Collective over the model groups, then over all ranks. ng_groups_same has checked that all ranks have a model group
+/* Collective over the model groups, then over all ranks. ng_groups_compare has checked that all ranks have a model group
  * of the same size, or no rank has a model group. */
-ng_status ng_shards_meet(ng_precond *p) {
+ng_status ng_shards_exchange(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
   const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
@@ -119,14 +119,14 @@ static ng_status unsupported(ng_precond *p, const char *why) {
   return ng_fail(p->ctx, NG_ERR_ABSENT, "ng_ready: sharded layers: %s", why);
 }
 
-ng_status ng_shards_settle(ng_precond *p) {
+ng_status ng_shards_set_primary(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_block *b = p->entry[i]->block;
     ng_layer_shard *shard = p->entry[i]->shard;
     if (b == NULL || shard == NULL) continue;
     s->blocks++;
-    ng_shard_follow(p->entry[i]);
+    ng_shard_copy_flags(p->entry[i]);
     shard->primary = s->member[b->owner] == shard->member;
     for (int32_t k = 0; k < shard->members; k++) {
       shard->gathers = shard->gathers || computes_pd(b, s->rank[k]);
@@ -143,11 +143,11 @@ ng_status ng_shards_settle(ng_precond *p) {
   return NG_OK;
 }
 
-void ng_shards_ask(const ng_precond *p, ng_plan *plan) {
+void ng_shards_plan_memory(const ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->entries; i++) {
     ng_layer_shard *s = p->entry[i]->shard;
     if (s == NULL) continue;
-    ng_shard_ask(s, plan);
+    ng_shard_plan_memory(s, plan);
     const ng_layer *d = &s->whole.d;
     if (s->gathers) ng_plan_scratch(plan, d->out * (d->in + d->bias) * (int64_t)sizeof(float));
   }

@@ -236,7 +236,7 @@ static void channels(job *j, int64_t from, int64_t to, double *room) {
 static void piece(void *arg, int32_t i) {
   job *j = arg;
   int64_t from, to;
-  ng_share(j->box->channels, j->pieces, i, &from, &to);
+  ng_piece_bounds(j->box->channels, j->pieces, i, &from, &to);
   channels(j, from, to, j->room + i * j->each);
 }
 

@@ -74,7 +74,7 @@ static void patches_piece(void *arg, int32_t i) {
   const ng_conv *c = t->c;
   float *window = t->window + i * window_floats(c, t->in.c1 - t->in.c0);
   int64_t from, to, last_n = -1, next = 0; /* rows of image last_n below `next` are in the window */
-  ng_share(t->count, t->pieces, i, &from, &to);
+  ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
     const int64_t g = t->first + k, n = g / (c->oh * c->ow), oy = g / c->ow % c->oh;
     const int64_t y0 = oy * c->stride[0] - c->padding[0];
@@ -129,7 +129,7 @@ static void reduce_piece(void *arg, int32_t i) {
   const ng_conv box = narrow(c, wide);
   double *sum = (double *)(void *)(t->p.window + i * reduce_floats(c, wide));
   int64_t from, to;
-  ng_share(t->p.count, t->p.pieces, i, &from, &to);
+  ng_piece_bounds(t->p.count, t->p.pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     float *out = t->p.to + k * t->p.ld;
     const ng_view in = sample_of(&t->p.in, t->p.first + k);

@@ -70,7 +70,7 @@ static void copy_piece(void *arg, int32_t i) {
   const int64_t cols = r->c1 - r->c0, S = r->v->positions;
   const bool outer = r->v->axes == 0 && r->v->by_position > r->v->by_sample;
   int64_t from, to;
-  ng_share(t->count, t->pieces, i, &from, &to);
+  ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from, run; k < to; k += run) {
     const int64_t g = t->first + k, n = outer ? g % r->take : g / S,
                   s = outer ? g / r->take : g % S;
@@ -91,7 +91,7 @@ static void reduce_piece(void *arg, int32_t i) {
   const int64_t cols = r->c1 - r->c0, S = r->v->positions;
   const double factor = r->reduce == 1 ? 1.0 / (double)S : 1.0;
   int64_t from, to;
-  ng_share(t->count, t->pieces, i, &from, &to);
+  ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     float *out = t->to + k * t->ld;
     for (int64_t j = 0; j < cols; j += WIDE) {

@@ -60,7 +60,7 @@ static float *edge_pixel(const job *j, int64_t x, int64_t y) {
 static void load_piece(void *arg, int32_t i) {
   const job *j = arg;
   int64_t from, to;
-  ng_share(j->samples * j->v.size, j->pieces, i, &from, &to);
+  ng_piece_bounds(j->samples * j->v.size, j->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
     const int64_t n = k / j->v.size, y = k % j->v.size, rows = ng_min64(j->v.size - y, to - k);
     ng_pixels_load(&j->in, j->first + n, y * j->h.size, rows * j->h.size, pixel(j, y, 0) + n * j->C,
@@ -72,7 +72,7 @@ static void load_piece(void *arg, int32_t i) {
 static void edges_piece(void *arg, int32_t i) {
   const job *j = arg;
   int64_t from, to;
-  ng_share(j->columns * j->v.size, j->pieces, i, &from, &to);
+  ng_piece_bounds(j->columns * j->v.size, j->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     const int64_t slot = k / j->v.size, y = k % j->v.size;
     const int64_t x = slot < j->edge ? slot : slot + j->h.size - j->columns;
@@ -234,7 +234,7 @@ static void blocks_piece(void *arg, int32_t i) {
   const job *j = arg;
   const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
   int64_t ca, cb;
-  ng_share(j->C, j->pieces, i, &ca, &cb);
+  ng_piece_bounds(j->C, j->pieces, i, &ca, &cb);
   if (ca == cb) return;
   for (int64_t y = ky.from; y < ky.to; y++) {
     int64_t rows[NG_SHIFT_PRODUCTS], cols[NG_SHIFT_PRODUCTS];

@@ -153,7 +153,7 @@ static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   const float *shift = ng_norm_batch_in(j->room, C).shift;
   ng_norm_part b = ng_norm_part_in(j->room, C, i);
   int64_t from, to;
-  ng_share(j->x->samples, j->pieces, i, &from, &to);
+  ng_piece_bounds(j->x->samples, j->pieces, i, &from, &to);
   memset(b.all, 0, 2 * (size_t)C * sizeof *b.all);
   memset(b.products, 0, 3 * (size_t)C * sizeof *b.products);
   for (int64_t n = from; n < to && n < j->count; n++) {
@@ -226,7 +226,7 @@ bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, co
                       int64_t take, double *X, void *room) {
   const int64_t C = x->columns;
   const double rows = (double)x->samples * (double)x->positions;
-  const double most = ng_dtype_most(NG_F32) * ng_dtype_most(NG_F32);
+  const double most = ng_dtype_largest(NG_F32) * ng_dtype_largest(NG_F32);
   const ng_norm_part all = sum_batch(ctx, k, x, g, take, room);
   bool fine = true;
   for (int64_t c = 0; c < C; c++) {

@@ -15,7 +15,7 @@ void ng_stale_advance(ng_stale *s, ng_verdict verdict, int64_t step) {
 /* Return the bytes that one refresh of the statistic sends. */
 int64_t ng_stat_wire_bytes(const ng_stat *s) {
   int64_t bytes = 0;
-  for (int32_t i = 0; i < s->parts && ng_stat_sent(s) && s->observers > 1; i++) {
+  for (int32_t i = 0; i < s->parts && ng_stat_is_sent(s) && s->observers > 1; i++) {
     bytes += ng_stat_part_count(s, &s->part[i]) * ng_dtype_size(s->travels);
   }
   return bytes;
@@ -74,7 +74,7 @@ int64_t ng_stat_stale_scratch(const ng_stat *s) {
   return bytes;
 }
 
-void ng_stat_remember(const ng_stat *s, void *scratch) {
+void ng_stat_copy_average(const ng_stat *s, void *scratch) {
   char *to = scratch;
   for (int32_t i = 0; i < s->parts && s->keeps && s->stale.on; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]), size = ng_dtype_size(s->kept);
@@ -83,7 +83,7 @@ void ng_stat_remember(const ng_stat *s, void *scratch) {
   }
 }
 
-void ng_stat_judge(ng_stat *s, const void *scratch) {
+void ng_stat_compare(ng_stat *s, const void *scratch) {
   const char *was = scratch;
   double last[2] = {0.0, 0.0}, older[2] = {0.0, 0.0};
   for (int32_t i = 0; i < s->parts && s->keeps; i++) {

@@ -39,7 +39,7 @@ void ng_stat_begin(ng_stat *s) {
     const ng_stat_part *p = &s->part[i];
     for (int64_t j = 0; j < (s->symmetric ? p->rows : p->diagonal); j++) {
       const int64_t k = s->symmetric ? ng_sym_at(p->rows, j, j) : j;
-      if (ng_stat_wide(s)) {
+      if (ng_stat_is_double(s)) {
         ((double *)p->average)[k] = 1.0;
         continue;
       }
@@ -83,7 +83,7 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) 
 /* The host scales small matrices in double; the queue has no such entry. */
 static void scale(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
   const int64_t n = ng_stat_part_count(s, p);
-  if (!ng_stat_wide(s)) {
+  if (!ng_stat_is_double(s)) {
     ng_on(q)->scale(q, n, p->sum, by);
     return;
   }
@@ -112,7 +112,7 @@ void ng_stat_count(ng_stat *s) {
 }
 
 /* With calls = last, discard earlier calls: the last call had no sample on this rank. Otherwise do nothing. */
-void ng_stat_pass(ng_queue *q, ng_stat *s) {
+void ng_stat_skip_observation(ng_queue *q, ng_stat *s) {
   const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST;
   if (!last || s->w == 0.0) return;
   s->mix.old = 0.0;
@@ -129,7 +129,7 @@ void ng_stat_weights(const ng_stat *s, double w[2]) {
 }
 
 /* With NG_SPREAD_SAME every rank computes the whole statistic, so its own weights are the totals. */
-void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
+void ng_stat_set_totals(ng_stat *s, const double total[2], bool shared) {
   const bool same = s->spread == NG_SPREAD_SAME;
   s->shared = shared;
   s->total = same ? s->w : total[0];
@@ -137,7 +137,7 @@ void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
 }
 
 /* f16 sums travel as means, because a sum over a batch easily exceeds 65504, the largest f16. */
-bool ng_stat_as_mean(const ng_stat *s) { return s->travels == NG_F16 && s->observers > 1; }
+bool ng_stat_sends_mean(const ng_stat *s) { return s->travels == NG_F16 && s->observers > 1; }
 
 /* Ranks send sums, not means; the fold divides by the total weight of all ranks, so that uneven shards have the correct
  * weight. calls = ema makes S a sum by multiplying it by w. f16 sums are divided by the total before they travel. */
@@ -147,7 +147,7 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   if (s->rule.calls == NG_CALLS_EMA && s->w > 0.0) {
     own = s->w;
   }
-  if (ng_stat_as_mean(s)) own /= s->total;
+  if (ng_stat_sends_mean(s)) own /= s->total;
   for (int32_t i = 0; i < s->parts && own != 1.0; i++) {
     scale(q, s, &s->part[i], own);
   }
@@ -161,10 +161,10 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
  * calls = ema by 1 - keep. */
 static ng_mix fold_mix(const ng_stat *s) {
   const double kept = s->total_keep / s->total;
-  const bool first = ng_stat_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
+  const bool first = ng_stat_goes_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
   const double keep = first ? 0.0 : kept, part = first && kept < 1.0 ? 1.0 - kept : 1.0;
-  const bool ema = s->rule.calls == NG_CALLS_EMA, summed = s->observers > 1 && ng_stat_sent(s);
-  const double total = ng_stat_as_mean(s) ? 1.0 : s->total;
+  const bool ema = s->rule.calls == NG_CALLS_EMA, summed = s->observers > 1 && ng_stat_is_sent(s);
+  const double total = ng_stat_sends_mean(s) ? 1.0 : s->total;
   return (ng_mix){keep, !ema ? (1.0 - keep) / total : summed ? 1.0 / (total * part) : 1.0};
 }
 
@@ -179,7 +179,7 @@ static double largest_wide(const double *x, int64_t n) {
 static bool sums_finite(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
-    if (ng_stat_wide(s) && !(largest_wide(s->part[i].sum, n) <= ng_dtype_most(NG_F32))) {
+    if (ng_stat_is_double(s) && !(largest_wide(s->part[i].sum, n) <= ng_dtype_largest(NG_F32))) {
       return false;
     }
     if (s->wire == NG_F64) {
@@ -198,7 +198,7 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
-    if (ng_stat_wide(s)) {
+    if (ng_stat_is_double(s)) {
       most = fmax(most, largest_wide(sums ? p->sum : p->average, ng_stat_part_count(s, p)));
       continue;
     }
@@ -214,7 +214,7 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
  * sum over 65536 positions, exceeds it. A mix of two values in range is in range, so the average is scanned only if the
  * sum may be too large or a shift is added. The margin of a thousandth covers roundings. */
 static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
-  const double most = ng_dtype_most(ng_stat_wide(s) ? NG_F32 : s->kept) * (1.0 - 0x1p-10);
+  const double most = ng_dtype_largest(ng_stat_is_double(s) ? NG_F32 : s->kept) * (1.0 - 0x1p-10);
   double shift = 0.0;
   for (int32_t i = 0; i < s->groups && s->shift != NULL; i++) {
     shift = fmax(shift, fabs(s->shift[i]));
@@ -233,7 +233,7 @@ static void clear_sums(const ng_stat *s) {
 }
 
 /* A posted sum contains samples of other ranks even if this rank has none, so it must be cleared. */
-void ng_stat_forget(ng_stat *s) {
+void ng_stat_discard(ng_stat *s) {
   if (s->observes && (s->w > 0.0 || s->total > 0.0 || s->posted)) clear_sums(s);
   reset_step(s);
 }
@@ -246,8 +246,8 @@ static void add_shift(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    if (s->symmetric && !ng_stat_wide(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, by);
-    for (int64_t j = 0; j < p->rows && ng_stat_wide(s); j++) {
+    if (s->symmetric && !ng_stat_is_double(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, by);
+    for (int64_t j = 0; j < p->rows && ng_stat_is_double(s); j++) {
       ((double *)p->average)[ng_sym_at(p->rows, j, j)] += by;
     }
     for (int64_t j = 0; j < p->diagonal && !s->symmetric; j++) {
@@ -261,7 +261,7 @@ static void add_shift(ng_queue *q, ng_stat *s) {
  * because the rounding error of their solve is larger. */
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
-  if (ng_stat_wide(s)) {
+  if (ng_stat_is_double(s)) {
     double *average = p->average;
     const double *sum = p->sum;
     for (int64_t i = 0; i < n; i++) {
@@ -279,16 +279,17 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
  * skipped step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->total > 0.0)) return NG_OK;
-  const bool has = s->observes && (s->keeps || !ng_stat_to_owner(s)); /* has the sum over ranks */
+  const bool has =
+      s->observes && (s->keeps || !ng_stat_goes_to_owner(s)); /* has the sum over ranks */
   if (has && !sums_finite(q, s)) {
-    ng_stat_forget(s);
+    ng_stat_discard(s);
     return NG_SKIPPED;
   }
   if (!s->rule.averaged) return NG_OK; /* the sum stays in `sum` until the step ends */
   if (s->keeps) {
     const ng_mix mix = fold_mix(s);
     if (!fits_dtype(q, s, mix)) {
-      ng_stat_forget(s);
+      ng_stat_discard(s);
       return NG_SKIPPED;
     }
     if (s->shift != NULL) {

@@ -113,27 +113,27 @@ static inline bool ng_stat_reads(const ng_stat *s, uint32_t what) {
   return ((s->sees | s->with) & what) != 0;
 }
 /* Return whether sums and averages are doubles. Values that exceed f32 are refused as well. */
-static inline bool ng_stat_wide(const ng_stat *s) { return s->kept == NG_F64; }
+static inline bool ng_stat_is_double(const ng_stat *s) { return s->kept == NG_F64; }
 int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of one array of a part */
 /* Return whether the sums of two adjacent statistics may travel in one message: they have the same dtypes. */
 static inline bool ng_stat_joins(const ng_stat *before, const ng_stat *s) {
   return before->wire == s->wire && before->travels == s->travels;
 }
-static inline bool ng_stat_sent(const ng_stat *s) {
+static inline bool ng_stat_is_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
 }
 
 /* Return whether only the owner receives the sum over ranks. */
-static inline bool ng_stat_to_owner(const ng_stat *s) {
+static inline bool ng_stat_goes_to_owner(const ng_stat *s) {
   return s->spread == NG_SPREAD_OWNER && s->rule.averaged;
 }
 
-/* stale.c. ng_stat_stale_scratch: bytes of scratch for ng_stat_remember, which copies the average before a fold.
- * ng_stat_judge: after the fold, compare the average with the copy and set stale.verdict. */
+/* stale.c. ng_stat_stale_scratch: bytes of scratch for ng_stat_copy_average, which copies the average before a fold.
+ * ng_stat_compare: after the fold, compare the average with the copy and set stale.verdict. */
 int64_t ng_stat_stale_scratch(const ng_stat *s);
-void ng_stat_remember(const ng_stat *s, void *scratch);
-void ng_stat_judge(ng_stat *s, const void *scratch);
+void ng_stat_copy_average(const ng_stat *s, void *scratch);
+void ng_stat_compare(ng_stat *s, const void *scratch);
 int64_t ng_stat_wire_bytes(const ng_stat *s);
 
 /* Set the initial values of a statistic whose arrays are zero. */
@@ -145,20 +145,21 @@ void ng_stat_begin(ng_stat *s);
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_retain(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
 void ng_stat_count(ng_stat *s);
-void ng_stat_pass(ng_queue *q, ng_stat *s); /* for an observation without a sample on this rank */
+void ng_stat_skip_observation(ng_queue *q,
+                              ng_stat *s); /* for an observation without a sample on this rank */
 
-/* ng_stat_weights: return w, w keep of this rank. ng_stat_agreed: set their sums over ranks; shared: ranks share
+/* ng_stat_weights: return w, w keep of this rank. ng_stat_set_totals: set their sums over ranks; shared: ranks share
  * batches. */
 void ng_stat_weights(const ng_stat *s, double w[2]);
-void ng_stat_agreed(ng_stat *s, const double total[2], bool shared);
+void ng_stat_set_totals(ng_stat *s, const double total[2], bool shared);
 /* Return whether ranks send sums divided by the total weight, which must then be known before. */
-bool ng_stat_as_mean(const ng_stat *s);
+bool ng_stat_sends_mean(const ng_stat *s);
 /* Scale this rank's sums, so that the sums over ranks have the correct weights. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 
 /* Fold the sums over ranks into the average and set the sums to 0. Return NG_SKIPPED, with the average unchanged, if a
  * sum is not finite or the average would exceed its dtype. Without samples do nothing. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
-void ng_stat_forget(ng_stat *s); /* discard the sums of this step */
+void ng_stat_discard(ng_stat *s); /* discard the sums of this step */
 
 #endif

@@ -41,7 +41,7 @@ static ng_status moment(field_walk *w, ng_precond *p, const ng_slot *slot, const
   f.everywhere = everywhere;
   set_slice(p, slot, &f);
   f.squares = ng_is(name, "second");
-  ng_name_add(f.name, sizeof f.name, slot->which == NG_BIAS ? ".bias" : ".weight");
+  ng_name_append(f.name, sizeof f.name, slot->which == NG_BIAS ? ".bias" : ".weight");
   return one_field(w, &f);
 }
 

@@ -309,7 +309,7 @@ static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
 static void check_lane(void *arg, int32_t lane) {
   loading *x = arg;
   int64_t from, to;
-  ng_share(x->pieces, LANES, lane, &from, &to);
+  ng_piece_bounds(x->pieces, LANES, lane, &from, &to);
   for (int64_t k = from; k < to; k++)
     (void)check_piece(x, &x->piece[k], NULL, 0);
 }
@@ -367,7 +367,7 @@ static void read_arrays(loading *x) {
 static void take_lane(void *arg, int32_t lane) {
   const loading *x = arg;
   int64_t from, to;
-  ng_share(x->w.fields, LANES, lane, &from, &to);
+  ng_piece_bounds(x->w.fields, LANES, lane, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_item *item = &x->w.item[i];
     const ng_rect box = ng_field_mine(&item->f, x->w.p->ctx->rank);

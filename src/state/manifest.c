@@ -24,9 +24,9 @@ typedef struct words {
 
 /* Append a text and a number. printf would take most of the time of a save with many layers. */
 static void append(const words *w, const char *what, int64_t x) {
-  ng_name_add(w->text, w->size, what);
-  if (x < 0) ng_name_add(w->text, w->size, "-");
-  ng_name_count(w->text, w->size, x < 0 ? -x : x);
+  ng_name_append(w->text, w->size, what);
+  if (x < 0) ng_name_append(w->text, w->size, "-");
+  ng_name_append_number(w->text, w->size, x < 0 ? -x : x);
 }
 
 static void append_pair(const words *w, const char *what, const int64_t x[2]) {
@@ -74,8 +74,8 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   for (int32_t k = 0; k < e->slots; k++) { /* one window per group */
     const ng_block *b = e->slot[k].block;
     if (b == NULL || b->entry != NULL || b->base.window_scope != NG_WINDOW_GROUP) continue;
-    ng_name_add(text, size, k == 0 ? " group=" : ",");
-    ng_name_count(text, size, b->segment[e->slot[k].segment].group);
+    ng_name_append(text, size, k == 0 ? " group=" : ",");
+    ng_name_append_number(text, size, b->segment[e->slot[k].segment].group);
   }
 }
 
@@ -117,7 +117,7 @@ static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
     const char *theirs = ngio_text_of(ngio_get(l, "is"));
     const char *options = ngio_text_of(ngio_get(l, "options"));
     const char *ours = e->d.options == NULL ? "" : e->d.options;
-    ng_manifest_describe(ng_entry_seen(e), is, sizeof is);
+    ng_manifest_describe(ng_entry_whole(e), is, sizeof is);
     if (!ng_is(name, e->d.name)) {
       return ng_work_refuse(w, NG_ERR_FILE, "layer %zu is '%.160s' in the state and '%.160s' here",
                             i, name, e->d.name);
@@ -456,5 +456,5 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->step->inner = s->inner;
   p->step->d2 = p->step->pd2 = 0.0; /* a state does not contain d2 and pd2 */
   p->step->quantify.found = (ng_scaling){0};
-  ng_step_values(p);
+  ng_step_copy_decay(p);
 }

@@ -27,7 +27,7 @@ static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) 
   ngio_open(o, "layers", '[');
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
-    ng_manifest_describe(ng_entry_seen(e), is, sizeof is);
+    ng_manifest_describe(ng_entry_whole(e), is, sizeof is);
     ngio_open(o, NULL, '{');
     ngio_put_text(o, "name", e->d.name);
     ngio_put_text(o, "is", is);

@@ -34,9 +34,9 @@ static ng_status seek_one(void *arg, const char *key, ng_field *f) {
   if (s->found || ng_dtype_size(f->dtype) != s->width) return NG_OK;
   if (s->left-- > 0) return NG_OK;
   s->found = true;
-  ng_name_add(s->name, sizeof s->name, key);
-  ng_name_add(s->name, sizeof s->name, "/");
-  ng_name_add(s->name, sizeof s->name, f->name);
+  ng_name_append(s->name, sizeof s->name, key);
+  ng_name_append(s->name, sizeof s->name, "/");
+  ng_name_append(s->name, sizeof s->name, f->name);
   s->field = *f;
   return NG_OK;
 }
@@ -69,14 +69,14 @@ ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
   const ngio_tensor t = ng_tensor_of(NULL, &s.field, NULL);
   ng_field_info info;
   memset(&info, 0, sizeof info);
-  memcpy(p->shown_name, s.name, sizeof s.name);
-  info.name = p->shown_name;
+  memcpy(p->found_name, s.name, sizeof s.name);
+  info.name = p->found_name;
   info.dtype = s.field.dtype;
   info.ndim = t.ndim;
   memcpy(info.shape, t.shape, sizeof info.shape);
   info.bytes = ng_field_bytes(&s.field);
   info.owner = s.field.owner;
-  if (ng_give_struct(out, &info, sizeof info) == NG_OK) return NG_OK;
+  if (ng_struct_write(out, &info, sizeof info) == NG_OK) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_at: struct_size of out is not set");
 }
 

@@ -145,7 +145,7 @@ void ng_work_close(ng_work *w) {
 /* ---- agreement of all ranks ---------------------------------------------------------------------------------------*/
 
 static ng_status broken(ng_work *w) {
-  ng_exchange_give_up(w->p);
+  ng_exchange_abort(w->p);
   return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank returns this error",
                  w->label);
 }
@@ -194,7 +194,7 @@ ng_status ng_work_tell(ng_work *w) {
   double code[NG_CODES];
   uint8_t failed = 0;
   int32_t from = -1;
-  ng_codes_put(code, w->st);
+  ng_codes_write(code, w->st);
   if (ng_work_sum(w, code, NG_CODES) != NG_OK) return NG_ERR_COMM;
   const ng_status worst = ng_codes_worst(code);
   if (worst >= NG_OK) return NG_OK;

@@ -18,8 +18,8 @@ enum {
   OVERFLOWED, /* elements that kept their old value in the last step; 0 if all ranks count the same */
   LAST,       /* number of ranks with ng_batch.last */
   BEGUN,      /* number of ranks that began a micro-batch */
-  SHARED,     /* ng_batch.whole of ranks that began a micro-batch (ng_same_number) */
-  SAME = SHARED + NG_SAME_PIECES, /* hashes of options and update (ng_same_write) */
+  SHARED,     /* ng_batch.whole of ranks that began a micro-batch (ng_hash_split) */
+  SAME = SHARED + NG_SAME_PIECES, /* hashes of options and update (ng_hashes_write) */
   FIRST_OUT = SAME + NG_SAME      /* [entries] number of ranks that exclude each entry */
 };
 
@@ -45,7 +45,8 @@ ng_status ng_exchange_verdict(ng_precond *p, const double code[NG_CODES], ng_sta
 }
 
 /* Compare each rank's hashes with rank 0's and sum 0 or 1: a sum of hashes would not show differences. */
-ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
+ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHES],
+                                     ng_status local) {
   static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
                                               "linear algebra"};
   ng_comm *c = p->ctx->comm;
@@ -57,7 +58,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
     return ng_exchange_failed(p, "ng_ready");
   }
   double x[NG_CODES + NG_HASHES];
-  ng_codes_put(x, local);
+  ng_codes_write(x, local);
   for (int i = 0; i < NG_HASHES; i++) {
     x[NG_CODES + i] = first[i] != hash[i];
   }
@@ -121,7 +122,7 @@ static ng_status check_out(ng_precond *p, const double *out) {
 static ng_status check_meeting(ng_precond *p, const double *x) {
   const double ranks = reported(x);
   if (ranks != (double)p->ctx->ranks) {
-    ng_exchange_give_up(p);
+    ng_exchange_abort(p);
     return ng_fail(
         p->ctx, NG_ERR_COMM,
         "ranks are in different collectives; check that ng_batch.last is equal on all ranks");
@@ -137,7 +138,7 @@ static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
   for (int i = 0; i < NG_SAME_PIECES; i++) {
     *shared = *shared || x[SHARED + i] > 0.0;
   }
-  if (ng_same_sums(x + SHARED, (int32_t)x[BEGUN])) return NG_OK;
+  if (ng_hash_sums_agree(x + SHARED, (int32_t)x[BEGUN])) return NG_OK;
   return ng_fail(
       p->ctx, NG_ERR_STATE,
       "ng_batch.whole differs between ranks, expected the samples of all ranks, or 0 on all ranks");
@@ -155,20 +156,20 @@ static void note_overflow(ng_precond *p, double elements) {
       "in the previous step, elements with a non-finite result kept their old value on some "
       "ranks (elements: %.0f)",
       elements);
-  p->step->trouble = ng_worse(p->step->trouble, st);
+  p->step->trouble = ng_worse_status(p->step->trouble, st);
 }
 
 /* Run check on the ranks of this stage.  If no rank has an error, set the totals of all statistics. */
 static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
-  ng_codes_put(x, s->trouble);
+  ng_codes_write(x, s->trouble);
   x[REFUSED] = s->refused;
   x[OVERFLOWED] = overflows_alone(p) ? (double)s->overflowed : 0.0;
   x[LAST] = s->last;
   x[BEGUN] = s->begun;
-  ng_same_number(x + SHARED, s->begun ? (uint64_t)s->batch.whole : 0);
-  ng_same_write(p, x + SAME);
+  ng_hash_split(x + SHARED, s->begun ? (uint64_t)s->batch.whole : 0);
+  ng_hashes_write(p, x + SAME);
   for (int32_t i = 0; i < p->entries; i++) {
     out[i] = p->entry[i]->slot[0].out;
   }
@@ -191,15 +192,15 @@ static ng_status check_stage(ng_precond *p) {
   bool shared = false;
   st = check_whole(p, x, &shared);
   if (st == NG_OK) st = check_out(p, out); /* before the hashes, which depend on excluded entries */
-  if (st == NG_OK) st = ng_same_check(p, x + SAME);
+  if (st == NG_OK) st = ng_hashes_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     ng_block *b = p->block[i];
-    b->unshown = 0;
+    b->unobserved_now = 0;
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
-      ng_stat_agreed(&b->stat[k], w, shared);
-      b->unshown +=
-          !b->out && ng_one_due(p, b, &b->stat[k]) && !(w[0] > 0.0); /* w[0]: summed over ranks */
+      ng_stat_set_totals(&b->stat[k], w, shared);
+      b->unobserved_now += !b->out && ng_statistic_due(p, b, &b->stat[k]) &&
+                           !(w[0] > 0.0); /* w[0]: summed over ranks */
     }
   }
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {
@@ -264,7 +265,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
     to->weighted_inner += weight * b->inner;
     to->weighted_d2 += weight * b->d2;
   }
-  ng_codes_put(x, s->trouble);
+  ng_codes_write(x, s->trouble);
   x[REFUSED] = s->refused;
   memcpy(x + SUMS, sums, 2 * sizeof *sums);
   const int64_t verdicts = put_verdicts(p, x + AGREED);

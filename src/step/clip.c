@@ -126,7 +126,7 @@ static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   return 1.0;
 }
 
-void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
+void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
   ng_engine *step = p->step;
   const ng_sums s = combine_sums(p, sums);
   step->inner = s.inner;

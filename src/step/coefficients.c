@@ -64,7 +64,7 @@ void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates) {
 }
 
 /* As torch, count updates per parameter: a frozen or absent parameter had fewer updates. */
-void ng_update_late(ng_precond *p) {
+void ng_update_count_missed(ng_precond *p) {
   const ng_output *s = &p->step->out;
   for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
     ng_entry *e = p->entry[i];

@@ -34,19 +34,19 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
       period = period || stale_due(p, b, &b->stat[i]);
     }
   }
-  if (b->out || (b->entry != NULL && b->entry->asleep)) return false;
+  if (b->out || (b->entry != NULL && b->entry->frozen_now)) return false;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     if (!b->seen[kind]) return true; /* `seen` is equal on all ranks */
   }
   return period;
 }
 
-bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
+bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   if (s->every && !b->out) return true;
   return block_due(p, b) && (!s->stale.on || stale_due(p, b, s));
 }
 
-bool ng_stat_due(const ng_precond *p, const ng_block *b) {
+bool ng_block_statistics_due(const ng_precond *p, const ng_block *b) {
   bool every = false;
   for (int32_t i = 0; i < b->stats; i++) {
     every = every || b->stat[i].every;
@@ -55,12 +55,12 @@ bool ng_stat_due(const ng_precond *p, const ng_block *b) {
 }
 
 /* A block that was never solved is due, because PD needs results. */
-bool ng_solve_due(const ng_precond *p, const ng_block *b) {
+bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
   /* blocks of families without the option solve_period solve in every step */
   const char *owner = ng_option_table[NG_OPTION_solve_period].family;
   const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (!b->solves || b->out) return false;
-  if (b->base.refresh_tolerance > 0.0) return !b->solved || ng_stat_due(p, b);
+  if (b->base.refresh_tolerance > 0.0) return !b->solved || ng_block_statistics_due(p, b);
   return !b->solved || !period || p->steps % b->base.solve_period == 0;
 }
 
@@ -70,7 +70,7 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
 bool ng_array_wanted(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    if (ng_stat_reads(s, what) && s->observes && ng_one_due(b->p, b, s)) return true;
+    if (ng_stat_reads(s, what) && s->observes && ng_statistic_due(b->p, b, s)) return true;
   }
   return false;
 }
@@ -78,7 +78,8 @@ bool ng_array_wanted(const ng_block *b, uint32_t what) {
 /* Return 0 if no statistic of the layer is due, or only other ranks observe it; then the caller may skip its arrays. */
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
-  return b != NULL && ng_stat_due(p, b) && ng_array_wanted(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
+  return b != NULL && ng_block_statistics_due(p, b) &&
+         ng_array_wanted(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
 }
 
 /* ---- stations --------------------------------------------------------------------------------*/
@@ -89,7 +90,7 @@ bool ng_due_always(const ng_precond *p) {
 }
 
 bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b) {
-  return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) &&
+  return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_block_statistics_due(p, b) &&
          ng_array_wanted(b, NG_SEES_FLATGRAD);
 }
 
@@ -106,11 +107,11 @@ static bool is_selecting(const ng_precond *p, const ng_block *b) {
 bool ng_due_topk(const ng_precond *p) { return !p->step->refused && ng_any_block(p, is_selecting); }
 
 bool ng_due_statistics(const ng_precond *p) {
-  return ng_due_topk(p) || ng_any_block(p, ng_stat_due);
+  return ng_due_topk(p) || ng_any_block(p, ng_block_statistics_due);
 }
 
 bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b) {
-  return b->traces != NULL && ng_solve_due(p, b);
+  return b->traces != NULL && ng_block_solve_due(p, b);
 }
 
 bool ng_due_traces(const ng_precond *p) { return ng_any_block(p, ng_block_exchanges_traces); }

@@ -248,7 +248,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
         if (p->base.clip == NG_CLIP_VALUE) e->bound = (float)p->base.clip_bound;
         if (unit || !ng_due_shards(p) || ng_shard_own(s, e)) e++; /* else: on another rank */
       }
-      list_sinks(p, ng_slot_own(s), e - l->emit);
+      list_sinks(p, ng_slot_registered(s), e - l->emit);
     }
   }
 }

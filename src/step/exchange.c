@@ -9,7 +9,7 @@
 #include "step/step.h"
 
 /* Abort all transports: ranks that wait in this stage, the model group or another stage return an error. */
-void ng_exchange_give_up(ng_precond *p) {
+void ng_exchange_abort(ng_precond *p) {
   ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
   p->broken = true;
   for (int i = 0; i < 3; i++) {
@@ -37,7 +37,7 @@ void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before) {
 
 /* After a failed transport, ranks may be at different collectives; the model can only be destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
-  ng_exchange_give_up(p);
+  ng_exchange_abort(p);
   return ng_fail(p->ctx, NG_ERR_COMM,
                  "the transport failed in %s; every rank gets this, at the latest in its next step",
                  what);

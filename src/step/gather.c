@@ -69,7 +69,7 @@ ng_status ng_gather_weights(ng_precond *p) {
       "the transport failed in weights; every rank gets this, at the latest in its next step");
 }
 
-void ng_gather_in_advance(const ng_precond *p, ng_rank_plan *out) {
+void ng_gather_count_traffic(const ng_precond *p, ng_rank_plan *out) {
   for (int32_t i = 0; i < p->entries && p->ctx->ranks > 1 && ng_update_is_owned(p); i++) {
     const ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {

@@ -19,7 +19,7 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->begun = true;
   p->step->batches++;
   p->step->last = batch->last != 0;
-  if (p->step->last) ng_exchange_begin_last(p);
+  if (p->step->last) ng_exchange_begin_last_batch(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
   p->step->refused = true; /* a loss scaler overflows now and then: skip the step */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
@@ -105,23 +105,24 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
 }
 
 /* Return whether `out` (height and width of an output gradient) is the output size of an image observed in this
- * micro-batch.  If no image, or more than NG_SHOWN sizes, were observed, any size is accepted. */
+ * micro-batch.  If no image, or more than NG_IMAGE_SIZES sizes, were observed, any size is accepted. */
 static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
-  if (e->shown_in != p->step->batches || e->shown_count == 0 || e->shown_count > NG_SHOWN) {
+  if (e->sizes_batch != p->step->batches || e->sizes_count == 0 ||
+      e->sizes_count > NG_IMAGE_SIZES) {
     return true;
   }
-  for (int32_t i = 0; i < e->shown_count; i++) {
-    if (e->shown[i][0] == out[0] && e->shown[i][1] == out[1]) return true;
+  for (int32_t i = 0; i < e->sizes_count; i++) {
+    if (e->sizes[i][0] == out[0] && e->sizes[i][1] == out[1]) return true;
   }
   return false;
 }
 
 static void remember_size(const ng_precond *p, ng_entry *e, const int64_t out[2]) {
-  if (e->shown_in != p->step->batches) e->shown_count = 0;
-  e->shown_in = p->step->batches;
-  if (e->shown_count > 0 && size_known(p, e, out)) return;
-  if (e->shown_count < NG_SHOWN) memcpy(e->shown[e->shown_count], out, sizeof e->shown[0]);
-  e->shown_count += e->shown_count <= NG_SHOWN;
+  if (e->sizes_batch != p->step->batches) e->sizes_count = 0;
+  e->sizes_batch = p->step->batches;
+  if (e->sizes_count > 0 && size_known(p, e, out)) return;
+  if (e->sizes_count < NG_IMAGE_SIZES) memcpy(e->sizes[e->sizes_count], out, sizeof e->sizes[0]);
+  e->sizes_count += e->sizes_count <= NG_IMAGE_SIZES;
 }
 
 /* View an array [samples, channels, height, width]: pixels are positions. */
@@ -151,7 +152,7 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   if (grad && !size_known(p, e, o->out)) {
     (void)snprintf(expected, sizeof expected,
                    "[%lld, %lld, %lld, %lld], the output size of its input", (long long)B,
-                   (long long)C, (long long)e->shown[0][0], (long long)e->shown[0][1]);
+                   (long long)C, (long long)e->sizes[0][0], (long long)e->sizes[0][1]);
     return misfit(p, d, s, grad, expected);
   }
   if (!grad) remember_size(p, e, o->out);
@@ -224,7 +225,7 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   }
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    s->due = (s->sees & o->what) != 0 && (!every || ng_one_due(b->p, b, s));
+    s->due = (s->sees & o->what) != 0 && (!every || ng_statistic_due(b->p, b, s));
     if (s->due) ng_stat_prepare(s, o->samples, o->first, o->whole);
     none = none || (s->due && s->take == 0);
   }
@@ -233,7 +234,7 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    if (s->due && none) ng_stat_pass(b->ctx->queue, s);
+    if (s->due && none) ng_stat_skip_observation(b->ctx->queue, s);
     if (s->due && !none) ng_stat_count(s);
   }
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -273,7 +274,7 @@ static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool 
     const double most = (o->samples == 0 ? 0.0 : largest_of(p, s)) + o->loss_scale;
     if (!(most - most == 0.0)) st = NG_SKIPPED;
   }
-  st = ng_shard_bring(p, e, grad, s, st, whole);
+  st = ng_shard_gather_observation(p, e, grad, s, st, whole);
   if (st != NG_OK || !e->shard->primary || o->samples == 0) return st;
   st = view_rows(p, &e->shard->whole, whole, grad, o);
   o->v.data = whole->data;
@@ -313,7 +314,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
   o.whole = local ? 0 : step->batch.whole;
   o.first = local ? 0 : step->batch.first;
-  const bool wanted = b != NULL && ng_stat_due(p, b) && ng_array_wanted(b, o.what);
+  const bool wanted = b != NULL && ng_block_statistics_due(p, b) && ng_array_wanted(b, o.what);
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
   ng_strided whole;
@@ -342,7 +343,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
                           ng_status wrong) {
   const ng_status st = observe(p, layer, s, grad, wrong);
   if (st < NG_OK || p->ctx->ranks == 1) return st;
-  const ng_status sent = ng_exchange_ahead(p);
+  const ng_status sent = ng_exchange_post_ahead(p);
   return sent < NG_OK ? sent : st;
 }
 
@@ -375,7 +376,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
     b->observing_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
-    if (st < NG_OK) p->step->trouble = ng_worse(p->step->trouble, st);
+    if (st < NG_OK) p->step->trouble = ng_worse_status(p->step->trouble, st);
   }
   return NG_OK;
 }
@@ -390,7 +391,7 @@ void ng_gradients_forget(ng_precond *p) {
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].sees != NG_SEES_FLATGRAD) continue;
       looked = looked || b->stat[k].w > 0.0;
-      ng_stat_forget(&b->stat[k]);
+      ng_stat_discard(&b->stat[k]);
     }
     for (int kind = 0; kind < NG_SEEN_KINDS && looked; kind++) {
       if (ng_sees(kind) == NG_SEES_FLATGRAD) b->observations[kind]--;
@@ -406,12 +407,12 @@ void ng_step_reset(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
-      ng_stat_forget(&b->stat[k]);
+      ng_stat_discard(&b->stat[k]);
     }
     b->observing_ms = 0.0;
     b->selecting = false;
   }
   p->step->refused = false;
   p->step->begun = p->step->last = false;
-  ng_exchange_forget(p);
+  ng_exchange_reset(p);
 }

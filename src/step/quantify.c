@@ -54,7 +54,7 @@ ng_status ng_quantify_plan(ng_precond *p) {
 
 /* Return whether u is the fused update, because there is no block.  Not with pipeline stages: a stage without blocks
  * reports <D, PD> of all stages. */
-static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_there(p); }
+static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_exist(p); }
 
 /* ---- counting --------------------------------------------------------------------------------*/
 
@@ -78,7 +78,7 @@ static void list(ng_precond *p) {
     q->group[g] = real[g];
     ng_update_unit(&q->group[g], u->kind, p->updates);
   }
-  ng_update_late(p);
+  ng_update_count_missed(p);
   ng_emission_list_plain(p);
   u->group = real;
 }
@@ -205,6 +205,6 @@ static ng_status measure(ng_precond *p) {
 ng_status ng_quantify_step(ng_precond *p) {
   list(p);
   const ng_status st = measure(p);
-  ng_update_late(p); /* `list` set the coefficients with lr = 1 */
+  ng_update_count_missed(p); /* `list` set the coefficients with lr = 1 */
   return st;
 }

@@ -82,8 +82,8 @@ static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t 
   const int32_t M = p->ctx->model->size;
   double x[NG_CODES + NG_SAME_PIECES];
   char who[320];
-  ng_codes_put(x, st);
-  ng_same_number(x + NG_CODES, call);
+  ng_codes_write(x, st);
+  ng_hash_split(x + NG_CODES, call);
   const ng_status sent =
       ng_exchange_sum_over(p, p->ctx->model, x, NG_CODES + NG_SAME_PIECES, "observe");
   if (sent != NG_OK) return sent;
@@ -91,7 +91,7 @@ static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t 
   const ng_status worst = ng_exchange_verdict(p, x, st, who);
   if (worst < NG_OK) return worst;
   if (ng_codes_count(x, NG_SKIPPED) > 0) return NG_SKIPPED;
-  if (ng_same_sums(x + NG_CODES, M)) return NG_OK;
+  if (ng_hash_sums_agree(x + NG_CODES, M)) return NG_OK;
   return ng_fail(
       p->ctx, NG_ERR_STATE,
       "layer '%s': the layer, rows or dtype of this observation differ between ranks of the "
@@ -113,8 +113,8 @@ static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const 
 }
 
 /* *whole points to a buffer that the next call overwrites. See step.h. */
-ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
-                         ng_strided *whole) {
+ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s,
+                                      ng_status st, ng_strided *whole) {
   ng_layer_shard *shard = e->shard;
   if (!ng_shard_cuts(e, grad)) {
     if (s != NULL) *whole = *s;
@@ -127,8 +127,8 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
   if (st == NG_OK && !take_room(p, shard->primary ? ng_plus(apart, bytes) : bytes)) {
     st = NG_ERR_NOMEM;
   }
-  uint64_t call = ng_step_number(ng_step_number(0, e->block->number), grad);
-  call = ng_step_number(ng_step_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
+  uint64_t call = ng_hash_number(ng_hash_number(0, e->block->number), grad);
+  call = ng_hash_number(ng_hash_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
   const ng_traffic before = ng_exchange_traffic(p);
   st = agree(p, e, st, call);
   if (st == NG_OK && rows > 0) st = gather_observation(p, shard, s, rows);
@@ -206,7 +206,7 @@ ng_status ng_shards_gather(ng_precond *p) {
 
 /* Describe only this rank's shard of a direction of a whole layer. Return false if the shard has no element of e. */
 bool ng_shard_own(ng_slot *slot, ng_emit *e) {
-  ng_slot *own = ng_slot_own(slot);
+  ng_slot *own = ng_slot_registered(slot);
   if (own == slot) return true;
   const ng_layer_shard *s = own->entry->shard;
   const bool outputs = own->entry->d.shard_axis == 0, bias = slot->which == NG_BIAS;

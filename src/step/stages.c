@@ -7,20 +7,20 @@
  * equal values, so all these sums are equal. */
 #include "step/step.h"
 
-bool ng_stages_there(const ng_precond *p) {
+bool ng_stages_exist(const ng_precond *p) {
   return p->ctx->stages != NULL && p->ctx->stages->size > 1;
 }
 
-ng_status ng_groups_same(ng_precond *p) {
+ng_status ng_groups_compare(ng_precond *p) {
   static const char *const name[2] = {"stage_group", "model_group"};
   const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
   const int32_t W = p->ctx->ranks;
-  double x[2]
-          [1 +
-           NG_SAME_PIECES]; /* for each group: 1 if the group is given; its size (ng_same_number) */
+  double
+      x[2]
+       [1 + NG_SAME_PIECES]; /* for each group: 1 if the group is given; its size (ng_hash_split) */
   for (int i = 0; i < 2; i++) {
     x[i][0] = group[i] != NULL;
-    ng_same_number(x[i] + 1, group[i] == NULL ? 0 : (uint64_t)group[i]->size);
+    ng_hash_split(x[i] + 1, group[i] == NULL ? 0 : (uint64_t)group[i]->size);
   }
   ng_status st = ng_exchange_sum(p, x[0], sizeof x / sizeof x[0][0], "ng_ready");
   for (int i = 0; i < 2 && st == NG_OK; i++) {
@@ -28,34 +28,34 @@ ng_status ng_groups_same(ng_precond *p) {
       st = ng_fail(p->ctx, NG_ERR_COMM,
                    "ng_ready: %s is given on %d of %d ranks, expected all of them or none", name[i],
                    (int)x[i][0], W);
-    } else if (!ng_same_sums(x[i] + 1, W)) {
+    } else if (!ng_hash_sums_agree(x[i] + 1, W)) {
       st = ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the sizes of %s differ between ranks", name[i]);
     } else {
       continue;
     }
     /* wake ranks that already wait in their stage_group */
-    if (i == 0) ng_exchange_give_up(p);
+    if (i == 0) ng_exchange_abort(p);
   }
   return st;
 }
 
 ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what) {
-  if (!ng_stages_there(p)) return NG_OK;
+  if (!ng_stages_exist(p)) return NG_OK;
   return ng_exchange_sum_over(p, p->ctx->stages, x, n, what);
 }
 
 ng_status ng_stages_check(ng_precond *p, ng_status local) {
   double x[NG_CODES + 1 + NG_SAME_PIECES];
   double *refused = x + NG_CODES, *same = refused + 1;
-  if (!ng_stages_there(p)) return local;
-  ng_codes_put(x, local);
+  if (!ng_stages_exist(p)) return local;
+  ng_codes_write(x, local);
   *refused = p->step->refused;
-  ng_same_number(same, ng_step_number(ng_options_number(p), p->step->lr));
+  ng_hash_split(same, ng_hash_number(ng_options_hash(p), p->step->lr));
   const ng_status st = ng_stages_sum(p, x, NG_CODES + 1 + NG_SAME_PIECES, "check");
   if (st != NG_OK) return st;
   const ng_status worst = ng_exchange_verdict(p, x, local, "pipeline stages");
   if (worst < NG_OK) return worst;
-  if (!ng_same_sums(same, p->ctx->stages->size)) {
+  if (!ng_hash_sums_agree(same, p->ctx->stages->size)) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "options or the largest learning rate differ between the %d pipeline stages",
                    p->ctx->stages->size);

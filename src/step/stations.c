@@ -15,11 +15,11 @@
 /* Fold a sum into its average; with refresh_tolerance above 0, judge how much the average changed. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
   const bool folds = s->total > 0.0;
-  if (folds && s->stale.on) ng_stat_remember(s, p->arena[NG_USE_SCRATCH]);
+  if (folds && s->stale.on) ng_stat_copy_average(s, p->arena[NG_USE_SCRATCH]);
   const ng_status st = ng_stat_fold(p->ctx->queue, s);
   if (!folds || st != NG_OK) return st;
   s->fresh = true;
-  if (s->stale.on) ng_stat_judge(s, p->arena[NG_USE_SCRATCH]);
+  if (s->stale.on) ng_stat_compare(s, p->arena[NG_USE_SCRATCH]);
   s->stale.refreshed++;
   s->stale.bytes_sent += ng_stat_wire_bytes(s);
   return NG_OK;
@@ -48,13 +48,13 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
  * one rank folds), so `refused` stores it until `agree`.  The step ends here only after a refusal in `check`. */
 static ng_status statistics(ng_precond *p) {
   ng_status st = ng_due_topk(p) ? ng_topk_select(p) : NG_OK;
-  if (st != NG_OK || !ng_any_block(p, ng_stat_due)) return st;
+  if (st != NG_OK || !ng_any_block(p, ng_block_statistics_due)) return st;
   st = ng_exchange_post_statistics(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!ng_stat_due(p, b)) continue;
+    if (!ng_block_statistics_due(p, b)) continue;
     ng_exchange_mark_seen(b);
     const double t0 = ng_now_ms();
     if (fold_block(p, b) == NG_SKIPPED) p->step->refused = true;
@@ -88,11 +88,11 @@ static ng_status solve(ng_precond *p) {
   memcpy(before, p->rescued, sizeof before);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->fresh = ng_solve_due(p, b);
+    b->fresh = ng_block_solve_due(p, b);
     if (!b->fresh) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->solve(b);
-    p->step->trouble = ng_worse(p->step->trouble, st);
+    p->step->trouble = ng_worse_status(p->step->trouble, st);
     if (st == NG_RESCUED && first[0] == 0) first = b->name;
     b->solve_ms = ng_now_ms() - t0;
     b->solved = true;
@@ -127,7 +127,7 @@ static ng_status measure(ng_precond *p) {
     const ng_status st = b->family->measure(b);
     b->measure_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
-    if (st < NG_OK || st == NG_RESCUED) p->step->trouble = ng_worse(p->step->trouble, st);
+    if (st < NG_OK || st == NG_RESCUED) p->step->trouble = ng_worse_status(p->step->trouble, st);
   }
   ng_emission_store(p);
   ng_clip_measure(p);
@@ -138,7 +138,7 @@ static ng_status agree(ng_precond *p) {
   ng_sums sums[2];
   const ng_status st = ng_exchange_agree(p, sums);
   if (st != NG_OK) return st;
-  ng_clip_agreed(p, sums);
+  ng_clip_compute(p, sums);
   if (!p->step->refused) ng_clip_factors(p);
   return NG_OK;
 }
@@ -147,7 +147,7 @@ static ng_status agree(ng_precond *p) {
 static ng_status emit(ng_precond *p) {
   ng_overflow_begin(p);
   ng_emission_emit(p);
-  p->step->trouble = ng_worse(p->step->trouble, ng_overflow_end(p));
+  p->step->trouble = ng_worse_status(p->step->trouble, ng_overflow_end(p));
   return NG_OK;
 }
 

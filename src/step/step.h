@@ -49,7 +49,7 @@ typedef struct ng_output {
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
 void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
 /* Set slot->late of all parameters that missed updates.  Call after the numbers of all groups are set. */
-void ng_update_late(ng_precond *p);
+void ng_update_count_missed(ng_precond *p);
 /* Change the numbers to lr = 1 and keep = 0: the weight then becomes minus the direction of the update. */
 void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates);
 
@@ -136,23 +136,24 @@ typedef struct ng_sums {
 } ng_sums;
 
 /* Return the hash `so_far` extended by x.  Ranks compare such hashes. */
-uint64_t ng_step_number(uint64_t so_far, double x);
-uint64_t ng_options_number(const ng_precond *p); /* hash of the model's options */
+uint64_t ng_hash_number(uint64_t so_far, double x);
+uint64_t ng_options_hash(const ng_precond *p); /* hash of the model's options */
 enum { NG_SAME = 8, NG_SAME_PIECES = 4 };
-/* x <- the low 32 bits of `number` in a form to be summed. ng_same_sums: do the sums x come from equal numbers? */
-void ng_same_number(double x[NG_SAME_PIECES], uint64_t number);
-bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks);
-/* x <- this rank's hashes of options and update. ng_same_check: NG_ERR_STATE if the sums x show a difference. */
-void ng_same_write(const ng_precond *p, double x[NG_SAME]);
-ng_status ng_same_check(ng_precond *p, const double *x);
+/* x <- the low 32 bits of `number` in a form to be summed. ng_hash_sums_agree: do the sums x come from equal numbers? */
+void ng_hash_split(double x[NG_SAME_PIECES], uint64_t number);
+bool ng_hash_sums_agree(const double x[NG_SAME_PIECES], int32_t ranks);
+/* x <- this rank's hashes of options and update. ng_hashes_check: NG_ERR_STATE if the sums x show a difference. */
+void ng_hashes_write(const ng_precond *p, double x[NG_SAME]);
+ng_status ng_hashes_check(ng_precond *p, const double *x);
 
 ng_status ng_exchange_plan(ng_precond *p);
 ng_status ng_exchange_failed(ng_precond *p, const char *what); /* the collective `what` failed */
-void ng_exchange_give_up(ng_precond *p); /* set p->broken; abort all transports */
+void ng_exchange_abort(ng_precond *p); /* set p->broken; abort all transports */
 ng_status ng_exchange_wait_statistics(ng_precond *p);
 /* At ng_ready: return the worst status of all ranks, or NG_ERR_COMM and a message if their hashes differ. */
 enum { NG_HASHES = 4 }; /* options, layers, owners, linear algebra */
-ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local);
+ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHES],
+                                     ng_status local);
 /* Small reductions after which all ranks have one status. check sums statuses, refusals and sample weights. agree sums
  * statuses, refusals and clip sums: sums[0] of blocks without ascent, sums[1] of blocks with ascent. */
 ng_status ng_exchange_check(ng_precond *p);
@@ -177,8 +178,8 @@ ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
 /* Return whether statistic s joins the message of `count` elements (of s->wire) that ends with statistic `before`.
  * *gap: padding between both; *n: elements of s with the gaps between its arrays. */
-bool ng_stat_extends(const ng_precond *p, const ng_stat *before, const ng_stat *s, int64_t count,
-                     int64_t *gap, int64_t *n);
+bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_stat *s,
+                           int64_t count, int64_t *gap, int64_t *n);
 typedef struct ng_traffic {
   int64_t bytes, messages;
   double wait_ms;
@@ -193,16 +194,16 @@ int64_t ng_exchange_agree_count(const ng_precond *p);
 /* For the last micro-batch before a step (ng_batch.last). begin_last marks the blocks whose sums may be posted before
  * the step. ahead, called after an observation, posts complete sums and makes progress. end_last posts the remaining
  * sums.  In other micro-batches, ahead and end_last do nothing. */
-void ng_exchange_begin_last(ng_precond *p);
-ng_status ng_exchange_ahead(ng_precond *p);
-ng_status ng_exchange_end_last(ng_precond *p);
-void ng_exchange_forget(ng_precond *p); /* after a step or a reset: no block waits to be posted */
+void ng_exchange_begin_last_batch(ng_precond *p);
+ng_status ng_exchange_post_ahead(ng_precond *p);
+ng_status ng_exchange_end_last_batch(ng_precond *p);
+void ng_exchange_reset(ng_precond *p); /* after a step or a reset: no block waits to be posted */
 
 /* ---- pipeline stages: stages.c ---------------------------------------------------------------*/
 
 /* At ng_ready: NG_ERR_COMM if stage_group or model_group is NULL, or has another size, on some ranks only. */
-ng_status ng_groups_same(ng_precond *p);
-bool ng_stages_there(const ng_precond *p); /* there are several pipeline stages */
+ng_status ng_groups_compare(ng_precond *p);
+bool ng_stages_exist(const ng_precond *p); /* there are several pipeline stages */
 /* Sum x[0..n) over the pipeline stages.  Before the call x is equal on all ranks of a stage. */
 ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* Return `local`, or the worst error of all stages; NG_ERR_STATE if their options or lr differ. */
@@ -213,7 +214,7 @@ ng_status ng_stages_check(ng_precond *p, ng_status local);
 bool ng_update_is_owned(const ng_precond *p); /* a fused update with update_ranks = owner */
 int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index);
 int64_t ng_gather_scratch(const ng_precond *p);
-void ng_gather_in_advance(const ng_precond *p, ng_rank_plan *out);
+void ng_gather_count_traffic(const ng_precond *p, ng_rank_plan *out);
 ng_status ng_gather_weights(ng_precond *p);
 
 /* ---- the clip: clip.c ------------------------------------------------------------------------*/
@@ -223,7 +224,7 @@ bool ng_clip_reads_weights(const ng_precond *p);
 double ng_clip_weight(const ng_block *b);
 void ng_clip_measure(ng_precond *p); /* clip = ratio: set |weight|^2 of every segment */
 /* Compute the clip factor nu, and b->ascent of the blocks, from the sums over all ranks. */
-void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]);
+void ng_clip_compute(ng_precond *p, const ng_sums sums[2]);
 void ng_clip_factors(ng_precond *p); /* set the clip factor of each segment */
 
 /* ---- scaling of elements: quantify.c ---------------------------------------------------------*/
@@ -260,8 +261,8 @@ typedef struct ng_shards {
 ng_status ng_shards_check(ng_precond *p);
 /* Gather one observation of a sharded layer. s NULL: this rank has no array; st: its local status.  All ranks of the
  * model group return the same status.  *whole <- the whole array, on the primary. */
-ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
-                         ng_strided *whole);
+ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s,
+                                      ng_status st, ng_strided *whole);
 ng_status ng_shards_gather(ng_precond *p);
 
 /* Describe only this rank's shard of a direction of a whole layer; return false if the shard has no element of e. */
@@ -319,7 +320,7 @@ typedef struct ng_engine {
   ng_output out;
   double lr;           /* the largest learning rate of all groups */
   double largest;      /* result of the last scan of an observed array */
-  uint64_t numbers;    /* hash of the coefficients of the update: ng_step_number */
+  uint64_t numbers;    /* hash of the coefficients of the update: ng_hash_number */
   ng_status trouble;   /* worst status of this rank; check and agree make it equal on all ranks */
   bool refused;        /* a value was not finite: on this rank, after check or agree on any rank */
   bool refused_before; /* `refused` before gradients were observed */
@@ -334,7 +335,7 @@ typedef struct ng_engine {
 } ng_engine;
 
 /* Return the worse of two statuses: the smaller if one is an error (< 0), otherwise the larger note. */
-static inline ng_status ng_worse(ng_status a, ng_status b) {
+static inline ng_status ng_worse_status(ng_status a, ng_status b) {
   if (a < 0 || b < 0) return a < b ? a : b;
   return a > b ? a : b;
 }
@@ -342,9 +343,10 @@ static inline ng_status ng_worse(ng_status a, ng_status b) {
 /* ---- due work: due.c -------------------------------------------------------------------------*/
 
 bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_block *b));
-bool ng_stat_due(const ng_precond *p, const ng_block *b); /* some statistic of the block is due */
-bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
-bool ng_solve_due(const ng_precond *p, const ng_block *b);
+bool ng_block_statistics_due(const ng_precond *p,
+                             const ng_block *b); /* some statistic of the block is due */
+bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
+bool ng_block_solve_due(const ng_precond *p, const ng_block *b);
 /* Return whether this rank adds an array of kind `what` (NG_SEES_...) to a due statistic of the block. */
 bool ng_array_wanted(const ng_block *b, uint32_t what);
 bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b);
@@ -376,8 +378,8 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
                           ng_status wrong);
 void ng_step_reset(ng_precond *p);
 /* `wrong`: NG_OK, or the error in this rank's arguments.  After an error the step fails on all ranks. */
-ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong);
-void ng_step_values(ng_precond *p); /* copy stat_decay of every block to its statistics */
+ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong);
+void ng_step_copy_decay(ng_precond *p); /* copy stat_decay of every block to its statistics */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
 
 #endif

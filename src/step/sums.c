@@ -12,8 +12,8 @@
  * ng_batch.last the order of observations is equal. */
 static bool sends(const ng_stat *s) {
   const bool any =
-      s->total > 0.0 || !ng_stat_as_mean(s); /* the scale of f16 sums needs the totals */
-  return ng_stat_sent(s) && s->observes && !s->posted && any;
+      s->total > 0.0 || !ng_stat_sends_mean(s); /* the scale of f16 sums needs the totals */
+  return ng_stat_is_sent(s) && s->observes && !s->posted && any;
 }
 
 /* Return the largest size in bytes of a message with several statistics. */
@@ -25,8 +25,8 @@ static int64_t gap_after(int64_t n, int64_t size) {
 }
 
 /* The result depends only on numbers that are equal on all ranks. */
-bool ng_stat_extends(const ng_precond *p, const ng_stat *before, const ng_stat *s, int64_t count,
-                     int64_t *gap, int64_t *n) {
+bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_stat *s,
+                           int64_t count, int64_t *gap, int64_t *n) {
   const int64_t size = ng_dtype_size(s->wire);
   *n = 0;
   for (int32_t i = 0; i < s->parts; i++) {
@@ -45,7 +45,7 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
   const int32_t ranks = p->ctx->ranks;
   ng_message *m = before != NULL ? &x->message[x->messages - 1] : NULL;
   int64_t gap, n;
-  if (ng_stat_extends(p, before, s, m != NULL ? m->count : 0, &gap, &n)) {
+  if (ng_stat_joins_message(p, before, s, m != NULL ? m->count : 0, &gap, &n)) {
     NG_ASSERT((char *)s->part->sum == m->buffer + (m->count + gap) * ng_dtype_size(s->wire));
     if (m->counts != NULL) { /* a gap belongs to the array before it */
       m->counts[before->owner] += gap;
@@ -55,7 +55,7 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
     return;
   }
   int64_t *counts = NULL;
-  if (ng_stat_to_owner(s)) {
+  if (ng_stat_goes_to_owner(s)) {
     counts = x->counts + (int64_t)x->messages * ranks;
     memset(counts, 0, (size_t)ranks * sizeof *counts);
     counts[s->owner] = n;
@@ -88,7 +88,7 @@ static ng_status post(ng_precond *p, int32_t first) {
 /* Add s to the messages if s is due.  Return s if the next statistic may join the same message, otherwise NULL. */
 static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
-  if (!sends(s) || !ng_one_due(p, b, s)) return NULL;
+  if (!sends(s) || !ng_statistic_due(p, b, s)) return NULL;
   ng_stat_to_wire(p->ctx->queue, s);
   add_message(p, s->alone ? NULL : before, s);
   s->posted = true;
@@ -99,18 +99,18 @@ static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
 static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
   for (int32_t k = 0; k < b->stats; k++) {
     ng_stat *s = &b->stat[k];
-    before = ng_stat_to_owner(s) ? NULL : add_stat(p, b, s, before);
+    before = ng_stat_goes_to_owner(s) ? NULL : add_stat(p, b, s, before);
   }
   ng_queue_wait(p->ctx->queue);
   return before;
 }
 
-/* Add the statistics that go to their owners; with `ahead`, only of blocks that post_held marked as leaving. */
+/* Add the statistics that go to their owners; with `ahead`, only of blocks that post_held put in the present message. */
 static void add_owned(ng_precond *p, bool ahead) {
   const ng_stat *before = NULL;
   for (int32_t i = 0; i < p->owned_stats; i++) {
     const ng_owned *o = &p->by_owner[i];
-    before = !ahead || o->block->leaving ? add_stat(p, o->block, o->stat, before) : NULL;
+    before = !ahead || o->block->in_present_message ? add_stat(p, o->block, o->stat, before) : NULL;
   }
   ng_queue_wait(p->ctx->queue);
 }
@@ -122,7 +122,7 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
   if (p->ctx->ranks == 1) return NG_OK;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->stats > 0) before = ng_stat_due(p, b) ? add_block(p, b, before) : NULL;
+    if (b->stats > 0) before = ng_block_statistics_due(p, b) ? add_block(p, b, before) : NULL;
   }
   add_owned(p, false);
   return post(p, first);
@@ -132,17 +132,17 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 
 /* Set b->ahead: the block's sums may be posted before `check`.  Decide at the begin of the micro-batch, because a
  * period may change before its end.  Never for families that read gradients, or blocks of several layers. */
-void ng_exchange_begin_last(ng_precond *p) {
+void ng_exchange_begin_last_batch(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     b->ahead = p->ctx->ranks > 1 && b->entry != NULL && (b->sees & NG_SEES_FLATGRAD) == 0 &&
-               ng_stat_due(p, b);
+               ng_block_statistics_due(p, b);
   }
   p->step->exchange.ahead = p->step->exchange.held = p->blocks;
   p->step->exchange.held_bytes = 0;
 }
 
-void ng_exchange_forget(ng_precond *p) {
+void ng_exchange_reset(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   x->ahead = x->held = 0;
   x->held_bytes = 0;
@@ -152,7 +152,7 @@ void ng_exchange_forget(ng_precond *p) {
 static bool complete(const ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
     const ng_stat *s = &b->stat[k];
-    if (sends(s) && !s->shown && ng_one_due(b->p, b, s)) return false;
+    if (sends(s) && !s->shown && ng_statistic_due(b->p, b, s)) return false;
   }
   return true;
 }
@@ -163,7 +163,7 @@ static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
   for (int32_t k = 0; k < b->stats && b->ahead; k++) {
     const ng_stat *s = &b->stat[k];
     const int64_t size = ng_dtype_size(s->wire);
-    if (!sends(s) || !ng_one_due(p, b, s)) continue;
+    if (!sends(s) || !ng_statistic_due(p, b, s)) continue;
     for (int32_t i = 0; i < s->parts; i++) {
       const int64_t n = ng_stat_part_count(s, &s->part[i]);
       bytes += (n + gap_after(n, size)) * ng_dtype_size(s->travels);
@@ -179,12 +179,12 @@ static ng_status post_held(ng_precond *p) {
   const ng_stat *before = NULL;
   for (int32_t i = x->ahead; i < x->held; i++) {
     ng_block *b = p->block[i];
-    b->leaving = b->ahead;
+    b->in_present_message = b->ahead;
     if (b->stats > 0) before = b->ahead ? add_block(p, b, before) : NULL;
   }
   if (x->held > x->ahead) add_owned(p, true);
   for (int32_t i = x->ahead; i < x->held; i++) {
-    p->block[i]->leaving = false;
+    p->block[i]->in_present_message = false;
   }
   x->held = x->ahead;
   x->held_bytes = 0;
@@ -222,14 +222,14 @@ static ng_status progress(ng_precond *p) {
   return NG_OK;
 }
 
-ng_status ng_exchange_ahead(ng_precond *p) {
+ng_status ng_exchange_post_ahead(ng_precond *p) {
   ng_status st = post_ahead(p, false);
   if (st == NG_OK && p->step->exchange.waited < p->step->exchange.messages) st = progress(p);
   return st;
 }
 
 /* Also after an error of this rank, because the other ranks wait for the remaining messages. */
-ng_status ng_exchange_end_last(ng_precond *p) { return post_ahead(p, true); }
+ng_status ng_exchange_end_last_batch(ng_precond *p) { return post_ahead(p, true); }
 
 /* Wait in the order of posting, which is equal on all ranks. */
 ng_status ng_exchange_wait_statistics(ng_precond *p) {

@@ -43,9 +43,9 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
 static ng_status check_bound(ng_precond *p, ng_entry *e) {
   bool absent = false;
   if (e->d.frozen) return NG_OK;
-  ng_status st = e->asleep ? NG_OK : find_absent(p, e, &absent);
+  ng_status st = e->frozen_now ? NG_OK : find_absent(p, e, &absent);
   if (st != NG_OK) return st;
-  const bool out = e->asleep || absent;
+  const bool out = e->frozen_now || absent;
   if (out && e->block != NULL && e->block->entry == NULL && !e->block->family->can_exclude) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "'%s' has no gradient, and shares a block with other layers", e->d.name);
@@ -95,7 +95,7 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   }
   for (int32_t i = 0; i < p->entries && s->trouble == NG_OK; i++) {
     s->trouble = check_bound(p, p->entry[i]);
-    ng_shard_follow(p->entry[i]);
+    ng_shard_copy_flags(p->entry[i]);
   }
   leave_out_blocks(p);
   if (s->trouble == NG_OK) s->trouble = ng_shards_check(p);
@@ -132,7 +132,7 @@ static ng_status run_station(ng_precond *p, int i) {
 static ng_status walk(ng_precond *p) {
   ng_engine *s = p->step;
   s->known = false;
-  s->solving = ng_any_block(p, ng_solve_due);
+  s->solving = ng_any_block(p, ng_block_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
     if (i == NG_AT_EMIT && ng_due_quantify(p)) {
       const ng_status st = ng_quantify_step(p);
@@ -170,7 +170,7 @@ static void close_step(ng_precond *p, bool taken) {
   }
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    const bool kept = taken && e->slot[0].out && !e->asleep;
+    const bool kept = taken && e->slot[0].out && !e->frozen_now;
     e->kept += kept;
     p->kept += kept;
     e->missed += taken && e->slot[0].out && p->step->out.kind != NG_OUT_GRADIENT;
@@ -193,29 +193,30 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
   int32_t layers = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->unshown == 0) continue;
+    if (b->unobserved_now == 0) continue;
     if (first == NULL) first = b;
     layers++;
     b->unobserved++;
-    p->unobserved += b->unshown;
+    p->unobserved += b->unobserved_now;
   }
   if (first == NULL) return st;
-  return ng_worse(st, ng_fail(p->ctx, NG_UNOBSERVED,
-                              "%s: statistics of '%s'%s were due, but no rank observed them; "
-                              "their last averages were used (layers: %d)",
-                              call, first->name, layers > 1 ? " and others" : "", layers));
+  return ng_worse_status(st,
+                         ng_fail(p->ctx, NG_UNOBSERVED,
+                                 "%s: statistics of '%s'%s were due, but no rank observed them; "
+                                 "their last averages were used (layers: %d)",
+                                 call, first->name, layers > 1 ? " and others" : "", layers));
 }
 
 /* ---- the step --------------------------------------------------------------------------------*/
 
 /* After an error in `check` the observations stay, so the caller may correct the cause and step again.  Only gradients
  * are observed again, because the caller may bind others. */
-ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
+ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   check_call(p, call, wrong);
-  if (s->trouble >= NG_OK) ng_update_late(p);
+  if (s->trouble >= NG_OK) ng_update_count_missed(p);
   s->refused_before = s->refused;
-  if (ng_exchange_end_last(p) != NG_OK) return NG_ERR_COMM;
+  if (ng_exchange_end_last_batch(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = walk(p);
   if (st < NG_OK) {
     if (!p->broken) ng_gradients_forget(p);

@@ -1,7 +1,7 @@
 /* values.c: change option values between steps (ng_set), and check that all ranks have the same values. */
 #include "step/step.h"
 
-void ng_step_values(ng_precond *p) {
+void ng_step_copy_decay(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
@@ -13,7 +13,7 @@ void ng_step_values(ng_precond *p) {
 /* ---- the same on every rank? -----------------------------------------------------------------*/
 
 /* Ranks of one run compare these hashes of bits; no file has them. */
-uint64_t ng_step_number(uint64_t so_far, double x) {
+uint64_t ng_hash_number(uint64_t so_far, double x) {
   uint64_t bits;
   x += 0.0; /* -0 becomes 0 */
   memcpy(&bits, &x, sizeof bits);
@@ -21,13 +21,13 @@ uint64_t ng_step_number(uint64_t so_far, double x) {
   return h ^ h >> 29;
 }
 
-#define MIX_REAL(name, type) h = ng_step_number(h, s->name);
-#define MIX_INT(name, type) h = ng_step_number(h, (double)s->name);
-#define MIX_BOOL(name, type) h = ng_step_number(h, (double)s->name);
-#define MIX_CHOICE(name, type) h = ng_step_number(h, (double)s->name);
+#define MIX_REAL(name, type) h = ng_hash_number(h, s->name);
+#define MIX_INT(name, type) h = ng_hash_number(h, (double)s->name);
+#define MIX_BOOL(name, type) h = ng_hash_number(h, (double)s->name);
+#define MIX_CHOICE(name, type) h = ng_hash_number(h, (double)s->name);
 #define MIX_TEXT(name, type) /* texts are fixed at creation; ng_ready compares them */
 #define MIX(kind, name, type) MIX_##kind(name, type)
-uint64_t ng_options_number(const ng_precond *p) {
+uint64_t ng_options_hash(const ng_precond *p) {
   const ng_settings *s = &p->base;
   uint64_t h = 0;
   NG_OPTION_LIST(MIX)
@@ -40,7 +40,7 @@ _Static_assert(NG_SAME_PIECES == 2 * PIECES && NG_SAME == 2 * NG_SAME_PIECES,
 
 /* Write each piece v and v^2.  The v_i of W ranks are equal iff W sum v_i^2 - (sum v_i)^2, the sum of (v_i - v_j)^2
  * over pairs of ranks, is 0. v < 2^16, so sums are exact up to 46,000 ranks. */
-void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
+void ng_hash_split(double x[NG_SAME_PIECES], uint64_t number) {
   for (int i = 0; i < PIECES; i++) {
     const double v = (double)(number >> (16 * i) & 0xffff);
     x[2 * i] = v;
@@ -51,20 +51,20 @@ void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
 /* Return a hash of lr, kind, coefficients and groups of the update, excluded parameters, and dtypes written. */
 static uint64_t update_number(const ng_precond *p) {
   const ng_engine *s = p->step;
-  uint64_t h = ng_step_number(ng_step_number(s->numbers, s->lr), (double)s->out.kind);
+  uint64_t h = ng_hash_number(ng_hash_number(s->numbers, s->lr), (double)s->out.kind);
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots; k++) {
       const ng_place *to = s->out.kind == NG_OUT_GRADIENT ? &e->slot[k].grad : &e->slot[k].weight;
       const double dtype = to->data == NULL ? -1.0 : (double)to->dtype;
-      h = ng_step_number(h, (double)(p->update_groups > 1 ? e->slot[k].update_group : 0));
-      h = ng_step_number(h, e->slot[k].out ? -1.0 : dtype);
+      h = ng_hash_number(h, (double)(p->update_groups > 1 ? e->slot[k].update_group : 0));
+      h = ng_hash_number(h, e->slot[k].out ? -1.0 : dtype);
     }
   }
   return h;
 }
 
-bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks) {
+bool ng_hash_sums_agree(const double x[NG_SAME_PIECES], int32_t ranks) {
   for (int i = 0; i < PIECES; i++) {
     const uint64_t sum = (uint64_t)x[2 * i], squares = (uint64_t)x[2 * i + 1];
     if ((uint64_t)ranks * squares != sum * sum) return false;
@@ -73,16 +73,16 @@ bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks) {
 }
 
 /* Report differences that arose after ng_ready: ng_set, learning rates, coefficients of groups, dtypes. */
-ng_status ng_same_check(ng_precond *p, const double *x) {
+ng_status ng_hashes_check(ng_precond *p, const double *x) {
   if (p->ctx->ranks == 1) return NG_OK;
-  if (!ng_same_sums(x, p->ctx->ranks)) {
+  if (!ng_hash_sums_agree(x, p->ctx->ranks)) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "options differ between the %d ranks: call ng_set with the same values on all "
                    "ranks before the "
                    "same step",
                    p->ctx->ranks);
   }
-  if (!ng_same_sums(x + 2 * PIECES, p->ctx->ranks)) {
+  if (!ng_hash_sums_agree(x + 2 * PIECES, p->ctx->ranks)) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
         "the learning rate, the update, its numbers or its groups differ between the %d ranks, or "
@@ -92,11 +92,11 @@ ng_status ng_same_check(ng_precond *p, const double *x) {
   return NG_OK;
 }
 
-void ng_same_write(const ng_precond *p, double x[NG_SAME]) {
+void ng_hashes_write(const ng_precond *p, double x[NG_SAME]) {
   memset(x, 0, NG_SAME * sizeof *x);
   if (p->ctx->ranks == 1) return;
-  ng_same_number(x, ng_options_number(p));
-  ng_same_number(x + 2 * PIECES, update_number(p));
+  ng_hash_split(x, ng_options_hash(p));
+  ng_hash_split(x + 2 * PIECES, update_number(p));
 }
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
@@ -146,6 +146,6 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   }
   p->opt = o;
   ng_settings_of(&p->opt, &p->base);
-  ng_step_values(p);
+  ng_step_copy_decay(p);
   return NG_OK;
 }
