@@ -1,6 +1,7 @@
 /* disk.c: files of a run directory. A run may be killed at any moment, so a file under its final name is complete. */
 #include "disk.h"
 #include "common/cli.h"
+#include "io.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -102,46 +103,22 @@ int disk_lock(const char *dir, const char *who, int *fd) {
   return taken ? cli_bad("--out: another natgrad %s is running in %s", who, dir) : CLI_OK;
 }
 
-int disk_open(const char *path, int *fd) {
-  struct stat st;
-  *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
-  const int why = errno;
-  if (*fd < 0 && why != ENXIO) return cli_bad("%s: cannot be read: %s", path, strerror(why));
-  if (*fd >= 0 && fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return CLI_OK;
-  const bool folder = *fd >= 0 && S_ISDIR(st.st_mode);
-  if (*fd >= 0) (void)close(*fd);
-  *fd = -1;
-  return cli_bad("%s: cannot be read: %s", path, folder ? strerror(EISDIR) : "not a regular file");
-}
-
 int disk_read(const char *path, char **out) {
-  struct stat st;
-  int fd;
+  ngio_source s;
+  char message[512] = "";
   *out = NULL;
-  if (disk_open(path, &fd) != CLI_OK) return CLI_BAD;
-  size_t n = 0;
-  int why = fstat(fd, &st) == 0 ? 0 : errno;
-  char *text = why == 0 ? malloc((size_t)st.st_size + 1) : NULL;
-  if (why == 0 && text == NULL) why = ENOMEM;
-  while (why == 0 && n < (size_t)st.st_size) {
-    const ssize_t got = read(fd, text + n, (size_t)st.st_size - n);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) why = errno;
-    if (got <= 0) break; /* truncated meanwhile */
-    n += (size_t)got;
+  if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
+  char *text = cli_take((size_t)s.size + 1, 1);
+  const bool read = ngio_source_read(&s, 0, text, s.size, message, sizeof message) == NGIO_OK;
+  const bool zero = read && memchr(text, 0, (size_t)s.size) != NULL;
+  ngio_source_close(&s);
+  if (read && !zero) {
+    *out = text;
+    return CLI_OK;
   }
-  (void)close(fd);
-  if (why != 0) {
-    free(text);
-    return cli_bad("%s: cannot be read: %s", path, strerror(why));
-  }
-  if (memchr(text, 0, n) != NULL) {
-    free(text);
-    return cli_bad("%s: holds a byte of value 0, expected text", path);
-  }
-  text[n] = 0;
-  *out = text;
-  return CLI_OK;
+  free(text);
+  return zero ? cli_bad("%s: holds a byte of value 0, expected text", path)
+              : cli_bad("%s", message);
 }
 
 int disk_folder(const char *path) {

@@ -17,8 +17,6 @@ int disk_write(const char *path, const void *bytes, size_t size);
 int disk_print(const char *path, void (*print)(FILE *f, const void *what), const void *what);
 /* Check that `path` is a regular file, not a link, or does not exist. */
 int disk_regular(const char *path);
-/* Open a regular file for reading; links are followed. */
-int disk_open(const char *path, int *fd);
 /* Read a whole text file into *out, 0-terminated; the caller frees *out with free(). */
 int disk_read(const char *path, char **out);
 /* Remove `path` if it is a regular file, not a link; print no messages. */

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -51,22 +50,6 @@ static int open_log(const char *path, int flags, run_log **out) {
 
 int log_create(const char *path, run_log **out) {
   return open_log(path, O_CREAT | O_TRUNC | O_APPEND, out);
-}
-
-/* Compute the CRC-32 of the first bytes of the file; false: unreadable. */
-static bool crc_of(int fd, int64_t bytes, uint32_t *crc) {
-  unsigned char piece[1 << 14];
-  uLong sum = crc32_z(0, NULL, 0);
-  for (int64_t at = 0; at < bytes;) {
-    const size_t want = bytes - at < (int64_t)sizeof piece ? (size_t)(bytes - at) : sizeof piece;
-    const ssize_t got = pread(fd, piece, want, (off_t)at);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    sum = crc32_z(sum, piece, (size_t)got);
-    at += got;
-  }
-  *crc = (uint32_t)sum;
-  return true;
 }
 
 int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) {
@@ -120,10 +103,11 @@ int log_sync(run_log *l, int64_t *bytes, uint32_t *crc) {
   *crc = 0;
   if (l == NULL) return CLI_OK;
   if (fflush(l->f) != 0 || fsync(fileno(l->f)) != 0) return report_failure(l);
-  struct stat st;
-  if (fstat(fileno(l->f), &st) != 0 || !crc_of(fileno(l->f), (int64_t)st.st_size, crc))
-    return report_failure(l);
-  *bytes = (int64_t)st.st_size;
+  char *text;
+  if (disk_read(l->path, &text) != CLI_OK) return CLI_BAD;
+  *bytes = (int64_t)strlen(text);
+  *crc = disk_crc(text, (size_t)*bytes);
+  free(text);
   return CLI_OK;
 }
 

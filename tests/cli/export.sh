@@ -62,7 +62,7 @@ export_ 2 'natgrad: link.csv: is a symbolic link, expected a regular file' run -
 export_ 2 'natgrad: pipe: is a pipe, expected a regular file' run --csv pipe
 export_ 2 'natgrad: bad: is a folder, expected a regular file' run --csv bad
 mkdir piped && mkfifo piped/log.jsonl
-export_ 2 'natgrad: piped/log.jsonl: cannot be read: not a regular file' piped --csv x.csv
+export_ 2 'natgrad: piped/log.jsonl: not a regular file' piped --csv x.csv
 cp run/log.jsonl log.copy
 # A run is a unit: no part of it is written over, by any name, and nothing is put among its checkpoints.
 mkdir run/sub

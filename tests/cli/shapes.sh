@@ -38,5 +38,5 @@ expect 0 '*a * 18 * 3 * 16
 expect 0 '*a/apply*' "$natgrad" bench kfac --model "$scratch/own.json" --repeat 1 --no-floors
 own "$conv"
 expect 0 '*1 layers, sum of orders 32, parameters 135' "$natgrad" bench kfac --model "$scratch/own.json" --list
-expect 2 "natgrad: $scratch/none.json: cannot be read: *" "$natgrad" bench kfac --model "$scratch/none.json" --list
+expect 2 "natgrad: $scratch/none.json: *" "$natgrad" bench kfac --model "$scratch/none.json" --list
 finish

@@ -58,8 +58,8 @@ bad_file '{"nesterov": 2}' "nesterov: '2' is neither true nor false"
 bad_file '{"model": []}' 'model: expected a text, a number, true or false'
 bad_file '{"lr": -1}' "lr: '-1' is no number from 0 to 1e+06"
 bad_file '{"damping": 0}' "damping: '0' is out of range, expected 0 < damping *"
-train 2 'absent.json: cannot be read: No such file or directory' --config absent.json
-train 2 '.: cannot be read: Is a directory' --config .
+train 2 'absent.json: No such file or directory' --config absent.json
+train 2 '.: not a regular file' --config .
 
 # A file of settings and the environment may serve several methods and networks.
 tiny=(--data synthetic:classes=2,features=6,train=64,test=16 --model logreg --batch 8 --epochs 1)
