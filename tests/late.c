@@ -198,11 +198,14 @@ static void drop(const call *x) {
   free(x->second);
 }
 
-/* ENTRY defines the function that runs a noted call of an entry; the call is `x`. */
+/* ENTRY defines the function that runs a noted call of an entry; the call is `x`. A kernel that calls linear algebra
+ * calls the real one. */
 #define ENTRY(e, ...)                                                                              \
   static void run_##e(ng_queue *q, const void *record) {                                           \
     const call *x = record;                                                                        \
-    kernels->e(q, __VA_ARGS__);                                                                    \
+    ng_queue now = *q;                                                                             \
+    now.la = real;                                                                                 \
+    kernels->e(&now, __VA_ARGS__);                                                                 \
     drop(x);                                                                                       \
   }
 #define CALL(e, ...)                                                                               \
@@ -244,6 +247,22 @@ static void late_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t
   CALL(ratios, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s),
        .ratios = *r);
 }
+ENTRY(gram_rows, x->list, x->n, x->parts)
+static void late_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  CALL(gram_rows, .n = n, .list = copy_of(g, n, sizeof *g), .parts = scratch);
+}
+ENTRY(gram_conv, x->list, x->n, x->parts)
+static void late_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  CALL(gram_conv, .n = n, .list = copy_of(g, n, sizeof *g), .parts = scratch);
+}
+ENTRY(box_sums, x->list, x->n, x->parts)
+static void late_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
+  CALL(box_sums, .n = n, .list = copy_of(b, n, sizeof *b), .parts = scratch);
+}
+ENTRY(square_sums, x->list, x->n)
+static void late_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
+  CALL(square_sums, .n = n, .list = copy_of(s, n, sizeof *s));
+}
 
 static const ng_kernel_ops late_kernels = {
     .name = "late",
@@ -255,6 +274,10 @@ static const ng_kernel_ops late_kernels = {
     .norm2 = late_norms,
     .update = late_update,
     .ratios = late_ratios,
+    .gram_rows = late_gram_rows,
+    .gram_conv = late_gram_conv,
+    .box_sums = late_box_sums,
+    .square_sums = late_square_sums,
 };
 
 void late_queue(ng_queue *q, const ng_linalg_ops *under) {

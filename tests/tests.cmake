@@ -68,6 +68,7 @@ set(natgrad_unit_tests
     t_idle
     t_json
     t_kernels_emit
+    t_kernels_gram
     t_ladder
     t_last
     t_left_out
@@ -116,7 +117,6 @@ set(natgrad_unit_tests
     t_state_growth
     t_state_refused
     t_state_stream
-    t_stats
     t_strides
     t_sym
     t_to_owner
@@ -175,7 +175,7 @@ endfunction()
 natgrad_share(bound t_absent t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
-natgrad_share(late t_queue t_stats t_strides)
+natgrad_share(late t_kernels_gram t_queue t_strides)
 natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(wild t_finite t_huge)

@@ -48,10 +48,10 @@ static inline double ng_obs_share(const ng_obs *o) {
 /* Return the declared geometry with the image and output sizes of the observation o. */
 static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
   ng_conv c = *declared;
-  c.oh = o->out[0];
-  c.ow = o->out[1];
   c.height = c.linear ? 1 : o->size[0];
   c.width = c.linear ? o->positions : o->size[1];
+  c.oh = c.linear ? 1 : o->out[0];
+  c.ow = c.linear ? o->positions : o->out[1];
   return c;
 }
 

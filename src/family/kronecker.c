@@ -16,7 +16,7 @@
  * multiplies from the left: PD = (A + d_A)^-1 D (G + d_G)^-1.
  *
  * The internal column order of a convolution is (kernel offset, channel), so that the blocks of one displacement
- * are contiguous (stat/gram_shift.c). The weight's column order is (channel, kernel offset). `map` converts from one
+ * are contiguous (kernel/gram_shift.c). The weight's column order is (channel, kernel offset). `map` converts from one
  * to the other. Files use the weight's order (state/field_order.c): averages, inverses and eigenvectors are permuted.
  * A triangular factor stays in the internal order, because permuted it is no longer triangular. */
 #include "family/kronecker.h"
@@ -247,10 +247,10 @@ static ng_status statistics(ng_block *b) {
 static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
-  if (a->diagonal) return ng_max64(a->n, ng_rows_scratch(g->n + 1));
-  if (b->entry->d.kind == NG_LINEAR) return ng_rows_scratch(ng_max64(a->n, g->n) + 1);
+  if (a->diagonal) return ng_max64(a->n, ng_gram_rows_scratch(g->n + 1));
+  if (b->entry->d.kind == NG_LINEAR) return ng_gram_rows_scratch(ng_max64(a->n, g->n) + 1);
   if (conv->height == 0) return 0; /* undeclared size: the first observation allocates */
-  return ng_conv_scratch(b->ctx, conv, a->hi - a->lo, g->hi - g->lo);
+  return ng_gram_conv_scratch(b->ctx->queue, conv, a->hi - a->lo, g->hi - g->lo);
 }
 
 /* The scratch of an output gradient does not depend on the image size, because pixels are added as rows. */
@@ -258,7 +258,8 @@ int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
   if (b->entry->d.kind != NG_CONV2D) return 0;
-  if (o->what == NG_SEES_OUTGRAD) return ng_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
+  if (o->what == NG_SEES_OUTGRAD)
+    return ng_gram_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
   const ng_conv c = ng_obs_conv(&k->conv, o);
   return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
 }

@@ -55,23 +55,35 @@ static call_scale scale_of(const ng_block *b, const ng_obs *o, const ng_stat *st
 
 /* ---- observe ---------------------------------------------------------------------------------*/
 
-static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S, call_scale c,
-                     float alpha, int64_t take) {
-  const ng_kron *k = ng_kron_of(b);
-  float *scratch = ng_scratch(b);
-  if (b->entry->d.kind == NG_CONV2D && o->what == NG_SEES_INPUT) {
-    const ng_conv conv = ng_obs_conv(&k->conv, o);
-    ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->has_one, c.reduce,
-                        alpha, S, scratch);
-    return;
+/* Add the Gram matrix of the rows or patches to every part. The parts of one call share the scratch. */
+static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_scale c) {
+  enum { LIST = 16 };
+  ng_queue *q = b->ctx->queue;
+  const ng_stat *s = side->stat;
+  const bool patches = b->entry->d.kind == NG_CONV2D && o->what == NG_SEES_INPUT;
+  const ng_gram all = {.x = o->v,
+                       .take = s->take,
+                       .reduce = c.reduce,
+                       .conv = ng_obs_conv(&ng_kron_of(b)->conv, o),
+                       .alpha = (float)(c.alpha * s->mix.fresh)};
+  ng_gram list[LIST];
+  for (int32_t i = 0, n; i < side->parts; i += n) {
+    n = (int32_t)ng_min64(LIST, side->parts - i);
+    for (int32_t k = 0; k < n; k++) {
+      const ng_part *part = &side->part[i + k];
+      list[k] = all;
+      list[k].c0 = part->lo;
+      list[k].c1 = part->hi;
+      list[k].one = part->has_one;
+      list[k].S = (ng_sym){s->part[i + k].sum, part->n};
+    }
+    if (patches) {
+      ng_kernels(q)->gram_conv(q, list, n, ng_scratch(b));
+    } else {
+      ng_kernels(q)->gram_rows(q, list, n, ng_scratch(b));
+    }
   }
-  const ng_rows rows = {.v = &o->v,
-                        .take = take,
-                        .c0 = part->lo,
-                        .c1 = part->hi,
-                        .one = part->has_one,
-                        .reduce = c.reduce};
-  ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
+  ng_queue_wait(q); /* the caller may change the array */
 }
 
 /* Return whether o is an output gradient and every part of G has order 1, as with output_factor = diagonal. */
@@ -80,10 +92,12 @@ static bool is_diagonal_factor(const ng_obs *o, const ng_side *side) {
 }
 
 static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call_scale c) {
+  ng_queue *q = b->ctx->queue;
   const ng_stat *s = side->stat;
   double *sum = ng_scratch(b);
-  ng_square_sums(b->ctx, &o->v, s->take, c.reduce, sum);
-  ng_queue_wait(b->ctx->queue); /* for ng_stat_retain, which the caller has enqueued */
+  const ng_squares squares = {.x = o->v, .take = s->take, .reduce = c.reduce, .out = sum};
+  ng_kernels(q)->square_sums(q, &squares, 1);
+  ng_queue_wait(q); /* also for ng_stat_retain, which the caller has enqueued */
   for (int32_t i = 0; i < side->parts; i++) {
     float *to = s->part[i].sum;
     *to = (float)((double)*to + (double)(float)(c.alpha * s->mix.fresh) * sum[i]);
@@ -137,11 +151,8 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   ng_stat_retain(b->ctx->queue, s);
   if (is_diagonal_factor(o, side)) {
     add_diagonal(b, o, side, c);
-    return NG_OK;
-  }
-  for (int32_t i = 0; i < side->parts; i++) {
-    const ng_sym S = {s->part[i].sum, side->part[i].n};
-    add_part(b, o, &side->part[i], S, c, (float)(c.alpha * s->mix.fresh), s->take);
+  } else {
+    add_grams(b, o, side, c);
   }
   return NG_OK;
 }

@@ -1,7 +1,7 @@
 /* rankone_stats.c: add observations to the mean vectors a and g of a rank-one block.
  *
  * In: checked views. Out: S <- old S + fresh scale m, where m is the mean over samples and positions. For a
- * convolution, a is the mean patch, which stat/box.c computes without forming patches. Sums are in double and finite
+ * convolution, a is the mean patch, which kernel/box.c computes without forming patches. Sums are in double and finite
  * only if all inputs are finite, so no scan is needed.
  *
  * Scale (docs/algorithms.md): S positions of one sample, c the samples of the micro-batch for a
@@ -23,7 +23,7 @@ int64_t ng_rankone_scratch(const ng_block *b) {
   for (int i = 0; i < 2; i++) {
     const ng_mean *m = &k->side[i];
     if (m->conv.height == 0) continue; /* undeclared size: the first observation allocates */
-    most = ng_max64(most, ng_round16(m->n) + ng_box_room(b->ctx, &m->conv));
+    most = ng_max64(most, ng_round16(m->n) + ng_box_scratch(b->ctx->queue, &m->conv));
   }
   return most;
 }
@@ -42,16 +42,20 @@ int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
     return 0; /* the planned scratch is enough for any number of positions */
   const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_conv c = ng_obs_conv(&m->conv, o);
-  return ng_times(ng_round16(m->n) + ng_box_room(b->ctx, &c), (int64_t)sizeof(double));
+  return ng_times(ng_round16(m->n) + ng_box_scratch(b->ctx->queue, &c), (int64_t)sizeof(double));
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_stat *s = m->stat;
-  const ng_conv conv = ng_obs_conv(&m->conv, o);
-  double *out = ng_scratch(b);
-  if (!ng_box_sums(b->ctx, &conv, &o->v, s->take, out, out + ng_round16(m->n))) return NG_SKIPPED;
-  const int64_t n = conv.channels * ng_conv_taps(&conv);
+  ng_queue *q = b->ctx->queue;
+  double *room = ng_scratch(b);
+  const ng_box box = {.x = o->v, .take = s->take, .conv = ng_obs_conv(&m->conv, o), .out = room};
+  ng_kernels(q)->box_sums(q, &box, 1, room + ng_round16(m->n));
+  ng_queue_wait(q);
+  const double *out = ng_numbers_read(q, room);
+  if (isnan(out[0])) return NG_SKIPPED;
+  const int64_t n = box.conv.channels * ng_conv_taps(&box.conv);
   const double scale = s->mix.fresh * scale_of(b, o);
   const double mean = scale / ((double)s->take * (double)o->positions);
   float *sum = s->part->sum;

@@ -23,4 +23,14 @@ void ng_ref_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, doubl
 void ng_ref_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
 void ng_ref_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
 
+void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+void ng_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+void ng_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
+void ng_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
+
+void ng_ref_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+void ng_ref_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+void ng_ref_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
+void ng_ref_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
+
 #endif

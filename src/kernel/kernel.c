@@ -11,6 +11,10 @@ static const ng_kernel_ops cpu = {
     .norm2 = ng_emit_norm2,
     .update = ng_emit_update,
     .ratios = ng_emit_ratios,
+    .gram_rows = ng_gram_rows,
+    .gram_conv = ng_gram_conv,
+    .box_sums = ng_box_sums,
+    .square_sums = ng_square_sums,
 };
 
 static const ng_kernel_ops ref = {
@@ -23,6 +27,10 @@ static const ng_kernel_ops ref = {
     .norm2 = ng_ref_norm2,
     .update = ng_ref_update,
     .ratios = ng_ref_ratios,
+    .gram_rows = ng_ref_gram_rows,
+    .gram_conv = ng_ref_gram_conv,
+    .box_sums = ng_ref_box_sums,
+    .square_sums = ng_ref_square_sums,
 };
 
 const ng_kernel_ops *ng_kernels_find(const char *name) {

@@ -15,6 +15,7 @@
 #define NG_KERNEL_H
 
 #include "core/core.h"
+#include "kernel/observed.h"
 #include "linalg/linalg.h"
 
 enum { NG_LINE = 512 }; /* elements of a row that are converted at once, on the stack */
@@ -134,6 +135,13 @@ typedef struct ng_kernel_ops {
   void (*update)(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
   /* ratios.c: the ratios of all directions. s not NULL: d is the direction of the update with lr = 1 and keep = 0. */
   void (*ratios)(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
+  /* Sums over observed arrays (observed.h). scratch: for the largest descriptor of the list.
+   * gram_rows.c, gram_conv.c: add Gram matrices of rows, and of patches of images. box.c: sums of patches.
+   * squares.c: sums of squares of columns. */
+  void (*gram_rows)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+  void (*gram_conv)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+  void (*box_sums)(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
+  void (*square_sums)(ng_queue *q, const ng_squares *s, int64_t n);
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */

@@ -12,7 +12,6 @@
 
 #include "simd.h"
 #include "stat/norm_pass.h"
-#include "stat/read.h"
 
 enum { GUESSED = 16, PIECE = 65536 }; /* rows of the guess; least floats of a piece */
 /* STRIP: columns summed in registers; AHEAD: rows of prefetch; LINE: floats of a cache line; NARROW: most columns of a

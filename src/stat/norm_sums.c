@@ -11,7 +11,6 @@
 
 #include "simd.h"
 #include "stat/norm_pass.h"
-#include "stat/read.h"
 
 enum { TILE = 8192, LANES = 16 };
 

@@ -11,7 +11,7 @@
 #define NG_NORM_SUMS_H
 
 #include "core/core.h"
-#include "stat/gram.h"
+#include "kernel/kernel.h"
 
 typedef struct ng_norm_of {
   ng_norm_kind kind;

@@ -25,7 +25,6 @@
 #include "core/core.h"
 #include "linalg/linalg.h"
 #include "option/option.h"
-#include "stat/gram.h"
 #include "stat/norm_sums.h"
 #include "stat/stale.h"
 

@@ -3,7 +3,7 @@
 #ifndef NG_CONV_SHIFT_H
 #define NG_CONV_SHIFT_H
 
-#include "stat/gram.h"
+#include "kernel/entries.h"
 
 /* Return whether gram_shift.c accepts the geometry: stride 1, and scratch within a limit. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels);
@@ -13,10 +13,8 @@ int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels); /* floats */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples);
 double ng_conv_plain_cost(const ng_conv *c, int64_t channels, int64_t samples);
 
-/* Do what ng_conv_input_stats does, for stride 1 and reduce 0. */
-void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
-                               int64_t c0, int64_t c1, bool one, float alpha, ng_sym S,
-                               float *scratch);
+/* Compute gram_conv for stride 1 and reduce 0. */
+void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch);
 
 /* ---- geometry: gram_shift_plan.c -------------------------------------------------------------*/
 

@@ -2,8 +2,8 @@
  *
  * In: a convolution, numbers of channels and samples. Out: for each axis and displacement, the coordinates that a block
  * lacks of the common sum; the size of the scratch; the predicted time. */
-#include "stat/gram_shift.h"
-#include "stat/read.h"
+#include "kernel/gram_shift.h"
+#include "kernel/pixels.h"
 
 /* ---- one axis --------------------------------------------------------------------------------*/
 

@@ -4,19 +4,10 @@
  * In: a view in any strides, f32, bf16 or f16. Out: for each column the sum over samples and positions of x^2, or the
  * sum over samples of the squared sum (or mean) over positions. A thread sums all rows of its columns, so the result
  * does not depend on the number of threads. Sums are in f32 over blocks of rows, in double between blocks. */
-#include "stat/gram.h"
-
+#include "kernel/entries.h"
 #include "simd.h"
-#include "stat/read.h"
 
 enum { WIDE = 64, BLOCK = 64 };
-
-typedef struct job {
-  const ng_view *v;
-  int64_t take;
-  int reduce;
-  double *out;
-} job;
 
 NG_CLONES static void add_squares(const float *restrict x, int64_t rows, float *restrict sum) {
   for (int64_t r = 0; r < rows; r++, x += WIDE) {
@@ -35,8 +26,8 @@ NG_CLONES static void add_rows(const float *restrict x, int64_t rows, float *res
 }
 
 static void columns(void *arg, int32_t k) {
-  const job *j = arg;
-  const ng_view *v = j->v;
+  const ng_squares *j = arg;
+  const ng_view *v = &j->x;
   const int64_t from = (int64_t)k * WIDE, to = ng_min64(v->columns, from + WIDE);
   const ng_pixels some = {v, from, to};
   const double by = j->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
@@ -66,14 +57,20 @@ static void columns(void *arg, int32_t k) {
   }
 }
 
-void ng_square_sums(ng_context *ctx, const ng_view *v, int64_t take, int reduce, double *out) {
-  job j = {.v = v, .take = take, .reduce = reduce, .out = out};
-  const int32_t pieces = (int32_t)((v->columns + WIDE - 1) / WIDE);
-  if (ng_pieces(ctx, take * v->positions * v->columns) > 1) {
-    ng_parallel(ctx, pieces, columns, &j);
-  } else {
-    for (int32_t i = 0; i < pieces; i++) {
-      columns(&j, i);
-    }
+static void sum_columns(ng_queue *q, ng_squares *j) {
+  const int32_t pieces = (int32_t)((j->x.columns + WIDE - 1) / WIDE);
+  if (ng_queue_pieces(q, j->take * j->x.positions * j->x.columns) > 1) {
+    ng_queue_run(q, pieces, columns, j);
+    return;
+  }
+  for (int32_t i = 0; i < pieces; i++) {
+    columns(j, i);
+  }
+}
+
+void ng_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    ng_squares one = s[i];
+    sum_columns(q, &one);
   }
 }

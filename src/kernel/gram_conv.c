@@ -7,12 +7,10 @@
  * of the fast method for stride 1 (gram_shift.c), which stores no patches. If each patch is one pixel, gram_rows.c
  * computes the factor.
  *
- * The threads of the context fill a tile; then one thread calls BLAS, which has threads of its own. BLAS multiplies
+ * The threads of the queue fill a tile; then one thread calls BLAS, which has threads of its own. BLAS multiplies
  * by alpha when it adds the tile to S. */
-#include "core/core.h"
-#include "stat/gram_shift.h"
-#include "stat/read.h"
-#include "stat/gram.h"
+#include "kernel/gram_shift.h"
+#include "kernel/pixels.h"
 
 /* ---- patches ---------------------------------------------------------------------------------*/
 
@@ -144,29 +142,29 @@ static void reduce_piece(void *arg, int32_t i) {
 /* ---- the plain method -------------------------------------------------------------------------*/
 
 /* On a device, add_gram may still read the tile when it returns. So the loop waits before it refills the tile. */
-void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
-                               int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
-                               float *scratch) {
-  const int64_t cols = ng_conv_taps(c) * (c1 - c0) + (one ? 1 : 0), most = ng_tile_rows(cols);
-  const int64_t rows = reduce != 0 ? take : take * c->oh * c->ow;
+void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
+  const ng_conv *c = &g->conv;
+  const bool reduced = g->reduce != 0;
+  const int64_t cols = ng_conv_taps(c) * (g->c1 - g->c0) + (g->one ? 1 : 0);
+  const int64_t rows = reduced ? g->take : g->take * c->oh * c->ow, most = ng_tile_rows(cols);
   reduction r = {.p = {.c = c,
-                       .in = {x, c0, c1},
-                       .one = one,
+                       .in = {&g->x, g->c0, g->c1},
+                       .one = g->one,
                        .to = scratch,
                        .ld = ng_tile_ld(cols),
                        .window = scratch + ng_tile_floats(cols)},
-                 .how = reduce};
+                 .how = g->reduce};
   for (int64_t first = 0; first < rows; first += r.p.count) {
     r.p.first = first;
     r.p.count = ng_min64(most, rows - first);
-    r.p.pieces = ng_pieces(ctx, r.p.count * (reduce != 0 ? c->height * c->width : cols));
-    if (reduce != 0) {
-      ng_parallel(ctx, r.p.pieces, reduce_piece, &r);
+    r.p.pieces = ng_queue_pieces(q, r.p.count * (reduced ? c->height * c->width : cols));
+    if (reduced) {
+      ng_queue_run(q, r.p.pieces, reduce_piece, &r);
     } else {
-      ng_parallel(ctx, r.p.pieces, patches_piece, &r.p);
+      ng_queue_run(q, r.p.pieces, patches_piece, &r.p);
     }
-    ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, cols, scratch, r.p.count, r.p.ld, alpha);
-    ng_queue_wait(ctx->queue);
+    q->la->add_gram(q, g->S, 0, cols, scratch, r.p.count, r.p.ld, g->alpha);
+    q->la->wait(q);
   }
 }
 
@@ -174,28 +172,33 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
 
 /* Choose the cheapest method. The choice depends on the geometry and the number of samples, not on values or threads,
  * so it is the same in every run. */
-void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
-                         int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
-                         float *scratch) {
+static void add_patches(ng_queue *q, const ng_gram *g, float *scratch) {
+  const ng_conv *c = &g->conv;
+  const int64_t channels = g->c1 - g->c0;
   if (ng_conv_pointwise(c)) {
-    const ng_rows rows = {.v = x, .take = take, .c0 = c0, .c1 = c1, .one = one, .reduce = reduce};
-    ng_rows_stats(ctx, &rows, alpha, S, scratch);
-  } else if (reduce == 0 && ng_conv_shift_fits(c, c1 - c0) &&
-             ng_conv_shift_cost(c, c1 - c0, take) < ng_conv_plain_cost(c, c1 - c0, take)) {
-    ng_conv_input_stats_shift(ctx, c, x, take, c0, c1, one, alpha, S, scratch);
+    ng_gram_rows(q, g, 1, scratch);
+  } else if (g->reduce == 0 && ng_conv_shift_fits(c, channels) &&
+             ng_conv_shift_cost(c, channels, g->take) < ng_conv_plain_cost(c, channels, g->take)) {
+    ng_gram_conv_shift(q, g, scratch);
   } else {
-    ng_conv_input_stats_plain(ctx, c, x, take, c0, c1, one, reduce, alpha, S, scratch);
+    ng_gram_conv_plain(q, g, scratch);
+  }
+}
+
+void ng_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  for (int64_t i = 0; i < n; i++) {
+    add_patches(q, &g[i], scratch);
   }
 }
 
 /* The scratch is enough for every method: the choice depends on the samples, which are unknown at ng_ready. */
-int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o) {
-  const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(ng_conv_taps(conv) * c + 1);
-  const int64_t piece = ng_max64(window_floats(conv, c), reduce_floats(conv, c));
-  int64_t floats = ng_plus(tile, ng_times(threads, piece));
-  floats = ng_max64(floats, ng_tile_floats(ng_max64(c, o) + 1));
+int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out) {
+  const int64_t tile = ng_tile_floats(ng_conv_taps(conv) * in + 1);
+  const int64_t piece = ng_max64(window_floats(conv, in), reduce_floats(conv, in));
+  int64_t floats = ng_plus(tile, ng_times(q->threads, piece));
+  floats = ng_max64(floats, ng_tile_floats(ng_max64(in, out) + 1));
   if (ng_conv_shift_fits(conv, 1)) { /* fewer channels may fit if all do not */
-    floats = ng_max64(floats, ng_conv_shift_scratch(conv, c));
+    floats = ng_max64(floats, ng_conv_shift_scratch(conv, in));
   }
   return floats;
 }

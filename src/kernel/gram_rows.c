@@ -4,58 +4,56 @@
  * r', with a 1 appended to r for a bias.
  *
  * SYRK reads f32 rows of one stride in place. All other layouts are copied to tiles. */
-#include "core/core.h"
-#include "stat/read.h"
-#include "simd.h"
-#include "stat/gram.h"
+#include "kernel/pixels.h"
 
 /* ---- in place --------------------------------------------------------------------------------*/
 
-void ng_bias_row(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, float alpha,
-                 ng_sym S, float *scratch) {
+void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
+  const ng_conv *c = &g->conv;
   const int64_t C = c->channels, taps = ng_conv_taps(c), p = taps * C;
   double *sum = (double *)(void *)scratch;
   float *row = scratch + 2 * ng_round16(p);
-  (void)ng_box_sums(ctx, c, x, take, sum, (double *)(void *)(row + ng_round16(p + 1)));
+  const ng_box box = {.x = g->x, .take = g->take, .conv = *c, .out = sum};
+  ng_box_sums(q, &box, 1, (double *)(void *)(row + ng_round16(p + 1)));
   for (int64_t i = 0; i < p; i++) { /* from [channel][offset] to [offset][channel] */
     row[i] = (float)sum[i % C * taps + i / C];
   }
-  row[p] = (float)(take * c->oh * c->ow);
-  ng_on(ctx->queue)->add_row(ctx->queue, S, p, 0, p + 1, row, alpha);
-  ng_queue_wait(ctx->queue);
+  row[p] = (float)(g->take * c->oh * c->ow);
+  q->la->add_row(q, g->S, p, 0, p + 1, row, g->alpha);
+  q->la->wait(q); /* the caller reuses the scratch */
 }
 
 /* Add the Gram matrix of f32 rows of stride ldx, and the row of the bias, whose sums take the rows as one sample. */
-static void direct(ng_context *ctx, const float *X, int64_t rows, int64_t ldx, int64_t cols,
-                   bool one, float alpha, ng_sym S, float *scratch) {
-  ng_queue *q = ctx->queue;
-  ng_on(q)->add_gram(q, S, 0, cols, X, rows, ldx, alpha);
-  ng_queue_wait(q); /* the caller may change X */
-  if (!one) return;
-  const ng_view all = {.data = X,
-                       .dtype = NG_F32,
-                       .samples = 1,
-                       .positions = rows,
-                       .columns = cols,
-                       .by_position = ldx,
-                       .by_column = 1,
-                       .run = rows};
-  const ng_conv c = {.channels = cols,
-                     .height = 1,
-                     .width = rows,
-                     .kernel = {1, 1},
-                     .stride = {1, 1},
-                     .dilation = {1, 1},
-                     .oh = 1,
-                     .ow = rows,
-                     .linear = true};
-  ng_bias_row(ctx, &c, &all, 1, alpha, S, scratch);
+static void direct(ng_queue *q, const ng_gram *g, int64_t ldx, float *scratch) {
+  const float *X = (const float *)(const void *)ng_view_at(&g->x, 0, 0, g->c0);
+  const int64_t rows = g->take * g->x.positions, cols = g->c1 - g->c0;
+  q->la->add_gram(q, g->S, 0, cols, X, rows, ldx, g->alpha);
+  if (!g->one) return;
+  ng_gram bias = {.take = 1, .alpha = g->alpha, .S = g->S};
+  bias.x = (ng_view){.data = X,
+                     .dtype = NG_F32,
+                     .samples = 1,
+                     .positions = rows,
+                     .columns = cols,
+                     .by_position = ldx,
+                     .by_column = 1,
+                     .run = rows};
+  bias.conv = (ng_conv){.channels = cols,
+                        .height = 1,
+                        .width = rows,
+                        .kernel = {1, 1},
+                        .stride = {1, 1},
+                        .dilation = {1, 1},
+                        .oh = 1,
+                        .ow = rows,
+                        .linear = true};
+  ng_gram_bias_row(q, &bias, scratch);
 }
 
 /* ---- tiles -----------------------------------------------------------------------------------*/
 
 typedef struct tile {
-  const ng_rows *r;
+  const ng_gram *r;
   int64_t first, count; /* the rows of the tile are rows [first, first + count) */
   int32_t pieces;
   float *to;
@@ -65,10 +63,10 @@ typedef struct tile {
 /* Copy the rows of piece i in the order of memory: by position if positions have the larger stride, else by sample. */
 static void copy_piece(void *arg, int32_t i) {
   const tile *t = arg;
-  const ng_rows *r = t->r;
-  const ng_pixels in = {r->v, r->c0, r->c1};
-  const int64_t cols = r->c1 - r->c0, S = r->v->positions;
-  const bool outer = r->v->axes == 0 && r->v->by_position > r->v->by_sample;
+  const ng_gram *r = t->r;
+  const ng_pixels in = {&r->x, r->c0, r->c1};
+  const int64_t cols = r->c1 - r->c0, S = r->x.positions;
+  const bool outer = r->x.axes == 0 && r->x.by_position > r->x.by_sample;
   int64_t from, to;
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from, run; k < to; k += run) {
@@ -87,8 +85,8 @@ static void copy_piece(void *arg, int32_t i) {
 static void reduce_piece(void *arg, int32_t i) {
   enum { WIDE = 64, ROWS = 32 };
   const tile *t = arg;
-  const ng_rows *r = t->r;
-  const int64_t cols = r->c1 - r->c0, S = r->v->positions;
+  const ng_gram *r = t->r;
+  const int64_t cols = r->c1 - r->c0, S = r->x.positions;
   const double factor = r->reduce == 1 ? 1.0 / (double)S : 1.0;
   int64_t from, to;
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
@@ -96,7 +94,7 @@ static void reduce_piece(void *arg, int32_t i) {
     float *out = t->to + k * t->ld;
     for (int64_t j = 0; j < cols; j += WIDE) {
       const int64_t wide = ng_min64(WIDE, cols - j);
-      const ng_pixels in = {r->v, r->c0 + j, r->c0 + j + wide};
+      const ng_pixels in = {&r->x, r->c0 + j, r->c0 + j + wide};
       double acc[WIDE] = {0};
       for (int64_t s = 0; s < S; s += ROWS) {
         float block[ROWS * WIDE];
@@ -116,17 +114,17 @@ static void reduce_piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- entry points -----------------------------------------------------------------------------*/
+/* ---- the entry -----------------------------------------------------------------------------*/
 
-/* Return the floats for a tile, or for ng_bias_row: its sums (doubles), its row (floats) and ng_box_room. */
-int64_t ng_rows_scratch(int64_t columns) {
+/* Return the floats for a tile, or for ng_gram_bias_row: its sums (doubles), its row (floats) and ng_box_scratch. */
+int64_t ng_gram_rows_scratch(int64_t columns) {
   return ng_tile_floats(columns + 1) + 4 * ng_round16(columns + 1);
 }
 
 /* Return the stride of rows that BLAS can read in place, or 0. The elements of a row must be adjacent, all rows at
  * the same distance, and no row may overlap another (as on an expanded axis). */
-static int64_t row_stride(const ng_rows *r) {
-  const ng_view *v = r->v;
+static int64_t row_stride(const ng_gram *r) {
+  const ng_view *v = &r->x;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
   if (v->dtype != NG_F32 || v->by_column != 1 || v->axes > 0) return 0;
   const int64_t by = S == 1                                               ? v->by_sample
@@ -139,26 +137,29 @@ static int64_t row_stride(const ng_rows *r) {
 }
 
 /* If an array has positions outermost and only some samples are used, its rows have gaps, so it needs tiles. */
-void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch) {
-  const ng_view *v = r->v;
-  const int64_t cols = r->c1 - r->c0, wide = cols + (r->one ? 1 : 0);
-  const bool reduced = r->reduce != 0 && v->positions > 1;
-  if (r->take <= 0 || cols <= 0) return;
-  const int64_t by = reduced ? 0 : row_stride(r);
+static void add_rows(ng_queue *q, const ng_gram *g, float *scratch) {
+  const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->one ? 1 : 0);
+  const bool reduced = g->reduce != 0 && S > 1;
+  if (g->take <= 0 || cols <= 0) return;
+  const int64_t by = reduced ? 0 : row_stride(g);
   if (by > 0) {
-    direct(ctx, (const float *)(const void *)ng_view_at(v, 0, 0, r->c0), r->take * v->positions, by,
-           cols, r->one, alpha, S, scratch);
+    direct(q, g, by, scratch);
     return;
   }
-  const int64_t rows = reduced ? r->take : r->take * v->positions;
-  const int64_t most = ng_tile_rows(wide);
-  tile t = {.r = r, .to = scratch, .ld = ng_tile_ld(wide)};
+  const int64_t rows = reduced ? g->take : g->take * S, most = ng_tile_rows(wide);
+  tile t = {.r = g, .to = scratch, .ld = ng_tile_ld(wide)};
   for (int64_t first = 0; first < rows; first += t.count) {
     t.first = first;
     t.count = ng_min64(most, rows - first);
-    t.pieces = ng_pieces(ctx, t.count * cols * (reduced ? v->positions : 1));
-    ng_parallel(ctx, t.pieces, reduced ? reduce_piece : copy_piece, &t);
-    ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, wide, scratch, t.count, t.ld, alpha);
-    ng_queue_wait(ctx->queue); /* the next iteration overwrites the tile */
+    t.pieces = ng_queue_pieces(q, t.count * cols * (reduced ? S : 1));
+    ng_queue_run(q, t.pieces, reduced ? reduce_piece : copy_piece, &t);
+    q->la->add_gram(q, g->S, 0, wide, scratch, t.count, t.ld, g->alpha);
+    q->la->wait(q); /* the next iteration overwrites the tile */
+  }
+}
+
+void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  for (int64_t i = 0; i < n; i++) {
+    add_rows(q, &g[i], scratch);
   }
 }

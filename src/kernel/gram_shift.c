@@ -24,16 +24,14 @@
  *
  * Rounding: M[0, 0] is larger than a block by about (k-1)/size for a kernel of k taps and an image of `size` pixels
  * along an axis, so the subtraction loses a fraction of one bit. */
-#include "stat/gram_shift.h"
-
-#include "stat/read.h"
+#include "kernel/gram_shift.h"
+#include "kernel/pixels.h"
 #include "simd.h"
 
 /* ---- the tile --------------------------------------------------------------------------------*/
 
 typedef struct job {
-  ng_context *ctx;
-  const ng_conv *c;
+  ng_queue *q;
   ng_pixels in;
   ng_axis v, h;
   int64_t C, samples, first; /* samples of the tile; index of its first sample in the batch */
@@ -93,10 +91,10 @@ static float *product_at(const job *j, int64_t i, int64_t k) {
 static void multiply(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
                      float *M) {
   const int64_t C = j->C, rows = pixels * j->samples;
-  ng_queue *q = j->ctx->queue;
+  ng_queue *q = j->q;
   for (int64_t k = 0; k < rows; k += PART) {
-    ng_on(q)->gemm(q, true, false, C, C, ng_min64(PART, rows - k), 1.0f, X + k * C, C, Y + k * C, C,
-                   k == 0 ? beta : 1.0f, M, C);
+    q->la->gemm(q, true, false, C, C, ng_min64(PART, rows - k), 1.0f, X + k * C, C, Y + k * C, C,
+                k == 0 ? beta : 1.0f, M, C);
   }
 }
 
@@ -107,10 +105,10 @@ static void multiply_all(const job *j, float *gram) {
   float *M = product_at(j, 0, 0);
   if (dy == 0 && dx == 0) {
     const ng_sym G = {.a = gram, .n = j->C};
-    ng_queue *q = j->ctx->queue;
-    ng_on(q)->scale(q, ng_sym_count(G.n), G.a, 0.0);
-    ng_on(q)->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
-    ng_on(q)->unpack(q, G, M, j->C);
+    ng_queue *q = j->q;
+    q->la->scale(q, ng_sym_count(G.n), G.a, 0.0);
+    q->la->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
+    q->la->unpack(q, G, M, j->C);
   } else if (dx == 0) { /* rows of pixels are contiguous */
     multiply(j, height * width, pixel(j, 0, 0), pixel(j, dy, 0), 0.0f, M);
   } else {
@@ -261,10 +259,10 @@ static void blocks_piece(void *arg, int32_t i) {
 /* Add one tile to S. Only half of all displacements are needed, because block (k', k) is the transpose of (k, k') and S
  * stores one triangle. Hence dy >= 0, and dx >= 0 if dy = 0. */
 static void one_tile(job *j, float *gram) {
-  ng_context *ctx = j->ctx;
-  j->pieces = ng_pieces(ctx, j->samples * j->v.size * j->h.size * j->C);
-  ng_parallel(ctx, j->pieces, load_piece, j);
-  if (j->columns > 0) ng_parallel(ctx, j->pieces, edges_piece, j);
+  ng_queue *q = j->q;
+  j->pieces = ng_queue_pieces(q, j->samples * j->v.size * j->h.size * j->C);
+  ng_queue_run(q, j->pieces, load_piece, j);
+  if (j->columns > 0) ng_queue_run(q, j->pieces, edges_piece, j);
   for (j->dy = 0; j->dy < j->v.taps; j->dy++) {
     for (j->dx = j->dy == 0 ? 0 : 1 - j->h.taps; j->dx < j->h.taps; j->dx++) {
       j->sy = ng_strips_of(&j->v, j->dy);
@@ -272,43 +270,40 @@ static void one_tile(job *j, float *gram) {
       if (j->sy.all.from >= j->sy.all.to || j->sx.all.from >= j->sx.all.to) continue;
       multiply_all(j, gram);
       multiply_strips(j);
-      ng_queue_wait(ctx->queue); /* the threads of the context read the products */
+      q->la->wait(q); /* the threads of the queue read the products */
       const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
-      j->pieces = ng_pieces(ctx, (ky.to - ky.from) * (kx.to - kx.from) * j->C * j->C);
-      ng_parallel(ctx, j->pieces, blocks_piece, j);
+      j->pieces = ng_queue_pieces(q, (ky.to - ky.from) * (kx.to - kx.from) * j->C * j->C);
+      ng_queue_run(q, j->pieces, blocks_piece, j);
     }
   }
 }
 
-void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
-                               int64_t c0, int64_t c1, bool one, float alpha, ng_sym S,
-                               float *scratch) {
-  if (take <= 0) return;
-  const int64_t C = c1 - c0, most = ng_shift_samples(c, C);
+void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch) {
+  const ng_conv *c = &g->conv;
+  if (g->take <= 0) return;
+  const int64_t C = g->c1 - g->c0, most = ng_shift_samples(c, C);
   /* Tiles have equal sizes, because a small last tile would need as many GEMMs, all short. */
-  const int64_t tiles = (take + most - 1) / most, even = (take + tiles - 1) / tiles;
+  const int64_t tiles = (g->take + most - 1) / most, even = (g->take + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
-  job j = {.ctx = ctx,
-           .c = c,
+  job j = {.q = q,
            .v = ng_axis_of(c, 0),
            .h = ng_axis_of(c, 1),
            .C = C,
-           .in = {x, c0, c1},
+           .in = {&g->x, g->c0, g->c1},
            .edge = ng_shift_edge(c),
            .columns = ng_shift_columns(c),
            .tile = scratch,
            .product = scratch + at.products,
-           .alpha = alpha,
-           .S = S};
-  for (j.first = 0; j.first < take; j.first += j.samples) {
-    j.samples = ng_min64(even, take - j.first);
+           .alpha = g->alpha,
+           .S = g->S};
+  for (j.first = 0; j.first < g->take; j.first += j.samples) {
+    j.samples = ng_min64(even, g->take - j.first);
     j.edges = scratch + j.samples * C * c->height * c->width;
     one_tile(&j, scratch + at.gram);
   }
-  if (!one) return;
-  ng_conv narrow = *c;
-  ng_view in = *x;
-  narrow.channels = in.columns = C;
-  in.data = ng_view_at(x, 0, 0, c0);
-  ng_bias_row(ctx, &narrow, &in, take, alpha, S, scratch);
+  if (!g->one) return;
+  ng_gram bias = *g;
+  bias.conv.channels = bias.x.columns = C;
+  bias.x.data = ng_view_at(&g->x, 0, 0, g->c0);
+  ng_gram_bias_row(q, &bias, scratch);
 }

@@ -9,8 +9,9 @@
  * a divided by the number of patches is the mean patch of Eva (Zhang, Shi & Li 2023). The code sums the image over
  * samples, then over rows, then over columns, so it reads each sample once. A sum in double is finite only if all its
  * inputs are finite, so the inputs need no separate scan. */
-#include "stat/gram.h"
+#include <math.h>
 
+#include "kernel/pixels.h"
 #include "simd.h"
 
 /* PLANE: doubles of scratch that fit an L1 cache; NARROW, WIDE: least and most channels of a line (box_lines); ROW:
@@ -240,7 +241,7 @@ static void piece(void *arg, int32_t i) {
   channels(j, from, to, j->room + i * j->each);
 }
 
-/* ---- entry points -----------------------------------------------------------------------------*/
+/* ---- the entry -----------------------------------------------------------------------------*/
 
 /* Return the doubles of scratch that one piece needs; planes: for channels first. */
 static int64_t piece_room(const ng_conv *b, bool planes) {
@@ -251,18 +252,23 @@ static int64_t piece_room(const ng_conv *b, bool planes) {
   return ng_round16(planes ? first : last);
 }
 
-int64_t ng_box_room(const ng_context *ctx, const ng_conv *box) {
-  return ng_times(ng_threads_of(ctx), ng_box_sample_room(box));
+int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c) {
+  return ng_times(q->threads, ng_box_sample_room(c));
 }
 
-bool ng_box_sums(ng_context *ctx, const ng_conv *box, const ng_view *in, int64_t take, double *out,
-                 double *room) {
-  job j = {.box = box, .in = in, .take = take, .out = out, .room = room};
-  j.each = piece_room(box, planar(box, in));
-  j.pieces = ng_pieces(ctx, take * box->channels * box->height * box->width);
-  j.pieces = (int32_t)ng_min64(j.pieces, box->channels);
-  ng_parallel(ctx, j.pieces, piece, &j);
-  return !j.bad;
+static void sum_patches(ng_queue *q, const ng_box *b, double *room) {
+  job j = {.box = &b->conv, .in = &b->x, .take = b->take, .out = b->out, .room = room};
+  j.each = piece_room(j.box, planar(j.box, j.in));
+  j.pieces = ng_queue_pieces(q, j.take * j.box->channels * j.box->height * j.box->width);
+  j.pieces = (int32_t)ng_min64(j.pieces, j.box->channels);
+  ng_queue_run(q, j.pieces, piece, &j);
+  if (j.bad) b->out[0] = (double)NAN;
+}
+
+void ng_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
+  for (int64_t i = 0; i < n; i++) {
+    sum_patches(q, &b[i], scratch);
+  }
 }
 
 int64_t ng_box_sample_room(const ng_conv *box) {

@@ -1,5 +1,6 @@
-/* t_stats.c: fresh factors (gram_rows.c, gram_conv.c, gram_shift.c) equal loops over all values bit for bit, for every
- * layout of an array, and with a linear algebra that does each entry as late as the queue allows.
+/* t_kernels_gram.c: the kernels over observed arrays (gram_rows.c, gram_conv.c, gram_shift.c, box.c, squares.c) equal
+ * `ref` bit for bit, for every layout of an array, and with a linear algebra that does each entry as late as the queue
+ * allows.
  *
  * Values are k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are multiples of 1/64, and sums of
  * fewer than 2^24 / 225 of them are exact in f32 in any order.  So there is no tolerance, except for means and for values
@@ -20,8 +21,9 @@
 #include "core/core.h"
 #include "draw.h"
 #include "fixture.h"
+#include "kernel/gram_shift.h"
+#include "kernel/pixels.h"
 #include "late.h"
-#include "stat/gram_shift.h"
 
 /* NULL: the choice of the library; late: ref, with each entry as late as the queue allows (late.h). */
 enum { NAMES = 3 };
@@ -65,39 +67,29 @@ static void release(float *p, int64_t floats, const char *what) {
   free(p);
 }
 
-static ng_sym start(int64_t n, double *dense) {
+static ng_sym start(int64_t n) {
   ng_sym S = {.a = guarded(ng_sym_count(n)), .n = n};
   for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j <= i; j++) {
-      const double v = (double)((i * 7 + j * 3) % 9 - 4);
-      S.a[ng_sym_at(S.n, i, j)] = (float)v;
-      dense[i * n + j] = dense[j * n + i] = v;
-    }
+    for (int64_t j = 0; j <= i; j++)
+      S.a[ng_sym_at(S.n, i, j)] = (float)((i * 7 + j * 3) % 9 - 4);
   }
   return S;
 }
 
-static void compare(ng_sym S, const double *want, double tolerance, const char *what) {
+static void compare(ng_sym S, ng_sym want, double tolerance, const char *what) {
   double largest = 0;
-  for (int64_t i = 0; i < S.n * S.n; i++)
-    largest = fmax(largest, fabs(want[i]));
+  for (int64_t i = 0; i < ng_sym_count(S.n); i++)
+    largest = fmax(largest, fabs((double)want.a[i]));
   for (int64_t i = 0; i < S.n; i++) {
     for (int64_t j = 0; j <= i; j++) {
-      const double got = (double)ng_sym_get(S, i, j), d = fabs(got - want[i * S.n + j]);
-      if (!(d <= tolerance * largest)) {
+      const double got = (double)ng_sym_get(S, i, j), expected = (double)ng_sym_get(want, i, j);
+      if (!(fabs(got - expected) <= tolerance * largest)) {
         fail_msg("%s: NG_TEST_SEED=%llu: entry (%d, %d) of %d is %.9g, expected %.9g, off by %.2g "
                  "of the largest, allowed %.2g",
-                 what, (unsigned long long)test_seed(), (int)i, (int)j, (int)S.n, got,
-                 want[i * S.n + j], d / largest, tolerance);
+                 what, (unsigned long long)test_seed(), (int)i, (int)j, (int)S.n, got, expected,
+                 fabs(got - expected) / largest, tolerance);
       }
     }
-  }
-}
-
-static void outer(double *want, int64_t n, const double *r, double alpha) {
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j < n; j++)
-      want[i * n + j] += alpha * r[i] * r[j];
   }
 }
 
@@ -258,124 +250,115 @@ static shown lay_out(const picture *g) {
   return s;
 }
 
-/* `value` is [sample][channel][row][pixel]. */
-static shown images(const picture *g, double *value, double (*next)(void)) {
+static shown images(const picture *g, double (*next)(void)) {
   const shown v = lay_out(g);
   for (int64_t n = 0; n < g->samples; n++) {
     for (int64_t c = 0; c < g->c.channels; c++) {
       for (int64_t s = 0; s < v.v.positions; s++) {
         const int64_t y = s / g->c.width, x = s % g->c.width;
-        *value = n < g->take && c >= g->c0 && c < g->c1 ? next() : NAN;
-        put(v.data, g->t, n * v.by[0] + c * v.by[1] + y * v.by[2] + x * v.by[3], *value++);
+        const bool read = n < g->take && c >= g->c0 && c < g->c1;
+        put(v.data, g->t, n * v.by[0] + c * v.by[1] + y * v.by[2] + x * v.by[3],
+            read ? next() : NAN);
       }
     }
   }
   return v;
 }
 
-/* ---- the definition --------------------------------------------------------------------------*/
+/* ---- Gram matrices -------------------------------------------------------------------------------*/
 
-static void patch_of(const picture *g, const double *x, int64_t oy, int64_t ox, double *row) {
-  const ng_conv *c = &g->c;
-  for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
-    for (int64_t kx = 0; kx < c->kernel[1]; kx++) {
-      const int64_t iy = oy * c->stride[0] + ky * c->dilation[0] - c->padding[0];
-      const int64_t ix = ox * c->stride[1] + kx * c->dilation[1] - c->padding[1];
-      for (int64_t i = g->c0; i < g->c1; i++) {
-        const bool inside = iy >= 0 && iy < c->height && ix >= 0 && ix < c->width;
-        *row++ = inside ? x[(i * c->height + iy) * c->width + ix] : 0;
-      }
-    }
-  }
-  if (g->one) *row = 1;
+static void plain(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  ng_gram_conv_plain(q, g, scratch);
 }
 
-static int64_t order_of(const picture *g) {
-  return g->c.kernel[0] * g->c.kernel[1] * (g->c1 - g->c0) + g->one;
+static void by_shift(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
+  ng_gram_conv_shift(q, g, scratch);
 }
 
-static void naive_input(const picture *g, const double *value, double alpha, double *want) {
-  const ng_conv *c = &g->c;
-  const int64_t n = order_of(g);
-  const double S = (double)(c->oh * c->ow), factor = g->reduce == 1 ? 1 / S : 1;
-  double *row = need(n * 8), *sum = need(n * 8);
-  for (int64_t s = 0; s < g->take; s++) {
-    memset(sum, 0, (size_t)n * 8);
-    for (int64_t i = 0; i < c->oh * c->ow; i++) {
-      patch_of(g, value + s * c->channels * c->height * c->width, i / c->ow, i % c->ow, row);
-      if (g->reduce == 0) outer(want, n, row, alpha);
-      for (int64_t k = 0; k < n; k++)
-        sum[k] += row[k] * factor;
-    }
-    if (g->reduce != 0) outer(want, n, sum, alpha);
-  }
-  free(row);
-  free(sum);
-}
-
-/* ---- the library -----------------------------------------------------------------------------*/
-
-typedef void input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
-                         int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
-                         float *scratch);
-
-static void by_shift(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, int64_t c0,
-                     int64_t c1, bool one, int reduce, float alpha, ng_sym S, float *scratch) {
-  assert_int_equal(reduce, 0);
-  ng_conv_input_stats_shift(ctx, c, x, take, c0, c1, one, alpha, S, scratch);
-}
-
-static void by_rows(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, int64_t c0,
-                    int64_t c1, bool one, int reduce, float alpha, ng_sym S, float *scratch) {
-  const ng_rows r = {.v = x, .take = take, .c0 = c0, .c1 = c1, .one = one, .reduce = reduce};
-  ng_rows_stats(ctx, &r, alpha, S, scratch);
-}
-
-enum { PLAIN, FAST, SHIFT, ROWS, WAYS };
+enum { REF, PLAIN, FAST, SHIFT, ROWS, REF_ROWS, WAYS };
+static const struct {
+  const char *name;
+  void (*run)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+} way[WAYS] = {{"ref", ng_ref_gram_conv}, {"plain", plain},       {"fast", ng_gram_conv},
+               {"shift", by_shift},       {"rows", ng_gram_rows}, {"ref rows", ng_ref_gram_rows}};
 static int64_t used[WAYS];
 
-static bool fits(int way, const picture *g) {
+static bool fits(int k, const picture *g) {
   const ng_conv *c = &g->c;
-  if (way == SHIFT) return g->reduce == 0 && ng_conv_shift_fits(c, g->c1 - g->c0);
-  return way != ROWS || (c->kernel[0] * c->kernel[1] * c->stride[0] * c->stride[1] == 1 &&
-                         c->padding[0] + c->padding[1] == 0);
+  if (k == SHIFT) return g->reduce == 0 && ng_conv_shift_fits(c, g->c1 - g->c0);
+  return k < ROWS || (c->kernel[0] * c->kernel[1] * c->stride[0] * c->stride[1] == 1 &&
+                      c->padding[0] + c->padding[1] == 0);
 }
 
-/* Every way to the factor gives the sum of the definition, exactly, or within `tolerance` of its largest entry. */
-static void must_match(ng_context *ctx, const picture *g, double (*next)(void), double tolerance) {
-  static const struct {
-    const char *name;
-    input_stats *run;
-  } way[WAYS] = {{"plain", ng_conv_input_stats_plain},
-                 {"fast", ng_conv_input_stats},
-                 {"shift", by_shift},
-                 {"rows", by_rows}};
-  const ng_conv *c = &g->c;
-  const int64_t n = order_of(g);
-  double *value = need(g->samples * c->channels * c->height * c->width * 8);
-  double *want = need(n * n * 8), *other = need(n * n * 8);
-  shown x = images(g, value, next);
-  ng_sym first = start(n, want);
-  release(first.a, ng_sym_count(n), "start");
-  naive_input(g, value, 0.5, want);
-  for (int k = 0; k < WAYS; k++) {
-    if (!fits(k, g)) continue;
-    used[k]++;
-    const int64_t floats =
-        k == ROWS ? ng_rows_scratch(c->channels) : ng_conv_scratch(ctx, c, c->channels, c->out);
-    ng_sym S = start(n, other);
-    float *scratch = guarded(floats);
-    const char *what = title(g, way[k].name, ctx->queue->la->name);
-    way[k].run(ctx, c, &x.v, g->take, g->c0, g->c1, g->one, g->reduce, 0.5f, S, scratch);
-    assert_int_equal(late_waiting(), 0);
-    compare(S, want, tolerance, what);
-    release(scratch, floats, what);
-    release(S.a, ng_sym_count(n), what);
+/* Return the matrix of one way. */
+static ng_sym gram_by(int k, ng_queue *q, const picture *g, const ng_view *x) {
+  const int64_t floats = k >= ROWS ? ng_gram_rows_scratch(x->columns)
+                                   : ng_gram_conv_scratch(q, &g->c, x->columns, g->c.out);
+  const ng_gram of = {.x = *x,
+                      .take = g->take,
+                      .c0 = g->c0,
+                      .c1 = g->c1,
+                      .one = g->one,
+                      .reduce = g->reduce,
+                      .conv = g->c,
+                      .alpha = 0.5f,
+                      .S = start(ng_conv_taps(&g->c) * (g->c1 - g->c0) + g->one)};
+  float *scratch = guarded(floats);
+  used[k]++;
+  way[k].run(q, &of, 1, scratch);
+  ng_queue_wait(q);
+  assert_int_equal(late_waiting(), 0);
+  release(scratch, floats, title(g, way[k].name, q->la->name));
+  return of.S;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------------*/
+
+/* `cpu` and `ref` sum the same patches and squares. The sums are exact, except for squares of means: at most 4 roundings
+ * of 2^-53 in each square, and one in each addition. */
+static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
+  ng_conv c = g->c;
+  ng_view v = *x;
+  c.channels = v.columns = g->c1 - g->c0;
+  v.data = ng_view_at(x, 0, 0, g->c0);
+  const int64_t n = c.channels * ng_conv_taps(&c), room = ng_box_scratch(q, &c);
+  double *out = need(4 * n * 8);
+  float *scratch = guarded(2 * room);
+  const char *what = title(g, "sums", q->la->name);
+  for (int k = 0; k < 2; k++) {
+    const ng_kernel_ops *kernels = ng_kernels_find(k == 0 ? "cpu" : "ref");
+    const ng_box box = {.x = v, .take = g->take, .conv = c, .out = out + k * n};
+    const ng_squares squares = {
+        .x = v, .take = g->take, .reduce = g->reduce, .out = out + (2 + k) * n};
+    kernels->box_sums(q, &box, 1, (double *)(void *)scratch);
+    kernels->square_sums(q, &squares, 1);
   }
+  for (int64_t i = 0; i < n; i++) {
+    if (out[i] != out[n + i]) fail_msg("%s: sum %d is %g", what, (int)i, out[i]);
+  }
+  for (int64_t i = 0; i < c.channels; i++) {
+    const double got = out[2 * n + i], want = out[3 * n + i];
+    const double tolerance = g->reduce == 1 ? (double)(2 * (4 + g->take)) * 0x1p-53 : 0;
+    if (!(fabs(got - want) <= tolerance * want)) fail_msg("%s: square %d is %g", what, (int)i, got);
+  }
+  release(scratch, 2 * room, what);
+  free(out);
+}
+
+/* Every way to the matrix equals `ref`, exactly, or within `tolerance` of its largest entry. */
+static void must_match(ng_context *ctx, const picture *g, double (*next)(void), double tolerance) {
+  shown x = images(g, next);
+  const ng_sym want = gram_by(REF, ctx->queue, g, &x.v);
+  for (int k = PLAIN; k < WAYS; k++) {
+    if (!fits(k, g)) continue;
+    const char *what = title(g, way[k].name, ctx->queue->la->name);
+    const ng_sym S = gram_by(k, ctx->queue, g, &x.v);
+    compare(S, want, tolerance, what);
+    release(S.a, ng_sym_count(S.n), what);
+  }
+  if (tolerance == 0 || g->reduce == 1) sums_match(ctx->queue, g, &x.v);
+  release(want.a, ng_sym_count(want.n), "ref");
   free(x.data);
-  free(value);
-  free(want);
-  free(other);
 }
 
 /* A mean is rounded once to f32: 2^-24 relative in either factor of each product, and as much again for sums of inexact
@@ -386,7 +369,7 @@ static void must_be_exact(ng_context *ctx, const picture *g) {
 
 /* ---- tests -----------------------------------------------------------------------------------*/
 
-static void rows_match_the_loops(void **unused) {
+static void rows_match_ref(void **unused) {
   for (int k = 0; k < NAMES; k++) {
     fixture f = opened(names[k], 3);
     for (int i = 0; i < 500; i++) {
@@ -407,7 +390,7 @@ static void rows_match_the_loops(void **unused) {
   }
 }
 
-static void inputs_match_the_loops(void **unused) {
+static void images_match_ref(void **unused) {
   for (int k = 0; k < NAMES; k++) {
     fixture f = opened(names[k], 3);
     used[SHIFT] = 0;
@@ -422,7 +405,7 @@ static void inputs_match_the_loops(void **unused) {
 
 /* Several tiles of samples (shift: 16384 pixels; plain: 16384 patches), uneven; and work enough for
  * several threads, each with its own scratch. */
-static void large_inputs_match_the_loops(void **unused) {
+static void large_images_match_ref(void **unused) {
   for (int k = 0; k < 6 * NAMES; k++) {
     fixture f = opened(names[k / 6], 3);
     const int i = k % 6, odd = i % 2;
@@ -506,12 +489,39 @@ static void all_bits_match_in_f32(void **unused) {
   }
 }
 
+/* One infinite pixel, in or outside all patches, or not in a sample that is taken. */
+static void box_sums_report_what_is_not_finite(void **unused) {
+  fixture f = opened(NULL, 3);
+  for (int k = 0; k < 12; k++) {
+    const bool taken = k % 3 != 2, patch = k % 3 == 0, ref = k >= 6;
+    picture g = {.c = conv_of(3, 6, 6, 1), .how = k / 3 % 2 ? LIE_NHWC : LIE_NCHW, .t = NG_F32};
+    g.samples = g.take = 2;
+    g.c1 = 3;
+    g.c.stride[0] = g.c.stride[1] = 2;
+    assert_true(finish(&g.c));
+    shown x = images(&g, grid_value);
+    put(x.data, NG_F32, x.by[0] + x.by[1] + (patch ? 2 : 3) * x.by[2] + 4 * x.by[3], INFINITY);
+    double out[3];
+    double *scratch = need(ng_box_scratch(f.ctx->queue, &g.c) * 8);
+    const ng_box box = {.x = x.v, .take = taken ? 2 : 1, .conv = g.c, .out = out};
+    ng_kernels_find(ref ? "ref" : "cpu")->box_sums(f.ctx->queue, &box, 1, scratch);
+    assert_true(isnan(out[0]) == taken);
+    free(scratch);
+    free(x.data);
+  }
+  fixture_close(&f);
+}
+
 int main(void) {
   numbers.state = test_seed();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(rows_match_the_loops),         cmocka_unit_test(inputs_match_the_loops),
-      cmocka_unit_test(large_inputs_match_the_loops), cmocka_unit_test(wide_inputs_do_not_fit),
-      cmocka_unit_test(choice_follows_size),          cmocka_unit_test(all_bits_match_in_f32),
+      cmocka_unit_test(rows_match_ref),
+      cmocka_unit_test(images_match_ref),
+      cmocka_unit_test(large_images_match_ref),
+      cmocka_unit_test(wide_inputs_do_not_fit),
+      cmocka_unit_test(choice_follows_size),
+      cmocka_unit_test(all_bits_match_in_f32),
+      cmocka_unit_test(box_sums_report_what_is_not_finite),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

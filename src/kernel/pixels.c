@@ -1,9 +1,7 @@
-/* read.c: load rows of channels, one row a pixel, as f32 from any layout and dtype.
+/* pixels.c: load rows of channels, one row a pixel, as f32 from any layout and dtype.
  *
  * Tiles bound the scratch: a batch of any size needs a few MiB, and BLAS reads a converted tile from the caches. */
-#include "stat/read.h"
-
-#include "kernel/kernel.h"
+#include "kernel/pixels.h"
 
 enum { LEAST_ROWS = 512, MOST_ROWS = 16384, TILE_FLOATS = 1 << 21 };
 

@@ -1,0 +1,112 @@
+/* observed.h: descriptors of the kernels that sum over observed arrays: activations and output gradients.
+ *
+ * The kernels add alpha * sum over rows r of r r' to a symmetric matrix, or sum columns, patches or squares. A row is a
+ * position of a sample, or a patch of an image. The columns of a patch are in the order (kernel offset, channel), the
+ * bias last. */
+#ifndef NG_OBSERVED_H
+#define NG_OBSERVED_H
+
+#include "core/core.h"
+#include "linalg/linalg.h"
+
+/* An observed array with samples n, positions s and columns c. A column is a feature or a channel; the positions of an
+ * image are its pixels, row by row. A run is `run` positions with the stride by_position. Strides count elements.
+ * Element (n, s, c) is at
+ *
+ *     n by_sample + c by_column + s % run by_position + (offset of run s / run, from extent and step) */
+typedef struct ng_view {
+  const void *data;
+  ng_dtype dtype;
+  int32_t axes; /* axes over runs, outermost first; 0: run == positions */
+  int64_t samples, positions, columns;
+  int64_t by_sample, by_position, by_column;
+  int64_t run;
+  int64_t extent[NG_DIMS], step[NG_DIMS];
+} ng_view;
+
+static inline int64_t ng_view_offset(const ng_view *v, int64_t n, int64_t s) {
+  if (v->axes == 0) return n * v->by_sample + s * v->by_position;
+  int64_t at = n * v->by_sample + s % v->run * v->by_position, outer = s / v->run;
+  for (int32_t i = v->axes - 1; i >= 0; i--) {
+    at += outer % v->extent[i] * v->step[i];
+    outer /= v->extent[i];
+  }
+  return at;
+}
+static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int64_t c) {
+  return (const char *)v->data +
+         (ng_view_offset(v, n, s) + c * v->by_column) * ng_dtype_size(v->dtype);
+}
+
+/* The geometry of a convolution; kernel, stride, padding and dilation are [vertical, horizontal]. A linear layer is a
+ * pointwise convolution of one row of pixels: its positions. Their number is unknown before an observation. */
+typedef struct ng_conv {
+  int64_t channels, height, width; /* of the input */
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t oh, ow, out;
+  bool linear;
+} ng_conv;
+
+static inline int64_t ng_conv_taps(const ng_conv *c) { return c->kernel[0] * c->kernel[1]; }
+/* Return whether the kernel has one tap that covers every pixel once, so that each patch is one pixel. */
+static inline bool ng_conv_pointwise(const ng_conv *c) {
+  return ng_conv_taps(c) == 1 && c->stride[0] == 1 && c->stride[1] == 1 && c->padding[0] == 0 &&
+         c->padding[1] == 0;
+}
+
+/* ---- Gram matrices: gram_rows.c, gram_conv.c -------------------------------------------------*/
+
+/* S += alpha sum over rows r of r r', S of order c1 - c0 + one (gram_rows) or taps (c1 - c0) + one (gram_conv). */
+typedef struct ng_gram {
+  ng_view x;
+  int64_t take;   /* number of samples used: the first ones */
+  int64_t c0, c1; /* columns [c0, c1) are used */
+  bool one;       /* append a column of ones */
+  int reduce;     /* 0: each position is a row; 1: mean over positions; 2: sum over positions */
+  ng_conv conv;   /* gram_conv: the rows are zero-padded patches; gram_rows: not used */
+  float alpha;
+  ng_sym S;
+} ng_gram;
+
+/* Return the floats of scratch of gram_rows for at most `columns` columns. */
+int64_t ng_gram_rows_scratch(int64_t columns);
+/* Return the floats of scratch of gram_conv for at most `in` channels, and of gram_rows for at most `out` channels of
+ * output gradients. */
+int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out);
+
+/* ---- sums: box.c, squares.c ------------------------------------------------------------------*/
+
+/* out [channels][kernel offsets]: for channel c and offset (i, k) the sum over the first `take` samples and all output
+ * positions (u, v) of the pixel (u stride + i dilation - padding, v stride + k dilation - padding), 0 outside the
+ * image. out[0] is NaN if an input is not finite. */
+typedef struct ng_box {
+  ng_view x;
+  int64_t take;
+  ng_conv conv;
+  double *out;
+} ng_box;
+
+/* Return the doubles of scratch of box_sums; they do not depend on the positions if c is linear. */
+int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c);
+
+/* out[c] = sum of squares of column c over the first `take` samples and all positions. reduce: as in ng_gram. */
+typedef struct ng_squares {
+  ng_view x;
+  int64_t take;
+  int reduce;
+  double *out;
+} ng_squares;
+
+/* ---- pixels.c: rows of channels as f32 -------------------------------------------------------*/
+
+/* Channels [c0, c1) of the images of a view. */
+typedef struct ng_pixels {
+  const ng_view *v;
+  int64_t c0, c1;
+} ng_pixels;
+
+/* dst[i * stride + c - c0] = channel c of pixel first + i of sample n, i < count. */
+void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
+                    int64_t stride);
+
+#endif

@@ -1,0 +1,27 @@
+/* pixels.h: tiles of f32 rows, and functions that several of gram_rows.c, gram_conv.c, gram_shift.c and box.c call.
+ *
+ * A tile has enough rows to keep BLAS busy, whatever the size of the batch. The threads of the queue fill a tile, one
+ * piece each; then one thread calls BLAS. */
+#ifndef NG_PIXELS_H
+#define NG_PIXELS_H
+
+#include "kernel/entries.h"
+
+/* The leading dimension and the rows of a tile of `cols` columns: as many rows as fit 8 MiB, at least 512 (SYRK with
+ * fewer rows is bound by reading and writing the result). */
+int64_t ng_tile_ld(int64_t cols);
+int64_t ng_tile_rows(int64_t cols);
+int64_t ng_tile_floats(int64_t cols); /* floats for a tile of at most `cols` columns */
+
+/* gram_rows.c: add the row of the bias to g->S: S[p, 0 .. p) += alpha times the sum of all patches of g->x, S[p, p] +=
+ * alpha times their number; p = taps times channels. All channels of x are used. */
+void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
+
+/* gram_conv.c: compute gram_conv by im2col and a Gram matrix: the fallback of the faster methods. */
+void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch);
+
+/* box.c: compute box_sums for one finite sample, on the calling thread. room: ng_box_sample_room doubles. */
+void ng_box_sample(const ng_conv *c, const ng_view *in, double *out, double *room);
+int64_t ng_box_sample_room(const ng_conv *c);
+
+#endif
