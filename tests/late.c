@@ -263,6 +263,14 @@ ENTRY(square_sums, x->list, x->n)
 static void late_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
   CALL(square_sums, .n = n, .list = copy_of(s, n, sizeof *s));
 }
+ENTRY(norm_squares, x->list, x->n, x->parts)
+static void late_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
+  CALL(norm_squares, .n = n, .list = copy_of(k, n, sizeof *k), .parts = scratch);
+}
+ENTRY(norm_gram, x->list, x->n, x->parts)
+static void late_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
+  CALL(norm_gram, .n = n, .list = copy_of(k, n, sizeof *k), .parts = scratch);
+}
 
 static const ng_kernel_ops late_kernels = {
     .name = "late",
@@ -278,6 +286,8 @@ static const ng_kernel_ops late_kernels = {
     .gram_conv = late_gram_conv,
     .box_sums = late_box_sums,
     .square_sums = late_square_sums,
+    .norm_squares = late_norm_squares,
+    .norm_gram = late_norm_gram,
 };
 
 void late_queue(ng_queue *q, const ng_linalg_ops *under) {

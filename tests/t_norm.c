@@ -1,10 +1,8 @@
-/* t_norm.c: norm layers by hand: refusals, rescues, explanations, and bits that do not depend on threads.  t_oracle.c
+/* t_norm.c: norm layers by hand: refusals, rescues, explanations. t_kernels_norm.c has the sums, t_oracle.c
  * compares random norm layers with a dense solve. */
 #include "fixture.h"
-#include "draw.h"
 #include "core/core.h"
 #include "model/model.h"
-#include "stat/norm_sums.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -210,204 +208,6 @@ static void reports_its_damping(void **state) {
   }
 }
 
-/* ---- one pass over a batch norm --------------------------------------------------------------*/
-
-/* Squares and products of a batch norm's gradients of single samples, made in one pass
- * relative to a guess of the mean (stat/norm_products.c), against loops over everything in double.
- *
- * Tolerance.  Sums of a sample are f32 over blocks of 64 rows, four of them added first: at most 20 additions
- * and 2 roundings a term, all of |g| |x - guess|.  With M = sum_t |g| (|x - mean| + |off|) / deviation the error
- * of one dgamma is at most 22 units of 2^-24 M, of dbeta 22 units of sum |g|, and of the variance, in which
- * off counts squared, 22 units of 1 + (off / deviation)^2; of a product of two of these their sum. */
-
-enum { B = 9, MOST = 300, ALL = 160000 };
-/* Narrow rows; strips of 64 columns and some that are left, rows that make no fours; wide rows; strips alone. */
-static const struct shape {
-  int S, C;
-} shapes[] = {{802, 21}, {67, 150}, {50, 300}, {3, 64}, {66, 256}};
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
-static int S, C;
-
-static void shape(size_t k) {
-  S = shapes[k].S;
-  C = shapes[k].C;
-  assert_true(B * S * C <= ALL && C <= MOST);
-}
-
-static const double unit = 0x1p-24, EPS = 1e-3;
-
-static ng_context *context(int32_t threads) {
-  ng_context_config config;
-  char message[256] = "";
-  ng_context *ctx = NULL;
-  ng_context_config_init(&config, sizeof config);
-  config.threads = threads;
-  if (ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx) != NG_OK)
-    fail_msg("%s", message);
-  return ctx;
-}
-
-static void *room_of(const ng_context *ctx) {
-  void *p = NULL;
-  assert_int_equal(posix_memalign(&p, 64, (size_t)ng_norm_room(ctx, C)), 0);
-  memset(p, 0xff, (size_t)ng_norm_room(ctx, C)); /* NaN */
-  return p;
-}
-
-/* [B, S, C] as it lies, or with its channels apart, [B, C, S]. */
-static ng_view view_of(const float *x, bool apart) {
-  return (ng_view){.data = x,
-                   .dtype = NG_F32,
-                   .samples = B,
-                   .positions = S,
-                   .columns = C,
-                   .by_sample = S * C,
-                   .by_position = apart ? 1 : C,
-                   .by_column = apart ? S : 1,
-                   .run = S};
-}
-
-typedef struct data {
-  float x[ALL], g[ALL];
-} data;
-
-/* Rows that the guess looks at, `off` deviations away from all others. */
-static data *data_of(rng *r, double off, double mean) {
-  data *d = malloc(sizeof *d);
-  assert_non_null(d);
-  for (int i = 0; i < B * S * C; i++) {
-    d->x[i] = (float)(mean + rng_value(r));
-    d->g[i] = (float)rng_value(r);
-  }
-  for (int k = 0; k < 16; k++) {
-    for (int c = 0; c < C; c++)
-      d->x[k * (B * S) / 16 * C + c] += (float)off;
-  }
-  return d;
-}
-
-/* False: a value is not finite. */
-static bool products(const data *d, bool apart, int32_t threads, int64_t take, double X[3 * MOST]) {
-  const ng_norm_of raw = {.kind = NG_BATCH_NORM,
-                          .input = NG_NORM_RAW,
-                          .eps = 1e-3,
-                          .channels = C,
-                          .groups = 1,
-                          .gamma = true,
-                          .beta = true};
-  ng_context *ctx = context(threads);
-  void *room = room_of(ctx);
-  const ng_view x = view_of(d->x, apart), g = view_of(d->g, apart);
-  assert_true(ng_norm_one_pass(&raw));
-  const bool finite = ng_norm_products(ctx, &raw, &x, &g, take, X, room);
-  free(room);
-  ng_context_destroy(&ctx);
-  return finite;
-}
-
-/* X of channel c, and how much of each may be wrong. */
-static void dense(const data *d, int64_t take, int c, double X[3], double may[3]) {
-  double mean = 0, var = 0, guess = 0, most[2] = {0, 0}, size[3] = {0};
-  for (int i = 0; i < B * S; i++)
-    mean += (double)d->x[i * C + c] / (B * S);
-  for (int i = 0; i < B * S; i++)
-    var += pow((double)d->x[i * C + c] - mean, 2) / (B * S);
-  for (int k = 0; k < 16; k++)
-    guess += (double)d->x[k * (B * S) / 16 * C + c] / 16;
-  const double r = 1 / sqrt(var + EPS), off = fabs(mean - guess);
-  memset(X, 0, 3 * sizeof *X);
-  memset(may, 0, 3 * sizeof *may);
-  for (int n = 0; n < take; n++) {
-    double gamma = 0, beta = 0;
-    most[0] = most[1] = 0;
-    for (int i = n * S; i < (n + 1) * S; i++) {
-      const double g = (double)d->g[i * C + c], h = ((double)d->x[i * C + c] - mean) * r;
-      gamma += g * h;
-      beta += g;
-      most[0] += fabs(g) * (fabs(h) + off * r);
-      most[1] += fabs(g);
-    }
-    X[0] += gamma * gamma;
-    X[1] += beta * beta;
-    X[2] += gamma * beta;
-    may[0] += 2 * fabs(gamma) * most[0];
-    may[1] += 2 * fabs(beta) * most[1];
-    may[2] += fabs(gamma) * most[1] + fabs(beta) * most[0];
-    size[0] += gamma * gamma;
-    size[2] += fabs(gamma * beta) / 2;
-  }
-  for (int k = 0; k < 3; k++)
-    may[k] = 22 * unit * (may[k] + size[k] * (1 + off * off * r * r));
-}
-
-/* In another layout and by any number of threads. */
-static void same_bits(const data *d, int64_t take, const double X[3 * MOST]) {
-  data *apart = malloc(sizeof *apart);
-  double Y[3 * MOST];
-  assert_non_null(apart);
-  for (int i = 0; i < B * S * C; i++) {
-    const int to = i / (S * C) * S * C + i % C * S + i / C % S;
-    apart->x[to] = d->x[i];
-    apart->g[to] = d->g[i];
-  }
-  for (int k = 1; k < 8; k++) {
-    assert_true(products(k % 2 ? apart : d, k % 2 == 1, 1 + k / 2, take, Y));
-    assert_memory_equal(X, Y, 3 * (size_t)C * sizeof *X);
-  }
-  free(apart);
-}
-
-static void one_pass_is_dense(void **state) {
-  static const struct {
-    double off, mean;
-    int64_t take;
-  } how[] = {{0, 0, B}, {0, 1000, B}, {30, 0, B}, {300, -5, B}, {3, 0, 1}, {3, 0, B - 1}};
-  double worst = 0;
-  for (size_t i = 0; i < SHAPES * sizeof how / sizeof how[0]; i++) {
-    const size_t k = i / SHAPES;
-    rng r = {test_seed() + i};
-    shape(i % SHAPES);
-    data *d = data_of(&r, how[k].off, how[k].mean);
-    double X[3 * MOST];
-    assert_true(products(d, false, 1, how[k].take, X));
-    for (int c = 0; c < C; c++) {
-      double want[3], may[3];
-      dense(d, how[k].take, c, want, may);
-      for (int n = 0; n < 3; n++) {
-        const double e = fabs(X[n * C + c] - want[n]) / may[n];
-        if (!(e <= 1))
-          fail_msg("case %d, C %d, channel %d, %d: %g, not %g", (int)k, C, c, n, X[n * C + c],
-                   want[n]);
-        worst = fmax(worst, e);
-      }
-    }
-    if (k == 5) same_bits(d, how[k].take, X);
-    free(d);
-  }
-  print_message("worst = %.3g of what is allowed\n", worst);
-}
-
-/* A value that is not finite is refused: the last samples have a part in the moments only. */
-static void non_finite_arrays_are_refused(void **state) {
-  static const float bad[] = {INFINITY, -INFINITY, NAN};
-  rng r = {test_seed()};
-  for (size_t k = 0; k < 3 * 3 * SHAPES; k++) {
-    shape(k / 9);
-    data *d = data_of(&r, 0, 0);
-    double X[3 * MOST];
-    float *in = k / 3 % 3 == 1 ? d->g : d->x;
-    const int middle = S + S / 2, last = (B - 1) * S + S / 2;
-    in[(k / 3 % 3 == 2 ? last : middle) * C + 5] = bad[k % 3];
-    assert_false(products(d, false, 1, 2, X));
-    if (k / 3 % 3 == 1) { /* an output gradient of samples that are not taken is not read */
-      d->g[middle * C + 5] = 1;
-      d->g[(middle + S) * C + 5] = bad[k % 3];
-      assert_true(products(d, false, 1, 2, X));
-    }
-    free(d);
-  }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(refuses_what_does_not_fit),
@@ -415,8 +215,6 @@ int main(void) {
       cmocka_unit_test(reports_its_damping),
       cmocka_unit_test(rungs_are_reported),
       cmocka_unit_test(norm_block_none_keeps_the_gradient),
-      cmocka_unit_test(one_pass_is_dense),
-      cmocka_unit_test(non_finite_arrays_are_refused),
   };
   return cmocka_run_group_tests_name("norm", tests, NULL, NULL);
 }

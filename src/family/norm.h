@@ -1,6 +1,6 @@
 /* norm.h: the state of a norm block, shared by norm.c and norm_stats.c (the statistic).
  *
- * C is the number of channels. q_i = [dgamma_i; dbeta_i] is the gradient of sample i (stat/norm_sums.h), `width`
+ * C is the number of channels. q_i = [dgamma_i; dbeta_i] is the gradient of sample i (kernel/observed.h), `width`
  * numbers: C for gamma, then C for beta. In a layer without gamma or without beta, width = C.
  *
  *     F = (1/B) sum_i q_i q_i'      full      [width, width]

@@ -27,10 +27,14 @@ void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
 void ng_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
 void ng_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
 void ng_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
+void ng_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+void ng_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
 
 void ng_ref_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
 void ng_ref_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
 void ng_ref_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
 void ng_ref_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
+void ng_ref_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+void ng_ref_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
 
 #endif

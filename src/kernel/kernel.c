@@ -15,6 +15,8 @@ static const ng_kernel_ops cpu = {
     .gram_conv = ng_gram_conv,
     .box_sums = ng_box_sums,
     .square_sums = ng_square_sums,
+    .norm_squares = ng_norm_squares,
+    .norm_gram = ng_norm_gram,
 };
 
 static const ng_kernel_ops ref = {
@@ -31,6 +33,8 @@ static const ng_kernel_ops ref = {
     .gram_conv = ng_ref_gram_conv,
     .box_sums = ng_ref_box_sums,
     .square_sums = ng_ref_square_sums,
+    .norm_squares = ng_ref_norm_squares,
+    .norm_gram = ng_ref_norm_gram,
 };
 
 const ng_kernel_ops *ng_kernels_find(const char *name) {

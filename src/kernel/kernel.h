@@ -142,6 +142,9 @@ typedef struct ng_kernel_ops {
   void (*gram_conv)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
   void (*box_sums)(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
   void (*square_sums)(ng_queue *q, const ng_squares *s, int64_t n);
+  /* norm_sums.c: sums over samples of squares and products of gradients of gamma and beta; their Gram matrix. */
+  void (*norm_squares)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+  void (*norm_gram)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */

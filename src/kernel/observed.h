@@ -97,16 +97,41 @@ typedef struct ng_squares {
   double *out;
 } ng_squares;
 
-/* ---- pixels.c: rows of channels as f32 -------------------------------------------------------*/
+/* ---- norm layers: norm_sums.c, norm_products.c -----------------------------------------------*/
 
-/* Channels [c0, c1) of the images of a view. */
-typedef struct ng_pixels {
-  const ng_view *v;
-  int64_t c0, c1;
-} ng_pixels;
+typedef struct ng_norm_of {
+  ng_norm_kind kind;
+  ng_norm_input input;
+  double eps;
+  int64_t channels, groups;
+  bool gamma, beta; /* which parameters exist */
+} ng_norm_of;
 
-/* dst[i * stride + c - c0] = channel c of pixel first + i of sample n, i < count. */
-void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
-                    int64_t stride);
+/* The gradient q_i = [dgamma_i; dbeta_i] of gamma and beta of one sample, of a batch, layer or group norm. With h the
+ * normalised input and g the output gradient of sample i at position t and channel c,
+ *
+ *     dgamma_ic = sum_t g_itc h_itc      dbeta_ic = sum_t g_itc
+ *
+ * h is the observed input, or (x - mean) / sqrt(var + eps). The mean and the biased variance belong to a channel
+ * over the whole micro-batch (batch norm), of all channels of one position (layer norm), or of a group of channels of
+ * one sample (group norm). q_i has `width` numbers: only parameters that exist. */
+typedef struct ng_norm_sum {
+  ng_norm_of of;
+  ng_view x, g; /* of is without gamma: x is not read */
+  int64_t take; /* number of samples used: the first ones */
+  /* norm_squares: X [width] = sum of q_i^2, then with `products` [channels] = sum of dgamma_i dbeta_i; X has room for 3
+   * numbers a channel. X[0] is NaN if a number is not finite in f32. */
+  bool products;
+  double *X;
+  /* norm_gram: S += alpha sum of q_i q_i', of order `width`, in ng_sym order; x and g are finite. */
+  double alpha;
+  void *S;
+  ng_dtype dtype; /* f32 or f64 */
+} ng_norm_sum;
+
+static inline int64_t ng_norm_width(const ng_norm_of *k) {
+  return k->channels * ((k->gamma ? 1 : 0) + (k->beta ? 1 : 0));
+}
+int64_t ng_norm_sums_scratch(const ng_queue *q, const ng_norm_of *k); /* bytes */
 
 #endif

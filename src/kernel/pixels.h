@@ -1,4 +1,4 @@
-/* pixels.h: tiles of f32 rows, and functions that several of gram_rows.c, gram_conv.c, gram_shift.c and box.c call.
+/* pixels.h: tiles of f32 rows, and functions that several files of sums over observed arrays call.
  *
  * A tile has enough rows to keep BLAS busy, whatever the size of the batch. The threads of the queue fill a tile, one
  * piece each; then one thread calls BLAS. */
@@ -13,6 +13,16 @@ int64_t ng_tile_ld(int64_t cols);
 int64_t ng_tile_rows(int64_t cols);
 int64_t ng_tile_floats(int64_t cols); /* floats for a tile of at most `cols` columns */
 
+/* Channels [c0, c1) of the images of a view. */
+typedef struct ng_pixels {
+  const ng_view *v;
+  int64_t c0, c1;
+} ng_pixels;
+
+/* dst[i * stride + c - c0] = channel c of pixel first + i of sample n, i < count. */
+void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
+                    int64_t stride);
+
 /* gram_rows.c: add the row of the bias to g->S: S[p, 0 .. p) += alpha times the sum of all patches of g->x, S[p, p] +=
  * alpha times their number; p = taps times channels. All channels of x are used. */
 void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
@@ -23,5 +33,8 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch);
 /* box.c: compute box_sums for one finite sample, on the calling thread. room: ng_box_sample_room doubles. */
 void ng_box_sample(const ng_conv *c, const ng_view *in, double *out, double *room);
 int64_t ng_box_sample_room(const ng_conv *c);
+
+/* ref_gram.c: element (n, s, c) of a view. */
+double ng_ref_element(const ng_view *v, int64_t n, int64_t s, int64_t c);
 
 #endif

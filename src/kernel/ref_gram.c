@@ -5,7 +5,7 @@
 
 /* ---- elements --------------------------------------------------------------------------------*/
 
-static double element(const ng_view *v, int64_t n, int64_t s, int64_t c) {
+double ng_ref_element(const ng_view *v, int64_t n, int64_t s, int64_t c) {
   float x;
   ng_to_f32(&x, ng_view_at(v, n, s, c), v->dtype, 1);
   return (double)x;
@@ -17,7 +17,7 @@ static double tap(const ng_view *v, const ng_conv *c, int64_t n, int64_t s, int6
   const int64_t y = s / c->ow * c->stride[0] + i * c->dilation[0] - c->padding[0];
   const int64_t x = s % c->ow * c->stride[1] + j * c->dilation[1] - c->padding[1];
   if (y < 0 || y >= c->height || x < 0 || x >= c->width) return 0.0;
-  return element(v, n, y * c->width + x, ch);
+  return ng_ref_element(v, n, y * c->width + x, ch);
 }
 
 /* ---- Gram matrices ---------------------------------------------------------------------------*/
@@ -29,7 +29,7 @@ static void add_row(const ng_gram *g, bool patches, int64_t n, int64_t s, double
   for (int64_t k = 0; k < taps; k++) {
     for (int64_t c = 0; c < C; c++) {
       row[k * C + c] += times * (patches ? tap(&g->x, &g->conv, n, s, k, g->c0 + c)
-                                         : element(&g->x, n, s, g->c0 + c));
+                                         : ng_ref_element(&g->x, n, s, g->c0 + c));
     }
   }
   if (g->one) row[taps * C] += times;
@@ -94,7 +94,7 @@ void ng_ref_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
     double zero = 0.0; /* NaN if an input is not finite, also outside the patches */
     for (int64_t k = 0; k < b->take * b->x.positions * b->x.columns; k++) {
       const int64_t s = k / b->x.columns;
-      zero += 0.0 * element(&b->x, s / b->x.positions, s % b->x.positions, k % b->x.columns);
+      zero += 0.0 * ng_ref_element(&b->x, s / b->x.positions, s % b->x.positions, k % b->x.columns);
     }
     for (int64_t i = 0; i < b->conv.channels * taps; i++) {
       double sum = i == 0 ? zero : 0.0;
@@ -115,7 +115,7 @@ void ng_ref_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
       for (int64_t i = 0; i < s->take; i++) {
         double sum = 0.0;
         for (int64_t p = 0; p < S; p++) {
-          const double x = element(&s->x, i, p, c);
+          const double x = ng_ref_element(&s->x, i, p, c);
           sum += s->reduce == 0 ? x * x : x;
         }
         if (s->reduce == 1) sum /= (double)S;

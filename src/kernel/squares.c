@@ -4,7 +4,7 @@
  * In: a view in any strides, f32, bf16 or f16. Out: for each column the sum over samples and positions of x^2, or the
  * sum over samples of the squared sum (or mean) over positions. A thread sums all rows of its columns, so the result
  * does not depend on the number of threads. Sums are in f32 over blocks of rows, in double between blocks. */
-#include "kernel/entries.h"
+#include "kernel/pixels.h"
 #include "simd.h"
 
 enum { WIDE = 64, BLOCK = 64 };

@@ -25,7 +25,6 @@
 #include "core/core.h"
 #include "linalg/linalg.h"
 #include "option/option.h"
-#include "stat/norm_sums.h"
 #include "stat/stale.h"
 
 /* The kinds of observations; a statistic is made from one kind. */

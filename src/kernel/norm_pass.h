@@ -3,13 +3,15 @@
  *
  * Inputs and output gradients are read in tiles of rows of channels, in place if possible. Sums are in f32 over blocks
  * of rows, in double between blocks. A free thread takes the next sample or piece, so no thread waits for a slow
- * one. */
+ * one.
+ *
+ * Scratch has the moments of a batch, then an ng_norm_part for each thread or piece. */
 #ifndef NG_NORM_PASS_H
 #define NG_NORM_PASS_H
 
 #include <stdatomic.h>
 
-#include "stat/norm_sums.h"
+#include "kernel/pixels.h"
 
 /* BLOCK: rows summed in f32; PIECES: largest number of pieces of a batch; TOGETHER: rows per loop iteration. */
 enum { NG_NORM_BLOCK = 64, NG_NORM_PIECES = 16, NG_NORM_TOGETHER = 4 };
@@ -46,7 +48,12 @@ struct ng_norm_job {
 };
 
 /* Run all pieces of a job. The number of threads depends on the size of `samples` samples. */
-void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples);
+void ng_norm_share_out(ng_queue *q, ng_norm_job *j, int64_t samples);
+
+/* norm_products.c: compute mean and variance of each channel over all samples of k->x, and store them in `room`. */
+void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *room);
+/* norm_products.c: compute norm_squares of a batch norm with gamma and raw input, moments and products in one pass. */
+void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *room);
 
 /* Return whether the moments belong to the whole batch: k is a batch norm with raw input. */
 bool ng_norm_of_batch(const ng_norm_of *k);

@@ -1,4 +1,4 @@
-/* norm_products.c: sums over samples of squares and products of dgamma and dbeta of a batch norm; see norm_sums.h.
+/* norm_products.c: sums over samples of squares and products of dgamma and dbeta of a batch norm; see observed.h.
  *
  * The mean and variance of a raw input are known only after the whole batch was read. So the pass sums x - guess, and
  * off = mean - guess corrects the products. For sample i, with r = 1 / sqrt(var + eps) and t a position,
@@ -8,10 +8,10 @@
  * The pass reads x and g once. The guess is the mean of a few rows. It differs from the mean by a fraction of a
  * standard deviation, so the correction costs no digits. The pieces depend on the size of the batch only, so the result
  * does not depend on the number of threads. */
-#include "stat/norm_sums.h"
+#include <math.h>
 
+#include "kernel/norm_pass.h"
 #include "simd.h"
-#include "stat/norm_pass.h"
 
 enum { GUESSED = 16, PIECE = 65536 }; /* rows of the guess; least floats of a piece */
 /* STRIP: columns summed in registers; AHEAD: rows of prefetch; LINE: floats of a cache line; NARROW: most columns of a
@@ -184,19 +184,14 @@ static void guess(const ng_view *x, void *room) {
 }
 
 /* Return the sums over all pieces: the products of the first `take` samples, the moments of all samples. */
-static ng_norm_part sum_batch(ng_context *ctx, const ng_norm_of *k, const ng_view *x,
-                              const ng_view *g, int64_t take, void *room) {
+static ng_norm_part sum_batch(ng_queue *q, const ng_norm_sum *k, int64_t take, void *room) {
+  const ng_view *x = &k->x;
   const int64_t C = x->columns, floats = x->samples * x->positions * C;
-  ng_norm_job j = {.k = k,
-                   .x = x,
-                   .g = g,
-                   .room = room,
-                   .count = take,
-                   .pieces =
-                       (int32_t)ng_min64(ng_min64(NG_NORM_PIECES, x->samples), 1 + floats / PIECE),
-                   .piece = products_piece};
+  ng_norm_job j = {.k = &k->of, .x = x, .g = &k->g, .room = room, .count = take};
+  j.pieces = (int32_t)ng_min64(ng_min64(NG_NORM_PIECES, x->samples), 1 + floats / PIECE);
+  j.piece = products_piece;
   guess(x, room);
-  ng_norm_share_out(ctx, &j, x->samples);
+  ng_norm_share_out(q, &j, x->samples);
   const ng_norm_part all = ng_norm_part_in(room, C, 0);
   for (int32_t i = 1; i < j.pieces; i++) {
     const ng_norm_part b = ng_norm_part_in(room, C, i);
@@ -206,37 +201,36 @@ static ng_norm_part sum_batch(ng_context *ctx, const ng_norm_of *k, const ng_vie
   return all;
 }
 
-void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, void *room) {
-  if (!ng_norm_of_batch(k)) return;
-  const double rows = (double)x->samples * (double)x->positions;
-  const ng_norm_batch m = ng_norm_batch_in(room, x->columns);
-  const double *sum = sum_batch(ctx, k, x, NULL, 0, room).sum;
-  for (int64_t c = 0; c < x->columns; c++) {
+void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *room) {
+  const int64_t C = k->x.columns;
+  const double rows = (double)k->x.samples * (double)k->x.positions;
+  const ng_norm_batch m = ng_norm_batch_in(room, C);
+  const double *sum = sum_batch(q, k, 0, room).sum;
+  for (int64_t c = 0; c < C; c++) {
     const double off = sum[c] / rows;
     m.mean[c] = (double)m.shift[c] + off;
-    m.r[c] = ng_norm_root(sum[x->columns + c] / rows - off * off, k->eps);
+    m.r[c] = ng_norm_root(sum[C + c] / rows - off * off, k->of.eps);
     m.shift[c] = (float)m.mean[c];
   }
 }
 
-bool ng_norm_one_pass(const ng_norm_of *k) { return ng_norm_of_batch(k) && k->gamma; }
-
-bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
-                      int64_t take, double *X, void *room) {
-  const int64_t C = x->columns;
-  const double rows = (double)x->samples * (double)x->positions;
+/* X[0] becomes NaN if a sum is not finite or exceeds the square of the largest f32. */
+void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *room) {
+  const int64_t C = k->x.columns;
+  const double rows = (double)k->x.samples * (double)k->x.positions;
   const double most = ng_dtype_largest(NG_F32) * ng_dtype_largest(NG_F32);
-  const ng_norm_part all = sum_batch(ctx, k, x, g, take, room);
+  const ng_norm_part all = sum_batch(q, k, k->take, room);
+  double *X = k->X;
   bool fine = true;
   for (int64_t c = 0; c < C; c++) {
     const double qq = all.products[c], ss = all.products[C + c], qs = all.products[2 * C + c];
     const double off = all.sum[c] / rows;
-    const double r = ng_norm_root(all.sum[C + c] / rows - off * off, k->eps);
+    const double r = ng_norm_root(all.sum[C + c] / rows - off * off, k->of.eps);
     const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
     X[c] = gg < 0.0 ? 0.0 : gg; /* can be negative only by rounding; NaN stays */
     X[C + c] = ss;
     X[2 * C + c] = r * (qs - off * ss);
     fine = fine && X[c] <= most && ss <= most;
   }
-  return fine;
+  if (!fine) X[0] = (double)NAN;
 }

@@ -1,18 +1,16 @@
-/* norm_sums.c: see norm_sums.h.
+/* norm_sums.c: sums over samples of gradients of gamma and beta; see observed.h.
  *
  * In: views of an input and its output gradient, in any strides, f32, bf16 or f16. Out: two sums for each channel and
  * sample. The code stores no normalised inputs: it sums g and g (x - mean) for each channel, and multiplies by 1 /
  * sqrt(var + eps) at the end.
  *
  * Moments are computed relative to one row of x, so that a large mean costs no digits of the variance. */
-#include "stat/norm_sums.h"
-
 #include <math.h>
 
+#include "kernel/norm_pass.h"
 #include "simd.h"
-#include "stat/norm_pass.h"
 
-enum { TILE = 8192, LANES = 16 };
+enum { TILE = 8192, LANES = 16, CHUNK = 64 }; /* CHUNK: samples whose gradients are stored */
 
 /* ---- scratch ----------------------------------------------------------------------------------*/
 
@@ -28,13 +26,10 @@ static int64_t part_floats(int64_t C) {
 
 static int64_t moment_floats(int64_t C) { return 2 * ng_round16(2 * C) + ng_round16(C); }
 
-static int32_t parts_of(const ng_context *ctx) {
-  return (int32_t)ng_max64(NG_NORM_PIECES, ng_threads_of(ctx));
-}
-
-int64_t ng_norm_room(const ng_context *ctx, int64_t channels) {
-  return ng_times(moment_floats(channels) + parts_of(ctx) * part_floats(channels),
-                  (int64_t)sizeof(float));
+int64_t ng_norm_sums_scratch(const ng_queue *q, const ng_norm_of *k) {
+  const int64_t C = k->channels, parts = ng_max64(NG_NORM_PIECES, q->threads);
+  const int64_t chunk = CHUNK * ng_round16(ng_norm_width(k));
+  return ng_times(chunk + moment_floats(C) + parts * part_floats(C), (int64_t)sizeof(float));
 }
 
 ng_norm_batch ng_norm_batch_in(void *room, int64_t C) {
@@ -175,11 +170,11 @@ static void take_pieces(void *arg, int32_t thread) {
   }
 }
 
-void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples) {
+void ng_norm_share_out(ng_queue *q, ng_norm_job *j, int64_t samples) {
   const int64_t floats = samples * j->x->positions * j->x->columns;
-  const int32_t threads = (int32_t)ng_min64(j->pieces, ng_pieces(ctx, floats));
+  const int32_t threads = (int32_t)ng_min64(j->pieces, ng_queue_pieces(q, floats));
   if (threads > 1) {
-    ng_parallel(ctx, threads, take_pieces, j);
+    ng_queue_run(q, threads, take_pieces, j);
   } else {
     take_pieces(j, 0);
   }
@@ -259,11 +254,12 @@ static void sums_piece(const ng_norm_job *j, int32_t n, int32_t thread) {
   }
 }
 
-void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
-                  int64_t from, int64_t count, float *q, int64_t ldq, void *room) {
-  ng_norm_job j = {.k = k,
-                   .x = x,
-                   .g = g,
+/* Row i of q [count, ldq]: the gradient of sample from + i. If x or g is not finite, q is not finite. */
+static void sum_samples(ng_queue *queue, const ng_norm_sum *k, int64_t from, int64_t count,
+                        float *q, int64_t ldq, void *room) {
+  ng_norm_job j = {.k = &k->of,
+                   .x = &k->x,
+                   .g = &k->g,
                    .room = room,
                    .from = from,
                    .count = count,
@@ -271,5 +267,92 @@ void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const 
                    .ldq = ldq,
                    .pieces = (int32_t)count,
                    .piece = sums_piece};
-  ng_norm_share_out(ctx, &j, count);
+  ng_norm_share_out(queue, &j, count);
+}
+
+/* ---- the entries -----------------------------------------------------------------------------*/
+
+static bool all_finite(const float *x, int64_t rows, int64_t cols, int64_t ld) {
+  float zero = 0.0f;
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t c = 0; c < cols; c++) {
+      zero += x[r * ld + c] - x[r * ld + c];
+    }
+  }
+  return zero == 0.0f;
+}
+
+/* Add the squares of the gradient q of one sample to X; if `products`, also dgamma dbeta of each channel. */
+static void add_sample(const float *q, int64_t width, bool products, double *X) {
+  const int64_t C = width / 2;
+  for (int64_t i = 0; i < width; i++) {
+    X[i] += (double)q[i] * (double)q[i];
+  }
+  for (int64_t c = 0; c < C && products; c++) {
+    X[2 * C + c] += (double)q[c] * (double)q[C + c];
+  }
+}
+
+/* Samples are processed in chunks, so that scratch does not grow with the batch. */
+static void sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q) {
+  const int64_t width = ng_norm_width(&k->of), ld = ng_round16(width);
+  void *room = q + CHUNK * ld;
+  if (ng_norm_of_batch(&k->of) && k->of.gamma) {
+    ng_norm_products(queue, k, room);
+    return;
+  }
+  bool fine = true;
+  memset(k->X, 0, 3 * (size_t)k->of.channels * sizeof *k->X);
+  for (int64_t from = 0, count; from < k->take && fine; from += count) {
+    count = ng_min64(CHUNK, k->take - from);
+    sum_samples(queue, k, from, count, q, ld, room);
+    fine = all_finite(q, count, width, ld);
+    for (int64_t i = 0; i < count; i++) {
+      add_sample(q + i * ld, width, k->products, k->X);
+    }
+  }
+  if (!fine) k->X[0] = (double)NAN;
+}
+
+void ng_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
+  for (int64_t i = 0; i < n; i++) {
+    sum_squares(q, &k[i], scratch);
+  }
+}
+
+/* S += alpha sum_i q_i q_i' over `count` samples, in double; one triangle. */
+static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_t ld,
+                     double alpha) {
+  for (int64_t r = 0; r < n; r++) {
+    for (int64_t c = 0; c <= r; c++) {
+      double sum = 0.0;
+      for (int64_t i = 0; i < count; i++) {
+        sum += (double)q[i * ld + r] * (double)q[i * ld + c];
+      }
+      S[ng_sym_at(n, r, c)] += alpha * sum;
+    }
+  }
+}
+
+static void add_gram(ng_queue *queue, const ng_norm_sum *k, float *q) {
+  const int64_t width = ng_norm_width(&k->of), ld = ng_round16(width);
+  void *room = q + CHUNK * ld;
+  if (ng_norm_of_batch(&k->of)) ng_norm_moments(queue, k, room);
+  for (int64_t from = 0, count; from < k->take; from += count) {
+    count = ng_min64(CHUNK, k->take - from);
+    sum_samples(queue, k, from, count, q, ld, room);
+    if (k->dtype == NG_F64) {
+      add_wide(k->S, width, q, count, ld, k->alpha);
+      continue;
+    }
+    const ng_sym S = {k->S, width};
+    queue->la->add_gram(queue, S, 0, width, q, count, ld, (float)k->alpha);
+    queue->la->wait(queue); /* the next chunk overwrites q */
+  }
+}
+
+void ng_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
+  for (int64_t i = 0; i < n; i++) {
+    add_gram(q, &k[i], scratch);
+  }
 }
