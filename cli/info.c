@@ -55,7 +55,7 @@ static void print_option(const ng_option_info *o, bool full) {
   }
   printf("%s%s%s%s%s%s", o->unit[0] != 0 ? ", unit " : "", o->unit,
          o->per_layer ? ", per layer" : "", o->live ? ", live" : "",
-         o->family[0] != 0 ? ", family " : "", o->family);
+         o->trait[0] != 0 ? ", for methods with " : "", o->trait);
   if (!full) printf("; %.*s", (int)strcspn(o->help, "\n"), o->help);
   printf("\n");
   for (const char *line = o->help; full && *line != 0; line += line[0] == '\n') {

@@ -305,7 +305,7 @@ NG_API void ng_options_destroy(ng_options **o);
  * line, or all options found as NG_<NAME> in the environment (NG_METHOD=eva, NG_DAMPING=0.003).
  * `name` may have '-' for '_'; of two calls the last one counts.  "method" takes a name of
  * ng_method_at: options that were never set get the values of its row, so the order of calls has no
- * effect.  Options of another family (ng_option_info.family) must keep their defaults.
+ * effect.  Options that the method does not have (ng_option_info.trait) must keep their defaults.
  * Memory:  a free text has at most 4,095 bytes.
  * Errors:  nothing is set: NG_ERR_ARG (unknown name: the message has the nearest; value out of
  *          range: the message has the range), NG_ERR_ABSENT (unsupported value or method). */
@@ -373,7 +373,7 @@ typedef struct ng_option_info {
   const char *test;   /* test in which two values give different results */
   int32_t per_layer;  /* 1: allowed in ng_layer.options and per_layer */
   int32_t live;       /* 1: ng_set may change it after ng_ready */
-  const char *family; /* the only family with this option; "": all */
+  const char *trait;  /* only methods with this have the option, as "a window"; "": all */
   const char *needs;  /* first option on which the effect of this one depends: ng_options_idle */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);

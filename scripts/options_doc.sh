@@ -15,7 +15,7 @@ Set options in a line (`"method=eva damping=0.01"`), with `ng_options_set`, as `
 Kronecker factors, W ranks, lr learning rate.
 
 *per layer*: single layers may have their own value (`per_layer`, `ng_layer.options`). *live*: `ng_set` may change the value
-between steps. *family*: only methods of this family have the option.
+between steps. *for methods with ...*: other methods refuse the option.
 END
 "$program" info --options --long | awk '
   function plain(s) { gsub(/&/, "\\&amp;", s); gsub(/</, "\\&lt;", s); gsub(/\*/, "\\*", s); return s }

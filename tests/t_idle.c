@@ -125,7 +125,7 @@ static void idle_options_have_no_effect(void **state) {
       assert_int_equal(ng_option_at(i, &info), NG_OK);
       assert_int_equal(ng_options_idle(&o, info.name, needs, sizeof needs), NG_OK);
       const bool known =
-          window && (strcmp(info.family, "window") == 0 || strcmp(info.name, "damping") == 0);
+          window && (strcmp(info.trait, "a window") == 0 || strcmp(info.name, "damping") == 0);
       if (needs[0] == 0 && !known) continue;
       try_all(&o, &info, &as_it_is, &tried, &changed);
       idle += needs[0] != 0;

@@ -39,7 +39,7 @@ ng_context_config { size_t struct_size; void *(*alloc)(void *user, size_t bytes)
   const ng_transport *model_group; const ng_transport *stage_group; }
 ng_option_info { size_t struct_size; const char *name; const char *group; ng_option_type type; const char *standard;
   double lower; double upper; int32_t lower_open; const char *choices; const char *unit; const char *help;
-  const char *test; int32_t per_layer; int32_t live; const char *family; const char *needs; }
+  const char *test; int32_t per_layer; int32_t live; const char *trait; const char *needs; }
 ng_method_info { size_t struct_size; const char *name; const char *family; const char *help; const char *paper;
   int32_t published; }
 ng_published_info { size_t struct_size; const char *name; const char *option; const char *meaning; }

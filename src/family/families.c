@@ -42,15 +42,15 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Option statistics: `sharded` is for the window family only, the other values except `all` for kronecker only. */
-static ng_status check_spread(const char *family, const ng_options *o, char *message, size_t size) {
-  const char *whose = ng_is(o->statistics, "sharded") ? "window" : "kronecker";
-  if (ng_is(o->statistics, "all") || ng_is(family, whose) || o->own_method) return NG_OK;
+/* Option statistics: `sharded` needs a window; the other values except `all` need factors. */
+static ng_status check_spread(uint32_t traits, const ng_options *o, char *message, size_t size) {
+  const uint32_t need = ng_is(o->statistics, "sharded") ? NG_TRAIT_WINDOW : NG_TRAIT_FACTORS;
+  if (ng_is(o->statistics, "all") || (traits & need) != 0 || o->own_method) return NG_OK;
   return ng_fail_to(
       message, size, NG_ERR_ARG,
-      "statistics = %s: method %s does not support this value, which is for the %s family; "
+      "statistics = %s: method %s does not support this value, which is for methods with %s; "
       "set all",
-      o->statistics, o->method, whose);
+      o->statistics, o->method, ng_trait_text(need));
 }
 
 /* Write the option's value as text and compare it with the default, which is a text; 63 characters hold any value. */
@@ -60,21 +60,19 @@ static bool is_default(ng_option_id id, const ng_options *o, char value[64]) {
 }
 
 /* If the layer has its own method, only per-layer options are checked. */
-ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
-                                 size_t size) {
+ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *message, size_t size) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     char value[64];
-    if (row->family == NULL || ng_is(row->family, family)) continue;
+    if (row->trait == 0 || (row->trait & traits) != 0) continue;
     if (o->own_method && !row->per_layer) continue;
     if (is_default((ng_option_id)i, o, value)) continue;
     return ng_fail_to(
         message, size, NG_ERR_ARG,
-        "%s = %s: method %s does not use this option, which is for the %s family; set "
-        "%s",
-        row->name, value, o->method, row->family, row->standard);
+        "%s = %s: method %s does not use this option, which is for methods with %s; set %s",
+        row->name, value, o->method, ng_trait_text(row->trait), row->standard);
   }
-  return check_spread(family, o, message, size);
+  return check_spread(traits, o, message, size);
 }
 
 ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,

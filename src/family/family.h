@@ -103,6 +103,7 @@ typedef enum ng_scope {
 typedef struct ng_family {
   const char *name;
   uint32_t sees;
+  uint32_t traits; /* NG_TRAIT_...: options that the family has */
   ng_scope scope;
   bool scans; /* observe detects non-finite values itself; otherwise the engine scans */
   /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->out. */
@@ -177,9 +178,8 @@ ng_status ng_family_check(const ng_options *o, char *message, size_t size);
 ng_status ng_family_check_line(const ng_options *o, char *message, size_t size);
 /* Check options o with the `check` of the block's family. */
 ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size);
-/* Used in `check`: fail if an option of another family differs from its default. */
-ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
-                                 size_t size);
+/* Used in `check`: fail if an option without one of the `traits` differs from its default. */
+ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *message, size_t size);
 /* Used in `check`: fail if one of n options that the method ignores differs from its default; the message has `why`. */
 ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char *why,
                                  const ng_options *o, char *message, size_t size);

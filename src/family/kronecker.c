@@ -206,7 +206,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
       {s->damping_leak && joint, NG_OPTION_damping_leak,
        " needs damping_split = pi or full: a joint damping shifts no factor"},
   };
-  ng_status st = ng_family_check_others("kronecker", o, message, size);
+  ng_status st = ng_family_check_others(NG_TRAIT_FACTORS | NG_TRAIT_SOLVES, o, message, size);
   if (st == NG_OK) {
     st = ng_family_check_list(list, sizeof list / sizeof list[0], o, message, size);
   }
@@ -365,6 +365,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
 const ng_family ng_family_kronecker = {
     .shards = true,
     .name = "kronecker",
+    .traits = NG_TRAIT_FACTORS | NG_TRAIT_SOLVES,
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .fits = fits,
     .check = check,

@@ -42,7 +42,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
        ": a rank-one method averages vectors; set first or zero"},
       {eva && s->positions != NG_POSITIONS_EXPAND, NG_OPTION_positions,
        ": stat_scale = eva always takes the mean over positions; set expand"}};
-  const ng_status st = ng_family_check_others("rankone", o, message, size);
+  const ng_status st = ng_family_check_others(NG_TRAIT_VECTORS, o, message, size);
   return st == NG_OK ? ng_family_check_list(list, 3, o, message, size) : st;
 }
 
@@ -278,6 +278,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
 
 const ng_family ng_family_rankone = {
     .name = "rankone",
+    .traits = NG_TRAIT_VECTORS,
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .scans = true,
     .fits = fits,

@@ -430,6 +430,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
 
 const ng_family ng_family_window = {
     .name = "window",
+    .traits = NG_TRAIT_WINDOW,
     .sees = NG_SEES_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
     .scans = true,

@@ -55,7 +55,7 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
       {ggt && s->window_decay > 0.0 && s->window_decay_form == NG_DECAY_DIRECTION,
        NG_OPTION_window_decay_form, ": window_function = ggt supports gradient or none"},
   };
-  ng_status st = ng_family_check_others("window", o, message, size);
+  ng_status st = ng_family_check_others(NG_TRAIT_WINDOW, o, message, size);
   if (st == NG_OK) {
     st =
         ng_family_check_unused(unused, COUNT(unused), "a window has no averages", o, message, size);

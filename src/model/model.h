@@ -180,6 +180,7 @@ struct ng_block {
   int64_t traces_each;
   double *traces;        /* [stats x traces_each] */
   bool keeps_everywhere; /* every rank stores all averages of the block */
+  bool has_period;       /* solve_period applies; false: the block is solved in every step */
   bool solves, scans;    /* copies of ng_family.solve != NULL and .scans; `create` may clear them */
   bool is_worker;        /* this rank stores the results of the solve and can compute PD */
   bool partial;          /* inner, d2, pd2 are this rank's part of a sum over ranks */

@@ -34,6 +34,16 @@ typedef struct ng_option_need {
   uint32_t one_of; /* sum of 1 << value; 0: the option must be above 0 */
 } ng_option_need;
 
+/* Traits that options need and families declare (ng_family.traits). */
+enum {
+  NG_TRAIT_FACTORS = 1 << 0, /* statistics are factors A and G */
+  NG_TRAIT_SOLVES = 1 << 1,  /* results are recomputed every solve_period steps */
+  NG_TRAIT_VECTORS = 1 << 2, /* statistics are mean vectors */
+  NG_TRAIT_WINDOW = 1 << 3   /* a window of gradients is stored */
+};
+/* Return a text for messages and documents: "Kronecker factors"; "" for trait 0. */
+const char *ng_trait_text(uint32_t trait);
+
 typedef struct ng_option_row {
   const char *name, *group;
   ng_option_type type;
@@ -45,7 +55,7 @@ typedef struct ng_option_row {
   const char *choice[NG_CHOICES_MAX]; /* [enum value in settings.h] text; NULL: no such value */
   const char *later;                  /* "c|d": texts refused as not supported yet; NULL: none */
   const char *unit, *help;
-  const char *family;      /* only methods of this family have the option; NULL: all families */
+  uint32_t trait;          /* NG_TRAIT_...: only families with this trait have the option; 0: all */
   ng_option_need needs[2]; /* the option has an effect if one of the conditions holds */
   bool per_layer, live;
   /* check the value of a text option; NULL: any text is accepted */
@@ -149,7 +159,7 @@ ng_status ng_names_take(const ng_names *names, const char *method, const char *n
                         const char *value, ng_options *full, double *lr, bool *gives_lr,
                         char *message, size_t size);
 
-/* Return the family of a method: "kronecker", "rankone" or "window"; NULL: the method is unknown. */
+/* Return the name of the family of a method; NULL: the method is unknown. */
 const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* `name` as stored in the table; NULL: unknown */
 

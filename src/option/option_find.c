@@ -3,6 +3,14 @@
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }
 
+const char *ng_trait_text(uint32_t trait) {
+  return trait == NG_TRAIT_FACTORS   ? "Kronecker factors"
+         : trait == NG_TRAIT_SOLVES  ? "a solve"
+         : trait == NG_TRAIT_VECTORS ? "mean vectors"
+         : trait == NG_TRAIT_WINDOW  ? "a window"
+                                     : "";
+}
+
 ng_status ng_option_at(int32_t i, ng_option_info *out) {
   if (out == NULL || i < 0 || i >= NG_OPTION_COUNT) return NG_ERR_ARG;
   const ng_option_row *row = &ng_option_table[i];
@@ -24,7 +32,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .test = "t_option_effects",
       .per_layer = row->per_layer,
       .live = row->live,
-      .family = row->family == NULL ? "" : row->family,
+      .trait = ng_trait_text(row->trait),
       .needs = row->needs[0].there ? ng_option_name(row->needs[0].option) : "",
   };
   return ng_struct_write(out, &info, sizeof info);

@@ -37,8 +37,8 @@ enum { NG_OPTION_LIST(KIND) };
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
 
-/* Only methods of this family may change the option from its default: ng_family_check_others. */
-#define KRONECKER .family = "kronecker"
+/* Only families with this trait may change the option from its default: ng_family_check_others. */
+#define FACTORS .trait = NG_TRAIT_FACTORS
 
 /* The option has an effect only if option `which` has one of `values`, a sum of 1U << value. */
 #define NEED(which, values)                                                                        \
@@ -53,7 +53,7 @@ enum { NG_OPTION_LIST(KIND) };
 
 #define MFAC (1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_MFAC_FILLED)
 #define TOPK (1U << NG_STORE_TOPK | 1U << NG_STORE_TOPK_LAYER | 1U << NG_STORE_TOPK_BLOCK)
-#define WINDOW .group = "windows", .family = "window", .per_layer = true
+#define WINDOW .group = "windows", .trait = NG_TRAIT_WINDOW, .per_layer = true
 
 /* Bounds exclude only values that the arithmetic cannot represent: a double represents every whole number up to
  * COUNT_MAX, and REAL_MAX times an eigenvalue up to 3e8 fits f32. */
@@ -65,7 +65,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(solver, .group = "curvature", .standard = "cholesky",
         ONE_OF_4(NG_SOLVER_CHOLESKY, "cholesky", NG_SOLVER_EIGEN, "eigen", NG_SOLVER_EIGEN_PREDIV,
                  "eigen-prediv", NG_SOLVER_PRODUCT, "product"),
-        KRONECKER, .per_layer = true,
+        FACTORS, .per_layer = true,
         .help = "How the damped curvature A (x) G is inverted (arXiv 1503.05671; convolutions: "
                 "1602.01407).\n"
                 "- cholesky: invert each damped factor.\n"
@@ -74,7 +74,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- eigen-prediv: as eigen, but divide by the damping of the last solve.\n"
                 "- product: multiply by the factors instead of inverting them, see radius."),
     ROW(eigen_floor, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "eigenvalue", KRONECKER, .per_layer = true, .live = true,
+        .unit = "eigenvalue", FACTORS, .per_layer = true, .live = true,
         .help = "solver = eigen, eigen-prediv: eigenvalues at or below this value count as 0."),
     ROW(damping, .group = "curvature", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
         .lower_open = true, .unit = "curvature", .per_layer = true, .live = true,
@@ -84,7 +84,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(damping_split, .group = "curvature", .standard = "pi",
         ONE_OF_4(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi", NG_SPLIT_ROOT,
                  "root"),
-        KRONECKER, .per_layer = true,
+        FACTORS, .per_layer = true,
         .help = "How lambda = damping is divided between A [p, p] and G [q, q].\n"
                 "- joint: d_G d_A + lambda for each product of eigenvalues, the exact F + lambda "
                 "I; needs solver = eigen or eigen-prediv.\n"
@@ -93,7 +93,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "(tr G / q)).\n"
                 "- root: A + sqrt(lambda) I and G + sqrt(lambda) I."),
     ROW(damping_leak, .group = "curvature", .standard = "0",
-        ONE_OF_3(NG_LEAK_NONE, "0", NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), KRONECKER,
+        ONE_OF_3(NG_LEAK_NONE, "0", NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), FACTORS,
         .per_layer = true,
         .help = "Add the damping of each solve to the stored running average, on these ranks.\n"
                 "- 0: none.\n"
@@ -102,19 +102,19 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- all: every rank, as in eva-kfac, where each rank solves all factors. Ranks that "
                 "share a batch always use all."),
     ROW(output_factor, .group = "curvature", .standard = "full",
-        ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"), KRONECKER,
+        ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"), FACTORS,
         .per_layer = true,
         .help = "The form of factor G.\n"
                 "- full: a matrix, which max_factor and factor_blocks may cut.\n"
                 "- diagonal: only the diagonal."),
     ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "norm", KRONECKER,
+        .unit = "norm", FACTORS,
         .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
                 "(arXiv 2010.01412).\n"
                 "Must be above 0 with product, else 0; damping has no effect on PD."),
     ROW(sides, .group = "curvature", .standard = "both",
         ONE_OF_3(NG_SIDES_BOTH, "both", NG_SIDES_INPUT, "input", NG_SIDES_NONE, "none"),
-        .family = "rankone", .per_layer = true,
+        .trait = NG_TRAIT_VECTORS, .per_layer = true,
         .help = "Rank-one curvature (Eva, arXiv 2308.02123) from the mean input a and the mean "
                 "output gradient g.\n"
                 "- both: (a a') (x) (g g').\n"
@@ -136,15 +136,16 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         ONE_OF_5(NG_SCALE_TEXTBOOK, "textbook", NG_SCALE_KAISA, "kaisa", NG_SCALE_MPD_KFAC,
                  "mpd-kfac", NG_SCALE_EVA, "eva", NG_SCALE_CHAINERKFAC, "chainerkfac"),
         .per_layer = true,
-        .help = "The divisors of the statistics, and the weight of one observation in the mean "
-                "over a step and over ranks.\n"
-                "- textbook: damping means the same for every batch, image and rank count; the "
-                "weight is the number of samples.\n"
-                "- kaisa: the divisors of gpauloski/kfac-pytorch; equal weights.\n"
-                "- mpd-kfac: the divisors of lzhangbv/kfac_pytorch; the weight is the number of "
-                "samples.\n"
-                "- eva: plain means over the rows (rank-one family only); equal weights.\n"
-                "- chainerkfac: the divisors of textbook; equal weights."),
+        .help =
+            "The divisors of the statistics, and the weight of one observation in the mean "
+            "over a step and over ranks.\n"
+            "- textbook: damping means the same for every batch, image and rank count; the "
+            "weight is the number of samples.\n"
+            "- kaisa: the divisors of gpauloski/kfac-pytorch; equal weights.\n"
+            "- mpd-kfac: the divisors of lzhangbv/kfac_pytorch; the weight is the number of "
+            "samples.\n"
+            "- eva: plain means over the rows (methods with mean vectors only); equal weights.\n"
+            "- chainerkfac: the divisors of textbook; equal weights."),
     ROW(positions, STATISTICS, .standard = "expand",
         ONE_OF_2(NG_POSITIONS_EXPAND, "expand", NG_POSITIONS_REDUCE, "reduce"), .per_layer = true,
         .help = "Positions of a sequence or image.\n"
@@ -162,7 +163,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(stat_period, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
         .per_layer = true, .live = true, .help = "Steps between observations of statistics."),
     ROW(solve_period, STATISTICS, .standard = "10", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
-        KRONECKER, .per_layer = true, .live = true,
+        .trait = NG_TRAIT_SOLVES, .per_layer = true, .live = true,
         .help = "Steps between solves (inverses, eigenbases)."),
     ROW(refresh_tolerance, STATISTICS, .standard = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "norm",
@@ -175,18 +176,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "  max(1, d1/2) if |X - X1| >= refresh_tolerance |X1|, else d1 if X and X2 differ "
                 "as much, else d1 + d2."),
     ROW(max_factor, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "columns",
-        KRONECKER, .per_layer = true,
+        FACTORS, .per_layer = true,
         .help = "Cut a wider factor into diagonal blocks of at most this width; 0: never."),
     ROW(factor_blocks, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX,
-        .unit = "blocks", KRONECKER, .per_layer = true,
+        .unit = "blocks", FACTORS, .per_layer = true,
         .help = "Cut every factor into at least this number of diagonal blocks."),
     ROW(factor_dtype, STATISTICS, .standard = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", KRONECKER,
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", FACTORS,
         .per_layer = true,
         .help = "The type of running averages of factors; norm layers and A of an embedding always "
                 "use f32."),
     ROW(inverse_dtype, STATISTICS, .standard = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", KRONECKER,
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", FACTORS,
         .per_layer = true,
         .help = "The type of inverses and eigenvectors; norm layers always use f32."),
 
@@ -253,7 +254,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "matches no layer is an error of ng_ready.\n"
                 "- method=NAME takes all per-layer options from that method's row; clip, ranks, "
                 "messages and update stay the model's.\n"
-                "- Layers of the window family with identical lines share one window."),
+                "- Layers of methods with a window and with identical lines share one window."),
 
     /* Ranks. */
     ROW(statistics, .group = "ranks", .standard = "all",
@@ -287,7 +288,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "Must be 1 with placement = spngd, and with statistics = local unless one rank "
                 "stores the inverse."),
     ROW(grad_worker_fraction, .group = "ranks", .standard = "1", .lower = 0, .upper = 1,
-        .unit = "ranks/W", KRONECKER,
+        .unit = "ranks/W", .trait = NG_TRAIT_SOLVES,
         .help = "The share of ranks that store the inverse of a block; 0: the owner only."),
 
     /* Messages. */

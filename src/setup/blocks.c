@@ -145,7 +145,10 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
 
 /* Let the family create the block and declare its statistics; placement, which needs their sizes, comes later. */
 static ng_status fill_block(ng_block *b) {
+  const ng_family *method = ng_family_find(b->base.family);
   b->solves = b->family->solve != NULL;
+  b->has_period =
+      ((b->family->traits | (method == NULL ? 0 : method->traits)) & NG_TRAIT_SOLVES) != 0;
   b->scans = b->family->scans;
   ng_status st = b->family->create(b);
   if (st == NG_OK) st = b->family->statistics(b);

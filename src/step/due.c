@@ -56,12 +56,9 @@ bool ng_block_statistics_due(const ng_precond *p, const ng_block *b) {
 
 /* A block that was never solved is due, because PD needs results. */
 bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
-  /* blocks of families without the option solve_period solve in every step */
-  const char *owner = ng_option_table[NG_OPTION_solve_period].family;
-  const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (!b->solves || b->out) return false;
   if (b->base.refresh_tolerance > 0.0) return !b->solved || ng_block_statistics_due(p, b);
-  return !b->solved || !period || p->steps % b->base.solve_period == 0;
+  return !b->solved || !b->has_period || p->steps % b->base.solve_period == 0;
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/
