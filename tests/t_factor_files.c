@@ -61,7 +61,8 @@ static uint64_t averages(const sim *s) {
       for (int32_t j = 0; j < b->stat[k].parts && b->stat[k].rule.averaged; j++) {
         const ng_stat_part *part = &b->stat[k].part[j];
         const unsigned char *c = part->average;
-        const int64_t n = ng_stat_part_count(&b->stat[k], part) * ng_dtype_size(b->stat[k].kept);
+        const int64_t n =
+            ng_stat_part_count(&b->stat[k], part) * ng_dtype_size(b->stat[k].average_dtype);
         for (int64_t t = 0; t < n && c != NULL; t++) {
           h = (h ^ c[t]) * UINT64_C(1099511628211);
         }

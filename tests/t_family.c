@@ -561,12 +561,14 @@ static void own_idea(ng_block *b, ng_stat *s) {
 }
 
 static void half_vector(ng_block *b, ng_stat *s) {
-  if (!s->symmetric) s->kept = NG_BF16;
+  if (!s->symmetric) s->average_dtype = NG_BF16;
 }
 static void wide_average(ng_block *b, ng_stat *s) {
-  if (s->rule.averaged) s->wire = NG_F64;
+  if (s->rule.averaged) s->sum_dtype = NG_F64;
 }
-static void sees_two(ng_block *b, ng_stat *s) { s->sees = NG_SEES_INPUT | NG_SEES_OUTGRAD; }
+static void sees_two(ng_block *b, ng_stat *s) {
+  s->observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD;
+}
 
 static void test_refused_life(void **state) {
   static const struct {

@@ -193,10 +193,10 @@ static void averages(const model *m, unsigned char *to, size_t size) {
   size_t at = 0;
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    const size_t bytes = (size_t)(ng_stat_part_count(s, s->part) * ng_dtype_size(s->kept));
+    const size_t bytes = (size_t)(ng_stat_part_count(s, s->part) * ng_dtype_size(s->average_dtype));
     assert_true(s->parts == 1 && at + bytes <= size);
     memcpy(to + at, s->part->average, bytes);
-    assert_true(ng_all_finite(s->part->average, s->kept, ng_stat_part_count(s, s->part)));
+    assert_true(ng_all_finite(s->part->average, s->average_dtype, ng_stat_part_count(s, s->part)));
     at += bytes;
   }
 }

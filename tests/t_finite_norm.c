@@ -106,13 +106,13 @@ static size_t average(const fixture *f, unsigned char *to, size_t size, bool *fi
   *finite = true;
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    if (!s->keeps) continue;
+    if (!s->has_average) continue;
     bytes = 0;
     memset(to, 0, size);
     for (int32_t k = 0; k < s->parts; k++) {
       const int64_t n = ng_stat_part_count(s, &s->part[k]);
-      const size_t more = (size_t)(n * ng_dtype_size(s->kept));
-      *finite = *finite && ng_all_finite(s->part[k].average, s->kept, n);
+      const size_t more = (size_t)(n * ng_dtype_size(s->average_dtype));
+      *finite = *finite && ng_all_finite(s->part[k].average, s->average_dtype, n);
       if (bytes + more <= size) memcpy(to + bytes, s->part[k].average, more);
       bytes += more;
     }

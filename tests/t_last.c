@@ -289,7 +289,7 @@ static ng_status in_double(ng_block *b) {
   const ng_status st = ng_family_rankone.statistics(b);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     b->stat[i].rule.averaged = false;
-    b->stat[i].wire = NG_F64;
+    b->stat[i].sum_dtype = NG_F64;
   }
   return st;
 }

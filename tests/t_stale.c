@@ -138,12 +138,13 @@ static void one_walk(const form *f, rng *r, int seen[4]) {
   static rule want;
   memset(&b, 0, sizeof b);
   want = begin;
-  b.s = (ng_stat){.symmetric = f->symmetric,
-                  .kept = f->kept,
-                  .parts = f->parts,
-                  .part = b.part,
-                  .keeps = true,
-                  .stale = {.on = true, .tolerance = TOLERANCE, .last = 1, .before = 1}};
+  b.s = (ng_stat){
+      .symmetric = f->symmetric,
+      .average_dtype = f->kept,
+      .parts = f->parts,
+      .part = b.part,
+      .has_average = true,
+      .stale = {.enabled = true, .tolerance = TOLERANCE, .interval = 1, .previous_interval = 1}};
   for (int32_t p = 0; p < f->parts; p++) {
     b.part[p] = (ng_stat_part){.rows = f->rows,
                                .cols = f->cols,
@@ -168,9 +169,9 @@ static void one_walk(const form *f, rng *r, int seen[4]) {
       fail_msg("%s, refresh %d: verdict %d, not %d", f->name, t, b.s.stale.verdict, verdict);
     seen[verdict]++;
     ng_stale_advance(&b.s.stale, b.s.stale.verdict, t);
-    assert_int_equal(b.s.stale.last, want.last);
-    assert_int_equal(b.s.stale.before, want.before);
-    b.s.stale.refreshed++;
+    assert_int_equal(b.s.stale.interval, want.last);
+    assert_int_equal(b.s.stale.previous_interval, want.before);
+    b.s.stale.refreshes++;
   }
 }
 
@@ -203,16 +204,19 @@ static void verdicts_match_the_formula(void **state) {
 static void the_start_average_is_no_refresh(void **state) {
   float average[3] = {1, 0, 1}, older[3] = {0}, scratch[16];
   ng_stat_part part = {.rows = 1, .cols = 3, .diagonal = 2, .average = average, .older = older};
-  ng_stat s = {
-      .kept = NG_F32, .parts = 1, .part = &part, .keeps = true, .stale = {.tolerance = 0.1}};
+  ng_stat s = {.average_dtype = NG_F32,
+               .parts = 1,
+               .part = &part,
+               .has_average = true,
+               .stale = {.tolerance = 0.1}};
   static const ng_verdict want[] = {NG_UNLIKE, NG_LIKE_LAST, NG_LIKE_BOTH, NG_LIKE_BOTH};
-  s.stale.on = true;
+  s.stale.enabled = true;
   for (int t = 0; t < 4; t++) {
     ng_stat_copy_average(&s, scratch);
     average[0] += 0.001F;
     ng_stat_compare(&s, scratch);
     assert_int_equal(s.stale.verdict, want[t]);
-    s.stale.refreshed++;
+    s.stale.refreshes++;
   }
 }
 
@@ -491,7 +495,7 @@ static void as_the_rule(const life *l, int from) {
 static void refresh_steps_by_hand(void **state) {
   static const int steps[] = {0, 1, 2, 4, 7, 12, 20, 33};
   rule r = begin;
-  ng_stale s = {.last = 1, .before = 1};
+  ng_stale s = {.interval = 1, .previous_interval = 1};
   for (int t = 0, k = 0; t < STEPS; t++) {
     const bool due = rule_step(&r, t, 5);
     assert_int_equal(due, k < 8 && steps[k] == t);
@@ -505,9 +509,9 @@ static void refresh_steps_by_hand(void **state) {
             {NG_LIKE_BOTH, 7, 3}, {NG_LIKE_LAST, 10, 3}, {NG_LIKE_BOTH, 16, 6},
             {NG_UNLIKE, 19, 3},   {NG_UNLIKE, 20, 1},    {NG_UNLIKE, 21, 1}};
   for (size_t k = 0; k < sizeof by / sizeof by[0]; k++) {
-    ng_stale_advance(&s, by[k].verdict, s.next);
-    assert_int_equal(s.next, by[k].next);
-    assert_int_equal(s.last, by[k].last);
+    ng_stale_advance(&s, by[k].verdict, s.next_refresh);
+    assert_int_equal(s.next_refresh, by[k].next);
+    assert_int_equal(s.interval, by[k].last);
   }
 }
 

@@ -38,7 +38,7 @@ static ng_status diagonal_statistics(ng_block *b) {
   if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
   if (st != NG_OK) return st;
   b->stat->name = "v";
-  b->stat->sees = NG_SEES_FLATGRAD;
+  b->stat->observed = NG_OBSERVED_FLATGRAD;
   b->stat->rule.averaged = true;
   b->stat->part->rows = 1;
   b->stat->part->cols = b->segment->to;
@@ -57,7 +57,7 @@ static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
   const ng_slot *s = b->segment->slot;
   float *v = b->stat->part->sum, x;
   if (!ng_all_finite(s->grad.data, s->grad.dtype, s->cols)) return NG_SKIPPED;
-  ng_stat_retain(b->ctx->queue, b->stat);
+  ng_stat_scale_old(b->ctx->queue, b->stat);
   for (int64_t i = 0; i < s->cols; i++) {
     ng_slot_read(s, 0, i, 1, &x);
     v[i] = (float)((double)v[i] + b->stat->mix.fresh * (double)x * (double)x);
@@ -104,7 +104,7 @@ static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 const ng_family toy_diagonal = {
     .name = "diagonal",
-    .sees = NG_SEES_FLATGRAD,
+    .sees = NG_OBSERVED_FLATGRAD,
     .fits = diagonal_fits,
     .check = any_options,
     .create = diagonal_create,
@@ -140,8 +140,8 @@ static ng_status total_statistics(ng_block *b) {
   if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
   if (st != NG_OK) return st;
   b->stat->name = "squares";
-  b->stat->sees = NG_SEES_FLATGRAD;
-  b->stat->wire = NG_F64;
+  b->stat->observed = NG_OBSERVED_FLATGRAD;
+  b->stat->sum_dtype = NG_F64;
   b->stat->part->rows = b->stat->part->cols = 1;
   return NG_OK;
 }
@@ -199,7 +199,7 @@ static void total_report(const ng_block *b, ng_layer_report *r) {
 
 const ng_family toy_total = {
     .name = "total",
-    .sees = NG_SEES_FLATGRAD,
+    .sees = NG_OBSERVED_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
     .fits = total_fits,
     .check = any_options,

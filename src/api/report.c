@@ -105,12 +105,12 @@ ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_repor
   memset(&now, 0, sizeof now);
   now.layer = p->block[block]->name;
   now.name = s->name;
-  now.refreshed = s->stale.refreshed;
-  now.passed = s->stale.passed;
-  now.interval = s->stale.on ? s->stale.last : 0;
-  now.next = s->stale.on ? s->stale.next : 0;
+  now.refreshed = s->stale.refreshes;
+  now.passed = s->stale.steps_without;
+  now.interval = s->stale.enabled ? s->stale.interval : 0;
+  now.next = s->stale.enabled ? s->stale.next_refresh : 0;
   now.bytes_sent = s->stale.bytes_sent;
-  now.bytes_passed = s->stale.bytes_passed;
+  now.bytes_passed = s->stale.bytes_saved;
   return ng_struct_write(r, &now, sizeof now);
 }
 
@@ -130,7 +130,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
     now.observe_ms = b->observe_ms;
     now.solve_ms = b->solve_ms;
     now.measure_ms = b->measure_ms;
-    for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
       now.observations += b->observations[kind];
     }
     now.unobserved = b->unobserved;

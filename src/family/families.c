@@ -210,7 +210,7 @@ ng_field ng_part_field(const ng_stat *s, int32_t i, const char *suffix, ng_dtype
 
 ng_field ng_average_field(const ng_stat *s, int32_t i, bool older) {
   const ng_stat_part *part = &s->part[i];
-  ng_field f = ng_part_field(s, i, older ? "_older" : "", s->kept, part->rows, part->cols,
+  ng_field f = ng_part_field(s, i, older ? "_older" : "", s->average_dtype, part->rows, part->cols,
                              older ? part->older : part->average);
   f.sym = s->symmetric;
   if (s->symmetric) {
@@ -232,7 +232,7 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
   for (int32_t i = 0; i < b->stats; i++) {
     for (int32_t k = 0; k < b->stat[i].parts && st == NG_OK && b->stat[i].rule.averaged; k++) {
       st = visit_average(&b->stat[i], k, false, visit, arg);
-      if (st == NG_OK && b->stat[i].stale.on) {
+      if (st == NG_OK && b->stat[i].stale.enabled) {
         st = visit_average(&b->stat[i], k, true, visit, arg);
       }
     }
@@ -258,9 +258,9 @@ static ng_status visit_flag(const char *name, const ng_stat *s, const char *what
 
 /* A block observed before a save must not be reported as unobserved after a load. */
 static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *arg) {
-  static const char *const name[NG_SEEN_KINDS] = {"input", "output_grad", "gradient"};
+  static const char *const name[NG_OBSERVED_KINDS] = {"input", "output_grad", "gradient"};
   double count = (double)b->observations[kind];
-  if ((b->sees & ng_sees(kind)) == 0) return NG_OK;
+  if ((b->sees & ng_observed_bit(kind)) == 0) return NG_OK;
   ng_status st = visit_flag(name[kind], NULL, "_seen", &b->seen[kind], visit, arg);
   if (st == NG_OK) st = visit_number(name[kind], NULL, "_observations", &count, visit, arg);
   b->observations[kind] = (int64_t)count;
@@ -272,23 +272,23 @@ static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
   static const char *const name[] = {"_next",   "_interval",   "_interval_before", "_refreshed",
                                      "_passed", "_bytes_sent", "_bytes_passed"};
   ng_stale *t = &s->stale;
-  int64_t *const count[] = {&t->next,   &t->last,       &t->before,      &t->refreshed,
-                            &t->passed, &t->bytes_sent, &t->bytes_passed};
+  int64_t *const count[] = {&t->next_refresh,  &t->interval,   &t->previous_interval, &t->refreshes,
+                            &t->steps_without, &t->bytes_sent, &t->bytes_saved};
   ng_status st = NG_OK;
   for (int i = 0; i < 7 && st == NG_OK; i++) {
     double x = (double)*count[i];
     st = visit_number(s->name, s, name[i], &x, visit, arg);
     *count[i] = x >= 0.0 && x < 9e15 ? (int64_t)x : 0;
   }
-  t->last = ng_max64(1, t->last);
-  t->before = ng_max64(1, t->before);
+  t->interval = ng_max64(1, t->interval);
+  t->previous_interval = ng_max64(1, t->previous_interval);
   return st;
 }
 
 size_t ng_block_counts(const ng_block *b) {
   size_t n = 1;
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    n += (b->sees & ng_sees(kind)) != 0 ? 2 : 0;
+  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
+    n += (b->sees & ng_observed_bit(kind)) != 0 ? 2 : 0;
   }
   return n;
 }
@@ -296,14 +296,14 @@ size_t ng_block_counts(const ng_block *b) {
 /* Visit the flags and counts of ng_block_counts first. */
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = visit_flag("solved", NULL, "", &b->solved, visit, arg);
-  for (int kind = 0; kind < NG_SEEN_KINDS && st == NG_OK; kind++) {
+  for (int kind = 0; kind < NG_OBSERVED_KINDS && st == NG_OK; kind++) {
     st = visit_seen(b, kind, visit, arg);
   }
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     ng_stat *s = &b->stat[i];
     if (!s->rule.averaged) continue;
     st = visit_flag(s->name, s, "_started", &s->started, visit, arg);
-    if (st == NG_OK && s->stale.on) st = visit_stale(s, visit, arg);
+    if (st == NG_OK && s->stale.enabled) st = visit_stale(s, visit, arg);
   }
   return st == NG_OK && b->family->numbers != NULL ? b->family->numbers(b, visit, arg) : st;
 }

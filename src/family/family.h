@@ -25,7 +25,7 @@
 
 /* An observation: one array of a micro-batch, checked against the layer. */
 typedef struct ng_obs {
-  uint32_t what; /* kind of array; NG_SEES_FLATGRAD: none, the family reads bound gradients */
+  uint32_t what; /* kind of array; NG_OBSERVED_FLATGRAD: none, the family reads bound gradients */
   ng_view v;
   int64_t samples; /* on this rank */
   /* ng_batch.whole: samples of the micro-batch on all ranks, and index of this rank's first sample; else 0. */
@@ -34,7 +34,7 @@ typedef struct ng_obs {
   int64_t size[2], out[2]; /* conv2d: [height, width] of the observed array, and of the output */
   int64_t batch;           /* number of the micro-batch */
   double loss_scale;
-  double lr; /* NG_SEES_FLATGRAD: learning rate of the step */
+  double lr; /* NG_OBSERVED_FLATGRAD: learning rate of the step */
   ng_reduction reduction;
   double most; /* largest magnitude in the array; 0 if the family scans */
 } ng_obs;

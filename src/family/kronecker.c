@@ -225,10 +225,10 @@ static ng_status statistics(ng_block *b) {
     const bool diagonal = of->part->diagonal;
     ng_stat *s = of->stat = &b->stat[side];
     s->name = side == NG_SIDE_A ? "A" : "G";
-    s->sees = side == NG_SIDE_A ? NG_SEES_INPUT : NG_SEES_OUTGRAD;
+    s->observed = side == NG_SIDE_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
     s->symmetric = !diagonal;
     s->rule.averaged = true;
-    s->kept = diagonal ? NG_F32 : b->base.factor_dtype;
+    s->average_dtype = diagonal ? NG_F32 : b->base.factor_dtype;
     s->shift = b->base.damping_leak ? of->shift : NULL;
     st = ng_stat_take_parts(b, s, (int32_t)k->groups, of->each);
     for (int32_t i = 0; i < of->parts && st == NG_OK; i++) {
@@ -258,7 +258,7 @@ int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
   if (b->entry->d.kind != NG_CONV2D) return 0;
-  if (o->what == NG_SEES_OUTGRAD)
+  if (o->what == NG_OBSERVED_OUTGRAD)
     return ng_gram_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
   const ng_conv c = ng_obs_conv(&k->conv, o);
   return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
@@ -366,7 +366,7 @@ const ng_family ng_family_kronecker = {
     .shards = true,
     .name = "kronecker",
     .traits = NG_TRAIT_FACTORS | NG_TRAIT_SOLVES,
-    .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
+    .sees = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .fits = fits,
     .check = check,
     .create = create,

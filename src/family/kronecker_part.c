@@ -38,7 +38,7 @@ int64_t ng_kron_solve_scratch(const ng_block *b) {
   int64_t most = 0;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &ng_kron_of(b)->side[side];
-    for (int32_t i = 0; i < s->each && s->stat->keeps; i++) {
+    for (int32_t i = 0; i < s->each && s->stat->has_average; i++) {
       most = ng_max64(most, part_scratch(b, &s->part[i]));
     }
   }
@@ -51,7 +51,7 @@ static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, doub
                         float *scratch) {
   const ng_damped m = {.n = part->n,
                        .F = ng_kron_average(s, part),
-                       .kept = s->stat->kept,
+                       .kept = s->stat->average_dtype,
                        .R = part->R,
                        .stored = ng_kron_of(b)->inverse_dtype,
                        .is_factor = part->is_factor,
@@ -67,7 +67,8 @@ static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *s
   ng_queue *q = b->ctx->queue;
   const ng_dtype t = ng_kron_of(b)->inverse_dtype;
   const int64_t n = ng_sym_count(part->n);
-  const ng_sym F = ng_sym_load(q, part->n, ng_kron_average(s, part), s->stat->kept, scratch);
+  const ng_sym F =
+      ng_sym_load(q, part->n, ng_kron_average(s, part), s->stat->average_dtype, scratch);
   if (!ng_fits_dtype(q, n, F.a, t, &part->largest))
     return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
   ng_on(q)->narrow(q, n, F.a, part->R, t);
@@ -93,7 +94,7 @@ static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const 
     if (!(e[i] - e[i] == 0.0f)) return false;
     top = fmax(top, fabs((double)e[i]));
   }
-  if ((double)e[0] < -negative_limit(side->stat->kept, n) * top) return false;
+  if ((double)e[0] < -negative_limit(side->stat->average_dtype, n) * top) return false;
   for (int s = 0; s < 3; s++) {
     const float *v = V + sample[s] * n;
     double norm = 0.0, worst = 0.0;
@@ -141,7 +142,7 @@ static bool decompose(const ng_block *b, const ng_side *s, ng_part *part, double
   double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
   void *work = y + ng_round16(n);
   ng_queue *q = b->ctx->queue;
-  const ng_sym F = ng_sym_load(q, n, ng_kron_average(s, part), s->stat->kept, room);
+  const ng_sym F = ng_sym_load(q, n, ng_kron_average(s, part), s->stat->average_dtype, room);
   ng_on(q)->unpack(q, F, V, n);
   if (twice) {
     ng_queue_wait(q);

@@ -64,7 +64,7 @@ static void measure_averages(const ng_block *b, int32_t group) {
   ng_queue *q = b->ctx->queue;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
-    if (!s->stat->keeps) continue;
+    if (!s->stat->has_average) continue;
     for (int32_t i = group * s->each; i < (group + 1) * s->each; i++) {
       ng_part *part = &s->part[i];
       const void *F = ng_kron_average(s, part);
@@ -76,8 +76,8 @@ static void measure_averages(const ng_block *b, int32_t group) {
         part->finite = part->trace - part->trace == 0.0;
         continue;
       }
-      ng_on(q)->finite(q, ng_sym_count(part->n), F, s->stat->kept, &part->finite);
-      ng_on(q)->trace(q, part->n, F, s->stat->kept, &part->trace);
+      ng_on(q)->finite(q, ng_sym_count(part->n), F, s->stat->average_dtype, &part->finite);
+      ng_on(q)->trace(q, part->n, F, s->stat->average_dtype, &part->trace);
     }
   }
   ng_queue_wait(q);
@@ -144,7 +144,7 @@ static double pi_of(const double mean[2]) {
 /* Return whether a side must be solved. With refresh_tolerance > 0, a side whose average has not changed since the last
  * solve keeps its results and its pi. */
 static bool is_new(const ng_block *b, const ng_stat *s) {
-  return !s->stale.on || !b->solved || s->fresh;
+  return !s->stale.enabled || !b->solved || s->is_new;
 }
 
 /* Every rank that keeps the averages computes the same traces, pi and shifts, but only the owner of a side solves it.
@@ -166,7 +166,7 @@ ng_status ng_kron_solve(ng_block *b) {
     bool finite[2];
     measure_averages(b, group);
     for (int i = 0; i < 2; i++) {
-      finite[i] = k->side[i].stat->keeps && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
+      finite[i] = k->side[i].stat->has_average && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
       if (b->traces != NULL) mean[i] = b->traces[i * b->traces_each + group];
     }
     const double pi = pi_of(mean);
@@ -180,7 +180,8 @@ ng_status ng_kron_solve(ng_block *b) {
         s->says[NG_SAYS_PI + group] = (float)pi;
         if (group == 0) s->says[NG_SAYS_DAMPING] = (float)on[i];
       }
-      if (b->base.damping_leak && s->stat->keeps && is_new(b, s->stat)) s->shift[group] += on[i];
+      if (b->base.damping_leak && s->stat->has_average && is_new(b, s->stat))
+        s->shift[group] += on[i];
     }
   }
   ng_queue_wait(b->ctx->queue); /* other blocks use the scratch next */

@@ -46,7 +46,7 @@ static ng_status create(ng_block *b) {
   k->width = (int64_t)b->entry->slots * d->in;
   k->full = b->solves = b->base.norm_block == NG_NORM_FULL;
   b->scans = !k->full;
-  if (!k->of.gamma) b->sees &= ~(uint32_t)NG_SEES_INPUT;
+  if (!k->of.gamma) b->sees &= ~(uint32_t)NG_OBSERVED_INPUT;
   if (k->full && !ng_linalg_fits(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': a norm block of order %lld exceeds 32-bit LAPACK; set "
@@ -65,12 +65,12 @@ static ng_status statistics(ng_block *b) {
   if (st != NG_OK) return st;
   ng_stat *s = b->stat;
   s->name = "F";
-  s->sees = NG_SEES_OUTGRAD;
-  s->with = k->of.gamma ? NG_SEES_INPUT : 0;
+  s->observed = NG_OBSERVED_OUTGRAD;
+  s->also_observed = k->of.gamma ? NG_OBSERVED_INPUT : 0;
   s->symmetric = k->full;
   /* Rounding F to f32 causes a relative error of 6e-8 times the condition number in the inverse. F is often nearly
    * singular, because a batch has fewer samples than F has rows. */
-  if (k->full && k->width <= NG_SMALL_SOLVE) s->kept = s->wire = NG_F64;
+  if (k->full && k->width <= NG_SMALL_SOLVE) s->average_dtype = s->sum_dtype = NG_F64;
   s->rule.averaged = true;
   s->shift = b->base.damping_leak ? &k->shift : NULL;
   st = ng_stat_take_parts(b, s, 1, 1);
@@ -124,7 +124,7 @@ static int32_t solve_own(ng_block *b, double d) {
   const bool had = k->says[NG_NORM_GOOD] != 0.0f;
   const ng_damped m = {.n = k->width,
                        .F = b->stat->part->average,
-                       .kept = b->stat->kept,
+                       .kept = b->stat->average_dtype,
                        .R = k->R,
                        .stored = type_of(b),
                        .info = k->info};
@@ -280,7 +280,7 @@ static void report(const ng_block *b, ng_layer_report *r) {
 
 const ng_family ng_family_norm = {
     .name = "norm",
-    .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
+    .sees = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .scans = true,
     .fits = fits,
     .check = check,

@@ -77,8 +77,8 @@ static ng_status add_units(ng_block *b, ng_norm_sum *k, void *scratch) {
 static void add_full(ng_block *b, ng_norm_sum *k, void *scratch) {
   ng_queue *q = b->ctx->queue;
   k->S = b->stat->part->sum;
-  k->dtype = b->stat->wire;
-  ng_stat_retain(q, b->stat);
+  k->dtype = b->stat->sum_dtype;
+  ng_stat_scale_old(q, b->stat);
   ng_kernels(q)->norm_gram(q, k, 1, scratch);
   ng_queue_wait(q); /* the caller may change its arrays */
 }
@@ -87,13 +87,13 @@ ng_status ng_norm_observe(ng_block *b, const ng_obs *o) {
   ng_norm *k = ng_norm_of_block(b);
   const ng_stat *s = b->stat;
   ng_view x;
-  if (o->what == NG_SEES_INPUT) return keep_input(b, o);
+  if (o->what == NG_OBSERVED_INPUT) return keep_input(b, o);
   ng_status st = find_input(b, o, &x);
   if (st != NG_OK) return st;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0, by = c / o->loss_scale;
   void *scratch = (double *)ng_scratch(b) + doubles_of_x(b);
-  ng_norm_sum sum = {.of = k->of, .x = x, .g = o->v, .take = s->take};
-  sum.alpha = s->mix.fresh * by * by / (double)s->take;
+  ng_norm_sum sum = {.of = k->of, .x = x, .g = o->v, .take = s->samples};
+  sum.alpha = s->mix.fresh * by * by / (double)s->samples;
   if (k->full) {
     add_full(b, &sum, scratch);
   } else {

@@ -60,7 +60,7 @@ static ng_status create(ng_block *b) {
     b->state = k;
     k->groups = groups;
     k->none = none;
-    b->sees = none ? 0 : input_only ? NG_SEES_INPUT : b->sees;
+    b->sees = none ? 0 : input_only ? NG_OBSERVED_INPUT : b->sees;
     k->rank = ng_object(b->p, (size_t)groups * sizeof *k->rank);
     if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
     if (input_only) k->along = ng_object(b->p, (size_t)d->out * sizeof *k->along);
@@ -93,7 +93,7 @@ static ng_status statistics(ng_block *b) {
     if (m->n == 0) continue;
     ng_stat *s = m->stat = &b->stat[at++];
     s->name = i == NG_MEAN_A ? "a_mean" : "g_mean";
-    s->sees = i == NG_MEAN_A ? NG_SEES_INPUT : NG_SEES_OUTGRAD;
+    s->observed = i == NG_MEAN_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
     s->rule.averaged = true;
     st = ng_stat_take_parts(b, s, 1, 1);
     if (st != NG_OK) return st;
@@ -279,7 +279,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
 const ng_family ng_family_rankone = {
     .name = "rankone",
     .traits = NG_TRAIT_VECTORS,
-    .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
+    .sees = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .scans = true,
     .fits = fits,
     .check = check,

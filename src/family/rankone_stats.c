@@ -31,7 +31,8 @@ int64_t ng_rankone_scratch(const ng_block *b) {
 /* Return `scale` of the table above. */
 static double scale_of(const ng_block *b, const ng_obs *o) {
   const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
-  const bool reduce = b->base.positions == NG_POSITIONS_REDUCE, grad = o->what == NG_SEES_OUTGRAD;
+  const bool reduce = b->base.positions == NG_POSITIONS_REDUCE,
+             grad = o->what == NG_OBSERVED_OUTGRAD;
   if (b->base.stat_scale == NG_SCALE_EVA) return grad ? ng_obs_share(o) / o->loss_scale : 1.0;
   if (!grad) return reduce ? 1.0 : sqrt(S);
   return (reduce ? c * S : c) / o->loss_scale;
@@ -40,24 +41,24 @@ static double scale_of(const ng_block *b, const ng_obs *o) {
 int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
   if (b->entry->d.kind == NG_LINEAR)
     return 0; /* the planned scratch is enough for any number of positions */
-  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
+  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_OBSERVED_OUTGRAD];
   const ng_conv c = ng_obs_conv(&m->conv, o);
   return ng_times(ng_round16(m->n) + ng_box_scratch(b->ctx->queue, &c), (int64_t)sizeof(double));
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
-  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
+  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_OBSERVED_OUTGRAD];
   const ng_stat *s = m->stat;
   ng_queue *q = b->ctx->queue;
   double *room = ng_scratch(b);
-  const ng_box box = {.x = o->v, .take = s->take, .conv = ng_obs_conv(&m->conv, o), .out = room};
+  const ng_box box = {.x = o->v, .take = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
   ng_kernels(q)->box_sums(q, &box, 1, room + ng_round16(m->n));
   ng_queue_wait(q);
   const double *out = ng_numbers_read(q, room);
   if (isnan(out[0])) return NG_SKIPPED;
   const int64_t n = box.conv.channels * ng_conv_taps(&box.conv);
   const double scale = s->mix.fresh * scale_of(b, o);
-  const double mean = scale / ((double)s->take * (double)o->positions);
+  const double mean = scale / ((double)s->samples * (double)o->positions);
   float *sum = s->part->sum;
   for (int64_t i = 0; i < m->n; i++) {
     const double fresh = i < n ? mean * out[i] : scale; /* the input of the bias is 1 */

@@ -47,11 +47,11 @@ static ng_status statistics(ng_block *b) {
     st = ng_stat_take_parts(b, s, 1, 1);
     if (st != NG_OK) return st;
     s->name = name[i];
-    s->sees = NG_SEES_FLATGRAD;
-    s->wire = NG_F64;
+    s->observed = NG_OBSERVED_FLATGRAD;
+    s->sum_dtype = NG_F64;
     s->spread = w->sliced ? NG_SPREAD_ALL : NG_SPREAD_SAME;
-    s->every = i == 1 || ng_window_is_first(&b->base);
-    s->alone = true;
+    s->every_step = i == 1 || ng_window_is_first(&b->base);
+    s->own_message = true;
     s->part->rows = w->parts;
     s->part->cols = w->places;
   }
@@ -218,7 +218,7 @@ static ng_status add_products(ng_block *b, bool fresh) {
 /* If ranks select entries jointly, the row enters in select_topk, after `check` found all gradients finite. */
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
-  const bool fresh = b->stat->due;
+  const bool fresh = b->stat->is_due;
   const ng_status st = need_weights(b);
   b->selecting = false;
   w->overflowed = 0;
@@ -431,7 +431,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
 const ng_family ng_family_window = {
     .name = "window",
     .traits = NG_TRAIT_WINDOW,
-    .sees = NG_SEES_FLATGRAD,
+    .sees = NG_OBSERVED_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
     .scans = true,
     .can_exclude = true,

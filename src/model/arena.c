@@ -57,15 +57,15 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
     for (int32_t k = 0; k < s->parts; k++) {
       ng_stat_part *part = &s->part[k];
       const int64_t n = ng_stat_part_count(s, part);
-      if (s->keeps && s->rule.averaged) {
-        part->average = ng_plan_take(plan, NG_USE_FACTORS, n * ng_dtype_size(s->kept));
-        if (s->stale.on) {
-          part->older = ng_plan_take(plan, NG_USE_FACTORS, n * ng_dtype_size(s->kept));
+      if (s->has_average && s->rule.averaged) {
+        part->average = ng_plan_take(plan, NG_USE_FACTORS, n * ng_dtype_size(s->average_dtype));
+        if (s->stale.enabled) {
+          part->older = ng_plan_take(plan, NG_USE_FACTORS, n * ng_dtype_size(s->average_dtype));
         }
       }
       if (!s->observes) continue;
       ng_span *run = ng_stat_goes_to_owner(s) ? &plan->sum[s->owner] : &plan->rest;
-      part->sum = take_run(plan, NG_USE_SUMS, run, n * ng_dtype_size(s->wire));
+      part->sum = take_run(plan, NG_USE_SUMS, run, n * ng_dtype_size(s->sum_dtype));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }

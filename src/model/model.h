@@ -166,7 +166,7 @@ struct ng_block {
   ng_entry *entry;     /* layer of the block; NULL: a block over many layers */
   int32_t number;      /* index in ng_precond.block */
   ng_settings base;    /* options of the model, changed by the line */
-  uint32_t sees;       /* set of observations (ng_sees) that the block uses */
+  uint32_t sees;       /* set of observations (ng_observed_bit) that the block uses */
   ng_stat *stat;
   int32_t stats;
   int32_t first_stat; /* number of statistics of all previous blocks */
@@ -208,8 +208,8 @@ struct ng_block {
       in_present_message; /* the messages that post_held builds now contain these sums (step/sums.c) */
   double *sum;            /* [groups of all segments x 2] results of ng_family.sums */
   /* since ng_ready */
-  bool seen[NG_SEEN_KINDS]; /* some rank observed this kind, or the block does not use the kind */
-  int64_t observations[NG_SEEN_KINDS];
+  bool seen[NG_OBSERVED_KINDS]; /* some rank observed this kind, or the block does not use it */
+  int64_t observations[NG_OBSERVED_KINDS];
   int32_t unobserved_now; /* statistics that were due in this step and that no rank observed */
   int64_t unobserved;     /* steps with unobserved_now > 0 */
   bool solved, fresh;     /* solved since ng_ready; solved in this step */

@@ -188,9 +188,9 @@ void ng_place_stats(ng_block *b) {
     const bool own = s->owner == rank;
     s->observes = s->spread != NG_SPREAD_LOCAL || own;
     const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;
-    s->keeps = own || everywhere;
+    s->has_average = own || everywhere;
     s->observers = ng_stat_is_sent(s) ? ranks : 1;
-    b->keeps = b->keeps && s->keeps;
+    b->keeps = b->keeps && s->has_average;
     b->apart = b->apart || (!everywhere && s->owner != b->stat[0].owner);
     b->keeps_everywhere = b->keeps_everywhere && everywhere;
   }

@@ -84,22 +84,23 @@ static void set_rules(ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     s->rule.calls = o->calls;
-    s->rule.equal = o->stat_scale != NG_SCALE_TEXTBOOK && o->stat_scale != NG_SCALE_MPD_KFAC;
+    s->rule.equal_weights =
+        o->stat_scale != NG_SCALE_TEXTBOOK && o->stat_scale != NG_SCALE_MPD_KFAC;
     s->rule.start = o->stat_start;
     s->rule.stat_batch = o->stat_batch;
     s->rule.decay = o->stat_decay;
-    s->rule.undivided = o->damping_leak == NG_LEAK_ALL;
-    if (s->kept == 0) s->kept = NG_F32;
-    if (s->wire == 0) s->wire = NG_F32;
-    s->travels = s->rule.averaged && s->wire == NG_F32 ? o->wire_dtype : s->wire;
+    s->rule.whole_shift = o->damping_leak == NG_LEAK_ALL;
+    if (s->average_dtype == 0) s->average_dtype = NG_F32;
+    if (s->sum_dtype == 0) s->sum_dtype = NG_F32;
+    s->wire_dtype = s->rule.averaged && s->sum_dtype == NG_F32 ? o->wire_dtype : s->sum_dtype;
     if (s->rule.averaged && s->spread == NG_SPREAD_ALL) {
       s->spread = o->statistics == NG_STATISTICS_LOCAL   ? NG_SPREAD_LOCAL
                   : o->statistics == NG_STATISTICS_OWNER ? NG_SPREAD_OWNER
                                                          : NG_SPREAD_ALL;
     }
-    s->stale.on = s->rule.averaged && o->refresh_tolerance > 0.0;
+    s->stale.enabled = s->rule.averaged && o->refresh_tolerance > 0.0;
     s->stale.tolerance = o->refresh_tolerance;
-    s->stale.last = s->stale.before = 1;
+    s->stale.interval = s->stale.previous_interval = 1;
   }
 }
 
@@ -110,19 +111,21 @@ static ng_status invalid_statistic(const ng_block *b, const ng_stat *s, const ch
 
 /* Refuse a kind of observation, dtype, owner or spread that the engine does not support. */
 static ng_status check_stat(const ng_block *b, const ng_stat *s) {
-  const bool one = s->sees != 0 && (s->sees & (s->sees - 1)) == 0 && (s->sees & ~b->sees) == 0;
-  const bool sixteen = s->kept == NG_BF16 || s->kept == NG_F16;
+  const bool one =
+      s->observed != 0 && (s->observed & (s->observed - 1)) == 0 && (s->observed & ~b->sees) == 0;
+  const bool sixteen = s->average_dtype == NG_BF16 || s->average_dtype == NG_F16;
   if (!one)
     return invalid_statistic(b, s, "it must have exactly one kind of observation of the family");
-  const bool wide = s->symmetric && s->kept == NG_F64 && s->wire == NG_F64;
+  const bool wide = s->symmetric && s->average_dtype == NG_F64 && s->sum_dtype == NG_F64;
   if (s->rule.averaged && !wide &&
-      (s->wire != NG_F32 || !(s->kept == NG_F32 || (sixteen && s->symmetric)))) {
+      (s->sum_dtype != NG_F32 || !(s->average_dtype == NG_F32 || (sixteen && s->symmetric)))) {
     return invalid_statistic(
         b, s,
         "averages are f32, of symmetric matrices also bf16 or f16, over sums in f32, or "
         "f64 over sums in f64");
   }
-  if (s->wire != NG_F32 && s->wire != NG_F64) return invalid_statistic(b, s, "sums are f32 or f64");
+  if (s->sum_dtype != NG_F32 && s->sum_dtype != NG_F64)
+    return invalid_statistic(b, s, "sums are f32 or f64");
   if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
     return invalid_statistic(b, s, "its owner is not in the block's column");
   }
@@ -179,8 +182,8 @@ static ng_status settle_block(ng_block *b) {
                    b->name, b->family->name);
   }
   b->is_worker = b->solves ? b->column == b->p->grid.column : b->keeps;
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* true if the family does not use this kind */
+  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
+    b->seen[kind] = (b->sees & ng_observed_bit(kind)) == 0;
   }
   return NG_OK;
 }

@@ -34,7 +34,7 @@ typedef struct sums {
 } sums;
 
 static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_rank_plan *out) {
-  const ng_stat *before = s->alone ? NULL : x->before;
+  const ng_stat *before = s->own_message ? NULL : x->before;
   int64_t gap, n;
   x->before = NULL;
   if (!ng_stat_is_sent(s) || !s->observes) return;
@@ -43,8 +43,8 @@ static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_ran
     x->message = gap = 0;
   }
   x->message += gap + n;
-  out->sums_bytes += (gap + n) * ng_dtype_size(s->travels);
-  if (!s->alone) x->before = s;
+  out->sums_bytes += (gap + n) * ng_dtype_size(s->wire_dtype);
+  if (!s->own_message) x->before = s;
 }
 
 /* Add the messages of statistics that go to their owner (`owned`), or of all other statistics. */

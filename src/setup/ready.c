@@ -81,7 +81,7 @@ static ng_status take_memory(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
-      ng_stat_begin(&b->stat[k]);
+      ng_stat_init(&b->stat[k]);
     }
     if (b->family->begin != NULL) st = b->family->begin(b);
   }

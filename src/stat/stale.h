@@ -19,13 +19,13 @@
 typedef enum ng_verdict { NG_UNLIKE = 1, NG_LIKE_LAST, NG_LIKE_BOTH } ng_verdict;
 
 typedef struct ng_stale {
-  bool on;
+  bool enabled;
   double tolerance;
-  int64_t next;
-  int64_t last, before;             /* d1, d2 */
-  int64_t refreshed, passed;        /* number of steps with a refresh; number of steps without */
-  int64_t bytes_sent, bytes_passed; /* sent by refreshes; not sent */
-  ng_verdict verdict;               /* this rank's verdict, valid after a refresh in this step */
+  int64_t next_refresh;
+  int64_t interval, previous_interval; /* d1, d2 */
+  int64_t refreshes, steps_without;    /* steps with a refresh, without */
+  int64_t bytes_sent, bytes_saved;     /* sent by refreshes; not sent */
+  ng_verdict verdict;                  /* this rank's verdict, valid after a refresh in this step */
 } ng_stale;
 
 /* Set the next interval from a verdict at `step`. */

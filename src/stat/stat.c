@@ -24,16 +24,16 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
 
 /* Reset the weights of this step. keep = 1: without a sample the old average stays. */
 static void reset_step(ng_stat *s) {
-  s->w = s->total = s->total_keep = 0.0;
+  s->w = s->w_total = s->w_keep_total = 0.0;
   s->keep = 1.0;
-  s->posted = s->shown = s->fresh = false;
+  s->posted = s->last_observed = s->is_new = false;
 }
 
 /* start = identity: set the diagonal of the average to 1, as KAISA and kfac_pytorch do. start = first needs no initial
  * value, because the first fold gives the old average the weight 0. */
-void ng_stat_begin(ng_stat *s) {
+void ng_stat_init(ng_stat *s) {
   reset_step(s);
-  if (!s->keeps || s->rule.start != NG_START_IDENTITY) return;
+  if (!s->has_average || s->rule.start != NG_START_IDENTITY) return;
   const float one = 1.0f;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
@@ -43,21 +43,22 @@ void ng_stat_begin(ng_stat *s) {
         ((double *)p->average)[k] = 1.0;
         continue;
       }
-      ng_from_f32((char *)p->average + k * ng_dtype_size(s->kept), s->kept, &one, 1);
+      ng_from_f32((char *)p->average + k * ng_dtype_size(s->average_dtype), s->average_dtype, &one,
+                  1);
     }
   }
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-static double weight_of(const ng_stat *s) {
-  const double take = (double)s->take;
-  return s->rule.equal ? take / (double)s->all : take;
+static double observation_weight(const ng_stat *s) {
+  const double take = (double)s->samples;
+  return s->rule.equal_weights ? take / (double)s->samples_all : take;
 }
 
 /* Return the weight of the old average for the next sample: 0 for the first sample if start = first. With calls = ema
  * the second call of the first step already has an old average: the first call. */
-static double rho_of(const ng_stat *s) {
+static double old_weight(const ng_stat *s) {
   const bool ema = s->rule.calls == NG_CALLS_EMA;
   const bool first = !s->started && (!ema || s->w == 0.0);
   return first && s->rule.start == NG_START_FIRST ? 0.0 : s->rule.decay;
@@ -66,22 +67,22 @@ static double rho_of(const ng_stat *s) {
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) {
   const bool more = s->w > 0.0;
   const int64_t of = whole > 0 ? whole : samples, most = s->rule.stat_batch;
-  s->all = most > 0 ? ng_min64(most, of) : of;
-  s->take = ng_min64(ng_max64(0, s->all - first), samples);
+  s->samples_all = most > 0 ? ng_min64(most, of) : of;
+  s->samples = ng_min64(ng_max64(0, s->samples_all - first), samples);
   if (!s->rule.averaged) {
     s->mix = (ng_mix){1.0, 1.0};
     return;
   }
-  const double rho = rho_of(s);
+  const double rho = old_weight(s);
   if (s->rule.calls == NG_CALLS_EMA) {
     s->mix = (ng_mix){more ? rho : 1.0, 1.0 - rho};
   } else {
-    s->mix = (ng_mix){s->rule.calls == NG_CALLS_LAST && more ? 0.0 : 1.0, weight_of(s)};
+    s->mix = (ng_mix){s->rule.calls == NG_CALLS_LAST && more ? 0.0 : 1.0, observation_weight(s)};
   }
 }
 
 /* The host scales small matrices in double; the queue has no such entry. */
-static void scale(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
+static void scale_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
   const int64_t n = ng_stat_part_count(s, p);
   if (!ng_stat_is_double(s)) {
     ng_on(q)->scale(q, n, p->sum, by);
@@ -92,19 +93,19 @@ static void scale(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double b
   }
 }
 
-void ng_stat_retain(ng_queue *q, const ng_stat *s) {
+void ng_stat_scale_old(ng_queue *q, const ng_stat *s) {
   for (int32_t i = 0; i < s->parts && s->mix.old != 1.0; i++) {
-    scale(q, s, &s->part[i], s->mix.old);
+    scale_part(q, s, &s->part[i], s->mix.old);
   }
 }
 
 /* The family calls this function after it has added the observation, so that a refused observation has no weight. */
-void ng_stat_count(ng_stat *s) {
+void ng_stat_count_samples(ng_stat *s) {
   if (!s->rule.averaged) {
     s->w = 1.0;
     return;
   }
-  const double weight = weight_of(s), rho = rho_of(s);
+  const double weight = observation_weight(s), rho = old_weight(s);
   const bool ema = s->rule.calls == NG_CALLS_EMA;
   if (s->rule.calls == NG_CALLS_LAST) s->w = 0.0;
   s->keep = ema && s->w > 0.0 ? s->keep * rho : rho;
@@ -116,7 +117,7 @@ void ng_stat_skip_observation(ng_queue *q, ng_stat *s) {
   const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST;
   if (!last || s->w == 0.0) return;
   s->mix.old = 0.0;
-  ng_stat_retain(q, s);
+  ng_stat_scale_old(q, s);
   s->w = 0.0;
   s->keep = 1.0;
 }
@@ -131,13 +132,13 @@ void ng_stat_weights(const ng_stat *s, double w[2]) {
 /* With NG_SPREAD_SAME every rank computes the whole statistic, so its own weights are the totals. */
 void ng_stat_set_totals(ng_stat *s, const double total[2], bool shared) {
   const bool same = s->spread == NG_SPREAD_SAME;
-  s->shared = shared;
-  s->total = same ? s->w : total[0];
-  s->total_keep = same ? s->w * s->keep : total[1];
+  s->shares_batch = shared;
+  s->w_total = same ? s->w : total[0];
+  s->w_keep_total = same ? s->w * s->keep : total[1];
 }
 
 /* f16 sums travel as means, because a sum over a batch easily exceeds 65504, the largest f16. */
-bool ng_stat_sends_mean(const ng_stat *s) { return s->travels == NG_F16 && s->observers > 1; }
+bool ng_stat_sends_mean(const ng_stat *s) { return s->wire_dtype == NG_F16 && s->observers > 1; }
 
 /* Ranks send sums, not means; the fold divides by the total weight of all ranks, so that uneven shards have the correct
  * weight. calls = ema makes S a sum by multiplying it by w. f16 sums are divided by the total before they travel. */
@@ -147,9 +148,9 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   if (s->rule.calls == NG_CALLS_EMA && s->w > 0.0) {
     own = s->w;
   }
-  if (ng_stat_sends_mean(s)) own /= s->total;
+  if (ng_stat_sends_mean(s)) own /= s->w_total;
   for (int32_t i = 0; i < s->parts && own != 1.0; i++) {
-    scale(q, s, &s->part[i], own);
+    scale_part(q, s, &s->part[i], own);
   }
 }
 
@@ -159,16 +160,16 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
  * it is divided by the total weight. If the owner refused its first fold, the other ranks count the statistic as
  * started and send a weight `keep` for an average that does not exist. Then the owner uses keep = 0, and divides S of
  * calls = ema by 1 - keep. */
-static ng_mix fold_mix(const ng_stat *s) {
-  const double kept = s->total_keep / s->total;
+static ng_mix fold_weights(const ng_stat *s) {
+  const double kept = s->w_keep_total / s->w_total;
   const bool first = ng_stat_goes_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
   const double keep = first ? 0.0 : kept, part = first && kept < 1.0 ? 1.0 - kept : 1.0;
   const bool ema = s->rule.calls == NG_CALLS_EMA, summed = s->observers > 1 && ng_stat_is_sent(s);
-  const double total = ng_stat_sends_mean(s) ? 1.0 : s->total;
+  const double total = ng_stat_sends_mean(s) ? 1.0 : s->w_total;
   return (ng_mix){keep, !ema ? (1.0 - keep) / total : summed ? 1.0 / (total * part) : 1.0};
 }
 
-static double largest_wide(const double *x, int64_t n) {
+static double largest_double(const double *x, int64_t n) {
   double most = 0.0;
   for (int64_t i = 0; i < n; i++) {
     if (!(fabs(x[i]) <= most)) most = fabs(x[i]); /* NaN stays */
@@ -179,14 +180,14 @@ static double largest_wide(const double *x, int64_t n) {
 static bool sums_finite(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
-    if (ng_stat_is_double(s) && !(largest_wide(s->part[i].sum, n) <= ng_dtype_largest(NG_F32))) {
+    if (ng_stat_is_double(s) && !(largest_double(s->part[i].sum, n) <= ng_dtype_largest(NG_F32))) {
       return false;
     }
-    if (s->wire == NG_F64) {
+    if (s->sum_dtype == NG_F64) {
       if (!ng_all_finite(s->part[i].sum, NG_F64, n)) return false;
       continue;
     }
-    ng_on(q)->finite(q, n, s->part[i].sum, s->wire, &s->finite);
+    ng_on(q)->finite(q, n, s->part[i].sum, s->sum_dtype, &s->finite);
     ng_queue_wait(q);
     if (ng_info_read(q, &s->finite) == 0) return false;
   }
@@ -194,16 +195,16 @@ static bool sums_finite(ng_queue *q, ng_stat *s) {
 }
 
 /* Return the largest |element| of all sums or averages. */
-static double largest(ng_queue *q, ng_stat *s, bool sums) {
+static double largest_element(ng_queue *q, ng_stat *s, bool sums) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     if (ng_stat_is_double(s)) {
-      most = fmax(most, largest_wide(sums ? p->sum : p->average, ng_stat_part_count(s, p)));
+      most = fmax(most, largest_double(sums ? p->sum : p->average, ng_stat_part_count(s, p)));
       continue;
     }
     ng_on(q)->largest(q, ng_stat_part_count(s, p), sums ? p->sum : p->average,
-                      sums ? s->wire : s->kept, &s->largest);
+                      sums ? s->sum_dtype : s->average_dtype, &s->largest);
     ng_queue_wait(q);
     most = fmax(most, *ng_numbers_read(q, &s->largest));
   }
@@ -214,27 +215,28 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
  * sum over 65536 positions, exceeds it. A mix of two values in range is in range, so the average is scanned only if the
  * sum may be too large or a shift is added. The margin of a thousandth covers roundings. */
 static bool fits_dtype(ng_queue *q, ng_stat *s, ng_mix mix) {
-  const double most = ng_dtype_largest(ng_stat_is_double(s) ? NG_F32 : s->kept) * (1.0 - 0x1p-10);
+  const double most =
+      ng_dtype_largest(ng_stat_is_double(s) ? NG_F32 : s->average_dtype) * (1.0 - 0x1p-10);
   double shift = 0.0;
   for (int32_t i = 0; i < s->groups && s->shift != NULL; i++) {
     shift = fmax(shift, fabs(s->shift[i]));
   }
-  const double fresh = mix.fresh * largest(q, s, true);
+  const double fresh = mix.fresh * largest_element(q, s, true);
   if (shift == 0.0 && fresh <= (1.0 - mix.old) * most) return true;
-  const double old = largest(q, s, false);
+  const double old = largest_element(q, s, false);
   return old + shift <= most && mix.old * (old + shift) + fresh <= most;
 }
 
 static void clear_sums(const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
-    memset(s->part[i].sum, 0, (size_t)(n * ng_dtype_size(s->wire)));
+    memset(s->part[i].sum, 0, (size_t)(n * ng_dtype_size(s->sum_dtype)));
   }
 }
 
 /* A posted sum contains samples of other ranks even if this rank has none, so it must be cleared. */
 void ng_stat_discard(ng_stat *s) {
-  if (s->observes && (s->w > 0.0 || s->total > 0.0 || s->posted)) clear_sums(s);
+  if (s->observes && (s->w > 0.0 || s->w_total > 0.0 || s->posted)) clear_sums(s);
   reset_step(s);
 }
 
@@ -242,11 +244,12 @@ void ng_stat_discard(ng_stat *s) {
  * whole shift if only the owner keeps the average, if the option says so (undivided), or if the ranks share their
  * micro-batches. */
 static void add_shift(ng_queue *q, ng_stat *s) {
-  const bool all = s->spread == NG_SPREAD_OWNER || s->rule.undivided || s->shared;
+  const bool all = s->spread == NG_SPREAD_OWNER || s->rule.whole_shift || s->shares_batch;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
     const double by = s->shift[p->group] / (all ? 1 : s->observers);
-    if (s->symmetric && !ng_stat_is_double(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, by);
+    if (s->symmetric && !ng_stat_is_double(s))
+      ng_on(q)->shift(q, p->rows, p->average, s->average_dtype, by);
     for (int64_t j = 0; j < p->rows && ng_stat_is_double(s); j++) {
       ((double *)p->average)[ng_sym_at(p->rows, j, j)] += by;
     }
@@ -269,7 +272,7 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
     }
     memset(p->sum, 0, (size_t)n * sizeof *sum);
   } else if (s->symmetric) {
-    ng_on(q)->fold(q, n, p->average, s->kept, p->sum, (float)mix.old, (float)mix.fresh);
+    ng_on(q)->fold(q, n, p->average, s->average_dtype, p->sum, (float)mix.old, (float)mix.fresh);
   } else {
     ng_on(q)->fold_wide(q, n, p->average, p->sum, mix.old, mix.fresh);
   }
@@ -278,16 +281,16 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
 /* The fold scans the sums, because sums of finite f32 may overflow. It changes the average only after all checks, so a
  * skipped step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
-  if (!(s->total > 0.0)) return NG_OK;
+  if (!(s->w_total > 0.0)) return NG_OK;
   const bool has =
-      s->observes && (s->keeps || !ng_stat_goes_to_owner(s)); /* has the sum over ranks */
+      s->observes && (s->has_average || !ng_stat_goes_to_owner(s)); /* has the sum over ranks */
   if (has && !sums_finite(q, s)) {
     ng_stat_discard(s);
     return NG_SKIPPED;
   }
   if (!s->rule.averaged) return NG_OK; /* the sum stays in `sum` until the step ends */
-  if (s->keeps) {
-    const ng_mix mix = fold_mix(s);
+  if (s->has_average) {
+    const ng_mix mix = fold_weights(s);
     if (!fits_dtype(q, s, mix)) {
       ng_stat_discard(s);
       return NG_SKIPPED;

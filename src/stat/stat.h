@@ -29,12 +29,12 @@
 
 /* The kinds of observations; a statistic is made from one kind. */
 enum {
-  NG_SEES_INPUT = 1 << 0,
-  NG_SEES_OUTGRAD = 1 << 1,
-  NG_SEES_FLATGRAD = 1 << 2, /* the bound gradients, at the beginning of a step */
-  NG_SEEN_KINDS = 3
+  NG_OBSERVED_INPUT = 1 << 0,
+  NG_OBSERVED_OUTGRAD = 1 << 1,
+  NG_OBSERVED_FLATGRAD = 1 << 2, /* the bound gradients, at the beginning of a step */
+  NG_OBSERVED_KINDS = 3
 };
-static inline uint32_t ng_sees(int kind) { return 1u << kind; }
+static inline uint32_t ng_observed_bit(int kind) { return 1u << kind; }
 
 /* Which ranks compute a statistic and which have the result. */
 typedef enum ng_spread {
@@ -53,11 +53,11 @@ typedef struct ng_mix {
 typedef struct ng_rule {
   bool averaged; /* false: no `average`, and the other fields are unused */
   ng_calls calls;
-  bool equal; /* equal weights for observations; false: weights are sample counts */
+  bool equal_weights; /* of observations; false: weights are sample counts */
   ng_start start;
   int64_t stat_batch;
-  double decay;   /* value for the next step */
-  bool undivided; /* every rank adds the whole shift, not a part */
+  double decay;     /* value for the next step */
+  bool whole_shift; /* every rank adds it, not a part */
 } ng_rule;
 
 typedef struct ng_stat_part {
@@ -66,57 +66,57 @@ typedef struct ng_stat_part {
   /* Order of the published index along both axes: see ng_field in family/family.h. */
   int64_t offsets, channels;
   int64_t diagonal; /* for a vector: its first `diagonal` elements are a diagonal */
-  void *average;    /* dtype `kept`; NULL: not on this rank */
-  void *older;      /* dtype `kept`: the average before the last refresh, if stale.on */
-  void *sum;        /* dtype `wire`: the sum of this step; NULL: this rank does not observe */
+  void *average;    /* of average_dtype; NULL: not on this rank */
+  void *older;      /* the average before the last refresh, if stale.enabled */
+  void *sum;        /* of sum_dtype: the sum of this step; NULL: this rank does not observe */
 } ng_stat_part;
 
 typedef struct ng_stat {
-  const char *name; /* "A", "g_mean": key of its arrays and numbers in messages and files */
-  uint32_t sees;    /* NG_SEES_ bit of the observation that adds to the statistic */
-  uint32_t with;    /* NG_SEES_ bit of an earlier observation that is also needed; 0: none */
+  const char *name;       /* "A", "g_mean": key of its arrays and numbers in messages and files */
+  uint32_t observed;      /* NG_OBSERVED_ bit of the observation that adds to the statistic */
+  uint32_t also_observed; /* bit of an earlier observation that is needed, too; 0: none */
   bool symmetric;
-  bool every; /* refreshed in every step: stat_period does not apply */
-  bool alone; /* the sums travel in a message of their own */
-  ng_dtype kept,
-      wire; /* dtypes of averages (f32, bf16, f16), of sums (f32, f64); small matrices: both f64 */
-  ng_dtype travels; /* dtype between ranks: wire, bf16 or f16 */
+  bool every_step;  /* stat_period does not apply */
+  bool own_message; /* the sums share no message */
+  ng_dtype average_dtype,
+      sum_dtype;       /* averages: f32, bf16, f16; sums: f32, f64; small matrices: both f64 */
+  ng_dtype wire_dtype; /* between ranks: sum_dtype, bf16 or f16 */
   int32_t parts, groups;
   ng_stat_part *part; /* array of the family, in the order of the sums in memory */
   double *shift;      /* [groups]: to add to the diagonal of the average; NULL: none */
   ng_rule rule;
   ng_spread spread;
-  int32_t owner, observers; /* a rank that keeps the average; number of ranks that observe */
-  bool observes, keeps;     /* on this rank */
-  bool started;             /* the average contains a sample */
-  bool fresh;               /* the average changed in this step */
+  int32_t owner, observers;   /* a rank that keeps the average; number of ranks that observe */
+  bool observes, has_average; /* on this rank */
+  bool started;               /* the average contains a sample */
+  bool is_new;                /* the average changed in this step */
   ng_stale stale;
   /* the current observation */
-  bool due;     /* the observation adds to this statistic */
-  int64_t take; /* samples used */
-  int64_t all;  /* samples used by all ranks of the micro-batch */
-  ng_mix mix;   /* weights of the old sum and of the observation */
+  bool is_due;         /* the observation adds to this statistic */
+  int64_t samples;     /* samples used */
+  int64_t samples_all; /* samples used by all ranks of the micro-batch */
+  ng_mix mix;          /* weights of the old sum and of the observation */
   /* this step */
-  double w, keep;           /* this rank: weight of its samples; weight of the old average */
-  double total, total_keep; /* over ranks: sum of w, sum of w keep */
-  bool shared;              /* the ranks share their micro-batches */
-  bool shown;               /* the last micro-batch before the step was observed */
-  bool posted;              /* the sum is posted: observations may not add to it */
-  int finite;               /* result of the last ng_on(q)->finite */
-  double largest;           /* result of the last ng_on(q)->largest */
+  double w, keep;               /* this rank: weight of its samples; weight of the old average */
+  double w_total, w_keep_total; /* over ranks: sum of w, sum of w keep */
+  bool shares_batch;            /* the ranks share their micro-batches */
+  bool last_observed;           /* the last micro-batch before the step was observed */
+  bool posted;                  /* the sum is posted: observations may not add to it */
+  int finite;                   /* result of the last ng_on(q)->finite */
+  double largest;               /* result of the last ng_on(q)->largest */
 } ng_stat;
 
-/* Return whether the statistic uses observations of the kinds `what` (NG_SEES_ bits). */
-static inline bool ng_stat_reads(const ng_stat *s, uint32_t what) {
-  return ((s->sees | s->with) & what) != 0;
+/* Return whether the statistic uses observations of the kinds `what` (NG_OBSERVED_ bits). */
+static inline bool ng_stat_uses(const ng_stat *s, uint32_t what) {
+  return ((s->observed | s->also_observed) & what) != 0;
 }
 /* Return whether sums and averages are doubles. Values that exceed f32 are refused as well. */
-static inline bool ng_stat_is_double(const ng_stat *s) { return s->kept == NG_F64; }
+static inline bool ng_stat_is_double(const ng_stat *s) { return s->average_dtype == NG_F64; }
 int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of one array of a part */
 /* Return whether the sums of two adjacent statistics may travel in one message: they have the same dtypes. */
-static inline bool ng_stat_joins(const ng_stat *before, const ng_stat *s) {
-  return before->wire == s->wire && before->travels == s->travels;
+static inline bool ng_stat_can_join(const ng_stat *before, const ng_stat *s) {
+  return before->sum_dtype == s->sum_dtype && before->wire_dtype == s->wire_dtype;
 }
 static inline bool ng_stat_is_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
@@ -135,14 +135,14 @@ void ng_stat_compare(ng_stat *s, const void *scratch);
 int64_t ng_stat_wire_bytes(const ng_stat *s);
 
 /* Set the initial values of a statistic whose arrays are zero. */
-void ng_stat_begin(ng_stat *s);
+void ng_stat_init(ng_stat *s);
 
 /* Begin an observation of `samples` samples; its first sample has index `first` among the `whole` samples of all ranks
- * (whole = 0: the batch is this rank's own). Set take, all and mix only. If take is 0, the family adds nothing.
- * Otherwise the family calls ng_stat_retain, adds mix.fresh X (or mixes itself), and calls ng_stat_count. */
+ * (whole = 0: the batch is this rank's own). Set samples, samples_all and mix only. If samples is 0, add nothing.
+ * Otherwise the family calls ng_stat_scale_old, adds mix.fresh X (or mixes itself), and calls ng_stat_count_samples. */
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
-void ng_stat_retain(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
-void ng_stat_count(ng_stat *s);
+void ng_stat_scale_old(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
+void ng_stat_count_samples(ng_stat *s);
 void ng_stat_skip_observation(ng_queue *q,
                               ng_stat *s); /* for an observation without a sample on this rank */
 

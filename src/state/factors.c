@@ -84,7 +84,7 @@ static int32_t list_fields(factors *x, const ng_block *b, uint64_t started) {
     for (int32_t i = 0; i < b->stats; i++) {
       const ng_stat *s = &b->stat[i];
       const bool take = s->rule.averaged && (started >> i & 1) != 0;
-      for (int32_t k = 0; k < s->parts && take && ng_dtype_size(s->kept) == width; k++) {
+      for (int32_t k = 0; k < s->parts && take && ng_dtype_size(s->average_dtype) == width; k++) {
         x->field[n++] = ng_average_field(s, k, false);
       }
     }
@@ -121,7 +121,7 @@ static void prepare(factors *x, ng_precond *p, const char *call, const char *fol
       const ng_stat *s = &b->stat[k];
       n += s->parts;
       for (int32_t j = 0; j < s->parts; j++) {
-        const int64_t bytes = ng_stat_part_count(s, &s->part[j]) * ng_dtype_size(s->kept);
+        const int64_t bytes = ng_stat_part_count(s, &s->part[j]) * ng_dtype_size(s->average_dtype);
         w->largest = ng_max64(w->largest, bytes);
         guest += bytes;
       }
@@ -353,8 +353,8 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
     }
     if (s->shift != NULL) memset(s->shift, 0, (size_t)s->groups * sizeof *s->shift);
     s->started = true;
-    for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-      if (ng_stat_reads(s, ng_sees(kind))) b->seen[kind] = true;
+    for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
+      if (ng_stat_uses(s, ng_observed_bit(kind))) b->seen[kind] = true;
     }
   }
   if (b->solves) b->solved = false;

@@ -80,11 +80,11 @@ ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHE
 /* Return an error if no rank has ever observed a kind of array that the block needs.  After a refused array return
  * NG_OK: the refusal is reported instead. */
 static ng_status check_seen(ng_precond *p, ng_block *b) {
-  static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+  static const char *const name[NG_OBSERVED_KINDS] = {"input", "output gradient", "gradient"};
+  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     bool now = b->seen[kind] || b->out;
     for (int32_t i = 0; i < b->stats; i++) {
-      if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) now = true;
+      if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0) now = true;
     }
     if (!now && !p->step->refused) {
       return ng_fail(p->ctx, NG_ERR_STATE, "layer '%s' was never observed: no rank observed its %s",
@@ -97,9 +97,10 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
 /* b->seen is permanent and saved, because the layer may be absent in later steps.  Call after the sums are reduced:
  * block_due reads b->seen. */
 void ng_exchange_mark_seen(ng_block *b) {
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
-      if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) b->seen[kind] = true;
+      if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0)
+        b->seen[kind] = true;
     }
   }
 }
@@ -228,8 +229,8 @@ static int64_t put_verdicts(const ng_precond *p, double *x) {
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       const ng_stat *s = &p->block[i]->stat[k];
-      if (!s->stale.on) continue;
-      if (x != NULL) x[n] = s->owner == p->ctx->rank && s->fresh ? (double)s->stale.verdict : 0.0;
+      if (!s->stale.enabled) continue;
+      if (x != NULL) x[n] = s->owner == p->ctx->rank && s->is_new ? (double)s->stale.verdict : 0.0;
       n++;
     }
   }
@@ -241,7 +242,7 @@ static void take_verdicts(ng_precond *p, const double *x) {
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       ng_stat *s = &p->block[i]->stat[k];
-      if (!s->stale.on) continue;
+      if (!s->stale.enabled) continue;
       if (*x > 0.0) ng_stale_advance(&s->stale, (ng_verdict)*x, p->steps);
       x++;
     }

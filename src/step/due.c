@@ -18,7 +18,8 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_precond *p, const ng_
 static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *t = &b->stat[i];
-    if (t->sees == s->sees && (!t->stale.on || p->steps >= t->stale.next)) return true;
+    if (t->observed == s->observed && (!t->stale.enabled || p->steps >= t->stale.next_refresh))
+      return true;
   }
   return false;
 }
@@ -35,21 +36,21 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
     }
   }
   if (b->out || (b->entry != NULL && b->entry->frozen_now)) return false;
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     if (!b->seen[kind]) return true; /* `seen` is equal on all ranks */
   }
   return period;
 }
 
 bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
-  if (s->every && !b->out) return true;
-  return block_due(p, b) && (!s->stale.on || stale_due(p, b, s));
+  if (s->every_step && !b->out) return true;
+  return block_due(p, b) && (!s->stale.enabled || stale_due(p, b, s));
 }
 
 bool ng_block_statistics_due(const ng_precond *p, const ng_block *b) {
   bool every = false;
   for (int32_t i = 0; i < b->stats; i++) {
-    every = every || b->stat[i].every;
+    every = every || b->stat[i].every_step;
   }
   return (every && !b->out) || block_due(p, b);
 }
@@ -63,11 +64,11 @@ bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-/* Return whether this rank adds an array of kind `what` (NG_SEES_...) to a due statistic of the block. */
+/* Return whether this rank adds an array of kind `what` (NG_OBSERVED_...) to a due statistic of the block. */
 bool ng_array_wanted(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    if (ng_stat_reads(s, what) && s->observes && ng_statistic_due(b->p, b, s)) return true;
+    if (ng_stat_uses(s, what) && s->observes && ng_statistic_due(b->p, b, s)) return true;
   }
   return false;
 }
@@ -76,7 +77,7 @@ bool ng_array_wanted(const ng_block *b, uint32_t what) {
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
   return b != NULL && ng_block_statistics_due(p, b) &&
-         ng_array_wanted(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
+         ng_array_wanted(b, NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD);
 }
 
 /* ---- stations --------------------------------------------------------------------------------*/
@@ -87,8 +88,8 @@ bool ng_due_always(const ng_precond *p) {
 }
 
 bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b) {
-  return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_block_statistics_due(p, b) &&
-         ng_array_wanted(b, NG_SEES_FLATGRAD);
+  return (b->sees & NG_OBSERVED_FLATGRAD) != 0 && ng_block_statistics_due(p, b) &&
+         ng_array_wanted(b, NG_OBSERVED_FLATGRAD);
 }
 
 bool ng_due_gradients(const ng_precond *p) {

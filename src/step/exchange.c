@@ -110,7 +110,7 @@ ng_status ng_exchange_traces(ng_precond *p) {
     ng_block *b = p->block[i];
     if (!ng_block_exchanges_traces(p, b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].keeps) b->family->put_traces(b, k, b->traces + k * b->traces_each);
+      if (b->stat[k].has_average) b->family->put_traces(b, k, b->traces + k * b->traces_each);
     }
   }
   if (ng_comm_sum(c, &p->grid.column_group, x->traces, x->traces_count, NG_F64) != NG_OK) {

@@ -200,12 +200,12 @@ static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
 
 /* Return an error if a statistic that reads this kind of array is complete or posted: its sums may already be sent. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
-  const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
+  const char *what = o->what == NG_OBSERVED_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    if ((s->sees & o->what) == 0 || (!s->shown && !s->posted)) continue;
+    if ((s->observed & o->what) == 0 || (!s->last_observed && !s->posted)) continue;
     return ng_fail(b->ctx, NG_ERR_STATE, "layer '%s': its %s was observed %s", b->name, what,
-                   s->shown
+                   s->last_observed
                        ? "a second time in the micro-batch that ng_batch.last calls the last one"
                        : "after its sums were sent to other ranks");
   }
@@ -221,24 +221,24 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   bool every = false, none = false;
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
-    every = every || b->stat[i].every;
+    every = every || b->stat[i].every_step;
   }
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    s->due = (s->sees & o->what) != 0 && (!every || ng_statistic_due(b->p, b, s));
-    if (s->due) ng_stat_prepare(s, o->samples, o->first, o->whole);
-    none = none || (s->due && s->take == 0);
+    s->is_due = (s->observed & o->what) != 0 && (!every || ng_statistic_due(b->p, b, s));
+    if (s->is_due) ng_stat_prepare(s, o->samples, o->first, o->whole);
+    none = none || (s->is_due && s->samples == 0);
   }
   /* With ng_batch.whole this rank may have none of the samples that stat_batch takes. */
   if (!none) st = b->family->observe(b, o);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    if (s->due && none) ng_stat_skip_observation(b->ctx->queue, s);
-    if (s->due && !none) ng_stat_count(s);
+    if (s->is_due && none) ng_stat_skip_observation(b->ctx->queue, s);
+    if (s->is_due && !none) ng_stat_count_samples(s);
   }
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    if (o->what == ng_sees(kind)) b->observations[kind]++;
+  for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
+    if (o->what == ng_observed_bit(kind)) b->observations[kind]++;
   }
   return NG_OK;
 }
@@ -253,7 +253,7 @@ static ng_status grow_scratch(ng_block *b, const ng_obs *o) {
 /* Mark the statistics that read `what` as complete, but not of blocks of several layers, which get many arrays. */
 static void mark_observed(ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats && b->entry != NULL; i++) {
-    if ((b->stat[i].sees & what) != 0) b->stat[i].shown = true;
+    if ((b->stat[i].observed & what) != 0) b->stat[i].last_observed = true;
   }
 }
 
@@ -301,7 +301,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
   const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, columns_of(&e->d, grad)}};
   ng_obs o; /* set field by field: most of the struct is unused lists */
-  o.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT;
+  o.what = grad ? NG_OBSERVED_OUTGRAD : NG_OBSERVED_INPUT;
   o.samples = step->batch.samples;
   o.loss_scale = step->batch.loss_scale;
   o.reduction = step->batch.reduction;
@@ -365,7 +365,7 @@ static bool grads_finite(const ng_block *b) {
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const ng_obs o = {.what = NG_SEES_FLATGRAD,
+    const ng_obs o = {.what = NG_OBSERVED_FLATGRAD,
                       .samples = 1,
                       .positions = 1,
                       .loss_scale = 1.0,
@@ -389,12 +389,12 @@ void ng_gradients_forget(ng_precond *p) {
     bool looked = false;
     b->selecting = false;
     for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].sees != NG_SEES_FLATGRAD) continue;
+      if (b->stat[k].observed != NG_OBSERVED_FLATGRAD) continue;
       looked = looked || b->stat[k].w > 0.0;
       ng_stat_discard(&b->stat[k]);
     }
-    for (int kind = 0; kind < NG_SEEN_KINDS && looked; kind++) {
-      if (ng_sees(kind) == NG_SEES_FLATGRAD) b->observations[kind]--;
+    for (int kind = 0; kind < NG_OBSERVED_KINDS && looked; kind++) {
+      if (ng_observed_bit(kind) == NG_OBSERVED_FLATGRAD) b->observations[kind]--;
     }
   }
   p->step->refused = p->step->refused_before;

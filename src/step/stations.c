@@ -14,32 +14,32 @@
 
 /* Fold a sum into its average; with refresh_tolerance above 0, judge how much the average changed. */
 static ng_status refresh(ng_precond *p, ng_stat *s) {
-  const bool folds = s->total > 0.0;
-  if (folds && s->stale.on) ng_stat_copy_average(s, p->arena[NG_USE_SCRATCH]);
+  const bool folds = s->w_total > 0.0;
+  if (folds && s->stale.enabled) ng_stat_copy_average(s, p->arena[NG_USE_SCRATCH]);
   const ng_status st = ng_stat_fold(p->ctx->queue, s);
   if (!folds || st != NG_OK) return st;
-  s->fresh = true;
-  if (s->stale.on) ng_stat_compare(s, p->arena[NG_USE_SCRATCH]);
-  s->stale.refreshed++;
+  s->is_new = true;
+  if (s->stale.enabled) ng_stat_compare(s, p->arena[NG_USE_SCRATCH]);
+  s->stale.refreshes++;
   s->stale.bytes_sent += ng_stat_wire_bytes(s);
   return NG_OK;
 }
 
 /* Fold all statistics of a block.  If one fold fails, the other statistics are folded all the same. */
 static ng_status fold_block(ng_precond *p, ng_block *b) {
-  static const char *const what[NG_SEEN_KINDS] = {"inputs", "output gradients", "gradients"};
+  static const char *const what[NG_OBSERVED_KINDS] = {"inputs", "output gradients", "gradients"};
   ng_status st = NG_OK;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     int kind = 0;
-    while (kind + 1 < NG_SEEN_KINDS && ng_sees(kind) != s->sees) {
+    while (kind + 1 < NG_OBSERVED_KINDS && ng_observed_bit(kind) != s->observed) {
       kind++;
     }
     if (refresh(p, s) == NG_OK) continue;
     st = ng_fail(
         p->ctx, NG_SKIPPED,
         "layer '%s': the sum of %s overflowed, or the average %s would leave the range of %s",
-        b->name, what[kind], s->name, ng_dtype_name(s->kept));
+        b->name, what[kind], s->name, ng_dtype_name(s->average_dtype));
   }
   return st;
 }

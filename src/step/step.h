@@ -347,7 +347,7 @@ bool ng_block_statistics_due(const ng_precond *p,
                              const ng_block *b); /* some statistic of the block is due */
 bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
 bool ng_block_solve_due(const ng_precond *p, const ng_block *b);
-/* Return whether this rank adds an array of kind `what` (NG_SEES_...) to a due statistic of the block. */
+/* Return whether this rank adds an array of kind `what` (NG_OBSERVED_...) to a due statistic of the block. */
 bool ng_array_wanted(const ng_block *b, uint32_t what);
 bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b);
 /* Return whether the owners of A and G exchange traces in this step; equal on all ranks of a column. */

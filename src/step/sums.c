@@ -12,7 +12,7 @@
  * ng_batch.last the order of observations is equal. */
 static bool sends(const ng_stat *s) {
   const bool any =
-      s->total > 0.0 || !ng_stat_sends_mean(s); /* the scale of f16 sums needs the totals */
+      s->w_total > 0.0 || !ng_stat_sends_mean(s); /* the scale of f16 sums needs the totals */
   return ng_stat_is_sent(s) && s->observes && !s->posted && any;
 }
 
@@ -27,14 +27,14 @@ static int64_t gap_after(int64_t n, int64_t size) {
 /* The result depends only on numbers that are equal on all ranks. */
 bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_stat *s,
                            int64_t count, int64_t *gap, int64_t *n) {
-  const int64_t size = ng_dtype_size(s->wire);
+  const int64_t size = ng_dtype_size(s->sum_dtype);
   *n = 0;
   for (int32_t i = 0; i < s->parts; i++) {
     *n += gap_after(*n, size) + ng_stat_part_count(s, &s->part[i]);
   }
   *gap = gap_after(count, size);
-  return before != NULL && ng_stat_joins(before, s) &&
-         (count + *gap + *n) * ng_dtype_size(s->travels) <= bucket(p);
+  return before != NULL && ng_stat_can_join(before, s) &&
+         (count + *gap + *n) * ng_dtype_size(s->wire_dtype) <= bucket(p);
 }
 
 /* Append s to the last message if `before`, the previous statistic, ends this message and s fits; otherwise add a
@@ -46,7 +46,7 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
   ng_message *m = before != NULL ? &x->message[x->messages - 1] : NULL;
   int64_t gap, n;
   if (ng_stat_joins_message(p, before, s, m != NULL ? m->count : 0, &gap, &n)) {
-    NG_ASSERT((char *)s->part->sum == m->buffer + (m->count + gap) * ng_dtype_size(s->wire));
+    NG_ASSERT((char *)s->part->sum == m->buffer + (m->count + gap) * ng_dtype_size(s->sum_dtype));
     if (m->counts != NULL) { /* a gap belongs to the array before it */
       m->counts[before->owner] += gap;
       m->counts[s->owner] += n;
@@ -63,8 +63,8 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
   x->message[x->messages++] = (ng_message){.buffer = s->part->sum,
                                            .count = n,
                                            .counts = counts,
-                                           .dtype = s->travels,
-                                           .narrow = s->travels != s->wire,
+                                           .dtype = s->wire_dtype,
+                                           .narrow = s->wire_dtype != s->sum_dtype,
                                            .request = {.done = true}};
 }
 
@@ -90,9 +90,9 @@ static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
   if (!sends(s) || !ng_statistic_due(p, b, s)) return NULL;
   ng_stat_to_wire(p->ctx->queue, s);
-  add_message(p, s->alone ? NULL : before, s);
+  add_message(p, s->own_message ? NULL : before, s);
   s->posted = true;
-  return s->alone ? NULL : s;
+  return s->own_message ? NULL : s;
 }
 
 /* Add the all-reduced statistics of a block.  Wait for the queue, because the transport reads the sums. */
@@ -135,7 +135,7 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 void ng_exchange_begin_last_batch(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->ahead = p->ctx->ranks > 1 && b->entry != NULL && (b->sees & NG_SEES_FLATGRAD) == 0 &&
+    b->ahead = p->ctx->ranks > 1 && b->entry != NULL && (b->sees & NG_OBSERVED_FLATGRAD) == 0 &&
                ng_block_statistics_due(p, b);
   }
   p->step->exchange.ahead = p->step->exchange.held = p->blocks;
@@ -152,7 +152,7 @@ void ng_exchange_reset(ng_precond *p) {
 static bool complete(const ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
     const ng_stat *s = &b->stat[k];
-    if (sends(s) && !s->shown && ng_statistic_due(b->p, b, s)) return false;
+    if (sends(s) && !s->last_observed && ng_statistic_due(b->p, b, s)) return false;
   }
   return true;
 }
@@ -162,11 +162,11 @@ static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
   int64_t bytes = 0;
   for (int32_t k = 0; k < b->stats && b->ahead; k++) {
     const ng_stat *s = &b->stat[k];
-    const int64_t size = ng_dtype_size(s->wire);
+    const int64_t size = ng_dtype_size(s->sum_dtype);
     if (!sends(s) || !ng_statistic_due(p, b, s)) continue;
     for (int32_t i = 0; i < s->parts; i++) {
       const int64_t n = ng_stat_part_count(s, &s->part[i]);
-      bytes += (n + gap_after(n, size)) * ng_dtype_size(s->travels);
+      bytes += (n + gap_after(n, size)) * ng_dtype_size(s->wire_dtype);
     }
   }
   return bytes;

@@ -153,9 +153,9 @@ static ng_status walk(ng_precond *p) {
 
 /* Count the bytes that a statistic without refresh did not send. */
 static void count_passed(ng_stat *s) {
-  if (s->fresh) return;
-  s->stale.passed++;
-  s->stale.bytes_passed += ng_stat_wire_bytes(s);
+  if (s->is_new) return;
+  s->stale.steps_without++;
+  s->stale.bytes_saved += ng_stat_wire_bytes(s);
 }
 
 /* Count and commit the step, then forget its sums: `commit` of a family may read them. taken: the step counts. */
