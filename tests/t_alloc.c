@@ -27,14 +27,15 @@
 
 static struct {
   bool on;
-  int64_t calls, fail_at; /* 0: none */
+  _Atomic int64_t calls; /* two threads may allocate at the same time */
+  int64_t fail_at;       /* 0: none */
   bool for_ever;
-  int64_t blocks, bytes; /* held; bytes of the context's allocator only */
+  _Atomic int64_t blocks, bytes; /* held; bytes of the context's allocator only */
 } mem;
 
 static bool refuse(void) {
-  mem.calls++;
-  return mem.fail_at > 0 && (mem.for_ever ? mem.calls >= mem.fail_at : mem.calls == mem.fail_at);
+  const int64_t call = ++mem.calls;
+  return mem.fail_at > 0 && (mem.for_ever ? call >= mem.fail_at : call == mem.fail_at);
 }
 
 void *__real_malloc(size_t bytes);

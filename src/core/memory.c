@@ -22,8 +22,8 @@ void ng_plain_free(void *user, void *ptr, size_t bytes) {
   free(ptr);
 }
 
-/* Return NULL for 0 bytes, because such a size is the result of an overflow in the caller.  Tasks of ng_parallel must
- * not call ng_alloc: its counters are not atomic. */
+/* Return NULL for 0 bytes, because such a size is the result of an overflow in the caller.  Of the tasks of an
+ * ng_parallel at most one may call ng_alloc: its counters are not atomic. */
 void *ng_alloc(ng_context *ctx, size_t bytes) {
   if (bytes == 0 || bytes > (size_t)INT64_MAX / 2) return NULL;
   void *p = ctx->config.alloc(ctx->config.alloc_user, bytes);

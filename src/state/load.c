@@ -93,7 +93,7 @@ static bool read_header(loading *x) {
   return parse_manifest(x, x->text);
 }
 
-/* Read the header and list the fields, at the same time. */
+/* Read the header and list the fields, at the same time. Only the header takes memory of the context. */
 static void start(void *arg, int32_t i) {
   loading *x = arg;
   if (i == 1) ng_work_list(&x->w);
