@@ -51,7 +51,6 @@ static void late_wait(ng_queue *q) {
   }
 #define NOTE(e, ...)                                                                               \
   const e##_args x = {__VA_ARGS__};                                                                \
-  (void)q;                                                                                         \
   take_down(e##_work, &x, sizeof x)
 #define LATE2(e, A, B)                                                                             \
   typedef struct { A a; B b; } e##_args;                                                           \
@@ -210,17 +209,20 @@ static void drop(const call *x) {
   }
 #define CALL(e, ...)                                                                               \
   const call x = {__VA_ARGS__};                                                                    \
-  (void)q;                                                                                         \
   take_down(run_##e, &x, sizeof x)
+
+/* An entry with a list and scratch. */
+#define LIST(e, T, S)                                                                              \
+  ENTRY(e, x->list, x->n, x->parts)                                                                \
+  static void late_##e(ng_queue *q, const T *list, int64_t n, S *scratch) {                        \
+    CALL(e, .n = n, .list = copy_of(list, n, sizeof *list), .parts = scratch);                     \
+  }
 
 ENTRY(scan, x->list, x->n, x->out)
 static void late_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
   CALL(scan, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
 }
-ENTRY(measure, x->list, x->n, x->parts)
-static void late_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
-  CALL(measure, .n = n, .list = copy_of(m, n, sizeof *m), .parts = parts);
-}
+LIST(measure, ng_measure, double)
 ENTRY(finite, x->list, x->n, x->out)
 static void late_all_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
   CALL(finite, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
@@ -247,30 +249,15 @@ static void late_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t
   CALL(ratios, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s),
        .ratios = *r);
 }
-ENTRY(gram_rows, x->list, x->n, x->parts)
-static void late_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  CALL(gram_rows, .n = n, .list = copy_of(g, n, sizeof *g), .parts = scratch);
-}
-ENTRY(gram_conv, x->list, x->n, x->parts)
-static void late_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
-  CALL(gram_conv, .n = n, .list = copy_of(g, n, sizeof *g), .parts = scratch);
-}
-ENTRY(box_sums, x->list, x->n, x->parts)
-static void late_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
-  CALL(box_sums, .n = n, .list = copy_of(b, n, sizeof *b), .parts = scratch);
-}
+LIST(gram_rows, ng_gram, float)
+LIST(gram_conv, ng_gram, float)
+LIST(box_sums, ng_box, double)
 ENTRY(square_sums, x->list, x->n)
 static void late_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
   CALL(square_sums, .n = n, .list = copy_of(s, n, sizeof *s));
 }
-ENTRY(norm_squares, x->list, x->n, x->parts)
-static void late_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
-  CALL(norm_squares, .n = n, .list = copy_of(k, n, sizeof *k), .parts = scratch);
-}
-ENTRY(norm_gram, x->list, x->n, x->parts)
-static void late_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch) {
-  CALL(norm_gram, .n = n, .list = copy_of(k, n, sizeof *k), .parts = scratch);
-}
+LIST(norm_squares, ng_norm_sum, void)
+LIST(norm_gram, ng_norm_sum, void)
 
 static const ng_kernel_ops late_kernels = {
     .name = "late",

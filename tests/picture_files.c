@@ -48,7 +48,6 @@ bool make_png(int width, int height, int type, int depth, bool interlaced, const
 #else
 bool make_png(int width, int height, int type, int depth, bool interlaced, const uint8_t *rows,
               size_t row_bytes, made *out) {
-  (void)width, (void)height, (void)type, (void)depth, (void)interlaced, (void)rows, (void)row_bytes;
   memset(out, 0, sizeof *out);
   return false;
 }
@@ -104,7 +103,6 @@ bool make_jpeg(int width, int height, const uint8_t *pixels, const jpeg_how *how
 }
 #else
 bool make_jpeg(int width, int height, const uint8_t *pixels, const jpeg_how *how, made *out) {
-  (void)width, (void)height, (void)pixels, (void)how;
   memset(out, 0, sizeof *out);
   return false;
 }

@@ -378,7 +378,6 @@ static ng_status nothing_body(ng_comm *c, const ng_transport *t, const trial *ho
   const ng_request used = {.started = true};
   float x = 1.0f;
   ng_request q = used;
-  (void)t, (void)how;
   DO(ng_comm_post_broadcast(c, &world, &x, 0, NG_F32, 0, &q));
   NEED(q.done && !q.started);
   q = used;

@@ -59,13 +59,11 @@ typedef struct eye {
 } eye;
 
 static int unseen(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
-  (void)user, (void)layer, (void)a, (void)samples, (void)columns;
   return 0;
 }
 
 static int look(void *user, int layer, const float *g, int64_t samples, int64_t columns) {
   eye *e = user;
-  (void)g, (void)samples, (void)columns;
   if (layer == 0) e->starts = e->wire->starts;
   return 0;
 }

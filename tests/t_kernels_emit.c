@@ -43,10 +43,15 @@ typedef struct item {
 
 static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
 
+/* Memory of one round; every block starts as zeros. */
+static char arena[64 << 20];
+static size_t used;
+
 static void *take(size_t n, size_t size) {
-  void *x = calloc(n, size);
-  assert_non_null(x);
-  return x;
+  void *x = arena + used;
+  used += (n * size + 63) / 64 * 64;
+  assert_true(used <= sizeof arena);
+  return memset(x, 0, n * size);
 }
 
 static float *draw(rng *r, int64_t n) {
@@ -70,7 +75,6 @@ static char *draw_array(rng *r, ng_dtype t, int64_t n) {
   char *a = take((size_t)n, (size_t)ng_dtype_size(t));
   float *x = draw(r, n);
   ng_from_f32(a, t, x, n);
-  free(x);
   return a;
 }
 
@@ -96,14 +100,6 @@ static void make(rng *r, item *a, int i) {
   }
   for (int64_t k = 0; k < a->rows; k++) {
     a->y_wide[k] = (double)a->y[k] * (1.0 + 0x1p-40);
-  }
-}
-
-static void drop(item *a) {
-  void *const all[] = {a->gradient, a->weights, a->g, a->w,      a->m0, a->v0,     a->m,
-                       a->v,        a->u,       a->x, a->stored, a->y,  a->y_wide, a->map};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    free(all[i]);
   }
 }
 
@@ -197,13 +193,6 @@ static void make_list(rng *r, list *l, kind k, int round) {
   }
 }
 
-static void drop_list(list *l) {
-  for (int i = 0; i < LISTED; i++) {
-    free((void *)(uintptr_t)l->e[i].u_wide);
-    drop(&l->item[i]);
-  }
-}
-
 /* Return a copy of the results in `l`, whose arrays the next queue overwrites. */
 static void keep(const item *from, item *to) {
   const size_t n = (size_t)(from->rows * from->cols);
@@ -228,11 +217,11 @@ static void run(ng_queue *q, list *l, bool update) {
 
 static void test_emit_and_update(void **state) {
   rng r = {test_seed()};
-  (void)state;
   for (int round = 0; round < test_times(ROUNDS); round++) {
     const bool update = round / KINDS % 2 == 1;
     list l, is;
     rng again = r;
+    used = 0;
     make_list(&r, &l, (kind)(round % KINDS), round);
     make_list(&again, &is, (kind)(round % KINDS), round);
     for (int k = QUEUES - 1; k >= 0; k--) { /* ref first */
@@ -243,8 +232,6 @@ static void test_emit_and_update(void **state) {
         compare(&l.item[i], &is.item[i], update);
       }
     }
-    drop_list(&l);
-    drop_list(&is);
   }
 }
 
@@ -252,13 +239,14 @@ static void test_emit_and_update(void **state) {
 
 static void test_store_norm2_ratios(void **state) {
   rng r = {test_seed()};
-  (void)state;
   int64_t *count = take(3 * NG_RATIO_BINS, sizeof *count),
           *counts = take(NG_RATIO_BINS, sizeof *count);
+  const size_t reserved = used;
   for (int round = 0; round < test_times(ROUNDS) / 4; round++) {
     list l;
     double parts[4 * LISTED * 80], norm2[LISTED], want2[LISTED] = {0.0}, ends[2] = {0.0, 0.0};
     float *want[LISTED];
+    used = reserved;
     make_list(&r, &l, (kind)(round % KINDS), 7 * round);
     for (int k = QUEUES - 1; k >= 0; k--) {
       ng_queue q = kernels_queue(k);
@@ -287,23 +275,17 @@ static void test_store_norm2_ratios(void **state) {
       assert_memory_equal(counts, count, NG_RATIO_BINS * sizeof *count);
       assert_memory_equal(ends, extreme, sizeof ends);
     }
-    for (int i = 0; i < LISTED; i++) {
-      free(want[i]);
-    }
-    drop_list(&l);
   }
-  free(count);
-  free(counts);
 }
 
 /* Sums of every form; a NaN is found wherever it is. */
 static void test_measure_and_finite(void **state) {
   rng r = {test_seed()};
-  (void)state;
   for (int round = 0; round < test_times(ROUNDS) / 4; round++) {
     list l;
     double parts[2 * LISTED * 80], out[LISTED][2], want[LISTED][2] = {{0.0}};
     ng_measure m[LISTED];
+    used = 0;
     make_list(&r, &l, PLAIN, round);
     for (int k = QUEUES - 1; k >= 0; k--) {
       ng_queue q = kernels_queue(k);
@@ -343,7 +325,6 @@ static void test_measure_and_finite(void **state) {
         assert_int_equal(finite[i], i != round % LISTED);
       }
     }
-    drop_list(&l);
   }
 }
 

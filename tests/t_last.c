@@ -294,10 +294,7 @@ static ng_status in_double(ng_block *b) {
   return st;
 }
 
-static ng_status nothing_seen(ng_block *b, const ng_obs *o) {
-  (void)b, (void)o;
-  return NG_OK;
-}
+static ng_status nothing_seen(ng_block *b, const ng_obs *o) { return NG_OK; }
 
 /* A rank that does not say so meets the others' sums in its `check`: all are told, whatever the lengths
  * of the messages.  In the sweep of the doubles there are some that are as long as `check` is: 36 numbers and

@@ -89,7 +89,6 @@ static void test_gathered(void **state) {
 enum { WIRE = 10, SMALL = 2 };
 
 static ng_status slow_run(void *user, const ng_collective *c) {
-  (void)user, (void)c;
   now += SMALL;
   return NG_OK;
 }

@@ -9,7 +9,6 @@ static bool named(const ng_entry *e, const char *prefix) {
 
 static ng_status any_options(const ng_options *o, const ng_settings *s, char *message,
                              size_t size) {
-  (void)o, (void)s, (void)message, (void)size;
   return NG_OK;
 }
 
@@ -91,7 +90,6 @@ static ng_status diagonal_measure(ng_block *b) {
 }
 
 static void diagonal_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
-  (void)k, (void)g, (void)factor;
   e->stored = true;
   e->u = ((const diagonal *)b->state)->pd + e->D.col;
 }
@@ -146,10 +144,7 @@ static ng_status total_statistics(ng_block *b) {
   return NG_OK;
 }
 
-static ng_status total_plan(ng_block *b, ng_plan *plan) {
-  (void)b, (void)plan;
-  return NG_OK;
-}
+static ng_status total_plan(ng_block *b, ng_plan *plan) { return NG_OK; }
 
 /* Element i of all of them, one after the other, belongs to rank i mod W. */
 static ng_status total_observe(ng_block *b, const ng_obs *o) {
@@ -183,7 +178,6 @@ static ng_status total_measure(ng_block *b) {
 }
 
 static void total_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
-  (void)k, (void)g;
   e->scale = factor / divisor(b);
 }
 
