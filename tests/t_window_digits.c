@@ -284,6 +284,13 @@ static void well_conditioned(void **state) {
     rescued += o.rescued > 0;
   }
   assert_true(rescued * 1000 <= windows);
+  const trial tiny = {.options = "method=ggt window=4 damping=1e-5",
+                      .rows = 4,
+                      .cols = 25,
+                      .scale = 1e-25,
+                      .spike = 1,
+                      .steps = 6};
+  assert_int_equal(play(&tiny, *state, WIDE_EXACT).rescued, 0);
 }
 
 int main(void) {

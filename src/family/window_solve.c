@@ -346,7 +346,8 @@ static double of_b(double value, double eps) {
   return 1.0 / (sqrt(fmax(value, GGT_FLOOR)) + eps) + GGT_FLOOR * of_q(value, eps);
 }
 
-/* Return an upper bound of |G'v_i|, v_i: eigenvector i.  With window_forget = 1, |G'v_i|^2 is the eigenvalue - 1e-6. */
+/* Return an upper bound of |G'v_i|, v_i: eigenvector i.  With window_forget = 1, |G'v_i|^2 is the eigenvalue - 1e-6,
+ * where rounding hides gradients below 1e-11; |G'v_i| is at most the sum of |v_ij| |G_j|, too. */
 static double size_of(const ng_block *b, const ng_window_part *p, const spectrum *s, int64_t i) {
   const ng_window *w = ng_window_of(b);
   const double *v = s->V + i * w->uses, e = unit(w);
@@ -360,7 +361,7 @@ static double size_of(const ng_block *b, const ng_window_part *p, const spectrum
     square += row * v[j];
     terms += fabs(v[j]) * norm(w, p, j);
   }
-  return sqrt(fmax(0.0, square) + e * terms * terms);
+  return fmin(terms, sqrt(fmax(0.0, square) + e * terms * terms));
 }
 
 /* Return a bound of the error of u along G'v_i.  The error of eigenvalues d is at most `noise`.  In the eigenbasis,
