@@ -228,23 +228,23 @@ static void late_all_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t 
   CALL(finite, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
 }
 ENTRY(emit, x->list, x->n)
-static void late_emit(ng_queue *q, const ng_emit *e, int64_t n) {
+static void late_emit(ng_queue *q, const ng_direction *e, int64_t n) {
   CALL(emit, .n = n, .list = copy_of(e, n, sizeof *e));
 }
 ENTRY(store, x->list, x->second, x->n)
-static void late_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n) {
+static void late_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
   CALL(store, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(to, n, sizeof *to));
 }
 ENTRY(norm2, x->list, x->n, x->parts, x->out)
-static void late_norms(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out) {
+static void late_norms(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
   CALL(norm2, .n = n, .list = copy_of(e, n, sizeof *e), .parts = parts, .out = out);
 }
 ENTRY(update, x->list, x->second, x->n)
-static void late_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n) {
+static void late_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
   CALL(update, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s));
 }
 ENTRY(ratios, x->list, x->second, x->n, &x->ratios)
-static void late_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n,
+static void late_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
                         const ng_ratios *r) {
   CALL(ratios, .n = n, .list = copy_of(e, n, sizeof *e), .second = copy_of(s, n, sizeof *s),
        .ratios = *r);

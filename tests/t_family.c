@@ -421,7 +421,7 @@ static void only_owner(ng_block *b, ng_stat *s) {
 }
 
 /* PD as values and a factor: what is delivered has the factor in it. */
-static void emit_twice(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
+static void emit_twice(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
   toy_diagonal.emit(b, k, g, factor, e);
   e->scale = 2.0 * factor;
 }

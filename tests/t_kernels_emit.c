@@ -64,11 +64,11 @@ static float *draw(rng *r, int64_t n) {
 
 /* Dense rows, or channels-last rows of [channel][offset]: offset steps of `channels` elements. */
 static void lay_out(ng_place *v, ng_dtype t, int64_t cols, bool last) {
-  *v = (ng_place){.dtype = t, .straight = true, .axes = 1, .by_row = cols};
-  v->extent[0] = cols, v->step[0] = 1;
+  *v = (ng_place){.dtype = t, .rows_adjacent = true, .axes = 1, .row_stride = cols};
+  v->extent[0] = cols, v->stride[0] = 1;
   if (!last || cols % 9 != 0) return;
-  v->straight = false, v->axes = 2;
-  v->extent[0] = cols / 9, v->extent[1] = 9, v->step[0] = 1, v->step[1] = cols / 9;
+  v->rows_adjacent = false, v->axes = 2;
+  v->extent[0] = cols / 9, v->extent[1] = 9, v->stride[0] = 1, v->stride[1] = cols / 9;
 }
 
 static char *draw_array(rng *r, ng_dtype t, int64_t n) {
@@ -103,20 +103,20 @@ static void make(rng *r, item *a, int i) {
   }
 }
 
-static ng_emit describe(item *a, kind k, float bound) {
-  ng_emit e = {.D = {&a->grad, 0, a->rows, 0, a->cols}, .scale = 1.5, .k = -0.75, .u_col = 1};
+static ng_direction describe(item *a, kind k, float bound) {
+  ng_direction e = {.D = {&a->grad, 0, a->rows, 0, a->cols}, .scale = 1.5, .k = -0.75, .u_col = 1};
   e.overflowed = &a->overflowed;
-  e.bound = bound;
+  e.clip_bound = bound;
   if (k == PLAIN) return e;
-  e.stored = k == STORED || k == MAPPED || k == STRIDED;
-  e.u = e.stored ? a->u : a->x;
-  e.u_row = k == STRIDED ? 1 : e.stored ? a->cols : 0;
+  e.is_stored = k == STORED || k == MAPPED || k == STRIDED;
+  e.u = e.is_stored ? a->u : a->x;
+  e.u_row = k == STRIDED ? 1 : e.is_stored ? a->cols : 0;
   if (k == STRIDED) e.u_col = a->rows;
   if (k == MAPPED) e.map = a->map;
   if (k == RANK_ONE || k == WIDE) e.y = a->y;
-  if (k == RANK_ONE) e.most_D = e.most_u = 1.0;
-  if (k == LEFT_WIDE) e.y_wide = a->y_wide;
-  e.wide = k == WIDE || k == RIGHT_WIDE;
+  if (k == RANK_ONE) e.largest_D = e.largest_u = 1.0;
+  if (k == LEFT_WIDE) e.y_double = a->y_wide;
+  e.in_double = k == WIDE || k == RIGHT_WIDE;
   return e;
 }
 
@@ -160,8 +160,8 @@ static void compare(const item *a, const item *is, bool update) {
 
 typedef struct list {
   item item[LISTED];
-  ng_emit e[LISTED];
-  ng_sink s[LISTED];
+  ng_direction e[LISTED];
+  ng_weight_update s[LISTED];
   float *to[LISTED];
 } list;
 
@@ -178,13 +178,14 @@ static void make_list(rng *r, list *l, kind k, int round) {
     make(r, a, round + i);
     l->e[i] = describe(a, k, round % 5 == 4 ? 0.25f : 0.0f);
     if (k == RIGHT_WIDE) {
-      l->e[i].u_wide = take((size_t)a->cols, sizeof(double));
+      l->e[i].u_double = take((size_t)a->cols, sizeof(double));
       for (int64_t c = 0; c < a->cols; c++) {
-        ((double *)(uintptr_t)l->e[i].u_wide)[c] = (double)a->x[c];
+        ((double *)(uintptr_t)l->e[i].u_double)[c] = (double)a->x[c];
       }
     }
-    if (round % 7 == 6) l->e[i].scale = 1e50, l->e[i].most_D = 0.0;
-    l->s[i] = (ng_sink){.w = &a->weight, .m = a->m, .v = a->v, .cols = a->cols, .counted = counted};
+    if (round % 7 == 6) l->e[i].scale = 1e50, l->e[i].largest_D = 0.0;
+    l->s[i] = (ng_weight_update){
+        .weight = &a->weight, .m = a->m, .v = a->v, .cols = a->cols, .counted = counted};
     if (round % 3 == 2)
       l->s[i].adamw = &adamw;
     else
@@ -295,7 +296,7 @@ static void test_measure_and_finite(void **state) {
         item *a = &l.item[i];
         restore(a);
         region[i] = l.e[i].D;
-        m[i] = (ng_measure){.D = region[i], .each = 0.5, .out = out[i]};
+        m[i] = (ng_measure){.D = region[i], .y_all = 0.5, .out = out[i]};
         if (round % 4 > 0) m[i].x = a->x;
         if (round % 4 == 2) m[i].y = a->y;
         if (round % 4 == 3) m[i].t = a->y_wide;

@@ -144,8 +144,8 @@ static bool finish(ng_conv *c) {
     if (room < 1) return false;
     out[i] = (room - 1) / c->stride[i] + 1;
   }
-  c->oh = out[0];
-  c->ow = out[1];
+  c->out_height = out[0];
+  c->out_width = out[1];
   return true;
 }
 
@@ -155,7 +155,7 @@ static ng_conv conv_of(int64_t channels, int64_t height, int64_t width, int64_t 
   ng_conv c = {.channels = channels,
                .height = height,
                .width = width,
-               .out = channels,
+               .outputs = channels,
                .kernel = {kernel, kernel},
                .stride = {1, 1},
                .padding = {padding, padding},
@@ -175,7 +175,7 @@ static picture any_picture(bool stride_one) {
     *c = (ng_conv){.channels = between(1, 9),
                    .height = between(1, 9),
                    .width = between(1, 9),
-                   .out = between(1, 9)};
+                   .outputs = between(1, 9)};
     for (int i = 0; i < 2; i++) {
       c->kernel[i] = between(1, 5);
       c->stride[i] = stride_one ? 1 : between(1, 3);
@@ -237,15 +237,15 @@ static shown lay_out(const picture *g) {
                   .samples = g->samples,
                   .positions = height * width,
                   .columns = g->c.channels,
-                  .by_sample = s.by[0],
-                  .by_column = s.by[1],
-                  .by_position = width == 1 ? s.by[2] : s.by[3],
-                  .run = height * width};
+                  .sample_stride = s.by[0],
+                  .column_stride = s.by[1],
+                  .position_stride = width == 1 ? s.by[2] : s.by[3],
+                  .run_length = height * width};
   if (height > 1 && width > 1 && s.by[2] != width * s.by[3]) {
-    s.v.run = width;
+    s.v.run_length = width;
     s.v.axes = 1;
     s.v.extent[0] = height;
-    s.v.step[0] = s.by[2];
+    s.v.stride[0] = s.by[2];
   }
   return s;
 }
@@ -293,12 +293,12 @@ static bool fits(int k, const picture *g) {
 /* Return the matrix of one way. */
 static ng_sym gram_by(int k, ng_queue *q, const picture *g, const ng_view *x) {
   const int64_t floats = k >= ROWS ? ng_gram_rows_scratch(x->columns)
-                                   : ng_gram_conv_scratch(q, &g->c, x->columns, g->c.out);
+                                   : ng_gram_conv_scratch(q, &g->c, x->columns, g->c.outputs);
   const ng_gram of = {.x = *x,
-                      .take = g->take,
+                      .samples = g->take,
                       .c0 = g->c0,
                       .c1 = g->c1,
-                      .one = g->one,
+                      .has_ones = g->one,
                       .reduce = g->reduce,
                       .conv = g->c,
                       .alpha = 0.5f,
@@ -327,9 +327,9 @@ static void sums_match(ng_queue *q, const picture *g, const ng_view *x) {
   const char *what = title(g, "sums", q->la->name);
   for (int k = 0; k < 2; k++) {
     const ng_kernel_ops *kernels = ng_kernels_find(k == 0 ? "cpu" : "ref");
-    const ng_box box = {.x = v, .take = g->take, .conv = c, .out = out + k * n};
+    const ng_box box = {.x = v, .samples = g->take, .conv = c, .out = out + k * n};
     const ng_squares squares = {
-        .x = v, .take = g->take, .reduce = g->reduce, .out = out + (2 + k) * n};
+        .x = v, .samples = g->take, .reduce = g->reduce, .out = out + (2 + k) * n};
     kernels->box_sums(q, &box, 1, (double *)(void *)scratch);
     kernels->square_sums(q, &squares, 1);
   }
@@ -503,7 +503,7 @@ static void box_sums_report_what_is_not_finite(void **unused) {
     put(x.data, NG_F32, x.by[0] + x.by[1] + (patch ? 2 : 3) * x.by[2] + 4 * x.by[3], INFINITY);
     double out[3];
     double *scratch = need(ng_box_scratch(f.ctx->queue, &g.c) * 8);
-    const ng_box box = {.x = x.v, .take = taken ? 2 : 1, .conv = g.c, .out = out};
+    const ng_box box = {.x = x.v, .samples = taken ? 2 : 1, .conv = g.c, .out = out};
     ng_kernels_find(ref ? "ref" : "cpu")->box_sums(f.ctx->queue, &box, 1, scratch);
     assert_true(isnan(out[0]) == taken);
     free(scratch);

@@ -88,14 +88,14 @@ static ng_view view_of(const data *d, const float *x) {
                    .samples = B,
                    .positions = S,
                    .columns = C,
-                   .by_sample = S * C,
-                   .by_position = d->apart ? 1 : C,
-                   .by_column = d->apart ? S : 1,
-                   .run = S};
+                   .sample_stride = S * C,
+                   .position_stride = d->apart ? 1 : C,
+                   .column_stride = d->apart ? S : 1,
+                   .run_length = S};
 }
 
 /* Compute X of a norm, and its Gram matrix if `gram` is not NULL. Return false if a value is not finite. */
-static bool sums(const char *kernels, const data *d, const ng_norm_of *of, int32_t threads,
+static bool sums(const char *kernels, const data *d, const ng_norm_layer *of, int32_t threads,
                  int64_t take, double X[3 * MOST], double *gram) {
   fixture f;
   const fixture_how how = {.linalg = gram ? kernels : NULL, .threads = threads};
@@ -105,11 +105,11 @@ static bool sums(const char *kernels, const data *d, const ng_norm_of *of, int32
   void *scratch = NULL;
   assert_int_equal(posix_memalign(&scratch, 64, bytes), 0);
   memset(scratch, 0xff, bytes); /* NaN */
-  const ng_norm_sum sum = {.of = *of,
+  const ng_norm_sum sum = {.layer = *of,
                            .x = view_of(d, d->x),
                            .g = view_of(d, d->g),
-                           .take = take,
-                           .products = of->gamma && of->beta,
+                           .samples = take,
+                           .products = of->has_gamma && of->has_beta,
                            .X = X,
                            .alpha = 0.25,
                            .S = gram,
@@ -123,15 +123,15 @@ static bool sums(const char *kernels, const data *d, const ng_norm_of *of, int32
   return !isnan(X[0]);
 }
 
-static const ng_norm_of raw_batch = {.kind = NG_BATCH_NORM,
-                                     .input = NG_NORM_RAW,
-                                     .eps = 1e-3,
-                                     .groups = 1,
-                                     .gamma = true,
-                                     .beta = true};
+static const ng_norm_layer raw_batch = {.kind = NG_BATCH_NORM,
+                                        .input = NG_NORM_RAW,
+                                        .eps = 1e-3,
+                                        .groups = 1,
+                                        .has_gamma = true,
+                                        .has_beta = true};
 
 static bool products(const data *d, int32_t threads, int64_t take, double X[3 * MOST]) {
-  ng_norm_of of = raw_batch;
+  ng_norm_layer of = raw_batch;
   of.channels = C;
   return sums("cpu", d, &of, threads, take, X, NULL);
 }
@@ -237,7 +237,7 @@ static void non_finite_arrays_are_refused(void **state) {
 
 /* f32 sums of at most 70 terms in a sample are off by 70 units of 2^-24 of the sums of magnitudes, the moments by as
  * much again, and products of two sums by twice the sum of both; sums of magnitudes are below 4 times the largest sum. */
-static void near(const ng_norm_of *of, const double *x, const double *want, int64_t n) {
+static void near(const ng_norm_layer *of, const double *x, const double *want, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; i++)
     largest = fmax(largest, fabs(want[i]));
@@ -255,18 +255,18 @@ static void every_kind_equals_ref(void **state) {
   for (int i = 0; i < 3 * 2 * 3 * 4; i++) {
     double X[2][3 * MOST], gram[2][GRAM] = {{0}};
     shape((size_t)(SHAPES + i % 2));
-    const ng_norm_of of = {.kind = (ng_norm_kind)(1 + i / 4 % 3),
-                           .input = (ng_norm_input)(1 + i / 12 % 2),
-                           .eps = EPS,
-                           .channels = C,
-                           .groups = 4,
-                           .gamma = i / 24 != 1,
-                           .beta = i / 24 != 2};
+    const ng_norm_layer of = {.kind = (ng_norm_kind)(1 + i / 4 % 3),
+                              .input = (ng_norm_input)(1 + i / 12 % 2),
+                              .eps = EPS,
+                              .channels = C,
+                              .groups = 4,
+                              .has_gamma = i / 24 != 1,
+                              .has_beta = i / 24 != 2};
     data *d = data_of(&r, 0, 1), *other = changed(d, i % 4 > 1, types[i % 3]);
     const int64_t n = ng_norm_width(&of), take = B - i % 3;
     assert_true(sums("ref", d, &of, 1, take, X[1], gram[1]));
     assert_true(sums("cpu", other, &of, 1 + i % 3, take, X[0], gram[0]));
-    near(&of, X[0], X[1], of.gamma && of.beta ? 3 * C : n);
+    near(&of, X[0], X[1], of.has_gamma && of.has_beta ? 3 * C : n);
     near(&of, gram[0], gram[1], n * (n + 1) / 2);
     free(d);
     free(other);

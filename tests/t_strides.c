@@ -261,17 +261,18 @@ static void parts_of_rows(void **state) {
     const bool flat = round % 4 == 3;
     ng_place v = {.data = memory, .dtype = types[round % 3], .axes = 2};
     v.extent[0] = H, v.extent[1] = W;
-    v.step[0] = 1, v.step[1] = 2 * H; /* the last axis is the outer one */
-    v.by_row = H;
+    v.stride[0] = 1, v.stride[1] = 2 * H; /* the last axis is the outer one */
+    v.row_stride = H;
     if (flat) { /* rows straight, some way apart */
-      v.axes = 1, v.extent[0] = COLS, v.step[0] = 1, v.by_row = COLS + 3, v.straight = true;
+      v.axes = 1, v.extent[0] = COLS, v.stride[0] = 1, v.row_stride = COLS + 3,
+      v.rows_adjacent = true;
     }
     const int64_t rows = flat ? ROWS : 2, row = rng_below(&r, rows), col = rng_below(&r, COLS);
     const int64_t n = rng_between(&r, 1, COLS - col);
     for (int64_t i = 0; i < MEMORY; i++) {
       put(memory, v.dtype, i, (float)(i % 251));
     }
-#define AT(c) (row * v.by_row + (flat ? (c) : (c) / W + (c) % W * 2 * H))
+#define AT(c) (row * v.row_stride + (flat ? (c) : (c) / W + (c) % W * 2 * H))
     ng_place_read(&v, row, col, n, line);
     for (int64_t i = 0; i < n; i++) {
       assert_true(line[i] == get(memory, v.dtype, AT(col + i)));

@@ -89,8 +89,8 @@ static ng_status diagonal_measure(ng_block *b) {
   return ng_fail(b->ctx, NG_SKIPPED, "tensor '%s': its gradient is not finite", b->name);
 }
 
-static void diagonal_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
-  e->stored = true;
+static void diagonal_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
+  e->is_stored = true;
   e->u = ((const diagonal *)b->state)->pd + e->D.col;
 }
 
@@ -177,7 +177,7 @@ static ng_status total_measure(ng_block *b) {
   return NG_OK;
 }
 
-static void total_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e) {
+static void total_emit(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e) {
   e->scale = factor / divisor(b);
 }
 

@@ -133,10 +133,10 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
                .width = !conv     ? 1
                         : outputs ? e->ow
                                   : d->image[1],
-               .oh = conv ? e->oh : 1,
-               .ow = conv ? e->ow : 1,
-               .out = d->out,
-               .linear = !conv};
+               .out_height = conv ? e->oh : 1,
+               .out_width = conv ? e->ow : 1,
+               .outputs = d->out,
+               .is_linear = !conv};
   for (int i = 0; i < 2; i++) {
     c.kernel[i] = patch ? d->kernel[i] : 1;
     c.stride[i] = patch ? d->stride[i] : 1;

@@ -48,10 +48,10 @@ static inline double ng_obs_share(const ng_obs *o) {
 /* Return the declared geometry with the image and output sizes of the observation o. */
 static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
   ng_conv c = *declared;
-  c.height = c.linear ? 1 : o->size[0];
-  c.width = c.linear ? o->positions : o->size[1];
-  c.oh = c.linear ? 1 : o->out[0];
-  c.ow = c.linear ? o->positions : o->out[1];
+  c.height = c.is_linear ? 1 : o->size[0];
+  c.width = c.is_linear ? o->positions : o->size[1];
+  c.out_height = c.is_linear ? 1 : o->out[0];
+  c.out_width = c.is_linear ? o->positions : o->out[1];
   return c;
 }
 
@@ -130,7 +130,7 @@ typedef struct ng_family {
   ng_status (*measure)(ng_block *b);
   /* Describe factor * PD of group g of segment k. e->D is set, e->scale = factor, u_col = 1, and the other fields are 0:
    * without a change, PD is factor times the gradient. */
-  void (*emit)(const ng_block *b, int32_t k, int32_t g, double factor, ng_emit *e);
+  void (*emit)(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 
   /* ---- optional, with a default ---- */
   ng_status (*begin)(ng_block *b); /* set initial values in planned memory; default: nothing */

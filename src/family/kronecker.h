@@ -90,7 +90,7 @@ void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b);
 void ng_kron_shared(ng_block *b, bool fresh);
 ng_status ng_kron_measure(ng_block *b);
-void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e);
+void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
 void ng_kron_report(const ng_block *b, ng_layer_report *report);
 int64_t ng_kron_solve_scratch(const ng_block *b); /* floats */
 int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */

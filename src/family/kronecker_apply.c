@@ -254,10 +254,10 @@ ng_status ng_kron_measure(ng_block *b) {
 /* ---- emit ------------------------------------------------------------------------------------*/
 
 /* The gradient of the bias is one row whose columns are the outputs; in `direction` the bias is the last column. */
-void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
+void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   const ng_kron *k = ng_kron_of(b);
   (void)g;
-  e->stored = !k->product;
+  e->is_stored = !k->product;
   e->k = k->product ? factor * b->ascent : 0.0;
   if (b->segment[segment].slot->which == NG_BIAS) {
     e->u = b->direction + e->D.col * k->p + k->p - 1;

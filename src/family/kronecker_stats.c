@@ -62,7 +62,7 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
   const ng_stat *s = side->stat;
   const bool patches = b->entry->d.kind == NG_CONV2D && o->what == NG_OBSERVED_INPUT;
   const ng_gram all = {.x = o->v,
-                       .take = s->samples,
+                       .samples = s->samples,
                        .reduce = c.reduce,
                        .conv = ng_obs_conv(&ng_kron_of(b)->conv, o),
                        .alpha = (float)(c.alpha * s->mix.fresh)};
@@ -74,7 +74,7 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
       list[k] = all;
       list[k].c0 = part->lo;
       list[k].c1 = part->hi;
-      list[k].one = part->has_one;
+      list[k].has_ones = part->has_one;
       list[k].S = (ng_sym){s->part[i + k].sum, part->n};
     }
     if (patches) {
@@ -95,7 +95,7 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
   ng_queue *q = b->ctx->queue;
   const ng_stat *s = side->stat;
   double *sum = ng_scratch(b);
-  const ng_squares squares = {.x = o->v, .take = s->samples, .reduce = c.reduce, .out = sum};
+  const ng_squares squares = {.x = o->v, .samples = s->samples, .reduce = c.reduce, .out = sum};
   ng_kernels(q)->square_sums(q, &squares, 1);
   ng_queue_wait(q); /* also for ng_stat_scale_old, which the caller has enqueued */
   for (int32_t i = 0; i < side->parts; i++) {

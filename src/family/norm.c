@@ -36,17 +36,17 @@ static ng_status create(ng_block *b) {
   ng_norm *k = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
   b->state = k;
-  k->of = (ng_norm_of){.kind = d->norm_kind,
-                       .input = d->norm_input,
-                       .eps = d->norm_eps,
-                       .channels = d->in,
-                       .groups = d->groups,
-                       .gamma = d->norm_no_weight == 0,
-                       .beta = d->bias != 0};
+  k->of = (ng_norm_layer){.kind = d->norm_kind,
+                          .input = d->norm_input,
+                          .eps = d->norm_eps,
+                          .channels = d->in,
+                          .groups = d->groups,
+                          .has_gamma = d->norm_no_weight == 0,
+                          .has_beta = d->bias != 0};
   k->width = (int64_t)b->entry->slots * d->in;
   k->full = b->solves = b->base.norm_block == NG_NORM_FULL;
   b->scans = !k->full;
-  if (!k->of.gamma) b->sees &= ~(uint32_t)NG_OBSERVED_INPUT;
+  if (!k->of.has_gamma) b->sees &= ~(uint32_t)NG_OBSERVED_INPUT;
   if (k->full && !ng_linalg_fits(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': a norm block of order %lld exceeds 32-bit LAPACK; set "
@@ -66,7 +66,7 @@ static ng_status statistics(ng_block *b) {
   ng_stat *s = b->stat;
   s->name = "F";
   s->observed = NG_OBSERVED_OUTGRAD;
-  s->also_observed = k->of.gamma ? NG_OBSERVED_INPUT : 0;
+  s->also_observed = k->of.has_gamma ? NG_OBSERVED_INPUT : 0;
   s->symmetric = k->full;
   /* Rounding F to f32 causes a relative error of 6e-8 times the condition number in the inverse. F is often nearly
    * singular, because a batch has fewer samples than F has rows. */
@@ -265,9 +265,9 @@ static ng_status measure(ng_block *b) {
   return k->rung > 0 ? NG_RESCUED : NG_OK;
 }
 
-static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
+static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   (void)g, (void)factor;
-  e->stored = true;
+  e->is_stored = true;
   e->u = b->direction + b->segment[segment].at + e->D.col;
 }
 

@@ -20,7 +20,7 @@ enum { NG_NORM_WAITING = 8 };
 enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPED, NG_NORM_SAYS };
 
 typedef struct ng_norm {
-  ng_norm_of of;
+  ng_norm_layer of;
   int64_t width;
   bool full;
   ng_view shown[NG_NORM_WAITING]; /* inputs without output gradient, the latest last */

@@ -39,7 +39,7 @@ static ng_status keep_input(ng_block *b, const ng_obs *o) {
 static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
   const ng_norm *k = ng_norm_of_block(b);
   *x = o->v;
-  if (!k->of.gamma) return NG_OK; /* beta needs no input */
+  if (!k->of.has_gamma) return NG_OK; /* beta needs no input */
   if (k->waiting == 0 || k->batch != o->batch) {
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "layer '%s': an output gradient was observed without its input in this "
@@ -60,7 +60,7 @@ static ng_status add_units(ng_block *b, ng_norm_sum *k, void *scratch) {
   ng_queue *q = b->ctx->queue;
   const ng_stat *s = b->stat;
   const int64_t n = s->part->cols;
-  k->products = n > ng_norm_width(&k->of);
+  k->products = n > ng_norm_width(&k->layer);
   k->X = ng_scratch(b);
   ng_kernels(q)->norm_squares(q, k, 1, scratch);
   ng_queue_wait(q);
@@ -92,13 +92,13 @@ ng_status ng_norm_observe(ng_block *b, const ng_obs *o) {
   if (st != NG_OK) return st;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0, by = c / o->loss_scale;
   void *scratch = (double *)ng_scratch(b) + doubles_of_x(b);
-  ng_norm_sum sum = {.of = k->of, .x = x, .g = o->v, .take = s->samples};
+  ng_norm_sum sum = {.layer = k->of, .x = x, .g = o->v, .samples = s->samples};
   sum.alpha = s->mix.fresh * by * by / (double)s->samples;
   if (k->full) {
     add_full(b, &sum, scratch);
   } else {
     st = add_units(b, &sum, scratch);
   }
-  if (st == NG_OK && k->of.gamma) k->waiting--;
+  if (st == NG_OK && k->of.has_gamma) k->waiting--;
   return st;
 }

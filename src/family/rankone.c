@@ -139,7 +139,7 @@ static void sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
   } else if (weight) {
     m->y = ng_rankone_mean(k, NG_MEAN_G) + m->D.row;
   } else {
-    m->each = bias_entry(k);
+    m->y_all = bias_entry(k);
   }
 }
 
@@ -253,24 +253,24 @@ static void norms(ng_block *b, double *pd2) {
 /* ---- second pass -----------------------------------------------------------------------------*/
 
 /* `factor` multiplies both terms of PD.  |D_ij| <= |D| and |a_j| <= |a| bound the terms. */
-static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
+static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->which == NG_WEIGHT;
   e->scale = factor / k->lambda;
-  e->wide = k->wide;
-  if (weight) e->most_D = sqrt(k->rank[g].d2);
+  e->in_double = k->wide;
+  if (weight) e->largest_D = sqrt(k->rank[g].d2);
   if (k->none) return;
   e->u = right_vector(k, s, g, e->D.col);
   e->k = -e->scale * k->rank[g].c;
   if (!weight) {
     e->k *= bias_entry(k);
-    if (k->wide && k->t != NULL) e->u_wide = k->t + e->D.col;
+    if (k->wide && k->t != NULL) e->u_double = k->t + e->D.col;
     return;
   }
-  e->most_u = sqrt(k->rank[g].alpha);
+  e->largest_u = sqrt(k->rank[g].alpha);
   if (k->t != NULL) {
-    e->y_wide = k->t + e->D.row;
+    e->y_double = k->t + e->D.row;
   } else {
     e->y = ng_rankone_mean(k, NG_MEAN_G) + e->D.row;
   }

@@ -51,7 +51,8 @@ ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   const ng_stat *s = m->stat;
   ng_queue *q = b->ctx->queue;
   double *room = ng_scratch(b);
-  const ng_box box = {.x = o->v, .take = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
+  const ng_box box = {
+      .x = o->v, .samples = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
   ng_kernels(q)->box_sums(q, &box, 1, room + ng_round16(m->n));
   ng_queue_wait(q);
   const double *out = ng_numbers_read(q, room);

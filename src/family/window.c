@@ -342,11 +342,11 @@ static ng_status measure(ng_block *b) {
                  b->name, (long long)w->overflowed);
 }
 
-static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_emit *e) {
+static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   const ng_window *w = ng_window_of(b);
   const int64_t cols = b->segment[segment].slot->cols;
   (void)g, (void)factor;
-  e->stored = true;
+  e->is_stored = true;
   e->u = (w->sliced ? b->whole : w->u) + w->view[segment].flat + e->D.row * cols + e->D.col;
   e->u_row = cols;
 }

@@ -34,8 +34,8 @@ NG_CLONES static int32_t rescale(float *x, const float *values, const float *u, 
 }
 
 /* x <- scale x + k u without a test, for results known to be finite. */
-NG_CLONES static void rescale_known(float *restrict x, const float *restrict u, int64_t n,
-                                    float scale, float k) {
+NG_CLONES static void rescale_untested(float *restrict x, const float *restrict u, int64_t n,
+                                       float scale, float k) {
   for (int64_t i = 0; i < n && u == NULL; i++) {
     x[i] = scale * x[i];
   }
@@ -45,31 +45,31 @@ NG_CLONES static void rescale_known(float *restrict x, const float *restrict u, 
 }
 
 /* Return whether every element of the line fits f32: its bound is below half of FLT_MAX (half covers rounding). */
-static bool is_known(const ng_emit *e, const ng_line *x) {
-  const double most = fabs(x->scale) * e->most_D + fabs(x->k) * e->most_u;
+static bool is_finite_known(const ng_direction *e, const ng_line *x) {
+  const double most = fabs(x->scale) * e->largest_D + fabs(x->k) * e->largest_u;
   return most > 0.0 && most < 0.5 * (double)FLT_MAX && x->values == NULL;
 }
 
-/* Write a straight row of f32 in place. Return the number of elements that kept their gradient. */
-static int32_t write_in_place(const ng_emit *e, float *x, const ng_line *line, int64_t n) {
-  if (!is_known(e, line)) {
+/* Write a row of adjacent f32 in place. Return the number of elements that kept their gradient. */
+static int32_t write_in_place(const ng_direction *e, float *x, const ng_line *line, int64_t n) {
+  if (!is_finite_known(e, line)) {
     return rescale(x, line->values, line->u, n, (float)line->scale, (float)line->k, INFINITY);
   }
-  rescale_known(x, line->u, n, (float)line->scale, (float)line->k);
+  rescale_untested(x, line->u, n, (float)line->scale, (float)line->k);
   return 0;
 }
 
 /* Write n <= NG_LINE elements of row r in any layout. Return the number of elements that kept their gradient. */
-static int32_t write_line(const ng_emit *e, int64_t r, int64_t c, int64_t n) {
-  const ng_place *v = e->D.at;
+static int32_t write_line(const ng_direction *e, int64_t r, int64_t c, int64_t n) {
+  const ng_place *v = e->D.place;
   const int64_t row = e->D.row + r, col = e->D.col + c;
   const float limit = ng_line_limit(v->dtype);
-  float room[NG_LINE], tile[NG_LINE], wide[NG_LINE];
-  const ng_line line = ng_line_of(e, r, c, n, room);
+  float buffer[NG_LINE], tile[NG_LINE], wide[NG_LINE];
+  const ng_line line = ng_line_of(e, r, c, n, buffer);
   float *x = ng_line_f32(v, row, col, n, tile);
   int32_t stayed;
-  if (line.wide) {
-    ng_line_rescale_wide(wide, line.values == NULL ? x : line.values, &line, n);
+  if (line.in_double) {
+    ng_line_rescale_double(wide, line.values == NULL ? x : line.values, &line, n);
     stayed = rescale(x, wide, NULL, n, 1.0f, 0.0f, limit);
   } else {
     stayed = rescale(x, line.values, line.u, n, (float)line.scale, (float)line.k, limit);
@@ -78,9 +78,9 @@ static int32_t write_line(const ng_emit *e, int64_t r, int64_t c, int64_t n) {
   return stayed;
 }
 
-static void write_tile(const ng_emit *e, const ng_tile *t) {
-  const ng_place *v = e->D.at;
-  const bool plain = v->dtype == NG_F32 && v->straight && ng_line_is_plain(e);
+static void write_tile(const ng_direction *e, const ng_tile *t) {
+  const ng_place *v = e->D.place;
+  const bool plain = v->dtype == NG_F32 && v->rows_adjacent && ng_line_is_plain(e);
   const int64_t most = ng_place_columns(v);
   int64_t stayed = 0;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
@@ -100,68 +100,68 @@ static void write_tile(const ng_emit *e, const ng_tile *t) {
 
 /* Walk backward: the tiles that `measure` read last are still in the cache. */
 static void write_piece(void *arg, int32_t i) {
-  const ng_walk *w = arg;
-  ng_position p = w->from[i + 1];
-  for (ng_tile t; ng_walk_back(w, i, &p, &t);) {
-    write_tile((const ng_emit *)(const void *)w->list + t.of, &t);
+  const ng_tile_list *w = arg;
+  ng_tile_position p = w->from[i + 1];
+  for (ng_tile t; ng_tile_previous(w, i, &p, &t);) {
+    write_tile((const ng_direction *)(const void *)w->list + t.region, &t);
   }
 }
 
-void ng_emit_gradients(ng_queue *q, const ng_emit *e, int64_t n) {
-  ng_walk w;
-  ng_walk_cut(q, &w, e, sizeof *e, n);
+void ng_emit_gradients(ng_queue *q, const ng_direction *e, int64_t n) {
+  ng_tile_list w;
+  ng_tile_list_cut(q, &w, e, sizeof *e, n);
   ng_queue_run(q, w.pieces, write_piece, &w);
 }
 
 /* ---- stored directions ---------------------------------------------------------------------------*/
 
 typedef struct store {
-  ng_walk walk;
+  ng_tile_list walk;
   float *const *to;
 } store;
 
 static void store_piece(void *arg, int32_t i) {
   const store *j = arg;
-  ng_position p = j->walk.from[i];
+  ng_tile_position p = j->walk.from[i];
   double pd[NG_LINE];
-  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
-    const ng_emit *e = (const ng_emit *)(const void *)j->walk.list + t.of;
+  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
+    const ng_direction *e = (const ng_direction *)(const void *)j->walk.list + t.region;
     for (int64_t r = t.row; r < t.row + t.rows; r++) {
       for (int64_t c = t.col, n; c < t.col + t.cols; c += n) {
         n = ng_min64(NG_LINE, t.col + t.cols - c);
-        ng_line_wide(e, r, c, n, pd);
+        ng_line_double(e, r, c, n, pd);
         for (int64_t k = 0; k < n; k++) {
-          j->to[t.of][r * e->D.cols + c + k] = (float)pd[k];
+          j->to[t.region][r * e->D.cols + c + k] = (float)pd[k];
         }
       }
     }
   }
 }
 
-void ng_emit_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n) {
+void ng_emit_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
   store j = {.to = to};
-  ng_walk_cut(q, &j.walk, e, sizeof *e, n);
+  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
   ng_queue_run(q, j.walk.pieces, store_piece, &j);
 }
 
 /* ---- norms -----------------------------------------------------------------------------------*/
 
 typedef struct norms {
-  ng_walk walk;
+  ng_tile_list walk;
   double *part; /* [tiles] */
 } norms;
 
 static void norm_piece(void *arg, int32_t i) {
   const norms *j = arg;
-  ng_position p = j->walk.from[i];
+  ng_tile_position p = j->walk.from[i];
   double pd[NG_LINE];
-  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
-    const ng_emit *e = (const ng_emit *)(const void *)j->walk.list + t.of;
+  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
+    const ng_direction *e = (const ng_direction *)(const void *)j->walk.list + t.region;
     double sum = 0.0;
     for (int64_t r = t.row; r < t.row + t.rows; r++) {
       for (int64_t c = t.col, n; c < t.col + t.cols; c += n) {
         n = ng_min64(NG_LINE, t.col + t.cols - c);
-        ng_line_wide(e, r, c, n, pd);
+        ng_line_double(e, r, c, n, pd);
         for (int64_t k = 0; k < n; k++) {
           sum += pd[k] * pd[k];
         }
@@ -171,9 +171,9 @@ static void norm_piece(void *arg, int32_t i) {
   }
 }
 
-void ng_emit_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out) {
+void ng_emit_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
   norms j = {.part = parts};
-  ng_walk_cut(q, &j.walk, e, sizeof *e, n);
+  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
   ng_queue_run(q, j.walk.pieces, norm_piece, &j);
   for (int64_t i = 0; i < n; i++) {
     const int64_t tiles = ng_tiles_of(e[i].D.rows, e[i].D.cols);

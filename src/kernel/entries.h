@@ -9,19 +9,21 @@ void ng_ref_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out);
 
 void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
 void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
-void ng_emit_gradients(ng_queue *q, const ng_emit *e, int64_t n);
-void ng_emit_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n);
-void ng_emit_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out);
-void ng_emit_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
-void ng_emit_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
+void ng_emit_gradients(ng_queue *q, const ng_direction *e, int64_t n);
+void ng_emit_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
+void ng_emit_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);
+void ng_emit_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n);
+void ng_emit_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                    const ng_ratios *r);
 
 void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
 void ng_ref_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
-void ng_ref_emit(ng_queue *q, const ng_emit *e, int64_t n);
-void ng_ref_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n);
-void ng_ref_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out);
-void ng_ref_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
-void ng_ref_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
+void ng_ref_emit(ng_queue *q, const ng_direction *e, int64_t n);
+void ng_ref_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
+void ng_ref_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);
+void ng_ref_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n);
+void ng_ref_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                   const ng_ratios *r);
 
 void ng_gram_rows(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
 void ng_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);

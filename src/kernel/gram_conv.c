@@ -14,11 +14,11 @@
 
 /* ---- patches ---------------------------------------------------------------------------------*/
 
-/* span_of: image rows under the kernel at one output row; padded_width: pixels of a padded image row. */
-static int64_t span_of(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
+/* kernel_height: image rows under the kernel at one output row; padded_width: pixels of a padded image row. */
+static int64_t kernel_height(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
 
-typedef struct patches {
+typedef struct patch_tile {
   const ng_conv *c;
   ng_pixels in;         /* channels [c0, c1) of the images */
   bool one;             /* append a column of ones */
@@ -26,21 +26,21 @@ typedef struct patches {
   int32_t pieces;       /* number of pieces, each for one thread */
   float *to;            /* the tile [count, ld] */
   int64_t ld;
-  float *window; /* of each piece: span_of padded rows; image row y is at slot_of(y) */
-} patches;
+  float *window; /* of each piece: kernel_height padded rows; image row y is at ring_slot(y) */
+} patch_tile;
 
 static int64_t window_floats(const ng_conv *c, int64_t channels) {
-  return ng_round16(ng_times(ng_times(span_of(c), padded_width(c)), channels));
+  return ng_round16(ng_times(ng_times(kernel_height(c), padded_width(c)), channels));
 }
 
 /* Return the slot of image row y, which is negative in the padding. The window is a ring of rows. */
-static int64_t slot_of(int64_t y, int64_t span) { return (y % span + span) % span; }
+static int64_t ring_slot(int64_t y, int64_t span) { return (y % span + span) % span; }
 
 /* Load row y of image n into its slot of the window; a row of the padding is zero. */
-static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
+static void load_image_row(const patch_tile *t, float *window, int64_t n, int64_t y) {
   const ng_conv *c = t->c;
   const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide;
-  float *to = window + slot_of(y, span_of(c)) * row;
+  float *to = window + ring_slot(y, kernel_height(c)) * row;
   memset(to, 0, (size_t)row * sizeof *to);
   if (y < 0 || y >= c->height) return;
   ng_pixels_load(&t->in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
@@ -48,11 +48,12 @@ static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
 
 /* Copy the patch at image row y0 and padded column x0 from the window to `out`. If dilation is 1, kernel rows are
  * runs. */
-static void patch(const patches *t, const float *window, int64_t y0, int64_t x0, float *out) {
+static void copy_patch(const patch_tile *t, const float *window, int64_t y0, int64_t x0,
+                       float *out) {
   const ng_conv *c = t->c;
-  const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide, span = span_of(c);
+  const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide, span = kernel_height(c);
   for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
-    const float *from = window + slot_of(y0 + ky * c->dilation[0], span) * row + x0 * wide;
+    const float *from = window + ring_slot(y0 + ky * c->dilation[0], span) * row + x0 * wide;
     if (c->dilation[1] == 1) {
       memcpy(out, from, (size_t)(c->kernel[1] * wide) * sizeof *out);
       out += c->kernel[1] * wide;
@@ -67,29 +68,30 @@ static void patch(const patches *t, const float *window, int64_t y0, int64_t x0,
 }
 
 /* Fill the rows of piece i. Each piece has its own window, so two pieces may load the same image row. */
-static void patches_piece(void *arg, int32_t i) {
-  const patches *t = arg;
+static void copy_patches(void *arg, int32_t i) {
+  const patch_tile *t = arg;
   const ng_conv *c = t->c;
   float *window = t->window + i * window_floats(c, t->in.c1 - t->in.c0);
   int64_t from, to, last_n = -1, next = 0; /* rows of image last_n below `next` are in the window */
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
-    const int64_t g = t->first + k, n = g / (c->oh * c->ow), oy = g / c->ow % c->oh;
+    const int64_t g = t->first + k, n = g / (c->out_height * c->out_width),
+                  oy = g / c->out_width % c->out_height;
     const int64_t y0 = oy * c->stride[0] - c->padding[0];
-    for (int64_t y = n == last_n ? ng_max64(y0, next) : y0; y < y0 + span_of(c); y++) {
-      load_row(t, window, n, y);
+    for (int64_t y = n == last_n ? ng_max64(y0, next) : y0; y < y0 + kernel_height(c); y++) {
+      load_image_row(t, window, n, y);
     }
     last_n = n;
-    next = y0 + span_of(c);
-    for (int64_t ox = g % c->ow; ox < c->ow && k < to; ox++, k++) {
-      patch(t, window, y0, ox * c->stride[1], t->to + k * t->ld);
+    next = y0 + kernel_height(c);
+    for (int64_t ox = g % c->out_width; ox < c->out_width && k < to; ox++, k++) {
+      copy_patch(t, window, y0, ox * c->stride[1], t->to + k * t->ld);
     }
   }
 }
 
 /* ---- mean or sum of the patches of a sample, by box sums (box.c) ---*/
 
-static ng_conv narrow(const ng_conv *c, int64_t channels) {
+static ng_conv with_channels(const ng_conv *c, int64_t channels) {
   ng_conv n = *c;
   n.channels = channels;
   return n;
@@ -97,19 +99,19 @@ static ng_conv narrow(const ng_conv *c, int64_t channels) {
 
 /* Return the floats that one piece needs: doubles for the sums of all taps and for their scratch. The sums are in
  * double, because the values of many positions may cancel. */
-static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
-  const ng_conv box = narrow(c, channels);
-  return 2 *
-         (ng_round16(ng_times(channels, ng_conv_taps(c))) + ng_round16(ng_box_sample_room(&box)));
+static int64_t reduce_scratch(const ng_conv *c, int64_t channels) {
+  const ng_conv box = with_channels(c, channels);
+  return 2 * (ng_round16(ng_times(channels, ng_conv_taps(c))) +
+              ng_round16(ng_box_sample_scratch(&box)));
 }
 
 typedef struct reduction {
-  patches p;
+  patch_tile p;
   int how;
 } reduction;
 
 /* Return channels [c0, c1) of sample n as a view of one sample. */
-static ng_view sample_of(const ng_pixels *p, int64_t n) {
+static ng_view sample_view(const ng_pixels *p, int64_t n) {
   ng_view one = *p->v;
   one.data = ng_view_at(p->v, n, 0, p->c0);
   one.samples = 1;
@@ -119,18 +121,19 @@ static ng_view sample_of(const ng_pixels *p, int64_t n) {
 
 /* Each row of the tile is a sample. KFAC-reduce (Eschenhagen et al. 2023) takes the mean (how == 1) or the sum of its
  * patches, and of the 1 of the bias, before the outer product. */
-static void reduce_piece(void *arg, int32_t i) {
+static void reduce_samples(void *arg, int32_t i) {
   const reduction *t = arg;
   const ng_conv *c = t->p.c;
   const int64_t wide = t->p.in.c1 - t->p.in.c0, taps = ng_conv_taps(c), cols = taps * wide;
-  const double positions = (double)(c->oh * c->ow), factor = t->how == 1 ? 1.0 / positions : 1.0;
-  const ng_conv box = narrow(c, wide);
-  double *sum = (double *)(void *)(t->p.window + i * reduce_floats(c, wide));
+  const double positions = (double)(c->out_height * c->out_width),
+               factor = t->how == 1 ? 1.0 / positions : 1.0;
+  const ng_conv box = with_channels(c, wide);
+  double *sum = (double *)(void *)(t->p.window + i * reduce_scratch(c, wide));
   int64_t from, to;
   ng_piece_bounds(t->p.count, t->p.pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     float *out = t->p.to + k * t->p.ld;
-    const ng_view in = sample_of(&t->p.in, t->p.first + k);
+    const ng_view in = sample_view(&t->p.in, t->p.first + k);
     ng_box_sample(&box, &in, sum, sum + ng_round16(cols));
     for (int64_t j = 0; j < cols; j++) { /* from [channel][offset] to [offset][channel] */
       out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
@@ -145,11 +148,12 @@ static void reduce_piece(void *arg, int32_t i) {
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
   const bool reduced = g->reduce != 0;
-  const int64_t cols = ng_conv_taps(c) * (g->c1 - g->c0) + (g->one ? 1 : 0);
-  const int64_t rows = reduced ? g->take : g->take * c->oh * c->ow, most = ng_tile_rows(cols);
+  const int64_t cols = ng_conv_taps(c) * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
+  const int64_t rows = reduced ? g->samples : g->samples * c->out_height * c->out_width,
+                most = ng_tile_rows(cols);
   reduction r = {.p = {.c = c,
                        .in = {&g->x, g->c0, g->c1},
-                       .one = g->one,
+                       .one = g->has_ones,
                        .to = scratch,
                        .ld = ng_tile_ld(cols),
                        .window = scratch + ng_tile_floats(cols)},
@@ -159,9 +163,9 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
     r.p.count = ng_min64(most, rows - first);
     r.p.pieces = ng_queue_pieces(q, r.p.count * (reduced ? c->height * c->width : cols));
     if (reduced) {
-      ng_queue_run(q, r.p.pieces, reduce_piece, &r);
+      ng_queue_run(q, r.p.pieces, reduce_samples, &r);
     } else {
-      ng_queue_run(q, r.p.pieces, patches_piece, &r.p);
+      ng_queue_run(q, r.p.pieces, copy_patches, &r.p);
     }
     q->la->add_gram(q, g->S, 0, cols, scratch, r.p.count, r.p.ld, g->alpha);
     q->la->wait(q);
@@ -175,10 +179,11 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
 static void add_patches(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
   const int64_t channels = g->c1 - g->c0;
-  if (ng_conv_pointwise(c)) {
+  if (ng_conv_is_pointwise(c)) {
     ng_gram_rows(q, g, 1, scratch);
   } else if (g->reduce == 0 && ng_conv_shift_fits(c, channels) &&
-             ng_conv_shift_cost(c, channels, g->take) < ng_conv_plain_cost(c, channels, g->take)) {
+             ng_conv_shift_cost(c, channels, g->samples) <
+                 ng_conv_plain_cost(c, channels, g->samples)) {
     ng_gram_conv_shift(q, g, scratch);
   } else {
     ng_gram_conv_plain(q, g, scratch);
@@ -194,7 +199,7 @@ void ng_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) {
 /* The scratch is enough for every method: the choice depends on the samples, which are unknown at ng_ready. */
 int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out) {
   const int64_t tile = ng_tile_floats(ng_conv_taps(conv) * in + 1);
-  const int64_t piece = ng_max64(window_floats(conv, in), reduce_floats(conv, in));
+  const int64_t piece = ng_max64(window_floats(conv, in), reduce_scratch(conv, in));
   int64_t floats = ng_plus(tile, ng_times(q->threads, piece));
   floats = ng_max64(floats, ng_tile_floats(ng_max64(in, out) + 1));
   if (ng_conv_shift_fits(conv, 1)) { /* fewer channels may fit if all do not */

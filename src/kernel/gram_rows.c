@@ -13,68 +13,68 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
   const int64_t C = c->channels, taps = ng_conv_taps(c), p = taps * C;
   double *sum = (double *)(void *)scratch;
   float *row = scratch + 2 * ng_round16(p);
-  const ng_box box = {.x = g->x, .take = g->take, .conv = *c, .out = sum};
+  const ng_box box = {.x = g->x, .samples = g->samples, .conv = *c, .out = sum};
   ng_box_sums(q, &box, 1, (double *)(void *)(row + ng_round16(p + 1)));
   for (int64_t i = 0; i < p; i++) { /* from [channel][offset] to [offset][channel] */
     row[i] = (float)sum[i % C * taps + i / C];
   }
-  row[p] = (float)(g->take * c->oh * c->ow);
+  row[p] = (float)(g->samples * c->out_height * c->out_width);
   q->la->add_row(q, g->S, p, 0, p + 1, row, g->alpha);
   q->la->wait(q); /* the caller reuses the scratch */
 }
 
 /* Add the Gram matrix of f32 rows of stride ldx, and the row of the bias, whose sums take the rows as one sample. */
-static void direct(ng_queue *q, const ng_gram *g, int64_t ldx, float *scratch) {
+static void add_gram_in_place(ng_queue *q, const ng_gram *g, int64_t ldx, float *scratch) {
   const float *X = (const float *)(const void *)ng_view_at(&g->x, 0, 0, g->c0);
-  const int64_t rows = g->take * g->x.positions, cols = g->c1 - g->c0;
+  const int64_t rows = g->samples * g->x.positions, cols = g->c1 - g->c0;
   q->la->add_gram(q, g->S, 0, cols, X, rows, ldx, g->alpha);
-  if (!g->one) return;
-  ng_gram bias = {.take = 1, .alpha = g->alpha, .S = g->S};
+  if (!g->has_ones) return;
+  ng_gram bias = {.samples = 1, .alpha = g->alpha, .S = g->S};
   bias.x = (ng_view){.data = X,
                      .dtype = NG_F32,
                      .samples = 1,
                      .positions = rows,
                      .columns = cols,
-                     .by_position = ldx,
-                     .by_column = 1,
-                     .run = rows};
+                     .position_stride = ldx,
+                     .column_stride = 1,
+                     .run_length = rows};
   bias.conv = (ng_conv){.channels = cols,
                         .height = 1,
                         .width = rows,
                         .kernel = {1, 1},
                         .stride = {1, 1},
                         .dilation = {1, 1},
-                        .oh = 1,
-                        .ow = rows,
-                        .linear = true};
+                        .out_height = 1,
+                        .out_width = rows,
+                        .is_linear = true};
   ng_gram_bias_row(q, &bias, scratch);
 }
 
 /* ---- tiles -----------------------------------------------------------------------------------*/
 
-typedef struct tile {
+typedef struct row_tile {
   const ng_gram *r;
   int64_t first, count; /* the rows of the tile are rows [first, first + count) */
   int32_t pieces;
   float *to;
   int64_t ld;
-} tile;
+} row_tile;
 
 /* Copy the rows of piece i in the order of memory: by position if positions have the larger stride, else by sample. */
-static void copy_piece(void *arg, int32_t i) {
-  const tile *t = arg;
+static void copy_rows(void *arg, int32_t i) {
+  const row_tile *t = arg;
   const ng_gram *r = t->r;
   const ng_pixels in = {&r->x, r->c0, r->c1};
   const int64_t cols = r->c1 - r->c0, S = r->x.positions;
-  const bool outer = r->x.axes == 0 && r->x.by_position > r->x.by_sample;
+  const bool outer = r->x.axes == 0 && r->x.position_stride > r->x.sample_stride;
   int64_t from, to;
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from, run; k < to; k += run) {
-    const int64_t g = t->first + k, n = outer ? g % r->take : g / S,
-                  s = outer ? g / r->take : g % S;
+    const int64_t g = t->first + k, n = outer ? g % r->samples : g / S,
+                  s = outer ? g / r->samples : g % S;
     run = outer ? 1 : ng_min64(S - s, to - k);
     ng_pixels_load(&in, n, s, run, t->to + k * t->ld, t->ld);
-    for (int64_t j = 0; r->one && j < run; j++) {
+    for (int64_t j = 0; r->has_ones && j < run; j++) {
       t->to[(k + j) * t->ld + cols] = 1.0f;
     }
   }
@@ -82,9 +82,9 @@ static void copy_piece(void *arg, int32_t i) {
 
 /* Each row of the tile is the mean or the sum over the positions of a sample. The sums of 64 columns at a time stay
  * in registers and the L1 cache. */
-static void reduce_piece(void *arg, int32_t i) {
+static void reduce_rows(void *arg, int32_t i) {
   enum { WIDE = 64, ROWS = 32 };
-  const tile *t = arg;
+  const row_tile *t = arg;
   const ng_gram *r = t->r;
   const int64_t cols = r->c1 - r->c0, S = r->x.positions;
   const double factor = r->reduce == 1 ? 1.0 / (double)S : 1.0;
@@ -110,7 +110,7 @@ static void reduce_piece(void *arg, int32_t i) {
         out[j + c] = (float)(acc[c] * factor);
       }
     }
-    if (r->one) out[cols] = (float)((double)S * factor);
+    if (r->has_ones) out[cols] = (float)((double)S * factor);
   }
 }
 
@@ -126,33 +126,34 @@ int64_t ng_gram_rows_scratch(int64_t columns) {
 static int64_t row_stride(const ng_gram *r) {
   const ng_view *v = &r->x;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
-  if (v->dtype != NG_F32 || v->by_column != 1 || v->axes > 0) return 0;
-  const int64_t by = S == 1                                               ? v->by_sample
-                     : r->take == 1 || v->by_sample == S * v->by_position ? v->by_position
-                     : r->take == v->samples && v->by_position == v->samples * v->by_sample
-                         ? v->by_sample
-                         : 0;
-  if (r->take * S == 1) return wide;
+  if (v->dtype != NG_F32 || v->column_stride != 1 || v->axes > 0) return 0;
+  const int64_t by =
+      S == 1                                                          ? v->sample_stride
+      : r->samples == 1 || v->sample_stride == S * v->position_stride ? v->position_stride
+      : r->samples == v->samples && v->position_stride == v->samples * v->sample_stride
+          ? v->sample_stride
+          : 0;
+  if (r->samples * S == 1) return wide;
   return by >= wide && ng_linalg_fits(by) ? by : 0;
 }
 
 /* If an array has positions outermost and only some samples are used, its rows have gaps, so it needs tiles. */
 static void add_rows(ng_queue *q, const ng_gram *g, float *scratch) {
-  const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->one ? 1 : 0);
+  const int64_t S = g->x.positions, cols = g->c1 - g->c0, wide = cols + (g->has_ones ? 1 : 0);
   const bool reduced = g->reduce != 0 && S > 1;
-  if (g->take <= 0 || cols <= 0) return;
+  if (g->samples <= 0 || cols <= 0) return;
   const int64_t by = reduced ? 0 : row_stride(g);
   if (by > 0) {
-    direct(q, g, by, scratch);
+    add_gram_in_place(q, g, by, scratch);
     return;
   }
-  const int64_t rows = reduced ? g->take : g->take * S, most = ng_tile_rows(wide);
-  tile t = {.r = g, .to = scratch, .ld = ng_tile_ld(wide)};
+  const int64_t rows = reduced ? g->samples : g->samples * S, most = ng_tile_rows(wide);
+  row_tile t = {.r = g, .to = scratch, .ld = ng_tile_ld(wide)};
   for (int64_t first = 0; first < rows; first += t.count) {
     t.first = first;
     t.count = ng_min64(most, rows - first);
     t.pieces = ng_queue_pieces(q, t.count * cols * (reduced ? S : 1));
-    ng_queue_run(q, t.pieces, reduced ? reduce_piece : copy_piece, &t);
+    ng_queue_run(q, t.pieces, reduced ? reduce_rows : copy_rows, &t);
     q->la->add_gram(q, g->S, 0, wide, scratch, t.count, t.ld, g->alpha);
     q->la->wait(q); /* the next iteration overwrites the tile */
   }

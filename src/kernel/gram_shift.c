@@ -45,42 +45,42 @@ typedef struct job {
   ng_strips sy, sx;
 } job;
 
-static float *pixel(const job *j, int64_t y, int64_t x) {
+static float *pixel_at(const job *j, int64_t y, int64_t x) {
   return j->tile + (y * j->h.size + x) * j->samples * j->C;
 }
 
 /* Return the copy of pixel (y, x) of an edge column. Copies are [column][y][sample][channel]: a column is a run. */
-static float *edge_pixel(const job *j, int64_t x, int64_t y) {
+static float *edge_pixel_at(const job *j, int64_t x, int64_t y) {
   const int64_t slot = x < j->edge ? x : x - j->h.size + j->columns;
   return j->edges + (slot * j->v.size + y) * j->samples * j->C;
 }
 
-static void load_piece(void *arg, int32_t i) {
+static void load_rows(void *arg, int32_t i) {
   const job *j = arg;
   int64_t from, to;
   ng_piece_bounds(j->samples * j->v.size, j->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
     const int64_t n = k / j->v.size, y = k % j->v.size, rows = ng_min64(j->v.size - y, to - k);
-    ng_pixels_load(&j->in, j->first + n, y * j->h.size, rows * j->h.size, pixel(j, y, 0) + n * j->C,
-                   j->samples * j->C);
+    ng_pixels_load(&j->in, j->first + n, y * j->h.size, rows * j->h.size,
+                   pixel_at(j, y, 0) + n * j->C, j->samples * j->C);
     k += rows;
   }
 }
 
-static void edges_piece(void *arg, int32_t i) {
+static void copy_edges(void *arg, int32_t i) {
   const job *j = arg;
   int64_t from, to;
   ng_piece_bounds(j->columns * j->v.size, j->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     const int64_t slot = k / j->v.size, y = k % j->v.size;
     const int64_t x = slot < j->edge ? slot : slot + j->h.size - j->columns;
-    memcpy(edge_pixel(j, x, y), pixel(j, y, x), (size_t)(j->samples * j->C) * sizeof(float));
+    memcpy(edge_pixel_at(j, x, y), pixel_at(j, y, x), (size_t)(j->samples * j->C) * sizeof(float));
   }
 }
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-enum { PART = 1024 };
+enum { PRODUCT_ROWS = 1024 };
 
 static float *product_at(const job *j, int64_t i, int64_t k) {
   return j->product + (i * ng_strips_count(&j->sx) + k) * j->C * j->C;
@@ -88,19 +88,19 @@ static float *product_at(const job *j, int64_t i, int64_t k) {
 
 /* M[c, c'] = beta M[c, c'] + sum over `pixels` pixels and all samples of x[c] y[c']. BLAS splits long sums after some
  * 400 rows, but its kernels for small matrices do not: parts of 1024 rows bound their rounding error. */
-static void multiply(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
-                     float *M) {
+static void add_product(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
+                        float *M) {
   const int64_t C = j->C, rows = pixels * j->samples;
   ng_queue *q = j->q;
-  for (int64_t k = 0; k < rows; k += PART) {
-    q->la->gemm(q, true, false, C, C, ng_min64(PART, rows - k), 1.0f, X + k * C, C, Y + k * C, C,
-                k == 0 ? beta : 1.0f, M, C);
+  for (int64_t k = 0; k < rows; k += PRODUCT_ROWS) {
+    q->la->gemm(q, true, false, C, C, ng_min64(PRODUCT_ROWS, rows - k), 1.0f, X + k * C, C,
+                Y + k * C, C, k == 0 ? beta : 1.0f, M, C);
   }
 }
 
-static void multiply_all(const job *j, float *gram) {
+static void multiply_inner(const job *j, float *gram) {
   const int64_t dy = j->dy * j->v.step, dx = j->dx * j->h.step;
-  const ng_range ry = j->sy.all, rx = j->sx.all;
+  const ng_range ry = j->sy.inner, rx = j->sx.inner;
   const int64_t height = ry.to - ry.from, width = rx.to - rx.from;
   float *M = product_at(j, 0, 0);
   if (dy == 0 && dx == 0) {
@@ -110,30 +110,30 @@ static void multiply_all(const job *j, float *gram) {
     q->la->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
     q->la->unpack(q, G, M, j->C);
   } else if (dx == 0) { /* rows of pixels are contiguous */
-    multiply(j, height * width, pixel(j, 0, 0), pixel(j, dy, 0), 0.0f, M);
+    add_product(j, height * width, pixel_at(j, 0, 0), pixel_at(j, dy, 0), 0.0f, M);
   } else {
     for (int64_t y = ry.from; y < ry.to; y++) {
-      multiply(j, width, pixel(j, y, rx.from), pixel(j, y + dy, rx.from + dx),
-               y == ry.from ? 0.0f : 1.0f, M);
+      add_product(j, width, pixel_at(j, y, rx.from), pixel_at(j, y + dy, rx.from + dx),
+                  y == ry.from ? 0.0f : 1.0f, M);
     }
   }
 }
 
 static void multiply_strips(const job *j) {
   const int64_t dy = j->dy * j->v.step, dx = j->dx * j->h.step;
-  const ng_range ry = j->sy.all, rx = j->sx.all;
+  const ng_range ry = j->sy.inner, rx = j->sx.inner;
   for (int64_t k = 1; k < ng_strips_count(&j->sx); k++) {
     const int64_t x = ng_strip_at(&j->sx, k);
-    multiply(j, ry.to - ry.from, edge_pixel(j, x, ry.from), edge_pixel(j, x + dx, ry.from + dy),
-             0.0f, product_at(j, 0, k));
+    add_product(j, ry.to - ry.from, edge_pixel_at(j, x, ry.from),
+                edge_pixel_at(j, x + dx, ry.from + dy), 0.0f, product_at(j, 0, k));
   }
   for (int64_t i = 1; i < ng_strips_count(&j->sy); i++) {
     const int64_t y = ng_strip_at(&j->sy, i);
-    multiply(j, rx.to - rx.from, pixel(j, y, rx.from), pixel(j, y + dy, rx.from + dx), 0.0f,
-             product_at(j, i, 0));
+    add_product(j, rx.to - rx.from, pixel_at(j, y, rx.from), pixel_at(j, y + dy, rx.from + dx),
+                0.0f, product_at(j, i, 0));
     for (int64_t k = 1; k < ng_strips_count(&j->sx); k++) {
       const int64_t x = ng_strip_at(&j->sx, k);
-      multiply(j, 1, pixel(j, y, x), pixel(j, y + dy, x + dx), 0.0f, product_at(j, i, k));
+      add_product(j, 1, pixel_at(j, y, x), pixel_at(j, y + dy, x + dx), 0.0f, product_at(j, i, k));
     }
   }
 }
@@ -144,7 +144,7 @@ enum { PANEL = 32, RUN = 256 };
 
 /* The matrices M whose combination is a block: at[0] (all pixels) and at[1 .. plus) are added, the rest subtracted. */
 typedef struct terms {
-  const float *at[NG_SHIFT_PRODUCTS];
+  const float *at[NG_SHIFT_MAX_PRODUCTS];
   int64_t n, plus;
 } terms;
 
@@ -167,8 +167,8 @@ NG_CLONES static void add_scaled(float *to, const float *from, int64_t n, float 
 }
 
 /* Add a plain piece (rs == 1) to S: a row of the product is a column of S, both contiguous. */
-static void add_straight(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
-                         float alpha) {
+static void add_plain(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
+                      float alpha) {
   for (int64_t c = 0; c < p->cols; c++) {
     for (int64_t r = p->diagonal ? c : 0; r < p->rows; r += RUN) {
       float run[RUN];
@@ -185,20 +185,20 @@ static void add_straight(const terms *t, int64_t C, const ng_piece *p, int64_t c
 
 /* Add a transposed piece (rs != 1) to S. Its rows are columns of the product, transposed in panels that stay in
  * cache. */
-static void add_turned(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
-                       float alpha) {
+static void add_transposed(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
+                           float alpha) {
   for (int64_t c = 0; c < p->cols; c += PANEL) {
     const int64_t m = ng_min64(PANEL, p->cols - c);
     for (int64_t r = p->diagonal ? c : 0; r < p->rows; r += PANEL) {
-      float block[PANEL * PANEL], turned[PANEL * PANEL];
+      float block[PANEL * PANEL], transposed[PANEL * PANEL];
       const int64_t n = ng_min64(PANEL, p->rows - r);
       for (int64_t i = 0; i < m; i++) {
         combine(t, (c0 + c + i) * C + r0 + r, n, block + i * PANEL);
       }
-      ng_transpose(block, PANEL, m, n, turned, PANEL);
+      ng_transpose(block, PANEL, m, n, transposed, PANEL);
       for (int64_t k = 0; k < n; k++) {
         const int64_t wide = p->diagonal ? ng_min64(m, r + k - c + 1) : m;
-        add_scaled(p->a + (r + k) * p->rs + c, turned + k * PANEL, wide, alpha);
+        add_scaled(p->a + (r + k) * p->rs + c, transposed + k * PANEL, wide, alpha);
       }
     }
   }
@@ -219,23 +219,23 @@ static void add_block(const job *j, const terms *t, int64_t row, int64_t col, in
   for (int32_t i = 0; i < n; i++) {
     const ng_piece *p = &piece[i];
     if (p->rs == 1) {
-      add_straight(t, C, p, p->col - col * C, p->row - row * C, j->alpha);
+      add_plain(t, C, p, p->col - col * C, p->row - row * C, j->alpha);
     } else {
-      add_turned(t, C, p, p->col - col * C, p->row - row * C, j->alpha);
+      add_transposed(t, C, p, p->col - col * C, p->row - row * C, j->alpha);
     }
   }
 }
 
 /* Add this piece's share of the columns of all blocks of the current displacement. The order of terms is fixed: M[0,
  * 0], added terms, subtracted terms. */
-static void blocks_piece(void *arg, int32_t i) {
+static void add_blocks(void *arg, int32_t i) {
   const job *j = arg;
-  const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
+  const ng_range ky = ng_axis_paired_taps(&j->v, j->dy), kx = ng_axis_paired_taps(&j->h, j->dx);
   int64_t ca, cb;
   ng_piece_bounds(j->C, j->pieces, i, &ca, &cb);
   if (ca == cb) return;
   for (int64_t y = ky.from; y < ky.to; y++) {
-    int64_t rows[NG_SHIFT_PRODUCTS], cols[NG_SHIFT_PRODUCTS];
+    int64_t rows[NG_SHIFT_MAX_PRODUCTS], cols[NG_SHIFT_MAX_PRODUCTS];
     const int64_t ny = ng_strips_terms(&j->v, &j->sy, j->dy, y, rows);
     for (int64_t x = kx.from; ny > 0 && x < kx.to; x++) {
       const int64_t nx = ng_strips_terms(&j->h, &j->sx, j->dx, x, cols);
@@ -258,32 +258,32 @@ static void blocks_piece(void *arg, int32_t i) {
 
 /* Add one tile to S. Only half of all displacements are needed, because block (k', k) is the transpose of (k, k') and S
  * stores one triangle. Hence dy >= 0, and dx >= 0 if dy = 0. */
-static void one_tile(job *j, float *gram) {
+static void add_tile(job *j, float *gram) {
   ng_queue *q = j->q;
   j->pieces = ng_queue_pieces(q, j->samples * j->v.size * j->h.size * j->C);
-  ng_queue_run(q, j->pieces, load_piece, j);
-  if (j->columns > 0) ng_queue_run(q, j->pieces, edges_piece, j);
+  ng_queue_run(q, j->pieces, load_rows, j);
+  if (j->columns > 0) ng_queue_run(q, j->pieces, copy_edges, j);
   for (j->dy = 0; j->dy < j->v.taps; j->dy++) {
     for (j->dx = j->dy == 0 ? 0 : 1 - j->h.taps; j->dx < j->h.taps; j->dx++) {
       j->sy = ng_strips_of(&j->v, j->dy);
       j->sx = ng_strips_of(&j->h, j->dx);
-      if (j->sy.all.from >= j->sy.all.to || j->sx.all.from >= j->sx.all.to) continue;
-      multiply_all(j, gram);
+      if (j->sy.inner.from >= j->sy.inner.to || j->sx.inner.from >= j->sx.inner.to) continue;
+      multiply_inner(j, gram);
       multiply_strips(j);
       q->la->wait(q); /* the threads of the queue read the products */
-      const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
+      const ng_range ky = ng_axis_paired_taps(&j->v, j->dy), kx = ng_axis_paired_taps(&j->h, j->dx);
       j->pieces = ng_queue_pieces(q, (ky.to - ky.from) * (kx.to - kx.from) * j->C * j->C);
-      ng_queue_run(q, j->pieces, blocks_piece, j);
+      ng_queue_run(q, j->pieces, add_blocks, j);
     }
   }
 }
 
 void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
-  if (g->take <= 0) return;
+  if (g->samples <= 0) return;
   const int64_t C = g->c1 - g->c0, most = ng_shift_samples(c, C);
   /* Tiles have equal sizes, because a small last tile would need as many GEMMs, all short. */
-  const int64_t tiles = (g->take + most - 1) / most, even = (g->take + tiles - 1) / tiles;
+  const int64_t tiles = (g->samples + most - 1) / most, even = (g->samples + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
   job j = {.q = q,
            .v = ng_axis_of(c, 0),
@@ -296,12 +296,12 @@ void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch) {
            .product = scratch + at.products,
            .alpha = g->alpha,
            .S = g->S};
-  for (j.first = 0; j.first < g->take; j.first += j.samples) {
-    j.samples = ng_min64(even, g->take - j.first);
+  for (j.first = 0; j.first < g->samples; j.first += j.samples) {
+    j.samples = ng_min64(even, g->samples - j.first);
     j.edges = scratch + j.samples * C * c->height * c->width;
-    one_tile(&j, scratch + at.gram);
+    add_tile(&j, scratch + at.gram);
   }
-  if (!g->one) return;
+  if (!g->has_ones) return;
   ng_gram bias = *g;
   bias.conv.channels = bias.x.columns = C;
   bias.x.data = ng_view_at(&g->x, 0, 0, g->c0);

@@ -1,7 +1,7 @@
 /* gram_shift.h: the input factor of a convolution with stride 1, from displacements of kernel taps. gram_shift_plan.c
  * has the geometry, sizes and costs, gram_shift.c the sums; gram_conv.c chooses the method. */
-#ifndef NG_CONV_SHIFT_H
-#define NG_CONV_SHIFT_H
+#ifndef NG_GRAM_SHIFT_H
+#define NG_GRAM_SHIFT_H
 
 #include "kernel/entries.h"
 
@@ -18,7 +18,7 @@ void ng_gram_conv_shift(ng_queue *q, const ng_gram *g, float *scratch);
 
 /* ---- geometry: gram_shift_plan.c -------------------------------------------------------------*/
 
-enum { NG_SHIFT_PRODUCTS = 64 }; /* largest number of matrices of a displacement */
+enum { NG_SHIFT_MAX_PRODUCTS = 64 }; /* largest number of matrices of a displacement */
 
 /* The convolution along one axis: image size, taps, dilation (step), padding, output size. */
 typedef struct ng_axis {
@@ -32,13 +32,13 @@ typedef struct ng_range {
 /* The coordinates of one axis for a displacement of d taps. all: the coordinates r with r and r + d step in the image.
  * Index 0 means all; 1 .. low are single coordinates from the low end, low+1 .. low+high from the high end. */
 typedef struct ng_strips {
-  ng_range all;
+  ng_range inner;
   int64_t low, high;
 } ng_strips;
 
 ng_axis ng_axis_of(const ng_conv *c, int32_t i);
-ng_range ng_axis_swept(const ng_axis *a, int64_t k);   /* image coordinates that tap k covers */
-ng_range ng_axis_taps_at(const ng_axis *a, int64_t d); /* taps k such that k + d is a tap */
+ng_range ng_axis_tap_range(const ng_axis *a, int64_t k);   /* image coordinates that tap k covers */
+ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d); /* taps k such that k + d is a tap */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d);
 static inline int64_t ng_strips_count(const ng_strips *s) { return 1 + s->low + s->high; }
 int64_t ng_strip_at(const ng_strips *s, int64_t i); /* the coordinate of index i > 0 */

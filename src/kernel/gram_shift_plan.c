@@ -12,45 +12,45 @@ ng_axis ng_axis_of(const ng_conv *c, int32_t i) {
                    .taps = c->kernel[i],
                    .step = c->dilation[i],
                    .pad = c->padding[i],
-                   .out = i == 0 ? c->oh : c->ow};
+                   .out = i == 0 ? c->out_height : c->out_width};
 }
 
-static ng_range common(ng_range a, ng_range b) {
+static ng_range intersect(ng_range a, ng_range b) {
   return (ng_range){ng_max64(a.from, b.from), ng_min64(a.to, b.to)};
 }
 
 /* At output u tap k covers k step - pad + u (stride 1). Over all u these coordinates are a range, cut to the image. */
-ng_range ng_axis_swept(const ng_axis *a, int64_t k) {
+ng_range ng_axis_tap_range(const ng_axis *a, int64_t k) {
   const int64_t first = k * a->step - a->pad;
-  return common((ng_range){first, first + a->out}, (ng_range){0, a->size});
+  return intersect((ng_range){first, first + a->out}, (ng_range){0, a->size});
 }
 
 /* Return the coordinates r such that r and r + d step are inside the image. */
-static ng_range paired(const ng_axis *a, int64_t d) {
-  return common((ng_range){0, a->size}, (ng_range){-d * a->step, a->size - d * a->step});
+static ng_range paired_coordinates(const ng_axis *a, int64_t d) {
+  return intersect((ng_range){0, a->size}, (ng_range){-d * a->step, a->size - d * a->step});
 }
 
-/* Set *low and *high to the coordinates of paired(a, d) that block (k, k + d) lacks at each end; false: it lacks
+/* Set *low and *high to the paired coordinates that block (k, k + d) lacks at each end; false: it lacks
  * all. */
-static bool lacking(const ng_axis *a, int64_t d, int64_t k, int64_t *low, int64_t *high) {
-  const ng_range all = paired(a, d), mine = common(all, ng_axis_swept(a, k));
+static bool missing_ends(const ng_axis *a, int64_t d, int64_t k, int64_t *low, int64_t *high) {
+  const ng_range all = paired_coordinates(a, d), mine = intersect(all, ng_axis_tap_range(a, k));
   if (mine.from >= mine.to) return false;
   *low = mine.from - all.from;
   *high = all.to - mine.to;
   return true;
 }
 
-ng_range ng_axis_taps_at(const ng_axis *a, int64_t d) {
+ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d) {
   return (ng_range){ng_max64(0, -d), ng_min64(a->taps, a->taps - d)};
 }
 
 /* low, high: the most coordinates that any block of displacement d lacks at that end. */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
-  ng_strips s = {.all = paired(a, d)};
-  const ng_range taps = ng_axis_taps_at(a, d);
+  ng_strips s = {.inner = paired_coordinates(a, d)};
+  const ng_range taps = ng_axis_paired_taps(a, d);
   for (int64_t k = taps.from; k < taps.to; k++) {
     int64_t low, high;
-    if (!lacking(a, d, k, &low, &high)) continue;
+    if (!missing_ends(a, d, k, &low, &high)) continue;
     s.low = ng_max64(s.low, low);
     s.high = ng_max64(s.high, high);
   }
@@ -58,13 +58,13 @@ ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
 }
 
 int64_t ng_strip_at(const ng_strips *s, int64_t i) {
-  return i <= s->low ? s->all.from + i - 1 : s->all.to - (i - s->low);
+  return i <= s->low ? s->inner.from + i - 1 : s->inner.to - (i - s->low);
 }
 
 int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t k,
                         int64_t *index) {
   int64_t low = 0, high = 0, n = 0;
-  if (!lacking(a, d, k, &low, &high)) return 0;
+  if (!missing_ends(a, d, k, &low, &high)) return 0;
   index[n++] = 0;
   for (int64_t i = 1; i <= low; i++) {
     index[n++] = i;
@@ -96,7 +96,7 @@ int64_t ng_shift_rows(const ng_conv *c) {
 }
 
 /* Return the largest number of matrices of a displacement. Each matrix takes channels^2 floats of scratch. */
-static int64_t products_of(const ng_conv *c) {
+static int64_t product_count(const ng_conv *c) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   int64_t most = 0;
   for (int64_t dy = 0; dy < v.taps; dy++) {
@@ -109,12 +109,13 @@ static int64_t products_of(const ng_conv *c) {
 }
 
 /* With large padding or a kernel as wide as the image, blocks lack so many rows and columns that patches are cheaper.
- * NG_SHIFT_PRODUCTS and TILE_FLOATS exclude these cases. */
+ * NG_SHIFT_MAX_PRODUCTS and TILE_FLOATS exclude these cases. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
-  /* This limit bounds the time of products_of, which visits all pairs of taps. */
+  /* This limit bounds the time of product_count, which visits all pairs of taps. */
   if (c->kernel[0] > MOST_TAPS || c->kernel[1] > MOST_TAPS) return false;
   return c->stride[0] == 1 && c->stride[1] == 1 &&
-         ng_times(channels, ng_shift_rows(c)) <= TILE_FLOATS && products_of(c) <= NG_SHIFT_PRODUCTS;
+         ng_times(channels, ng_shift_rows(c)) <= TILE_FLOATS &&
+         product_count(c) <= NG_SHIFT_MAX_PRODUCTS;
 }
 
 /* If a tile had few samples, its runs would be short and its GEMMs small. */
@@ -126,7 +127,7 @@ int64_t ng_shift_samples(const ng_conv *c, int64_t channels) {
 ng_shift_layout ng_shift_layout_of(const ng_conv *c, int64_t channels, int64_t tile) {
   ng_shift_layout l;
   l.products = ng_round16(tile);
-  l.gram = l.products + ng_round16(products_of(c) * channels * channels);
+  l.gram = l.products + ng_round16(product_count(c) * channels * channels);
   l.total = l.gram + ng_round16(ng_sym_count(channels));
   return l;
 }
@@ -152,10 +153,10 @@ double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
   for (int64_t dy = 0; dy < v.taps; dy++) {
     for (int64_t dx = dy == 0 ? 0 : 1 - h.taps; dx < h.taps; dx++) {
       const ng_strips sy = ng_strips_of(&v, dy), sx = ng_strips_of(&h, dx);
-      const int64_t height = sy.all.to - sy.all.from, width = sx.all.to - sx.all.from;
+      const int64_t height = sy.inner.to - sy.inner.from, width = sx.inner.to - sx.inner.from;
       if (height <= 0 || width <= 0) continue;
       const int64_t ny = ng_strips_count(&sy), nx = ng_strips_count(&sx);
-      const ng_range ky = ng_axis_taps_at(&v, dy), kx = ng_axis_taps_at(&h, dx);
+      const ng_range ky = ng_axis_paired_taps(&v, dy), kx = ng_axis_paired_taps(&h, dx);
       const double call = (double)((dx == 0 ? 1 : height) + ny * nx - 1);
       rows += (double)((height + ny - 1) * (width + nx - 1)) * (dy == 0 && dx == 0 ? 0.6 : 1.0);
       calls += call;
@@ -169,7 +170,7 @@ double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
 
 double ng_conv_plain_cost(const ng_conv *c, int64_t channels, int64_t samples) {
   const double p = (double)(c->kernel[0] * c->kernel[1] * channels);
-  const double rows = (double)(samples * c->oh * c->ow);
+  const double rows = (double)(samples * c->out_height * c->out_width);
   const double tiles = rows / (double)ng_tile_rows(c->kernel[0] * c->kernel[1] * channels) + 1.0;
   return p * (p + 70.0) * rows / 250.0 + (p * 0.35 + (double)c->kernel[0] * 3.0) * rows +
          p * p * tiles * 0.12;

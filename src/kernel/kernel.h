@@ -22,24 +22,24 @@ enum { NG_LINE = 512 }; /* elements of a row that are converted at once, on the 
 
 /* ---- descriptors -----------------------------------------------------------------------------*/
 
-/* The memory layout of a parameter [rows, cols].  Row r begins at data + r by_row; by_row and step count elements.
- * The elements of a row are adjacent (`straight`), or lie along `axes` axes, the outermost first, as in a channels-last
+/* The memory layout of a parameter [rows, cols].  Row r begins at data + r row_stride; strides count elements.
+ * The elements of a row are adjacent, or lie along `axes` axes, the outermost first, as in a channels-last
  * or transposed weight. */
 typedef struct ng_place {
   void *data; /* NULL: not bound */
   ng_dtype dtype;
-  bool straight;
-  bool once;    /* the binding ends with the step (NG_ONE_STEP) */
-  bool expired; /* the binding has ended with its step, so `data` is NULL */
+  bool rows_adjacent;
+  bool one_step; /* the binding ends with the step (NG_ONE_STEP) */
+  bool expired;  /* the binding has ended with its step, so `data` is NULL */
   int32_t axes;
-  int64_t by_row;
-  int64_t extent[NG_DIMS], step[NG_DIMS];
+  int64_t row_stride;
+  int64_t extent[NG_DIMS], stride[NG_DIMS];
 } ng_place;
 
 /* Rows [row, row + rows) and columns [col, col + cols) of a place. First member of the descriptors below: element (r, c)
  * of a descriptor is element (row + r, col + c) of the place. */
 typedef struct ng_region {
-  const ng_place *at;
+  const ng_place *place;
   int64_t row, rows, col, cols;
 } ng_region;
 
@@ -49,8 +49,8 @@ typedef struct ng_region {
 typedef struct ng_measure {
   ng_region D;
   const float *x; /* [cols]; NULL: out[1] = 0 */
-  const float *y; /* [rows]; NULL: `each` for all rows */
-  double each;
+  const float *y; /* [rows]; NULL: `y_all` for all rows */
+  double y_all;
   double *t;   /* [rows]; NULL: none */
   double *out; /* [2] */
 } ng_measure;
@@ -58,22 +58,22 @@ typedef struct ng_measure {
 /* A direction d over the range of a bound gradient D, with a matrix or vector u:
  *     stored: d[r][c] = scale u[r][c];   else d[r][c] = scale D[r][c] + k y[r] u[r][c]
  * Eva (rank one): scale = f / lambda, k = -f c / lambda, y = g, u = a with u_row = 0 (family/rankone.c). */
-typedef struct ng_emit {
+typedef struct ng_direction {
   ng_region D;
   double scale, k;
-  bool stored;
-  bool wide; /* combine in double: the two terms nearly cancel */
+  bool is_stored;
+  bool in_double; /* combine in double: the two terms nearly cancel */
   const float
       *u; /* element (r, c) is u[r u_row + c u_col], with a map u[r u_row + map[c]]; NULL: no u */
   int64_t u_row, u_col;
   const int32_t *map;          /* [cols] */
-  const double *u_wide;        /* [cols]: replaces u, for `wide`; NULL: none */
-  const float *y;              /* [rows]; NULL: y_wide */
-  const double *y_wide;        /* [rows]; both NULL: 1 */
-  double most_D, most_u;       /* upper bounds of |D[r][c]| and |u[r][c]|; 0: unknown */
-  float bound;                 /* clip = value: d is clipped to [-bound, bound]; 0: not clipped */
+  const double *u_double;      /* [cols]: replaces u, for `in_double`; NULL: none */
+  const float *y;              /* [rows]; NULL: y_double */
+  const double *y_double;      /* [rows]; both NULL: 1 */
+  double largest_D, largest_u; /* upper bounds of |D[r][c]| and |u[r][c]|; 0: unknown */
+  float clip_bound;            /* clip = value: d is clipped to [-bound, bound]; 0: not clipped */
   _Atomic int64_t *overflowed; /* number of elements that kept their old value */
-} ng_emit;
+} ng_direction;
 
 /* Coefficients of SGD for direction d: g = d + decay w; m <- old m + take g; w <- keep w - lr (m, or g + mu m). */
 typedef struct ng_sgd_numbers {
@@ -87,24 +87,24 @@ typedef struct ng_adamw_numbers {
   float b1, b2, n1, n2, keep, eps;
 } ng_adamw_numbers;
 
-/* The weight and moments that one ng_emit updates. */
-typedef struct ng_sink {
-  const ng_place *w; /* bound weight, with the rows and columns of the gradient's place */
+/* The weight and moments that one ng_direction updates. */
+typedef struct ng_weight_update {
+  const ng_place *weight; /* bound weight, with the rows and columns of the gradient's place */
   float *m,
       *v; /* m: momentum or first moment; v: second moment; dense [rows, cols] of the parameter */
   int64_t cols; /* columns of the parameter */
   const ng_sgd_numbers *sgd;
   const ng_adamw_numbers *adamw; /* one of both is NULL */
   const float *counted;          /* [2] SGD: take, old; AdamW: step, root */
-} ng_sink;
+} ng_weight_update;
 
 /* The ratios r = |d / (D + 1e-8)| of a list of directions: histogram, extremes and sums (step/quantify.c).
  * A key is the bits of the f32 of 2^-30 r. Without `bin`, count keys by their leading bits, NG_RATIO_BINS bins, and set
- * `least`, `most` and `sum`. With `bin`, count only keys of the `bins` listed bins, by their next NG_RATIO_FINE values. */
+ * `least`, `most` and `sum`. With `bin`, count only keys of the `bins` listed bins, by the next NG_RATIO_FINE_BINS values. */
 enum {
-  NG_RATIO_DROPPED = 17,
-  NG_RATIO_BINS = 0x7F800000 >> NG_RATIO_DROPPED,
-  NG_RATIO_FINE = 1 << 11
+  NG_RATIO_DROPPED_BITS = 17,
+  NG_RATIO_BINS = 0x7F800000 >> NG_RATIO_DROPPED_BITS,
+  NG_RATIO_FINE_BINS = 1 << 11
 };
 typedef struct ng_ratios {
   const uint32_t *bin; /* [bins], ascending */
@@ -127,14 +127,15 @@ typedef struct ng_kernel_ops {
   void (*finite)(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
   /* emit.c. emit: write each direction over its gradient; an element that does not fit its dtype keeps the gradient.
    * store: to[i], dense [rows, cols], <- direction i. norm2: out[i] <- |direction i|^2; parts: [tiles] scratch. */
-  void (*emit)(ng_queue *q, const ng_emit *e, int64_t n);
-  void (*store)(ng_queue *q, const ng_emit *e, float *const *to, int64_t n);
-  void (*norm2)(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out);
+  void (*emit)(ng_queue *q, const ng_direction *e, int64_t n);
+  void (*store)(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
+  void (*norm2)(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);
   /* update.c: update weight and moments s[i] by direction e[i]; the gradient stays. An element whose new weight,
    * momentum or moment is not finite keeps the old value. */
-  void (*update)(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n);
+  void (*update)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n);
   /* ratios.c: the ratios of all directions. s not NULL: d is the direction of the update with lr = 1 and keep = 0. */
-  void (*ratios)(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n, const ng_ratios *r);
+  void (*ratios)(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
+                 const ng_ratios *r);
   /* Sums over observed arrays (observed.h). scratch: for the largest descriptor of the list.
    * gram_rows.c, gram_conv.c: add Gram matrices of rows, and of patches of images. box.c: sums of patches.
    * squares.c: sums of squares of columns. */
@@ -168,12 +169,12 @@ void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, cons
 bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n);
 /* Return the number of columns to read or write at once: at most NG_LINE, and whole channels of a channels-last row. */
 static inline int64_t ng_place_columns(const ng_place *v) {
-  const int64_t inner = v->straight || v->axes != 2 ? 1 : v->extent[1];
+  const int64_t inner = v->rows_adjacent || v->axes != 2 ? 1 : v->extent[1];
   return inner > NG_LINE ? NG_LINE : NG_LINE / inner * inner;
 }
-/* Return the address of an element of a straight place. */
+/* Return the address of an element of a place with rows_adjacent. */
 static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
-  return (char *)v->data + (row * v->by_row + col) * ng_dtype_size(v->dtype);
+  return (char *)v->data + (row * v->row_stride + col) * ng_dtype_size(v->dtype);
 }
 
 /* transpose.c: dst[j * ldd + i] = src[i * lds + j] for i < m, j < n; lds, ldd: elements between rows of src, dst. */

@@ -39,10 +39,10 @@ NG_CLONES static void row_sums(const float *restrict x, const float *restrict u,
 /* out <- the two sums of columns [c, c + n) of row r. */
 static void measure_row(const ng_measure *m, int64_t r, int64_t c, int64_t n, double out[PARTS]) {
   const ng_region *D = &m->D;
-  const int64_t most = ng_place_columns(D->at), end = c + n;
-  float room[NG_LINE];
-  if (D->at->dtype == NG_F32 && D->at->straight) {
-    const float *x = ng_place_at(D->at, D->row + r, D->col + c);
+  const int64_t most = ng_place_columns(D->place), end = c + n;
+  float buffer[NG_LINE];
+  if (D->place->dtype == NG_F32 && D->place->rows_adjacent) {
+    const float *x = ng_place_at(D->place, D->row + r, D->col + c);
     row_sums(x, m->x == NULL ? x : m->x + c, n, out);
     return;
   }
@@ -50,24 +50,24 @@ static void measure_row(const ng_measure *m, int64_t r, int64_t c, int64_t n, do
   for (int64_t k; c < end; c += k) {
     double sums[PARTS];
     k = ng_min64(most, end - c);
-    ng_place_read(D->at, D->row + r, D->col + c, k, room);
-    row_sums(room, m->x == NULL ? room : m->x + c, k, sums);
+    ng_place_read(D->place, D->row + r, D->col + c, k, buffer);
+    row_sums(buffer, m->x == NULL ? buffer : m->x + c, k, sums);
     out[0] += sums[0];
     out[1] += sums[1];
   }
 }
 
 typedef struct job {
-  ng_walk walk;
+  ng_tile_list walk;
   double *part; /* [tiles x PARTS] */
 } job;
 
 /* A tile with whole rows writes t itself; a tile with a part of one row leaves its sum in part[1]. */
 static void measure_piece(void *arg, int32_t i) {
   const job *j = arg;
-  ng_position p = j->walk.from[i];
-  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
-    const ng_measure *m = (const ng_measure *)(const void *)j->walk.list + t.of;
+  ng_tile_position p = j->walk.from[i];
+  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
+    const ng_measure *m = (const ng_measure *)(const void *)j->walk.list + t.region;
     double *part = j->part + t.index * PARTS, sums[PARTS];
     part[0] = part[1] = 0.0;
     for (int64_t r = t.row; r < t.row + t.rows; r++) {
@@ -75,7 +75,7 @@ static void measure_piece(void *arg, int32_t i) {
       part[0] += sums[0];
       if (m->x == NULL) continue;
       if (m->t == NULL) {
-        part[1] += (m->y == NULL ? m->each : (double)m->y[r]) * sums[1];
+        part[1] += (m->y == NULL ? m->y_all : (double)m->y[r]) * sums[1];
       } else if (t.cols == m->D.cols) {
         m->t[r] = sums[1];
       } else {
@@ -102,7 +102,7 @@ static void add_parts(const ng_measure *m, const double *part) {
 
 void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts) {
   job j = {.part = parts};
-  ng_walk_cut(q, &j.walk, m, sizeof *m, n);
+  ng_tile_list_cut(q, &j.walk, m, sizeof *m, n);
   ng_queue_run(q, j.walk.pieces, measure_piece, &j);
   for (int64_t i = 0; i < n; i++) {
     add_parts(&m[i], parts);
@@ -113,23 +113,23 @@ void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *p
 /* ---- finite ----------------------------------------------------------------------------------*/
 
 typedef struct finite_job {
-  ng_walk walk;
+  ng_tile_list walk;
   int32_t *out;
 } finite_job;
 
 static bool is_finite(const ng_region *a, const ng_tile *t) {
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    if (!ng_place_finite(a->at, a->row + r, a->col + t->col, t->cols)) return false;
+    if (!ng_place_finite(a->place, a->row + r, a->col + t->col, t->cols)) return false;
   }
   return true;
 }
 
 static void finite_piece(void *arg, int32_t i) {
   const finite_job *j = arg;
-  ng_position p = j->walk.from[i];
-  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
-    if (is_finite(ng_walk_region(&j->walk, t.of), &t)) continue;
-    __atomic_store_n(&j->out[t.of], 0,
+  ng_tile_position p = j->walk.from[i];
+  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
+    if (is_finite(ng_tile_list_region(&j->walk, t.region), &t)) continue;
+    __atomic_store_n(&j->out[t.region], 0,
                      __ATOMIC_RELAXED); /* tiles of one range may be on several threads */
   }
 }
@@ -139,6 +139,6 @@ void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out)
   for (int64_t i = 0; i < n; i++) {
     out[i] = 1;
   }
-  ng_walk_cut(q, &j.walk, a, sizeof *a, n);
+  ng_tile_list_cut(q, &j.walk, a, sizeof *a, n);
   ng_queue_run(q, j.walk.pieces, finite_piece, &j);
 }

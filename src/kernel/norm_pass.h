@@ -14,7 +14,7 @@
 #include "kernel/pixels.h"
 
 /* BLOCK: rows summed in f32; PIECES: largest number of pieces of a batch; TOGETHER: rows per loop iteration. */
-enum { NG_NORM_BLOCK = 64, NG_NORM_PIECES = 16, NG_NORM_TOGETHER = 4 };
+enum { NG_NORM_BLOCK = 64, NG_NORM_PIECES = 16, NG_NORM_UNROLL = 4 };
 
 /* Scratch of one thread or one piece. */
 typedef struct ng_norm_part {
@@ -31,14 +31,14 @@ typedef struct ng_norm_batch {
   float *shift;     /* [C] */
 } ng_norm_batch;
 
-ng_norm_part ng_norm_part_in(void *room, int64_t C, int32_t i);
-ng_norm_batch ng_norm_batch_in(void *room, int64_t C);
+ng_norm_part ng_norm_part_in(void *scratch, int64_t C, int32_t i);
+ng_norm_batch ng_norm_batch_in(void *scratch, int64_t C);
 
 typedef struct ng_norm_job ng_norm_job;
 struct ng_norm_job {
-  const ng_norm_of *k;
+  const ng_norm_layer *layer;
   const ng_view *x, *g;
-  void *room;
+  void *scratch;
   int64_t from, count;
   float *q;
   int64_t ldq;
@@ -48,19 +48,19 @@ struct ng_norm_job {
 };
 
 /* Run all pieces of a job. The number of threads depends on the size of `samples` samples. */
-void ng_norm_share_out(ng_queue *q, ng_norm_job *j, int64_t samples);
+void ng_norm_run_pieces(ng_queue *q, ng_norm_job *j, int64_t samples);
 
-/* norm_products.c: compute mean and variance of each channel over all samples of k->x, and store them in `room`. */
-void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *room);
+/* norm_products.c: compute mean and variance of each channel over all samples of k->x, and store them in `scratch`. */
+void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *scratch);
 /* norm_products.c: compute norm_squares of a batch norm with gamma and raw input, moments and products in one pass. */
-void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *room);
+void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *scratch);
 
 /* Return whether the moments belong to the whole batch: k is a batch norm with raw input. */
-bool ng_norm_of_batch(const ng_norm_of *k);
+bool ng_norm_is_raw_batch(const ng_norm_layer *k);
 /* Return 1 / sqrt(max(var, 0) + eps): rounding may have made var negative. NaN stays NaN. */
-double ng_norm_root(double var, double eps);
+double ng_norm_inverse_std(double var, double eps);
 
-/* Return the rows of a tile of 32 KiB: a multiple of NG_NORM_TOGETHER, at most NG_NORM_BLOCK. */
+/* Return the rows of a tile of 32 KiB: a multiple of NG_NORM_UNROLL, at most NG_NORM_BLOCK. */
 int64_t ng_norm_tile_rows(int64_t channels);
 /* Return rows [first, first + count) of sample n as f32, in place if possible, otherwise converted to `to`. */
 const float *ng_norm_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,

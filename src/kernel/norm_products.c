@@ -13,7 +13,7 @@
 #include "kernel/norm_pass.h"
 #include "simd.h"
 
-enum { GUESSED = 16, PIECE = 65536 }; /* rows of the guess; least floats of a piece */
+enum { GUESS_ROWS = 16, PIECE_FLOATS = 65536 }; /* rows of the guess; least floats of a piece */
 /* STRIP: columns summed in registers; AHEAD: rows of prefetch; LINE: floats of a cache line; NARROW: most columns of a
  * layer with strips. */
 enum { STRIP = 64, AHEAD = 8, LINE = 16, NARROW = 256 };
@@ -121,9 +121,9 @@ NG_CLONES static void add_squares(double *restrict to, const double *restrict s,
 }
 
 /* Set b->sum to sum g and sum g d of sample n; add sum d and sum d^2 to b->all. */
-static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
+static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
-  const float *shift = ng_norm_batch_in(j->room, C).shift;
+  const float *shift = ng_norm_batch_in(j->scratch, C).shift;
   float *const sums[4] = {b->s, b->q, b->t, b->u};
   memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
   for (int64_t at = 0; at < j->x->positions; at += NG_NORM_BLOCK) {
@@ -149,14 +149,14 @@ static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
 static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   (void)thread;
   const int64_t C = j->x->columns;
-  const float *shift = ng_norm_batch_in(j->room, C).shift;
-  ng_norm_part b = ng_norm_part_in(j->room, C, i);
+  const float *shift = ng_norm_batch_in(j->scratch, C).shift;
+  ng_norm_part b = ng_norm_part_in(j->scratch, C, i);
   int64_t from, to;
   ng_piece_bounds(j->x->samples, j->pieces, i, &from, &to);
   memset(b.all, 0, 2 * (size_t)C * sizeof *b.all);
   memset(b.products, 0, 3 * (size_t)C * sizeof *b.products);
   for (int64_t n = from; n < to && n < j->count; n++) {
-    sample_all(&b, j, n);
+    sum_sample(&b, j, n);
     add_squares(b.products, b.sum, b.sum + C, C);
   }
   memcpy(b.sum, b.all, 2 * (size_t)C * sizeof *b.sum);
@@ -165,11 +165,11 @@ static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   }
 }
 
-/* Set the shift of the batch to the mean of up to GUESSED rows spread over the batch. */
-static void guess(const ng_view *x, void *room) {
+/* Set the shift of the batch to the mean of up to GUESS_ROWS rows spread over the batch. */
+static void guess_shift(const ng_view *x, void *scratch) {
   const int64_t C = x->columns, S = x->positions, all = x->samples * S;
-  const int64_t rows = ng_min64(GUESSED, all);
-  const ng_norm_part b = ng_norm_part_in(room, C, 0);
+  const int64_t rows = ng_min64(GUESS_ROWS, all);
+  const ng_norm_part b = ng_norm_part_in(scratch, C, 0);
   const ng_pixels columns = {x, 0, C};
   memset(b.sum, 0, (size_t)C * sizeof *b.sum);
   for (int64_t i = 0; i < rows; i++) {
@@ -177,55 +177,55 @@ static void guess(const ng_view *x, void *room) {
     ng_pixels_load(&columns, at / S, at % S, 1, b.s, C);
     add_floats(b.sum, b.s, C);
   }
-  float *shift = ng_norm_batch_in(room, C).shift;
+  float *shift = ng_norm_batch_in(scratch, C).shift;
   for (int64_t c = 0; c < C; c++) {
     shift[c] = (float)(b.sum[c] / (double)rows);
   }
 }
 
 /* Return the sums over all pieces: the products of the first `take` samples, the moments of all samples. */
-static ng_norm_part sum_batch(ng_queue *q, const ng_norm_sum *k, int64_t take, void *room) {
+static ng_norm_part sum_pieces(ng_queue *q, const ng_norm_sum *k, int64_t take, void *scratch) {
   const ng_view *x = &k->x;
   const int64_t C = x->columns, floats = x->samples * x->positions * C;
-  ng_norm_job j = {.k = &k->of, .x = x, .g = &k->g, .room = room, .count = take};
-  j.pieces = (int32_t)ng_min64(ng_min64(NG_NORM_PIECES, x->samples), 1 + floats / PIECE);
+  ng_norm_job j = {.layer = &k->layer, .x = x, .g = &k->g, .scratch = scratch, .count = take};
+  j.pieces = (int32_t)ng_min64(ng_min64(NG_NORM_PIECES, x->samples), 1 + floats / PIECE_FLOATS);
   j.piece = products_piece;
-  guess(x, room);
-  ng_norm_share_out(q, &j, x->samples);
-  const ng_norm_part all = ng_norm_part_in(room, C, 0);
+  guess_shift(x, scratch);
+  ng_norm_run_pieces(q, &j, x->samples);
+  const ng_norm_part all = ng_norm_part_in(scratch, C, 0);
   for (int32_t i = 1; i < j.pieces; i++) {
-    const ng_norm_part b = ng_norm_part_in(room, C, i);
+    const ng_norm_part b = ng_norm_part_in(scratch, C, i);
     add_doubles(all.sum, b.sum, 2 * C);
     add_doubles(all.products, b.products, 3 * C);
   }
   return all;
 }
 
-void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *room) {
+void ng_norm_moments(ng_queue *q, const ng_norm_sum *k, void *scratch) {
   const int64_t C = k->x.columns;
   const double rows = (double)k->x.samples * (double)k->x.positions;
-  const ng_norm_batch m = ng_norm_batch_in(room, C);
-  const double *sum = sum_batch(q, k, 0, room).sum;
+  const ng_norm_batch m = ng_norm_batch_in(scratch, C);
+  const double *sum = sum_pieces(q, k, 0, scratch).sum;
   for (int64_t c = 0; c < C; c++) {
     const double off = sum[c] / rows;
     m.mean[c] = (double)m.shift[c] + off;
-    m.r[c] = ng_norm_root(sum[C + c] / rows - off * off, k->of.eps);
+    m.r[c] = ng_norm_inverse_std(sum[C + c] / rows - off * off, k->layer.eps);
     m.shift[c] = (float)m.mean[c];
   }
 }
 
 /* X[0] becomes NaN if a sum is not finite or exceeds the square of the largest f32. */
-void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *room) {
+void ng_norm_products(ng_queue *q, const ng_norm_sum *k, void *scratch) {
   const int64_t C = k->x.columns;
   const double rows = (double)k->x.samples * (double)k->x.positions;
   const double most = ng_dtype_largest(NG_F32) * ng_dtype_largest(NG_F32);
-  const ng_norm_part all = sum_batch(q, k, k->take, room);
+  const ng_norm_part all = sum_pieces(q, k, k->samples, scratch);
   double *X = k->X;
   bool fine = true;
   for (int64_t c = 0; c < C; c++) {
     const double qq = all.products[c], ss = all.products[C + c], qs = all.products[2 * C + c];
     const double off = all.sum[c] / rows;
-    const double r = ng_norm_root(all.sum[C + c] / rows - off * off, k->of.eps);
+    const double r = ng_norm_inverse_std(all.sum[C + c] / rows - off * off, k->layer.eps);
     const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
     X[c] = gg < 0.0 ? 0.0 : gg; /* can be negative only by rounding; NaN stays */
     X[C + c] = ss;

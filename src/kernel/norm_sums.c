@@ -15,8 +15,8 @@ enum { TILE = 8192, LANES = 16, CHUNK = 64 }; /* CHUNK: samples whose gradients 
 /* ---- scratch ----------------------------------------------------------------------------------*/
 
 int64_t ng_norm_tile_rows(int64_t channels) {
-  const int64_t whole = TILE / channels / NG_NORM_TOGETHER * NG_NORM_TOGETHER;
-  return ng_max64(NG_NORM_TOGETHER, ng_min64(NG_NORM_BLOCK, whole));
+  const int64_t whole = TILE / channels / NG_NORM_UNROLL * NG_NORM_UNROLL;
+  return ng_max64(NG_NORM_UNROLL, ng_min64(NG_NORM_BLOCK, whole));
 }
 
 static int64_t part_floats(int64_t C) {
@@ -26,20 +26,20 @@ static int64_t part_floats(int64_t C) {
 
 static int64_t moment_floats(int64_t C) { return 2 * ng_round16(2 * C) + ng_round16(C); }
 
-int64_t ng_norm_sums_scratch(const ng_queue *q, const ng_norm_of *k) {
+int64_t ng_norm_sums_scratch(const ng_queue *q, const ng_norm_layer *k) {
   const int64_t C = k->channels, parts = ng_max64(NG_NORM_PIECES, q->threads);
   const int64_t chunk = CHUNK * ng_round16(ng_norm_width(k));
   return ng_times(chunk + moment_floats(C) + parts * part_floats(C), (int64_t)sizeof(float));
 }
 
-ng_norm_batch ng_norm_batch_in(void *room, int64_t C) {
-  float *f = room;
+ng_norm_batch ng_norm_batch_in(void *scratch, int64_t C) {
+  float *f = scratch;
   return (ng_norm_batch){(void *)f, (void *)(f + ng_round16(2 * C)), f + 2 * ng_round16(2 * C)};
 }
 
-ng_norm_part ng_norm_part_in(void *room, int64_t C, int32_t i) {
+ng_norm_part ng_norm_part_in(void *scratch, int64_t C, int32_t i) {
   const int64_t wide = ng_round16(C), tile = ng_round16(ng_norm_tile_rows(C) * C);
-  float *f = (float *)room + moment_floats(C) + i * part_floats(C);
+  float *f = (float *)scratch + moment_floats(C) + i * part_floats(C);
   ng_norm_part b = {.sum = (void *)f};
   f += 2 * ng_round16(2 * C);
   b.all = (void *)f;
@@ -63,8 +63,8 @@ ng_norm_part ng_norm_part_in(void *room, int64_t C, int32_t i) {
 
 const float *ng_norm_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
                           int64_t *stride) {
-  if (v->dtype == NG_F32 && v->by_column == 1 && v->axes == 0) {
-    *stride = v->by_position;
+  if (v->dtype == NG_F32 && v->column_stride == 1 && v->axes == 0) {
+    *stride = v->position_stride;
     return (const float *)v->data + ng_view_offset(v, n, first);
   }
   const ng_pixels all = {v, 0, v->columns};
@@ -135,7 +135,9 @@ NG_CLONES static void row_moments(const float *x, int64_t C, double *mean, doubl
   *var = square / (double)C - sum * sum;
 }
 
-double ng_norm_root(double var, double eps) { return 1.0 / sqrt((var < 0.0 ? 0.0 : var) + eps); }
+double ng_norm_inverse_std(double var, double eps) {
+  return 1.0 / sqrt((var < 0.0 ? 0.0 : var) + eps);
+}
 
 static void add_block(ng_norm_part *b, int64_t C) {
   for (int64_t c = 0; c < C; c++) {
@@ -163,24 +165,24 @@ void ng_norm_sample_moments(ng_norm_part *b, const ng_view *x, int64_t n, const 
 
 /* ---- pieces of a batch ------------------------------------------------------------------------*/
 
-static void take_pieces(void *arg, int32_t thread) {
+static void run_pieces(void *arg, int32_t thread) {
   ng_norm_job *j = arg;
   for (int32_t i; (i = atomic_fetch_add(&j->next, 1)) < j->pieces;) {
     j->piece(j, i, thread);
   }
 }
 
-void ng_norm_share_out(ng_queue *q, ng_norm_job *j, int64_t samples) {
+void ng_norm_run_pieces(ng_queue *q, ng_norm_job *j, int64_t samples) {
   const int64_t floats = samples * j->x->positions * j->x->columns;
   const int32_t threads = (int32_t)ng_min64(j->pieces, ng_queue_pieces(q, floats));
   if (threads > 1) {
-    ng_queue_run(q, threads, take_pieces, j);
+    ng_queue_run(q, threads, run_pieces, j);
   } else {
-    take_pieces(j, 0);
+    run_pieces(j, 0);
   }
 }
 
-bool ng_norm_of_batch(const ng_norm_of *k) {
+bool ng_norm_is_raw_batch(const ng_norm_layer *k) {
   return k->input == NG_NORM_RAW && k->kind == NG_BATCH_NORM;
 }
 
@@ -189,7 +191,7 @@ bool ng_norm_of_batch(const ng_norm_of *k) {
 /* Set b->mean and b->r to the mean and 1 / sqrt(var + eps) of each channel's group in sample n; b->shift: the rounding
  * error of the f32 mean. */
 static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
-  const int64_t C = j->x->columns, wide = C / j->k->groups;
+  const int64_t C = j->x->columns, wide = C / j->layer->groups;
   const double S = (double)j->x->positions;
   const ng_pixels all = {j->x, 0, C};
   ng_pixels_load(&all, n, 0, 1, b->shift, C);
@@ -207,16 +209,16 @@ static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
     for (int64_t c = c0; c < c0 + wide; c++) {
       b->mean[c] = (float)mean;
       b->shift[c] = (float)(mean - (double)b->mean[c]);
-      b->r[c] = (float)ng_norm_root(var, j->k->eps);
+      b->r[c] = (float)ng_norm_inverse_std(var, j->layer->eps);
     }
   }
 }
 
 /* Set b->sum to sum g and sum g (x - mean) of sample n. For a layer norm, the second sum includes 1 / sqrt(var +
  * eps). */
-static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const float *mean) {
+static void sum_sample(ng_norm_part *b, const ng_norm_job *j, int64_t n, const float *mean) {
   const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
-  const bool layer = j->k->input == NG_NORM_RAW && j->k->kind == NG_LAYER_NORM;
+  const bool layer = j->layer->input == NG_NORM_RAW && j->layer->kind == NG_LAYER_NORM;
   memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
   for (int64_t t = 0, rows; t < j->x->positions; t += rows) {
     int64_t ldx, ldg;
@@ -228,7 +230,8 @@ static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const 
     for (int64_t r = 0; r < rows && layer; r++) {
       double mu, var;
       row_moments(x + r * ldx, C, &mu, &var);
-      const double scale = ng_norm_root(var, j->k->eps), rest = scale * (mu - (double)(float)mu);
+      const double scale = ng_norm_inverse_std(var, j->layer->eps),
+                   rest = scale * (mu - (double)(float)mu);
       add_row(x + r * ldx, g + r * ldg, (float)mu, (float)scale, (float)rest, C, b->s, b->q);
     }
     add_block(b, C);
@@ -236,38 +239,38 @@ static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const 
 }
 
 /* Write dgamma and dbeta of sample j->from + n; off = mean - (f32 mean) corrects dgamma. */
-static void sums_piece(const ng_norm_job *j, int32_t n, int32_t thread) {
+static void write_sums(const ng_norm_job *j, int32_t n, int32_t thread) {
   const int64_t C = j->x->columns;
-  const ng_norm_batch m = ng_norm_batch_in(j->room, C);
-  const bool batch = ng_norm_of_batch(j->k);
-  const bool group = j->k->input == NG_NORM_RAW && j->k->kind == NG_GROUP_NORM;
-  ng_norm_part b = ng_norm_part_in(j->room, C, thread);
-  float *q = j->q + n * j->ldq, *beta = q + (j->k->gamma ? C : 0);
+  const ng_norm_batch m = ng_norm_batch_in(j->scratch, C);
+  const bool batch = ng_norm_is_raw_batch(j->layer);
+  const bool group = j->layer->input == NG_NORM_RAW && j->layer->kind == NG_GROUP_NORM;
+  ng_norm_part b = ng_norm_part_in(j->scratch, C, thread);
+  float *q = j->q + n * j->ldq, *beta = q + (j->layer->has_gamma ? C : 0);
   memset(b.mean, 0, (size_t)C * sizeof *b.mean);
   if (group) group_moments(&b, j, j->from + n);
-  sample_sums(&b, j, j->from + n, batch ? m.shift : b.mean);
+  sum_sample(&b, j, j->from + n, batch ? m.shift : b.mean);
   for (int64_t c = 0; c < C; c++) {
     const double off = batch ? m.mean[c] - (double)m.shift[c] : group ? (double)b.shift[c] : 0.0;
     const double scale = batch ? m.r[c] : group ? (double)b.r[c] : 1.0;
-    if (j->k->gamma) q[c] = (float)(scale * (b.sum[C + c] - off * b.sum[c]));
-    if (j->k->beta) beta[c] = (float)b.sum[c];
+    if (j->layer->has_gamma) q[c] = (float)(scale * (b.sum[C + c] - off * b.sum[c]));
+    if (j->layer->has_beta) beta[c] = (float)b.sum[c];
   }
 }
 
 /* Row i of q [count, ldq]: the gradient of sample from + i. If x or g is not finite, q is not finite. */
 static void sum_samples(ng_queue *queue, const ng_norm_sum *k, int64_t from, int64_t count,
-                        float *q, int64_t ldq, void *room) {
-  ng_norm_job j = {.k = &k->of,
+                        float *q, int64_t ldq, void *scratch) {
+  ng_norm_job j = {.layer = &k->layer,
                    .x = &k->x,
                    .g = &k->g,
-                   .room = room,
+                   .scratch = scratch,
                    .from = from,
                    .count = count,
                    .q = q,
                    .ldq = ldq,
                    .pieces = (int32_t)count,
-                   .piece = sums_piece};
-  ng_norm_share_out(queue, &j, count);
+                   .piece = write_sums};
+  ng_norm_run_pieces(queue, &j, count);
 }
 
 /* ---- the entries -----------------------------------------------------------------------------*/
@@ -295,17 +298,17 @@ static void add_sample(const float *q, int64_t width, bool products, double *X) 
 
 /* Samples are processed in chunks, so that scratch does not grow with the batch. */
 static void sum_squares(ng_queue *queue, const ng_norm_sum *k, float *q) {
-  const int64_t width = ng_norm_width(&k->of), ld = ng_round16(width);
-  void *room = q + CHUNK * ld;
-  if (ng_norm_of_batch(&k->of) && k->of.gamma) {
-    ng_norm_products(queue, k, room);
+  const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
+  void *scratch = q + CHUNK * ld;
+  if (ng_norm_is_raw_batch(&k->layer) && k->layer.has_gamma) {
+    ng_norm_products(queue, k, scratch);
     return;
   }
   bool fine = true;
-  memset(k->X, 0, 3 * (size_t)k->of.channels * sizeof *k->X);
-  for (int64_t from = 0, count; from < k->take && fine; from += count) {
-    count = ng_min64(CHUNK, k->take - from);
-    sum_samples(queue, k, from, count, q, ld, room);
+  memset(k->X, 0, 3 * (size_t)k->layer.channels * sizeof *k->X);
+  for (int64_t from = 0, count; from < k->samples && fine; from += count) {
+    count = ng_min64(CHUNK, k->samples - from);
+    sum_samples(queue, k, from, count, q, ld, scratch);
     fine = all_finite(q, count, width, ld);
     for (int64_t i = 0; i < count; i++) {
       add_sample(q + i * ld, width, k->products, k->X);
@@ -335,12 +338,12 @@ static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_
 }
 
 static void add_gram(ng_queue *queue, const ng_norm_sum *k, float *q) {
-  const int64_t width = ng_norm_width(&k->of), ld = ng_round16(width);
-  void *room = q + CHUNK * ld;
-  if (ng_norm_of_batch(&k->of)) ng_norm_moments(queue, k, room);
-  for (int64_t from = 0, count; from < k->take; from += count) {
-    count = ng_min64(CHUNK, k->take - from);
-    sum_samples(queue, k, from, count, q, ld, room);
+  const int64_t width = ng_norm_width(&k->layer), ld = ng_round16(width);
+  void *scratch = q + CHUNK * ld;
+  if (ng_norm_is_raw_batch(&k->layer)) ng_norm_moments(queue, k, scratch);
+  for (int64_t from = 0, count; from < k->samples; from += count) {
+    count = ng_min64(CHUNK, k->samples - from);
+    sum_samples(queue, k, from, count, q, ld, scratch);
     if (k->dtype == NG_F64) {
       add_wide(k->S, width, q, count, ld, k->alpha);
       continue;

@@ -10,32 +10,33 @@
 #include "linalg/linalg.h"
 
 /* An observed array with samples n, positions s and columns c. A column is a feature or a channel; the positions of an
- * image are its pixels, row by row. A run is `run` positions with the stride by_position. Strides count elements.
- * Element (n, s, c) is at
+ * image are its pixels, row by row. A run is run_length positions with the stride position_stride. Strides
+ * count elements. Element (n, s, c) is at
  *
- *     n by_sample + c by_column + s % run by_position + (offset of run s / run, from extent and step) */
+ *     n sample_stride + c column_stride + s % run_length position_stride + (offset of the run, by extent and stride) */
 typedef struct ng_view {
   const void *data;
   ng_dtype dtype;
-  int32_t axes; /* axes over runs, outermost first; 0: run == positions */
+  int32_t axes; /* axes over runs, outermost first; 0: one run */
   int64_t samples, positions, columns;
-  int64_t by_sample, by_position, by_column;
-  int64_t run;
-  int64_t extent[NG_DIMS], step[NG_DIMS];
+  int64_t sample_stride, position_stride, column_stride;
+  int64_t run_length;
+  int64_t extent[NG_DIMS], stride[NG_DIMS];
 } ng_view;
 
 static inline int64_t ng_view_offset(const ng_view *v, int64_t n, int64_t s) {
-  if (v->axes == 0) return n * v->by_sample + s * v->by_position;
-  int64_t at = n * v->by_sample + s % v->run * v->by_position, outer = s / v->run;
+  if (v->axes == 0) return n * v->sample_stride + s * v->position_stride;
+  int64_t at = n * v->sample_stride + s % v->run_length * v->position_stride,
+          outer = s / v->run_length;
   for (int32_t i = v->axes - 1; i >= 0; i--) {
-    at += outer % v->extent[i] * v->step[i];
+    at += outer % v->extent[i] * v->stride[i];
     outer /= v->extent[i];
   }
   return at;
 }
 static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int64_t c) {
   return (const char *)v->data +
-         (ng_view_offset(v, n, s) + c * v->by_column) * ng_dtype_size(v->dtype);
+         (ng_view_offset(v, n, s) + c * v->column_stride) * ng_dtype_size(v->dtype);
 }
 
 /* The geometry of a convolution; kernel, stride, padding and dilation are [vertical, horizontal]. A linear layer is a
@@ -43,13 +44,13 @@ static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int
 typedef struct ng_conv {
   int64_t channels, height, width; /* of the input */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
-  int64_t oh, ow, out;
-  bool linear;
+  int64_t out_height, out_width, outputs;
+  bool is_linear;
 } ng_conv;
 
 static inline int64_t ng_conv_taps(const ng_conv *c) { return c->kernel[0] * c->kernel[1]; }
 /* Return whether the kernel has one tap that covers every pixel once, so that each patch is one pixel. */
-static inline bool ng_conv_pointwise(const ng_conv *c) {
+static inline bool ng_conv_is_pointwise(const ng_conv *c) {
   return ng_conv_taps(c) == 1 && c->stride[0] == 1 && c->stride[1] == 1 && c->padding[0] == 0 &&
          c->padding[1] == 0;
 }
@@ -59,11 +60,11 @@ static inline bool ng_conv_pointwise(const ng_conv *c) {
 /* S += alpha sum over rows r of r r', S of order c1 - c0 + one (gram_rows) or taps (c1 - c0) + one (gram_conv). */
 typedef struct ng_gram {
   ng_view x;
-  int64_t take;   /* number of samples used: the first ones */
-  int64_t c0, c1; /* columns [c0, c1) are used */
-  bool one;       /* append a column of ones */
-  int reduce;     /* 0: each position is a row; 1: mean over positions; 2: sum over positions */
-  ng_conv conv;   /* gram_conv: the rows are zero-padded patches; gram_rows: not used */
+  int64_t samples; /* number of samples used: the first ones */
+  int64_t c0, c1;  /* columns [c0, c1) are used */
+  bool has_ones;   /* append a column of ones */
+  int reduce;      /* 0: each position is a row; 1: mean over positions; 2: sum over positions */
+  ng_conv conv;    /* gram_conv: the rows are zero-padded patches; gram_rows: not used */
   float alpha;
   ng_sym S;
 } ng_gram;
@@ -81,7 +82,7 @@ int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in,
  * image. out[0] is NaN if an input is not finite. */
 typedef struct ng_box {
   ng_view x;
-  int64_t take;
+  int64_t samples;
   ng_conv conv;
   double *out;
 } ng_box;
@@ -92,20 +93,20 @@ int64_t ng_box_scratch(const ng_queue *q, const ng_conv *c);
 /* out[c] = sum of squares of column c over the first `take` samples and all positions. reduce: as in ng_gram. */
 typedef struct ng_squares {
   ng_view x;
-  int64_t take;
+  int64_t samples;
   int reduce;
   double *out;
 } ng_squares;
 
 /* ---- norm layers: norm_sums.c, norm_products.c -----------------------------------------------*/
 
-typedef struct ng_norm_of {
+typedef struct ng_norm_layer {
   ng_norm_kind kind;
   ng_norm_input input;
   double eps;
   int64_t channels, groups;
-  bool gamma, beta; /* which parameters exist */
-} ng_norm_of;
+  bool has_gamma, has_beta; /* which parameters exist */
+} ng_norm_layer;
 
 /* The gradient q_i = [dgamma_i; dbeta_i] of gamma and beta of one sample, of a batch, layer or group norm. With h the
  * normalised input and g the output gradient of sample i at position t and channel c,
@@ -116,9 +117,9 @@ typedef struct ng_norm_of {
  * over the whole micro-batch (batch norm), of all channels of one position (layer norm), or of a group of channels of
  * one sample (group norm). q_i has `width` numbers: only parameters that exist. */
 typedef struct ng_norm_sum {
-  ng_norm_of of;
-  ng_view x, g; /* of is without gamma: x is not read */
-  int64_t take; /* number of samples used: the first ones */
+  ng_norm_layer layer;
+  ng_view x, g;    /* of is without gamma: x is not read */
+  int64_t samples; /* number of samples used: the first ones */
   /* norm_squares: X [width] = sum of q_i^2, then with `products` [channels] = sum of dgamma_i dbeta_i; X has room for 3
    * numbers a channel. X[0] is NaN if a number is not finite in f32. */
   bool products;
@@ -129,9 +130,9 @@ typedef struct ng_norm_sum {
   ng_dtype dtype; /* f32 or f64 */
 } ng_norm_sum;
 
-static inline int64_t ng_norm_width(const ng_norm_of *k) {
-  return k->channels * ((k->gamma ? 1 : 0) + (k->beta ? 1 : 0));
+static inline int64_t ng_norm_width(const ng_norm_layer *k) {
+  return k->channels * ((k->has_gamma ? 1 : 0) + (k->has_beta ? 1 : 0));
 }
-int64_t ng_norm_sums_scratch(const ng_queue *q, const ng_norm_of *k); /* bytes */
+int64_t ng_norm_sums_scratch(const ng_queue *q, const ng_norm_layer *k); /* bytes */
 
 #endif

@@ -23,23 +23,24 @@ int64_t ng_tile_floats(int64_t cols) {
 /* ---- pixels ----------------------------------------------------------------------------------*/
 
 /* Channels last: if pixels are contiguous, one call converts all. */
-static void load_last(const ng_pixels *p, const char *src, int64_t count, float *dst,
-                      int64_t stride) {
+static void load_channels_last(const ng_pixels *p, const char *src, int64_t count, float *dst,
+                               int64_t stride) {
   const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;
-  if (p->v->by_position == wide && stride == wide) {
+  if (p->v->position_stride == wide && stride == wide) {
     ng_to_f32(dst, src, p->v->dtype, count * wide);
     return;
   }
   for (int64_t i = 0; i < count; i++) {
-    ng_to_f32(dst + i * stride, src + i * p->v->by_position * size, p->v->dtype, wide);
+    ng_to_f32(dst + i * stride, src + i * p->v->position_stride * size, p->v->dtype, wide);
   }
 }
 
 /* Channels first: f32 is transposed to dst; 16-bit types go through a block of 16 channels x 64 pixels on the stack. */
-static void load_first(const ng_pixels *p, const char *src, int64_t count, float *dst,
-                       int64_t stride) {
+static void load_channels_first(const ng_pixels *p, const char *src, int64_t count, float *dst,
+                                int64_t stride) {
   enum { ROWS = 16, COLS = 64 };
-  const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0, apart = p->v->by_column;
+  const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0,
+                apart = p->v->column_stride;
   if (p->v->dtype == NG_F32) {
     ng_transpose((const float *)(const void *)src, apart, wide, count, dst, stride);
     return;
@@ -63,15 +64,15 @@ void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count,
   const ng_view *v = p->v;
   for (int64_t m; count > 0; first += m, count -= m, dst += m * stride) {
     const char *src = ng_view_at(v, n, first, p->c0);
-    m = ng_min64(count, v->run - first % v->run);
-    if (v->by_column == 1) {
-      load_last(p, src, m, dst, stride);
-    } else if (v->by_position == 1) {
-      load_first(p, src, m, dst, stride);
+    m = ng_min64(count, v->run_length - first % v->run_length);
+    if (v->column_stride == 1) {
+      load_channels_last(p, src, m, dst, stride);
+    } else if (v->position_stride == 1) {
+      load_channels_first(p, src, m, dst, stride);
     } else {
-      const int64_t apart = v->by_position * ng_dtype_size(v->dtype);
+      const int64_t apart = v->position_stride * ng_dtype_size(v->dtype);
       for (int64_t i = 0; i < m; i++) {
-        ng_gather(dst + i * stride, src + i * apart, v->dtype, v->by_column, p->c1 - p->c0);
+        ng_gather(dst + i * stride, src + i * apart, v->dtype, v->column_stride, p->c1 - p->c0);
       }
     }
   }

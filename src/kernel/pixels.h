@@ -30,9 +30,9 @@ void ng_gram_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
 /* gram_conv.c: compute gram_conv by im2col and a Gram matrix: the fallback of the faster methods. */
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch);
 
-/* box.c: compute box_sums for one finite sample, on the calling thread. room: ng_box_sample_room doubles. */
-void ng_box_sample(const ng_conv *c, const ng_view *in, double *out, double *room);
-int64_t ng_box_sample_room(const ng_conv *c);
+/* box.c: compute box_sums for one finite sample, on the calling thread. scratch: ng_box_sample_scratch doubles. */
+void ng_box_sample(const ng_conv *c, const ng_view *in, double *out, double *scratch);
+int64_t ng_box_sample_scratch(const ng_conv *c);
 
 /* ref_gram.c: element (n, s, c) of a view. */
 double ng_ref_element(const ng_view *v, int64_t n, int64_t s, int64_t c);

@@ -1,7 +1,7 @@
 /* place.c: read and write a row of a bound gradient or weight as f32, in any layout.
  *
- * In: a place (model.h), a row, a range of its columns.  Out: the elements as f32, or written elements.  A straight row
- * is converted in one call.  For other rows, the inner loop runs along the axis with the smallest step: along the
+ * In: a place (model.h), a row, a range of its columns.  Out: the elements as f32, or written elements.  A row of adjacent
+ * elements is converted in one call.  For other rows, the inner loop runs along the axis with the smallest step: along the
  * channels of a channels-last weight. */
 #include "kernel/kernel.h"
 
@@ -18,7 +18,7 @@ typedef struct lines {
 static lines lines_of(const ng_place *v) {
   lines l = {.v = v};
   for (int32_t i = 1; i < v->axes; i++) {
-    if (v->step[i] < v->step[l.axis]) l.axis = i;
+    if (v->stride[i] < v->stride[l.axis]) l.axis = i;
   }
   l.extent = v->extent[l.axis];
   l.inner = 1;
@@ -29,14 +29,14 @@ static lines lines_of(const ng_place *v) {
 }
 
 /* Return the offset in elements from the beginning of the row to (outer, 0, inner). */
-static int64_t base_of(const lines *l, int64_t outer, int64_t inner) {
+static int64_t line_offset(const lines *l, int64_t outer, int64_t inner) {
   int64_t at = 0;
   for (int32_t i = l->v->axes - 1; i > l->axis; i--) {
-    at += inner % l->v->extent[i] * l->v->step[i];
+    at += inner % l->v->extent[i] * l->v->stride[i];
     inner /= l->v->extent[i];
   }
   for (int32_t i = l->axis - 1; i >= 0; i--) {
-    at += outer % l->v->extent[i] * l->v->step[i];
+    at += outer % l->v->extent[i] * l->v->stride[i];
     outer /= l->v->extent[i];
   }
   return at;
@@ -52,7 +52,7 @@ typedef struct line {
 /* Read or write a line.  If its columns are not adjacent in x, the elements go through a buffer. */
 static void move_line(const lines *l, const line *at, float *x, bool write) {
   const ng_place *v = l->v;
-  const int64_t step = v->step[l->axis], n = at->to - at->from;
+  const int64_t step = v->stride[l->axis], n = at->to - at->from;
   float room[NG_LINE];
   for (int64_t i = 0, m; i < n; i += m) {
     m = ng_min64(NG_LINE, n - i);
@@ -80,8 +80,9 @@ static void move_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, f
       at.from = first <= inner ? 0 : (first - inner + l.inner - 1) / l.inner;
       at.to = end <= inner ? 0 : (end - inner + l.inner - 1) / l.inner;
       if (at.from >= at.to) continue;
-      at.memory = (char *)v->data +
-                  (row * v->by_row + base_of(&l, outer, inner) + at.from * v->step[l.axis]) * size;
+      at.memory = (char *)v->data + (row * v->row_stride + line_offset(&l, outer, inner) +
+                                     at.from * v->stride[l.axis]) *
+                                        size;
       at.x = outer * each + at.from * l.inner + inner - col;
       move_line(&l, &at, x, write);
     }
@@ -93,7 +94,7 @@ static void move_lines(const ng_place *v, int64_t row, int64_t col, int64_t n, f
 /* Return whether the row is a channels-last f32 weight, [kernel offset][channel] in memory, and the columns
  * [col, col + n) have at least four whole channels, [*c0, *c1). */
 static bool is_channels_last(const ng_place *v, int64_t col, int64_t n, int64_t *c0, int64_t *c1) {
-  if (v->axes != 2 || v->dtype != NG_F32 || v->step[0] != 1 || v->step[1] < 0) return false;
+  if (v->axes != 2 || v->dtype != NG_F32 || v->stride[0] != 1 || v->stride[1] < 0) return false;
   *c0 = (col + v->extent[1] - 1) / v->extent[1];
   *c1 = (col + n) / v->extent[1];
   return *c1 - *c0 >= 4;
@@ -111,16 +112,16 @@ static void move(const ng_place *v, int64_t row, int64_t col, int64_t n, float *
   if (first > col) move_lines(v, row, col, first - col, x, write);
   if (end < col + n) move_lines(v, row, end, col + n - end, x + (end - col), write);
   if (write) {
-    ng_transpose(columns, v->extent[1], c1 - c0, v->extent[1], memory, v->step[1]);
+    ng_transpose(columns, v->extent[1], c1 - c0, v->extent[1], memory, v->stride[1]);
   } else {
-    ng_transpose(memory, v->step[1], v->extent[1], c1 - c0, columns, v->extent[1]);
+    ng_transpose(memory, v->stride[1], v->extent[1], c1 - c0, columns, v->extent[1]);
   }
 }
 
 /* ---- read, write -------------------------------------------------------------------------------*/
 
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out) {
-  if (v->straight) {
+  if (v->rows_adjacent) {
     ng_to_f32(out, ng_place_at(v, row, col), v->dtype, n);
   } else {
     move(v, row, col, n, out, false);
@@ -129,7 +130,7 @@ void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float
 
 /* The cast removes const; `move` only reads x when it writes to the place. */
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
-  if (v->straight) {
+  if (v->rows_adjacent) {
     ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);
   } else {
     move(v, row, col, n, (float *)(uintptr_t)x, true);
@@ -137,7 +138,7 @@ void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, cons
 }
 
 bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
-  if (v->straight) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
+  if (v->rows_adjacent) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
   float room[NG_LINE];
   for (int64_t c = 0, m; c < n; c += m) {
     m = ng_min64(NG_LINE, n - c);

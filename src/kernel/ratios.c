@@ -9,11 +9,11 @@
 #include "kernel/entries.h"
 #include "kernel/direction.h"
 
-enum { SUMS = 4, REST = NG_RATIO_DROPPED - 11 };
+enum { SUMS = 4, REST = NG_RATIO_DROPPED_BITS - 11 };
 
 typedef struct job {
-  ng_walk walk;
-  const ng_sink *sink; /* NULL: ratios of the directions, not of updates */
+  ng_tile_list walk;
+  const ng_weight_update *sink; /* NULL: ratios of the directions, not of updates */
   const ng_ratios *r;
 } job;
 
@@ -24,7 +24,7 @@ typedef struct counts {
   double *extreme, *sum;
 } counts;
 
-static uint32_t key_of(double r) {
+static uint32_t ratio_key(double r) {
   const float x = (float)fmin(r * 0x1p-30, (double)FLT_MAX);
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -34,10 +34,10 @@ static uint32_t key_of(double r) {
 /* Count one element; d / (g + 1e-8) is not a division by 0, because no f32 is -1e-8. */
 static void count(const counts *c, double d, double g) {
   const double r = fabs(d / (g + 1e-8));
-  const uint32_t key = key_of(r), bin = key >> NG_RATIO_DROPPED;
+  const uint32_t key = ratio_key(r), bin = key >> NG_RATIO_DROPPED_BITS;
   for (int32_t k = 0; k < c->r->bins; k++) {
     if (c->r->bin[k] == bin)
-      c->count[k * NG_RATIO_FINE + (int32_t)(key >> REST & (NG_RATIO_FINE - 1))]++;
+      c->count[k * NG_RATIO_FINE_BINS + (int32_t)(key >> REST & (NG_RATIO_FINE_BINS - 1))]++;
   }
   if (c->r->bins > 0) return;
   c->count[bin]++;
@@ -50,17 +50,17 @@ static void count(const counts *c, double d, double g) {
 }
 
 static void count_tile(const job *j, const ng_tile *t, const counts *to) {
-  const ng_emit *e = (const ng_emit *)(const void *)j->walk.list + t->of;
+  const ng_direction *e = (const ng_direction *)(const void *)j->walk.list + t->region;
   float g[NG_LINE], u[NG_LINE];
   double d[NG_LINE];
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(NG_LINE, t->col + t->cols - c);
-      ng_place_read(e->D.at, e->D.row + r, e->D.col + c, n, g);
+      ng_place_read(e->D.place, e->D.row + r, e->D.col + c, n, g);
       if (j->sink == NULL) {
-        ng_line_wide(e, r, c, n, d);
+        ng_line_double(e, r, c, n, d);
       } else {
-        ng_update_direction(e, &j->sink[t->of], r, c, n, u);
+        ng_update_direction(e, &j->sink[t->region], r, c, n, u);
       }
       for (int64_t i = 0; i < n; i++) {
         count(to, j->sink == NULL ? d[i] : (double)u[i], (double)g[i]);
@@ -71,22 +71,22 @@ static void count_tile(const job *j, const ng_tile *t, const counts *to) {
 
 static void count_piece(void *arg, int32_t i) {
   const job *j = arg;
-  ng_position p = j->walk.from[i];
+  ng_tile_position p = j->walk.from[i];
   counts to = {.r = j->r, .count = j->r->count + (int64_t)i * NG_RATIO_BINS};
   to.extreme = j->r->extreme + 2 * i;
   memset(to.count, 0, NG_RATIO_BINS * sizeof *to.count);
   if (j->r->bins == 0) to.extreme[0] = INFINITY, to.extreme[1] = 0.0;
-  for (ng_tile t; ng_walk_next(&j->walk, i, &p, &t);) {
+  for (ng_tile t; ng_tile_next(&j->walk, i, &p, &t);) {
     to.sum = &j->r->sum[t.index * SUMS];
     if (j->r->bins == 0) memset(to.sum, 0, SUMS * sizeof *to.sum);
     count_tile(j, &t, &to);
   }
 }
 
-void ng_emit_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n,
+void ng_emit_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
                     const ng_ratios *r) {
   job j = {.sink = s, .r = r};
-  ng_walk_cut(q, &j.walk, e, sizeof *e, n);
+  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
   ng_queue_run(q, j.walk.pieces, count_piece, &j);
   for (int32_t i = 1; i < j.walk.pieces; i++) {
     r->extreme[0] = fmin(r->extreme[0], r->extreme[2 * i]);

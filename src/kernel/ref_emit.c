@@ -17,30 +17,30 @@ static double read(const ng_place *v, int64_t row, int64_t col) {
 static bool write(const ng_place *v, int64_t row, int64_t col, double x) {
   const float y = (float)x;
   float stored;
-  uint64_t room;
-  ng_from_f32(&room, v->dtype, &y, 1);
-  ng_to_f32(&stored, &room, v->dtype, 1);
+  uint64_t buffer;
+  ng_from_f32(&buffer, v->dtype, &y, 1);
+  ng_to_f32(&stored, &buffer, v->dtype, 1);
   const bool fits = stored - stored == 0.0f;
   if (fits) ng_place_write(v, row, col, 1, &y);
   return fits;
 }
 
 static double gradient(const ng_region *D, int64_t r, int64_t c) {
-  return read(D->at, D->row + r, D->col + c);
+  return read(D->place, D->row + r, D->col + c);
 }
 
 /* Return element (r, c) of a direction, before it is clipped. */
-static double direction(const ng_emit *e, int64_t r, int64_t c) {
-  const double y = e->y != NULL ? (double)e->y[r] : e->y_wide != NULL ? e->y_wide[r] : 1.0;
+static double direction(const ng_direction *e, int64_t r, int64_t c) {
+  const double y = e->y != NULL ? (double)e->y[r] : e->y_double != NULL ? e->y_double[r] : 1.0;
   double u = 0.0;
   if (e->u != NULL) u = (double)e->u[r * e->u_row + (e->map != NULL ? e->map[c] : c * e->u_col)];
-  if (e->u_wide != NULL) u = e->u_wide[c];
-  return e->stored ? e->scale * u : e->scale * gradient(&e->D, r, c) + e->k * y * u;
+  if (e->u_double != NULL) u = e->u_double[c];
+  return e->is_stored ? e->scale * u : e->scale * gradient(&e->D, r, c) + e->k * y * u;
 }
 
-static double clipped(const ng_emit *e, int64_t r, int64_t c) {
-  const double d = direction(e, r, c), bound = (double)e->bound;
-  return e->bound > 0.0f ? fmax(-bound, fmin(bound, d)) : d;
+static double clipped(const ng_direction *e, int64_t r, int64_t c) {
+  const double d = direction(e, r, c), bound = (double)e->clip_bound;
+  return e->clip_bound > 0.0f ? fmax(-bound, fmin(bound, d)) : d;
 }
 
 #define EACH_ELEMENT(e, r, c)                                                                      \
@@ -62,7 +62,7 @@ void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts) 
       if (m->t != NULL) {
         m->t[r] += x * u;
       } else {
-        m->out[1] += (m->y == NULL ? m->each : (double)m->y[r]) * x * u;
+        m->out[1] += (m->y == NULL ? m->y_all : (double)m->y[r]) * x * u;
       }
     }
   }
@@ -79,14 +79,14 @@ void ng_ref_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
   }
 }
 
-void ng_ref_store(ng_queue *q, const ng_emit *e, float *const *to, int64_t n) {
+void ng_ref_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
   (void)q;
   for (int64_t i = 0; i < n; i++, e++) {
     EACH_ELEMENT(e, r, c) { to[i][r * e->D.cols + c] = (float)direction(e, r, c); }
   }
 }
 
-void ng_ref_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, double *out) {
+void ng_ref_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out) {
   (void)q, (void)parts;
   for (int64_t i = 0; i < n; i++, e++) {
     out[i] = 0.0;
@@ -96,11 +96,11 @@ void ng_ref_norm2(ng_queue *q, const ng_emit *e, int64_t n, double *parts, doubl
 
 /* ---- gradients, weights ------------------------------------------------------------------------*/
 
-void ng_ref_emit(ng_queue *q, const ng_emit *e, int64_t n) {
+void ng_ref_emit(ng_queue *q, const ng_direction *e, int64_t n) {
   (void)q;
-  for (const ng_emit *end = e + n; e < end; e++) {
+  for (const ng_direction *end = e + n; e < end; e++) {
     EACH_ELEMENT(e, r, c) {
-      const bool fits = write(e->D.at, e->D.row + r, e->D.col + c, clipped(e, r, c));
+      const bool fits = write(e->D.place, e->D.row + r, e->D.col + c, clipped(e, r, c));
       if (!fits) atomic_fetch_add(e->overflowed, 1);
     }
   }
@@ -127,33 +127,33 @@ static element adamw(const ng_adamw_numbers *a, const float counted[2], element 
   return x;
 }
 
-static element stepped(const ng_sink *s, element x, double d) {
+static element updated(const ng_weight_update *s, element x, double d) {
   return s->sgd != NULL ? sgd(s->sgd, s->counted, x, d) : adamw(s->adamw, s->counted, x, d);
 }
 
 /* Store x in f32 if it is finite there; return whether it is. */
-static bool put(float *to, double x) {
+static bool store_f32(float *to, double x) {
   const float y = (float)x;
   const bool fits = y - y == 0.0f;
   if (fits) *to = y;
   return fits;
 }
 
-static element element_of(const ng_sink *s, int64_t row, int64_t col) {
+static element load_element(const ng_weight_update *s, int64_t row, int64_t col) {
   const int64_t at = row * s->cols + col;
-  return (element){read(s->w, row, col), s->m == NULL ? 0.0 : (double)s->m[at],
+  return (element){read(s->weight, row, col), s->m == NULL ? 0.0 : (double)s->m[at],
                    s->v == NULL ? 0.0 : (double)s->v[at]};
 }
 
-void ng_ref_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n) {
+void ng_ref_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
   (void)q;
-  for (const ng_emit *end = e + n; e < end; e++, s++) {
+  for (const ng_direction *end = e + n; e < end; e++, s++) {
     EACH_ELEMENT(e, r, c) {
       const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
-      const element x = stepped(s, element_of(s, row, col), clipped(e, r, c));
-      bool fits = s->m == NULL || put(&s->m[at], x.m);
-      if (s->v != NULL && !put(&s->v[at], x.v)) fits = false;
-      if (!write(s->w, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);
+      const element x = updated(s, load_element(s, row, col), clipped(e, r, c));
+      bool fits = s->m == NULL || store_f32(&s->m[at], x.m);
+      if (s->v != NULL && !store_f32(&s->v[at], x.v)) fits = false;
+      if (!write(s->weight, row, col, x.w) || !fits) atomic_fetch_add(e->overflowed, 1);
     }
   }
 }
@@ -164,14 +164,15 @@ static void count(const ng_ratios *to, double r) {
   const float x = (float)fmin(r * 0x1p-30, (double)FLT_MAX);
   uint32_t key;
   memcpy(&key, &x, sizeof key);
-  const uint32_t bin = key >> NG_RATIO_DROPPED, fine = key >> (NG_RATIO_DROPPED - 11);
+  const uint32_t bin = key >> NG_RATIO_DROPPED_BITS, fine = key >> (NG_RATIO_DROPPED_BITS - 11);
   for (int32_t k = 0; k < to->bins; k++) {
-    if (to->bin[k] == bin) to->count[k * NG_RATIO_FINE + (int32_t)(fine & (NG_RATIO_FINE - 1))]++;
+    if (to->bin[k] == bin)
+      to->count[k * NG_RATIO_FINE_BINS + (int32_t)(fine & (NG_RATIO_FINE_BINS - 1))]++;
   }
   if (to->bins == 0) to->count[bin]++;
 }
 
-void ng_ref_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n,
+void ng_ref_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n,
                    const ng_ratios *to) {
   (void)q;
   memset(to->count, 0, NG_RATIO_BINS * sizeof *to->count);
@@ -182,8 +183,8 @@ void ng_ref_ratios(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n,
       const double g = gradient(&e->D, r, c);
       double d = direction(e, r, c);
       if (s != NULL) {
-        const element x = element_of(&s[i], e->D.row + r, e->D.col + c);
-        d = x.w - x.w == 0.0 ? -stepped(&s[i], x, d).w : 0.0;
+        const element x = load_element(&s[i], e->D.row + r, e->D.col + c);
+        d = x.w - x.w == 0.0 ? -updated(&s[i], x, d).w : 0.0;
       }
       const double ratio = fabs(d / (g + 1e-8));
       count(to, ratio);

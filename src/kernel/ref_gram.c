@@ -12,10 +12,11 @@ double ng_ref_element(const ng_view *v, int64_t n, int64_t s, int64_t c) {
 }
 
 /* Return channel ch of sample n under kernel offset k at output position s; 0 outside the image. */
-static double tap(const ng_view *v, const ng_conv *c, int64_t n, int64_t s, int64_t k, int64_t ch) {
+static double patch_element(const ng_view *v, const ng_conv *c, int64_t n, int64_t s, int64_t k,
+                            int64_t ch) {
   const int64_t i = k / c->kernel[1], j = k % c->kernel[1];
-  const int64_t y = s / c->ow * c->stride[0] + i * c->dilation[0] - c->padding[0];
-  const int64_t x = s % c->ow * c->stride[1] + j * c->dilation[1] - c->padding[1];
+  const int64_t y = s / c->out_width * c->stride[0] + i * c->dilation[0] - c->padding[0];
+  const int64_t x = s % c->out_width * c->stride[1] + j * c->dilation[1] - c->padding[1];
   if (y < 0 || y >= c->height || x < 0 || x >= c->width) return 0.0;
   return ng_ref_element(v, n, y * c->width + x, ch);
 }
@@ -28,21 +29,21 @@ static void add_row(const ng_gram *g, bool patches, int64_t n, int64_t s, double
   const int64_t C = g->c1 - g->c0, taps = patches ? ng_conv_taps(&g->conv) : 1;
   for (int64_t k = 0; k < taps; k++) {
     for (int64_t c = 0; c < C; c++) {
-      row[k * C + c] += times * (patches ? tap(&g->x, &g->conv, n, s, k, g->c0 + c)
+      row[k * C + c] += times * (patches ? patch_element(&g->x, &g->conv, n, s, k, g->c0 + c)
                                          : ng_ref_element(&g->x, n, s, g->c0 + c));
     }
   }
-  if (g->one) row[taps * C] += times;
+  if (g->has_ones) row[taps * C] += times;
 }
 
 /* Add rows [from, to) of the matrix of order p. sum [to - from, p]: the products; row: [p]. */
 static void add_strip(const ng_gram *g, bool patches, int64_t p, int64_t from, int64_t to,
                       double *row, double *sum) {
-  const int64_t S = patches ? g->conv.oh * g->conv.ow : g->x.positions;
+  const int64_t S = patches ? g->conv.out_height * g->conv.out_width : g->x.positions;
   const int64_t rows = g->reduce != 0 ? 1 : S, each = S / rows; /* rows of a sample; their parts */
   const double times = g->reduce == 1 ? 1.0 / (double)S : 1.0;
   memset(sum, 0, (size_t)((to - from) * p) * sizeof *sum);
-  for (int64_t r = 0; r < g->take * rows; r++) {
+  for (int64_t r = 0; r < g->samples * rows; r++) {
     memset(row, 0, (size_t)p * sizeof *row);
     for (int64_t s = 0; s < each; s++) {
       add_row(g, patches, r / rows, r % rows + s, times, row);
@@ -64,11 +65,11 @@ static void add_strip(const ng_gram *g, bool patches, int64_t p, int64_t from, i
 /* Add the matrix in strips of as many rows as a tile of scratch has doubles for. */
 static void add_gram(ng_queue *q, const ng_gram *g, bool patches, float *scratch) {
   const int64_t taps = patches ? ng_conv_taps(&g->conv) : 1;
-  const int64_t p = taps * (g->c1 - g->c0) + (g->one ? 1 : 0);
+  const int64_t p = taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
   const int64_t strip = ng_tile_floats(p) / 2 / p - 1;
   double *row = (double *)(void *)scratch;
   q->la->wait(q); /* for earlier entries that write S */
-  for (int64_t i = 0; i < p && g->take > 0; i += strip) {
+  for (int64_t i = 0; i < p && g->samples > 0; i += strip) {
     add_strip(g, patches, p, i, ng_min64(p, i + strip), row, row + p);
   }
 }
@@ -90,16 +91,16 @@ void ng_ref_gram_conv(ng_queue *q, const ng_gram *g, int64_t n, float *scratch) 
 void ng_ref_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {
   (void)q, (void)scratch;
   for (const ng_box *end = b + n; b < end; b++) {
-    const int64_t taps = ng_conv_taps(&b->conv), patches = b->conv.oh * b->conv.ow;
+    const int64_t taps = ng_conv_taps(&b->conv), patches = b->conv.out_height * b->conv.out_width;
     double zero = 0.0; /* NaN if an input is not finite, also outside the patches */
-    for (int64_t k = 0; k < b->take * b->x.positions * b->x.columns; k++) {
+    for (int64_t k = 0; k < b->samples * b->x.positions * b->x.columns; k++) {
       const int64_t s = k / b->x.columns;
       zero += 0.0 * ng_ref_element(&b->x, s / b->x.positions, s % b->x.positions, k % b->x.columns);
     }
     for (int64_t i = 0; i < b->conv.channels * taps; i++) {
       double sum = i == 0 ? zero : 0.0;
-      for (int64_t s = 0; s < b->take * patches; s++) {
-        sum += tap(&b->x, &b->conv, s / patches, s % patches, i % taps, i / taps);
+      for (int64_t s = 0; s < b->samples * patches; s++) {
+        sum += patch_element(&b->x, &b->conv, s / patches, s % patches, i % taps, i / taps);
       }
       b->out[i] = sum;
     }
@@ -112,7 +113,7 @@ void ng_ref_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
     const int64_t S = s->x.positions;
     for (int64_t c = 0; c < s->x.columns; c++) {
       double all = 0.0;
-      for (int64_t i = 0; i < s->take; i++) {
+      for (int64_t i = 0; i < s->samples; i++) {
         double sum = 0.0;
         for (int64_t p = 0; p < S; p++) {
           const double x = ng_ref_element(&s->x, i, p, c);

@@ -8,7 +8,7 @@
 static void moments(const ng_norm_sum *k, int64_t n0, int64_t n1, int64_t s0, int64_t s1,
                     int64_t wide, const ng_norm_batch *m) {
   const int64_t S = s1 - s0, rows = (n1 - n0) * S;
-  for (int64_t c = 0; c < k->of.channels; c++) {
+  for (int64_t c = 0; c < k->layer.channels; c++) {
     double sum = 0.0, square = 0.0, count = (double)(rows * wide);
     const int64_t first = c / wide * wide;
     for (int64_t i = 0; i < rows * wide; i++) {
@@ -20,32 +20,32 @@ static void moments(const ng_norm_sum *k, int64_t n0, int64_t n1, int64_t s0, in
       square += d * d / count;
     }
     m->mean[c] = sum;
-    m->r[c] = ng_norm_root(square, k->of.eps);
+    m->r[c] = ng_norm_inverse_std(square, k->layer.eps);
   }
 }
 
 /* q <- the gradient of sample n. m: the moments of a batch norm; scratch for other norms. */
 static void gradient(const ng_norm_sum *k, int64_t n, const ng_norm_batch *m, double *q) {
-  const int64_t C = k->of.channels, S = k->g.positions;
-  const bool raw = k->of.input == NG_NORM_RAW && k->of.gamma;
-  double *beta = q + (k->of.gamma ? C : 0);
-  memset(q, 0, (size_t)ng_norm_width(&k->of) * sizeof *q);
-  if (raw && k->of.kind == NG_GROUP_NORM) moments(k, n, n + 1, 0, S, C / k->of.groups, m);
+  const int64_t C = k->layer.channels, S = k->g.positions;
+  const bool raw = k->layer.input == NG_NORM_RAW && k->layer.has_gamma;
+  double *beta = q + (k->layer.has_gamma ? C : 0);
+  memset(q, 0, (size_t)ng_norm_width(&k->layer) * sizeof *q);
+  if (raw && k->layer.kind == NG_GROUP_NORM) moments(k, n, n + 1, 0, S, C / k->layer.groups, m);
   for (int64_t s = 0; s < S; s++) {
-    if (raw && k->of.kind == NG_LAYER_NORM) moments(k, n, n + 1, s, s + 1, C, m);
+    if (raw && k->layer.kind == NG_LAYER_NORM) moments(k, n, n + 1, s, s + 1, C, m);
     for (int64_t c = 0; c < C; c++) {
       const double g = ng_ref_element(&k->g, n, s, c);
-      const double x = k->of.gamma ? ng_ref_element(&k->x, n, s, c) : 0.0;
-      if (k->of.gamma) q[c] += g * (raw ? (x - m->mean[c]) * m->r[c] : x);
-      if (k->of.beta) beta[c] += g;
+      const double x = k->layer.has_gamma ? ng_ref_element(&k->x, n, s, c) : 0.0;
+      if (k->layer.has_gamma) q[c] += g * (raw ? (x - m->mean[c]) * m->r[c] : x);
+      if (k->layer.has_beta) beta[c] += g;
     }
   }
 }
 
 /* Compute the moments of a batch norm over all samples. */
-static ng_norm_batch batch_moments(const ng_norm_sum *k, void *room) {
-  const ng_norm_batch m = ng_norm_batch_in(room, k->of.channels);
-  if (ng_norm_of_batch(&k->of) && k->of.gamma) {
+static ng_norm_batch batch_moments(const ng_norm_sum *k, void *scratch) {
+  const ng_norm_batch m = ng_norm_batch_in(scratch, k->layer.channels);
+  if (ng_norm_is_raw_batch(&k->layer) && k->layer.has_gamma) {
     moments(k, 0, k->x.samples, 0, k->x.positions, 1, &m);
   }
   return m;
@@ -54,11 +54,11 @@ static ng_norm_batch batch_moments(const ng_norm_sum *k, void *room) {
 void ng_ref_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
   (void)queue;
   for (const ng_norm_sum *end = k + n; k < end; k++) {
-    const int64_t width = ng_norm_width(&k->of), C = k->of.channels;
+    const int64_t width = ng_norm_width(&k->layer), C = k->layer.channels;
     double *q = scratch, bad = 0.0;
     const ng_norm_batch m = batch_moments(k, q + ng_round16(width));
     memset(k->X, 0, 3 * (size_t)C * sizeof *k->X);
-    for (int64_t i = 0; i < k->take; i++) {
+    for (int64_t i = 0; i < k->samples; i++) {
       gradient(k, i, &m, q);
       for (int64_t j = 0; j < width; j++) {
         k->X[j] += q[j] * q[j];
@@ -75,10 +75,10 @@ void ng_ref_norm_squares(ng_queue *queue, const ng_norm_sum *k, int64_t n, void 
 void ng_ref_norm_gram(ng_queue *queue, const ng_norm_sum *k, int64_t n, void *scratch) {
   queue->la->wait(queue); /* for earlier entries that write S */
   for (const ng_norm_sum *end = k + n; k < end; k++) {
-    const int64_t width = ng_norm_width(&k->of);
+    const int64_t width = ng_norm_width(&k->layer);
     double *q = scratch;
     const ng_norm_batch m = batch_moments(k, q + ng_round16(width));
-    for (int64_t i = 0; i < k->take; i++) {
+    for (int64_t i = 0; i < k->samples; i++) {
       gradient(k, i, &m, q);
       for (int64_t r = 0; r < width; r++) {
         for (int64_t c = 0; c <= r; c++) {

@@ -104,7 +104,7 @@ static void scan_piece(void *arg, int32_t i) {
 
 /* Return an array with the same elements, in the order of memory: axes sorted by stride and joined. An axis with stride
  * 0 repeats its elements and is dropped. */
-static ng_strided in_order(const ng_strided *array) {
+static ng_strided sorted_axes(const ng_strided *array) {
   ng_strided s = *array;
   int32_t n = 0;
   for (int32_t i = 0; i < s.ndim; i++) {
@@ -119,7 +119,7 @@ static ng_strided in_order(const ng_strided *array) {
 }
 
 static double scan_array(const ng_queue *q, const ng_strided *array) {
-  const ng_strided s = in_order(array);
+  const ng_strided s = sorted_axes(array);
   scan j = {.s = &s, .lines = 1};
   j.length = s.ndim == 0 ? 1 : s.shape[s.ndim - 1];
   j.step = s.ndim == 0 ? 1 : s.stride[s.ndim - 1];

@@ -25,7 +25,7 @@ NG_CLONES static void add_rows(const float *restrict x, int64_t rows, float *res
   }
 }
 
-static void columns(void *arg, int32_t k) {
+static void square_columns(void *arg, int32_t k) {
   const ng_squares *j = arg;
   const ng_view *v = &j->x;
   const int64_t from = (int64_t)k * WIDE, to = ng_min64(v->columns, from + WIDE);
@@ -33,7 +33,7 @@ static void columns(void *arg, int32_t k) {
   const double by = j->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
   float tile[BLOCK * WIDE] = {0.0f}; /* columns beyond v->columns stay 0 */
   double sum[WIDE] = {0.0};
-  for (int64_t n = 0; n < j->take; n++) {
+  for (int64_t n = 0; n < j->samples; n++) {
     double sample[WIDE] = {0.0};
     for (int64_t s = 0, rows; s < v->positions; s += rows) {
       float part[WIDE] = {0.0f};
@@ -59,12 +59,12 @@ static void columns(void *arg, int32_t k) {
 
 static void sum_columns(ng_queue *q, ng_squares *j) {
   const int32_t pieces = (int32_t)((j->x.columns + WIDE - 1) / WIDE);
-  if (ng_queue_pieces(q, j->take * j->x.positions * j->x.columns) > 1) {
-    ng_queue_run(q, pieces, columns, j);
+  if (ng_queue_pieces(q, j->samples * j->x.positions * j->x.columns) > 1) {
+    ng_queue_run(q, pieces, square_columns, j);
     return;
   }
   for (int32_t i = 0; i < pieces; i++) {
-    columns(j, i);
+    square_columns(j, i);
   }
 }
 

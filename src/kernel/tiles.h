@@ -11,37 +11,37 @@ enum { NG_TILE_ELEMENTS = 16384, NG_TILE_PIECES = 256 };
 
 /* A tile: rows and columns relative to its range. */
 typedef struct ng_tile {
-  int64_t index; /* in the whole list */
-  int64_t of;    /* index of the range */
+  int64_t index;  /* in the whole list */
+  int64_t region; /* index of the range */
   int64_t row, rows, col, cols;
 } ng_tile;
 
 /* Position in a list: tile `tile` of range `of`; `index` counts tiles from the beginning of the list. */
-typedef struct ng_position {
-  int64_t of, tile, index;
-} ng_position;
+typedef struct ng_tile_position {
+  int64_t region, tile, index;
+} ng_tile_position;
 
 /* A list of n descriptors of `size` bytes, each beginning with an ng_region. Piece i has the tiles from from[i] up to
  * from[i + 1]. */
-typedef struct ng_walk {
+typedef struct ng_tile_list {
   const char *list;
   size_t size;
   int64_t n;
   int32_t pieces;
-  ng_position from[NG_TILE_PIECES + 1];
-} ng_walk;
+  ng_tile_position from[NG_TILE_PIECES + 1];
+} ng_tile_list;
 
-static inline const ng_region *ng_walk_region(const ng_walk *w, int64_t i) {
+static inline const ng_region *ng_tile_list_region(const ng_tile_list *w, int64_t i) {
   return (const void *)(w->list + (size_t)i * w->size);
 }
 
-static inline ng_tile ng_tile_at(const ng_region *a, ng_position p) {
+static inline ng_tile ng_tile_at(const ng_region *a, ng_tile_position p) {
   const int64_t wide = ng_min64(a->cols, NG_TILE_ELEMENTS);
   const int64_t high = ng_max64(1, NG_TILE_ELEMENTS / a->cols),
                 across = (a->cols + wide - 1) / wide;
   const int64_t row = p.tile / across * high, col = p.tile % across * wide;
   return (ng_tile){.index = p.index,
-                   .of = p.of,
+                   .region = p.region,
                    .row = row,
                    .rows = ng_min64(high, a->rows - row),
                    .col = col,
@@ -50,31 +50,34 @@ static inline ng_tile ng_tile_at(const ng_region *a, ng_position p) {
 
 /* Move forward or backward by one tile; return false at the end of piece i. A walk starts at from[i] or, backward, at
  * from[i + 1]. */
-static inline bool ng_walk_next(const ng_walk *w, int32_t i, ng_position *p, ng_tile *t) {
+static inline bool ng_tile_next(const ng_tile_list *w, int32_t i, ng_tile_position *p, ng_tile *t) {
   if (p->index == w->from[i + 1].index) return false;
-  while (p->tile == ng_tiles_of(ng_walk_region(w, p->of)->rows, ng_walk_region(w, p->of)->cols)) {
-    p->of++;
+  while (p->tile == ng_tiles_of(ng_tile_list_region(w, p->region)->rows,
+                                ng_tile_list_region(w, p->region)->cols)) {
+    p->region++;
     p->tile = 0;
   }
-  *t = ng_tile_at(ng_walk_region(w, p->of), *p);
+  *t = ng_tile_at(ng_tile_list_region(w, p->region), *p);
   p->tile++;
   p->index++;
   return true;
 }
 
-static inline bool ng_walk_back(const ng_walk *w, int32_t i, ng_position *p, ng_tile *t) {
+static inline bool ng_tile_previous(const ng_tile_list *w, int32_t i, ng_tile_position *p,
+                                    ng_tile *t) {
   if (p->index == w->from[i].index) return false;
   while (p->tile == 0) {
-    p->of--;
-    p->tile = ng_tiles_of(ng_walk_region(w, p->of)->rows, ng_walk_region(w, p->of)->cols);
+    p->region--;
+    p->tile = ng_tiles_of(ng_tile_list_region(w, p->region)->rows,
+                          ng_tile_list_region(w, p->region)->cols);
   }
   p->tile--;
   p->index--;
-  *t = ng_tile_at(ng_walk_region(w, p->of), *p);
+  *t = ng_tile_at(ng_tile_list_region(w, p->region), *p);
   return true;
 }
 
 /* tiles.c: cut a list into pieces for the threads of the queue. */
-void ng_walk_cut(const ng_queue *q, ng_walk *w, const void *list, size_t size, int64_t n);
+void ng_tile_list_cut(const ng_queue *q, ng_tile_list *w, const void *list, size_t size, int64_t n);
 
 #endif

@@ -18,17 +18,17 @@
 #include "simd.h"
 
 /* The direction scale d + k u, or scale d if u is NULL. */
-typedef struct step_of {
+typedef struct direction_row {
   const float *d, *u;
   float scale, k;
-} step_of;
+} direction_row;
 
 /* Return how many elements overflow.  Momentum and weight are tested separately: if only the weight overflows, the
  * momentum still changes.  If the momentum is not finite, the new weight is not finite either, so counting weights is
  * enough.  `plain`: keep and take are 1, so the compiler removes two products. */
 static inline __attribute__((always_inline)) int32_t
 sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, float *restrict w,
-         const step_of *of, int64_t n, float limit, bool pair, bool nesterov, bool plain) {
+         const direction_row *of, int64_t n, float limit, bool pair, bool nesterov, bool plain) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, decay = s->decay,
               old = counted[1], keep = plain ? 1.0f : s->keep, take = plain ? 1.0f : counted[0];
@@ -49,7 +49,7 @@ sgd_loop(const ng_sgd_numbers *s, const float counted[2], float *restrict m, flo
 }
 
 NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2], float *m,
-                                  float *w, const step_of *of, int64_t n, float limit) {
+                                  float *w, const direction_row *of, int64_t n, float limit) {
   const bool pair = of->u != NULL, plain = s->keep == 1.0f && counted[0] == 1.0f;
   if (s->nesterov) {
     return pair ? sgd_loop(s, counted, m, w, of, n, limit, true, true, false)
@@ -64,7 +64,7 @@ NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, const float counted[2
  * weight only decays. */
 static inline __attribute__((always_inline)) int32_t
 adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m, float *restrict v,
-           float *restrict w, const step_of *of, int64_t n, float limit, bool pair) {
+           float *restrict w, const direction_row *of, int64_t n, float limit, bool pair) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, b1 = a->b1, b2 = a->b2, n1 = a->n1, n2 = a->n2,
               keep = a->keep, step = counted[0], root = counted[1], eps = a->eps;
@@ -85,7 +85,8 @@ adamw_loop(const ng_adamw_numbers *a, const float counted[2], float *restrict m,
 }
 
 NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const float counted[2], float *m,
-                                    float *v, float *w, const step_of *of, int64_t n, float limit) {
+                                    float *v, float *w, const direction_row *of, int64_t n,
+                                    float limit) {
   return of->u != NULL ? adamw_loop(a, counted, m, v, w, of, n, limit, true)
                        : adamw_loop(a, counted, m, v, w, of, n, limit, false);
 }
@@ -93,57 +94,58 @@ NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const float count
 /* ---- rows ------------------------------------------------------------------------------------*/
 
 /* Update n weights w and their moments; return how many elements overflowed. */
-static int32_t update(const ng_sink *s, float *m, float *v, float *w, const step_of *of, int64_t n,
-                      float limit) {
+static int32_t update(const ng_weight_update *s, float *m, float *v, float *w,
+                      const direction_row *of, int64_t n, float limit) {
   return s->sgd != NULL ? sgd_tile(s->sgd, s->counted, m, w, of, n, limit)
                         : adamw_tile(s->adamw, s->counted, m, v, w, of, n, limit);
 }
 
 /* Return the direction of n elements of row r; the gradient is read in place, or converted into `gradient`. A direction
  * in double is rounded into `gradient`. */
-static step_of step_at(const ng_emit *e, int64_t r, int64_t c, int64_t n, float *room,
-                       float *gradient) {
-  const ng_line x = ng_line_of(e, r, c, n, room);
-  const float *d =
-      x.values != NULL ? x.values : ng_line_f32(e->D.at, e->D.row + r, e->D.col + c, n, gradient);
-  if (!x.wide) return (step_of){d, x.u, (float)x.scale, (float)x.k};
-  ng_line_rescale_wide(gradient, d, &x, n);
-  return (step_of){gradient, NULL, 1.0f, 0.0f};
+static direction_row load_direction(const ng_direction *e, int64_t r, int64_t c, int64_t n,
+                                    float *buffer, float *gradient) {
+  const ng_line x = ng_line_of(e, r, c, n, buffer);
+  const float *d = x.values != NULL
+                       ? x.values
+                       : ng_line_f32(e->D.place, e->D.row + r, e->D.col + c, n, gradient);
+  if (!x.in_double) return (direction_row){d, x.u, (float)x.scale, (float)x.k};
+  ng_line_rescale_double(gradient, d, &x, n);
+  return (direction_row){gradient, NULL, 1.0f, 0.0f};
 }
 
-static bool is_straight(const ng_place *v) { return v->dtype == NG_F32 && v->straight; }
+static bool is_dense_f32(const ng_place *v) { return v->dtype == NG_F32 && v->rows_adjacent; }
 
 /* Update n elements of row r and their moments. The gradient stays unchanged, because the caller may need its norm.
  * Moments are dense for any stride of the weight. */
-static int32_t update_line(const ng_emit *e, const ng_sink *s, int64_t r, int64_t c, int64_t n,
-                           float limit, const step_of *of) {
+static int32_t update_line(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
+                           int64_t n, float limit, const direction_row *of) {
   const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
-  float tile[NG_LINE], *w = ng_line_f32(s->w, row, col, n, tile);
+  float tile[NG_LINE], *w = ng_line_f32(s->weight, row, col, n, tile);
   const int32_t stayed =
       update(s, s->m == NULL ? NULL : s->m + at, s->v == NULL ? NULL : s->v + at, w, of, n, limit);
-  if (w == tile) ng_place_write(s->w, row, col, n, tile);
+  if (w == tile) ng_place_write(s->weight, row, col, n, tile);
   return stayed;
 }
 
-static void update_tile(const ng_emit *e, const ng_sink *s, const ng_tile *t) {
+static void update_tile(const ng_direction *e, const ng_weight_update *s, const ng_tile *t) {
   const bool plain =
-      is_straight(s->w) && ng_line_is_plain(e) && (e->stored || is_straight(e->D.at));
-  const int64_t most = ng_place_columns(s->w->straight ? e->D.at : s->w);
-  const float limit = ng_line_limit(s->w->dtype);
-  float room[NG_LINE], gradient[NG_LINE];
+      is_dense_f32(s->weight) && ng_line_is_plain(e) && (e->is_stored || is_dense_f32(e->D.place));
+  const int64_t most = ng_place_columns(s->weight->rows_adjacent ? e->D.place : s->weight);
+  const float limit = ng_line_limit(s->weight->dtype);
+  float buffer[NG_LINE], gradient[NG_LINE];
   int64_t stayed = 0;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     ng_line x;
     if (plain && ng_line_in_place(e, r, t->col, &x)) {
       const float *d =
-          x.values != NULL ? x.values : ng_place_at(e->D.at, e->D.row + r, e->D.col + t->col);
-      const step_of of = {d, x.u, (float)x.scale, (float)x.k};
+          x.values != NULL ? x.values : ng_place_at(e->D.place, e->D.row + r, e->D.col + t->col);
+      const direction_row of = {d, x.u, (float)x.scale, (float)x.k};
       stayed += update_line(e, s, r, t->col, t->cols, limit, &of);
       continue;
     }
     for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
       n = ng_min64(most, t->col + t->cols - c);
-      const step_of of = step_at(e, r, c, n, room, gradient);
+      const direction_row of = load_direction(e, r, c, n, buffer, gradient);
       stayed += update_line(e, s, r, c, n, limit, &of);
     }
   }
@@ -151,35 +153,36 @@ static void update_tile(const ng_emit *e, const ng_sink *s, const ng_tile *t) {
 }
 
 typedef struct job {
-  ng_walk walk;
-  const ng_sink *sink;
+  ng_tile_list walk;
+  const ng_weight_update *sink;
 } job;
 
 /* Walk backward: the tiles that `measure` read last are still in the cache. */
 static void update_piece(void *arg, int32_t i) {
   const job *j = arg;
-  ng_position p = j->walk.from[i + 1];
-  for (ng_tile t; ng_walk_back(&j->walk, i, &p, &t);) {
-    update_tile((const ng_emit *)(const void *)j->walk.list + t.of, &j->sink[t.of], &t);
+  ng_tile_position p = j->walk.from[i + 1];
+  for (ng_tile t; ng_tile_previous(&j->walk, i, &p, &t);) {
+    update_tile((const ng_direction *)(const void *)j->walk.list + t.region, &j->sink[t.region],
+                &t);
   }
 }
 
-void ng_emit_update(ng_queue *q, const ng_emit *e, const ng_sink *s, int64_t n) {
+void ng_emit_update(ng_queue *q, const ng_direction *e, const ng_weight_update *s, int64_t n) {
   job j = {.sink = s};
-  ng_walk_cut(q, &j.walk, e, sizeof *e, n);
+  ng_tile_list_cut(q, &j.walk, e, sizeof *e, n);
   ng_queue_run(q, j.walk.pieces, update_piece, &j);
 }
 
 /* ---- the direction of an update ------------------------------------------------------------------*/
 
 /* u <- minus the weight after an update with lr = 1 and keep = 0, on copies of the moments. */
-void ng_update_direction(const ng_emit *e, const ng_sink *s, int64_t r, int64_t c, int64_t n,
-                         float *u) {
+void ng_update_direction(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
+                         int64_t n, float *u) {
   const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
   const size_t bytes = (size_t)n * sizeof(float);
-  float room[NG_LINE], gradient[NG_LINE], m[NG_LINE], v[NG_LINE];
-  const step_of of = step_at(e, r, c, n, room, gradient);
-  ng_place_read(s->w, row, col, n, u);
+  float buffer[NG_LINE], gradient[NG_LINE], m[NG_LINE], v[NG_LINE];
+  const direction_row of = load_direction(e, r, c, n, buffer, gradient);
+  ng_place_read(s->weight, row, col, n, u);
   if (!ng_all_finite(u, NG_F32, n)) {
     memset(u, 0, bytes);
     return;

@@ -98,12 +98,12 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
   const int32_t rows = row_axes(&s, slot->rows);
   out->data = s.data;
   out->dtype = s.dtype;
-  out->by_row = rows > 0 ? s.stride[rows - 1] : 0;
+  out->row_stride = rows > 0 ? s.stride[rows - 1] : 0;
   out->axes = s.ndim - rows;
   memcpy(out->extent, s.shape + rows, (size_t)out->axes * sizeof *out->extent);
-  memcpy(out->step, s.stride + rows, (size_t)out->axes * sizeof *out->step);
-  out->axes = ng_axes_join(out->axes, out->extent, out->step);
-  out->straight = out->axes == 0 || (out->axes == 1 && out->step[0] == 1);
+  memcpy(out->stride, s.stride + rows, (size_t)out->axes * sizeof *out->stride);
+  out->axes = ng_axes_join(out->axes, out->extent, out->stride);
+  out->rows_adjacent = out->axes == 0 || (out->axes == 1 && out->stride[0] == 1);
   return NG_OK;
 }
 
@@ -142,8 +142,8 @@ static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, 
     if (a == NULL) continue;
     st = place_of(p, slot, a, call, &place);
     if (st != NG_OK || !apply) continue;
-    place.once = b->hold == NG_ONE_STEP && place.data != NULL;
-    if (place.once) p->expires = true;
+    place.one_step = b->hold == NG_ONE_STEP && place.data != NULL;
+    if (place.one_step) p->expires = true;
     *(k == 0 ? &slot->grad : &slot->weight) = place;
   }
   return st;
@@ -165,7 +165,7 @@ ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, con
 }
 
 static void expire(ng_place *v) {
-  if (!v->once || v->data == NULL) return;
+  if (!v->one_step || v->data == NULL) return;
   v->data = NULL;
   v->expired = true;
 }

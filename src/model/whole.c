@@ -20,7 +20,7 @@ static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
   slot->rows = rows;
   slot->cols = cols;
   slot->weight = (ng_place){.data = NULL};
-  slot->grad = (ng_place){.data = NULL, .dtype = NG_F32, .straight = true, .by_row = cols};
+  slot->grad = (ng_place){.data = NULL, .dtype = NG_F32, .rows_adjacent = true, .row_stride = cols};
   slot->m = slot->v = NULL;
 }
 

@@ -43,11 +43,11 @@ void ng_clip_measure(ng_precond *p) {
       ng_segment *g = &p->block[i]->segment[k];
       const ng_place *w = &g->slot->weight;
       if (g->slot->out) continue; /* an excluded weight may be unbound */
-      if (!w->straight) {
+      if (!w->rows_adjacent) {
         g->w2 = gathered_norm2(g->slot);
         continue;
       }
-      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->by_row, &g->w2);
+      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride, &g->w2);
     }
   }
   ng_queue_wait(q);

@@ -70,7 +70,7 @@ static int64_t list_sums(ng_emission *l, ng_block *b) {
     const ng_slot *s = b->segment[k].slot;
     for (int32_t g = 0; g < s->groups; g++, out += 2) {
       ng_measure *m = &l->measure[l->measures++];
-      *m = (ng_measure){.D = range_of(&s->grad, s, g), .each = 1.0, .out = out};
+      *m = (ng_measure){.D = range_of(&s->grad, s, g), .y_all = 1.0, .out = out};
       b->family->sums(b, k, g, m);
       elements += m->D.rows * m->D.cols;
     }
@@ -149,10 +149,12 @@ static float *stored_at(const ng_block *b, int32_t k, const ng_region *D) {
 
 /* Describe `factor` times PD of all groups of segment k: of the family, or as the engine stores PD. Return the number of
  * groups. */
-static int64_t list_segment(const ng_block *b, int32_t k, double factor, bool stored, ng_emit *e) {
+static int64_t list_segment(const ng_block *b, int32_t k, double factor, bool stored,
+                            ng_direction *e) {
   ng_slot *s = b->segment[k].slot;
   for (int32_t g = 0; g < s->groups; g++, e++) {
-    *e = (ng_emit){.D = range_of(&s->grad, s, g), .scale = factor, .u_col = 1, .stored = stored};
+    *e = (ng_direction){
+        .D = range_of(&s->grad, s, g), .scale = factor, .u_col = 1, .is_stored = stored};
     e->overflowed = &s->overflowed;
     if (!stored) {
       b->family->emit(b, k, g, factor, e);
@@ -217,8 +219,8 @@ static void list_sinks(ng_precond *p, const ng_slot *s, int64_t end) {
   const ng_group_numbers *group = &u->group[s->update_group];
   for (; l->emits < end; l->emits++) {
     if (u->kind == NG_OUT_GRADIENT) continue;
-    l->sink[l->emits] = (ng_sink){
-        .w = &s->weight,
+    l->sink[l->emits] = (ng_weight_update){
+        .weight = &s->weight,
         .m = s->m,
         .v = s->v,
         .cols = s->cols,
@@ -241,11 +243,11 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
       ng_slot *s = b->segment[k].slot;
       if (!is_emitted(s)) continue;
       const double factor = unit ? 1.0 : b->segment[k].factor;
-      ng_emit *e = &l->emit[l->emits];
-      const ng_emit *end = e + list_segment(b, k, factor, b->delivered, e);
-      for (const ng_emit *x = e; x < end; x++) {
+      ng_direction *e = &l->emit[l->emits];
+      const ng_direction *end = e + list_segment(b, k, factor, b->delivered, e);
+      for (const ng_direction *x = e; x < end; x++) {
         *e = *x;
-        if (p->base.clip == NG_CLIP_VALUE) e->bound = (float)p->base.clip_bound;
+        if (p->base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->base.clip_bound;
         if (unit || !ng_due_shards(p) || ng_shard_own(s, e)) e++; /* else: on another rank */
       }
       list_sinks(p, ng_slot_registered(s), e - l->emit);
@@ -260,7 +262,7 @@ void ng_emission_list_plain(ng_precond *p) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       ng_slot *s = &p->entry[i]->slot[k];
       if (!is_plain(p, p->entry[i], s) || !is_emitted(s)) continue;
-      l->emit[l->emits] = (ng_emit){
+      l->emit[l->emits] = (ng_direction){
           .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
       list_sinks(p, s, l->emits + 1);
     }

@@ -45,11 +45,11 @@ static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const in
   }
   n = ng_axes_join(n, e, by);
   v->axes = n > 1 ? n - 1 : 0;
-  v->run = n > 0 ? e[n - 1] : 1;
-  v->by_position = n > 0 ? by[n - 1] : 1;
+  v->run_length = n > 0 ? e[n - 1] : 1;
+  v->position_stride = n > 0 ? by[n - 1] : 1;
   for (int32_t i = 0; i < v->axes; i++) {
     v->extent[i] = e[i];
-    v->step[i] = by[i];
+    v->stride[i] = by[i];
   }
 }
 
@@ -78,14 +78,14 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
   if (s->ndim < 1 || s->shape[leading] != cols) return misfit_rows(p, d, s, grad);
   ng_view *v = &o->v;
   v->columns = cols;
-  v->by_column = s->stride[leading];
+  v->column_stride = s->stride[leading];
   v->samples = B;
   if (leading < 2) {
     const int64_t rows = leading == 0 ? 1 : s->shape[0], by = leading == 0 ? cols : s->stride[0];
     if (rows % B != 0) return misfit_rows(p, d, s, grad);
     const int64_t S = rows / B, step = first ? by : B * by;
     set_positions(v, 1, &S, &step);
-    v->by_sample = first ? S * by : by;
+    v->sample_stride = first ? S * by : by;
   } else {
     const int32_t at = first ? 0 : 1;
     int64_t extent[NG_DIMS], step[NG_DIMS];
@@ -97,7 +97,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
       step[n++] = s->stride[i];
     }
     set_positions(v, n, extent, step);
-    v->by_sample = s->stride[at];
+    v->sample_stride = s->stride[at];
   }
   o->positions = v->positions;
   if (d->positions > 0 && o->positions != d->positions) return misfit_rows(p, d, s, grad);
@@ -138,8 +138,8 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   ng_view *v = &o->v;
   v->samples = B;
   v->columns = C;
-  v->by_sample = s->stride[0];
-  v->by_column = s->stride[1];
+  v->sample_stride = s->stride[0];
+  v->column_stride = s->stride[1];
   set_positions(v, 2, s->shape + 2, s->stride + 2);
   for (int i = 0; i < 2; i++) {
     o->size[i] = o->out[i] = s->shape[2 + i];
@@ -173,8 +173,8 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
   }
   v->samples = B;
   v->columns = d->in;
-  v->by_sample = s->stride[0];
-  v->by_column = s->stride[1];
+  v->sample_stride = s->stride[0];
+  v->column_stride = s->stride[1];
   set_positions(v, s->ndim - 2, s->shape + 2, s->stride + 2);
   o->positions = v->positions;
   return NG_OK;

@@ -205,13 +205,13 @@ ng_status ng_shards_gather(ng_precond *p) {
 /* ---- this rank's shard of PD -----------------------------------------------------------------*/
 
 /* Describe only this rank's shard of a direction of a whole layer. Return false if the shard has no element of e. */
-bool ng_shard_own(ng_slot *slot, ng_emit *e) {
+bool ng_shard_own(ng_slot *slot, ng_direction *e) {
   ng_slot *own = ng_slot_registered(slot);
   if (own == slot) return true;
   const ng_layer_shard *s = own->entry->shard;
   const bool outputs = own->entry->d.shard_axis == 0, bias = slot->which == NG_BIAS;
   ng_region *D = &e->D;
-  D->at = &own->grad;
+  D->place = &own->grad;
   e->overflowed = &own->overflowed;
   if (!outputs && bias) return true; /* the whole bias of a layer that is sharded by inputs */
   const bool rows = outputs && !bias;
@@ -225,8 +225,8 @@ bool ng_shard_own(ng_slot *slot, ng_emit *e) {
   } else if (e->u != NULL) {
     e->u += skip * (rows ? e->u_row : e->u_col);
   }
-  if (e->u_wide != NULL && !rows) e->u_wide += skip;
+  if (e->u_double != NULL && !rows) e->u_double += skip;
   if (e->y != NULL && rows) e->y += skip;
-  if (e->y_wide != NULL && rows) e->y_wide += skip;
+  if (e->y_double != NULL && rows) e->y_double += skip;
   return *n > 0;
 }

@@ -67,8 +67,8 @@ typedef struct ng_emission {
   int64_t measures, emits; /* filled elements of `measure`, of `emit` and `sink` */
   ng_measure *measure;
   ng_region *range;
-  ng_emit *emit;
-  ng_sink *sink;
+  ng_direction *emit;
+  ng_weight_update *sink;
   ng_slot **slot;  /* parameters of `range` */
   int32_t *finite; /* results */
   double *norm2;
@@ -266,7 +266,7 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
 ng_status ng_shards_gather(ng_precond *p);
 
 /* Describe only this rank's shard of a direction of a whole layer; return false if the shard has no element of e. */
-bool ng_shard_own(ng_slot *slot, ng_emit *e);
+bool ng_shard_own(ng_slot *slot, ng_direction *e);
 
 /* ---- stations --------------------------------------------------------------------------------*/
 
