@@ -60,7 +60,7 @@ static void selection_equals_a_sort(void **state) {
     memset(count, 0x5a, sizeof count); /* scratch may hold anything */
     chosen[n] = -7;
     const ng_window_sum v = {.x = x};
-    ng_window_largest(NULL, &v, n, k, 1, count, chosen);
+    ng_window_select_largest(NULL, &v, n, k, 1, count, chosen);
     for (int64_t i = 0, out = 0; i < n; i++)
       if (in[i] && chosen[out++] != i)
         fail_msg("draw %lld: %lld of %lld: the one at %lld is not chosen in its turn", (long long)t,
@@ -89,9 +89,9 @@ static void by_several_threads(void **state) {
       const ng_window_sum one = {x[0], error, by}, all = {x[1], error, by};
       const float last = error[n - 1] + by * x[0][n - 1];
       memset(count, 0x5a, sizeof count);
-      ng_window_largest(NULL, &one, n, k, 1, count, chosen[0]);
+      ng_window_select_largest(NULL, &one, n, k, 1, count, chosen[0]);
       memset(count, 0x5a, sizeof count);
-      ng_window_largest(f.ctx, &all, n, k, pieces, count, chosen[1]);
+      ng_window_select_largest(f.ctx, &all, n, k, pieces, count, chosen[1]);
       assert_true(x[0][n - 1] == last);
       assert_memory_equal(x[0], x[1], (size_t)n * sizeof **x);
       if (memcmp(chosen[0], chosen[1], (size_t)k * sizeof **chosen) != 0)
@@ -169,7 +169,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
       x[i] = joint_value(&r, (int)(t % 4));
     for (int32_t q = 1; q <= W; q++) /* slices of any size, none too */
       cut[q] = q == W ? n : cut[q - 1] + rng_below(&r, n - cut[q - 1] + 1);
-    ng_window_largest(NULL, &(ng_window_sum){.x = x}, n, k, 1, count, single);
+    ng_window_select_largest(NULL, &(ng_window_sum){.x = x}, n, k, 1, count, single);
     for (int32_t q = 0; q < W; q++)
       j[q] = (ng_window_joint){
           .x = x + cut[q], .n = cut[q + 1] - cut[q], .k = k, .rank = q, .chosen = mine[q]};
@@ -179,13 +179,14 @@ static void selection_on_ranks_equals_one_rank(void **state) {
         ng_window_joint_round(&j[q], round, W, part[q]);
       }
       memset(sum, 0, sizeof sum);
-      for (int64_t i = 0; i < ng_window_joint_room(round, W) && round < 4; i++)
+      for (int64_t i = 0; i < ng_window_joint_count(round, W) && round < 4; i++)
         for (int32_t q = 0; q < W; q++)
           sum[i] += part[q][i];
     }
     for (int32_t q = 0; q < W; q++) {
-      if (j[q].before != before) fail_msg("rank %d of %d begins at %d", q, W, (int)j[q].before);
-      for (int64_t i = 0; i < j[q].m; i++, before++) {
+      if (j[q].selected_below != before)
+        fail_msg("rank %d of %d begins at %d", q, W, (int)j[q].selected_below);
+      for (int64_t i = 0; i < j[q].selected; i++, before++) {
         if (before >= k || single[before] != cut[q] + mine[q][i])
           fail_msg("%d of %d, %d ranks, kind %d: entry %d is another", (int)k, (int)n, W,
                    (int)(t % 4), (int)before);

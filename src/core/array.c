@@ -7,8 +7,8 @@
 
 /* ---- make and check --------------------------------------------------------------------------*/
 
-static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim, const int64_t shape[4],
-                         const int64_t stride[4]) {
+static ng_array make_array(void *data, ng_dtype dtype, int32_t ndim, const int64_t shape[4],
+                           const int64_t stride[4]) {
   ng_array a;
   memset(&a, 0, sizeof a);
   a.data = data;
@@ -21,7 +21,7 @@ static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim, const int64_t
 }
 
 ng_array ng_array_vector(void *data, int64_t n, ng_dtype t) {
-  return array_of(data, t, 1, (int64_t[4]){n}, (int64_t[4]){1});
+  return make_array(data, t, 1, (int64_t[4]){n}, (int64_t[4]){1});
 }
 
 ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype t) {
@@ -29,28 +29,28 @@ ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype t) {
 }
 
 ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t stride, ng_dtype t) {
-  return array_of(data, t, 2, (int64_t[4]){rows, cols}, (int64_t[4]){stride, 1});
+  return make_array(data, t, 2, (int64_t[4]){rows, cols}, (int64_t[4]){stride, 1});
 }
 
 /* Multiply as unsigned numbers: invalid sizes wrap without undefined behaviour, and ng_array_take refuses them. */
-static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+static int64_t wrap_times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t) {
-  return array_of(data, t, 4, (int64_t[4]){n, c, h, w},
-                  (int64_t[4]){times(c, times(h, w)), times(h, w), w, 1});
+  return make_array(data, t, 4, (int64_t[4]){n, c, h, w},
+                    (int64_t[4]){wrap_times(c, wrap_times(h, w)), wrap_times(h, w), w, 1});
 }
 
 ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype t) {
-  return array_of(data, t, 4, (int64_t[4]){n, c, h, w},
-                  (int64_t[4]){times(c, times(h, w)), 1, times(c, w), c});
+  return make_array(data, t, 4, (int64_t[4]){n, c, h, w},
+                    (int64_t[4]){wrap_times(c, wrap_times(h, w)), 1, wrap_times(c, w), c});
 }
 
 /* The largest accepted size of an array in bytes, and the largest accepted distance in bytes of an element from
  * `data`.  Within these bounds no index overflows. */
-static const int64_t MOST = INT64_C(1) << 60;
+static const int64_t SIZE_MOST = INT64_C(1) << 60;
 
-/* Return whether an array with elements of `size` bytes is within MOST.  The overflow flag of the processor shows an
- * overflow; a check by division would take as long as a small observation. */
+/* Return whether an array with elements of `size` bytes is within SIZE_MOST.  The overflow flag of the processor shows
+ * an overflow; a check by division would take as long as a small observation. */
 static bool sizes_fit(const ng_strided *s, int64_t size) {
   int64_t count = size, reach = size;
   for (int32_t i = 0; i < s->ndim; i++) {
@@ -61,7 +61,7 @@ static bool sizes_fit(const ng_strided *s, int64_t size) {
       return false;
     }
     if (__builtin_add_overflow(reach, far < 0 ? -(far + 1) : far, &reach)) return false;
-    if (count > MOST || reach > MOST) return false;
+    if (count > SIZE_MOST || reach > SIZE_MOST) return false;
   }
   return true;
 }
@@ -80,7 +80,7 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
   for (int32_t i = a->ndim - 1; i >= 0; i--) {
     out->shape[i] = own ? a->room[i] : a->shape[i];
     out->stride[i] = own ? a->room[4 + i] : a->stride == NULL ? dense : a->stride[i];
-    dense = times(dense, out->shape[i]);
+    dense = wrap_times(dense, out->shape[i]);
     if (out->shape[i] < 1) return "an extent of its shape is below 1";
   }
   return sizes_fit(out, size) ? NULL : "its extents and strides exceed 2^60 bytes";

@@ -11,21 +11,21 @@
 #define WORD_MAX 40
 
 /* Return `c` in lower case, or '_' for '-'.  Names of the library are ASCII. */
-static char plain(char c) {
+static char folded(char c) {
   if (c == '-') return '_';
   return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
 /* Return the edit distance between `word` and the n letters of `name`, or WORD_MAX if the two differ too much.  If
  * `word` is a prefix of `name` with at least three letters, the distance is 1. */
-static int32_t distance(const char *word, const char *name, size_t n) {
+static int32_t name_distance(const char *word, const char *name, size_t n) {
   const size_t typed = strlen(word);
   size_t same = 0;
-  while (same < typed && same < n && plain(word[same]) == plain(name[same])) {
+  while (same < typed && same < n && folded(word[same]) == folded(name[same])) {
     same++;
   }
   if (typed >= 3 && same == typed) return typed == n ? 0 : 1;
-  const int32_t d = ng_word_distance(word, typed, name, n, plain);
+  const int32_t d = ng_word_distance(word, typed, name, n, folded);
   return d <= 1 + (int32_t)(n / 4) ? d : WORD_MAX;
 }
 
@@ -34,7 +34,7 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
   const char *best = NULL;
   int32_t least = WORD_MAX;
   for (int32_t i = 0; word != NULL && i < n; i++) {
-    const int32_t d = distance(word, at(i), strlen(at(i)));
+    const int32_t d = name_distance(word, at(i), strlen(at(i)));
     if (d < least) {
       least = d;
       best = at(i);
@@ -72,7 +72,7 @@ ng_hint ng_hint_list(const char *word, const char *list) {
   char best[WORD_MAX + 1] = "";
   int32_t least = WORD_MAX;
   for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
-    const int32_t d = n <= WORD_MAX ? distance(word, list, n) : WORD_MAX;
+    const int32_t d = n <= WORD_MAX ? name_distance(word, list, n) : WORD_MAX;
     if (d < least) {
       least = d;
       memcpy(best, list, n);

@@ -59,23 +59,24 @@ static ng_status create(ng_block *b) {
   if (k != NULL) {
     b->state = k;
     k->groups = groups;
-    k->none = none;
+    k->has_no_sides = none;
     b->sees = none ? 0 : input_only ? NG_OBSERVED_INPUT : b->sees;
-    k->rank = ng_object(b->p, (size_t)groups * sizeof *k->rank);
+    k->group = ng_object(b->p, (size_t)groups * sizeof *k->group);
     if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
-    if (input_only) k->along = ng_object(b->p, (size_t)d->out * sizeof *k->along);
+    if (input_only) k->t_f32 = ng_object(b->p, (size_t)d->out * sizeof *k->t_f32);
   }
-  if (k == NULL || k->rank == NULL || (input_only && (k->t == NULL || k->along == NULL))) {
+  if (k == NULL || k->group == NULL || (input_only && (k->t == NULL || k->t_f32 == NULL))) {
     return NG_ERR_NOMEM;
   }
   k->side[NG_MEAN_A].conv = ng_layer_conv(b->entry, false);
   k->side[NG_MEAN_G].conv = ng_layer_conv(b->entry, true);
   k->p = b->segment[0].slot->cols;
   k->q = d->out / groups;
-  k->side[NG_MEAN_A].n = none ? 0 : groups * k->p + d->bias;
-  k->side[NG_MEAN_G].n = none || input_only ? 0 : d->out;
-  const int at = snprintf(b->entry->why, sizeof b->entry->why, "a %lld, g %lld",
-                          (long long)k->side[NG_MEAN_A].n, (long long)k->side[NG_MEAN_G].n);
+  k->side[NG_MEAN_A].length = none ? 0 : groups * k->p + d->bias;
+  k->side[NG_MEAN_G].length = none || input_only ? 0 : d->out;
+  const int at =
+      snprintf(b->entry->why, sizeof b->entry->why, "a %lld, g %lld",
+               (long long)k->side[NG_MEAN_A].length, (long long)k->side[NG_MEAN_G].length);
   if (groups > 1) {
     (void)snprintf(b->entry->why + at, sizeof b->entry->why - (size_t)at, ", %lld groups",
                    (long long)groups);
@@ -86,11 +87,11 @@ static ng_status create(ng_block *b) {
 /* a_mean and g_mean have one part each, with the vectors of all groups; a_mean ends with one 1 for the bias. */
 static ng_status statistics(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const int32_t count = (k->side[NG_MEAN_A].n > 0) + (k->side[NG_MEAN_G].n > 0);
+  const int32_t count = (k->side[NG_MEAN_A].length > 0) + (k->side[NG_MEAN_G].length > 0);
   ng_status st = count > 0 ? ng_block_take_stats(b, count) : NG_OK;
   for (int i = 0, at = 0; i < 2 && st == NG_OK; i++) {
     ng_mean *m = &k->side[i];
-    if (m->n == 0) continue;
+    if (m->length == 0) continue;
     ng_stat *s = m->stat = &b->stat[at++];
     s->name = i == NG_MEAN_A ? "a_mean" : "g_mean";
     s->observed = i == NG_MEAN_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
@@ -98,7 +99,7 @@ static ng_status statistics(ng_block *b) {
     st = ng_stat_take_parts(b, s, 1, 1);
     if (st != NG_OK) return st;
     s->part->rows = 1;
-    s->part->cols = m->n;
+    s->part->cols = m->length;
   }
   return st;
 }
@@ -111,20 +112,20 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- first pass ------------------------------------------------------------------------------*/
 
-/* PD is emitted in double if |D|^2 - <D, c g a'> < |D|^2 / NEARLY, as with one sample and damping far below
+/* PD is emitted in double if |D|^2 - <D, c g a'> < |D|^2 / CANCELLATION, as with one sample and damping far below
  * alpha beta, or if lambda < LEAST_F32, because 1 / lambda may then overflow f32. */
-enum { NEARLY = 64 };
+enum { CANCELLATION = 64 };
 static const double LEAST_F32 = 1e-36;
 
 /* Entry (row, col) of g a' is left[row] * right[col]; sides = input: t replaces g.  The bias is one row whose columns are
  * the outputs: its left entry is the last entry of a, its right vector is g (or t). */
 static const float *right_vector(const ng_rankone *k, const ng_slot *s, int32_t g, int64_t col) {
   if (s->which == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + g * k->p;
-  return (k->t != NULL ? k->along : ng_rankone_mean(k, NG_MEAN_G)) + col;
+  return (k->t != NULL ? k->t_f32 : ng_rankone_mean(k, NG_MEAN_G)) + col;
 }
 
 static double bias_entry(const ng_rankone *k) {
-  return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
+  return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].length - 1];
 }
 
 /* |D|^2 and g' D a; sides = input: D a of the weight to k->t. */
@@ -132,7 +133,7 @@ static void sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->which == NG_WEIGHT;
-  if (k->none || (k->t != NULL && !weight)) return;
+  if (k->has_no_sides || (k->t != NULL && !weight)) return;
   m->x = right_vector(k, s, g, m->D.col);
   if (k->t != NULL) {
     m->t = k->t + m->D.row;
@@ -164,21 +165,21 @@ static void finish_t(ng_block *b) {
       bias_t = (double)x * one;
       k->t[r] += bias_t;
     }
-    k->along[r] = (float)k->t[r];
-    k->rank[r / k->q].s += k->t[r] * k->t[r];
-    k->rank[r / k->q].bias_s += k->t[r] * bias_t;
+    k->t_f32[r] = (float)k->t[r];
+    k->group[r / k->q].s += k->t[r] * k->t[r];
+    k->group[r / k->q].bias_s += k->t[r] * bias_t;
   }
 }
 
-static void gather_ranks(ng_block *b) {
+static void init_groups(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const float *a = k->none ? NULL : ng_rankone_mean(k, NG_MEAN_A);
-  const float *g = k->none || k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G);
-  const double one = b->entry->d.bias && a != NULL ? (double)a[k->side[NG_MEAN_A].n - 1] : 0.0;
+  const float *a = k->has_no_sides ? NULL : ng_rankone_mean(k, NG_MEAN_A);
+  const float *g = k->has_no_sides || k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G);
+  const double one = b->entry->d.bias && a != NULL ? (double)a[k->side[NG_MEAN_A].length - 1] : 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
-    ng_rank *r = &k->rank[i];
+    ng_rankone_group *r = &k->group[i];
     const double *weight = &b->sum[2 * i], *bias = &b->sum[2 * (k->groups + i)];
-    *r = (ng_rank){.bias_alpha = one * one, .d2 = weight[0], .s = weight[1]};
+    *r = (ng_rankone_group){.bias_alpha = one * one, .d2 = weight[0], .s = weight[1]};
     if (b->segments > 1) {
       r->d2 += r->bias_d2 = bias[0];
       r->s += r->bias_s = bias[1];
@@ -191,14 +192,14 @@ static void gather_ranks(ng_block *b) {
 }
 
 /* Set b->inner and b->pd2 over all groups. Return false if the gradient is so nearly parallel to g a' that PD in f32
- * would lose too many digits (NEARLY). along = <D, c g a'>; |c g a'|^2 = along alpha beta / damped. Results below their
+ * would lose digits (CANCELLATION). along = <D, c g a'>; |c g a'|^2 = along alpha beta / damped. Results below their
  * Cauchy-Schwarz bounds are rounding errors, so the bounds replace them. */
-static bool combine_ranks(ng_block *b) {
+static bool sum_groups(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   bool sure = true;
   b->inner = b->pd2 = 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
-    ng_rank *r = &k->rank[i];
+    ng_rankone_group *r = &k->group[i];
     const double damped = r->alpha * r->beta + k->lambda, least = r->d2 / damped;
     const double along = k->t != NULL ? r->s / damped : r->s * r->s / damped;
     r->c = k->t != NULL ? 1.0 / damped : r->s / damped;
@@ -207,7 +208,7 @@ static bool combine_ranks(ng_block *b) {
     b->pd2 +=
         fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (k->lambda * k->lambda),
              least / damped);
-    sure = sure && r->d2 - along >= r->d2 / NEARLY;
+    sure = sure && r->d2 - along >= r->d2 / CANCELLATION;
   }
   return sure;
 }
@@ -215,20 +216,20 @@ static bool combine_ranks(ng_block *b) {
 /* Squares of f32 and their sums fit a double, so |D|^2 is finite if and only if all elements of D are. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  gather_ranks(b);
+  init_groups(b);
   b->inner = b->d2 = b->pd2 = 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
-    b->d2 += k->rank[i].d2;
+    b->d2 += k->group[i].d2;
   }
   if (!(b->d2 - b->d2 == 0.0)) {
     b->d2 = 0.0;
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
-  k->lambda = b->base.damping + (k->none ? b->d2 : 0.0);
-  const bool sure = combine_ranks(b);
+  k->lambda = b->base.damping + (k->has_no_sides ? b->d2 : 0.0);
+  const bool sure = sum_groups(b);
   /* D a of a row may overflow f32 although all inputs are finite. */
-  const bool fits = k->t == NULL || ng_all_finite(k->along, NG_F32, b->entry->d.out);
-  k->wide = !sure || !fits || k->lambda < LEAST_F32;
+  const bool fits = k->t == NULL || ng_all_finite(k->t_f32, NG_F32, b->entry->d.out);
+  k->in_double = !sure || !fits || k->lambda < LEAST_F32;
   return NG_OK;
 }
 
@@ -239,7 +240,7 @@ static void norms(ng_block *b, double *pd2) {
   const double by = 1.0 / (k->lambda * k->lambda);
   double sum[2] = {0.0, 0.0};
   for (int64_t i = 0; i < k->groups; i++) {
-    const ng_rank *r = &k->rank[i];
+    const ng_rankone_group *r = &k->group[i];
     const double beta = k->t != NULL ? r->s : r->beta, cc = r->c * r->c * beta;
     const double bias = r->bias_d2 - 2.0 * r->c * r->bias_s + cc * r->bias_alpha;
     const double weight =
@@ -258,17 +259,17 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   const ng_slot *s = b->segment[segment].slot;
   const bool weight = s->which == NG_WEIGHT;
   e->scale = factor / k->lambda;
-  e->in_double = k->wide;
-  if (weight) e->largest_D = sqrt(k->rank[g].d2);
-  if (k->none) return;
+  e->in_double = k->in_double;
+  if (weight) e->largest_D = sqrt(k->group[g].d2);
+  if (k->has_no_sides) return;
   e->u = right_vector(k, s, g, e->D.col);
-  e->k = -e->scale * k->rank[g].c;
+  e->k = -e->scale * k->group[g].c;
   if (!weight) {
     e->k *= bias_entry(k);
-    if (k->wide && k->t != NULL) e->u_double = k->t + e->D.col;
+    if (k->in_double && k->t != NULL) e->u_double = k->t + e->D.col;
     return;
   }
-  e->largest_u = sqrt(k->rank[g].alpha);
+  e->largest_u = sqrt(k->group[g].alpha);
   if (k->t != NULL) {
     e->y_double = k->t + e->D.row;
   } else {

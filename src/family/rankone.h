@@ -8,27 +8,27 @@ enum { NG_MEAN_A = 0, NG_MEAN_G = 1 };
 
 typedef struct ng_mean {
   /* Length of the mean vector; 0: none. A: (input channel, kernel offset), then a 1 for the bias; G: outputs. */
-  int64_t n;
+  int64_t length;
   ng_conv conv;  /* geometry at the declared size; ng_obs_conv sets the size of an observation */
   ng_stat *stat; /* NULL: no mean vector */
 } ng_mean;
 
 /* Numbers of one group: alpha = <a, a>, beta = <g, g>, d2 = |D|^2, s = g' D a, c = s / (alpha beta + lambda).
  * sides = input: beta = 1, s = |D a|^2, c = 1 / (alpha + lambda). bias_*: the bias's part of alpha, d2, s. */
-typedef struct ng_rank {
+typedef struct ng_rankone_group {
   double alpha, beta, d2, s, c;
   double bias_alpha, bias_d2, bias_s;
-} ng_rank;
+} ng_rankone_group;
 
 typedef struct ng_rankone {
   int64_t groups, p, q; /* p, q: columns of the weight and outputs of one group */
   ng_mean side[2];
-  ng_rank *rank; /* [groups] */
-  double *t;     /* sides = input: [outputs] t = D a; otherwise NULL */
-  float *along;  /* t in f32; NULL if t is NULL */
-  bool none;     /* sides = none: no mean vectors */
-  double lambda; /* divisor of this step: the damping; sides = none: damping + |D|^2 */
-  bool wide;     /* emit PD of this step in double (rankone.c: NEARLY) */
+  ng_rankone_group *group; /* [groups] */
+  double *t;               /* sides = input: [outputs] t = D a; otherwise NULL */
+  float *t_f32;            /* t in f32; NULL if t is NULL */
+  bool has_no_sides;       /* sides = none: no mean vectors */
+  double lambda;           /* divisor of this step: the damping; sides = none: damping + |D|^2 */
+  bool in_double;          /* emit PD of this step in double (rankone.c: NEARLY) */
 } ng_rankone;
 
 static inline ng_rankone *ng_rankone_of(const ng_block *b) { return b->state; }

@@ -23,13 +23,13 @@ int64_t ng_rankone_scratch(const ng_block *b) {
   for (int i = 0; i < 2; i++) {
     const ng_mean *m = &k->side[i];
     if (m->conv.height == 0) continue; /* undeclared size: the first observation allocates */
-    most = ng_max64(most, ng_round16(m->n) + ng_box_scratch(b->ctx->queue, &m->conv));
+    most = ng_max64(most, ng_round16(m->length) + ng_box_scratch(b->ctx->queue, &m->conv));
   }
   return most;
 }
 
 /* Return `scale` of the table above. */
-static double scale_of(const ng_block *b, const ng_obs *o) {
+static double observation_scale(const ng_block *b, const ng_obs *o) {
   const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   const bool reduce = b->base.positions == NG_POSITIONS_REDUCE,
              grad = o->what == NG_OBSERVED_OUTGRAD;
@@ -43,7 +43,8 @@ int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
     return 0; /* the planned scratch is enough for any number of positions */
   const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_OBSERVED_OUTGRAD];
   const ng_conv c = ng_obs_conv(&m->conv, o);
-  return ng_times(ng_round16(m->n) + ng_box_scratch(b->ctx->queue, &c), (int64_t)sizeof(double));
+  return ng_times(ng_round16(m->length) + ng_box_scratch(b->ctx->queue, &c),
+                  (int64_t)sizeof(double));
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
@@ -53,15 +54,15 @@ ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   double *room = ng_scratch(b);
   const ng_box box = {
       .x = o->v, .samples = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
-  ng_kernels(q)->box_sums(q, &box, 1, room + ng_round16(m->n));
+  ng_kernels(q)->box_sums(q, &box, 1, room + ng_round16(m->length));
   ng_queue_wait(q);
   const double *out = ng_numbers_read(q, room);
   if (isnan(out[0])) return NG_SKIPPED;
   const int64_t n = box.conv.channels * ng_conv_taps(&box.conv);
-  const double scale = s->mix.fresh * scale_of(b, o);
+  const double scale = s->mix.fresh * observation_scale(b, o);
   const double mean = scale / ((double)s->samples * (double)o->positions);
   float *sum = s->part->sum;
-  for (int64_t i = 0; i < m->n; i++) {
+  for (int64_t i = 0; i < m->length; i++) {
     const double fresh = i < n ? mean * out[i] : scale; /* the input of the bias is 1 */
     sum[i] = (float)(s->mix.old * (double)sum[i] + fresh);
   }

@@ -33,8 +33,8 @@ static ng_status create(ng_block *b) {
                                                         : &ng_window_topk_store;
   w->m = b->base.window;
   w->places = w->m + 1;
-  w->used = ng_object(b->p, (size_t)w->places * sizeof *w->used);
-  return w->used == NULL ? NG_ERR_NOMEM : ng_window_cut(b);
+  w->row_place = ng_object(b->p, (size_t)w->places * sizeof *w->row_place);
+  return w->row_place == NULL ? NG_ERR_NOMEM : ng_window_set_layout(b);
 }
 
 /* "row": the new rows of the Gram matrices.  "along", only if sliced: <row, x> for an x that is not the row at head. */
@@ -50,7 +50,7 @@ static ng_status statistics(ng_block *b) {
     s->observed = NG_OBSERVED_FLATGRAD;
     s->sum_dtype = NG_F64;
     s->spread = w->sliced ? NG_SPREAD_ALL : NG_SPREAD_SAME;
-    s->every_step = i == 1 || ng_window_is_first(&b->base);
+    s->every_step = i == 1 || ng_window_is_adaptive(&b->base);
     s->own_message = true;
     s->part->rows = w->parts;
     s->part->cols = w->places;
@@ -60,35 +60,36 @@ static ng_status statistics(ng_block *b) {
   return st;
 }
 
-static double *doubles(ng_plan *plan, ng_use use, int64_t a, int64_t b) {
+static double *take_doubles(ng_plan *plan, ng_use use, int64_t a, int64_t b) {
   return ng_plan_take(plan, use, ng_times(ng_times(a, b), (int64_t)sizeof(double)));
 }
 
-static float *vector(ng_plan *plan, ng_use use, const ng_window *w) {
+static float *take_vector(ng_plan *plan, ng_use use, const ng_window *w) {
   return ng_plan_take(plan, use, ng_times(ng_max64(1, w->d), (int64_t)sizeof(float)));
 }
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
-  const bool first = ng_window_is_first(&b->base), adam = b->base.window_function == NG_WINDOW_ADAM;
+  const bool first = ng_window_is_adaptive(&b->base),
+             adam = b->base.window_function == NG_WINDOW_ADAM;
   const bool momentum = b->base.window_momentum > 0.0 || adam;
   const ng_status st = w->store->plan(b, plan);
   if (st != NG_OK) return st;
-  double *gram = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
-  double *c = doubles(plan, NG_USE_SUMS, w->parts, w->places);
+  double *gram = take_doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
+  double *c = take_doubles(plan, NG_USE_SUMS, w->parts, w->places);
   for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
     w->part[i].gram = gram + i * w->places * w->places;
     w->part[i].c = c + i * w->places;
   }
   if (ng_is_mfac(b->base.window_function)) {
-    double *factor = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
+    double *factor = take_doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
     for (int32_t i = 0; i < w->parts && factor != NULL; i++) {
       w->part[i].factor = factor + i * w->places * w->places;
     }
   }
-  if (ng_window_x_averaged(b)) {
-    double *row_coefficient = doubles(plan, NG_USE_FACTORS, w->parts, w->places);
-    double *next = doubles(plan, NG_USE_SUMS, w->parts, w->places);
+  if (ng_window_x_is_average(b)) {
+    double *row_coefficient = take_doubles(plan, NG_USE_FACTORS, w->parts, w->places);
+    double *next = take_doubles(plan, NG_USE_SUMS, w->parts, w->places);
     for (int32_t i = 0; i < w->parts && next != NULL; i++) {
       w->part[i].row_coefficient = row_coefficient + i * w->places;
       w->part[i].next_row_coefficient = next + i * w->places;
@@ -96,22 +97,22 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   }
   if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
   if (w->sliced) {
-    b->whole = ng_plan_take(plan, NG_USE_SUMS, ng_times(w->all, (int64_t)sizeof(float)));
-    w->u = b->whole == NULL ? NULL : b->whole + w->from;
+    b->whole = ng_plan_take(plan, NG_USE_SUMS, ng_times(w->d_all, (int64_t)sizeof(float)));
+    w->u = b->whole == NULL ? NULL : b->whole + w->first_element;
   } else {
-    w->u = vector(plan, NG_USE_SUMS, w);
+    w->u = take_vector(plan, NG_USE_SUMS, w);
   }
-  if (momentum) w->v = vector(plan, NG_USE_FACTORS, w);
+  if (momentum) w->v = take_vector(plan, NG_USE_FACTORS, w);
   if (adam || b->base.window_function == NG_WINDOW_ADAGRAD) {
-    w->s = vector(plan, NG_USE_FACTORS, w);
-    w->next_s = vector(plan, NG_USE_SUMS, w);
+    w->s = take_vector(plan, NG_USE_FACTORS, w);
+    w->next_s = take_vector(plan, NG_USE_SUMS, w);
   }
   if (momentum && (first || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
-    w->next_v = vector(plan, NG_USE_SUMS, w);
+    w->next_v = take_vector(plan, NG_USE_SUMS, w);
   }
-  w->sums = doubles(plan, NG_USE_SUMS, w->chunks, 4);
-  w->partial = doubles(plan, NG_USE_SUMS, w->units, w->places);
-  w->row = doubles(plan, NG_USE_SUMS, w->parts, w->places);
+  w->sums = take_doubles(plan, NG_USE_SUMS, w->chunks, 4);
+  w->unit_products = take_doubles(plan, NG_USE_SUMS, w->units, w->places);
+  w->x_products = take_doubles(plan, NG_USE_SUMS, w->parts, w->places);
   ng_plan_scratch(plan, ng_window_scratch(b));
   return NG_OK;
 }
@@ -131,7 +132,7 @@ static ng_status begin(ng_block *b) {
 
 /* ---- the rows of a step ----------------------------------------------------------------------*/
 
-static bool decays(const ng_block *b, ng_decay_form form) {
+static bool has_decay(const ng_block *b, ng_decay_form form) {
   return b->base.window_decay > 0.0 && b->base.window_decay_form == form;
 }
 
@@ -145,10 +146,10 @@ static ng_status need_weights(const ng_block *b) {
   return NG_OK;
 }
 
-ng_status ng_window_take(ng_block *b, float *to) {
-  const ng_status st = ng_window_gather(b, to);
-  if (st != NG_OK || !decays(b, NG_DECAY_GRADIENT)) return st;
-  if (ng_window_decay(b, b->base.window_decay, to)) return NG_OK;
+ng_status ng_window_read_decayed(ng_block *b, float *to) {
+  const ng_status st = ng_window_read_gradients(b, to);
+  if (st != NG_OK || !has_decay(b, NG_DECAY_GRADIENT)) return st;
+  if (ng_window_add_decay(b, b->base.window_decay, to)) return NG_OK;
   return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient with window_decay is not finite", b->name);
 }
 
@@ -157,7 +158,7 @@ ng_status ng_window_take(ng_block *b, float *to) {
 void ng_window_combine(ng_block *b, double by) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
-    w->part[i].by = by;
+    w->part[i].u_scale = by;
   }
   w->store->combine(b);
 }
@@ -169,14 +170,14 @@ static void square_chunk(ng_block *b, int32_t i) {
 }
 
 /* Return whether x is the row at head; the Gram matrix then has the products of x. */
-static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_x_averaged(b); }
+static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_x_is_average(b); }
 
 /* u <- the gradient x, or r if x is an average. */
-static ng_status take_x(ng_block *b, bool fresh) {
+static ng_status read_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const ng_status st =
-      ng_window_x_averaged(b) ? ng_window_average(b, fresh) : ng_window_take(b, w->u);
-  ng_window_use(w, fresh);
+      ng_window_x_is_average(b) ? ng_window_average(b, fresh) : ng_window_read_decayed(b, w->u);
+  ng_window_list_used(w, fresh);
   return st;
 }
 
@@ -187,19 +188,19 @@ static void products(ng_block *b, const float *x, double *k) {
   ng_parallel(b->ctx, w->pieces, w->store->product, &p);
   for (int32_t i = 0; i < w->units; i++) {
     double *to = k + w->store->part_of(w, i) * w->places;
-    for (int64_t j = 0; j < w->uses; j++) {
-      to[w->used[j]] += w->partial[i * w->places + w->used[j]];
+    for (int64_t j = 0; j < w->rows; j++) {
+      to[w->row_place[j]] += w->unit_products[i * w->places + w->row_place[j]];
     }
   }
 }
 
 /* k [parts, places] += <row, u> for all rows in use, and <u, u> at the unused place. */
-static void take_products(ng_block *b, double *k) {
+static void copy_products(ng_block *b, double *k) {
   ng_window *w = ng_window_of(b);
   products(b, w->u, k);
-  ng_window_each(b, square_chunk);
+  ng_window_each_chunk(b, square_chunk);
   for (int32_t i = 0; i < w->chunks; i++) {
-    k[ng_window_chunk_at(w, i).part * w->places + ng_window_unused(w)] += w->sums[i];
+    k[ng_window_chunk_at(w, i).part * w->places + ng_window_unused_place(w)] += w->sums[i];
   }
 }
 
@@ -207,11 +208,11 @@ static void take_products(ng_block *b, double *k) {
  * `measure`; so also add the products with x, unless x is the row at head. */
 static ng_status add_products(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
-  if (ng_window_is_first(&b->base)) return NG_OK;
+  if (ng_window_is_adaptive(&b->base)) return NG_OK;
   if (fresh) products(b, NULL, b->stat->part->sum);
   if (!w->sliced || is_row(b, fresh)) return NG_OK;
-  const ng_status st = take_x(b, fresh);
-  if (st == NG_OK) take_products(b, b->stat[1].part->sum);
+  const ng_status st = read_x(b, fresh);
+  if (st == NG_OK) copy_products(b, b->stat[1].part->sum);
   return st;
 }
 
@@ -225,16 +226,16 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   if (st != NG_OK) return st;
   w->drops_rows = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   if (fresh) w->next_lr = o->lr;
-  ng_window_use(w, fresh);
+  ng_window_list_used(w, fresh);
   if (fresh) {
-    w->scale = ng_window_feeds_lr(b) ? o->lr : 1.0;
-    w->x = w->store->target(b);
-    const ng_status enters = ng_window_take(b, w->x);
+    w->input_scale = ng_window_feeds_lr(b) ? o->lr : 1.0;
+    w->x = w->store->input(b);
+    const ng_status enters = ng_window_read_decayed(b, w->x);
     if (enters != NG_OK) {
-      w->store->drop(b, ng_window_head(w));
+      w->store->clear_row(b, ng_window_head(w));
       return enters;
     }
-    if (ng_window_is_first(&b->base)) ng_window_first_enter(b);
+    if (ng_window_is_adaptive(&b->base)) ng_window_adaptive_enter(b);
     b->selecting = b->rounds > 0;
     if (b->selecting) return NG_OK;
     w->store->enter(b);
@@ -245,37 +246,37 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
 static void select_topk(ng_block *b, int32_t round, double *x) {
   ng_window *w = ng_window_of(b);
   w->store->select_topk(b, round, x);
-  ng_window_use(w, true);
+  ng_window_list_used(w, true);
   if (round == b->rounds) (void)add_products(b, true); /* the rows are finite */
 }
 
 /* Return whether window_fill is `how` and the window is not full. */
-static bool uses_fill(const ng_block *b, ng_window_fill how) {
+static bool has_fill(const ng_block *b, ng_window_fill how) {
   const ng_window *w = ng_window_of(b);
   return b->base.window_fill == how && (w->drops_rows || ng_window_count(w) < w->m);
 }
 
 /* u <- gradient - row at head.  These nearly cancel, so the difference is rounded before the caller adds decay. */
-static void take_unstored(ng_block *b) {
+static void subtract_stored(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  (void)ng_window_take(b, w->u);
+  (void)ng_window_read_decayed(b, w->u);
   for (int32_t i = 0; i < w->parts; i++) {
     w->part[i].c[ng_window_head(w)] = -1.0;
   }
-  w->used[0] = ng_window_head(w);
-  w->uses = 1;
+  w->row_place[0] = ng_window_head(w);
+  w->rows = 1;
   ng_window_combine(b, 1.0);
-  ng_window_use(w, true);
+  ng_window_list_used(w, true);
 }
 
 static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  const bool rest = b->base.window_fill == NG_FILL_ADDED || uses_fill(b, NG_FILL_REST);
-  const bool decay = decays(b, NG_DECAY_DIRECTION);
-  if (rest && decay) take_unstored(b);
+  const bool rest = b->base.window_fill == NG_FILL_ADDED || has_fill(b, NG_FILL_REST);
+  const bool decay = has_decay(b, NG_DECAY_DIRECTION);
+  if (rest && decay) subtract_stored(b);
   const ng_status st = ng_window_solve(b, NULL, rest);
   if (rest && !decay) { /* add (gradient - row) / damping in the same combination */
-    (void)ng_window_take(b, w->u);
+    (void)ng_window_read_decayed(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
     }
@@ -283,29 +284,29 @@ static ng_status direct_row(ng_block *b) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
   }
   if (decay)
-    (void)ng_window_decay(b, b->base.window_decay,
-                          w->u); /* ng_window_measure finds non-finite elements */
+    (void)ng_window_add_decay(b, b->base.window_decay,
+                              w->u); /* ng_window_measure finds non-finite elements */
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
-  if (uses_fill(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
-  if (uses_fill(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->residual(b));
+  if (has_fill(b, NG_FILL_GRADIENT)) ng_window_fill_zeros(b, NULL);
+  if (has_fill(b, NG_FILL_ERROR)) ng_window_fill_zeros(b, w->store->residual(b));
   return st;
 }
 
 /* u <- the direction of an x that is not the row at head. */
-static ng_status direct_any(ng_block *b, bool fresh) {
+static ng_status direct_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
-  double *k = w->sliced ? b->stat[1].part->sum : w->row;
-  ng_status st = w->sliced ? NG_OK : take_x(b, fresh);
+  double *k = w->sliced ? b->stat[1].part->sum : w->x_products;
+  ng_status st = w->sliced ? NG_OK : read_x(b, fresh);
   if (st != NG_OK) return st;
   if (!w->sliced) {
     memset(k, 0, (size_t)(w->parts * w->places) * sizeof *k);
-    take_products(b, k);
+    copy_products(b, k);
   }
   st = ng_window_solve(b, k, false);
   w->store->combine(b);
   /* Add decay / lambda last: inside x, decay would be rounded together with g, before most of x / lambda cancels. */
-  if (decays(b, NG_DECAY_DIRECTION))
-    (void)ng_window_decay(b, b->base.window_decay / b->base.damping, w->u);
+  if (has_decay(b, NG_DECAY_DIRECTION))
+    (void)ng_window_add_decay(b, b->base.window_decay / b->base.damping, w->u);
   return st;
 }
 
@@ -316,14 +317,14 @@ static ng_status measure(ng_block *b) {
   double sum[3];
   ng_status st = need_weights(b);
   if (st != NG_OK) return st;
-  ng_window_use(w, fresh);
-  if (fresh) ng_window_put_row(w, b->stat->part->sum);
-  if (ng_window_is_first(&b->base)) {
-    ng_window_first_direct(b);
+  ng_window_list_used(w, fresh);
+  if (fresh) ng_window_gram_set_row(w, b->stat->part->sum);
+  if (ng_window_is_adaptive(&b->base)) {
+    ng_window_adaptive_direct(b);
   } else {
-    st = is_row(b, fresh) ? direct_row(b) : direct_any(b, fresh);
+    st = is_row(b, fresh) ? direct_row(b) : direct_x(b, fresh);
   }
-  if (mu > 0.0 && !ng_window_is_first(&b->base) &&
+  if (mu > 0.0 && !ng_window_is_adaptive(&b->base) &&
       b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
     const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
     ng_window_mix(b, w->u, w->v, w->u, mu, average ? 1.0 - mu : 1.0);
@@ -347,7 +348,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   const int64_t cols = b->segment[segment].slot->cols;
   (void)g, (void)factor;
   e->is_stored = true;
-  e->u = (w->sliced ? b->whole : w->u) + w->view[segment].flat + e->D.row * cols + e->D.col;
+  e->u = (w->sliced ? b->whole : w->u) + w->view[segment].at_all + e->D.row * cols + e->D.col;
   e->u_row = cols;
 }
 
@@ -358,8 +359,8 @@ static void drop_other_rows(ng_block *b) {
   ng_window *w = ng_window_of(b);
   for (int64_t place = 0; place < w->places; place++) {
     if (place == ng_window_head(w)) continue;
-    w->store->drop(b, place);
-    ng_window_clear_row(w, place);
+    w->store->clear_row(b, place);
+    ng_window_gram_clear_row(w, place);
   }
   w->count = 0.0;
 }
@@ -375,11 +376,11 @@ static void commit(ng_block *b, bool taken) {
     *next = w->v;
     w->v = v;
   }
-  if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
-  if (taken && ng_window_x_averaged(b)) ng_window_average_taken(b);
+  if (taken && fresh && ng_window_is_adaptive(&b->base)) ng_window_adaptive_commit(b);
+  if (taken && ng_window_x_is_average(b)) ng_window_average_commit(b);
   if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
-    const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0;
+    const bool idle = ng_window_is_adaptive(&b->base) && w->input_scale == 0.0;
     if (w->store->commit != NULL && !idle) w->store->commit(b);
     if (w->drops_rows) drop_other_rows(b);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
@@ -389,8 +390,8 @@ static void commit(ng_block *b, bool taken) {
   w->drops_rows = false;
   w->overflowed = 0; /* observe, which also resets this counter, runs only at stat_period */
   if (taken && !fresh) return;
-  w->store->drop(b, ng_window_head(w));
-  ng_window_clear_row(w, ng_window_head(w));
+  w->store->clear_row(b, ng_window_head(w));
+  ng_window_gram_clear_row(w, ng_window_head(w));
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
@@ -405,7 +406,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   if (st == NG_OK && ng_is_mfac(b->base.window_function)) st = visit(arg, &factor);
   ng_field along =
       ng_field_plain("along", NG_F64, w->parts, w->places, w->part->row_coefficient, b->owner);
-  if (st == NG_OK && ng_window_x_averaged(b)) st = visit(arg, &along);
+  if (st == NG_OK && ng_window_x_is_average(b)) st = visit(arg, &along);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
   s.squares = true;
@@ -422,7 +423,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = visit(arg, &head);
   if (st == NG_OK) st = visit(arg, &count);
   ng_number updates = {.name = "updates", .value = &w->updates};
-  ng_number factored = {.name = "factored", .value = &w->factored};
+  ng_number factored = {.name = "factored", .value = &w->factor_damping};
   if (st == NG_OK && ng_is_mfac(b->base.window_function)) st = visit(arg, &factored);
   if (st == NG_OK && b->base.window_empty > 0.0) st = visit(arg, &lr);
   return st == NG_OK && b->base.window_function == NG_WINDOW_ADAM ? visit(arg, &updates) : st;

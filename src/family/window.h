@@ -34,14 +34,14 @@ typedef struct ng_window_chunk {
  * flat: the beginning of the segment in the flat order of all ranks. */
 typedef struct ng_window_view {
   int32_t part;
-  int64_t flat, from, at, n;
+  int64_t at_all, from, at, n;
 } ng_window_view;
 
 typedef struct ng_window_part {
-  int64_t at, n;  /* elements [at, at + n) in flat order */
-  double *gram;   /* [places, places] the Gram matrix */
-  double *c;      /* [places] coefficients of the rows in the direction by u + G' c */
-  double by;      /* coefficient of u in the direction */
+  int64_t at, n; /* elements [at, at + n) in flat order */
+  double *gram;  /* [places, places] the Gram matrix */
+  double *c;     /* [places] coefficients of the rows in the direction u_scale u + G' c */
+  double u_scale;
   double *factor; /* [places, places] Cholesky factor of S (window_gram.c); NULL: not stored */
   /* [places] coefficients of the rows in the average x: before and after this step; NULL: x is no average. */
   double *row_coefficient, *next_row_coefficient;
@@ -56,21 +56,21 @@ typedef struct ng_window_product {
 struct ng_window;
 typedef struct ng_window_store {
   const char *name;
-  int64_t most; /* largest number of elements on all ranks; 0: no limit */
+  int64_t max_elements; /* largest number of elements on all ranks; 0: no limit */
   /* Return the allowed slice border nearest to `at` (flat order of all ranks), monotonic in `at`.  NULL: any border. */
-  int64_t (*cut_at)(const ng_block *b, int64_t at);
+  int64_t (*nearest_border)(const ng_block *b, int64_t at);
   /* Request memory, in both passes of ng_plan. */
   ng_status (*plan)(ng_block *b, ng_plan *plan);
-  float *(*target)(ng_block *b); /* [d] the caller writes the vector that enters here */
-  void (*enter)(ng_block *b);    /* store the vector in target as the row at head */
+  float *(*input)(ng_block *b); /* [d] the caller writes the vector that enters here */
+  void (*enter)(ng_block *b);   /* store the vector in input as the row at head */
   /* Replaces `enter` if b->rounds > 0: all ranks select entries together (ng_family.select_topk). */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
   /* One of w->pieces tasks (arg: ng_window_product): write <row, x> of all rows in use to w->partial, for each unit. */
   void (*product)(void *arg, int32_t piece);
   int32_t (*part_of)(const struct ng_window *w, int32_t unit); /* the part of a unit */
-  /* u <- by u + sum over rows in use of c row, with by and c of each part. */
+  /* u <- by u + sum over rows in use of c row, with by = u_scale and c of each part. */
   void (*combine)(ng_block *b);
-  void (*drop)(ng_block *b, int64_t place); /* set the row at `place` to 0 */
+  void (*clear_row)(ng_block *b, int64_t place); /* set the row at `place` to 0 */
   float *(*residual)(ng_block *b); /* [d] residual of this step; NULL: the store has none */
   void (*commit)(ng_block *b);     /* the step counts; NULL: nothing to do */
   void (*begin)(ng_block *b);      /* set initial values in ng_ready; NULL: zeros */
@@ -80,47 +80,47 @@ extern const ng_window_store ng_window_dense, ng_window_topk_store, ng_window_lo
 
 typedef struct ng_window {
   const ng_window_store *store;
-  int64_t d, m, places; /* elements on this rank; rows of a full window; m + 1 */
-  int64_t all, from;    /* elements of all ranks; index of this rank's first element */
+  int64_t d, m, places;         /* elements on this rank; rows of a full window; m + 1 */
+  int64_t d_all, first_element; /* elements of all ranks; index of this rank's first element */
   int32_t parts, chunks, segments;
   bool sliced;  /* statistics = sharded with several ranks: this rank has a slice */
   int64_t *cut; /* [ranks + 1] rank r has the elements [cut[r], cut[r + 1]) */
   ng_window_part *part;
-  ng_window_view *view; /* [segments] */
-  int32_t *order;       /* [segments] segment numbers in flat order */
-  int64_t *first;       /* [segments] first chunk of segment order[i] */
-  double scale;         /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
-  double head, count;   /* the free place; number of rows in the window */
-  double factored, next_factored; /* damping of part->factor, 0: unused; after this step */
-  bool replaced;                  /* this step computed and stored a whole factor */
-  double lr, next_lr;             /* learning rate of the newest row; of this step */
-  double updates;                 /* number of Adam steps */
-  float *s, *next_s;              /* [d] second moments before and after this step */
-  bool drops_rows;                /* this step drops all rows except its own (window_empty) */
-  int64_t overflowed;             /* number of elements that kept their old value in this step */
-  float *x;                       /* [d] the vector that entered */
-  float *u;                       /* [d] the direction; if sliced, a slice of b->whole */
-  float *v, *next_v;   /* [d] momentum, or r of an average x; before and after this step */
-  uint8_t *mask;       /* [d] 0: the weight is masked (window_mask); NULL: no mask */
-  double *sums;        /* [chunks, 4] sums of each chunk in flat loops */
-  double *partial;     /* [units, places] products of each unit of the store */
-  double *row;         /* [parts, places] products with an x that is no row, unless sliced */
-  int64_t *used, uses; /* [uses] the places of the rows in use, oldest first */
-  int32_t units;       /* ranges of elements for which a store computes products separately */
-  int32_t pieces;      /* number of tasks that compute the products of all units */
-  void *own;           /* state of the store */
+  ng_window_view *view;   /* [segments] */
+  int32_t *segment_order; /* [segments] segment numbers in flat order */
+  int64_t *first_chunk;   /* [segments] first chunk of segment order[i] */
+  double input_scale;     /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
+  double head, count;     /* the free place; number of rows in the window */
+  double factor_damping, next_factor_damping; /* of part->factor, 0: unused; after this step */
+  bool factor_replaced;                       /* this step computed and stored a whole factor */
+  double lr, next_lr;                         /* learning rate of the newest row; of this step */
+  double updates;                             /* number of Adam steps */
+  float *s, *next_s;                          /* [d] second moments before and after this step */
+  bool drops_rows;          /* this step drops all rows except its own (window_empty) */
+  int64_t overflowed;       /* number of elements that kept their old value in this step */
+  float *x;                 /* [d] the vector that entered */
+  float *u;                 /* [d] the direction; if sliced, a slice of b->whole */
+  float *v, *next_v;        /* [d] momentum, or r of an average x; before and after this step */
+  uint8_t *mask;            /* [d] 0: the weight is masked (window_mask); NULL: no mask */
+  double *sums;             /* [chunks, 4] sums of each chunk in flat loops */
+  double *unit_products;    /* [units, places] products of each unit of the store */
+  double *x_products;       /* [parts, places] products with an x that is no row, unless sliced */
+  int64_t *row_place, rows; /* [rows] places of the rows in use, oldest first; their number */
+  int32_t units;            /* ranges of elements for which a store computes products separately */
+  int32_t pieces;           /* number of tasks that compute the products of all units */
+  void *state;              /* state of the store */
 } ng_window;
 
 static inline ng_window *ng_window_of(const ng_block *b) { return b->state; }
 /* Convert a number, which a loaded file may have out of range, to an index from 0 to most. */
-static inline int64_t ng_window_number(double x, int64_t most) {
+static inline int64_t ng_window_index(double x, int64_t most) {
   return x >= 0.0 && x <= (double)most ? (int64_t)x : 0;
 }
 static inline int64_t ng_window_head(const ng_window *w) {
-  return ng_window_number(w->head, w->places - 1);
+  return ng_window_index(w->head, w->places - 1);
 }
 static inline int64_t ng_window_count(const ng_window *w) {
-  return ng_window_number(w->count, w->m);
+  return ng_window_index(w->count, w->m);
 }
 
 /* Return whether lr times the vector enters.  A dense store has no residual, so window_feedback_lr has no effect. */
@@ -130,11 +130,11 @@ static inline bool ng_window_feeds_lr(const ng_block *b) {
 
 /* ---- window_cut.c ----------------------------------------------------------------------------*/
 
-ng_status ng_window_cut(ng_block *b); /* set the layout; the caller has set w->store */
+ng_status ng_window_set_layout(ng_block *b); /* set the layout; the caller has set w->store */
 /* Compute chunk i of w->chunks; a stored list would grow with the model. */
 ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i);
-/* For ng_window_store.cut_at: return the border between two parameters that is nearest to `at`. */
-int64_t ng_window_cut_at_segment(const ng_block *b, int64_t at);
+/* For ng_window_store.nearest_border: return the border between two parameters that is nearest to `at`. */
+int64_t ng_window_nearest_segment(const ng_block *b, int64_t at);
 /* Return a field of `rows` rows with one number per element of the window. */
 ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_t rows, void *data);
 
@@ -142,28 +142,28 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 
 /* Return whether a chunk's parameter is excluded in this step: its elements of the row, x and the direction are 0, and
  * its error feedback, momentum, moments and Q stay unchanged. */
-static inline bool ng_window_is_out(const ng_block *b, const ng_window_chunk *c) {
+static inline bool ng_window_is_excluded(const ng_block *b, const ng_window_chunk *c) {
   return b->segment[c->segment].slot->out;
 }
-bool ng_window_some_out(const ng_block *b);            /* some parameter is excluded in this step */
+bool ng_window_has_excluded(const ng_block *b);        /* some parameter is excluded in this step */
 void ng_window_clear_excluded(ng_block *b, float *to); /* to <- 0 for excluded parameters */
-void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
+void ng_window_each_chunk(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
 /* to <- the bound gradients, 0 for masked and excluded elements.  NG_SKIPPED: an element is not finite, or too large
- * for error feedback or momentum (KEPT_MOST). */
-ng_status ng_window_gather(ng_block *b, float *to);
+ * for error feedback or momentum (STORED_MOST). */
+ng_status ng_window_read_gradients(ng_block *b, float *to);
 /* to <- to + decay * weights.  Return false if an element is not finite. */
-bool ng_window_decay(ng_block *b, double decay, float *to);
+bool ng_window_add_decay(ng_block *b, double decay, float *to);
 /* Return the sum of w->sums [chunks], which are whole numbers. */
-int64_t ng_window_total(const ng_window *w);
+int64_t ng_window_total_sum(const ng_window *w);
 /* w->mask <- 1 where the weight is not 0, else 0. */
 void ng_window_make_mask(ng_block *b);
 /* Return the number of elements in [at, at + n) that are neither masked nor excluded. */
-int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n);
+int64_t ng_window_count_selectable(const ng_block *b, int64_t at, int64_t n);
 /* Return k of a top-k selection from n elements: window_density if above 1; else window_density * n, rounded down
  * (window_store = topk-block: rounded up). */
-int64_t ng_window_entries(const ng_block *b, int64_t n);
+int64_t ng_window_topk_size(const ng_block *b, int64_t n);
 /* Where u is 0: u <- the gradient (error NULL), or u <- error and error <- 0. */
-void ng_window_replace(ng_block *b, float *error);
+void ng_window_fill_zeros(ng_block *b, float *error);
 /* out <- <g, u>, <g, g>, <u, u>; g is the bound gradient. */
 void ng_window_measure(ng_block *b, double out[3]);
 /* ---- window_rows.c ---------------------------------------------------------------------------*/
@@ -197,10 +197,10 @@ typedef struct ng_window_sum {
 } ng_window_sum;
 /* x <- error + by x, then chosen[0..k) <- the indices of the k largest |x_i|, ascending; of equal magnitudes the first.
  * chosen [n] and count [pieces, NG_WINDOW_COUNTS] are also scratch. */
-void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
-                       int32_t pieces, int32_t *count, int32_t *chosen);
+void ng_window_select_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
+                              int32_t pieces, int32_t *count, int32_t *chosen);
 
-static inline uint32_t ng_window_key(float x) { /* ordered as |x|, 31 bits */
+static inline uint32_t ng_window_magnitude_bits(float x) { /* ordered as |x|, 31 bits */
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return bits & 0x7fffffffU;
@@ -212,13 +212,13 @@ typedef struct ng_window_joint {
   const float *x; /* [n] elements of this rank */
   int64_t n, k;   /* k: number of elements to select over all ranks */
   int32_t rank;
-  uint32_t top;      /* known leading digits of the k-th largest key */
-  int64_t rest;      /* the k-th largest key is the rest-th largest with these digits */
-  int32_t *chosen;   /* [n] scratch; at the end [m] selected indices in x, ascending */
-  int64_t m, before; /* number of elements selected on this rank; on all lower ranks */
+  uint32_t prefix;                  /* known leading digits of the k-th largest key */
+  int64_t rank_in_prefix;           /* rank of the k-th largest key among keys with these digits */
+  int32_t *chosen;                  /* [n] scratch; at the end [selected] indices in x, ascending */
+  int64_t selected, selected_below; /* elements selected on this rank; on all lower ranks */
 } ng_window_joint;
 /* Return the number of doubles that round `round` sums over ranks. */
-int64_t ng_window_joint_room(int32_t round, int32_t ranks);
+int64_t ng_window_joint_count(int32_t round, int32_t ranks);
 /* Read from x the sums of the previous round and, except in round NG_WINDOW_JOINT_ROUNDS, write this rank's numbers. */
 void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, double *x);
 
@@ -226,34 +226,35 @@ void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, dou
 
 /* to <- old * v + take * x; excluded parameters: to <- v. */
 void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old, double take);
-static inline bool ng_window_is_first(const ng_settings *s) {
+static inline bool ng_window_is_adaptive(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;
 }
 /* u <- the row at head / by; changes the rows in use. */
-void ng_window_sent(ng_block *b, double by);
-void ng_window_first_enter(ng_block *b);  /* w->x: replace the gradient by the vector that enters */
-void ng_window_first_direct(ng_block *b); /* u <- the direction from the row at head */
-void ng_window_first_taken(ng_block *b);  /* the step counts: store the next second moments */
-bool ng_window_x_averaged(const ng_block *b); /* window_momentum_form = gradient: x is an average */
+void ng_window_read_head(ng_block *b, double by);
+/* Replace the gradient in w->x by the vector that enters. */
+void ng_window_adaptive_enter(ng_block *b);
+void ng_window_adaptive_direct(ng_block *b);    /* u <- the direction from the row at head */
+void ng_window_adaptive_commit(ng_block *b);    /* the step counts: store the next second moments */
+bool ng_window_x_is_average(const ng_block *b); /* window_momentum_form = gradient */
 /* u <- r of the average x = r + G' b; changes the rows in use. */
 ng_status ng_window_average(ng_block *b, bool fresh);
 /* Update the bound of r's rounding error; size: |r| of this step. */
-void ng_window_average_rounds(const ng_block *b, ng_window_part *p, double size);
-void ng_window_average_taken(ng_block *b); /* the step counts: store next_row_coefficient */
+void ng_window_average_add_error(const ng_block *b, ng_window_part *p, double size);
+void ng_window_average_commit(ng_block *b); /* the step counts: store next_row_coefficient */
 /* window.c: to <- gradients; window_decay_form = gradient: plus window_decay * weights. */
-ng_status ng_window_take(ng_block *b, float *to);
+ng_status ng_window_read_decayed(ng_block *b, float *to);
 
 /* ---- window_gram.c ---------------------------------------------------------------------------*/
 
 /* w->used <- the places of the rows in use; fresh: including head. */
-void ng_window_use(ng_window *w, bool fresh);
-void ng_window_put_row(ng_window *w, const double *row);
-void ng_window_clear_row(ng_window *w, int64_t place);
+void ng_window_list_used(ng_window *w, bool fresh);
+void ng_window_gram_set_row(ng_window *w, const double *row);
+void ng_window_gram_clear_row(ng_window *w, int64_t place);
 
 bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
                              double *y);
-void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S);
+void ng_window_factor_store(const ng_window *w, ng_window_part *p, const double *S);
 void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z);
 void ng_window_factor_commit(ng_window *w, bool taken);
 
@@ -264,13 +265,13 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 
 int64_t ng_window_scratch(const ng_block *b); /* bytes */
-/* Set c and by of all parts such that by r + G' c is the direction of x.  k NULL: x is the row at head, r = 0.  Else
+/* Set c and u_scale of all parts such that u_scale r + G' c is the direction of x.  k NULL: x is the row at head; else
  * x = r + G' next_row_coefficient (NULL: x = r), and k [parts, places] has <row, r>, at the unused place <r, r>.  rest:
  * the caller adds (gradient - row) / damping.  NG_RESCUED: a part raised its damping or uses the plain gradient. */
 ng_status ng_window_solve(ng_block *b, const double *k, bool rest);
 /* Return a place of no row in use: of the m + 1 places, this step neither reads nor writes it. */
-int64_t ng_window_unused(const ng_window *w);
-/* u <- by u + G' c, with c of each part and the same `by` for all parts. */
+int64_t ng_window_unused_place(const ng_window *w);
+/* u <- by u + G' c, with c of each part. */
 void ng_window_combine(ng_block *b, double by);
 
 #endif

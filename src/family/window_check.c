@@ -60,6 +60,6 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
     st =
         ng_family_check_unused(unused, COUNT(unused), "a window has no averages", o, message, size);
   }
-  if (st == NG_OK && ng_window_is_first(s)) st = check_first(o, s, message, size);
+  if (st == NG_OK && ng_window_is_adaptive(s)) st = check_first(o, s, message, size);
   return st == NG_OK ? ng_family_check_list(list, COUNT(list), o, message, size) : st;
 }

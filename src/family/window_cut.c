@@ -21,67 +21,67 @@ static void set_parts(ng_block *b) {
     for (int32_t k = 0; k < w->segments; k++) {
       if ((scope == NG_WINDOW_GROUP ? b->segment[k].group : 0) != group) continue;
       if (scope == NG_WINDOW_PARAMETER && at > first) w->parts++;
-      w->order[at++] = k;
+      w->segment_order[at++] = k;
       w->view[k].part = w->parts;
     }
     w->parts += at > first;
   }
   for (int32_t i = 0; i < w->segments; i++) {
-    const ng_segment *g = &b->segment[w->order[i]];
-    w->view[w->order[i]].flat = w->all;
-    w->all += g->to - g->from;
+    const ng_segment *g = &b->segment[w->segment_order[i]];
+    w->view[w->segment_order[i]].at_all = w->d_all;
+    w->d_all += g->to - g->from;
   }
 }
 
 /* ---- slices ----------------------------------------------------------------------------------*/
 
-int64_t ng_window_cut_at_segment(const ng_block *b, int64_t at) {
+int64_t ng_window_nearest_segment(const ng_block *b, int64_t at) {
   const ng_window *w = ng_window_of(b);
   int64_t best = 0;
   for (int32_t i = 0; i < w->segments; i++) {
-    const ng_segment *g = &b->segment[w->order[i]];
-    const int64_t end = w->view[w->order[i]].flat + g->to - g->from;
+    const ng_segment *g = &b->segment[w->segment_order[i]];
+    const int64_t end = w->view[w->segment_order[i]].at_all + g->to - g->from;
     if (at - best > (end > at ? end - at : at - end)) best = end;
   }
   return best;
 }
 
-static void slice(ng_block *b) {
+static void set_slices(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const int32_t W = b->ctx->ranks;
   for (int32_t r = 0; r < W && w->sliced; r++) {
     int64_t from, to;
-    ng_piece_bounds(w->all, W, r, &from, &to);
-    w->cut[r] = w->store->cut_at == NULL ? from : w->store->cut_at(b, from);
+    ng_piece_bounds(w->d_all, W, r, &from, &to);
+    w->cut[r] = w->store->nearest_border == NULL ? from : w->store->nearest_border(b, from);
   }
-  w->cut[W] = w->all;
-  w->from = w->sliced ? w->cut[b->ctx->rank] : 0;
-  w->d = (w->sliced ? w->cut[b->ctx->rank + 1] : w->all) - w->from;
+  w->cut[W] = w->d_all;
+  w->first_element = w->sliced ? w->cut[b->ctx->rank] : 0;
+  w->d = (w->sliced ? w->cut[b->ctx->rank + 1] : w->d_all) - w->first_element;
 }
 
 /* ---- chunks ----------------------------------------------------------------------------------*/
 
 /* Return the number of elements of segment g on this rank; *from: the first element in the parameter. */
-static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
-  const int64_t first = ng_max64(flat, w->from);
-  const int64_t end = ng_min64(flat + g->to - g->from, w->from + w->d);
+static int64_t own_elements(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
+  const int64_t first = ng_max64(flat, w->first_element);
+  const int64_t end = ng_min64(flat + g->to - g->from, w->first_element + w->d);
   *from = g->from + first - flat;
   return ng_max64(0, end - first);
 }
 
 /* Set w->view and w->part for this rank's elements; return the number of chunks. */
-static int64_t number(ng_block *b) {
+static int64_t number_chunks(ng_block *b) {
   ng_window *w = ng_window_of(b);
   int64_t at = 0, chunks = 0;
   for (int32_t i = 0; i < w->segments; i++) {
-    const int32_t k = w->order[i];
+    const int32_t k = w->segment_order[i];
     ng_window_view *v = &w->view[k];
     ng_window_part *p = &w->part[v->part];
-    if (i == 0 || v->part != w->view[w->order[i - 1]].part) *p = (ng_window_part){.at = at};
+    if (i == 0 || v->part != w->view[w->segment_order[i - 1]].part) *p = (ng_window_part){.at = at};
     v->at = at;
-    v->n = mine(w, &b->segment[k], v->flat, &v->from);
+    v->n = own_elements(w, &b->segment[k], v->at_all, &v->from);
     p->n += v->n;
-    w->first[i] = chunks;
+    w->first_chunk[i] = chunks;
     at += v->n;
     chunks += (v->n + NG_WINDOW_CHUNK - 1) / NG_WINDOW_CHUNK;
   }
@@ -92,39 +92,39 @@ ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i) {
   int32_t low = 0, high = w->segments; /* find the last segment whose first chunk is <= i */
   while (high - low > 1) {
     const int32_t k = low + (high - low) / 2;
-    if (w->first[k] <= i) {
+    if (w->first_chunk[k] <= i) {
       low = k;
     } else {
       high = k;
     }
   }
-  const int32_t k = w->order[low];
+  const int32_t k = w->segment_order[low];
   const ng_window_view *v = &w->view[k];
-  const int64_t at = (i - w->first[low]) * NG_WINDOW_CHUNK;
+  const int64_t at = (i - w->first_chunk[low]) * NG_WINDOW_CHUNK;
   return (ng_window_chunk){k, v->part, v->from + at, ng_min64(NG_WINDOW_CHUNK, v->n - at),
                            v->at + at};
 }
 
-ng_status ng_window_cut(ng_block *b) {
+ng_status ng_window_set_layout(ng_block *b) {
   ng_window *w = ng_window_of(b);
   w->segments = b->segments;
   w->sliced = b->base.statistics == NG_STATISTICS_SHARDED && b->ctx->ranks > 1;
   w->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
   w->view = ng_object(b->p, (size_t)w->segments * sizeof *w->view);
-  w->order = ng_object(b->p, (size_t)w->segments * sizeof *w->order);
-  w->first = ng_object(b->p, (size_t)w->segments * sizeof *w->first);
-  if (w->cut == NULL || w->view == NULL || w->order == NULL || w->first == NULL) {
+  w->segment_order = ng_object(b->p, (size_t)w->segments * sizeof *w->segment_order);
+  w->first_chunk = ng_object(b->p, (size_t)w->segments * sizeof *w->first_chunk);
+  if (w->cut == NULL || w->view == NULL || w->segment_order == NULL || w->first_chunk == NULL) {
     return NG_ERR_NOMEM;
   }
   set_parts(b);
-  if (w->store->most > 0 && w->all > w->store->most) {
+  if (w->store->max_elements > 0 && w->d_all > w->store->max_elements) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window_store = %s: %lld parameters, at most %lld",
-                   w->store->name, (long long)w->all, (long long)w->store->most);
+                   w->store->name, (long long)w->d_all, (long long)w->store->max_elements);
   }
   w->part = ng_object(b->p, (size_t)w->parts * sizeof *w->part);
   if (w->part == NULL) return NG_ERR_NOMEM;
-  slice(b);
-  const int64_t chunks = number(b);
+  set_slices(b);
+  const int64_t chunks = number_chunks(b);
   if (chunks > MOST_CHUNKS) {
     return ng_fail(b->ctx, NG_ERR_ARG, "'%s': %lld parameters on one rank, at most about %lld",
                    b->name, (long long)w->d, (long long)MOST_CHUNKS * NG_WINDOW_CHUNK);
@@ -136,7 +136,7 @@ ng_status ng_window_cut(ng_block *b) {
 ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_t rows,
                          void *data) {
   const ng_window *w = ng_window_of(b);
-  ng_field f = ng_field_plain(name, t, rows, w->all, data, b->owner);
+  ng_field f = ng_field_plain(name, t, rows, w->d_all, data, b->owner);
   if (w->sliced) f.slice = w->cut;
   return f;
 }

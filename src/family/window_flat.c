@@ -5,24 +5,24 @@
 #include "family/window.h"
 
 /* Largest element for error feedback or momentum: 1e12 / (damping = 1e-6) = 1e18, whose square fits f32 (AdamW). */
-static const double KEPT_MOST = 1e12;
+static const double STORED_MOST = 1e12;
 
-typedef struct each {
+typedef struct chunk_loop {
   ng_block *b;
   void (*task)(ng_block *b, int32_t chunk);
-} each;
+} chunk_loop;
 
 static void run_chunk(void *arg, int32_t i) {
-  const each *e = arg;
+  const chunk_loop *e = arg;
   e->task(e->b, i);
 }
 
-void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk)) {
-  each e = {b, task};
+void ng_window_each_chunk(ng_block *b, void (*task)(ng_block *b, int32_t chunk)) {
+  chunk_loop e = {b, task};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, run_chunk, &e);
 }
 
-int64_t ng_window_total(const ng_window *w) {
+int64_t ng_window_total_sum(const ng_window *w) {
   double sum = 0.0;
   for (int32_t i = 0; i < w->chunks; i++) {
     sum += w->sums[i];
@@ -43,14 +43,14 @@ static void read_flat(const ng_place *v, int64_t cols, int64_t from, int64_t n, 
   }
 }
 
-typedef struct gathering {
+typedef struct gradient_read {
   ng_block *b;
   double number; /* gather: largest accepted magnitude; decay: factor of the weights */
   float *to;
-} gathering;
+} gradient_read;
 
-static void gather_chunk(void *arg, int32_t i) {
-  const gathering *g = arg;
+static void read_chunk(void *arg, int32_t i) {
+  const gradient_read *g = arg;
   ng_window *w = ng_window_of(g->b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_slot *s = g->b->segment[c.segment].slot;
@@ -70,18 +70,18 @@ static void gather_chunk(void *arg, int32_t i) {
 
 /* Rows may be large, because a row leaves the window after m steps and the solve scales its direction down.  But error
  * feedback and averages keep large elements, and every step divides them by the damping: so these have a bound. */
-ng_status ng_window_gather(ng_block *b, float *to) {
-  const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_averaged(b);
-  const bool bounded = keeps && !ng_window_is_first(&b->base);
-  gathering g = {b, bounded ? KEPT_MOST : ng_dtype_largest(NG_F32), to};
-  ng_parallel(b->ctx, ng_window_of(b)->chunks, gather_chunk, &g);
-  if (ng_window_total(ng_window_of(b)) == 0) return NG_OK;
+ng_status ng_window_read_gradients(ng_block *b, float *to) {
+  const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_x_is_average(b);
+  const bool bounded = keeps && !ng_window_is_adaptive(&b->base);
+  gradient_read g = {b, bounded ? STORED_MOST : ng_dtype_largest(NG_F32), to};
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, read_chunk, &g);
+  if (ng_window_total_sum(ng_window_of(b)) == 0) return NG_OK;
   return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite%s", b->name,
                  bounded ? ", or above 1e12, which error feedback or momentum would keep" : "");
 }
 
 static void decay_chunk(void *arg, int32_t i) {
-  const gathering *g = arg;
+  const gradient_read *g = arg;
   ng_window *w = ng_window_of(g->b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_slot *s = g->b->segment[c.segment].slot;
@@ -100,13 +100,13 @@ static void decay_chunk(void *arg, int32_t i) {
   w->sums[i] = bad;
 }
 
-bool ng_window_decay(ng_block *b, double decay, float *to) {
-  gathering g = {b, decay, to};
+bool ng_window_add_decay(ng_block *b, double decay, float *to) {
+  gradient_read g = {b, decay, to};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, decay_chunk, &g);
-  return ng_window_total(ng_window_of(b)) == 0;
+  return ng_window_total_sum(ng_window_of(b)) == 0;
 }
 
-static void mark_chunk(ng_block *b, int32_t i) {
+static void mask_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_slot *s = b->segment[c.segment].slot;
@@ -120,16 +120,16 @@ static void mark_chunk(ng_block *b, int32_t i) {
   }
 }
 
-void ng_window_make_mask(ng_block *b) { ng_window_each(b, mark_chunk); }
+void ng_window_make_mask(ng_block *b) { ng_window_each_chunk(b, mask_chunk); }
 
-bool ng_window_some_out(const ng_block *b) {
+bool ng_window_has_excluded(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     if (b->segment[k].slot->out) return true;
   }
   return false;
 }
 
-int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n) {
+int64_t ng_window_count_selectable(const ng_block *b, int64_t at, int64_t n) {
   const ng_window *w = ng_window_of(b);
   int64_t some = 0;
   for (int32_t k = 0; k < b->segments; k++) {
@@ -145,17 +145,17 @@ int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n) {
 }
 
 static void clear_chunk(void *arg, int32_t i) {
-  const gathering *g = arg;
+  const gradient_read *g = arg;
   const ng_window_chunk c = ng_window_chunk_at(ng_window_of(g->b), i);
-  if (ng_window_is_out(g->b, &c)) memset(g->to + c.at, 0, (size_t)c.n * sizeof *g->to);
+  if (ng_window_is_excluded(g->b, &c)) memset(g->to + c.at, 0, (size_t)c.n * sizeof *g->to);
 }
 
 void ng_window_clear_excluded(ng_block *b, float *to) {
-  gathering g = {b, 0.0, to};
-  if (ng_window_some_out(b)) ng_parallel(b->ctx, ng_window_of(b)->chunks, clear_chunk, &g);
+  gradient_read g = {b, 0.0, to};
+  if (ng_window_has_excluded(b)) ng_parallel(b->ctx, ng_window_of(b)->chunks, clear_chunk, &g);
 }
 
-int64_t ng_window_entries(const ng_block *b, int64_t n) {
+int64_t ng_window_topk_size(const ng_block *b, int64_t n) {
   const double density = b->base.window_density;
   const double k = density > 1.0 ? density : density * (double)n;
   const bool up = b->base.window_store == NG_STORE_TOPK_BLOCK && (double)(int64_t)k < k;
@@ -165,7 +165,7 @@ int64_t ng_window_entries(const ng_block *b, int64_t n) {
 /* ---- filling ---------------------------------------------------------------------------------*/
 
 static void fill_chunk(void *arg, int32_t i) {
-  const gathering *g = arg;
+  const gradient_read *g = arg;
   const ng_window *w = ng_window_of(g->b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_slot *s = g->b->segment[c.segment].slot;
@@ -182,8 +182,8 @@ static void fill_chunk(void *arg, int32_t i) {
   }
 }
 
-void ng_window_replace(ng_block *b, float *error) {
-  gathering g = {b, 0.0, error};
+void ng_window_fill_zeros(ng_block *b, float *error) {
+  gradient_read g = {b, 0.0, error};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, fill_chunk, &g);
 }
 
@@ -208,7 +208,7 @@ static void measure_chunk(ng_block *b, int32_t i) {
 
 void ng_window_measure(ng_block *b, double out[3]) {
   const ng_window *w = ng_window_of(b);
-  ng_window_each(b, measure_chunk);
+  ng_window_each_chunk(b, measure_chunk);
   memset(out, 0, 3 * sizeof *out);
   for (int32_t i = 0; i < w->chunks; i++) {
     for (int k = 0; k < 3; k++) {

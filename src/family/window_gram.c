@@ -23,18 +23,18 @@
 /* ---- the Gram matrix -------------------------------------------------------------------------*/
 
 /* w->used <- the rows in use, oldest first.  fresh: with the row at head, and without the oldest of m + 1 rows. */
-void ng_window_use(ng_window *w, bool fresh) {
+void ng_window_list_used(ng_window *w, bool fresh) {
   const int64_t head = ng_window_head(w);
   const int64_t there = fresh && w->drops_rows ? 0 : ng_window_count(w);
   const int64_t old = ng_min64(there, fresh ? w->m - 1 : w->m);
-  w->uses = 0;
+  w->rows = 0;
   for (int64_t age = old; age > 0; age--) {
-    w->used[w->uses++] = (head - age + w->places) % w->places;
+    w->row_place[w->rows++] = (head - age + w->places) % w->places;
   }
-  if (fresh) w->used[w->uses++] = head;
+  if (fresh) w->row_place[w->rows++] = head;
 }
 
-void ng_window_clear_row(ng_window *w, int64_t place) {
+void ng_window_gram_clear_row(ng_window *w, int64_t place) {
   for (int32_t i = 0; i < w->parts; i++) {
     for (int64_t j = 0; j < w->places; j++) {
       w->part[i].gram[place * w->places + j] = w->part[i].gram[j * w->places + place] = 0.0;
@@ -42,18 +42,18 @@ void ng_window_clear_row(ng_window *w, int64_t place) {
   }
 }
 
-void ng_window_put_row(ng_window *w, const double *row) {
+void ng_window_gram_set_row(ng_window *w, const double *row) {
   const int64_t head = ng_window_head(w);
   for (int32_t i = 0; i < w->parts; i++) {
-    for (int64_t k = 0; k < w->uses; k++) {
-      const int64_t j = w->used[k];
+    for (int64_t k = 0; k < w->rows; k++) {
+      const int64_t j = w->row_place[k];
       w->part[i].gram[head * w->places + j] = w->part[i].gram[j * w->places + head] =
           row[i * w->places + j];
     }
   }
 }
 
-static double *column(const ng_window *w, const ng_window_part *p, int64_t place) {
+static double *factor_column(const ng_window *w, const ng_window_part *p, int64_t place) {
   return p->factor + place * w->places;
 }
 
@@ -94,20 +94,20 @@ NG_CLONES static void rotate(double *restrict x, double *restrict y, int64_t n, 
 }
 
 /* The places of the rows younger than the k-th row in use: [from, to) and, past the end of the ring, [0, rest). */
-typedef struct younger {
+typedef struct younger_rows {
   int64_t from, to, rest;
-} younger;
+} younger_rows;
 
-static younger younger_than(const ng_window *w, int64_t k) {
-  const int64_t n = w->uses - 1 - k, from = w->used[k] + 1, whole = w->places - from;
-  return (younger){from, from + ng_min64(n, whole), ng_max64(0, n - whole)};
+static younger_rows younger_than(const ng_window *w, int64_t k) {
+  const int64_t n = w->rows - 1 - k, from = w->row_place[k] + 1, whole = w->places - from;
+  return (younger_rows){from, from + ng_min64(n, whole), ng_max64(0, n - whole)};
 }
 
-static double dot_below(const double *x, const double *y, younger r) {
+static double dot_below(const double *x, const double *y, younger_rows r) {
   return dot(x + r.from, y + r.from, r.to - r.from) + dot(x, y, r.rest);
 }
 
-static void subtract_below(double *y, const double *x, younger r, double c) {
+static void subtract_below(double *y, const double *x, younger_rows r, double c) {
   subtract(y + r.from, x + r.from, r.to - r.from, c);
   subtract(y, x, r.rest, c);
 }
@@ -117,75 +117,76 @@ static void subtract_below(double *y, const double *x, younger r, double c) {
 /* Append the row at head to L.  y [places]: scratch.  Return false if the pivot is too small; L is then unchanged. */
 bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
                              double *y) {
-  const int64_t head = ng_window_head(w), n = w->uses;
+  const int64_t head = ng_window_head(w), n = w->rows;
   double rest = p->gram[head * w->places + head] / lambda + M;
   y[head] = 0.0; /* read by no loop: head is the youngest row */
   for (int64_t k = 0; k < n - 1; k++) {
-    y[w->used[k]] = p->gram[head * w->places + w->used[k]] / lambda;
+    y[w->row_place[k]] = p->gram[head * w->places + w->row_place[k]] / lambda;
   }
   for (int64_t k = 0; k < n - 1; k++) {
-    const int64_t at = w->used[k];
-    const double *L = column(w, p, at);
+    const int64_t at = w->row_place[k];
+    const double *L = factor_column(w, p, at);
     y[at] /= L[at];
     rest -= y[at] * y[at];
     subtract_below(y, L, younger_than(w, k), y[at]);
   }
   if (!(rest >= M / 2.0) || !(rest - rest == 0.0)) return false;
   for (int64_t k = 0; k < n - 1; k++) {
-    column(w, p, w->used[k])[head] = y[w->used[k]];
+    factor_column(w, p, w->row_place[k])[head] = y[w->row_place[k]];
   }
-  column(w, p, head)[head] = sqrt(rest);
+  factor_column(w, p, head)[head] = sqrt(rest);
   return true;
 }
 
 /* p->factor <- the Cholesky factor S (in ng_sym order) of all rows in use. */
-void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S) {
-  const int64_t n = w->uses;
+void ng_window_factor_store(const ng_window *w, ng_window_part *p, const double *S) {
+  const int64_t n = w->rows;
   memset(p->factor, 0, (size_t)(w->places * w->places) * sizeof *p->factor);
   for (int64_t k = 0; k < n; k++) {
-    double *L = column(w, p, w->used[k]);
+    double *L = factor_column(w, p, w->row_place[k]);
     for (int64_t i = k; i < n; i++) {
-      L[w->used[i]] = S[ng_sym_at(n, i, k)];
+      L[w->row_place[i]] = S[ng_sym_at(n, i, k)];
     }
   }
 }
 
 /* z [places] <- S^-1 z for the rows in use; last: only the newest row's entry of z is not 0. */
 void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z) {
-  const int64_t n = w->uses;
+  const int64_t n = w->rows;
   for (int64_t k = last ? n - 1 : 0; k < n; k++) {
-    const double *L = column(w, p, w->used[k]);
-    z[w->used[k]] /= L[w->used[k]];
-    subtract_below(z, L, younger_than(w, k), z[w->used[k]]);
+    const double *L = factor_column(w, p, w->row_place[k]);
+    z[w->row_place[k]] /= L[w->row_place[k]];
+    subtract_below(z, L, younger_than(w, k), z[w->row_place[k]]);
   }
   for (int64_t k = n - 1; k >= 0; k--) {
-    const double *L = column(w, p, w->used[k]);
-    z[w->used[k]] = (z[w->used[k]] - dot_below(L, z, younger_than(w, k))) / L[w->used[k]];
+    const double *L = factor_column(w, p, w->row_place[k]);
+    z[w->row_place[k]] =
+        (z[w->row_place[k]] - dot_below(L, z, younger_than(w, k))) / L[w->row_place[k]];
   }
 }
 
 /* ---- after the step --------------------------------------------------------------------------*/
 
-static void clear(const ng_window *w, ng_window_part *p, int64_t place) {
-  memset(column(w, p, place), 0, (size_t)w->places * sizeof *p->factor);
+static void clear_row(const ng_window *w, ng_window_part *p, int64_t place) {
+  memset(factor_column(w, p, place), 0, (size_t)w->places * sizeof *p->factor);
   for (int64_t k = 0; k < w->places; k++) {
-    column(w, p, k)[place] = 0.0;
+    factor_column(w, p, k)[place] = 0.0;
   }
 }
 
 /* Remove the oldest row from L; its column is scratch. */
 static void drop_oldest(const ng_window *w, ng_window_part *p) {
-  double *l = column(w, p, w->used[0]);
-  for (int64_t k = 1; k < w->uses; k++) {
-    const int64_t at = w->used[k];
-    double *L = column(w, p, at);
+  double *l = factor_column(w, p, w->row_place[0]);
+  for (int64_t k = 1; k < w->rows; k++) {
+    const int64_t at = w->row_place[k];
+    double *L = factor_column(w, p, at);
     const double r = hypot(L[at], l[at]), c = L[at] / r, s = l[at] / r;
-    const younger below = younger_than(w, k);
+    const younger_rows below = younger_than(w, k);
     L[at] = r;
     rotate(L + below.from, l + below.from, below.to - below.from, c, s);
     rotate(L, l, below.rest, c, s);
   }
-  clear(w, p, w->used[0]);
+  clear_row(w, p, w->row_place[0]);
 }
 
 /* Update L at the end of a step with a row at head. */
@@ -193,14 +194,14 @@ void ng_window_factor_commit(ng_window *w, bool taken) {
   for (int32_t i = 0; i < w->parts && w->part[i].factor != NULL; i++) {
     ng_window_part *p = &w->part[i];
     if (!taken) {
-      clear(w, p, ng_window_head(w));
+      clear_row(w, p, ng_window_head(w));
     } else if (w->drops_rows) {
-      const double diagonal = column(w, p, ng_window_head(w))[ng_window_head(w)];
+      const double diagonal = factor_column(w, p, ng_window_head(w))[ng_window_head(w)];
       memset(p->factor, 0, (size_t)(w->places * w->places) * sizeof *p->factor);
-      column(w, p, ng_window_head(w))[ng_window_head(w)] = diagonal;
-    } else if (w->uses == w->m && w->next_factored > 0.0) {
+      factor_column(w, p, ng_window_head(w))[ng_window_head(w)] = diagonal;
+    } else if (w->rows == w->m && w->next_factor_damping > 0.0) {
       drop_oldest(w, p);
     }
   }
-  w->factored = taken ? w->next_factored : w->replaced ? 0.0 : w->factored;
+  w->factor_damping = taken ? w->next_factor_damping : w->factor_replaced ? 0.0 : w->factor_damping;
 }

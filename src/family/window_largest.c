@@ -36,11 +36,11 @@ static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_
     if (v->error != NULL) add_error(x, v->error + at, n, v->by);
     for (; i + COPIES <= n; i += COPIES) {
       for (int q = 0; q < COPIES; q++) {
-        count[q * BINS + (int32_t)(ng_window_key(x[i + q]) >> FIRST)]++;
+        count[q * BINS + (int32_t)(ng_window_magnitude_bits(x[i + q]) >> FIRST)]++;
       }
     }
     for (; i < n; i++) {
-      count[ng_window_key(x[i]) >> FIRST]++;
+      count[ng_window_magnitude_bits(x[i]) >> FIRST]++;
     }
   }
   for (int k = 0; k < BINS; k++) {
@@ -49,11 +49,12 @@ static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_
 }
 
 /* Write the indices in [from, to) with keys >= low to `chosen` from position `from` on; return their number. */
-static int64_t take(const float *x, int64_t from, int64_t to, uint32_t low, int32_t *chosen) {
+static int64_t collect_above(const float *x, int64_t from, int64_t to, uint32_t low,
+                             int32_t *chosen) {
   int64_t m = from;
   for (int64_t i = from; i < to; i++) {
     chosen[m] = (int32_t)i;
-    m += ng_window_key(x[i]) >= low;
+    m += ng_window_magnitude_bits(x[i]) >= low;
   }
   return m - from;
 }
@@ -81,7 +82,7 @@ static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uin
                            int shift, int32_t *count, int64_t *k) {
   memset(count, 0, (DIGIT + 1) * sizeof *count);
   for (int64_t i = 0; i < m; i++) {
-    const uint32_t key = ng_window_key(x[chosen[i]]);
+    const uint32_t key = ng_window_magnitude_bits(x[chosen[i]]);
     if (key >> shift == top) count[key >> (shift - SECOND) & DIGIT]++;
   }
   return top << SECOND | find_bin(count, DIGIT + 1, k);
@@ -94,7 +95,7 @@ static void keep_k_largest(const float *x, int32_t *chosen, int64_t m, uint32_t 
   const uint32_t upper = find_digit(x, chosen, m, bin, FIRST, count, &rest);
   const uint32_t least = find_digit(x, chosen, m, upper, SECOND, count, &rest);
   for (int64_t i = 0; i < m; i++) { /* of the elements with key = least, keep the first `rest` */
-    const uint32_t key = ng_window_key(x[chosen[i]]);
+    const uint32_t key = ng_window_magnitude_bits(x[chosen[i]]);
     if (key < least || (key == least && rest-- <= 0)) continue;
     chosen[out++] = chosen[i];
   }
@@ -126,16 +127,16 @@ static void count_piece(void *arg, int32_t piece) {
 }
 
 /* Collect the candidates of a piece; write their number after the piece's first histogram, over the unused copies. */
-static void take_piece(void *arg, int32_t piece) {
+static void collect_piece(void *arg, int32_t piece) {
   const selection *g = arg;
   int64_t from, to;
   ng_piece_bounds(g->n, g->pieces, piece, &from, &to);
   g->count[(int64_t)piece * NG_WINDOW_COUNTS + BINS] =
-      (int32_t)take(g->v->x, from, to, g->low, g->chosen);
+      (int32_t)collect_above(g->v->x, from, to, g->low, g->chosen);
 }
 
-void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
-                       int32_t pieces, int32_t *count, int32_t *chosen) {
+void ng_window_select_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
+                              int32_t pieces, int32_t *count, int32_t *chosen) {
   selection g = {.v = v, .n = n, .pieces = pieces, .count = count, .chosen = chosen};
   int64_t rest = k, m = 0;
   each_piece(ctx, &g, count_piece);
@@ -146,7 +147,7 @@ void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64
   }
   const uint32_t bin = find_bin(count, BINS, &rest);
   g.low = bin << FIRST;
-  each_piece(ctx, &g, take_piece);
+  each_piece(ctx, &g, collect_piece);
   for (int32_t i = 0; i < pieces; i++) {
     int64_t from, to;
     const int64_t some = count[(int64_t)i * NG_WINDOW_COUNTS + BINS];
@@ -167,55 +168,56 @@ void ng_window_largest(ng_context *ctx, const ng_window_sum *v, int64_t n, int64
  *   round 3       gather from each rank the numbers of keys above and equal to the k-th largest key
  *   round 4       each rank lists its selected elements */
 
-int64_t ng_window_joint_room(int32_t round, int32_t ranks) {
+int64_t ng_window_joint_count(int32_t round, int32_t ranks) {
   return round == 0 ? NG_WINDOW_BINS : round < 3 ? DIGIT + 1 : 2 * (int64_t)ranks;
 }
 
 static void count_digits(const ng_window_joint *j, int shift, double *count) {
   for (int64_t i = 0; i < j->n; i++) {
-    const uint32_t key = ng_window_key(j->x[i]);
-    if (key >> (shift + SECOND) == j->top) count[key >> shift & DIGIT] += 1.0;
+    const uint32_t key = ng_window_magnitude_bits(j->x[i]);
+    if (key >> (shift + SECOND) == j->prefix) count[key >> shift & DIGIT] += 1.0;
   }
 }
 
 /* Count this rank's keys above and equal to the k-th largest key, j->top. */
 static void count_ends(const ng_window_joint *j, double *count) {
   for (int64_t i = 0; i < j->n; i++) {
-    const uint32_t key = ng_window_key(j->x[i]);
-    if (key >= j->top) count[2 * j->rank + (key == j->top)] += 1.0;
+    const uint32_t key = ng_window_magnitude_bits(j->x[i]);
+    if (key >= j->prefix) count[2 * j->rank + (key == j->prefix)] += 1.0;
   }
 }
 
 /* List this rank's keys above the k-th largest key, and those among the first j->rest equal keys of all ranks. */
-static void take_joint(ng_window_joint *j, const double *count) {
-  int64_t rest = j->rest, mine = 0, m = 0;
-  j->before = 0;
+static void collect_joint(ng_window_joint *j, const double *count) {
+  int64_t rest = j->rank_in_prefix, mine = 0, m = 0;
+  j->selected_below = 0;
   for (int32_t r = 0; r <= j->rank; r++) {
     const int64_t like = ng_min64((int64_t)count[2 * r + 1], rest);
     rest -= like;
     if (r == j->rank) mine = like;
-    if (r < j->rank) j->before += (int64_t)count[2 * r] + like;
+    if (r < j->rank) j->selected_below += (int64_t)count[2 * r] + like;
   }
   for (int64_t i = 0; i < j->n; i++) {
-    const uint32_t key = ng_window_key(j->x[i]);
-    if (key < j->top || (key == j->top && mine-- <= 0)) continue;
+    const uint32_t key = ng_window_magnitude_bits(j->x[i]);
+    if (key < j->prefix || (key == j->prefix && mine-- <= 0)) continue;
     j->chosen[m++] = (int32_t)i;
   }
-  j->m = m;
+  j->selected = m;
 }
 
 void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, double *x) {
-  if (round == 0) j->rest = j->k;
-  if (round == 1) j->top = find_bin_joint(x, NG_WINDOW_BINS, &j->rest);
-  if (round == 2 || round == 3) j->top = j->top << SECOND | find_bin_joint(x, DIGIT + 1, &j->rest);
+  if (round == 0) j->rank_in_prefix = j->k;
+  if (round == 1) j->prefix = find_bin_joint(x, NG_WINDOW_BINS, &j->rank_in_prefix);
+  if (round == 2 || round == 3)
+    j->prefix = j->prefix << SECOND | find_bin_joint(x, DIGIT + 1, &j->rank_in_prefix);
   if (round == 4) {
-    take_joint(j, x);
+    collect_joint(j, x);
     return;
   }
-  memset(x, 0, (size_t)ng_window_joint_room(round, ranks) * sizeof *x);
+  memset(x, 0, (size_t)ng_window_joint_count(round, ranks) * sizeof *x);
   if (round == 0) {
     for (int64_t i = 0; i < j->n; i++) {
-      x[ng_window_key(j->x[i]) >> FIRST] += 1.0;
+      x[ng_window_magnitude_bits(j->x[i]) >> FIRST] += 1.0;
     }
   } else if (round < 3) {
     count_digits(j, round == 1 ? SECOND : 0, x);

@@ -62,20 +62,20 @@ static int64_t floats_of(const ng_block *b, int32_t k) {
 }
 
 /* Set the shapes of this rank's parameters and the slices of all ranks.  No parameter is divided between ranks. */
-static ng_status make(ng_block *b) {
+static ng_status create_factors(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  lowrank *s = w->own = ng_object(b->p, sizeof *s);
+  lowrank *s = w->state = ng_object(b->p, sizeof *s);
   if (s != NULL) s->view = ng_object(b->p, (size_t)w->segments * sizeof *s->view);
   if (s != NULL) s->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
   if (s == NULL || s->view == NULL || s->cut == NULL) {
     return NG_ERR_NOMEM;
   }
   for (int32_t i = 0; i < w->segments; i++) {
-    const int32_t k = w->order[i];
+    const int32_t k = w->segment_order[i];
     const ng_slot *slot = b->segment[k].slot;
     s->all += floats_of(b, k);
     for (int32_t r = 0; r <= b->ctx->ranks && w->sliced; r++) {
-      if (w->view[k].flat < w->cut[r]) s->cut[r] = s->all;
+      if (w->view[k].at_all < w->cut[r]) s->cut[r] = s->all;
     }
     if (w->view[k].n == 0) continue;
     s->view[k] = (shape){slot->rows, slot->cols, rank_of(b, k), s->floats};
@@ -87,9 +87,9 @@ static ng_status make(ng_block *b) {
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
-  const ng_status st = w->own == NULL ? make(b) : NG_OK;
+  const ng_status st = w->state == NULL ? create_factors(b) : NG_OK;
   if (st != NG_OK) return st;
-  lowrank *s = w->own;
+  lowrank *s = w->state;
   const int64_t each = (int64_t)sizeof(float), vector = ng_times(ng_max64(1, w->d), each);
   const int64_t row = ng_max64(1, s->floats);
   s->rows = ng_plan_take(plan, NG_USE_FACTORS, ng_times(ng_times(w->places, row), each));
@@ -225,12 +225,12 @@ static void add_product(const shape *v, const float *f, int64_t r, int64_t col, 
 
 /* ---- entering --------------------------------------------------------------------------------*/
 
-static float *target(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
+static float *input(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
 
 static void enter_segment(void *arg, int32_t k) {
   ng_block *b = arg;
   ng_window *w = ng_window_of(b);
-  const lowrank *s = w->own;
+  const lowrank *s = w->state;
   const shape *v = &s->view[k];
   const int64_t head = ng_window_head(w), last = (head + w->places - 1) % w->places;
   const int64_t n = v->rows * v->cols, at = w->view[k].at;
@@ -239,7 +239,7 @@ static void enter_segment(void *arg, int32_t k) {
   const pair to = {factors_at(s, head, v), s->next_rest + v->at};
   if (v->rank == 0) { /* stored whole: the residual is 0 */
     for (int64_t i = 0; i < n; i++) {
-      to.x[i] = (float)w->scale * x.x[i];
+      to.x[i] = (float)w->input_scale * x.x[i];
       x.x[i] = x.rest[i] = 0.0F;
     }
     return;
@@ -254,7 +254,8 @@ static void enter_segment(void *arg, int32_t k) {
     return;
   }
   for (int64_t i = 0; i < n; i++) {
-    split((double)e.x[i] + (double)e.rest[i] + w->scale * (double)x.x[i], &x.x[i], &x.rest[i]);
+    split((double)e.x[i] + (double)e.rest[i] + w->input_scale * (double)x.x[i], &x.x[i],
+          &x.rest[i]);
   }
   advance(v, x, from, to, s->work + v->at);
   subtract(v, s->work + v->at, x);
@@ -292,24 +293,26 @@ static int32_t part_of(const ng_window *w, int32_t k) { return w->view[k].part; 
 static void product_segment(void *arg, int32_t k) {
   const ng_window_product *p = arg;
   ng_window *w = ng_window_of(p->b);
-  const lowrank *s = w->own;
+  const lowrank *s = w->state;
   const shape *v = &s->view[k];
   const float *mine = factors_at(s, ng_window_head(w), v);
-  for (int64_t j = 0; j < w->uses; j++) {
-    const float *f = factors_at(s, w->used[j], v), *x = p->x == NULL ? mine : p->x + w->view[k].at;
-    w->partial[k * w->places + w->used[j]] = v->rank == 0   ? ng_window_dot(f, x, v->rows * v->cols)
-                                             : p->x == NULL ? both_factors(v, f, mine)
-                                                            : dot_with_vector(v, f, x);
+  for (int64_t j = 0; j < w->rows; j++) {
+    const float *f = factors_at(s, w->row_place[j], v),
+                *x = p->x == NULL ? mine : p->x + w->view[k].at;
+    w->unit_products[k * w->places + w->row_place[j]] = v->rank == 0
+                                                            ? ng_window_dot(f, x, v->rows * v->cols)
+                                                        : p->x == NULL ? both_factors(v, f, mine)
+                                                                       : dot_with_vector(v, f, x);
   }
 }
 
 /* u <- by u + sum of c row for one chunk, which may begin and end inside a row of the parameter. */
 static void combine_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
-  const lowrank *s = w->own;
+  const lowrank *s = w->state;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const shape *v = &s->view[c.segment];
-  const double *z = w->part[c.part].c, by = w->part[c.part].by;
+  const double *z = w->part[c.part].c, by = w->part[c.part].u_scale;
   double acc[NG_WINDOW_LINE];
   for (int64_t at = 0, n; at < c.n; at += n) {
     const int64_t row = (c.from + at) / v->cols, col = (c.from + at) % v->cols;
@@ -318,12 +321,12 @@ static void combine_chunk(ng_block *b, int32_t i) {
     for (int64_t e = 0; e < n; e++) {
       acc[e] = by == 0.0 ? 0.0 : by * (double)u[e];
     }
-    for (int64_t j = 0; j < w->uses; j++) {
-      const float *f = factors_at(s, w->used[j], v);
+    for (int64_t j = 0; j < w->rows; j++) {
+      const float *f = factors_at(s, w->row_place[j], v);
       if (v->rank == 0) {
-        ng_window_add(acc, f + c.from + at, n, z[w->used[j]]);
+        ng_window_add(acc, f + c.from + at, n, z[w->row_place[j]]);
       } else {
-        add_product(v, f, row, col, n, z[w->used[j]], acc);
+        add_product(v, f, row, col, n, z[w->row_place[j]], acc);
       }
     }
     for (int64_t e = 0; e < n; e++) {
@@ -332,12 +335,12 @@ static void combine_chunk(ng_block *b, int32_t i) {
   }
 }
 
-static void combine(ng_block *b) { ng_window_each(b, combine_chunk); }
+static void combine(ng_block *b) { ng_window_each_chunk(b, combine_chunk); }
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
 /* Return about an N(0, 1) number: the sum of 12 uniform numbers of SplitMix64 (Steele, Lea & Flood 2014) minus 6. */
-static float drawn(uint64_t *state) {
+static float random_normal(uint64_t *state) {
   double sum = -6.0;
   for (int k = 0; k < 12; k++) {
     uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -351,7 +354,7 @@ static float drawn(uint64_t *state) {
 /* Write the first Q to the place before head, where the first step reads the last Q. */
 static void begin(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  const lowrank *s = w->own;
+  const lowrank *s = w->state;
   for (int32_t k = 0; k < b->segments; k++) {
     const shape *v = &s->view[k];
     uint64_t state = UINT64_C(14695981039346656037); /* the seed is the FNV-1a hash of the name */
@@ -361,7 +364,7 @@ static void begin(ng_block *b) {
     const ng_place *from = &b->segment[k].slot->weight;
     float *f = factors_at(s, w->places - 1, v), *x = s->next + w->view[k].at;
     for (int64_t i = v->rank * v->rows; i < v->rank * (v->rows + v->cols); i++) {
-      f[i] = drawn(&state);
+      f[i] = random_normal(&state);
     }
     if (v->rank == 0 || from->data == NULL) continue;
     for (int64_t r = 0; r < v->rows; r++) {
@@ -378,13 +381,13 @@ static void begin(ng_block *b) {
   }
 }
 
-static void drop(ng_block *b, int64_t place) {
-  const lowrank *s = ng_window_of(b)->own;
+static void clear_row(ng_block *b, int64_t place) {
+  const lowrank *s = ng_window_of(b)->state;
   memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
 }
 
 /* Return the high part of the next error feedback, without its low part next_error_rest. */
-static float *residual(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
+static float *residual(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
 
 static void swap(float **a, float **b) {
   float *was = *a;
@@ -393,7 +396,7 @@ static void swap(float **a, float **b) {
 }
 
 static void commit_row(ng_block *b) {
-  lowrank *s = ng_window_of(b)->own;
+  lowrank *s = ng_window_of(b)->state;
   swap(&s->next, &s->error);
   swap(&s->next_error_rest, &s->error_rest);
   swap(&s->next_rest, &s->rest);
@@ -401,7 +404,7 @@ static void commit_row(ng_block *b) {
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
-  const lowrank *s = w->own;
+  const lowrank *s = w->state;
   ng_field f = ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner);
   ng_field e = ng_window_field(b, "error", NG_F32, 1, s->error);
   ng_field q = ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner);
@@ -415,15 +418,15 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 const ng_window_store ng_window_lowrank_store = {
     .name = "lowrank",
-    .cut_at = ng_window_cut_at_segment,
+    .nearest_border = ng_window_nearest_segment,
     .plan = plan,
     .begin = begin,
-    .target = target,
+    .input = input,
     .enter = enter,
     .product = product_segment,
     .part_of = part_of,
     .combine = combine,
-    .drop = drop,
+    .clear_row = clear_row,
     .residual = residual,
     .commit = commit_row,
     .fields = fields,

@@ -6,7 +6,7 @@
 #include <float.h>
 #include <math.h>
 
-static const double ENTERS_MOST = 1e28; /* limit of |lr x|, see limit_chunk */
+static const double INPUT_MOST = 1e28; /* limit of |lr x|, see limit_chunk */
 
 static inline double or_old_value(double x, float old, int64_t *kept) {
   if (fabs(x) <= (double)FLT_MAX) return x;
@@ -14,21 +14,21 @@ static inline double or_old_value(double x, float old, int64_t *kept) {
   return (double)old;
 }
 
-typedef struct mixing {
+typedef struct mix_arguments {
   const ng_block *b;
   float *to;
   const float *v, *x;
   double old, take;
-} mixing;
+} mix_arguments;
 
 static void mix_chunk(void *arg, int32_t i) {
-  const mixing *m = arg;
+  const mix_arguments *m = arg;
   ng_window *w = ng_window_of(m->b);
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const float *x = m->x + c.at, *v = m->v + c.at;
   float *to = m->to + c.at;
   int64_t kept = 0;
-  if (ng_window_is_out(m->b, &c)) {
+  if (ng_window_is_excluded(m->b, &c)) {
     if (to != v) memcpy(to, v, (size_t)c.n * sizeof *to);
   } else {
     for (int64_t k = 0; k < c.n; k++) {
@@ -40,10 +40,10 @@ static void mix_chunk(void *arg, int32_t i) {
 
 void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old,
                    double take) {
-  mixing m = {b, to, v, x, old, take};
+  mix_arguments m = {b, to, v, x, old, take};
   ng_window *w = ng_window_of(b);
   ng_parallel(b->ctx, w->chunks, mix_chunk, &m);
-  w->overflowed += ng_window_total(w);
+  w->overflowed += ng_window_total_sum(w);
 }
 
 /* ---- first-order methods ---------------------------------------------------------------------*/
@@ -61,22 +61,22 @@ void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, doubl
  * eps is the damping.  With window_feedback_lr = 1, lr x enters and u = sent / lr, so SGD changes the weight by -sent.
  * If lr = 0, u = 0 and the error feedback stays unchanged.  With a dense store, sent = x. */
 
-typedef struct pass {
+typedef struct enter_arguments {
   const ng_block *b;
   ng_window *w;
   double mu, take, forget, by_m, by_s, eps; /* by_m = 1 / (1 - mu^t), by_s = 1 / (1 - f^t) */
   bool adam;
-} pass;
+} enter_arguments;
 
 /* w->x (in: the gradient) <- the vector that enters; next_v, next_s <- the moments after this step. */
 static void enter_chunk(void *arg, int32_t i) {
-  const pass *p = arg;
+  const enter_arguments *p = arg;
   const ng_window *w = p->w;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const size_t bytes = (size_t)c.n * sizeof(float);
   int64_t kept = 0;
   w->sums[i] = 0.0;
-  if (ng_window_is_out(p->b, &c)) { /* x is 0 */
+  if (ng_window_is_excluded(p->b, &c)) { /* x is 0 */
     memcpy(w->next_v + c.at, w->v + c.at, bytes);
     if (p->adam) memcpy(w->next_s + c.at, w->s + c.at, bytes);
     return;
@@ -100,34 +100,34 @@ static void limit_chunk(ng_block *b, int32_t i) {
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   int64_t kept = 0;
   for (int64_t k = c.at; k < c.at + c.n; k++) {
-    if (fabs((double)w->x[k]) * w->scale <= ENTERS_MOST) continue;
+    if (fabs((double)w->x[k]) * w->input_scale <= INPUT_MOST) continue;
     w->x[k] = 0.0F;
     kept++;
   }
   w->sums[i] = (double)kept;
 }
 
-void ng_window_first_enter(ng_block *b) {
+void ng_window_adaptive_enter(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   const double mu = b->base.window_momentum, forget = b->base.window_forget, t = w->updates + 1.0;
   const bool heavy = b->base.window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
-  pass p = {.b = b,
-            .w = w,
-            .mu = mu,
-            .take = heavy ? 1.0 : 1.0 - mu,
-            .forget = forget,
-            .by_m = 1.0 / (1.0 - pow(mu, t)),
-            .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
-            .eps = b->base.damping,
-            .adam = adam};
+  enter_arguments p = {.b = b,
+                       .w = w,
+                       .mu = mu,
+                       .take = heavy ? 1.0 : 1.0 - mu,
+                       .forget = forget,
+                       .by_m = 1.0 / (1.0 - pow(mu, t)),
+                       .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
+                       .eps = b->base.damping,
+                       .adam = adam};
   if (w->v != NULL) {
     ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
-    w->overflowed += ng_window_total(w);
+    w->overflowed += ng_window_total_sum(w);
   }
   if (!ng_window_feeds_lr(b)) return;
-  ng_window_each(b, limit_chunk);
-  w->overflowed += ng_window_total(w);
+  ng_window_each_chunk(b, limit_chunk);
+  w->overflowed += ng_window_total_sum(w);
 }
 
 /* AdaGrad: next_s <- s + u^2, u <- u / (sqrt(next_s) + eps). */
@@ -143,29 +143,29 @@ static void divide_chunk(ng_block *b, int32_t i) {
   w->sums[i] = (double)kept;
 }
 
-void ng_window_sent(ng_block *b, double by) {
+void ng_window_read_head(ng_block *b, double by) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
     w->part[i].c[ng_window_head(w)] = 1.0 / by;
   }
-  w->used[0] = ng_window_head(w);
-  w->uses = 1;
+  w->row_place[0] = ng_window_head(w);
+  w->rows = 1;
   ng_window_combine(b, 0.0);
 }
 
-void ng_window_first_direct(ng_block *b) {
+void ng_window_adaptive_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  if (w->scale == 0.0) {
+  if (w->input_scale == 0.0) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
     return;
   }
-  ng_window_sent(b, w->scale);
+  ng_window_read_head(b, w->input_scale);
   if (b->base.window_function != NG_WINDOW_ADAGRAD) return;
-  ng_window_each(b, divide_chunk);
-  w->overflowed += ng_window_total(w);
+  ng_window_each_chunk(b, divide_chunk);
+  w->overflowed += ng_window_total_sum(w);
 }
 
-void ng_window_first_taken(ng_block *b) {
+void ng_window_adaptive_commit(ng_block *b) {
   ng_window *w = ng_window_of(b);
   float *s = w->next_s;
   w->next_s = w->s;
@@ -188,7 +188,7 @@ void ng_window_first_taken(ng_block *b) {
  *
  * Between steps, the entry of `row_coefficient` at head (no row) has the 2-norm of r's rounding error. */
 
-bool ng_window_x_averaged(const ng_block *b) {
+bool ng_window_x_is_average(const ng_block *b) {
   return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
 }
 
@@ -196,9 +196,9 @@ bool ng_window_x_averaged(const ng_block *b) {
 static void use_leaving(ng_window *w, bool fresh, bool all) {
   const int64_t head = ng_window_head(w), count = ng_window_count(w);
   const int64_t stay = all ? 0 : fresh ? ng_min64(count, w->m - 1) : count;
-  w->uses = 0;
+  w->rows = 0;
   for (int64_t age = count; age > stay; age--) {
-    w->used[w->uses++] = (head - age + w->places) % w->places;
+    w->row_place[w->rows++] = (head - age + w->places) % w->places;
   }
 }
 
@@ -213,29 +213,29 @@ static void move_leaving_rows(ng_block *b, bool fresh, bool all) {
       p->next_row_coefficient[j] = mu * p->row_coefficient[j];
     }
     p->next_row_coefficient[ng_window_head(w)] = 0.0;
-    for (int64_t k = 0; k < w->uses; k++) {
-      p->c[w->used[k]] = p->row_coefficient[w->used[k]];
-      p->next_row_coefficient[w->used[k]] = 0.0;
+    for (int64_t k = 0; k < w->rows; k++) {
+      p->c[w->row_place[k]] = p->row_coefficient[w->row_place[k]];
+      p->next_row_coefficient[w->row_place[k]] = 0.0;
     }
   }
-  if (w->uses > 0) {
+  if (w->rows > 0) {
     memcpy(w->u, w->v, (size_t)w->d * sizeof *w->u);
     ng_window_combine(b, 1.0);
   }
-  memcpy(w->next_v, w->uses > 0 ? w->u : w->v, (size_t)w->d * sizeof *w->next_v);
+  memcpy(w->next_v, w->rows > 0 ? w->u : w->v, (size_t)w->d * sizeof *w->next_v);
 }
 
 /* u, next_v <- r after this step, next_row_coefficient <- b; if the step counts, they replace v and row_coefficient. */
 ng_status ng_window_average(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
-  const bool out = ng_window_some_out(b), in_rest = out || !fresh;
+  const bool out = ng_window_has_excluded(b), in_rest = out || !fresh;
   ng_status st = NG_OK;
   move_leaving_rows(b, fresh, out || (fresh && w->drops_rows));
   if (in_rest && fresh) {
-    ng_window_sent(b, 1.0);
+    ng_window_read_head(b, 1.0);
   } else if (in_rest) {
-    st = ng_window_take(b, w->u);
+    st = ng_window_read_decayed(b, w->u);
   }
   ng_window_mix(b, w->next_v, w->next_v, in_rest ? w->u : w->next_v, mu, in_rest ? 1.0 - mu : 0.0);
   for (int32_t i = 0; i < w->parts && !in_rest; i++) {
@@ -247,13 +247,13 @@ ng_status ng_window_average(ng_block *b, bool fresh) {
 }
 
 /* Rounding errors of different steps are independent, so their squares add up; each error decays by mu per step. */
-void ng_window_average_rounds(const ng_block *b, ng_window_part *p, double size) {
+void ng_window_average_add_error(const ng_block *b, ng_window_part *p, double size) {
   const ng_window *w = ng_window_of(b);
-  p->next_row_coefficient[ng_window_unused(w)] =
+  p->next_row_coefficient[ng_window_unused_place(w)] =
       hypot(b->base.window_momentum * p->row_coefficient[ng_window_head(w)], 0x1p-25 * size);
 }
 
-void ng_window_average_taken(ng_block *b) {
+void ng_window_average_commit(ng_block *b) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
     memcpy(w->part[i].row_coefficient, w->part[i].next_row_coefficient,

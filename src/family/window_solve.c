@@ -44,19 +44,19 @@
 static const double GGT_FLOOR = 1e-6;
 /* Largest |G' c| of one part; a sum of up to 64 such numbers fits f32. */
 static const double COMBINATION_MOST = (double)FLT_MAX / 64.0;
-/* Largest accepted relative error of the direction; LOSS_LAST: at the last raised damping. */
-static const double LOSS_MOST = 1e-5, LOSS_LAST = 0.1;
+/* Largest accepted relative error of the direction; ERROR_LAST: at the last raised damping. */
+static const double ERROR_MOST = 1e-5, ERROR_LAST = 0.1;
 /* Largest ratio of a diagonal entry of S to its pivot at which `amplification` may use the factor of S. */
 static const double SPREAD_MOST = 1e13;
-enum { RAISES = 3 };
+enum { MAX_RAISES = 3 };
 
 /* The arguments of one solve. */
-typedef struct ask {
+typedef struct solve_args {
   const double *k; /* [places] G r; NULL: x is the row at head */
   double r;        /* |r|; 0 if k is NULL */
   double damping;  /* damping of this attempt */
   bool rest;       /* (gradient - row at head) / damping will be added */
-} ask;
+} solve_args;
 
 static int64_t vector_bytes(const ng_window *w) {
   return (w->places * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
@@ -74,66 +74,69 @@ int64_t ng_window_scratch(const ng_block *b) {
                  q->la->eigen64_work(q, w->m));
 }
 
-static double entry(const ng_window *w, const ng_window_part *p, int64_t i, int64_t j) {
-  return p->gram[w->used[i] * w->places + w->used[j]];
+static double gram_entry(const ng_window *w, const ng_window_part *p, int64_t i, int64_t j) {
+  return p->gram[w->row_place[i] * w->places + w->row_place[j]];
 }
 
-static double norm(const ng_window *w, const ng_window_part *p, int64_t i) {
-  return sqrt(fmax(0.0, entry(w, p, i, i)));
+static double row_norm(const ng_window *w, const ng_window_part *p, int64_t i) {
+  return sqrt(fmax(0.0, gram_entry(w, p, i, i)));
 }
 
 /* Return b_i, the coefficient of row i in x = r + G' b. */
-static double row_in_x(const ng_window *w, const ng_window_part *p, const ask *a, int64_t i) {
-  if (p->next_row_coefficient != NULL) return p->next_row_coefficient[w->used[i]];
-  return a->k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
+static double x_coefficient(const ng_window *w, const ng_window_part *p, const solve_args *a,
+                            int64_t i) {
+  if (p->next_row_coefficient != NULL) return p->next_row_coefficient[w->row_place[i]];
+  return a->k == NULL && i == w->rows - 1 ? 1.0 : 0.0;
 }
 
 /* ---- rounding --------------------------------------------------------------------------------*/
 
-static double unit(const ng_window *w) { return 0x1p-53 * sqrt((double)w->uses + 63.0); }
+static double rounding(const ng_window *w) { return 0x1p-53 * sqrt((double)w->rows + 63.0); }
 
 /* Return s of the formula above. */
-static double sum_of_norms(const ng_window *w, const ng_window_part *p, const ask *a) {
-  double s = p->by * a->r;
-  for (int64_t i = 0; i < w->uses; i++) {
-    s += fabs(p->c[w->used[i]]) * norm(w, p, i);
+static double sum_of_norms(const ng_window *w, const ng_window_part *p, const solve_args *a) {
+  double s = p->u_scale * a->r;
+  for (int64_t i = 0; i < w->rows; i++) {
+    s += fabs(p->c[w->row_place[i]]) * row_norm(w, p, i);
   }
-  if (a->rest) s += 2.0 * norm(w, p, w->uses - 1) / a->damping;
+  if (a->rest) s += 2.0 * row_norm(w, p, w->rows - 1) / a->damping;
   return s;
 }
 
 /* Return a lower bound of |u|: the largest |<u, y>| / |y| over y = u, r and all rows, minus the rounding error. */
-static double least_norm(const ng_window *w, const ng_window_part *p, const ask *a, double s) {
-  const double noise = unit(w) * s;
-  double least = 0.0, square = 0.0, with_r = p->by * a->r * a->r;
-  for (int64_t i = 0; i < w->uses; i++) {
-    const double c = p->c[w->used[i]], g = norm(w, p, i);
-    const double k = a->k == NULL ? 0.0 : a->k[w->used[i]];
-    const double *row = p->gram + w->used[i] * w->places;
-    double product = p->by * k;
-    for (int64_t j = 0; j < w->uses; j++) {
-      product += row[w->used[j]] * p->c[w->used[j]];
+static double norm_bound(const ng_window *w, const ng_window_part *p, const solve_args *a,
+                         double s) {
+  const double noise = rounding(w) * s;
+  double least = 0.0, square = 0.0, with_r = p->u_scale * a->r * a->r;
+  for (int64_t i = 0; i < w->rows; i++) {
+    const double c = p->c[w->row_place[i]], g = row_norm(w, p, i);
+    const double k = a->k == NULL ? 0.0 : a->k[w->row_place[i]];
+    const double *row = p->gram + w->row_place[i] * w->places;
+    double product = p->u_scale * k;
+    for (int64_t j = 0; j < w->rows; j++) {
+      product += row[w->row_place[j]] * p->c[w->row_place[j]];
     }
     if (g > 0.0) least = fmax(least, fabs(product) / g - noise);
     square += c * product;
     with_r += c * k;
   }
   if (a->r > 0.0) least = fmax(least, fabs(with_r) / a->r - noise);
-  square += p->by * with_r - noise * s;
+  square += p->u_scale * with_r - noise * s;
   return fmax(least, sqrt(fmax(0.0, square)));
 }
 
 /* Return the error of u due to the f32 rounding error of an average's r (window_moments.c), divided by the damping. */
-static double lost_in_average(const ng_window *w, const ng_window_part *p) {
-  return p->next_row_coefficient == NULL ? 0.0
-                                         : p->by * p->next_row_coefficient[ng_window_unused(w)];
+static double average_error(const ng_window *w, const ng_window_part *p) {
+  return p->next_row_coefficient == NULL
+             ? 0.0
+             : p->u_scale * p->next_row_coefficient[ng_window_unused_place(w)];
 }
 
 /* Return whether the combination of rows cannot overflow f32; all ranks compute the same answer from K. */
-static bool within_range(const ng_window *w, const ng_window_part *p) {
+static bool fits_f32(const ng_window *w, const ng_window_part *p) {
   double sum = 0.0;
-  for (int64_t i = 0; i < w->uses; i++) {
-    sum += fabs(p->c[w->used[i]]) * norm(w, p, i);
+  for (int64_t i = 0; i < w->rows; i++) {
+    sum += fabs(p->c[w->row_place[i]]) * row_norm(w, p, i);
   }
   return sum <= COMBINATION_MOST;
 }
@@ -142,9 +145,9 @@ static bool within_range(const ng_window *w, const ng_window_part *p) {
 
 static void fill_system(const ng_window *w, const ng_window_part *p, double lambda, double divisor,
                         double *S) {
-  for (int64_t i = 0; i < w->uses; i++) {
+  for (int64_t i = 0; i < w->rows; i++) {
     for (int64_t j = 0; j <= i; j++) {
-      S[ng_sym_at(w->uses, i, j)] = entry(w, p, i, j) / lambda + (i == j ? divisor : 0.0);
+      S[ng_sym_at(w->rows, i, j)] = gram_entry(w, p, i, j) / lambda + (i == j ? divisor : 0.0);
     }
   }
 }
@@ -174,43 +177,43 @@ static void solve_system(ng_block *b, const ng_window_part *p, const double *S, 
     ng_window_factor_solve(w, p, last, z);
     return;
   }
-  for (int64_t i = 0; i < w->uses; i++) {
-    x[i] = z[w->used[i]];
+  for (int64_t i = 0; i < w->rows; i++) {
+    x[i] = z[w->row_place[i]];
   }
-  ng_on(q)->solve64(q, w->uses, S, x);
+  ng_on(q)->solve64(q, w->rows, S, x);
   ng_queue_wait(q);
-  for (int64_t i = 0; i < w->uses; i++) {
-    z[w->used[i]] = x[i];
+  for (int64_t i = 0; i < w->rows; i++) {
+    z[w->row_place[i]] = x[i];
   }
 }
 
 /* Append the row at head to p->factor; return false if p->factor has another lambda or M, or append fails. */
-static bool extend_kept(ng_block *b, ng_window_part *p, double lambda, double M) {
+static bool append_to_factor(ng_block *b, ng_window_part *p, double lambda, double M) {
   const ng_window *w = ng_window_of(b);
-  const bool fresh = w->used[w->uses - 1] == ng_window_head(w);
-  const bool same = w->factored == lambda && M == (double)w->m;
-  return fresh && (same || w->uses == 1) && ng_window_factor_append(w, p, lambda, M, ng_scratch(b));
+  const bool fresh = w->row_place[w->rows - 1] == ng_window_head(w);
+  const bool same = w->factor_damping == lambda && M == (double)w->m;
+  return fresh && (same || w->rows == 1) && ng_window_factor_append(w, p, lambda, M, ng_scratch(b));
 }
 
 /* Store the new factor S in p->factor for later steps; `whole`: the factorisation succeeded. */
-static void keep(ng_window *w, ng_window_part *p, bool whole, const double *S) {
-  if (w->used[w->uses - 1] != ng_window_head(w)) return;
-  w->replaced = true;
+static void store_factor(ng_window *w, ng_window_part *p, bool whole, const double *S) {
+  if (w->row_place[w->rows - 1] != ng_window_head(w)) return;
+  w->factor_replaced = true;
   if (whole) {
-    ng_window_factor_keep(w, p, S);
+    ng_window_factor_store(w, p, S);
   } else {
-    w->next_factored = 0.0;
+    w->next_factor_damping = 0.0;
   }
 }
 
 /* Return the largest ratio of a diagonal entry of S to its pivot. */
-static double spread(const ng_window *w, const ng_window_part *p, double lambda, double M,
-                     const double *S) {
+static double pivot_spread(const ng_window *w, const ng_window_part *p, double lambda, double M,
+                           const double *S) {
   double most = 1.0;
-  for (int64_t i = 0; i < w->uses; i++) {
-    const int64_t at = w->used[i];
-    const double L = S != NULL ? S[ng_sym_at(w->uses, i, i)] : p->factor[at * w->places + at];
-    most = fmax(most, (entry(w, p, i, i) / lambda + M) / (L * L));
+  for (int64_t i = 0; i < w->rows; i++) {
+    const int64_t at = w->row_place[i];
+    const double L = S != NULL ? S[ng_sym_at(w->rows, i, i)] : p->factor[at * w->places + at];
+    most = fmax(most, (gram_entry(w, p, i, i) / lambda + M) / (L * L));
   }
   return most;
 }
@@ -220,62 +223,62 @@ static double amplification(ng_block *b, const ng_window_part *p, double lambda,
                             double *z) {
   const ng_window *w = ng_window_of(b);
   double all = 0.0;
-  for (int64_t j = 0; j < w->uses; j++) {
+  for (int64_t j = 0; j < w->rows; j++) {
     double square = 0.0, terms = 0.0;
     memset(z, 0, (size_t)w->places * sizeof *z);
-    z[w->used[j]] = norm(w, p, j) / lambda;
+    z[w->row_place[j]] = row_norm(w, p, j) / lambda;
     solve_system(b, p, S, false, z);
-    for (int64_t i = 0; i < w->uses; i++) {
-      for (int64_t l = 0; l < w->uses; l++) {
-        square += z[w->used[i]] * entry(w, p, i, l) * z[w->used[l]];
+    for (int64_t i = 0; i < w->rows; i++) {
+      for (int64_t l = 0; l < w->rows; l++) {
+        square += z[w->row_place[i]] * gram_entry(w, p, i, l) * z[w->row_place[l]];
       }
-      terms += fabs(z[w->used[i]]) * norm(w, p, i);
+      terms += fabs(z[w->row_place[i]]) * row_norm(w, p, i);
     }
-    all += fmax(0.0, square) + unit(w) * terms * terms;
+    all += fmax(0.0, square) + rounding(w) * terms * terms;
   }
   return sqrt(all);
 }
 
-/* Return a bound of the relative error of u; n solves are needed only if the bound from trace(K) exceeds LOSS_MOST. */
-static double loss_of_mfac(ng_block *b, const ng_window_part *p, const ask *a, double M,
-                           const double *S, double *z) {
+/* Return a bound of the relative error of u; n solves are needed only if the bound from trace(K) exceeds ERROR_MOST. */
+static double mfac_error(ng_block *b, const ng_window_part *p, const solve_args *a, double M,
+                         const double *S, double *z) {
   const ng_window *w = ng_window_of(b);
-  const double s = sum_of_norms(w, p, a), least = least_norm(w, p, a, s);
-  const double average = lost_in_average(w, p);
+  const double s = sum_of_norms(w, p, a), least = norm_bound(w, p, a, s);
+  const double average = average_error(w, p);
   double trace = 0.0;
   if (s == 0.0) return 0.0;
-  for (int64_t i = 0; i < w->uses; i++) {
-    trace += entry(w, p, i, i);
+  for (int64_t i = 0; i < w->rows; i++) {
+    trace += gram_entry(w, p, i, i);
   }
   const double most = sqrt(trace / (4.0 * a->damping * M));
-  const double loss = (unit(w) * s * (1.0 + most) + average) / least;
-  if (loss <= LOSS_MOST || !(unit(w) * s + average <= LOSS_MOST * least)) return loss;
-  if (!(spread(w, p, a->damping, M, S) <= SPREAD_MOST)) return INFINITY;
-  return (unit(w) * s * (1.0 + amplification(b, p, a->damping, S, z)) + average) / least;
+  const double loss = (rounding(w) * s * (1.0 + most) + average) / least;
+  if (loss <= ERROR_MOST || !(rounding(w) * s + average <= ERROR_MOST * least)) return loss;
+  if (!(pivot_spread(w, p, a->damping, M, S) <= SPREAD_MOST)) return INFINITY;
+  return (rounding(w) * s * (1.0 + amplification(b, p, a->damping, S, z)) + average) / least;
 }
 
-static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised) {
+static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool raised) {
   ng_window *w = ng_window_of(b);
   const double lambda = a->damping;
-  const double M = (double)(b->base.window_function == NG_WINDOW_MFAC_FILLED ? w->uses : w->m);
+  const double M = (double)(b->base.window_function == NG_WINDOW_MFAC_FILLED ? w->rows : w->m);
   double *z = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
   double *S = (double *)(void *)((char *)z + vector_bytes(w));
-  p->by = a->k == NULL ? 0.0 : 1.0 / lambda;
-  if (M != (double)w->m) w->next_factored = 0.0; /* M differs in the next step */
-  if (!raised && extend_kept(b, p, lambda, M)) {
+  p->u_scale = a->k == NULL ? 0.0 : 1.0 / lambda;
+  if (M != (double)w->m) w->next_factor_damping = 0.0; /* M differs in the next step */
+  if (!raised && append_to_factor(b, p, lambda, M)) {
     S = NULL;
   } else {
     fill_system(w, p, lambda, M, S);
-    const bool whole = factor(b, w->uses, S);
-    if (!raised) keep(w, p, whole, S);
+    const bool whole = factor(b, w->rows, S);
+    if (!raised) store_factor(w, p, whole, S);
     if (!whole) return INFINITY;
   }
-  for (int64_t i = 0; i < w->uses; i++) {
-    const double x = M / lambda * row_in_x(w, p, a, i);
-    p->c[w->used[i]] = a->k == NULL ? x : x - a->k[w->used[i]] / (lambda * lambda);
+  for (int64_t i = 0; i < w->rows; i++) {
+    const double x = M / lambda * x_coefficient(w, p, a, i);
+    p->c[w->row_place[i]] = a->k == NULL ? x : x - a->k[w->row_place[i]] / (lambda * lambda);
   }
   solve_system(b, p, S, a->k == NULL, p->c);
-  return loss_of_mfac(b, p, a, M, S, z);
+  return mfac_error(b, p, a, M, S, z);
 }
 
 /* ---- GGT -------------------------------------------------------------------------------------*/
@@ -284,9 +287,9 @@ static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised
 typedef struct spectrum {
   double *age, *value, *q; /* age: a_i = window_forget^(age of row i); value: Sigma^2 */
   double *q_off;           /* bound of the rounding error of q */
-  double *at_b, *at_q;     /* of_b, of_q of (Sigma^2 - its error); in the memory of age, q */
-  double *on_b, *on_q;     /* V'b, V'q */
-  double *V;               /* [n, n] row i is eigenvector i */
+  double *at_b, *at_q; /* b_factor, q_factor of (Sigma^2 - its error); in the memory of age, q */
+  double *on_b, *on_q; /* V'b, V'q */
+  double *V;           /* [n, n] row i is eigenvector i */
 } spectrum;
 
 static spectrum spectrum_of(const ng_block *b) {
@@ -303,24 +306,25 @@ static spectrum spectrum_of(const ng_block *b) {
                     .V = x + 6 * vector};
 }
 
-static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const spectrum *s) {
+static bool decompose(ng_block *b, const ng_window_part *p, const solve_args *a,
+                      const spectrum *s) {
   int info = 0; /* on the stack: ng_queue_wait follows below */
   const ng_window *w = ng_window_of(b);
   ng_queue *queue = b->ctx->queue;
-  const int64_t n = w->uses;
+  const int64_t n = w->rows;
   void *work = (char *)s->V + (n * n * (int64_t)sizeof *s->V + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
   for (int64_t i = 0; i < n; i++) {
     s->age[i] = pow(b->base.window_forget, (double)(n - 1 - i));
   }
   for (int64_t i = 0; i < n; i++) {
-    s->q[i] = a->k == NULL ? 0.0 : a->k[w->used[i]];
-    s->q_off[i] = unit(w) * (norm(w, p, i) * a->r + fabs(s->q[i]));
+    s->q[i] = a->k == NULL ? 0.0 : a->k[w->row_place[i]];
+    s->q_off[i] = rounding(w) * (row_norm(w, p, i) * a->r + fabs(s->q[i]));
     for (int64_t j = 0; j < n; j++) {
-      const double both = s->age[i] * s->age[j], K = entry(w, p, i, j);
-      const double q = (1.0 - both) * K * row_in_x(w, p, a, j);
+      const double both = s->age[i] * s->age[j], K = gram_entry(w, p, i, j);
+      const double q = (1.0 - both) * K * x_coefficient(w, p, a, j);
       s->V[i * n + j] = both * K + (i == j ? GGT_FLOOR : 0.0);
       s->q[i] += q;
-      s->q_off[i] += 2.0 * unit(w) * fabs(q);
+      s->q_off[i] += 2.0 * rounding(w) * fabs(q);
     }
   }
   ng_on(queue)->eigen64(queue, n, s->V, s->value, work, &info);
@@ -329,115 +333,117 @@ static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const 
   for (int64_t i = 0; i < n; i++) {
     s->on_b[i] = s->on_q[i] = 0.0;
     for (int64_t j = 0; j < n; j++) {
-      s->on_b[i] += s->V[i * n + j] * row_in_x(w, p, a, j);
+      s->on_b[i] += s->V[i * n + j] * x_coefficient(w, p, a, j);
       s->on_q[i] += s->V[i * n + j] * s->q[j];
     }
   }
   return true;
 }
 
-/* Return the factor of V'q (of_b: of V'b) in the formula above; value: Sigma^2. */
-static double of_q(double value, double eps) {
+/* Return the factor of V'q (b_factor: of V'b) in the formula above; value: Sigma^2. */
+static double q_factor(double value, double eps) {
   const double sigma = sqrt(fmax(value, GGT_FLOOR)); /* K has no negative eigenvalue */
   return 1.0 / (eps * sigma * (sigma + eps));
 }
 
-static double of_b(double value, double eps) {
-  return 1.0 / (sqrt(fmax(value, GGT_FLOOR)) + eps) + GGT_FLOOR * of_q(value, eps);
+static double b_factor(double value, double eps) {
+  return 1.0 / (sqrt(fmax(value, GGT_FLOOR)) + eps) + GGT_FLOOR * q_factor(value, eps);
 }
 
 /* Return an upper bound of |G'v_i|, v_i: eigenvector i.  With window_forget = 1, |G'v_i|^2 is the eigenvalue - 1e-6,
  * where rounding hides gradients below 1e-11; |G'v_i| is at most the sum of |v_ij| |G_j|, too. */
-static double size_of(const ng_block *b, const ng_window_part *p, const spectrum *s, int64_t i) {
+static double vector_bound(const ng_block *b, const ng_window_part *p, const spectrum *s,
+                           int64_t i) {
   const ng_window *w = ng_window_of(b);
-  const double *v = s->V + i * w->uses, e = unit(w);
+  const double *v = s->V + i * w->rows, e = rounding(w);
   const bool forgets = b->base.window_forget != 1.0;
-  double square = forgets ? 0.0 : s->value[i] - GGT_FLOOR + e * s->value[w->uses - 1], terms = 0.0;
-  for (int64_t j = 0; j < w->uses; j++) {
+  double square = forgets ? 0.0 : s->value[i] - GGT_FLOOR + e * s->value[w->rows - 1], terms = 0.0;
+  for (int64_t j = 0; j < w->rows; j++) {
     double row = 0.0;
-    for (int64_t l = 0; l < w->uses && forgets; l++) {
-      row += entry(w, p, j, l) * v[l];
+    for (int64_t l = 0; l < w->rows && forgets; l++) {
+      row += gram_entry(w, p, j, l) * v[l];
     }
     square += row * v[j];
-    terms += fabs(v[j]) * norm(w, p, j);
+    terms += fabs(v[j]) * row_norm(w, p, j);
   }
   return fmin(terms, sqrt(fmax(0.0, square) + e * terms * terms));
 }
 
 /* Return a bound of the error of u along G'v_i.  The error of eigenvalues d is at most `noise`.  In the eigenbasis,
  * entry (i, j) of f(matrix) changes by at most noise |f(d_i) - f(d_j)| / |d_i - d_j| (Daleckii & Krein 1965).  For
- * f = of_b and f = of_q this is at most 2 noise f(lesser) / greater, where lesser = min(d_i, d_j), greater = max. */
-static double eigenvalue_error(const ng_block *b, const ng_window_part *p, const ask *a,
+ * f = b_factor or q_factor this is at most 2 noise f(lesser) / greater, where lesser = min(d_i, d_j), greater = max. */
+static double eigenvalue_error(const ng_block *b, const ng_window_part *p, const solve_args *a,
                                const spectrum *s, int64_t i) {
   const ng_window *w = ng_window_of(b);
-  const int64_t n = w->uses;
-  const double e = unit(w), noise = e * s->value[n - 1], *v = s->V + i * n;
+  const int64_t n = w->rows;
+  const double e = rounding(w), noise = e * s->value[n - 1], *v = s->V + i * n;
   double off = 0.0, own = 0.0;
   for (int64_t j = 0; j < n; j++) {
     const int64_t lesser = i < j ? i : j;
     const double greater = fmax(GGT_FLOOR, s->value[i < j ? j : i]);
     off += fmin(1.0, 2.0 * noise / greater) *
            (s->at_b[lesser] * fabs(s->on_b[j]) + s->at_q[lesser] * fabs(s->on_q[j]));
-    own += fabs(v[j]) * (s->at_b[i] * e * fabs(row_in_x(w, p, a, j)) + s->at_q[i] * s->q_off[j]);
+    own +=
+        fabs(v[j]) * (s->at_b[i] * e * fabs(x_coefficient(w, p, a, j)) + s->at_q[i] * s->q_off[j]);
   }
-  return size_of(b, p, s, i) * (off + own);
+  return vector_bound(b, p, s, i) * (off + own);
 }
 
 /* Set c and by for the damping of this attempt; return a bound of the relative error.  s does not depend on damping. */
-static double try_ggt(ng_block *b, ng_window_part *p, const ask *a, const spectrum *s) {
+static double try_ggt(ng_block *b, ng_window_part *p, const solve_args *a, const spectrum *s) {
   const ng_window *w = ng_window_of(b);
-  const int64_t n = w->uses;
-  const double eps = a->damping, e = unit(w);
+  const int64_t n = w->rows;
+  const double eps = a->damping, e = rounding(w);
   double lost = 0.0;
-  p->by = a->k == NULL ? 0.0 : 1.0 / eps;
+  p->u_scale = a->k == NULL ? 0.0 : 1.0 / eps;
   for (int64_t j = 0; j < n; j++) {
-    const double low = s->value[j] - unit(w) * s->value[n - 1];
-    s->at_b[j] = of_b(low, eps);
-    s->at_q[j] = of_q(low, eps);
-    p->c[w->used[j]] = 0.0;
+    const double low = s->value[j] - rounding(w) * s->value[n - 1];
+    s->at_b[j] = b_factor(low, eps);
+    s->at_q[j] = q_factor(low, eps);
+    p->c[w->row_place[j]] = 0.0;
   }
   for (int64_t i = 0; i < n; i++) {
     const double *v = s->V + i * n, value = s->value[i];
-    const double y = of_b(value, eps) * s->on_b[i] - of_q(value, eps) * s->on_q[i];
+    const double y = b_factor(value, eps) * s->on_b[i] - q_factor(value, eps) * s->on_q[i];
     lost += eigenvalue_error(b, p, a, s, i);
     if (value < 0x1p-53 * s->value[n - 1]) continue;
     for (int64_t j = 0; j < n; j++) {
-      p->c[w->used[j]] += v[j] * y;
-      lost += e * fabs(v[j] * y) * norm(w, p, j);
+      p->c[w->row_place[j]] += v[j] * y;
+      lost += e * fabs(v[j] * y) * row_norm(w, p, j);
     }
   }
-  const double sum = sum_of_norms(w, p, a), least = least_norm(w, p, a, sum);
-  return sum == 0.0 ? 0.0 : (unit(w) * sum + lost + lost_in_average(w, p)) / least;
+  const double sum = sum_of_norms(w, p, a), least = norm_bound(w, p, a, sum);
+  return sum == 0.0 ? 0.0 : (rounding(w) * sum + lost + average_error(w, p)) / least;
 }
 
 /* ---- all Gram matrices -----------------------------------------------------------------------*/
 
 /* Set the direction to x. */
-static void take_plain(const ng_window *w, ng_window_part *p, const ask *a) {
-  p->by = a->k == NULL ? 0.0 : 1.0;
-  for (int64_t i = 0; i < w->uses; i++) {
-    p->c[w->used[i]] = row_in_x(w, p, a, i);
+static void use_plain_gradient(const ng_window *w, ng_window_part *p, const solve_args *a) {
+  p->u_scale = a->k == NULL ? 0.0 : 1.0;
+  for (int64_t i = 0; i < w->rows; i++) {
+    p->c[w->row_place[i]] = x_coefficient(w, p, a, i);
   }
 }
 
-static ng_status solve_part(ng_block *b, ng_window_part *p, ask *a) {
+static ng_status solve_part(ng_block *b, ng_window_part *p, solve_args *a) {
   ng_window *w = ng_window_of(b);
   const bool mfac = ng_is_mfac(b->base.window_function);
   const spectrum s = spectrum_of(b);
   a->damping = b->base.damping;
-  p->by = a->k == NULL ? 0.0 : 1.0 / a->damping;
-  if (w->uses == 0) return NG_OK;
+  p->u_scale = a->k == NULL ? 0.0 : 1.0 / a->damping;
+  if (w->rows == 0) return NG_OK;
   const bool possible = mfac || decompose(b, p, a, &s);
-  for (int raise = 0; raise <= RAISES && possible; raise++, a->damping *= 10.0) {
+  for (int raise = 0; raise <= MAX_RAISES && possible; raise++, a->damping *= 10.0) {
     const double loss = mfac ? try_mfac(b, p, a, raise > 0) : try_ggt(b, p, a, &s);
-    if (!(loss <= (raise < RAISES ? LOSS_MOST : LOSS_LAST)) || !within_range(w, p)) continue;
+    if (!(loss <= (raise < MAX_RAISES ? ERROR_MOST : ERROR_LAST)) || !fits_f32(w, p)) continue;
     if (raise == 0) return NG_OK;
     b->p->rescued[NG_RESCUE_DAMPING]++;
     return ng_fail(b->ctx, NG_RESCUED,
                    "%s: rounding would exceed 1e-5 of the direction at damping = %g; raised to %g",
                    b->name, b->base.damping, a->damping);
   }
-  take_plain(w, p, a);
+  use_plain_gradient(w, p, a);
   b->p->rescued[NG_RESCUE_PLAIN]++;
   return ng_fail(b->ctx, NG_RESCUED,
                  "%s: rounding would exceed 1e-5 of the direction at damping = %g, and 0.1 at %g; "
@@ -445,22 +451,22 @@ static ng_status solve_part(ng_block *b, ng_window_part *p, ask *a) {
                  b->name, b->base.damping, a->damping / 10.0);
 }
 
-int64_t ng_window_unused(const ng_window *w) {
+int64_t ng_window_unused_place(const ng_window *w) {
   const int64_t head = ng_window_head(w);
-  const bool fresh = w->uses > 0 && w->used[w->uses - 1] == head;
+  const bool fresh = w->rows > 0 && w->row_place[w->rows - 1] == head;
   return fresh ? (head + 1) % w->places : head;
 }
 
 ng_status ng_window_solve(ng_block *b, const double *k, bool rest) {
   ng_window *w = ng_window_of(b);
   ng_status worst = NG_OK;
-  w->replaced = false;
-  w->next_factored = b->base.damping;
+  w->factor_replaced = false;
+  w->next_factor_damping = b->base.damping;
   for (int32_t i = 0; i < w->parts; i++) {
     const double *mine = k == NULL ? NULL : k + i * w->places;
-    ask a = {.k = mine, .rest = rest};
-    if (k != NULL) a.r = sqrt(mine[ng_window_unused(w)]);
-    if (w->part[i].row_coefficient != NULL) ng_window_average_rounds(b, &w->part[i], a.r);
+    solve_args a = {.k = mine, .rest = rest};
+    if (k != NULL) a.r = sqrt(mine[ng_window_unused_place(w)]);
+    if (w->part[i].row_coefficient != NULL) ng_window_average_add_error(b, &w->part[i], a.r);
     if (solve_part(b, &w->part[i], &a) != NG_OK) worst = NG_RESCUED;
   }
   return worst;

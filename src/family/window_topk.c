@@ -21,13 +21,13 @@ enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4 };
 static bool next_run(const ng_block *b, int32_t *i, ng_window_range *run) {
   const ng_window *w = ng_window_of(b);
   if (*i == w->segments) return false;
-  const ng_window_view *first = &w->view[w->order[*i]];
-  *run = (ng_window_range){.at = first->flat, .part = first->part};
+  const ng_window_view *first = &w->view[w->segment_order[*i]];
+  *run = (ng_window_range){.at = first->at_all, .part = first->part};
   do {
-    const ng_segment *g = &b->segment[w->order[(*i)++]];
+    const ng_segment *g = &b->segment[w->segment_order[(*i)++]];
     run->n += g->to - g->from;
   } while (b->base.window_store != NG_STORE_TOPK_LAYER && *i < w->segments &&
-           w->view[w->order[*i]].part == run->part);
+           w->view[w->segment_order[*i]].part == run->part);
   return true;
 }
 
@@ -37,7 +37,7 @@ static bool is_joint(const ng_block *b) {
 }
 
 /* Return the end of a block or run that is nearest to `at`; if two are equally near, the first. */
-static int64_t cut_at(const ng_block *b, int64_t at) {
+static int64_t nearest_border(const ng_block *b, int64_t at) {
   const bool blocks = b->base.window_store == NG_STORE_TOPK_BLOCK || is_joint(b);
   int64_t best = 0;
   ng_window_range run;
@@ -54,28 +54,28 @@ static int64_t cut_at(const ng_block *b, int64_t at) {
 }
 
 /* Lay out the groups and blocks of this rank, the slices of all ranks.  s->block NULL: only count; else fill lists. */
-static void lay_out(ng_block *b) {
+static void set_layout(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  ng_topk_rows *s = w->own;
+  ng_topk_rows *s = w->state;
   const bool fill = s->block != NULL, by_block = b->base.window_store == NG_STORE_TOPK_BLOCK;
   const int32_t ranks = b->ctx->ranks + 1;
   int32_t owner = 0; /* 1 + the rank in whose slice a block begins */
   ng_window_range run;
-  s->joint = is_joint(b);
-  s->k = s->all = s->groups = s->blocks = s->all_blocks = s->first = 0;
+  s->is_joint = is_joint(b);
+  s->k = s->k_all = s->groups = s->blocks = s->all_blocks = s->first_block = 0;
   memset(s->cut, 0, (size_t)(3 * ranks) * sizeof *s->cut);
   for (int32_t i = 0; next_run(b, &i, &run);) {
     for (int64_t at = 0; at < run.n; at += BLOCK) {
       ng_window_range r = {run.at + at, ng_min64(BLOCK, run.n - at), 0, s->k, run.part};
-      const bool here = r.at >= w->from && r.at < w->from + w->d;
+      const bool here = r.at >= w->first_element && r.at < w->first_element + w->d;
       const bool chosen = by_block || at == 0;
       ng_window_range g = by_block ? r : run;
-      g.k = chosen ? ng_window_entries(b, g.n) : 0;
+      g.k = chosen ? ng_window_topk_size(b, g.n) : 0;
       g.first = s->k;
-      g.at -= w->from;
-      if (s->joint && here && s->blocks == 0) s->first = s->all_blocks;
-      if (fill && here && chosen && !s->joint) s->group[s->groups] = g;
-      r.at -= w->from;
+      g.at -= w->first_element;
+      if (s->is_joint && here && s->blocks == 0) s->first_block = s->all_blocks;
+      if (fill && here && chosen && !s->is_joint) s->group[s->groups] = g;
+      r.at -= w->first_element;
       if (fill && here) s->block[s->blocks] = r;
       while (w->sliced && run.at + at >= w->cut[owner]) {
         owner++;
@@ -83,58 +83,59 @@ static void lay_out(ng_block *b) {
       s->cut[owner] += w->sliced ? g.k : 0;
       s->cut[ranks + owner] += w->sliced ? 2 * g.k : 0;
       s->cut[2 * ranks + owner] += w->sliced;
-      s->groups += here && chosen && !s->joint;
+      s->groups += here && chosen && !s->is_joint;
       s->blocks += here;
-      s->k += here || s->joint ? g.k : 0;
-      s->all += g.k;
+      s->k += here || s->is_joint ? g.k : 0;
+      s->k_all += g.k;
       s->all_blocks++;
     }
   }
   for (int32_t i = 1; i < 3 * ranks; i++) {
     if (i % ranks != 0) s->cut[i] += s->cut[i - 1];
   }
-  s->before = s->joint ? 0 : s->cut[b->ctx->rank];
-  s->row_blocks = s->joint ? s->all_blocks : s->blocks;
+  s->k_before = s->is_joint ? 0 : s->cut[b->ctx->rank];
+  s->row_blocks = s->is_joint ? s->all_blocks : s->blocks;
 }
 
-static ng_status make(ng_block *b) {
+static ng_status create_rows(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  ng_topk_rows *s = w->own = ng_object(b->p, sizeof *s);
+  ng_topk_rows *s = w->state = ng_object(b->p, sizeof *s);
   if (s != NULL) s->cut = ng_object(b->p, (size_t)(3 * (b->ctx->ranks + 1)) * sizeof *s->cut);
   if (s == NULL || s->cut == NULL) {
     return NG_ERR_NOMEM;
   }
-  s->type = b->base.window_dtype;
+  s->value_dtype = b->base.window_dtype;
   s->pieces = ng_threads_of(b->ctx);
-  lay_out(b);
+  set_layout(b);
   s->group = ng_object(b->p, (size_t)(s->groups + 1) * sizeof *s->group);
   s->block = ng_object(b->p, (size_t)(s->blocks + 1) * sizeof *s->block);
   if (s->block == NULL || s->group == NULL) {
     return NG_ERR_NOMEM;
   }
-  lay_out(b);
+  set_layout(b);
   w->units = s->blocks;
   w->pieces = s->pieces;
-  b->rounds = s->joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
-  for (int32_t r = 0; r < NG_WINDOW_JOINT_ROUNDS && s->joint; r++) {
-    b->round[r] = ng_window_joint_room(r, b->ctx->ranks) + (r == 0);
+  b->rounds = s->is_joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
+  for (int32_t r = 0; r < NG_WINDOW_JOINT_ROUNDS && s->is_joint; r++) {
+    b->round[r] = ng_window_joint_count(r, b->ctx->ranks) + (r == 0);
   }
-  b->round[NG_WINDOW_JOINT_ROUNDS] = s->joint ? s->k + s->all_blocks : 0;
+  b->round[NG_WINDOW_JOINT_ROUNDS] = s->is_joint ? s->k + s->all_blocks : 0;
   return NG_OK;
 }
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
-  const ng_status st = w->own == NULL ? make(b) : NG_OK;
+  const ng_status st = w->state == NULL ? create_rows(b) : NG_OK;
   if (st != NG_OK) return st;
-  ng_topk_rows *s = w->own;
+  ng_topk_rows *s = w->state;
   const int64_t vector = ng_max64(1, w->d) * (int64_t)sizeof(float);
   const int64_t all = ng_times(w->places, ng_max64(1, s->k)), blocks = ng_max64(1, s->row_blocks);
   s->index = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, (int64_t)sizeof *s->index));
-  s->value = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, ng_dtype_size(s->type)));
-  s->begin = ng_plan_take(plan, NG_USE_FACTORS, w->places * blocks * (int64_t)sizeof *s->begin);
+  s->value = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, ng_dtype_size(s->value_dtype)));
+  s->block_begin =
+      ng_plan_take(plan, NG_USE_FACTORS, w->places * blocks * (int64_t)sizeof *s->block_begin);
   s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
-  s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
+  s->next_error = ng_plan_take(plan, NG_USE_SUMS, vector);
   s->count =
       ng_plan_take(plan, NG_USE_SUMS, s->pieces * NG_WINDOW_COUNTS * (int64_t)sizeof *s->count);
   s->tile = ng_plan_take(plan, NG_USE_SUMS, s->pieces * BLOCK * (int64_t)sizeof *s->tile);
@@ -151,11 +152,11 @@ typedef struct run {
 } run;
 
 static run run_of(const ng_topk_rows *s, int64_t place, int64_t block) {
-  const int32_t *begin = s->begin + place * s->row_blocks + s->first + block;
-  const int64_t end = s->first + block + 1 < s->row_blocks ? begin[1] - s->before : s->k;
-  const int64_t from = ng_max64(0, ng_min64(begin[0] - s->before, s->k));
+  const int32_t *begin = s->block_begin + place * s->row_blocks + s->first_block + block;
+  const int64_t end = s->first_block + block + 1 < s->row_blocks ? begin[1] - s->k_before : s->k;
+  const int64_t from = ng_max64(0, ng_min64(begin[0] - s->k_before, s->k));
   const int64_t to = ng_max64(from, ng_min64(end, s->k)), at = place * s->k + from;
-  return (run){s->index + at, s->value + at * ng_dtype_size(s->type), to - from};
+  return (run){s->index + at, s->value + at * ng_dtype_size(s->value_dtype), to - from};
 }
 
 static void fetch_run(const run *r, ng_dtype t) {
@@ -165,22 +166,22 @@ static void fetch_run(const run *r, ng_dtype t) {
 
 /* Return the entries of the j-th row in use in a block; prefetch the entries of a later row. */
 static run next_of(const ng_window *w, int64_t j, int64_t block) {
-  const ng_topk_rows *s = w->own;
-  if (j + ROWS_AHEAD < w->uses) {
-    const run ahead = run_of(s, w->used[j + ROWS_AHEAD], block);
-    fetch_run(&ahead, s->type);
+  const ng_topk_rows *s = w->state;
+  if (j + ROWS_AHEAD < w->rows) {
+    const run ahead = run_of(s, w->row_place[j + ROWS_AHEAD], block);
+    fetch_run(&ahead, s->value_dtype);
   }
-  return run_of(s, w->used[j], block);
+  return run_of(s, w->row_place[j], block);
 }
 
 static int32_t part_of(const ng_window *w, int32_t i) {
-  return ((const ng_topk_rows *)w->own)->block[i].part;
+  return ((const ng_topk_rows *)w->state)->block[i].part;
 }
 
 static void product_piece(void *arg, int32_t piece) {
   const ng_window_product *p = arg;
   ng_window *w = ng_window_of(p->b);
-  const ng_topk_rows *s = w->own;
+  const ng_topk_rows *s = w->state;
   float *tile =
       (float *)(void *)(s->tile + (int64_t)piece * BLOCK); /* row values are exact in f32 */
   int64_t from, to;
@@ -190,14 +191,14 @@ static void product_piece(void *arg, int32_t piece) {
     if (p->x == NULL) {
       const run own = run_of(s, ng_window_head(w), i);
       memset(tile, 0, (size_t)k->n * sizeof *tile);
-      ng_window_sparse_put(tile, own.index, own.value, s->type, own.n);
+      ng_window_sparse_put(tile, own.index, own.value, s->value_dtype, own.n);
     } else {
       memcpy(tile, p->x + k->at, (size_t)k->n * sizeof *tile);
     }
-    for (int64_t j = 0; j < w->uses; j++) {
+    for (int64_t j = 0; j < w->rows; j++) {
       const run r = next_of(w, j, i);
-      w->partial[i * w->places + w->used[j]] =
-          ng_window_sparse_dot(tile, r.index, r.value, s->type, r.n);
+      w->unit_products[i * w->places + w->row_place[j]] =
+          ng_window_sparse_dot(tile, r.index, r.value, s->value_dtype, r.n);
     }
   }
 }
@@ -205,21 +206,21 @@ static void product_piece(void *arg, int32_t piece) {
 static void combine_piece(void *arg, int32_t piece) {
   const ng_block *b = arg;
   ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
+  const ng_topk_rows *s = w->state;
   double *tile = s->tile + (int64_t)piece * BLOCK;
   int64_t from, to;
   ng_piece_bounds(s->blocks, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_window_range *k = &s->block[i];
-    const double *c = w->part[k->part].c, by = w->part[k->part].by;
+    const double *c = w->part[k->part].c, by = w->part[k->part].u_scale;
     float *u = w->u + k->at;
     memset(tile, 0, (size_t)k->n * sizeof *tile);
     for (int64_t e = 0; e < k->n && by != 0.0; e++) {
       tile[e] = by * (double)u[e];
     }
-    for (int64_t j = 0; j < w->uses; j++) {
+    for (int64_t j = 0; j < w->rows; j++) {
       const run r = next_of(w, j, i);
-      ng_window_sparse_add(tile, r.index, r.value, s->type, r.n, c[w->used[j]]);
+      ng_window_sparse_add(tile, r.index, r.value, s->value_dtype, r.n, c[w->row_place[j]]);
     }
     for (int64_t e = 0; e < k->n; e++) {
       u[e] = (float)tile[e];
@@ -228,41 +229,41 @@ static void combine_piece(void *arg, int32_t piece) {
 }
 
 static void combine(ng_block *b) {
-  const ng_topk_rows *s = ng_window_of(b)->own;
+  const ng_topk_rows *s = ng_window_of(b)->state;
   ng_parallel(b->ctx, s->pieces, combine_piece, b);
 }
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
-static void drop(ng_block *b, int64_t place) {
-  const ng_topk_rows *s = ng_window_of(b)->own;
-  const size_t k = (size_t)s->k, size = (size_t)ng_dtype_size(s->type);
+static void clear_row(ng_block *b, int64_t place) {
+  const ng_topk_rows *s = ng_window_of(b)->state;
+  const size_t k = (size_t)s->k, size = (size_t)ng_dtype_size(s->value_dtype);
   memset(s->index + place * s->k, 0, k * sizeof *s->index);
   memset(s->value + (size_t)place * k * size, 0, k * size);
-  memset(s->begin + place * s->row_blocks, 0, (size_t)s->row_blocks * sizeof *s->begin);
+  memset(s->block_begin + place * s->row_blocks, 0, (size_t)s->row_blocks * sizeof *s->block_begin);
 }
 
-static float *residual(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->own)->next; }
+static float *residual(ng_block *b) { return ((ng_topk_rows *)ng_window_of(b)->state)->next_error; }
 
 static void commit_row(ng_block *b) {
-  ng_topk_rows *s = ng_window_of(b)->own;
-  float *error = s->next;
-  s->next = s->error;
+  ng_topk_rows *s = ng_window_of(b)->state;
+  float *error = s->next_error;
+  s->next_error = s->error;
   s->error = error;
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
+  const ng_topk_rows *s = w->state;
   const int32_t owner = b->owner, ranks = b->ctx->ranks + 1;
   ng_field f[] = {
-      ng_field_plain("values", s->type, w->places, s->all, s->value, owner),
-      ng_field_plain("indices", NG_U8, w->places, 2 * s->all, s->index, owner), /* 16 bits each */
-      ng_field_plain("begins", NG_I32, w->places, s->all_blocks, s->begin, owner),
+      ng_field_plain("values", s->value_dtype, w->places, s->k_all, s->value, owner),
+      ng_field_plain("indices", NG_U8, w->places, 2 * s->k_all, s->index, owner), /* 16 bits each */
+      ng_field_plain("begins", NG_I32, w->places, s->all_blocks, s->block_begin, owner),
       ng_window_field(b, "error", NG_F32, 1, s->error)};
   ng_status st = NG_OK;
   for (int i = 0; i < 4 && st == NG_OK; i++) {
-    if (i < 3 && w->sliced && !s->joint) f[i].slice = s->cut + i * ranks;
+    if (i < 3 && w->sliced && !s->is_joint) f[i].slice = s->cut + i * ranks;
     st = visit(arg, &f[i]);
   }
   return st;
@@ -270,16 +271,16 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 const ng_window_store ng_window_topk_store = {
     .name = "topk",
-    .most = INT32_MAX,
-    .cut_at = cut_at,
+    .max_elements = INT32_MAX,
+    .nearest_border = nearest_border,
     .plan = plan,
-    .target = ng_window_topk_target,
+    .input = ng_window_topk_target,
     .enter = ng_window_topk_enter,
-    .select_topk = ng_window_topk_choose,
+    .select_topk = ng_window_topk_select,
     .product = product_piece,
     .part_of = part_of,
     .combine = combine,
-    .drop = drop,
+    .clear_row = clear_row,
     .residual = residual,
     .commit = commit_row,
     .fields = fields,

@@ -11,31 +11,31 @@ typedef struct ng_window_range {
 } ng_window_range;
 
 typedef struct ng_topk_rows {
-  int64_t k, all, before; /* entries of a row: on this rank, on all ranks, on lower ranks */
+  int64_t k, k_all, k_before; /* entries of a row: on this rank, on all ranks, on lower ranks */
   /* All ranks select k of all elements jointly.  A slice may have any number of entries, so every rank stores whole rows,
-   * with row_blocks blocks; the rank's own blocks begin at `first`. */
-  bool joint;
-  int32_t row_blocks, first;
-  ng_window_joint choice;
+   * with row_blocks blocks; its own blocks begin at `first_block`. */
+  bool is_joint;
+  int32_t row_blocks, first_block;
+  ng_window_joint selection;
   int64_t *cut; /* [3, ranks + 1] slices: of values, of indices (in bytes), of blocks */
   int32_t groups, blocks, all_blocks, pieces;
   ng_window_range *group, *block;
-  ng_dtype type;
-  uint16_t *index;     /* [places, k] */
-  char *value;         /* [places, k] */
-  int32_t *begin;      /* [places, row_blocks] position of a block's first entry, over all ranks */
-  float *error, *next; /* [d] error feedback before and after this step */
-  float by;            /* factor of the gradient g in a = e + by g */
-  bool counted;        /* the last step's k of groups excluded masked or missing elements */
-  int32_t *count;      /* [pieces, NG_WINDOW_COUNTS] */
-  double *tile;        /* [pieces, BLOCK] */
+  ng_dtype value_dtype;
+  uint16_t *index;      /* [places, k] */
+  char *value;          /* [places, k] */
+  int32_t *block_begin; /* [places, row_blocks] position of a block's first entry, over all ranks */
+  float *error, *next_error; /* [d] error feedback before and after this step */
+  float gradient_factor;     /* factor of the gradient g in a = e + by g */
+  bool k_excludes;           /* the last step's k of groups excluded masked or missing elements */
+  int32_t *count;            /* [pieces, NG_WINDOW_COUNTS] */
+  double *tile;              /* [pieces, BLOCK] */
 } ng_topk_rows;
 
 static inline float *ng_window_topk_target(ng_block *b) {
-  return ((ng_topk_rows *)ng_window_of(b)->own)->next;
+  return ((ng_topk_rows *)ng_window_of(b)->state)->next_error;
 }
 /* Store k entries of e + by g as the row at head; `next`: g, then the residual.  choose: one round over ranks. */
 void ng_window_topk_enter(ng_block *b);
-void ng_window_topk_choose(ng_block *b, int32_t round, double *x);
+void ng_window_topk_select(ng_block *b, int32_t round, double *x);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * In: the gradient g in `next`, the error feedback e in `error`.  Out: the row at head (k values, their indices in
  * blocks, the begin of each block), and the new residual in `next`.  Each rank selects in its own groups; if one group
- * spans all slices, all ranks select jointly (window_largest.c).  ng_window_largest adds e to g while it reads both. */
+ * spans all slices, all ranks select jointly (window_largest.c).  ng_window_select_largest adds e to g. */
 #include "family/window_topk.h"
 
 enum { WIDE = 2 * NG_WINDOW_BLOCK, VALUES = 256 };
@@ -10,12 +10,12 @@ enum { WIDE = 2 * NG_WINDOW_BLOCK, VALUES = 256 };
 /* ---- choosing --------------------------------------------------------------------------------*/
 
 static ng_window_sum sum_of(const ng_window *w, const ng_window_range *g) {
-  const ng_topk_rows *s = w->own;
-  return (ng_window_sum){s->next + g->at, s->error + g->at, s->by};
+  const ng_topk_rows *s = w->state;
+  return (ng_window_sum){s->next_error + g->at, s->error + g->at, s->gradient_factor};
 }
 
 /* Return the memory for the selected indices of group g: part of u, which is unused before `measure`. */
-static int32_t *chosen_of(const ng_window *w, const ng_window_range *g) {
+static int32_t *selected_of(const ng_window *w, const ng_window_range *g) {
   return (int32_t *)(void *)w->u + g->at;
 }
 
@@ -24,159 +24,161 @@ static bool is_wide(const ng_topk_rows *s, const ng_window_range *g) {
   return s->pieces > 1 && g->n >= s->pieces * WIDE;
 }
 
-static void choose_piece(void *arg, int32_t piece) {
+static void select_piece(void *arg, int32_t piece) {
   ng_block *b = arg;
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
+  const ng_topk_rows *s = w->state;
   int64_t from, to;
   ng_piece_bounds(s->groups, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_window_range *g = &s->group[i];
     const ng_window_sum v = sum_of(w, g);
     if (is_wide(s, g)) continue;
-    ng_window_largest(b->ctx, &v, g->n, g->k, 1, s->count + (int64_t)piece * NG_WINDOW_COUNTS,
-                      chosen_of(w, g));
+    ng_window_select_largest(b->ctx, &v, g->n, g->k, 1,
+                             s->count + (int64_t)piece * NG_WINDOW_COUNTS, selected_of(w, g));
   }
 }
 
-static void choose(ng_block *b) {
+static void select_groups(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
-  ng_parallel(b->ctx, s->pieces, choose_piece, b);
+  const ng_topk_rows *s = w->state;
+  ng_parallel(b->ctx, s->pieces, select_piece, b);
   for (int32_t i = 0; i < s->groups; i++) {
     const ng_window_range *g = &s->group[i];
     const ng_window_sum v = sum_of(w, g);
     if (!is_wide(s, g)) continue;
-    ng_window_largest(b->ctx, &v, g->n, g->k, s->pieces, s->count, chosen_of(w, g));
+    ng_window_select_largest(b->ctx, &v, g->n, g->k, s->pieces, s->count, selected_of(w, g));
   }
 }
 
 /* Store the n chosen elements of a, rounded to s->type, from entry `to` of the row on; a <- the rounding errors. */
-static void keep_values(const ng_topk_rows *s, int64_t head, int64_t to, float *a,
-                        const int32_t *chosen, int64_t n) {
-  char *value = s->value + (head * s->k + to) * ng_dtype_size(s->type);
+static void store_values(const ng_topk_rows *s, int64_t head, int64_t to, float *a,
+                         const int32_t *chosen, int64_t n) {
+  char *value = s->value + (head * s->k + to) * ng_dtype_size(s->value_dtype);
   float exact[VALUES], rounded[VALUES];
   for (int64_t j = 0; j < n; j++) {
     exact[j] = a[chosen[j]];
   }
-  ng_from_f32(value, s->type, exact, n);
-  ng_to_f32(rounded, value, s->type, n);
+  ng_from_f32(value, s->value_dtype, exact, n);
+  ng_to_f32(rounded, value, s->value_dtype, n);
   for (int64_t j = 0; j < n; j++) {
     a[chosen[j]] = exact[j] - rounded[j];
   }
 }
 
 static void write_row(ng_window *w) {
-  const ng_topk_rows *s = w->own;
+  const ng_topk_rows *s = w->state;
   const int64_t head = ng_window_head(w);
   uint16_t *index = s->index + head * s->k;
-  int32_t *begin = s->begin + head * s->row_blocks, block = 0;
-  if (s->blocks > 0) begin[0] = (int32_t)s->before;
+  int32_t *begin = s->block_begin + head * s->row_blocks, block = 0;
+  if (s->blocks > 0) begin[0] = (int32_t)s->k_before;
   for (int32_t i = 0; i < s->groups; i++) {
     const ng_window_range *g = &s->group[i];
-    const int32_t *chosen = chosen_of(w, g);
+    const int32_t *chosen = selected_of(w, g);
     for (int64_t j = 0; j < g->k; j++) {
       const int64_t at = g->at + chosen[j], to = g->first + j;
       while (at >= s->block[block].at + s->block[block].n) {
-        begin[++block] = (int32_t)(s->before + to);
+        begin[++block] = (int32_t)(s->k_before + to);
       }
       index[to] = (uint16_t)(at - s->block[block].at);
     }
     for (int64_t j = 0; j < g->k; j += VALUES) {
-      keep_values(s, head, g->first + j, s->next + g->at, chosen + j, ng_min64(VALUES, g->k - j));
+      store_values(s, head, g->first + j, s->next_error + g->at, chosen + j,
+                   ng_min64(VALUES, g->k - j));
     }
   }
   for (block++; block < s->blocks; block++) {
-    begin[block] = (int32_t)(s->before + s->k);
+    begin[block] = (int32_t)(s->k_before + s->k);
   }
 }
 
 /* ---- parameters without a gradient ------------------------------------------------------------ */
 
 /* next <- by g, but -e for excluded parameters: then e + next = 0, and their error feedback is not sent. */
-static void hold_chunk(ng_block *b, int32_t i) {
+static void save_chunk(ng_block *b, int32_t i) {
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
+  const ng_topk_rows *s = w->state;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const bool out = ng_window_is_out(b, &c);
-  const float by = (float)w->scale;
+  const bool out = ng_window_is_excluded(b, &c);
+  const float by = (float)w->input_scale;
   for (int64_t k = c.at; k < c.at + c.n; k++) {
-    s->next[k] = out ? -s->error[k] : by * s->next[k];
+    s->next_error[k] = out ? -s->error[k] : by * s->next_error[k];
   }
 }
 
 static void restore_chunk(ng_block *b, int32_t i) {
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
+  const ng_topk_rows *s = w->state;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
-  if (!ng_window_is_out(b, &c)) return;
-  memcpy(s->next + c.at, s->error + c.at, (size_t)c.n * sizeof *s->next);
+  if (!ng_window_is_excluded(b, &c)) return;
+  memcpy(s->next_error + c.at, s->error + c.at, (size_t)c.n * sizeof *s->next_error);
 }
 
-static void hold(ng_block *b) {
-  ng_topk_rows *s = ng_window_of(b)->own;
-  const bool out = ng_window_some_out(b);
-  if (out) ng_window_each(b, hold_chunk);
-  s->by = out ? 1.0F : (float)ng_window_of(b)->scale;
+static void save_excluded(ng_block *b) {
+  ng_topk_rows *s = ng_window_of(b)->state;
+  const bool out = ng_window_has_excluded(b);
+  if (out) ng_window_each_chunk(b, save_chunk);
+  s->gradient_factor = out ? 1.0F : (float)ng_window_of(b)->input_scale;
 }
 
-static void restore(ng_block *b) {
-  if (ng_window_some_out(b)) ng_window_each(b, restore_chunk);
+static void restore_excluded(ng_block *b) {
+  if (ng_window_has_excluded(b)) ng_window_each_chunk(b, restore_chunk);
 }
 
 /* Set k of each group from its unmasked, included elements; in every step, because a load may change the mask. */
 static void count_groups(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  ng_topk_rows *s = w->own;
-  const bool some = w->mask != NULL || ng_window_some_out(b);
-  for (int32_t i = 0; i < s->groups && (some || s->counted); i++) {
+  ng_topk_rows *s = w->state;
+  const bool some = w->mask != NULL || ng_window_has_excluded(b);
+  for (int32_t i = 0; i < s->groups && (some || s->k_excludes); i++) {
     ng_window_range *g = &s->group[i];
-    g->k = ng_window_entries(b, ng_window_taking(b, g->at, g->n));
+    g->k = ng_window_topk_size(b, ng_window_count_selectable(b, g->at, g->n));
   }
-  s->counted = some;
+  s->k_excludes = some;
 }
 
 void ng_window_topk_enter(ng_block *b) {
   count_groups(b);
-  hold(b);
-  choose(b);
+  save_excluded(b);
+  select_groups(b);
   write_row(ng_window_of(b));
-  restore(b);
+  restore_excluded(b);
 }
 
 /* ---- choosing together -----------------------------------------------------------------------*/
 
 /* x <- entries of this rank, 0 for entries of other ranks; then the number of entries in each block.  An entry is one
  * exact double: the bits of the value + 2^32 * index in the block. */
-static void put_entries(const ng_block *b, double *x) {
+static void write_entries(const ng_block *b, double *x) {
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
-  const ng_window_joint *j = &s->choice;
-  const size_t size = (size_t)ng_dtype_size(s->type);
+  const ng_topk_rows *s = w->state;
+  const ng_window_joint *j = &s->selection;
+  const size_t size = (size_t)ng_dtype_size(s->value_dtype);
   const int64_t head = ng_window_head(w);
   int32_t block = 0;
   memset(x, 0, (size_t)(s->k + s->all_blocks) * sizeof *x);
-  for (int64_t i = 0; i < j->m; i += VALUES) {
-    keep_values(s, head, j->before + i, s->next, j->chosen + i, ng_min64(VALUES, j->m - i));
+  for (int64_t i = 0; i < j->selected; i += VALUES) {
+    store_values(s, head, j->selected_below + i, s->next_error, j->chosen + i,
+                 ng_min64(VALUES, j->selected - i));
   }
-  for (int64_t i = 0; i < j->m; i++) {
-    const int64_t to = j->before + i;
+  for (int64_t i = 0; i < j->selected; i++) {
+    const int64_t to = j->selected_below + i;
     uint32_t bits = 0; /* bf16 sets the low 16 bits */
     memcpy(&bits, s->value + (size_t)(head * s->k + to) * size, size);
     while (j->chosen[i] >= s->block[block].at + s->block[block].n) {
       block++;
     }
     x[to] = (double)bits + 0x1p32 * (double)(j->chosen[i] - s->block[block].at);
-    x[s->k + s->first + block] += 1.0;
+    x[s->k + s->first_block + block] += 1.0;
   }
 }
 
-static void take_entries(const ng_block *b, const double *x) {
+static void read_entries(const ng_block *b, const double *x) {
   const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
-  const size_t size = (size_t)ng_dtype_size(s->type);
+  const ng_topk_rows *s = w->state;
+  const size_t size = (size_t)ng_dtype_size(s->value_dtype);
   const int64_t head = ng_window_head(w);
-  int32_t *begin = s->begin + head * s->row_blocks;
+  int32_t *begin = s->block_begin + head * s->row_blocks;
   for (int64_t i = 0; i < s->k; i++) {
     const uint64_t entry = (uint64_t)x[i];
     const uint32_t bits = (uint32_t)(entry & 0xffffffffU);
@@ -190,30 +192,32 @@ static void take_entries(const ng_block *b, const double *x) {
   }
 }
 
-void ng_window_topk_choose(ng_block *b, int32_t round, double *x) {
+void ng_window_topk_select(ng_block *b, int32_t round, double *x) {
   const ng_window *w = ng_window_of(b);
-  ng_topk_rows *s = w->own;
+  ng_topk_rows *s = w->state;
   if (round == 0) {
-    hold(b);
-    const ng_window_sum v = {s->next, s->error, s->by};
+    save_excluded(b);
+    const ng_window_sum v = {s->next_error, s->error, s->gradient_factor};
     ng_window_add_error(&v, w->d);
-    s->choice = (ng_window_joint){.x = s->next,
-                                  .n = w->d,
-                                  .k = s->k,
-                                  .rank = b->ctx->rank,
-                                  .chosen = (int32_t *)(void *)w->u};
+    s->selection = (ng_window_joint){.x = s->next_error,
+                                     .n = w->d,
+                                     .k = s->k,
+                                     .rank = b->ctx->rank,
+                                     .chosen = (int32_t *)(void *)w->u};
   }
   /* x[included], after the counts of round 0: the number of unmasked, included elements. */
-  const int64_t included = ng_window_joint_room(0, b->ctx->ranks);
-  const bool some = w->mask != NULL || ng_window_some_out(b);
+  const int64_t included = ng_window_joint_count(0, b->ctx->ranks);
+  const bool some = w->mask != NULL || ng_window_has_excluded(b);
   if (round == 1 && some) {
-    s->choice.k = s->choice.rest = ng_min64(s->k, ng_window_entries(b, (int64_t)x[included]));
+    s->selection.k = s->selection.rank_in_prefix =
+        ng_min64(s->k, ng_window_topk_size(b, (int64_t)x[included]));
   }
-  if (round <= NG_WINDOW_JOINT_ROUNDS) ng_window_joint_round(&s->choice, round, b->ctx->ranks, x);
-  if (round == 0) x[included] = some ? (double)ng_window_taking(b, 0, w->d) : 0.0;
+  if (round <= NG_WINDOW_JOINT_ROUNDS)
+    ng_window_joint_round(&s->selection, round, b->ctx->ranks, x);
+  if (round == 0) x[included] = some ? (double)ng_window_count_selectable(b, 0, w->d) : 0.0;
   if (round == NG_WINDOW_JOINT_ROUNDS) {
-    put_entries(b, x);
-    restore(b);
+    write_entries(b, x);
+    restore_excluded(b);
   }
-  if (round > NG_WINDOW_JOINT_ROUNDS) take_entries(b, x);
+  if (round > NG_WINDOW_JOINT_ROUNDS) read_entries(b, x);
 }

@@ -109,7 +109,7 @@ NG_CLONES static uint32_t has_nonfinite16(const uint16_t *src, int64_t n, uint16
   return found;
 }
 
-NG_CLONES static uint32_t most_of(const float *x, int64_t n) {
+NG_CLONES static uint32_t largest_bits(const float *x, int64_t n) {
   uint32_t most = 0;
   for (int64_t i = 0; i < n; i++) {
     const uint32_t b = bits_of(x[i]) & 0x7fffffffu;
@@ -119,7 +119,7 @@ NG_CLONES static uint32_t most_of(const float *x, int64_t n) {
 }
 
 /* As for f32, the bits of bf16 and f16 without the sign have the order of the magnitudes. */
-NG_CLONES static uint16_t most_of16(const uint16_t *x, int64_t n) {
+NG_CLONES static uint16_t largest_bits16(const uint16_t *x, int64_t n) {
   uint16_t most = 0;
   for (int64_t i = 0; i < n; i++) {
     const uint16_t b = (uint16_t)(x[i] & 0x7fffu);
@@ -128,11 +128,11 @@ NG_CLONES static uint16_t most_of16(const uint16_t *x, int64_t n) {
   return most;
 }
 
-uint32_t ng_largest_bits(const float *x, int64_t n) { return most_of(x, n); }
+uint32_t ng_largest_bits(const float *x, int64_t n) { return largest_bits(x, n); }
 
 uint32_t ng_largest_bits_of(const void *x, ng_dtype t, int64_t n) {
-  if (t == NG_F32) return most_of(x, n);
-  const uint16_t most = most_of16(x, n);
+  if (t == NG_F32) return largest_bits(x, n);
+  const uint16_t most = largest_bits16(x, n);
   return bits_of(t == NG_BF16 ? widen_bf16(most) : widen_f16(most));
 }
 

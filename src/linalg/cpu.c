@@ -102,14 +102,14 @@ static void trsm(char side, char uplo, char trans, int64_t m, int64_t n, const f
 }
 
 /* The pieces T1, R, T2 of S in the picture above. */
-typedef struct thirds {
+typedef struct sym_blocks {
   float *t1, *r, *t2;
   int64_t h, g, ld; /* t1 [h,h], r [g,h], t2 [g,g] */
-} thirds;
+} sym_blocks;
 
 /* uplo is 'L' for t1, and 'U' for t2, which is stored transposed. */
-static thirds thirds_of(ng_sym s) {
-  thirds t;
+static sym_blocks sym_blocks_of(ng_sym s) {
+  sym_blocks t;
   t.ld = s.n | 1;
   t.h = (s.n + 1) / 2;
   t.g = s.n - t.h;
@@ -151,7 +151,7 @@ static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                       int64_t ldc) {
   (void)q;
-  const thirds t = thirds_of(S);
+  const sym_blocks t = sym_blocks_of(S);
   symm('L', 'L', t.h, m, t.t1, t.ld, B, ldb, C, ldc);
   if (t.g == 0) return;
   gemm('T', 'N', t.h, m, t.g, 1.0f, t.r, t.ld, B + t.h, ldb, 1.0f, C, ldc);
@@ -163,7 +163,7 @@ static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t 
 static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                      int64_t ldc) {
   (void)q;
-  const thirds t = thirds_of(S);
+  const sym_blocks t = sym_blocks_of(S);
   symm('R', 'L', m, t.h, t.t1, t.ld, B, ldb, C, ldc);
   if (t.g == 0) return;
   const float *B2 = B + t.h * ldb;
@@ -186,7 +186,7 @@ static void widen_small(ng_sym S, double *wide) {
 }
 
 /* Factor or invert packed storage in place; small matrices in double. */
-static void in_place(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
+static void run_packed(ng_sym S, packed64 *in_double, packed32 *in_float, int *info) {
   const integer n = (integer)S.n;
   integer found = 0;
   if (S.n <= SMALL) {
@@ -205,13 +205,13 @@ static void in_place(ng_sym S, packed64 *in_double, packed32 *in_float, int *inf
  * positive, otherwise 0. It is also 0 for NaN, so the caller must check the result. */
 static void factor(ng_queue *q, ng_sym S, int *info) {
   (void)q;
-  in_place(S, dpftrf_, spftrf_, info);
+  run_packed(S, dpftrf_, spftrf_, info);
 }
 
 /* Replace L by one triangle of the inverse of L L'. *info is i if L has a 0 at diagonal entry i (from 1). */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
-  in_place(L, dpftri_, spftri_, info);
+  run_packed(L, dpftri_, spftri_, info);
 }
 
 /* Solve L L' x = b for m right-hand sides; element i of side j is B[i within + j between]. */
@@ -243,7 +243,7 @@ static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb)
     solve_small(L, m, B, 1, ldb);
     return;
   }
-  const thirds t = thirds_of(L);
+  const sym_blocks t = sym_blocks_of(L);
   float *B2 = B + t.h;
   trsm('L', 'L', 'N', t.h, m, t.t1, t.ld, B, ldb);
   if (t.g > 0) {
@@ -262,7 +262,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
     solve_small(L, m, B, ldb, 1);
     return;
   }
-  const thirds t = thirds_of(L);
+  const sym_blocks t = sym_blocks_of(L);
   float *B2 = B + t.h * ldb;
   trsm('R', 'L', 'T', m, t.h, t.t1, t.ld, B, ldb);
   if (t.g > 0) {

@@ -12,7 +12,7 @@
 
 /* Largest accepted residual of a column of the inverse. In use, a correct f32 inverse has about n eps cond, at most
  * 1e-4; above 1e-2 the preconditioned gradient PD becomes wrong. */
-#define RESIDUAL 1e-2
+#define RESIDUAL_MOST 1e-2
 
 /* ---- scratch: in f32 W [tri] and F [tri], in double W [tri]; then vectors of n: two doubles, one float ---- */
 
@@ -60,7 +60,7 @@ static double residual_wide(const ng_damped *m, double d, int64_t j, const doubl
 
 /* Return the index of the largest diagonal entry of the inverse, or of the smallest pivot of L: its column has the
  * worst condition, so one check covers all columns. *sound: all diagonal entries are positive and finite. */
-static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
+static int64_t worst_column(ng_sym R, bool is_factor, bool *sound) {
   int64_t at = 0;
   float extreme = 0.0f;
   *sound = true;
@@ -79,11 +79,11 @@ static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
 
 /* Return whether the result R passes its checks. x, column: scratch for one column of the inverse, in double and in
  * f32. */
-static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R, float *column,
-                  double *x, double *y) {
+static bool passes_checks(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R,
+                          float *column, double *x, double *y) {
   bool sound = false;
   NG_ASSERT(ng_queue_settled(q));
-  const int64_t j = weakest(R, m->is_factor, &sound);
+  const int64_t j = worst_column(R, m->is_factor, &sound);
   if (!sound) return false;
   if (m->is_factor) {
     memset(column, 0, (size_t)m->n * sizeof *column);
@@ -94,12 +94,12 @@ static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R,
   for (int64_t i = 0; i < m->n; i++) {
     x[i] = (double)(m->is_factor ? column[i] : ng_sym_get(R, i, j));
   }
-  return residual(F, d, j, x, y) <= RESIDUAL;
+  return residual(F, d, j, x, y) <= RESIDUAL_MOST;
 }
 
 /* Return whether factor and invert succeeded. Both were enqueued together; if factor fails, the time of invert is
  * lost. */
-static bool both_done(const ng_queue *q, const ng_damped *m) {
+static bool both_succeeded(const ng_queue *q, const ng_damped *m) {
   return ng_info_read(q, &m->info[0]) == 0 && (m->is_factor || ng_info_read(q, &m->info[1]) == 0);
 }
 
@@ -110,7 +110,7 @@ bool ng_fits_dtype(ng_queue *q, int64_t n, const float *x, ng_dtype t, double *l
   return *ng_numbers_read(q, largest) <= ng_dtype_largest(t);
 }
 
-static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch) {
+static bool solve_single(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   const int64_t tri = ng_sym_count(m->n);
   ng_sym W = {scratch, m->n};
   float *room = scratch + ng_round16(tri), *column = room + ng_round16(tri);
@@ -121,15 +121,16 @@ static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch)
   ng_on(q)->factor(q, W, &m->info[0]);
   if (!m->is_factor) ng_on(q)->invert(q, W, &m->info[1]);
   ng_queue_wait(q);
-  if (!both_done(q, m)) return false;
-  if (!check(q, m, F, d, W, column, x, y) || !ng_fits_dtype(q, tri, W.a, m->stored, m->largest))
+  if (!both_succeeded(q, m)) return false;
+  if (!passes_checks(q, m, F, d, W, column, x, y) ||
+      !ng_fits_dtype(q, tri, W.a, m->stored, m->largest))
     return false;
   ng_on(q)->narrow(q, tri, W.a, m->R, m->stored);
   return true;
 }
 
 /* Compute and check the result in double; a result that exceeds f32 fails. The checks use the unrounded result. */
-static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch) {
+static bool solve_double(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   const int64_t n = m->n, tri = ng_sym_count(n);
   double *W = (double *)(void *)scratch;
   float *room = scratch + ng_round16(2 * tri);
@@ -146,7 +147,7 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
   ng_on(q)->factor64(q, n, W, &m->info[0]);
   if (!m->is_factor) ng_on(q)->invert64(q, n, W, &m->info[1]);
   ng_queue_wait(q);
-  if (!both_done(q, m)) return false;
+  if (!both_succeeded(q, m)) return false;
   int64_t j = 0;
   for (int64_t i = 0; i < n; i++) {
     const double w = W[ng_sym_at(n, i, i)], best = W[ng_sym_at(n, j, j)];
@@ -160,7 +161,8 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
     ng_on(q)->solve64(q, n, W, x);
     ng_queue_wait(q);
   }
-  if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL)) return false;
+  if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL_MOST))
+    return false;
   for (int64_t i = 0; i < tri; i++) {
     room[i] = (float)W[i]; /* room, which contained F, now has the rounded result */
     if (!(room[i] - room[i] == 0.0f)) return false;
@@ -180,7 +182,7 @@ int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratc
   double shift = d;
   const bool wide = m->kept == NG_F64;
   for (int32_t rung = 0; rung < NG_DAMPED_DOUBLE; rung++, shift *= 10.0) {
-    if (wide ? in_double(q, m, shift, scratch) : in_single(q, m, shift, scratch)) return rung;
+    if (wide ? solve_double(q, m, shift, scratch) : solve_single(q, m, shift, scratch)) return rung;
   }
-  return in_double(q, m, d, scratch) ? NG_DAMPED_DOUBLE : NG_DAMPED_NONE;
+  return solve_double(q, m, d, scratch) ? NG_DAMPED_DOUBLE : NG_DAMPED_NONE;
 }

@@ -31,31 +31,33 @@ struct ng_fisher {
 };
 
 /* One block of F and the vectors of a call. */
-typedef struct work {
+typedef struct block_work {
   ng_fisher *f;
   int64_t from, B, n; /* coordinates; order of the factor */
   bool dual;          /* m < B */
   double *L;
   const double *x; /* the block's part of the vector */
   double *z, *out;
-} work;
+} block_work;
 
-static work work_of(ng_fisher *f, int64_t block) {
+static block_work block_work_of(ng_fisher *f, int64_t block) {
   const int64_t from = block == 0 ? 0 : f->end[block - 1], B = f->end[block] - from;
-  return (work){.f = f,
-                .from = from,
-                .B = B,
-                .n = ng_min64(f->m, B),
-                .dual = f->m < B,
-                .L = f->factor + f->at[block],
-                .z = f->room + (int64_t)f->threads * f->most * PANEL};
+  return (block_work){.f = f,
+                      .from = from,
+                      .B = B,
+                      .n = ng_min64(f->m, B),
+                      .dual = f->m < B,
+                      .L = f->factor + f->at[block],
+                      .z = f->room + (int64_t)f->threads * f->most * PANEL};
 }
 
-static const float *row_of(const work *w, int64_t r) { return w->f->g + r * w->f->ld + w->from; }
+static const float *row_of(const block_work *w, int64_t r) {
+  return w->f->g + r * w->f->ld + w->from;
+}
 
 /* Run the tasks of a loop, on one thread if there are few products. */
-static void spread(const work *w, int64_t products, int64_t n, void (*task)(void *, int32_t),
-                   work *arg) {
+static void run_tasks(const block_work *w, int64_t products, int64_t n,
+                      void (*task)(void *, int32_t), block_work *arg) {
   if (products >= SMALL) {
     ng_queue_run(w->f->ctx->queue, (int32_t)n, task, arg);
     return;
@@ -97,7 +99,7 @@ static double dot_wide(const float *x, const double *y, int64_t n) {
   return sum_of(sum);
 }
 
-static void fill_row(const work *w, int64_t i) {
+static void fill_row(const block_work *w, int64_t i) {
   const double m = (double)w->f->m;
   for (int64_t j = 0; j <= i; j++) {
     double v = 0.0;
@@ -115,16 +117,16 @@ static void fill_row(const work *w, int64_t i) {
 
 /* Fill row i and row n - 1 - i: a short row and a long row, so that all tasks take equal time. */
 static void fill_rows(void *arg, int32_t i) {
-  const work *w = arg;
+  const block_work *w = arg;
   fill_row(w, i);
   if (w->n - 1 - i != i) fill_row(w, w->n - 1 - i);
 }
 
 /* Compute L of the block. Return false if the matrix is not positive definite in double. */
-static bool factorise(work *w) {
+static bool factorise(block_work *w) {
   ng_queue *q = w->f->ctx->queue;
   int info = 0; /* read after the wait below */
-  spread(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows, w);
+  run_tasks(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows, w);
   ng_on(q)->factor64(q, w->n, w->L, &info);
   ng_queue_wait(q);
   if (ng_info_read(q, &info) != 0) return false;
@@ -138,13 +140,13 @@ static bool factorise(work *w) {
 /* ---- F^-1 x ----------------------------------------------------------------------------------*/
 
 static void products(void *arg, int32_t r) {
-  const work *w = arg;
+  const block_work *w = arg;
   w->z[r] = dot_wide(row_of(w, r), w->x, w->B);
 }
 
 /* For the coordinates of panel i: out = (x - G' z) / lambda. */
 static void remainders(void *arg, int32_t i) {
-  const work *w = arg;
+  const block_work *w = arg;
   const int64_t from = (int64_t)i * PANEL, n = ng_min64(PANEL, w->B - from);
   double sum[PANEL] = {0.0};
   for (int64_t r = 0; r < w->f->m; r++) {
@@ -161,18 +163,18 @@ static void remainders(void *arg, int32_t i) {
 void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
   ng_queue *q = f->ctx->queue;
   for (int64_t b = 0; b < f->blocks; b++) {
-    work w = work_of(f, b);
+    block_work w = block_work_of(f, b);
     w.x = x + w.from;
     w.out = out + w.from;
     if (w.dual) {
-      spread(&w, w.n * w.B, w.n, products, &w);
+      run_tasks(&w, w.n * w.B, w.n, products, &w);
     } else {
       memcpy(w.z, w.x, (size_t)w.B * sizeof *w.z);
     }
     ng_on(q)->solve64(q, w.n, w.L, w.z);
     ng_queue_wait(q);
     if (w.dual) {
-      spread(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, remainders, &w);
+      run_tasks(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, remainders, &w);
     } else {
       memcpy(w.out, w.z, (size_t)w.B * sizeof *w.z);
     }
@@ -182,7 +184,7 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
 /* ---- the diagonal ----------------------------------------------------------------------------*/
 
 /* Y [n, PANEL] <- L^-1 Y; length: the squared length of each column of the result. */
-static void substitute(const work *w, double *Y, double length[PANEL]) {
+static void substitute(const block_work *w, double *Y, double length[PANEL]) {
   memset(length, 0, PANEL * sizeof *length);
   for (int64_t i = 0; i < w->n; i++) {
     double *y = Y + i * PANEL;
@@ -202,7 +204,7 @@ static void substitute(const work *w, double *Y, double length[PANEL]) {
 
 /* Compute the diagonal of F^-1 for coordinates [from, from + n) of the block. If m < B, 1 - length may consist of
  * rounding errors. Then a lower bound is used: [F^-1]_ii >= 1 / F_ii, F_ii = lambda + |G e_i|^2 / m. */
-static void panel(const work *w, int64_t from, int64_t n, double *Y, double *out) {
+static void add_panel(const block_work *w, int64_t from, int64_t n, double *Y, double *out) {
   double length[PANEL], least[PANEL] = {0.0};
   memset(Y, 0, (size_t)(w->n * PANEL) * sizeof *Y);
   for (int64_t r = 0; r < w->f->m && w->dual; r++) {
@@ -229,21 +231,21 @@ typedef struct diagonal {
   double *out;
 } diagonal;
 
-static void panels(void *arg, int32_t thread) {
+static void add_panels(void *arg, int32_t thread) {
   const diagonal *a = arg;
   ng_fisher *f = a->f;
   double *Y = f->room + (int64_t)thread * f->most * PANEL;
   for (int64_t b = 0, at = 0; b < f->blocks; b++) {
-    const work w = work_of(f, b);
+    const block_work w = block_work_of(f, b);
     for (int64_t from = 0; from < w.B; from += PANEL, at++) {
-      if (at % f->threads == thread) panel(&w, from, ng_min64(PANEL, w.B - from), Y, a->out);
+      if (at % f->threads == thread) add_panel(&w, from, ng_min64(PANEL, w.B - from), Y, a->out);
     }
   }
 }
 
 void ng_fisher_inverse_diagonal(ng_fisher *f, double *out) {
   diagonal a = {f, out};
-  ng_queue_run(f->ctx->queue, f->threads, panels, &a);
+  ng_queue_run(f->ctx->queue, f->threads, add_panels, &a);
 }
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
@@ -266,7 +268,7 @@ void ng_fisher_free(ng_fisher *f) {
   ng_free(f->ctx, f, sizeof *f);
 }
 
-static ng_status make(ng_fisher *f, const int64_t *end) {
+static ng_status factor_blocks(ng_fisher *f, const int64_t *end) {
   ng_context *ctx = f->ctx;
   f->end = ng_alloc(ctx, list_bytes(f));
   if (f->end == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory for blocks");
@@ -289,7 +291,7 @@ static ng_status make(ng_fisher *f, const int64_t *end) {
   }
   f->room = f->factor + f->at[f->blocks];
   for (int64_t b = 0; b < f->blocks; b++) {
-    work w = work_of(f, b);
+    block_work w = block_work_of(f, b);
     if (!factorise(&w)) {
       return ng_fail(ctx, NG_ERR_ARG,
                      "ng_fisher_create: damping %g is too small for these gradients: block %lld is "
@@ -312,7 +314,7 @@ ng_status ng_fisher_make(ng_context *ctx, const ng_strided *rows, double damping
                    .blocks = blocks,
                    .damping = damping,
                    .threads = ctx->queue->threads};
-  const ng_status st = make(f, end);
+  const ng_status st = factor_blocks(f, end);
   if (st != NG_OK) {
     ng_fisher_free(f);
     return st;

@@ -74,13 +74,13 @@ bool ng_linalg_fits(int64_t n) {
 
 /* Look up a function in the loaded libraries; `out` points to a function pointer. memcpy, because ISO C has no cast
  * from void * to a function pointer. */
-static bool symbol(const char *name, void *out) {
+static bool find_symbol(const char *name, void *out) {
   void *address = dlsym(RTLD_DEFAULT, name);
   memcpy(out, &address, sizeof address);
   return address != NULL;
 }
 
-static void put(char *to, size_t size, const char *text) {
+static void copy_text(char *to, size_t size, const char *text) {
   if (to == NULL || size == 0) return;
   (void)snprintf(to, size, "%s", text != NULL ? text : "");
   for (size_t n = strlen(to); n > 0 && (to[n - 1] == ' ' || to[n - 1] == '\n'); n--) {
@@ -92,35 +92,37 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
                       int32_t *threads) {
   char *(*text)(void);
   int (*number)(void);
-  put(name, name_size, "unknown");
-  put(kernel, kernel_size, "");
+  copy_text(name, name_size, "unknown");
+  copy_text(kernel, kernel_size, "");
   if (threads != NULL) *threads = 0;
-  if (symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
-    put(name, name_size, text()); /* the text begins with "OpenBLAS 0.3.21 " */
-    if (symbol(NG_BLAS_TEXT(openblas_get_corename), &text)) put(kernel, kernel_size, text());
-    if (threads != NULL && symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number))
+  if (find_symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
+    copy_text(name, name_size, text()); /* the text begins with "OpenBLAS 0.3.21 " */
+    if (find_symbol(NG_BLAS_TEXT(openblas_get_corename), &text))
+      copy_text(kernel, kernel_size, text());
+    if (threads != NULL && find_symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number))
       *threads = number();
     return;
   }
   void (*mkl)(char *buffer, int length);
-  if (symbol("MKL_Get_Version_String", &mkl)) {
+  if (find_symbol("MKL_Get_Version_String", &mkl)) {
     char version[200] = "";
     mkl(version, (int)sizeof version - 1);
-    put(name, name_size, version);
-    if (threads != NULL && symbol("MKL_Get_Max_Threads", &number)) *threads = number();
+    copy_text(name, name_size, version);
+    if (threads != NULL && find_symbol("MKL_Get_Max_Threads", &number)) *threads = number();
     return;
   }
-  if (symbol("bli_info_get_version_str", &text)) {
+  if (find_symbol("bli_info_get_version_str", &text)) {
     char version[200];
     (void)snprintf(version, sizeof version, "BLIS %s", text());
-    put(name, name_size, version);
+    copy_text(name, name_size, version);
     int (*arch)(void);
     char *(*arch_text)(int);
-    if (symbol("bli_arch_query_id", &arch) && symbol("bli_arch_string", &arch_text)) {
-      put(kernel, kernel_size, arch_text(arch()));
+    if (find_symbol("bli_arch_query_id", &arch) && find_symbol("bli_arch_string", &arch_text)) {
+      copy_text(kernel, kernel_size, arch_text(arch()));
     }
     int64_t (*ways)(void); /* dim_t of BLIS */
-    if (threads != NULL && symbol("bli_thread_get_num_threads", &ways)) *threads = (int32_t)ways();
+    if (threads != NULL && find_symbol("bli_thread_get_num_threads", &ways))
+      *threads = (int32_t)ways();
     return;
   }
   /* Netlib's BLAS has no version function, and Debian's libblas.so.3 of BLIS hides its own. The file name identifies
@@ -151,12 +153,13 @@ void ng_blas_hint(char *hint, size_t size) {
    * other kernels. */
   static const char *const narrow[] = {"Haswell", "Zen", "Excavator", "Sandybridge", "Prescott"};
   char name[256], kernel[64];
-  put(hint, size, "");
+  copy_text(hint, size, "");
   ng_blas_describe(name, sizeof name, kernel, sizeof kernel, NULL);
   if (strncmp(name, "OpenBLAS", 8) != 0 || strstr(name, "DYNAMIC_ARCH") == NULL) return;
   for (size_t i = 0; i < sizeof narrow / sizeof narrow[0]; i++) {
     if (strcmp(kernel, narrow[i]) == 0 && has_avx512()) {
-      put(hint, size, "OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor");
+      copy_text(hint, size,
+                "OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor");
     }
   }
 }

@@ -19,13 +19,13 @@
 
 enum { TILE = 16 }; /* a cache line of floats: transposition uses whole lines */
 
-typedef struct run {
+typedef struct column_run {
   int64_t at, from, to; /* element (f, t) = (t, f), t in [from, to), is stored at at + t - from */
-} run;
+} column_run;
 
-static run run_of(int64_t n, int64_t f) {
+static column_run column_run_at(int64_t n, int64_t f) {
   const int64_t h = (n + 1) / 2;
-  run r;
+  column_run r;
   r.from = f < h ? f : h;
   r.to = f < h ? n : f + 1;
   r.at = ng_sym_at(n, f, r.from);
@@ -37,8 +37,8 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
 }
 
 /* Return the piece for a block on one side of column h. Columns are contiguous left of h, rows right of h. */
-static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                      bool diagonal) {
+static ng_piece make_piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                           bool diagonal) {
   const int64_t h = (s.n + 1) / 2, ld = s.n | 1;
   ng_piece p;
   p.a = s.a + ng_sym_at(s.n, row, col);
@@ -59,20 +59,20 @@ int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng
   int32_t n = 0;
   if (m == 0 || k == 0) return 0;
   if (r0 != c0) {
-    if (left > 0) out[n++] = piece(s, r0, c0, m, left, false);
-    if (left < k) out[n++] = piece(s, r0, c0 + left, m, k - left, false);
+    if (left > 0) out[n++] = make_piece(s, r0, c0, m, left, false);
+    if (left < k) out[n++] = make_piece(s, r0, c0 + left, m, k - left, false);
     return n;
   }
-  if (left > 0) out[n++] = piece(s, r0, c0, left, left, true);
-  if (left > 0 && left < k) out[n++] = piece(s, r0 + left, c0, m - left, left, false);
-  if (left < k) out[n++] = piece(s, r0 + left, c0 + left, k - left, k - left, true);
+  if (left > 0) out[n++] = make_piece(s, r0, c0, left, left, true);
+  if (left > 0 && left < k) out[n++] = make_piece(s, r0 + left, c0, m - left, left, false);
+  if (left < k) out[n++] = make_piece(s, r0 + left, c0 + left, k - left, k - left, true);
   return n;
 }
 
 void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
   const int64_t n = S.n, h = (n + 1) / 2;
   for (int64_t f = 0; f < n; f++) {
-    const run r = run_of(n, f);
+    const column_run r = column_run_at(n, f);
     memcpy(full + f * ld + r.from, S.a + r.at, (size_t)(r.to - r.from) * sizeof *full);
   }
   for (int64_t i0 = 0; i0 < n; i0 += TILE) { /* fill the other triangle, tile by tile */
@@ -97,7 +97,7 @@ void ng_sym_vector(ng_sym S, const double *x, double *y) {
     y[i] = 0.0;
   }
   for (int64_t f = 0; f < S.n; f++) {
-    const run r = run_of(S.n, f);
+    const column_run r = column_run_at(S.n, f);
     double sum = 0.0;
     for (int64_t t = r.from; t < r.to; t++) {
       const double s = (double)S.a[r.at + t - r.from];
