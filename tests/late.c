@@ -227,6 +227,10 @@ ENTRY(finite, x->list, x->n, x->out)
 static void late_all_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
   CALL(finite, .n = n, .list = copy_of(a, n, sizeof *a), .out = out);
 }
+ENTRY(read, x->list, x->n)
+static void late_read(ng_queue *q, const ng_read *r, int64_t n) {
+  CALL(read, .n = n, .list = copy_of(r, n, sizeof *r));
+}
 ENTRY(emit, x->list, x->n)
 static void late_emit(ng_queue *q, const ng_direction *e, int64_t n) {
   CALL(emit, .n = n, .list = copy_of(e, n, sizeof *e));
@@ -264,6 +268,7 @@ static const ng_kernel_ops late_kernels = {
     .scan = late_scan,
     .measure = late_measure,
     .finite = late_all_finite,
+    .read = late_read,
     .emit = late_emit,
     .store = late_store,
     .norm2 = late_norms,

@@ -290,8 +290,9 @@ static void test_measure_and_finite(void **state) {
     make_list(&r, &l, PLAIN, round);
     for (int k = QUEUES - 1; k >= 0; k--) {
       ng_queue q = kernels_queue(k);
-      int32_t finite[LISTED];
+      int32_t finite[LISTED], copied[LISTED] = {1, 1, 1};
       ng_region region[LISTED];
+      ng_read copy[LISTED];
       for (int i = 0; i < LISTED; i++) {
         item *a = &l.item[i];
         restore(a);
@@ -300,9 +301,14 @@ static void test_measure_and_finite(void **state) {
         if (round % 4 > 0) m[i].x = a->x;
         if (round % 4 == 2) m[i].y = a->y;
         if (round % 4 == 3) m[i].t = a->y_wide;
+        copy[i] =
+            (ng_read){region[i], k == QUEUES - 1 ? a->u : a->stored, a->cols, 1, NULL, &copied[i]};
+        if (round % 3 == 1) copy[i].map = a->map;
+        if (round % 3 == 2) copy[i].to_row = 1, copy[i].to_col = a->rows;
       }
       ng_kernels(&q)->measure(&q, m, LISTED, parts);
       ng_kernels(&q)->finite(&q, region, LISTED, finite);
+      ng_kernels(&q)->read(&q, copy, LISTED);
       ng_queue_wait(&q);
       for (int i = 0; i < LISTED; i++) {
         const double n = (double)(l.item[i].rows * l.item[i].cols);
@@ -314,15 +320,22 @@ static void test_measure_and_finite(void **state) {
         if (k == QUEUES - 1) want[i][0] = out[i][0], want[i][1] = second;
         assert_true(fabs(out[i][0] - want[i][0]) <= 4.0 * n * 0x1p-53 * want[i][0]);
         assert_true(fabs(second - want[i][1]) <= 4.0 * n * 0x1p-53 * n);
-        assert_int_equal(finite[i], 1);
+        assert_int_equal(finite[i] + copied[i], 2);
+        if (k < QUEUES - 1)
+          assert_memory_equal(l.item[i].u, l.item[i].stored, (size_t)n * sizeof(float));
       }
       item *a = &l.item[round % LISTED];
       const float bad = NAN;
       ng_from_f32(a->g + rng_below(&r, a->rows * a->cols) * ng_dtype_size(a->grad.dtype),
                   a->grad.dtype, &bad, 1);
       ng_kernels(&q)->finite(&q, region, LISTED, finite);
+      for (int i = 0; i < LISTED; i++) {
+        copy[i].to = l.item[i].m; /* keep the expected copies */
+      }
+      ng_kernels(&q)->read(&q, copy, LISTED);
       ng_queue_wait(&q);
       for (int i = 0; i < LISTED; i++) {
+        assert_int_equal(copied[i], i != round % LISTED);
         assert_int_equal(finite[i], i != round % LISTED);
       }
     }

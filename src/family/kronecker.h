@@ -66,8 +66,9 @@ typedef struct ng_kron {
   bool eigen;
   bool product; /* solver = product: R is the average, and `direction` is H = G D A */
   ng_dtype inverse_dtype;
-  double lambda; /* eigen-prediv: the damping of the last solve */
-  bool good;     /* every part has a result; otherwise PD = D */
+  double lambda;  /* eigen-prediv: the damping of the last solve */
+  bool good;      /* every part has a result; otherwise PD = D */
+  int32_t finite; /* 0: the last copied gradient has a value that is not finite */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }

@@ -42,52 +42,6 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
   return 2 * ng_round16(rows * k->p) + ng_round16(widest_result(k)) + ng_round16(6 * rows);
 }
 
-/* ---- rows of D -------------------------------------------------------------------------------*/
-
-typedef struct rows_job {
-  ng_block *b;
-  float *D;                /* the gradient */
-  int64_t row, rows, each; /* rows [row, row + rows) of the gradient, `each` rows per task */
-  atomic_bool bad;         /* a value is not finite */
-} rows_job;
-
-/* Set j->each and return the number of tasks: below 8192 numbers, starting threads costs more than copying. */
-static int32_t pieces_of(const ng_block *b, rows_job *j) {
-  const ng_kron *k = ng_kron_of(b);
-  int32_t pieces = (int32_t)ng_min64(ng_threads_of(b->ctx), j->rows);
-  if (j->rows * k->p < 8192) pieces = 1;
-  j->each = (j->rows + pieces - 1) / pieces;
-  return pieces;
-}
-
-/* Read a row of the bound gradients, the bias last; false if a value is not finite. */
-static bool read_row(const ng_block *b, int64_t r, float *row) {
-  const ng_slot *w = b->segment[0].slot;
-  ng_slot_read(w, r, 0, w->cols, row);
-  if (b->segments > 1) ng_slot_read(b->segment[1].slot, 0, r, 1, row + w->cols);
-  return ng_all_finite(row, NG_F32, ng_kron_of(b)->p);
-}
-
-/* Copy rows of the gradient to D in internal column order. `direction` is free until the products, so it is the buffer
- * for the row in published order. */
-static void gather_rows(void *arg, int32_t piece) {
-  rows_job *j = arg;
-  const ng_block *b = j->b;
-  const ng_kron *k = ng_kron_of(b);
-  const int64_t to = ng_min64(j->rows, (piece + 1) * j->each);
-  for (int64_t r = piece * j->each; r < to; r++) {
-    float *row = b->direction + (j->row + r) * k->p, *D = j->D + r * k->p;
-    if (!read_row(b, j->row + r, row)) j->bad = true;
-    if (k->offsets == 1) {
-      memcpy(D, row, (size_t)k->p * sizeof *D);
-    } else {
-      for (int64_t c = 0; c < k->p; c++) {
-        D[c] = row[k->map[c]];
-      }
-    }
-  }
-}
-
 /* ---- the products ----------------------------------------------------------------------------*/
 
 /* Rows [row, row + rows) of the gradient (chunk_rows); group_rows: rows of the chunk in one group. */
@@ -217,6 +171,25 @@ static void precondition(const chunk *c) {
 
 /* ---- measure, emit ---------------------------------------------------------------------------*/
 
+/* Copy rows of the gradients to c->D in internal column order, the bias last; return whether all values are finite. */
+static bool read_rows(const chunk *c) {
+  ng_kron *k = ng_kron_of(c->b);
+  const ng_slot *w = c->b->segment[0].slot;
+  ng_read list[] = {{.D = {&w->grad, c->row, c->rows, 0, w->cols},
+                     .to = c->D,
+                     .to_row = k->p,
+                     .to_col = 1,
+                     .map = k->offsets > 1 ? k->unmap : NULL,
+                     .finite = &k->finite},
+                    {.to = c->D + k->p - 1, .to_col = k->p, .finite = &k->finite}};
+  if (c->b->segments > 1)
+    list[1].D = (ng_region){&c->b->segment[1].slot->grad, 0, 1, c->row, c->rows};
+  k->finite = 1;
+  ng_kernels(c->q)->read(c->q, list, c->b->segments);
+  ng_queue_wait(c->q);
+  return k->finite != 0;
+}
+
 /* If the gradient is not finite, set the direction to 0, because other ranks may receive the direction before they
  * learn that the step is skipped. Rows are summed in order, so the bits do not depend on the number of threads. */
 ng_status ng_kron_measure(ng_block *b) {
@@ -231,10 +204,7 @@ ng_status ng_kron_measure(ng_block *b) {
     c.rows = ng_min64(most, k->out - c.row);
     c.group_rows = ng_min64(k->q, c.rows);
     c.out = b->direction + c.row * k->p;
-    rows_job j = {.b = b, .D = c.D, .row = c.row, .rows = c.rows};
-    const int32_t pieces = pieces_of(b, &j);
-    ng_parallel(b->ctx, pieces, gather_rows, &j);
-    if (j.bad) {
+    if (!read_rows(&c)) {
       memset(b->direction, 0, (size_t)(k->out * k->p) * sizeof *b->direction);
       return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
     }

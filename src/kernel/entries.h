@@ -9,6 +9,7 @@ void ng_ref_scan(ng_queue *q, const ng_strided *a, int64_t n, double *out);
 
 void ng_measure_gradients(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
 void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
+void ng_measure_read(ng_queue *q, const ng_read *r, int64_t n);
 void ng_emit_gradients(ng_queue *q, const ng_direction *e, int64_t n);
 void ng_emit_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
 void ng_emit_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);
@@ -18,6 +19,7 @@ void ng_emit_ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *
 
 void ng_ref_measure(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
 void ng_ref_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
+void ng_ref_read(ng_queue *q, const ng_read *j, int64_t n);
 void ng_ref_emit(ng_queue *q, const ng_direction *e, int64_t n);
 void ng_ref_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n);
 void ng_ref_norm2(ng_queue *q, const ng_direction *e, int64_t n, double *parts, double *out);

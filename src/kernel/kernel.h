@@ -55,6 +55,15 @@ typedef struct ng_measure {
   double *out; /* [2] */
 } ng_measure;
 
+/* Copy a bound gradient to f32: element (r, c) to to[r to_row + c to_col], with a map to to[r to_row + map[c]]. */
+typedef struct ng_read {
+  ng_region D;
+  float *to;
+  int64_t to_row, to_col;
+  const int32_t *map; /* [cols]; NULL: none */
+  int32_t *finite;    /* set to 0 if an element is not finite, otherwise unchanged */
+} ng_read;
+
 /* A direction d over the range of a bound gradient D, with a matrix or vector u:
  *     stored: d[r][c] = scale u[r][c];   else d[r][c] = scale D[r][c] + k y[r] u[r][c]
  * Eva (rank one): scale = f / lambda, k = -f c / lambda, y = g, u = a with u_row = 0 (family/rankone.c). */
@@ -125,6 +134,7 @@ typedef struct ng_kernel_ops {
    * finite: out[i] <- 1 if all elements of range i are finite, else 0. */
   void (*measure)(ng_queue *q, const ng_measure *m, int64_t n, double *parts);
   void (*finite)(ng_queue *q, const ng_region *a, int64_t n, int32_t *out);
+  void (*read)(ng_queue *q, const ng_read *r, int64_t n); /* copy gradients, see ng_read */
   /* emit.c. emit: write each direction over its gradient; an element that does not fit its dtype keeps the gradient.
    * store: to[i], dense [rows, cols], <- direction i. norm2: out[i] <- |direction i|^2; parts: [tiles] scratch. */
   void (*emit)(ng_queue *q, const ng_direction *e, int64_t n);

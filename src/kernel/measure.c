@@ -1,4 +1,4 @@
-/* measure.c: sums over bound gradients: |D|^2 and <D, u> of rank-one families; whether gradients are finite.
+/* measure.c: sums over bound gradients: |D|^2 and <D, u> of rank-one families; whether gradients are finite; copies of gradients.
  *
  * Sums are in double, in which products of two f32 neither overflow nor underflow. The order of additions is fixed by
  * LANES and by tiles, so the bits depend neither on the vector width nor on the threads. */
@@ -141,4 +141,39 @@ void ng_measure_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out)
   }
   ng_tile_list_cut(q, &j.walk, a, sizeof *a, n);
   ng_queue_run(q, j.walk.pieces, finite_piece, &j);
+}
+
+/* ---- read ------------------------------------------------------------------------------------*/
+
+/* Copy n <= NG_LINE columns of row r; return whether they are finite. */
+static bool read_line(const ng_read *j, int64_t r, int64_t c, int64_t n) {
+  float room[NG_LINE], *to = j->to + r * j->to_row;
+  const bool dense = j->map == NULL && j->to_col == 1;
+  float *x = dense ? to + c : room;
+  ng_place_read(j->D.place, j->D.row + r, j->D.col + c, n, x);
+  for (int64_t i = 0; i < n && !dense; i++) {
+    to[j->map != NULL ? j->map[c + i] : (c + i) * j->to_col] = x[i];
+  }
+  return ng_all_finite(x, NG_F32, n);
+}
+
+static void read_piece(void *arg, int32_t i) {
+  const ng_tile_list *w = arg;
+  ng_tile_position p = w->from[i];
+  for (ng_tile t; ng_tile_next(w, i, &p, &t);) {
+    const ng_read *j = (const ng_read *)(const void *)w->list + t.region;
+    const int64_t most = ng_place_columns(j->D.place);
+    for (int64_t r = t.row; r < t.row + t.rows; r++) {
+      for (int64_t c = t.col, n; c < t.col + t.cols; c += n) {
+        n = ng_min64(most, t.col + t.cols - c);
+        if (!read_line(j, r, c, n)) __atomic_store_n(j->finite, 0, __ATOMIC_RELAXED);
+      }
+    }
+  }
+}
+
+void ng_measure_read(ng_queue *q, const ng_read *r, int64_t n) {
+  ng_tile_list w;
+  ng_tile_list_cut(q, &w, r, sizeof *r, n);
+  ng_queue_run(q, w.pieces, read_piece, &w);
 }

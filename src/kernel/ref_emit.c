@@ -79,6 +79,17 @@ void ng_ref_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *out) {
   }
 }
 
+void ng_ref_read(ng_queue *q, const ng_read *j, int64_t n) {
+  (void)q;
+  for (const ng_read *end = j + n; j < end; j++) {
+    EACH_ELEMENT(j, r, c) {
+      const double x = gradient(&j->D, r, c);
+      j->to[r * j->to_row + (j->map != NULL ? j->map[c] : c * j->to_col)] = (float)x;
+      if (x - x != 0.0) *j->finite = 0;
+    }
+  }
+}
+
 void ng_ref_store(ng_queue *q, const ng_direction *e, float *const *to, int64_t n) {
   (void)q;
   for (int64_t i = 0; i < n; i++, e++) {
