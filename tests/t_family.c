@@ -185,6 +185,12 @@ static life *new_life(const char *set, int32_t ranks) {
   return l;
 }
 
+static life *life_with(const ng_family *extra, const char *set, int32_t ranks) {
+  life *l = new_life(set, ranks);
+  l->extra = extra;
+  return l;
+}
+
 /* Every rank ends well and with the same bits. */
 static life *lived(life *l) {
   if (ranks_run(l->ranks, life_of, l, NULL) != NG_OK) {
@@ -406,8 +412,7 @@ static void test_spreads(void **state) {
   char text[512];
   for (int k = 0; k < 2; k++) {
     for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
-      const char *set = with(text, COMMON, "grad_worker_fraction=0");
-      life *l = new_life(set, ranks);
+      life *l = new_life(with(text, COMMON, "grad_worker_fraction=0"), ranks);
       spread_of_v = spreads[k];
       l->place = spread_v;
       as_predicted(lived(l));
@@ -430,13 +435,8 @@ static void test_delivered_values(void **state) {
   ng_family twice = toy_diagonal;
   twice.name = "twice";
   twice.emit = emit_twice;
-  life *l[2];
-  for (int k = 0; k < 2; k++) {
-    l[k] = new_life(
-        k == 0 ? UNCLIPPED "grad_worker_fraction=1" : UNCLIPPED "grad_worker_fraction=0", 2);
-    l[k]->extra = &twice;
-  }
-  same_lives(l[0], l[1], 0);
+  same_lives(life_with(&twice, UNCLIPPED "grad_worker_fraction=1", 2),
+             life_with(&twice, UNCLIPPED "grad_worker_fraction=0", 2), 0);
 }
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
@@ -452,12 +452,10 @@ static void test_messages(void **state) {
   first.name = "first";
   first.scope = NG_SCOPE_LAYER;
   first.fits = first_fits;
-  life *one = new_life(UNCLIPPED, 1);
-  one->extra = &first;
+  life *one = life_with(&first, UNCLIPPED, 1);
   (void)lived(one);
   for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
-    life *l = new_life(UNCLIPPED "statistics=local grad_worker_fraction=0", ranks);
-    l->extra = &first;
+    life *l = life_with(&first, UNCLIPPED "statistics=local grad_worker_fraction=0", ranks);
     close_to(lived(l), one); /* all ranks see the same */
     free(l);
   }
@@ -530,8 +528,7 @@ static void test_observation_refused(void **state) {
   f.name = "refuses";
   f.observe = refuses;
   for (int32_t ranks = 1; ranks <= 2; ranks++) {
-    life *l = new_life(UNCLIPPED, ranks);
-    l->extra = &f;
+    life *l = life_with(&f, UNCLIPPED, ranks);
     assert_int_equal(ranks_run(ranks, life_of, l, NULL), NG_SKIPPED);
     for (int32_t r = 0; r < ranks; r++)
       assert_true(l->status[r][0] == NG_OK && l->status[r][1] == NG_SKIPPED);
@@ -593,17 +590,15 @@ static void test_refused_life(void **state) {
   refused_life(l, NG_ERR_COMM, "owners of blocks of 1 of 3 ranks differ from rank 0");
   ng_family named = toy_total; /* "plain" is a tensor of the model: two keys of one name */
   named.name = "plain";
-  l = new_life(UNCLIPPED, 1);
   named.fits = first_fits;
-  l->extra = &named;
-  refused_life(l, NG_ERR_ARG, "'plain': a block of several layers has this name");
+  refused_life(life_with(&named, UNCLIPPED, 1), NG_ERR_ARG,
+               "'plain': a block of several layers has this name");
   ng_family shares = toy_diagonal;
   shares.name = "shares";
   shares.create = toy_total.create; /* partial, and something to solve */
   shares.fits = first_fits;
-  l = new_life(UNCLIPPED "grad_worker_fraction=0", 2);
-  l->extra = &shares;
-  refused_life(l, NG_ERR_ARG, "needs grad_worker_fraction = 1");
+  refused_life(life_with(&shares, UNCLIPPED "grad_worker_fraction=0", 2), NG_ERR_ARG,
+               "needs grad_worker_fraction = 1");
 }
 
 /* A family is asked about its options, and about values that ng_set would give its block. */
@@ -624,13 +619,40 @@ static void test_set(void **state) {
   ng_family picky = toy_diagonal;
   picky.name = "picky";
   picky.check = no_half;
-  life *l = new_life(UNCLIPPED, 1);
-  l->extra = &picky;
+  life *l = life_with(&picky, UNCLIPPED, 1);
   l->hook = set_half;
   free(lived(l));
-  l = new_life("damping=0.5 clip=none", 1);
-  l->extra = &picky;
-  refused_life(l, NG_ERR_ARG, "layer 'toy': options: damping = 0.5 is not for toys");
+  refused_life(life_with(&picky, "damping=0.5 clip=none", 1), NG_ERR_ARG,
+               "layer 'toy': options: damping = 0.5 is not for toys");
+}
+
+/* solve_period applies to a family with NG_TRAIT_SOLVES, also under a method whose family lacks the trait. */
+static int32_t solved;
+static ng_status solve_counted(ng_block *b) {
+  solved++;
+  return toy_diagonal.solve(b);
+}
+
+static ng_status every_second(int32_t rank, ng_precond *p, int32_t step) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    p->block[i]->base.solve_period = 2;
+  }
+  return NG_OK;
+}
+
+static void test_solve_period(void **state) {
+  static const uint32_t traits[] = {0, NG_TRAIT_SOLVES};
+  static const int32_t solves[] = {STEPS, (STEPS + 1) / 2}; /* of a block */
+  ng_family periodic = toy_diagonal;
+  periodic.solve = solve_counted;
+  for (int k = 0; k < 2; k++) {
+    periodic.traits = traits[k];
+    life *l = life_with(&periodic, "method=eva-natgrad damping=0.3 clip=none", 1);
+    l->hook = every_second;
+    solved = 0;
+    free(lived(l));
+    assert_int_equal(solved, 2 * solves[k]); /* toy and toy2 */
+  }
 }
 
 int main(void) {
@@ -648,6 +670,7 @@ int main(void) {
       cmocka_unit_test(test_blind),
       cmocka_unit_test(test_refused_life),
       cmocka_unit_test(test_set),
+      cmocka_unit_test(test_solve_period),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }
