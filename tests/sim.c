@@ -230,9 +230,9 @@ uint64_t sim_fingerprint(const sim *s) {
   const ng_precond *p = s->p;
   char text[512];
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
-    if (u != NG_USE_SCRATCH) h = hash(h, p->arena[u], (size_t)p->held[u]);
+    if (u != NG_USE_SCRATCH) h = hash(h, p->arena[u], (size_t)p->arena_bytes[u]);
   }
-  h = hash(h, p->held, sizeof p->held);
+  h = hash(h, p->arena_bytes, sizeof p->arena_bytes);
   h = hash_live(h, &p->base);
   const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->bytes};
   h = hash(h, counters, sizeof counters);
@@ -250,8 +250,9 @@ uint64_t sim_fingerprint(const sim *s) {
     ng_block *b = p->block[i];
     ng_layer_report r = {.struct_size = sizeof r};
     if (b->family->report != NULL) b->family->report(b, &r);
-    const double own[] = {
-        b->solved, r.rung, r.pi, r.damping_a, r.damping_g, b->base.damping, b->base.eigen_floor};
+    const double own[] = {b->was_solved,      r.rung,      r.pi,
+                          r.damping_a,        r.damping_g, b->base.damping,
+                          b->base.eigen_floor};
     h = hash(h, own, sizeof own);
     h = hash_live(h, &b->base);
     (void)ng_block_numbers(b, hash_number, &h);

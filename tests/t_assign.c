@@ -19,15 +19,16 @@ enum { MOST_WORKS = 64, MOST_TASKS = 8 };
 
 typedef struct model {
   ng_assignment a;
-  ng_work work[MOST_WORKS];
+  ng_assign_block work[MOST_WORKS];
   ng_task task[MOST_WORKS][MOST_TASKS];
 } model;
 
 static const char *const letter[] = {"A", "B", "C", "D", "E", "F", "G", "H"};
 
 static void add(model *m, const char *name, int tasks, const double *cost, double each) {
-  const int32_t i = m->a.works++;
-  m->work[i] = (ng_work){.name = name, .task = m->task[i], .tasks = tasks, .each = each};
+  const int32_t i = m->a.blocks++;
+  m->work[i] =
+      (ng_assign_block){.name = name, .task = m->task[i], .tasks = tasks, .step_cost = each};
   for (int k = 0; k < tasks; k++) {
     /* two are a layer's, "A" and "G" */
     m->task[i][k] = (ng_task){.name = letter[tasks == 2 && k == 1 ? 6 : k], .cost = cost[k]};
@@ -38,15 +39,15 @@ static void add(model *m, const char *name, int tasks, const double *cost, doubl
 /* On W ranks, of which m are in a column. */
 static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool together) {
   m->a.placement = how;
-  m->a.together = together;
+  m->a.one_owner = together;
   m->a.m = rows;
   m->a.n = W / rows;
-  m->a.work = m->work;
-  m->a.room = malloc(ng_assign_room(&m->a));
-  assert_non_null(m->a.room);
+  m->a.block = m->work;
+  m->a.scratch = malloc(ng_assign_scratch(&m->a));
+  assert_non_null(m->a.scratch);
   ng_assign(&m->a);
-  for (int32_t i = 0; i < m->a.works; i++) { /* whatever it is, it is legal */
-    const ng_work *w = &m->work[i];
+  for (int32_t i = 0; i < m->a.blocks; i++) { /* whatever it is, it is legal */
+    const ng_assign_block *w = &m->work[i];
     assert_in_range(w->column, 0, m->a.n - 1);
     assert_in_range(w->owner, 0, W - 1);
     assert_int_equal(w->owner % m->a.n, w->column);
@@ -62,9 +63,9 @@ static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool tog
 /* weight x the largest load of a rank + the largest `each` of a column. */
 static double price(const model *m) {
   double load[256] = {0}, each[256] = {0}, most[2] = {0, 0};
-  for (int32_t i = 0; i < m->a.works; i++) {
-    const ng_work *w = &m->work[i];
-    each[w->column] += w->each;
+  for (int32_t i = 0; i < m->a.blocks; i++) {
+    const ng_assign_block *w = &m->work[i];
+    each[w->column] += w->step_cost;
     most[1] = fmax(most[1], each[w->column]);
     for (int32_t k = 0; k < w->tasks; k++) {
       load[w->task[k].owner] += w->task[k].cost;
@@ -75,8 +76,8 @@ static double price(const model *m) {
 }
 
 static void done(model *m) {
-  free(m->a.room);
-  m->a.room = NULL;
+  free(m->a.scratch);
+  m->a.scratch = NULL;
 }
 
 /* ---- KAISA -----------------------------------------------------------------------------------*/
@@ -115,7 +116,7 @@ static void examples_of_kaisa(void **state) {
         if (tasks > 0) add(&m, "layer", tasks, row[i].cost[l], 0);
       }
       assign(&m, NG_PLACEMENT_KAISA, row[i].W, row[i].m, together);
-      for (int32_t l = 0; l < m.a.works; l++) {
+      for (int32_t l = 0; l < m.a.blocks; l++) {
         char got[MOST_TASKS + 1] = "";
         for (int32_t k = 0; k < m.work[l].tasks; k++)
           got[k] = (char)('0' + m.task[l][k].owner);
@@ -138,7 +139,7 @@ static void add_resnet50(model *m, int power) {
 static double loads_of(const model *m, int32_t W, double *load) {
   double most = 0;
   memset(load, 0, (size_t)W * sizeof *load);
-  for (int32_t i = 0; i < m->a.works; i++)
+  for (int32_t i = 0; i < m->a.blocks; i++)
     for (int32_t k = 0; k < m->work[i].tasks; k++)
       load[m->task[i][k].owner] += m->task[i][k].cost;
   for (int32_t r = 0; r < W; r++)
@@ -375,7 +376,7 @@ static void draw_model(rng *r, model *m) {
 }
 
 /* Move a block as a whole, to a rank of any column. */
-static void move(ng_work *w, int32_t rank, int32_t columns) {
+static void move(ng_assign_block *w, int32_t rank, int32_t columns) {
   w->column = rank % columns;
   w->owner = rank;
   for (int32_t k = 0; k < w->tasks; k++)
@@ -391,14 +392,14 @@ static void no_single_move_is_cheaper(void **state) {
     const int32_t rows = (int32_t)rng_between(&r, 1, 4), W = rows * (int32_t)rng_between(&r, 1, 4);
     assign(&m, NG_PLACEMENT_BALANCED, W, rows, true);
     const double found = price(&m);
-    for (int32_t i = 0; i < m.a.works; i++) {
+    for (int32_t i = 0; i < m.a.blocks; i++) {
       const int32_t owner = m.work[i].owner;
       for (int32_t rank = 0; rank < W; rank++) {
         move(&m.work[i], rank, m.a.n);
         if (price(&m) < found * (1 - 1e-9))
           fail_msg("%d blocks on %d ranks in %d columns: block %d on rank %d costs %.17g instead "
                    "of %.17g",
-                   m.a.works, W, m.a.n, i, rank, price(&m), found);
+                   m.a.blocks, W, m.a.n, i, rank, price(&m), found);
       }
       move(&m.work[i], owner, m.a.n);
     }
@@ -422,18 +423,18 @@ static void never_dearer_than_kaisa(void **state) {
     const double kaisa = price(&m);
     done(&m);
     again = m;
-    for (int32_t i = 0; i < m.a.works; i++)
+    for (int32_t i = 0; i < m.a.blocks; i++)
       again.work[i].task = again.task[i];
     assign(&m, NG_PLACEMENT_BALANCED, W, rows, together);
     assign(&again, NG_PLACEMENT_BALANCED, W, rows, together);
     const double ours = price(&m);
     /* sums are made up as blocks come and go: 100 roundings of the total */
     if (!(ours <= kaisa * (1 + 1e-12)))
-      fail_msg("%d blocks on %d ranks, columns of %d: %.17g, and KAISA %.17g", m.a.works, W, rows,
+      fail_msg("%d blocks on %d ranks, columns of %d: %.17g, and KAISA %.17g", m.a.blocks, W, rows,
                ours, kaisa);
     better += ours < 0.999 * kaisa;
     all++;
-    for (int32_t i = 0; i < m.a.works; i++) { /* the same again, whatever lay in the memory */
+    for (int32_t i = 0; i < m.a.blocks; i++) { /* the same again, whatever lay in the memory */
       assert_int_equal(m.work[i].column, again.work[i].column);
       for (int32_t k = 0; k < m.work[i].tasks; k++)
         assert_int_equal(m.task[i][k].owner, again.task[i][k].owner);

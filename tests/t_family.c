@@ -469,7 +469,7 @@ static void test_messages(void **state) {
  * was. */
 static void apart(ng_block *b, ng_stat *s) {
   const ng_grid *g = &b->p->grid;
-  s->owner = b->column + (int32_t)(s - b->stat + b->number) % g->m * g->n;
+  s->owner = b->column + (int32_t)(s - b->stat + b->index) % g->m * g->n;
 }
 
 static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {

@@ -185,7 +185,7 @@ static void make_list(rng *r, list *l, kind k, int round) {
     }
     if (round % 7 == 6) l->e[i].scale = 1e50, l->e[i].largest_D = 0.0;
     l->s[i] = (ng_weight_update){
-        .weight = &a->weight, .m = a->m, .v = a->v, .cols = a->cols, .counted = counted};
+        .weight = &a->weight, .m = a->m, .v = a->v, .cols = a->cols, .coefficients = counted};
     if (round % 3 == 2)
       l->s[i].adamw = &adamw;
     else

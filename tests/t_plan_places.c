@@ -36,32 +36,32 @@ static int64_t results(int64_t n) { return triangle(n) + 64; }
 static double cube(int64_t n) { return (double)n * (double)n * (double)n; }
 
 /* The same with the library's inputs written down again: n^3 (n^2 if placed by memory), products of each step, 20 / solve_period. */
-static void assign(const plan_case *c, ng_work work[LAYERS], ng_task task[LAYERS][2]) {
+static void assign(const plan_case *c, ng_assign_block work[LAYERS], ng_task task[LAYERS][2]) {
   ng_assignment a = {.placement = c->placement,
-                     .together = c->together,
+                     .one_owner = c->together,
                      .m = c->m,
                      .n = W / c->m,
                      .weight = 20.0 / 50,
-                     .work = work,
-                     .works = LAYERS,
+                     .block = work,
+                     .blocks = LAYERS,
                      .tasks = 2 * LAYERS};
   for (int i = 0; i < LAYERS; i++) {
     const int64_t p = order[i][0], q = order[i][1];
     const bool memory = c->placement == NG_PLACEMENT_KAISA_MEMORY;
     task[i][0] = (ng_task){.name = "A", .cost = memory ? (double)(p * p) : cube(p)};
     task[i][1] = (ng_task){.name = "G", .cost = memory ? (double)(q * q) : cube(q)};
-    work[i] = (ng_work){
-        .name = name[i], .task = task[i], .tasks = 2, .each = 2.0 * (double)(p * q * (p + q))};
+    work[i] = (ng_assign_block){
+        .name = name[i], .task = task[i], .tasks = 2, .step_cost = 2.0 * (double)(p * q * (p + q))};
   }
-  a.room = malloc(ng_assign_room(&a));
-  assert_non_null(a.room);
+  a.scratch = malloc(ng_assign_scratch(&a));
+  assert_non_null(a.scratch);
   ng_assign(&a);
-  free(a.room);
+  free(a.scratch);
 }
 
 static void check(const plan_case *c) {
   char options[256];
-  ng_work work[LAYERS];
+  ng_assign_block work[LAYERS];
   ng_task task[LAYERS][2];
   fixture f;
   const bool all = strcmp(c->statistics, "all") == 0, local = strcmp(c->statistics, "local") == 0;

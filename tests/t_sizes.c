@@ -78,17 +78,17 @@ static void describe(rng *r, ng_layer *l, const char *name) {
 
 static void sound(const fixture *f, int32_t i) {
   const ng_entry *e = f->p->entry[i];
-  const bool conv = e->d.kind == NG_CONV2D && !e->tensor;
-  const wide cols = e->tensor ? e->slot[0].cols
-                    : conv    ? (wide)(e->d.in / e->d.groups) * e->d.kernel[0] * e->d.kernel[1]
-                              : (wide)e->d.in;
-  const wide rows = e->tensor ? 1 : e->d.out;
+  const bool conv = e->d.kind == NG_CONV2D && !e->is_tensor;
+  const wide cols = e->is_tensor ? e->slot[0].cols
+                    : conv       ? (wide)(e->d.in / e->d.groups) * e->d.kernel[0] * e->d.kernel[1]
+                                 : (wide)e->d.in;
+  const wide rows = e->is_tensor ? 1 : e->d.out;
   assert_true(cols == e->slot[0].cols && rows == e->slot[0].rows);
   assert_true(cols > 0 && rows > 0 && cols * rows <= (wide)1 << 40);
   for (int k = 0; k < 2 && conv && e->d.image[k] > 0; k++) {
     const wide reach = (wide)e->d.dilation[k] * (e->d.kernel[k] - 1) + 1;
     const wide out = (e->d.image[k] + 2 * (wide)e->d.padding[k] - reach) / e->d.stride[k] + 1;
-    assert_true(out == (k == 0 ? e->oh : e->ow));
+    assert_true(out == (k == 0 ? e->out_height : e->out_width));
   }
 }
 

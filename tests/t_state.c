@@ -310,7 +310,7 @@ static void every_order(void **state) {
           const size_t size = (size_t)ng_dtype_size(t);
           const int64_t channels = (n - bias) / offsets;
           ng_field f = {.dtype = t,
-                        .sym = sym,
+                        .is_symmetric = sym,
                         .rows = n,
                         .cols = n,
                         .row_offsets = offsets,

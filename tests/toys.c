@@ -20,7 +20,7 @@ typedef struct diagonal {
 } diagonal;
 
 static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
-  return e->tensor && named(e, "toy");
+  return e->is_tensor && named(e, "toy");
 }
 
 static ng_status diagonal_create(ng_block *b) {
@@ -33,8 +33,8 @@ static ng_status diagonal_create(ng_block *b) {
 }
 
 static ng_status diagonal_statistics(ng_block *b) {
-  ng_status st = ng_block_take_stats(b, 1);
-  if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
+  ng_status st = ng_block_alloc_stats(b, 1);
+  if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, 1);
   if (st != NG_OK) return st;
   b->stat->name = "v";
   b->stat->observed = NG_OBSERVED_FLATGRAD;
@@ -102,7 +102,7 @@ static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 const ng_family toy_diagonal = {
     .name = "diagonal",
-    .sees = NG_OBSERVED_FLATGRAD,
+    .observed = NG_OBSERVED_FLATGRAD,
     .fits = diagonal_fits,
     .check = any_options,
     .create = diagonal_create,
@@ -113,7 +113,7 @@ const ng_family toy_diagonal = {
     .emit = diagonal_emit,
     .fields = diagonal_fields,
     .solve = diagonal_solve,
-    .shared = diagonal_shared,
+    .read_results = diagonal_shared,
 };
 
 /* ---- total -----------------------------------------------------------------------------------*/
@@ -129,13 +129,13 @@ static bool total_fits(const ng_settings *o, const ng_entry *e) { return named(e
 
 static ng_status total_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(total));
-  b->partial = true; /* inner, d2, pd2 of its share */
+  b->is_partial_sum = true; /* inner, d2, pd2 of its share */
   return b->state != NULL ? NG_OK : NG_ERR_NOMEM;
 }
 
 static ng_status total_statistics(ng_block *b) {
-  ng_status st = ng_block_take_stats(b, 1);
-  if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
+  ng_status st = ng_block_alloc_stats(b, 1);
+  if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, 1);
   if (st != NG_OK) return st;
   b->stat->name = "squares";
   b->stat->observed = NG_OBSERVED_FLATGRAD;
@@ -193,7 +193,7 @@ static void total_report(const ng_block *b, ng_layer_report *r) {
 
 const ng_family toy_total = {
     .name = "total",
-    .sees = NG_OBSERVED_FLATGRAD,
+    .observed = NG_OBSERVED_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
     .fits = total_fits,
     .check = any_options,
@@ -210,7 +210,7 @@ const ng_family toy_total = {
 /* ---- beside ----------------------------------------------------------------------------------*/
 
 static bool beside_fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && named(e, "r1");
+  return !e->is_tensor && named(e, "r1");
 }
 
 ng_family toy_beside(void) {

@@ -61,7 +61,7 @@ ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale) {
 
 /* Return 0 also for invalid arguments: hooks call this function and cannot handle an error. */
 int32_t ng_wants(const ng_precond *p, int32_t layer) {
-  if (p == NULL || !p->ready || p->broken || layer < 0 || layer >= p->entries) return 0;
+  if (p == NULL || !p->is_ready || p->is_broken || layer < 0 || layer >= p->entries) return 0;
   return !ng_process_same(p->ctx) ? 0 : ng_step_wants(p, layer);
 }
 
@@ -99,7 +99,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
                          const char *call) {
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
-  if (layer < 0 || layer >= p->entries || p->entry[layer]->tensor) {
+  if (layer < 0 || layer >= p->entries || p->entry[layer]->is_tensor) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index %d is not a layer", call, layer);
   }
   const ng_layer *d = &p->entry[layer]->d;

@@ -19,7 +19,7 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
   memset(p, 0, sizeof *p);
   p->ctx = ctx;
   p->opt = *options;
-  p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p;
+  p->arena_bytes[NG_USE_OBJECTS] = (int64_t)sizeof *p;
   p->step = ng_object(p, sizeof *p->step);
   if (p->step == NULL) {
     st = NG_ERR_NOMEM;
@@ -71,7 +71,7 @@ void ng_precond_destroy(ng_precond **precond) {
     ng_comm_leave(ctx->comm);
     if (ctx->model != NULL) ng_comm_leave(ctx->model);
     if (ctx->stages != NULL) ng_comm_leave(ctx->stages);
-    p->broken = true;
+    p->is_broken = true;
   }
   ng_setup_release(p);
   p->lasting = NULL;
@@ -83,8 +83,8 @@ void ng_precond_destroy(ng_precond **precond) {
 
 /* Refuse layers after ng_ready: memory, tiles and hashes are planned for the registered layers. */
 static ng_status may_add(ng_precond *p, const char *call) {
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
-  if (p->ready) {
+  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
+  if (p->is_ready) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "%s: the model is ready; register layers and tensors before ng_ready", call);
   }
@@ -176,9 +176,9 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
   ng_status st = may_add(p, "ng_add_tensor");
   if (st == NG_OK) st = ng_entry_check_name(p, "ng_add_tensor", name);
   if (st != NG_OK) return st;
-  if (count < 1 || count > NG_LARGEST) {
+  if (count < 1 || count > NG_PARAMETER_MOST) {
     return ng_fail(p->ctx, NG_ERR_ARG, "tensor '%s': count is %lld, expected 1 to %lld", name,
-                   (long long)count, (long long)NG_LARGEST);
+                   (long long)count, (long long)NG_PARAMETER_MOST);
   }
   return ng_entry_add_tensor(p, name, count, index);
 }
@@ -228,7 +228,7 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
                                  "and freeze it after ng_ready"
                                : "shares a block with other layers");
   }
-  e->frozen_now = on != 0;
+  e->is_frozen = on != 0;
   ng_shard_copy_flags(e);
   return NG_OK;
 }
@@ -237,15 +237,15 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
 ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  return ng_slot_group(p, index, which, group, "ng_set_group");
+  return ng_slot_set_group(p, index, which, group, "ng_set_group");
 }
 
 /* Collective.  Check for a failed transport first: no rank may enter a collective that other ranks cannot join. */
 ng_status ng_ready(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport failed before");
-  if (p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
+  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport failed before");
+  if (p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
   if (p->entries == 0) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: no layer or tensor is registered");
   }

@@ -48,7 +48,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *r) {
   now.kept_last = p->rescued[NG_RESCUE_LAST];
   now.plain = p->rescued[NG_RESCUE_PLAIN];
   now.stations = NG_STATIONS;
-  now.kept = p->kept;
+  now.kept = p->entries_without_gradient;
   now.unobserved = p->unobserved;
   now.statistics = ng_stats_count(p);
   now.d2 = p->step->d2;
@@ -63,13 +63,13 @@ ng_status ng_report_read(const ng_precond *p, ng_report *r) {
   now.scaling_mean = s->mean;
   now.sent_ms = p->ctx->comm->meter.sent_ms;
   now.overflowed = p->overflowed;
-  now.factors = p->held[NG_USE_FACTORS];
-  now.sums = p->held[NG_USE_SUMS];
-  now.results = p->held[NG_USE_RESULTS];
-  now.direction = p->held[NG_USE_DIRECTION];
-  now.moments = p->held[NG_USE_MOMENTS];
-  now.scratch = p->held[NG_USE_SCRATCH];
-  now.objects = p->held[NG_USE_OBJECTS];
+  now.factors = p->arena_bytes[NG_USE_FACTORS];
+  now.sums = p->arena_bytes[NG_USE_SUMS];
+  now.results = p->arena_bytes[NG_USE_RESULTS];
+  now.direction = p->arena_bytes[NG_USE_DIRECTION];
+  now.moments = p->arena_bytes[NG_USE_MOMENTS];
+  now.scratch = p->arena_bytes[NG_USE_SCRATCH];
+  now.objects = p->arena_bytes[NG_USE_OBJECTS];
   now.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
   return ng_struct_write(r, &now, sizeof now);
 }
@@ -121,8 +121,8 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
   ng_layer_report now;
   memset(&now, 0, sizeof now);
   now.name = p->entry[index]->d.name;
-  now.kept = p->entry[index]->kept;
-  now.frozen = p->entry[index]->frozen_now || p->entry[index]->d.frozen;
+  now.kept = p->entry[index]->steps_without_gradient;
+  now.frozen = p->entry[index]->is_frozen || p->entry[index]->d.frozen;
   now.block = now.method = "";
   if (b != NULL) {
     now.block = b->name;
@@ -131,9 +131,9 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
     now.solve_ms = b->solve_ms;
     now.measure_ms = b->measure_ms;
     for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-      now.observations += b->observations[kind];
+      now.observations += b->observation_count[kind];
     }
-    now.unobserved = b->unobserved;
+    now.unobserved = b->unobserved_steps;
     if (b->family->report != NULL) b->family->report(b, &now);
   }
   return ng_struct_write(r, &now, sizeof now);
@@ -147,12 +147,12 @@ ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t memb
                    "ng_plan_shard: index is %d, there are %d layers and tensors", index,
                    p->entries);
   }
-  if (p->ready || p->broken) {
+  if (p->is_ready || p->is_broken) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "ng_plan_shard: the model is ready, expected one before ng_ready");
   }
   ng_entry *e = p->entry[index];
-  if (e->tensor || e->d.kind != NG_LINEAR || e->d.shard_axis != -1) {
+  if (e->is_tensor || e->d.kind != NG_LINEAR || e->d.shard_axis != -1) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_shard: '%s' is not an unsharded linear layer",
                    e->d.name);
   }
@@ -195,7 +195,7 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
                         ng_rank_plan *out) {
   const ng_status st = check_index(p, "ng_plan_ranks", 0, 1, out);
   if (st != NG_OK) return st;
-  if (p->ready || p->broken) {
+  if (p->is_ready || p->is_broken) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "ng_plan_ranks: the model is ready, expected one before ng_ready");
   }
@@ -215,7 +215,7 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first, int32_t cou
 /* Count the parameters and the unused globs of skip_layers. */
 int32_t ng_explain_count(const ng_precond *p) {
   const ng_entry *last = p != NULL && p->entries > 0 ? p->entry[p->entries - 1] : NULL;
-  return (last != NULL ? last->first_slot + last->slots : 0) + (p != NULL ? p->unused : 0);
+  return (last != NULL ? last->first_slot + last->slots : 0) + (p != NULL ? p->unused_count : 0);
 }
 
 /* Fill the row of unused glob i: a glob of skip_layers that matches no layer.  These rows follow the parameters. */
@@ -239,7 +239,7 @@ static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = check_index(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;
-  const int32_t rows = ng_explain_count(p) - p->unused;
+  const int32_t rows = ng_explain_count(p) - p->unused_count;
   if (i >= rows) return explain_unused(p, i - rows, out);
   const int32_t index = run_of(p, p->entries, i, slots_before);
   const ng_entry *e = p->entry[index];
@@ -250,9 +250,9 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   r.name = e->slot[i].name;
   r.index = index;
   r.count = e->slot[i].rows * e->slot[i].cols;
-  r.covered = b != NULL && !e->frozen_now;
+  r.covered = b != NULL && !e->is_frozen;
   r.family = b != NULL ? b->family->name : "none";
-  r.why = e->frozen_now ? "frozen by ng_freeze" : p->ready ? e->why : "ng_ready decides";
+  r.why = e->is_frozen ? "frozen by ng_freeze" : p->is_ready ? e->why : "ng_ready decides";
   r.bytes =
       b != NULL && ng_slot_registered(b->segment[0].slot) == &e->slot[i] ? b->curvature_bytes : 0;
   r.owner = b != NULL ? b->owner : -1;

@@ -45,7 +45,7 @@ ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers) {
 }
 
 int32_t ng_state_count(ng_precond *p) {
-  return p != NULL && p->ready ? ng_state_field_count(p) : 0;
+  return p != NULL && p->is_ready ? ng_state_field_count(p) : 0;
 }
 
 ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out) {

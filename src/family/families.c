@@ -8,7 +8,7 @@
 
 static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone, &ng_family_norm,
                                        &ng_family_window};
-enum { OWN = sizeof own / sizeof own[0] };
+enum { OWN_FAMILIES = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/
 
@@ -18,7 +18,7 @@ void ng_family_register(ng_context *ctx, const ng_family *f) {
 }
 
 void ng_family_register_own(ng_context *ctx) {
-  for (int i = 0; i < OWN; i++) {
+  for (int i = 0; i < OWN_FAMILIES; i++) {
     ng_family_register(ctx, own[i]);
   }
 }
@@ -27,7 +27,7 @@ void ng_family_register_own(ng_context *ctx) {
 
 /* Options are checked without a context, so only the library's families are known. */
 const ng_family *ng_family_find(const char *name) {
-  for (int i = 0; name != NULL && i < OWN; i++) {
+  for (int i = 0; name != NULL && i < OWN_FAMILIES; i++) {
     if (ng_is(own[i]->name, name)) return own[i];
   }
   return NULL;
@@ -91,10 +91,10 @@ ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_option
                                size_t size) {
   for (size_t i = 0; i < n; i++) {
     char value[64];
-    if (!list[i].wrong) continue;
+    if (!list[i].is_refused) continue;
     (void)is_default(list[i].option, o, value);
     return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s%s", ng_option_table[list[i].option].name,
-                      value, list[i].says);
+                      value, list[i].reason);
   }
   return NG_OK;
 }
@@ -128,13 +128,13 @@ ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
   const bool conv = d->kind == NG_CONV2D, patch = conv && !outputs;
   ng_conv c = {.channels = outputs ? d->out : d->in,
                .height = !conv     ? 1
-                         : outputs ? e->oh
+                         : outputs ? e->out_height
                                    : d->image[0],
                .width = !conv     ? 1
-                        : outputs ? e->ow
+                        : outputs ? e->out_width
                                   : d->image[1],
-               .out_height = conv ? e->oh : 1,
-               .out_width = conv ? e->ow : 1,
+               .out_height = conv ? e->out_height : 1,
+               .out_width = conv ? e->out_width : 1,
                .outputs = d->out,
                .is_linear = !conv};
   for (int i = 0; i < 2; i++) {
@@ -160,7 +160,7 @@ void ng_count_rung(ng_precond *p, int32_t rung) {
 
 /* ---- the statistics of a block ---------------------------------------------------------------*/
 
-ng_status ng_block_take_stats(ng_block *b, int32_t count) {
+ng_status ng_block_alloc_stats(ng_block *b, int32_t count) {
   b->stat = ng_object(b->p, (size_t)count * sizeof *b->stat);
   if (b->stat == NULL) return NG_ERR_NOMEM;
   b->stats = count;
@@ -168,7 +168,7 @@ ng_status ng_block_take_stats(ng_block *b, int32_t count) {
 }
 
 /* offsets = 1 means that memory and files have the same order; the family may change offsets later. */
-ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
+ng_status ng_stat_alloc_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;
   s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);
   if (s->part == NULL) return NG_ERR_NOMEM;
@@ -212,7 +212,7 @@ ng_field ng_average_field(const ng_stat *s, int32_t i, bool older) {
   const ng_stat_part *part = &s->part[i];
   ng_field f = ng_part_field(s, i, older ? "_older" : "", s->average_dtype, part->rows, part->cols,
                              older ? part->older : part->average);
-  f.sym = s->symmetric;
+  f.is_symmetric = s->symmetric;
   if (s->symmetric) {
     f.row_offsets = f.col_offsets = part->offsets;
     f.row_channels = f.col_channels = part->channels;
@@ -257,13 +257,13 @@ static ng_status visit_flag(const char *name, const ng_stat *s, const char *what
 }
 
 /* A block observed before a save must not be reported as unobserved after a load. */
-static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *arg) {
+static ng_status visit_observed(ng_block *b, int kind, ng_number_visit visit, void *arg) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output_grad", "gradient"};
-  double count = (double)b->observations[kind];
-  if ((b->sees & ng_observed_bit(kind)) == 0) return NG_OK;
-  ng_status st = visit_flag(name[kind], NULL, "_seen", &b->seen[kind], visit, arg);
+  double count = (double)b->observation_count[kind];
+  if ((b->observed & ng_observed_bit(kind)) == 0) return NG_OK;
+  ng_status st = visit_flag(name[kind], NULL, "_seen", &b->was_observed[kind], visit, arg);
   if (st == NG_OK) st = visit_number(name[kind], NULL, "_observations", &count, visit, arg);
-  b->observations[kind] = (int64_t)count;
+  b->observation_count[kind] = (int64_t)count;
   return st;
 }
 
@@ -288,16 +288,16 @@ static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
 size_t ng_block_counts(const ng_block *b) {
   size_t n = 1;
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    n += (b->sees & ng_observed_bit(kind)) != 0 ? 2 : 0;
+    n += (b->observed & ng_observed_bit(kind)) != 0 ? 2 : 0;
   }
   return n;
 }
 
 /* Visit the flags and counts of ng_block_counts first. */
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
-  ng_status st = visit_flag("solved", NULL, "", &b->solved, visit, arg);
+  ng_status st = visit_flag("solved", NULL, "", &b->was_solved, visit, arg);
   for (int kind = 0; kind < NG_OBSERVED_KINDS && st == NG_OK; kind++) {
-    st = visit_seen(b, kind, visit, arg);
+    st = visit_observed(b, kind, visit, arg);
   }
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     ng_stat *s = &b->stat[i];

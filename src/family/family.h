@@ -25,33 +25,34 @@
 
 /* An observation: one array of a micro-batch, checked against the layer. */
 typedef struct ng_obs {
-  uint32_t what; /* kind of array; NG_OBSERVED_FLATGRAD: none, the family reads bound gradients */
-  ng_view v;
+  uint32_t kind; /* kind of array; NG_OBSERVED_FLATGRAD: none, the family reads bound gradients */
+  ng_view view;
   int64_t samples; /* on this rank */
   /* ng_batch.whole: samples of the micro-batch on all ranks, and index of this rank's first sample; else 0. */
-  int64_t whole, first;
-  int64_t positions;       /* output positions of one sample */
-  int64_t size[2], out[2]; /* conv2d: [height, width] of the observed array, and of the output */
-  int64_t batch;           /* number of the micro-batch */
+  int64_t batch_samples, first_sample;
+  int64_t positions; /* output positions of one sample */
+  int64_t in_size[2],
+      out_size[2]; /* conv2d: [height, width] of the observed array, and of the output */
+  int64_t batch;   /* number of the micro-batch */
   double loss_scale;
   double lr; /* NG_OBSERVED_FLATGRAD: learning rate of the step */
   ng_reduction reduction;
-  double most; /* largest magnitude in the array; 0 if the family scans */
+  double largest; /* largest magnitude in the array; 0 if the family scans */
 } ng_obs;
 
 /* Return the samples of this rank / samples of all ranks if the loss is a mean over a shared micro-batch, else 1. */
 static inline double ng_obs_share(const ng_obs *o) {
-  const bool mean = o->reduction == NG_MEAN && o->whole > 0;
-  return mean ? (double)o->samples / (double)o->whole : 1.0;
+  const bool mean = o->reduction == NG_MEAN && o->batch_samples > 0;
+  return mean ? (double)o->samples / (double)o->batch_samples : 1.0;
 }
 
 /* Return the declared geometry with the image and output sizes of the observation o. */
 static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
   ng_conv c = *declared;
-  c.height = c.is_linear ? 1 : o->size[0];
-  c.width = c.is_linear ? o->positions : o->size[1];
-  c.out_height = c.is_linear ? 1 : o->out[0];
-  c.out_width = c.is_linear ? o->positions : o->out[1];
+  c.height = c.is_linear ? 1 : o->in_size[0];
+  c.width = c.is_linear ? o->positions : o->in_size[1];
+  c.out_height = c.is_linear ? 1 : o->out_size[0];
+  c.out_width = c.is_linear ? o->positions : o->out_size[1];
   return c;
 }
 
@@ -61,12 +62,12 @@ static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
 typedef struct ng_field {
   char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
   ng_dtype dtype;     /* of `data` in memory */
-  bool sym;           /* symmetric: n(n+1)/2 elements in ng_sym order, n = rows = cols */
+  bool is_symmetric;  /* symmetric: n(n+1)/2 elements in ng_sym order, n = rows = cols */
   int64_t rows, cols; /* size in memory; dense and row-major unless sym */
   void *data;         /* NULL on ranks that do not hold the array */
   int32_t owner;      /* a rank that holds the array */
-  bool everywhere;    /* all ranks hold the array; false: unknown */
-  bool squares;       /* the elements are means of squares: f32, never negative */
+  bool is_everywhere; /* all ranks hold the array; false: unknown */
+  bool is_nonnegative; /* the elements are means of squares: f32, never negative */
   /* [ranks + 1]: `data` of rank r has columns [slice[r], slice[r + 1]) of every row; not for sym. NULL: not sliced. */
   const int64_t *slice;
   /* If several ranks hold the same columns (rows if by_rows): rank holder[i] provides slice i of `slices`, and this
@@ -102,15 +103,15 @@ typedef enum ng_scope {
 
 typedef struct ng_family {
   const char *name;
-  uint32_t sees;
+  uint32_t observed;
   uint32_t traits; /* NG_TRAIT_...: options that the family has */
   ng_scope scope;
   bool scans; /* observe detects non-finite values itself; otherwise the engine scans */
-  /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->out. */
+  /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->is_excluded. */
   bool can_exclude;
   /* Layers may be sharded. Ranks that observe or compute PD receive whole observations and gradients; the other ranks
    * of the model group receive nothing. */
-  bool shards;
+  bool can_shard;
   /* ---- required ---- */
   /* Return whether the family preconditions the layer or tensor e with the options o. */
   bool (*fits)(const ng_settings *o, const ng_entry *e);
@@ -118,12 +119,12 @@ typedef struct ng_family {
   ng_status (*check)(const ng_options *o, const ng_settings *s, char *message, size_t size);
   /* Set the geometry in b->state, and b->entry->why for a layer. Objects from ng_object are freed with the block. */
   ng_status (*create)(ng_block *b);
-  /* Declare b->stat: shapes, `sees`, `averaged`; the engine sets the rest. */
+  /* Declare b->stat: shapes, `observed`, `averaged`; the engine sets the rest. */
   ng_status (*statistics)(ng_block *b);
   /* Request memory for results and scratch, in both passes of ng_plan. create, statistics and plan may use this rank's
    * number only if the block is sliced (b->slice) or partial: ng_plan_ranks creates blocks once for all ranks. */
   ng_status (*plan)(ng_block *b, ng_plan *plan);
-  /* Add s->mix.fresh times the observation to every statistic s with s->sees = o->what. NG_SKIPPED: the observation is
+  /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
    * not finite, and no sum has changed. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
   /* Set b->inner, b->d2 and b->pd2. NG_SKIPPED: the gradient is not finite; NG_RESCUED: the block used a fallback. */
@@ -133,11 +134,11 @@ typedef struct ng_family {
   void (*emit)(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 
   /* ---- optional, with a default ---- */
-  ng_status (*begin)(ng_block *b); /* set initial values in planned memory; default: nothing */
+  ng_status (*init)(ng_block *b); /* set initial values in planned memory; default: nothing */
   /* Return the bytes of scratch that `observe` needs for the observation o; default: the planned scratch is enough. */
-  int64_t (*room)(const ng_block *b, const ng_obs *o);
+  int64_t (*observe_scratch)(const ng_block *b, const ng_obs *o);
   /* pd2[i] <- |PD|^2 of segment i, on ranks that compute PD themselves; default: computed from `emit`. */
-  void (*norms)(ng_block *b, double *pd2);
+  void (*pd_norms)(ng_block *b, double *pd2);
   /* Visit the saved arrays and numbers other than averages; default: none. */
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
@@ -146,15 +147,15 @@ typedef struct ng_family {
   /* Set both or neither. solve: compute the results that this rank owns; for a fallback count the rung and return
    * NG_RESCUED. shared: read results; fresh: the block was solved in this step; else the results are old or loaded. */
   ng_status (*solve)(ng_block *b);
-  void (*shared)(ng_block *b, bool fresh);
+  void (*read_results)(ng_block *b, bool fresh);
   /* For blocks whose statistics have different owners: after the fold, the owner of statistic `stat` writes
-   * b->traces_each numbers. All ranks of the block's column receive all numbers in b->traces for `solve`. */
+   * b->traces_per_stat numbers. All ranks of the block's column receive all numbers in b->traces for `solve`. */
   void (*put_traces)(ng_block *b, int32_t stat, double *numbers);
-  /* For blocks with b->selecting, between `check` and the sums of statistics. In round r < b->rounds: read from x the
-   * sums over ranks of round r - 1 (if r > 0), and write b->round[r] numbers to x. The call with round = b->rounds only
+  /* For blocks with b->is_selecting, between `check` and the sums of statistics. In round r < b->topk_rounds: read from x the
+   * sums over ranks of round r - 1 (if r > 0), and write b->topk_counts[r] numbers to x. The call with round = b->topk_rounds only
    * reads. After this call the statistics are complete. */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  /* Describe sums over the gradient of group g of segment k, which `measure` reads: m->D is set, m->each = 1; the engine
+  /* Describe sums over the gradient of group g of segment k, which `measure` reads: m->D is set, m->y_all = 1; the engine
    * writes the result to b->sum, two numbers for each group, segment after segment. */
   void (*sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
   void (*commit)(ng_block *b, bool taken); /* end the step; taken: the step counts */
@@ -185,9 +186,9 @@ ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char 
                                  const ng_options *o, char *message, size_t size);
 /* Used in `check`: fail at the first row with `wrong`; the message is "OPTION = VALUE", then `says`. */
 typedef struct ng_refusal {
-  bool wrong;
+  bool is_refused;
   ng_option_id option;
-  const char *says;
+  const char *reason;
 } ng_refusal;
 ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_options *o, char *message,
                                size_t size);
@@ -213,8 +214,8 @@ void ng_count_rung(ng_precond *p, int32_t rung);
 int32_t ng_rung_of(float says); /* convert a received or loaded rung; out of range: NG_RUNG_PLAIN */
 
 /* Allocate b->stat with `count` statistics, freed with the block. */
-ng_status ng_block_take_stats(ng_block *b, int32_t count);
+ng_status ng_block_alloc_stats(ng_block *b, int32_t count);
 /* Allocate the parts of statistic s: `each` parts for each of the `groups` groups. */
-ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each);
+ng_status ng_stat_alloc_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each);
 
 #endif

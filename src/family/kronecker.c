@@ -46,14 +46,14 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   const int64_t each = diagonal ? 1
                        : single ? channels
                                 : count_parts(&b->base, channels, offsets, one);
-  if (each * k->groups > NG_LISTED) {
+  if (each * k->groups > NG_LIST_MOST) {
     return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': %lld diagonal blocks of %s, at most %lld; %s",
                    b->entry->d.name, (long long)(each * k->groups), which == NG_SIDE_A ? "A" : "G",
-                   (long long)NG_LISTED,
+                   (long long)NG_LIST_MOST,
                    single ? "leave output_factor at full"
                           : "take a larger max_factor or smaller factor_blocks");
   }
-  s->each = (int32_t)each;
+  s->group_parts = (int32_t)each;
   s->parts = (int32_t)(each * k->groups);
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);
   s->shift = ng_object(b->p, (size_t)k->groups * sizeof *s->shift);
@@ -64,12 +64,12 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
       ng_part *part = &s->part[g * each + i];
       const int64_t width = channels / each + (i < channels % each ? 1 : 0);
       part->group = (int32_t)g;
-      part->diagonal = diagonal;
+      part->is_diagonal = diagonal;
       part->lo = channel;
       part->hi = channel += width;
-      part->has_one = one && i == each - 1;
-      part->n = offsets * width + part->has_one;
-      part->at = s == k->right ? column : part->lo;
+      part->has_bias = one && i == each - 1;
+      part->n = offsets * width + part->has_bias;
+      part->offset = s == k->right ? column : part->lo;
       column += part->n;
       if (!diagonal && !ng_linalg_fits(part->n)) {
         return ng_fail(b->ctx, NG_ERR_ARG,
@@ -83,15 +83,16 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
 
 static void fill_map(ng_kron *k) {
   const int64_t channels = k->side[NG_SIDE_A].part[0].lo;
-  for (int32_t i = 0; i < k->side[NG_SIDE_A].each; i++) {
+  for (int32_t i = 0; i < k->side[NG_SIDE_A].group_parts; i++) {
     const ng_part *part = &k->side[NG_SIDE_A].part[i];
     const int64_t width = part->hi - part->lo;
     for (int64_t o = 0; o < k->offsets; o++) {
       for (int64_t c = 0; c < width; c++) {
-        k->map[part->at + o * width + c] = (int32_t)((part->lo - channels + c) * k->offsets + o);
+        k->map[part->offset + o * width + c] =
+            (int32_t)((part->lo - channels + c) * k->offsets + o);
       }
     }
-    if (part->has_one) k->map[part->at + part->n - 1] = (int32_t)(k->p - 1);
+    if (part->has_bias) k->map[part->offset + part->n - 1] = (int32_t)(k->p - 1);
   }
   for (int64_t c = 0; c < k->p; c++) {
     k->unmap[k->map[c]] = (int32_t)c;
@@ -102,10 +103,10 @@ static void fill_map(ng_kron *k) {
 static ng_status make_map(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (k->offsets == 1) return NG_OK;
-  if (k->p > NG_LISTED) {
+  if (k->p > NG_LIST_MOST) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': its weight has %lld columns, at most %lld for a convolution",
-                   b->entry->d.name, (long long)k->p, (long long)NG_LISTED);
+                   b->entry->d.name, (long long)k->p, (long long)NG_LIST_MOST);
   }
   k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
   k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
@@ -115,28 +116,28 @@ static ng_status make_map(ng_block *b) {
 }
 
 /* Write "A 10x10, G 5x5, 2 groups, cut into 3 and 1 diagonal blocks" for ng_explain. */
-static void explain(ng_block *b) {
+static void describe_block(ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  const int64_t a = k->left == &k->side[NG_SIDE_A] ? k->out : k->p;
+  const int64_t a = k->left == &k->side[NG_SIDE_A] ? k->outputs : k->p;
   const int64_t g = k->left == &k->side[NG_SIDE_A] ? k->p : k->q;
   char *const why = b->entry->why;
   const size_t size = sizeof b->entry->why;
-  int at = k->side[NG_SIDE_A].part->diagonal
+  int at = k->side[NG_SIDE_A].part->is_diagonal
                ? snprintf(why, size, "A diagonal of %lld", (long long)a)
                : snprintf(why, size, "A %lldx%lld", (long long)a, (long long)a);
   at += snprintf(why + at, size - (size_t)at, ", G %lldx%lld", (long long)g, (long long)g);
   if (k->groups > 1) {
     at += snprintf(why + at, size - (size_t)at, ", %lld groups", (long long)k->groups);
   }
-  if (k->side[NG_SIDE_A].each > 1 || k->side[NG_SIDE_G].each > 1) {
+  if (k->side[NG_SIDE_A].group_parts > 1 || k->side[NG_SIDE_G].group_parts > 1) {
     (void)snprintf(why + at, size - (size_t)at, ", cut into %d and %d diagonal blocks",
-                   k->side[NG_SIDE_A].each, k->side[NG_SIDE_G].each);
+                   k->side[NG_SIDE_A].group_parts, k->side[NG_SIDE_G].group_parts);
   }
 }
 
 static ng_status check_embedding(const ng_block *b) {
   const bool product = b->base.solver == NG_SOLVER_PRODUCT;
-  if (b->entry->local != NULL) {
+  if (b->entry->registered != NULL) {
     return ng_fail(b->ctx, NG_ERR_ABSENT,
                    "layer '%s': embeddings cannot be sharded (shard_axis); "
                    "register the weight with ng_add_tensor, or name the layer in skip_layers",
@@ -160,14 +161,14 @@ static ng_status create(ng_block *b) {
   k->offsets = conv ? d->kernel[0] * d->kernel[1] : 1;
   k->left = &k->side[embedding ? NG_SIDE_A : NG_SIDE_G];
   k->right = &k->side[embedding ? NG_SIDE_G : NG_SIDE_A];
-  k->out = embedding ? d->in : d->out;
-  k->q = k->out / k->groups;
+  k->outputs = embedding ? d->in : d->out;
+  k->q = k->outputs / k->groups;
   k->p = embedding ? d->out : d->in / k->groups * k->offsets + d->bias;
-  k->eigen = ng_is_eigen(b->base.solver);
-  k->product = b->ascends = b->base.solver == NG_SOLVER_PRODUCT;
+  k->is_eigen = ng_is_eigen(b->base.solver);
+  k->is_product = b->measures_ascent = b->base.solver == NG_SOLVER_PRODUCT;
   k->inverse_dtype = b->base.inverse_dtype;
   /* The clip needs one scale for all blocks: PD = D + k H (product) and PD = G^-1 D A^-1 have different scales. */
-  if (k->product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
+  if (k->is_product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(
         b->ctx, NG_ERR_ARG,
         "layer '%s': solver = %s and the model's %s: use product in all layers or in none", d->name,
@@ -178,12 +179,12 @@ static ng_status create(ng_block *b) {
   if (st == NG_OK) st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
   if (st == NG_OK) st = make_side(b, NG_SIDE_G, d->out / k->groups, false);
   if (st == NG_OK) st = make_map(b);
-  if (st == NG_OK) explain(b);
+  if (st == NG_OK) describe_block(b);
   return st;
 }
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
+  return !e->is_tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
 }
 
 /* Fail if an option has no effect together with the other options, unless it has its neutral value. */
@@ -218,11 +219,11 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
 
 static ng_status statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  ng_status st = ng_block_take_stats(b, 2);
-  b->traces_each = k->groups;
+  ng_status st = ng_block_alloc_stats(b, 2);
+  b->traces_per_stat = k->groups;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
     ng_side *of = &k->side[side];
-    const bool diagonal = of->part->diagonal;
+    const bool diagonal = of->part->is_diagonal;
     ng_stat *s = of->stat = &b->stat[side];
     s->name = side == NG_SIDE_A ? "A" : "G";
     s->observed = side == NG_SIDE_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
@@ -230,7 +231,7 @@ static ng_status statistics(ng_block *b) {
     s->rule.averaged = true;
     s->average_dtype = diagonal ? NG_F32 : b->base.factor_dtype;
     s->shift = b->base.damping_leak ? of->shift : NULL;
-    st = ng_stat_take_parts(b, s, (int32_t)k->groups, of->each);
+    st = ng_stat_alloc_parts(b, s, (int32_t)k->groups, of->group_parts);
     for (int32_t i = 0; i < of->parts && st == NG_OK; i++) {
       s->part[i].cols = of->part[i].n;
       s->part[i].rows = diagonal ? 1 : of->part[i].n;
@@ -247,18 +248,18 @@ static ng_status statistics(ng_block *b) {
 static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
-  if (a->diagonal) return ng_max64(a->n, ng_gram_rows_scratch(g->n + 1));
+  if (a->is_diagonal) return ng_max64(a->n, ng_gram_rows_scratch(g->n + 1));
   if (b->entry->d.kind == NG_LINEAR) return ng_gram_rows_scratch(ng_max64(a->n, g->n) + 1);
   if (conv->height == 0) return 0; /* undeclared size: the first observation allocates */
   return ng_gram_conv_scratch(b->ctx->queue, conv, a->hi - a->lo, g->hi - g->lo);
 }
 
 /* The scratch of an output gradient does not depend on the image size, because pixels are added as rows. */
-int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
+int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
   if (b->entry->d.kind != NG_CONV2D) return 0;
-  if (o->what == NG_OBSERVED_OUTGRAD)
+  if (o->kind == NG_OBSERVED_OUTGRAD)
     return ng_gram_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
   const ng_conv c = ng_obs_conv(&k->conv, o);
   return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
@@ -273,22 +274,23 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
     const int64_t applied = s == k->right ? k->q : k->p;
-    if (b->is_worker) s->says = ng_plan_result(plan, owner, ng_kron_says(s, k->groups) * real);
+    if (b->is_worker)
+      s->solve_info = ng_plan_result(plan, owner, ng_kron_info_count(s, k->groups) * real);
     for (int32_t i = 0; i < s->parts; i++) {
       ng_part *part = &s->part[i];
-      part->is_factor = !part->diagonal && ng_kron_keeps_factor(b, part->n, applied);
+      part->is_factor = !part->is_diagonal && ng_kron_keeps_factor(b, part->n, applied);
       if (!b->is_worker) continue;
-      if (k->eigen && !part->diagonal) {
+      if (k->is_eigen && !part->is_diagonal) {
         part->V = ng_plan_result(plan, owner, part->n * part->n * size);
       }
-      if (k->eigen || part->diagonal) {
+      if (k->is_eigen || part->is_diagonal) {
         part->d = ng_plan_result(plan, owner, part->n * real);
       } else {
         part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size);
       }
     }
   }
-  ng_plan_direction(plan, b, k->out * k->p);
+  ng_plan_direction(plan, b, k->outputs * k->p);
   const int64_t floats = ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
                                   ng_kron_apply_scratch(b));
   ng_plan_scratch(plan, ng_times(floats, real));
@@ -303,11 +305,12 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
   const ng_part *part = &k->side[side].part[i];
   const ng_stat *s = k->side[side].stat;
   const int64_t n = part->n;
-  if (part->diagonal) {
-    ng_field f = ng_part_field(s, i, k->eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, part->d);
+  if (part->is_diagonal) {
+    ng_field f =
+        ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, part->d);
     return visit(arg, &f);
   }
-  if (k->eigen) {
+  if (k->is_eigen) {
     ng_field f = ng_part_field(s, i, "_eigenvectors", k->inverse_dtype, n, n, part->V);
     f.col_offsets = s->part[i].offsets; /* columns are permuted; a row is one eigenvector */
     f.col_channels = part->hi - part->lo;
@@ -316,9 +319,9 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
     f = ng_part_field(s, i, "_eigenvalues", NG_F32, 1, n, part->d);
     return visit(arg, &f);
   }
-  const char *suffix = k->product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse";
+  const char *suffix = k->is_product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse";
   ng_field f = ng_part_field(s, i, suffix, k->inverse_dtype, n, n, part->R);
-  f.sym = true;
+  f.is_symmetric = true;
   if (!part->is_factor) { /* a triangular factor stays in internal order */
     f.row_offsets = f.col_offsets = s->part[i].offsets;
     f.row_channels = f.col_channels = part->hi - part->lo;
@@ -338,7 +341,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
     }
     if (st != NG_OK) return st;
     ng_field f = ng_field_plain(side == NG_SIDE_A ? "A_solve" : "G_solve", NG_F32, 1,
-                                ng_kron_says(s, k->groups), s->says, s->stat->owner);
+                                ng_kron_info_count(s, k->groups), s->solve_info, s->stat->owner);
     st = visit(arg, &f);
   }
   return st;
@@ -363,10 +366,10 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
 }
 
 const ng_family ng_family_kronecker = {
-    .shards = true,
+    .can_shard = true,
     .name = "kronecker",
     .traits = NG_TRAIT_FACTORS | NG_TRAIT_SOLVES,
-    .sees = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
+    .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .fits = fits,
     .check = check,
     .create = create,
@@ -375,11 +378,11 @@ const ng_family ng_family_kronecker = {
     .observe = ng_kron_observe,
     .measure = ng_kron_measure,
     .emit = ng_kron_emit,
-    .room = ng_kron_room,
+    .observe_scratch = ng_kron_observe_scratch,
     .fields = fields,
     .numbers = numbers,
     .solve = ng_kron_solve,
-    .shared = ng_kron_shared,
+    .read_results = ng_kron_read_results,
     .put_traces = ng_kron_put_traces,
     .report = ng_kron_report,
 };

@@ -28,54 +28,54 @@ enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
 typedef struct ng_part {
   int32_t group;
-  int64_t lo, hi; /* channels [lo, hi) of the layer: input channels of A, output channels of G */
-  int64_t n;      /* order of the matrix */
-  int64_t at;     /* left side: first row of D; right side: first column in the group's D */
-  bool has_one;   /* A: the last row and column belong to the 1 appended for the bias */
-  bool diagonal;  /* the average is a vector [n], and `d` is the only result */
-  bool is_factor; /* R is L of F + d I = L L', not the inverse */
-  bool good;      /* the stored result passed its checks */
-  void *R;        /* cholesky: inverse, or L; product: the average; ng_sym order; inverse_dtype */
-  void *V;        /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
+  int64_t lo, hi;   /* channels [lo, hi) of the layer: input channels of A, output channels of G */
+  int64_t n;        /* order of the matrix */
+  int64_t offset;   /* left side: first row of D; right side: first column in the group's D */
+  bool has_bias;    /* A: the last row and column belong to the 1 appended for the bias */
+  bool is_diagonal; /* the average is a vector [n], and `d` is the only result */
+  bool is_factor;   /* R is L of F + d I = L L', not the inverse */
+  bool is_good;     /* the stored result passed its checks */
+  void *R;          /* cholesky: inverse, or L; product: the average; ng_sym order; inverse_dtype */
+  void *V;          /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
   float *d; /* [n] eigen: eigenvalues; cholesky of a diagonal part: the reciprocals 1 / (F_i + d) */
   /* The queue writes these numbers. info: of LAPACK; finite, trace: of the average; largest: scratch. */
   int info[2], finite;
   double trace, largest;
 } ng_part;
 
-/* Indices of ng_side.says, which the owner of a side sends with its results: the highest rung of the side's parts, the
+/* Indices of ng_side.solve_info, which the owner of a side sends with its results: the highest rung of the side's parts, the
  * damping of group 0, pi of each group, and for each part 1 if its result is good, else 0. */
-enum { NG_SAYS_RUNG, NG_SAYS_DAMPING, NG_SAYS_PI };
+enum { NG_INFO_RUNG, NG_INFO_DAMPING, NG_INFO_PI };
 
 typedef struct ng_side {
-  int32_t parts, each; /* number of parts of all groups, of one group */
+  int32_t parts, group_parts; /* number of parts of all groups, of one group */
   ng_part *part;
   ng_stat *stat;
-  float *says;
+  float *solve_info;
   double *shift; /* [groups] damping_leak: damping of earlier solves, which the next fold adds */
 } ng_side;
 
 typedef struct ng_kron {
   int64_t groups, offsets; /* offsets: kernel height * width of a convolution, else 1 */
-  int64_t p, q, out;       /* columns and rows of a group's gradient; out = q * groups */
+  int64_t p, q, outputs;   /* columns and rows of a group's gradient; out = q * groups */
   int32_t *map;   /* internal column -> column of the weight; the bias -> p - 1; NULL: identity */
   int32_t *unmap; /* column of the weight -> internal column */
   ng_side side[2];
   ng_side *left, *right;
   ng_conv conv; /* geometry at the declared image size; ng_obs_conv sets the observed size */
-  bool eigen;
-  bool product; /* solver = product: R is the average, and `direction` is H = G D A */
+  bool is_eigen;
+  bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   ng_dtype inverse_dtype;
-  double lambda;  /* eigen-prediv: the damping of the last solve */
-  bool good;      /* every part has a result; otherwise PD = D */
-  int32_t finite; /* 0: the last copied gradient has a value that is not finite */
+  double lambda;    /* eigen-prediv: the damping of the last solve */
+  bool has_results; /* every part has a result; otherwise PD = D */
+  int32_t finite;   /* 0: the last copied gradient has a value that is not finite */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
-static inline int64_t ng_kron_says(const ng_side *s, int64_t groups) {
-  return NG_SAYS_PI + groups + s->parts;
+static inline int64_t ng_kron_info_count(const ng_side *s, int64_t groups) {
+  return NG_INFO_PI + groups + s->parts;
 }
-/* Return the running average of a part, in the dtype s->stat->kept. */
+/* Return the running average of a part, in s->stat->average_dtype. */
 static inline void *ng_kron_average(const ng_side *s, const ng_part *part) {
   return s->stat->part[part - s->part].average;
 }
@@ -86,10 +86,10 @@ int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, d
                            double on);
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
-int64_t ng_kron_room(const ng_block *b, const ng_obs *o);
+int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o);
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b);
-void ng_kron_shared(ng_block *b, bool fresh);
+void ng_kron_read_results(ng_block *b, bool fresh);
 ng_status ng_kron_measure(ng_block *b);
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
 void ng_kron_report(const ng_block *b, ng_layer_report *report);
@@ -99,12 +99,12 @@ int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 /* Return whether a part of order n keeps L, for two triangular solves with m columns a step; otherwise the inverse. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m);
 /* on[side] <- the damping of each side at `lambda`, from damping_split and pi. */
-void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]);
+void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double on[2]);
 /* eigen: return the divisors of the entries of Q_G' D Q_A that belong to one left and one right part. */
 ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right);
 /* Return the first of the k->right->each right parts of the group of a left part. */
 static inline const ng_part *ng_kron_opposite(const ng_kron *k, const ng_part *left) {
-  return &k->right->part[left->group * k->right->each];
+  return &k->right->part[left->group * k->right->group_parts];
 }
 
 #endif

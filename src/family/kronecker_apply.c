@@ -19,7 +19,7 @@ enum { CHUNK = 256 };
 
 /* With a diagonal left side rows are independent, so an embedding is processed in chunks of rows; else in one chunk. */
 static int64_t chunk_rows(const ng_kron *k) {
-  return k->left->part->diagonal ? ng_min64(CHUNK, k->out) : k->out;
+  return k->left->part->is_diagonal ? ng_min64(CHUNK, k->outputs) : k->outputs;
 }
 
 /* Return the floats of the largest stored result after conversion to f32; 0 if results are f32. */
@@ -27,10 +27,10 @@ static int64_t widest_result(const ng_kron *k) {
   int64_t most = 0;
   if (k->inverse_dtype == NG_F32) return 0;
   for (int side = 0; side < 2; side++) {
-    for (int32_t i = 0; i < k->side[side].each; i++) {
+    for (int32_t i = 0; i < k->side[side].group_parts; i++) {
       const ng_part *part = &k->side[side].part[i];
-      if (part->diagonal) continue;
-      most = ng_max64(most, k->eigen ? part->n * part->n : ng_sym_count(part->n));
+      if (part->is_diagonal) continue;
+      most = ng_max64(most, k->is_eigen ? part->n * part->n : ng_sym_count(part->n));
     }
   }
   return ng_max64(most, k->p);
@@ -45,35 +45,35 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
 /* ---- the products ----------------------------------------------------------------------------*/
 
 /* Rows [row, row + rows) of the gradient (chunk_rows); group_rows: rows of the chunk in one group. */
-typedef struct chunk {
+typedef struct row_chunk {
   ng_block *b;
   const ng_kron *k;
   ng_queue *q;
   int64_t row, rows, group_rows;
   float *D, *T, *out, *room;
-} chunk;
+} row_chunk;
 
 /* Return n stored numbers as f32: `stored` itself, or `room`, to which the queue will convert them. */
-static const float *as_f32(const chunk *c, const void *stored, int64_t n) {
+static const float *as_f32(const row_chunk *c, const void *stored, int64_t n) {
   if (c->k->inverse_dtype == NG_F32) return stored;
   ng_on(c->q)->widen(c->q, n, stored, c->k->inverse_dtype, c->room);
   return c->room;
 }
 
 /* Return the stored inverse, or L, of a part as f32. */
-static ng_sym result_of(const chunk *c, const ng_part *part) {
+static ng_sym load_result(const row_chunk *c, const ng_part *part) {
   const float *a = as_f32(c, part->R, ng_sym_count(part->n));
   return (ng_sym){(float *)(uintptr_t)a, part->n};
 }
 
 /* to <- from F^-1, where F is the damped factor of the right side; each part multiplies its own columns. The queue
  * works in order, so consecutive parts may use the same `room` without a wait. */
-static void divide_right(const chunk *c, const float *from, float *to) {
+static void divide_right(const row_chunk *c, const float *from, float *to) {
   const int64_t p = c->k->p, rows = c->group_rows;
   for (int32_t i = 0; i < c->k->right->parts; i++) {
     const ng_part *r = &c->k->right->part[i];
-    const int64_t at = r->group * c->k->q * p + r->at;
-    const ng_sym S = result_of(c, r);
+    const int64_t at = r->group * c->k->q * p + r->offset;
+    const ng_sym S = load_result(c, r);
     if (r->is_factor) {
       ng_on(c->q)->copy(c->q, rows, r->n, from + at, p, to + at, p);
       ng_on(c->q)->solve_right(c->q, S, rows, to + at, p);
@@ -84,12 +84,12 @@ static void divide_right(const chunk *c, const float *from, float *to) {
 }
 
 /* to <- F^-1 from, where F is the damped factor of the left side; each part multiplies its own rows. */
-static void divide_left(const chunk *c, const float *from, float *to) {
+static void divide_left(const row_chunk *c, const float *from, float *to) {
   const int64_t p = c->k->p;
   for (int32_t i = 0; i < c->k->left->parts; i++) {
     const ng_part *l = &c->k->left->part[i];
-    const int64_t at = l->at * p;
-    if (l->diagonal) {
+    const int64_t at = l->offset * p;
+    if (l->is_diagonal) {
       ng_queue_wait(c->q);
       for (int64_t r = 0; r < c->rows; r++) {
         for (int64_t x = 0; x < p; x++) {
@@ -98,7 +98,7 @@ static void divide_left(const chunk *c, const float *from, float *to) {
       }
       continue;
     }
-    const ng_sym S = result_of(c, l);
+    const ng_sym S = load_result(c, l);
     if (l->is_factor) {
       ng_on(c->q)->copy(c->q, l->n, p, from + at, p, to + at, p);
       ng_on(c->q)->solve_left(c->q, S, p, to + at, p);
@@ -110,22 +110,22 @@ static void divide_left(const chunk *c, const float *from, float *to) {
 
 /* rotate_right: to <- from Q (back: from Q'), Q the eigenvectors of the right side; rotate_left: to <- Q' from (back:
  * Q from), Q of the left side. Row i of V is eigenvector i, so V = Q'. */
-static void rotate_right(const chunk *c, const float *from, float *to, bool back) {
+static void rotate_right(const row_chunk *c, const float *from, float *to, bool back) {
   const int64_t p = c->k->p;
   for (int32_t i = 0; i < c->k->right->parts; i++) {
     const ng_part *r = &c->k->right->part[i];
-    const int64_t at = r->group * c->k->q * p + r->at;
+    const int64_t at = r->group * c->k->q * p + r->offset;
     const float *V = as_f32(c, r->V, r->n * r->n);
     ng_on(c->q)->gemm(c->q, false, !back, c->group_rows, r->n, r->n, 1.0f, from + at, p, V, r->n,
                       0.0f, to + at, p);
   }
 }
 
-static void rotate_left(const chunk *c, const float *from, float *to, bool back) {
+static void rotate_left(const row_chunk *c, const float *from, float *to, bool back) {
   const int64_t p = c->k->p;
   for (int32_t i = 0; i < c->k->left->parts; i++) {
     const ng_part *l = &c->k->left->part[i];
-    const int64_t at = l->at * p;
+    const int64_t at = l->offset * p;
     const float *V = as_f32(c, l->V, l->n * l->n);
     ng_on(c->q)->gemm(c->q, back, false, l->n, p, l->n, 1.0f, V, l->n, from + at, p, 0.0f, to + at,
                       p);
@@ -133,30 +133,31 @@ static void rotate_left(const chunk *c, const float *from, float *to, bool back)
 }
 
 /* Divide each entry of U = Q_G' D Q_A by its damped product of eigenvalues, for all pairs of parts in one group. */
-static void divide_spectrum(const chunk *c, float *U) {
+static void divide_spectrum(const row_chunk *c, float *U) {
   const ng_kron *k = c->k;
   for (int32_t i = 0; i < k->left->parts; i++) {
     const ng_part *l = &k->left->part[i], *r = ng_kron_opposite(k, l);
-    for (const ng_part *end = r + k->right->each; r < end; r++) {
+    for (const ng_part *end = r + k->right->group_parts; r < end; r++) {
       ng_spectrum s = ng_kron_spectrum(c->b, l, r);
       s.g += c->row;
-      ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s, U + l->at * k->p + r->at, k->p);
+      ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s, U + l->offset * k->p + r->offset,
+                          k->p);
     }
   }
 }
 
 /* c->out <- PD (product: H). If a part has no good result (rung NG_RUNG_PLAIN): PD <- D (product: H <- 0). A diagonal
  * left side has the identity as eigenbasis, so it needs no rotation. */
-static void precondition(const chunk *c) {
+static void precondition(const row_chunk *c) {
   const ng_kron *k = c->k;
-  if (!k->good && k->product) {
+  if (!k->has_results && k->is_product) {
     ng_on(c->q)->scale(c->q, c->rows * k->p, c->out, 0.0);
-  } else if (!k->good) {
+  } else if (!k->has_results) {
     ng_on(c->q)->copy(c->q, c->rows, k->p, c->D, k->p, c->out, k->p);
-  } else if (!k->eigen) {
+  } else if (!k->is_eigen) {
     divide_right(c, c->D, c->T);
     divide_left(c, c->T, c->out);
-  } else if (k->left->part->diagonal) {
+  } else if (k->left->part->is_diagonal) {
     rotate_right(c, c->D, c->T, false);
     divide_spectrum(c, c->T);
     rotate_right(c, c->T, c->out, true);
@@ -172,7 +173,7 @@ static void precondition(const chunk *c) {
 /* ---- measure, emit ---------------------------------------------------------------------------*/
 
 /* Copy rows of the gradients to c->D in internal column order, the bias last; return whether all values are finite. */
-static bool read_rows(const chunk *c) {
+static bool read_rows(const row_chunk *c) {
   ng_kron *k = ng_kron_of(c->b);
   const ng_slot *w = c->b->segment[0].slot;
   ng_read list[] = {{.D = {&w->grad, c->row, c->rows, 0, w->cols},
@@ -196,16 +197,16 @@ ng_status ng_kron_measure(ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t most = chunk_rows(k);
-  chunk c = {.b = b, .k = k, .q = q, .D = ng_scratch(b)};
+  row_chunk c = {.b = b, .k = k, .q = q, .D = ng_scratch(b)};
   c.T = c.D + ng_round16(most * k->p);
   c.room = c.T + ng_round16(most * k->p);
   double *sums = (double *)(void *)(c.room + ng_round16(widest_result(k)));
-  for (; c.row < k->out; c.row += c.rows) {
-    c.rows = ng_min64(most, k->out - c.row);
+  for (; c.row < k->outputs; c.row += c.rows) {
+    c.rows = ng_min64(most, k->outputs - c.row);
     c.group_rows = ng_min64(k->q, c.rows);
     c.out = b->direction + c.row * k->p;
     if (!read_rows(&c)) {
-      memset(b->direction, 0, (size_t)(k->out * k->p) * sizeof *b->direction);
+      memset(b->direction, 0, (size_t)(k->outputs * k->p) * sizeof *b->direction);
       return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
     }
     precondition(&c);
@@ -227,9 +228,9 @@ ng_status ng_kron_measure(ng_block *b) {
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   const ng_kron *k = ng_kron_of(b);
   (void)g;
-  e->is_stored = !k->product;
-  e->k = k->product ? factor * b->ascent : 0.0;
-  if (b->segment[segment].slot->which == NG_BIAS) {
+  e->is_stored = !k->is_product;
+  e->k = k->is_product ? factor * b->ascent : 0.0;
+  if (b->segment[segment].slot->param == NG_BIAS) {
     e->u = b->direction + e->D.col * k->p + k->p - 1;
     e->u_col = k->p;
     return;

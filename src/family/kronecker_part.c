@@ -11,12 +11,12 @@
 
 /* Rounding makes eigenvalues of a covariance of order n as low as -n eps times the largest. 1e-3 exceeds n eps up to
  * n = 16000 and is far below the negative eigenvalues of an indefinite matrix. */
-#define NEGATIVE 1e-3
+#define NEGATIVE_MOST 1e-3
 
-/* Eigenvalues computed in f32 have an error of about 2^-24 of the largest eigenvalue. If this error exceeds LOST times
- * the damping, eigenvalues are computed in double: the weight 1 / (e + damping) of a small eigenvalue e would be wrong.
+/* Eigenvalues computed in f32 have an error of about 2^-24 of the largest eigenvalue. If this error exceeds EIGEN_ERROR_MOST
+ * times the damping, eigenvalues are computed in double: the weight 1 / (e + damping) of a small eigenvalue e would be wrong.
  * linalg/damped.c has the same limit for its residual. */
-#define LOST 1e-2
+#define EIGEN_ERROR_MOST 1e-2
 
 /* ---- scratch: cholesky  ng_damped_scratch
  *               eigen     f32: V [n, n], work;  double: V64 [n, n] doubles, V, work64 -------- */
@@ -25,8 +25,8 @@ static int64_t part_scratch(const ng_block *b, const ng_part *part) {
   const int64_t n = part->n;
   const ng_queue *q = b->ctx->queue;
   const int64_t vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
-  if (part->diagonal) return n;
-  if (!ng_kron_of(b)->eigen) return ng_damped_scratch(n);
+  if (part->is_diagonal) return n;
+  if (!ng_kron_of(b)->is_eigen) return ng_damped_scratch(n);
   const int64_t single =
       ng_round16(n * n) + ng_round16(tri) + ng_round16(q->la->eigen_work(q, n) / 4 + 16);
   const int64_t twice =
@@ -38,7 +38,7 @@ int64_t ng_kron_solve_scratch(const ng_block *b) {
   int64_t most = 0;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &ng_kron_of(b)->side[side];
-    for (int32_t i = 0; i < s->each && s->stat->has_average; i++) {
+    for (int32_t i = 0; i < s->group_parts && s->stat->has_average; i++) {
       most = ng_max64(most, part_scratch(b, &s->part[i]));
     }
   }
@@ -59,18 +59,18 @@ static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, doub
                        .largest = &part->largest};
   const int32_t rung = ng_damped_solve(b->ctx->queue, &m, d, scratch);
   if (rung != NG_DAMPED_NONE) return rung;
-  return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  return part->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
 /* solver = product: store the average as the result. */
-static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *scratch) {
+static int32_t copy_average(const ng_block *b, const ng_side *s, ng_part *part, float *scratch) {
   ng_queue *q = b->ctx->queue;
   const ng_dtype t = ng_kron_of(b)->inverse_dtype;
   const int64_t n = ng_sym_count(part->n);
   const ng_sym F =
       ng_sym_load(q, part->n, ng_kron_average(s, part), s->stat->average_dtype, scratch);
   if (!ng_fits_dtype(q, n, F.a, t, &part->largest))
-    return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+    return part->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
   ng_on(q)->narrow(q, n, F.a, part->R, t);
   return 0;
 }
@@ -80,7 +80,7 @@ static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *s
 /* Return x such that eigenvalues down to -x times the largest eigenvalue are accepted. Rounding the n entries of each
  * row to a 16-bit dtype t moves an eigenvalue by up to n half units in the last place. */
 static double negative_limit(ng_dtype t, int64_t n) {
-  return t == NG_F32 ? NEGATIVE : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
+  return t == NG_F32 ? NEGATIVE_MOST : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
 }
 
 /* Check that eigenvalues e are finite and not too negative, the residual and norm of the first, middle and last
@@ -107,12 +107,12 @@ static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const 
       const double r = fabs(y[i] - (double)e[sample[s]] * x[i]);
       if (!(r <= worst)) worst = r;
     }
-    if (!(worst <= NEGATIVE * top) || !(fabs(norm - 1.0) <= NEGATIVE)) return false;
+    if (!(worst <= NEGATIVE_MOST * top) || !(fabs(norm - 1.0) <= NEGATIVE_MOST)) return false;
   }
   for (int64_t i = 0; i < n && n > 1; i++) {
     dot += (double)V[i] * (double)V[(n - 1) * n + i];
   }
-  return fabs(dot) <= NEGATIVE;
+  return fabs(dot) <= NEGATIVE_MOST;
 }
 
 /* leak: the shift (ng_side) to add to the eigenvalues e of the array. Eigenvalues at or below eigen_floor (KAISA: 0,
@@ -173,10 +173,10 @@ static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double 
                      float *scratch) {
   double top = 0.0;
   const bool single = decompose(b, s, part, leak, false, &top, scratch);
-  if (single && 0x1p-24 * top <= LOST * least) return 0;
+  if (single && 0x1p-24 * top <= EIGEN_ERROR_MOST * least) return 0;
   if (decompose(b, s, part, leak, true, &top, scratch)) return single ? 0 : NG_RUNG_DOUBLE;
   if (single) return 0;
-  return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  return part->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
 /* ---- diagonal --------------------------------------------------------------------------------*/
@@ -194,7 +194,7 @@ static bool invert_diagonal(const float *F, int64_t n, double d, float *out) {
 static int32_t solve_diagonal(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                               double on, float *scratch) {
   const float *F = ng_kron_average(s, part);
-  if (ng_kron_of(b)->eigen) {
+  if (ng_kron_of(b)->is_eigen) {
     store_eigenvalues(b, part, F, shift);
     return 0;
   }
@@ -203,7 +203,7 @@ static int32_t solve_diagonal(const ng_block *b, const ng_side *s, ng_part *part
     memcpy(part->d, scratch, (size_t)part->n * sizeof *scratch);
     return rung;
   }
-  return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  return part->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
 /* ---- any part --------------------------------------------------------------------------------*/
@@ -211,8 +211,8 @@ static int32_t solve_diagonal(const ng_block *b, const ng_side *s, ng_part *part
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                            double on) {
   const ng_kron *k = ng_kron_of(b);
-  if (part->diagonal) return solve_diagonal(b, s, part, shift, on, ng_scratch(b));
-  if (k->product) return copy(b, s, part, ng_scratch(b));
-  if (k->eigen) return eigen(b, s, part, shift, on, ng_scratch(b));
+  if (part->is_diagonal) return solve_diagonal(b, s, part, shift, on, ng_scratch(b));
+  if (k->is_product) return copy_average(b, s, part, ng_scratch(b));
+  if (k->is_eigen) return eigen(b, s, part, shift, on, ng_scratch(b));
   return cholesky(b, s, part, shift + on, ng_scratch(b));
 }

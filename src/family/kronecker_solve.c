@@ -11,7 +11,7 @@
  *   damping x 10, at most 3 times -> double precision -> last good result -> plain gradient
  *
  * In: the averages that this rank keeps; in b->traces the mean eigenvalues of averages that other ranks keep. Out:
- * results, `says`, counted rungs. No function here is a collective. */
+ * results, `solve_info`, counted rungs. No function here is a collective. */
 #include "family/kronecker.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@
 /* The return value determines the size of the result and the name of its field in files. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
-  if (k->eigen || k->product) return false;
+  if (k->is_eigen || k->is_product) return false;
   /* Computing the inverse takes 2 n^3 / 3 more operations per solve. Applying L takes the time of n^2 m more operations
    * per step: two triangular solves run at two thirds of the rate of one symmetric product, and both are 2 n^2 m
    * operations. So keep L if 2 n^3 / 3 > solve_period n^2 m. */
@@ -28,9 +28,9 @@ bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
 
 /* pi: among all d_A d_G = lambda, shifts proportional to the mean eigenvalue of each factor minimise the trace norm of
  * the cross terms d_A I (x) G + d_G A (x) I (Martens & Grosse 2015, section 6.3). */
-void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]) {
+void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double on[2]) {
   on[NG_SIDE_A] = on[NG_SIDE_G] = 0.0;
-  if (ng_kron_of(b)->product) return;
+  if (ng_kron_of(b)->is_product) return;
   if (b->base.damping_split == NG_SPLIT_FULL) {
     on[NG_SIDE_A] = on[NG_SIDE_G] = lambda;
   } else if (b->base.damping_split == NG_SPLIT_ROOT) {
@@ -48,7 +48,8 @@ ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_pa
   const ng_kron *k = ng_kron_of(b);
   const double lambda = b->base.solver == NG_SOLVER_EIGEN_PREDIV ? k->lambda : b->base.damping;
   double on[2];
-  ng_kron_split(b, lambda, (double)k->side[NG_SIDE_G].says[NG_SAYS_PI + left->group], on);
+  ng_kron_split_damping(b, lambda, (double)k->side[NG_SIDE_G].solve_info[NG_INFO_PI + left->group],
+                        on);
   ng_spectrum s = {
       .g = left->d, .a = right->d, .on_g = on[k->left - k->side], .on_a = on[k->right - k->side]};
   if (b->base.damping_split == NG_SPLIT_JOINT) s.on_both = lambda;
@@ -65,10 +66,10 @@ static void measure_averages(const ng_block *b, int32_t group) {
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
     if (!s->stat->has_average) continue;
-    for (int32_t i = group * s->each; i < (group + 1) * s->each; i++) {
+    for (int32_t i = group * s->group_parts; i < (group + 1) * s->group_parts; i++) {
       ng_part *part = &s->part[i];
       const void *F = ng_kron_average(s, part);
-      if (part->diagonal) {
+      if (part->is_diagonal) {
         part->trace = 0.0;
         for (int64_t v = 0; v < part->n; v++) {
           part->trace += (double)((const float *)F)[v];
@@ -89,7 +90,7 @@ static bool mean_eigenvalue(const ng_block *b, const ng_side *s, int32_t group, 
   double trace = 0.0;
   int64_t n = 0;
   bool finite = true;
-  for (int32_t i = group * s->each; i < (group + 1) * s->each; i++) {
+  for (int32_t i = group * s->group_parts; i < (group + 1) * s->group_parts; i++) {
     finite = finite && ng_info_read(q, &s->part[i].finite) != 0;
     trace += *ng_numbers_read(q, &s->part[i].trace);
     n += s->part[i].n;
@@ -105,7 +106,7 @@ static double least_damping(const ng_block *b, int side, int32_t group, const do
   const ng_side *other = &ng_kron_of(b)->side[1 - side];
   double n = 0.0;
   if (b->base.damping_split != NG_SPLIT_JOINT) return on[side];
-  for (int32_t i = group * other->each; i < (group + 1) * other->each; i++) {
+  for (int32_t i = group * other->group_parts; i < (group + 1) * other->group_parts; i++) {
     n += (double)other->part[i].n;
   }
   return b->base.damping / (n * mean[1 - side]);
@@ -123,12 +124,12 @@ void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
 /* Solve one group of a side on its owner; return the highest rung of its parts. */
 static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bool finite) {
   int32_t worst = 0;
-  for (int32_t j = group * s->each; j < (group + 1) * s->each; j++) {
+  for (int32_t j = group * s->group_parts; j < (group + 1) * s->group_parts; j++) {
     ng_part *part = &s->part[j];
-    int32_t rung = part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+    int32_t rung = part->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     if (finite) rung = ng_kron_solve_part(b, s, part, s->shift[group], on);
     ng_count_rung(b->p, rung);
-    part->good = part->good || rung < NG_RUNG_LAST;
+    part->is_good = part->is_good || rung < NG_RUNG_LAST;
     worst = rung > worst ? rung : worst;
   }
   return worst;
@@ -144,7 +145,7 @@ static double pi_of(const double mean[2]) {
 /* Return whether a side must be solved. With refresh_tolerance > 0, a side whose average has not changed since the last
  * solve keeps its results and its pi. */
 static bool is_new(const ng_block *b, const ng_stat *s) {
-  return !s->stale.enabled || !b->solved || s->is_new;
+  return !s->stale.enabled || !b->was_solved || s->is_new;
 }
 
 /* Every rank that keeps the averages computes the same traces, pi and shifts, but only the owner of a side solves it.
@@ -156,7 +157,7 @@ ng_status ng_kron_solve(ng_block *b) {
   const double lambda = b->base.damping;
   int32_t worst[2] = {0, 0};
   bool own[2]; /* this rank solves the side */
-  if (!b->keeps && b->traces == NULL) return NG_OK;
+  if (!b->has_averages && b->traces == NULL) return NG_OK;
   for (int i = 0; i < 2; i++) {
     const ng_stat *s = k->side[i].stat;
     own[i] = s->owner == b->ctx->rank && is_new(b, s);
@@ -167,18 +168,18 @@ ng_status ng_kron_solve(ng_block *b) {
     measure_averages(b, group);
     for (int i = 0; i < 2; i++) {
       finite[i] = k->side[i].stat->has_average && mean_eigenvalue(b, &k->side[i], group, &mean[i]);
-      if (b->traces != NULL) mean[i] = b->traces[i * b->traces_each + group];
+      if (b->traces != NULL) mean[i] = b->traces[i * b->traces_per_stat + group];
     }
     const double pi = pi_of(mean);
-    ng_kron_split(b, lambda, pi, on);
+    ng_kron_split_damping(b, lambda, pi, on);
     for (int i = 0; i < 2; i++) {
       ng_side *s = &k->side[i];
       if (own[i]) {
-        const double d = k->eigen ? least_damping(b, i, group, mean, on) : on[i];
+        const double d = k->is_eigen ? least_damping(b, i, group, mean, on) : on[i];
         const int32_t rung = solve_group(b, s, group, d, finite[i]);
         worst[i] = rung > worst[i] ? rung : worst[i];
-        s->says[NG_SAYS_PI + group] = (float)pi;
-        if (group == 0) s->says[NG_SAYS_DAMPING] = (float)on[i];
+        s->solve_info[NG_INFO_PI + group] = (float)pi;
+        if (group == 0) s->solve_info[NG_INFO_DAMPING] = (float)on[i];
       }
       if (b->base.damping_leak && s->stat->has_average && is_new(b, s->stat))
         s->shift[group] += on[i];
@@ -188,22 +189,22 @@ ng_status ng_kron_solve(ng_block *b) {
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
     for (int32_t j = 0; own[i] && j < s->parts; j++) {
-      s->says[NG_SAYS_PI + k->groups + j] = s->part[j].good ? 1.0f : 0.0f;
+      s->solve_info[NG_INFO_PI + k->groups + j] = s->part[j].is_good ? 1.0f : 0.0f;
     }
-    if (own[i]) s->says[NG_SAYS_RUNG] = (float)worst[i];
+    if (own[i]) s->solve_info[NG_INFO_RUNG] = (float)worst[i];
   }
   return worst[0] > 0 || worst[1] > 0 ? NG_RESCUED : NG_OK;
 }
 
 /* Read from `says` which parts are good; k->good: all parts are. */
-void ng_kron_shared(ng_block *b, bool fresh) {
+void ng_kron_read_results(ng_block *b, bool fresh) {
   ng_kron *k = ng_kron_of(b);
-  k->good = true;
+  k->has_results = true;
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
     for (int32_t j = 0; j < s->parts; j++) {
-      s->part[j].good = s->says[NG_SAYS_PI + k->groups + j] != 0.0f;
-      k->good = k->good && s->part[j].good;
+      s->part[j].is_good = s->solve_info[NG_INFO_PI + k->groups + j] != 0.0f;
+      k->has_results = k->has_results && s->part[j].is_good;
     }
   }
   if (fresh) k->lambda = b->base.damping;
@@ -213,10 +214,10 @@ void ng_kron_report(const ng_block *b, ng_layer_report *r) {
   const ng_kron *k = ng_kron_of(b);
   if (!b->is_worker) return;
   for (int i = 0; i < 2; i++) {
-    const int32_t known = ng_rung_of(k->side[i].says[NG_SAYS_RUNG]);
+    const int32_t known = ng_rung_of(k->side[i].solve_info[NG_INFO_RUNG]);
     r->rung = known > r->rung ? known : r->rung;
   }
-  r->pi = (double)k->side[NG_SIDE_A].says[NG_SAYS_PI];
-  r->damping_a = (double)k->side[NG_SIDE_A].says[NG_SAYS_DAMPING];
-  r->damping_g = (double)k->side[NG_SIDE_G].says[NG_SAYS_DAMPING];
+  r->pi = (double)k->side[NG_SIDE_A].solve_info[NG_INFO_PI];
+  r->damping_a = (double)k->side[NG_SIDE_A].solve_info[NG_INFO_DAMPING];
+  r->damping_g = (double)k->side[NG_SIDE_G].solve_info[NG_INFO_DAMPING];
 }

@@ -27,7 +27,7 @@ typedef struct call_scale {
 } call_scale;
 
 static call_scale scale_of(const ng_block *b, const ng_obs *o, const ng_stat *stat) {
-  const bool conv = b->entry->d.kind == NG_CONV2D, grad = o->what == NG_OBSERVED_OUTGRAD;
+  const bool conv = b->entry->d.kind == NG_CONV2D, grad = o->kind == NG_OBSERVED_OUTGRAD;
   const bool textbook = b->base.stat_scale == NG_SCALE_TEXTBOOK ||
                         b->base.stat_scale == NG_SCALE_CHAINERKFAC,
              kaisa = b->base.stat_scale == NG_SCALE_KAISA;
@@ -60,8 +60,8 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
   enum { LIST = 16 };
   ng_queue *q = b->ctx->queue;
   const ng_stat *s = side->stat;
-  const bool patches = b->entry->d.kind == NG_CONV2D && o->what == NG_OBSERVED_INPUT;
-  const ng_gram all = {.x = o->v,
+  const bool patches = b->entry->d.kind == NG_CONV2D && o->kind == NG_OBSERVED_INPUT;
+  const ng_gram all = {.x = o->view,
                        .samples = s->samples,
                        .reduce = c.reduce,
                        .conv = ng_obs_conv(&ng_kron_of(b)->conv, o),
@@ -74,7 +74,7 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
       list[k] = all;
       list[k].c0 = part->lo;
       list[k].c1 = part->hi;
-      list[k].has_ones = part->has_one;
+      list[k].has_ones = part->has_bias;
       list[k].S = (ng_sym){s->part[i + k].sum, part->n};
     }
     if (patches) {
@@ -88,14 +88,14 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
 
 /* Return whether o is an output gradient and every part of G has order 1, as with output_factor = diagonal. */
 static bool is_diagonal_factor(const ng_obs *o, const ng_side *side) {
-  return o->what == NG_OBSERVED_OUTGRAD && side->parts > 1 && side->parts == o->v.columns;
+  return o->kind == NG_OBSERVED_OUTGRAD && side->parts > 1 && side->parts == o->view.columns;
 }
 
 static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call_scale c) {
   ng_queue *q = b->ctx->queue;
   const ng_stat *s = side->stat;
   double *sum = ng_scratch(b);
-  const ng_squares squares = {.x = o->v, .samples = s->samples, .reduce = c.reduce, .out = sum};
+  const ng_squares squares = {.x = o->view, .samples = s->samples, .reduce = c.reduce, .out = sum};
   ng_kernels(q)->square_sums(q, &squares, 1);
   ng_queue_wait(q); /* also for ng_stat_scale_old, which the caller has enqueued */
   for (int32_t i = 0; i < side->parts; i++) {
@@ -125,13 +125,13 @@ static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, d
   const ng_stat *s = side->stat;
   const int64_t vocabulary = side->part->n;
   int32_t *count = ng_scratch(b);
-  const int64_t at = count_tokens(&o->v, s->samples, vocabulary, count);
+  const int64_t at = count_tokens(&o->view, s->samples, vocabulary, count);
   if (at >= 0) {
-    const void *x = ng_view_at(&o->v, at / o->positions, at % o->positions, 0);
+    const void *x = ng_view_at(&o->view, at / o->positions, at % o->positions, 0);
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': token %lld of sample %lld is %lld, expected 0 to %lld", b->name,
                    (long long)(at % o->positions), (long long)(at / o->positions),
-                   (long long)(o->v.dtype == NG_I32 ? *(const int32_t *)x : *(const int64_t *)x),
+                   (long long)(o->view.dtype == NG_I32 ? *(const int32_t *)x : *(const int64_t *)x),
                    (long long)vocabulary - 1);
   }
   ng_stat_scale_old(b->ctx->queue, s);
@@ -144,10 +144,10 @@ static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, d
 }
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
-  const ng_side *side = &ng_kron_of(b)->side[o->what == NG_OBSERVED_OUTGRAD];
+  const ng_side *side = &ng_kron_of(b)->side[o->kind == NG_OBSERVED_OUTGRAD];
   const ng_stat *s = side->stat;
   const call_scale c = scale_of(b, o, s);
-  if (side->part->diagonal) return add_tokens(b, o, side, c.alpha);
+  if (side->part->is_diagonal) return add_tokens(b, o, side, c.alpha);
   ng_stat_scale_old(b->ctx->queue, s);
   if (is_diagonal_factor(o, side)) {
     add_diagonal(b, o, side, c);

@@ -18,7 +18,7 @@
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind == NG_NORM && o->norm_block != NG_NORM_NONE;
+  return !e->is_tensor && e->d.kind == NG_NORM && o->norm_block != NG_NORM_NONE;
 }
 
 /* Any method may have norm blocks, so this check accepts options of other families. */
@@ -36,24 +36,24 @@ static ng_status create(ng_block *b) {
   ng_norm *k = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
   b->state = k;
-  k->of = (ng_norm_layer){.kind = d->norm_kind,
-                          .input = d->norm_input,
-                          .eps = d->norm_eps,
-                          .channels = d->in,
-                          .groups = d->groups,
-                          .has_gamma = d->norm_no_weight == 0,
-                          .has_beta = d->bias != 0};
+  k->layer = (ng_norm_layer){.kind = d->norm_kind,
+                             .input = d->norm_input,
+                             .eps = d->norm_eps,
+                             .channels = d->in,
+                             .groups = d->groups,
+                             .has_gamma = d->norm_no_weight == 0,
+                             .has_beta = d->bias != 0};
   k->width = (int64_t)b->entry->slots * d->in;
-  k->full = b->solves = b->base.norm_block == NG_NORM_FULL;
-  b->scans = !k->full;
-  if (!k->of.has_gamma) b->sees &= ~(uint32_t)NG_OBSERVED_INPUT;
-  if (k->full && !ng_linalg_fits(k->width)) {
+  k->is_full = b->solves = b->base.norm_block == NG_NORM_FULL;
+  b->scans = !k->is_full;
+  if (!k->layer.has_gamma) b->observed &= ~(uint32_t)NG_OBSERVED_INPUT;
+  if (k->is_full && !ng_linalg_fits(k->width)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': a norm block of order %lld exceeds 32-bit LAPACK; set "
                    "norm_block = unit",
                    b->name, (long long)k->width);
   }
-  const bool single = b->entry->slots == 1 && !k->full;
+  const bool single = b->entry->slots == 1 && !k->is_full;
   (void)snprintf(b->entry->why, sizeof b->entry->why, "F %lldx%lld, %s", (long long)k->width,
                  (long long)k->width, single ? "diagonal" : kind[b->base.norm_block]);
   return NG_OK;
@@ -61,38 +61,40 @@ static ng_status create(ng_block *b) {
 
 static ng_status statistics(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
-  ng_status st = ng_block_take_stats(b, 1);
+  ng_status st = ng_block_alloc_stats(b, 1);
   if (st != NG_OK) return st;
   ng_stat *s = b->stat;
   s->name = "F";
   s->observed = NG_OBSERVED_OUTGRAD;
-  s->also_observed = k->of.has_gamma ? NG_OBSERVED_INPUT : 0;
-  s->symmetric = k->full;
+  s->also_observed = k->layer.has_gamma ? NG_OBSERVED_INPUT : 0;
+  s->symmetric = k->is_full;
   /* Rounding F to f32 causes a relative error of 6e-8 times the condition number in the inverse. F is often nearly
    * singular, because a batch has fewer samples than F has rows. */
-  if (k->full && k->width <= NG_SMALL_SOLVE) s->average_dtype = s->sum_dtype = NG_F64;
+  if (k->is_full && k->width <= NG_SMALL_SOLVE) s->average_dtype = s->sum_dtype = NG_F64;
   s->rule.averaged = true;
   s->shift = b->base.damping_leak ? &k->shift : NULL;
-  st = ng_stat_take_parts(b, s, 1, 1);
+  st = ng_stat_alloc_parts(b, s, 1, 1);
   if (st != NG_OK) return st;
-  const bool units = b->base.norm_block == NG_NORM_UNIT && b->entry->slots == 2;
-  s->part->rows = k->full ? k->width : 1;
-  s->part->cols = s->part->channels = k->width + (units ? k->of.channels : 0);
+  const bool solve_units = b->base.norm_block == NG_NORM_UNIT && b->entry->slots == 2;
+  s->part->rows = k->is_full ? k->width : 1;
+  s->part->cols = s->part->channels = k->width + (solve_units ? k->layer.channels : 0);
   s->part->diagonal = k->width;
   return NG_OK;
 }
 
 /* R has the dtype of F, because in R D large terms cancel unless D lies along the largest eigenvectors of R. */
-static ng_dtype type_of(const ng_block *b) { return ng_stat_is_double(b->stat) ? NG_F64 : NG_F32; }
+static ng_dtype average_dtype(const ng_block *b) {
+  return ng_stat_is_double(b->stat) ? NG_F64 : NG_F32;
+}
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_norm *k = ng_norm_of_block(b);
   int64_t floats = ng_round16(k->width);
-  if (k->full) floats = ng_max64(floats, ng_damped_scratch(k->width));
-  if (k->full && b->is_worker) {
+  if (k->is_full) floats = ng_max64(floats, ng_damped_scratch(k->width));
+  if (k->is_full && b->is_worker) {
     const int32_t owner = b->stat->owner;
-    k->says = ng_plan_result(plan, owner, NG_NORM_SAYS * (int64_t)sizeof(float));
-    k->R = ng_plan_result(plan, owner, ng_sym_count(k->width) * ng_dtype_size(type_of(b)));
+    k->solve_info = ng_plan_result(plan, owner, NG_NORM_INFO_COUNT * (int64_t)sizeof(float));
+    k->R = ng_plan_result(plan, owner, ng_sym_count(k->width) * ng_dtype_size(average_dtype(b)));
   }
   ng_plan_direction(plan, b, k->width);
   ng_plan_scratch(plan, ng_max64(ng_norm_scratch(b), ng_times(floats, (int64_t)sizeof(float))));
@@ -101,12 +103,13 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_norm *k = ng_norm_of_block(b);
-  if (!k->full) return NG_OK;
-  ng_field f = ng_field_plain("F_inverse", type_of(b), k->width, k->width, k->R, b->stat->owner);
-  f.sym = true;
+  if (!k->is_full) return NG_OK;
+  ng_field f =
+      ng_field_plain("F_inverse", average_dtype(b), k->width, k->width, k->R, b->stat->owner);
+  f.is_symmetric = true;
   const ng_status st = visit(arg, &f);
   if (st != NG_OK) return st;
-  f = ng_field_plain("F_solve", NG_F32, 1, NG_NORM_SAYS, k->says, b->stat->owner);
+  f = ng_field_plain("F_solve", NG_F32, 1, NG_NORM_INFO_COUNT, k->solve_info, b->stat->owner);
   return visit(arg, &f);
 }
 
@@ -121,12 +124,12 @@ static double damping(const ng_block *b) { return b->base.damping * b->base.norm
 
 static int32_t solve_own(ng_block *b, double d) {
   ng_norm *k = ng_norm_of_block(b);
-  const bool had = k->says[NG_NORM_GOOD] != 0.0f;
+  const bool had = k->solve_info[NG_NORM_GOOD] != 0.0f;
   const ng_damped m = {.n = k->width,
                        .F = b->stat->part->average,
                        .kept = b->stat->average_dtype,
                        .R = k->R,
-                       .stored = type_of(b),
+                       .stored = average_dtype(b),
                        .info = k->info};
   const int32_t rung = ng_damped_solve(b->ctx->queue, &m, d, ng_scratch(b));
   ng_queue_wait(b->ctx->queue);
@@ -137,28 +140,28 @@ static ng_status solve(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
   const double d = damping(b);
   int32_t rung = 0;
-  if (!b->keeps) return NG_OK;
+  if (!b->has_averages) return NG_OK;
   if (b->stat->owner == b->ctx->rank) {
     rung = solve_own(b, k->shift + d);
-    k->says[NG_NORM_RUNG] = (float)rung;
-    if (rung < NG_RUNG_LAST) k->says[NG_NORM_GOOD] = 1.0f;
-    k->says[NG_NORM_DAMPED] = (float)d;
+    k->solve_info[NG_NORM_RUNG] = (float)rung;
+    if (rung < NG_RUNG_LAST) k->solve_info[NG_NORM_GOOD] = 1.0f;
+    k->solve_info[NG_NORM_DAMPING] = (float)d;
   }
   if (b->base.damping_leak) k->shift += d; /* on every rank that keeps the average */
   ng_count_rung(b->p, rung);
   return rung > 0 ? NG_RESCUED : NG_OK;
 }
 
-static void shared(ng_block *b, bool fresh) {
+static void read_results(ng_block *b, bool fresh) {
   ng_norm *k = ng_norm_of_block(b);
   (void)fresh;
-  k->good = k->says[NG_NORM_GOOD] != 0.0f;
+  k->is_good = k->solve_info[NG_NORM_GOOD] != 0.0f;
 }
 
 static void apply_full(const ng_block *b, const float *D) {
   const ng_norm *k = ng_norm_of_block(b);
   ng_queue *q = b->ctx->queue;
-  if (!k->good) {
+  if (!k->is_good) {
     memcpy(b->direction, D, (size_t)k->width * sizeof *D);
     return;
   }
@@ -190,8 +193,9 @@ static bool solve_unit(double gg, double bb, double gb, const double D[2], doubl
 }
 
 /* out <- PD of all channels; return the highest rung. Each channel tries damping x 10, 3 times; rung 4 is PD = D. */
-static int32_t units(const ng_block *b, const float *F, double d, const float *D, float *out) {
-  const int64_t C = ng_norm_of_block(b)->of.channels;
+static int32_t solve_units(const ng_block *b, const float *F, double d, const float *D,
+                           float *out) {
+  const int64_t C = ng_norm_of_block(b)->layer.channels;
   int32_t worst = 0;
   for (int64_t c = 0; c < C; c++) {
     const double in[2] = {(double)D[c], (double)D[C + c]};
@@ -220,10 +224,10 @@ static double unit_damping(ng_block *b) {
 static void apply_units(ng_block *b, const float *D) {
   ng_norm *k = ng_norm_of_block(b);
   const float *F = b->stat->part->average;
-  const double d = k->damped = unit_damping(b);
+  const double d = k->last_damping = unit_damping(b);
   k->rung = 0;
   if (b->stat->part->cols > k->width) {
-    k->rung = units(b, F, d, D, b->direction);
+    k->rung = solve_units(b, F, d, D, b->direction);
   } else {
     for (int64_t i = 0; i < k->width; i++) {
       b->direction[i] = (float)((double)D[i] / ((double)F[i] + d));
@@ -238,7 +242,7 @@ static void apply_units(ng_block *b, const float *D) {
 static bool read_gradient(const ng_block *b, float *D) {
   const ng_norm *k = ng_norm_of_block(b);
   for (int32_t i = 0; i < b->segments; i++) {
-    ng_slot_read(b->segment[i].slot, 0, 0, k->of.channels, D + i * k->of.channels);
+    ng_slot_read(b->segment[i].slot, 0, 0, k->layer.channels, D + i * k->layer.channels);
   }
   return ng_all_finite(D, NG_F32, k->width);
 }
@@ -250,7 +254,7 @@ static ng_status measure(ng_block *b) {
     memset(b->direction, 0, (size_t)k->width * sizeof *b->direction);
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
-  if (k->full) {
+  if (k->is_full) {
     apply_full(b, D);
   } else {
     apply_units(b, D);
@@ -268,19 +272,21 @@ static ng_status measure(ng_block *b) {
 static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   (void)g, (void)factor;
   e->is_stored = true;
-  e->u = b->direction + b->segment[segment].at + e->D.col;
+  e->u = b->direction + b->segment[segment].offset + e->D.col;
 }
 
 static void report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!b->is_worker) return;
-  r->rung = k->full ? ng_rung_of(k->says[NG_NORM_RUNG]) : k->rung < 4 ? k->rung : NG_RUNG_PLAIN;
-  r->damping_f = k->full ? (double)k->says[NG_NORM_DAMPED] : k->damped;
+  r->rung = k->is_full    ? ng_rung_of(k->solve_info[NG_NORM_RUNG])
+            : k->rung < 4 ? k->rung
+                          : NG_RUNG_PLAIN;
+  r->damping_f = k->is_full ? (double)k->solve_info[NG_NORM_DAMPING] : k->last_damping;
 }
 
 const ng_family ng_family_norm = {
     .name = "norm",
-    .sees = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
+    .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .scans = true,
     .fits = fits,
     .check = check,
@@ -293,6 +299,6 @@ const ng_family ng_family_norm = {
     .fields = fields,
     .numbers = numbers,
     .solve = solve,
-    .shared = shared,
+    .read_results = read_results,
     .report = report,
 };

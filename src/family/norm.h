@@ -16,22 +16,22 @@
  * gradients arrive in the opposite order of its inputs, so each belongs to the latest waiting input. */
 enum { NG_NORM_WAITING = 8 };
 
-/* Indices of ng_norm.says: the rung of the last solve, 1 if R is good (else 0), the damping. */
-enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPED, NG_NORM_SAYS };
+/* Indices of ng_norm.solve_info: the rung of the last solve, 1 if R is good (else 0), the damping. */
+enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPING, NG_NORM_INFO_COUNT };
 
 typedef struct ng_norm {
-  ng_norm_layer of;
+  ng_norm_layer layer;
   int64_t width;
-  bool full;
-  ng_view shown[NG_NORM_WAITING]; /* inputs without output gradient, the latest last */
-  int32_t waiting;                /* number of inputs in `shown` */
-  int64_t batch;                  /* number of the micro-batch of these inputs */
-  double shift;  /* damping_leak: damping of earlier solves, added to F at the next fold */
-  int32_t rung;  /* unit, diagonal: highest rung of the last measure */
-  double damped; /* unit, diagonal: damping of the last measure */
-  float *says;   /* full: [NG_NORM_SAYS], sent by the owner with R */
-  void *R;       /* full: (F + d I)^-1 in ng_sym order and in the dtype of F (f32 or f64) */
-  bool good;     /* full: R is a usable inverse */
+  bool is_full;
+  ng_view waiting_input[NG_NORM_WAITING]; /* inputs without output gradient, the latest last */
+  int32_t waiting_count;                  /* number of inputs in `waiting_input` */
+  int64_t batch;                          /* number of the micro-batch of these inputs */
+  double shift;        /* damping_leak: damping of earlier solves, added to F at the next fold */
+  int32_t rung;        /* unit, diagonal: highest rung of the last measure */
+  double last_damping; /* unit, diagonal: damping of the last measure */
+  float *solve_info;   /* full: [NG_NORM_INFO_COUNT], sent by the owner with R */
+  void *R;             /* full: (F + d I)^-1 in ng_sym order and in the dtype of F (f32 or f64) */
+  bool is_good;        /* full: R is a usable inverse */
   int info[2];
 } ng_norm;
 

@@ -9,28 +9,28 @@
 #include <math.h>
 
 /* Scratch: [X; not for full][scratch of the kernel]. Return the number of doubles of X. */
-static int64_t doubles_of_x(const ng_block *b) {
-  return ng_norm_of_block(b)->full ? 0 : ng_round16(3 * ng_norm_of_block(b)->of.channels);
+static int64_t count_of_x(const ng_block *b) {
+  return ng_norm_of_block(b)->is_full ? 0 : ng_round16(3 * ng_norm_of_block(b)->layer.channels);
 }
 
 int64_t ng_norm_scratch(const ng_block *b) {
-  return ng_plus(ng_times(doubles_of_x(b), (int64_t)sizeof(double)),
-                 ng_norm_sums_scratch(b->ctx->queue, &ng_norm_of_block(b)->of));
+  return ng_plus(ng_times(count_of_x(b), (int64_t)sizeof(double)),
+                 ng_norm_sums_scratch(b->ctx->queue, &ng_norm_of_block(b)->layer));
 }
 
 /* ---- pairs -----------------------------------------------------------------------------------*/
 
 /* Add an input to the waiting inputs; inputs of an earlier micro-batch are dropped. */
-static ng_status keep_input(ng_block *b, const ng_obs *o) {
+static ng_status store_input(ng_block *b, const ng_obs *o) {
   ng_norm *k = ng_norm_of_block(b);
-  if (k->batch != o->batch) k->waiting = 0;
+  if (k->batch != o->batch) k->waiting_count = 0;
   k->batch = o->batch;
-  if (k->waiting == NG_NORM_WAITING) {
+  if (k->waiting_count == NG_NORM_WAITING) {
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "layer '%s': %d inputs without an output gradient, at most %d", b->name,
-                   k->waiting + 1, NG_NORM_WAITING);
+                   k->waiting_count + 1, NG_NORM_WAITING);
   }
-  k->shown[k->waiting++] = o->v;
+  k->waiting_input[k->waiting_count++] = o->view;
   return NG_OK;
 }
 
@@ -38,19 +38,19 @@ static ng_status keep_input(ng_block *b, const ng_obs *o) {
  * so that the caller can observe the output gradient again. */
 static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
   const ng_norm *k = ng_norm_of_block(b);
-  *x = o->v;
-  if (!k->of.has_gamma) return NG_OK; /* beta needs no input */
-  if (k->waiting == 0 || k->batch != o->batch) {
+  *x = o->view;
+  if (!k->layer.has_gamma) return NG_OK; /* beta needs no input */
+  if (k->waiting_count == 0 || k->batch != o->batch) {
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "layer '%s': an output gradient was observed without its input in this "
                    "micro-batch",
                    b->name);
   }
-  *x = k->shown[k->waiting - 1];
-  if (x->samples == o->v.samples && x->positions == o->v.positions) return NG_OK;
+  *x = k->waiting_input[k->waiting_count - 1];
+  if (x->samples == o->view.samples && x->positions == o->view.positions) return NG_OK;
   return ng_fail(b->ctx, NG_ERR_SHAPE,
                  "layer '%s': its output gradient has %lld positions a sample, its input %lld",
-                 b->name, (long long)o->v.positions, (long long)x->positions);
+                 b->name, (long long)o->view.positions, (long long)x->positions);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------*/
@@ -87,18 +87,18 @@ ng_status ng_norm_observe(ng_block *b, const ng_obs *o) {
   ng_norm *k = ng_norm_of_block(b);
   const ng_stat *s = b->stat;
   ng_view x;
-  if (o->what == NG_OBSERVED_INPUT) return keep_input(b, o);
+  if (o->kind == NG_OBSERVED_INPUT) return store_input(b, o);
   ng_status st = find_input(b, o, &x);
   if (st != NG_OK) return st;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0, by = c / o->loss_scale;
-  void *scratch = (double *)ng_scratch(b) + doubles_of_x(b);
-  ng_norm_sum sum = {.layer = k->of, .x = x, .g = o->v, .samples = s->samples};
+  void *scratch = (double *)ng_scratch(b) + count_of_x(b);
+  ng_norm_sum sum = {.layer = k->layer, .x = x, .g = o->view, .samples = s->samples};
   sum.alpha = s->mix.fresh * by * by / (double)s->samples;
-  if (k->full) {
+  if (k->is_full) {
     add_full(b, &sum, scratch);
   } else {
     st = add_units(b, &sum, scratch);
   }
-  if (st == NG_OK && k->of.has_gamma) k->waiting--;
+  if (st == NG_OK && k->layer.has_gamma) k->waiting_count--;
   return st;
 }

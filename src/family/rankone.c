@@ -27,7 +27,7 @@
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
+  return !e->is_tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
          ng_is(o->family, "rankone");
 }
 
@@ -46,21 +46,21 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   return st == NG_OK ? ng_family_check_list(list, 3, o, message, size) : st;
 }
 
-/* Remove unused kinds of observations from b->sees, so that the caller need not observe them. */
+/* Remove unused kinds of observations from b->observed, so that the caller need not observe them. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
   const bool input_only = b->base.sides == NG_SIDES_INPUT, none = b->base.sides == NG_SIDES_NONE;
-  if (input_only && d->out > NG_LISTED) {
+  if (input_only && d->out > NG_LIST_MOST) {
     return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': out is %lld, at most %lld with sides = input",
-                   d->name, (long long)d->out, (long long)NG_LISTED);
+                   d->name, (long long)d->out, (long long)NG_LIST_MOST);
   }
   ng_rankone *k = ng_object(b->p, sizeof *k);
   if (k != NULL) {
     b->state = k;
     k->groups = groups;
     k->has_no_sides = none;
-    b->sees = none ? 0 : input_only ? NG_OBSERVED_INPUT : b->sees;
+    b->observed = none ? 0 : input_only ? NG_OBSERVED_INPUT : b->observed;
     k->group = ng_object(b->p, (size_t)groups * sizeof *k->group);
     if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
     if (input_only) k->t_f32 = ng_object(b->p, (size_t)d->out * sizeof *k->t_f32);
@@ -88,7 +88,7 @@ static ng_status create(ng_block *b) {
 static ng_status statistics(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const int32_t count = (k->side[NG_MEAN_A].length > 0) + (k->side[NG_MEAN_G].length > 0);
-  ng_status st = count > 0 ? ng_block_take_stats(b, count) : NG_OK;
+  ng_status st = count > 0 ? ng_block_alloc_stats(b, count) : NG_OK;
   for (int i = 0, at = 0; i < 2 && st == NG_OK; i++) {
     ng_mean *m = &k->side[i];
     if (m->length == 0) continue;
@@ -96,7 +96,7 @@ static ng_status statistics(ng_block *b) {
     s->name = i == NG_MEAN_A ? "a_mean" : "g_mean";
     s->observed = i == NG_MEAN_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
     s->rule.averaged = true;
-    st = ng_stat_take_parts(b, s, 1, 1);
+    st = ng_stat_alloc_parts(b, s, 1, 1);
     if (st != NG_OK) return st;
     s->part->rows = 1;
     s->part->cols = m->length;
@@ -120,7 +120,7 @@ static const double LEAST_F32 = 1e-36;
 /* Entry (row, col) of g a' is left[row] * right[col]; sides = input: t replaces g.  The bias is one row whose columns are
  * the outputs: its left entry is the last entry of a, its right vector is g (or t). */
 static const float *right_vector(const ng_rankone *k, const ng_slot *s, int32_t g, int64_t col) {
-  if (s->which == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + g * k->p;
+  if (s->param == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + g * k->p;
   return (k->t != NULL ? k->t_f32 : ng_rankone_mean(k, NG_MEAN_G)) + col;
 }
 
@@ -132,7 +132,7 @@ static double bias_entry(const ng_rankone *k) {
 static void sums(const ng_block *b, int32_t segment, int32_t g, ng_measure *m) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_slot *s = b->segment[segment].slot;
-  const bool weight = s->which == NG_WEIGHT;
+  const bool weight = s->param == NG_WEIGHT;
   if (k->has_no_sides || (k->t != NULL && !weight)) return;
   m->x = right_vector(k, s, g, m->D.col);
   if (k->t != NULL) {
@@ -257,7 +257,7 @@ static void norms(ng_block *b, double *pd2) {
 static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_slot *s = b->segment[segment].slot;
-  const bool weight = s->which == NG_WEIGHT;
+  const bool weight = s->param == NG_WEIGHT;
   e->scale = factor / k->lambda;
   e->in_double = k->in_double;
   if (weight) e->largest_D = sqrt(k->group[g].d2);
@@ -280,7 +280,7 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
 const ng_family ng_family_rankone = {
     .name = "rankone",
     .traits = NG_TRAIT_VECTORS,
-    .sees = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
+    .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .scans = true,
     .fits = fits,
     .check = check,
@@ -290,7 +290,7 @@ const ng_family ng_family_rankone = {
     .observe = ng_rankone_observe,
     .measure = measure,
     .emit = emit,
-    .room = ng_rankone_room,
-    .norms = norms,
+    .observe_scratch = ng_rankone_room,
+    .pd_norms = norms,
     .sums = sums,
 };

@@ -32,7 +32,7 @@ int64_t ng_rankone_scratch(const ng_block *b) {
 static double observation_scale(const ng_block *b, const ng_obs *o) {
   const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   const bool reduce = b->base.positions == NG_POSITIONS_REDUCE,
-             grad = o->what == NG_OBSERVED_OUTGRAD;
+             grad = o->kind == NG_OBSERVED_OUTGRAD;
   if (b->base.stat_scale == NG_SCALE_EVA) return grad ? ng_obs_share(o) / o->loss_scale : 1.0;
   if (!grad) return reduce ? 1.0 : sqrt(S);
   return (reduce ? c * S : c) / o->loss_scale;
@@ -41,19 +41,19 @@ static double observation_scale(const ng_block *b, const ng_obs *o) {
 int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
   if (b->entry->d.kind == NG_LINEAR)
     return 0; /* the planned scratch is enough for any number of positions */
-  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_OBSERVED_OUTGRAD];
+  const ng_mean *m = &ng_rankone_of(b)->side[o->kind == NG_OBSERVED_OUTGRAD];
   const ng_conv c = ng_obs_conv(&m->conv, o);
   return ng_times(ng_round16(m->length) + ng_box_scratch(b->ctx->queue, &c),
                   (int64_t)sizeof(double));
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
-  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_OBSERVED_OUTGRAD];
+  const ng_mean *m = &ng_rankone_of(b)->side[o->kind == NG_OBSERVED_OUTGRAD];
   const ng_stat *s = m->stat;
   ng_queue *q = b->ctx->queue;
   double *room = ng_scratch(b);
   const ng_box box = {
-      .x = o->v, .samples = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
+      .x = o->view, .samples = s->samples, .conv = ng_obs_conv(&m->conv, o), .out = room};
   ng_kernels(q)->box_sums(q, &box, 1, room + ng_round16(m->length));
   ng_queue_wait(q);
   const double *out = ng_numbers_read(q, room);

@@ -41,10 +41,10 @@ static ng_status create(ng_block *b) {
 static ng_status statistics(ng_block *b) {
   static const char *const name[] = {"row", "along"};
   const ng_window *w = ng_window_of(b);
-  ng_status st = ng_block_take_stats(b, w->sliced ? 2 : 1);
+  ng_status st = ng_block_alloc_stats(b, w->sliced ? 2 : 1);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     ng_stat *s = &b->stat[i];
-    st = ng_stat_take_parts(b, s, 1, 1);
+    st = ng_stat_alloc_parts(b, s, 1, 1);
     if (st != NG_OK) return st;
     s->name = name[i];
     s->observed = NG_OBSERVED_FLATGRAD;
@@ -55,7 +55,7 @@ static ng_status statistics(ng_block *b) {
     s->part->rows = w->parts;
     s->part->cols = w->places;
   }
-  b->partial = w->sliced;
+  b->is_partial_sum = w->sliced;
   if (w->sliced) b->slice = w->cut;
   return st;
 }
@@ -97,8 +97,9 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   }
   if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
   if (w->sliced) {
-    b->whole = ng_plan_take(plan, NG_USE_SUMS, ng_times(w->d_all, (int64_t)sizeof(float)));
-    w->u = b->whole == NULL ? NULL : b->whole + w->first_element;
+    b->whole_direction =
+        ng_plan_take(plan, NG_USE_SUMS, ng_times(w->d_all, (int64_t)sizeof(float)));
+    w->u = b->whole_direction == NULL ? NULL : b->whole_direction + w->first_element;
   } else {
     w->u = take_vector(plan, NG_USE_SUMS, w);
   }
@@ -139,7 +140,8 @@ static bool has_decay(const ng_block *b, ng_decay_form form) {
 static ng_status need_weights(const ng_block *b) {
   for (int32_t k = 0; k < b->segments && b->base.window_decay > 0.0; k++) {
     const ng_slot *s = b->segment[k].slot;
-    if (b->base.window_decay_form == NG_DECAY_NONE || s->weight.data != NULL || s->out) continue;
+    if (b->base.window_decay_form == NG_DECAY_NONE || s->weight.data != NULL || s->is_excluded)
+      continue;
     return ng_fail(b->ctx, NG_ERR_STATE, "'%s': its weight is not bound, and window_decay needs it",
                    s->name);
   }
@@ -221,7 +223,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->is_due;
   const ng_status st = need_weights(b);
-  b->selecting = false;
+  b->is_selecting = false;
   w->overflowed = 0;
   if (st != NG_OK) return st;
   w->drops_rows = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
@@ -236,8 +238,8 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
       return enters;
     }
     if (ng_window_is_adaptive(&b->base)) ng_window_adaptive_enter(b);
-    b->selecting = b->rounds > 0;
-    if (b->selecting) return NG_OK;
+    b->is_selecting = b->topk_rounds > 0;
+    if (b->is_selecting) return NG_OK;
     w->store->enter(b);
   }
   return add_products(b, fresh);
@@ -247,7 +249,7 @@ static void select_topk(ng_block *b, int32_t round, double *x) {
   ng_window *w = ng_window_of(b);
   w->store->select_topk(b, round, x);
   ng_window_list_used(w, true);
-  if (round == b->rounds) (void)add_products(b, true); /* the rows are finite */
+  if (round == b->topk_rounds) (void)add_products(b, true); /* the rows are finite */
 }
 
 /* Return whether window_fill is `how` and the window is not full. */
@@ -348,7 +350,8 @@ static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, n
   const int64_t cols = b->segment[segment].slot->cols;
   (void)g, (void)factor;
   e->is_stored = true;
-  e->u = (w->sliced ? b->whole : w->u) + w->view[segment].at_all + e->D.row * cols + e->D.col;
+  e->u = (w->sliced ? b->whole_direction : w->u) + w->view[segment].at_all + e->D.row * cols +
+         e->D.col;
   e->u_row = cols;
 }
 
@@ -369,7 +372,8 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* copy: b->whole owns u */
+  if (taken && w->v != NULL && w->sliced &&
+      w->next_v == NULL) { /* copy: b->whole_direction owns u */
     memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);
   } else if (taken && w->v != NULL) {
     float *v = *next;
@@ -409,7 +413,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   if (st == NG_OK && ng_window_x_is_average(b)) st = visit(arg, &along);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
-  s.squares = true;
+  s.is_nonnegative = true;
   if (st == NG_OK && (adam || b->base.window_momentum > 0.0)) st = visit(arg, &v);
   if (st == NG_OK && (adam || b->base.window_function == NG_WINDOW_ADAGRAD)) st = visit(arg, &s);
   ng_field mask = ng_window_field(b, "mask", NG_U8, 1, w->mask);
@@ -432,7 +436,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
 const ng_family ng_family_window = {
     .name = "window",
     .traits = NG_TRAIT_WINDOW,
-    .sees = NG_OBSERVED_FLATGRAD,
+    .observed = NG_OBSERVED_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
     .scans = true,
     .can_exclude = true,
@@ -445,7 +449,7 @@ const ng_family ng_family_window = {
     .measure = measure,
     .select_topk = select_topk,
     .emit = emit,
-    .begin = begin,
+    .init = begin,
     .fields = fields,
     .numbers = numbers,
     .commit = commit,

@@ -63,7 +63,7 @@ typedef struct ng_window_store {
   ng_status (*plan)(ng_block *b, ng_plan *plan);
   float *(*input)(ng_block *b); /* [d] the caller writes the vector that enters here */
   void (*enter)(ng_block *b);   /* store the vector in input as the row at head */
-  /* Replaces `enter` if b->rounds > 0: all ranks select entries together (ng_family.select_topk). */
+  /* Replaces `enter` if b->topk_rounds > 0: all ranks select entries together (ng_family.select_topk). */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
   /* One of w->pieces tasks (arg: ng_window_product): write <row, x> of all rows in use to w->partial, for each unit. */
   void (*product)(void *arg, int32_t piece);
@@ -99,7 +99,7 @@ typedef struct ng_window {
   bool drops_rows;          /* this step drops all rows except its own (window_empty) */
   int64_t overflowed;       /* number of elements that kept their old value in this step */
   float *x;                 /* [d] the vector that entered */
-  float *u;                 /* [d] the direction; if sliced, a slice of b->whole */
+  float *u;                 /* [d] the direction; if sliced, a slice of b->whole_direction */
   float *v, *next_v;        /* [d] momentum, or r of an average x; before and after this step */
   uint8_t *mask;            /* [d] 0: the weight is masked (window_mask); NULL: no mask */
   double *sums;             /* [chunks, 4] sums of each chunk in flat loops */
@@ -143,7 +143,7 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 /* Return whether a chunk's parameter is excluded in this step: its elements of the row, x and the direction are 0, and
  * its error feedback, momentum, moments and Q stay unchanged. */
 static inline bool ng_window_is_excluded(const ng_block *b, const ng_window_chunk *c) {
-  return b->segment[c->segment].slot->out;
+  return b->segment[c->segment].slot->is_excluded;
 }
 bool ng_window_has_excluded(const ng_block *b);        /* some parameter is excluded in this step */
 void ng_window_clear_excluded(ng_block *b, float *to); /* to <- 0 for excluded parameters */

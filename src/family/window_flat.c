@@ -55,7 +55,7 @@ static void read_chunk(void *arg, int32_t i) {
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_slot *s = g->b->segment[c.segment].slot;
   float *to = g->to + c.at;
-  if (s->out) {
+  if (s->is_excluded) {
     memset(to, 0, (size_t)c.n * sizeof *to);
     w->sums[i] = 0.0;
     return;
@@ -87,7 +87,7 @@ static void decay_chunk(void *arg, int32_t i) {
   const ng_slot *s = g->b->segment[c.segment].slot;
   float line[NG_WINDOW_LINE];
   double bad = 0.0;
-  for (int64_t at = 0, n; at < c.n && !s->out; at += n) {
+  for (int64_t at = 0, n; at < c.n && !s->is_excluded; at += n) {
     float *to = g->to + c.at + at;
     n = ng_min64(NG_WINDOW_LINE, c.n - at);
     read_flat(&s->weight, s->cols, c.from + at, n, line);
@@ -124,7 +124,7 @@ void ng_window_make_mask(ng_block *b) { ng_window_each_chunk(b, mask_chunk); }
 
 bool ng_window_has_excluded(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
-    if (b->segment[k].slot->out) return true;
+    if (b->segment[k].slot->is_excluded) return true;
   }
   return false;
 }
@@ -135,7 +135,7 @@ int64_t ng_window_count_selectable(const ng_block *b, int64_t at, int64_t n) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_window_view *v = &w->view[k];
     const int64_t from = ng_max64(at, v->at), to = ng_min64(at + n, v->at + v->n);
-    if (b->segment[k].slot->out || from >= to) continue;
+    if (b->segment[k].slot->is_excluded || from >= to) continue;
     some += w->mask == NULL ? to - from : 0;
     for (int64_t i = from; i < to && w->mask != NULL; i++) {
       some += w->mask[i];
@@ -170,7 +170,7 @@ static void fill_chunk(void *arg, int32_t i) {
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_slot *s = g->b->segment[c.segment].slot;
   float line[NG_WINDOW_LINE];
-  for (int64_t at = 0, n; at < c.n && !s->out; at += n) {
+  for (int64_t at = 0, n; at < c.n && !s->is_excluded; at += n) {
     float *u = w->u + c.at + at, *from = g->to == NULL ? line : g->to + c.at + at;
     n = ng_min64(NG_WINDOW_LINE, c.n - at);
     if (g->to == NULL) read_flat(&s->grad, s->cols, c.from + at, n, line);
@@ -196,7 +196,7 @@ static void measure_chunk(ng_block *b, int32_t i) {
   double *sum = w->sums + 4 * (int64_t)i;
   float line[NG_WINDOW_LINE];
   memset(sum, 0, 4 * sizeof *sum);
-  for (int64_t at = 0, n; at < c.n && !s->out; at += n) {
+  for (int64_t at = 0, n; at < c.n && !s->is_excluded; at += n) {
     const float *u = w->u + c.at + at;
     n = ng_min64(NG_WINDOW_LINE, c.n - at);
     read_flat(&s->grad, s->cols, c.from + at, n, line);

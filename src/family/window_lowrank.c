@@ -244,7 +244,8 @@ static void enter_segment(void *arg, int32_t k) {
     }
     return;
   }
-  if (b->segment[k].slot->out) { /* excluded: P <- 0; Q and the error stay for the next step */
+  if (b->segment[k]
+          .slot->is_excluded) { /* excluded: P <- 0; Q and the error stay for the next step */
     const int64_t P = v->rank * v->rows, Q = v->rank * v->cols;
     memset(to.x, 0, (size_t)P * sizeof *to.x);
     memcpy(to.x + P, from.x + P, (size_t)Q * sizeof *to.x);

@@ -115,11 +115,11 @@ static ng_status create_rows(ng_block *b) {
   set_layout(b);
   w->units = s->blocks;
   w->pieces = s->pieces;
-  b->rounds = s->is_joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
+  b->topk_rounds = s->is_joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
   for (int32_t r = 0; r < NG_WINDOW_JOINT_ROUNDS && s->is_joint; r++) {
-    b->round[r] = ng_window_joint_count(r, b->ctx->ranks) + (r == 0);
+    b->topk_counts[r] = ng_window_joint_count(r, b->ctx->ranks) + (r == 0);
   }
-  b->round[NG_WINDOW_JOINT_ROUNDS] = s->is_joint ? s->k + s->all_blocks : 0;
+  b->topk_counts[NG_WINDOW_JOINT_ROUNDS] = s->is_joint ? s->k + s->all_blocks : 0;
   return NG_OK;
 }
 

@@ -104,12 +104,12 @@ typedef struct ng_weight_update {
   int64_t cols; /* columns of the parameter */
   const ng_sgd_numbers *sgd;
   const ng_adamw_numbers *adamw; /* one of both is NULL */
-  const float *counted;          /* [2] SGD: take, old; AdamW: step, root */
+  const float *coefficients;     /* [2] SGD: take, old; AdamW: step, root */
 } ng_weight_update;
 
 /* The ratios r = |d / (D + 1e-8)| of a list of directions: histogram, extremes and sums (step/quantify.c).
  * A key is the bits of the f32 of 2^-30 r. Without `bin`, count keys by their leading bits, NG_RATIO_BINS bins, and set
- * `least`, `most` and `sum`. With `bin`, count only keys of the `bins` listed bins, by the next NG_RATIO_FINE_BINS values. */
+ * `least`, `most` and `sum`. With `bin`, count only keys of the `bins` listed bins, by NG_RATIO_FINE_BINS values. */
 enum {
   NG_RATIO_DROPPED_BITS = 17,
   NG_RATIO_BINS = 0x7F800000 >> NG_RATIO_DROPPED_BITS,

@@ -139,7 +139,8 @@ static element adamw(const ng_adamw_numbers *a, const float counted[2], element 
 }
 
 static element updated(const ng_weight_update *s, element x, double d) {
-  return s->sgd != NULL ? sgd(s->sgd, s->counted, x, d) : adamw(s->adamw, s->counted, x, d);
+  return s->sgd != NULL ? sgd(s->sgd, s->coefficients, x, d)
+                        : adamw(s->adamw, s->coefficients, x, d);
 }
 
 /* Store x in f32 if it is finite there; return whether it is. */

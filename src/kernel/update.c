@@ -96,8 +96,8 @@ NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, const float count
 /* Update n weights w and their moments; return how many elements overflowed. */
 static int32_t update(const ng_weight_update *s, float *m, float *v, float *w,
                       const direction_row *of, int64_t n, float limit) {
-  return s->sgd != NULL ? sgd_tile(s->sgd, s->counted, m, w, of, n, limit)
-                        : adamw_tile(s->adamw, s->counted, m, v, w, of, n, limit);
+  return s->sgd != NULL ? sgd_tile(s->sgd, s->coefficients, m, w, of, n, limit)
+                        : adamw_tile(s->adamw, s->coefficients, m, v, w, of, n, limit);
 }
 
 /* Return the direction of n elements of row r; the gradient is read in place, or converted into `gradient`. A direction

@@ -15,30 +15,30 @@ static int64_t round_up(int64_t bytes) {
 /* ---- requests --------------------------------------------------------------------------------*/
 
 /* run->end is the length of the run in the counting pass, and the place of the next piece in the placing pass. */
-static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
+static void *take_span(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   const int64_t at = run->end;
   run->end = ng_plus(at, round_up(bytes));
   plan->bytes[use] = ng_plus(plan->bytes[use], round_up(bytes));
-  return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
+  return plan->is_placing && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
 /* Each piece begins at a cache line, so that no two pieces share a line.  NULL: counting pass, or 0 bytes. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
-  if (use == NG_USE_SUMS) return take_run(plan, use, &plan->rest, bytes);
+  if (use == NG_USE_SUMS) return take_span(plan, use, &plan->shared_sum, bytes);
   const int64_t at = plan->bytes[use];
   plan->bytes[use] = ng_plus(at, round_up(bytes));
-  return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
+  return plan->is_placing && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
-  return take_run(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
+  return take_span(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
 }
 
 /* PD is ordered by column, because all ranks of a column compute the same PD, and each sends this PD to its row. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats) {
-  b->keeps_direction = true;
-  b->direction = take_run(plan, NG_USE_DIRECTION, &plan->direction[b->column],
-                          floats * (int64_t)sizeof(float));
+  b->family_stores_direction = true;
+  b->direction = take_span(plan, NG_USE_DIRECTION, &plan->direction[b->column],
+                           floats * (int64_t)sizeof(float));
 }
 
 /* Blocks use the scratch one after the other, so the largest request is enough for all. */
@@ -64,8 +64,8 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         }
       }
       if (!s->observes) continue;
-      ng_span *run = ng_stat_goes_to_owner(s) ? &plan->sum[s->owner] : &plan->rest;
-      part->sum = take_run(plan, NG_USE_SUMS, run, n * ng_dtype_size(s->sum_dtype));
+      ng_span *run = ng_stat_goes_to_owner(s) ? &plan->sum[s->owner] : &plan->shared_sum;
+      part->sum = take_span(plan, NG_USE_SUMS, run, n * ng_dtype_size(s->sum_dtype));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }
@@ -74,7 +74,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
 /* ---- arenas ----------------------------------------------------------------------------------*/
 
 /* Turn the lengths run[i].end into consecutive empty runs from `at` on, for the placing pass; return the end of all. */
-static int64_t lay_out(ng_span *run, int32_t ranks, int64_t at) {
+static int64_t place_spans(ng_span *run, int32_t ranks, int64_t at) {
   for (int32_t i = 0; i < ranks; i++) {
     const int64_t bytes = run[i].end;
     run[i] = (ng_span){at, at};
@@ -93,16 +93,16 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
       return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory for %lld bytes",
                      (long long)plan->bytes[u]);
     }
-    p->held[u] = plan->bytes[u];
+    p->arena_bytes[u] = plan->bytes[u];
     memset(p->arena[u], 0, (size_t)plan->bytes[u]);
     plan->base[u] = p->arena[u];
     plan->bytes[u] = 0;
   }
-  (void)lay_out(plan->result, p->ctx->ranks, 0);
-  (void)lay_out(plan->direction, p->ctx->ranks, 0);
-  (void)lay_out(plan->sum, p->ctx->ranks, plan->rest.end);
-  plan->rest.end = 0;
-  plan->place = true;
+  (void)place_spans(plan->result, p->ctx->ranks, 0);
+  (void)place_spans(plan->direction, p->ctx->ranks, 0);
+  (void)place_spans(plan->sum, p->ctx->ranks, plan->shared_sum.end);
+  plan->shared_sum.end = 0;
+  plan->is_placing = true;
   return NG_OK;
 }
 
@@ -110,7 +110,7 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
  * use the old scratch. */
 ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name) {
   const int64_t wanted = round_up(bytes);
-  if (wanted <= p->held[NG_USE_SCRATCH]) return NG_OK;
+  if (wanted <= p->arena_bytes[NG_USE_SCRATCH]) return NG_OK;
   char *larger = ng_alloc(p->ctx, (size_t)wanted);
   if (larger == NULL) {
     return ng_fail(p->ctx, NG_ERR_NOMEM,
@@ -121,19 +121,19 @@ ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name) {
   memset(larger, 0, (size_t)wanted);
   ng_queue_wait(p->ctx->queue);
   if (p->arena[NG_USE_SCRATCH] != NULL) {
-    ng_free(p->ctx, p->arena[NG_USE_SCRATCH], (size_t)p->held[NG_USE_SCRATCH]);
+    ng_free(p->ctx, p->arena[NG_USE_SCRATCH], (size_t)p->arena_bytes[NG_USE_SCRATCH]);
   }
   p->arena[NG_USE_SCRATCH] = larger;
-  p->held[NG_USE_SCRATCH] = wanted;
+  p->arena_bytes[NG_USE_SCRATCH] = wanted;
   ng_log(p->ctx, NG_LOG_INFO, "scratch: bytes = %lld layer = %s", (long long)wanted, name);
   return NG_OK;
 }
 
 void ng_arena_release(ng_precond *p) {
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
-    if (p->arena[u] != NULL) ng_free(p->ctx, p->arena[u], (size_t)p->held[u]);
+    if (p->arena[u] != NULL) ng_free(p->ctx, p->arena[u], (size_t)p->arena_bytes[u]);
     p->arena[u] = NULL;
-    p->held[u] = 0;
+    p->arena_bytes[u] = 0;
   }
 }
 
@@ -159,14 +159,14 @@ void *ng_object(ng_precond *p, size_t bytes) {
   h->older = p->objects;
   if (h->older != NULL) h->older->newer = h;
   p->objects = h;
-  p->held[NG_USE_OBJECTS] += (int64_t)h->bytes;
+  p->arena_bytes[NG_USE_OBJECTS] += (int64_t)h->bytes;
   return h + 1;
 }
 
 static void free_object(ng_precond *p, ng_object_head *h) {
   *(h->newer != NULL ? &h->newer->older : &p->objects) = h->older;
   if (h->older != NULL) h->older->newer = h->newer;
-  p->held[NG_USE_OBJECTS] -= (int64_t)h->bytes;
+  p->arena_bytes[NG_USE_OBJECTS] -= (int64_t)h->bytes;
   ng_free(p->ctx, h, h->bytes);
 }
 

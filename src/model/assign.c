@@ -21,40 +21,40 @@
 /* ---- scratch ---------------------------------------------------------------------------------*/
 
 /* Return the next piece of a->room and add its size to *at.  If a->room is NULL, only add the size. */
-static void *piece(const ng_assignment *a, size_t *at, size_t count, size_t size) {
-  char *const p = a->room == NULL ? NULL : a->room + *at;
+static void *array_at(const ng_assignment *a, size_t *at, size_t count, size_t size) {
+  char *const p = a->scratch == NULL ? NULL : a->scratch + *at;
   *at += (count * size + 15) / 16 * 16;
   return p;
 }
 
 static size_t place_arrays(ng_assignment *a, ng_assigner *x) {
   const size_t W = (size_t)a->m * (size_t)a->n, n = (size_t)a->n;
-  const size_t N = (size_t)ng_max64(a->works, a->tasks) + 1;
+  const size_t N = (size_t)ng_max64(a->blocks, a->tasks) + 1;
   size_t at = 0;
   x->a = a;
-  x->load = piece(a, &at, W, sizeof(double));
-  x->sum = piece(a, &at, n, sizeof(double));
-  x->each = piece(a, &at, n, sizeof(double));
-  x->peak = piece(a, &at, n, sizeof(double));
-  x->weight = piece(a, &at, N, sizeof(double));
-  x->cells = piece(a, &at, 3 * N, sizeof(double));
-  x->key = piece(a, &at, N, sizeof(ng_key));
-  x->part = piece(a, &at, N + 1, sizeof(int32_t)); /* also holds two saved blocks: try_columns */
-  x->kept = piece(a, &at, 2 * N, sizeof(int32_t));
-  x->turn = piece(a, &at, n, sizeof(int32_t));
+  x->load = array_at(a, &at, W, sizeof(double));
+  x->sum = array_at(a, &at, n, sizeof(double));
+  x->step_cost = array_at(a, &at, n, sizeof(double));
+  x->peak = array_at(a, &at, n, sizeof(double));
+  x->weight = array_at(a, &at, N, sizeof(double));
+  x->cells = array_at(a, &at, 3 * N, sizeof(double));
+  x->key = array_at(a, &at, N, sizeof(ng_key));
+  x->part = array_at(a, &at, N + 1, sizeof(int32_t)); /* also holds two saved blocks: try_columns */
+  x->saved = array_at(a, &at, 2 * N, sizeof(int32_t));
+  x->next_row = array_at(a, &at, n, sizeof(int32_t));
   return at;
 }
 
-size_t ng_assign_room(const ng_assignment *a) {
+size_t ng_assign_scratch(const ng_assignment *a) {
   ng_assignment none = *a;
   ng_assigner x;
-  none.room = NULL;
+  none.scratch = NULL;
   return place_arrays(&none, &x);
 }
 
 /* ---- one block -------------------------------------------------------------------------------*/
 
-double ng_work_cost(const ng_work *w) {
+double ng_assign_block_cost(const ng_assign_block *w) {
   double cost = 0.0;
   for (int32_t i = 0; i < w->tasks; i++) {
     cost += w->task[i].cost;
@@ -79,7 +79,7 @@ static int32_t least_loaded(const ng_assigner *x, int32_t column) {
 }
 
 /* Return the position of task i of `w` in descending order of (cost, name). */
-static int32_t place_of(const ng_work *w, int32_t i) {
+static int32_t sorted_index(const ng_assign_block *w, int32_t i) {
   int32_t before = 0;
   for (int32_t k = 0; k < w->tasks; k++) {
     const double d = w->task[k].cost - w->task[i].cost;
@@ -89,21 +89,21 @@ static int32_t place_of(const ng_work *w, int32_t i) {
   return before;
 }
 
-void ng_assign_put(ng_assigner *x, ng_work *w, int32_t column) {
+void ng_assign_add(ng_assigner *x, ng_assign_block *w, int32_t column) {
   const int32_t first = least_loaded(x, column);
   w->column = column;
   w->owner = first;
-  x->each[column] += w->each;
+  x->step_cost[column] += w->step_cost;
   for (int32_t turn = 0; turn < w->tasks; turn++) {
     for (int32_t i = 0; i < w->tasks; i++) {
-      if (place_of(w, i) != turn) continue;
-      set_owner(x, &w->task[i], x->a->together ? first : least_loaded(x, column));
+      if (sorted_index(w, i) != turn) continue;
+      set_owner(x, &w->task[i], x->a->one_owner ? first : least_loaded(x, column));
     }
   }
 }
 
-void ng_assign_take(ng_assigner *x, const ng_work *w) {
-  x->each[w->column] -= w->each;
+void ng_assign_remove(ng_assigner *x, const ng_assign_block *w) {
+  x->step_cost[w->column] -= w->step_cost;
   for (int32_t i = 0; i < w->tasks; i++) {
     x->load[w->task[i].owner] -= w->task[i].cost;
     x->sum[w->column] -= w->task[i].cost;
@@ -148,10 +148,10 @@ static int by_name(const void *a, const void *b) {
 }
 
 static void sort(ng_assigner *x, sequence order, double by_load, double by_each) {
-  const size_t n = (size_t)x->a->works;
-  for (int32_t i = 0; i < x->a->works; i++) {
-    const ng_work *w = &x->a->work[i];
-    x->key[i] = (ng_key){by_load * ng_work_cost(w) + by_each * w->each, w->name, i};
+  const size_t n = (size_t)x->a->blocks;
+  for (int32_t i = 0; i < x->a->blocks; i++) {
+    const ng_assign_block *w = &x->a->block[i];
+    x->key[i] = (ng_key){by_load * ng_assign_block_cost(w) + by_each * w->step_cost, w->name, i};
   }
   if (order != REGISTERED) qsort(x->key, n, sizeof *x->key, order == BY_NAME ? by_name : by_cost);
 }
@@ -162,23 +162,23 @@ void ng_assign_greedy(ng_assigner *x, double by_load, double by_each) {
   const ng_assignment *a = x->a;
   memset(x->load, 0, (size_t)a->m * (size_t)a->n * sizeof *x->load);
   memset(x->sum, 0, (size_t)a->n * sizeof *x->sum);
-  memset(x->each, 0, (size_t)a->n * sizeof *x->each);
+  memset(x->step_cost, 0, (size_t)a->n * sizeof *x->step_cost);
   sort(x, BY_COST, by_load, by_each);
-  for (int32_t i = 0; i < a->works; i++) {
+  for (int32_t i = 0; i < a->blocks; i++) {
     int32_t best = 0;
     for (int32_t c = 1; c < a->n; c++) {
-      if (by_load * x->sum[c] + by_each * x->each[c] <
-          by_load * x->sum[best] + by_each * x->each[best])
+      if (by_load * x->sum[c] + by_each * x->step_cost[c] <
+          by_load * x->sum[best] + by_each * x->step_cost[best])
         best = c;
     }
-    ng_assign_put(x, &a->work[x->key[i].index], best);
+    ng_assign_add(x, &a->block[x->key[i].index], best);
   }
 }
 
 /* Assign block i by TURNS: each statistic (`together`: each block) gets the next row of column i mod n. */
-static void take_turn(ng_assigner *x, ng_work *w, int32_t i, bool together) {
+static void assign_in_turn(ng_assigner *x, ng_assign_block *w, int32_t i, bool together) {
   const int32_t n = x->a->n, m = x->a->m;
-  int32_t *turn = &x->turn[i % n];
+  int32_t *turn = &x->next_row[i % n];
   w->column = i % n;
   w->owner = *turn % m * n + w->column;
   for (int32_t k = 0; k < w->tasks; k++) {
@@ -188,25 +188,25 @@ static void take_turn(ng_assigner *x, ng_work *w, int32_t i, bool together) {
 }
 
 /* Set part[i] to the run of block i, in the order of the keys. */
-static void cut_runs(ng_assigner *x, method choice) {
+static void assign_runs(ng_assigner *x, method choice) {
   const ng_assignment *a = x->a;
   const int32_t W = a->m * a->n;
-  for (int32_t i = 0; i < a->works; i++) {
-    x->weight[i] = ng_work_cost(&a->work[i]);
+  for (int32_t i = 0; i < a->blocks; i++) {
+    x->weight[i] = ng_assign_block_cost(&a->block[i]);
   }
   if (choice == LOADS) {
-    ng_partition(a->works, x->weight, a->together ? W : a->n, x->part, x->cells);
+    ng_partition(a->blocks, x->weight, a->one_owner ? W : a->n, x->part, x->cells);
     return;
   }
   for (int32_t rank = 0, i = 0, end = 0; rank < W; rank++) {
-    end += a->works / W + (rank < a->works % W);
+    end += a->blocks / W + (rank < a->blocks % W);
     for (; i < end; i++) {
       x->part[i] = rank;
     }
   }
 }
 
-static void take_run(const ng_assigner *x, ng_work *w, int32_t rank) {
+static void assign_all(const ng_assigner *x, ng_assign_block *w, int32_t rank) {
   w->owner = rank;
   w->column = rank % x->a->n;
   for (int32_t k = 0; k < w->tasks; k++) {
@@ -216,15 +216,15 @@ static void take_run(const ng_assigner *x, ng_work *w, int32_t rank) {
 
 /* LOADS without `together`: partition the statistics of a column over its ranks, first the first statistic of each
  * block, then the others from the last block to the first.  Pass 0 collects the costs, pass 1 assigns. */
-static void cut_apart(ng_assigner *x, int32_t column) {
+static void assign_tasks_apart(ng_assigner *x, int32_t column) {
   const ng_assignment *a = x->a;
   int32_t count = 0;
   for (int pass = 0; pass < 2; pass++) {
     if (pass == 1) ng_partition(count, x->weight, a->m, x->part, x->cells);
     count = 0;
-    for (int32_t at = 0; at < 2 * a->works; at++) {
-      const bool first = at < a->works;
-      const ng_work *w = &a->work[first ? at : 2 * a->works - 1 - at];
+    for (int32_t at = 0; at < 2 * a->blocks; at++) {
+      const bool first = at < a->blocks;
+      const ng_assign_block *w = &a->block[first ? at : 2 * a->blocks - 1 - at];
       const int32_t end = first && w->tasks > 1 ? 1 : w->tasks;
       for (int32_t k = first ? 0 : 1; k < end && w->column == column; k++, count++) {
         if (pass == 0) {
@@ -241,34 +241,34 @@ void ng_assign(ng_assignment *a) {
   const struct rule *r = &rules[a->placement];
   ng_assigner x;
   (void)place_arrays(a, &x);
-  memset(x.turn, 0, (size_t)a->n * sizeof *x.turn);
-  const bool together = a->together && !(r->spreads && a->m * a->n > a->works);
+  memset(x.next_row, 0, (size_t)a->n * sizeof *x.next_row);
+  const bool together = a->one_owner && !(r->spreads && a->m * a->n > a->blocks);
   const bool runs = r->choice == NUMBERS || r->choice == LOADS;
   if (r->choice == LEAST) ng_assign_greedy(&x, 1.0, 0.0);
   if (r->choice == IMPROVED) ng_assign_balanced(&x);
   if (r->choice <= LOADS) sort(&x, r->order, 1.0, 0.0);
-  if (runs) cut_runs(&x, r->choice);
-  for (int32_t i = 0; i < a->works; i++) {
-    ng_work *w = &a->work[r->choice <= LOADS ? x.key[i].index : i];
-    if (r->choice == TURNS) take_turn(&x, w, i, together);
-    if (runs) take_run(&x, w, x.part[i]);
+  if (runs) assign_runs(&x, r->choice);
+  for (int32_t i = 0; i < a->blocks; i++) {
+    ng_assign_block *w = &a->block[r->choice <= LOADS ? x.key[i].index : i];
+    if (r->choice == TURNS) assign_in_turn(&x, w, i, together);
+    if (runs) assign_all(&x, w, x.part[i]);
     if (r->choice > LOADS && w->tasks == 0) w->owner = i % a->m * a->n + w->column;
   }
   for (int32_t c = 0; c < a->n && r->choice == LOADS && !together; c++) {
-    cut_apart(&x, c);
+    assign_tasks_apart(&x, c);
   }
-  for (int32_t i = 0; i < a->works; i++) {
-    if (a->work[i].tasks > 0) a->work[i].owner = a->work[i].task[0].owner;
+  for (int32_t i = 0; i < a->blocks; i++) {
+    if (a->block[i].tasks > 0) a->block[i].owner = a->block[i].task[0].owner;
   }
 }
 
-double ng_assign_price(const ng_assigner *x) {
+double ng_assign_total_cost(const ng_assigner *x) {
   double load = 0.0, each = 0.0;
   for (int32_t r = 0; r < x->a->m * x->a->n; r++) {
     if (x->load[r] > load) load = x->load[r];
   }
   for (int32_t c = 0; c < x->a->n; c++) {
-    if (x->each[c] > each) each = x->each[c];
+    if (x->step_cost[c] > each) each = x->step_cost[c];
   }
   return x->a->weight * load + each;
 }

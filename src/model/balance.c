@@ -1,6 +1,6 @@
 /* balance.c: placement = balanced, never more expensive than kaisa.
  *
- * In: an ng_assignment.  Out: the columns and owners with the lowest price found (ng_assign_price).
+ * In: an ng_assignment.  Out: the columns and owners with the lowest price found (ng_assign_total_cost).
  *
  * The search has two starts: kaisa, and the greedy assignment by load and `each`.  It improves each start by moves and
  * exchanges from the most expensive rank or column, and takes the cheaper result, or kaisa if both are equal.
@@ -12,17 +12,19 @@
 static double largest(double a, double b) { return a > b ? a : b; }
 
 /* Return whether a is less than b by more than the rounding of a sum. */
-static bool below(double a, double b) { return a < b - 1e-12 * b; }
+static bool is_below(double a, double b) { return a < b - 1e-12 * b; }
 
 /* ---- inside a column: loads ------------------------------------------------------------------*/
 
 /* A block (`together`) or a statistic: the unit of moves. */
 typedef struct unit {
-  ng_work *w;
+  ng_assign_block *w;
   int32_t task; /* -1: the whole block */
 } unit;
 
-static double cost_of(unit u) { return u.task < 0 ? ng_work_cost(u.w) : u.w->task[u.task].cost; }
+static double cost_of(unit u) {
+  return u.task < 0 ? ng_assign_block_cost(u.w) : u.w->task[u.task].cost;
+}
 
 static int32_t owner_of(unit u) {
   if (u.w->tasks == 0) return -1;
@@ -40,12 +42,12 @@ static void move_unit(ng_assigner *x, unit u, int32_t rank) {
 }
 
 /* Set *u to the next unit; *work: index of the next block.  Return false after the last unit. */
-static bool next(const ng_assigner *x, int32_t *work, unit *u) {
-  if (u->w != NULL && !x->a->together && ++u->task < u->w->tasks) return true;
-  for (; *work < x->a->works; ++*work) {
-    ng_work *w = &x->a->work[*work];
+static bool next_unit(const ng_assigner *x, int32_t *work, unit *u) {
+  if (u->w != NULL && !x->a->one_owner && ++u->task < u->w->tasks) return true;
+  for (; *work < x->a->blocks; ++*work) {
+    ng_assign_block *w = &x->a->block[*work];
     if (w->tasks == 0) continue;
-    *u = (unit){w, x->a->together ? -1 : 0};
+    *u = (unit){w, x->a->one_owner ? -1 : 0};
     ++*work;
     return true;
   }
@@ -62,7 +64,7 @@ static void try_pair(const ng_assigner *x, int32_t top, unit u, int32_t rank, un
                      exchange *b) {
   const double back = with.w == NULL ? 0.0 : cost_of(with);
   const double most = largest(x->load[top] - cost_of(u) + back, x->load[rank] + cost_of(u) - back);
-  if (below(most, b->most)) *b = (exchange){u, with, rank, most};
+  if (is_below(most, b->most)) *b = (exchange){u, with, rank, most};
 }
 
 /* Make the best move or exchange between the most loaded rank and a rank of its column; false: none lowers the load. */
@@ -74,14 +76,14 @@ static bool improve_loads(ng_assigner *x) {
     if (x->load[r] > x->load[top]) top = r;
   }
   exchange b = {.most = x->load[top]};
-  for (unit u = {0}; next(x, &at, &u);) {
+  for (unit u = {0}; next_unit(x, &at, &u);) {
     if (owner_of(u) != top) continue;
     for (int32_t row = 0; row < a->m; row++) {
       const int32_t rank = row * a->n + top % a->n;
       if (rank != top) try_pair(x, top, u, rank, (unit){0}, &b);
     }
     int32_t other = 0;
-    for (unit v = {0}; next(x, &other, &v);) {
+    for (unit v = {0}; next_unit(x, &other, &v);) {
       const int32_t rank = owner_of(v);
       if (rank != top && rank % a->n == top % a->n) try_pair(x, top, u, rank, v, &b);
     }
@@ -103,12 +105,12 @@ static double peak_of(const ng_assigner *x, int32_t c) {
 }
 
 /* The three columns with the largest values.  If any two columns change, this has the largest of the other columns. */
-typedef struct podium {
+typedef struct top_three {
   int32_t column[3];
-} podium;
+} top_three;
 
-static podium largest_three(const double *value, int32_t n) {
-  podium p = {{-1, -1, -1}};
+static top_three largest_three(const double *value, int32_t n) {
+  top_three p = {{-1, -1, -1}};
   for (int32_t c = 0; c < n; c++) {
     int32_t k = 3;
     for (; k > 0 && (p.column[k - 1] < 0 || value[c] > value[p.column[k - 1]]); k--) {
@@ -119,7 +121,7 @@ static podium largest_three(const double *value, int32_t n) {
   return p;
 }
 
-static double largest_except(const podium *p, const double *value, int32_t c, int32_t d) {
+static double largest_except(const top_three *p, const double *value, int32_t c, int32_t d) {
   for (int k = 0; k < 3; k++) {
     if (p->column[k] >= 0 && p->column[k] != c && p->column[k] != d) return value[p->column[k]];
   }
@@ -127,7 +129,7 @@ static double largest_except(const podium *p, const double *value, int32_t c, in
 }
 
 /* save, restore: copy the column and the owners of a block to `at`, or from `at`; return the end of the copy. */
-static int32_t *save(const ng_work *w, int32_t *at) {
+static int32_t *save(const ng_assign_block *w, int32_t *at) {
   *at++ = w->column;
   for (int32_t i = 0; i < w->tasks; i++) {
     *at++ = w->task[i].owner;
@@ -135,7 +137,7 @@ static int32_t *save(const ng_work *w, int32_t *at) {
   return at;
 }
 
-static const int32_t *restore(ng_work *w, const int32_t *at) {
+static const int32_t *restore(ng_assign_block *w, const int32_t *at) {
   w->column = *at++;
   for (int32_t i = 0; i < w->tasks; i++) {
     w->task[i].owner = *at++;
@@ -143,8 +145,8 @@ static const int32_t *restore(ng_work *w, const int32_t *at) {
   return at;
 }
 
-static void put_back(ng_assigner *x, ng_work *w) {
-  x->each[w->column] += w->each;
+static void undo(ng_assigner *x, ng_assign_block *w) {
+  x->step_cost[w->column] += w->step_cost;
   for (int32_t i = 0; i < w->tasks; i++) {
     x->load[w->task[i].owner] += w->task[i].cost;
     x->sum[w->column] += w->task[i].cost;
@@ -153,31 +155,33 @@ static void put_back(ng_assigner *x, ng_work *w) {
 
 /* Move `w` to column d, and `back` (may be NULL) from column d to the column of w.  If the result is no improvement,
  * undo the moves and return false. */
-static bool try_columns(ng_assigner *x, const podium *loads, const podium *eaches, ng_work *w,
-                        int32_t d, ng_work *back, double price) {
+static bool try_columns(ng_assigner *x, const top_three *loads, const top_three *eaches,
+                        ng_assign_block *w, int32_t d, ng_assign_block *back, double price) {
   const int32_t c = w->column;
   const double weight = x->a->weight;
-  const double pair = weight * largest(x->peak[c], x->peak[d]) + largest(x->each[c], x->each[d]);
+  const double pair =
+      weight * largest(x->peak[c], x->peak[d]) + largest(x->step_cost[c], x->step_cost[d]);
   int32_t *const was = x->part, *const end = save(w, was);
-  ng_assign_take(x, w);
+  ng_assign_remove(x, w);
   if (back != NULL) {
     (void)save(back, end);
-    ng_assign_take(x, back);
-    ng_assign_put(x, back, c);
+    ng_assign_remove(x, back);
+    ng_assign_add(x, back, c);
   }
-  ng_assign_put(x, w, d);
-  const double load = largest(peak_of(x, c), peak_of(x, d)), each = largest(x->each[c], x->each[d]);
+  ng_assign_add(x, w, d);
+  const double load = largest(peak_of(x, c), peak_of(x, d)),
+               each = largest(x->step_cost[c], x->step_cost[d]);
   const double now = weight * largest(load, largest_except(loads, x->peak, c, d)) +
-                     largest(each, largest_except(eaches, x->each, c, d));
+                     largest(each, largest_except(eaches, x->step_cost, c, d));
   /* If another column also has the maximum, the price stays equal; then the price of columns c and d must fall. */
-  if (below(now, price) || (now <= price && below(weight * load + each, pair))) return true;
-  ng_assign_take(x, w);
-  if (back != NULL) ng_assign_take(x, back);
+  if (is_below(now, price) || (now <= price && is_below(weight * load + each, pair))) return true;
+  ng_assign_remove(x, w);
+  if (back != NULL) ng_assign_remove(x, back);
   (void)restore(w, was);
-  put_back(x, w);
+  undo(x, w);
   if (back != NULL) {
     (void)restore(back, end);
-    put_back(x, back);
+    undo(x, back);
   }
   return false;
 }
@@ -189,16 +193,16 @@ static bool improve_columns(ng_assigner *x) {
   for (int32_t c = 0; c < a->n; c++) {
     x->peak[c] = peak_of(x, c);
   }
-  const podium loads = largest_three(x->peak, a->n), eaches = largest_three(x->each, a->n);
-  const double price = ng_assign_price(x);
-  for (int32_t i = 0; i < a->works; i++) {
-    ng_work *w = &a->work[i];
+  const top_three loads = largest_three(x->peak, a->n), eaches = largest_three(x->step_cost, a->n);
+  const double price = ng_assign_total_cost(x);
+  for (int32_t i = 0; i < a->blocks; i++) {
+    ng_assign_block *w = &a->block[i];
     if (w->column != loads.column[0] && w->column != eaches.column[0]) continue;
     for (int32_t d = 0; d < a->n; d++) {
       if (d != w->column && try_columns(x, &loads, &eaches, w, d, NULL, price)) return true;
     }
-    for (int32_t k = 0; k < a->works; k++) {
-      ng_work *v = &a->work[k];
+    for (int32_t k = 0; k < a->blocks; k++) {
+      ng_assign_block *v = &a->block[k];
       if (v->column != w->column && try_columns(x, &loads, &eaches, w, v->column, v, price))
         return true;
     }
@@ -209,24 +213,24 @@ static bool improve_columns(ng_assigner *x) {
 /* ---- search ----------------------------------------------------------------------------------*/
 
 static double improve(ng_assigner *x) {
-  for (int32_t round = 0; round < 4 * x->a->works + 16; round++) {
+  for (int32_t round = 0; round < 4 * x->a->blocks + 16; round++) {
     if (!improve_loads(x) && !improve_columns(x)) break;
   }
-  return ng_assign_price(x);
+  return ng_assign_total_cost(x);
 }
 
 void ng_assign_balanced(ng_assigner *x) {
   const ng_assignment *a = x->a;
-  int32_t *to = x->kept;
+  int32_t *to = x->saved;
   ng_assign_greedy(x, 1.0, 0.0);
   const double first = improve(x);
-  for (int32_t i = 0; i < a->works; i++) {
-    to = save(&a->work[i], to);
+  for (int32_t i = 0; i < a->blocks; i++) {
+    to = save(&a->block[i], to);
   }
   ng_assign_greedy(x, a->weight / a->m, 1.0); /* the m ranks of a column share the load */
-  if (below(improve(x), first)) return;
-  const int32_t *from = x->kept;
-  for (int32_t i = 0; i < a->works; i++) {
-    from = restore(&a->work[i], from);
+  if (is_below(improve(x), first)) return;
+  const int32_t *from = x->saved;
+  for (int32_t i = 0; i < a->blocks; i++) {
+    from = restore(&a->block[i], from);
   }
 }

@@ -21,7 +21,7 @@ static int32_t row_axes(const ng_strided *s, int64_t rows) {
 }
 
 /* Drop axes of extent 1. */
-static void squeeze(ng_strided *s) {
+static void drop_unit_axes(ng_strided *s) {
   int32_t n = 0;
   for (int32_t i = 0; i < s->ndim; i++) {
     if (s->shape[i] == 1) continue;
@@ -39,7 +39,7 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
     count *= s->shape[i];
   }
   if (count != slot->rows * slot->cols) return false;
-  if (slot->rows == 1 && (slot->entry->tensor || s->ndim <= 1)) return true;
+  if (slot->rows == 1 && (slot->entry->is_tensor || s->ndim <= 1)) return true;
   for (int way = 0; way < 2; way++) {
     int32_t n = 0;
     if (way == 1 && d->kind == NG_CONV2D) {
@@ -59,8 +59,8 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
 }
 
 /* Check an array and set *out to its layout as rows and columns. */
-static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
-                          ng_place *out) {
+static ng_status make_place(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
+                            ng_place *out) {
   const char *name = slot->entry->d.name;
   ng_strided s;
   memset(out, 0, sizeof *out);
@@ -80,11 +80,11 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
   const char *wrong = ng_array_take(a, &s);
   if (wrong != NULL) return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s': %s", call, slot->name, wrong);
   const ng_shape_text shape = ng_strided_shape(&s);
-  squeeze(&s);
+  drop_unit_axes(&s);
   if (!shape_fits(slot, &s)) {
     return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s' is %s, expected [%lld, %lld]%s", call,
                    slot->name, shape.text, (long long)slot->rows, (long long)slot->cols,
-                   slot->entry->d.kind == NG_CONV2D && slot->which == NG_WEIGHT
+                   slot->entry->d.kind == NG_CONV2D && slot->param == NG_WEIGHT
                        ? " or [out, in/groups, kernel, kernel]"
                        : "");
   }
@@ -108,7 +108,7 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
 }
 
 /* Check that entry `index` exists and has parameter `which`. */
-static ng_status find(ng_precond *p, int32_t index, ng_param which, const char *call) {
+static ng_status find_slot(ng_precond *p, int32_t index, ng_param which, const char *call) {
   if (index < 0 || index >= p->entries) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,
                    index, p->entries);
@@ -121,8 +121,8 @@ static ng_status find(ng_precond *p, int32_t index, ng_param which, const char *
                                       : "such parameter");
 }
 
-static ng_status slot_of(ng_precond *p, const ng_binding *b, const char *call, ng_slot **out) {
-  const ng_status st = find(p, b->index, b->param, call);
+static ng_status bound_slot(ng_precond *p, const ng_binding *b, const char *call, ng_slot **out) {
+  const ng_status st = find_slot(p, b->index, b->param, call);
   if (st != NG_OK) return st;
   ng_entry *e = p->entry[b->index];
   if (b->hold != NG_HOLD && b->hold != NG_ONE_STEP) {
@@ -135,15 +135,15 @@ static ng_status slot_of(ng_precond *p, const ng_binding *b, const char *call, n
 
 static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, bool apply) {
   ng_slot *slot = NULL;
-  ng_status st = slot_of(p, b, call, &slot);
+  ng_status st = bound_slot(p, b, call, &slot);
   for (int k = 0; k < 2 && st == NG_OK; k++) {
     const ng_array *a = k == 0 ? b->grad : b->weight;
     ng_place place;
     if (a == NULL) continue;
-    st = place_of(p, slot, a, call, &place);
+    st = make_place(p, slot, a, call, &place);
     if (st != NG_OK || !apply) continue;
     place.one_step = b->hold == NG_ONE_STEP && place.data != NULL;
-    if (place.one_step) p->expires = true;
+    if (place.one_step) p->has_expiring = true;
     *(k == 0 ? &slot->grad : &slot->weight) = place;
   }
   return st;
@@ -171,31 +171,31 @@ static void expire(ng_place *v) {
 }
 
 void ng_bind_expire(ng_precond *p) {
-  if (!p->expires) return;
+  if (!p->has_expiring) return;
   for (int32_t i = 0; i < p->entries; i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       expire(&p->entry[i]->slot[k].grad);
       expire(&p->entry[i]->slot[k].weight);
     }
   }
-  p->expires = false;
+  p->has_expiring = false;
 }
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
 /* ng_ready allocates the numbers (learning rate, decay) of each group, so later calls cannot add a group. */
-ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
-                        const char *call) {
+ng_status ng_slot_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
+                            const char *call) {
   enum { MOST = 1024 };
-  const int32_t groups = p->ready ? p->update_groups : MOST;
+  const int32_t groups = p->is_ready ? p->update_groups : MOST;
   const bool there = index >= 0 && index < p->entries;
   const int32_t first = there ? ng_entry_param(p->entry[index], 0) : NG_WEIGHT;
-  const ng_status st = find(p, index, which == NG_BOTH ? (ng_param)first : which, call);
+  const ng_status st = find_slot(p, index, which == NG_BOTH ? (ng_param)first : which, call);
   if (st != NG_OK) return st;
   ng_entry *e = p->entry[index];
   if (group < 0 || group >= groups) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': group is %d, expected 0 to %d%s", call, e->d.name,
-                   group, groups - 1, p->ready ? ", as there were at ng_ready" : "");
+                   group, groups - 1, p->is_ready ? ", as there were at ng_ready" : "");
   }
   for (int32_t k = 0; k < e->slots; k++) {
     if (which == NG_BOTH || ng_entry_param(e, k) == (int32_t)which) e->slot[k].update_group = group;

@@ -7,10 +7,10 @@
  * and a message with an alternative; an invalid value gives NG_ERR_ARG. */
 #include "model/model.h"
 
-/* All sizes are below NG_WIDEST, so that the product of two sizes fits an int64_t, and an int32_t holds an index. */
-#define NG_WIDEST (INT64_C(1) << 31)
-/* The padding is below NG_PADDING, so that the number of output positions fits an int64_t for any image. */
-#define NG_PADDING (INT64_C(1) << 16)
+/* All sizes are below WIDTH_MOST, so that the product of two sizes fits an int64_t, and an int32_t holds an index. */
+#define WIDTH_MOST (INT64_C(1) << 31)
+/* The padding is below PADDING_MOST, so that the number of output positions fits an int64_t for any image. */
+#define PADDING_MOST (INT64_C(1) << 16)
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
@@ -19,10 +19,10 @@ static int32_t *bucket_of(ng_precond *p, const char *name) {
   for (const char *c = name; *c != 0; c++) {
     h = (h ^ (unsigned char)*c) * UINT32_C(16777619);
   }
-  return &p->named[(h ^ h >> 16) % NG_NAME_BUCKETS];
+  return &p->name_bucket[(h ^ h >> 16) % NG_NAME_BUCKETS];
 }
 
-int32_t ng_entry_named(ng_precond *p, const char *name) {
+int32_t ng_entry_find(ng_precond *p, const char *name) {
   for (int32_t i = *bucket_of(p, name); i > 0; i = p->entry[i - 1]->next_named) {
     if (ng_is(p->entry[i - 1]->d.name, name)) return i - 1;
   }
@@ -46,7 +46,7 @@ ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name)
                      call, c - name);
     }
   }
-  const int32_t taken = ng_entry_named(p, name);
+  const int32_t taken = ng_entry_find(p, name);
   if (taken < 0) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%s' is taken by index %d", call, name, taken);
 }
@@ -60,7 +60,7 @@ static ng_status check_below(ng_precond *p, const ng_layer *d, const char *field
 
 static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field, int64_t value,
                              int64_t least) {
-  return check_below(p, d, field, value, least, NG_WIDEST);
+  return check_below(p, d, field, value, least, WIDTH_MOST);
 }
 
 /* Runs before the checks of sizes, because the fields of an unsupported kind have another meaning. */
@@ -99,7 +99,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
       /* The padding may be 0.  The image may be 0 on both axes: its size is not declared. */
       const bool unknown = k == 4 && d->image[0] == 0 && d->image[1] == 0;
       st = check_below(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1,
-                       k == 2 ? NG_PADDING : NG_WIDEST);
+                       k == 2 ? PADDING_MOST : WIDTH_MOST);
     }
     if (st == NG_OK && d->image[i] > 0 && !ng_conv_output(d, i, d->image[i], &out[i])) {
       st = ng_fail(p->ctx, NG_ERR_ARG,
@@ -109,7 +109,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     }
   }
   if (st != NG_OK) return st;
-  st = check_below(p, d, "groups", d->groups, 1, NG_LISTED + 1);
+  st = check_below(p, d, "groups", d->groups, 1, NG_LIST_MOST + 1);
   if (st == NG_OK && (d->in % d->groups != 0 || d->out % d->groups != 0)) {
     st = ng_fail(p->ctx, NG_ERR_ARG,
                  "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
@@ -118,11 +118,11 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
   if (st != NG_OK) return st;
   /* Families index columns of the weight with 32 bits. */
   const int64_t columns = ng_times(d->in / d->groups, ng_times(d->kernel[0], d->kernel[1]));
-  if (columns < NG_WIDEST) return NG_OK;
+  if (columns < WIDTH_MOST) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG,
                  "layer '%s': in/groups * kernel is %lld * %lld * %lld, expected less than %lld",
                  d->name, (long long)(d->in / d->groups), (long long)d->kernel[0],
-                 (long long)d->kernel[1], (long long)NG_WIDEST);
+                 (long long)d->kernel[1], (long long)WIDTH_MOST);
 }
 
 /* The condition on norm_eps also refuses Inf and NaN. */
@@ -209,8 +209,8 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
     int64_t out[2] = {0, 0};
     st = check_conv(p, d, out);
     if (st != NG_OK) return st;
-    e->oh = out[0];
-    e->ow = out[1];
+    e->out_height = out[0];
+    e->out_width = out[1];
   } else {
     st = check_range(p, d, "positions", d->positions, 0);
     if (st == NG_OK && d->order != NG_SAMPLES_FIRST && d->order != NG_POSITIONS_FIRST) {
@@ -224,7 +224,7 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
 /* ---- adding ----------------------------------------------------------------------------------*/
 
 /* Entries never move, because slots, blocks and tiles point to them. */
-static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
+static ng_status append_entry(ng_precond *p, ng_entry *e, int32_t *index) {
   if (p->entries == p->entry_capacity) {
     const int32_t grown = p->entry_capacity == 0 ? 16 : 2 * p->entry_capacity;
     ng_entry **list = ng_object(p, (size_t)grown * sizeof *list);
@@ -245,22 +245,22 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
 }
 
 /* Copy the texts and append the entry; free it on failure.  Slots point to the entry, so its address must be final. */
-static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char *options,
-                       int32_t *index) {
+static ng_status register_entry(ng_precond *p, ng_entry *e, const char *name, const char *options,
+                                int32_t *index) {
   ng_status st = NG_ERR_NOMEM;
   char *const own_name = ng_object_text(p, name);
   char *const own_options = options == NULL ? NULL : ng_object_text(p, options);
   e->d.name = own_name;
   e->d.options = own_options;
   (void)snprintf(e->slot_name[NG_WEIGHT], sizeof e->slot_name[0], "%s%s", name,
-                 e->tensor ? "" : ".weight");
+                 e->is_tensor ? "" : ".weight");
   (void)snprintf(e->slot_name[NG_BIAS], sizeof e->slot_name[0], "%s.bias", name);
   for (int32_t k = 0; k < e->slots; k++) {
     e->slot[k].entry = e;
-    e->slot[k].which = ng_entry_param(e, k);
-    e->slot[k].name = e->slot_name[e->slot[k].which];
+    e->slot[k].param = ng_entry_param(e, k);
+    e->slot[k].name = e->slot_name[e->slot[k].param];
   }
-  if (own_name != NULL && (options == NULL || own_options != NULL)) st = append(p, e, index);
+  if (own_name != NULL && (options == NULL || own_options != NULL)) st = append_entry(p, e, index);
   if (st == NG_OK) return NG_OK;
   ng_object_free(p, own_options);
   ng_object_free(p, own_name);
@@ -280,7 +280,7 @@ static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) 
     e->slot[k].rows = e->slot[k].groups = 1;
     e->slot[k].cols = e->d.in;
   }
-  return adopt(p, e, name, options, index);
+  return register_entry(p, e, name, options, index);
 }
 
 /* The caller has set all fields of *d and has checked name and options.  A refused layer changes nothing.  A weight has
@@ -295,10 +295,10 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
   const int64_t patch = d->kind == NG_CONV2D ? d->in / groups * d->kernel[0] * d->kernel[1] : d->in;
   found.slots = 1 + d->bias;
-  if (ng_times(d->out, patch) > NG_LARGEST) {
+  if (ng_times(d->out, patch) > NG_PARAMETER_MOST) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "layer '%s': its weight is %lld by %lld, expected at most %lld elements",
-                   d->name, (long long)d->out, (long long)patch, (long long)NG_LARGEST);
+                   d->name, (long long)d->out, (long long)patch, (long long)NG_PARAMETER_MOST);
   }
   found.slot[NG_WEIGHT].rows = d->out;
   found.slot[NG_WEIGHT].cols = patch;
@@ -312,7 +312,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   ng_entry *e = ng_object(p, sizeof *e);
   if (e == NULL) return NG_ERR_NOMEM;
   *e = found;
-  return adopt(p, e, d->name, d->options, index);
+  return register_entry(p, e, d->name, d->options, index);
 }
 
 /* A tensor: families may precondition it (ng_family.fits); fused updates always write it. */
@@ -321,17 +321,17 @@ ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, in
   if (e == NULL) return NG_ERR_NOMEM;
   e->d.kind = NG_LINEAR; /* one row, no curvature */
   e->d.shard_axis = -1;
-  e->tensor = true;
+  e->is_tensor = true;
   e->slots = 1;
   e->slot[NG_WEIGHT].rows = e->slot[NG_WEIGHT].groups = 1;
   e->slot[NG_WEIGHT].cols = count;
-  return adopt(p, e, name, NULL, index);
+  return register_entry(p, e, name, NULL, index);
 }
 
 ng_status ng_check_callable(ng_precond *p, const char *call) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
-  if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
+  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
+  if (!p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
   return NG_OK;
 }

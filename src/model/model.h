@@ -29,7 +29,7 @@ typedef struct ng_object_head ng_object_head;
 /* A parameter of an entry. */
 typedef struct ng_slot {
   ng_entry *entry;
-  int32_t which;      /* NG_WEIGHT, NG_BIAS                                                       */
+  int32_t param;      /* NG_WEIGHT, NG_BIAS                                                       */
   const char *name;   /* "conv1.weight"; of a tensor: the name of the tensor */
   int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count]               */
   int64_t groups; /* groups of a convolution: cut the rows, or the columns if rows = 1; else 1 */
@@ -38,35 +38,36 @@ typedef struct ng_slot {
   int32_t update_group; /* group of a fused update, from ng_set_group */
   ng_block *block;      /* NULL: no curvature */
   int32_t segment;      /* index of this slot's segment in the block */
-  bool here; /* this rank updates the weight; with update_ranks = owner only one rank does */
-  bool out;  /* excluded from this step, see ng_block.out */
+  bool
+      updates_here; /* this rank updates the weight; with update_ranks = owner only one rank does */
+  bool is_excluded; /* in this step, see ng_block.is_excluded */
   _Atomic int64_t overflowed; /* elements that the update of this step left unchanged */
-  float late[2];              /* replaces `counted` of the group if the entry missed updates */
+  float late_coefficients[2]; /* replaces `coefficients` of the group if the entry missed updates */
 } ng_slot;
 
 enum {
   NG_IMAGE_SIZES = 4,
   NG_NAME_BUCKETS = 1024
-}; /* capacities of ng_entry.shown, ng_precond.named */
+}; /* capacities of ng_entry.sizes, ng_precond.name_bucket */
 struct ng_entry {
-  ng_layer d;                 /* copied; name and options are owned; alias_of is unsupported */
-  bool tensor;                /* registered by ng_add_tensor */
-  bool has_per_layer_options; /* d.options come from per_layer, until ng_setup_release */
-  bool frozen_now;            /* frozen by ng_freeze */
-  int64_t kept;               /* counted steps in which the gradient was missing */
-  int64_t missed;             /* fused updates in which the entry was excluded; saved */
-  int32_t slots;              /* 1 or 2 */
-  int32_t first_slot;         /* number of slots of all previous entries */
-  int32_t next_named;         /* next entry in the hash bucket of this name: index + 1; 0: none */
-  ng_slot slot[2];            /* weight, bias; see ng_entry_slot */
-  char slot_name[2][264];     /* texts of the slots' names */
-  ng_block *block;            /* NULL: no curvature; `why` has the reason */
+  ng_layer d;                     /* copied; name and options are owned; alias_of is unsupported */
+  bool is_tensor;                 /* registered by ng_add_tensor */
+  bool has_per_layer_options;     /* d.options come from per_layer, until ng_setup_release */
+  bool is_frozen;                 /* frozen by ng_freeze */
+  int64_t steps_without_gradient; /* counted steps */
+  int64_t missed_updates;         /* fused updates in which the entry was excluded; saved */
+  int32_t slots;                  /* 1 or 2 */
+  int32_t first_slot;             /* number of slots of all previous entries */
+  int32_t next_named;     /* next entry in the hash bucket of this name: index + 1; 0: none */
+  ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
+  char slot_name[2][264]; /* texts of the slots' names */
+  ng_block *block;        /* NULL: no curvature; `why` has the reason */
   char why[200];
   int32_t plan_members, plan_axis; /* arguments of ng_plan_shard; 0 members: not sharded */
   const struct ng_family *family;  /* family of the entry, set by ng_ready; NULL: no curvature */
   ng_layer_shard *shard;           /* set by ng_ready; NULL: not sharded */
-  ng_entry *local;                 /* in ng_layer_shard.whole: the registered shard; else NULL */
-  int64_t oh, ow;                  /* output size of the declared image of a convolution, or 0 */
+  ng_entry *registered;            /* in ng_layer_shard.whole: the registered shard; else NULL */
+  int64_t out_height, out_width;   /* output size of the declared image of a convolution, or 0 */
   int64_t
       sizes_batch; /* a micro-batch; `sizes` are the output sizes [height, width] of its images */
   int64_t sizes[NG_IMAGE_SIZES][2];
@@ -78,17 +79,17 @@ struct ng_entry {
 struct ng_layer_shard {
   ng_entry whole;
   int32_t members, member; /* ranks of the model group, and this rank's number in the group */
-  int64_t *at;             /* [members + 1] first element of each shard along the sharded axis */
-  int64_t *saved;          /* `at` of rank 0, whose model group saves the moments */
-  int64_t *counts;         /* [members] scratch of a gather */
-  bool primary;            /* this rank adds the observations of its model group to the sums */
-  bool gathers;            /* some rank of this model group computes PD */
-  float *grad;             /* gathered gradient: weight [out, in], then the bias */
+  int64_t *first_element;  /* [members + 1] first element of each shard along the sharded axis */
+  int64_t *saved_first_element; /* `first_element` of rank 0, whose model group saves the moments */
+  int64_t *counts;              /* [members] scratch of a gather */
+  bool is_primary;              /* this rank adds the observations of its model group to the sums */
+  bool gathers;                 /* some rank of this model group computes PD */
+  float *whole_grad;            /* gathered gradient: weight [out, in], then the bias */
 };
 
 /* Return the parameter (NG_WEIGHT, NG_BIAS) of slot k; return the slot of parameter `which`, or -1. */
 static inline int32_t ng_entry_param(const ng_entry *e, int32_t k) {
-  return !e->tensor && e->d.kind == NG_NORM && e->d.norm_no_weight != 0 ? NG_BIAS : k;
+  return !e->is_tensor && e->d.kind == NG_NORM && e->d.norm_no_weight != 0 ? NG_BIAS : k;
 }
 static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
   for (int32_t k = 0; k < e->slots; k++) {
@@ -103,7 +104,7 @@ static inline const ng_entry *ng_entry_whole(const ng_entry *e) {
 }
 /* Return the registered slot of `s`, which may be a slot of ng_layer_shard.whole. */
 static inline ng_slot *ng_slot_registered(ng_slot *s) {
-  ng_entry *local = s->entry->local;
+  ng_entry *local = s->entry->registered;
   return local == NULL ? s : &local->slot[s - s->entry->slot];
 }
 /* Return whether shards cut the output gradients (`grad`) or the inputs of the layer. */
@@ -116,14 +117,14 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
 void ng_shard_copy_flags(ng_entry *e); /* copy the flags of the entry to the whole layer */
 
 /* The largest number of elements of a parameter, so that 32 bits hold the number of tiles. */
-#define NG_LARGEST (INT64_C(1) << 40)
+#define NG_PARAMETER_MOST (INT64_C(1) << 40)
 /* The largest number of groups, of diagonal blocks and of permuted columns of a layer.  These are stored as lists; with
  * this bound, planning a layer takes at most two seconds and two gigabytes. */
-#define NG_LISTED (INT64_C(1) << 22)
+#define NG_LIST_MOST (INT64_C(1) << 22)
 /* Check every field of a layer or tensor and add its entry; other files assume a valid entry. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
-int32_t ng_entry_named(ng_precond *p, const char *name); /* index of the entry; -1: unknown */
+int32_t ng_entry_find(ng_precond *p, const char *name); /* index of the entry; -1: unknown */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name);
 /* Set *out to the output size of a convolution along `axis` (0: height); false: the kernel exceeds the padded image. */
 bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out);
@@ -134,8 +135,8 @@ ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, con
 void ng_bind_expire(ng_precond *p); /* end the bindings for one step */
 
 /* Set the update group of a parameter of entry `index`; `which` may be NG_BOTH. */
-ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
-                        const char *call);
+ng_status ng_slot_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
+                            const char *call);
 
 static inline void ng_slot_read(const ng_slot *slot, int64_t row, int64_t col, int64_t n,
                                 float *out) {
@@ -148,72 +149,74 @@ static inline void ng_slot_read(const ng_slot *slot, int64_t row, int64_t col, i
 typedef struct ng_segment {
   ng_slot *slot;
   int64_t from, to;
-  int64_t at;    /* number of elements of all previous segments of the block */
-  int32_t group; /* update_group of the slot at ng_ready */
-  double w2;     /* |weight|^2, for clip = ratio */
-  double factor; /* clip factor */
+  int64_t offset;      /* number of elements of all previous segments of the block */
+  int32_t group;       /* update_group of the slot at ng_ready */
+  double weight_norm2; /* |weight|^2, for clip = ratio */
+  double clip_factor;  /* clip factor */
 } ng_segment;
 
-enum { NG_ROUNDS = 5 }; /* capacity of ng_block.round */
+enum { NG_TOPK_ROUNDS = 5 }; /* capacity of ng_block.topk_counts */
 
 struct ng_block {
   const struct ng_family *family;
   ng_precond *p;
   ng_context *ctx;
-  const char *name;    /* key in messages and files: the layer's name, or the family's */
-  const char *options; /* line of own options; NULL: none */
-  const char *method;  /* method of the line, or of the model */
-  ng_entry *entry;     /* layer of the block; NULL: a block over many layers */
-  int32_t number;      /* index in ng_precond.block */
-  ng_settings base;    /* options of the model, changed by the line */
-  uint32_t sees;       /* set of observations (ng_observed_bit) that the block uses */
+  const char *name;   /* key in messages and files: the layer's name, or the family's */
+  const char *line;   /* line of own options; NULL: none */
+  const char *method; /* method of the line, or of the model */
+  ng_entry *entry;    /* layer of the block; NULL: a block over many layers */
+  int32_t index;      /* index in ng_precond.block */
+  ng_settings base;   /* options of the model, changed by the line */
+  uint32_t observed;  /* set of observations (ng_observed_bit) that the block uses */
   ng_stat *stat;
   int32_t stats;
   int32_t first_stat; /* number of statistics of all previous blocks */
   ng_segment *segment;
   int32_t segments;
   int32_t owner, column; /* rank that solves (unless statistics have owners); column of workers */
-  bool keeps;            /* this rank stores all averages of the block */
-  bool apart;            /* each average is stored on its owner only, and the owners differ */
-  /* If `apart`: numbers that the owner of each statistic sends to the other ranks of the column before a solve
+  bool has_averages;     /* this rank stores all averages of the block */
+  bool owners_differ;    /* each average is stored on its owner only, and the owners differ */
+  /* If `owners_differ`: numbers that the owner of each statistic sends to the other ranks of the column before a solve
    * (ng_family.put_traces).  Otherwise `traces` is NULL. */
-  int64_t traces_each;
-  double *traces;        /* [stats x traces_each] */
-  bool keeps_everywhere; /* every rank stores all averages of the block */
-  bool has_period;       /* solve_period applies; false: the block is solved in every step */
-  bool solves, scans;    /* copies of ng_family.solve != NULL and .scans; `create` may clear them */
-  bool is_worker;        /* this rank stores the results of the solve and can compute PD */
-  bool partial;          /* inner, d2, pd2 are this rank's part of a sum over ranks */
-  bool ascends;          /* `measure` measures H, not PD; PD = D + ascent H, the clip sets ascent */
-  void *state;           /* memory of the family */
+  int64_t traces_per_stat;
+  double *traces;           /* [stats x traces_per_stat] */
+  bool averages_everywhere; /* every rank stores all averages of the block */
+  bool has_period;          /* solve_period applies; false: the block is solved in every step */
+  bool solves, scans;   /* copies of ng_family.solve != NULL and .scans; `create` may clear them */
+  bool is_worker;       /* this rank stores the results of the solve and can compute PD */
+  bool is_partial_sum;  /* inner, d2, pd2 are this rank's part of a sum over ranks */
+  bool measures_ascent; /* `measure` measures H, not PD; PD = D + ascent H, the clip sets ascent */
+  void *state;          /* memory of the family */
   int64_t curvature_bytes;
   /* PD, if stored.  A family that stores PD plans `direction` in the family's order (ng_plan_direction).  For other
-   * families the engine stores PD, segment after segment, if some rank lacks the results (`delivered`). */
+   * families the engine stores PD, segment after segment, if some rank lacks the results (`is_delivered`). */
   float *direction;
-  bool keeps_direction, delivered;
-  /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of `whole`, in the family's order, and the engine
-   * gathers the slices of all ranks.  NULL: not sliced. */
-  float *whole;
+  bool family_stores_direction, is_delivered;
+  /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of whole_direction, in the family's order, and the
+   * engine gathers the slices of all ranks.  NULL: not sliced. */
+  float *whole_direction;
   const int64_t *slice; /* [ranks + 1] */
-  /* Joint top-k selection: ranks add round[i] numbers in each of `rounds` reductions (ng_family.select_topk). */
-  int32_t rounds;
-  int64_t round[NG_ROUNDS];
+  /* Joint top-k selection: ranks add round[i] numbers in each of `topk_rounds` reductions (ng_family.select_topk). */
+  int32_t topk_rounds;
+  int64_t topk_counts[NG_TOPK_ROUNDS];
   /* this step */
-  bool selecting; /* the gradient is observed, and the joint top-k selection is still to be done */
-  bool out;       /* excluded: the layer is frozen, or its gradient is missing (missing = keep) */
+  bool
+      is_selecting; /* the gradient is observed, and the joint top-k selection is still to be done */
+  bool is_excluded; /* excluded: the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
   double ascent;
-  bool ahead; /* the sums of this block may be posted before the step */
+  bool may_post_ahead; /* the sums of this block may be posted before the step */
   bool
       in_present_message; /* the messages that post_held builds now contain these sums (step/sums.c) */
   double *sum;            /* [groups of all segments x 2] results of ng_family.sums */
   /* since ng_ready */
-  bool seen[NG_OBSERVED_KINDS]; /* some rank observed this kind, or the block does not use it */
-  int64_t observations[NG_OBSERVED_KINDS];
-  int32_t unobserved_now; /* statistics that were due in this step and that no rank observed */
-  int64_t unobserved;     /* steps with unobserved_now > 0 */
-  bool solved, fresh;     /* solved since ng_ready; solved in this step */
-  double observe_ms, observing_ms, solve_ms, measure_ms; /* observing: of this step so far */
+  bool was_observed
+      [NG_OBSERVED_KINDS]; /* some rank observed this kind, or the block does not use it */
+  int64_t observation_count[NG_OBSERVED_KINDS];
+  int32_t unobserved_now;   /* statistics that were due in this step and that no rank observed */
+  int64_t unobserved_steps; /* steps with unobserved_now > 0 */
+  bool was_solved, is_new;  /* solved since ng_ready; solved in this step */
+  double observe_ms, step_observe_ms, solve_ms, measure_ms; /* observing: of this step so far */
 };
 
 /* ---- memory: arena.c -------------------------------------------------------------------------*/
@@ -236,12 +239,12 @@ typedef struct ng_span {
 
 /* Memory is requested twice: in a counting pass (take returns NULL) and in a placing pass. */
 typedef struct ng_plan {
-  bool place;
+  bool is_placing;
   char *base[NG_USES];
   int64_t bytes[NG_USES]; /* requested so far in this pass, each piece rounded up to NG_ALIGN */
   ng_span *result,
-      *direction;     /* [ranks] by owner, by column; in the placing pass `end` is the next place */
-  ng_span *sum, rest; /* sum: [ranks] sums that go to each owner; rest: all other sums */
+      *direction; /* [ranks] by owner, by column; in the placing pass `end` is the next place */
+  ng_span *sum, shared_sum; /* sum: [ranks] sums that go to each owner; rest: all other sums */
 } ng_plan;
 /* Check that a call that needs ng_ready may begin: process, transport, state. */
 ng_status ng_check_callable(ng_precond *p, const char *call);
@@ -300,19 +303,19 @@ typedef enum ng_rescue {
 } ng_rescue;
 
 /* A statistic whose sums are reduced to its owner only. */
-typedef struct ng_owned {
+typedef struct ng_owned_stat {
   ng_block *block;
   ng_stat *stat;
-} ng_owned;
+} ng_owned_stat;
 
 enum { NG_FIELD_KEY = 320 }; /* "layer/field": at most 255 and 47 characters, a slash and a 0 */
 
 /* Position of the last search of state/walk.c: `before` counts the fields before key `key` in the pass over fields with
  * elements of `width` bytes. */
-typedef struct ng_shown {
+typedef struct ng_field_search {
   int64_t width; /* 0: no search yet */
-  int32_t key, before;
-} ng_shown;
+  int32_t key, fields_before;
+} ng_field_search;
 
 struct ng_precond {
   ng_context *ctx;
@@ -320,32 +323,32 @@ struct ng_precond {
   ng_settings base; /* `opt`, parsed */
   ng_entry **entry; /* fixed at ng_ready */
   int32_t entries, entry_capacity;
-  int32_t named[NG_NAME_BUCKETS]; /* hash buckets: index + 1 of the last entry, 0: none */
+  int32_t name_bucket[NG_NAME_BUCKETS]; /* hash buckets: index + 1 of the last entry, 0: none */
   ng_block **block;
   int32_t blocks;
   int32_t update_groups; /* number of update groups, fixed at ng_ready, 0 before */
   char *unused_globs;    /* [unused] globs of skip_layers that match no layer, each ended by a 0 */
-  int32_t unused;
-  bool ready;
-  bool expires; /* some binding ends with the next step (NG_ONE_STEP) */
-  bool broken;  /* the transport failed (NG_ERR_COMM); only ng_precond_destroy may be called */
+  int32_t unused_count;
+  bool is_ready;
+  bool has_expiring; /* some binding ends with the next step (NG_ONE_STEP) */
+  bool is_broken;    /* the transport failed (NG_ERR_COMM); only ng_precond_destroy may be called */
   ng_grid grid;
   char *arena[NG_USES];
-  int64_t held[NG_USES];             /* bytes of each arena, and of all objects */
+  int64_t arena_bytes[NG_USES];      /* bytes of each arena, and of all objects */
   ng_object_head *objects, *lasting; /* newest object; newest object at ng_objects_open */
   bool out_of_memory;                /* an allocation of an object failed since ng_objects_open */
   ng_span *result_span, *direction_span; /* [ranks] results by owner, PD by column */
   ng_span *sum_span;                     /* [ranks] sums that go to each owner */
-  ng_owned *by_owner; /* [owned_stats] statistics that go to one owner, in order of owners */
+  ng_owned_stat *owned; /* [owned_stats] statistics that go to one owner, in order of owners */
   int32_t owned_stats;
   struct ng_engine *step; /* step/step.h */
   /* counters */
   int64_t steps, updates, skipped;
-  int64_t overflowed; /* elements that the updates of this rank left unchanged */
-  int64_t kept;       /* entries without a gradient in the last step; 0 if it was not counted */
+  int64_t overflowed;               /* elements that the updates of this rank left unchanged */
+  int64_t entries_without_gradient; /* in the last step; 0 if it was not counted */
   int64_t unobserved; /* sum over steps of the statistics that were due and not observed */
   int64_t rescued[NG_RESCUES];
-  ng_shown shown;
+  ng_field_search last_search;
   char found_name[NG_FIELD_KEY]; /* the last name of ng_state_at */
 };
 

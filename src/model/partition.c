@@ -9,7 +9,7 @@
 static double larger(double a, double b) { return a > b ? a : b; }
 
 /* Return B(p, i); before[j] = B(p - 1, j), sum[j] = W(j). */
-static double cell(const double *before, const double *sum, int32_t i) {
+static double best_split(const double *before, const double *sum, int32_t i) {
   int32_t lo = 0, hi = i; /* the first j with before[j] >= W(i) - W(j) */
   while (lo < hi) {
     const int32_t j = lo + (hi - lo) / 2;
@@ -34,7 +34,7 @@ static double bottleneck(int32_t n, const double *weight, int32_t parts, double 
   memcpy(before, sum, (size_t)(n + 1) * sizeof *sum);
   for (int32_t p = 1; p < parts; p++) {
     for (int32_t i = 0; i <= n; i++) {
-      now[i] = cell(before, sum, i);
+      now[i] = best_split(before, sum, i);
     }
     double *const other = before;
     before = now;
@@ -44,7 +44,7 @@ static double bottleneck(int32_t n, const double *weight, int32_t parts, double 
 }
 
 /* Fill each part with weights up to the sum `most`, with a margin for rounding; return the number of parts. */
-static int32_t fill(int32_t n, const double *weight, double most, int32_t *part) {
+static int32_t fill_parts(int32_t n, const double *weight, double most, int32_t *part) {
   double load = 0.0;
   int32_t at = 0;
   for (int32_t i = 0; i < n; i++) {
@@ -65,7 +65,7 @@ void ng_partition(int32_t n, const double *weight, int32_t parts, int32_t *part,
     }
     return;
   }
-  int32_t used = fill(n, weight, bottleneck(n, weight, parts, room), part);
+  int32_t used = fill_parts(n, weight, bottleneck(n, weight, parts, room), part);
   for (int32_t i = 1; i < n - 1 && used < parts; i++) {
     if (part[i - 1] == part[i] && part[i + 1] != part[i]) part[i] = used++;
   }

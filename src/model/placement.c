@@ -121,7 +121,7 @@ double ng_block_apply_cost(const ng_block *b) {
 }
 
 /* Return the operations for PD of a block in a step: two products with each eigenbasis, or one with each inverse. */
-static double each_of(const ng_block *b) {
+static double step_cost_of(const ng_block *b) {
   return (ng_is_eigen(b->base.solver) ? 4.0 : 2.0) * ng_block_apply_cost(b);
 }
 
@@ -141,21 +141,22 @@ static ng_placement placement_of(const ng_settings *o) {
 ng_status ng_place_blocks(ng_precond *p) {
   const bool memory = p->base.placement == NG_PLACEMENT_KAISA_MEMORY;
   ng_assignment a = {.placement = placement_of(&p->base),
-                     .together = p->base.colocate,
+                     .one_owner = p->base.colocate,
                      .m = p->grid.m,
                      .n = p->grid.n,
                      .weight = weight_of(&p->base),
-                     .works = p->blocks};
+                     .blocks = p->blocks};
   for (int32_t i = 0; i < p->blocks; i++) {
     a.tasks += p->block[i]->stats;
   }
   ng_task *const tasks = ng_object(p, (size_t)a.tasks * sizeof *tasks), *task = tasks;
-  a.work = ng_object(p, (size_t)a.works * sizeof *a.work);
-  a.room = ng_object(p, ng_assign_room(&a));
+  a.block = ng_object(p, (size_t)a.blocks * sizeof *a.block);
+  a.scratch = ng_object(p, ng_assign_scratch(&a));
   if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    a.work[i] = (ng_work){.name = b->name, .task = task, .tasks = b->stats, .each = each_of(b)};
+    a.block[i] = (ng_assign_block){
+        .name = b->name, .task = task, .tasks = b->stats, .step_cost = step_cost_of(b)};
     for (int32_t k = 0; k < b->stats; k++) {
       *task++ = (ng_task){.name = b->stat[k].name, .cost = ng_stat_cost(&b->stat[k], memory)};
     }
@@ -164,14 +165,14 @@ ng_status ng_place_blocks(ng_precond *p) {
   task = tasks;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->owner = a.work[i].owner;
-    b->column = a.work[i].column;
+    b->owner = a.block[i].owner;
+    b->column = a.block[i].column;
     for (int32_t k = 0; k < b->stats; k++) {
       b->stat[k].owner = (task++)->owner;
     }
   }
-  ng_object_free(p, a.room);
-  ng_object_free(p, a.work);
+  ng_object_free(p, a.scratch);
+  ng_object_free(p, a.block);
   ng_object_free(p, tasks);
   return NG_OK;
 }
@@ -180,8 +181,8 @@ ng_status ng_place_blocks(ng_precond *p) {
  * the owner observes (DP-KFAC, arXiv 2206.15143). */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
-  b->keeps = b->keeps_everywhere = true;
-  b->apart = false;
+  b->has_averages = b->averages_everywhere = true;
+  b->owners_differ = false;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     if (b->ctx->place != NULL) b->ctx->place(b, s);
@@ -190,8 +191,8 @@ void ng_place_stats(ng_block *b) {
     const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;
     s->has_average = own || everywhere;
     s->observers = ng_stat_is_sent(s) ? ranks : 1;
-    b->keeps = b->keeps && s->has_average;
-    b->apart = b->apart || (!everywhere && s->owner != b->stat[0].owner);
-    b->keeps_everywhere = b->keeps_everywhere && everywhere;
+    b->has_averages = b->has_averages && s->has_average;
+    b->owners_differ = b->owners_differ || (!everywhere && s->owner != b->stat[0].owner);
+    b->averages_everywhere = b->averages_everywhere && everywhere;
   }
 }

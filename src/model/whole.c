@@ -6,12 +6,13 @@
 
 enum { OUTPUTS, INPUTS }; /* shard_axis */
 
-static ng_status too_wide(ng_precond *p, const ng_entry *e, double width) {
+static ng_status refuse_width(ng_precond *p, const ng_entry *e, double width) {
   return ng_fail(
       p->ctx, NG_ERR_ARG,
       "layer '%s': its shards have %.0f %s in total, expected less than 2147483648, and a "
       "weight of at most %lld elements",
-      e->d.name, width, e->d.shard_axis == OUTPUTS ? "outputs" : "inputs", (long long)NG_LARGEST);
+      e->d.name, width, e->d.shard_axis == OUTPUTS ? "outputs" : "inputs",
+      (long long)NG_PARAMETER_MOST);
 }
 
 static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
@@ -33,25 +34,25 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   for (int32_t i = 0; i < members; i++) {
     total += width[i];
   }
-  if (total >= WIDEST || ng_times((int64_t)total, across) > NG_LARGEST) {
-    return too_wide(p, e, total);
+  if (total >= WIDEST || ng_times((int64_t)total, across) > NG_PARAMETER_MOST) {
+    return refuse_width(p, e, total);
   }
   ng_layer_shard *s = ng_object(p, sizeof *s);
   e->shard = s;
   if (s == NULL) return NG_ERR_NOMEM;
   s->members = members;
   s->member = member;
-  s->whole.local = e;
+  s->whole.registered = e;
   s->whole.d = e->d;
   if (e->d.shard_axis == OUTPUTS) s->whole.d.out = (int64_t)total;
   if (e->d.shard_axis == INPUTS) s->whole.d.in = (int64_t)total;
   const int64_t in = s->whole.d.in, out = s->whole.d.out;
-  s->at = ng_object(p, ((size_t)members + 1) * sizeof *s->at);
-  s->saved = ng_object(p, ((size_t)members + 1) * sizeof *s->saved);
+  s->first_element = ng_object(p, ((size_t)members + 1) * sizeof *s->first_element);
+  s->saved_first_element = ng_object(p, ((size_t)members + 1) * sizeof *s->saved_first_element);
   s->counts = ng_object(p, (size_t)members * sizeof *s->counts);
   if (ng_objects_status(p) != NG_OK) return NG_ERR_NOMEM;
   for (int32_t i = 0; i < members; i++) {
-    s->at[i + 1] = s->at[i] + (int64_t)width[i];
+    s->first_element[i + 1] = s->first_element[i] + (int64_t)width[i];
   }
   s->whole.slots = e->slots;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -65,20 +66,20 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
 
 void ng_shard_plan_memory(ng_layer_shard *s, ng_plan *plan) {
   const ng_layer *d = &s->whole.d;
-  s->grad =
-      ng_plan_take(plan, NG_USE_DIRECTION, d->out * (d->in + d->bias) * (int64_t)sizeof *s->grad);
-  if (s->grad == NULL) return; /* counting pass */
-  s->whole.slot[NG_WEIGHT].grad.data = s->grad;
-  if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->grad + d->out * d->in;
+  s->whole_grad = ng_plan_take(plan, NG_USE_DIRECTION,
+                               d->out * (d->in + d->bias) * (int64_t)sizeof *s->whole_grad);
+  if (s->whole_grad == NULL) return; /* counting pass */
+  s->whole.slot[NG_WEIGHT].grad.data = s->whole_grad;
+  if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->whole_grad + d->out * d->in;
 }
 
 void ng_shard_copy_flags(ng_entry *e) {
   if (e->shard == NULL) return;
   ng_entry *w = &e->shard->whole;
-  w->frozen_now = e->frozen_now;
+  w->is_frozen = e->is_frozen;
   for (int32_t k = 0; k < e->slots; k++) {
     w->slot[k].update_group = e->slot[k].update_group;
-    w->slot[k].out = e->slot[k].out;
-    w->slot[k].here = e->slot[k].here;
+    w->slot[k].is_excluded = e->slot[k].is_excluded;
+    w->slot[k].updates_here = e->slot[k].updates_here;
   }
 }

@@ -11,7 +11,7 @@
 /* Return whether the entry may have a block.  If not, set e->why, which ng_explain shows. */
 static bool may_have_block(ng_entry *e, const ng_options *o) {
   ng_layer d = ng_entry_whole(e)->d;
-  if (e->tensor) d.kind = 0; /* a tensor matches by name only */
+  if (e->is_tensor) d.kind = 0; /* a tensor matches by name only */
   const char *why = e->d.frozen                        ? "frozen: never touched"
                     : ng_globs_fit(o->skip_layers, &d) ? "matches skip_layers"
                                                        : NULL;
@@ -43,15 +43,15 @@ static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, 
   b->p = p;
   b->ctx = p->ctx;
   b->name = name;
-  b->number = p->blocks;
-  b->sees = f->sees;
+  b->index = p->blocks;
+  b->observed = f->observed;
   p->block[p->blocks++] = b;
   *out = b;
   return NG_OK;
 }
 
 /* Append a segment, a whole parameter, for each slot of the entry from index `at` on; return the next index. */
-static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
+static int32_t add_entry(ng_block *b, ng_entry *e, int32_t at) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++, at++) {
     ng_slot *s = &e->slot[k];
@@ -60,8 +60,8 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
                                   .from = 0,
                                   .to = s->rows * s->cols,
                                   .group = s->update_group,
-                                  .at = last == NULL ? 0 : last->at + last->to - last->from,
-                                  .factor = 1.0};
+                                  .offset = last == NULL ? 0 : last->offset + last->to - last->from,
+                                  .clip_factor = 1.0};
     s->block = b;
     s->segment = at;
   }
@@ -69,7 +69,7 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
 }
 
 /* Link the registered shard to the block, whose segments are of the whole layer. */
-static void adopt_shard(ng_block *b, ng_entry *e) {
+static void add_shard(ng_block *b, ng_entry *e) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++) {
     e->slot[k].block = b;
@@ -111,8 +111,8 @@ static ng_status invalid_statistic(const ng_block *b, const ng_stat *s, const ch
 
 /* Refuse a kind of observation, dtype, owner or spread that the engine does not support. */
 static ng_status check_stat(const ng_block *b, const ng_stat *s) {
-  const bool one =
-      s->observed != 0 && (s->observed & (s->observed - 1)) == 0 && (s->observed & ~b->sees) == 0;
+  const bool one = s->observed != 0 && (s->observed & (s->observed - 1)) == 0 &&
+                   (s->observed & ~b->observed) == 0;
   const bool sixteen = s->average_dtype == NG_BF16 || s->average_dtype == NG_F16;
   if (!one)
     return invalid_statistic(b, s, "it must have exactly one kind of observation of the family");
@@ -129,7 +129,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
     return invalid_statistic(b, s, "its owner is not in the block's column");
   }
-  if (!b->apart) return NG_OK;
+  if (!b->owners_differ) return NG_OK;
   /* The curvature is the product of A and G, so both must be averages over the same samples. */
   if (s->spread == NG_SPREAD_LOCAL) {
     return invalid_statistic(
@@ -161,37 +161,37 @@ static ng_status fill_block(ng_block *b) {
 
 /* Set b->is_worker: this rank can compute PD. If the family solves, all ranks of the block's column hold the results.
  * Otherwise the ranks that store the averages compute PD, and each row of the grid needs such a rank. */
-static ng_status settle_block(ng_block *b) {
+static ng_status set_block_holders(ng_block *b) {
   ng_status st = NG_OK;
   ng_place_stats(b);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     st = check_stat(b, &b->stat[i]);
   }
   if (st != NG_OK) return st;
-  if (b->partial && b->solves && b->p->grid.n > 1) {
+  if (b->is_partial_sum && b->solves && b->p->grid.n > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "'%s': family %s computes on every rank and needs "
                    "grad_worker_fraction = 1",
                    b->name, b->family->name);
   }
-  if (!b->solves && !b->keeps_everywhere && b->p->grid.m > 1) {
+  if (!b->solves && !b->averages_everywhere && b->p->grid.m > 1) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "'%s': only the owner keeps the statistics, and family %s sends no results to "
                    "other ranks; "
                    "set grad_worker_fraction = 0 or statistics = all",
                    b->name, b->family->name);
   }
-  b->is_worker = b->solves ? b->column == b->p->grid.column : b->keeps;
+  b->is_worker = b->solves ? b->column == b->p->grid.column : b->has_averages;
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    b->seen[kind] = (b->sees & ng_observed_bit(kind)) == 0;
+    b->was_observed[kind] = (b->observed & ng_observed_bit(kind)) == 0;
   }
   return NG_OK;
 }
 
-ng_status ng_blocks_settle(ng_precond *p) {
+ng_status ng_blocks_set_holders(ng_precond *p) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    st = settle_block(p->block[i]);
+    st = set_block_holders(p->block[i]);
   }
   return st;
 }
@@ -202,7 +202,7 @@ static ng_status describe(ng_block *b, const char *line) {
   char message[NG_MESSAGE] = "";
   ng_status st = settings_of(b->p, b->name, line, &texts, &b->base);
   if (st != NG_OK) return st;
-  b->options = line;
+  b->line = line;
   b->method = texts.method;
   st = b->family->check(&texts, &b->base, message, sizeof message);
   if (st != NG_OK) {
@@ -217,8 +217,8 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   ng_status st = new_block(p, f, e->d.name, e->slots, &b);
   if (st != NG_OK) return st;
   b->entry = e->shard == NULL ? e : &e->shard->whole;
-  (void)adopt(b, b->entry, 0);
-  if (e->shard != NULL) adopt_shard(b, e);
+  (void)add_entry(b, b->entry, 0);
+  if (e->shard != NULL) add_shard(b, e);
   st = describe(b, e->d.options);
   if (e->shard != NULL) (void)snprintf(e->why, sizeof e->why, "%s", b->entry->why);
   return st;
@@ -265,7 +265,7 @@ static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **o
   const bool own = of->e->d.options != NULL;
   (void)snprintf(name, sizeof name, "%s%s%s", of->e->family->name, own ? "." : "",
                  own ? least : "");
-  if (ng_entry_named(p, name) >= 0) {
+  if (ng_entry_find(p, name) >= 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "layer '%s': a block of several layers has this name; rename the layer", name);
   }
@@ -288,7 +288,7 @@ static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
   for (int32_t i = 0; i < n; i++) {
     ng_entry *e = of[i].e;
     (void)snprintf(e->why, sizeof e->why, "in block %.100s of family %s", b->name, f->name);
-    at = adopt(b, e, at);
+    at = add_entry(b, e, at);
   }
   return describe(b, of->e->d.options);
 }
@@ -320,18 +320,18 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 /* ---- all blocks -----------------------------------------------------------------------------*/
 
 /* Set e->family, the family of an entry under its own options, or e->why if no family takes the entry. */
-static ng_status choose(ng_precond *p, ng_entry *e) {
+static ng_status choose_family(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
   const ng_status st = settings_of(p, e->d.name, e->d.options, &texts, &s);
   if (st == NG_OK) e->family = ng_family_of(p->ctx, &s, ng_entry_whole(e));
-  if (st == NG_OK && e->shard != NULL && e->family != NULL && !e->family->shards) {
+  if (st == NG_OK && e->shard != NULL && e->family != NULL && !e->family->can_shard) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': family %s does not support sharded layers (shard_axis); register "
                    "its parameters with ng_add_tensor, or name it in skip_layers",
                    e->d.name, e->family->name);
   }
-  if (st == NG_OK && e->family == NULL && !e->tensor && e->d.kind == NG_EMBEDDING) {
+  if (st == NG_OK && e->family == NULL && !e->is_tensor && e->d.kind == NG_EMBEDDING) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': method %s takes no embeddings; register its weight with "
                    "ng_add_tensor, or name it in skip_layers",
@@ -339,7 +339,7 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
   }
   if (st == NG_OK && e->family == NULL) {
     (void)snprintf(e->why, sizeof e->why, "%s",
-                   e->tensor ? "registered as a tensor: no curvature"
+                   e->is_tensor ? "registered as a tensor: no curvature"
                    : e->d.kind == NG_NORM && s.norm_block == NG_NORM_NONE ? "norm_block = none"
                                                                           : "no family takes it");
   }
@@ -348,7 +348,7 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
 
 /* Apply per_layer to layers without own options.  An unused entry of per_layer is an error, but not with pipeline
  * stages: the entry may be for another stage. */
-static ng_status take_lines(ng_precond *p) {
+static ng_status copy_lines(ng_precond *p) {
   char message[NG_MESSAGE] = "";
   ng_lines *lines;
   ng_status st = ng_lines_open(p->opt.per_layer, &lines, message, sizeof message);
@@ -356,7 +356,7 @@ static ng_status take_lines(ng_precond *p) {
   for (int32_t i = 0; i < p->entries && lines != NULL && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     ng_layer d = ng_entry_whole(e)->d;
-    if (e->tensor) d.kind = 0; /* a tensor matches by name only */
+    if (e->is_tensor) d.kind = 0; /* a tensor matches by name only */
     const char *line = e->d.options != NULL ? NULL : ng_lines_for(lines, &d);
     if (line == NULL) continue;
     e->has_per_layer_options = true;
@@ -380,7 +380,7 @@ static bool is_used(const ng_precond *p, const ng_glob *g) {
   bool used = false;
   for (int32_t i = 0; i < p->entries && !used; i++) {
     ng_layer d = ng_entry_whole(p->entry[i])->d;
-    if (p->entry[i]->tensor) d.kind = 0;
+    if (p->entry[i]->is_tensor) d.kind = 0;
     used = ng_glob_fits(g, &d);
   }
   return used;
@@ -400,7 +400,7 @@ static ng_status list_unused_globs(ng_precond *p) {
     memcpy(to, g.from, n);
     ng_log(p->ctx, NG_LOG_WARN, "skip_layers: '%s' matches no layer", ng_quote(to).text);
     to += n + 1;
-    p->unused++;
+    p->unused_count++;
   }
   return NG_OK;
 }
@@ -409,11 +409,11 @@ static ng_status list_unused_globs(ng_precond *p) {
 ng_status ng_blocks_make(ng_precond *p) {
   p->block = ng_object(p, (size_t)(p->entries + NG_FAMILIES_MAX) * sizeof *p->block);
   if (p->block == NULL) return NG_ERR_NOMEM;
-  ng_status st = take_lines(p);
+  ng_status st = copy_lines(p);
   if (st == NG_OK) st = list_unused_globs(p);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
-    if (may_have_block(e, &p->opt)) st = choose(p, e);
+    if (may_have_block(e, &p->opt)) st = choose_family(p, e);
     if (st != NG_OK || e->family == NULL) continue;
     if (e->family->scope == NG_SCOPE_LAYER) st = layer_block(p, e, e->family);
   }
@@ -421,7 +421,7 @@ ng_status ng_blocks_make(ng_precond *p) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);
   }
   if (st == NG_OK) st = ng_place_blocks(p);
-  if (st == NG_OK) st = ng_blocks_settle(p);
+  if (st == NG_OK) st = ng_blocks_set_holders(p);
   for (int32_t i = 1; i < p->blocks && st == NG_OK; i++) {
     p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
   }

@@ -28,12 +28,13 @@ static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
   }
 }
 
-typedef struct sums {
+typedef struct message_sums {
   const ng_stat *before; /* the last statistic of the current message */
   int64_t message;       /* elements of that message */
-} sums;
+} message_sums;
 
-static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_rank_plan *out) {
+static void add_statistic(const ng_precond *p, const ng_stat *s, message_sums *x,
+                          ng_rank_plan *out) {
   const ng_stat *before = s->own_message ? NULL : x->before;
   int64_t gap, n;
   x->before = NULL;
@@ -49,9 +50,9 @@ static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_ran
 
 /* Add the messages of statistics that go to their owner (`owned`), or of all other statistics. */
 static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
-  sums x = {NULL, 0};
+  message_sums x = {NULL, 0};
   for (int32_t i = 0; i < p->owned_stats && owned; i++) {
-    add_statistic(p, p->by_owner[i].stat, &x, out);
+    add_statistic(p, p->owned[i].stat, &x, out);
   }
   for (int32_t i = 0; i < p->blocks && !owned; i++) {
     const ng_block *b = p->block[i];
@@ -81,8 +82,8 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   if (p->ctx->ranks == 1) return;
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
   for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t r = 0; r < p->block[i]->rounds; r++) {
-      out->topk_bytes += p->block[i]->round[r] * (int64_t)sizeof(double);
+    for (int32_t r = 0; r < p->block[i]->topk_rounds; r++) {
+      out->topk_bytes += p->block[i]->topk_counts[r] * (int64_t)sizeof(double);
       out->topk_messages++;
     }
   }
@@ -122,7 +123,7 @@ static ng_status check_whole(const ng_precond *p) {
 }
 
 /* Fill *out for rank p->ctx->rank, after placement. */
-static ng_status count(ng_precond *p, ng_rank_plan *out) {
+static ng_status count_rank(ng_precond *p, ng_rank_plan *out) {
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   const ng_status st = ng_setup_request_memory(p, &plan);
   if (st != NG_OK) return st;
@@ -139,7 +140,7 @@ static ng_status count(ng_precond *p, ng_rank_plan *out) {
 static bool differs_by_number(const ng_precond *p) {
   bool cut = false;
   for (int32_t i = 0; i < p->blocks && !cut; i++) {
-    cut = p->block[i]->partial || p->block[i]->slice != NULL;
+    cut = p->block[i]->is_partial_sum || p->block[i]->slice != NULL;
   }
   for (int32_t i = 0; i < p->entries && !cut; i++) {
     cut = p->entry[i]->shard != NULL;
@@ -147,19 +148,19 @@ static bool differs_by_number(const ng_precond *p) {
   return cut;
 }
 
-enum { UNKNOWN = -1 };
+enum { UNKNOWN_OWNER = -1 };
 
 /* Ranks that own nothing have equal plans if they are in the same column, or in columns without blocks. */
-typedef struct twins {
+typedef struct rank_twins {
   bool *owns;   /* [ranks] the rank owns a block, a statistic or a weight */
   bool *filled; /* [columns] the column has a block */
   int32_t *
       answer; /* [ranks + 1] first such rank of each column; the last element: of all columns without blocks */
-} twins;
+} rank_twins;
 
-static void find_owners(const ng_precond *p, twins *t) {
+static void find_owners(const ng_precond *p, rank_twins *t) {
   for (int32_t r = 0; r <= p->ctx->ranks; r++) {
-    t->answer[r] = UNKNOWN;
+    t->answer[r] = UNKNOWN_OWNER;
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -175,24 +176,24 @@ static void find_owners(const ng_precond *p, twins *t) {
 }
 
 /* Return the first rank with the same plan as `rank`. */
-static int32_t twin_of(const ng_precond *p, twins *t, int32_t rank) {
+static int32_t twin_of(const ng_precond *p, rank_twins *t, int32_t rank) {
   const int32_t column = rank % p->grid.n;
   int32_t *first = &t->answer[t->filled[column] ? column : p->ctx->ranks];
   if (t->owns[rank]) return rank;
-  if (*first == UNKNOWN) *first = rank;
+  if (*first == UNKNOWN_OWNER) *first = rank;
   return *first;
 }
 
-static ng_rank_plan *at(ng_rank_plan *out, size_t size, int32_t rank) {
+static ng_rank_plan *plan_at(ng_rank_plan *out, size_t size, int32_t rank) {
   return (ng_rank_plan *)(void *)((char *)out + (size_t)rank * size);
 }
 
 /* Make and place the blocks for rank p->ctx->rank; fill *t. */
-static ng_status place(ng_precond *p, twins *t) {
+static ng_status place_twins(ng_precond *p, rank_twins *t) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_objects_open(p);
-  *t = (twins){ng_object(p, W * sizeof *t->owns), ng_object(p, W * sizeof *t->filled),
-               ng_object(p, (W + 1) * sizeof *t->answer)};
+  *t = (rank_twins){ng_object(p, W * sizeof *t->owns), ng_object(p, W * sizeof *t->filled),
+                    ng_object(p, (W + 1) * sizeof *t->answer)};
   ng_status st = ng_objects_status(p);
   if (st == NG_OK) st = ng_shards_plan(p);
   if (st == NG_OK) st = ng_setup_place(p);
@@ -211,7 +212,7 @@ ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, 
                         size_t size) {
   ng_context *c = p->ctx;
   const int32_t own[2] = {c->ranks, c->rank};
-  twins t;
+  rank_twins t;
   bool placed = false;
   ng_status st = check_whole(p);
   if (st != NG_OK) return st;
@@ -220,16 +221,16 @@ ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, 
     ng_rank_plan plan;
     memset(&plan, 0, sizeof plan);
     c->rank = r;
-    if (!placed) st = place(p, &t);
+    if (!placed) st = place_twins(p, &t);
     if (st != NG_OK) break;
     const int32_t twin = twin_of(p, &t, r);
     if (twin < r) {
-      memcpy(at(out, size, r - first), at(out, size, twin - first), size);
+      memcpy(plan_at(out, size, r - first), plan_at(out, size, twin - first), size);
       continue;
     }
-    if (placed) st = ng_setup_turn(p, r);
-    if (st == NG_OK) st = count(p, &plan);
-    if (st == NG_OK) st = ng_struct_write(at(out, size, r - first), &plan, sizeof plan);
+    if (placed) st = ng_setup_switch_rank(p, r);
+    if (st == NG_OK) st = count_rank(p, &plan);
+    if (st == NG_OK) st = ng_struct_write(plan_at(out, size, r - first), &plan, sizeof plan);
     placed = !differs_by_number(p);
     if (!placed) release(p);
   }

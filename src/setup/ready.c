@@ -29,7 +29,7 @@ ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
       ng_slot *s = &e->slot[k];
       const int64_t bytes = s->rows * s->cols * (int64_t)sizeof(float);
-      if (!s->here) continue;
+      if (!s->updates_here) continue;
       s->m = each > 0 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL; /* f32 */
       s->v = each > 1 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
     }
@@ -50,13 +50,13 @@ static ng_status take_groups(ng_precond *p) {
   return ng_objects_status(p);
 }
 
-/* Set slot->here: this rank updates the weight.  Only such slots get memory for moments. */
+/* Set slot->updates_here: this rank updates the weight.  Only such slots get memory for moments. */
 static ng_status take_slots(ng_precond *p) {
   const bool owned = ng_update_is_owned(p);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots; k++) {
-      e->slot[k].here = !owned || ng_update_owner(p, e, i) == p->ctx->rank;
+      e->slot[k].updates_here = !owned || ng_update_owner(p, e, i) == p->ctx->rank;
     }
   }
   if (!owned || (p->base.clip != NG_CLIP_RATIO && p->base.clip != NG_CLIP_RMS)) return NG_OK;
@@ -83,7 +83,7 @@ static ng_status take_memory(ng_precond *p) {
     for (int32_t k = 0; k < b->stats; k++) {
       ng_stat_init(&b->stat[k]);
     }
-    if (b->family->begin != NULL) st = b->family->begin(b);
+    if (b->family->init != NULL) st = b->family->init(b);
   }
   return st;
 }
@@ -91,7 +91,7 @@ static ng_status take_memory(ng_precond *p) {
 /* ---- the same model on every rank? -----------------------------------------------------------*/
 
 /* Extend the hash h by data (FNV-1a).  Hashes are compared between ranks of one run, never stored. */
-static uint64_t mix(uint64_t h, const void *data, size_t bytes) {
+static uint64_t hash_bytes(uint64_t h, const void *data, size_t bytes) {
   const unsigned char *c = data;
   for (size_t i = 0; i < bytes; i++) {
     h = (h ^ c[i]) * UINT64_C(1099511628211);
@@ -99,11 +99,11 @@ static uint64_t mix(uint64_t h, const void *data, size_t bytes) {
   return h;
 }
 
-static uint64_t mix_text(uint64_t h, const char *text) {
-  return text == NULL ? mix(h, "", 1) : mix(h, text, strlen(text) + 1);
+static uint64_t hash_text(uint64_t h, const char *text) {
+  return text == NULL ? hash_bytes(h, "", 1) : hash_bytes(h, text, strlen(text) + 1);
 }
 
-/* All fields of ng_layer except texts (mix_layer hashes them), struct_size (may differ) and shard_group (unused).  A
+/* All fields of ng_layer except texts (hash_layer hashes them), struct_size (may differ) and shard_group (unused).  A
  * new field of ng_layer changes its size and must be added here. */
 /* clang-format off */
 #define LAYER_FIELDS(X)                                                                            \
@@ -113,9 +113,9 @@ static uint64_t mix_text(uint64_t h, const char *text) {
 /* clang-format on */
 _Static_assert(sizeof(void *) != 8 || sizeof(ng_layer) == 208, "hash the new field of ng_layer");
 
-static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
-  h = mix_text(mix_text(mix_text(h, d->name), d->options), d->alias_of);
-#define X(field) h = mix(h, &d->field, sizeof d->field);
+static uint64_t hash_layer(uint64_t h, const ng_layer *d) {
+  h = hash_text(hash_text(hash_text(h, d->name), d->options), d->alias_of);
+#define X(field) h = hash_bytes(h, &d->field, sizeof d->field);
   LAYER_FIELDS(X)
 #undef X
   return h;
@@ -125,46 +125,46 @@ static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
  * [3] of linear algebra.  Separate hashes let the message name the difference. */
 static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   hash[0] = hash[1] = hash[2] = UINT64_C(14695981039346656037);
-  hash[3] = mix_text(hash[0], p->ctx->queue->la->name);
+  hash[3] = hash_text(hash[0], p->ctx->queue->la->name);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     char value[NG_MESSAGE] = "";
     if (row->type == NG_OPTION_TEXT) continue; /* texts have any length; hashed below */
     if (!ng_option_write(row, &p->opt, value, sizeof value)) continue;
-    hash[0] = mix_text(mix_text(hash[0], row->name), value);
+    hash[0] = hash_text(hash_text(hash[0], row->name), value);
   }
-  hash[0] = mix_text(hash[0], p->opt.skip_layers);
-  hash[0] = mix_text(hash[0], p->opt.per_layer);
-  hash[0] = mix_text(hash[0], p->opt.method); /* the method selects the family */
+  hash[0] = hash_text(hash[0], p->opt.skip_layers);
+  hash[0] = hash_text(hash[0], p->opt.per_layer);
+  hash[0] = hash_text(hash[0], p->opt.method); /* the method selects the family */
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
-    const int64_t field[] = {e->tensor, e->frozen_now, ng_entry_whole(e)->slot[0].cols};
-    hash[1] = mix_layer(hash[1], &ng_entry_whole(e)->d);
-    hash[1] = mix_text(hash[1], e->family == NULL ? NULL : e->family->name);
-    hash[1] = mix(hash[1], field, sizeof field);
-    hash[1] = mix(hash[1], group, sizeof group);
+    const int64_t field[] = {e->is_tensor, e->is_frozen, ng_entry_whole(e)->slot[0].cols};
+    hash[1] = hash_layer(hash[1], &ng_entry_whole(e)->d);
+    hash[1] = hash_text(hash[1], e->family == NULL ? NULL : e->family->name);
+    hash[1] = hash_bytes(hash[1], field, sizeof field);
+    hash[1] = hash_bytes(hash[1], group, sizeof group);
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    hash[2] = mix(hash[2], &b->owner, sizeof b->owner);
+    hash[2] = hash_bytes(hash[2], &b->owner, sizeof b->owner);
     for (int32_t k = 0; k < b->stats; k++) {
-      hash[2] = mix(hash[2], &b->stat[k].owner, sizeof b->stat[k].owner);
+      hash[2] = hash_bytes(hash[2], &b->stat[k].owner, sizeof b->stat[k].owner);
     }
   }
 }
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
-static int earlier(const void *x, const void *y) {
-  const ng_owned *a = x, *b = y;
+static int by_owner(const void *x, const void *y) {
+  const ng_owned_stat *a = x, *b = y;
   const int32_t d = a->stat->owner - b->stat->owner;
   if (d != 0) return d;
-  if (a->block != b->block) return a->block->number - b->block->number;
+  if (a->block != b->block) return a->block->index - b->block->index;
   return a->stat < b->stat ? -1 : a->stat > b->stat;
 }
 
-/* p->by_owner <- the statistics that go to their owner, in memory order (model/arena.c). */
+/* p->owned <- the statistics that go to their owner, in memory order (model/arena.c). */
 static ng_status order_owned(ng_precond *p) {
   for (int pass = 0; pass < 2; pass++) {
     int32_t n = 0;
@@ -172,16 +172,16 @@ static ng_status order_owned(ng_precond *p) {
       for (int32_t k = 0; k < p->block[i]->stats; k++) {
         ng_stat *s = &p->block[i]->stat[k];
         if (!ng_stat_goes_to_owner(s)) continue;
-        if (pass == 1) p->by_owner[n] = (ng_owned){p->block[i], s};
+        if (pass == 1) p->owned[n] = (ng_owned_stat){p->block[i], s};
         n++;
       }
     }
     if (pass == 1 || n == 0) break;
-    p->by_owner = ng_object(p, (size_t)n * sizeof *p->by_owner);
-    if (p->by_owner == NULL) return NG_ERR_NOMEM;
+    p->owned = ng_object(p, (size_t)n * sizeof *p->owned);
+    if (p->owned == NULL) return NG_ERR_NOMEM;
     p->owned_stats = n;
   }
-  if (p->owned_stats > 0) qsort(p->by_owner, (size_t)p->owned_stats, sizeof *p->by_owner, earlier);
+  if (p->owned_stats > 0) qsort(p->owned, (size_t)p->owned_stats, sizeof *p->owned, by_owner);
   return NG_OK;
 }
 
@@ -204,12 +204,12 @@ ng_status ng_setup_place(ng_precond *p) {
 
 /* Turn a placed model without memory to another rank.  Not valid for sliced or partial blocks and sharded layers, which
  * differ by rank. */
-ng_status ng_setup_turn(ng_precond *p, int32_t rank) {
+ng_status ng_setup_switch_rank(ng_precond *p, int32_t rank) {
   const size_t W = (size_t)p->ctx->ranks;
   p->ctx->rank = rank;
   p->grid.row = rank / p->grid.n;
   p->grid.column = rank % p->grid.n;
-  ng_status st = ng_blocks_settle(p);
+  ng_status st = ng_blocks_set_holders(p);
   if (st == NG_OK) st = take_slots(p);
   memset(p->result_span, 0, W * sizeof *p->result_span);
   memset(p->direction_span, 0, W * sizeof *p->direction_span);
@@ -223,8 +223,8 @@ ng_status ng_setup_ready(ng_precond *p) {
   ng_status st = ng_groups_compare(p);
   if (st == NG_OK) st = ng_shards_exchange(p);
   if (st != NG_OK) { /* all ranks of this stage have an error */
-    if (!p->broken) (void)ng_stages_check(p, st);
-    if (st == NG_ERR_COMM) p->broken = true;
+    if (!p->is_broken) (void)ng_stages_check(p, st);
+    if (st == NG_ERR_COMM) p->is_broken = true;
     ng_setup_release(p);
     return st;
   }
@@ -246,11 +246,11 @@ ng_status ng_setup_ready(ng_precond *p) {
   }
   if (st != NG_OK) {
     /* The transport failed, or the models of ranks differ: the model can only be destroyed. */
-    if (st == NG_ERR_COMM) p->broken = true;
+    if (st == NG_ERR_COMM) p->is_broken = true;
     ng_setup_release(p);
     return st;
   }
-  p->ready = true;
+  p->is_ready = true;
   ng_step_copy_decay(p);
   ng_log(p->ctx, NG_LOG_INFO, "ready: blocks = %d parameters = %d bytes = %lld", p->blocks,
          p->entries, (long long)p->ctx->bytes);
@@ -260,7 +260,7 @@ ng_status ng_setup_ready(ng_precond *p) {
 /* Free all memory of ng_ready, complete or not.  Then the caller may add layers and call ng_ready again. */
 void ng_setup_release(ng_precond *p) {
   /* Complete posted messages before their memory is freed. */
-  if (p->ready && !p->broken && ng_exchange_end_last_batch(p) == NG_OK) {
+  if (p->is_ready && !p->is_broken && ng_exchange_end_last_batch(p) == NG_OK) {
     (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
   }
   ng_grid_release(p);
@@ -274,8 +274,8 @@ void ng_setup_release(ng_precond *p) {
     e->has_per_layer_options = false;
   }
   p->block = NULL;
-  p->by_owner = NULL;
-  p->blocks = p->owned_stats = p->update_groups = p->unused = 0;
+  p->owned = NULL;
+  p->blocks = p->owned_stats = p->update_groups = p->unused_count = 0;
   if (p->step != NULL) *p->step = (ng_engine){.nu = 1.0};
   ng_objects_close(p);
 }

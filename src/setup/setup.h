@@ -23,11 +23,12 @@ ng_status ng_setup_plan(ng_precond *p, int32_t ranks, int32_t first, int32_t n, 
 
 /* Parts of ng_ready, shared with plan.c: make and place blocks; change to another rank; request all memory. */
 ng_status ng_setup_place(ng_precond *p);
-ng_status ng_setup_turn(ng_precond *p, int32_t rank);
+ng_status ng_setup_switch_rank(ng_precond *p, int32_t rank);
 ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan);
 
 ng_status ng_blocks_make(ng_precond *p);
-ng_status ng_blocks_settle(ng_precond *p); /* after placement: set which ranks hold each block */
+ng_status
+ng_blocks_set_holders(ng_precond *p); /* after placement: set which ranks hold each block */
 
 /* ---- sharded layers ------------------------------------------------------------------------------*/
 

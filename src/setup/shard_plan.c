@@ -7,7 +7,7 @@
  * one row or column; the wider shards come first. */
 #include "setup/setup.h"
 
-static int64_t begins(int64_t n, int32_t members, int32_t i) {
+static int64_t shard_begin(int64_t n, int32_t members, int32_t i) {
   return n / members * i + ng_min64(i, n % members);
 }
 
@@ -21,7 +21,7 @@ static void set_part(ng_entry *e, int64_t width) {
 }
 
 /* Set the ranks and positions that ranks exchange in ng_ready (ng_shards_exchange). */
-static ng_status meet(ng_precond *p, int32_t members) {
+static ng_status set_ranks(ng_precond *p, int32_t members) {
   ng_shards *s = &p->step->shards;
   const int32_t W = p->ctx->ranks, first = p->ctx->rank / members * members;
   s->members = members;
@@ -39,11 +39,11 @@ static ng_status meet(ng_precond *p, int32_t members) {
   return NG_OK;
 }
 
-static ng_status cut(ng_precond *p, ng_entry *e, double *width) {
+static ng_status cut_widths(ng_precond *p, ng_entry *e, double *width) {
   const int32_t M = e->plan_members, member = p->ctx->rank % M;
   const int64_t n = e->plan_axis == 0 ? e->d.out : e->d.in;
   for (int32_t i = 0; i < M; i++) {
-    width[i] = (double)(begins(n, M, i + 1) - begins(n, M, i));
+    width[i] = (double)(shard_begin(n, M, i + 1) - shard_begin(n, M, i));
   }
   e->d.shard_axis = e->plan_axis;
   const ng_status st = ng_shard_make(p, e, width, M, member);
@@ -63,11 +63,11 @@ ng_status ng_shards_plan(ng_precond *p) {
                    "expected a multiple",
                    p->ctx->ranks, M);
   }
-  ng_status st = meet(p, M);
+  ng_status st = set_ranks(p, M);
   double *width = ng_object(p, (size_t)M * sizeof *width);
   if (width == NULL) st = NG_ERR_NOMEM;
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
-    if (p->entry[i]->plan_members > 0) st = cut(p, p->entry[i], width);
+    if (p->entry[i]->plan_members > 0) st = cut_widths(p, p->entry[i], width);
   }
   ng_object_free(p, width);
   return st;
@@ -104,7 +104,7 @@ void ng_shards_count(const ng_precond *p, ng_rank_plan *out) {
     if (s == NULL || e->block == NULL || s->members == 1) continue;
     const ng_layer *d = &s->whole.d;
     const bool outputs = e->d.shard_axis == 0;
-    const int64_t size = (int64_t)sizeof(float), n = s->at[s->members];
+    const int64_t size = (int64_t)sizeof(float), n = s->first_element[s->members];
     if (s->gathers) {
       out->shards_bytes += n * (outputs ? d->in + d->bias : d->out) * size;
       out->shards_messages++;

@@ -5,7 +5,7 @@
  * GPT-NeoX's preconditioner of gpauloski/kfac-pytorch. */
 #include "setup/setup.h"
 
-static int32_t count_cut(const ng_precond *p) {
+static int32_t count_sharded(const ng_precond *p) {
   int32_t n = 0;
   for (int32_t i = 0; i < p->entries; i++) {
     n += p->entry[i]->d.shard_axis != -1;
@@ -17,7 +17,7 @@ static int32_t count_cut(const ng_precond *p) {
 static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
   double x[NG_CODES + NG_SAME_PIECES];
   ng_codes_write(x, local);
-  ng_hash_split(x + NG_CODES, (uint64_t)count_cut(p));
+  ng_hash_split(x + NG_CODES, (uint64_t)count_sharded(p));
   const ng_status st = ng_exchange_sum_over(p, c, x, NG_CODES + NG_SAME_PIECES, "ng_ready");
   if (st != NG_OK) return st;
   const ng_status worst = ng_exchange_verdict(p, x, local, who);
@@ -31,7 +31,7 @@ static ng_status make_shards(ng_precond *p, double *x) {
   ng_shards *s = &p->step->shards;
   ng_comm *c = p->ctx->model;
   const int32_t M = c->size;
-  const int64_t numbers = ((int64_t)count_cut(p) + 1) * M;
+  const int64_t numbers = ((int64_t)count_sharded(p) + 1) * M;
   double *width = x + M;
   memset(x, 0, (size_t)numbers * sizeof *x);
   x[c->rank] = p->ctx->rank;
@@ -55,7 +55,7 @@ static ng_status make_shards(ng_precond *p, double *x) {
   return st;
 }
 
-static ng_status from_rank0(ng_precond *p, void *x, int64_t n, ng_dtype t) {
+static ng_status broadcast_from_0(ng_precond *p, void *x, int64_t n, ng_dtype t) {
   const ng_group world = ng_group_world(p->ctx->comm);
   return ng_comm_broadcast(p->ctx->comm, &world, x, n, t, 0) == NG_OK
              ? NG_OK
@@ -67,12 +67,13 @@ static ng_status name_holders(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   const int32_t M = s->members;
   memcpy(s->holder, s->rank, (size_t)M * sizeof *s->holder);
-  ng_status st = from_rank0(p, s->holder, M, NG_I32);
+  ng_status st = broadcast_from_0(p, s->holder, M, NG_I32);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_layer_shard *shard = p->entry[i]->shard;
     if (shard == NULL) continue;
-    memcpy(shard->saved, shard->at, ((size_t)M + 1) * sizeof *shard->saved);
-    st = from_rank0(p, shard->saved, M + 1, NG_I64);
+    memcpy(shard->saved_first_element, shard->first_element,
+           ((size_t)M + 1) * sizeof *shard->saved_first_element);
+    st = broadcast_from_0(p, shard->saved_first_element, M + 1, NG_I64);
   }
   return st;
 }
@@ -95,14 +96,14 @@ ng_status ng_shards_exchange(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
   const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
-  double *x = ng_object(p, (size_t)ng_max64(((int64_t)count_cut(p) + 1) * M, W) * sizeof *x);
+  double *x = ng_object(p, (size_t)ng_max64(((int64_t)count_sharded(p) + 1) * M, W) * sizeof *x);
   s->rank = ng_object(p, (size_t)M * sizeof *s->rank);
   s->member = ng_object(p, (size_t)W * sizeof *s->member);
   s->holder = ng_object(p, (size_t)M * sizeof *s->holder);
   s->members = M;
   ng_status st = compare(p, p->ctx->model, ng_objects_status(p), "ranks of the model group");
   if (st == NG_OK) st = make_shards(p, x);
-  if (!p->broken) st = compare(p, p->ctx->comm, st, "ranks");
+  if (!p->is_broken) st = compare(p, p->ctx->comm, st, "ranks");
   if (st == NG_OK) st = number_members(p, x);
   if (st == NG_OK) st = name_holders(p);
   ng_object_free(p, x);
@@ -112,7 +113,7 @@ ng_status ng_shards_exchange(ng_precond *p) {
 /* Return whether `rank` computes PD of the block; call after placement. */
 static bool computes_pd(const ng_block *b, int32_t rank) {
   if (b->solves) return rank % b->p->grid.n == b->column;
-  return b->keeps_everywhere || rank == b->owner;
+  return b->averages_everywhere || rank == b->owner;
 }
 
 static ng_status unsupported(ng_precond *p, const char *why) {
@@ -127,7 +128,7 @@ ng_status ng_shards_set_primary(ng_precond *p) {
     if (b == NULL || shard == NULL) continue;
     s->blocks++;
     ng_shard_copy_flags(p->entry[i]);
-    shard->primary = s->member[b->owner] == shard->member;
+    shard->is_primary = s->member[b->owner] == shard->member;
     for (int32_t k = 0; k < shard->members; k++) {
       shard->gathers = shard->gathers || computes_pd(b, s->rank[k]);
     }

@@ -36,7 +36,7 @@ typedef struct factors {
  * statistics have other owners, this rank gathers their arrays. */
 static int32_t file_owner(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
 static bool is_gathered(const ng_block *b, const ng_field *f) {
-  return b->apart && f->owner != file_owner(b);
+  return b->owners_differ && f->owner != file_owner(b);
 }
 
 /* ---- names -----------------------------------------------------------------------------------*/
@@ -127,7 +127,7 @@ static void prepare(factors *x, ng_precond *p, const char *call, const char *fol
       }
     }
     most = ng_max64(most, n);
-    if (b->apart) gathered = ng_max64(gathered, guest);
+    if (b->owners_differ) gathered = ng_max64(gathered, guest);
   }
   x->path_room = (int64_t)strlen(folder) + 1 + (int64_t)sizeof(file_name);
   x->path = ng_work_take(w, x->path_room);
@@ -279,7 +279,7 @@ static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
  * its statistics. */
 static bool check_file(factors *x, const ng_block *b, double *found) {
   ng_work *w = &x->w;
-  const ngio_tensors *file = x->file[b->number];
+  const ngio_tensors *file = x->file[b->index];
   const char *layer = ngio_tensors_text(file, LAYER), *crc = ngio_tensors_text(file, CRC);
   int32_t known = 0;
   uint32_t sum = 0;
@@ -328,10 +328,10 @@ static void read_files(factors *x) {
 static ng_status take_average(factors *x, ng_block *b, const ng_field *f) {
   const bool mine = file_owner(b) == b->ctx->rank;
   if (mine) {
-    const ngio_tensor *t = ngio_tensors_find(x->file[b->number], f->name);
+    const ngio_tensor *t = ngio_tensors_find(x->file[b->index], f->name);
     ng_field_import(f, t->data, x->w.memory);
   }
-  if (b->keeps_everywhere || is_gathered(b, f)) {
+  if (b->averages_everywhere || is_gathered(b, f)) {
     const ng_status st = ng_work_broadcast(&x->w, x->w.memory, ng_field_bytes(f), file_owner(b));
     if (st != NG_OK) return st;
   }
@@ -354,10 +354,10 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
     if (s->shift != NULL) memset(s->shift, 0, (size_t)s->groups * sizeof *s->shift);
     s->started = true;
     for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-      if (ng_stat_uses(s, ng_observed_bit(kind))) b->seen[kind] = true;
+      if (ng_stat_uses(s, ng_observed_bit(kind))) b->was_observed[kind] = true;
     }
   }
-  if (b->solves) b->solved = false;
+  if (b->solves) b->was_solved = false;
   return st;
 }
 

@@ -7,7 +7,7 @@
 #include "state/state.h"
 
 int64_t ng_field_count(const ng_field *f) {
-  return f->sym ? ng_sym_count(f->rows) : f->rows * f->cols;
+  return f->is_symmetric ? ng_sym_count(f->rows) : f->rows * f->cols;
 }
 
 int64_t ng_field_bytes(const ng_field *f) { return ng_field_count(f) * ng_dtype_size(f->dtype); }
@@ -99,7 +99,7 @@ static void move(walker *w, int64_t at, int64_t step, int64_t n) {
 static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
   const ng_field *f = w->f;
   const int64_t half = (f->rows + 1) / 2;
-  while (f->sym && n > 0) {
+  while (f->is_symmetric && n > 0) {
     const int64_t edge = j > i ? f->rows : j < half && half <= i ? half : i + 1;
     const int64_t m = step == 1 ? ng_min64(n, edge - j) : ng_min64(n, (edge - j - 1) / step + 1);
     const int64_t at = ng_sym_at(f->rows, i, j);
@@ -117,7 +117,7 @@ static bool straight(const ng_field *f) { return f->row_offsets <= 1 && f->col_o
  * channel. */
 static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
   if (straight(f)) {
-    if (f->sym) {
+    if (f->is_symmetric) {
       moves[ng_dtype_size(f->dtype)].all(dst, src, f->rows, out);
     } else {
       memcpy(dst, src, (size_t)ng_field_bytes(f));
@@ -129,7 +129,7 @@ static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
   const int64_t woven = offsets > 1 ? offsets * f->col_channels : 0;
   for (int64_t r = 0; r < f->rows; r++) {
     const int64_t i = place(r, f->row_offsets, f->row_channels);
-    const int64_t cols = f->sym ? r + 1 : f->cols;
+    const int64_t cols = f->is_symmetric ? r + 1 : f->cols;
     int64_t c = 0;
     for (int64_t channel = 0; c < ng_min64(woven, cols); channel++, c += offsets)
       move_run(&w, i, channel, f->col_channels, ng_min64(offsets, cols - c));
@@ -147,7 +147,7 @@ void ng_field_import(const ng_field *f, const void *published, void *memory) {
 }
 
 void *ng_field_published(const ng_field *f, void *room) {
-  if (straight(f) && !f->sym) return f->data;
+  if (straight(f) && !f->is_symmetric) return f->data;
   ng_field_export(f, f->data, room);
   return room;
 }

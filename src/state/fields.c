@@ -20,17 +20,17 @@ static ng_status one_field(void *arg, ng_field *f) {
  * inputs is whole on all ranks. */
 static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
   const ng_layer_shard *s = slot->entry->shard;
-  const bool inputs = slot->entry->d.shard_axis == 1, bias = slot->which == NG_BIAS;
+  const bool inputs = slot->entry->d.shard_axis == 1, bias = slot->param == NG_BIAS;
   if (s == NULL || s->members == 1 || (inputs && bias)) return;
-  f->rows = s->whole.slot[ng_entry_slot(&s->whole, slot->which)].rows;
-  f->cols = s->whole.slot[ng_entry_slot(&s->whole, slot->which)].cols;
-  f->everywhere = false;
-  f->slice = s->saved;
+  f->rows = s->whole.slot[ng_entry_slot(&s->whole, slot->param)].rows;
+  f->cols = s->whole.slot[ng_entry_slot(&s->whole, slot->param)].cols;
+  f->is_everywhere = false;
+  f->slice = s->saved_first_element;
   f->slices = s->members;
   f->holder = p->step->shards.holder;
   f->by_rows = !inputs && !bias;
-  f->from = s->at[s->member];
-  f->to = s->at[s->member + 1];
+  f->from = s->first_element[s->member];
+  f->to = s->first_element[s->member + 1];
 }
 
 /* Visit a moment. If each rank updates its own copy of the weights (everywhere), every rank has the moment and rank 0
@@ -38,10 +38,10 @@ static void set_slice(ng_precond *p, const ng_slot *slot, ng_field *f) {
 static ng_status moment(field_walk *w, ng_precond *p, const ng_slot *slot, const char *name,
                         float *data, int32_t owner, bool everywhere) {
   ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
-  f.everywhere = everywhere;
+  f.is_everywhere = everywhere;
   set_slice(p, slot, &f);
-  f.squares = ng_is(name, "second");
-  ng_name_append(f.name, sizeof f.name, slot->which == NG_BIAS ? ".bias" : ".weight");
+  f.is_nonnegative = ng_is(name, "second");
+  ng_name_append(f.name, sizeof f.name, slot->param == NG_BIAS ? ".bias" : ".weight");
   return one_field(w, &f);
 }
 
@@ -55,9 +55,10 @@ static bool below_zero(const float *x, int64_t n) {
 
 /* A run never stores such a number, because every later average or moment would be non-finite. */
 const char *ng_field_fault(const ng_field *f, const void *data, int64_t n) {
-  return !ng_all_finite(data, f->dtype, n)   ? "holds a number that is not finite"
-         : f->squares && below_zero(data, n) ? "holds a number below 0, expected means of squares"
-                                             : NULL;
+  return !ng_all_finite(data, f->dtype, n) ? "holds a number that is not finite"
+         : f->is_nonnegative && below_zero(data, n)
+             ? "holds a number below 0, expected means of squares"
+             : NULL;
 }
 
 int32_t ng_state_keys(const ng_precond *p) { return p->blocks + p->entries; }
@@ -107,7 +108,7 @@ static ng_status one_number(void *arg, ng_number *n) {
  * versions. */
 void ng_state_get(ng_precond *p, int32_t k, ngio_out *to) {
   if (k >= p->blocks) {
-    const double missed = p->ctx->rank == 0 ? (double)p->entry[k - p->blocks]->missed : 0.0;
+    const double missed = p->ctx->rank == 0 ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
     ngio_out_bytes(to, &missed, sizeof missed);
     return;
   }

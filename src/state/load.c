@@ -138,7 +138,7 @@ static ng_rect box_of(const loading *x, const ng_field *f) {
 
 static int64_t box_bytes(const ng_field *f, const ng_rect *box) {
   const int64_t n = ng_rect_count(box);
-  return n == 0 ? 0 : f->sym ? ng_field_bytes(f) : n * ng_dtype_size(f->dtype);
+  return n == 0 ? 0 : f->is_symmetric ? ng_field_bytes(f) : n * ng_dtype_size(f->dtype);
 }
 
 static ng_rect intersect(ng_rect a, ng_rect b) {
@@ -283,7 +283,7 @@ static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
   ng_work *w = &x->w;
   const ng_field *f = &w->item[q->item].f;
   const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f);
-  const bool straight = f->sym || memcmp(&box, &there, sizeof there) == 0;
+  const bool straight = f->is_symmetric || memcmp(&box, &there, sizeof there) == 0;
   uint32_t crc = 0;
   for (int64_t done = 0, n; done < q->t->bytes; done += n) {
     n = ng_min64(CHUNK, q->t->bytes - done);
@@ -425,7 +425,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
   /* fresh = false: workers use the saved results unchanged, even if the present options differ */
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->is_worker && b->solves) b->family->shared(b, false);
+    if (b->is_worker && b->solves) b->family->read_results(b, false);
   }
   ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld",
          from->stream ? w->label : from->path, (long long)p->steps);

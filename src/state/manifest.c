@@ -40,7 +40,7 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
   const words w = {text, size};
   text[0] = 0;
-  if (e->tensor) {
+  if (e->is_tensor) {
     append(&w, "tensor of ", e->slot[0].cols);
   } else if (d->kind == NG_NORM) {
     static const char *const kind[] = {"", "batch", "layer", "group"};
@@ -223,10 +223,10 @@ static bool check_options(ng_work *w, const ng_options *o) {
   const ng_family *asked = NULL;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    if (b->options == NULL && b->family == asked) continue;
+    if (b->line == NULL && b->family == asked) continue;
     ng_options own = *o;
-    if (b->options == NULL) asked = b->family;
-    if (b->options != NULL) st = ng_options_override(&own, b->options, why, sizeof why);
+    if (b->line == NULL) asked = b->family;
+    if (b->line != NULL) st = ng_options_override(&own, b->line, why, sizeof why);
     if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
     if (st != NG_OK) {
       return ng_work_refuse(w, NG_ERR_FILE, "options of the state, layer '%s': %s", b->name, why);
@@ -341,7 +341,8 @@ const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t
         q.crc == NULL || !ngio_is_flag(ngio_get(x, "finite"))) {
       return NULL;
     }
-    if (q.whole ? pieces->count != 1 : f->sym || q.from != at || q.to <= q.from || q.to > all) {
+    if (q.whole ? pieces->count != 1
+                : f->is_symmetric || q.from != at || q.to <= q.from || q.to > all) {
       return NULL;
     }
     ordered = ordered && its > part;
@@ -435,15 +436,15 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     b->base = p->base;
-    if (b->options != NULL) { /* cannot fail: read_options has tried the same on a copy */
+    if (b->line != NULL) { /* cannot fail: read_options has tried the same on a copy */
       ng_options own = p->opt;
-      (void)ng_options_override(&own, b->options, NULL, 0);
+      (void)ng_options_override(&own, b->line, NULL, 0);
       ng_settings_of(&own, &b->base);
     }
     values = ng_state_put(b, values);
   }
   for (int32_t i = 0; i < p->entries; i++)
-    p->entry[i]->missed = (int64_t)values[i];
+    p->entry[i]->missed_updates = (int64_t)values[i];
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;

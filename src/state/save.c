@@ -95,14 +95,14 @@ static void assign_writers(saving *x) {
   memset(load, 0, (size_t)x->parts * sizeof *load);
   for (int32_t i = 0; i < w->fields; i++) {
     const ng_field *f = &w->item[i].f;
-    for (int32_t r = 0; r < x->parts && !f->everywhere; r++) {
+    for (int32_t r = 0; r < x->parts && !f->is_everywhere; r++) {
       if (piece_of(x, f, r, &q)) load[r] += ng_tensor_of(NULL, f, &q).bytes;
     }
   }
   for (int32_t i = 0; i < w->fields; i++) {
     ng_field *f = &w->item[i].f;
     int32_t least = 0;
-    if (!f->everywhere) continue;
+    if (!f->is_everywhere) continue;
     for (int32_t r = 1; r < x->parts; r++)
       least = load[r] < load[least] ? r : least;
     f->owner = least;

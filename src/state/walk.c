@@ -4,7 +4,7 @@
  * order of files (wide dtypes first) and are equal on every rank. The calls are local: a rank reads the arrays that it
  * holds.
  *
- * Fields can be visited only block by block. So ng_precond.shown stores the position of the last search, and a program
+ * Fields can be visited only block by block. So ng_precond.last_search stores the position of the last search, and a program
  * reads all arrays in order in linear time. */
 #include "state/work.h"
 
@@ -43,16 +43,16 @@ static ng_status seek_one(void *arg, const char *key, ng_field *f) {
 
 /* Find field i. Continue from the position of the last search if it is not after field i. */
 static bool find(ng_precond *p, int32_t i, seek *s) {
-  ng_shown *at = &p->shown;
+  ng_field_search *at = &p->last_search;
   memset(s, 0, sizeof *s);
-  if (at->width == 0 || i < at->before) *at = (ng_shown){.width = NG_WIDEST};
+  if (at->width == 0 || i < at->fields_before) *at = (ng_field_search){.width = NG_WIDEST};
   for (; at->width > 0; at->width /= 2, at->key = 0) {
     s->width = at->width;
     for (; at->key < ng_state_keys(p); at->key++) {
-      s->left = i - at->before;
+      s->left = i - at->fields_before;
       (void)ng_state_key_fields(p, at->key, seek_one, s);
       if (s->found) return true;
-      at->before = i - s->left;
+      at->fields_before = i - s->left;
     }
   }
   return false;

@@ -41,9 +41,9 @@ ngio_alloc ng_work_payload(ng_work *w) {
 /* ---- tensors ---------------------------------------------------------------------------------*/
 
 ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q) {
-  ngio_tensor t = {.name = name, .dtype = (ngio_dtype)f->dtype, .ndim = f->sym ? 1 : 2};
-  t.shape[0] = f->sym ? ng_field_count(f) : f->rows;
-  t.shape[1] = f->sym ? 0 : f->cols;
+  ngio_tensor t = {.name = name, .dtype = (ngio_dtype)f->dtype, .ndim = f->is_symmetric ? 1 : 2};
+  t.shape[0] = f->is_symmetric ? ng_field_count(f) : f->rows;
+  t.shape[1] = f->is_symmetric ? 0 : f->cols;
   if (q != NULL && !q->whole) t.shape[q->by_rows ? 0 : 1] = q->to - q->from;
   t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
   return t;

@@ -82,7 +82,7 @@ ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHE
 static ng_status check_seen(ng_precond *p, ng_block *b) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output gradient", "gradient"};
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    bool now = b->seen[kind] || b->out;
+    bool now = b->was_observed[kind] || b->is_excluded;
     for (int32_t i = 0; i < b->stats; i++) {
       if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0) now = true;
     }
@@ -94,13 +94,13 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
   return NG_OK;
 }
 
-/* b->seen is permanent and saved, because the layer may be absent in later steps.  Call after the sums are reduced:
- * block_due reads b->seen. */
+/* b->was_observed is permanent and saved, because the layer may be absent in later steps.  Call after the sums are reduced:
+ * block_due reads b->was_observed. */
 void ng_exchange_mark_seen(ng_block *b) {
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
       if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0)
-        b->seen[kind] = true;
+        b->was_observed[kind] = true;
     }
   }
 }
@@ -172,7 +172,7 @@ static ng_status check_stage(ng_precond *p) {
   ng_hash_split(x + SHARED, s->begun ? (uint64_t)s->batch.whole : 0);
   ng_hashes_write(p, x + SAME);
   for (int32_t i = 0; i < p->entries; i++) {
-    out[i] = p->entry[i]->slot[0].out;
+    out[i] = p->entry[i]->slot[0].is_excluded;
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
@@ -200,7 +200,7 @@ static ng_status check_stage(ng_precond *p) {
     b->unobserved_now = 0;
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
       ng_stat_set_totals(&b->stat[k], w, shared);
-      b->unobserved_now += !b->out && ng_statistic_due(p, b, &b->stat[k]) &&
+      b->unobserved_now += !b->is_excluded && ng_statistic_due(p, b, &b->stat[k]) &&
                            !(w[0] > 0.0); /* w[0]: summed over ranks */
     }
   }
@@ -257,8 +257,8 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   memset(sums, 0, 2 * sizeof *sums);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    ng_sums *to = &sums[b->ascends];
-    if (b->owner != p->ctx->rank && !b->partial) continue;
+    ng_sums *to = &sums[b->measures_ascent];
+    if (b->owner != p->ctx->rank && !b->is_partial_sum) continue;
     const double weight = ng_clip_weight(b);
     to->inner += b->inner;
     to->d2 += b->d2;

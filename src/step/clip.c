@@ -39,23 +39,24 @@ void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
   ng_queue *q = p->ctx->queue;
   for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->segments && !p->block[i]->out; k++) {
+    for (int32_t k = 0; k < p->block[i]->segments && !p->block[i]->is_excluded; k++) {
       ng_segment *g = &p->block[i]->segment[k];
       const ng_place *w = &g->slot->weight;
-      if (g->slot->out) continue; /* an excluded weight may be unbound */
+      if (g->slot->is_excluded) continue; /* an excluded weight may be unbound */
       if (!w->rows_adjacent) {
-        g->w2 = gathered_norm2(g->slot);
+        g->weight_norm2 = gathered_norm2(g->slot);
         continue;
       }
-      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride, &g->w2);
+      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride,
+                      &g->weight_norm2);
     }
   }
   ng_queue_wait(q);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->segments && !b->out; k++) {
-      if (b->segment[k].slot->out) continue;
-      const double w2 = *ng_numbers_read(q, &b->segment[k].w2);
+    for (int32_t k = 0; k < b->segments && !b->is_excluded; k++) {
+      if (b->segment[k].slot->is_excluded) continue;
+      const double w2 = *ng_numbers_read(q, &b->segment[k].weight_norm2);
       if (w2 - w2 == 0.0) continue;
       (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite",
                     b->segment[k].slot->entry->d.name);
@@ -74,7 +75,7 @@ double ng_clip_weight(const ng_block *b) {
   const int32_t asked = b->entry != NULL ? 1 : b->segments;
   double lr = 0.0;
   for (int32_t k = 0; k < asked; k++) {
-    if (b->entry == NULL && b->segment[k].slot->out) continue;
+    if (b->entry == NULL && b->segment[k].slot->is_excluded) continue;
     lr = fmax(lr, step->out.group[b->segment[k].slot->update_group].lr);
   }
   return lr / step->lr * (lr / step->lr);
@@ -88,7 +89,7 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
   const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
   const double k = h.d2 > 0.0 ? fmin(p->base.radius / sqrt(h.d2), MOST) : 0.0;
   for (int32_t i = 0; i < p->blocks; i++) {
-    p->block[i]->ascent = p->block[i]->ascends ? k : 0.0;
+    p->block[i]->ascent = p->block[i]->measures_ascent ? k : 0.0;
   }
   return (ng_sums){.inner = h.d2 + k * h.inner,
                    .d2 = h.d2,
@@ -101,8 +102,8 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
 static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
   bool plain = false, ascends = sums[1].d2 > 0.0; /* true also if blocks of another stage ascend */
   for (int32_t i = 0; i < p->blocks; i++) {
-    plain = plain || !p->block[i]->ascends;
-    ascends = ascends || p->block[i]->ascends;
+    plain = plain || !p->block[i]->measures_ascent;
+    ascends = ascends || p->block[i]->measures_ascent;
   }
   if (!ascends) return sums[0];
   const ng_sums up = ascend(p, sums[1]);
@@ -148,7 +149,7 @@ static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2
   const double bound = p->base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;
   if (p->base.clip == NG_CLIP_RATIO) {
-    return g->w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(g->w2 / pd2)) : 1.0;
+    return g->weight_norm2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(g->weight_norm2 / pd2)) : 1.0;
   }
   return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);
 }
@@ -158,13 +159,13 @@ void ng_clip_factors(ng_precond *p) {
   double least = INFINITY;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->out) continue;
+    if (b->is_excluded) continue;
     if (each) ng_emission_norms(b, p->step->norms);
     for (int32_t k = 0; k < b->segments; k++) {
       ng_segment *g = &b->segment[k];
-      if (g->slot->out) continue;
-      g->factor = each ? tensor_factor(p, g, p->step->norms[k]) : p->step->nu;
-      least = fmin(least, g->factor);
+      if (g->slot->is_excluded) continue;
+      g->clip_factor = each ? tensor_factor(p, g, p->step->norms[k]) : p->step->nu;
+      least = fmin(least, g->clip_factor);
     }
   }
   if (each && least < INFINITY) p->step->nu = least;

@@ -8,7 +8,7 @@
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
 
-/* out <- the two numbers that depend on the count of updates (ng_group_numbers.counted).
+/* out <- the two numbers that depend on the count of updates (ng_group_numbers.coefficients).
  *
  * SGD: {take, old} of m <- old m + take g.  In the first update of a parameter, and with momentum 0, m <- g without
  * dampening, as in torch, where the buffer starts as a copy of g.
@@ -37,7 +37,7 @@ void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
       .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
       .nesterov = how->nesterov != 0,
   };
-  count_updates(of, NG_OUT_SGD, updates, of->counted);
+  count_updates(of, NG_OUT_SGD, updates, of->coefficients);
 }
 
 void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
@@ -52,7 +52,7 @@ void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates)
       .keep = (float)(1.0 - how->lr * how->weight_decay),
       .eps = (float)how->eps,
   };
-  count_updates(of, NG_OUT_ADAMW, updates, of->counted);
+  count_updates(of, NG_OUT_ADAMW, updates, of->coefficients);
 }
 
 /* AdamW's first coefficient has lr, too. */
@@ -60,7 +60,7 @@ void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates) {
   of->lr = 1.0;
   of->sgd.lr = 1.0f;
   of->sgd.keep = of->adamw.keep = 0.0f;
-  count_updates(of, kind, updates, of->counted);
+  count_updates(of, kind, updates, of->coefficients);
 }
 
 /* As torch, count updates per parameter: a frozen or absent parameter had fewer updates. */
@@ -68,9 +68,10 @@ void ng_update_count_missed(ng_precond *p) {
   const ng_output *s = &p->step->out;
   for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
     ng_entry *e = p->entry[i];
-    for (int32_t k = 0; k < e->slots && e->missed > 0; k++) {
+    for (int32_t k = 0; k < e->slots && e->missed_updates > 0; k++) {
       ng_slot *slot = &e->slot[k];
-      count_updates(&s->group[slot->update_group], s->kind, p->updates - e->missed, slot->late);
+      count_updates(&s->group[slot->update_group], s->kind, p->updates - e->missed_updates,
+                    slot->late_coefficients);
     }
   }
 }

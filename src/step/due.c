@@ -35,15 +35,15 @@ static bool block_due(const ng_precond *p, const ng_block *b) {
       period = period || stale_due(p, b, &b->stat[i]);
     }
   }
-  if (b->out || (b->entry != NULL && b->entry->frozen_now)) return false;
+  if (b->is_excluded || (b->entry != NULL && b->entry->is_frozen)) return false;
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    if (!b->seen[kind]) return true; /* `seen` is equal on all ranks */
+    if (!b->was_observed[kind]) return true; /* `seen` is equal on all ranks */
   }
   return period;
 }
 
 bool ng_statistic_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
-  if (s->every_step && !b->out) return true;
+  if (s->every_step && !b->is_excluded) return true;
   return block_due(p, b) && (!s->stale.enabled || stale_due(p, b, s));
 }
 
@@ -52,14 +52,14 @@ bool ng_block_statistics_due(const ng_precond *p, const ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     every = every || b->stat[i].every_step;
   }
-  return (every && !b->out) || block_due(p, b);
+  return (every && !b->is_excluded) || block_due(p, b);
 }
 
 /* A block that was never solved is due, because PD needs results. */
 bool ng_block_solve_due(const ng_precond *p, const ng_block *b) {
-  if (!b->solves || b->out) return false;
-  if (b->base.refresh_tolerance > 0.0) return !b->solved || ng_block_statistics_due(p, b);
-  return !b->solved || !b->has_period || p->steps % b->base.solve_period == 0;
+  if (!b->solves || b->is_excluded) return false;
+  if (b->base.refresh_tolerance > 0.0) return !b->was_solved || ng_block_statistics_due(p, b);
+  return !b->was_solved || !b->has_period || p->steps % b->base.solve_period == 0;
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/
@@ -88,7 +88,7 @@ bool ng_due_always(const ng_precond *p) {
 }
 
 bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b) {
-  return (b->sees & NG_OBSERVED_FLATGRAD) != 0 && ng_block_statistics_due(p, b) &&
+  return (b->observed & NG_OBSERVED_FLATGRAD) != 0 && ng_block_statistics_due(p, b) &&
          ng_array_wanted(b, NG_OBSERVED_FLATGRAD);
 }
 
@@ -98,7 +98,7 @@ bool ng_due_gradients(const ng_precond *p) {
 
 static bool is_selecting(const ng_precond *p, const ng_block *b) {
   (void)p;
-  return b->selecting;
+  return b->is_selecting;
 }
 
 /* After `check` all ranks have the same `refused`; without a refusal `selecting` is equal, too. */

@@ -93,7 +93,7 @@ static void check_plain(ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       ng_slot *s = &p->entry[i]->slot[k];
-      if (!is_plain(p, p->entry[i], s) || s->out) continue;
+      if (!is_plain(p, p->entry[i], s) || s->is_excluded) continue;
       l->slot[n] = s;
       l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
     }
@@ -116,7 +116,7 @@ void ng_emission_measure(ng_precond *p) {
   l->measures = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const bool sums = b->family->sums != NULL && b->is_worker && !b->out;
+    const bool sums = b->family->sums != NULL && b->is_worker && !b->is_excluded;
     b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
     all += b->measure_ms;
   }
@@ -135,16 +135,17 @@ void ng_emission_measure(ng_precond *p) {
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
   const ng_segment *last = &b->segment[b->segments - 1];
-  b->delivered = !b->keeps_direction && p->grid.n > 1 && (b->solves || !b->keeps_everywhere);
-  if (!b->delivered) return;
-  ng_plan_direction(plan, b, last->at + last->to - last->from);
-  b->keeps_direction = false; /* the engine stores PD */
+  b->is_delivered =
+      !b->family_stores_direction && p->grid.n > 1 && (b->solves || !b->averages_everywhere);
+  if (!b->is_delivered) return;
+  ng_plan_direction(plan, b, last->offset + last->to - last->from);
+  b->family_stores_direction = false; /* the engine stores PD */
 }
 
 /* Return the address of the first element of range D of a segment in b->direction. */
 static float *stored_at(const ng_block *b, int32_t k, const ng_region *D) {
   const ng_segment *s = &b->segment[k];
-  return b->direction + s->at + D->row * s->slot->cols + D->col - s->from;
+  return b->direction + s->offset + D->row * s->slot->cols + D->col - s->from;
 }
 
 /* Describe `factor` times PD of all groups of segment k: of the family, or as the engine stores PD. Return the number of
@@ -173,7 +174,7 @@ void ng_emission_store(ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!b->delivered || !b->is_worker || b->out) continue;
+    if (!b->is_delivered || !b->is_worker || b->is_excluded) continue;
     for (int32_t k = 0; k < b->segments; k++) {
       const int64_t end = n + list_segment(b, k, 1.0, false, &l->emit[n]);
       for (; n < end; n++) {
@@ -192,12 +193,12 @@ void ng_emission_norms(ng_block *b, double *pd2) {
   ng_emission *l = &b->p->step->emission;
   ng_queue *q = b->ctx->queue;
   int64_t n = 0;
-  if (b->family->norms != NULL && !b->delivered) {
-    b->family->norms(b, pd2);
+  if (b->family->pd_norms != NULL && !b->is_delivered) {
+    b->family->pd_norms(b, pd2);
     return;
   }
   for (int32_t k = 0; k < b->segments; k++) {
-    n += list_segment(b, k, 1.0, b->delivered, &l->emit[n]);
+    n += list_segment(b, k, 1.0, b->is_delivered, &l->emit[n]);
   }
   ng_kernels(q)->norm2(q, l->emit, n, l->parts, l->norm2);
   ng_queue_wait(q);
@@ -226,12 +227,12 @@ static void list_sinks(ng_precond *p, const ng_slot *s, int64_t end) {
         .cols = s->cols,
         .sgd = u->kind == NG_OUT_SGD ? &group->sgd : NULL,
         .adamw = u->kind == NG_OUT_ADAMW ? &group->adamw : NULL,
-        .counted = s->entry->missed > 0 ? s->late : group->counted,
+        .coefficients = s->entry->missed_updates > 0 ? s->late_coefficients : group->coefficients,
     };
   }
 }
 
-static bool is_emitted(const ng_slot *s) { return !s->out && s->here; }
+static bool is_emitted(const ng_slot *s) { return !s->is_excluded && s->updates_here; }
 
 /* List PD of the blocks; unit: with factor 1, as quantify.c measures. */
 void ng_emission_list_blocks(ng_precond *p, bool unit) {
@@ -242,9 +243,9 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
     for (int32_t k = 0; k < b->segments; k++) {
       ng_slot *s = b->segment[k].slot;
       if (!is_emitted(s)) continue;
-      const double factor = unit ? 1.0 : b->segment[k].factor;
+      const double factor = unit ? 1.0 : b->segment[k].clip_factor;
       ng_direction *e = &l->emit[l->emits];
-      const ng_direction *end = e + list_segment(b, k, factor, b->delivered, e);
+      const ng_direction *end = e + list_segment(b, k, factor, b->is_delivered, e);
       for (const ng_direction *x = e; x < end; x++) {
         *e = *x;
         if (p->base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->base.clip_bound;

@@ -11,7 +11,7 @@
 /* Abort all transports: ranks that wait in this stage, the model group or another stage return an error. */
 void ng_exchange_abort(ng_precond *p) {
   ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
-  p->broken = true;
+  p->is_broken = true;
   for (int i = 0; i < 3; i++) {
     if (all[i] != NULL) (void)ng_comm_give_up(all[i]);
   }
@@ -50,7 +50,7 @@ int64_t ng_traces_count(const ng_precond *p) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    if (b->apart && b->is_worker) n += b->stats * b->traces_each;
+    if (b->owners_differ && b->is_worker) n += b->stats * b->traces_per_stat;
   }
   return n;
 }
@@ -59,9 +59,9 @@ static void assign_trace_memory(ng_precond *p) {
   double *to = p->step->exchange.traces;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!b->apart || !b->is_worker) continue;
+    if (!b->owners_differ || !b->is_worker) continue;
     b->traces = to;
-    to += b->stats * b->traces_each;
+    to += b->stats * b->traces_per_stat;
   }
 }
 
@@ -110,7 +110,7 @@ ng_status ng_exchange_traces(ng_precond *p) {
     ng_block *b = p->block[i];
     if (!ng_block_exchanges_traces(p, b)) continue;
     for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].has_average) b->family->put_traces(b, k, b->traces + k * b->traces_each);
+      if (b->stat[k].has_average) b->family->put_traces(b, k, b->traces + k * b->traces_per_stat);
     }
   }
   if (ng_comm_sum(c, &p->grid.column_group, x->traces, x->traces_count, NG_F64) != NG_OK) {
@@ -146,8 +146,8 @@ static ng_status post_slices(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     for (int32_t r = 0; r < p->ctx->ranks && b->slice != NULL && st == NG_OK; r++, request++) {
-      const int64_t n = b->out ? 0 : b->slice[r + 1] - b->slice[r];
-      st = post(p, &world, b->whole + b->slice[r], n, NG_F32, r, request);
+      const int64_t n = b->is_excluded ? 0 : b->slice[r + 1] - b->slice[r];
+      st = post(p, &world, b->whole_direction + b->slice[r], n, NG_F32, r, request);
     }
   }
   return st;

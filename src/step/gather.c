@@ -46,9 +46,9 @@ static ng_status gather_slot(ng_precond *p, const ng_slot *s, int32_t root) {
   ng_status st = NG_OK;
   for (int64_t from = 0, n; from < count && st == NG_OK; from += n) {
     n = ng_min64(PIECE, count - from);
-    if (s->here) move(&s->weight, s->cols, from, n, x, true);
+    if (s->updates_here) move(&s->weight, s->cols, from, n, x, true);
     st = ng_comm_broadcast(p->ctx->comm, &world, x, n, NG_F32, root);
-    if (st == NG_OK && !s->here) move(&s->weight, s->cols, from, n, x, false);
+    if (st == NG_OK && !s->updates_here) move(&s->weight, s->cols, from, n, x, false);
   }
   return st;
 }
@@ -59,11 +59,11 @@ ng_status ng_gather_weights(ng_precond *p) {
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     const ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && st == NG_OK && !e->d.frozen; k++) {
-      if (!e->slot[k].out) st = gather_slot(p, &e->slot[k], ng_update_owner(p, e, i));
+      if (!e->slot[k].is_excluded) st = gather_slot(p, &e->slot[k], ng_update_owner(p, e, i));
     }
   }
   if (st == NG_OK) return NG_OK;
-  p->broken = true;
+  p->is_broken = true;
   return ng_fail(
       p->ctx, NG_ERR_COMM,
       "the transport failed in weights; every rank gets this, at the latest in its next step");

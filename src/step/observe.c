@@ -76,7 +76,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
   const int32_t leading = s->ndim - 1;
   const bool first = d->order == NG_SAMPLES_FIRST;
   if (s->ndim < 1 || s->shape[leading] != cols) return misfit_rows(p, d, s, grad);
-  ng_view *v = &o->v;
+  ng_view *v = &o->view;
   v->columns = cols;
   v->column_stride = s->stride[leading];
   v->samples = B;
@@ -135,28 +135,28 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
                    (long long)C);
     return misfit(p, d, s, grad, expected);
   }
-  ng_view *v = &o->v;
+  ng_view *v = &o->view;
   v->samples = B;
   v->columns = C;
   v->sample_stride = s->stride[0];
   v->column_stride = s->stride[1];
   set_positions(v, 2, s->shape + 2, s->stride + 2);
   for (int i = 0; i < 2; i++) {
-    o->size[i] = o->out[i] = s->shape[2 + i];
+    o->in_size[i] = o->out_size[i] = s->shape[2 + i];
     if (grad) continue;
-    if (o->size[i] > INT32_MAX || !ng_conv_output(d, i, o->size[i], &o->out[i])) {
+    if (o->in_size[i] > INT32_MAX || !ng_conv_output(d, i, o->in_size[i], &o->out_size[i])) {
       return misfit(p, d, s, grad,
                     "an image that is at least as large, with its padding, as the kernel");
     }
   }
-  if (grad && !size_known(p, e, o->out)) {
+  if (grad && !size_known(p, e, o->out_size)) {
     (void)snprintf(expected, sizeof expected,
                    "[%lld, %lld, %lld, %lld], the output size of its input", (long long)B,
                    (long long)C, (long long)e->sizes[0][0], (long long)e->sizes[0][1]);
     return misfit(p, d, s, grad, expected);
   }
-  if (!grad) remember_size(p, e, o->out);
-  o->positions = o->out[0] * o->out[1];
+  if (!grad) remember_size(p, e, o->out_size);
+  o->positions = o->out_size[0] * o->out_size[1];
   return NG_OK;
 }
 
@@ -165,7 +165,7 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
                                ng_obs *o) {
   const ng_layer *d = &e->d;
   const int64_t B = p->step->batch.samples;
-  ng_view *v = &o->v;
+  ng_view *v = &o->view;
   if (s->ndim < 2 || s->shape[0] != B || s->shape[1] != d->in) {
     char expected[96];
     (void)snprintf(expected, sizeof expected, "[%lld, %lld, ...]", (long long)B, (long long)d->in);
@@ -200,10 +200,10 @@ static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool g
 
 /* Return an error if a statistic that reads this kind of array is complete or posted: its sums may already be sent. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
-  const char *what = o->what == NG_OBSERVED_OUTGRAD ? "output gradient" : "input";
+  const char *what = o->kind == NG_OBSERVED_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
-    if ((s->observed & o->what) == 0 || (!s->last_observed && !s->posted)) continue;
+    if ((s->observed & o->kind) == 0 || (!s->last_observed && !s->posted)) continue;
     return ng_fail(b->ctx, NG_ERR_STATE, "layer '%s': its %s was observed %s", b->name, what,
                    s->last_observed
                        ? "a second time in the micro-batch that ng_batch.last calls the last one"
@@ -225,8 +225,8 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   }
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    s->is_due = (s->observed & o->what) != 0 && (!every || ng_statistic_due(b->p, b, s));
-    if (s->is_due) ng_stat_prepare(s, o->samples, o->first, o->whole);
+    s->is_due = (s->observed & o->kind) != 0 && (!every || ng_statistic_due(b->p, b, s));
+    if (s->is_due) ng_stat_prepare(s, o->samples, o->first_sample, o->batch_samples);
     none = none || (s->is_due && s->samples == 0);
   }
   /* With ng_batch.whole this rank may have none of the samples that stat_batch takes. */
@@ -238,7 +238,7 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
     if (s->is_due && !none) ng_stat_count_samples(s);
   }
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
-    if (o->what == ng_observed_bit(kind)) b->observations[kind]++;
+    if (o->kind == ng_observed_bit(kind)) b->observation_count[kind]++;
   }
   return NG_OK;
 }
@@ -246,8 +246,8 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
 /* Grow the scratch for an image larger than all before.  Without memory the observation fails and no sum changes. */
 static ng_status grow_scratch(ng_block *b, const ng_obs *o) {
   const ng_status st = check_open(b, o); /* before memory is allocated */
-  if (st != NG_OK || b->family->room == NULL) return st;
-  return ng_scratch_grow(b->p, b->family->room(b, o), b->name);
+  if (st != NG_OK || b->family->observe_scratch == NULL) return st;
+  return ng_scratch_grow(b->p, b->family->observe_scratch(b, o), b->name);
 }
 
 /* Mark the statistics that read `what` as complete, but not of blocks of several layers, which get many arrays. */
@@ -275,9 +275,9 @@ static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool 
     if (!(most - most == 0.0)) st = NG_SKIPPED;
   }
   st = ng_shard_gather_observation(p, e, grad, s, st, whole);
-  if (st != NG_OK || !e->shard->primary || o->samples == 0) return st;
+  if (st != NG_OK || !e->shard->is_primary || o->samples == 0) return st;
   st = view_rows(p, &e->shard->whole, whole, grad, o);
-  o->v.data = whole->data;
+  o->view.data = whole->data;
   return st;
 }
 
@@ -286,8 +286,8 @@ static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool
   ng_block *b = e->block;
   if (o->samples == 0) return add_observation(b, o);
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* tokens stand for one-hot vectors */
-  o->most = tokens ? 1.0 : b->scans ? 0.0 : largest_of(p, s);
-  const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->most - o->most == 0.0;
+  o->largest = tokens ? 1.0 : b->scans ? 0.0 : largest_of(p, s);
+  const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->largest - o->largest == 0.0;
   const ng_status st = finite ? grow_scratch(b, o) : NG_SKIPPED;
   return st == NG_OK ? add_observation(b, o) : st;
 }
@@ -301,29 +301,29 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
   const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, columns_of(&e->d, grad)}};
   ng_obs o; /* set field by field: most of the struct is unused lists */
-  o.what = grad ? NG_OBSERVED_OUTGRAD : NG_OBSERVED_INPUT;
+  o.kind = grad ? NG_OBSERVED_OUTGRAD : NG_OBSERVED_INPUT;
   o.samples = step->batch.samples;
   o.loss_scale = step->batch.loss_scale;
   o.reduction = step->batch.reduction;
-  o.v.data = s == NULL ? NULL : s->data;
-  o.v.dtype = s == NULL ? NG_F32 : s->dtype;
+  o.view.data = s == NULL ? NULL : s->data;
+  o.view.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
   ng_status st = s == NULL ? wrong : view_of(p, e, s, grad, &o);
   if (none) s = &nothing;
   ng_block *b = e->block;
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
-  o.whole = local ? 0 : step->batch.whole;
-  o.first = local ? 0 : step->batch.first;
-  const bool wanted = b != NULL && ng_block_statistics_due(p, b) && ng_array_wanted(b, o.what);
+  o.batch_samples = local ? 0 : step->batch.whole;
+  o.first_sample = local ? 0 : step->batch.first;
+  const bool wanted = b != NULL && ng_block_statistics_due(p, b) && ng_array_wanted(b, o.kind);
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
   ng_strided whole;
   if (part) st = whole_of(p, e, s, grad, st, &o, &whole);
   if (st < NG_OK || !wanted) return st;
-  if (st == NG_OK && (!part || e->shard->primary))
+  if (st == NG_OK && (!part || e->shard->is_primary))
     st = add_array(p, e, part ? &whole : s, grad, &o);
-  b->observing_ms += ng_now_ms() - t0;
-  if (step->last && st >= NG_OK) mark_observed(b, o.what);
+  b->step_observe_ms += ng_now_ms() - t0;
+  if (step->last && st >= NG_OK) mark_observed(b, o.kind);
   /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
@@ -353,7 +353,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 static bool grads_finite(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
-    for (int64_t r = 0; r < s->rows && !s->out; r++) {
+    for (int64_t r = 0; r < s->rows && !s->is_excluded; r++) {
       if (!ng_place_finite(&s->grad, r, 0, s->cols)) return false;
     }
   }
@@ -365,7 +365,7 @@ static bool grads_finite(const ng_block *b) {
 ng_status ng_gradients_observe(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const ng_obs o = {.what = NG_OBSERVED_FLATGRAD,
+    const ng_obs o = {.kind = NG_OBSERVED_FLATGRAD,
                       .samples = 1,
                       .positions = 1,
                       .loss_scale = 1.0,
@@ -374,7 +374,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
     const double t0 = ng_now_ms();
     const bool scans = b->scans && b->slice == NULL; /* a rank scans only its own slice */
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
-    b->observing_ms += ng_now_ms() - t0;
+    b->step_observe_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
     if (st < NG_OK) p->step->trouble = ng_worse_status(p->step->trouble, st);
   }
@@ -387,14 +387,14 @@ void ng_gradients_forget(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     bool looked = false;
-    b->selecting = false;
+    b->is_selecting = false;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].observed != NG_OBSERVED_FLATGRAD) continue;
       looked = looked || b->stat[k].w > 0.0;
       ng_stat_discard(&b->stat[k]);
     }
     for (int kind = 0; kind < NG_OBSERVED_KINDS && looked; kind++) {
-      if (ng_observed_bit(kind) == NG_OBSERVED_FLATGRAD) b->observations[kind]--;
+      if (ng_observed_bit(kind) == NG_OBSERVED_FLATGRAD) b->observation_count[kind]--;
     }
   }
   p->step->refused = p->step->refused_before;
@@ -409,8 +409,8 @@ void ng_step_reset(ng_precond *p) {
     for (int32_t k = 0; k < b->stats; k++) {
       ng_stat_discard(&b->stat[k]);
     }
-    b->observing_ms = 0.0;
-    b->selecting = false;
+    b->step_observe_ms = 0.0;
+    b->is_selecting = false;
   }
   p->step->refused = false;
   p->step->begun = p->step->last = false;

@@ -59,12 +59,12 @@ static void pack(const ng_strided *s, char *to) {
 /* to <- rows of the whole array. parts: shard after shard, each with `rows` rows; size: bytes of an element. */
 static void weave(const ng_layer_shard *s, const char *parts, int64_t rows, int64_t size,
                   char *to) {
-  const int64_t total = s->at[s->members];
+  const int64_t total = s->first_element[s->members];
   for (int32_t i = 0; i < s->members; i++) {
-    const int64_t width = (s->at[i + 1] - s->at[i]) * size;
-    const char *from = parts + rows * s->at[i] * size;
+    const int64_t width = (s->first_element[i + 1] - s->first_element[i]) * size;
+    const char *from = parts + rows * s->first_element[i] * size;
     for (int64_t r = 0; r < rows; r++) {
-      memcpy(to + (r * total + s->at[i]) * size, from + r * width, (size_t)width);
+      memcpy(to + (r * total + s->first_element[i]) * size, from + r * width, (size_t)width);
     }
   }
 }
@@ -104,9 +104,9 @@ static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const 
                                     int64_t rows) {
   const ng_group all = ng_group_world(p->ctx->model);
   char *room = p->step->shards.room;
-  pack(s, room + rows * shard->at[shard->member] * ng_dtype_size(s->dtype));
+  pack(s, room + rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype));
   for (int32_t i = 0; i < shard->members; i++) {
-    shard->counts[i] = rows * (shard->at[i + 1] - shard->at[i]);
+    shard->counts[i] = rows * (shard->first_element[i + 1] - shard->first_element[i]);
   }
   if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, s->dtype) == NG_OK) return NG_OK;
   return ng_exchange_failed(p, "observe");
@@ -120,21 +120,21 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
     if (s != NULL) *whole = *s;
     return st;
   }
-  const int64_t total = shard->at[shard->members], rows = s == NULL ? 0 : rows_of(s);
+  const int64_t total = shard->first_element[shard->members], rows = s == NULL ? 0 : rows_of(s);
   const int64_t size = s == NULL ? 0 : ng_dtype_size(s->dtype);
   const int64_t bytes = ng_times(ng_times(rows, total), size);
   const int64_t apart = ng_plus(bytes, NG_ALIGN) / NG_ALIGN * NG_ALIGN;
-  if (st == NG_OK && !take_room(p, shard->primary ? ng_plus(apart, bytes) : bytes)) {
+  if (st == NG_OK && !take_room(p, shard->is_primary ? ng_plus(apart, bytes) : bytes)) {
     st = NG_ERR_NOMEM;
   }
-  uint64_t call = ng_hash_number(ng_hash_number(0, e->block->number), grad);
+  uint64_t call = ng_hash_number(ng_hash_number(0, e->block->index), grad);
   call = ng_hash_number(ng_hash_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
   const ng_traffic before = ng_exchange_traffic(p);
   st = agree(p, e, st, call);
   if (st == NG_OK && rows > 0) st = gather_observation(p, shard, s, rows);
   ng_exchange_count_early(p, NG_AT_SHARE, before);
   if (st != NG_OK) return st;
-  if (!shard->primary) return NG_OK;
+  if (!shard->is_primary) return NG_OK;
   char *room = p->step->shards.room;
   if (rows > 0) weave(shard, room, rows, size, room + apart);
   *whole = *s;
@@ -164,27 +164,27 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
   const int64_t each =
       outputs ? d->in + d->bias : d->out; /* elements of one output, or of one input */
   float *room = (float *)(void *)p->arena[NG_USE_SCRATCH];
-  float *mine = room + shard->at[shard->member] * each;
-  float *bias = shard->grad + d->out * d->in;
+  float *mine = room + shard->first_element[shard->member] * each;
+  float *bias = shard->whole_grad + d->out * d->in;
   read_rows(&e->slot[NG_WEIGHT], mine);
   if (d->bias != 0) {
     read_rows(&e->slot[NG_BIAS], outputs ? mine + e->d.out * d->in : bias);
   }
   for (int32_t i = 0; i < shard->members; i++) {
-    shard->counts[i] = (shard->at[i + 1] - shard->at[i]) * each;
+    shard->counts[i] = (shard->first_element[i + 1] - shard->first_element[i]) * each;
   }
   const ng_group all = ng_group_world(p->ctx->model);
   if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, NG_F32) != NG_OK) {
     return ng_exchange_failed(p, "shards of gradients");
   }
   if (!outputs) {
-    weave(shard, (const char *)room, d->out, (int64_t)sizeof(float), (char *)shard->grad);
+    weave(shard, (const char *)room, d->out, (int64_t)sizeof(float), (char *)shard->whole_grad);
     return NG_OK;
   }
   for (int32_t i = 0; i < shard->members; i++) {
-    const int64_t from = shard->at[i], n = shard->at[i + 1] - from;
+    const int64_t from = shard->first_element[i], n = shard->first_element[i + 1] - from;
     const float *part = room + from * each;
-    memcpy(shard->grad + from * d->in, part, (size_t)(n * d->in) * sizeof *part);
+    memcpy(shard->whole_grad + from * d->in, part, (size_t)(n * d->in) * sizeof *part);
     if (d->bias != 0) memcpy(bias + from, part + n * d->in, (size_t)n * sizeof *part);
   }
   return NG_OK;
@@ -196,7 +196,8 @@ ng_status ng_shards_gather(ng_precond *p) {
   ng_queue_wait(p->ctx->queue); /* until no queued work uses the scratch */
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
-    if (e->shard == NULL || e->block == NULL || e->block->out || !e->shard->gathers) continue;
+    if (e->shard == NULL || e->block == NULL || e->block->is_excluded || !e->shard->gathers)
+      continue;
     st = gather(p, e);
   }
   return st;
@@ -209,15 +210,15 @@ bool ng_shard_own(ng_slot *slot, ng_direction *e) {
   ng_slot *own = ng_slot_registered(slot);
   if (own == slot) return true;
   const ng_layer_shard *s = own->entry->shard;
-  const bool outputs = own->entry->d.shard_axis == 0, bias = slot->which == NG_BIAS;
+  const bool outputs = own->entry->d.shard_axis == 0, bias = slot->param == NG_BIAS;
   ng_region *D = &e->D;
   D->place = &own->grad;
   e->overflowed = &own->overflowed;
   if (!outputs && bias) return true; /* the whole bias of a layer that is sharded by inputs */
   const bool rows = outputs && !bias;
   int64_t *at = rows ? &D->row : &D->col, *n = rows ? &D->rows : &D->cols;
-  const int64_t from = s->at[s->member], begin = ng_max64(*at, from);
-  const int64_t end = ng_min64(*at + *n, s->at[s->member + 1]), skip = begin - *at;
+  const int64_t from = s->first_element[s->member], begin = ng_max64(*at, from);
+  const int64_t end = ng_min64(*at + *n, s->first_element[s->member + 1]), skip = begin - *at;
   *at = begin - from;
   *n = end - begin;
   if (e->map != NULL && !rows) {

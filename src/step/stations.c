@@ -58,8 +58,8 @@ static ng_status statistics(ng_precond *p) {
     ng_exchange_mark_seen(b);
     const double t0 = ng_now_ms();
     if (fold_block(p, b) == NG_SKIPPED) p->step->refused = true;
-    b->observe_ms = b->observing_ms + ng_now_ms() - t0;
-    b->observing_ms = 0.0;
+    b->observe_ms = b->step_observe_ms + ng_now_ms() - t0;
+    b->step_observe_ms = 0.0;
   }
   return NG_OK;
 }
@@ -88,14 +88,14 @@ static ng_status solve(ng_precond *p) {
   memcpy(before, p->rescued, sizeof before);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->fresh = ng_block_solve_due(p, b);
-    if (!b->fresh) continue;
+    b->is_new = ng_block_solve_due(p, b);
+    if (!b->is_new) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->solve(b);
     p->step->trouble = ng_worse_status(p->step->trouble, st);
     if (st == NG_RESCUED && first[0] == 0) first = b->name;
     b->solve_ms = ng_now_ms() - t0;
-    b->solved = true;
+    b->was_solved = true;
   }
   log_rescued(p, before, first);
   return NG_OK;
@@ -115,14 +115,14 @@ static ng_status share(ng_precond *p) {
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];
-    if (b->is_worker && !b->out && b->solves) b->family->shared(b, b->fresh);
+    if (b->is_worker && !b->is_excluded && b->solves) b->family->read_results(b, b->is_new);
   }
   ng_emission_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     /* measure_ms already has the block's share of the loop */
     b->inner = b->d2 = b->pd2 = 0.0;
-    if (!b->is_worker || b->out) continue;
+    if (!b->is_worker || b->is_excluded) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->measure(b);
     b->measure_ms += ng_now_ms() - t0;

@@ -37,7 +37,7 @@ typedef struct ng_group_numbers {
   double lr, momentum, dampening, beta1, beta2; /* the caller's values */
   ng_sgd_numbers sgd;
   ng_adamw_numbers adamw;
-  float counted[2]; /* SGD: take, old; AdamW: step, root */
+  float coefficients[2]; /* SGD: take, old; AdamW: step, root */
 } ng_group_numbers;
 
 typedef struct ng_output {
@@ -48,7 +48,7 @@ typedef struct ng_output {
 /* Set the numbers of one group from the caller's `how`.  `updates`: number of earlier updates of the model. */
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
 void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
-/* Set slot->late of all parameters that missed updates.  Call after the numbers of all groups are set. */
+/* Set slot->late_coefficients of all parameters that missed updates.  Call after the numbers of all groups are set. */
 void ng_update_count_missed(ng_precond *p);
 /* Change the numbers to lr = 1 and keep = 0: the weight then becomes minus the direction of the update. */
 void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates);
@@ -77,7 +77,7 @@ typedef struct ng_emission {
 } ng_emission;
 
 ng_status ng_emission_plan(ng_precond *p);
-/* Set b->delivered if some ranks cannot compute PD of the block.  If so, request the memory that stores this PD. */
+/* Set b->is_delivered if some ranks cannot compute PD of the block.  If so, request the memory that stores this PD. */
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan);
 /* Compute the sums of families with `sums`.  If a gradient without curvature is not finite, set ng_engine.refused. */
 void ng_emission_measure(ng_precond *p);
@@ -148,7 +148,7 @@ ng_status ng_hashes_check(ng_precond *p, const double *x);
 
 ng_status ng_exchange_plan(ng_precond *p);
 ng_status ng_exchange_failed(ng_precond *p, const char *what); /* the collective `what` failed */
-void ng_exchange_abort(ng_precond *p); /* set p->broken; abort all transports */
+void ng_exchange_abort(ng_precond *p); /* set p->is_broken; abort all transports */
 ng_status ng_exchange_wait_statistics(ng_precond *p);
 /* At ng_ready: return the worst status of all ranks, or NG_ERR_COMM and a message if their hashes differ. */
 enum { NG_HASHES = 4 }; /* options, layers, owners, linear algebra */
@@ -176,7 +176,7 @@ ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
 ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
-/* Return whether statistic s joins the message of `count` elements (of s->wire) that ends with statistic `before`.
+/* Return whether statistic s joins the message of `count` elements (of s->sum_dtype) that ends with statistic `before`.
  * *gap: padding between both; *n: elements of s with the gaps between its arrays. */
 bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_stat *s,
                            int64_t count, int64_t *gap, int64_t *n);

@@ -109,7 +109,7 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
 static void add_owned(ng_precond *p, bool ahead) {
   const ng_stat *before = NULL;
   for (int32_t i = 0; i < p->owned_stats; i++) {
-    const ng_owned *o = &p->by_owner[i];
+    const ng_owned_stat *o = &p->owned[i];
     before = !ahead || o->block->in_present_message ? add_stat(p, o->block, o->stat, before) : NULL;
   }
   ng_queue_wait(p->ctx->queue);
@@ -130,13 +130,13 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
 
 /* ---- ahead of the step -----------------------------------------------------------------------*/
 
-/* Set b->ahead: the block's sums may be posted before `check`.  Decide at the begin of the micro-batch, because a
+/* Set b->may_post_ahead: the block's sums may be posted before `check`.  Decide at the begin of the micro-batch, because a
  * period may change before its end.  Never for families that read gradients, or blocks of several layers. */
 void ng_exchange_begin_last_batch(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->ahead = p->ctx->ranks > 1 && b->entry != NULL && (b->sees & NG_OBSERVED_FLATGRAD) == 0 &&
-               ng_block_statistics_due(p, b);
+    b->may_post_ahead = p->ctx->ranks > 1 && b->entry != NULL &&
+                        (b->observed & NG_OBSERVED_FLATGRAD) == 0 && ng_block_statistics_due(p, b);
   }
   p->step->exchange.ahead = p->step->exchange.held = p->blocks;
   p->step->exchange.held_bytes = 0;
@@ -160,7 +160,7 @@ static bool complete(const ng_block *b) {
 /* Return the bytes that the block sends ahead of the step, with gaps between its arrays. */
 static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
   int64_t bytes = 0;
-  for (int32_t k = 0; k < b->stats && b->ahead; k++) {
+  for (int32_t k = 0; k < b->stats && b->may_post_ahead; k++) {
     const ng_stat *s = &b->stat[k];
     const int64_t size = ng_dtype_size(s->sum_dtype);
     if (!sends(s) || !ng_statistic_due(p, b, s)) continue;
@@ -179,8 +179,8 @@ static ng_status post_held(ng_precond *p) {
   const ng_stat *before = NULL;
   for (int32_t i = x->ahead; i < x->held; i++) {
     ng_block *b = p->block[i];
-    b->in_present_message = b->ahead;
-    if (b->stats > 0) before = b->ahead ? add_block(p, b, before) : NULL;
+    b->in_present_message = b->may_post_ahead;
+    if (b->stats > 0) before = b->may_post_ahead ? add_block(p, b, before) : NULL;
   }
   if (x->held > x->ahead) add_owned(p, true);
   for (int32_t i = x->ahead; i < x->held; i++) {
@@ -202,7 +202,7 @@ static ng_status post_ahead(ng_precond *p, bool all) {
     const ng_block *b = p->block[x->ahead - 1];
     const int64_t more = bytes_of(p, b);
     if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > bucket(p)) st = post_held(p);
-    if (st != NG_OK || (b->ahead && !all && !complete(b))) break;
+    if (st != NG_OK || (b->may_post_ahead && !all && !complete(b))) break;
     x->held_bytes += more;
   }
   if (st == NG_OK && x->ahead == 0) st = post_held(p);

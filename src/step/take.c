@@ -43,17 +43,17 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
 static ng_status check_bound(ng_precond *p, ng_entry *e) {
   bool absent = false;
   if (e->d.frozen) return NG_OK;
-  ng_status st = e->frozen_now ? NG_OK : find_absent(p, e, &absent);
+  ng_status st = e->is_frozen ? NG_OK : find_absent(p, e, &absent);
   if (st != NG_OK) return st;
-  const bool out = e->frozen_now || absent;
+  const bool out = e->is_frozen || absent;
   if (out && e->block != NULL && e->block->entry == NULL && !e->block->family->can_exclude) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "'%s' has no gradient, and shares a block with other layers", e->d.name);
   }
-  if (e->block != NULL) e->block->out = out;
+  if (e->block != NULL) e->block->is_excluded = out;
   for (int32_t k = 0; k < e->slots; k++) {
     ng_slot *s = &e->slot[k];
-    s->out = out;
+    s->is_excluded = out;
     if (out || !needs_slot(p, s)) continue;
     const bool weight = s->grad.data != NULL;
     if (weight && (!needs_weight(p, s) || s->weight.data != NULL)) continue;
@@ -73,9 +73,9 @@ static void leave_out_blocks(ng_precond *p) {
     ng_block *b = p->block[i];
     bool out = true;
     for (int32_t k = 0; k < b->segments && out; k++) {
-      out = b->segment[k].slot->out;
+      out = b->segment[k].slot->is_excluded;
     }
-    if (b->entry == NULL) b->out = out;
+    if (b->entry == NULL) b->is_excluded = out;
   }
 }
 
@@ -140,7 +140,7 @@ static ng_status walk(ng_precond *p) {
     }
     if (ng_stations[i].due(p)) {
       const ng_status st = run_station(p, i);
-      if (st == NG_ERR_COMM) p->broken = true;
+      if (st == NG_ERR_COMM) p->is_broken = true;
       if (st < NG_OK) return st;
       if (ng_stations[i].spreads) s->known = s->refused;
     }
@@ -160,20 +160,20 @@ static void count_passed(ng_stat *s) {
 
 /* Count and commit the step, then forget its sums: `commit` of a family may read them. taken: the step counts. */
 static void close_step(ng_precond *p, bool taken) {
-  p->kept = 0;
+  p->entries_without_gradient = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->stats && taken && !b->out; k++) {
+    for (int32_t k = 0; k < b->stats && taken && !b->is_excluded; k++) {
       count_passed(&b->stat[k]);
     }
-    if (b->family->commit != NULL && !b->out) b->family->commit(b, taken);
+    if (b->family->commit != NULL && !b->is_excluded) b->family->commit(b, taken);
   }
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    const bool kept = taken && e->slot[0].out && !e->frozen_now;
-    e->kept += kept;
-    p->kept += kept;
-    e->missed += taken && e->slot[0].out && p->step->out.kind != NG_OUT_GRADIENT;
+    const bool kept = taken && e->slot[0].is_excluded && !e->is_frozen;
+    e->steps_without_gradient += kept;
+    p->entries_without_gradient += kept;
+    e->missed_updates += taken && e->slot[0].is_excluded && p->step->out.kind != NG_OUT_GRADIENT;
   }
   ng_step_reset(p);
   ng_bind_expire(p);
@@ -182,7 +182,7 @@ static void close_step(ng_precond *p, bool taken) {
 /* Include all blocks; the next step decides again which blocks are excluded. */
 static void include_all(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
-    p->block[i]->out = false;
+    p->block[i]->is_excluded = false;
   }
 }
 
@@ -196,7 +196,7 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
     if (b->unobserved_now == 0) continue;
     if (first == NULL) first = b;
     layers++;
-    b->unobserved++;
+    b->unobserved_steps++;
     p->unobserved += b->unobserved_now;
   }
   if (first == NULL) return st;
@@ -219,7 +219,7 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   if (ng_exchange_end_last_batch(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = walk(p);
   if (st < NG_OK) {
-    if (!p->broken) ng_gradients_forget(p);
+    if (!p->is_broken) ng_gradients_forget(p);
     include_all(p);
     return st;
   }

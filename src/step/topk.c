@@ -8,8 +8,8 @@ int64_t ng_topk_count(const ng_precond *p) {
   int64_t most = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    for (int32_t r = 0; r < b->rounds; r++) {
-      most = ng_max64(most, b->round[r]);
+    for (int32_t r = 0; r < b->topk_rounds; r++) {
+      most = ng_max64(most, b->topk_counts[r]);
     }
   }
   return most;
@@ -19,16 +19,16 @@ ng_status ng_topk_select(ng_precond *p) {
   double *x = p->step->exchange.choice;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!b->selecting) continue;
+    if (!b->is_selecting) continue;
     const double t0 = ng_now_ms();
-    for (int32_t r = 0; r < b->rounds; r++) {
+    for (int32_t r = 0; r < b->topk_rounds; r++) {
       b->family->select_topk(b, r, x);
-      const ng_status st = ng_exchange_sum(p, x, b->round[r], "top-k selection");
+      const ng_status st = ng_exchange_sum(p, x, b->topk_counts[r], "top-k selection");
       if (st != NG_OK) return st;
     }
-    b->family->select_topk(b, b->rounds, x);
-    b->selecting = false;
-    b->observing_ms += ng_now_ms() - t0;
+    b->family->select_topk(b, b->topk_rounds, x);
+    b->is_selecting = false;
+    b->step_observe_ms += ng_now_ms() - t0;
   }
   return NG_OK;
 }

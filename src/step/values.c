@@ -58,7 +58,7 @@ static uint64_t update_number(const ng_precond *p) {
       const ng_place *to = s->out.kind == NG_OUT_GRADIENT ? &e->slot[k].grad : &e->slot[k].weight;
       const double dtype = to->data == NULL ? -1.0 : (double)to->dtype;
       h = ng_hash_number(h, (double)(p->update_groups > 1 ? e->slot[k].update_group : 0));
-      h = ng_hash_number(h, e->slot[k].out ? -1.0 : dtype);
+      h = ng_hash_number(h, e->slot[k].is_excluded ? -1.0 : dtype);
     }
   }
   return h;
@@ -104,8 +104,8 @@ void ng_hashes_write(const ng_precond *p, double x[NG_SAME]) {
 /* Override *o, the model's options, by the options of the layer; check the combination. */
 static ng_status with_overrides(const ng_block *b, ng_options *o, char *message, size_t size) {
   ng_status st = NG_OK;
-  if (b->options != NULL) {
-    st = ng_options_override(o, b->options, message, size);
+  if (b->line != NULL) {
+    st = ng_options_override(o, b->line, message, size);
     if (st == NG_OK) st = ng_family_check_line(o, message, size);
   }
   return st == NG_OK ? ng_block_check(b, o, message, size) : st;
@@ -121,7 +121,7 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   }
   if (row >= 0) {
     const ng_option_row *r = &ng_option_table[row];
-    if (!r->live && p->ready) {
+    if (!r->live && p->is_ready) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is fixed once ng_ready was called",
                      r->name);
     }
