@@ -41,7 +41,7 @@ static void copy_part(void *arg, int32_t i) {
   memcpy((char *)t->to + from, (char *)t->from + from, (size_t)(to - from));
 }
 
-static double copy_run(void *arg) {
+static double time_copy(void *arg) {
   copy_job *t = arg;
   const double start = ng_now_ms();
   ng_pool_run(t->pool, t->threads, copy_part, t);
@@ -73,7 +73,7 @@ double floor_copy_gbs(void) {
   t.pool = ng_pool_create(t.threads, NULL);
   t.from = bench_alloc(floats);
   t.to = bench_alloc(floats);
-  const double ms = t.pool != NULL ? least_ms(copy_run, &t) : -1;
+  const double ms = t.pool != NULL ? least_ms(time_copy, &t) : -1;
   ng_pool_destroy(t.pool);
   free(t.from);
   free(t.to);

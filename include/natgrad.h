@@ -460,9 +460,9 @@ NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
  * Errors:  NG_ERR_ARG and NG_ERR_ABSENT name the field; NG_ERR_STATE (after ng_ready). */
 NG_API NG_CHECKED ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
 
-/* Register a linear layer; a convolution, with pairs [vertical, horizontal], of which stride,
- * padding, dilation and image may be NULL: {1, 1}, {0, 0}, {1, 1}, unknown; a norm with gamma, beta
- * and raw input, where `groups` is 1 without a group norm. */
+/* Register a linear layer, a convolution or a norm with the common fields.  Pairs are [vertical,
+ * horizontal]; NULL: stride {1, 1}, padding {0, 0}, dilation {1, 1}, image unknown.  A norm has
+ * gamma and beta and observes the input before the norm; `groups` is 1 but for a group norm. */
 NG_API NG_CHECKED ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out,
                                           int32_t bias, int32_t *index);
 NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out,

@@ -1,7 +1,7 @@
 /* report.c: the public functions that report steps, memory, the plan and the treatment of each parameter.
  *
  * In: a model, an index.  Out: a struct, truncated to the size that the caller knows.  The calls are local.
- * Times, bytes and rungs are for this rank only; results of a collective step are equal on all ranks. */
+ * Times, bytes and rungs (steps of the damping ladder) are of this rank only; results of a collective step are equal on all ranks. */
 #include "setup/setup.h"
 
 /* Check that 0 <= i < n and that `out` is not NULL. */

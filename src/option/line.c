@@ -77,7 +77,7 @@ static ng_status given_twice(const char *name, char *message, size_t size) {
 static ng_status take_method(ng_options *full, const word *w, seen *s, char *message, size_t size) {
   if (s->method) return given_twice("method", message, size);
   s->method = true;
-  return ng_options_choose(full, w->value, message, size);
+  return ng_options_set_method(full, w->value, message, size);
 }
 
 static ng_status take_option(ng_options *full, const word *w, seen *s, bool of_layer, char *message,
@@ -137,7 +137,7 @@ static ng_option_mask of_layers(bool per_layer) {
 static ng_status check_method(const ng_options *full, char *message, size_t size) {
   ng_options row;
   ng_options_standard(&row);
-  ng_status st = ng_options_choose(&row, full->method, message, size);
+  ng_status st = ng_options_set_method(&row, full->method, message, size);
   for (int32_t i = 0; i < NG_OPTION_COUNT && st == NG_OK; i++) {
     const ng_option_row *r = &ng_option_table[i];
     char asked[64], is[64];

@@ -304,7 +304,7 @@ static void set_row(ng_options *o, const struct method *m) {
 }
 
 /* Options that the caller has set keep their values. */
-ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t size) {
+ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size) {
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
   if (m != NULL) {

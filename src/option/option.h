@@ -104,7 +104,7 @@ const ng_option_gone *ng_option_removed(const char *name); /* NULL: not a remove
 /* Set the defaults; no option counts as given. */
 void ng_options_standard(ng_options *full);
 /* Set the method; every option that was not given gets the value of this method. */
-ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t size);
+ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size);
 /* Check the rules between options that hold for all families. */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size);
 

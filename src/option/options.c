@@ -63,7 +63,7 @@ ng_status ng_options_set(ng_options *o, const char *name, const char *value, cha
   const ng_option_row *row = NULL;
   if (o == NULL) return no_object(message, size);
   if (name != NULL && ng_is(name, "method")) {
-    return ng_options_choose(o, value, message, size);
+    return ng_options_set_method(o, value, message, size);
   }
   const ng_status st = ng_option_lookup(name, &row, message, size);
   return st == NG_OK ? ng_option_read(row, value, o, message, size) : st;
