@@ -43,7 +43,7 @@ ng_status fixture_open(fixture *f, const char *options, const fixture_how *how) 
   ng_options o;
   char text[512], *line = text;
   memset(f, 0, sizeof *f);
-  ng_options_standard(&o);
+  ng_options_set_defaults(&o);
   if ((size_t)snprintf(text, sizeof text, "%s", options) >= sizeof text) return NG_ERR_ARG;
   for (bool more = true; more;) {
     char *end = line;
@@ -203,7 +203,7 @@ void fixture_real(ng_options *o, const char *name, double value) {
 ng_options fixture_parse(const char *line) {
   ng_options o;
   char message[256] = "";
-  ng_options_standard(&o);
+  ng_options_set_defaults(&o);
   if (ng_options_set_line(&o, line, message, sizeof message) != NG_OK) {
     fail_msg("%s: %s", line, message);
   }

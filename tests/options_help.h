@@ -46,7 +46,7 @@ static inline void assert_option_at(const ng_options *o, const char *name, const
 
 static inline ng_options standard_options(void) {
   ng_options o;
-  ng_options_standard(&o);
+  ng_options_set_defaults(&o);
   return o;
 }
 

@@ -231,7 +231,7 @@ static bool skipped(const ng_options *opt, const ng_layer *l) {
   if (opt->skip_layers[0] == '\0') return false;
   const char *kind = l->kind == NG_CONV2D ? "conv2d" : "linear";
   bool hit = false;
-  char list[NG_TEXT_ROOM], *save = NULL;
+  char list[NG_TEXT_SIZE], *save = NULL;
   (void)snprintf(list, sizeof list, "%s", opt->skip_layers);
   for (char *g = strtok_r(list, ",", &save); g != NULL; g = strtok_r(NULL, ",", &save))
     hit = hit || fnmatch(g, l->name, 0) == 0 || fnmatch(g, kind, 0) == 0;

@@ -79,7 +79,7 @@ static void null_arguments_are_refused(void **state) {
   ng_layer layer;
   ng_layer_init(&layer, NG_LINEAR, sizeof layer);
   layer.name = "fc";
-  ng_options_standard(&options);
+  ng_options_set_defaults(&options);
   fixture_ok(&f, fixture_open(&f, "", NULL));
   ctx = f.ctx;
   p = f.p;

@@ -46,7 +46,7 @@ static void test_order(void **state) {
   ng_precond *none = NULL;
   ng_options o;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &f.ctx), NG_OK);
-  ng_options_standard(&o);
+  ng_options_set_defaults(&o);
   WRONG(ng_precond_create_from(f.ctx, NULL, &none), NG_ERR_ARG, "options");
   WRONG(ng_precond_create_from(f.ctx, &o, NULL), NG_ERR_ARG, "out");
   WRONG(ng_precond_create(f.ctx, NULL, NULL), NG_ERR_ARG, "out");

@@ -234,7 +234,7 @@ static ng_options by_name(const golden *c) {
   ng_options o;
   char message[256] = "";
   const bool kaisa = is_kaisa(c);
-  ng_options_standard(&o);
+  ng_options_set_defaults(&o);
   if (ng_options_set_system(&o, c->system, c->variant, message, sizeof message) != NG_OK)
     fail_msg("%s %s: %s", c->system, c->variant, message);
   set(&o, "damping", 0.01);

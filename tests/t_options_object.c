@@ -15,7 +15,7 @@ static ng_options *made(const char *line) {
 
 /* By name, as a program would: every option, and the method. */
 static bool same(const ng_options *x, const ng_options *y) {
-  char a[NG_TEXT_ROOM], b[NG_TEXT_ROOM];
+  char a[NG_TEXT_SIZE], b[NG_TEXT_SIZE];
   for (int32_t i = -1; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i < 0 ? 0 : i);
     const char *name = i < 0 ? "method" : info.name;
@@ -61,7 +61,7 @@ static void order_has_no_effect(void **state) {
     for (int32_t i = 0; i < ng_option_count(); i++) {
       for (int32_t j = i + 1; j < ng_option_count(); j++) {
         const ng_option_info a = option_info(i), b = option_info(j);
-        char x[64], y[64], shown[NG_TEXT_ROOM];
+        char x[64], y[64], shown[NG_TEXT_SIZE];
         unusual(&a, x, sizeof x);
         unusual(&b, y, sizeof y);
         const words w = {{"method", a.name, b.name}, {method.name, x, y}};

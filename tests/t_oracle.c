@@ -46,7 +46,7 @@ static const char *pick(rng *r, const char *words) {
 }
 
 static void random_factors(rng *r, ng_options *o) {
-  ng_options_standard(o);
+  ng_options_set_defaults(o);
   fixture_set(o, "solver", pick(r, "eigen eigen-prediv cholesky cholesky"));
   bool eigen = o->solver[0] == 'e';
   fixture_set(o, "damping_split", pick(r, eigen ? "joint full pi root" : "full pi root"));

@@ -65,7 +65,7 @@ static double real_of(const recording *r, const char *key, double absent) {
 
 static void configure(recording *r) {
   const ngio_value *config = ngio_get(r->root, "config");
-  ng_options_standard(&r->o);
+  ng_options_set_defaults(&r->o);
   assert_int_equal(ng_options_set_system(&r->o, ngio_text_of(ngio_get(config, "system")),
                                          ngio_text_of(ngio_get(config, "method")), message,
                                          sizeof message),

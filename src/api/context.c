@@ -177,7 +177,7 @@ ng_status ng_context_create(int32_t version, const ng_context_config *config, ch
   }
   made->queue.threads = ctx->config.threads;
   ng_family_register_own(ctx);
-  ng_environment_tell(ctx);
+  ng_environment_check(ctx);
   ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", la->name,
          ctx->config.threads, ctx->ranks);
   *out = ctx;

@@ -104,7 +104,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   }
   const ng_layer *d = &p->entry[layer]->d;
   ng_strided s;
-  if (!p->step->begun) st = ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
+  if (!p->step->has_begun) st = ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
   if (st == NG_OK && p->step->batch.samples == 0) {
     return ng_step_observe(p, layer, NULL, grad, NG_OK); /* without samples the array is ignored */
   }

@@ -54,7 +54,7 @@ ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out)
   if (ctx == NULL) return NG_ERR_ARG;
   if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
   if (out == NULL) return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create: out is NULL");
-  ng_options_standard(&o);
+  ng_options_set_defaults(&o);
   const ng_status st =
       line == NULL ? NG_OK : ng_options_set_line(&o, line, message, sizeof message);
   return st == NG_OK ? create(ctx, &o, out) : ng_fail(ctx, st, "%s", message);

@@ -53,7 +53,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *r) {
   now.statistics = ng_stats_count(p);
   now.d2 = p->step->d2;
   now.pd2 = p->step->pd2;
-  const ng_scaling *s = &p->step->quantify.found;
+  const ng_scaling *s = &p->step->quantify.result;
   now.scaled = s->count;
   now.scaling_min = s->least;
   now.scaling_25 = s->quartile[0];

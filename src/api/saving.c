@@ -5,31 +5,31 @@
 #include "state/state.h"
 
 ng_status ng_save(ng_precond *p, const char *path) {
-  const ng_outside to = {.path = path};
+  const ng_state_file to = {.path = path};
   const ng_status st = ng_check_callable(p, "ng_save");
   return st == NG_OK ? ng_state_save(p, "ng_save", &to, false) : st;
 }
 
 ng_status ng_load(ng_precond *p, const char *path) {
-  const ng_outside from = {.path = path};
+  const ng_state_file from = {.path = path};
   const ng_status st = ng_check_callable(p, "ng_load");
   return st == NG_OK ? ng_state_load(p, "ng_load", &from) : st;
 }
 
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user) {
-  const ng_outside to = {.stream = true, .write = write, .user = user};
+  const ng_state_file to = {.stream = true, .write = write, .user = user};
   const ng_status st = ng_check_callable(p, "ng_save_to");
   return st == NG_OK ? ng_state_save(p, "ng_save_to", &to, false) : st;
 }
 
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
-  const ng_outside from = {.stream = true, .read = read, .user = user};
+  const ng_state_file from = {.stream = true, .read = read, .user = user};
   const ng_status st = ng_check_callable(p, "ng_load_from");
   return st == NG_OK ? ng_state_load(p, "ng_load_from", &from) : st;
 }
 
 ng_status ng_save_parts(ng_precond *p, const char *path) {
-  const ng_outside to = {.path = path};
+  const ng_state_file to = {.path = path};
   const ng_status st = ng_check_callable(p, "ng_save_parts");
   return st == NG_OK ? ng_state_save(p, "ng_save_parts", &to, true) : st;
 }

@@ -10,8 +10,8 @@
 ng_status ng_step(ng_precond *p, double lr) {
   const ng_status st = ng_check_callable(p, "ng_step");
   if (st != NG_OK) return st;
-  p->step->out.kind = NG_OUT_GRADIENT;
-  p->step->numbers = 0;
+  p->step->output.kind = NG_OUT_GRADIENT;
+  p->step->update_hash = 0;
   p->step->lr = lr;
   return ng_step_run(p, "ng_step", NG_OK);
 }
@@ -35,7 +35,7 @@ typedef struct bound {
 /* Hash the numbers of a group; `check` compares the hashes of all ranks. */
 static void note(const set *s, const bound *b, int32_t n) {
   for (int32_t i = 0; i < n; i++)
-    s->p->step->numbers = ng_hash_number(s->p->step->numbers, b[i].value);
+    s->p->step->update_hash = ng_hash_number(s->p->step->update_hash, b[i].value);
 }
 
 /* Check lr first: an unset lr is NaN. */
@@ -94,7 +94,7 @@ static ng_status take_sgd(const set *s, const ng_sgd *how) {
   note(s, bounds, 4);
   note(s, &(bound){.value = h.nesterov}, 1);
   note(s, &(bound){.value = h.decoupled}, 1);
-  ng_update_sgd(&s->p->step->out.group[s->group], &h, s->p->updates);
+  ng_update_set_sgd(&s->p->step->output.group[s->group], &h, s->p->updates);
   s->p->step->lr = fmax(s->p->step->lr, h.lr);
   return NG_OK;
 }
@@ -112,7 +112,7 @@ static ng_status take_adamw(const set *s, const ng_adamw *how) {
   st = check_bounds(s, h.lr, bounds, 5);
   if (st != NG_OK) return st;
   note(s, bounds, 5);
-  ng_update_adamw(&s->p->step->out.group[s->group], &h, s->p->updates);
+  ng_update_set_adamw(&s->p->step->output.group[s->group], &h, s->p->updates);
   s->p->step->lr = fmax(s->p->step->lr, h.lr);
   return NG_OK;
 }
@@ -124,8 +124,8 @@ static ng_status update(ng_precond *p, const char *call, bool sgd, const void *h
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
   set s = {p, call, sgd ? "ng_sgd" : "ng_adamw", 0};
-  p->step->out.kind = sgd ? NG_OUT_SGD : NG_OUT_ADAMW;
-  p->step->numbers = 0;
+  p->step->output.kind = sgd ? NG_OUT_SGD : NG_OUT_ADAMW;
+  p->step->update_hash = 0;
   p->step->lr = 0.0;
   st = check_count(&s, how, count);
   for (; s.group < count && st == NG_OK; s.group++) {

@@ -56,7 +56,7 @@ static ng_status check_spread(uint32_t traits, const ng_options *o, char *messag
 /* Write the option's value as text and compare it with the default, which is a text; 63 characters hold any value. */
 static bool is_default(ng_option_id id, const ng_options *o, char value[64]) {
   const ng_option_row *row = &ng_option_table[id];
-  return ng_option_write(row, o, value, 64) && ng_is(value, row->standard);
+  return ng_option_write(row, o, value, 64) && ng_is(value, row->default_text);
 }
 
 /* If the layer has its own method, only per-layer options are checked. */
@@ -70,7 +70,7 @@ ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *mes
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "%s = %s: method %s does not use this option, which is for methods with %s; set %s",
-        row->name, value, o->method, ng_trait_text(row->trait), row->standard);
+        row->name, value, o->method, ng_trait_text(row->trait), row->default_text);
   }
   return check_spread(traits, o, message, size);
 }
@@ -82,7 +82,7 @@ ng_status ng_family_check_unused(const ng_option_id *list, size_t n, const char 
     char value[64];
     if (is_default(list[i], o, value)) continue;
     return ng_fail_to(message, size, NG_ERR_ARG, "%s = %s: %s; set %s", row->name, value, why,
-                      row->standard);
+                      row->default_text);
   }
   return NG_OK;
 }

@@ -60,7 +60,7 @@ static bool is_known_variable(const char *variable) {
 }
 
 /* Log the name of a variable only, because its value may be a secret of another program. */
-void ng_environment_tell(ng_context *ctx) {
+void ng_environment_check(ng_context *ctx) {
   for (char *const *at = environ; at != NULL && *at != NULL; at++) {
     char variable[64], near[64] = "";
     if (strncmp(*at, PREFIX, strlen(PREFIX)) != 0) continue;

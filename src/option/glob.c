@@ -114,8 +114,8 @@ bool ng_globs_next(const char **at, ng_glob *g) {
     s = skip_element(s);
     if (!blank && s != NULL) g->to = s;
   }
-  g->broken = s == NULL;
-  if (g->broken) g->to = g->from + strlen(g->from);
+  g->is_broken = s == NULL;
+  if (g->is_broken) g->to = g->from + strlen(g->from);
   *at = s != NULL && *s == ',' ? s + 1 : NULL;
   return true;
 }
@@ -136,7 +136,7 @@ typedef struct writer {
   size_t size, n;
 } writer;
 
-static void put(writer *w, const char *text, size_t length) {
+static void write_bytes(writer *w, const char *text, size_t length) {
   for (size_t i = 0; i < length; i++, w->n++) {
     if (w->n + 1 < w->size) w->text[w->n] = text[i];
   }
@@ -145,7 +145,7 @@ static void put(writer *w, const char *text, size_t length) {
 static void put_star(writer *w) {
   const bool twice = w->n > 0 && w->n < w->size && w->text[w->n - 1] == '*';
   const bool escaped = twice && w->n > 1 && w->text[w->n - 2] == '\\';
-  if (!twice || escaped) put(w, "*", 1);
+  if (!twice || escaped) write_bytes(w, "*", 1);
 }
 
 /* Write the atom at `s` of a regular expression as an element of a glob and return the position behind the atom; NULL:
@@ -159,14 +159,14 @@ static const char *put_atom(writer *w, const char *s) {
   if (*s == '\\' && s[1] != 0) {
     const bool digit = s[1] == 'd' || s[1] == 'D';
     if (!digit && strchr(".[](){}*+?^$|\\,-/_", s[1]) == NULL) return NULL;
-    put(w, digit ? s[1] == 'd' ? "[0-9]" : "[!0-9]" : s, digit ? s[1] == 'd' ? 5 : 6 : 2);
+    write_bytes(w, digit ? s[1] == 'd' ? "[0-9]" : "[!0-9]" : s, digit ? s[1] == 'd' ? 5 : 6 : 2);
     behind = s + 2;
   } else if (strchr("(){}*+?^$|\\", *s) != NULL || behind == NULL) {
     return NULL;
   } else if (*s == '.' || *s == ',') {
-    put(w, *s == '.' ? "?" : "\\,", *s == '.' ? 1 : 2);
+    write_bytes(w, *s == '.' ? "?" : "\\,", *s == '.' ? 1 : 2);
   } else {
-    put(w, s, (size_t)(behind - s));
+    write_bytes(w, s, (size_t)(behind - s));
   }
   return strchr("*+?{", *behind) != NULL && *behind != 0 ? NULL : behind;
 }
@@ -190,7 +190,7 @@ bool ng_globs_of_search(const char *expression, char *out, size_t size) {
       put_star(&w);
     }
     more = *s == '|';
-    if (more) put(&w, ",", 1);
+    if (more) write_bytes(&w, ",", 1);
     s += more;
   }
   if (w.n < size) out[w.n] = 0;
@@ -201,13 +201,13 @@ bool ng_globs_of_search(const char *expression, char *out, size_t size) {
 static bool is_expression(const ng_glob *g) {
   for (const char *s = g->from; s < g->to; s = skip_element(s)) {
     if (strchr("^$|()", *s) != NULL || (s[0] == '[' && s[1] == '[' && s[2] == ':')) return true;
-    if (g->broken && (*s == '[' || *s == '\\')) return false; /* skip_element may return NULL */
+    if (g->is_broken && (*s == '[' || *s == '\\')) return false; /* skip_element may return NULL */
   }
   return false;
 }
 
 ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size) {
-  char text[NG_TEXT_ROOM], globs[NG_MESSAGE];
+  char text[NG_TEXT_SIZE], globs[NG_MESSAGE];
   ng_glob g;
   for (const char *at = list[0] == 0 ? NULL : list; ng_globs_next(&at, &g);) {
     (void)snprintf(text, sizeof text, "%.*s", (int)(g.to - g.from), g.from);
@@ -219,7 +219,7 @@ ng_status ng_globs_check(const char *option, const char *list, char *message, si
                         known ? globs : "globs with *, ? and [...]",
                         known ? "\"" : ", separated by commas");
     }
-    if (g.broken || g.from == g.to) {
+    if (g.is_broken || g.from == g.to) {
       return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s", option, ng_quote(text).text,
                         g.from == g.to ? "has an empty glob"
                                        : "has a [ without ], or ends with a \\");
@@ -228,6 +228,6 @@ ng_status ng_globs_check(const char *option, const char *list, char *message, si
   return NG_OK;
 }
 
-ng_status ng_globs_form(const char *list, char *message, size_t size) {
+ng_status ng_globs_check_text(const char *list, char *message, size_t size) {
   return ng_globs_check("skip_layers", list, message, size);
 }

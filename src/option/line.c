@@ -11,14 +11,14 @@
 /* A copy of NAME and VALUE, each ended by a 0. */
 typedef struct word {
   char name[64]; /* longer than the name of any option */
-  char value[NG_TEXT_ROOM];
+  char value[NG_TEXT_SIZE];
 } word;
 
 /* The options that the line has set, because an option that is given twice is an error. */
-typedef struct seen {
+typedef struct names_given {
   ng_option_mask options;
   bool method;
-} seen;
+} names_given;
 
 static const char *skip_blanks(const char *at) {
   while (ng_is_blank(*at)) {
@@ -47,7 +47,7 @@ static ng_status next_value(const char **at, word *w, char *message, size_t size
   const size_t bytes = (size_t)(to - from);
   if (bytes >= sizeof w->value) {
     return ng_fail_to(message, size, NG_ERR_ARG, "%s: %zu bytes, expected at most %d", w->name,
-                      bytes, NG_TEXT_ROOM - 1);
+                      bytes, NG_TEXT_SIZE - 1);
   }
   memcpy(w->value, from, bytes);
   w->value[bytes] = 0;
@@ -74,14 +74,15 @@ static ng_status given_twice(const char *name, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s is given twice", name);
 }
 
-static ng_status take_method(ng_options *full, const word *w, seen *s, char *message, size_t size) {
+static ng_status take_method(ng_options *full, const word *w, names_given *s, char *message,
+                             size_t size) {
   if (s->method) return given_twice("method", message, size);
   s->method = true;
   return ng_options_set_method(full, w->value, message, size);
 }
 
-static ng_status take_option(ng_options *full, const word *w, seen *s, bool of_layer, char *message,
-                             size_t size) {
+static ng_status take_option(ng_options *full, const word *w, names_given *s, bool of_layer,
+                             char *message, size_t size) {
   const ng_option_row *row = NULL;
   const ng_status st = ng_option_lookup(w->name, &row, message, size);
   if (st != NG_OK) return st;
@@ -95,7 +96,7 @@ static ng_status take_option(ng_options *full, const word *w, seen *s, bool of_l
   return ng_option_read(row, w->value, full, message, size);
 }
 
-static ng_status take_line(ng_options *full, const char *line, seen *s, bool of_layer,
+static ng_status take_line(ng_options *full, const char *line, names_given *s, bool of_layer,
                            char *message, size_t size) {
   word w;
   memset(s, 0, sizeof *s);
@@ -111,7 +112,7 @@ static ng_status take_line(ng_options *full, const char *line, seen *s, bool of_
 }
 
 ng_status ng_options_set_line(ng_options *o, const char *line, char *message, size_t size) {
-  seen s;
+  names_given s;
   if (o == NULL || line == NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "ng_options_set_line: %s is NULL",
                       o == NULL ? "the object" : "line");
@@ -123,7 +124,7 @@ ng_status ng_options_set_line(ng_options *o, const char *line, char *message, si
 }
 
 /* Return the set of options whose rows have this value of per_layer. */
-static ng_option_mask of_layers(bool per_layer) {
+static ng_option_mask layer_options(bool per_layer) {
   ng_option_mask mask = {{0}};
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     if (ng_option_table[i].per_layer == per_layer) ng_bits_add(mask.word, i);
@@ -136,7 +137,7 @@ static ng_option_mask of_layers(bool per_layer) {
  * default, because either all blocks ascend (SAM) or none. */
 static ng_status check_method(const ng_options *full, char *message, size_t size) {
   ng_options row;
-  ng_options_standard(&row);
+  ng_options_set_defaults(&row);
   ng_status st = ng_options_set_method(&row, full->method, message, size);
   for (int32_t i = 0; i < NG_OPTION_COUNT && st == NG_OK; i++) {
     const ng_option_row *r = &ng_option_table[i];
@@ -144,7 +145,7 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
     const bool ranks = ng_is(r->group, "ranks") && i != NG_OPTION_statistics;
     if (r->per_layer || r->type == NG_OPTION_TEXT || ng_is(r->group, "clip") || ranks) continue;
     if (!ng_option_write(r, &row, asked, sizeof asked)) continue;
-    if (ng_is(asked, r->standard) && i != NG_OPTION_radius) continue;
+    if (ng_is(asked, r->default_text) && i != NG_OPTION_radius) continue;
     if (ng_option_write(r, full, is, sizeof is) && ng_is(asked, is)) continue;
     st =
         ng_fail_to(message, size, NG_ERR_ARG,
@@ -158,8 +159,8 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
  * them, because the model's values may belong to another curvature. */
 ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size) {
   ng_options full = *o;
-  seen s;
-  full.given = of_layers(false);
+  names_given s;
+  full.given = layer_options(false);
   ng_status st = take_line(&full, text == NULL ? "" : text, &s, true, message, size);
   if (st == NG_OK && s.method) {
     full.own_method = true;

@@ -26,7 +26,7 @@ void ng_lines_close(ng_lines **lines) {
 }
 
 /* Allocate the object, its entries and a copy of the text as one block of memory. */
-static ng_lines *take(const char *text) {
+static ng_lines *copy_lines(const char *text) {
   const size_t length = strlen(text) + 1;
   int32_t count = 1;
   for (const char *c = text; *c != 0; c++) {
@@ -73,7 +73,7 @@ static ng_status split_entry(entry *e, char *at, char *message, size_t size) {
 ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size) {
   *out = NULL;
   if (text[0] == 0) return NG_OK;
-  ng_lines *l = take(text);
+  ng_lines *l = copy_lines(text);
   if (l == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "per_layer: no memory");
   ng_status st = NG_OK;
   char *at = l->text;
@@ -88,7 +88,7 @@ ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t 
   return st;
 }
 
-const char *ng_lines_for(ng_lines *l, const ng_layer *d) {
+const char *ng_lines_find(ng_lines *l, const ng_layer *d) {
   for (int32_t i = 0; l != NULL && i < l->count; i++) {
     if (!ng_globs_fit(l->list[i].globs, d)) continue;
     l->list[i].used = true;
@@ -97,14 +97,14 @@ const char *ng_lines_for(ng_lines *l, const ng_layer *d) {
   return NULL;
 }
 
-const char *ng_lines_idle(const ng_lines *l) {
+const char *ng_lines_find_unused(const ng_lines *l) {
   for (int32_t i = 0; l != NULL && i < l->count; i++) {
     if (!l->list[i].used) return l->list[i].globs;
   }
   return NULL;
 }
 
-ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message, size_t size) {
+ng_status ng_lines_each(const ng_options *o, ng_lines_check judge, char *message, size_t size) {
   char why[NG_MESSAGE] = "";
   ng_lines *l;
   ng_status st = ng_lines_open(o->per_layer, &l, message, size);
@@ -123,7 +123,7 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message
 }
 
 /* Check the form and the globs only; ng_options_check checks the lines with the model's options, when all are set. */
-ng_status ng_lines_form(const char *text, char *message, size_t size) {
+ng_status ng_lines_check_text(const char *text, char *message, size_t size) {
   ng_lines *l;
   const ng_status st = ng_lines_open(text, &l, message, size);
   ng_lines_close(&l);

@@ -11,23 +11,23 @@
   { NG_OPTION_##name, to }
 
 /* A method with the defaults, or a variant with the values of its method. */
-static const ng_value nothing[] = {NG_VALUES_END};
+static const ng_option_setting nothing[] = {NG_VALUES_END};
 
 /* In the lists below, norm_block = none if the published program does not precondition norm layers. */
 
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
-static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PREDIV),
-                                        SET(damping, 0.001),
-                                        SET(damping_split, NG_SPLIT_JOINT),
-                                        SET(stat_start, NG_START_IDENTITY),
-                                        SET(stat_scale, NG_SCALE_KAISA),
-                                        SET(solve_period, 1),
-                                        SET(norm_block, NG_NORM_NONE),
-                                        SET(placement, NG_PLACEMENT_KAISA),
-                                        NG_VALUES_END};
+static const ng_option_setting kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PREDIV),
+                                                 SET(damping, 0.001),
+                                                 SET(damping_split, NG_SPLIT_JOINT),
+                                                 SET(stat_start, NG_START_IDENTITY),
+                                                 SET(stat_scale, NG_SCALE_KAISA),
+                                                 SET(solve_period, 1),
+                                                 SET(norm_block, NG_NORM_NONE),
+                                                 SET(placement, NG_PLACEMENT_KAISA),
+                                                 NG_VALUES_END};
 /* The published program adds the whole damping to a copy of each factor. */
-const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
-                                     SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
+const ng_option_setting ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
+                                              SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
 
 /* MPD-KFAC and DP-KFAC: lzhangbv/kfac_pytorch.  Its factor_decay, 0.95, is the weight of the NEW sample. */
 #define MPD_VALUES                                                                                 \
@@ -36,124 +36,125 @@ const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
       SET(stat_start, NG_START_IDENTITY), SET(stat_scale, NG_SCALE_MPD_KFAC),                      \
       SET(positions, NG_POSITIONS_REDUCE), SET(calls, NG_CALLS_LAST), SET(solve_period, 1),        \
       SET(norm_block, NG_NORM_NONE)
-static const ng_value mpd_values[] = {MPD_VALUES, SET(placement, NG_PLACEMENT_MPD_KFAC),
-                                      NG_VALUES_END};
+static const ng_option_setting mpd_values[] = {MPD_VALUES, SET(placement, NG_PLACEMENT_MPD_KFAC),
+                                               NG_VALUES_END};
 /* DP-KFAC sends neither statistics nor inverses. */
-static const ng_value dp_values[] = {MPD_VALUES, SET(statistics, NG_STATISTICS_LOCAL),
-                                     SET(grad_worker_fraction, 0),
-                                     SET(placement, NG_PLACEMENT_ROUND_ROBIN), NG_VALUES_END};
+static const ng_option_setting dp_values[] = {
+    MPD_VALUES, SET(statistics, NG_STATISTICS_LOCAL), SET(grad_worker_fraction, 0),
+    SET(placement, NG_PLACEMENT_ROUND_ROBIN), NG_VALUES_END};
 /* The published inverse class adds the damping to the running average itself (damping_leak) and sends preconditioned
  * gradients instead of inverses; one rank solves A and G of a layer. */
-static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
-                                      SET(eigen_floor, 0),
-                                      SET(damping_split, NG_SPLIT_PI),
-                                      SET(damping_leak, NG_LEAK_OWNER),
-                                      SET(grad_worker_fraction, 0),
-                                      SET(placement, NG_PLACEMENT_ROUND_ROBIN),
-                                      NG_VALUES_END};
+static const ng_option_setting lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
+                                               SET(eigen_floor, 0),
+                                               SET(damping_split, NG_SPLIT_PI),
+                                               SET(damping_leak, NG_LEAK_OWNER),
+                                               SET(grad_worker_fraction, 0),
+                                               SET(placement, NG_PLACEMENT_ROUND_ROBIN),
+                                               NG_VALUES_END};
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  They average the first 16 samples of each rank and update the
  * running average at each call; factor_decay, 0.95, is again the weight of the NEW sample. */
 #define EVA_VALUES                                                                                 \
   SET(damping, 0.03), SET(stat_decay, 0.05), SET(stat_scale, NG_SCALE_EVA), SET(stat_batch, 16),   \
       SET(calls, NG_CALLS_EMA), SET(norm_block, NG_NORM_NONE)
-static const ng_value eva_values[] = {EVA_VALUES, NG_VALUES_END};
-static const ng_value eva_f_values[] = {EVA_VALUES, SET(sides, NG_SIDES_INPUT), NG_VALUES_END};
+static const ng_option_setting eva_values[] = {EVA_VALUES, NG_VALUES_END};
+static const ng_option_setting eva_f_values[] = {EVA_VALUES, SET(sides, NG_SIDES_INPUT),
+                                                 NG_VALUES_END};
 /* The K-FAC of lzhangbv/eva.  It averages positions first; every rank solves all factors and adds the damping. */
-static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
-                                           SET(stat_decay, 0.05),
-                                           SET(stat_scale, NG_SCALE_KAISA),
-                                           SET(positions, NG_POSITIONS_REDUCE),
-                                           SET(stat_batch, 16),
-                                           SET(calls, NG_CALLS_EMA),
-                                           SET(damping_leak, NG_LEAK_ALL),
-                                           SET(solve_period, 1),
-                                           SET(norm_block, NG_NORM_NONE),
-                                           NG_VALUES_END};
+static const ng_option_setting eva_kfac_values[] = {SET(damping, 0.03),
+                                                    SET(stat_decay, 0.05),
+                                                    SET(stat_scale, NG_SCALE_KAISA),
+                                                    SET(positions, NG_POSITIONS_REDUCE),
+                                                    SET(stat_batch, 16),
+                                                    SET(calls, NG_CALLS_EMA),
+                                                    SET(damping_leak, NG_LEAK_ALL),
+                                                    SET(solve_period, 1),
+                                                    SET(norm_block, NG_NORM_NONE),
+                                                    NG_VALUES_END};
 /* AdaSGD and SAM of lzhangbv/eva: AdaSGD has no statistics and no clip; SAM multiplies by the undamped K-FAC factors
  * and has no clip. */
-static const ng_value adasgd_values[] = {SET(sides, NG_SIDES_NONE), SET(damping, 0.03),
-                                         SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),
-                                         NG_VALUES_END};
-static const ng_value sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
-                                      SET(radius, 0.01),
-                                      SET(clip, NG_CLIP_NONE),
-                                      SET(stat_decay, 0.05),
-                                      SET(stat_scale, NG_SCALE_KAISA),
-                                      SET(positions, NG_POSITIONS_REDUCE),
-                                      SET(stat_batch, 16),
-                                      SET(calls, NG_CALLS_EMA),
-                                      SET(solve_period, 1),
-                                      SET(norm_block, NG_NORM_NONE),
-                                      NG_VALUES_END};
+static const ng_option_setting adasgd_values[] = {SET(sides, NG_SIDES_NONE), SET(damping, 0.03),
+                                                  SET(clip, NG_CLIP_NONE),
+                                                  SET(norm_block, NG_NORM_NONE), NG_VALUES_END};
+static const ng_option_setting sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
+                                               SET(radius, 0.01),
+                                               SET(clip, NG_CLIP_NONE),
+                                               SET(stat_decay, 0.05),
+                                               SET(stat_scale, NG_SCALE_KAISA),
+                                               SET(positions, NG_POSITIONS_REDUCE),
+                                               SET(stat_batch, 16),
+                                               SET(calls, NG_CALLS_EMA),
+                                               SET(solve_period, 1),
+                                               SET(norm_block, NG_NORM_NONE),
+                                               NG_VALUES_END};
 
 /* M-FAC: the optimizer of IST-DASLab/M-FAC.  GGT: IST-DASLab/EFCP.  Neither program clips. */
-static const ng_value mfac_values[] = {SET(window, 1024), SET(damping, 1e-5),
-                                       SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),
-                                       NG_VALUES_END};
-static const ng_value ggt_values[] = {SET(window, 100),
-                                      SET(window_function, NG_WINDOW_GGT),
-                                      SET(damping, 1e-5),
-                                      SET(window_momentum_form, NG_MOMENTUM_GRADIENT),
-                                      SET(clip, NG_CLIP_NONE),
-                                      SET(norm_block, NG_NORM_NONE),
-                                      NG_VALUES_END};
+static const ng_option_setting mfac_values[] = {SET(window, 1024), SET(damping, 1e-5),
+                                                SET(clip, NG_CLIP_NONE),
+                                                SET(norm_block, NG_NORM_NONE), NG_VALUES_END};
+static const ng_option_setting ggt_values[] = {SET(window, 100),
+                                               SET(window_function, NG_WINDOW_GGT),
+                                               SET(damping, 1e-5),
+                                               SET(window_momentum_form, NG_MOMENTUM_GRADIENT),
+                                               SET(clip, NG_CLIP_NONE),
+                                               SET(norm_block, NG_NORM_NONE),
+                                               NG_VALUES_END};
 
 /* SP-NGD: Osawa et al., arXiv 2002.06015.  Its program, chainerkfac, solves in each step.  In chainerkfac, unlike in
  * the paper, F of a norm layer is a whole matrix instead of 2x2 units, the damping stays in the running average, and
  * micro-batches and ranks have equal weights. */
-static const ng_value spngd_values[] = {SET(damping, 0.03),
-                                        SET(stat_decay, 0.01),
-                                        SET(solve_period, 1),
-                                        SET(clip, NG_CLIP_NONE),
-                                        SET(norm_damping, 16),
-                                        SET(statistics, NG_STATISTICS_OWNER),
-                                        SET(grad_worker_fraction, 0),
-                                        SET(placement, NG_PLACEMENT_SPNGD),
-                                        NG_VALUES_END};
-static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL),
-                                              SET(damping_leak, NG_LEAK_OWNER),
-                                              SET(stat_scale, NG_SCALE_CHAINERKFAC), NG_VALUES_END};
+static const ng_option_setting spngd_values[] = {SET(damping, 0.03),
+                                                 SET(stat_decay, 0.01),
+                                                 SET(solve_period, 1),
+                                                 SET(clip, NG_CLIP_NONE),
+                                                 SET(norm_damping, 16),
+                                                 SET(statistics, NG_STATISTICS_OWNER),
+                                                 SET(grad_worker_fraction, 0),
+                                                 SET(placement, NG_PLACEMENT_SPNGD),
+                                                 NG_VALUES_END};
+static const ng_option_setting chainerkfac_values[] = {
+    SET(norm_block, NG_NORM_FULL), SET(damping_leak, NG_LEAK_OWNER),
+    SET(stat_scale, NG_SCALE_CHAINERKFAC), NG_VALUES_END};
 
 /* IST-DASLab/EFCP: sparse M-FAC (variant: dense M-FAC), sparse GGT, low-rank M-FAC. */
 #define EFCP_VALUES                                                                                \
   SET(window, 1024), SET(damping, 1e-6), SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),   \
       SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL), SET(window_decay_form, NG_DECAY_NONE)
-static const ng_value efcp_values[] = {EFCP_VALUES, SET(window_store, NG_STORE_TOPK),
-                                       NG_VALUES_END};
-static const ng_value efcp_dense[] = {SET(window_store, NG_STORE_DENSE), NG_VALUES_END};
-static const ng_value sparse_ggt_values[] = {SET(window, 100),
-                                             SET(window_function, NG_WINDOW_GGT),
-                                             SET(window_store, NG_STORE_TOPK),
-                                             SET(damping, 1e-5),
-                                             SET(clip, NG_CLIP_NONE),
-                                             SET(norm_block, NG_NORM_NONE),
-                                             NG_VALUES_END};
-static const ng_value lowrank_values[] = {SET(window, 1024),
-                                          SET(damping, 1e-5),
-                                          SET(clip, NG_CLIP_NONE),
-                                          SET(window_store, NG_STORE_LOWRANK),
-                                          SET(norm_block, NG_NORM_NONE),
-                                          NG_VALUES_END};
+static const ng_option_setting efcp_values[] = {EFCP_VALUES, SET(window_store, NG_STORE_TOPK),
+                                                NG_VALUES_END};
+static const ng_option_setting efcp_dense[] = {SET(window_store, NG_STORE_DENSE), NG_VALUES_END};
+static const ng_option_setting sparse_ggt_values[] = {SET(window, 100),
+                                                      SET(window_function, NG_WINDOW_GGT),
+                                                      SET(window_store, NG_STORE_TOPK),
+                                                      SET(damping, 1e-5),
+                                                      SET(clip, NG_CLIP_NONE),
+                                                      SET(norm_block, NG_NORM_NONE),
+                                                      NG_VALUES_END};
+static const ng_option_setting lowrank_values[] = {SET(window, 1024),
+                                                   SET(damping, 1e-5),
+                                                   SET(clip, NG_CLIP_NONE),
+                                                   SET(window_store, NG_STORE_LOWRANK),
+                                                   SET(norm_block, NG_NORM_NONE),
+                                                   NG_VALUES_END};
 
 /* The sparse first-order methods that are the baselines of EFCP. */
 #define TOPK_VALUES                                                                                \
   SET(window, 1), SET(window_store, NG_STORE_TOPK), SET(clip, NG_CLIP_NONE),                       \
       SET(norm_block, NG_NORM_NONE)
-static const ng_value topk_sgd_values[] = {TOPK_VALUES, SET(window_function, NG_WINDOW_STEP),
-                                           SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL),
-                                           SET(window_feedback_lr, 1), NG_VALUES_END};
-static const ng_value topk_adam_values[] = {TOPK_VALUES,
-                                            SET(window_function, NG_WINDOW_ADAM),
-                                            SET(window_momentum, 0.9),
-                                            SET(window_forget, 0.999),
-                                            SET(damping, 1e-8),
-                                            SET(window_feedback_lr, 1),
-                                            NG_VALUES_END};
-static const ng_value topk_adagrad_values[] = {TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD),
-                                               SET(damping, 1e-10), NG_VALUES_END};
+static const ng_option_setting topk_sgd_values[] = {
+    TOPK_VALUES, SET(window_function, NG_WINDOW_STEP),
+    SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL), SET(window_feedback_lr, 1), NG_VALUES_END};
+static const ng_option_setting topk_adam_values[] = {TOPK_VALUES,
+                                                     SET(window_function, NG_WINDOW_ADAM),
+                                                     SET(window_momentum, 0.9),
+                                                     SET(window_forget, 0.999),
+                                                     SET(damping, 1e-8),
+                                                     SET(window_feedback_lr, 1),
+                                                     NG_VALUES_END};
+static const ng_option_setting topk_adagrad_values[] = {
+    TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD), SET(damping, 1e-10), NG_VALUES_END};
 
 /* The compiler checks names and choices, t_methods checks ranges. */
-void ng_options_set_values(ng_options *full, const ng_value *values) {
+void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
     ng_option_store(&ng_option_table[values->option], full, values->value);
   }
@@ -168,8 +169,8 @@ static const struct method {
   const char *name;
   const char *family; /* name of an ng_family */
   const char *help, *paper;
-  const ng_value *values;
-  const ng_names *names; /* NULL: no published program */
+  const ng_option_setting *values;
+  const ng_published_names *names; /* NULL: no published program */
 } method[] = {
     {"natgrad", "kronecker",
      "textbook scaling: damping means the same for every batch and rank count",
@@ -228,7 +229,7 @@ static const struct method {
  * normal_name() writes them; `values`: options that differ from the method's. */
 static const struct variant {
   const char *shown, *systems, *variant, *method;
-  const ng_value *values;
+  const ng_option_setting *values;
 } variant[] = {
     {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", nothing},
     {"KAISA", "kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},
@@ -271,34 +272,34 @@ typedef struct name_list {
   char text[NG_MESSAGE]; /* a longer list is cut */
 } name_list;
 
-static void join(name_list *list, const char *between, const char *name) {
+static void append_name(name_list *list, const char *between, const char *name) {
   const size_t n = strlen(list->text);
   (void)snprintf(list->text + n, sizeof list->text - n, "%s%s", n == 0 ? "" : between, name);
 }
 
-static name_list methods_there_are(void) {
+static name_list list_methods(void) {
   name_list list = {""};
   for (int32_t i = 0; i < COUNT(method); i++) {
-    join(&list, "|", method[i].name);
+    append_name(&list, "|", method[i].name);
   }
   return list;
 }
 
 /* Return "KAISA, DP-KFACrepo and Eva".  The rows of a program in `variant` are adjacent. */
-static name_list systems_there_are(void) {
+static name_list list_systems(void) {
   name_list list = {""};
   const char *last = variant[COUNT(variant) - 1].shown;
   for (int32_t i = 0; i < COUNT(variant); i++) {
     const char *shown = variant[i].shown;
     if (i > 0 && ng_is(shown, variant[i - 1].shown)) continue;
-    join(&list, ng_is(shown, last) ? " and " : ", ", shown);
+    append_name(&list, ng_is(shown, last) ? " and " : ", ", shown);
   }
   return list;
 }
 
 /* Set all options to the defaults and then to the values of the method. */
 static void set_row(ng_options *o, const struct method *m) {
-  ng_options_standard(o);
+  ng_options_set_defaults(o);
   o->method = m->name;
   ng_options_set_values(o, m->values);
 }
@@ -317,8 +318,8 @@ ng_status ng_options_set_method(ng_options *o, const char *name, char *message, 
     return NG_OK;
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
-                    ng_quote(name).text, methods_there_are().text,
-                    ng_hint_list(name, methods_there_are().text).text);
+                    ng_quote(name).text, list_methods().text,
+                    ng_hint_list(name, list_methods().text).text);
 }
 
 /* Copy the letters (in lower case) and digits of `name`, so that "DP-KFAC repo" and "dp_kfac_repo" become equal. */
@@ -353,7 +354,7 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
       return NG_OK;
     }
     /* The list of the message omits the variant "". */
-    if (variant[i].variant[0] != 0) join(&there_are, "|", variant[i].variant);
+    if (variant[i].variant[0] != 0) append_name(&there_are, "|", variant[i].variant);
   }
   if (there_are.text[0] != 0) {
     return ng_fail_to(message, size, NG_ERR_ARG, "system '%s' has no variant '%s', there is %s%s",
@@ -361,7 +362,7 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
                       ng_hint_list(which, there_are.text).text);
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no system '%s', there is %s",
-                    ng_quote(system).text, systems_there_are().text);
+                    ng_quote(system).text, list_systems().text);
 }
 
 /* Each method has its own list of names, because a name may have different meanings in different programs.  *lr changes
@@ -383,7 +384,7 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
   double given = 0;
   bool gives_lr = false;
   const ng_status st =
-      ng_names_take(m->names, m->name, name, value, &full, &given, &gives_lr, message, size);
+      ng_published_set(m->names, m->name, name, value, &full, &given, &gives_lr, message, size);
   if (st != NG_OK) return st;
   *o = full;
   if (gives_lr && lr != NULL) *lr = given;
@@ -404,7 +405,7 @@ ng_status ng_method_at(int32_t i, ng_method_info *out) {
 
 ng_status ng_method_published_at(int32_t m, int32_t i, ng_published_info *out) {
   if (out == NULL || m < 0 || m >= COUNT(method) || i < 0) return NG_ERR_ARG;
-  const ng_names *names = method[m].names;
+  const ng_published_names *names = method[m].names;
   if (names == NULL || i >= names->count) return NG_ERR_ARG;
   const ng_published *p = &names->row[i];
   const ng_published_info info = {sizeof info, p->name, p->option, p->meaning};

@@ -21,15 +21,15 @@ ng_status ng_options_override(ng_options *o, const char *text, char *message, si
 int32_t ng_option_find(const char *name); /* index in the table; -1: unknown; '-' counts as '_' */
 
 /* environment.c: ng_variable_name: write the variable of option `name` ("NG_DAMPING" for "damping").
- * ng_environment_tell: log a warning for each unknown NG_... variable. */
+ * ng_environment_check: log a warning for each unknown NG_... variable. */
 void ng_variable_name(const char *name, char *out, size_t size);
-void ng_environment_tell(ng_context *ctx);
+void ng_environment_check(ng_context *ctx);
 
 #define NG_CHOICES_MAX 8
 
 /* A condition on another option: a choice or flag has one of the values in `one_of`, or a number is above 0. */
 typedef struct ng_option_need {
-  bool there; /* false: no condition */
+  bool exists; /* false: no condition */
   ng_option_id option;
   uint32_t one_of; /* sum of 1 << value; 0: the option must be above 0 */
 } ng_option_need;
@@ -48,18 +48,18 @@ typedef struct ng_option_row {
   const char *name, *group;
   ng_option_type type;
   size_t offset;
-  const char *standard;
+  const char *default_text;
   double lower, upper;
   bool lower_open;
   const char *choices;                /* "a|b": all texts of a choice, for messages */
   const char *choice[NG_CHOICES_MAX]; /* [enum value in settings.h] text; NULL: no such value */
-  const char *later;                  /* "c|d": texts refused as not supported yet; NULL: none */
+  const char *unsupported;            /* "c|d": texts refused as not supported yet; NULL: none */
   const char *unit, *help;
   uint32_t trait;          /* NG_TRAIT_...: only families with this trait have the option; 0: all */
   ng_option_need needs[2]; /* the option has an effect if one of the conditions holds */
-  bool per_layer, live;
+  bool per_layer, can_change;
   /* check the value of a text option; NULL: any text is accepted */
-  ng_status (*form)(const char *text, char *message, size_t size);
+  ng_status (*check_text)(const char *text, char *message, size_t size);
 } ng_option_row;
 
 extern const ng_option_row ng_option_table[NG_OPTION_COUNT]; /* [ng_option_id] */
@@ -95,14 +95,14 @@ bool ng_option_in_range(const ng_option_row *row, double value);
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message, size_t size);
 /* Options of earlier versions, and what to write instead.  A saved state with such an option loads only if its value is
  * `standard`, the default of the option. */
-typedef struct ng_option_gone {
+typedef struct ng_removed_option {
   const char *name, *standard, *instead;
-} ng_option_gone;
-extern const ng_option_gone ng_options_gone[];             /* ends with a NULL */
-const ng_option_gone *ng_option_removed(const char *name); /* NULL: not a removed option */
+} ng_removed_option;
+extern const ng_removed_option ng_removed_options[];          /* ends with a NULL */
+const ng_removed_option *ng_option_removed(const char *name); /* NULL: not a removed option */
 
 /* Set the defaults; no option counts as given. */
-void ng_options_standard(ng_options *full);
+void ng_options_set_defaults(ng_options *full);
 /* Set the method; every option that was not given gets the value of this method. */
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size);
 /* Check the rules between options that hold for all families. */
@@ -110,14 +110,14 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size);
 
 /* A value that a method sets: a number, a flag as 0 or 1, or the enum value of a choice, so that a misspelt name in
  * methods.c does not compile.  Lists end with NG_VALUES_END. */
-typedef struct ng_value {
+typedef struct ng_option_setting {
   ng_option_id option;
   double value;
-} ng_value;
+} ng_option_setting;
 #define NG_VALUES_END                                                                              \
   { NG_OPTION_COUNT, 0 }
-void ng_options_set_values(ng_options *full, const ng_value *values);
-extern const ng_value ng_kaisa_inverse[]; /* values of the KAISA variant "inverse" */
+void ng_options_set_values(ng_options *full, const ng_option_setting *values);
+extern const ng_option_setting ng_kaisa_inverse[]; /* values of the KAISA variant "inverse" */
 
 /* published.c: a published option that is being set: its row and the new value. */
 typedef struct ng_published ng_published;
@@ -136,28 +136,29 @@ typedef struct ng_published_job {
  * "true|false": words that set no value; "none; REASON": REASON says why the library does not support other values. */
 struct ng_published {
   const char *name, *option, *meaning;
-  ng_status (*take)(ng_published_job *j);
-  const char *words; /* NULL: `take` checks the value */
+  ng_status (*set)(ng_published_job *j);
+  const char *words; /* NULL: `set` checks the value */
 };
 
 /* Arguments of a published program that are refused, "a|b|c", and the reason. */
-typedef struct ng_left_out {
+typedef struct ng_refused_names {
   const char *names, *why;
-} ng_left_out;
+} ng_refused_names;
 
-typedef struct ng_names {
+typedef struct ng_published_names {
   const ng_published *row;
   int32_t count;
-  const ng_left_out *out; /* NULL: none; ends with a NULL */
-} ng_names;
-extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac, ng_names_adasgd,
-    ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp, ng_names_sparse_ggt,
-    ng_names_lowrank, ng_names_topk_sgd, ng_names_topk_adam, ng_names_topk_adagrad;
+  const ng_refused_names *refused; /* NULL: none; ends with a NULL */
+} ng_published_names;
+extern const ng_published_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac,
+    ng_names_adasgd, ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp,
+    ng_names_sparse_ggt, ng_names_lowrank, ng_names_topk_sgd, ng_names_topk_adam,
+    ng_names_topk_adagrad;
 /* Set the published option `name` of *full.  If `name` is a learning rate, store it in *lr and set *gives_lr instead.
  * NG_ERR_ARG: the name is unknown, and the message has the nearest name; or the value is refused. */
-ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
-                        const char *value, ng_options *full, double *lr, bool *gives_lr,
-                        char *message, size_t size);
+ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,
+                           const char *value, ng_options *full, double *lr, bool *gives_lr,
+                           char *message, size_t size);
 
 /* Return the name of the family of a method; NULL: the method is unknown. */
 const char *ng_method_family(const char *name);
@@ -168,16 +169,16 @@ static inline bool ng_is_blank(char c) { return c == ' ' || c == '\t' || c == '\
 /* glob.c: a glob, the bytes [from, to) of a comma-separated list. */
 typedef struct ng_glob {
   const char *from, *to;
-  bool broken; /* a set has no closing bracket, or the last byte is a backslash */
+  bool is_broken; /* a set has no closing bracket, or the last byte is a backslash */
 } ng_glob;
 /* Set *g to the next glob of a list; before the first call, *at is the list.  false: there is no further glob. */
 bool ng_globs_next(const char **at, ng_glob *g);
 bool ng_glob_matches(const ng_glob *g, const char *text);
 bool ng_glob_fits(const ng_glob *g, const ng_layer *l); /* whether the name or kind of *l matches */
 bool ng_globs_fit(const char *list, const ng_layer *l); /* whether some glob of the list fits *l */
-/* Check the globs of a list; messages begin with the name `option`.  ng_globs_form: check a value of skip_layers. */
+/* Check the globs of a list; messages begin with the name `option`.  ng_globs_check_text: check a value of skip_layers. */
 ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size);
-ng_status ng_globs_form(const char *list, char *message, size_t size);
+ng_status ng_globs_check_text(const char *list, char *message, size_t size);
 /* Write globs that match the names in which a search for the regular expression succeeds; false: no globs do. */
 bool ng_globs_of_search(const char *expression, char *out, size_t size);
 
@@ -187,12 +188,12 @@ typedef struct ng_lines ng_lines;
 ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size);
 void ng_lines_close(ng_lines **l);
 /* Return the line of the first entry whose globs match *d, valid until ng_lines_close; NULL: no entry matches. */
-const char *ng_lines_for(ng_lines *l, const ng_layer *d);
-/* Return the globs of the first entry whose line ng_lines_for never returned; NULL: there is no such entry. */
-const char *ng_lines_idle(const ng_lines *l);
+const char *ng_lines_find(ng_lines *l, const ng_layer *d);
+/* Return the globs of the first entry whose line ng_lines_find never returned; NULL: there is no such entry. */
+const char *ng_lines_find_unused(const ng_lines *l);
 /* Check each line of o->per_layer: apply the line to a copy of *o and call `judge` (may be NULL) with the copy. */
-typedef ng_status (*ng_lines_judge)(const ng_options *own, char *message, size_t size);
-ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message, size_t size);
-ng_status ng_lines_form(const char *text, char *message, size_t size);
+typedef ng_status (*ng_lines_check)(const ng_options *own, char *message, size_t size);
+ng_status ng_lines_each(const ng_options *o, ng_lines_check judge, char *message, size_t size);
+ng_status ng_lines_check_text(const char *text, char *message, size_t size);
 
 #endif

@@ -20,7 +20,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .name = row->name,
       .group = row->group,
       .type = row->type,
-      .standard = row->standard,
+      .standard = row->default_text,
       .lower = number ? row->lower : 0,
       .upper = number                        ? row->upper
                : row->type == NG_OPTION_BOOL ? 1
@@ -31,9 +31,9 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .help = row->help,
       .test = "t_option_effects",
       .per_layer = row->per_layer,
-      .live = row->live,
+      .live = row->can_change,
       .trait = ng_trait_text(row->trait),
-      .needs = row->needs[0].there ? ng_option_name(row->needs[0].option) : "",
+      .needs = row->needs[0].exists ? ng_option_name(row->needs[0].option) : "",
   };
   return ng_struct_write(out, &info, sizeof info);
 }
@@ -54,7 +54,7 @@ int32_t ng_option_find(const char *name) {
   return -1;
 }
 
-const ng_option_gone ng_options_gone[] = {
+const ng_removed_option ng_removed_options[] = {
     {"call_weight", "samples",
      "stat_scale = kaisa, eva or chainerkfac gives observations equal weights"},
     {"cholesky_form", "auto", "the library stores the cheaper form at this solve_period"},
@@ -73,8 +73,8 @@ const ng_option_gone ng_options_gone[] = {
     {"window_topk", "global", "window_store = topk-layer or topk-block selects in parts"},
     {NULL, NULL, NULL}};
 
-const ng_option_gone *ng_option_removed(const char *name) {
-  const ng_option_gone *g = ng_options_gone;
+const ng_removed_option *ng_option_removed(const char *name) {
+  const ng_removed_option *g = ng_removed_options;
   while (g->name != NULL && !same_name(name, g->name)) {
     g++;
   }
@@ -95,7 +95,7 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
     return NG_OK;
   }
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "the option's name is NULL");
-  const ng_option_gone *gone = ng_option_removed(name);
+  const ng_removed_option *gone = ng_option_removed(name);
   if (gone != NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "option '%s' was removed: %s", gone->name,
                       gone->instead);

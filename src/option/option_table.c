@@ -42,7 +42,7 @@ enum { NG_OPTION_LIST(KIND) };
 
 /* The option has an effect only if option `which` has one of `values`, a sum of 1U << value. */
 #define NEED(which, values)                                                                        \
-  { .there = true, .option = NG_OPTION_##which, .one_of = (values) }
+  { .exists = true, .option = NG_OPTION_##which, .one_of = (values) }
 #define NEEDS(which, values) .needs = {NEED(which, values)}
 /* The option has an effect if one of two such conditions holds. */
 #define NEEDS_EITHER(which, values, other, others)                                                 \
@@ -62,7 +62,7 @@ enum { NG_OPTION_LIST(KIND) };
 
 const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     /* Curvature. */
-    ROW(solver, .group = "curvature", .standard = "cholesky",
+    ROW(solver, .group = "curvature", .default_text = "cholesky",
         ONE_OF_4(NG_SOLVER_CHOLESKY, "cholesky", NG_SOLVER_EIGEN, "eigen", NG_SOLVER_EIGEN_PREDIV,
                  "eigen-prediv", NG_SOLVER_PRODUCT, "product"),
         FACTORS, .per_layer = true,
@@ -73,15 +73,15 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "product of eigenvalues.\n"
                 "- eigen-prediv: as eigen, but divide by the damping of the last solve.\n"
                 "- product: multiply by the factors instead of inverting them, see radius."),
-    ROW(eigen_floor, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
-        .unit = "eigenvalue", FACTORS, .per_layer = true, .live = true,
+    ROW(eigen_floor, .group = "curvature", .default_text = "0", .lower = 0, .upper = REAL_MAX,
+        .unit = "eigenvalue", FACTORS, .per_layer = true, .can_change = true,
         .help = "solver = eigen, eigen-prediv: eigenvalues at or below this value count as 0."),
-    ROW(damping, .group = "curvature", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "curvature", .per_layer = true, .live = true,
+    ROW(damping, .group = "curvature", .default_text = "0.1", .lower = 0, .upper = REAL_MAX,
+        .lower_open = true, .unit = "curvature", .per_layer = true, .can_change = true,
         NEEDS(window_function,
               MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM | 1U << NG_WINDOW_ADAGRAD),
         .help = "lambda, added to the curvature before it is inverted."),
-    ROW(damping_split, .group = "curvature", .standard = "pi",
+    ROW(damping_split, .group = "curvature", .default_text = "pi",
         ONE_OF_4(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi", NG_SPLIT_ROOT,
                  "root"),
         FACTORS, .per_layer = true,
@@ -92,7 +92,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- pi: A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, pi = sqrt((tr A / p) / "
                 "(tr G / q)).\n"
                 "- root: A + sqrt(lambda) I and G + sqrt(lambda) I."),
-    ROW(damping_leak, .group = "curvature", .standard = "0",
+    ROW(damping_leak, .group = "curvature", .default_text = "0",
         ONE_OF_3(NG_LEAK_NONE, "0", NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"), FACTORS,
         .per_layer = true,
         .help = "Add the damping of each solve to the stored running average, on these ranks.\n"
@@ -101,18 +101,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "the number of ranks (MPD-KFAC, DP-KFAC).\n"
                 "- all: every rank, as in eva-kfac, where each rank solves all factors. Ranks that "
                 "share a batch always use all."),
-    ROW(output_factor, .group = "curvature", .standard = "full",
+    ROW(output_factor, .group = "curvature", .default_text = "full",
         ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"), FACTORS,
         .per_layer = true,
         .help = "The form of factor G.\n"
                 "- full: a matrix, which max_factor and factor_blocks may cut.\n"
                 "- diagonal: only the diagonal."),
-    ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
+    ROW(radius, .group = "curvature", .default_text = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "norm", FACTORS,
         .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
                 "(arXiv 2010.01412).\n"
                 "Must be above 0 with product, else 0; damping has no effect on PD."),
-    ROW(sides, .group = "curvature", .standard = "both",
+    ROW(sides, .group = "curvature", .default_text = "both",
         ONE_OF_3(NG_SIDES_BOTH, "both", NG_SIDES_INPUT, "input", NG_SIDES_NONE, "none"),
         .trait = NG_TRAIT_VECTORS, .per_layer = true,
         .help = "Rank-one curvature (Eva, arXiv 2308.02123) from the mean input a and the mean "
@@ -122,17 +122,17 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- none: PD = D / (damping + ||D||^2) (AdaSGD); nothing is observed."),
 
     /* Statistics. */
-    ROW(stat_decay, STATISTICS, .standard = "0.95", .lower = 0, .upper = 1, .unit = "weight",
-        .per_layer = true, .live = true,
+    ROW(stat_decay, STATISTICS, .default_text = "0.95", .lower = 0, .upper = 1, .unit = "weight",
+        .per_layer = true, .can_change = true,
         .help = "rho, the weight of the old running average: F <- rho F + (1 - rho) new."),
-    ROW(stat_start, STATISTICS, .standard = "first",
+    ROW(stat_start, STATISTICS, .default_text = "first",
         ONE_OF_3(NG_START_FIRST, "first", NG_START_IDENTITY, "identity", NG_START_ZERO, "zero"),
         .per_layer = true,
         .help = "The running average before the first statistics.\n"
                 "- first: none; the first statistics enter with weight 1.\n"
                 "- identity: the identity matrix.\n"
                 "- zero: zeros."),
-    ROW(stat_scale, STATISTICS, .standard = "textbook",
+    ROW(stat_scale, STATISTICS, .default_text = "textbook",
         ONE_OF_5(NG_SCALE_TEXTBOOK, "textbook", NG_SCALE_KAISA, "kaisa", NG_SCALE_MPD_KFAC,
                  "mpd-kfac", NG_SCALE_EVA, "eva", NG_SCALE_CHAINERKFAC, "chainerkfac"),
         .per_layer = true,
@@ -146,26 +146,28 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "samples.\n"
             "- eva: plain means over the rows (methods with mean vectors only); equal weights.\n"
             "- chainerkfac: the divisors of textbook; equal weights."),
-    ROW(positions, STATISTICS, .standard = "expand",
+    ROW(positions, STATISTICS, .default_text = "expand",
         ONE_OF_2(NG_POSITIONS_EXPAND, "expand", NG_POSITIONS_REDUCE, "reduce"), .per_layer = true,
         .help = "Positions of a sequence or image.\n"
                 "- expand: each position is a sample.\n"
                 "- reduce: positions are averaged first."),
-    ROW(stat_batch, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "samples",
-        .per_layer = true, .help = "Use only the first samples of each micro-batch; 0: all."),
-    ROW(calls, STATISTICS, .standard = "mean",
+    ROW(stat_batch, STATISTICS, .default_text = "0", .lower = 0, .upper = COUNT_MAX,
+        .unit = "samples", .per_layer = true,
+        .help = "Use only the first samples of each micro-batch; 0: all."),
+    ROW(calls, STATISTICS, .default_text = "mean",
         ONE_OF_3(NG_CALLS_MEAN, "mean", NG_CALLS_EMA, "ema", NG_CALLS_LAST, "last"),
         .per_layer = true,
         .help = "Several observations of a layer in one step.\n"
                 "- mean: their mean.\n"
                 "- ema: each observation updates the running average.\n"
                 "- last: only the last observation."),
-    ROW(stat_period, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
-        .per_layer = true, .live = true, .help = "Steps between observations of statistics."),
-    ROW(solve_period, STATISTICS, .standard = "10", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
-        .trait = NG_TRAIT_SOLVES, .per_layer = true, .live = true,
+    ROW(stat_period, STATISTICS, .default_text = "1", .lower = 1, .upper = COUNT_MAX,
+        .unit = "steps", .per_layer = true, .can_change = true,
+        .help = "Steps between observations of statistics."),
+    ROW(solve_period, STATISTICS, .default_text = "10", .lower = 1, .upper = COUNT_MAX,
+        .unit = "steps", .trait = NG_TRAIT_SOLVES, .per_layer = true, .can_change = true,
         .help = "Steps between solves (inverses, eigenbases)."),
-    ROW(refresh_tolerance, STATISTICS, .standard = "0", .lower = 0, .upper = REAL_MAX,
+    ROW(refresh_tolerance, STATISTICS, .default_text = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "norm",
         .help = "When statistics are refreshed.\n"
                 "- 0: every stat_period steps, solved every solve_period.\n"
@@ -175,24 +177,24 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "intervals. The next interval is\n"
                 "  max(1, d1/2) if |X - X1| >= refresh_tolerance |X1|, else d1 if X and X2 differ "
                 "as much, else d1 + d2."),
-    ROW(max_factor, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "columns",
-        FACTORS, .per_layer = true,
+    ROW(max_factor, STATISTICS, .default_text = "0", .lower = 0, .upper = COUNT_MAX,
+        .unit = "columns", FACTORS, .per_layer = true,
         .help = "Cut a wider factor into diagonal blocks of at most this width; 0: never."),
-    ROW(factor_blocks, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX,
+    ROW(factor_blocks, STATISTICS, .default_text = "1", .lower = 1, .upper = COUNT_MAX,
         .unit = "blocks", FACTORS, .per_layer = true,
         .help = "Cut every factor into at least this number of diagonal blocks."),
-    ROW(factor_dtype, STATISTICS, .standard = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", FACTORS,
+    ROW(factor_dtype, STATISTICS, .default_text = "f32",
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .unsupported = "f64", FACTORS,
         .per_layer = true,
         .help = "The type of running averages of factors; norm layers and A of an embedding always "
                 "use f32."),
-    ROW(inverse_dtype, STATISTICS, .standard = "f32",
-        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64", FACTORS,
+    ROW(inverse_dtype, STATISTICS, .default_text = "f32",
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .unsupported = "f64", FACTORS,
         .per_layer = true,
         .help = "The type of inverses and eigenvectors; norm layers always use f32."),
 
     /* Norm layers. */
-    ROW(norm_block, .group = "norm layers", .standard = "unit",
+    ROW(norm_block, .group = "norm layers", .default_text = "unit",
         ONE_OF_4(NG_NORM_UNIT, "unit", NG_NORM_FULL, "full", NG_NORM_DIAGONAL, "diagonal",
                  NG_NORM_NONE, "none"),
         .per_layer = true,
@@ -202,16 +204,16 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- full: all channels, [2C, 2C].\n"
                 "- diagonal: the diagonal of F (arXiv 1811.12019).\n"
                 "- none: the gradient is not changed."),
-    ROW(norm_damping, .group = "norm layers", .standard = "1", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "damping", .per_layer = true, .live = true,
+    ROW(norm_damping, .group = "norm layers", .default_text = "1", .lower = 0, .upper = REAL_MAX,
+        .lower_open = true, .unit = "damping", .per_layer = true, .can_change = true,
         NEEDS(norm_block, 1U << NG_NORM_UNIT | 1U << NG_NORM_FULL | 1U << NG_NORM_DIAGONAL),
         .help = "The factor of damping in norm layers."),
 
     /* Clip. */
-    ROW(clip, .group = "clip", .standard = "kl",
+    ROW(clip, .group = "clip", .default_text = "kl",
         ONE_OF_7(NG_CLIP_KL, "kl", NG_CLIP_RESCALE, "rescale", NG_CLIP_NORM, "norm", NG_CLIP_RATIO,
                  "ratio", NG_CLIP_RMS, "rms", NG_CLIP_NONE, "none", NG_CLIP_VALUE, "value"),
-        .live = true,
+        .can_change = true,
         .help = "The clip factor nu, which multiplies every preconditioned gradient PD of a "
                 "gradient D.\n"
                 "- kl: nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0.\n"
@@ -224,17 +226,17 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "arXiv 1804.04235).\n"
                 "- none: nu = 1.\n"
                 "- value: nu = 1, and each element of PD is limited to [-clip_bound, clip_bound]."),
-    ROW(kl_clip, .group = "clip", .standard = "0.001", .lower = 0, .upper = REAL_MAX,
-        .lower_open = true, .unit = "KL", .live = true, NEEDS(clip, 1U << NG_CLIP_KL),
+    ROW(kl_clip, .group = "clip", .default_text = "0.001", .lower = 0, .upper = REAL_MAX,
+        .lower_open = true, .unit = "KL", .can_change = true, NEEDS(clip, 1U << NG_CLIP_KL),
         .help = "clip = kl: the bound kappa."),
-    ROW(clip_bound, .group = "clip", .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "norm",
-        .live = true,
+    ROW(clip_bound, .group = "clip", .default_text = "0", .lower = 0, .upper = REAL_MAX,
+        .unit = "norm", .can_change = true,
         NEEDS(clip,
               1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS | 1U << NG_CLIP_VALUE),
         .help = "clip = norm, ratio, rms, value: the bound, which must be above 0."),
 
     /* Layers. */
-    ROW(skip_layers, .group = "layers", .standard = "", .form = ng_globs_form,
+    ROW(skip_layers, .group = "layers", .default_text = "", .check_text = ng_globs_check_text,
         .help =
             "Layers that keep their gradient: globs separated by commas, as in \"fc*,conv2d\".\n"
             "A glob must match the whole name or kind of a layer (\"linear\", \"Linear\", "
@@ -245,7 +247,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "- A backslash makes the next byte literal, also a comma.\n"
             "- linear/N matches the linear layers with N outputs.\n"
             "Globs that match no layer are logged, and ng_explain lists them."),
-    ROW(per_layer, .group = "layers", .standard = "", .form = ng_lines_form,
+    ROW(per_layer, .group = "layers", .default_text = "", .check_text = ng_lines_check_text,
         .help = "Options of single layers: entries \"GLOBS: NAME=VALUE ...\" separated by ';'.\n"
                 "Example: \"conv2d: solver=eigen; fc*,head: method=mfac window=16 damping=1e-4\".\n"
                 "- The first entry with a glob that matches a layer's name or kind (a tensor's "
@@ -257,7 +259,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- Layers of methods with a window and with identical lines share one window."),
 
     /* Ranks. */
-    ROW(statistics, .group = "ranks", .standard = "all",
+    ROW(statistics, .group = "ranks", .default_text = "all",
         ONE_OF_4(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local", NG_STATISTICS_OWNER,
                  "owner", NG_STATISTICS_SHARDED, "sharded"),
         .help = "Whose batches enter the statistics, and which ranks store them.\n"
@@ -266,7 +268,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- owner: summed over all ranks, stored by the owner.\n"
                 "- sharded: windows only: each rank stores a slice of about 1/W of every row and "
                 "computes that slice of PD."),
-    ROW(placement, .group = "ranks", .standard = "balanced",
+    ROW(placement, .group = "ranks", .default_text = "balanced",
         ONE_OF_7(NG_PLACEMENT_ROUND_ROBIN, "round-robin", NG_PLACEMENT_KAISA, "kaisa",
                  NG_PLACEMENT_MPD_KFAC, "mpd-kfac", NG_PLACEMENT_CONTIGUOUS, "contiguous",
                  NG_PLACEMENT_SPNGD, "spngd", NG_PLACEMENT_BALANCED, "balanced",
@@ -282,22 +284,22 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- balanced: counts the products of each step, too; never more expensive than "
                 "kaisa by that count.\n"
                 "- kaisa-memory: as kaisa; a factor of order n costs n^2 instead of n^3."),
-    ROW(colocate, .group = "ranks", .standard = "1",
+    ROW(colocate, .group = "ranks", .default_text = "1",
         .help = "1: one rank solves A and G of a layer. 0: each factor is placed by itself on the "
                 "ranks that store the layer's inverse.\n"
                 "Must be 1 with placement = spngd, and with statistics = local unless one rank "
                 "stores the inverse."),
-    ROW(grad_worker_fraction, .group = "ranks", .standard = "1", .lower = 0, .upper = 1,
+    ROW(grad_worker_fraction, .group = "ranks", .default_text = "1", .lower = 0, .upper = 1,
         .unit = "ranks/W", .trait = NG_TRAIT_SOLVES,
         .help = "The share of ranks that store the inverse of a block; 0: the owner only."),
 
     /* Messages. */
-    ROW(wire_dtype, .group = "messages", .standard = "f32",
+    ROW(wire_dtype, .group = "messages", .default_text = "f32",
         ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"),
         .help = "The type in which sums of averaged statistics are sent.\n"
                 "Each rank rounds its sums to this type, the transport adds in f32 or better, and "
                 "the sum is rounded again. f16 sends means."),
-    ROW(stat_bucket_mb, .group = "messages", .standard = "25", .lower = 0, .upper = 1e5,
+    ROW(stat_bucket_mb, .group = "messages", .default_text = "25", .lower = 0, .upper = 1e5,
         .unit = "MB",
         .help = "The largest message of statistics (MB = 10^6 bytes). A larger statistic has its "
                 "own message; 0: each statistic has.\n"
@@ -305,17 +307,17 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "the step. The option does not change results."),
 
     /* Update. */
-    ROW(update, .group = "update", .standard = "gradient",
+    ROW(update, .group = "update", .default_text = "gradient",
         ONE_OF_3(NG_UPDATE_GRADIENT, "gradient", NG_UPDATE_SGD, "sgd", NG_UPDATE_ADAMW, "adamw"),
         .help = "The step function that will be called: ng_step, ng_step_sgd or ng_step_adamw."),
-    ROW(update_ranks, .group = "update", .standard = "all",
+    ROW(update_ranks, .group = "update", .default_text = "all",
         ONE_OF_2(NG_UPDATE_RANKS_ALL, "all", NG_UPDATE_RANKS_OWNER, "owner"),
         NEEDS(update, 1U << NG_UPDATE_SGD | 1U << NG_UPDATE_ADAMW),
         .help = "update = sgd, adamw: the ranks that update a weight.\n"
                 "- all: every rank.\n"
                 "- owner: the owner of the block (of tensor i: rank i mod W), which alone stores "
                 "the moments and broadcasts the weights."),
-    ROW(missing, .group = "update", .standard = "refuse",
+    ROW(missing, .group = "update", .default_text = "refuse",
         ONE_OF_2(NG_MISSING_REFUSE, "refuse", NG_MISSING_KEEP, "keep"),
         .help = "What a step does with a layer or tensor without gradients (never bound, or bound "
                 "with data NULL).\n"
@@ -324,13 +326,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "its elements are zeros.\n"
                 "A layer with only some of its gradients, or with an expired binding, is always an "
                 "error."),
-    ROW(quantify, .group = "update", .standard = "0",
+    ROW(quantify, .group = "update", .default_text = "0",
         .help = "1: report how far each element is scaled, |PD_i / (D_i + 1e-8)|: least, "
                 "quartiles, largest, mean (EFCP).\n"
                 "Costs two more passes over gradients and PD, and 128 KiB a thread."),
 
     /* Windows. */
-    ROW(window, WINDOW, .standard = "64", .lower = 1, .upper = COUNT_MAX, .unit = "gradients",
+    ROW(window, WINDOW, .default_text = "64", .lower = 1, .upper = COUNT_MAX, .unit = "gradients",
         .help = "m, the number of stored gradients. Windows need no observation; with G [m, d] the "
                 "stored gradients and x the newest:\n"
                 "- mfac: PD = (damping I + G'G / m)^-1 x (M-FAC, arXiv 2107.03356).\n"
@@ -338,7 +340,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "(GGT, arXiv 1806.02958).\n"
                 "With stat_period > 1, only the gradient of every stat_period-th step enters the "
                 "window; in other steps x is the gradient of the step."),
-    ROW(window_function, WINDOW, .standard = "mfac",
+    ROW(window_function, WINDOW, .default_text = "mfac",
         ONE_OF_6(NG_WINDOW_MFAC, "mfac", NG_WINDOW_MFAC_FILLED, "mfac-filled", NG_WINDOW_GGT, "ggt",
                  NG_WINDOW_STEP, "step", NG_WINDOW_ADAM, "adam", NG_WINDOW_ADAGRAD, "adagrad"),
         .help = "The direction that a window computes.\n"
@@ -348,22 +350,23 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- step: window = 1; x = v with v the momentum of D.\n"
                 "- adam: window = 1; x = m / (sqrt(s) + damping) with unbiased moments of D.\n"
                 "- adagrad: window = 1; s <- s + x^2, PD = x / (sqrt(s) + damping)."),
-    ROW(window_scope, WINDOW, .standard = "model",
+    ROW(window_scope, WINDOW, .default_text = "model",
         ONE_OF_3(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter", NG_WINDOW_GROUP,
                  "group"),
         NEEDS_EITHER(window_function, MFAC | 1U << NG_WINDOW_GGT, window_store, TOPK),
         .help = "One curvature for all parameters, for each parameter, or for each group of "
                 "ng_set_group (as it is at ng_ready)."),
-    ROW(window_dtype, WINDOW, .standard = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
-        .later = "f16|f64",
+    ROW(window_dtype, WINDOW, .default_text = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
+        .unsupported = "f16|f64",
         .help = "The dtype of stored gradients; with bf16, x (see window) is rounded too."),
-    ROW(window_forget, WINDOW, .standard = "1", .lower = 0, .upper = 1, .unit = "weight",
+    ROW(window_forget, WINDOW, .default_text = "1", .lower = 0, .upper = 1, .unit = "weight",
         .help = "ggt: in G'G (see window) the k-th gradient before the newest has the weight "
                 "window_forget^(2k). adam: the weight of the old second moment."),
-    ROW(window_momentum, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "weight",
+    ROW(window_momentum, WINDOW, .default_text = "0", .lower = 0, .upper = 0.999999,
+        .unit = "weight",
         .help = "mu, the weight of the old momentum v, see window_momentum_form; the clip applies "
                 "to the result."),
-    ROW(window_momentum_form, WINDOW, .standard = "average",
+    ROW(window_momentum_form, WINDOW, .default_text = "average",
         ONE_OF_3(NG_MOMENTUM_AVERAGE, "average", NG_MOMENTUM_HEAVY_BALL, "heavy-ball",
                  NG_MOMENTUM_GRADIENT, "gradient"),
         NEEDS_ABOVE(window_momentum),
@@ -371,10 +374,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- average: v = mu v + (1 - mu) PD.\n"
                 "- heavy-ball: v = mu v + PD.\n"
                 "- gradient: x = v = mu v + (1 - mu) D, and D enters the window."),
-    ROW(window_decay, WINDOW, .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "weight",
+    ROW(window_decay, WINDOW, .default_text = "0", .lower = 0, .upper = REAL_MAX, .unit = "weight",
         NEEDS(window_decay_form, 1U << NG_DECAY_GRADIENT | 1U << NG_DECAY_DIRECTION),
         .help = "Weight decay inside the preconditioner; above 0 weights must be bound."),
-    ROW(window_decay_form, WINDOW, .standard = "gradient",
+    ROW(window_decay_form, WINDOW, .default_text = "gradient",
         ONE_OF_3(NG_DECAY_GRADIENT, "gradient", NG_DECAY_DIRECTION, "direction", NG_DECAY_NONE,
                  "none"),
         NEEDS_ABOVE(window_decay),
@@ -382,10 +385,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- gradient: D + window_decay w enters the window.\n"
                 "- direction: window_decay / damping w is added to PD (mfac, as in EFCP).\n"
                 "- none: not at all."),
-    ROW(window_mask, WINDOW, .standard = "0",
+    ROW(window_mask, WINDOW, .default_text = "0",
         .help = "1: weights that are 0 at ng_ready get no gradient and no direction. Weights must "
                 "be bound before ng_ready."),
-    ROW(window_store, WINDOW, .standard = "dense",
+    ROW(window_store, WINDOW, .default_text = "dense",
         ONE_OF_5(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_TOPK_LAYER, "topk-layer",
                  NG_STORE_TOPK_BLOCK, "topk-block", NG_STORE_LOWRANK, "lowrank"),
         .help =
@@ -395,15 +398,15 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "- topk, topk-layer, topk-block: the largest entries of all, of each parameter, or of "
             "each 32,768 consecutive elements; of equal entries the first.\n"
             "- lowrank: factors P Q' of each weight (PowerSGD, arXiv 1905.13727)."),
-    ROW(window_density, WINDOW, .standard = "0.01", .lower = 0, .upper = COUNT_MAX,
+    ROW(window_density, WINDOW, .default_text = "0.01", .lower = 0, .upper = COUNT_MAX,
         .lower_open = true, .unit = "entries/all", NEEDS(window_store, TOPK),
         .help = "topk: the stored share k / d, at least one entry; above 1: k itself (topk "
                 "only)."),
-    ROW(window_rank, WINDOW, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
+    ROW(window_rank, WINDOW, .default_text = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
         NEEDS(window_store, 1U << NG_STORE_LOWRANK),
         .help = "lowrank: columns of P and Q of each weight, at most its rows and columns; biases "
                 "and tensors are stored whole."),
-    ROW(window_fill, WINDOW, .standard = "none",
+    ROW(window_fill, WINDOW, .default_text = "none",
         ONE_OF_5(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
                  NG_FILL_REST, "rest", NG_FILL_ADDED, "added"),
         NEEDS(window_store, TOPK | 1U << NG_STORE_LOWRANK),
@@ -415,10 +418,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "of e, which is 0 there afterwards.\n"
                 "- rest: until the window is full, (D - x) / damping is added to PD (mfac).\n"
                 "- added: in every step, (D - x) / damping is added to PD (mfac)."),
-    ROW(window_feedback_lr, WINDOW, .standard = "0",
+    ROW(window_feedback_lr, WINDOW, .default_text = "0",
         NEEDS(window_store, TOPK | 1U << NG_STORE_LOWRANK),
         .help = "1: a = e + lr D, and PD is the stored part over lr."),
-    ROW(window_empty, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
+    ROW(window_empty, WINDOW, .default_text = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
         .help = "Empty the window if lr is at most window_empty times the lr of the last stored "
                 "gradient; error and momentum stay. 0: never."),
 };

@@ -139,7 +139,7 @@ static ng_status refuse(const ng_option_row *row, const char *given, const char 
 /* ---- the field of a row ----------------------------------------------------------------------*/
 
 /* Return the address of an option's field.  Callers copy the field with memcpy, because its type depends on the row. */
-static const char *field(const ng_option_row *row, const ng_options *o) {
+static const char *value_address(const ng_option_row *row, const ng_options *o) {
   return (const char *)o + row->offset;
 }
 
@@ -148,12 +148,12 @@ static size_t field_size(const ng_option_row *row) {
                                 [NG_OPTION_INT] = sizeof(int64_t),
                                 [NG_OPTION_BOOL] = sizeof(int32_t),
                                 [NG_OPTION_CHOICE] = sizeof(const char *),
-                                [NG_OPTION_TEXT] = NG_TEXT_ROOM};
+                                [NG_OPTION_TEXT] = NG_TEXT_SIZE};
   return size[row->type];
 }
 
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to) {
-  memcpy((char *)to + row->offset, field(row, from), field_size(row));
+  memcpy((char *)to + row->offset, value_address(row, from), field_size(row));
 }
 
 /* The cast of a whole number is exact, because its bounds are below 2^53. */
@@ -164,7 +164,7 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
     int32_t flag;
   } v;
   NG_ASSERT(field_size(row) <= sizeof v);
-  memcpy(&v, field(row, o), field_size(row));
+  memcpy(&v, value_address(row, o), field_size(row));
   if (row->type == NG_OPTION_REAL) return v.real;
   return row->type == NG_OPTION_INT ? (double)v.whole : v.flag;
 }
@@ -172,8 +172,8 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
 /* The field of a choice is a pointer to its text; the field of a text option is a char array. */
 const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
   const char *text;
-  if (row->type == NG_OPTION_TEXT) return field(row, o);
-  memcpy(&text, field(row, o), sizeof text);
+  if (row->type == NG_OPTION_TEXT) return value_address(row, o);
+  memcpy(&text, value_address(row, o), sizeof text);
   return text;
 }
 
@@ -209,7 +209,7 @@ bool ng_option_in_range(const ng_option_row *row, double v) {
 /* ---- read, write -----------------------------------------------------------------------------*/
 
 /* Mark the option as given: a method that is set later does not change it. */
-static ng_status now_given(const ng_option_row *row, ng_options *o) {
+static ng_status mark_given(const ng_option_row *row, ng_options *o) {
   ng_bits_add(o->given.word, (int32_t)(row - ng_option_table));
   return NG_OK;
 }
@@ -220,9 +220,9 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
   const int32_t choice = ng_option_choice(row, text);
   if (choice >= 0) {
     ng_option_store(row, o, choice);
-    return now_given(row, o);
+    return mark_given(row, o);
   }
-  if (row->later != NULL && ng_in_list(row->later, text)) {
+  if (row->unsupported != NULL && ng_in_list(row->unsupported, text)) {
     return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported yet, expected %s",
                       row->name, text, row->choices);
   }
@@ -232,16 +232,16 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
 static ng_status read_text(const ng_option_row *row, const char *text, ng_options *o, char *message,
                            size_t size) {
   const size_t bytes = strlen(text);
-  if (bytes >= NG_TEXT_ROOM) {
+  if (bytes >= NG_TEXT_SIZE) {
     return ng_fail_to(message, size, NG_ERR_ARG, "%s: %zu bytes, expected at most %d", row->name,
-                      bytes, NG_TEXT_ROOM - 1);
+                      bytes, NG_TEXT_SIZE - 1);
   }
-  if (row->form != NULL) {
-    const ng_status st = row->form(text, message, size);
+  if (row->check_text != NULL) {
+    const ng_status st = row->check_text(text, message, size);
     if (st != NG_OK) return st;
   }
   memmove((char *)o + row->offset, text, bytes + 1); /* `text` may be the field itself */
-  return now_given(row, o);
+  return mark_given(row, o);
 }
 
 /* Store a number if it is within the bounds; messages quote `given`, the text of the number. */
@@ -251,7 +251,7 @@ static ng_status take_number(const ng_option_row *row, double value, const char 
     return refuse(row, given, "is out of range", "", message, size);
   }
   ng_option_store(row, o, value);
-  return now_given(row, o);
+  return mark_given(row, o);
 }
 
 ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,

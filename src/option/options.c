@@ -7,19 +7,19 @@
 
 #include <stdlib.h>
 
-static ng_status no_object(char *message, size_t size) {
+static ng_status missing_object(char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
 }
 
 /* ---- make, copy ------------------------------------------------------------------------------*/
 
 /* The table has the defaults as texts, so ng_option_read sets them. */
-void ng_options_standard(ng_options *full) {
+void ng_options_set_defaults(ng_options *full) {
   memset(full, 0, sizeof *full);
   full->method = ng_method_name("natgrad");
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
-    const ng_status st = ng_option_read(row, row->standard, full, NULL, 0);
+    const ng_status st = ng_option_read(row, row->default_text, full, NULL, 0);
     NG_ASSERT(st == NG_OK);
     (void)st;
   }
@@ -27,7 +27,8 @@ void ng_options_standard(ng_options *full) {
 }
 
 /* The memory comes from ng_plain_alloc: the caller's allocator belongs to a context, and options have none. */
-static ng_status make(const ng_options *values, char *message, size_t size, ng_options **out) {
+static ng_status create_options(const ng_options *values, char *message, size_t size,
+                                ng_options **out) {
   ng_options *o = ng_plain_alloc(NULL, sizeof *o);
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_options: no memory");
   *o = *values;
@@ -39,15 +40,15 @@ ng_status ng_options_create(const char *line, char *message, size_t size, ng_opt
   ng_options full;
   if (out == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options_create: out is NULL");
   *out = NULL;
-  ng_options_standard(&full);
+  ng_options_set_defaults(&full);
   const ng_status st = line == NULL ? NG_OK : ng_options_set_line(&full, line, message, size);
-  return st == NG_OK ? make(&full, message, size, out) : st;
+  return st == NG_OK ? create_options(&full, message, size, out) : st;
 }
 
 ng_status ng_options_copy(const ng_options *o, ng_options **out) {
   if (out == NULL) return NG_ERR_ARG;
   *out = NULL;
-  return o == NULL ? NG_ERR_ARG : make(o, NULL, 0, out);
+  return o == NULL ? NG_ERR_ARG : create_options(o, NULL, 0, out);
 }
 
 void ng_options_destroy(ng_options **o) {
@@ -61,7 +62,7 @@ void ng_options_destroy(ng_options **o) {
 ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message,
                          size_t size) {
   const ng_option_row *row = NULL;
-  if (o == NULL) return no_object(message, size);
+  if (o == NULL) return missing_object(message, size);
   if (name != NULL && ng_is(name, "method")) {
     return ng_options_set_method(o, value, message, size);
   }
@@ -72,7 +73,7 @@ ng_status ng_options_set(ng_options *o, const char *name, const char *value, cha
 ng_status ng_options_set_real(ng_options *o, const char *name, double value, char *message,
                               size_t size) {
   const ng_option_row *row = NULL;
-  if (o == NULL) return no_object(message, size);
+  if (o == NULL) return missing_object(message, size);
   const ng_status st = ng_option_lookup(name, &row, message, size);
   return st == NG_OK ? ng_option_read_real(row, value, o, message, size) : st;
 }
@@ -106,13 +107,13 @@ ng_status ng_options_get_real(const ng_options *o, const char *name, double *out
 static const char *name_at(int32_t i) {
   if (i == 0) return "method";
   return i <= NG_OPTION_COUNT ? ng_option_table[i - 1].name
-                              : ng_options_gone[i - NG_OPTION_COUNT - 1].name;
+                              : ng_removed_options[i - NG_OPTION_COUNT - 1].name;
 }
 
 /* If a variable is wrong, no option is changed, and the message names the variable.  An empty variable is a value. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
   char variable[64], why[NG_MESSAGE];
-  if (o == NULL) return no_object(message, size);
+  if (o == NULL) return missing_object(message, size);
   ng_options full = *o;
   for (int32_t i = 0; name_at(i) != NULL; i++) {
     ng_variable_name(name_at(i), variable, sizeof variable);
@@ -182,9 +183,9 @@ ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, 
   needs[0] = 0;
   if (o == NULL) return NG_ERR_ARG;
   const ng_status st = ng_option_lookup(option, &row, NULL, 0);
-  if (st != NG_OK || !row->needs[0].there) return st;
+  if (st != NG_OK || !row->needs[0].exists) return st;
   size_t n = 0;
-  for (int i = 0; i < 2 && row->needs[i].there && n < size; i++) {
+  for (int i = 0; i < 2 && row->needs[i].exists && n < size; i++) {
     if (is_met(o, &row->needs[i])) {
       needs[0] = 0;
       return NG_OK;

@@ -14,21 +14,21 @@
 #include "option/published.h"
 
 /* Set several options and mark them as given. */
-static void put_values(const job *j, const ng_value *values) {
+static void put_values(const job *j, const ng_option_setting *values) {
   ng_options_set_values(j->full, values);
   for (; values->option != NG_OPTION_COUNT; values++)
     ng_bits_add(j->full->given.word, (int32_t)values->option);
 }
 
 static ng_status choose_clip(const job *j, ng_clip_kind kind) {
-  put_values(j, (const ng_value[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
+  put_values(j, (const ng_option_setting[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
   return NG_OK;
 }
 
 /* None: no clip, as KAISA documents, although its constructor refuses None. */
 static ng_status take_kl_clip(job *j) {
   if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
-  const ng_status st = put(j, "kl_clip", j->value);
+  const ng_status st = set_option(j, "kl_clip", j->value);
   return st == NG_OK ? choose_clip(j, NG_CLIP_KL) : st;
 }
 
@@ -51,15 +51,16 @@ static ng_status take_kl_clip_zero(job *j) {
 /* SAM of lzhangbv/eva: the radius is kl_clip if kl_clip > 0, else 0.01. */
 static ng_status take_radius(job *j) {
   double v;
-  if (is_none(j->value) || (ng_read_real(j->value, &v) && v <= 0)) return put(j, "radius", "0.01");
-  return put(j, "radius", j->value);
+  if (is_none(j->value) || (ng_read_real(j->value, &v) && v <= 0))
+    return set_option(j, "radius", "0.01");
+  return set_option(j, "radius", j->value);
 }
 
 /* 0 is refused: in this library 0 means all samples, in the published program no sample. */
 static ng_status take_samples(job *j) {
   int64_t n;
   if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
-  return put(j, j->row->option, j->value);
+  return set_option(j, j->row->option, j->value);
 }
 
 /* The value is xi of F <- (1 - xi) F + xi X, with X the new sample.  In May 2022 kfac_pytorch exchanged the weights of
@@ -71,7 +72,7 @@ static ng_status take_new_weight(job *j) {
     return refuse(j, NG_ERR_ARG, "a number from 0 to 1, the weight of the new sample");
   }
   ng_write_real(1 - xi, text, sizeof text);
-  return put(j, "stat_decay", text);
+  return set_option(j, "stat_decay", text);
 }
 
 /* Return whether the solver, as set by compute_method or the variant, uses eigenvalues. */
@@ -85,9 +86,9 @@ static ng_status take_compute_method(job *j) {
   const bool eigen = ng_same_word(j->value, "eigen");
   if (!eigen && !ng_same_word(j->value, "inverse"))
     return refuse(j, NG_ERR_ARG, "eigen or inverse");
-  static const ng_value eigen_again[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN_PREDIV},
-                                         {NG_OPTION_damping_split, NG_SPLIT_JOINT},
-                                         NG_VALUES_END};
+  static const ng_option_setting eigen_again[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN_PREDIV},
+                                                  {NG_OPTION_damping_split, NG_SPLIT_JOINT},
+                                                  NG_VALUES_END};
   if (!eigen) put_values(j, ng_kaisa_inverse);
   if (eigen && !solves_by_eigen(j)) put_values(j, eigen_again);
   return NG_OK;
@@ -97,18 +98,18 @@ static ng_status take_compute_method(job *j) {
 static ng_status take_prediv(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
-  return solves_by_eigen(j) ? put(j, "solver", flag ? "eigen-prediv" : "eigen") : NG_OK;
+  return solves_by_eigen(j) ? set_option(j, "solver", flag ? "eigen-prediv" : "eigen") : NG_OK;
 }
 
 /* KAISA searches for regular expressions in names and classes of layers (re.search).  An expression without equivalent
  * globs is refused. */
 static ng_status take_regex(job *j) {
-  char globs[NG_TEXT_ROOM];
+  char globs[NG_TEXT_SIZE];
   const char *v = j->value;
-  if (is_none(v) || ng_is(v, "[]")) return put(j, j->row->option, "");
+  if (is_none(v) || ng_is(v, "[]")) return set_option(j, j->row->option, "");
   if (v[0] == '[' && (v[1] == '"' || v[1] == '\''))
     return refuse(j, NG_ERR_ARG, "one expression; join a list with '|'");
-  if (ng_globs_of_search(v, globs, sizeof globs)) return put(j, j->row->option, globs);
+  if (ng_globs_of_search(v, globs, sizeof globs)) return set_option(j, j->row->option, globs);
   return refuse(
       j, NG_ERR_ABSENT,
       "texts, [...], '.', '.*', \\d, ^ and $ joined by '|'; or set globs with skip_layers");
@@ -118,11 +119,11 @@ static ng_status take_regex(job *j) {
 static ng_status take_width(job *j) {
   int64_t width;
   char glob[32];
-  if (is_none(j->value)) return put(j, j->row->option, "");
+  if (is_none(j->value)) return set_option(j, j->row->option, "");
   if (!ng_read_int(j->value, &width) || width < 1)
     return refuse(j, NG_ERR_ARG, "none or a width >= 1");
   (void)snprintf(glob, sizeof glob, "linear/%lld", (long long)width);
-  return put(j, j->row->option, glob);
+  return set_option(j, j->row->option, glob);
 }
 
 /* The argument has an effect in the published class `inverse` only: `eigen` always sends its eigenbases, the DP classes
@@ -135,7 +136,7 @@ static ng_status take_communicate(job *j) {
   if (!local && !flag && solves_by_eigen(j)) {
     return refuse(j, NG_ERR_ARG, "true: the published eigen class always sends its eigenbases");
   }
-  return put(j, j->row->option, flag ? "1" : "0");
+  return set_option(j, j->row->option, flag ? "1" : "0");
 }
 
 /* Check a count that has no effect in this method. */
@@ -160,8 +161,8 @@ static ng_status take_distribute(job *j) {
       !solves_by_eigen(j)) {
     return flag ? refuse(j, NG_ERR_ARG, "false or none: only MPD-KFAC's eigen has it") : NG_OK;
   }
-  const ng_status st = put(j, "placement", none ? "mpd-kfac" : "round-robin");
-  return st == NG_OK ? put(j, j->row->option, flag ? "0" : "1") : st;
+  const ng_status st = set_option(j, "placement", none ? "mpd-kfac" : "round-robin");
+  return st == NG_OK ? set_option(j, j->row->option, flag ? "0" : "1") : st;
 }
 
 /* Check a loss scale; in this library the loss scale is an argument of each micro-batch. */
@@ -351,15 +352,15 @@ static const ng_published spngd_names[] = {
 
 /* ---- set a published option ------------------------------------------------------------------*/
 
-const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
-               ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
-               ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
-               ng_names_spngd = NAMES(spngd_names);
+const ng_published_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
+                         ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
+                         ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
+                         ng_names_spngd = NAMES(spngd_names);
 
 /* If the name is unknown, the message has the nearest name. */
-ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
-                        const char *value, ng_options *full, double *lr, bool *gives_lr,
-                        char *message, size_t size) {
+ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,
+                           const char *value, ng_options *full, double *lr, bool *gives_lr,
+                           char *message, size_t size) {
   char list[NG_MESSAGE] = ""; /* "a|b|c": names of the rows, to find the nearest */
   for (int32_t i = 0; i < names->count; i++) {
     if (!ng_is(names->row[i].name, name)) {
@@ -368,12 +369,12 @@ ng_status ng_names_take(const ng_names *names, const char *method, const char *n
       continue;
     }
     job j = {&names->row[i], value, full, 0, false, message, size};
-    const ng_status st = j.row->take(&j);
+    const ng_status st = j.row->set(&j);
     *lr = j.lr;
     *gives_lr = j.gives_lr;
     return st;
   }
-  for (const ng_left_out *out = names->out; out != NULL && out->names != NULL; out++) {
+  for (const ng_refused_names *out = names->refused; out != NULL && out->names != NULL; out++) {
     if (!ng_in_list(out->names, name)) continue;
     return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported: %s", method, name,
                       out->why);

@@ -13,7 +13,7 @@ static inline ng_status refuse(const job *j, ng_status st, const char *expected)
 }
 
 /* Set an option of this library.  If the table refuses the value, the message names the published option, too. */
-static inline ng_status put(job *j, const char *option, const char *value) {
+static inline ng_status set_option(job *j, const char *option, const char *value) {
   char why[NG_MESSAGE];
   const ng_option_row *row = NULL;
   ng_status st = ng_option_lookup(option, &row, why, sizeof why);
@@ -52,14 +52,14 @@ static inline bool find_word(const job *j, char *here, size_t size) {
 /* Set the option to the published value; a word of the row is replaced by its value first. */
 static inline ng_status take_same(job *j) {
   char here[32];
-  return put(j, j->row->option, find_word(j, here, sizeof here) ? here : j->value);
+  return set_option(j, j->row->option, find_word(j, here, sizeof here) ? here : j->value);
 }
 
 /* Accept only the words of the row.  If the value is refused, the message lists these words and the reason. */
 static inline ng_status take_word(job *j) {
   char here[32], expected[NG_MESSAGE], *to = expected;
   const char *option = j->row->option, *words = j->row->words;
-  if (find_word(j, here, sizeof here)) return option[0] == 0 ? NG_OK : put(j, option, here);
+  if (find_word(j, here, sizeof here)) return option[0] == 0 ? NG_OK : set_option(j, option, here);
   for (const char *at = words; *at != 0; at++) {
     if (*at == '=')
       at += strcspn(at, "|") - 1;

@@ -47,9 +47,10 @@ static ng_status take_topk(job *j) {
 
 static ng_status take_clip_bound(job *j) {
   double v;
-  if (ng_read_real(j->value, &v) && v == 0) return put(j, "clip", "none");
-  if (ng_option_chosen(j->full, NG_OPTION_clip) != NG_CLIP_VALUE) (void)put(j, "clip", "norm");
-  return put(j, "clip_bound", j->value);
+  if (ng_read_real(j->value, &v) && v == 0) return set_option(j, "clip", "none");
+  if (ng_option_chosen(j->full, NG_OPTION_clip) != NG_CLIP_VALUE)
+    (void)set_option(j, "clip", "norm");
+  return set_option(j, "clip_bound", j->value);
 }
 
 static const ng_published efcp_names[] = {
@@ -150,8 +151,8 @@ static ng_status take_betas(job *j) {
   comma += strspn(comma, " ");
   end = comma + strcspn(comma, ") ");
   *end = 0;
-  const ng_status st = put(j, "window_momentum", text);
-  return st == NG_OK ? put(j, "window_forget", comma) : st;
+  const ng_status st = set_option(j, "window_momentum", text);
+  return st == NG_OK ? set_option(j, "window_forget", comma) : st;
 }
 
 #define TOPK_NAMES                                                                                 \
@@ -183,13 +184,13 @@ static const ng_published topk_adagrad_names[] = {
     {"wd_type", "window_decay_form", "wd: none; reg and both: gradient", take_word,
      "wd=none|0=none|reg=gradient|both=gradient|1=gradient|2=gradient"},
 };
-const ng_names ng_names_topk_sgd = NAMES(topk_sgd_names),
-               ng_names_topk_adam = NAMES(topk_adam_names),
-               ng_names_topk_adagrad = NAMES(topk_adagrad_names);
+const ng_published_names ng_names_topk_sgd = NAMES(topk_sgd_names),
+                         ng_names_topk_adam = NAMES(topk_adam_names),
+                         ng_names_topk_adagrad = NAMES(topk_adagrad_names);
 
 /* Arguments of the programs that run the optimizers of EFCP: main.py, the FFCV section, the scripts of ASDL and
  * HuggingFace. */
-static const ng_left_out efcp_out[] = {
+static const ng_refused_names efcp_out[] = {
     {"model|dataset|dataset_path|dataset_name|load_random_model|width|depth|train_size|"
      "augmentation|auto_augment|cutout|num_workers",
      "natgrad train has options for data and model"},
@@ -212,7 +213,7 @@ static const ng_left_out efcp_out[] = {
     {NULL, NULL}};
 
 /* Arguments of the scripts of M-FAC (main_optim.py, main_prun.py) and of EFCP's main_low_rank.py. */
-static const ng_left_out mfac_out[] = {
+static const ng_refused_names mfac_out[] = {
     {"model|dataset|dataset_path|optim|batchsize|save",
      "natgrad train has options for data, model and run"},
     {"weightdecay", "the name is weight_decay, as at the optimizer"},
@@ -222,7 +223,8 @@ static const ng_left_out mfac_out[] = {
      "natgrad prune prunes"},
     {NULL, NULL}};
 
-const ng_names ng_names_mfac = NAMES_BUT(mfac_names, mfac_out), ng_names_ggt = NAMES(ggt_names),
-               ng_names_efcp = NAMES_BUT(efcp_names, efcp_out),
-               ng_names_sparse_ggt = NAMES(sparse_ggt_names),
-               ng_names_lowrank = NAMES_BUT(lowrank_names, mfac_out);
+const ng_published_names ng_names_mfac = NAMES_BUT(mfac_names, mfac_out),
+                         ng_names_ggt = NAMES(ggt_names),
+                         ng_names_efcp = NAMES_BUT(efcp_names, efcp_out),
+                         ng_names_sparse_ggt = NAMES(sparse_ggt_names),
+                         ng_names_lowrank = NAMES_BUT(lowrank_names, mfac_out);

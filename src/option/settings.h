@@ -207,13 +207,13 @@ typedef struct ng_option_mask {
 /* ---- ng_options -------------------------------------------------------------------------------*/
 
 /* The size of a text option, with its final 0.  Texts are arrays in ng_options, so an assignment copies them. */
-enum { NG_TEXT_ROOM = 4096 };
+enum { NG_TEXT_SIZE = 4096 };
 
 #define NG_HELD_REAL(name) double name;
 #define NG_HELD_INT(name) int64_t name;
 #define NG_HELD_BOOL(name) int32_t name;
 #define NG_HELD_CHOICE(name) const char *name; /* points to a text of ng_option_row.choice */
-#define NG_HELD_TEXT(name) char name[NG_TEXT_ROOM];
+#define NG_HELD_TEXT(name) char name[NG_TEXT_SIZE];
 #define NG_AS_HELD(kind, name, type) NG_HELD_##kind(name)
 struct ng_options {
   const char *method; /* points to a name in methods.c */

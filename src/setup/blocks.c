@@ -357,14 +357,14 @@ static ng_status copy_lines(ng_precond *p) {
     ng_entry *e = p->entry[i];
     ng_layer d = ng_entry_whole(e)->d;
     if (e->is_tensor) d.kind = 0; /* a tensor matches by name only */
-    const char *line = e->d.options != NULL ? NULL : ng_lines_for(lines, &d);
+    const char *line = e->d.options != NULL ? NULL : ng_lines_find(lines, &d);
     if (line == NULL) continue;
     e->has_per_layer_options = true;
     e->d.options = ng_object_text(p, line);
     if (e->shard != NULL) e->shard->whole.d.options = e->d.options;
     st = ng_objects_status(p);
   }
-  const char *idle = p->ctx->stages == NULL ? ng_lines_idle(lines) : NULL;
+  const char *idle = p->ctx->stages == NULL ? ng_lines_find_unused(lines) : NULL;
   if (st == NG_OK && idle != NULL) {
     st = ng_fail(
         p->ctx, NG_ERR_ARG,

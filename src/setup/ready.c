@@ -46,7 +46,7 @@ static ng_status take_groups(ng_precond *p) {
     }
   }
   p->update_groups = most + 1;
-  p->step->out.group = ng_object(p, (size_t)p->update_groups * sizeof *p->step->out.group);
+  p->step->output.group = ng_object(p, (size_t)p->update_groups * sizeof *p->step->output.group);
   return ng_objects_status(p);
 }
 

@@ -15,12 +15,12 @@ static int32_t count_sharded(const ng_precond *p) {
 
 /* Return the worst status of all ranks of `c`.  NG_ERR_COMM if their numbers of sharded layers differ. */
 static ng_status compare(ng_precond *p, ng_comm *c, ng_status local, const char *who) {
-  double x[NG_CODES + NG_SAME_PIECES];
+  double x[NG_CODES + NG_HASH_PIECES];
   ng_codes_write(x, local);
   ng_hash_split(x + NG_CODES, (uint64_t)count_sharded(p));
-  const ng_status st = ng_exchange_sum_over(p, c, x, NG_CODES + NG_SAME_PIECES, "ng_ready");
+  const ng_status st = ng_exchange_sum_over(p, c, x, NG_CODES + NG_HASH_PIECES, "ng_ready");
   if (st != NG_OK) return st;
-  const ng_status worst = ng_exchange_verdict(p, x, local, who);
+  const ng_status worst = ng_exchange_worst_status(p, x, local, who);
   if (worst < NG_OK || ng_hash_sums_agree(x + NG_CODES, c->size)) return worst;
   return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the number of sharded layers differs between %s",
                  who);

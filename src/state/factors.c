@@ -95,12 +95,12 @@ static int32_t list_fields(factors *x, const ng_block *b, uint64_t started) {
 static bool check_names(factors *x) {
   ng_work *w = &x->w;
   if (x->folder == NULL || x->folder[0] == 0) {
-    return ng_work_refuse(w, NG_ERR_ARG, "no folder given");
+    return ng_work_fail(w, NG_ERR_ARG, "no folder given");
   }
   for (int32_t i = 0; i < w->p->blocks; i++) {
     const file_name n = name_of(w->p->block[i]);
     if (strlen(n.text) <= FILE_NAME) continue;
-    return ng_work_refuse(
+    return ng_work_fail(
         w, NG_ERR_ARG,
         "layer '%.40s...': its file name would have %zu characters, at most %d are possible",
         w->p->block[i]->name, strlen(n.text), (int)FILE_NAME);
@@ -130,14 +130,14 @@ static void prepare(factors *x, ng_precond *p, const char *call, const char *fol
     if (b->owners_differ) gathered = ng_max64(gathered, guest);
   }
   x->path_room = (int64_t)strlen(folder) + 1 + (int64_t)sizeof(file_name);
-  x->path = ng_work_take(w, x->path_room);
-  x->field = ng_work_take(w, most * (int64_t)sizeof *x->field);
-  x->tensor = ng_work_take(w, most * (int64_t)sizeof *x->tensor);
-  x->guest = ng_work_take(w, gathered);
-  w->memory = ng_work_take(w, w->largest);
-  w->published = ng_work_take(w, w->largest);
-  x->found = ng_work_take(w, p->blocks * (int64_t)sizeof *x->found);
-  x->file = ng_work_take(w, p->blocks * (int64_t)sizeof(ngio_tensors *));
+  x->path = ng_work_alloc(w, x->path_room);
+  x->field = ng_work_alloc(w, most * (int64_t)sizeof *x->field);
+  x->tensor = ng_work_alloc(w, most * (int64_t)sizeof *x->tensor);
+  x->guest = ng_work_alloc(w, gathered);
+  w->memory = ng_work_alloc(w, w->largest);
+  w->published = ng_work_alloc(w, w->largest);
+  x->found = ng_work_alloc(w, p->blocks * (int64_t)sizeof *x->found);
+  x->file = ng_work_alloc(w, p->blocks * (int64_t)sizeof(ngio_tensors *));
   if (x->found != NULL) memset(x->found, 0, (size_t)p->blocks * sizeof *x->found);
   if (x->file != NULL) memset(x->file, 0, (size_t)p->blocks * sizeof(ngio_tensors *));
 }
@@ -160,8 +160,8 @@ static void make_folder(factors *x) {
     if (end != '/' && end != 0) continue;
     *c = 0;
     if (mkdir(x->path, 0777) != 0 && (stat(x->path, &at) != 0 || !S_ISDIR(at.st_mode))) {
-      (void)ng_work_refuse(w, NG_ERR_FILE, "cannot make the folder '%s': %s", x->path,
-                           strerror(errno));
+      (void)ng_work_fail(w, NG_ERR_FILE, "cannot make the folder '%s': %s", x->path,
+                         strerror(errno));
     }
     *c = end;
     if (end == 0) return;
@@ -206,21 +206,21 @@ static void save_block(factors *x, const ng_block *b, int32_t n) {
   set_path(x, b);
   for (int32_t i = 0; i < n; i++) {
     const ng_field *f = &x->field[i];
-    x->tensor[i] = ng_tensor_of(f->name, f, NULL);
+    x->tensor[i] = ng_tensor_describe(f->name, f, NULL);
     crc = ng_crc_on(crc, ng_field_published(f, w->published), ng_field_bytes(f));
   }
   const ng_hex hex = ng_hex_of(crc);
   const ngio_text text[2] = {{LAYER, b->name}, {CRC, hex.text}};
   char *why = w->message;
-  bool ok = ng_work_fine(
+  bool ok = ng_work_check_io(
       w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer, why, sizeof w->message));
   for (int32_t i = 0; i < n && ok; i++) {
     const ng_field *f = &x->field[i];
-    ok = ng_work_fine(w, ngio_writer_put(w->writer, ng_field_published(f, w->published),
-                                         ng_field_bytes(f), why, sizeof w->message));
+    ok = ng_work_check_io(w, ngio_writer_put(w->writer, ng_field_published(f, w->published),
+                                             ng_field_bytes(f), why, sizeof w->message));
   }
   if (ok) {
-    (void)ng_work_fine(w, ngio_writer_finish(&w->writer, why, sizeof w->message));
+    (void)ng_work_check_io(w, ngio_writer_finish(&w->writer, why, sizeof w->message));
   } else {
     ngio_writer_abandon(&w->writer);
   }
@@ -230,9 +230,9 @@ ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
   factors x = {.file = NULL};
   ng_status st = NG_OK;
   prepare(&x, p, "ng_save_factors", folder);
-  NG_TRY(ng_work_tell(&x.w));
-  if (x.w.first) make_folder(&x);
-  NG_TRY(ng_work_tell(&x.w));
+  NG_TRY(ng_work_agree(&x.w));
+  if (x.w.is_rank0) make_folder(&x);
+  NG_TRY(ng_work_agree(&x.w));
   NG_TRY(find_started(&x));
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -240,7 +240,7 @@ ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
     NG_TRY(gather_block(&x, b, n));
     if (file_owner(b) == p->ctx->rank && x.w.st == NG_OK) save_block(&x, b, n);
   }
-  NG_TRY(ng_work_tell(&x.w));
+  NG_TRY(ng_work_agree(&x.w));
   ng_log(p->ctx, NG_LOG_INFO, "factors: saved = %s", folder);
 done:
   close_factors(&x);
@@ -250,24 +250,24 @@ done:
 /* ---- load ------------------------------------------------------------------------------------*/
 
 /* Return the error of tensor t of a file for field f, or NULL. */
-static const char *misfit(const ng_field *f, const ngio_tensor *t) {
-  const ngio_tensor want = ng_tensor_of(f->name, f, NULL);
-  const char *why = ng_tensor_misfit(&want, t);
-  return why != NULL ? why : ng_field_fault(f, t->data, ng_field_count(f));
+static const char *find_difference(const ng_field *f, const ngio_tensor *t) {
+  const ngio_tensor want = ng_tensor_describe(f->name, f, NULL);
+  const char *why = ng_tensor_difference(&want, t);
+  return why != NULL ? why : ng_field_error(f, t->data, ng_field_count(f));
 }
 
 /* Match all parts of a statistic, or none, with tensors of the file. Return the number of matched parts, or -1 after an
  * error. */
-static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
+static int32_t match_fields(factors *x, const ng_stat *s, const ngio_tensors *file) {
   int32_t n = 0;
   for (int32_t k = 0; k < s->parts; k++) {
     const ng_field f = ng_average_field(s, k, false);
     const ngio_tensor *t = ngio_tensors_find(file, f.name);
-    const char *why = t == NULL ? n > 0 ? "is missing" : NULL : misfit(&f, t);
+    const char *why = t == NULL ? n > 0 ? "is missing" : NULL : find_difference(&f, t);
     if (why == NULL && t != NULL && n < k)
       why = "exists, but earlier parts of its statistic are missing";
     if (why != NULL) {
-      (void)ng_work_refuse(&x->w, NG_ERR_FILE, "tensor '%s' %s", f.name, why);
+      (void)ng_work_fail(&x->w, NG_ERR_FILE, "tensor '%s' %s", f.name, why);
       return -1;
     }
     n += t != NULL;
@@ -285,47 +285,47 @@ static bool check_file(factors *x, const ng_block *b, double *found) {
   uint32_t sum = 0;
   double bit = 1.0;
   if (layer == NULL || crc == NULL || ngio_tensors_text_count(file) != 2) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file without factors of natgrad");
+    return ng_work_fail(w, NG_ERR_FILE, "is a safetensors file without factors of natgrad");
   }
   if (!ng_is(layer, b->name)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "has factors of another layer");
+    return ng_work_fail(w, NG_ERR_FILE, "has factors of another layer");
   }
   for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
     const ngio_tensor *t = ngio_tensors_at(file, i);
     sum = ng_crc_on(sum, t->data, t->bytes);
   }
   if (!ng_is(crc, ng_hex_of(sum).text)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is damaged (its checksum differs)");
+    return ng_work_fail(w, NG_ERR_FILE, "is damaged (its checksum differs)");
   }
   for (int32_t i = 0; i < b->stats; i++, bit *= 2.0) {
-    const int32_t n = b->stat[i].rule.averaged ? match(x, &b->stat[i], file) : 0;
+    const int32_t n = b->stat[i].rule.averaged ? match_fields(x, &b->stat[i], file) : 0;
     if (n < 0) return false;
     known += n;
     *found += n > 0 ? bit : 0.0;
   }
   return (known == ngio_tensors_count(file) && known > 0) ||
-         ng_work_refuse(w, NG_ERR_FILE, "has tensors that this layer lacks");
+         ng_work_fail(w, NG_ERR_FILE, "has tensors that this layer lacks");
 }
 
 /* Read and check all files of this rank, so that every error is known before an average changes. */
 static void read_files(factors *x) {
   ng_work *w = &x->w;
   ng_precond *p = w->p;
-  const ngio_alloc alloc = ng_work_payload(w);
+  const ngio_alloc alloc = ng_work_data_alloc(w);
   struct stat at;
   for (int32_t i = 0; i < p->blocks && w->st == NG_OK; i++) {
     const ng_block *b = p->block[i];
     if (file_owner(b) != p->ctx->rank) continue;
     set_path(x, b);
     if (stat(x->path, &at) != 0 && errno == ENOENT) continue;
-    if (ng_work_fine(
+    if (ng_work_check_io(
             w, ngio_tensors_read(x->path, &alloc, &x->file[i], w->message, sizeof w->message))) {
       (void)check_file(x, b, &x->found[i]);
     }
   }
 }
 
-static ng_status take_average(factors *x, ng_block *b, const ng_field *f) {
+static ng_status store_average(factors *x, ng_block *b, const ng_field *f) {
   const bool mine = file_owner(b) == b->ctx->rank;
   if (mine) {
     const ngio_tensor *t = ngio_tensors_find(x->file[b->index], f->name);
@@ -340,7 +340,7 @@ static ng_status take_average(factors *x, ng_block *b, const ng_field *f) {
 }
 
 /* Load the averages of a block on every rank that keeps them, and mark them as started, as after a fold. */
-static ng_status take_block(factors *x, ng_block *b, double found) {
+static ng_status store_block(factors *x, ng_block *b, double found) {
   ng_status st = NG_OK;
   uint64_t bits = (uint64_t)found;
   if (bits == 0) return NG_OK;
@@ -349,7 +349,7 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
     if ((bits & 1) == 0) continue;
     for (int32_t k = 0; k < s->parts && st == NG_OK; k++) {
       const ng_field f = ng_average_field(s, k, false);
-      st = take_average(x, b, &f);
+      st = store_average(x, b, &f);
     }
     if (s->shift != NULL) memset(s->shift, 0, (size_t)s->groups * sizeof *s->shift);
     s->started = true;
@@ -365,13 +365,13 @@ static ng_status take_block(factors *x, ng_block *b, double found) {
 static ng_status find_folder(factors *x, bool *there) {
   ng_work *w = &x->w;
   struct stat at;
-  double found = w->first && stat(x->folder, &at) == 0;
-  if (w->first && found == 0.0 && errno != ENOENT) {
-    (void)ng_work_refuse(w, NG_ERR_FILE, "'%s': %s", x->folder, strerror(errno));
-  } else if (w->first && found > 0.0 && !S_ISDIR(at.st_mode)) {
-    (void)ng_work_refuse(w, NG_ERR_FILE, "'%s' is not a folder", x->folder);
+  double found = w->is_rank0 && stat(x->folder, &at) == 0;
+  if (w->is_rank0 && found == 0.0 && errno != ENOENT) {
+    (void)ng_work_fail(w, NG_ERR_FILE, "'%s': %s", x->folder, strerror(errno));
+  } else if (w->is_rank0 && found > 0.0 && !S_ISDIR(at.st_mode)) {
+    (void)ng_work_fail(w, NG_ERR_FILE, "'%s' is not a folder", x->folder);
   }
-  ng_status st = ng_work_tell(w);
+  ng_status st = ng_work_agree(w);
   if (st == NG_OK) st = ng_work_broadcast(w, &found, (int64_t)sizeof found, 0);
   *there = found > 0.0;
   return st;
@@ -383,15 +383,15 @@ ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *laye
   int32_t count = 0;
   ng_status st = NG_OK;
   prepare(&x, p, "ng_load_factors", folder);
-  NG_TRY(ng_work_tell(&x.w));
+  NG_TRY(ng_work_agree(&x.w));
   NG_TRY(find_folder(&x, &there));
   if (there) {
     read_files(&x);
-    NG_TRY(ng_work_tell(&x.w));
+    NG_TRY(ng_work_agree(&x.w));
     NG_TRY(ng_work_sum(&x.w, x.found, p->blocks));
     /* from here on only the transport can fail; read_files has checked everything else */
     for (int32_t i = 0; i < p->blocks; i++) {
-      NG_TRY(take_block(&x, p->block[i], x.found[i]));
+      NG_TRY(store_block(&x, p->block[i], x.found[i]));
       count += x.found[i] > 0.0;
     }
     ng_log(p->ctx, NG_LOG_INFO, "factors: loaded = %s layers = %d", folder, count);

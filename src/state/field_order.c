@@ -21,7 +21,7 @@ int32_t ng_field_slices(const ng_field *f, int32_t ranks) {
 
 int32_t ng_slice_rank(const ng_field *f, int32_t i) { return f->holder != NULL ? f->holder[i] : i; }
 
-ng_rect ng_field_mine(const ng_field *f, int32_t rank) {
+ng_rect ng_field_rank_rect(const ng_field *f, int32_t rank) {
   const bool parts = f->slice != NULL, several = f->holder != NULL;
   const int64_t from = !parts ? 0 : several ? f->from : f->slice[rank];
   const int64_t to = !parts ? f->cols : several ? f->to : f->slice[rank + 1];
@@ -33,7 +33,7 @@ int64_t ng_rect_count(const ng_rect *b) { return (b->bottom - b->top) * (b->righ
 
 /* Return the index in memory of published index i: (channel, offset) -> (offset, channel). The index of a bias column,
  * which follows, does not change. */
-static int64_t place(int64_t i, int64_t offsets, int64_t channels) {
+static int64_t published_index(int64_t i, int64_t offsets, int64_t channels) {
   if (offsets <= 1 || i >= offsets * channels) return i;
   return i % offsets * channels + i / offsets;
 }
@@ -111,12 +111,12 @@ static void move_run(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
 }
 
 /* Return whether the index order in memory is the published order. */
-static bool straight(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
+static bool has_same_order(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
 
 /* Copy an array in the order of the file: row by row; in a row channel by channel, with all kernel offsets of a
  * channel. */
 static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
-  if (straight(f)) {
+  if (has_same_order(f)) {
     if (f->is_symmetric) {
       moves[ng_dtype_size(f->dtype)].all(dst, src, f->rows, out);
     } else {
@@ -128,7 +128,7 @@ static void reorder(const ng_field *f, void *dst, const void *src, bool out) {
   const int64_t offsets = f->col_offsets > 1 ? f->col_offsets : 1;
   const int64_t woven = offsets > 1 ? offsets * f->col_channels : 0;
   for (int64_t r = 0; r < f->rows; r++) {
-    const int64_t i = place(r, f->row_offsets, f->row_channels);
+    const int64_t i = published_index(r, f->row_offsets, f->row_channels);
     const int64_t cols = f->is_symmetric ? r + 1 : f->cols;
     int64_t c = 0;
     for (int64_t channel = 0; c < ng_min64(woven, cols); channel++, c += offsets)
@@ -147,7 +147,7 @@ void ng_field_import(const ng_field *f, const void *published, void *memory) {
 }
 
 void *ng_field_published(const ng_field *f, void *room) {
-  if (straight(f) && !f->is_symmetric) return f->data;
+  if (has_same_order(f) && !f->is_symmetric) return f->data;
   ng_field_export(f, f->data, room);
   return room;
 }

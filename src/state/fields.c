@@ -54,7 +54,7 @@ static bool below_zero(const float *x, int64_t n) {
 }
 
 /* A run never stores such a number, because every later average or moment would be non-finite. */
-const char *ng_field_fault(const ng_field *f, const void *data, int64_t n) {
+const char *ng_field_error(const ng_field *f, const void *data, int64_t n) {
   return !ng_all_finite(data, f->dtype, n) ? "holds a number that is not finite"
          : f->is_nonnegative && below_zero(data, n)
              ? "holds a number below 0, expected means of squares"
@@ -106,7 +106,7 @@ static ng_status one_number(void *arg, ng_number *n) {
 
 /* The order of the visits is the order of the list. Files store numbers by name, so the order may change between
  * versions. */
-void ng_state_get(ng_precond *p, int32_t k, ngio_out *to) {
+void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *to) {
   if (k >= p->blocks) {
     const double missed = p->ctx->rank == 0 ? (double)p->entry[k - p->blocks]->missed_updates : 0.0;
     ngio_out_bytes(to, &missed, sizeof missed);
@@ -116,7 +116,7 @@ void ng_state_get(ng_precond *p, int32_t k, ngio_out *to) {
   (void)ng_block_numbers(p->block[k], one_number, &c);
 }
 
-const double *ng_state_put(ng_block *b, const double *x) {
+const double *ng_state_set_numbers(ng_block *b, const double *x) {
   cursor c = {.from = x};
   (void)ng_block_numbers(b, one_number, &c);
   return c.from;

@@ -17,40 +17,40 @@ enum { CHUNK = 1 << 18, LANES = 16 };
 
 /* A piece of an array, as listed in the manifest. */
 typedef struct piece {
-  ng_part_piece is;
+  ng_part_piece listed;
   int32_t item;
-  bool wanted;          /* this rank reads elements of the piece */
-  int64_t at;           /* in parts: offset of this rank's part of the array in `staged` */
-  const ngio_tensor *t; /* the tensor in the open file */
-  const char *why;      /* the error of the data, or NULL */
+  bool is_wanted;            /* this rank reads elements of the piece */
+  int64_t staged_offset;     /* in parts: offset of this rank's part of the array in `staged` */
+  const ngio_tensor *tensor; /* the tensor in the open file */
+  const char *error;         /* the error of the data, or NULL */
 } piece;
 
-typedef struct loading {
+typedef struct load_data {
   ng_work w;
   ng_snapshot snapshot;
-  bool alone;       /* the state is one file or a stream, which rank 0 reads */
-  ng_hex id;        /* checksum of the manifest: the id of the state */
-  const char *text; /* on rank 0: the manifest */
+  bool is_single_file; /* the state is one file or a stream, which rank 0 reads */
+  ng_hex id;           /* checksum of the manifest: the id of the state */
+  const char *text;    /* on rank 0: the manifest */
   int64_t text_bytes;
   piece *piece; /* [pieces] in the order of items */
   int64_t pieces;
-  ngio_out list; /* buffer of `piece` */
-  bool *open;    /* [parts] whether this rank reads the part */
+  ngio_out list;    /* buffer of `piece` */
+  bool *reads_part; /* [parts] whether this rank reads the part */
   char *path, *buffer;
   char *staged; /* in parts: this rank's arrays in published order, one after the other */
-} loading;
+} load_data;
 
-static bool refuse(loading *x, int32_t item, const char *why) {
-  return ng_work_refuse(&x->w, NG_ERR_FILE, "tensor '%s' %s", x->w.item[item].name, why);
+static bool refuse(load_data *x, int32_t item, const char *why) {
+  return ng_work_fail(&x->w, NG_ERR_FILE, "tensor '%s' %s", x->w.item[item].name, why);
 }
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-static bool parse_manifest(loading *x, const char *text) {
+static bool parse_manifest(load_data *x, const char *text) {
   ng_work *w = &x->w;
   const ngio_status st = ngio_json_parse(text, (size_t)x->text_bytes, &w->manifest, NULL, 0);
-  if (st == NGIO_ERR_NOMEM) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
-  return st == NGIO_OK || ng_work_refuse(w, NG_ERR_FILE, "the manifest is not JSON");
+  if (st == NGIO_ERR_NOMEM) return ng_work_fail(w, NG_ERR_NOMEM, "no memory for the manifest");
+  return st == NGIO_OK || ng_work_fail(w, NG_ERR_FILE, "the manifest is not JSON");
 }
 
 /* The threads of the context share large reads. */
@@ -60,71 +60,71 @@ static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i
 
 /* On rank 0: open the file, read its header and parse the manifest, which is in memory of the open file. A failure is
  * stored in *w. */
-static bool read_header(loading *x) {
+static bool read_header(load_data *x) {
   ng_work *w = &x->w;
-  const ng_outside *from = w->place;
-  const ngio_alloc alloc = ng_work_payload(w);
+  const ng_state_file *from = w->file_or_stream;
+  const ngio_alloc alloc = ng_work_data_alloc(w);
   ngio_status st = NGIO_OK;
   if (from->stream) {
     ngio_source_stream(&w->source, w->label, from->read, from->user);
   } else {
     st = ngio_source_open(&w->source, from->path, w->message, sizeof w->message);
   }
-  if (!ng_work_fine(w, st) || !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &w->file,
-                                                                  w->message, sizeof w->message))) {
+  if (!ng_work_check_io(w, st) ||
+      !ng_work_check_io(
+          w, ngio_tensors_begin(&w->source, &alloc, &w->file, w->message, sizeof w->message))) {
     return false;
   }
   x->text = ngio_tensors_text(w->file, NG_MANIFEST);
   const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
   const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
-    return ng_work_refuse(w, NG_ERR_FILE,
-                          "is part %s of a state; load the file without this suffix",
-                          ngio_quote(part).text);
+    return ng_work_fail(w, NG_ERR_FILE, "is part %s of a state; load the file without this suffix",
+                        ngio_quote(part).text);
   }
   if (x->text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is a safetensors file without a state of natgrad");
+    return ng_work_fail(w, NG_ERR_FILE, "is a safetensors file without a state of natgrad");
   }
   x->text_bytes = (int64_t)strlen(x->text);
   x->id = ng_hex_of(ng_crc_of(x->text, x->text_bytes));
   if (!ng_is(crc, x->id.text)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
+    return ng_work_fail(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
   }
   return parse_manifest(x, x->text);
 }
 
 /* Read the header and list the fields, at the same time. Only the header takes memory of the context. */
 static void start(void *arg, int32_t i) {
-  loading *x = arg;
+  load_data *x = arg;
   if (i == 1) ng_work_list(&x->w);
-  if (i == 0 && x->w.first && !x->w.place->stream) (void)read_header(x);
+  if (i == 0 && x->w.is_rank0 && !x->w.file_or_stream->stream) (void)read_header(x);
 }
 
 /* The caller's thread reads a stream. */
-static void prepare(loading *x, ng_precond *p, const char *call, const ng_outside *from) {
+static void prepare(load_data *x, ng_precond *p, const char *call, const ng_state_file *from) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, from)) return;
   ng_parallel(p->ctx, 2, start, x);
-  if (from->stream && w->first) (void)read_header(x);
-  if (ng_work_listed(w) && p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
+  if (from->stream && w->is_rank0) (void)read_header(x);
+  if (ng_work_list_status(w) && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
   w->source.threads = (ngio_threads){all_threads, p->ctx};
 }
 
 /* Send the manifest to all ranks; each rank compares it with its model. */
-static ng_status share_manifest(loading *x) {
+static ng_status share_manifest(load_data *x) {
   ng_work *w = &x->w;
   ng_status st = NG_OK;
   NG_TRY(ng_work_broadcast(w, &x->text_bytes, (int64_t)sizeof x->text_bytes, 0));
-  char *text = w->p->ctx->ranks == 1 ? NULL : ng_work_take(w, x->text_bytes);
-  NG_TRY(ng_work_tell(w));
-  if (w->first && text != NULL) memcpy(text, x->text, (size_t)x->text_bytes);
+  char *text = w->p->ctx->ranks == 1 ? NULL : ng_work_alloc(w, x->text_bytes);
+  NG_TRY(ng_work_agree(w));
+  if (w->is_rank0 && text != NULL) memcpy(text, x->text, (size_t)x->text_bytes);
   NG_TRY(ng_work_broadcast(w, text, x->text_bytes, 0));
-  if (!w->first) x->id = ng_hex_of(ng_crc_of(text, x->text_bytes));
-  if ((w->first || parse_manifest(x, text)) && ng_manifest_read(w, &x->snapshot) &&
-      x->snapshot.parts > 1 && w->place->stream) {
-    (void)ng_work_refuse(w, NG_ERR_FILE, "is one of several files of a state; use ng_load");
+  if (!w->is_rank0) x->id = ng_hex_of(ng_crc_of(text, x->text_bytes));
+  if ((w->is_rank0 || parse_manifest(x, text)) && ng_manifest_read(w, &x->snapshot) &&
+      x->snapshot.parts > 1 && w->file_or_stream->stream) {
+    (void)ng_work_fail(w, NG_ERR_FILE, "is one of several files of a state; use ng_load");
   }
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
 done:
   return st;
 }
@@ -132,11 +132,12 @@ done:
 /* ---- the pieces that this rank reads ----------------------------------------------------------*/
 
 /* Return the part of an array that this rank reads: the whole array of a single file, otherwise its own part. */
-static ng_rect box_of(const loading *x, const ng_field *f) {
-  return x->alone ? (ng_rect){0, f->rows, 0, f->cols} : ng_field_mine(f, x->w.p->ctx->rank);
+static ng_rect own_rect(const load_data *x, const ng_field *f) {
+  return x->is_single_file ? (ng_rect){0, f->rows, 0, f->cols}
+                           : ng_field_rank_rect(f, x->w.p->ctx->rank);
 }
 
-static int64_t box_bytes(const ng_field *f, const ng_rect *box) {
+static int64_t rect_bytes(const ng_field *f, const ng_rect *box) {
   const int64_t n = ng_rect_count(box);
   return n == 0 ? 0 : f->is_symmetric ? ng_field_bytes(f) : n * ng_dtype_size(f->dtype);
 }
@@ -147,62 +148,63 @@ static ng_rect intersect(ng_rect a, ng_rect b) {
 }
 
 /* Add the pieces of array i to the list. Return false if its entry is invalid. */
-static bool list_pieces(loading *x, int32_t i, const ngio_value *entry, int64_t at) {
-  const ng_field *f = &x->w.item[i].f;
-  const ngio_value *list = x->alone ? NULL : ng_pieces_read(entry, f, x->snapshot.parts);
-  const ngio_value *v = x->alone ? entry : ngio_first(list);
-  for (; v != NULL; v = x->alone ? NULL : ngio_next(list, v)) {
-    piece q = {.is = ng_piece_of(v, f), .item = i, .at = at};
-    if (q.is.crc == NULL) return false;
-    if (x->alone) q.is.part = 0;
-    const ng_rect common = intersect(box_of(x, f), ng_piece_rect(&q.is, f));
-    q.wanted = common.top < common.bottom && common.left < common.right;
-    if (q.wanted) x->open[q.is.part] = true;
+static bool list_pieces(load_data *x, int32_t i, const ngio_value *entry, int64_t at) {
+  const ng_field *f = &x->w.item[i].field;
+  const ngio_value *list = x->is_single_file ? NULL : ng_pieces_read(entry, f, x->snapshot.parts);
+  const ngio_value *v = x->is_single_file ? entry : ngio_first(list);
+  for (; v != NULL; v = x->is_single_file ? NULL : ngio_next(list, v)) {
+    piece q = {.listed = ng_piece_of(v, f), .item = i, .staged_offset = at};
+    if (q.listed.crc == NULL) return false;
+    if (x->is_single_file) q.listed.part = 0;
+    const ng_rect common = intersect(own_rect(x, f), ng_piece_rect(&q.listed, f));
+    q.is_wanted = common.top < common.bottom && common.left < common.right;
+    if (q.is_wanted) x->reads_part[q.listed.part] = true;
     ngio_out_bytes(&x->list, &q, sizeof q);
   }
-  return x->alone || list != NULL;
+  return x->is_single_file || list != NULL;
 }
 
 /* Check that the manifest has a valid entry for every array of this model and no other entries;
  * list all pieces. */
-static bool plan(loading *x) {
+static bool plan(load_data *x) {
   ng_work *w = &x->w;
   const ngio_value *all = ngio_get(ngio_json_root(w->manifest), "tensors"), *next = ngio_first(all);
   int64_t bytes = 0;
-  x->open = ng_work_take(w, x->snapshot.parts);
-  if (x->open == NULL) return false;
+  x->reads_part = ng_work_alloc(w, x->snapshot.parts);
+  if (x->reads_part == NULL) return false;
   (void)ngio_out_reserve(&x->list, (size_t)w->fields * sizeof *x->piece); /* faster than growing */
-  memset(x->open, 0, (size_t)x->snapshot.parts);
+  memset(x->reads_part, 0, (size_t)x->snapshot.parts);
   for (int32_t i = 0; i < w->fields; i++) {
-    const ng_field *f = &w->item[i].f;
+    const ng_field *f = &w->item[i].field;
     const ngio_value *entry = ngio_get_hinted(all, next, w->item[i].name);
     if (entry == NULL) return refuse(x, i, "is not in the manifest");
     next = ngio_next(all, entry);
     if (!list_pieces(x, i, entry, bytes)) {
       return refuse(x, i, "has an entry in the manifest that does not fit this model");
     }
-    const ng_rect box = box_of(x, f);
-    bytes += x->alone ? 0 : box_bytes(f, &box);
+    const ng_rect box = own_rect(x, f);
+    bytes += x->is_single_file ? 0 : rect_bytes(f, &box);
   }
-  if (!x->alone && all->count != (uint32_t)w->fields) {
-    return ng_work_refuse(w, NG_ERR_FILE, "has tensors that do not belong to this model");
+  if (!x->is_single_file && all->count != (uint32_t)w->fields) {
+    return ng_work_fail(w, NG_ERR_FILE, "has tensors that do not belong to this model");
   }
-  if (x->list.lost) return ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+  if (x->list.lost) return ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   x->piece = (void *)x->list.text;
   x->pieces = (int64_t)(x->list.used / sizeof *x->piece);
-  x->staged = ng_work_take(w, bytes);
-  x->buffer = ng_work_take(w, x->alone ? 0 : CHUNK);
-  x->path = ng_work_take(w, x->alone ? 0 : (int64_t)strlen(w->place->path) + NGIO_PART_ROOM);
+  x->staged = ng_work_alloc(w, bytes);
+  x->buffer = ng_work_alloc(w, x->is_single_file ? 0 : CHUNK);
+  x->path = ng_work_alloc(
+      w, x->is_single_file ? 0 : (int64_t)strlen(w->file_or_stream->path) + NGIO_PART_ROOM);
   if (w->st != NG_OK) return false;
   for (int64_t k = 0; k < x->pieces; k++)
-    w->item[x->piece[k].item].data = x->staged + x->piece[k].at;
+    w->item[x->piece[k].item].data = x->staged + x->piece[k].staged_offset;
   return true;
 }
 
 /* ---- one file --------------------------------------------------------------------------------*/
 
 /* Check that an open file is part `part` of this state; its name is no proof. */
-static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
+static bool is_part_of_state(load_data *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   char says[NGIO_PART_ROOM];
   const ngio_value *v = ngio_at(ngio_get(ngio_json_root(w->manifest), "parts"), (size_t)part);
@@ -211,58 +213,58 @@ static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
   const char *is = ngio_tensors_text(file, NGIO_PART);
   ngio_part_says(says, part, x->snapshot.parts);
   if (whole == NULL || (part > 0) != (is != NULL) || ngio_tensors_text_count(file) != 2) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is not a part of a state");
+    return ng_work_fail(w, NG_ERR_FILE, "is not a part of a state");
   }
   if (!ng_is(whole, x->id.text) || (part > 0 && !ng_is(is, says))) {
-    return ng_work_refuse(w, NG_ERR_FILE, "is a part of another state");
+    return ng_work_fail(w, NG_ERR_FILE, "is a part of another state");
   }
   return (ngio_is(bytes, NGIO_INTEGER) && bytes->is.integer == ngio_tensors_bytes(file) &&
           ngio_is(count, NGIO_INTEGER) && count->is.integer == ngio_tensors_count(file) &&
           v->count == 2) ||
-         ng_work_refuse(w, NG_ERR_FILE,
-                        "has another size or number of tensors than in the manifest");
+         ng_work_fail(w, NG_ERR_FILE, "has another size or number of tensors than in the manifest");
 }
 
 /* Called if the file has more tensors than the manifest lists for it. The error names the first extra tensor. */
-static bool refuse_extra(loading *x, const ngio_tensors *file, int32_t part) {
+static bool refuse_extra(load_data *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = &x->w;
   const char *name = NULL;
   for (int32_t i = 0; name == NULL; i++) {
     int64_t k = 0;
     name = ngio_tensors_at(file, i)->name;
     while (k < x->pieces &&
-           (x->piece[k].is.part != part || !ng_is(w->item[x->piece[k].item].name, name)))
+           (x->piece[k].listed.part != part || !ng_is(w->item[x->piece[k].item].name, name)))
       k++;
     if (k < x->pieces) name = NULL;
   }
-  return ng_work_refuse(w, NG_ERR_FILE, "tensor '%s' %s", ngio_quote(name).text,
-                        !x->alone ? "is not listed in the manifest for this part"
-                        : ng_is(name, "window/gram_rest") || strstr(name, "/prediv") != NULL
-                            ? "was written by an older version (0.2.0); this version cannot load it"
-                            : "does not belong to this model");
+  return ng_work_fail(w, NG_ERR_FILE, "tensor '%s' %s", ngio_quote(name).text,
+                      !x->is_single_file ? "is not listed in the manifest for this part"
+                      : ng_is(name, "window/gram_rest") || strstr(name, "/prediv") != NULL
+                          ? "was written by an older version (0.2.0); this version cannot load it"
+                          : "does not belong to this model");
 }
 
 /* Check that the part has exactly the pieces of the manifest. Files of natgrad have the order of the walk, so each
  * piece is first looked up at the next position. */
-static bool match(loading *x, const ngio_tensors *file, int32_t part) {
+static bool match_tensors(load_data *x, const ngio_tensors *file, int32_t part) {
   int32_t at = 0;
   for (int64_t k = 0; k < x->pieces; k++) {
     piece *q = &x->piece[k];
     const ng_item *item = &x->w.item[q->item];
-    if (q->is.part != part) continue;
-    q->t = ngio_tensors_at(file, at++);
-    if (q->t == NULL || !ng_is(q->t->name, item->name)) q->t = ngio_tensors_find(file, item->name);
-    const ngio_tensor want = ng_tensor_of(item->name, &item->f, &q->is);
-    const char *why = ng_tensor_misfit(&want, q->t);
+    if (q->listed.part != part) continue;
+    q->tensor = ngio_tensors_at(file, at++);
+    if (q->tensor == NULL || !ng_is(q->tensor->name, item->name))
+      q->tensor = ngio_tensors_find(file, item->name);
+    const ngio_tensor want = ng_tensor_describe(item->name, &item->field, &q->listed);
+    const char *why = ng_tensor_difference(&want, q->tensor);
     if (why != NULL) return refuse(x, q->item, why);
   }
   return at == ngio_tensors_count(file) || refuse_extra(x, file, part);
 }
 
 /* Copy bytes [done, done + n) of a piece from the buffer to the staged part of the array. */
-static void stage(const loading *x, const piece *q, int64_t done, int64_t n) {
-  const ng_field *f = &x->w.item[q->item].f;
-  const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f),
+static void stage_rows(const load_data *x, const piece *q, int64_t done, int64_t n) {
+  const ng_field *f = &x->w.item[q->item].field;
+  const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f),
                 common = intersect(box, there);
   const int64_t size = ng_dtype_size(f->dtype), mine = (box.right - box.left) * size;
   const int64_t whole = (there.right - there.left) * size;
@@ -272,34 +274,35 @@ static void stage(const loading *x, const piece *q, int64_t done, int64_t n) {
     const int64_t at = there.top + row;
     if (a >= b || at < common.top || at >= common.bottom) continue;
     const int64_t col = a - row * whole + (there.left - box.left) * size;
-    memcpy(x->staged + q->at + (at - box.top) * mine + col, x->buffer + (a - done),
+    memcpy(x->staged + q->staged_offset + (at - box.top) * mine + col, x->buffer + (a - done),
            (size_t)(b - a));
   }
 }
 
 /* Verify the checksum and the numbers of a piece, which is in memory, or (s != NULL) at `place` of a file. If the piece
  * is damaged, set q->why. Return false if a read failed. */
-static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
+static bool check_piece(load_data *x, piece *q, ngio_source *s, int64_t place) {
   ng_work *w = &x->w;
-  const ng_field *f = &w->item[q->item].f;
-  const ng_rect box = box_of(x, f), there = ng_piece_rect(&q->is, f);
+  const ng_field *f = &w->item[q->item].field;
+  const ng_rect box = own_rect(x, f), there = ng_piece_rect(&q->listed, f);
   const bool straight = f->is_symmetric || memcmp(&box, &there, sizeof there) == 0;
   uint32_t crc = 0;
-  for (int64_t done = 0, n; done < q->t->bytes; done += n) {
-    n = ng_min64(CHUNK, q->t->bytes - done);
-    const char *from = (const char *)q->t->data + done;
+  for (int64_t done = 0, n; done < q->tensor->bytes; done += n) {
+    n = ng_min64(CHUNK, q->tensor->bytes - done);
+    const char *from = (const char *)q->tensor->data + done;
     if (s != NULL) {
-      char *to = straight ? x->staged + q->at + done : x->buffer;
-      if (!ng_work_fine(w, ngio_source_read(s, place + done, to, n, w->message, sizeof w->message)))
+      char *to = straight ? x->staged + q->staged_offset + done : x->buffer;
+      if (!ng_work_check_io(
+              w, ngio_source_read(s, place + done, to, n, w->message, sizeof w->message)))
         return false;
-      if (!straight) stage(x, q, done, n);
+      if (!straight) stage_rows(x, q, done, n);
       from = to;
     }
     crc = ng_crc_on(crc, from, n);
-    if (q->why == NULL) q->why = ng_field_fault(f, from, n / ng_dtype_size(f->dtype));
+    if (q->error == NULL) q->error = ng_field_error(f, from, n / ng_dtype_size(f->dtype));
   }
-  if (memcmp(q->is.crc, ng_hex_of(crc).text, NG_HEX) != 0) {
-    q->why = "is damaged (its checksum differs)";
+  if (memcmp(q->listed.crc, ng_hex_of(crc).text, NG_HEX) != 0) {
+    q->error = "is damaged (its checksum differs)";
   }
   return true;
 }
@@ -307,7 +310,7 @@ static bool check_piece(loading *x, piece *q, ngio_source *s, int64_t place) {
 /* ---- all files -------------------------------------------------------------------------------*/
 
 static void check_lane(void *arg, int32_t lane) {
-  loading *x = arg;
+  load_data *x = arg;
   int64_t from, to;
   ng_piece_bounds(x->pieces, LANES, lane, &from, &to);
   for (int64_t k = from; k < to; k++)
@@ -315,36 +318,37 @@ static void check_lane(void *arg, int32_t lane) {
 }
 
 /* Read one file in large blocks; check the arrays with all threads. */
-static bool read_alone(loading *x) {
+static bool read_single_file(load_data *x) {
   ng_work *w = &x->w;
-  if (!match(x, w->file, 0) ||
-      !ng_work_fine(w, ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
+  if (!match_tensors(x, w->file, 0) ||
+      !ng_work_check_io(w,
+                        ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
     return false;
   }
   ng_parallel(w->p->ctx, LANES, check_lane, x);
   for (int64_t k = 0; k < x->pieces; k++) {
     const piece *q = &x->piece[k];
-    if (q->why != NULL) return refuse(x, q->item, q->why);
-    w->item[q->item].data = q->t->data;
+    if (q->error != NULL) return refuse(x, q->item, q->error);
+    w->item[q->item].data = q->tensor->data;
   }
   return true;
 }
 
-static void read_part(loading *x, int32_t part) {
+static void read_part(load_data *x, int32_t part) {
   ng_work *w = &x->w;
   ngio_source s = {.fd = -1};
   ngio_tensors *file = NULL;
-  ngio_part_path(x->path, (size_t)NGIO_PART_ROOM + strlen(w->place->path), w->place->path,
-                 x->id.text, part, x->snapshot.parts);
+  ngio_part_path(x->path, (size_t)NGIO_PART_ROOM + strlen(w->file_or_stream->path),
+                 w->file_or_stream->path, x->id.text, part, x->snapshot.parts);
   w->label = x->path;
-  if (ng_work_fine(w, ngio_source_open(&s, x->path, w->message, sizeof w->message)) &&
-      ng_work_fine(w, ngio_tensors_begin(&s, NULL, &file, w->message, sizeof w->message)) &&
-      belongs(x, file, part) && match(x, file, part)) {
+  if (ng_work_check_io(w, ngio_source_open(&s, x->path, w->message, sizeof w->message)) &&
+      ng_work_check_io(w, ngio_tensors_begin(&s, NULL, &file, w->message, sizeof w->message)) &&
+      is_part_of_state(x, file, part) && match_tensors(x, file, part)) {
     for (int64_t k = 0; k < x->pieces && w->st == NG_OK; k++) {
       piece *q = &x->piece[k];
-      if (q->is.part != part || !q->wanted) continue;
-      if (check_piece(x, q, &s, ngio_tensors_place(file, q->t)) && q->why != NULL)
-        (void)refuse(x, q->item, q->why);
+      if (q->listed.part != part || !q->is_wanted) continue;
+      if (check_piece(x, q, &s, ngio_tensors_place(file, q->tensor)) && q->error != NULL)
+        (void)refuse(x, q->item, q->error);
     }
   }
   ngio_tensors_close(&file);
@@ -352,71 +356,72 @@ static void read_part(loading *x, int32_t part) {
 }
 
 /* Read all arrays that this rank needs. Failures are stored in *w. */
-static void read_arrays(loading *x) {
+static void read_arrays(load_data *x) {
   const ng_context *ctx = x->w.p->ctx;
-  if ((x->alone && !x->w.first) || !plan(x)) return;
-  if (x->alone) (void)read_alone(x);
-  for (int32_t part = 0; !x->alone && part < x->snapshot.parts && x->w.st == NG_OK; part++) {
-    if (x->open[part] || part % ctx->ranks == ctx->rank) read_part(x, part);
+  if ((x->is_single_file && !x->w.is_rank0) || !plan(x)) return;
+  if (x->is_single_file) (void)read_single_file(x);
+  for (int32_t part = 0; !x->is_single_file && part < x->snapshot.parts && x->w.st == NG_OK;
+       part++) {
+    if (x->reads_part[part] || part % ctx->ranks == ctx->rank) read_part(x, part);
   }
 }
 
 /* ---- store the arrays on every rank ----------------------------------------------------------*/
 
 /* Copy the staged arrays into the model; ranks exchange nothing. */
-static void take_lane(void *arg, int32_t lane) {
-  const loading *x = arg;
+static void store_lane(void *arg, int32_t lane) {
+  const load_data *x = arg;
   int64_t from, to;
   ng_piece_bounds(x->w.fields, LANES, lane, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_item *item = &x->w.item[i];
-    const ng_rect box = ng_field_mine(&item->f, x->w.p->ctx->rank);
-    const int64_t bytes = box_bytes(&item->f, &box);
+    const ng_rect box = ng_field_rank_rect(&item->field, x->w.p->ctx->rank);
+    const int64_t bytes = rect_bytes(&item->field, &box);
     if (bytes == 0) continue;
-    if (item->f.slice != NULL) {
-      memcpy(item->f.data, item->data, (size_t)bytes);
+    if (item->field.slice != NULL) {
+      memcpy(item->field.data, item->data, (size_t)bytes);
     } else {
-      ng_field_import(&item->f, item->data, item->f.data);
+      ng_field_import(&item->field, item->data, item->field.data);
     }
   }
 }
 
 /* Send an array from rank 0 row by row; every rank copies its part of each row. */
 static ng_status send_rows(ng_work *w, const ng_item *item) {
-  const ng_field *f = &item->f;
+  const ng_field *f = &item->field;
   const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
   for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
-    if (w->first) memcpy(w->memory, (const char *)item->data + row * bytes, (size_t)bytes);
+    if (w->is_rank0) memcpy(w->memory, (const char *)item->data + row * bytes, (size_t)bytes);
     st = ng_work_broadcast(w, w->memory, bytes, 0);
-    if (st == NG_OK) ng_work_part(w, f, row, false);
+    if (st == NG_OK) ng_work_copy_part(w, f, row, false);
   }
   return st;
 }
 
 /* Send an array from rank 0; every rank copies the part that it holds now, whichever rank held it at the save. */
 static ng_status send_field(ng_work *w, const ng_item *item) {
-  const ng_field *f = &item->f;
+  const ng_field *f = &item->field;
   if (f->slice != NULL) return send_rows(w, item);
-  if (w->first) ng_field_import(f, item->data, w->memory);
+  if (w->is_rank0) ng_field_import(f, item->data, w->memory);
   const ng_status st = ng_work_broadcast(w, w->memory, ng_field_bytes(f), 0);
   if (st == NG_OK && f->data != NULL) memcpy(f->data, w->memory, (size_t)ng_field_bytes(f));
   return st;
 }
 
-ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from) {
-  loading x = {.alone = true};
+ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *from) {
+  load_data x = {.is_single_file = true};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
   prepare(&x, p, call, from);
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
   NG_TRY(share_manifest(&x));
-  x.alone = x.snapshot.parts == 1;
+  x.is_single_file = x.snapshot.parts == 1;
   read_arrays(&x);
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
   /* From here on only the transport can fail; after such a failure the model can only be destroyed. */
-  if (!x.alone || p->ctx->ranks == 1) {
-    ng_parallel(p->ctx, LANES, take_lane, &x);
+  if (!x.is_single_file || p->ctx->ranks == 1) {
+    ng_parallel(p->ctx, LANES, store_lane, &x);
   } else {
     for (int32_t i = 0; i < w->fields; i++)
       NG_TRY(send_field(w, &w->item[i]));

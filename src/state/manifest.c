@@ -17,19 +17,19 @@
 
 /* ---- layers ----------------------------------------------------------------------------------*/
 
-typedef struct words {
+typedef struct text_buffer {
   char *text;
   size_t size;
-} words;
+} text_buffer;
 
 /* Append a text and a number. printf would take most of the time of a save with many layers. */
-static void append(const words *w, const char *what, int64_t x) {
+static void append(const text_buffer *w, const char *what, int64_t x) {
   ng_name_append(w->text, w->size, what);
   if (x < 0) ng_name_append(w->text, w->size, "-");
   ng_name_append_number(w->text, w->size, x < 0 ? -x : x);
 }
 
-static void append_pair(const words *w, const char *what, const int64_t x[2]) {
+static void append_pair(const text_buffer *w, const char *what, const int64_t x[2]) {
   append(w, what, x[0]);
   append(w, "x", x[1]);
 }
@@ -38,7 +38,7 @@ static void append_pair(const words *w, const char *what, const int64_t x[2]) {
  * weights do not depend on it. Error messages contain this text, so each number has a name. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
-  const words w = {text, size};
+  const text_buffer w = {text, size};
   text[0] = 0;
   if (e->is_tensor) {
     append(&w, "tensor of ", e->slot[0].cols);
@@ -84,9 +84,9 @@ static bool read_count(ng_work *w, const ngio_value *object, const char *where, 
   const ngio_value *v = ngio_get(object, name);
   *out = ngio_is(v, NGIO_INTEGER) ? v->is.integer : -1;
   return (*out >= 0 && *out <= most) ||
-         ng_work_refuse(w, NG_ERR_FILE,
-                        "%s '%s' of the manifest is not a whole number from 0 to %lld", where, name,
-                        (long long)most);
+         ng_work_fail(w, NG_ERR_FILE,
+                      "%s '%s' of the manifest is not a whole number from 0 to %lld", where, name,
+                      (long long)most);
 }
 
 /* Compare the layers in order; the error names the first difference. Read "missed", which is absent for layers that
@@ -98,20 +98,19 @@ static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
   const ngio_value *l = ngio_first(layers);
   char is[NG_MESSAGE];
   if (!ngio_is(layers, NGIO_ARRAY)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has no list of layers");
+    return ng_work_fail(w, NG_ERR_FILE, "the manifest has no list of layers");
   }
   for (size_t i = 0; i < n || i < (size_t)p->entries;
        i++, l = l == NULL ? NULL : ngio_next(layers, l)) {
     const char *name = ngio_text_of(ngio_get(l, "name"));
     if (i >= n) {
-      return ng_work_refuse(w, NG_ERR_FILE, "layer '%s' is not in the state", p->entry[i]->d.name);
+      return ng_work_fail(w, NG_ERR_FILE, "layer '%s' is not in the state", p->entry[i]->d.name);
     }
     if (name == NULL) {
-      return ng_work_refuse(w, NG_ERR_FILE, "layer %zu of the manifest has no name", i);
+      return ng_work_fail(w, NG_ERR_FILE, "layer %zu of the manifest has no name", i);
     }
     if (i >= (size_t)p->entries) {
-      return ng_work_refuse(w, NG_ERR_FILE, "layer '%.255s' of the state is not in this model",
-                            name);
+      return ng_work_fail(w, NG_ERR_FILE, "layer '%.255s' of the state is not in this model", name);
     }
     const ng_entry *e = p->entry[i];
     const char *theirs = ngio_text_of(ngio_get(l, "is"));
@@ -119,17 +118,17 @@ static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
     const char *ours = e->d.options == NULL ? "" : e->d.options;
     ng_manifest_describe(ng_entry_whole(e), is, sizeof is);
     if (!ng_is(name, e->d.name)) {
-      return ng_work_refuse(w, NG_ERR_FILE, "layer %zu is '%.160s' in the state and '%.160s' here",
-                            i, name, e->d.name);
+      return ng_work_fail(w, NG_ERR_FILE, "layer %zu is '%.160s' in the state and '%.160s' here", i,
+                          name, e->d.name);
     }
     if (theirs == NULL || !ng_is(theirs, is)) {
-      return ng_work_refuse(w, NG_ERR_FILE, "layer '%s' is '%s' in the state and '%s' here", name,
-                            theirs == NULL ? "nothing" : theirs, is);
+      return ng_work_fail(w, NG_ERR_FILE, "layer '%s' is '%s' in the state and '%s' here", name,
+                          theirs == NULL ? "nothing" : theirs, is);
     }
     if (options == NULL || !ng_is(options, ours)) {
-      return ng_work_refuse(w, NG_ERR_FILE,
-                            "options of layer '%s' is '%s' in the state and '%s' here", name,
-                            options == NULL ? "none" : options, ours);
+      return ng_work_fail(w, NG_ERR_FILE,
+                          "options of layer '%s' is '%s' in the state and '%s' here", name,
+                          options == NULL ? "none" : options, ours);
     }
     int64_t count = 0;
     if (ngio_get(l, "missed") != NULL && !read_count(w, l, name, "missed", updates, &count))
@@ -154,7 +153,7 @@ static bool holds_all(const char *statistics) {
   return ng_is(statistics, "all") || ng_is(statistics, "sharded");
 }
 
-size_t ng_manifest_room(const ng_precond *p) {
+size_t ng_manifest_buffer_size(const ng_precond *p) {
   return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.per_layer);
 }
 
@@ -164,7 +163,7 @@ bool ng_manifest_option(int32_t i, ng_option_info *info) {
   return ng_option_at(i, info) == NG_OK;
 }
 
-/* Compare a fixed option with the model's, or set a live option in *o. know_options rejects unknown options. */
+/* Compare a fixed option with the model's, or set a live option in *o. check_known_options rejects unknown options. */
 static bool read_option(ng_work *w, const ngio_value *options, const char *method,
                         const ng_option_info *info, ng_options *o, char *ours, size_t room) {
   const ng_precond *p = w->p;
@@ -173,38 +172,37 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
   /* a state without the option was written with its default */
   const char *theirs = v == NULL ? info->standard : ngio_text_of(v);
   if (theirs == NULL) {
-    return ng_work_refuse(w, NG_ERR_FILE, "option '%s' of the manifest is not a text", info->name);
+    return ng_work_fail(w, NG_ERR_FILE, "option '%s' of the manifest is not a text", info->name);
   }
   if (info->live) {
     return ng_options_set(o, info->name, theirs, why, sizeof why) == NG_OK ||
-           ng_work_refuse(w, NG_ERR_FILE, "option of the state: %s", why);
+           ng_work_fail(w, NG_ERR_FILE, "option of the state: %s", why);
   }
   if (may_differ(info->name)) return true;
   if (ng_options_get(&p->opt, info->name, ours, room) != NG_OK) {
-    return ng_work_refuse(w, NG_ERR_FILE, "option '%s' cannot be written as text", info->name);
+    return ng_work_fail(w, NG_ERR_FILE, "option '%s' cannot be written as text", info->name);
   }
   return ng_is(theirs, ours) ||
          (ng_option_find(info->name) == NG_OPTION_statistics && holds_all(theirs) &&
           holds_all(ours)) ||
-         ng_work_refuse(w, NG_ERR_FILE,
-                        "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
-                        "(method '%.40s')",
-                        info->name, theirs, method, ours, p->opt.method);
+         ng_work_fail(w, NG_ERR_FILE,
+                      "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
+                      "(method '%.40s')",
+                      info->name, theirs, method, ours, p->opt.method);
 }
 
 /* Check that this version has each option of the state, or that the option was removed and had its default. */
-static bool know_options(ng_work *w, const ngio_value *options) {
+static bool check_known_options(ng_work *w, const ngio_value *options) {
   for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
-    const ng_option_gone *gone = ng_option_removed(v->key);
+    const ng_removed_option *gone = ng_option_removed(v->key);
     const char *was = ngio_text_of(v);
     if (gone == NULL && ng_option_find(v->key) < 0) {
-      return ng_work_refuse(w, NG_ERR_FILE,
-                            "option '%.80s' of the state is unknown to this version", v->key);
+      return ng_work_fail(w, NG_ERR_FILE, "option '%.80s' of the state is unknown to this version",
+                          v->key);
     }
     if (gone != NULL && (was == NULL || !ng_is(was, gone->standard))) {
-      return ng_work_refuse(w, NG_ERR_FILE,
-                            "option '%s' is '%.80s' in the state; it was removed: %s", gone->name,
-                            was == NULL ? "" : was, gone->instead);
+      return ng_work_fail(w, NG_ERR_FILE, "option '%s' is '%.80s' in the state; it was removed: %s",
+                          gone->name, was == NULL ? "" : was, gone->instead);
     }
   }
   return true;
@@ -216,8 +214,7 @@ static bool check_options(ng_work *w, const ng_options *o) {
   char why[NG_MESSAGE] = "";
   ng_status st = ng_family_check(o, why, sizeof why);
   if (st != NG_OK) {
-    return ng_work_refuse(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s",
-                          why);
+    return ng_work_fail(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s", why);
   }
   /* blocks of one family without own options have equal options: check one block */
   const ng_family *asked = NULL;
@@ -229,7 +226,7 @@ static bool check_options(ng_work *w, const ng_options *o) {
     if (b->line != NULL) st = ng_options_override(&own, b->line, why, sizeof why);
     if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
     if (st != NG_OK) {
-      return ng_work_refuse(w, NG_ERR_FILE, "options of the state, layer '%s': %s", b->name, why);
+      return ng_work_fail(w, NG_ERR_FILE, "options of the state, layer '%s': %s", b->name, why);
     }
   }
   return true;
@@ -241,11 +238,11 @@ static bool read_options(ng_work *w, const ngio_value *manifest, ng_options *o) 
   const ngio_value *options = ngio_get(manifest, "options");
   const char *method = ngio_text_of(ngio_get(manifest, "method"));
   if (!ngio_is(options, NGIO_OBJECT) || method == NULL) {
-    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has no options or no method");
+    return ng_work_fail(w, NG_ERR_FILE, "the manifest has no options or no method");
   }
-  if (!know_options(w, options)) return false;
-  const size_t room = ng_manifest_room(p);
-  char *ours = ng_work_take(w, (int64_t)room);
+  if (!check_known_options(w, options)) return false;
+  const size_t room = ng_manifest_buffer_size(p);
+  char *ours = ng_work_alloc(w, (int64_t)room);
   if (ours == NULL) return false;
   ng_option_info info;
   *o = p->opt;
@@ -273,7 +270,7 @@ static bool read_counters(ng_work *w, const ngio_value *manifest, ng_snapshot *s
   for (int i = 0; i < NG_RESCUES && ok; i++)
     ok = read_count(w, c, "counter", ng_rung_name[i], most, &s->rung[i]);
   if (ok && (!ngio_is_number(nu) || !ngio_is_number(inner))) {
-    return ng_work_refuse(w, NG_ERR_FILE, "'last' of the manifest lacks clip or inner");
+    return ng_work_fail(w, NG_ERR_FILE, "'last' of the manifest lacks clip or inner");
   }
   s->nu = ngio_number_of(nu); /* ng_report shows these values until the next step */
   s->inner = ngio_number_of(inner);
@@ -293,10 +290,10 @@ ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f) {
   ng_part_piece q = {.part = (int32_t)number_of(v, "part"),
                      .to = f->cols,
                      .by_rows = by_rows,
-                     .whole = !by_rows && ngio_get(v, "from") == NULL,
+                     .is_whole = !by_rows && ngio_get(v, "from") == NULL,
                      .crc = ngio_text_of(ngio_get(v, "crc32")),
                      .finite = ngio_is(ngio_get(v, "finite"), NGIO_TRUE)};
-  if (!q.whole) {
+  if (!q.is_whole) {
     q.from = number_of(v, by_rows ? "from_row" : "from");
     q.to = number_of(v, by_rows ? "to_row" : "to");
   }
@@ -305,7 +302,7 @@ ng_part_piece ng_piece_of(const ngio_value *v, const ng_field *f) {
 }
 
 static bool same_shape(const ngio_value *v, const ng_field *f) {
-  const ngio_tensor t = ng_tensor_of(NULL, f, NULL);
+  const ngio_tensor t = ng_tensor_describe(NULL, f, NULL);
   const ngio_value *x = ngio_first(v);
   if (ngio_count(v) != (size_t)t.ndim) return false;
   for (int32_t i = 0; i < t.ndim; i++, x = ngio_next(v, x)) {
@@ -315,7 +312,7 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
 }
 
 /* Return whether a file has two pieces of the array. Called if parts are not ascending, as within a model group. */
-static bool parts_twice(const ngio_value *pieces) {
+static bool has_duplicate_part(const ngio_value *pieces) {
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {
       if (number_of(x, "part") == number_of(y, "part")) return true;
@@ -337,19 +334,19 @@ const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t
   for (; x != NULL; x = ngio_next(pieces, x)) {
     const int64_t its = number_of(x, "part");
     const ng_part_piece q = ng_piece_of(x, f);
-    if (its < 0 || its >= parts || q.by_rows != by_rows || x->count != (q.whole ? 3 : 5) ||
+    if (its < 0 || its >= parts || q.by_rows != by_rows || x->count != (q.is_whole ? 3 : 5) ||
         q.crc == NULL || !ngio_is_flag(ngio_get(x, "finite"))) {
       return NULL;
     }
-    if (q.whole ? pieces->count != 1
-                : f->is_symmetric || q.from != at || q.to <= q.from || q.to > all) {
+    if (q.is_whole ? pieces->count != 1
+                   : f->is_symmetric || q.from != at || q.to <= q.from || q.to > all) {
       return NULL;
     }
     ordered = ordered && its > part;
     part = its;
     at = q.to;
   }
-  return at == all && (ordered || !parts_twice(pieces)) ? pieces : NULL;
+  return at == all && (ordered || !has_duplicate_part(pieces)) ? pieces : NULL;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------*/
@@ -370,12 +367,12 @@ static ng_status read_number(void *arg, ng_number *n) {
   const double x = ngio_number_of(v);
   r->next = v == NULL ? NULL : ngio_next(r->from, v);
   if (!ngio_is_number(v)) {
-    (void)ng_work_refuse(r->w, NG_ERR_FILE, "block '%s' of the manifest has no number '%s'",
-                         r->layer, n->name);
+    (void)ng_work_fail(r->w, NG_ERR_FILE, "block '%s' of the manifest has no number '%s'", r->layer,
+                       n->name);
   } else if (r->seen++ < r->counts && !(x >= 0.0 && x <= (double)NG_COUNT_MOST)) {
-    (void)ng_work_refuse(r->w, NG_ERR_FILE,
-                         "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
-                         r->layer, x);
+    (void)ng_work_fail(r->w, NG_ERR_FILE,
+                       "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
+                       r->layer, x);
   }
   *r->to++ = x;
   return r->w->st;
@@ -396,16 +393,15 @@ static bool read_blocks(ng_work *w, const ngio_value *blocks) {
     r.counts = ng_block_counts(p->block[i]);
     if (ng_block_numbers(p->block[i], read_number, &r) != NG_OK) return false;
     if (r.from->count != r.seen) { /* an object: read_number has found numbers in it */
-      return ng_work_refuse(w, NG_ERR_FILE,
-                            "block '%s' of the manifest has numbers that are unknown to this "
-                            "version",
-                            r.layer);
+      return ng_work_fail(w, NG_ERR_FILE,
+                          "block '%s' of the manifest has numbers that are unknown to this "
+                          "version",
+                          r.layer);
     }
   }
   const size_t n = ngio_is(blocks, NGIO_OBJECT) ? blocks->count : 0;
   return n == (size_t)p->blocks ||
-         ng_work_refuse(w, NG_ERR_FILE, "the state has %zu blocks, this model has %d", n,
-                        p->blocks);
+         ng_work_fail(w, NG_ERR_FILE, "the state has %zu blocks, this model has %d", n, p->blocks);
 }
 
 /* Read the format first, because it defines the other keys. Read layers before options, so that the error for a state
@@ -416,14 +412,14 @@ bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
   const int64_t is = ngio_integer_of(ngio_get(manifest, "format"));
   memset(s, 0, sizeof *s);
   if (is != NG_STATE_FORMAT && is != NG_STATE_PARTS) {
-    return ng_work_refuse(
+    return ng_work_fail(
         w, NG_ERR_FILE,
         "format %lld of the state is unknown to this version, which reads %d and %d", (long long)is,
         NG_STATE_FORMAT, NG_STATE_PARTS);
   }
   s->parts = is == NG_STATE_FORMAT ? 1 : (int32_t)ng_min64((int64_t)ngio_count(parts), INT32_MAX);
   if (is == NG_STATE_PARTS && (s->parts < 2 || s->parts > NG_PARTS_MOST)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "the manifest has an invalid list of parts");
+    return ng_work_fail(w, NG_ERR_FILE, "the manifest has an invalid list of parts");
   }
   return read_counters(w, manifest, s) && read_layers(w, layers, s->updates) &&
          read_options(w, manifest, &s->opt) && read_blocks(w, ngio_get(manifest, "blocks"));
@@ -441,7 +437,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
       (void)ng_options_override(&own, b->line, NULL, 0);
       ng_settings_of(&own, &b->base);
     }
-    values = ng_state_put(b, values);
+    values = ng_state_set_numbers(b, values);
   }
   for (int32_t i = 0; i < p->entries; i++)
     p->entry[i]->missed_updates = (int64_t)values[i];
@@ -456,6 +452,6 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->step->nu = s->nu;
   p->step->inner = s->inner;
   p->step->d2 = p->step->pd2 = 0.0; /* a state does not contain d2 and pd2 */
-  p->step->quantify.found = (ng_scaling){0};
+  p->step->quantify.result = (ng_scaling){0};
   ng_step_copy_decay(p);
 }

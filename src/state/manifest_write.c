@@ -6,8 +6,8 @@
 
 /* Write every option as a text that ng_options_set reads. */
 static void make_options(ng_work *w, ngio_out *o) {
-  const size_t room = ng_manifest_room(w->p);
-  char *text = ng_work_take(w, (int64_t)room);
+  const size_t room = ng_manifest_buffer_size(w->p);
+  char *text = ng_work_alloc(w, (int64_t)room);
   ng_option_info info;
   ngio_open(o, "options", '{');
   for (int32_t i = 0; i < ng_option_count() && text != NULL; i++) {
@@ -44,7 +44,7 @@ typedef struct block_writer {
   int64_t at; /* index in `values` */
 } block_writer;
 
-/* ng_state_get and this function visit numbers in the same order, so `at` is the index of the number. */
+/* ng_state_append_numbers and this function visit numbers in the same order, so `at` is the index of the number. */
 static ng_status write_number(void *arg, ng_number *n) {
   block_writer *w = arg;
   ngio_put_real(w->to, n->name, w->from[w->at++]);
@@ -70,21 +70,20 @@ static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : 
 static bool can_be_written(ng_work *w) {
   const ng_precond *p = w->p;
   if (p->steps > NG_COUNT_MOST || p->skipped > NG_COUNT_MOST) {
-    return ng_work_refuse(w, NG_ERR_FILE, "the number of steps exceeds 2^53");
+    return ng_work_fail(w, NG_ERR_FILE, "the number of steps exceeds 2^53");
   }
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_layer *d = &p->entry[i]->d;
     if (!ngio_is_utf8(d->name) || (d->options != NULL && !ngio_is_utf8(d->options))) {
-      return ng_work_refuse(w, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
+      return ng_work_fail(w, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
     }
   }
   if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.per_layer)) {
-    return ng_work_refuse(w, NG_ERR_FILE, "skip_layers or per_layer is not UTF-8");
+    return ng_work_fail(w, NG_ERR_FILE, "skip_layers or per_layer is not UTF-8");
   }
   for (int64_t i = 0; i < w->value_count; i++) {
     if (!(w->values[i] - w->values[i] == 0.0)) {
-      return ng_work_refuse(w, NG_ERR_FILE, "number %lld of the blocks is not finite",
-                            (long long)i);
+      return ng_work_fail(w, NG_ERR_FILE, "number %lld of the blocks is not finite", (long long)i);
     }
   }
   return true;
@@ -128,7 +127,7 @@ void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool fin
 }
 
 void ng_manifest_open(ngio_out *o, const ng_item *item) {
-  const ngio_tensor t = ng_tensor_of(item->name, &item->f, NULL);
+  const ngio_tensor t = ng_tensor_describe(item->name, &item->field, NULL);
   ngio_open(o, item->name, '{');
   ngio_open(o, "shape", '[');
   for (int32_t i = 0; i < t.ndim; i++)
@@ -140,7 +139,7 @@ void ng_manifest_open(ngio_out *o, const ng_item *item) {
 void ng_manifest_piece(ngio_out *o, const ng_part_piece *q) {
   ngio_open(o, NULL, '{');
   ngio_put_integer(o, "part", q->part);
-  if (!q->whole) {
+  if (!q->is_whole) {
     ngio_put_integer(o, q->by_rows ? "from_row" : "from", q->from);
     ngio_put_integer(o, q->by_rows ? "to_row" : "to", q->to);
   }
@@ -161,6 +160,6 @@ bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, i
   }
   if (parts > 1) ngio_shut(o, ']');
   ngio_out_bytes(o, "}", sizeof "}"); /* with the terminating 0 */
-  if (o->lost) (void)ng_work_refuse(w, NG_ERR_NOMEM, "no memory for the manifest");
+  if (o->lost) (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory for the manifest");
   return w->st == NG_OK;
 }

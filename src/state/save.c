@@ -21,7 +21,7 @@
 
 #include <sys/stat.h>
 
-typedef struct saving {
+typedef struct save_data {
   ng_work w;
   int32_t parts;          /* number of files: 1, or the number of ranks */
   bool writes;            /* this rank has a file */
@@ -31,7 +31,7 @@ typedef struct saving {
   char *path;             /* path of this rank's part */
   int64_t path_room;
   ng_hex id;
-} saving;
+} save_data;
 
 /* ---- pieces of arrays -------------------------------------------------------------------------*/
 
@@ -43,10 +43,10 @@ static ng_part_piece slice_of(const ng_field *f, int32_t i) {
 }
 
 /* Set *q to the piece of array f in file r. Return false if the file has none. */
-static bool piece_of(const saving *x, const ng_field *f, int32_t r, ng_part_piece *q) {
+static bool piece_of(const save_data *x, const ng_field *f, int32_t r, ng_part_piece *q) {
   int32_t i = r;
   if (x->parts == 1 || f->slice == NULL) {
-    *q = (ng_part_piece){.part = r, .to = f->cols, .whole = true};
+    *q = (ng_part_piece){.part = r, .to = f->cols, .is_whole = true};
     return x->parts == 1 || f->owner == r;
   }
   if (f->holder != NULL) {
@@ -60,7 +60,7 @@ static bool piece_of(const saving *x, const ng_field *f, int32_t r, ng_part_piec
 
 /* Set *data to this rank's part of array f in published order, *bytes to its size (if f is whole, on all ranks). Return
  * false if this rank supplies nothing. */
-static bool supplies(const saving *x, const ng_field *f, void **data, int64_t *bytes) {
+static bool has_data(const save_data *x, const ng_field *f, void **data, int64_t *bytes) {
   ng_part_piece q;
   if (f->slice == NULL) {
     *bytes = ng_field_bytes(f);
@@ -77,10 +77,12 @@ static bool supplies(const saving *x, const ng_field *f, void **data, int64_t *b
 
 /* Return whether rank 0 writes an array row by row, because there is one file and each rank holds a piece of the
  * array. */
-static bool by_row(const saving *x, const ng_field *f) { return x->parts == 1 && f->slice != NULL; }
+static bool by_row(const save_data *x, const ng_field *f) {
+  return x->parts == 1 && f->slice != NULL;
+}
 
 /* Return the number of seals (checksums) of an array: one, or one for each rank's piece. */
-static int64_t seals(const saving *x, const ng_field *f) {
+static int64_t seal_count(const save_data *x, const ng_field *f) {
   return x->parts == 1 || f->slice == NULL ? 1 : x->parts;
 }
 
@@ -88,19 +90,19 @@ static int64_t seals(const saving *x, const ng_field *f) {
 
 /* Assign each array that every rank holds (moments, if every rank updates) to the rank with the fewest bytes to write.
  * The choice is the same on all ranks. */
-static void assign_writers(saving *x) {
+static void assign_writers(save_data *x) {
   ng_work *w = &x->w;
   int64_t *load = x->bytes;
   ng_part_piece q;
   memset(load, 0, (size_t)x->parts * sizeof *load);
   for (int32_t i = 0; i < w->fields; i++) {
-    const ng_field *f = &w->item[i].f;
+    const ng_field *f = &w->item[i].field;
     for (int32_t r = 0; r < x->parts && !f->is_everywhere; r++) {
-      if (piece_of(x, f, r, &q)) load[r] += ng_tensor_of(NULL, f, &q).bytes;
+      if (piece_of(x, f, r, &q)) load[r] += ng_tensor_describe(NULL, f, &q).bytes;
     }
   }
   for (int32_t i = 0; i < w->fields; i++) {
-    ng_field *f = &w->item[i].f;
+    ng_field *f = &w->item[i].field;
     int32_t least = 0;
     if (!f->is_everywhere) continue;
     for (int32_t r = 1; r < x->parts; r++)
@@ -111,27 +113,27 @@ static void assign_writers(saving *x) {
 }
 
 /* Allocate all memory of the save, because no rank may fail alone between two collectives. */
-static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside *to) {
+static void prepare(save_data *x, ng_precond *p, const char *call, const ng_state_file *to) {
   ng_work *w = &x->w;
   if (!ng_work_open(w, p, call, to)) return;
   ng_work_list(w);
-  if (!ng_work_listed(w)) return;
-  x->writes = x->parts > 1 || w->first;
-  x->bytes = ng_work_take(w, x->parts * (int64_t)sizeof *x->bytes);
-  x->count = ng_work_take(w, x->parts * (int64_t)sizeof *x->count);
+  if (!ng_work_list_status(w)) return;
+  x->writes = x->parts > 1 || w->is_rank0;
+  x->bytes = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->bytes);
+  x->count = ng_work_alloc(w, x->parts * (int64_t)sizeof *x->count);
   if (x->parts > 1 && x->bytes != NULL) assign_writers(x);
   int64_t more = NG_RESCUES; /* and the seals */
   for (int32_t i = 0; i < w->fields; i++)
-    more += seals(x, &w->item[i].f);
+    more += seal_count(x, &w->item[i].field);
   if (!ngio_out_reserve(&w->numbers, (size_t)more * sizeof *w->values))
-    (void)ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+    (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   w->values = (void *)w->numbers.text;
-  w->published = ng_work_take(w, x->parts == 1 ? w->largest : w->largest_here);
-  if (x->parts == 1 && p->ctx->ranks > 1) w->memory = ng_work_take(w, w->largest);
-  x->here = ng_work_take(w, w->fields);
-  x->tensor = ng_work_take(w, w->fields * (int64_t)sizeof *x->tensor);
+  w->published = ng_work_alloc(w, x->parts == 1 ? w->largest : w->largest_local);
+  if (x->parts == 1 && p->ctx->ranks > 1) w->memory = ng_work_alloc(w, w->largest);
+  x->here = ng_work_alloc(w, w->fields);
+  x->tensor = ng_work_alloc(w, w->fields * (int64_t)sizeof *x->tensor);
   x->path_room = to == NULL || to->stream ? 0 : (int64_t)strlen(to->path) + NGIO_PART_ROOM;
-  x->path = ng_work_take(w, x->path_room);
+  x->path = ng_work_alloc(w, x->path_room);
   if (w->st == NG_OK) memset(w->values + w->value_count, 0, (size_t)more * sizeof *w->values);
   w->numbers.used += (size_t)more * sizeof *w->values;
 }
@@ -139,70 +141,70 @@ static void prepare(saving *x, ng_precond *p, const char *call, const ng_outside
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
 /* For one file: find the arrays that rank 0 lacks. Their owners send them; rank 0 becomes the owner of all others. */
-static ng_status find_suppliers(saving *x) {
+static ng_status find_suppliers(save_data *x) {
   ng_work *w = &x->w;
   if (x->parts > 1) return NG_OK;
-  for (int32_t i = 0; i < w->fields && w->first; i++)
-    x->here[i] = w->item[i].f.data != NULL;
+  for (int32_t i = 0; i < w->fields && w->is_rank0; i++)
+    x->here[i] = w->item[i].field.data != NULL;
   const ng_status st = ng_work_broadcast(w, x->here, w->fields, 0);
   for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
-    if (x->here[i] != 0) w->item[i].f.owner = 0;
+    if (x->here[i] != 0) w->item[i].field.owner = 0;
   }
   return st;
 }
 
 /* Process a sliced array row by row: compute its seal or, if seal is NULL, write it to the file. Every rank must call
  * this function, also after a failure. */
-static ng_status each_row(saving *x, const ng_field *f, double *seal) {
+static ng_status seal_rows(save_data *x, const ng_field *f, double *seal) {
   ng_work *w = &x->w;
   const int64_t n = ng_field_piece(f), bytes = n * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
   uint32_t crc = 0;
   bool finite = true;
   for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
-    st = ng_work_row(w, f, row);
-    if (st != NG_OK || !w->first || w->st != NG_OK) continue;
+    st = ng_work_gather_row(w, f, row);
+    if (st != NG_OK || !w->is_rank0 || w->st != NG_OK) continue;
     if (seal != NULL) {
       crc = ng_crc_on(crc, w->memory, bytes);
       finite = finite && ng_all_finite(w->memory, f->dtype, n);
     } else {
-      (void)ng_work_fine(
+      (void)ng_work_check_io(
           w, ngio_writer_put(w->writer, w->memory, bytes, w->message, sizeof w->message));
     }
   }
-  if (seal != NULL && w->first) *seal = ng_seal(crc, finite);
+  if (seal != NULL && w->is_rank0) *seal = ng_seal(crc, finite);
   return st;
 }
 
 /* Compute the seals of the arrays that this rank supplies. */
-static ng_status seal_arrays(saving *x) {
+static ng_status seal_arrays(save_data *x) {
   ng_work *w = &x->w;
   double *seal = w->values + w->value_count + NG_RESCUES;
   ng_status st = NG_OK;
   for (int32_t i = 0; i < w->fields && st == NG_OK; i++) {
-    const ng_field *f = &w->item[i].f;
+    const ng_field *f = &w->item[i].field;
     void *data;
     int64_t bytes;
     if (by_row(x, f)) {
-      st = each_row(x, f, seal);
-    } else if (supplies(x, f, &data, &bytes)) {
+      st = seal_rows(x, f, seal);
+    } else if (has_data(x, f, &data, &bytes)) {
       const bool finite = ng_all_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype));
       seal[f->slice == NULL ? 0 : w->p->ctx->rank] = ng_seal(ng_crc_of(data, bytes), finite);
     }
-    seal += seals(x, f);
+    seal += seal_count(x, f);
   }
   return st;
 }
 
 /* With one rank, which already has all numbers, two threads write the manifest and compute the seals. */
 static void begin_or_seal(void *arg, int32_t i) {
-  saving *x = arg;
+  save_data *x = arg;
   if (i == 0) (void)ng_manifest_begin(&x->w, x->parts);
   if (i == 1) (void)seal_arrays(x); /* cannot fail without a transport */
 }
 
 /* Gather all numbers and seals. Each is 0 on all ranks but one, so the sum over ranks is exact. */
-static ng_status gather(saving *x) {
+static ng_status gather(save_data *x) {
   ng_work *w = &x->w;
   ng_status st = find_suppliers(x);
   for (int i = 0; i < NG_RESCUES; i++)
@@ -216,9 +218,9 @@ static ng_status gather(saving *x) {
                      : st;
 }
 
-static void list_piece(saving *x, const ng_item *item, const double *seal, ng_part_piece q) {
-  const ng_hex crc = ng_seal_of(seal[q.whole ? 0 : q.part], &q.finite);
-  x->bytes[q.part] += ng_tensor_of(NULL, &item->f, &q).bytes;
+static void list_piece(save_data *x, const ng_item *item, const double *seal, ng_part_piece q) {
+  const ng_hex crc = ng_seal_of(seal[q.is_whole ? 0 : q.part], &q.finite);
+  x->bytes[q.part] += ng_tensor_describe(NULL, &item->field, &q).bytes;
   x->count[q.part]++;
   if (x->parts == 1) {
     ng_manifest_tensor(&x->w.out, item->name, crc.text, q.finite);
@@ -229,13 +231,13 @@ static void list_piece(saving *x, const ng_item *item, const double *seal, ng_pa
 }
 
 /* List the pieces of an array in the manifest, in the order of columns or of rows. */
-static void list_array(saving *x, const ng_item *item, const double *seal) {
-  const ng_field *f = &item->f;
+static void list_array(save_data *x, const ng_item *item, const double *seal) {
+  const ng_field *f = &item->field;
   ng_part_piece q;
   if (x->parts > 1) ng_manifest_open(&x->w.out, item);
-  if (seals(x, f) == 1 && piece_of(x, f, x->parts == 1 ? 0 : f->owner, &q))
+  if (seal_count(x, f) == 1 && piece_of(x, f, x->parts == 1 ? 0 : f->owner, &q))
     list_piece(x, item, seal, q);
-  for (int32_t i = 0; seals(x, f) > 1 && i < ng_field_slices(f, x->parts); i++) {
+  for (int32_t i = 0; seal_count(x, f) > 1 && i < ng_field_slices(f, x->parts); i++) {
     q = slice_of(f, i);
     if (q.to > q.from) list_piece(x, item, seal, q);
   }
@@ -246,7 +248,7 @@ static void list_array(saving *x, const ng_item *item, const double *seal) {
 }
 
 /* Write the manifest from the gathered values. A failure is stored in *w. */
-static void make_manifest(saving *x) {
+static void make_manifest(save_data *x) {
   ng_work *w = &x->w;
   const double *seal = w->values + w->value_count + NG_RESCUES;
   if (w->p->ctx->ranks > 1) (void)ng_manifest_begin(w, x->parts);
@@ -255,7 +257,7 @@ static void make_manifest(saving *x) {
   memset(x->count, 0, (size_t)x->parts * sizeof *x->count);
   for (int32_t i = 0; i < w->fields; i++) {
     list_array(x, &w->item[i], seal);
-    seal += seals(x, &w->item[i].f);
+    seal += seal_count(x, &w->item[i].field);
   }
   if (!ng_manifest_end(w, x->bytes, x->count, x->parts)) return;
   x->id = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
@@ -263,14 +265,14 @@ static void make_manifest(saving *x) {
 
 /* Every rank has the gathered values, so all ranks write the same text. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length) {
-  saving x = {.parts = 1};
+  save_data x = {.parts = 1};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
   prepare(&x, p, "ng_state_manifest", NULL);
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
   NG_TRY(gather(&x));
   make_manifest(&x);
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
   *length = (int64_t)w->out.used - 1;
   if (text != NULL && size > 0) {
     const size_t fits = (size_t)*length < size ? (size_t)*length : size - 1;
@@ -285,60 +287,62 @@ done:
 /* ---- writing the files ------------------------------------------------------------------------*/
 
 /* Begin this rank's file. A failure is stored in *w. */
-static void begin_file(saving *x) {
+static void begin_file(save_data *x) {
   ng_work *w = &x->w;
-  const ng_outside *to = w->place;
+  const ng_state_file *to = w->file_or_stream;
   const int32_t rank = w->p->ctx->rank;
   char says[NGIO_PART_ROOM];
   ng_part_piece q;
   int32_t n = 0;
   for (int32_t i = 0; i < w->fields; i++) {
     const ng_item *item = &w->item[i];
-    if (piece_of(x, &item->f, rank, &q)) x->tensor[n++] = ng_tensor_of(item->name, &item->f, &q);
+    if (piece_of(x, &item->field, rank, &q))
+      x->tensor[n++] = ng_tensor_describe(item->name, &item->field, &q);
   }
   ngio_part_says(says, rank, x->parts);
   const ngio_text first[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, x->id.text}};
   const ngio_text other[2] = {{NGIO_PART, says}, {NGIO_PART_WHOLE, x->id.text}};
-  const ngio_text *text = w->first ? first : other;
+  const ngio_text *text = w->is_rank0 ? first : other;
   if (to->stream) {
-    (void)ng_work_fine(w, ngio_writer_stream(w->label, to->write, to->user, x->tensor, n, text, 2,
-                                             &w->writer, w->message, sizeof w->message));
+    (void)ng_work_check_io(w, ngio_writer_stream(w->label, to->write, to->user, x->tensor, n, text,
+                                                 2, &w->writer, w->message, sizeof w->message));
     return;
   }
   ngio_part_path(x->path, (size_t)x->path_room, to->path, x->id.text, rank, x->parts);
-  (void)ng_work_fine(w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer, w->message,
-                                           sizeof w->message));
+  (void)ng_work_check_io(w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer,
+                                               w->message, sizeof w->message));
 }
 
 /* Write one field; its owner sends it to rank 0 if necessary. So rank 0 needs memory for the largest field only. After
  * a failure rank 0 continues to receive, because the other ranks do not know of the failure. */
-static ng_status put_field(saving *x, const ng_field *f) {
+static ng_status write_field(save_data *x, const ng_field *f) {
   ng_work *w = &x->w;
   void *data;
   int64_t bytes = 0;
-  if (by_row(x, f)) return each_row(x, f, NULL);
-  bool has = supplies(x, f, &data, &bytes);
+  if (by_row(x, f)) return seal_rows(x, f, NULL);
+  bool has = has_data(x, f, &data, &bytes);
   if (x->parts == 1 && f->owner != 0) {
     if (!has) data = w->memory;
     const ng_status st = ng_work_broadcast(w, data, bytes, f->owner);
     if (st != NG_OK) return st;
-    has = w->first;
+    has = w->is_rank0;
   }
   if (has && x->writes && w->st == NG_OK) {
-    (void)ng_work_fine(w, ngio_writer_put(w->writer, data, bytes, w->message, sizeof w->message));
+    (void)ng_work_check_io(w,
+                           ngio_writer_put(w->writer, data, bytes, w->message, sizeof w->message));
   }
   return NG_OK;
 }
 
 /* On rank 0: check that all parts are in the folder of its own file. */
-static bool sees_all_parts(saving *x) {
+static bool can_read_all_parts(save_data *x) {
   ng_work *w = &x->w;
   struct stat is;
   for (int32_t r = 1; r < x->parts; r++) {
-    ngio_part_path(x->path, (size_t)x->path_room, w->place->path, x->id.text, r, x->parts);
+    ngio_part_path(x->path, (size_t)x->path_room, w->file_or_stream->path, x->id.text, r, x->parts);
     if (stat(x->path, &is) == 0 && S_ISREG(is.st_mode)) continue;
     w->label = x->path;
-    return ng_work_refuse(
+    return ng_work_fail(
         w, NG_ERR_FILE,
         "rank %d wrote this file, but rank 0 cannot find it; all ranks need a shared folder",
         (int)r);
@@ -347,33 +351,33 @@ static bool sees_all_parts(saving *x) {
 }
 
 /* After the first rename, only another rename or the flush of the folder can fail. */
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts) {
-  saving x = {.parts = in_parts ? p->ctx->ranks : 1};
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to, bool in_parts) {
+  save_data x = {.parts = in_parts ? p->ctx->ranks : 1};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
   prepare(&x, p, call, to);
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
   NG_TRY(gather(&x));
-  if (w->first) make_manifest(&x);
-  NG_TRY(ng_work_tell(w));
+  if (w->is_rank0) make_manifest(&x);
+  NG_TRY(ng_work_agree(w));
   NG_TRY(ng_work_broadcast(w, &x.id, (int64_t)sizeof x.id, 0));
   if (x.writes) begin_file(&x);
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
   for (int32_t i = 0; i < w->fields; i++)
-    NG_TRY(put_field(&x, &w->item[i].f));
+    NG_TRY(write_field(&x, &w->item[i].field));
   if (x.writes && w->st == NG_OK) {
-    (void)ng_work_fine(w, ngio_writer_flush(w->writer, w->message, sizeof w->message));
+    (void)ng_work_check_io(w, ngio_writer_flush(w->writer, w->message, sizeof w->message));
   }
-  NG_TRY(ng_work_tell(w));
-  if (x.writes && !w->first) {
-    (void)ng_work_fine(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
+  NG_TRY(ng_work_agree(w));
+  if (x.writes && !w->is_rank0) {
+    (void)ng_work_check_io(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
   }
-  NG_TRY(ng_work_tell(w));
-  if (w->first && sees_all_parts(&x)) { /* then remove earlier parts */
-    (void)ng_work_fine(
+  NG_TRY(ng_work_agree(w));
+  if (w->is_rank0 && can_read_all_parts(&x)) { /* then remove earlier parts */
+    (void)ng_work_check_io(
         w, ngio_writer_finish_whole(&w->writer, x.id.text, w->message, sizeof w->message));
   }
-  NG_TRY(ng_work_tell(w));
+  NG_TRY(ng_work_agree(w));
   ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s parts = %d steps = %lld",
          to->stream ? w->label : to->path, x.parts, (long long)p->steps);
 done:

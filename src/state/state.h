@@ -45,13 +45,13 @@ int64_t ng_rect_count(const ng_rect *b);
 /* ng_field_slices: the number of slices of an array. ng_slice_rank: the rank that saves slice i. */
 int32_t ng_field_slices(const ng_field *f, int32_t ranks);
 int32_t ng_slice_rank(const ng_field *f, int32_t i);
-ng_rect ng_field_mine(const ng_field *f,
-                      int32_t rank); /* the part of the array that `rank` holds */
+ng_rect ng_field_rank_rect(const ng_field *f,
+                           int32_t rank); /* the part of the array that `rank` holds */
 /* Convert an array from the order in memory to the published order: row-major, a symmetric
  * matrix as its lower triangle, row after row. ng_field_import converts back. */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
 /* Return the error of `n` elements of a file, or NULL. */
-const char *ng_field_fault(const ng_field *f, const void *data, int64_t n);
+const char *ng_field_error(const ng_field *f, const void *data, int64_t n);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
 /* Return f's data if they are in published order; otherwise export f to `room` and return `room`. */
 void *ng_field_published(const ng_field *f, void *room);
@@ -59,23 +59,23 @@ void *ng_field_published(const ng_field *f, void *room);
 /* The numbers of all blocks and entries as one list, in the same order on every rank; the last p->entries numbers belong
  * to entries. get: append the numbers of key k, 0 for numbers of other ranks. put: copy the next numbers, from x on,
  * into a block; return the address after them. */
-void ng_state_get(ng_precond *p, int32_t k, ngio_out *to);
-const double *ng_state_put(ng_block *b, const double *x);
+void ng_state_append_numbers(ng_precond *p, int32_t k, ngio_out *to);
+const double *ng_state_set_numbers(ng_block *b, const double *x);
 
 /* ---- save.c, load.c, walk.c: what api/ calls -------------------------------------------------*/
 
 /* A file, or the caller's stream. */
-typedef struct ng_outside {
+typedef struct ng_state_file {
   bool stream;
   const char *path;
   ng_reader read; /* for a stream: `read` or `write` is the callback that the call uses */
   ng_writer write;
   void *user;
-} ng_outside;
+} ng_state_file;
 
 /* call: name of the public function, for messages. */
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to, bool in_parts);
-ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from);
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to, bool in_parts);
+ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *from);
 /* Write the manifest to `text`, or only its length if `text` is NULL. *length does not count the terminating 0. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
 

@@ -21,16 +21,16 @@ int32_t ng_state_field_count(ng_precond *p) {
   return n;
 }
 
-typedef struct seek {
+typedef struct field_seek {
   int64_t width;
   int32_t left; /* fields of this width before the requested one */
   bool found;
   char name[NG_FIELD_KEY]; /* "key/field" */
   ng_field field;
-} seek;
+} field_seek;
 
 static ng_status seek_one(void *arg, const char *key, ng_field *f) {
-  seek *s = arg;
+  field_seek *s = arg;
   if (s->found || ng_dtype_size(f->dtype) != s->width) return NG_OK;
   if (s->left-- > 0) return NG_OK;
   s->found = true;
@@ -42,7 +42,7 @@ static ng_status seek_one(void *arg, const char *key, ng_field *f) {
 }
 
 /* Find field i. Continue from the position of the last search if it is not after field i. */
-static bool find(ng_precond *p, int32_t i, seek *s) {
+static bool find_field(ng_precond *p, int32_t i, field_seek *s) {
   ng_field_search *at = &p->last_search;
   memset(s, 0, sizeof *s);
   if (at->width == 0 || i < at->fields_before) *at = (ng_field_search){.width = NG_WIDEST};
@@ -64,9 +64,9 @@ static ng_status invalid_index(ng_precond *p, const char *call, int32_t i) {
 }
 
 ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
-  seek s;
-  if (i < 0 || !find(p, i, &s)) return invalid_index(p, "ng_state_at", i);
-  const ngio_tensor t = ng_tensor_of(NULL, &s.field, NULL);
+  field_seek s;
+  if (i < 0 || !find_field(p, i, &s)) return invalid_index(p, "ng_state_at", i);
+  const ngio_tensor t = ng_tensor_describe(NULL, &s.field, NULL);
   ng_field_info info;
   memset(&info, 0, sizeof info);
   memcpy(p->found_name, s.name, sizeof s.name);
@@ -81,8 +81,8 @@ ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
 }
 
 ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes) {
-  seek s;
-  if (i < 0 || !find(p, i, &s)) return invalid_index(p, "ng_state_read", i);
+  field_seek s;
+  if (i < 0 || !find_field(p, i, &s)) return invalid_index(p, "ng_state_read", i);
   if (bytes != ng_field_bytes(&s.field)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_read: '%s' has %lld bytes, the buffer has %lld",
                    s.name, (long long)ng_field_bytes(&s.field), (long long)bytes);
@@ -92,7 +92,7 @@ ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes)
                    "ng_state_read: '%s': the buffer is NULL or not aligned for %s", s.name,
                    ng_dtype_name(s.field.dtype));
   }
-  if (p->step->begun) {
+  if (p->step->has_begun) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "ng_state_read: called between ng_begin and a step, expected between steps");
   }

@@ -14,42 +14,42 @@ _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 /* The header of an allocation; it takes NG_ALIGN bytes, so that the block after it is aligned. */
-typedef struct ng_taken {
-  struct ng_taken *next;
+typedef struct ng_work_allocation {
+  struct ng_work_allocation *next;
   size_t bytes;
-} ng_taken;
+} ng_work_allocation;
 
-void *ng_work_take(ng_work *w, int64_t bytes) {
+void *ng_work_alloc(ng_work *w, int64_t bytes) {
   const size_t all = NG_ALIGN + (size_t)bytes;
-  ng_taken *t = ng_alloc(w->p->ctx, all);
+  ng_work_allocation *t = ng_alloc(w->p->ctx, all);
   if (t == NULL) {
-    (void)ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+    (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory");
     return NULL;
   }
-  *t = (ng_taken){w->taken, all};
-  w->taken = t;
+  *t = (ng_work_allocation){w->allocations, all};
+  w->allocations = t;
   return (char *)t + NG_ALIGN;
 }
 
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
-ngio_alloc ng_work_payload(ng_work *w) {
+ngio_alloc ng_work_data_alloc(ng_work *w) {
   return (ngio_alloc){payload_take, payload_give, w->p->ctx};
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------*/
 
-ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q) {
+ngio_tensor ng_tensor_describe(const char *name, const ng_field *f, const ng_part_piece *q) {
   ngio_tensor t = {.name = name, .dtype = (ngio_dtype)f->dtype, .ndim = f->is_symmetric ? 1 : 2};
   t.shape[0] = f->is_symmetric ? ng_field_count(f) : f->rows;
   t.shape[1] = f->is_symmetric ? 0 : f->cols;
-  if (q != NULL && !q->whole) t.shape[q->by_rows ? 0 : 1] = q->to - q->from;
+  if (q != NULL && !q->is_whole) t.shape[q->by_rows ? 0 : 1] = q->to - q->from;
   t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
   return t;
 }
 
-const char *ng_tensor_misfit(const ngio_tensor *want, const ngio_tensor *t) {
+const char *ng_tensor_difference(const ngio_tensor *want, const ngio_tensor *t) {
   if (t == NULL) return "is missing";
   if (t->dtype != want->dtype) return "has another dtype than in this model";
   const bool same = t->ndim == want->ndim && t->shape[0] == want->shape[0] &&
@@ -66,12 +66,12 @@ ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f) {
 /* The sizes are known on every rank, also if f->data is NULL. */
 static ng_status list_field(void *arg, const char *key, ng_field *f) {
   ng_work *w = arg;
-  const ng_item item = {.f = *f, .key = key};
+  const ng_item item = {.field = *f, .key = key};
   const int64_t size = ng_dtype_size(f->dtype);
   w->widths |= size;
   w->largest = ng_max64(w->largest, ng_field_piece(f) * size);
   if (f->slice == NULL && f->data != NULL)
-    w->largest_here = ng_max64(w->largest_here, ng_field_bytes(f));
+    w->largest_local = ng_max64(w->largest_local, ng_field_bytes(f));
   ngio_out_bytes(&w->items, &item, sizeof item);
   ngio_out_put(&w->names, key);
   ngio_out_bytes(&w->names, "/", 1);
@@ -81,7 +81,7 @@ static ng_status list_field(void *arg, const char *key, ng_field *f) {
 
 static int by_width(const void *a, const void *b) {
   const ng_item *x = a, *y = b;
-  const int64_t wider = ng_dtype_size(y->f.dtype) - ng_dtype_size(x->f.dtype);
+  const int64_t wider = ng_dtype_size(y->field.dtype) - ng_dtype_size(x->field.dtype);
   return wider != 0 ? (int)wider : x->name < y->name ? -1 : 1;
 }
 
@@ -89,13 +89,13 @@ static int by_width(const void *a, const void *b) {
 void ng_work_list(ng_work *w) {
   for (int32_t k = 0; k < ng_state_keys(w->p); k++) {
     (void)ng_state_key_fields(w->p, k, list_field, w);
-    ng_state_get(w->p, k, &w->numbers);
+    ng_state_append_numbers(w->p, k, &w->numbers);
   }
 }
 
-bool ng_work_listed(ng_work *w) {
+bool ng_work_list_status(ng_work *w) {
   if (w->items.lost || w->names.lost || w->numbers.lost)
-    return ng_work_refuse(w, NG_ERR_NOMEM, "no memory");
+    return ng_work_fail(w, NG_ERR_NOMEM, "no memory");
   w->item = (void *)w->items.text;
   w->fields = (int32_t)(w->items.used / sizeof *w->item);
   w->values = (void *)w->numbers.text;
@@ -111,17 +111,18 @@ bool ng_work_listed(ng_work *w) {
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
-bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *at) {
-  *w = (ng_work){.p = p, .label = call, .place = at, .first = p->ctx->rank == 0, .source.fd = -1};
+bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *at) {
+  *w = (ng_work){
+      .p = p, .label = call, .file_or_stream = at, .is_rank0 = p->ctx->rank == 0, .source.fd = -1};
   if (at != NULL && !at->stream && (at->path == NULL || at->path[0] == 0)) {
-    return ng_work_refuse(w, NG_ERR_ARG, "no path given");
+    return ng_work_fail(w, NG_ERR_ARG, "no path given");
   }
-  if (at != NULL && at->stream && w->first && at->read == NULL && at->write == NULL) {
-    return ng_work_refuse(w, NG_ERR_ARG, "the callback is NULL on rank 0");
+  if (at != NULL && at->stream && w->is_rank0 && at->read == NULL && at->write == NULL) {
+    return ng_work_fail(w, NG_ERR_ARG, "the callback is NULL on rank 0");
   }
-  if (p->step->begun) {
-    return ng_work_refuse(w, NG_ERR_STATE,
-                          "called between ng_begin and a step, expected between steps");
+  if (p->step->has_begun) {
+    return ng_work_fail(w, NG_ERR_STATE,
+                        "called between ng_begin and a step, expected between steps");
   }
   if (at != NULL) w->label = at->stream ? "the stream" : at->path;
   return true;
@@ -136,7 +137,7 @@ void ng_work_close(ng_work *w) {
   ngio_out_free(&w->items);
   ngio_out_free(&w->names);
   ngio_out_free(&w->numbers);
-  for (ng_taken *t = w->taken, *next; t != NULL; t = next) {
+  for (ng_work_allocation *t = w->allocations, *next; t != NULL; t = next) {
     next = t->next;
     ng_free(w->p->ctx, t, t->bytes);
   }
@@ -144,7 +145,7 @@ void ng_work_close(ng_work *w) {
 
 /* ---- agreement of all ranks ---------------------------------------------------------------------------------------*/
 
-static ng_status broken(ng_work *w) {
+static ng_status fail_transport(ng_work *w) {
   ng_exchange_abort(w->p);
   return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank returns this error",
                  w->label);
@@ -153,24 +154,25 @@ static ng_status broken(ng_work *w) {
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count) {
   ng_comm *c = w->p->ctx->comm;
   const ng_group world = ng_group_world(c);
-  return ng_comm_sum(c, &world, x, count, NG_F64) == NG_OK ? NG_OK : broken(w);
+  return ng_comm_sum(c, &world, x, count, NG_F64) == NG_OK ? NG_OK : fail_transport(w);
 }
 
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root) {
   ng_comm *c = w->p->ctx->comm;
   const ng_group world = ng_group_world(c);
   if (c->size == 1 || bytes == 0) return NG_OK;
-  return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK : broken(w);
+  return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK
+                                                                           : fail_transport(w);
 }
 
 /* Return the number of contiguous elements that belong to one unit (row or column) of the slice bounds. */
-static int64_t unit(const ng_field *f) { return f->by_rows ? f->cols : 1; }
+static int64_t slice_unit(const ng_field *f) { return f->by_rows ? f->cols : 1; }
 
 int64_t ng_work_rows(const ng_field *f) { return f->by_rows ? 1 : f->rows; }
 
-void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out) {
+void ng_work_copy_part(ng_work *w, const ng_field *f, int64_t row, bool out) {
   const int32_t rank = w->p->ctx->rank;
-  const int64_t size = ng_dtype_size(f->dtype) * unit(f);
+  const int64_t size = ng_dtype_size(f->dtype) * slice_unit(f);
   const int64_t from = f->holder != NULL ? f->from : f->slice[rank];
   const int64_t n = ((f->holder != NULL ? f->to : f->slice[rank + 1]) - from) * size;
   char *all = (char *)w->memory + from * size;
@@ -179,10 +181,10 @@ void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out) {
   memcpy(out ? all : mine, out ? mine : all, (size_t)n);
 }
 
-ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row) {
-  const int64_t size = ng_dtype_size(f->dtype) * unit(f);
+ng_status ng_work_gather_row(ng_work *w, const ng_field *f, int64_t row) {
+  const int64_t size = ng_dtype_size(f->dtype) * slice_unit(f);
   ng_status st = NG_OK;
-  ng_work_part(w, f, row, true);
+  ng_work_copy_part(w, f, row, true);
   for (int32_t i = 0; i < ng_field_slices(f, w->p->ctx->ranks) && st == NG_OK; i++) {
     st = ng_work_broadcast(w, (char *)w->memory + f->slice[i] * size,
                            (f->slice[i + 1] - f->slice[i]) * size, ng_slice_rank(f, i));
@@ -190,7 +192,7 @@ ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row) {
   return st;
 }
 
-ng_status ng_work_tell(ng_work *w) {
+ng_status ng_work_agree(ng_work *w) {
   double code[NG_CODES];
   uint8_t failed = 0;
   int32_t from = -1;
@@ -208,12 +210,12 @@ ng_status ng_work_tell(ng_work *w) {
   return ng_fail(w->p->ctx, worst, "%s", w->message);
 }
 
-bool ng_work_fine(ng_work *w, ngio_status st) {
+bool ng_work_check_io(ng_work *w, ngio_status st) {
   if (st != NGIO_OK) w->st = st == NGIO_ERR_NOMEM ? NG_ERR_NOMEM : NG_ERR_FILE;
   return st == NGIO_OK;
 }
 
-bool ng_work_refuse(ng_work *w, ng_status st, const char *format, ...) {
+bool ng_work_fail(ng_work *w, ng_status st, const char *format, ...) {
   va_list args;
   if (w->st != NG_OK) return false;
   w->st = st;
@@ -242,11 +244,11 @@ ng_hex ng_hex_of(uint32_t crc) {
   return h;
 }
 
-static const double finite_mark = 4294967296.0;
+static const double FINITE_MARK = 4294967296.0;
 
-double ng_seal(uint32_t crc, bool finite) { return crc + (finite ? finite_mark : 0.0); }
+double ng_seal(uint32_t crc, bool finite) { return crc + (finite ? FINITE_MARK : 0.0); }
 
 ng_hex ng_seal_of(double seal, bool *finite) {
-  *finite = seal >= finite_mark;
-  return ng_hex_of((uint32_t)(*finite ? seal - finite_mark : seal));
+  *finite = seal >= FINITE_MARK;
+  return ng_hex_of((uint32_t)(*finite ? seal - FINITE_MARK : seal));
 }

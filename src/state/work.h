@@ -2,7 +2,7 @@
  *
  * In: a model between two steps. Out: its fields in the order of files, memory for the call, one status on all ranks.
  *
- * No rank returns between two collectives. A failure of a rank stays in its `st` and `message` until ng_work_tell sends
+ * No rank returns between two collectives. A failure of a rank stays in its `st` and `message` until ng_work_agree sends
  * it, so that every rank reports the same failure. */
 #ifndef NG_STATE_WORK_H
 #define NG_STATE_WORK_H
@@ -17,7 +17,7 @@
 
 /* One array of the state. */
 typedef struct ng_item {
-  ng_field f;
+  ng_field field;
   const char *key, *name; /* key: name of the block or layer; name: "key/field" */
   const void *data;       /* for load: the verified part that this rank reads, in published order */
 } ng_item;
@@ -26,25 +26,26 @@ typedef struct ng_item {
 typedef struct ng_part_piece {
   int32_t part; /* index of the file that has the piece */
   int64_t from, to;
-  bool whole, by_rows;
+  bool is_whole, by_rows;
   const char *crc; /* NG_HEX digits */
   bool finite;
 } ng_part_piece;
 
 typedef struct ng_work {
   ng_precond *p;
-  const char *label;              /* prefix of messages: the public function, later the file */
-  const ng_outside *place;        /* NULL: the call has no file or stream */
-  bool first;                     /* this rank is rank 0 */
-  struct ng_taken *taken;         /* list of the allocations of the call */
-  ngio_out items, names, numbers; /* memory of `item`, of the names, of `values` */
+  const char *label;                   /* prefix of messages: the public function, later the file */
+  const ng_state_file *file_or_stream; /* NULL: the call has no file or stream */
+  bool is_rank0;                       /* this rank is rank 0 */
+  struct ng_work_allocation *allocations; /* list of the allocations of the call */
+  ngio_out items, names, numbers;         /* memory of `item`, of the names, of `values` */
   int64_t widths; /* sum of the sizes of elements that occur; each is a power of two */
   ng_item *item;  /* [fields] wide dtypes first, so that all data in the file are aligned */
   int32_t fields;
   int64_t largest; /* bytes of the largest field, or of its largest row if ranks hold columns */
-  int64_t largest_here; /* bytes of the largest whole field on this rank */
+  int64_t largest_local; /* bytes of the largest whole field on this rank */
   int64_t value_count;
-  double *values;      /* [value_count] of ng_state_get; for save also rung counters and seals */
+  double
+      *values; /* [value_count] of ng_state_append_numbers; for save also rung counters and seals */
   void *memory;        /* one field, or one row, in the order of memory */
   void *published;     /* one field in published order */
   ngio_out out;        /* for save: the manifest with a terminating 0 */
@@ -52,46 +53,47 @@ typedef struct ng_work {
   ngio_writer *writer;
   ngio_source source; /* load, rank 0 */
   ngio_tensors *file; /* load, rank 0 */
-  ng_status st; /* first failure of this rank since the last ng_work_tell; `message` describes it */
+  ng_status
+      st; /* first failure of this rank since the last ng_work_agree; `message` describes it */
   char message[NG_MESSAGE];
 } ng_work;
 
 /* Check the arguments, and that no step is in progress. Return false if not; the failure is stored in *w. Only rank 0
  * needs a callback. */
-bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
+bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *place);
 /* List the fields and get the numbers. ng_work_list only changes `items` to `largest`, so that another thread may read a
- * file at the same time; ng_work_listed reports its failure. */
+ * file at the same time; ng_work_list_status reports its failure. */
 void ng_work_list(ng_work *w);
-bool ng_work_listed(ng_work *w);
+bool ng_work_list_status(ng_work *w);
 void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished file */
 
 /* Allocate memory that ng_work_close frees. If there is no memory, return NULL and store the failure in *w. */
-void *ng_work_take(ng_work *w, int64_t bytes);
+void *ng_work_alloc(ng_work *w, int64_t bytes);
 
 /* Return dtype and shape of piece q of an array in its file; q NULL: of the whole array. */
-ngio_tensor ng_tensor_of(const char *name, const ng_field *f, const ng_part_piece *q);
+ngio_tensor ng_tensor_describe(const char *name, const ng_field *f, const ng_part_piece *q);
 /* Return how tensor t of a file differs from the expected tensor, or NULL. */
-const char *ng_tensor_misfit(const ngio_tensor *want, const ngio_tensor *t);
+const char *ng_tensor_difference(const ngio_tensor *want, const ngio_tensor *t);
 ng_rect ng_piece_rect(const ng_part_piece *q, const ng_field *f); /* f not symmetric */
 
 /* Sum `count` doubles over ranks; broadcast bytes from rank `root`. Both may fail with NG_ERR_COMM. */
 ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root);
 /* Return on all ranks the worst `st` of any rank, with the message of the first failed rank. */
-ng_status ng_work_tell(ng_work *w);
+ng_status ng_work_agree(ng_work *w);
 
 /* For a field of which ranks hold parts. ng_work_rows: its rows; a field sliced by rows counts as one row.
- * ng_work_part: copy this rank's part of row `row` to w->memory (out) or from w->memory. ng_work_row: gather the row in
+ * ng_work_copy_part: copy this rank's part of row `row` to w->memory (out) or from w->memory. ng_work_gather_row: gather the row in
  * w->memory on all ranks. */
 int64_t ng_work_rows(const ng_field *f);
-void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out);
-ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row);
+void ng_work_copy_part(ng_work *w, const ng_field *f, int64_t row, bool out);
+ng_status ng_work_gather_row(ng_work *w, const ng_field *f, int64_t row);
 
 /* Store in *w a failure of io/, which has written the message. Return whether `st` is a success. */
-bool ng_work_fine(ng_work *w, ngio_status st);
+bool ng_work_check_io(ng_work *w, ngio_status st);
 /* Store a failure and its message in *w if *w has no failure yet. Return false. */
-bool ng_work_refuse(ng_work *w, ng_status st, const char *format, ...) NG_PRINTF(3, 4);
-ngio_alloc ng_work_payload(ng_work *w); /* allocator for the data of files: the context's */
+bool ng_work_fail(ng_work *w, ng_status st, const char *format, ...) NG_PRINTF(3, 4);
+ngio_alloc ng_work_data_alloc(ng_work *w); /* allocator for the data of files: the context's */
 
 enum { NG_HEX = 8 }; /* digits of a checksum */
 typedef struct ng_hex {
@@ -113,7 +115,7 @@ ng_hex ng_seal_of(double seal, bool *finite);
 extern const char *const ng_rung_name[NG_RESCUES];
 /* Describe a layer, for comparison and for messages. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size);
-size_t ng_manifest_room(const ng_precond *p); /* buffer size for any option as text */
+size_t ng_manifest_buffer_size(const ng_precond *p); /* buffer size for any option as text */
 bool ng_manifest_option(int32_t i, ng_option_info *info);
 
 /* Write the manifest to w->out, with numbers from w->values, up to its tensors. */

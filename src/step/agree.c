@@ -19,8 +19,8 @@ enum {
   LAST,       /* number of ranks with ng_batch.last */
   BEGUN,      /* number of ranks that began a micro-batch */
   SHARED,     /* ng_batch.whole of ranks that began a micro-batch (ng_hash_split) */
-  SAME = SHARED + NG_SAME_PIECES, /* hashes of options and update (ng_hashes_write) */
-  FIRST_OUT = SAME + NG_SAME      /* [entries] number of ranks that exclude each entry */
+  SAME = SHARED + NG_HASH_PIECES,    /* hashes of options and update (ng_hashes_write) */
+  FIRST_OUT = SAME + NG_HASH_NUMBERS /* [entries] number of ranks that exclude each entry */
 };
 
 /* Positions in the buffer of agree: two ng_sums, then the verdicts on statistics. */
@@ -36,8 +36,8 @@ static double reported(const double code[NG_CODES]) {
   return ranks;
 }
 
-ng_status ng_exchange_verdict(ng_precond *p, const double code[NG_CODES], ng_status mine,
-                              const char *who) {
+ng_status ng_exchange_worst_status(ng_precond *p, const double code[NG_CODES], ng_status mine,
+                                   const char *who) {
   const ng_status st = ng_codes_worst(code);
   if (st >= NG_OK || st == mine) return st;
   return ng_fail(p->ctx, st, "%d of %d %s failed with %s (%s)", ng_codes_count(code, st),
@@ -64,7 +64,7 @@ ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHE
   }
   const ng_status st = ng_exchange_sum(p, x, NG_CODES + NG_HASHES, "ng_ready");
   if (st != NG_OK) return st;
-  const ng_status worst = ng_exchange_verdict(p, x, local, "ranks");
+  const ng_status worst = ng_exchange_worst_status(p, x, local, "ranks");
   if (worst < NG_OK) return worst;
   for (int i = 0; i < NG_HASHES; i++) {
     if (x[NG_CODES + i] > 0.0) {
@@ -79,7 +79,7 @@ ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHE
 
 /* Return an error if no rank has ever observed a kind of array that the block needs.  After a refused array return
  * NG_OK: the refusal is reported instead. */
-static ng_status check_seen(ng_precond *p, ng_block *b) {
+static ng_status check_observed(ng_precond *p, ng_block *b) {
   static const char *const name[NG_OBSERVED_KINDS] = {"input", "output gradient", "gradient"};
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     bool now = b->was_observed[kind] || b->is_excluded;
@@ -96,7 +96,7 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
 
 /* b->was_observed is permanent and saved, because the layer may be absent in later steps.  Call after the sums are reduced:
  * block_due reads b->was_observed. */
-void ng_exchange_mark_seen(ng_block *b) {
+void ng_exchange_mark_observed(ng_block *b) {
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
       if (ng_stat_uses(&b->stat[i], ng_observed_bit(kind)) && b->stat[i].w_total > 0.0)
@@ -106,7 +106,7 @@ void ng_exchange_mark_seen(ng_block *b) {
 }
 
 /* Check that all ranks exclude the same entries. */
-static ng_status check_out(ng_precond *p, const double *out) {
+static ng_status check_excluded(ng_precond *p, const double *out) {
   const double W = (double)p->ctx->ranks;
   for (int32_t i = 0; i < p->entries; i++) {
     if (out[i] > 0.0 && out[i] < W) {
@@ -135,8 +135,8 @@ static ng_status check_meeting(ng_precond *p, const double *x) {
 }
 
 /* ng_batch.whole must be equal on all ranks that began a micro-batch. */
-static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
-  for (int i = 0; i < NG_SAME_PIECES; i++) {
+static ng_status check_batch_samples(ng_precond *p, const double *x, bool *shared) {
+  for (int i = 0; i < NG_HASH_PIECES; i++) {
     *shared = *shared || x[SHARED + i] > 0.0;
   }
   if (ng_hash_sums_agree(x + SHARED, (int32_t)x[BEGUN])) return NG_OK;
@@ -157,19 +157,19 @@ static void note_overflow(ng_precond *p, double elements) {
       "in the previous step, elements with a non-finite result kept their old value on some "
       "ranks (elements: %.0f)",
       elements);
-  p->step->trouble = ng_worse_status(p->step->trouble, st);
+  p->step->status = ng_worse_status(p->step->status, st);
 }
 
 /* Run check on the ranks of this stage.  If no rank has an error, set the totals of all statistics. */
 static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
-  double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
-  ng_codes_write(x, s->trouble);
+  double *x = s->exchange.check_buffer, *out = x + FIRST_OUT, *w = out + p->entries;
+  ng_codes_write(x, s->status);
   x[REFUSED] = s->refused;
   x[OVERFLOWED] = overflows_alone(p) ? (double)s->overflowed : 0.0;
-  x[LAST] = s->last;
-  x[BEGUN] = s->begun;
-  ng_hash_split(x + SHARED, s->begun ? (uint64_t)s->batch.whole : 0);
+  x[LAST] = s->is_last_batch;
+  x[BEGUN] = s->has_begun;
+  ng_hash_split(x + SHARED, s->has_begun ? (uint64_t)s->batch.whole : 0);
   ng_hashes_write(p, x + SAME);
   for (int32_t i = 0; i < p->entries; i++) {
     out[i] = p->entry[i]->slot[0].is_excluded;
@@ -183,16 +183,17 @@ static ng_status check_stage(ng_precond *p) {
   if (st != NG_OK) return st;
   const ng_status met = check_meeting(p, x);
   if (met == NG_ERR_COMM) return met;
-  st = ng_exchange_verdict(p, x, s->trouble, "ranks");
+  st = ng_exchange_worst_status(p, x, s->status, "ranks");
   if (st >= NG_OK && met != NG_OK) st = met;
-  s->trouble = st;
+  s->status = st;
   if (x[REFUSED] > 0.0) s->refused = true;
   if (st < NG_OK) return st;
   if (x[OVERFLOWED] > 0.0) note_overflow(p, x[OVERFLOWED]);
   s->overflowed = 0;
   bool shared = false;
-  st = check_whole(p, x, &shared);
-  if (st == NG_OK) st = check_out(p, out); /* before the hashes, which depend on excluded entries */
+  st = check_batch_samples(p, x, &shared);
+  if (st == NG_OK)
+    st = check_excluded(p, out); /* before the hashes, which depend on excluded entries */
   if (st == NG_OK) st = ng_hashes_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
@@ -205,7 +206,7 @@ static ng_status check_stage(ng_precond *p) {
     }
   }
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {
-    st = check_seen(p, p->block[i]);
+    st = check_observed(p, p->block[i]);
   }
   return st;
 }
@@ -214,9 +215,9 @@ static ng_status check_stage(ng_precond *p) {
 ng_status ng_exchange_check(ng_precond *p) {
   ng_status st = check_stage(p);
   if (st == NG_ERR_COMM) return st; /* all transports are aborted */
-  st = ng_stages_check(p, st < NG_OK ? st : p->step->trouble);
+  st = ng_stages_check(p, st < NG_OK ? st : p->step->status);
   if (st >= NG_OK) return NG_OK;
-  if (st != NG_ERR_COMM) p->step->trouble = st;
+  if (st != NG_ERR_COMM) p->step->status = st;
   return st;
 }
 
@@ -224,7 +225,7 @@ ng_status ng_exchange_check(ng_precond *p) {
 
 /* x <- the verdict on each statistic with adaptive refresh; 0 if this rank does not own the statistic or did not
  * refresh it.  Return the number of verdicts; x NULL: only count. */
-static int64_t put_verdicts(const ng_precond *p, double *x) {
+static int64_t write_verdicts(const ng_precond *p, double *x) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
@@ -238,7 +239,7 @@ static int64_t put_verdicts(const ng_precond *p, double *x) {
 }
 
 /* Advance the refresh interval of each statistic with a verdict in x.  Verdict 0: no rank refreshed the statistic. */
-static void take_verdicts(ng_precond *p, const double *x) {
+static void read_verdicts(ng_precond *p, const double *x) {
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       ng_stat *s = &p->block[i]->stat[k];
@@ -253,7 +254,7 @@ static void take_verdicts(ng_precond *p, const double *x) {
  * have separate sums over H, because k is not known before these sums. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
-  double *x = s->exchange.small;
+  double *x = s->exchange.check_buffer;
   memset(sums, 0, 2 * sizeof *sums);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -266,17 +267,17 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
     to->weighted_inner += weight * b->inner;
     to->weighted_d2 += weight * b->d2;
   }
-  ng_codes_write(x, s->trouble);
+  ng_codes_write(x, s->status);
   x[REFUSED] = s->refused;
   memcpy(x + SUMS, sums, 2 * sizeof *sums);
-  const int64_t verdicts = put_verdicts(p, x + AGREED);
+  const int64_t verdicts = write_verdicts(p, x + AGREED);
   ng_status st = ng_exchange_sum(p, x, AGREED + verdicts, "agree");
   if (st != NG_OK) return st;
-  take_verdicts(p, x + AGREED);
+  read_verdicts(p, x + AGREED);
   st = ng_stages_sum(p, x, AGREED, "agree");
   if (st != NG_OK) return st;
-  st = ng_exchange_verdict(p, x, s->trouble, "ranks");
-  s->trouble = st;
+  st = ng_exchange_worst_status(p, x, s->status, "ranks");
+  s->status = st;
   s->refused = x[REFUSED] > 0.0;
   memcpy(sums, x + SUMS, 2 * sizeof *sums);
   return st < NG_OK ? st : NG_OK;
@@ -288,4 +289,4 @@ int64_t ng_exchange_check_count(const ng_precond *p) {
   return FIRST_OUT + p->entries + WEIGHTS * (int64_t)ng_stats_count(p);
 }
 
-int64_t ng_exchange_agree_count(const ng_precond *p) { return AGREED + put_verdicts(p, NULL); }
+int64_t ng_exchange_agree_count(const ng_precond *p) { return AGREED + write_verdicts(p, NULL); }

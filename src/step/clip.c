@@ -8,9 +8,9 @@
 #include <float.h>
 #include <math.h>
 
-enum { MOST_RATIO = 50 };
+enum { RATIO_MOST = 50 };
 
-static bool by_tensor(const ng_precond *p) {
+static bool is_per_tensor(const ng_precond *p) {
   return p->base.clip == NG_CLIP_RATIO || p->base.clip == NG_CLIP_RMS;
 }
 
@@ -71,12 +71,12 @@ void ng_clip_measure(ng_precond *p) {
  * largest of several layers.  The weight is relative to the largest lr, so equal learning rates change no bit. */
 double ng_clip_weight(const ng_block *b) {
   const ng_engine *step = b->p->step;
-  if (step->out.kind == NG_OUT_GRADIENT || !(step->lr > 0.0)) return 1.0;
+  if (step->output.kind == NG_OUT_GRADIENT || !(step->lr > 0.0)) return 1.0;
   const int32_t asked = b->entry != NULL ? 1 : b->segments;
   double lr = 0.0;
   for (int32_t k = 0; k < asked; k++) {
     if (b->entry == NULL && b->segment[k].slot->is_excluded) continue;
-    lr = fmax(lr, step->out.group[b->segment[k].slot->update_group].lr);
+    lr = fmax(lr, step->output.group[b->segment[k].slot->update_group].lr);
   }
   return lr / step->lr * (lr / step->lr);
 }
@@ -85,7 +85,7 @@ double ng_clip_weight(const ng_block *b) {
 
 /* Blocks with ascent have PD = D + k H with k = radius / |D|; |D| is the norm over all these blocks. h: their sums <D,
  * H>, |D|^2, |H|^2.  Set b->ascent = k; return the sums <D, PD>, |D|^2, |PD|^2. */
-static ng_sums ascend(ng_precond *p, ng_sums h) {
+static ng_sums set_ascent(ng_precond *p, ng_sums h) {
   const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
   const double k = h.d2 > 0.0 ? fmin(p->base.radius / sqrt(h.d2), MOST) : 0.0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -106,7 +106,7 @@ static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
     ascends = ascends || p->block[i]->measures_ascent;
   }
   if (!ascends) return sums[0];
-  const ng_sums up = ascend(p, sums[1]);
+  const ng_sums up = set_ascent(p, sums[1]);
   if (!plain) return up;
   return (ng_sums){.inner = sums[0].inner + up.inner,
                    .d2 = sums[0].d2 + up.d2,
@@ -149,13 +149,13 @@ static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2
   const double bound = p->base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;
   if (p->base.clip == NG_CLIP_RATIO) {
-    return g->weight_norm2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(g->weight_norm2 / pd2)) : 1.0;
+    return g->weight_norm2 > 0.0 ? fmin(RATIO_MOST, bound * sqrt(g->weight_norm2 / pd2)) : 1.0;
   }
   return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);
 }
 
 void ng_clip_factors(ng_precond *p) {
-  const bool each = by_tensor(p);
+  const bool each = is_per_tensor(p);
   double least = INFINITY;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];

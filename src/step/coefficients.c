@@ -14,7 +14,8 @@
  * dampening, as in torch, where the buffer starts as a copy of g.
  * AdamW: {lr / (1 - b1^t), 1 / sqrt(1 - b2^t)}, t = updates + 1: no division per element.  1 - b^t is computed in
  * double: at t = 1, b2 = 0.999 an f32 would lose three digits. */
-static void count_updates(const ng_group_numbers *of, ng_out kind, int64_t updates, float out[2]) {
+static void count_updates(const ng_group_numbers *of, ng_output_kind kind, int64_t updates,
+                          float out[2]) {
   const bool first = updates == 0 || of->momentum == 0.0;
   const double t = (double)(updates + 1);
   if (kind == NG_OUT_SGD) {
@@ -26,7 +27,7 @@ static void count_updates(const ng_group_numbers *of, ng_out kind, int64_t updat
   }
 }
 
-void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
+void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
   of->lr = how->lr;
   of->momentum = how->momentum;
   of->dampening = how->dampening;
@@ -40,7 +41,7 @@ void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
   count_updates(of, NG_OUT_SGD, updates, of->coefficients);
 }
 
-void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
+void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
   of->lr = how->lr;
   of->beta1 = how->beta1;
   of->beta2 = how->beta2;
@@ -56,7 +57,7 @@ void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates)
 }
 
 /* AdamW's first coefficient has lr, too. */
-void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates) {
+void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updates) {
   of->lr = 1.0;
   of->sgd.lr = 1.0f;
   of->sgd.keep = of->adamw.keep = 0.0f;
@@ -65,7 +66,7 @@ void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates) {
 
 /* As torch, count updates per parameter: a frozen or absent parameter had fewer updates. */
 void ng_update_count_missed(ng_precond *p) {
-  const ng_output *s = &p->step->out;
+  const ng_output *s = &p->step->output;
   for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && e->missed_updates > 0; k++) {

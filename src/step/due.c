@@ -93,7 +93,7 @@ bool ng_block_observes_gradients(const ng_precond *p, const ng_block *b) {
 }
 
 bool ng_due_gradients(const ng_precond *p) {
-  return p->step->trouble >= NG_OK && ng_any_block(p, ng_block_observes_gradients);
+  return p->step->status >= NG_OK && ng_any_block(p, ng_block_observes_gradients);
 }
 
 static bool is_selecting(const ng_precond *p, const ng_block *b) {
@@ -115,11 +115,11 @@ bool ng_block_exchanges_traces(const ng_precond *p, const ng_block *b) {
 bool ng_due_traces(const ng_precond *p) { return ng_any_block(p, ng_block_exchanges_traces); }
 
 /* take.c sets `solving` before the first station, because `solve` marks blocks as solved. */
-bool ng_due_solve(const ng_precond *p) { return p->step->solving; }
+bool ng_due_solve(const ng_precond *p) { return p->step->is_solving; }
 
 bool ng_due_shards(const ng_precond *p) { return p->step->shards.blocks > 0; }
 
-bool ng_due_share(const ng_precond *p) { return p->step->solving || ng_due_shards(p); }
+bool ng_due_share(const ng_precond *p) { return p->step->is_solving || ng_due_shards(p); }
 
 /* With update_ranks = owner, PD stays on its owner and weights are broadcast. */
 bool ng_due_weights(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }

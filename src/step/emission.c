@@ -24,7 +24,7 @@ static ng_region range_of(const ng_place *v, const ng_slot *s, int64_t g) {
 
 static void count_slot(ng_emission *l, const ng_slot *s) {
   const ng_region a = range_of(&s->grad, s, 0);
-  l->most += s->groups;
+  l->capacity += s->groups;
   l->tiles += s->groups * ng_tiles_of(a.rows, a.cols);
 }
 
@@ -46,11 +46,11 @@ ng_status ng_emission_plan(ng_precond *p) {
       if (is_plain(p, p->entry[i], s)) count_slot(l, s);
     }
   }
-  if (l->most == 0) return NG_OK;
-  const size_t most = (size_t)l->most;
-  l->emit = ng_object(p, most * sizeof *l->emit);
-  l->sink = ng_object(p, most * sizeof *l->sink);
-  l->to = ng_object(p, most * sizeof *l->to);
+  if (l->capacity == 0) return NG_OK;
+  const size_t most = (size_t)l->capacity;
+  l->direction = ng_object(p, most * sizeof *l->direction);
+  l->update = ng_object(p, most * sizeof *l->update);
+  l->store_to = ng_object(p, most * sizeof *l->store_to);
   l->norm2 = ng_object(p, most * sizeof *l->norm2);
   l->measure = ng_object(p, most * sizeof *l->measure);
   l->range = ng_object(p, most * sizeof *l->range);
@@ -69,7 +69,7 @@ static int64_t list_sums(ng_emission *l, ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
     for (int32_t g = 0; g < s->groups; g++, out += 2) {
-      ng_measure *m = &l->measure[l->measures++];
+      ng_measure *m = &l->measure[l->measure_count++];
       *m = (ng_measure){.D = range_of(&s->grad, s, g), .y_all = 1.0, .out = out};
       b->family->sums(b, k, g, m);
       elements += m->D.rows * m->D.cols;
@@ -113,15 +113,15 @@ void ng_emission_measure(ng_precond *p) {
   ng_queue *q = p->ctx->queue;
   const double t0 = ng_now_ms();
   double all = 0.0;
-  l->measures = 0;
+  l->measure_count = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const bool sums = b->family->sums != NULL && b->is_worker && !b->is_excluded;
     b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
     all += b->measure_ms;
   }
-  if (l->measures > 0) {
-    ng_kernels(q)->measure(q, l->measure, l->measures, l->parts);
+  if (l->measure_count > 0) {
+    ng_kernels(q)->measure(q, l->measure, l->measure_count, l->parts);
     ng_queue_wait(q);
   }
   share_time(p, ng_now_ms() - t0, all);
@@ -176,14 +176,14 @@ void ng_emission_store(ng_precond *p) {
     ng_block *b = p->block[i];
     if (!b->is_delivered || !b->is_worker || b->is_excluded) continue;
     for (int32_t k = 0; k < b->segments; k++) {
-      const int64_t end = n + list_segment(b, k, 1.0, false, &l->emit[n]);
+      const int64_t end = n + list_segment(b, k, 1.0, false, &l->direction[n]);
       for (; n < end; n++) {
-        l->to[n] = stored_at(b, k, &l->emit[n].D);
+        l->store_to[n] = stored_at(b, k, &l->direction[n].D);
       }
     }
   }
   if (n == 0) return;
-  ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->emit, l->to, n);
+  ng_kernels(p->ctx->queue)->store(p->ctx->queue, l->direction, l->store_to, n);
   ng_queue_wait(p->ctx->queue); /* the exchange sends the directions */
 }
 
@@ -198,9 +198,9 @@ void ng_emission_norms(ng_block *b, double *pd2) {
     return;
   }
   for (int32_t k = 0; k < b->segments; k++) {
-    n += list_segment(b, k, 1.0, b->is_delivered, &l->emit[n]);
+    n += list_segment(b, k, 1.0, b->is_delivered, &l->direction[n]);
   }
-  ng_kernels(q)->norm2(q, l->emit, n, l->parts, l->norm2);
+  ng_kernels(q)->norm2(q, l->direction, n, l->parts, l->norm2);
   ng_queue_wait(q);
   n = 0;
   for (int32_t k = 0; k < b->segments; k++) {
@@ -216,11 +216,11 @@ void ng_emission_norms(ng_block *b, double *pd2) {
 /* Append the weight and moments of slot s, for the descriptors up to `end`. */
 static void list_sinks(ng_precond *p, const ng_slot *s, int64_t end) {
   ng_emission *l = &p->step->emission;
-  const ng_output *u = &p->step->out;
+  const ng_output *u = &p->step->output;
   const ng_group_numbers *group = &u->group[s->update_group];
-  for (; l->emits < end; l->emits++) {
+  for (; l->direction_count < end; l->direction_count++) {
     if (u->kind == NG_OUT_GRADIENT) continue;
-    l->sink[l->emits] = (ng_weight_update){
+    l->update[l->direction_count] = (ng_weight_update){
         .weight = &s->weight,
         .m = s->m,
         .v = s->v,
@@ -237,21 +237,22 @@ static bool is_emitted(const ng_slot *s) { return !s->is_excluded && s->updates_
 /* List PD of the blocks; unit: with factor 1, as quantify.c measures. */
 void ng_emission_list_blocks(ng_precond *p, bool unit) {
   ng_emission *l = &p->step->emission;
-  l->emits = 0;
+  l->direction_count = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->segments; k++) {
       ng_slot *s = b->segment[k].slot;
       if (!is_emitted(s)) continue;
       const double factor = unit ? 1.0 : b->segment[k].clip_factor;
-      ng_direction *e = &l->emit[l->emits];
+      ng_direction *e = &l->direction[l->direction_count];
       const ng_direction *end = e + list_segment(b, k, factor, b->is_delivered, e);
       for (const ng_direction *x = e; x < end; x++) {
         *e = *x;
         if (p->base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->base.clip_bound;
-        if (unit || !ng_due_shards(p) || ng_shard_own(s, e)) e++; /* else: on another rank */
+        if (unit || !ng_due_shards(p) || ng_shard_cut_direction(s, e))
+          e++; /* else: on another rank */
       }
-      list_sinks(p, ng_slot_registered(s), e - l->emit);
+      list_sinks(p, ng_slot_registered(s), e - l->direction);
     }
   }
 }
@@ -263,9 +264,9 @@ void ng_emission_list_plain(ng_precond *p) {
     for (int32_t k = 0; k < p->entry[i]->slots; k++) {
       ng_slot *s = &p->entry[i]->slot[k];
       if (!is_plain(p, p->entry[i], s) || !is_emitted(s)) continue;
-      l->emit[l->emits] = (ng_direction){
+      l->direction[l->direction_count] = (ng_direction){
           .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
-      list_sinks(p, s, l->emits + 1);
+      list_sinks(p, s, l->direction_count + 1);
     }
   }
 }
@@ -275,10 +276,10 @@ void ng_emission_emit(ng_precond *p) {
   ng_queue *q = p->ctx->queue;
   ng_emission_list_blocks(p, false);
   ng_emission_list_plain(p);
-  if (p->step->out.kind == NG_OUT_GRADIENT) {
-    ng_kernels(q)->emit(q, l->emit, l->emits);
+  if (p->step->output.kind == NG_OUT_GRADIENT) {
+    ng_kernels(q)->emit(q, l->direction, l->direction_count);
   } else {
-    ng_kernels(q)->update(q, l->emit, l->sink, l->emits);
+    ng_kernels(q)->update(q, l->direction, l->update, l->direction_count);
   }
   ng_queue_wait(q);
 }

@@ -31,8 +31,8 @@ ng_traffic ng_exchange_traffic(const ng_precond *p) {
 
 void ng_exchange_count_early(ng_precond *p, int station, ng_traffic before) {
   const ng_traffic now = ng_exchange_traffic(p);
-  p->step->early[station].bytes += now.bytes - before.bytes;
-  p->step->early[station].messages += now.messages - before.messages;
+  p->step->early_traffic[station].bytes += now.bytes - before.bytes;
+  p->step->early_traffic[station].messages += now.messages - before.messages;
 }
 
 /* After a failed transport, ranks may be at different collectives; the model can only be destroyed. */
@@ -73,16 +73,16 @@ ng_status ng_exchange_plan(ng_precond *p) {
     sliced += p->block[i]->slice != NULL;
   }
   const size_t messages = (size_t)ng_stats_count(p) + 1;
-  x->spans_most = (1 + sliced) * p->ctx->ranks;
+  x->span_capacity = (1 + sliced) * p->ctx->ranks;
   const int64_t small = ng_max64(ng_exchange_check_count(p), ng_exchange_agree_count(p));
-  x->small = ng_object(p, (size_t)small * sizeof *x->small);
+  x->check_buffer = ng_object(p, (size_t)small * sizeof *x->check_buffer);
   x->message = ng_object(p, messages * sizeof *x->message);
-  x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
+  x->span_requests = ng_object(p, (size_t)x->span_capacity * sizeof *x->span_requests);
   x->traces_count = ng_traces_count(p);
   if (p->owned_stats > 0)
     x->counts = ng_object(p, messages * (size_t)p->ctx->ranks * sizeof *x->counts);
   x->traces = ng_object(p, (size_t)x->traces_count * sizeof *x->traces);
-  x->choice = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->choice);
+  x->topk_sums = ng_object(p, (size_t)ng_topk_count(p) * sizeof *x->topk_sums);
   if (x->traces != NULL) assign_trace_memory(p);
   return ng_objects_status(p);
 }
@@ -133,7 +133,7 @@ ng_status ng_exchange_post_results(ng_precond *p) {
   for (int32_t owner = 0; owner < p->ctx->ranks && p->grid.m > 1 && st == NG_OK; owner++) {
     const ng_span *s = &p->result_span[owner];
     st = post(p, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin, s->end - s->begin,
-              NG_U8, owner, &p->step->exchange.spans[owner]);
+              NG_U8, owner, &p->step->exchange.span_requests[owner]);
   }
   return st == NG_OK ? NG_OK : ng_exchange_failed(p, "share");
 }
@@ -141,7 +141,7 @@ ng_status ng_exchange_post_results(ng_precond *p) {
 /* Broadcast the slices of PD of all sliced blocks to all ranks. */
 static ng_status post_slices(ng_precond *p) {
   const ng_group world = ng_group_world(p->ctx->comm);
-  ng_request *request = p->step->exchange.spans + p->ctx->ranks;
+  ng_request *request = p->step->exchange.span_requests + p->ctx->ranks;
   ng_status st = NG_OK;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
@@ -162,17 +162,17 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
     const ng_span *s = &p->direction_span[column];
     const int64_t n = (s->end - s->begin) / (int64_t)sizeof(float);
     st = post(p, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin, n, NG_F32,
-              p->grid.row * p->grid.n + column, &p->step->exchange.spans[column]);
+              p->grid.row * p->grid.n + column, &p->step->exchange.span_requests[column]);
   }
   return st == NG_OK ? NG_OK : ng_exchange_failed(p, "deliver");
 }
 
 /* Wait for all posted broadcasts.  Requests that this rank has not posted need no wait. */
 static ng_status wait_spans(ng_precond *p, const char *what) {
-  for (int32_t i = 0; i < p->step->exchange.spans_most; i++) {
-    if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK)
+  for (int32_t i = 0; i < p->step->exchange.span_capacity; i++) {
+    if (ng_comm_wait(p->ctx->comm, &p->step->exchange.span_requests[i]) != NG_OK)
       return ng_exchange_failed(p, what);
-    p->step->exchange.spans[i] = (ng_request){.done = true};
+    p->step->exchange.span_requests[i] = (ng_request){.done = true};
   }
   return NG_OK;
 }

@@ -27,7 +27,8 @@ int64_t ng_gather_scratch(const ng_precond *p) {
 }
 
 /* Copy elements [from, from + n) of weight v, row-major with `cols` columns: into x if `out`, else from x. */
-static void move(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *x, bool out) {
+static void copy_floats(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *x,
+                        bool out) {
   for (int64_t i = 0, m; i < n; i += m) {
     const int64_t row = (from + i) / cols, col = (from + i) % cols;
     m = ng_min64(n - i, cols - col);
@@ -46,9 +47,9 @@ static ng_status gather_slot(ng_precond *p, const ng_slot *s, int32_t root) {
   ng_status st = NG_OK;
   for (int64_t from = 0, n; from < count && st == NG_OK; from += n) {
     n = ng_min64(PIECE, count - from);
-    if (s->updates_here) move(&s->weight, s->cols, from, n, x, true);
+    if (s->updates_here) copy_floats(&s->weight, s->cols, from, n, x, true);
     st = ng_comm_broadcast(p->ctx->comm, &world, x, n, NG_F32, root);
-    if (st == NG_OK && !s->updates_here) move(&s->weight, s->cols, from, n, x, false);
+    if (st == NG_OK && !s->updates_here) copy_floats(&s->weight, s->cols, from, n, x, false);
   }
   return st;
 }

@@ -10,16 +10,16 @@
 
 /* Each observation uses the size and loss scale of its micro-batch; these may differ between micro-batches. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
-  if (p->step->last) {
+  if (p->step->is_last_batch) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
         "ng_begin: the previous micro-batch had ng_batch.last; call ng_step, or ng_reset_batch");
   }
   p->step->batch = *batch;
-  p->step->begun = true;
+  p->step->has_begun = true;
   p->step->batches++;
-  p->step->last = batch->last != 0;
-  if (p->step->last) ng_exchange_begin_last_batch(p);
+  p->step->is_last_batch = batch->last != 0;
+  if (p->step->is_last_batch) ng_exchange_begin_last_batch(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
   p->step->refused = true; /* a loss scaler overflows now and then: skip the step */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
@@ -27,8 +27,8 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
-static ng_status misfit(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad,
-                        const char *expected) {
+static ng_status refuse_shape(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad,
+                              const char *expected) {
   return ng_fail(p->ctx, NG_ERR_SHAPE, "layer '%s': the %s is %s, expected %s for %lld samples",
                  d->name, grad ? "output gradient" : "input", ng_strided_shape(s).text, expected,
                  (long long)p->step->batch.samples);
@@ -58,13 +58,13 @@ static int64_t columns_of(const ng_layer *d, bool grad) {
 }
 
 /* Report the expected shape.  Only an error makes this text, because an observation may be small. */
-static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad) {
+static ng_status refuse_rows(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad) {
   char expected[96];
   (void)snprintf(expected, sizeof expected,
                  d->positions > 0 ? "[%s%lld] with %lld positions" : "[%s%lld]",
                  d->order == NG_SAMPLES_FIRST ? "samples, ..., " : "positions, samples, ..., ",
                  (long long)columns_of(d, grad), (long long)d->positions);
-  return misfit(p, d, s, grad, expected);
+  return refuse_shape(p, d, s, grad, expected);
 }
 
 /* View an array [..., columns].  A single leading axis counts samples times positions.  Of several leading axes, one
@@ -75,14 +75,14 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
   const int64_t B = p->step->batch.samples, cols = columns_of(d, grad);
   const int32_t leading = s->ndim - 1;
   const bool first = d->order == NG_SAMPLES_FIRST;
-  if (s->ndim < 1 || s->shape[leading] != cols) return misfit_rows(p, d, s, grad);
+  if (s->ndim < 1 || s->shape[leading] != cols) return refuse_rows(p, d, s, grad);
   ng_view *v = &o->view;
   v->columns = cols;
   v->column_stride = s->stride[leading];
   v->samples = B;
   if (leading < 2) {
     const int64_t rows = leading == 0 ? 1 : s->shape[0], by = leading == 0 ? cols : s->stride[0];
-    if (rows % B != 0) return misfit_rows(p, d, s, grad);
+    if (rows % B != 0) return refuse_rows(p, d, s, grad);
     const int64_t S = rows / B, step = first ? by : B * by;
     set_positions(v, 1, &S, &step);
     v->sample_stride = first ? S * by : by;
@@ -90,7 +90,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
     const int32_t at = first ? 0 : 1;
     int64_t extent[NG_DIMS], step[NG_DIMS];
     int32_t n = 0;
-    if (s->shape[at] != B) return misfit_rows(p, d, s, grad);
+    if (s->shape[at] != B) return refuse_rows(p, d, s, grad);
     for (int32_t i = 0; i < leading; i++) {
       if (i == at) continue;
       extent[n] = s->shape[i];
@@ -100,7 +100,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
     v->sample_stride = s->stride[at];
   }
   o->positions = v->positions;
-  if (d->positions > 0 && o->positions != d->positions) return misfit_rows(p, d, s, grad);
+  if (d->positions > 0 && o->positions != d->positions) return refuse_rows(p, d, s, grad);
   return NG_OK;
 }
 
@@ -117,7 +117,7 @@ static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out
   return false;
 }
 
-static void remember_size(const ng_precond *p, ng_entry *e, const int64_t out[2]) {
+static void store_size(const ng_precond *p, ng_entry *e, const int64_t out[2]) {
   if (e->sizes_batch != p->step->batches) e->sizes_count = 0;
   e->sizes_batch = p->step->batches;
   if (e->sizes_count > 0 && size_known(p, e, out)) return;
@@ -133,7 +133,7 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   if (s->ndim != 4 || s->shape[0] != B || s->shape[1] != C) {
     (void)snprintf(expected, sizeof expected, "[%lld, %lld, height, width]", (long long)B,
                    (long long)C);
-    return misfit(p, d, s, grad, expected);
+    return refuse_shape(p, d, s, grad, expected);
   }
   ng_view *v = &o->view;
   v->samples = B;
@@ -145,17 +145,17 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
     o->in_size[i] = o->out_size[i] = s->shape[2 + i];
     if (grad) continue;
     if (o->in_size[i] > INT32_MAX || !ng_conv_output(d, i, o->in_size[i], &o->out_size[i])) {
-      return misfit(p, d, s, grad,
-                    "an image that is at least as large, with its padding, as the kernel");
+      return refuse_shape(p, d, s, grad,
+                          "an image that is at least as large, with its padding, as the kernel");
     }
   }
   if (grad && !size_known(p, e, o->out_size)) {
     (void)snprintf(expected, sizeof expected,
                    "[%lld, %lld, %lld, %lld], the output size of its input", (long long)B,
                    (long long)C, (long long)e->sizes[0][0], (long long)e->sizes[0][1]);
-    return misfit(p, d, s, grad, expected);
+    return refuse_shape(p, d, s, grad, expected);
   }
-  if (!grad) remember_size(p, e, o->out_size);
+  if (!grad) store_size(p, e, o->out_size);
   o->positions = o->out_size[0] * o->out_size[1];
   return NG_OK;
 }
@@ -169,7 +169,7 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
   if (s->ndim < 2 || s->shape[0] != B || s->shape[1] != d->in) {
     char expected[96];
     (void)snprintf(expected, sizeof expected, "[%lld, %lld, ...]", (long long)B, (long long)d->in);
-    return misfit(p, d, s, grad, expected);
+    return refuse_shape(p, d, s, grad, expected);
   }
   v->samples = B;
   v->columns = d->in;
@@ -184,14 +184,14 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
 static ng_status view_tokens(ng_precond *p, const ng_entry *e, const ng_strided *s, ng_obs *o) {
   ng_strided rows = *s;
   if (s->ndim == NG_DIMS || s->ndim < 1) {
-    return misfit(p, &e->d, s, false, "token numbers [samples, ...]");
+    return refuse_shape(p, &e->d, s, false, "token numbers [samples, ...]");
   }
   rows.shape[rows.ndim] = 1;
   rows.stride[rows.ndim++] = 1;
   return view_rows(p, e, &rows, false, o);
 }
 
-static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+static ng_status make_view(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
   if (e->d.kind == NG_EMBEDDING && !grad) return view_tokens(p, e, s, o);
   if (e->d.kind == NG_CONV2D) return view_image(p, e, s, grad, o);
   const bool channels = e->d.kind == NG_NORM && e->d.norm_kind != NG_LAYER_NORM;
@@ -267,8 +267,8 @@ static double largest_of(ng_precond *p, const ng_strided *s) {
 
 /* Gather the array of a sharded layer to *whole on the primary, and set the view in *o.  All ranks of the model group
  * enter, also with an error `st`, and return the same status. */
-static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_status st,
-                          ng_obs *o, ng_strided *whole) {
+static ng_status gather_whole(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad,
+                              ng_status st, ng_obs *o, ng_strided *whole) {
   if (st == NG_OK) st = check_open(e->block, o);
   if (st == NG_OK) {
     const double most = (o->samples == 0 ? 0.0 : largest_of(p, s)) + o->loss_scale;
@@ -308,7 +308,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   o.view.data = s == NULL ? NULL : s->data;
   o.view.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
-  ng_status st = s == NULL ? wrong : view_of(p, e, s, grad, &o);
+  ng_status st = s == NULL ? wrong : make_view(p, e, s, grad, &o);
   if (none) s = &nothing;
   ng_block *b = e->block;
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
@@ -318,12 +318,12 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
   ng_strided whole;
-  if (part) st = whole_of(p, e, s, grad, st, &o, &whole);
+  if (part) st = gather_whole(p, e, s, grad, st, &o, &whole);
   if (st < NG_OK || !wanted) return st;
   if (st == NG_OK && (!part || e->shard->is_primary))
     st = add_array(p, e, part ? &whole : s, grad, &o);
   b->step_observe_ms += ng_now_ms() - t0;
-  if (step->last && st >= NG_OK) mark_observed(b, o.kind);
+  if (step->is_last_batch && st >= NG_OK) mark_observed(b, o.kind);
   /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
@@ -376,14 +376,14 @@ ng_status ng_gradients_observe(ng_precond *p) {
     const ng_status st = scans || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
     b->step_observe_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
-    if (st < NG_OK) p->step->trouble = ng_worse_status(p->step->trouble, st);
+    if (st < NG_OK) p->step->status = ng_worse_status(p->step->status, st);
   }
   return NG_OK;
 }
 
 /* After an error in a step, forget the sums of gradients, because the next step observes the gradients again.  Restore
  * this rank's own `refused`: other ranks repeat their refusals. */
-void ng_gradients_forget(ng_precond *p) {
+void ng_gradients_discard(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     bool looked = false;
@@ -413,6 +413,6 @@ void ng_step_reset(ng_precond *p) {
     b->is_selecting = false;
   }
   p->step->refused = false;
-  p->step->begun = p->step->last = false;
+  p->step->has_begun = p->step->is_last_batch = false;
   ng_exchange_reset(p);
 }

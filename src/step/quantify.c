@@ -26,15 +26,15 @@
 #include <float.h>
 #include <math.h>
 
-enum { ENDS = 2, SUMS = 4, ALONE = ENDS + SUMS };
+enum { ENDS = 2, SUMS = 4, RANK_NUMBERS = ENDS + SUMS };
 enum {
   BINS = NG_RATIO_BINS,
   FINE = NG_RATIO_FINE_BINS,
   DROPPED = NG_RATIO_DROPPED_BITS,
   REST = DROPPED - 11
 };
-enum { WANTED = 6 };
-_Static_assert(WANTED *FINE <= BINS, "the second pass counts in the memory of the first");
+enum { NEIGHBOURS = 6 };
+_Static_assert(NEIGHBOURS *FINE <= BINS, "the second pass counts in the memory of the first");
 static const double SHRINK = 0x1p-30;
 
 /* ---- memory ----------------------------------------------------------------------------------*/
@@ -43,18 +43,19 @@ ng_status ng_quantify_plan(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
   const size_t pieces = (size_t)ng_threads_of(p->ctx), W = (size_t)p->ctx->ranks;
   const ng_emission *l = &p->step->emission;
-  if (!p->base.quantify || l->most == 0) return NG_OK;
+  if (!p->base.quantify || l->capacity == 0) return NG_OK;
   q->extreme = ng_object(p, pieces * 2 * sizeof *q->extreme);
   q->count = ng_object(p, pieces * BINS * sizeof *q->count);
   q->sum = ng_object(p, (size_t)l->tiles * SUMS * sizeof *q->sum);
   q->group = ng_object(p, (size_t)ng_max64(p->update_groups, 1) * sizeof *q->group);
-  if (W > 1 && ng_update_is_owned(p)) q->wire = ng_object(p, (BINS + ALONE * W) * sizeof *q->wire);
+  if (W > 1 && ng_update_is_owned(p))
+    q->rank_sums = ng_object(p, (BINS + RANK_NUMBERS * W) * sizeof *q->rank_sums);
   return ng_objects_status(p);
 }
 
 /* Return whether u is the fused update, because there is no block.  Not with pipeline stages: a stage without blocks
  * reports <D, PD> of all stages. */
-static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_exist(p); }
+static bool measures_update(const ng_precond *p) { return p->blocks == 0 && !ng_stages_exist(p); }
 
 /* ---- counting --------------------------------------------------------------------------------*/
 
@@ -67,16 +68,16 @@ typedef struct neighbour {
 
 /* List PD of the blocks with factor 1, or the updates with lr = 1 and keep = 0: the change of the weight is then minus
  * the direction. */
-static void list(ng_precond *p) {
+static void list_directions(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
   ng_emission_list_blocks(p, true);
-  if (!of_updates(p) || p->step->out.kind == NG_OUT_GRADIENT) return;
-  ng_output *u = &p->step->out;
+  if (!measures_update(p) || p->step->output.kind == NG_OUT_GRADIENT) return;
+  ng_output *u = &p->step->output;
   ng_group_numbers *const real = u->group;
   u->group = q->group;
   for (int32_t g = 0; g < p->update_groups; g++) {
     q->group[g] = real[g];
-    ng_update_unit(&q->group[g], u->kind, p->updates);
+    ng_update_set_unit(&q->group[g], u->kind, p->updates);
   }
   ng_update_count_missed(p);
   ng_emission_list_plain(p);
@@ -88,21 +89,21 @@ static void list(ng_precond *p) {
 static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
   const ng_quantify *q = &p->step->quantify;
   const int64_t W = p->ctx->ranks;
-  double *all = q->wire + BINS, *own = all + ALONE * p->ctx->rank;
+  double *all = q->rank_sums + BINS, *own = all + RANK_NUMBERS * p->ctx->rank;
   for (int64_t k = 0; k < BINS; k++) {
-    q->wire[k] = (double)q->count[k];
+    q->rank_sums[k] = (double)q->count[k];
   }
-  memset(all, 0, (size_t)(ALONE * W) * sizeof *all);
+  memset(all, 0, (size_t)(RANK_NUMBERS * W) * sizeof *all);
   /* without elements the minimum is INFINITY: send a finite number above all ratios */
   own[0] = fmin(q->extreme[0], (double)FLT_MAX * (double)FLT_MAX);
   own[1] = q->extreme[1];
   memcpy(own + ENDS, sum, SUMS * sizeof *sum);
-  const ng_status st = ng_exchange_sum(p, q->wire, BINS + ALONE * W, "quantify");
+  const ng_status st = ng_exchange_sum(p, q->rank_sums, BINS + RANK_NUMBERS * W, "quantify");
   if (st != NG_OK) return st;
   q->extreme[0] = INFINITY;
   q->extreme[1] = 0.0;
   memset(sum, 0, SUMS * sizeof *sum);
-  for (int64_t r = 0; r < W; r++, all += ALONE) {
+  for (int64_t r = 0; r < W; r++, all += RANK_NUMBERS) {
     q->extreme[0] = fmin(q->extreme[0], all[0]);
     q->extreme[1] = fmax(q->extreme[1], all[1]);
     for (int k = 0; k < SUMS; k++) {
@@ -110,7 +111,7 @@ static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
     }
   }
   for (int64_t k = 0; k < BINS; k++) {
-    q->count[k] = (int64_t)q->wire[k];
+    q->count[k] = (int64_t)q->rank_sums[k];
   }
   return NG_OK;
 }
@@ -127,9 +128,10 @@ static ng_status count_all(ng_precond *p, const uint32_t *bin, int32_t bins) {
                        .sum = q->sum,
                        .out = q->total};
   ng_queue *queue = p->ctx->queue;
-  ng_kernels(queue)->ratios(queue, l->emit, of_updates(p) ? l->sink : NULL, l->emits, &r);
+  ng_kernels(queue)->ratios(queue, l->direction, measures_update(p) ? l->update : NULL,
+                            l->direction_count, &r);
   ng_queue_wait(queue);
-  return q->wire == NULL ? NG_OK : gather_ranks(p, q->total);
+  return q->rank_sums == NULL ? NG_OK : gather_ranks(p, q->total);
 }
 
 /* ---- quantiles -------------------------------------------------------------------------------*/
@@ -143,7 +145,7 @@ static double middle(uint32_t key, uint32_t many) {
 }
 
 /* Find element `at` (from 0) of the sorted r. */
-static neighbour find(const ng_quantify *q, int64_t at) {
+static neighbour find_neighbour(const ng_quantify *q, int64_t at) {
   uint32_t bin = 0;
   while (q->count[bin] <= at) {
     at -= q->count[bin++];
@@ -163,10 +165,10 @@ static double value_of(const ng_quantify *q, neighbour x) {
 }
 
 /* Find the two neighbours of each quartile; list their bins, ascending, and return the number of bins. */
-static int32_t find_all(const ng_quantify *q, int64_t n, neighbour *x, uint32_t *bin) {
+static int32_t find_neighbours(const ng_quantify *q, int64_t n, neighbour *x, uint32_t *bin) {
   int32_t bins = 0;
-  for (int k = 0; k < WANTED; k++) {
-    x[k] = find(q, ((n - 1) * (k / 2 + 1) + (k % 2 == 0 ? 0 : 3)) / 4);
+  for (int k = 0; k < NEIGHBOURS; k++) {
+    x[k] = find_neighbour(q, ((n - 1) * (k / 2 + 1) + (k % 2 == 0 ? 0 : 3)) / 4);
     if (bins == 0 || bin[bins - 1] != x[k].bin) bin[bins++] = x[k].bin;
     x[k].of = bins - 1;
   }
@@ -175,8 +177,8 @@ static int32_t find_all(const ng_quantify *q, int64_t n, neighbour *x, uint32_t 
 
 static ng_status measure(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
-  neighbour x[WANTED];
-  uint32_t bin[WANTED];
+  neighbour x[NEIGHBOURS];
+  uint32_t bin[NEIGHBOURS];
   double sum[SUMS];
   int64_t n = 0;
   ng_status st = count_all(p, NULL, 0);
@@ -184,18 +186,18 @@ static ng_status measure(ng_precond *p) {
   for (int64_t k = 0; k < BINS; k++) {
     n += q->count[k];
   }
-  q->found = (ng_scaling){.count = n};
+  q->result = (ng_scaling){.count = n};
   if (n == 0) return NG_OK; /* n is equal on all ranks */
   memcpy(sum, q->total, sizeof sum);
-  st = count_all(p, bin, find_all(q, n, x, bin));
+  st = count_all(p, bin, find_neighbours(q, n, x, bin));
   if (st != NG_OK) return st;
-  q->found.least = q->extreme[0];
-  q->found.most = q->extreme[1];
-  q->found.mean = sum[0] / (double)n;
-  for (int k = 0; k < WANTED; k += 2) {
-    q->found.quartile[k / 2] = (value_of(q, x[k]) + value_of(q, x[k + 1])) / 2.0;
+  q->result.least = q->extreme[0];
+  q->result.most = q->extreme[1];
+  q->result.mean = sum[0] / (double)n;
+  for (int k = 0; k < NEIGHBOURS; k += 2) {
+    q->result.quartile[k / 2] = (value_of(q, x[k]) + value_of(q, x[k + 1])) / 2.0;
   }
-  if (!of_updates(p)) return NG_OK;
+  if (!measures_update(p)) return NG_OK;
   p->step->inner = sum[1];
   p->step->d2 = sum[2];
   p->step->pd2 = sum[3];
@@ -203,7 +205,7 @@ static ng_status measure(ng_precond *p) {
 }
 
 ng_status ng_quantify_step(ng_precond *p) {
-  list(p);
+  list_directions(p);
   const ng_status st = measure(p);
   ng_update_count_missed(p); /* `list` set the coefficients with lr = 1 */
   return st;

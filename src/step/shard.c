@@ -20,14 +20,14 @@ ng_status ng_shards_check(ng_precond *p) {
 
 /* ---- observations ----------------------------------------------------------------------------*/
 
-static bool take_room(ng_precond *p, int64_t bytes) {
+static bool grow_buffer(ng_precond *p, int64_t bytes) {
   ng_shards *s = &p->step->shards;
-  if (bytes <= s->room_bytes) return true;
+  if (bytes <= s->buffer_bytes) return true;
   char *room = ng_object(p, (size_t)bytes);
   if (room == NULL) return false;
-  ng_object_free(p, s->room);
-  s->room = room;
-  s->room_bytes = bytes;
+  ng_object_free(p, s->buffer);
+  s->buffer = room;
+  s->buffer_bytes = bytes;
   return true;
 }
 
@@ -57,8 +57,8 @@ static void pack(const ng_strided *s, char *to) {
 }
 
 /* to <- rows of the whole array. parts: shard after shard, each with `rows` rows; size: bytes of an element. */
-static void weave(const ng_layer_shard *s, const char *parts, int64_t rows, int64_t size,
-                  char *to) {
+static void interleave(const ng_layer_shard *s, const char *parts, int64_t rows, int64_t size,
+                       char *to) {
   const int64_t total = s->first_element[s->members];
   for (int32_t i = 0; i < s->members; i++) {
     const int64_t width = (s->first_element[i + 1] - s->first_element[i]) * size;
@@ -80,15 +80,15 @@ static int64_t rows_of(const ng_strided *s) {
 /* Return one status on all ranks of the model group.  NG_ERR_STATE if `call`, a hash of the observation, differs. */
 static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t call) {
   const int32_t M = p->ctx->model->size;
-  double x[NG_CODES + NG_SAME_PIECES];
+  double x[NG_CODES + NG_HASH_PIECES];
   char who[320];
   ng_codes_write(x, st);
   ng_hash_split(x + NG_CODES, call);
   const ng_status sent =
-      ng_exchange_sum_over(p, p->ctx->model, x, NG_CODES + NG_SAME_PIECES, "observe");
+      ng_exchange_sum_over(p, p->ctx->model, x, NG_CODES + NG_HASH_PIECES, "observe");
   if (sent != NG_OK) return sent;
   (void)snprintf(who, sizeof who, "ranks of the model group at layer '%s'", e->d.name);
-  const ng_status worst = ng_exchange_verdict(p, x, st, who);
+  const ng_status worst = ng_exchange_worst_status(p, x, st, who);
   if (worst < NG_OK) return worst;
   if (ng_codes_count(x, NG_SKIPPED) > 0) return NG_SKIPPED;
   if (ng_hash_sums_agree(x + NG_CODES, M)) return NG_OK;
@@ -103,7 +103,7 @@ static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t 
 static ng_status gather_observation(ng_precond *p, ng_layer_shard *shard, const ng_strided *s,
                                     int64_t rows) {
   const ng_group all = ng_group_world(p->ctx->model);
-  char *room = p->step->shards.room;
+  char *room = p->step->shards.buffer;
   pack(s, room + rows * shard->first_element[shard->member] * ng_dtype_size(s->dtype));
   for (int32_t i = 0; i < shard->members; i++) {
     shard->counts[i] = rows * (shard->first_element[i + 1] - shard->first_element[i]);
@@ -124,7 +124,7 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
   const int64_t size = s == NULL ? 0 : ng_dtype_size(s->dtype);
   const int64_t bytes = ng_times(ng_times(rows, total), size);
   const int64_t apart = ng_plus(bytes, NG_ALIGN) / NG_ALIGN * NG_ALIGN;
-  if (st == NG_OK && !take_room(p, shard->is_primary ? ng_plus(apart, bytes) : bytes)) {
+  if (st == NG_OK && !grow_buffer(p, shard->is_primary ? ng_plus(apart, bytes) : bytes)) {
     st = NG_ERR_NOMEM;
   }
   uint64_t call = ng_hash_number(ng_hash_number(0, e->block->index), grad);
@@ -135,8 +135,8 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
   ng_exchange_count_early(p, NG_AT_SHARE, before);
   if (st != NG_OK) return st;
   if (!shard->is_primary) return NG_OK;
-  char *room = p->step->shards.room;
-  if (rows > 0) weave(shard, room, rows, size, room + apart);
+  char *room = p->step->shards.buffer;
+  if (rows > 0) interleave(shard, room, rows, size, room + apart);
   *whole = *s;
   whole->data = room + apart;
   whole->shape[s->ndim - 1] = total;
@@ -178,7 +178,8 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
     return ng_exchange_failed(p, "shards of gradients");
   }
   if (!outputs) {
-    weave(shard, (const char *)room, d->out, (int64_t)sizeof(float), (char *)shard->whole_grad);
+    interleave(shard, (const char *)room, d->out, (int64_t)sizeof(float),
+               (char *)shard->whole_grad);
     return NG_OK;
   }
   for (int32_t i = 0; i < shard->members; i++) {
@@ -206,7 +207,7 @@ ng_status ng_shards_gather(ng_precond *p) {
 /* ---- this rank's shard of PD -----------------------------------------------------------------*/
 
 /* Describe only this rank's shard of a direction of a whole layer. Return false if the shard has no element of e. */
-bool ng_shard_own(ng_slot *slot, ng_direction *e) {
+bool ng_shard_cut_direction(ng_slot *slot, ng_direction *e) {
   ng_slot *own = ng_slot_registered(slot);
   if (own == slot) return true;
   const ng_layer_shard *s = own->entry->shard;

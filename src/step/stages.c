@@ -17,7 +17,7 @@ ng_status ng_groups_compare(ng_precond *p) {
   const int32_t W = p->ctx->ranks;
   double
       x[2]
-       [1 + NG_SAME_PIECES]; /* for each group: 1 if the group is given; its size (ng_hash_split) */
+       [1 + NG_HASH_PIECES]; /* for each group: 1 if the group is given; its size (ng_hash_split) */
   for (int i = 0; i < 2; i++) {
     x[i][0] = group[i] != NULL;
     ng_hash_split(x[i] + 1, group[i] == NULL ? 0 : (uint64_t)group[i]->size);
@@ -45,15 +45,15 @@ ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what) {
 }
 
 ng_status ng_stages_check(ng_precond *p, ng_status local) {
-  double x[NG_CODES + 1 + NG_SAME_PIECES];
+  double x[NG_CODES + 1 + NG_HASH_PIECES];
   double *refused = x + NG_CODES, *same = refused + 1;
   if (!ng_stages_exist(p)) return local;
   ng_codes_write(x, local);
   *refused = p->step->refused;
   ng_hash_split(same, ng_hash_number(ng_options_hash(p), p->step->lr));
-  const ng_status st = ng_stages_sum(p, x, NG_CODES + 1 + NG_SAME_PIECES, "check");
+  const ng_status st = ng_stages_sum(p, x, NG_CODES + 1 + NG_HASH_PIECES, "check");
   if (st != NG_OK) return st;
-  const ng_status worst = ng_exchange_verdict(p, x, local, "pipeline stages");
+  const ng_status worst = ng_exchange_worst_status(p, x, local, "pipeline stages");
   if (worst < NG_OK) return worst;
   if (!ng_hash_sums_agree(same, p->ctx->stages->size)) {
     return ng_fail(p->ctx, NG_ERR_STATE,

@@ -55,7 +55,7 @@ static ng_status statistics(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (!ng_block_statistics_due(p, b)) continue;
-    ng_exchange_mark_seen(b);
+    ng_exchange_mark_observed(b);
     const double t0 = ng_now_ms();
     if (fold_block(p, b) == NG_SKIPPED) p->step->refused = true;
     b->observe_ms = b->step_observe_ms + ng_now_ms() - t0;
@@ -92,7 +92,7 @@ static ng_status solve(ng_precond *p) {
     if (!b->is_new) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->solve(b);
-    p->step->trouble = ng_worse_status(p->step->trouble, st);
+    p->step->status = ng_worse_status(p->step->status, st);
     if (st == NG_RESCUED && first[0] == 0) first = b->name;
     b->solve_ms = ng_now_ms() - t0;
     b->was_solved = true;
@@ -103,7 +103,7 @@ static ng_status solve(ng_precond *p) {
 
 /* Post results to the workers of their blocks; make sharded gradients whole. */
 static ng_status share(ng_precond *p) {
-  ng_status st = p->step->solving ? ng_exchange_post_results(p) : NG_OK;
+  ng_status st = p->step->is_solving ? ng_exchange_post_results(p) : NG_OK;
   if (st == NG_OK && ng_due_shards(p)) st = ng_shards_gather(p);
   return st;
 }
@@ -113,7 +113,7 @@ static ng_status share(ng_precond *p) {
 /* Prepare results, measure all tiles in one loop, then let each family add up its sums.  A rank
  * without the block's results leaves zeros; `agree` takes each block from its owner. */
 static ng_status measure(ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
+  for (int32_t i = 0; i < p->blocks && p->step->is_solving; i++) {
     ng_block *b = p->block[i];
     if (b->is_worker && !b->is_excluded && b->solves) b->family->read_results(b, b->is_new);
   }
@@ -127,7 +127,7 @@ static ng_status measure(ng_precond *p) {
     const ng_status st = b->family->measure(b);
     b->measure_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
-    if (st < NG_OK || st == NG_RESCUED) p->step->trouble = ng_worse_status(p->step->trouble, st);
+    if (st < NG_OK || st == NG_RESCUED) p->step->status = ng_worse_status(p->step->status, st);
   }
   ng_emission_store(p);
   ng_clip_measure(p);
@@ -147,45 +147,47 @@ static ng_status agree(ng_precond *p) {
 static ng_status emit(ng_precond *p) {
   ng_overflow_begin(p);
   ng_emission_emit(p);
-  p->step->trouble = ng_worse_status(p->step->trouble, ng_overflow_end(p));
+  p->step->status = ng_worse_status(p->step->status, ng_overflow_end(p));
   return NG_OK;
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
 const ng_station ng_stations[NG_STATIONS] = {
-    [NG_AT_GRADIENTS] = {.name = "gradients", .run = ng_gradients_observe, .due = ng_due_gradients},
+    [NG_AT_GRADIENTS] = {.name = "gradients",
+                         .run = ng_gradients_observe,
+                         .is_due = ng_due_gradients},
     [NG_AT_CHECK] = {.name = "check",
                      .run = ng_exchange_check,
-                     .due = ng_due_always,
+                     .is_due = ng_due_always,
                      .collective = true,
-                     .spreads = true,
+                     .shares_refusal = true,
                      .leave = NG_LEAVE_ERRORS},
     [NG_AT_STATISTICS] = {.name = "statistics",
                           .run = statistics,
-                          .due = ng_due_statistics,
+                          .is_due = ng_due_statistics,
                           .collective = true,
                           .leave = NG_LEAVE_REFUSED},
-    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .due = ng_due_solve, .collective = true},
-    [NG_AT_SHARE] = {.name = "share", .run = share, .due = ng_due_share, .collective = true},
+    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .is_due = ng_due_solve, .collective = true},
+    [NG_AT_SHARE] = {.name = "share", .run = share, .is_due = ng_due_share, .collective = true},
     [NG_AT_MEASURE] = {.name = "measure",
                        .run = measure,
-                       .due = ng_due_always,
-                       .waits = NG_MAIL_RESULTS},
+                       .is_due = ng_due_always,
+                       .awaited_mail = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
-                       .due = ng_due_deliver,
+                       .is_due = ng_due_deliver,
                        .collective = true},
     [NG_AT_AGREE] = {.name = "agree",
                      .run = agree,
-                     .due = ng_due_always,
+                     .is_due = ng_due_always,
                      .collective = true,
-                     .spreads = true,
-                     .waits = NG_MAIL_DIRECTION,
+                     .shares_refusal = true,
+                     .awaited_mail = NG_MAIL_DIRECTION,
                      .leave = NG_LEAVE_REFUSED},
-    [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = ng_due_always},
+    [NG_AT_EMIT] = {.name = "emit", .run = emit, .is_due = ng_due_always},
     [NG_AT_WEIGHTS] = {.name = "weights",
                        .run = ng_gather_weights,
-                       .due = ng_due_weights,
+                       .is_due = ng_due_weights,
                        .collective = true},
 };

@@ -30,7 +30,7 @@
 
 /* ---- updates: coefficients.c ------------------------------------------------------------------------*/
 
-typedef enum ng_out { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out;
+typedef enum ng_output_kind { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_output_kind;
 
 /* The learning rate and coefficients of one group, set in each step.  Only the fields of this step's update are set. */
 typedef struct ng_group_numbers {
@@ -41,17 +41,17 @@ typedef struct ng_group_numbers {
 } ng_group_numbers;
 
 typedef struct ng_output {
-  ng_out kind;
+  ng_output_kind kind;
   ng_group_numbers *group; /* [p->update_groups], indexed by slot->update_group */
 } ng_output;
 
 /* Set the numbers of one group from the caller's `how`.  `updates`: number of earlier updates of the model. */
-void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
-void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
+void ng_update_set_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
+void ng_update_set_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
 /* Set slot->late_coefficients of all parameters that missed updates.  Call after the numbers of all groups are set. */
 void ng_update_count_missed(ng_precond *p);
 /* Change the numbers to lr = 1 and keep = 0: the weight then becomes minus the direction of the update. */
-void ng_update_unit(ng_group_numbers *of, ng_out kind, int64_t updates);
+void ng_update_set_unit(ng_group_numbers *of, ng_output_kind kind, int64_t updates);
 
 /* An element whose new weight, momentum or moment is not finite keeps its old value.  A gradient element whose PD does
  * not fit its dtype keeps the plain gradient.  If either happened on this rank, ng_overflow_end returns NG_RESCUED and
@@ -63,17 +63,18 @@ ng_status ng_overflow_end(ng_precond *p);
 
 /* Lists of descriptors, filled in each step. */
 typedef struct ng_emission {
-  int64_t most, tiles;     /* capacity: descriptors; their tiles */
-  int64_t measures, emits; /* filled elements of `measure`, of `emit` and `sink` */
+  int64_t capacity, tiles; /* capacity: descriptors; their tiles */
+  int64_t measure_count,
+      direction_count; /* filled elements of `measure`, of `direction` and `update` */
   ng_measure *measure;
   ng_region *range;
-  ng_direction *emit;
-  ng_weight_update *sink;
+  ng_direction *direction;
+  ng_weight_update *update;
   ng_slot **slot;  /* parameters of `range` */
   int32_t *finite; /* results */
   double *norm2;
-  float **to;    /* where `store` stores directions */
-  double *parts; /* [tiles x 2] scratch */
+  float **store_to; /* where `store` stores directions */
+  double *parts;    /* [tiles x 2] scratch */
 } ng_emission;
 
 ng_status ng_emission_plan(ng_precond *p);
@@ -91,7 +92,7 @@ void ng_emission_list_plain(ng_precond *p);
 
 /* ---- the exchange: exchange.c, sums.c, agree.c -----------------------------------------------*/
 
-/* Kinds of messages that one station posts and a later station waits for (ng_station.waits). */
+/* Kinds of messages that one station posts and a later station waits for (ng_station.awaited_mail). */
 typedef enum ng_mail {
   NG_MAIL_STATISTICS = 1 << 0,
   NG_MAIL_RESULTS = 1 << 1,
@@ -102,9 +103,9 @@ typedef enum ng_mail {
 typedef struct ng_message {
   char *buffer;
   int64_t count;
-  int64_t *counts; /* [ranks] number of elements that each owner receives; NULL: all-reduce */
+  int64_t *owner_counts; /* [ranks] number of elements that each owner receives; NULL: all-reduce */
   ng_dtype dtype;
-  bool narrow; /* f32 in memory, converted to 16-bit `dtype` while it travels */
+  bool is_narrowed; /* f32 in memory, converted to 16-bit `dtype` while it travels */
   ng_request request;
 } ng_message;
 
@@ -113,19 +114,19 @@ void ng_wire_narrow(char *x, int64_t n, ng_dtype t);
 void ng_wire_widen(char *x, int64_t n, ng_dtype t);
 
 typedef struct ng_exchange {
-  double *small;       /* buffer of check and agree */
-  ng_message *message; /* [statistics + 1] in the order of posting */
+  double *check_buffer; /* buffer of check and agree */
+  ng_message *message;  /* [statistics + 1] in the order of posting */
   int64_t *counts; /* [messages x ranks] memory of `counts`; NULL: no sum goes to its owner only */
-  int32_t messages, waited; /* the first `waited` messages are complete */
-  int32_t ahead;            /* blocks [0, ahead) wait for observations of the last micro-batch */
-  int32_t held;             /* blocks [ahead, held) are complete; their message is not full yet */
-  int64_t held_bytes;       /* of blocks [ahead, held) */
-  double *traces; /* [traces_count] traces of blocks whose A and G have different owners */
+  int32_t messages, messages_waited; /* the first `messages_waited` messages are complete */
+  int32_t blocks_ahead; /* blocks [0, ahead) wait for observations of the last micro-batch */
+  int32_t blocks_held;  /* blocks [ahead, held) are complete; their message is not full yet */
+  int64_t held_bytes;   /* of blocks [ahead, held) */
+  double *traces;       /* [traces_count] traces of blocks whose A and G have different owners */
   int64_t traces_count;
-  double *choice; /* sums of one round of topk.c */
+  double *topk_sums; /* sums of one round of topk.c */
   /* [spans_most] posted broadcasts: results by owner or directions by column, then slices of PD. */
-  ng_request *spans;
-  int32_t spans_most;
+  ng_request *span_requests;
+  int32_t span_capacity;
 } ng_exchange;
 
 /* Sums over blocks, after agree also over ranks: inner = <D, PD>, d2 = |D|^2, pd2 = |PD|^2.  Blocks with ascent (PD = D
@@ -138,12 +139,12 @@ typedef struct ng_sums {
 /* Return the hash `so_far` extended by x.  Ranks compare such hashes. */
 uint64_t ng_hash_number(uint64_t so_far, double x);
 uint64_t ng_options_hash(const ng_precond *p); /* hash of the model's options */
-enum { NG_SAME = 8, NG_SAME_PIECES = 4 };
+enum { NG_HASH_NUMBERS = 8, NG_HASH_PIECES = 4 };
 /* x <- the low 32 bits of `number` in a form to be summed. ng_hash_sums_agree: do the sums x come from equal numbers? */
-void ng_hash_split(double x[NG_SAME_PIECES], uint64_t number);
-bool ng_hash_sums_agree(const double x[NG_SAME_PIECES], int32_t ranks);
+void ng_hash_split(double x[NG_HASH_PIECES], uint64_t number);
+bool ng_hash_sums_agree(const double x[NG_HASH_PIECES], int32_t ranks);
 /* x <- this rank's hashes of options and update. ng_hashes_check: NG_ERR_STATE if the sums x show a difference. */
-void ng_hashes_write(const ng_precond *p, double x[NG_SAME]);
+void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]);
 ng_status ng_hashes_check(ng_precond *p, const double *x);
 
 ng_status ng_exchange_plan(ng_precond *p);
@@ -157,7 +158,7 @@ ng_status ng_exchange_compare_models(ng_precond *p, const uint64_t hash[NG_HASHE
 /* Small reductions after which all ranks have one status. check sums statuses, refusals and sample weights. agree sums
  * statuses, refusals and clip sums: sums[0] of blocks without ascent, sums[1] of blocks with ascent. */
 ng_status ng_exchange_check(ng_precond *p);
-void ng_exchange_mark_seen(ng_block *b); /* call before the block's sums are folded */
+void ng_exchange_mark_observed(ng_block *b); /* call before the block's sums are folded */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
 /* If A and G of a block have different owners, the owners exchange the traces of A and G before the solve. */
 ng_status ng_exchange_traces(ng_precond *p);
@@ -169,8 +170,8 @@ ng_status ng_topk_select(ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 ng_status ng_exchange_sum_over(ng_precond *p, ng_comm *c, double *x, int64_t n, const char *what);
 /* Return the worst status in the summed codes.  If it is not `mine`, the message says how many of `who` failed. */
-ng_status ng_exchange_verdict(ng_precond *p, const double code[NG_CODES], ng_status mine,
-                              const char *who);
+ng_status ng_exchange_worst_status(ng_precond *p, const double code[NG_CODES], ng_status mine,
+                                   const char *who);
 /* Post all due messages that are not posted yet, in the same order on all ranks. */
 ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
@@ -241,8 +242,8 @@ typedef struct ng_quantify {
   double *sum;             /* [tiles x 4] sums of r, <g, u>, |g|^2, |u|^2: see quantify.c */
   double total[4];         /* these sums over all elements */
   ng_group_numbers *group; /* [update_groups] numbers with lr = 1 */
-  double *wire;            /* sums over ranks; NULL: every rank counts all elements */
-  ng_scaling found;
+  double *rank_sums;       /* sums over ranks; NULL: every rank counts all elements */
+  ng_scaling result;
 } ng_quantify;
 ng_status ng_quantify_plan(ng_precond *p); /* call after ng_emission_plan */
 ng_status ng_quantify_step(ng_precond *p); /* call after agree and before emit */
@@ -254,8 +255,8 @@ typedef struct ng_shards {
   int32_t *rank;           /* [members] world rank of each member of this model group */
   int32_t *member;         /* [ranks] index of each rank in its model group */
   int32_t *holder;         /* [members] world rank of each member of rank 0's model group */
-  char *room;              /* buffer: gathered shards, then the whole array */
-  int64_t room_bytes;
+  char *buffer;            /* buffer: gathered shards, then the whole array */
+  int64_t buffer_bytes;
 } ng_shards;
 
 ng_status ng_shards_check(ng_precond *p);
@@ -266,7 +267,7 @@ ng_status ng_shard_gather_observation(ng_precond *p, ng_entry *e, bool grad, con
 ng_status ng_shards_gather(ng_precond *p);
 
 /* Describe only this rank's shard of a direction of a whole layer; return false if the shard has no element of e. */
-bool ng_shard_own(ng_slot *slot, ng_direction *e);
+bool ng_shard_cut_direction(ng_slot *slot, ng_direction *e);
 
 /* ---- stations --------------------------------------------------------------------------------*/
 
@@ -294,11 +295,11 @@ typedef enum ng_leave {
 typedef struct ng_station {
   const char *name;
   ng_status (*run)(ng_precond *p);
-  bool (*due)(const ng_precond *p);
+  bool (*is_due)(const ng_precond *p);
   bool collective;
-  bool spreads;   /* after `run` all ranks know whether any rank refused a value */
-  unsigned waits; /* messages (ng_mail) to wait for before `run` */
-  ng_leave leave; /* tested also if the station was not due */
+  bool shares_refusal;   /* after `run` all ranks know whether any rank refused a value */
+  unsigned awaited_mail; /* messages (ng_mail) to wait for before `run` */
+  ng_leave leave;        /* tested also if the station was not due */
 } ng_station;
 extern const ng_station ng_stations[NG_STATIONS];
 
@@ -309,28 +310,28 @@ typedef struct ng_station_time {
 
 /* The current step, and numbers of the last one. */
 typedef struct ng_engine {
-  bool begun;      /* ng_begin was called in this step */
-  bool last;       /* the current micro-batch has ng_batch.last */
-  ng_batch batch;  /* the current micro-batch */
-  int64_t batches; /* micro-batches since ng_ready */
+  bool has_begun;     /* ng_begin was called in this step */
+  bool is_last_batch; /* the current micro-batch has ng_batch.last */
+  ng_batch batch;     /* the current micro-batch */
+  int64_t batches;    /* micro-batches since ng_ready */
   ng_emission emission;
   ng_exchange exchange;
   ng_quantify quantify;
   ng_shards shards;
-  ng_output out;
-  double lr;           /* the largest learning rate of all groups */
-  double largest;      /* result of the last scan of an observed array */
-  uint64_t numbers;    /* hash of the coefficients of the update: ng_hash_number */
-  ng_status trouble;   /* worst status of this rank; check and agree make it equal on all ranks */
-  bool refused;        /* a value was not finite: on this rank, after check or agree on any rank */
-  bool refused_before; /* `refused` before gradients were observed */
-  bool known;          /* all ranks know that a value was not finite on some rank */
-  bool solving;        /* some block solves in this step */
+  ng_output output;
+  double lr;            /* the largest learning rate of all groups */
+  double largest;       /* result of the last scan of an observed array */
+  uint64_t update_hash; /* hash of the coefficients of the update: ng_hash_number */
+  ng_status status;     /* worst status of this rank; check and agree make it equal on all ranks */
+  bool refused;         /* a value was not finite: on this rank, after check or agree on any rank */
+  bool refused_before;  /* `refused` before gradients were observed */
+  bool refusal_is_known; /* all ranks know that a value was not finite on some rank */
+  bool is_solving;       /* some block solves in this step */
   /* Elements that kept their old value on this rank in the last emit; the next check clears the number. */
   int64_t overflowed;
-  double nu, inner, d2, pd2;     /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */
-  double *norms;                 /* |PD|^2 of each segment of one block */
-  ng_traffic early[NG_STATIONS]; /* traffic before the step, counted at each station */
+  double nu, inner, d2, pd2;             /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */
+  double *norms;                         /* |PD|^2 of each segment of one block */
+  ng_traffic early_traffic[NG_STATIONS]; /* traffic before the step, counted at each station */
   ng_station_time time[NG_STATIONS];
 } ng_engine;
 
@@ -367,7 +368,7 @@ bool ng_due_quantify(const ng_precond *p);
 
 /* Add bound gradients to the sums of families that read gradients; after an error, discard these sums. */
 ng_status ng_gradients_observe(ng_precond *p);
-void ng_gradients_forget(ng_precond *p);
+void ng_gradients_discard(ng_precond *p);
 
 /* Implementations of public functions; api/ has checked the arguments. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);

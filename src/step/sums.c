@@ -10,14 +10,16 @@
 
 /* Return whether the sums of s are to be sent: equal on all ranks, because spread and totals are equal, and after
  * ng_batch.last the order of observations is equal. */
-static bool sends(const ng_stat *s) {
+static bool is_sent_to_ranks(const ng_stat *s) {
   const bool any =
       s->w_total > 0.0 || !ng_stat_sends_mean(s); /* the scale of f16 sums needs the totals */
   return ng_stat_is_sent(s) && s->observes && !s->posted && any;
 }
 
 /* Return the largest size in bytes of a message with several statistics. */
-static int64_t bucket(const ng_precond *p) { return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5); }
+static int64_t bucket_bytes(const ng_precond *p) {
+  return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5);
+}
 
 /* Return the padding, in elements of `size` bytes, from n elements to the next cache line, where an array starts. */
 static int64_t gap_after(int64_t n, int64_t size) {
@@ -34,7 +36,7 @@ bool ng_stat_joins_message(const ng_precond *p, const ng_stat *before, const ng_
   }
   *gap = gap_after(count, size);
   return before != NULL && ng_stat_can_join(before, s) &&
-         (count + *gap + *n) * ng_dtype_size(s->wire_dtype) <= bucket(p);
+         (count + *gap + *n) * ng_dtype_size(s->wire_dtype) <= bucket_bytes(p);
 }
 
 /* Append s to the last message if `before`, the previous statistic, ends this message and s fits; otherwise add a
@@ -47,9 +49,9 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
   int64_t gap, n;
   if (ng_stat_joins_message(p, before, s, m != NULL ? m->count : 0, &gap, &n)) {
     NG_ASSERT((char *)s->part->sum == m->buffer + (m->count + gap) * ng_dtype_size(s->sum_dtype));
-    if (m->counts != NULL) { /* a gap belongs to the array before it */
-      m->counts[before->owner] += gap;
-      m->counts[s->owner] += n;
+    if (m->owner_counts != NULL) { /* a gap belongs to the array before it */
+      m->owner_counts[before->owner] += gap;
+      m->owner_counts[s->owner] += n;
     }
     m->count += gap + n;
     return;
@@ -62,9 +64,9 @@ static void add_message(ng_precond *p, const ng_stat *before, const ng_stat *s) 
   }
   x->message[x->messages++] = (ng_message){.buffer = s->part->sum,
                                            .count = n,
-                                           .counts = counts,
+                                           .owner_counts = counts,
                                            .dtype = s->wire_dtype,
-                                           .narrow = s->wire_dtype != s->sum_dtype,
+                                           .is_narrowed = s->wire_dtype != s->sum_dtype,
                                            .request = {.done = true}};
 }
 
@@ -75,11 +77,12 @@ static ng_status post(ng_precond *p, int32_t first) {
   const ng_group world = ng_group_world(c);
   for (int32_t i = first; i < x->messages; i++) {
     ng_message *m = &x->message[i];
-    if (m->narrow) ng_wire_narrow(m->buffer, m->count, m->dtype);
+    if (m->is_narrowed) ng_wire_narrow(m->buffer, m->count, m->dtype);
     const ng_status st =
-        m->counts == NULL
+        m->owner_counts == NULL
             ? ng_comm_post_sum(c, &world, m->buffer, m->count, m->dtype, &m->request)
-            : ng_comm_post_scatter_sum(c, &world, m->buffer, m->counts, m->dtype, &m->request);
+            : ng_comm_post_scatter_sum(c, &world, m->buffer, m->owner_counts, m->dtype,
+                                       &m->request);
     if (st != NG_OK) return ng_exchange_failed(p, "statistics");
   }
   return NG_OK;
@@ -88,7 +91,7 @@ static ng_status post(ng_precond *p, int32_t first) {
 /* Add s to the messages if s is due.  Return s if the next statistic may join the same message, otherwise NULL. */
 static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
                                const ng_stat *before) {
-  if (!sends(s) || !ng_statistic_due(p, b, s)) return NULL;
+  if (!is_sent_to_ranks(s) || !ng_statistic_due(p, b, s)) return NULL;
   ng_stat_to_wire(p->ctx->queue, s);
   add_message(p, s->own_message ? NULL : before, s);
   s->posted = true;
@@ -138,32 +141,32 @@ void ng_exchange_begin_last_batch(ng_precond *p) {
     b->may_post_ahead = p->ctx->ranks > 1 && b->entry != NULL &&
                         (b->observed & NG_OBSERVED_FLATGRAD) == 0 && ng_block_statistics_due(p, b);
   }
-  p->step->exchange.ahead = p->step->exchange.held = p->blocks;
+  p->step->exchange.blocks_ahead = p->step->exchange.blocks_held = p->blocks;
   p->step->exchange.held_bytes = 0;
 }
 
 void ng_exchange_reset(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
-  x->ahead = x->held = 0;
+  x->blocks_ahead = x->blocks_held = 0;
   x->held_bytes = 0;
-  p->step->early[NG_AT_STATISTICS] = (ng_traffic){0, 0, 0.0};
+  p->step->early_traffic[NG_AT_STATISTICS] = (ng_traffic){0, 0, 0.0};
 }
 
-static bool complete(const ng_block *b) {
+static bool is_complete(const ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
     const ng_stat *s = &b->stat[k];
-    if (sends(s) && !s->last_observed && ng_statistic_due(b->p, b, s)) return false;
+    if (is_sent_to_ranks(s) && !s->last_observed && ng_statistic_due(b->p, b, s)) return false;
   }
   return true;
 }
 
 /* Return the bytes that the block sends ahead of the step, with gaps between its arrays. */
-static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
+static int64_t sum_bytes(const ng_precond *p, const ng_block *b) {
   int64_t bytes = 0;
   for (int32_t k = 0; k < b->stats && b->may_post_ahead; k++) {
     const ng_stat *s = &b->stat[k];
     const int64_t size = ng_dtype_size(s->sum_dtype);
-    if (!sends(s) || !ng_statistic_due(p, b, s)) continue;
+    if (!is_sent_to_ranks(s) || !ng_statistic_due(p, b, s)) continue;
     for (int32_t i = 0; i < s->parts; i++) {
       const int64_t n = ng_stat_part_count(s, &s->part[i]);
       bytes += (n + gap_after(n, size)) * ng_dtype_size(s->wire_dtype);
@@ -177,16 +180,16 @@ static ng_status post_held(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   const int32_t first = x->messages;
   const ng_stat *before = NULL;
-  for (int32_t i = x->ahead; i < x->held; i++) {
+  for (int32_t i = x->blocks_ahead; i < x->blocks_held; i++) {
     ng_block *b = p->block[i];
     b->in_present_message = b->may_post_ahead;
     if (b->stats > 0) before = b->may_post_ahead ? add_block(p, b, before) : NULL;
   }
-  if (x->held > x->ahead) add_owned(p, true);
-  for (int32_t i = x->ahead; i < x->held; i++) {
+  if (x->blocks_held > x->blocks_ahead) add_owned(p, true);
+  for (int32_t i = x->blocks_ahead; i < x->blocks_held; i++) {
     p->block[i]->in_present_message = false;
   }
-  x->held = x->ahead;
+  x->blocks_held = x->blocks_ahead;
   x->held_bytes = 0;
   return post(p, first);
 }
@@ -198,33 +201,34 @@ static ng_status post_ahead(ng_precond *p, bool all) {
   ng_exchange *x = &p->step->exchange;
   const ng_traffic before = ng_exchange_traffic(p);
   ng_status st = NG_OK;
-  for (; x->ahead > 0 && st == NG_OK; x->ahead--) {
-    const ng_block *b = p->block[x->ahead - 1];
-    const int64_t more = bytes_of(p, b);
-    if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > bucket(p)) st = post_held(p);
-    if (st != NG_OK || (b->may_post_ahead && !all && !complete(b))) break;
+  for (; x->blocks_ahead > 0 && st == NG_OK; x->blocks_ahead--) {
+    const ng_block *b = p->block[x->blocks_ahead - 1];
+    const int64_t more = sum_bytes(p, b);
+    if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > bucket_bytes(p)) st = post_held(p);
+    if (st != NG_OK || (b->may_post_ahead && !all && !is_complete(b))) break;
     x->held_bytes += more;
   }
-  if (st == NG_OK && x->ahead == 0) st = post_held(p);
+  if (st == NG_OK && x->blocks_ahead == 0) st = post_held(p);
   ng_exchange_count_early(p, NG_AT_STATISTICS, before);
   return st;
 }
 
 /* Let transports that work only when called make progress, oldest message first. */
-static ng_status progress(ng_precond *p) {
+static ng_status test_messages(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
-  while (x->waited < x->messages) {
-    ng_request *r = &x->message[x->waited].request;
+  while (x->messages_waited < x->messages) {
+    ng_request *r = &x->message[x->messages_waited].request;
     if (ng_comm_test(p->ctx->comm, r) != NG_OK) return ng_exchange_failed(p, "statistics");
     if (r->started && !r->done) break;
-    x->waited++;
+    x->messages_waited++;
   }
   return NG_OK;
 }
 
 ng_status ng_exchange_post_ahead(ng_precond *p) {
   ng_status st = post_ahead(p, false);
-  if (st == NG_OK && p->step->exchange.waited < p->step->exchange.messages) st = progress(p);
+  if (st == NG_OK && p->step->exchange.messages_waited < p->step->exchange.messages)
+    st = test_messages(p);
   return st;
 }
 
@@ -234,15 +238,15 @@ ng_status ng_exchange_end_last_batch(ng_precond *p) { return post_ahead(p, true)
 /* Wait in the order of posting, which is equal on all ranks. */
 ng_status ng_exchange_wait_statistics(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
-  for (; x->waited < x->messages; x->waited++) {
-    if (ng_comm_wait(p->ctx->comm, &x->message[x->waited].request) != NG_OK) {
+  for (; x->messages_waited < x->messages; x->messages_waited++) {
+    if (ng_comm_wait(p->ctx->comm, &x->message[x->messages_waited].request) != NG_OK) {
       return ng_exchange_failed(p, "statistics");
     }
   }
   for (int32_t i = 0; i < x->messages; i++) {
     const ng_message *m = &x->message[i];
-    if (m->narrow) ng_wire_widen(m->buffer, m->count, m->dtype);
+    if (m->is_narrowed) ng_wire_widen(m->buffer, m->count, m->dtype);
   }
-  x->messages = x->waited = 0;
+  x->messages = x->messages_waited = 0;
   return NG_OK;
 }

@@ -10,11 +10,11 @@
 /* Return whether the step reads the gradient (or weight) of a parameter: a fused update reads both of every parameter;
  * otherwise a step reads gradients of blocks, with clip = ratio also their weights. */
 static bool needs_slot(const ng_precond *p, const ng_slot *s) {
-  return s->block != NULL || p->step->out.kind != NG_OUT_GRADIENT;
+  return s->block != NULL || p->step->output.kind != NG_OUT_GRADIENT;
 }
 
 static bool needs_weight(const ng_precond *p, const ng_slot *s) {
-  return p->step->out.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
+  return p->step->output.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
 }
 
 /* *absent: missing = keep, and none of the gradients that the step reads is bound, so the layer is excluded from the
@@ -68,7 +68,7 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
 }
 
 /* Exclude a block of several layers from the step if all its parameters are excluded. */
-static void leave_out_blocks(ng_precond *p) {
+static void exclude_blocks(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     bool out = true;
@@ -83,22 +83,22 @@ static void leave_out_blocks(ng_precond *p) {
 static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
   ng_engine *s = p->step;
-  s->trouble = wrong;
+  s->status = wrong;
   if (wrong != NG_OK) return; /* keep the message of `wrong` */
-  if (p->base.update != update[s->out.kind]) {
-    s->trouble =
+  if (p->base.update != update[s->output.kind]) {
+    s->status =
         ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
-                p->opt.update, ng_choice_text(NG_OPTION_update, (int32_t)update[s->out.kind]));
+                p->opt.update, ng_choice_text(NG_OPTION_update, (int32_t)update[s->output.kind]));
   }
   if (!(s->lr >= 0.0 && s->lr - s->lr == 0.0)) {
-    s->trouble = ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);
+    s->status = ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);
   }
-  for (int32_t i = 0; i < p->entries && s->trouble == NG_OK; i++) {
-    s->trouble = check_bound(p, p->entry[i]);
+  for (int32_t i = 0; i < p->entries && s->status == NG_OK; i++) {
+    s->status = check_bound(p, p->entry[i]);
     ng_shard_copy_flags(p->entry[i]);
   }
-  leave_out_blocks(p);
-  if (s->trouble == NG_OK) s->trouble = ng_shards_check(p);
+  exclude_blocks(p);
+  if (s->status == NG_OK) s->status = ng_shards_check(p);
 }
 
 /* ---- the walk --------------------------------------------------------------------------------*/
@@ -106,11 +106,11 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
 static ng_status run_station(ng_precond *p, int i) {
   ng_station_time *t = &p->step->time[i];
   const double t0 = ng_now_ms();
-  ng_traffic was = ng_exchange_traffic(p), *early = &p->step->early[i];
+  ng_traffic was = ng_exchange_traffic(p), *early = &p->step->early_traffic[i];
   was.bytes -= early->bytes;
   was.messages -= early->messages;
   *early = (ng_traffic){0, 0, 0.0};
-  ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
+  ng_status st = ng_exchange_wait(p, ng_stations[i].awaited_mail);
   if (st == NG_OK) st = ng_stations[i].run(p);
   t->runs++;
   t->last_ms = ng_now_ms() - t0;
@@ -129,30 +129,30 @@ static ng_status run_station(ng_precond *p, int i) {
 
 /* Run the stations.  Test `leave` also after a station that was not due, because the refusal may be older.  An error of
  * a station is equal on all ranks (check, agree), or the transport failed. */
-static ng_status walk(ng_precond *p) {
+static ng_status run_stations(ng_precond *p) {
   ng_engine *s = p->step;
-  s->known = false;
-  s->solving = ng_any_block(p, ng_block_solve_due);
+  s->refusal_is_known = false;
+  s->is_solving = ng_any_block(p, ng_block_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
     if (i == NG_AT_EMIT && ng_due_quantify(p)) {
       const ng_status st = ng_quantify_step(p);
       if (st < NG_OK) return st;
     }
-    if (ng_stations[i].due(p)) {
+    if (ng_stations[i].is_due(p)) {
       const ng_status st = run_station(p, i);
       if (st == NG_ERR_COMM) p->is_broken = true;
       if (st < NG_OK) return st;
-      if (ng_stations[i].spreads) s->known = s->refused;
+      if (ng_stations[i].shares_refusal) s->refusal_is_known = s->refused;
     }
-    if (ng_stations[i].leave == NG_LEAVE_REFUSED && s->known) return NG_SKIPPED;
+    if (ng_stations[i].leave == NG_LEAVE_REFUSED && s->refusal_is_known) return NG_SKIPPED;
   }
-  return s->trouble;
+  return s->status;
 }
 
 /* ---- the end of a step -----------------------------------------------------------------------*/
 
 /* Count the bytes that a statistic without refresh did not send. */
-static void count_passed(ng_stat *s) {
+static void count_saved_refresh(ng_stat *s) {
   if (s->is_new) return;
   s->stale.steps_without++;
   s->stale.bytes_saved += ng_stat_wire_bytes(s);
@@ -164,7 +164,7 @@ static void close_step(ng_precond *p, bool taken) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats && taken && !b->is_excluded; k++) {
-      count_passed(&b->stat[k]);
+      count_saved_refresh(&b->stat[k]);
     }
     if (b->family->commit != NULL && !b->is_excluded) b->family->commit(b, taken);
   }
@@ -173,7 +173,7 @@ static void close_step(ng_precond *p, bool taken) {
     const bool kept = taken && e->slot[0].is_excluded && !e->is_frozen;
     e->steps_without_gradient += kept;
     p->entries_without_gradient += kept;
-    e->missed_updates += taken && e->slot[0].is_excluded && p->step->out.kind != NG_OUT_GRADIENT;
+    e->missed_updates += taken && e->slot[0].is_excluded && p->step->output.kind != NG_OUT_GRADIENT;
   }
   ng_step_reset(p);
   ng_bind_expire(p);
@@ -214,12 +214,12 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   check_call(p, call, wrong);
-  if (s->trouble >= NG_OK) ng_update_count_missed(p);
+  if (s->status >= NG_OK) ng_update_count_missed(p);
   s->refused_before = s->refused;
   if (ng_exchange_end_last_batch(p) != NG_OK) return NG_ERR_COMM;
-  ng_status st = walk(p);
+  ng_status st = run_stations(p);
   if (st < NG_OK) {
-    if (!p->is_broken) ng_gradients_forget(p);
+    if (!p->is_broken) ng_gradients_discard(p);
     include_all(p);
     return st;
   }
@@ -237,7 +237,7 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   }
   st = count_unobserved(p, call, st);
   p->steps++;
-  if (s->out.kind != NG_OUT_GRADIENT) p->updates++;
+  if (s->output.kind != NG_OUT_GRADIENT) p->updates++;
   ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,
          ng_status_name(st));
   return st;

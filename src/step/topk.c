@@ -16,7 +16,7 @@ int64_t ng_topk_count(const ng_precond *p) {
 }
 
 ng_status ng_topk_select(ng_precond *p) {
-  double *x = p->step->exchange.choice;
+  double *x = p->step->exchange.topk_sums;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (!b->is_selecting) continue;

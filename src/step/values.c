@@ -21,26 +21,26 @@ uint64_t ng_hash_number(uint64_t so_far, double x) {
   return h ^ h >> 29;
 }
 
-#define MIX_REAL(name, type) h = ng_hash_number(h, s->name);
-#define MIX_INT(name, type) h = ng_hash_number(h, (double)s->name);
-#define MIX_BOOL(name, type) h = ng_hash_number(h, (double)s->name);
-#define MIX_CHOICE(name, type) h = ng_hash_number(h, (double)s->name);
-#define MIX_TEXT(name, type) /* texts are fixed at creation; ng_ready compares them */
-#define MIX(kind, name, type) MIX_##kind(name, type)
+#define HASH_REAL(name, type) h = ng_hash_number(h, s->name);
+#define HASH_INT(name, type) h = ng_hash_number(h, (double)s->name);
+#define HASH_BOOL(name, type) h = ng_hash_number(h, (double)s->name);
+#define HASH_CHOICE(name, type) h = ng_hash_number(h, (double)s->name);
+#define HASH_TEXT(name, type) /* texts are fixed at creation; ng_ready compares them */
+#define HASH(kind, name, type) HASH_##kind(name, type)
 uint64_t ng_options_hash(const ng_precond *p) {
   const ng_settings *s = &p->base;
   uint64_t h = 0;
-  NG_OPTION_LIST(MIX)
+  NG_OPTION_LIST(HASH)
   return h;
 }
 
 enum { PIECES = 2 }; /* pieces of a number, 16 bits each */
-_Static_assert(NG_SAME_PIECES == 2 * PIECES && NG_SAME == 2 * NG_SAME_PIECES,
+_Static_assert(NG_HASH_PIECES == 2 * PIECES && NG_HASH_NUMBERS == 2 * NG_HASH_PIECES,
                "two numbers, two sums of each piece");
 
 /* Write each piece v and v^2.  The v_i of W ranks are equal iff W sum v_i^2 - (sum v_i)^2, the sum of (v_i - v_j)^2
  * over pairs of ranks, is 0. v < 2^16, so sums are exact up to 46,000 ranks. */
-void ng_hash_split(double x[NG_SAME_PIECES], uint64_t number) {
+void ng_hash_split(double x[NG_HASH_PIECES], uint64_t number) {
   for (int i = 0; i < PIECES; i++) {
     const double v = (double)(number >> (16 * i) & 0xffff);
     x[2 * i] = v;
@@ -49,13 +49,14 @@ void ng_hash_split(double x[NG_SAME_PIECES], uint64_t number) {
 }
 
 /* Return a hash of lr, kind, coefficients and groups of the update, excluded parameters, and dtypes written. */
-static uint64_t update_number(const ng_precond *p) {
+static uint64_t update_hash(const ng_precond *p) {
   const ng_engine *s = p->step;
-  uint64_t h = ng_hash_number(ng_hash_number(s->numbers, s->lr), (double)s->out.kind);
+  uint64_t h = ng_hash_number(ng_hash_number(s->update_hash, s->lr), (double)s->output.kind);
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots; k++) {
-      const ng_place *to = s->out.kind == NG_OUT_GRADIENT ? &e->slot[k].grad : &e->slot[k].weight;
+      const ng_place *to =
+          s->output.kind == NG_OUT_GRADIENT ? &e->slot[k].grad : &e->slot[k].weight;
       const double dtype = to->data == NULL ? -1.0 : (double)to->dtype;
       h = ng_hash_number(h, (double)(p->update_groups > 1 ? e->slot[k].update_group : 0));
       h = ng_hash_number(h, e->slot[k].is_excluded ? -1.0 : dtype);
@@ -64,7 +65,7 @@ static uint64_t update_number(const ng_precond *p) {
   return h;
 }
 
-bool ng_hash_sums_agree(const double x[NG_SAME_PIECES], int32_t ranks) {
+bool ng_hash_sums_agree(const double x[NG_HASH_PIECES], int32_t ranks) {
   for (int i = 0; i < PIECES; i++) {
     const uint64_t sum = (uint64_t)x[2 * i], squares = (uint64_t)x[2 * i + 1];
     if ((uint64_t)ranks * squares != sum * sum) return false;
@@ -92,11 +93,11 @@ ng_status ng_hashes_check(ng_precond *p, const double *x) {
   return NG_OK;
 }
 
-void ng_hashes_write(const ng_precond *p, double x[NG_SAME]) {
-  memset(x, 0, NG_SAME * sizeof *x);
+void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]) {
+  memset(x, 0, NG_HASH_NUMBERS * sizeof *x);
   if (p->ctx->ranks == 1) return;
   ng_hash_split(x, ng_options_hash(p));
-  ng_hash_split(x + 2 * PIECES, update_number(p));
+  ng_hash_split(x + 2 * PIECES, update_hash(p));
 }
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
@@ -121,7 +122,7 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   }
   if (row >= 0) {
     const ng_option_row *r = &ng_option_table[row];
-    if (!r->live && p->is_ready) {
+    if (!r->can_change && p->is_ready) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is fixed once ng_ready was called",
                      r->name);
     }
