@@ -21,8 +21,8 @@
 /* norm_squares of a batch norm with raw input, computed in one pass relative to a guess of the mean
  * (kernel/norm_products.c), equals loops in double.
  *
- * Tolerance.  Sums of a sample are f32 over blocks of 64 rows, four of them added first: at most 20 additions
- * and 2 roundings a term, all of |g| |x - guess|.  With M = sum_t |g| (|x - mean| + |off|) / deviation the error
+ * Tolerance.  Sums of a sample are in f32 over blocks of 64 rows; four rows are added first.  So a term has at most
+ * 20 additions and 2 roundings, relative to |g| |x - guess|.  With M = sum_t |g| (|x - mean| + |off|) / deviation the error
  * of one dgamma is at most 22 units of 2^-24 M, of dbeta 22 units of sum |g|, and of the variance, in which
  * off counts squared, 22 units of 1 + (off / deviation)^2; of a product of two of these their sum. */
 

@@ -138,7 +138,7 @@ static void one_rank_that_differs_is_refused(void **state) {
   }
 }
 
-/* One that is appended is a change above, and in the hash (setup/ready.c). */
+/* A new field of ng_layer needs a row in the table above, and the hash of setup/ready.c needs the field. */
 static void no_field_was_added(void **state) {
   assert_int_equal(offsetof(ng_layer, norm_no_weight) + sizeof(int32_t), sizeof(ng_layer));
 }
