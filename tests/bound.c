@@ -1,10 +1,7 @@
 /* bound.c: see bound.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "unit_test.h"
+
 #include <string.h>
-#include <cmocka.h>
 
 #include "bound.h"
 #include "draw.h"

@@ -3,12 +3,7 @@
 #ifndef TESTS_EFFECTS_H
 #define TESTS_EFFECTS_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "fixture.h"
 
 #include <math.h>

@@ -1,17 +1,13 @@
 /* families.c: see families.h. */
 #include "families.h"
 #include "ranks.h"
+#include "unit_test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "layer_oracle.h"
 #include "window_oracle.h"

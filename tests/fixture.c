@@ -1,15 +1,10 @@
 /* fixture.c: see fixture.h. */
 #include "fixture.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- life ------------------------------------------------------------------------------------*/
 

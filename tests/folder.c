@@ -1,11 +1,6 @@
 /* folder.c: see folder.h. */
 #include "folder.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,12 +1,6 @@
 /* layer_oracle.c: see layer_oracle.h. */
 #include "layer_oracle.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,9 +1,5 @@
 /* linalg_check.c: see linalg_check.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,14 +1,9 @@
 /* misuse.c: see misuse.h. */
 #include "misuse.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 const char *misuse_method = "natgrad";
 

@@ -3,12 +3,7 @@
 #ifndef TESTS_OPTIONS_HELP_H
 #define TESTS_OPTIONS_HELP_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 #include "natgrad.h"

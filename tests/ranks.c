@@ -6,19 +6,14 @@
  * ends.
  */
 #include "ranks.h"
+#include "unit_test.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-
-#include <setjmp.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #if defined(NG_TEST_MPI)
 #include "mpi_patience.h"

@@ -1,11 +1,6 @@
 /* scene.c: see scene.h.  Writing a scene: layers, what they see, other orders of the same; comparing results. */
 #include "scene.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,11 +1,6 @@
 /* shard_scene.c: see shard_scene.h. */
 #include "shard_scene.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,12 +1,7 @@
 /* state_scene.c: see state_scene.h. */
 #include "state_scene.h"
 #include "ranks.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <dirent.h>
 #include <stdio.h>

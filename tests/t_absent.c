@@ -1,14 +1,11 @@
 /* t_absent.c: gradients that are absent, layers that are frozen for a while.  The oracle of a layer that is left
  * out is its memory from before, bit for bit, and of the others a run of the same steps in which only they are. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "bound.h"
 #include "ranks.h"

@@ -5,11 +5,7 @@
  * same bits as an undisturbed one.  Nothing may be left over.
  *
  * Counted and failed are the context's allocator, and (the linker wraps them) malloc, calloc and realloc of io/ and posix_memalign of what has no context (a regular expression). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -2,15 +2,11 @@
  * the harmless answer of those that return no status; where there is a context to tell it to, a
  * message.  The header is read as text: a function that is not called here
  * fails the test. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "unit_test.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "fixture.h"
 

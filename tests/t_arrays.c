@@ -5,16 +5,13 @@
  * weights) is compared bit for bit, because only the reading and the writing differ; what is observed may be
  * summed in another order, so results are compared to 2e-5 of the largest entry, some 300 roundings,
  * which a wrong element exceeds by far. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "draw.h"
 #include "fixture.h"
 #include "strided.h"

@@ -4,16 +4,12 @@
 #include "draw.h"
 #include "model/assign.h"
 #include "resnet50.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_WORKS = 64, MOST_TASKS = 8 };
 

@@ -1,13 +1,10 @@
 /* t_bindings.c: how long bindings hold, and lists of them.  What has no gradient or is frozen is in t_absent.c. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "bound.h"
 

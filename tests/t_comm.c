@@ -3,19 +3,14 @@
  * ng_transport.run, and the bits of threads and MPI.  t_comm_faults.c has what goes wrong. */
 #include "draw.h"
 #include "transports.h"
+#include "unit_test.h"
 
 #include <inttypes.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- the contract of comm.h ------------------------------------------------------------------*/
 

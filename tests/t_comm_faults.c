@@ -2,16 +2,11 @@
  * rank that gives up, one that fails at its k-th call for every k.  Nobody hangs (ranks.h has the
  * watchdog), nothing is written where it should not be, everybody is told. */
 #include "transports.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 /* ---- tables and arguments --------------------------------------------------------------------*/
 

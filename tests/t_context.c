@@ -1,15 +1,11 @@
 /* t_context: contexts and what needs none: wrong arguments, the environment, names of statuses and types, components. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "natgrad.h"
 

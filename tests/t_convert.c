@@ -1,11 +1,7 @@
 /* t_convert.c: bf16 and f16 from and to f32, and the scan for Inf and NaN, against the definition
  * of a binary floating-point format (IEEE 754-2008, 3.4) evaluated in double.  All 2^16 patterns of
  * either format, every tie between two neighbours.  Everything here is exact. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <float.h>
 #include <math.h>

@@ -1,10 +1,6 @@
 /* t_crc.c: CRC-32 against zlib's: every length up to 600 at every place in a line, begun with several sums; every
  * single bit, of which all other sums are made; in pieces. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,18 +3,15 @@
 #include "data/data.h"
 #include "common/random.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
-
-#include <cmocka.h>
 
 static void put(const char *name, const void *bytes, size_t n, bool zipped) {
   if (zipped) {

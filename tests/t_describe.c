@@ -1,16 +1,12 @@
 /* t_describe: describing a model: layers and sizes that are wrong, each with a message that names the culprit,
  * and nothing changed; structs of other headers; sizes that no memory is taken for. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "misuse.h"
 

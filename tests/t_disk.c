@@ -2,11 +2,8 @@
 #include "train/disk.h"
 #include "train/log.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <math.h>
 #include <signal.h>

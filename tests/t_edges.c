@@ -1,16 +1,12 @@
 /* t_edges: the rank-one family where f32 ends.  A gradient that lies along g a', of which little is
  * left; results that fit no f32 or f16, which skip the step; products that fit no f32 on the way.
  * The oracle is the formula in double, of the numbers that the library was given. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "kernel/kernel.h"
 #include "plane.h"

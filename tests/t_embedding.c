@@ -1,14 +1,10 @@
 /* t_embedding.c: embeddings: memory and refusals.  t_oracle.c compares random embeddings with a dense solve. */
 #include "fixture.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* A is a vector: its memory does not grow with the square of the vocabulary. */
 static void a_is_a_vector(void **state) {

@@ -1,17 +1,13 @@
 /* t_engine: the front desk of a model that is ready.  Every public function with every wrong argument, order or NULL:
  * its status, a message that names the culprit, nothing changed; what skipping, memory and reports promise. Contexts are
  * in t_context.c, describing a model in t_describe.c. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "misuse.h"
 

@@ -1,10 +1,6 @@
 /* t_factor_files.c: a folder of factors.  What comes back are the averages to the bit, on other ranks and
  * statistics, too; what is not there is skipped; what is damaged is refused, by its file, and nothing changed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <dirent.h>
 #include <stdio.h>

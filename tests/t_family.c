@@ -11,15 +11,11 @@
 #include "ranks.h"
 #include "step/step.h"
 #include "toys.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 /* ---- a model of every family -----------------------------------------------------------------*/
 

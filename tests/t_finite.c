@@ -1,17 +1,14 @@
 /* t_finite.c: random steps at the ends of f32, f16 and bf16 leave everything finite, on 1 and 4 ranks; averages and
  * inverses stay in the range of their dtype.  A step that is skipped changes nothing.  A state that is not finite is
  * rejected by name.  t_huge.c has the rule of single elements. */
+#include "unit_test.h"
+
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "family/window.h"
 #include "folder.h"
 #include "ranks.h"

@@ -4,15 +4,12 @@
  *
  * The oracle is the promise itself: after every step every average and every gradient is finite; a step that
  * was refused has changed no gradient and no average of what it refused. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <cmocka.h>
 #include "fixture.h"
 #include "ranks.h"
 #include "step/step.h"

@@ -2,12 +2,7 @@
  *
  * Tolerance.  Both sides of a block are factored in double by Cholesky, whose result is that of a system at
  * most k eps |S| away: 8 k 2.2e-16 cond of the largest entry, cond = 1 + |G|^2 / (lambda m), k the order. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "fixture.h"
 #include "natgrad.h"
 

@@ -4,17 +4,13 @@
  *
  * A child never asserts: it ends with the line of its first complaint (modulo 200, and 1 if that is 0), and
  * with a signal where it hangs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "unit_test.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "core/core.h"
 #include "fixture.h"

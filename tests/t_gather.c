@@ -3,15 +3,11 @@
 #include "draw.h"
 #include "fixture.h"
 #include "ranks.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 5, MOST_RANKS = 3, ROOM = 64, B = 4 };
 /* fc [3,4] with a bias, weights transposed in memory; norm of 5 channels; a tensor of 7 in bf16 */

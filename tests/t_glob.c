@@ -1,11 +1,6 @@
 /* t_glob.c: globs of skip_layers and per_layer: matches, against fnmatch(3) in the C locale; refused lists; globs
  * for published regular expressions, against regexec(3). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "fixture.h"
 #include "option/option.h"
 

@@ -8,16 +8,12 @@
 #include "oracle.h"
 #include "ranks.h"
 #include "scene.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* The largest listed numbers are about 1. */
 static const double digits = 6e-9;

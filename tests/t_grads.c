@@ -2,17 +2,13 @@
  * made by hand, whatever the cut; the messages that leave, and when; a rank whose loss is lost, and one whose
  * transport fails at each of its calls in turn: all end alike, and nobody waits for ever (ranks.h has the
  * watchdog). */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "common/cli.h"
 #include "ranks.h"

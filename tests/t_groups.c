@@ -5,18 +5,14 @@
  * Two layers with biases and a tensor; the direction comes from a second model that only writes gradients.
  * Tolerance: 2e-6 (1 + |w|), of values and steps around 1: a dozen operations in f32 (2^-24 each) in each of four
  * updates; in bf16 half a unit, 2^-8 |w|, more.  Wide rows are compared after each update: 3e-7 (1 + |w|). */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "fixture.h"
 #include "oracle.h"

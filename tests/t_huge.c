@@ -5,16 +5,13 @@
  * number in its place; for gradients of 16 bits the same step in f32, rounded.
  *
  * Every method: weights and all arrays of the state stay finite after one huge number, and later steps are taken. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "kernel/kernel.h"
 #include "ranks.h"
 #include "wild.h"

@@ -2,12 +2,7 @@
  *
  * Each option is set to other values and run.  An idle option changes no bit.  Of an option of the window family, beside
  * every kind of window, that is not idle, at least one value changes the directions, or all values are refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 

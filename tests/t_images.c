@@ -5,17 +5,14 @@
 #include "common/random.h"
 #include "train/feed.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { H = 14, W = 18, SIDE = 10, CLASSES = 3, EACH = 40 };
 

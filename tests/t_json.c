@@ -1,11 +1,6 @@
 /* t_json.c: the JSON writer against known texts, the reader against tables of texts that RFC 8259 allows and
  * forbids, and both against each other. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "json_edit.h"
 
 #include <float.h>

@@ -4,15 +4,12 @@
  * Tolerances: cpu combines two products in f32 (3 roundings of 2^-24 of the sum of magnitudes) and updates in f32 (at most
  * 8 more), ref in double; both round to the dtype of the array, where they may be neighbours. Sums are compared with 4 n 2^-53 of the sum of
  * magnitudes. Functions that compute in double on both sides must agree to the last bit. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "draw.h"
 #include "kernels.h"
 

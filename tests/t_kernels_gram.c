@@ -7,11 +7,7 @@
  * with all their bits.  The recordings in tests/golden have a convolution, t_properties_data the threads.
  *
  * Values that must not be read (gaps, samples beyond `take`, channels outside the range, scratch) are NaN. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

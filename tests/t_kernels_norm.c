@@ -1,10 +1,6 @@
 /* t_kernels_norm.c: the sums of norm layers (norm_sums.c, norm_products.c) equal `ref` and loops in double, for every
  * kind, layout and dtype, and do not depend on threads. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -3,15 +3,11 @@
  * The running average is put in place by hand (this test looks inside); stat_decay = 1 and
  * stat_start = identity keep it there.  Cholesky with damping_split = full and lambda = 1e-3:
  * diag(1, -x) fails until the damping is above x. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "draw.h"
 #include "oracle.h"

@@ -1,16 +1,12 @@
 /* t_last: ng_batch.last: sums of complete layers are sent while others are still observed.  The bits are the same with
  * and without it, in any order of observations, of any stat_bucket_mb; the messages are those of a table; misuse is an
  * error on all ranks; a rank that fails ends all ranks (ranks.h has the watchdog). */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "draw.h"
 #include "fixture.h"

@@ -4,16 +4,13 @@
  *
  * clip = none, so layers do not know of each other: the oracle of the excluded layer is a run without those steps, of
  * the others a run in which no layer is excluded; both bit for bit. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "bound.h"
 #include "draw.h"
 #include "folder.h"

@@ -1,10 +1,6 @@
 /* t_linalg.c: the contract of linalg.h.  One suite, run by every implementation, against dense
  * loops in double written here, and against identities: A X = B, A V = V w, V V' = I. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdlib.h>

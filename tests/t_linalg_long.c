@@ -5,11 +5,7 @@
  * The matrix is what K-FAC would hand over: X'X / rows with fewer rows than columns, plus damping.
  * Nothing dense in double fits beside it, so identities are probed with vectors in double: for a
  * random z, S (S^-1 z) = z, L (L' z) = S z, V'(V z) = z, V'(w (V z)) = S z. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,11 +2,8 @@
 #include "train/lr.h"
 #include "train/recipe.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,11 +5,8 @@
 #include "common/random.h"
 #include "train/mix.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

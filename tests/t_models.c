@@ -4,17 +4,14 @@
 #include "common/random.h"
 #include "train/checkpoint.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static nn *build(const char *name, nn_shape input, int64_t classes, uint64_t seed) {
   const model_task task = {.input = input, .classes = classes, .dropout = -1.0};

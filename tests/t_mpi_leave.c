@@ -5,11 +5,7 @@
  *
  * MPI_Comm_free is counted, and messages are held back, by MPI's profiling interface.  A communicator that only some ranks free
  * costs nothing with the MPIs at hand, but is an error. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <mpi.h>
 #include <stdbool.h>

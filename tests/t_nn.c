@@ -10,14 +10,11 @@
 #include "nn/models.h"
 #include "nn/node.h"
 #include "common/random.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static int64_t taken; /* calls to an allocator from our own code */
 void *__real_malloc(size_t bytes);

@@ -3,14 +3,11 @@
 #include "nn/models.h"
 #include "nn/node.h"
 #include "common/random.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static double conv_at(const nn_layer *l, const float *x, const float *w, const float *b, int64_t y,
                       int64_t c, int64_t o) {

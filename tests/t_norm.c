@@ -3,16 +3,12 @@
 #include "fixture.h"
 #include "core/core.h"
 #include "model/model.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- one layer by hand -----------------------------------------------------------------------*/
 

@@ -1,11 +1,7 @@
 /* t_npy.c: the reader of npy: files of numpy (their bytes are below), and damaged files: wrong headers, truncation at every
  * length, every bit flipped.  The reader must fail or return a consistent array; the address sanitizer checks its memory
  * accesses. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <stdlib.h>
 #include <string.h>

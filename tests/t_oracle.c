@@ -16,17 +16,13 @@
 #include "oracle.h"
 #include "layer_oracle.h"
 #include "scene.h"
+#include "unit_test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const double GROWTH = 64;
 /* Above it the bound says little: the damping is raised until the condition is below. */

@@ -1,15 +1,11 @@
 /* t_overlap: what is under way while this rank does other things, and what the report says of it.  The clock
  * is the test's own, and the transport takes the time it is told to: two ranks that are alike, of which this is
  * one, so every sum is twice what was sent. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "draw.h"
 #include "fixture.h"

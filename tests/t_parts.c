@@ -3,11 +3,7 @@
  * The oracle is the state in one file, which t_state.c holds to a run that was not interrupted: what any number of
  * ranks reads from parts, wherever results are kept, and saves in one file, has the bytes of one that came that
  * way.  Bytes are compared: no tolerance. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <dirent.h>
 #include <stdio.h>

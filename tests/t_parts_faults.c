@@ -1,11 +1,7 @@
 /* t_parts_faults.c: parts of a state that are missing, mixed, renamed, edited or cut, a disk that is full for one
  * rank, a rank that is gone at any word: all ranks get the same status, the message names the file, and what
  * was there before, in memory and on the disk, is as it was. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <dirent.h>
 #include <fcntl.h>

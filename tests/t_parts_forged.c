@@ -1,10 +1,6 @@
 /* t_parts_forged.c: parts whose manifest was changed by somebody who also made its checksum, the names of the parts and what
  * they say of their whole anew: on any ranks the same verdict, and nothing changed.  Addresses are for `make asan`. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <stdio.h>
 #include <stdlib.h>

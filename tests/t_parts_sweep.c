@@ -3,11 +3,7 @@
  *
  * This program has its own opendir and rename, which let another job in at the two places where it would do
  * most harm: as the old parts are looked for, and between the new name and that. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <dirent.h>
 #include <dlfcn.h>

@@ -3,10 +3,9 @@
 #include "data/picture.h"
 #include "folder.h"
 #include "picture_files.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
-
-#include <cmocka.h>
 
 enum { W = 37, H = 29 };
 static uint8_t noise[H * W * 8];

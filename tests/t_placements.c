@@ -7,14 +7,10 @@
  * multiplies in that of an f32. */
 #include "families.h"
 #include "ranks.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #if defined(NG_TEST_MPI)
 enum { CROWDS = 1 };

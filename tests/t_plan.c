@@ -4,15 +4,11 @@
 #include "fixture.h"
 #include "plan_count.h"
 #include "ranks.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_RANKS = 6, ROOM = 512, B = 3, LAYERS = 4, WORDS = 9, SLOTS = 2 * LAYERS + 3 };
 

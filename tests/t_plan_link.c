@@ -1,10 +1,6 @@
 /* t_plan_link.c: `natgrad plan --calibrate` measures latency and bandwidth.  The clock and the transport are fakes whose calls
  * take at least the times of the model, so the measurement must return the model's numbers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 

@@ -6,15 +6,11 @@
 #include "fixture.h"
 #include "model/assign.h"
 #include "model/model.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { LAYERS = 7, W = 12 };
 static const int64_t order[LAYERS][2] = {{147, 64}, {577, 30}, {33, 10}, {90, 90},

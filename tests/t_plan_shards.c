@@ -1,10 +1,6 @@
 /* t_plan_shards.c: ng_plan_shard: what ng_plan_ranks says of layers in shards, beside what ranks of a run hold and send: every
  * byte of every use and station, on every rank; what is refused, and that a model is as it was afterwards. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <stdio.h>
 #include <stdlib.h>

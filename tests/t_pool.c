@@ -1,10 +1,6 @@
 /* t_pool.c: the pool of threads (base/pool.c): every piece once, neighbours in one thread, and nobody waits for
  * a thread that is asleep. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <errno.h>
 #include <pthread.h>

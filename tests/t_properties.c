@@ -3,15 +3,11 @@
  * algebra built in; tolerances are explained in families.h.  Order and shape of the data are in
  * t_properties_data.c, ranks, resuming and refusals in t_properties_life.c. */
 #include "families.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* The row's options, not clipped. */
 static ng_options unclipped(const variant *v) {

@@ -3,15 +3,11 @@
  * a bias, a layer that is frozen.  Each property runs on every row of families.c that promises it and
  * on every linear algebra built in; tolerances are explained in families.h. */
 #include "families.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void copy(double *to, const double *from, int64_t n) {
   memcpy(to, from, sizeof *to * (size_t)n);

@@ -6,16 +6,12 @@
 #include "families.h"
 #include "ranks.h"
 #include "state_scene.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #if defined(NG_TEST_MPI)
 enum { CROWDS = 2 };

@@ -1,12 +1,7 @@
 /* t_quantify.c: quantify = 1 against a plain sort in double: quartiles, least, largest and mean of |PD / (D + 1e-8)|,
  * for every family, on several ranks, and the numbers of EFCP's own function.  Where nothing is preconditioned, PD is
  * what lr multiplies in SGD and AdamW; it may be anything, so quartiles are tried on hard ones. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 #include "ranks.h"

@@ -3,11 +3,7 @@
  * The rule itself, and then everything that uses a queue, once with a linear algebra that is done when
  * an entry returns and once with one that is as late as it may be (late.h): the same bits, or somebody
  * forgot to wait. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <signal.h>

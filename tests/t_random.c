@@ -1,13 +1,9 @@
 /* t_random: the generator against Random123's known answers (kat_vectors, philox4x32 10), and its distributions. */
 #include "common/random.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void known_answers(void **state) {
   static const struct {

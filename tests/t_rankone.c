@@ -2,16 +2,12 @@
 #include "fixture.h"
 #include "plane.h"
 #include "layer_oracle.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- golden numbers: spec of the published program, float64 ----------------------------------*/
 

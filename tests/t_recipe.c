@@ -9,11 +9,8 @@
 #include "train/train.h"
 #include "trained.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>

@@ -3,11 +3,8 @@
  * own, the form of a result from its rule. */
 #include "fixture.h"
 #include "ranks.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

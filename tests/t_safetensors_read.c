@@ -2,11 +2,7 @@
  * Python package safetensors; its bytes are below), and damage of every kind: cut at every length,
  * every bit of the header turned, headers that lie.  The reader may refuse or may return something
  * consistent; under the address sanitizer this program also shows that it does nothing else. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,6 @@
 /* t_safetensors_write.c: the writer of safetensors.  Round trips; what is refused; places that
  * cannot be written, or read (npy among them); a full disk; what another writer left or is at. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -4,15 +4,11 @@
  * group, and the dtype that it writes.
  *
  * That no field is forgotten here is what the size of the struct is for: the last one ends it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include "unit_test.h"
+
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "fixture.h"
 #include "ranks.h"

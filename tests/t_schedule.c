@@ -1,11 +1,6 @@
 /* t_schedule.c: natgrad train --schedule: values against the published programs' own tables and formulas, the grammar,
  * the check against the other options. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "train/schedule.h"
 
 #include <math.h>

@@ -3,11 +3,8 @@
 #include "train/disk.h"
 #include "train/settings.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

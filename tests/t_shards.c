@@ -4,11 +4,7 @@
  * P, of what updates make of weights, and nu.  P agrees to 1e-5 of its largest number, what the issue of a rounding in f32
  * is at this damping; nu, of sums in double over such P, too.  What is replicated (biases of layers cut by inputs, layers that are
  * not cut) has the same bits on all ranks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

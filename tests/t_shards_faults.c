@@ -1,10 +1,6 @@
 /* t_shards_faults.c: layers in shards, and what is wrong with them: a rank that shows what does not fit, a collective
  * that fails, methods and options that do not go with parts.  Ranks fail together, and by name. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <stdio.h>
 #include <stdlib.h>

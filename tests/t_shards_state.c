@@ -4,11 +4,7 @@
  * layer, and by groups that are cut in other places each: saved again it is the same file, byte for byte.  The oracle
  * is what the run does that was not interrupted: on the same split the same bits in the next step; on others, whose
  * gathers and kernels are of other sizes, 1e-5 of a layer's largest weight, as in t_shards.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -3,15 +3,11 @@
  * Over threads, and over MPI. */
 #include "families.h"
 #include "ranks.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 2 };
 

@@ -9,17 +9,13 @@
  *
  * ResNet-50: bytes of the statistics on the wire of two ranks, beside the 615 MB of whole matrices in f32, KAISA's
  * default (SC'21, arXiv 2107.01739).  t_plan and t_last compare plans with what is sent. */
-#include <setjmp.h>
-#include <stdarg.h>
+#include "unit_test.h"
+
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "core/core.h"
 #include "draw.h"

@@ -2,11 +2,7 @@
  *
  * The oracle is K-FAC in double over the layers of all stages: nu is one number, each layer counted once, the same bits
  * on all ranks; P to 1e-5 of its largest number (rounding in f32 at this damping).  What is wrong in one stage ends the step in all. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

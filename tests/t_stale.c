@@ -13,16 +13,12 @@
 #include "linalg/linalg.h"
 #include "ranks.h"
 #include "stat/stat.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ORDER = 40, DENSE = ORDER * ORDER, STORED = ORDER * ORDER, PARTS = 3, STEPS = 40 };
 static const double TOLERANCE = 0.1;

@@ -2,11 +2,7 @@
  * for other ranks, layouts and linear algebras, and in the published order.  Everything here
  * compares bytes: no tolerance but one, which is explained there.  What is refused is in
  * t_state_refused.c, what fails in t_state_faults.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

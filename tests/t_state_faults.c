@@ -1,11 +1,7 @@
 /* t_state_faults.c: what a save or a load meets outside the file: calls out of order, bad places, a
  * full disk, ranks that fail, a transport that fails.  The earlier file stays, nothing changes, all
  * ranks are told the same. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <errno.h>
 #include <signal.h>

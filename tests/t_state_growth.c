@@ -1,11 +1,7 @@
 /* t_state_growth.c: saving and loading cost in proportion to the layers, and few calls of the system.  One model of many
  * layers takes about the processor's time of sixteen that have them together: 0.6 to 1.4 times were seen, 13 where
  * something is quadratic.  One thread. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

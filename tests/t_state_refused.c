@@ -1,11 +1,7 @@
 /* t_state_refused.c: a file that is damaged, of another model, or whole and yet a lie is refused by
  * name and changes nothing; what only looks like a lie is taken.  What a save or a load meets
  * outside the file is in t_state_faults.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <errno.h>
 #include <math.h>

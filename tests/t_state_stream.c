@@ -1,11 +1,7 @@
 /* t_state_stream.c: a state without a file.  A stream has the bytes of a file and is taken like one;
  * whatever its functions do, a failure leaves everything as it was, on all ranks; arrays that were
  * walked and a manifest make a state, too.  Bytes and bits are compared: no tolerance. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,17 +3,14 @@
  * rows farther apart than 32 bits count, many image sizes in one micro-batch.
  *
  * The oracle is the address of each element, made from its coordinates. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <cmocka.h>
 #include "core/core.h"
 #include "draw.h"
 #include "fixture.h"

@@ -1,10 +1,6 @@
 /* t_sym.c: symmetric storage, that is everything of sym.c, and the names of linalg.c: which linear
  * algebras there are, what fits them, which BLAS is at work. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,17 +6,12 @@
 #include "fixture.h"
 #include "ranks.h"
 #include "tap.h"
+#include "unit_test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum {
   LINEAR = 4,

@@ -1,15 +1,11 @@
 /* t_traffic: what ranks of a run say they did: gathered from three, read back, told; and how long messages of
  * the trainer's own are under way, on a clock of the test's. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "ranks.h"
 #include "json_edit.h"

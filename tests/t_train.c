@@ -4,11 +4,8 @@
 #include "train/feed.h"
 #include "train/precond.h"
 #include "trainer_help.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,16 +1,12 @@
 /* t_unobserved: a statistic was due and no rank showed it anything.  The step is done with the last average,
  * and says so: one status on all ranks, one line, one count for the model and one for each layer. */
+#include "unit_test.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "fixture.h"
 #include "ranks.h"

@@ -4,11 +4,7 @@
  * What is computed element by element must have the bits of its formula.  Sums of n terms may be off
  * from ours by 2 (n + 4) u64 times the sum of magnitudes (Higham (3.5), theirs and ours), and must have
  * the same bits however many pieces a loop is cut into. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,12 +2,7 @@
  *
  * Sizes, options and gradients are random; a failure prints the seed (NG_TEST_SEED, NG_TEST_MULT).  Where selections or
  * residuals must be exact, gradients, weights and decay are multiples of 1/512, which f32 holds. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 #include "window_oracle.h"

@@ -6,12 +6,7 @@
  * Tolerance.  The library bounds the loss to rounding, and raises the damping where the bound is above 1e-5
  * (window_solve.c).  The bound is of first order and counts roundings as independent, so the test allows ten times
  * as much: a step that returns NG_OK is within 1e-4 of the oracle, in the 2-norm of each Gram matrix's elements. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 #include "window_oracle.h"

@@ -3,12 +3,7 @@
  *
  * The library stays within the recording's own tolerance, of the largest entry of the step; and it is closer to the
  * formulas than the programs were. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "family/family.h"
 #include "fixture.h"
 #include "safetensors.h"

@@ -4,12 +4,7 @@
  *   rows        (window_rows.c) several rows at once have the bits of one at a time, f32 and bf16, sparse and whole
  *
  * and the memory of a large sparse window. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "family/window.h"
 #include "fixture.h"

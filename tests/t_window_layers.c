@@ -1,11 +1,6 @@
 /* t_window_layers.c: options of windows: which layers share a window (per_layer, ng_layer.options), combinations that
  * are refused by name, ng_set, the plan and the state. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "fixture.h"
 #include "folder.h"
 

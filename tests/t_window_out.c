@@ -4,12 +4,7 @@
  *
  * Gradients are on a grid of 1/64, so that top-k chooses the same in f32.  Tolerance as in t_window: 200 units
  * of f32 with damping 0.1, 5e-4 for low rank, which has rows in f32 and goes round. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 #include "ranks.h"

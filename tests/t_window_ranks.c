@@ -3,12 +3,7 @@
  * All ranks have the same averaged gradients.  A whole window gives the bits of one rank.  Slices add products in another
  * order, in double, which changes the last bit of an f32 direction; with f32 momentum the limit is 1e-6 of the largest
  * entry.  A stored row depends on its gradient alone, so slices do not change its bits. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "family/window.h"
 #include "fixture.h"

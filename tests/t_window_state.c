@@ -1,11 +1,6 @@
 /* t_window_state.c: the state of windows: a loaded run continues with the bits of the run that saved, M-FAC's factor
  * included; a skipped step changes nothing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 #include "folder.h"

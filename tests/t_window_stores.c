@@ -5,12 +5,7 @@
  *
  * Both keep f32 and add in double, in another order than the dense store, so to the last bit of f32; 1e-6 of the
  * largest number is eight times that. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "unit_test.h"
 #include "draw.h"
 #include "fixture.h"
 #include "window_oracle.h"

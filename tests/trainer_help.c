@@ -2,11 +2,8 @@
 #include "trainer_help.h"
 #include "data/data.h"
 #include "train/settings.h"
+#include "unit_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

@@ -3,17 +3,12 @@
 
 #include "kernel/kernel.h"
 #include "ranks.h"
+#include "unit_test.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #if defined(NG_TEST_MPI)
 #include "comm/mpi.h"

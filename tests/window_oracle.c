@@ -2,13 +2,7 @@
 #include "window_oracle.h"
 
 #include "family/family.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "unit_test.h"
 
 #include <math.h>
 #include <stdlib.h>
