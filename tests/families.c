@@ -14,12 +14,12 @@
 
 /* ---- predictions -----------------------------------------------------------------------------*/
 
-static void kronecker(const scene *s, const ng_options *o, scene_result *out) {
-  scene_predict(s, o, out, NULL);
+static void kronecker(const test_case *s, const ng_options *o, case_result *out) {
+  case_predict(s, o, out, NULL);
 }
 
 /* P = D + k G D A of one layer, k D's share; A and G are the oracle's after the step. */
-static void multiplied(const oracle *o, const scene *s, int32_t l, double k, const double *D,
+static void multiplied(const oracle *o, const test_case *s, int32_t l, double k, const double *D,
                        double *P) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
   const int64_t q = oracle_rows(&s->layer[l]) / groups, p = oracle_cols(&s->layer[l]);
@@ -42,24 +42,24 @@ static void multiplied(const oracle *o, const scene *s, int32_t l, double k, con
   free(GD);
 }
 
-/* The factors are those of the other solvers, so they come from the oracle: of the scene's first
+/* The factors are those of the other solvers, so they come from the oracle: of the test case's first
  * step, its first two, ... */
-static void product(const scene *s, const ng_options *opt, scene_result *out) {
+static void product(const test_case *s, const ng_options *opt, case_result *out) {
   ng_options factors = *opt;
   fixture_set(&factors, "solver", "cholesky");
   fixture_real(&factors, "radius", 0);
   memset(out, 0, sizeof *out);
   for (int32_t t = 0; t < s->steps; t++) {
-    scene part = *s;
-    scene_result inverted;
+    test_case part = *s;
+    case_result inverted;
     oracle *o;
     double d2 = 0;
     part.steps = t + 1;
-    scene_predict(&part, &factors, &inverted, &o);
+    case_predict(&part, &factors, &inverted, &o);
     for (int32_t l = 0; l < s->layers; l++)
-      d2 += v_dot(s->D[t][l], s->D[t][l], s->layer[l].frozen ? 0 : scene_weights(s, l));
+      d2 += v_dot(s->D[t][l], s->D[t][l], s->layer[l].frozen ? 0 : case_weight_count(s, l));
     for (int32_t l = 0; l < s->layers; l++) {
-      const int64_t n = scene_weights(s, l);
+      const int64_t n = case_weight_count(s, l);
       const double *D = s->D[t][l];
       double *P = out->P[t][l] = zeros(n);
       memcpy(P, D, sizeof(double) * (size_t)n);
@@ -69,16 +69,16 @@ static void product(const scene *s, const ng_options *opt, scene_result *out) {
       out->inner[t] += v_dot(P, D, n);
     }
     out->nu[t] = 1; /* clip = none */
-    scene_forget(&inverted);
+    case_free_result(&inverted);
     oracle_destroy(&o);
   }
 }
 
-static void kronecker_norms(const scene *s, const ng_options *o, scene_result *out) {
+static void kronecker_norms(const test_case *s, const ng_options *o, case_result *out) {
   norm_predict(s, o, kronecker, out);
 }
 
-static void rankone_norms(const scene *s, const ng_options *o, scene_result *out) {
+static void rankone_norms(const test_case *s, const ng_options *o, case_result *out) {
   norm_predict(s, o, r1_predict, out);
 }
 
@@ -313,22 +313,22 @@ double v_turn(const variant *v, ng_options *o, double by) {
   return by;
 }
 
-scene_result v_play_as(const variant *v, const scene *s, const ng_options *o, scene_look look) {
-  scene_result r;
-  look.linalg = v->linalg;
-  scene_play(s, o, &look, &r);
+case_result v_run_as(const variant *v, const test_case *s, const ng_options *o, case_setup setup) {
+  case_result r;
+  setup.linalg = v->linalg;
+  case_run(s, o, &setup, &r);
   if (r.status != NG_OK) v_fail(v, "%s %s", ng_status_name(r.status), r.message);
   if (!(r.rank_gap == 0)) v_fail(v, "ranks differ by %g", r.rank_gap);
   if (r.allocations > 0) v_fail(v, "%d allocations in steps", (int)r.allocations);
   return r;
 }
 
-scene_result v_play(const variant *v, const scene *s, const ng_options *o) {
-  return v_play_as(v, s, o, (scene_look){0});
+case_result v_run(const variant *v, const test_case *s, const ng_options *o) {
+  return v_run_as(v, s, o, (case_setup){0});
 }
 
 /* The condition of the worst layer and step. */
-static double v_condition(const scene *s, const scene_result *predicted) {
+static double v_condition(const test_case *s, const case_result *predicted) {
   double c = 1;
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++)
@@ -337,30 +337,30 @@ static double v_condition(const scene *s, const scene_result *predicted) {
   return c;
 }
 
-double v_tolerance(const variant *v, const scene *s, const ng_options *o) {
-  scene_result r;
+double v_tolerance(const variant *v, const test_case *s, const ng_options *o) {
+  case_result r;
   if (v->f->predict == NULL) return 2 * v->f->growth * unit;
   v->f->predict(s, o, &r);
   const double c = v_condition(s, &r);
-  scene_forget(&r);
+  case_free_result(&r);
   return 2 * v->f->growth * unit * c;
 }
 
-void v_predicted(const variant *v, const char *what, const scene *s, const ng_options *o) {
-  scene_result want, got = v_play(v, s, o);
+void v_predicted(const variant *v, const char *what, const test_case *s, const ng_options *o) {
+  case_result want, got = v_run(v, s, o);
   v->f->predict(s, o, &want);
   v_same(v, what, s, &got, &want, v->f->growth * unit * v_condition(s, &want));
-  scene_forget(&want);
-  scene_forget(&got);
+  case_free_result(&want);
+  case_free_result(&got);
 }
 
-void v_same(const variant *v, const char *what, const scene *s, const scene_result *x,
-            const scene_result *y, double tolerance) {
+void v_same(const variant *v, const char *what, const test_case *s, const case_result *x,
+            const case_result *y, double tolerance) {
   for (int32_t t = 0; t < s->steps; t++) {
     double e = fabs(x->nu[t] - y->nu[t]) / y->nu[t];
     int32_t worst = -1;
     for (int32_t l = 0; l < s->layers; l++) {
-      const double gap = scene_gap(s, t, l, x, y);
+      const double gap = case_gap(s, t, l, x, y);
       if (!(gap <= e)) {
         e = gap;
         worst = l;
@@ -372,84 +372,84 @@ void v_same(const variant *v, const char *what, const scene *s, const scene_resu
   }
 }
 
-void v_equal(const variant *v, const char *what, const scene *x, const ng_options *ox,
-             const scene *y, const ng_options *oy, double tolerance) {
-  scene_result r = v_play(v, x, ox), q = v_play(v, y, oy);
+void v_equal(const variant *v, const char *what, const test_case *x, const ng_options *ox,
+             const test_case *y, const ng_options *oy, double tolerance) {
+  case_result r = v_run(v, x, ox), q = v_run(v, y, oy);
   v_same(v, what, y, &r, &q, tolerance);
-  scene_forget(&r);
-  scene_forget(&q);
+  case_free_result(&r);
+  case_free_result(&q);
 }
 
-/* ---- scenes ----------------------------------------------------------------------------------*/
+/* ---- test cases ----------------------------------------------------------------------------------*/
 
-static void grouped(scene *s) {
-  ng_layer *l = scene_conv(s, 4, 6, 3, 2, 7, 5, true);
+static void grouped(test_case *s) {
+  ng_layer *l = case_conv(s, 4, 6, 3, 2, 7, 5, true);
   l->groups = l->stride[0] = l->dilation[1] = 2;
   l->padding[0] = 1;
 }
 
-/* Those that others look at alone are the first and the last. */
-static void beside_norms(const variant *v, scene *s) {
-  scene_linear(s, 7, 4, true, 1);
-  scene_norm(s, NG_LAYER_NORM, 5, 1, 3);
-  ng_layer *l = scene_norm(s, NG_BATCH_NORM, 4, 3, 2);
+/* The properties of one linear layer use the first layer, those of one convolution the last. */
+static void beside_norms(const variant *v, test_case *s) {
+  case_linear(s, 7, 4, true, 1);
+  case_norm(s, NG_LAYER_NORM, 5, 1, 3);
+  ng_layer *l = case_norm(s, NG_BATCH_NORM, 4, 3, 2);
   if (!(v->f->promises & RAW)) l->norm_input = NG_NORM_NORMALISED;
-  l = scene_norm(s, NG_GROUP_NORM, 6, 2, 3);
+  l = case_norm(s, NG_GROUP_NORM, 6, 2, 3);
   l->groups = 2;
   l->bias = 0;
-  if (v->f->promises & TOKENS) scene_embedding(s, 9, 4, 2)->token_dtype = NG_I32;
+  if (v->f->promises & TOKENS) case_embedding(s, 9, 4, 2)->token_dtype = NG_I32;
   grouped(s);
 }
 
-scene *v_layers_of(const variant *v, int32_t steps, int32_t ranks) {
-  scene *s = scene_create(steps, ranks);
+test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks) {
+  test_case *s = case_create(steps, ranks);
   if (v->f->promises & NORMS) {
     beside_norms(v, s);
-    scene_close(s);
+    case_set_positions(s);
     return s;
   }
-  scene_linear(s, 7, 4, true, 1);
-  scene_linear(s, 5, 3, false, 3);
-  ng_layer *l = scene_conv(s, 3, 4, 3, 3, 5, 6, true);
+  case_linear(s, 7, 4, true, 1);
+  case_linear(s, 5, 3, false, 3);
+  ng_layer *l = case_conv(s, 3, 4, 3, 3, 5, 6, true);
   l->padding[0] = l->padding[1] = 1;
   grouped(s);
-  scene_close(s);
+  case_set_positions(s);
   return s;
 }
 
-scene *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
+test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
   rng r = {test_seed() ^ salt};
-  scene *s = v_layers_of(v, steps, ranks);
+  test_case *s = v_layers_of(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++) {
       for (int64_t c = 1 + (k + t) % 2; c > 0; c--)
-        scene_call(s, t, k, 1 + (3 * k + t + c) % 5)->batch.reduction = NG_SUM;
+        case_add_micro(s, t, k, 1 + (3 * k + t + c) % 5)->batch.reduction = NG_SUM;
     }
   }
-  scene_fill(s, &r);
+  case_fill(s, &r);
   return s;
 }
 
-scene *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
+test_case *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt) {
   rng r = {test_seed() ^ salt};
-  scene *s = v_layers_of(v, steps, ranks);
+  test_case *s = v_layers_of(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++)
-      scene_call(s, t, k, 3)->batch.reduction = NG_SUM;
+      case_add_micro(s, t, k, 3)->batch.reduction = NG_SUM;
   }
-  scene_fill(s, &r);
+  case_fill(s, &r);
   return s;
 }
 
-static void scale(scene *s, double c, bool by_samples) {
+static void scale(test_case *s, double c, bool by_samples) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t r = 0; r < s->ranks; r++) {
       for (int32_t k = 0; k < s->calls[t][r]; k++) {
-        scene_micro *m = &s->micro[t][r][k];
+        case_micro *m = &s->micro[t][r][k];
         if (by_samples) m->batch.reduction = NG_MEAN;
         for (int32_t l = 0; l < s->layers; l++) {
           for (int32_t u = 0; u < s->uses[l]; u++) {
-            for (int64_t i = 0; i < scene_out_count(s, l, m->batch.samples); i++)
+            for (int64_t i = 0; i < case_output_count(s, l, m->batch.samples); i++)
               m->g[l][u][i] *= by_samples ? 1 / (double)m->batch.samples : c;
           }
         }
@@ -458,20 +458,21 @@ static void scale(scene *s, double c, bool by_samples) {
   }
 }
 
-void v_means(scene *s) { scale(s, 1, true); }
-void v_scale_losses(scene *s, double c) { scale(s, c, false); }
+void v_means(test_case *s) { scale(s, 1, true); }
+void v_scale_losses(test_case *s, double c) { scale(s, c, false); }
 
-void v_weights(scene *s) {
+void v_weights(test_case *s) {
   for (int32_t l = 0; l < s->layers; l++) {
-    s->W[l] = zeros(scene_weights(s, l));
-    for (int64_t i = 0; i < scene_weights(s, l); i++)
+    s->W[l] = zeros(case_weight_count(s, l));
+    for (int64_t i = 0; i < case_weight_count(s, l); i++)
       s->W[l][i] = 1 + (double)(i % 7) / 8;
   }
 }
 
-void v_silence(const scene *s, scene_micro *m, int32_t l, bool grad) {
+void v_silence(const test_case *s, case_micro *m, int32_t l, bool grad) {
   const bool tokens = s->layer[l].kind == NG_EMBEDDING && !grad;
-  const int64_t B = m->batch.samples, n = grad ? scene_out_count(s, l, B) : scene_in_count(s, l, B);
+  const int64_t B = m->batch.samples,
+                n = grad ? case_output_count(s, l, B) : case_input_count(s, l, B);
   for (int32_t u = 0; u < s->uses[l]; u++) {
     for (int64_t i = 0; i < n; i++)
       (grad ? m->g : m->a)[l][u][i] = tokens ? NG_NO_TOKEN : 0;

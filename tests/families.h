@@ -13,7 +13,7 @@
 #define TESTS_FAMILIES_H
 
 #include "fixture.h"
-#include "scene.h"
+#include "test_case.h"
 
 /* What a row may promise, beside what holds for everyone (positive, zero gives zero, no order matters,
  * the same bits for any threads, ...).
@@ -30,7 +30,7 @@
  *   ALIKE      the prediction knows ranks that show equally many samples only
  *   SHAPED     knows parameters by their shapes: a bias is not a column of the weight
  *   PREDICTED  follows from `predict`
- *   NORMS      has norm layers beside the others, in other scenes: layer, group and batch norms, the last
+ *   NORMS      has norm layers beside the others, in other test cases: layer, group and batch norms, the last
  *              shown normalised, as what it makes of the raw input is not made of parts
  *   RAW        ... or as it is
  *   TOKENS     and an embedding */
@@ -70,7 +70,7 @@ typedef struct family {
   /* LINEAR: at damping 1e10, damping^power P is D but for `tail` of its largest entry. */
   double power, tail;
   /* Exact results, and the condition by which roundings grow; NULL: it promises none. */
-  void (*predict)(const scene *s, const ng_options *o, scene_result *out);
+  void (*predict)(const test_case *s, const ng_options *o, case_result *out);
   double growth;
 } family;
 
@@ -100,39 +100,39 @@ ng_options v_options(const variant *v);
 double v_turn(const variant *v, ng_options *o, double by);
 
 /* Play: the status is NG_OK, ranks have the same bits, no step has allocated anything. */
-scene_result v_play_as(const variant *v, const scene *s, const ng_options *o, scene_look look);
-scene_result v_play(const variant *v, const scene *s, const ng_options *o);
+case_result v_run_as(const variant *v, const test_case *s, const ng_options *o, case_setup setup);
+case_result v_run(const variant *v, const test_case *s, const ng_options *o);
 
 /* What two runs may differ by. */
-double v_tolerance(const variant *v, const scene *s, const ng_options *o);
+double v_tolerance(const variant *v, const test_case *s, const ng_options *o);
 
 /* Results and nu are equal up to `tolerance` of the largest entry of each layer; 0: the same bits. */
-void v_same(const variant *v, const char *what, const scene *s, const scene_result *x,
-            const scene_result *y, double tolerance);
-/* v_play of both, and that. */
-void v_equal(const variant *v, const char *what, const scene *x, const ng_options *ox,
-             const scene *y, const ng_options *oy, double tolerance);
+void v_same(const variant *v, const char *what, const test_case *s, const case_result *x,
+            const case_result *y, double tolerance);
+/* v_run of both, and that. */
+void v_equal(const variant *v, const char *what, const test_case *x, const ng_options *ox,
+             const test_case *y, const ng_options *oy, double tolerance);
 
-/* v_play gives what the row predicts, in double, so half the tolerance is enough. */
-void v_predicted(const variant *v, const char *what, const scene *s, const ng_options *o);
+/* v_run gives what the row predicts, in double, so half the tolerance is enough. */
+void v_predicted(const variant *v, const char *what, const test_case *s, const ng_options *o);
 
 /* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated); or what NORMS
  * and TOKENS say between one and one. */
-scene *v_layers_of(const variant *v, int32_t steps, int32_t ranks);
+test_case *v_layers_of(const variant *v, int32_t steps, int32_t ranks);
 /* The same, filled, of summed losses: every rank with its own number of micro-batches of its own
  * sizes; or all with one micro-batch of three. */
-scene *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
-scene *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
+test_case *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
+test_case *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
 /* Losses that were sums are means now: each g gets smaller by the samples of its micro-batch. */
-void v_means(scene *s);
-/* Every g of the scene times c. */
-void v_scale_losses(scene *s, double c);
+void v_means(test_case *s);
+/* Every g of the test case times c. */
+void v_scale_losses(test_case *s, double c);
 
 /* Zeros, or no tokens: every use of one layer in one micro-batch. */
-void v_silence(const scene *s, scene_micro *m, int32_t l, bool grad);
+void v_silence(const test_case *s, case_micro *m, int32_t l, bool grad);
 
 /* Weights, which a ratio to their norm needs. */
-void v_weights(scene *s);
+void v_weights(test_case *s);
 /* Every kind of clip; those from V_BOUNDED on need a clip_bound. */
 enum { V_CLIPS = 7, V_BOUNDED = 3 };
 extern const char *const v_clips[V_CLIPS];

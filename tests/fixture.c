@@ -124,7 +124,8 @@ ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane
   return st;
 }
 
-ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const plane *a, const plane *g) {
+ng_status fixture_begin_and_observe(fixture *f, int64_t samples, int32_t index, const plane *a,
+                                    const plane *g) {
   const ng_status st = fixture_begin(f, samples);
   return st == NG_OK ? fixture_observe(f, index, a, g) : st;
 }

@@ -4,7 +4,7 @@
  *   fixture f;
  *   st = fixture_open(&f, "method=eva damping=0.1", &(fixture_how){.linalg = "ref", .threads = 1});
  *   st = fixture_linear(&f, "fc", grad, weight);   st = ng_ready(f.p);
- *   st = fixture_show(&f, 4, 0, &a, &g);           st = fixture_step(&f, &sgd);
+ *   st = fixture_begin_and_observe(&f, 4, 0, &a, &g);           st = fixture_step(&f, &sgd);
  *   fixture_close(&f);
  *
  * Everything returns what the library said and asserts nothing, so ranks may call it from their own
@@ -67,7 +67,8 @@ ng_context_config allocator_config(allocator *p);
  * first of the two says (the worse status is returned).  NULL is not shown. */
 ng_status fixture_begin(fixture *f, int64_t samples);
 ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g);
-ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const plane *a, const plane *g);
+ng_status fixture_begin_and_observe(fixture *f, int64_t samples, int32_t index, const plane *a,
+                                    const plane *g);
 
 /* SGD without momentum; the step that option `update` names: of AdamW and ng_step only how->lr. */
 ng_sgd fixture_sgd(double lr, double momentum);

@@ -11,7 +11,7 @@ static void raw(ngio_out *o, const char *key, const char *text) {
   ngio_out_put(o, text);
 }
 
-void json_show(ngio_out *o, const char *key, const ngio_value *v, const json_edit *edit) {
+void json_write(ngio_out *o, const char *key, const ngio_value *v, const json_edit *edit) {
   const int map = ngio_is(v, NGIO_OBJECT), here = edit != NULL && edit->at == v;
   if (here && edit->key != NULL) key = edit->key;
   if (here && edit->with != NULL) raw(o, key, edit->with);
@@ -46,7 +46,7 @@ void json_show(ngio_out *o, const char *key, const ngio_value *v, const json_edi
     inner[n++] = x;
   for (uint32_t i = 0; i < n; i++) {
     const ngio_value *x = inner[here && edit->reverse ? n - 1 - i : i];
-    json_show(o, x->key, x, edit);
+    json_write(o, x->key, x, edit);
   }
   free(inner);
   if (here && edit->add != NULL) raw(o, map ? edit->add_key : NULL, edit->add);
@@ -88,7 +88,7 @@ char *json_edited(const char *text, const char *path, const char *with) {
     (void)fprintf(stderr, "json_edited: there is no %s\n", path);
     abort();
   }
-  json_show(&o, NULL, root, &edit);
+  json_write(&o, NULL, root, &edit);
   ngio_out_bytes(&o, "", 1);
   if (o.lost) abort();
   ngio_json_free(&json);

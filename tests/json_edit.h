@@ -14,7 +14,7 @@ typedef struct json_edit {
 } json_edit;
 
 /* Append `v` as compact JSON; `edit` may be NULL. */
-void json_show(ngio_out *o, const char *key, const ngio_value *v, const json_edit *edit);
+void json_write(ngio_out *o, const char *key, const ngio_value *v, const json_edit *edit);
 /* `text` with the value at `path` replaced, or removed (with = NULL); a member that is missing is added.
  * `path` has keys and positions, separated by '|'.  Abort if there is no such value.  For free(). */
 char *json_edited(const char *text, const char *path, const char *with);

@@ -36,8 +36,8 @@ static void fresh(const ng_options *o, const ng_layer *l, const ng_batch *b, boo
 }
 
 /* One step's average of one vector over calls and ranks: m is changed in place. */
-static void average(const scene *s, const ng_options *o, int32_t t, int32_t l, bool grad, double *m,
-                    bool *started) {
+static void average(const test_case *s, const ng_options *o, int32_t t, int32_t l, bool grad,
+                    double *m, bool *started) {
   int64_t n = length(&s->layer[l], grad);
   double *x = zeros(n), *all = zeros(n), *mine = zeros(n), W = 0;
   bool ema = strcmp(o->calls, "ema") == 0, last = strcmp(o->calls, "last") == 0;
@@ -48,7 +48,7 @@ static void average(const scene *s, const ng_options *o, int32_t t, int32_t l, b
     memcpy(mine, m, (size_t)n * sizeof *mine);
     if (!ema) memset(mine, 0, (size_t)n * sizeof *mine);
     for (int32_t c = 0; c < s->calls[t][r]; c++) {
-      const scene_micro *k = &s->micro[t][r][c];
+      const case_micro *k = &s->micro[t][r][c];
       for (int32_t u = 0; u < s->uses[l]; u++) {
         /* gradients come in the opposite order of inputs; `last` sees the difference */
         int32_t use = grad ? s->uses[l] - 1 - u : u;
@@ -113,22 +113,22 @@ static double solve_dense(int64_t q, int64_t p, const double *a, const double *g
 }
 
 /* The clip factor of step t, and P times the factor. */
-static void clip_step(const scene *s, const ng_options *o, int32_t t, double d2, double pd2,
-                      scene_result *out) {
+static void clip_step(const test_case *s, const ng_options *o, int32_t t, double d2, double pd2,
+                      case_result *out) {
   const double v = 0.1 * 0.1 * fabs(out->inner[t]);
   out->nu[t] = 1;
   if (strcmp(o->clip, "kl") == 0 && v > 0) out->nu[t] = fmin(1, sqrt(o->kl_clip / v));
   if (strcmp(o->clip, "rescale") == 0 && pd2 > 0) out->nu[t] = sqrt(d2 / pd2);
   for (int32_t l = 0; l < s->layers; l++) {
-    for (int64_t i = 0; i < scene_weights(s, l) && !s->layer[l].frozen; i++)
+    for (int64_t i = 0; i < case_weight_count(s, l) && !s->layer[l].frozen; i++)
       out->P[t][l][i] *= out->nu[t];
   }
 }
 
-void r1_predict(const scene *s, const ng_options *opt, scene_result *out) {
+void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
   ng_options o = *opt;
-  double *m[SCENE_LAYERS][2];
-  bool started[SCENE_LAYERS][2] = {{false}};
+  double *m[CASE_LAYERS][2];
+  bool started[CASE_LAYERS][2] = {{false}};
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
     for (int k = 0; k < 2; k++)
@@ -244,29 +244,29 @@ static double norm_solve(const ng_layer *l, const char *block, const double *F, 
   return (trace + d) / d;
 }
 
-/* ---- a scene ---------------------------------------------------------------------------------*/
+/* ---- a test case -----------------------------------------------------------------------------*/
 
 /* Of images [B, C, HW] as [B, S, C]. */
-static double *rows_of(const scene *s, int32_t l, int64_t B, const double *v) {
+static double *rows_of(const test_case *s, int32_t l, int64_t B, const double *v) {
   const int64_t C = s->layer[l].in, S = s->positions[l], n = B * S * C;
   double *x = zeros(n);
   for (int64_t k = 0; k < n; k++) {
     const int64_t from = k / (S * C) * S * C + k % C * S + k / C % S;
-    x[k] = v[scene_images(&s->layer[l]) ? from : k];
+    x[k] = v[takes_images(&s->layer[l]) ? from : k];
   }
   return x;
 }
 
 /* F <- rho (F + left / ranks I) + (1 - rho) fresh, the first as it is.  `left`: damping_leak of the steps since
  * the last fold. */
-static void average_norm(const scene *s, const ng_options *o, int32_t t, int32_t l, double *F,
+static void average_norm(const test_case *s, const ng_options *o, int32_t t, int32_t l, double *F,
                          bool *started, double *left) {
   const ng_layer *d = &s->layer[l];
   const int64_t w = norm_width(d);
   double *fresh = zeros(w * w), total = 0;
   for (int32_t r = 0; r < s->ranks; r++) {
     for (int32_t c = 0; c < s->calls[t][r]; c++) {
-      const scene_micro *m = &s->micro[t][r][c];
+      const case_micro *m = &s->micro[t][r][c];
       const int64_t B = m->batch.samples,
                     take = o->stat_batch > 0 && o->stat_batch < B ? o->stat_batch : B;
       for (int32_t u = 0; u < s->uses[l]; u++) {
@@ -290,7 +290,7 @@ static void average_norm(const scene *s, const ng_options *o, int32_t t, int32_t
 }
 
 /* Of a norm, D [C, gamma beta] is x of norm_solve. */
-static double precondition(const scene *s, const ng_options *o, int32_t l, const double *F,
+static double precondition(const test_case *s, const ng_options *o, int32_t l, const double *F,
                            double damping, const double *D, double *P) {
   const ng_layer *d = &s->layer[l];
   const int64_t w = norm_width(d), C = d->in, p = oracle_cols(d);
@@ -304,13 +304,13 @@ static double precondition(const scene *s, const ng_options *o, int32_t l, const
   return condition;
 }
 
-void norm_predict(const scene *s, const ng_options *opt,
-                  void (*others)(const scene *s, const ng_options *opt, scene_result *out),
-                  scene_result *out) {
-  scene rest = *s;
+void norm_predict(const test_case *s, const ng_options *opt,
+                  void (*others)(const test_case *s, const ng_options *opt, case_result *out),
+                  case_result *out) {
+  test_case rest = *s;
   ng_options o = *opt;
-  double *F[SCENE_LAYERS] = {NULL}, left[SCENE_LAYERS] = {0};
-  bool started[SCENE_LAYERS] = {false};
+  double *F[CASE_LAYERS] = {NULL}, left[CASE_LAYERS] = {0};
+  bool started[CASE_LAYERS] = {false};
   if (strcmp(o.stat_start, "first") != 0 || strcmp(o.calls, "mean") != 0 ||
       strcmp(o.stat_scale, "textbook") != 0)
     fail_msg("norm_predict: stat_start %s, calls %s, stat_scale %s", o.stat_start, o.calls,
@@ -326,7 +326,7 @@ void norm_predict(const scene *s, const ng_options *opt,
     double inner = 0, d2 = 0, pd2 = 0;
     if (s->damping[t] > 0) o.damping = s->damping[t];
     for (int32_t l = 0; l < s->layers; l++) {
-      const int64_t n = scene_weights(s, l);
+      const int64_t n = case_weight_count(s, l);
       const double *D = s->D[t][l];
       double *P = out->P[t][l];
       if (s->layer[l].frozen) continue;

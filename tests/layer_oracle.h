@@ -13,16 +13,16 @@
 #define TESTS_LAYER_ORACLE_H
 
 #include "oracle.h"
-#include "scene.h"
+#include "test_case.h"
 
 enum { R1_GROWTH = 8 };
 
-/* The results of a scene, freed by scene_forget. */
-void r1_predict(const scene *s, const ng_options *opt, scene_result *out);
+/* The results of a test case, freed by case_free_result. */
+void r1_predict(const test_case *s, const ng_options *opt, case_result *out);
 
-/* The results of a scene, freed by scene_forget; `others` predicts all layers but norms.  Options must have stat_start = first and calls = mean, weighed by samples. */
-void norm_predict(const scene *s, const ng_options *opt,
-                  void (*others)(const scene *s, const ng_options *opt, scene_result *out),
-                  scene_result *out);
+/* The results of a test case, freed by case_free_result; `others` predicts all layers but norms.  Options must have stat_start = first and calls = mean, weighed by samples. */
+void norm_predict(const test_case *s, const ng_options *opt,
+                  void (*others)(const test_case *s, const ng_options *opt, case_result *out),
+                  case_result *out);
 
 #endif

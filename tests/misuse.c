@@ -58,9 +58,9 @@ ng_batch batch_of(int64_t samples) {
   return b;
 }
 
-ng_status show(fix *f) {
+ng_status observe(fix *f) {
   const plane a = plane_of(f->a, B, IN, NG_F32), g = plane_of(f->g, B, OUT, NG_F32);
-  return fixture_show(&f->f, B, f->fc, &a, &g);
+  return fixture_begin_and_observe(&f->f, B, f->fc, &a, &g);
 }
 
 void destroy(fix *f) {

@@ -23,7 +23,7 @@ void create(fix *f, const char *set);
 void bind_all(fix *f);
 void ready(fix *f, const char *set); /* all of that */
 ng_batch batch_of(int64_t samples);
-ng_status show(fix *f);
+ng_status observe(fix *f);
 void destroy(fix *f); /* checks that all was given back */
 
 #define WRONG(call, status, word)                                                                  \

@@ -245,7 +245,7 @@ void ranks_grid_release(ng_transport *t) {
 #endif
 }
 
-void ranks_show(int32_t r, void *what, size_t bytes) {
+void ranks_broadcast_bytes(int32_t r, void *what, size_t bytes) {
 #if defined(NG_TEST_MPI)
   (void)MPI_Bcast(what, (int)bytes, MPI_BYTE, r, MPI_COMM_WORLD);
 #endif

@@ -47,8 +47,8 @@ ng_status ranks_grid_open(ranks_grid *g, int32_t rows, int32_t cols);
 void ranks_grid_close(ranks_grid *g);
 ng_status ranks_grid_transport(const ranks_grid *g, int32_t rank, bool of_row, ng_transport *out);
 void ranks_grid_release(ng_transport *t);
-/* Over MPI all processes get what rank r has there. */
-void ranks_show(int32_t r, void *what, size_t bytes);
+/* Over MPI: broadcast these bytes of rank r to all processes. */
+void ranks_broadcast_bytes(int32_t r, void *what, size_t bytes);
 
 /* The same over tables of the caller's: t[r] is handed to rank r. */
 ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_status *per_rank);

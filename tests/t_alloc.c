@@ -192,7 +192,7 @@ static ng_status step(run *r) {
   const plane a1 = plane_of(x, B, IN, NG_F32), g1 = plane_of(g, B, OUT, NG_F32);
   const plane a2 = plane_images(x, PLANE_NCHW, B, C, H, H, NG_F32);
   const plane g2 = plane_images(g, PLANE_NCHW, B, OUT, 2, 2, NG_F32);
-  ng_status st = fixture_show(&r->f, B, r->fc, &a1, &g1);
+  ng_status st = fixture_begin_and_observe(&r->f, B, r->fc, &a1, &g1);
   if (st == NG_OK) st = fixture_observe(&r->f, r->conv, &a2, &g2);
   if (st == NG_OK) st = fixture_step(&r->f, &how);
   if (st >= NG_OK) r->t++;

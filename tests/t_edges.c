@@ -47,7 +47,7 @@ static ng_status play(trial *t) {
   fixture_ok(&f, fixture_open(&f, set, NULL));
   fixture_ok(&f, fixture_linear(&f, "fc", grad, weight));
   fixture_ok(&f, ng_ready(f.p));
-  fixture_ok(&f, fixture_show(&f, 1, 0, &in, &out));
+  fixture_ok(&f, fixture_begin_and_observe(&f, 1, 0, &in, &out));
   const ng_sgd how = fixture_sgd(1, 0);
   const ng_status st = fixture_step(&f, &how);
   ng_report report = {.struct_size = sizeof report};

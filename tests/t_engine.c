@@ -12,7 +12,7 @@
 #include "misuse.h"
 
 static void observed_step(fix *f, ng_status want) {
-  assert_int_equal(show(f), NG_OK);
+  assert_int_equal(observe(f), NG_OK);
   assert_int_equal(ng_step(f->p, 0.1), want);
 }
 
@@ -31,7 +31,7 @@ static void test_order(void **state) {
   assert_int_equal(ng_wants(f.p, f.fc), 0);
   assert_int_equal(ng_ready(f.p), NG_OK);
   WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin");
-  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(observe(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "gradient of its weight is not bound");
   bind_all(&f);
   WRONG(ng_step(f.p, -1.0), NG_ERR_ARG, "lr is -1");
@@ -72,7 +72,7 @@ static void test_never_observed(void **state) {
   assert_int_equal(plane_input(f.p, f.fc, &a, NG_COPY), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "output gradient");
   assert_memory_equal(before, f.dw, sizeof before);
-  assert_int_equal(show(&f), NG_OK); /* and it goes on */
+  assert_int_equal(observe(&f), NG_OK); /* and it goes on */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_UNOBSERVED); /* the average stays: t_unobserved */
   destroy(&f);
@@ -142,7 +142,7 @@ static void test_observe(void **state) {
 static void check_skipped(int where, float value) {
   fix f;
   ready(&f, "");
-  assert_int_equal(show(&f), NG_OK); /* one good step */
+  assert_int_equal(observe(&f), NG_OK); /* one good step */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   data(&f);
   if (where == 0) f.a[5] = value;
@@ -151,7 +151,7 @@ static void check_skipped(int where, float value) {
   if (where == 3) f.db[1] = value;
   float before[OUT * IN];
   memcpy(before, f.dw, sizeof before);
-  assert_int_equal(show(&f), where < 2 ? NG_SKIPPED : NG_OK);
+  assert_int_equal(observe(&f), where < 2 ? NG_SKIPPED : NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
   assert_non_null(
       strstr(ng_last_error(f.ctx), where < 2 ? "not finite" : "gradient is not finite"));
@@ -233,7 +233,7 @@ static void test_wrong_update(void **state) {
   ng_sgd_init(&s, sizeof s);
   ng_adamw_init(&w, sizeof w);
   ready(&f, "");
-  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(observe(&f), NG_OK);
   s.lr = 0.1;
   WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_STATE, "update");
   w.lr = 0.1;
@@ -242,7 +242,7 @@ static void test_wrong_update(void **state) {
   WRONG(ng_step_adamw(f.p, NULL, 1), NG_ERR_ARG, "how");
   destroy(&f);
   ready(&f, "update=sgd");
-  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(observe(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "update");
   s.momentum = -1;
   WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "momentum");
@@ -255,12 +255,12 @@ static void test_wrong_update(void **state) {
   destroy(&f);
   /* clip = ratio looks at the weights whatever the step writes */
   ready(&f, "");
-  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(observe(&f), NG_OK);
   assert_int_equal(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   assert_int_equal(ng_set(f.p, "clip_bound", "0.1"), NG_OK);
   assert_int_equal(ng_set(f.p, "clip", "ratio"), NG_OK);
-  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(observe(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "weight of its weight is not bound");
   bind_all(&f);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
@@ -268,7 +268,7 @@ static void test_wrong_update(void **state) {
   observed_step(&f, NG_SKIPPED);
   destroy(&f);
   ready(&f, "update=adamw");
-  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(observe(&f), NG_OK);
   w.beta1 = 1.0;
   WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_ARG, "beta1");
   w.beta1 = 0.9;

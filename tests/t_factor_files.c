@@ -12,7 +12,7 @@
 #include "family/family.h"
 #include "ranks.h"
 #include "safetensors.h"
-#include "state_scene.h"
+#include "state_help.h"
 
 static const char *const files[] = {"fc1.safetensors", "conv.safetensors",
                                     "block%2Fdown.safetensors", "seq.safetensors"};

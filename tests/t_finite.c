@@ -277,7 +277,7 @@ static void many_positions(void **state) {
     fixture_ok(&f, fixture_open(&f, "method=natgrad factor_dtype=f16", NULL));
     fixture_ok(&f, fixture_linear(&f, "fc", grad, NULL));
     fixture_ok(&f, ng_ready(f.p));
-    fixture_ok(&f, fixture_show(&f, 1, 0, &x, &y));
+    fixture_ok(&f, fixture_begin_and_observe(&f, 1, 0, &x, &y));
     assert_int_equal(ng_step(f.p, 0.1), S == MANY ? NG_SKIPPED : NG_OK);
     if (S == MANY)
       assert_non_null(strstr(ng_last_error(f.ctx), "average A would leave the range of f16"));

@@ -48,7 +48,7 @@ static ng_status show(model *m, int step) {
   fill(m->a, B * IN, 10 + step);
   fill(m->g, B * OUT, 20 + step);
   const plane a = plane_of(m->a, B, IN, NG_F32), g = plane_of(m->g, B, OUT, NG_F32);
-  return fixture_show(&m->f, B, 0, &a, &g);
+  return fixture_begin_and_observe(&m->f, B, 0, &a, &g);
 }
 
 static ng_status one_step(model *m, int step) {

@@ -7,7 +7,7 @@
 #include "fixture.h"
 #include "oracle.h"
 #include "ranks.h"
-#include "scene.h"
+#include "test_case.h"
 #include "unit_test.h"
 
 #include <math.h>
@@ -158,8 +158,8 @@ static void add_gradient(double *D, const double *x, const double *g, int32_t ra
   }
 }
 
-static void observe(scene *s, const golden *c, int32_t t, int32_t r) {
-  scene_micro *m = scene_call(s, t, r, ROWS / c->positions);
+static void observe(test_case *s, const golden *c, int32_t t, int32_t r) {
+  case_micro *m = case_add_micro(s, t, r, ROWS / c->positions);
   const double scale = c->special & SCALER ? 4 : 1;
   m->batch.loss_scale = scale;
   for (int32_t l = 0; l < c->layers; l++) {
@@ -172,15 +172,15 @@ static void observe(scene *s, const golden *c, int32_t t, int32_t r) {
   }
 }
 
-static scene *scene_of(const golden *c) {
-  scene *s = scene_create(c->steps, c->ranks);
+static test_case *case_of(const golden *c) {
+  test_case *s = case_create(c->steps, c->ranks);
   for (int32_t l = 0; l < c->layers; l++)
-    scene_linear(s, IN, OUT, true, c->positions);
-  scene_close(s);
+    case_linear(s, IN, OUT, true, c->positions);
+  case_set_positions(s);
   s->decay_moves = (c->special & EXPDECAY) != 0;
   for (int32_t t = 0; t < c->steps; t++) {
     for (int32_t l = 0; l < c->layers; l++)
-      s->D[t][l] = zeros(scene_weights(s, l));
+      s->D[t][l] = zeros(case_weight_count(s, l));
     if (c->special & SCHED) s->damping[t] = 0.01 * (t + 1);
     s->decay[t] = fmin(1 - 1 / fmax(t, 1), 0.95);
     for (int32_t r = 0; r < c->ranks; r++)
@@ -245,14 +245,14 @@ static ng_options by_name(const golden *c) {
 /* ---- comparing -------------------------------------------------------------------------------*/
 
 /* The largest difference of nu and of results to the list; *where says at which step and layer. */
-static double error_of(const scene *s, const golden *c, const scene_result *r, char where[64]) {
+static double error_of(const test_case *s, const golden *c, const case_result *r, char where[64]) {
   const double *e = c->expect;
   double worst = 0;
   where[0] = '\0';
   for (int32_t t = 0; t < c->steps; t++) {
     double d = fabs(r->nu[t] - *e++);
     for (int32_t l = -1; l < c->listed; l++) {
-      for (int64_t i = 0; l >= 0 && i < scene_weights(s, l); i++) {
+      for (int64_t i = 0; l >= 0 && i < case_weight_count(s, l); i++) {
         double x = fabs(r->P[t][l][i] - *e++);
         d = isfinite(x) ? fmax(d, x) : (double)INFINITY;
       }
@@ -267,15 +267,15 @@ static double error_of(const scene *s, const golden *c, const scene_result *r, c
 
 static void test_oracle(void **state) {
   for (int i = 0; i < CASES; i++) {
-    scene *s = scene_of(&cases[i]);
+    test_case *s = case_of(&cases[i]);
     ng_options o = by_hand(&cases[i]);
-    scene_result r;
+    case_result r;
     char where[64];
-    scene_predict(s, &o, &r, NULL);
+    case_predict(s, &o, &r, NULL);
     double e = error_of(s, &cases[i], &r, where);
     if (!(e <= digits)) fail_msg("oracle, %s: off by %.3g at %s", cases[i].name, e, where);
-    scene_forget(&r);
-    scene_destroy(&s);
+    case_free_result(&r);
+    case_destroy(&s);
   }
 }
 
@@ -294,20 +294,20 @@ static void library_case(const golden *c, const char *linalg) {
 #if defined(NG_TEST_MPI)
   if (c->ranks > ranks_there()) return;
 #endif
-  scene *s = scene_of(c);
+  test_case *s = case_of(c);
   ng_options o = by_name(c);
-  scene_look look = {.linalg = linalg};
-  scene_result r;
+  case_setup setup = {.linalg = linalg};
+  case_result r;
   char where[64];
-  scene_play(s, &o, &look, &r);
+  case_run(s, &o, &setup, &r);
   if (r.status != NG_OK) {
     fail_msg("%s, %s: %s %s", c->name, linalg, ng_status_name(r.status), r.message);
   }
   double e = error_of(s, c, &r, where);
   if (!(e <= tolerance)) fail_msg("%s, %s: off by %.3g at %s", c->name, linalg, e, where);
   assert_true(r.rank_gap == 0);
-  scene_forget(&r);
-  scene_destroy(&s);
+  case_free_result(&r);
+  case_destroy(&s);
 }
 
 static void test_library(void **state) {

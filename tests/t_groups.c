@@ -17,7 +17,7 @@
 #include "fixture.h"
 #include "oracle.h"
 #include "ranks.h"
-#include "scene.h"
+#include "test_case.h"
 #include "toys.h"
 
 enum { B = 6, LAYERS = 2, SLOTS = 5, STEPS = 4, GROUPS = 3, NARROW = 46 };
@@ -67,7 +67,7 @@ static void allocate(model *m) {
   int64_t bytes = 0;
   for (int k = 0; k < SLOTS; k++)
     bytes += size(m, k) * grad + m->s->rows[k] * (m->s->cols[k] + m->pad) * weight;
-  char *at = m->memory = scene_alloc((size_t)bytes);
+  char *at = m->memory = must_calloc((size_t)bytes);
   for (int k = 0; k < SLOTS; at += size(m, k++) * grad)
     m->grad[k] = at;
   for (int k = 0; k < SLOTS; k++) {
@@ -117,7 +117,7 @@ static ng_status model_show(model *m, int step) {
   ng_status st = fixture_begin(&m->f, B);
   for (int l = 0; l < LAYERS && st == NG_OK; l++) {
     const int64_t in = m->s->cols[2 * l], out = m->s->rows[2 * l];
-    float *a = scene_alloc(sizeof *a * (size_t)(B * (in + out))), *g = a + B * in;
+    float *a = must_calloc(sizeof *a * (size_t)(B * (in + out))), *g = a + B * in;
     for (int64_t i = 0; i < B * in; i++)
       a[i] = value(step, 10 + l, i);
     for (int64_t i = 0; i < B * out; i++)

@@ -41,7 +41,7 @@ static void live(const ng_options *o, life *l) {
       x[i] = (float)((i * 5 + t) % 7) - 3;
     for (int i = 0; i < B * ROWS; i++)
       y[i] = 0.5F * (float)((i * 3 + t) % 5) - 1;
-    if (ng_wants(f.p, 0)) fixture_ok(&f, fixture_show(&f, B, 0, &in, &out));
+    if (ng_wants(f.p, 0)) fixture_ok(&f, fixture_begin_and_observe(&f, B, 0, &in, &out));
     const ng_status st = ng_step(f.p, t < 4 ? 0.5 : 0.2);
     if (st != NG_RESCUED) fixture_ok(&f, st);
     memcpy(l->P[t], g, sizeof g);

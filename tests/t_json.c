@@ -196,7 +196,7 @@ static char *shown(const char *text, size_t n) {
   for (const ngio_value *v = ngio_first(root); v != NULL && ngio_is(root, NGIO_OBJECT);
        v = ngio_next(root, v))
     assert_ptr_equal(ngio_get(root, v->key), v);
-  json_show(&o, NULL, root, NULL);
+  json_write(&o, NULL, root, NULL);
   ngio_out_bytes(&o, "", 1);
   ngio_json_free(&json);
   return o.text;

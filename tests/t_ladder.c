@@ -49,7 +49,7 @@ static void put(fix *f, float a00, float a10, float a11) {
 static ng_status step(fix *f) {
   const plane a = plane_of(f->a, 3, 2, NG_F32), g = plane_of(f->g, 3, 2, NG_F32);
   memcpy(f->dw, gradient, sizeof gradient);
-  fixture_ok(&f->f, fixture_show(&f->f, 3, 0, &a, &g));
+  fixture_ok(&f->f, fixture_begin_and_observe(&f->f, 3, 0, &a, &g));
   return ng_step(f->f.p, 0.1);
 }
 
@@ -339,7 +339,7 @@ static double graded_error(const char *la, const char *solver, int64_t n, const 
     }
   }
   const plane in = plane_of(a, SAMPLES, n, NG_F32), out = plane_of(g, SAMPLES, 1, NG_F32);
-  fixture_ok(&f, fixture_show(&f, SAMPLES, 0, &in, &out));
+  fixture_ok(&f, fixture_begin_and_observe(&f, SAMPLES, 0, &in, &out));
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   fixture_close(&f);
   for (int64_t i = 0; i < n; i++) {

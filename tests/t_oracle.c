@@ -1,6 +1,6 @@
-/* t_oracle.c: the library against the oracle, over random models, data, options, ranks and looks.
+/* t_oracle.c: the library against the oracle, over random models, data, options, ranks and setups.
  *
- * A failure prints the seed, the options and the look; NG_TEST_SEED runs that case again,
+ * A failure prints the seed, the options and the setup; NG_TEST_SEED runs that case again,
  * NG_TEST_MULT multiplies how many are tried.
  *
  * Tolerance.  P solves M P = D with M = G (x) A + damping.  Errors of relative size e in the
@@ -15,7 +15,7 @@
 #include "folder.h"
 #include "oracle.h"
 #include "layer_oracle.h"
-#include "scene.h"
+#include "test_case.h"
 #include "unit_test.h"
 
 #include <inttypes.h>
@@ -96,10 +96,10 @@ static void random_norms(rng *r, ng_options *o) {
   if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 owner"));
 }
 
-static void random_norm(rng *r, scene *s) {
+static void random_norm(rng *r, test_case *s) {
   const int64_t groups = 1 + rng_below(r, 2);
-  ng_layer *l = scene_norm(s, (ng_norm_kind)rng_between(r, 1, 3), groups * rng_between(r, 1, 4),
-                           1 + rng_below(r, 3), 1 + rng_below(r, 2));
+  ng_layer *l = case_norm(s, (ng_norm_kind)rng_between(r, 1, 3), groups * rng_between(r, 1, 4),
+                          1 + rng_below(r, 3), 1 + rng_below(r, 2));
   l->norm_input = rng_below(r, 3) ? NG_NORM_RAW : NG_NORM_NORMALISED;
   l->norm_eps = 1e-3;
   if (l->norm_kind == NG_GROUP_NORM) l->groups = groups;
@@ -107,13 +107,13 @@ static void random_norm(rng *r, scene *s) {
   l->bias = l->norm_no_weight || rng_below(r, 4) > 0;
 }
 
-static void random_tokens(rng *r, scene *s) {
+static void random_tokens(rng *r, test_case *s) {
   const int64_t words = rng_below(r, 8) ? rng_between(r, 1, 9) : rng_between(r, 250, 300);
-  ng_layer *l = scene_embedding(s, words, rng_between(r, 1, 6), rng_between(r, 1, 5));
+  ng_layer *l = case_embedding(s, words, rng_between(r, 1, 6), rng_between(r, 1, 5));
   if (rng_below(r, 2)) l->token_dtype = NG_I32;
 }
 
-static void random_layer(rng *r, scene *s, const ng_options *o, bool norms) {
+static void random_layer(rng *r, test_case *s, const ng_options *o, bool norms) {
   const bool factors = strcmp(o->method, "natgrad") == 0;
   if (norms && (s->layers == 0 || rng_below(r, 3) == 0)) {
     random_norm(r, s);
@@ -125,14 +125,14 @@ static void random_layer(rng *r, scene *s, const ng_options *o, bool norms) {
   }
   bool bias = rng_below(r, 3) > 0;
   if (rng_below(r, 2)) {
-    scene_linear(s, 1 + rng_below(r, factors ? 8 : 40), 1 + rng_below(r, 6), bias,
-                 1 + 2 * rng_below(r, 2));
+    case_linear(s, 1 + rng_below(r, factors ? 8 : 40), 1 + rng_below(r, 6), bias,
+                1 + 2 * rng_below(r, 2));
     return;
   }
   int64_t groups = rng_below(r, 3) ? 1 : 2;
   int64_t k = 1 + rng_below(r, 3), kw = rng_below(r, 3) ? k : 1 + rng_below(r, 3);
-  ng_layer *l = scene_conv(s, groups * (1 + rng_below(r, 4)), groups * (1 + rng_below(r, 3)), k, kw,
-                           3 + rng_below(r, 4), 3 + rng_below(r, 4), bias);
+  ng_layer *l = case_conv(s, groups * (1 + rng_below(r, 4)), groups * (1 + rng_below(r, 3)), k, kw,
+                          3 + rng_below(r, 4), 3 + rng_below(r, 4), bias);
   l->groups = groups;
   bool plain = rng_below(r, 2); /* the shape with its own fast way: 3x3, stride 1, padding 1 */
   for (int i = 0; i < 2; i++) {
@@ -149,18 +149,18 @@ static void random_layer(rng *r, scene *s, const ng_options *o, bool norms) {
   }
 }
 
-static scene *random_scene(rng *r, const ng_options *o, bool norms) {
+static test_case *random_case(rng *r, const ng_options *o, bool norms) {
   static const int32_t ranks_of[] = {1, 1, 1, 2, 3, 5};
   bool even = strcmp(o->calls, "ema") == 0;
   bool local = strcmp(o->statistics, "local") == 0;
-  scene *s = scene_create(2 + (int32_t)rng_below(r, 3), ranks_of[rng_below(r, 6)]);
+  test_case *s = case_create(2 + (int32_t)rng_below(r, 3), ranks_of[rng_below(r, 6)]);
   int64_t layers = 1 + rng_below(r, 4);
   for (int64_t l = 0; l < layers; l++) {
     random_layer(r, s, o, norms);
     if (rng_below(r, 6) == 0) s->uses[l] = 2;
   }
   if (layers > 1 && rng_below(r, 8) == 0) s->layer[layers - 1].frozen = 1;
-  scene_close(s);
+  case_set_positions(s);
   for (int32_t t = 0; t < s->steps; t++) {
     if (rng_below(r, 4) == 0) s->damping[t] = o->damping * (0.5 + 2 * rng_real(r));
     int64_t calls = 1 + rng_below(r, 3), B = 1 + rng_below(r, 5);
@@ -168,20 +168,20 @@ static scene *random_scene(rng *r, const ng_options *o, bool norms) {
       int64_t mine = even ? calls : 1 + rng_below(r, 3);
       if (k > 0 && !even && !local && rng_below(r, 5) == 0) mine = 0;
       for (int64_t c = 0; c < mine; c++) {
-        scene_micro *m = scene_call(s, t, k, even ? B : 1 + rng_below(r, 5));
+        case_micro *m = case_add_micro(s, t, k, even ? B : 1 + rng_below(r, 5));
         m->batch.reduction = rng_below(r, 3) ? NG_MEAN : NG_SUM;
         m->batch.loss_scale = rng_below(r, 3) ? 1 : rng_below(r, 2) ? 64 : 0.5;
       }
     }
   }
-  scene_fill(s, r);
+  case_fill(s, r);
   for (int32_t t = 0; t < s->steps; t++) { /* g as scaled as the batch says */
     for (int32_t k = 0; k < s->ranks; k++) {
       for (int32_t c = 0; c < s->calls[t][k]; c++) {
-        scene_micro *m = &s->micro[t][k][c];
+        case_micro *m = &s->micro[t][k][c];
         for (int32_t l = 0; l < s->layers; l++) {
           for (int32_t u = 0; u < s->uses[l]; u++) {
-            int64_t n = scene_out_count(s, l, m->batch.samples);
+            int64_t n = case_output_count(s, l, m->batch.samples);
             for (int64_t i = 0; i < n; i++)
               m->g[l][u][i] *= m->batch.loss_scale;
           }
@@ -192,22 +192,22 @@ static scene *random_scene(rng *r, const ng_options *o, bool norms) {
   return s;
 }
 
-static scene_look random_look(rng *r, const scene *s) {
+static case_setup random_setup(rng *r, const test_case *s) {
   static const ng_dtype types[] = {NG_F32, NG_F32, NG_BF16, NG_F16};
-  scene_look k = {0};
+  case_setup k = {0};
   k.linalg = rng_below(r, 2) ? "ref" : NULL;
   k.threads = s->ranks > 1 ? 1 : 1 + (int32_t)rng_below(r, 2);
-  k.shown = types[rng_below(r, 4)];
+  k.observed = types[rng_below(r, 4)];
   k.pad = rng_below(r, 2) * 3;
   k.layout = rng_below(r, 2) ? PLANE_NCHW : PLANE_NHWC;
   k.order = rng_below(r, 2) ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST;
   k.declare_positions = rng_below(r, 2);
-  k.show_unwanted = rng_below(r, 4) == 0;
+  k.observe_unwanted = rng_below(r, 4) == 0;
   k.reverse = s->ranks == 1 && rng_below(r, 4) == 0;
   return k;
 }
 
-static void describe(const scene *s, const ng_options *o, const scene_look *k) {
+static void describe(const test_case *s, const ng_options *o, const case_setup *k) {
   print_message("# ranks %d steps %d layers %d, linalg %s threads %d\n", s->ranks, s->steps,
                 s->layers, k->linalg ? k->linalg : "best", k->threads);
   for (int32_t i = 0; i < ng_option_count(); i++) {
@@ -219,7 +219,7 @@ static void describe(const scene *s, const ng_options *o, const scene_look *k) {
   }
 }
 
-static double condition_of(const scene *s, const scene_result *r, int32_t t) {
+static double condition_of(const test_case *s, const case_result *r, int32_t t) {
   double c = 0;
   for (int32_t l = 0; l < s->layers; l++)
     c = fmax(c, r->condition[t][l]);
@@ -227,11 +227,11 @@ static double condition_of(const scene *s, const scene_result *r, int32_t t) {
 }
 
 /* More damping until every step is well conditioned. */
-static void factors_predict(const scene *s, const ng_options *o, scene_result *out) {
-  scene_predict(s, o, out, NULL);
+static void factors_predict(const test_case *s, const ng_options *o, case_result *out) {
+  case_predict(s, o, out, NULL);
 }
 
-static void predict(scene *s, ng_options *o, bool norms, scene_result *out) {
+static void predict(test_case *s, ng_options *o, bool norms, case_result *out) {
   const bool factors = strcmp(o->method, "natgrad") == 0;
   for (int i = 0; i < 12; i++) {
     if (norms)
@@ -242,7 +242,7 @@ static void predict(scene *s, ng_options *o, bool norms, scene_result *out) {
     for (int32_t t = 0; t < s->steps; t++)
       c = fmax(c, condition_of(s, out, t));
     if (c < WELL) return;
-    scene_forget(out);
+    case_free_result(out);
     o->damping *= 10;
     for (int32_t t = 0; t < s->steps; t++)
       s->damping[t] *= 10;
@@ -251,7 +251,8 @@ static void predict(scene *s, ng_options *o, bool norms, scene_result *out) {
 }
 
 /* 0, or what is wrong: the largest error in units of `unit` condition. */
-static double compare(const scene *s, const scene_result *x, const scene_result *y, char why[160]) {
+static double compare(const test_case *s, const case_result *x, const case_result *y,
+                      char why[160]) {
   double worst = 0;
   why[0] = '\0';
   for (int32_t t = 0; t < s->steps; t++) {
@@ -262,10 +263,10 @@ static double compare(const scene *s, const scene_result *x, const scene_result 
       snprintf(why, 160, "step %d: nu %.9g, should be %.9g", t, x->nu[t], y->nu[t]);
     }
     for (int32_t l = 0; l < s->layers; l++) {
-      e = scene_gap(s, t, l, x, y) / (unit * fmax(all, 1));
+      e = case_gap(s, t, l, x, y) / (unit * fmax(all, 1));
       if (e <= worst) continue;
       worst = e;
-      int64_t n = scene_weights(s, l), at = 0;
+      int64_t n = case_weight_count(s, l), at = 0;
       for (int64_t i = 0; i < n; i++) {
         if (fabs(x->P[t][l][i] - y->P[t][l][i]) > fabs(x->P[t][l][at] - y->P[t][l][at])) at = i;
       }
@@ -277,16 +278,16 @@ static double compare(const scene *s, const scene_result *x, const scene_result 
 }
 
 /* Inputs far from 0: the f32 next to their mean is 0.4 % of a deviation off. */
-static void move_inputs(scene *s, rng *r, scene_look *look) {
+static void move_inputs(test_case *s, rng *r, case_setup *setup) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t k = 0; k < s->ranks; k++) {
       for (int32_t c = 0; c < s->calls[t][k]; c++) {
-        scene_micro *m = &s->micro[t][k][c];
+        case_micro *m = &s->micro[t][k][c];
         for (int32_t l = 0; l < s->layers; l++) {
           const bool raw = s->layer[l].kind == NG_NORM && s->layer[l].norm_input == NG_NORM_RAW;
           const double far = raw && rng_below(r, 3) == 0 ? 1e5 : 0;
-          if (far > 0) look->shown = NG_F32;
-          for (int64_t i = 0; far > 0 && i < scene_in_count(s, l, m->batch.samples); i++)
+          if (far > 0) setup->observed = NG_F32;
+          for (int64_t i = 0; far > 0 && i < case_input_count(s, l, m->batch.samples); i++)
             m->a[l][0][i] = (double)(float)(m->a[l][0][i] + far);
         }
       }
@@ -301,16 +302,16 @@ static double family_case(uint64_t seed, int family) {
   const bool norms = family >= 2;
   (family % 2 == 0 ? random_factors : random_vectors)(&r, &o);
   if (norms) random_norms(&r, &o);
-  scene *s = random_scene(&r, &o, norms);
-  scene_look look = random_look(&r, s);
-  if (norms) move_inputs(s, &r, &look);
+  test_case *s = random_case(&r, &o, norms);
+  case_setup setup = random_setup(&r, s);
+  if (norms) move_inputs(s, &r, &setup);
   const char *fraction = s->ranks == 2 ? pick(&r, "0 0.5 1") : pick(&r, "0 1");
   if (s->ranks > 1 && family % 2 == 0) fixture_set(&o, "grad_worker_fraction", fraction);
   const double allowed = family == 1 ? R1_GROWTH : GROWTH;
-  scene_result want, got;
+  case_result want, got;
   char why[160];
   predict(s, &o, norms, &want);
-  scene_play(s, &o, &look, &got);
+  case_run(s, &o, &setup, &got);
   double e = INFINITY;
   if (got.status == NG_OK) e = compare(s, &got, &want, why);
   for (int32_t t = 0; t < s->steps && family == 1 && want.inner[t] > 0; t++) {
@@ -318,7 +319,7 @@ static double family_case(uint64_t seed, int family) {
     e = fmax(e, gap / (unit * fmax(condition_of(s, &want, t), 1)));
   }
   if (got.status != NG_OK || !(e <= allowed) || got.rank_gap > 0) {
-    describe(s, &o, &look);
+    describe(s, &o, &setup);
     if (got.status != NG_OK) {
       snprintf(why, sizeof why, "%s %.120s", ng_status_name(got.status), got.message);
     }
@@ -326,9 +327,9 @@ static double family_case(uint64_t seed, int family) {
                   got.rank_gap);
     e = INFINITY;
   }
-  scene_forget(&want);
-  scene_forget(&got);
-  scene_destroy(&s);
+  case_free_result(&want);
+  case_free_result(&got);
+  case_destroy(&s);
   return e;
 }
 
@@ -353,28 +354,28 @@ static double singular_case(uint64_t seed) {
   fixture_set(&o, "damping_leak", pick(&r, "0 0 owner"));
   fixture_set(&o, "statistics", pick(&r, "all owner"));
   if (rng_below(&r, 4) == 0) fixture_set(&o, "refresh_tolerance", "1e-9");
-  scene *s = scene_create(3, (int32_t)rng_between(&r, 1, 3));
-  scene_norm(s, NG_BATCH_NORM, 5, 1, 1)->norm_eps = 1e-3;
-  scene_close(s);
+  test_case *s = case_create(3, (int32_t)rng_between(&r, 1, 3));
+  case_norm(s, NG_BATCH_NORM, 5, 1, 1)->norm_eps = 1e-3;
+  case_set_positions(s);
   const int64_t calls = rng_between(&r, 1, 2), n = rng_between(&r, 2, 8);
   for (int64_t k = 0; k < 3 * calls * s->ranks; k++)
-    (void)scene_call(s, (int32_t)(k % 3), (int32_t)(k / 3 % s->ranks), n);
-  scene_fill(s, &r);
-  const scene_look look = {.threads = 1, .resume = in_folder("state"), .resume_after = 1};
-  scene_result want, got;
+    (void)case_add_micro(s, (int32_t)(k % 3), (int32_t)(k / 3 % s->ranks), n);
+  case_fill(s, &r);
+  const case_setup setup = {.threads = 1, .resume = in_folder("state"), .resume_after = 1};
+  case_result want, got;
   double e = INFINITY;
   norm_predict(s, &o, factors_predict, &want);
-  scene_play(s, &o, &look, &got);
+  case_run(s, &o, &setup, &got);
   for (int32_t t = 0; t < 3 && got.status == NG_OK; t++)
-    e = fmax(t == 0 ? 0 : e, scene_gap(s, t, 0, &got, &want));
+    e = fmax(t == 0 ? 0 : e, case_gap(s, t, 0, &got, &want));
   if (!(e <= 1e-5)) {
-    describe(s, &o, &look);
+    describe(s, &o, &setup);
     print_message("NG_TEST_SEED=%" PRIu64 ": %g %s\n", seed, e, got.message);
     e = INFINITY;
   }
-  scene_forget(&want);
-  scene_forget(&got);
-  scene_destroy(&s);
+  case_free_result(&want);
+  case_free_result(&got);
+  case_destroy(&s);
   return e;
 }
 

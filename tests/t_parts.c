@@ -12,7 +12,7 @@
 
 #include "ranks.h"
 #include "safetensors.h"
-#include "state_scene.h"
+#include "state_help.h"
 #include "tap.h"
 
 enum { MOST = 4 };

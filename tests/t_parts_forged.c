@@ -10,7 +10,7 @@
 #include "draw.h"
 #include "ranks.h"
 #include "state/work.h"
-#include "state_scene.h"
+#include "state_help.h"
 
 enum { RANKS = 3, TRIALS = 150, ROOM = 1 << 20 };
 

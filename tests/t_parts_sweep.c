@@ -16,7 +16,7 @@
 
 #include "ranks.h"
 #include "safetensors.h"
-#include "state_scene.h"
+#include "state_help.h"
 
 enum { RANKS = 3 };
 

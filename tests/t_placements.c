@@ -50,9 +50,9 @@ static void take(ng_options *o, way w, int32_t ranks) {
 }
 
 /* All ways against the first; the first against `whole`, if there is one. */
-static void every_way(const variant *v, const scene *s, const ng_options *usual,
-                      const scene_result *whole, double tolerance) {
-  scene_result first = {.status = NG_OK};
+static void every_way(const variant *v, const test_case *s, const ng_options *usual,
+                      const case_result *whole, double tolerance) {
+  case_result first = {.status = NG_OK};
   int played = 0;
   const int32_t half = 2 * PLACEMENTS * s->ranks;
   for (int32_t k = 0; k < 2 * half; k++) {
@@ -63,17 +63,17 @@ static void every_way(const variant *v, const scene *s, const ng_options *usual,
     (void)snprintf(what, sizeof what, "%d ranks, %d workers, placement=%s colocate=%d%s", s->ranks,
                    w.workers, placement[w.placement], w.colocate, w.owner ? " owner" : "");
     take(&o, w, s->ranks);
-    scene_result r = v_play(v, s, &o);
+    case_result r = v_run(v, s, &o);
     if (played++ == 0) {
       first = r;
       continue;
     }
     v_same(v, what, s, &r, &first, 2 * unit);
-    scene_forget(&r);
+    case_free_result(&r);
   }
   assert_true(played > PLACEMENTS);
   if (whole != NULL) v_same(v, "one rank with the whole batch", s, &first, whole, tolerance);
-  scene_forget(&first);
+  case_free_result(&first);
 }
 
 /* A row of each way to solve and of each kind of block; not DP-KFAC, whose statistics are an owner's samples.
@@ -103,14 +103,14 @@ static void placements(const variant *v) {
       (strcmp(v->f->name, "natgrad, cholesky, pi") == 0 || strncmp(v->f->name, "spngd", 5) == 0);
   for (int k = 0; k < CROWDS; k++) {
     if (!all && crowd_of(k) != 4) continue; /* natgrad and spngd on all, the others on four */
-    scene *s = has(v, ALIKE) ? v_even(v, 2, crowd_of(k), 41) : v_uneven(v, 2, crowd_of(k), 41);
-    scene *whole = merges ? scene_merge(s) : NULL;
-    scene_result y;
-    if (merges) y = v_play(v, whole, &usual);
+    test_case *s = has(v, ALIKE) ? v_even(v, 2, crowd_of(k), 41) : v_uneven(v, 2, crowd_of(k), 41);
+    test_case *whole = merges ? case_merge(s) : NULL;
+    case_result y;
+    if (merges) y = v_run(v, whole, &usual);
     every_way(v, s, &usual, merges ? &y : NULL, merges ? v_tolerance(v, s, &usual) : 0);
-    if (merges) scene_forget(&y);
-    if (merges) scene_destroy(&whole);
-    scene_destroy(&s);
+    if (merges) case_free_result(&y);
+    if (merges) case_destroy(&whole);
+    case_destroy(&s);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "plan_count.h"
-#include "shard_scene.h"
+#include "shard_run.h"
 
 static ng_status add_whole(ng_precond *p, int32_t members) {
   ng_status st = NG_OK;
@@ -65,17 +65,17 @@ static void planned_bytes_of_shards_equal_counted_bytes(void **state) {
         b.plan[r] = (ng_rank_plan){.struct_size = sizeof b.plan[r]};
         fixture_ok(&f, ng_plan_ranks(f.p, W, r, 1, &b.plan[r]));
         for (int64_t call = 0; call < MICRO; call++)
-          b.samples[r] += samples_of(r / model, call);
+          b.samples[r] += sample_count(r / model, call);
         assert_true((b.plan[r].shown_bytes > 0) == (model > 1));
       }
       fixture_close(&f);
-      scene how = usual_scene(options[m]);
+      shard_run how = usual_run(options[m]);
       how.data = data;
       how.model = model;
       how.even = true;
-      how.look = compare;
-      how.look_arg = &b;
-      free(played(&how));
+      how.check = compare;
+      how.check_arg = &b;
+      free(trained_run(&how));
     }
   }
 }

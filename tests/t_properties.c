@@ -21,20 +21,20 @@ static ng_options unclipped(const variant *v) {
 /* Micro-batches of any size, sums and means, layers used twice, a new damping on the way. */
 static void as_predicted(const variant *v) {
   rng r = {test_seed() + 21};
-  scene *s = v_layers_of(v, 3, 1);
+  test_case *s = v_layers_of(v, 3, 1);
   s->uses[1] = s->uses[2] = 2;
   for (int32_t t = 0; t < 3; t++) {
     for (int c = 0; c < 3; c++) {
-      ng_batch *b = &scene_call(s, t, 0, 1 + (c + 2 * t) % 4)->batch;
+      ng_batch *b = &case_add_micro(s, t, 0, 1 + (c + 2 * t) % 4)->batch;
       b->reduction = c == 1 ? NG_MEAN : NG_SUM;
       b->loss_scale = c == 2 ? 0.5 : 1;
     }
   }
   if (strcmp(v->f->knob, "damping") == 0) s->damping[1] = 0.25;
-  scene_fill(s, &r);
+  case_fill(s, &r);
   const ng_options o = v_options(v);
   v_predicted(v, "prediction", s, &o);
-  scene_destroy(&s);
+  case_destroy(&s);
 }
 
 /* One sample, one input, one output, with and without a bias; and numbers that are zero. */
@@ -42,29 +42,29 @@ static void sizes_of_one(const variant *v) {
   enum { PLAIN, BIAS, CONV, NORM, WORDS, KINDS };
   for (int k = 0; k < KINDS * 2 * 3; k++) {
     rng r = {test_seed() + 22};
-    scene *s = scene_create(2, 1);
+    test_case *s = case_create(2, 1);
     const int kind = k % KINDS, zero = k / KINDS / 2; /* none, a, g */
     if ((kind == NORM && !(v->f->promises & NORMS)) ||
         (kind == WORDS && !(v->f->promises & TOKENS)))
-      scene_linear(s, 1, 1, true, 1); /* once more */
+      case_linear(s, 1, 1, true, 1); /* once more */
     else if (kind == NORM)
-      scene_norm(s, NG_BATCH_NORM, 1, 1, 1)->norm_input = NG_NORM_NORMALISED;
+      case_norm(s, NG_BATCH_NORM, 1, 1, 1)->norm_input = NG_NORM_NORMALISED;
     else if (kind == WORDS)
-      scene_embedding(s, 1, 1, 1);
+      case_embedding(s, 1, 1, 1);
     else if (kind == CONV)
-      scene_conv(s, 1, 1, 1, 1, 1, 1, false);
+      case_conv(s, 1, 1, 1, 1, 1, 1, false);
     else
-      scene_linear(s, 1, 1, kind == BIAS, 1);
-    scene_close(s);
+      case_linear(s, 1, 1, kind == BIAS, 1);
+    case_set_positions(s);
     for (int32_t t = 0; t < 2; t++) {
-      (void)scene_call(s, t, 0, k / KINDS % 2 ? 4 : 1);
+      (void)case_add_micro(s, t, 0, k / KINDS % 2 ? 4 : 1);
     }
-    scene_fill(s, &r);
+    case_fill(s, &r);
     for (int32_t t = 0; t < 2 && zero > 0; t++)
       v_silence(s, &s->micro[t][0][0], 0, zero == 2);
     const ng_options o = unclipped(v);
     v_predicted(v, "sizes of one", s, &o);
-    scene_destroy(&s);
+    case_destroy(&s);
   }
 }
 
@@ -74,10 +74,10 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
   enum { MOST = 4 };
   const int p = in + bias, n = p * q;
   rng r = {test_seed() + 4};
-  scene *s = scene_create(1, 1);
-  scene_linear(s, in, q, bias, 1);
-  scene_micro *m = scene_call(s, 0, 0, B); /* a mean loss: delta = B g */
-  scene_fill(s, &r);
+  test_case *s = case_create(1, 1);
+  case_linear(s, in, q, bias, 1);
+  case_micro *m = case_add_micro(s, 0, 0, B); /* a mean loss: delta = B g */
+  case_fill(s, &r);
   ng_options o = unclipped(v);
   fixture_real(&o, "damping", 0.5);
   double A[MOST * MOST] = {0}, G[MOST * MOST] = {0}, a[MOST] = {0}, g[MOST] = {0};
@@ -111,7 +111,7 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
       G[i * q + i] += full ? o.damping : root / pi;
     each = 0; /* it is in both */
   }
-  scene_result result = v_play(v, s, &o);
+  case_result result = v_run(v, s, &o);
   const double *PD = result.P[0][0], *D = s->D[0][0];
   for (int i = 0; i < n; i++) {
     double back = each * PD[i];
@@ -120,8 +120,8 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
     if (!(fabs(back - D[i]) <= v_tolerance(v, s, &o) * v_most(D, n)))
       v_fail(v, "put back, entry %d of %d is %.9g, should be %.9g", i, n, back, D[i]);
   }
-  scene_forget(&result);
-  scene_destroy(&s);
+  case_free_result(&result);
+  case_destroy(&s);
 }
 
 static void solves(const variant *v) {
@@ -134,8 +134,8 @@ static void solves(const variant *v) {
 
 /* P of x, of y and of 2 x - y / 2, unclipped. */
 typedef struct three {
-  scene *s[3];
-  scene_result r[3];
+  test_case *s[3];
+  case_result r[3];
   double tolerance;
 } three;
 
@@ -146,28 +146,28 @@ static three play_three(const variant *v) {
   for (int k = 0; k < 3; k++)
     x.s[k] = v_uneven(v, 1, 1, 1);
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
-    for (int64_t i = 0; i < scene_weights(x.s[0], l); i++) {
+    for (int64_t i = 0; i < case_weight_count(x.s[0], l); i++) {
       x.s[1]->D[0][l][i] = rng_value(&other);
       x.s[2]->D[0][l][i] = 2 * x.s[0]->D[0][l][i] - x.s[1]->D[0][l][i] / 2;
     }
   }
   for (int k = 0; k < 3; k++)
-    x.r[k] = v_play(v, x.s[k], &o);
+    x.r[k] = v_run(v, x.s[k], &o);
   x.tolerance = v_tolerance(v, x.s[0], &o);
   return x;
 }
 
 static void forget_three(three *x) {
   for (int k = 0; k < 3; k++) {
-    scene_forget(&x->r[k]);
-    scene_destroy(&x->s[k]);
+    case_free_result(&x->r[k]);
+    case_destroy(&x->s[k]);
   }
 }
 
 static void linear(const variant *v) {
   three x = play_three(v);
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
-    const int64_t n = scene_weights(x.s[0], l);
+    const int64_t n = case_weight_count(x.s[0], l);
     const double *Px = x.r[0].P[0][l], *Py = x.r[1].P[0][l], *Pz = x.r[2].P[0][l];
     const double size = 2 * v_most(Px, n) + v_most(Py, n) / 2;
     for (int64_t i = 0; i < n; i++) {
@@ -182,7 +182,7 @@ static void linear(const variant *v) {
 static void symmetric(const variant *v) {
   three z = play_three(v);
   for (int32_t l = 0; l < z.s[0]->layers; l++) {
-    const int64_t n = scene_weights(z.s[0], l);
+    const int64_t n = case_weight_count(z.s[0], l);
     const double *x = z.s[0]->D[0][l], *y = z.s[1]->D[0][l];
     const double *Px = z.r[0].P[0][l], *Py = z.r[1].P[0][l];
     const double size =
@@ -198,7 +198,7 @@ static void positive(const variant *v) {
   for (int k = 0; k < 3; k++) {
     double inner = 0;
     for (int32_t l = 0; l < x.s[k]->layers; l++) {
-      const double one = v_dot(x.s[k]->D[0][l], x.r[k].P[0][l], scene_weights(x.s[k], l));
+      const double one = v_dot(x.s[k]->D[0][l], x.r[k].P[0][l], case_weight_count(x.s[k], l));
       if (!(one > 0)) v_fail(v, "%s: <x, Px> is %g", x.s[k]->name[l], one);
       inner += one;
     }
@@ -210,10 +210,10 @@ static void positive(const variant *v) {
 
 /* ---- limits ----------------------------------------------------------------------------------*/
 
-static void all_of(scene *s, double to, double times) {
+static void all_of(test_case *s, double to, double times) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
-      for (int64_t i = 0; i < scene_weights(s, l); i++)
+      for (int64_t i = 0; i < case_weight_count(s, l); i++)
         s->D[t][l][i] = to + times * s->D[t][l][i];
     }
   }
@@ -221,53 +221,53 @@ static void all_of(scene *s, double to, double times) {
 
 static void zero_gives_zero(const variant *v) {
   for (int k = 0; k < V_CLIPS; k++) {
-    scene *s = v_uneven(v, 1, 1, 2);
+    test_case *s = v_uneven(v, 1, 1, 2);
     ng_options o = v_options(v);
     fixture_set(&o, "clip", v_clips[k]);
     fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.001);
     v_weights(s);
     all_of(s, 0, 0);
-    scene_result r = v_play(v, s, &o);
+    case_result r = v_run(v, s, &o);
     if (r.nu[0] != 1 || r.inner[0] != 0)
       v_fail(v, "%s: nu %g, <D, PD> %g", o.clip, r.nu[0], r.inner[0]);
     for (int32_t l = 0; l < s->layers; l++) {
-      if (!(v_most(r.P[0][l], scene_weights(s, l)) == 0)) v_fail(v, "%s: not zero", o.clip);
+      if (!(v_most(r.P[0][l], case_weight_count(s, l)) == 0)) v_fail(v, "%s: not zero", o.clip);
     }
-    scene_forget(&r);
-    scene_destroy(&s);
+    case_free_result(&r);
+    case_destroy(&s);
   }
 }
 
 /* damping^power P is D, up to a part of the largest entry; norms have a damping of their own. */
-static void is_plain(const variant *v, const char *what, const scene *s, const ng_options *o,
+static void is_plain(const variant *v, const char *what, const test_case *s, const ng_options *o,
                      double part) {
-  scene_result r = v_play(v, s, o);
+  case_result r = v_run(v, s, o);
   for (int32_t l = 0; l < s->layers; l++) {
     const double lambda =
         pow(o->damping, v->f->power) * (s->layer[l].kind == NG_NORM ? o->norm_damping : 1);
-    const int64_t n = scene_weights(s, l);
+    const int64_t n = case_weight_count(s, l);
     for (int64_t i = 0; i < n; i++) {
       const double e = fabs(lambda * r.P[0][l][i] - s->D[0][l][i]);
       if (!(e <= part * v_most(s->D[0][l], n))) v_fail(v, "%s, %s: off by %g", what, s->name[l], e);
     }
   }
-  scene_forget(&r);
+  case_free_result(&r);
 }
 
 static void large_damping(const variant *v) {
-  scene *s = v_uneven(v, 1, 1, 3);
+  test_case *s = v_uneven(v, 1, 1, 3);
   ng_options o = unclipped(v);
   fixture_real(&o, "damping", 1e10);
   is_plain(v, "damping 1e10", s, &o, v->f->tail + 2 * v->f->growth * unit);
-  scene_destroy(&s);
+  case_destroy(&s);
 }
 
 /* Nothing comes in, nothing comes back, or neither: there is damping only.  One of them is enough where
  * the damping stands beside the product of both.  A bias has an input of its own, so there is none. */
 static void no_curvature(const variant *v) {
   for (int k = 0; k < 3; k++) {
-    scene *s = v_even(v, 1, 1, 23);
-    scene_micro *m = &s->micro[0][0][0];
+    test_case *s = v_even(v, 1, 1, 23);
+    case_micro *m = &s->micro[0][0][0];
     ng_options o = unclipped(v);
     const bool product = v->f->promises & VECTORS || strcmp(o.damping_split, "joint") == 0;
     fixture_real(&o, "stat_decay", 0); /* of an average that began as the identity nothing stays */
@@ -278,46 +278,46 @@ static void no_curvature(const variant *v) {
     }
     if (k == 2 || (product && v->f->promises & (k == 0 ? READS_INPUT : READS_OUTPUT)))
       is_plain(v, "no curvature", s, &o, 2 * v->f->growth * unit);
-    scene_destroy(&s);
+    case_destroy(&s);
   }
 }
 
 /* Gradients whose squares f32 cannot hold give what the same gradients near 1 give, times that. */
 static void far_from_one(const variant *v) {
   static const double size[] = {1e25, 1e-30};
-  scene *s = v_uneven(v, 1, 1, 24);
+  test_case *s = v_uneven(v, 1, 1, 24);
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "rescale");
-  scene_result one = v_play(v, s, &o);
+  case_result one = v_run(v, s, &o);
   const double tolerance = v_tolerance(v, s, &o);
   for (int k = 0; k < 2; k++) {
-    scene *far = v_uneven(v, 1, 1, 24);
+    test_case *far = v_uneven(v, 1, 1, 24);
     all_of(far, 0, size[k]);
-    scene_result r = v_play(v, far, &o);
+    case_result r = v_run(v, far, &o);
     for (int32_t l = 0; l < s->layers; l++) {
-      for (int64_t i = 0; i < scene_weights(s, l); i++)
+      for (int64_t i = 0; i < case_weight_count(s, l); i++)
         r.P[0][l][i] /= size[k];
     }
     v_same(v, k ? "1e-30" : "1e25", s, &r, &one, tolerance);
-    scene_forget(&r);
-    scene_destroy(&far);
+    case_free_result(&r);
+    case_destroy(&far);
   }
-  scene_forget(&one);
-  scene_destroy(&s);
+  case_free_result(&one);
+  case_destroy(&s);
 }
 
 /* ---- clips -----------------------------------------------------------------------------------*/
 
 /* A weight (its bias is the last column) and a bias are clipped apart: what entry i of D counts as. */
-static bool in_slot(const scene *s, int32_t l, int64_t i, int slot) {
+static bool in_slot(const test_case *s, int32_t l, int64_t i, int slot) {
   const int64_t p = oracle_cols(&s->layer[l]);
   return (s->layer[l].bias && i % p == p - 1) == (slot == 1);
 }
 
-static double slot_norm(const scene *s, int32_t l, const double *x, int slot, int64_t *count) {
+static double slot_norm(const test_case *s, int32_t l, const double *x, int slot, int64_t *count) {
   double sum = 0;
   *count = 0;
-  for (int64_t i = 0; i < scene_weights(s, l); i++) {
+  for (int64_t i = 0; i < case_weight_count(s, l); i++) {
     if (!in_slot(s, l, i, slot)) continue;
     sum += x[i] * x[i];
     ++*count;
@@ -326,15 +326,15 @@ static double slot_norm(const scene *s, int32_t l, const double *x, int slot, in
 }
 
 /* The factor of one slot by the formula of natgrad.h, from the unclipped direction and the gradient. */
-static double factor(const ng_options *o, const scene *s, const scene_result *plain, int32_t t,
+static double factor(const ng_options *o, const test_case *s, const case_result *plain, int32_t t,
                      int32_t l, int slot) {
   double inner = 0, d2 = 0, pd2 = 0;
   int64_t n;
   for (int32_t k = 0; k < s->layers; k++) {
     const double *D = s->D[t][k], *P = plain->P[t][k];
-    inner += v_dot(P, D, scene_weights(s, k));
-    d2 += v_dot(D, D, scene_weights(s, k));
-    pd2 += v_dot(P, P, scene_weights(s, k));
+    inner += v_dot(P, D, case_weight_count(s, k));
+    d2 += v_dot(D, D, case_weight_count(s, k));
+    pd2 += v_dot(P, P, case_weight_count(s, k));
   }
   const double length = slot_norm(s, l, plain->P[t][l], slot, &n);
   if (strcmp(o->clip, "kl") == 0) return fmin(1, sqrt(o->kl_clip / (0.01 * inner))); /* lr = 0.1 */
@@ -354,10 +354,10 @@ static void clips_by_their_formulas(const variant *v) {
   } how[] = {{"kl", 1e-8, 0},  {"kl", 1e-3, 0},  {"kl", 1e6, 0},      {"rescale", 1, 0},
              {"norm", 1, 0.1}, {"norm", 1, 1e9}, {"ratio", 1, 0.001}, {"ratio", 1, 1e6},
              {"rms", 1, 0.01}, {"rms", 1, 1e9},  {"value", 1, 0.01}};
-  scene *s = v_uneven(v, 2, 1, 14);
+  test_case *s = v_uneven(v, 2, 1, 14);
   ng_options o = unclipped(v);
   v_weights(s);
-  scene_result plain = v_play(v, s, &o);
+  case_result plain = v_run(v, s, &o);
   /* Sums of a few hundred f32 products; who does not keep PD makes it anew, with nu in it. */
   const double part = 64 * unit + (v->f->promises & VECTORS ? v_tolerance(v, s, &o) : 0);
   assert_true(plain.nu[0] == 1 && plain.nu[1] == 1);
@@ -366,16 +366,16 @@ static void clips_by_their_formulas(const variant *v) {
     fixture_real(&o, "kl_clip", how[k].kl_clip);
     fixture_real(&o, "clip_bound", how[k].bound);
     const bool value = strcmp(o.clip, "value") == 0;
-    scene_result r = v_play(v, s, &o);
+    case_result r = v_run(v, s, &o);
     for (int32_t t = 0; t < 2; t++) {
       double least = INFINITY;
       for (int32_t l = 0; l < s->layers; l++) {
         for (int slot = 0; slot < 1 + s->layer[l].bias; slot++) {
           const double f = factor(&o, s, &plain, t, l, slot);
-          for (int64_t i = 0; i < scene_weights(s, l); i++) {
+          for (int64_t i = 0; i < case_weight_count(s, l); i++) {
             const double all = f * plain.P[t][l][i], bound = value ? o.clip_bound : INFINITY;
             const double want = fmax(-bound, fmin(bound, all));
-            const double most = f * v_most(plain.P[t][l], scene_weights(s, l));
+            const double most = f * v_most(plain.P[t][l], case_weight_count(s, l));
             if (in_slot(s, l, i, slot) && !(fabs(r.P[t][l][i] - want) <= part * most))
               v_fail(v, "%s, %s: %g, not %g", o.clip, s->name[l], r.P[t][l][i], want);
           }
@@ -386,34 +386,35 @@ static void clips_by_their_formulas(const variant *v) {
         v_fail(v, "%s: nu is %g, not %g", o.clip, r.nu[t], least);
       const bool one = how[k].bound == 0 || strcmp(o.clip, "norm") == 0;
       for (int32_t l = 0; l < s->layers && one && v->f->promises & HALVES; l++) {
-        for (int64_t i = 0; i < scene_weights(s, l); i++) { /* what is kept is rounded once more */
+        for (int64_t i = 0; i < case_weight_count(s, l);
+             i++) { /* what is kept is rounded once more */
           const double want = r.nu[t] * plain.P[t][l][i];
           if (!(fabs(r.P[t][l][i] - want) <= 4 * unit * fabs(want)))
             v_fail(v, "%s, %s: %g, not nu PD = %g", o.clip, s->name[l], r.P[t][l][i], want);
         }
       }
     }
-    scene_forget(&r);
+    case_free_result(&r);
   }
-  scene_forget(&plain);
-  scene_destroy(&s);
+  case_free_result(&plain);
+  case_destroy(&s);
 }
 
 /* Where a norm is 0, tiny or huge results are finite; a tensor whose weights are 0 is not clipped by their ratio. */
 static void clips_at_the_ends(const variant *v) {
   static const double size[] = {1e-44, 1e-30, 1e25};
   for (int k = 4 * V_BOUNDED; k < 4 * V_CLIPS; k++) {
-    scene *s = v_uneven(v, 1, 1, 2);
+    test_case *s = v_uneven(v, 1, 1, 2);
     ng_options o = v_options(v);
     fixture_set(&o, "clip", v_clips[k / 4]);
     fixture_real(&o, "clip_bound", 0.001);
     v_weights(s);
     if (k % 4 < 3) all_of(s, 0, size[k % 4]);
     for (int32_t l = 0; l < s->layers && k % 4 == 3; l++)
-      memset(s->W[l], 0, sizeof(double) * (size_t)scene_weights(s, l));
-    scene_result r = v_play(v, s, &o);
+      memset(s->W[l], 0, sizeof(double) * (size_t)case_weight_count(s, l));
+    case_result r = v_run(v, s, &o);
     for (int32_t l = 0; l < s->layers; l++) {
-      for (int64_t i = 0; i < scene_weights(s, l); i++) {
+      for (int64_t i = 0; i < case_weight_count(s, l); i++) {
         if (!isfinite(r.P[0][l][i])) v_fail(v, "%s, case %d: not finite", o.clip, k % 4);
       }
     }
@@ -421,8 +422,8 @@ static void clips_at_the_ends(const variant *v) {
       const ng_options plain = unclipped(v);
       v_equal(v, "weights of 0", s, &o, s, &plain, 8 * unit);
     }
-    scene_forget(&r);
-    scene_destroy(&s);
+    case_free_result(&r);
+    case_destroy(&s);
   }
 }
 
@@ -434,25 +435,25 @@ static void clips_at_the_ends(const variant *v) {
 static void halves(const variant *v) {
   static const char *const name[] = {"bf16", "f16"};
   static const double half[] = {0x1p-8, 0x1p-11};
-  scene *s = v_uneven(v, 2, 1, 15);
+  test_case *s = v_uneven(v, 2, 1, 15);
   ng_options o = v_options(v);
   fixture_real(&o, "damping", 100);
-  scene_result x = v_play(v, s, &o);
+  case_result x = v_run(v, s, &o);
   const double condition = v_tolerance(v, s, &o) / (2 * v->f->growth * unit);
   for (int k = 0; k < 4; k++) {
     ng_options h = o;
     fixture_set(&h, k / 2 ? "inverse_dtype" : "factor_dtype", name[k % 2]);
-    scene_result y = v_play(v, s, &h);
+    case_result y = v_run(v, s, &h);
     double gap = 0;
     for (int32_t l = 0; l < s->layers; l++)
-      gap = fmax(gap, scene_gap(s, 1, l, &y, &x));
+      gap = fmax(gap, case_gap(s, 1, l, &y, &x));
     if (!(gap > 0 && gap <= 4 * half[k % 2] * condition))
       v_fail(v, "%s in %s: %.3g, condition %.3g", k / 2 ? "inverses" : "factors", name[k % 2], gap,
              condition);
-    scene_forget(&y);
+    case_free_result(&y);
   }
-  scene_forget(&x);
-  scene_destroy(&s);
+  case_free_result(&x);
+  case_destroy(&s);
 }
 
 int main(void) {

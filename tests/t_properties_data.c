@@ -19,15 +19,15 @@ static void copy(double *to, const double *from, int64_t n) {
 static void micro_batches(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 5};
-  scene *s = v_layers_of(v, 3, 1);
+  test_case *s = v_layers_of(v, 3, 1);
   for (int32_t t = 0; t < 3; t++) {
     for (int c = 0; c < 4; c++) {
       const int64_t samples = v->f->calls == ANY_PARTS ? 1 + (c + t) % 4 : 2;
-      scene_call(s, t, 0, samples)->batch.reduction = NG_SUM;
+      case_add_micro(s, t, 0, samples)->batch.reduction = NG_SUM;
     }
   }
-  scene_fill(s, &r);
-  scene *whole = scene_merge(s);
+  case_fill(s, &r);
+  test_case *whole = case_merge(s);
   const ng_options o = v_options(v);
   const double tolerance = v_tolerance(v, s, &o);
   v_equal(v, "micro-batches", s, &o, whole, &o, tolerance);
@@ -35,24 +35,24 @@ static void micro_batches(const variant *v) {
     v_means(s);
     v_equal(v, "micro-batches of mean losses", s, &o, whole, &o, tolerance);
   }
-  scene_destroy(&s);
-  scene_destroy(&whole);
+  case_destroy(&s);
+  case_destroy(&whole);
 }
 
 /* Two uses in a micro-batch are two calls; together they are one batch of both. */
 static void shared_weights(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 8};
-  scene *s = v_layers_of(v, 1, 1), *one = v_layers_of(v, 1, 1);
+  test_case *s = v_layers_of(v, 1, 1), *one = v_layers_of(v, 1, 1);
   for (int32_t l = 0; l < s->layers; l++)
     s->uses[l] = 2;
-  scene_micro *m = scene_call(s, 0, 0, 3), *w = scene_call(one, 0, 0, 6);
+  case_micro *m = case_add_micro(s, 0, 0, 3), *w = case_add_micro(one, 0, 0, 6);
   m->batch.reduction = w->batch.reduction = NG_SUM;
-  scene_fill(s, &r);
-  scene_fill(one, &r);
+  case_fill(s, &r);
+  case_fill(one, &r);
   for (int32_t l = 0; l < s->layers; l++) {
-    const int64_t na = scene_in_count(s, l, 3), ng = scene_out_count(s, l, 3);
-    copy(one->D[0][l], s->D[0][l], scene_weights(s, l));
+    const int64_t na = case_input_count(s, l, 3), ng = case_output_count(s, l, 3);
+    copy(one->D[0][l], s->D[0][l], case_weight_count(s, l));
     for (int u = 0; u < 2; u++) {
       copy(w->a[l][0] + u * na, m->a[l][u], na);
       copy(w->g[l][0] + u * ng, m->g[l][u], ng);
@@ -60,8 +60,8 @@ static void shared_weights(const variant *v) {
   }
   const ng_options o = v_options(v);
   v_equal(v, "shared weights", s, &o, one, &o, v_tolerance(v, one, &o));
-  scene_destroy(&s);
-  scene_destroy(&one);
+  case_destroy(&s);
+  case_destroy(&one);
 }
 
 /* ---- how the loss is scaled ------------------------------------------------------------------*/
@@ -74,52 +74,52 @@ static ng_options of_the_data(const variant *v) {
   return o;
 }
 
-static void times(const scene *s, scene_result *r, double c) {
+static void times(const test_case *s, case_result *r, double c) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
-      for (int64_t i = 0; i < scene_weights(s, l); i++)
+      for (int64_t i = 0; i < case_weight_count(s, l); i++)
         r->P[t][l][i] *= c;
     }
   }
 }
 
 /* `other` has `by` times the curvature of `s`. */
-static void curvature_is(const variant *v, const char *what, const scene *s, const scene *other,
-                         double by) {
+static void curvature_is(const variant *v, const char *what, const test_case *s,
+                         const test_case *other, double by) {
   const ng_options o = of_the_data(v);
   ng_options turned = o;
   const double factor = v_turn(v, &turned, by);
-  scene_result x = v_play(v, s, &o), y = v_play(v, other, &turned);
+  case_result x = v_run(v, s, &o), y = v_run(v, other, &turned);
   times(s, &y, factor);
   v_same(v, what, s, &y, &x, v_tolerance(v, s, &o));
-  scene_forget(&x);
-  scene_forget(&y);
+  case_free_result(&x);
+  case_free_result(&y);
 }
 
 /* A batch twice over, its loss a mean (so that g halves): the curvature is what the row says. */
 static void duplicate_batch(const variant *v) {
   if (v->f->repeat == 0) return;
   rng r = {test_seed() + 9};
-  scene *s = v_layers_of(v, 1, 1), *twice = v_layers_of(v, 1, 1);
-  scene_micro *m = scene_call(s, 0, 0, 4), *w = scene_call(twice, 0, 0, 8);
-  scene_fill(s, &r);
-  scene_fill(twice, &r);
+  test_case *s = v_layers_of(v, 1, 1), *twice = v_layers_of(v, 1, 1);
+  case_micro *m = case_add_micro(s, 0, 0, 4), *w = case_add_micro(twice, 0, 0, 8);
+  case_fill(s, &r);
+  case_fill(twice, &r);
   for (int32_t l = 0; l < s->layers; l++) {
-    const int64_t na = scene_in_count(s, l, 4), ng = scene_out_count(s, l, 4);
+    const int64_t na = case_input_count(s, l, 4), ng = case_output_count(s, l, 4);
     for (int64_t i = 0; i < 2 * na; i++)
       w->a[l][0][i] = m->a[l][0][i % na];
     for (int64_t i = 0; i < 2 * ng; i++)
       w->g[l][0][i] = m->g[l][0][i % ng] / 2;
-    copy(twice->D[0][l], s->D[0][l], scene_weights(s, l));
+    copy(twice->D[0][l], s->D[0][l], case_weight_count(s, l));
   }
   curvature_is(v, "duplicate batch", s, twice, 1 / v->f->repeat);
-  scene_destroy(&s);
-  scene_destroy(&twice);
+  case_destroy(&s);
+  case_destroy(&twice);
 }
 
 /* g times a power of two, told as loss_scale, gives the same bits. */
 static void loss_scale(const variant *v) {
-  scene *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
+  test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   for (int32_t t = 0; t < 2; t++) {
     for (int32_t c = 0; c < s->calls[t][0]; c++)
@@ -127,27 +127,27 @@ static void loss_scale(const variant *v) {
   }
   const ng_options o = v_options(v);
   v_equal(v, "loss scale", scaled, &o, s, &o, 0);
-  scene_destroy(&s);
-  scene_destroy(&scaled);
+  case_destroy(&s);
+  case_destroy(&scaled);
 }
 
 /* Not told: a loss c times as large has c^2 times the curvature, and the gradient stays. */
 static void scaled_loss(const variant *v) {
-  scene *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
+  test_case *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   curvature_is(v, "scaled loss", s, scaled, 64);
-  scene_destroy(&s);
-  scene_destroy(&scaled);
+  case_destroy(&s);
+  case_destroy(&scaled);
 }
 
 /* What is not read may be anything: not even a NaN matters.  Nor does a layer that is frozen. */
-static void spoil(scene *s, int32_t l, bool grad) {
+static void spoil(test_case *s, int32_t l, bool grad) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t c = 0; c < s->calls[t][0]; c++) {
-      scene_micro *m = &s->micro[t][0][c];
+      case_micro *m = &s->micro[t][0][c];
       double *x = grad ? m->g[l][0] : m->a[l][0];
-      const int64_t n =
-          grad ? scene_out_count(s, l, m->batch.samples) : scene_in_count(s, l, m->batch.samples);
+      const int64_t n = grad ? case_output_count(s, l, m->batch.samples)
+                             : case_input_count(s, l, m->batch.samples);
       for (int64_t i = 0; i < n; i++)
         x[i] = s->layer[l].kind == NG_EMBEDDING && !grad ? 1e6 : (double)NAN;
     }
@@ -157,51 +157,52 @@ static void spoil(scene *s, int32_t l, bool grad) {
 static void not_read(const variant *v) {
   const bool input = v->f->promises & READS_INPUT, output = v->f->promises & READS_OUTPUT;
   if (input && output) return;
-  scene *s = v_uneven(v, 2, 1, 25), *other = v_uneven(v, 2, 1, 25);
+  test_case *s = v_uneven(v, 2, 1, 25), *other = v_uneven(v, 2, 1, 25);
   const ng_options o = v_options(v);
   for (int32_t l = 0; l < s->layers; l++) {
     if (!input) spoil(other, l, false);
     if (!output) spoil(other, l, true);
   }
-  scene_result x = v_play(v, s, &o),
-               y = v_play_as(v, other, &o, (scene_look){.show_unwanted = true});
+  case_result x = v_run(v, s, &o),
+              y = v_run_as(v, other, &o, (case_setup){.observe_unwanted = true});
   v_same(v, "not read", s, &y, &x, 0);
-  scene_forget(&x);
-  scene_forget(&y);
-  scene_destroy(&s);
-  scene_destroy(&other);
+  case_free_result(&x);
+  case_free_result(&y);
+  case_destroy(&s);
+  case_destroy(&other);
 }
 
 static void frozen(const variant *v) {
-  scene *s = v_uneven(v, 2, 1, 26), *other = v_uneven(v, 2, 1, 26);
+  test_case *s = v_uneven(v, 2, 1, 26), *other = v_uneven(v, 2, 1, 26);
   s->layer[1].frozen = other->layer[1].frozen = 1;
   spoil(other, 1, false);
   spoil(other, 1, true);
-  for (int64_t i = 0; i < scene_weights(s, 1); i++)
+  for (int64_t i = 0; i < case_weight_count(s, 1); i++)
     other->D[0][1][i] = 4 - other->D[0][1][i]; /* a gradient is there, and nobody's business */
   const ng_options o = v_options(v);
-  scene_result x = v_play(v, s, &o),
-               y = v_play_as(v, other, &o, (scene_look){.show_unwanted = true});
+  case_result x = v_run(v, s, &o),
+              y = v_run_as(v, other, &o, (case_setup){.observe_unwanted = true});
   for (int32_t t = 0; t < 2; t++) {
-    assert_memory_equal(x.P[t][1], s->D[t][1], sizeof(double) * (size_t)scene_weights(s, 1));
-    assert_memory_equal(y.P[t][1], other->D[t][1], sizeof(double) * (size_t)scene_weights(s, 1));
-    copy(y.P[t][1], x.P[t][1], scene_weights(s, 1));
+    assert_memory_equal(x.P[t][1], s->D[t][1], sizeof(double) * (size_t)case_weight_count(s, 1));
+    assert_memory_equal(y.P[t][1], other->D[t][1],
+                        sizeof(double) * (size_t)case_weight_count(s, 1));
+    copy(y.P[t][1], x.P[t][1], case_weight_count(s, 1));
   }
   v_same(v, "others beside a frozen layer", s, &y, &x, 0);
-  scene_forget(&x);
-  scene_forget(&y);
-  scene_destroy(&s);
-  scene_destroy(&other);
+  case_free_result(&x);
+  case_free_result(&y);
+  case_destroy(&s);
+  case_destroy(&other);
 }
 
 /* ---- order and shape -------------------------------------------------------------------------*/
 
 /* Of equal gradients a window of the largest takes those in front, and which these are is the order of layers:
- * all are made different, by less than what the scene's numbers are apart. */
-static void part_ties(scene *s) {
+ * all are made different, by less than what the test case's numbers are apart. */
+static void part_ties(test_case *s) {
   int64_t at = 0;
   for (int32_t l = 0; l < s->layers; l++) {
-    for (int64_t i = 0; i < scene_weights(s, l); i++, at++) {
+    for (int64_t i = 0; i < case_weight_count(s, l); i++, at++) {
       for (int32_t t = 0; t < s->steps; t++)
         s->D[t][l][i] += (double)at * 0x1p-18;
     }
@@ -210,77 +211,79 @@ static void part_ties(scene *s) {
 
 static void order(const variant *v) {
   rng r = {test_seed() + 7};
-  scene *s = v_uneven(v, 2, 1, 7);
+  test_case *s = v_uneven(v, 2, 1, 7);
   part_ties(s);
-  scene *shuffled = scene_shuffle(s, &r);
+  test_case *shuffled = case_shuffle(s, &r);
   const ng_options o = v_options(v);
-  scene_result x = v_play(v, s, &o), y = v_play(v, shuffled, &o),
-               z = v_play_as(v, s, &o, (scene_look){.reverse = true});
+  case_result x = v_run(v, s, &o), y = v_run(v, shuffled, &o),
+              z = v_run_as(v, s, &o, (case_setup){.reverse = true});
   v_same(v, "order of samples", s, &y, &x, v_tolerance(v, s, &o));
   /* Layers meet only in the clip's sums, which are in double. */
   v_same(v, "order of layers", s, &z, &x, 8 * unit);
-  scene_forget(&x);
-  scene_forget(&y);
-  scene_forget(&z);
-  scene_destroy(&s);
-  scene_destroy(&shuffled);
+  case_free_result(&x);
+  case_free_result(&y);
+  case_free_result(&z);
+  case_destroy(&s);
+  case_destroy(&shuffled);
 }
 
 /* Where a number stands makes no difference to any bit.  In which type it comes may change the order
- * in which scales and sums are rounded, although the scene's numbers are exact in all three. */
-static void looks(const variant *v) {
+ * in which scales and sums are rounded, although the test case's numbers are exact in all three. */
+static void setups(const variant *v) {
   static const struct {
     const char *name;
-    scene_look look;
+    case_setup setup;
     bool same_bits;
   } how[] = {
       {"again", {0}, true},
       {"rows with a gap", {.pad = 5}, true},
-      {"positions declared, all shown", {.declare_positions = true, .show_unwanted = true}, true},
+      {"positions declared, all shown",
+       {.declare_positions = true, .observe_unwanted = true},
+       true},
       {"NHWC", {.layout = PLANE_NHWC}, true},
       {"positions first", {.order = NG_POSITIONS_FIRST, .declare_positions = true}, true},
       {"three threads", {.threads = 3}, true},
-      {"bf16", {.shown = NG_BF16}, false},
-      {"f16", {.shown = NG_F16}, false},
-      {"NHWC with a gap, f16", {.layout = PLANE_NHWC, .pad = 2, .shown = NG_F16}, false},
+      {"bf16", {.observed = NG_BF16}, false},
+      {"f16", {.observed = NG_F16}, false},
+      {"NHWC with a gap, f16", {.layout = PLANE_NHWC, .pad = 2, .observed = NG_F16}, false},
   };
-  scene *s = v_uneven(v, 2, 1, 12);
+  test_case *s = v_uneven(v, 2, 1, 12);
   const ng_options o = v_options(v);
   const double tolerance = v_tolerance(v, s, &o);
-  scene_result x = v_play(v, s, &o);
+  case_result x = v_run(v, s, &o);
   for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
-    scene_result y = v_play_as(v, s, &o, how[k].look);
+    case_result y = v_run_as(v, s, &o, how[k].setup);
     v_same(v, how[k].name, s, &y, &x, how[k].same_bits ? 0 : tolerance);
-    scene_forget(&y);
+    case_free_result(&y);
   }
-  scene_forget(&x);
-  scene_destroy(&s);
+  case_free_result(&x);
+  case_destroy(&s);
 }
 
 /* Gradients in half precision, exact in both types, are computed in f32 and rounded once, to nearest:
  * half a unit of bf16 or f16 of each entry, or half of the smallest step of f16. */
 static void half_gradients(const variant *v) {
   static const ng_dtype type[] = {NG_BF16, NG_F16};
-  scene *s = v_uneven(v, 2, 1, 12);
+  test_case *s = v_uneven(v, 2, 1, 12);
   const ng_options o = v_options(v);
-  scene_result x = v_play(v, s, &o);
+  case_result x = v_run(v, s, &o);
   for (int k = 0; k < 2; k++) {
     const double half = k == 0 ? 0x1p-8 : 0x1p-11;
-    scene_result y = v_play_as(v, s, &o, (scene_look){.gradient = type[k], .pad = 1});
+    case_result y = v_run_as(v, s, &o, (case_setup){.gradient = type[k], .pad = 1});
     for (int32_t t = 0; t < 2; t++) {
       if (!(fabs(y.nu[t] / x.nu[t] - 1) <= 8 * unit)) v_fail(v, "nu %g, %g", y.nu[t], x.nu[t]);
       for (int32_t l = 0; l < s->layers; l++) {
-        for (int64_t i = 0; i < scene_weights(s, l); i++) {
+        for (int64_t i = 0; i < case_weight_count(s, l); i++) {
           const double want = x.P[t][l][i], got = y.P[t][l][i];
           if (!(fabs(got - want) <= half * fabs(want) + 0x1p-25))
             v_fail(v, "%s in %s: %g, not %g", s->name[l], ng_dtype_name(type[k]), got, want);
         }
       }
     }
-    scene_forget(&y);
+    case_free_result(&y);
   }
-  scene_forget(&x);
-  scene_destroy(&s);
+  case_free_result(&x);
+  case_destroy(&s);
 }
 
 /* The same bits for any number of threads, in layers wide and high enough to be cut.  Vectors: rows
@@ -293,33 +296,33 @@ static void threads(const variant *v) {
   ng_options o = v_options(v);
   if (vectors)
     fixture_real(&o, "damping", 1000); /* well conditioned, so that the tolerance is a tight one */
-  scene *s = scene_create(steps, 1);
-  scene_linear(s, vectors ? 20011 : 190, vectors ? 3 : 50, true, 1);
-  scene_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);
-  ng_layer *l = scene_conv(s, vectors ? 70 : 7, vectors ? 33 : 17, 3, 3, 9, 8, false);
+  test_case *s = case_create(steps, 1);
+  case_linear(s, vectors ? 20011 : 190, vectors ? 3 : 50, true, 1);
+  case_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);
+  ng_layer *l = case_conv(s, vectors ? 70 : 7, vectors ? 33 : 17, 3, 3, 9, 8, false);
   l->padding[0] = l->padding[1] = 1;
   for (int k = NG_BATCH_NORM; v->f->promises & NORMS && k <= NG_GROUP_NORM; k++)
-    scene_norm(s, (ng_norm_kind)k, 40, 30, 30);
-  scene_close(s);
+    case_norm(s, (ng_norm_kind)k, 40, 30, 30);
+  case_set_positions(s);
   for (int32_t t = 0; t < steps; t++)
-    (void)scene_call(s, t, 0, 3);
-  scene_fill(s, &r);
-  scene_result want;
+    (void)case_add_micro(s, t, 0, 3);
+  case_fill(s, &r);
+  case_result want;
   if (vectors && v->f->predict == NULL) fail_msg("%s: VECTORS needs a predict", v->f->name);
   if (vectors) v->f->predict(s, &o, &want);
   for (int k = 0; k < steps; k++) {
-    scene_look look = {.threads = 1, .layout = k == 0 ? PLANE_NCHW : PLANE_NHWC};
-    scene_result x = v_play_as(v, s, &o, look);
+    case_setup setup = {.threads = 1, .layout = k == 0 ? PLANE_NCHW : PLANE_NHWC};
+    case_result x = v_run_as(v, s, &o, setup);
     if (vectors) v_same(v, "wide layers", s, &x, &want, 8 * v->f->growth * unit);
-    for (look.threads = 2; look.threads <= (vectors ? 7 : 2); look.threads += 5) {
-      scene_result y = v_play_as(v, s, &o, look);
+    for (setup.threads = 2; setup.threads <= (vectors ? 7 : 2); setup.threads += 5) {
+      case_result y = v_run_as(v, s, &o, setup);
       v_same(v, "threads", s, &y, &x, 0);
-      scene_forget(&y);
+      case_free_result(&y);
     }
-    scene_forget(&x);
+    case_free_result(&x);
   }
-  if (vectors) scene_forget(&want);
-  scene_destroy(&s);
+  if (vectors) case_free_result(&want);
+  case_destroy(&s);
 }
 
 /* ---- layers ----------------------------------------------------------------------------------*/
@@ -330,24 +333,24 @@ static void bias(const variant *v) {
   for (int k = 0; k < 3 * 2; k++) {
     enum { B = 6, IN = 4, OUT = 3, HW = 6 };
     rng r = {test_seed() + 11};
-    scene *s = scene_create(2, 1), *ones = scene_create(2, 1);
+    test_case *s = case_create(2, 1), *ones = case_create(2, 1);
     const bool conv = k / 2 == 2;
     const int64_t S = conv ? HW : 1 + 2 * (k / 2);
     if (conv) {
-      scene_conv(s, IN, OUT, 1, 1, 2, 3, true);
-      scene_conv(ones, IN + 1, OUT, 1, 1, 2, 3, false);
-      scene_close(s);
-      scene_close(ones);
+      case_conv(s, IN, OUT, 1, 1, 2, 3, true);
+      case_conv(ones, IN + 1, OUT, 1, 1, 2, 3, false);
+      case_set_positions(s);
+      case_set_positions(ones);
     } else {
-      scene_linear(s, IN, OUT, true, S);
-      scene_linear(ones, IN + 1, OUT, false, S);
+      case_linear(s, IN, OUT, true, S);
+      case_linear(ones, IN + 1, OUT, false, S);
     }
     for (int32_t t = 0; t < 2; t++) {
-      (void)scene_call(s, t, 0, B);
-      (void)scene_call(ones, t, 0, B);
+      (void)case_add_micro(s, t, 0, B);
+      (void)case_add_micro(ones, t, 0, B);
     }
-    scene_fill(s, &r);
-    scene_fill(ones, &r);
+    case_fill(s, &r);
+    case_fill(ones, &r);
     for (int32_t t = 0; t < 2; t++) {
       const double *from = s->micro[t][0][0].a[0][0];
       double *to = ones->micro[t][0][0].a[0][0];
@@ -364,8 +367,8 @@ static void bias(const variant *v) {
     if (strcmp(o.stat_scale, "textbook") == 0 && v->f->promises & READS_INPUT)
       fixture_set(&o, "positions", k % 2 ? "reduce" : "expand");
     v_equal(v, conv ? "bias of a convolution" : "bias", s, &o, ones, &o, v_tolerance(v, s, &o));
-    scene_destroy(&s);
-    scene_destroy(&ones);
+    case_destroy(&s);
+    case_destroy(&ones);
   }
 }
 
@@ -374,23 +377,23 @@ static void bias(const variant *v) {
 static void groups(const variant *v) {
   for (int one_by_one = 0; one_by_one < 2; one_by_one++) {
     rng r = {test_seed() + 16};
-    scene *s = scene_create(2, 1), *apart = scene_create(2, 1);
+    test_case *s = case_create(2, 1), *apart = case_create(2, 1);
     const int64_t k = one_by_one ? 1 : 3, hw = 30, B = 4, S = one_by_one ? 30 : 12;
-    scene_conv(s, 6, 4, k, k, 5, 6, true)->groups = 2;
+    case_conv(s, 6, 4, k, k, 5, 6, true)->groups = 2;
     for (int g = 0; g < 2; g++)
-      scene_conv(apart, 3, 2, k, k, 5, 6, true);
-    scene_close(s);
-    scene_close(apart);
+      case_conv(apart, 3, 2, k, k, 5, 6, true);
+    case_set_positions(s);
+    case_set_positions(apart);
     for (int32_t t = 0; t < 2; t++) {
-      (void)scene_call(s, t, 0, B);
-      (void)scene_call(apart, t, 0, B);
+      (void)case_add_micro(s, t, 0, B);
+      (void)case_add_micro(apart, t, 0, B);
     }
-    scene_fill(s, &r);
-    scene_fill(apart, &r);
-    const int64_t half = scene_weights(apart, 0);
+    case_fill(s, &r);
+    case_fill(apart, &r);
+    const int64_t half = case_weight_count(apart, 0);
     for (int32_t t = 0; t < 2; t++) {
-      const scene_micro *from = &s->micro[t][0][0];
-      scene_micro *to = &apart->micro[t][0][0];
+      const case_micro *from = &s->micro[t][0][0];
+      case_micro *to = &apart->micro[t][0][0];
       for (int64_t g = 0; g < 2; g++) {
         copy(apart->D[t][g], s->D[t][0] + g * half, half);
         for (int64_t b = 0; b < B; b++) {
@@ -400,7 +403,7 @@ static void groups(const variant *v) {
       }
     }
     const ng_options o = v_options(v);
-    scene_result x = v_play(v, s, &o), y = v_play(v, apart, &o);
+    case_result x = v_run(v, s, &o), y = v_run(v, apart, &o);
     const double tolerance = v_tolerance(v, apart, &o);
     for (int32_t t = 0; t < 2; t++) {
       const double most = fmax(v_most(y.P[t][0], half), v_most(y.P[t][1], half));
@@ -411,10 +414,10 @@ static void groups(const variant *v) {
                  want);
       }
     }
-    scene_forget(&x);
-    scene_forget(&y);
-    scene_destroy(&s);
-    scene_destroy(&apart);
+    case_free_result(&x);
+    case_free_result(&y);
+    case_destroy(&s);
+    case_destroy(&apart);
   }
 }
 
@@ -428,7 +431,7 @@ int main(void) {
       {"not read", EVERYONE, not_read},
       {"frozen", EVERYONE, frozen},
       {"order", EVERYONE, order},
-      {"looks", EVERYONE, looks},
+      {"setups", EVERYONE, setups},
       {"half gradients", EVERYONE, half_gradients},
       {"threads", EVERYONE, threads},
       {"bias", EVERYONE, bias},

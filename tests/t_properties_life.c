@@ -2,10 +2,10 @@
  * work and how, that it is repeated, stopped and resumed, that a step is refused or abandoned on the
  * way.  Each property runs on every row of families.c that promises it and on every linear algebra
  * built in; tolerances are explained in families.h.  That a step allocates nothing and that ranks
- * have the same bits is looked at in every run (v_play). */
+ * have the same bits is looked at in every run (v_run). */
 #include "families.h"
 #include "ranks.h"
-#include "state_scene.h"
+#include "state_help.h"
 #include "unit_test.h"
 
 #include <math.h>
@@ -44,16 +44,16 @@ static ng_options divided(const variant *v, int way) {
 /* Shards of any size that every rank has for itself, as the prediction has them. */
 static void ranks_as_predicted(const variant *v) {
   for (int k = 1; k < CROWDS; k++) {
-    scene *s = has(v, ALIKE) ? v_even(v, 2, crowd_of(k), 6) : v_uneven(v, 2, crowd_of(k), 6);
+    test_case *s = has(v, ALIKE) ? v_even(v, 2, crowd_of(k), 6) : v_uneven(v, 2, crowd_of(k), 6);
     for (int way = 0; way < ways(v); way++) {
       const ng_options o = divided(v, way);
       v_predicted(v, "prediction for ranks", s, &o);
     }
-    scene_destroy(&s);
+    case_destroy(&s);
   }
 }
 
-/* A row that looks at the first 16 samples of every rank looks at more of them on more ranks. */
+/* A row with stat_batch = 16 reads more samples on more ranks. */
 static ng_options of_all_samples(ng_options o) {
   fixture_real(&o, "stat_batch", 0);
   return o;
@@ -65,39 +65,39 @@ static void ranks_share_a_batch(const variant *v) {
   for (int k = 0; k < CROWDS; k++) {
     const ng_options usual = of_all_samples(v_options(v));
     const int32_t steps = steps_of(&usual);
-    scene *s = v->f->shards == ANY_PARTS ? v_uneven(v, steps, crowd_of(k), 6)
-                                         : v_even(v, steps, crowd_of(k), 6);
-    scene *whole = scene_merge(s);
+    test_case *s = v->f->shards == ANY_PARTS ? v_uneven(v, steps, crowd_of(k), 6)
+                                             : v_even(v, steps, crowd_of(k), 6);
+    test_case *whole = case_merge(s);
     if (v->f->shards == EVEN_MEANS) {
       v_means(s);
       v_means(whole);
     }
-    scene_result y = v_play(v, whole, &usual);
+    case_result y = v_run(v, whole, &usual);
     const double tolerance = v_tolerance(v, s, &usual);
     for (int way = 0; way < ways(v); way++) {
       const ng_options o = of_all_samples(divided(v, way));
-      scene_result x = v_play(v, s, &o);
+      case_result x = v_run(v, s, &o);
       v_same(v, "ranks", s, &x, &y, tolerance);
-      scene_forget(&x);
+      case_free_result(&x);
     }
-    scene_forget(&y);
-    scene_destroy(&s);
-    scene_destroy(&whole);
+    case_free_result(&y);
+    case_destroy(&s);
+    case_destroy(&whole);
   }
 }
 
 /* The batch of `one`, on every rank. */
-static scene *on_every_rank(const variant *v, const scene *one, int32_t ranks) {
-  scene *s = v_even(v, one->steps, ranks, 28);
+static test_case *on_every_rank(const variant *v, const test_case *one, int32_t ranks) {
+  test_case *s = v_even(v, one->steps, ranks, 28);
   v_means(s);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
-      const scene_micro *from = &one->micro[t][0][0];
-      memcpy(s->D[t][l], one->D[t][l], sizeof(double) * (size_t)scene_weights(s, l));
+      const case_micro *from = &one->micro[t][0][0];
+      memcpy(s->D[t][l], one->D[t][l], sizeof(double) * (size_t)case_weight_count(s, l));
       for (int32_t r = 0; r < s->ranks; r++) {
-        scene_micro *to = &s->micro[t][r][0];
-        memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)scene_in_count(s, l, 3));
-        memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)scene_out_count(s, l, 3));
+        case_micro *to = &s->micro[t][r][0];
+        memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)case_input_count(s, l, 3));
+        memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)case_output_count(s, l, 3));
       }
     }
   }
@@ -108,24 +108,24 @@ static scene *on_every_rank(const variant *v, const scene *one, int32_t ranks) {
 /* Ranks that all have the same batch are one rank with it. */
 static void ranks_see_the_same(const variant *v) {
   const ng_options usual = v_options(v);
-  scene *one = v_even(v, steps_of(&usual), 1, 27);
+  test_case *one = v_even(v, steps_of(&usual), 1, 27);
   v_means(one);
   v_weights(one); /* some begin with them */
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < CROWDS; k++) {
-    scene *s = on_every_rank(v, one, crowd_of(k));
+    test_case *s = on_every_rank(v, one, crowd_of(k));
     for (int way = 0; way < ways(v); way++) {
       const ng_options o = divided(v, way);
       v_equal(v, "ranks with one batch", s, &o, one, &usual, tolerance);
     }
-    scene_destroy(&s);
+    case_destroy(&s);
   }
-  scene_destroy(&one);
+  case_destroy(&one);
 }
 
-/* Each kind of clip, too, looks at the blocks of all ranks. */
+/* Each kind of clip sums over the blocks of all ranks. */
 static void ranks_clip_together(const variant *v) {
-  scene *one = v_even(v, 1, 1, 27), *s;
+  test_case *one = v_even(v, 1, 1, 27), *s;
   v_means(one);
   v_weights(one);
   s = on_every_rank(v, one, 3);
@@ -137,18 +137,18 @@ static void ranks_clip_together(const variant *v) {
     fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.1);
     v_equal(v, o.clip, s, &o, one, &o, tolerance);
   }
-  scene_destroy(&s);
-  scene_destroy(&one);
+  case_destroy(&s);
+  case_destroy(&one);
 }
 
 /* ---- the same again --------------------------------------------------------------------------*/
 
 /* One rank with threads, three ranks: what was played before. */
-static scene *party(const variant *v, int32_t ranks) {
+static test_case *party(const variant *v, int32_t ranks) {
   return has(v, ALIKE) ? v_even(v, 4, ranks, 13) : v_uneven(v, 4, ranks, 13);
 }
 
-static scene_look stage(int32_t ranks) { return (scene_look){.threads = ranks == 1 ? 3 : 1}; }
+static case_setup stage(int32_t ranks) { return (case_setup){.threads = ranks == 1 ? 3 : 1}; }
 
 /* Saved, and continued by a new preconditioner: the same bits.  The state is one file, a file for each rank, or single
  * arrays of the ranks that hold them, put together by the test.  With every layer observed in every second step only, the
@@ -158,24 +158,24 @@ static void resumed(const variant *v) {
   const path file = path_of("state");
   for (int k = 0; k < 7; k++) {
     const int32_t ranks = k < 3 ? 1 : 3;
-    scene *s = party(v, ranks);
+    test_case *s = party(v, ranks);
     ng_options o = v_options(v);
     if (k == 6 && strcmp(o.statistics, "sharded") == 0) { /* no rank holds all of an array */
-      scene_destroy(&s);
+      case_destroy(&s);
       continue;
     }
     if (strncmp(o.method, "topk-", 5) != 0) fixture_real(&o, "stat_period", 1 + k % 2);
-    scene_look look = stage(ranks);
-    scene_result x = v_play_as(v, s, &o, look);
-    look.resume = file.text;
-    look.resume_after = k == 0 || k == 4 ? 2 : k == 2 ? 1 : 0;
-    look.in_parts = k == 5;
-    look.by_walk = k == 2 || k == 6;
-    scene_result y = v_play_as(v, s, &o, look);
+    case_setup setup = stage(ranks);
+    case_result x = v_run_as(v, s, &o, setup);
+    setup.resume = file.text;
+    setup.resume_after = k == 0 || k == 4 ? 2 : k == 2 ? 1 : 0;
+    setup.in_parts = k == 5;
+    setup.by_walk = k == 2 || k == 6;
+    case_result y = v_run_as(v, s, &o, setup);
     v_same(v, "resumed", s, &y, &x, 0);
-    scene_forget(&x);
-    scene_forget(&y);
-    scene_destroy(&s);
+    case_free_result(&x);
+    case_free_result(&y);
+    case_destroy(&s);
   }
   clear_folder();
   assert_int_equal(drop_folder(NULL), 0);
@@ -190,52 +190,52 @@ static void resumed(const variant *v) {
 static void refused(const variant *v) {
   static const struct {
     const char *name;
-    scene_trouble what, as;
+    case_fault what, as;
     unsigned reads; /* who does not read it cannot refuse it */
-  } trouble[] = {{"input", SCENE_BAD_INPUT, SCENE_NO_INPUT, READS_INPUT},
-                 {"output gradient", SCENE_BAD_OUTPUT_GRAD, SCENE_NO_OUTPUT_GRAD, READS_OUTPUT},
-                 {"gradient", SCENE_BAD_GRADIENT, SCENE_BAD_SCALE, EVERYONE}};
+  } fault[] = {{"input", CASE_BAD_INPUT, CASE_NO_INPUT, READS_INPUT},
+               {"output gradient", CASE_BAD_OUTPUT_GRAD, CASE_NO_OUTPUT_GRAD, READS_OUTPUT},
+               {"gradient", CASE_BAD_GRADIENT, CASE_BAD_SCALE, EVERYONE}};
   for (int k = 0; k < 3 * 2; k++) {
-    if (trouble[k % 3].reads != EVERYONE && !has(v, trouble[k % 3].reads)) continue;
+    if (fault[k % 3].reads != EVERYONE && !has(v, fault[k % 3].reads)) continue;
     const int32_t ranks = k < 3 ? 1 : 3;
-    scene *s = party(v, ranks);
+    test_case *s = party(v, ranks);
     ng_options o = v_options(v);
     fixture_set(&o, "damping_leak", "0"); /* a gradient is looked at after the solve, which leaks */
     for (int32_t at = 0; at < 3; at++) {
-      scene_look look = stage(ranks);
-      look.trouble = trouble[k % 3].what;
-      look.trouble_at = at;
-      scene_result x = v_play_as(v, s, &o, look), y;
-      look.trouble = trouble[k % 3].as;
+      case_setup setup = stage(ranks);
+      setup.fault = fault[k % 3].what;
+      setup.fault_step = at;
+      case_result x = v_run_as(v, s, &o, setup), y;
+      setup.fault = fault[k % 3].as;
       /* before there is an average, who was not shown is missed */
-      if (at > 0 || look.trouble == SCENE_BAD_SCALE) {
-        y = v_play_as(v, s, &o, look);
-        v_same(v, trouble[k % 3].name, s, &x, &y, 0);
-        if (y.refused != 1) v_fail(v, "%s at step %d: its twin", trouble[k % 3].name, at);
-        scene_forget(&y);
+      if (at > 0 || setup.fault == CASE_BAD_SCALE) {
+        y = v_run_as(v, s, &o, setup);
+        v_same(v, fault[k % 3].name, s, &x, &y, 0);
+        if (y.refused != 1) v_fail(v, "%s at step %d: its twin", fault[k % 3].name, at);
+        case_free_result(&y);
       }
-      if (x.refused != 1) v_fail(v, "%s, at step %d: not refused", trouble[k % 3].name, at);
-      scene_forget(&x);
+      if (x.refused != 1) v_fail(v, "%s, at step %d: not refused", fault[k % 3].name, at);
+      case_free_result(&x);
     }
-    scene_destroy(&s);
+    case_destroy(&s);
   }
 }
 
 /* What was observed before ng_reset_batch was never there. */
 static void abandoned(const variant *v) {
   for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
-    scene *s = party(v, ranks);
+    test_case *s = party(v, ranks);
     const ng_options o = v_options(v);
-    scene_look look = stage(ranks);
-    scene_result clean = v_play_as(v, s, &o, look);
-    look.trouble = SCENE_ABANDONED;
-    for (look.trouble_at = 0; look.trouble_at < 4; look.trouble_at += 2) {
-      scene_result r = v_play_as(v, s, &o, look);
+    case_setup setup = stage(ranks);
+    case_result clean = v_run_as(v, s, &o, setup);
+    setup.fault = CASE_ABANDONED;
+    for (setup.fault_step = 0; setup.fault_step < 4; setup.fault_step += 2) {
+      case_result r = v_run_as(v, s, &o, setup);
       v_same(v, "abandoned", s, &r, &clean, 0);
-      scene_forget(&r);
+      case_free_result(&r);
     }
-    scene_forget(&clean);
-    scene_destroy(&s);
+    case_free_result(&clean);
+    case_destroy(&s);
   }
 }
 
@@ -246,28 +246,28 @@ static void out_of_range(const variant *v) {
     double largest;
   } type[] = {{NG_F32, 0x1p127}, {NG_F16, 0x1p15}};
   for (int k = 0; k < 2; k++) {
-    scene *s = v_even(v, 1, 1, 30);
-    scene_micro *m = &s->micro[0][0][0];
-    scene_result r;
+    test_case *s = v_even(v, 1, 1, 30);
+    case_micro *m = &s->micro[0][0][0];
+    case_result r;
     ng_options o = v_options(v);
     fixture_set(&o, "clip", "none");
     fixture_real(&o, "damping", 1e-3);
     fixture_real(&o, "stat_decay", 0);
     for (int32_t l = 0; l < s->layers; l++) {
-      const double most = v_most(s->D[0][l], scene_weights(s, l));
+      const double most = v_most(s->D[0][l], case_weight_count(s, l));
       v_silence(s, m, l, false);
       v_silence(s, m, l, true);
-      for (int64_t i = 0; i < scene_weights(s, l); i++)
+      for (int64_t i = 0; i < case_weight_count(s, l); i++)
         s->D[0][l][i] = s->D[0][l][i] < most ? 0 : type[k].largest;
     }
-    scene_play(s, &o, &(scene_look){.linalg = v->linalg, .gradient = type[k].type}, &r);
+    case_run(s, &o, &(case_setup){.linalg = v->linalg, .gradient = type[k].type}, &r);
     if (r.status != NG_SKIPPED && r.status != NG_RESCUED)
       v_fail(v, "out of range of %s: %s %s", ng_dtype_name(type[k].type), ng_status_name(r.status),
              r.message);
     for (int32_t l = 0; l < s->layers; l++)
-      assert_memory_equal(r.P[0][l], s->D[0][l], sizeof(double) * (size_t)scene_weights(s, l));
-    scene_forget(&r);
-    scene_destroy(&s);
+      assert_memory_equal(r.P[0][l], s->D[0][l], sizeof(double) * (size_t)case_weight_count(s, l));
+    case_free_result(&r);
+    case_destroy(&s);
   }
 }
 

@@ -19,16 +19,16 @@ static double *wave(int64_t n, double shift, double scale) {
 }
 
 /* Linear 3 -> 2 with bias on two positions; a strided, padded convolution. */
-static scene *golden_scene(void) {
-  scene *s = scene_create(2, 1);
-  scene_linear(s, 3, 2, true, 2);
-  ng_layer *l = scene_conv(s, 2, 2, 3, 2, 5, 4, false);
+static test_case *golden_case(void) {
+  test_case *s = case_create(2, 1);
+  case_linear(s, 3, 2, true, 2);
+  ng_layer *l = case_conv(s, 2, 2, 3, 2, 5, 4, false);
   l->stride[0] = 2;
   l->padding[0] = 1;
-  scene_close(s);
+  case_set_positions(s);
   for (int32_t t = 0; t < 2; t++) {
     const double o = 0.5 * t;
-    scene_micro *linear = scene_call(s, t, 0, 4);
+    case_micro *linear = case_add_micro(s, t, 0, 4);
     linear->a[0][0] = wave(24, 0.1 + o, 1);
     linear->g[0][0] = wave(16, 0.4 + o, 1);
     double *w = wave(6, 0.9 + o, 0.2), *b = wave(2, 1.3 + o, 0.2), *D = s->D[t][0] = zeros(8);
@@ -39,7 +39,8 @@ static scene *golden_scene(void) {
     free(w);
     free(b);
     s->D[t][1] = wave(24, 1.1 + o, 0.2);
-    scene_micro *conv = scene_call(s, t, 0, 2); /* another number of samples: another micro-batch */
+    case_micro *conv =
+        case_add_micro(s, t, 0, 2); /* another number of samples: another micro-batch */
     conv->a[1][0] = wave(80, 0.2 + o, 1);
     conv->g[1][0] = wave(36, 0.6 + o, 1);
   }
@@ -53,8 +54,8 @@ static ng_options system_of(const char *system) {
   return o;
 }
 
-static void played(const scene *s, const ng_options *o, scene_result *r) {
-  scene_play(s, o, &(scene_look){0}, r);
+static void played(const test_case *s, const ng_options *o, case_result *r) {
+  case_run(s, o, &(case_setup){0}, r);
   assert_int_equal(r->status, NG_OK);
 }
 
@@ -68,15 +69,15 @@ static void near(double x, double y, const char *what) {
 static void golden_eva_f(void **state) {
   static const double want[8] = {4.49795021,   6.23377827,  4.75516723,  -0.615276684,
                                  -0.405750378, -4.95952117, -6.64931057, 0.488469587};
-  scene *s = golden_scene();
-  scene_result r;
+  test_case *s = golden_case();
+  case_result r;
   ng_options o = fixture_parse("method=eva-f");
   fixture_set(&o, "clip", "none");
   played(s, &o, &r);
   for (int i = 0; i < 8; i++) /* entries of six: six times the 1e-6 of the others */
     assert_true(fabs(r.P[0][0][i] - want[i]) <= 6e-6);
-  scene_forget(&r);
-  scene_destroy(&s);
+  case_free_result(&r);
+  case_destroy(&s);
 }
 
 /* The baseline K-FAC of the same program: V, nu, the linear layer. */
@@ -89,8 +90,8 @@ static void golden_eva_kfac(void **state) {
       {0.168832483, 0.0769612293, 0.170025238, 0.200412979, 0.143668981, 0.00234312223,
        -0.178652318, -0.304235108, -0.293005362, 0.0328637161}};
   for (int clean = 0; clean < 2; clean++) {
-    scene *s = golden_scene();
-    scene_result r;
+    test_case *s = golden_case();
+    case_result r;
     ng_options o = system_of("kfac");
     if (clean) fixture_set(&o, "damping_leak", "0");
     played(s, &o, &r);
@@ -101,8 +102,8 @@ static void golden_eva_kfac(void **state) {
       for (int i = 0; i < 8; i++)
         near(r.P[t][0][i], w[2 + i], "linear");
     }
-    scene_forget(&r);
-    scene_destroy(&s);
+    case_free_result(&r);
+    case_destroy(&s);
   }
 }
 
@@ -118,15 +119,15 @@ static void golden_neighbours(void **state) {
                {0.156838397, 0.199941023, 0.142027215, 0.19409221, 0.00506004595, -0.138619349,
                 -0.199979584, 0.18194748}}};
   for (int k = 0; k < 2; k++) {
-    scene *s = golden_scene();
-    scene_result r;
+    test_case *s = golden_case();
+    case_result r;
     ng_options o = system_of(want[k].system);
     played(s, &o, &r);
     for (int i = 0; i < 8; i++)
       near(r.P[0][0][i], want[k].linear[i], want[k].system);
     assert_true(r.nu[0] == 1);
-    scene_forget(&r);
-    scene_destroy(&s);
+    case_free_result(&r);
+    case_destroy(&s);
   }
 }
 

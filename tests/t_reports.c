@@ -43,7 +43,7 @@ static void step(scene *s, double lr, int shows) {
   memcpy(s->grad, s->d, sizeof s->d);
   memcpy(s->bias, s->d_bias, sizeof s->d_bias);
   for (int i = 0; i < shows; i++)
-    fixture_ok(&s->f, fixture_show(&s->f, SAMPLES, 0, &a, &g));
+    fixture_ok(&s->f, fixture_begin_and_observe(&s->f, SAMPLES, 0, &a, &g));
   fixture_ok(&s->f, ng_step(s->f.p, lr));
 }
 
@@ -285,7 +285,7 @@ static ng_status send(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = fixture_linear(&s.f, "fc", grad, NULL);
   if (st == NG_OK) st = ng_ready(s.f.p);
   for (int k = 0; k < SENT_STEPS && st == NG_OK; k++) {
-    if (k % 2 == 0) st = fixture_show(&s.f, SAMPLES, 0, &a, &g);
+    if (k % 2 == 0) st = fixture_begin_and_observe(&s.f, SAMPLES, 0, &a, &g);
     if (st == NG_OK) st = ng_step(s.f.p, 0.1);
     ng_report r = {.struct_size = sizeof r};
     if (st == NG_OK) st = ng_report_read(s.f.p, &r);

@@ -357,7 +357,7 @@ static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = fixture_linear(&f, "fc", grad, weight);
   if (st == NG_OK) st = ng_set_group(f.p, 0, NG_BIAS, 1);
   if (st == NG_OK) st = ng_ready(f.p);
-  if (st == NG_OK) st = fixture_show(&f, SAMPLES, 0, &in, &out);
+  if (st == NG_OK) st = fixture_begin_and_observe(&f, SAMPLES, 0, &in, &out);
   char was[64] = "";
   if (st == NG_OK && o->set != NULL) st = ng_get(f.p, o->set, was, sizeof was);
   if (st == NG_OK && o->set != NULL && odd) st = ng_set(f.p, o->set, o->value);
@@ -374,7 +374,8 @@ static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
   if (l->again[rank] == NG_OK && half)
     l->again[rank] = fused ? ng_bind_weight(f.p, 0, NG_WEIGHT, &as_others)
                            : ng_bind_grad(f.p, 0, NG_WEIGHT, &as_others);
-  if (l->again[rank] == NG_OK) l->again[rank] = fixture_show(&f, SAMPLES, 0, &in, &out);
+  if (l->again[rank] == NG_OK)
+    l->again[rank] = fixture_begin_and_observe(&f, SAMPLES, 0, &in, &out);
   if (l->again[rank] == NG_OK) l->again[rank] = take_step(&f, o, false);
   fixture_close(&f);
   return st;

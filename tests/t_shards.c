@@ -12,15 +12,15 @@
 #include <string.h>
 
 #include "oracle.h"
-#include "shard_scene.h"
+#include "shard_run.h"
 
 /* ---- the oracle ------------------------------------------------------------------------------*/
 
 typedef struct whole {
-  double P[STEPS][LAYERS][ROOM], nu[STEPS];
+  double P[STEPS][LAYERS][MOST_WEIGHTS], nu[STEPS];
 } whole;
 
-static void remember(const scene *x, whole *w) {
+static void remember(const shard_run *x, whole *w) {
   char options[256];
   (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);
   ng_options opt = fixture_parse(options);
@@ -31,7 +31,7 @@ static void remember(const scene *x, whole *w) {
     d.name = layer[i].name;
     d.in = layer[i].in;
     d.out = layer[i].out;
-    d.bias = (int32_t)bias_of(x, i);
+    d.bias = (int32_t)has_bias(x, i);
     d.positions = layer[i].positions;
     assert_int_equal(oracle_add(o, &d), i);
   }
@@ -42,16 +42,16 @@ static void remember(const scene *x, whole *w) {
       for (int64_t call = 0; call < MICRO; call++) {
         ng_batch b;
         ng_batch_init(&b, sizeof b);
-        b.samples = samples_of(g, call);
+        b.samples = sample_count(g, call);
         oracle_begin(o, g, &b);
         for (int k = 0; k < 2 * LAYERS; k++) {
           const int i = k % LAYERS;
           const bool grad = k >= LAYERS;
-          const int64_t n = b.samples * positions_of(i) * (grad ? layer[i].out : layer[i].in);
-          double a[2 * SEEN];
+          const int64_t n = b.samples * position_count(i) * (grad ? layer[i].out : layer[i].in);
+          double a[2 * MOST_OBSERVED];
           for (int64_t j = 0; j < n; j++)
-            a[j] = seen(g, t, call, i, grad, j);
-          (grad ? oracle_output_grad : oracle_input)(o, g, i, a, positions_of(i));
+            a[j] = observation(g, t, call, i, grad, j);
+          (grad ? oracle_output_grad : oracle_input)(o, g, i, a, position_count(i));
         }
       }
     }
@@ -65,7 +65,7 @@ static void remember(const scene *x, whole *w) {
 }
 
 /* What P makes of the weights. */
-static void update(const scene *x, whole *w) {
+static void update(const shard_run *x, whole *w) {
   const bool sgd = strstr(x->options, "=sgd") != NULL;
   if (!sgd && strstr(x->options, "=adamw") == NULL) return;
   ng_sgd s = fixture_sgd(0.1, 0.9);
@@ -74,10 +74,10 @@ static void update(const scene *x, whole *w) {
   ng_adamw_init(&a, sizeof a);
   a.lr = 0.1;
   for (int i = 0; i < LAYERS; i++) {
-    double now[ROOM], m[ROOM] = {0}, v[ROOM] = {0};
-    const int64_t n = layer[i].out * (layer[i].in + bias_of(x, i));
-    for (int64_t k = 0; k < ROOM; k++)
-      now[k] = initial(i, k);
+    double now[MOST_WEIGHTS], m[MOST_WEIGHTS] = {0}, v[MOST_WEIGHTS] = {0};
+    const int64_t n = layer[i].out * (layer[i].in + has_bias(x, i));
+    for (int64_t k = 0; k < MOST_WEIGHTS; k++)
+      now[k] = initial_weight(i, k);
     for (int t = 0; t < STEPS; t++) {
       if (sgd) {
         oracle_sgd(&s, t + 1, n, w->P[t][i], now, m);
@@ -90,17 +90,17 @@ static void update(const scene *x, whole *w) {
 }
 
 /* The largest difference of this rank's parts beside the largest number of a layer. */
-static double far_off(const scene *x, const whole *w, int32_t rank, int t) {
+static double far_off(const shard_run *x, const whole *w, int32_t rank, int t) {
   double worst = fabs(x->nu[rank][t] - w->nu[t]) / w->nu[t];
   for (int i = 0; i < LAYERS; i++) {
-    const part p = part_of(x, rank, i);
+    const shard p = shard_of(x, rank, i);
     double most = 0.0;
-    float expected[ROOM] = {0};
-    for (int64_t k = 0; k < layer[i].out * (layer[i].in + bias_of(x, i)); k++) {
+    float expected[MOST_WEIGHTS] = {0};
+    for (int64_t k = 0; k < layer[i].out * (layer[i].in + has_bias(x, i)); k++) {
       most = fmax(most, fabs(w->P[t][i][k]));
     }
-    cut(x, rank, i, w->P[t][i], expected);
-    for (int64_t k = 0; k < p.out * (p.in + bias_of(x, i)); k++) {
+    copy_shard(x, rank, i, w->P[t][i], expected);
+    for (int64_t k = 0; k < p.out * (p.in + has_bias(x, i)); k++) {
       worst = fmax(worst, fabs((double)(x->out[rank][t][i][k] - expected[k])) / most);
     }
   }
@@ -109,9 +109,11 @@ static double far_off(const scene *x, const whole *w, int32_t rank, int t) {
 
 /* Eigenvectors come in f32, and how near depends on the kernels of the LAPACK at hand: 1.1e-5 was seen, with AVX-512, of
  * one rank and no parts. */
-static double bound_of(const scene *x) { return strstr(x->options, "eigen") != NULL ? 3e-5 : 1e-5; }
+static double bound_of(const shard_run *x) {
+  return strstr(x->options, "eigen") != NULL ? 3e-5 : 1e-5;
+}
 
-static void compare(const scene *x) {
+static void compare(const shard_run *x) {
   whole w;
   memset(&w, 0, sizeof w);
   remember(x, &w);
@@ -126,8 +128,8 @@ static void compare(const scene *x) {
       assert_true(x->nu[r][t] == x->nu[0][t]);
       const float *mine = x->out[r][t][3], *first = x->out[0][t][3]; /* not cut */
       assert_memory_equal(mine, first, (size_t)(layer[3].out * layer[3].in) * sizeof *mine);
-      const part p = part_of(x, r, 1), q = part_of(x, 0, 1);
-      if (bias_of(x, 1)) { /* whole on all */
+      const shard p = shard_of(x, r, 1), q = shard_of(x, 0, 1);
+      if (has_bias(x, 1)) { /* whole on all */
         assert_memory_equal(x->out[r][t][1] + p.out * p.in, x->out[0][t][1] + q.out * q.in,
                             (size_t)p.out * sizeof *mine);
       }
@@ -158,14 +160,14 @@ static void equal_to_whole(void **state) {
         const bool half =
             m > 0 && (W == RANKS || (m + g + k) % 2 == 0); /* the first method everywhere */
         if ((k == 2 && W % 2 != 0) || half || !has_ranks(W)) continue;
-        scene how = usual_scene(options);
+        shard_run how = usual_run(options);
         how.data = grid[g][0];
         how.model = grid[g][1];
-        how.across = (m + k) % 2 == 0;
+        how.data_adjacent = (m + k) % 2 == 0;
         how.bias = (g + k) % 2 == 0 || W == 1;
         how.last = g % 2 == 1;
         how.rows_first = k % 2 == 0;
-        scene *x = played(&how);
+        shard_run *x = trained_run(&how);
         compare(x);
         free(x);
       }
@@ -183,18 +185,18 @@ static void shards_equal_groups_of_one_rank(void **state) {
       "method=natgrad damping=0.3 stat_period=1 solve_period=2 factor_blocks=2 max_factor=4",
       "method=natgrad damping=0.3 calls=ema refresh_tolerance=0.1 colocate=0 placement=mpd-kfac"};
   for (size_t m = 0; m < sizeof more / sizeof more[0]; m++) {
-    scene how = usual_scene(more[m]);
+    shard_run how = usual_run(more[m]);
     how.model = 1;
-    scene *one = played(&how);
+    shard_run *one = trained_run(&how);
     how.model = 3;
-    scene *x = played(&how);
+    shard_run *x = trained_run(&how);
     for (int32_t r = 0; r < 6; r++) {
       for (int t = 0; t < STEPS; t++) {
         if (!(fabs(x->nu[r][t] / one->nu[0][t] - 1.0) < 1e-5)) {
           fail_msg("%s: nu is %g on rank %d, expected %g", more[m], x->nu[r][t], r, one->nu[0][t]);
         }
         for (int i = 0; i < LAYERS; i++) {
-          const part p = part_of(x, r, i);
+          const shard p = shard_of(x, r, i);
           const float *of = one->out[group_of(one, 0)][t][i], *mine = x->out[r][t][i];
           double most = 0.0;
           for (int64_t k = 0; k < layer[i].in * layer[i].out; k++)
@@ -221,20 +223,20 @@ static void model_groups_on_some_ranks_are_refused(void **state) {
     const int32_t W = 2 * data;
     if (!has_ranks(W)) break;
     for (uint32_t without = 0; without < (1U << W) - 1; without++) {
-      scene how = usual_scene(methods[0]);
+      shard_run how = usual_run(methods[0]);
       how.data = data;
-      how.without = without;
-      scene *x = begin(&how);
+      how.unsharded = without;
+      shard_run *x = new_run(&how);
       ng_status each[RANKS];
       char says[64];
       const bool fine = without == 0;
       const int given = W - __builtin_popcount(without);
       (void)snprintf(says, sizeof says, "model_group is given on %d of %d ranks", given, W);
-      (void)play(x, each);
+      (void)train(x, each);
       for (int32_t r = 0; r < W; r++) {
         assert_int_equal(each[r], fine ? NG_OK : NG_ERR_COMM);
-        const bool here = x->why[r][0] != 0; /* over MPI of this rank alone */
-        if (!fine && here && strstr(x->why[r], says) == NULL) fail_msg("%s", x->why[r]);
+        const bool here = x->message[r][0] != 0; /* over MPI of this rank alone */
+        if (!fine && here && strstr(x->message[r], says) == NULL) fail_msg("%s", x->message[r]);
       }
       free(x);
     }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shard_scene.h"
+#include "shard_run.h"
 
 /* ---- what goes wrong -------------------------------------------------------------------------*/
 
@@ -23,16 +23,16 @@ static void wrong_arrays_of_one_rank_reach_all(void **state) {
              {BASE "|rows", "the layer, rows or dtype of this observation differ", NG_ERR_STATE}};
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
-      scene with = usual_scene(how[k].options);
+      shard_run with = usual_run(how[k].options);
       with.wrong = wrong;
-      scene *x = begin(&with);
+      shard_run *x = new_run(&with);
       ng_status each[RANKS];
-      assert_true(play(x, each) >= NG_OK);
+      assert_true(train(x, each) >= NG_OK);
       for (int32_t r = 0; r < 4; r++) {
         const bool beside = group_of(x, r) == group_of(x, wrong);
-        assert_int_equal(x->shown[r][1], beside ? how[k].st : NG_OK);
+        assert_int_equal(x->observed[r][1], beside ? how[k].st : NG_OK);
         assert_int_equal(x->status[r][1], beside || k == 0 ? how[k].st : NG_OK);
-        if (k > 0 && beside) assert_non_null(strstr(x->why[r], how[k].says));
+        if (k > 0 && beside) assert_non_null(strstr(x->message[r], how[k].says));
         assert_int_equal(x->status[r][0], NG_OK);
         assert_int_equal(x->status[r][2], NG_OK);
       }
@@ -47,20 +47,20 @@ static void no_memory_for_the_whole(void **state) {
   int32_t met = 0;
   for (int32_t wrong = 0; wrong < 4; wrong++) {
     for (int32_t k = 1;; k++) {
-      scene how = usual_scene(BASE);
+      shard_run how = usual_run(BASE);
       how.rows_first = false;
       how.wrong = wrong;
-      how.starve = k;
-      scene *x = begin(&how);
+      how.fail_alloc = k;
+      shard_run *x = new_run(&how);
       ng_status each[RANKS];
-      const ng_status st = play(x, each);
-      if (st != NG_OK) fail_msg("allocation %d of rank %d: %s", k, wrong, x->why[wrong]);
+      const ng_status st = train(x, each);
+      if (st != NG_OK) fail_msg("allocation %d of rank %d: %s", k, wrong, x->message[wrong]);
       for (int32_t r = 0; r < 4; r++) {
-        const bool beside = group_of(x, r) == group_of(x, wrong) && x->starved;
-        assert_int_equal(x->shown[r][0], beside ? NG_ERR_NOMEM : NG_OK);
+        const bool beside = group_of(x, r) == group_of(x, wrong) && x->alloc_failed;
+        assert_int_equal(x->observed[r][0], beside ? NG_ERR_NOMEM : NG_OK);
         assert_int_equal(x->status[r][1], NG_OK);
       }
-      const bool through = !x->starved;
+      const bool through = !x->alloc_failed;
       free(x);
       if (through) break;
       met++;
@@ -74,18 +74,18 @@ static void any_collective_fails(void **state) {
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
     for (;; k++) {
-      scene how = usual_scene(BASE " grad_worker_fraction=0");
+      shard_run how = usual_run(BASE " grad_worker_fraction=0");
       how.rows_first = false;
       how.last = k % 2 == 0;
       how.wrong = k % 4;
       how.fail[which] = k;
       how.fail[1 - which] = 1 << 30;
-      scene *x = begin(&how);
+      shard_run *x = new_run(&how);
       ng_status each[RANKS];
-      const ng_status st = play(x, each);
+      const ng_status st = train(x, each);
       for (int32_t r = 0; r < 4; r++) {
         if (each[r] != (st == NG_OK ? NG_OK : NG_ERR_COMM)) {
-          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], x->why[r]);
+          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], x->message[r]);
         }
       }
       free(x);
@@ -108,14 +108,15 @@ static void refused_by_name(void **state) {
             {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
             {BASE " clip=ratio clip_bound=1", "clip = ratio", NG_ERR_ABSENT}};
   for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
-    scene how = usual_scene(no[i].options);
+    shard_run how = usual_run(no[i].options);
     how.save = "/tmp/never-written";
-    scene *x = begin(&how);
+    shard_run *x = new_run(&how);
     ng_status each[RANKS];
-    (void)play(x, each);
+    (void)train(x, each);
     for (int32_t r = 0; r < 4; r++) {
       assert_int_equal(each[r], no[i].st);
-      if (strstr(x->why[r], no[i].says) == NULL) fail_msg("%s: %s", no[i].options, x->why[r]);
+      if (strstr(x->message[r], no[i].says) == NULL)
+        fail_msg("%s: %s", no[i].options, x->message[r]);
     }
     free(x);
   }

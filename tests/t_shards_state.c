@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shard_scene.h"
+#include "shard_run.h"
 #include "state/work.h"
-#include "state_scene.h"
+#include "state_help.h"
 
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1 "
 static const char *const updates[] = {BASE "update=sgd",
@@ -23,37 +23,37 @@ static const char *const updates[] = {BASE "update=sgd",
 /* Who goes on; the first as those who saved. */
 static const struct {
   int32_t model;
-  bool across, skewed, uncut;
+  bool data_adjacent, skewed, whole;
 } others[] = {{2, false, false, false}, {2, true, false, false},  {3, false, false, false},
               {3, true, true, false},   {1, false, false, false}, {1, false, false, true},
               {2, false, true, false}};
 enum { OTHERS = sizeof others / sizeof others[0] };
 
-static scene saver(const char *options, const char *one, const char *parts) {
-  scene how = usual_scene(options);
+static shard_run saver(const char *options, const char *one, const char *parts) {
+  shard_run how = usual_run(options);
   how.save = one;
   how.parts = parts;
   return how;
 }
 
 /* The same goes on from `start`, and saves again. */
-static void begins_at(scene *how, double start[LAYERS][ROOM], const char *again) {
+static void begins_at(shard_run *how, double start[LAYERS][MOST_WEIGHTS], const char *again) {
   how->save = how->parts = NULL;
-  how->again = again;
+  how->resave = again;
   how->first = 2;
   how->start = start;
 }
 
-static void whole_of(const scene *x, int t, double to[LAYERS][ROOM]) {
+static void whole_of(const shard_run *x, int t, double to[LAYERS][MOST_WEIGHTS]) {
   memset(to, 0, LAYERS * sizeof to[0]);
   for (int32_t r = 0; r < x->data * x->model; r++) {
     for (int i = 0; i < LAYERS; i++)
-      put_part(x, r, i, x->out[r][t][i], to[i]);
+      store_shard(x, r, i, x->out[r][t][i], to[i]);
   }
 }
 
-static void goes_on(const scene *went, const scene *x, bool same) {
-  double expected[LAYERS][ROOM], is[LAYERS][ROOM];
+static void goes_on(const shard_run *went, const shard_run *x, bool same) {
+  double expected[LAYERS][MOST_WEIGHTS], is[LAYERS][MOST_WEIGHTS];
   const int last = STEPS - 1;
   whole_of(went, last, expected);
   for (int32_t r = 0; r < x->data * x->model && same; r++)
@@ -61,9 +61,9 @@ static void goes_on(const scene *went, const scene *x, bool same) {
   whole_of(x, last, is);
   for (int i = 0; i < LAYERS; i++) {
     double most = 0.0;
-    for (int k = 0; k < ROOM; k++)
+    for (int k = 0; k < MOST_WEIGHTS; k++)
       most = fmax(most, fabs(expected[i][k]));
-    for (int k = 0; k < ROOM; k++) {
+    for (int k = 0; k < MOST_WEIGHTS; k++) {
       if (fabs(is[i][k] - expected[i][k]) < 1e-5 * most || is[i][k] == expected[i][k]) continue;
       fail_msg("%s, %d ranks a group: '%s' [%d] is %g, expected %g", x->options, x->model,
                layer[i].name, k, is[i][k], expected[i][k]);
@@ -75,25 +75,25 @@ static void read_by_any_split(void **state) {
   const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     for (int across = 0; across < 2; across++) {
-      scene how = saver(updates[u], one.text, parts.text);
-      how.across = across == 1;
+      shard_run how = saver(updates[u], one.text, parts.text);
+      how.data_adjacent = across == 1;
       how.skewed = u == 1;
       how.bias = u != 2;
-      double start[LAYERS][ROOM];
-      scene *went = played(&how);
+      double start[LAYERS][MOST_WEIGHTS];
+      shard_run *went = trained_run(&how);
       whole_of(went, 1, start);
       assert_int_equal(list_folder().n, 1 + 2 * how.model);
       begins_at(&how, start, again.text);
       for (int k = 0; k < 2 * OTHERS; k++) {
         how.model = others[k / 2].model;
-        how.across = others[k / 2].across;
+        how.data_adjacent = others[k / 2].data_adjacent;
         how.skewed = others[k / 2].skewed;
-        how.uncut = others[k / 2].uncut;
+        how.whole = others[k / 2].whole;
         how.load = k % 2 == 0 ? one.text : parts.text;
-        scene *x = played(&how);
+        shard_run *x = trained_run(&how);
         assert_same_file(one.text, again.text);
         goes_on(went, x,
-                how.model == went->model && how.across == went->across &&
+                how.model == went->model && how.data_adjacent == went->data_adjacent &&
                     how.skewed == went->skewed);
         free(x);
       }
@@ -107,19 +107,19 @@ static void read_by_any_split(void **state) {
 static void read_from_whole(void **state) {
   const path one = path_of("one"), parts = path_of("parts"), again = path_of("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
-    scene how = saver(updates[u], one.text, parts.text);
+    shard_run how = saver(updates[u], one.text, parts.text);
     how.model = 1;
-    how.uncut = true;
-    double start[LAYERS][ROOM];
-    scene *went = played(&how);
+    how.whole = true;
+    double start[LAYERS][MOST_WEIGHTS];
+    shard_run *went = trained_run(&how);
     whole_of(went, 1, start);
     begins_at(&how, start, again.text);
-    how.uncut = false;
+    how.whole = false;
     how.model = 3;
-    how.across = true;
+    how.data_adjacent = true;
     for (int k = 0; k < 2; k++) {
       how.load = k == 0 ? one.text : parts.text;
-      scene *x = played(&how);
+      shard_run *x = trained_run(&how);
       assert_same_file(one.text, again.text);
       goes_on(went, x, false);
       free(x);

@@ -28,14 +28,14 @@ static int64_t samples_of(int pattern, int32_t t, int32_t rank, int32_t ranks) {
   return (rank + t) % 2 == 0 ? 0 : 1 + (3 * rank + t) % 5;
 }
 
-static scene *shards(const variant *v, int32_t steps, int32_t ranks, int pattern) {
+static test_case *shards(const variant *v, int32_t steps, int32_t ranks, int pattern) {
   rng r = {test_seed() ^ 43};
-  scene *s = v_layers_of(v, steps, ranks);
+  test_case *s = v_layers_of(v, steps, ranks);
   for (int32_t t = 0; t < steps; t++) {
     for (int32_t k = 0; k < ranks; k++)
-      scene_call(s, t, k, samples_of(pattern, t, k, ranks))->batch.reduction = NG_SUM;
+      case_add_micro(s, t, k, samples_of(pattern, t, k, ranks))->batch.reduction = NG_SUM;
   }
-  scene_fill(s, &r);
+  case_fill(s, &r);
   return s;
 }
 
@@ -44,11 +44,11 @@ typedef struct manner {
   bool mean, last, silent, whole; /* silent: what is not there is not shown either */
 } manner;
 
-static void say(scene *s, const manner *m) {
+static void say(test_case *s, const manner *m) {
   for (int32_t t = 0; t < s->steps; t++) {
     int64_t whole = 0;
     for (int32_t k = 0; k < s->ranks; k++) {
-      scene_micro *x = &s->micro[t][k][0];
+      case_micro *x = &s->micro[t][k][0];
       x->batch.first = m->whole ? whole : 0;
       x->batch.last = m->last;
       whole += x->batch.samples;
@@ -81,7 +81,7 @@ static void as_one_rank(const variant *v) {
       /* The shift that stays in an average is divided by the ranks (as published), which shows from the second step on;
        * ranks that share a batch keep it whole. */
       const int32_t steps = strcmp(usual.damping_leak, "0") != 0 && !row[k].whole ? 1 : STEPS;
-      scene *s = shards(v, steps, crowd_of(i / PATTERNS), i % PATTERNS), *whole = scene_merge(s);
+      test_case *s = shards(v, steps, crowd_of(i / PATTERNS), i % PATTERNS), *whole = case_merge(s);
       if (row[k].mean) {
         v_means(s);
         v_means(whole);
@@ -97,8 +97,8 @@ static void as_one_rank(const variant *v) {
         fixture_real(&o, "stat_batch", take[n]);
         v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
       }
-      scene_destroy(&s);
-      scene_destroy(&whole);
+      case_destroy(&s);
+      case_destroy(&whole);
     }
   }
 }
@@ -111,33 +111,33 @@ static void last_call(const variant *v) {
   ng_options o = usual;
   if (v->f->shards != ANY_PARTS || crowd_of(0) != RANKS) return;
   fixture_set(&o, "calls", "last");
-  scene *s = v_layers_of(v, 1, RANKS), *one = v_layers_of(v, 1, 1);
+  test_case *s = v_layers_of(v, 1, RANKS), *one = v_layers_of(v, 1, 1);
   for (int32_t k = 0; k < RANKS; k++) {
-    scene_call(s, 0, k, 3 - k)->batch.reduction = NG_SUM;
-    scene_call(s, 0, k, k == 0 ? B : 0)->batch.reduction = NG_SUM;
+    case_add_micro(s, 0, k, 3 - k)->batch.reduction = NG_SUM;
+    case_add_micro(s, 0, k, k == 0 ? B : 0)->batch.reduction = NG_SUM;
   }
-  scene_call(one, 0, 0, B)->batch.reduction = NG_SUM;
-  scene_fill(s, &r);
-  scene_fill(one, &r);
+  case_add_micro(one, 0, 0, B)->batch.reduction = NG_SUM;
+  case_fill(s, &r);
+  case_fill(one, &r);
   for (int32_t l = 0; l < s->layers; l++) {
-    const scene_micro *from = &s->micro[0][0][1], *to = &one->micro[0][0][0];
-    memcpy(one->D[0][l], s->D[0][l], sizeof(double) * (size_t)scene_weights(s, l));
-    memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)scene_in_count(s, l, B));
-    memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)scene_out_count(s, l, B));
+    const case_micro *from = &s->micro[0][0][1], *to = &one->micro[0][0][0];
+    memcpy(one->D[0][l], s->D[0][l], sizeof(double) * (size_t)case_weight_count(s, l));
+    memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)case_input_count(s, l, B));
+    memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)case_output_count(s, l, B));
   }
   v_equal(v, "no samples in the last call", s, &o, one, &usual, v_tolerance(v, one, &usual));
-  scene_destroy(&s);
-  scene_destroy(&one);
+  case_destroy(&s);
+  case_destroy(&one);
 }
 
-static void must_refuse(const variant *v, scene *s, ng_status st, const char *message) {
+static void must_refuse(const variant *v, test_case *s, ng_status st, const char *message) {
   const ng_options o = v_options(v);
-  scene_result r;
-  scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
+  case_result r;
+  case_run(s, &o, &(case_setup){.linalg = v->linalg}, &r);
   if (r.status != st || strstr(r.message, message) == NULL)
     v_fail(v, "%s %s, expected %s", ng_status_name(r.status), r.message, message);
-  scene_forget(&r);
-  scene_destroy(&s);
+  case_free_result(&r);
+  case_destroy(&s);
 }
 
 /* A single rank needs samples, and a place within the whole batch; nothing has begun. */
@@ -155,7 +155,7 @@ static void refused(const variant *v) {
              {3, (INT64_C(1) << 31) + 1, 0, "first is"},
              {3, 3, INT64_MAX, "first is"}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    scene *s = v_even(v, 1, 1, 42);
+    test_case *s = v_even(v, 1, 1, 42);
     ng_batch *b = &s->micro[0][0][0].batch;
     b->samples = bad[i].samples;
     b->whole = bad[i].whole;
@@ -168,7 +168,7 @@ static void refused(const variant *v) {
 /* The wholes of the ranks differ: 3 more, or none, of one rank. */
 static void of_one_batch(const variant *v) {
   for (int more = 0; more < 2; more++) {
-    scene *s = v_even(v, 2, 3, 43);
+    test_case *s = v_even(v, 2, 3, 43);
     ng_batch *b = &s->micro[1][1][0].batch;
     say(s, &(manner){.whole = true});
     b->whole = more ? b->whole + 3 : 0;

@@ -78,7 +78,7 @@ static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, in
   const plane in = plane_of(a, B, layer[stage].in, NG_F32),
               out = plane_of(g, B, layer[stage].out, NG_F32);
   const bool hide = stage == stages() - 1 && x->mistake == UNSHOWN;
-  return fixture_show(f, B, 0, hide ? NULL : &in, hide ? NULL : &out);
+  return fixture_begin_and_observe(f, B, 0, hide ? NULL : &in, hide ? NULL : &out);
 }
 
 static ng_status live(int32_t rank, life *x, fixture *f, tap t[2]) {
@@ -156,11 +156,11 @@ static life *play(life how, ng_status each[RANKS]) {
   (void)ranks_run(S * D, run_rank, x, each);
   ranks_grid_close(&x->grid);
   for (int32_t r = 0; r < S * D; r++) { /* everybody compares everything */
-    ranks_show(r, x->out[r], sizeof x->out[r]);
-    ranks_show(r, x->nu[r], sizeof x->nu[r]);
-    ranks_show(r, x->status[r], sizeof x->status[r]);
-    ranks_show(r, &x->ready[r], sizeof x->ready[r]);
-    ranks_show(r, x->why[r], sizeof x->why[r]);
+    ranks_broadcast_bytes(r, x->out[r], sizeof x->out[r]);
+    ranks_broadcast_bytes(r, x->nu[r], sizeof x->nu[r]);
+    ranks_broadcast_bytes(r, x->status[r], sizeof x->status[r]);
+    ranks_broadcast_bytes(r, &x->ready[r], sizeof x->ready[r]);
+    ranks_broadcast_bytes(r, x->why[r], sizeof x->why[r]);
   }
   return x;
 }

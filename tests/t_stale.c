@@ -424,7 +424,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
       y = (float)script(l->g, s);
       D = bad ? NAN : (float)(s + 1);
       l->wanted[rank][s] = ng_wants(f.p, 0);
-      st = fixture_show(&f, 1, 0, &a, &g);
+      st = fixture_begin_and_observe(&f, 1, 0, &a, &g);
       if (st == NG_OK) st = ng_step(f.p, 0.1);
       if (bad && st != NG_SKIPPED) return NG_ERR_ARG;
     }

@@ -13,7 +13,7 @@
 #include "ranks.h"
 #include "safetensors.h"
 #include "state/state.h"
-#include "state_scene.h"
+#include "state_help.h"
 
 /* ---- bit for bit -----------------------------------------------------------------------------*/
 
@@ -248,7 +248,7 @@ static void published_order(void **state) {
   fixture_ok(&f, fixture_bind(&f, conv, NG_WEIGHT, &w, NULL));
   fixture_ok(&f, fixture_bind(&f, conv, NG_BIAS, &bias, NULL));
   fixture_ok(&f, ng_ready(f.p));
-  fixture_ok(&f, fixture_show(&f, B, conv, &vx, &vg));
+  fixture_ok(&f, fixture_begin_and_observe(&f, B, conv, &vx, &vg));
   fixture_ok(&f, ng_step(f.p, 0.1));
   fixture_ok(&f, ng_save(f.p, file.text));
   for (int n = 0; n < B; n++) {

@@ -14,7 +14,7 @@
 #include "model/model.h"
 #include "ranks.h"
 #include "safetensors.h"
-#include "state_scene.h"
+#include "state_help.h"
 #include "tap.h"
 
 enum { RANKS = 3 };

@@ -75,7 +75,7 @@ static void reverse(char **text, const char *path) {
   ngio_json *json = json_must(*text, strlen(*text));
   ngio_out o = {0};
   const json_edit edit = {.at = json_find(ngio_json_root(json), path), .reverse = 1};
-  json_show(&o, NULL, ngio_json_root(json), &edit);
+  json_write(&o, NULL, ngio_json_root(json), &edit);
   ngio_out_bytes(&o, "", 1);
   ngio_json_free(&json);
   free(*text);

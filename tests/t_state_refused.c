@@ -16,7 +16,7 @@
 #include "model/model.h"
 #include "ranks.h"
 #include "safetensors.h"
-#include "state_scene.h"
+#include "state_help.h"
 
 /* ---- refused, and nothing changed ------------------------------------------------------------*/
 

@@ -11,7 +11,7 @@
 #include "json_edit.h"
 #include "ranks.h"
 #include "safetensors.h"
-#include "state_scene.h"
+#include "state_help.h"
 #include "stream.h"
 
 static const sim_setup small = {.method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL};

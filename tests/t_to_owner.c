@@ -172,11 +172,11 @@ static life lived(life how) {
   if (ranks_run(l.ranks, live, &l, NULL) != NG_OK)
     fail_msg("%s %s: %s", l.options, l.with, l.why[0]);
   for (int32_t r = 0; r < l.ranks; r++) { /* all processes compare */
-    ranks_show(r, l.out[r], sizeof l.out[r]);
-    ranks_show(r, l.status[r], sizeof l.status[r]);
-    ranks_show(r, &l.scattered[r], sizeof l.scattered[r]);
-    ranks_show(r, &l.others[r], sizeof l.others[r]);
-    ranks_show(r, &l.sums[r], sizeof l.sums[r]);
+    ranks_broadcast_bytes(r, l.out[r], sizeof l.out[r]);
+    ranks_broadcast_bytes(r, l.status[r], sizeof l.status[r]);
+    ranks_broadcast_bytes(r, &l.scattered[r], sizeof l.scattered[r]);
+    ranks_broadcast_bytes(r, &l.others[r], sizeof l.others[r]);
+    ranks_broadcast_bytes(r, &l.sums[r], sizeof l.sums[r]);
     assert_memory_equal(l.out[r], l.out[0], sizeof l.out[0]);
     assert_memory_equal(l.status[r], l.status[0], sizeof l.status[0]);
   }

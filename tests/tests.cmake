@@ -144,11 +144,11 @@ set(natgrad_test_support_sources
     tests/plan_count.c
     tests/plane.c
     tests/ranks.c
-    tests/scene.c
-    tests/scene_play.c
-    tests/shard_scene.c
+    tests/test_case.c
+    tests/test_case_run.c
+    tests/shard_run.c
     tests/sim.c
-    tests/state_scene.c
+    tests/state_help.c
     tests/json_edit.c
     tests/stream.c
     tests/strided.c

@@ -61,7 +61,7 @@ void fill(model *m, int place, double size) {
 
 ng_status step(model *m, const how *by) {
   const plane a = plane_of(m->a, 1, IN, NG_F32), g = plane_of(m->g, 1, OUT, NG_F32);
-  const ng_status st = fixture_show(&m->f, 1, 0, &a, &g);
+  const ng_status st = fixture_begin_and_observe(&m->f, 1, 0, &a, &g);
   if (st < NG_OK) return st;
   if (by->in_place) return ng_step(m->f.p, by->lr);
   if (by->beta2 > 0) {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static wide *wides(int64_t n) { return scene_alloc(sizeof(wide) * (size_t)n); }
+static wide *wides(int64_t n) { return must_calloc(sizeof(wide) * (size_t)n); }
 
 static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
@@ -80,14 +80,14 @@ static void take_q(window_oracle *k, const fixture *f) {
 
 window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const fixture_entry *e,
                                   int32_t n, const float *w) {
-  window_oracle *k = scene_alloc(sizeof *k);
+  window_oracle *k = must_calloc(sizeof *k);
   k->o = *o;
   for (int32_t i = 0; i < n; i++) {
     append(k, e[i].rows * e[i].cols, e[i].rows);
     if (e[i].bias) append(k, e[i].rows, 1);
   }
   make_room(k);
-  if (o->window_mask) k->mask = scene_alloc((size_t)k->d * sizeof *k->mask);
+  if (o->window_mask) k->mask = must_calloc((size_t)k->d * sizeof *k->mask);
   for (int64_t i = 0; i < k->d && o->window_mask; i++)
     k->mask[i] = w[i] != 0;
   if (is(o->window_store, "lowrank")) take_q(k, f);
@@ -131,7 +131,7 @@ static bool is_out(const window_oracle *k, int64_t i) { return k->out != NULL &&
 
 /* What top-k sends of a, in place; e is the rest.  The largest first, of equal ones the first. */
 static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, int64_t count) {
-  bool *sent = scene_alloc((size_t)n);
+  bool *sent = must_calloc((size_t)n);
   for (int64_t c = 0; c < count; c++) {
     int64_t best = -1;
     for (int64_t i = 0; i < n; i++) {
@@ -418,22 +418,22 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   free(y);
 }
 
-/* ---- a scene ---------------------------------------------------------------------------------*/
+/* ---- a test case -----------------------------------------------------------------------------*/
 
 /* Entry i of layer l's D (a bias is its last column) in flat order: weights, then biases. */
-static int64_t flat(const scene *s, int32_t l, int64_t i) {
+static int64_t flat(const test_case *s, int32_t l, int64_t i) {
   const int64_t p = oracle_cols(&s->layer[l]), q = oracle_rows(&s->layer[l]);
   if (!s->layer[l].bias) return i;
   return i % p == p - 1 ? q * (p - 1) + i / p : i / p * (p - 1) + i % p;
 }
 
-void window_predict(const scene *s, const ng_options *o, scene_result *out) {
-  int64_t at[SCENE_LAYERS];
-  window_oracle *k = scene_alloc(sizeof *k);
+void window_predict(const test_case *s, const ng_options *o, case_result *out) {
+  int64_t at[CASE_LAYERS];
+  window_oracle *k = must_calloc(sizeof *k);
   k->o = *o;
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
-    const int64_t q = oracle_rows(&s->layer[l]), all = scene_weights(s, l);
+    const int64_t q = oracle_rows(&s->layer[l]), all = case_weight_count(s, l);
     at[l] = k->d;
     if (s->layer[l].frozen) continue;
     append(k, s->layer[l].bias ? all - q : all, q);
@@ -444,7 +444,7 @@ void window_predict(const scene *s, const ng_options *o, scene_result *out) {
   double *g = zeros(d), *u = zeros(d);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
-      for (int64_t i = 0; i < scene_weights(s, l) && !s->layer[l].frozen; i++)
+      for (int64_t i = 0; i < case_weight_count(s, l) && !s->layer[l].frozen; i++)
         g[at[l] + flat(s, l, i)] = s->D[t][l][i];
     }
     if (s->damping[t] > 0) k->o.damping = s->damping[t];
@@ -454,7 +454,7 @@ void window_predict(const scene *s, const ng_options *o, scene_result *out) {
     out->nu[t] = 1;
     if (is(o->clip, "kl")) out->nu[t] = fmin(1, sqrt(o->kl_clip / (0.01 * fabs(out->inner[t]))));
     for (int32_t l = 0; l < s->layers; l++) {
-      const int64_t all = scene_weights(s, l);
+      const int64_t all = case_weight_count(s, l);
       double *P = out->P[t][l] = zeros(all);
       for (int64_t i = 0; i < all; i++)
         P[i] = s->layer[l].frozen ? s->D[t][l][i] : out->nu[t] * u[at[l] + flat(s, l, i)];

@@ -13,7 +13,7 @@
 
 #include "fixture.h"
 #include "oracle.h"
-#include "scene.h"
+#include "test_case.h"
 
 #include <float.h>
 
@@ -70,8 +70,8 @@ double window_gap(const float *got, const double *want, int64_t n);
 void window_oracle_step(window_oracle *k, const double *g, const double *w, double lr, bool enters,
                         double *u);
 
-/* For tests/families.c: what the library should say of a scene. */
-void window_predict(const scene *s, const ng_options *o, scene_result *out);
+/* For tests/families.c: what the library should say of a test case. */
+void window_predict(const test_case *s, const ng_options *o, case_result *out);
 enum { WINDOW_GROWTH = 8 };
 
 /* What the library's window keeps under that name; the test fails if there is nothing. */

@@ -151,7 +151,7 @@ static char *change(char *text) {
     }
   }
   ngio_out o = {0};
-  json_show(&o, NULL, ngio_json_root(json), &edit);
+  json_write(&o, NULL, ngio_json_root(json), &edit);
   ngio_out_bytes(&o, "", 1);
   ngio_json_free(&json);
   free(other);

@@ -1,5 +1,5 @@
-/* scene.c: see scene.h.  Writing a scene: layers, what they see, other orders of the same; comparing results. */
-#include "scene.h"
+/* test_case.c: see test_case.h.  Define test cases, reorder their samples, compare results. */
+#include "test_case.h"
 #include "unit_test.h"
 
 #include <math.h>
@@ -7,34 +7,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-void *scene_alloc(size_t bytes) {
+void *must_calloc(size_t bytes) {
   void *p = calloc(1, bytes > 0 ? bytes : 1);
   if (!p) abort();
   return p;
 }
 
-double *zeros(int64_t n) { return scene_alloc(sizeof(double) * (size_t)n); }
+double *zeros(int64_t n) { return must_calloc(sizeof(double) * (size_t)n); }
 
-/* ---- writing a scene -------------------------------------------------------------------------*/
+/* ---- writing a test case -------------------------------------------------------------------------*/
 
-scene *scene_create(int32_t steps, int32_t ranks) {
-  scene *s = scene_alloc(sizeof *s);
-  if (steps > SCENE_STEPS || ranks > SCENE_RANKS) abort();
+test_case *case_create(int32_t steps, int32_t ranks) {
+  test_case *s = must_calloc(sizeof *s);
+  if (steps > CASE_STEPS || ranks > CASE_RANKS) abort();
   s->steps = steps;
   s->ranks = ranks;
   return s;
 }
 
-void scene_destroy(scene **sp) {
-  scene *s = *sp;
+void case_destroy(test_case **sp) {
+  test_case *s = *sp;
   if (!s) return;
-  for (int t = 0; t < SCENE_STEPS; t++) {
-    for (int l = 0; l < SCENE_LAYERS; l++) {
+  for (int t = 0; t < CASE_STEPS; t++) {
+    for (int l = 0; l < CASE_LAYERS; l++) {
       free(s->D[t][l]);
       if (t == 0) free(s->W[l]);
-      for (int r = 0; r < SCENE_RANKS; r++) {
-        for (int c = 0; c < SCENE_CALLS; c++) {
-          for (int u = 0; u < SCENE_USES; u++) {
+      for (int r = 0; r < CASE_RANKS; r++) {
+        for (int c = 0; c < CASE_CALLS; c++) {
+          for (int u = 0; u < CASE_USES; u++) {
             free(s->micro[t][r][c].a[l][u]);
             free(s->micro[t][r][c].g[l][u]);
           }
@@ -46,9 +46,9 @@ void scene_destroy(scene **sp) {
   *sp = NULL;
 }
 
-static ng_layer *add(scene *s, ng_kind kind, int64_t in, int64_t out, bool bias) {
+static ng_layer *add(test_case *s, ng_kind kind, int64_t in, int64_t out, bool bias) {
   int32_t i = s->layers++;
-  if (i >= SCENE_LAYERS) abort();
+  if (i >= CASE_LAYERS) abort();
   ng_layer *l = &s->layer[i];
   ng_layer_init(l, kind, sizeof *l);
   static const char *const short_name[] = {
@@ -63,14 +63,14 @@ static ng_layer *add(scene *s, ng_kind kind, int64_t in, int64_t out, bool bias)
   return l;
 }
 
-ng_layer *scene_linear(scene *s, int64_t in, int64_t out, bool bias, int64_t positions) {
+ng_layer *case_linear(test_case *s, int64_t in, int64_t out, bool bias, int64_t positions) {
   ng_layer *l = add(s, NG_LINEAR, in, out, bias);
   s->positions[s->layers - 1] = positions;
   return l;
 }
 
-ng_layer *scene_conv(scene *s, int64_t in, int64_t out, int64_t kh, int64_t kw, int64_t h,
-                     int64_t w, bool bias) {
+ng_layer *case_conv(test_case *s, int64_t in, int64_t out, int64_t kh, int64_t kw, int64_t h,
+                    int64_t w, bool bias) {
   ng_layer *l = add(s, NG_CONV2D, in, out, bias);
   l->kernel[0] = kh;
   l->kernel[1] = kw;
@@ -84,11 +84,11 @@ ng_layer *scene_conv(scene *s, int64_t in, int64_t out, int64_t kh, int64_t kw, 
   return l;
 }
 
-bool scene_images(const ng_layer *l) {
+bool takes_images(const ng_layer *l) {
   return l->kind == NG_CONV2D || (l->kind == NG_NORM && l->norm_kind != NG_LAYER_NORM);
 }
 
-ng_layer *scene_norm(scene *s, ng_norm_kind kind, int64_t channels, int64_t h, int64_t w) {
+ng_layer *case_norm(test_case *s, ng_norm_kind kind, int64_t channels, int64_t h, int64_t w) {
   ng_layer *l = add(s, NG_NORM, channels, channels, true);
   l->norm_kind = kind;
   l->image[0] = h;
@@ -97,39 +97,39 @@ ng_layer *scene_norm(scene *s, ng_norm_kind kind, int64_t channels, int64_t h, i
   return l;
 }
 
-ng_layer *scene_embedding(scene *s, int64_t in, int64_t out, int64_t positions) {
+ng_layer *case_embedding(test_case *s, int64_t in, int64_t out, int64_t positions) {
   ng_layer *l = add(s, NG_EMBEDDING, in, out, false);
   s->positions[s->layers - 1] = positions;
   return l;
 }
 
-void scene_close(scene *s) {
+void case_set_positions(test_case *s) {
   for (int32_t i = 0; i < s->layers; i++) {
     if (s->layer[i].kind == NG_CONV2D) s->positions[i] = oracle_positions(&s->layer[i]);
   }
 }
 
-scene_micro *scene_call(scene *s, int32_t step, int32_t rank, int64_t samples) {
+case_micro *case_add_micro(test_case *s, int32_t step, int32_t rank, int64_t samples) {
   int32_t c = s->calls[step][rank]++;
-  if (c >= SCENE_CALLS) abort();
-  scene_micro *m = &s->micro[step][rank][c];
+  if (c >= CASE_CALLS) abort();
+  case_micro *m = &s->micro[step][rank][c];
   ng_batch_init(&m->batch, sizeof m->batch);
   m->batch.samples = samples;
   return m;
 }
 
-int64_t scene_in_count(const scene *s, int32_t i, int64_t samples) {
+int64_t case_input_count(const test_case *s, int32_t i, int64_t samples) {
   const ng_layer *l = &s->layer[i];
   if (l->kind == NG_CONV2D) return samples * l->in * l->image[0] * l->image[1];
   if (l->kind == NG_EMBEDDING) return samples * s->positions[i];
   return samples * s->positions[i] * l->in;
 }
 
-int64_t scene_out_count(const scene *s, int32_t i, int64_t samples) {
+int64_t case_output_count(const test_case *s, int32_t i, int64_t samples) {
   return samples * s->positions[i] * s->layer[i].out;
 }
 
-int64_t scene_weights(const scene *s, int32_t i) {
+int64_t case_weight_count(const test_case *s, int32_t i) {
   return oracle_rows(&s->layer[i]) * oracle_cols(&s->layer[i]);
 }
 
@@ -147,19 +147,19 @@ static double *tokens(rng *r, int64_t n, int64_t in) {
   return v;
 }
 
-void scene_fill(scene *s, rng *r) {
+void case_fill(test_case *s, rng *r) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
-      if (!s->D[t][l]) s->D[t][l] = values(r, scene_weights(s, l));
+      if (!s->D[t][l]) s->D[t][l] = values(r, case_weight_count(s, l));
       for (int32_t k = 0; k < s->ranks; k++) {
         for (int32_t c = 0; c < s->calls[t][k]; c++) {
-          scene_micro *m = &s->micro[t][k][c];
+          case_micro *m = &s->micro[t][k][c];
           for (int32_t u = 0; u < s->uses[l]; u++) {
             int64_t B = m->batch.samples;
-            const int64_t n = scene_in_count(s, l, B);
+            const int64_t n = case_input_count(s, l, B);
             const bool words = s->layer[l].kind == NG_EMBEDDING;
             if (!m->a[l][u]) m->a[l][u] = words ? tokens(r, n, s->layer[l].in) : values(r, n);
-            if (!m->g[l][u]) m->g[l][u] = values(r, scene_out_count(s, l, B));
+            if (!m->g[l][u]) m->g[l][u] = values(r, case_output_count(s, l, B));
           }
         }
       }
@@ -173,9 +173,9 @@ static double *copy(const double *v, int64_t n) {
   return w;
 }
 
-/* The head of a scene: everything but the micro-batches. */
-static scene *like(const scene *s, int32_t ranks) {
-  scene *n = scene_create(s->steps, ranks);
+/* A copy without micro-batches. */
+static test_case *like(const test_case *s, int32_t ranks) {
+  test_case *n = case_create(s->steps, ranks);
   n->layers = s->layers;
   memcpy(n->layer, s->layer, sizeof s->layer);
   memcpy(n->name, s->name, sizeof s->name);
@@ -186,32 +186,32 @@ static scene *like(const scene *s, int32_t ranks) {
   n->decay_moves = s->decay_moves;
   for (int32_t l = 0; l < s->layers; l++) {
     n->layer[l].name = n->name[l];
-    if (s->W[l]) n->W[l] = copy(s->W[l], scene_weights(s, l));
+    if (s->W[l]) n->W[l] = copy(s->W[l], case_weight_count(s, l));
     for (int32_t t = 0; t < s->steps; t++)
-      n->D[t][l] = copy(s->D[t][l], scene_weights(s, l));
+      n->D[t][l] = copy(s->D[t][l], case_weight_count(s, l));
   }
   return n;
 }
 
-scene *scene_merge(const scene *s) {
-  scene *n = like(s, 1);
+test_case *case_merge(const test_case *s) {
+  test_case *n = like(s, 1);
   for (int32_t t = 0; t < s->steps; t++) {
     int64_t samples = 0;
     for (int32_t r = 0; r < s->ranks; r++) {
       for (int32_t c = 0; c < s->calls[t][r]; c++)
         samples += s->micro[t][r][c].batch.samples;
     }
-    scene_micro *m = scene_call(n, t, 0, samples);
+    case_micro *m = case_add_micro(n, t, 0, samples);
     m->batch.reduction = NG_SUM;
     for (int32_t l = 0; l < s->layers; l++) {
       for (int32_t u = 0; u < s->uses[l]; u++) {
-        double *a = m->a[l][u] = zeros(scene_in_count(s, l, samples));
-        double *g = m->g[l][u] = zeros(scene_out_count(s, l, samples));
+        double *a = m->a[l][u] = zeros(case_input_count(s, l, samples));
+        double *g = m->g[l][u] = zeros(case_output_count(s, l, samples));
         for (int32_t r = 0; r < s->ranks; r++) {
           for (int32_t c = 0; c < s->calls[t][r]; c++) {
-            const scene_micro *from = &s->micro[t][r][c];
-            int64_t na = scene_in_count(s, l, from->batch.samples);
-            int64_t ng = scene_out_count(s, l, from->batch.samples);
+            const case_micro *from = &s->micro[t][r][c];
+            int64_t na = case_input_count(s, l, from->batch.samples);
+            int64_t ng = case_output_count(s, l, from->batch.samples);
             memcpy(a, from->a[l][u], sizeof(double) * (size_t)na);
             memcpy(g, from->g[l][u], sizeof(double) * (size_t)ng);
             a += na;
@@ -224,14 +224,14 @@ scene *scene_merge(const scene *s) {
   return n;
 }
 
-scene *scene_shuffle(const scene *s, rng *r) {
-  scene *n = like(s, s->ranks);
+test_case *case_shuffle(const test_case *s, rng *r) {
+  test_case *n = like(s, s->ranks);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t k = 0; k < s->ranks; k++) {
       for (int32_t c = 0; c < s->calls[t][k]; c++) {
-        const scene_micro *from = &s->micro[t][k][c];
-        int64_t B = from->batch.samples, *order = scene_alloc(sizeof(int64_t) * (size_t)B);
-        scene_micro *m = scene_call(n, t, k, B);
+        const case_micro *from = &s->micro[t][k][c];
+        int64_t B = from->batch.samples, *order = must_calloc(sizeof(int64_t) * (size_t)B);
+        case_micro *m = case_add_micro(n, t, k, B);
         m->batch = from->batch;
         for (int64_t i = 0; i < B; i++) {
           int64_t j = rng_below(r, i + 1);
@@ -239,7 +239,7 @@ scene *scene_shuffle(const scene *s, rng *r) {
           order[j] = i;
         }
         for (int32_t l = 0; l < s->layers; l++) {
-          int64_t na = scene_in_count(s, l, 1), ng = scene_out_count(s, l, 1);
+          int64_t na = case_input_count(s, l, 1), ng = case_output_count(s, l, 1);
           for (int32_t u = 0; u < s->uses[l]; u++) {
             m->a[l][u] = zeros(B * na);
             m->g[l][u] = zeros(B * ng);
@@ -260,19 +260,19 @@ scene *scene_shuffle(const scene *s, rng *r) {
 
 /* ---- results ---------------------------------------------------------------------------------*/
 
-void scene_forget(scene_result *r) {
-  for (int t = 0; t < SCENE_STEPS; t++) {
-    for (int l = 0; l < SCENE_LAYERS; l++) {
+void case_free_result(case_result *r) {
+  for (int t = 0; t < CASE_STEPS; t++) {
+    for (int l = 0; l < CASE_LAYERS; l++) {
       free(r->P[t][l]);
       r->P[t][l] = NULL;
     }
   }
 }
 
-double scene_gap(const scene *s, int32_t step, int32_t l, const scene_result *x,
-                 const scene_result *y) {
+double case_gap(const test_case *s, int32_t step, int32_t l, const case_result *x,
+                const case_result *y) {
   double gap = 0, most = 0;
-  for (int64_t i = 0; i < scene_weights(s, l); i++) {
+  for (int64_t i = 0; i < case_weight_count(s, l); i++) {
     double d = fabs(x->P[step][l][i] - y->P[step][l][i]);
     if (!isfinite(d)) return INFINITY;
     gap = fmax(gap, d);

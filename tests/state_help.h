@@ -1,6 +1,6 @@
-/* state_scene.h: what the tests of the state share: files of the test folder, files compared, a small run to save from. */
-#ifndef TESTS_STATE_SCENE_H
-#define TESTS_STATE_SCENE_H
+/* state_help.h: what the tests of the state share: files of the test folder, files compared, a small run to save from. */
+#ifndef TESTS_STATE_HELP_H
+#define TESTS_STATE_HELP_H
 
 #include "folder.h"
 #include "sim.h"

@@ -1,5 +1,5 @@
-/* state_scene.c: see state_scene.h. */
-#include "state_scene.h"
+/* state_help.c: see state_help.h. */
+#include "state_help.h"
 #include "ranks.h"
 #include "unit_test.h"
 

@@ -1,0 +1,76 @@
+/* shard_run.h: train four linear layers, three of them sharded, on a grid of ranks: `data` model groups of `model`
+ * ranks.  Numbers are a function of (step, model group, call, layer, element), so all shards together must equal whole
+ * layers on `data` ranks.  Ranks never assert. */
+#ifndef TESTS_SHARD_RUN_H
+#define TESTS_SHARD_RUN_H
+
+#include "fixture.h"
+#include "ranks.h"
+
+#include <stdbool.h>
+
+enum { LAYERS = 4, RANKS = 8, STEPS = 3, MICRO = 2, MOST_WEIGHTS = 96, MOST_OBSERVED = 128 };
+
+typedef struct sharded_layer {
+  const char *name;
+  int32_t axis, bias;
+  int64_t in, out, positions;
+} sharded_layer;
+extern const sharded_layer layer[LAYERS];
+
+typedef struct shard_run {
+  const char *
+      options; /* behind a '|': the mistake of rank `wrong` in the first call of step 1: rows, shape or nan */
+  int32_t data, model;
+  bool data_adjacent; /* adjacent ranks form a data group; false: a model group */
+  bool bias;          /* false: no layer has a bias */
+  bool last;          /* set ng_batch.last in the last call of a step */
+  bool rows_first;
+  bool whole;                    /* no layer is sharded; for model = 1 */
+  bool skewed;                   /* model groups but the first have other shards */
+  bool even;                     /* shards as ng_plan_shard defines them */
+  uint32_t unsharded;            /* bit r: rank r has no model group and no shards */
+  int first;                     /* step to begin with */
+  const char *save, *parts;      /* after step `first` + 1: save to this file, in parts */
+  const char *load, *resave;     /* before the first step: load this state, save it again */
+  double (*start)[MOST_WEIGHTS]; /* whole weights to begin with, the bias in the last column */
+  ng_status (*check)(const ng_precond *p, int32_t rank, void *arg); /* after the last step */
+  void *check_arg;
+  int32_t wrong;      /* the rank with the fault */
+  int32_t fail[2];    /* world, model group: collective that fails on rank `wrong` */
+  int32_t fail_alloc; /* allocation after ng_ready that fails on rank `wrong` */
+  bool alloc_failed;  /* set if the run made that allocation */
+  ranks_grid grid;
+  double D[STEPS][LAYERS][MOST_WEIGHTS];
+  float out[RANKS][STEPS][LAYERS][MOST_WEIGHTS]; /* shards of P, or weights; then the bias */
+  double nu[RANKS][STEPS];
+  ng_status status[RANKS][STEPS], observed[RANKS][STEPS];
+  char message[RANKS][512];
+} shard_run;
+
+/* The sizes of a rank's shard, and its first row and column. */
+typedef struct shard {
+  int64_t in, out, row, col;
+} shard;
+
+int32_t group_of(const shard_run *x, int32_t rank);
+shard shard_of(const shard_run *x, int32_t rank, int i);
+bool has_bias(const shard_run *x, int i);
+int64_t sample_count(int32_t group, int64_t call);
+int64_t position_count(int i); /* of layer i */
+double observation(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k);
+double initial_weight(int i, int64_t k);
+/* Copy a rank's weights or gradients to their place in the whole [out, in (+ 1)], and back; in a shard the bias follows
+ * the weights. */
+void store_shard(const shard_run *x, int32_t rank, int i, const float *from, double *whole);
+void copy_shard(const shard_run *x, int32_t rank, int i, const double *whole, float *to);
+
+bool has_ranks(int32_t ranks); /* over MPI: whether there are so many processes */
+/* Two model groups of two ranks, biases, rows first, no fault. */
+shard_run usual_run(const char *options);
+shard_run *new_run(const shard_run *how); /* a copy; free() */
+ng_status train(shard_run *x, ng_status each[RANKS]);
+shard_run *
+trained_run(const shard_run *how); /* new_run and train; fail the test unless that is NG_OK */
+
+#endif
