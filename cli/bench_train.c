@@ -42,7 +42,7 @@ static int make_network(work *k, const char *model, int64_t samples) {
   k->x = cli_take((size_t)in, sizeof *k->x);
   k->targets = cli_take((size_t)(samples * nn_outputs(k->n)), sizeof *k->targets);
   k->labels = cli_take((size_t)samples, sizeof *k->labels);
-  random_normal(1, RANDOM_DATA, 0, 1.0, in, k->x);
+  random_normal(1, RANDOM_DATA, 0, 1.0, 0, in, k->x);
   for (int64_t i = 0; i < samples; i++)
     k->labels[i] = (int32_t)(i % nn_outputs(k->n));
   return CLI_OK;
@@ -94,8 +94,11 @@ static int make_norms(const bench *b, work *k) {
   return st < 0 ? bench_fail(b, "norm blocks", st) : CLI_OK;
 }
 
-static int observe(work *k, int layer, const float *x, int64_t samples, bool grad) {
+static int observe(void *user, int layer, const float *x, int64_t samples, int64_t columns,
+                   bool grad) {
+  work *k = user;
   const int norm = layer - nn_layers(k->n);
+  (void)columns;
   if (norm < 0) return CLI_OK;
   const nn_norm_layer *l = nn_norm_at(k->n, norm);
   const ng_array v =
@@ -107,20 +110,10 @@ static int observe(work *k, int layer, const float *x, int64_t samples, bool gra
   return st < 0 ? bench_fail(k->b, "norm blocks", st) : CLI_OK;
 }
 
-static int observe_input(void *user, int layer, const float *x, int64_t samples, int64_t columns) {
-  (void)columns;
-  return observe(user, layer, x, samples, false);
-}
-
-static int observe_grad(void *user, int layer, const float *x, int64_t samples, int64_t columns) {
-  (void)columns;
-  return observe(user, layer, x, samples, true);
-}
-
 /* Run a pass whose activations and gradients the norm blocks observe, then time two steps: NORMS refreshes the
  * statistics, STALE_NORMS does not. */
 static int norm_round(bench *b, work *k, int r) {
-  const nn_watch watch = {k, observe_input, observe_grad};
+  const nn_watch watch = {k, observe};
   k->ms = 0.0;
   ng_status st = ng_begin_samples(k->norms, k->samples, 1.0);
   if (st < 0) return bench_fail(b, "norm blocks", st);

@@ -74,14 +74,6 @@ static int help(void *values, const cli_args *args) {
   return CLI_OK;
 }
 
-static int version(void) {
-  char commit[128];
-  cli_build_value("commit", commit, sizeof commit);
-  const int v = ng_version();
-  printf("natgrad %d.%d.%d (%s)\n", v / 10000, v / 100 % 100, v % 100, commit);
-  return CLI_OK;
-}
-
 /* Restart the program with the environment variables that OpenBLAS reads at start.  The library's hint starts with an
  * assignment: "OPENBLAS_CORETYPE=SkylakeX would ...". */
 static void restart_with_blas_environment(char **argv) {
@@ -128,7 +120,9 @@ int main(int argc, char **argv) {
   } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
     usage();
   } else if (strcmp(word, "--version") == 0) {
-    rc = version();
+    char version[128];
+    cli_version(version, sizeof version);
+    printf("natgrad %s\n", version);
   } else if (word[0] == '-') {
     static const char *const known[] = {"--help", "--version"};
     rc = cli_unknown("unknown option", word, known, 2, "`natgrad --help` lists the options");

@@ -4,25 +4,19 @@
  * one number and of a sum of 16 MB.  All ranks call plan_measure_link and get the result of rank 0. */
 #include "clock.h"
 #include "plan.h"
+#include "train/ranks.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 
-/* Return the least seconds of `times` sums of `count` numbers over the ranks; < 0: the transport failed. */
-static double least_seconds(const ng_transport *t, float *x, int64_t count, int times) {
-  ng_collective c = {.struct_size = sizeof c,
-                     .mem = NG_HOST,
-                     .kind = NG_ALL_REDUCE,
-                     .dtype = NG_F32,
-                     .send = x,
-                     .recv = x,
-                     .count = count};
+/* Return the least seconds of `times` sums of `count` numbers over the ranks; < 0: the transport failed, reported. */
+static double least_seconds(const run_ranks *ranks, float *x, int64_t count, int times) {
   double least = HUGE_VAL;
   for (int i = -1; i < times; i++) { /* i = -1, which opens connections, does not count */
     const double t0 = ng_now_ms();
-    if (t->run(t->user, &c) != NG_OK) return -1.0;
+    if (ranks_sum_floats(ranks, x, count) != CLI_OK) return -1.0;
     const double seconds = 1e-3 * (ng_now_ms() - t0);
     if (i >= 0 && seconds < least) least = seconds;
   }
@@ -41,21 +35,14 @@ void plan_fit_link(int32_t ranks, double small, double large, double bytes, plan
 }
 
 int plan_measure_link(const ng_transport *t, plan_machine *m) {
+  const run_ranks ranks = ranks_of(t);
   float *x = cli_take(LARGE, sizeof *x);
-  double seen[2];
-  seen[0] = least_seconds(t, x, SMALL, SMALL_TIMES);
-  seen[1] = seen[0] < 0 ? -1.0 : least_seconds(t, x, LARGE, LARGE_TIMES);
+  double least[2];
+  least[0] = least_seconds(&ranks, x, SMALL, SMALL_TIMES);
+  least[1] = least[0] < 0 ? -1.0 : least_seconds(&ranks, x, LARGE, LARGE_TIMES);
   free(x);
-  ng_collective c = {.struct_size = sizeof c,
-                     .mem = NG_HOST,
-                     .kind = NG_BROADCAST,
-                     .dtype = NG_F64,
-                     .send = seen,
-                     .recv = seen,
-                     .count = 2};
-  if (seen[1] < 0 || t->run(t->user, &c) != NG_OK)
-    return cli_bad("plan: --calibrate: the transport failed");
-  plan_fit_link(t->size, seen[0], seen[1], 4.0 * LARGE, m);
+  if (least[1] < 0 || ranks_broadcast(&ranks, least, sizeof least) != CLI_OK) return CLI_BAD;
+  plan_fit_link(t->size, least[0], least[1], 4.0 * LARGE, m);
   if (m->latency > 0 && isfinite(m->bandwidth)) return CLI_OK;
   return cli_bad("plan: --calibrate: the link could not be measured");
 }

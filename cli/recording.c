@@ -373,7 +373,7 @@ int recording_open(const char *path, recording *out) {
     recording_close(out);
     return skip_file(path, "expected case.json in its metadata");
   }
-  const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+  const char *name = cli_base_name(path);
   (void)snprintf(out->name, sizeof out->name, "%.*s", (int)(strlen(name) - sizeof ending + 1),
                  name);
   read_case(&in, text);

@@ -22,19 +22,9 @@ typedef struct request {
  * false if the value is another list or an object. */
 static bool append_text(ngio_out *to, const ngio_value *v) {
   char number[32];
+  const char *one = ngio_is(v, NGIO_NULL) ? "none" : cli_json_text(v, number, sizeof number);
   if (ngio_is(v, NGIO_OBJECT)) return false;
-  if (ngio_is(v, NGIO_STRING)) {
-    ngio_out_put(to, ngio_text_of(v));
-  } else if (ngio_is_flag(v)) {
-    ngio_out_put(to, ngio_is(v, NGIO_TRUE) ? "true" : "false");
-  } else if (ngio_is(v, NGIO_NULL)) {
-    ngio_out_put(to, "none");
-  } else if (ngio_is(v, NGIO_INTEGER)) {
-    ngio_out_integer(to, ngio_integer_of(v));
-  } else if (ngio_is(v, NGIO_REAL)) {
-    (void)snprintf(number, sizeof number, "%.17g", ngio_number_of(v));
-    ngio_out_put(to, number);
-  }
+  if (one != NULL) ngio_out_put(to, one);
   for (size_t i = 0; i < ngio_count(v); i++) {
     const char *text = ngio_text_of(ngio_at(v, i));
     if (text == NULL) return false;

@@ -185,8 +185,7 @@ static int list_file(const char *path, shapes *out) {
     read_layer(&in, o, &out->layer[out->n++]);
   }
   ngio_json_free(&json);
-  const char *slash = strrchr(path, '/');
-  (void)snprintf(out->name, sizeof out->name, "%s", slash != NULL ? slash + 1 : path);
+  (void)snprintf(out->name, sizeof out->name, "%s", cli_base_name(path));
   return in.rc;
 }
 

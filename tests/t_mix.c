@@ -108,7 +108,7 @@ static void batches_are_mixed_and_erased(void **state) {
     for (int n = 0; n < BATCHES; n++) {
       const int32_t rows[B] = {7 * n, 7 * n + 3, 100 - n}, labels[B] = {n % K, 3, (n + 1) % K};
       double want[B * PER], t[B * K];
-      random_normal(1, RANDOM_DATA, (uint32_t)n, 1.0, (int64_t)B * PER, x);
+      random_normal(1, RANDOM_DATA, (uint32_t)n, 1.0, 0, (int64_t)B * PER, x);
       for (int i = 0; i < B; i++) {
         const double l = n == 0 ? 1.0 : mix_weight(0.4, 5, (uint32_t)n, rows[i]);
         const mix_box b = erases ? published(0.7, 0.02, 0.25, 0.3, 5, (uint32_t)n, rows[i], H, W)
@@ -178,7 +178,7 @@ static void the_gradient_is_that_of_the_targets(void **state) {
   const float t[2 * K] = {0.7F, 0.1F, 0.2F, 0.0F, 0.0F, 0.25F, 0.5F, 0.25F};
   const int32_t labels[2] = {0, 2};
   float x[2 * 5];
-  random_normal(3, RANDOM_DATA, 1, 2.0, 10, x);
+  random_normal(3, RANDOM_DATA, 1, 2.0, 0, 10, x);
   nn *n = nn_create(NULL, 4);
   (void)nn_linear(n, "fc", nn_input(n, (nn_shape){1, 1, 5}), K, true);
   assert_int_equal(nn_ready(n, 2), 0);
@@ -214,14 +214,14 @@ static void the_batch_before_is_kept(void **state) {
   const int32_t rows[B] = {1, 2, 3}, labels[B] = {0, 1, 2};
   float x[2][B * PER];
   for (uint32_t n = 0; n < 3; n++) {
-    random_normal(1, RANDOM_DATA, n, 1.0, (int64_t)B * PER, x[0]);
+    random_normal(1, RANDOM_DATA, n, 1.0, 0, (int64_t)B * PER, x[0]);
     mix_batch(&m, n, rows, labels, x[0]);
   }
   ngio_tensor whole[2];
   assert_int_equal(mix_gather(&m, whole), 0);
   assert_int_equal(mix_spread(&again, whole), 0);
   mix_drop(whole);
-  random_normal(1, RANDOM_DATA, 9, 1.0, (int64_t)B * PER, x[0]);
+  random_normal(1, RANDOM_DATA, 9, 1.0, 0, (int64_t)B * PER, x[0]);
   memcpy(x[1], x[0], sizeof x[0]);
   mix_batch(&m, 3, rows, labels, x[0]);
   mix_batch(&again, 3, rows, labels, x[1]);

@@ -152,8 +152,8 @@ static scene open_scene(const kase *k, ng_pool *pool) {
   s.x = malloc((size_t)in * sizeof *s.x);
   s.targets = malloc((size_t)out * sizeof *s.targets);
   s.labels = malloc((size_t)k->samples * sizeof *s.labels);
-  random_normal(test_seed(), RANDOM_DATA, 1, 1.0, in, s.x);
-  random_normal(test_seed(), RANDOM_DATA, 2, 1.0, out, s.targets);
+  random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 0, in, s.x);
+  random_normal(test_seed(), RANDOM_DATA, 2, 1.0, 0, out, s.targets);
   for (int64_t i = 0; i < k->samples; i++)
     s.labels[i] = (int32_t)((i * 5 + 1) % nn_outputs(s.n));
   for (int i = 0; i < nn_params(s.n); i++) { /* away from 0 and 1, where much would not show */
@@ -213,7 +213,7 @@ static void check_param(const scene *s, int i, double loss) {
   float *d = malloc((size_t)p->count * sizeof *d);
   for (uint32_t trial = 0; trial < 3; trial++) {
     double product = 0.0, norm = 0.0, tolerance = 0.0;
-    random_normal(test_seed(), RANDOM_DATA, 100 + trial, 1.0, p->count, d);
+    random_normal(test_seed(), RANDOM_DATA, 100 + trial, 1.0, 0, p->count, d);
     for (int64_t k = 0; k < p->count; k++) {
       product += (double)p->grad[k] * (double)d[k];
       norm += (double)p->grad[k] * (double)p->grad[k];
@@ -299,7 +299,7 @@ static void same_bits_again(void **state) {
     (void)loss_now(&s);
     assert_int_equal(taken, before);
     s.x[0] -= 1.0F;
-    random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 1, s.x);
+    random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 0, 1, s.x);
     float *again = record(&s, &count);
     assert_memory_equal(first, again, (size_t)count * sizeof *first);
     free(oracle);
@@ -322,8 +322,7 @@ typedef struct seen {
   const float *a;
 } seen;
 
-static int see_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
-  seen *s = user;
+static int see_input(seen *s, int layer, const float *a, int64_t samples, int64_t columns) {
   if (layer >= nn_layers(s->n)) {
     const nn_norm_layer *v = nn_norm_at(s->n, s->norm_inputs);
     assert_int_equal(layer, nn_layers(s->n) + s->norm_inputs++);
@@ -338,8 +337,7 @@ static int see_input(void *user, int layer, const float *a, int64_t samples, int
   return ++s->inputs == s->stop_at ? 77 : 0;
 }
 
-static int see_output(void *user, int layer, const float *g, int64_t samples, int64_t columns) {
-  seen *s = user;
+static int see_output(seen *s, int layer, const float *g, int64_t samples, int64_t columns) {
   if (layer >= nn_layers(s->n)) {
     assert_int_equal(layer, nn_layers(s->n) + nn_norms(s->n) - 1 - s->norm_outputs++);
     const int64_t channels = nn_norm_at(s->n, layer - nn_layers(s->n))->channels;
@@ -359,11 +357,15 @@ static int see_output(void *user, int layer, const float *g, int64_t samples, in
   return 0;
 }
 
+static int see(void *user, int layer, const float *x, int64_t samples, int64_t columns, bool grad) {
+  return (grad ? see_output : see_input)(user, layer, x, samples, columns);
+}
+
 static void a_watch_sees_every_layer(void **state) {
   const kase k = {"residual", {8, 8, 3}, 3, b_residual, NN_CROSS_ENTROPY, 0, false};
   scene s = open_scene(&k, NULL);
   seen w = {.n = s.n};
-  const nn_watch watch = {&w, see_input, see_output};
+  const nn_watch watch = {&w, see};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 0);
   (void)nn_loss(s.n, NN_TRAIN, s.labels, NULL, NULL);
   assert_int_equal(nn_backward(s.n, true, &watch), 0);

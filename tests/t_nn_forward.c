@@ -36,7 +36,7 @@ static void convolution_matches_plain_loops(void **state) {
         (void)nn_conv(n, "a", nn_input(n, in), 1 + stride, kernel, stride, padding, padding > 0);
         assert_int_equal(nn_ready(n, 3), 0);
         float x[3 * 6 * 6 * 3];
-        random_normal(5, RANDOM_DATA, 1, 1.0, 3 * nn_count(in), x);
+        random_normal(5, RANDOM_DATA, 1, 1.0, 0, 3 * nn_count(in), x);
         assert_int_equal(nn_forward(n, NN_EVALUATE, x, 3, 0, NULL), 0);
         const nn_layer *l = nn_layer_at(n, 0);
         const nn_shape to = nn_shape_of(n, 1);
@@ -72,7 +72,7 @@ static void normalisation_matches_plain_loops(void **state) {
     (void)nn_norm(n, "n", nn_input(n, in));
     assert_int_equal(nn_ready(n, samples), 0);
     float *x = malloc((size_t)(rows * c) * sizeof *x);
-    random_normal(6, RANDOM_DATA, 1, 0.5, rows * c, x);
+    random_normal(6, RANDOM_DATA, 1, 0.5, 0, rows * c, x);
     for (int64_t i = 0; i < rows * c; i++) /* far from 0: channel k around 100 k; one is constant */
       x[i] = i % c == 2 ? 7.0F : x[i] + 100.0F * (float)(i % c % 5);
     assert_int_equal(nn_forward(n, NN_TRAIN, x, samples, 0, NULL), 0);
@@ -185,8 +185,8 @@ static void dropout_keeps_the_mean(void **state) {
 static void gemm_matches_plain_loops(void **state) {
   enum { M = 7, N = 5, K = 9, LD = 11 };
   float a[LD * LD], b[LD * LD], c[LD * LD], want[LD * LD];
-  random_normal(1, RANDOM_DATA, 1, 1.0, LD * LD, a);
-  random_normal(1, RANDOM_DATA, 2, 1.0, LD * LD, b);
+  random_normal(1, RANDOM_DATA, 1, 1.0, 0, LD * LD, a);
+  random_normal(1, RANDOM_DATA, 2, 1.0, 0, LD * LD, b);
   for (int kind = 0; kind < 8; kind++) {
     const bool ta = (kind & 1) != 0, tb = (kind & 2) != 0;
     const float beta = (kind & 4) != 0 ? 0.5F : 0.0F;

@@ -43,7 +43,7 @@ static void uniform_and_normal(void **state) {
   }
   /* five deviations: sqrt(0.75 / n) = 2.7e-3, of the square sqrt(0.45 / n) = 2.1e-3 */
   assert_true(fabs(mean + 0.5) < 0.014 && fabs(square - 0.75) < 0.011);
-  random_normal(3, RANDOM_INIT, 2, 2.0, MANY, x);
+  random_normal(3, RANDOM_INIT, 2, 2.0, 0, MANY, x);
   mean = square = 0.0;
   for (int i = 0; i < MANY; i++) {
     const double z = (double)x[i] / 2.0;
@@ -60,14 +60,14 @@ static void uniform_and_normal(void **state) {
 /* A number depends on its index only, not on the first index or the count. */
 static void a_number_has_its_place(void **state) {
   float few[7];
-  random_normal(5, RANDOM_DATA, 9, 1.0, MANY, x);
-  random_normal(5, RANDOM_DATA, 9, 1.0, 7, few);
+  random_normal(5, RANDOM_DATA, 9, 1.0, 0, MANY, x);
+  random_normal(5, RANDOM_DATA, 9, 1.0, 0, 7, few);
   assert_memory_equal(few, x, sizeof few);
-  random_normal(5, RANDOM_DATA, 10, 1.0, 7, few);
+  random_normal(5, RANDOM_DATA, 10, 1.0, 0, 7, few);
   assert_memory_not_equal(few, x, sizeof few);
-  random_normal(6, RANDOM_DATA, 9, 1.0, 7, few);
+  random_normal(6, RANDOM_DATA, 9, 1.0, 0, 7, few);
   assert_memory_not_equal(few, x, sizeof few);
-  random_normal(5, RANDOM_INIT, 9, 1.0, 7, few);
+  random_normal(5, RANDOM_INIT, 9, 1.0, 0, 7, few);
   assert_memory_not_equal(few, x, sizeof few);
 }
 

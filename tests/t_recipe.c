@@ -164,7 +164,7 @@ static void weights_are_rescaled(void **state) {
     for (int length = 1; length <= 10; length++) { /* from a third to three times it */
       for (int i = 0; i < nn_params(n); i++) {     /* conv: 8 outputs, sqrt(8) = 2.8284 */
         const nn_param *p = nn_param_at(n, i);
-        random_normal(5, RANDOM_DATA, (uint32_t)i, 1.0, p->count, p->value);
+        random_normal(5, RANDOM_DATA, (uint32_t)i, 1.0, 0, p->count, p->value);
         const double was = norm(p);
         for (int64_t j = 0; j < p->count; j++)
           p->value[j] = (float)((double)p->value[j] * length / was);

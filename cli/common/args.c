@@ -85,7 +85,6 @@ static int parse_size(const char *option, const char *text, double *out) {
 /* Store the value of option o in the command's values or in `out`; `value` is NULL for a flag. */
 static int store_value(const cli_option *o, const char *value, char *values, cli_args *out) {
   void *field = values + o->field;
-  char message[CLI_MESSAGE];
   const cli_setting given = {o->name, value != NULL ? value : "true"};
   if (o->kind == CLI_OWN) {
     out->own[out->n_own++] = given;
@@ -95,9 +94,8 @@ static int store_value(const cli_option *o, const char *value, char *values, cli
     *(const char **)field = value;
   } else if (o->kind == CLI_SIZE) {
     return parse_size(o->name, value, field);
-  } else if (cli_parse(o->kind, given.value, o->lower, o->upper, field, message, sizeof message) !=
-             CLI_OK) {
-    return cli_bad("--%s: %s", o->name, message);
+  } else {
+    return cli_parse_option(o->name, o->kind, given.value, o->lower, o->upper, field);
   }
   return CLI_OK;
 }

@@ -88,9 +88,11 @@ const char *cli_bytes(double bytes, char text[16]); /* write and return a text s
 
 enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* bytes of a name; bound of the number of methods */
 
-/* The caller frees the result of the next four functions. */
+const char *cli_base_name(const char *path); /* the text after the last '/' */
+/* The caller frees the result of the next five functions. */
 char *cli_copy(const char *text);
 char *cli_join(const char *folder, const char *name); /* "folder/name" */
+char *cli_folder_of(const char *path);                /* the text before the last '/', "/" or "." */
 char *cli_path_beside(const char *name);              /* "name" in the folder of the program file */
 /* Return the path of a shipped file: "../share/natgrad/INSTALLED" beside the program, else SOURCE in the source tree. */
 char *cli_shipped_path(const char *installed, const char *source);
@@ -110,17 +112,18 @@ int cli_method_names(const char **names, int room);             /* returns the n
 enum { CLI_MESSAGE = 512 };
 int cli_parse(cli_kind kind, const char *text, double lower, double upper, void *to, char *message,
               size_t size);
-/* The same for one number; report a wrong value and the option. */
-int cli_parse_int(const char *option, const char *text, long long lower, long long upper,
-                  long long *out);
+/* The same; report a wrong value and the option. */
+int cli_parse_option(const char *option, cli_kind kind, const char *text, double lower,
+                     double upper, void *to);
 /* Parse n whole numbers from 1 to 99,999 separated by `between`, as in "32x32x3"; false: not so, without a report. */
-bool cli_parse_counts(const char *text, char between, int n, long long *out);
-int cli_parse_real(const char *option, const char *text, double lower, double upper, double *out);
+bool cli_parse_counts(const char *text, char between, int n, int64_t *out);
 
 /* ---- fields.c: JSON --------------------------------------------------------------------------*/
 
 /* Parse `text`, or report "PATH: no JSON: line L: ..." and return CLI_BAD. */
 int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **out);
+/* Return a text, flag or number as the text of a command line (a number in `number`); NULL: another value. */
+const char *cli_json_text(const ngio_value *v, char *number, size_t size);
 /* Print the JSON text as one line on stdout and free it; an error message begins with `who`. */
 int cli_json_print(const char *who, ngio_out *o);
 
@@ -150,6 +153,9 @@ double cli_option_real(const ng_options *o, const char *name);
 
 /* Copy the value of the line "key = value" of ng_build_info; "" if there is no such line. */
 void cli_build_value(const char *key, char *value, size_t size);
+void cli_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (COMMIT)" */
+/* Set the function pointer *out to a function of `module` (NULL: of the program); false: no such function. */
+bool cli_find_function(void *module, const char *name, void *out);
 void cli_processor(char *name, size_t size); /* the processor's name, from the operating system */
 int cli_cores(void);                         /* processors available to this process */
 /* Set *threads to the number of threads of the trainer's loops: NG_THREADS, or cli_cores() if it is not set. */

@@ -11,6 +11,17 @@ int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **
              : cli_bad("%s: no JSON: %s", path, message);
 }
 
+const char *cli_json_text(const ngio_value *v, char *number, size_t size) {
+  if (ngio_is(v, NGIO_STRING)) return ngio_text_of(v);
+  if (ngio_is_flag(v)) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
+  if (!ngio_is_number(v)) return NULL;
+  if (ngio_is(v, NGIO_INTEGER))
+    (void)snprintf(number, size, "%lld", (long long)ngio_integer_of(v));
+  else
+    (void)snprintf(number, size, "%.17g", ngio_number_of(v));
+  return number;
+}
+
 int cli_json_print(const char *who, ngio_out *o) {
   const bool bad = o->lost != 0;
   if (!bad) (void)fwrite(o->text, 1, o->used, stdout);

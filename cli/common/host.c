@@ -1,7 +1,8 @@
-/* host.c: the build, the machine, and the library's context. */
+/* host.c: the build, the shipped files, the machine, and the library's context. */
 #include "common/cli.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,37 @@ void cli_build_value(const char *key, char *value, size_t size) {
     }
     line = end + 1;
   }
+}
+
+void cli_version(char *text, size_t size) {
+  char commit[64];
+  const int v = ng_version();
+  cli_build_value("commit", commit, sizeof commit);
+  (void)snprintf(text, size, "%d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100, commit);
+}
+
+bool cli_find_function(void *module, const char *name, void *out) {
+  void *at = dlsym(module != NULL ? module : RTLD_DEFAULT, name);
+  memcpy(out, &at, sizeof at);
+  return at != NULL;
+}
+
+char *cli_path_beside(const char *name) {
+  char self[PATH_MAX];
+  const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  self[n > 0 ? n : 0] = 0;
+  char *folder = cli_folder_of(self), *path = cli_join(folder, name);
+  free(folder);
+  return path;
+}
+
+char *cli_shipped_path(const char *installed, const char *source) {
+  char *share = cli_path_beside("../share/natgrad");
+  char *path = cli_join(share, installed);
+  free(share);
+  if (access(path, R_OK) == 0) return path;
+  free(path);
+  return cli_join(NG_SHIPPED_FROM, source);
 }
 
 void cli_processor(char *name, size_t size) {
@@ -78,17 +110,13 @@ int cli_context(ng_context_config *config, ng_context **out) {
 
 /* ---- address space -----------------------------------------------------------------------------*/
 
-static bool find_symbol(const char *name, void *out) {
-  void *at = dlsym(RTLD_DEFAULT, name);
-  memcpy(out, &at, sizeof at);
-  return at != NULL;
-}
-
 /* Make OpenBLAS allocate the buffers of n simultaneous calls; OpenBLAS keeps the buffers for later calls. */
 static void allocate_buffers(int n, void **held) {
   void *(*take)(int);
   void (*give)(void *);
-  if (!find_symbol("blas_memory_alloc", &take) || !find_symbol("blas_memory_free", &give)) return;
+  if (!cli_find_function(NULL, "blas_memory_alloc", &take) ||
+      !cli_find_function(NULL, "blas_memory_free", &give))
+    return;
   for (int i = 0; i < n; i++)
     held[i] = take(0);
   for (int i = 0; i < n; i++)
@@ -103,7 +131,7 @@ static void wake_threads(void) {
   const int n = 256;
   const float zero = 0.0F, one = 1.0F;
   float *x = cli_take(2 * (size_t)n * (size_t)n, sizeof *x), *y = x + (size_t)n * (size_t)n;
-  if (find_symbol("sgemm_", &sgemm))
+  if (cli_find_function(NULL, "sgemm_", &sgemm))
     sgemm("N", "N", &n, &n, &n, &one, x, &n, x, &n, &zero, y, &n, 1, 1);
   free(x);
 }

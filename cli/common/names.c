@@ -18,6 +18,17 @@ char *cli_join(const char *folder, const char *name) {
   return out;
 }
 
+const char *cli_base_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash != NULL ? slash + 1 : path;
+}
+
+char *cli_folder_of(const char *path) {
+  char *folder = cli_copy(strchr(path, '/') != NULL ? path : "./"), *slash = strrchr(folder, '/');
+  slash[slash == folder] = 0;
+  return folder;
+}
+
 void cli_spell(char *to, size_t size, const char *name, char with) {
   (void)snprintf(to, size, "%s", name);
   for (; *to != 0; to++)

@@ -32,8 +32,8 @@ static void box_muller(uint32_t a, uint32_t b, double *x, double *y) {
   *y = radius * sin(angle);
 }
 
-void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
-                      int64_t from, int64_t n, float *x) {
+void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
+                   int64_t from, int64_t n, float *x) {
   for (int64_t i = from - from % 4; i < from + n; i += 4) {
     uint32_t w[4];
     double z[4];
@@ -43,11 +43,6 @@ void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, doub
     for (int64_t k = 0; k < 4; k++)
       if (i + k >= from && i + k < from + n) x[i + k - from] = (float)(deviation * z[k]);
   }
-}
-
-void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
-                   int64_t n, float *x) {
-  random_normal_at(seed, purpose, item, deviation, 0, n, x);
 }
 
 /* A number below `bound` is the high half of word * bound (Lemire 2019, ACM TOMACS 29-1).  If the low half is below

@@ -26,14 +26,12 @@ void random_words(uint64_t seed, random_purpose purpose, uint32_t item, uint64_t
 /* Return a number in [0, 1) with 24 bits, which f32 and f64 represent exactly. */
 static inline double random_unit(uint32_t word) { return (double)(word >> 8) * 0x1p-24; }
 
-/* Fill x[n] with numbers uniform in [lower, upper), or normal with mean 0 and this deviation (Box-Muller). */
+/* Fill x[n] with numbers uniform in [lower, upper), or with the numbers from, ..., from + n - 1 of a sequence of normal
+ * numbers of mean 0 and this deviation (Box-Muller). */
 void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double lower,
                     double upper, int64_t n, float *x);
 void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
-                   int64_t n, float *x);
-/* Fill x[n] with the numbers from, ..., from + n - 1 of the sequence of random_normal. */
-void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
-                      int64_t from, int64_t n, float *x);
+                   int64_t from, int64_t n, float *x);
 
 /* Set `order` to a random permutation of 0..n-1 (Fisher and Yates, without modulo bias). */
 void random_order(uint64_t seed, random_purpose purpose, uint32_t item, int32_t n, int32_t *order);

@@ -134,25 +134,14 @@ int cli_parse(cli_kind kind, const char *text, double lower, double upper, void 
   return CLI_OK;
 }
 
-int cli_parse_int(const char *option, const char *text, long long lower, long long upper,
-                  long long *out) {
+int cli_parse_option(const char *option, cli_kind kind, const char *text, double lower,
+                     double upper, void *to) {
   char message[CLI_MESSAGE];
-  int64_t v;
-  if (cli_parse(CLI_WHOLE, text, (double)lower, (double)upper, &v, message, sizeof message) !=
-      CLI_OK)
-    return cli_bad("--%s: %s", option, message);
-  *out = v;
-  return CLI_OK;
-}
-
-int cli_parse_real(const char *option, const char *text, double lower, double upper, double *out) {
-  char message[CLI_MESSAGE];
-  if (cli_parse(CLI_REAL, text, lower, upper, out, message, sizeof message) == CLI_OK)
-    return CLI_OK;
+  if (cli_parse(kind, text, lower, upper, to, message, sizeof message) == CLI_OK) return CLI_OK;
   return cli_bad("--%s: %s", option, message);
 }
 
-bool cli_parse_counts(const char *text, char between, int n, long long *out) {
+bool cli_parse_counts(const char *text, char between, int n, int64_t *out) {
   for (int i = 0; i < n; i++) {
     char *end = NULL;
     if (*text < '0' || *text > '9') return false; /* no sign, no blank */

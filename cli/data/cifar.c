@@ -1,6 +1,5 @@
 /* cifar.c: CIFAR-10 and CIFAR-100 in their binary version.  A row is one label byte (two for
  * CIFAR-100: coarse, fine) and 3072 bytes, red plane, green plane, blue plane, each 32 x 32. */
-#include "common/cli.h"
 #include "readers.h"
 
 #include <errno.h>

@@ -72,11 +72,12 @@ int data_parse_settings(const char *source, char *text, const data_setting *know
     if ((given >> i & 1U) != 0) return cli_bad("--data: %s: %s comes twice", source, item);
     given |= 1U << i;
     (void)snprintf(where, sizeof where, "data: %s: %s", source, item);
-    if (k->whole != NULL)
-      rc = cli_parse_int(where, value, (long long)k->lower, (long long)k->upper, k->whole);
-    if (k->real != NULL) rc = cli_parse_real(where, value, k->lower, k->upper, k->real);
-    if (k->text != NULL) *k->text = value;
-    if (k->text != NULL && value[0] == 0) rc = cli_bad("--data: %s: %s is empty", source, item);
+    if (k->kind != CLI_TEXT) {
+      rc = cli_parse_option(where, k->kind, value, k->lower, k->upper, k->to);
+    } else {
+      *(const char **)k->to = value;
+      if (value[0] == 0) rc = cli_bad("--data: %s: %s is empty", source, item);
+    }
   }
   return rc;
 }

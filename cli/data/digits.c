@@ -1,5 +1,4 @@
 /* digits.c: read the shipped UCI digits, lines of 64 values from 0 to 16 and a label. */
-#include "common/cli.h"
 #include "readers.h"
 
 #include <limits.h>

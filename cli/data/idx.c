@@ -1,7 +1,6 @@
 /* idx.c: MNIST and Fashion-MNIST.  A file has a magic number (0, 0, type, number of axes), the lengths of the axes
  * as big-endian 32-bit numbers, and the values.  The reader accepts unsigned bytes in images of three axes and
  * labels of one axis, plain or gzip. */
-#include "common/cli.h"
 #include "readers.h"
 
 #include <errno.h>

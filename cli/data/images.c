@@ -59,7 +59,7 @@ void image_to_input(const data_set *d, int32_t row, const data_how *how, const u
 
 typedef struct settings {
   const char *path, *test, *root, *mean, *std;
-  long long side, resize, threads, queue; /* resize 0: none */
+  int64_t side, resize, threads, queue; /* resize 0: none */
 } settings;
 
 static int parse_rgb(const char *key, const char *text, double lower, float to[3]) {
@@ -135,14 +135,11 @@ static int set_normalisation(data_set *d, const settings *w) {
 static int parse_settings(char *text, settings *w) {
   const char *resize = NULL;
   *w = (settings){.path = text, .side = 224, .threads = cli_cores(), .queue = 128};
-  const data_setting known[] = {{"test", .text = &w->test},
-                                {"root", .text = &w->root},
-                                {"size", 2, 4096, .whole = &w->side},
-                                {"resize", .text = &resize},
-                                {"mean", .text = &w->mean},
-                                {"std", .text = &w->std},
-                                {"threads", 1, 1024, .whole = &w->threads},
-                                {"queue", 2, 65536, .whole = &w->queue}};
+  const data_setting known[] = {
+      {"test", CLI_TEXT, &w->test, 0, 0},           {"root", CLI_TEXT, &w->root, 0, 0},
+      {"size", CLI_WHOLE, &w->side, 2, 4096},       {"resize", CLI_TEXT, &resize, 0, 0},
+      {"mean", CLI_TEXT, &w->mean, 0, 0},           {"std", CLI_TEXT, &w->std, 0, 0},
+      {"threads", CLI_WHOLE, &w->threads, 1, 1024}, {"queue", CLI_WHOLE, &w->queue, 2, 65536}};
   char *comma = strchr(text, ',');
   if (comma != NULL) *comma++ = 0;
   if (data_parse_settings("images", comma, known, sizeof known / sizeof known[0]) != CLI_OK)
@@ -150,9 +147,11 @@ static int parse_settings(char *text, settings *w) {
   if (w->path[0] == 0) return cli_bad("--data: images needs a folder or a list after a colon");
   if (resize == NULL) w->resize = (w->side * 8 + 6) / 7;
   if (resize == NULL || strcmp(resize, "none") == 0) return CLI_OK;
-  if (cli_parse_int("data: images: resize", resize, 2, 8192, &w->resize) != CLI_OK) return CLI_BAD;
+  if (cli_parse_option("data: images: resize", CLI_WHOLE, resize, 2, 8192, &w->resize) != CLI_OK)
+    return CLI_BAD;
   if (w->resize >= w->side) return CLI_OK;
-  return cli_bad("--data: images: resize=%lld is less than size=%lld", w->resize, w->side);
+  return cli_bad("--data: images: resize=%lld is less than size=%lld", (long long)w->resize,
+                 (long long)w->side);
 }
 
 /* ---- opening -----------------------------------------------------------------------------------*/
@@ -202,14 +201,9 @@ static int find_lists(const settings *w, image_list *splits) {
   const char *const lists[2] = {w->path, w->test};
   int rc = CLI_OK;
   for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
-    char *own = cli_copy(lists[i]), *slash = strrchr(own, '/');
-    if (slash != NULL) slash[slash == own] = 0;
-    rc = image_files_of_list(lists[i],
-                             w->root != NULL ? w->root
-                             : slash != NULL ? own
-                                             : ".",
-                             &splits[i]);
-    free(own);
+    char *folder = cli_folder_of(lists[i]);
+    rc = image_files_of_list(lists[i], w->root != NULL ? w->root : folder, &splits[i]);
+    free(folder);
   }
   return rc;
 }

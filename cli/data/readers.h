@@ -3,6 +3,7 @@
 #ifndef DATA_READERS_H
 #define DATA_READERS_H
 
+#include "common/cli.h"
 #include "data.h"
 
 #include <stddef.h>
@@ -21,14 +22,13 @@ void *data_alloc(data_set *d, int64_t count, int64_t size);
 /* Compute scale and shift from byte_scale, mean and deviation. */
 void data_set_scales(data_set *d);
 
-/* A setting KEY=VALUE.  One pointer is not NULL: `whole` or `real`, a number from `lower` to `upper`, or `text`, which
- * must not be empty. */
+/* A setting KEY=VALUE.  `to` points to an int64_t or a double, a number from `lower` to `upper`, or to a const char *
+ * for a text, which must not be empty. */
 typedef struct data_setting {
   const char *key;
+  cli_kind kind; /* CLI_WHOLE, CLI_REAL or CLI_TEXT */
+  void *to;
   double lower, upper;
-  long long *whole;
-  double *real;
-  const char **text; /* set to a pointer into the parsed text */
 } data_setting;
 
 /* Parse "KEY=VALUE,KEY=VALUE" in place, with the n known keys, each at most once; `source`: the data set, for

@@ -1,6 +1,5 @@
 /* synthetic.c: generate a data set from settings.  Each class has a random centre of length sqrt(features), smoothed
  * over neighbouring pixels of images; a sample is the centre of its class plus normal noise. */
-#include "common/cli.h"
 #include "common/random.h"
 #include "readers.h"
 
@@ -10,20 +9,20 @@
 #include <string.h>
 
 typedef struct recipe {
-  long long classes, train, test, seed, height, width, channels;
+  int64_t classes, train, test, seed, height, width, channels;
   double noise;
 } recipe;
 
 static int parse_settings(char *text, recipe *r) {
   const char *image = NULL;
-  long long features = 0, size[3] = {1, 1, 20};
-  const data_setting known[] = {{"classes", 2, 65536, .whole = &r->classes},
-                                {"features", 1, 1 << 20, .whole = &features},
-                                {"image", .text = &image},
-                                {"train", 1, 1 << 24, .whole = &r->train},
-                                {"test", 0, 1 << 24, .whole = &r->test},
-                                {"noise", 0, 1e6, .real = &r->noise},
-                                {"seed", 0, INT32_MAX, .whole = &r->seed}};
+  int64_t features = 0, size[3] = {1, 1, 20};
+  const data_setting known[] = {{"classes", CLI_WHOLE, &r->classes, 2, 65536},
+                                {"features", CLI_WHOLE, &features, 1, 1 << 20},
+                                {"image", CLI_TEXT, &image, 0, 0},
+                                {"train", CLI_WHOLE, &r->train, 1, 1 << 24},
+                                {"test", CLI_WHOLE, &r->test, 0, 1 << 24},
+                                {"noise", CLI_REAL, &r->noise, 0, 1e6},
+                                {"seed", CLI_WHOLE, &r->seed, 0, INT32_MAX}};
   if (data_parse_settings("synthetic", text, known, sizeof known / sizeof known[0]) != CLI_OK)
     return CLI_BAD;
   if (features > 0 && image != NULL)
@@ -76,14 +75,14 @@ int data_make_synthetic(const char *settings, data_set *d) {
   float *centre = cli_take((size_t)((r.classes + 1) * per), sizeof *centre);
   const uint64_t seed = (uint64_t)r.seed;
   for (int64_t k = 0; k < r.classes; k++) {
-    random_normal(seed, RANDOM_DATA, (uint32_t)k, 1.0, per, centre + k * per);
+    random_normal(seed, RANDOM_DATA, (uint32_t)k, 1.0, 0, per, centre + k * per);
     smooth(&r, centre + k * per, centre + r.classes * per);
   }
   for (int64_t i = 0; i < rows; i++) {
     uint32_t word[4];
     random_words(seed, RANDOM_DATA, 1U << 31, (uint64_t)i, word);
     y[i] = (int32_t)(((uint64_t)word[0] * (uint64_t)r.classes) >> 32);
-    random_normal(seed, RANDOM_DATA, (1U << 30) + (uint32_t)i, r.noise, per, x + i * per);
+    random_normal(seed, RANDOM_DATA, (1U << 30) + (uint32_t)i, r.noise, 0, per, x + i * per);
     for (int64_t k = 0; k < per; k++)
       x[i * per + k] += centre[y[i] * per + k];
   }

@@ -1,7 +1,6 @@
 /* gemm.c: matrix multiplication.  Matrices are row-major; BLAS is column-major and computes C' = B' A'. */
+#include "common/cli.h"
 #include "node.h"
-
-#include <dlfcn.h>
 
 #if defined(NG_HAVE_BLAS)
 #include "common/blas.h"
@@ -35,23 +34,18 @@ void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, con
 
 /* OpenBLAS can change its number of threads cheaply.  With another BLAS, one thread of the pool computes all
  * products. */
-typedef union symbol {
-  void *object;
+bool nn_blas_use_one_thread(nn *n) {
   void (*set)(int threads);
   int (*get)(void);
-} symbol;
-
-bool nn_blas_use_one_thread(nn *n) {
-  if (n->threads < 2) return false;
-  const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
-  const symbol get = {dlsym(RTLD_DEFAULT, "openblas_get_num_threads")};
-  if (set.set == NULL || get.get == NULL) return false;
-  n->blas_threads = get.get();
-  set.set(1);
+  if (n->threads < 2 || !cli_find_function(NULL, "openblas_set_num_threads", &set) ||
+      !cli_find_function(NULL, "openblas_get_num_threads", &get))
+    return false;
+  n->blas_threads = get();
+  set(1);
   return true;
 }
 
 void nn_blas_restore_threads(nn *n) {
-  const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
-  if (set.set != NULL) set.set(n->blas_threads);
+  void (*set)(int threads);
+  if (cli_find_function(NULL, "openblas_set_num_threads", &set)) set(n->blas_threads);
 }

@@ -206,9 +206,12 @@ void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *f
 
 /* ---- walking ---------------------------------------------------------------------------------*/
 
-/* Return the number that the functions of nn_watch get for a node; -1: they are not called for this node. */
-static int watch_index(const nn *n, const node *v) {
-  return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
+/* Pass an array of node v to the watch (NULL: none) if v is a layer or a norm. */
+static int observe(const nn *n, const node *v, const nn_watch *watch, const float *x,
+                   nn_shape shape, bool grad) {
+  const int layer = v->layer >= 0 ? v->layer : n->n_layers + v->norm;
+  if (watch == NULL || (v->layer < 0 && v->norm < 0)) return 0;
+  return watch->observe(watch->user, layer, x, n->samples, nn_count(shape), grad);
 }
 
 void nn_watch_gradients(nn *n, nn_gradients_ready *ready, void *user) {
@@ -226,12 +229,9 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
   n->nodes[0].out = (float *)(uintptr_t)x; /* no kind writes to the input */
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    if (watch != NULL && watch_index(n, v) >= 0) {
-      const node *in = input_of(n, v, 0);
-      const int rc =
-          watch->input(watch->user, watch_index(n, v), in->out, samples, nn_count(in->shape));
-      if (rc != 0) return rc;
-    }
+    const node *in = input_of(n, v, 0);
+    const int rc = observe(n, v, watch, in->out, in->shape, false);
+    if (rc != 0) return rc;
     if (samples > 0) v->op->forward(n, v, samples, mode);
   }
   return 0;
@@ -248,16 +248,13 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
   for (int i = n->n_nodes - 1; i > 0; i--) {
     node *v = &n->nodes[i];
     if (v->grad == NULL) continue;
-    if (watch != NULL && watch_index(n, v) >= 0) {
-      const int rc = watch->output_grad(watch->user, watch_index(n, v), v->grad, n->samples,
-                                        nn_count(v->shape));
-      if (rc != 0) return rc;
-    }
+    int rc = observe(n, v, watch, v->grad, v->shape, true);
+    if (rc != 0) return rc;
     if (n->samples > 0) v->op->backward(n, v, n->samples, params);
     if (n->samples == 0 && params) zero_gradients(n, v);
     if (!params || n->gradients_ready == NULL || v->param[0] < 0) continue;
     /* parameters are in the order of their nodes */
-    const int rc = n->gradients_ready(n->ready_user, v->param[0]);
+    rc = n->gradients_ready(n->ready_user, v->param[0]);
     if (rc != 0) return rc;
   }
   return 0;

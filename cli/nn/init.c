@@ -25,7 +25,7 @@ static void init_layer_param(const nn *n, const nn_param *p, uint32_t item) {
   const double bound = glorot ? sqrt(6.0 / (in + out)) : 1.0 / sqrt(in);
   if (p->role == NN_BIAS && (he || glorot)) return; /* 0, as allocated */
   if (he) {
-    random_normal(n->seed, RANDOM_INIT, item, sqrt(2.0 / out), p->count, p->value);
+    random_normal(n->seed, RANDOM_INIT, item, sqrt(2.0 / out), 0, p->count, p->value);
   } else {
     random_uniform(n->seed, RANDOM_INIT, item, -bound, bound, p->count, p->value);
   }

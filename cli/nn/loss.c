@@ -93,8 +93,8 @@ void nn_sampled_loss(nn *n, uint64_t step) {
   const int64_t c = nn_outputs(n);
   const double share = 1.0 / (double)n->samples;
   if (n->loss == NN_SQUARED_ERROR) { /* t - y is normal for every y */
-    random_normal_at(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
-                     n->loss_grad);
+    random_normal(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
+                  n->loss_grad);
     return;
   }
   for (int64_t i = 0; i < n->samples; i++) {

@@ -12,7 +12,7 @@ static int dense(nn *n, const char *name, int x, int64_t out) {
 
 /* number[0]: outputs of each hidden layer; number[1]: hidden layers */
 enum { MOST_HIDDEN = 64 };
-static void perceptron(nn *n, const model_task *t, int x, const long long number[2]) {
+static void perceptron(nn *n, const model_task *t, int x, const int64_t number[2]) {
   char name[24];
   for (int i = 1; i <= (int)number[1]; i++) {
     (void)snprintf(name, sizeof name, "fc%d", i);
@@ -22,12 +22,12 @@ static void perceptron(nn *n, const model_task *t, int x, const long long number
   (void)dense(n, name, x, t->classes);
 }
 
-static void logreg(nn *n, const model_task *t, int x, const long long number[2]) {
+static void logreg(nn *n, const model_task *t, int x, const int64_t number[2]) {
   (void)number;
   (void)dense(n, "fc", x, t->classes);
 }
 
-static void mlp(nn *n, const model_task *t, int x, const long long number[2]) {
+static void mlp(nn *n, const model_task *t, int x, const int64_t number[2]) {
   x = nn_relu(n, dense(n, "fc1", x, number[0]));
   x = nn_relu(n, dense(n, "fc2", x, number[1]));
   (void)dense(n, "fc3", x, t->classes);
@@ -35,7 +35,7 @@ static void mlp(nn *n, const model_task *t, int x, const long long number[2]) {
 
 /* Hinton & Salakhutdinov 2006, with tanh instead of the logistic function, so that training works without pre-training
  * (Glorot & Bengio 2010).  The code has 30 linear values; the outputs are in (0, 1). */
-static void autoencoder(nn *n, const model_task *t, int x, const long long number[2]) {
+static void autoencoder(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int64_t width[] = {1000, 500, 250};
   char name[24];
   (void)number;
@@ -54,7 +54,7 @@ static void autoencoder(nn *n, const model_task *t, int x, const long long numbe
 }
 
 /* Caffe's LeNet: two convolutions without padding, each followed by max pooling. */
-static void lenet(nn *n, const model_task *t, int x, const long long number[2]) {
+static void lenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
   (void)number;
   x = nn_max_pool(n, nn_conv(n, "conv1", x, 20, 5, 1, 0, true), 2, 2, 0);
   x = nn_max_pool(n, nn_conv(n, "conv2", x, 50, 5, 1, 0, true), 2, 2, 0);
@@ -65,7 +65,7 @@ static void lenet(nn *n, const model_task *t, int x, const long long number[2]) 
 /* Simonyan & Zisserman 2015, configuration D with batch normalisation.  Images of 32 to 63 pixels have one position
  * after the last pooling, and one linear layer follows; larger images have the paper's three linear layers. */
 enum { VGG_HEAD = 64 };
-static void vgg16(nn *n, const model_task *t, int x, const long long number[2]) {
+static void vgg16(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int64_t plan[] = {64, 64,  0,   128, 128, 0,   256, 256, 256,
                                  0,  512, 512, 512, 0,   512, 512, 512, 0};
   int index = 0;
@@ -96,74 +96,55 @@ static void vgg16(nn *n, const model_task *t, int x, const long long number[2]) 
 enum { IMAGES = 1, RECONSTRUCTS = 2, DROPOUT = 4 };
 
 typedef struct row {
-  model_info info;
-  void (*build)(nn *n, const model_task *t, int x, const long long number[2]);
-  long long number[2];
+  const char *name, *help;
+  const model_task *task; /* input and classes of the paper's data set */
+  void (*build)(nn *n, const model_task *t, int x, const int64_t number[2]);
+  int64_t number[2];
   unsigned traits;
   const char *example; /* a name with two numbers, "wrn-28-10"; NULL: the name has no numbers */
 } row;
 
-#define MNIST {28, 28, 1}, 10
-#define CIFAR {32, 32, 3}, 10
-#define SMALL {32, 32, 3}, 100
-#define IMAGENET {224, 224, 3}, 1000
+static const model_task mnist = {{28, 28, 1}, 10, 0.0, -1.0};
+static const model_task cifar10 = {{32, 32, 3}, 10, 0.0, -1.0};
+static const model_task cifar100 = {{32, 32, 3}, 100, 0.0, -1.0};
+static const model_task imagenet = {{224, 224, 3}, 1000, 0.0, -1.0};
+
 static const row rows[] = {
-    {{"logreg", "softmax regression", MNIST}, logreg, {0}, 0, NULL},
-    {{"mlp", "perceptron in-128-64-out, ReLU", MNIST}, mlp, {128, 64}, 0, NULL},
-    {{"mlp-1000", "perceptron in-1000-1000-out, ReLU", MNIST}, mlp, {1000, 1000}, 0, NULL},
-    {{"autoencoder", "in-1000-500-250-30 and back, tanh (Hinton & Salakhutdinov 2006)", MNIST},
-     autoencoder,
-     {0},
-     RECONSTRUCTS,
-     NULL},
-    {{"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", MNIST}, lenet, {0}, IMAGES, NULL},
-    {{"resnet20", "He et al. 2015 for CIFAR, projections as shortcuts", CIFAR},
-     resnet_cifar,
-     {20},
-     IMAGES,
-     NULL},
-    {{"resnet32", "the same with 32 layers", CIFAR}, resnet_cifar, {32}, IMAGES, NULL},
-    {{"resnet56", "the same with 56 layers", CIFAR}, resnet_cifar, {56}, IMAGES, NULL},
-    {{"resnet110", "the same with 110 layers", CIFAR}, resnet_cifar, {110}, IMAGES, NULL},
-    {{"resnet18", "He et al. 2015; a 3x3 stem for images up to 64", SMALL},
-     resnet_imagenet,
-     {18},
-     IMAGES,
-     NULL},
-    {{"resnet34", "the same with 34 layers", SMALL}, resnet_imagenet, {34}, IMAGES, NULL},
-    {{"resnet50", "the same with bottlenecks, 50 layers", IMAGENET},
-     resnet_imagenet,
-     {50},
-     IMAGES,
-     NULL},
-    {{"resnet50d", "resnet50 with the D changes of He et al. 2019 (1812.01187)", IMAGENET},
-     resnet_imagenet,
-     {50, 'd'},
-     IMAGES,
-     NULL},
-    {{"vgg16", "Simonyan & Zisserman 2015 with batch normalisation", CIFAR},
-     vgg16,
-     {0},
-     IMAGES | DROPOUT,
-     NULL},
-    {{"mlp-W-D", "perceptron of D hidden layers of W, ReLU, as mlp-512-2", MNIST},
-     perceptron,
-     {0},
-     0,
-     "mlp-512-2"},
-    {{"wrn-D-W",
-      "wide residual network, D = 6 k + 4 layers, W times as wide, as wrn-28-10 (Zagoruyko & "
-      "Komodakis 2016)",
-      CIFAR},
-     resnet_wide,
-     {0},
-     IMAGES | DROPOUT,
-     "wrn-28-10"},
+    {"logreg", "softmax regression", &mnist, logreg, .traits = 0},
+    {"mlp", "perceptron in-128-64-out, ReLU", &mnist, mlp, .number = {128, 64}},
+    {"mlp-1000", "perceptron in-1000-1000-out, ReLU", &mnist, mlp, .number = {1000, 1000}},
+    {"autoencoder", "in-1000-500-250-30 and back, tanh (Hinton & Salakhutdinov 2006)", &mnist,
+     autoencoder, .traits = RECONSTRUCTS},
+    {"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", &mnist, lenet, .traits = IMAGES},
+    {"resnet20", "He et al. 2015 for CIFAR, projections as shortcuts", &cifar10, resnet_cifar,
+     .number = {20}, .traits = IMAGES},
+    {"resnet32", "the same with 32 layers", &cifar10, resnet_cifar, .number = {32},
+     .traits = IMAGES},
+    {"resnet56", "the same with 56 layers", &cifar10, resnet_cifar, .number = {56},
+     .traits = IMAGES},
+    {"resnet110", "the same with 110 layers", &cifar10, resnet_cifar, .number = {110},
+     .traits = IMAGES},
+    {"resnet18", "He et al. 2015; a 3x3 stem for images up to 64", &cifar100, resnet_imagenet,
+     .number = {18}, .traits = IMAGES},
+    {"resnet34", "the same with 34 layers", &cifar100, resnet_imagenet, .number = {34},
+     .traits = IMAGES},
+    {"resnet50", "the same with bottlenecks, 50 layers", &imagenet, resnet_imagenet, .number = {50},
+     .traits = IMAGES},
+    {"resnet50d", "resnet50 with the D changes of He et al. 2019 (1812.01187)", &imagenet,
+     resnet_imagenet, .number = {50, 'd'}, .traits = IMAGES},
+    {"vgg16", "Simonyan & Zisserman 2015 with batch normalisation", &cifar10, vgg16,
+     .traits = IMAGES | DROPOUT},
+    {"mlp-W-D", "perceptron of D hidden layers of W, ReLU, as mlp-512-2", &mnist, perceptron,
+     .example = "mlp-512-2"},
+    {"wrn-D-W",
+     "wide residual network, D = 6 k + 4 layers, W times as wide, as wrn-28-10 (Zagoruyko & "
+     "Komodakis 2016)",
+     &cifar10, resnet_wide, .traits = IMAGES | DROPOUT, .example = "wrn-28-10"},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
 int model_count(void) { return ROWS; }
-model_info model_at(int i) { return rows[i].info; }
+model_info model_at(int i) { return (model_info){rows[i].name, rows[i].help}; }
 
 /* Return the length of the name before its numbers, 4 in "wrn-28-10"; 0: the name has no numbers. */
 static size_t prefix_length(const row *r) {
@@ -176,9 +157,9 @@ static int report_unknown(const char *name) {
     const row *r = &rows[i];
     if (r->example != NULL && strncmp(name, r->example, prefix_length(r)) == 0) {
       return cli_bad("--model: unknown model '%s'; expected %s with numbers from 1 to 99999, as %s",
-                     name, r->info.name, r->example);
+                     name, r->name, r->example);
     }
-    names[i] = r->example != NULL ? r->example : r->info.name;
+    names[i] = r->example != NULL ? r->example : r->name;
   }
   return cli_unknown("--model: unknown model", name, names, ROWS,
                      "`natgrad train --models` lists them");
@@ -187,11 +168,11 @@ static int report_unknown(const char *name) {
 /* Set *out to the row of a name, with the numbers in the name; CLI_BAD: reported. */
 static int find_model(const char *name, row *out) {
   const row *found = NULL;
-  long long number[2] = {0, 0};
+  int64_t number[2] = {0, 0};
   for (int i = 0; i < ROWS && found == NULL; i++) {
     const row *r = &rows[i];
     const size_t n = prefix_length(r);
-    if (n == 0 ? strcmp(r->info.name, name) == 0
+    if (n == 0 ? strcmp(r->name, name) == 0
                : strncmp(name, r->example, n) == 0 && cli_parse_counts(name + n, '-', 2, number))
       found = r;
   }
@@ -210,7 +191,7 @@ static int find_model(const char *name, row *out) {
 int model_default_task(const char *name, model_task *out) {
   row r;
   if (find_model(name, &r) != CLI_OK) return CLI_BAD;
-  *out = (model_task){.input = r.info.input, .classes = r.info.classes, .dropout = -1.0};
+  *out = *r.task;
   return CLI_OK;
 }
 

@@ -14,8 +14,6 @@ typedef struct model_task {
 typedef struct model_info {
   const char *name; /* "resnet20", "wrn-D-W" */
   const char *help; /* one line, with the paper */
-  nn_shape input;   /* of a sample of the paper's data set */
-  int64_t classes;
 } model_info;
 int model_count(void);
 model_info model_at(int i);
@@ -28,8 +26,8 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
 
 /* models_resnet.c: add a residual network behind the input node x.  number[0]: layers; number[1]: 'd' for variant D of
  * resnet_imagenet, the factor of all widths for resnet_wide. */
-void resnet_cifar(nn *n, const model_task *t, int x, const long long number[2]);
-void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2]);
-void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]);
+void resnet_cifar(nn *n, const model_task *t, int x, const int64_t number[2]);
+void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]);
+void resnet_wide(nn *n, const model_task *t, int x, const int64_t number[2]);
 
 #endif

@@ -62,7 +62,7 @@ static void add_head(nn *n, const model_task *t, int x) {
   (void)nn_linear(n, "fc", nn_global_pool(n, x), t->classes, true);
 }
 
-void resnet_cifar(nn *n, const model_task *t, int x, const long long number[2]) {
+void resnet_cifar(nn *n, const model_task *t, int x, const int64_t number[2]) {
   nn_set_initializer(n, NN_HE);
   x = nn_relu(n, conv_norm(n, "", "conv1", "bn1", x, 16, 3, 1));
   for (int stage = 0; stage < 3; stage++) {
@@ -89,7 +89,7 @@ static int add_stem(nn *n, const model_task *t, int x, bool d) {
   return small ? x : nn_max_pool(n, x, 3, 2, 1);
 }
 
-void resnet_imagenet(nn *n, const model_task *t, int x, const long long number[2]) {
+void resnet_imagenet(nn *n, const model_task *t, int x, const int64_t number[2]) {
   static const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
   const bool bottlenecks = number[0] >= 50, d = number[1] == 'd';
   nn_set_initializer(n, NN_HE);
@@ -119,7 +119,7 @@ static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int
   return nn_add(n, y, conv(n, prefix, "shortcut", active, out, 1, stride));
 }
 
-void resnet_wide(nn *n, const model_task *t, int x, const long long number[2]) {
+void resnet_wide(nn *n, const model_task *t, int x, const int64_t number[2]) {
   nn_set_initializer(n, NN_HE);
   x = nn_conv(n, "conv1", x, 16, 3, 1, 1, false);
   for (int stage = 0; stage < 3; stage++) {

@@ -140,14 +140,14 @@ int64_t nn_weights(const nn *n); /* number of all weights, biases, gammas and be
  * the values of the evaluated function.  The default, false: norms use batch statistics in training. */
 void nn_fix_norms(nn *n, bool fixed);
 
-/* Functions that a pass calls for each layer, and for norm i as layer nn_layers + i: `input` in forward with the
- * input a, `output_grad` in backward with g = d(loss)/d(output), both [samples, columns], columns = height * width *
- * channels. The array is valid during the call; the input of a norm is valid until its output_grad call ends.  A
- * nonzero result ends the pass, which returns this result. */
+/* A function that a pass calls for each layer, and for norm i as layer nn_layers + i: in forward with x = the input, in
+ * backward (`grad`) with x = d(loss)/d(output), both [samples, columns], columns = height * width * channels.  The array
+ * is valid during the call; the input of a norm is valid until the call in backward ends.  A nonzero result ends the
+ * pass, which returns this result. */
 typedef struct nn_watch {
   void *user;
-  int (*input)(void *user, int layer, const float *a, int64_t samples, int64_t columns);
-  int (*output_grad)(void *user, int layer, const float *g, int64_t samples, int64_t columns);
+  int (*observe)(void *user, int layer, const float *x, int64_t samples, int64_t columns,
+                 bool grad);
 } nn_watch;
 
 typedef enum nn_mode { NN_EVALUATE = 0, NN_TRAIN = 1 } nn_mode;

@@ -369,7 +369,7 @@ int checkpoint_check_average(const char *dir, bool resumed) {
 bool checkpoint_owns(const char *path) {
   static const char *const file[] = {"log.jsonl", "config.json", CHECKPOINT_AVERAGE};
   int64_t step;
-  const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+  const char *name = cli_base_name(path);
   bool found = kind_of(name, &step) != OTHER;
   for (size_t i = 0; i < sizeof file / sizeof file[0]; i++)
     found = found || strcmp(name, file[i]) == 0;

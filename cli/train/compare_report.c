@@ -201,7 +201,7 @@ static void times_table(const report *r, table *t) {
 static void print_heading(const report *r, FILE *f) {
   const settings *s = &r->p->base;
   char processor[128] = "", target[64], length[64];
-  const char *threads = getenv("NG_THREADS");
+  int threads = 1;
   cli_processor(processor, sizeof processor);
   format_target(r, target, sizeof target);
   if (s->steps > 0) {
@@ -216,8 +216,8 @@ static void print_heading(const report *r, FILE *f) {
                  first + r->seeds - 1);
   (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model,
                 (long long)settings_samples(s), length, seeds, processor);
-  const long used = threads != NULL && threads[0] != 0 ? strtol(threads, NULL, 10) : cli_cores();
-  (void)fprintf(f, "%ld thread%s\n", used, used > 1 ? "s" : "");
+  (void)cli_threads(&threads); /* run_begin has checked NG_THREADS */
+  (void)fprintf(f, "%d thread%s\n", threads, threads > 1 ? "s" : "");
   if (!isfinite(r->target)) return;
   (void)fprintf(f, "target: %s %s%s\n", score_name(r->p->metric), target,
                 isfinite(r->p->target) ? "" : ", reached by the mean of every method");

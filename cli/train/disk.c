@@ -31,12 +31,8 @@ static bool write_all(int fd, const char *bytes, size_t size) {
 
 /* Some file systems cannot flush a folder, and some folders cannot be read: only EIO is an error. */
 static bool flush_folder(const char *path) {
-  char *folder = cli_join(path, "");
-  char *slash = strrchr(folder, '/'); /* added by cli_join */
-  *slash = 0;
-  slash = strrchr(folder, '/');
-  if (slash != NULL) slash[slash == folder] = 0;
-  const int fd = open(slash != NULL ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  char *folder = cli_folder_of(path);
+  const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool done = fd < 0 || fsync(fd) == 0 || errno != EIO;
   if (fd >= 0) (void)close(fd);
   free(folder);

@@ -88,14 +88,9 @@ static void csv_text(FILE *f, const char *text) {
 }
 
 static void csv_value(FILE *f, const ngio_value *v) {
-  if (ngio_is(v, NGIO_STRING))
-    csv_text(f, ngio_text_of(v));
-  else if (ngio_is(v, NGIO_INTEGER))
-    (void)fprintf(f, "%lld", (long long)ngio_integer_of(v));
-  else if (ngio_is(v, NGIO_REAL))
-    (void)fprintf(f, "%.17g", ngio_number_of(v));
-  else if (ngio_is_flag(v))
-    (void)fputs(ngio_is(v, NGIO_TRUE) ? "true" : "false", f);
+  char number[32];
+  const char *text = cli_json_text(v, number, sizeof number);
+  if (text != NULL) csv_text(f, text);
 }
 
 static void print_csv(FILE *f, const void *what) {

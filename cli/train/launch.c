@@ -52,19 +52,13 @@ static void *load(char *why, size_t size) {
   return NULL;
 }
 
-static void *find(void *module, const char *name) {
-  return module != NULL ? dlsym(module, name) : NULL;
-}
-
 /* Load the module, which initialises MPI. */
 static int begin_mpi(launch *l) {
   char why[512] = "";
   launch_mpi_begin_fn *begin = NULL;
   l->module = load(why, sizeof why);
-  void *symbol = find(l->module, "launch_mpi_begin");
-  if (symbol == NULL) return cli_bad("ranks over MPI: %s", why);
-  memcpy(&begin, &symbol, sizeof begin);
-  if (begin(&l->table, sizeof l->table, why, sizeof why) != 0)
+  if (l->module == NULL || !cli_find_function(l->module, "launch_mpi_begin", &begin) ||
+      begin(&l->table, sizeof l->table, why, sizeof why) != 0)
     return cli_bad("ranks over MPI: %s", why);
   const int32_t want = launched_processes();
   if (want == 0 || want == l->table.size) return CLI_OK;
@@ -75,17 +69,17 @@ static int begin_mpi(launch *l) {
 }
 
 int launch_begin(const char *wanted, launch *out) {
-  long long threads = 1;
+  int64_t threads = 1;
   *out = (launch){.threads = 1, .table = {.size = 1}};
   if (strcmp(wanted, "auto") == 0) return launched_processes() > 1 ? begin_mpi(out) : CLI_OK;
   if (strcmp(wanted, "mpi") == 0) return begin_mpi(out);
   if (*wanted < '0' || *wanted > '9')
     return cli_bad("--ranks: '%s' is none of auto, mpi, a number of threads", wanted);
-  if (cli_parse_int("ranks", wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
+  if (cli_parse_option("ranks", CLI_WHOLE, wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
   if (launched_processes() > 1) {
     return cli_bad(
         "--ranks: %lld threads in each of %d processes that a launcher started; leave it out",
-        threads, launched_processes());
+        (long long)threads, launched_processes());
   }
   out->threads = (int32_t)threads;
   return CLI_OK;
@@ -108,21 +102,14 @@ static void *on_thread(void *arg) {
   return NULL;
 }
 
-/* OpenBLAS threads serve one caller at a time, so ranks that are threads use one BLAS thread each. */
-static void one_blas_thread(void) {
-  union {
-    void *object;
-    void (*set)(int n);
-  } symbol = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
-  if (symbol.object != NULL) symbol.set(1);
-}
-
 int launch_threads(int32_t n, int (*work)(void *user, const ng_transport *t), void *user) {
+  void (*set_blas_threads)(int threads);
   ng_threads *group = NULL;
   atomic_bool reported = false;
   int32_t made = 1;
   cli_require_address_space(n);
-  one_blas_thread();
+  /* OpenBLAS threads serve one caller at a time, so ranks that are threads use one BLAS thread each. */
+  if (cli_find_function(NULL, "openblas_set_num_threads", &set_blas_threads)) set_blas_threads(1);
   member *m = cli_take((size_t)n, sizeof *m);
   bool good = ng_threads_create(n, &group) == NG_OK;
   for (int32_t i = 0; i < n && good; i++) {
@@ -156,9 +143,7 @@ const ng_transport *launch_transport(const launch *l) {
 
 void launch_end(launch *l, bool failed) {
   launch_mpi_end_fn *end = NULL;
-  void *symbol = find(l->module, "launch_mpi_end");
-  if (symbol == NULL) return;
+  if (l->module == NULL || !cli_find_function(l->module, "launch_mpi_end", &end)) return;
   if (failed && l->table.abort != NULL) l->table.abort(l->table.user);
-  memcpy(&end, &symbol, sizeof end);
   end(&l->table);
 }

@@ -52,8 +52,9 @@ static ng_array array_of(const nn *net, int layer, const float *x, int64_t sampl
 }
 
 /* Pass an activation or gradient to the library. NG_SKIPPED (not finite) is no error here: the step reports it. */
-static int observe(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
+static int observe(void *user, int layer, const float *x, int64_t samples, int64_t columns,
                    bool grad) {
+  precond *p = user;
   if (layer >= watched(p)) return CLI_OK;
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
@@ -63,15 +64,6 @@ static int observe(precond *p, int layer, const float *x, int64_t samples, int64
                             : ng_observe_input(p->p, i, &v, NG_BORROW);
   p->observe_ms += ng_now_ms() - t0;
   return st < 0 ? report_failure(p) : CLI_OK;
-}
-
-static int observe_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
-  return observe(user, layer, a, samples, columns, false);
-}
-
-static int observe_output_grad(void *user, int layer, const float *g, int64_t samples,
-                               int64_t columns) {
-  return observe(user, layer, g, samples, columns, true);
 }
 
 /* All ranks must agree on ng_batch.last, so a rank without layers to observe (dp-kfac on more ranks than layers)
@@ -179,7 +171,7 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
     p->whole = s->batch;
     p->first = ranks_first(&k, k.rank, s->batch);
   }
-  p->watch = (nn_watch){p, observe_input, observe_output_grad};
+  p->watch = (nn_watch){p, observe};
   int rc = cli_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = report_failure(p);
   const bool norms = strcmp(cli_option_text(o, "norm_block").text, "none") != 0;

@@ -102,9 +102,8 @@ static int print_result(subject *p, const char *when) {
 static int check_out(const char *path) {
   if (disk_exists(path)) return cli_bad("--out: %s exists", path);
   if (checkpoint_owns(path)) return cli_bad("--out: %s is the name of a file of a run", path);
-  char *folder = cli_copy(path), *end = strrchr(folder, '/');
-  if (end != NULL) end[end == folder] = 0;
-  const int rc = access(end != NULL ? folder : ".", W_OK | X_OK) == 0
+  char *folder = cli_folder_of(path);
+  const int rc = access(folder, W_OK | X_OK) == 0
                      ? CLI_OK
                      : cli_bad("%s: cannot be written: %s", path, strerror(errno));
   free(folder);

@@ -12,7 +12,6 @@ static ng_collective describe(ng_coll_kind kind, ng_dtype dtype, void *x, int64_
   ng_collective c = {.struct_size = sizeof c, .mem = NG_HOST};
   c.kind = kind;
   c.dtype = dtype;
-  c.mem = NG_HOST;
   c.send = c.recv = x;
   c.count = n;
   return c;

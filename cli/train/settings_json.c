@@ -13,18 +13,6 @@
 
 enum { VALUE = 4096 };
 
-/* The value as command-line text; NULL: neither text nor number nor flag. */
-static const char *text_of(const ngio_value *v, char *text, size_t size) {
-  if (ngio_is(v, NGIO_STRING)) return ngio_text_of(v);
-  if (ngio_is_flag(v)) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
-  if (!ngio_is_number(v)) return NULL;
-  if (ngio_is(v, NGIO_INTEGER))
-    (void)snprintf(text, size, "%lld", (long long)ngio_integer_of(v));
-  else
-    (void)snprintf(text, size, "%.17g", ngio_number_of(v));
-  return text;
-}
-
 int settings_read(settings *s, const char *path) {
   char *text = NULL;
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
@@ -46,7 +34,7 @@ int settings_parse(settings *s, const char *text, const char *path) {
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
     if (rc != CLI_OK || settings_among(name, "schema|natgrad")) continue; /* for readers */
-    const char *value = text_of(v, number, sizeof number);
+    const char *value = cli_json_text(v, number, sizeof number);
     if (value == NULL)
       rc = cli_bad("%s: %s: expected a text, a number, true or false", path, name);
     else
@@ -90,16 +78,13 @@ static void add_library(ngio_out *out, const settings *s, const ng_options *o) {
 
 int settings_text(const settings *s, const char *path, char **text) {
   ng_options *o = NULL;
-  char value[VALUE] = "", commit[64], version[128];
+  char value[VALUE] = "", version[128];
   ngio_out out = {.indent = 1};
   *text = NULL;
   if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
   settings full = *s; /* a shallow copy, never freed */
   full.lr = settings_lr(s);
-  const int v = ng_version();
-  cli_build_value("commit", commit, sizeof commit);
-  (void)snprintf(version, sizeof version, "%d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100,
-                 commit);
+  cli_version(version, sizeof version);
   ngio_open(&out, NULL, '{');
   ngio_put_integer(&out, "schema", 1);
   ngio_put_text(&out, "natgrad", version);
