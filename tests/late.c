@@ -262,6 +262,13 @@ static void late_square_sums(ng_queue *q, const ng_squares *s, int64_t n) {
 }
 LIST(norm_squares, ng_norm_sum, void)
 LIST(norm_gram, ng_norm_sum, void)
+#define LIST_ALONE(e, T)                                                                           \
+  ENTRY(e, x->list, x->n)                                                                          \
+  static void late_##e(ng_queue *q, const T *list, int64_t n) {                                    \
+    CALL(e, .n = n, .list = copy_of(list, n, sizeof *list));                                       \
+  }
+LIST_ALONE(row_products, ng_rows)
+LIST_ALONE(row_combine, ng_rows)
 
 static const ng_kernel_ops late_kernels = {
     .name = "late",
@@ -280,6 +287,8 @@ static const ng_kernel_ops late_kernels = {
     .square_sums = late_square_sums,
     .norm_squares = late_norm_squares,
     .norm_gram = late_norm_gram,
+    .row_products = late_row_products,
+    .row_combine = late_row_combine,
 };
 
 void late_queue(ng_queue *q, const ng_linalg_ops *under) {

@@ -1,7 +1,6 @@
 /* t_window_kernels.c: loops of windows against plain ones.
  *
  *   selection   (window_largest.c) the k largest elements are those of a full sort; by threads and by ranks as by one
- *   rows        (window_rows.c) several rows at once have the bits of one at a time, f32 and bf16, sparse and whole
  *
  * and the memory of a large sparse window. */
 #include "unit_test.h"
@@ -97,46 +96,6 @@ static void by_several_threads(void **state) {
   }
 }
 
-/* A sparse row and the same as a whole one, in a block. */
-static void sparse_loops(void **state) {
-  static double tile[NG_WINDOW_BLOCK], got[NG_WINDOW_BLOCK], row[NG_WINDOW_BLOCK];
-  static float f[MOST], x[NG_WINDOW_BLOCK], put[NG_WINDOW_BLOCK];
-  static uint16_t h[MOST], index[MOST];
-  rng r = {test_seed()};
-  for (int64_t t = 0; t < test_times(40); t++) {
-    const bool half = t % 2 == 1;
-    const int64_t n = rng_below(&r, t % 3 == 0 ? 9 : MOST);
-    const void *value = half ? (const void *)h : (const void *)f;
-    const ng_dtype type = half ? NG_BF16 : NG_F32;
-    const double c = 2 * rng_real(&r) - 1;
-    double plain = 0, size = 0;
-    memset(row, 0, sizeof row);
-    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++) {
-      got[i] = tile[i] = 2 * rng_real(&r) - 1;
-      x[i] = put[i] = (float)tile[i];
-    }
-    for (int64_t i = 0, at = rng_below(&r, 5); i < n; i++) {
-      h[i] = ng_f32_to_bf16((float)(2 * rng_real(&r) - 1));
-      f[i] = half ? ng_bf16_to_f32(h[i]) : (float)(2 * rng_real(&r) - 1);
-      index[i] = (uint16_t)at;
-      row[at] = (double)f[i];
-      at += 1 + rng_below(&r, NG_WINDOW_BLOCK / MOST - 1);
-    }
-    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++) {
-      plain += row[i] * (double)x[i];
-      size += fabs(row[i] * (double)x[i]);
-    }
-    /* n additions of 1e-16 */
-    assert_true(fabs(ng_window_sparse_dot(x, index, value, type, n) - plain) <= 1e-12 * size);
-    ng_window_sparse_add(got, index, value, type, n, c);
-    ng_window_sparse_put(put, index, value, type, n);
-    for (int64_t i = 0; i < n; i++)
-      x[index[i]] += f[i];
-    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++)
-      assert_true(got[i] == tile[i] + c * row[i] && put[i] == x[i]);
-  }
-}
-
 /* ---- by several ranks ------------------------------------------------------------------------*/
 
 enum { ALL = 700, RANKS = 5, ROOM = NG_WINDOW_BINS };
@@ -191,80 +150,7 @@ static void selection_on_ranks_equals_one_rank(void **state) {
   }
 }
 
-/* ---- whole rows ------------------------------------------------------------------------------*/
-
-enum { LINE = 1300, AT_ONCE = 8 }; /* 2 KiB of bf16 and more: memory is asked for in two ways */
-
-typedef struct rows {
-  float f[AT_ONCE][LINE]; /* as f32, of the bf16 */
-  uint16_t h[AT_ONCE][LINE];
-} rows;
-
-static void draw_rows(rng *r, rows *x, bool half) {
-  for (int q = 0; q < AT_ONCE; q++) {
-    for (int i = 0; i < LINE; i++) {
-      x->f[q][i] = (float)ldexp(2 * rng_real(r) - 1, (int)rng_below(r, 21) - 10);
-      if (!half) continue;
-      x->h[q][i] = ng_f32_to_bf16(x->f[q][i]);
-      x->f[q][i] = ng_bf16_to_f32(x->h[q][i]);
-    }
-  }
-}
-
-static void many_rows_at_once_equal_single_rows(void **state) {
-  rng r = {test_seed()};
-  static rows x;
-  for (int64_t t = 0; t < test_times(400); t++) {
-    const bool half = t % 2 == 1;
-    const int64_t n = 1 + rng_below(&r, t % 4 < 2 ? 200 : LINE - 1), guard = n;
-    const ng_dtype type = half ? NG_BF16 : NG_F32;
-    float y[LINE];
-    double got[4], by[AT_ONCE], acc[LINE], one[LINE], most[LINE];
-    const void *row[AT_ONCE];
-    draw_rows(&r, &x, half);
-    for (int64_t i = 0; i < LINE; i++) {
-      y[i] = (float)(2 * rng_real(&r) - 1);
-      acc[i] = one[i] = 2 * rng_real(&r) - 1;
-      most[i] = fabs(one[i]);
-    }
-    for (int q = 0; q < AT_ONCE; q++) {
-      row[q] = half ? (const void *)x.h[q] : (const void *)x.f[q];
-      by[q] = 2 * rng_real(&r) - 1;
-    }
-    ng_window_dots(row, row + 4, type, y, n, got);
-    for (int q = 0; q < 4; q++) {
-      double plain = 0, size = 0;
-      for (int64_t i = 0; i < n; i++) {
-        plain += (double)x.f[q][i] * (double)y[i];
-        size += fabs((double)x.f[q][i] * (double)y[i]);
-      }
-      assert_true(got[q] == ng_window_dot(x.f[q], y, n));
-      assert_true(fabs(got[q] - plain) <= 1e-13 * size); /* n additions of 1e-16 */
-    }
-    /* 8 rows are 4 and 4, each four added before they are; the rows one by one, but for the order of additions */
-    double pairs[LINE], plain[LINE];
-    memcpy(pairs, acc, sizeof pairs);
-    memcpy(plain, acc, sizeof plain);
-    for (int64_t i = 0; i < n; i++)
-      for (int q = 0; q < AT_ONCE; q += 4)
-        plain[i] += by[q] * (double)x.f[q][i] + by[q + 1] * (double)x.f[q + 1][i] +
-                    by[q + 2] * (double)x.f[q + 2][i] + by[q + 3] * (double)x.f[q + 3][i];
-    ng_window_sums(acc, row, row, type, 8, n, by);
-    ng_window_sums(pairs, row, row + 4, type, 4, n, by);
-    ng_window_sums(pairs, row + 4, row, type, 4, n, by + 4);
-    for (int q = 0; q < AT_ONCE; q++) {
-      ng_window_add(one, x.f[q], n, by[q]);
-      for (int64_t i = 0; i < n; i++)
-        most[i] += fabs(by[q] * (double)x.f[q][i]);
-    }
-    assert_memory_equal(acc, pairs, sizeof acc);
-    assert_memory_equal(acc, plain, sizeof acc);
-    for (int64_t i = 0; i < n; i++)
-      assert_true(fabs(acc[i] - one[i]) <= 1e-14 * most[i]);
-    for (int64_t i = guard; i < LINE; i++)
-      assert_true(acc[i] == one[i]); /* not touched */
-  }
-}
+/* ---- memory ---*/
 
 /* ResNet-18's 11.2 million parameters, 1,024 rows of 1 % in bf16 and the error feedback: at most 0.5 GiB.
  * The memory is planned and taken; nothing is done with it. */
@@ -293,11 +179,8 @@ static void sparse_memory(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(selection_equals_a_sort),
-                                     cmocka_unit_test(by_several_threads),
-                                     cmocka_unit_test(selection_on_ranks_equals_one_rank),
-                                     cmocka_unit_test(sparse_loops),
-                                     cmocka_unit_test(many_rows_at_once_equal_single_rows),
-                                     cmocka_unit_test(sparse_memory)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(selection_equals_a_sort), cmocka_unit_test(by_several_threads),
+      cmocka_unit_test(selection_on_ranks_equals_one_rank), cmocka_unit_test(sparse_memory)};
   return cmocka_run_group_tests_name("loops of windows", tests, NULL, NULL);
 }

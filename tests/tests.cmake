@@ -70,6 +70,7 @@ set(natgrad_unit_tests
     t_kernels_emit
     t_kernels_gram
     t_kernels_norm
+    t_kernels_window
     t_ladder
     t_last
     t_left_out

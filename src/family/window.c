@@ -157,18 +157,35 @@ ng_status ng_window_read_decayed(ng_block *b, float *to) {
 
 /* ---- the direction ---------------------------------------------------------------------------*/
 
+/* Return the rows in use. */
+static ng_rows rows_of(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  ng_rows G = w->store->rows(b);
+  G.places = w->places;
+  G.used = w->rows;
+  G.head = ng_window_head(w);
+  G.place = w->row_place;
+  G.unit = w->unit_products;
+  return G;
+}
+
+/* u <- by u + G' c, with by and c of each part. */
+static void combine(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  ng_rows G = rows_of(b);
+  G.c = w->part->c;
+  G.by = w->u_scales;
+  G.u = w->u;
+  ng_kernels(b->ctx->queue)->row_combine(b->ctx->queue, &G, 1);
+  ng_queue_wait(b->ctx->queue); /* the caller changes the list of rows and c */
+}
+
 void ng_window_combine(ng_block *b, double by) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
-    w->part[i].u_scale = by;
+    *w->part[i].u_scale = by;
   }
-  w->store->combine(b);
-}
-
-static void square_chunk(ng_block *b, int32_t i) {
-  ng_window *w = ng_window_of(b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  w->sums[i] = ng_window_dot(w->u + c.at, w->u + c.at, c.n);
+  combine(b);
 }
 
 /* Return whether x is the row at head; the Gram matrix then has the products of x. */
@@ -185,25 +202,32 @@ static ng_status read_x(ng_block *b, bool fresh) {
 
 /* k [parts, places] += <row, x> for all rows in use; x NULL: x is the row at head. */
 static void products(ng_block *b, const float *x, double *k) {
-  ng_window *w = ng_window_of(b);
-  ng_window_product p = {b, x};
-  ng_parallel(b->ctx, w->pieces, w->store->product, &p);
-  for (int32_t i = 0; i < w->units; i++) {
-    double *to = k + w->store->part_of(w, i) * w->places;
-    for (int64_t j = 0; j < w->rows; j++) {
-      to[w->row_place[j]] += w->unit_products[i * w->places + w->row_place[j]];
-    }
-  }
+  const ng_window *w = ng_window_of(b);
+  ng_rows G = rows_of(b);
+  G.x = x == NULL && G.kind == NG_ROWS_WHOLE ? w->x : x;
+  G.k = k;
+  ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &G, 1);
+  ng_queue_wait(b->ctx->queue);
 }
 
 /* k [parts, places] += <row, u> for all rows in use, and <u, u> at the unused place. */
 static void copy_products(ng_block *b, double *k) {
-  ng_window *w = ng_window_of(b);
+  const ng_window *w = ng_window_of(b);
+  const int64_t unused = ng_window_unused_place(w);
+  const ng_rows one = {.kind = NG_ROWS_WHOLE,
+                       .dtype = NG_F32,
+                       .range = w->flat,
+                       .ranges = w->segments,
+                       .places = w->places,
+                       .used = 1,
+                       .place = &unused,
+                       .value = w->u,
+                       .unit = w->sums,
+                       .x = w->u,
+                       .k = k};
   products(b, w->u, k);
-  ng_window_each_chunk(b, square_chunk);
-  for (int32_t i = 0; i < w->chunks; i++) {
-    k[ng_window_chunk_at(w, i).part * w->places + ng_window_unused_place(w)] += w->sums[i];
-  }
+  ng_kernels(b->ctx->queue)->row_products(b->ctx->queue, &one, 1);
+  ng_queue_wait(b->ctx->queue);
 }
 
 /* Add the new Gram row to its statistic.  If sliced, products are sums over ranks, which the engine forms before
@@ -305,7 +329,7 @@ static ng_status direct_x(ng_block *b, bool fresh) {
     copy_products(b, k);
   }
   st = ng_window_solve(b, k, false);
-  w->store->combine(b);
+  combine(b);
   /* Add decay / lambda last: inside x, decay would be rounded together with g, before most of x / lambda cancels. */
   if (has_decay(b, NG_DECAY_DIRECTION))
     (void)ng_window_add_decay(b, b->base.window_decay / b->base.damping, w->u);

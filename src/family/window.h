@@ -19,10 +19,10 @@
 #include "family/family.h"
 
 /* Elements of a chunk (the unit of loops over all parameters), and of a buffer on the stack. */
-enum { NG_WINDOW_CHUNK = 8192, NG_WINDOW_LINE = 2048 };
+enum { NG_WINDOW_CHUNK = NG_FLAT_CHUNK, NG_WINDOW_LINE = NG_FLAT_LINE };
 
 /* Elements of a block of sparse rows; an index within a block has 16 bits. */
-enum { NG_WINDOW_BLOCK = 32768 };
+enum { NG_WINDOW_BLOCK = NG_FLAT_BLOCK };
 
 /* A chunk of a segment: elements [from, from + n) of the segment's slot, at `at` in flat order. */
 typedef struct ng_window_chunk {
@@ -41,17 +41,11 @@ typedef struct ng_window_part {
   int64_t at, n; /* elements [at, at + n) in flat order */
   double *gram;  /* [places, places] the Gram matrix */
   double *c;     /* [places] coefficients of the rows in the direction u_scale u + G' c */
-  double u_scale;
+  double *u_scale;
   double *factor; /* [places, places] Cholesky factor of S (window_gram.c); NULL: not stored */
   /* [places] coefficients of the rows in the average x: before and after this step; NULL: x is no average. */
   double *row_coefficient, *next_row_coefficient;
 } ng_window_part;
-
-/* Arguments of ng_window_store.product.  x NULL: the row at head. */
-typedef struct ng_window_product {
-  ng_block *b;
-  const float *x;
-} ng_window_product;
 
 struct ng_window;
 typedef struct ng_window_store {
@@ -65,11 +59,7 @@ typedef struct ng_window_store {
   void (*enter)(ng_block *b);   /* store the vector in input as the row at head */
   /* Replaces `enter` if b->topk_rounds > 0: all ranks select entries together (ng_family.select_topk). */
   void (*select_topk)(ng_block *b, int32_t round, double *x);
-  /* One of w->pieces tasks (arg: ng_window_product): write <row, x> of all rows in use to w->partial, for each unit. */
-  void (*product)(void *arg, int32_t piece);
-  int32_t (*part_of)(const struct ng_window *w, int32_t unit); /* the part of a unit */
-  /* u <- by u + sum over rows in use of c row, with by = u_scale and c of each part. */
-  void (*combine)(ng_block *b);
+  ng_rows (*rows)(ng_block *b); /* describe the rows, without the fields of the window */
   void (*clear_row)(ng_block *b, int64_t place); /* set the row at `place` to 0 */
   float *(*residual)(ng_block *b); /* [d] residual of this step; NULL: the store has none */
   void (*commit)(ng_block *b);     /* the step counts; NULL: nothing to do */
@@ -88,7 +78,8 @@ typedef struct ng_window {
   ng_window_part *part;
   ng_window_view *view;   /* [segments] */
   int32_t *segment_order; /* [segments] segment numbers in flat order */
-  int64_t *first_chunk;   /* [segments] first chunk of segment order[i] */
+  ng_flat *flat;          /* [segments] the elements of segments in flat order */
+  double *u_scales;       /* [parts] factors of u in the direction */
   double input_scale;     /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
   double head, count;     /* the free place; number of rows in the window */
   double factor_damping, next_factor_damping; /* of part->factor, 0: unused; after this step */
@@ -106,8 +97,7 @@ typedef struct ng_window {
   double *unit_products;    /* [units, places] products of each unit of the store */
   double *x_products;       /* [parts, places] products with an x that is no row, unless sliced */
   int64_t *row_place, rows; /* [rows] places of the rows in use, oldest first; their number */
-  int32_t units;            /* ranges of elements for which a store computes products separately */
-  int32_t pieces;           /* number of tasks that compute the products of all units */
+  int32_t units;            /* chunks or ranges for which a store computes products separately */
   void *state;              /* state of the store */
 } ng_window;
 
@@ -166,26 +156,6 @@ int64_t ng_window_topk_size(const ng_block *b, int64_t n);
 void ng_window_fill_zeros(ng_block *b, float *error);
 /* out <- <g, u>, <g, g>, <u, u>; g is the bound gradient. */
 void ng_window_measure(ng_block *b, double out[3]);
-/* ---- window_rows.c ---------------------------------------------------------------------------*/
-
-/* Return <x, y> in double. */
-double ng_window_dot(const float *x, const float *y, int64_t n);
-void ng_window_add(double *acc, const float *x, int64_t n, double c); /* acc += c x */
-/* dots: out[i] <- <row[i], y> of 4 rows; sums: acc += sum c[i] row[i] of 4 or 8 rows; rows of dtype type (f32 or bf16).
- * next: the rows of the next call, to prefetch. */
-void ng_window_dots(const void *const row[4], const void *const next[4], ng_dtype type,
-                    const float *y, int64_t n, double out[4]);
-void ng_window_sums(double *acc, const void *const *row, const void *const *next, ng_dtype type,
-                    int rows, int64_t n, const double *c);
-/* dot: return <row, tile>; put: tile += row; add: tile += c row, for the n entries of a sparse row in one block.
- * Indices are taken modulo the block size, because a loaded file may have any indices. */
-double ng_window_sparse_dot(const float *tile, const uint16_t *index, const void *value,
-                            ng_dtype type, int64_t n);
-void ng_window_sparse_put(float *tile, const uint16_t *index, const void *value, ng_dtype type,
-                          int64_t n);
-void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,
-                          int64_t n, double c);
-
 /* ---- window_largest.c ------------------------------------------------------------------------*/
 
 enum { NG_WINDOW_BINS = 2048, NG_WINDOW_COUNTS = 4 * NG_WINDOW_BINS };

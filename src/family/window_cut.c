@@ -77,32 +77,22 @@ static int64_t number_chunks(ng_block *b) {
     const int32_t k = w->segment_order[i];
     ng_window_view *v = &w->view[k];
     ng_window_part *p = &w->part[v->part];
-    if (i == 0 || v->part != w->view[w->segment_order[i - 1]].part) *p = (ng_window_part){.at = at};
+    if (i == 0 || v->part != w->view[w->segment_order[i - 1]].part)
+      *p = (ng_window_part){.at = at, .u_scale = &w->u_scales[v->part]};
     v->at = at;
     v->n = own_elements(w, &b->segment[k], v->at_all, &v->from);
     p->n += v->n;
-    w->first_chunk[i] = chunks;
+    w->flat[i] = (ng_flat){at, v->n, chunks, v->part};
     at += v->n;
-    chunks += (v->n + NG_WINDOW_CHUNK - 1) / NG_WINDOW_CHUNK;
+    chunks += ng_flat_chunks(v->n);
   }
   return chunks;
 }
 
 ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i) {
-  int32_t low = 0, high = w->segments; /* find the last segment whose first chunk is <= i */
-  while (high - low > 1) {
-    const int32_t k = low + (high - low) / 2;
-    if (w->first_chunk[k] <= i) {
-      low = k;
-    } else {
-      high = k;
-    }
-  }
-  const int32_t k = w->segment_order[low];
-  const ng_window_view *v = &w->view[k];
-  const int64_t at = (i - w->first_chunk[low]) * NG_WINDOW_CHUNK;
-  return (ng_window_chunk){k, v->part, v->from + at, ng_min64(NG_WINDOW_CHUNK, v->n - at),
-                           v->at + at};
+  const ng_flat_chunk c = ng_flat_chunk_at(w->flat, w->segments, i);
+  const int32_t k = w->segment_order[c.range - w->flat];
+  return (ng_window_chunk){k, c.range->part, w->view[k].from + c.from, c.n, c.at};
 }
 
 ng_status ng_window_set_layout(ng_block *b) {
@@ -112,8 +102,8 @@ ng_status ng_window_set_layout(ng_block *b) {
   w->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
   w->view = ng_object(b->p, (size_t)w->segments * sizeof *w->view);
   w->segment_order = ng_object(b->p, (size_t)w->segments * sizeof *w->segment_order);
-  w->first_chunk = ng_object(b->p, (size_t)w->segments * sizeof *w->first_chunk);
-  if (w->cut == NULL || w->view == NULL || w->segment_order == NULL || w->first_chunk == NULL) {
+  w->flat = ng_object(b->p, (size_t)w->segments * sizeof *w->flat);
+  if (w->cut == NULL || w->view == NULL || w->segment_order == NULL || w->flat == NULL) {
     return NG_ERR_NOMEM;
   }
   set_parts(b);
@@ -122,7 +112,8 @@ ng_status ng_window_set_layout(ng_block *b) {
                    w->store->name, (long long)w->d_all, (long long)w->store->max_elements);
   }
   w->part = ng_object(b->p, (size_t)w->parts * sizeof *w->part);
-  if (w->part == NULL) return NG_ERR_NOMEM;
+  w->u_scales = ng_object(b->p, (size_t)w->parts * sizeof *w->u_scales);
+  if (w->part == NULL || w->u_scales == NULL) return NG_ERR_NOMEM;
   set_slices(b);
   const int64_t chunks = number_chunks(b);
   if (chunks > MOST_CHUNKS) {

@@ -200,9 +200,9 @@ static void measure_chunk(ng_block *b, int32_t i) {
     const float *u = w->u + c.at + at;
     n = ng_min64(NG_WINDOW_LINE, c.n - at);
     read_flat(&s->grad, s->cols, c.from + at, n, line);
-    sum[0] += ng_window_dot(line, u, n);
-    sum[1] += ng_window_dot(line, line, n);
-    sum[2] += ng_window_dot(u, u, n);
+    sum[0] += ng_row_dot(line, u, n);
+    sum[1] += ng_row_dot(line, line, n);
+    sum[2] += ng_row_dot(u, u, n);
   }
 }
 

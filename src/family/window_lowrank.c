@@ -10,22 +10,17 @@
  *
  * e and the last Q are stored as two f32 each (48 bits), and P of a step is in double: f32 rounding errors would grow
  * over many power iterations and by 1 / lambda.  Rows are f32, so row + e = a up to the rounding of P and Q.
- *
- * <P1 Q1', P2 Q2'> = sum over i, j of (P1'P2)_ij (Q1'Q2)_ij, so the Gram matrix needs no dense gradient.  P and Q are
+  P and Q are
  * stored column after column. */
 #include "family/window.h"
 
 #include <float.h>
 #include <math.h>
 
-typedef struct shape {
-  int64_t rows, cols, rank, at; /* at: first float in a row of the store; rank 0: stored whole */
-} shape;
-
 typedef struct lowrank {
   int64_t floats;          /* floats of a row on this rank */
   int64_t all, *cut;       /* floats of a row on all ranks; [ranks + 1] the slices of ranks */
-  shape *view;             /* [segments] */
+  ng_factors *factors;     /* [segments] in flat order */
   float *rows;             /* [places, floats] */
   float *rest, *next_rest; /* [floats] low part of Q of the newest row; of the row at head */
   float *error, *next;     /* [d] e before and after this step */
@@ -43,7 +38,7 @@ static inline void split(double y, float *x, float *rest) {
   *rest = (float)(y - (double)*x);
 }
 
-static inline float *factors_at(const lowrank *s, int64_t place, const shape *v) {
+static inline float *factors_at(const lowrank *s, int64_t place, const ng_factors *v) {
   return s->rows + place * s->floats + v->at;
 }
 
@@ -65,9 +60,9 @@ static int64_t floats_of(const ng_block *b, int32_t k) {
 static ng_status create_factors(ng_block *b) {
   ng_window *w = ng_window_of(b);
   lowrank *s = w->state = ng_object(b->p, sizeof *s);
-  if (s != NULL) s->view = ng_object(b->p, (size_t)w->segments * sizeof *s->view);
+  if (s != NULL) s->factors = ng_object(b->p, (size_t)w->segments * sizeof *s->factors);
   if (s != NULL) s->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
-  if (s == NULL || s->view == NULL || s->cut == NULL) {
+  if (s == NULL || s->factors == NULL || s->cut == NULL) {
     return NG_ERR_NOMEM;
   }
   for (int32_t i = 0; i < w->segments; i++) {
@@ -78,10 +73,10 @@ static ng_status create_factors(ng_block *b) {
       if (w->view[k].at_all < w->cut[r]) s->cut[r] = s->all;
     }
     if (w->view[k].n == 0) continue;
-    s->view[k] = (shape){slot->rows, slot->cols, rank_of(b, k), s->floats};
+    s->factors[i] = (ng_factors){slot->rows, slot->cols, rank_of(b, k), s->floats};
     s->floats += floats_of(b, k);
   }
-  w->units = w->pieces = w->segments;
+  w->units = w->segments;
   return NG_OK;
 }
 
@@ -114,7 +109,7 @@ static double dot(const double *x, const double *y, int64_t n) {
 }
 
 /* Orthonormalise the columns of P, which are stored as rows of [rank, rows], in order; dependent columns become 0. */
-static void orthonormal(const shape *v, double *P) {
+static void orthonormal(const ng_factors *v, double *P) {
   const int64_t n = v->rows;
   for (int64_t a = 0; a < v->rank; a++) {
     double *p = P + a * n;
@@ -135,13 +130,13 @@ static void orthonormal(const shape *v, double *P) {
 }
 
 static double dot_pairs(pair x, int64_t at, pair y, int64_t from, int64_t n) {
-  return ng_window_dot(x.x + at, y.x + from, n) + ng_window_dot(x.rest + at, y.x + from, n) +
-         ng_window_dot(x.x + at, y.rest + from, n);
+  return ng_row_dot(x.x + at, y.x + from, n) + ng_row_dot(x.rest + at, y.x + from, n) +
+         ng_row_dot(x.x + at, y.rest + from, n);
 }
 
 /* to <- column a of Q, corrected for the rounding of P to f32: with R the rounded P and E = R - P, store
  * Q_a - sum over c of <R_a, E_c> Q_c.  Then R times the stored Q' equals P Q' in the span of R's columns. */
-static void round_column(const shape *v, int64_t a, const double *work, pair from, pair to) {
+static void round_column(const ng_factors *v, int64_t a, const double *work, pair from, pair to) {
   const int64_t behind = v->rank * v->rows, n = v->cols;
   const double *P = work, *Q = work + behind;
   const float *p = to.x + a * v->rows;
@@ -169,7 +164,7 @@ static void round_column(const shape *v, int64_t a, const double *work, pair fro
   }
 }
 
-static void advance(const shape *v, pair x, pair from, pair to, double *work) {
+static void advance(const ng_factors *v, pair x, pair from, pair to, double *work) {
   const int64_t behind = v->rank * v->rows;
   double *P = work, *Q = work + behind;
   for (int64_t a = 0; a < v->rank; a++) {
@@ -183,8 +178,8 @@ static void advance(const shape *v, pair x, pair from, pair to, double *work) {
     for (int64_t r = 0; r < v->rows; r++) {
       const double p = P[a * v->rows + r];
       to.x[a * v->rows + r] = (float)p;
-      ng_window_add(Q + a * v->cols, x.x + r * v->cols, v->cols, p);
-      ng_window_add(Q + a * v->cols, x.rest + r * v->cols, v->cols, p);
+      ng_row_add(Q + a * v->cols, x.x + r * v->cols, v->cols, p);
+      ng_row_add(Q + a * v->cols, x.rest + r * v->cols, v->cols, p);
     }
   }
   for (int64_t a = 0; a < v->rank; a++) {
@@ -192,7 +187,7 @@ static void advance(const shape *v, pair x, pair from, pair to, double *work) {
   }
 }
 
-static void subtract(const shape *v, const double *work, pair x) {
+static void subtract(const ng_factors *v, const double *work, pair x) {
   double acc[NG_WINDOW_LINE];
   for (int64_t r = 0; r < v->rows; r++) {
     for (int64_t c = 0, n; c < v->cols; c += n) {
@@ -214,26 +209,18 @@ static void subtract(const shape *v, const double *work, pair x) {
   }
 }
 
-/* acc += c * columns [col, col + n) of row r of P Q', where f has P and Q. */
-static void add_product(const shape *v, const float *f, int64_t r, int64_t col, int64_t n, double c,
-                        double *acc) {
-  for (int64_t a = 0; a < v->rank; a++) {
-    ng_window_add(acc, f + v->rank * v->rows + a * v->cols + col, n,
-                  c * (double)f[a * v->rows + r]);
-  }
-}
-
 /* ---- entering --------------------------------------------------------------------------------*/
 
 static float *input(ng_block *b) { return ((lowrank *)ng_window_of(b)->state)->next; }
 
-static void enter_segment(void *arg, int32_t k) {
+static void enter_segment(void *arg, int32_t segment) {
   ng_block *b = arg;
   ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
-  const shape *v = &s->view[k];
+  const int32_t k = w->segment_order[segment];
+  const ng_factors *v = &s->factors[segment];
   const int64_t head = ng_window_head(w), last = (head + w->places - 1) % w->places;
-  const int64_t n = v->rows * v->cols, at = w->view[k].at;
+  const int64_t n = v->rows * v->cols, at = w->flat[segment].at;
   const pair x = {s->next + at, s->next_error_rest + at}, e = {s->error + at, s->error_rest + at};
   const pair from = {factors_at(s, last, v), s->rest + v->at};
   const pair to = {factors_at(s, head, v), s->next_rest + v->at};
@@ -264,79 +251,17 @@ static void enter_segment(void *arg, int32_t k) {
 
 static void enter(ng_block *b) { ng_parallel(b->ctx, b->segments, enter_segment, b); }
 
-/* ---- products --------------------------------------------------------------------------------*/
-
-static double both_factors(const shape *v, const float *f, const float *g) {
-  const int64_t behind = v->rank * v->rows;
-  double sum = 0.0;
-  for (int64_t a = 0; a < v->rank; a++) {
-    for (int64_t c = 0; c < v->rank; c++) {
-      sum += ng_window_dot(f + a * v->rows, g + c * v->rows, v->rows) *
-             ng_window_dot(f + behind + a * v->cols, g + behind + c * v->cols, v->cols);
-    }
-  }
-  return sum;
-}
-
-static double dot_with_vector(const shape *v, const float *f, const float *x) {
-  double sum = 0.0;
-  for (int64_t a = 0; a < v->rank; a++) {
-    const float *q = f + v->rank * v->rows + a * v->cols;
-    for (int64_t r = 0; r < v->rows; r++) {
-      sum += (double)f[a * v->rows + r] * ng_window_dot(q, x + r * v->cols, v->cols);
-    }
-  }
-  return sum;
-}
-
-static int32_t part_of(const ng_window *w, int32_t k) { return w->view[k].part; }
-
-static void product_segment(void *arg, int32_t k) {
-  const ng_window_product *p = arg;
-  ng_window *w = ng_window_of(p->b);
+static ng_rows rows(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
-  const shape *v = &s->view[k];
-  const float *mine = factors_at(s, ng_window_head(w), v);
-  for (int64_t j = 0; j < w->rows; j++) {
-    const float *f = factors_at(s, w->row_place[j], v),
-                *x = p->x == NULL ? mine : p->x + w->view[k].at;
-    w->unit_products[k * w->places + w->row_place[j]] = v->rank == 0
-                                                            ? ng_window_dot(f, x, v->rows * v->cols)
-                                                        : p->x == NULL ? both_factors(v, f, mine)
-                                                                       : dot_with_vector(v, f, x);
-  }
+  return (ng_rows){.kind = NG_ROWS_LOW_RANK,
+                   .dtype = NG_F32,
+                   .range = w->flat,
+                   .ranges = w->segments,
+                   .value = s->rows,
+                   .stride = s->floats,
+                   .factors = s->factors};
 }
-
-/* u <- by u + sum of c row for one chunk, which may begin and end inside a row of the parameter. */
-static void combine_chunk(ng_block *b, int32_t i) {
-  ng_window *w = ng_window_of(b);
-  const lowrank *s = w->state;
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const shape *v = &s->view[c.segment];
-  const double *z = w->part[c.part].c, by = w->part[c.part].u_scale;
-  double acc[NG_WINDOW_LINE];
-  for (int64_t at = 0, n; at < c.n; at += n) {
-    const int64_t row = (c.from + at) / v->cols, col = (c.from + at) % v->cols;
-    float *u = w->u + c.at + at;
-    n = ng_min64(ng_min64(NG_WINDOW_LINE, c.n - at), v->cols - col);
-    for (int64_t e = 0; e < n; e++) {
-      acc[e] = by == 0.0 ? 0.0 : by * (double)u[e];
-    }
-    for (int64_t j = 0; j < w->rows; j++) {
-      const float *f = factors_at(s, w->row_place[j], v);
-      if (v->rank == 0) {
-        ng_window_add(acc, f + c.from + at, n, z[w->row_place[j]]);
-      } else {
-        add_product(v, f, row, col, n, z[w->row_place[j]], acc);
-      }
-    }
-    for (int64_t e = 0; e < n; e++) {
-      u[e] = (float)acc[e];
-    }
-  }
-}
-
-static void combine(ng_block *b) { ng_window_each_chunk(b, combine_chunk); }
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
@@ -356,8 +281,9 @@ static float random_normal(uint64_t *state) {
 static void begin(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const lowrank *s = w->state;
-  for (int32_t k = 0; k < b->segments; k++) {
-    const shape *v = &s->view[k];
+  for (int32_t at = 0; at < b->segments; at++) {
+    const int32_t k = w->segment_order[at];
+    const ng_factors *v = &s->factors[at];
     uint64_t state = UINT64_C(14695981039346656037); /* the seed is the FNV-1a hash of the name */
     for (const char *c = b->segment[k].slot->name; *c != 0; c++) {
       state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
@@ -375,7 +301,7 @@ static void begin(ng_block *b) {
       }
     }
     /* skip weights so large that Q, with |Q| <= |x|, may overflow f32 */
-    if (!(sqrt(ng_window_dot(x, x, v->rows * v->cols)) <= (double)FLT_MAX)) continue;
+    if (!(sqrt(ng_row_dot(x, x, v->rows * v->cols)) <= (double)FLT_MAX)) continue;
     const pair first = {f, s->rest + v->at};
     advance(v, (pair){x, s->next_error_rest + w->view[k].at}, first, first, s->work + v->at);
     memset(f, 0, (size_t)(v->rank * v->rows) * sizeof *f);
@@ -424,9 +350,7 @@ const ng_window_store ng_window_lowrank_store = {
     .begin = begin,
     .input = input,
     .enter = enter,
-    .product = product_segment,
-    .part_of = part_of,
-    .combine = combine,
+    .rows = rows,
     .clear_row = clear_row,
     .residual = residual,
     .commit = commit_row,

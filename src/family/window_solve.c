@@ -95,7 +95,7 @@ static double rounding(const ng_window *w) { return 0x1p-53 * sqrt((double)w->ro
 
 /* Return s of the formula above. */
 static double sum_of_norms(const ng_window *w, const ng_window_part *p, const solve_args *a) {
-  double s = p->u_scale * a->r;
+  double s = *p->u_scale * a->r;
   for (int64_t i = 0; i < w->rows; i++) {
     s += fabs(p->c[w->row_place[i]]) * row_norm(w, p, i);
   }
@@ -107,12 +107,12 @@ static double sum_of_norms(const ng_window *w, const ng_window_part *p, const so
 static double norm_bound(const ng_window *w, const ng_window_part *p, const solve_args *a,
                          double s) {
   const double noise = rounding(w) * s;
-  double least = 0.0, square = 0.0, with_r = p->u_scale * a->r * a->r;
+  double least = 0.0, square = 0.0, with_r = *p->u_scale * a->r * a->r;
   for (int64_t i = 0; i < w->rows; i++) {
     const double c = p->c[w->row_place[i]], g = row_norm(w, p, i);
     const double k = a->k == NULL ? 0.0 : a->k[w->row_place[i]];
     const double *row = p->gram + w->row_place[i] * w->places;
-    double product = p->u_scale * k;
+    double product = *p->u_scale * k;
     for (int64_t j = 0; j < w->rows; j++) {
       product += row[w->row_place[j]] * p->c[w->row_place[j]];
     }
@@ -121,7 +121,7 @@ static double norm_bound(const ng_window *w, const ng_window_part *p, const solv
     with_r += c * k;
   }
   if (a->r > 0.0) least = fmax(least, fabs(with_r) / a->r - noise);
-  square += p->u_scale * with_r - noise * s;
+  square += *p->u_scale * with_r - noise * s;
   return fmax(least, sqrt(fmax(0.0, square)));
 }
 
@@ -129,7 +129,7 @@ static double norm_bound(const ng_window *w, const ng_window_part *p, const solv
 static double average_error(const ng_window *w, const ng_window_part *p) {
   return p->next_row_coefficient == NULL
              ? 0.0
-             : p->u_scale * p->next_row_coefficient[ng_window_unused_place(w)];
+             : *p->u_scale * p->next_row_coefficient[ng_window_unused_place(w)];
 }
 
 /* Return whether the combination of rows cannot overflow f32; all ranks compute the same answer from K. */
@@ -263,7 +263,7 @@ static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool
   const double M = (double)(b->base.window_function == NG_WINDOW_MFAC_FILLED ? w->rows : w->m);
   double *z = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
   double *S = (double *)(void *)((char *)z + vector_bytes(w));
-  p->u_scale = a->k == NULL ? 0.0 : 1.0 / lambda;
+  *p->u_scale = a->k == NULL ? 0.0 : 1.0 / lambda;
   if (M != (double)w->m) w->next_factor_damping = 0.0; /* M differs in the next step */
   if (!raised && append_to_factor(b, p, lambda, M)) {
     S = NULL;
@@ -395,7 +395,7 @@ static double try_ggt(ng_block *b, ng_window_part *p, const solve_args *a, const
   const int64_t n = w->rows;
   const double eps = a->damping, e = rounding(w);
   double lost = 0.0;
-  p->u_scale = a->k == NULL ? 0.0 : 1.0 / eps;
+  *p->u_scale = a->k == NULL ? 0.0 : 1.0 / eps;
   for (int64_t j = 0; j < n; j++) {
     const double low = s->value[j] - rounding(w) * s->value[n - 1];
     s->at_b[j] = b_factor(low, eps);
@@ -420,7 +420,7 @@ static double try_ggt(ng_block *b, ng_window_part *p, const solve_args *a, const
 
 /* Set the direction to x. */
 static void use_plain_gradient(const ng_window *w, ng_window_part *p, const solve_args *a) {
-  p->u_scale = a->k == NULL ? 0.0 : 1.0;
+  *p->u_scale = a->k == NULL ? 0.0 : 1.0;
   for (int64_t i = 0; i < w->rows; i++) {
     p->c[w->row_place[i]] = x_coefficient(w, p, a, i);
   }
@@ -431,7 +431,7 @@ static ng_status solve_part(ng_block *b, ng_window_part *p, solve_args *a) {
   const bool mfac = ng_is_mfac(b->base.window_function);
   const spectrum s = spectrum_of(b);
   a->damping = b->base.damping;
-  p->u_scale = a->k == NULL ? 0.0 : 1.0 / a->damping;
+  *p->u_scale = a->k == NULL ? 0.0 : 1.0 / a->damping;
   if (w->rows == 0) return NG_OK;
   const bool possible = mfac || decompose(b, p, a, &s);
   for (int raise = 0; raise <= MAX_RAISES && possible; raise++, a->damping *= 10.0) {

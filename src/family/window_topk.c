@@ -6,14 +6,10 @@
  * k is the number of entries per part (topk), per parameter (topk-layer) or per block of 32,768 elements (topk-block).
  * Of equal magnitudes the first are selected.  Masked elements do not count for k; unused entries have the value 0.
  *
- * A row is k values, their 16-bit indices within blocks, ascending, and the position where each block begins.
- * `product` and `combine` work block by block: a tile of x in f32, or of sums in double, stays in the second-level
- * cache while the block of every row is read.  Rows are far apart in memory, so later rows are prefetched. */
+ * A row is k values, their 16-bit indices within blocks, ascending, and the position where each block begins. */
 #include "family/window_topk.h"
 
-#include "simd.h"
-
-enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4 };
+enum { BLOCK = NG_WINDOW_BLOCK };
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
@@ -75,8 +71,8 @@ static void set_layout(ng_block *b) {
       g.at -= w->first_element;
       if (s->is_joint && here && s->blocks == 0) s->first_block = s->all_blocks;
       if (fill && here && chosen && !s->is_joint) s->group[s->groups] = g;
-      r.at -= w->first_element;
-      if (fill && here) s->block[s->blocks] = r;
+      if (fill && here)
+        s->block[s->blocks] = (ng_flat){.at = r.at - w->first_element, .n = r.n, .part = r.part};
       while (w->sliced && run.at + at >= w->cut[owner]) {
         owner++;
       }
@@ -114,7 +110,6 @@ static ng_status create_rows(ng_block *b) {
   }
   set_layout(b);
   w->units = s->blocks;
-  w->pieces = s->pieces;
   b->topk_rounds = s->is_joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
   for (int32_t r = 0; r < NG_WINDOW_JOINT_ROUNDS && s->is_joint; r++) {
     b->topk_counts[r] = ng_window_joint_count(r, b->ctx->ranks) + (r == 0);
@@ -142,95 +137,20 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-/* ---- products --------------------------------------------------------------------------------*/
-
-/* The n entries of a row in one block.  Positions from a loaded file are limited to the row. */
-typedef struct run {
-  const uint16_t *index;
-  const char *value;
-  int64_t n;
-} run;
-
-static run run_of(const ng_topk_rows *s, int64_t place, int64_t block) {
-  const int32_t *begin = s->block_begin + place * s->row_blocks + s->first_block + block;
-  const int64_t end = s->first_block + block + 1 < s->row_blocks ? begin[1] - s->k_before : s->k;
-  const int64_t from = ng_max64(0, ng_min64(begin[0] - s->k_before, s->k));
-  const int64_t to = ng_max64(from, ng_min64(end, s->k)), at = place * s->k + from;
-  return (run){s->index + at, s->value + at * ng_dtype_size(s->value_dtype), to - from};
-}
-
-static void fetch_run(const run *r, ng_dtype t) {
-  NG_FETCH_LINES(r->index, r->n * (int64_t)sizeof *r->index);
-  NG_FETCH_LINES(r->value, r->n * ng_dtype_size(t));
-}
-
-/* Return the entries of the j-th row in use in a block; prefetch the entries of a later row. */
-static run next_of(const ng_window *w, int64_t j, int64_t block) {
-  const ng_topk_rows *s = w->state;
-  if (j + ROWS_AHEAD < w->rows) {
-    const run ahead = run_of(s, w->row_place[j + ROWS_AHEAD], block);
-    fetch_run(&ahead, s->value_dtype);
-  }
-  return run_of(s, w->row_place[j], block);
-}
-
-static int32_t part_of(const ng_window *w, int32_t i) {
-  return ((const ng_topk_rows *)w->state)->block[i].part;
-}
-
-static void product_piece(void *arg, int32_t piece) {
-  const ng_window_product *p = arg;
-  ng_window *w = ng_window_of(p->b);
-  const ng_topk_rows *s = w->state;
-  float *tile =
-      (float *)(void *)(s->tile + (int64_t)piece * BLOCK); /* row values are exact in f32 */
-  int64_t from, to;
-  ng_piece_bounds(s->blocks, s->pieces, piece, &from, &to);
-  for (int64_t i = from; i < to; i++) {
-    const ng_window_range *k = &s->block[i];
-    if (p->x == NULL) {
-      const run own = run_of(s, ng_window_head(w), i);
-      memset(tile, 0, (size_t)k->n * sizeof *tile);
-      ng_window_sparse_put(tile, own.index, own.value, s->value_dtype, own.n);
-    } else {
-      memcpy(tile, p->x + k->at, (size_t)k->n * sizeof *tile);
-    }
-    for (int64_t j = 0; j < w->rows; j++) {
-      const run r = next_of(w, j, i);
-      w->unit_products[i * w->places + w->row_place[j]] =
-          ng_window_sparse_dot(tile, r.index, r.value, s->value_dtype, r.n);
-    }
-  }
-}
-
-static void combine_piece(void *arg, int32_t piece) {
-  const ng_block *b = arg;
-  ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->state;
-  double *tile = s->tile + (int64_t)piece * BLOCK;
-  int64_t from, to;
-  ng_piece_bounds(s->blocks, s->pieces, piece, &from, &to);
-  for (int64_t i = from; i < to; i++) {
-    const ng_window_range *k = &s->block[i];
-    const double *c = w->part[k->part].c, by = w->part[k->part].u_scale;
-    float *u = w->u + k->at;
-    memset(tile, 0, (size_t)k->n * sizeof *tile);
-    for (int64_t e = 0; e < k->n && by != 0.0; e++) {
-      tile[e] = by * (double)u[e];
-    }
-    for (int64_t j = 0; j < w->rows; j++) {
-      const run r = next_of(w, j, i);
-      ng_window_sparse_add(tile, r.index, r.value, s->value_dtype, r.n, c[w->row_place[j]]);
-    }
-    for (int64_t e = 0; e < k->n; e++) {
-      u[e] = (float)tile[e];
-    }
-  }
-}
-
-static void combine(ng_block *b) {
+static ng_rows rows(ng_block *b) {
   const ng_topk_rows *s = ng_window_of(b)->state;
-  ng_parallel(b->ctx, s->pieces, combine_piece, b);
+  return (ng_rows){.kind = NG_ROWS_SPARSE,
+                   .dtype = s->value_dtype,
+                   .range = s->block,
+                   .ranges = s->blocks,
+                   .value = s->value,
+                   .stride = s->k,
+                   .index = s->index,
+                   .begin = s->block_begin,
+                   .blocks = s->row_blocks,
+                   .first_block = s->first_block,
+                   .before = s->k_before,
+                   .tile = s->tile};
 }
 
 /* ---- life ------------------------------------------------------------------------------------*/
@@ -277,9 +197,7 @@ const ng_window_store ng_window_topk_store = {
     .input = ng_window_topk_target,
     .enter = ng_window_topk_enter,
     .select_topk = ng_window_topk_select,
-    .product = product_piece,
-    .part_of = part_of,
-    .combine = combine,
+    .rows = rows,
     .clear_row = clear_row,
     .residual = residual,
     .commit = commit_row,

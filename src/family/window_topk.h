@@ -4,7 +4,7 @@
 
 #include "family/window.h"
 
-/* Elements [at, at + n) in flat order: a group, from which a step selects k elements, or a block. */
+/* Elements [at, at + n) in flat order: a group, from which a step selects k elements. */
 typedef struct ng_window_range {
   int64_t at, n, k, first; /* first: position of the first selected entry in a row */
   int32_t part;
@@ -19,7 +19,8 @@ typedef struct ng_topk_rows {
   ng_window_joint selection;
   int64_t *cut; /* [3, ranks + 1] slices: of values, of indices (in bytes), of blocks */
   int32_t groups, blocks, all_blocks, pieces;
-  ng_window_range *group, *block;
+  ng_window_range *group;
+  ng_flat *block;
   ng_dtype value_dtype;
   uint16_t *index;      /* [places, k] */
   char *value;          /* [places, k] */

@@ -18,6 +18,8 @@ static const ng_kernel_ops cpu = {
     .square_sums = ng_square_sums,
     .norm_squares = ng_norm_squares,
     .norm_gram = ng_norm_gram,
+    .row_products = ng_rows_products,
+    .row_combine = ng_rows_combine,
 };
 
 static const ng_kernel_ops ref = {
@@ -37,6 +39,8 @@ static const ng_kernel_ops ref = {
     .square_sums = ng_ref_square_sums,
     .norm_squares = ng_ref_norm_squares,
     .norm_gram = ng_ref_norm_gram,
+    .row_products = ng_ref_row_products,
+    .row_combine = ng_ref_row_combine,
 };
 
 const ng_kernel_ops *ng_kernels_find(const char *name) {

@@ -15,6 +15,7 @@
 #define NG_KERNEL_H
 
 #include "core/core.h"
+#include "kernel/flat.h"
 #include "kernel/observed.h"
 #include "linalg/linalg.h"
 
@@ -156,6 +157,9 @@ typedef struct ng_kernel_ops {
   /* norm_sums.c: sums over samples of squares and products of gradients of gamma and beta; their Gram matrix. */
   void (*norm_squares)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
   void (*norm_gram)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+  /* rows.c: products of the rows of windows with a vector; combinations of rows (flat.h). */
+  void (*row_products)(ng_queue *q, const ng_rows *G, int64_t n);
+  void (*row_combine)(ng_queue *q, const ng_rows *G, int64_t n);
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->scan(q, ...), and count the call as pending, as ng_on does. */
@@ -186,6 +190,10 @@ static inline int64_t ng_place_columns(const ng_place *v) {
 static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
   return (char *)v->data + (row * v->row_stride + col) * ng_dtype_size(v->dtype);
 }
+
+/* row_loops.c: return <x, y> in double; acc += c x. */
+double ng_row_dot(const float *x, const float *y, int64_t n);
+void ng_row_add(double *acc, const float *x, int64_t n, double c);
 
 /* transpose.c: dst[j * ldd + i] = src[i * lds + j] for i < m, j < n; lds, ldd: elements between rows of src, dst. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);

@@ -1,14 +1,15 @@
-/* window_rows.c: products and sums of rows in f32 or bf16, computed in double.  A loop reads several rows at once, so
+/* row_loops.c: products and sums of rows in f32 or bf16, computed in double.  A loop reads several rows at once, so
  * that it reads x (or the sums) once for these rows.
  *
  * The result has the same bits for any grouping of rows and any vector width: the partial sums of a row are added in a
  * fixed order, and rows are added to a vector in order, four at a time.  A product of two f32 is exact in double.
- * Sparse rows are processed one by one, because their block stays in the caches. */
-#include "family/window.h"
+ * A chunk of x (or of the sums) stays in the first-level cache while the same columns of all rows are read. */
+#include <string.h>
 
+#include "kernel/row_loops.h"
 #include "simd.h"
 
-enum { LANES = 32, LINE_BYTES = 64, ENTRIES = 256 };
+enum { LANES = 32, LINE_BYTES = 64 };
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -228,82 +229,56 @@ NG_CLONES static void sums_bf16(double *acc, const void *const *row, const void 
   }
 }
 
-/* ---- sparse rows -----------------------------------------------------------------------------*/
-
-NG_CLONES static void widen_f32(double *restrict to, const float *restrict x, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    to[i] = (double)x[i];
-  }
-}
-
-NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    to[i] = at(x, true, i);
-  }
-}
-
-/* to <- values [from, from + n) in double, in a separate loop that the compiler vectorises. */
-static void widen(double *to, const void *value, ng_dtype type, int64_t from, int64_t n) {
-  if (type == NG_F32) {
-    widen_f32(to, (const float *)value + from, n);
-  } else {
-    widen_bf16(to, (const uint16_t *)value + from, n);
-  }
-}
-
-double ng_window_sparse_dot(const float *tile, const uint16_t *index, const void *value,
-                            ng_dtype type, int64_t n) {
-  enum { SUMS = 4 };
-  double x[ENTRIES], sum[SUMS] = {0.0};
-  for (int64_t from = 0; from < n; from += ENTRIES) {
-    const int64_t some = ng_min64(ENTRIES, n - from);
-    const uint16_t *k = index + from;
-    int64_t i = 0;
-    widen(x, value, type, from, some);
-    for (; i + SUMS <= some; i += SUMS) {
-      for (int q = 0; q < SUMS; q++) {
-        sum[q] += x[i + q] * (double)tile[k[i + q] % NG_WINDOW_BLOCK];
-      }
-    }
-    for (; i < some; i++) {
-      sum[0] += x[i] * (double)tile[k[i] % NG_WINDOW_BLOCK];
-    }
-  }
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-void ng_window_sparse_put(float *tile, const uint16_t *index, const void *value, ng_dtype type,
-                          int64_t n) {
-  float x[ENTRIES];
-  for (int64_t from = 0; from < n; from += ENTRIES) {
-    const int64_t some = ng_min64(ENTRIES, n - from);
-    ng_to_f32(x, (const char *)value + from * ng_dtype_size(type), type, some);
-    for (int64_t i = 0; i < some; i++) {
-      tile[index[from + i] % NG_WINDOW_BLOCK] += x[i];
-    }
-  }
-}
-
-void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,
-                          int64_t n, double c) {
-  double x[ENTRIES];
-  for (int64_t from = 0; from < n; from += ENTRIES) {
-    const int64_t some = ng_min64(ENTRIES, n - from);
-    widen(x, value, type, from, some);
-    for (int64_t i = 0; i < some; i++) {
-      tile[index[from + i] % NG_WINDOW_BLOCK] += c * x[i];
-    }
-  }
-}
-
 /* NG_CLONES functions must be static: clones of an external name would be exported by the library. */
-double ng_window_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
-void ng_window_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
-void ng_window_dots(const void *const row[4], const void *const next[4], ng_dtype type,
-                    const float *y, int64_t n, double out[4]) {
-  (type == NG_F32 ? dots_f32 : dots_bf16)(row, next, y, n, out);
+double ng_row_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
+void ng_row_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
+
+/* ---- whole rows ------------------------------------------------------------------------------*/
+
+/* row[q] <- the address of element `at` of the (j + q)-th row in use, for q < many; past the last row: the last row.
+ * If j is past the last row: the first rows, n elements further, which the next loop reads (to prefetch). */
+static void rows_from(const ng_rows *G, int64_t j, int64_t many, int64_t at, int64_t n,
+                      const void **row) {
+  if (j >= G->used) at += n;
+  for (int64_t q = 0; q < many; q++) {
+    const int64_t one = j < G->used ? j + q : q;
+    row[q] = ng_row_at(G, G->place[ng_min64(one, G->used - 1)], at);
+  }
 }
-void ng_window_sums(double *acc, const void *const *row, const void *const *next, ng_dtype type,
-                    int rows, int64_t n, const double *c) {
-  (type == NG_F32 ? sums_f32 : sums_bf16)(acc, row, next, rows, n, c);
+
+void ng_whole_products(const ng_rows *G, int32_t i) {
+  enum { AT_ONCE = 4 };
+  const ng_flat_chunk c = ng_flat_chunk_at(G->range, G->ranges, i);
+  double *k = G->unit + i * G->used, out[AT_ONCE];
+  for (int64_t j = 0; j < G->used; j += AT_ONCE) {
+    const void *row[AT_ONCE], *next[AT_ONCE];
+    rows_from(G, j, AT_ONCE, c.at, c.n, row);
+    rows_from(G, j + AT_ONCE, AT_ONCE, c.at, c.n, next);
+    (G->dtype == NG_F32 ? dots_f32 : dots_bf16)(row, next, G->x + c.at, c.n, out);
+    for (int64_t q = 0; q < AT_ONCE && j + q < G->used; q++) {
+      k[j + q] = out[q];
+    }
+  }
+}
+
+void ng_whole_add(const ng_rows *G, const double *c, int64_t at, int64_t n, double *acc) {
+  enum { FEW = 4, MANY = 8 };
+  float room[NG_FLAT_LINE];
+  int64_t j = 0;
+  for (int rows; j + FEW <= G->used; j += rows) {
+    const void *row[MANY], *next[MANY];
+    double by[MANY];
+    rows = j + MANY <= G->used ? MANY : FEW;
+    rows_from(G, j, rows, at, n, row);
+    rows_from(G, j + rows, rows, at, n, next);
+    for (int q = 0; q < rows; q++) {
+      by[q] = c[G->place[j + q]];
+    }
+    (G->dtype == NG_F32 ? sums_f32 : sums_bf16)(acc, row, next, rows, n, by);
+  }
+  for (; j < G->used; j++) {
+    const void *row = ng_row_at(G, G->place[j], at);
+    if (G->dtype != NG_F32) ng_to_f32(room, row, G->dtype, n);
+    add(acc, G->dtype == NG_F32 ? row : room, n, c[G->place[j]]);
+  }
 }

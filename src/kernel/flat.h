@@ -1,0 +1,70 @@
+/* flat.h: descriptors of windows: vectors of d elements in flat order, and matrices G whose rows are such vectors.
+ *
+ * Flat order: the elements of one parameter after the other, row after row. A list of ranges says which elements of which
+ * parameters the vectors have. Loops work on chunks of a range, whose sums are added in order, so results do not depend
+ * on the number of threads. */
+#ifndef NG_FLAT_H
+#define NG_FLAT_H
+
+#include "core/core.h"
+
+/* Elements of a chunk; of a buffer on the stack; of a block of sparse rows (an index in a block has 16 bits). */
+enum { NG_FLAT_CHUNK = 8192, NG_FLAT_LINE = 2048, NG_FLAT_BLOCK = 32768 };
+
+/* The elements [at, at + n) of the vectors. Sums belong to a part of the vectors. */
+typedef struct ng_flat {
+  int64_t at, n;
+  int64_t first_chunk; /* number of chunks of the ranges before */
+  int32_t part;
+} ng_flat;
+
+/* A chunk of a list: elements [from, from + n) of a range, at `at` in the vectors. */
+typedef struct ng_flat_chunk {
+  const ng_flat *range;
+  int64_t from, n, at;
+} ng_flat_chunk;
+
+static inline int64_t ng_flat_chunks(int64_t n) { return (n + NG_FLAT_CHUNK - 1) / NG_FLAT_CHUNK; }
+/* Compute chunk i of the list; a stored list of chunks would grow with the model. */
+ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i);
+
+typedef enum ng_rows_kind {
+  NG_ROWS_WHOLE, /* [places, stride] elements of f32 or bf16; the ranges have chunks */
+  NG_ROWS_SPARSE, /* [places, stride] values and their 16-bit indices in blocks; the ranges are blocks */
+  NG_ROWS_LOW_RANK /* [places, stride] f32: for each range the factors of P Q'; the ranges are parameters */
+} ng_rows_kind;
+
+/* The low-rank rows of a range: P [rank, rows] and Q [rank, cols] begin at element `at` of a row. rank 0: the rows * cols
+ * elements themselves. */
+typedef struct ng_factors {
+  int64_t rows, cols, rank, at;
+} ng_factors;
+
+/* Rows G in use, and what to compute from them:
+ *     row_products: k[part][place] += <row, x> over the elements of each part, for every row in use
+ *     row_combine:  u <- by[part] u + sum over rows in use of c[part][place] row; by = 0: u is not read */
+typedef struct ng_rows {
+  ng_rows_kind kind;
+  ng_dtype dtype;
+  const ng_flat *range;
+  int64_t ranges;
+  int64_t places, used, head;
+  const int64_t *place; /* [used] places of the rows in use */
+  const void *value;
+  int64_t stride;
+  /* Sparse: indices [places, stride], and the position of a block's first entry [places, blocks], plus `before`. The
+   * first range is block first_block. Positions from a loaded file are limited to the row. */
+  const uint16_t *index;
+  const int32_t *begin;
+  int64_t blocks, first_block, before;
+  const ng_factors *factors; /* [ranges] low-rank */
+  double *tile;              /* [threads, NG_FLAT_BLOCK] scratch, sparse */
+  double *unit;              /* [chunks or ranges, used] scratch */
+  const float *x;            /* NULL: the row at `head`; not for whole rows */
+  double *k;                 /* [parts, places] */
+  const double *c;           /* [parts, places] */
+  const double *by;          /* [parts] */
+  float *u;
+} ng_rows;
+
+#endif

@@ -1,0 +1,16 @@
+/* row_loops.h: whole rows of a window (row_loops.c), for rows.c. */
+#ifndef NG_ROW_LOOPS_H
+#define NG_ROW_LOOPS_H
+
+#include "kernel/kernel.h"
+
+/* Return the address of element `at` of the row at `place`. */
+static inline const void *ng_row_at(const ng_rows *G, int64_t place, int64_t at) {
+  return (const char *)G->value + (place * G->stride + at) * ng_dtype_size(G->dtype);
+}
+/* G->unit of chunk i <- the products of all rows in use with x. */
+void ng_whole_products(const ng_rows *G, int32_t i);
+/* acc += the sum of c row over all rows in use, for elements [at, at + n). */
+void ng_whole_add(const ng_rows *G, const double *c, int64_t at, int64_t n, double *acc);
+
+#endif

@@ -1,0 +1,301 @@
+/* rows.c: products of the rows of a window with a vector, and combinations of rows.
+ *
+ * In: descriptors of rows (flat.h). Out: products in double; a vector, rounded once.
+ *
+ * Whole rows: see row_loops.c. Sparse rows: a tile of x in f32, or of sums in double, stays in the second-level cache
+ * while the block of every row is read; rows are far apart in memory, so later rows are prefetched. Low-rank rows:
+ * <P1 Q1', P2 Q2'> = sum over i, j of (P1'P2)_ij (Q1'Q2)_ij, so no dense gradient is computed. */
+#include <string.h>
+
+#include "kernel/entries.h"
+#include "kernel/row_loops.h"
+#include "simd.h"
+
+enum { AHEAD = 4, ENTRIES = 256 }; /* prefetched sparse rows; entries that are converted at once */
+
+ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i) {
+  int64_t low = 0, high = ranges; /* find the last range whose first chunk is <= i */
+  while (high - low > 1) {
+    const int64_t k = low + (high - low) / 2;
+    if (range[k].first_chunk <= i) {
+      low = k;
+    } else {
+      high = k;
+    }
+  }
+  const ng_flat *r = &range[low];
+  const int64_t from = (i - r->first_chunk) * NG_FLAT_CHUNK;
+  return (ng_flat_chunk){r, from, ng_min64(NG_FLAT_CHUNK, r->n - from), r->at + from};
+}
+
+static int32_t chunks_of(const ng_rows *G) {
+  const ng_flat *last = G->range + G->ranges - 1;
+  return (int32_t)(last->first_chunk + ng_flat_chunks(last->n));
+}
+
+/* acc <- by u, where by = 0 does not read u. */
+static void begin_sums(double *acc, const float *u, int64_t n, double by) {
+  for (int64_t e = 0; e < n; e++) {
+    acc[e] = by == 0.0 ? 0.0 : by * (double)u[e];
+  }
+}
+
+static void round_sums(float *u, const double *acc, int64_t n) {
+  for (int64_t e = 0; e < n; e++) {
+    u[e] = (float)acc[e];
+  }
+}
+
+/* ---- sparse rows -----------------------------------------------------------------------------*/
+
+NG_CLONES static void widen_f32(double *restrict to, const float *restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = (double)x[i];
+  }
+}
+
+NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    const uint32_t bits = (uint32_t)x[i] << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    to[i] = (double)wide;
+  }
+}
+
+/* to <- values [from, from + n) in double, in a separate loop that the compiler vectorises. */
+static void widen(double *to, const void *value, ng_dtype type, int64_t from, int64_t n) {
+  if (type == NG_F32) {
+    widen_f32(to, (const float *)value + from, n);
+  } else {
+    widen_bf16(to, (const uint16_t *)value + from, n);
+  }
+}
+
+static double sparse_dot(const float *tile, const uint16_t *index, const void *value, ng_dtype type,
+                         int64_t n) {
+  enum { SUMS = 4 };
+  double x[ENTRIES], sum[SUMS] = {0.0};
+  for (int64_t from = 0; from < n; from += ENTRIES) {
+    const int64_t some = ng_min64(ENTRIES, n - from);
+    const uint16_t *k = index + from;
+    int64_t i = 0;
+    widen(x, value, type, from, some);
+    for (; i + SUMS <= some; i += SUMS) {
+      for (int q = 0; q < SUMS; q++) {
+        sum[q] += x[i + q] * (double)tile[k[i + q] % NG_FLAT_BLOCK];
+      }
+    }
+    for (; i < some; i++) {
+      sum[0] += x[i] * (double)tile[k[i] % NG_FLAT_BLOCK];
+    }
+  }
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+static void sparse_put(float *tile, const uint16_t *index, const void *value, ng_dtype type,
+                       int64_t n) {
+  float x[ENTRIES];
+  for (int64_t from = 0; from < n; from += ENTRIES) {
+    const int64_t some = ng_min64(ENTRIES, n - from);
+    ng_to_f32(x, (const char *)value + from * ng_dtype_size(type), type, some);
+    for (int64_t i = 0; i < some; i++) {
+      tile[index[from + i] % NG_FLAT_BLOCK] += x[i];
+    }
+  }
+}
+
+static void sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,
+                       int64_t n, double c) {
+  double x[ENTRIES];
+  for (int64_t from = 0; from < n; from += ENTRIES) {
+    const int64_t some = ng_min64(ENTRIES, n - from);
+    widen(x, value, type, from, some);
+    for (int64_t i = 0; i < some; i++) {
+      tile[index[from + i] % NG_FLAT_BLOCK] += c * x[i];
+    }
+  }
+}
+
+/* The n entries of a row in one block. */
+typedef struct run {
+  const uint16_t *index;
+  const void *value;
+  int64_t n;
+} run;
+
+static run run_of(const ng_rows *G, int64_t place, int64_t block) {
+  const int32_t *begin = G->begin + place * G->blocks + G->first_block + block;
+  const int64_t end = G->first_block + block + 1 < G->blocks ? begin[1] - G->before : G->stride;
+  const int64_t from = ng_max64(0, ng_min64(begin[0] - G->before, G->stride));
+  const int64_t to = ng_max64(from, ng_min64(end, G->stride));
+  return (run){G->index + place * G->stride + from, ng_row_at(G, place, from), to - from};
+}
+
+/* Return the entries of the j-th row in use in a block; prefetch the entries of a later row. */
+static run next_of(const ng_rows *G, int64_t j, int64_t block) {
+  if (j + AHEAD < G->used) {
+    const run r = run_of(G, G->place[j + AHEAD], block);
+    NG_FETCH_LINES(r.index, r.n * (int64_t)sizeof *r.index);
+    NG_FETCH_LINES(r.value, r.n * ng_dtype_size(G->dtype));
+  }
+  return run_of(G, G->place[j], block);
+}
+
+static void sparse_products(const ng_rows *G, float *tile, int64_t i) {
+  const ng_flat *block = &G->range[i];
+  if (G->x == NULL) { /* values are exact in f32 */
+    const run own = run_of(G, G->head, i);
+    memset(tile, 0, (size_t)block->n * sizeof *tile);
+    sparse_put(tile, own.index, own.value, G->dtype, own.n);
+  } else {
+    memcpy(tile, G->x + block->at, (size_t)block->n * sizeof *tile);
+  }
+  for (int64_t j = 0; j < G->used; j++) {
+    const run r = next_of(G, j, i);
+    G->unit[i * G->used + j] = sparse_dot(tile, r.index, r.value, G->dtype, r.n);
+  }
+}
+
+static void sparse_sums(const ng_rows *G, double *tile, int64_t i) {
+  const ng_flat *block = &G->range[i];
+  const double *c = G->c + block->part * G->places;
+  begin_sums(tile, G->u + block->at, block->n, G->by[block->part]);
+  for (int64_t j = 0; j < G->used; j++) {
+    const run r = next_of(G, j, i);
+    sparse_add(tile, r.index, r.value, G->dtype, r.n, c[G->place[j]]);
+  }
+  round_sums(G->u + block->at, tile, block->n);
+}
+
+typedef struct sparse_job {
+  const ng_rows *G;
+  int32_t pieces;
+  bool combines;
+} sparse_job;
+
+static void sparse_piece(void *arg, int32_t piece) {
+  const sparse_job *j = arg;
+  double *tile = j->G->tile + (int64_t)piece * NG_FLAT_BLOCK;
+  int64_t from, to;
+  ng_piece_bounds(j->G->ranges, j->pieces, piece, &from, &to);
+  for (int64_t i = from; i < to; i++) {
+    if (j->combines) {
+      sparse_sums(j->G, tile, i);
+    } else {
+      sparse_products(j->G, (float *)(void *)tile, i);
+    }
+  }
+}
+
+/* ---- low-rank rows ---------------------------------------------------------------------------*/
+
+static const float *factors_at(const ng_rows *G, int64_t place, const ng_factors *v) {
+  return ng_row_at(G, place, v->at);
+}
+
+static double both_factors(const ng_factors *v, const float *f, const float *g) {
+  const int64_t behind = v->rank * v->rows;
+  double sum = 0.0;
+  for (int64_t a = 0; a < v->rank; a++) {
+    for (int64_t c = 0; c < v->rank; c++) {
+      sum += ng_row_dot(f + a * v->rows, g + c * v->rows, v->rows) *
+             ng_row_dot(f + behind + a * v->cols, g + behind + c * v->cols, v->cols);
+    }
+  }
+  return sum;
+}
+
+static double dot_with_vector(const ng_factors *v, const float *f, const float *x) {
+  double sum = 0.0;
+  for (int64_t a = 0; a < v->rank; a++) {
+    const float *q = f + v->rank * v->rows + a * v->cols;
+    for (int64_t r = 0; r < v->rows; r++) {
+      sum += (double)f[a * v->rows + r] * ng_row_dot(q, x + r * v->cols, v->cols);
+    }
+  }
+  return sum;
+}
+
+static void low_rank_products(void *arg, int32_t i) {
+  const ng_rows *G = arg;
+  const ng_factors *v = &G->factors[i];
+  const float *own = factors_at(G, G->head, v), *x = G->x == NULL ? own : G->x + G->range[i].at;
+  for (int64_t j = 0; j < G->used; j++) {
+    const float *f = factors_at(G, G->place[j], v);
+    G->unit[i * G->used + j] = v->rank == 0   ? ng_row_dot(f, x, v->rows * v->cols)
+                               : G->x == NULL ? both_factors(v, f, own)
+                                              : dot_with_vector(v, f, x);
+  }
+}
+
+/* acc += the sum of c row over all rows in use, for elements [from, from + n) of one row of a parameter. */
+static void add_low_rank_rows(const ng_rows *G, const ng_factors *v, const double *c, int64_t from,
+                              int64_t n, double *acc) {
+  for (int64_t j = 0; j < G->used; j++) {
+    const float *f = factors_at(G, G->place[j], v), *Q = f + v->rank * v->rows + from % v->cols;
+    if (v->rank == 0) ng_row_add(acc, f + from, n, c[G->place[j]]);
+    for (int64_t a = 0; a < v->rank; a++) {
+      ng_row_add(acc, Q + a * v->cols, n, c[G->place[j]] * (double)f[a * v->rows + from / v->cols]);
+    }
+  }
+}
+
+static void whole_products(void *arg, int32_t i) { ng_whole_products(arg, i); }
+
+/* ---- the entries -----------------------------------------------------------------------------*/
+
+/* Combine the rows for one chunk; low-rank: line by line, within a row of the parameter. */
+static void combine_chunk(void *arg, int32_t i) {
+  const ng_rows *G = arg;
+  const ng_flat_chunk c = ng_flat_chunk_at(G->range, G->ranges, i);
+  const ng_factors *v = G->kind == NG_ROWS_LOW_RANK ? &G->factors[c.range - G->range] : NULL;
+  const double *z = G->c + c.range->part * G->places, by = G->by[c.range->part];
+  double acc[NG_FLAT_LINE];
+  for (int64_t at = 0, n; at < c.n; at += n) {
+    float *u = G->u + c.at + at;
+    n = ng_min64(NG_FLAT_LINE, c.n - at);
+    if (v != NULL) n = ng_min64(n, v->cols - (c.from + at) % v->cols);
+    begin_sums(acc, u, n, by);
+    if (v == NULL) {
+      ng_whole_add(G, z, c.at + at, n, acc);
+    } else {
+      add_low_rank_rows(G, v, z, c.from + at, n, acc);
+    }
+    round_sums(u, acc, n);
+  }
+}
+
+static void run_rows(const ng_queue *q, const ng_rows *G, bool combines) {
+  sparse_job j = {G, q->threads, combines};
+  if (G->ranges == 0) return;
+  if (G->kind == NG_ROWS_SPARSE) {
+    ng_queue_run(q, j.pieces, sparse_piece, &j);
+  } else if (combines) {
+    ng_queue_run(q, chunks_of(G), combine_chunk, (void *)(uintptr_t)G);
+  } else if (G->kind == NG_ROWS_WHOLE) {
+    ng_queue_run(q, chunks_of(G), whole_products, (void *)(uintptr_t)G);
+  } else {
+    ng_queue_run(q, (int32_t)G->ranges, low_rank_products, (void *)(uintptr_t)G);
+  }
+}
+
+void ng_rows_products(ng_queue *q, const ng_rows *G, int64_t n) {
+  for (const ng_rows *end = G + n; G < end; G++) {
+    run_rows(q, G, false);
+    const bool whole = G->kind == NG_ROWS_WHOLE;
+    const int64_t units = whole && G->ranges > 0 ? chunks_of(G) : G->ranges;
+    for (int64_t i = 0; i < units; i++) {
+      const ng_flat *r = whole ? ng_flat_chunk_at(G->range, G->ranges, i).range : &G->range[i];
+      for (int64_t j = 0; j < G->used; j++) {
+        G->k[r->part * G->places + G->place[j]] += G->unit[i * G->used + j];
+      }
+    }
+  }
+}
+
+void ng_rows_combine(ng_queue *q, const ng_rows *G, int64_t n) {
+  for (const ng_rows *end = G + n; G < end; G++) {
+    run_rows(q, G, true);
+  }
+}

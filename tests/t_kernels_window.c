@@ -1,0 +1,190 @@
+/* t_kernels_window.c: conformance of the entries for windows: `cpu` against `ref`, with one and three pieces.
+ *
+ *   rows        products and combinations of whole (f32, bf16), sparse and low-rank rows
+ *
+ * cpu with three pieces has the bits of one piece. Tolerances: see each test. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+#include "draw.h"
+#include "kernels.h"
+
+enum { QUEUES = 4, RANGES = 5, PLACES = 21, ALL = 72100, ENTRIES = 400, BLOCKS = 9 };
+
+/* Memory of one window; values are at most 1. */
+static float f32[PLACES * ALL], x[ALL], u0[ALL], u[QUEUES][ALL];
+static uint16_t bf16[PLACES * ALL], positions[PLACES * ENTRIES];
+static int32_t begin[PLACES * BLOCKS];
+static ng_flat range[RANGES];
+static ng_factors factors[RANGES];
+static double tile[3 * NG_FLAT_BLOCK], unit[64 * PLACES], c[2 * PLACES], k[QUEUES][2 * PLACES];
+static int64_t place[PLACES];
+
+static float value(rng *r) { return (float)(2.0 * rng_real(r) - 1.0); }
+
+/* Ranges of random sizes, one of them empty; return the number of their elements. */
+static int64_t draw_ranges(rng *r, int64_t most) {
+  int64_t at = 0, chunks = 0;
+  for (int i = 0; i < RANGES; i++) {
+    const int64_t n = i == 2 ? 0 : 1 + rng_below(r, rng_below(r, 2) == 0 ? 70 : most);
+    range[i] = (ng_flat){.at = at, .n = n, .first_chunk = chunks, .part = i > 2};
+    at += n;
+    chunks += ng_flat_chunks(n);
+  }
+  return at;
+}
+
+static void draw_whole(rng *r, ng_rows *G) {
+  G->stride = draw_ranges(r, rng_below(r, 3) == 0 ? 18000 : 1500); /* 18000: several chunks */
+  G->dtype = rng_below(r, 2) == 0 ? NG_F32 : NG_BF16;
+  G->value = G->dtype == NG_F32 ? (const void *)f32 : (const void *)bf16;
+}
+
+/* The rank has the blocks from first_block on; without a first_block, rows of one rank with positions before. */
+static void draw_sparse(rng *r, ng_rows *G) {
+  int64_t at = 0;
+  G->dtype = rng_below(r, 2) == 0 ? NG_F32 : NG_BF16;
+  G->value = G->dtype == NG_F32 ? (const void *)f32 : (const void *)bf16;
+  G->stride = rng_between(r, BLOCKS, ENTRIES);
+  G->ranges = 2;
+  G->first_block = rng_below(r, 2) * 3;
+  G->before = G->first_block == 0 ? rng_below(r, 50) : 0;
+  G->blocks = G->first_block == 0 ? 2 : BLOCKS;
+  for (int i = 0; i < 2; i++) {
+    range[i] = (ng_flat){.at = at, .n = i == 0 ? NG_FLAT_BLOCK : 1000, .part = i};
+    at += range[i].n;
+  }
+  for (int64_t p = 0; p < PLACES; p++) {
+    int64_t from = G->before;
+    for (int64_t i = 0; i < G->blocks; i++) {
+      begin[p * G->blocks + i] = (int32_t)from;
+      from = rng_between(r, from, G->before + G->stride);
+    }
+    for (int64_t e = 0, step = rng_below(r, 1000); e < G->stride; e++, step += 7) {
+      positions[p * G->stride + e] = (uint16_t)(step % 1000); /* all different */
+    }
+  }
+}
+
+static void draw_low_rank(rng *r, ng_rows *G) {
+  int64_t at = 0, chunks = 0, floats = 0;
+  for (int i = 0; i < RANGES; i++) {
+    ng_factors *v = &factors[i];
+    v->cols = i == 2 ? 0 : 1 + rng_below(r, i == 0 ? 3000 : 40);
+    v->rows = 1 + rng_below(r, i == 0 ? 4 : 30);
+    v->rank = rng_below(r, ng_min64(4, v->rows));
+    v->at = floats;
+    range[i] = (ng_flat){at, v->rows * v->cols, chunks, i > 2};
+    floats += v->rank > 0 ? v->rank * (v->rows + v->cols) : range[i].n;
+    at += range[i].n;
+    chunks += ng_flat_chunks(range[i].n);
+  }
+  G->stride = floats;
+  G->value = f32;
+  G->dtype = NG_F32;
+}
+
+static int fill_memory(void **state) {
+  rng r = {test_seed()};
+  (void)state;
+  for (int i = 0; i < PLACES * ALL; i++) {
+    f32[i] = value(&r);
+    bf16[i] = ng_f32_to_bf16(f32[i]);
+  }
+  for (int i = 0; i < ALL; i++) {
+    x[i] = value(&r), u0[i] = value(&r);
+  }
+  return 0;
+}
+
+/* Choose rows in use, the last of which is the row at head. */
+static ng_rows draw_rows(rng *r, ng_rows_kind kind) {
+  ng_rows G = {.kind = kind, .range = range, .ranges = RANGES, .places = PLACES, .place = place};
+  G.used = rng_between(r, 1, PLACES - 1);
+  G.index = positions, G.begin = begin, G.factors = factors, G.tile = tile, G.unit = unit, G.c = c;
+  for (int i = 0; i < 2 * PLACES; i++) {
+    c[i] = (double)value(r);
+  }
+  if (kind == NG_ROWS_WHOLE) draw_whole(r, &G);
+  if (kind == NG_ROWS_SPARSE) draw_sparse(r, &G);
+  if (kind == NG_ROWS_LOW_RANK) draw_low_rank(r, &G);
+  const int64_t first = rng_below(r, PLACES);
+  for (int64_t j = 0; j < G.used; j++) {
+    place[j] = (first + j) % PLACES;
+  }
+  G.head = place[G.used - 1];
+  return G;
+}
+
+/* Compute the products by each implementation into k; u is unused. */
+static void run_products(ng_rows G) {
+  int i = 0;
+  EACH_QUEUE(q) {
+    for (int p = 0; p < 2 * PLACES; p++) {
+      k[i][p] = 0.5; /* entries of rows that are not in use stay */
+    }
+    G.k = k[i++];
+    ng_kernels(&q)->row_products(&q, &G, 1);
+    ng_queue_wait(&q);
+  }
+}
+
+/* A sum of n products has n rounding errors of 2^-53; low rank: of each of rank^2 terms. */
+static void products_of_rows(void **state) {
+  rng r = {test_seed()};
+  for (int64_t t = 0; t < test_times(60); t++) {
+    ng_rows G = draw_rows(&r, (ng_rows_kind)(t % 3));
+    const bool own = G.kind != NG_ROWS_WHOLE && rng_below(&r, 2) == 0;
+    double single[2 * PLACES] = {0.0};
+    G.x = own ? NULL : x;
+    run_products(G);
+    assert_memory_equal(k[0], k[1], sizeof k[0]);
+    assert_memory_equal(k[2], k[3], sizeof k[0]);
+    for (int p = 0; p < 2 * PLACES; p++) {
+      assert_true(fabs(k[0][p] - k[2][p]) <= 0x1p-53 * 16.0 * ALL);
+    }
+    const int64_t row =
+        place[rng_below(&r, G.used)]; /* several rows at once have the bits of one */
+    ng_queue q = kernels_queue(0);
+    G.place = &row, G.used = 1, G.k = single;
+    single[row] = single[PLACES + row] = 0.5;
+    ng_kernels(&q)->row_products(&q, &G, 1);
+    ng_queue_wait(&q);
+    assert_true(single[row] == k[0][row] && single[PLACES + row] == k[0][PLACES + row]);
+  }
+}
+
+/* Both implementations round a sum in double to f32: they are equal or neighbours. */
+static void combinations_of_rows(void **state) {
+  rng r = {test_seed()};
+  for (int64_t t = 0; t < test_times(60); t++) {
+    ng_rows G = draw_rows(&r, (ng_rows_kind)(t % 3));
+    const double by[2] = {rng_below(&r, 2) == 0 ? 0.0 : 0.7, -1.3};
+    int i = 0;
+    G.by = by;
+    EACH_QUEUE(q) {
+      memcpy(u[i], u0, sizeof u0);
+      if (by[0] == 0.0) u[i][0] = NAN; /* not read */
+      G.u = u[i++];
+      ng_kernels(&q)->row_combine(&q, &G, 1);
+      ng_queue_wait(&q);
+    }
+    assert_memory_equal(u[0], u[1], sizeof u[0]);
+    assert_memory_equal(u[2], u[3], sizeof u[0]);
+    for (i = 0; i < ALL; i++) {
+      assert_true(fabs((double)u[0][i] - (double)u[2][i]) <=
+                  0x1p-23 * fabs((double)u[2][i]) + 1e-12);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products_of_rows),
+                                     cmocka_unit_test(combinations_of_rows)};
+  return cmocka_run_group_tests_name("kernels of windows", tests, fill_memory, NULL);
+}
