@@ -1,12 +1,12 @@
-/* bits: what the library computes, as one hash a case.
+/* bits: hash the results of many small trainings.
  *
- * Plays many small trainings (bits.h) on the public header only and prints "hash  case" for each.
- * scripts/same_bits.sh runs it on two builds of the library: equal lines say that a change of the
- * source left every bit of the results as it was.  It knows nothing of what is right.
+ * Run each case (bits.h) through the public header and print "hash  case".  scripts/same_bits.sh runs this program with
+ * two builds of the library: equal lines mean that all results have the same bits.  Whether results are correct is not
+ * checked here.
  *
- *     bits                 all cases            bits --every 20   each twentieth only
- *     bits CASE ...        these, step by step
- *     bits --of FILE       those that a run of another commit printed, as far as there are such options
+ *     bits                 all cases            bits --every 20   every twentieth case
+ *     bits CASE ...        these, with a line per step
+ *     bits --of FILE       the cases that a run of another commit printed, except those that this library refuses
  */
 #include "bits.h"
 
@@ -21,12 +21,12 @@ static int64_t cases, every = 1;
 static bool allowed(const char *text) {
   bits_case c;
   const bool fine = bits_read(&c, text) == NG_OK && ng_options_check(c.opt, NULL, 0) == NG_OK;
-  bits_drop(&c);
+  bits_free(&c);
   return fine;
 }
 
-/* Plays the case, if the options go together; the others say nothing. */
-__attribute__((format(printf, 1, 2))) static bool play(const char *format, ...) {
+/* Run the case and print its hash.  Return false, without output, if the library refuses its options. */
+__attribute__((format(printf, 1, 2))) static bool run_case(const char *format, ...) {
   char text[BITS_TEXT];
   va_list args;
   va_start(args, format);
@@ -38,16 +38,16 @@ __attribute__((format(printf, 1, 2))) static bool play(const char *format, ...) 
   }
   if (!allowed(text)) return false;
   if (cases++ % every == 0) {
-    printf("%016llx  %s\n", (unsigned long long)bits_play(text, false), text);
-    (void)fflush(stdout); /* a crash must not swallow what came before */
+    printf("%016llx  %s\n", (unsigned long long)bits_run(text, false), text);
+    (void)fflush(stdout); /* keep the lines before a crash */
   }
   return true;
 }
 
 /* ---- values of an option ---------------------------------------------------------------------*/
 
-/* The k-th value to try, false behind the last. */
-static bool value_of(const ng_option_info *o, int32_t k, char *out, size_t size) {
+/* The k-th value to try; false after the last one. */
+static bool option_value(const ng_option_info *o, int32_t k, char *out, size_t size) {
   static const char *const real[] = {"0", "1e-10", "0.001", "0.03", "0.5", "0.9", "1", "7"};
   static const char *const whole[] = {"0", "1", "2", "3", "5", "16"};
   static const char *const skip[] = {"fc*,conv*", "Linear", "seq,*a*"};
@@ -73,8 +73,8 @@ static bool value_of(const ng_option_info *o, int32_t k, char *out, size_t size)
 
 /* ---- every value of every option -------------------------------------------------------------*/
 
-/* What an option may need beside it. */
-static const char *const beside[] = {
+/* Settings without which some options have no effect. */
+static const char *const companion[] = {
     "",
     " solver=eigen",
     " solver=eigen-prediv damping_split=joint",
@@ -84,7 +84,7 @@ static const char *const beside[] = {
     " solver=product radius=0.3",
 };
 
-/* Linear algebra, threads and ranks take turns. */
+/* Linear algebra, threads and ranks, one after the other. */
 static const char *const turn[] = {
     "linalg=cpu",         "linalg=ref",         "linalg=cpu threads=2",
     "linalg=ref ranks=2", "linalg=cpu ranks=3", "linalg=ref threads=3",
@@ -92,16 +92,16 @@ static const char *const turn[] = {
 
 static void sweep_option(const char *method, const ng_option_info *o) {
   char value[128];
-  for (int32_t k = 0; value_of(o, k, value, sizeof value); k++) {
-    bool played = false;
-    for (int32_t i = 0; i < COUNT(beside); i++) {
-      if (played && strcmp(method, "natgrad") != 0) break; /* the others: once, as they come */
-      if (strstr(beside[i], o->name) != NULL) continue;
-      const bool ok =
-          play("%s%s %s=%s %s micro=2 solve_period=2", method, beside[i], o->name, value,
-               turn[cases % COUNT(turn)]) ||
-          play("%s%s %s=%s %s", method, beside[i], o->name, value, turn[cases % COUNT(turn)]);
-      played = played || ok;
+  for (int32_t k = 0; option_value(o, k, value, sizeof value); k++) {
+    bool found = false;
+    for (int32_t i = 0; i < COUNT(companion); i++) {
+      if (found && strcmp(method, "natgrad") != 0) break; /* other methods: once */
+      if (strstr(companion[i], o->name) != NULL) continue;
+      const bool ok = run_case("%s%s %s=%s %s micro=2 solve_period=2", method, companion[i],
+                               o->name, value, turn[cases % COUNT(turn)]) ||
+                      run_case("%s%s %s=%s %s", method, companion[i], o->name, value,
+                               turn[cases % COUNT(turn)]);
+      found = found || ok;
     }
   }
 }
@@ -132,15 +132,15 @@ static void ranks(const char *method) {
   };
   for (int32_t i = 0; i < COUNT(how); i++) {
     for (int32_t n = 1; n <= 4; n++) {
-      (void)play("%s%s ranks=%d threads=%d linalg=%s", method, how[i], n, 1 + (i + n) % 3,
-                 (i + n) % 2 == 0 ? "cpu" : "ref");
+      (void)run_case("%s%s ranks=%d threads=%d linalg=%s", method, how[i], n, 1 + (i + n) % 3,
+                     (i + n) % 2 == 0 ? "cpu" : "ref");
     }
   }
 }
 
-/* ---- what an array looks like, what a batch is, what a step does -----------------------------*/
+/* ---- arrays, batches, steps, updates ---------------------------------------------------------*/
 
-static const char *const plays[] = {
+static const char *const variation[] = {
     "shown=bf16",
     "shown=f16 loss_scale=128",
     "grad=bf16 weight=bf16",
@@ -244,20 +244,20 @@ static const char *const plays[] = {
 };
 
 static void arrays_and_steps(const char *method) {
-  for (int32_t i = 0; i < COUNT(plays); i++) {
-    for (int32_t k = 0; k < 2; k++) { /* ref and cpu; a second rank beside one of them */
-      (void)play("%s %s linalg=%s%s", method, plays[i], k == 0 ? "cpu" : "ref",
-                 (i + k) % 4 == 0 ? " ranks=2" : "");
+  for (int32_t i = 0; i < COUNT(variation); i++) {
+    for (int32_t k = 0; k < 2; k++) {
+      (void)run_case("%s %s linalg=%s%s", method, variation[i], k == 0 ? "cpu" : "ref",
+                     (i + k) % 4 == 0 ? " ranks=2" : "");
     }
   }
 }
 
 /* ---- wide layers -----------------------------------------------------------------------------*/
 
-/* A factor of 20500 columns would take 840 MB: it is cut, in the family that has factors. */
-static void wide_one(const char *method, const char *how) {
-  if (!play("%s model=long linalg=cpu max_factor=150 %s", method, how)) {
-    (void)play("%s model=long linalg=ref %s", method, how);
+/* A factor of 20500 columns takes 840 MB: split it if the method accepts max_factor. */
+static void long_rows(const char *method, const char *how) {
+  if (!run_case("%s model=long linalg=cpu max_factor=150 %s", method, how)) {
+    (void)run_case("%s model=long linalg=ref %s", method, how);
   }
 }
 
@@ -273,25 +273,25 @@ static void wide(const char *method) {
       "steps=1 sides=input threads=2 clip=rms clip_bound=0.1",
   };
   for (int32_t i = 0; i < COUNT(how); i++) {
-    (void)play("%s model=large linalg=cpu %s", method, how[i]);
-    wide_one(method, how[i]);
+    (void)run_case("%s model=large linalg=cpu %s", method, how[i]);
+    long_rows(method, how[i]);
   }
-  (void)play("%s model=large steps=1 max_factor=200 linalg=ref threads=3", method);
-  /* Thousands of columns are for those that invert nothing. */
+  (void)run_case("%s model=large steps=1 max_factor=200 linalg=ref threads=3", method);
+  /* 4,200 columns only for methods without factors, or with split ones. */
   if (strcmp(method, "sam") != 0 &&
-      play("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600", method)) {
-    (void)play("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600 shown=bf16 "
-               "layout=nhwc threads=3",
-               method);
+      run_case("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600", method)) {
+    (void)run_case("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600 shown=bf16 "
+                   "layout=nhwc threads=3",
+                   method);
   } else {
-    (void)play("%s model=tall stat_batch=0 steps=1 samples=600 shown=bf16 threads=2", method);
+    (void)run_case("%s model=tall stat_batch=0 steps=1 samples=600 shown=bf16 threads=2", method);
   }
 }
 
 /* ---- thresholds ------------------------------------------------------------------------------*/
 
-/* From factors that are easily solved to hopeless ones: every rung of the ladder, and gradients more
- * and more along g a', where rank one takes a second look. */
+/* Factors from well conditioned to singular, for every rung of the ladder; then gradients close to g a', where rank
+ * one recomputes in double. */
 static void thresholds(const char *method) {
   static const char *const how[] = {"values=same samples=2",
                                     "samples=1",
@@ -301,23 +301,23 @@ static void thresholds(const char *method) {
                                     "samples=3 solve_period=1 gsize=30"};
   for (int32_t i = 0; i < COUNT(how); i++) {
     for (int32_t k = 0; k <= 24; k++) {
-      (void)play("%s model=one %s size=%de%d damping=1e-3 damping_split=full linalg=%s", method,
-                 how[i], k % 2 == 0 ? 1 : 3, k / 2 - 4, k % 3 == 0 ? "ref" : "cpu");
+      (void)run_case("%s model=one %s size=%de%d damping=1e-3 damping_split=full linalg=%s", method,
+                     how[i], k % 2 == 0 ? 1 : 3, k / 2 - 4, k % 3 == 0 ? "ref" : "cpu");
     }
   }
-  for (int32_t k = 0; k < 24; k++) { /* squares with few bits left above the smallest f32 */
-    (void)play("%s size=%de-%d solver=eigen damping_split=full linalg=%s", method, 1 + k % 4 * 2,
-               18 + k / 4, k % 2 == 0 ? "ref" : "cpu");
+  for (int32_t k = 0; k < 24; k++) { /* squares close to the smallest f32 */
+    (void)run_case("%s size=%de-%d solver=eigen damping_split=full linalg=%s", method,
+                   1 + k % 4 * 2, 18 + k / 4, k % 2 == 0 ? "ref" : "cpu");
   }
   for (int32_t k = 60; k < 100; k++) {
-    (void)play("%s values=same samples=1 even=1 stat_decay=0 damping=1e-9 along=0.%d%s", method, k,
-               k % 2 == 0 ? "" : " sides=input");
+    (void)run_case("%s values=same samples=1 even=1 stat_decay=0 damping=1e-9 along=0.%d%s", method,
+                   k, k % 2 == 0 ? "" : " sides=input");
   }
 }
 
 /* ---- at random -------------------------------------------------------------------------------*/
 
-static void at_random(int32_t wanted, uint64_t seed) {
+static void random_cases(int32_t wanted, uint64_t seed) {
   rng r = {seed};
   for (int32_t done = 0, tried = 0; done < wanted && tried < 100 * wanted; tried++) {
     ng_method_info m = {.struct_size = sizeof m};
@@ -328,21 +328,23 @@ static void at_random(int32_t wanted, uint64_t seed) {
       ng_option_info o = {.struct_size = sizeof o};
       char value[128];
       if (ng_option_at((int32_t)rng_below(&r, ng_option_count()), &o) != NG_OK) return;
-      if (!value_of(&o, (int32_t)rng_below(&r, 8), value, sizeof value)) continue;
+      if (!option_value(&o, (int32_t)rng_below(&r, 8), value, sizeof value)) continue;
       n += (size_t)snprintf(text + n, sizeof text - n, " %s=%s", o.name, value);
     }
     for (int64_t k = rng_between(&r, 1, 2); k > 0; k--) {
-      n += (size_t)snprintf(text + n, sizeof text - n, " %s", plays[rng_below(&r, COUNT(plays))]);
+      n += (size_t)snprintf(text + n, sizeof text - n, " %s",
+                            variation[rng_below(&r, COUNT(variation))]);
     }
-    done += play("%s %s ranks=%d grad_worker_fraction=%s", text, turn[rng_below(&r, COUNT(turn))],
+    done +=
+        run_case("%s %s ranks=%d grad_worker_fraction=%s", text, turn[rng_below(&r, COUNT(turn))],
                  (int)rng_between(&r, 1, 3), rng_below(&r, 2) == 0 ? "0" : "1");
   }
 }
 
 /* ---- the program ------------------------------------------------------------------------------*/
 
-/* Play the cases that another program printed. */
-static int play_those(const char *path) {
+/* Run the cases that another program printed. */
+static int run_listed(const char *path) {
   char line[BITS_TEXT + 32];
   FILE *f = fopen(path, "r");
   if (f == NULL) {
@@ -352,21 +354,21 @@ static int play_those(const char *path) {
   while (fgets(line, sizeof line, f) != NULL) {
     line[strcspn(line, "\n")] = 0;
     const char *text = strstr(line, "  ");
-    if (text != NULL) (void)play("%s", text + 2);
+    if (text != NULL) (void)run_case("%s", text + 2);
   }
   (void)fclose(f);
   return 0;
 }
 
 int main(int argc, char **argv) {
-  if (argc == 3 && strcmp(argv[1], "--of") == 0) return play_those(argv[2]);
+  if (argc == 3 && strcmp(argv[1], "--of") == 0) return run_listed(argv[2]);
   if (argc == 3 && strcmp(argv[1], "--every") == 0) {
     every = strtol(argv[2], NULL, 10);
     if (every < 1) return 2;
   } else if (argc > 1) {
     for (int i = 1; i < argc; i++) {
       printf("%s\n", argv[i]);
-      printf("%016llx\n", (unsigned long long)bits_play(argv[i], true));
+      printf("%016llx\n", (unsigned long long)bits_run(argv[i], true));
     }
     return 0;
   }
@@ -379,6 +381,6 @@ int main(int argc, char **argv) {
     wide(m.name);
     thresholds(m.name);
   }
-  at_random(1000, 20260711);
+  random_cases(1000, 20260711);
   return 0;
 }

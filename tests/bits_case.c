@@ -1,7 +1,5 @@
-/* bits_case.c: see bits.h.  In: the text of a case.  Out: its settings, and the numbers that the
- * library is shown in it.  They are made up from where they stand, with all bits of an f32 in use,
- * so that another order of summation shows.
- */
+/* bits_case.c: see bits.h.  Parse the text of a case; make its arrays.  A number is a function of its place and uses all
+ * bits of an f32, so another order of summation gives other results. */
 #include "bits.h"
 
 #include <math.h>
@@ -38,7 +36,7 @@ void bits_need(bool fine, const char *what) {
   exit(2);
 }
 
-static bool own_word(bits_case *c, const char *name, const char *value) {
+static bool set_word(bits_case *c, const char *name, const char *value) {
   for (int32_t i = 0; i < COUNT(number_row); i++) {
     if (!is(number_row[i].name, name)) continue;
     const double x = strtod(value, NULL);
@@ -74,12 +72,12 @@ ng_status bits_read(bits_case *c, const char *text) {
     for (char *at = value; *at != 0; at++) {
       if (*at == ';') *at = ' ';
     }
-    if (!own_word(c, word, value)) st = ng_options_set(c->opt, word, value, NULL, 0);
+    if (!set_word(c, word, value)) st = ng_options_set(c->opt, word, value, NULL, 0);
   }
   return st;
 }
 
-void bits_drop(bits_case *c) { ng_options_destroy(&c->opt); }
+void bits_free(bits_case *c) { ng_options_destroy(&c->opt); }
 
 /* ---- models ----------------------------------------------------------------------------------*/
 
@@ -109,7 +107,7 @@ static const bits_layer mix[] = {
     CONV("points", 4, 4, 1, AXES(1, 1), AXES(2, 2), AXES(0, 0), 1, 2, AXES(5, 5)),
     LINEAR("tokens", 4, 6, 1, 0, 5),
 };
-/* Wide enough for every loop to be cut into tiles and shared by threads. */
+/* Wide enough to split every loop into tiles for several threads. */
 static const bits_layer broad[] = {
     LINEAR("fc", 300, 40, 1, 0, 1),
     LINEAR("seq", 90, 30, 1, 0, 37),
@@ -126,14 +124,14 @@ static const bits_layer lengthy[] = {
     CONV("all", 300, 5, 1, AXES(4, 4), AXES(1, 1), AXES(0, 0), 1, 1, AXES(4, 4)),
     TENSOR("vocabulary", 40000),
 };
-/* Few columns or many, for batches of hundreds: more rows than a tile of them holds. */
+/* For batches of hundreds of samples: more rows than a tile has. */
 static const bits_layer tall[] = {
     LINEAR("many", 4200, 2, 0, 0, 1),
     LINEAR("rows", 3, 2, 1, 0, 30),
     CONV("same", 2, 3, 1, AXES(3, 3), AXES(1, 1), AXES(1, 1), 1, 1, AXES(6, 6)),
     CONV("down", 2, 3, 1, AXES(3, 3), AXES(1, 2), AXES(1, 1), 1, 1, AXES(6, 9)),
 };
-/* Whose factors are easily made singular. */
+/* Its factors become singular with few samples. */
 static const bits_layer single[] = {LINEAR("fc", 2, 2, 0, 0, 1)};
 
 const bits_layer *bits_model(const char *name, int32_t *layers) {
@@ -161,7 +159,7 @@ static ng_dtype dtype_of(const char *name) {
   return is(name, "f16") ? NG_F16 : is(name, "bf16") ? NG_BF16 : NG_F32;
 }
 
-/* Toward zero, and tiny ones to zero: any rule does, as long as it stays the same. */
+/* Round toward zero, subnormal numbers to zero. */
 static void put(const plane *v, int64_t row, int64_t col, float x) {
   const int64_t i = row * v->row_stride + col;
   uint32_t w;
@@ -177,11 +175,11 @@ static void put(const plane *v, int64_t row, int64_t col, float x) {
   }
 }
 
-/* Aligned alike in every run, because BLAS may look at addresses; filled with NaN, because nobody
- * may read or write between the rows. */
-static plane array(const bits_eye *e, int64_t rows, int64_t cols, ng_dtype t) {
+/* Aligned, because results of BLAS may depend on addresses; filled with NaN, because the library must not read or write
+ * between the rows. */
+static plane array(const bits_source *from, int64_t rows, int64_t cols, ng_dtype t) {
   plane v = plane_of(NULL, rows, cols, t);
-  v.row_stride = cols + (int64_t)e->c->pad;
+  v.row_stride = cols + (int64_t)from->c->pad;
   const size_t bytes = (size_t)(rows * v.row_stride * ng_dtype_size(t));
   v.data = aligned_alloc(64, (bytes + 63) / 64 * 64);
   bits_need(v.data != NULL, "no memory");
@@ -205,9 +203,8 @@ static uint64_t key_of(int64_t step, int64_t who, int64_t layer, int64_t what) {
   return rng_mix(rng_mix((uint64_t)(step * 1000 + who)) + (uint64_t)(layer * 16 + what));
 }
 
-/* Number i of an array, in which the numbers of one sum are `step` apart and this is its `place` of
- * `count`.  In every whole group of four, two large ones cancel and a small one lies between them:
- * the sum keeps little but its rounding, and so shows in which order it was made. */
+/* Number i of an array: term `place` of `count` terms of a sum, which are `step` elements apart.  In every group of four
+ * terms two large ones cancel, with a small one between them: the rounding of the sum depends on its order. */
 static float cancelling(uint64_t key, int64_t i, int64_t place, int64_t count, int64_t step,
                         float most) {
   const int64_t in_group = place % 4;
@@ -215,11 +212,9 @@ static float cancelling(uint64_t key, int64_t i, int64_t place, int64_t count, i
   return (in_group == 0 ? most : -most) * number(key + 1, i - in_group * step);
 }
 
-/* Where number i of an array lies along what is summed: over samples, or over rows of an image and
- * positions of a sequence. */
-static float seen_number(const bits_eye *e, const bits_layer *d, const plane *v, uint64_t key,
-                         int64_t i, int64_t each, bool grad) {
-  const bits_case *c = e->c;
+static float observed_number(const bits_source *from, const bits_layer *d, const plane *v,
+                             uint64_t key, int64_t i, int64_t each, bool grad) {
+  const bits_case *c = from->c;
   const float most = v->dtype == NG_F16 ? 0x1p10f : 0x1p40f;
   const bool nhwc = is(c->layout, "nhwc");
   if (is(c->values, "zero") && !grad) return 0;
@@ -235,10 +230,10 @@ static float seen_number(const bits_eye *e, const bits_layer *d, const plane *v,
                     most);
 }
 
-plane bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, int32_t l,
-                bool grad) {
-  const bits_case *c = e->c;
-  const bits_layer *d = &e->layer[l];
+plane bits_observation(const bits_source *from, int64_t step, int64_t call, int64_t samples,
+                       int32_t l, bool grad) {
+  const bits_case *c = from->c;
+  const bits_layer *d = &from->layer[l];
   const bool same = is(c->values, "same");
   int64_t rows = samples * d->positions, cols = grad ? d->out : d->in, size[2] = {1, 1};
   for (int i = 0; i < 2 && d->kind == NG_CONV2D; i++) {
@@ -247,21 +242,21 @@ plane bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, 
     size[i] = grad ? room / d->stride[i] + 1 : d->image[i];
     cols *= size[i];
   }
-  plane v = array(e, rows, cols, dtype_of(c->shown));
+  plane v = array(from, rows, cols, dtype_of(c->shown));
   if (d->kind == NG_CONV2D) {
     v.order = is(c->layout, "nhwc") ? PLANE_NHWC : PLANE_NCHW;
     v.channels = grad ? d->out : d->in;
     v.height = size[0];
     v.width = size[1];
   }
-  const uint64_t key = key_of(step, same ? 0 : e->rank * 40 + call, l, grad);
+  const uint64_t key = key_of(step, same ? 0 : from->rank * 40 + call, l, grad);
   const double by = grad ? c->gsize : c->size * pow(c->grow, (double)step);
   const int64_t each = rows / samples * cols;
   for (int64_t i = 0; i < rows * cols; i++) {
-    const float x = seen_number(e, d, &v, key, i, each, grad);
+    const float x = observed_number(from, d, &v, key, i, each, grad);
     put(&v, i / cols, i % cols, (float)((double)x * by));
   }
-  const bool here = e->last && call % 16 == 0 && (int32_t)c->nan_layer == l;
+  const bool here = from->last && call % 16 == 0 && (int32_t)c->nan_layer == l;
   if (here && (int64_t)(grad ? c->nan_outgrad : c->nan_input) == step) {
     put(&v, rows - 1, cols - 1, (float)NAN);
   }
@@ -270,22 +265,22 @@ plane bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, 
 
 /* ---- parameters ------------------------------------------------------------------------------*/
 
-plane bits_parameter(const bits_eye *e, int32_t l, ng_param which, const char *dtype) {
-  const bits_layer *d = &e->layer[l];
+plane bits_parameter(const bits_source *from, int32_t l, ng_param which, const char *dtype) {
+  const bits_layer *d = &from->layer[l];
   const int64_t cols = d->in / d->groups * d->kernel[0] * d->kernel[1];
-  if (which == NG_WEIGHT) return array(e, d->out, cols, dtype_of(dtype));
-  return d->bias ? array(e, 1, d->out, dtype_of(dtype)) : plane_of(NULL, 0, 0, NG_F32);
+  if (which == NG_WEIGHT) return array(from, d->out, cols, dtype_of(dtype));
+  return d->bias ? array(from, 1, d->out, dtype_of(dtype)) : plane_of(NULL, 0, 0, NG_F32);
 }
 
-void bits_weight(const bits_eye *e, int32_t l, ng_param which, const plane *to) {
+void bits_weight(const bits_source *from, int32_t l, ng_param which, const plane *to) {
   const uint64_t key = key_of(0, 991, l, which);
   for (int64_t i = 0; i < to->rows * to->cols; i++) {
-    put(to, i / to->cols, i % to->cols, e->c->zero > 0 ? 0 : number(key, i));
+    put(to, i / to->cols, i % to->cols, from->c->zero > 0 ? 0 : number(key, i));
   }
 }
 
-void bits_grad(const bits_eye *e, int64_t step, int32_t l, ng_param which, const plane *to) {
-  const bits_case *c = e->c;
+void bits_grad(const bits_source *from, int64_t step, int32_t l, ng_param which, const plane *to) {
+  const bits_case *c = from->c;
   const uint64_t key = key_of(step, 990, l, 2 + which);
   const uint64_t of_a = key_of(step, 0, l, 0), of_g = key_of(step, 0, l, 1);
   for (int64_t i = 0; i < to->rows * to->cols; i++) {
@@ -298,6 +293,6 @@ void bits_grad(const bits_eye *e, int64_t step, int32_t l, ng_param which, const
     }
     put(to, row, col, (float)((double)x * c->dsize));
   }
-  const bool here = e->last && (int32_t)c->nan_layer == l && (int64_t)c->nan_grad == step;
+  const bool here = from->last && (int32_t)c->nan_layer == l && (int64_t)c->nan_grad == step;
   if (here && which == NG_WEIGHT) put(to, 0, to->cols - 1, (float)NAN);
 }

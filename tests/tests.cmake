@@ -341,7 +341,7 @@ foreach(ranks 2 4)
 endforeach()
 
 # What scripts/same_bits.sh plays on two builds of the shared library.
-add_executable(bits tests/bits.c tests/bits_case.c tests/bits_play.c tests/plane.c)
+add_executable(bits tests/bits.c tests/bits_case.c tests/bits_run.c tests/plane.c)
 target_include_directories(bits PRIVATE tests)
 target_link_libraries(bits PRIVATE natgrad Threads::Threads m)
 natgrad_test(bits_repeat LABEL unit
