@@ -1,4 +1,4 @@
-/* bound.h: a model of two linear layers and a tensor, whose gradients and weights a test binds as it likes. */
+/* bound.h: a model of two linear layers and a tensor, for tests that bind its gradients and weights. */
 #ifndef TESTS_BOUND_H
 #define TESTS_BOUND_H
 
@@ -15,14 +15,14 @@ typedef struct model {
 
 ng_array array_of(float *x, int32_t k);
 ng_status bind_one(model *m, int32_t k, float *grad, float *weight, ng_hold hold);
-/* Ready, weights drawn, everything bound with NG_HOLD; `t` may be NULL. */
+/* Draw weights, bind everything with NG_HOLD, call ng_ready; `t` may be NULL. */
 ng_status open_model(model *m, const char *options, const ng_transport *t);
-/* The gradients of step t. */
+/* Draw the gradients of step t. */
 void draw_gradients(model *m, int32_t t);
-/* Begins step t and shows layers by their bit in `which`. */
+/* Begin step t and observe the layers whose bit is in `which`. */
 ng_status observe_layers(model *m, int32_t t, unsigned which);
 ng_status step_sgd(model *m);
-/* The status, and a word of its message. */
+/* `got` is the status `want`, with this word in the message. */
 void assert_error(const model *m, ng_status got, ng_status want, const char *word);
 
 #endif

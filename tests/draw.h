@@ -1,12 +1,11 @@
-/* draw.h: random numbers for tests.  One seed for all: NG_TEST_SEED repeats a run; without it every
- * run draws the same, so that what passed once passes again. */
+/* draw.h: random numbers for tests, from one seed: NG_TEST_SEED, or a constant. */
 #ifndef TESTS_DRAW_H
 #define TESTS_DRAW_H
 
 #include <stdint.h>
 #include <stdlib.h>
 
-/* SplitMix64 (Steele, Lea & Flood 2014); its finaliser alone makes a number for every place. */
+/* SplitMix64 (Steele, Lea & Flood 2014); its finaliser alone maps a place to a number. */
 typedef struct rng {
   uint64_t state;
 } rng;
@@ -31,7 +30,7 @@ static inline double rng_real(rng *r) { /* [0, 1) */
 /* k/64 with |k| <= 127, exact in bf16, f16 and f32. */
 static inline double rng_value(rng *r) { return (double)(rng_below(r, 255) - 127) / 64; }
 
-/* One for every place, drawn after its number. */
+/* A value that is a function of its place. */
 static inline double rng_place(int64_t a, int64_t b, int64_t c, int64_t i) {
   rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
   (void)rng_next(&r);
@@ -43,7 +42,7 @@ static inline uint64_t test_seed(void) {
   return text != NULL ? strtoull(text, NULL, 0) : UINT64_C(20260711);
 }
 
-/* How often to repeat: NG_TEST_MULT times n. */
+/* Number of repetitions: NG_TEST_MULT times n, at least 1. */
 static inline int64_t test_times(int64_t n) {
   const char *text = getenv("NG_TEST_MULT");
   const double m = text != NULL ? strtod(text, NULL) : 1;

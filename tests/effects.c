@@ -66,8 +66,8 @@ static ng_status bind(struct outcome *r, fixture *f, float *gradient, float *wei
 }
 
 /* Micro-batches of 4 and of 2 samples. */
-static ng_status show(struct outcome *r, fixture *f, int32_t rank, int32_t step, int32_t call) {
-  float seen[2][SEEN_MAX];
+static ng_status observe(struct outcome *r, fixture *f, int32_t rank, int32_t step, int32_t call) {
+  float seen[2][MOST_OBSERVED];
   const int64_t B = call == 0 ? 4 : 2;
   TRY(fixture_begin(f, B));
   r->number[WANTED] += ng_wants(f->p, FC1);
@@ -106,7 +106,7 @@ void gradient_of(int32_t step, float *D) {
     D[i] = data(step, 7, 0, 15, i);
 }
 
-static ng_status look(struct outcome *r, ng_precond *p) {
+static ng_status read_reports(struct outcome *r, ng_precond *p) {
   ng_report report = {.struct_size = sizeof report};
   TRY(ng_report_read(p, &report));
   r->number[SUMS] = report.sums;
@@ -124,7 +124,7 @@ static ng_status look(struct outcome *r, ng_precond *p) {
   return NG_OK;
 }
 
-static ng_status play_on(const run *what, struct outcome *r, fixture *f, int32_t rank) {
+static ng_status run_steps(const run *what, struct outcome *r, fixture *f, int32_t rank) {
   float gradient[TOTAL], weight[TOTAL];
   for (int64_t i = 0; i < TOTAL; i++) {
     const bool zero = what->only_fc1 && (i < layer[FC1].at || i >= layer[FC2].at);
@@ -136,7 +136,7 @@ static ng_status play_on(const run *what, struct outcome *r, fixture *f, int32_t
   for (int32_t step = 0; step < STEPS; step++) {
     if (step == 1 && what->set != NULL) TRY(ng_set(f->p, what->set, what->value));
     for (int32_t call = 0; call < 2; call++)
-      TRY(show(r, f, rank, step, call));
+      TRY(observe(r, f, rank, step, call));
     gradient_of(step, gradient);
     TRY(one_step(what, f->p, step));
     ng_report report = {.struct_size = sizeof report};
@@ -145,17 +145,17 @@ static ng_status play_on(const run *what, struct outcome *r, fixture *f, int32_t
     memcpy(r->P[step], gradient, sizeof gradient);
     memcpy(r->weight[step], weight, sizeof weight);
   }
-  return look(r, f->p);
+  return read_reports(r, f->p);
 }
 
-static ng_status play_rank(int32_t rank, ng_transport *t, void *arg) {
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   run *what = arg;
   struct outcome *r = &what->rank[rank];
   const fixture_how how = {.threads = 1, .transport = t};
   fixture f;
   memset(r, 0, sizeof *r);
   ng_status st = fixture_open(&f, what->settings, &how);
-  if (st == NG_OK) st = play_on(what, r, &f, rank);
+  if (st == NG_OK) st = run_steps(what, r, &f, rank);
   if (st < 0) {
     (void)snprintf(r->message, sizeof r->message, "%s",
                    f.p == NULL ? f.message : ng_last_error(f.ctx));
@@ -165,14 +165,14 @@ static ng_status play_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-ng_status try_play(run *what) {
-  if (what->ranks > 1) return ranks_run(what->ranks, play_rank, what, NULL);
-  const ng_status st = play_rank(0, NULL, what);
+ng_status try_run(run *what) {
+  if (what->ranks > 1) return ranks_run(what->ranks, run_rank, what, NULL);
+  const ng_status st = run_rank(0, NULL, what);
   return st < 0 ? st : what->rank[0].st;
 }
 
-run play(run what) {
-  const ng_status st = try_play(&what);
+run must_run(run what) {
+  const ng_status st = try_run(&what);
   if (st != NG_OK) fail_msg("%s: %s: %s", what.settings, ng_status_name(st), what.rank[0].message);
   for (int32_t r = 1; r < what.ranks; r++) {
     assert_memory_equal(what.rank[r].P, what.rank[0].P, sizeof what.rank[0].P);
@@ -181,17 +181,17 @@ run play(run what) {
   return what;
 }
 
-run with(const char *settings) {
+run run_with(const char *settings) {
   run r = usual;
   r.settings = settings;
-  return play(r);
+  return must_run(r);
 }
 
 /* ---- differences -----------------------------------------------------------------------------*/
 
 static int64_t end_of(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].at : TOTAL; }
 
-double gap_of(const run *a, const run *b, int32_t step, int32_t i) {
+double layer_gap(const run *a, const run *b, int32_t step, int32_t i) {
   double gap = 0, most = 0;
   for (int64_t k = layer[i].at; k < end_of(i); k++) {
     const double x = (double)a->rank[0].P[step][k], y = (double)b->rank[0].P[step][k];
@@ -202,9 +202,9 @@ double gap_of(const run *a, const run *b, int32_t step, int32_t i) {
   return most > 0 ? gap / most : gap;
 }
 
-double gap_at(const run *a, const run *b, int32_t step) {
+double step_gap(const run *a, const run *b, int32_t step) {
   double gap = 0;
   for (int32_t i = 0; i < LAYERS; i++)
-    gap = fmax(gap, gap_of(a, b, step, i));
+    gap = fmax(gap, layer_gap(a, b, step, i));
   return gap;
 }

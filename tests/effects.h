@@ -1,5 +1,5 @@
-/* effects.h: a small model (a convolution, two linear layers on three positions, a batch norm) that runs through the public
- * API with given options, and differences between two runs. */
+/* effects.h: runs of a small model (a convolution, two linear layers with three positions, a batch norm) with given
+ * options, and differences between two runs. */
 #ifndef TESTS_EFFECTS_H
 #define TESTS_EFFECTS_H
 
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CONV, FC1, FC2, BN, LAYERS, STEPS = 4, RANKS = 2, TOTAL = 135, SEEN_MAX = 6 * 80 };
+enum { CONV, FC1, FC2, BN, LAYERS, STEPS = 4, RANKS = 2, TOTAL = 135, MOST_OBSERVED = 6 * 80 };
 
 extern const struct effects_layer {
   const char *name;
@@ -62,14 +62,14 @@ extern const run usual;
 void gradient_of(int32_t step, float *D);
 
 /* Run `what`, which receives the outcome; return the worst status. */
-ng_status try_play(run *what);
+ng_status try_run(run *what);
 /* The same; fail the test unless the status is NG_OK and all ranks have the same directions and weights. */
-run play(run what);
-run with(const char *settings);
+run must_run(run what);
+run run_with(const char *settings);
 
 /* The largest difference over the largest entry, infinity if a value is not finite: of one layer in one step, of all
  * layers. */
-double gap_of(const run *a, const run *b, int32_t step, int32_t i);
-double gap_at(const run *a, const run *b, int32_t step);
+double layer_gap(const run *a, const run *b, int32_t step, int32_t i);
+double step_gap(const run *a, const run *b, int32_t step);
 
 #endif

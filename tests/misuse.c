@@ -13,7 +13,7 @@ static void fill(float *x, int n, int salt) {
   }
 }
 
-void data(fix *f) {
+void fill_arrays(misused *f) {
   fill(f->a, B * IN, 1);
   fill(f->g, B * OUT, 2);
   fill(f->dw, OUT * IN, 3);
@@ -24,10 +24,10 @@ void data(fix *f) {
   fill(f->dt, 5, 8);
 }
 
-void create(fix *f, const char *set) {
+void create(misused *f, const char *set) {
   char options[128];
   memset(f, 0, sizeof *f);
-  data(f);
+  fill_arrays(f);
   (void)snprintf(options, sizeof options, "method=%s %s", misuse_method, set);
   fixture_ok(&f->f, fixture_open(&f->f, options, NULL));
   f->ctx = f->f.ctx;
@@ -36,7 +36,7 @@ void create(fix *f, const char *set) {
   assert_int_equal(ng_add_tensor(f->p, "norm", 5, &f->norm), NG_OK);
 }
 
-void bind_all(fix *f) {
+void bind_all(misused *f) {
   const plane dw = plane_of(f->dw, OUT, IN, NG_F32), db = plane_of(f->db, 1, OUT, NG_F32);
   const plane w = plane_of(f->w, OUT, IN, NG_F32), b = plane_of(f->b, 1, OUT, NG_F32);
   const plane t = plane_of(f->t, 1, 5, NG_F32), dt = plane_of(f->dt, 1, 5, NG_F32);
@@ -45,7 +45,7 @@ void bind_all(fix *f) {
   fixture_ok(&f->f, fixture_bind(&f->f, f->norm, NG_WEIGHT, &dt, &t));
 }
 
-void ready(fix *f, const char *set) {
+void ready(misused *f, const char *set) {
   create(f, set);
   bind_all(f);
   assert_int_equal(ng_ready(f->p), NG_OK);
@@ -58,12 +58,12 @@ ng_batch batch_of(int64_t samples) {
   return b;
 }
 
-ng_status observe(fix *f) {
+ng_status observe(misused *f) {
   const plane a = plane_of(f->a, B, IN, NG_F32), g = plane_of(f->g, B, OUT, NG_F32);
   return fixture_begin_and_observe(&f->f, B, f->fc, &a, &g);
 }
 
-void destroy(fix *f) {
+void destroy(misused *f) {
   ng_precond_destroy(&f->p);
   assert_null(f->p);
   ng_precond_destroy(&f->p);

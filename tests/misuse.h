@@ -1,5 +1,5 @@
-/* misuse.h: a model to misuse: a linear layer, "fc", and a tensor, "norm", bound to arrays of their own, for tests
- * of wrong arguments and wrong orders of calls.  Main thread only: what is not as it should be fails the test. */
+/* misuse.h: a linear layer "fc" and a tensor "norm", for tests of wrong arguments and wrong orders of calls.  Main thread
+ * only: failures of these functions fail the test. */
 #ifndef TESTS_MISUSE_H
 #define TESTS_MISUSE_H
 
@@ -7,24 +7,24 @@
 
 enum { B = 4, IN = 3, OUT = 2 };
 
-extern const char *misuse_method; /* of the models made below */
+extern const char *misuse_method;
 
-typedef struct fix {
+typedef struct misused {
   fixture f;
-  ng_context *ctx; /* those of f */
-  ng_precond *p;
+  ng_context *ctx; /* f.ctx */
+  ng_precond *p;   /* f.p */
   int32_t fc, norm;
   float a[B * IN], g[B * OUT], dw[OUT * IN], db[OUT], w[OUT * IN], b[OUT], t[5], dt[5];
-} fix;
+} misused;
 
-void data(fix *f); /* its arrays as they were */
+void fill_arrays(misused *f); /* with their initial numbers */
 /* `set` is "option=value", or "". */
-void create(fix *f, const char *set);
-void bind_all(fix *f);
-void ready(fix *f, const char *set); /* all of that */
+void create(misused *f, const char *set);
+void bind_all(misused *f);
+void ready(misused *f, const char *set); /* create, bind, ng_ready */
 ng_batch batch_of(int64_t samples);
-ng_status observe(fix *f);
-void destroy(fix *f); /* checks that all was given back */
+ng_status observe(misused *f);
+void destroy(misused *f); /* check that no memory is left */
 
 #define WRONG(call, status, word)                                                                  \
   do {                                                                                             \

@@ -76,7 +76,7 @@ static void count(sim *s) {
         l->kind == NG_CONV2D ? l->in / l->groups * l->kernel[0] * l->kernel[1] : l->in;
     s->weights[i] = l->out * patch;
     s->biases[i] = l->bias ? l->out : 0;
-    s->count += s->weights[i] + s->biases[i];
+    s->weight_count += s->weights[i] + s->biases[i];
   }
 }
 
@@ -106,11 +106,11 @@ ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
   s->rank = t == NULL ? 0 : t->rank;
   describe(s);
   count(s);
-  s->grad = calloc((size_t)s->count, sizeof *s->grad);
-  s->weight = calloc((size_t)s->count, sizeof *s->weight);
-  s->seen = calloc(8192, sizeof *s->seen);
-  if (s->grad == NULL || s->weight == NULL || s->seen == NULL) return NG_ERR_NOMEM;
-  for (int64_t i = 0; i < s->count; i++) {
+  s->grad = calloc((size_t)s->weight_count, sizeof *s->grad);
+  s->weight = calloc((size_t)s->weight_count, sizeof *s->weight);
+  s->observation = calloc(8192, sizeof *s->observation);
+  if (s->grad == NULL || s->weight == NULL || s->observation == NULL) return NG_ERR_NOMEM;
+  for (int64_t i = 0; i < s->weight_count; i++) {
     s->weight[i] = number(-1, 0, 0, i);
   }
   char set[512];
@@ -137,10 +137,10 @@ ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
 
 void sim_close(sim *s) {
   fixture_close(&s->f);
-  free(s->seen);
+  free(s->observation);
   free(s->weight);
   free(s->grad);
-  s->seen = s->weight = s->grad = NULL;
+  s->observation = s->weight = s->grad = NULL;
 }
 
 /* ---- training --------------------------------------------------------------------------------*/
@@ -157,13 +157,13 @@ static ng_status show(sim *s, int64_t step, int32_t i, int64_t samples, int64_t 
       rows *= l->positions;
     }
     for (int64_t k = 0; k < rows * cols; k++) {
-      s->seen[k] = number(step, who, 2 * i + grad, k);
+      s->observation[k] = number(step, who, 2 * i + grad, k);
     }
-    plane v = plane_of(s->seen, rows, cols, NG_F32);
+    plane v = plane_of(s->observation, rows, cols, NG_F32);
     if (l->kind == NG_CONV2D) {
-      v = plane_images(s->seen, s->how.vary & SIM_NHWC ? PLANE_NHWC : PLANE_NCHW, samples, width,
-                       grad ? oracle_out(l, 0) : l->image[0], grad ? oracle_out(l, 1) : l->image[1],
-                       NG_F32);
+      v = plane_images(s->observation, s->how.vary & SIM_NHWC ? PLANE_NHWC : PLANE_NCHW, samples,
+                       width, grad ? oracle_out(l, 0) : l->image[0],
+                       grad ? oracle_out(l, 1) : l->image[1], NG_F32);
     }
     const ng_status st = fixture_observe(&s->f, s->index[i], grad ? NULL : &v, grad ? &v : NULL);
     if (st != NG_OK) return st;
@@ -191,7 +191,8 @@ ng_status sim_step(sim *s, int64_t step) {
   char update[32] = "";
   ng_status st = observe(s, step);
   if (st != NG_OK) return st;
-  for (int64_t i = 0; i < s->count; i++) { /* weights feed back, so that a step shows in the next */
+  for (int64_t i = 0; i < s->weight_count;
+       i++) { /* weights feed back, so that a step shows in the next */
     s->grad[i] = number(step, -1, 0, i) + 0.05f * s->weight[i];
   }
   st = ng_get(s->p, "update", update, sizeof update);
@@ -257,5 +258,5 @@ uint64_t sim_fingerprint(const sim *s) {
     h = hash_live(h, &b->base);
     (void)ng_block_numbers(b, hash_number, &h);
   }
-  return hash(h, s->weight, (size_t)s->count * sizeof *s->weight);
+  return hash(h, s->weight, (size_t)s->weight_count * sizeof *s->weight);
 }

@@ -1,6 +1,5 @@
-/* sim.h: a small model with repeatable training: observations and gradients of a step depend on
- * (step, rank, weights) only.  Used by tests of the state, of allocation failures, and by the fuzz
- * entry of the state reader.  Functions return the status of the library and never assert. */
+/* sim.h: a small model with repeatable training: observations and gradients of a step are a function of (step, rank,
+ * weights).  Functions return the status of the library and never assert. */
 #ifndef TESTS_SIM_H
 #define TESTS_SIM_H
 
@@ -8,24 +7,24 @@
 
 #include <stdbool.h>
 
-/* Another model: what differs. */
+/* Changes of the model. */
 enum {
-  SIM_SMALL = 1 << 0,   /* one linear layer and a tensor                                          */
-  SIM_RENAMED = 1 << 1, /* "fc1" is called "fc0"                                                  */
-  SIM_WIDER = 1 << 2,   /* fc1 has one more input                                                 */
-  SIM_FEWER = 1 << 3,   /* the last layer is not there                                            */
-  SIM_MORE = 1 << 4,    /* one layer more                                                         */
-  SIM_NHWC = 1 << 5,    /* convolutions see NHWC                                                  */
-  SIM_STRIDE = 1 << 6,  /* a convolution has another stride, its weight is the same               */
-  SIM_OWN = 1 << 7      /* fc1 has options of its own                                             */
+  SIM_SMALL = 1 << 0,   /* one linear layer and a tensor */
+  SIM_RENAMED = 1 << 1, /* "fc1" is called "fc0" */
+  SIM_WIDER = 1 << 2,   /* fc1 has one more input */
+  SIM_FEWER = 1 << 3,   /* without the last layer */
+  SIM_MORE = 1 << 4,    /* with one more layer */
+  SIM_NHWC = 1 << 5,    /* arrays of convolutions are NHWC */
+  SIM_STRIDE = 1 << 6,  /* a convolution has another stride; its weight has the same size */
+  SIM_OWN = 1 << 7      /* fc1 has its own options */
 };
 
 typedef struct sim_setup {
-  const char *method, *set; /* "natgrad", "solver=eigen damping_split=joint"                      */
-  const char *linalg;       /* NULL: the library's choice                                         */
-  int32_t threads, micro;   /* 0: one; micro-batches of a step                                    */
+  const char *method, *set; /* "natgrad", "solver=eigen damping_split=joint" */
+  const char *linalg;       /* NULL: the default */
+  int32_t threads, micro;   /* micro: micro-batches per step; 0: one */
   unsigned vary;
-  const char *layer_options; /* of SIM_OWN                                                        */
+  const char *layer_options; /* of SIM_OWN */
 } sim_setup;
 
 enum { SIM_LAYERS = 8 };
@@ -33,28 +32,26 @@ enum { SIM_LAYERS = 8 };
 typedef struct sim {
   sim_setup how;
   fixture f;
-  ng_context
-      *ctx; /* those of f                                                                   */
-  ng_precond *p;
+  ng_context *ctx; /* f.ctx */
+  ng_precond *p;   /* f.p */
   int32_t rank, layers;
-  ng_layer layer[SIM_LAYERS]; /* kind 0: a tensor of `in`                                         */
+  ng_layer layer[SIM_LAYERS]; /* kind 0: a tensor of `in` elements */
   int32_t index[SIM_LAYERS];
-  int64_t weights[SIM_LAYERS], biases[SIM_LAYERS]; /* elements                                    */
-  float *grad, *weight; /* of all layers, one after the other                                  */
-  int64_t count;
-  float *seen; /* room for one observation */
+  int64_t weights[SIM_LAYERS], biases[SIM_LAYERS]; /* elements */
+  float *grad, *weight;                            /* of all layers, one after the other */
+  int64_t weight_count;
+  float *observation; /* scratch */
   char message[256];
 } sim;
 
-/* NG_OK: ready.  Otherwise the sim holds what there was so far; sim_close in any case. */
+/* Open, up to ng_ready.  sim_close in any case. */
 ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
                    const ng_context_config *config /* may be NULL */);
 ng_status sim_step(sim *s, int64_t step); /* observe, fresh gradients, the step of options.update */
-ng_status sim_begin(sim *s, int64_t step); /* one ng_begin only */
+ng_status sim_begin(sim *s, int64_t step); /* ng_begin alone */
 void sim_close(sim *s);
 
-/* Hash of everything that a load may change: arenas, counters, live values, options, memory held.
- */
+/* Hash everything that a load may change: arenas, counters, live values, options, bytes allocated. */
 uint64_t sim_fingerprint(const sim *s);
 
 #endif

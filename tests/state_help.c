@@ -73,17 +73,17 @@ void open_at(sim *s, const sim_setup *how, int64_t to) {
   }
 }
 
-ng_status play_transfer(int32_t rank, ng_transport *t, void *arg) {
+ng_status run_transfer(int32_t rank, ng_transport *t, void *arg) {
   transfer *x = arg;
   sim s;
   ng_status st = sim_open(&s, x->how != NULL ? x->how : &spread, t, NULL);
   for (int32_t i = 0; i < x->steps && st >= NG_OK; i++)
     st = sim_step(&s, i);
-  const bool began = st >= NG_OK, apart = x->apart != NULL && rank == t->size - 1;
+  const bool began = st >= NG_OK, own_part = x->last_part != NULL && rank == t->size - 1;
   const uint64_t before = began ? sim_fingerprint(&s) : 0;
   if (began && x->load != NULL) st = ng_load(s.p, x->load);
   if (st >= NG_OK && x->one != NULL) st = ng_save(s.p, x->one);
-  if (st >= NG_OK && x->parts != NULL) st = ng_save_parts(s.p, apart ? x->apart : x->parts);
+  if (st >= NG_OK && x->parts != NULL) st = ng_save_parts(s.p, own_part ? x->last_part : x->parts);
   const char *told = s.ctx != NULL ? ng_last_error(s.ctx) : s.message;
   x->changed[rank] = began && st < NG_OK && sim_fingerprint(&s) != before;
   x->wrong[rank] =
@@ -97,7 +97,7 @@ ng_status play_transfer(int32_t rank, ng_transport *t, void *arg) {
 }
 
 void must_transfer(int32_t ranks, transfer x) {
-  assert_int_equal(ranks_run(ranks, play_transfer, &x, NULL), NG_OK);
+  assert_int_equal(ranks_run(ranks, run_transfer, &x, NULL), NG_OK);
 }
 
 void assert_refusal(const sim *s, const char *says, uint64_t before) {
@@ -112,8 +112,8 @@ void assert_untouched(sim *s, const sim_setup *how, int64_t at) {
   open_at(&twin, how, at);
   assert_true(sim_step(s, at) >= NG_OK);
   assert_true(sim_step(&twin, at) >= NG_OK);
-  assert_int_equal(s->count, twin.count);
-  assert_memory_equal(s->grad, twin.grad, (size_t)s->count * sizeof *s->grad);
-  assert_memory_equal(s->weight, twin.weight, (size_t)s->count * sizeof *s->weight);
+  assert_int_equal(s->weight_count, twin.weight_count);
+  assert_memory_equal(s->grad, twin.grad, (size_t)s->weight_count * sizeof *s->grad);
+  assert_memory_equal(s->weight, twin.weight, (size_t)s->weight_count * sizeof *s->weight);
   sim_close(&twin);
 }

@@ -1,4 +1,4 @@
-/* state_help.h: what the tests of the state share: files of the test folder, files compared, a small run to save from. */
+/* state_help.h: helpers for tests of the state: files of the test folder, comparisons, small runs that save and load. */
 #ifndef TESTS_STATE_HELP_H
 #define TESTS_STATE_HELP_H
 
@@ -16,35 +16,35 @@ typedef struct names {
   char text[32][256];
 } names;
 
-names list_folder(void); /* all that is there, in order of names */
+names list_folder(void); /* sorted */
 void clear_folder(void);
-/* Of a state that `ranks` ranks have saved in parts under `base`, the file of rank r. */
+/* The file of rank r, of a state that `ranks` ranks saved in parts under `base`. */
 path file_of_part(const char *base, int32_t r, int32_t ranks);
 void assert_same_file(const char *a, const char *b);
 
-extern const sim_setup plain, spread; /* spread: ranks hold what others do not */
+extern const sim_setup plain, spread; /* spread: ranks store different statistics */
 
-void open_at(sim *s, const sim_setup *how, int64_t to); /* opened, and so many steps made */
+void open_at(sim *s, const sim_setup *how, int64_t to); /* open and take `to` steps */
 
-/* The last call was refused in one line with these words, and nothing of *s changed since `before` (its
- * fingerprint); after all refusals, the next step is that of one who never tried. */
+/* The message of the last call is one line with these words, and the fingerprint of s is still `before`. */
 void assert_refusal(const sim *s, const char *says, uint64_t before);
+/* Step `at` of s equals step `at` of a new sim that made no refused calls. */
 void assert_untouched(sim *s, const sim_setup *how, int64_t at);
 
-/* What each of several ranks does: steps, load, save.  A rank has the status of the last call. */
+/* The work of each rank: load, steps, save.  Its status is that of the last call. */
 typedef struct transfer {
   const sim_setup *how; /* NULL: spread */
   int32_t steps;
-  const char *load, *one, *parts; /* loaded; saved in one file, and in parts; NULL: not */
-  const char *apart;              /* the last rank saves its part here */
-  const char *says;   /* a refusal has these words and changes nothing, on every rank, */
-  int32_t wrong[8];   /* or else this is not 0 */
-  int32_t changed[8]; /* by a load that was refused */
-  char message[512];  /* of rank 0 */
+  const char *load, *one, *parts; /* load this file; save to one file; save in parts; NULL: skip */
+  const char *last_part;          /* the last rank saves its part here */
+  const char *says;               /* the load fails with these words on every rank */
+  int32_t wrong[8];               /* a rank did not get this message, or changed */
+  int32_t changed[8];             /* the refused load changed the rank */
+  char message[512];              /* of rank 0 */
 } transfer;
 
-/* `arg` is a transfer.  Asserts nothing. */
-ng_status play_transfer(int32_t rank, ng_transport *t, void *arg);
+/* `arg` is a transfer.  Assert nothing. */
+ng_status run_transfer(int32_t rank, ng_transport *t, void *arg);
 void must_transfer(int32_t ranks, transfer x); /* all ranks succeed */
 
 #endif

@@ -1,8 +1,6 @@
-/* strided.h: an array of a test's own in any order of its axes, with gaps, and the same numbers in
- * the plain order.
+/* strided.h: an array with any order of its axes in memory, and gaps.
  *
- * What lies between its elements is NaN, and strided_close fails the caller's check (returns false)
- * if any of that was written.  Logical order is row-major over `shape`. */
+ * Gaps contain NaN; strided_close returns false if a gap was written.  Indices count in row-major order of `shape`. */
 #ifndef STRIDED_H
 #define STRIDED_H
 
@@ -13,14 +11,14 @@
 enum { STRIDED_AXES = 5 };
 
 typedef struct strided {
-  ng_array a; /* its lists are those below: do not copy this struct */
+  ng_array a; /* points to the lists below: do not copy this struct */
   int64_t shape[STRIDED_AXES], stride[STRIDED_AXES];
-  int64_t count, room; /* elements, and those of the memory */
-  bool *mine;          /* [room] */
+  int64_t count, room; /* elements; elements with gaps */
+  bool *mine;          /* [room]: an element, not a gap */
 } strided;
 
-/* inner: the axes, innermost first; gap: elements left out behind each axis; an axis whose bit is in
- * `expanded` has stride 0 and repeats its first element. */
+/* inner: the axes, innermost first.  gap: elements after each axis.  expanded: bits of axes with stride 0, which repeat
+ * their first element. */
 void strided_make(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype, const int *inner,
                   int64_t gap, unsigned expanded);
 void strided_set(strided *s, int64_t i, float x);

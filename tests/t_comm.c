@@ -26,7 +26,7 @@ static ng_status sum_case(ng_comm *c, const ng_group *g, const int32_t *ranks, n
   }
   const int64_t before = c->bytes;
   const ng_status st = ng_comm_sum(c, g, b.data, count, t);
-  bool right = guarded_whole(&b);
+  bool right = guarded_intact(&b);
   for (int64_t i = 0; i < count; i++) {
     double sum = 0.0;
     for (int32_t m = 0; m < g->n; m++) {
@@ -49,7 +49,7 @@ static ng_status broadcast_case(ng_comm *c, const ng_group *g, int32_t root, ng_
   }
   const int64_t before = c->bytes;
   const ng_status st = ng_comm_broadcast(c, g, b.data, count, t, root);
-  bool right = guarded_whole(&b);
+  bool right = guarded_intact(&b);
   for (int64_t i = 0; i < count; i++) {
     right = right && get(b.data, t, i) == value(root, i);
   }
@@ -67,7 +67,7 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
   const bool gather = how == GATHERED;
   int64_t counts[128], total = 0, begin = 0;
   for (int32_t m = 0; m < g->n; m++) {
-    counts[m] = uneven(pattern, m);
+    counts[m] = element_count(pattern, m);
     if (m == g->index) begin = total;
     total += counts[m];
   }
@@ -85,7 +85,7 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
   } else {
     st = gather ? ng_comm_gather(c, g, b.data, counts, t) : scatter_sum(c, g, b.data, counts, t);
   }
-  bool right = guarded_whole(&b);
+  bool right = guarded_intact(&b);
   for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {
     while (i >= end) {
       end += counts[++m];
@@ -126,7 +126,7 @@ static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks)
   return NG_OK;
 }
 
-static ng_status world_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status world_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group g = ng_group_world(c);
   NEED(g.n == how->n && g.index == c->rank);
   for (int32_t root = 0; root < g.n; root++) {
@@ -134,15 +134,15 @@ static ng_status world_body(ng_comm *c, const ng_transport *t, const trial *how)
       DO(broadcast_case(c, &g, root, moved[d], 33));
     }
   }
-  DO(group_case(c, &g, everybody));
+  DO(group_case(c, &g, all_ranks));
   if (how->piece) return NG_OK;
-  DO(sum_case(c, &g, everybody, NG_F32, 100000));
+  DO(sum_case(c, &g, all_ranks, NG_F32, 100000));
   DO(broadcast_case(c, &g, g.n - 1, NG_U8, 100000));
-  DO(parts_case(c, &g, everybody, NG_BF16, 3, GATHERED));
-  return parts_case(c, &g, everybody, NG_F64, 3, POSTED);
+  DO(parts_case(c, &g, all_ranks, NG_BF16, 3, GATHERED));
+  return parts_case(c, &g, all_ranks, NG_F64, 3, POSTED);
 }
 
-static void test_world(void **state) { everywhere(world_body); }
+static void test_world(void **state) { on_all_transports(world_body); }
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
@@ -160,9 +160,9 @@ static int32_t group_of(int32_t k, int32_t n, int32_t *ranks) {
   return count;
 }
 
-static ng_status groups_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status groups_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   ng_group g[13];
-  int32_t ranks[13][MOST];
+  int32_t ranks[13][MOST_RANKS];
   for (int32_t k = 0; k < 13; k++) {
     const int32_t n = group_of(k, how->n, ranks[k]);
     g[k] = (ng_group){.index = -1};
@@ -198,10 +198,10 @@ static ng_status groups_body(ng_comm *c, const ng_transport *t, const trial *how
     NEED(g[k].handle == NULL && g[k].index < 0);
   }
   const ng_group world = ng_group_world(c);
-  return sum_case(c, &world, everybody, NG_F64, 3);
+  return sum_case(c, &world, all_ranks, NG_F64, 3);
 }
 
-static void test_groups(void **state) { everywhere(groups_body); }
+static void test_groups(void **state) { on_all_transports(groups_body); }
 
 /* More members than one message of the front desk's "who is member i" tells (64). */
 static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
@@ -227,7 +227,7 @@ static void test_wide_group(void **state) {
 }
 
 /* No message is larger than the transport can count. */
-static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   ng_request q;
   double x[20] = {1.0};
@@ -239,12 +239,12 @@ static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const trial
 
 static void test_pieces(void **state) {
   for (which w = FIRST_WIRED; w < WHICH; w++) {
-    tap taps[MOST] = {{.fail_at = 0}};
-    trial how = {.which = w, .n = few(w, 3), .piece = 7};
-    assert_int_equal(run_trial(&how, post_pieces_body, taps, NULL), NG_OK);
+    tap taps[MOST_RANKS] = {{.fail_at = 0}};
+    comm_case how = {.which = w, .n = at_most_ranks(w, 3), .piece = 7};
+    assert_int_equal(run_comm_case(&how, post_pieces_body, taps, NULL), NG_OK);
     assert_int_equal(taps[1].most, 7);
     how.piece = 0; /* the same calls do have more */
-    assert_int_equal(run_trial(&how, post_pieces_body, taps, NULL), NG_OK);
+    assert_int_equal(run_comm_case(&how, post_pieces_body, taps, NULL), NG_OK);
     assert_true(taps[1].most > 7);
   }
 }
@@ -253,7 +253,7 @@ static void test_pieces(void **state) {
 
 /* All have posted; one rank asks, a chunk each time, until it is done; then it is whole, for all, and nothing
  * is left to wait for.  A transport that cannot be asked does it all in wait, or has done it already. */
-static ng_status ask_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status ask_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
   const ng_group world = ng_group_world(c);
   const bool can = how->which != SELF && t->test != NULL && c->size > 1 && how->piece == 0;
@@ -296,7 +296,7 @@ static ng_status ask_body(ng_comm *c, const ng_transport *t, const trial *how) {
 }
 
 /* Two ranks, and the second posts only when the first has asked in vain. */
-static ng_status early_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status early_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   atomic_int *asked = how->more;
   const ng_group world = ng_group_world(c);
   float x = (float)(c->rank + 1);
@@ -319,15 +319,15 @@ static ng_status early_body(ng_comm *c, const ng_transport *t, const trial *how)
 
 static void test_early(void **state) {
   atomic_int asked = 0;
-  const trial how = {.which = THREADS, .n = 2, .more = &asked};
-  assert_int_equal(run_trial(&how, early_body, NULL, NULL), NG_OK);
+  const comm_case how = {.which = THREADS, .n = 2, .more = &asked};
+  assert_int_equal(run_comm_case(&how, early_body, NULL, NULL), NG_OK);
 }
 
-static void test_ask(void **state) { everywhere(ask_body); }
+static void test_ask(void **state) { on_all_transports(ask_body); }
 
 /* Long, short and empty sums under way together, in all ranks and in a group, a broadcast between them; every rank waits in
  * another order, and twice, which is once: what a transport makes of several messages stays apart. */
-static ng_status post_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status post_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { POSTS = 6, MANY = 20011 };
   const ng_group world = ng_group_world(c);
   const int64_t many = how->piece == 0 ? MANY : 211;
@@ -368,7 +368,7 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const trial *how) 
 }
 
 /* What is over at once says so, whatever the request was used for before. */
-static ng_status nothing_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status nothing_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const ng_request used = {.started = true};
   float x = 1.0f;
@@ -382,8 +382,8 @@ static ng_status nothing_body(ng_comm *c, const ng_transport *t, const trial *ho
 }
 
 static void test_post(void **state) {
-  everywhere(nothing_body);
-  everywhere(post_body);
+  on_all_transports(nothing_body);
+  on_all_transports(post_body);
 }
 
 /* ---- the contract of ng_transport.run itself -------------------------------------------------*/
@@ -391,9 +391,9 @@ static void test_post(void **state) {
 /* One call of any kind, in place or not; send is as it was, recv is as the header says. */
 static ng_status raw_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, bool in_place,
                           int32_t root) {
-  int64_t counts[MOST], total = 0, begin = 0;
+  int64_t counts[MOST_RANKS], total = 0, begin = 0;
   for (int32_t m = 0; m < t->size; m++) {
-    counts[m] = 3 + uneven(1, m);
+    counts[m] = 3 + element_count(1, m);
     if (m == t->rank) begin = total;
     total += counts[m];
   }
@@ -408,12 +408,12 @@ static ng_status raw_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, 
   for (int64_t i = 0; i < sends; i++) {
     put(send, d, i, value(t->rank, i));
   }
-  ng_collective c = raw(kind, d, send, recv);
+  ng_collective c = collective_of(kind, d, send, recv);
   c.root = root;
   c.count = total;
   c.counts = counts;
   const ng_status st = t->run(t->user, &c);
-  bool right = guarded_whole(&whole) && guarded_whole(&other), kept = true;
+  bool right = guarded_intact(&whole) && guarded_intact(&other), kept = true;
   for (int64_t i = 0; !in_place && i < sends; i++) {
     kept = kept && get(send, d, i) == value(t->rank, i);
   }
@@ -441,7 +441,7 @@ static ng_status raw_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, 
   return NG_OK;
 }
 
-static ng_status raw_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status raw_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   if (how->which == SELF) return NG_OK; /* has no run */
   for (int32_t in_place = 0; in_place < 2; in_place++) {
     for (size_t d = 0; d < 7; d++) {
@@ -457,7 +457,7 @@ static ng_status raw_body(ng_comm *c, const ng_transport *t, const trial *how) {
   return NG_OK;
 }
 
-static void test_run(void **state) { everywhere(raw_body); }
+static void test_run(void **state) { on_all_transports(raw_body); }
 
 /* ---- threads, MPI: the same bits ------------------------------------------------------------------*/
 
@@ -471,7 +471,7 @@ static double wild(rng *r) {
 }
 
 /* The oracle: rank 0's + rank 1's + ..., in double, rounded once. */
-static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status bits_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   double *x = malloc(LONG * sizeof *x), *want = calloc(LONG, sizeof *want);
   float *y = malloc(LONG * sizeof *y);
@@ -502,9 +502,10 @@ static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) 
 
 static void test_bits(void **state) {
   const uint64_t seed = test_seed();
-  for (int32_t i = 3; size_at(LAST_WHICH, i / 3) > 0; i++) { /* each number of ranks three times */
-    const trial how = {.which = LAST_WHICH, .n = size_at(LAST_WHICH, i / 3), .seed = seed};
-    const ng_status st = run_trial(&how, bits_body, NULL, NULL);
+  for (int32_t i = 3; rank_count(LAST_WHICH, i / 3) > 0;
+       i++) { /* each number of ranks three times */
+    const comm_case how = {.which = LAST_WHICH, .n = rank_count(LAST_WHICH, i / 3), .seed = seed};
+    const ng_status st = run_comm_case(&how, bits_body, NULL, NULL);
     if (st != NG_OK)
       fail_msg("%d ranks: %s; NG_TEST_SEED=%" PRIu64, (int)how.n, ng_status_name(st), seed);
   }
@@ -512,7 +513,7 @@ static void test_bits(void **state) {
 
 /* A large number on rank 0 and ones elsewhere: summed in the narrow type itself the ones are lost.  With
  * 8 ranks 263, 2055 and 16777223 lie half way between two neighbours of the type; ties go to even. */
-static ng_status narrow_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status narrow_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   static const ng_dtype type[] = {NG_BF16, NG_F16, NG_F32};
   static const double large[] = {256.0, 2048.0, 16777216.0};
   static const double want[] = {264.0, 2056.0, 16777224.0};
@@ -530,8 +531,8 @@ static ng_status narrow_body(ng_comm *c, const ng_transport *t, const trial *how
 }
 
 static void test_narrow_sums(void **state) {
-  const trial how = {.which = LAST_WHICH, .n = few(LAST_WHICH, 8)};
-  assert_int_equal(run_trial(&how, narrow_body, NULL, NULL), NG_OK);
+  const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 8)};
+  assert_int_equal(run_comm_case(&how, narrow_body, NULL, NULL), NG_OK);
 }
 
 /* ---- ranks.h ---------------------------------------------------------------------------------*/

@@ -1,6 +1,6 @@
 /* t_comm_faults.c: what goes wrong between ranks: tables that cannot be, calls that do not match, a
  * rank that gives up, one that fails at its k-th call for every k.  Nobody hangs (ranks.h has the
- * watchdog), nothing is written where it should not be, everybody is told. */
+ * watchdog), nothing is written where it should not be, all_ranks is told. */
 #include "transports.h"
 #include "unit_test.h"
 
@@ -127,9 +127,9 @@ typedef enum oddity {
  * means, and what is not a rank's own stays as it was. */
 static ng_status odd_call(const ng_transport *t, oddity what, void *group, double *room) {
   const bool odd = t->rank == t->size - 1;
-  int64_t counts[MOST] = {1, 1, 1, 1, 1, 1, 1, 1};
-  int32_t list[MOST] = {0, 1};
-  ng_collective c = raw(NG_ALL_REDUCE, NG_F64, room, room);
+  int64_t counts[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
+  int32_t list[MOST_RANKS] = {0, 1};
+  ng_collective c = collective_of(NG_ALL_REDUCE, NG_F64, room, room);
   c.count = 4;
   c.counts = counts;
   switch (what) {
@@ -172,12 +172,12 @@ static ng_status odd_call(const ng_transport *t, oddity what, void *group, doubl
   return t->run(t->user, &c);
 }
 
-static ng_status odd_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status odd_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const oddity what = *(const oddity *)how->more;
   double room[64];
-  int32_t all[MOST];
+  int32_t all[MOST_RANKS];
   void *group;
-  memcpy(all, everybody, sizeof all);
+  memcpy(all, all_ranks, sizeof all);
   DO(t->group_create(t->user, all, t->size, &group));
   for (int64_t i = 0; i < 64; i++) {
     room[i] = value(t->rank, i);
@@ -187,7 +187,7 @@ static ng_status odd_body(ng_comm *c, const ng_transport *t, const trial *how) {
     NEED(room[i] == value(t->rank, i));
   }
   /* Over for good, in every group. */
-  ng_collective again = raw(NG_ALL_REDUCE, NG_F64, room, room);
+  ng_collective again = collective_of(NG_ALL_REDUCE, NG_F64, room, room);
   void *request;
   again.count = 1;
   NEED(t->run(t->user, &again) == NG_ERR_COMM);
@@ -203,20 +203,20 @@ static ng_status odd_body(ng_comm *c, const ng_transport *t, const trial *how) {
 static void test_mismatch(void **state) {
   for (oddity what = ODD_KIND; what < ODDITIES; what++) {
     for (int32_t n = 3; n <= 5; n += 2) {
-      const trial how = {.which = THREADS, .n = n, .more = &what};
-      const ng_status st = run_trial(&how, odd_body, NULL, NULL);
+      const comm_case how = {.which = THREADS, .n = n, .more = &what};
+      const ng_status st = run_comm_case(&how, odd_body, NULL, NULL);
       if (st != NG_OK) fail_msg("oddity %d, %d ranks: %s", (int)what, (int)n, ng_status_name(st));
     }
   }
 }
 
 /* A call that is wrong in itself fails at once on its rank, and on the others because of it. */
-static ng_status wrong_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status wrong_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int wrong = *(const int *)how->more;
   double x[4] = {1, 2, 3, 4};
-  int64_t counts[MOST] = {1, -1};
+  int64_t counts[MOST_RANKS] = {1, -1};
   int32_t list[] = {1, 1, t->size};
-  ng_collective k = raw(NG_ALL_REDUCE, NG_F64, x, x);
+  ng_collective k = collective_of(NG_ALL_REDUCE, NG_F64, x, x);
   ng_status want = t->rank == 1 ? NG_ERR_ARG : NG_ERR_COMM, st;
   void *made = NULL;
   k.count = 1;
@@ -246,19 +246,19 @@ static ng_status wrong_body(ng_comm *c, const ng_transport *t, const trial *how)
 
 static void test_wrong_calls(void **state) {
   for (int wrong = 0; wrong <= 12; wrong++) {
-    const trial how = {.which = LAST_WHICH, .n = few(LAST_WHICH, 3), .more = &wrong};
-    const ng_status st = run_trial(&how, wrong_body, NULL, NULL);
+    const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 3), .more = &wrong};
+    const ng_status st = run_comm_case(&how, wrong_body, NULL, NULL);
     if (st != NG_OK) fail_msg("wrong call %d: %s", wrong, ng_status_name(st));
   }
 }
 
 /* A rank calls on a group that it is no member of. */
-static ng_status stranger_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status stranger_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const int32_t list[] = {0, 1};
   void **shared = how->more;
   double x = 1.0;
   void *made;
-  ng_collective k = raw(NG_ALL_REDUCE, NG_F64, &x, &x);
+  ng_collective k = collective_of(NG_ALL_REDUCE, NG_F64, &x, &x);
   k.count = 1;
   DO(t->group_create(t->user, list, 2, &made));
   NEED((made != NULL) == (t->rank < 2));
@@ -276,14 +276,14 @@ static ng_status stranger_body(ng_comm *c, const ng_transport *t, const trial *h
 
 static void test_stranger(void **state) {
   void *shared = NULL;
-  const trial how = {.which = THREADS, .n = 3, .more = &shared};
-  assert_int_equal(run_trial(&how, stranger_body, NULL, NULL), NG_OK);
+  const comm_case how = {.which = THREADS, .n = 3, .more = &shared};
+  assert_int_equal(run_comm_case(&how, stranger_body, NULL, NULL), NG_OK);
 }
 
 /* ---- giving up -------------------------------------------------------------------------------*/
 
 /* Rank 0 gives up while others wait: in all ranks, in a group, for a post. */
-static ng_status abort_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status abort_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const ng_group world = ng_group_world(c);
   const int32_t pair[] = {0, 1};
   const bool grouped = how->which != USER_NO_GROUPS;
@@ -314,8 +314,8 @@ static ng_status abort_body(ng_comm *c, const ng_transport *t, const trial *how)
 
 static void test_abort(void **state) {
   for (which w = FIRST_WIRED; w < WHICH; w++) {
-    const trial how = {.which = w, .n = few(w, 5)};
-    assert_int_equal(run_trial(&how, abort_body, NULL, NULL), NG_OK);
+    const comm_case how = {.which = w, .n = at_most_ranks(w, 5)};
+    assert_int_equal(run_comm_case(&how, abort_body, NULL, NULL), NG_OK);
   }
 }
 
@@ -323,11 +323,11 @@ static void test_abort(void **state) {
  * collective: freed so long they are given back to the system, and a late write ends the program.
  * Rank 0 gives up while a long sum that all have posted is being done by the others.  Without the
  * front desk, whose own abort would wait as well. */
-static ng_status early_free_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status early_free_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   enum { MANY = 2000000 }; /* some 20 ms */
   float *x = calloc(MANY, sizeof *x);
   NEED(x);
-  ng_collective k = raw(NG_ALL_REDUCE, NG_F32, x, x);
+  ng_collective k = collective_of(NG_ALL_REDUCE, NG_F32, x, x);
   void *request;
   k.count = MANY;
   ng_status st = t->start(t->user, &k, &request);
@@ -344,8 +344,8 @@ static ng_status early_free_body(ng_comm *c, const ng_transport *t, const trial 
 
 static void test_early_free(void **state) {
   for (int turn = 0; turn < 8; turn++) {
-    const trial how = {.which = LAST_WHICH, .n = few(LAST_WHICH, 5)};
-    assert_int_equal(run_trial(&how, early_free_body, NULL, NULL), NG_OK);
+    const comm_case how = {.which = LAST_WHICH, .n = at_most_ranks(LAST_WHICH, 5)};
+    assert_int_equal(run_comm_case(&how, early_free_body, NULL, NULL), NG_OK);
   }
 }
 
@@ -355,12 +355,12 @@ static void test_early_free(void **state) {
 static ng_status work_once(ng_comm *c, ng_group *g, bool groups) {
   const ng_group world = ng_group_world(c);
   const int32_t first[] = {0, 1};
-  int64_t counts[MOST];
+  int64_t counts[MOST_RANKS];
   double x[64];
   float y[2][8];
   ng_request q[2];
-  for (int32_t m = 0; m < MOST; m++) {
-    counts[m] = uneven(1, m);
+  for (int32_t m = 0; m < MOST_RANKS; m++) {
+    counts[m] = element_count(1, m);
   }
   memset(x, 0, sizeof x);
   memset(y, 0, sizeof y);
@@ -378,7 +378,7 @@ static ng_status work_once(ng_comm *c, ng_group *g, bool groups) {
   return ng_comm_sum(c, &world, x, 5, NG_F64);
 }
 
-static ng_status fault_body(ng_comm *c, const ng_transport *t, const trial *how) {
+static ng_status fault_body(ng_comm *c, const ng_transport *t, const comm_case *how) {
   const tap *p = t->user;
   ng_group g = {.index = -1};
   const bool groups = how->which != USER_NO_GROUPS && how->n > 2;
@@ -386,12 +386,12 @@ static ng_status fault_body(ng_comm *c, const ng_transport *t, const trial *how)
   if (st != NG_OK) {
     /* Broken: one abort, and whatever is asked fails without a word to the transport. */
     const int64_t calls = p->calls;
-    const int64_t counts[MOST] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const int64_t counts[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
     const ng_group world = ng_group_world(c);
     const int32_t first[] = {0, 1};
     ng_group none;
     ng_request q;
-    double x[MOST] = {0};
+    double x[MOST_RANKS] = {0};
     NEED(st == NG_ERR_COMM && c->broken && p->aborts == 1);
     NEED(ng_comm_sum(c, &world, x, 1, NG_F64) == NG_ERR_COMM);
     NEED(ng_comm_broadcast(c, &world, x, 1, NG_F64, 0) == NG_ERR_COMM);
@@ -412,17 +412,17 @@ static ng_status fault_body(ng_comm *c, const ng_transport *t, const trial *how)
 static void test_every_fault(void **state) {
   static const ng_status with[] = {NG_ERR_DEVICE, NG_ERR_COMM, NG_SKIPPED};
   for (which w = FIRST_WIRED; w < WHICH; w++) {
-    for (int32_t n = 2; n <= few(w, 3); n++) {
+    for (int32_t n = 2; n <= at_most_ranks(w, 3); n++) {
       for (int32_t culprit = 0; culprit < n; culprit++) {
         int64_t k = 0, tested = 0;
         ng_status st = NG_ERR_COMM;
         while (st != NG_OK) {
-          tap taps[MOST] = {{.fail_at = 0}};
-          ng_status each[MOST];
-          const trial how = {.which = w, .n = n};
+          tap taps[MOST_RANKS] = {{.fail_at = 0}};
+          ng_status each[MOST_RANKS];
+          const comm_case how = {.which = w, .n = n};
           taps[culprit].fail_at = ++k;
           taps[culprit].with = with[k % 3];
-          st = run_trial(&how, fault_body, taps, each);
+          st = run_comm_case(&how, fault_body, taps, each);
           tested += taps[culprit].tests;
           for (int32_t r = 0; r < n; r++) {
             if (each[r] != st || (st != NG_OK && st != NG_ERR_COMM)) {

@@ -13,7 +13,7 @@
 /* ---- describing a model ----------------------------------------------------------------------*/
 
 static void test_layers(void **state) {
-  fix f;
+  misused f;
   create(&f, "");
   int32_t i = -7;
   WRONG(ng_add_linear(f.p, NULL, 3, 2, 0, &i), NG_ERR_ARG, "NULL");
@@ -77,7 +77,7 @@ static void test_layers(void **state) {
 
 /* A struct that nobody initialised says that it is endless: nothing is read or written there. */
 static void test_struct_size(void **state) {
-  fix f;
+  misused f;
   create(&f, "");
   struct {
     ng_report r;

@@ -11,7 +11,7 @@
 
 #include "misuse.h"
 
-static void observed_step(fix *f, ng_status want) {
+static void observed_step(misused *f, ng_status want) {
   assert_int_equal(observe(f), NG_OK);
   assert_int_equal(ng_step(f->p, 0.1), want);
 }
@@ -19,7 +19,7 @@ static void observed_step(fix *f, ng_status want) {
 /* ---- order of calls --------------------------------------------------------------------------*/
 
 static void test_order(void **state) {
-  fix f;
+  misused f;
   create(&f, "");
   plane a = plane_of(f.a, B, IN, NG_F32);
   const ng_batch b = batch_of(B);
@@ -61,7 +61,7 @@ static void test_order(void **state) {
 }
 
 static void test_never_observed(void **state) {
-  fix f;
+  misused f;
   ready(&f, "");
   float before[OUT * IN];
   memcpy(before, f.dw, sizeof before);
@@ -82,7 +82,7 @@ static void test_never_observed(void **state) {
 static void test_begin_samples(void **state) {
   float got[3][OUT * IN];
   for (int k = 0; k < 3; k++) {
-    fix f;
+    misused f;
     ready(&f, "clip=none");
     const plane a = plane_of(f.a, B, IN, NG_F32), g = plane_of(f.g, B, OUT, NG_F32);
     ng_batch b = batch_of(B);
@@ -103,7 +103,7 @@ static void test_begin_samples(void **state) {
 }
 
 static void test_observe(void **state) {
-  fix f;
+  misused f;
   ready(&f, "");
   ng_batch b = batch_of(0);
   WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "samples is 0");
@@ -140,11 +140,11 @@ static void test_observe(void **state) {
 /* A refused value: the step says so and why, the gradient stays, and it goes on.  With which bits is in
  * t_properties_life.c. */
 static void check_skipped(int where, float value) {
-  fix f;
+  misused f;
   ready(&f, "");
   assert_int_equal(observe(&f), NG_OK); /* one good step */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
-  data(&f);
+  fill_arrays(&f);
   if (where == 0) f.a[5] = value;
   if (where == 1) f.g[1] = value;
   if (where == 2) f.dw[4] = value;
@@ -161,7 +161,7 @@ static void check_skipped(int where, float value) {
   assert_int_equal(ng_report_read(f.p, &r), NG_OK);
   assert_int_equal(r.skipped, 1);
   assert_int_equal(r.steps, 1);
-  data(&f);
+  fill_arrays(&f);
   observed_step(&f, NG_OK);
   for (int i = 0; i < OUT * IN; i++) {
     assert_true(isfinite((double)f.dw[i]));
@@ -179,7 +179,7 @@ static void test_not_finite(void **state) {
 
 /* What a family does not read cannot be refused. */
 static void test_not_read(void **state) {
-  fix f;
+  misused f;
   ready(&f, "stat_batch=2");
   f.a[2 * IN] = NAN;
   f.g[3 * OUT] = INFINITY;
@@ -195,24 +195,24 @@ static void test_not_read(void **state) {
 
 /* Every value is finite, their squares are not: the average must not be touched. */
 static void test_overflow(void **state) {
-  fix f;
+  misused f;
   ready(&f, "");
   observed_step(&f, NG_OK);
-  data(&f);
+  fill_arrays(&f);
   const bool kronecker =
       strcmp(misuse_method, "natgrad") == 0; /* the other makes no squares, but weighs */
   f.a[0] = kronecker ? 3e30f : 3e38f;
   if (!kronecker) f.a[IN] = f.a[2 * IN] = f.a[3 * IN] = 3e38f;
   observed_step(&f, NG_SKIPPED);
   assert_non_null(strstr(ng_last_error(f.ctx), "overflowed"));
-  data(&f);
+  fill_arrays(&f);
   observed_step(&f, NG_OK);
   assert_true(isfinite((double)f.dw[0]));
   destroy(&f);
 }
 
 static void test_loss_scale_overflow(void **state) {
-  fix f;
+  misused f;
   ready(&f, "");
   ng_batch b = batch_of(B);
   b.loss_scale = INFINITY;
@@ -227,7 +227,7 @@ static void test_loss_scale_overflow(void **state) {
 /* ---- fused updates, options ------------------------------------------------------------------*/
 
 static void test_wrong_update(void **state) {
-  fix f;
+  misused f;
   ng_sgd s;
   ng_adamw w;
   ng_sgd_init(&s, sizeof s);
@@ -283,7 +283,7 @@ static void test_wrong_update(void **state) {
 }
 
 static void test_set(void **state) {
-  fix f;
+  misused f;
   char value[64];
   ready(&f, "");
   assert_int_equal(ng_set(f.p, "damping", "0.5"), NG_OK);
@@ -306,7 +306,7 @@ static void test_set(void **state) {
 /* ---- memory, reports -------------------------------------------------------------------------*/
 
 static void test_memory_is_what_was_allocated(void **state) {
-  fix f;
+  misused f;
   int64_t empty = 0, full = 0, sum = 0;
   ng_context *ctx = NULL;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
@@ -325,7 +325,7 @@ static void test_memory_is_what_was_allocated(void **state) {
 }
 
 static void test_reports(void **state) {
-  fix f;
+  misused f;
   ready(&f, "");
   observed_step(&f, NG_OK);
   ng_report r;

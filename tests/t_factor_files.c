@@ -91,8 +91,8 @@ static void a_loaded_run_equals_one_that_never_ended(void **state) {
     assert_int_equal(load(&b, &dir), FILES);
     assert_true(averages(&a) == averages(&b));
     assert_true(sim_step(&a, 3) >= NG_OK && sim_step(&b, 3) >= NG_OK && sim_step(&fresh, 3) >= 0);
-    assert_memory_equal(a.grad, b.grad, (size_t)a.count * sizeof *a.grad);
-    assert_memory_not_equal(a.grad, fresh.grad, (size_t)a.count * sizeof *a.grad);
+    assert_memory_equal(a.grad, b.grad, (size_t)a.weight_count * sizeof *a.grad);
+    assert_memory_not_equal(a.grad, fresh.grad, (size_t)a.weight_count * sizeof *a.grad);
     assert_int_equal(drop(&dir), FILES);
     sim_close(&fresh);
     sim_close(&b);
@@ -110,7 +110,7 @@ static void loaded_factors_count_as_observed(void **state) {
   open_at(&b, &how, 0);
   assert_int_equal(load(&b, &dir), 1);
   assert_int_equal(sim_begin(&b, 0), NG_OK);
-  for (int64_t i = 0; i < b.count; i++)
+  for (int64_t i = 0; i < b.weight_count; i++)
     b.grad[i] = 1.0f;
   assert_int_equal(fixture_step(&b.f, &(ng_sgd){.struct_size = sizeof(ng_sgd), .lr = 0.1}),
                    NG_UNOBSERVED);
@@ -133,7 +133,7 @@ static void loading_recomputes_inverses(void **state) {
   open_at(&twin, &how, 1);
   assert_int_equal(load(&b, &dir), FILES);
   assert_true(sim_step(&b, 1) >= NG_OK && sim_step(&twin, 1) >= NG_OK);
-  assert_memory_not_equal(b.grad, twin.grad, (size_t)b.count * sizeof *b.grad);
+  assert_memory_not_equal(b.grad, twin.grad, (size_t)b.weight_count * sizeof *b.grad);
   assert_int_equal(drop(&dir), FILES);
   sim_close(&twin);
   sim_close(&b);

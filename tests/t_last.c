@@ -75,7 +75,7 @@ static ng_status show(life *l, ng_precond *p, int32_t rank, int32_t step, int32_
   const int64_t cols = grad ? layer[i].out : width(l, i);
   if (l->what == UNSHOWN && micro == MICRO - 1 && rank == l->ranks - 1 && i == 2) return NG_OK;
   draw(x, B * cols, rank, step, 10 + micro * 20 + k);
-  l->tap[rank].shown = k + 1;
+  l->tap[rank].mark = k + 1;
   if (bad && !grad && micro == MICRO - 1) x[1] = NAN;
   const plane v = plane_of(x, B, cols, NG_F32);
   const ng_status st = grad ? plane_output_grad(p, i, &v, NG_COPY) : plane_input(p, i, &v, NG_COPY);
@@ -140,7 +140,7 @@ static ng_status one_step(life *l, ng_precond *p, int32_t rank, int32_t step) {
     if (st == NG_OK) st = bind(l, p, 2, l->out[rank][step][2]);
   }
   l->ahead[rank] += p->step->exchange.messages;
-  l->tap[rank].shown = 0;
+  l->tap[rank].mark = 0;
   if (st == NG_OK) st = ng_step(p, 0.1);
   if (st < NG_OK) l->changed[rank] = is_changed(l, rank, step);
   return st;
@@ -402,7 +402,7 @@ static void test_messages(void **state) {
       must_be("messages", i, r, l->tap[r].starts, row[i].messages);
       for (int k = 0; k < row[i].messages; k++) {
         must_be("a message", i, r, l->tap[r].count[k], row[i].sent[k].count);
-        if (r == 0) must_be("what was shown", i, r, l->tap[r].when[k], row[i].sent[k].shown);
+        if (r == 0) must_be("what was shown", i, r, l->tap[r].mark_at[k], row[i].sent[k].shown);
       }
       must_be("last_messages", i, r, l->sums[r].last_messages, row[i].messages);
       must_be("total_messages", i, r, l->sums[r].total_messages, STEPS * row[i].messages);

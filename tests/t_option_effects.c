@@ -152,20 +152,20 @@ static bool play_value(const effect *e, int k, run *out) {
   (void)snprintf(settings, sizeof settings, "%s; %s=%s", e->settings, e->option, value);
   run r = run_of(e);
   r.settings = settings;
-  *out = play(r);
+  *out = must_run(r);
   return true;
 }
 
 static void must_differ(const effect *e, const run *a, const run *b, int i, int k) {
   for (int32_t step = 0; step < e->same; step++) {
-    if (gap_at(a, b, step) > (e->same == ALL ? 1e-3 : 1e-5))
+    if (step_gap(a, b, step) > (e->same == ALL ? 1e-3 : 1e-5))
       fail_msg("%s (%s): values %d and %d differ in step %d", e->option, e->settings, i, k, step);
   }
   if (e->same == ALL) {
     if (e->less == NONE) assert_memory_not_equal(a->rank[0].P, b->rank[0].P, sizeof a->rank[0].P);
     return;
   }
-  const double gap = gap_at(a, b, e->same), least = e->least > 0 ? e->least : 1e-3;
+  const double gap = step_gap(a, b, e->same), least = e->least > 0 ? e->least : 1e-3;
   if (!(gap > least && gap < (e->most > 0 ? e->most : 1e12)))
     fail_msg("%s (%s): values %d and %d, step %d: %g", e->option, e->settings, i, k, e->same, gap);
 }
@@ -230,7 +230,7 @@ static void only_own(const run *base, const run *over, const char *what) {
   bool changed = false;
   for (int32_t step = 0; step < STEPS; step++) {
     for (int32_t i = 0; i < LAYERS; i++) {
-      const double gap = gap_of(base, over, step, i);
+      const double gap = layer_gap(base, over, step, i);
       if (i != base->own && gap > 0) fail_msg("%s changes %s", what, layer[i].name);
       if (gap > 1e12) fail_msg("%s: not finite", what);
       changed = changed || gap > 0;
@@ -256,9 +256,9 @@ static void per_layer_options_change_one_layer(void **state) {
     (void)snprintf(own, sizeof own, "%s=%s", e->option, two);
     r.settings = settings;
     r.own = strncmp(e->option, "norm_", 5) == 0 ? BN : FC1;
-    const run base = play(r);
+    const run base = must_run(r);
     r.layer_options = own;
-    const run over = play(r);
+    const run over = must_run(r);
     only_own(&base, &over, own);
   }
 }
@@ -271,15 +271,15 @@ static void lines_of_per_layer(void **state) {
   char settings[200];
   own.settings = D;
   own.layer_options = mine.layer_options = "damping=3";
-  own = play(own);
+  own = must_run(own);
   for (int i = 0; i < 3; i++) {
     (void)snprintf(settings, sizeof settings, D "per_layer='%s'", one[i]);
-    const run a = with(settings);
+    const run a = run_with(settings);
     assert_memory_equal(a.rank[0].P, own.rank[0].P, sizeof a.rank[0].P);
   }
   mine.settings = D "per_layer='fc*: damping=4'";
-  mine = play(mine);
-  assert_true(gap_of(&mine, &own, 0, FC1) == 0 && gap_of(&mine, &own, 0, FC2) > 1e-3);
+  mine = must_run(mine);
+  assert_true(layer_gap(&mine, &own, 0, FC1) == 0 && layer_gap(&mine, &own, 0, FC2) > 1e-3);
 }
 
 /* A method of its own: the layer has the values of that row, whatever those of the model are. */
@@ -296,10 +296,10 @@ static void method_of_a_layer(void **state) {
     (void)snprintf(base, sizeof base, "damping=0.2 clip=none %s", model[i % 2]);
     (void)snprintf(mixed, sizeof mixed, "%s per_layer='fc1: %s'", base, row[i][0]);
     (void)snprintf(alone, sizeof alone, "%s skip_layers='conv*,fc2,bn'", row[i][1]);
-    const run a = with(base), b = with(mixed), c = with(alone);
+    const run a = run_with(base), b = run_with(mixed), c = run_with(alone);
     only_own(&a, &b, mixed);
     for (int32_t step = 0; step < STEPS; step++)
-      assert_true(gap_of(&b, &c, step, FC1) == 0);
+      assert_true(layer_gap(&b, &c, step, FC1) == 0);
   }
 }
 
@@ -316,18 +316,18 @@ static void live_options_move(void **state) {
                    solves ? "; solve_period=1" : "");
     run r = run_of(e);
     r.settings = settings;
-    const run base = play(r);
+    const run base = must_run(r);
     r.set = e->option;
     r.value = two;
     if (!live) {
-      if (try_play(&r) != NG_ERR_STATE) fail_msg("%s was moved after ng_ready", e->option);
+      if (try_run(&r) != NG_ERR_STATE) fail_msg("%s was moved after ng_ready", e->option);
       continue;
     }
-    const run moved = play(r);
+    const run moved = must_run(r);
     double gap = 0;
-    assert_true(gap_at(&base, &moved, 0) == 0);
+    assert_true(step_gap(&base, &moved, 0) == 0);
     for (int32_t step = 1; step < STEPS; step++)
-      gap = fmax(gap, gap_at(&base, &moved, step));
+      gap = fmax(gap, step_gap(&base, &moved, step));
     if (!(gap > 1e-3 && gap < 1e12)) fail_msg("%s (%s) did not move", e->option, e->settings);
   }
 }
@@ -345,8 +345,8 @@ static void effect_update(void **state) {
     r.settings = settings;
     for (int k = 0; k < 3; k++) {
       r.step = name[k];
-      if (k == i) out[i] = play(r);
-      if (k != i) assert_int_equal(try_play(&r), NG_ERR_STATE);
+      if (k == i) out[i] = must_run(r);
+      if (k != i) assert_int_equal(try_run(&r), NG_ERR_STATE);
     }
     assert_true(out[i].rank[0].number[MOMENTS] >= i * (int64_t)(TOTAL * sizeof(float)));
     for (int k = 0; k < i; k++)
@@ -366,7 +366,7 @@ static void layer_options_are_refused_with_a_model(void **state) {
     r.ranks = 2;
     r.settings = row[i][0];
     r.layer_options = row[i][1];
-    assert_int_equal(try_play(&r), NG_ERR_ARG);
+    assert_int_equal(try_run(&r), NG_ERR_ARG);
     if (strstr(r.rank[0].message, row[i][2]) == NULL) fail_msg("%s", r.rank[0].message);
   }
 }

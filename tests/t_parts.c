@@ -66,15 +66,15 @@ static void any_ranks(void **state) {
   for (int i = 0; i < ROWS; i++) {
     for (int32_t n = 1; n <= MOST; n++) {
       transfer m = {.how = &rows[i].from, .steps = 3, .one = one.text, .parts = parts.text};
-      if (ranks_run(n, play_transfer, &m, NULL) != NG_OK)
+      if (ranks_run(n, run_transfer, &m, NULL) != NG_OK)
         fail_msg("row %d: saving on %d ranks", i, n);
       assert_int_equal(list_folder().n, 1 + n);
       for (int32_t k = 1; k <= MOST; k++) {
         m = (transfer){.how = &rows[i].to, .load = one.text, .one = x.text};
-        if (ranks_run(k, play_transfer, &m, NULL) != NG_OK)
+        if (ranks_run(k, run_transfer, &m, NULL) != NG_OK)
           fail_msg("row %d: one file, %d to %d", i, n, k);
         m = (transfer){.how = &rows[i].to, .load = parts.text, .one = y.text};
-        if (ranks_run(k, play_transfer, &m, NULL) != NG_OK)
+        if (ranks_run(k, run_transfer, &m, NULL) != NG_OK)
           fail_msg("row %d: parts, %d to %d", i, n, k);
         assert_same_file(x.text, y.text);
       }

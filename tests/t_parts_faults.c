@@ -41,7 +41,7 @@ static void refused(const char *base, const char *says) {
   for (int32_t n = 1; n <= RANKS; n++) {
     transfer x = {.load = file.text, .steps = 1, .says = says};
     ng_status each[RANKS];
-    assert_int_equal(ranks_run(n, play_transfer, &x, each), NG_ERR_FILE);
+    assert_int_equal(ranks_run(n, run_transfer, &x, each), NG_ERR_FILE);
     for (int32_t r = 0; r < n; r++) {
       assert_int_equal(each[r], NG_ERR_FILE);
       assert_false(x.wrong[r]);
@@ -105,7 +105,7 @@ static void a_part_without_arrays(void **state) {
     ngio_tensors_close(&file);
     assert_int_equal(unlink(p.text), 0);
     transfer x = {.how = &small, .load = a.text, .says = p.text};
-    assert_int_equal(ranks_run(2, play_transfer, &x, NULL), NG_ERR_FILE);
+    assert_int_equal(ranks_run(2, run_transfer, &x, NULL), NG_ERR_FILE);
     assert_false(x.wrong[0] || x.wrong[1]);
     must_transfer(RANKS, (transfer){.how = &small, .parts = a.text, .steps = 1});
   }
@@ -175,7 +175,7 @@ static void a_part_that_does_not_fit_leaves_the_old_state(void **state) {
     } else {
       assert_int_equal(mkdir(blocked, 0777), 0);
     }
-    (void)ranks_run(RANKS, play_transfer, &x, each);
+    (void)ranks_run(RANKS, run_transfer, &x, each);
     if (turn == 0) {
       assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
       (void)signal(SIGXFSZ, SIG_DFL);
@@ -263,10 +263,10 @@ static void folders_apart(void **state) {
   save("state", 2);
   const path before = part("state", RANKS - 1);
   transfer x = {.parts = file.text,
-                .apart = other.text,
+                .last_part = other.text,
                 .steps = 3,
                 .says = "all ranks need a shared folder"};
-  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_ERR_FILE);
+  assert_int_equal(ranks_run(RANKS, run_transfer, &x, NULL), NG_ERR_FILE);
   for (int32_t r = 0; r < RANKS; r++)
     assert_int_equal(x.wrong[r], 0);
   assert_int_equal(access(before.text, F_OK), 0);

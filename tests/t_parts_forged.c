@@ -141,7 +141,7 @@ static void edited_manifests_are_refused(void **state) {
       ng_status each[RANKS];
       transfer load = {.how = &hows[k], .steps = 2, .load = a.text};
       const int32_t ranks = 1 + (int32_t)(trial % RANKS);
-      (void)ranks_run(ranks, play_transfer, &load, each);
+      (void)ranks_run(ranks, run_transfer, &load, each);
       const bool same = n == whole && memcmp(text, x.text, n) == 0;
       bool wrong = (each[0] >= NG_OK) != same;
       for (int32_t q = 0; q < ranks; q++)
@@ -170,7 +170,7 @@ static void moved(void **state) {
   assert_non_null(at);
   *strchr(at, '1') = '2';
   put(&x, n);
-  assert_int_equal(ranks_run(1, play_transfer, &load, NULL), NG_ERR_FILE);
+  assert_int_equal(ranks_run(1, run_transfer, &load, NULL), NG_ERR_FILE);
   if (strstr(load.message, "-1of3: tensor '") == NULL ||
       strstr(load.message, "' is not listed in the manifest for this part") == NULL)
     fail_msg("%s", load.message);

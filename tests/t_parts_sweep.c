@@ -30,7 +30,7 @@ static struct {
 
 static void let_in(void) {
   other.at = NOWHERE; /* the other one is alone */
-  other.got = ranks_run(RANKS, play_transfer, &other.job, NULL);
+  other.got = ranks_run(RANKS, run_transfer, &other.job, NULL);
 }
 
 DIR *opendir(const char *name) {

@@ -137,13 +137,13 @@ static ng_status interrupted(sim *s, int64_t k, both *b) {
     st = sim_begin(s, k);
     const int64_t samples = 4 + s->rank + k % 2;
     for (int64_t i = 0; i < samples * l->in; i++) {
-      s->seen[i] = 0.25f * (float)(i % 7);
+      s->observation[i] = 0.25f * (float)(i % 7);
     }
     if (st == NG_OK && ng_wants(s->p, s->index[0])) {
-      const plane a = plane_of(s->seen, samples, l->in, NG_F32);
-      const plane g = plane_of(s->seen, samples, l->out, NG_F32);
+      const plane a = plane_of(s->observation, samples, l->in, NG_F32);
+      const plane g = plane_of(s->observation, samples, l->out, NG_F32);
       st = plane_input(s->p, s->index[0], &a, NG_COPY);
-      s->seen[0] = INFINITY;
+      s->observation[0] = INFINITY;
       if (st == NG_OK && skip) st = plane_output_grad(s->p, s->index[0], &g, NG_COPY);
       if (st == NG_SKIPPED) st = NG_OK; /* it says so at once, too */
     }
@@ -170,7 +170,7 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
       if (k == 2) st = interrupted(&s, k, b);
       if (st >= NG_OK) st = sim_step(&s, k);
       if (!ng_queue_settled(s.ctx->queue) || late_waiting() > 0) b->unsettled = true;
-      b->seen[late][rank][k] = hash_floats(sim_fingerprint(&s), s.grad, s.count);
+      b->seen[late][rank][k] = hash_floats(sim_fingerprint(&s), s.grad, s.weight_count);
     }
     if (st < NG_OK) {
       fprintf(stderr, "%s %s: %s%s\n", b->how.method, b->how.set, s.message,

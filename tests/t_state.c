@@ -39,7 +39,7 @@ static uint64_t hash_floats(const float *x, int64_t n) {
 }
 
 static uint64_t hash_run(const sim *s) {
-  return hash_floats(s->grad, s->count) * 3 + hash_floats(s->weight, s->count);
+  return hash_floats(s->grad, s->weight_count) * 3 + hash_floats(s->weight, s->weight_count);
 }
 
 /* Reports what only this process measures are not part of the state; everything else is. */
@@ -65,9 +65,9 @@ static ng_status whole_and_resumed(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = sim_open(&a, &r->how, t, NULL);
   if (st == NG_OK) st = steps(&a, r, 0, r->k, r->first[rank]);
   if (st == NG_OK) st = ng_save(a.p, r->at_k.text);
-  float *weights = malloc((size_t)a.count * sizeof *weights);
+  float *weights = malloc((size_t)a.weight_count * sizeof *weights);
   if (weights == NULL) st = NG_ERR_NOMEM;
-  if (st == NG_OK) memcpy(weights, a.weight, (size_t)a.count * sizeof *weights);
+  if (st == NG_OK) memcpy(weights, a.weight, (size_t)a.weight_count * sizeof *weights);
   if (st == NG_OK) st = steps(&a, r, r->k, STEPS, r->first[rank]);
   if (st == NG_OK) st = ng_save(a.p, r->end.text);
   if (st != NG_OK)
@@ -80,7 +80,7 @@ static ng_status whole_and_resumed(int32_t rank, ng_transport *t, void *arg) {
     st = sim_open(&b, &other, t, NULL);
     if (st == NG_OK) st = ng_load(b.p, r->at_k.text);
     if (st == NG_OK) st = ng_save(b.p, r->loaded.text);
-    if (st == NG_OK) memcpy(b.weight, weights, (size_t)b.count * sizeof *weights);
+    if (st == NG_OK) memcpy(b.weight, weights, (size_t)b.weight_count * sizeof *weights);
     if (st == NG_OK) st = steps(&b, r, r->k, STEPS, r->again[rank]);
     if (st == NG_OK) st = ng_save(b.p, r->end_again.text);
     if (st != NG_OK)
@@ -212,11 +212,11 @@ static void other_ranks_layouts_linalg(void **state) {
   };
   const path a = path_of("three"), b = path_of("one"), c = path_of("two");
   transfer r = {.how = &how[0], .steps = 3, .one = a.text};
-  assert_int_equal(ranks_run(3, play_transfer, &r, NULL), NG_OK);
+  assert_int_equal(ranks_run(3, run_transfer, &r, NULL), NG_OK);
   r = (transfer){.how = &how[1], .load = a.text, .one = b.text};
-  assert_int_equal(ranks_run(1, play_transfer, &r, NULL), NG_OK);
+  assert_int_equal(ranks_run(1, run_transfer, &r, NULL), NG_OK);
   r = (transfer){.how = &how[2], .load = b.text, .one = c.text};
-  assert_int_equal(ranks_run(2, play_transfer, &r, NULL), NG_OK);
+  assert_int_equal(ranks_run(2, run_transfer, &r, NULL), NG_OK);
   /* only the option itself differs between a and b */
   assert_same_file(a.text, c.text);
   assert_int_equal(unlink(a.text), 0);

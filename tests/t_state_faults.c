@@ -134,7 +134,7 @@ static void ranks_fail_together(void **state) {
   together x = {.good = good.text, .bad = bad.text, .nowhere = nowhere.text};
   transfer first = {.steps = 3, .one = good.text};
   size_t n;
-  assert_int_equal(ranks_run(1, play_transfer, &first, NULL), NG_OK);
+  assert_int_equal(ranks_run(1, run_transfer, &first, NULL), NG_OK);
   unsigned char *bytes = read_file(good.text, &n);
   write_file(copy.text, bytes, n);
   bytes[n - 1] ^= 1; /* which rank 0 reads when all others wait */

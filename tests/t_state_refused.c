@@ -346,7 +346,7 @@ static void counters_come_back(void **state) {
   static const sim_setup how = {.method = "natgrad", .set = "update=sgd", .linalg = "ref"};
   char message[256];
   transfer r = {.how = &how, .steps = 3, .one = good.text};
-  assert_int_equal(ranks_run(1, play_transfer, &r, NULL), NG_OK);
+  assert_int_equal(ranks_run(1, run_transfer, &r, NULL), NG_OK);
   ngio_tensors *from;
   forgery f;
   assert_int_equal(ngio_tensors_read(good.text, NULL, &from, message, sizeof message), NGIO_OK);
@@ -360,9 +360,9 @@ static void counters_come_back(void **state) {
   publish(&f, forged.text, NULL);
   ngio_tensors_close(&from);
   r = (transfer){.how = &how, .load = forged.text, .one = good.text};
-  assert_int_equal(ranks_run(1, play_transfer, &r, NULL), NG_OK);
+  assert_int_equal(ranks_run(1, run_transfer, &r, NULL), NG_OK);
   r = (transfer){.how = &how, .load = good.text, .one = again.text};
-  assert_int_equal(ranks_run(3, play_transfer, &r, NULL), NG_OK);
+  assert_int_equal(ranks_run(3, run_transfer, &r, NULL), NG_OK);
   assert_same_file(good.text, again.text);
   sim s;
   ng_report report = {.struct_size = sizeof report};

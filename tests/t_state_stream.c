@@ -60,10 +60,10 @@ static void bytes_of_a_file(void **state) {
       if (piece == 0) { /* and goes on as the first does */
         sim c;
         open_at(&c, &rows[i], 3);
-        memcpy(b.weight, c.weight, (size_t)c.count * sizeof *c.weight);
+        memcpy(b.weight, c.weight, (size_t)c.weight_count * sizeof *c.weight);
         assert_true(sim_step(&b, 3) >= NG_OK && sim_step(&c, 3) >= NG_OK);
-        assert_memory_equal(b.grad, c.grad, (size_t)c.count * sizeof *c.grad);
-        assert_memory_equal(b.weight, c.weight, (size_t)c.count * sizeof *c.weight);
+        assert_memory_equal(b.grad, c.grad, (size_t)c.weight_count * sizeof *c.grad);
+        assert_memory_equal(b.weight, c.weight, (size_t)c.weight_count * sizeof *c.weight);
         sim_close(&c);
       }
       stream_drop(&again);
@@ -313,7 +313,7 @@ static void ranks_fail_together(void **state) {
   const path file = path_of("two");
   transfer x = {.steps = 2, .one = file.text};
   size_t n;
-  assert_int_equal(ranks_run(RANKS, play_transfer, &x, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, run_transfer, &x, NULL), NG_OK);
   unsigned char *bytes = read_file(file.text, &n);
   assert_int_equal(n, whole.n);
   assert_memory_equal(bytes, whole.bytes, n);
@@ -368,13 +368,13 @@ static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
   if (st != NG_OK)
     (void)snprintf(x->message[rank], sizeof x->message[0], "%s", ng_last_error(a.ctx));
   if (st == NG_OK) {
-    memcpy(b.weight, a.weight, (size_t)a.count * sizeof *a.weight);
+    memcpy(b.weight, a.weight, (size_t)a.weight_count * sizeof *a.weight);
     for (int64_t i = 3; i < 6 && st >= NG_OK; i++) {
       st = sim_step(&a, i);
       if (st >= NG_OK) st = sim_step(&b, i);
       x->changed[rank] = x->changed[rank] ||
-                         memcmp(a.grad, b.grad, (size_t)a.count * sizeof *a.grad) != 0 ||
-                         memcmp(a.weight, b.weight, (size_t)a.count * sizeof *a.weight) != 0;
+                         memcmp(a.grad, b.grad, (size_t)a.weight_count * sizeof *a.grad) != 0 ||
+                         memcmp(a.weight, b.weight, (size_t)a.weight_count * sizeof *a.weight) != 0;
     }
     sim_close(&b);
   }

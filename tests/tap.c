@@ -36,7 +36,7 @@ static ng_status tap_start(void *user, const ng_collective *c, void **request) {
   measure(p, c);
   if (p->starts < TAP_STARTS) {
     p->count[p->starts] = c->count;
-    p->when[p->starts] = p->shown;
+    p->mark_at[p->starts] = p->mark;
   }
   p->starts++;
   if (fails(p)) return failure(p);

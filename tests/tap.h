@@ -1,5 +1,4 @@
-/* tap.h: between a rank and its transport: counts the calls, fails one of them, and leaves out what a table may leave
- * out. */
+/* tap.h: a transport around another one: count the calls, fail one of them, omit optional functions. */
 #ifndef TESTS_TAP_H
 #define TESTS_TAP_H
 
@@ -7,7 +6,7 @@
 
 #include <stdint.h>
 
-/* LATE: start only notes what is wanted, wait does it: as late as it may be. */
+/* LATE: start stores the call, wait runs it. */
 typedef enum tap_way { WHOLE, NO_TEST, NO_START, TAP_WAYS, LATE } tap_way;
 
 enum { TAP_STARTS = 16 };
@@ -15,17 +14,18 @@ enum { TAP_STARTS = 16 };
 typedef struct tap tap;
 struct tap {
   ng_transport inner;
-  int64_t fail_at; /* the call that fails, from 1; 0: none */
+  int64_t fail_at; /* this call, counted from 1, fails; 0: none */
   ng_status with;  /* its status; 0: NG_ERR_DEVICE */
   int64_t calls, aborts, tests;
-  int64_t most;                                  /* elements of one call on all ranks */
-  int64_t bytes;                                 /* of all collectives */
-  int starts, shown;                             /* shown: set by the caller */
-  int64_t count[TAP_STARTS];                     /* elements of each start, */
-  int when[TAP_STARTS];                          /* and `shown` at that time */
-  void (*after)(tap *p, const ng_collective *c); /* each collective that ended well; may be NULL */
+  int64_t most;              /* elements of one call on all ranks */
+  int64_t bytes;             /* of all collectives */
+  int starts, mark;          /* mark: set by the caller */
+  int64_t count[TAP_STARTS]; /* elements of each start */
+  int mark_at[TAP_STARTS];   /* `mark` at each start */
+  void (*after)(tap *p,
+                const ng_collective *c); /* called after a successful collective; may be NULL */
 };
 
-ng_transport tapped(tap *p, tap_way how); /* p stays where it is */
+ng_transport tapped(tap *p, tap_way how); /* the transport points to p */
 
 #endif

@@ -44,8 +44,11 @@ static path path_of(const char *what, int64_t t) {
 }
 
 static void save_weights(path file) {
-  const ngio_tensor t = {
-      .name = "weights", .dtype = NGIO_F32, .ndim = 1, .shape = {run.count}, .data = run.weight};
+  const ngio_tensor t = {.name = "weights",
+                         .dtype = NGIO_F32,
+                         .ndim = 1,
+                         .shape = {run.weight_count},
+                         .data = run.weight};
   if (ngio_tensors_write(file.text, &t, 1, NULL, 0, message, sizeof message) != NGIO_OK)
     give_up(file.text, message);
 }
@@ -78,7 +81,8 @@ static void load(int64_t t) {
   const path file = path_of("weights", t);
   if (ngio_tensors_read(file.text, NULL, &f, message, sizeof message) != NGIO_OK)
     give_up(file.text, message);
-  memcpy(run.weight, ngio_tensors_find(f, "weights")->data, (size_t)run.count * sizeof(float));
+  memcpy(run.weight, ngio_tensors_find(f, "weights")->data,
+         (size_t)run.weight_count * sizeof(float));
   ngio_tensors_close(&f);
   TRY(ng_load(run.p, path_of("state", t).text));
 }

@@ -1,4 +1,4 @@
-/* trained.h: a training run of the trainer's, and what it left: its log, line by line, its weights. */
+/* trained.h: a run of the trainer, its log and its checkpoint. */
 #ifndef TESTS_TRAINED_H
 #define TESTS_TRAINED_H
 
@@ -17,10 +17,10 @@ typedef struct trained {
   ngio_tensors *model;
 } trained;
 
-/* Runs in a folder of that name in the scratch folder; `set`: "name=value" texts, space between. */
+/* Train in the folder `name` of the test folder; `set`: "name=value ...". */
 void train(const data_set *d, const char *name, const char *set, trained *out);
 void drop_trained(trained *r);
-/* The network of such a run, for batches of `batch`, with the first values of `seed`. */
+/* A new network of the run's model, with initial weights from `seed`. */
 nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed);
 
 /* Copy parameters and buffers of a checkpoint into a network. */
@@ -35,7 +35,7 @@ double number_of(const ngio_value *line, const char *key);
 /* |got - expected| <= within (1 + |expected|) */
 void must_be_near(const ngio_value *line, const char *key, double expected, double within);
 
-/* Of one sample with the outputs y: -log softmax(y)_label, or with smoothed labels; whether the label's is the largest. */
+/* -log softmax(y)_label of one sample with outputs y, with label smoothing. */
 double entropy(const double *y, int n, int32_t label, double smoothing);
 bool right(const double *y, int n, int32_t label);
 

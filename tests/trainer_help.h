@@ -1,5 +1,4 @@
-/* trainer_help.h: what the tests of the trainer's rooms share: a folder, what was said on stderr,
- * settings that must be taken. */
+/* trainer_help.h: helpers for tests of the trainer: files, messages on stderr, settings. */
 #ifndef TESTS_TRAINER_HELP_H
 #define TESTS_TRAINER_HELP_H
 
@@ -11,11 +10,11 @@ void put_file(const char *name, const void *bytes, size_t n);
 /* The same as an npy file of version 1; `shape` as "3, 4". */
 void put_npy(const char *name, const char *type, const char *shape, const void *values, size_t n);
 
-/* What `cli_bad` said since `quiet`: stderr goes to a file meanwhile. */
+/* Redirect stderr to a file; read the file and restore stderr. */
 void quiet(void);
 const char *said(void);
 
-/* data_open of this set fails with a message of one line that has `says`, and leaves an empty set. */
+/* data_open of this set fails with a one-line message that contains `says`, and leaves an empty set. */
 void must_refuse(const char *set, const char *says);
 
 void must_set(settings *s, const char *name, const char *value);

@@ -69,14 +69,14 @@ double get(const void *buffer, ng_dtype t, int64_t i) {
 
 double value(int32_t rank, int64_t i) { return (double)((rank * 7 + i * 3) % 11 - 5); }
 
-int64_t uneven(int32_t pattern, int32_t m) {
+int64_t element_count(int32_t pattern, int32_t m) {
   if (pattern == 0) return 0;
   if (pattern == 1) return (m * 5 + 2) % 7; /* 2 0 5 3 1 6 4 2 */
   if (pattern == 2) return m % 2 == 0 ? 0 : 9;
   return m == 1 ? 40000 : 3;
 }
 
-const int32_t everybody[MOST] = {0, 1, 2, 3, 4, 5, 6, 7};
+const int32_t all_ranks[MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
 
 guarded guarded_new(int64_t count, ng_dtype t) {
   guarded g;
@@ -88,14 +88,14 @@ guarded guarded_new(int64_t count, ng_dtype t) {
   return g;
 }
 
-bool guarded_whole(const guarded *g) {
+bool guarded_intact(const guarded *g) {
   for (size_t i = 0; i < GUARD; i++) {
     if (g->base[i] != 0xA5 || g->base[GUARD + g->bytes + i] != 0xA5) return false;
   }
   return true;
 }
 
-ng_collective raw(ng_coll_kind kind, ng_dtype t, const void *send, void *recv) {
+ng_collective collective_of(ng_coll_kind kind, ng_dtype t, const void *send, void *recv) {
   return (ng_collective){.struct_size = sizeof(ng_collective),
                          .kind = kind,
                          .dtype = t,
@@ -107,8 +107,8 @@ ng_collective raw(ng_coll_kind kind, ng_dtype t, const void *send, void *recv) {
 /* ---- the user's table ------------------------------------------------------------------------*/
 
 typedef struct board {
-  int32_t rank[MOST], n, arrived, turn, held;
-  const ng_collective *call[MOST];
+  int32_t rank[MOST_RANKS], n, arrived, turn, held;
+  const ng_collective *call[MOST_RANKS];
 } board;
 
 typedef struct hub {
@@ -225,7 +225,7 @@ static void tap_into(tap *p, ng_transport *t) {
 }
 
 typedef struct stage {
-  const trial *how;
+  const comm_case *how;
   body_fn body;
 } stage;
 
@@ -249,7 +249,7 @@ static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
 #if defined(NG_TEST_MPI)
 /* What every rank's tap has counted, on all of them. */
 static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
-  int64_t all[MOST][4] = {{0}}, mine[4] = {0};
+  int64_t all[MOST_RANKS][4] = {{0}}, mine[4] = {0};
   if (part) {
     const tap *p = &taps[rank];
     const int64_t counted[4] = {p->calls, p->aborts, p->tests, p->most};
@@ -264,9 +264,9 @@ static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
   }
 }
 
-/* The first n processes are its ranks.  A trial that hangs is killed, and the launcher ends the job. */
-static ng_status mpi_trial(const trial *how, body_fn body, tap *taps, ng_status *per_rank) {
-  int rank = 0, each[MOST], st = NG_OK;
+/* The first n processes are its ranks.  A comm_case that hangs is killed, and the launcher ends the job. */
+static ng_status mpi_trial(const comm_case *how, body_fn body, tap *taps, ng_status *per_rank) {
+  int rank = 0, each[MOST_RANKS], st = NG_OK;
   ng_transport t = {.struct_size = 0};
   MPI_Comm comm;
   assert_true(how->n <= ranks_there());
@@ -297,16 +297,16 @@ static ng_status mpi_trial(const trial *how, body_fn body, tap *taps, ng_status 
 }
 #endif
 
-ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_rank) {
+ng_status run_comm_case(const comm_case *how, body_fn body, tap *taps, ng_status *per_rank) {
 #if defined(NG_TEST_MPI)
   if (how->which == OVER_MPI) return mpi_trial(how, body, taps, per_rank);
 #endif
-  static hub h; /* large; one trial at a time */
-  hub_seat seat[MOST];
-  ng_transport t[MOST];
+  static hub h; /* large; one comm_case at a time */
+  hub_seat seat[MOST_RANKS];
+  ng_transport t[MOST_RANKS];
   ng_threads *group = NULL;
   memset(t, 0, sizeof t);
-  assert_true(how->n <= MOST);
+  assert_true(how->n <= MOST_RANKS);
   if (how->which == THREADS) {
     assert_int_equal(ng_threads_create(how->n, &group), NG_OK);
     for (int32_t r = 0; r < how->n; r++) {
@@ -347,7 +347,7 @@ ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_ra
   return st;
 }
 
-int32_t size_at(which w, int32_t i) {
+int32_t rank_count(which w, int32_t i) {
 #if defined(NG_TEST_MPI)
   if (w == OVER_MPI) return i < ranks_there() ? i + 1 : 0;
 #endif
@@ -355,19 +355,19 @@ int32_t size_at(which w, int32_t i) {
   return i < (w == SELF ? 1 : 5) ? sizes[i] : 0;
 }
 
-int32_t few(which w, int32_t n) {
+int32_t at_most_ranks(which w, int32_t n) {
 #if defined(NG_TEST_MPI)
   if (w == OVER_MPI && n > ranks_there()) return ranks_there();
 #endif
   return w == SELF ? 1 : n;
 }
 
-void everywhere(body_fn body) {
+void on_all_transports(body_fn body) {
   for (int w = FIRST_WHICH; w < WHICH; w++) {
-    for (int32_t i = 0; size_at((which)w, i) > 0; i++) {
+    for (int32_t i = 0; rank_count((which)w, i) > 0; i++) {
       for (int64_t piece = 0; piece <= 7; piece += 7) {
-        const trial how = {.which = (which)w, .n = size_at((which)w, i), .piece = piece};
-        const ng_status st = run_trial(&how, body, NULL, NULL);
+        const comm_case how = {.which = (which)w, .n = rank_count((which)w, i), .piece = piece};
+        const ng_status st = run_comm_case(&how, body, NULL, NULL);
         if (st != NG_OK) {
           fail_msg("%s, %d ranks, pieces of %d: %s", which_name[w], (int)how.n, (int)piece,
                    ng_status_name(st));
