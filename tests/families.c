@@ -65,7 +65,7 @@ static void product(const test_case *s, const ng_options *opt, case_result *out)
       memcpy(P, D, sizeof(double) * (size_t)n);
       out->condition[t][l] = 1; /* D and G D A have no obtuse angle: nothing is lost in the sum */
       if (s->layer[l].frozen) continue;
-      multiplied(o, s, l, d2 > 0 ? opt->radius / sqrt(d2) : 0, D, P);
+      multiplied(o, s, l, d2 > 0 ? opt->base.radius / sqrt(d2) : 0, D, P);
       out->inner[t] += v_dot(P, D, n);
     }
     out->nu[t] = 1; /* clip = none */
@@ -270,7 +270,7 @@ static void every_method_has_a_row(void **state) {
     bool found = false;
     assert_int_equal(ng_method_at(i, &m), NG_OK);
     for (const family *f = families; f < families + FAMILIES; f++)
-      found = found || strcmp(v_options(&(variant){f, NULL}).method, m.name) == 0;
+      found = found || strcmp(v_options(&(variant){f, NULL}).base.method, m.name) == 0;
     if (!found) fail_msg("method %s", m.name);
   }
 }
@@ -306,10 +306,10 @@ ng_options v_options(const variant *v) { return fixture_parse(v->f->options); }
 
 double v_turn(const variant *v, ng_options *o, double by) {
   if (strcmp(v->f->knob, "radius") == 0) {
-    o->radius /= by;
+    o->base.radius /= by;
     return 1;
   }
-  o->damping *= by;
+  o->base.damping *= by;
   return by;
 }
 

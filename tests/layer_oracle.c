@@ -16,14 +16,18 @@ static int64_t length(const ng_layer *l, bool grad) {
   return grad ? l->out : groups_of(l) * oracle_cols(l);
 }
 
+static int64_t first_samples(const ng_options *o, int64_t all) {
+  return o->base.stat_batch > 0 && o->base.stat_batch < all ? o->base.stat_batch : all;
+}
+
 /* The mean row of one call, scaled. */
 static void fresh(const ng_options *o, const ng_layer *l, const ng_batch *b, bool grad, int64_t S,
                   const double *x, int64_t take, double *to) {
   const int64_t groups = groups_of(l), n = length(l, grad) / groups;
   const double c = b->reduction == NG_MEAN ? (double)b->samples : 1;
   double scale = grad ? 1 / b->loss_scale : 1;
-  if (strcmp(o->stat_scale, "textbook") == 0) {
-    const bool expand = strcmp(o->positions, "expand") == 0;
+  if (o->base.stat_scale == NG_SCALE_TEXTBOOK) {
+    const bool expand = o->base.positions == NG_POSITIONS_EXPAND;
     scale *= grad ? (expand ? c : c * (double)S) : expand ? sqrt((double)S) : 1;
   }
   memset(to, 0, (size_t)(groups * n) * sizeof *to);
@@ -40,9 +44,9 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
                     double *m, bool *started) {
   int64_t n = length(&s->layer[l], grad);
   double *x = zeros(n), *all = zeros(n), *mine = zeros(n), W = 0;
-  bool ema = strcmp(o->calls, "ema") == 0, last = strcmp(o->calls, "last") == 0;
-  bool first = strcmp(o->stat_start, "first") == 0;
-  double rho = !*started && first ? 0 : o->stat_decay;
+  bool ema = o->base.calls == NG_CALLS_EMA, last = o->base.calls == NG_CALLS_LAST;
+  bool first = o->base.stat_start == NG_START_FIRST;
+  double rho = !*started && first ? 0 : o->base.stat_decay;
   for (int32_t r = 0; r < s->ranks; r++) {
     double w = 0;
     memcpy(mine, m, (size_t)n * sizeof *mine);
@@ -53,12 +57,11 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
         /* gradients come in the opposite order of inputs; `last` sees the difference */
         int32_t use = grad ? s->uses[l] - 1 - u : u;
         if (k->a[l][use] == NULL) continue; /* not shown in this one */
-        int64_t take = o->stat_batch > 0 && o->stat_batch < k->batch.samples ? o->stat_batch
-                                                                             : k->batch.samples;
-        double v = strcmp(o->stat_scale, "eva") == 0 ? 1 : (double)take;
+        int64_t take = first_samples(o, k->batch.samples);
+        double v = o->base.stat_scale == NG_SCALE_EVA ? 1 : (double)take;
         fresh(o, &s->layer[l], &k->batch, grad, s->positions[l], grad ? k->g[l][use] : k->a[l][use],
               take, x);
-        double old = !ema ? (last ? 0 : 1) : w > 0 || *started || !first ? o->stat_decay : 0;
+        double old = !ema ? (last ? 0 : 1) : w > 0 || *started || !first ? o->base.stat_decay : 0;
         double new = ema ? 1 - old : v;
         for (int64_t i = 0; i < n; i++)
           mine[i] = old * mine[i] + new *x[i];
@@ -117,8 +120,8 @@ static void clip_step(const test_case *s, const ng_options *o, int32_t t, double
                       case_result *out) {
   const double v = 0.1 * 0.1 * fabs(out->inner[t]);
   out->nu[t] = 1;
-  if (strcmp(o->clip, "kl") == 0 && v > 0) out->nu[t] = fmin(1, sqrt(o->kl_clip / v));
-  if (strcmp(o->clip, "rescale") == 0 && pd2 > 0) out->nu[t] = sqrt(d2 / pd2);
+  if (o->base.clip == NG_CLIP_KL && v > 0) out->nu[t] = fmin(1, sqrt(o->base.kl_clip / v));
+  if (o->base.clip == NG_CLIP_RESCALE && pd2 > 0) out->nu[t] = sqrt(d2 / pd2);
   for (int32_t l = 0; l < s->layers; l++) {
     for (int64_t i = 0; i < case_weight_count(s, l) && !s->layer[l].frozen; i++)
       out->P[t][l][i] *= out->nu[t];
@@ -136,7 +139,7 @@ void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
   }
   for (int32_t t = 0; t < s->steps; t++) {
     double d2 = 0, pd2 = 0;
-    if (s->damping[t] > 0) o.damping = s->damping[t];
+    if (s->damping[t] > 0) o.base.damping = s->damping[t];
     for (int32_t l = 0; l < s->layers; l++) {
       const ng_layer *d = &s->layer[l];
       int64_t groups = groups_of(d), q = oracle_rows(d) / groups, p = oracle_cols(d), n = q * p;
@@ -145,13 +148,13 @@ void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
       memcpy(P, D, (size_t)(groups * n) * sizeof *P);
       out->condition[t][l] = 1;
       if (d->frozen) continue;
-      for (int k = 0; k < 2 && t % o.stat_period == 0 && strcmp(o.sides, "none") != 0; k++)
+      for (int k = 0; k < 2 && t % o.base.stat_period == 0 && o.base.sides != NG_SIDES_NONE; k++)
         average(s, &o, t, l, k == 1, m[l][k], &started[l][k]);
       for (int64_t g = 0; g < groups; g++) {
         /* AdaSGD: no vectors, so zero ones, and the squared norm of the layer's gradient beside */
-        const double *side = strcmp(o.sides, "input") == 0 ? NULL : m[l][1] + g * q;
-        double lambda = o.damping;
-        for (int64_t i = 0; i < groups * n && strcmp(o.sides, "none") == 0; i++)
+        const double *side = o.base.sides == NG_SIDES_INPUT ? NULL : m[l][1] + g * q;
+        double lambda = o.base.damping;
+        for (int64_t i = 0; i < groups * n && o.base.sides == NG_SIDES_NONE; i++)
           lambda += D[i] * D[i];
         double c = solve_dense(q, p, m[l][0] + g * p, side, lambda, D + g * n, P + g * n);
         out->condition[t][l] = fmax(out->condition[t][l], c);
@@ -225,12 +228,11 @@ static void norm_add(const ng_layer *l, const ng_batch *b, int64_t positions, co
 
 /* ---- the solve -------------------------------------------------------------------------------*/
 
-static bool keeps(const ng_layer *l, const char *block, int64_t r, int64_t c) {
-  return r == c || strcmp(block, "full") == 0 ||
-         (strcmp(block, "unit") == 0 && r % l->in == c % l->in);
+static bool keeps(const ng_layer *l, ng_norm_block block, int64_t r, int64_t c) {
+  return r == c || block == NG_NORM_FULL || (block == NG_NORM_UNIT && r % l->in == c % l->in);
 }
 
-static double norm_solve(const ng_layer *l, const char *block, const double *F, double d,
+static double norm_solve(const ng_layer *l, ng_norm_block block, const double *F, double d,
                          double *x) {
   const int64_t w = norm_width(l);
   double *M = zeros(w * w), trace = 0;
@@ -267,8 +269,7 @@ static void average_norm(const test_case *s, const ng_options *o, int32_t t, int
   for (int32_t r = 0; r < s->ranks; r++) {
     for (int32_t c = 0; c < s->calls[t][r]; c++) {
       const case_micro *m = &s->micro[t][r][c];
-      const int64_t B = m->batch.samples,
-                    take = o->stat_batch > 0 && o->stat_batch < B ? o->stat_batch : B;
+      const int64_t B = m->batch.samples, take = first_samples(o, B);
       for (int32_t u = 0; u < s->uses[l]; u++) {
         double *a = rows_of(s, l, B, m->a[l][u]), *g = rows_of(s, l, B, m->g[l][u]);
         norm_add(d, &m->batch, s->positions[l], a, g, take, 1, fresh);
@@ -278,8 +279,8 @@ static void average_norm(const test_case *s, const ng_options *o, int32_t t, int
       }
     }
   }
-  const double rho = *started ? o->stat_decay : 0;
-  const bool all = strcmp(o->damping_leak, "all") == 0 || strcmp(o->statistics, "owner") == 0;
+  const double rho = *started ? o->base.stat_decay : 0;
+  const bool all = o->base.damping_leak == NG_LEAK_ALL || o->base.statistics == NG_STATISTICS_OWNER;
   for (int64_t i = 0; i < w; i++)
     F[i * w + i] += *left / (all ? 1 : s->ranks);
   *left = 0;
@@ -297,7 +298,7 @@ static double precondition(const test_case *s, const ng_options *o, int32_t l, c
   double *x = zeros(w);
   for (int64_t k = 0; k < w; k++)
     x[k] = D[k % C * p + k / C];
-  const double condition = norm_solve(d, o->norm_block, F, damping, x);
+  const double condition = norm_solve(d, o->base.norm_block, F, damping, x);
   for (int64_t k = 0; k < w; k++)
     P[k % C * p + k / C] = x[k];
   free(x);
@@ -311,10 +312,9 @@ void norm_predict(const test_case *s, const ng_options *opt,
   ng_options o = *opt;
   double *F[CASE_LAYERS] = {NULL}, left[CASE_LAYERS] = {0};
   bool started[CASE_LAYERS] = {false};
-  if (strcmp(o.stat_start, "first") != 0 || strcmp(o.calls, "mean") != 0 ||
-      strcmp(o.stat_scale, "textbook") != 0)
-    fail_msg("norm_predict: stat_start %s, calls %s, stat_scale %s", o.stat_start, o.calls,
-             o.stat_scale);
+  if (o.base.stat_start != NG_START_FIRST || o.base.calls != NG_CALLS_MEAN ||
+      o.base.stat_scale != NG_SCALE_TEXTBOOK)
+    fail_msg("norm_predict: stat_start, calls or stat_scale is not its default");
   for (int32_t l = 0; l < s->layers; l++) {
     if (s->layer[l].kind != NG_NORM || s->layer[l].frozen) continue;
     rest.layer[l].frozen = 1;
@@ -324,18 +324,18 @@ void norm_predict(const test_case *s, const ng_options *opt,
   others(&rest, &o, out);
   for (int32_t t = 0; t < s->steps; t++) {
     double inner = 0, d2 = 0, pd2 = 0;
-    if (s->damping[t] > 0) o.damping = s->damping[t];
+    if (s->damping[t] > 0) o.base.damping = s->damping[t];
     for (int32_t l = 0; l < s->layers; l++) {
       const int64_t n = case_weight_count(s, l);
       const double *D = s->D[t][l];
       double *P = out->P[t][l];
       if (s->layer[l].frozen) continue;
       if (F[l] != NULL) {
-        const bool folds = t % o.stat_period == 0;
-        const bool leaks = strcmp(o.damping_leak, "0") != 0;
-        const bool adds = leaks && (folds || strcmp(o.norm_block, "full") == 0);
+        const bool folds = t % o.base.stat_period == 0;
+        const bool leaks = o.base.damping_leak != NG_LEAK_NONE;
+        const bool adds = leaks && (folds || o.base.norm_block == NG_NORM_FULL);
         if (folds) average_norm(s, &o, t, l, F[l], &started[l], &left[l]);
-        const double lambda = o.damping * o.norm_damping;
+        const double lambda = o.base.damping * o.base.norm_damping;
         const double on = !leaks ? lambda : adds ? left[l] + lambda : left[l];
         out->condition[t][l] = precondition(s, &o, l, F[l], on, D, P);
         if (adds) left[l] += lambda;

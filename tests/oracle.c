@@ -63,8 +63,6 @@ static void *need(size_t count, size_t size) {
 
 static double *reals(int64_t n) { return need((size_t)n, sizeof(double)); }
 
-static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
-
 /* C [m,n] = op(A) op(B), the inner length k */
 static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
                     const double *B, double *C) {
@@ -132,7 +130,7 @@ double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const doub
 /* ---- fresh factors: the table of spec/kfac.md 3.1 --------------------------------------------*/
 
 static bool textbook(const ng_options *opt) {
-  return is(opt->stat_scale, "textbook") || is(opt->stat_scale, "chainerkfac");
+  return opt->base.stat_scale == NG_SCALE_TEXTBOOK || opt->base.stat_scale == NG_SCALE_CHAINERKFAC;
 }
 
 /* B samples used, S rows of each of them. */
@@ -144,11 +142,11 @@ static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batc
     double n = b->reduction == NG_MEAN ? (double)b->samples : 1;
     return grad ? n * n * unscale / (B * S) : 1 / B;
   }
-  if (is(opt->stat_scale, "kaisa")) {
+  if (opt->base.stat_scale == NG_SCALE_KAISA) {
     double N = conv ? B * S * S * S : B * S;
     return (grad ? unscale : 1) / N;
   }
-  demand(is(opt->stat_scale, "mpd-kfac"), "unknown stat_scale");
+  demand(opt->base.stat_scale == NG_SCALE_MPD_KFAC, "unknown stat_scale");
   if (conv) return grad ? B * S * unscale : 1 / (B * S * S);
   return grad ? B / S * unscale : 1 / (B * S);
 }
@@ -160,10 +158,10 @@ static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
   int64_t n = grad ? l->out / groups : oracle_cols(l);
   if (!out) return n;
   int64_t take = b->samples, S = positions;
-  if (opt->stat_batch > 0 && opt->stat_batch < take) take = opt->stat_batch;
+  if (opt->base.stat_batch > 0 && opt->base.stat_batch < take) take = opt->base.stat_batch;
   double *X = oracle_stat_rows(l, grad, group, data, b->samples, S, n);
-  bool published_conv = is(opt->stat_scale, "mpd-kfac") && l->kind == NG_CONV2D;
-  if (is(opt->positions, "reduce") && S > 1 && !published_conv) {
+  bool published_conv = opt->base.stat_scale == NG_SCALE_MPD_KFAC && l->kind == NG_CONV2D;
+  if (opt->base.positions == NG_POSITIONS_REDUCE && S > 1 && !published_conv) {
     bool sum = grad && textbook(opt);
     double *Y = reals(take * n);
     for (int64_t i = 0; i < take; i++) {
@@ -285,8 +283,8 @@ void oracle_begin(oracle *o, int32_t rank, const ng_batch *b) { o->batch[rank] =
 static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double *data,
                     int64_t positions) {
   layer *l = &o->layer[i];
-  if (!l->covered || o->t % o->layer[0].opt.stat_period != 0) return;
-  if (is(l->opt.statistics, "local") && rank != l->owner) return;
+  if (!l->covered || o->t % o->layer[0].opt.base.stat_period != 0) return;
+  if (l->opt.base.statistics == NG_STATISTICS_LOCAL && rank != l->owner) return;
   factor *f = &l->f[grad];
   demand(f->count[rank] < MAX_SEEN, "too many observations");
   const ng_batch *b = &o->batch[rank];
@@ -296,9 +294,9 @@ static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double 
     fresh(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
   }
   int64_t take = b->samples;
-  if (l->opt.stat_batch > 0 && l->opt.stat_batch < take) take = l->opt.stat_batch;
-  s->weight = textbook(&l->opt) || is(l->opt.stat_scale, "mpd-kfac") ? (double)take : 1;
-  if (is(l->opt.stat_scale, "chainerkfac")) s->weight = 1;
+  if (l->opt.base.stat_batch > 0 && l->opt.base.stat_batch < take) take = l->opt.base.stat_batch;
+  s->weight = textbook(&l->opt) || l->opt.base.stat_scale == NG_SCALE_MPD_KFAC ? (double)take : 1;
+  if (l->opt.base.stat_scale == NG_SCALE_CHAINERKFAC) s->weight = 1;
 }
 
 void oracle_input(oracle *o, int32_t rank, int32_t i, const double *a, int64_t positions) {
@@ -315,21 +313,21 @@ void oracle_output_grad(oracle *o, int32_t rank, int32_t i, const double *g, int
  * that is what divides a shift left on the owner's diagonal by the number of ranks. */
 static void fold_one(oracle *o, layer *l, factor *f, const double *fresh) {
   int64_t size = l->groups * f->n * f->n;
-  double rho = l->opt.stat_decay;
+  double rho = l->opt.base.stat_decay;
   for (int32_t r = 0; r < o->ranks; r++) {
     for (int64_t k = 0; k < size; k++) {
       double old = f->F[r][k];
       if (!f->started) {
         int64_t within = k % (f->n * f->n);
         bool diagonal = within / f->n == within % f->n;
-        old = is(l->opt.stat_start, "identity") && diagonal ? 1 : 0;
-        if (is(l->opt.stat_start, "first")) old = fresh[k];
+        old = l->opt.base.stat_start == NG_START_IDENTITY && diagonal ? 1 : 0;
+        if (l->opt.base.stat_start == NG_START_FIRST) old = fresh[k];
       }
       f->F[r][k] = rho * old + (1 - rho) * fresh[k];
     }
   }
   f->started = true;
-  if (is(l->opt.statistics, "local")) return;
+  if (l->opt.base.statistics == NG_STATISTICS_LOCAL) return;
   for (int64_t k = 0; k < size; k++) {
     double s = 0;
     for (int32_t r = 0; r < o->ranks; r++)
@@ -360,7 +358,7 @@ static bool mean_of(const oracle *o, const layer *l, const factor *f, int32_t fr
 
 static void fold(oracle *o, layer *l, factor *f) {
   double *fresh = reals(l->groups * f->n * f->n);
-  if (is(l->opt.calls, "last")) {
+  if (l->opt.base.calls == NG_CALLS_LAST) {
     for (int32_t r = 0; r < o->ranks; r++) {
       if (f->count[r] < 2) continue;
       seen *s = &f->seen[r * MAX_SEEN], last = s[f->count[r] - 1];
@@ -370,7 +368,7 @@ static void fold(oracle *o, layer *l, factor *f) {
       f->count[r] = 1;
     }
   }
-  if (is(l->opt.calls, "ema")) {
+  if (l->opt.base.calls == NG_CALLS_EMA) {
     for (int32_t i = 0; mean_of(o, l, f, i, i + 1, fresh); i++)
       fold_one(o, l, f, fresh);
   } else if (mean_of(o, l, f, 0, MAX_SEEN, fresh)) {
@@ -401,17 +399,17 @@ static int64_t widest(const factor *f, int64_t blocks) {
 }
 
 static int64_t blocks_of(const ng_options *opt, const factor *f) {
-  int64_t k = opt->factor_blocks < f->channels ? opt->factor_blocks : f->channels;
-  while (opt->max_factor > 0 && k < f->channels && widest(f, k) > opt->max_factor)
+  int64_t k = opt->base.factor_blocks < f->channels ? opt->base.factor_blocks : f->channels;
+  while (opt->base.max_factor > 0 && k < f->channels && widest(f, k) > opt->base.max_factor)
     k++;
   return k;
 }
 
 static void shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
   shift[0] = shift[1] = 0;
-  if (is(l->opt.damping_split, "full")) shift[0] = shift[1] = lambda;
-  if (is(l->opt.damping_split, "root")) shift[0] = shift[1] = sqrt(lambda);
-  if (is(l->opt.damping_split, "pi")) {
+  if (l->opt.base.damping_split == NG_SPLIT_FULL) shift[0] = shift[1] = lambda;
+  if (l->opt.base.damping_split == NG_SPLIT_ROOT) shift[0] = shift[1] = sqrt(lambda);
+  if (l->opt.base.damping_split == NG_SPLIT_PI) {
     shift[0] = sqrt(lambda) * l->pi[g];
     shift[1] = sqrt(lambda) / l->pi[g];
   }
@@ -419,10 +417,10 @@ static void shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
 
 /* 1 / (what a coefficient of eigenvectors j of A and i of G is divided by) */
 static double share(const layer *l, int64_t g, int64_t i, int64_t j) {
-  double shift[2], lambda = l->opt.damping;
+  double shift[2], lambda = l->opt.base.damping;
   double da = l->w[0][g * l->f[0].n + j], dg = l->w[1][g * l->f[1].n + i];
   shifts(l, g, lambda, shift);
-  if (is(l->opt.damping_split, "joint")) return 1 / (dg * da + lambda);
+  if (l->opt.base.damping_split == NG_SPLIT_JOINT) return 1 / (dg * da + lambda);
   return 1 / ((dg + shift[1]) * (da + shift[0]));
 }
 
@@ -435,11 +433,11 @@ static void solve(const oracle *o, layer *l, int64_t g) {
       trace[k] += F[i * n + i] / (double)n;
   }
   l->pi[g] = trace[0] > 0 && trace[1] > 0 ? sqrt(trace[0] / trace[1]) : 1;
-  shifts(l, g, l->opt.damping, shift);
-  bool eigen = l->opt.solver[0] == 'e'; /* or eigen-prediv */
+  shifts(l, g, l->opt.base.damping, shift);
+  bool eigen = ng_is_eigen(l->opt.base.solver);
   for (int k = 0; k < 2; k++) {
     factor *f = &l->f[k];
-    const bool single = k == 1 && is(l->opt.output_factor, "diagonal");
+    const bool single = k == 1 && l->opt.base.output_factor == NG_OUTPUT_DIAGONAL;
     int64_t n = f->n, blocks = single ? n : blocks_of(&l->opt, f);
     double *F = f->F[l->owner] + g * n * n, *M = reals(n * n);
     double *Q = l->Q[k] + g * n * n, *w = l->w[k] + g * n;
@@ -449,8 +447,9 @@ static void solve(const oracle *o, layer *l, int64_t g) {
       }
       if (!eigen) M[i * n + i] += shift[k];
     }
-    for (int32_t r = 0; r < o->ranks && !is(l->opt.damping_leak, "0"); r++) {
-      const bool all = is(l->opt.damping_leak, "all") || is(l->opt.statistics, "owner");
+    for (int32_t r = 0; r < o->ranks && l->opt.base.damping_leak != NG_LEAK_NONE; r++) {
+      const bool all =
+          l->opt.base.damping_leak == NG_LEAK_ALL || l->opt.base.statistics == NG_STATISTICS_OWNER;
       if (r != l->owner && !all) continue;
       for (int64_t i = 0; i < n; i++)
         f->F[r][(g * n + i) * n + i] += shift[k];
@@ -463,7 +462,7 @@ static void solve(const oracle *o, layer *l, int64_t g) {
       oracle_solve(n, M, n, Q);
     } else {
       for (int64_t i = 0; i < n; i++) {
-        if (w[i] <= l->opt.eigen_floor) w[i] = 0;
+        if (w[i] <= l->opt.base.eigen_floor) w[i] = 0;
       }
     }
     free(M);
@@ -488,13 +487,13 @@ static void precondition(layer *l, int64_t g, const double *D, double *P) {
   int64_t p = l->f[0].n, q = l->f[1].n;
   const double *QA = l->Q[0] + g * p * p, *QG = l->Q[1] + g * q * q;
   double *V = reals(q * p), *W = reals(q * p), condition;
-  if (l->opt.solver[0] == 'e') {
+  if (ng_is_eigen(l->opt.base.solver)) {
     product(true, false, q, p, q, QG, D, W);
     product(false, false, q, p, p, W, QA, V);
     for (int64_t i = 0; i < q; i++) {
       for (int64_t j = 0; j < p; j++) {
-        double r =
-            is(l->opt.solver, "eigen-prediv") ? l->R[g * p * q + i * p + j] : share(l, g, i, j);
+        double r = l->opt.base.solver == NG_SOLVER_EIGEN_PREDIV ? l->R[g * p * q + i * p + j]
+                                                                : share(l, g, i, j);
         V[i * p + j] *= r;
         W[i * p + j] = r;
       }
@@ -515,7 +514,7 @@ static void precondition(layer *l, int64_t g, const double *D, double *P) {
 /* ---- the step: spec/kfac.md 5 and 8 ----------------------------------------------------------*/
 
 double oracle_step(oracle *o, double lr, const double *const *D, double *const *P) {
-  const ng_options *opt = &o->layer[0].opt;
+  const ng_settings *opt = &o->layer[0].opt.base;
   bool due = o->t % opt->solve_period == 0;
   double inner = 0, d2 = 0, pd2 = 0, nu = 1;
   for (int32_t i = 0; i < o->layers; i++) {
@@ -535,8 +534,9 @@ double oracle_step(oracle *o, double lr, const double *const *D, double *const *
       }
     }
   }
-  if (is(opt->clip, "kl") && inner != 0) nu = fmin(1, sqrt(opt->kl_clip / fabs(lr * lr * inner)));
-  if (is(opt->clip, "rescale") && pd2 > 0) nu = sqrt(d2 / pd2);
+  if (opt->clip == NG_CLIP_KL && inner != 0)
+    nu = fmin(1, sqrt(opt->kl_clip / fabs(lr * lr * inner)));
+  if (opt->clip == NG_CLIP_RESCALE && pd2 > 0) nu = sqrt(d2 / pd2);
   for (int32_t i = 0; i < o->layers; i++) {
     layer *l = &o->layer[i];
     int64_t size = oracle_rows(&l->d) * oracle_cols(&l->d);

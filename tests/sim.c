@@ -234,7 +234,7 @@ uint64_t sim_fingerprint(const sim *s) {
     if (u != NG_USE_SCRATCH) h = hash(h, p->arena[u], (size_t)p->arena_bytes[u]);
   }
   h = hash(h, p->arena_bytes, sizeof p->arena_bytes);
-  h = hash_live(h, &p->base);
+  h = hash_live(h, &p->opt.base);
   const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->bytes};
   h = hash(h, counters, sizeof counters);
   h = hash(h, p->rescued, sizeof p->rescued);

@@ -471,7 +471,6 @@ static void apart(ng_block *b, ng_stat *s) {
 static ng_status own_period(int32_t rank, ng_precond *p, int32_t step) {
   if (step > 0 && ng_set_real(p, "damping", step == 1 ? 0.15 : 0.075) != NG_OK) return NG_ERR_STATE;
   p->block[1]->base.solve_period = 1;
-  ng_step_copy_decay(p);
   return NG_OK;
 }
 
@@ -598,8 +597,8 @@ static void test_refused_life(void **state) {
 }
 
 /* A family is asked about its options, and about values that ng_set would give its block. */
-static ng_status no_half(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  if (s->damping != 0.5) return NG_OK;
+static ng_status no_half(const ng_options *o, char *message, size_t size) {
+  if (o->base.damping != 0.5) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG, "damping = 0.5 is not for toys");
 }
 

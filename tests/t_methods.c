@@ -11,7 +11,7 @@ static char message[512];
 static void differs_by(const ng_options *o, const char *method, const char *differences) {
   char list[512];
   int32_t n = 0;
-  assert_string_equal(o->method, method);
+  assert_string_equal(o->base.method, method);
   (void)snprintf(list, sizeof list, " %s ", differences);
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
@@ -65,7 +65,7 @@ static void table_of_methods(void **state) {
     assert_contains(info.paper, "arXiv");
     ng_options o = standard_options();
     assert_int_equal(ng_options_set(&o, "method", info.name, message, sizeof message), NG_OK);
-    assert_string_equal(o.method, info.name);
+    assert_string_equal(o.base.method, info.name);
     assert_int_equal(ng_options_check(&o, message, sizeof message), NG_OK);
     ng_published_info p = {.struct_size = sizeof p};
     for (int32_t i = 0; i < info.published; i++) {

@@ -185,7 +185,7 @@ static void numbers_read_back(void **state) {
     CHECK_SEED(seed, ng_options_set(&o, "damping", text, NULL, 0) == NG_OK, text);
     CHECK_SEED(seed, ng_options_get(&o, "damping", shown, sizeof shown) == NG_OK, text);
     CHECK_SEED(seed, ng_options_set(&o, "damping", shown, NULL, 0) == NG_OK, shown);
-    CHECK_SEED(seed, memcmp(&o.damping, &v, sizeof v) == 0, text);
+    CHECK_SEED(seed, memcmp(&o.base.damping, &v, sizeof v) == 0, text);
   }
 }
 

@@ -44,10 +44,10 @@ static const char *pick(rng *r, const char *words) {
 static void random_factors(rng *r, ng_options *o) {
   ng_options_set_defaults(o);
   fixture_set(o, "solver", pick(r, "eigen eigen-prediv cholesky cholesky"));
-  bool eigen = o->solver[0] == 'e';
+  bool eigen = ng_is_eigen(o->base.solver);
   fixture_set(o, "damping_split", pick(r, eigen ? "joint full pi root" : "full pi root"));
   fixture_set(o, "eigen_floor", eigen ? pick(r, "0 1e-10 0.03") : "0");
-  if (strcmp(o->damping_split, "joint") != 0)
+  if (o->base.damping_split != NG_SPLIT_JOINT)
     fixture_set(o, "damping_leak", pick(r, "0 0 0 owner"));
   fixture_real(o, "damping", pow(10, -2.5 + 3 * rng_real(r)));
   fixture_set(o, "stat_decay", pick(r, "0 0.3 0.5 0.95 0.95 1"));
@@ -70,7 +70,8 @@ static void random_factors(rng *r, ng_options *o) {
 static void random_vectors(rng *r, ng_options *o) {
   *o = fixture_parse(pick(r, "method=eva method=eva-natgrad method=eva-f method=adasgd"));
   fixture_set(o, "stat_scale", pick(r, "eva textbook"));
-  if (strcmp(o->stat_scale, "textbook") == 0) fixture_set(o, "positions", pick(r, "expand reduce"));
+  if (o->base.stat_scale == NG_SCALE_TEXTBOOK)
+    fixture_set(o, "positions", pick(r, "expand reduce"));
   fixture_set(o, "stat_decay", pick(r, "0 0.05 0.5 0.95 1"));
   fixture_set(o, "stat_start", pick(r, "first first zero"));
   fixture_set(o, "stat_batch", pick(r, "0 0 1 2 16"));
@@ -88,12 +89,12 @@ static void random_norms(rng *r, ng_options *o) {
   fixture_set(o, "stat_start", "first");
   fixture_set(o, "calls", "mean");
   fixture_set(o, "stat_scale", "textbook");
-  const bool owner = strcmp(o->statistics, "owner") == 0 && strcmp(o->norm_block, "full") == 0;
-  if (!owner) fixture_set(o, "statistics", "all");
-  if (strcmp(o->method, "natgrad") != 0) return;
+  if (o->base.statistics != NG_STATISTICS_OWNER || o->base.norm_block != NG_NORM_FULL)
+    fixture_set(o, "statistics", "all");
+  if (strcmp(o->base.method, "natgrad") != 0) return;
   fixture_set(o, "solve_period", "1");
   fixture_set(o, "stat_period", pick(r, "1 2"));
-  if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 owner"));
+  if (o->base.damping_split != NG_SPLIT_JOINT) fixture_set(o, "damping_leak", pick(r, "0 owner"));
 }
 
 static void random_norm(rng *r, test_case *s) {
@@ -114,12 +115,12 @@ static void random_tokens(rng *r, test_case *s) {
 }
 
 static void random_layer(rng *r, test_case *s, const ng_options *o, bool norms) {
-  const bool factors = strcmp(o->method, "natgrad") == 0;
+  const bool factors = strcmp(o->base.method, "natgrad") == 0;
   if (norms && (s->layers == 0 || rng_below(r, 3) == 0)) {
     random_norm(r, s);
     return;
   }
-  if (factors && strcmp(o->positions, "reduce") != 0 && rng_below(r, 5) == 0) {
+  if (factors && o->base.positions != NG_POSITIONS_REDUCE && rng_below(r, 5) == 0) {
     random_tokens(r, s);
     return;
   }
@@ -151,8 +152,8 @@ static void random_layer(rng *r, test_case *s, const ng_options *o, bool norms) 
 
 static test_case *random_case(rng *r, const ng_options *o, bool norms) {
   static const int32_t ranks_of[] = {1, 1, 1, 2, 3, 5};
-  bool even = strcmp(o->calls, "ema") == 0;
-  bool local = strcmp(o->statistics, "local") == 0;
+  bool even = o->base.calls == NG_CALLS_EMA;
+  bool local = o->base.statistics == NG_STATISTICS_LOCAL;
   test_case *s = case_create(2 + (int32_t)rng_below(r, 3), ranks_of[rng_below(r, 6)]);
   int64_t layers = 1 + rng_below(r, 4);
   for (int64_t l = 0; l < layers; l++) {
@@ -162,7 +163,7 @@ static test_case *random_case(rng *r, const ng_options *o, bool norms) {
   if (layers > 1 && rng_below(r, 8) == 0) s->layer[layers - 1].frozen = 1;
   case_set_positions(s);
   for (int32_t t = 0; t < s->steps; t++) {
-    if (rng_below(r, 4) == 0) s->damping[t] = o->damping * (0.5 + 2 * rng_real(r));
+    if (rng_below(r, 4) == 0) s->damping[t] = o->base.damping * (0.5 + 2 * rng_real(r));
     int64_t calls = 1 + rng_below(r, 3), B = 1 + rng_below(r, 5);
     for (int32_t k = 0; k < s->ranks; k++) {
       int64_t mine = even ? calls : 1 + rng_below(r, 3);
@@ -232,7 +233,7 @@ static void factors_predict(const test_case *s, const ng_options *o, case_result
 }
 
 static void predict(test_case *s, ng_options *o, bool norms, case_result *out) {
-  const bool factors = strcmp(o->method, "natgrad") == 0;
+  const bool factors = strcmp(o->base.method, "natgrad") == 0;
   for (int i = 0; i < 12; i++) {
     if (norms)
       norm_predict(s, o, factors ? factors_predict : r1_predict, out);
@@ -243,7 +244,7 @@ static void predict(test_case *s, ng_options *o, bool norms, case_result *out) {
       c = fmax(c, condition_of(s, out, t));
     if (c < WELL) return;
     case_free_result(out);
-    o->damping *= 10;
+    o->base.damping *= 10;
     for (int32_t t = 0; t < s->steps; t++)
       s->damping[t] *= 10;
   }

@@ -37,7 +37,7 @@ enum { PLACEMENTS = sizeof placement / sizeof placement[0] };
 static bool is_way(const variant *v, const ng_options *o, way w, int32_t ranks) {
   const bool norms = strstr(v->f->name, "norm") != NULL && strstr(v->f->name, "full") == NULL;
   if (ranks % w.workers != 0) return false;
-  if (w.owner && strcmp(o->statistics, "all") != 0) return false; /* it is the row's own */
+  if (w.owner && o->base.statistics != NG_STATISTICS_ALL) return false; /* it is the row's own */
   if (w.owner && norms && w.workers > 1) return false;
   return w.colocate || strcmp(placement[w.placement], "spngd") != 0;
 }

@@ -92,7 +92,7 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
     for (int i = 0; i < q; i++)
       g[i] += y[i];
   }
-  double each = o.damping, mean_a = 0, mean_g = 0; /* beside G (x) A; of the diagonals */
+  double each = o.base.damping, mean_a = 0, mean_g = 0; /* beside G (x) A; of the diagonals */
   for (int i = 0; i < p; i++)
     mean_a += A[i * p + i] / p;
   for (int i = 0; i < q; i++)
@@ -102,13 +102,13 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
       A[i] = a[i / p] * a[i % p];
     for (int i = 0; i < q * q; i++)
       G[i] = g[i / q] * g[i % q];
-  } else if (strcmp(o.damping_split, "joint") != 0) {
-    const bool full = strcmp(o.damping_split, "full") == 0;
-    const double pi = sqrt(mean_a / mean_g), root = sqrt(o.damping);
+  } else if (o.base.damping_split != NG_SPLIT_JOINT) {
+    const bool full = o.base.damping_split == NG_SPLIT_FULL;
+    const double pi = sqrt(mean_a / mean_g), root = sqrt(o.base.damping);
     for (int i = 0; i < p; i++)
-      A[i * p + i] += full ? o.damping : root * pi;
+      A[i * p + i] += full ? o.base.damping : root * pi;
     for (int i = 0; i < q; i++)
-      G[i * q + i] += full ? o.damping : root / pi;
+      G[i * q + i] += full ? o.base.damping : root / pi;
     each = 0; /* it is in both */
   }
   case_result result = v_run(v, s, &o);
@@ -229,9 +229,9 @@ static void zero_gives_zero(const variant *v) {
     all_of(s, 0, 0);
     case_result r = v_run(v, s, &o);
     if (r.nu[0] != 1 || r.inner[0] != 0)
-      v_fail(v, "%s: nu %g, <D, PD> %g", o.clip, r.nu[0], r.inner[0]);
+      v_fail(v, "%s: nu %g, <D, PD> %g", v_clips[k], r.nu[0], r.inner[0]);
     for (int32_t l = 0; l < s->layers; l++) {
-      if (!(v_most(r.P[0][l], case_weight_count(s, l)) == 0)) v_fail(v, "%s: not zero", o.clip);
+      if (!(v_most(r.P[0][l], case_weight_count(s, l)) == 0)) v_fail(v, "%s: not zero", v_clips[k]);
     }
     case_free_result(&r);
     case_destroy(&s);
@@ -243,8 +243,8 @@ static void is_plain(const variant *v, const char *what, const test_case *s, con
                      double part) {
   case_result r = v_run(v, s, o);
   for (int32_t l = 0; l < s->layers; l++) {
-    const double lambda =
-        pow(o->damping, v->f->power) * (s->layer[l].kind == NG_NORM ? o->norm_damping : 1);
+    const double lambda = pow(o->base.damping, v->f->power) *
+                          (s->layer[l].kind == NG_NORM ? o->base.norm_damping : 1);
     const int64_t n = case_weight_count(s, l);
     for (int64_t i = 0; i < n; i++) {
       const double e = fabs(lambda * r.P[0][l][i] - s->D[0][l][i]);
@@ -269,7 +269,7 @@ static void no_curvature(const variant *v) {
     test_case *s = v_even(v, 1, 1, 23);
     case_micro *m = &s->micro[0][0][0];
     ng_options o = unclipped(v);
-    const bool product = v->f->promises & VECTORS || strcmp(o.damping_split, "joint") == 0;
+    const bool product = v->f->promises & VECTORS || o.base.damping_split == NG_SPLIT_JOINT;
     fixture_real(&o, "stat_decay", 0); /* of an average that began as the identity nothing stays */
     for (int32_t l = 0; l < s->layers; l++) {
       s->layer[l].bias = 0;
@@ -325,7 +325,7 @@ static double slot_norm(const test_case *s, int32_t l, const double *x, int slot
   return sqrt(sum);
 }
 
-/* The factor of one slot by the formula of natgrad.h, from the unclipped direction and the gradient. */
+/* The factor of one slot by the formula of natgrad.h, from the unclipped direction and the gradient; lr = 0.1. */
 static double factor(const ng_options *o, const test_case *s, const case_result *plain, int32_t t,
                      int32_t l, int slot) {
   double inner = 0, d2 = 0, pd2 = 0;
@@ -337,13 +337,13 @@ static double factor(const ng_options *o, const test_case *s, const case_result 
     pd2 += v_dot(P, P, case_weight_count(s, k));
   }
   const double length = slot_norm(s, l, plain->P[t][l], slot, &n);
-  if (strcmp(o->clip, "kl") == 0) return fmin(1, sqrt(o->kl_clip / (0.01 * inner))); /* lr = 0.1 */
-  if (strcmp(o->clip, "rescale") == 0) return sqrt(d2 / pd2);
-  if (strcmp(o->clip, "norm") == 0) return fmin(1, o->clip_bound / sqrt(pd2));
-  if (strcmp(o->clip, "ratio") == 0)
-    return fmin(50, o->clip_bound * slot_norm(s, l, s->W[l], slot, &n) / length);
-  if (strcmp(o->clip, "value") == 0) return 1;
-  return 1 / fmax(1, length / sqrt((double)n) / o->clip_bound);
+  if (o->base.clip == NG_CLIP_KL) return fmin(1, sqrt(o->base.kl_clip / (0.01 * inner)));
+  if (o->base.clip == NG_CLIP_RESCALE) return sqrt(d2 / pd2);
+  if (o->base.clip == NG_CLIP_NORM) return fmin(1, o->base.clip_bound / sqrt(pd2));
+  if (o->base.clip == NG_CLIP_RATIO)
+    return fmin(50, o->base.clip_bound * slot_norm(s, l, s->W[l], slot, &n) / length);
+  if (o->base.clip == NG_CLIP_VALUE) return 1;
+  return 1 / fmax(1, length / sqrt((double)n) / o->base.clip_bound);
 }
 
 /* Each kind by its formula: tight bounds, and one that clips nothing (a ratio is at most fifty). */
@@ -365,7 +365,7 @@ static void clips_by_their_formulas(const variant *v) {
     fixture_set(&o, "clip", how[k].clip);
     fixture_real(&o, "kl_clip", how[k].kl_clip);
     fixture_real(&o, "clip_bound", how[k].bound);
-    const bool value = strcmp(o.clip, "value") == 0;
+    const bool value = o.base.clip == NG_CLIP_VALUE;
     case_result r = v_run(v, s, &o);
     for (int32_t t = 0; t < 2; t++) {
       double least = INFINITY;
@@ -373,24 +373,24 @@ static void clips_by_their_formulas(const variant *v) {
         for (int slot = 0; slot < 1 + s->layer[l].bias; slot++) {
           const double f = factor(&o, s, &plain, t, l, slot);
           for (int64_t i = 0; i < case_weight_count(s, l); i++) {
-            const double all = f * plain.P[t][l][i], bound = value ? o.clip_bound : INFINITY;
+            const double all = f * plain.P[t][l][i], bound = value ? o.base.clip_bound : INFINITY;
             const double want = fmax(-bound, fmin(bound, all));
             const double most = f * v_most(plain.P[t][l], case_weight_count(s, l));
             if (in_slot(s, l, i, slot) && !(fabs(r.P[t][l][i] - want) <= part * most))
-              v_fail(v, "%s, %s: %g, not %g", o.clip, s->name[l], r.P[t][l][i], want);
+              v_fail(v, "%s, %s: %g, not %g", how[k].clip, s->name[l], r.P[t][l][i], want);
           }
           least = fmin(least, f);
         }
       }
       if (!(fabs(r.nu[t] - least) <= part * least))
-        v_fail(v, "%s: nu is %g, not %g", o.clip, r.nu[t], least);
-      const bool one = how[k].bound == 0 || strcmp(o.clip, "norm") == 0;
+        v_fail(v, "%s: nu is %g, not %g", how[k].clip, r.nu[t], least);
+      const bool one = how[k].bound == 0 || o.base.clip == NG_CLIP_NORM;
       for (int32_t l = 0; l < s->layers && one && v->f->promises & HALVES; l++) {
         for (int64_t i = 0; i < case_weight_count(s, l);
              i++) { /* what is kept is rounded once more */
           const double want = r.nu[t] * plain.P[t][l][i];
           if (!(fabs(r.P[t][l][i] - want) <= 4 * unit * fabs(want)))
-            v_fail(v, "%s, %s: %g, not nu PD = %g", o.clip, s->name[l], r.P[t][l][i], want);
+            v_fail(v, "%s, %s: %g, not nu PD = %g", how[k].clip, s->name[l], r.P[t][l][i], want);
         }
       }
     }
@@ -415,10 +415,10 @@ static void clips_at_the_ends(const variant *v) {
     case_result r = v_run(v, s, &o);
     for (int32_t l = 0; l < s->layers; l++) {
       for (int64_t i = 0; i < case_weight_count(s, l); i++) {
-        if (!isfinite(r.P[0][l][i])) v_fail(v, "%s, case %d: not finite", o.clip, k % 4);
+        if (!isfinite(r.P[0][l][i])) v_fail(v, "%s, case %d: not finite", v_clips[k / 4], k % 4);
       }
     }
-    if (k % 4 == 3 && strcmp(o.clip, "ratio") == 0) {
+    if (k % 4 == 3 && o.base.clip == NG_CLIP_RATIO) {
       const ng_options plain = unclipped(v);
       v_equal(v, "weights of 0", s, &o, s, &plain, 8 * unit);
     }

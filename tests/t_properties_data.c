@@ -70,7 +70,7 @@ static void shared_weights(const variant *v) {
 static ng_options of_the_data(const variant *v) {
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "none");
-  if (strcmp(o.stat_start, "identity") == 0) fixture_real(&o, "stat_decay", 0);
+  if (o.base.stat_start == NG_START_IDENTITY) fixture_real(&o, "stat_decay", 0);
   return o;
 }
 
@@ -364,7 +364,7 @@ static void bias(const variant *v) {
       copy(ones->D[t][0], s->D[t][0], OUT * (IN + 1));
     }
     ng_options o = v_options(v);
-    if (strcmp(o.stat_scale, "textbook") == 0 && v->f->promises & READS_INPUT)
+    if (o.base.stat_scale == NG_SCALE_TEXTBOOK && v->f->promises & READS_INPUT)
       fixture_set(&o, "positions", k % 2 ? "reduce" : "expand");
     v_equal(v, conv ? "bias of a convolution" : "bias", s, &o, ones, &o, v_tolerance(v, s, &o));
     case_destroy(&s);

@@ -27,7 +27,7 @@ static bool has(const variant *v, unsigned promise) { return (v->f->promises & p
 /* A shift that stays in the average of its owner is divided by the ranks (as published): it shows from the second
  * step on. */
 static int32_t steps_of(const ng_options *o) {
-  return strcmp(o->damping_leak, "owner") == 0 ? 1 : 2;
+  return o->base.damping_leak == NG_LEAK_OWNER ? 1 : 2;
 }
 
 /* Two ways to divide the work: every rank holds every result, or its owner only. */
@@ -135,7 +135,7 @@ static void ranks_clip_together(const variant *v) {
     ng_options o = divided(v, k % ways(v));
     fixture_set(&o, "clip", v_clips[k]);
     fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.1);
-    v_equal(v, o.clip, s, &o, one, &o, tolerance);
+    v_equal(v, v_clips[k], s, &o, one, &o, tolerance);
   }
   case_destroy(&s);
   case_destroy(&one);
@@ -160,11 +160,11 @@ static void resumed(const variant *v) {
     const int32_t ranks = k < 3 ? 1 : 3;
     test_case *s = party(v, ranks);
     ng_options o = v_options(v);
-    if (k == 6 && strcmp(o.statistics, "sharded") == 0) { /* no rank holds all of an array */
+    if (k == 6 && o.base.statistics == NG_STATISTICS_SHARDED) { /* no rank holds all of an array */
       case_destroy(&s);
       continue;
     }
-    if (strncmp(o.method, "topk-", 5) != 0) fixture_real(&o, "stat_period", 1 + k % 2);
+    if (strncmp(o.base.method, "topk-", 5) != 0) fixture_real(&o, "stat_period", 1 + k % 2);
     case_setup setup = stage(ranks);
     case_result x = v_run_as(v, s, &o, setup);
     setup.resume = file.text;

@@ -80,7 +80,7 @@ static void as_one_rank(const variant *v) {
       if (!row[k].whole && (v->f->shards != ANY_PARTS || shared)) continue;
       /* The shift that stays in an average is divided by the ranks (as published), which shows from the second step on;
        * ranks that share a batch keep it whole. */
-      const int32_t steps = strcmp(usual.damping_leak, "0") != 0 && !row[k].whole ? 1 : STEPS;
+      const int32_t steps = usual.base.damping_leak != NG_LEAK_NONE && !row[k].whole ? 1 : STEPS;
       test_case *s = shards(v, steps, crowd_of(i / PATTERNS), i % PATTERNS), *whole = case_merge(s);
       if (row[k].mean) {
         v_means(s);
@@ -93,7 +93,7 @@ static void as_one_rank(const variant *v) {
       v_equal(v, what, s, &usual, whole, &usual, v_tolerance(v, whole, &usual));
       for (int n = 1; n < TAKES && shared && s->ranks != 3; n++) {
         ng_options o = usual; /* the first samples of the whole batch */
-        if (take[n] == (double)usual.stat_batch) continue; /* that is as published */
+        if (take[n] == (double)usual.base.stat_batch) continue; /* that is as published */
         fixture_real(&o, "stat_batch", take[n]);
         v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
       }

@@ -71,14 +71,14 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
     common[i] = 2 * rng_real(&r) - 1;
     k.w[i] = (float)(2 * rng_real(&r) - 1);
     if (c->grid) k.w[i] = rintf(512 * k.w[i]) / 512 + 2;
-    if (o.window_mask && i % 3 == 0) k.w[i] = 0;
+    if (o.base.window_mask && i % 3 == 0) k.w[i] = 0;
   }
   fixture_ok(&k.f, ng_ready(k.f.p));
   window_oracle *want = window_oracle_open(&k.f, &o, k.entry, ENTRIES, k.w);
   window_oracle *near = window_oracle_open(&k.f, &o, k.entry, ENTRIES, k.w);
   for (int64_t t = 0; t < c->steps; t++) {
     if (c->later > 0 && t == c->steps / 2) {
-      want->o.damping = c->later;
+      want->o.base.damping = c->later;
       fixture_ok(&k.f, ng_set_real(k.f.p, "damping", c->later));
     }
     for (int64_t i = 0; i < k.d; i++) {
@@ -88,7 +88,7 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
       w[i] = (double)k.w[i];
     }
     const double lr = t % 5 == 4 ? 0.5 : t % 7 == 3 ? 0 : 1;
-    const bool enters = t % o.stat_period == 0;
+    const bool enters = t % o.base.stat_period == 0;
     window_oracle_step(want, g, w, lr, enters, u);
     if (c->feeds_back) response = fmax(response, rounding_response(near, g, w, lr, enters, u));
     const ng_status st = ng_step(k.f.p, lr);
@@ -100,7 +100,7 @@ static double play(const trial *c, const char *linalg, uint64_t seed) {
     assert_true(isfinite(response));
     most = fmax(most, window_gap(k.g, u, k.d) - 16 * response);
     for (int64_t i = 0; i < k.d && c->moves; i++)
-      k.w[i] += o.window_mask && i % 3 == 0 ? 0 : 1.0F / 512;
+      k.w[i] += o.base.window_mask && i % 3 == 0 ? 0 : 1.0F / 512;
   }
   fixture_close(&k.f);
   window_oracle_close(&want);

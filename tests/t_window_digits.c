@@ -81,14 +81,14 @@ static float to_bf16(float x) {
 /* The row that entered as row number n: of low rank, P Q' as the store keeps it. */
 static void row_of(const fixture *f, const trial *c, const ng_options *o, int n, const float *g,
                    int d, wide *row) {
-  const bool half = strcmp(o->window_dtype, "bf16") == 0;
+  const bool half = o->base.window_dtype == NG_BF16;
   for (int i = 0; i < d; i++)
     row[i] = half ? to_bf16(g[i]) : g[i];
-  if (strcmp(o->window_store, "lowrank") != 0 || c->rows == 1) return;
+  if (o->base.window_store != NG_STORE_LOWRANK || c->rows == 1) return;
   const int least = c->rows < c->cols ? c->rows : c->cols;
-  const int rank = (int)o->window_rank < least ? (int)o->window_rank : least;
+  const int rank = (int)o->base.window_rank < least ? (int)o->base.window_rank : least;
   const int floats = rank * (c->rows + c->cols) + (c->bias ? c->rows : 0);
-  const float *P = window_field(f, "factors") + n % (int)(o->window + 1) * floats;
+  const float *P = window_field(f, "factors") + n % (int)(o->base.window + 1) * floats;
   for (int i = 0; i < c->rows * c->cols; i++) {
     row[i] = 0;
     for (int a = 0; a < rank; a++)
@@ -122,20 +122,21 @@ static double error_of(const history *h, const wide *x, const float *g) {
 /* A step's worst error over all Gram matrices. */
 static double compare(history *h, int parts, const ng_options *o, bool enters, const wide *row,
                       const float *g) {
-  const bool averages = o->window_momentum > 0 && strcmp(o->window_momentum_form, "gradient") == 0;
-  const wide mu = o->window_momentum;
+  const bool averages =
+      o->base.window_momentum > 0 && o->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
+  const wide mu = o->base.window_momentum;
   double worst = 0;
   for (int i = 0; i < parts; i++) {
     wide x[D];
     memcpy(x, row + h[i].at, (size_t)h[i].d * sizeof *x);
-    if (enters) push(&h[i], (int)o->window, x);
+    if (enters) push(&h[i], (int)o->base.window, x);
     for (int k = 0; k < h[i].d && averages; k++)
       x[k] = h[i].v[k] = mu * h[i].v[k] + (1 - mu) * x[k];
     const window_rows rows = {h[i].G[0], h[i].count, h[i].d, D};
-    if (strcmp(o->window_function, "mfac") == 0) {
-      window_mfac(&rows, o->damping, o->window, x);
+    if (o->base.window_function == NG_WINDOW_MFAC) {
+      window_mfac(&rows, o->base.damping, o->base.window, x);
     } else {
-      window_ggt(&rows, o->damping, o->window_forget, x);
+      window_ggt(&rows, o->base.damping, o->base.window_forget, x);
     }
     worst = fmax(worst, error_of(&h[i], x, g));
   }
@@ -149,7 +150,7 @@ static outcome play(const trial *c, const char *linalg, bool check) {
   const ng_options o = fixture_parse(c->options);
   const fixture_how how = {.linalg = linalg, .threads = 1};
   const int weights = c->rows * c->cols, d = weights + (c->bias ? c->rows : 0);
-  const bool split = c->bias && strcmp(o.window_scope, "parameter") == 0;
+  const bool split = c->bias && o.base.window_scope == NG_WINDOW_PARAMETER;
   const plane bound[2] = {plane_of(g, c->rows, c->cols, NG_F32),
                           c->bias ? plane_of(g + weights, c->rows, 1, NG_F32) : (plane){0}};
   outcome out = {0};
@@ -163,7 +164,7 @@ static outcome play(const trial *c, const char *linalg, bool check) {
   fixture_ok(&f, fixture_linear(&f, "fc", bound, NULL));
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t < c->steps; t++) {
-    const bool enters = t % o.stat_period == 0;
+    const bool enters = t % o.base.stat_period == 0;
     gradient(c, t, d, raw);
     memcpy(g, raw, (size_t)d * sizeof *g);
     const ng_status st = ng_step(f.p, 1);

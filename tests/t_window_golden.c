@@ -115,11 +115,11 @@ static recording open_recording(const char *name) {
 static void begin_as_recorded(const recording *r, const fixture *f) {
   float *factors = window_field(f, "factors");
   int64_t floats = 0, at = 0;
-  for (int pass = 0; pass < 2; pass++, at = r->o.window * floats) {
+  for (int pass = 0; pass < 2; pass++, at = r->o.base.window * floats) {
     for (int32_t i = 0; i < r->parameters; i++) {
       const int64_t rows = r->entry[i].rows, cols = r->entry[i].cols;
       const int64_t least = rows < cols ? rows : cols;
-      const int64_t rank = r->o.window_rank < least ? r->o.window_rank : least;
+      const int64_t rank = r->o.base.window_rank < least ? r->o.base.window_rank : least;
       const float *q = rows > 1 ? array_of(r, "init.%s.q", -1, r->entry[i].name) : NULL;
       assert_true(rows == 1 || q != NULL);
       for (int64_t e = 0; e < cols * rank && pass == 1 && rows > 1; e++)
@@ -146,7 +146,7 @@ static distances play(const recording *r, const char *linalg) {
   static float g[D_MOST], w[D_MOST], raw[D_MOST], out[D_MOST], e[D_MOST];
   static double grad[D_MOST], weights[D_MOST], u[D_MOST];
   const fixture_how how = {.linalg = linalg, .threads = 1};
-  const bool lowrank = strcmp(r->o.window_store, "lowrank") == 0;
+  const bool lowrank = r->o.base.window_store == NG_STORE_LOWRANK;
   distances worst = {0};
   fixture f;
   fixture_ok(&f, fixture_open_options(&f, &r->o, &how));
@@ -198,7 +198,7 @@ static void recordings(void **state) {
     /* of rank 1 by far: without the last Q in 48 bits it would be a sixth */
     if (!(x.ours <= (strcmp(cases[i], "lowrank-1") == 0 ? 0.03 : 1.0) * x.recorded))
       fail_msg("%s: %g from the formula, the program %g", name, x.ours, x.recorded);
-    if (x.errors != (strcmp(r.o.window_store, "dense") == 0 ? 0 : r.steps))
+    if (x.errors != (r.o.base.window_store == NG_STORE_DENSE ? 0 : r.steps))
       fail_msg("%s: error feedback of %d steps", name, x.errors);
     if (!(x.error <= (lowrank ? real_of(&r, "state_tolerance", most) : 1e-6)))
       fail_msg("%s: error off by %g", name, x.error);

@@ -122,7 +122,7 @@ static void must_be_zeros(const life *l) {
       some = some || !out[i];
     }
     k->out = out;
-    if (some) window_oracle_step(k, grad, weight, lr_of(step), step % o.stat_period == 0, u);
+    if (some) window_oracle_step(k, grad, weight, lr_of(step), step % o.base.stat_period == 0, u);
     for (int64_t i = 0; i < D; i++) {
       if (!out[i]) continue;
       if (got[i] != g[i])
@@ -132,7 +132,7 @@ static void must_be_zeros(const life *l) {
       got[i] = 0;
     }
     const double gap = window_gap(got, u, D);
-    if (!(gap <= (strcmp(o.window_store, "lowrank") == 0 ? 5e-4 : 200 * 0x1p-24)))
+    if (!(gap <= (o.base.window_store == NG_STORE_LOWRANK ? 5e-4 : 200 * 0x1p-24)))
       fail_msg("%s, step %d: off by %g", l->options, (int)step, gap);
   }
   window_oracle_close(&k);

@@ -265,7 +265,7 @@ static ng_status attempt_faulty_step(rank_run *run, int32_t t) {
   }
   double *was[CASE_LAYERS];
   /* gradients are averages, the same everywhere; where not every rank reads them, all are is_faulty */
-  const bool spoils = run->rank == s->ranks - 1 || run->job->opt->grad_worker_fraction < 1;
+  const bool spoils = run->rank == s->ranks - 1 || run->job->opt->base.grad_worker_fraction < 1;
   bool same = true;
   for (int32_t l = 0; l < s->layers; l++) {
     const plane *g = &run->grad[l][0];
@@ -419,8 +419,8 @@ void case_predict(const test_case *s, const ng_options *opt, case_result *out, o
     (void)oracle_add(o, &s->layer[l]);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
-      if (s->damping[t] > 0) oracle_options(o, l)->damping = s->damping[t];
-      if (s->decay_moves) oracle_options(o, l)->stat_decay = s->decay[t];
+      if (s->damping[t] > 0) oracle_options(o, l)->base.damping = s->damping[t];
+      if (s->decay_moves) oracle_options(o, l)->base.stat_decay = s->decay[t];
     }
     for (int32_t r = 0; r < s->ranks; r++) {
       for (int32_t c = 0; c < s->calls[t][r]; c++) {

@@ -7,10 +7,7 @@ static bool named(const ng_entry *e, const char *prefix) {
   return strncmp(e->d.name, prefix, strlen(prefix)) == 0;
 }
 
-static ng_status any_options(const ng_options *o, const ng_settings *s, char *message,
-                             size_t size) {
-  return NG_OK;
-}
+static ng_status any_options(const ng_options *o, char *message, size_t size) { return NG_OK; }
 
 /* ---- diagonal --------------------------------------------------------------------------------*/
 

@@ -10,8 +10,6 @@
 
 static wide *wides(int64_t n) { return must_calloc(sizeof(wide) * (size_t)n); }
 
-static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
-
 /* ---- inside the library ----------------------------------------------------------------------*/
 
 typedef struct wanted {
@@ -36,7 +34,7 @@ float *window_field(const fixture *f, const char *name) {
 /* ---- a model and its oracle -------------------------------------------------------------------*/
 
 static void append(window_oracle *k, int64_t size, int64_t rows) {
-  const bool each = is(k->o.window_scope, "parameter");
+  const bool each = k->o.base.window_scope == NG_WINDOW_PARAMETER;
   k->size[k->parameters] = size;
   k->rows[k->parameters++] = rows;
   k->parts = each ? k->parameters : 1;
@@ -45,7 +43,7 @@ static void append(window_oracle *k, int64_t size, int64_t rows) {
 }
 
 static void make_room(window_oracle *k) {
-  k->G = wides(k->o.window * k->d);
+  k->G = wides(k->o.base.window * k->d);
   k->v = zeros(k->d);
   k->e = zeros(k->d);
   k->s = zeros(k->d);
@@ -53,7 +51,7 @@ static void make_room(window_oracle *k) {
 
 static int64_t rank_of(const window_oracle *k, int32_t p) {
   const int64_t rows = k->rows[p], cols = k->size[p] / rows, least = rows < cols ? rows : cols;
-  return k->o.window_rank < least ? k->o.window_rank : least;
+  return k->o.base.window_rank < least ? k->o.base.window_rank : least;
 }
 
 /* Floats of a parameter in a place of the low-rank store: P, then Q, or all of a vector. */
@@ -68,7 +66,7 @@ static void take_q(window_oracle *k, const fixture *f) {
   int64_t place = 0;
   for (int32_t p = 0; p < k->parameters; p++)
     place += place_of(k, p);
-  at += k->o.window * place;
+  at += k->o.base.window * place;
   for (int32_t p = 0; p < k->parameters; at += place_of(k, p++)) {
     const int64_t rank = rank_of(k, p), cols = k->size[p] / k->rows[p];
     if (k->rows[p] == 1) continue;
@@ -87,10 +85,10 @@ window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const f
     if (e[i].bias) append(k, e[i].rows, 1);
   }
   make_room(k);
-  if (o->window_mask) k->mask = must_calloc((size_t)k->d * sizeof *k->mask);
-  for (int64_t i = 0; i < k->d && o->window_mask; i++)
+  if (o->base.window_mask) k->mask = must_calloc((size_t)k->d * sizeof *k->mask);
+  for (int64_t i = 0; i < k->d && o->base.window_mask; i++)
     k->mask[i] = w[i] != 0;
-  if (is(o->window_store, "lowrank")) take_q(k, f);
+  if (o->base.window_store == NG_STORE_LOWRANK) take_q(k, f);
   return k;
 }
 
@@ -140,7 +138,7 @@ static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, i
     sent[best] = true;
   }
   for (int64_t i = from; i < from + n; i++) {
-    const double x = !sent[i - from] ? 0 : is(k->o.window_dtype, "bf16") ? to_bf16(a[i]) : a[i];
+    const double x = !sent[i - from] ? 0 : k->o.base.window_dtype == NG_BF16 ? to_bf16(a[i]) : a[i];
     if (!is_out(k, i)) k->e[i] = a[i] - x;
     a[i] = x;
   }
@@ -148,17 +146,17 @@ static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, i
 }
 
 static void send_topk(window_oracle *k, double *a) {
-  const char *mode = k->o.window_store;
-  const int32_t n = is(mode, "topk-layer") ? k->parameters : k->parts;
+  const ng_store_kind mode = k->o.base.window_store;
+  const int32_t n = mode == NG_STORE_TOPK_LAYER ? k->parameters : k->parts;
   int64_t from = 0;
   for (int32_t i = 0; i < n; i++) { /* a block is larger than all of a test's parameters */
-    const int64_t size = is(mode, "topk-layer") ? k->size[i] : k->part[i + 1] - k->part[i];
+    const int64_t size = mode == NG_STORE_TOPK_LAYER ? k->size[i] : k->part[i + 1] - k->part[i];
     int64_t some = 0; /* that take part */
     for (int64_t c = from; c < from + size; c++)
       some += (k->mask == NULL || k->mask[c]) && !is_out(k, c);
-    const double part = k->o.window_density;
+    const double part = k->o.base.window_density;
     const double count = part > 1 ? fmin(part, (double)some) : part * (double)some;
-    const int64_t c = (int64_t)(is(mode, "topk-block") ? ceil(count) : floor(count));
+    const int64_t c = (int64_t)(mode == NG_STORE_TOPK_BLOCK ? ceil(count) : floor(count));
     send_largest(k, a, from, size, c < 1 ? 1 : c);
     from += size;
   }
@@ -202,8 +200,8 @@ static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
 
 /* a <- what is sent of e + by a. */
 static void send(window_oracle *k, double by, double *a) {
-  const bool topk = strncmp(k->o.window_store, "topk", 4) == 0;
-  if (is(k->o.window_store, "dense")) return;
+  const bool topk = k->o.base.window_store != NG_STORE_LOWRANK;
+  if (k->o.base.window_store == NG_STORE_DENSE) return;
   for (int64_t i = 0; i < k->d; i++)
     a[i] = is_out(k, i) ? 0 : k->e[i] + by * a[i];
   if (topk) send_topk(k, a);
@@ -212,7 +210,7 @@ static void send(window_oracle *k, double by, double *a) {
 }
 
 static void push(window_oracle *k, const double *x) {
-  const int64_t m = k->o.window;
+  const int64_t m = k->o.base.window;
   if (k->count == m) {
     memmove(k->G, k->G + k->d, sizeof *k->G * (size_t)((m - 1) * k->d));
     k->count--;
@@ -325,17 +323,17 @@ void window_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
 
 /* u <- what the window makes of it, in each part. */
 static void precondition(const window_oracle *k, double *u) {
-  const bool filled = is(k->o.window_function, "mfac-filled");
+  const bool filled = k->o.base.window_function == NG_WINDOW_MFAC_FILLED;
   wide *x = wides(k->d);
   for (int64_t i = 0; i < k->d; i++)
     x[i] = u[i];
   for (int32_t p = 0; p < k->parts; p++) {
     const int64_t from = k->part[p];
     const window_rows r = {k->G + from, k->count, k->part[p + 1] - from, k->d};
-    if (filled || is(k->o.window_function, "mfac")) {
-      window_mfac(&r, k->o.damping, filled ? k->count : k->o.window, x + from);
+    if (filled || k->o.base.window_function == NG_WINDOW_MFAC) {
+      window_mfac(&r, k->o.base.damping, filled ? k->count : k->o.base.window, x + from);
     } else {
-      window_ggt(&r, k->o.damping, k->o.window_forget, x + from);
+      window_ggt(&r, k->o.base.damping, k->o.base.window_forget, x + from);
     }
   }
   for (int64_t i = 0; i < k->d; i++)
@@ -345,16 +343,17 @@ static void precondition(const window_oracle *k, double *u) {
 
 /* x is what enters instead of the gradient; u what leaves of what was sent of it. */
 static bool first_order(window_oracle *k, double lr, double *x, double *u) {
-  const char *f = k->o.window_function;
-  const double mu = k->o.window_momentum, b2 = k->o.window_forget, eps = k->o.damping;
-  const bool adam = is(f, "adam"), heavy = is(k->o.window_momentum_form, "heavy-ball");
-  const bool dense = is(k->o.window_store, "dense"); /* sends all, and so no lr is in it */
-  const double by = k->o.window_feedback_lr && !dense ? lr : 1;
-  if (!adam && !is(f, "step") && !is(f, "adagrad")) return false;
+  const ng_settings *o = &k->o.base;
+  const ng_window_function f = o->window_function;
+  const double mu = o->window_momentum, b2 = o->window_forget, eps = o->damping;
+  const bool adam = f == NG_WINDOW_ADAM, heavy = o->window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
+  const bool dense = o->window_store == NG_STORE_DENSE; /* sends all, and so no lr is in it */
+  const double by = o->window_feedback_lr && !dense ? lr : 1;
+  if (!adam && f != NG_WINDOW_STEP && f != NG_WINDOW_ADAGRAD) return false;
   k->updates++;
   for (int64_t i = 0; i < k->d; i++) {
     const double g = x[i];
-    if (is(f, "adagrad") || is_out(k, i)) continue;
+    if (f == NG_WINDOW_ADAGRAD || is_out(k, i)) continue;
     x[i] = k->v[i] = mu * k->v[i] + (heavy ? 1 : 1 - mu) * g;
     if (!adam) continue;
     k->s[i] = b2 * k->s[i] + (1 - b2) * g * g;
@@ -363,8 +362,8 @@ static bool first_order(window_oracle *k, double lr, double *x, double *u) {
   if (by > 0) send(k, by, x);
   for (int64_t i = 0; i < k->d; i++) {
     if (by == 0) x[i] = 0;
-    if (is(f, "adagrad")) k->s[i] += x[i] * x[i];
-    u[i] = is(f, "adagrad") ? x[i] / (sqrt(k->s[i]) + eps) : x[i] / (by > 0 ? by : 1);
+    if (f == NG_WINDOW_ADAGRAD) k->s[i] += x[i] * x[i];
+    u[i] = f == NG_WINDOW_ADAGRAD ? x[i] / (sqrt(k->s[i]) + eps) : x[i] / (by > 0 ? by : 1);
   }
   return true;
 }
@@ -373,13 +372,14 @@ static bool first_order(window_oracle *k, double lr, double *x, double *u) {
 
 void window_oracle_step(window_oracle *k, const double *g, const double *w, double lr, bool enters,
                         double *u) {
-  const double mu = k->o.window_momentum, decay = k->o.window_decay;
-  const char *form = k->o.window_momentum_form;
+  const ng_settings *o = &k->o.base;
+  const double mu = o->window_momentum, decay = o->window_decay;
+  const ng_momentum_form form = o->window_momentum_form;
   double *x = zeros(k->d), *y = zeros(k->d); /* y: what is added to the direction */
   for (int64_t i = 0; i < k->d; i++) {
-    const bool l2 = decay > 0 && is(k->o.window_decay_form, "gradient");
+    const bool l2 = decay > 0 && o->window_decay_form == NG_DECAY_GRADIENT;
     x[i] = (k->mask != NULL && !k->mask[i]) || is_out(k, i) ? 0 : g[i] + (l2 ? decay * w[i] : 0);
-    if (enters && is(k->o.window_store, "dense") && is(k->o.window_dtype, "bf16"))
+    if (enters && o->window_store == NG_STORE_DENSE && o->window_dtype == NG_BF16)
       x[i] = to_bf16(x[i]);
     y[i] = x[i];
   }
@@ -388,31 +388,32 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
     free(y);
     return;
   }
-  if (enters && k->lr > 0 && lr <= k->o.window_empty * k->lr) k->count = 0;
+  if (enters && k->lr > 0 && lr <= o->window_empty * k->lr) k->count = 0;
   if (enters) k->lr = lr;
-  const bool filling = enters && k->count < k->o.window;
-  if (enters) send(k, k->o.window_feedback_lr ? lr : 1, x);
+  const bool filling = enters && k->count < o->window;
+  if (enters) send(k, o->window_feedback_lr ? lr : 1, x);
   if (enters) push(k, x);
   for (int64_t i = 0; i < k->d; i++)
-    y[i] = (enters && is(k->o.window_fill, "added")) || (filling && is(k->o.window_fill, "rest"))
-               ? (y[i] - x[i]) / k->o.damping
-               : 0;
-  for (int64_t i = 0; i < k->d && mu > 0 && is(form, "gradient"); i++)
+    y[i] =
+        (enters && o->window_fill == NG_FILL_ADDED) || (filling && o->window_fill == NG_FILL_REST)
+            ? (y[i] - x[i]) / o->damping
+            : 0;
+  for (int64_t i = 0; i < k->d && mu > 0 && form == NG_MOMENTUM_GRADIENT; i++)
     if (!is_out(k, i)) x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
   memcpy(u, x, sizeof(double) * (size_t)k->d);
   precondition(k, u);
   for (int64_t i = 0; i < k->d; i++) {
     if (is_out(k, i)) continue;
     u[i] += y[i];
-    if (decay > 0 && is(k->o.window_decay_form, "direction")) u[i] += decay / k->o.damping * w[i];
+    if (decay > 0 && o->window_decay_form == NG_DECAY_DIRECTION) u[i] += decay / o->damping * w[i];
     const bool fills = u[i] == 0 && filling && (k->mask == NULL || k->mask[i]);
-    if (fills && is(k->o.window_fill, "gradient")) u[i] = g[i];
-    if (fills && is(k->o.window_fill, "error")) {
+    if (fills && o->window_fill == NG_FILL_GRADIENT) u[i] = g[i];
+    if (fills && o->window_fill == NG_FILL_ERROR) {
       u[i] = k->e[i];
       k->e[i] = 0;
     }
-    if (mu > 0 && !is(form, "gradient"))
-      u[i] = k->v[i] = mu * k->v[i] + (is(form, "average") ? 1 - mu : 1) * u[i];
+    if (mu > 0 && form != NG_MOMENTUM_GRADIENT)
+      u[i] = k->v[i] = mu * k->v[i] + (form == NG_MOMENTUM_AVERAGE ? 1 - mu : 1) * u[i];
   }
   free(x);
   free(y);
@@ -447,12 +448,13 @@ void window_predict(const test_case *s, const ng_options *o, case_result *out) {
       for (int64_t i = 0; i < case_weight_count(s, l) && !s->layer[l].frozen; i++)
         g[at[l] + flat(s, l, i)] = s->D[t][l][i];
     }
-    if (s->damping[t] > 0) k->o.damping = s->damping[t];
-    window_oracle_step(k, g, NULL, 0.1, t % o->stat_period == 0, u);
+    if (s->damping[t] > 0) k->o.base.damping = s->damping[t];
+    window_oracle_step(k, g, NULL, 0.1, t % o->base.stat_period == 0, u);
     for (int64_t i = 0; i < d; i++)
       out->inner[t] += g[i] * u[i];
     out->nu[t] = 1;
-    if (is(o->clip, "kl")) out->nu[t] = fmin(1, sqrt(o->kl_clip / (0.01 * fabs(out->inner[t]))));
+    if (o->base.clip == NG_CLIP_KL)
+      out->nu[t] = fmin(1, sqrt(o->base.kl_clip / (0.01 * fabs(out->inner[t]))));
     for (int32_t l = 0; l < s->layers; l++) {
       const int64_t all = case_weight_count(s, l);
       double *P = out->P[t][l] = zeros(all);

@@ -26,7 +26,6 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
     goto done;
   }
   p->step->nu = 1.0; /* the clip factor before the first step */
-  ng_settings_of(&p->opt, &p->base);
   *out = p;
   return NG_OK;
 done:

@@ -126,7 +126,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *r
   now.block = now.method = "";
   if (b != NULL) {
     now.block = b->name;
-    now.method = b->method;
+    now.method = b->base.method;
     now.observe_ms = b->observe_ms;
     now.solve_ms = b->solve_ms;
     now.measure_ms = b->measure_ms;
@@ -257,6 +257,6 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
       b != NULL && ng_slot_registered(b->segment[0].slot) == &e->slot[i] ? b->curvature_bytes : 0;
   r.owner = b != NULL ? b->owner : -1;
   r.block = b != NULL ? b->name : "";
-  r.method = b != NULL ? b->method : "";
+  r.method = b != NULL ? b->base.method : "";
   return ng_struct_write(out, &r, sizeof r);
 }

@@ -44,13 +44,14 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 
 /* Option statistics: `sharded` needs a window; the other values except `all` need factors. */
 static ng_status check_spread(uint32_t traits, const ng_options *o, char *message, size_t size) {
-  const uint32_t need = ng_is(o->statistics, "sharded") ? NG_TRAIT_WINDOW : NG_TRAIT_FACTORS;
-  if (ng_is(o->statistics, "all") || (traits & need) != 0 || o->own_method) return NG_OK;
+  const ng_statistics is = o->base.statistics;
+  const uint32_t need = is == NG_STATISTICS_SHARDED ? NG_TRAIT_WINDOW : NG_TRAIT_FACTORS;
+  if (is == NG_STATISTICS_ALL || (traits & need) != 0 || o->own_method) return NG_OK;
   return ng_fail_to(
       message, size, NG_ERR_ARG,
       "statistics = %s: method %s does not support this value, which is for methods with %s; "
       "set all",
-      o->statistics, o->method, ng_trait_text(need));
+      ng_choice_text(NG_OPTION_statistics, (int32_t)is), o->base.method, ng_trait_text(need));
 }
 
 /* Write the option's value as text and compare it with the default, which is a text; 63 characters hold any value. */
@@ -70,7 +71,7 @@ ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *mes
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "%s = %s: method %s does not use this option, which is for methods with %s; set %s",
-        row->name, value, o->method, ng_trait_text(row->trait), row->default_text);
+        row->name, value, o->base.method, ng_trait_text(row->trait), row->default_text);
   }
   return check_spread(traits, o, message, size);
 }
@@ -100,14 +101,12 @@ ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_option
 }
 
 ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) {
-  ng_settings s;
-  ng_settings_of(o, &s);
-  const ng_family *f = ng_family_find(s.family);
+  const ng_family *f = ng_family_find(o->base.family);
   if (f == NULL) { /* a wrong row of methods.c, found by t_methods */
-    return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", o->method,
-                      s.family);
+    return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", o->base.method,
+                      o->base.family);
   }
-  return f->check(o, &s, message, size);
+  return f->check(o, message, size);
 }
 
 /* The family's check runs before ng_options_verify, because the family's messages are more specific. */
@@ -115,12 +114,6 @@ ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_status st = ng_family_check_line(o, message, size);
   if (st == NG_OK) st = ng_options_verify(o, message, size);
   return st == NG_OK ? ng_lines_each(o, ng_family_check_line, message, size) : st;
-}
-
-ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size) {
-  ng_settings s;
-  ng_settings_of(o, &s);
-  return b->family->check(o, &s, message, size);
 }
 
 ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {

@@ -116,7 +116,7 @@ typedef struct ng_family {
   /* Return whether the family preconditions the layer or tensor e with the options o. */
   bool (*fits)(const ng_settings *o, const ng_entry *e);
   /* Check options against each other and against the family; on failure write one line to message. */
-  ng_status (*check)(const ng_options *o, const ng_settings *s, char *message, size_t size);
+  ng_status (*check)(const ng_options *o, char *message, size_t size);
   /* Set the geometry in b->state, and b->entry->why for a layer. Objects from ng_object are freed with the block. */
   ng_status (*create)(ng_block *b);
   /* Declare b->stat: shapes, `observed`, `averaged`; the engine sets the rest. */
@@ -177,8 +177,6 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 ng_status ng_family_check(const ng_options *o, char *message, size_t size);
 /* Check options with the `check` of the method's family. o: the model's options, or a line of per_layer applied. */
 ng_status ng_family_check_line(const ng_options *o, char *message, size_t size);
-/* Check options o with the `check` of the block's family. */
-ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size);
 /* Used in `check`: fail if an option without one of the `traits` differs from its default. */
 ng_status ng_family_check_others(uint32_t traits, const ng_options *o, char *message, size_t size);
 /* Used in `check`: fail if one of n options that the method ignores differs from its default; the message has `why`. */

@@ -168,11 +168,12 @@ static ng_status create(ng_block *b) {
   k->is_product = b->measures_ascent = b->base.solver == NG_SOLVER_PRODUCT;
   k->inverse_dtype = b->base.inverse_dtype;
   /* The clip needs one scale for all blocks: PD = D + k H (product) and PD = G^-1 D A^-1 have different scales. */
-  if (k->is_product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
+  if (k->is_product != (b->p->opt.base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(
         b->ctx, NG_ERR_ARG,
         "layer '%s': solver = %s and the model's %s: use product in all layers or in none", d->name,
-        ng_choice_text(NG_OPTION_solver, (int32_t)b->base.solver), b->p->opt.solver);
+        ng_choice_text(NG_OPTION_solver, (int32_t)b->base.solver),
+        ng_choice_text(NG_OPTION_solver, (int32_t)b->p->opt.base.solver));
   }
   k->conv = ng_layer_conv(b->entry, false);
   ng_status st = embedding ? check_embedding(b) : NG_OK;
@@ -188,7 +189,8 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
 }
 
 /* Fail if an option has no effect together with the other options, unless it has its neutral value. */
-static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+static ng_status check(const ng_options *o, char *message, size_t size) {
+  const ng_settings *s = &o->base;
   static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
                                        NG_OPTION_damping_leak};
   const bool eigen = ng_is_eigen(s->solver), product = s->solver == NG_SOLVER_PRODUCT;

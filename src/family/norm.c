@@ -22,11 +22,11 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
 }
 
 /* Any method may have norm blocks, so this check accepts options of other families. */
-static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  if (s->solver != NG_SOLVER_PRODUCT) return NG_OK;
+static ng_status check(const ng_options *o, char *message, size_t size) {
+  if (o->base.solver != NG_SOLVER_PRODUCT) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG,
                     "norm_block = %s: solver = product inverts nothing; take norm_block = none",
-                    o->norm_block);
+                    ng_choice_text(NG_OPTION_norm_block, (int32_t)o->base.norm_block));
 }
 
 static ng_status create(ng_block *b) {

@@ -33,7 +33,8 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
 
 /* Accept only scalings for mean vectors, no identity as initial average, and `positions` only if it has an effect:
  * stat_scale = eva always averages over positions. */
-static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+static ng_status check(const ng_options *o, char *message, size_t size) {
+  const ng_settings *s = &o->base;
   const bool eva = s->stat_scale == NG_SCALE_EVA;
   const ng_refusal list[] = {
       {!eva && s->stat_scale != NG_SCALE_TEXTBOOK, NG_OPTION_stat_scale,

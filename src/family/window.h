@@ -230,7 +230,7 @@ void ng_window_factor_commit(ng_window *w, bool taken);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/
 
-ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *message, size_t size);
+ng_status ng_window_check(const ng_options *o, char *message, size_t size);
 
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 

@@ -4,8 +4,8 @@
 #define COUNT(list) (sizeof(list) / sizeof(list)[0])
 
 /* First-order methods (window_function = step, adam, adagrad) store one row and use this row in every step. */
-static ng_status check_first(const ng_options *o, const ng_settings *s, char *message,
-                             size_t size) {
+static ng_status check_first(const ng_options *o, char *message, size_t size) {
+  const ng_settings *s = &o->base;
   const ng_option_id function = NG_OPTION_window_function;
   const bool adam = s->window_function == NG_WINDOW_ADAM;
   const bool adagrad = s->window_function == NG_WINDOW_ADAGRAD;
@@ -25,7 +25,8 @@ static ng_status check_first(const ng_options *o, const ng_settings *s, char *me
   return ng_family_check_list(list, COUNT(list), o, message, size);
 }
 
-ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+ng_status ng_window_check(const ng_options *o, char *message, size_t size) {
+  const ng_settings *s = &o->base;
   static const ng_option_id unused[] = {NG_OPTION_stat_decay, NG_OPTION_stat_start,
                                         NG_OPTION_stat_scale, NG_OPTION_positions,
                                         NG_OPTION_stat_batch, NG_OPTION_calls};
@@ -60,6 +61,6 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
     st =
         ng_family_check_unused(unused, COUNT(unused), "a window has no averages", o, message, size);
   }
-  if (st == NG_OK && ng_window_is_adaptive(s)) st = check_first(o, s, message, size);
+  if (st == NG_OK && ng_window_is_adaptive(s)) st = check_first(o, message, size);
   return st == NG_OK ? ng_family_check_list(list, COUNT(list), o, message, size) : st;
 }

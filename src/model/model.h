@@ -161,13 +161,12 @@ struct ng_block {
   const struct ng_family *family;
   ng_precond *p;
   ng_context *ctx;
-  const char *name;   /* key in messages and files: the layer's name, or the family's */
-  const char *line;   /* line of own options; NULL: none */
-  const char *method; /* method of the line, or of the model */
-  ng_entry *entry;    /* layer of the block; NULL: a block over many layers */
-  int32_t index;      /* index in ng_precond.block */
-  ng_settings base;   /* options of the model, changed by the line */
-  uint32_t observed;  /* set of observations (ng_observed_bit) that the block uses */
+  const char *name;  /* key in messages and files: the layer's name, or the family's */
+  const char *line;  /* line of own options; NULL: none */
+  ng_entry *entry;   /* layer of the block; NULL: a block over many layers */
+  int32_t index;     /* index in ng_precond.block */
+  ng_settings base;  /* options of the model, changed by the line */
+  uint32_t observed; /* set of observations (ng_observed_bit) that the block uses */
   ng_stat *stat;
   int32_t stats;
   int32_t first_stat; /* number of statistics of all previous blocks */
@@ -319,8 +318,7 @@ typedef struct ng_field_search {
 
 struct ng_precond {
   ng_context *ctx;
-  ng_options opt;   /* options as texts, for ng_get, messages and files */
-  ng_settings base; /* `opt`, parsed */
+  ng_options opt;
   ng_entry **entry; /* fixed at ng_ready */
   int32_t entries, entry_capacity;
   int32_t name_bucket[NG_NAME_BUCKETS]; /* hash buckets: index + 1 of the last entry, 0: none */

@@ -31,17 +31,17 @@ static legal_text legal_fractions(int32_t W) {
 
 ng_status ng_grid_make(ng_precond *p) {
   const int32_t W = p->ctx->ranks;
-  const double workers = p->base.grad_worker_fraction * W;
+  const double workers = p->opt.base.grad_worker_fraction * W;
   int32_t m = (int32_t)lround(workers); /* fraction x W, at least 1 */
   if (m < 1) m = 1;
   /* As published, the fraction 0 gives one worker, and a single rank accepts any fraction. */
-  const bool any = p->base.grad_worker_fraction == 0.0 || W == 1;
+  const bool any = p->opt.base.grad_worker_fraction == 0.0 || W == 1;
   if (W % m != 0 || (!any && fabs(workers - m) > 1e-6 * W)) {
     const legal_text legal = legal_fractions(W);
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
                    "divides %d: %s",
-                   p->base.grad_worker_fraction, workers, W, W, legal.text);
+                   p->opt.base.grad_worker_fraction, workers, W, W, legal.text);
   }
   p->grid.m = m;
   p->grid.n = W / m;
@@ -61,7 +61,7 @@ ng_status ng_grid_groups(ng_precond *p) {
   if (c->t.group_create == NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "grad_worker_fraction is %g, but the transport '%s' has no groups; use 0 or 1",
-                   p->base.grad_worker_fraction, c->t.name == NULL ? "" : c->t.name);
+                   p->opt.base.grad_worker_fraction, c->t.name == NULL ? "" : c->t.name);
   }
   for (int32_t k = 0; k < g->n + g->m; k++) {
     const bool column = k < g->n;
@@ -139,12 +139,12 @@ static ng_placement placement_of(const ng_settings *o) {
 }
 
 ng_status ng_place_blocks(ng_precond *p) {
-  const bool memory = p->base.placement == NG_PLACEMENT_KAISA_MEMORY;
-  ng_assignment a = {.placement = placement_of(&p->base),
-                     .one_owner = p->base.colocate,
+  const bool memory = p->opt.base.placement == NG_PLACEMENT_KAISA_MEMORY;
+  ng_assignment a = {.placement = placement_of(&p->opt.base),
+                     .one_owner = p->opt.base.colocate,
                      .m = p->grid.m,
                      .n = p->grid.n,
-                     .weight = weight_of(&p->base),
+                     .weight = weight_of(&p->opt.base),
                      .blocks = p->blocks};
   for (int32_t i = 0; i < p->blocks; i++) {
     a.tasks += p->block[i]->stats;

@@ -138,7 +138,7 @@ static ng_option_mask layer_options(bool per_layer) {
 static ng_status check_method(const ng_options *full, char *message, size_t size) {
   ng_options row;
   ng_options_set_defaults(&row);
-  ng_status st = ng_options_set_method(&row, full->method, message, size);
+  ng_status st = ng_options_set_method(&row, full->base.method, message, size);
   for (int32_t i = 0; i < NG_OPTION_COUNT && st == NG_OK; i++) {
     const ng_option_row *r = &ng_option_table[i];
     char asked[64], is[64];
@@ -150,7 +150,7 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
     st =
         ng_fail_to(message, size, NG_ERR_ARG,
                    "method = %s has %s = %s, which holds for the whole model; give it to the model",
-                   full->method, r->name, asked);
+                   full->base.method, r->name, asked);
   }
   return st;
 }
@@ -158,10 +158,11 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
 /* Options of the whole model count as given here, so a method in `text` sets per-layer options only.  It sets all of
  * them, because the model's values may belong to another curvature. */
 ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size) {
+  if (text == NULL) return NG_OK;
   ng_options full = *o;
   names_given s;
   full.given = layer_options(false);
-  ng_status st = take_line(&full, text == NULL ? "" : text, &s, true, message, size);
+  ng_status st = take_line(&full, text, &s, true, message, size);
   if (st == NG_OK && s.method) {
     full.own_method = true;
     st = check_method(&full, message, size);

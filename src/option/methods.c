@@ -258,16 +258,6 @@ static const struct method *find_method(const char *name) {
   return NULL;
 }
 
-const char *ng_method_family(const char *name) {
-  const struct method *m = find_method(name);
-  return m == NULL ? NULL : m->family;
-}
-
-const char *ng_method_name(const char *name) {
-  const struct method *m = find_method(name);
-  return m == NULL ? NULL : m->name;
-}
-
 typedef struct name_list {
   char text[NG_MESSAGE]; /* a longer list is cut */
 } name_list;
@@ -297,12 +287,22 @@ static name_list list_systems(void) {
   return list;
 }
 
-/* Set all options to the defaults and then to the values of the method. */
+/* Set all options to the defaults, which the table has as texts, and then to the values of the method. */
 static void set_row(ng_options *o, const struct method *m) {
-  ng_options_set_defaults(o);
-  o->method = m->name;
+  memset(o, 0, sizeof *o);
+  o->base.method = m->name;
+  o->base.family = m->family;
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    const ng_status st = ng_option_read(row, row->default_text, o, NULL, 0);
+    NG_ASSERT(st == NG_OK);
+    (void)st;
+  }
+  memset(&o->given, 0, sizeof o->given);
   ng_options_set_values(o, m->values);
 }
+
+void ng_options_set_defaults(ng_options *full) { set_row(full, find_method("natgrad")); }
 
 /* Options that the caller has set keep their values. */
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message, size_t size) {
@@ -311,7 +311,8 @@ ng_status ng_options_set_method(ng_options *o, const char *name, char *message, 
   if (m != NULL) {
     ng_options row;
     set_row(&row, m);
-    o->method = row.method;
+    o->base.method = m->name;
+    o->base.family = m->family;
     for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
       if (!ng_bits_has(o->given.word, i)) ng_option_copy(&ng_option_table[i], &row, o);
     }
@@ -374,7 +375,7 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
     return ng_fail_to(message, size, NG_ERR_ARG, "published option: %s is NULL",
                       name == NULL ? "the name" : "the value");
   }
-  const struct method *m = find_method(o->method);
+  const struct method *m = find_method(o->base.method);
   if (m->names == NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "'%s': method %s has no published names; use ng_options_set",

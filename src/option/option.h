@@ -1,7 +1,7 @@
 /* option.h: the table of options, values from and to text, methods as rows of values, published names, globs.
  *
  * In:   texts and numbers from a program, the command line, the environment, a layer.
- * Out:  checked values: ng_options for callers and files, ng_settings (settings.h) for the library.
+ * Out:  checked, typed values: ng_options and ng_settings (settings.h).
  * May call: core.
  *
  *   option_table.c   the rows            option_find.c   look-up by name, public descriptions
@@ -15,8 +15,8 @@
 #include "core/core.h"
 #include "option/settings.h"
 
-/* Apply a layer's own options, "damping=0.01 solver=eigen" or "method=eva damping=0.01", to *o.  A method sets its
- * per-layer options only. */
+/* Apply a layer's own options, "damping=0.01 solver=eigen" or "method=eva damping=0.01", to *o; NULL: none.  A method
+ * sets its per-layer options only. */
 ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size);
 int32_t ng_option_find(const char *name); /* index in the table; -1: unknown; '-' counts as '_' */
 
@@ -80,14 +80,8 @@ ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options
                               size_t size);
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size);
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to);
-/* Return the number of a real, int or bool option. */
+/* Return a number, a flag as 0 or 1, or the enum value of a choice; not for texts. */
 double ng_option_number(const ng_option_row *row, const ng_options *o);
-/* Return the text of a choice or text option. */
-const char *ng_option_text(const ng_option_row *row, const ng_options *o);
-/* Return the enum value of a choice, -1 for an unknown text. */
-int32_t ng_option_choice(const ng_option_row *row, const char *text);
-/* Return the enum value of a choice in *o. */
-int32_t ng_option_chosen(const ng_options *o, ng_option_id id);
 /* Store a number, a flag or the enum value of a choice; not for texts. */
 void ng_option_store(const ng_option_row *row, ng_options *o, double value);
 bool ng_option_in_range(const ng_option_row *row, double value);
@@ -159,10 +153,6 @@ extern const ng_published_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_na
 ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,
                            const char *value, ng_options *full, double *lr, bool *gives_lr,
                            char *message, size_t size);
-
-/* Return the name of the family of a method; NULL: the method is unknown. */
-const char *ng_method_family(const char *name);
-const char *ng_method_name(const char *name); /* `name` as stored in the table; NULL: unknown */
 
 static inline bool ng_is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 

@@ -9,16 +9,20 @@
  * The defaults are the values of method "natgrad"; methods.c has the values of other methods. */
 #include "option/option.h"
 
-/* KIND_solver = NG_OPTION_CHOICE, ...: ROW finds the kind of an option by the name of the option. */
-#define KIND(kind, name, type) KIND_##name = NG_OPTION_##kind,
+/* KIND_solver = NG_OPTION_CHOICE, OFFSET_solver = offsetof(ng_options, base.solver), ...: ROW finds the kind and the
+ * field of an option by the name of the option. */
+#define AT_REAL(name) offsetof(ng_options, base.name)
+#define AT_INT AT_REAL
+#define AT_BOOL AT_REAL
+#define AT_CHOICE AT_REAL
+#define AT_TEXT(name) offsetof(ng_options, name)
+#define KIND(kind, name, type) KIND_##name = NG_OPTION_##kind, OFFSET_##name = AT_##kind(name),
 enum { NG_OPTION_LIST(KIND) };
 
 /* The id is the index of the row, so the compiler warns of a second row for the same option. */
 #define ROW(field, ...)                                                                            \
-  [NG_OPTION_##field] = {.name = #field,                                                           \
-                         .type = (ng_option_type)KIND_##field,                                     \
-                         .offset = offsetof(ng_options, field),                                    \
-                         __VA_ARGS__}
+  [NG_OPTION_##field] = {                                                                          \
+      .name = #field, .type = (ng_option_type)KIND_##field, .offset = OFFSET_##field, __VA_ARGS__}
 
 /* Arguments: the enum values of a choice, each followed by its text.  Messages read .choices, the parser .choice; for a
  * dtype (values of ng_dtype) some .choice[i] are NULL. */

@@ -1,4 +1,4 @@
-/* option_value.c: read and write one option value; parse all values into ng_settings.
+/* option_value.c: read and write one option value.
  *
  * The whole text must be the value.  The decimal point of a number is '.' in every locale.  A message names the option,
  * the given text and the accepted values.  A row has the offset of the option's field in ng_options. */
@@ -143,11 +143,13 @@ static const char *value_address(const ng_option_row *row, const ng_options *o) 
   return (const char *)o + row->offset;
 }
 
+_Static_assert(sizeof(ng_dtype) == sizeof(ng_solver), "the enums of choices have one size");
+
 static size_t field_size(const ng_option_row *row) {
   static const size_t size[] = {[NG_OPTION_REAL] = sizeof(double),
                                 [NG_OPTION_INT] = sizeof(int64_t),
-                                [NG_OPTION_BOOL] = sizeof(int32_t),
-                                [NG_OPTION_CHOICE] = sizeof(const char *),
+                                [NG_OPTION_BOOL] = sizeof(bool),
+                                [NG_OPTION_CHOICE] = sizeof(ng_solver), /* of every enum */
                                 [NG_OPTION_TEXT] = NG_TEXT_SIZE};
   return size[row->type];
 }
@@ -161,43 +163,39 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
   union {
     double real;
     int64_t whole;
-    int32_t flag;
+    bool flag;
+    ng_solver choice;
   } v;
   NG_ASSERT(field_size(row) <= sizeof v);
   memcpy(&v, value_address(row, o), field_size(row));
-  if (row->type == NG_OPTION_REAL) return v.real;
-  return row->type == NG_OPTION_INT ? (double)v.whole : v.flag;
+  return row->type == NG_OPTION_REAL  ? v.real
+         : row->type == NG_OPTION_INT ? (double)v.whole
+                                      : (double)(row->type == NG_OPTION_BOOL ? v.flag : v.choice);
 }
 
-/* The field of a choice is a pointer to its text; the field of a text option is a char array. */
-const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
-  const char *text;
-  if (row->type == NG_OPTION_TEXT) return value_address(row, o);
-  memcpy(&text, value_address(row, o), sizeof text);
-  return text;
+/* The text of a choice is in the table, the text of a text option in *o. */
+static const char *text_of(const ng_option_row *row, const ng_options *o) {
+  return row->type == NG_OPTION_TEXT ? value_address(row, o)
+                                     : row->choice[(int32_t)ng_option_number(row, o)];
 }
 
 /* For a dtype some row->choice[i] are NULL, so the loop visits all indices. */
-int32_t ng_option_choice(const ng_option_row *row, const char *text) {
+static int32_t find_choice(const ng_option_row *row, const char *text) {
   for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
     if (row->choice[i] != NULL && ng_is(row->choice[i], text)) return i;
   }
   return -1;
 }
 
-int32_t ng_option_chosen(const ng_options *o, ng_option_id id) {
-  return ng_option_choice(&ng_option_table[id], ng_option_text(&ng_option_table[id], o));
-}
-
 /* The casts are exact, because the table bounds whole numbers below 2^53. */
 void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   const int64_t whole = (int64_t)value;
-  const int32_t flag = (int32_t)value;
+  const bool flag = value != 0;
+  const ng_solver choice = (ng_solver)value; /* an enum of any option */
   const void *const from[] = {[NG_OPTION_REAL] = &value,
                               [NG_OPTION_INT] = &whole,
                               [NG_OPTION_BOOL] = &flag,
-                              [NG_OPTION_CHOICE] =
-                                  row->type == NG_OPTION_CHOICE ? &row->choice[flag] : NULL};
+                              [NG_OPTION_CHOICE] = &choice};
   memcpy((char *)o + row->offset, from[row->type], field_size(row));
 }
 
@@ -214,10 +212,9 @@ static ng_status mark_given(const ng_option_row *row, ng_options *o) {
   return NG_OK;
 }
 
-/* Store a pointer to the text of the choice in the table, because the caller may free `text`. */
 static ng_status read_choice(const ng_option_row *row, const char *text, ng_options *o,
                              char *message, size_t size) {
-  const int32_t choice = ng_option_choice(row, text);
+  const int32_t choice = find_choice(row, text);
   if (choice >= 0) {
     ng_option_store(row, o, choice);
     return mark_given(row, o);
@@ -311,33 +308,12 @@ bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, 
   } else if (row->type == NG_OPTION_INT || row->type == NG_OPTION_BOOL) {
     (void)snprintf(number, sizeof number, "%.0f", ng_option_number(row, o));
   } else {
-    from = ng_option_text(row, o);
+    from = text_of(row, o);
   }
   const size_t n = strlen(from);
   if (n >= size) return false;
   memcpy(text, from, n + 1);
   return true;
-}
-
-/* ---- ng_settings ----------------------------------------------------------------------------*/
-
-/* One macro for each kind of option; NG_OPTION_LIST(PARSE) expands to one assignment for each field. */
-#define PARSE_REAL(name, type) out->name = o->name;
-#define PARSE_INT(name, type) out->name = o->name;
-#define PARSE_BOOL(name, type) out->name = o->name != 0;
-#define PARSE_TEXT(name, type)
-#define PARSE_CHOICE(name, type) out->name = (type)chosen(o, NG_OPTION_##name);
-#define PARSE(kind, name, type) PARSE_##kind(name, type)
-
-static int32_t chosen(const ng_options *o, ng_option_id id) {
-  const int32_t value = ng_option_chosen(o, id);
-  NG_ASSERT(value >= 0);
-  return value;
-}
-
-void ng_settings_of(const ng_options *o, ng_settings *out) {
-  out->family = ng_method_family(o->method);
-  NG_OPTION_LIST(PARSE)
 }
 
 /* ---- names ------------------------------------------------------------------------------------*/

@@ -13,19 +13,6 @@ static ng_status missing_object(char *message, size_t size) {
 
 /* ---- make, copy ------------------------------------------------------------------------------*/
 
-/* The table has the defaults as texts, so ng_option_read sets them. */
-void ng_options_set_defaults(ng_options *full) {
-  memset(full, 0, sizeof *full);
-  full->method = ng_method_name("natgrad");
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    const ng_status st = ng_option_read(row, row->default_text, full, NULL, 0);
-    NG_ASSERT(st == NG_OK);
-    (void)st;
-  }
-  memset(&full->given, 0, sizeof full->given);
-}
-
 /* The memory comes from ng_plain_alloc: the caller's allocator belongs to a context, and options have none. */
 static ng_status create_options(const ng_options *values, char *message, size_t size,
                                 ng_options **out) {
@@ -84,9 +71,9 @@ ng_status ng_options_get(const ng_options *o, const char *name, char *value, siz
   value[0] = 0;
   if (o == NULL) return NG_ERR_ARG;
   if (name != NULL && ng_is(name, "method")) {
-    const size_t n = strlen(o->method);
+    const size_t n = strlen(o->base.method);
     if (n >= size) return NG_ERR_ARG;
-    memcpy(value, o->method, n + 1);
+    memcpy(value, o->base.method, n + 1);
     return NG_OK;
   }
   const ng_status st = ng_option_lookup(name, &row, NULL, 0);
@@ -132,14 +119,13 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t size) {
 
 /* The rules of a single family are in ng_family.check. */
 ng_status ng_options_verify(const ng_options *full, char *message, size_t size) {
-  ng_settings s;
-  ng_settings_of(full, &s);
-  if (!(s.clip_bound > 0) && (s.clip == NG_CLIP_NORM || s.clip == NG_CLIP_RATIO ||
-                              s.clip == NG_CLIP_RMS || s.clip == NG_CLIP_VALUE)) {
+  const ng_settings *s = &full->base;
+  if (!(s->clip_bound > 0) && (s->clip == NG_CLIP_NORM || s->clip == NG_CLIP_RATIO ||
+                               s->clip == NG_CLIP_RMS || s->clip == NG_CLIP_VALUE)) {
     return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0",
-                      full->clip);
+                      ng_choice_text(NG_OPTION_clip, (int32_t)s->clip));
   }
-  if (s.placement == NG_PLACEMENT_SPNGD && !s.colocate) {
+  if (s->placement == NG_PLACEMENT_SPNGD && !s->colocate) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "placement = spngd gives whole layers to ranks: colocate must be 1");
   }
@@ -147,12 +133,6 @@ ng_status ng_options_verify(const ng_options *full, char *message, size_t size) 
 }
 
 /* ---- effect ----------------------------------------------------------------------------------*/
-
-/* Return the enum value of a choice, or a flag as 0 or 1. */
-static int32_t value_of(const ng_options *o, ng_option_id id) {
-  const ng_option_row *row = &ng_option_table[id];
-  return row->type == NG_OPTION_BOOL ? (int32_t)ng_option_number(row, o) : ng_option_chosen(o, id);
-}
 
 /* Append a condition to the n bytes of `text`: "clip = norm, ratio, rms or value", "window_momentum above 0".  Return
  * the new length; `size` or more: the text is cut. */
@@ -173,8 +153,8 @@ static size_t write_need(const ng_option_need *need, char *text, size_t size, si
 }
 
 static bool is_met(const ng_options *o, const ng_option_need *need) {
-  if (need->one_of == 0) return ng_option_number(&ng_option_table[need->option], o) > 0.0;
-  return (need->one_of >> value_of(o, need->option) & 1U) != 0;
+  const double value = ng_option_number(&ng_option_table[need->option], o);
+  return need->one_of == 0 ? value > 0.0 : (need->one_of >> (int32_t)value & 1U) != 0;
 }
 
 ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, size_t size) {

@@ -76,9 +76,7 @@ static ng_status take_new_weight(job *j) {
 }
 
 /* Return whether the solver, as set by compute_method or the variant, uses eigenvalues. */
-static bool solves_by_eigen(const job *j) {
-  return ng_is_eigen((ng_solver)ng_option_chosen(j->full, NG_OPTION_solver));
-}
+static bool solves_by_eigen(const job *j) { return ng_is_eigen(j->full->base.solver); }
 
 /* KAISA's inverse adds lambda to each factor, its eigen adds lambda to the products of eigenvalues.  The order of
  * published arguments has no effect, so "eigen" does not change a solver that take_prediv has set. */
@@ -130,7 +128,7 @@ static ng_status take_width(job *j) {
  * never send inverses. */
 static ng_status take_communicate(job *j) {
   int32_t flag;
-  const bool local = ng_option_chosen(j->full, NG_OPTION_statistics) == NG_STATISTICS_LOCAL;
+  const bool local = j->full->base.statistics == NG_STATISTICS_LOCAL;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
   if (local && flag) return refuse(j, NG_ERR_ARG, "false: DP-KFAC never sends inverses");
   if (!local && !flag && solves_by_eigen(j)) {
@@ -157,8 +155,7 @@ static ng_status take_distribute(job *j) {
   int32_t flag = 0;
   const bool none = is_none(j->value);
   if (!none && !ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true, false or none");
-  if (ng_option_chosen(j->full, NG_OPTION_statistics) == NG_STATISTICS_LOCAL ||
-      !solves_by_eigen(j)) {
+  if (j->full->base.statistics == NG_STATISTICS_LOCAL || !solves_by_eigen(j)) {
     return flag ? refuse(j, NG_ERR_ARG, "false or none: only MPD-KFAC's eigen has it") : NG_OK;
   }
   const ng_status st = set_option(j, "placement", none ? "mpd-kfac" : "round-robin");

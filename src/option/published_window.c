@@ -41,15 +41,14 @@ static const ng_published ggt_names[] = {
 static ng_status take_topk(job *j) {
   const ng_options before = *j->full;
   const ng_status st = take_word(j);
-  if (ng_option_chosen(&before, NG_OPTION_window_store) == NG_STORE_DENSE) *j->full = before;
+  if (before.base.window_store == NG_STORE_DENSE) *j->full = before;
   return st;
 }
 
 static ng_status take_clip_bound(job *j) {
   double v;
   if (ng_read_real(j->value, &v) && v == 0) return set_option(j, "clip", "none");
-  if (ng_option_chosen(j->full, NG_OPTION_clip) != NG_CLIP_VALUE)
-    (void)set_option(j, "clip", "norm");
+  if (j->full->base.clip != NG_CLIP_VALUE) (void)set_option(j, "clip", "norm");
   return set_option(j, "clip_bound", j->value);
 }
 

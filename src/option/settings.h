@@ -1,11 +1,11 @@
 /* settings.h: two structs with the values of all options.
  *
- *   ng_options    for callers: choices are texts; `given` has the options that the caller has set
- *   ng_settings   for the library: choices are enums
+ *   ng_settings   typed values: numbers, flags and enums
+ *   ng_options    ng_settings and the text options; `given` has the options that the caller has set
  *
- * A preconditioner p has a copy p->opt of the caller's ng_options, for ng_get, messages and states, and the parsed form
- * p->base; a block b has b->base with the layer's own options.  ng_set changes all three.  ng_ready plans the memory,
- * which must not depend on options that ng_set may change. */
+ * A preconditioner p has a copy p->opt of the caller's ng_options; a block b has b->base: p->opt.base, overridden by
+ * the layer's own options.  ng_set changes both.  ng_ready plans the memory, which must not depend on options that
+ * ng_set may change. */
 #ifndef NG_SETTINGS_H
 #define NG_SETTINGS_H
 
@@ -108,9 +108,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
 
 /* ---- the list of options ---------------------------------------------------------------------*/
 
-/* All options, ordered by purpose: kind as in ng_option_type, name, type in ng_settings.  This list generates the ids,
- * the fields of ng_options and ng_settings, the kinds of the table's rows, and ng_settings_of.  A text option has no
- * field in ng_settings. */
+/* All options, ordered by purpose: kind as in ng_option_type, name, type.  This list generates the ids, the fields of
+ * ng_settings (of ng_options for text options), and the kinds of the table's rows. */
 #define NG_OPTION_LIST(X)                                                                          \
   X(CHOICE, solver, ng_solver)                                                                     \
   X(REAL, eigen_floor, double)                                                                     \
@@ -175,10 +174,10 @@ typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option
 #define NG_FIELD_INT(name, type) type name;
 #define NG_FIELD_BOOL(name, type) type name;
 #define NG_FIELD_CHOICE(name, type) type name;
-#define NG_FIELD_TEXT(name, type) /* p->opt.skip_layers */
+#define NG_FIELD_TEXT(name, type) /* field of ng_options */
 #define NG_AS_FIELD(kind, name, type) NG_FIELD_##kind(name, type)
 typedef struct ng_settings {
-  const char *family; /* family of the method, for ng_family_find */
+  const char *method, *family; /* point to names of one row of methods.c */
   NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
 #undef NG_AS_FIELD
@@ -209,28 +208,14 @@ typedef struct ng_option_mask {
 /* The size of a text option, with its final 0.  Texts are arrays in ng_options, so an assignment copies them. */
 enum { NG_TEXT_SIZE = 4096 };
 
-#define NG_HELD_REAL(name) double name;
-#define NG_HELD_INT(name) int64_t name;
-#define NG_HELD_BOOL(name) int32_t name;
-#define NG_HELD_CHOICE(name) const char *name; /* points to a text of ng_option_row.choice */
-#define NG_HELD_TEXT(name) char name[NG_TEXT_SIZE];
-#define NG_AS_HELD(kind, name, type) NG_HELD_##kind(name)
 struct ng_options {
-  const char *method; /* points to a name in methods.c */
-  NG_OPTION_LIST(NG_AS_HELD)
+  ng_settings base;
+  char skip_layers[NG_TEXT_SIZE], per_layer[NG_TEXT_SIZE];
   ng_option_mask given; /* options that the caller has set; a method does not change them */
   bool own_method;      /* these are options of a layer whose line names a method */
 };
-#undef NG_AS_HELD
-#undef NG_HELD_REAL
-#undef NG_HELD_INT
-#undef NG_HELD_BOOL
-#undef NG_HELD_CHOICE
-#undef NG_HELD_TEXT
 
 /* ---- option_value.c ---------------------------------------------------------------------------*/
-
-void ng_settings_of(const ng_options *o, ng_settings *out);
 
 static inline bool ng_is_eigen(ng_solver s) {
   return s == NG_SOLVER_EIGEN || s == NG_SOLVER_EIGEN_PREDIV;

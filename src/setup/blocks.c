@@ -19,16 +19,12 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
   return why == NULL;
 }
 
-/* *texts, *s <- the model's options, overridden by `line` (options of one layer; NULL: none). */
-static ng_status settings_of(ng_precond *p, const char *name, const char *line, ng_options *texts,
-                             ng_settings *s) {
+/* *o <- the model's options, overridden by `line` (options of one layer; NULL: none). */
+static ng_status options_of(ng_precond *p, const char *name, const char *line, ng_options *o) {
   char message[NG_MESSAGE] = "";
-  *texts = p->opt;
-  const ng_status st =
-      line == NULL ? NG_OK : ng_options_override(texts, line, message, sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", name, message);
-  ng_settings_of(texts, s);
-  return NG_OK;
+  *o = p->opt;
+  const ng_status st = ng_options_override(o, line, message, sizeof message);
+  return st == NG_OK ? st : ng_fail(p->ctx, st, "layer '%s': options: %s", name, message);
 }
 
 /* Number blocks in their order of creation, equal on all ranks: owners, messages and hashes depend on the number. */
@@ -132,10 +128,10 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   if (!b->owners_differ) return NG_OK;
   /* The curvature is the product of A and G, so both must be averages over the same samples. */
   if (s->spread == NG_SPREAD_LOCAL) {
-    return invalid_statistic(
-        b, s,
-        "statistics = local: the statistics of the block have different owners and so different "
-        "samples; set colocate = 1");
+    return invalid_statistic(b, s,
+                             "statistics = local: the statistics of the block have different "
+                             "owners, which have different "
+                             "samples; set colocate = 1");
   }
   if (b->family->put_traces == NULL) {
     return invalid_statistic(
@@ -198,13 +194,13 @@ ng_status ng_blocks_set_holders(ng_precond *p) {
 
 /* Set and check the options of the block (the model's, overridden by `line`), then create the block. */
 static ng_status describe(ng_block *b, const char *line) {
-  ng_options texts;
+  ng_options o;
   char message[NG_MESSAGE] = "";
-  ng_status st = settings_of(b->p, b->name, line, &texts, &b->base);
+  ng_status st = options_of(b->p, b->name, line, &o);
   if (st != NG_OK) return st;
   b->line = line;
-  b->method = texts.method;
-  st = b->family->check(&texts, &b->base, message, sizeof message);
+  b->base = o.base;
+  st = b->family->check(&o, message, sizeof message);
   if (st != NG_OK) {
     return ng_fail(b->ctx, st, "%s '%s': options: %s", b->entry != NULL ? "layer" : "block",
                    b->name, message);
@@ -321,10 +317,9 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 
 /* Set e->family, the family of an entry under its own options, or e->why if no family takes the entry. */
 static ng_status choose_family(ng_precond *p, ng_entry *e) {
-  ng_options texts;
-  ng_settings s;
-  const ng_status st = settings_of(p, e->d.name, e->d.options, &texts, &s);
-  if (st == NG_OK) e->family = ng_family_of(p->ctx, &s, ng_entry_whole(e));
+  ng_options o;
+  const ng_status st = options_of(p, e->d.name, e->d.options, &o);
+  if (st == NG_OK) e->family = ng_family_of(p->ctx, &o.base, ng_entry_whole(e));
   if (st == NG_OK && e->shard != NULL && e->family != NULL && !e->family->can_shard) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': family %s does not support sharded layers (shard_axis); register "
@@ -335,13 +330,14 @@ static ng_status choose_family(ng_precond *p, ng_entry *e) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': method %s takes no embeddings; register its weight with "
                    "ng_add_tensor, or name it in skip_layers",
-                   e->d.name, texts.method);
+                   e->d.name, o.base.method);
   }
   if (st == NG_OK && e->family == NULL) {
     (void)snprintf(e->why, sizeof e->why, "%s",
                    e->is_tensor ? "registered as a tensor: no curvature"
-                   : e->d.kind == NG_NORM && s.norm_block == NG_NORM_NONE ? "norm_block = none"
-                                                                          : "no family takes it");
+                   : e->d.kind == NG_NORM && o.base.norm_block == NG_NORM_NONE
+                       ? "norm_block = none"
+                       : "no family takes it");
   }
   return st;
 }

@@ -23,7 +23,9 @@ ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
   }
   ng_plan_scratch(plan, ng_gather_scratch(p));
   ng_shards_plan_memory(p, plan);
-  const int each = p->base.update == NG_UPDATE_ADAMW ? 2 : p->base.update == NG_UPDATE_SGD ? 1 : 0;
+  const int each = p->opt.base.update == NG_UPDATE_ADAMW ? 2
+                   : p->opt.base.update == NG_UPDATE_SGD ? 1
+                                                         : 0;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
@@ -59,11 +61,12 @@ static ng_status take_slots(ng_precond *p) {
       e->slot[k].updates_here = !owned || ng_update_owner(p, e, i) == p->ctx->rank;
     }
   }
-  if (!owned || (p->base.clip != NG_CLIP_RATIO && p->base.clip != NG_CLIP_RMS)) return NG_OK;
+  if (!owned || (p->opt.base.clip != NG_CLIP_RATIO && p->opt.base.clip != NG_CLIP_RMS))
+    return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG,
                  "update_ranks = owner: clip = %s reads every preconditioned gradient, which only "
                  "its owner has; set kl, rescale, norm or none",
-                 p->opt.clip);
+                 ng_choice_text(NG_OPTION_clip, (int32_t)p->opt.base.clip));
 }
 
 /* Count, allocate and place memory.  Initial values come last, because memory is zeroed first. */
@@ -135,7 +138,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   }
   hash[0] = hash_text(hash[0], p->opt.skip_layers);
   hash[0] = hash_text(hash[0], p->opt.per_layer);
-  hash[0] = hash_text(hash[0], p->opt.method); /* the method selects the family */
+  hash[0] = hash_text(hash[0], p->opt.base.method); /* the method selects the family */
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
@@ -251,7 +254,6 @@ ng_status ng_setup_ready(ng_precond *p) {
     return st;
   }
   p->is_ready = true;
-  ng_step_copy_decay(p);
   ng_log(p->ctx, NG_LOG_INFO, "ready: blocks = %d parameters = %d bytes = %lld", p->blocks,
          p->entries, (long long)p->ctx->bytes);
   return NG_OK;

@@ -134,13 +134,13 @@ ng_status ng_shards_set_primary(ng_precond *p) {
     }
   }
   if (s->blocks == 0) return NG_OK;
-  if (p->base.statistics == NG_STATISTICS_LOCAL) {
+  if (p->opt.base.statistics == NG_STATISTICS_LOCAL) {
     return unsupported(p, "statistics = local is not supported; set all or owner");
   }
   if (ng_update_is_owned(p)) {
     return unsupported(p, "update_ranks = owner is not supported; set all");
   }
-  if (p->base.quantify) return unsupported(p, "quantify = 1 is not supported; set 0");
+  if (p->opt.base.quantify) return unsupported(p, "quantify = 1 is not supported; set 0");
   return NG_OK;
 }
 

@@ -70,11 +70,11 @@ ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, vo
   }
   ng_entry *e = p->entry[k - p->blocks];
   field_walk w = {e->d.name, visit, arg};
-  const bool adamw = p->base.update == NG_UPDATE_ADAMW;
+  const bool adamw = p->opt.base.update == NG_UPDATE_ADAMW;
   ng_status st = NG_OK;
   const bool owned = ng_update_is_owned(p);
   const int32_t owner = owned ? ng_update_owner(p, e, k - p->blocks) : 0;
-  if (p->base.update == NG_UPDATE_GRADIENT || e->d.frozen)
+  if (p->opt.base.update == NG_UPDATE_GRADIENT || e->d.frozen)
     return NG_OK; /* without fused updates there are no moments */
   for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
     const ng_slot *slot = &e->slot[i];

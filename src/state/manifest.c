@@ -188,7 +188,7 @@ static bool read_option(ng_work *w, const ngio_value *options, const char *metho
          ng_work_fail(w, NG_ERR_FILE,
                       "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
                       "(method '%.40s')",
-                      info->name, theirs, method, ours, p->opt.method);
+                      info->name, theirs, method, ours, p->opt.base.method);
 }
 
 /* Check that this version has each option of the state, or that the option was removed and had its default. */
@@ -210,26 +210,10 @@ static bool check_known_options(ng_work *w, const ngio_value *options) {
 
 /* Check the combination of options as for a new model, also together with each layer's own options. */
 static bool check_options(ng_work *w, const ng_options *o) {
-  const ng_precond *p = w->p;
   char why[NG_MESSAGE] = "";
-  ng_status st = ng_family_check(o, why, sizeof why);
-  if (st != NG_OK) {
-    return ng_work_fail(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s", why);
-  }
-  /* blocks of one family without own options have equal options: check one block */
-  const ng_family *asked = NULL;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    if (b->line == NULL && b->family == asked) continue;
-    ng_options own = *o;
-    if (b->line == NULL) asked = b->family;
-    if (b->line != NULL) st = ng_options_override(&own, b->line, why, sizeof why);
-    if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
-    if (st != NG_OK) {
-      return ng_work_fail(w, NG_ERR_FILE, "options of the state, layer '%s': %s", b->name, why);
-    }
-  }
-  return true;
+  const ng_status st = ng_model_check_options(w->p, o, why, sizeof why);
+  return st == NG_OK ||
+         ng_work_fail(w, st == NG_ERR_NOMEM ? st : NG_ERR_FILE, "options of the state: %s", why);
 }
 
 /* Read all options of the state into the copy *o. */
@@ -427,17 +411,9 @@ bool ng_manifest_read(ng_work *w, ng_snapshot *s) {
 
 /* Apply the options of the state, then the layers' own options. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
-  p->opt = s->opt;
-  ng_settings_of(&p->opt, &p->base);
+  ng_model_set_options(p, &s->opt);
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    b->base = p->base;
-    if (b->line != NULL) { /* cannot fail: read_options has tried the same on a copy */
-      ng_options own = p->opt;
-      (void)ng_options_override(&own, b->line, NULL, 0);
-      ng_settings_of(&own, &b->base);
-    }
-    values = ng_state_set_numbers(b, values);
+    values = ng_state_set_numbers(p->block[i], values);
   }
   for (int32_t i = 0; i < p->entries; i++)
     p->entry[i]->missed_updates = (int64_t)values[i];
@@ -453,5 +429,4 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->step->inner = s->inner;
   p->step->d2 = p->step->pd2 = 0.0; /* a state does not contain d2 and pd2 */
   p->step->quantify.result = (ng_scaling){0};
-  ng_step_copy_decay(p);
 }

@@ -100,7 +100,7 @@ bool ng_manifest_begin(ng_work *w, int32_t parts) {
   ngio_open(o, NULL, '{');
   ngio_put_integer(o, "format", parts == 1 ? NG_STATE_FORMAT : NG_STATE_PARTS);
   ngio_put_text(o, "library", version); /* for readers; a load ignores it */
-  ngio_put_text(o, "method", p->opt.method);
+  ngio_put_text(o, "method", p->opt.base.method);
   make_options(w, o);
   ngio_open(o, "counters", '{');
   ngio_put_integer(o, "steps", p->steps);

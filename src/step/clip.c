@@ -11,10 +11,10 @@
 enum { RATIO_MOST = 50 };
 
 static bool is_per_tensor(const ng_precond *p) {
-  return p->base.clip == NG_CLIP_RATIO || p->base.clip == NG_CLIP_RMS;
+  return p->opt.base.clip == NG_CLIP_RATIO || p->opt.base.clip == NG_CLIP_RMS;
 }
 
-bool ng_clip_reads_weights(const ng_precond *p) { return p->base.clip == NG_CLIP_RATIO; }
+bool ng_clip_reads_weights(const ng_precond *p) { return p->opt.base.clip == NG_CLIP_RATIO; }
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
@@ -87,7 +87,7 @@ double ng_clip_weight(const ng_block *b) {
  * H>, |D|^2, |H|^2.  Set b->ascent = k; return the sums <D, PD>, |D|^2, |PD|^2. */
 static ng_sums set_ascent(ng_precond *p, ng_sums h) {
   const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor up to 64 fits f32 */
-  const double k = h.d2 > 0.0 ? fmin(p->base.radius / sqrt(h.d2), MOST) : 0.0;
+  const double k = h.d2 > 0.0 ? fmin(p->opt.base.radius / sqrt(h.d2), MOST) : 0.0;
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->ascent = p->block[i]->measures_ascent ? k : 0.0;
   }
@@ -118,12 +118,12 @@ static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
 /* kl: Ba, Grosse & Martens (ICLR 2017), with <PD, D> as in all published codes instead of the Fisher norm PD' F PD. For
  * PD = (F + lambda I)^-1 D the two differ by lambda |PD|^2.  Rounding can make the sum negative, hence fabs. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
-  if (p->base.clip == NG_CLIP_KL) {
+  if (p->opt.base.clip == NG_CLIP_KL) {
     const double kl = fabs(lr * lr * s->weighted_inner);
-    return kl > 0.0 ? fmin(1.0, sqrt(p->base.kl_clip / kl)) : 1.0;
+    return kl > 0.0 ? fmin(1.0, sqrt(p->opt.base.kl_clip / kl)) : 1.0;
   }
-  if (p->base.clip == NG_CLIP_RESCALE) return s->pd2 > 0.0 ? sqrt(s->d2 / s->pd2) : 1.0;
-  if (p->base.clip == NG_CLIP_NORM) return fmin(1.0, p->base.clip_bound / sqrt(s->pd2));
+  if (p->opt.base.clip == NG_CLIP_RESCALE) return s->pd2 > 0.0 ? sqrt(s->d2 / s->pd2) : 1.0;
+  if (p->opt.base.clip == NG_CLIP_NORM) return fmin(1.0, p->opt.base.clip_bound / sqrt(s->pd2));
   return 1.0;
 }
 
@@ -146,9 +146,9 @@ void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
  * Eva; a zero weight has factor 1, or it would stay zero. rms: Adafactor (Shazeer & Stern 2018, arXiv 1804.04235,
  * section 6). */
 static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
-  const double bound = p->base.clip_bound, count = (double)(g->to - g->from);
+  const double bound = p->opt.base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;
-  if (p->base.clip == NG_CLIP_RATIO) {
+  if (p->opt.base.clip == NG_CLIP_RATIO) {
     return g->weight_norm2 > 0.0 ? fmin(RATIO_MOST, bound * sqrt(g->weight_norm2 / pd2)) : 1.0;
   }
   return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);

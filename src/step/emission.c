@@ -12,7 +12,7 @@
 
 /* Return whether a step writes a parameter without a block. */
 static bool is_plain(const ng_precond *p, const ng_entry *e, const ng_slot *s) {
-  return p->base.update != NG_UPDATE_GRADIENT && !e->d.frozen && s->block == NULL;
+  return p->opt.base.update != NG_UPDATE_GRADIENT && !e->d.frozen && s->block == NULL;
 }
 
 /* Set the range of group g of slot s, in the place v. A bias or a tensor has one row: its groups are runs of columns. */
@@ -248,7 +248,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
       const ng_direction *end = e + list_segment(b, k, factor, b->is_delivered, e);
       for (const ng_direction *x = e; x < end; x++) {
         *e = *x;
-        if (p->base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->base.clip_bound;
+        if (p->opt.base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->opt.base.clip_bound;
         if (unit || !ng_due_shards(p) || ng_shard_cut_direction(s, e))
           e++; /* else: on another rank */
       }

@@ -8,7 +8,8 @@
 enum { PIECE = 1 << 20 }; /* most floats of a message */
 
 bool ng_update_is_owned(const ng_precond *p) {
-  return p->base.update_ranks == NG_UPDATE_RANKS_OWNER && p->base.update != NG_UPDATE_GRADIENT;
+  return p->opt.base.update_ranks == NG_UPDATE_RANKS_OWNER &&
+         p->opt.base.update != NG_UPDATE_GRADIENT;
 }
 
 int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index) {

@@ -43,7 +43,7 @@ ng_status ng_quantify_plan(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
   const size_t pieces = (size_t)ng_threads_of(p->ctx), W = (size_t)p->ctx->ranks;
   const ng_emission *l = &p->step->emission;
-  if (!p->base.quantify || l->capacity == 0) return NG_OK;
+  if (!p->opt.base.quantify || l->capacity == 0) return NG_OK;
   q->extreme = ng_object(p, pieces * 2 * sizeof *q->extreme);
   q->count = ng_object(p, pieces * BINS * sizeof *q->count);
   q->sum = ng_object(p, (size_t)l->tiles * SUMS * sizeof *q->sum);

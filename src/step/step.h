@@ -380,7 +380,11 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 void ng_step_reset(ng_precond *p);
 /* `wrong`: NG_OK, or the error in this rank's arguments.  After an error the step fails on all ranks. */
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong);
-void ng_step_copy_decay(ng_precond *p); /* copy stat_decay of every block to its statistics */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
+/* Check new options of the model, alone and overridden by the line of each block. */
+ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,
+                                 size_t size);
+/* Set the options of the model and of all blocks; *o has been checked. */
+void ng_model_set_options(ng_precond *p, const ng_options *o);
 
 #endif

@@ -18,7 +18,7 @@ static bool is_sent_to_ranks(const ng_stat *s) {
 
 /* Return the largest size in bytes of a message with several statistics. */
 static int64_t bucket_bytes(const ng_precond *p) {
-  return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5);
+  return (int64_t)(p->opt.base.stat_bucket_mb * 1e6 + 0.5);
 }
 
 /* Return the padding, in elements of `size` bytes, from n elements to the next cache line, where an array starts. */

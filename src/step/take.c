@@ -34,7 +34,7 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
     }
     missing += s->grad.data == NULL;
   }
-  *absent = missing > 0 && missing == needed && p->base.missing == NG_MISSING_KEEP;
+  *absent = missing > 0 && missing == needed && p->opt.base.missing == NG_MISSING_KEEP;
   return NG_OK;
 }
 
@@ -60,7 +60,7 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
     return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s %s", e->d.name,
                    weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
                    weight && s->weight.expired ? "has expired (NG_ONE_STEP); bind a new array"
-                   : weight || p->base.missing == NG_MISSING_KEEP
+                   : weight || p->opt.base.missing == NG_MISSING_KEEP
                        ? "is not bound"
                        : "is not bound; missing = keep or ng_freeze excludes the parameter");
   }
@@ -85,10 +85,10 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   s->status = wrong;
   if (wrong != NG_OK) return; /* keep the message of `wrong` */
-  if (p->base.update != update[s->output.kind]) {
-    s->status =
-        ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
-                p->opt.update, ng_choice_text(NG_OPTION_update, (int32_t)update[s->output.kind]));
+  if (p->opt.base.update != update[s->output.kind]) {
+    s->status = ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
+                        ng_choice_text(NG_OPTION_update, (int32_t)p->opt.base.update),
+                        ng_choice_text(NG_OPTION_update, (int32_t)update[s->output.kind]));
   }
   if (!(s->lr >= 0.0 && s->lr - s->lr == 0.0)) {
     s->status = ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);

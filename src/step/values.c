@@ -1,15 +1,6 @@
 /* values.c: change option values between steps (ng_set), and check that all ranks have the same values. */
 #include "step/step.h"
 
-void ng_step_copy_decay(ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->stats; k++) {
-      b->stat[k].rule.decay = b->base.stat_decay;
-    }
-  }
-}
-
 /* ---- the same on every rank? -----------------------------------------------------------------*/
 
 /* Ranks of one run compare these hashes of bits; no file has them. */
@@ -21,16 +12,13 @@ uint64_t ng_hash_number(uint64_t so_far, double x) {
   return h ^ h >> 29;
 }
 
-#define HASH_REAL(name, type) h = ng_hash_number(h, s->name);
-#define HASH_INT(name, type) h = ng_hash_number(h, (double)s->name);
-#define HASH_BOOL(name, type) h = ng_hash_number(h, (double)s->name);
-#define HASH_CHOICE(name, type) h = ng_hash_number(h, (double)s->name);
-#define HASH_TEXT(name, type) /* texts are fixed at creation; ng_ready compares them */
-#define HASH(kind, name, type) HASH_##kind(name, type)
+/* Texts are fixed at creation; ng_ready compares them. */
 uint64_t ng_options_hash(const ng_precond *p) {
-  const ng_settings *s = &p->base;
   uint64_t h = 0;
-  NG_OPTION_LIST(HASH)
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    if (row->type != NG_OPTION_TEXT) h = ng_hash_number(h, ng_option_number(row, &p->opt));
+  }
   return h;
 }
 
@@ -102,14 +90,36 @@ void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]) {
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/
 
-/* Override *o, the model's options, by the options of the layer; check the combination. */
-static ng_status with_overrides(const ng_block *b, ng_options *o, char *message, size_t size) {
-  ng_status st = NG_OK;
-  if (b->line != NULL) {
-    st = ng_options_override(o, b->line, message, size);
-    if (st == NG_OK) st = ng_family_check_line(o, message, size);
+/* Blocks of one family without own options have equal options, so one of them is checked. */
+ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,
+                                 size_t size) {
+  char why[NG_MESSAGE] = "";
+  const ng_family *checked = NULL;
+  ng_status st = ng_family_check(o, message, size);
+  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
+    const ng_block *b = p->block[i];
+    if (b->line == NULL && b->family == checked) continue;
+    ng_options own = *o;
+    checked = b->line == NULL ? b->family : checked;
+    st = ng_options_override(&own, b->line, why, sizeof why);
+    if (st == NG_OK) st = ng_family_check_line(&own, why, sizeof why);
+    if (st == NG_OK) st = b->family->check(&own, why, sizeof why);
+    if (st != NG_OK) st = ng_fail_to(message, size, st, "layer '%s': %s", b->name, why);
   }
-  return st == NG_OK ? ng_block_check(b, o, message, size) : st;
+  return st;
+}
+
+void ng_model_set_options(ng_precond *p, const ng_options *o) {
+  p->opt = *o;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    ng_options own = *o;
+    (void)ng_options_override(&own, b->line, NULL, 0);
+    b->base = own.base;
+    for (int32_t k = 0; k < b->stats; k++) {
+      b->stat[k].rule.decay = own.base.stat_decay;
+    }
+  }
 }
 
 /* Numbers are passed as text, too, so that ng_set_real makes the same checks as the command line. */
@@ -117,36 +127,18 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   const int32_t row = ng_option_find(option);
   char message[NG_MESSAGE] = "";
   ng_options o = p->opt;
-  if (ng_is(option, "method")) { /* the method decides the family */
-    return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: 'method' is given to ng_precond_create");
+  const ng_option_row *r = row < 0 ? NULL : &ng_option_table[row];
+  if (r != NULL && !r->can_change && p->is_ready) {
+    return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is fixed once ng_ready was called", r->name);
   }
-  if (row >= 0) {
-    const ng_option_row *r = &ng_option_table[row];
-    if (!r->can_change && p->is_ready) {
-      return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is fixed once ng_ready was called",
-                     r->name);
-    }
-    if (r->type == NG_OPTION_TEXT) {
-      return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is given to ng_precond_create", r->name);
-    }
+  if (ng_is(option, "method") || (r != NULL && r->type == NG_OPTION_TEXT)) {
+    return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is given to ng_precond_create",
+                   r == NULL ? "method" : r->name);
   }
   /* Change a copy: a value in its range may still contradict other options. */
   ng_status st = ng_options_set(&o, option, value, message, sizeof message);
-  if (st == NG_OK) st = ng_family_check(&o, message, sizeof message);
+  if (st == NG_OK) st = ng_model_check_options(p, &o, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_set: %s", message);
-  /* The first pass checks the options of all blocks before the second pass changes them. */
-  for (int apply = 0; apply < 2; apply++) {
-    for (int32_t i = 0; i < p->blocks; i++) {
-      ng_options mine = o;
-      st = with_overrides(p->block[i], &mine, message, sizeof message);
-      if (st != NG_OK) {
-        return ng_fail(p->ctx, st, "ng_set: layer '%s': %s", p->block[i]->name, message);
-      }
-      if (apply != 0) ng_settings_of(&mine, &p->block[i]->base);
-    }
-  }
-  p->opt = o;
-  ng_settings_of(&p->opt, &p->base);
-  ng_step_copy_decay(p);
+  ng_model_set_options(p, &o);
   return NG_OK;
 }
