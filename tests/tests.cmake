@@ -122,6 +122,7 @@ set(natgrad_unit_tests
     t_strides
     t_sym
     t_to_owner
+    t_twosided
     t_unobserved
     t_vector
     t_window
@@ -178,7 +179,7 @@ natgrad_share(bound t_absent t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
 natgrad_share(late t_kernels_gram t_queue t_strides)
-natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
+natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(wild t_finite t_huge)
 natgrad_share(toys t_family t_groups t_left_out)

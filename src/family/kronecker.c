@@ -42,6 +42,7 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_side *s = &k->side[which];
   const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
   const bool diagonal = which == NG_SIDE_A && b->entry->d.kind == NG_EMBEDDING;
+  const bool right = s == k->right;
   const bool single = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
   const int64_t each = diagonal ? 1
                        : single ? channels
@@ -56,25 +57,30 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   s->group_parts = (int32_t)each;
   s->parts = (int32_t)(each * k->groups);
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);
+  s->matrix = ng_object(b->p, (size_t)s->parts * sizeof *s->matrix);
   s->shift = ng_object(b->p, (size_t)k->groups * sizeof *s->shift);
-  if (s->part == NULL || s->shift == NULL) return NG_ERR_NOMEM;
+  if (s->part == NULL || s->matrix == NULL || s->shift == NULL) return NG_ERR_NOMEM;
   for (int64_t g = 0; g < k->groups; g++) {
     int64_t channel = g * channels, column = 0;
     for (int64_t i = 0; i < each; i++) {
       ng_part *part = &s->part[g * each + i];
+      ng_matrix *m = &s->matrix[g * each + i];
       const int64_t width = channels / each + (i < channels % each ? 1 : 0);
-      part->group = (int32_t)g;
-      part->is_diagonal = diagonal;
       part->lo = channel;
       part->hi = channel += width;
       part->has_bias = one && i == each - 1;
-      part->n = offsets * width + part->has_bias;
-      part->offset = s == k->right ? column : part->lo;
-      column += part->n;
-      if (!diagonal && !ng_linalg_fits(part->n)) {
+      m->form = diagonal ? NG_FORM_DIAGONAL : NG_FORM_SYMMETRIC;
+      m->average_dtype = diagonal ? NG_F32 : b->base.factor_dtype;
+      m->result_dtype = b->base.inverse_dtype;
+      m->n = offsets * width + part->has_bias;
+      m->result = ng_kron_result(b, m->n, right ? k->q : k->p);
+      m->row = right ? g * k->q : part->lo;
+      m->col = right ? column : 0;
+      column += m->n;
+      if (!diagonal && !ng_linalg_fits(m->n)) {
         return ng_fail(b->ctx, NG_ERR_ARG,
                        "layer '%s': a factor of order %lld exceeds 32-bit LAPACK; set max_factor",
-                       b->entry->d.name, (long long)part->n);
+                       b->entry->d.name, (long long)m->n);
       }
     }
   }
@@ -85,14 +91,13 @@ static void fill_map(ng_kron *k) {
   const int64_t channels = k->side[NG_SIDE_A].part[0].lo;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].group_parts; i++) {
     const ng_part *part = &k->side[NG_SIDE_A].part[i];
-    const int64_t width = part->hi - part->lo;
+    const int64_t width = part->hi - part->lo, column = k->right->matrix[i].col;
     for (int64_t o = 0; o < k->offsets; o++) {
       for (int64_t c = 0; c < width; c++) {
-        k->map[part->offset + o * width + c] =
-            (int32_t)((part->lo - channels + c) * k->offsets + o);
+        k->map[column + o * width + c] = (int32_t)((part->lo - channels + c) * k->offsets + o);
       }
     }
-    if (part->has_bias) k->map[part->offset + part->n - 1] = (int32_t)(k->p - 1);
+    if (part->has_bias) k->map[k->p - 1] = (int32_t)(k->p - 1);
   }
   for (int64_t c = 0; c < k->p; c++) {
     k->unmap[k->map[c]] = (int32_t)c;
@@ -122,7 +127,7 @@ static void describe_block(ng_block *b) {
   const int64_t g = k->left == &k->side[NG_SIDE_A] ? k->p : k->q;
   char *const why = b->entry->why;
   const size_t size = sizeof b->entry->why;
-  int at = k->side[NG_SIDE_A].part->is_diagonal
+  int at = k->side[NG_SIDE_A].matrix->form == NG_FORM_DIAGONAL
                ? snprintf(why, size, "A diagonal of %lld", (long long)a)
                : snprintf(why, size, "A %lldx%lld", (long long)a, (long long)a);
   at += snprintf(why + at, size - (size_t)at, ", G %lldx%lld", (long long)g, (long long)g);
@@ -166,7 +171,6 @@ static ng_status create(ng_block *b) {
   k->p = embedding ? d->out : d->in / k->groups * k->offsets + d->bias;
   k->is_eigen = ng_is_eigen(b->base.solver);
   k->is_product = b->measures_ascent = b->base.solver == NG_SOLVER_PRODUCT;
-  k->inverse_dtype = b->base.inverse_dtype;
   /* The clip needs one scale for all blocks: PD = D + k H (product) and PD = G^-1 D A^-1 have different scales. */
   if (k->is_product != (b->p->opt.base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(
@@ -180,8 +184,15 @@ static ng_status create(ng_block *b) {
   if (st == NG_OK) st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
   if (st == NG_OK) st = make_side(b, NG_SIDE_G, d->out / k->groups, false);
   if (st == NG_OK) st = make_map(b);
-  if (st == NG_OK) describe_block(b);
-  return st;
+  if (st != NG_OK) return st;
+  k->both = (ng_twosided){.groups = k->groups, .rows = k->q, .cols = k->p};
+  k->both.left = k->left->matrix;
+  k->both.right = k->right->matrix;
+  k->both.left_count = k->left->group_parts;
+  k->both.right_count = k->right->group_parts;
+  k->both.damping = ng_object(b->p, (size_t)k->groups * sizeof *k->both.damping);
+  describe_block(b);
+  return k->both.damping == NULL ? NG_ERR_NOMEM : NG_OK;
 }
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
@@ -225,19 +236,19 @@ static ng_status statistics(ng_block *b) {
   b->traces_per_stat = k->groups;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
     ng_side *of = &k->side[side];
-    const bool diagonal = of->part->is_diagonal;
+    const bool diagonal = of->matrix->form == NG_FORM_DIAGONAL;
     ng_stat *s = of->stat = &b->stat[side];
     s->name = side == NG_SIDE_A ? "A" : "G";
     s->observed = side == NG_SIDE_A ? NG_OBSERVED_INPUT : NG_OBSERVED_OUTGRAD;
     s->symmetric = !diagonal;
     s->rule.averaged = true;
-    s->average_dtype = diagonal ? NG_F32 : b->base.factor_dtype;
+    s->average_dtype = of->matrix->average_dtype;
     s->shift = b->base.damping_leak ? of->shift : NULL;
     st = ng_stat_alloc_parts(b, s, (int32_t)k->groups, of->group_parts);
     for (int32_t i = 0; i < of->parts && st == NG_OK; i++) {
-      s->part[i].cols = of->part[i].n;
-      s->part[i].rows = diagonal ? 1 : of->part[i].n;
-      s->part[i].diagonal = diagonal ? of->part[i].n : 0;
+      s->part[i].cols = of->matrix[i].n;
+      s->part[i].rows = diagonal ? 1 : of->matrix[i].n;
+      s->part[i].diagonal = diagonal ? of->matrix[i].n : 0;
       s->part[i].offsets = side == NG_SIDE_A ? k->offsets : 1;
       s->part[i].channels = of->part[i].hi - of->part[i].lo;
     }
@@ -250,8 +261,9 @@ static ng_status statistics(ng_block *b) {
 static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
-  if (a->is_diagonal) return ng_max64(a->n, ng_gram_rows_scratch(g->n + 1));
-  if (b->entry->d.kind == NG_LINEAR) return ng_gram_rows_scratch(ng_max64(a->n, g->n) + 1);
+  const int64_t n[2] = {k->side[NG_SIDE_A].matrix->n, k->side[NG_SIDE_G].matrix->n};
+  if (b->entry->d.kind == NG_EMBEDDING) return ng_max64(n[0], ng_gram_rows_scratch(n[1] + 1));
+  if (b->entry->d.kind == NG_LINEAR) return ng_gram_rows_scratch(ng_max64(n[0], n[1]) + 1);
   if (conv->height == 0) return 0; /* undeclared size: the first observation allocates */
   return ng_gram_conv_scratch(b->ctx->queue, conv, a->hi - a->lo, g->hi - g->lo);
 }
@@ -267,34 +279,29 @@ int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o) {
   return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
 }
 
-/* The results of a side are contiguous, `says` first, so that one message sends `says` and the results. In the counting
+/* The results of a side are contiguous, solve_info first, so that one message sends the side. In the counting
  * pass all pointers are NULL. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
-  const int64_t size = ng_dtype_size(k->inverse_dtype), real = (int64_t)sizeof(float);
+  const int64_t real = (int64_t)sizeof(float);
+  int64_t floats = ng_max64(observe_scratch(b, &k->conv), ng_kron_apply_scratch(b));
   for (int side = 0; side < 2; side++) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
-    const int64_t applied = s == k->right ? k->q : k->p;
     if (b->is_worker)
       s->solve_info = ng_plan_result(plan, owner, ng_kron_info_count(s, k->groups) * real);
     for (int32_t i = 0; i < s->parts; i++) {
-      ng_part *part = &s->part[i];
-      part->is_factor = !part->is_diagonal && ng_kron_keeps_factor(b, part->n, applied);
+      ng_matrix *m = &s->matrix[i];
+      const bool diagonal = m->form == NG_FORM_DIAGONAL;
+      if (s->stat->has_average) floats = ng_max64(floats, ng_matrix_scratch(b->ctx->queue, m));
       if (!b->is_worker) continue;
-      if (k->is_eigen && !part->is_diagonal) {
-        part->V = ng_plan_result(plan, owner, part->n * part->n * size);
+      if (!diagonal) {
+        m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * ng_dtype_size(m->result_dtype));
       }
-      if (k->is_eigen || part->is_diagonal) {
-        part->d = ng_plan_result(plan, owner, part->n * real);
-      } else {
-        part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size);
-      }
+      if (k->is_eigen || diagonal) m->d = ng_plan_result(plan, owner, m->n * real);
     }
   }
   ng_plan_direction(plan, b, k->outputs * k->p);
-  const int64_t floats = ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
-                                  ng_kron_apply_scratch(b));
   ng_plan_scratch(plan, ng_times(floats, real));
   return NG_OK;
 }
@@ -304,30 +311,28 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 /* Files contain the results of the last solve: a resumed run must solve at the same steps as an uninterrupted run. */
 static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
                             void *arg) {
-  const ng_part *part = &k->side[side].part[i];
+  static const char *const suffix[] = {[NG_RESULT_INVERSE] = "_inverse",
+                                       [NG_RESULT_CHOLESKY] = "_cholesky",
+                                       [NG_RESULT_EIGEN] = "_eigenvectors",
+                                       [NG_RESULT_COPY] = "_copy"};
+  const ng_matrix *m = &k->side[side].matrix[i];
   const ng_stat *s = k->side[side].stat;
-  const int64_t n = part->n;
-  if (part->is_diagonal) {
-    ng_field f =
-        ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, part->d);
-    return visit(arg, &f);
-  }
-  if (k->is_eigen) {
-    ng_field f = ng_part_field(s, i, "_eigenvectors", k->inverse_dtype, n, n, part->V);
-    f.col_offsets = s->part[i].offsets; /* columns are permuted; a row is one eigenvector */
-    f.col_channels = part->hi - part->lo;
+  const int64_t n = m->n;
+  if (m->form != NG_FORM_DIAGONAL) {
+    ng_field f = ng_part_field(s, i, suffix[m->result], m->result_dtype, n, n, m->R);
+    f.is_symmetric = !k->is_eigen;
+    if (m->result != NG_RESULT_CHOLESKY) { /* a triangular factor stays in internal order */
+      f.col_offsets = s->part[i].offsets;
+      f.col_channels = s->part[i].channels;
+    }
+    if (f.is_symmetric) { /* a row of eigenvectors is one eigenvector: only columns are permuted */
+      f.row_offsets = f.col_offsets;
+      f.row_channels = f.col_channels;
+    }
     const ng_status st = visit(arg, &f);
-    if (st != NG_OK) return st;
-    f = ng_part_field(s, i, "_eigenvalues", NG_F32, 1, n, part->d);
-    return visit(arg, &f);
+    if (st != NG_OK || !k->is_eigen) return st;
   }
-  const char *suffix = k->is_product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse";
-  ng_field f = ng_part_field(s, i, suffix, k->inverse_dtype, n, n, part->R);
-  f.is_symmetric = true;
-  if (!part->is_factor) { /* a triangular factor stays in internal order */
-    f.row_offsets = f.col_offsets = s->part[i].offsets;
-    f.row_channels = f.col_channels = part->hi - part->lo;
-  }
+  ng_field f = ng_part_field(s, i, k->is_eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, m->d);
   return visit(arg, &f);
 }
 

@@ -2,9 +2,8 @@
  *
  *   kronecker.c        geometry, memory, state, and the operation tables
  *   kronecker_stats.c  adding observations to A and G
- *   kronecker_part.c   solving one part of A or G, with the ladder
- *   kronecker_solve.c  solving all parts of a block
- *   kronecker_apply.c  computing PD
+ *   kronecker_solve.c  damping; solving all parts of a block
+ *   kronecker_apply.c  computing PD (twosided/)
  *
  * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal blocks, the parts
  * (factor_blocks, max_factor). A part is one symmetric matrix, or one diagonal matrix stored as a vector.
@@ -23,24 +22,13 @@
 #define NG_KRONECKER_H
 
 #include "family/family.h"
+#include "twosided/twosided.h"
 
 enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
 typedef struct ng_part {
-  int32_t group;
-  int64_t lo, hi;   /* channels [lo, hi) of the layer: input channels of A, output channels of G */
-  int64_t n;        /* order of the matrix */
-  int64_t offset;   /* left side: first row of D; right side: first column in the group's D */
-  bool has_bias;    /* A: the last row and column belong to the 1 appended for the bias */
-  bool is_diagonal; /* the average is a vector [n], and `d` is the only result */
-  bool is_factor;   /* R is L of F + d I = L L', not the inverse */
-  bool is_good;     /* the stored result passed its checks */
-  void *R;          /* cholesky: inverse, or L; product: the average; ng_sym order; inverse_dtype */
-  void *V;          /* eigen: row i is eigenvector i; [n,n]; inverse_dtype */
-  float *d; /* [n] eigen: eigenvalues; cholesky of a diagonal part: the reciprocals 1 / (F_i + d) */
-  /* The queue writes these numbers. info: of LAPACK; finite, trace: of the average; largest: scratch. */
-  int info[2], finite;
-  double trace, largest;
+  int64_t lo, hi; /* channels [lo, hi) of the layer: input channels of A, output channels of G */
+  bool has_bias;  /* A: the last row and column belong to the 1 appended for the bias */
 } ng_part;
 
 /* Indices of ng_side.solve_info, which the owner of a side sends with its results: the highest rung of the side's parts, the
@@ -50,6 +38,7 @@ enum { NG_INFO_RUNG, NG_INFO_DAMPING, NG_INFO_PI };
 typedef struct ng_side {
   int32_t parts, group_parts; /* number of parts of all groups, of one group */
   ng_part *part;
+  ng_matrix *matrix; /* of each part */
   ng_stat *stat;
   float *solve_info;
   double *shift; /* [groups] damping_leak: damping of earlier solves, which the next fold adds */
@@ -62,29 +51,18 @@ typedef struct ng_kron {
   int32_t *unmap; /* column of the weight -> internal column */
   ng_side side[2];
   ng_side *left, *right;
-  ng_conv conv; /* geometry at the declared image size; ng_obs_conv sets the observed size */
+  ng_twosided both; /* the matrices of left and right */
+  ng_conv conv;     /* geometry at the declared image size; ng_obs_conv sets the observed size */
   bool is_eigen;
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
-  ng_dtype inverse_dtype;
-  double lambda;    /* eigen-prediv: the damping of the last solve */
-  bool has_results; /* every part has a result; otherwise PD = D */
-  int32_t finite;   /* 0: the last copied gradient has a value that is not finite */
+  double lambda;   /* eigen-prediv: the damping of the last solve */
+  int32_t finite;  /* 0: the last copied gradient has a value that is not finite */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
 static inline int64_t ng_kron_info_count(const ng_side *s, int64_t groups) {
   return NG_INFO_PI + groups + s->parts;
 }
-/* Return the running average of a part, in s->stat->average_dtype. */
-static inline void *ng_kron_average(const ng_side *s, const ng_part *part) {
-  return s->stat->part[part - s->part].average;
-}
-
-/* Compute R, or V and d, of a part, on the owner of its side; return the rung. shift: of the part's group (ng_side).
- * on: damping of this side in this solve; with solver = eigen, the smallest damping of any eigenvector. */
-int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
-                           double on);
-
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 int64_t ng_kron_observe_scratch(const ng_block *b, const ng_obs *o);
 void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean);
@@ -93,18 +71,13 @@ void ng_kron_read_results(ng_block *b, bool fresh);
 ng_status ng_kron_measure(ng_block *b);
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
 void ng_kron_report(const ng_block *b, ng_layer_report *report);
-int64_t ng_kron_solve_scratch(const ng_block *b); /* floats */
 int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 
-/* Return whether a part of order n keeps L, for two triangular solves with m columns a step; otherwise the inverse. */
-bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m);
+/* Return what a part of order n keeps; an inverse, or L for two triangular solves with m columns a step, by cost. */
+ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m);
 /* on[side] <- the damping of each side at `lambda`, from damping_split and pi. */
 void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double on[2]);
-/* eigen: return the divisors of the entries of Q_G' D Q_A that belong to one left and one right part. */
-ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right);
-/* Return the first of the k->right->each right parts of the group of a left part. */
-static inline const ng_part *ng_kron_opposite(const ng_kron *k, const ng_part *left) {
-  return &k->right->part[left->group * k->right->group_parts];
-}
+/* eigen: set the damping of each group in k->both. */
+void ng_kron_set_damping(const ng_block *b);
 
 #endif

@@ -17,13 +17,14 @@
 #include <math.h>
 
 /* The return value determines the size of the result and the name of its field in files. */
-bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
+ng_result ng_kron_result(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
-  if (k->is_eigen || k->is_product) return false;
+  if (k->is_eigen || k->is_product) return k->is_eigen ? NG_RESULT_EIGEN : NG_RESULT_COPY;
   /* Computing the inverse takes 2 n^3 / 3 more operations per solve. Applying L takes the time of n^2 m more operations
    * per step: two triangular solves run at two thirds of the rate of one symmetric product, and both are 2 n^2 m
    * operations. So keep L if 2 n^3 / 3 > solve_period n^2 m. */
-  return 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
+  const bool keeps = 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
+  return keeps ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE;
 }
 
 /* pi: among all d_A d_G = lambda, shifts proportional to the mean eigenvalue of each factor minimise the trace norm of
@@ -44,44 +45,35 @@ void ng_kron_split_damping(const ng_block *b, double lambda, double pi, double o
 /* With eigenvalues d_G, d_A the divisors are d_G d_A + lambda (joint) or (d_G + on_g) (d_A + on_a). eigen-prediv uses
  * lambda of the last solve, as compute_eigenvalue_outer_product of KAISA. pi is the value that the owner of G computed,
  * so that all ranks with results use the same pi. */
-ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_part *right) {
+void ng_kron_set_damping(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   const double lambda = b->base.solver == NG_SOLVER_EIGEN_PREDIV ? k->lambda : b->base.damping;
-  double on[2];
-  ng_kron_split_damping(b, lambda, (double)k->side[NG_SIDE_G].solve_info[NG_INFO_PI + left->group],
-                        on);
-  ng_spectrum s = {
-      .g = left->d, .a = right->d, .on_g = on[k->left - k->side], .on_a = on[k->right - k->side]};
-  if (b->base.damping_split == NG_SPLIT_JOINT) s.on_both = lambda;
-  return s;
+  for (int64_t g = 0; g < k->groups && k->is_eigen; g++) {
+    double on[2];
+    ng_kron_split_damping(b, lambda, (double)k->side[NG_SIDE_G].solve_info[NG_INFO_PI + g], on);
+    k->both.damping[g] = (ng_spectrum){
+        .on_g = on[k->left - k->side],
+        .on_a = on[k->right - k->side],
+        .on_both = b->base.damping_split == NG_SPLIT_JOINT ? lambda : 0.0,
+    };
+  }
 }
 
 /* ---- the block -------------------------------------------------------------------------------*/
 
-/* Set part->trace and part->finite from the averages of a group that this rank keeps. pi uses both traces, so
- * ng_kron_solve must know whether they are finite. */
+/* Set `F`, `trace` and `finite` of the averages of a group that this rank keeps. pi uses both traces, so ng_kron_solve must
+ * know whether they are finite. */
 static void measure_averages(const ng_block *b, int32_t group) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->ctx->queue;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
     if (!s->stat->has_average) continue;
     for (int32_t i = group * s->group_parts; i < (group + 1) * s->group_parts; i++) {
-      ng_part *part = &s->part[i];
-      const void *F = ng_kron_average(s, part);
-      if (part->is_diagonal) {
-        part->trace = 0.0;
-        for (int64_t v = 0; v < part->n; v++) {
-          part->trace += (double)((const float *)F)[v];
-        }
-        part->finite = part->trace - part->trace == 0.0;
-        continue;
-      }
-      ng_on(q)->finite(q, ng_sym_count(part->n), F, s->stat->average_dtype, &part->finite);
-      ng_on(q)->trace(q, part->n, F, s->stat->average_dtype, &part->trace);
+      s->matrix[i].F = s->stat->part[i].average;
+      ng_matrix_measure(b->ctx->queue, &s->matrix[i]);
     }
   }
-  ng_queue_wait(q);
+  ng_queue_wait(b->ctx->queue);
 }
 
 /* *mean <- mean eigenvalue of side s in a group, plus its leaked shift; return false if an entry is not finite. */
@@ -91,9 +83,9 @@ static bool mean_eigenvalue(const ng_block *b, const ng_side *s, int32_t group, 
   int64_t n = 0;
   bool finite = true;
   for (int32_t i = group * s->group_parts; i < (group + 1) * s->group_parts; i++) {
-    finite = finite && ng_info_read(q, &s->part[i].finite) != 0;
-    trace += *ng_numbers_read(q, &s->part[i].trace);
-    n += s->part[i].n;
+    finite = finite && ng_info_read(q, &s->matrix[i].finite) != 0;
+    trace += *ng_numbers_read(q, &s->matrix[i].trace);
+    n += s->matrix[i].n;
   }
   *mean = trace / (double)n + s->shift[group];
   return finite;
@@ -107,7 +99,7 @@ static double least_damping(const ng_block *b, int side, int32_t group, const do
   double n = 0.0;
   if (b->base.damping_split != NG_SPLIT_JOINT) return on[side];
   for (int32_t i = group * other->group_parts; i < (group + 1) * other->group_parts; i++) {
-    n += (double)other->part[i].n;
+    n += (double)other->matrix[i].n;
   }
   return b->base.damping / (n * mean[1 - side]);
 }
@@ -125,11 +117,15 @@ void ng_kron_put_traces(ng_block *b, int32_t stat, double *mean) {
 static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bool finite) {
   int32_t worst = 0;
   for (int32_t j = group * s->group_parts; j < (group + 1) * s->group_parts; j++) {
-    ng_part *part = &s->part[j];
-    int32_t rung = part->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
-    if (finite) rung = ng_kron_solve_part(b, s, part, s->shift[group], on);
+    ng_matrix *m = &s->matrix[j];
+    int32_t rung = NG_DAMPED_NONE;
+    if (finite) {
+      rung = ng_matrix_solve(b->ctx->queue, m, s->shift[group], on, b->base.eigen_floor,
+                             ng_scratch(b));
+    }
+    if (rung == NG_DAMPED_NONE) rung = m->is_good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     ng_count_rung(b->p, rung);
-    part->is_good = part->is_good || rung < NG_RUNG_LAST;
+    m->is_good = m->is_good || rung < NG_RUNG_LAST;
     worst = rung > worst ? rung : worst;
   }
   return worst;
@@ -189,22 +185,22 @@ ng_status ng_kron_solve(ng_block *b) {
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
     for (int32_t j = 0; own[i] && j < s->parts; j++) {
-      s->solve_info[NG_INFO_PI + k->groups + j] = s->part[j].is_good ? 1.0f : 0.0f;
+      s->solve_info[NG_INFO_PI + k->groups + j] = s->matrix[j].is_good ? 1.0f : 0.0f;
     }
     if (own[i]) s->solve_info[NG_INFO_RUNG] = (float)worst[i];
   }
   return worst[0] > 0 || worst[1] > 0 ? NG_RESCUED : NG_OK;
 }
 
-/* Read from `says` which parts are good; k->good: all parts are. */
+/* Read from solve_info which parts are good. */
 void ng_kron_read_results(ng_block *b, bool fresh) {
   ng_kron *k = ng_kron_of(b);
-  k->has_results = true;
+  k->both.is_good = true;
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
     for (int32_t j = 0; j < s->parts; j++) {
-      s->part[j].is_good = s->solve_info[NG_INFO_PI + k->groups + j] != 0.0f;
-      k->has_results = k->has_results && s->part[j].is_good;
+      s->matrix[j].is_good = s->solve_info[NG_INFO_PI + k->groups + j] != 0.0f;
+      k->both.is_good = k->both.is_good && s->matrix[j].is_good;
     }
   }
   if (fresh) k->lambda = b->base.damping;

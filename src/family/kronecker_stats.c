@@ -75,7 +75,7 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
       list[k].c0 = part->lo;
       list[k].c1 = part->hi;
       list[k].has_ones = part->has_bias;
-      list[k].S = (ng_sym){s->part[i + k].sum, part->n};
+      list[k].S = (ng_sym){s->part[i + k].sum, side->matrix[i + k].n};
     }
     if (patches) {
       ng_kernels(q)->gram_conv(q, list, n, ng_scratch(b));
@@ -123,7 +123,7 @@ static int64_t count_tokens(const ng_view *v, int64_t take, int64_t vocabulary, 
 /* Add to A of an embedding. Tokens are first counted as integers: adding 1 to a large f32 sum may change nothing. */
 static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, double alpha) {
   const ng_stat *s = side->stat;
-  const int64_t vocabulary = side->part->n;
+  const int64_t vocabulary = side->matrix->n;
   int32_t *count = ng_scratch(b);
   const int64_t at = count_tokens(&o->view, s->samples, vocabulary, count);
   if (at >= 0) {
@@ -147,7 +147,7 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const ng_side *side = &ng_kron_of(b)->side[o->kind == NG_OBSERVED_OUTGRAD];
   const ng_stat *s = side->stat;
   const call_scale c = scale_of(b, o, s);
-  if (side->part->is_diagonal) return add_tokens(b, o, side, c.alpha);
+  if (side->matrix->form == NG_FORM_DIAGONAL) return add_tokens(b, o, side, c.alpha);
   ng_stat_scale_old(b->ctx->queue, s);
   if (is_diagonal_factor(o, side)) {
     add_diagonal(b, o, side, c);

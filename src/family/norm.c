@@ -9,7 +9,7 @@
  *     full      all channels in one matrix, as in chainerkfac, the code of both papers
  *
  * Unit and diagonal blocks have no solve: every step divides by the averages, channel by channel. The owner of a full
- * block inverts F + d I and sends the inverse. If all attempts of linalg/damped.c fail, the block uses the last good
+ * block inverts F + d I (twosided/) and sends the inverse. If all rungs fail, the block uses the last good
  * inverse; without a good inverse, PD = D. */
 #include "family/norm.h"
 
@@ -82,19 +82,23 @@ static ng_status statistics(ng_block *b) {
   return NG_OK;
 }
 
-/* R has the dtype of F, because in R D large terms cancel unless D lies along the largest eigenvectors of R. */
-static ng_dtype average_dtype(const ng_block *b) {
-  return ng_stat_is_double(b->stat) ? NG_F64 : NG_F32;
-}
-
+/* The inverse has the dtype of F, because in R D large terms cancel unless D lies along the largest eigenvectors of R. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_norm *k = ng_norm_of_block(b);
+  ng_matrix *m = k->side;
+  const ng_dtype t = b->stat->average_dtype;
+  m[0] = (ng_matrix){.n = k->width, .average_dtype = t, .result_dtype = t};
+  m[1] = (ng_matrix){.n = 1, .form = NG_FORM_ABSENT};
+  k->both = (ng_twosided){1, k->width, 1, &m[0], &m[1], 1, 1, NULL, false};
   int64_t floats = ng_round16(k->width);
-  if (k->is_full) floats = ng_max64(floats, ng_damped_scratch(k->width));
+  if (k->is_full) {
+    floats = ng_max64(floats + ng_twosided_scratch(&k->both, k->width),
+                      ng_matrix_scratch(b->ctx->queue, m));
+  }
   if (k->is_full && b->is_worker) {
     const int32_t owner = b->stat->owner;
     k->solve_info = ng_plan_result(plan, owner, NG_NORM_INFO_COUNT * (int64_t)sizeof(float));
-    k->R = ng_plan_result(plan, owner, ng_sym_count(k->width) * ng_dtype_size(average_dtype(b)));
+    m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * ng_dtype_size(m->result_dtype));
   }
   ng_plan_direction(plan, b, k->width);
   ng_plan_scratch(plan, ng_max64(ng_norm_scratch(b), ng_times(floats, (int64_t)sizeof(float))));
@@ -104,8 +108,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!k->is_full) return NG_OK;
-  ng_field f =
-      ng_field_plain("F_inverse", average_dtype(b), k->width, k->width, k->R, b->stat->owner);
+  ng_field f = ng_field_plain("F_inverse", k->side->result_dtype, k->width, k->width, k->side->R,
+                              b->stat->owner);
   f.is_symmetric = true;
   const ng_status st = visit(arg, &f);
   if (st != NG_OK) return st;
@@ -122,27 +126,17 @@ static double damping(const ng_block *b) { return b->base.damping * b->base.norm
 
 /* ---- full: solve -----------------------------------------------------------------------------*/
 
-static int32_t solve_own(ng_block *b, double d) {
-  ng_norm *k = ng_norm_of_block(b);
-  const bool had = k->solve_info[NG_NORM_GOOD] != 0.0f;
-  const ng_damped m = {.n = k->width,
-                       .F = b->stat->part->average,
-                       .kept = b->stat->average_dtype,
-                       .R = k->R,
-                       .stored = average_dtype(b),
-                       .info = k->info};
-  const int32_t rung = ng_damped_solve(b->ctx->queue, &m, d, ng_scratch(b));
-  ng_queue_wait(b->ctx->queue);
-  return rung != NG_DAMPED_NONE ? rung : had ? NG_RUNG_LAST : NG_RUNG_PLAIN;
-}
-
 static ng_status solve(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
   const double d = damping(b);
   int32_t rung = 0;
   if (!b->has_averages) return NG_OK;
   if (b->stat->owner == b->ctx->rank) {
-    rung = solve_own(b, k->shift + d);
+    const bool had = k->solve_info[NG_NORM_GOOD] != 0.0f;
+    k->side->F = b->stat->part->average;
+    rung = ng_matrix_solve(b->ctx->queue, k->side, 0.0, k->shift + d, 0.0, ng_scratch(b));
+    ng_queue_wait(b->ctx->queue);
+    if (rung == NG_DAMPED_NONE) rung = had ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     k->solve_info[NG_NORM_RUNG] = (float)rung;
     if (rung < NG_RUNG_LAST) k->solve_info[NG_NORM_GOOD] = 1.0f;
     k->solve_info[NG_NORM_DAMPING] = (float)d;
@@ -155,29 +149,7 @@ static ng_status solve(ng_block *b) {
 static void read_results(ng_block *b, bool fresh) {
   ng_norm *k = ng_norm_of_block(b);
   (void)fresh;
-  k->is_good = k->solve_info[NG_NORM_GOOD] != 0.0f;
-}
-
-static void apply_full(const ng_block *b, const float *D) {
-  const ng_norm *k = ng_norm_of_block(b);
-  ng_queue *q = b->ctx->queue;
-  if (!k->is_good) {
-    memcpy(b->direction, D, (size_t)k->width * sizeof *D);
-    return;
-  }
-  if (!ng_stat_is_double(b->stat)) {
-    ng_on(q)->mul_left(q, (ng_sym){k->R, k->width}, 1, D, 1, b->direction, 1);
-    ng_queue_wait(q);
-    return;
-  }
-  const double *R = k->R;
-  for (int64_t i = 0; i < k->width; i++) {
-    double sum = 0.0;
-    for (int64_t j = 0; j < k->width; j++) {
-      sum += R[ng_sym_at(k->width, i, j)] * (double)D[j];
-    }
-    b->direction[i] = (float)sum;
-  }
+  k->both.is_good = k->solve_info[NG_NORM_GOOD] != 0.0f;
 }
 
 /* ---- unit, diagonal --------------------------------------------------------------------------*/
@@ -249,13 +221,15 @@ static bool read_gradient(const ng_block *b, float *D) {
 
 static ng_status measure(ng_block *b) {
   const ng_norm *k = ng_norm_of_block(b);
+  ng_queue *q = b->ctx->queue;
   float *D = ng_scratch(b);
   if (!read_gradient(b, D)) {
     memset(b->direction, 0, (size_t)k->width * sizeof *b->direction);
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
   if (k->is_full) {
-    apply_full(b, D);
+    ng_twosided_apply(q, &k->both, 0, k->width, D, b->direction, D + ng_round16(k->width));
+    ng_queue_wait(q);
   } else {
     apply_units(b, D);
   }
@@ -271,8 +245,7 @@ static ng_status measure(ng_block *b) {
 
 static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
   (void)g, (void)factor;
-  e->is_stored = true;
-  e->u = b->direction + b->segment[segment].offset + e->D.col;
+  ng_direction_store(e, b->direction + b->segment[segment].offset, 0, 1, NULL);
 }
 
 static void report(const ng_block *b, ng_layer_report *r) {

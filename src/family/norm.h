@@ -11,6 +11,7 @@
 #define NG_NORM_H
 
 #include "family/family.h"
+#include "twosided/twosided.h"
 
 /* Most inputs that may wait for their output gradients. If a layer runs several times in a micro-batch, its output
  * gradients arrive in the opposite order of its inputs, so each belongs to the latest waiting input. */
@@ -30,9 +31,8 @@ typedef struct ng_norm {
   int32_t rung;        /* unit, diagonal: highest rung of the last measure */
   double last_damping; /* unit, diagonal: damping of the last measure */
   float *solve_info;   /* full: [NG_NORM_INFO_COUNT], sent by the owner with R */
-  void *R;             /* full: (F + d I)^-1 in ng_sym order and in the dtype of F (f32 or f64) */
-  bool is_good;        /* full: R is a usable inverse */
-  int info[2];
+  ng_matrix side[2];   /* full: F with its damped inverse on the left, nothing on the right */
+  ng_twosided both;
 } ng_norm;
 
 static inline ng_norm *ng_norm_of_block(const ng_block *b) { return b->state; }

@@ -106,8 +106,8 @@ int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng
 
 /* ---- operations ------------------------------------------------------------------------------*/
 
-/* Eigenvalues g of factor G and a of factor A, and damping. They divide entry (r, c) of a matrix in the eigenbases by
- *     (g[r] + on_g) (a[c] + on_a) + on_both. */
+/* Eigenvalues g of factor G and a of factor A (NULL: all 1), and damping. They divide entry (r, c) of a matrix in the
+ * eigenbases by (g[r] + on_g) (a[c] + on_a) + on_both. */
 typedef struct ng_spectrum {
   const float *g, *a;
   double on_g, on_a, on_both;

@@ -225,11 +225,22 @@ NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int
   }
 }
 
+NG_CLONES static void divide_evenly(float *u, int64_t n, double by) {
+  for (int64_t c = 0; c < n; c++) {
+    u[c] = (float)((double)u[c] / by);
+  }
+}
+
 /* The quotients are in double, because a divisor may be smaller than the smallest f32. */
 void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
-    divide_row(U + r * ldu, s.a, cols, (double)s.g[r] + s.on_g, s.on_a, s.on_both);
+    const double g = (s.g == NULL ? 1.0 : (double)s.g[r]) + s.on_g;
+    if (s.a == NULL) {
+      divide_evenly(U + r * ldu, cols, g * (1.0 + s.on_a) + s.on_both);
+    } else {
+      divide_row(U + r * ldu, s.a, cols, g, s.on_a, s.on_both);
+    }
   }
 }
 

@@ -1,0 +1,162 @@
+/* apply.c: compute PD from D and the results of both sides.
+ *
+ *   inverse, cholesky   PD = L^-1 D R^-1, both damped
+ *   eigen               PD = Q_L ((Q_L' D Q_R) / s) Q_R', s: the damped products of eigenvalues (ng_spectrum)
+ *   copy                PD = L D R
+ *
+ * A diagonal matrix has the identity as eigenbasis, so it needs no rotation. For D [q, p], stored inverses cost
+ * 2 q p (p + q) operations, eigenbases twice that. */
+#include "twosided/twosided.h"
+
+typedef enum action {
+  MULTIPLY,
+  ROTATE,
+  ROTATE_BACK
+} action; /* rotate: by Q' from the left, by Q from the right */
+
+typedef struct row_chunk {
+  ng_queue *q;
+  const ng_twosided *t;
+  int64_t row, rows, group_rows; /* rows [row, row + rows) of D; group_rows: of one group */
+  float *T, *as_f32;             /* [rows, cols]; a result converted to f32 */
+} row_chunk;
+
+/* Return the floats of the largest result after conversion to f32. */
+static int64_t widest_result(const ng_twosided *t) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < t->left_count + t->right_count; i++) {
+    const ng_matrix *m = i < t->left_count ? &t->left[i] : &t->right[i - t->left_count];
+    if (m->result_dtype != NG_F32) most = ng_max64(most, ng_matrix_count(m));
+  }
+  return most;
+}
+
+int64_t ng_twosided_scratch(const ng_twosided *t, int64_t count) {
+  return ng_round16(count * t->cols) + ng_round16(widest_result(t));
+}
+
+/* Return the result as f32. The queue works in order, so consecutive matrices may use the same memory without a wait. */
+static float *load_result(const row_chunk *c, const ng_matrix *m) {
+  if (m->result_dtype == NG_F32) return m->R;
+  ng_on(c->q)->widen(c->q, ng_matrix_count(m), m->R, m->result_dtype, c->as_f32);
+  return c->as_f32;
+}
+
+/* y <- m x on the host, for a diagonal matrix or R in double. x has `lines` vectors of n elements; element i of vector j
+ * is x[i within + j between]. */
+static void multiply_on_host(const ng_matrix *m, int64_t first, int64_t n, int64_t lines,
+                             int64_t within, int64_t between, const float *x, float *y) {
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < lines; j++) {
+      const float *from = x + j * between;
+      float *to = y + i * within + j * between;
+      if (m->form == NG_FORM_DIAGONAL) {
+        *to = from[i * within] * m->d[first + i];
+        continue;
+      }
+      double sum = 0.0;
+      for (int64_t k = 0; k < n; k++) {
+        sum += ((const double *)m->R)[ng_sym_at(n, i, k)] * (double)from[k * within];
+      }
+      *to = (float)sum;
+    }
+  }
+}
+
+/* y <- x, times one matrix of the left or right side. */
+static void act_with(const row_chunk *c, const ng_matrix *m, bool left, action a, const float *x,
+                     float *y) {
+  ng_queue *q = c->q;
+  const int64_t n = m->n, p = c->t->cols, lines = left ? p : c->group_rows;
+  if (m->form == NG_FORM_DIAGONAL || m->result_dtype == NG_F64) {
+    ng_queue_wait(q);
+    multiply_on_host(m, left ? c->row : 0, left ? ng_min64(n, c->rows) : n, lines, left ? p : 1,
+                     left ? 1 : p, x, y);
+    return;
+  }
+  float *R = load_result(c, m);
+  if (a != MULTIPLY && left) {
+    ng_on(q)->gemm(q, a == ROTATE_BACK, false, n, p, n, 1.0f, R, n, x, p, 0.0f, y, p);
+  } else if (a != MULTIPLY) {
+    ng_on(q)->gemm(q, false, a == ROTATE, lines, n, n, 1.0f, x, p, R, n, 0.0f, y, p);
+  } else if (m->result == NG_RESULT_CHOLESKY) {
+    ng_on(q)->copy(q, left ? n : lines, left ? p : n, x, p, y, p);
+    (left ? ng_on(q)->solve_left : ng_on(q)->solve_right)(q, (ng_sym){R, n}, lines, y, p);
+  } else {
+    (left ? ng_on(q)->mul_left : ng_on(q)->mul_right)(q, (ng_sym){R, n}, lines, x, p, y, p);
+  }
+}
+
+/* to <- from, times all matrices of one side; each multiplies its own rows or columns. */
+static void act(const row_chunk *c, bool left, action a, const float *from, float *to) {
+  const ng_twosided *t = c->t;
+  const ng_matrix *m = left ? t->left : t->right;
+  const int64_t count = t->groups * (left ? t->left_count : t->right_count);
+  for (const ng_matrix *end = m + count; m < end; m++) {
+    const int64_t at = m->row * t->cols + m->col;
+    act_with(c, m, left, a, from + at, to + at);
+  }
+}
+
+static bool acts(const ng_matrix *m, action a) {
+  return m->form == NG_FORM_SYMMETRIC || (m->form == NG_FORM_DIAGONAL && a == MULTIPLY);
+}
+
+/* to <- from, times both sides. If only one side acts, `from` and `to` must differ. */
+static void act_both(const row_chunk *c, action a, const float *from, float *to) {
+  const bool left = acts(c->t->left, a), right = acts(c->t->right, a);
+  if (right) act(c, false, a, from, left ? c->T : to);
+  if (left) act(c, true, a, right ? c->T : from, to);
+  if (!left && !right && from != to) {
+    ng_on(c->q)->copy(c->q, c->rows, c->t->cols, from, c->t->cols, to, c->t->cols);
+  }
+}
+
+/* Divide each entry of U = Q_L' D Q_R by its damped product of eigenvalues, for all pairs of matrices in one group. */
+static void divide_spectrum(const row_chunk *c, float *U) {
+  const ng_twosided *t = c->t;
+  for (int64_t i = 0; i < t->groups * t->left_count; i++) {
+    const int64_t group = i / t->left_count;
+    const ng_matrix *l = &t->left[i], *r = &t->right[group * t->right_count];
+    for (const ng_matrix *end = r + t->right_count; r < end; r++) {
+      ng_spectrum s = t->damping[group];
+      s.g = l->d == NULL ? NULL : l->d + c->row;
+      s.a = r->d;
+      ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s, U + l->row * t->cols + r->col,
+                          t->cols);
+    }
+  }
+}
+
+void ng_twosided_apply(ng_queue *q, const ng_twosided *t, int64_t row, int64_t count,
+                       const float *D, float *out, float *scratch) {
+  const row_chunk c = {.q = q,
+                       .t = t,
+                       .row = row,
+                       .rows = count,
+                       .group_rows = ng_min64(t->rows, count),
+                       .T = scratch,
+                       .as_f32 = scratch + ng_round16(count * t->cols)};
+  const ng_result result = t->left->result;
+  if (!t->is_good && result == NG_RESULT_COPY) {
+    ng_on(q)->scale(q, count * t->cols, out, 0.0);
+  } else if (!t->is_good) {
+    ng_on(q)->copy(q, count, t->cols, D, t->cols, out, t->cols);
+  } else if (result != NG_RESULT_EIGEN) {
+    act_both(&c, MULTIPLY, D, out);
+  } else {
+    float *U = acts(t->left, ROTATE) != acts(t->right, ROTATE) ? c.T : out;
+    act_both(&c, ROTATE, D, U);
+    divide_spectrum(&c, U);
+    act_both(&c, ROTATE_BACK, U, out);
+  }
+}
+
+void ng_direction_store(ng_direction *e, const float *P, int64_t row_stride, int64_t col_stride,
+                        const int32_t *map) {
+  e->is_stored = true;
+  e->u = P + e->D.row * row_stride + e->D.col * col_stride;
+  e->u_row = row_stride;
+  e->u_col = col_stride;
+  e->map = map;
+}

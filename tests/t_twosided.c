@@ -1,0 +1,238 @@
+/* t_twosided.c: a gradient between two matrices, for every form of both, every result and every linear algebra, against
+ * a dense solve in double.
+ *
+ * Tolerance.  Every factor is X X' / n + I / 2 with |X| < 1, so its condition is below 10 and that of the product below
+ * 100.  A solve in f32 then has an error of a few times 6e-8 * 100 of the largest entry; results rounded to bf16 have
+ * 2^-9 * 100 in the worst case, a tenth of that here. */
+#include "unit_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "linalg_check.h"
+#include "twosided/twosided.h"
+
+enum { GROUPS = 2, BLOCKS = 2, ROWS = 5, COLS = 7, MOST = 5, ALL = GROUPS * ROWS * COLS };
+enum { SCRATCH = 1 << 14 };
+static const int64_t rows_of[BLOCKS] = {3, 2}, cols_of[BLOCKS] = {2, 5};
+static const char *const form_name[] = {"symmetric", "diagonal", "absent"};
+static const char *const result_name[] = {"inverse", "cholesky", "eigen", "copy"};
+
+/* One side: its matrices, and each of them dense. */
+typedef struct flank {
+  ng_matrix m[GROUPS * BLOCKS];
+  double dense[GROUPS * BLOCKS][MOST * MOST];
+  float F[GROUPS * BLOCKS][MOST * MOST], d[GROUPS * BLOCKS][MOST];
+  double R[GROUPS * BLOCKS][MOST * MOST];
+  int32_t count;
+} flank;
+
+static void fill_matrix(flank *f, int32_t i, int64_t n, ng_form form) {
+  ng_sym S = sym_positive(n, 0.5);
+  for (int64_t r = 0; r < n; r++) {
+    for (int64_t c = 0; c < n; c++) {
+      const double diagonal = form == NG_FORM_ABSENT ? 1.0 : (double)ng_sym_get(S, r, r);
+      const double x = r == c                      ? diagonal
+                       : form == NG_FORM_SYMMETRIC ? (double)ng_sym_get(S, r, c)
+                                                   : 0.0;
+      f->dense[i][r * n + c] = x;
+      if (form == NG_FORM_DIAGONAL && r == c) f->F[i][r] = (float)x;
+    }
+  }
+  if (form == NG_FORM_SYMMETRIC) memcpy(f->F[i], S.a, (size_t)ng_sym_count(n) * sizeof *S.a);
+  sym_free(S);
+}
+
+static void fill_side(flank *f, bool left, ng_form form, ng_result result, ng_dtype t) {
+  memset(f, 0, sizeof *f);
+  f->count = form == NG_FORM_ABSENT || (left && form == NG_FORM_DIAGONAL) ? 1 : BLOCKS;
+  for (int32_t i = 0; i < GROUPS * f->count; i++) {
+    const int32_t group = i / f->count, block = i % f->count;
+    const int64_t whole = left ? ROWS : COLS;
+    const int64_t n = f->count == 1 ? whole : left ? rows_of[block] : cols_of[block];
+    const int64_t first = block == 0 ? 0 : left ? rows_of[0] : cols_of[0];
+    f->m[i] = (ng_matrix){.form = form,
+                          .result = result,
+                          .n = n,
+                          .row = left ? group * ROWS + first : group * ROWS,
+                          .col = left ? 0 : first,
+                          .F = f->F[i],
+                          .average_dtype = NG_F32,
+                          .result_dtype = t,
+                          .R = f->R[i],
+                          .d = form == NG_FORM_ABSENT ? NULL : f->d[i]};
+    if (form != NG_FORM_ABSENT) fill_matrix(f, i, n, form);
+  }
+}
+
+/* Element (r, c) of the damped L or R of a group. */
+static double entry(const flank *f, int32_t group, int64_t r, int64_t c, bool left, double on) {
+  if (f->m->form == NG_FORM_ABSENT) return r == c ? 1.0 : 0.0;
+  const int64_t first = f->count == 1 ? f->m->n : left ? rows_of[0] : cols_of[0];
+  if ((r < first) != (c < first)) return 0.0;
+  const int32_t i = group * f->count + (r < first ? 0 : 1);
+  const int64_t at = r < first ? 0 : first;
+  return f->dense[i][(r - at) * f->m[i].n + c - at] + (r == c ? on : 0.0);
+}
+
+/* x <- M^-1 x by elimination with pivots; M [n, n] is destroyed. */
+static void solve_dense(int64_t n, double *M, double *x) {
+  for (int64_t k = 0; k < n; k++) {
+    int64_t pivot = k;
+    for (int64_t i = k + 1; i < n; i++) {
+      if (fabs(M[i * n + k]) > fabs(M[pivot * n + k])) pivot = i;
+    }
+    for (int64_t j = 0; j < n; j++) {
+      const double swap = M[k * n + j];
+      M[k * n + j] = M[pivot * n + j];
+      M[pivot * n + j] = swap;
+    }
+    const double swap = x[k];
+    x[k] = x[pivot];
+    x[pivot] = swap;
+    for (int64_t i = k + 1; i < n; i++) {
+      const double by = M[i * n + k] / M[k * n + k];
+      for (int64_t j = k; j < n; j++)
+        M[i * n + j] -= by * M[k * n + j];
+      x[i] -= by * x[k];
+    }
+  }
+  for (int64_t i = n - 1; i >= 0; i--) {
+    for (int64_t j = i + 1; j < n; j++)
+      x[i] -= M[i * n + j] * x[j];
+    x[i] /= M[i * n + i];
+  }
+}
+
+/* X with (L + on_g I) X (R + on_a I) + on_both X = D, or L D R, for one group. An absent side is I, without damping. */
+static void predict(const flank *l, const flank *r, int32_t group, bool copy, ng_spectrum s,
+                    double *X) {
+  enum { N = ROWS * COLS };
+  double *M = doubles(N * N), D[N];
+  for (int64_t a = 0; a < N; a++) {
+    for (int64_t b = 0; b < N; b++) {
+      M[a * N + b] = entry(l, group, a / COLS, b / COLS, true, s.on_g) *
+                         entry(r, group, b % COLS, a % COLS, false, s.on_a) +
+                     (a == b ? s.on_both : 0.0);
+    }
+  }
+  memcpy(D, X, sizeof D);
+  if (!copy) solve_dense(N, M, X);
+  for (int64_t a = 0; a < N && copy; a++) {
+    X[a] = 0.0;
+    for (int64_t b = 0; b < N; b++)
+      X[a] += M[a * N + b] * D[b];
+  }
+  free(M);
+}
+
+static void solve_side(ng_queue *q, flank *f, double on, float *scratch) {
+  for (int32_t i = 0; i < GROUPS * f->count; i++) {
+    ng_matrix *m = &f->m[i];
+    double trace = 0.0;
+    CHECK(ng_matrix_scratch(q, m) <= SCRATCH);
+    CHECK(ng_matrix_solve(q, m, 0.25 * on, 0.75 * on, 0.0, scratch) == 0);
+    if (m->form == NG_FORM_ABSENT) continue;
+    ng_matrix_measure(q, m);
+    ng_queue_wait(q);
+    for (int64_t k = 0; k < m->n; k++)
+      trace += f->dense[i][k * (m->n + 1)];
+    CHECK(ng_info_read(q, &m->finite) == 1);
+    CHECK(fabs(*ng_numbers_read(q, &m->trace) - trace) <= 1e-12 * trace);
+  }
+}
+
+/* The damping of `result`: of each factor before the solve, or of the spectrum after. */
+static void one_case(ng_queue *q, ng_form lf, ng_form rf, ng_result result, ng_dtype t) {
+  flank *l = malloc(sizeof *l), *r = malloc(sizeof *r);
+  float *scratch = work_new(SCRATCH * sizeof *scratch);
+  float D[ALL], out[ALL], again[ALL];
+  double want[ALL], most = 0.0, gap = 0.0;
+  const bool eigen = result == NG_RESULT_EIGEN, copy = result == NG_RESULT_COPY;
+  const double on_l = copy || lf == NG_FORM_ABSENT ? 0.0 : 0.1;
+  const double on_r = copy || rf == NG_FORM_ABSENT ? 0.0 : 0.3;
+  ng_spectrum damping[GROUPS] = {{.on_g = on_l, .on_a = on_r}, {.on_g = on_l, .on_a = on_r}};
+  if (eigen) damping[1].on_both = 0.2;
+  CASE("%s L, %s R, %s, dtype %d", form_name[lf], form_name[rf], result_name[result], (int)t);
+  fill_side(l, true, lf, result, t);
+  fill_side(r, false, rf, result, t);
+  solve_side(q, l, eigen ? 0.0 : on_l, scratch);
+  solve_side(q, r, eigen ? 0.0 : on_r, scratch);
+  ng_twosided two = {.groups = GROUPS, .rows = ROWS, .cols = COLS, .left = l->m, .right = r->m};
+  two.left_count = l->count;
+  two.right_count = r->count;
+  two.damping = damping;
+  two.is_good = true;
+  for (int64_t i = 0; i < ALL; i++)
+    want[i] = (double)(D[i] = (float)uniform());
+  CHECK(ng_twosided_scratch(&two, GROUPS * ROWS) <= SCRATCH);
+  ng_twosided_apply(q, &two, 0, GROUPS * ROWS, D, out, scratch);
+  ng_queue_wait(q);
+  for (int32_t g = 0; g < GROUPS; g++)
+    predict(l, r, g, copy, damping[g], want + g * ROWS * COLS);
+  for (int64_t i = 0; i < ALL; i++) {
+    most = fmax(most, fabs(want[i]));
+    gap = fmax(gap, fabs(want[i] - (double)out[i]));
+  }
+  if (!(gap <= (t == NG_F32 ? 1e-5 : 2e-2) * most)) {
+    fail_msg("%s: off by %.2g of %.2g", case_text, gap, most);
+  }
+  two.groups = 1; /* rows of one group, one after the other */
+  for (int64_t i = 0; i < ROWS && lf != NG_FORM_SYMMETRIC && t == NG_F32; i++) {
+    ng_twosided_apply(q, &two, i, 1, D + i * COLS, again + i * COLS, scratch);
+    ng_queue_wait(q);
+    for (int64_t c = i * COLS; c < (i + 1) * COLS; c++)
+      CHECK(fabs((double)(again[c] - out[c])) <= 1e-6 * most);
+  }
+  two.is_good = false;
+  ng_twosided_apply(q, &two, 0, ROWS, D, again, scratch);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < ROWS * COLS; i++)
+    CHECK(again[i] == (copy ? 0.0f : D[i]));
+  work_free(scratch, SCRATCH * sizeof *scratch);
+  free(l);
+  free(r);
+}
+
+static void every_form_and_result(void **arg) {
+  ng_queue queue = queue_of(*arg);
+  static const ng_dtype dtypes[] = {NG_F32, NG_BF16};
+  for (int l = NG_FORM_SYMMETRIC; l <= NG_FORM_ABSENT; l++) {
+    for (int r = NG_FORM_SYMMETRIC; r <= NG_FORM_ABSENT; r++) {
+      for (int result = NG_RESULT_INVERSE; result <= NG_RESULT_COPY; result++) {
+        for (int t = 0; t < 2; t++)
+          one_case(&queue, (ng_form)l, (ng_form)r, (ng_result)result, dtypes[t]);
+      }
+    }
+  }
+}
+
+/* A range of a direction: a weight with a column behind it, and that column; with a map of columns. */
+static void directions(void **arg) {
+  static const int32_t map[2] = {1, 0};
+  const float P[6] = {0, 1, 2, 3, 4, 5}; /* [2, 3]: the bias is column 2 */
+  ng_direction e = {.D = {.row = 1, .rows = 1, .cols = 2}};
+  ng_direction_store(&e, P, 3, 1, map);
+  assert_true(e.is_stored && e.map == map && e.u == P + 3 && e.u_row == 3 && e.u_col == 1);
+  e = (ng_direction){.D = {.col = 1, .rows = 1, .cols = 1}};
+  ng_direction_store(&e, P + 2, 0, 3, NULL);
+  assert_true(e.is_stored && e.map == NULL && *e.u == 5.0f);
+}
+
+#define REF(f)                                                                                     \
+  { "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref }
+#if defined(NG_HAVE_BLAS)
+#define EACH(f)                                                                                    \
+  REF(f), { "cpu: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_cpu }
+#else
+#define EACH(f) REF(f)
+#endif
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      EACH(every_form_and_result),
+      cmocka_unit_test(directions),
+  };
+  return cmocka_run_group_tests_name("twosided", tests, seed_begin, NULL);
+}
