@@ -267,6 +267,7 @@ LIST(norm_gram, ng_norm_sum, void)
   static void late_##e(ng_queue *q, const T *list, int64_t n) {                                    \
     CALL(e, .n = n, .list = copy_of(list, n, sizeof *list));                                       \
   }
+LIST_ALONE(flat, ng_flat_pass)
 LIST_ALONE(row_products, ng_rows)
 LIST_ALONE(row_combine, ng_rows)
 
@@ -287,6 +288,7 @@ static const ng_kernel_ops late_kernels = {
     .square_sums = late_square_sums,
     .norm_squares = late_norm_squares,
     .norm_gram = late_norm_gram,
+    .flat = late_flat,
     .row_products = late_row_products,
     .row_combine = late_row_combine,
 };

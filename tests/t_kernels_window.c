@@ -1,6 +1,7 @@
 /* t_kernels_window.c: conformance of the entries for windows: `cpu` against `ref`, with one and three pieces.
  *
  *   rows        products and combinations of whole (f32, bf16), sparse and low-rank rows
+ *   flat        every pass over vectors, for gradients and weights of every dtype and layout, masked and excluded
  *
  * cpu with three pieces has the bits of one piece. Tolerances: see each test. */
 #include <math.h>
@@ -22,7 +23,7 @@ static uint16_t bf16[PLACES * ALL], positions[PLACES * ENTRIES];
 static int32_t begin[PLACES * BLOCKS];
 static ng_flat range[RANGES];
 static ng_factors factors[RANGES];
-static double tile[3 * NG_FLAT_BLOCK], unit[64 * PLACES], c[2 * PLACES], k[QUEUES][2 * PLACES];
+static double tile[3 * NG_FLAT_BLOCK], unit[64 * PLACES], c[2 * PLACES], dots[QUEUES][2 * PLACES];
 static int64_t place[PLACES];
 
 static float value(rng *r) { return (float)(2.0 * rng_real(r) - 1.0); }
@@ -79,7 +80,7 @@ static void draw_low_rank(rng *r, ng_rows *G) {
     v->rows = 1 + rng_below(r, i == 0 ? 4 : 30);
     v->rank = rng_below(r, ng_min64(4, v->rows));
     v->at = floats;
-    range[i] = (ng_flat){at, v->rows * v->cols, chunks, i > 2};
+    range[i] = (ng_flat){.at = at, .n = v->rows * v->cols, .first_chunk = chunks, .part = i > 2};
     floats += v->rank > 0 ? v->rank * (v->rows + v->cols) : range[i].n;
     at += range[i].n;
     chunks += ng_flat_chunks(range[i].n);
@@ -121,14 +122,14 @@ static ng_rows draw_rows(rng *r, ng_rows_kind kind) {
   return G;
 }
 
-/* Compute the products by each implementation into k; u is unused. */
+/* Compute the products by each implementation into `dots`; u is unused. */
 static void run_products(ng_rows G) {
   int i = 0;
   EACH_QUEUE(q) {
     for (int p = 0; p < 2 * PLACES; p++) {
-      k[i][p] = 0.5; /* entries of rows that are not in use stay */
+      dots[i][p] = 0.5; /* entries of rows that are not in use stay */
     }
-    G.k = k[i++];
+    G.k = dots[i++];
     ng_kernels(&q)->row_products(&q, &G, 1);
     ng_queue_wait(&q);
   }
@@ -143,10 +144,10 @@ static void products_of_rows(void **state) {
     double single[2 * PLACES] = {0.0};
     G.x = own ? NULL : x;
     run_products(G);
-    assert_memory_equal(k[0], k[1], sizeof k[0]);
-    assert_memory_equal(k[2], k[3], sizeof k[0]);
+    assert_memory_equal(dots[0], dots[1], sizeof dots[0]);
+    assert_memory_equal(dots[2], dots[3], sizeof dots[0]);
     for (int p = 0; p < 2 * PLACES; p++) {
-      assert_true(fabs(k[0][p] - k[2][p]) <= 0x1p-53 * 16.0 * ALL);
+      assert_true(fabs(dots[0][p] - dots[2][p]) <= 0x1p-53 * 16.0 * ALL);
     }
     const int64_t row =
         place[rng_below(&r, G.used)]; /* several rows at once have the bits of one */
@@ -155,7 +156,7 @@ static void products_of_rows(void **state) {
     single[row] = single[PLACES + row] = 0.5;
     ng_kernels(&q)->row_products(&q, &G, 1);
     ng_queue_wait(&q);
-    assert_true(single[row] == k[0][row] && single[PLACES + row] == k[0][PLACES + row]);
+    assert_true(single[row] == dots[0][row] && single[PLACES + row] == dots[0][PLACES + row]);
   }
 }
 
@@ -183,8 +184,110 @@ static void combinations_of_rows(void **state) {
   }
 }
 
+/* ---- passes ----------------------------------------------------------------------------------*/
+
+/* The vectors that a pass reads and writes. */
+typedef struct vectors {
+  float to[ALL], x[ALL], next_s[ALL];
+  uint8_t mask[ALL];
+} vectors;
+
+static const ng_dtype dtypes[] = {NG_F32, NG_BF16, NG_F16};
+
+/* A parameter of a range, from its element r->from on: dense, or channels-last with 3 offsets a channel. */
+static void draw_place(rng *r, ng_place *v, ng_flat *of, char *memory) {
+  const int64_t cols = of->cols, offsets = rng_below(r, 2) == 0 ? 1 : 3;
+  const bool dense = offsets == 1;
+  *v = (ng_place){.data = memory, .dtype = dtypes[rng_below(r, 3)], .rows_adjacent = dense};
+  v->axes = dense ? 1 : 2;
+  v->row_stride = cols;
+  v->extent[0] = cols / offsets, v->stride[0] = 1;
+  v->extent[1] = offsets, v->stride[1] = cols / offsets;
+  for (int64_t i = 0; i < of->from + of->n + cols; i++) {
+    const float y = rng_below(r, 9) == 0 ? 0.0F : value(r);
+    ng_from_f32(memory + i * ng_dtype_size(v->dtype), v->dtype, &y, 1);
+  }
+}
+
+/* Mostly moderate values; sometimes zeros, and values whose squares and products overflow f32. */
+static void draw_vectors(rng *r, vectors *a, float *v, float *s) {
+  const float huge = rng_below(r, 2) == 0 ? 3e38F : 1.0F;
+  for (int64_t i = 0; i < ALL; i++) {
+    a->to[i] = rng_below(r, 3) == 0 ? 0.0F : huge * value(r);
+    a->x[i] = huge * value(r);
+    a->next_s[i] = value(r);
+    v[i] = huge * value(r);
+    s[i] = fabsf(huge * value(r));
+    a->mask[i] = rng_below(r, 4) != 0;
+  }
+}
+
+/* cpu and ref compute elements in double, so their bits are equal. READ and DECAY count lines, ref elements. A sum of n
+ * terms has n errors of 2^-53 of the sum of magnitudes. */
+static void passes_over_vectors(void **state) {
+  static vectors drawn, done[QUEUES];
+  static float v[ALL], s[ALL];
+  static char memory[2][RANGES][4 * 20000];
+  static ng_place grad[RANGES], weight[RANGES];
+  rng r = {test_seed()};
+  for (int64_t t = 0; t < test_times(6 * NG_FLAT_OPS); t++) {
+    const ng_flat_op op = (ng_flat_op)(t % NG_FLAT_OPS);
+    const bool masked = rng_below(&r, 2) == 0, optional = rng_below(&r, 2) == 0;
+    double out[QUEUES][3], sums[3 * 64];
+    int i = 0;
+    draw_ranges(&r, 17000);
+    draw_vectors(&r, &drawn, v, s);
+    for (int k = 0; k < RANGES; k++) {
+      range[k].is_excluded = rng_below(&r, 3) == 0;
+      range[k].cols = 3 * rng_between(&r, 1, 50);
+      range[k].from = rng_below(&r, 2000);
+      range[k].grad = &grad[k], range[k].weight = &weight[k];
+      draw_place(&r, &grad[k], &range[k], memory[0][k]);
+      draw_place(&r, &weight[k], &range[k], memory[1][k]);
+    }
+    EACH_QUEUE(q) {
+      vectors *a = &done[i];
+      memcpy(a, &drawn, sizeof drawn);
+      const bool fills = op == NG_FLAT_FILL || op == NG_FLAT_MIX || op == NG_FLAT_ADAM;
+      const ng_flat_pass p = {
+          .op = op,
+          .range = range,
+          .ranges = RANGES,
+          .to = a->to,
+          .x = fills && !(op == NG_FLAT_FILL && optional) ? a->x : NULL,
+          .next_s = a->next_s,
+          .v = op == NG_FLAT_CLEAR && optional ? NULL : v,
+          .s = op == NG_FLAT_ADAM && optional ? NULL : s,
+          .mask = masked || op == NG_FLAT_MASK ? a->mask : NULL,
+          .old = 0.9,
+          .take = 1.5,
+          .forget = 0.7,
+          .m = 2.0,
+          .m2 = 3.0,
+          .eps = 0.1,
+          .limit = optional ? 0.999 : 1e30,
+          .unit = sums,
+          .out = out[i++],
+      };
+      ng_kernels(&q)->flat(&q, &p, 1);
+      ng_queue_wait(&q);
+    }
+    assert_memory_equal(&done[0], &done[1], sizeof done[0]);
+    assert_memory_equal(&done[0], &done[2], sizeof done[0]);
+    assert_true(out[0][0] == out[1][0] && out[0][1] == out[1][1] && out[0][2] == out[1][2]);
+    for (int j = 0; j < 3; j++) {
+      const bool counts_lines = op == NG_FLAT_READ || op == NG_FLAT_DECAY;
+      const double size = j == 0 ? sqrt(out[2][1] * out[2][2]) : out[2][j]; /* Cauchy-Schwarz */
+      const double near = op == NG_FLAT_MEASURE ? 0x1p-53 * ALL * size : 0.0;
+      if (counts_lines) assert_true((out[0][j] == 0.0) == (out[2][j] == 0.0));
+      if (!counts_lines) assert_true(fabs(out[0][j] - out[2][j]) <= near);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(products_of_rows),
-                                     cmocka_unit_test(combinations_of_rows)};
+                                     cmocka_unit_test(combinations_of_rows),
+                                     cmocka_unit_test(passes_over_vectors)};
   return cmocka_run_group_tests_name("kernels of windows", tests, fill_memory, NULL);
 }

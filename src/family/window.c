@@ -111,7 +111,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   if (momentum && (first || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
     w->next_v = take_vector(plan, NG_USE_SUMS, w);
   }
-  w->sums = take_doubles(plan, NG_USE_SUMS, w->chunks, 4);
+  w->sums = take_doubles(plan, NG_USE_SUMS, w->chunks + 1, 3);
   w->unit_products = take_doubles(plan, NG_USE_SUMS, w->units, w->places);
   w->x_products = take_doubles(plan, NG_USE_SUMS, w->parts, w->places);
   ng_plan_scratch(plan, ng_window_scratch(b));
@@ -126,7 +126,7 @@ static ng_status begin(ng_block *b) {
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "'%s': its weight is not bound, and window_mask needs it at ng_ready", s->name);
   }
-  if (w->mask != NULL) ng_window_make_mask(b);
+  if (w->mask != NULL) ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_MASK});
   if (w->store->begin != NULL) w->store->begin(b);
   return NG_OK;
 }
@@ -311,10 +311,11 @@ static ng_status direct_row(ng_block *b) {
   }
   if (decay)
     (void)ng_window_add_decay(b, b->base.window_decay,
-                              w->u); /* ng_window_measure finds non-finite elements */
+                              w->u); /* the measuring pass finds non-finite elements */
   ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
-  if (has_fill(b, NG_FILL_GRADIENT)) ng_window_fill_zeros(b, NULL);
-  if (has_fill(b, NG_FILL_ERROR)) ng_window_fill_zeros(b, w->store->residual(b));
+  const bool error = has_fill(b, NG_FILL_ERROR);
+  ng_flat_pass fill = {.op = NG_FLAT_FILL, .to = w->u, .x = error ? w->store->residual(b) : NULL};
+  if (error || has_fill(b, NG_FILL_GRADIENT)) ng_window_pass(b, &fill);
   return st;
 }
 
@@ -340,7 +341,7 @@ static ng_status measure(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   const double mu = b->base.window_momentum;
-  double sum[3];
+  const double *sum = w->sums;
   ng_status st = need_weights(b);
   if (st != NG_OK) return st;
   ng_window_list_used(w, fresh);
@@ -355,7 +356,7 @@ static ng_status measure(ng_block *b) {
     const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
     ng_window_mix(b, w->u, w->v, w->u, mu, average ? 1.0 - mu : 1.0);
   }
-  ng_window_measure(b, sum);
+  ng_window_pass(b, &(ng_flat_pass){.op = NG_FLAT_MEASURE, .to = w->u});
   if (!(sum[1] - sum[1] == 0.0)) {
     return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
   }

@@ -93,7 +93,7 @@ typedef struct ng_window {
   float *u;                 /* [d] the direction; if sliced, a slice of b->whole_direction */
   float *v, *next_v;        /* [d] momentum, or r of an average x; before and after this step */
   uint8_t *mask;            /* [d] 0: the weight is masked (window_mask); NULL: no mask */
-  double *sums;             /* [chunks, 4] sums of each chunk in flat loops */
+  double *sums;             /* [1 + chunks, 3] result and sums of chunks of a pass */
   double *unit_products;    /* [units, places] products of each unit of the store */
   double *x_products;       /* [parts, places] products with an x that is no row, unless sliced */
   int64_t *row_place, rows; /* [rows] places of the rows in use, oldest first; their number */
@@ -130,32 +130,21 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 
 /* ---- window_flat.c ---------------------------------------------------------------------------*/
 
-/* Return whether a chunk's parameter is excluded in this step: its elements of the row, x and the direction are 0, and
- * its error feedback, momentum, moments and Q stay unchanged. */
-static inline bool ng_window_is_excluded(const ng_block *b, const ng_window_chunk *c) {
-  return b->segment[c->segment].slot->is_excluded;
-}
+/* An excluded parameter's elements of the row, x and the direction are 0, and its error feedback, momentum, moments and
+ * Q stay unchanged. */
 bool ng_window_has_excluded(const ng_block *b);        /* some parameter is excluded in this step */
 void ng_window_clear_excluded(ng_block *b, float *to); /* to <- 0 for excluded parameters */
-void ng_window_each_chunk(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
+int64_t ng_window_pass(ng_block *b, ng_flat_pass *p);
 /* to <- the bound gradients, 0 for masked and excluded elements.  NG_SKIPPED: an element is not finite, or too large
  * for error feedback or momentum (STORED_MOST). */
 ng_status ng_window_read_gradients(ng_block *b, float *to);
 /* to <- to + decay * weights.  Return false if an element is not finite. */
 bool ng_window_add_decay(ng_block *b, double decay, float *to);
-/* Return the sum of w->sums [chunks], which are whole numbers. */
-int64_t ng_window_total_sum(const ng_window *w);
-/* w->mask <- 1 where the weight is not 0, else 0. */
-void ng_window_make_mask(ng_block *b);
 /* Return the number of elements in [at, at + n) that are neither masked nor excluded. */
 int64_t ng_window_count_selectable(const ng_block *b, int64_t at, int64_t n);
 /* Return k of a top-k selection from n elements: window_density if above 1; else window_density * n, rounded down
  * (window_store = topk-block: rounded up). */
 int64_t ng_window_topk_size(const ng_block *b, int64_t n);
-/* Where u is 0: u <- the gradient (error NULL), or u <- error and error <- 0. */
-void ng_window_fill_zeros(ng_block *b, float *error);
-/* out <- <g, u>, <g, g>, <u, u>; g is the bound gradient. */
-void ng_window_measure(ng_block *b, double out[3]);
 /* ---- window_largest.c ------------------------------------------------------------------------*/
 
 enum { NG_WINDOW_BINS = 2048, NG_WINDOW_COUNTS = 4 * NG_WINDOW_BINS };
@@ -195,7 +184,7 @@ void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, dou
 /* ---- window_moments.c ------------------------------------------------------------------------*/
 
 /* to <- old * v + take * x; excluded parameters: to <- v. */
-void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old, double take);
+void ng_window_mix(ng_block *b, float *to, const float *v, float *x, double old, double take);
 static inline bool ng_window_is_adaptive(const ng_settings *s) {
   return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
          s->window_function == NG_WINDOW_ADAGRAD;

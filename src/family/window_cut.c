@@ -5,7 +5,7 @@
  * the elements [cut[rank], cut[rank + 1]), about 1/W of all elements. */
 #include "family/window.h"
 
-/* w->sums has four doubles per chunk; its index must fit 32 bits. */
+/* w->sums has three doubles per chunk; its index must fit 32 bits. */
 enum { MOST_CHUNKS = INT32_MAX / 4 };
 
 /* ---- parts -----------------------------------------------------------------------------------*/
@@ -81,8 +81,16 @@ static int64_t number_chunks(ng_block *b) {
       *p = (ng_window_part){.at = at, .u_scale = &w->u_scales[v->part]};
     v->at = at;
     v->n = own_elements(w, &b->segment[k], v->at_all, &v->from);
+    const ng_slot *slot = b->segment[k].slot;
     p->n += v->n;
-    w->flat[i] = (ng_flat){at, v->n, chunks, v->part};
+    w->flat[i] = (ng_flat){.at = at,
+                           .n = v->n,
+                           .first_chunk = chunks,
+                           .part = v->part,
+                           .grad = &slot->grad,
+                           .weight = &slot->weight,
+                           .cols = slot->cols,
+                           .from = v->from};
     at += v->n;
     chunks += ng_flat_chunks(v->n);
   }

@@ -32,15 +32,6 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- rows ----------------------------------------------------------------------*/
 
-static void round_chunk(ng_block *b, int32_t i) {
-  ng_window *w = ng_window_of(b);
-  const dense *s = w->state;
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  void *to = row_at(w, ng_window_head(w), c.at);
-  ng_from_f32(to, s->type, w->x + c.at, c.n);
-  ng_to_f32(w->x + c.at, to, s->type, c.n);
-}
-
 static float *input(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->state;
@@ -48,8 +39,12 @@ static float *input(ng_block *b) {
 }
 
 static void enter(ng_block *b) {
-  const dense *s = ng_window_of(b)->state;
-  if (s->type != NG_F32) ng_window_each_chunk(b, round_chunk);
+  const ng_window *w = ng_window_of(b);
+  const dense *s = w->state;
+  ng_queue *q = b->ctx->queue;
+  if (s->type == NG_F32) return;
+  ng_on(q)->narrow(q, w->d, w->x, row_at(w, ng_window_head(w), 0), s->type);
+  ng_on(q)->widen(q, w->d, row_at(w, ng_window_head(w), 0), s->type, w->x);
 }
 
 static ng_rows rows(ng_block *b) {

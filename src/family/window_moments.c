@@ -3,47 +3,14 @@
  * If the new value of an element is not finite, the element keeps the old value and is counted in w->overflowed. */
 #include "family/window.h"
 
-#include <float.h>
 #include <math.h>
 
-static const double INPUT_MOST = 1e28; /* limit of |lr x|, see limit_chunk */
+/* Elements with |lr x| > 1e28 do not enter: if lr later falls to 1e-10, sent / lr would overflow f32 in every step. */
+static const double INPUT_MOST = 1e28;
 
-static inline double or_old_value(double x, float old, int64_t *kept) {
-  if (fabs(x) <= (double)FLT_MAX) return x;
-  *kept += 1;
-  return (double)old;
-}
-
-typedef struct mix_arguments {
-  const ng_block *b;
-  float *to;
-  const float *v, *x;
-  double old, take;
-} mix_arguments;
-
-static void mix_chunk(void *arg, int32_t i) {
-  const mix_arguments *m = arg;
-  ng_window *w = ng_window_of(m->b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const float *x = m->x + c.at, *v = m->v + c.at;
-  float *to = m->to + c.at;
-  int64_t kept = 0;
-  if (ng_window_is_excluded(m->b, &c)) {
-    if (to != v) memcpy(to, v, (size_t)c.n * sizeof *to);
-  } else {
-    for (int64_t k = 0; k < c.n; k++) {
-      to[k] = (float)or_old_value(m->old * (double)v[k] + m->take * (double)x[k], v[k], &kept);
-    }
-  }
-  w->sums[i] = (double)kept;
-}
-
-void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old,
-                   double take) {
-  mix_arguments m = {b, to, v, x, old, take};
-  ng_window *w = ng_window_of(b);
-  ng_parallel(b->ctx, w->chunks, mix_chunk, &m);
-  w->overflowed += ng_window_total_sum(w);
+void ng_window_mix(ng_block *b, float *to, const float *v, float *x, double old, double take) {
+  ng_flat_pass p = {.op = NG_FLAT_MIX, .to = to, .v = v, .x = x, .old = old, .take = take};
+  ng_window_of(b)->overflowed += ng_window_pass(b, &p);
 }
 
 /* ---- first-order methods ---------------------------------------------------------------------*/
@@ -61,86 +28,28 @@ void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, doubl
  * eps is the damping.  With window_feedback_lr = 1, lr x enters and u = sent / lr, so SGD changes the weight by -sent.
  * If lr = 0, u = 0 and the error feedback stays unchanged.  With a dense store, sent = x. */
 
-typedef struct enter_arguments {
-  const ng_block *b;
-  ng_window *w;
-  double mu, take, forget, by_m, by_s, eps; /* by_m = 1 / (1 - mu^t), by_s = 1 / (1 - f^t) */
-  bool adam;
-} enter_arguments;
-
-/* w->x (in: the gradient) <- the vector that enters; next_v, next_s <- the moments after this step. */
-static void enter_chunk(void *arg, int32_t i) {
-  const enter_arguments *p = arg;
-  const ng_window *w = p->w;
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const size_t bytes = (size_t)c.n * sizeof(float);
-  int64_t kept = 0;
-  w->sums[i] = 0.0;
-  if (ng_window_is_excluded(p->b, &c)) { /* x is 0 */
-    memcpy(w->next_v + c.at, w->v + c.at, bytes);
-    if (p->adam) memcpy(w->next_s + c.at, w->s + c.at, bytes);
-    return;
-  }
-  for (int64_t k = c.at; k < c.at + c.n; k++) {
-    const double g = (double)w->x[k];
-    const double m = or_old_value(p->mu * (double)w->v[k] + p->take * g, w->v[k], &kept);
-    w->next_v[k] = w->x[k] = (float)m;
-    if (!p->adam) continue;
-    const double s =
-        or_old_value(p->forget * (double)w->s[k] + (1.0 - p->forget) * g * g, w->s[k], &kept);
-    w->next_s[k] = (float)s;
-    w->x[k] = (float)(m * p->by_m / (sqrt(s * p->by_s) + p->eps));
-  }
-  w->sums[i] = (double)kept;
-}
-
-/* Elements with |lr x| > 1e28 do not enter: if lr later falls to 1e-10, sent / lr would overflow f32 in every step. */
-static void limit_chunk(ng_block *b, int32_t i) {
-  ng_window *w = ng_window_of(b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  int64_t kept = 0;
-  for (int64_t k = c.at; k < c.at + c.n; k++) {
-    if (fabs((double)w->x[k]) * w->input_scale <= INPUT_MOST) continue;
-    w->x[k] = 0.0F;
-    kept++;
-  }
-  w->sums[i] = (double)kept;
-}
-
 void ng_window_adaptive_enter(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   const double mu = b->base.window_momentum, forget = b->base.window_forget, t = w->updates + 1.0;
   const bool heavy = b->base.window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
-  enter_arguments p = {.b = b,
-                       .w = w,
-                       .mu = mu,
-                       .take = heavy ? 1.0 : 1.0 - mu,
-                       .forget = forget,
-                       .by_m = 1.0 / (1.0 - pow(mu, t)),
-                       .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
-                       .eps = b->base.damping,
-                       .adam = adam};
-  if (w->v != NULL) {
-    ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
-    w->overflowed += ng_window_total_sum(w);
-  }
+  ng_flat_pass p = {.op = NG_FLAT_ADAM,
+                    .to = w->next_v,
+                    .x = w->x,
+                    .next_s = adam ? w->next_s : NULL,
+                    .v = w->v,
+                    .s = adam ? w->s : NULL,
+                    .old = mu,
+                    .take = heavy ? 1.0 : 1.0 - mu,
+                    .forget = forget,
+                    .m = 1.0 / (1.0 - pow(mu, t)),
+                    .m2 = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
+                    .eps = b->base.damping};
+  if (w->v != NULL) w->overflowed += ng_window_pass(b, &p);
   if (!ng_window_feeds_lr(b)) return;
-  ng_window_each_chunk(b, limit_chunk);
-  w->overflowed += ng_window_total_sum(w);
-}
-
-/* AdaGrad: next_s <- s + u^2, u <- u / (sqrt(next_s) + eps). */
-static void divide_chunk(ng_block *b, int32_t i) {
-  ng_window *w = ng_window_of(b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  int64_t kept = 0;
-  for (int64_t k = c.at; k < c.at + c.n; k++) {
-    const double x = (double)w->u[k], s = or_old_value((double)w->s[k] + x * x, w->s[k], &kept);
-    w->next_s[k] = (float)s;
-    w->u[k] = (float)(x / (sqrt(s) + b->base.damping));
-  }
-  w->sums[i] = (double)kept;
+  ng_flat_pass limit = {
+      .op = NG_FLAT_LIMIT, .to = w->x, .take = w->input_scale, .limit = INPUT_MOST};
+  w->overflowed += ng_window_pass(b, &limit);
 }
 
 void ng_window_read_head(ng_block *b, double by) {
@@ -161,8 +70,9 @@ void ng_window_adaptive_direct(ng_block *b) {
   }
   ng_window_read_head(b, w->input_scale);
   if (b->base.window_function != NG_WINDOW_ADAGRAD) return;
-  ng_window_each_chunk(b, divide_chunk);
-  w->overflowed += ng_window_total_sum(w);
+  ng_flat_pass p = {
+      .op = NG_FLAT_DIVIDE, .to = w->u, .next_s = w->next_s, .s = w->s, .eps = b->base.damping};
+  w->overflowed += ng_window_pass(b, &p);
 }
 
 void ng_window_adaptive_commit(ng_block *b) {

@@ -95,34 +95,19 @@ static void write_row(ng_window *w) {
 /* ---- parameters without a gradient ------------------------------------------------------------ */
 
 /* next <- by g, but -e for excluded parameters: then e + next = 0, and their error feedback is not sent. */
-static void save_chunk(ng_block *b, int32_t i) {
-  const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->state;
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const bool out = ng_window_is_excluded(b, &c);
-  const float by = (float)w->input_scale;
-  for (int64_t k = c.at; k < c.at + c.n; k++) {
-    s->next_error[k] = out ? -s->error[k] : by * s->next_error[k];
-  }
-}
-
-static void restore_chunk(ng_block *b, int32_t i) {
-  const ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->state;
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  if (!ng_window_is_excluded(b, &c)) return;
-  memcpy(s->next_error + c.at, s->error + c.at, (size_t)c.n * sizeof *s->next_error);
-}
-
 static void save_excluded(ng_block *b) {
   ng_topk_rows *s = ng_window_of(b)->state;
+  const double by = ng_window_of(b)->input_scale;
   const bool out = ng_window_has_excluded(b);
-  if (out) ng_window_each_chunk(b, save_chunk);
-  s->gradient_factor = out ? 1.0F : (float)ng_window_of(b)->input_scale;
+  ng_flat_pass p = {.op = NG_FLAT_SAVE, .to = s->next_error, .v = s->error, .take = by};
+  if (out) ng_window_pass(b, &p);
+  s->gradient_factor = out ? 1.0F : (float)by;
 }
 
 static void restore_excluded(ng_block *b) {
-  if (ng_window_has_excluded(b)) ng_window_each_chunk(b, restore_chunk);
+  ng_topk_rows *s = ng_window_of(b)->state;
+  ng_flat_pass p = {.op = NG_FLAT_CLEAR, .to = s->next_error, .v = s->error};
+  if (ng_window_has_excluded(b)) ng_window_pass(b, &p);
 }
 
 /* Set k of each group from its unmasked, included elements; in every step, because a load may change the mask. */

@@ -33,6 +33,7 @@ void ng_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
 void ng_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
 void ng_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
 void ng_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+void ng_flat_run(ng_queue *q, const ng_flat_pass *p, int64_t n);
 void ng_rows_products(ng_queue *q, const ng_rows *G, int64_t n);
 void ng_rows_combine(ng_queue *q, const ng_rows *G, int64_t n);
 
@@ -42,6 +43,7 @@ void ng_ref_box_sums(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
 void ng_ref_square_sums(ng_queue *q, const ng_squares *s, int64_t n);
 void ng_ref_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
 void ng_ref_norm_gram(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+void ng_ref_flat(ng_queue *q, const ng_flat_pass *p, int64_t n);
 void ng_ref_row_products(ng_queue *q, const ng_rows *G, int64_t n);
 void ng_ref_row_combine(ng_queue *q, const ng_rows *G, int64_t n);
 

@@ -16,6 +16,9 @@ typedef struct ng_flat {
   int64_t at, n;
   int64_t first_chunk; /* number of chunks of the ranges before */
   int32_t part;
+  bool is_excluded; /* the parameter is excluded in this step: see ng_flat_op */
+  const struct ng_place *grad, *weight;
+  int64_t cols, from; /* columns of the parameter; the parameter's element that is element `at` */
 } ng_flat;
 
 /* A chunk of a list: elements [from, from + n) of a range, at `at` in the vectors. */
@@ -27,6 +30,38 @@ typedef struct ng_flat_chunk {
 static inline int64_t ng_flat_chunks(int64_t n) { return (n + NG_FLAT_CHUNK - 1) / NG_FLAT_CHUNK; }
 /* Compute chunk i of the list; a stored list of chunks would grow with the model. */
 ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i);
+int32_t ng_flat_list_chunks(const ng_flat *range, int64_t ranges); /* number of chunks of a list */
+
+/* What a pass does with each element of the vectors. g: the bound gradient; w: the bound weight. "Or v": if the value is
+ * not finite, the element becomes v and is counted. Arithmetic is in double, rounded once. */
+typedef enum ng_flat_op {
+  NG_FLAT_READ, /* to <- g; masked, excluded: 0. Counts lines with some |g| > limit that is not excluded */
+  NG_FLAT_DECAY, /* to <- to + take w, unless masked or excluded. Counts lines that are not finite */
+  NG_FLAT_MASK,  /* mask <- 1 where w is not 0, else 0 */
+  NG_FLAT_CLEAR,   /* excluded: to <- v (NULL: 0) */
+  NG_FLAT_SAVE,    /* to <- take to; excluded: to <- -v */
+  NG_FLAT_FILL,    /* where to = 0, unless masked or excluded: to <- x, x <- 0 (x NULL: to <- g) */
+  NG_FLAT_MIX,     /* to <- old v + take x, or v; excluded: to <- v */
+  NG_FLAT_ADAM,    /* to <- old v + take x, or v; next_s <- forget s + (1 - forget) x^2, or s; then
+                    * x <- m to / (sqrt(m2 next_s) + eps); excluded: to <- v, next_s <- s. s NULL: x <- to */
+  NG_FLAT_DIVIDE,  /* next_s <- s + to^2, or s; to <- to / (sqrt(next_s) + eps) */
+  NG_FLAT_LIMIT,   /* to <- 0 where |to| take > limit; counts these */
+  NG_FLAT_MEASURE, /* out <- <g, to>, <g, g>, <to, to>, unless excluded */
+  NG_FLAT_OPS
+} ng_flat_op;
+
+/* A pass over vectors: out[0] <- the number of elements or lines that were counted, or out[3] <- sums. */
+typedef struct ng_flat_pass {
+  ng_flat_op op;
+  const ng_flat *range;
+  int64_t ranges;
+  float *to, *x, *next_s;
+  const float *v, *s;
+  uint8_t *mask; /* 0: the element is masked; NULL: no mask */
+  double old, take, forget, m, m2, eps, limit;
+  double *unit; /* [chunks, 3] scratch */
+  double *out;  /* [3] */
+} ng_flat_pass;
 
 typedef enum ng_rows_kind {
   NG_ROWS_WHOLE, /* [places, stride] elements of f32 or bf16; the ranges have chunks */

@@ -18,6 +18,7 @@ static const ng_kernel_ops cpu = {
     .square_sums = ng_square_sums,
     .norm_squares = ng_norm_squares,
     .norm_gram = ng_norm_gram,
+    .flat = ng_flat_run,
     .row_products = ng_rows_products,
     .row_combine = ng_rows_combine,
 };
@@ -39,6 +40,7 @@ static const ng_kernel_ops ref = {
     .square_sums = ng_ref_square_sums,
     .norm_squares = ng_ref_norm_squares,
     .norm_gram = ng_ref_norm_gram,
+    .flat = ng_ref_flat,
     .row_products = ng_ref_row_products,
     .row_combine = ng_ref_row_combine,
 };

@@ -157,6 +157,7 @@ typedef struct ng_kernel_ops {
   /* norm_sums.c: sums over samples of squares and products of gradients of gamma and beta; their Gram matrix. */
   void (*norm_squares)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
   void (*norm_gram)(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);
+  void (*flat)(ng_queue *q, const ng_flat_pass *p, int64_t n); /* flat.c: passes over vectors */
   /* rows.c: products of the rows of windows with a vector; combinations of rows (flat.h). */
   void (*row_products)(ng_queue *q, const ng_rows *G, int64_t n);
   void (*row_combine)(ng_queue *q, const ng_rows *G, int64_t n);

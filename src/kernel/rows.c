@@ -13,26 +13,6 @@
 
 enum { AHEAD = 4, ENTRIES = 256 }; /* prefetched sparse rows; entries that are converted at once */
 
-ng_flat_chunk ng_flat_chunk_at(const ng_flat *range, int64_t ranges, int64_t i) {
-  int64_t low = 0, high = ranges; /* find the last range whose first chunk is <= i */
-  while (high - low > 1) {
-    const int64_t k = low + (high - low) / 2;
-    if (range[k].first_chunk <= i) {
-      low = k;
-    } else {
-      high = k;
-    }
-  }
-  const ng_flat *r = &range[low];
-  const int64_t from = (i - r->first_chunk) * NG_FLAT_CHUNK;
-  return (ng_flat_chunk){r, from, ng_min64(NG_FLAT_CHUNK, r->n - from), r->at + from};
-}
-
-static int32_t chunks_of(const ng_rows *G) {
-  const ng_flat *last = G->range + G->ranges - 1;
-  return (int32_t)(last->first_chunk + ng_flat_chunks(last->n));
-}
-
 /* acc <- by u, where by = 0 does not read u. */
 static void begin_sums(double *acc, const float *u, int64_t n, double by) {
   for (int64_t e = 0; e < n; e++) {
@@ -268,13 +248,12 @@ static void combine_chunk(void *arg, int32_t i) {
 
 static void run_rows(const ng_queue *q, const ng_rows *G, bool combines) {
   sparse_job j = {G, q->threads, combines};
-  if (G->ranges == 0) return;
   if (G->kind == NG_ROWS_SPARSE) {
     ng_queue_run(q, j.pieces, sparse_piece, &j);
   } else if (combines) {
-    ng_queue_run(q, chunks_of(G), combine_chunk, (void *)(uintptr_t)G);
+    ng_queue_run(q, ng_flat_list_chunks(G->range, G->ranges), combine_chunk, (void *)(uintptr_t)G);
   } else if (G->kind == NG_ROWS_WHOLE) {
-    ng_queue_run(q, chunks_of(G), whole_products, (void *)(uintptr_t)G);
+    ng_queue_run(q, ng_flat_list_chunks(G->range, G->ranges), whole_products, (void *)(uintptr_t)G);
   } else {
     ng_queue_run(q, (int32_t)G->ranges, low_rank_products, (void *)(uintptr_t)G);
   }
@@ -284,7 +263,7 @@ void ng_rows_products(ng_queue *q, const ng_rows *G, int64_t n) {
   for (const ng_rows *end = G + n; G < end; G++) {
     run_rows(q, G, false);
     const bool whole = G->kind == NG_ROWS_WHOLE;
-    const int64_t units = whole && G->ranges > 0 ? chunks_of(G) : G->ranges;
+    const int64_t units = whole ? ng_flat_list_chunks(G->range, G->ranges) : G->ranges;
     for (int64_t i = 0; i < units; i++) {
       const ng_flat *r = whole ? ng_flat_chunk_at(G->range, G->ranges, i).range : &G->range[i];
       for (int64_t j = 0; j < G->used; j++) {
