@@ -18,7 +18,7 @@ static void kronecker(const test_case *s, const ng_options *o, case_result *out)
   case_predict(s, o, out, NULL);
 }
 
-/* P = D + k G D A of one layer, k D's share; A and G are the oracle's after the step. */
+/* P = D + k G D A of one layer, with A and G of the oracle after the step. */
 static void multiplied(const oracle *o, const test_case *s, int32_t l, double k, const double *D,
                        double *P) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
@@ -42,8 +42,7 @@ static void multiplied(const oracle *o, const test_case *s, int32_t l, double k,
   free(GD);
 }
 
-/* The factors are those of the other solvers, so they come from the oracle: of the test case's first
- * step, its first two, ... */
+/* solver = product: factors come from the oracle, which runs the first step, the first two, ... */
 static void product(const test_case *s, const ng_options *opt, case_result *out) {
   ng_options factors = *opt;
   fixture_set(&factors, "solver", "cholesky");
@@ -63,7 +62,7 @@ static void product(const test_case *s, const ng_options *opt, case_result *out)
       const double *D = s->D[t][l];
       double *P = out->P[t][l] = zeros(n);
       memcpy(P, D, sizeof(double) * (size_t)n);
-      out->condition[t][l] = 1; /* D and G D A have no obtuse angle: nothing is lost in the sum */
+      out->condition[t][l] = 1; /* <D, G D A> >= 0: no cancellation in the sum */
       if (s->layer[l].frozen) continue;
       multiplied(o, s, l, d2 > 0 ? opt->base.radius / sqrt(d2) : 0, D, P);
       out->inner[t] += v_dot(P, D, n);
@@ -84,24 +83,23 @@ static void rankone_norms(const test_case *s, const ng_options *o, case_result *
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
-/* A damping that keeps everything well conditioned, an average that remembers, a clip that clips. */
+/* A damping that gives a good condition, an average over steps, a clip factor below 1. */
 #define USUAL " damping=0.1 stat_decay=0.6 clip=kl kl_clip=0.01"
 #define NATGRAD(more) "method=natgrad solve_period=1" USUAL more
 
-/* A window that is full at the fourth step, and rolls on. */
+/* A window that drops its first row at the fourth step. */
 #define WINDOW(more) " window=3 clip=kl kl_clip=0.01 " more
 
-/* Promises of all that invert something, and of all that invert factors. */
+/* Promises of methods that invert vectors, and of methods that invert factors. */
 #define INVERSE (LINEAR | SYMMETRIC | IN_GROUPS)
 #define FACTORS (INVERSE | HALVES | FRACTIONS | READS_INPUT | READS_OUTPUT)
 
-/* Tails: norms of the test's factors are below 1e3, so |A| |G| / lambda of the joint damping (and of
- * vectors), |F| / sqrt(lambda) of pi, |F| / lambda of full. */
+/* `tail`, from |F| < 1e3 for the factors of these tests and lambda = 1e10: |A| |G| / lambda for joint (and for vectors),
+ * |F| / sqrt(lambda) for pi, |F| / lambda for full. */
 #define JOINT 1e-4
 #define PI 1e-2
 #define FULL 1e-7
 
-/* Any parts make the whole; a batch twice over has the same curvature; the knob is the damping. */
 #define WHOLE .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping"
 #define SPLIT(by, most) .power = 1, .tail = (most), .predict = (by), .growth = 64
 #define ROLLING .predict = window_predict, .growth = 64
@@ -240,7 +238,7 @@ enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* ---- running properties ----------------------------------------------------------------------*/
 
-/* The linear algebras built in, one after the other: its name, NULL behind the last. */
+/* The name of the next linear algebra that is built in, or NULL. */
 static const char *next_linalg(int32_t *i) {
   ng_component c = {.struct_size = sizeof c};
   while (ng_component_info((*i)++, &c) == NG_OK) {
@@ -261,7 +259,7 @@ static void everywhere(void **state) {
       rows++;
     }
   }
-  if (rows == 0) fail_msg("nobody promises it");
+  if (rows == 0) fail_msg("no row promises it");
 }
 
 static void every_method_has_a_row(void **state) {
@@ -275,8 +273,8 @@ static void every_method_has_a_row(void **state) {
   }
 }
 
-/* OpenBLAS's own; absent with another BLAS.  Ranks are threads here, and as many threads of BLAS for
- * each of them would only wait for each other: fourfold time on two processors. */
+/* Of OpenBLAS; NULL with another BLAS.  Ranks are threads here: with threads of BLAS in addition the tests take four times
+ * as long on two processors. */
 void openblas_set_num_threads(int n) __attribute__((weak));
 
 int properties_main(const char *group, const property *list, size_t n) {
@@ -380,7 +378,7 @@ void v_equal(const variant *v, const char *what, const test_case *x, const ng_op
   case_free_result(&q);
 }
 
-/* ---- test cases ----------------------------------------------------------------------------------*/
+/* ---- test cases ------------------------------------------------------------------------------*/
 
 static void grouped(test_case *s) {
   ng_layer *l = case_conv(s, 4, 6, 3, 2, 7, 5, true);

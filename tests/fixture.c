@@ -6,9 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- life ------------------------------------------------------------------------------------*/
+/* ---- open, close -----------------------------------------------------------------------------*/
 
-/* Keeps the library's own words about a failure. */
 static ng_status note(fixture *f, ng_status st) {
   if (st != NG_OK && f->ctx != NULL) {
     (void)snprintf(f->message, sizeof f->message, "%s", ng_last_error(f->ctx));

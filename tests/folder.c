@@ -11,7 +11,7 @@
 char test_folder[64];
 
 int make_folder(void **state) {
-  /* in memory, if there is such a place: files are written often, and flushed */
+  /* in memory if possible: tests write and flush many files */
   (void)snprintf(test_folder, sizeof test_folder, "%s/natgrad_test-XXXXXX",
                  access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
   return mkdtemp(test_folder) != NULL ? 0 : -1;

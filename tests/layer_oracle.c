@@ -10,7 +10,6 @@
 
 /* ---- the oracle ------------------------------------------------------------------------------*/
 
-/* Sizes of a layer's vectors: g has `out` entries; each group's a has p (with the bias). */
 static int64_t groups_of(const ng_layer *l) { return l->kind == NG_CONV2D ? l->groups : 1; }
 static int64_t length(const ng_layer *l, bool grad) {
   return grad ? l->out : groups_of(l) * oracle_cols(l);
@@ -54,9 +53,9 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
     for (int32_t c = 0; c < s->calls[t][r]; c++) {
       const case_micro *k = &s->micro[t][r][c];
       for (int32_t u = 0; u < s->uses[l]; u++) {
-        /* gradients come in the opposite order of inputs; `last` sees the difference */
+        /* gradients are observed in the opposite order, which matters for calls = last */
         int32_t use = grad ? s->uses[l] - 1 - u : u;
-        if (k->a[l][use] == NULL) continue; /* not shown in this one */
+        if (k->a[l][use] == NULL) continue; /* not observed */
         int64_t take = first_samples(o, k->batch.samples);
         double v = o->base.stat_scale == NG_SCALE_EVA ? 1 : (double)take;
         fresh(o, &s->layer[l], &k->batch, grad, s->positions[l], grad ? k->g[l][use] : k->a[l][use],
@@ -83,14 +82,14 @@ static void average(const test_case *s, const ng_options *o, int32_t t, int32_t 
 /* P of one group by elimination; returns (alpha beta + lambda) / lambda.  g NULL: I for g g'. */
 static double solve_dense(int64_t q, int64_t p, const double *a, const double *g, double lambda,
                           const double *D, double *P) {
-  if (g == NULL) { /* a row is a group of its own, with g = 1 */
+  if (g == NULL) { /* each row is a group with g = 1 */
     double one = 1, c = 1;
     for (int64_t i = 0; i < q; i++)
       c = fmax(c, solve_dense(1, p, a, &one, lambda, D + i * p, P + i * p));
     return c;
   }
   int64_t n = q * p;
-  if (n > 256) { /* too large to be dense: the same by Sherman and Morrison */
+  if (n > 256) { /* too large for a dense solve: Sherman-Morrison */
     double alpha = 0, beta = 0, sum = 0;
     for (int64_t i = 0; i < p; i++)
       alpha += a[i] * a[i];
@@ -151,7 +150,7 @@ void r1_predict(const test_case *s, const ng_options *opt, case_result *out) {
       for (int k = 0; k < 2 && t % o.base.stat_period == 0 && o.base.sides != NG_SIDES_NONE; k++)
         average(s, &o, t, l, k == 1, m[l][k], &started[l][k]);
       for (int64_t g = 0; g < groups; g++) {
-        /* AdaSGD: no vectors, so zero ones, and the squared norm of the layer's gradient beside */
+        /* sides = none (AdaSGD): zero vectors; the squared norm of the gradient is added to the damping */
         const double *side = o.base.sides == NG_SIDES_INPUT ? NULL : m[l][1] + g * q;
         double lambda = o.base.damping;
         for (int64_t i = 0; i < groups * n && o.base.sides == NG_SIDES_NONE; i++)
@@ -177,14 +176,14 @@ static int64_t norm_width(const ng_layer *l) { return oracle_cols(l) * l->in; }
 
 /* ---- one micro-batch -------------------------------------------------------------------------*/
 
-/* Which mean and variance element (i, s, c) has: they are counted through. */
+/* The index of the mean and variance of element (i, s, c). */
 static int64_t set_of(const ng_layer *l, int64_t S, int64_t i, int64_t s, int64_t c) {
   if (l->norm_kind == NG_LAYER_NORM) return i * S + s;
   if (l->norm_kind == NG_GROUP_NORM) return i * l->groups + c / (l->in / l->groups);
   return c;
 }
 
-/* h [B, S, C]: what gamma multiplies. */
+/* h [B, S, C], the normalised input. */
 static double *normalised(const ng_layer *l, int64_t B, int64_t S, const double *a) {
   const int64_t C = l->in, n = B * S * C, sets = B * S + B * l->groups + C;
   double *h = zeros(n), *mean = zeros(sets), *var = zeros(sets), *count = zeros(sets);
@@ -248,7 +247,7 @@ static double norm_solve(const ng_layer *l, ng_norm_block block, const double *F
 
 /* ---- a test case -----------------------------------------------------------------------------*/
 
-/* Of images [B, C, HW] as [B, S, C]. */
+/* [B, S, C] from images [B, C, HW]. */
 static double *rows_of(const test_case *s, int32_t l, int64_t B, const double *v) {
   const int64_t C = s->layer[l].in, S = s->positions[l], n = B * S * C;
   double *x = zeros(n);
@@ -259,8 +258,8 @@ static double *rows_of(const test_case *s, int32_t l, int64_t B, const double *v
   return x;
 }
 
-/* F <- rho (F + left / ranks I) + (1 - rho) fresh, the first as it is.  `left`: damping_leak of the steps since
- * the last fold. */
+/* F <- rho (F + left / ranks I) + (1 - rho) fresh; the first F is `fresh`.  `left`: the damping that damping_leak added
+ * since the last fold. */
 static void average_norm(const test_case *s, const ng_options *o, int32_t t, int32_t l, double *F,
                          bool *started, double *left) {
   const ng_layer *d = &s->layer[l];
@@ -290,7 +289,7 @@ static void average_norm(const test_case *s, const ng_options *o, int32_t t, int
   free(fresh);
 }
 
-/* Of a norm, D [C, gamma beta] is x of norm_solve. */
+/* D is [C, gamma beta], x of norm_solve [gamma beta, C]. */
 static double precondition(const test_case *s, const ng_options *o, int32_t l, const double *F,
                            double damping, const double *D, double *P) {
   const ng_layer *d = &s->layer[l];

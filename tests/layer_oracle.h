@@ -17,10 +17,11 @@
 
 enum { R1_GROWTH = 8 };
 
-/* The results of a test case, freed by case_free_result. */
+/* Predict the results of a test case; case_free_result frees them. */
 void r1_predict(const test_case *s, const ng_options *opt, case_result *out);
 
-/* The results of a test case, freed by case_free_result; `others` predicts all layers but norms.  Options must have stat_start = first and calls = mean, weighed by samples. */
+/* The same; `others` predicts all layers but norms.  Options must have stat_start = first, calls = mean and
+ * stat_scale = textbook. */
 void norm_predict(const test_case *s, const ng_options *opt,
                   void (*others)(const test_case *s, const ng_options *opt, case_result *out),
                   case_result *out);

@@ -9,11 +9,10 @@
 #include "linalg_check.h"
 
 /* ---- limits ----------------------------------------------------------------------------------
- * A ratio is an error over n u times a scale, u the unit roundoff of the result.  Products and the
- * Cholesky factor have limits that hold for every input and every order of summation; the others
- * are about four times the largest ratio (0.61, 0.71, 3.1, 4.2, 1.5) of 50 seeds on OpenBLAS
- * 0.3.21 (SkylakeX and Haswell kernels), BLIS 0.9 and Netlib 3.11, n from 1 to 257.  A wrong index
- * or a lost term gives ratios from 1e3 up. */
+ * A ratio is an error divided by n u and a scale; u is the unit roundoff of the result.  Limits of products and of the
+ * Cholesky factor hold for every input and every order of summation.  The others are about four times the largest ratio
+ * (0.61, 0.71, 3.1, 4.2, 1.5) of 50 seeds with OpenBLAS 0.3.21 (SkylakeX and Haswell kernels), BLIS 0.9 and Netlib 3.11,
+ * n from 1 to 257.  A wrong index or a missing term gives ratios above 1e3. */
 static const struct {
   const char *name, *what;
   double limit;
@@ -21,20 +20,18 @@ static const struct {
     /* Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., (3.5): k terms, and alpha,
      * beta, the last sum: (k + 4) u (|alpha| |A| |B| + |beta C|), element by element. */
     {"product", "|C - exact| / ((k + 4) u |alpha| |A| |B| + |beta| |C|)", 1.0},
-    /* ref: a sum in double, rounded once: u |C|, and (3.5) with the u of double, for its
-     * sum and for ours. */
+    /* ref sums in double and rounds once: u |C|, plus (3.5) with the u of double for its sum and for the exact one. */
     {"summed", "ref: |C - exact| / (u |C| + 2 (k + 4) u64 (...))", 1.0},
-    /* Higham, theorem 10.3: (n + 1) u |L| |L'| <= (n + 1) u sqrt(a_ii a_jj) to first order; one u
-     * more an element because OpenBLAS multiplies by the reciprocal of the diagonal. */
+    /* Higham, theorem 10.3: (n + 1) u |L| |L'| <= (n + 1) u sqrt(a_ii a_jj) to first order; one more u because OpenBLAS
+     * multiplies by the reciprocal of the diagonal. */
     {"factor", "|A - L L'| / ((n + 2) u sqrt(a_ii a_jj))", 1.1},
     {"inverse", "||A X - I|| / ((n + 4) u ||A|| ||X||), Frobenius", 2.5},
     {"solve", "||A X - B|| / ((n + 4) u ||A|| ||X||), Frobenius", 3.0},
     {"eigen", "||V A - w V|| / (n u ||A||), Frobenius", 12.0},
     {"orthogonal", "||V V' - I|| / (n u), largest entry", 16.0},
     {"values", "|w - known w| / (n u ||A||)", 6.0},
-    /* Rounding errors of random sign add up like sqrt(n), which leaves nothing to hide a wrong
-     * entry behind: four times the largest (0.59) of 5 seeds at n = 769, 770, 4608 and of one at
-     * 9216. */
+    /* Rounding errors of random sign grow like sqrt(n), a wrong entry like n: four times the largest ratio (0.59) of
+     * 5 seeds at n = 769, 770, 4608 and of one seed at 9216. */
     {"probed", "large n, random z: ||error of the identity|| / (sqrt(n) u ||S|| ||z||)", 2.5},
 };
 static double worst[LIMITS][2];
@@ -47,8 +44,8 @@ void fail_case(const char *what, int line) {
   fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s (line %d)", seed, case_text, what, line);
 }
 
-void hold(int kind, const ng_linalg_ops *la, double ratio) {
-  if (!(ratio <= limits[kind].limit)) { /* NaN does not pass */
+void check_ratio(int kind, const ng_linalg_ops *la, double ratio) {
+  if (!(ratio <= limits[kind].limit)) { /* also for NaN */
     fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s: %s = %.3g, limit %.3g", seed, case_text, la->name,
              limits[kind].what, ratio, limits[kind].limit);
   }
@@ -124,7 +121,6 @@ mat mat_random(int64_t rows, int64_t cols, int64_t pad) {
   return m;
 }
 
-/* Nothing around it was written, and nothing in it is NaN. */
 void mat_check(mat m) {
   for (int64_t i = -GUARD; i < m.rows * m.ld + GUARD; i++) {
     const bool inside = i >= 0 && i < m.rows * m.ld && i % m.ld < m.cols;
@@ -151,7 +147,6 @@ double *doubles(int64_t count) {
   return d;
 }
 
-/* Dense and in double, element by element through ng_sym_at. */
 double *dense(ng_sym s) {
   double *d = doubles(s.n * s.n);
   for (int64_t i = 0; i < s.n; i++) {
@@ -180,7 +175,6 @@ ng_sym sym_random(int64_t n) {
   return s;
 }
 
-/* Positive definite: X X' / n + shift I. */
 ng_sym sym_positive(int64_t n, double shift) {
   ng_sym s = sym_new(n);
   double *x = doubles(n * n);
@@ -214,7 +208,6 @@ double frobenius(const double *a, int64_t count) {
   return sqrt(sum);
 }
 
-/* C = A B, all dense, [m,k] [k,n]. */
 double *times(const double *A, const double *B, int64_t m, int64_t k, int64_t n) {
   double *C = doubles(m * n);
   for (int64_t i = 0; i < m; i++) {
@@ -231,7 +224,7 @@ void *work_new(int64_t bytes) {
   const size_t size = ((size_t)bytes + 64 + 63) / 64 * 64;
   unsigned char *w = aligned_alloc(64, size);
   if (w == NULL) abort();
-  memset(w, 0xff, size); /* NaN, -1: whoever reads before writing shows it */
+  memset(w, 0xff, size); /* NaN, -1 */
   return w;
 }
 

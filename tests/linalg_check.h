@@ -1,9 +1,7 @@
-/* linalg_check.h: what the tests of linear algebra share: limits, random matrices between canaries,
- * dense products in double.
+/* linalg_check.h: helpers for tests of linear algebra: limits of errors, random matrices, dense products in double.
  *
- * Entries go through a queue whose executor runs its pieces from the last to the first.  Every matrix
- * stands between canaries, NaN with a bit pattern of our own, in front, behind and in
- * the padding of its rows: they must survive, and whoever computes with one shows it. */
+ * The executor of the queue runs the pieces of a loop from the last to the first.  Every matrix has canaries before it,
+ * after it, and in the padding of its rows: NaN with a fixed bit pattern, so a read spreads NaN and a write is found. */
 #ifndef TESTS_LINALG_CHECK_H
 #define TESTS_LINALG_CHECK_H
 
@@ -18,8 +16,8 @@
 
 enum { PRODUCT, SUMMED, FACTOR, INVERSE, SOLVE, EIGEN, ORTHOGONAL, VALUES, PROBED, LIMITS };
 
-/* Fails the test, with the seed and the case, if `ratio` is above the limit of `kind` or NaN. */
-void hold(int kind, const ng_linalg_ops *la, double ratio);
+/* Fail the test, with the seed and the case, if `ratio` is above the limit of `kind` or NaN. */
+void check_ratio(int kind, const ng_linalg_ops *la, double ratio);
 void fail_case(const char *what, int line);
 #define CHECK(x)                                                                                   \
   do {                                                                                             \
@@ -28,16 +26,16 @@ void fail_case(const char *what, int line);
 extern char case_text[200];
 #define CASE(...) (void)snprintf(case_text, sizeof case_text, __VA_ARGS__)
 
-/* Fixtures: the seed of the program (NG_TEST_SEED); back to it, so that one test alone repeats
- * itself; print the largest ratios. */
+/* Fixtures of cmocka: set the seed; restart the generator before each test, so a test gives the same numbers when it runs
+ * alone; print the largest ratios. */
 int seed_begin(void **state);
 int seed_restart(void **state);
 int print_largest_ratios(void **state);
 double uniform(void); /* [-1, 1) */
 
-/* A queue of its own for a linear algebra, three pieces to a loop. */
+/* A queue for a linear algebra, with three pieces per loop. */
 ng_queue queue_of(const ng_linalg_ops *la);
-/* An entry and the wait for it; the info it left, read where infos are read. */
+/* Run an entry and wait; the second returns its info. */
 #define DO(q, entry, ...) (ng_on(q)->entry((q), __VA_ARGS__), ng_queue_wait(q))
 #define INFO(q, entry, ...)                                                                        \
   (ng_on(q)->entry((q), __VA_ARGS__, &left_info), ng_queue_wait(q), ng_info_read((q), &left_info))
@@ -47,9 +45,9 @@ typedef struct mat {
   float *a;
   int64_t rows, cols, ld;
 } mat;
-mat mat_new(int64_t rows, int64_t cols, int64_t pad); /* canaries everywhere */
+mat mat_new(int64_t rows, int64_t cols, int64_t pad); /* full of canaries */
 mat mat_random(int64_t rows, int64_t cols, int64_t pad);
-void mat_check(mat m); /* nothing around it was written, nothing in it is NaN */
+void mat_check(mat m); /* canaries around it are intact, no element is NaN */
 void mat_free(mat m);
 
 ng_sym sym_new(int64_t n);
@@ -65,7 +63,7 @@ double *dense_mat(mat m);
 double frobenius(const double *a, int64_t count);
 double *times(const double *A, const double *B, int64_t m, int64_t k, int64_t n); /* dense A B */
 
-/* Work with a canary at its end, 64-aligned. */
+/* Scratch with a canary at its end, aligned to 64 bytes. */
 void *work_new(int64_t bytes);
 void work_free(void *work, int64_t bytes);
 

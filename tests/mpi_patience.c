@@ -1,10 +1,10 @@
 /* mpi_patience.c: blocking collectives of MPI that give the core to other processes, for tests with more ranks than cores.
  *
  * MPICH polls while it waits, so a rank that waits for a rank without a core keeps its own core for its whole time slice.  These
- * functions replace MPI's in the tests, by its profiling interface: they start the collective and poll with rests between.
+ * functions replace MPI's in the tests, by its profiling interface: they start the collective, then poll and sleep.
  * Splitting a communicator still waits inside MPI.
  *
- * They exist for MPICH only: other MPIs rest by themselves, and are tested with their own calls. */
+ * For MPICH only: the tests call the collectives of other MPIs directly. */
 #include "mpi_patience.h"
 
 #include <mpi.h>
@@ -16,20 +16,20 @@ void mpi_patience(void) {}
 #include <time.h>
 
 enum {
-  SOON = 32,     /* polls before the core is given up */
-  LATER = 512,   /* polls before sleeping in between */
-  NAP_NS = 20000 /* of one sleep */
+  POLLS = 32,   /* polls without a pause */
+  YIELDS = 512, /* polls until the first sleep */
+  SLEEP_NS = 20000
 };
 
-static int rest_until(MPI_Request *request) {
-  const struct timespec nap = {0, NAP_NS};
+static int wait_for(MPI_Request *request) {
+  const struct timespec pause = {0, SLEEP_NS};
   int done = 0, e = MPI_SUCCESS;
-  for (int looks = 0; e == MPI_SUCCESS; looks++) {
+  for (int polls = 0; e == MPI_SUCCESS; polls++) {
     e = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
     if (e != MPI_SUCCESS || done != 0) break;
-    if (looks > LATER) {
-      (void)nanosleep(&nap, NULL);
-    } else if (looks > SOON) {
+    if (polls > YIELDS) {
+      (void)nanosleep(&pause, NULL);
+    } else if (polls > POLLS) {
       (void)sched_yield();
     }
   }
@@ -39,26 +39,26 @@ static int rest_until(MPI_Request *request) {
 int MPI_Bcast(void *data, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   MPI_Request request;
   const int e = PMPI_Ibcast(data, count, type, root, comm, &request);
-  return e == MPI_SUCCESS ? rest_until(&request) : e;
+  return e == MPI_SUCCESS ? wait_for(&request) : e;
 }
 
 int MPI_Allgather(const void *send, int n, MPI_Datatype type, void *recv, int m, MPI_Datatype to,
                   MPI_Comm comm) {
   MPI_Request request;
   const int e = PMPI_Iallgather(send, n, type, recv, m, to, comm, &request);
-  return e == MPI_SUCCESS ? rest_until(&request) : e;
+  return e == MPI_SUCCESS ? wait_for(&request) : e;
 }
 
 int MPI_Allreduce(const void *send, void *recv, int count, MPI_Datatype type, MPI_Op op,
                   MPI_Comm comm) {
   MPI_Request request;
   const int e = PMPI_Iallreduce(send, recv, count, type, op, comm, &request);
-  return e == MPI_SUCCESS ? rest_until(&request) : e;
+  return e == MPI_SUCCESS ? wait_for(&request) : e;
 }
 
 int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *out) {
   MPI_Request request;
   const int e = PMPI_Comm_idup(comm, out, &request);
-  return e == MPI_SUCCESS ? rest_until(&request) : e;
+  return e == MPI_SUCCESS ? wait_for(&request) : e;
 }
 #endif

@@ -1,4 +1,4 @@
-/* mpi_patience.h: who calls this has blocking collectives of MPI that rest between two looks (mpi_patience.c). */
+/* mpi_patience.h: a program that calls this links the collectives of mpi_patience.c, which sleep while they wait. */
 #ifndef TESTS_MPI_PATIENCE_H
 #define TESTS_MPI_PATIENCE_H
 

@@ -1,5 +1,4 @@
-/* options_help.h: what the tests of the options room share: checks that tell the seed, and
- * reading an option back as text. */
+/* options_help.h: helpers for tests of options. */
 #ifndef TESTS_OPTIONS_HELP_H
 #define TESTS_OPTIONS_HELP_H
 
@@ -12,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A check in a random test: says how to repeat it. */
+/* A check in a random test; on failure print the seed. */
 #define CHECK_SEED(seed, condition, what)                                                          \
   do {                                                                                             \
     if (!(condition)) {                                                                            \
@@ -45,7 +44,7 @@ static inline ng_options standard_options(void) {
   return o;
 }
 
-/* What a published system has, checked. */
+/* The options of a published system; they pass ng_options_check. */
 static inline ng_options system_options(const char *system, const char *variant) {
   char message[512] = "";
   ng_options o = standard_options();
@@ -62,7 +61,7 @@ static inline ng_option_info option_info(int32_t i) {
   return info;
 }
 
-/* A value that no method has: a number within the range, the last choice, a text. */
+/* A valid value that is no method's default. */
 static inline void unusual(const ng_option_info *info, char *value, size_t size) {
   const char *bar = strrchr(info->choices, '|');
   const bool lines = strcmp(info->name, "per_layer") == 0;

@@ -1,5 +1,4 @@
-/* options_idioms.c: the ways in which the manual says to make options, as a C and as a C++ program writes
- * them; header.sh compiles it as both. */
+/* options_idioms.c: the ways to create options; header.sh compiles this file as C and as C++. */
 #include <natgrad.h>
 
 #ifdef __cplusplus

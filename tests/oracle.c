@@ -1,8 +1,5 @@
-/* oracle.c: see oracle.h.  Comes in: options, layers, observations of every rank, gradients.  Goes
- * out: preconditioned gradients.  Martens & Grosse 2015 (arXiv 1503.05671), convolutions as Grosse
- * & Martens 2016 (arXiv 1602.01407), scalings and the order of events as in the published programs.
- * Nothing here is fast, and nothing is shared with src/.
- */
+/* oracle.c: see oracle.h.  Martens & Grosse 2015 (arXiv 1503.05671), convolutions as in Grosse & Martens 2016 (arXiv
+ * 1602.01407), scalings and the order of operations as in the published programs. */
 #include "oracle.h"
 
 #include <math.h>
@@ -11,21 +8,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LAYERS = 16, MAX_SEEN = 64 };
+enum { MAX_LAYERS = 16, MAX_OBSERVED = 64 };
 
-/* A fresh factor with its weight among the observations of one step. */
-typedef struct seen {
-  double *F; /* all groups, one after the other */
+/* The factor of one observation, and its weight in the sum of the step. */
+typedef struct observed {
+  double *F; /* all groups */
   double weight;
-} seen;
+} observed;
 
 typedef struct factor {
   int64_t n, channels, offsets; /* n = channels * offsets (+ 1 with a bias) */
   bool bias;
   double **F; /* [rank]: groups * n * n */
   bool started;
-  seen *seen;     /* [rank * MAX_SEEN] */
-  int32_t *count; /* [rank] */
+  observed *observed; /* [rank * MAX_OBSERVED] */
+  int32_t *count;     /* [rank] */
 } factor;
 
 typedef struct layer {
@@ -49,19 +46,19 @@ struct oracle {
   double inner;
 };
 
-static void demand(bool ok, const char *what) {
+static void require(bool ok, const char *what) {
   if (ok) return;
   fprintf(stderr, "oracle: %s\n", what);
   abort();
 }
 
-static void *need(size_t count, size_t size) {
+static void *must_alloc(size_t count, size_t size) {
   void *p = calloc(count > 0 ? count : 1, size);
-  demand(p != NULL, "no memory");
+  require(p != NULL, "no memory");
   return p;
 }
 
-static double *reals(int64_t n) { return need((size_t)n, sizeof(double)); }
+static double *reals(int64_t n) { return must_alloc((size_t)n, sizeof(double)); }
 
 /* C [m,n] = op(A) op(B), the inner length k */
 static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
@@ -120,7 +117,7 @@ double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const doub
           }
         }
         if (l->bias) row[j++] = 1;
-        demand(j == n, "patch size");
+        require(j == n, "patch size");
       }
     }
   }
@@ -146,12 +143,12 @@ static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batc
     double N = conv ? B * S * S * S : B * S;
     return (grad ? unscale : 1) / N;
   }
-  demand(opt->base.stat_scale == NG_SCALE_MPD_KFAC, "unknown stat_scale");
+  require(opt->base.stat_scale == NG_SCALE_MPD_KFAC, "unknown stat_scale");
   if (conv) return grad ? B * S * unscale : 1 / (B * S * S);
   return grad ? B / S * unscale : 1 / (B * S);
 }
 
-/* A fresh factor of one observation, scaled, into out [n, n]; returns n.  out may be NULL. */
+/* The scaled factor of one observation, [n, n]; return n.  `out` may be NULL. */
 static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
                      int64_t group, const double *data, int64_t positions, double *out) {
   int64_t groups = l->kind == NG_CONV2D ? l->groups : 1;
@@ -183,20 +180,20 @@ static int64_t fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
   return n;
 }
 
-/* ---- life ------------------------------------------------------------------------------------*/
+/* ---- create, destroy, layers -----------------------------------------------------------------*/
 
 oracle *oracle_create(const ng_options *opt, int32_t ranks) {
-  oracle *o = need(1, sizeof *o);
+  oracle *o = must_alloc(1, sizeof *o);
   o->opt = *opt;
   o->ranks = ranks;
-  o->batch = need((size_t)ranks, sizeof *o->batch);
+  o->batch = must_alloc((size_t)ranks, sizeof *o->batch);
   return o;
 }
 
-static void forget(oracle *o, factor *f) {
+static void drop_observed(oracle *o, factor *f) {
   for (int32_t r = 0; r < o->ranks; r++) {
     for (int32_t i = 0; i < f->count[r]; i++)
-      free(f->seen[r * MAX_SEEN + i].F);
+      free(f->observed[r * MAX_OBSERVED + i].F);
     f->count[r] = 0;
   }
 }
@@ -207,11 +204,11 @@ void oracle_destroy(oracle **op) {
   for (int32_t i = 0; i < o->layers; i++) {
     layer *l = &o->layer[i];
     for (int k = 0; k < 2; k++) {
-      forget(o, &l->f[k]);
+      drop_observed(o, &l->f[k]);
       for (int32_t r = 0; r < o->ranks; r++)
         free(l->f[k].F[r]);
       free(l->f[k].F);
-      free(l->f[k].seen);
+      free(l->f[k].observed);
       free(l->f[k].count);
       free(l->Q[k]);
       free(l->w[k]);
@@ -237,13 +234,13 @@ static bool skipped(const ng_options *opt, const ng_layer *l) {
 }
 
 int32_t oracle_add(oracle *o, const ng_layer *d) {
-  demand(o->layers < MAX_LAYERS, "too many layers");
+  require(o->layers < MAX_LAYERS, "too many layers");
   layer *l = &o->layer[o->layers];
   l->d = *d;
   l->opt = o->opt;
   l->groups = d->kind == NG_CONV2D ? d->groups : 1;
   l->covered = !skipped(&o->opt, d);
-  demand(d->kind != NG_NORM || !l->covered, "a norm block");
+  require(d->kind != NG_NORM || !l->covered, "a norm block");
   if (l->covered) l->owner = o->covered++ % o->ranks;
   int64_t offsets = d->kind == NG_CONV2D ? d->kernel[0] * d->kernel[1] : 1;
   for (int k = 0; k < 2; k++) {
@@ -252,11 +249,11 @@ int32_t oracle_add(oracle *o, const ng_layer *d) {
     f->offsets = k == 0 ? offsets : 1;
     f->bias = k == 0 && d->bias;
     f->n = f->channels * f->offsets + (f->bias ? 1 : 0);
-    f->F = need((size_t)o->ranks, sizeof *f->F);
+    f->F = must_alloc((size_t)o->ranks, sizeof *f->F);
     for (int32_t r = 0; r < o->ranks; r++)
       f->F[r] = reals(l->groups * f->n * f->n);
-    f->seen = need((size_t)o->ranks * MAX_SEEN, sizeof *f->seen);
-    f->count = need((size_t)o->ranks, sizeof *f->count);
+    f->observed = must_alloc((size_t)o->ranks * MAX_OBSERVED, sizeof *f->observed);
+    f->count = must_alloc((size_t)o->ranks, sizeof *f->count);
     l->Q[k] = reals(l->groups * f->n * f->n);
     l->w[k] = reals(l->groups * f->n);
   }
@@ -286,9 +283,9 @@ static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double 
   if (!l->covered || o->t % o->layer[0].opt.base.stat_period != 0) return;
   if (l->opt.base.statistics == NG_STATISTICS_LOCAL && rank != l->owner) return;
   factor *f = &l->f[grad];
-  demand(f->count[rank] < MAX_SEEN, "too many observations");
+  require(f->count[rank] < MAX_OBSERVED, "too many observations");
   const ng_batch *b = &o->batch[rank];
-  seen *s = &f->seen[rank * MAX_SEEN + f->count[rank]++];
+  observed *s = &f->observed[rank * MAX_OBSERVED + f->count[rank]++];
   s->F = reals(l->groups * f->n * f->n);
   for (int64_t g = 0; g < l->groups; g++) {
     fresh(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
@@ -309,8 +306,8 @@ void oracle_output_grad(oracle *o, int32_t rank, int32_t i, const double *g, int
 
 /* ---- running averages: spec/kfac.md 4, spec/distributed.md 2.4 and 6.3 -----------------------*/
 
-/* F of every rank <- rho F + (1 - rho) new, then, with statistics = all, the average over ranks:
- * that is what divides a shift left on the owner's diagonal by the number of ranks. */
+/* F of every rank <- rho F + (1 - rho) fresh, then, unless statistics = local, the average over ranks.  The average
+ * divides the damping that damping_leak = owner adds on one rank by the number of ranks. */
 static void fold_one(oracle *o, layer *l, factor *f, const double *fresh) {
   int64_t size = l->groups * f->n * f->n;
   double rho = l->opt.base.stat_decay;
@@ -337,7 +334,7 @@ static void fold_one(oracle *o, layer *l, factor *f, const double *fresh) {
   }
 }
 
-/* The weighted mean of observations [from, to) of every rank; false if there is none. */
+/* The weighted mean of observations [from, to) of all ranks; false if there is none. */
 static bool mean_of(const oracle *o, const layer *l, const factor *f, int32_t from, int32_t to,
                     double *out) {
   int64_t size = l->groups * f->n * f->n;
@@ -345,7 +342,7 @@ static bool mean_of(const oracle *o, const layer *l, const factor *f, int32_t fr
   memset(out, 0, sizeof(double) * (size_t)size);
   for (int32_t r = 0; r < o->ranks; r++) {
     for (int32_t i = from; i < to && i < f->count[r]; i++) {
-      const seen *s = &f->seen[r * MAX_SEEN + i];
+      const observed *s = &f->observed[r * MAX_OBSERVED + i];
       for (int64_t k = 0; k < size; k++)
         out[k] += s->weight * s->F[k];
       weight += s->weight;
@@ -361,7 +358,7 @@ static void fold(oracle *o, layer *l, factor *f) {
   if (l->opt.base.calls == NG_CALLS_LAST) {
     for (int32_t r = 0; r < o->ranks; r++) {
       if (f->count[r] < 2) continue;
-      seen *s = &f->seen[r * MAX_SEEN], last = s[f->count[r] - 1];
+      observed *s = &f->observed[r * MAX_OBSERVED], last = s[f->count[r] - 1];
       for (int32_t i = 0; i + 1 < f->count[r]; i++)
         free(s[i].F);
       s[0] = last;
@@ -371,16 +368,16 @@ static void fold(oracle *o, layer *l, factor *f) {
   if (l->opt.base.calls == NG_CALLS_EMA) {
     for (int32_t i = 0; mean_of(o, l, f, i, i + 1, fresh); i++)
       fold_one(o, l, f, fresh);
-  } else if (mean_of(o, l, f, 0, MAX_SEEN, fresh)) {
+  } else if (mean_of(o, l, f, 0, MAX_OBSERVED, fresh)) {
     fold_one(o, l, f, fresh);
   }
-  forget(o, f);
+  drop_observed(o, f);
   free(fresh);
 }
 
 /* ---- solve: spec/kfac.md 6 -------------------------------------------------------------------*/
 
-/* Which diagonal block index i of a factor lies in, when its channels are cut into `blocks`. */
+/* The diagonal block of index i of a factor whose channels are split into `blocks`. */
 static int64_t block_of(const factor *f, int64_t blocks, int64_t i) {
   int64_t c = i / f->offsets, size = f->channels / blocks, rest = f->channels % blocks;
   if (c >= f->channels) return blocks - 1; /* the bias */
@@ -415,8 +412,8 @@ static void shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
   }
 }
 
-/* 1 / (what a coefficient of eigenvectors j of A and i of G is divided by) */
-static double share(const layer *l, int64_t g, int64_t i, int64_t j) {
+/* 1 / denominator of the coefficient of eigenvectors j of A and i of G. */
+static double inverse_denominator(const layer *l, int64_t g, int64_t i, int64_t j) {
   double shift[2], lambda = l->opt.base.damping;
   double da = l->w[0][g * l->f[0].n + j], dg = l->w[1][g * l->f[1].n + i];
   shifts(l, g, lambda, shift);
@@ -470,7 +467,7 @@ static void solve(const oracle *o, layer *l, int64_t g) {
   int64_t p = l->f[0].n, q = l->f[1].n;
   for (int64_t i = 0; eigen && i < q; i++) {
     for (int64_t j = 0; j < p; j++)
-      l->R[g * p * q + i * p + j] = share(l, g, i, j);
+      l->R[g * p * q + i * p + j] = inverse_denominator(l, g, i, j);
   }
 }
 
@@ -493,7 +490,7 @@ static void precondition(layer *l, int64_t g, const double *D, double *P) {
     for (int64_t i = 0; i < q; i++) {
       for (int64_t j = 0; j < p; j++) {
         double r = l->opt.base.solver == NG_SOLVER_EIGEN_PREDIV ? l->R[g * p * q + i * p + j]
-                                                                : share(l, g, i, j);
+                                                                : inverse_denominator(l, g, i, j);
         V[i * p + j] *= r;
         W[i * p + j] = r;
       }
@@ -554,7 +551,7 @@ static double *copy_of(const double *v, int64_t n) {
   return w;
 }
 
-/* ---- sizes of layers --------------------------------------------------------------------------------*/
+/* ---- sizes of layers -------------------------------------------------------------------------*/
 
 int64_t oracle_out(const ng_layer *l, int axis) {
   int64_t reach = l->dilation[axis] * (l->kernel[axis] - 1) + 1;
@@ -627,7 +624,7 @@ void oracle_solve(int64_t n, const double *M, int64_t m, double *R) {
     for (int64_t i = k + 1; i < n; i++) {
       if (fabs(S[i * n + k]) > fabs(S[best * n + k])) best = i;
     }
-    demand(S[best * n + k] != 0, "singular matrix");
+    require(S[best * n + k] != 0, "singular matrix");
     for (int64_t j = 0; j < n; j++) {
       double x = S[k * n + j];
       S[k * n + j] = S[best * n + j];

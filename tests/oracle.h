@@ -1,14 +1,12 @@
-/* oracle.h: K-FAC once more, as plainly as it can be said, to check the library against.
+/* oracle.h: a plain implementation of K-FAC, with which tests compare the library.
  *
- * Everything is double precision, dense and recomputed from scratch; every rank has its own copy of
- * every running average, as in the published programs.  It shares no code with the library: only
- * the structs of the public header, which say what to do.  Functions abort the program on misuse or
- * when there is no memory; they are called from one thread.
+ * All numbers are double and all matrices dense; every rank has its own copy of every running average, as in the published
+ * programs.  It shares no code with the library, only the structs of the public header.  Functions abort on misuse or
+ * without memory; call them from one thread.
  *
  * Arrays are in published order: linear inputs [B, S, in], convolutions [B, C, H, W], tokens [B, S],
- * gradients and results D [q, p] with the bias as last column.  A token is a unit vector of a linear
- * layer, no token is none.  Norms are only carried along: they must be frozen (see layer_oracle.h).
- */
+ * gradients and results D [q, p] with the bias as last column.  A token is a unit vector of a linear layer, NG_NO_TOKEN a
+ * zero vector.  Norms must be frozen; layer_oracle.h predicts them. */
 #ifndef TESTS_ORACLE_H
 #define TESTS_ORACLE_H
 
@@ -22,51 +20,48 @@ typedef struct oracle oracle;
 oracle *oracle_create(const ng_options *opt, int32_t ranks);
 void oracle_destroy(oracle **o);
 
-/* Register a layer; the index counts from 0.  Of ng_layer it reads what describes the geometry,
- * name and frozen, never `options`. */
+/* Register a layer; the index counts from 0.  ng_layer.options is ignored. */
 int32_t oracle_add(oracle *o, const ng_layer *l);
 
-/* The options of one layer: change damping, stat_decay, ... between steps here.  `clip`, `kl_clip`
- * and the periods are read from layer 0. */
+/* The options of one layer, to change damping, stat_decay, ... between steps.  `clip`, `kl_clip` and the periods of layer
+ * 0 are used. */
 ng_options *oracle_options(oracle *o, int32_t layer);
 
-/* One micro-batch of one rank; observations after it belong to it.  Off-period ones and those of
- * ranks that a local statistic does not use are ignored, as the library does. */
+/* Begin a micro-batch of one rank; observe.  As in the library, observations outside the period, and those of ranks that
+ * a local statistic does not use, are ignored. */
 void oracle_begin(oracle *o, int32_t rank, const ng_batch *b);
 void oracle_input(oracle *o, int32_t rank, int32_t layer, const double *a, int64_t positions);
 void oracle_output_grad(oracle *o, int32_t rank, int32_t layer, const double *g, int64_t positions);
 
-/* One step of all ranks: P[l] = nu PD of D[l] (for layers without curvature, D itself).  Returns
- * nu. */
+/* One step of all ranks: P[l] = nu PD of D[l]; D itself for layers without curvature.  Return nu. */
 double oracle_step(oracle *o, double lr, const double *const *D, double *const *P);
 double oracle_inner(const oracle *o); /* sum <PD, D> of the last step */
 
-/* Running average of a rank, [n, n]; n through *n. */
+/* Running average of a rank, [n, n]. */
 const double *oracle_factor(const oracle *o, int32_t rank, int32_t layer, int64_t group, bool grad,
                             int64_t *n);
 
-/* How much a relative error of the factors can grow on its way to P: largest over smallest
- * denominator (eigen), the sum of the condition numbers of both damped factors (Cholesky); the
- * worst group of the layer. */
+/* The growth of a relative error of the factors in P, for the worst group of the layer: largest over smallest denominator
+ * (eigen), sum of the condition numbers of both damped factors (Cholesky). */
 double oracle_condition(const oracle *o, int32_t layer);
 
 /* The rows of the statistic of one group, [samples * positions, n]: patches, vectors, unit vectors of tokens. */
 double *oracle_stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
                          int64_t samples, int64_t positions, int64_t n);
 
-/* Sizes of a layer: output positions of a convolution (1 for linear), q, p (with bias). */
+/* Output positions of a convolution (1 for linear); q; p with the bias. */
 int64_t oracle_positions(const ng_layer *l);
 int64_t oracle_out(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */
 int64_t oracle_rows(const ng_layer *l);
 int64_t oracle_cols(const ng_layer *l);
 
-/* Updates of n weights by direction d, as the header's cards say; `t` counts steps from 1. */
+/* Update n weights by direction d as natgrad.h defines; `t` counts steps from 1. */
 void oracle_sgd(const ng_sgd *s, int64_t t, int64_t n, const double *d, double *w, double *v);
 void oracle_adamw(const ng_adamw *a, int64_t t, int64_t n, const double *d, double *w, double *m,
                   double *s);
 
-/* Dense tools: eigenvalues ascending-or-not into d and vectors into the columns of Q, by Jacobi
- * rotations; the solution of M X = R (R [n, m] is overwritten) by elimination with row exchange. */
+/* Eigenvalues d, in any order, and eigenvectors in the columns of Q, by Jacobi rotations; X of M X = R, which replaces
+ * R [n, m], by elimination with row exchange. */
 void oracle_eigen(int64_t n, const double *M, double *d, double *Q);
 void oracle_solve(int64_t n, const double *M, int64_t m, double *R);
 

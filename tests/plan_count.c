@@ -46,8 +46,8 @@ bool plan_same(const char *options, int32_t rank, const ng_rank_plan *a, const n
   bool all = true;
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
     if (row[i].planned == row[i].counted) continue;
-    fprintf(stderr, "%s: rank %d: %s is planned as %lld, and was %lld\n", options, rank,
-            row[i].name, (long long)row[i].planned, (long long)row[i].counted);
+    fprintf(stderr, "%s: rank %d: %s: planned %lld, counted %lld\n", options, rank, row[i].name,
+            (long long)row[i].planned, (long long)row[i].counted);
     all = false;
   }
   return all;

@@ -1,7 +1,6 @@
-/* plane.h: a matrix or a batch of images that a test owns, and the ng_array of it.
+/* plane.h: a matrix or a batch of images, and its ng_array.
  *
- * Tests count in rows and columns: row r begins row_stride elements behind the one before, and of a
- * batch of images a row is one of them, in either order of its axes. */
+ * Row r begins row_stride elements after row r - 1.  In a batch of images a row is one image, NCHW or NHWC. */
 #ifndef PLANE_H
 #define PLANE_H
 
@@ -23,13 +22,13 @@ plane plane_images(void *data, plane_order order, int64_t n, int64_t channels, i
                    int64_t width, ng_dtype dtype);
 ng_array plane_array(const plane *v);
 
-/* The calls of the same names, of planes. */
+/* ng_bind_grad, ng_bind_weight, ng_observe_input, ng_observe_output_grad. */
 ng_status plane_bind_grad(ng_precond *p, int32_t index, ng_param which, const plane *v);
 ng_status plane_bind_weight(ng_precond *p, int32_t index, ng_param which, const plane *v);
 ng_status plane_input(ng_precond *p, int32_t layer, const plane *v, ng_loan loan);
 ng_status plane_output_grad(ng_precond *p, int32_t layer, const plane *v, ng_loan loan);
 
-/* A square kernel in one group. */
+/* ng_add_conv2d with a square kernel and one group. */
 ng_status plane_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
                        int64_t stride, int64_t padding, int64_t height, int64_t width, int32_t bias,
                        int32_t *index);

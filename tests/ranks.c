@@ -1,10 +1,8 @@
 /* ranks.c: see ranks.h.
  *
- * The watchdog is a timed wait of the main thread.  When it fires it aborts every rank's transport,
- * so that ranks waiting in a collective come back and can be joined; then the test fails.  A rank
- * that hangs elsewhere still uses the test's stack, so no test can go on after it: the program
- * ends.
- */
+ * The main thread waits with a timeout.  After the timeout it aborts the transport of every rank, so that ranks in a
+ * collective return and can be joined; then the test fails.  If a rank hangs elsewhere, it still uses the stack of the
+ * test, so the program ends. */
 #include "ranks.h"
 #include "unit_test.h"
 
@@ -81,12 +79,12 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   crew c = {.running = n, .fn = fn, .arg = arg};
   rank_job *job = calloc((size_t)n, sizeof *job);
   if (!job) fail_msg("ranks: no memory");
-  pthread_condattr_t by_the_wait; /* a clock that nobody sets */
-  pthread_condattr_init(&by_the_wait);
-  pthread_condattr_setclock(&by_the_wait, CLOCK_MONOTONIC);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   pthread_mutex_init(&c.lock, NULL);
-  pthread_cond_init(&c.ended, &by_the_wait);
-  pthread_condattr_destroy(&by_the_wait);
+  pthread_cond_init(&c.ended, &monotonic);
+  pthread_condattr_destroy(&monotonic);
 
   for (int32_t r = 0; r < n; r++) {
     job[r] = (rank_job){.crew = &c, .t = &t[r], .rank = r};
@@ -158,7 +156,7 @@ int32_t ranks_there(void) {
   return n < RANKS_MOST ? n : RANKS_MOST;
 }
 
-/* One that hangs is killed, and the launcher ends the job. */
+/* alarm() kills a process that hangs; then the launcher ends the others. */
 ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   int rank = 0, each[RANKS_MOST], st = NG_OK;
   ng_transport t = {.struct_size = 0};

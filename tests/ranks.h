@@ -1,9 +1,7 @@
-/* ranks.h: run one function on N ranks, as threads of this process, and collect what they return.
+/* ranks.h: run one function on N ranks, as threads of this process, and collect their statuses.
  *
- * Ranks return a status and never assert: cmocka's assertions work on the main thread only.  Call
- * these from the main thread.  A run that does not end within ranks_patience() fails the test with a
- * line saying which ranks were still running, instead of hanging.
- */
+ * Ranks return a status and never assert: cmocka's assertions work on the main thread only.  Call these functions from
+ * the main thread.  A run that does not end within ranks_patience() fails the test and prints which ranks still run. */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
 
@@ -12,22 +10,21 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Seconds after which something hangs: NG_TEST_TIMEOUT, or ten minutes, as a machine may be slow and busy. */
+/* Seconds until a run counts as hanging: NG_TEST_TIMEOUT, or ten minutes for slow and busy machines. */
 long ranks_patience(void);
 
-/* `t` is this rank's own table, of ng_threads; copy it into ng_context_config.transport. */
+/* `t`: the transport of this rank, for ng_context_config.transport. */
 typedef ng_status (*rank_fn)(int32_t rank, ng_transport *t, void *arg);
 
-/* Returns the worst status: the most negative one, or else the largest.  `per_rank` (n entries, may
- * be NULL) receives each rank's own. */
-ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank /* may be NULL */);
+/* Return the worst status: the most negative one, or else the largest.  per_rank: n statuses, or NULL. */
+ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank);
 
-/* In programs that are built for MPI (NG_TEST_MPI) and started by its launcher, ranks_run is over MPI: each
- * of the first n processes is one rank, the others wait; all get the same statuses. */
+/* In programs for MPI (NG_TEST_MPI), the first n processes are the ranks of ranks_run, the others wait; all get the
+ * statuses. */
 #if defined(NG_TEST_MPI)
-int32_t ranks_there(void); /* processes, up to 8 */
+int32_t ranks_there(void); /* number of processes, at most 8 */
 
-/* The transport of these n processes, which all of them ask for; ng_mpi_release gives it back. */
+/* The transport of a group of n processes, all of which call this; ng_mpi_release frees it. */
 ng_status ranks_group(int32_t n, const int *list, ng_transport *out);
 #endif
 
@@ -36,8 +33,8 @@ struct CMUnitTest;
 int ranks_tests(const char *group, const struct CMUnitTest *tests, size_t n);
 #define RANKS_TESTS(group, tests) ranks_tests(group, tests, sizeof(tests) / sizeof((tests)[0]))
 
-/* A grid of rows * cols ranks, each row and each column with transports of its own: rank r is in row r / cols and
- * column r % cols.  Between open and close each rank asks for its transports and gives them back. */
+/* Transports for the rows and columns of a grid: rank r is in row r / cols and column r % cols.  Between open and close
+ * each rank gets its transports and releases them. */
 enum { RANKS_SIDE = 8 };
 typedef struct ranks_grid {
   int32_t rows, cols;
@@ -50,7 +47,7 @@ void ranks_grid_release(ng_transport *t);
 /* Over MPI: broadcast these bytes of rank r to all processes. */
 void ranks_broadcast_bytes(int32_t r, void *what, size_t bytes);
 
-/* The same over tables of the caller's: t[r] is handed to rank r. */
+/* ranks_run with the caller's transports: t[r] for rank r. */
 ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_status *per_rank);
 
 #endif

@@ -192,7 +192,7 @@ ng_status sim_step(sim *s, int64_t step) {
   ng_status st = observe(s, step);
   if (st != NG_OK) return st;
   for (int64_t i = 0; i < s->weight_count;
-       i++) { /* weights feed back, so that a step shows in the next */
+       i++) { /* gradients depend on weights, so errors of a step reach the next one */
     s->grad[i] = number(step, -1, 0, i) + 0.05f * s->weight[i];
   }
   st = ng_get(s->p, "update", update, sizeof update);

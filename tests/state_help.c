@@ -104,7 +104,7 @@ void assert_refusal(const sim *s, const char *says, uint64_t before) {
   const char *message = ng_last_error(s->ctx);
   if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
   if (strchr(message, '\n') != NULL) fail_msg("message has lines: \"%s\"", message);
-  if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
+  if (sim_fingerprint(s) != before) fail_msg("\"%s\": the call changed the object", message);
 }
 
 void assert_untouched(sim *s, const sim_setup *how, int64_t at) {

@@ -10,7 +10,7 @@
 int32_t stream_write(void *user, const void *data, int64_t bytes) {
   stream *s = user;
   if (++s->calls == s->fail_at) return (int32_t)s->says;
-  if (bytes <= 0) return -99; /* nobody writes nothing */
+  if (bytes <= 0) return -99; /* the library never writes 0 bytes */
   unsigned char *more = realloc(s->bytes, (size_t)(s->n + bytes));
   if (more == NULL) return -98;
   s->bytes = more;
@@ -65,7 +65,7 @@ ng_status walk_take(ng_precond *p, int32_t rank, walked *mine) {
       if (info.owner == rank) st = NG_ERR_STATE;
     }
   }
-  const int64_t n = ng_state_manifest(p, NULL, 0); /* every rank has read when it returns */
+  const int64_t n = ng_state_manifest(p, NULL, 0); /* collective: every rank has read its fields */
   if (n <= 0) return NG_ERR_STATE;
   mine->manifest = malloc((size_t)n + 1);
   if (mine->manifest == NULL) return NG_ERR_NOMEM;

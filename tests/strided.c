@@ -10,7 +10,7 @@ static void put(const strided *s, int64_t at, float x) {
   ng_from_f32((char *)s->a.data + at * ng_dtype_size(s->a.dtype), s->a.dtype, &x, 1);
 }
 
-static float look(const strided *s, int64_t at) {
+static float get(const strided *s, int64_t at) {
   float x = 0;
   ng_to_f32(&x, (const char *)s->a.data + at * ng_dtype_size(s->a.dtype), s->a.dtype, 1);
   return x;
@@ -54,15 +54,15 @@ void strided_make(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype
 }
 
 void strided_set(strided *s, int64_t i, float x) { put(s, place(s, i), x); }
-float strided_get(const strided *s, int64_t i) { return look(s, place(s, i)); }
+float strided_get(const strided *s, int64_t i) { return get(s, place(s, i)); }
 
 bool strided_close(strided *s) {
-  bool whole = true;
+  bool intact = true;
   for (int64_t i = 0; i < s->room && s->mine != NULL; i++) {
-    if (!s->mine[i] && !isnan(look(s, i))) whole = false;
+    if (!s->mine[i] && !isnan(get(s, i))) intact = false;
   }
   free(s->a.data);
   free(s->mine);
   memset(s, 0, sizeof *s);
-  return whole;
+  return intact;
 }

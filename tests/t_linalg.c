@@ -15,9 +15,9 @@ static void product_element(const ng_linalg_ops *la, float got, double exact, do
   if (isnan(got)) fail_case("NaN in a product", __LINE__);
   if (err == 0.0) return;
   if (la == &ng_linalg_ref) {
-    hold(SUMMED, la, err / (U32 * fabs((double)got) + 2.0 * (double)(k + 4) * U64 * terms));
+    check_ratio(SUMMED, la, err / (U32 * fabs((double)got) + 2.0 * (double)(k + 4) * U64 * terms));
   } else {
-    hold(PRODUCT, la, err / ((double)(k + 4) * U32 * terms));
+    check_ratio(PRODUCT, la, err / ((double)(k + 4) * U32 * terms));
   }
 }
 
@@ -222,7 +222,7 @@ static void factor_invert_solve(void **arg) {
       CHECK(INFO(q, factor, l) == 0);
       sym_check(l);
       double *L = dense(l);
-      hold(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U32));
+      check_ratio(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U32));
       for (int64_t i = 0; i < n; i++) {
         CHECK(ng_sym_get(l, i, i) > 0.0f);
       }
@@ -245,7 +245,7 @@ static void factor_invert_solve(void **arg) {
         sym_check(l);
         CHECK(memcmp(l.a, kept.a, (size_t)ng_sym_count(n) * sizeof *l.a) == 0);
         double *x = columns(B, left);
-        hold(SOLVE, la, residual(A, x, b, n, m) / ((double)(n + 4) * U32));
+        check_ratio(SOLVE, la, residual(A, x, b, n, m) / ((double)(n + 4) * U32));
         free(b);
         free(x);
         mat_free(B);
@@ -256,7 +256,7 @@ static void factor_invert_solve(void **arg) {
       CHECK(INFO(q, invert, l) == 0);
       sym_check(l);
       double *X = dense(l);
-      hold(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U32));
+      check_ratio(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U32));
       free(X);
       free(A);
       sym_free(s);
@@ -287,16 +287,16 @@ static void factor_invert_in_double(void **arg) {
     double *A = dense64(n, a);
     CHECK(INFO(q, factor64, n, a) == 0);
     double *L = dense64(n, a), *b = doubles(n), *x = doubles(n);
-    hold(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U64));
+    check_ratio(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U64));
     for (int64_t i = 0; i < n; i++) {
       b[i] = x[i] = uniform();
     }
     DO(q, solve64, n, a, x);
-    hold(SOLVE, la, residual(A, x, b, n, 1) / ((double)(n + 4) * U64));
+    check_ratio(SOLVE, la, residual(A, x, b, n, 1) / ((double)(n + 4) * U64));
     CHECK(INFO(q, invert64, n, a) == 0);
     CHECK(a[ng_sym_count(n)] == 42.0);
     double *X = dense64(n, a);
-    hold(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
+    check_ratio(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
     free(a);
     free(b);
     free(x);
@@ -367,12 +367,12 @@ static void eigen_check(const ng_linalg_ops *la, const double *A, const double *
     }
     if (known != NULL) {
       const double e = fabs(w[i] - known[i]);
-      if (e > 0.0) hold(VALUES, la, e / (nu * size));
+      if (e > 0.0) check_ratio(VALUES, la, e / (nu * size));
     }
   }
-  hold(ORTHOGONAL, la, most / nu);
+  check_ratio(ORTHOGONAL, la, most / nu);
   const double r = frobenius(VA, n * n);
-  hold(EIGEN, la, r == 0.0 ? 0.0 : r / (nu * size)); /* the zero matrix has size 0 */
+  check_ratio(EIGEN, la, r == 0.0 ? 0.0 : r / (nu * size)); /* the zero matrix has size 0 */
   free(VA);
 }
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A request that `after` wants to know of. */
+/* A request whose completion calls `after`. */
 typedef struct begun {
   void *handle;
   const ng_collective *c;

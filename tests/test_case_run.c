@@ -98,7 +98,7 @@ typedef struct case_job {
 typedef struct rank_run {
   const case_job *job;
   int32_t rank;
-  bool trying; /* this step is the one that is in fault */
+  bool trying; /* during the step that has the fault */
   fixture f;
   int32_t index[CASE_LAYERS];
   plane grad[CASE_LAYERS][2], weight[CASE_LAYERS][2];
@@ -193,7 +193,7 @@ static void close_rank(rank_run *run) {
   }
 }
 
-/* Is this the array in fault?  The last one to be read of its kind, so that all others are in. */
+/* The array with the fault is the last one of its kind that the library reads. */
 static bool is_faulty(const rank_run *run, int32_t t, int32_t c, int32_t l, int32_t u, bool grad) {
   const test_case *s = run->job->s;
   const case_fault what = run->job->setup->fault;
@@ -264,7 +264,7 @@ static ng_status attempt_faulty_step(rank_run *run, int32_t t) {
     if (ng_begin(run->f.p, &b) != NG_SKIPPED) return NG_ERR_STATE;
   }
   double *was[CASE_LAYERS];
-  /* gradients are averages, the same everywhere; where not every rank reads them, all are is_faulty */
+  /* With fractions not every rank reads the gradients, so all ranks get the NaN. */
   const bool spoils = run->rank == s->ranks - 1 || run->job->opt->base.grad_worker_fraction < 1;
   bool same = true;
   for (int32_t l = 0; l < s->layers; l++) {

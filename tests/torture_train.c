@@ -1,11 +1,10 @@
-/* torture_train.c: a training run that may be killed at any moment.
+/* torture_train.c: a training run that resumes after a kill at any time.
  *
  *   torture_train FOLDER STEPS
  *
- * trains the model of sim.h from the newest whole pair FOLDER/weights.N, FOLDER/state.N or from the
- * beginning, saves a pair every third step, and ends with FOLDER/final, the weights.
- * scripts/torture.sh kills it again and again and compares `final` with that of an undisturbed run.
- * Prints "resumed = N steps = M". */
+ * Load the newest pair FOLDER/weights.N, FOLDER/state.N, if there is one; train the model of sim.h; save a pair every third
+ * step; write the weights to FOLDER/final.  scripts/torture.sh kills the program repeatedly and compares `final` with the
+ * file of a run without kills.  Print "resumed = N steps = M". */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +52,7 @@ static void save_weights(path file) {
     give_up(file.text, message);
 }
 
-/* The state comes last: where it is, the weights are. */
+/* Write the state last: if it exists, the weights exist. */
 static void save(int64_t t) {
   save_weights(path_of("weights", t));
   TRY(ng_save(run.p, path_of("state", t).text));

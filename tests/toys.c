@@ -12,7 +12,7 @@ static ng_status any_options(const ng_options *o, char *message, size_t size) { 
 /* ---- diagonal --------------------------------------------------------------------------------*/
 
 typedef struct diagonal {
-  float *by; /* 1 / (damping + sqrt(v)), on ranks that hold it */
+  float *by; /* 1 / (damping + sqrt(v)), on ranks that store it */
   float *pd; /* PD of this step */
 } diagonal;
 
@@ -116,7 +116,7 @@ const ng_family toy_diagonal = {
 /* ---- total -----------------------------------------------------------------------------------*/
 
 typedef struct total {
-  double mine; /* squares of this rank's share, of this step */
+  double mine; /* sum of squares of this rank's elements in this step */
   toy_commits commits;
 } total;
 
@@ -126,7 +126,7 @@ static bool total_fits(const ng_settings *o, const ng_entry *e) { return named(e
 
 static ng_status total_create(ng_block *b) {
   b->state = ng_object(b->p, sizeof(total));
-  b->is_partial_sum = true; /* inner, d2, pd2 of its share */
+  b->is_partial_sum = true; /* inner, d2, pd2 are sums over this rank's elements */
   return b->state != NULL ? NG_OK : NG_ERR_NOMEM;
 }
 
@@ -143,7 +143,7 @@ static ng_status total_statistics(ng_block *b) {
 
 static ng_status total_plan(ng_block *b, ng_plan *plan) { return NG_OK; }
 
-/* Element i of all of them, one after the other, belongs to rank i mod W. */
+/* Element i of the concatenated parameters belongs to rank i mod W. */
 static ng_status total_observe(ng_block *b, const ng_obs *o) {
   total *k = b->state;
   int64_t at = 0;

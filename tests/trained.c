@@ -34,7 +34,7 @@ void train(const data_set *d, const char *name, const char *set, trained *out) {
   const train_show show = {.label = ""};
   assert_int_equal(train_run(&out->s, d, &show, &out->r), CLI_OK);
   read_log(out);
-  if (out->r.diverged) return; /* it saved nothing */
+  if (out->r.diverged) return; /* without a checkpoint */
   (void)snprintf(path, sizeof path, "%s/checkpoint-%lld.safetensors", out->folder,
                  (long long)out->r.steps);
   if (ngio_tensors_read(path, NULL, &out->model, message, sizeof message) != NGIO_OK)

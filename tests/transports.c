@@ -104,26 +104,26 @@ ng_collective collective_of(ng_coll_kind kind, ng_dtype t, const void *send, voi
                          .recv = recv};
 }
 
-/* ---- the user's table ------------------------------------------------------------------------*/
+/* ---- the transport USER ----------------------------------------------------------------------*/
 
-typedef struct board {
+typedef struct user_group {
   int32_t rank[MOST_RANKS], n, arrived, turn, held;
   const ng_collective *call[MOST_RANKS];
-} board;
+} user_group;
 
-typedef struct hub {
+typedef struct user_world {
   pthread_mutex_t lock;
   pthread_cond_t moved;
   bool stopped;
-  board board[1 + GROUPS]; /* the first is all ranks */
-} hub;
+  user_group group[1 + GROUPS]; /* group[0]: all ranks */
+} user_world;
 
-typedef struct hub_seat {
-  hub *h;
+typedef struct user_rank {
+  user_world *h;
   int32_t rank, made;
-} hub_seat;
+} user_rank;
 
-static void board_do(const board *b) {
+static void group_run(const user_group *b) {
   const ng_collective *c = b->call[0];
   const size_t bytes = (size_t)(c->count * ng_dtype_size(c->dtype));
   if (c->kind == NG_ALL_REDUCE) {
@@ -149,9 +149,9 @@ static void board_do(const board *b) {
   }
 }
 
-static ng_status hub_run(void *user, const ng_collective *c) {
-  hub_seat *s = user;
-  board *b = c->group ? c->group : &s->h->board[0];
+static ng_status user_run(void *user, const ng_collective *c) {
+  user_rank *s = user;
+  user_group *b = c->group ? c->group : &s->h->group[0];
   if (c->kind != NG_ALL_REDUCE && c->kind != NG_BROADCAST) return NG_ERR_ABSENT;
   pthread_mutex_lock(&s->h->lock);
   const int32_t turn = b->turn;
@@ -162,7 +162,7 @@ static ng_status hub_run(void *user, const ng_collective *c) {
   if (!s->h->stopped) {
     b->call[me] = c;
     if (++b->arrived == b->n) {
-      board_do(b);
+      group_run(b);
       b->arrived = 0;
       b->turn++;
       pthread_cond_broadcast(&s->h->moved);
@@ -176,11 +176,11 @@ static ng_status hub_run(void *user, const ng_collective *c) {
   return done ? NG_OK : NG_ERR_COMM;
 }
 
-static ng_status hub_group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
-  hub_seat *s = user;
+static ng_status user_group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
+  user_rank *s = user;
   *group = NULL;
   if (s->made == GROUPS) return NG_ERR_NOMEM;
-  board *b = &s->h->board[1 + s->made++];
+  user_group *b = &s->h->group[1 + s->made++];
   pthread_mutex_lock(&s->h->lock);
   b->n = n;
   memcpy(b->rank, ranks, (size_t)n * sizeof *ranks);
@@ -194,15 +194,15 @@ static ng_status hub_group_create(void *user, const int32_t *ranks, int32_t n, v
   return NG_OK;
 }
 
-static void hub_group_destroy(void *user, void *group) {
-  hub_seat *s = user;
+static void user_group_destroy(void *user, void *group) {
+  user_rank *s = user;
   pthread_mutex_lock(&s->h->lock);
-  ((board *)group)->held--;
+  ((user_group *)group)->held--;
   pthread_mutex_unlock(&s->h->lock);
 }
 
-static void hub_abort(void *user) {
-  hub_seat *s = user;
+static void user_abort(void *user) {
+  user_rank *s = user;
   pthread_mutex_lock(&s->h->lock);
   s->h->stopped = true;
   pthread_cond_broadcast(&s->h->moved);
@@ -218,19 +218,19 @@ const char *const which_name[WHICH] = {
 #endif
 };
 
-/* Put a tap, whose fail_at and with are set, between; nothing is counted yet. */
+/* Put a tap around the transport; keep its fail_at and with, clear its counts. */
 static void tap_into(tap *p, ng_transport *t) {
   *p = (tap){.inner = *t, .fail_at = p->fail_at, .with = p->with};
   *t = tapped(p, WHOLE);
 }
 
-typedef struct stage {
+typedef struct rank_job {
   const comm_case *how;
   body_fn body;
-} stage;
+} rank_job;
 
 static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
-  const stage *s = arg;
+  const rank_job *s = arg;
   ng_comm c;
   char message[256] = "";
   ng_status st = ng_comm_init(&c, s->how->which == SELF ? NULL : t, message, sizeof message);
@@ -247,7 +247,7 @@ static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
 }
 
 #if defined(NG_TEST_MPI)
-/* What every rank's tap has counted, on all of them. */
+/* Gather the counts of all taps on all ranks. */
 static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
   int64_t all[MOST_RANKS][4] = {{0}}, mine[4] = {0};
   if (part) {
@@ -264,8 +264,8 @@ static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
   }
 }
 
-/* The first n processes are its ranks.  A comm_case that hangs is killed, and the launcher ends the job. */
-static ng_status mpi_trial(const comm_case *how, body_fn body, tap *taps, ng_status *per_rank) {
+/* The first n processes are the ranks.  alarm() kills a process that hangs; then the launcher ends the others. */
+static ng_status run_over_mpi(const comm_case *how, body_fn body, tap *taps, ng_status *per_rank) {
   int rank = 0, each[MOST_RANKS], st = NG_OK;
   ng_transport t = {.struct_size = 0};
   MPI_Comm comm;
@@ -278,7 +278,7 @@ static ng_status mpi_trial(const comm_case *how, body_fn body, tap *taps, ng_sta
     assert_int_equal(ng_mpi_transport(comm, &t, sizeof t), NG_OK);
     void *user = t.user;
     if (taps) tap_into(&taps[rank], &t);
-    stage s = {how, body};
+    rank_job s = {how, body};
     st = on_rank(rank, &t, &s);
     t.user = user;
     ng_mpi_release(&t);
@@ -299,10 +299,10 @@ static ng_status mpi_trial(const comm_case *how, body_fn body, tap *taps, ng_sta
 
 ng_status run_comm_case(const comm_case *how, body_fn body, tap *taps, ng_status *per_rank) {
 #if defined(NG_TEST_MPI)
-  if (how->which == OVER_MPI) return mpi_trial(how, body, taps, per_rank);
+  if (how->which == OVER_MPI) return run_over_mpi(how, body, taps, per_rank);
 #endif
-  static hub h; /* large; one comm_case at a time */
-  hub_seat seat[MOST_RANKS];
+  static user_world h; /* too large for the stack */
+  user_rank user[MOST_RANKS];
   ng_transport t[MOST_RANKS];
   ng_threads *group = NULL;
   memset(t, 0, sizeof t);
@@ -316,29 +316,29 @@ ng_status run_comm_case(const comm_case *how, body_fn body, tap *taps, ng_status
     memset(&h, 0, sizeof h);
     pthread_mutex_init(&h.lock, NULL);
     pthread_cond_init(&h.moved, NULL);
-    h.board[0].n = how->n;
+    h.group[0].n = how->n;
     for (int32_t r = 0; r < how->n; r++) {
-      h.board[0].rank[r] = r;
-      seat[r] = (hub_seat){&h, r, 0};
+      h.group[0].rank[r] = r;
+      user[r] = (user_rank){&h, r, 0};
       t[r] = (ng_transport){.struct_size = sizeof t[r],
-                            .user = &seat[r],
+                            .user = &user[r],
                             .rank = r,
                             .size = how->n,
-                            .run = hub_run,
-                            .abort = hub_abort};
+                            .run = user_run,
+                            .abort = user_abort};
       if (how->which == USER) {
-        t[r].group_create = hub_group_create;
-        t[r].group_destroy = hub_group_destroy;
+        t[r].group_create = user_group_create;
+        t[r].group_destroy = user_group_destroy;
       }
     }
   }
   for (int32_t r = 0; taps && r < how->n; r++)
     tap_into(&taps[r], &t[r]);
-  stage s = {how, body};
+  rank_job s = {how, body};
   const ng_status st = ranks_run_on(how->n, t, on_rank, &s, per_rank);
   if (how->which == USER || how->which == USER_NO_GROUPS) {
     for (int32_t i = 0; i <= GROUPS; i++) {
-      assert_int_equal(h.board[i].held, 0);
+      assert_int_equal(h.group[i].held, 0);
     }
     pthread_cond_destroy(&h.moved);
     pthread_mutex_destroy(&h.lock);

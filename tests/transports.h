@@ -1,7 +1,6 @@
 /* transports.h: the transports under test in t_comm and t_comm_faults, and the checks of a rank.
  *
- * Values are small whole numbers wherever sums are compared exactly: at most 8 * 5 in size, exact
- * even in bf16. */
+ * Sums that are compared exactly have small whole numbers: at most 8 * 5, exact in bf16. */
 #ifndef TESTS_TRANSPORTS_H
 #define TESTS_TRANSPORTS_H
 
@@ -12,10 +11,10 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-enum { MOST_RANKS = 8 }; /* ranks of a comm_case */
+enum { MOST_RANKS = 8 }; /* ranks */
 
-/* cmocka asserts on the main thread only: a rank prints the failed check and returns; run_comm_case then
- * aborts its transport, so that the other ranks end. */
+/* cmocka asserts on the main thread only: a rank prints the failed check and returns, and run_comm_case aborts its
+ * transport, so that the other ranks end. */
 #define NEED(x)                                                                                    \
   do {                                                                                             \
     if (!(x)) {                                                                                    \
@@ -33,8 +32,8 @@ enum { MOST_RANKS = 8 }; /* ranks of a comm_case */
 void put(void *buffer, ng_dtype t, int64_t i, double x);
 double get(const void *buffer, ng_dtype t, int64_t i);
 
-/* What rank `rank` has at i, and how many elements member `m` has: pattern 0 none, 1 uneven, 2 none
- * for every other one, 3 more than a chunk of threads.c for the second. */
+/* Element i of a rank.  The number of elements of member m: pattern 0: none; 1: uneven; 2: none for every second member;
+ * 3: more than a chunk of threads.c for member 1. */
 double value(int32_t rank, int64_t i);
 int64_t element_count(int32_t pattern, int32_t m);
 extern const int32_t all_ranks[MOST_RANKS];
@@ -48,13 +47,12 @@ typedef struct guarded {
 guarded guarded_new(int64_t count, ng_dtype t);
 bool guarded_intact(const guarded *g);
 
-/* A call on all ranks' host memory; count, counts, root are left to fill in. */
+/* A collective of all ranks on host memory, without count, counts and root. */
 ng_collective collective_of(ng_coll_kind kind, ng_dtype t, const void *send, void *recv);
 
-/* `user` is a table of transports.c's own: the last to arrive does the whole collective under one
- * lock.  It knows all-reduce and broadcast only, has no start and wait, and comes with and without
- * groups, so that the front desk has to make the rest.  Programs that are built for MPI, and started by
- * its launcher, have that one only: every process is one rank of each comm_case, or none. */
+/* USER is a transport of transports.c with all-reduce and broadcast only, without start and wait, with and without
+ * groups; src/comm/ makes all other collectives from these.  The last rank that arrives does the whole collective under
+ * a lock.  Programs for MPI have OVER_MPI only. */
 #if defined(NG_TEST_MPI)
 typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, OVER_MPI, WHICH } which;
 #define FIRST_WHICH OVER_MPI
@@ -69,26 +67,26 @@ extern const char *const which_name[WHICH];
 typedef struct comm_case {
   which which;
   int32_t n;
-  int64_t piece; /* 0: as it comes */
+  int64_t piece; /* largest message, in elements; 0: the default */
   uint64_t seed;
   void *more;
 } comm_case;
 
-/* What one rank does; `t` is its table (the tap's, if there are taps). */
+/* The work of one rank; `t` is its transport, or its tap. */
 typedef ng_status (*body_fn)(ng_comm *c, const ng_transport *t, const comm_case *how);
 
-/* `taps` (n entries, may be NULL) are put between; fail_at and with are the caller's. */
+/* taps: n taps, or NULL; the caller sets fail_at and with. */
 ng_status run_comm_case(const comm_case *how, body_fn body, tap *taps, ng_status *per_rank);
 
-/* Every transport, every number of ranks, whole messages and messages of seven elements. */
+/* Run with every transport and number of ranks, with whole messages and messages of seven elements. */
 void on_all_transports(body_fn body);
-/* Number `i` of the ranks that trials on it have; 0: no more. */
+/* The i-th number of ranks for a transport; 0 after the last. */
 int32_t rank_count(which w, int32_t i);
-/* So many ranks, or fewer where there are not as many. */
+/* n, or the number of ranks of the transport if that is smaller. */
 int32_t at_most_ranks(which w, int32_t n);
 #define LAST_WHICH ((which)(WHICH - 1))
 
-/* Posted and waited for. */
+/* Post and wait. */
 static inline ng_status scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
                                     const int64_t *counts, ng_dtype t) {
   ng_request q;

@@ -17,7 +17,7 @@ typedef struct wanted {
   void *data;
 } wanted;
 
-static ng_status look(void *arg, ng_field *f) {
+static ng_status find_field(void *arg, ng_field *f) {
   wanted *w = arg;
   if (strcmp(f->name, w->name) == 0) w->data = f->data;
   return NG_OK;
@@ -26,12 +26,12 @@ static ng_status look(void *arg, ng_field *f) {
 float *window_field(const fixture *f, const char *name) {
   wanted w = {name, NULL};
   ng_block *b = f->p->block[0];
-  assert_int_equal(b->family->fields(b, look, &w), NG_OK);
+  assert_int_equal(b->family->fields(b, find_field, &w), NG_OK);
   assert_non_null(w.data);
   return w.data;
 }
 
-/* ---- a model and its oracle -------------------------------------------------------------------*/
+/* ---- open, close -----------------------------------------------------------------------------*/
 
 static void append(window_oracle *k, int64_t size, int64_t rows) {
   const bool each = k->o.base.window_scope == NG_WINDOW_PARAMETER;
@@ -42,7 +42,7 @@ static void append(window_oracle *k, int64_t size, int64_t rows) {
   k->part[k->parts] = k->d;
 }
 
-static void make_room(window_oracle *k) {
+static void alloc_arrays(window_oracle *k) {
   k->G = wides(k->o.base.window * k->d);
   k->v = zeros(k->d);
   k->e = zeros(k->d);
@@ -60,8 +60,8 @@ static int64_t place_of(const window_oracle *k, int32_t p) {
   return rows == 1 ? k->size[p] : rank_of(k, p) * (rows + k->size[p] / rows);
 }
 
-/* The place behind the window is what the first step begins with. */
-static void take_q(window_oracle *k, const fixture *f) {
+/* The first Q is in the free place after the window. */
+static void copy_q(window_oracle *k, const fixture *f) {
   const float *at = window_field(f, "factors");
   int64_t place = 0;
   for (int32_t p = 0; p < k->parameters; p++)
@@ -84,11 +84,11 @@ window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const f
     append(k, e[i].rows * e[i].cols, e[i].rows);
     if (e[i].bias) append(k, e[i].rows, 1);
   }
-  make_room(k);
+  alloc_arrays(k);
   if (o->base.window_mask) k->mask = must_calloc((size_t)k->d * sizeof *k->mask);
   for (int64_t i = 0; i < k->d && o->base.window_mask; i++)
     k->mask[i] = w[i] != 0;
-  if (o->base.window_store == NG_STORE_LOWRANK) take_q(k, f);
+  if (o->base.window_store == NG_STORE_LOWRANK) copy_q(k, f);
   return k;
 }
 
@@ -116,7 +116,7 @@ void window_oracle_close(window_oracle **at) {
   *at = NULL;
 }
 
-/* ---- what enters -----------------------------------------------------------------------------*/
+/* ---- rows ------------------------------------------------------------------------------------*/
 
 static double to_bf16(double x) {
   int e;
@@ -125,10 +125,10 @@ static double to_bf16(double x) {
   return ldexp(nearbyint(ldexp(x, 8 - e)), e - 8);
 }
 
-static bool is_out(const window_oracle *k, int64_t i) { return k->out != NULL && k->out[i]; }
+static bool is_excluded(const window_oracle *k, int64_t i) { return k->out != NULL && k->out[i]; }
 
-/* What top-k sends of a, in place; e is the rest.  The largest first, of equal ones the first. */
-static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, int64_t count) {
+/* Replace a by its top-k selection; e gets the difference.  Of equal magnitudes the first is selected. */
+static void select_largest(window_oracle *k, double *a, int64_t from, int64_t n, int64_t count) {
   bool *sent = must_calloc((size_t)n);
   for (int64_t c = 0; c < count; c++) {
     int64_t best = -1;
@@ -139,7 +139,7 @@ static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, i
   }
   for (int64_t i = from; i < from + n; i++) {
     const double x = !sent[i - from] ? 0 : k->o.base.window_dtype == NG_BF16 ? to_bf16(a[i]) : a[i];
-    if (!is_out(k, i)) k->e[i] = a[i] - x;
+    if (!is_excluded(k, i)) k->e[i] = a[i] - x;
     a[i] = x;
   }
   free(sent);
@@ -149,23 +149,24 @@ static void send_topk(window_oracle *k, double *a) {
   const ng_store_kind mode = k->o.base.window_store;
   const int32_t n = mode == NG_STORE_TOPK_LAYER ? k->parameters : k->parts;
   int64_t from = 0;
-  for (int32_t i = 0; i < n; i++) { /* a block is larger than all of a test's parameters */
+  for (int32_t i = 0; i < n;
+       i++) { /* topk-block: a block is larger than all parameters of the tests */
     const int64_t size = mode == NG_STORE_TOPK_LAYER ? k->size[i] : k->part[i + 1] - k->part[i];
-    int64_t some = 0; /* that take part */
+    int64_t some = 0; /* elements that are not excluded */
     for (int64_t c = from; c < from + size; c++)
-      some += (k->mask == NULL || k->mask[c]) && !is_out(k, c);
+      some += (k->mask == NULL || k->mask[c]) && !is_excluded(k, c);
     const double part = k->o.base.window_density;
     const double count = part > 1 ? fmin(part, (double)some) : part * (double)some;
     const int64_t c = (int64_t)(mode == NG_STORE_TOPK_BLOCK ? ceil(count) : floor(count));
-    send_largest(k, a, from, size, c < 1 ? 1 : c);
+    select_largest(k, a, from, size, c < 1 ? 1 : c);
     from += size;
   }
 }
 
-/* P of a Q by Gram and Schmidt, Q = a' P, what is sent P Q'. */
+/* P = a Q, orthonormalised by Gram-Schmidt; Q = a' P; replace a by P Q'. */
 static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
   const int64_t r = k->rows[p], c = k->size[p] / r, rank = rank_of(k, p);
-  if (r == 1 || is_out(k, from)) return;
+  if (r == 1 || is_excluded(k, from)) return;
   double *P = zeros(r * rank), *Q = k->q[p], *x = a + from;
   for (int64_t j = 0; j < rank; j++) {
     for (int64_t i = 0; i < r * c; i++)
@@ -198,12 +199,12 @@ static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
   free(P);
 }
 
-/* a <- what is sent of e + by a. */
+/* a <- the compressed e + by a. */
 static void send(window_oracle *k, double by, double *a) {
   const bool topk = k->o.base.window_store != NG_STORE_LOWRANK;
   if (k->o.base.window_store == NG_STORE_DENSE) return;
   for (int64_t i = 0; i < k->d; i++)
-    a[i] = is_out(k, i) ? 0 : k->e[i] + by * a[i];
+    a[i] = is_excluded(k, i) ? 0 : k->e[i] + by * a[i];
   if (topk) send_topk(k, a);
   for (int32_t p = 0, at = 0; p < k->parameters && !topk; at += (int32_t)k->size[p++])
     send_factors(k, a, p, at);
@@ -241,7 +242,7 @@ wide wide_size(wide x) { return x < 0 ? -x : x; }
 void window_mfac(const window_rows *r, wide lambda, wide M, wide *x) {
   const int64_t n = r->n;
   wide *V = wides((r->count + 1) * n), *q = wides(r->count + 1);
-  for (int64_t i = 0; i <= r->count; i++) { /* the last is x itself */
+  for (int64_t i = 0; i <= r->count; i++) { /* the last row is x */
     const wide *g = i < r->count ? r->G + i * r->stride : x;
     wide *v = V + i * n;
     for (int64_t c = 0; c < n; c++)
@@ -321,7 +322,7 @@ void window_ggt(const window_rows *r, wide eps, wide forget, wide *x) {
   free(out);
 }
 
-/* u <- what the window makes of it, in each part. */
+/* u <- the preconditioned u, in each part. */
 static void precondition(const window_oracle *k, double *u) {
   const bool filled = k->o.base.window_function == NG_WINDOW_MFAC_FILLED;
   wide *x = wides(k->d);
@@ -341,19 +342,19 @@ static void precondition(const window_oracle *k, double *u) {
   free(x);
 }
 
-/* x is what enters instead of the gradient; u what leaves of what was sent of it. */
+/* Compressed first-order methods: x is the row instead of the gradient, u the direction. */
 static bool first_order(window_oracle *k, double lr, double *x, double *u) {
   const ng_settings *o = &k->o.base;
   const ng_window_function f = o->window_function;
   const double mu = o->window_momentum, b2 = o->window_forget, eps = o->damping;
   const bool adam = f == NG_WINDOW_ADAM, heavy = o->window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
-  const bool dense = o->window_store == NG_STORE_DENSE; /* sends all, and so no lr is in it */
+  const bool dense = o->window_store == NG_STORE_DENSE; /* not compressed: lr does not enter */
   const double by = o->window_feedback_lr && !dense ? lr : 1;
   if (!adam && f != NG_WINDOW_STEP && f != NG_WINDOW_ADAGRAD) return false;
   k->updates++;
   for (int64_t i = 0; i < k->d; i++) {
     const double g = x[i];
-    if (f == NG_WINDOW_ADAGRAD || is_out(k, i)) continue;
+    if (f == NG_WINDOW_ADAGRAD || is_excluded(k, i)) continue;
     x[i] = k->v[i] = mu * k->v[i] + (heavy ? 1 : 1 - mu) * g;
     if (!adam) continue;
     k->s[i] = b2 * k->s[i] + (1 - b2) * g * g;
@@ -378,7 +379,8 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   double *x = zeros(k->d), *y = zeros(k->d); /* y: what is added to the direction */
   for (int64_t i = 0; i < k->d; i++) {
     const bool l2 = decay > 0 && o->window_decay_form == NG_DECAY_GRADIENT;
-    x[i] = (k->mask != NULL && !k->mask[i]) || is_out(k, i) ? 0 : g[i] + (l2 ? decay * w[i] : 0);
+    x[i] =
+        (k->mask != NULL && !k->mask[i]) || is_excluded(k, i) ? 0 : g[i] + (l2 ? decay * w[i] : 0);
     if (enters && o->window_store == NG_STORE_DENSE && o->window_dtype == NG_BF16)
       x[i] = to_bf16(x[i]);
     y[i] = x[i];
@@ -399,11 +401,11 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
             ? (y[i] - x[i]) / o->damping
             : 0;
   for (int64_t i = 0; i < k->d && mu > 0 && form == NG_MOMENTUM_GRADIENT; i++)
-    if (!is_out(k, i)) x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
+    if (!is_excluded(k, i)) x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
   memcpy(u, x, sizeof(double) * (size_t)k->d);
   precondition(k, u);
   for (int64_t i = 0; i < k->d; i++) {
-    if (is_out(k, i)) continue;
+    if (is_excluded(k, i)) continue;
     u[i] += y[i];
     if (decay > 0 && o->window_decay_form == NG_DECAY_DIRECTION) u[i] += decay / o->damping * w[i];
     const bool fills = u[i] == 0 && filling && (k->mask == NULL || k->mask[i]);
@@ -440,7 +442,7 @@ void window_predict(const test_case *s, const ng_options *o, case_result *out) {
     append(k, s->layer[l].bias ? all - q : all, q);
     if (s->layer[l].bias) append(k, q, 1);
   }
-  make_room(k);
+  alloc_arrays(k);
   const int64_t d = k->d;
   double *g = zeros(d), *u = zeros(d);
   for (int32_t t = 0; t < s->steps; t++) {

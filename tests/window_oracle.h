@@ -1,13 +1,12 @@
-/* window_oracle.h: M-FAC and GGT once more, plainly, in double, to check the library against.
+/* window_oracle.h: plain implementations of M-FAC and GGT, with which tests compare the library.
  *
  * Gradients are kept in a list, the newest last.
  *   M-FAC  F_i^-1 = F_{i-1}^-1 - V_i V_i' / q_i,  V_i = F_{i-1}^-1 g_i,  q_i = M + g_i'V_i  (the static algorithm)
  *   GGT    U (1 / (S + eps) - 1 / eps) U' x + x / eps,  U, d by n, from the eigenvectors of Jacobi's method
- * Nothing is shared with the library.
  *
- * Tolerance.  Both are evaluated in 113 bits where the compiler has them, else in long double.  The library sums in
- * double and rounds the direction once, to f32; the rest is the condition of what it solves in double, at most
- * |G|^2 / (lambda M) = 1e10 where no test says otherwise, times 1e-16. */
+ * Tolerance.  Both are evaluated with 113 bits if the compiler has them, else in long double.  The library sums in double
+ * and rounds the direction once, to f32.  Its solve in double adds the condition, at most |G|^2 / (lambda M) = 1e10 unless
+ * a test states another bound, times 1e-16. */
 #ifndef TESTS_WINDOW_ORACLE_H
 #define TESTS_WINDOW_ORACLE_H
 
@@ -42,39 +41,38 @@ void window_ggt(const window_rows *r, wide eps, wide forget, wide *x);
 
 typedef struct window_oracle {
   ng_options o;
-  int64_t d, count; /* numbers; gradients in the window */
-  int32_t parts;    /* runs of numbers with a window of their own */
+  int64_t d, count; /* elements of a gradient; gradients in the window */
+  int32_t parts;    /* ranges of elements that have their own window */
   int64_t part[WINDOW_PARTS + 1];
-  int64_t rows[WINDOW_PARTS]; /* of the parameters, in flat order, parts or not: rows of each ... */
-  int64_t size[WINDOW_PARTS]; /* ... and elements */
+  int64_t rows[WINDOW_PARTS]; /* of each parameter */
+  int64_t size[WINDOW_PARTS]; /* elements of each parameter */
   int32_t parameters;
-  wide *G;   /* [m, d] */
-  double lr; /* with which the newest one entered */
-  double *v; /* [d] momentum */
-  double *e; /* [d] error feedback */
-  double *s; /* [d] second moments; how many updates they have seen */
-  int32_t updates;
-  double *q[WINDOW_PARTS]; /* [cols, rank] low rank: what the next step begins with */
+  wide *G;                 /* [m, d] */
+  double lr;               /* of the newest row */
+  double *v;               /* [d] momentum */
+  double *e;               /* [d] error feedback */
+  double *s;               /* [d] second moments */
+  int32_t updates;         /* of the second moments */
+  double *q[WINDOW_PARTS]; /* [cols, rank] low rank: the first Q of the next step */
   bool *mask;              /* [d] NULL: all */
-  /* [d] of the coming step: no part in it.  Zeros in its row; what is kept of it stays.  NULL: none */
-  const bool *out;
+  const bool *out; /* [d] elements that the next step excludes: zeros in its row; NULL: none */
 } window_oracle;
 
-/* Beside a model that is ready: the mask where its weights are 0, the first Q of low rank its own. */
+/* For a model after ng_ready.  The mask excludes weights that are 0; the first Q is copied from the library. */
 window_oracle *window_oracle_open(const fixture *f, const ng_options *o, const fixture_entry *e,
                                   int32_t n, const float *w);
 void window_oracle_close(window_oracle **k);
 /* The largest difference, relative to the largest number of `want`. */
 double window_gap(const float *got, const double *want, int64_t n);
-/* The direction of gradient g at weights w (NULL: none); `enters`: it goes into the window. */
+/* The direction of gradient g at weights w, or NULL; `enters`: g becomes a row of the window. */
 void window_oracle_step(window_oracle *k, const double *g, const double *w, double lr, bool enters,
                         double *u);
 
-/* For tests/families.c: what the library should say of a test case. */
+/* Predict the results of a test case, for families.c. */
 void window_predict(const test_case *s, const ng_options *o, case_result *out);
 enum { WINDOW_GROWTH = 8 };
 
-/* What the library's window keeps under that name; the test fails if there is nothing. */
+/* The field of the library's window with this name; the test fails if there is none. */
 float *window_field(const fixture *f, const char *name);
 
 #endif
