@@ -29,6 +29,10 @@ static inline double rng_real(rng *r) { /* [0, 1) */
 }
 /* k/64 with |k| <= 127, exact in bf16, f16 and f32. */
 static inline double rng_value(rng *r) { return (double)(rng_below(r, 255) - 127) / 64; }
+static inline void rng_values(rng *r, float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++)
+    x[i] = (float)rng_value(r);
+}
 
 /* A value that is a function of its place. */
 static inline double rng_place(int64_t a, int64_t b, int64_t c, int64_t i) {

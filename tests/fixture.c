@@ -181,6 +181,24 @@ void fixture_ok(const fixture *f, ng_status st) {
   }
 }
 
+void fixture_fails(const fixture *f, ng_status st, ng_status want, const char *text) {
+  const char *message = ng_last_error(f->ctx);
+  if (st != want || strstr(message, text) == NULL)
+    fail_msg("%s: '%s', expected %s: '%s'", ng_status_name(st), message, ng_status_name(want), text);
+}
+
+ng_report fixture_report(const fixture *f) {
+  ng_report r = {.struct_size = sizeof r};
+  fixture_ok(f, ng_report_read(f->p, &r));
+  return r;
+}
+
+ng_layer_report fixture_layer_report(const fixture *f, int32_t layer) {
+  ng_layer_report r = {.struct_size = sizeof r};
+  fixture_ok(f, ng_report_layer(f->p, layer, &r));
+  return r;
+}
+
 void fixture_set(ng_options *o, const char *name, const char *value) {
   char message[256];
   if (ng_options_set(o, name, value, message, sizeof message) != NG_OK) {

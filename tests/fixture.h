@@ -74,6 +74,10 @@ ng_status fixture_step(fixture *f, const ng_sgd *how);
 /* ---- main thread only: fail the test with the message unless the status is NG_OK -------------*/
 
 void fixture_ok(const fixture *f, ng_status st);
+/* Fail unless st is `want` and the last error of the context contains `text`. */
+void fixture_fails(const fixture *f, ng_status st, ng_status want, const char *text);
+ng_report fixture_report(const fixture *f);
+ng_layer_report fixture_layer_report(const fixture *f, int32_t layer);
 void fixture_set(ng_options *o, const char *name, const char *value);
 void fixture_real(ng_options *o, const char *name, double value);
 ng_options fixture_parse(const char *line); /* "method=eva damping=0.1" */

@@ -1,8 +1,7 @@
-/* t_ladder: one crafted matrix for each rung of the ladder, with exact counters.
+/* t_ladder.c: for each rung of the ladder one matrix that needs it, with the counters of the report.
  *
- * The running average is put in place by hand (this test looks inside); stat_decay = 1 and
- * stat_start = identity keep it there.  Cholesky with damping_split = full and lambda = 1e-3:
- * diag(1, -x) fails until the damping is above x. */
+ * The tests write the running average directly; stat_decay = 1 and stat_start = identity keep it.  Cholesky with
+ * damping_split = full and lambda = 1e-3 fails on diag(1, -x) until the damping exceeds x. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -39,7 +38,7 @@ static void start(fix *f, const char *linalg, const char *solver) {
   }
 }
 
-static void put(fix *f, float a00, float a10, float a11) {
+static void put_average(fix *f, float a00, float a10, float a11) {
   ng_sym F = {f->f.p->block[0]->stat[NG_SIDE_A].part[0].average, 2};
   F.a[ng_sym_at(F.n, 0, 0)] = a00;
   F.a[ng_sym_at(F.n, 1, 0)] = a10;
@@ -53,22 +52,17 @@ static ng_status step(fix *f) {
   return ng_step(f->f.p, 0.1);
 }
 
-static void counters(fix *f, int32_t rung, int64_t more, int64_t twice, int64_t last,
+static void counters(fix *f, int32_t rung, int64_t more, int64_t in_double, int64_t last,
                      int64_t plain) {
-  ng_report r;
-  ng_layer_report l;
-  r.struct_size = sizeof r;
-  l.struct_size = sizeof l;
-  assert_int_equal(ng_report_read(f->f.p, &r), NG_OK);
-  assert_int_equal(ng_report_layer(f->f.p, 0, &l), NG_OK);
-  assert_int_equal(l.rung, rung);
+  const ng_report r = fixture_report(&f->f);
+  assert_int_equal(fixture_layer_report(&f->f, 0).rung, rung);
   assert_int_equal(r.more_damping, more);
-  assert_int_equal(r.in_double, twice);
+  assert_int_equal(r.in_double, in_double);
   assert_int_equal(r.kept_last, last);
   assert_int_equal(r.plain, plain);
 }
 
-/* PD of row r for A = diag(x, y) (damping included) and G = (1 + 1e-3) I; 1e-5: a few roundings. */
+/* PD for A = diag(x, y), damping included, and G = (1 + 1e-3) I; 1e-5: a few roundings. */
 static void expect(const fix *f, double x, double y) {
   for (int r = 0; r < 2; r++) {
     const double want[2] = {(double)gradient[2 * r] / (x * 1.001),
@@ -104,7 +98,7 @@ static void test_more_damping(void **state) {
       fix f;
       const double d = 1e-3 * pow(10.0, rung);
       start(&f, linalg[i], "cholesky");
-      put(&f, 1.0f, 0.0f, (float)-below[rung - 1]);
+      put_average(&f, 1.0f, 0.0f, (float)-below[rung - 1]);
       assert_int_equal(step(&f), NG_RESCUED);
       counters(&f, rung, 1, 0, 0, 0);
       expect(&f, 1.0 + d, d - below[rung - 1]);
@@ -115,53 +109,53 @@ static void test_more_damping(void **state) {
   }
 }
 
-/* Entries of 1e9 that differ by one unit of f32 (64): their Cholesky factor in f32 is noise, and a
- * damping of 1 is below half a unit; double precision has seven digits to spare. */
-static void test_double(void **state) {
+/* Entries of 1e9 that differ by one unit of f32 (64): their Cholesky factor in f32 is noise, and a damping of 1 is
+ * below half a unit.  Double precision has seven digits to spare. */
+static void test_double_precision(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
-    put(&f, 1e9f, 1e9f - 64.0f, 1e9f);
+    put_average(&f, 1e9f, 1e9f - 64.0f, 1e9f);
     assert_int_equal(step(&f), NG_RESCUED);
     counters(&f, 4, 0, 1, 0, 0);
-    /* (1,-1) is an eigenvector of A with eigenvalue 64.001; of (0.5,-1) it sees 0.75 */
+    /* (1,-1) is an eigenvector of A with eigenvalue 64.001; (0.5,-1) has the component 0.75 */
     const double along = 0.75 / (64.001 * 1.001);
     assert_true(fabs((double)(f.dw[0] - f.dw[1]) / 2.0 - along) <= 1e-4 * along);
     fixture_close(&f.f);
   }
 }
 
-/* An average that no rung can solve: the last good inverse, or the plain gradient if there is none. */
-static void test_hopeless(void **state) {
+/* No rung solves the average: the result is the last good inverse or, without one, the plain gradient. */
+static void test_no_rung_solves(void **state) {
   static const float bad[] = {NAN, INFINITY, -5.0f, -5.0f};
   for (int i = 0; i < LINALGS * 4 * 2; i++) {
     const int kind = i / 2 % 4;
-    const bool before = i % 2 == 1; /* a step that went well */
+    const bool before = i % 2 == 1; /* a good step comes first */
     fix f;
     float good[4];
     memcpy(good, gradient, sizeof good);
     start(&f, linalg[i / 8], kind == 3 ? "eigen" : "cholesky");
-    put(&f, 2.0f, 0.0f, 3.0f);
+    put_average(&f, 2.0f, 0.0f, 3.0f);
     if (before) assert_int_equal(step(&f), NG_OK);
     if (before) memcpy(good, f.dw, sizeof good);
-    put(&f, 2.0f, 0.0f, bad[kind]);
+    put_average(&f, 2.0f, 0.0f, bad[kind]);
     assert_int_equal(step(&f), NG_RESCUED);
     counters(&f, before ? 5 : 6, 0, 0, before, !before);
     assert_memory_equal(good, f.dw, sizeof good);
-    put(&f, 2.0f, 0.0f, 3.0f); /* and it recovers */
+    put_average(&f, 2.0f, 0.0f, 3.0f); /* the next step succeeds */
     assert_int_equal(step(&f), NG_OK);
     counters(&f, 0, 0, 0, before, !before);
     fixture_close(&f.f);
   }
 }
 
-static void failing(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
+static void fail_eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
   (void)V;
   *info = 1;
 }
 
-/* Success with garbage: what LAPACK does on NaN. */
-static void lying(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
+/* Return success with wrong eigenvectors, as LAPACK does on NaN. */
+static void wrong_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
   for (int64_t i = 0; i < n * n; i++) {
     V[i] = 0.5f;
   }
@@ -171,19 +165,20 @@ static void lying(ng_queue *q, int64_t n, float *V, float *w, void *work, int *i
   *info = 0;
 }
 
-static void failing64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
+static void fail_eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
   (void)V;
   *info = 1;
 }
 
-/* The eigen solver fails, or says it did not: double precision takes over, then the last result. */
+/* The eigen solver returns an error or wrong vectors.  Double precision takes over, then the last good result. */
 static void test_eigen_ladder(void **state) {
-  void (*const broken[])(ng_queue *, int64_t, float *, float *, void *, int *) = {failing, lying};
+  void (*const broken[])(ng_queue *, int64_t, float *, float *, void *, int *) = {fail_eigen,
+                                                                                  wrong_vectors};
   for (int i = 0; i < LINALGS; i++) {
     for (int k = 0; k < 2; k++) {
       fix f;
       start(&f, linalg[i], "eigen");
-      put(&f, 2.0f, 0.5f, 3.0f);
+      put_average(&f, 2.0f, 0.5f, 3.0f);
       assert_int_equal(step(&f), NG_OK);
       float good[4];
       memcpy(good, f.dw, sizeof good);
@@ -195,7 +190,7 @@ static void test_eigen_ladder(void **state) {
       for (int j = 0; j < 4; j++) { /* f32 against double: a few roundings */
         assert_true(fabs((double)(f.dw[j] - good[j])) <= 1e-5 * fabs((double)good[j]));
       }
-      ops.eigen64 = failing64;
+      ops.eigen64 = fail_eigen64;
       assert_int_equal(step(&f), NG_RESCUED);
       counters(&f, 5, 0, 2, 2, 0);
       fixture_close(&f.f);
@@ -203,53 +198,54 @@ static void test_eigen_ladder(void **state) {
   }
 }
 
-/* Inverses that are wrong although factor and invert report success are caught by the residual. */
-static void no_inverse(ng_queue *q, ng_sym L, int *info) {
+/* The residual detects a wrong inverse although `factor` and `invert` report success. */
+static void skip_invert(ng_queue *q, ng_sym L, int *info) {
   (void)L;
   *info = 0;
 }
 
-static void test_lying_cholesky(void **state) {
+static void test_wrong_inverse(void **state) {
   fix f;
   start(&f, "ref", "cholesky");
-  put(&f, 2.0f, 0.5f, 3.0f);
+  put_average(&f, 2.0f, 0.5f, 3.0f);
   ng_linalg_ops ops = *f.f.ctx->queue->la;
-  ops.invert = no_inverse;
+  ops.invert = skip_invert;
   f.f.ctx->queue->la = &ops;
   assert_int_equal(step(&f), NG_RESCUED);
-  counters(&f, 4, 0, 1, 0, 0); /* A; for G = 1.001 I the root is its own inverse to 1.5e-3 */
+  counters(&f, 4, 0, 1, 0, 0); /* A only; for G = 1.001 I the root is its own inverse to 1.5e-3 */
   fixture_close(&f.f);
 }
 
-/* One entry of a result is wrong.  Only the column that is conditioned worst is checked in full, the diagonal of all. */
+/* One entry of a result is wrong.  The check covers the worst conditioned column and the whole diagonal. */
 static struct {
   const ng_linalg_ops *real;
   float entry;
-  bool factor, twice; /* of L, or of the inverse; in double */
-} spoil;
+  bool factor,
+      in_double; /* factor: the entry of L, not of the inverse; in_double: the double solve, too */
+} wrong;
 
-static void spoiled_factor(ng_queue *q, ng_sym S, int *info) {
-  spoil.real->factor(q, S, info);
-  if (spoil.twice) *info = 1;
-  if (spoil.factor) S.a[ng_sym_at(S.n, 1, 1)] = spoil.entry;
+static void wrong_factor(ng_queue *q, ng_sym S, int *info) {
+  wrong.real->factor(q, S, info);
+  if (wrong.in_double) *info = 1;
+  if (wrong.factor) S.a[ng_sym_at(S.n, 1, 1)] = wrong.entry;
 }
 
-static void spoiled_invert(ng_queue *q, ng_sym L, int *info) {
-  spoil.real->invert(q, L, info);
-  if (!spoil.factor) L.a[ng_sym_at(L.n, 1, 1)] = spoil.entry;
+static void wrong_invert(ng_queue *q, ng_sym L, int *info) {
+  wrong.real->invert(q, L, info);
+  if (!wrong.factor) L.a[ng_sym_at(L.n, 1, 1)] = wrong.entry;
 }
 
-static void spoiled_factor64(ng_queue *q, int64_t n, double *a, int *info) {
-  spoil.real->factor64(q, n, a, info);
-  if (spoil.twice && spoil.factor) a[ng_sym_at(n, 1, 1)] = (double)spoil.entry;
+static void wrong_factor64(ng_queue *q, int64_t n, double *a, int *info) {
+  wrong.real->factor64(q, n, a, info);
+  if (wrong.in_double && wrong.factor) a[ng_sym_at(n, 1, 1)] = (double)wrong.entry;
 }
 
-static void spoiled_invert64(ng_queue *q, int64_t n, double *a, int *info) {
-  spoil.real->invert64(q, n, a, info);
-  if (spoil.twice && !spoil.factor) a[ng_sym_at(n, 1, 1)] = (double)spoil.entry;
+static void wrong_invert64(ng_queue *q, int64_t n, double *a, int *info) {
+  wrong.real->invert64(q, n, a, info);
+  if (wrong.in_double && !wrong.factor) a[ng_sym_at(n, 1, 1)] = (double)wrong.entry;
 }
 
-static void test_spoiled_cholesky(void **state) {
+static void test_wrong_entry(void **state) {
   static const struct {
     float worst; /* F = diag(4, worst, 9) */
     float of_inverse, of_factor;
@@ -258,18 +254,18 @@ static void test_spoiled_cholesky(void **state) {
   start(&f, "ref", "cholesky");
   ng_queue *q = f.f.ctx->queue;
   ng_linalg_ops ops = *q->la;
-  spoil.real = q->la;
-  ops.factor = spoiled_factor;
-  ops.invert = spoiled_invert;
-  ops.factor64 = spoiled_factor64;
-  ops.invert64 = spoiled_invert64;
+  wrong.real = q->la;
+  ops.factor = wrong_factor;
+  ops.invert = wrong_invert;
+  ops.factor64 = wrong_factor64;
+  ops.invert64 = wrong_invert64;
   q->la = &ops;
   for (int i = 0; i < 12; i++) {
     float F[6] = {0.0f}, R[6], scratch[512];
     int info[2];
-    spoil.factor = i % 2 == 1;
-    spoil.twice = i % 4 > 1;
-    spoil.entry = spoil.factor ? entry[i / 4].of_factor : entry[i / 4].of_inverse;
+    wrong.factor = i % 2 == 1;
+    wrong.in_double = i % 4 > 1;
+    wrong.entry = wrong.factor ? entry[i / 4].of_factor : entry[i / 4].of_inverse;
     F[ng_sym_at(3, 0, 0)] = 4.0f;
     F[ng_sym_at(3, 1, 1)] = entry[i / 4].worst;
     F[ng_sym_at(3, 2, 2)] = 9.0f;
@@ -278,22 +274,22 @@ static void test_spoiled_cholesky(void **state) {
                          .kept = NG_F32,
                          .R = R,
                          .stored = NG_F32,
-                         .is_factor = spoil.factor,
+                         .is_factor = wrong.factor,
                          .info = info};
     assert_true(ng_damped_scratch(3) <= 512);
     assert_int_equal(ng_damped_solve(q, &m, 1e-6, scratch),
-                     spoil.twice ? NG_DAMPED_NONE : NG_DAMPED_DOUBLE);
+                     wrong.in_double ? NG_DAMPED_NONE : NG_DAMPED_DOUBLE);
   }
-  q->la = spoil.real;
+  q->la = wrong.real;
   fixture_close(&f.f);
 }
 
-/* Zero factors have a defined answer: PD = D / lambda^2 for a full split on both sides. */
+/* PD of zero factors is defined: D / lambda^2, if both sides have the full damping. */
 static void test_zero_factors(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     fix f;
     start(&f, linalg[i], "cholesky");
-    put(&f, 0.0f, 0.0f, 0.0f);
+    put_average(&f, 0.0f, 0.0f, 0.0f);
     assert_int_equal(step(&f), NG_OK);
     counters(&f, 0, 0, 0, 0, 0);
     expect(&f, 1e-3, 1e-3);
@@ -301,12 +297,12 @@ static void test_zero_factors(void **state) {
   }
 }
 
-/* ---- features of very different scale ---------------------------------------------------------*/
+/* ---- features of very different scale --------------------------------------------------------*/
 
 enum { FEATURES = 96, SAMPLES = 256 };
 
-/* PD of one output with G = 1 and features of scales 1e-2 to 1e2, joint damping 1e-3, against a dense solve of
- * (A + 1e-3 I) x = D in double.  Feature i has the scale of rank order[i]. */
+/* PD of one output with G = 1, features of scales 1e-2 to 1e2 and joint damping 1e-3, against a dense solve of (A
+ * + 1e-3 I) x = D in double.  Feature i has the scale number order[i]. */
 static double graded_error(const char *la, const char *solver, int64_t n, const int64_t *order) {
   static float a[SAMPLES * FEATURES], g[SAMPLES], dw[FEATURES];
   static double A[FEATURES * FEATURES], D[FEATURES];
@@ -321,7 +317,7 @@ static double graded_error(const char *la, const char *solver, int64_t n, const 
   fixture_ok(&f, fixture_linear(&f, "fc", grad, NULL));
   fixture_ok(&f, ng_ready(f.p));
   memset(A, 0, sizeof A);
-  for (int64_t rank = 0; rank < n; rank++) { /* the same numbers for every order */
+  for (int64_t rank = 0; rank < n; rank++) { /* every order has the same numbers */
     const double scale = pow(10.0, 4.0 * (double)rank / (double)(n - 1) - 2.0);
     int64_t i = 0;
     while (order[i] != rank)
@@ -354,17 +350,16 @@ static double graded_error(const char *la, const char *solver, int64_t n, const 
   return sqrt(off / size);
 }
 
-/* The order of features changes nothing.  f32 eigenvalues are off by 6e-8 of the largest, 1e3 or more here, which
- * the damping does not hide.  1e-4: rounding of A and of the eigenvectors to f32. */
+/* The order of features does not change the result.  f32 eigenvalues would be off by 6e-8 of the largest, which is
+ * 1e3 or more and exceeds the damping.  1e-4: rounding of A and of the eigenvectors to f32. */
 static void test_graded(void **state) {
   for (int i = 0; i < LINALGS; i++) {
     for (int64_t n = 6; n <= FEATURES; n *= 4) {
       for (int kind = 0; kind < 3; kind++) {
         int64_t order[FEATURES];
-        for (int64_t j = 0; j < n;
-             j++) { /* ascending, descending, mixed: 5 has no factor in common with n */
+        /* ascending, descending, mixed (5 and n have no common factor) */
+        for (int64_t j = 0; j < n; j++)
           order[j] = kind == 0 ? j : kind == 1 ? n - 1 - j : j * 5 % n;
-        }
         const double off = graded_error(linalg[i], "eigen", n, order);
         if (!(off <= 1e-4))
           fail_msg("%s, %d features, order %d: off by %g", linalg[i], (int)n, kind, off);
@@ -376,10 +371,10 @@ static void test_graded(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_healthy),          cmocka_unit_test(test_more_damping),
-      cmocka_unit_test(test_double),           cmocka_unit_test(test_hopeless),
-      cmocka_unit_test(test_eigen_ladder),     cmocka_unit_test(test_lying_cholesky),
+      cmocka_unit_test(test_double_precision), cmocka_unit_test(test_no_rung_solves),
+      cmocka_unit_test(test_eigen_ladder),     cmocka_unit_test(test_wrong_inverse),
       cmocka_unit_test(test_zero_factors),     cmocka_unit_test(test_graded),
-      cmocka_unit_test(test_spoiled_cholesky),
+      cmocka_unit_test(test_wrong_entry),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* t_lr.c: the learning rate of a training run against its formulas, and how a schedule is read. */
+/* t_lr.c: the learning rate of a training run against its formulas, and the parser of schedules. */
 #include "train/lr.h"
 #include "train/recipe.h"
 #include "trainer_help.h"
@@ -44,14 +44,14 @@ static void lr_follows_its_formulas(void **state) {
   check_lr("polynomial:0.5", "0", 7.5, 10, 0.5);
   check_lr("polynomial:2@2,6", "0", 1.999, 5, 1);
   check_lr("polynomial:2@2,6", "0", 4, 5, 0.25);
-  check_lr("polynomial:2@2,6", "0", 6, 10, 0.25);  /* END is at least the run's */
-  check_lr("polynomial:1@0,20", "4", 2, 10, 0.45); /* rises while it falls */
+  check_lr("polynomial:2@2,6", "0", 6, 10, 0.25);  /* END is at least the end of the run */
+  check_lr("polynomial:1@0,20", "4", 2, 10, 0.45); /* the warm-up rises while the schedule falls */
   check_lr("cyclic:4", "0", 0, 10, 0.1);
   check_lr("cyclic:4", "0", 1, 10, 0.55);
   check_lr("cyclic:4", "0", 2, 10, 1);
   check_lr("cyclic:4@0.4", "0", 3, 10, 0.7);
   check_lr("cyclic:4@0.4", "0", 8, 10, 0.4);
-  /* With a warm-up the rest is stretched over what remains. */
+  /* After a warm-up the schedule is stretched over the remaining epochs. */
   check_lr("constant", "2", 0, 10, 0);
   check_lr("constant", "2", 0.5, 10, 0.25);
   check_lr("constant", "2", 2, 10, 1);
@@ -62,10 +62,10 @@ static void lr_follows_its_formulas(void **state) {
   check_lr("polynomial:3", "2", 6, 10, 0.125);
   check_lr("step:1,3", "2", 1, 10, 0.05);
   check_lr("step:1,3", "2", 2.5, 10, 0.1);
-  check_lr("linear", "20", 5, 10, 0.25); /* a run that ends in its warm-up */
+  check_lr("linear", "20", 5, 10, 0.25); /* a run that ends within its warm-up */
 }
 
-/* No schedule but step jumps, and none leaves [0, lr]. */
+/* Only `step` schedules jump, and no schedule leaves [0, lr]. */
 static void lr_is_continuous_and_bounded(void **state) {
   static const char *const schedule[] = {"constant",         "cosine",       "cosine:0.1",
                                          "linear",           "linear:0.3",   "polynomial:1",
@@ -84,7 +84,7 @@ static void lr_is_continuous_and_bounded(void **state) {
       for (int i = 1; i <= STEPS; i++) {
         const double lr = recipe_lr(&s, 10.0 * i / STEPS, 10);
         assert_true(lr >= 0 && lr <= 1 + NEAR);
-        /* The steepest is cyclic:0.5, 1.8 in half a period of 0.25: 0.0036 a step. */
+        /* The steepest is cyclic:0.5: 1.8 in half a period of 0.25, 0.0036 per step. */
         jumps += fabs(lr - last) > 0.005;
         last = lr;
       }
@@ -96,7 +96,7 @@ static void lr_is_continuous_and_bounded(void **state) {
 }
 
 static void lr_schedules_are_read_strictly(void **state) {
-  /* between bars; the first is empty */
+  /* separated by bars; the first is empty */
   static const char bad[] =
       "|cosin|step|step:|step:3,2|step:0|step:1,|step:1@|step:1@2|step:1@0.1x|step:1;2|cosine"
       ":|cosine:2|cosine:-0.1|cosine:0.1,2|constant:|constant:1|polynomial|cyclic|cyclic:0|cy"
@@ -112,7 +112,7 @@ static void lr_schedules_are_read_strictly(void **state) {
     if (lr_parse(one, &l, message, sizeof message) != CLI_BAD || message[0] == 0)
       fail_msg("'%s' is taken", one);
   }
-  char many[512] = "step:1"; /* one more than there is room for */
+  char many[512] = "step:1"; /* one value more than LR_VALUES */
   for (int i = 2; i <= LR_VALUES + 1; i++) {
     const size_t n = strlen(many);
     (void)snprintf(many + n, sizeof many - n, ",%d", i);
@@ -123,7 +123,7 @@ static void lr_schedules_are_read_strictly(void **state) {
   assert_int_equal(l.values, LR_VALUES);
 }
 
-static void lr_default_is_the_update_s(void **state) {
+static void default_lr_depends_on_the_update(void **state) {
   static const struct {
     const char *set, *value;
     double lr;
@@ -149,7 +149,7 @@ int main(void) {
       cmocka_unit_test(lr_follows_its_formulas),
       cmocka_unit_test(lr_is_continuous_and_bounded),
       cmocka_unit_test(lr_schedules_are_read_strictly),
-      cmocka_unit_test(lr_default_is_the_update_s),
+      cmocka_unit_test(default_lr_depends_on_the_update),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

@@ -1,5 +1,5 @@
-/* t_methods.c: methods and published systems: where options start, what every row has; names that are none.  Values of the
- * rows are tested by the recordings (t_golden). */
+/* t_methods.c: methods and published systems: their option values, complete rows, unknown names.  Recordings
+ * (t_golden) test the values of the rows. */
 #include "options_help.h"
 
 #include "family/family.h"
@@ -7,7 +7,7 @@
 
 static char message[512];
 
-/* "name=value ..." differs from the table's defaults, and nothing else does. */
+/* `differences`, "name=value ...", lists all options that differ from the table's defaults. */
 static void differs_by(const ng_options *o, const char *method, const char *differences) {
   char list[512];
   int32_t n = 0;
@@ -28,8 +28,8 @@ static void differs_by(const ng_options *o, const char *method, const char *diff
   assert_int_equal(n, 0);
 }
 
-/* A system is a place to start from: what was given before is gone, and does not count as given. */
-static void a_system_sets_everything(void **state) {
+/* A system replaces all earlier option values, which then no longer count as given. */
+static void systems_replace_all_options(void **state) {
   ng_options o = standard_options();
   fixture_real(&o, "damping", 7);
   fixture_set(&o, "skip_layers", "fc");
@@ -41,7 +41,7 @@ static void a_system_sets_everything(void **state) {
   assert_int_equal(ng_options_set(&o, "method", "eva", message, sizeof message), NG_OK);
   differs_by(&o, "eva",
              "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema norm_block=none");
-  /* a variant is no given value either; a published option is */
+  /* values of a variant do not count as given; published options do */
   o = system_options("KAISA", "inverse");
   assert_int_equal(ng_options_set_published(&o, "damping", "0.5", NULL, NULL, 0), NG_OK);
   assert_int_equal(ng_options_set_published(&o, "kl_clip", "none", NULL, NULL, 0), NG_OK);
@@ -79,7 +79,7 @@ static void table_of_methods(void **state) {
     assert_int_equal(ng_method_published_at(m, -1, &p), NG_ERR_ARG);
     assert_int_equal(ng_options_set(&o, "method", "no such method", message, sizeof message),
                      NG_ERR_ARG);
-    assert_contains(message, info.name); /* the list in the message is the table */
+    assert_contains(message, info.name); /* the message lists all methods of the table */
   }
   ng_method_info info = {.struct_size = sizeof info};
   assert_int_equal(ng_method_at(ng_method_count(), &info), NG_ERR_ARG);
@@ -113,7 +113,7 @@ static void unknown_names_are_refused_with_a_hint(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_system_sets_everything),
+      cmocka_unit_test(systems_replace_all_options),
       cmocka_unit_test(table_of_methods),
       cmocka_unit_test(unknown_names_are_refused_with_a_hint),
   };

@@ -1,6 +1,6 @@
-/* t_mix: mixup and random erasing against the published formulas, worked out here in double from the same
- * draws; the draws against their distributions; soft targets against central differences; the batch
- * before, kept and read back. */
+/* t_mix.c: mixup and random erasing against the published formulas, computed here in double from the same draws;
+ * draws against their distributions; soft targets against the derivative; the stored previous batch in a
+ * checkpoint. */
 #include "nn/models.h"
 #include "common/random.h"
 #include "train/mix.h"
@@ -21,7 +21,7 @@ static const data_set images = {
 /* ---- draws -------------------------------------------------------------------------------------*/
 
 /* max(l, 1 - l) of a symmetric Beta has E[(2 l - 1)^2] = 1 / (2 alpha + 1), four times its variance. */
-static void weights_are_beta(void **state) {
+static void mixing_weights_have_a_beta_distribution(void **state) {
   enum { N = 40000 };
   static const double alphas[] = {0.05, 0.4, 0.6, 1.0, 4.0};
   for (int a = 0; a < 5; a++) {
@@ -34,16 +34,16 @@ static void weights_are_beta(void **state) {
     }
     const double want = 1.0 / (2.0 * alphas[a] + 1.0);
     const double want4 = 3.0 * want / (2.0 * alphas[a] + 3.0);
-    /* five deviations of a mean of N; draws are fixed, so this holds always or never */
+    /* five deviations of a mean of N; draws are fixed, so the result is always the same */
     if (fabs(square - want) > 5.0 * sqrt((want4 - want * want) / N) || fabs(fourth - want4) > 0.02)
       fail_msg("alpha %g: %g, %g; expected %g, %g", alphas[a], square, fourth, want, want4);
   }
-  for (int32_t i = 0; i < 1000;
-       i++) /* the least alpha: both powers are 0, and all of it is one sample's */
+  /* smallest alpha: both powers are 0, and one sample has the whole weight */
+  for (int32_t i = 0; i < 1000; i++)
     assert_true(mix_weight(5e-324, 11, 3, i) == 1.0);
 }
 
-/* The published rectangle from the numbers drawn for it. */
+/* The published rectangle, from the same random words. */
 static mix_box published(double rate, double low, double high, double thin, uint64_t seed,
                          uint32_t epoch, int32_t row, int64_t h, int64_t w) {
   uint32_t a[4], b[4];
@@ -65,7 +65,7 @@ static mix_box published(double rate, double low, double high, double thin, uint
   return (mix_box){top, left, eh, ew};
 }
 
-static void rectangles_are_the_published_ones(void **state) {
+static void rectangles_match_the_published_formula(void **state) {
   enum { N = 4000, SIDE = 40 };
   settings s;
   settings_init(&s);
@@ -81,20 +81,20 @@ static void rectangles_are_the_published_ones(void **state) {
     last += got.top == SIDE - got.height;
     assert_true(got.top >= 0 && got.top + got.height <= SIDE);
     assert_true(got.left >= 0 && got.left + got.width <= SIDE + 8);
-    /* each side is rounded by a half: of at least 3 x 7, and of at most 0.25 */
+    /* each side is rounded by at most 0.5; the sides are at least 3 x 7, the area at most 0.25 */
     const double share = (double)(got.height * got.width) / (double)(SIDE * (SIDE + 8));
     assert_true(share > 0.01 && share < 0.27);
   }
-  /* five deviations: sqrt(N / 4) = 32; of the erased, half are tall but for the few square ones */
+  /* five deviations: sqrt(N / 4) = 32; half of the erased rectangles are tall, except the few squares */
   assert_true(abs(erased - N / 2) < 160 && abs(2 * tall - erased) < 300);
-  assert_true(last > 0); /* the last place is one of them */
+  assert_true(last > 0); /* the last position occurs */
   settings_free(&s);
 }
 
 /* ---- batches -----------------------------------------------------------------------------------*/
 
 static void batches_are_mixed_and_erased(void **state) {
-  for (int kind = 0; kind < 4; kind++) { /* 1: running; 2: erasing, too */
+  for (int kind = 0; kind < 4; kind++) { /* bit 0: running mixup; bit 1: erasing */
     const bool running = (kind & 1) != 0, erases = (kind & 2) != 0;
     settings s;
     settings_init(&s);
@@ -129,7 +129,7 @@ static void batches_are_mixed_and_erased(void **state) {
         }
       }
       mix_batch(&m, (uint32_t)n, rows, labels, x);
-      /* numbers of order 1 in f32, a few roundings a batch */
+      /* numbers of order 1 in f32, a few roundings per batch */
       for (int k = 0; k < B * PER; k++) {
         if (fabs((double)x[k] - want[k]) > 2e-6) fail_msg("kind %d, batch %d, %d", kind, n, k);
       }
@@ -141,13 +141,13 @@ static void batches_are_mixed_and_erased(void **state) {
   }
 }
 
-static void erasing_alone(void **state) {
+static void erasing_without_mixup(void **state) {
   settings s;
   settings_init(&s);
   must_set_line(&s, "erase-rate=1 batch=3");
   mix m;
   assert_int_equal(mix_create(&s, &images, NULL, false, &m), 0);
-  assert_null(m.targets); /* the loss takes the labels */
+  assert_null(m.targets); /* the loss uses the labels */
   const int32_t rows[B] = {1, 2, 3}, labels[B] = {0, 1, 2};
   float x[B * PER];
   for (int k = 0; k < B * PER; k++)
@@ -173,8 +173,8 @@ static void erasing_alone(void **state) {
 
 /* ---- the gradient ------------------------------------------------------------------------------*/
 
-/* Of cross entropy with soft targets: the mean of softmax(y) - t over two samples. */
-static void the_gradient_is_that_of_the_targets(void **state) {
+/* The derivative of cross entropy with soft targets is the mean of softmax(y) - t over two samples. */
+static void gradient_uses_soft_targets(void **state) {
   const float t[2 * K] = {0.7F, 0.1F, 0.2F, 0.0F, 0.0F, 0.25F, 0.5F, 0.25F};
   const int32_t labels[2] = {0, 2};
   float x[2 * 5];
@@ -194,7 +194,8 @@ static void the_gradient_is_that_of_the_targets(void **state) {
   }
   int64_t correct = -1, plain_correct = -1;
   const double plain = nn_loss(n, NN_TRAIN, labels, NULL, &plain_correct);
-  assert_true(nn_loss(n, NN_TRAIN, labels, t, &correct) == plain); /* the labels' */
+  assert_true(nn_loss(n, NN_TRAIN, labels, t, &correct) ==
+              plain); /* the loss value is that of the labels */
   assert_int_equal(correct, plain_correct);
   assert_int_equal(nn_backward(n, true, NULL), 0);
   for (int k = 0; k < K; k++) /* bias: f32 numbers of order 1 */
@@ -204,7 +205,7 @@ static void the_gradient_is_that_of_the_targets(void **state) {
 
 /* ---- in a checkpoint ---------------------------------------------------------------------------*/
 
-static void the_batch_before_is_kept(void **state) {
+static void checkpoints_store_the_previous_batch(void **state) {
   settings s;
   settings_init(&s);
   must_set_line(&s, "mixup-alpha=1 running-mixup=true batch=3");
@@ -234,12 +235,12 @@ static void the_batch_before_is_kept(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(weights_are_beta),
-      cmocka_unit_test(rectangles_are_the_published_ones),
+      cmocka_unit_test(mixing_weights_have_a_beta_distribution),
+      cmocka_unit_test(rectangles_match_the_published_formula),
       cmocka_unit_test(batches_are_mixed_and_erased),
-      cmocka_unit_test(erasing_alone),
-      cmocka_unit_test(the_gradient_is_that_of_the_targets),
-      cmocka_unit_test(the_batch_before_is_kept),
+      cmocka_unit_test(erasing_without_mixup),
+      cmocka_unit_test(gradient_uses_soft_targets),
+      cmocka_unit_test(checkpoints_store_the_previous_batch),
   };
   return cmocka_run_group_tests(tests, make_folder, delete_folder);
 }

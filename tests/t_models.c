@@ -1,5 +1,5 @@
-/* t_models: networks by name: published numbers of parameters, descriptions of layers, variance of initial values,
- * files of weights. */
+/* t_models.c: networks by name: published numbers of parameters, descriptions of layers, variance of initial
+ * values, weight files. */
 #include "nn/models.h"
 #include "common/random.h"
 #include "train/checkpoint.h"
@@ -29,10 +29,10 @@ static nn *build(const char *name, nn_shape input, int64_t classes, uint64_t see
 #define LARGE                                                                                      \
   { 224, 224, 3 }
 
-/* lenet, the perceptrons: by hand.  resnet18/34 with a 3x3 stem: PyTorch modules of the same layers;
- * resnet50: torchvision (25,557,032); resnet50d: timm (25,576,264); vgg16 for CIFAR with batch norm
- * 14,728,266 and wrn-28-10 36,479,194: the networks everybody trains; resnet20..110: the 0.27, 0.46,
- * 0.85, 1.7 million of He et al. with 2,752 for the two projections. */
+/* Sources.  lenet and perceptrons: by hand.  resnet18/34 with a 3x3 stem: PyTorch modules of the same layers.
+ * resnet50: torchvision (25,557,032).  resnet50d: timm (25,576,264).  vgg16 for CIFAR with batch norm (14,728,266)
+ * and wrn-28-10 (36,479,194): the common networks.  resnet20 to resnet110: 0.27, 0.46, 0.85, 1.7 million of He et
+ * al., and 2,752 for the two projections. */
 static const struct {
   const char *name;
   nn_shape input;
@@ -51,7 +51,7 @@ static const struct {
 };
 enum { KNOWN = sizeof known / sizeof known[0] };
 
-static void sizes_and_layers_are_those_published(void **state) {
+static void published_sizes_and_layers(void **state) {
   for (int i = 0; i < KNOWN; i++) {
     nn *n = build(known[i].name, known[i].input, known[i].classes, 1);
     if (nn_weights(n) != known[i].parameters || nn_layers(n) != known[i].layers) {
@@ -75,7 +75,7 @@ static void sizes_and_layers_are_those_published(void **state) {
       }
       assert_int_equal(l->bias, l->bias_param >= 0);
     }
-    for (int a = 0; a < nn_params(n); a++) { /* names are keys */
+    for (int a = 0; a < nn_params(n); a++) { /* names are unique */
       for (int b = 0; b < a; b++)
         assert_string_not_equal(nn_param_at(n, a)->name, nn_param_at(n, b)->name);
     }
@@ -88,7 +88,6 @@ static void sizes_and_layers_are_those_published(void **state) {
   nn_destroy(&n);
 }
 
-/* Every model can be built for its default task. */
 static void every_listed_model_builds(void **state) {
   for (int i = 0; i < model_count(); i++) {
     const char *name = model_at(i).name;
@@ -105,8 +104,8 @@ static void every_listed_model_builds(void **state) {
   }
 }
 
-/* For sizes that no stride divides, both branches of a block round up. */
-static void odd_images(void **state) {
+/* If no stride divides the image size, both branches of a block round up. */
+static void image_sizes_that_no_stride_divides(void **state) {
   static const char *const names[] = {"resnet18", "resnet50", "resnet50d", "wrn-10-2", "resnet20"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     for (int64_t size = 27; size < 36; size += 3) {
@@ -123,7 +122,7 @@ static double variance(const nn_param *p) {
   return sum;
 }
 
-static void first_values(void **state) {
+static void initial_values_have_the_documented_variance(void **state) {
   static const struct {
     const char *name;
     nn_shape input;
@@ -145,7 +144,7 @@ static void first_values(void **state) {
       const double want = i == 2              ? 2.0 / (in + out) /* uniform: bound^2 / 3 */
                           : i == 3 && l->conv ? 2.0 / out
                                               : 1.0 / (3.0 * in);
-      /* five deviations of a mean of squares: of normals sqrt(2 / n), of uniforms sqrt(4 / 5n) */
+      /* five deviations of a mean of squares: sqrt(2 / n) for normals, sqrt(4 / 5n) for uniforms */
       assert_true(fabs(variance(p) / want - 1.0) < 5.0 * sqrt(2.0 / (double)p->count));
     }
     nn_destroy(&n);
@@ -153,7 +152,7 @@ static void first_values(void **state) {
   }
 }
 
-/* Messages about unsuitable names and tasks, from stderr. */
+/* Messages on stderr about unsuitable names and tasks. */
 static void wrong_names_and_tasks(void **state) {
   static const struct {
     const char *name, *says;
@@ -190,8 +189,8 @@ static void wrong_names_and_tasks(void **state) {
   }
 }
 
-/* A file of weights is read as it was written, and rejected with the tensor's name if a number is not finite: its
- * checksums may be right all the same. */
+/* A weight file is read as it was written.  A non-finite number is rejected with the name of its tensor, even if
+ * all checksums are right. */
 static void weights_are_finite(void **state) {
   static const float values[] = {FLT_MAX, -FLT_TRUE_MIN, INFINITY, -INFINITY, NAN};
   const model_task task = {.input = {1, 1, 6}, .classes = 3};
@@ -224,10 +223,10 @@ static void weights_are_finite(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(sizes_and_layers_are_those_published),
-      cmocka_unit_test(odd_images),
+      cmocka_unit_test(published_sizes_and_layers),
+      cmocka_unit_test(image_sizes_that_no_stride_divides),
       cmocka_unit_test(every_listed_model_builds),
-      cmocka_unit_test(first_values),
+      cmocka_unit_test(initial_values_have_the_documented_variance),
       cmocka_unit_test(wrong_names_and_tasks),
       cmocka_unit_test(weights_are_finite),
   };

@@ -1,10 +1,11 @@
-/* t_mpi_leave.c: ranks that leave a transport over MPI: before others are done, while one gives up.
+/* t_mpi_leave.c: ranks that leave an MPI transport before other ranks are done, or after a rank aborts.
  *
- * Nobody hangs (ranks.c has the watchdog), a rank that waits for a rank that has left gets an error, and the next transport of
- * the same ranks works.  All ranks of a transport free its communicators, or none does, whatever comes late.
+ * No rank hangs (ranks.c has the watchdog).  A rank that waits for a rank that has left gets an error, and the
+ * next transport of the same ranks works.  Either all ranks of a transport free its communicators or none does,
+ * whatever message is late.
  *
- * MPI_Comm_free is counted, and messages are held back, by MPI's profiling interface.  A communicator that only some ranks free
- * costs nothing with the MPIs at hand, but is an error. */
+ * MPI's profiling interface counts MPI_Comm_free and delays messages.  If only some ranks free a communicator, the
+ * installed MPIs do not fail, but it is an error. */
 #include "unit_test.h"
 
 #include <mpi.h>
@@ -39,7 +40,7 @@ static ng_collective collective(ng_coll_kind kind, int32_t root, void *group, do
                          .recv = x};
 }
 
-/* x becomes the sum over `group`, NULL for all, of one number a rank, `count` times. */
+/* Set x[0] to x[count-1] to the sum of rank + 1 over `group`; NULL: all ranks. */
 static ng_status sum(const ng_transport *t, void *group, double *x, int64_t count) {
   const ng_collective c = collective(NG_ALL_REDUCE, 0, group, x, count);
   for (int64_t i = 0; i < count; i++)
@@ -47,7 +48,7 @@ static ng_status sum(const ng_transport *t, void *group, double *x, int64_t coun
   return t->run(t->user, &c);
 }
 
-/* The first n ranks. */
+/* A transport of the first n ranks. */
 static ng_status group_of(int32_t n, ng_transport *out) {
   int list[MOST];
   for (int32_t r = 0; r < n; r++)
@@ -57,23 +58,23 @@ static ng_status group_of(int32_t n, ng_transport *out) {
 
 static double of_all(const ng_transport *t) { return t->size * (t->size + 1) / 2.0; }
 
-static void nap(long ms) {
+static void sleep_ms(long ms) {
   const struct timespec some = {0, ms * 1000000};
   (void)nanosleep(&some, NULL);
 }
 
-/* Messages of collectives come late: those that are complete are told so only after so many questions. */
+/* Report a complete message only after `late_by` further calls. */
 static int64_t late_by;
 
 int MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
   *done = 0;
   if (late_by > 0 && late_by-- % 16 != 0) return MPI_SUCCESS;
-  if (late_by > 0) nap(1);
+  if (late_by > 0) sleep_ms(1);
   return late_by > 0 ? MPI_SUCCESS : PMPI_Test(request, done, status);
 }
 
-static int freed;    /* communicators of natgrad, by this process */
-static long held_ms; /* how late messages of the tag `held` leave */
+static int freed;    /* communicators of natgrad that this process freed */
+static long held_ms; /* delay before messages of the tag `held` */
 static int held;
 
 int MPI_Comm_free(MPI_Comm *comm) {
@@ -86,18 +87,18 @@ int MPI_Comm_free(MPI_Comm *comm) {
 
 int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
               MPI_Request *request) {
-  if (held_ms > 0 && tag == held) nap(held_ms);
+  if (held_ms > 0 && tag == held) sleep_ms(held_ms);
   return PMPI_Isend(data, count, type, to, tag, comm, request);
 }
 
-/* ---- before others are done ------------------------------------------------------------------*/
+/* ---- before other ranks are done -------------------------------------------------------------*/
 
 typedef struct early {
-  int32_t who, calls; /* it leaves after so many calls */
+  int32_t who, calls; /* rank `who` leaves after this number of calls */
   bool wrong[MOST];
 } early;
 
-/* Sums in one collective and in two, over all and over a group; groups are calls, too. */
+/* Call k: sums over all ranks, short and long, and over a group; creation of groups. */
 static ng_status call(const ng_transport *t, int32_t k, void **pair, bool *wrong) {
   static double x[LARGE];
   const int32_t two[2] = {0, 1}, ends[2] = {0, t->size - 1};
@@ -141,10 +142,10 @@ static void one_rank_leaves_before_the_others(void **state) {
   }
 }
 
-/* ---- while one gives up ----------------------------------------------------------------------*/
+/* ---- after a rank aborts ---------------------------------------------------------------------*/
 
-/* All are done with it but the last, which gives up late; then others make something new without it. */
-static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
+/* All ranks complete a sum; the last rank aborts late.  The other ranks then make a new transport without it. */
+static ng_status abort_late(int32_t rank, ng_transport *t, void *arg) {
   const int32_t W = t->size;
   for (int k = 0; k < TIMES / 4; k++) {
     ng_transport a, b = {.struct_size = 0};
@@ -153,11 +154,11 @@ static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
     if (st == NG_OK) st = sum(&a, NULL, &x, 1);
     if (st == NG_OK && x != of_all(t)) st = NG_ERR_STATE;
     if (st != NG_OK) return st;
-    /* All have the sum: who still waited for it would be told. */
+    /* after this sum no rank waits in `a` */
     st = sum(t, NULL, &x, 1);
     if (st != NG_OK) return st;
     if (rank == W - 1) {
-      nap(5);
+      sleep_ms(5);
       a.abort(a.user);
     }
     ng_mpi_release(&a);
@@ -171,11 +172,11 @@ static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void leaving_while_another_rank_aborts(void **state) {
-  assert_int_equal(ranks_run(ranks_there(), give_up_late, NULL, NULL), NG_OK);
+  assert_int_equal(ranks_run(ranks_there(), abort_late, NULL, NULL), NG_OK);
 }
 
-/* A request that was never waited for: the others do not wait for what its rank would have to go on with. */
-static ng_status left_under_way(int32_t rank, ng_transport *t, void *arg) {
+/* Rank 0 leaves without waiting for its request.  The other ranks do not wait for its further parts. */
+static ng_status leave_with_request(int32_t rank, ng_transport *t, void *arg) {
   static double x[2 * LARGE];
   ng_collective c = collective(NG_ALL_REDUCE, 0, NULL, x, LARGE);
   void *request;
@@ -188,13 +189,14 @@ static ng_status left_under_way(int32_t rank, ng_transport *t, void *arg) {
 
 static void leaving_with_a_pending_request(void **state) {
   ng_status each[MOST];
-  (void)ranks_run(ranks_there(), left_under_way, NULL, each);
+  (void)ranks_run(ranks_there(), leave_with_request, NULL, each);
   for (int32_t r = 0; r < ranks_there(); r++)
     assert_int_equal(each[r], r == 0 ? NG_OK : NG_ERR_COMM);
 }
 
-/* The last rank leaves at once; the others hear of it while they wait for each other, and then call all. */
-static ng_status heard_between(int32_t rank, ng_transport *t, void *arg) {
+/* The last rank leaves at once.  The others learn of it while they wait for each other, and then sum over all
+ * ranks. */
+static ng_status learn_between_sums(int32_t rank, ng_transport *t, void *arg) {
   int32_t rest[MOST];
   const int32_t n = t->size - 1;
   double x;
@@ -204,7 +206,7 @@ static ng_status heard_between(int32_t rank, ng_transport *t, void *arg) {
   ng_status st = t->group_create(t->user, rest, n, &group);
   if (st != NG_OK || rank == n) return st;
   for (int32_t late = 0; late < 2 && st == NG_OK; late++) {
-    if (rank == late) nap(100);
+    if (rank == late) sleep_ms(100);
     st = sum(t, group, &x, 1);
     if (st == NG_OK && x != n * (n + 1) / 2.0) st = NG_ERR_STATE;
   }
@@ -215,19 +217,19 @@ static void ranks_learn_of_a_leave_while_they_wait(void **state) {
   ng_status each[MOST];
   const int32_t W = ranks_there();
   if (W == 2) skip();
-  (void)ranks_run(W, heard_between, NULL, each);
+  (void)ranks_run(W, learn_between_sums, NULL, each);
   for (int32_t r = 0; r < W; r++)
     assert_int_equal(each[r], r == W - 1 ? NG_OK : NG_ERR_COMM);
 }
 
-/* One has its sum and gives up, as a program does that ends with what all agreed upon; the others have theirs, too, however
- * late it comes, and are told at the next one.  Of a broadcast the root has all at once. */
+/* One rank has its sum and aborts, like a program that ends after an agreed decision.  The other ranks get the
+ * sum, too, however late it is, and an error at the next collective.  The root of a broadcast is done at once. */
 typedef struct agreed {
   int32_t who;
   ng_coll_kind kind;
 } agreed;
 
-static ng_status give_up_agreed(int32_t rank, ng_transport *t, void *arg) {
+static ng_status abort_after_agreement(int32_t rank, ng_transport *t, void *arg) {
   const agreed *a = arg;
   double x = rank == a->who ? 7.0 : 1.0;
   const ng_collective c = collective(a->kind, a->who, NULL, &x, 1);
@@ -245,7 +247,7 @@ static void after_an_agreement(void **state) {
   for (int32_t who = 0; who < 2 * W; who++) {
     agreed a = {.who = who / 2, .kind = who % 2 == 0 ? NG_ALL_REDUCE : NG_BROADCAST};
     ng_status each[MOST];
-    (void)ranks_run(W, give_up_agreed, &a, each);
+    (void)ranks_run(W, abort_after_agreement, &a, each);
     for (int32_t r = 0; r < W; r++) {
       if (each[r] != NG_ERR_COMM)
         fail_msg("rank %d gave up after %s: rank %d has %d", who / 2,
@@ -256,8 +258,8 @@ static void after_an_agreement(void **state) {
 
 /* ---- groups ----------------------------------------------------------------------------------*/
 
-/* The same ranks again are the same group, and cost no communicator. */
-static ng_status again(int32_t rank, ng_transport *t, void *arg) {
+/* The same ranks form the same group and need no further communicator. */
+static ng_status same_group_again(int32_t rank, ng_transport *t, void *arg) {
   const int32_t two[2] = {0, 1};
   void *first = NULL, *g;
   for (int k = 0; k < TIMES * 50; k++) {
@@ -276,10 +278,10 @@ static ng_status again(int32_t rank, ng_transport *t, void *arg) {
 }
 
 static void same_group(void **state) {
-  assert_int_equal(ranks_run(ranks_there(), again, NULL, NULL), NG_OK);
+  assert_int_equal(ranks_run(ranks_there(), same_group_again, NULL, NULL), NG_OK);
 }
 
-/* Leaves, and how many communicators all ranks have freed for it; `late` ranks hold their messages of this tag back. */
+/* Leave t, and gather how many communicators each rank freed; a `late` rank delays its messages of this tag. */
 static ng_status leave(ng_transport *t, int tag, bool late, int each[MOST]) {
   freed = 0;
   held = tag;
@@ -291,7 +293,7 @@ static ng_status leave(ng_transport *t, int tag, bool late, int each[MOST]) {
              : NG_ERR_COMM;
 }
 
-static ng_status the_same(const char *what, const int *each, int32_t n, int expected) {
+static ng_status expect_freed(const char *what, const int *each, int32_t n, int expected) {
   for (int32_t r = 0; r < n; r++) {
     if (each[r] == expected) continue;
     fprintf(stderr, "%s: rank %d freed %d communicators, expected %d\n", what, (int)r, each[r],
@@ -301,10 +303,10 @@ static ng_status the_same(const char *what, const int *each, int32_t n, int expe
   return NG_OK;
 }
 
-/* ---- communicators: all are freed -------------------------------------------------------------------------------------*/
+/* ---- communicators: all are freed ------------------------------------------------------------*/
 
-/* Whoever says farewell last: both that have the transport's name. */
-static ng_status one_after_the_other(int32_t rank, ng_transport *t, void *arg) {
+/* Each rank in turn sends its farewell last; both communicators of the transport are freed. */
+static ng_status leave_one_by_one(int32_t rank, ng_transport *t, void *arg) {
   const int32_t two[2] = {0, 1};
   for (int32_t late = 0; late < t->size; late++) {
     ng_transport a;
@@ -316,21 +318,22 @@ static ng_status one_after_the_other(int32_t rank, ng_transport *t, void *arg) {
     if (st == NG_OK) st = sum(&a, NULL, &x, 1);
     if (st == NG_OK && pair != NULL) st = sum(&a, pair, &x, 1);
     if (st == NG_OK) st = leave(&a, FAREWELL, rank == late, each);
-    if (st == NG_OK) st = the_same("a farewell that comes late", each, t->size, 2);
+    if (st == NG_OK) st = expect_freed("a farewell that comes late", each, t->size, 2);
     if (st != NG_OK) return st;
   }
   return NG_OK;
 }
 
 static void communicators_are_freed_by_all_ranks(void **state) {
-  assert_int_equal(ranks_run(ranks_there(), one_after_the_other, NULL, NULL), NG_OK);
+  assert_int_equal(ranks_run(ranks_there(), leave_one_by_one, NULL, NULL), NG_OK);
 }
 
-/* ---- communicators: none is freed ------------------------------------------------------------------------------------*/
+/* ---- communicators: none is freed ------------------------------------------------------------*/
 
-/* One rank leaves before the other's broadcast, which waits for nobody, so these two part as if one had given up.  They hear of
- * it from each other, and the other ranks hear late: these have good farewells of both by then, but wait. */
-static ng_status a_broadcast_too_many(int32_t rank, ng_transport *t, void *arg) {
+/* One rank leaves before the other rank's broadcast, which waits for no rank, so these two part as after an abort.
+ * They learn of it from each other.  The remaining ranks learn late: they already have regular farewells of both,
+ * but wait. */
+static ng_status leave_before_a_broadcast(int32_t rank, ng_transport *t, void *arg) {
   const int32_t last[2] = {t->size - 2, t->size - 1};
   for (int32_t k = 0; k < TIMES / 10; k++) {
     const int32_t root = k % 2;
@@ -343,11 +346,10 @@ static ng_status a_broadcast_too_many(int32_t rank, ng_transport *t, void *arg) 
     if (st != NG_OK) return st;
     const ng_collective c = collective(NG_BROADCAST, last[root], pair, &x, 1);
     if (rank == last[root]) st = a.run(a.user, &c);
-    if (st == NG_ERR_COMM)
-      st = NG_OK; /* it has heard the other's farewell before its message had left */
+    if (st == NG_ERR_COMM) st = NG_OK; /* the other's farewell came first */
     if (st == NG_OK) st = leave(&a, ALARM, rank >= last[0], each);
-    /* each of two ranks hears of it from the other's number */
-    if (st == NG_OK && t->size > 2) st = the_same("a broadcast too many", each, t->size, 0);
+    /* with two ranks, each learns of it from the other's number */
+    if (st == NG_OK && t->size > 2) st = expect_freed("a broadcast too many", each, t->size, 0);
     if (st != NG_OK) return st;
     if (rank >= last[0]) continue;
     ng_transport b = {.struct_size = 0};
@@ -360,12 +362,12 @@ static ng_status a_broadcast_too_many(int32_t rank, ng_transport *t, void *arg) 
 }
 
 static void ranks_learn_of_a_leave_after_a_broadcast(void **state) {
-  assert_int_equal(ranks_run(ranks_there(), a_broadcast_too_many, NULL, NULL), NG_OK);
+  assert_int_equal(ranks_run(ranks_there(), leave_before_a_broadcast, NULL, NULL), NG_OK);
 }
 
-/* One gives up on two transports; each rank hears of it as it leaves them, in an order of its own: some are in one
- * while others are in the other, and nobody waits for ever. */
-static ng_status any_order(int32_t rank, ng_transport *t, void *arg) {
+/* One rank aborts two transports.  The other ranks leave them in different orders, so some are in the first while
+ * others are in the second.  No rank waits for ever. */
+static ng_status leave_in_any_order(int32_t rank, ng_transport *t, void *arg) {
   for (int32_t k = 0; k < 2 * t->size; k++) {
     ng_transport a[2];
     int each[MOST];
@@ -383,14 +385,14 @@ static ng_status any_order(int32_t rank, ng_transport *t, void *arg) {
     ng_mpi_release(&a[1 - first]);
     if (MPI_Allgather(&freed, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD) != MPI_SUCCESS)
       return NG_ERR_COMM;
-    st = the_same("in an order of its own", each, t->size, 0);
+    st = expect_freed("in an order of its own", each, t->size, 0);
     if (st != NG_OK) return st;
   }
   return NG_OK;
 }
 
 static void two_transports_are_left_in_any_order(void **state) {
-  assert_int_equal(ranks_run(ranks_there(), any_order, NULL, NULL), NG_OK);
+  assert_int_equal(ranks_run(ranks_there(), leave_in_any_order, NULL, NULL), NG_OK);
 }
 
 int main(void) {

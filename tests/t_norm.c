@@ -37,49 +37,46 @@ static void hand_open(hand *h, const char *options) {
   fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
 }
 
-static void says(const hand *h, const char *text) {
-  if (strstr(ng_last_error(h->f.ctx), text) == NULL)
-    fail_msg("'%s' has no '%s'", ng_last_error(h->f.ctx), text);
+static void observe(hand *h) {
+  fixture_ok(&h->f, ng_observe_input(h->f.p, 0, &h->in, NG_BORROW));
+  fixture_ok(&h->f, ng_observe_output_grad(h->f.p, 0, &h->out, NG_COPY));
 }
 
 static void refuses_what_does_not_fit(void **state) {
   hand h;
   hand_open(&h, "method=natgrad");
-  assert_int_equal(ng_observe_input(h.f.p, 0, &h.in, NG_COPY), NG_ERR_ARG);
-  says(&h, "NG_BORROW");
-  assert_int_equal(ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE);
-  says(&h, "without its input");
+  fixture_fails(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_COPY), NG_ERR_ARG, "NG_BORROW");
+  fixture_fails(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE,
+                "without its input");
   const ng_array wide = ng_array_nchw(h.a, 2, 4, 1, 1, NG_F32),
                  long_ = ng_array_nchw(h.a, 2, 2, 1, 1, NG_F32);
-  assert_int_equal(ng_observe_input(h.f.p, 0, &wide, NG_BORROW), NG_ERR_SHAPE);
-  says(&h, "expected [2, 2, ...] for 2 samples");
+  fixture_fails(&h.f, ng_observe_input(h.f.p, 0, &wide, NG_BORROW), NG_ERR_SHAPE,
+                "expected [2, 2, ...] for 2 samples");
   fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &long_, NG_BORROW));
-  assert_int_equal(ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_SHAPE);
-  says(&h, "has 2 positions a sample, its input 1");
+  fixture_fails(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_SHAPE,
+                "has 2 positions a sample, its input 1");
   for (int k = 1; k < 8; k++)
     fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW));
-  assert_int_equal(ng_observe_input(h.f.p, 0, &h.in, NG_BORROW), NG_ERR_STATE);
-  says(&h, "9 inputs without an output gradient");
+  fixture_fails(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW), NG_ERR_STATE,
+                "9 inputs without an output gradient");
   /* an input of a micro-batch that is over has nothing to say in the next */
   fixture_ok(&h.f, ng_begin_samples(h.f.p, 2, 1));
   assert_int_equal(ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY), NG_ERR_STATE);
-  fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW)); /* and takes no room */
-  fixture_ok(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY));
+  observe(&h); /* the limit of 8 inputs starts again */
   fixture_close(&h.f);
   fixture_ok(&h.f, fixture_open(&h.f, "method=natgrad", NULL));
-  assert_int_equal(ng_add_norm(h.f.p, "x", NG_GROUP_NORM, 4, 3, 1e-5, NULL), NG_ERR_ARG);
-  says(&h, "groups is 3, expected a divisor of in 4");
-  assert_int_equal(ng_add_norm(h.f.p, "x", (ng_norm_kind)9, 4, 1, 1e-5, NULL), NG_ERR_ARG);
-  says(&h, "norm_kind is 9");
-  assert_int_equal(ng_add_norm(h.f.p, "x", NG_BATCH_NORM, 4, 1, (double)NAN, NULL), NG_ERR_ARG);
-  says(&h, "norm_eps");
+  fixture_fails(&h.f, ng_add_norm(h.f.p, "x", NG_GROUP_NORM, 4, 3, 1e-5, NULL), NG_ERR_ARG,
+                "groups is 3, expected a divisor of in 4");
+  fixture_fails(&h.f, ng_add_norm(h.f.p, "x", (ng_norm_kind)9, 4, 1, 1e-5, NULL), NG_ERR_ARG,
+                "norm_kind is 9");
+  fixture_fails(&h.f, ng_add_norm(h.f.p, "x", NG_BATCH_NORM, 4, 1, (double)NAN, NULL), NG_ERR_ARG,
+                "norm_eps");
   ng_layer l;
   ng_layer_init(&l, NG_NORM, sizeof l);
   l.name = "x";
   l.in = 4;
   l.norm_no_weight = 1;
-  assert_int_equal(ng_add_layer(h.f.p, &l, NULL), NG_ERR_ARG);
-  says(&h, "one of gamma and beta at least");
+  fixture_fails(&h.f, ng_add_layer(h.f.p, &l, NULL), NG_ERR_ARG, "one of gamma and beta at least");
   fixture_close(&h.f);
 }
 
@@ -89,42 +86,37 @@ static void a_singular_unit_is_rescued(void **state) {
   hand_open(&h, "method=natgrad clip=none damping=1e-9");
   memset(h.g, 0, sizeof h.g);
   h.g[0] = h.g[2] = 100;
-  fixture_ok(&h.f, ng_observe_input(h.f.p, 0, &h.in, NG_BORROW));
-  fixture_ok(&h.f, ng_observe_output_grad(h.f.p, 0, &h.out, NG_COPY));
+  observe(&h);
   assert_int_equal(ng_step(h.f.p, 0.1), NG_RESCUED);
   for (int i = 0; i < 4; i++)
     assert_true(isfinite(h.grad[i]));
-  ng_report r = {.struct_size = sizeof r};
-  fixture_ok(&h.f, ng_report_read(h.f.p, &r));
+  const ng_report r = fixture_report(&h.f);
   assert_true(r.more_damping + r.plain > 0);
   fixture_close(&h.f);
 }
 
 /* One step of a block whose average, kept by stat_decay = 1, is put by hand; its rung is reported, and counted once. */
-static void rung_is(hand *h, const char *what, int32_t rung) {
+static void expect_rung(hand *h, const char *what, int32_t rung) {
   static const float D[4] = {1, 2, 3, 4};
-  ng_report before = {.struct_size = sizeof before}, after = before;
-  ng_layer_report l = {.struct_size = sizeof l};
   memcpy(h->grad, D, sizeof D);
-  fixture_ok(&h->f, ng_report_read(h->f.p, &before));
+  const ng_report before = fixture_report(&h->f);
   fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
-  fixture_ok(&h->f, ng_observe_input(h->f.p, 0, &h->in, NG_BORROW));
-  fixture_ok(&h->f, ng_observe_output_grad(h->f.p, 0, &h->out, NG_COPY));
+  observe(h);
   const ng_status st = ng_step(h->f.p, 0.1);
-  fixture_ok(&h->f, ng_report_read(h->f.p, &after));
-  fixture_ok(&h->f, ng_report_layer(h->f.p, 0, &l));
-  if (st != (rung > 0 ? NG_RESCUED : NG_OK) || l.rung != rung ||
+  const ng_report after = fixture_report(&h->f);
+  const int32_t got = fixture_layer_report(&h->f, 0).rung;
+  if (st != (rung > 0 ? NG_RESCUED : NG_OK) || got != rung ||
       after.more_damping - before.more_damping != (rung > 0 && rung < 4) ||
       after.kept_last - before.kept_last != (rung == 5) ||
       after.plain - before.plain != (rung == 6))
-    fail_msg("%s: %s, rung %d, expected %d", what, ng_status_name(st), (int)l.rung, (int)rung);
+    fail_msg("%s: %s, rung %d, expected %d", what, ng_status_name(st), (int)got, (int)rung);
   if (rung == 6) assert_true(h->grad[1] == D[1] && h->grad[3] == D[3]);
 }
 
 static void rungs_are_reported(void **state) {
   hand h;
   for (int full = 0; full < 2; full++) {
-    static const float shown[] = {-5, -0.005F, 3, -5, 3};
+    static const float average[] = {-5, -0.005F, 3, -5, 3};
     const int32_t rungs[2][5] = {{6, 1, 0, 6, 0}, {6, 1, 0, 5, 0}};
     char set[160];
     (void)snprintf(set, sizeof set,
@@ -135,12 +127,9 @@ static void rungs_are_reported(void **state) {
     const ng_stat *s = h.f.p->block[0]->stat;
     const int64_t last = full ? ng_sym_at(4, 3, 3) : 3; /* beta of the second channel */
     for (int k = 0; k < 5; k++) {
-      if (ng_stat_is_double(s)) {
-        ((double *)s->part->average)[last] = (double)shown[k];
-      } else {
-        ((float *)s->part->average)[last] = shown[k];
-      }
-      rung_is(&h, set, rungs[full][k]);
+      if (ng_stat_is_double(s)) ((double *)s->part->average)[last] = (double)average[k];
+      if (!ng_stat_is_double(s)) ((float *)s->part->average)[last] = average[k];
+      expect_rung(&h, set, rungs[full][k]);
     }
     fixture_close(&h.f);
   }
@@ -171,14 +160,10 @@ static void norm_block_none_keeps_the_gradient(void **state) {
 
 /* F + norm_damping damping I. */
 static double damping_of_step(hand *h, int t) {
-  ng_layer_report r = {.struct_size = sizeof r};
-  if (t % 2 == 0) {
-    if (t > 0) fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
-    fixture_ok(&h->f, ng_observe_input(h->f.p, 0, &h->in, NG_BORROW));
-    fixture_ok(&h->f, ng_observe_output_grad(h->f.p, 0, &h->out, NG_COPY));
-  }
+  if (t == 2) fixture_ok(&h->f, ng_begin_samples(h->f.p, 2, 1));
+  if (t % 2 == 0) observe(h);
   fixture_ok(&h->f, ng_step(h->f.p, 0.1));
-  fixture_ok(&h->f, ng_report_layer(h->f.p, 0, &r));
+  const ng_layer_report r = fixture_layer_report(&h->f, 0);
   assert_true(r.damping_a == 0 && r.damping_g == 0);
   return r.damping_f;
 }

@@ -1,6 +1,8 @@
-/* t_overlap: what is under way while this rank does other things, and what the report says of it.  The clock
- * is the test's own, and the transport takes the time it is told to: two ranks that are alike, of which this is
- * one, so every sum is twice what was sent. */
+/* t_overlap.c: messages under way while the rank computes, and their times in the report.
+ *
+ * The clock belongs to the test.  The transport simulates two identical ranks, so each sum is twice the data sent,
+ * and takes the given times: WIRE or QUICK for a started message, SMALL for a blocking one; an observation takes
+ * WORK. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -25,7 +27,7 @@ typedef struct slow {
   int next;
 } slow;
 
-static void twice(const ng_collective *c) {
+static void double_sum(const ng_collective *c) {
   if (c->kind != NG_ALL_REDUCE) return;
   for (int64_t i = 0; i < c->count; i++) {
     if (c->dtype == NG_F64) {
@@ -37,14 +39,14 @@ static void twice(const ng_collective *c) {
 }
 
 static ng_status slow_run(void *user, const ng_collective *c) {
-  twice(c);
+  double_sum(c);
   now += SMALL;
   return NG_OK;
 }
 
 static ng_status slow_start(void *user, const ng_collective *c, void **request) {
   slow *s = user;
-  twice(c);
+  double_sum(c);
   double *at = &s->done_at[s->next++ % ROOM];
   *at = now + wire_ms;
   *request = at;
@@ -69,9 +71,10 @@ static ng_status slow_test(void *user, void *request, int32_t *done) {
 /* ---- runs ----------------------------------------------------------------------------------------*/
 
 typedef struct outcome {
-  double sent, hidden;                            /* of each step */
-  double ms[NG_STATIONS], wait[NG_STATIONS];      /* of the last one */
-  int under_way_before_last, under_way_after_all; /* messages, when the last array is shown */
+  double sent, hidden;                       /* of each step */
+  double ms[NG_STATIONS], wait[NG_STATIONS]; /* of the last step */
+  int under_way_before_last,
+      under_way_after_all; /* messages under way when the last array is observed */
 } outcome;
 
 static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LAYERS][20],
@@ -88,9 +91,7 @@ static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LA
     const int i = grad ? 2 * LAYERS - 1 - k : k;
     const int64_t n = width[grad ? i + 1 : i];
     rng r = {test_seed() ^ (uint64_t)k};
-    for (int64_t e = 0; e < B * n; e++) {
-      x[e] = (float)rng_value(&r);
-    }
+    rng_values(&r, x, B * n);
     now += WORK;
     if (k == 2 * LAYERS - 1) out->under_way_before_last = wire->under_way;
     const plane v = plane_of(x, B, n, NG_F32);
@@ -114,14 +115,14 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
   for (int i = 0; i < 20 * LAYERS; i++) {
     weight[i / 20][i % 20] = (float)(i % 7) - 3.0F;
   }
-  ng_transport t = {.struct_size = sizeof t, .size = 1};
-  t.name = "slow";
-  t.user = &wire;
-  t.size = 2;
-  t.run = slow_run;
-  if (starts) t.start = slow_start;
-  if (starts) t.wait = slow_wait;
-  if (tests) t.test = slow_test;
+  const ng_transport t = {.struct_size = sizeof t,
+                          .name = "slow",
+                          .user = &wire,
+                          .size = 2,
+                          .run = slow_run,
+                          .start = starts ? slow_start : NULL,
+                          .wait = starts ? slow_wait : NULL,
+                          .test = tests ? slow_test : NULL};
   (void)snprintf(set, sizeof set, "method=natgrad stat_period=1 solve_period=1 %s", more);
   now = 0;
   wire_ms = takes;
@@ -130,16 +131,12 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
   fixture_ok(&f, ng_add_linear(f.p, "one", 4, 5, 0, NULL));
   fixture_ok(&f, ng_add_linear(f.p, "two", 5, 3, 0, NULL));
   fixture_ok(&f, ng_ready(f.p));
-  double sent = 0, hidden = 0;
   for (int i = 0; i < STEPS; i++) {
-    ng_report r = {.struct_size = sizeof r};
-    fixture_ok(&f, ng_report_read(f.p, &r));
-    sent = r.sent_ms;
-    hidden = r.hidden_ms;
+    const ng_report before = fixture_report(&f);
     one_step(&f, &wire, last, weight, &out);
-    fixture_ok(&f, ng_report_read(f.p, &r));
-    out.sent = r.sent_ms - sent;
-    out.hidden = r.hidden_ms - hidden;
+    const ng_report after = fixture_report(&f);
+    out.sent = after.sent_ms - before.sent_ms;
+    out.hidden = after.hidden_ms - before.hidden_ms;
   }
   for (int i = 0; i < NG_STATIONS; i++) {
     ng_station_report s = {.struct_size = sizeof s};
@@ -152,55 +149,55 @@ static outcome run(const char *more, int32_t last, double takes, bool starts, bo
   return out;
 }
 
-static void must_be(const char *what, double is, double want) {
+static void expect_equal(const char *what, double is, double want) {
   if (is != want) fail_msg("%s is %g, expected %g", what, is, want);
 }
 
-/* Layer two is complete before the last array is shown, so its A and G leave then, WORK before those of
- * layer one; the step begins at once.  `check` takes SMALL, so the first two are waited for WIRE - WORK -
- * SMALL, the others WORK more; results of two owners take WIRE together; then `agree`. */
+/* Layer two is complete before the last array is observed.  Its A and G leave then, WORK earlier than those of
+ * layer one, and the step begins at once.  `check` takes SMALL, so the statistics wait for the first two sums WIRE
+ * - WORK - SMALL, for the others WORK more.  The results of both owners take WIRE together; `agree` follows. */
 static void test_hidden(void **state) {
   for (int tests = 0; tests < 2; tests++) {
     const outcome o = run("stat_bucket_mb=0", 1, WIRE, true, tests != 0);
     assert_int_equal(o.under_way_before_last, 2);
     assert_int_equal(o.under_way_after_all, 4);
-    must_be("hidden", o.hidden, WORK);
-    must_be("sent", o.sent, WIRE + WORK + WIRE + SMALL);
-    must_be("check", o.wait[NG_AT_CHECK], SMALL);
-    must_be("statistics", o.wait[NG_AT_STATISTICS], WIRE - SMALL);
-    must_be("measure", o.wait[NG_AT_MEASURE], WIRE);
-    must_be("agree", o.wait[NG_AT_AGREE], SMALL);
-    must_be("time of statistics", o.ms[NG_AT_STATISTICS], WIRE - SMALL);
+    expect_equal("hidden", o.hidden, WORK);
+    expect_equal("sent", o.sent, WIRE + WORK + WIRE + SMALL);
+    expect_equal("check", o.wait[NG_AT_CHECK], SMALL);
+    expect_equal("statistics", o.wait[NG_AT_STATISTICS], WIRE - SMALL);
+    expect_equal("measure", o.wait[NG_AT_MEASURE], WIRE);
+    expect_equal("agree", o.wait[NG_AT_AGREE], SMALL);
+    expect_equal("time of statistics", o.ms[NG_AT_STATISTICS], WIRE - SMALL);
   }
 }
 
-/* Over before the next array is shown: the first two are found to be, or are under way until the others are
- * if nobody may ask; those are complete when `check` is. */
+/* Messages shorter than the work between two observations.  If the transport can test, the first two sums are
+ * found complete at the next observation; otherwise they count as under way until the step waits for them.  The
+ * other two are complete after `check`. */
 static void test_quick(void **state) {
   for (int tests = 0; tests < 2; tests++) {
     const outcome o = run("stat_bucket_mb=0", 1, QUICK, true, tests != 0);
-    must_be("hidden", o.hidden, WORK);
-    must_be("sent", o.sent, WORK + SMALL + QUICK + SMALL);
-    must_be("statistics", o.wait[NG_AT_STATISTICS], 0);
+    expect_equal("hidden", o.hidden, WORK);
+    expect_equal("sent", o.sent, WORK + SMALL + QUICK + SMALL);
+    expect_equal("statistics", o.wait[NG_AT_STATISTICS], 0);
   }
 }
 
-/* One message for all: nothing to hide it behind; nor where nobody says which micro-batch is the last, or
- * where the transport only knows how to wait. */
+/* Nothing is hidden if all sums are one message, if no micro-batch has `last`, or if the transport has no `start`. */
 static void test_nothing_hidden(void **state) {
   const outcome whole = run("", 1, WIRE, true, true),
                 late = run("stat_bucket_mb=0", 0, WIRE, true, true),
                 stops = run("stat_bucket_mb=0", 1, WIRE, false, false);
   assert_int_equal(whole.under_way_before_last, 0);
   assert_int_equal(whole.under_way_after_all, 1);
-  must_be("hidden, one message", whole.hidden, 0);
-  must_be("sent, one message", whole.sent, WIRE + WIRE + SMALL);
+  expect_equal("hidden, one message", whole.hidden, 0);
+  expect_equal("sent, one message", whole.sent, WIRE + WIRE + SMALL);
   assert_int_equal(late.under_way_after_all, 0);
-  must_be("hidden, in the step", late.hidden, 0);
-  must_be("sent, in the step", late.sent, SMALL + WIRE + WIRE + SMALL);
+  expect_equal("hidden, in the step", late.hidden, 0);
+  expect_equal("sent, in the step", late.sent, SMALL + WIRE + WIRE + SMALL);
   assert_int_equal(stops.under_way_after_all, 0);
-  must_be("hidden, no start", stops.hidden, 0);
-  must_be("sent, no start", stops.sent, (4 + 1 + 2 + 1) * SMALL);
+  expect_equal("hidden, no start", stops.hidden, 0);
+  expect_equal("sent, no start", stops.sent, (4 + 1 + 2 + 1) * SMALL);
 }
 
 int main(void) {

@@ -1,5 +1,6 @@
-/* t_plan.c: ng_plan_ranks against what ng_ready took and a step sent, on every rank of many settings, and that
- * planning does not change a model.  t_plan_places and t_sizes compare plans with KAISA's published volumes. */
+/* t_plan.c: ng_plan_ranks against the memory that ng_ready takes and the messages that a step sends, on every rank
+ * of many settings.  Planning does not change a model.  t_plan_places and t_sizes compare plans with KAISA's
+ * published volumes. */
 #include "draw.h"
 #include "fixture.h"
 #include "plan_count.h"
@@ -12,20 +13,21 @@
 
 enum { MOST_RANKS = 6, ROOM = 512, B = 3, LAYERS = 4, WORDS = 9, SLOTS = 2 * LAYERS + 3 };
 
-/* conv 3 -> 4, kernel 3, of images 5 x 5; two linear layers; a norm; a tensor; an embedding of 4 positions, no bias */
+/* conv 3 -> 4, kernel 3, images 5 x 5; two linear layers; a norm; a tensor; an embedding, 4 positions, without
+ * bias */
 static const int64_t rows[SLOTS] = {4, 1, 6, 1, 3, 1, 1, 1, 1, 0, WORDS},
                      cols[SLOTS] = {27, 4, 10, 6, 6, 3, 4, 4, 70, 0, 5};
 static const int64_t inputs[LAYERS] = {3 * 25, 10, 6, 4}, outputs[LAYERS] = {4 * 25, 6, 3, 4};
 
-typedef struct trial {
+typedef struct plan_run {
   const char *options;
   int32_t ranks;
   ng_rank_plan plan[MOST_RANKS];
-  char why[512];
-} trial;
+  char message[512];
+} plan_run;
 
-/* Methods that have blocks for embeddings. */
-static bool words(const char *options) {
+/* Only these methods have blocks for embeddings. */
+static bool has_embedding(const char *options) {
   return strstr(options, "method=natgrad") == options && strstr(options, "per_layer") == NULL;
 }
 
@@ -51,26 +53,26 @@ static ng_status add(ng_precond *p, const char *options) {
   table.out = 5;
   table.positions = 4;
   table.token_dtype = NG_I32;
-  return st == NG_OK && words(options) ? ng_add_layer(p, &table, NULL) : st;
+  return st == NG_OK && has_embedding(options) ? ng_add_layer(p, &table, NULL) : st;
 }
 
-typedef struct mine {
+typedef struct arrays {
   float grad[SLOTS][ROOM], w[SLOTS][ROOM], a[LAYERS][ROOM], g[LAYERS][ROOM];
-} mine;
+} arrays;
 
-static ng_array shown(float *x, int layer, bool out) {
+static ng_array batch_array(float *x, int layer, bool out) {
   if (layer == 0) return ng_array_nchw(x, B, out ? 4 : 3, 5, 5, NG_F32);
   return ng_array_matrix(x, B, out ? outputs[layer] : inputs[layer], NG_F32);
 }
 
-static ng_status step(fixture *f, mine *m, const char *options) {
+static ng_status step(fixture *f, arrays *m, const char *options) {
   ng_precond *p = f->p;
   rng r = {test_seed()};
   for (size_t i = 0; i < sizeof *m / sizeof(float); i++)
     ((float *)(void *)m)[i] = (float)rng_value(&r);
   ng_status st = NG_OK;
   for (int k = 0; k < SLOTS && st == NG_OK; k++) {
-    if (rows[k] == 0 || (k == SLOTS - 1 && !words(options))) continue;
+    if (rows[k] == 0 || (k == SLOTS - 1 && !has_embedding(options))) continue;
     const ng_array g = ng_array_matrix(m->grad[k], rows[k], cols[k], NG_F32),
                    w = ng_array_matrix(m->w[k], rows[k], cols[k], NG_F32);
     st = ng_bind_grad(p, k / 2, (ng_param)(k % 2), &g);
@@ -78,14 +80,14 @@ static ng_status step(fixture *f, mine *m, const char *options) {
   }
   if (st == NG_OK) st = ng_begin_samples(p, B, 1);
   for (int k = 0; k < LAYERS && st == NG_OK; k++) {
-    const ng_array a = shown(m->a[k], k, false), g = shown(m->g[k], k, true);
+    const ng_array a = batch_array(m->a[k], k, false), g = batch_array(m->g[k], k, true);
     st = ng_observe_input(p, k, &a, NG_BORROW);
     if (st == NG_OK) st = ng_observe_output_grad(p, k, &g, NG_COPY);
   }
   static const int32_t token[B * 4] = {0, 3, 8, 1, 2, 2, 5, 7, 4, 6, 0, 1};
   const ng_array tokens = ng_array_matrix((void *)(uintptr_t)token, B, 4, NG_I32),
                  g = ng_array_matrix(m->g[0], B * 4, 5, NG_F32);
-  const bool observed = words(options);
+  const bool observed = has_embedding(options);
   if (st == NG_OK && observed) st = ng_observe_input(p, LAYERS + 1, &tokens, NG_BORROW);
   if (st == NG_OK && observed) st = ng_observe_output_grad(p, LAYERS + 1, &g, NG_COPY);
   if (st != NG_OK) return st;
@@ -93,10 +95,10 @@ static ng_status step(fixture *f, mine *m, const char *options) {
   return fixture_step(f, &how);
 }
 
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  trial *l = arg;
+static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
+  plan_run *l = arg;
   fixture f;
-  mine *m = calloc(1, sizeof *m);
+  arrays *m = calloc(1, sizeof *m);
   const fixture_how how = {.threads = 1, .transport = l->ranks > 1 ? t : NULL};
   ng_status st = m == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
   ng_rank_plan counted;
@@ -114,8 +116,8 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
-/* Planned by a process of one rank that has no transport. */
-static void plan_all(trial *l) {
+/* Plan all ranks in a process of one rank without transport. */
+static void plan_all(plan_run *l) {
   fixture f;
   const fixture_how how = {.threads = 1};
   assert_int_equal(fixture_open(&f, l->options, &how), NG_OK);
@@ -184,17 +186,18 @@ static void planned_bytes_equal_counted_bytes(void **state) {
   bool ok = true;
   for (size_t i = 0; i < LINES; i++) {
     for (int k = 0; k < 4 && line[i].ranks[k] > 0; k++) {
-      trial l = {.options = line[i].options, .ranks = line[i].ranks[k]};
+      plan_run l = {.options = line[i].options, .ranks = line[i].ranks[k]};
       plan_all(&l);
-      const ng_status st = l.ranks > 1 ? ranks_run(l.ranks, live, &l, NULL) : live(0, NULL, &l);
+      const ng_status st =
+          l.ranks > 1 ? ranks_run(l.ranks, run_rank, &l, NULL) : run_rank(0, NULL, &l);
       ok = ok && st == NG_OK;
     }
   }
   assert_true(ok);
 }
 
-/* All ranks at once, from one placement, say what each says alone: also where most have no block, and of every line
- * above; what one number of ranks does not allow is refused by both. */
+/* One call for all ranks returns what a call for each rank returns, also where most ranks have no block.  Both
+ * refuse a number of ranks that the options do not allow. */
 static void plans_of_all_ranks_equal_single_plans(void **state) {
   enum { MOST = 24 };
   static const int32_t ranks[] = {1, 2, 3, 6, 7, MOST};
@@ -219,7 +222,7 @@ static void plans_of_all_ranks_equal_single_plans(void **state) {
   }
 }
 
-/* The fractions that KAISA's tests have, and such as it refuses; a rounded third is one. */
+/* The fractions of KAISA's tests, and fractions that it refuses.  A rounded third counts as 1/3. */
 static void fractions_are_whole_ranks(void **state) {
   static const struct {
     int32_t ranks;
@@ -247,7 +250,7 @@ static void fractions_are_whole_ranks(void **state) {
   }
 }
 
-/* Ready afterwards, as if nobody had asked; what is asked for wrongly is told. */
+/* A model that was planned becomes ready as if it had not been planned.  Wrong arguments are reported. */
 static void planning_leaves_the_model_unchanged(void **state) {
   fixture f, plain;
   ng_rank_plan plan = {.struct_size = sizeof plan};
@@ -257,26 +260,24 @@ static void planning_leaves_the_model_unchanged(void **state) {
   fixture_ok(&f, add(f.p, ""));
   fixture_ok(&plain, add(plain.p, ""));
   fixture_ok(&f, ng_plan_ranks(f.p, 4096, 4095, 1, &plan));
-  assert_int_equal(plan.owned, 0); /* four blocks, and many ranks */
+  assert_int_equal(plan.owned, 0); /* there are four blocks */
   ng_context_allocated(f.ctx, &bytes[0], NULL, NULL);
   for (int32_t ranks = 1; ranks < 100; ranks += 9)
     fixture_ok(&f, ng_plan_ranks(f.p, ranks, ranks / 2, 1, &plan));
   ng_context_allocated(f.ctx, &bytes[1], NULL, NULL);
-  assert_int_equal(bytes[0], bytes[1]); /* one placement is remembered, and goes with ng_ready */
-  assert_int_equal(ng_plan_ranks(f.p, 4, 4, 1, &plan), NG_ERR_ARG);
-  assert_non_null(strstr(ng_last_error(f.ctx), "first = 4, count = 1 of 4 ranks: expected"));
+  assert_int_equal(bytes[0], bytes[1]); /* one placement is stored, and freed by ng_ready */
+  fixture_fails(&f, ng_plan_ranks(f.p, 4, 4, 1, &plan), NG_ERR_ARG,
+                "first = 4, count = 1 of 4 ranks: expected");
   assert_int_equal(ng_plan_ranks(f.p, 0, 0, 1, &plan), NG_ERR_ARG);
   assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, NULL), NG_ERR_ARG);
   assert_int_equal(ng_plan_ranks(f.p, 4, 0, 0, &plan), NG_ERR_ARG);
   ng_rank_plan two[2] = {{.struct_size = sizeof two[0]}, {.struct_size = 8}};
   assert_int_equal(ng_plan_ranks(f.p, 4, 2, 3, two), NG_ERR_ARG);
-  assert_int_equal(ng_plan_ranks(f.p, 2, 0, 2, two), NG_ERR_ARG);
-  assert_non_null(strstr(ng_last_error(f.ctx), "struct_size of out is not set or differs"));
+  fixture_fails(&f, ng_plan_ranks(f.p, 2, 0, 2, two), NG_ERR_ARG,
+                "struct_size of out is not set or differs");
   fixture_ok(&f, ng_ready(f.p));
   fixture_ok(&plain, ng_ready(plain.p));
-  ng_report a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
-  fixture_ok(&f, ng_report_read(f.p, &a));
-  fixture_ok(&plain, ng_report_read(plain.p, &b));
+  const ng_report a = fixture_report(&f), b = fixture_report(&plain);
   assert_memory_equal(&a.factors, &b.factors, 7 * sizeof a.factors);
   assert_int_equal(ng_plan_ranks(f.p, 4, 0, 1, &plan), NG_ERR_STATE);
   assert_int_equal(ng_plan_ranks(f.p, 1, 0, 1, &plan), NG_ERR_STATE);

@@ -270,7 +270,6 @@ static void of_published(const char *what, double got, double expected, double a
 static void published_numbers(void **state) {
   float g[8], first[8];
   fixture f;
-  ng_report r;
   const plane v = plane_of(g, 1, 8, NG_F32);
   fixture_ok(&f, fixture_open(&f,
                               "method=mfac window=1 window_function=step window_momentum=0.5 "
@@ -278,8 +277,7 @@ static void published_numbers(void **state) {
                               NULL));
   fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
   fixture_ok(&f, ng_ready(f.p));
-  r = (ng_report){.struct_size = sizeof r};
-  fixture_ok(&f, ng_report_read(f.p, &r));
+  ng_report r = fixture_report(&f);
   assert_true(r.scaled == 0 && r.scaling_max == 0.0);
   for (int k = 0; k < 2; k++) {
     for (int i = 0; i < 8; i++) {
@@ -289,7 +287,7 @@ static void published_numbers(void **state) {
     }
     fixture_ok(&f, ng_step(f.p, 1.0));
   }
-  fixture_ok(&f, ng_report_read(f.p, &r));
+  r = fixture_report(&f);
   assert_int_equal(r.scaled, 8);
   of_published("min", r.scaling_min, 0.058399050,
                1e-5); /* u there is 0.06: of f32 sums of 4 and 2 */
@@ -306,7 +304,7 @@ static void published_numbers(void **state) {
   g[3] = NAN;
   assert_int_equal(ng_step(f.p, 1.0), NG_SKIPPED);
   const double before = r.scaling_75;
-  fixture_ok(&f, ng_report_read(f.p, &r));
+  r = fixture_report(&f);
   assert_true(r.scaled == 8 && r.scaling_75 == before);
   fixture_close(&f);
 }
@@ -314,7 +312,7 @@ static void published_numbers(void **state) {
 /* ---- hard distributions ----------------------------------------------------------------------*/
 
 /* SGD with decay 1 and lr 0: u = g + w, so with g = 0 r is |w| / 1e-8, whatever w is. */
-static void measure(float *w, int64_t n, ng_report *r) {
+static ng_report measure(float *w, int64_t n) {
   float *g = calloc((size_t)n, sizeof *g);
   assert_non_null(g);
   fixture f;
@@ -325,10 +323,10 @@ static void measure(float *w, int64_t n, ng_report *r) {
   fixture_ok(&f, ng_ready(f.p));
   how.weight_decay = 1.0;
   fixture_ok(&f, ng_step_sgd(f.p, &how, 1));
-  *r = (ng_report){.struct_size = sizeof *r};
-  fixture_ok(&f, ng_report_read(f.p, r));
+  const ng_report r = fixture_report(&f);
   fixture_close(&f);
   free(g);
+  return r;
 }
 
 typedef enum shape { EQUAL, ZEROS, HALF_ZEROS, TIES, HEAVY, SMALL, CLOSE, TWO_ENDS, SHAPES } shape;
@@ -366,13 +364,12 @@ static void hard_distributions_equal_a_sort(void **state) {
       float *w = malloc((size_t)n * sizeof *w);
       double *x = malloc((size_t)n * sizeof *x);
       char what[64];
-      ng_report r;
       assert_true(w != NULL && x != NULL);
       for (int64_t i = 0; i < n; i++) {
         w[i] = drawn(s, i, n, &draw);
         x[i] = fabs((double)w[i] / 1e-8);
       }
-      measure(w, n, &r);
+      const ng_report r = measure(w, n);
       (void)snprintf(what, sizeof what, "%s, %lld", name[s], (long long)n);
       all_must_be(what, &r, x, n, 0x1p-50, 0.0);
       if (s == EQUAL || s == ZEROS) assert_true(r.scaling_25 == x[0] && r.scaling_75 == x[0]);
@@ -388,7 +385,6 @@ static void only_without_blocks(void **state) {
   for (int k = 0; k < 2; k++) {
     fixture f;
     float g[3] = {1, 2, 3}, w[3] = {0};
-    ng_report r;
     const plane vg = plane_of(g, 1, 3, NG_F32), vw = plane_of(w, 1, 3, NG_F32);
     fixture_ok(&f,
                fixture_open(&f, k == 0 ? "update=sgd clip=none" : "update=sgd clip=none quantify=1",
@@ -397,8 +393,7 @@ static void only_without_blocks(void **state) {
     fixture_ok(&f, ng_ready(f.p));
     const ng_sgd how = fixture_sgd(1.0, 0.0);
     fixture_ok(&f, fixture_step(&f, &how));
-    r = (ng_report){.struct_size = sizeof r};
-    fixture_ok(&f, ng_report_read(f.p, &r));
+    const ng_report r = fixture_report(&f);
     assert_true(r.scaled == 3 * k && r.d2 == 14.0 * k && r.pd2 == 14.0 * k && r.inner == 14.0 * k);
     fixture_close(&f);
   }

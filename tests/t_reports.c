@@ -47,18 +47,6 @@ static void step(scene *s, double lr, int shows) {
   fixture_ok(&s->f, ng_step(s->f.p, lr));
 }
 
-static ng_report report_of(const scene *s) {
-  ng_report r = {.struct_size = sizeof r};
-  assert_int_equal(ng_report_read(s->f.p, &r), NG_OK);
-  return r;
-}
-
-static ng_layer_report layer_of(const scene *s) {
-  ng_layer_report r = {.struct_size = sizeof r};
-  assert_int_equal(ng_report_layer(s->f.p, 0, &r), NG_OK);
-  return r;
-}
-
 static void near(const char *what, double got, double expected) {
   /* f32 on the way */
   if (!(fabs(got - expected) <= 1e-6 * fabs(expected)))
@@ -89,21 +77,21 @@ static void pi_and_damping_are_of_the_traces(void **state) {
     (void)snprintf(options, sizeof options, "damping=0.04 solve_period=2 damping_split=%s",
                    split[full]);
     open_scene(&s, options);
-    ng_layer_report r = layer_of(&s);
+    ng_layer_report r = fixture_layer_report(&s.f, 0);
     assert_true(r.pi == 0.0 && r.damping_a == 0.0 &&
                 r.damping_g == 0.0); /* nothing is solved yet */
     const double pi = sqrt(mean_a(&s) / mean_g(&s));
     assert_true(pi > 1.5 || pi < 0.6);
     for (int k = 0; k < 2; k++) {
       step(&s, 0.1, 1);
-      r = layer_of(&s);
+      r = fixture_layer_report(&s.f, 0);
       near("pi", r.pi, pi);
       near("damping_a", r.damping_a, full == 1 ? 0.04 : 0.2 * pi);
       near("damping_g", r.damping_g, full == 1 ? 0.04 : 0.2 / pi);
       fixture_ok(&s.f, ng_set(s.f.p, "damping", "0.09")); /* of the last solve: not of this step */
     }
     step(&s, 0.1, 1);
-    r = layer_of(&s);
+    r = fixture_layer_report(&s.f, 0);
     near("damping_a", r.damping_a, full == 1 ? 0.09 : 0.3 * pi);
     near("damping_g", r.damping_g, full == 1 ? 0.09 : 0.3 / pi);
     fixture_close(&s.f);
@@ -118,8 +106,8 @@ static void inner_and_clip_are_of_the_gradients(void **state) {
     scene s;
     (void)snprintf(options, sizeof options, "damping=0.04 clip=kl kl_clip=%g", kl[loose]);
     open_scene(&s, options);
-    assert_true(report_of(&s).clip == 1.0 && report_of(&s).inner == 0.0 &&
-                report_of(&s).d2 == 0.0 && report_of(&s).pd2 == 0.0);
+    assert_true(fixture_report(&s.f).clip == 1.0 && fixture_report(&s.f).inner == 0.0 &&
+                fixture_report(&s.f).d2 == 0.0 && fixture_report(&s.f).pd2 == 0.0);
     for (int k = 0; k < 3; k++) {
       const double lr = 0.5 + k;
       double inner = 0.0; /* nu sum <PD, D> */
@@ -128,7 +116,7 @@ static void inner_and_clip_are_of_the_gradients(void **state) {
         inner += (double)s.grad[i] * (double)s.d[i];
       for (int i = 0; i < OUT; i++)
         inner += (double)s.bias[i] * (double)s.d_bias[i];
-      const ng_report r = report_of(&s);
+      const ng_report r = fixture_report(&s.f);
       double d2 = 0.0, pd2 = 0.0; /* pd2: nu^2 of it */
       for (int i = 0; i < OUT * IN; i++) {
         d2 += (double)s.d[i] * (double)s.d[i];
@@ -144,7 +132,7 @@ static void inner_and_clip_are_of_the_gradients(void **state) {
       near("clip", r.clip, fmin(1.0, sqrt(kl[loose] / (lr * lr * r.inner))));
       assert_true(loose == 1 ? r.clip == 1.0 : r.clip < 0.5);
       assert_true(r.steps == k + 1 && r.skipped == 0 && r.kept == 0 && r.unobserved == 0);
-      assert_int_equal(layer_of(&s).observations, 2 * (k + 1));
+      assert_int_equal(fixture_layer_report(&s.f, 0).observations, 2 * (k + 1));
     }
     fixture_close(&s.f);
   }
@@ -160,11 +148,11 @@ static void times_are(const char *options, double solve_ms, double measure_ms) {
   int64_t runs[32] = {0};
   for (int k = 0; k < 4; k++) {
     step(&s, 0.1, k % 2 == 0 ? 1 + k : 0);
-    const ng_layer_report l = layer_of(&s);
+    const ng_layer_report l = fixture_layer_report(&s.f, 0);
     near("observe_ms", l.observe_ms, k < 2 ? 2 + 1 : 2 * 3 + 1); /* kept while nothing is due */
     near("solve_ms", l.solve_ms, solve_ms);
     near("measure_ms", l.measure_ms, measure_ms);
-    for (int32_t i = 0; i < report_of(&s).stations; i++) {
+    for (int32_t i = 0; i < fixture_report(&s.f).stations; i++) {
       ng_station_report t = {.struct_size = sizeof t};
       assert_int_equal(ng_report_station(s.f.p, i, &t), NG_OK);
       const bool ran = t.runs > runs[i];
@@ -221,15 +209,14 @@ static void explain_says_what_is_held(void **state) {
     fixture f;
     int32_t index;
     int64_t all = 0, moments = 0;
-    fixture_ok(&f, fixture_open(&f, "skip_layers=out update=adamw", NULL));
-    if (rankone == 1) {
-      fixture_close(&f);
-      fixture_ok(&f, fixture_open(&f, "method=eva skip_layers=out update=adamw", NULL));
-    }
+    fixture_ok(&f, fixture_open(&f,
+                                rankone == 1 ? "method=eva; skip_layers=out update=adamw"
+                                             : "skip_layers=out update=adamw",
+                                NULL));
     fixture_ok(&f, plane_conv2d(f.p, "conv", 3, 5, 3, 1, 1, 6, 6, 1, &index));
-    fixture_ok(&f, ng_add_linear(f.p, "out", 11, 7, 1, &index));
-    fixture_ok(&f, ng_add_tensor(f.p, "scale", 13, &index));
-    fixture_ok(&f, ng_add_linear(f.p, "fc", 30, 10, 0, &index));
+    fixture_ok(&f, ng_add_linear(f.p, "out", 11, 7, 1, NULL));
+    fixture_ok(&f, ng_add_tensor(f.p, "scale", 13, NULL));
+    fixture_ok(&f, ng_add_linear(f.p, "fc", 30, 10, 0, NULL));
     fixture_ok(&f, ng_ready(f.p));
     assert_int_equal(ng_explain_count(f.p), ROWS);
     for (int32_t i = 0; i < ROWS; i++) {
@@ -257,8 +244,7 @@ static void explain_says_what_is_held(void **state) {
     }
     const int64_t sides = rankone == 1 ? all / 2 : 0;
     const int64_t triangles = triangle(28) + triangle(5) + triangle(30) + triangle(10);
-    ng_report held = {.struct_size = sizeof held};
-    assert_int_equal(ng_report_read(f.p, &held), NG_OK);
+    const ng_report held = fixture_report(&f);
     assert_int_equal(held.factors, rankone == 1 ? sides : triangles);
     assert_int_equal(held.sums, rankone == 1 ? sides : triangles);
     assert_int_equal(held.results, rankone == 1 ? 0 : all - 2 * triangles);

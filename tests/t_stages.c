@@ -1,7 +1,8 @@
 /* t_stages.c: pipeline stages, each with layers and ranks of its own.
  *
- * The oracle is K-FAC in double over the layers of all stages: nu is one number, each layer counted once, the same bits
- * on all ranks; P to 1e-5 of its largest number (rounding in f32 at this damping).  What is wrong in one stage ends the step in all. */
+ * The oracle is K-FAC in double over the layers of all stages.  nu counts each layer once and has the same bits on
+ * all ranks.  PD agrees to 1e-5 of its largest number (rounding of f32 at this damping).  A fault in one stage
+ * ends the step in all stages. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -15,39 +16,35 @@
 #include "ranks.h"
 #include "tap.h"
 
-enum { STAGES = 3, DATA = 2, RANKS = STAGES * DATA, STEPS = 3, ROOM = 64 }; /* the most */
+enum { STAGES = 3, DATA = 2, RANKS = STAGES * DATA, STEPS = 3, ROOM = 64 }; /* the largest */
 
 static const struct {
   const char *name;
   int64_t in, out;
 } layer[STAGES] = {{"first", 5, 4}, {"second", 4, 6}, {"third", 6, 3}};
 
-typedef enum mistake {
-  NONE,
-  NAN_SEEN,
-  NAN_GRADIENT,
-  UNSHOWN,
-  OPTIONS,
-  RATE,
-  SHORT,
-  MISTAKES
-} mistake;
+typedef enum fault { NONE, NAN_INPUT, NAN_GRADIENT, UNOBSERVED, OPTIONS, RATE, SHORT } fault;
+enum { FAULTS = SHORT + 1 };
 
-typedef struct life {
+typedef struct outcome {
+  float out[STEPS][ROOM];
+  double nu[STEPS];
+  ng_status status[STEPS], ready;
+  char message[512];
+} outcome;
+
+typedef struct test_run {
   const char *options;
-  mistake mistake; /* of the last stage, in step 1; of its first rank alone if it can be */
-  int32_t fail[2]; /* the k-th collective of a stage, between stages, fails on rank `who` */
+  fault fault;     /* a fault of the last stage, in step 1; on its first rank alone, if possible */
+  int32_t fail[2]; /* the call of the data, stage group that fails on rank `who`; 0: none */
   int32_t who;
-  ranks_grid grid; /* a row for each stage */
-  float out[RANKS][STEPS][ROOM];
-  double nu[RANKS][STEPS];
-  ng_status status[RANKS][STEPS], ready[RANKS];
-  char why[RANKS][512];
-} life;
+  ranks_grid grid; /* one row per stage */
+  outcome rank[RANKS];
+} test_run;
 
 /* ---- the grid --------------------------------------------------------------------------------*/
 
-/* Processes are few: two stages of half of them. */
+/* Over MPI, where processes are few: two stages, each on half of them. */
 static int32_t stages(void) {
 #if defined(NG_TEST_MPI)
   return 2;
@@ -64,9 +61,10 @@ static int32_t data_ranks(void) {
 #endif
 }
 
-/* ---- a rank ----------------------------------------------------------------------------------*/
+/* ---- one rank --------------------------------------------------------------------------------*/
 
-static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, int64_t t) {
+static ng_status observe_step(fixture *f, const test_run *x, int32_t stage, int32_t data,
+                              int64_t t) {
   float a[ROOM], g[ROOM];
   const int64_t B = 3 + data;
   const bool me = stage == stages() - 1 && t == 1, one = me && data == 0;
@@ -74,15 +72,16 @@ static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, in
     a[k] = (float)rng_place(t, stage * 8 + data, 0, k);
   for (int64_t k = 0; k < B * layer[stage].out; k++)
     g[k] = (float)rng_place(t, stage * 8 + data, 1, k);
-  if (one && x->mistake == NAN_SEEN) a[0] = NAN;
+  if (one && x->fault == NAN_INPUT) a[0] = NAN;
   const plane in = plane_of(a, B, layer[stage].in, NG_F32),
               out = plane_of(g, B, layer[stage].out, NG_F32);
-  const bool hide = stage == stages() - 1 && x->mistake == UNSHOWN;
+  const bool hide = stage == stages() - 1 && x->fault == UNOBSERVED;
   return fixture_begin_and_observe(f, B, 0, hide ? NULL : &in, hide ? NULL : &out);
 }
 
-static ng_status live(int32_t rank, life *x, fixture *f, tap t[2]) {
+static ng_status train(int32_t rank, test_run *x, fixture *f, tap t[2]) {
   const int32_t stage = rank / data_ranks(), data = rank % data_ranks();
+  outcome *o = &x->rank[rank];
   ng_transport with[2];
   memset(t, 0, 2 * sizeof *t);
   ng_status st = ranks_grid_transport(&x->grid, rank, true, &t[0].inner);
@@ -102,42 +101,42 @@ static ng_status live(int32_t rank, life *x, fixture *f, tap t[2]) {
   const int64_t in = layer[stage].in, out = layer[stage].out;
   for (int64_t k = 0; k < ROOM; k++)
     weight[k] = (float)rng_place(-1, stage, 0, k);
-  const bool shorter = rank == stages() * data_ranks() - 1 && x->mistake == SHORT;
+  const bool shorter = rank == stages() * data_ranks() - 1 && x->fault == SHORT;
   const plane g[2] = {plane_of(grad, out, in - shorter, NG_F32),
                       plane_of(grad + out * in, 1, out, NG_F32)};
   const plane w[2] = {plane_of(weight, out, in - shorter, NG_F32),
                       plane_of(weight + out * in, 1, out, NG_F32)};
   if (st == NG_OK) st = fixture_linear(f, layer[stage].name, g, w);
   if (st == NG_OK) st = ng_ready(f->p);
-  x->ready[rank] = st;
+  o->ready = st;
   const bool late = stage == stages() - 1;
   for (int64_t s = 0; s < STEPS && st >= NG_OK; s++) {
-    st = show(f, x, stage, data, s);
+    st = observe_step(f, x, stage, data, s);
     if (st < NG_OK) return st;
     for (int64_t k = 0; k < out * (in + 1); k++) {
       const int64_t r = k / (in + 1), col = k % (in + 1);
       grad[col < in ? r * in + col : out * in + r] = (float)rng_place(s, -2, stage, k);
     }
-    if (late && s == 1 && x->mistake == NAN_GRADIENT) grad[1] = NAN;
-    if (late && s == 1 && x->mistake == OPTIONS) st = ng_set_real(f->p, "damping", 0.7);
+    if (late && s == 1 && x->fault == NAN_GRADIENT) grad[1] = NAN;
+    if (late && s == 1 && x->fault == OPTIONS) st = ng_set_real(f->p, "damping", 0.7);
     if (st < NG_OK) return st;
-    ng_sgd how = fixture_sgd(late && s == 1 && x->mistake == RATE ? 0.2 : 0.1, 0.0);
+    ng_sgd how = fixture_sgd(late && s == 1 && x->fault == RATE ? 0.2 : 0.1, 0.0);
     st = fixture_step(f, &how);
-    x->status[rank][s] = st;
+    o->status[s] = st;
     ng_report r = {.struct_size = sizeof r};
-    if (ng_report_read(f->p, &r) == NG_OK) x->nu[rank][s] = r.clip;
-    memcpy(x->out[rank][s], grad, sizeof grad);
+    if (ng_report_read(f->p, &r) == NG_OK) o->nu[s] = r.clip;
+    memcpy(o->out[s], grad, sizeof grad);
   }
   return st;
 }
 
 static ng_status run_rank(int32_t rank, ng_transport *unused, void *arg) {
-  life *x = arg;
+  test_run *x = arg;
   fixture f;
   memset(&f, 0, sizeof f);
   tap t[2];
-  const ng_status st = live(rank, x, &f, t);
-  (void)snprintf(x->why[rank], sizeof x->why[0], "%s",
+  const ng_status st = train(rank, x, &f, t);
+  (void)snprintf(x->rank[rank].message, sizeof x->rank[rank].message, "%s",
                  f.message[0] != 0 ? f.message
                  : f.ctx != NULL   ? ng_last_error(f.ctx)
                                    : "");
@@ -147,20 +146,16 @@ static ng_status run_rank(int32_t rank, ng_transport *unused, void *arg) {
   return st;
 }
 
-static life *play(life how, ng_status each[RANKS]) {
-  life *x = malloc(sizeof *x);
+static test_run *run_stages(test_run how, ng_status each[RANKS]) {
+  test_run *x = malloc(sizeof *x);
   assert_non_null(x);
   *x = how;
   const int32_t S = stages(), D = data_ranks();
   assert_int_equal(ranks_grid_open(&x->grid, S, D), NG_OK);
   (void)ranks_run(S * D, run_rank, x, each);
   ranks_grid_close(&x->grid);
-  for (int32_t r = 0; r < S * D; r++) { /* everybody compares everything */
-    ranks_broadcast_bytes(r, x->out[r], sizeof x->out[r]);
-    ranks_broadcast_bytes(r, x->nu[r], sizeof x->nu[r]);
-    ranks_broadcast_bytes(r, x->status[r], sizeof x->status[r]);
-    ranks_broadcast_bytes(r, &x->ready[r], sizeof x->ready[r]);
-    ranks_broadcast_bytes(r, x->why[r], sizeof x->why[r]);
+  for (int32_t r = 0; r < S * D; r++) {
+    ranks_broadcast_bytes(r, &x->rank[r], sizeof x->rank[r]);
   }
   return x;
 }
@@ -175,7 +170,7 @@ static void one_clip(void **state) {
       "method=kaisa damping=0.3 kl_clip=0.0001"};
   for (size_t k = 0; k < sizeof options / sizeof options[0]; k++) {
     ng_status each[RANKS];
-    life *x = play((life){.options = options[k], .who = -1}, each);
+    test_run *x = run_stages((test_run){.options = options[k], .who = -1}, each);
     ng_options opt = fixture_parse(options[k]);
     oracle *o = oracle_create(&opt, W);
     for (int i = 0; i < S; i++) {
@@ -213,7 +208,7 @@ static void one_clip(void **state) {
       }
       const double nu = oracle_step(o, 0.1, from, to);
       for (int32_t r = 0; r < S * W; r++) {
-        if (each[r] != NG_OK) fail_msg("rank %d: %s", r, x->why[r]);
+        if (each[r] != NG_OK) fail_msg("rank %d: %s", r, x->rank[r].message);
         const int s = r / W;
         const int64_t in = layer[s].in, out = layer[s].out;
         double most = 0.0;
@@ -221,11 +216,11 @@ static void one_clip(void **state) {
           most = fmax(most, fabs(P[s][j]));
         for (int64_t j = 0; j < out * (in + 1); j++) {
           const int64_t row = j / (in + 1), col = j % (in + 1);
-          const float got = x->out[r][t][col < in ? row * in + col : out * in + row];
+          const float got = x->rank[r].out[t][col < in ? row * in + col : out * in + row];
           assert_true(fabs((double)got - P[s][j]) < 1e-5 * most);
         }
-        assert_true(fabs(x->nu[r][t] / nu - 1.0) < 1e-5);
-        assert_true(x->nu[r][t] == x->nu[0][t]);
+        assert_true(fabs(x->rank[r].nu[t] / nu - 1.0) < 1e-5);
+        assert_true(x->rank[r].nu[t] == x->rank[0].nu[t]);
       }
       assert_true(nu < 1.0 || k == 1);
     }
@@ -234,7 +229,7 @@ static void one_clip(void **state) {
   }
 }
 
-/* ---- one verdict -----------------------------------------------------------------------------*/
+/* ---- one status ------------------------------------------------------------------------------*/
 
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
 
@@ -242,26 +237,26 @@ static void all_stages_return_one_status(void **state) {
   static const struct {
     ng_status st, ready;
     int step;
-    const char *says;
-  } how[MISTAKES] = {[NONE] = {NG_OK, NG_OK, 2, ""},
-                     [NAN_SEEN] = {NG_SKIPPED, NG_OK, 1, "not finite"},
-                     [NAN_GRADIENT] = {NG_SKIPPED, NG_OK, 1, "not finite"},
-                     [UNSHOWN] = {NG_ERR_STATE, NG_OK, 0, ""},
-                     [OPTIONS] = {NG_ERR_STATE, NG_OK, 1, "pipeline stages"},
-                     [RATE] = {NG_ERR_STATE, NG_OK, 1, "pipeline stages"},
-                     [SHORT] = {NG_ERR_COMM, NG_ERR_COMM, -1, ""}};
-  for (int k = 0; k < MISTAKES; k++) {
-    if (k == SHORT && data_ranks() == 1) continue; /* nobody in its stage has another layer */
+    const char *message;
+  } how[FAULTS] = {[NONE] = {NG_OK, NG_OK, 2, ""},
+                   [NAN_INPUT] = {NG_SKIPPED, NG_OK, 1, "not finite"},
+                   [NAN_GRADIENT] = {NG_SKIPPED, NG_OK, 1, "not finite"},
+                   [UNOBSERVED] = {NG_ERR_STATE, NG_OK, 0, ""},
+                   [OPTIONS] = {NG_ERR_STATE, NG_OK, 1, "pipeline stages"},
+                   [RATE] = {NG_ERR_STATE, NG_OK, 1, "pipeline stages"},
+                   [SHORT] = {NG_ERR_COMM, NG_ERR_COMM, -1, ""}};
+  for (int k = 0; k < FAULTS; k++) {
+    if (k == SHORT && data_ranks() == 1) continue; /* no rank of the stage has another layer */
     ng_status each[RANKS];
-    life *x = play((life){.options = BASE, .mistake = (mistake)k, .who = -1}, each);
+    test_run *x = run_stages((test_run){.options = BASE, .fault = (fault)k, .who = -1}, each);
     for (int32_t r = 0; r < stages() * data_ranks(); r++) {
-      assert_int_equal(x->ready[r], how[k].ready);
+      const outcome *o = &x->rank[r];
+      assert_int_equal(o->ready, how[k].ready);
       if (how[k].step < 0) continue;
-      if (x->status[r][how[k].step] != how[k].st) {
-        fail_msg("mistake %d: rank %d has %d: %s", k, r, x->status[r][how[k].step], x->why[r]);
-      }
-      if (how[k].st < 0 && strstr(x->why[r], how[k].says) == NULL) fail_msg("%s", x->why[r]);
-      if (how[k].st >= 0) assert_int_equal(x->status[r][2], NG_OK);
+      if (o->status[how[k].step] != how[k].st)
+        fail_msg("fault %d: rank %d has %d: %s", k, r, o->status[how[k].step], o->message);
+      if (how[k].st < 0 && strstr(o->message, how[k].message) == NULL) fail_msg("%s", o->message);
+      if (how[k].st >= 0) assert_int_equal(o->status[2], NG_OK);
     }
     free(x);
   }
@@ -273,20 +268,20 @@ static void any_collective_fails(void **state) {
   const int32_t D = data_ranks(), W = stages() * D;
   for (int which = 0; which < 2; which++) {
     int32_t k = 1;
-    if (which == 0 && D == 1) continue; /* alone in its stage */
+    if (which == 0 && D == 1) continue; /* its stage has no other rank */
     for (bool fails = true; fails; k++) {
       ng_status each[RANKS];
-      life *x = play((life){.options = BASE " grad_worker_fraction=0",
-                            .who = k % W,
-                            .fail = {which == 0 ? k : 0, which == 1 ? k : 0}},
-                     each);
+      test_run *x = run_stages((test_run){.options = BASE " grad_worker_fraction=0",
+                                          .who = k % W,
+                                          .fail = {which == 0 ? k : 0, which == 1 ? k : 0}},
+                               each);
       fails = each[x->who] != NG_OK;
       for (int32_t r = 0; r < W; r++) {
         const bool beside = which == 0 ? r / D == x->who / D : r % D == x->who % D;
-        const bool done = !beside && x->status[r][STEPS - 1] == NG_OK && x->nu[r][STEPS - 1] > 0.0;
-        if (each[r] != (fails ? NG_ERR_COMM : NG_OK) && !(each[r] == NG_OK && done)) {
-          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], x->why[r]);
-        }
+        const outcome *o = &x->rank[r];
+        const bool done = !beside && o->status[STEPS - 1] == NG_OK && o->nu[STEPS - 1] > 0.0;
+        if (each[r] != (fails ? NG_ERR_COMM : NG_OK) && !(each[r] == NG_OK && done))
+          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], o->message);
       }
       free(x);
     }
@@ -294,15 +289,15 @@ static void any_collective_fails(void **state) {
   }
 }
 
-/* ---- a group that some ranks were not given --------------------------------------------------*/
+/* ---- a stage group on some ranks only --------------------------------------------------------*/
 
-typedef struct some {
-  int32_t who; /* it has the group */
+typedef struct partial_group {
+  int32_t who; /* the rank with a stage group */
   char why[DATA][512];
-} some;
+} partial_group;
 
-static ng_status only_one(int32_t rank, ng_transport *t, void *arg) {
-  some *x = arg;
+static ng_status give_group_to_one_rank(int32_t rank, ng_transport *t, void *arg) {
+  partial_group *x = arg;
   ng_threads *alone;
   ng_transport self;
   fixture f;
@@ -327,9 +322,9 @@ static ng_status only_one(int32_t rank, ng_transport *t, void *arg) {
 
 static void stage_groups_on_some_ranks_are_refused(void **state) {
   for (int32_t who = 0; who < DATA; who++) {
-    some x = {.who = who};
+    partial_group x = {.who = who};
     ng_status each[DATA];
-    (void)ranks_run(DATA, only_one, &x, each);
+    (void)ranks_run(DATA, give_group_to_one_rank, &x, each);
     for (int32_t r = 0; r < DATA; r++) {
       assert_int_equal(each[r], NG_ERR_COMM);
       if (x.why[r][0] != 0 && strstr(x.why[r], "stage_group is given on 1 of 2 ranks") == NULL)

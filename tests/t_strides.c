@@ -1,8 +1,8 @@
-/* t_strides.c: strides, one function at a time: judging an array, joining axes, lines that are gathered and
- * scattered, the scan, rows of a parameter; then what only odd arrays show from outside: rows that overlap,
- * rows farther apart than 32 bits count, many image sizes in one micro-batch.
+/* t_strides.c: functions for strides, one by one: checks of an array, joined axes, gathered and scattered lines,
+ * the scan, rows of a parameter.  Then unusual arrays through the public functions: rows that overlap, rows more
+ * than 2^31 elements apart, many image sizes in one micro-batch.
  *
- * The oracle is the address of each element, made from its coordinates. */
+ * The oracle is the address of each element, computed from its coordinates. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -28,8 +28,8 @@ static int64_t elements(const ng_strided *s) {
   return n;
 }
 
-/* Where element k of the plain order is. */
-static int64_t place(int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t k) {
+/* The address of element k in row-major order. */
+static int64_t address_of(int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t k) {
   int64_t at = 0;
   for (int32_t i = ndim - 1; i >= 0; i--) {
     at += k % shape[i] * stride[i];
@@ -47,7 +47,7 @@ static ng_strided any_strides(rng *r) {
   return s;
 }
 
-/* A dense array with its axes in any order, some backwards, with gaps. */
+/* A slice of a dense array: its axes in any order, some backwards, with gaps. */
 static ng_strided any_slice(rng *r) {
   ng_strided s = {.dtype = NG_F32, .ndim = (int32_t)rng_between(r, 1, 5)};
   int64_t step = rng_between(r, 1, 3);
@@ -62,9 +62,9 @@ static ng_strided any_slice(rng *r) {
   return s;
 }
 
-/* ---- judged ----------------------------------------------------------------------------------*/
+/* ---- checks ----------------------------------------------------------------------------------*/
 
-static void arrays_are_judged(void **state) {
+static void invalid_arrays_are_refused(void **state) {
   float x[1];
   const int64_t shape[5] = {2, 3, 4, 5, 6};
   ng_array a = ng_array_vector(x, 1, NG_F32);
@@ -79,14 +79,14 @@ static void arrays_are_judged(void **state) {
   a.stride = stride;
   assert_null(ng_array_take(&a, &s));
   assert_memory_equal(s.stride, stride, sizeof stride);
-  a.shape = NULL; /* there is room for four axes in the struct itself */
+  a.shape = NULL; /* ng_array.room holds at most four axes */
   assert_non_null(strstr(ng_array_take(&a, &s), "ndim above 4"));
   a.shape = shape;
   a.ndim = -1;
   assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
   a.ndim = 9;
   assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
-  /* the count, of an array that repeats one element; the reach, of which each axis alone would do */
+  /* the number of elements, all at one address; the range of addresses, though each axis alone would fit */
   const int64_t many[2] = {INT64_C(1) << 30, INT64_C(1) << 30}, none[2] = {0, 0};
   const int64_t two[2] = {2, 2}, far[2] = {INT64_C(1) << 57, (INT64_C(1) << 57) + 1};
   a.ndim = 2;
@@ -101,7 +101,8 @@ static void arrays_are_judged(void **state) {
   assert_null(ng_array_take(&a, &s));
 }
 
-/* Never true of two elements in one place; always true of a slice of something dense. */
+/* ng_strided_distinct is never true if two elements have one address, and always true for a slice of a dense
+ * array. */
 static void distinct_elements(void **state) {
   rng r = {test_seed()};
   int yes = 0, no = 0;
@@ -111,7 +112,7 @@ static void distinct_elements(void **state) {
     bool met = false;
     for (int64_t i = 0; i < elements(&s) && !met; i++) {
       for (int64_t k = 0; k < i && !met; k++) {
-        met = place(s.ndim, s.shape, s.stride, i) == place(s.ndim, s.shape, s.stride, k);
+        met = address_of(s.ndim, s.shape, s.stride, i) == address_of(s.ndim, s.shape, s.stride, k);
       }
     }
     assert_false(distinct && met);
@@ -132,7 +133,8 @@ static void axes_join(void **state) {
     j.ndim = ng_axes_join(s.ndim, j.shape, j.stride);
     assert_int_equal(elements(&j), elements(&s));
     for (int64_t i = 0; i < elements(&s); i++) {
-      assert_int_equal(place(j.ndim, j.shape, j.stride, i), place(s.ndim, s.shape, s.stride, i));
+      assert_int_equal(address_of(j.ndim, j.shape, j.stride, i),
+                       address_of(s.ndim, s.shape, s.stride, i));
     }
     fewer += j.ndim < s.ndim;
   }
@@ -156,13 +158,13 @@ static float get(const void *from, ng_dtype t, int64_t at) {
   return x;
 }
 
-static void lines_there_and_back(void **state) {
+static void gathered_lines_are_scattered_back(void **state) {
   static float memory[ROOM], line[LONGEST];
   rng r = {test_seed()};
   for (int round = 0; round < 300; round++) {
     const ng_dtype t = types[round % 3];
     const int64_t n = rng_between(&r, 1, LONGEST), step = rng_between(&r, -FARTHEST, FARTHEST);
-    const int64_t first = ROOM / 2; /* of them, which may go backwards */
+    const int64_t first = ROOM / 2; /* of the line, which may go backwards */
     void *from = (char *)(void *)memory + first * ng_dtype_size(t);
     for (int64_t i = 0; i < ROOM; i++) {
       put(memory, t, i, (float)rng_value(&r));
@@ -171,7 +173,7 @@ static void lines_there_and_back(void **state) {
     for (int64_t i = 0; i < n; i++) {
       assert_true(line[i] == get(from, t, i * step));
     }
-    if (step == 0) continue; /* nothing is written twice */
+    if (step == 0) continue; /* elements share an address, which ng_scatter does not support */
     for (int64_t i = 0; i < ROOM; i++) {
       put(memory, t, i, 99.0f);
     }
@@ -205,33 +207,33 @@ static double largest(const ng_strided *s) {
 /* The scan finds a NaN at any element, and reads nothing between elements. */
 static void scan(ng_strided *s, int64_t room, rng *r) {
   char *memory = malloc((size_t)(room * ng_dtype_size(s->dtype)));
-  bool *mine = calloc((size_t)room, sizeof *mine);
+  bool *is_element = calloc((size_t)room, sizeof *is_element);
   int64_t least = 0;
-  assert_true(memory != NULL && mine != NULL);
+  assert_true(memory != NULL && is_element != NULL);
   for (int32_t i = 0; i < s->ndim; i++) {
     if (s->stride[i] < 0) least += s->stride[i] * (s->shape[i] - 1);
   }
   for (int64_t k = 0; k < elements(s); k++) {
-    mine[place(s->ndim, s->shape, s->stride, k) - least] = true;
+    is_element[address_of(s->ndim, s->shape, s->stride, k) - least] = true;
   }
   for (int64_t i = 0; i < room; i++) {
-    put(memory, s->dtype, i, mine[i] ? 1.0f : NAN);
+    put(memory, s->dtype, i, is_element[i] ? 1.0f : NAN);
   }
   s->data = memory - least * ng_dtype_size(s->dtype);
   assert_true(largest(s) < (double)INFINITY);
   for (int k = 0; k < 12; k++) {
     const int64_t which = k < 2 ? k * (elements(s) - 1) : rng_below(r, elements(s));
-    const int64_t at = place(s->ndim, s->shape, s->stride, which);
+    const int64_t at = address_of(s->ndim, s->shape, s->stride, which);
     put(s->data, s->dtype, at, NAN);
     assert_false(largest(s) < (double)INFINITY);
     put(s->data, s->dtype, at, 1.0f);
   }
   assert_true(largest(s) < (double)INFINITY);
   free(memory);
-  free(mine);
+  free(is_element);
 }
 
-static void the_scan_sees_elements_only(void **state) {
+static void scan_reads_elements_only(void **state) {
   rng r = {test_seed()};
   for (int round = 0; round < 300; round++) {
     ng_strided s = any_slice(&r);
@@ -250,7 +252,7 @@ static void the_scan_sees_elements_only(void **state) {
 
 /* ---- rows of a parameter ---------------------------------------------------------------------*/
 
-static void parts_of_rows(void **state) {
+static void ranges_of_rows(void **state) {
   enum { H = 5, W = 301, ROWS = 3, COLS = H * W, MEMORY = 2 * ROWS * COLS };
   static float memory[MEMORY], line[COLS];
   rng r = {test_seed()};
@@ -260,7 +262,7 @@ static void parts_of_rows(void **state) {
     v.extent[0] = H, v.extent[1] = W;
     v.stride[0] = 1, v.stride[1] = 2 * H; /* the last axis is the outer one */
     v.row_stride = H;
-    if (flat) { /* rows straight, some way apart */
+    if (flat) { /* contiguous rows with gaps between them */
       v.axes = 1, v.extent[0] = COLS, v.stride[0] = 1, v.row_stride = COLS + 3,
       v.rows_adjacent = true;
     }
@@ -274,7 +276,7 @@ static void parts_of_rows(void **state) {
     for (int64_t i = 0; i < n; i++) {
       assert_true(line[i] == get(memory, v.dtype, AT(col + i)));
     }
-    /* what is not finite outside of the part is not seen; inside it is, wherever */
+    /* a NaN is found within the range, and ignored outside */
     assert_true(ng_place_finite(&v, row, col, n));
     const int64_t bad = rng_below(&r, COLS);
     put(memory, v.dtype, AT(bad), NAN);
@@ -296,8 +298,8 @@ static void parts_of_rows(void **state) {
   }
 }
 
-/* One output: [1, 6] may be bound as a row and without its axis of 1, not as six other numbers. */
-static void a_weight_of_one_row(void **state) {
+/* The weight of one output, [1, 6], may be bound as [1, 6] or [6], but not as [2, 3]. */
+static void weight_of_one_output(void **state) {
   float x[6];
   fixture f;
   fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
@@ -307,12 +309,11 @@ static void a_weight_of_one_row(void **state) {
   a = ng_array_vector(x, 6, NG_F32);
   fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &a));
   a = ng_array_matrix(x, 2, 3, NG_F32);
-  assert_int_equal(ng_bind_grad(f.p, 0, NG_WEIGHT, &a), NG_ERR_SHAPE);
-  assert_non_null(strstr(ng_last_error(f.ctx), "[2, 3], expected [1, 6]"));
+  fixture_fails(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &a), NG_ERR_SHAPE, "[2, 3], expected [1, 6]");
   fixture_close(&f);
 }
 
-/* ---- rows that BLAS must not read where they are ---------------------------------------------*/
+/* ---- rows that BLAS cannot read in place -----------------------------------------------------*/
 
 enum { IN = 6, OUT = 2 };
 
@@ -338,9 +339,9 @@ static void step_of(const char *linalg, const ng_array *a, int64_t samples, floa
   fixture_close(&f);
 }
 
-/* The same numbers, dense: as far apart as 32 bits of a BLAS cannot say; overlapping, as windows of a
- * signal do; backwards. */
-static void odd_rows(void **state) {
+/* Rows at unusual distances give the results of dense rows: farther apart than the 32 bits of a BLAS, overlapping
+ * like the windows of a signal, backwards. */
+static void rows_at_unusual_distances(void **state) {
   enum { SAMPLES = 2 };
   const int64_t apart[4] = {(INT64_C(1) << 31) + 5, 3, 1, -7};
   const size_t bytes = ((size_t)apart[0] + 64) * sizeof(float);
@@ -361,7 +362,7 @@ static void odd_rows(void **state) {
     for (int k = 0; k < 2; k++) {
       step_of(on[k], &a, SAMPLES, got);
       step_of(on[k], &d, SAMPLES, want);
-      for (int i = 0; i < OUT * IN; i++) { /* some 100 roundings */
+      for (int i = 0; i < OUT * IN; i++) { /* about 100 roundings */
         if (fabsf(got[i] - want[i]) <= 1e-5f * (1.0f + fabsf(want[i]))) continue;
         fail_msg("way %d, %s: element %d is %g, expected %g", way, k == 0 ? "ref" : "best", i,
                  (double)got[i], (double)want[i]);
@@ -373,16 +374,16 @@ static void odd_rows(void **state) {
 
 /* ---- sizes of images -------------------------------------------------------------------------*/
 
-static ng_status show(fixture *f, bool grad, int64_t height, int64_t width) {
+static ng_status observe_image(fixture *f, bool grad, int64_t height, int64_t width) {
   static float x[64];
   const ng_array a = ng_array_nchw(x, 1, 1, height, width, NG_F32);
   return grad ? ng_observe_output_grad(f->p, 0, &a, NG_COPY)
               : ng_observe_input(f->p, 0, &a, NG_COPY);
 }
 
-/* An output gradient has the size of some image of the same micro-batch; where there was none, or more
- * sizes than are remembered, the caller is believed. */
-static void sizes_are_remembered(void **state) {
+/* An output gradient must have the size of an input image of its micro-batch.  Without images, or with more sizes
+ * than the library stores, any size is accepted. */
+static void output_gradients_have_the_size_of_an_image(void **state) {
   const int64_t kernel[2] = {1, 1};
   fixture f;
   fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
@@ -393,26 +394,27 @@ static void sizes_are_remembered(void **state) {
   fixture_ok(&f, ng_ready(f.p));
   for (int64_t sizes = 1; sizes <= NG_IMAGE_SIZES + 2; sizes++) {
     fixture_ok(&f, fixture_begin(&f, 1));
-    fixture_ok(&f, show(&f, true, 7, 7)); /* before any image */
+    fixture_ok(&f, observe_image(&f, true, 7, 7)); /* before any image */
     for (int64_t i = 1; i <= sizes; i++) {
-      fixture_ok(&f, show(&f, false, i, 2));
-      fixture_ok(&f, show(&f, false, i, 2)); /* twice is one size */
+      fixture_ok(&f, observe_image(&f, false, i, 2));
+      fixture_ok(&f, observe_image(&f, false, i, 2)); /* the same size again */
     }
     for (int64_t i = 1; i <= sizes; i++) {
-      fixture_ok(&f, show(&f, true, i, 2));
+      fixture_ok(&f, observe_image(&f, true, i, 2));
     }
-    assert_int_equal(show(&f, true, 2, 5), sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
-    assert_int_equal(show(&f, true, sizes + 1, 2), sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
+    assert_int_equal(observe_image(&f, true, 2, 5), sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
+    assert_int_equal(observe_image(&f, true, sizes + 1, 2),
+                     sizes <= NG_IMAGE_SIZES ? NG_ERR_SHAPE : NG_OK);
   }
-  /* those of the micro-batch before are forgotten */
+  /* images of the previous micro-batch do not count */
   fixture_ok(&f, fixture_begin(&f, 1));
-  fixture_ok(&f, show(&f, false, 3, 3));
+  fixture_ok(&f, observe_image(&f, false, 3, 3));
   fixture_ok(&f, fixture_begin(&f, 1));
-  fixture_ok(&f, show(&f, true, 4, 4));
-  fixture_ok(&f, show(&f, false, 5, 5));
-  assert_int_equal(show(&f, true, 3, 3), NG_ERR_SHAPE);
-  assert_non_null(strstr(ng_last_error(f.ctx), "[1, 1, 5, 5], the output size of its input"));
-  /* a height that no loop over positions counts to */
+  fixture_ok(&f, observe_image(&f, true, 4, 4));
+  fixture_ok(&f, observe_image(&f, false, 5, 5));
+  fixture_fails(&f, observe_image(&f, true, 3, 3), NG_ERR_SHAPE,
+                "[1, 1, 5, 5], the output size of its input");
+  /* a height of 2^31 exceeds the loops over positions */
   static float one[1];
   ng_array a = ng_array_nchw(one, 1, 1, INT64_C(1) << 31, 1, NG_F32);
   memset(a.room + 4, 0, 4 * sizeof *a.room);
@@ -420,30 +422,26 @@ static void sizes_are_remembered(void **state) {
   fixture_close(&f);
 }
 
-/* ---- what was told, and what comes -------------------------------------------------------------*/
+/* ---- images other than registered ------------------------------------------------------------*/
 
-/* The image that is told at registration plans memory and nothing else: another one, or none, gives the same
- * bits; on a linear algebra that does everything late, too. */
+/* The image size of the registration only plans memory.  Other sizes, or none, give the same bits, also with a
+ * linear algebra that runs every entry as late as allowed. */
 static void other_image_sizes_than_registered(void **state) {
   static const char *const settings[] = {
       "damping=0.1", "damping=0.1 positions=reduce", "method=eva damping=0.1",
       "method=eva-natgrad damping=0.1 sides=input", "method=kaisa damping=0.1"};
   enum { N = 3, CH = 2, COUT = 3, H = 17, W = 30, OH = 9, OW = 29, KS = COUT * CH * 3 * 2 };
   const int64_t kernel[2] = {3, 2}, stride[2] = {2, 1}, padding[2] = {1, 0};
-  const int64_t told[4][2] = {{H, W}, {0, 0}, {3, 4}, {40, 5}};
+  const int64_t registered[4][2] = {{H, W}, {0, 0}, {3, 4}, {40, 5}};
   static float x[N * CH * H * W], g[N * COUT * OH * OW];
   rng r = {test_seed()};
-  for (size_t i = 0; i < sizeof x / sizeof x[0]; i++) {
-    x[i] = (float)rng_value(&r);
-  }
-  for (size_t i = 0; i < sizeof g / sizeof g[0]; i++) {
-    g[i] = (float)rng_value(&r);
-  }
+  rng_values(&r, x, sizeof x / sizeof x[0]);
+  rng_values(&r, g, sizeof g / sizeof g[0]);
   for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
     float dw[5][KS];
     for (int way = 0; way < 5; way++) {
       const bool late = way == 4;
-      const int64_t *image = told[late ? 1 : way];
+      const int64_t *image = registered[late ? 1 : way];
       fixture f;
       fixture_ok(&f, fixture_open(&f, settings[k], &(fixture_how){.linalg = "ref", .threads = 2}));
       fixture_ok(&f, ng_add_conv2d(f.p, "c", CH, COUT, kernel, stride, padding, NULL, 1,
@@ -456,8 +454,8 @@ static void other_image_sizes_than_registered(void **state) {
         dw[way][i] = (float)(i % 7) - 2.5f;
       }
       fixture_ok(&f, fixture_begin(&f, N));
-      for (int turn = 0; turn < 2;
-           turn++) { /* a small image, and one for which the room has to grow */
+      /* a small image, and one for which the scratch memory grows */
+      for (int turn = 0; turn < 2; turn++) {
         const int64_t h = turn == 0 ? 3 : H, wide = turn == 0 ? 2 : W;
         const ng_array a = ng_array_nchw(x, N, CH, h, wide, NG_F32);
         const ng_array b = ng_array_nchw(g, N, COUT, (h - 1) / 2 + 1, wide - 1, NG_F32);
@@ -473,24 +471,22 @@ static void other_image_sizes_than_registered(void **state) {
   }
 }
 
-/* clip = ratio takes the norm of a weight however it lies, in rows longer than a line. */
+/* clip = ratio computes the norm of a weight with any strides, also with rows longer than a line. */
 static void norms_of_long_rows(void **state) {
   enum { LONG = 2 * NG_LINE + 9, TWO = 2 };
   static float w[TWO * LONG], turned[LONG * TWO], dw[2][TWO * LONG], x[3 * LONG];
   const float y[3 * TWO] = {1, -1, 2, 3, -2, 1};
   double clip[2];
   rng r = {test_seed()};
-  for (int64_t i = 0; i < TWO * LONG; i++) { /* larger and larger: where a part is read matters */
+  for (int64_t i = 0; i < TWO * LONG;
+       i++) { /* growing values: an element read from a wrong place changes the norm */
     w[i] = (float)(rng_real(&r) * (double)(1 + i % LONG));
     turned[i % LONG * TWO + i / LONG] = w[i];
     dw[0][i] = dw[1][i] = (float)rng_value(&r);
   }
-  for (int64_t i = 0; i < 3 * LONG; i++) {
-    x[i] = (float)rng_value(&r);
-  }
+  rng_values(&r, x, 3 * LONG);
   for (int way = 0; way < 2; way++) {
     fixture f;
-    ng_report report = {.struct_size = sizeof report};
     fixture_ok(&f, fixture_open(&f, "method=eva damping=0.1 clip=ratio clip_bound=1e-6", NULL));
     fixture_ok(&f, ng_add_linear(f.p, "fc", LONG, TWO, 0, NULL));
     const int64_t shape[2] = {TWO, LONG}, stride[2] = {1, TWO};
@@ -510,26 +506,25 @@ static void norms_of_long_rows(void **state) {
     fixture_ok(&f, ng_observe_input(f.p, 0, &a, NG_COPY));
     fixture_ok(&f, ng_observe_output_grad(f.p, 0, &b, NG_COPY));
     fixture_ok(&f, ng_step(f.p, 0.1));
-    fixture_ok(&f, ng_report_read(f.p, &report));
-    clip[way] = report.clip;
+    clip[way] = fixture_report(&f).clip;
     fixture_close(&f);
   }
   assert_true(clip[0] > 0.0 && clip[0] < 1.0);
-  assert_true(fabs(clip[0] - clip[1]) <=
-              1e-12 * clip[0]); /* sums in double, of some 2000 squares */
+  /* sums in double of about 2000 squares */
+  assert_true(fabs(clip[0] - clip[1]) <= 1e-12 * clip[0]);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(arrays_are_judged),
+      cmocka_unit_test(invalid_arrays_are_refused),
       cmocka_unit_test(distinct_elements),
       cmocka_unit_test(axes_join),
-      cmocka_unit_test(lines_there_and_back),
-      cmocka_unit_test(the_scan_sees_elements_only),
-      cmocka_unit_test(parts_of_rows),
-      cmocka_unit_test(a_weight_of_one_row),
-      cmocka_unit_test(odd_rows),
-      cmocka_unit_test(sizes_are_remembered),
+      cmocka_unit_test(gathered_lines_are_scattered_back),
+      cmocka_unit_test(scan_reads_elements_only),
+      cmocka_unit_test(ranges_of_rows),
+      cmocka_unit_test(weight_of_one_output),
+      cmocka_unit_test(rows_at_unusual_distances),
+      cmocka_unit_test(output_gradients_have_the_size_of_an_image),
       cmocka_unit_test(other_image_sizes_than_registered),
       cmocka_unit_test(norms_of_long_rows),
   };

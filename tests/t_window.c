@@ -274,8 +274,7 @@ static void equal_rows(void **state) {
       }
       if (!(best <= 1e-5)) fail_msg("%g, step %d: off by %g", cases[s].scale, k, best);
     }
-    ng_report report = {.struct_size = sizeof report};
-    assert_int_equal(ng_report_read(f.p, &report), NG_OK);
+    const ng_report report = fixture_report(&f);
     assert_int_equal(report.more_damping, cases[s].most > 0 ? 2 : 0);
     assert_int_equal(report.plain, cases[s].most < 0 ? 2 : 0);
     fixture_close(&f);

@@ -307,8 +307,7 @@ static void states_belong_to_their_groups(void **state) {
       fixture_ok(&f, ng_set_group(f.p, 1, NG_WEIGHT, 1)); /* of updates only */
       fixture_ok(&f, ng_save(f.p, file));
     } else {
-      assert_int_equal(ng_load(f.p, file), NG_ERR_FILE);
-      assert_non_null(strstr(ng_last_error(f.ctx), "group=1"));
+      fixture_fails(&f, ng_load(f.p, file), NG_ERR_FILE, "group=1");
     }
     fixture_close(&f);
   }

@@ -38,8 +38,7 @@ static void some_of_a_block(int step, float *g) {
 
 static void any_of_it(int step, float *g) {
   rng r = {(uint64_t)step + test_seed()};
-  for (int i = 0; i < WIDE; i++)
-    g[i] = (float)rng_value(&r);
+  rng_values(&r, g, WIDE);
 }
 
 static void live(const char *options, int32_t threads, fill *of, int64_t n,
@@ -140,8 +139,7 @@ static void advance(const float w[D], const float *q0, double q[RANK * COLS]) {
 
 static void weights(uint64_t seed, float w[D]) {
   rng r = {test_seed() + seed};
-  for (int i = 0; i < D; i++)
-    w[i] = (float)rng_value(&r);
+  rng_values(&r, w, D);
 }
 
 static void begins_with_the_weights(void **state) {
