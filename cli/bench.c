@@ -248,15 +248,14 @@ static int print_results(bench *b, const bench_case *c) {
 /* Set the options of the case, of the environment and of the command line, and check them. */
 static int set_options(bench *b, const bench_case *c) {
   char message[512] = "";
-  ng_method_info m = {.struct_size = sizeof m};
   if (ng_options_create(c->options, message, sizeof message, &b->options) < 0 ||
       ng_options_from_env(b->options, message, sizeof message) < 0)
     return cli_bad("%s", message);
   if (cli_set_options(b->args, b->options) != CLI_OK) return CLI_BAD;
-  if (c->family != NULL && cli_method_find(cli_option_text(b->options, "method").text, &m) >= 0 &&
-      strcmp(m.family, c->family) != 0) {
-    return cli_bad("bench %s: method %s is of the %s family; expected %s", c->name, m.name,
-                   m.family, c->expected);
+  const cli_value method = cli_option_text(b->options, "method");
+  if (c->needs != NULL && !cli_method_has(method.text, c->needs)) {
+    return cli_bad("bench %s: method %s has no option %s; expected %s", c->name, method.text,
+                   c->needs, c->expected);
   }
   return ng_options_check(b->options, message, sizeof message) < 0 ? cli_bad("%s", message)
                                                                    : CLI_OK;

@@ -44,9 +44,9 @@ typedef struct bench_case {
   size_t size;           /* bytes of the case's data, bench.user */
   const char *options;   /* default options of the library; NULL: the case takes no such options */
   const char *models[4]; /* models to run if --model is not given; NULL at the end */
-  const char *family, *expected; /* required family of the method (NULL: any); its methods */
-  int (*list)(const bench *b);   /* print the layers for --list; NULL: the case ignores --list */
-  int (*open)(bench *b);         /* prepare the data, add rows, call bench_title */
+  const char *needs, *expected; /* an option that the method must have (NULL: none); such methods */
+  int (*list)(const bench *b);  /* print the layers for --list; NULL: the case ignores --list */
+  int (*open)(bench *b);        /* prepare the data, add rows, call bench_title */
   int (*round)(bench *b, int r); /* r = -1: the warm-up, which is not counted */
   int (*bounds)(bench *b);       /* set the lower bounds of the rows, add notes */
   int (*finish)(bench *b);       /* add notes after the last round; NULL: none */

@@ -81,7 +81,7 @@ static int print_method(const ng_method_info *m) {
   char line[CLI_NAME + 8], message[512] = "";
   ng_options *o = NULL;
   (void)snprintf(line, sizeof line, "method=%s", m->name);
-  printf("%s (%s)\n  %s\n  %s\n", m->name, m->family, m->help, m->paper);
+  printf("%s (%s: %s)\n  %s\n  %s\n", m->name, m->family, m->traits, m->help, m->paper);
   ng_status st = ng_options_create(line, message, sizeof message, &o);
   for (int32_t k = 0; k < ng_option_count() && st >= 0; k++) {
     ng_option_info info = {.struct_size = sizeof info};

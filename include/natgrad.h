@@ -370,11 +370,11 @@ typedef struct ng_option_info {
   int32_t lower_open;   /* 1: lower itself is excluded */
   const char *choices;  /* "a|b|c" */
   const char *unit, *help;
-  const char *test;   /* test in which two values give different results */
-  int32_t per_layer;  /* 1: allowed in ng_layer.options and per_layer */
-  int32_t live;       /* 1: ng_set may change it after ng_ready */
-  const char *trait;  /* only methods with this have the option, as "a window"; "": all */
-  const char *needs;  /* first option on which the effect of this one depends: ng_options_idle */
+  const char *test;  /* test in which two values give different results */
+  int32_t per_layer; /* 1: allowed in ng_layer.options and per_layer */
+  int32_t live;      /* 1: ng_set may change it after ng_ready */
+  const char *trait; /* only methods with this have the option, as "a window"; "": all */
+  const char *needs; /* first option on which the effect of this one depends: ng_options_idle */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -383,6 +383,7 @@ typedef struct ng_method_info {
   size_t struct_size;
   const char *name, *family, *help, *paper;
   int32_t published; /* number of published names */
+  char traits[64];   /* "Kronecker factors, a solve": the method has the options with these */
 } ng_method_info;
 NG_API int32_t ng_method_count(void);
 NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);

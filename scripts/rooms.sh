@@ -81,11 +81,12 @@ while IFS=: read -r file line included; do
 done < <(grep -nE '^#include "' -r src --include='*.[ch]' |
   sed -nE 's/^([^:]+):([0-9]+):#include "([^"]+)".*/\1:\2:\3/p')
 
-# Options and the engine ask for traits (NG_TRAIT_...), not for a family by name.
+# Options, the engine, the program and the PyTorch front ask for traits (NG_TRAIT_..., ng_method_info.traits), not for a
+# family by name.
 while read -r line; do
   complain "$line: a family is named outside src/family/ and src/option/methods.c: ask for a trait"
-done < <(grep -rnE '"(kronecker|rankone)"|ng_family_(kronecker|rankone|norm|window)\b' src --include='*.[ch]' |
-  grep -vE '^src/(family/|option/methods\.c)' | cut -c1-100)
+done < <(grep -rnE '"(kronecker|rankone)"|\bfamily\b.*"(norm|window)"|ng_family_(kronecker|rankone|norm|window)\b' src cli python/natgrad \
+  --include='*.[ch]' --include='*.py' 2>/dev/null | grep -vE '^src/(family/|option/methods\.c)' | cut -c1-100)
 
 # The program: cli/common, then cli/nn and cli/data, then cli/train; the other commands in cli/*.c use all of them.
 declare -A cli_below=([common]="" [nn]="common" [data]="common" [train]="common nn data")

@@ -58,10 +58,10 @@ static void table_of_methods(void **state) {
   for (int32_t m = 0; m < ng_method_count(); m++) {
     ng_method_info info = {.struct_size = sizeof info};
     assert_int_equal(ng_method_at(m, &info), NG_OK);
-    assert_true(info.name[0] != 0 && info.help[0] != 0);
-    if (ng_family_find(info.family) == NULL) {
+    assert_true(info.name[0] != 0 && info.help[0] != 0 && info.traits[0] != 0);
+    if (ng_family_find(info.family) == NULL)
       fail_msg("method %s: there is no family '%s'", info.name, info.family);
-    }
+    if (m == 0) assert_string_equal(info.traits, "Kronecker factors, a solve");
     assert_contains(info.paper, "arXiv");
     ng_options o = standard_options();
     assert_int_equal(ng_options_set(&o, "method", info.name, message, sizeof message), NG_OK);

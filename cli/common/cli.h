@@ -103,6 +103,8 @@ bool cli_ends_in(const char *path, const char *ending);
 /* Find an option of the library in either spelling or by its short name (such as "rank"); false: not found. */
 bool cli_option_find(const char *name, ng_option_info *out);
 int32_t cli_method_find(const char *name, ng_method_info *out); /* its index, or -1 */
+/* Does a method have this option of the library (ng_option_info.trait)? */
+bool cli_method_has(const char *method, const char *option);
 int cli_method_names(const char **names, int room);             /* returns the number of names */
 
 /* ---- arguments -------------------------------------------------------------------------------*/

@@ -69,6 +69,13 @@ int32_t cli_method_find(const char *name, ng_method_info *out) {
   return -1;
 }
 
+bool cli_method_has(const char *method, const char *option) {
+  ng_option_info o;
+  ng_method_info m;
+  return cli_method_find(method, &m) >= 0 && cli_option_find(option, &o) &&
+         strstr(m.traits, o.trait) != NULL;
+}
+
 int cli_method_names(const char **names, int room) {
   int n = 0;
   for (int32_t i = 0; i < ng_method_count() && n < room; i++) {

@@ -49,31 +49,25 @@ static int options_of(const settings *s, ng_options **out, char *message, size_t
   return st < 0 ? CLI_BAD : CLI_OK;
 }
 
-static bool is_of_family(const settings *s, const char *family) {
-  ng_method_info info;
-  return cli_method_find(s->method, &info) >= 0 && strcmp(info.family, family) == 0;
-}
-
 /* The default learning rate. 0.03 trains all models here with momentum 0.9. 0.001 for AdamW is the value of Kingma
- * & Ba 2015. For the rank-one family PD is D / damping in all directions but one, so the rate is multiplied by
- * damping. M-FAC windows weigh a row by 1 / window, so PD is long: 0.03 and 0.003 diverged on mlp, 0.001 on lenet,
- * 0.0003 on neither; 0.0001 is safe. */
+ * & Ba 2015. With mean vectors (the option `sides`) PD is D / damping in all directions but one, so the rate is
+ * multiplied by damping. M-FAC windows weigh a row by 1 / window, so PD is long: 0.03 and 0.003 diverged on mlp,
+ * 0.001 on lenet, 0.0003 on neither; 0.0001 is safe. */
 double settings_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001, small = 0.0001;
-  char message[CLI_MESSAGE], function[32] = "";
-  const bool rankone = is_of_family(s, "rankone");
+  char message[CLI_MESSAGE];
+  const bool vectors = cli_method_has(s->method, "sides");
   ng_options *o = NULL;
   if (s->lr >= 0.0) return s->lr;
   if (settings_adamw(s)) return adamw;
-  if (!(rankone || is_of_family(s, "window")) ||
+  if (!(vectors || cli_method_has(s->method, "window_function")) ||
       options_of(s, &o, message, sizeof message) != CLI_OK)
     return sgd;
   const double damping = cli_option_real(o, "damping");
-  if (!rankone && ng_options_get(o, "window_function", function, sizeof function) != NG_OK)
-    function[0] = 0;
+  const cli_value function = cli_option_text(o, "window_function");
   ng_options_destroy(&o);
-  if (rankone) return sgd * damping;
-  return settings_among(function, "mfac|adam") ? small : sgd;
+  if (vectors) return sgd * damping;
+  return settings_among(function.text, "mfac|adam") ? small : sgd;
 }
 
 int settings_options(const settings *s, ng_options **out) {

@@ -41,7 +41,7 @@ ng_option_info { size_t struct_size; const char *name; const char *group; ng_opt
   double lower; double upper; int32_t lower_open; const char *choices; const char *unit; const char *help;
   const char *test; int32_t per_layer; int32_t live; const char *trait; const char *needs; }
 ng_method_info { size_t struct_size; const char *name; const char *family; const char *help; const char *paper;
-  int32_t published; }
+  int32_t published; char traits[64]; }
 ng_published_info { size_t struct_size; const char *name; const char *option; const char *meaning; }
 ng_layer { size_t struct_size; const char *name; ng_kind kind; int64_t in; int64_t out; int32_t bias; int32_t frozen;
   int64_t positions; ng_order order; int64_t kernel[2]; int64_t stride[2]; int64_t padding[2]; int64_t dilation[2];
@@ -127,7 +127,7 @@ ng_status ng_save_factors(ng_precond *p, const char *folder);
 ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 """
 
-_plain = dict(int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=c.c_size_t, double=c.c_double,
+_plain = dict(char=c.c_char, int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=c.c_size_t, double=c.c_double,
               ng_writer=c.c_void_p, ng_reader=c.c_void_p, void=None, **{name: c.c_int for name in ENUMS})
 
 

@@ -111,8 +111,13 @@ def options():
 
 
 def methods():
-    """Return the methods: name, family, help, paper, number of published names."""
+    """Return the methods: name, family, help, paper, number of published names, traits."""
     return rows(load().ng_method_at, _abi.ng_method_info)
+
+
+def traits(method):
+    """Return the traits of a method, such as ["Kronecker factors", "a solve"]: it has the options with these traits."""
+    return next(row["traits"] for row in methods() if row["name"] == method).split(", ")
 
 
 def published(method):

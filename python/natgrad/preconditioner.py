@@ -42,7 +42,7 @@ class Preconditioner(Binding, _state.Uncopied):
     them; each is searched in the name and the class of a layer.
     """
 
-    family = method = None
+    method = None  # the default; None: every method is accepted
     _searched = ()  # the regular expressions of skip_layers
 
     def __init__(self, model, *, lr=0.1, accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True,
@@ -70,9 +70,9 @@ class Preconditioner(Binding, _state.Uncopied):
                 value = self._coming(0)[name]
             chosen.set(name, value)
         chosen.check()
-        method, family = chosen.get("method"), _family_of(chosen)
-        if self.family is not None and family != self.family:
-            name = next((name for name, other, *_ in CLASSES if other == family), "another class")
+        method = chosen.get("method")
+        if self.method is not None and _core.traits(method) != _core.traits(self.method):
+            name = next((name for name, other, _ in CLASSES if _core.traits(other) == _core.traits(method)), "another class")
             raise failure(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' is of {name}")
         return chosen
 
@@ -108,7 +108,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._chosen = chosen
         # A window covers all parameters, and its weight decay reads the weights.
         lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # these lines may select windows
-        self._all = (chosen.get("update") != "gradient" or _family_of(chosen) == "window" or "method=" in lines)
+        self._all = (chosen.get("update") != "gradient" or self._has_window() or "method=" in lines)
         masked = chosen.get("window_mask") == "1" or "window_mask" in lines
         self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
                          or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
@@ -143,10 +143,9 @@ class Preconditioner(Binding, _state.Uncopied):
     def _without_embeddings(self):
         """Return why embeddings keep their gradients, or ''."""
         method = self._chosen.get("method")
-        row = next(row for row in _core.methods() if row["name"] == method)
-        if row["family"] == "window":
+        if self._has_window():
             return "a parameter of Embedding"
-        if row["family"] != "kronecker":
+        if "Kronecker factors" not in _core.traits(method):
             return f"method {method} takes no embeddings"
         for option, value in (("solver", "product"), ("positions", "reduce")):
             if self._chosen.get(option) == value:
@@ -156,6 +155,9 @@ class Preconditioner(Binding, _state.Uncopied):
         if rows.get("norm_block") == "none":  # the method's own value: its program has no norms and embeddings
             return f"method {method} leaves embeddings as they are, as published"
         return ""
+
+    def _has_window(self):
+        return "a window" in _core.traits(self._chosen.get("method"))
 
     def _speaks_of_a_batch(self, lines):
         """Return whether results depend on how samples are split over ranks, so the library needs the whole batch."""
@@ -177,7 +179,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return None, None
 
     def _register(self, layer_options):
-        index, window = c.c_int32(), _family_of(self._chosen) == "window"
+        index, window = c.c_int32(), self._has_window()
         for entry in self.entries:
             layer = entry.described(layer_options.get(entry.name))
             if layer is None and window and not entry.parameters()[0].requires_grad:
@@ -198,9 +200,10 @@ class Preconditioner(Binding, _state.Uncopied):
 
     def _observed(self):
         """Return the layers to observe: all except excluded layers and layers of a window."""
-        family = {row.index: row.family for row in self._read_all("explain", _abi.ng_explain_row)}
-        return [e for e in self.entries
-                if isinstance(e, _layers.Layer) and family[e.index] not in (b"window", b"none")]
+        windows = {row["name"].encode() for row in _core.methods() if "a window" in row["traits"]}
+        observed = {row.index for row in self._read_all("explain", _abi.ng_explain_row)
+                    if row.family != b"none" and row.method not in windows}
+        return [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
 
     def _warn_excluded(self):
         """Warn once about attention layers without curvature; explain() lists all parameters without curvature."""
@@ -493,12 +496,7 @@ def _file(path):
     return name
 
 
-def _family_of(chosen):
-    method = chosen.get("method")
-    return next(row["family"] for row in _core.methods() if row["name"] == method)
-
-
-for _name, _family, _method, _doc in CLASSES:
+for _name, _method, _doc in CLASSES:
     globals()[_name] = type(_name, (Preconditioner,), {
-        "family": _family, "method": _method, "__module__": __name__,
+        "method": _method, "__module__": __name__,
         "__doc__": _doc + f" (default {_method}).\n\n" + Preconditioner.__doc__})

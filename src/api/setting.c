@@ -1,4 +1,4 @@
-/* setting.c: ng_options_check, ng_set and ng_get.
+/* setting.c: ng_options_check, ng_method_at, ng_set and ng_get.
  *
  * option/ checks each option alone; the families check combinations.  A value from ng_set is used from the
  * next step on. */
@@ -7,6 +7,19 @@
 ng_status ng_options_check(const ng_options *o, char *message, size_t size) {
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   return ng_family_check(o, message, size);
+}
+
+ng_status ng_method_at(int32_t i, ng_method_info *out) {
+  ng_method_info info;
+  if (out == NULL || !ng_method_describe(i, &info)) return NG_ERR_ARG;
+  const ng_family *f = ng_family_find(info.family);
+  const uint32_t traits = f != NULL ? f->traits : 0;
+  for (uint32_t t = 1, n = 0; t <= traits; t *= 2) {
+    if ((traits & t) == 0) continue;
+    n += (uint32_t)snprintf(info.traits + n, sizeof info.traits - n, "%s%s", n > 0 ? ", " : "",
+                            ng_trait_text(t));
+  }
+  return ng_struct_write(out, &info, sizeof info);
 }
 
 /* ---- values in use ---------------------------------------------------------------------------*/

@@ -396,12 +396,13 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
 
 int32_t ng_method_count(void) { return COUNT(method); }
 
-ng_status ng_method_at(int32_t i, ng_method_info *out) {
-  if (out == NULL || i < 0 || i >= COUNT(method)) return NG_ERR_ARG;
+bool ng_method_describe(int32_t i, ng_method_info *out) {
+  if (i < 0 || i >= COUNT(method)) return false;
   const struct method *m = &method[i];
-  const ng_method_info info = {sizeof info, m->name,  m->family,
-                               m->help,     m->paper, m->names == NULL ? 0 : m->names->count};
-  return ng_struct_write(out, &info, sizeof info);
+  *out = (ng_method_info){sizeof *out, m->name,  m->family,
+                          m->help,     m->paper, m->names == NULL ? 0 : m->names->count,
+                          ""};
+  return true;
 }
 
 ng_status ng_method_published_at(int32_t m, int32_t i, ng_published_info *out) {

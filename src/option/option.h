@@ -154,6 +154,9 @@ ng_status ng_published_set(const ng_published_names *names, const char *method, 
                            const char *value, ng_options *full, double *lr, bool *gives_lr,
                            char *message, size_t size);
 
+/* Describe method i without its traits, which its family declares; false: no such method. */
+bool ng_method_describe(int32_t i, ng_method_info *out);
+
 static inline bool ng_is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 /* glob.c: a glob, the bytes [from, to) of a comma-separated list. */

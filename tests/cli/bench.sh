@@ -67,7 +67,7 @@ kill -0 $pid || fail "bench window: over before its first line"
 kill $pid
 exec 3<&-
 [[ $line == 'bench window: method mfac, store dense, 272474: '*', window 1024' ]] || fail "bench window: first line '$line'"
-expect 2 '*bench window: method eva is of the rankone family; expected mfac*' "$natgrad" bench window --method eva
+expect 2 '*bench window: method eva has no option window; expected mfac*' "$natgrad" bench window --method eva
 
 # Eva.
 "$natgrad" bench fused-eva --model "$list" --repeat 2 --json >"$scratch/lines" || fail "bench fused-eva --json"
@@ -80,7 +80,7 @@ expect 0 '*list.json, 621 parameters in 4 layers*precondition *with sgd *' \
   "$natgrad" bench fused-eva --model "$list" --repeat 1 --no-floors
 expect 0 '*50000, 46080 parameters in 1 layers*' "$natgrad" bench fused-eva --model 50000 --repeat 1 --no-floors --method eva-natgrad
 expect 2 '*--model: 7 parameters, expected 4608 to 1e9' "$natgrad" bench fused-eva --model 7
-expect 2 '*bench fused-eva: method natgrad is of the kronecker family; expected eva or eva-natgrad' "$natgrad" bench fused-eva --model "$list" --method natgrad
+expect 2 '*bench fused-eva: method natgrad has no option sides; expected eva or eva-natgrad' "$natgrad" bench fused-eva --model "$list" --method natgrad
 expect 2 '*solver = eigen: method eva *' "$natgrad" bench fused-eva --model "$list" --solver eigen
 
 wrong() { # TEXT-OF-THE-FILE GLOB

@@ -178,9 +178,10 @@ class States(Case):
 
     def test_of_every_method(self):
         self.quiet()
-        kinds = {family: getattr(natgrad, name) for name, family, *_ in reversed(CLASSES)}
+        family = {row["name"]: row["family"] for row in natgrad.methods()}
+        kinds = {family[method]: getattr(natgrad, name) for name, method, _ in reversed(CLASSES)}
         for row in natgrad.methods():
-            more = dict(stat_period=2) if row["family"] != "window" else {} if row["name"].startswith("topk") else dict(window=3)
+            more = {} if row["name"].startswith("topk") else dict(window=3) if "window" in row["traits"] else dict(stat_period=2)
             for kind in (kinds[row["family"]], lambda m, **o: natgrad.SGD(m, 0.05, momentum=0.9, **o)):
                 def make(model):
                     return kind(model, method=row["name"], damping=0.1, **more)
